@@ -1,0 +1,86 @@
+//! KV events: what a worker's cache tells the world about itself.
+//!
+//! The types are those of the index, not of any engine: `splitrail-engine`
+//! decodes each engine's wire format into them.
+
+/// A storage tier of a worker's KV cache, fastest first.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[repr(u8)]
+pub enum Tier {
+    /// Accelerator memory (the engine's own paged cache).
+    Device = 0,
+    /// Host memory.
+    Host = 1,
+    /// Local disk.
+    Disk = 2,
+    /// A store that is reached over the network.
+    Remote = 3,
+}
+
+impl Tier {
+    /// Number of tiers; the length of every per-tier array.
+    pub const COUNT: usize = 4;
+    /// Every tier, fastest first.
+    pub const ALL: [Self; Self::COUNT] = [Self::Device, Self::Host, Self::Disk, Self::Remote];
+
+    /// The name used in metrics and records.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Device => "device",
+            Self::Host => "host",
+            Self::Disk => "disk",
+            Self::Remote => "remote",
+        }
+    }
+}
+
+/// A block hash as an engine computed it. It names a block towards that one
+/// worker only: two engines, or one engine after a restart, may use other seeds
+/// and other algorithms, so it is never compared across workers.
+///
+/// Engines send unsigned 64-bit integers or 32-byte digests; of a digest, the
+/// last eight bytes (big endian) are kept.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct EngineHash(pub u64);
+
+/// One block within a [`KvEvent::Stored`].
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct StoredBlock {
+    /// The engine's name for the block.
+    pub hash: EngineHash,
+    /// The block's token ids; exactly one block size of them.
+    pub tokens: Vec<u32>,
+    /// True where the block's content depends on more than tokens, adapter and
+    /// salt (an image, say). Such a block and everything after it is known to
+    /// the worker's map but never matched.
+    pub opaque: bool,
+}
+
+/// A change of one worker's KV cache.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum KvEvent {
+    /// Consecutive full blocks became resident. Stored again under a hash which
+    /// the worker already holds, each counts as one more physical copy.
+    Stored {
+        /// The block before the first of `blocks`, or `None` at a prompt's start.
+        parent: Option<EngineHash>,
+        /// The blocks, in prompt order.
+        blocks: Vec<StoredBlock>,
+        /// The adapter (LoRA) name that the blocks belong to.
+        adapter: Option<String>,
+        /// The cache salt; engines name it on a prompt's first block only, so it
+        /// is meaningful where `parent` is `None` and otherwise inherited.
+        salt: Option<String>,
+        /// Where the blocks are.
+        tier: Tier,
+    },
+    /// One physical copy of each named block is gone from a tier.
+    Removed {
+        /// The blocks' names.
+        hashes: Vec<EngineHash>,
+        /// Where they were.
+        tier: Tier,
+    },
+    /// The worker dropped all its blocks, in every tier.
+    Cleared,
+}
