@@ -1,0 +1,11 @@
+//! The OpenAI dialects: what routing needs is parsed, everything else stays as
+//! the client's bytes.
+
+pub mod bounds;
+pub mod json;
+pub mod request;
+pub mod sanitise;
+pub mod strict;
+
+pub use json::JsonObject;
+pub use request::{Endpoint, Inbound};

@@ -1,0 +1,235 @@
+//! A JSON object whose members can be replaced without touching the others.
+//!
+//! The object keeps the client's text and the place of each member in it. An edit
+//! replaces one member's value; every other value reaches the engine byte for
+//! byte, known to the router or not.
+
+use std::borrow::Cow;
+use std::fmt;
+use std::ops::Range;
+
+use bytes::Bytes;
+use serde::de::{DeserializeOwned, Deserializer, MapAccess, Visitor};
+use serde_json::value::RawValue;
+
+use super::strict::{Key, locate};
+use crate::error::{Error, Kind};
+
+/// A JSON object as text, with its members' places.
+#[derive(Clone)]
+pub struct JsonObject {
+    text: Bytes,
+    members: Vec<(String, Value)>,
+}
+
+#[derive(Clone)]
+enum Value {
+    Original(Range<usize>),
+    Edited(Box<str>),
+}
+
+impl JsonObject {
+    /// Finds the members of an object.
+    ///
+    /// # Errors
+    /// A 400 if the text is no JSON object, or has a key twice.
+    pub fn parse(text: Bytes) -> Result<Self, Error> {
+        let source = std::str::from_utf8(&text)
+            .map_err(|_| Error::new(Kind::InvalidRequest, "the body is not valid UTF-8"))?;
+        let base = source.as_ptr() as usize;
+        let mut deserializer = serde_json::Deserializer::from_str(source);
+        let found = (&mut deserializer).deserialize_map(Members).map_err(|error| match error {
+            error if error.is_data() => {
+                Error::new(Kind::InvalidRequest, "a JSON object was expected")
+                    .with_code("invalid_json")
+            }
+            error => locate(&error),
+        })?;
+        deserializer.end().map_err(|error| locate(&error))?;
+        let mut members: Vec<(String, Value)> = Vec::with_capacity(found.len());
+        for (key, raw) in found {
+            let start = raw.get().as_ptr() as usize - base;
+            let value = Value::Original(start..start + raw.get().len());
+            if members.iter().any(|(other, _)| *other == key) {
+                let message = "the body has a key twice in one object";
+                return Err(Error::new(Kind::InvalidRequest, message).with_code("invalid_json"));
+            }
+            members.push((key.into_owned(), value));
+        }
+        Ok(Self { text, members })
+    }
+
+    /// An object from text that the router itself made or has checked.
+    pub fn parse_str(text: &str) -> Result<Self, Error> {
+        Self::parse(Bytes::copy_from_slice(text.as_bytes()))
+    }
+
+    /// The raw JSON of a member.
+    pub fn raw(&self, key: &str) -> Option<&str> {
+        self.members.iter().find(|(name, _)| name == key).map(|(_, value)| self.text_of(value))
+    }
+
+    /// A member as a value; `None` if absent or `null`.
+    ///
+    /// # Errors
+    /// A 400 that names the member and what was expected.
+    pub fn get<T: DeserializeOwned>(
+        &self,
+        key: &'static str,
+        expected: &'static str,
+    ) -> Result<Option<T>, Error> {
+        match self.raw(key) {
+            None => Ok(None),
+            Some(raw) => serde_json::from_str::<Option<T>>(raw)
+                .map_err(|_| Error::invalid(key, format!("`{key}` must be {expected}"))),
+        }
+    }
+
+    /// Sets a member to a raw JSON value, in its place or at the end.
+    pub fn set(&mut self, key: &str, raw: impl Into<Box<str>>) {
+        let value = Value::Edited(raw.into());
+        match self.members.iter_mut().find(|(name, _)| name == key) {
+            Some((_, old)) => *old = value,
+            None => self.members.push((key.to_owned(), value)),
+        }
+    }
+
+    /// Removes a member; says whether it was there.
+    pub fn remove(&mut self, key: &str) -> bool {
+        let before = self.members.len();
+        self.members.retain(|(name, _)| name != key);
+        before != self.members.len()
+    }
+
+    /// Removes every member whose key fails the test; says how many.
+    pub fn retain(&mut self, mut keep: impl FnMut(&str) -> bool) -> usize {
+        let before = self.members.len();
+        self.members.retain(|(name, _)| keep(name));
+        before - self.members.len()
+    }
+
+    /// Members in order: key and raw JSON.
+    pub fn members(&self) -> impl Iterator<Item = (&str, &str)> {
+        self.members.iter().map(|(key, value)| (key.as_str(), self.text_of(value)))
+    }
+
+    /// The object as JSON text.
+    pub fn to_bytes(&self) -> Bytes {
+        let edits: usize = self
+            .members
+            .iter()
+            .map(|(key, value)| key.len() + self.text_of(value).len() + 8)
+            .sum();
+        let mut out = String::with_capacity(edits + 2);
+        self.write_to(&mut out);
+        Bytes::from(out)
+    }
+
+    fn write_to(&self, out: &mut String) {
+        out.push('{');
+        for (i, (key, value)) in self.members().enumerate() {
+            if i > 0 {
+                out.push(',');
+            }
+            out.push_str(&quote(key));
+            out.push(':');
+            out.push_str(value);
+        }
+        out.push('}');
+    }
+
+    fn text_of<'a>(&'a self, value: &'a Value) -> &'a str {
+        match value {
+            Value::Edited(raw) => raw,
+            Value::Original(range) => {
+                // The text was checked as UTF-8 and the range lies on JSON tokens.
+                std::str::from_utf8(&self.text[range.clone()]).unwrap_or("null")
+            }
+        }
+    }
+}
+
+impl fmt::Display for JsonObject {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let mut out = String::new();
+        self.write_to(&mut out);
+        f.write_str(&out)
+    }
+}
+
+/// Keys only: values may be a prompt.
+impl fmt::Debug for JsonObject {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_set().entries(self.members.iter().map(|(key, _)| key)).finish()
+    }
+}
+
+/// A string as JSON.
+pub fn quote(text: &str) -> String {
+    serde_json::Value::from(text).to_string()
+}
+
+struct Members;
+
+impl<'de> Visitor<'de> for Members {
+    type Value = Vec<(Cow<'de, str>, &'de RawValue)>;
+
+    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("a JSON object")
+    }
+
+    fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<Self::Value, A::Error> {
+        let mut members = Vec::new();
+        while let Some(Key(key)) = map.next_key::<Key<'de>>()? {
+            members.push((key, map.next_value::<&'de RawValue>()?));
+        }
+        Ok(members)
+    }
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    #[test]
+    fn edits_leave_other_values_byte_for_byte() {
+        let text = r#"{ "a" : 1.50e+3, "pro\u006dpt": "x\u00e9\/", "z": [ 1 , {"k":  null} ] }"#;
+        let mut object = JsonObject::parse_str(text).unwrap();
+        assert_eq!(object.raw("prompt"), Some(r#""x\u00e9\/""#));
+        object.set("stream", "true");
+        object.set("a", "2");
+        assert_eq!(
+            object.to_string(),
+            r#"{"a":2,"prompt":"x\u00e9\/","z":[ 1 , {"k":  null} ],"stream":true}"#
+        );
+        assert!(object.remove("z"));
+        assert!(!object.remove("z"));
+        assert_eq!(object.raw("z"), None);
+    }
+
+    #[test]
+    fn what_is_no_object_is_a_400() {
+        for text in ["[]", "1", "\"x\"", "null", "{\"a\":1,\"a\":2}", "{} {}", ""] {
+            assert_eq!(JsonObject::parse_str(text).unwrap_err().status(), 400, "{text}");
+        }
+    }
+
+    proptest! {
+        #[test]
+        fn members_survive_a_round_trip(
+            keys in proptest::collection::btree_set(".{0,8}", 0..8), value in ".{0,20}"
+        ) {
+            let mut object = JsonObject::parse_str("{}").unwrap();
+            for key in &keys {
+                object.set(key, quote(&value));
+            }
+            let again = JsonObject::parse(object.to_bytes()).unwrap();
+            prop_assert_eq!(again.members().count(), keys.len());
+            for key in &keys {
+                prop_assert_eq!(again.raw(key), Some(quote(&value).as_str()));
+            }
+        }
+    }
+}

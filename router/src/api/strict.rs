@@ -1,0 +1,157 @@
+//! One pass over a body that proves it harmless before anything is built from it.
+//!
+//! Bounds the nesting depth (serde_json's limit of 128), refuses duplicate keys
+//! (two parsers on the way could pick different ones), numbers that do not fit,
+//! and bytes that are not UTF-8. Promise 8.
+
+use std::borrow::Cow;
+use std::collections::HashSet;
+use std::fmt;
+
+use serde::de::{Deserialize, Deserializer, Error as _, MapAccess, SeqAccess, Visitor};
+
+use crate::error::{Error, Kind};
+
+/// Checks a whole JSON text.
+///
+/// # Errors
+/// A 400 with line and column, never with content.
+pub fn check(text: &[u8]) -> Result<(), Error> {
+    let text = std::str::from_utf8(text)
+        .map_err(|_| Error::new(Kind::InvalidRequest, "the body is not valid UTF-8"))?;
+    serde_json::from_str::<Checked>(text).map(|_| ()).map_err(|error| locate(&error))
+}
+
+/// A parse error as a 400 that says where, without repeating what was there.
+pub(crate) fn locate(error: &serde_json::Error) -> Error {
+    let what = if error.to_string().starts_with(DUPLICATE) {
+        "has a key twice in one object"
+    } else if error.to_string().starts_with("recursion limit") {
+        "is nested too deeply"
+    } else if error.to_string().starts_with("number out of range") {
+        "has a number out of range"
+    } else if error.is_eof() {
+        "ends too early"
+    } else {
+        "is not valid JSON"
+    };
+    Error::new(
+        Kind::InvalidRequest,
+        format!("the body {what} (line {}, column {})", error.line(), error.column()),
+    )
+    .with_code("invalid_json")
+}
+
+const DUPLICATE: &str = "duplicate key";
+
+struct Checked;
+
+impl<'de> Deserialize<'de> for Checked {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        deserializer.deserialize_any(Check)
+    }
+}
+
+struct Check;
+
+impl<'de> Visitor<'de> for Check {
+    type Value = Checked;
+
+    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("JSON")
+    }
+
+    fn visit_bool<E>(self, _: bool) -> Result<Checked, E> {
+        Ok(Checked)
+    }
+
+    fn visit_i64<E>(self, _: i64) -> Result<Checked, E> {
+        Ok(Checked)
+    }
+
+    fn visit_u64<E>(self, _: u64) -> Result<Checked, E> {
+        Ok(Checked)
+    }
+
+    fn visit_f64<E>(self, _: f64) -> Result<Checked, E> {
+        Ok(Checked)
+    }
+
+    fn visit_str<E>(self, _: &str) -> Result<Checked, E> {
+        Ok(Checked)
+    }
+
+    fn visit_unit<E>(self) -> Result<Checked, E> {
+        Ok(Checked)
+    }
+
+    fn visit_seq<A: SeqAccess<'de>>(self, mut items: A) -> Result<Checked, A::Error> {
+        while items.next_element::<Checked>()?.is_some() {}
+        Ok(Checked)
+    }
+
+    fn visit_map<A: MapAccess<'de>>(self, mut members: A) -> Result<Checked, A::Error> {
+        let mut seen = HashSet::new();
+        while let Some(Key(key)) = members.next_key::<Key<'de>>()? {
+            if !seen.insert(key) {
+                return Err(A::Error::custom(DUPLICATE));
+            }
+            members.next_value::<Checked>()?;
+        }
+        Ok(Checked)
+    }
+}
+
+/// A key that borrows unless it is escaped.
+#[derive(PartialEq, Eq, Hash)]
+pub(crate) struct Key<'a>(pub(crate) Cow<'a, str>);
+
+impl<'de> Deserialize<'de> for Key<'de> {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        struct KeyVisitor;
+        impl<'de> Visitor<'de> for KeyVisitor {
+            type Value = Key<'de>;
+
+            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                f.write_str("a key")
+            }
+
+            fn visit_borrowed_str<E>(self, key: &'de str) -> Result<Key<'de>, E> {
+                Ok(Key(Cow::Borrowed(key)))
+            }
+
+            fn visit_str<E>(self, key: &str) -> Result<Key<'de>, E> {
+                Ok(Key(Cow::Owned(key.to_owned())))
+            }
+        }
+        deserializer.deserialize_str(KeyVisitor)
+    }
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn p08_depth_duplicates_numbers_and_utf8_are_refused_with_a_place() {
+        let deep = |n: usize| format!("{}1{}", "[".repeat(n), "]".repeat(n));
+        assert!(check(deep(100).as_bytes()).is_ok());
+        for (text, part) in [
+            (deep(200), "nested too deeply"),
+            (deep(1_000_000), "nested too deeply"),
+            ("[".repeat(1_000_000), "nested too deeply"),
+            (r#"{"a":1,"b":{"c":1,"c":2}}"#.into(), "key twice"),
+            ("{\"a\":1,\"\\u0061\":2}".into(), "key twice"),
+            (r#"{"a":1e999}"#.into(), "number out of range"),
+            (r#"{"a":"#.into(), "ends too early"),
+            (r#"{"a" 1}"#.into(), "not valid JSON"),
+            (r#"{"a":1} x"#.into(), "not valid JSON"),
+        ] {
+            let error = check(text.as_bytes()).unwrap_err();
+            assert_eq!(error.status(), 400);
+            assert!(error.message().contains(part), "{} lacks {part}", error.message());
+        }
+        assert!(check(b"{\"a\":\"\xff\"}").unwrap_err().message().contains("UTF-8"));
+    }
+}

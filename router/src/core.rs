@@ -1,0 +1,173 @@
+//! What serves requests, whatever door they came through.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
+
+use dashmap::DashMap;
+use serde::Serialize;
+use splitrail_kv::HashSeed;
+use tokio::sync::Semaphore;
+
+use crate::config::model::{Limits, Model};
+use crate::fleet::Pool;
+use crate::flow::client::EngineClient;
+use crate::ledger::decisions::Decisions;
+use crate::prompt::PromptModel;
+use crate::telemetry::metrics::Metrics;
+
+/// One model with everything that serves it.
+pub struct Served {
+    /// Its configuration.
+    pub config: Model,
+    /// Its workers and their index.
+    pub pool: Pool,
+    /// Tokenizer and chat template, if it has them.
+    pub prompt: Option<PromptModel>,
+    /// The way to its engines.
+    pub client: EngineClient,
+}
+
+impl Served {
+    /// Its configured name, the metrics' label.
+    pub fn name(&self) -> &str {
+        &self.config.name
+    }
+}
+
+/// What a name that clients use stands for.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Named {
+    /// The model's place.
+    pub model: usize,
+    /// The adapter, if the name is one.
+    pub adapter: Option<String>,
+}
+
+/// A request that a client waits for.
+#[derive(Clone, Debug, Serialize)]
+pub struct LiveRequest {
+    /// The id that the client sees.
+    pub request_id: String,
+    /// The model's configured name.
+    pub model: String,
+    /// The endpoint.
+    pub endpoint: &'static str,
+    /// When it arrived, in milliseconds since 1970.
+    pub arrived_unix_ms: u64,
+}
+
+/// The router's shared state.
+pub struct Core {
+    /// The models, in the configuration's order.
+    pub models: Vec<Arc<Served>>,
+    /// Names, aliases and adapters.
+    pub names: BTreeMap<String, Named>,
+    /// Bounds.
+    pub limits: Limits,
+    /// Seed of the block hashes.
+    pub hash_seed: HashSeed,
+    /// Counters.
+    pub metrics: Metrics,
+    /// The last decisions.
+    pub decisions: Decisions,
+    /// Requests in flight, by a number of the router's own. Bounded by `in_flight`.
+    pub live: DashMap<u64, LiveRequest>,
+    /// Room for requests; `limits.in_flight_max` of it.
+    pub in_flight: Arc<Semaphore>,
+    /// Room for parsing and tokenising off the reactor: one per core.
+    pub preparing: Arc<Semaphore>,
+    draining: AtomicBool,
+    started: Instant,
+}
+
+impl Core {
+    /// A core that serves `models`.
+    ///
+    /// # Errors
+    /// If the metrics cannot be registered, which a test excludes.
+    pub fn new(
+        models: Vec<Arc<Served>>,
+        limits: Limits,
+        hash_seed: HashSeed,
+    ) -> Result<Self, prometheus::Error> {
+        let metrics = Metrics::new()?;
+        metrics.build_info.with_label_values(&[env!("CARGO_PKG_VERSION")]).set(1);
+        let cores = std::thread::available_parallelism().map_or(1, usize::from);
+        let mut names = BTreeMap::new();
+        for (model, served) in models.iter().enumerate() {
+            let config = &served.config;
+            for name in std::iter::once(&config.name).chain(&config.aliases) {
+                names.insert(name.clone(), Named { model, adapter: None });
+            }
+            for adapter in &config.adapters {
+                names.insert(adapter.clone(), Named { model, adapter: Some(adapter.clone()) });
+            }
+        }
+        Ok(Self {
+            models,
+            names,
+            hash_seed,
+            metrics,
+            decisions: Decisions::new(limits.decisions_kept),
+            live: DashMap::new(),
+            in_flight: Arc::new(Semaphore::new(limits.in_flight_max)),
+            preparing: Arc::new(Semaphore::new(cores)),
+            draining: AtomicBool::new(false),
+            started: Instant::now(),
+            limits,
+        })
+    }
+
+    /// Starts to drain: not ready from now on.
+    pub fn drain(&self) {
+        self.draining.store(true, Relaxed);
+    }
+
+    /// Whether a drain has begun.
+    pub fn is_draining(&self) -> bool {
+        self.draining.load(Relaxed)
+    }
+
+    /// Why the router is not ready, if it is not: draining, a model without a
+    /// worker that is up for each leg of its flow, or an index that is still being
+    /// read (for as long as `sync_patience` after the start).
+    pub fn unready(&self, sync_patience: Duration) -> Option<String> {
+        use crate::config::model::Flow;
+        use crate::pick::Leg;
+        if self.is_draining() {
+            return Some("draining".into());
+        }
+        for served in &self.models {
+            let legs: &[Leg] = match served.config.flow {
+                Flow::Aggregated => &[Leg::Aggregated],
+                Flow::PrefillFirst => &[Leg::Prefill, Leg::Decode],
+            };
+            for leg in legs {
+                let workers = &served.pool.workers;
+                if !workers.iter().any(|worker| worker.serves(*leg) && worker.is_up()) {
+                    let name = served.name();
+                    return Some(format!("model {name} has no {} worker that is up", leg.name()));
+                }
+            }
+            let unsynced = served.pool.workers.iter().find(|w| w.is_up() && !w.is_synced());
+            if let Some(worker) = unsynced
+                && self.started.elapsed() < sync_patience
+            {
+                return Some(format!("the index of worker {} is being read", worker.id()));
+            }
+        }
+        None
+    }
+}
+
+/// Milliseconds since 1970, for records.
+pub fn unix_ms() -> u64 {
+    SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_millis() as u64)
+}
+
+/// A random id of 128 bits, as hex.
+pub fn random_id() -> String {
+    format!("{:032x}", rand::random::<u128>())
+}

@@ -1,0 +1,217 @@
+//! The one error type of a request, and the one place that turns it into a reply.
+//!
+//! An error knows whose fault it is and whether another attempt makes sense.
+//! Messages never carry prompt text, token ids, completions or keys.
+
+use std::borrow::Cow;
+
+use http::StatusCode;
+use serde_json::json;
+
+/// Whose fault an error is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Fault {
+    /// The client's: the same request fails again.
+    Client,
+    /// An engine's: another worker may do better.
+    Engine,
+    /// The router's own, or its configuration's.
+    Router,
+}
+
+/// What went wrong.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Kind {
+    /// The request is malformed or asks for what is not allowed.
+    InvalidRequest,
+    /// The body is larger than `limits.body_max_bytes`.
+    BodyTooLarge,
+    /// The body's encoding is not accepted.
+    UnsupportedMedia,
+    /// No such model.
+    UnknownModel,
+    /// No such path.
+    UnknownPath,
+    /// The path exists, the method does not.
+    MethodNotAllowed,
+    /// The router is full or draining.
+    Overloaded,
+    /// No worker can take the request.
+    NoWorker,
+    /// An engine refused the request; its status is relayed.
+    EngineRejected(u16),
+    /// An engine could not be reached; it has not seen the request.
+    EngineUnreachable,
+    /// An engine failed, or answered nonsense.
+    EngineFailed,
+    /// An engine took longer than a configured time-out.
+    EngineTimeout,
+    /// The answer broke off after its first byte had been delivered.
+    DecodeLost,
+    /// A defect of the router.
+    Internal,
+}
+
+/// An error of one request.
+#[derive(Clone, Debug)]
+pub struct Error {
+    kind: Kind,
+    message: Cow<'static, str>,
+    param: Option<Cow<'static, str>>,
+    code: Option<String>,
+}
+
+impl Error {
+    /// An error with its message.
+    pub fn new(kind: Kind, message: impl Into<Cow<'static, str>>) -> Self {
+        Self { kind, message: message.into(), param: None, code: None }
+    }
+
+    /// A 400 that names the field at fault.
+    pub fn invalid(
+        param: impl Into<Cow<'static, str>>,
+        message: impl Into<Cow<'static, str>>,
+    ) -> Self {
+        Self { param: Some(param.into()), ..Self::new(Kind::InvalidRequest, message) }
+    }
+
+    /// An engine's refusal, in its own words.
+    pub fn rejected(status: u16, message: String, param: Option<String>) -> Self {
+        Self { param: param.map(Cow::Owned), ..Self::new(Kind::EngineRejected(status), message) }
+    }
+
+    /// The same error with a machine-readable code.
+    pub fn with_code(mut self, code: impl Into<String>) -> Self {
+        self.code = Some(code.into());
+        self
+    }
+
+    /// What went wrong.
+    pub fn kind(&self) -> Kind {
+        self.kind
+    }
+
+    /// The text for people.
+    pub fn message(&self) -> &str {
+        &self.message
+    }
+
+    /// Whose fault it is.
+    pub fn fault(&self) -> Fault {
+        match self.kind {
+            Kind::InvalidRequest
+            | Kind::BodyTooLarge
+            | Kind::UnsupportedMedia
+            | Kind::UnknownModel
+            | Kind::UnknownPath
+            | Kind::MethodNotAllowed => Fault::Client,
+            // An engine that will not take the router's credential, or is asked
+            // too much of, says nothing about the client's request.
+            Kind::EngineRejected(401 | 403 | 407 | 408 | 429) => Fault::Engine,
+            Kind::EngineRejected(_) => Fault::Client,
+            Kind::EngineUnreachable
+            | Kind::EngineFailed
+            | Kind::EngineTimeout
+            | Kind::DecodeLost => Fault::Engine,
+            Kind::Overloaded | Kind::NoWorker | Kind::Internal => Fault::Router,
+        }
+    }
+
+    /// Whether the same request may succeed on another worker.
+    pub fn worth_another_worker(&self) -> bool {
+        self.fault() == Fault::Engine && self.kind != Kind::DecodeLost
+    }
+
+    /// The HTTP status of the reply.
+    pub fn status(&self) -> StatusCode {
+        match self.kind {
+            Kind::InvalidRequest => StatusCode::BAD_REQUEST,
+            Kind::BodyTooLarge => StatusCode::PAYLOAD_TOO_LARGE,
+            Kind::UnsupportedMedia => StatusCode::UNSUPPORTED_MEDIA_TYPE,
+            Kind::UnknownModel | Kind::UnknownPath => StatusCode::NOT_FOUND,
+            Kind::MethodNotAllowed => StatusCode::METHOD_NOT_ALLOWED,
+            Kind::Overloaded | Kind::NoWorker => StatusCode::SERVICE_UNAVAILABLE,
+            Kind::EngineRejected(429) => StatusCode::TOO_MANY_REQUESTS,
+            Kind::EngineRejected(_) if self.fault() == Fault::Engine => StatusCode::BAD_GATEWAY,
+            Kind::EngineRejected(status) => {
+                StatusCode::from_u16(status).unwrap_or(StatusCode::BAD_REQUEST)
+            }
+            Kind::EngineUnreachable | Kind::EngineFailed | Kind::DecodeLost => {
+                StatusCode::BAD_GATEWAY
+            }
+            Kind::EngineTimeout => StatusCode::GATEWAY_TIMEOUT,
+            Kind::Internal => StatusCode::INTERNAL_SERVER_ERROR,
+        }
+    }
+
+    /// Seconds after which a client may try again, where that makes sense.
+    pub fn retry_after_s(&self) -> Option<u32> {
+        match self.kind {
+            Kind::Overloaded | Kind::NoWorker | Kind::EngineRejected(429) => Some(1),
+            _ => None,
+        }
+    }
+
+    /// The short name used in metrics, logs and `code`.
+    pub fn outcome(&self) -> &'static str {
+        match self.kind {
+            Kind::InvalidRequest => "invalid_request",
+            Kind::BodyTooLarge => "body_too_large",
+            Kind::UnsupportedMedia => "unsupported_media",
+            Kind::UnknownModel => "model_not_found",
+            Kind::UnknownPath => "path_not_found",
+            Kind::MethodNotAllowed => "method_not_allowed",
+            Kind::Overloaded => "overloaded",
+            Kind::NoWorker => "no_worker",
+            Kind::EngineRejected(_) => "engine_rejected",
+            Kind::EngineUnreachable => "engine_unreachable",
+            Kind::EngineFailed => "engine_failed",
+            Kind::EngineTimeout => "engine_timeout",
+            Kind::DecodeLost => "decode_lost",
+            Kind::Internal => "internal",
+        }
+    }
+
+    /// OpenAI's error object: `{"error": {message, type, param, code}}`.
+    pub fn to_openai(&self) -> String {
+        let kind = match (self.fault(), self.kind) {
+            (Fault::Client, Kind::UnknownModel | Kind::UnknownPath) => "not_found_error",
+            (Fault::Client, _) => "invalid_request_error",
+            (_, Kind::EngineRejected(429)) => "rate_limit_error",
+            (_, Kind::Overloaded | Kind::NoWorker) => "service_unavailable_error",
+            (Fault::Engine, _) => "engine_error",
+            (Fault::Router, _) => "internal_error",
+        };
+        let code = self.code.as_deref().unwrap_or_else(|| self.outcome());
+        json!({"error": {
+            "message": self.message,
+            "type": kind,
+            "param": self.param,
+            "code": code,
+        }})
+        .to_string()
+    }
+
+    /// The same error for gRPC clients.
+    pub fn to_grpc(&self) -> tonic::Status {
+        use tonic::Code;
+        let code = match (self.fault(), self.kind) {
+            (_, Kind::UnknownModel | Kind::UnknownPath) => Code::NotFound,
+            (_, Kind::BodyTooLarge | Kind::EngineRejected(429)) => Code::ResourceExhausted,
+            (Fault::Client, _) => Code::InvalidArgument,
+            (_, Kind::EngineTimeout) => Code::DeadlineExceeded,
+            (_, Kind::DecodeLost) => Code::Aborted,
+            (_, Kind::Internal) => Code::Internal,
+            _ => Code::Unavailable,
+        };
+        tonic::Status::new(code, self.message.to_string())
+    }
+}
+
+impl std::fmt::Display for Error {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "{}: {}", self.outcome(), self.message)
+    }
+}
+
+impl std::error::Error for Error {}

@@ -1,0 +1,9 @@
+//! Beside the way of a request: the workers, what they hold and how busy they are.
+
+pub mod booking;
+pub mod intake;
+pub mod poll;
+pub mod pool;
+
+pub use booking::{Booked, Booking};
+pub use pool::{Pool, Worker};

@@ -1,0 +1,81 @@
+//! What a worker has been promised: bookings that free themselves.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering::Relaxed};
+
+/// Sums of a worker's bookings. The counters are statistics for placement: they
+/// order nothing, so relaxed atomics suffice.
+#[derive(Debug, Default)]
+pub struct Booked {
+    requests: AtomicU32,
+    prefill_tokens: AtomicU64,
+    active_tokens: AtomicU64,
+}
+
+impl Booked {
+    /// Requests that the router has on the worker now.
+    pub fn requests(&self) -> u32 {
+        self.requests.load(Relaxed)
+    }
+
+    /// Prompt tokens that it still has to compute.
+    pub fn prefill_tokens(&self) -> u64 {
+        self.prefill_tokens.load(Relaxed)
+    }
+
+    /// Prompt tokens of requests that it holds.
+    pub fn active_tokens(&self) -> u64 {
+        self.active_tokens.load(Relaxed)
+    }
+}
+
+/// One request's place on a worker; dropping it gives everything back.
+#[derive(Debug)]
+pub struct Booking {
+    booked: Arc<Booked>,
+    prefill_tokens: u64,
+    active_tokens: u64,
+}
+
+impl Booking {
+    /// Books a leg: `prefill_tokens` to compute, `active_tokens` to hold.
+    pub fn new(booked: &Arc<Booked>, prefill_tokens: u64, active_tokens: u64) -> Self {
+        booked.requests.fetch_add(1, Relaxed);
+        booked.prefill_tokens.fetch_add(prefill_tokens, Relaxed);
+        booked.active_tokens.fetch_add(active_tokens, Relaxed);
+        Self { booked: Arc::clone(booked), prefill_tokens, active_tokens }
+    }
+
+    /// The prompt is computed: its tokens no longer queue.
+    pub fn prefill_done(&mut self) {
+        let tokens = std::mem::take(&mut self.prefill_tokens);
+        self.booked.prefill_tokens.fetch_sub(tokens, Relaxed);
+    }
+}
+
+impl Drop for Booking {
+    fn drop(&mut self) {
+        self.prefill_done();
+        self.booked.active_tokens.fetch_sub(self.active_tokens, Relaxed);
+        self.booked.requests.fetch_sub(1, Relaxed);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_dropped_booking_leaves_nothing() {
+        let booked = Arc::new(Booked::default());
+        let mut first = Booking::new(&booked, 10, 20);
+        let second = Booking::new(&booked, 5, 5);
+        assert_eq!((booked.requests(), booked.prefill_tokens(), booked.active_tokens()), (2, 15, 25));
+        first.prefill_done();
+        first.prefill_done();
+        assert_eq!(booked.prefill_tokens(), 5);
+        drop(first);
+        drop(second);
+        assert_eq!((booked.requests(), booked.prefill_tokens(), booked.active_tokens()), (0, 0, 0));
+    }
+}

@@ -1,0 +1,43 @@
+//! Asks each worker for its load, and so learns whether it lives.
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use splitrail_engine::vllm::load::{EngineLoad, parse_metrics};
+use tokio::time::MissedTickBehavior;
+
+use super::pool::Worker;
+use crate::flow::client::EngineClient;
+
+/// Between two questions to one worker.
+const PERIOD: Duration = Duration::from_secs(1);
+/// A worker that takes longer to answer is not well.
+const PATIENCE: Duration = Duration::from_secs(2);
+
+/// Polls one worker until the task is ended.
+pub async fn run(worker: Arc<Worker>, client: EngineClient) {
+    let mut ticks = tokio::time::interval(PERIOD);
+    ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
+    loop {
+        ticks.tick().await;
+        match ask(&worker, &client).await {
+            Some(load) => {
+                worker.set_load(Instant::now(), load);
+                if worker.set_up(true) {
+                    tracing::info!(worker = worker.id(), "worker is up");
+                }
+            }
+            None => {
+                if worker.set_up(false) {
+                    tracing::warn!(worker = worker.id(), "worker does not answer /metrics");
+                }
+            }
+        }
+    }
+}
+
+/// One question; `None` if it was not answered.
+pub async fn ask(worker: &Worker, client: &EngineClient) -> Option<EngineLoad> {
+    let text = tokio::time::timeout(PATIENCE, client.get(worker, "/metrics")).await.ok()?.ok()?;
+    parse_metrics(&text).ok()
+}

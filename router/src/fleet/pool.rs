@@ -1,0 +1,173 @@
+//! One model's workers and the index of their KV blocks.
+
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
+use std::sync::{Arc, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
+use std::time::{Duration, Instant};
+
+use arc_swap::ArcSwapOption;
+use http::uri::Authority;
+use splitrail_engine::vllm::load::EngineLoad;
+use splitrail_kv::{BlockHash, Index, Overlaps, WorkerKey};
+
+use super::booking::Booked;
+use crate::config::model::{Role, Worker as WorkerConfig};
+use crate::pick::{Candidate, Leg};
+
+/// A load report older than this says nothing about now.
+const LOAD_STALE: Duration = Duration::from_secs(5);
+
+/// One engine.
+#[derive(Debug)]
+pub struct Worker {
+    /// Its place in its model's list.
+    pub index: usize,
+    /// Its configuration.
+    pub config: WorkerConfig,
+    /// Host and port of its HTTP address.
+    pub authority: Authority,
+    /// What the router has given it to do.
+    pub booked: Arc<Booked>,
+    /// Whether its last probe or request found it alive.
+    up: AtomicBool,
+    /// Whether its KV events are known from the beginning, or will not be.
+    synced: AtomicBool,
+    /// What it last said of its load.
+    load: ArcSwapOption<(Instant, EngineLoad)>,
+}
+
+impl Worker {
+    /// A worker, presumed alive until a probe says otherwise.
+    pub fn new(index: usize, config: WorkerConfig, authority: Authority) -> Self {
+        let synced = AtomicBool::new(config.kv_events.is_none());
+        Self {
+            index,
+            config,
+            authority,
+            booked: Arc::default(),
+            up: AtomicBool::new(true),
+            synced,
+            load: ArcSwapOption::empty(),
+        }
+    }
+
+    /// Its name.
+    pub fn id(&self) -> &str {
+        &self.config.id
+    }
+
+    /// Whether its last probe or request found it alive.
+    pub fn is_up(&self) -> bool {
+        self.up.load(Relaxed)
+    }
+
+    /// Records that it is alive, or not; says whether that is news.
+    pub fn set_up(&self, up: bool) -> bool {
+        self.up.swap(up, Relaxed) != up
+    }
+
+    /// Whether the first index synchronisation is over.
+    pub fn is_synced(&self) -> bool {
+        self.synced.load(Relaxed)
+    }
+
+    /// Records that the first index synchronisation is over.
+    pub fn set_synced(&self) {
+        self.synced.store(true, Relaxed);
+    }
+
+    /// Its load as last reported, unless that is too old to mean anything.
+    pub fn load(&self, now: Instant) -> Option<EngineLoad> {
+        let report = self.load.load();
+        let (at, load) = report.as_deref()?;
+        (now.saturating_duration_since(*at) < LOAD_STALE).then(|| load.clone())
+    }
+
+    /// Records a load report.
+    pub fn set_load(&self, now: Instant, load: EngineLoad) {
+        self.load.store(Some(Arc::new((now, load))));
+    }
+
+    /// Whether it can take a leg.
+    pub fn serves(&self, leg: Leg) -> bool {
+        match (leg, self.config.role) {
+            (_, Role::Both) => true,
+            (Leg::Prefill, role) => role == Role::Prefill,
+            // A decode worker without a hand-off computes the prompt by itself.
+            (Leg::Decode | Leg::Aggregated, role) => role == Role::Decode,
+        }
+    }
+}
+
+/// A model's workers with their index.
+pub struct Pool {
+    /// The workers, in the configuration's order.
+    pub workers: Vec<Arc<Worker>>,
+    /// Tokens per block.
+    pub block_size: u32,
+    index: RwLock<Index>,
+    turns: [AtomicU64; 3],
+}
+
+impl Pool {
+    /// A pool over an empty index.
+    pub fn new(workers: Vec<Arc<Worker>>, block_size: u32, index: Index) -> Self {
+        Self { workers, block_size, index: RwLock::new(index), turns: Default::default() }
+    }
+
+    /// The index, for reading. A poisoned lock still guards whole entries: every
+    /// change of the index keeps its invariants at each step.
+    pub fn index(&self) -> RwLockReadGuard<'_, Index> {
+        self.index.read().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// The index, for changing.
+    pub fn index_mut(&self) -> RwLockWriteGuard<'_, Index> {
+        self.index.write().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// The number of picks for such a leg before this one.
+    pub fn next_turn(&self, leg: Leg) -> u64 {
+        self.turns[leg as usize].fetch_add(1, Relaxed)
+    }
+
+    /// Whether any worker, alive or not, could take a leg.
+    pub fn has(&self, leg: Leg) -> bool {
+        self.workers.iter().any(|worker| worker.serves(leg))
+    }
+
+    /// The instant's picture of every worker that can take a leg and is not excluded.
+    pub fn candidates(
+        &self,
+        leg: Leg,
+        hashes: &[BlockHash],
+        excluded: &[usize],
+        now: Instant,
+    ) -> Vec<Candidate> {
+        let mut overlaps = Overlaps::default();
+        if !hashes.is_empty() {
+            self.index().find(hashes, &mut overlaps);
+        }
+        self.workers
+            .iter()
+            .filter(|worker| worker.serves(leg) && !excluded.contains(&worker.index))
+            .map(|worker| {
+                let reported = worker.load(now).map_or(0.0, |load| {
+                    load.running.unwrap_or(0.0) + load.waiting.unwrap_or(0.0)
+                });
+                Candidate {
+                    worker: worker.index,
+                    up: worker.is_up(),
+                    requests: worker.booked.requests().max(reported as u32),
+                    prefill_tokens: worker.booked.prefill_tokens(),
+                    active_tokens: worker.booked.active_tokens(),
+                    overlap_blocks: overlaps.get(worker_key(worker.index)).blocks,
+                }
+            })
+            .collect()
+    }
+}
+
+/// A worker's name in the index: rank 0, the only one that requests go to.
+pub fn worker_key(index: usize) -> WorkerKey {
+    WorkerKey { worker: index as u32, rank: 0 }
+}

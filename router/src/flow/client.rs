@@ -1,0 +1,192 @@
+//! HTTP towards engines.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use bytes::Bytes;
+use http::header::{AUTHORIZATION, CONTENT_TYPE, HeaderName, HeaderValue};
+use http::uri::Scheme;
+use http::{Method, Request, Response, StatusCode, Uri};
+use http_body_util::{BodyExt, Full, Limited};
+use hyper::body::Incoming;
+use hyper_util::client::legacy::Client;
+use hyper_util::client::legacy::connect::HttpConnector;
+use hyper_util::rt::{TokioExecutor, TokioTimer};
+
+use crate::error::{Error, Kind};
+use crate::fleet::Worker;
+
+const TRACEPARENT: HeaderName = HeaderName::from_static("traceparent");
+const X_REQUEST_ID: HeaderName = HeaderName::from_static("x-request-id");
+
+/// vLLM closes idle connections after 5 s. Ours end earlier, so that a request is
+/// never written to a connection that is just being closed: a hand-off that may
+/// have been received cannot be sent again.
+const IDLE: Duration = Duration::from_secs(3);
+
+/// Of an error reply, this much is read to learn its message.
+const ERROR_BODY_MAX_BYTES: usize = 64 << 10;
+
+/// A client for one model's engines. Cheap to clone.
+#[derive(Clone)]
+pub struct EngineClient {
+    http: Client<HttpConnector, Full<Bytes>>,
+    authorization: Option<HeaderValue>,
+    reply_max_bytes: usize,
+}
+
+/// What goes with a request, apart from its body. No header of the client's
+/// travels on but the trace context.
+#[derive(Clone, Debug)]
+pub struct Envelope {
+    /// The router-made id, the same for the legs of one attempt.
+    pub request_id: HeaderValue,
+    /// W3C trace context.
+    pub traceparent: Option<HeaderValue>,
+}
+
+impl EngineClient {
+    /// A client. `authorization` is the router's own credential, if engines want one.
+    pub fn new(
+        connect: Duration,
+        authorization: Option<HeaderValue>,
+        reply_max_bytes: usize,
+    ) -> Self {
+        let mut connector = HttpConnector::new();
+        connector.set_nodelay(true);
+        connector.set_connect_timeout(Some(connect));
+        connector.set_keepalive(Some(Duration::from_secs(30)));
+        let http = Client::builder(TokioExecutor::new())
+            .pool_timer(TokioTimer::new())
+            .pool_idle_timeout(IDLE)
+            .build(connector);
+        Self { http, authorization, reply_max_bytes }
+    }
+
+    /// Sends a JSON body; returns once a successful status line is there.
+    ///
+    /// # Errors
+    /// As of whom is at fault: unreachable, refused (with the engine's message), failed.
+    pub async fn post(
+        &self,
+        worker: &Arc<Worker>,
+        path: &'static str,
+        body: Bytes,
+        envelope: &Envelope,
+    ) -> Result<Response<Incoming>, Error> {
+        let mut request = self.request(worker, Method::POST, path, Full::new(body))?;
+        let headers = request.headers_mut();
+        headers.insert(CONTENT_TYPE, HeaderValue::from_static("application/json"));
+        headers.insert(X_REQUEST_ID, envelope.request_id.clone());
+        if let Some(trace) = &envelope.traceparent {
+            headers.insert(TRACEPARENT, trace.clone());
+        }
+        let response = self.http.request(request).await.map_err(|error| {
+            if error.is_connect() {
+                if worker.set_up(false) {
+                    tracing::warn!(worker = worker.id(), "worker cannot be reached");
+                }
+                let message = format!("worker {} cannot be reached", worker.id());
+                Error::new(Kind::EngineUnreachable, message)
+            } else {
+                broken(worker, "closed the connection before it answered")
+            }
+        })?;
+        if response.status() == StatusCode::OK {
+            Ok(response)
+        } else {
+            Err(refusal(worker, response).await)
+        }
+    }
+
+    /// Reads a whole reply, up to `limits.engine_reply_max_bytes`.
+    ///
+    /// # Errors
+    /// If it is too long or breaks off.
+    pub async fn whole(&self, worker: &Worker, body: Incoming) -> Result<Bytes, Error> {
+        match Limited::new(body, self.reply_max_bytes).collect().await {
+            Ok(collected) => Ok(collected.to_bytes()),
+            Err(error) if error.is::<http_body_util::LengthLimitError>() => {
+                Err(broken(worker, "sent a reply over limits.engine_reply_max_bytes"))
+            }
+            Err(_) => Err(broken(worker, "closed the connection in mid-reply")),
+        }
+    }
+
+    /// Fetches a text that an engine tells of itself.
+    ///
+    /// # Errors
+    /// If it cannot be had.
+    pub async fn get(&self, worker: &Worker, path: &'static str) -> Result<String, Error> {
+        let request = self.request(worker, Method::GET, path, Full::default())?;
+        let response =
+            self.http.request(request).await.map_err(|_| broken(worker, "does not answer"))?;
+        if response.status() != StatusCode::OK {
+            return Err(broken(worker, "does not answer with 200"));
+        }
+        let text = self.whole(worker, response.into_body()).await?;
+        String::from_utf8(text.to_vec()).map_err(|_| broken(worker, "sent a text that is not UTF-8"))
+    }
+
+    /// The largest reply, or event of a stream, that is accepted.
+    pub fn reply_max_bytes(&self) -> usize {
+        self.reply_max_bytes
+    }
+
+    fn request(
+        &self,
+        worker: &Worker,
+        method: Method,
+        path: &'static str,
+        body: Full<Bytes>,
+    ) -> Result<Request<Full<Bytes>>, Error> {
+        let uri = Uri::builder()
+            .scheme(Scheme::HTTP)
+            .authority(worker.authority.clone())
+            .path_and_query(path)
+            .build();
+        let uri = uri.map_err(|_| Error::new(Kind::Internal, "a worker's address is malformed"))?;
+        let mut request = Request::new(body);
+        *request.method_mut() = method;
+        *request.uri_mut() = uri;
+        if let Some(value) = &self.authorization {
+            request.headers_mut().insert(AUTHORIZATION, value.clone());
+        }
+        Ok(request)
+    }
+}
+
+/// An engine's failure, named by worker.
+pub(crate) fn broken(worker: &Worker, what: &str) -> Error {
+    Error::new(Kind::EngineFailed, format!("worker {} {what}", worker.id()))
+}
+
+/// What an engine's error status means. Its own message is relayed where the
+/// client is at fault, since it tells the client what to change.
+async fn refusal(worker: &Worker, response: Response<Incoming>) -> Error {
+    let status = response.status().as_u16();
+    let body = Limited::new(response.into_body(), ERROR_BODY_MAX_BYTES).collect().await;
+    let said = body.ok().and_then(|body| engine_message(&body.to_bytes()));
+    if !(400..500).contains(&status) {
+        return broken(worker, &format!("answered with status {status}"));
+    }
+    let own = Error::new(Kind::EngineRejected(status), "");
+    if own.fault() == crate::error::Fault::Engine {
+        let message = format!("worker {} refused with status {status}", worker.id());
+        return Error::new(Kind::EngineRejected(status), message);
+    }
+    let (message, param) = said.unwrap_or_else(|| {
+        (format!("the engine refused the request with status {status}"), None)
+    });
+    Error::rejected(status, message, param)
+}
+
+/// Message and parameter of OpenAI's error shape, nested or (older engines) flat.
+fn engine_message(body: &[u8]) -> Option<(String, Option<String>)> {
+    const MESSAGE_MAX_CHARS: usize = 2000;
+    let value: serde_json::Value = serde_json::from_slice(body).ok()?;
+    let error = value.get("error").unwrap_or(&value);
+    let message = error.get("message")?.as_str()?.chars().take(MESSAGE_MAX_CHARS).collect();
+    let param = error.get("param").and_then(|param| param.as_str()).map(str::to_owned);
+    Some((message, param))
+}

@@ -1,0 +1,90 @@
+//! What each leg's engine is sent: the client's body with a few members replaced.
+
+use bytes::Bytes;
+use splitrail_engine::nixl::{HandOff, PREFILL_PARAMS};
+
+use crate::api::{Endpoint, JsonObject};
+use crate::error::Error;
+
+/// The body of a leg that does the whole request. The engine is always asked for
+/// usage: without it nobody could say what was cached.
+///
+/// # Errors
+/// A 400 if `stream_options` is no object.
+pub fn aggregated(body: &JsonObject, stream: bool) -> Result<Bytes, Error> {
+    Ok(with_usage(body.clone(), stream)?.to_bytes())
+}
+
+/// The body of a decode leg, with its hand-off spent on it.
+///
+/// # Errors
+/// A 400 if `stream_options` is no object.
+pub fn decode(body: &JsonObject, stream: bool, hand_off: HandOff) -> Result<Bytes, Error> {
+    let mut body = with_usage(body.clone(), stream)?;
+    body.set("kv_transfer_params", hand_off.into_json());
+    Ok(body.to_bytes())
+}
+
+/// The body of a prefill leg: one token, not streamed (a streamed prefill returns
+/// no hand-off and pins its blocks until the lease ends).
+///
+/// vLLM hands blocks over only where the request ended by length, so whatever
+/// could end it earlier is taken away; the one token is thrown away, and decode
+/// samples it again from the full prompt.
+pub fn prefill(body: &JsonObject, endpoint: Endpoint) -> Bytes {
+    let mut body = body.clone();
+    for key in ["stream_options", "min_tokens", "stop", "stop_token_ids"] {
+        body.remove(key);
+    }
+    body.set("stream", "false");
+    body.set("max_tokens", "1");
+    if endpoint == Endpoint::Chat {
+        body.set("max_completion_tokens", "1");
+    }
+    body.set("ignore_eos", "true");
+    body.set("kv_transfer_params", PREFILL_PARAMS);
+    body.to_bytes()
+}
+
+fn with_usage(mut body: JsonObject, stream: bool) -> Result<JsonObject, Error> {
+    if stream {
+        let mut options = match body.raw("stream_options") {
+            Some(raw) if raw != "null" => JsonObject::parse_str(raw)?,
+            _ => JsonObject::parse_str("{}")?,
+        };
+        options.set("include_usage", "true");
+        let options = options.to_string();
+        body.set("stream_options", options);
+    }
+    Ok(body)
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_prefill_leg_asks_for_one_token_and_keeps_the_rest() {
+        let text = r#"{"model":"m","messages":[],"stream":true,"stream_options":{"include_usage":true},"max_tokens":50,"min_tokens":4,"stop":["x"],"temperature":0.25}"#;
+        let body = prefill(&JsonObject::parse_str(text).unwrap(), Endpoint::Chat);
+        let sent: serde_json::Value = serde_json::from_slice(&body).unwrap();
+        assert_eq!(
+            sent,
+            serde_json::json!({
+                "model": "m", "messages": [], "stream": false, "max_tokens": 1,
+                "max_completion_tokens": 1, "temperature": 0.25, "ignore_eos": true,
+                "kv_transfer_params": {"do_remote_decode": true, "do_remote_prefill": false},
+            })
+        );
+    }
+
+    #[test]
+    fn a_stream_is_always_asked_for_usage_and_keeps_its_other_options() {
+        let text = r#"{"stream":true,"stream_options":{"continuous_usage_stats":true}}"#;
+        let body = aggregated(&JsonObject::parse_str(text).unwrap(), true).unwrap();
+        let sent: serde_json::Value = serde_json::from_slice(&body).unwrap();
+        assert_eq!(sent["stream_options"]["include_usage"], true);
+        assert_eq!(sent["stream_options"]["continuous_usage_stats"], true);
+    }
+}

@@ -1,0 +1,4 @@
+//! What was predicted and what happened: decision records and counters.
+
+pub mod counts;
+pub mod decisions;

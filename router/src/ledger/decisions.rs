@@ -1,0 +1,174 @@
+//! The last decisions, kept for people and tests. Counts and hashes only: no
+//! prompt, no token ids, no completions.
+
+use std::collections::VecDeque;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use serde::Serialize;
+
+use crate::pick::Candidate;
+
+/// One candidate of a decision.
+#[derive(Clone, Debug, Serialize)]
+pub struct CandidateRecord {
+    /// The part of the request that was placed.
+    pub leg: &'static str,
+    /// The worker's name.
+    pub worker: String,
+    /// Whether it was thought alive.
+    pub up: bool,
+    /// Leading blocks that it held.
+    pub overlap_blocks: u32,
+    /// Requests that it worked on.
+    pub requests: u32,
+    /// Prompt tokens that it had still to compute.
+    pub prefill_tokens: u64,
+    /// Tokens of requests that it held.
+    pub active_tokens: u64,
+    /// Its cost under the policy; lower is better.
+    pub cost: f64,
+    /// Whether it was chosen.
+    pub chosen: bool,
+}
+
+impl CandidateRecord {
+    /// A candidate as it was seen.
+    pub fn new(
+        leg: &'static str,
+        worker: &str,
+        seen: &Candidate,
+        cost: f64,
+        chosen: bool,
+    ) -> Self {
+        Self {
+            leg,
+            worker: worker.to_owned(),
+            up: seen.up,
+            overlap_blocks: seen.overlap_blocks,
+            requests: seen.requests,
+            prefill_tokens: seen.prefill_tokens,
+            active_tokens: seen.active_tokens,
+            cost,
+            chosen,
+        }
+    }
+}
+
+/// How one prompt was routed. Everything above `outcome` is written before an
+/// engine has answered.
+#[derive(Clone, Debug, Default, Serialize)]
+pub struct Decision {
+    /// The request's id, as the client sees it.
+    pub request_id: String,
+    /// Which prompt of a batch this is.
+    pub prompt_index: usize,
+    /// The model's configured name.
+    pub model: String,
+    /// `aggregated` or `prefill_first`.
+    pub flow: &'static str,
+    /// Why a P/D model's request was prefilled where it is decoded.
+    pub local_reason: Option<&'static str>,
+    /// When the first decision was made, in milliseconds since 1970.
+    pub decided_unix_ms: u64,
+    /// Attempts so far, the present one included.
+    pub attempts: u32,
+    /// The worker that computes the prompt, in P/D.
+    pub prefill_worker: Option<String>,
+    /// The worker that generates.
+    pub decode_worker: Option<String>,
+    /// The prompt's length by the router's tokenizer; `None` if it knows no tokens.
+    pub prompt_tokens: Option<u32>,
+    /// Why the router knows no tokens of it.
+    pub prompt_unknown: Option<String>,
+    /// Its full blocks.
+    pub prompt_blocks: u32,
+    /// Leading blocks on the worker that computes the prompt.
+    pub overlap_blocks: u32,
+    /// Leading blocks on the worker that generates, in P/D.
+    pub decode_overlap_blocks: u32,
+    /// Tokens that the prompt's worker is expected to find cached.
+    pub estimated_cached_tokens: Option<u32>,
+    /// Everybody who was considered.
+    pub candidates: Vec<CandidateRecord>,
+    /// How it ended: `ok`, an error's name, or `cancelled`; `None` while it runs.
+    pub outcome: Option<&'static str>,
+    /// Cached tokens in the end.
+    pub cached_tokens: Option<u32>,
+    /// Who said so.
+    pub cached_source: Option<&'static str>,
+    /// Tokens handed over to the decode worker.
+    pub transferred_tokens: Option<u32>,
+}
+
+/// A decision that is still being written.
+#[derive(Clone, Debug, Default)]
+pub struct DecisionHandle(Arc<Mutex<Decision>>);
+
+impl DecisionHandle {
+    /// Changes the record.
+    pub fn update(&self, change: impl FnOnce(&mut Decision)) {
+        change(&mut self.lock());
+    }
+
+    /// The record as it is now.
+    pub fn read(&self) -> Decision {
+        self.lock().clone()
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Decision> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// A bounded ring of decisions, newest last.
+#[derive(Debug)]
+pub struct Decisions {
+    ring: Mutex<VecDeque<DecisionHandle>>,
+    kept: usize,
+}
+
+impl Decisions {
+    /// A ring of `kept` records.
+    pub fn new(kept: usize) -> Self {
+        Self { ring: Mutex::default(), kept }
+    }
+
+    /// Starts a record; the oldest makes room.
+    pub fn start(&self, decision: Decision) -> DecisionHandle {
+        let handle = DecisionHandle(Arc::new(Mutex::new(decision)));
+        let mut ring = self.ring.lock().unwrap_or_else(PoisonError::into_inner);
+        while ring.len() >= self.kept {
+            ring.pop_front();
+        }
+        ring.push_back(handle.clone());
+        handle
+    }
+
+    /// The newest records first, of one request if an id is given.
+    pub fn newest(&self, request_id: Option<&str>, limit: usize) -> Vec<Decision> {
+        let ring = self.ring.lock().unwrap_or_else(PoisonError::into_inner);
+        ring.iter()
+            .rev()
+            .map(DecisionHandle::read)
+            .filter(|decision| request_id.is_none_or(|id| decision.request_id == id))
+            .take(limit)
+            .collect()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_ring_forgets_the_oldest() {
+        let decisions = Decisions::new(2);
+        for id in ["a", "b", "c"] {
+            decisions.start(Decision { request_id: id.into(), ..Decision::default() });
+        }
+        let ids: Vec<_> = decisions.newest(None, 9).into_iter().map(|d| d.request_id).collect();
+        assert_eq!(ids, ["c", "b"]);
+        assert!(decisions.newest(Some("a"), 9).is_empty());
+        assert_eq!(decisions.newest(Some("b"), 9).len(), 1);
+    }
+}

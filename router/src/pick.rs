@@ -1,0 +1,257 @@
+//! Which worker takes a leg: a pure function of a snapshot.
+//!
+//! No clock, no I/O and no randomness inside: the turn and the draw are arguments,
+//! so that a recorded decision can be replayed.
+
+use crate::config::model::Policy;
+
+/// What is known of one worker at the instant of a decision.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct Candidate {
+    /// The worker's place in its model's list.
+    pub worker: usize,
+    /// Whether its last probe or request found it alive.
+    pub up: bool,
+    /// Requests that it works on: the router's own bookings, or the engine's
+    /// count of running and waiting ones if that is more.
+    pub requests: u32,
+    /// Prompt tokens that it still has to compute for booked requests.
+    pub prefill_tokens: u64,
+    /// Tokens of prompts whose requests it holds.
+    pub active_tokens: u64,
+    /// Leading blocks of this prompt that it holds, confirmed by its events.
+    pub overlap_blocks: u32,
+}
+
+/// Which part of a request is placed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Leg {
+    /// Only the prompt is computed.
+    Prefill,
+    /// Only generation; the prompt's KV is handed over.
+    Decode,
+    /// Both.
+    Aggregated,
+}
+
+impl Leg {
+    /// The name used in metrics and records.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Prefill => "prefill",
+            Self::Decode => "decode",
+            Self::Aggregated => "aggregated",
+        }
+    }
+}
+
+/// What is asked.
+#[derive(Clone, Copy, Debug)]
+pub struct Query {
+    /// The part to place.
+    pub leg: Leg,
+    /// Full blocks of the prompt; 0 if its tokens are not known.
+    pub prompt_blocks: u32,
+    /// Tokens per block.
+    pub block_size: u32,
+    /// How many picks came before, for `round_robin`.
+    pub turn: u64,
+    /// Even random bits, for draws and ties.
+    pub draw: u64,
+}
+
+/// A choice with its reasons.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Choice {
+    /// The place of the chosen one among the candidates given.
+    pub index: usize,
+    /// Every candidate's cost under the policy, in the order given; lower is better.
+    pub costs: Vec<f64>,
+    /// The most overlap that any candidate had.
+    pub best_overlap_blocks: u32,
+}
+
+/// Picks one of the candidates; `None` if there are none.
+///
+/// Workers that are down are considered only where all are: a real attempt then
+/// gives the client the real error.
+pub fn pick(policy: &Policy, candidates: &[Candidate], query: Query) -> Option<Choice> {
+    let any_up = candidates.iter().any(|candidate| candidate.up);
+    let eligible: Vec<usize> =
+        (0..candidates.len()).filter(|i| candidates[*i].up || !any_up).collect();
+    if eligible.is_empty() {
+        return None;
+    }
+    let costs: Vec<f64> = candidates.iter().map(|c| cost(policy, c, query)).collect();
+    let index = match policy {
+        Policy::RoundRobin {} => eligible[(query.turn % eligible.len() as u64) as usize],
+        Policy::Random {} => eligible[(query.draw % eligible.len() as u64) as usize],
+        Policy::KvOverlap { temperature, .. } if *temperature > 0.0 => {
+            softmax(&eligible, &costs, *temperature, query.draw)
+        }
+        Policy::KvOverlap { .. } | Policy::LeastLoaded {} => {
+            cheapest(&eligible, candidates, &costs, query.draw)
+        }
+    };
+    let best_overlap_blocks =
+        eligible.iter().map(|i| candidates[*i].overlap_blocks).max().unwrap_or(0);
+    Some(Choice { index, costs, best_overlap_blocks })
+}
+
+/// A candidate's cost in blocks (`kv_overlap`) or tokens (`least_loaded`).
+fn cost(policy: &Policy, candidate: &Candidate, query: Query) -> f64 {
+    let queued_tokens = match query.leg {
+        Leg::Prefill => candidate.prefill_tokens,
+        Leg::Decode => candidate.active_tokens,
+        Leg::Aggregated => candidate.prefill_tokens.saturating_add(candidate.active_tokens),
+    } as f64;
+    match policy {
+        Policy::KvOverlap { overlap_weight, load_weight, .. } => {
+            let missing = query.prompt_blocks.saturating_sub(candidate.overlap_blocks);
+            overlap_weight * f64::from(missing)
+                + load_weight * queued_tokens / f64::from(query.block_size.max(1))
+        }
+        Policy::LeastLoaded {} => queued_tokens,
+        Policy::RoundRobin {} | Policy::Random {} => 0.0,
+    }
+}
+
+/// The lowest cost; on a tie the fewest requests; on a tie of both, drawn.
+fn cheapest(eligible: &[usize], candidates: &[Candidate], costs: &[f64], draw: u64) -> usize {
+    let key = |i: usize| (costs[i], candidates[i].requests);
+    let best = eligible
+        .iter()
+        .copied()
+        .map(key)
+        .min_by(|a, b| a.0.total_cmp(&b.0).then(a.1.cmp(&b.1)))
+        .unwrap_or((0.0, 0));
+    let tied: Vec<usize> = eligible.iter().copied().filter(|i| key(*i) == best).collect();
+    tied[(draw % tied.len().max(1) as u64) as usize]
+}
+
+/// Draws with probability in proportion to `exp(-cost / temperature)`.
+fn softmax(eligible: &[usize], costs: &[f64], temperature: f64, draw: u64) -> usize {
+    let least = eligible.iter().map(|i| costs[*i]).fold(f64::INFINITY, f64::min);
+    let weight = |i: usize| (-(costs[i] - least) / temperature).exp();
+    let total: f64 = eligible.iter().map(|i| weight(*i)).sum();
+    // The upper 53 bits make an even fraction in [0, 1).
+    let mut left = (draw >> 11) as f64 / (1u64 << 53) as f64 * total;
+    for i in eligible {
+        left -= weight(*i);
+        if left < 0.0 {
+            return *i;
+        }
+    }
+    eligible[eligible.len() - 1]
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    const OVERLAP: Policy =
+        Policy::KvOverlap { overlap_weight: 1.0, load_weight: 1.0, temperature: 0.0 };
+
+    fn query(leg: Leg) -> Query {
+        Query { leg, prompt_blocks: 10, block_size: 16, turn: 0, draw: 0 }
+    }
+
+    fn up(worker: usize) -> Candidate {
+        Candidate { worker, up: true, ..Candidate::default() }
+    }
+
+    #[test]
+    fn overlap_wins_until_its_holder_is_busier_than_the_overlap_is_worth() {
+        let warm = Candidate { overlap_blocks: 8, prefill_tokens: 7 * 16, ..up(0) };
+        let cold = up(1);
+        assert_eq!(pick(&OVERLAP, &[warm, cold], query(Leg::Prefill)).unwrap().index, 0);
+        let busy = Candidate { prefill_tokens: 9 * 16, ..warm };
+        let choice = pick(&OVERLAP, &[busy, cold], query(Leg::Prefill)).unwrap();
+        assert_eq!((choice.index, choice.best_overlap_blocks), (1, 8));
+        assert_eq!(choice.costs, vec![11.0, 10.0]);
+    }
+
+    #[test]
+    fn each_leg_reads_its_own_load() {
+        let a = Candidate { prefill_tokens: 100, active_tokens: 0, ..up(0) };
+        let b = Candidate { prefill_tokens: 0, active_tokens: 90, ..up(1) };
+        let least = Policy::LeastLoaded {};
+        assert_eq!(pick(&least, &[a, b], query(Leg::Prefill)).unwrap().index, 1);
+        assert_eq!(pick(&least, &[a, b], query(Leg::Decode)).unwrap().index, 0);
+        assert_eq!(pick(&least, &[a, b], query(Leg::Aggregated)).unwrap().index, 1);
+    }
+
+    #[test]
+    fn round_robin_takes_each_live_one_in_turn() {
+        let candidates = [up(0), Candidate { up: false, ..up(1) }, up(2)];
+        let chosen: Vec<_> = (0..4)
+            .map(|turn| {
+                let query = Query { turn, ..query(Leg::Decode) };
+                pick(&Policy::RoundRobin {}, &candidates, query).unwrap().index
+            })
+            .collect();
+        assert_eq!(chosen, [0, 2, 0, 2]);
+    }
+
+    #[test]
+    fn the_dead_are_tried_only_where_nobody_lives() {
+        let dead = Candidate { up: false, ..up(0) };
+        assert_eq!(pick(&OVERLAP, &[], query(Leg::Prefill)), None);
+        assert!(pick(&OVERLAP, &[dead], query(Leg::Prefill)).is_some());
+        let good_but_dead = Candidate { overlap_blocks: 10, ..dead };
+        assert_eq!(pick(&OVERLAP, &[good_but_dead, up(1)], query(Leg::Prefill)).unwrap().index, 1);
+    }
+
+    #[test]
+    fn temperature_spreads_choices_in_proportion() {
+        let policy = Policy::KvOverlap { overlap_weight: 1.0, load_weight: 1.0, temperature: 1.0 };
+        let candidates = [Candidate { overlap_blocks: 1, ..up(0) }, up(1)];
+        let draws = 10_000_u64;
+        let first = (0..draws)
+            .filter(|i| {
+                let draw = i * (u64::MAX / draws);
+                let query = Query { draw, ..query(Leg::Prefill) };
+                pick(&policy, &candidates, query).unwrap().index == 0
+            })
+            .count();
+        // e / (1 + e) = 0.731
+        assert!((7300..7325).contains(&first), "{first}");
+    }
+
+    fn candidate() -> impl Strategy<Value = Candidate> {
+        (any::<bool>(), 0..9u32, 0..500u64, 0..500u64, 0..12u32).prop_map(
+            |(up, requests, prefill_tokens, active_tokens, overlap_blocks)| Candidate {
+                worker: 0,
+                up,
+                requests,
+                prefill_tokens,
+                active_tokens,
+                overlap_blocks,
+            },
+        )
+    }
+
+    proptest! {
+        #[test]
+        fn the_chosen_one_exists_and_is_never_beaten(
+            candidates in proptest::collection::vec(candidate(), 1..9), draw: u64, turn: u64
+        ) {
+            let query = Query { draw, turn, ..query(Leg::Aggregated) };
+            for policy in [OVERLAP, Policy::LeastLoaded {}, Policy::RoundRobin {}, Policy::Random {}] {
+                let choice = pick(&policy, &candidates, query).unwrap();
+                let chosen = candidates[choice.index];
+                let any_up = candidates.iter().any(|c| c.up);
+                prop_assert!(chosen.up || !any_up);
+                if matches!(policy, Policy::KvOverlap { .. } | Policy::LeastLoaded {}) {
+                    for (i, other) in candidates.iter().enumerate() {
+                        prop_assert!(
+                            (!other.up && any_up) || choice.costs[choice.index] <= choice.costs[i]
+                        );
+                    }
+                }
+            }
+        }
+    }
+}

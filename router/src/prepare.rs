@@ -1,0 +1,173 @@
+//! From a body to prompts that can be placed: parsed, tokenised, hashed.
+//!
+//! Pure computation, in proportion to the body. Small bodies are done where they
+//! stand; larger ones go to the blocking pool, at most one per core, so that the
+//! reactor never waits for a prompt. Promise 10.
+
+use std::sync::Arc;
+
+use bytes::Bytes;
+use splitrail_kv::{BlockHash, Namespace, chain_hashes};
+
+use crate::api::request::{Prompt, unknown_model};
+use crate::api::{Endpoint, Inbound, JsonObject, json};
+use crate::core::{Core, Named, Served, unix_ms};
+use crate::error::{Error, Kind};
+use crate::prompt::{ChatRequestView, PromptError};
+
+/// Bodies up to this length are prepared on the reactor: under a millisecond with
+/// the slowest exact tokenizer.
+const INLINE_MAX_BYTES: usize = 4096;
+
+/// A prompt of unknown tokens weighs this many bytes per token in the load view.
+const BYTES_PER_TOKEN: usize = 4;
+
+/// A request that is ready to be placed.
+pub struct Prepared {
+    /// The model.
+    pub served: Arc<Served>,
+    /// Where the request came in.
+    pub endpoint: Endpoint,
+    /// Whether the client wants a stream.
+    pub stream: bool,
+    /// Whether the client wants a final usage chunk in its stream.
+    pub include_usage: bool,
+    /// Choices in the reply per prompt.
+    pub n: u32,
+    /// Samples that the engine makes per prompt.
+    pub samples: u32,
+    /// Why the engine computes the whole prompt, whatever it has cached.
+    pub bypasses_cache: Option<&'static str>,
+    /// One unit per prompt.
+    pub units: Vec<Unit>,
+}
+
+/// One prompt of a request, with the body that an engine gets for it.
+pub struct Unit {
+    /// The prompt's place in its batch.
+    pub prompt_index: usize,
+    /// The body, without the fields of a leg.
+    pub body: JsonObject,
+    /// The prompt's length, if its tokens are known.
+    pub prompt_tokens: Option<u32>,
+    /// Why they are not.
+    pub unknown: Option<&'static str>,
+    /// Hashes of its full blocks; none where the tokens are not known.
+    pub hashes: Vec<BlockHash>,
+    /// The prompt's weight in the load view, in tokens.
+    pub weight_tokens: u64,
+}
+
+/// Prepares a body.
+///
+/// # Errors
+/// The client's mistakes, as 400 or 404.
+pub async fn prepare(core: &Arc<Core>, endpoint: Endpoint, text: Bytes) -> Result<Prepared, Error> {
+    if text.len() <= INLINE_MAX_BYTES {
+        return compute(core, endpoint, text);
+    }
+    let defect = |_| Error::new(Kind::Internal, "a request could not be prepared");
+    // The permit goes with the work: a client that leaves does not free a core
+    // that is still at work for it.
+    let permit = Arc::clone(&core.preparing).acquire_owned().await;
+    let permit = permit.map_err(|_| Error::new(Kind::Internal, "the router is stopping"))?;
+    let core = Arc::clone(core);
+    let work = move || {
+        let _permit = permit;
+        compute(&core, endpoint, text)
+    };
+    tokio::task::spawn_blocking(work).await.map_err(defect)?
+}
+
+fn compute(core: &Core, endpoint: Endpoint, text: Bytes) -> Result<Prepared, Error> {
+    let mut inbound = Inbound::parse(endpoint, text, &core.limits)?;
+    let Some(Named { model, adapter }) = core.names.get(&inbound.model_name).cloned() else {
+        let known: Vec<String> = core.names.keys().cloned().collect();
+        return Err(unknown_model(&inbound.model_name, &known));
+    };
+    let served = Arc::clone(&core.models[model]);
+    if inbound.removed_fields > 0 {
+        let removed = inbound.removed_fields as u64;
+        core.metrics.removed_fields.with_label_values(&[served.name()]).inc_by(removed);
+    }
+    // Engines know the model under its own name, and an adapter under its.
+    let engine_name = adapter.as_deref().unwrap_or(served.name());
+    inbound.body.set("model", json::quote(engine_name));
+    let namespace = Namespace {
+        salt: inbound.cache_salt.as_deref(),
+        model: served.name(),
+        adapter: adapter.as_deref(),
+        block_size: served.pool.block_size,
+    };
+    let mut units = Vec::with_capacity(inbound.prompts.len());
+    for (prompt_index, (prompt, raw)) in std::mem::take(&mut inbound.prompts).into_iter().enumerate() {
+        let mut body = inbound.body.clone();
+        if let Some(raw) = raw {
+            body.set("prompt", raw);
+        }
+        let weight = body.raw("prompt").or(body.raw("messages")).map_or(0, str::len);
+        let mut unit = Unit {
+            prompt_index,
+            prompt_tokens: None,
+            unknown: None,
+            hashes: Vec::new(),
+            weight_tokens: (weight / BYTES_PER_TOKEN) as u64,
+            body,
+        };
+        match tokenize(&served, &unit.body, prompt)? {
+            Ok(tokens) => {
+                unit.prompt_tokens = Some(tokens.len() as u32);
+                unit.weight_tokens = tokens.len() as u64;
+                chain_hashes(&namespace, core.hash_seed, &tokens, &mut unit.hashes);
+            }
+            Err(reason) => {
+                unit.unknown = Some(reason);
+                core.metrics.prompts_unknown.with_label_values(&[served.name(), reason]).inc();
+            }
+        }
+        units.push(unit);
+    }
+    Ok(Prepared {
+        served,
+        endpoint,
+        stream: inbound.stream,
+        include_usage: inbound.include_usage,
+        n: inbound.n,
+        samples: inbound.samples,
+        bypasses_cache: inbound.bypasses_cache,
+        units,
+    })
+}
+
+/// The exact tokens, or why they cannot be known: the router never guesses.
+fn tokenize(
+    served: &Served,
+    body: &JsonObject,
+    prompt: Prompt,
+) -> Result<Result<Vec<u32>, &'static str>, Error> {
+    if !matches!(body.raw("truncate_prompt_tokens"), None | Some("null")) {
+        return Ok(Err("truncate_prompt_tokens"));
+    }
+    let tokens = match (prompt, &served.prompt) {
+        (Prompt::Opaque(reason), _) => return Ok(Err(reason)),
+        (Prompt::Tokens(ids), _) => return Ok(Ok(ids)),
+        (_, None) => return Ok(Err("no_tokenizer")),
+        (Prompt::Text(text), Some(model)) => {
+            let special = body.get::<bool>("add_special_tokens", "true or false")?.unwrap_or(true);
+            model.tokenize_text(&text, special)
+        }
+        (Prompt::Chat, Some(model)) => {
+            let view = ChatRequestView::from_body(body)?;
+            model.tokenize_chat(&view, (unix_ms() / 1000) as i64)
+        }
+    };
+    match tokens {
+        Ok(tokens) => Ok(Ok(tokens)),
+        Err(PromptError::Unsupported(reason)) => Ok(Err(reason)),
+        Err(PromptError::Client(message)) => Err(Error::invalid("messages", message)),
+        Err(PromptError::Internal(message)) => {
+            tracing::error!(model = served.name(), error = message, "a prompt cannot be tokenised");
+            Ok(Err("tokenizer_failed"))
+        }
+    }
+}

@@ -1,0 +1,150 @@
+//! Server-sent events, cut from a byte stream. Bounded.
+
+use bytes::{Bytes, BytesMut};
+
+/// What a stream of events holds next.
+#[derive(Debug, PartialEq, Eq)]
+pub enum Piece {
+    /// The data of one event.
+    Data(Bytes),
+    /// `[DONE]`: the answer is complete.
+    Done,
+}
+
+/// An event grew beyond the bound.
+#[derive(Debug, PartialEq, Eq)]
+pub struct TooLong;
+
+/// Cuts pushed bytes into events.
+#[derive(Debug)]
+pub struct Splitter {
+    buffer: BytesMut,
+    /// Bytes at the front that were searched without finding an end.
+    searched: usize,
+    max_bytes: usize,
+}
+
+impl Splitter {
+    /// A splitter for events of up to `max_bytes`.
+    pub fn new(max_bytes: usize) -> Self {
+        Self { buffer: BytesMut::new(), searched: 0, max_bytes }
+    }
+
+    /// Takes bytes in.
+    pub fn push(&mut self, bytes: &[u8]) {
+        self.buffer.extend_from_slice(bytes);
+    }
+
+    /// Whether bytes of an unfinished event are left.
+    pub fn is_empty(&self) -> bool {
+        self.buffer.is_empty()
+    }
+
+    /// The next whole event, if there is one. Comments and fields other than
+    /// `data` carry nothing for OpenAI's dialects and are passed over.
+    ///
+    /// # Errors
+    /// If an event is longer than the bound.
+    pub fn next(&mut self) -> Result<Option<Piece>, TooLong> {
+        loop {
+            let Some((end, gap)) = find_end(&self.buffer, self.searched) else {
+                self.searched = self.buffer.len().saturating_sub(3);
+                return if self.buffer.len() > self.max_bytes { Err(TooLong) } else { Ok(None) };
+            };
+            if end > self.max_bytes {
+                return Err(TooLong);
+            }
+            let event = self.buffer.split_to(end + gap).freeze();
+            self.searched = 0;
+            if let Some(data) = data_of(&event.slice(..end)) {
+                let done = data.as_ref() == b"[DONE]";
+                return Ok(Some(if done { Piece::Done } else { Piece::Data(data) }));
+            }
+        }
+    }
+}
+
+/// The place and the length of the blank line that ends an event.
+fn find_end(buffer: &[u8], from: usize) -> Option<(usize, usize)> {
+    let mut at = from;
+    while let Some(found) = buffer[at..].iter().position(|byte| *byte == b'\n') {
+        let newline = at + found;
+        match buffer.get(newline + 1..) {
+            Some([b'\n', ..]) => return Some((newline, 2)),
+            Some([b'\r', b'\n', ..]) => return Some((newline, 3)),
+            _ => at = newline + 1,
+        }
+    }
+    None
+}
+
+/// The joined `data` lines of an event; `None` if it has none.
+fn data_of(event: &Bytes) -> Option<Bytes> {
+    let mut found: Option<Bytes> = None;
+    let mut joined = BytesMut::new();
+    for line in event.split(|byte| *byte == b'\n') {
+        let line = line.strip_suffix(b"\r").unwrap_or(line);
+        let Some(data) = line.strip_prefix(b"data:") else { continue };
+        let data = data.strip_prefix(b" ").unwrap_or(data);
+        match found.take() {
+            None => found = Some(event.slice_ref(data)),
+            Some(first) => {
+                joined.extend_from_slice(&first);
+                joined.extend_from_slice(b"\n");
+                joined.extend_from_slice(data);
+                found = Some(joined.split().freeze());
+            }
+        }
+    }
+    found
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    fn all(chunks: &[&[u8]]) -> Vec<Piece> {
+        let mut splitter = Splitter::new(1 << 20);
+        let mut pieces = Vec::new();
+        for chunk in chunks {
+            splitter.push(chunk);
+            while let Some(piece) = splitter.next().unwrap() {
+                pieces.push(piece);
+            }
+        }
+        pieces
+    }
+
+    #[test]
+    fn comments_line_ends_and_joined_lines_are_understood() {
+        let pieces = all(&[b": ping\n\ndata: {\"a\":1}\r\n\r\nevent: x\ndata:1\ndata: 2\n\ndata: [DONE]\n\n"]);
+        let data = |text: &'static str| Piece::Data(Bytes::from_static(text.as_bytes()));
+        assert_eq!(pieces, [data("{\"a\":1}"), data("1\n2"), Piece::Done]);
+    }
+
+    #[test]
+    fn an_endless_event_is_refused() {
+        let mut splitter = Splitter::new(100);
+        splitter.push(&[b'x'; 101]);
+        assert_eq!(splitter.next(), Err(TooLong));
+    }
+
+    proptest! {
+        #[test]
+        fn cuts_do_not_matter(
+            events in proptest::collection::vec("[a-z{}\":é]{0,20}", 1..6),
+            cuts in proptest::collection::vec(0usize..200, 0..8),
+        ) {
+            let text: String = events.iter().map(|e| format!("data: {e}\n\n")).collect();
+            let bytes = text.as_bytes();
+            let mut places: Vec<usize> = cuts.iter().map(|c| c % (bytes.len() + 1)).collect();
+            places.extend([0, bytes.len()]);
+            places.sort_unstable();
+            let chunks: Vec<&[u8]> = places.windows(2).map(|w| &bytes[w[0]..w[1]]).collect();
+            prop_assert_eq!(all(&chunks), all(&[bytes]));
+            prop_assert_eq!(all(&[bytes]).len(), events.len());
+        }
+    }
+}

@@ -1,0 +1,4 @@
+//! Logs and metrics.
+
+pub mod logging;
+pub mod metrics;

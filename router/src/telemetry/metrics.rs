@@ -1,0 +1,141 @@
+//! The metrics' names, types and labels. One registry per router.
+//!
+//! `model` is always a configured name, or `none` where a request named no known
+//! model: a client's string is never a label.
+
+use prometheus::{
+    GaugeVec, HistogramOpts, HistogramVec, IntCounterVec, IntGaugeVec, Opts, Registry, TextEncoder,
+};
+
+/// Latency buckets, in seconds: 1 ms to about 2 minutes.
+const SECONDS: [f64; 18] = [
+    0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 20.0, 30.0, 60.0,
+    90.0, 120.0,
+];
+/// Buckets of work inside the router, in seconds: 1 us to 1 s.
+const FINE_SECONDS: [f64; 14] = [
+    0.000_001, 0.000_005, 0.000_01, 0.000_05, 0.000_1, 0.000_5, 0.001, 0.005, 0.01, 0.05, 0.1, 0.5,
+    1.0, 10.0,
+];
+/// Buckets of block counts.
+const BLOCKS: [f64; 14] =
+    [0.0, 1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 64.0, 128.0, 256.0, 512.0, 1024.0, 4096.0, 16384.0];
+
+macro_rules! metrics {
+    ($($(#[doc = $help:literal])+ $field:ident: $kind:ident $([$buckets:ident])? ($name:literal; $($label:literal),+);)+) => {
+        /// Every metric of a router.
+        #[allow(missing_docs)]
+        pub struct Metrics {
+            registry: Registry,
+            $($(#[doc = $help])+ pub $field: $kind,)+
+        }
+
+        impl Metrics {
+            /// Registers them all.
+            ///
+            /// # Errors
+            /// If two have one name, which a test excludes.
+            pub fn new() -> Result<Self, prometheus::Error> {
+                let registry = Registry::new_custom(Some("splitrail".into()), None)?;
+                $(let $field = metrics!(@make $kind $([$buckets])? $name, concat!($($help),+).trim(), &[$($label),+])?;
+                registry.register(Box::new($field.clone()))?;)+
+                Ok(Self { registry, $($field),+ })
+            }
+
+            /// Name, labels and meaning of each metric, for the reference.
+            pub fn reference() -> Vec<(&'static str, &'static str, &'static [&'static str], &'static str)> {
+                vec![$(($name, stringify!($kind), &[$($label),+], concat!($($help),+).trim())),+]
+            }
+        }
+    };
+    (@make HistogramVec [$buckets:ident] $name:expr, $help:expr, $labels:expr) => {
+        HistogramVec::new(HistogramOpts::new($name, $help).buckets($buckets.to_vec()), $labels)
+    };
+    (@make $kind:ident $name:expr, $help:expr, $labels:expr) => {
+        $kind::new(Opts::new($name, $help), $labels)
+    };
+}
+
+metrics! {
+    /// Requests that ended.
+    requests: IntCounterVec("requests_total"; "model", "endpoint", "flow", "outcome");
+    /// Requests that clients wait for.
+    requests_in_flight: IntGaugeVec("requests_in_flight"; "model");
+    /// From a request's arrival to the first event of its answer.
+    ttft: HistogramVec[SECONDS]("ttft_seconds"; "model", "flow");
+    /// Between two events of a stream.
+    inter_token: HistogramVec[SECONDS]("inter_token_seconds"; "model", "flow");
+    /// From a request's arrival to the end of its answer.
+    request: HistogramVec[SECONDS]("request_seconds"; "model", "flow");
+    /// Time in each stage of a request: admit, tokenize, match, pick, prefill, first_token.
+    stage: HistogramVec[FINE_SECONDS]("stage_seconds"; "model", "stage");
+    /// Prompt tokens of completed requests by leg and source. Never sum over legs.
+    prompt_tokens: IntCounterVec("prompt_tokens_total"; "model", "leg", "source", "tier");
+    /// Generated tokens of completed requests.
+    generation_tokens: IntCounterVec("generation_tokens_total"; "model");
+    /// Prompt tokens computed by prefill attempts whose answer was discarded.
+    wasted_prompt_tokens: IntCounterVec("wasted_prompt_tokens_total"; "model", "reason");
+    /// Cached prompt tokens, by who said so.
+    cached_tokens: IntCounterVec("cached_tokens_total"; "model", "source");
+    /// Estimate against the engine's figure, absolute difference in blocks.
+    cached_tokens_error: HistogramVec[BLOCKS]("cached_tokens_error_blocks"; "model", "direction");
+    /// Leading blocks that the chosen worker held.
+    overlap_blocks: HistogramVec[BLOCKS]("overlap_blocks"; "model", "role");
+    /// Best candidate's overlap minus the chosen one's.
+    overlap_blocks_lost: IntCounterVec("overlap_blocks_lost_total"; "model");
+    /// Completed requests with and without cached tokens.
+    prefix_cache_requests: IntCounterVec("prefix_cache_requests_total"; "model", "result");
+    /// Requests of P/D models that were prefilled where they are decoded.
+    local_prefills: IntCounterVec("local_prefills_total"; "model", "reason");
+    /// Further attempts.
+    retries: IntCounterVec("retries_total"; "model", "leg", "reason");
+    /// Requests refused for load.
+    shed: IntCounterVec("shed_total"; "model", "reason");
+    /// Fields removed from requests because only the router may set them.
+    removed_fields: IntCounterVec("removed_fields_total"; "model");
+    /// Prompts whose tokens the router cannot know.
+    prompts_unknown: IntCounterVec("prompts_unknown_total"; "model", "reason");
+    /// Whether the worker answered last time.
+    worker_up: IntGaugeVec("worker_up"; "model", "worker", "role");
+    /// Requests that the router has on the worker.
+    worker_requests: IntGaugeVec("worker_requests"; "model", "worker", "role");
+    /// Prompt tokens booked on the worker and not yet computed.
+    worker_prefill_tokens: IntGaugeVec("worker_prefill_tokens"; "model", "worker", "role");
+    /// The worker's KV blocks by its own report.
+    worker_kv_blocks: GaugeVec("worker_kv_blocks"; "model", "worker", "role", "state");
+    /// Distinct blocks that the index holds.
+    index_blocks: IntGaugeVec("index_blocks"; "model", "worker", "tier");
+    /// KV events applied.
+    index_events: IntCounterVec("index_events_total"; "model", "worker");
+    /// Gaps in a worker's events.
+    index_gaps: IntCounterVec("index_gaps_total"; "model", "worker");
+    /// Times that a worker's part of the index was dropped and rebuilt.
+    index_resyncs: IntCounterVec("index_resyncs_total"; "model", "worker", "reason");
+    /// Blocks in events that could not be indexed.
+    index_rejected_blocks: IntCounterVec("index_rejected_blocks_total"; "model", "worker", "reason");
+    /// From an event's creation in the engine to its presence in the index.
+    index_event_lag: HistogramVec[SECONDS]("index_event_lag_seconds"; "model", "worker");
+    /// 1, with the version as label.
+    build_info: IntGaugeVec("build_info"; "version");
+}
+
+impl Metrics {
+    /// The text that Prometheus scrapes.
+    pub fn encode(&self) -> String {
+        TextEncoder::new().encode_to_string(&self.registry.gather()).unwrap_or_default()
+    }
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_are_unique_and_prefixed() {
+        let metrics = Metrics::new().unwrap();
+        metrics.shed.with_label_values(&["m", "full"]).inc();
+        assert!(metrics.encode().contains("splitrail_shed_total{model=\"m\",reason=\"full\"} 1"));
+        assert!(Metrics::reference().iter().all(|(_, _, _, help)| !help.is_empty()));
+    }
+}
