@@ -2,7 +2,7 @@
 //!
 //! The byte layout below is a contract: routers and side-cars of different
 //! versions exchange these hashes, so a change of layout needs a new
-//! [`NAMESPACE_DOMAIN`] and an agreement at attach time. A pinned value in the
+//! `NAMESPACE_DOMAIN` and an agreement at attach time. A pinned value in the
 //! tests guards it.
 
 use xxhash_rust::xxh3::{Xxh3, xxh3_64_with_seed};

@@ -235,11 +235,14 @@ fn opaque_blocks_and_what_follows_are_known_and_never_matched() {
     assert_eq!(index.apply(W0, &on_device(Some(3), &[(4, 40)])).stored, 1);
     assert_eq!(overlap(&index, W0, &[10, 20, 30, 40]), 1);
     assert_eq!(index.block_counts(W0)[0], 4);
-    let applied = index.apply(W0, &removed(&[4, 3, 2, 1], Tier::Device));
+    // The same tokens without the image: what followed the image stays apart.
+    index.apply(W0, &on_device(Some(1), &[(9, 20)]));
+    assert_eq!(overlap(&index, W0, &[10, 20, 30, 40]), 2);
+    let applied = index.apply(W0, &removed(&[9, 4, 3, 2, 1], Tier::Device));
     assert_eq!(
         applied,
         Applied {
-            removed: 4,
+            removed: 5,
             ..Applied::default()
         }
     );

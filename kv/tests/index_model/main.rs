@@ -16,7 +16,7 @@ use crate::model::{Model, SPACES, WORKERS};
 use crate::ops::{Op, event, op};
 
 const BLOCK_SIZE: usize = 2;
-const LIMIT: usize = 24;
+const LIMIT: usize = 9;
 const SEED: HashSeed = HashSeed(7);
 
 fn step(index: &mut Index, model: &mut Model, op: &Op) -> Result<(), TestCaseError> {
@@ -75,10 +75,10 @@ fn compare(index: &Index, model: &Model, overlaps: &mut Overlaps) -> Result<(), 
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig { cases: 512, ..ProptestConfig::default() })]
+    #![proptest_config(ProptestConfig { cases: 384, ..ProptestConfig::default() })]
 
     #[test]
-    fn the_index_agrees_with_the_model_after_every_operation(ops in vec(op(), 1..40)) {
+    fn the_index_agrees_with_the_model_after_every_operation(ops in vec(op(), 1..60)) {
         let mut index = Index::new(IndexConfig {
             model: "m".to_owned(),
             block_size: BLOCK_SIZE as u32,

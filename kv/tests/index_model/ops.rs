@@ -15,13 +15,14 @@ pub(crate) enum Pick {
 }
 
 impl Pick {
-    pub(crate) fn resolve(self, model: &Model, worker: WorkerKey) -> EngineHash {
-        let held = model.0.get(&worker);
-        match (self, held) {
-            (Self::Held(at), Some(held)) => EngineHash(**at.get(&held.keys().collect::<Vec<_>>())),
-            (Self::Held(_), None) => EngineHash(0),
-            (Self::Any(hash), _) => EngineHash(hash),
-        }
+    /// `None` where a held one is wanted and nothing is held.
+    fn resolve(self, model: &Model, worker: WorkerKey) -> Option<EngineHash> {
+        let at = match self {
+            Self::Any(hash) => return Some(EngineHash(hash)),
+            Self::Held(at) => at,
+        };
+        let held: Vec<_> = model.0.get(&worker)?.keys().collect();
+        Some(EngineHash(**at.get(&held)))
     }
 }
 
@@ -65,7 +66,7 @@ pub(crate) fn tier() -> impl Strategy<Value = Tier> {
 
 pub(crate) fn pick() -> impl Strategy<Value = Pick> {
     let held = || any::<prop::sample::Index>().prop_map(Pick::Held);
-    prop_oneof![6 => held(), 1 => (0_u64..6).prop_map(Pick::Any)]
+    prop_oneof![12 => held(), 1 => (0_u64..6).prop_map(Pick::Any)]
 }
 
 pub(crate) fn new_block() -> impl Strategy<Value = NewBlock> {
@@ -104,7 +105,7 @@ pub(crate) fn op() -> impl Strategy<Value = Op> {
         });
     prop_oneof![
         12 => store,
-        10 => remove,
+        7 => remove,
         1 => worker().prop_map(|worker| Op::Clear { worker }),
         1 => prop_oneof![Just(0_u32), Just(1), Just(9)].prop_map(|worker| Op::RemoveWorker { worker }),
         1 => (worker(), worker()).prop_map(|(from, to)| Op::Restore { from, to }),
@@ -131,7 +132,7 @@ pub(crate) fn event(model: &Model, op: &Op) -> Option<(WorkerKey, KvEvent, Space
             tier,
         } => {
             let worker = WORKERS[*worker];
-            let parent = parent.map(|parent| parent.resolve(model, worker));
+            let parent = parent.and_then(|parent| parent.resolve(model, worker));
             let (salt, adapter) = SPACES[*space];
             let mut before = parent.unwrap_or(EngineHash(0));
             let blocks = blocks.iter().map(|block| {
@@ -160,7 +161,7 @@ pub(crate) fn event(model: &Model, op: &Op) -> Option<(WorkerKey, KvEvent, Space
             let worker = WORKERS[*worker];
             let hashes = picks
                 .iter()
-                .map(|pick| pick.resolve(model, worker))
+                .filter_map(|pick| pick.resolve(model, worker))
                 .collect();
             Some((
                 worker,
