@@ -1,1 +1,20 @@
-//! placeholder
+//! The pure core of Splitrail: which worker holds which part of a prompt.
+//!
+//! Prompts and KV events meet in one currency, the chained [`BlockHash`]: the
+//! router hashes a prompt ([`hash::chain_hashes`]), the [`Index`] hashes the
+//! blocks which workers report ([`Index::apply`]), and [`Index::find`] says how
+//! many blocks of the prompt each worker has. Nothing here reads a clock, opens
+//! a socket, logs or draws a random number: the same calls give the same
+//! results, in production as in simulation.
+
+pub mod event;
+pub mod hash;
+pub mod index;
+pub mod invariants;
+pub mod usage;
+
+pub use event::{EngineHash, KvEvent, StoredBlock, Tier};
+pub use hash::{BlockHash, HashSeed, Namespace, chain_hashes, next_hash};
+pub use index::{Applied, Index, IndexConfig, Overlap, Overlaps, SnapshotBlock, WorkerKey};
+pub use invariants::Violation;
+pub use usage::estimate_cached_tokens;

@@ -1,0 +1,112 @@
+//! Promises that always hold, written once as code.
+//!
+//! Tests and simulation check all of them; [`check_overlap`] and
+//! [`check_cached`] cost nothing and may run in production. The index's own
+//! consistency is [`Index::check`](crate::Index::check).
+
+use crate::event::{EngineHash, Tier};
+use crate::hash::BlockHash;
+use crate::index::{Overlap, WorkerKey};
+
+/// A promise that was broken: always a defect of this software, never of a
+/// client's or an engine's input.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum Violation {
+    /// An overlap's parts do not sum to its whole.
+    #[error("an overlap of {blocks} blocks has {parts} in its tiers")]
+    OverlapParts {
+        /// The overlap's blocks.
+        blocks: u32,
+        /// The sum over its tiers.
+        parts: u64,
+    },
+    /// More tokens are reported as cached than the prompt has.
+    #[error("{cached_tokens} cached tokens in a prompt of {prompt_tokens}")]
+    Cached {
+        /// Tokens reported as cached.
+        cached_tokens: u32,
+        /// Tokens of the prompt.
+        prompt_tokens: u32,
+    },
+    /// A block's list of holders is empty or out of order.
+    #[error("the holders of block {:016x} are empty or out of order", .hash.0)]
+    HolderList {
+        /// The block.
+        hash: BlockHash,
+    },
+    /// A block's holder is not what the worker's map says.
+    #[error("worker {worker} and the holders of block {:016x} disagree", .hash.0)]
+    Holder {
+        /// The block.
+        hash: BlockHash,
+        /// The worker.
+        worker: WorkerKey,
+    },
+    /// A worker which holds nothing is still known.
+    #[error("worker {worker} holds nothing and was kept")]
+    EmptyWorker {
+        /// The worker.
+        worker: WorkerKey,
+    },
+    /// A block without a copy is still in a worker's map.
+    #[error("worker {worker} has no copy of {:016x} and kept it", .engine.0)]
+    EmptyBlock {
+        /// The worker.
+        worker: WorkerKey,
+        /// The engine's name for the block.
+        engine: EngineHash,
+    },
+    /// A worker has more blocks than its bound.
+    #[error("worker {worker} has {blocks} blocks, more than {limit}")]
+    OverLimit {
+        /// The worker.
+        worker: WorkerKey,
+        /// Its blocks.
+        blocks: usize,
+        /// The bound.
+        limit: usize,
+    },
+    /// A worker's running counts are off.
+    #[error("worker {worker} counts {counted:?} blocks by tier and holds {held:?}")]
+    Counts {
+        /// The worker.
+        worker: WorkerKey,
+        /// The running counts.
+        counted: [usize; Tier::COUNT],
+        /// What counting again gives.
+        held: [usize; Tier::COUNT],
+    },
+}
+
+/// The parts of an overlap sum to its blocks.
+///
+/// # Errors
+/// [`Violation::OverlapParts`].
+pub fn check_overlap(overlap: &Overlap) -> Result<(), Violation> {
+    let parts = overlap
+        .by_tier
+        .iter()
+        .map(|&blocks| u64::from(blocks))
+        .sum();
+    if parts == u64::from(overlap.blocks) {
+        return Ok(());
+    }
+    Err(Violation::OverlapParts {
+        blocks: overlap.blocks,
+        parts,
+    })
+}
+
+/// No prompt has more cached tokens than tokens.
+///
+/// # Errors
+/// [`Violation::Cached`].
+pub fn check_cached(cached_tokens: u32, prompt_tokens: u32) -> Result<(), Violation> {
+    if cached_tokens <= prompt_tokens {
+        return Ok(());
+    }
+    Err(Violation::Cached {
+        cached_tokens,
+        prompt_tokens,
+    })
+}

@@ -1,0 +1,382 @@
+//! What the index promises about a worker's events, one behaviour per test.
+#![allow(clippy::unwrap_used)]
+
+use splitrail_kv::invariants::check_overlap;
+use splitrail_kv::{
+    Applied, BlockHash, EngineHash, HashSeed, Index, IndexConfig, KvEvent, Namespace, Overlap,
+    Overlaps, StoredBlock, Tier, WorkerKey, chain_hashes,
+};
+
+const SEED: HashSeed = HashSeed(7);
+const W0: WorkerKey = WorkerKey { worker: 0, rank: 0 };
+const W0_RANK1: WorkerKey = WorkerKey { worker: 0, rank: 1 };
+const W1: WorkerKey = WorkerKey { worker: 1, rank: 0 };
+
+fn index(max_blocks_per_worker: usize) -> Index {
+    Index::new(IndexConfig {
+        model: "m".to_owned(),
+        block_size: 2,
+        seed: SEED,
+        max_blocks_per_worker,
+    })
+}
+
+/// Blocks of two equal tokens; engine hash and token come in pairs.
+fn blocks(named: &[(u64, u32)]) -> Vec<StoredBlock> {
+    named
+        .iter()
+        .map(|&(hash, token)| StoredBlock {
+            hash: EngineHash(hash),
+            tokens: vec![token; 2],
+            opaque: false,
+        })
+        .collect()
+}
+
+fn stored(parent: Option<u64>, named: &[(u64, u32)], tier: Tier) -> KvEvent {
+    let parent = parent.map(EngineHash);
+    KvEvent::Stored {
+        parent,
+        blocks: blocks(named),
+        adapter: None,
+        salt: None,
+        tier,
+    }
+}
+
+fn on_device(parent: Option<u64>, named: &[(u64, u32)]) -> KvEvent {
+    stored(parent, named, Tier::Device)
+}
+
+fn removed(hashes: &[u64], tier: Tier) -> KvEvent {
+    KvEvent::Removed {
+        hashes: hashes.iter().copied().map(EngineHash).collect(),
+        tier,
+    }
+}
+
+fn prompt_in(salt: Option<&str>, adapter: Option<&str>, tokens: &[u32]) -> Vec<BlockHash> {
+    let tokens: Vec<u32> = tokens.iter().flat_map(|&token| [token; 2]).collect();
+    let mut out = Vec::new();
+    chain_hashes(
+        &Namespace {
+            salt,
+            model: "m",
+            adapter,
+            block_size: 2,
+        },
+        SEED,
+        &tokens,
+        &mut out,
+    );
+    out
+}
+
+fn overlap_in(index: &Index, worker: WorkerKey, prompt: &[BlockHash]) -> Overlap {
+    index.check().unwrap();
+    let mut overlaps = Overlaps::new();
+    index.find(prompt, &mut overlaps);
+    let overlap = overlaps.get(worker);
+    check_overlap(&overlap).unwrap();
+    overlap
+}
+
+fn overlap(index: &Index, worker: WorkerKey, tokens: &[u32]) -> u32 {
+    overlap_in(index, worker, &prompt_in(None, None, tokens)).blocks
+}
+
+#[test]
+fn a_run_over_several_events_is_matched_up_to_where_prompts_part() {
+    let mut index = index(100);
+    assert_eq!(
+        index
+            .apply(W0, &on_device(None, &[(1, 10), (2, 20)]))
+            .stored,
+        2
+    );
+    assert_eq!(index.apply(W0, &on_device(Some(2), &[(3, 30)])).stored, 1);
+    assert_eq!(overlap(&index, W0, &[10, 20, 30, 40]), 3);
+    assert_eq!(overlap(&index, W0, &[10, 20, 31]), 2);
+    assert_eq!(overlap(&index, W0, &[20, 30]), 0);
+    assert_eq!(overlap(&index, W1, &[10, 20, 30]), 0);
+}
+
+#[test]
+fn a_block_is_resident_until_its_last_copy_is_removed() {
+    let mut index = index(100);
+    for _ in 0..3 {
+        index.apply(W0, &on_device(None, &[(1, 10)]));
+    }
+    for left in [1, 1, 0] {
+        assert_eq!(index.apply(W0, &removed(&[1], Tier::Device)).removed, 1);
+        assert_eq!(overlap(&index, W0, &[10]), left);
+    }
+    assert_eq!(index.apply(W0, &removed(&[1], Tier::Device)).unknown, 1);
+}
+
+#[test]
+fn each_block_counts_for_its_fastest_tier() {
+    let mut index = index(100);
+    index.apply(W0, &stored(None, &[(1, 10), (2, 20), (3, 30)], Tier::Disk));
+    index.apply(W0, &stored(None, &[(1, 10), (2, 20)], Tier::Host));
+    index.apply(W0, &stored(None, &[(1, 10)], Tier::Device));
+    let prompt = prompt_in(None, None, &[10, 20, 30]);
+    let whole = overlap_in(&index, W0, &prompt);
+    assert_eq!(
+        whole,
+        Overlap {
+            blocks: 3,
+            by_tier: [1, 1, 1, 0]
+        }
+    );
+    assert_eq!(index.block_counts(W0), [1, 2, 3, 0]);
+
+    assert_eq!(index.apply(W0, &removed(&[1], Tier::Device)).removed, 1);
+    assert_eq!(
+        overlap_in(&index, W0, &prompt),
+        Overlap {
+            blocks: 3,
+            by_tier: [0, 2, 1, 0]
+        }
+    );
+    // A copy in one tier is no copy in another.
+    assert_eq!(index.apply(W0, &removed(&[3], Tier::Host)).unknown, 1);
+    assert_eq!(overlap_in(&index, W0, &prompt).blocks, 3);
+}
+
+#[test]
+fn a_hole_ends_the_overlap_until_the_block_returns() {
+    let mut index = index(100);
+    index.apply(W0, &on_device(None, &[(1, 10), (2, 20), (3, 30)]));
+    index.apply(W0, &removed(&[2], Tier::Device));
+    assert_eq!(overlap(&index, W0, &[10, 20, 30]), 1);
+    assert_eq!(index.block_counts(W0)[0], 2);
+    index.apply(W0, &on_device(Some(1), &[(2, 20)]));
+    assert_eq!(overlap(&index, W0, &[10, 20, 30]), 3);
+}
+
+#[test]
+fn a_run_that_ended_does_not_resume_behind_the_hole() {
+    let mut index = index(100);
+    for worker in [W0, W0_RANK1, W1] {
+        index.apply(worker, &on_device(None, &[(1, 10), (2, 20), (3, 30)]));
+    }
+    index.apply(W0_RANK1, &removed(&[2], Tier::Device));
+    index.apply(W0, &removed(&[1], Tier::Device));
+    let found = [W0, W0_RANK1, W1].map(|worker| overlap(&index, worker, &[10, 20, 30]));
+    assert_eq!(found, [0, 1, 3]);
+}
+
+#[test]
+fn a_block_under_an_unknown_parent_is_not_indexed() {
+    let mut index = index(100);
+    let applied = index.apply(W0, &on_device(Some(9), &[(1, 10), (2, 20)]));
+    assert_eq!(
+        applied,
+        Applied {
+            orphaned: 2,
+            ..Applied::default()
+        }
+    );
+    // Another worker's hash is no parent either, nor that of another rank.
+    index.apply(W1, &on_device(None, &[(9, 10)]));
+    index.apply(W0_RANK1, &on_device(None, &[(9, 10)]));
+    assert_eq!(index.apply(W0, &on_device(Some(9), &[(2, 20)])).orphaned, 1);
+    assert_eq!(overlap(&index, W0, &[10, 20]), 0);
+    assert_eq!(index.workers().collect::<Vec<_>>(), [W0_RANK1, W1]);
+}
+
+#[test]
+fn a_malformed_block_ends_its_run() {
+    let mut index = index(100);
+    let mut event = on_device(None, &[(1, 10), (2, 20), (3, 30)]);
+    let KvEvent::Stored { blocks, .. } = &mut event else {
+        unreachable!()
+    };
+    blocks[1].tokens.push(20);
+    let applied = index.apply(W0, &event);
+    assert_eq!(
+        applied,
+        Applied {
+            stored: 1,
+            malformed: 1,
+            orphaned: 1,
+            ..Applied::default()
+        }
+    );
+    assert_eq!(overlap(&index, W0, &[10, 20, 30]), 1);
+}
+
+#[test]
+fn a_block_size_of_zero_indexes_nothing() {
+    let config = IndexConfig {
+        block_size: 0,
+        ..index(100).config().clone()
+    };
+    let mut index = Index::new(config);
+    let mut event = on_device(None, &[(1, 10)]);
+    let KvEvent::Stored { blocks, .. } = &mut event else {
+        unreachable!()
+    };
+    blocks[0].tokens.clear();
+    assert_eq!(index.apply(W0, &event).malformed, 1);
+    assert_eq!(index.workers().count(), 0);
+}
+
+#[test]
+fn opaque_blocks_and_what_follows_are_known_and_never_matched() {
+    let mut index = index(100);
+    let mut event = on_device(None, &[(1, 10), (2, 20), (3, 30)]);
+    let KvEvent::Stored { blocks, .. } = &mut event else {
+        unreachable!()
+    };
+    blocks[1].opaque = true;
+    assert_eq!(index.apply(W0, &event).stored, 3);
+    assert_eq!(index.apply(W0, &on_device(Some(3), &[(4, 40)])).stored, 1);
+    assert_eq!(overlap(&index, W0, &[10, 20, 30, 40]), 1);
+    assert_eq!(index.block_counts(W0)[0], 4);
+    // The same tokens without the image: what followed the image stays apart.
+    index.apply(W0, &on_device(Some(1), &[(9, 20)]));
+    assert_eq!(overlap(&index, W0, &[10, 20, 30, 40]), 2);
+    let applied = index.apply(W0, &removed(&[9, 4, 3, 2, 1], Tier::Device));
+    assert_eq!(
+        applied,
+        Applied {
+            removed: 5,
+            ..Applied::default()
+        }
+    );
+    assert_eq!(index.workers().count(), 0);
+}
+
+#[test]
+fn two_engine_hashes_of_one_block_hold_it_until_both_are_gone() {
+    let mut index = index(100);
+    index.apply(W0, &on_device(None, &[(1, 10)]));
+    index.apply(W0, &on_device(None, &[(2, 10)]));
+    assert_eq!(index.block_counts(W0)[0], 2);
+    assert_eq!(index.distinct_blocks(), 1);
+    index.apply(W0, &removed(&[1], Tier::Device));
+    assert_eq!(overlap(&index, W0, &[10]), 1);
+    index.apply(W0, &removed(&[2], Tier::Device));
+    assert_eq!(overlap(&index, W0, &[10]), 0);
+    assert_eq!(index.distinct_blocks(), 0);
+}
+
+#[test]
+fn the_last_content_of_an_engine_hash_wins_and_nothing_stays_of_the_first() {
+    let mut index = index(100);
+    for tier in [Tier::Device, Tier::Device, Tier::Host] {
+        index.apply(W0, &stored(None, &[(1, 10)], tier));
+    }
+    let applied = index.apply(W0, &on_device(None, &[(1, 11)]));
+    assert_eq!(
+        applied,
+        Applied {
+            stored: 1,
+            replaced: 1,
+            ..Applied::default()
+        }
+    );
+    assert_eq!(overlap(&index, W0, &[10]), 0);
+    assert_eq!(overlap(&index, W0, &[11]), 1);
+    assert_eq!(index.block_counts(W0), [1, 0, 0, 0]);
+    assert_eq!(index.apply(W0, &removed(&[1], Tier::Device)).removed, 1);
+    assert_eq!((index.workers().count(), index.distinct_blocks()), (0, 0));
+}
+
+#[test]
+fn cleared_drops_every_tier_of_that_rank_only() {
+    let mut index = index(100);
+    for worker in [W0, W0_RANK1, W1] {
+        index.apply(worker, &on_device(None, &[(1, 10), (2, 20)]));
+        index.apply(worker, &stored(None, &[(1, 10)], Tier::Remote));
+    }
+    assert_eq!(index.apply(W0, &KvEvent::Cleared).removed, 2);
+    assert_eq!(overlap(&index, W0, &[10]), 0);
+    assert_eq!(overlap(&index, W0_RANK1, &[10, 20]), 2);
+    // Nothing from before may serve as a parent.
+    assert_eq!(index.apply(W0, &on_device(Some(2), &[(3, 30)])).orphaned, 1);
+}
+
+#[test]
+fn removing_a_worker_takes_all_its_ranks_and_nobody_else() {
+    let mut index = index(100);
+    let far = WorkerKey {
+        worker: 0,
+        rank: u16::MAX,
+    };
+    for worker in [W0, W0_RANK1, far, W1] {
+        index.apply(worker, &on_device(None, &[(1, 10), (2, 20)]));
+    }
+    assert_eq!(index.remove_worker(0), 6);
+    assert_eq!(index.remove_worker(0), 0);
+    assert_eq!(index.workers().collect::<Vec<_>>(), [W1]);
+    assert_eq!(overlap(&index, W1, &[10, 20]), 2);
+}
+
+#[test]
+fn salts_and_adapters_never_meet_and_are_inherited() {
+    let mut index = index(100);
+    let event = |parent: Option<u64>, named: &[(u64, u32)], salt: Option<&str>| KvEvent::Stored {
+        parent: parent.map(EngineHash),
+        blocks: blocks(named),
+        adapter: Some("lora".to_owned()),
+        salt: salt.map(str::to_owned),
+        tier: Tier::Device,
+    };
+    index.apply(W0, &event(None, &[(1, 10)], Some("tenant-a")));
+    // An engine names the salt on the first block only.
+    index.apply(W0, &event(Some(1), &[(2, 20)], None));
+
+    let blocks =
+        |salt, adapter| overlap_in(&index, W0, &prompt_in(salt, adapter, &[10, 20])).blocks;
+    assert_eq!(blocks(Some("tenant-a"), Some("lora")), 2);
+    assert_eq!(blocks(Some("tenant-b"), Some("lora")), 0);
+    assert_eq!(blocks(None, Some("lora")), 0);
+    assert_eq!(blocks(Some("tenant-a"), None), 0);
+    assert_eq!(blocks(Some("lora"), Some("tenant-a")), 0);
+}
+
+#[test]
+fn beyond_the_bound_blocks_are_counted_and_not_indexed() {
+    let mut index = index(2);
+    let applied = index.apply(W0, &on_device(None, &[(1, 10), (2, 20), (3, 30)]));
+    assert_eq!(
+        applied,
+        Applied {
+            stored: 2,
+            over_limit: 1,
+            ..Applied::default()
+        }
+    );
+    // Copies and new tiers of known blocks need no more room, nor do others' blocks.
+    assert_eq!(
+        index
+            .apply(W0, &stored(None, &[(1, 10)], Tier::Host))
+            .stored,
+        1
+    );
+    assert_eq!(index.apply(W0, &on_device(None, &[(2, 99)])).replaced, 1);
+    assert_eq!(index.apply(W1, &on_device(None, &[(3, 30)])).stored, 1);
+    index.apply(W0, &removed(&[2], Tier::Device));
+    assert_eq!(index.apply(W0, &on_device(Some(1), &[(4, 20)])).stored, 1);
+    assert_eq!(overlap(&index, W0, &[10, 20, 30]), 2);
+}
+
+#[test]
+fn a_result_forgets_the_prompt_before() {
+    let mut index = index(100);
+    index.apply(W0, &on_device(None, &[(1, 10)]));
+    index.apply(W1, &on_device(None, &[(1, 11)]));
+    let mut overlaps = Overlaps::new();
+    index.find(&prompt_in(None, None, &[10]), &mut overlaps);
+    index.find(&prompt_in(None, None, &[11]), &mut overlaps);
+    let found: Vec<_> = overlaps
+        .iter()
+        .map(|(worker, overlap)| (worker, overlap.blocks))
+        .collect();
+    assert_eq!(found, [(W1, 1)]);
+    index.find(&[], &mut overlaps);
+    assert!(overlaps.is_empty());
+}
