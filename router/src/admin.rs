@@ -1,0 +1,152 @@
+//! The admin listener: metrics, health, and what the router knows. On loopback by
+//! default; it shows addresses and decisions, but no content and no keys.
+
+use std::sync::Arc;
+use std::time::Instant;
+
+use axum::Router;
+use axum::extract::{Query, State};
+use axum::response::{IntoResponse, Response};
+use axum::routing::get;
+use http::header::CONTENT_TYPE;
+use serde::Deserialize;
+use serde_json::json;
+use splitrail_kv::Tier;
+
+use crate::core::Core;
+use crate::error::{Error, Kind};
+use crate::fleet::pool::worker_key;
+use crate::ingress::http::{axum_json, ready, reply_error};
+
+/// The admin listener's routes.
+pub fn routes(core: Arc<Core>) -> Router {
+    Router::new()
+        .route("/metrics", get(metrics))
+        .route("/health", get(async || axum_json(json!({"status": "ok"}))))
+        .route("/ready", get(ready))
+        .route("/admin/decisions", get(decisions))
+        .route("/admin/workers", get(workers))
+        .route("/admin/models", get(models))
+        .route("/admin/requests", get(requests))
+        .fallback(async || reply_error(Error::new(Kind::UnknownPath, "there is no such path")))
+        .with_state(core)
+}
+
+async fn metrics(State(core): State<Arc<Core>>) -> Response {
+    observe_fleet(&core);
+    let text = "text/plain; version=0.0.4; charset=utf-8";
+    ([(CONTENT_TYPE, text)], core.metrics.encode()).into_response()
+}
+
+/// Gauges of the fleet are set when they are read.
+fn observe_fleet(core: &Core) {
+    let metrics = &core.metrics;
+    for served in &core.models {
+        let model = served.name();
+        let index = served.pool.index();
+        for worker in &served.pool.workers {
+            let role = role_name(worker.config.role);
+            let labels = [model, worker.id(), role];
+            metrics.worker_up.with_label_values(&labels).set(worker.is_up().into());
+            let requests = i64::from(worker.booked.requests());
+            metrics.worker_requests.with_label_values(&labels).set(requests);
+            let tokens = worker.booked.prefill_tokens() as i64;
+            metrics.worker_prefill_tokens.with_label_values(&labels).set(tokens);
+            if let Some(load) = worker.load(Instant::now())
+                && let (Some(total), Some(used)) = (load.total_blocks, load.kv_used_ratio)
+            {
+                let total = f64::from(total);
+                for (state, blocks) in [("total", total), ("used", total * used)] {
+                    let labels = [model, worker.id(), role, state];
+                    metrics.worker_kv_blocks.with_label_values(&labels).set(blocks);
+                }
+            }
+            let held = index.block_counts(worker_key(worker.index));
+            for tier in Tier::ALL {
+                let labels = [model, worker.id(), tier.name()];
+                let blocks = held[tier as usize] as i64;
+                metrics.index_blocks.with_label_values(&labels).set(blocks);
+            }
+        }
+    }
+}
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct DecisionsQuery {
+    request_id: Option<String>,
+    limit: Option<usize>,
+}
+
+async fn decisions(State(core): State<Arc<Core>>, query: Query<DecisionsQuery>) -> Response {
+    let limit = query.limit.unwrap_or(100).min(core.limits.decisions_kept);
+    let decisions = core.decisions.newest(query.request_id.as_deref(), limit);
+    axum_json(json!({ "decisions": decisions }))
+}
+
+async fn workers(State(core): State<Arc<Core>>) -> Response {
+    let mut workers = Vec::new();
+    for served in &core.models {
+        let index = served.pool.index();
+        for worker in &served.pool.workers {
+            let load = worker.load(Instant::now());
+            let blocks = index.block_counts(worker_key(worker.index));
+            let blocks: serde_json::Map<_, _> = Tier::ALL
+                .iter()
+                .map(|tier| (tier.name().to_owned(), blocks[*tier as usize].into()))
+                .collect();
+            workers.push(json!({
+                "model": served.name(),
+                "id": worker.id(),
+                "role": role_name(worker.config.role),
+                "url": worker.config.url,
+                "up": worker.is_up(),
+                "kv_events": worker.config.kv_events,
+                "index_synced": worker.is_synced(),
+                "index_blocks": blocks,
+                "requests": worker.booked.requests(),
+                "prefill_tokens": worker.booked.prefill_tokens(),
+                "active_tokens": worker.booked.active_tokens(),
+                "engine_running": load.as_ref().and_then(|load| load.running),
+                "engine_waiting": load.as_ref().and_then(|load| load.waiting),
+                "engine_kv_used_ratio": load.as_ref().and_then(|load| load.kv_used_ratio),
+            }));
+        }
+    }
+    axum_json(json!({ "workers": workers }))
+}
+
+async fn models(State(core): State<Arc<Core>>) -> Response {
+    let models: Vec<_> = core
+        .models
+        .iter()
+        .map(|served| {
+            let config = &served.config;
+            json!({
+                "name": config.name,
+                "aliases": config.aliases,
+                "adapters": config.adapters,
+                "block_size": served.pool.block_size,
+                "flow": format!("{:?}", config.flow),
+                "policy": format!("{:?}", config.policy),
+                "tokenizer": served.prompt.is_some(),
+            })
+        })
+        .collect();
+    axum_json(json!({ "models": models }))
+}
+
+async fn requests(State(core): State<Arc<Core>>) -> Response {
+    let live: Vec<_> = core.live.iter().map(|entry| entry.value().clone()).collect();
+    axum_json(json!({ "requests": live }))
+}
+
+/// A role as the configuration spells it.
+pub fn role_name(role: crate::config::model::Role) -> &'static str {
+    use crate::config::model::Role;
+    match role {
+        Role::Prefill => "prefill",
+        Role::Decode => "decode",
+        Role::Both => "both",
+    }
+}

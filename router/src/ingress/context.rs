@@ -1,0 +1,101 @@
+//! A tower layer that gives every HTTP request its identity, and every reply its
+//! id header: whatever answers, the client can name the request in a ticket.
+
+use std::task::{self, Poll};
+use std::time::Instant;
+
+use axum::extract::Request;
+use axum::response::Response;
+use futures_util::future::BoxFuture;
+use http::HeaderValue;
+use http::header::HeaderName;
+use tower::{Layer, Service};
+
+use crate::core::random_id;
+
+/// The header that carries a request's id, in and out.
+pub const X_REQUEST_ID: HeaderName = HeaderName::from_static("x-request-id");
+
+/// A client's id is kept if it is short and plain.
+const ID_MAX_BYTES: usize = 128;
+
+/// Who a request is.
+#[derive(Clone, Debug)]
+pub struct Identity {
+    /// Its id for the client, logs and records. Engines never see it.
+    pub request_id: String,
+    /// When it arrived.
+    pub arrived: Instant,
+}
+
+impl Identity {
+    /// The id that a client sent if it is sane, else a new one.
+    pub fn new(sent: Option<&[u8]>) -> Self {
+        let sane = |byte: &u8| byte.is_ascii_alphanumeric() || b"-_.:".contains(byte);
+        let kept = sent
+            .filter(|id| (1..=ID_MAX_BYTES).contains(&id.len()) && id.iter().all(sane))
+            .and_then(|id| std::str::from_utf8(id).ok());
+        let request_id = kept.map_or_else(random_id, str::to_owned);
+        Self { request_id, arrived: Instant::now() }
+    }
+}
+
+/// The layer.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Identify;
+
+impl<S> Layer<S> for Identify {
+    type Service = IdentifyService<S>;
+
+    fn layer(&self, inner: S) -> Self::Service {
+        IdentifyService { inner }
+    }
+}
+
+/// The service of [`Identify`].
+#[derive(Clone, Debug)]
+pub struct IdentifyService<S> {
+    inner: S,
+}
+
+impl<S> Service<Request> for IdentifyService<S>
+where
+    S: Service<Request, Response = Response>,
+    S::Future: Send + 'static,
+{
+    type Response = Response;
+    type Error = S::Error;
+    type Future = BoxFuture<'static, Result<Response, S::Error>>;
+
+    fn poll_ready(&mut self, context: &mut task::Context<'_>) -> Poll<Result<(), S::Error>> {
+        self.inner.poll_ready(context)
+    }
+
+    fn call(&mut self, mut request: Request) -> Self::Future {
+        let identity = Identity::new(request.headers().get(X_REQUEST_ID).map(HeaderValue::as_bytes));
+        let header = HeaderValue::from_str(&identity.request_id);
+        request.extensions_mut().insert(identity);
+        let reply = self.inner.call(request);
+        Box::pin(async move {
+            let mut reply = reply.await?;
+            if let Ok(header) = header {
+                reply.headers_mut().insert(X_REQUEST_ID, header);
+            }
+            Ok(reply)
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_plain_short_ids_are_kept() {
+        assert_eq!(Identity::new(Some(b"abc-1.2_3:4")).request_id, "abc-1.2_3:4");
+        for bad in [&b""[..], b"a b", b"a\nb", "\u{e9}".as_bytes(), &[b'a'; 129]] {
+            assert_eq!(Identity::new(Some(bad)).request_id.len(), 32);
+        }
+        assert_ne!(Identity::new(None).request_id, Identity::new(None).request_id);
+    }
+}

@@ -1,0 +1,220 @@
+//! The OpenAI HTTP front door. Only the paths listed here exist; engines are
+//! called by paths of the router's own. Promise 11.
+
+use std::sync::Arc;
+
+use axum::Extension;
+use axum::Router;
+use axum::body::Body;
+use axum::extract::{Path, Request, State};
+use axum::response::{IntoResponse, Response};
+use axum::routing::{get, post};
+use bytes::Bytes;
+use futures_util::StreamExt;
+use http::header::{
+    CACHE_CONTROL, CONTENT_ENCODING, CONTENT_TYPE, HeaderMap, HeaderName, RETRY_AFTER,
+};
+use http::{HeaderValue, StatusCode};
+use http_body_util::{BodyExt, LengthLimitError, Limited};
+use serde_json::json;
+use tower::ServiceBuilder;
+
+use super::context::{Identify, Identity};
+use crate::api::Endpoint;
+use crate::api::request::{check_threshold, unknown_model};
+use crate::core::{Core, Named};
+use crate::error::{Error, Kind};
+use crate::service::{Call, Reply, ReplyBody, serve};
+
+const X_ROUTE: HeaderName = HeaderName::from_static("x-splitrail-route");
+const SERVER_TIMING: HeaderName = HeaderName::from_static("server-timing");
+const X_THRESHOLD: HeaderName = HeaderName::from_static("x-splitrail-cache-hit-threshold");
+const TRACEPARENT: HeaderName = HeaderName::from_static("traceparent");
+
+/// The front door's routes.
+pub fn routes(core: Arc<Core>) -> Router {
+    let post_of = |endpoint: Endpoint| {
+        post(move |State(core), Extension(identity), request| async move {
+            generate(core, endpoint, identity, request).await.unwrap_or_else(reply_error)
+        })
+    };
+    Router::new()
+        .route(Endpoint::Chat.path(), post_of(Endpoint::Chat))
+        .route(Endpoint::Completions.path(), post_of(Endpoint::Completions))
+        .route("/v1/models", get(list_models))
+        .route("/v1/models/{id}", get(show_model))
+        .route("/health", get(health))
+        .route("/ready", get(ready))
+        .fallback(async || reply_error(Error::new(Kind::UnknownPath, "there is no such path")))
+        .method_not_allowed_fallback(async || {
+            let message = "the path exists, but not with this method";
+            reply_error(Error::new(Kind::MethodNotAllowed, message))
+        })
+        .layer(ServiceBuilder::new().layer(Identify))
+        .with_state(core)
+}
+
+async fn generate(
+    core: Arc<Core>,
+    endpoint: Endpoint,
+    identity: Identity,
+    request: Request,
+) -> Result<Response, Error> {
+    let (head, body) = request.into_parts();
+    check_headers(&head.headers)?;
+    let body = read_body(body, core.limits.body_max_bytes).await?;
+    let call = Call {
+        endpoint,
+        body,
+        request_id: identity.request_id.clone(),
+        traceparent: head.headers.get(TRACEPARENT).cloned(),
+        arrived: identity.arrived,
+    };
+    let result = serve(&core, call).await;
+    if let Err(error) = &result {
+        log_failure(&identity.request_id, error);
+    }
+    result.map(|reply| respond(reply, identity.request_id))
+}
+
+fn check_headers(headers: &HeaderMap) -> Result<(), Error> {
+    let identity = HeaderValue::from_static("identity");
+    if headers.get(CONTENT_ENCODING).is_some_and(|encoding| encoding != identity) {
+        let message = "compressed bodies are not accepted; send it as it is";
+        return Err(Error::new(Kind::UnsupportedMedia, message));
+    }
+    if let Some(value) = headers.get(X_THRESHOLD) {
+        let number = value.to_str().ok().and_then(|text| text.trim().parse::<f64>().ok());
+        check_threshold(number.unwrap_or(f64::NAN))?;
+    }
+    Ok(())
+}
+
+async fn read_body(body: Body, max_bytes: usize) -> Result<Bytes, Error> {
+    match Limited::new(body, max_bytes).collect().await {
+        Ok(collected) => Ok(collected.to_bytes()),
+        Err(error) if error.is::<LengthLimitError>() => {
+            let message =
+                format!("the body has more than {max_bytes} bytes (limits.body_max_bytes)");
+            Err(Error::new(Kind::BodyTooLarge, message))
+        }
+        Err(_) => Err(Error::new(Kind::InvalidRequest, "the body could not be read to its end")),
+    }
+}
+
+fn respond(reply: Reply, request_id: String) -> Response {
+    let mut response = match reply.body {
+        ReplyBody::Whole(body) => {
+            let mut response = Response::new(Body::from(body));
+            let json = HeaderValue::from_static("application/json");
+            response.headers_mut().insert(CONTENT_TYPE, json);
+            response
+        }
+        ReplyBody::Events(events) => {
+            let framed = events.map(Some).chain(futures_util::stream::iter([None]));
+            let framed = framed.scan(false, move |failed, event| {
+                let frame = frame(event, failed, &request_id);
+                std::future::ready(frame.map(Ok::<_, std::convert::Infallible>))
+            });
+            let mut response = Response::new(Body::from_stream(framed));
+            let headers = response.headers_mut();
+            headers.insert(CONTENT_TYPE, HeaderValue::from_static("text/event-stream"));
+            headers.insert(CACHE_CONTROL, HeaderValue::from_static("no-cache"));
+            response
+        }
+    };
+    let headers = response.headers_mut();
+    for (name, value) in [(X_ROUTE, reply.route.header()), (SERVER_TIMING, reply.server_timing)] {
+        if let Ok(value) = HeaderValue::from_str(&value) {
+            headers.insert(name, value);
+        }
+    }
+    response
+}
+
+/// An event as bytes on the wire. A stream that failed ends with its error event
+/// and without `[DONE]`: no client can take it for complete.
+fn frame(
+    event: Option<Result<Bytes, Error>>,
+    failed: &mut bool,
+    request_id: &str,
+) -> Option<Bytes> {
+    let data = match event {
+        Some(Ok(data)) => data,
+        Some(Err(error)) => {
+            *failed = true;
+            log_failure(request_id, &error);
+            Bytes::from(error.to_openai())
+        }
+        None if *failed => return None,
+        None => Bytes::from_static(b"[DONE]"),
+    };
+    let mut framed = Vec::with_capacity(data.len() + 8);
+    framed.extend_from_slice(b"data: ");
+    framed.extend_from_slice(&data);
+    framed.extend_from_slice(b"\n\n");
+    Some(framed.into())
+}
+
+fn log_failure(request_id: &str, error: &Error) {
+    match error.fault() {
+        crate::error::Fault::Client => tracing::debug!(request_id, %error, "request refused"),
+        _ => tracing::warn!(request_id, %error, "request failed"),
+    }
+}
+
+/// The one place where an error becomes an HTTP reply.
+pub fn reply_error(error: Error) -> Response {
+    let mut response = Response::new(Body::from(error.to_openai()));
+    *response.status_mut() = error.status();
+    let headers = response.headers_mut();
+    headers.insert(CONTENT_TYPE, HeaderValue::from_static("application/json"));
+    if let Some(seconds) = error.retry_after_s() {
+        headers.insert(RETRY_AFTER, HeaderValue::from(seconds));
+    }
+    response
+}
+
+async fn list_models(State(core): State<Arc<Core>>) -> Response {
+    let models: Vec<_> = core.names.iter().map(|(name, named)| describe(&core, name, named)).collect();
+    axum_json(json!({"object": "list", "data": models}))
+}
+
+async fn show_model(State(core): State<Arc<Core>>, Path(id): Path<String>) -> Response {
+    match core.names.get(&id) {
+        Some(named) => axum_json(describe(&core, &id, named)),
+        None => {
+            let known: Vec<String> = core.names.keys().cloned().collect();
+            reply_error(unknown_model(&id, &known))
+        }
+    }
+}
+
+fn describe(core: &Core, name: &str, named: &Named) -> serde_json::Value {
+    let root = core.models[named.model].name();
+    json!({"id": name, "object": "model", "created": 0, "owned_by": "splitrail", "root": root})
+}
+
+async fn health() -> Response {
+    axum_json(json!({"status": "ok"}))
+}
+
+/// How long `/ready` waits for the first index synchronisation.
+pub const SYNC_PATIENCE: std::time::Duration = std::time::Duration::from_secs(15);
+
+/// Whether traffic may come.
+pub async fn ready(State(core): State<Arc<Core>>) -> Response {
+    match core.unready(SYNC_PATIENCE) {
+        None => axum_json(json!({"status": "ready"})),
+        Some(reason) => {
+            let body = json!({"status": "not ready", "reason": reason});
+            (StatusCode::SERVICE_UNAVAILABLE, axum_json(body)).into_response()
+        }
+    }
+}
+
+/// A JSON reply.
+pub fn axum_json(value: serde_json::Value) -> Response {
+    let json = HeaderValue::from_static("application/json");
+    ([(CONTENT_TYPE, json)], value.to_string()).into_response()
+}

@@ -1,0 +1,228 @@
+//! One reply from the answers of a batch's prompts: OpenAI's choice indices and
+//! summed usage.
+
+use std::pin::Pin;
+
+use bytes::Bytes;
+use futures_util::Stream;
+use futures_util::stream::{self, StreamExt};
+use serde_json::value::RawValue;
+
+use super::relay::UnitStream;
+use crate::api::JsonObject;
+use crate::error::{Error, Kind};
+
+/// A stream of events for a client; an error is its last item.
+pub type Events = Pin<Box<dyn Stream<Item = Result<Bytes, Error>> + Send>>;
+
+/// The events of one prompt's answer.
+pub fn single(unit: Box<UnitStream>) -> Events {
+    Box::pin(stream::unfold(Some(unit), |unit| async move {
+        let mut unit = unit?;
+        match unit.next().await? {
+            Ok(data) => Some((Ok(data), Some(unit))),
+            Err(error) => Some((Err(error), None)),
+        }
+    }))
+}
+
+/// The events of several prompts' answers as they come, under one id, with
+/// `choices[].index` moved to each prompt's place, and one usage chunk at the end.
+pub fn streams(units: Vec<Events>, n: u32) -> Events {
+    let tagged = units.into_iter().enumerate().map(|(i, events)| events.map(move |e| (i, e)));
+    let state = Merging { events: stream::select_all(tagged), id: None, usage: Vec::new(), n };
+    Box::pin(stream::unfold(Some(state), |state| async move {
+        let mut state = state?;
+        match state.next().await {
+            Some(Ok(data)) => Some((Ok(data), Some(state))),
+            Some(Err(error)) => Some((Err(error), None)),
+            None => state.last().map(|data| (Ok(data), None)),
+        }
+    }))
+}
+
+struct Merging<S> {
+    events: S,
+    /// The first answer's id, creation time and fingerprint, which all chunks carry.
+    id: Option<JsonObject>,
+    usage: Vec<JsonObject>,
+    n: u32,
+}
+
+impl<S: Stream<Item = (usize, Result<Bytes, Error>)> + Unpin> Merging<S> {
+    async fn next(&mut self) -> Option<Result<Bytes, Error>> {
+        while let Some((prompt_index, event)) = self.events.next().await {
+            let data = match event {
+                Ok(data) => data,
+                Err(error) => return Some(Err(error)),
+            };
+            let Ok(mut event) = JsonObject::parse(data) else { continue };
+            if self.id.is_none() {
+                self.id = Some(event.clone());
+            }
+            if let Some(first) = &self.id {
+                unify(&mut event, first);
+            }
+            if event.raw("choices").is_none_or(|raw| raw.trim() == "[]") {
+                self.usage.push(event);
+                continue;
+            }
+            move_choices(&mut event, prompt_index, self.n);
+            return Some(Ok(event.to_bytes()));
+        }
+        None
+    }
+
+    /// The one usage chunk, if every prompt had one.
+    fn last(mut self) -> Option<Bytes> {
+        let usage = sum(self.usage.iter().filter_map(|event| event.raw("usage")))?;
+        let mut event = self.usage.pop()?;
+        event.set("usage", usage);
+        Some(event.to_bytes())
+    }
+}
+
+fn unify(event: &mut JsonObject, first: &JsonObject) {
+    for key in ["id", "created"] {
+        if let (Some(value), true) = (first.raw(key), event.raw(key).is_some()) {
+            event.set(key, value);
+        }
+    }
+}
+
+/// One whole reply from those of several prompts, in the prompts' order.
+///
+/// # Errors
+/// If an engine's reply has no choices.
+pub fn replies(replies: Vec<JsonObject>, n: u32) -> Result<JsonObject, Error> {
+    let nonsense = || Error::new(Kind::EngineFailed, "an engine's reply has no choices");
+    let mut choices = Vec::new();
+    for (prompt_index, reply) in replies.iter().enumerate() {
+        let mut reply = reply.clone();
+        move_choices(&mut reply, prompt_index, n);
+        let raw = reply.raw("choices").ok_or_else(nonsense)?;
+        let inner = raw.trim().strip_prefix('[').and_then(|raw| raw.strip_suffix(']'));
+        let inner = inner.ok_or_else(nonsense)?.trim();
+        if !inner.is_empty() {
+            choices.push(inner.to_owned());
+        }
+    }
+    let usage = sum(replies.iter().filter_map(|reply| reply.raw("usage")));
+    let mut merged = replies.into_iter().next().ok_or_else(nonsense)?;
+    merged.set("choices", format!("[{}]", choices.join(",")));
+    if let Some(usage) = usage {
+        merged.set("usage", usage);
+    }
+    Ok(merged)
+}
+
+/// Moves the indices of an answer's choices to its prompt's place.
+fn move_choices(answer: &mut JsonObject, prompt_index: usize, n: u32) {
+    let Some(raw) = answer.raw("choices") else { return };
+    let Ok(choices) = serde_json::from_str::<Vec<Box<RawValue>>>(raw) else { return };
+    let base = prompt_index as u64 * u64::from(n);
+    let moved: Vec<String> = choices
+        .iter()
+        .map(|choice| match JsonObject::parse_str(choice.get()) {
+            Ok(mut choice) => {
+                let index = choice.raw("index").and_then(|raw| raw.parse::<u64>().ok());
+                choice.set("index", (base + index.unwrap_or(0)).to_string());
+                choice.to_string()
+            }
+            Err(_) => choice.get().to_owned(),
+        })
+        .collect();
+    answer.set("choices", format!("[{}]", moved.join(",")));
+}
+
+/// The sum of usage objects, member by member and also inside `*_details`. What is
+/// no number is taken from the first that has it.
+fn sum<'a>(all: impl Iterator<Item = &'a str>) -> Option<String> {
+    let mut total: Option<serde_json::Value> = None;
+    for raw in all {
+        let value = serde_json::from_str(raw).ok()?;
+        match &mut total {
+            None => total = Some(value),
+            Some(total) => add(total, &value),
+        }
+    }
+    total.map(|total| total.to_string())
+}
+
+fn add(total: &mut serde_json::Value, other: &serde_json::Value) {
+    use serde_json::Value::{Null, Number, Object};
+    match (total, other) {
+        (Object(total), Object(other)) => {
+            for (key, value) in other {
+                match total.get_mut(key) {
+                    Some(sum) => add(sum, value),
+                    None => {
+                        total.insert(key.clone(), value.clone());
+                    }
+                }
+            }
+        }
+        (total @ Number(_), Number(other)) => {
+            if let (Some(a), Some(b)) = (total.as_u64(), other.as_u64()) {
+                *total = a.saturating_add(b).into();
+            }
+        }
+        (total @ Null, other) => *total = other.clone(),
+        _ => {}
+    }
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used)]
+mod tests {
+    use super::*;
+
+    fn reply(text: &str) -> JsonObject {
+        JsonObject::parse_str(text).unwrap()
+    }
+
+    #[test]
+    fn choices_take_their_prompts_places_and_usage_adds_up() {
+        let a = reply(r#"{"id":"a","choices":[{"index":0,"text":"x"},{"index":1,"text":"y"}],"usage":{"prompt_tokens":3,"prompt_tokens_details":{"cached_tokens":2,"audio_tokens":null}}}"#);
+        let b = reply(r#"{"id":"b","choices":[{"index":0,"text":"z"},{"index":1,"text":"w"}],"usage":{"prompt_tokens":4,"prompt_tokens_details":{"cached_tokens":0,"audio_tokens":1}}}"#);
+        let merged: serde_json::Value =
+            serde_json::from_slice(&replies(vec![a, b], 2).unwrap().to_bytes()).unwrap();
+        assert_eq!(merged["id"], "a");
+        let texts: Vec<_> = merged["choices"]
+            .as_array()
+            .unwrap()
+            .iter()
+            .map(|c| (c["index"].as_u64().unwrap(), c["text"].as_str().unwrap()))
+            .collect();
+        assert_eq!(texts, [(0, "x"), (1, "y"), (2, "z"), (3, "w")]);
+        assert_eq!(
+            merged["usage"],
+            serde_json::json!({
+                "prompt_tokens": 7,
+                "prompt_tokens_details": {"cached_tokens": 2, "audio_tokens": 1}
+            })
+        );
+    }
+
+    #[tokio::test]
+    async fn streams_share_an_id_and_end_with_one_usage_chunk() {
+        let events = |name: &str| -> Events {
+            let chunks = [
+                format!(r#"{{"id":"{name}","choices":[{{"index":0,"text":"{name}"}}]}}"#),
+                format!(r#"{{"id":"{name}","choices":[],"usage":{{"prompt_tokens":5}}}}"#),
+            ];
+            Box::pin(stream::iter(chunks.map(|chunk| Ok(Bytes::from(chunk)))))
+        };
+        let merged: Vec<serde_json::Value> = streams(vec![events("a"), events("b")], 1)
+            .map(|event| serde_json::from_slice(&event.unwrap()).unwrap())
+            .collect()
+            .await;
+        assert_eq!(merged.len(), 3);
+        assert!(merged.iter().all(|event| event["id"] == merged[0]["id"]));
+        assert_eq!(merged[2]["usage"]["prompt_tokens"], 10);
+        let mut indices: Vec<_> =
+            merged[..2].iter().map(|e| e["choices"][0]["index"].as_u64().unwrap()).collect();
+        indices.sort_unstable();
+        assert_eq!(indices, [0, 1]);
+    }
+}
