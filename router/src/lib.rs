@@ -1,1 +1,3 @@
-//! placeholder
+//! A front door for LLM clusters with disaggregated prefill and decode.
+
+pub mod prompt;

@@ -1,0 +1,236 @@
+//! A request's prompt as the token ids that vLLM will see.
+//!
+//! Everything here is plain computation without I/O after loading: callers run
+//! it off the reactor. What cannot be reproduced exactly is refused as
+//! [`PromptError::Unsupported`], and the engine is asked without token ids.
+
+pub mod normalise;
+pub mod request;
+pub mod template;
+pub mod tokenizer;
+
+use std::path::Path;
+
+use serde_json::{Map, Value};
+
+pub use request::ChatRequestView;
+pub use template::ContentFormat;
+pub use tokenizer::{LoadError, Tokenizer};
+
+use normalise::Unsupported;
+use template::{ChatInput, ChatTemplate, TemplateError};
+
+/// Why there are no token ids for a request. No variant carries prompt text.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum PromptError {
+    /// The request is wrong and the engine would say so too: answer 400. The
+    /// text may be a template's own message, at most 500 characters.
+    #[error("{0}")]
+    Client(String),
+    /// The exact ids cannot be known here; the request itself may be fine.
+    /// Serve it on an estimate.
+    #[error("prompt left to the engine: {0}")]
+    Unsupported(&'static str),
+    /// This router's fault. Serve on an estimate and report it.
+    #[error("{0}")]
+    Internal(String),
+}
+
+impl From<Unsupported> for PromptError {
+    fn from(reason: Unsupported) -> Self {
+        Self::Unsupported(reason.0)
+    }
+}
+
+/// A tokenized prompt.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct PromptTokens {
+    /// Token ids, as the engine's block hashes cover them.
+    pub ids: Vec<u32>,
+    /// The template wrote the time into the prompt; see
+    /// [`template::Rendered::uses_clock`].
+    pub uses_clock: bool,
+}
+
+/// How the engines of a model were started, where that changes prompts.
+/// The default is an engine without any of these flags.
+#[derive(Clone, Debug, Default)]
+pub struct PromptOptions {
+    /// `--chat-template`: replaces the model's own templates.
+    pub chat_template: Option<String>,
+    /// `--chat-template-content-format`; `None` is `auto`.
+    pub content_format: Option<ContentFormat>,
+    /// `--default-chat-template-kwargs`.
+    pub default_kwargs: Map<String, Value>,
+    /// `--exclude-tools-when-tool-choice-none`.
+    pub exclude_tools_when_tool_choice_none: bool,
+}
+
+/// Tokenizer and templates of one model.
+#[derive(Debug)]
+pub struct PromptModel {
+    tokenizer: Tokenizer,
+    chat: Result<ChatTemplate, &'static str>,
+    tool_chat: Option<Result<ChatTemplate, &'static str>>,
+    options: PromptOptions,
+    notes: Vec<String>,
+}
+
+impl PromptModel {
+    /// Loads a model folder. A template that is missing or not understood is
+    /// no error: text prompts still work; see [`Self::notes`].
+    ///
+    /// # Errors
+    /// [`LoadError`] if there is no usable tokenizer.
+    pub fn load(path: &Path, options: PromptOptions) -> Result<Self, LoadError> {
+        Ok(Self::new(Tokenizer::load(path)?, options))
+    }
+
+    /// Combines a loaded tokenizer with an engine's options.
+    #[must_use]
+    pub fn new(tokenizer: Tokenizer, options: PromptOptions) -> Self {
+        let mut notes = tokenizer.notes().to_vec();
+        let mut compile = |source: &str| {
+            ChatTemplate::compile(source, tokenizer.special_tokens().clone()).map_err(|error| {
+                notes.push(error.to_string());
+                "the model's chat template is not understood"
+            })
+        };
+        let (chat, tool_chat) = if let Some(source) = &options.chat_template {
+            (compile(source), None)
+        } else if let Some(reason) = tokenizer.native_chat() {
+            (Err(reason), None)
+        } else {
+            let default = tokenizer.chat_template("default").map(&mut compile);
+            let tool_use = tokenizer.chat_template("tool_use").map(&mut compile);
+            (
+                default.unwrap_or(Err("the model has no chat template")),
+                tool_use,
+            )
+        };
+        if let Err(reason) = &chat {
+            notes.push(format!("chats cannot be tokenized exactly: {reason}"));
+        }
+        Self {
+            tokenizer,
+            chat,
+            tool_chat,
+            options,
+            notes,
+        }
+    }
+
+    /// The tokenizer.
+    #[must_use]
+    pub fn tokenizer(&self) -> &Tokenizer {
+        &self.tokenizer
+    }
+
+    /// What an operator should know, for the log at start.
+    #[must_use]
+    pub fn notes(&self) -> &[String] {
+        &self.notes
+    }
+
+    /// Token ids of a completion's text prompt. The request's
+    /// `add_special_tokens` is true unless the client says otherwise.
+    ///
+    /// # Errors
+    /// [`PromptError::Internal`] if the tokenizer fails.
+    pub fn tokenize_text(
+        &self,
+        text: &str,
+        add_special_tokens: bool,
+    ) -> Result<PromptTokens, PromptError> {
+        let ids = self
+            .tokenizer
+            .encode(text, add_special_tokens)
+            .map_err(|error| PromptError::Internal(error.to_string()))?;
+        Ok(PromptTokens {
+            ids,
+            uses_clock: false,
+        })
+    }
+
+    /// Token ids of a chat request, rendered at `now_unix_s` (seconds since
+    /// the Unix epoch; matters only to templates that print the date).
+    ///
+    /// # Errors
+    /// See [`PromptError`].
+    pub fn tokenize_chat(
+        &self,
+        chat: &ChatRequestView<'_>,
+        now_unix_s: i64,
+    ) -> Result<PromptTokens, PromptError> {
+        let rendered = self.render_chat(chat, now_unix_s)?;
+        let prompt = self.tokenize_text(&rendered.text, chat.add_special_tokens)?;
+        Ok(PromptTokens {
+            uses_clock: rendered.uses_clock,
+            ..prompt
+        })
+    }
+
+    /// The text that [`Self::tokenize_chat`] tokenizes.
+    ///
+    /// # Errors
+    /// See [`PromptError`].
+    pub fn render_chat(
+        &self,
+        chat: &ChatRequestView<'_>,
+        now_unix_s: i64,
+    ) -> Result<template::Rendered, PromptError> {
+        let tools = self.tools(chat)?;
+        let template = match (&tools, &self.tool_chat) {
+            (Some(_), Some(template)) => template,
+            _ => &self.chat,
+        };
+        let template = template
+            .as_ref()
+            .map_err(|reason| PromptError::Unsupported(reason))?;
+        let format = self
+            .options
+            .content_format
+            .unwrap_or(template.content_format());
+        let mut messages = normalise::conversation(chat.messages, format)?;
+        if messages.is_empty() {
+            return Err(PromptError::Client(
+                "`messages` must not be empty".to_owned(),
+            ));
+        }
+        if !template.knows_developer() {
+            messages = normalise::without_developer(messages);
+        }
+        let kwargs = request::template_kwargs(chat, &self.options.default_kwargs)?;
+        let input = ChatInput {
+            messages: &Value::Array(messages),
+            tools: tools.as_ref(),
+            documents: chat.documents,
+            add_generation_prompt: chat.add_generation_prompt,
+            kwargs: Some(&kwargs),
+            now_unix_s,
+        };
+        template.render(&input).map_err(|error| match error {
+            TemplateError::Raised(message) => PromptError::Client(message),
+            // The engine's own template language decides what becomes of these.
+            TemplateError::Render { .. } => {
+                PromptError::Unsupported("the chat template cannot work with this request")
+            }
+            TemplateError::TooMuch(_) => {
+                PromptError::Unsupported("rendering the chat takes too many steps")
+            }
+            TemplateError::Syntax { .. } => PromptError::Internal(error.to_string()),
+        })
+    }
+
+    fn tools(&self, chat: &ChatRequestView<'_>) -> Result<Option<Value>, PromptError> {
+        let excluded = self.options.exclude_tools_when_tool_choice_none
+            && chat.tool_choice.is_some_and(|choice| choice == "none");
+        match chat.tools {
+            Some(tools) => {
+                let tools = normalise::tools(tools)?;
+                Ok(Some(tools).filter(|_| !excluded))
+            }
+            None => Ok(None),
+        }
+    }
+}

@@ -1,0 +1,463 @@
+//! A chat request's messages, tools and arguments, in the shape in which vLLM
+//! hands them to a template (`vllm/renderers/chat_utils.py` and the request
+//! models of 0.32, observed on the real parser).
+//!
+//! What cannot be reproduced exactly is refused with a reason, never guessed:
+//! a wrong prompt would be a wrong cache key.
+
+use serde_json::{Map, Value};
+
+use super::template::ContentFormat;
+
+/// Why a request's tokens are left to the engine. Static text: no content.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Unsupported(pub &'static str);
+
+type Result<T> = std::result::Result<T, Unsupported>;
+
+/// Fields of content parts that the engine knows; others reach the template.
+const KNOWN_PART_FIELDS: [&str; 18] = [
+    "audio_embeds",
+    "audio_url",
+    "closed",
+    "data",
+    "file",
+    "image_embeds",
+    "image_pil",
+    "image_url",
+    "input_audio",
+    "name",
+    "prompt_cache_breakpoint",
+    "refusal",
+    "text",
+    "thinking",
+    "type",
+    "uuid",
+    "video_embeds",
+    "video_url",
+];
+
+/// Fields that make a part something else than text, whatever its type says.
+const MEDIA_FIELDS: [&str; 14] = [
+    "audio_embeds",
+    "audio_url",
+    "data",
+    "file",
+    "image_embeds",
+    "image_pil",
+    "image_url",
+    "input_audio",
+    "input_image",
+    "prompt_cache_breakpoint",
+    "prompt_embeds",
+    "uuid",
+    "video_embeds",
+    "video_url",
+];
+
+/// A line that one coding client puts before its system prompt, different for
+/// every request; the engine drops it.
+const BILLING_LINE: &str = "x-anthropic-billing-header";
+
+/// The conversation that a template sees.
+///
+/// # Errors
+/// [`Unsupported`] for media, unknown parts and shapes that the engine's own
+/// validation may refuse or reorder.
+pub fn conversation(messages: &Value, format: ContentFormat) -> Result<Vec<Value>> {
+    let messages = messages
+        .as_array()
+        .ok_or(Unsupported("messages are not an array"))?;
+    messages
+        .iter()
+        .map(|message| one_message(message, format))
+        .collect()
+}
+
+fn one_message(message: &Value, format: ContentFormat) -> Result<Value> {
+    let message = message
+        .as_object()
+        .ok_or(Unsupported("a message is not an object"))?;
+    let role = message
+        .get("role")
+        .and_then(Value::as_str)
+        .ok_or(Unsupported("a message without a role"))?;
+    if message.contains_key("author") || present(message, "audio") {
+        return Err(Unsupported("a message with an author or audio"));
+    }
+    let parts = text_parts(role, message)?;
+    let mut out = Map::new();
+    out.insert("role".to_owned(), Value::from(role));
+    // Tool results are plain text for every template.
+    let content = if format == ContentFormat::OpenAi && role != "tool" {
+        Value::Array(parts.into_iter().map(Part::into_value).collect())
+    } else {
+        let texts: Vec<String> = parts.into_iter().map(|part| part.text).collect();
+        Value::from(texts.join("\n"))
+    };
+    out.insert("content".to_owned(), content);
+    match role {
+        "assistant" => assistant_fields(message, &mut out)?,
+        "tool" => match message.get("tool_call_id") {
+            None => {}
+            Some(Value::String(id)) => {
+                out.insert("tool_call_id".to_owned(), Value::from(id.as_str()));
+            }
+            Some(_) => return Err(Unsupported("a tool_call_id that is not a string")),
+        },
+        _ => {}
+    }
+    for name in ["name", "task"] {
+        match message.get(name) {
+            Some(Value::String(text)) => {
+                out.insert(name.to_owned(), Value::from(text.as_str()));
+            }
+            None | Some(Value::Null) => {}
+            Some(_) => return Err(Unsupported("a name or task that is not a string")),
+        }
+    }
+    if role == "developer" {
+        if present(message, "tools") {
+            return Err(Unsupported("tools inside a developer message"));
+        }
+        out.insert("tools".to_owned(), Value::Null);
+    }
+    Ok(Value::Object(out))
+}
+
+fn present(object: &Map<String, Value>, key: &str) -> bool {
+    object.get(key).is_some_and(|value| !value.is_null())
+}
+
+/// A text part: its text, and fields that the engine passes on unread.
+struct Part {
+    text: String,
+    extra: Map<String, Value>,
+}
+
+impl Part {
+    fn into_value(self) -> Value {
+        let mut out = Map::new();
+        out.insert("type".to_owned(), Value::from("text"));
+        out.insert("text".to_owned(), Value::from(self.text));
+        out.extend(self.extra);
+        Value::Object(out)
+    }
+}
+
+fn text_parts(role: &str, message: &Map<String, Value>) -> Result<Vec<Part>> {
+    let mut parts = match message.get("content") {
+        None => Vec::new(),
+        // The engine's request model takes null from these two only.
+        Some(Value::Null) if matches!(role, "assistant" | "function") => Vec::new(),
+        Some(Value::String(text)) => vec![Part {
+            text: text.clone(),
+            extra: Map::new(),
+        }],
+        Some(Value::Array(items)) => items
+            .iter()
+            .map(|item| part(role, item))
+            .collect::<Result<_>>()?,
+        Some(_) => return Err(Unsupported("content that is neither text nor parts")),
+    };
+    if role == "system" {
+        parts.retain_mut(|part| {
+            if !part.text.starts_with(BILLING_LINE) {
+                return true;
+            }
+            part.text = part
+                .text
+                .split_once('\n')
+                .map_or("", |(_, rest)| rest)
+                .to_owned();
+            !part.text.is_empty()
+        });
+    }
+    Ok(parts)
+}
+
+fn part(role: &str, item: &Value) -> Result<Part> {
+    let part = match item {
+        Value::String(text) => {
+            return Ok(Part {
+                text: text.clone(),
+                extra: Map::new(),
+            });
+        }
+        Value::Object(part) => part,
+        _ => {
+            return Err(Unsupported(
+                "a content part that is neither text nor an object",
+            ));
+        }
+    };
+    if MEDIA_FIELDS.iter().any(|field| part.contains_key(*field)) {
+        return Err(Unsupported("images, audio, video or files"));
+    }
+    let key = match part.get("type").and_then(Value::as_str) {
+        Some("text") => "text",
+        Some("refusal") => "refusal",
+        Some("thinking") => "thinking",
+        _ => return Err(Unsupported("a content part of an unknown type")),
+    };
+    let Some(Value::String(text)) = part.get(key) else {
+        return Err(Unsupported("a content part without its text"));
+    };
+    let extra: Map<String, Value> = part
+        .iter()
+        .filter(|(name, _)| !KNOWN_PART_FIELDS.contains(&name.as_str()))
+        .map(|(name, value)| (name.clone(), value.clone()))
+        .collect();
+    if role == "system" && key != "text" {
+        return Err(Unsupported("a system message of other parts than text"));
+    }
+    for value in extra.values() {
+        plain_numbers(value)?;
+    }
+    Ok(Part {
+        text: text.clone(),
+        extra,
+    })
+}
+
+fn assistant_fields(message: &Map<String, Value>, out: &mut Map<String, Value>) -> Result<()> {
+    match message.get("tool_calls") {
+        None | Some(Value::Null) => {}
+        // An empty list would send templates down their tool path.
+        Some(Value::Array(calls)) if calls.is_empty() => {}
+        Some(Value::Array(calls)) => {
+            let calls = calls.iter().map(tool_call).collect::<Result<Vec<_>>>()?;
+            out.insert("tool_calls".to_owned(), Value::Array(calls));
+        }
+        Some(_) => return Err(Unsupported("tool_calls that are not an array")),
+    }
+    // The older name is read where the newer one says nothing.
+    let reasoning = ["reasoning", "reasoning_content"]
+        .into_iter()
+        .filter_map(|name| message.get(name))
+        .find(|value| !value.is_null());
+    match reasoning {
+        None => {}
+        Some(Value::String(text)) => {
+            out.insert("reasoning".to_owned(), Value::from(text.as_str()));
+            out.insert("reasoning_content".to_owned(), Value::from(text.as_str()));
+        }
+        Some(_) => return Err(Unsupported("reasoning that is not a string")),
+    }
+    Ok(())
+}
+
+/// The engine's request model puts its own fields first, in its own order,
+/// then what it does not know; templates that print a call as JSON show it.
+fn tool_call(call: &Value) -> Result<Value> {
+    let call = call
+        .as_object()
+        .ok_or(Unsupported("a tool call that is not an object"))?;
+    let function = call.get("function").and_then(Value::as_object);
+    let (Some(Value::String(id)), Some(function), Some("function")) = (
+        call.get("id"),
+        function,
+        call.get("type").and_then(Value::as_str),
+    ) else {
+        return Err(Unsupported(
+            "a tool call that is not a complete function call",
+        ));
+    };
+    let (Some(Value::String(arguments)), Some(Value::String(name))) =
+        (function.get("arguments"), function.get("name"))
+    else {
+        return Err(Unsupported("a function call without name or arguments"));
+    };
+    let mut inner = Map::new();
+    inner.insert("arguments".to_owned(), call_arguments(arguments)?);
+    inner.insert("name".to_owned(), Value::from(name.as_str()));
+    extend_unknown(&mut inner, function)?;
+    let mut out = Map::new();
+    out.insert("id".to_owned(), Value::from(id.as_str()));
+    out.insert("function".to_owned(), Value::Object(inner));
+    out.insert("type".to_owned(), Value::from("function"));
+    extend_unknown(&mut out, call)?;
+    Ok(Value::Object(out))
+}
+
+fn extend_unknown(out: &mut Map<String, Value>, from: &Map<String, Value>) -> Result<()> {
+    for (name, value) in from {
+        if !out.contains_key(name) {
+            plain_numbers(value)?;
+            out.insert(name.clone(), value.clone());
+        }
+    }
+    Ok(())
+}
+
+/// Arguments are JSON in a string; templates get the object. What is not an
+/// object becomes an empty one, as in the engine.
+fn call_arguments(text: &str) -> Result<Value> {
+    let empty = || Value::Object(Map::new());
+    match serde_json::from_str::<Value>(text) {
+        Ok(value) if value.is_object() => {
+            plain_numbers(&value)?;
+            Ok(value)
+        }
+        Ok(_) => Ok(empty()),
+        Err(error) => {
+            // Python reads some texts that are not JSON to us.
+            let message = error.to_string();
+            let python_may_read = [
+                "recursion limit",
+                "out of range",
+                "surrogate",
+                "unexpected end of hex",
+            ]
+            .iter()
+            .any(|known| message.contains(known))
+                || ["NaN", "Infinity", "\\u"]
+                    .iter()
+                    .any(|known| text.contains(known));
+            if python_may_read {
+                return Err(Unsupported(
+                    "tool call arguments that only Python reads as JSON",
+                ));
+            }
+            Ok(empty())
+        }
+    }
+}
+
+/// Refuses numbers whose text is lost in 64 bits: Python keeps every digit of
+/// an integer, and templates print it.
+///
+/// # Errors
+/// [`Unsupported`] if there is such a number.
+pub fn plain_numbers(value: &Value) -> Result<()> {
+    match value {
+        Value::Number(number) => match number.as_f64() {
+            Some(float)
+                if number.is_f64()
+                    && (float.abs() >= 9e18 || (float == 0.0 && float.is_sign_negative())) =>
+            {
+                Err(Unsupported("a number beyond 64 bits"))
+            }
+            _ => Ok(()),
+        },
+        Value::Array(items) => items.iter().try_for_each(plain_numbers),
+        Value::Object(fields) => fields.values().try_for_each(plain_numbers),
+        Value::Null | Value::Bool(_) | Value::String(_) => Ok(()),
+    }
+}
+
+/// Tools as a template sees them: known fields only, in the engine's order,
+/// absent descriptions and parameters as null.
+///
+/// # Errors
+/// [`Unsupported`] for definitions that the engine may refuse.
+pub fn tools(tools: &Value) -> Result<Value> {
+    let tools = tools
+        .as_array()
+        .ok_or(Unsupported("tools are not an array"))?;
+    if tools.is_empty() {
+        return Err(Unsupported("an empty list of tools"));
+    }
+    tools
+        .iter()
+        .map(one_tool)
+        .collect::<Result<Vec<_>>>()
+        .map(Value::Array)
+}
+
+fn one_tool(tool: &Value) -> Result<Value> {
+    let incomplete = Unsupported("a tool that is not a plain function definition");
+    let tool = tool.as_object().ok_or(incomplete)?;
+    let function = tool
+        .get("function")
+        .and_then(Value::as_object)
+        .ok_or(incomplete)?;
+    let is_function = match tool.get("type") {
+        None => true,
+        Some(kind) => kind == "function",
+    };
+    if !is_function || present(tool, "defer_loading") || present(function, "defer_loading") {
+        return Err(incomplete);
+    }
+    let field = |name: &str, fits: fn(&Value) -> bool| match function.get(name) {
+        None | Some(Value::Null) => Ok(Value::Null),
+        Some(value) if fits(value) => Ok(value.clone()),
+        Some(_) => Err(incomplete),
+    };
+    let name = field("name", Value::is_string)?;
+    let parameters = field("parameters", Value::is_object)?;
+    let strict = field("strict", Value::is_boolean)?;
+    if name.is_null() {
+        return Err(incomplete);
+    }
+    plain_numbers(&parameters)?;
+    let mut inner = Map::new();
+    inner.insert("name".to_owned(), name);
+    inner.insert(
+        "description".to_owned(),
+        field("description", Value::is_string)?,
+    );
+    inner.insert("parameters".to_owned(), parameters);
+    if !strict.is_null() {
+        inner.insert("strict".to_owned(), strict);
+    }
+    let mut out = Map::new();
+    out.insert("type".to_owned(), Value::from("function"));
+    out.insert("function".to_owned(), Value::Object(inner));
+    Ok(Value::Object(out))
+}
+
+/// Turns developer messages into system messages, for templates that do not
+/// know the role, and merges all system messages into a first one if that
+/// leaves any that is not first.
+#[must_use]
+pub fn without_developer(conversation: Vec<Value>) -> Vec<Value> {
+    let is = |message: &Value, role: &str| message["role"] == role;
+    if !conversation.iter().any(|message| is(message, "developer")) {
+        return conversation;
+    }
+    let mut converted = conversation;
+    for message in converted
+        .iter_mut()
+        .filter(|message| is(message, "developer"))
+    {
+        if let Some(fields) = message.as_object_mut() {
+            fields.insert("role".to_owned(), Value::from("system"));
+            fields.shift_remove("tools");
+        }
+    }
+    if !converted
+        .iter()
+        .skip(1)
+        .any(|message| is(message, "system"))
+    {
+        return converted;
+    }
+    let (system, others): (Vec<Value>, Vec<Value>) = converted
+        .into_iter()
+        .partition(|message| is(message, "system"));
+    let texts: Vec<String> = system
+        .iter()
+        .map(content_text)
+        .filter(|text| !text.is_empty())
+        .collect();
+    let mut merged = Map::new();
+    merged.insert("role".to_owned(), Value::from("system"));
+    merged.insert("content".to_owned(), Value::from(texts.join("\n\n")));
+    std::iter::once(Value::Object(merged))
+        .chain(others)
+        .collect()
+}
+
+fn content_text(message: &Value) -> String {
+    match &message["content"] {
+        Value::Array(parts) => {
+            let texts: Vec<&str> = parts
+                .iter()
+                .filter_map(|part| part["text"].as_str())
+                .collect();
+            texts.join("\n")
+        }
+        content => content.as_str().unwrap_or_default().to_owned(),
+    }
+}

@@ -1,0 +1,343 @@
+//! Chat templates, rendered as Hugging Face renders them.
+//!
+//! Transformers compiles a template with `trim_blocks`, `lstrip_blocks`, loop
+//! controls, its own `tojson`, `raise_exception`, `strftime_now` and a
+//! `{% generation %}` tag; values print and behave as Python's. All of this is
+//! reproduced on minijinja, which is close to Jinja2 but not the same.
+
+mod clock;
+mod content_format;
+mod pyjson;
+mod pystr;
+
+use std::collections::BTreeMap;
+use std::error::Error as _;
+
+use minijinja::syntax::SyntaxConfig;
+use minijinja::value::{Serde, ValueKind};
+use minijinja::{AutoEscape, Environment, Error, ErrorKind, UndefinedBehavior, Value};
+use serde_json::{Map, Value as Json};
+
+/// Bound on template steps of one render; an instruction is some tens of
+/// nanoseconds, and a prompt of 2,000 messages takes about half a million.
+const MAX_STEPS: u64 = 10_000_000;
+
+/// Bound on a rendered prompt, bytes.
+const MAX_RENDERED_BYTES: usize = 64 << 20;
+
+/// Bound on nested macro calls and includes.
+const MAX_RECURSION: usize = 120;
+
+/// Bound on a template's own message in [`TemplateError::Raised`], characters.
+const MAX_RAISED_CHARS: usize = 500;
+
+const NAME: &str = "chat";
+
+/// Named special tokens of a tokenizer, in the names that templates use
+/// (`bos_token`, `eos_token`, `pad_token`, `unk_token`, ...).
+pub type SpecialTokens = BTreeMap<String, String>;
+
+/// The shape in which a template wants a message's content.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum ContentFormat {
+    /// One string; text parts are joined with a newline.
+    String,
+    /// A list of parts, `[{"type": "text", "text": ...}]`.
+    OpenAi,
+}
+
+/// Why a template could not be compiled or rendered. No variant carries text
+/// of the conversation, except what the template itself put into its message.
+#[derive(Debug, thiserror::Error)]
+pub enum TemplateError {
+    /// The template rejected the conversation with `raise_exception`; the
+    /// client's fault. At most 500 characters of the template's message.
+    #[error("{0}")]
+    Raised(String),
+    /// The template is not one that this engine understands.
+    #[error("chat template, line {line}: {reason}")]
+    Syntax {
+        /// Line of the template, from 1; 0 if unknown.
+        line: usize,
+        /// What is wrong with it.
+        reason: String,
+    },
+    /// Rendering failed: the template met a value that it cannot work with.
+    #[error("chat template, line {line}: {kind}")]
+    Render {
+        /// Line of the template, from 1; 0 if unknown.
+        line: usize,
+        /// The kind of failure, without any value.
+        kind: String,
+    },
+    /// Rendering passed a bound on steps, recursion or size.
+    #[error("the chat template exceeds the bound on {0}")]
+    TooMuch(&'static str),
+}
+
+/// One conversation, as a template sees it.
+#[derive(Clone, Copy, Debug)]
+pub struct ChatInput<'a> {
+    /// The messages, already in the template's content format: an array.
+    pub messages: &'a Json,
+    /// Tools that the model may call: an array of definitions.
+    pub tools: Option<&'a Json>,
+    /// Documents for retrieval-augmented templates: an array.
+    pub documents: Option<&'a Json>,
+    /// Whether the template opens the assistant's turn at the end.
+    pub add_generation_prompt: bool,
+    /// Further variables; they win over special tokens of the same name.
+    pub kwargs: Option<&'a Map<String, Json>>,
+    /// What `strftime_now` calls now, seconds since the Unix epoch.
+    pub now_unix_s: i64,
+}
+
+/// A rendered prompt.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Rendered {
+    /// The prompt's text, without the tokenizer's own special tokens.
+    pub text: String,
+    /// Whether the template asked for the time: an engine that renders at
+    /// another moment, or in another time zone, may get another prompt.
+    pub uses_clock: bool,
+}
+
+/// A compiled chat template.
+#[derive(Debug)]
+pub struct ChatTemplate {
+    environment: Environment<'static>,
+    special: SpecialTokens,
+    content_format: ContentFormat,
+    knows_developer: bool,
+}
+
+impl ChatTemplate {
+    /// Compiles `source`. `special` becomes variables of every render.
+    ///
+    /// # Errors
+    /// [`TemplateError::Syntax`] if the template uses something unknown.
+    pub fn compile(source: &str, special: SpecialTokens) -> Result<Self, TemplateError> {
+        let syntax = syntax().map_err(|error| syntax_error(&error))?;
+        // Jinja2 reads every end of line as a newline.
+        let source = source.replace("\r\n", "\n").replace('\r', "\n");
+        let knows_developer = source.contains("\"developer\"") || source.contains("'developer'");
+        let source = without_generation_tags(&source);
+        let tree = minijinja::machinery::parse(&source, NAME, syntax.clone())
+            .map_err(|error| syntax_error(&error))?;
+        let content_format = content_format::detect(&tree);
+        drop(tree);
+        let mut environment = environment(syntax);
+        environment
+            .add_template_owned(NAME.to_owned(), source)
+            .map_err(|error| syntax_error(&error))?;
+        Ok(Self {
+            environment,
+            special,
+            content_format,
+            knows_developer,
+        })
+    }
+
+    /// The content format that the template's syntax tree asks for.
+    #[must_use]
+    pub fn content_format(&self) -> ContentFormat {
+        self.content_format
+    }
+
+    /// Whether the template has a case for the role `developer`; vLLM turns
+    /// such messages into system messages for templates that have none.
+    #[must_use]
+    pub fn knows_developer(&self) -> bool {
+        self.knows_developer
+    }
+
+    /// Renders one conversation.
+    ///
+    /// # Errors
+    /// [`TemplateError::Raised`] if the template rejects it; see the others.
+    pub fn render(&self, input: &ChatInput<'_>) -> Result<Rendered, TemplateError> {
+        let template = self
+            .environment
+            .get_template(NAME)
+            .map_err(|error| syntax_error(&error))?;
+        let context = self.context(input);
+        let mut out = Bounded {
+            bytes: Vec::new(),
+            overflow: false,
+        };
+        let (result, uses_clock) = clock::with_now(input.now_unix_s, || {
+            template.render_captured_to(context, &mut out).map(drop)
+        });
+        if out.overflow {
+            return Err(TemplateError::TooMuch("the size of a prompt"));
+        }
+        result.map_err(|error| render_error(&error))?;
+        let text = String::from_utf8(out.bytes).map_err(|_| TemplateError::Render {
+            line: 0,
+            kind: "not UTF-8".to_owned(),
+        })?;
+        Ok(Rendered { text, uses_clock })
+    }
+
+    fn context(&self, input: &ChatInput<'_>) -> Value {
+        let none = || Value::from(());
+        let mut context: BTreeMap<&str, Value> = BTreeMap::new();
+        for (name, token) in &self.special {
+            context.insert(name, Value::from(token.as_str()));
+        }
+        for (name, value) in input.kwargs.into_iter().flatten() {
+            context.insert(name, from_json(value));
+        }
+        context.insert("messages", from_json(input.messages));
+        context.insert("tools", input.tools.map_or_else(none, from_json));
+        context.insert("documents", input.documents.map_or_else(none, from_json));
+        context.insert(
+            "add_generation_prompt",
+            Value::from(input.add_generation_prompt),
+        );
+        context.into_iter().collect()
+    }
+}
+
+fn from_json(value: &Json) -> Value {
+    Value::from(Serde(value))
+}
+
+fn syntax() -> Result<SyntaxConfig, Error> {
+    SyntaxConfig::builder()
+        .trim_blocks(true)
+        .lstrip_blocks(true)
+        .build()
+}
+
+/// A failure raised by `raise_exception`, found again at the end of a chain.
+#[derive(Debug, thiserror::Error)]
+#[error("{0}")]
+struct Raised(String);
+
+fn environment(syntax: SyntaxConfig) -> Environment<'static> {
+    let mut env = Environment::new();
+    env.set_syntax(syntax);
+    env.set_debug(false);
+    env.set_undefined_behavior(UndefinedBehavior::Lenient);
+    env.set_auto_escape_callback(|_| AutoEscape::None);
+    env.set_fuel(Some(MAX_STEPS));
+    env.set_recursion_limit(MAX_RECURSION);
+    env.set_unknown_method_callback(pystr::unknown_method);
+    env.set_formatter(|out, state, value| match float_of(value) {
+        Some(float) => out.write_str(&pyjson::float(float)).map_err(Error::from),
+        None => minijinja::escape_formatter(out, state, value),
+    });
+    // A name of minijinja that Jinja2 leaves undefined.
+    env.remove_global("debug");
+    env.add_function(
+        "raise_exception",
+        |message: Value| -> Result<Value, Error> {
+            let message: String = message.to_string().chars().take(MAX_RAISED_CHARS).collect();
+            Err(Error::new(ErrorKind::InvalidOperation, "raise_exception")
+                .with_source(Raised(message)))
+        },
+    );
+    env.add_function("strftime_now", clock::strftime_now);
+    env.add_filter("tojson", pyjson::tojson);
+    env.add_filter("trim", |value: Value, chars: Option<&str>| {
+        pystr::strip(&value.to_string(), chars, true, true).to_owned()
+    });
+    // Jinja2 asks Python: a string has a length and items, a mapping as well.
+    env.add_test("iterable", |value: &Value| {
+        value.kind() == ValueKind::String || value.try_iter().is_ok()
+    });
+    env.add_test("sequence", |value: &Value| {
+        matches!(
+            value.kind(),
+            ValueKind::String | ValueKind::Seq | ValueKind::Map | ValueKind::Undefined
+        )
+    });
+    env
+}
+
+fn float_of(value: &Value) -> Option<f64> {
+    if value.kind() == ValueKind::Number && !value.is_integer() {
+        return f64::try_from(value.clone()).ok();
+    }
+    None
+}
+
+fn syntax_error(error: &Error) -> TemplateError {
+    // The detail of a syntax error speaks of the template, not of a request.
+    let reason = error
+        .detail()
+        .map_or_else(|| error.kind().to_string(), str::to_owned);
+    TemplateError::Syntax {
+        line: error.line().unwrap_or(0),
+        reason,
+    }
+}
+
+fn render_error(error: &Error) -> TemplateError {
+    let mut source: Option<&(dyn std::error::Error + 'static)> = error.source();
+    while let Some(inner) = source {
+        if let Some(Raised(message)) = inner.downcast_ref() {
+            return TemplateError::Raised(message.clone());
+        }
+        source = inner.source();
+    }
+    match error.kind() {
+        ErrorKind::OutOfFuel => TemplateError::TooMuch("steps"),
+        kind => TemplateError::Render {
+            line: error.line().unwrap_or(0),
+            kind: kind.to_string(),
+        },
+    }
+}
+
+/// Collects output up to [`MAX_RENDERED_BYTES`].
+struct Bounded {
+    bytes: Vec<u8>,
+    overflow: bool,
+}
+
+impl std::io::Write for Bounded {
+    fn write(&mut self, data: &[u8]) -> std::io::Result<usize> {
+        if self.bytes.len() + data.len() > MAX_RENDERED_BYTES {
+            self.overflow = true;
+            return Err(std::io::ErrorKind::WriteZero.into());
+        }
+        self.bytes.extend_from_slice(data);
+        Ok(data.len())
+    }
+
+    fn flush(&mut self) -> std::io::Result<()> {
+        Ok(())
+    }
+}
+
+/// `{% generation %}` marks what an assistant said, for training; it renders
+/// its body. Replaced by `with`, which has the same scope, so that white space
+/// control around the tag keeps its meaning.
+fn without_generation_tags(source: &str) -> String {
+    let mut out = String::with_capacity(source.len());
+    let mut rest = source;
+    while let Some(start) = rest.find("{%") {
+        let (before, tag) = rest.split_at(start + 2);
+        out.push_str(before);
+        rest = tag;
+        let name_at = tag.len() - tag.trim_start_matches(['-', '+']).trim_start().len();
+        let (head, name) = tag.split_at(name_at);
+        for (word, replacement) in [("generation", "with"), ("endgeneration", "endwith")] {
+            if let Some(tail) = name.strip_prefix(word)
+                && tail
+                    .trim_start()
+                    .trim_start_matches(['-', '+'])
+                    .starts_with("%}")
+            {
+                out.push_str(head);
+                out.push_str(replacement);
+                rest = tail;
+                break;
+            }
+        }
+    }
+    out.push_str(rest);
+    out
+}
