@@ -1,0 +1,4 @@
+//! The dialect of vLLM, which other engines speak too (its KV event stream in
+//! particular).
+
+pub mod events;

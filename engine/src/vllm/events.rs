@@ -1,0 +1,292 @@
+//! KV events: the msgpack payload that an engine publishes on each step in
+//! which its cache changed.
+//!
+//! A batch is `[timestamp, [events], rank]`; vLLM 0.32 sends each event as a map
+//! tagged `type`, vLLM up to 0.23 as an array that starts with the tag. Arrays
+//! and maps are accepted at both levels, with keys in any order, unknown keys
+//! and trailing items skipped.
+
+use splitrail_kv::KvEvent;
+
+mod cursor;
+mod error;
+mod extra;
+mod group;
+mod stored;
+
+pub use error::{DecodeError, DecodeProblem};
+pub use group::GroupFilter;
+
+use cursor::Cursor;
+use stored::{Removed, Stored};
+
+/// Bounds on what one payload may hold. Reaching one is a [`DecodeError`].
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct DecodeLimits {
+    /// Length of a payload, in bytes.
+    pub max_payload_bytes: usize,
+    /// Events in a batch, of known and unknown kinds together.
+    pub max_events: usize,
+    /// Blocks that one event names.
+    pub max_blocks_per_event: usize,
+    /// Blocks that all events of a batch name together.
+    pub max_blocks_per_batch: usize,
+    /// Nesting of values that are skipped; never more than
+    /// [`DecodeLimits::MAX_DEPTH`] is used.
+    pub max_depth: u8,
+}
+
+impl DecodeLimits {
+    /// The deepest nesting that any configuration allows: skipping recurses, so
+    /// the stack must not depend on a setting.
+    pub const MAX_DEPTH: u8 = 64;
+}
+
+impl Default for DecodeLimits {
+    fn default() -> Self {
+        Self {
+            max_payload_bytes: 16 << 20,
+            max_events: 65_536,
+            max_blocks_per_event: 131_072,
+            max_blocks_per_batch: 524_288,
+            max_depth: 16,
+        }
+    }
+}
+
+/// What one payload says.
+#[derive(Clone, Debug, PartialEq)]
+pub struct EventBatch {
+    /// When the engine made the batch, in seconds since the Unix epoch.
+    pub timestamp_s: f64,
+    /// The data-parallel rank, where the engine names it.
+    pub rank: Option<u16>,
+    /// The changes, in the order in which they took place.
+    pub events: Vec<KvEvent>,
+    /// What was left out of `events`, and why.
+    pub skipped: Skipped,
+}
+
+/// Events of a batch that were understood well enough to be left out.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Skipped {
+    /// Events with a tag that this decoder does not know.
+    pub unknown_events: u32,
+    /// Events of cache groups other than full attention (sliding window, state
+    /// space layers) in hybrid models: those groups drop blocks from the middle
+    /// of a prompt, so they say nothing about prefix reuse.
+    pub other_groups: u32,
+    /// Events that name no block at all.
+    pub empty_events: u32,
+}
+
+/// Decodes the payloads of one engine's stream. Keep one per stream, since which
+/// cache groups count is learned from the stream itself.
+#[derive(Clone, Debug, Default)]
+pub struct Decoder {
+    limits: DecodeLimits,
+    groups: GroupFilter,
+}
+
+impl Decoder {
+    /// A decoder that has seen nothing yet.
+    pub fn new(limits: DecodeLimits) -> Self {
+        Self {
+            limits,
+            groups: GroupFilter::default(),
+        }
+    }
+
+    /// Decodes the next payload of the stream.
+    pub fn decode(&mut self, payload: &[u8]) -> Result<EventBatch, DecodeError> {
+        decode_with(payload, &self.limits, &mut self.groups)
+    }
+
+    /// Forgets what was learned about cache groups; for an engine that has
+    /// restarted and may now serve another model.
+    pub fn forget_groups(&mut self) {
+        self.groups = GroupFilter::default();
+    }
+}
+
+/// Decodes one payload on its own. For a stream, use [`Decoder`]: a removal
+/// names a cache group only by number, and what the number means was said in an
+/// earlier payload.
+pub fn decode_batch(payload: &[u8], limits: &DecodeLimits) -> Result<EventBatch, DecodeError> {
+    decode_with(payload, limits, &mut GroupFilter::default())
+}
+
+fn decode_with(
+    payload: &[u8],
+    limits: &DecodeLimits,
+    groups: &mut GroupFilter,
+) -> Result<EventBatch, DecodeError> {
+    if payload.len() > limits.max_payload_bytes {
+        let limit = limits.max_payload_bytes;
+        return Err(DecodeError::new(
+            0,
+            "payload",
+            DecodeProblem::TooMany { limit },
+        ));
+    }
+    let mut cursor = Cursor::new(payload, limits.max_depth);
+    let mut reader = BatchReader {
+        limits,
+        groups,
+        blocks_left: limits.max_blocks_per_batch,
+    };
+    let batch = reader.batch(&mut cursor)?;
+    if !cursor.is_at_end() {
+        return Err(cursor.error("payload", DecodeProblem::TrailingBytes));
+    }
+    Ok(batch)
+}
+
+/// The state of decoding one payload.
+struct BatchReader<'a> {
+    limits: &'a DecodeLimits,
+    groups: &'a mut GroupFilter,
+    blocks_left: usize,
+}
+
+impl BatchReader<'_> {
+    fn batch(&mut self, cursor: &mut Cursor<'_>) -> Result<EventBatch, DecodeError> {
+        let mut timestamp_s = None;
+        let mut events = None;
+        let mut rank = None;
+        if cursor.next_is_map() {
+            for _ in 0..cursor.map_len("batch")? {
+                match cursor.str("batch key")? {
+                    "ts" => timestamp_s = Some(cursor.seconds("ts")?),
+                    "events" => events = Some(self.events(cursor)?),
+                    "data_parallel_rank" | "dp_rank" | "attn_dp_rank" => {
+                        rank = cursor.optional("rank", |c| c.u16("rank"))?;
+                    }
+                    _ => cursor.skip("batch")?,
+                }
+            }
+        } else {
+            for index in 0..cursor.array_len("batch")? {
+                match index {
+                    0 => timestamp_s = Some(cursor.seconds("ts")?),
+                    1 => events = Some(self.events(cursor)?),
+                    2 => rank = cursor.optional("rank", |c| c.u16("rank"))?,
+                    _ => cursor.skip("batch")?,
+                }
+            }
+        }
+        let (events, skipped) =
+            events.ok_or_else(|| cursor.error("events", DecodeProblem::Missing))?;
+        let timestamp_s = timestamp_s.ok_or_else(|| cursor.error("ts", DecodeProblem::Missing))?;
+        Ok(EventBatch {
+            timestamp_s,
+            rank,
+            events,
+            skipped,
+        })
+    }
+
+    fn events(&mut self, cursor: &mut Cursor<'_>) -> Result<(Vec<KvEvent>, Skipped), DecodeError> {
+        let count = cursor.array_len("events")?;
+        if count > self.limits.max_events {
+            let limit = self.limits.max_events;
+            return Err(cursor.error("events", DecodeProblem::TooMany { limit }));
+        }
+        let mut events = Vec::with_capacity(count);
+        let mut skipped = Skipped::default();
+        for _ in 0..count {
+            events.extend(self.event(cursor, &mut skipped)?);
+        }
+        Ok((events, skipped))
+    }
+
+    /// One event, or `None` where it was left out and counted as such.
+    fn event(
+        &mut self,
+        cursor: &mut Cursor<'_>,
+        skipped: &mut Skipped,
+    ) -> Result<Option<KvEvent>, DecodeError> {
+        let start = cursor.clone();
+        let (tag, is_map) = tag(cursor)?;
+        let items = if is_map {
+            cursor.map_len("event")?
+        } else {
+            cursor.array_len("event")?
+        };
+        match tag {
+            "BlockStored" => {
+                let max_blocks = self.limits.max_blocks_per_event.min(self.blocks_left);
+                let mut stored = Stored::new(max_blocks);
+                for index in 0..items {
+                    let key = if is_map {
+                        cursor.str("event key")?
+                    } else {
+                        Stored::key(index)
+                    };
+                    stored.field(key, cursor)?;
+                }
+                if !self.groups.learn(stored.group, stored.spec_kind) {
+                    skipped.other_groups += 1;
+                    return Ok(None);
+                }
+                self.blocks_left -= stored.block_count();
+                let event = stored.into_event(&start)?;
+                skipped.empty_events += u32::from(event.is_none());
+                Ok(event)
+            }
+            "BlockRemoved" => {
+                let max_blocks = self.limits.max_blocks_per_event.min(self.blocks_left);
+                let mut removed = Removed::new(max_blocks);
+                for index in 0..items {
+                    let key = if is_map {
+                        cursor.str("event key")?
+                    } else {
+                        Removed::key(index)
+                    };
+                    removed.field(key, cursor)?;
+                }
+                if !self.groups.counts(removed.group) {
+                    skipped.other_groups += 1;
+                    return Ok(None);
+                }
+                self.blocks_left -= removed.block_count();
+                let event = removed.into_event(&start)?;
+                skipped.empty_events += u32::from(event.is_none());
+                Ok(event)
+            }
+            other => {
+                for _ in 0..items {
+                    if is_map {
+                        cursor.skip("event key")?;
+                    }
+                    cursor.skip("event")?;
+                }
+                if other == "AllBlocksCleared" {
+                    return Ok(Some(KvEvent::Cleared));
+                }
+                skipped.unknown_events += 1;
+                Ok(None)
+            }
+        }
+    }
+}
+
+/// The tag of the event at the cursor, which is left at the event's start, and
+/// whether the event is a map. The tag decides how to read all other fields, but
+/// may be a map's last key.
+fn tag<'a>(cursor: &mut Cursor<'a>) -> Result<(&'a str, bool), DecodeError> {
+    let mut ahead = cursor.clone();
+    if !cursor.next_is_map() {
+        if ahead.array_len("event")? == 0 {
+            return Err(cursor.error("type", DecodeProblem::Missing));
+        }
+        return Ok((ahead.str("type")?, false));
+    }
+    for _ in 0..ahead.map_len("event")? {
+        if ahead.str("event key")? == "type" {
+            return Ok((ahead.str("type")?, true));
+        }
+        ahead.skip("event")?;
+    }
+    Err(cursor.error("type", DecodeProblem::Missing))
+}

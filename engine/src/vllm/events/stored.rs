@@ -1,0 +1,240 @@
+//! The fields of stored and removed events, gathered in whatever order they
+//! come, then made into a [`KvEvent`].
+
+use splitrail_kv::{EngineHash, KvEvent, StoredBlock, Tier};
+
+use super::cursor::Cursor;
+use super::extra::{self, BlockExtra, Left};
+use super::{DecodeError, DecodeProblem};
+
+/// A `BlockStored` event.
+pub(super) struct Stored<'a> {
+    max_blocks: usize,
+    hashes: Option<Vec<EngineHash>>,
+    parent: Option<EngineHash>,
+    /// All tokens; cut into blocks once the block size is known.
+    tokens: Option<Vec<u32>>,
+    block_size: Option<u32>,
+    has_adapter_id: bool,
+    adapter: Option<&'a str>,
+    extras: Vec<BlockExtra<'a>>,
+    tier: Tier,
+    pub(super) group: Option<u8>,
+    pub(super) spec_kind: Option<&'a str>,
+}
+
+impl<'a> Stored<'a> {
+    pub(super) fn new(max_blocks: usize) -> Self {
+        Self {
+            max_blocks,
+            hashes: None,
+            parent: None,
+            tokens: None,
+            block_size: None,
+            has_adapter_id: false,
+            adapter: None,
+            extras: Vec::new(),
+            tier: Tier::Device,
+            group: None,
+            spec_kind: None,
+        }
+    }
+
+    /// The name of an array form's item.
+    pub(super) fn key(index: usize) -> &'static str {
+        const KEYS: [&str; 11] = [
+            "type",
+            "block_hashes",
+            "parent_block_hash",
+            "token_ids",
+            "block_size",
+            "lora_id",
+            "medium",
+            "lora_name",
+            "extra_keys",
+            "group_idx",
+            "kv_cache_spec_kind",
+        ];
+        KEYS.get(index).copied().unwrap_or_default()
+    }
+
+    pub(super) fn field(&mut self, key: &str, c: &mut Cursor<'a>) -> Result<(), DecodeError> {
+        match key {
+            "block_hashes" => self.hashes = Some(hashes(c, self.max_blocks)?),
+            "parent_block_hash" => {
+                let parent = c.optional("parent_block_hash", |c| c.hash("parent_block_hash"))?;
+                self.parent = parent.map(EngineHash);
+            }
+            "token_ids" => {
+                let count = c.array_len("token_ids")?;
+                let mut tokens = Vec::with_capacity(count);
+                for _ in 0..count {
+                    tokens.push(c.u32("token_ids")?);
+                }
+                self.tokens = Some(tokens);
+            }
+            "block_size" => self.block_size = Some(c.u32("block_size")?),
+            "lora_id" => {
+                self.has_adapter_id = c.optional("lora_id", |c| c.skip("lora_id"))?.is_some();
+            }
+            "medium" => self.tier = tier(c)?,
+            "lora_name" => self.adapter = c.optional("lora_name", |c| c.str("lora_name"))?,
+            "extra_keys" => {
+                let limit = self.max_blocks;
+                let extras = c.optional("extra_keys", |c| extra::read(c, limit))?;
+                self.extras = extras.unwrap_or_default();
+            }
+            "group_idx" => self.group = c.optional("group_idx", |c| c.u8("group_idx"))?,
+            "kv_cache_spec_kind" => {
+                self.spec_kind =
+                    c.optional("kv_cache_spec_kind", |c| c.str("kv_cache_spec_kind"))?;
+            }
+            _ => c.skip("event")?,
+        }
+        Ok(())
+    }
+
+    pub(super) fn block_count(&self) -> usize {
+        self.hashes.as_ref().map_or(0, Vec::len)
+    }
+
+    /// The event; `None` where it names no block. `start` is where it began.
+    pub(super) fn into_event(self, start: &Cursor<'_>) -> Result<Option<KvEvent>, DecodeError> {
+        let missing = |field| start.error(field, DecodeProblem::Missing);
+        let hashes = self.hashes.ok_or_else(|| missing("block_hashes"))?;
+        let tokens = self.tokens.ok_or_else(|| missing("token_ids"))?;
+        let block_size = self.block_size.ok_or_else(|| missing("block_size"))? as usize;
+        if block_size == 0 {
+            return Err(start.error("block_size", DecodeProblem::OutOfRange));
+        }
+        if hashes.len().checked_mul(block_size) != Some(tokens.len()) {
+            let problem = DecodeProblem::TokenCount {
+                tokens: tokens.len(),
+                blocks: hashes.len(),
+                block_size,
+            };
+            return Err(start.error("token_ids", problem));
+        }
+        if hashes.is_empty() {
+            return Ok(None);
+        }
+        // An adapter that is known by its number only cannot be told from
+        // others, and keys for blocks that are not there cannot be placed.
+        let all_opaque =
+            (self.has_adapter_id && self.adapter.is_none()) || self.extras.len() > hashes.len();
+        let mut salt = None;
+        let blocks = hashes
+            .iter()
+            .zip(tokens.chunks_exact(block_size))
+            .enumerate();
+        let blocks = blocks.map(|(index, (hash, tokens))| {
+            let extra = self.extras.get(index).copied().unwrap_or_default();
+            let opaque = match extra.without(self.adapter) {
+                Left::Nothing => false,
+                Left::Text(text) if index == 0 && self.parent.is_none() => {
+                    salt = Some(text.to_owned());
+                    false
+                }
+                Left::Text(_) | Left::NotUnderstood => true,
+            };
+            StoredBlock {
+                hash: *hash,
+                tokens: tokens.to_vec(),
+                opaque: opaque || all_opaque,
+            }
+        });
+        let blocks = blocks.collect();
+        Ok(Some(KvEvent::Stored {
+            parent: self.parent,
+            blocks,
+            adapter: self.adapter.map(str::to_owned),
+            salt,
+            tier: self.tier,
+        }))
+    }
+}
+
+/// A `BlockRemoved` event.
+pub(super) struct Removed {
+    max_blocks: usize,
+    hashes: Option<Vec<EngineHash>>,
+    tier: Tier,
+    pub(super) group: Option<u8>,
+}
+
+impl Removed {
+    pub(super) fn new(max_blocks: usize) -> Self {
+        Self {
+            max_blocks,
+            hashes: None,
+            tier: Tier::Device,
+            group: None,
+        }
+    }
+
+    /// The name of an array form's item.
+    pub(super) fn key(index: usize) -> &'static str {
+        const KEYS: [&str; 4] = ["type", "block_hashes", "medium", "group_idx"];
+        KEYS.get(index).copied().unwrap_or_default()
+    }
+
+    pub(super) fn field(&mut self, key: &str, c: &mut Cursor<'_>) -> Result<(), DecodeError> {
+        match key {
+            "block_hashes" => self.hashes = Some(hashes(c, self.max_blocks)?),
+            "medium" => self.tier = tier(c)?,
+            "group_idx" => self.group = c.optional("group_idx", |c| c.u8("group_idx"))?,
+            _ => c.skip("event")?,
+        }
+        Ok(())
+    }
+
+    pub(super) fn block_count(&self) -> usize {
+        self.hashes.as_ref().map_or(0, Vec::len)
+    }
+
+    /// The event; `None` where it names no block. `start` is where it began.
+    pub(super) fn into_event(self, start: &Cursor<'_>) -> Result<Option<KvEvent>, DecodeError> {
+        let hashes = self
+            .hashes
+            .ok_or_else(|| start.error("block_hashes", DecodeProblem::Missing))?;
+        Ok((!hashes.is_empty()).then_some(KvEvent::Removed {
+            hashes,
+            tier: self.tier,
+        }))
+    }
+}
+
+fn hashes(c: &mut Cursor<'_>, limit: usize) -> Result<Vec<EngineHash>, DecodeError> {
+    let count = c.array_len("block_hashes")?;
+    if count > limit {
+        return Err(c.error("block_hashes", DecodeProblem::TooMany { limit }));
+    }
+    let mut hashes = Vec::with_capacity(count);
+    for _ in 0..count {
+        hashes.push(EngineHash(c.hash("block_hashes")?));
+    }
+    Ok(hashes)
+}
+
+/// The tier that a `medium` names. vLLM says `GPU`, its offloading `CPU`;
+/// SGLang says `GPU`, `CPU_TIER1` and so on. Nil is the engine's own cache.
+fn tier(c: &mut Cursor<'_>) -> Result<Tier, DecodeError> {
+    let Some(medium) = c.optional("medium", |c| c.str("medium"))? else {
+        return Ok(Tier::Device);
+    };
+    let starts_with = |name: &str| {
+        medium
+            .get(..name.len())
+            .is_some_and(|start| start.eq_ignore_ascii_case(name))
+    };
+    let is_any = |names: &[&str]| names.iter().any(|name| starts_with(name));
+    Ok(if is_any(&["GPU", "DEVICE", "HBM"]) {
+        Tier::Device
+    } else if is_any(&["CPU", "HOST", "DRAM"]) {
+        Tier::Host
+    } else if is_any(&["DISK", "SSD", "NVME", "FILE", "FS"]) {
+        Tier::Disk
+    } else {
+        Tier::Remote
+    })
+}

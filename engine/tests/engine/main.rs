@@ -1,0 +1,5 @@
+//! Behaviour of the engine dialects, on recorded bytes where there are any.
+#![allow(clippy::unwrap_used)]
+
+mod kv_events;
+mod support;
