@@ -1,1 +1,2 @@
-//! placeholder
+//! The router.
+pub mod config;
