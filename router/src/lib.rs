@@ -1,3 +1,30 @@
-//! A front door for LLM clusters with disaggregated prefill and decode.
+//! Splitrail: a front door for LLM clusters with disaggregated prefill and decode.
+//!
+//! The modules stand in the order in which a request passes them; what is beside
+//! the way comes after. See ARCHITECTURE.md for the map.
 
+pub mod ingress;
+
+pub mod service;
+
+pub mod api;
+pub mod prepare;
 pub mod prompt;
+
+pub mod pick;
+
+pub mod flow;
+
+pub mod reply;
+
+pub mod ledger;
+
+pub mod admin;
+pub mod assemble;
+pub mod config;
+pub mod core;
+pub mod error;
+pub mod fleet;
+pub mod run;
+pub mod stages;
+pub mod telemetry;

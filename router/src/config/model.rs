@@ -1,0 +1,383 @@
+//! The configuration as typed values: one struct per mapping of the YAML file.
+//!
+//! These structs are the single source of names, types, defaults and their
+//! documentation: the located validator and `splitrail schema` are both derived
+//! from the JSON Schema that `schemars` makes of them.
+
+use std::net::SocketAddr;
+use std::path::PathBuf;
+use std::time::Duration;
+
+use schemars::JsonSchema;
+use serde::{Deserialize, Serialize};
+
+use super::scalar::{self, BlockSize};
+
+/// A whole configuration file.
+#[derive(Clone, Debug, Deserialize, Serialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub struct Config {
+    /// Where the router listens.
+    #[serde(default)]
+    pub listen: Listen,
+    /// Seed of the block hashes; the same for all routers and side-cars of a cluster.
+    #[serde(default)]
+    pub hash_seed: u64,
+    /// Bounds on what clients may ask for and on what the router holds.
+    #[serde(default)]
+    pub limits: Limits,
+    /// The models that are served, one entry each.
+    #[schemars(length(min = 1))]
+    pub models: Vec<Model>,
+}
+
+/// Listening addresses, `IP:PORT`; port 0 takes any free port.
+#[derive(Clone, Debug, Deserialize, Serialize, JsonSchema)]
+#[serde(deny_unknown_fields, default)]
+pub struct Listen {
+    /// The OpenAI HTTP front door.
+    #[schemars(with = "scalar::Address")]
+    pub http: SocketAddr,
+    /// The gRPC front door; left out, there is none.
+    #[schemars(with = "Option<scalar::Address>")]
+    pub grpc: Option<SocketAddr>,
+    /// Metrics, health and decisions. Keep it off public addresses.
+    #[schemars(with = "scalar::Address")]
+    pub admin: SocketAddr,
+}
+
+impl Default for Listen {
+    fn default() -> Self {
+        Self {
+            http: SocketAddr::from(([0, 0, 0, 0], 8000)),
+            grpc: None,
+            admin: SocketAddr::from(([127, 0, 0, 1], 9090)),
+        }
+    }
+}
+
+/// Bounds. Each refusal names the key that was hit.
+#[derive(Clone, Debug, Deserialize, Serialize, JsonSchema)]
+#[serde(deny_unknown_fields, default)]
+pub struct Limits {
+    /// Largest request body, in bytes; more is a 413.
+    #[schemars(range(min = 1024, max = 1_073_741_824_u64))]
+    pub body_max_bytes: usize,
+    /// Requests in flight over all models; more are shed with 503 and `Retry-After`.
+    #[schemars(range(min = 1, max = 1_000_000))]
+    pub in_flight_max: usize,
+    /// Prompts in one batched completions request.
+    #[schemars(range(min = 1, max = 1024))]
+    pub batch_prompts_max: usize,
+    /// Largest `n` and `best_of`.
+    #[schemars(range(min = 1, max = 1024))]
+    pub n_max: u32,
+    /// Largest `max_tokens` and its relatives.
+    #[schemars(range(min = 1))]
+    pub output_tokens_max: u32,
+    /// Entries in a `stop` list.
+    #[schemars(range(min = 0, max = 1024))]
+    pub stop_max: usize,
+    /// Bytes of one schema or grammar (`tools`, `response_format`, guided decoding).
+    #[schemars(range(min = 1024))]
+    pub schema_max_bytes: usize,
+    /// Bytes of an engine's non-streamed reply, or of one event of a stream.
+    #[schemars(range(min = 65_536, max = 1_073_741_824_u64))]
+    pub engine_reply_max_bytes: usize,
+    /// KV blocks that one worker can make the index hold.
+    #[schemars(range(min = 1))]
+    pub index_blocks_per_worker_max: usize,
+    /// Decision records kept for `/admin/decisions`.
+    #[schemars(range(min = 1, max = 1_000_000))]
+    pub decisions_kept: usize,
+    /// How long a stopping router says "not ready" while it still accepts.
+    #[serde(
+        deserialize_with = "scalar::duration",
+        serialize_with = "scalar::duration_text"
+    )]
+    #[schemars(with = "scalar::DurationText")]
+    pub drain_delay: Duration,
+    /// How long requests in flight may go on once it stops accepting.
+    #[serde(
+        deserialize_with = "scalar::duration",
+        serialize_with = "scalar::duration_text"
+    )]
+    #[schemars(with = "scalar::DurationText")]
+    pub drain_grace: Duration,
+}
+
+impl Default for Limits {
+    fn default() -> Self {
+        Self {
+            body_max_bytes: 32 << 20,
+            in_flight_max: 4096,
+            batch_prompts_max: 64,
+            n_max: 128,
+            output_tokens_max: 1 << 20,
+            stop_max: 64,
+            schema_max_bytes: 1 << 20,
+            engine_reply_max_bytes: 64 << 20,
+            index_blocks_per_worker_max: 4 << 20,
+            decisions_kept: 1024,
+            drain_delay: Duration::from_secs(3),
+            drain_grace: Duration::from_secs(30),
+        }
+    }
+}
+
+/// One model and the workers that serve it.
+#[derive(Clone, Debug, Deserialize, Serialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub struct Model {
+    /// The name that the engines serve it under, and the metrics' `model` label.
+    #[schemars(length(min = 1, max = 256))]
+    pub name: String,
+    /// Other names that clients may use for it.
+    #[serde(default)]
+    pub aliases: Vec<String>,
+    /// Adapters (LoRA) that clients may name as `model`; each its own namespace.
+    #[serde(default)]
+    pub adapters: Vec<String>,
+    /// Tokens per KV block, as the engines'; `auto` asks an engine at the start.
+    #[serde(default)]
+    pub block_size: BlockSize,
+    /// How prompts become tokens.
+    pub tokenizer: TokenizerConfig,
+    /// How requests are served.
+    pub flow: Flow,
+    /// How KV gets from a prefill to a decode worker.
+    #[serde(default)]
+    pub connector: Connector,
+    /// Prompts of up to this many tokens never go to a remote prefill.
+    #[serde(default)]
+    pub local_prefill_max_tokens: u32,
+    /// What happens where no prefill worker could do its part.
+    #[serde(default)]
+    pub on_no_prefill: OnNoPrefill,
+    /// What clients are told where an engine reports no `cached_tokens`.
+    #[serde(default)]
+    pub cached_tokens_fallback: CachedTokensFallback,
+    /// How a worker is chosen.
+    #[serde(default)]
+    pub policy: Policy,
+    /// Retries before the first byte has reached the client.
+    #[serde(default)]
+    pub retries: Retries,
+    /// How long each step may take.
+    #[serde(default)]
+    pub timeouts: Timeouts,
+    /// The router's credential towards this model's engines, sent as a bearer token.
+    #[serde(default)]
+    pub engine_api_key: Option<Secret>,
+    /// The workers.
+    #[schemars(length(min = 1))]
+    pub workers: Vec<Worker>,
+}
+
+/// How prompts become tokens.
+#[derive(Clone, Debug, Deserialize, Serialize, JsonSchema, PartialEq, Eq)]
+#[serde(tag = "kind", rename_all = "snake_case", deny_unknown_fields)]
+pub enum TokenizerConfig {
+    /// A Hugging Face `tokenizer.json` with its chat template.
+    Huggingface {
+        /// The model's folder, or the `tokenizer.json` itself.
+        path: PathBuf,
+    },
+    /// None: the router knows no tokens, and no policy that needs them can be used.
+    None {},
+}
+
+/// How requests are served.
+#[derive(Clone, Copy, Debug, Deserialize, Serialize, JsonSchema, PartialEq, Eq)]
+#[serde(rename_all = "snake_case")]
+pub enum Flow {
+    /// One worker does prefill and decode.
+    Aggregated,
+    /// A prefill worker computes the prompt, a decode worker generates.
+    PrefillFirst,
+}
+
+/// How KV gets from a prefill to a decode worker.
+#[derive(Clone, Copy, Debug, Default, Deserialize, Serialize, JsonSchema, PartialEq, Eq)]
+#[serde(rename_all = "snake_case")]
+pub enum Connector {
+    /// vLLM's NIXL connector: decode pulls from prefill.
+    Nixl,
+    /// There is no hand-off.
+    #[default]
+    None,
+}
+
+/// What happens where no prefill worker could do its part.
+#[derive(Clone, Copy, Debug, Default, Deserialize, Serialize, JsonSchema, PartialEq, Eq)]
+#[serde(rename_all = "snake_case")]
+pub enum OnNoPrefill {
+    /// The decode worker computes the prompt itself (counted and logged).
+    #[default]
+    Local,
+    /// The request fails with 503.
+    Fail,
+}
+
+/// What clients are told where an engine reports no `cached_tokens`.
+#[derive(Clone, Copy, Debug, Default, Deserialize, Serialize, JsonSchema, PartialEq, Eq)]
+#[serde(rename_all = "snake_case")]
+pub enum CachedTokensFallback {
+    /// The router's estimate from confirmed blocks.
+    #[default]
+    Estimate,
+    /// 0.
+    Zero,
+    /// Nothing: the key is left out.
+    Omit,
+}
+
+/// How a worker is chosen among the candidates.
+#[derive(Clone, Debug, Deserialize, Serialize, JsonSchema, PartialEq)]
+#[serde(tag = "kind", rename_all = "snake_case", deny_unknown_fields)]
+pub enum Policy {
+    /// Most overlap for least load: the lowest sum of
+    /// `overlap_weight` x blocks to compute and `load_weight` x blocks queued.
+    KvOverlap {
+        /// Weight of the blocks that the candidate would have to compute.
+        #[serde(default = "scalar::one")]
+        #[schemars(range(min = 0.0, max = 1e6))]
+        overlap_weight: f64,
+        /// Weight of the blocks that are queued on the candidate.
+        #[serde(default = "scalar::one")]
+        #[schemars(range(min = 0.0, max = 1e6))]
+        load_weight: f64,
+        /// 0 takes the best; above it, candidates are drawn by softmax of their costs.
+        #[serde(default)]
+        #[schemars(range(min = 0.0, max = 1e6))]
+        temperature: f64,
+    },
+    /// The fewest tokens in work.
+    LeastLoaded {},
+    /// Each in turn.
+    RoundRobin {},
+    /// Any, evenly.
+    Random {},
+}
+
+impl Default for Policy {
+    fn default() -> Self {
+        Self::LeastLoaded {}
+    }
+}
+
+/// Retries of each leg, before the first byte has reached the client.
+#[derive(Clone, Copy, Debug, Deserialize, Serialize, JsonSchema)]
+#[serde(deny_unknown_fields, default)]
+pub struct Retries {
+    /// Further prefill attempts, each on another worker.
+    #[schemars(range(min = 0, max = 10))]
+    pub prefill: u32,
+    /// Further decode attempts, each with a new prefill: a hand-off is single-use.
+    #[schemars(range(min = 0, max = 10))]
+    pub decode: u32,
+}
+
+impl Default for Retries {
+    fn default() -> Self {
+        Self {
+            prefill: 2,
+            decode: 1,
+        }
+    }
+}
+
+/// How long each step may take.
+#[derive(Clone, Copy, Debug, Deserialize, Serialize, JsonSchema)]
+#[serde(deny_unknown_fields, default)]
+pub struct Timeouts {
+    /// Opening a connection to an engine.
+    #[serde(
+        deserialize_with = "scalar::duration",
+        serialize_with = "scalar::duration_text"
+    )]
+    #[schemars(with = "scalar::DurationText")]
+    pub connect: Duration,
+    /// The whole prefill leg.
+    #[serde(
+        deserialize_with = "scalar::duration",
+        serialize_with = "scalar::duration_text"
+    )]
+    #[schemars(with = "scalar::DurationText")]
+    pub prefill: Duration,
+    /// From sending the decode (or only) leg to the first byte of its answer;
+    /// for answers that are not streamed, to the whole answer.
+    #[serde(
+        deserialize_with = "scalar::duration",
+        serialize_with = "scalar::duration_text"
+    )]
+    #[schemars(with = "scalar::DurationText")]
+    pub first_token: Duration,
+    /// Between two pieces of a stream.
+    #[serde(
+        deserialize_with = "scalar::duration",
+        serialize_with = "scalar::duration_text"
+    )]
+    #[schemars(with = "scalar::DurationText")]
+    pub stream_idle: Duration,
+}
+
+impl Default for Timeouts {
+    fn default() -> Self {
+        Self {
+            connect: Duration::from_secs(2),
+            prefill: Duration::from_secs(60),
+            first_token: Duration::from_secs(60),
+            stream_idle: Duration::from_secs(30),
+        }
+    }
+}
+
+/// A secret, by reference: never inline.
+#[derive(Clone, Debug, Deserialize, Serialize, JsonSchema)]
+#[serde(tag = "kind", rename_all = "snake_case", deny_unknown_fields)]
+pub enum Secret {
+    /// The trimmed content of a file.
+    File {
+        /// Its path.
+        path: PathBuf,
+    },
+    /// An environment variable.
+    Env {
+        /// Its name.
+        name: String,
+    },
+}
+
+/// One engine.
+#[derive(Clone, Debug, Deserialize, Serialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub struct Worker {
+    /// Its name in logs, metrics and the route header; unique in its model.
+    #[schemars(length(min = 1, max = 128), regex(pattern = r"^[A-Za-z0-9._:-]+$"))]
+    pub id: String,
+    /// What it does.
+    pub role: Role,
+    /// Its HTTP address, `http://HOST:PORT`.
+    pub url: String,
+    /// Where it publishes KV events, `tcp://HOST:PORT`.
+    #[serde(default)]
+    pub kv_events: Option<String>,
+    /// Where it answers replay requests, `tcp://HOST:PORT`.
+    #[serde(default)]
+    pub kv_replay: Option<String>,
+}
+
+/// What a worker does.
+#[derive(
+    Clone, Copy, Debug, Deserialize, Serialize, JsonSchema, PartialEq, Eq, Hash, PartialOrd, Ord,
+)]
+#[serde(rename_all = "snake_case")]
+pub enum Role {
+    /// Computes prompts.
+    Prefill,
+    /// Generates.
+    Decode,
+    /// Either.
+    Both,
+}

@@ -1,0 +1,260 @@
+//! Rules that the schema cannot state: between keys, and with the world outside.
+//!
+//! They look at the tree, key by key, and pass over what the schema check has already
+//! refused; so one wrong key does not hide the mistakes of the others.
+
+use std::collections::HashMap;
+use std::net::SocketAddr;
+use std::path::Path;
+
+use serde::de::DeserializeOwned;
+
+mod workers;
+
+use super::model::{Connector, Flow, Listen, Policy, Secret, TokenizerConfig};
+use super::problem::{Place, Report};
+use super::scalar::parse_duration;
+use super::tree::Node;
+use super::words::shown;
+use workers::Workers;
+
+/// Characters of a name that clients send as `model`.
+const NAME_MAX: usize = 256;
+
+/// Reports every broken rule of the tree under `root`.
+pub(super) fn check(root: &Node, base_dir: &Path, report: &mut Report) {
+    listen(root, report);
+    let mut names = Names {
+        seen: HashMap::new(),
+    };
+    let models = root.get("models").map(Node::items).unwrap_or_default();
+    for (index, model) in models.iter().enumerate() {
+        let path = format!("models[{index}]");
+        names.check(model, &path, report);
+        let workers = Workers::check(model, &path, report);
+        flow(model, &path, &workers, report);
+        policy(model, &path, &workers, report);
+        timeouts(model, &path, report);
+        tokenizer(model, &path, base_dir, report);
+        secret(model, &path, base_dir, report);
+    }
+}
+
+/// The typed value under `key`; `None` where it is absent or refused.
+fn typed<T: DeserializeOwned>(node: &Node, key: &str) -> Option<T> {
+    serde_json::from_value(node.get(key)?.to_json()).ok()
+}
+
+/// The same, with the default where the key is absent.
+fn typed_or<T: DeserializeOwned>(node: &Node, key: &str, default: T) -> Option<T> {
+    if node.get(key).is_some() {
+        typed(node, key)
+    } else {
+        Some(default)
+    }
+}
+
+fn listen(root: &Node, report: &mut Report) {
+    let defaults = Listen::default();
+    let section = root.get("listen");
+    let mut bound: Vec<(&str, SocketAddr)> = Vec::new();
+    for (key, default) in [
+        ("http", Some(defaults.http)),
+        ("grpc", defaults.grpc),
+        ("admin", Some(defaults.admin)),
+    ] {
+        let node = section.and_then(|section| section.get(key));
+        let address = match section {
+            Some(section) => typed_or(section, key, default).flatten(),
+            None => default,
+        };
+        let Some(address) = address else { continue };
+        let at = node.or(section).unwrap_or(root).at;
+        if let Some((other, _)) = bound.iter().find(|(_, taken)| overlap(*taken, address)) {
+            let message = format!("`listen.{key}` takes the port of `listen.{other}`");
+            report.error(at, message, "give each its own port");
+        }
+        if key == "admin" && node.is_some() && !address.ip().is_loopback() {
+            let message = "`listen.admin` can be reached from other hosts".to_owned();
+            report.warn(
+                at,
+                message,
+                "it shows workers and decisions: keep it off public networks",
+            );
+        }
+        bound.push((key, address));
+    }
+}
+
+/// Whether the second address could not be bound beside the first.
+fn overlap(first: SocketAddr, second: SocketAddr) -> bool {
+    let takes = |one: SocketAddr, other: SocketAddr| {
+        // `[::]` takes IPv4 as well.
+        one.ip().is_unspecified() && (one.is_ipv6() || other.is_ipv4())
+    };
+    first.port() == second.port()
+        && first.port() != 0
+        && (first.ip() == second.ip() || takes(first, second) || takes(second, first))
+}
+
+/// What clients may send as `model`: each name leads to one model only.
+struct Names {
+    seen: HashMap<String, Place>,
+}
+
+impl Names {
+    fn check(&mut self, model: &Node, path: &str, report: &mut Report) {
+        if let Some(name) = model.get("name") {
+            self.add(name, &format!("{path}.name"), report);
+        }
+        for key in ["aliases", "adapters"] {
+            let items = model.get(key).map(Node::items).unwrap_or_default();
+            for (index, item) in items.iter().enumerate() {
+                self.add(item, &format!("{path}.{key}[{index}]"), report);
+            }
+        }
+    }
+
+    fn add(&mut self, node: &Node, path: &str, report: &mut Report) {
+        let Some(name) = node.text() else { return };
+        if name.trim() != name || name.chars().any(char::is_control) {
+            let message = format!("`{path}` holds white space at an end, or a control character");
+            report.error(
+                node.at,
+                message,
+                "clients could hardly name it: take those out",
+            );
+        }
+        if name.is_empty() || name.chars().count() > NAME_MAX {
+            // The schema says the same of `name`, so only the others are told here.
+            if !path.ends_with(".name") {
+                let message = format!("`{path}` is empty or too long");
+                report.error(node.at, message, format!("from 1 to {NAME_MAX} characters"));
+            }
+        } else if let Some(first) = self.seen.get(name) {
+            let message = format!(
+                "`{path}` \"{}\" is already taken at {}:{}",
+                shown(name),
+                first.line,
+                first.column
+            );
+            let hint = "names, aliases and adapters are unique over all models";
+            report.error(node.at, message, hint);
+        } else {
+            self.seen.insert(name.to_owned(), node.at);
+        }
+    }
+}
+
+fn flow(model: &Node, path: &str, workers: &Workers<'_>, report: &mut Report) {
+    let Some(flow) = typed::<Flow>(model, "flow") else {
+        return;
+    };
+    let at = |key: &str| model.get(key).unwrap_or(model).at;
+    let needed: &[(bool, &str)] = match flow {
+        Flow::PrefillFirst => {
+            let connector = typed_or(model, "connector", Connector::default());
+            if connector == Some(Connector::None) {
+                let place = model.get("connector").map_or(at("flow"), |node| node.at);
+                let message = format!("`{path}.flow: prefill_first` needs a connector");
+                report.error(
+                    place,
+                    message,
+                    "add `connector: nixl`, or use `flow: aggregated`",
+                );
+            }
+            &[
+                (workers.can_prefill, "prefill"),
+                (workers.can_decode, "decode"),
+            ]
+        }
+        Flow::Aggregated => &[(workers.can_decode, "decode")],
+    };
+    for (_, role) in needed.iter().filter(|(there, _)| !there) {
+        let message = format!("`{path}.workers` has no worker with role {role} or both");
+        report.error(at("workers"), message, "add one, or choose another flow");
+    }
+}
+
+fn policy(model: &Node, path: &str, workers: &Workers<'_>, report: &mut Report) {
+    let Some(Policy::KvOverlap { .. }) = typed::<Policy>(model, "policy") else {
+        return;
+    };
+    let at = model.get("policy").unwrap_or(model).at;
+    if let Some(TokenizerConfig::None {}) = typed::<TokenizerConfig>(model, "tokenizer") {
+        let message = format!("`{path}.policy` kv_overlap needs a tokenizer, and there is none");
+        report.error(
+            at,
+            message,
+            "add `tokenizer: { kind: huggingface, path: ... }`",
+        );
+    }
+    let seen = match typed::<Flow>(model, "flow") {
+        Some(Flow::Aggregated) => workers.decode_publishes,
+        _ => workers.any_publishes,
+    };
+    if !seen {
+        let message = format!("`{path}.policy` kv_overlap has no worker whose KV events it sees");
+        report.error(
+            at,
+            message,
+            "add `kv_events: tcp://HOST:PORT` to the workers it chooses from",
+        );
+    }
+}
+
+fn timeouts(model: &Node, path: &str, report: &mut Report) {
+    for entry in model.get("timeouts").map(Node::entries).unwrap_or_default() {
+        let duration = entry
+            .value
+            .text()
+            .and_then(|text| parse_duration(text).ok());
+        if duration.is_some_and(|duration| duration.is_zero()) {
+            let message = format!("`{path}.timeouts.{}` is zero", shown(&entry.key));
+            report.error(
+                entry.value.at,
+                message,
+                "every request would fail: give it time",
+            );
+        }
+    }
+}
+
+fn tokenizer(model: &Node, path: &str, base_dir: &Path, report: &mut Report) {
+    let tokenizer = typed::<TokenizerConfig>(model, "tokenizer");
+    let Some(TokenizerConfig::Huggingface { path: folder }) = tokenizer else {
+        return;
+    };
+    let node = model.get("tokenizer").unwrap_or(model);
+    let at = node.get("path").unwrap_or(node).at;
+    let place = base_dir.join(&folder);
+    let shown = shown(&folder.display().to_string());
+    let hint = "the model's folder with `tokenizer.json`, or that file; \
+                relative paths start at the configuration's folder";
+    if folder.as_os_str().is_empty() || !place.exists() {
+        let message = format!("`{path}.tokenizer.path` \"{shown}\" does not exist");
+        report.error(at, message, hint);
+    } else if place.is_dir() && !place.join("tokenizer.json").is_file() {
+        let message = format!("`{path}.tokenizer.path` \"{shown}\" has no `tokenizer.json`");
+        report.error(at, message, hint);
+    }
+}
+
+fn secret(model: &Node, path: &str, base_dir: &Path, report: &mut Report) {
+    let Some(node) = model.get("engine_api_key") else {
+        return;
+    };
+    let Some(Some(mut secret)) = typed::<Option<Secret>>(model, "engine_api_key") else {
+        return;
+    };
+    if let Secret::File { path } = &mut secret {
+        *path = base_dir.join(&*path);
+    }
+    if let Err(error) = secret.resolve() {
+        let hint = match secret {
+            Secret::File { .. } => "the file must be readable by the router and hold the key only",
+            Secret::Env { .. } => "set the variable where the router runs, and for checks as well",
+        };
+        report.error(node.at, format!("`{path}.engine_api_key`: {error}"), hint);
+    }
+}

@@ -1,0 +1,134 @@
+//! Rules about the workers of one model.
+
+use std::collections::HashMap;
+
+use super::typed;
+use crate::config::endpoint;
+use crate::config::model::Role;
+use crate::config::problem::{Place, Report};
+use crate::config::tree::Node;
+use crate::config::words::shown;
+
+/// What the other rules need to know of a model's workers. A worker whose role was
+/// refused counts as any, so that one mistake is not told twice.
+#[derive(Default)]
+pub(super) struct Workers<'n> {
+    pub(super) can_prefill: bool,
+    pub(super) can_decode: bool,
+    /// A worker that can decode publishes KV events.
+    pub(super) decode_publishes: bool,
+    /// Any worker publishes KV events.
+    pub(super) any_publishes: bool,
+    ids: HashMap<&'n str, Place>,
+    /// By address: where it was written first.
+    urls: HashMap<String, Place>,
+    publishers: HashMap<String, Place>,
+}
+
+impl<'n> Workers<'n> {
+    /// Checks the workers of `model` one by one and against each other.
+    pub(super) fn check(model: &'n Node, path: &str, report: &mut Report) -> Self {
+        let mut workers = Self::default();
+        let list = model.get("workers").map(Node::items).unwrap_or_default();
+        for (index, worker) in list.iter().enumerate() {
+            workers.add(worker, &format!("{path}.workers[{index}]"), report);
+        }
+        // A list that is missing or empty has been told already.
+        if list.is_empty() {
+            (workers.can_prefill, workers.can_decode) = (true, true);
+            (workers.decode_publishes, workers.any_publishes) = (true, true);
+        }
+        workers
+    }
+
+    fn add(&mut self, worker: &'n Node, path: &str, report: &mut Report) {
+        let role = typed::<Role>(worker, "role");
+        let publishes = worker
+            .get("kv_events")
+            .is_some_and(|node| node.text().is_some());
+        self.can_prefill |= role != Some(Role::Decode);
+        self.can_decode |= role != Some(Role::Prefill);
+        self.any_publishes |= publishes;
+        self.decode_publishes |= publishes && role != Some(Role::Prefill);
+
+        if let Some((node, id)) = text(worker, "id") {
+            if let Some(first) = self.ids.get(id) {
+                let message = format!("`{path}.id` \"{}\" {}", shown(id), taken(*first));
+                report.error(node.at, message, "ids are unique within a model");
+            } else {
+                self.ids.insert(id, node.at);
+            }
+        }
+        if let Some((at, url)) = address(worker, "url", "http", path, report) {
+            let hint = "one entry per engine; a role `both` does both parts";
+            unique(
+                &mut self.urls,
+                url,
+                at,
+                &format!("{path}.url"),
+                hint,
+                report,
+            );
+        }
+        if let Some((at, publisher)) = address(worker, "kv_events", "tcp", path, report) {
+            let hint = "each engine publishes its own events: give each its own port";
+            unique(
+                &mut self.publishers,
+                publisher,
+                at,
+                &format!("{path}.kv_events"),
+                hint,
+                report,
+            );
+        }
+        address(worker, "kv_replay", "tcp", path, report);
+        if let Some((node, _)) = text(worker, "kv_replay")
+            && worker.get("kv_events").is_none()
+        {
+            let message = format!("`{path}.kv_replay` is of no use without `kv_events`");
+            report.error(node.at, message, "add `kv_events`, or delete it");
+        }
+    }
+}
+
+fn text<'n>(worker: &'n Node, key: &str) -> Option<(&'n Node, &'n str)> {
+    let node = worker.get(key)?;
+    Some((node, node.text()?))
+}
+
+/// The address under `key` in its one form, where it is there and well-formed.
+fn address(
+    worker: &Node,
+    key: &str,
+    scheme: &str,
+    path: &str,
+    report: &mut Report,
+) -> Option<(Place, String)> {
+    let (node, address) = text(worker, key)?;
+    match endpoint::parse(address, scheme) {
+        Ok(address) => Some((node.at, address)),
+        Err((why, hint)) => {
+            report.error(node.at, format!("`{path}.{key}` {why}"), hint);
+            None
+        }
+    }
+}
+
+fn unique(
+    seen: &mut HashMap<String, Place>,
+    address: String,
+    at: Place,
+    path: &str,
+    hint: &str,
+    report: &mut Report,
+) {
+    if let Some(first) = seen.get(&address) {
+        report.error(at, format!("`{path}` {address} {}", taken(*first)), hint);
+    } else {
+        seen.insert(address, at);
+    }
+}
+
+fn taken(first: Place) -> String {
+    format!("is already taken at {}:{}", first.line, first.column)
+}

@@ -1,0 +1,199 @@
+//! The documentation and the examples of the configuration are true.
+#![allow(clippy::unwrap_used)]
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use serde_json::Value;
+use splitrail::config::{self, BlockSize, CachedTokensFallback, Connector, OnNoPrefill, Policy};
+
+#[path = "fixtures/config/support.rs"]
+mod support;
+
+use support::{folder, parse};
+
+const MINIMAL: &str = "\
+models:
+  - name: m
+    tokenizer: { kind: none }
+    flow: aggregated
+    workers: [{ id: w, role: both, url: 'http://w:1' }]
+";
+
+fn repository() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR"))
+        .parent()
+        .unwrap()
+        .to_owned()
+}
+
+#[test]
+fn the_documentation_holds_the_reference_of_all_keys() {
+    let document = fs::read_to_string(repository().join("docs/configuration.md")).unwrap();
+    let reference = config::reference_markdown();
+    if !document.contains(&reference) {
+        let expected = Path::new(env!("CARGO_TARGET_TMPDIR")).join("configuration-reference.md");
+        fs::write(&expected, reference).unwrap();
+        panic!(
+            "docs/configuration.md is out of date: replace its table by the output of \
+             `splitrail schema --markdown`, which is also in {}",
+            expected.display()
+        );
+    }
+}
+
+#[test]
+fn every_example_is_valid() {
+    let mut examples = Vec::new();
+    for file in fs::read_dir(repository().join("deploy")).unwrap() {
+        let path = file.unwrap().path();
+        if path
+            .extension()
+            .is_some_and(|extension| extension == "yaml")
+        {
+            examples.push((
+                path.display().to_string(),
+                fs::read_to_string(&path).unwrap(),
+            ));
+        }
+    }
+    let document = fs::read_to_string(repository().join("docs/configuration.md")).unwrap();
+    for block in document.split("```yaml\n").skip(1) {
+        let text = block.split("```").next().unwrap();
+        examples.push(("docs/configuration.md".to_owned(), text.to_owned()));
+    }
+    assert!(examples.len() >= 2);
+    for (name, text) in examples {
+        let text = text.replace("/models/qwen3-8b", "tokenizer");
+        if let Err(problems) = config::parse(&name, &text, &folder()) {
+            panic!("{problems}");
+        }
+    }
+}
+
+#[test]
+fn a_minimal_file_gets_the_defaults() {
+    let loaded = parse(MINIMAL).unwrap();
+    assert!(loaded.warnings.is_empty());
+    let config = loaded.config;
+    assert_eq!(config.listen.http.to_string(), "0.0.0.0:8000");
+    assert_eq!(config.listen.grpc, None);
+    assert_eq!(config.listen.admin.to_string(), "127.0.0.1:9090");
+    assert_eq!(config.hash_seed, 0);
+    assert_eq!(config.limits.body_max_bytes, 33_554_432);
+    assert_eq!(config.limits.drain_grace, Duration::from_secs(30));
+    let model = &config.models[0];
+    assert!(model.aliases.is_empty() && model.adapters.is_empty());
+    assert_eq!(model.block_size, BlockSize::Auto);
+    assert_eq!(model.connector, Connector::None);
+    assert_eq!(model.local_prefill_max_tokens, 0);
+    assert_eq!(model.on_no_prefill, OnNoPrefill::Local);
+    assert_eq!(model.cached_tokens_fallback, CachedTokensFallback::Estimate);
+    assert_eq!(model.policy, Policy::LeastLoaded {});
+    assert_eq!((model.retries.prefill, model.retries.decode), (2, 1));
+    assert_eq!(model.timeouts.connect, Duration::from_secs(2));
+    assert_eq!(model.timeouts.first_token, Duration::from_secs(60));
+    assert!(model.engine_api_key.is_none());
+    assert_eq!(model.workers[0].kv_events, None);
+}
+
+/// Writes every default that the documentation states into a file, which must then
+/// mean the same as one that leaves those keys out.
+#[test]
+fn every_documented_default_is_the_default() {
+    let document = fs::read_to_string(repository().join("docs/configuration.md")).unwrap();
+    let text = MINIMAL.replace(
+        "flow: aggregated",
+        "flow: aggregated\n    policy: { kind: POLICY }",
+    );
+    let base = |policy: &str| {
+        let text = text.replace("POLICY", policy).replace(
+            "tokenizer: { kind: none }",
+            "tokenizer: { kind: huggingface, path: tokenizer }",
+        );
+        text.replace("'http://w:1'", "'http://w:1', kv_events: 'tcp://w:2'")
+    };
+    let mut stated = 0;
+    for row in document.lines().filter(|line| line.starts_with("| `")) {
+        let cells: Vec<&str> = row.split(" | ").collect();
+        let path = cells[0].trim_matches(['|', ' ', '`']);
+        let Some(default) = cells[2]
+            .strip_prefix('`')
+            .and_then(|cell| cell.strip_suffix('`'))
+        else {
+            continue;
+        };
+        stated += 1;
+        let policy = if path.contains(".policy.") {
+            "kv_overlap"
+        } else {
+            "least_loaded"
+        };
+        let without = parse(&base(policy)).unwrap().config;
+        let without = serde_json::to_value(without).unwrap();
+        let mut with = without.clone();
+        let default = as_json(default);
+        *with
+            .pointer_mut(&pointer(path))
+            .unwrap_or_else(|| panic!("no {path}")) = default;
+        assert_eq!(with, without, "{path}");
+        // JSON is YAML: the file that states the default means the same.
+        let again = parse(&with.to_string()).unwrap_or_else(|problems| panic!("{problems}"));
+        assert_eq!(
+            serde_json::to_value(again.config).unwrap(),
+            without,
+            "{path}"
+        );
+    }
+    assert!(stated > 25, "only {stated} rows state a default");
+}
+
+fn pointer(path: &str) -> String {
+    format!("/{}", path.replace("[].", "/0/").replace('.', "/"))
+}
+
+/// The few forms that defaults are documented in.
+fn as_json(text: &str) -> Value {
+    match text {
+        "{ kind: least_loaded }" => serde_json::json!({ "kind": "least_loaded" }),
+        _ => serde_json::from_str(text).unwrap_or_else(|_| Value::String(text.to_owned())),
+    }
+}
+
+#[test]
+fn the_schema_allows_no_unknown_keys_and_explains_every_key() {
+    fn visit(schema: &Value, place: &str) {
+        if let Some(properties) = schema.get("properties").and_then(Value::as_object) {
+            assert_eq!(
+                schema.get("additionalProperties"),
+                Some(&Value::Bool(false)),
+                "{place}"
+            );
+            for (key, property) in properties {
+                let explained = property.get("description").is_some() || key == "kind";
+                assert!(explained, "{place}/{key} has no description");
+            }
+        }
+        match schema {
+            Value::Object(map) => {
+                for (key, value) in map {
+                    visit(value, &format!("{place}/{key}"));
+                }
+            }
+            Value::Array(items) => {
+                for (index, value) in items.iter().enumerate() {
+                    visit(value, &format!("{place}/{index}"));
+                }
+            }
+            _ => {}
+        }
+    }
+    let schema = config::schema();
+    assert_eq!(schema["title"], "Splitrail configuration");
+    assert_eq!(
+        schema["$schema"],
+        "https://json-schema.org/draft/2020-12/schema"
+    );
+    visit(&schema, "");
+}

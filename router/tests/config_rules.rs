@@ -1,0 +1,275 @@
+//! Rules between keys, and between the configuration and the world outside.
+#![allow(clippy::unwrap_used)]
+
+#[path = "fixtures/config/support.rs"]
+mod support;
+
+use support::{VALID, only_problem, parse, valid_but};
+
+/// Asserts that the change makes the file wrong in one way, at one place.
+fn refused(from: &str, to: &str, at: (usize, usize), part: &str) {
+    let (line, column, told) = only_problem(&valid_but(from, to));
+    assert!(told.contains(part), "{to}: {told}");
+    assert_eq!((line, column), at, "{to}: {told}");
+}
+
+fn accepted(text: &str) {
+    if let Err(problems) = parse(text) {
+        panic!("{problems}\n{text}");
+    }
+}
+
+#[test]
+fn names_lead_to_one_model() {
+    refused(
+        "name: small",
+        "name: big",
+        (32, 11),
+        "`models[1].name` \"big\" is already taken at 11:11",
+    );
+    refused(
+        "name: small",
+        "name: my-lora",
+        (32, 11),
+        "is already taken at 13:16",
+    );
+    refused(
+        "[default]",
+        "[default, default]",
+        (12, 24),
+        "is already taken at 12:15",
+    );
+    refused("[my-lora]", "[big]", (13, 16), "is already taken at 11:11");
+    refused("[default]", "['']", (12, 15), "is empty or too long");
+    refused("name: small", "name: 'small '", (32, 11), "white space");
+}
+
+#[test]
+fn worker_ids_and_addresses_are_unique_in_a_model() {
+    refused(
+        "id: d0",
+        "id: p0",
+        (31, 15),
+        "`models[0].workers[1].id` \"p0\" is already taken at 27:13",
+    );
+    refused(
+        "http://10.0.1.1",
+        "http://10.0.0.1",
+        (31, 38),
+        "is already taken at 29:14",
+    );
+    let events = ", kv_events: \"tcp://10.0.0.1:5557\" }";
+    let twice = valid_but("1.1:8000\" }", &format!("1.1:8000\"{events}"));
+    let (line, _, told) = only_problem(&twice);
+    assert!(
+        line == 31 && told.contains("each engine publishes its own events"),
+        "{told}"
+    );
+    accepted(&valid_but("id: w0", "id: p0"));
+    accepted(&valid_but("http://10.0.2.1", "http://10.0.0.1"));
+}
+
+#[test]
+fn engine_addresses_are_plain() {
+    let url = "http://10.0.0.1:8000";
+    refused(
+        url,
+        "https://10.0.0.1:8000",
+        (29, 14),
+        "https, which is not supported in this version",
+    );
+    refused(url, "http://10.0.0.1:8000/v1", (29, 14), "has a path");
+    refused(url, "http://10.0.0.1", (29, 14), "has no port");
+    refused(url, "10.0.0.1:8000", (29, 14), "has no scheme");
+    refused(
+        "tcp://10.0.0.1:5557",
+        "\"tcp://*:5557\"",
+        (30, 20),
+        "what an engine binds",
+    );
+    refused(
+        "tcp://10.0.0.1:5558",
+        "http://10.0.0.1:5558",
+        (31, 20),
+        "`tcp://HOST:PORT`",
+    );
+    accepted(&valid_but(url, "\"http://[fd00::1]:8000\""));
+}
+
+#[test]
+fn replay_needs_events() {
+    let events = "        kv_events: tcp://10.0.0.1:5557\n";
+    let text = valid_but(events, "").replace(
+        "kind: kv_overlap, overlap_weight: 2, load_weight: 0.5, temperature: 0.1",
+        "kind: random",
+    );
+    let (line, column, told) = only_problem(&text);
+    assert_eq!((line, column), (30, 20));
+    assert!(told.contains("of no use without `kv_events`"), "{told}");
+}
+
+#[test]
+fn flows_have_the_workers_they_need() {
+    refused(
+        "role: prefill",
+        "role: decode",
+        (27, 7),
+        "no worker with role prefill or both",
+    );
+    refused(
+        "role: decode,",
+        "role: prefill,",
+        (27, 7),
+        "no worker with role decode or both",
+    );
+    refused(
+        "role: both",
+        "role: prefill",
+        (36, 7),
+        "no worker with role decode or both",
+    );
+    refused(
+        "connector: nixl",
+        "connector: none",
+        (17, 16),
+        "`models[0].flow: prefill_first` needs",
+    );
+    refused(
+        "    connector: nixl\n",
+        "",
+        (16, 11),
+        "add `connector: nixl`",
+    );
+    accepted(&valid_but("role: both", "role: decode"));
+    accepted(&valid_but("role: prefill", "role: both"));
+    accepted(&valid_but(
+        "flow: aggregated",
+        "flow: aggregated\n    connector: nixl",
+    ));
+}
+
+#[test]
+fn kv_overlap_needs_tokens_and_events() {
+    let policy = "flow: aggregated\n    policy: { kind: kv_overlap }";
+    let with_events = valid_but("flow: aggregated", policy).replace(
+        "http://10.0.2.1:8000\"",
+        "http://10.0.2.1:8000\", kv_events: \"tcp://w:1\"",
+    );
+    let (_, _, told) = only_problem(&with_events);
+    assert!(told.contains("needs a tokenizer"), "{told}");
+    let tokenizer = "{ kind: huggingface, path: tokenizer }";
+    accepted(&with_events.replace("{ kind: none }", tokenizer));
+    let without = valid_but("flow: aggregated", policy).replace("{ kind: none }", tokenizer);
+    let (line, column, told) = only_problem(&without);
+    assert_eq!((line, column), (35, 13));
+    assert!(told.contains("no worker whose KV events it sees"), "{told}");
+}
+
+#[test]
+fn listeners_do_not_take_each_others_ports() {
+    refused(
+        "grpc: 0.0.0.0:8001",
+        "grpc: 0.0.0.0:8000",
+        (3, 9),
+        "takes the port of `listen.http`",
+    );
+    refused(
+        "grpc: 0.0.0.0:8001",
+        "grpc: 127.0.0.1:8000",
+        (3, 9),
+        "takes the port of",
+    );
+    refused(
+        "grpc: 0.0.0.0:8001",
+        "grpc: '[::]:8000'",
+        (3, 9),
+        "takes the port of",
+    );
+    refused(
+        "http: 0.0.0.0:8000",
+        "http: 0.0.0.0:9090",
+        (4, 10),
+        "`listen.admin` takes the port",
+    );
+    accepted(
+        &VALID
+            .replace("0.0.0.0:8000\n", "127.0.0.1:0\n")
+            .replace(":8001", ":0"),
+    );
+    accepted(
+        &VALID
+            .replace("0.0.0.0:8000\n", "127.0.0.2:8001\n")
+            .replace("0.0.0.0:8001", "127.0.0.1:8001"),
+    );
+}
+
+#[test]
+fn an_admin_address_that_others_reach_is_a_warning() {
+    let loaded = parse(&valid_but("127.0.0.1:9090", "0.0.0.0:9090")).unwrap();
+    let [warning] = loaded.warnings.as_slice() else {
+        panic!("{:?}", loaded.warnings)
+    };
+    assert_eq!((warning.line, warning.column), (4, 10));
+    assert!(warning.message.contains("can be reached from other hosts"));
+    assert!(parse(VALID).unwrap().warnings.is_empty());
+}
+
+#[test]
+fn timeouts_are_not_zero() {
+    refused(
+        "connect: 1s",
+        "connect: 0s",
+        (24, 26),
+        "`models[0].timeouts.connect` is zero",
+    );
+    accepted(&valid_but("drain_delay: 250ms", "drain_delay: 0s"));
+}
+
+#[test]
+fn tokenizers_and_secrets_must_be_there() {
+    refused(
+        "path: tokenizer",
+        "path: nowhere",
+        (15, 42),
+        "\"nowhere\" does not exist",
+    );
+    refused(
+        "path: tokenizer",
+        "path: .",
+        (15, 42),
+        "has no `tokenizer.json`",
+    );
+    accepted(&valid_but(
+        "path: tokenizer",
+        "path: tokenizer/tokenizer.json",
+    ));
+    refused(
+        "path: engine.key",
+        "path: nowhere.key",
+        (25, 21),
+        "file cannot be read",
+    );
+    refused(
+        "path: engine.key",
+        "path: .",
+        (25, 21),
+        "file cannot be read",
+    );
+    refused(
+        "path: engine.key",
+        "path: valid.yaml",
+        (25, 21),
+        "no header can carry",
+    );
+    let key = "{ kind: file, path: engine.key }";
+    refused(
+        key,
+        "{ kind: env, name: SPLITRAIL_TEST_UNSET }",
+        (25, 21),
+        "is not set",
+    );
+    refused(key, "{ kind: env, name: 'A=B' }", (25, 21), "is not set");
+    // Set by Cargo for every test.
+    accepted(&valid_but(key, "{ kind: env, name: CARGO_PKG_NAME }"));
+    accepted(&valid_but(key, "null"));
+}
