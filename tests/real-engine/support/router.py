@@ -1,0 +1,226 @@
+"""A running `splitrail serve` and what its clients see."""
+
+import contextlib
+import json
+import secrets
+import subprocess
+
+import httpx
+import openai
+
+from .engine import BLOCK_SIZE, SOURCES
+from .metrics import Metrics
+from .waiting import eventually, settled
+
+CONFIG = """\
+listen:
+  http: 127.0.0.1:0
+  grpc: 127.0.0.1:0
+  admin: 127.0.0.1:0
+models:
+  - name: tiny
+    block_size: {block_size}
+    tokenizer: {{ kind: huggingface, path: "{model_path}" }}
+    flow: prefill_first
+    connector: nixl
+    policy: {{ kind: {policy} }}
+    local_prefill_max_tokens: 32
+    workers:
+{workers}
+  # The same decode engine, used alone: what a P/D answer is compared with.
+  - name: tiny-aggregated
+    block_size: {block_size}
+    tokenizer: {{ kind: huggingface, path: "{model_path}" }}
+    flow: aggregated
+    connector: none
+    policy: {{ kind: round_robin }}
+    workers:
+      - {{ id: a0, role: both, url: "{aggregated_url}" }}
+"""
+
+
+def worker(id, role, engine):
+    return (
+        f'      - {{ id: {id}, role: {role}, url: "{engine.url}", '
+        f'kv_events: "{engine.kv_events}", kv_replay: "{engine.kv_replay}" }}'
+    )
+
+
+def unreachable_worker(id, role):
+    # Port 1 of the loopback: connections are refused at once.
+    return f'      - {{ id: {id}, role: {role}, url: "http://127.0.0.1:1" }}'
+
+
+def config(model_path, aggregated, workers, policy="kv_overlap"):
+    return CONFIG.format(
+        block_size=BLOCK_SIZE,
+        model_path=model_path,
+        workers="\n".join(workers),
+        aggregated_url=aggregated.url,
+        policy=policy,
+    )
+
+
+class Router:
+    def __init__(self, ready):
+        self.http = f"http://{ready['http']}"
+        self.admin = f"http://{ready['admin']}"
+        # No retries of the client's own: they would hide the router's failures.
+        self.openai = openai.OpenAI(
+            base_url=f"{self.http}/v1", api_key="unused", max_retries=0, timeout=120
+        )
+
+    def post(self, path, **kwargs):
+        """A raw request, for what the OpenAI client would not send or show."""
+        return httpx.post(f"{self.http}{path}", timeout=120, **kwargs)
+
+    def metrics(self):
+        return Metrics.scrape(f"{self.admin}/metrics")
+
+    def prompt_tokens_by_source(self, leg):
+        metrics = self.metrics()
+        name = "splitrail_prompt_tokens_total"
+        return {
+            source: int(metrics.sum(name, model="tiny", leg=leg, source=source))
+            for source in SOURCES
+        }
+
+    def requests_in_flight(self):
+        return self.metrics().sum("splitrail_requests_in_flight")
+
+    def index_blocks(self, worker):
+        return int(self.metrics().sum("splitrail_index_blocks", model="tiny", worker=worker))
+
+    def decision(self, request_id):
+        """The record that the router wrote when it decided, before any engine answered."""
+
+        def read():
+            reply = httpx.get(
+                f"{self.admin}/admin/decisions", params={"request_id": request_id}, timeout=30
+            )
+            reply.raise_for_status()
+            return reply.json()["decisions"]
+
+        found = eventually(read, bool, f"the decision on {request_id}")
+        assert len(found) == 1, found
+        return found[0]
+
+    @contextlib.contextmanager
+    def indexing(self, worker, blocks):
+        """Runs the body and returns once the index knows `blocks` more blocks of `worker`."""
+        before = settled(lambda: self.index_blocks(worker))
+        yield
+        eventually(
+            lambda: self.index_blocks(worker) - before,
+            lambda grown: grown >= blocks,
+            f"growth of the index for {worker} by {blocks} blocks",
+        )
+
+    def complete(self, prompt, model="tiny", max_tokens=8, **kwargs):
+        """A greedy completion; see `Answer`."""
+        return self._ask(
+            self.openai.completions.create, model, max_tokens, kwargs, prompt=prompt
+        )
+
+    def chat(self, messages, model="tiny", max_tokens=8, **kwargs):
+        """A greedy chat completion; see `Answer`."""
+        return self._ask(
+            self.openai.chat.completions.create, model, max_tokens, kwargs, messages=messages
+        )
+
+    def _ask(self, create, model, max_tokens, kwargs, **prompt):
+        request_id = f"test-{secrets.token_hex(8)}"
+        body = {"ignore_eos": True, **kwargs.pop("extra_body", {})}
+        stream = kwargs.pop("stream", False)
+        if stream:
+            kwargs = {"stream": True, "stream_options": {"include_usage": True}, **kwargs}
+        reply = create(
+            model=model,
+            max_tokens=max_tokens,
+            temperature=kwargs.pop("temperature", 0),
+            extra_headers={"x-request-id": request_id},
+            extra_body=body,
+            **prompt,
+            **kwargs,
+        )
+        return Answer.streamed(request_id, reply) if stream else Answer.whole(request_id, reply)
+
+
+class Answer:
+    """A reply, streamed or not, in one form.
+
+    `texts` and `finish_reasons` are by choice index; `usages` holds every usage seen.
+    """
+
+    def __init__(self, request_id):
+        self.request_id = request_id
+        self.texts, self.finish_reasons, self.usages = {}, {}, []
+
+    @classmethod
+    def whole(cls, request_id, reply):
+        answer = cls(request_id)
+        for choice in reply.choices:
+            message = getattr(choice, "message", None)
+            answer._add(choice, message.content if message else choice.text)
+        answer.usages.append(reply.usage)
+        return answer
+
+    @classmethod
+    def streamed(cls, request_id, chunks):
+        answer = cls(request_id)
+        for chunk in chunks:
+            for choice in chunk.choices:
+                delta = getattr(choice, "delta", None)
+                answer._add(choice, delta.content if delta else choice.text)
+            if chunk.usage is not None:
+                answer.usages.append(chunk.usage)
+        return answer
+
+    def _add(self, choice, text):
+        self.texts[choice.index] = self.texts.get(choice.index, "") + (text or "")
+        if choice.finish_reason:
+            self.finish_reasons[choice.index] = choice.finish_reason
+
+    @property
+    def text(self):
+        (text,) = self.texts.values()
+        return text
+
+    @property
+    def usage(self):
+        (usage,) = self.usages
+        return usage
+
+    @property
+    def cached_tokens(self):
+        return self.usage.prompt_tokens_details.cached_tokens
+
+
+@contextlib.contextmanager
+def running(binary, yaml, folder):
+    """Starts `splitrail serve` with this configuration and ends it, drained, afterwards."""
+    folder.mkdir(parents=True, exist_ok=True)
+    config_file, ready_file = folder / "splitrail.yaml", folder / "ready.json"
+    log_file = folder / "splitrail.log"
+    config_file.write_text(yaml)
+    command = [binary, "serve", "--config", config_file, "--ready-file", ready_file]
+    with log_file.open("wb") as log:
+        process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=log, stderr=log)
+
+    def read_ready():
+        assert process.poll() is None, f"the router ended:\n{log_file.read_text()[-4000:]}"
+        # Readers may see the file before its last byte.
+        try:
+            return json.loads(ready_file.read_text())
+        except (FileNotFoundError, json.JSONDecodeError):
+            return None
+
+    try:
+        ready = eventually(read_ready, bool, "the router's ready file")
+        yield Router(ready)
+        process.terminate()
+        assert process.wait(timeout=60) == 0, log_file.read_text()[-4000:]
+    finally:
+        if process.poll() is None:
+            process.kill()
+            process.wait()
