@@ -2,5 +2,6 @@
 
 pub mod context;
 pub mod grpc;
+mod grpc_body;
 pub mod http;
 pub mod listener;

@@ -7,10 +7,11 @@
 use std::sync::Arc;
 
 use bytes::Bytes;
+use serde_json::{Map, Value};
 use splitrail_kv::{BlockHash, Namespace, chain_hashes};
 
 use crate::api::request::{Prompt, unknown_model};
-use crate::api::{Endpoint, Inbound, JsonObject, json};
+use crate::api::{Endpoint, Inbound, JsonObject, json, strict};
 use crate::core::{Core, Named, Served, unix_ms};
 use crate::error::{Error, Kind};
 use crate::prompt::{ChatRequestView, PromptError};
@@ -157,12 +158,13 @@ fn tokenize(
             model.tokenize_text(&text, special)
         }
         (Prompt::Chat, Some(model)) => {
-            let view = ChatRequestView::from_body(body)?;
-            model.tokenize_chat(&view, (unix_ms() / 1000) as i64)
+            let fields = chat_fields(body)?;
+            ChatRequestView::from_body(&fields)
+                .and_then(|view| model.tokenize_chat(&view, (unix_ms() / 1000) as i64))
         }
     };
     match tokens {
-        Ok(tokens) => Ok(Ok(tokens)),
+        Ok(tokens) => Ok(Ok(tokens.ids)),
         Err(PromptError::Unsupported(reason)) => Ok(Err(reason)),
         Err(PromptError::Client(message)) => Err(Error::invalid("messages", message)),
         Err(PromptError::Internal(message)) => {
@@ -170,4 +172,14 @@ fn tokenize(
             Ok(Err("tokenizer_failed"))
         }
     }
+}
+
+/// The body as values, for the template.
+fn chat_fields(body: &JsonObject) -> Result<Map<String, Value>, Error> {
+    body.members()
+        .map(|(key, raw)| {
+            let value = serde_json::from_str(raw);
+            value.map(|value| (key.to_owned(), value)).map_err(|error| strict::locate(&error))
+        })
+        .collect()
 }

@@ -54,12 +54,12 @@ pub enum ReplyBody {
 
 /// How a request was routed: what is known when the answer begins.
 #[derive(Clone, Debug, Default)]
-pub struct Route(pub Decision);
+pub struct Route(pub DecisionHandle);
 
 impl Route {
     /// The `x-splitrail-route` header.
     pub fn header(&self) -> String {
-        let decision = &self.0;
+        let decision = self.0.read();
         let mut parts = vec![format!("flow={}", decision.flow)];
         if let Some(prefill) = &decision.prefill_worker {
             parts.push(format!("prefill={prefill}"));
@@ -146,7 +146,7 @@ async fn answer(
         (1, Some(Begun::Stream(unit))) => ReplyBody::Events(merge::single(unit)),
         (_, last) => merged(begun.into_iter().chain(last), n)?,
     };
-    Ok((Route(decisions.first().map(DecisionHandle::read).unwrap_or_default()), body))
+    Ok((Route(decisions.into_iter().next().unwrap_or_default()), body))
 }
 
 fn merged(begun: impl Iterator<Item = Begun>, n: u32) -> Result<ReplyBody, Error> {

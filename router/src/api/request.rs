@@ -98,6 +98,7 @@ impl Inbound {
             body.get("stream_options", "an object with booleans")?.unwrap_or_default();
         let n = body.get::<u32>("n", "an integer")?.unwrap_or(1);
         let best_of = body.get::<u32>("best_of", "an integer")?.unwrap_or(1);
+        let beams = body.raw("use_beam_search") == Some("true");
         let prompts = match endpoint {
             Endpoint::Chat => chat_prompt(&body)?,
             Endpoint::Completions => completion_prompts(&body, limits)?,
@@ -107,7 +108,7 @@ impl Inbound {
             model_name,
             stream,
             include_usage: stream && options.include_usage.unwrap_or(false),
-            samples: n.max(best_of),
+            samples: n.max(best_of).max(if beams { 2 } else { 1 }),
             n,
             cache_salt: body.get("cache_salt", "a string")?,
             bypasses_cache: bypasses_cache(&body),

@@ -305,14 +305,17 @@ pub struct Timeouts {
     )]
     #[schemars(with = "scalar::DurationText")]
     pub prefill: Duration,
-    /// From sending the decode (or only) leg to the first byte of its answer;
-    /// for answers that are not streamed, to the whole answer.
+    /// From sending the decode (or only) leg of a stream to its first event.
     #[serde(
         deserialize_with = "scalar::duration",
         serialize_with = "scalar::duration_text"
     )]
     #[schemars(with = "scalar::DurationText")]
     pub first_token: Duration,
+    /// A whole answer that is not streamed.
+    #[serde(deserialize_with = "scalar::duration")]
+    #[schemars(with = "scalar::DurationText")]
+    pub answer: Duration,
     /// Between two pieces of a stream.
     #[serde(
         deserialize_with = "scalar::duration",
@@ -328,6 +331,7 @@ impl Default for Timeouts {
             connect: Duration::from_secs(2),
             prefill: Duration::from_secs(60),
             first_token: Duration::from_secs(60),
+            answer: Duration::from_secs(600),
             stream_idle: Duration::from_secs(30),
         }
     }

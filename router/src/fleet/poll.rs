@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use splitrail_engine::vllm::load::{EngineLoad, parse_metrics};
+use splitrail_engine::vllm::load::EngineLoad;
 use tokio::time::MissedTickBehavior;
 
 use super::pool::Worker;
@@ -39,5 +39,5 @@ pub async fn run(worker: Arc<Worker>, client: EngineClient) {
 /// One question; `None` if it was not answered.
 pub async fn ask(worker: &Worker, client: &EngineClient) -> Option<EngineLoad> {
     let text = tokio::time::timeout(PATIENCE, client.get(worker, "/metrics")).await.ok()?.ok()?;
-    parse_metrics(&text).ok()
+    Some(EngineLoad::parse(&text))
 }

@@ -151,13 +151,13 @@ impl Pool {
             .iter()
             .filter(|worker| worker.serves(leg) && !excluded.contains(&worker.index))
             .map(|worker| {
-                let reported = worker.load(now).map_or(0.0, |load| {
-                    load.running.unwrap_or(0.0) + load.waiting.unwrap_or(0.0)
+                let reported = worker.load(now).map_or(0, |load| {
+                    load.running.unwrap_or(0) + load.waiting.unwrap_or(0)
                 });
                 Candidate {
                     worker: worker.index,
                     up: worker.is_up(),
-                    requests: worker.booked.requests().max(reported as u32),
+                    requests: worker.booked.requests().max(u32::try_from(reported).unwrap_or(u32::MAX)),
                     prefill_tokens: worker.booked.prefill_tokens(),
                     active_tokens: worker.booked.active_tokens(),
                     overlap_blocks: overlaps.get(worker_key(worker.index)).blocks,

@@ -1,7 +1,7 @@
 //! What each leg's engine is sent: the client's body with a few members replaced.
 
 use bytes::Bytes;
-use splitrail_engine::nixl::{HandOff, PREFILL_PARAMS};
+use splitrail_engine::nixl::{HandOff, PREFILL_PARAMS_JSON};
 
 use crate::api::{Endpoint, JsonObject};
 use crate::error::Error;
@@ -21,7 +21,7 @@ pub fn aggregated(body: &JsonObject, stream: bool) -> Result<Bytes, Error> {
 /// A 400 if `stream_options` is no object.
 pub fn decode(body: &JsonObject, stream: bool, hand_off: HandOff) -> Result<Bytes, Error> {
     let mut body = with_usage(body.clone(), stream)?;
-    body.set("kv_transfer_params", hand_off.into_json());
+    body.set("kv_transfer_params", hand_off.into_json().get());
     Ok(body.to_bytes())
 }
 
@@ -42,7 +42,7 @@ pub fn prefill(body: &JsonObject, endpoint: Endpoint) -> Bytes {
         body.set("max_completion_tokens", "1");
     }
     body.set("ignore_eos", "true");
-    body.set("kv_transfer_params", PREFILL_PARAMS);
+    body.set("kv_transfer_params", PREFILL_PARAMS_JSON);
     body.to_bytes()
 }
 

@@ -6,6 +6,7 @@ use std::time::{Duration, Instant};
 
 use bytes::Bytes;
 use http::HeaderValue;
+use serde_json::value::RawValue;
 use splitrail_engine::nixl::HandOff;
 use splitrail_engine::usage::EngineUsage;
 
@@ -179,17 +180,17 @@ async fn prefill(
     let reply = within(config.timeouts.prefill, worker, "timeouts.prefill", call).await?;
     let nonsense = |_| broken(worker, "sent a prefill reply that cannot be understood");
     let reply = JsonObject::parse(reply).map_err(nonsense)?;
-    let usage = reply.raw("usage").filter(|raw| *raw != "null").map(EngineUsage::parse);
-    let usage = usage.transpose().map_err(|_| broken(worker, "sent usage that is no usage"))?;
+    // Usage that makes no sense is usage that was not reported.
+    let usage = reply.raw("usage").and_then(|raw| serde_json::from_str(raw).ok());
+    let usage: Option<EngineUsage> = usage.and_then(|raw| EngineUsage::parse(raw).ok());
     let raw = reply.raw("kv_transfer_params").unwrap_or("null");
-    let raw = serde_json::from_str(raw)
-        .map_err(|_| broken(worker, "sent a hand-off that cannot be understood"))?;
+    let raw: &RawValue = serde_json::from_str(raw).map_err(|_| broken(worker, "sent nonsense"))?;
     let hand_off = HandOff::from_reply(raw)
         .map_err(|error| broken(worker, &format!("gave no hand-off: {error}")))?;
     let told = usage.as_ref().and_then(|usage| usage.cached_tokens);
     context.stages.mark(context, "prefill", started);
     Ok(Prefilled {
-        cached_tokens: told.or(hand_off.remote_prefill_cached_tokens),
+        cached_tokens: told.or(hand_off.remote_prefill_cached_tokens()),
         prompt_tokens: usage.map_or(unit.prompt_tokens.unwrap_or(0), |usage| usage.prompt_tokens),
         overlap_blocks: placed.overlap_blocks,
         hand_off,

@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 use bytes::Bytes;
 use http_body_util::BodyExt;
 use hyper::body::Incoming;
-use splitrail_engine::usage::EngineUsage;
+use splitrail_engine::usage::{EngineUsage, UsageError};
 
 use super::sse::{Piece, Splitter};
 use super::usage::{UsageRule, rewrite};
@@ -89,19 +89,36 @@ pub struct Account {
 impl Account {
     /// Takes an engine's usage object; gives the client's.
     pub fn settle(&mut self, raw: &str) -> Option<String> {
-        let usage = match EngineUsage::parse(raw) {
-            Ok(usage) => usage,
-            Err(_) => {
-                let worker = self.worker.id();
-                tracing::warn!(worker, "an engine's usage cannot be understood; it is passed on");
-                return None;
-            }
-        };
+        let usage = self.read(raw)?;
         let settled =
             Settled::new(&self.rule, usage, self.decode_overlap_blocks, self.tokens_known);
         let told = self.rule.told(settled.cached);
         self.settled = Some(settled);
+        self.decision.update(|decision| {
+            decision.cached_tokens = Some(settled.cached.tokens);
+            decision.cached_source = Some(settled.cached.source.name());
+            decision.transferred_tokens =
+                settled.prefill.map(|_| settled.decode.external_kv_transfer);
+        });
         rewrite(raw, told)
+    }
+
+    fn read(&self, raw: &str) -> Option<EngineUsage> {
+        let worker = self.worker.id();
+        match EngineUsage::parse(serde_json::from_str(raw).ok()?) {
+            Ok(usage) => Some(usage),
+            Err(UsageError::CachedExceedsPrompt { prompt_tokens, .. }) => {
+                tracing::warn!(worker, "an engine reports more cached tokens than the prompt has");
+                let completion = JsonObject::parse_str(raw).ok()?;
+                let completion_tokens = completion.get("completion_tokens", "a count").ok()?;
+                let completion_tokens = completion_tokens.unwrap_or(0);
+                Some(EngineUsage { prompt_tokens, completion_tokens, cached_tokens: None })
+            }
+            Err(error) => {
+                tracing::warn!(worker, %error, "an engine's usage is passed on as it is");
+                None
+            }
+        }
     }
 
     /// The answer is complete.
@@ -109,12 +126,6 @@ impl Account {
         if let Some(settled) = self.settled {
             let block_size = self.rule.block_size;
             settled.count(&self.core.metrics, self.served.name(), block_size);
-            self.decision.update(|decision| {
-                decision.cached_tokens = Some(settled.cached.tokens);
-                decision.cached_source = Some(settled.cached.source.name());
-                decision.transferred_tokens =
-                    settled.prefill.map(|_| settled.decode.external_kv_transfer);
-            });
         }
         self.end("ok");
     }

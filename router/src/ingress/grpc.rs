@@ -1,0 +1,259 @@
+//! The gRPC front door: the same core behind another framing.
+
+use std::pin::Pin;
+use std::sync::Arc;
+use std::time::Duration;
+
+use axum::Router;
+use bytes::Bytes;
+use futures_util::Stream;
+use futures_util::stream::{self, StreamExt};
+use serde::Deserialize;
+use splitrail_proto::v1;
+use splitrail_proto::v1::front_door_service_server::{FrontDoorService, FrontDoorServiceServer};
+use splitrail_proto::v1::generate_request::Prompt;
+use splitrail_proto::v1::generate_response::Event;
+use tokio_util::sync::CancellationToken;
+use tonic::service::Routes;
+use tonic::{Request, Response, Status};
+use tonic_health::pb::health_server::{Health, HealthServer};
+
+use super::context::Identity;
+use super::grpc_body::body_of;
+use crate::core::Core;
+use crate::error::{Error, Kind};
+use crate::ledger::decisions::DecisionHandle;
+use crate::reply::merge::Events;
+use crate::service::{Call, ReplyBody, serve};
+
+/// The gRPC door: `FrontDoorService`, health and reflection.
+pub fn routes(core: &Arc<Core>, stop: CancellationToken) -> Router {
+    let max_bytes = core.limits.body_max_bytes;
+    let door = FrontDoorServiceServer::new(FrontDoor { core: Arc::clone(core) })
+        .max_decoding_message_size(max_bytes);
+    let health = HealthServer::new(Readiness { core: Arc::clone(core), stop });
+    let mut routes = Routes::new(door).add_service(health);
+    let reflection = tonic_reflection::server::Builder::configure()
+        .register_encoded_file_descriptor_set(splitrail_proto::FILE_DESCRIPTOR_SET)
+        .register_encoded_file_descriptor_set(tonic_health::pb::FILE_DESCRIPTOR_SET)
+        .build_v1();
+    match reflection {
+        Ok(reflection) => routes = routes.add_service(reflection),
+        Err(error) => tracing::error!(%error, "gRPC reflection is not available"),
+    }
+    routes.into_axum_router()
+}
+
+struct FrontDoor {
+    core: Arc<Core>,
+}
+
+type GenerateStream = Pin<Box<dyn Stream<Item = Result<v1::GenerateResponse, Status>> + Send>>;
+
+#[tonic::async_trait]
+impl FrontDoorService for FrontDoor {
+    type GenerateStream = GenerateStream;
+
+    async fn generate(
+        &self,
+        request: Request<v1::GenerateRequest>,
+    ) -> Result<Response<GenerateStream>, Status> {
+        let traceparent = request.metadata().get("traceparent");
+        let traceparent =
+            traceparent.and_then(|value| http::HeaderValue::from_bytes(value.as_bytes()).ok());
+        let message = request.into_inner();
+        let sent_id = Some(message.request_id.as_bytes()).filter(|id| !id.is_empty());
+        let Identity { request_id, arrived } = Identity::new(sent_id);
+        let is_chat = matches!(message.prompt, Some(Prompt::Chat(_)));
+        let (endpoint, body) = body_of(message).map_err(|error| error.to_grpc())?;
+        let call =
+            Call { endpoint, body, request_id: request_id.clone(), traceparent, arrived };
+        let reply = serve(&self.core, call).await.map_err(|error| error.to_grpc())?;
+        let decision = reply.route.0.clone();
+        let ReplyBody::Events(events) = reply.body else {
+            return Err(Error::new(Kind::Internal, "a stream was asked for").to_grpc());
+        };
+        let started = started(request_id, &decision);
+        let rest = responses(events, decision, is_chat);
+        Ok(Response::new(Box::pin(stream::iter([Ok(started)]).chain(rest))))
+    }
+
+    async fn list_models(
+        &self,
+        _: Request<v1::ListModelsRequest>,
+    ) -> Result<Response<v1::ListModelsResponse>, Status> {
+        let models = self
+            .core
+            .models
+            .iter()
+            .map(|served| v1::Model {
+                name: served.config.name.clone(),
+                aliases: served.config.aliases.clone(),
+                adapters: served.config.adapters.clone(),
+                block_size: served.pool.block_size,
+            })
+            .collect();
+        Ok(Response::new(v1::ListModelsResponse { models }))
+    }
+}
+
+fn response(event: Event) -> v1::GenerateResponse {
+    v1::GenerateResponse { event: Some(event) }
+}
+
+fn started(request_id: String, decision: &DecisionHandle) -> v1::GenerateResponse {
+    let decision = decision.read();
+    let route = v1::Route {
+        flow: decision.flow.to_owned(),
+        prefill_worker: decision.prefill_worker,
+        decode_worker: decision.decode_worker.unwrap_or_default(),
+        overlap_blocks: decision.overlap_blocks,
+    };
+    response(Event::Started(v1::Started { request_id, route: Some(route) }))
+}
+
+/// What this door reads of an OpenAI chunk.
+#[derive(Deserialize)]
+struct Chunk {
+    #[serde(default)]
+    choices: Vec<Choice>,
+    usage: Option<ChunkUsage>,
+}
+
+#[derive(Deserialize)]
+struct Choice {
+    #[serde(default)]
+    index: u32,
+    text: Option<String>,
+    delta: Option<Delta>,
+    finish_reason: Option<String>,
+}
+
+#[derive(Deserialize)]
+struct Delta {
+    content: Option<String>,
+}
+
+#[derive(Deserialize)]
+struct ChunkUsage {
+    prompt_tokens: u64,
+    #[serde(default)]
+    completion_tokens: u64,
+    prompt_tokens_details: Option<Details>,
+}
+
+#[derive(Deserialize)]
+struct Details {
+    cached_tokens: Option<u64>,
+}
+
+fn responses(
+    events: Events,
+    decision: DecisionHandle,
+    is_chat: bool,
+) -> impl Stream<Item = Result<v1::GenerateResponse, Status>> + Send {
+    events.flat_map(move |event| {
+        let items = match event {
+            Ok(data) => convert(&data, &decision, is_chat),
+            Err(error) => vec![Err(error.to_grpc())],
+        };
+        stream::iter(items)
+    })
+}
+
+fn convert(
+    data: &Bytes,
+    decision: &DecisionHandle,
+    is_chat: bool,
+) -> Vec<Result<v1::GenerateResponse, Status>> {
+    let Ok(chunk) = serde_json::from_slice::<Chunk>(data) else {
+        let error = Error::new(Kind::EngineFailed, "an engine sent a chunk that is not OpenAI's");
+        return vec![Err(error.to_grpc())];
+    };
+    let mut out = Vec::new();
+    for Choice { index, text, delta, finish_reason } in chunk.choices {
+        let text = if is_chat { delta.and_then(|delta| delta.content) } else { text };
+        if let Some(text) = text.filter(|text| !text.is_empty()) {
+            out.push(Ok(response(Event::Delta(v1::Delta { index, text }))));
+        }
+        if let Some(finish_reason) = finish_reason {
+            let finished = v1::Finished { index, finish_reason };
+            out.push(Ok(response(Event::Finished(finished))));
+        }
+    }
+    // Running totals are not asked for here, so usage comes once, at the end.
+    if let Some(usage) = chunk.usage {
+        let cached_tokens = usage.prompt_tokens_details.and_then(|details| details.cached_tokens);
+        let source = match (cached_tokens, decision.read().cached_source) {
+            (Some(_), Some("engine")) => v1::CachedSource::Engine,
+            (Some(_), _) => v1::CachedSource::Estimate,
+            (None, _) => v1::CachedSource::Unspecified,
+        };
+        out.push(Ok(response(Event::Usage(v1::Usage {
+            prompt_tokens: usage.prompt_tokens,
+            completion_tokens: usage.completion_tokens,
+            cached_tokens,
+            cached_source: source.into(),
+        }))));
+    }
+    out
+}
+
+/// `grpc.health.v1`, in agreement with `/ready`.
+struct Readiness {
+    core: Arc<Core>,
+    stop: CancellationToken,
+}
+
+/// Between two looks of a health watch.
+const WATCH_PERIOD: Duration = Duration::from_millis(500);
+
+impl Readiness {
+    fn status(core: &Core) -> tonic_health::pb::HealthCheckResponse {
+        use tonic_health::ServingStatus;
+        let ready = core.unready(super::http::SYNC_PATIENCE).is_none();
+        let status = if ready { ServingStatus::Serving } else { ServingStatus::NotServing };
+        tonic_health::pb::HealthCheckResponse { status: status as i32 }
+    }
+
+    fn known(service: &str) -> Result<(), Status> {
+        match service {
+            "" | "splitrail.v1.FrontDoorService" => Ok(()),
+            _ => Err(Status::not_found("there is no such service")),
+        }
+    }
+}
+
+#[tonic::async_trait]
+impl Health for Readiness {
+    type WatchStream =
+        Pin<Box<dyn Stream<Item = Result<tonic_health::pb::HealthCheckResponse, Status>> + Send>>;
+
+    async fn check(
+        &self,
+        request: Request<tonic_health::pb::HealthCheckRequest>,
+    ) -> Result<Response<tonic_health::pb::HealthCheckResponse>, Status> {
+        Self::known(&request.get_ref().service)?;
+        Ok(Response::new(Self::status(&self.core)))
+    }
+
+    async fn watch(
+        &self,
+        request: Request<tonic_health::pb::HealthCheckRequest>,
+    ) -> Result<Response<Self::WatchStream>, Status> {
+        Self::known(&request.get_ref().service)?;
+        let state = (Arc::clone(&self.core), None::<i32>);
+        let changes = stream::unfold(state, |(core, last)| async move {
+            loop {
+                let now = Self::status(&core);
+                if Some(now.status) != last {
+                    return Some((Ok(now), (core, Some(now.status))));
+                }
+                tokio::time::sleep(WATCH_PERIOD).await;
+            }
+        });
+        // A watch never ends by itself: it must not hold a drain up.
+        let stop = self.stop.clone().cancelled_owned();
+        Ok(Response::new(Box::pin(changes.take_until(stop))))
+    }
+}
