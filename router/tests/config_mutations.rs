@@ -1,6 +1,8 @@
 //! Whatever happens to a configuration file, reading it ends well.
 #![allow(clippy::unwrap_used)]
 
+use std::io::Write;
+
 use proptest::prelude::*;
 use proptest::sample::Index;
 
@@ -127,5 +129,22 @@ proptest! {
         text in prop_oneof![".{0,200}", "[a-c{}\\[\\]:,?&*!|>'\"#% \t\n\r.-]{0,80}"],
     ) {
         ends_well(&text)?;
+    }
+    #[test]
+    fn p23_files_of_mutated_bytes_never_panic_and_every_refusal_is_located(
+        changes in prop::collection::vec((any::<Index>(), any::<u8>()), 1..4),
+    ) {
+        let mut bytes = VALID.as_bytes().to_vec();
+        for (at, byte) in &changes {
+            let at = at.index(bytes.len());
+            bytes[at] = *byte;
+        }
+        let mut file = tempfile::NamedTempFile::new().unwrap();
+        file.write_all(&bytes).unwrap();
+        if let Err(problems) = splitrail::config::load(file.path()) {
+            prop_assert!(!problems.as_slice().is_empty());
+            let told = problems.to_string();
+            prop_assert!(told.starts_with(&format!("{}:", file.path().display())), "{told}");
+        }
     }
 }

@@ -207,23 +207,23 @@ fn values_of_the_wrong_type_range_or_form_say_what_is_right() {
             (5, 12),
             "18446744073709551615",
         ),
-        ("prefill: 3", "prefill: 11", (23, 25), "from 0 to 10"),
+        ("prefill: 3", "prefill: 11", (22, 25), "from 0 to 10"),
         (
             "overlap_weight: 2",
             "overlap_weight: .inf",
-            (22, 49),
+            (21, 49),
             "from 0 to 1000000",
         ),
         (
             "overlap_weight: 2",
             "overlap_weight: .nan",
-            (22, 49),
+            (21, 49),
             "from 0 to 1000000",
         ),
         (
             "overlap_weight: 2",
             "overlap_weight: '2'",
-            (22, 49),
+            (21, 49),
             "write 2 without quotes",
         ),
         (
@@ -276,16 +276,16 @@ fn values_of_the_wrong_type_range_or_form_say_what_is_right() {
         (
             "role: prefill",
             "role: prefil",
-            (28, 15),
+            (27, 15),
             "did you mean `prefill`?",
         ),
         (
             "role: prefill",
             "role: [prefill]",
-            (28, 15),
+            (27, 15),
             "must be one of",
         ),
-        ("id: p0", "id: p/0", (27, 13), "may not hold \"/\""),
+        ("id: p0", "id: p/0", (26, 13), "may not hold \"/\""),
         (
             "kind: huggingface",
             "kind: hugging_face",
@@ -334,7 +334,7 @@ fn secrets_are_never_repeated() {
         "{ kind: file, path: /nonexistent/sk-very-secret }",
     ] {
         for problem in problems(&valid_but(reference, inline)) {
-            assert_eq!(problem.line, 25, "{inline}");
+            assert_eq!(problem.line, 24, "{inline}");
             assert!(!problem.to_string().contains("very-secret"), "{problem}");
         }
     }

@@ -50,13 +50,13 @@ fn worker_ids_and_addresses_are_unique_in_a_model() {
         "id: d0",
         "id: p0",
         (31, 15),
-        "`models[0].workers[1].id` \"p0\" is already taken at 27:13",
+        "`models[0].workers[1].id` \"p0\" is already taken at 26:13",
     );
     refused(
         "http://10.0.1.1",
         "http://10.0.0.1",
         (31, 38),
-        "is already taken at 29:14",
+        "is already taken at 28:14",
     );
     let events = ", kv_events: \"tcp://10.0.0.1:5557\" }";
     let twice = valid_but("1.1:8000\" }", &format!("1.1:8000\"{events}"));
@@ -75,22 +75,22 @@ fn engine_addresses_are_plain() {
     refused(
         url,
         "https://10.0.0.1:8000",
-        (29, 14),
+        (28, 14),
         "https, which is not supported in this version",
     );
-    refused(url, "http://10.0.0.1:8000/v1", (29, 14), "has a path");
-    refused(url, "http://10.0.0.1", (29, 14), "has no port");
-    refused(url, "10.0.0.1:8000", (29, 14), "has no scheme");
+    refused(url, "http://10.0.0.1:8000/v1", (28, 14), "has a path");
+    refused(url, "http://10.0.0.1", (28, 14), "has no port");
+    refused(url, "10.0.0.1:8000", (28, 14), "has no scheme");
     refused(
         "tcp://10.0.0.1:5557",
         "\"tcp://*:5557\"",
-        (30, 20),
+        (29, 20),
         "what an engine binds",
     );
     refused(
         "tcp://10.0.0.1:5558",
         "http://10.0.0.1:5558",
-        (31, 20),
+        (30, 20),
         "`tcp://HOST:PORT`",
     );
     accepted(&valid_but(url, "\"http://[fd00::1]:8000\""));
@@ -104,7 +104,7 @@ fn replay_needs_events() {
         "kind: random",
     );
     let (line, column, told) = only_problem(&text);
-    assert_eq!((line, column), (30, 20));
+    assert_eq!((line, column), (29, 20));
     assert!(told.contains("of no use without `kv_events`"), "{told}");
 }
 
@@ -113,13 +113,13 @@ fn flows_have_the_workers_they_need() {
     refused(
         "role: prefill",
         "role: decode",
-        (27, 7),
+        (26, 7),
         "no worker with role prefill or both",
     );
     refused(
         "role: decode,",
         "role: prefill,",
-        (27, 7),
+        (26, 7),
         "no worker with role decode or both",
     );
     refused(
@@ -219,7 +219,7 @@ fn timeouts_are_not_zero() {
     refused(
         "connect: 1s",
         "connect: 0s",
-        (24, 26),
+        (23, 26),
         "`models[0].timeouts.connect` is zero",
     );
     accepted(&valid_but("drain_delay: 250ms", "drain_delay: 0s"));
@@ -230,13 +230,13 @@ fn tokenizers_and_secrets_must_be_there() {
     refused(
         "path: tokenizer",
         "path: nowhere",
-        (15, 42),
+        (15, 43),
         "\"nowhere\" does not exist",
     );
     refused(
         "path: tokenizer",
         "path: .",
-        (15, 42),
+        (15, 43),
         "has no `tokenizer.json`",
     );
     accepted(&valid_but(
@@ -246,29 +246,29 @@ fn tokenizers_and_secrets_must_be_there() {
     refused(
         "path: engine.key",
         "path: nowhere.key",
-        (25, 21),
+        (24, 21),
         "file cannot be read",
     );
     refused(
         "path: engine.key",
         "path: .",
-        (25, 21),
+        (24, 21),
         "file cannot be read",
     );
     refused(
         "path: engine.key",
         "path: valid.yaml",
-        (25, 21),
+        (24, 21),
         "no header can carry",
     );
     let key = "{ kind: file, path: engine.key }";
     refused(
         key,
         "{ kind: env, name: SPLITRAIL_TEST_UNSET }",
-        (25, 21),
+        (24, 21),
         "is not set",
     );
-    refused(key, "{ kind: env, name: 'A=B' }", (25, 21), "is not set");
+    refused(key, "{ kind: env, name: 'A=B' }", (24, 21), "is not set");
     // Set by Cargo for every test.
     accepted(&valid_but(key, "{ kind: env, name: CARGO_PKG_NAME }"));
     accepted(&valid_but(key, "null"));

@@ -4,7 +4,7 @@ use serde_json::{Map, Value as Json};
 
 mod scalars;
 
-use super::problem::Report;
+use super::problem::{Place, Report};
 use super::schema::{alternatives, constant, follow, kind, type_name};
 use super::tree::{Node, Value};
 use super::words::{
@@ -70,7 +70,7 @@ impl<'c> Checker<'c> {
             if node.get(key).is_none() {
                 let message = format!("{} has no `{key}`", place_name(path));
                 let hint = match properties.get(key) {
-                    Some(schema) => format!("add `{key}:`, {}", self.expected_at(schema, key)),
+                    Some(schema) => format!("add `{key}:`, {}", self.expected(schema)),
                     None => format!("add `{key}:`"),
                 };
                 self.report.error(node.at, message, hint);
@@ -78,13 +78,7 @@ impl<'c> Checker<'c> {
         }
     }
 
-    fn unknown_key(
-        &mut self,
-        at: super::problem::Place,
-        key: &str,
-        properties: &Map<String, Json>,
-        path: &str,
-    ) {
+    fn unknown_key(&mut self, at: Place, key: &str, properties: &Map<String, Json>, path: &str) {
         if is_later_key(key) {
             let message = format!("`{}` is not supported by this version", join(path, key));
             self.report.error(at, message, "delete it");

@@ -69,7 +69,7 @@ pub(super) fn is_secret(path: &str) -> bool {
 /// What was found, as a noun phrase.
 pub(super) fn found(node: &Node, path: &str) -> String {
     match &node.value {
-        Value::Null => "nothing".to_owned(),
+        Value::Null => "empty".to_owned(),
         Value::Seq(_) => "a list".to_owned(),
         Value::Map(_) => "a mapping".to_owned(),
         _ if is_secret(path) => "a single value".to_owned(),

@@ -105,11 +105,13 @@ impl<'c> Checker<'c> {
     }
 
     pub(super) fn wrong_type(&mut self, node: &Node, options: &[&'c Json], path: &str) {
-        let expected: Vec<String> = options
-            .iter()
-            .map(|option| self.expected_at(option, path))
-            .collect();
-        let expected = expected.join(", or ");
+        let expected: Vec<String> = options.iter().map(|option| self.expected(option)).collect();
+        let expected = match options {
+            [_, _, ..] if options.iter().all(|option| constant(option).is_some()) => {
+                format!("one of {}", expected.join(", "))
+            }
+            _ => expected.join(", or "),
+        };
         let message = match &node.value {
             Value::Null => format!("{} is left empty; it must be {expected}", place_name(path)),
             _ => format!(
@@ -123,7 +125,7 @@ impl<'c> Checker<'c> {
     }
 
     /// What a value of this schema looks like.
-    pub(super) fn expected_at(&self, schema: &'c Json, path: &str) -> String {
+    pub(super) fn expected(&self, schema: &'c Json) -> String {
         let schema = follow(self.schema, schema);
         let (options, _) = alternatives(self.schema, schema);
         if let [only] = options.as_slice() {
@@ -148,10 +150,7 @@ impl<'c> Checker<'c> {
         {
             return format!("a mapping with `kind:` {}", kinds.join(" | "));
         }
-        let words: Vec<String> = options
-            .iter()
-            .map(|option| self.expected_at(option, path))
-            .collect();
+        let words: Vec<String> = options.iter().map(|option| self.expected(option)).collect();
         format!("one of {}", words.join(", "))
     }
 }
@@ -163,7 +162,7 @@ fn fix(node: &Node, options: &[&Json], path: &str) -> String {
         .iter()
         .find_map(|option| option.get("format").and_then(Json::as_str));
     match &node.value {
-        Value::Null => "write a value, or delete the key to get its default".to_owned(),
+        Value::Null => "write a value; a key that has a default can also be deleted".to_owned(),
         Value::Str(text) if wants("integer") || wants("number") => match resolve_plain(text) {
             Value::Int(number) => format!("write {number} without quotes"),
             Value::Float(number) if wants("number") => format!("write {number} without quotes"),
