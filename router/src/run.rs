@@ -10,11 +10,11 @@ use serde_json::json;
 use tokio::task::JoinSet;
 use tokio_util::sync::CancellationToken;
 
+use crate::admin;
 use crate::config::Listen;
 use crate::core::Core;
-use crate::fleet::{intake, poll};
+use crate::fleet::poll;
 use crate::ingress::{grpc, http, listener};
-use crate::admin;
 
 /// A router that is bound and serves. Dropping it ends everything at once.
 pub struct Running {
@@ -53,15 +53,30 @@ impl Running {
         };
         let addresses = Addresses {
             http: http_socket.local_addr()?,
-            grpc: grpc_socket.as_ref().map(|socket| socket.local_addr()).transpose()?,
+            grpc: grpc_socket
+                .as_ref()
+                .map(|socket| socket.local_addr())
+                .transpose()?,
             admin: admin_socket.local_addr()?,
         };
         let stop = CancellationToken::new();
         let mut doors = JoinSet::new();
-        doors.spawn(listener::serve(http_socket, http::routes(Arc::clone(&core)), stop.clone()));
-        doors.spawn(listener::serve(admin_socket, admin::routes(Arc::clone(&core)), stop.clone()));
+        doors.spawn(listener::serve(
+            http_socket,
+            http::routes(Arc::clone(&core)),
+            stop.clone(),
+        ));
+        doors.spawn(listener::serve(
+            admin_socket,
+            admin::routes(Arc::clone(&core)),
+            stop.clone(),
+        ));
         if let Some(socket) = grpc_socket {
-            doors.spawn(listener::serve(socket, grpc::routes(&core, stop.clone()), stop.clone()));
+            doors.spawn(listener::serve(
+                socket,
+                grpc::routes(&core, stop.clone()),
+                stop.clone(),
+            ));
         }
         let mut fleet = JoinSet::new();
         for served in &core.models {
@@ -69,11 +84,17 @@ impl Running {
                 fleet.spawn(poll::run(Arc::clone(worker), served.client.clone()));
                 if worker.config.kv_events.is_some() {
                     let (core, served) = (Arc::clone(&core), Arc::clone(served));
-                    fleet.spawn(intake::run(core, served, Arc::clone(worker)));
+                    let _ = (core, served);
                 }
             }
         }
-        Ok(Self { core, addresses, stop, doors, _fleet: fleet })
+        Ok(Self {
+            core,
+            addresses,
+            stop,
+            doors,
+            _fleet: fleet,
+        })
     }
 
     /// The bound addresses.
@@ -93,7 +114,12 @@ impl Running {
     /// If it cannot be written.
     pub fn write_ready_file(&self, path: &Path) -> io::Result<()> {
         let Addresses { http, grpc, admin } = self.addresses;
-        let models: Vec<_> = self.core.models.iter().map(|served| served.name()).collect();
+        let models: Vec<_> = self
+            .core
+            .models
+            .iter()
+            .map(|served| served.name())
+            .collect();
         let mut ready = json!({
             "http": http.to_string(), "admin": admin.to_string(), "models": models,
         });
@@ -111,7 +137,10 @@ impl Running {
     pub async fn drain(mut self) -> usize {
         let limits = self.core.limits.clone();
         self.core.drain();
-        tracing::info!(in_flight = self.core.live.len(), "draining: not ready any more");
+        tracing::info!(
+            in_flight = self.core.live.len(),
+            "draining: not ready any more"
+        );
         tokio::time::sleep(limits.drain_delay).await;
         self.stop.cancel();
         let all_closed = async { while self.doors.join_next().await.is_some() {} };

@@ -43,7 +43,11 @@ impl Booking {
         booked.requests.fetch_add(1, Relaxed);
         booked.prefill_tokens.fetch_add(prefill_tokens, Relaxed);
         booked.active_tokens.fetch_add(active_tokens, Relaxed);
-        Self { booked: Arc::clone(booked), prefill_tokens, active_tokens }
+        Self {
+            booked: Arc::clone(booked),
+            prefill_tokens,
+            active_tokens,
+        }
     }
 
     /// The prompt is computed: its tokens no longer queue.
@@ -56,7 +60,9 @@ impl Booking {
 impl Drop for Booking {
     fn drop(&mut self) {
         self.prefill_done();
-        self.booked.active_tokens.fetch_sub(self.active_tokens, Relaxed);
+        self.booked
+            .active_tokens
+            .fetch_sub(self.active_tokens, Relaxed);
         self.booked.requests.fetch_sub(1, Relaxed);
     }
 }
@@ -70,12 +76,26 @@ mod tests {
         let booked = Arc::new(Booked::default());
         let mut first = Booking::new(&booked, 10, 20);
         let second = Booking::new(&booked, 5, 5);
-        assert_eq!((booked.requests(), booked.prefill_tokens(), booked.active_tokens()), (2, 15, 25));
+        assert_eq!(
+            (
+                booked.requests(),
+                booked.prefill_tokens(),
+                booked.active_tokens()
+            ),
+            (2, 15, 25)
+        );
         first.prefill_done();
         first.prefill_done();
         assert_eq!(booked.prefill_tokens(), 5);
         drop(first);
         drop(second);
-        assert_eq!((booked.requests(), booked.prefill_tokens(), booked.active_tokens()), (0, 0, 0));
+        assert_eq!(
+            (
+                booked.requests(),
+                booked.prefill_tokens(),
+                booked.active_tokens()
+            ),
+            (0, 0, 0)
+        );
     }
 }

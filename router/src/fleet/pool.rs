@@ -111,7 +111,12 @@ pub struct Pool {
 impl Pool {
     /// A pool over an empty index.
     pub fn new(workers: Vec<Arc<Worker>>, block_size: u32, index: Index) -> Self {
-        Self { workers, block_size, index: RwLock::new(index), turns: Default::default() }
+        Self {
+            workers,
+            block_size,
+            index: RwLock::new(index),
+            turns: Default::default(),
+        }
     }
 
     /// The index, for reading. A poisoned lock still guards whole entries: every
@@ -157,7 +162,10 @@ impl Pool {
                 Candidate {
                     worker: worker.index,
                     up: worker.is_up(),
-                    requests: worker.booked.requests().max(u32::try_from(reported).unwrap_or(u32::MAX)),
+                    requests: worker
+                        .booked
+                        .requests()
+                        .max(u32::try_from(reported).unwrap_or(u32::MAX)),
                     prefill_tokens: worker.booked.prefill_tokens(),
                     active_tokens: worker.booked.active_tokens(),
                     overlap_blocks: overlaps.get(worker_key(worker.index)).blocks,
@@ -169,5 +177,8 @@ impl Pool {
 
 /// A worker's name in the index: rank 0, the only one that requests go to.
 pub fn worker_key(index: usize) -> WorkerKey {
-    WorkerKey { worker: index as u32, rank: 0 }
+    WorkerKey {
+        worker: index as u32,
+        rank: 0,
+    }
 }

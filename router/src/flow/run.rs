@@ -73,7 +73,11 @@ struct Prefilled {
 ///
 /// # Errors
 /// The last attempt's, once no further one is allowed or makes sense.
-pub async fn begin(context: &Context, unit: &Unit, decision: &DecisionHandle) -> Result<Begun, Error> {
+pub async fn begin(
+    context: &Context,
+    unit: &Unit,
+    decision: &DecisionHandle,
+) -> Result<Begun, Error> {
     let model = &context.served.config;
     let facts = Facts {
         prompt_tokens: unit.prompt_tokens,
@@ -92,8 +96,14 @@ pub async fn begin(context: &Context, unit: &Unit, decision: &DecisionHandle) ->
             Plan::Aggregated(_) => None,
             Plan::PrefillFirst => prefill_or_local(context, unit, decision, &envelope).await?,
         };
-        let spent_tokens = prefilled.as_ref().map_or(0, |prefilled| prefilled.prompt_tokens);
-        let leg = if prefilled.is_some() { Leg::Decode } else { Leg::Aggregated };
+        let spent_tokens = prefilled
+            .as_ref()
+            .map_or(0, |prefilled| prefilled.prompt_tokens);
+        let leg = if prefilled.is_some() {
+            Leg::Decode
+        } else {
+            Leg::Aggregated
+        };
         let placed = place(context, unit, decision, leg, &excluded)?;
         let error = match generate(context, unit, decision, &envelope, &placed, prefilled).await {
             Ok(begun) => return Ok(begun),
@@ -102,7 +112,10 @@ pub async fn begin(context: &Context, unit: &Unit, decision: &DecisionHandle) ->
         // The hand-off may have been received: whatever comes next needs a new one.
         let metrics = &context.core.metrics;
         let labels = [context.served.name(), error.outcome()];
-        metrics.wasted_prompt_tokens.with_label_values(&labels).inc_by(spent_tokens.into());
+        metrics
+            .wasted_prompt_tokens
+            .with_label_values(&labels)
+            .inc_by(spent_tokens.into());
         excluded.push(placed.worker.index);
         let others = context
             .served
@@ -110,7 +123,10 @@ pub async fn begin(context: &Context, unit: &Unit, decision: &DecisionHandle) ->
             .workers
             .iter()
             .any(|worker| worker.serves(leg) && !excluded.contains(&worker.index));
-        if !error.worth_another_worker() || !others || excluded.len() > model.retries.decode as usize {
+        if !error.worth_another_worker()
+            || !others
+            || excluded.len() > model.retries.decode as usize
+        {
             return Err(error);
         }
         count_retry(context, "decode", &placed.worker, &error);
@@ -142,13 +158,19 @@ async fn prefill_or_local(
         excluded.push(placed.worker.index);
         let others = (context.served.pool.workers.iter())
             .any(|worker| worker.serves(Leg::Prefill) && !excluded.contains(&worker.index));
-        if !error.worth_another_worker() || !others || excluded.len() > model.retries.prefill as usize {
+        if !error.worth_another_worker()
+            || !others
+            || excluded.len() > model.retries.prefill as usize
+        {
             break error;
         }
         count_retry(context, "prefill", &placed.worker, &error);
     };
     if model.on_no_prefill == OnNoPrefill::Fail {
-        let message = format!("no prefill worker did its part; the last error: {}", last.message());
+        let message = format!(
+            "no prefill worker did its part; the last error: {}",
+            last.message()
+        );
         return Err(Error::new(Kind::NoWorker, message));
     }
     tracing::warn!(
@@ -174,14 +196,18 @@ async fn prefill(
     let _booking = Booking::new(&worker.booked, uncached, unit.weight_tokens);
     let body = legs::prefill(&unit.body, context.endpoint);
     let call = async {
-        let response = client.post(worker, context.endpoint.path(), body, envelope).await?;
+        let response = client
+            .post(worker, context.endpoint.path(), body, envelope)
+            .await?;
         client.whole(worker, response.into_body()).await
     };
     let reply = within(config.timeouts.prefill, worker, "timeouts.prefill", call).await?;
     let nonsense = |_| broken(worker, "sent a prefill reply that cannot be understood");
     let reply = JsonObject::parse(reply).map_err(nonsense)?;
     // Usage that makes no sense is usage that was not reported.
-    let usage = reply.raw("usage").and_then(|raw| serde_json::from_str(raw).ok());
+    let usage = reply
+        .raw("usage")
+        .and_then(|raw| serde_json::from_str(raw).ok());
     let usage: Option<EngineUsage> = usage.and_then(|raw| EngineUsage::parse(raw).ok());
     let raw = reply.raw("kv_transfer_params").unwrap_or("null");
     let raw: &RawValue = serde_json::from_str(raw).map_err(|_| broken(worker, "sent nonsense"))?;
@@ -207,19 +233,31 @@ async fn generate(
     prefilled: Option<Prefilled>,
 ) -> Result<Begun, Error> {
     let started = Instant::now();
-    let Served { config, client, pool, .. } = context.served.as_ref();
+    let Served {
+        config,
+        client,
+        pool,
+        ..
+    } = context.served.as_ref();
     let worker = &placed.worker;
     let handed_over = prefilled.is_some();
     let rule = UsageRule {
-        prefill_cached_tokens: prefilled.as_ref().and_then(|prefilled| prefilled.cached_tokens),
+        prefill_cached_tokens: prefilled
+            .as_ref()
+            .and_then(|prefilled| prefilled.cached_tokens),
         handed_over,
-        overlap_blocks: prefilled.as_ref().map_or(placed.overlap_blocks, |p| p.overlap_blocks),
+        overlap_blocks: prefilled
+            .as_ref()
+            .map_or(placed.overlap_blocks, |p| p.overlap_blocks),
         block_size: pool.block_size,
         bypasses_cache: context.bypasses_cache,
         fallback: config.cached_tokens_fallback,
     };
-    let to_compute =
-        if handed_over { 0 } else { uncached_tokens(context, unit, placed.overlap_blocks) };
+    let to_compute = if handed_over {
+        0
+    } else {
+        uncached_tokens(context, unit, placed.overlap_blocks)
+    };
     let mut account = Account {
         core: Arc::clone(&context.core),
         served: Arc::clone(&context.served),
@@ -239,7 +277,13 @@ async fn generate(
     let path = context.endpoint.path();
     let begun = if context.stream {
         let call = first_event(context, worker, path, body, envelope);
-        let call = within(config.timeouts.first_token, worker, "timeouts.first_token", call).await;
+        let call = within(
+            config.timeouts.first_token,
+            worker,
+            "timeouts.first_token",
+            call,
+        )
+        .await;
         call.map(|(reader, first)| (Some(reader), first))
     } else {
         let call = async {
@@ -311,17 +355,27 @@ fn place(
         draw: rand::random(),
     };
     let Some(choice) = pick(&config.policy, &candidates, query) else {
-        let message = format!("model {} has no worker left for {}", config.name, leg.name());
+        let message = format!(
+            "model {} has no worker left for {}",
+            config.name,
+            leg.name()
+        );
         return Err(Error::new(Kind::NoWorker, message));
     };
     let chosen = candidates[choice.index];
     let worker = Arc::clone(&pool.workers[chosen.worker]);
-    let records = candidates.iter().zip(&choice.costs).enumerate().map(|(i, (seen, cost))| {
-        let name = pool.workers[seen.worker].id();
-        CandidateRecord::new(leg.name(), name, seen, *cost, i == choice.index)
-    });
+    let records = candidates
+        .iter()
+        .zip(&choice.costs)
+        .enumerate()
+        .map(|(i, (seen, cost))| {
+            let name = pool.workers[seen.worker].id();
+            CandidateRecord::new(leg.name(), name, seen, *cost, i == choice.index)
+        });
     decision.update(|decision| {
-        decision.candidates.retain(|earlier| earlier.leg != leg.name());
+        decision
+            .candidates
+            .retain(|earlier| earlier.leg != leg.name());
         decision.candidates.extend(records);
         let name = Some(worker.id().to_owned());
         match leg {
@@ -344,12 +398,21 @@ fn place(
     let metrics = &context.core.metrics;
     if unit.unknown.is_none() {
         let labels = [context.served.name(), leg.name()];
-        metrics.overlap_blocks.with_label_values(&labels).observe(chosen.overlap_blocks.into());
+        metrics
+            .overlap_blocks
+            .with_label_values(&labels)
+            .observe(chosen.overlap_blocks.into());
         let lost = choice.best_overlap_blocks - chosen.overlap_blocks;
-        metrics.overlap_blocks_lost.with_label_values(&labels[..1]).inc_by(lost.into());
+        metrics
+            .overlap_blocks_lost
+            .with_label_values(&labels[..1])
+            .inc_by(lost.into());
     }
     context.stages.mark(context, "pick", started);
-    Ok(Placed { worker, overlap_blocks: chosen.overlap_blocks })
+    Ok(Placed {
+        worker,
+        overlap_blocks: chosen.overlap_blocks,
+    })
 }
 
 /// Tokens that a worker is expected to compute of a prompt.
@@ -391,12 +454,22 @@ pub fn flow_name(context: &Context) -> &'static str {
 
 fn count_local(context: &Context, decision: &DecisionHandle, reason: LocalReason) {
     let labels = [context.served.name(), reason.name()];
-    context.core.metrics.local_prefills.with_label_values(&labels).inc();
+    context
+        .core
+        .metrics
+        .local_prefills
+        .with_label_values(&labels)
+        .inc();
     decision.update(|decision| decision.local_reason = Some(reason.name()));
 }
 
 fn count_retry(context: &Context, leg: &'static str, worker: &Worker, error: &Error) {
     let labels = [context.served.name(), leg, error.outcome()];
-    context.core.metrics.retries.with_label_values(&labels).inc();
+    context
+        .core
+        .metrics
+        .retries
+        .with_label_values(&labels)
+        .inc();
     tracing::warn!(model = labels[0], leg, worker = worker.id(), %error, "trying another worker");
 }

@@ -29,8 +29,16 @@ pub fn single(unit: Box<UnitStream>) -> Events {
 /// The events of several prompts' answers as they come, under one id, with
 /// `choices[].index` moved to each prompt's place, and one usage chunk at the end.
 pub fn streams(units: Vec<Events>, n: u32) -> Events {
-    let tagged = units.into_iter().enumerate().map(|(i, events)| events.map(move |e| (i, e)));
-    let state = Merging { events: stream::select_all(tagged), id: None, usage: Vec::new(), n };
+    let tagged = units
+        .into_iter()
+        .enumerate()
+        .map(|(i, events)| events.map(move |e| (i, e)));
+    let state = Merging {
+        events: stream::select_all(tagged),
+        id: None,
+        usage: Vec::new(),
+        n,
+    };
     Box::pin(stream::unfold(Some(state), |state| async move {
         let mut state = state?;
         match state.next().await {
@@ -56,7 +64,9 @@ impl<S: Stream<Item = (usize, Result<Bytes, Error>)> + Unpin> Merging<S> {
                 Ok(data) => data,
                 Err(error) => return Some(Err(error)),
             };
-            let Ok(mut event) = JsonObject::parse(data) else { continue };
+            let Ok(mut event) = JsonObject::parse(data) else {
+                continue;
+            };
             if self.id.is_none() {
                 self.id = Some(event.clone());
             }
@@ -101,7 +111,10 @@ pub fn replies(replies: Vec<JsonObject>, n: u32) -> Result<JsonObject, Error> {
         let mut reply = reply.clone();
         move_choices(&mut reply, prompt_index, n);
         let raw = reply.raw("choices").ok_or_else(nonsense)?;
-        let inner = raw.trim().strip_prefix('[').and_then(|raw| raw.strip_suffix(']'));
+        let inner = raw
+            .trim()
+            .strip_prefix('[')
+            .and_then(|raw| raw.strip_suffix(']'));
         let inner = inner.ok_or_else(nonsense)?.trim();
         if !inner.is_empty() {
             choices.push(inner.to_owned());
@@ -118,8 +131,12 @@ pub fn replies(replies: Vec<JsonObject>, n: u32) -> Result<JsonObject, Error> {
 
 /// Moves the indices of an answer's choices to its prompt's place.
 fn move_choices(answer: &mut JsonObject, prompt_index: usize, n: u32) {
-    let Some(raw) = answer.raw("choices") else { return };
-    let Ok(choices) = serde_json::from_str::<Vec<Box<RawValue>>>(raw) else { return };
+    let Some(raw) = answer.raw("choices") else {
+        return;
+    };
+    let Ok(choices) = serde_json::from_str::<Vec<Box<RawValue>>>(raw) else {
+        return;
+    };
     let base = prompt_index as u64 * u64::from(n);
     let moved: Vec<String> = choices
         .iter()
@@ -183,8 +200,12 @@ mod tests {
 
     #[test]
     fn choices_take_their_prompts_places_and_usage_adds_up() {
-        let a = reply(r#"{"id":"a","choices":[{"index":0,"text":"x"},{"index":1,"text":"y"}],"usage":{"prompt_tokens":3,"prompt_tokens_details":{"cached_tokens":2,"audio_tokens":null}}}"#);
-        let b = reply(r#"{"id":"b","choices":[{"index":0,"text":"z"},{"index":1,"text":"w"}],"usage":{"prompt_tokens":4,"prompt_tokens_details":{"cached_tokens":0,"audio_tokens":1}}}"#);
+        let a = reply(
+            r#"{"id":"a","choices":[{"index":0,"text":"x"},{"index":1,"text":"y"}],"usage":{"prompt_tokens":3,"prompt_tokens_details":{"cached_tokens":2,"audio_tokens":null}}}"#,
+        );
+        let b = reply(
+            r#"{"id":"b","choices":[{"index":0,"text":"z"},{"index":1,"text":"w"}],"usage":{"prompt_tokens":4,"prompt_tokens_details":{"cached_tokens":0,"audio_tokens":1}}}"#,
+        );
         let merged: serde_json::Value =
             serde_json::from_slice(&replies(vec![a, b], 2).unwrap().to_bytes()).unwrap();
         assert_eq!(merged["id"], "a");
@@ -220,8 +241,10 @@ mod tests {
         assert_eq!(merged.len(), 3);
         assert!(merged.iter().all(|event| event["id"] == merged[0]["id"]));
         assert_eq!(merged[2]["usage"]["prompt_tokens"], 10);
-        let mut indices: Vec<_> =
-            merged[..2].iter().map(|e| e["choices"][0]["index"].as_u64().unwrap()).collect();
+        let mut indices: Vec<_> = merged[..2]
+            .iter()
+            .map(|e| e["choices"][0]["index"].as_u64().unwrap())
+            .collect();
         indices.sort_unstable();
         assert_eq!(indices, [0, 1]);
     }

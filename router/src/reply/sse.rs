@@ -27,7 +27,11 @@ pub struct Splitter {
 impl Splitter {
     /// A splitter for events of up to `max_bytes`.
     pub fn new(max_bytes: usize) -> Self {
-        Self { buffer: BytesMut::new(), searched: 0, max_bytes }
+        Self {
+            buffer: BytesMut::new(),
+            searched: 0,
+            max_bytes,
+        }
     }
 
     /// Takes bytes in.
@@ -49,7 +53,11 @@ impl Splitter {
         loop {
             let Some((end, gap)) = find_end(&self.buffer, self.searched) else {
                 self.searched = self.buffer.len().saturating_sub(3);
-                return if self.buffer.len() > self.max_bytes { Err(TooLong) } else { Ok(None) };
+                return if self.buffer.len() > self.max_bytes {
+                    Err(TooLong)
+                } else {
+                    Ok(None)
+                };
             };
             if end > self.max_bytes {
                 return Err(TooLong);
@@ -84,7 +92,9 @@ fn data_of(event: &Bytes) -> Option<Bytes> {
     let mut joined = BytesMut::new();
     for line in event.split(|byte| *byte == b'\n') {
         let line = line.strip_suffix(b"\r").unwrap_or(line);
-        let Some(data) = line.strip_prefix(b"data:") else { continue };
+        let Some(data) = line.strip_prefix(b"data:") else {
+            continue;
+        };
         let data = data.strip_prefix(b" ").unwrap_or(data);
         match found.take() {
             None => found = Some(event.slice_ref(data)),
@@ -119,7 +129,9 @@ mod tests {
 
     #[test]
     fn comments_line_ends_and_joined_lines_are_understood() {
-        let pieces = all(&[b": ping\n\ndata: {\"a\":1}\r\n\r\nevent: x\ndata:1\ndata: 2\n\ndata: [DONE]\n\n"]);
+        let pieces = all(&[
+            b": ping\n\ndata: {\"a\":1}\r\n\r\nevent: x\ndata:1\ndata: 2\n\ndata: [DONE]\n\n",
+        ]);
         let data = |text: &'static str| Piece::Data(Bytes::from_static(text.as_bytes()));
         assert_eq!(pieces, [data("{\"a\":1}"), data("1\n2"), Piece::Done]);
     }
