@@ -6,4 +6,7 @@
 //! reserved for it, every buffer has a bound, and no error or log line carries
 //! token ids or payload contents.
 
+mod json;
+pub mod nixl;
+pub mod usage;
 pub mod vllm;

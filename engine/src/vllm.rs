@@ -2,3 +2,4 @@
 //! particular).
 
 pub mod events;
+pub mod load;

@@ -2,4 +2,7 @@
 #![allow(clippy::unwrap_used)]
 
 mod kv_events;
+mod load;
+mod nixl;
 mod support;
+mod usage;

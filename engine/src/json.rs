@@ -1,0 +1,26 @@
+//! Reading typed fields out of an engine's raw JSON.
+
+use serde::Deserialize;
+use serde_json::value::RawValue;
+
+/// JSON that does not have the expected shape. Names the place and never the
+/// content: serde's own message would quote the offending value.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("not the expected JSON, at line {line}, column {column}")]
+pub struct ShapeError {
+    /// Line within the value, from 1.
+    pub line: usize,
+    /// Column within the line, from 1; 0 where a whole value is at fault.
+    pub column: usize,
+}
+
+/// Reads an object; serde by itself would take an array for a struct as well.
+pub(crate) fn object<'a, T: Deserialize<'a>>(raw: &'a RawValue) -> Result<T, ShapeError> {
+    if !raw.get().starts_with('{') {
+        return Err(ShapeError { line: 1, column: 1 });
+    }
+    serde_json::from_str(raw.get()).map_err(|error| ShapeError {
+        line: error.line(),
+        column: error.column(),
+    })
+}

@@ -1,0 +1,184 @@
+//! The NIXL hand-off in pull mode: prefill keeps the KV and says where it is,
+//! decode fetches it from there.
+
+use std::fmt;
+
+use serde::Deserialize;
+use serde_json::value::RawValue;
+
+mod blocks;
+
+use crate::json::ShapeError;
+use blocks::BlockCount;
+
+/// The prefill leg's `kv_transfer_params`. The leg must not be streamed: a
+/// streamed reply carries no hand-off, and its blocks stay pinned until the
+/// lease ends.
+pub const PREFILL_PARAMS_JSON: &str = r#"{"do_remote_decode":true,"do_remote_prefill":false}"#;
+
+/// Largest hand-off that is accepted, in bytes: block ids of several million
+/// tokens.
+pub const MAX_HAND_OFF_BYTES: usize = 4 << 20;
+
+/// Where a prefill engine keeps the KV of one prompt.
+///
+/// A hand-off is good for **one** decode request. Once used, its blocks are free
+/// to be overwritten, and an engine that is given it again answers 200 with wrong
+/// text. So it cannot be cloned, and turning it into a request consumes it.
+pub struct HandOff {
+    raw: Box<RawValue>,
+    params: Params,
+}
+
+/// `kv_transfer_params` which are no usable hand-off.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum HandOffError {
+    /// The value is null: the engine has no connector, or the leg was streamed.
+    #[error("the prefill reply has no hand-off")]
+    Absent,
+    /// Larger than [`MAX_HAND_OFF_BYTES`].
+    #[error("a hand-off of {bytes} bytes")]
+    TooLarge {
+        /// Its length.
+        bytes: usize,
+    },
+    /// Not an object with the fields of a hand-off.
+    #[error("hand-off: {0}")]
+    Shape(#[from] ShapeError),
+    /// It does not tell decode to fetch anything.
+    #[error("the hand-off does not ask for a remote prefill")]
+    NotForDecode,
+    /// It names no block. Such a one has been seen to end a decode engine.
+    #[error("the hand-off names no blocks")]
+    NoBlocks,
+    /// Another transfer mode than pull.
+    #[error("the hand-off is not in pull mode")]
+    NotPull,
+}
+
+#[derive(Deserialize)]
+struct Params {
+    do_remote_prefill: Option<bool>,
+    do_remote_decode: Option<bool>,
+    remote_block_ids: Option<BlockCount>,
+    remote_engine_id: String,
+    remote_host: String,
+    remote_port: u16,
+    remote_request_id: Option<String>,
+    remote_num_tokens: Option<u32>,
+    remote_prefill_cached_tokens: Option<u32>,
+    remote_blocks_expiry_time: Option<f64>,
+    transfer_mode: Option<String>,
+}
+
+/// The part that decides whether there is anything to read at all.
+#[derive(Deserialize)]
+struct Flags {
+    do_remote_prefill: Option<bool>,
+}
+
+impl HandOff {
+    /// Reads the value of `kv_transfer_params` in a prefill leg's reply.
+    pub fn from_reply(raw_kv_transfer_params: &RawValue) -> Result<Self, HandOffError> {
+        let bytes = raw_kv_transfer_params.get().len();
+        if raw_kv_transfer_params.get() == "null" {
+            return Err(HandOffError::Absent);
+        }
+        if bytes > MAX_HAND_OFF_BYTES {
+            return Err(HandOffError::TooLarge { bytes });
+        }
+        let flags: Flags = crate::json::object(raw_kv_transfer_params)?;
+        if flags.do_remote_prefill != Some(true) {
+            return Err(HandOffError::NotForDecode);
+        }
+        let params: Params = crate::json::object(raw_kv_transfer_params)?;
+        if params.do_remote_prefill != Some(true) || params.do_remote_decode == Some(true) {
+            return Err(HandOffError::NotForDecode);
+        }
+        if params.block_count() == 0 {
+            return Err(HandOffError::NoBlocks);
+        }
+        if params
+            .transfer_mode
+            .as_deref()
+            .is_some_and(|mode| mode != "pull")
+        {
+            return Err(HandOffError::NotPull);
+        }
+        Ok(Self {
+            raw: raw_kv_transfer_params.to_owned(),
+            params,
+        })
+    }
+
+    /// The decode leg's `kv_transfer_params`: what prefill sent, byte for byte.
+    pub fn into_json(self) -> Box<RawValue> {
+        self.raw
+    }
+
+    /// The prefill engine's id.
+    pub fn remote_engine_id(&self) -> &str {
+        &self.params.remote_engine_id
+    }
+
+    /// The host from which decode fetches.
+    pub fn remote_host(&self) -> &str {
+        &self.params.remote_host
+    }
+
+    /// The port of the prefill engine's side channel.
+    pub fn remote_port(&self) -> u16 {
+        self.params.remote_port
+    }
+
+    /// The prefill leg's request, as the engine names it.
+    pub fn remote_request_id(&self) -> Option<&str> {
+        self.params.remote_request_id.as_deref()
+    }
+
+    /// Tokens whose KV is handed off. With more than one token generated on the
+    /// prefill leg, this exceeds the prompt.
+    pub fn remote_num_tokens(&self) -> Option<u32> {
+        self.params.remote_num_tokens
+    }
+
+    /// Prompt tokens that prefill had cached. Absent up to vLLM 0.22, whose decode
+    /// then reports the whole prompt as cached.
+    pub fn remote_prefill_cached_tokens(&self) -> Option<u32> {
+        self.params.remote_prefill_cached_tokens
+    }
+
+    /// When the engine frees the blocks, in seconds of its own clock. vLLM 0.32
+    /// leaves it null in pull mode; its lease is 30 s unless configured.
+    pub fn remote_blocks_expiry_s(&self) -> Option<f64> {
+        self.params.remote_blocks_expiry_time
+    }
+
+    /// Number of block ids, over all cache groups.
+    pub fn block_count(&self) -> usize {
+        self.params.block_count()
+    }
+}
+
+impl Params {
+    fn block_count(&self) -> usize {
+        self.remote_block_ids.as_ref().map_or(0, |count| count.0)
+    }
+}
+
+impl fmt::Debug for HandOff {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("HandOff")
+            .field("remote_engine_id", &self.remote_engine_id())
+            .field("remote_host", &self.remote_host())
+            .field("remote_port", &self.remote_port())
+            .field("remote_request_id", &self.remote_request_id())
+            .field("remote_num_tokens", &self.remote_num_tokens())
+            .field(
+                "remote_prefill_cached_tokens",
+                &self.remote_prefill_cached_tokens(),
+            )
+            .field("block_count", &self.block_count())
+            .finish_non_exhaustive()
+    }
+}

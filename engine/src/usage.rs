@@ -1,0 +1,78 @@
+//! The `usage` object of an engine's reply.
+
+use serde::Deserialize;
+use serde_json::value::RawValue;
+
+pub use crate::json::ShapeError;
+
+/// What an engine reports about one request's tokens.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct EngineUsage {
+    /// Tokens of the prompt.
+    pub prompt_tokens: u32,
+    /// Tokens generated; 0 where the engine leaves it out, as for embeddings.
+    pub completion_tokens: u32,
+    /// Prompt tokens that came from a cache. `None` where the engine does not
+    /// say: vLLM does only with `--enable-prompt-tokens-details`, else the details
+    /// are null, or absent in streams. `Some(0)` is a figure.
+    pub cached_tokens: Option<u32>,
+}
+
+/// A `usage` that cannot be taken at its word.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum UsageError {
+    /// The reply says `"usage": null`.
+    #[error("the engine reports no usage")]
+    Absent,
+    /// Not an object with counts in it: a field is missing, negative, fractional
+    /// or too large.
+    #[error("usage: {0}")]
+    Shape(#[from] ShapeError),
+    /// More cached tokens than the prompt has.
+    #[error("usage: {cached_tokens} cached tokens of {prompt_tokens}")]
+    CachedExceedsPrompt {
+        /// As reported.
+        cached_tokens: u32,
+        /// As reported.
+        prompt_tokens: u32,
+    },
+}
+
+#[derive(Deserialize)]
+struct Usage {
+    prompt_tokens: u32,
+    completion_tokens: Option<u32>,
+    prompt_tokens_details: Option<Details>,
+}
+
+#[derive(Deserialize)]
+struct Details {
+    cached_tokens: Option<u32>,
+}
+
+impl EngineUsage {
+    /// Reads the value of `usage` in a reply of `/v1/completions`,
+    /// `/v1/chat/completions` or `/v1/embeddings`, or in a stream's chunk.
+    pub fn parse(usage: &RawValue) -> Result<Self, UsageError> {
+        if usage.get() == "null" {
+            return Err(UsageError::Absent);
+        }
+        let usage: Usage = crate::json::object(usage)?;
+        let prompt_tokens = usage.prompt_tokens;
+        let cached_tokens = usage
+            .prompt_tokens_details
+            .and_then(|details| details.cached_tokens);
+        if let Some(cached_tokens) = cached_tokens.filter(|cached| *cached > prompt_tokens) {
+            return Err(UsageError::CachedExceedsPrompt {
+                cached_tokens,
+                prompt_tokens,
+            });
+        }
+        let completion_tokens = usage.completion_tokens.unwrap_or(0);
+        Ok(Self {
+            prompt_tokens,
+            completion_tokens,
+            cached_tokens,
+        })
+    }
+}

@@ -1,0 +1,113 @@
+//! An engine's load, from the Prometheus text of its `/metrics`.
+
+mod line;
+
+use line::Line;
+
+/// What an engine says of its load. A process with several data-parallel engines
+/// lists each under an `engine` label; figures are their sum. A figure that the
+/// text does not have, or that is no count, is `None`: never 0.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct EngineLoad {
+    /// Requests that are being computed.
+    pub running: Option<u64>,
+    /// Requests that wait for room.
+    pub waiting: Option<u64>,
+    /// Used part of the KV cache, from 0 to 1; the mean over the engines, which
+    /// all have the same number of blocks.
+    pub kv_used_ratio: Option<f64>,
+    /// Requests that lost their KV to others, since the engine's start.
+    pub preemptions_total: Option<u64>,
+    /// Tokens looked up in the prefix cache, since the engine's start.
+    pub prefix_cache_queries_total: Option<u64>,
+    /// Tokens found there.
+    pub prefix_cache_hits_total: Option<u64>,
+    /// Prompt tokens by where their KV came from.
+    pub prompt_tokens_by_source: PromptTokensBySource,
+    /// Tokens per KV block.
+    pub block_size: Option<u32>,
+    /// KV blocks in accelerator memory.
+    pub total_blocks: Option<u32>,
+}
+
+/// Prompt tokens since the engine's start, by where their KV came from.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct PromptTokensBySource {
+    /// Computed by this engine.
+    pub local_compute: Option<u64>,
+    /// Found in this engine's prefix cache.
+    pub local_cache_hit: Option<u64>,
+    /// Received from another engine or store.
+    pub external_kv_transfer: Option<u64>,
+}
+
+impl EngineLoad {
+    /// Reads the figures out of a text of any length in one pass; lines that are
+    /// malformed or of no interest are passed over.
+    pub fn parse(text: &str) -> Self {
+        let mut load = Self::default();
+        let mut ratios = Mean::default();
+        for line in text.lines().filter_map(Line::parse) {
+            load.take(&line, &mut ratios);
+        }
+        load.kv_used_ratio = ratios.value();
+        load
+    }
+
+    fn take(&mut self, line: &Line<'_>, ratios: &mut Mean) {
+        match line.name {
+            "num_requests_running" => add(&mut self.running, line.count()),
+            "num_requests_waiting" => add(&mut self.waiting, line.count()),
+            "kv_cache_usage_perc" => ratios.add(line.value),
+            "num_preemptions_total" => add(&mut self.preemptions_total, line.count()),
+            "prefix_cache_queries_total" => {
+                add(&mut self.prefix_cache_queries_total, line.count());
+            }
+            "prefix_cache_hits_total" => add(&mut self.prefix_cache_hits_total, line.count()),
+            "prompt_tokens_by_source_total" => {
+                let by_source = &mut self.prompt_tokens_by_source;
+                let figure = match line.label("source") {
+                    Some("local_compute") => &mut by_source.local_compute,
+                    Some("local_cache_hit") => &mut by_source.local_cache_hit,
+                    Some("external_kv_transfer") => &mut by_source.external_kv_transfer,
+                    _ => return,
+                };
+                add(figure, line.count());
+            }
+            "cache_config_info" => {
+                let number = |name| line.label(name).and_then(|value| value.parse::<u32>().ok());
+                self.block_size = self.block_size.or(number("block_size"));
+                if let Some(blocks) = number("num_gpu_blocks") {
+                    self.total_blocks = Some(self.total_blocks.unwrap_or(0).saturating_add(blocks));
+                }
+            }
+            _ => {}
+        }
+    }
+}
+
+fn add(sum: &mut Option<u64>, count: Option<u64>) {
+    if let Some(count) = count {
+        *sum = Some(sum.unwrap_or(0).saturating_add(count));
+    }
+}
+
+#[derive(Default)]
+struct Mean {
+    sum: f64,
+    count: u32,
+}
+
+impl Mean {
+    /// Adds a ratio; what is none is passed over.
+    fn add(&mut self, ratio: f64) {
+        if (0.0..=1.0).contains(&ratio) {
+            self.sum += ratio;
+            self.count += 1;
+        }
+    }
+
+    fn value(&self) -> Option<f64> {
+        (self.count > 0).then(|| self.sum / f64::from(self.count))
+    }
+}

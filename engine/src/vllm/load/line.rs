@@ -1,0 +1,80 @@
+//! One sample of the Prometheus text format.
+
+/// Counts above this are not exact in a 64-bit float, hence not meant.
+const MAX_COUNT: f64 = 9_007_199_254_740_992.0;
+
+/// A sample of one of vLLM's metrics.
+pub(super) struct Line<'a> {
+    /// The metric's name without `vllm:`.
+    pub(super) name: &'a str,
+    /// What is between the braces.
+    labels: &'a str,
+    pub(super) value: f64,
+}
+
+impl<'a> Line<'a> {
+    /// The sample on this line; `None` for comments, others' metrics, and lines
+    /// that are malformed.
+    pub(super) fn parse(line: &'a str) -> Option<Self> {
+        let line = line.strip_prefix("vllm:")?;
+        let name_end = line.find(['{', ' '])?;
+        let (name, rest) = line.split_at(name_end);
+        let (labels, rest) = match rest.strip_prefix('{') {
+            Some(rest) => {
+                let labels = rest.split_at_checked(labels_len(rest)?)?;
+                (labels.0, labels.1.strip_prefix('}')?)
+            }
+            None => ("", rest),
+        };
+        // A timestamp may follow the value.
+        let value = rest.split_ascii_whitespace().next()?.parse().ok()?;
+        Some(Self {
+            name,
+            labels,
+            value,
+        })
+    }
+
+    /// The value as a count, where it is one.
+    pub(super) fn count(&self) -> Option<u64> {
+        let is_count = (0.0..=MAX_COUNT).contains(&self.value) && self.value.fract() == 0.0;
+        is_count.then_some(self.value as u64)
+    }
+
+    /// A label's value, as it stands: none that is read here has escapes.
+    pub(super) fn label(&self, name: &str) -> Option<&'a str> {
+        let mut rest = self.labels;
+        loop {
+            let (key, value) = rest.split_once("=\"")?;
+            let end = quoted_len(value)?;
+            if key.trim_matches([',', ' ']) == name {
+                return value.get(..end);
+            }
+            rest = value.get(end + 1..)?;
+        }
+    }
+}
+
+/// Length of a quoted text up to its closing quote, which may not be escaped.
+fn quoted_len(text: &str) -> Option<usize> {
+    let mut escaped = false;
+    text.bytes().position(|byte| {
+        let ends = byte == b'"' && !escaped;
+        escaped = byte == b'\\' && !escaped;
+        ends
+    })
+}
+
+/// Length of the labels up to the closing brace, which may not be within quotes.
+fn labels_len(text: &str) -> Option<usize> {
+    let mut quoted = false;
+    let mut escaped = false;
+    text.bytes().position(|byte| {
+        let ends = byte == b'}' && !quoted;
+        if byte == b'"' && !escaped {
+            quoted = !quoted;
+        }
+        escaped = byte == b'\\' && !escaped;
+        ends
+    })
+}

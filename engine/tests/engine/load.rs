@@ -1,0 +1,83 @@
+//! Load figures from recorded and hand-made `/metrics` texts.
+
+use crate::support::fixture_text;
+use proptest::prelude::*;
+use splitrail_engine::vllm::load::{EngineLoad, PromptTokensBySource};
+
+#[test]
+fn two_data_parallel_engines_are_summed() {
+    let load = EngineLoad::parse(&fixture_text("metrics/dp2.txt"));
+    let expected = EngineLoad {
+        running: Some(0),
+        waiting: Some(0),
+        kv_used_ratio: Some(0.0),
+        preemptions_total: Some(0),
+        prefix_cache_queries_total: Some(288 + 384),
+        prefix_cache_hits_total: Some(64),
+        prompt_tokens_by_source: PromptTokensBySource {
+            local_compute: Some(288 + 320),
+            local_cache_hit: Some(64),
+            external_kv_transfer: Some(0),
+        },
+        block_size: Some(32),
+        total_blocks: Some(2 * 65_536),
+    };
+    assert_eq!(load, expected);
+}
+
+#[test]
+fn a_decode_engine_reports_what_it_received() {
+    let load = EngineLoad::parse(&fixture_text("metrics/d_nixl.txt"));
+    assert!(load.prompt_tokens_by_source.external_kv_transfer.unwrap() > 0);
+    let load = EngineLoad::parse(&fixture_text("metrics/a_after.txt"));
+    assert_eq!(load.prompt_tokens_by_source.external_kv_transfer, Some(0));
+    assert!(load.prefix_cache_hits_total.unwrap() > 0);
+}
+
+#[test]
+fn absent_figures_are_none_and_not_zero() {
+    assert_eq!(EngineLoad::parse(""), EngineLoad::default());
+    let text = "# HELP vllm:num_requests_running x\nother:num_requests_running 3\n\
+                vllm:num_requests_running_more 4\nvllm:num_requests_running{engine=\"0\"} 5\n";
+    assert_eq!(
+        EngineLoad::parse(text),
+        EngineLoad {
+            running: Some(5),
+            ..Default::default()
+        }
+    );
+}
+
+#[test]
+fn values_that_are_no_figures_are_left_out() {
+    for value in ["NaN", "-1", "+Inf", "1e300", "0.5", "x", ""] {
+        let text = format!("vllm:num_requests_waiting {value}\n");
+        assert_eq!(EngineLoad::parse(&text).waiting, None, "{value}");
+    }
+    for value in ["NaN", "-0.1", "1.1"] {
+        let text = format!("vllm:kv_cache_usage_perc {value}\n");
+        assert_eq!(EngineLoad::parse(&text).kv_used_ratio, None, "{value}");
+    }
+    let unset = "vllm:cache_config_info{block_size=\"None\",num_gpu_blocks=\"None\"} 1.0\n";
+    assert_eq!(EngineLoad::parse(unset), EngineLoad::default());
+}
+
+#[test]
+fn labels_may_hold_braces_quotes_and_other_labels_names() {
+    let text = "vllm:kv_cache_usage_perc{engine=\"0\",model_name=\"a\\\"} 9\"} 0.25 1700000000\n\
+                vllm:kv_cache_usage_perc{engine=\"1\"} 0.75\n\
+                vllm:prompt_tokens_by_source_total{model_name=\"source=\\\"\",source=\"local_compute\"} 7\n";
+    let load = EngineLoad::parse(text);
+    assert_eq!(load.kv_used_ratio, Some(0.5));
+    assert_eq!(load.prompt_tokens_by_source.local_compute, Some(7));
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { failure_persistence: None, ..ProptestConfig::default() })]
+
+    #[test]
+    fn no_text_panics(lines in proptest::collection::vec("(vllm:cache_config_info|vllm:num_requests_running|vllm:kv_cache_usage_perc)?[{}=\"\\\\, a-e0-9é.]{0,40}", 0..8)) {
+        let load = EngineLoad::parse(&lines.join("\n"));
+        prop_assert!(load.kv_used_ratio.is_none_or(|ratio| (0.0..=1.0).contains(&ratio)));
+    }
+}

@@ -1,0 +1,134 @@
+//! Hand-offs of recorded and hand-made prefill replies.
+
+use crate::support::fixture_text;
+use serde::Deserialize;
+use serde_json::Value;
+use serde_json::value::RawValue;
+use splitrail_engine::nixl::{HandOff, HandOffError, MAX_HAND_OFF_BYTES, PREFILL_PARAMS_JSON};
+
+#[derive(Deserialize)]
+struct Reply {
+    kv_transfer_params: Box<RawValue>,
+}
+
+/// The `kv_transfer_params` of a recorded reply.
+fn recorded(name: &str) -> Box<RawValue> {
+    let exchange: Value =
+        serde_json::from_str(&fixture_text(&format!("nixl/{name}.json"))).unwrap();
+    let reply: Reply = serde_json::from_str(exchange["response"].as_str().unwrap()).unwrap();
+    reply.kv_transfer_params
+}
+
+fn hand_off(text: &str) -> Result<HandOff, HandOffError> {
+    HandOff::from_reply(serde_json::from_str(text).unwrap())
+}
+
+#[test]
+fn a_recorded_hand_off_is_read_and_kept_verbatim() {
+    let raw = recorded("nixl_warm_both_prefill");
+    let hand_off = HandOff::from_reply(&raw).unwrap();
+    assert_eq!(
+        hand_off.remote_engine_id(),
+        "b460a44b-3cba-433d-9652-ff925ec0575a"
+    );
+    assert_eq!(
+        (hand_off.remote_host(), hand_off.remote_port()),
+        ("127.0.0.1", 15711)
+    );
+    assert_eq!(
+        hand_off.remote_request_id(),
+        Some("cmpl-b833bac5-e715-47da-b41f-86845b80d1df-0-850dd0da")
+    );
+    assert_eq!(hand_off.remote_num_tokens(), Some(200));
+    assert_eq!(hand_off.remote_prefill_cached_tokens(), Some(192));
+    assert_eq!(hand_off.remote_blocks_expiry_s(), None);
+    assert_eq!(hand_off.block_count(), 7);
+    assert_eq!(hand_off.into_json().get(), raw.get());
+}
+
+#[test]
+fn every_recorded_pull_hand_off_is_usable() {
+    let cold = HandOff::from_reply(&recorded("nixl_cold_prefill")).unwrap();
+    assert_eq!(cold.remote_prefill_cached_tokens(), Some(0));
+    HandOff::from_reply(&recorded("nixl_chat_prefill")).unwrap();
+    // An engine may leave the cached figure out.
+    let without = HandOff::from_reply(&recorded("prefill_min_params_maxtok3")).unwrap();
+    assert_eq!(without.remote_prefill_cached_tokens(), None);
+    assert_eq!(without.remote_num_tokens(), Some(122));
+}
+
+#[test]
+fn what_is_no_hand_off_is_refused() {
+    assert_eq!(
+        HandOff::from_reply(&recorded("nixl_cold_decode")).unwrap_err(),
+        HandOffError::Absent
+    );
+    assert_eq!(
+        HandOff::from_reply(&recorded("push1_prefill")).unwrap_err(),
+        HandOffError::NotPull
+    );
+    let where_from = r#""remote_engine_id":"e","remote_host":"h","remote_port":1"#;
+    for (text, error) in [
+        ("{}".to_owned(), HandOffError::NotForDecode),
+        (PREFILL_PARAMS_JSON.to_owned(), HandOffError::NotForDecode),
+        (
+            format!(
+                r#"{{"do_remote_prefill":true,"do_remote_decode":true,{where_from},"remote_block_ids":[1]}}"#
+            ),
+            HandOffError::NotForDecode,
+        ),
+        (
+            format!(r#"{{"do_remote_prefill":true,{where_from}}}"#),
+            HandOffError::NoBlocks,
+        ),
+    ] {
+        assert_eq!(hand_off(&text).unwrap_err(), error, "{text}");
+    }
+    for ids in ["null", "[]", "[[]]", "[[],[]]"] {
+        let text = format!(r#"{{"do_remote_prefill":true,{where_from},"remote_block_ids":{ids}}}"#);
+        assert_eq!(
+            hand_off(&text).unwrap_err(),
+            HandOffError::NoBlocks,
+            "{ids}"
+        );
+    }
+    for text in [
+        "[true,false]",
+        "3",
+        r#"{"do_remote_prefill":true}"#,
+        r#"{"do_remote_prefill":true,"remote_engine_id":"e","remote_host":"h","remote_port":70000,"remote_block_ids":[1]}"#,
+        r#"{"do_remote_prefill":true,"remote_engine_id":"e","remote_host":"h","remote_port":1,"remote_block_ids":["x"]}"#,
+        r#"{"do_remote_prefill":true,"do_remote_prefill":true,"remote_engine_id":"e","remote_host":"h","remote_port":1,"remote_block_ids":[1]}"#,
+    ] {
+        assert!(
+            matches!(hand_off(text).unwrap_err(), HandOffError::Shape(_)),
+            "{text}"
+        );
+    }
+    let huge = format!(r#"{{"x":"{}"}}"#, "x".repeat(MAX_HAND_OFF_BYTES));
+    assert!(matches!(
+        hand_off(&huge).unwrap_err(),
+        HandOffError::TooLarge { .. }
+    ));
+}
+
+#[test]
+fn a_flat_list_of_block_ids_counts() {
+    let text = r#"{"do_remote_prefill":true,"remote_engine_id":"e","remote_host":"h","remote_port":1,"remote_block_ids":[4,5,6]}"#;
+    assert_eq!(hand_off(text).unwrap().block_count(), 3);
+}
+
+#[test]
+fn debug_output_counts_block_ids_instead_of_printing_them() {
+    let text = r#"{"do_remote_prefill":true,"remote_engine_id":"e","remote_host":"h","remote_port":1,"remote_block_ids":[[987654321]]}"#;
+    let debug = format!("{:?}", hand_off(text).unwrap());
+    assert!(debug.contains("block_count: 1"), "{debug}");
+    assert!(!debug.contains("987654321"), "{debug}");
+}
+
+#[test]
+fn the_prefill_leg_asks_for_a_remote_decode() {
+    let params: Value = serde_json::from_str(PREFILL_PARAMS_JSON).unwrap();
+    assert_eq!(params["do_remote_decode"], true);
+    assert_eq!(params["do_remote_prefill"], false);
+}

@@ -1,0 +1,88 @@
+//! Usage of recorded and hand-made replies.
+
+use crate::support::fixture_text;
+use serde::Deserialize;
+use serde_json::value::RawValue;
+use splitrail_engine::usage::{EngineUsage, UsageError};
+
+#[derive(Deserialize)]
+struct Reply<'a> {
+    #[serde(borrow)]
+    usage: Option<&'a RawValue>,
+}
+
+/// Usages of a recorded exchange's reply, which is one object or a stream.
+fn recorded(name: &str) -> Vec<Result<EngineUsage, UsageError>> {
+    let text = fixture_text(&format!("http/{name}.txt"));
+    let reply = text.split("HTTP 200").nth(1).unwrap();
+    let objects = reply.lines().map(|line| line.trim_start_matches("data: "));
+    objects
+        .filter(|line| line.starts_with('{'))
+        .filter_map(|line| serde_json::from_str::<Reply<'_>>(line).unwrap().usage)
+        .map(EngineUsage::parse)
+        .collect()
+}
+
+fn usage(prompt: u32, completion: u32, cached: Option<u32>) -> EngineUsage {
+    EngineUsage {
+        prompt_tokens: prompt,
+        completion_tokens: completion,
+        cached_tokens: cached,
+    }
+}
+
+#[test]
+fn recorded_usages_are_read_as_reported() {
+    assert_eq!(recorded("completion_cold"), [Ok(usage(288, 4, Some(0)))]);
+    assert_eq!(recorded("completion_warm"), [Ok(usage(288, 4, Some(256)))]);
+    assert_eq!(recorded("chat_cold"), [Ok(usage(310, 4, Some(0)))]);
+    assert_eq!(recorded("chat_warm"), [Ok(usage(310, 4, Some(288)))]);
+    assert_eq!(
+        recorded("completion_stream_warm"),
+        [Ok(usage(289, 4, Some(288)))]
+    );
+}
+
+#[test]
+fn a_cached_figure_that_the_engine_does_not_report_is_none() {
+    assert_eq!(recorded("A_cold_nodetailsflag"), [Ok(usage(96, 2, None))]);
+    // A continuous stream has usage on every chunk, details on the last one only.
+    let continuous = recorded("completion_stream_continuous");
+    assert_eq!(continuous[0], Ok(usage(288, 1, None)));
+    assert_eq!(continuous.last().unwrap(), &Ok(usage(288, 4, Some(256))));
+    for details in ["null", "{}", r#"{"cached_tokens":null}"#] {
+        let text = format!(r#"{{"prompt_tokens":3,"prompt_tokens_details":{details}}}"#);
+        assert_eq!(parse(&text), Ok(usage(3, 0, None)), "{details}");
+    }
+}
+
+fn parse(text: &str) -> Result<EngineUsage, UsageError> {
+    EngineUsage::parse(serde_json::from_str(text).unwrap())
+}
+
+#[test]
+fn absurd_usages_are_errors() {
+    assert_eq!(parse("null"), Err(UsageError::Absent));
+    for text in [
+        r#"{"prompt_tokens":-1}"#,
+        r#"{"prompt_tokens":4294967296}"#,
+        r#"{"prompt_tokens":1e400}"#,
+        r#"{"prompt_tokens":1.5}"#,
+        r#"{"prompt_tokens":"3"}"#,
+        r#"{"prompt_tokens":null}"#,
+        r#"{"prompt_tokens":3,"prompt_tokens_details":{"cached_tokens":-1}}"#,
+        r#"{"completion_tokens":3}"#,
+        "[1,2,null]",
+        "7",
+    ] {
+        assert!(matches!(parse(text), Err(UsageError::Shape(_))), "{text}");
+    }
+    let too_many = r#"{"prompt_tokens":3,"prompt_tokens_details":{"cached_tokens":4}}"#;
+    assert_eq!(
+        parse(too_many),
+        Err(UsageError::CachedExceedsPrompt {
+            cached_tokens: 4,
+            prompt_tokens: 3
+        })
+    );
+}
