@@ -195,7 +195,7 @@ impl ChatTemplate {
             "add_generation_prompt",
             Value::from(input.add_generation_prompt),
         );
-        context.into_iter().collect()
+        Value::from_pairs(context)
     }
 }
 
