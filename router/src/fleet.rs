@@ -1,7 +1,7 @@
 //! Beside the way of a request: the workers, what they hold and how busy they are.
 
 pub mod booking;
-//pub mod intake;
+pub mod intake;
 pub mod poll;
 pub mod pool;
 

@@ -13,7 +13,7 @@ use tokio_util::sync::CancellationToken;
 use crate::admin;
 use crate::config::Listen;
 use crate::core::Core;
-use crate::fleet::poll;
+use crate::fleet::{intake, poll};
 use crate::ingress::{grpc, http, listener};
 
 /// A router that is bound and serves. Dropping it ends everything at once.
@@ -84,7 +84,7 @@ impl Running {
                 fleet.spawn(poll::run(Arc::clone(worker), served.client.clone()));
                 if worker.config.kv_events.is_some() {
                     let (core, served) = (Arc::clone(&core), Arc::clone(served));
-                    let _ = (core, served);
+                    fleet.spawn(intake::run(core, served, Arc::clone(worker)));
                 }
             }
         }
