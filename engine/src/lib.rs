@@ -10,3 +10,4 @@ mod json;
 pub mod nixl;
 pub mod usage;
 pub mod vllm;
+pub mod zmtp;

@@ -3,3 +3,5 @@
 
 pub mod events;
 pub mod load;
+mod sequence;
+pub mod subscription;

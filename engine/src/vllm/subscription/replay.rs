@@ -1,0 +1,113 @@
+//! One replay at a time, over a connection of its own.
+
+use std::future::{Future, pending};
+use std::pin::Pin;
+use std::time::Duration;
+
+use tokio::time::{Instant, sleep_until};
+
+use super::message::{self, Replayed};
+use crate::zmtp::{Connection, Endpoint, Role, WireError};
+
+/// Pause before connecting to a replay endpoint again, within the timeout.
+const RETRY: Duration = Duration::from_millis(100);
+
+type Opening = Pin<Box<dyn Future<Output = Result<Connection, WireError>> + Send>>;
+
+enum State {
+    Idle,
+    Opening(Opening),
+    Streaming(Connection),
+}
+
+/// The client of a replay endpoint.
+pub(super) struct ReplayClient {
+    state: State,
+    /// When to give up.
+    deadline: Instant,
+    timeout: Duration,
+    max_message_bytes: usize,
+}
+
+/// A replay that brings nothing any more.
+#[derive(Debug)]
+pub(super) struct ReplayFailed;
+
+impl ReplayClient {
+    /// A client that is idle, gives up after a silence of `timeout`, and takes
+    /// messages of up to `max_message_bytes`.
+    pub(super) fn new(timeout: Duration, max_message_bytes: usize) -> Self {
+        Self {
+            state: State::Idle,
+            deadline: Instant::now(),
+            timeout,
+            max_message_bytes,
+        }
+    }
+
+    /// Asks for the batches from a number on, giving up a replay under way.
+    pub(super) fn start(&mut self, endpoint: &Endpoint, from: u64) {
+        let endpoint = endpoint.clone();
+        let (timeout, max_message_bytes) = (self.timeout, self.max_message_bytes);
+        self.deadline = Instant::now() + timeout;
+        self.state = State::Opening(Box::pin(async move {
+            loop {
+                let opened =
+                    Connection::open(&endpoint, Role::Dealer, max_message_bytes, timeout).await;
+                match opened {
+                    Ok(mut connection) => {
+                        // The empty frame is what a REQ socket would send, for
+                        // which the service was made.
+                        connection.send(&[b"", &from.to_be_bytes()]).await?;
+                        return Ok(connection);
+                    }
+                    // An engine binds its two sockets one after the other.
+                    Err(WireError::Network(_)) => tokio::time::sleep(RETRY).await,
+                    Err(error) => return Err(error),
+                }
+            }
+        }));
+    }
+
+    /// Gives up a replay under way.
+    pub(super) fn stop(&mut self) {
+        self.state = State::Idle;
+    }
+
+    /// The next message of the replay under way; never returns without one.
+    /// Cancelling loses nothing. After the end or a failure the client is idle.
+    pub(super) async fn next(&mut self) -> Result<Replayed, ReplayFailed> {
+        if matches!(self.state, State::Idle) {
+            return pending().await;
+        }
+        let next = tokio::select! {
+            next = receive(&mut self.state) => next,
+            () = sleep_until(self.deadline) => Err(WireError::TimedOut),
+        };
+        let next = match next {
+            Ok(frames) => message::replayed(frames).map_err(|_| ReplayFailed),
+            Err(error) => {
+                tracing::debug!(%error, "a replay of KV events failed");
+                Err(ReplayFailed)
+            }
+        };
+        match next {
+            Ok(Replayed::Batch(_)) => self.deadline = Instant::now() + self.timeout,
+            Ok(Replayed::End) | Err(ReplayFailed) => self.stop(),
+        }
+        next
+    }
+}
+
+async fn receive(state: &mut State) -> Result<Vec<bytes::Bytes>, WireError> {
+    loop {
+        match state {
+            State::Idle => return pending().await,
+            State::Opening(opening) => {
+                let connection = opening.await?;
+                *state = State::Streaming(connection);
+            }
+            State::Streaming(connection) => return connection.receive().await,
+        }
+    }
+}

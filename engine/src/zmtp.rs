@@ -1,0 +1,176 @@
+//! A client for ZMTP 3.0, the wire protocol of ZeroMQ, as far as KV events need
+//! it: TCP, the NULL mechanism, SUB and DEALER.
+//!
+//! It is our own because a peer must not be able to make this process reserve
+//! memory: the `zeromq` crate reserves whatever length a frame's header claims,
+//! has no bound on a message, and reconnects in tasks that nobody owns. Here a
+//! message has a bound that is checked before its bytes are read, a connection is
+//! a value, and what is not read stays in the kernel until TCP slows the sender.
+
+use std::io;
+use std::time::Duration;
+
+use bytes::{Buf, Bytes, BytesMut};
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::TcpStream;
+
+mod endpoint;
+mod frame;
+mod handshake;
+
+pub use endpoint::{Endpoint, EndpointError};
+
+use frame::Header;
+
+/// Bytes that are asked of the kernel at once.
+const READ_BYTES: usize = 16 << 10;
+/// A read buffer larger than this is given back once it is empty.
+const KEPT_BUFFER_BYTES: usize = 256 << 10;
+/// Frames that a message may have; KV events use four at most.
+const MAX_FRAMES: usize = 8;
+
+/// What ended a connection, or kept it from being made.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum WireError {
+    /// The network refused or failed.
+    #[error("network: {0}")]
+    Network(io::ErrorKind),
+    /// Connecting or shaking hands took too long.
+    #[error("no answer in time")]
+    TimedOut,
+    /// The peer closed the connection.
+    #[error("the peer closed the connection")]
+    Closed,
+    /// The peer does not speak ZMTP 3 with the NULL mechanism.
+    #[error("the peer does not speak ZMTP 3 without authentication: {0}")]
+    Handshake(&'static str),
+    /// The peer is another kind of socket than the endpoint should be.
+    #[error("the peer is not a {expected} socket")]
+    WrongSocket {
+        /// The kind it should be.
+        expected: &'static str,
+    },
+    /// A message beyond the bound on bytes or frames.
+    #[error("a message exceeds {limit_bytes} bytes or {MAX_FRAMES} frames")]
+    MessageTooLarge {
+        /// The bound on a message's bytes.
+        limit_bytes: usize,
+    },
+}
+
+impl From<io::Error> for WireError {
+    fn from(error: io::Error) -> Self {
+        Self::Network(error.kind())
+    }
+}
+
+/// What this end of a connection is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Role {
+    Sub,
+    Dealer,
+}
+
+/// A connection after the handshake.
+pub(crate) struct Connection {
+    stream: TcpStream,
+    buffer: BytesMut,
+    /// Frames of a message whose last frame has not come yet.
+    frames: Vec<Bytes>,
+    frames_bytes: usize,
+    max_message_bytes: usize,
+}
+
+impl Connection {
+    /// Connects and shakes hands within `timeout`. Messages received will have at
+    /// most `max_message_bytes`, all frames together.
+    pub(crate) async fn open(
+        endpoint: &Endpoint,
+        role: Role,
+        max_message_bytes: usize,
+        timeout: Duration,
+    ) -> Result<Self, WireError> {
+        let open = async {
+            let stream = TcpStream::connect(endpoint.address()).await?;
+            stream.set_nodelay(true)?;
+            let mut connection = Self {
+                stream,
+                buffer: BytesMut::new(),
+                frames: Vec::new(),
+                frames_bytes: 0,
+                max_message_bytes,
+            };
+            handshake::run(&mut connection, role).await?;
+            Ok(connection)
+        };
+        tokio::time::timeout(timeout, open)
+            .await
+            .unwrap_or(Err(WireError::TimedOut))
+    }
+
+    /// Sends a message.
+    pub(crate) async fn send(&mut self, frames: &[&[u8]]) -> Result<(), WireError> {
+        let mut bytes = Vec::new();
+        for (index, body) in frames.iter().enumerate() {
+            frame::encode(body, index + 1 < frames.len(), &mut bytes);
+        }
+        Ok(self.stream.write_all(&bytes).await?)
+    }
+
+    /// Asks a publisher for the messages whose first frame starts with `topic`.
+    pub(crate) async fn subscribe(&mut self, topic: &str) -> Result<(), WireError> {
+        // ZMTP 3.0: an ordinary message of 1 and the prefix.
+        self.send(&[&[&[1], topic.as_bytes()].concat()]).await
+    }
+
+    /// The next message. Cancelling loses nothing: bytes that were read stay in
+    /// the buffer.
+    pub(crate) async fn receive(&mut self) -> Result<Vec<Bytes>, WireError> {
+        loop {
+            let (header, body) = self.frame().await?;
+            if header.is_command {
+                // Of commands there is only PING, which nobody sends unasked.
+                continue;
+            }
+            self.frames_bytes += body.len();
+            self.frames.push(body);
+            if !header.more {
+                self.frames_bytes = 0;
+                return Ok(std::mem::take(&mut self.frames));
+            }
+        }
+    }
+
+    async fn frame(&mut self) -> Result<(Header, Bytes), WireError> {
+        loop {
+            if let Some(header) = Header::parse(&self.buffer) {
+                let room = self.max_message_bytes - self.frames_bytes;
+                if header.body_bytes > room as u64 || self.frames.len() == MAX_FRAMES {
+                    let limit_bytes = self.max_message_bytes;
+                    return Err(WireError::MessageTooLarge { limit_bytes });
+                }
+                let end = header.bytes + header.body_bytes as usize;
+                if let Some(body) = self.buffer.get(header.bytes..end) {
+                    // A copy, so that a kept message keeps its own bytes only and
+                    // not the buffer that it arrived in.
+                    let body = Bytes::copy_from_slice(body);
+                    self.buffer.advance(end);
+                    return Ok((header, body));
+                }
+            }
+            self.fill().await?;
+        }
+    }
+
+    /// Reads at least one more byte into the buffer.
+    async fn fill(&mut self) -> Result<(), WireError> {
+        if self.buffer.is_empty() && self.buffer.capacity() > KEPT_BUFFER_BYTES {
+            self.buffer = BytesMut::new();
+        }
+        self.buffer.reserve(READ_BYTES);
+        match self.stream.read_buf(&mut self.buffer).await? {
+            0 => Err(WireError::Closed),
+            _ => Ok(()),
+        }
+    }
+}
