@@ -79,7 +79,8 @@ impl Session {
         }
     }
 
-    async fn connect(&self) -> Result<Connection, WireError> {
+    // `&mut` keeps the future `Send`: a shared session would have to be `Sync`.
+    async fn connect(&mut self) -> Result<Connection, WireError> {
         let Subscription {
             events_endpoint,
             topic,
@@ -196,7 +197,7 @@ impl Session {
         }
     }
 
-    async fn say(&self, update: Update) -> Result<(), SinkClosed> {
+    async fn say(&mut self, update: Update) -> Result<(), SinkClosed> {
         self.sink.send(update).await.map_err(|_| SinkClosed)
     }
 
