@@ -25,6 +25,7 @@ pub mod config;
 pub mod core;
 pub mod error;
 pub mod fleet;
+pub mod quickstart;
 pub mod run;
 pub mod stages;
 pub mod telemetry;

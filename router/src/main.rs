@@ -3,10 +3,16 @@
 use std::path::PathBuf;
 use std::process::ExitCode;
 
-use clap::{Parser, Subcommand};
-use splitrail::config;
-use splitrail::run::{Running, until_stopped};
+use std::time::Duration;
+
+use clap::{Parser, Subcommand, ValueEnum};
+use splitrail::run::{Running, until_stopped, wait_ready};
+use splitrail::{config, quickstart};
 use splitrail::telemetry::logging::{self, LogFormat};
+
+mod sim_engine;
+
+use sim_engine::SimArgs;
 
 /// Exit codes as of sysexits.h.
 mod exit {
@@ -37,6 +43,35 @@ enum Command {
         #[arg(long)]
         ready_file: Option<PathBuf>,
     },
+    /// Runs a simulated P/D cluster and the router in front of it, on loopback.
+    Quickstart {
+        /// Prefill engines.
+        #[arg(long, default_value_t = 2, value_parser = clap::value_parser!(u8).range(1..=32))]
+        prefill: u8,
+        /// Decode engines.
+        #[arg(long, default_value_t = 2, value_parser = clap::value_parser!(u8).range(1..=32))]
+        decode: u8,
+        /// Port of the OpenAI front door; 0 takes any free one.
+        #[arg(long, default_value_t = 8000)]
+        http_port: u16,
+        /// Port of the gRPC front door.
+        #[arg(long, default_value_t = 8001)]
+        grpc_port: u16,
+        /// Port of the admin listener.
+        #[arg(long, default_value_t = 9090)]
+        admin_port: u16,
+        /// How requests are served.
+        #[arg(long, value_enum, default_value_t = FlowArg::PrefillFirst)]
+        flow: FlowArg,
+        /// Written once everything is bound: addresses and models, as JSON.
+        #[arg(long)]
+        ready_file: Option<PathBuf>,
+        /// Prints the router's configuration and goes on.
+        #[arg(long)]
+        print_config: bool,
+    },
+    /// Runs one simulated engine.
+    SimEngine(Box<SimArgs>),
     /// Checks a configuration and prints every problem with its place.
     Check {
         /// The configuration file.
@@ -49,6 +84,23 @@ enum Command {
         #[arg(long)]
         markdown: bool,
     },
+}
+
+#[derive(Clone, Copy, ValueEnum)]
+enum FlowArg {
+    #[value(name = "aggregated")]
+    Aggregated,
+    #[value(name = "prefill_first")]
+    PrefillFirst,
+}
+
+impl From<FlowArg> for config::Flow {
+    fn from(flow: FlowArg) -> Self {
+        match flow {
+            FlowArg::Aggregated => Self::Aggregated,
+            FlowArg::PrefillFirst => Self::PrefillFirst,
+        }
+    }
 }
 
 #[tokio::main]
@@ -67,6 +119,27 @@ async fn main() -> ExitCode {
 async fn run(command: Command) -> Result<(), (u8, String)> {
     match command {
         Command::Serve { config, ready_file } => serve(config, ready_file).await,
+        Command::Quickstart {
+            prefill,
+            decode,
+            http_port,
+            grpc_port,
+            admin_port,
+            flow,
+            ready_file,
+            print_config,
+        } => {
+            let options = quickstart::Options {
+                prefill: prefill.into(),
+                decode: decode.into(),
+                http_port,
+                grpc_port,
+                admin_port,
+                flow: flow.into(),
+            };
+            run_quickstart(&options, ready_file, print_config).await
+        }
+        Command::SimEngine(args) => sim_engine::run(*args).await.map_err(os_error),
         Command::Check { config } => check(&config),
         Command::Schema { markdown } => {
             if markdown {
@@ -87,7 +160,6 @@ async fn serve(path: PathBuf, ready_file: Option<PathBuf>) -> Result<(), (u8, St
     let listen = loaded.config.listen.clone();
     let core = splitrail::assemble::assemble(loaded.config).await;
     let core = core.map_err(|error| (exit::UNAVAILABLE, error.to_string()))?;
-    let os_error = |error: std::io::Error| (exit::OS_ERROR, error.to_string());
     let running = Running::start(core, &listen).await.map_err(os_error)?;
     let addresses = running.addresses();
     tracing::info!(http = %addresses.http, grpc = ?addresses.grpc, admin = %addresses.admin, "serving");
@@ -95,6 +167,32 @@ async fn serve(path: PathBuf, ready_file: Option<PathBuf>) -> Result<(), (u8, St
         running.write_ready_file(&path).map_err(os_error)?;
     }
     until_stopped(running).await.map_err(os_error)
+}
+
+async fn run_quickstart(
+    options: &quickstart::Options,
+    ready_file: Option<PathBuf>,
+    print_config: bool,
+) -> Result<(), (u8, String)> {
+    let started = quickstart::start(options).await;
+    let started = started.map_err(|error| (exit::UNAVAILABLE, error.to_string()))?;
+    let reason = wait_ready(started.running.core(), Duration::from_secs(30)).await;
+    if let Some(reason) = reason {
+        return Err((exit::UNAVAILABLE, format!("the quickstart did not become ready: {reason}")));
+    }
+    if print_config {
+        say(&started.yaml);
+    }
+    say(&started.hints());
+    if let Some(path) = ready_file {
+        started.running.write_ready_file(&path).map_err(os_error)?;
+    }
+    let (running, _engines) = started.split();
+    until_stopped(running).await.map_err(os_error)
+}
+
+fn os_error(error: std::io::Error) -> (u8, String) {
+    (exit::OS_ERROR, error.to_string())
 }
 
 fn check(path: &std::path::Path) -> Result<(), (u8, String)> {

@@ -1,1 +1,8 @@
-//! placeholder
+//! Support for the whole-system suites: simulated clusters with a real router in
+//! front, and a client that sees bytes.
+
+pub mod client;
+pub mod cluster;
+
+pub use client::{Client, Events, Reply};
+pub use cluster::{Cluster, Spec};

@@ -1,0 +1,204 @@
+//! `splitrail quickstart`: a simulated P/D cluster and the router in front of it,
+//! in one process, on loopback. The router is the real one, configured by a YAML
+//! file like any other; only the engines are simulated.
+
+use std::fmt::Write as _;
+use std::io;
+use std::net::{Ipv4Addr, SocketAddr};
+use std::path::Path;
+
+use splitrail_sim::{Role, SimConfig, SimEngine, TOKENIZER_CONFIG_JSON, TOKENIZER_JSON};
+use tempfile::TempDir;
+
+use crate::assemble::{AssembleError, assemble};
+use crate::config::{self, Flow, Problems};
+use crate::run::Running;
+
+/// The simulated model's name.
+pub const MODEL: &str = "sim";
+
+/// What to start.
+#[derive(Clone, Debug)]
+pub struct Options {
+    /// Prefill engines.
+    pub prefill: usize,
+    /// Decode engines.
+    pub decode: usize,
+    /// Port of the OpenAI front door.
+    pub http_port: u16,
+    /// Port of the gRPC front door.
+    pub grpc_port: u16,
+    /// Port of the admin listener.
+    pub admin_port: u16,
+    /// How requests are served.
+    pub flow: Flow,
+}
+
+/// Why a quickstart did not come up.
+#[derive(Debug, thiserror::Error)]
+pub enum QuickstartError {
+    /// A port, or a file.
+    #[error("{0}")]
+    Io(#[from] io::Error),
+    /// A defect: the generated configuration is refused.
+    #[error("{0}")]
+    Config(#[from] Problems),
+    /// The router could not be built.
+    #[error(transparent)]
+    Assemble(#[from] AssembleError),
+}
+
+/// A running quickstart. Dropping it ends everything.
+pub struct Quickstart {
+    /// The router.
+    pub running: Running,
+    /// The configuration that it runs, for people to start from.
+    pub yaml: String,
+    engines: Engines,
+}
+
+/// The engines of a quickstart, and the files of their model. Dropping ends them.
+pub struct Engines {
+    _engines: Vec<SimEngine>,
+    _files: TempDir,
+}
+
+/// Starts engines and router.
+///
+/// # Errors
+/// A port that is taken, or no room for temporary files.
+pub async fn start(options: &Options) -> Result<Quickstart, QuickstartError> {
+    let files = tempfile::Builder::new().prefix("splitrail-").tempdir()?;
+    write_tokenizer(files.path())?;
+    let roles = roles(options);
+    let mut engines = Vec::with_capacity(roles.len());
+    for (_, role) in &roles {
+        engines.push(SimEngine::start(engine_config(*role)).await?);
+    }
+    let yaml = yaml(options, &roles, &engines, files.path());
+    let loaded = config::parse("quickstart.yaml", &yaml, files.path())?;
+    let listen = loaded.config.listen.clone();
+    let running = Running::start(assemble(loaded.config).await?, &listen).await?;
+    Ok(Quickstart { running, yaml, engines: Engines { _engines: engines, _files: files } })
+}
+
+/// Writes the simulated model's tokenizer as Hugging Face files.
+///
+/// # Errors
+/// If they cannot be written.
+pub fn write_tokenizer(folder: &Path) -> io::Result<()> {
+    std::fs::write(folder.join("tokenizer.json"), TOKENIZER_JSON)?;
+    std::fs::write(folder.join("tokenizer_config.json"), TOKENIZER_CONFIG_JSON)
+}
+
+/// Names and roles of the engines. Where nothing is handed over, all do all.
+fn roles(options: &Options) -> Vec<(String, Role)> {
+    let prefill = (0..options.prefill).map(|i| (format!("p{i}"), Role::Prefill));
+    let decode = (0..options.decode).map(|i| (format!("d{i}"), Role::Decode));
+    match options.flow {
+        Flow::PrefillFirst => prefill.chain(decode).collect(),
+        Flow::Aggregated => {
+            (0..options.prefill + options.decode).map(|i| (format!("w{i}"), Role::Both)).collect()
+        }
+    }
+}
+
+/// Speeds that let a person see prefill, hand-off and streaming.
+fn engine_config(role: Role) -> SimConfig {
+    SimConfig {
+        model: MODEL.to_owned(),
+        role,
+        prefill_us_per_token: 200,
+        decode_us_per_step: 15_000,
+        transfer_us_per_block: 100,
+        ..SimConfig::default()
+    }
+}
+
+fn yaml(
+    options: &Options,
+    roles: &[(String, Role)],
+    engines: &[SimEngine],
+    tokenizer: &Path,
+) -> String {
+    let loopback = |port| SocketAddr::from((Ipv4Addr::LOCALHOST, port));
+    let (flow, connector) = match options.flow {
+        Flow::PrefillFirst => ("prefill_first", "nixl"),
+        Flow::Aggregated => ("aggregated", "none"),
+    };
+    let mut workers = String::new();
+    for ((id, role), engine) in roles.iter().zip(engines) {
+        let role = match role {
+            Role::Prefill => "prefill",
+            Role::Decode => "decode",
+            Role::Both => "both",
+        };
+        // Writing to a string cannot fail; a simulated engine always has events.
+        let _infallible = writeln!(
+            workers,
+            "      - {{ id: {id}, role: {role}, url: \"{}\", kv_events: \"{}\", kv_replay: \"{}\" }}",
+            engine.url(),
+            engine.kv_events_endpoint().unwrap_or_default(),
+            engine.kv_replay_endpoint().unwrap_or_default(),
+        );
+    }
+    let block_size = SimConfig::default().block_size;
+    format!(
+        "listen:
+  http: {}
+  grpc: {}
+  admin: {}
+hash_seed: 7
+limits: {{ drain_delay: 200ms }}
+models:
+  - name: {MODEL}
+    aliases: [default]
+    block_size: {block_size}
+    tokenizer: {{ kind: huggingface, path: {:?} }}
+    flow: {flow}
+    connector: {connector}
+    local_prefill_max_tokens: {block_size}
+    policy: {{ kind: kv_overlap }}
+    workers:
+{workers}",
+        loopback(options.http_port),
+        loopback(options.grpc_port),
+        loopback(options.admin_port),
+        tokenizer.display().to_string(),
+    )
+}
+
+impl Quickstart {
+    /// The router, and what must live as long as it does.
+    pub fn split(self) -> (Running, Engines) {
+        (self.running, self.engines)
+    }
+
+    /// What to try next.
+    pub fn hints(&self) -> String {
+        let addresses = self.running.addresses();
+        let http = addresses.http;
+        let grpc = addresses.grpc.map(|grpc| grpc.to_string()).unwrap_or_default();
+        let admin = addresses.admin;
+        let turn = "\"model\":\"sim\",\"stream\":true,\"max_tokens\":32,\
+                    \"stream_options\":{\"include_usage\":true}";
+        let first = "{\"role\":\"system\",\"content\":\"You are a patient librarian who \
+                     knows where everything is.\"},{\"role\":\"user\",\"content\":\"Where are \
+                     the maps?\"}";
+        format!(
+            "Splitrail is up, in front of simulated engines.
+
+  OpenAI HTTP  http://{http}
+  gRPC         {grpc}
+  metrics      http://{admin}/metrics
+  decisions    http://{admin}/admin/decisions?limit=1
+
+Try a chat, streamed; then the same again, and look at cached_tokens in the last chunk:
+
+  curl -iN http://{http}/v1/chat/completions -H 'content-type: application/json' \\
+    -d '{{{turn},\"messages\":[{first}]}}'
+
+The header x-splitrail-route says who did what. Ctrl-C ends it."
+        )
+    }
+}

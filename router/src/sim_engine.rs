@@ -1,0 +1,99 @@
+//! `splitrail sim-engine`: one simulated engine as a process of its own.
+
+use std::path::PathBuf;
+
+use clap::{Args, ValueEnum};
+use serde_json::json;
+use splitrail::run::stop_signal;
+use splitrail_sim::{Role, SimConfig, SimEngine};
+
+/// What the engine is like.
+#[derive(Args)]
+pub(crate) struct SimArgs {
+    /// Legs that it takes.
+    #[arg(long, value_enum, default_value_t = RoleArg::Both)]
+    role: RoleArg,
+    /// HTTP port on loopback; 0 takes any free one.
+    #[arg(long, default_value_t = 0)]
+    http_port: u16,
+    /// Port of the KV events.
+    #[arg(long, default_value_t = 0)]
+    kv_events_port: u16,
+    /// Port of their replay.
+    #[arg(long, default_value_t = 0)]
+    kv_replay_port: u16,
+    /// Name of the model.
+    #[arg(long, default_value = "sim")]
+    model: String,
+    /// Tokens per KV block.
+    #[arg(long, default_value_t = 16, value_parser = clap::value_parser!(u32).range(1..=65536))]
+    block_size: u32,
+    /// KV blocks.
+    #[arg(long, default_value_t = 4096)]
+    kv_blocks: u32,
+    /// Whether `cache_hit_threshold` gates requests.
+    #[arg(long, default_value_t = true, action = clap::ArgAction::Set)]
+    honour_threshold: bool,
+    /// Microseconds to compute one uncached prompt token.
+    #[arg(long, default_value_t = 200)]
+    prefill_us_per_token: u64,
+    /// Microseconds of one decode step.
+    #[arg(long, default_value_t = 15_000)]
+    decode_us_per_step: u64,
+    /// Microseconds to transfer one KV block.
+    #[arg(long, default_value_t = 100)]
+    transfer_us_per_block: u64,
+    /// Milliseconds for which a hand-off is kept.
+    #[arg(long, default_value_t = 30_000)]
+    lease_ms: u64,
+    /// Written once everything is bound: its addresses, as JSON.
+    #[arg(long)]
+    ready_file: Option<PathBuf>,
+}
+
+#[derive(Clone, Copy, ValueEnum)]
+enum RoleArg {
+    Prefill,
+    Decode,
+    Both,
+}
+
+/// Runs the engine until a stop signal.
+pub(crate) async fn run(args: SimArgs) -> std::io::Result<()> {
+    let role = match args.role {
+        RoleArg::Prefill => Role::Prefill,
+        RoleArg::Decode => Role::Decode,
+        RoleArg::Both => Role::Both,
+    };
+    let engine = SimEngine::start(SimConfig {
+        http_port: args.http_port,
+        kv_events_port: Some(args.kv_events_port),
+        kv_replay_port: Some(args.kv_replay_port),
+        model: args.model.clone(),
+        role,
+        block_size: args.block_size as usize,
+        kv_blocks: args.kv_blocks,
+        prefill_us_per_token: args.prefill_us_per_token,
+        decode_us_per_step: args.decode_us_per_step,
+        transfer_us_per_block: args.transfer_us_per_block,
+        lease_ms: args.lease_ms,
+        honour_threshold: args.honour_threshold,
+        ..SimConfig::default()
+    })
+    .await?;
+    let ready = json!({
+        "http": engine.http_addr().to_string(),
+        "kv_events": engine.kv_events_endpoint(),
+        "kv_replay": engine.kv_replay_endpoint(),
+        "models": [args.model],
+    });
+    tracing::info!(%ready, "simulated engine");
+    if let Some(path) = args.ready_file {
+        let beside = path.with_extension("partial");
+        std::fs::write(&beside, ready.to_string())?;
+        std::fs::rename(&beside, path)?;
+    }
+    stop_signal().await?;
+    engine.shutdown().await;
+    Ok(())
+}

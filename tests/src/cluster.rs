@@ -1,0 +1,222 @@
+//! A simulated cluster with a real router in front, in this process.
+
+use std::time::{Duration, Instant};
+
+use serde_json::Value;
+use splitrail::assemble::assemble;
+use splitrail::config;
+use splitrail::quickstart::write_tokenizer;
+use splitrail::run::{Running, wait_ready};
+use splitrail_sim::{Role, SimConfig, SimEngine};
+use tempfile::TempDir;
+
+use crate::client::Client;
+
+/// How long a condition may take to become true.
+const PATIENCE: Duration = Duration::from_secs(20);
+
+/// What to start.
+pub struct Spec {
+    /// Prefill engines, `p0`, `p1`, ...
+    pub prefill: usize,
+    /// Decode engines, `d0`, ...
+    pub decode: usize,
+    /// Engines that do both, `w0`, ...
+    pub both: usize,
+    /// The model's `flow`.
+    pub flow: &'static str,
+    /// The model's `policy`, as YAML.
+    pub policy: &'static str,
+    /// Further keys of the model, as YAML lines without indentation.
+    pub model: String,
+    /// The `limits`, as a YAML flow mapping.
+    pub limits: &'static str,
+    /// Further workers as YAML items, for addresses where nobody lives.
+    pub extra_workers: Vec<String>,
+    /// Changes the engines' settings, by name.
+    pub engine: fn(&str, &mut SimConfig),
+}
+
+impl Default for Spec {
+    fn default() -> Self {
+        Self {
+            prefill: 2,
+            decode: 2,
+            both: 0,
+            flow: "prefill_first",
+            policy: "{ kind: kv_overlap }",
+            model: String::new(),
+            limits: "{ drain_delay: 10ms, drain_grace: 5s }",
+            extra_workers: Vec::new(),
+            engine: |_, _| {},
+        }
+    }
+}
+
+impl Spec {
+    /// Aggregated serving on `workers` engines.
+    pub fn aggregated(workers: usize) -> Self {
+        Self { prefill: 0, decode: 0, both: workers, flow: "aggregated", ..Self::default() }
+    }
+}
+
+/// A running cluster. Dropping it ends everything.
+pub struct Cluster {
+    /// The router.
+    pub running: Running,
+    /// The engines by name.
+    pub engines: Vec<(String, SimEngine)>,
+    /// A client of the front door.
+    pub http: Client,
+    /// A client of the admin listener.
+    pub admin: Client,
+    _files: TempDir,
+}
+
+impl Cluster {
+    /// Starts engines and router, and waits until it is ready.
+    pub async fn start(spec: Spec) -> Self {
+        let files = tempfile::tempdir().expect("a temporary folder");
+        write_tokenizer(files.path()).expect("tokenizer files");
+        let named = |prefix: &str, count: usize, role: Role| {
+            (0..count).map(|i| (format!("{prefix}{i}"), role)).collect::<Vec<_>>()
+        };
+        let roles = [
+            named("p", spec.prefill, Role::Prefill),
+            named("d", spec.decode, Role::Decode),
+            named("w", spec.both, Role::Both),
+        ];
+        let mut engines = Vec::new();
+        for (name, role) in roles.concat() {
+            let mut config = SimConfig { role, ..SimConfig::default() };
+            (spec.engine)(&name, &mut config);
+            engines.push((name, SimEngine::start(config).await.expect("an engine")));
+        }
+        let yaml = yaml(&spec, &engines, files.path());
+        let loaded = config::parse("test.yaml", &yaml, files.path());
+        let loaded = loaded.unwrap_or_else(|problems| panic!("{problems}\n{yaml}"));
+        let listen = loaded.config.listen.clone();
+        let core = assemble(loaded.config).await.expect("a core");
+        let running = Running::start(core, &listen).await.expect("a router");
+        let cluster = Self {
+            http: Client::new(running.addresses().http),
+            admin: Client::new(running.addresses().admin),
+            running,
+            engines,
+            _files: files,
+        };
+        if spec.extra_workers.is_empty() {
+            let unready = wait_ready(cluster.running.core(), PATIENCE).await;
+            assert_eq!(unready, None, "ready in time");
+        }
+        cluster
+    }
+
+    /// An engine by name.
+    pub fn engine(&self, name: &str) -> &SimEngine {
+        let found = self.engines.iter().find(|(other, _)| other == name);
+        &found.unwrap_or_else(|| panic!("no engine {name}")).1
+    }
+
+    /// The sum of a metric's series whose labels contain all of `labels`.
+    pub async fn metric(&self, name: &str, labels: &[(&str, &str)]) -> f64 {
+        let text = self.admin.get("/metrics").await.text();
+        let matching = text.lines().filter(|line| {
+            line.strip_prefix(name).is_some_and(|rest| rest.starts_with(['{', ' ']))
+                && labels.iter().all(|(k, v)| line.contains(&format!("{k}=\"{v}\"")))
+        });
+        matching.filter_map(|line| line.rsplit(' ').next()?.parse::<f64>().ok()).sum()
+    }
+
+    /// The decisions of a request, newest first.
+    pub async fn decisions(&self, request_id: &str) -> Vec<Value> {
+        let reply = self.admin.get(&format!("/admin/decisions?request_id={request_id}")).await;
+        reply.json()["decisions"].as_array().cloned().unwrap_or_default()
+    }
+
+    /// Waits until the index holds, for each engine with events, as many blocks as
+    /// the engine has resident: everything published so far is applied.
+    pub async fn settle(&self) {
+        for (name, engine) in &self.engines {
+            if engine.kv_events_endpoint().is_none() {
+                continue;
+            }
+            let what = format!("the index of {name} is in step");
+            eventually(&what, async || {
+                let labels = [("worker", name.as_str()), ("tier", "device")];
+                let indexed = self.metric("splitrail_index_blocks", &labels).await;
+                indexed == engine.resident().len() as f64
+            })
+            .await;
+        }
+    }
+
+    /// Waits until nothing is booked, in flight, running or pinned anywhere.
+    pub async fn quiet(&self) {
+        eventually("bookings and requests in flight return to zero", async || {
+            self.metric("splitrail_requests_in_flight", &[]).await == 0.0
+                && self.metric("splitrail_worker_requests", &[]).await == 0.0
+                && self.metric("splitrail_worker_prefill_tokens", &[]).await == 0.0
+                && self.running.core().live.is_empty()
+        })
+        .await;
+        eventually("engines have nothing left to do", async || {
+            self.engines.iter().all(|(_, engine)| {
+                let state = engine.state();
+                state.running == 0 && state.waiting == 0
+            })
+        })
+        .await;
+    }
+}
+
+/// Waits until a condition holds; fails by name if it does not.
+pub async fn eventually(what: &str, mut condition: impl AsyncFnMut() -> bool) {
+    let started = Instant::now();
+    while !condition().await {
+        assert!(started.elapsed() < PATIENCE, "not in time: {what}");
+        tokio::time::sleep(Duration::from_millis(5)).await;
+    }
+}
+
+fn yaml(spec: &Spec, engines: &[(String, SimEngine)], tokenizer: &std::path::Path) -> String {
+    let mut workers = spec.extra_workers.clone();
+    for (name, engine) in engines {
+        let role = match engine.config().role {
+            Role::Prefill => "prefill",
+            Role::Decode => "decode",
+            Role::Both => "both",
+        };
+        let mut item = format!("{{ id: {name}, role: {role}, url: \"{}\"", engine.url());
+        if let Some(endpoint) = engine.kv_events_endpoint() {
+            item += &format!(", kv_events: \"{endpoint}\"");
+        }
+        if let Some(endpoint) = engine.kv_replay_endpoint() {
+            item += &format!(", kv_replay: \"{endpoint}\"");
+        }
+        workers.push(item + " }");
+    }
+    let workers: String = workers.iter().map(|item| format!("      - {item}\n")).collect();
+    let extra: String = spec.model.lines().map(|line| format!("    {line}\n")).collect();
+    let connector = if spec.flow == "aggregated" { "none" } else { "nixl" };
+    let block_size = SimConfig::default().block_size;
+    format!(
+        "listen: {{ http: 127.0.0.1:0, grpc: 127.0.0.1:0, admin: 127.0.0.1:0 }}
+hash_seed: 7
+limits: {}
+models:
+  - name: sim
+    aliases: [default]
+    block_size: {block_size}
+    tokenizer: {{ kind: huggingface, path: {:?} }}
+    flow: {}
+    connector: {connector}
+    policy: {}
+{extra}    workers:
+{workers}",
+        spec.limits,
+        tokenizer.display().to_string(),
+        spec.flow,
+        spec.policy,
+    )
+}
