@@ -79,7 +79,7 @@ impl Session {
         }
     }
 
-    async fn connect(&self) -> Result<Connection, WireError> {
+    async fn connect(&mut self) -> Result<Connection, WireError> {
         let Subscription {
             events_endpoint,
             topic,
@@ -196,7 +196,7 @@ impl Session {
         }
     }
 
-    async fn say(&self, update: Update) -> Result<(), SinkClosed> {
+    async fn say(&mut self, update: Update) -> Result<(), SinkClosed> {
         self.sink.send(update).await.map_err(|_| SinkClosed)
     }
 
