@@ -11,17 +11,17 @@ use zeromq::{PubSocket, RouterSocket, Socket, SocketRecv, SocketSend, ZmqMessage
 /// The frames of a replay's messages, which differ by version.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum ReplayForm {
-    NumberPayload,
-    EmptyNumberPayload,
-    TopicNumberPayload,
+    TwoFrames,
+    EmptyFirst,
+    TopicFirst,
 }
 
 impl ReplayForm {
     fn message(self, sequence: u64, payload: Bytes) -> Vec<Bytes> {
         let mut frames = match self {
-            Self::NumberPayload => vec![],
-            Self::EmptyNumberPayload => vec![Bytes::new()],
-            Self::TopicNumberPayload => vec![Bytes::from_static(b"kv@test")],
+            Self::TwoFrames => vec![],
+            Self::EmptyFirst => vec![Bytes::new()],
+            Self::TopicFirst => vec![Bytes::from_static(b"kv@test")],
         };
         frames.extend([Bytes::copy_from_slice(&sequence.to_be_bytes()), payload]);
         frames

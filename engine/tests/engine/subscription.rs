@@ -111,9 +111,9 @@ const SYNCED: Seen = Seen::Synced(SyncOutcome::Replayed);
 #[tokio::test]
 async fn a_cold_start_delivers_the_history_then_what_is_live() {
     for form in [
-        ReplayForm::NumberPayload,
-        ReplayForm::EmptyNumberPayload,
-        ReplayForm::TopicNumberPayload,
+        ReplayForm::TwoFrames,
+        ReplayForm::EmptyFirst,
+        ReplayForm::TopicFirst,
     ] {
         let mut engine = FakeEngine::start(form).await;
         for sequence in 0..20 {
@@ -128,7 +128,7 @@ async fn a_cold_start_delivers_the_history_then_what_is_live() {
 
 #[tokio::test]
 async fn a_recorded_replay_is_delivered() {
-    let mut engine = FakeEngine::start(ReplayForm::TopicNumberPayload).await;
+    let mut engine = FakeEngine::start(ReplayForm::TopicFirst).await;
     for index in 0..5 {
         let number = fixture(&format!("kv/replay/replay5_{index:04}.frame1.bin"));
         let number = u64::from_be_bytes(number.try_into().unwrap());
@@ -149,7 +149,7 @@ async fn a_recorded_replay_is_delivered() {
 
 #[tokio::test]
 async fn a_gap_is_filled_by_a_replay() {
-    let mut engine = FakeEngine::start(ReplayForm::EmptyNumberPayload).await;
+    let mut engine = FakeEngine::start(ReplayForm::EmptyFirst).await;
     let mut follower = Follower::of(&engine);
     follower.expect([SYNCED]).await;
     let next = follower.go_live(&mut engine, 0).await;
@@ -161,7 +161,7 @@ async fn a_gap_is_filled_by_a_replay() {
 
 #[tokio::test]
 async fn a_gap_beyond_the_replays_reach_resets_first() {
-    let mut engine = FakeEngine::start(ReplayForm::EmptyNumberPayload).await;
+    let mut engine = FakeEngine::start(ReplayForm::EmptyFirst).await;
     let mut follower = Follower::of(&engine);
     follower.expect([SYNCED]).await;
     let next = follower.go_live(&mut engine, 0).await;
@@ -178,7 +178,7 @@ async fn a_gap_beyond_the_replays_reach_resets_first() {
 
 #[tokio::test]
 async fn a_restarted_engine_voids_the_old_ones_batches() {
-    let form = ReplayForm::EmptyNumberPayload;
+    let form = ReplayForm::EmptyFirst;
     let mut engine = FakeEngine::start(form).await;
     for sequence in 0..3 {
         engine.lose(payload(f64::from(sequence)));
@@ -213,7 +213,7 @@ async fn a_restarted_engine_voids_the_old_ones_batches() {
 
 #[tokio::test]
 async fn a_payload_that_cannot_be_decoded_resets_and_the_stream_goes_on() {
-    let mut engine = FakeEngine::start(ReplayForm::EmptyNumberPayload).await;
+    let mut engine = FakeEngine::start(ReplayForm::EmptyFirst).await;
     let mut follower = Follower::of(&engine);
     follower.expect([SYNCED]).await;
     let next = follower.go_live(&mut engine, 0).await;
@@ -227,7 +227,7 @@ async fn a_payload_that_cannot_be_decoded_resets_and_the_stream_goes_on() {
 
 #[tokio::test]
 async fn a_message_of_another_form_is_reported_and_left_out() {
-    let mut engine = FakeEngine::start(ReplayForm::EmptyNumberPayload).await;
+    let mut engine = FakeEngine::start(ReplayForm::EmptyFirst).await;
     let mut follower = Follower::of(&engine);
     follower.expect([SYNCED]).await;
     let next = follower.go_live(&mut engine, 0).await;
@@ -249,7 +249,7 @@ async fn a_message_of_another_form_is_reported_and_left_out() {
 
 #[tokio::test]
 async fn without_a_replay_endpoint_a_gap_resets() {
-    let mut engine = FakeEngine::start(ReplayForm::EmptyNumberPayload).await;
+    let mut engine = FakeEngine::start(ReplayForm::EmptyFirst).await;
     let mut follower = Follower::start(subscription(&engine.events, None));
     follower.expect([Seen::Synced(SyncOutcome::NoReplay)]).await;
     // What is published before the subscription is in effect is lost unseen.
@@ -276,7 +276,7 @@ async fn without_a_replay_endpoint_a_gap_resets() {
 
 #[tokio::test]
 async fn a_replay_endpoint_that_does_not_answer_delays_but_does_not_stop() {
-    let mut engine = FakeEngine::start(ReplayForm::EmptyNumberPayload).await;
+    let mut engine = FakeEngine::start(ReplayForm::EmptyFirst).await;
     let silent = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
     let silent = format!("tcp://{}", silent.local_addr().unwrap())
         .parse()
@@ -299,7 +299,7 @@ async fn a_replay_endpoint_that_does_not_answer_delays_but_does_not_stop() {
 
 #[tokio::test]
 async fn an_idle_stream_is_checked_for_what_was_missed() {
-    let mut engine = FakeEngine::start(ReplayForm::EmptyNumberPayload).await;
+    let mut engine = FakeEngine::start(ReplayForm::EmptyFirst).await;
     let mut settings = subscription(&engine.events, Some(&engine.replay));
     settings.timing.idle_check = Some(Duration::from_millis(50));
     let mut follower = Follower::start(settings);
@@ -312,9 +312,9 @@ async fn an_idle_stream_is_checked_for_what_was_missed() {
 
 #[tokio::test]
 async fn an_engine_that_comes_late_is_waited_for_and_missed_once() {
-    let engine = FakeEngine::start(ReplayForm::EmptyNumberPayload).await;
+    let engine = FakeEngine::start(ReplayForm::EmptyFirst).await;
     let (events, replay) = (engine.events.clone(), engine.replay.clone());
-    let engine = engine.restart(ReplayForm::EmptyNumberPayload).await;
+    let engine = engine.restart(ReplayForm::EmptyFirst).await;
     drop(engine);
     let mut settings = subscription(&events, Some(&replay));
     settings.timing.retry_max = Duration::from_millis(100);
@@ -330,7 +330,7 @@ async fn an_engine_that_comes_late_is_waited_for_and_missed_once() {
 
 #[tokio::test]
 async fn cancelling_ends_the_subscription_and_so_does_a_closed_sink() {
-    let engine = FakeEngine::start(ReplayForm::EmptyNumberPayload).await;
+    let engine = FakeEngine::start(ReplayForm::EmptyFirst).await;
     let mut cancelled = Follower::of(&engine);
     cancelled.expect([SYNCED]).await;
     cancelled.cancel.cancel();
