@@ -3,7 +3,7 @@
 //!
 //! The subscriber connects first and asks for a replay then, so that nothing
 //! falls between the two; the batches' order is put right in
-//! [`sequence`](super::sequence). Everything of one engine lives in one future,
+//! `sequence.rs`. Everything of one engine lives in one future,
 //! which starts no task.
 
 use std::time::Duration;

@@ -1,8 +1,11 @@
 //! Behaviour of the engine dialects, on recorded bytes where there are any.
 #![allow(clippy::unwrap_used)]
 
+mod fake_engine;
 mod kv_events;
 mod load;
 mod nixl;
+mod subscription;
 mod support;
 mod usage;
+mod wire;

@@ -79,7 +79,6 @@ impl Session {
         }
     }
 
-    // `&mut` keeps the future `Send`: a shared session would have to be `Sync`.
     async fn connect(&mut self) -> Result<Connection, WireError> {
         let Subscription {
             events_endpoint,

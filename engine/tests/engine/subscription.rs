@@ -1,0 +1,347 @@
+//! A subscription against an engine's sockets.
+
+use std::time::Duration;
+
+use bytes::Bytes;
+use splitrail_engine::vllm::subscription::{
+    GarbageError, ResetReason, Subscription, SyncOutcome, Update,
+};
+use splitrail_engine::zmtp::Endpoint;
+use tokio::sync::mpsc;
+use tokio::task::JoinSet;
+use tokio_util::sync::CancellationToken;
+
+use crate::fake_engine::{FakeEngine, ReplayForm, payload};
+use crate::support::fixture;
+
+/// Long enough for a busy machine; only a failing test waits for it.
+const PATIENCE: Duration = Duration::from_secs(30);
+
+/// A running subscription.
+struct Follower {
+    updates: mpsc::Receiver<Update>,
+    cancel: CancellationToken,
+    tasks: JoinSet<()>,
+}
+
+/// The parts of updates that tests compare.
+#[derive(Debug, PartialEq)]
+enum Seen {
+    /// Number and time of a batch.
+    Batch(u64, f64),
+    Reset(ResetReason),
+    Synced(SyncOutcome),
+    Garbage(Option<u64>),
+    Disconnected,
+}
+
+impl Follower {
+    fn start(subscription: Subscription) -> Self {
+        let (sink, updates) = mpsc::channel(4);
+        let cancel = CancellationToken::new();
+        let mut tasks = JoinSet::new();
+        tasks.spawn(subscription.run(sink, cancel.clone()));
+        Self {
+            updates,
+            cancel,
+            tasks,
+        }
+    }
+
+    fn of(engine: &FakeEngine) -> Self {
+        Self::start(subscription(&engine.events, Some(&engine.replay)))
+    }
+
+    async fn next(&mut self) -> Seen {
+        let update = tokio::time::timeout(PATIENCE, self.updates.recv()).await;
+        match update
+            .expect("an update in time")
+            .expect("a running subscription")
+        {
+            Update::Batch { sequence, batch } => Seen::Batch(sequence, batch.timestamp_s),
+            Update::Reset { reason } => Seen::Reset(reason),
+            Update::Synced { outcome } => Seen::Synced(outcome),
+            Update::Garbage { sequence, .. } => Seen::Garbage(sequence),
+            Update::Disconnected { .. } => Seen::Disconnected,
+        }
+    }
+
+    async fn expect(&mut self, expected: impl IntoIterator<Item = Seen>) {
+        for expected in expected {
+            assert_eq!(self.next().await, expected);
+        }
+    }
+
+    /// Publishes batches until one arrives live; they all arrive in order. A
+    /// publisher takes note of a subscription at some time after the handshake,
+    /// and drops what it publishes before. Returns the next batch's number.
+    async fn go_live(&mut self, engine: &mut FakeEngine, first: u64) -> u64 {
+        let mut published = first;
+        let mut expected = first;
+        loop {
+            engine.publish(payload(published as f64)).await;
+            published += 1;
+            let soon = Duration::from_millis(100);
+            while let Ok(update) = tokio::time::timeout(soon, self.updates.recv()).await {
+                let Some(Update::Batch { sequence, .. }) = update else {
+                    panic!("{update:?}")
+                };
+                assert_eq!(sequence, expected);
+                expected += 1;
+                if expected == published {
+                    return published;
+                }
+            }
+        }
+    }
+}
+
+fn subscription(events: &Endpoint, replay: Option<&Endpoint>) -> Subscription {
+    let mut subscription = Subscription::new(events.clone(), replay.cloned());
+    subscription.timing.idle_check = None;
+    subscription
+}
+
+fn batch(sequence: u64) -> Seen {
+    Seen::Batch(sequence, sequence as f64)
+}
+
+const SYNCED: Seen = Seen::Synced(SyncOutcome::Replayed);
+
+#[tokio::test]
+async fn a_cold_start_delivers_the_history_then_what_is_live() {
+    for form in [
+        ReplayForm::TwoFrames,
+        ReplayForm::EmptyFirst,
+        ReplayForm::TopicFirst,
+    ] {
+        let mut engine = FakeEngine::start(form).await;
+        for sequence in 0..20 {
+            engine.lose(payload(f64::from(sequence)));
+        }
+        let mut follower = Follower::of(&engine);
+        follower.expect((0..20).map(batch)).await;
+        follower.expect([SYNCED]).await;
+        follower.go_live(&mut engine, 20).await;
+    }
+}
+
+#[tokio::test]
+async fn a_recorded_replay_is_delivered() {
+    let mut engine = FakeEngine::start(ReplayForm::TopicFirst).await;
+    for index in 0..5 {
+        let number = fixture(&format!("kv/replay/replay5_{index:04}.frame1.bin"));
+        let number = u64::from_be_bytes(number.try_into().unwrap());
+        let payload = fixture(&format!("kv/replay/replay5_{index:04}.frame2.bin"));
+        engine.keep(number, payload.into());
+    }
+    let end = fixture("kv/replay/replay5_0005.frame1.bin");
+    assert_eq!(end, u64::MAX.to_be_bytes());
+    let mut follower = Follower::of(&engine);
+    for sequence in 5..10 {
+        let Seen::Batch(number, _) = follower.next().await else {
+            panic!("not a batch")
+        };
+        assert_eq!(number, sequence);
+    }
+    follower.expect([SYNCED]).await;
+}
+
+#[tokio::test]
+async fn a_gap_is_filled_by_a_replay() {
+    let mut engine = FakeEngine::start(ReplayForm::EmptyFirst).await;
+    let mut follower = Follower::of(&engine);
+    follower.expect([SYNCED]).await;
+    let next = follower.go_live(&mut engine, 0).await;
+    engine.lose(payload(next as f64));
+    engine.lose(payload((next + 1) as f64));
+    engine.publish(payload((next + 2) as f64)).await;
+    follower.expect((next..next + 3).map(batch)).await;
+}
+
+#[tokio::test]
+async fn a_gap_beyond_the_replays_reach_resets_first() {
+    let mut engine = FakeEngine::start(ReplayForm::EmptyFirst).await;
+    let mut follower = Follower::of(&engine);
+    follower.expect([SYNCED]).await;
+    let next = follower.go_live(&mut engine, 0).await;
+    for lost in next..next + 10 {
+        engine.lose(payload(lost as f64));
+    }
+    engine.forget_before(next + 5);
+    engine.publish(payload((next + 10) as f64)).await;
+    follower
+        .expect([Seen::Reset(ResetReason::ReplayTooShort)])
+        .await;
+    follower.expect((next + 5..next + 11).map(batch)).await;
+}
+
+#[tokio::test]
+async fn a_restarted_engine_voids_the_old_ones_batches() {
+    let form = ReplayForm::EmptyFirst;
+    let mut engine = FakeEngine::start(form).await;
+    for sequence in 0..3 {
+        engine.lose(payload(f64::from(sequence)));
+    }
+    let mut follower = Follower::of(&engine);
+    follower.expect((0..3).map(batch)).await;
+    follower.expect([SYNCED]).await;
+
+    // It is as far as the old one was, or farther: numbers alone show nothing.
+    for count in [3, 5] {
+        engine = engine.restart(form).await;
+        for sequence in 0..count {
+            engine.lose(payload(1000.0 * count as f64 + sequence as f64));
+        }
+        let batches = (0..count)
+            .map(|sequence| Seen::Batch(sequence, 1000.0 * count as f64 + sequence as f64));
+        let mut expected = vec![
+            Seen::Disconnected,
+            Seen::Reset(ResetReason::EngineRestarted),
+        ];
+        expected.extend(batches);
+        expected.push(SYNCED);
+        follower.expect(expected).await;
+    }
+
+    // It has said nothing yet.
+    engine = engine.restart(form).await;
+    let reset = Seen::Reset(ResetReason::EngineRestarted);
+    follower.expect([Seen::Disconnected, reset, SYNCED]).await;
+    follower.go_live(&mut engine, 0).await;
+}
+
+#[tokio::test]
+async fn a_payload_that_cannot_be_decoded_resets_and_the_stream_goes_on() {
+    let mut engine = FakeEngine::start(ReplayForm::EmptyFirst).await;
+    let mut follower = Follower::of(&engine);
+    follower.expect([SYNCED]).await;
+    let next = follower.go_live(&mut engine, 0).await;
+    engine.publish(Bytes::from_static(b"nonsense")).await;
+    engine.publish(payload((next + 1) as f64)).await;
+    let reset = Seen::Reset(ResetReason::Garbage);
+    follower
+        .expect([Seen::Garbage(Some(next)), reset, batch(next + 1)])
+        .await;
+}
+
+#[tokio::test]
+async fn a_message_of_another_form_is_reported_and_left_out() {
+    let mut engine = FakeEngine::start(ReplayForm::EmptyFirst).await;
+    let mut follower = Follower::of(&engine);
+    follower.expect([SYNCED]).await;
+    let next = follower.go_live(&mut engine, 0).await;
+    engine
+        .publish_frames(vec![
+            Bytes::from_static(b"kv@test"),
+            Bytes::from_static(b"?"),
+        ])
+        .await;
+    engine.publish(payload(next as f64)).await;
+    let update = follower.updates.recv().await.unwrap();
+    let error = GarbageError::Frames { frames: 2 };
+    assert!(
+        matches!(&update, Update::Garbage { sequence: None, error: seen } if *seen == error),
+        "{update:?}"
+    );
+    follower.expect([batch(next)]).await;
+}
+
+#[tokio::test]
+async fn without_a_replay_endpoint_a_gap_resets() {
+    let mut engine = FakeEngine::start(ReplayForm::EmptyFirst).await;
+    let mut follower = Follower::start(subscription(&engine.events, None));
+    follower.expect([Seen::Synced(SyncOutcome::NoReplay)]).await;
+    // What is published before the subscription is in effect is lost unseen.
+    let mut next = 0;
+    let mut expected = loop {
+        next = engine.publish(payload(next as f64)).await + 1;
+        let soon = Duration::from_millis(100);
+        match tokio::time::timeout(soon, follower.updates.recv()).await {
+            Ok(Some(Update::Batch { sequence, .. })) => break sequence + 1,
+            Ok(other) => panic!("{other:?}"),
+            Err(_) => {}
+        }
+    };
+    while expected < next {
+        follower.expect([batch(expected)]).await;
+        expected += 1;
+    }
+    engine.lose(payload(next as f64));
+    engine.publish(payload((next + 1) as f64)).await;
+    follower
+        .expect([Seen::Reset(ResetReason::Gap), batch(next + 1)])
+        .await;
+}
+
+#[tokio::test]
+async fn a_replay_endpoint_that_does_not_answer_delays_but_does_not_stop() {
+    let mut engine = FakeEngine::start(ReplayForm::EmptyFirst).await;
+    let silent = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let silent = format!("tcp://{}", silent.local_addr().unwrap())
+        .parse()
+        .unwrap();
+    let mut settings = subscription(&engine.events, Some(&silent));
+    settings.timing.replay_timeout = Duration::from_millis(200);
+    let mut follower = Follower::start(settings);
+    follower
+        .expect([Seen::Synced(SyncOutcome::ReplayFailed)])
+        .await;
+    loop {
+        engine.publish(payload(0.0)).await;
+        let soon = Duration::from_millis(100);
+        if let Ok(update) = tokio::time::timeout(soon, follower.updates.recv()).await {
+            assert!(matches!(update, Some(Update::Batch { .. })), "{update:?}");
+            break;
+        }
+    }
+}
+
+#[tokio::test]
+async fn an_idle_stream_is_checked_for_what_was_missed() {
+    let mut engine = FakeEngine::start(ReplayForm::EmptyFirst).await;
+    let mut settings = subscription(&engine.events, Some(&engine.replay));
+    settings.timing.idle_check = Some(Duration::from_millis(50));
+    let mut follower = Follower::start(settings);
+    follower.expect([SYNCED]).await;
+    for sequence in 0..3 {
+        engine.lose(payload(sequence as f64));
+        follower.expect([batch(sequence)]).await;
+    }
+}
+
+#[tokio::test]
+async fn an_engine_that_comes_late_is_waited_for_and_missed_once() {
+    let engine = FakeEngine::start(ReplayForm::EmptyFirst).await;
+    let (events, replay) = (engine.events.clone(), engine.replay.clone());
+    let engine = engine.restart(ReplayForm::EmptyFirst).await;
+    drop(engine);
+    let mut settings = subscription(&events, Some(&replay));
+    settings.timing.retry_max = Duration::from_millis(100);
+    let mut follower = Follower::start(settings);
+    follower.expect([Seen::Disconnected]).await;
+    let refused_for = Duration::from_millis(500);
+    assert!(
+        tokio::time::timeout(refused_for, follower.updates.recv())
+            .await
+            .is_err()
+    );
+}
+
+#[tokio::test]
+async fn cancelling_ends_the_subscription_and_so_does_a_closed_sink() {
+    let engine = FakeEngine::start(ReplayForm::EmptyFirst).await;
+    let mut cancelled = Follower::of(&engine);
+    cancelled.expect([SYNCED]).await;
+    cancelled.cancel.cancel();
+    tokio::time::timeout(PATIENCE, cancelled.tasks.join_next())
+        .await
+        .unwrap();
+
+    let mut unheard = Follower::of(&engine);
+    unheard.expect([SYNCED]).await;
+    unheard.updates.close();
+    tokio::time::timeout(PATIENCE, unheard.tasks.join_next())
+        .await
+        .unwrap();
+}
