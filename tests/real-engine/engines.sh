@@ -8,7 +8,8 @@
 #   engines.sh stop [PORT...]                 ends the servers that this script started, no others
 #
 # A server on HTTP port P publishes KV events on P+1000, answers replays on
-# P+2000 and, in a pair, offers its NIXL side channel on P+3000; all on loopback.
+# P+2000 and, in a pair, offers its NIXL side channel on P+3000. All but the events
+# listen on loopback only; those listen everywhere, as vLLM has no other way.
 # The model answers to the names `tiny` and `tiny-aggregated`.
 #
 # SPLITRAIL_ENGINE_DIR        everything lives here (default ~/.cache/splitrail/vllm-cpu, about 6.5 GB)
@@ -148,8 +149,9 @@ launch() { # launch PORT [vllm flags...]
     local port=$1 pid
     shift
     ! (exec 3<>"/dev/tcp/127.0.0.1/$port") 2>/dev/null || die "port $port is in use"
+    # vLLM binds its event socket only where the address has a `*`; another one it connects to.
     local events="{\"enable_kv_cache_events\": true, \"publisher\": \"zmq\", \"topic\": \"kv@127.0.0.1:$port@tiny\",
-        \"endpoint\": \"tcp://127.0.0.1:$((port + 1000))\", \"replay_endpoint\": \"tcp://127.0.0.1:$((port + 2000))\"}"
+        \"endpoint\": \"tcp://*:$((port + 1000))\", \"replay_endpoint\": \"tcp://127.0.0.1:$((port + 2000))\"}"
     env HF_HUB_OFFLINE=1 TRANSFORMERS_OFFLINE=1 VLLM_NO_USAGE_STATS=1 DO_NOT_TRACK=1 \
         VLLM_CPU_KVCACHE_SPACE=1 VLLM_CPU_OMP_THREADS_BIND=nobind OMP_NUM_THREADS=1 \
         VLLM_NIXL_SIDE_CHANNEL_HOST=127.0.0.1 VLLM_NIXL_SIDE_CHANNEL_PORT=$((port + 3000)) UCX_TLS=tcp,self,sm \

@@ -203,6 +203,7 @@ def running(binary, yaml, folder):
     config_file, ready_file = folder / "splitrail.yaml", folder / "ready.json"
     log_file = folder / "splitrail.log"
     config_file.write_text(yaml)
+    ready_file.unlink(missing_ok=True)
     command = [binary, "serve", "--config", config_file, "--ready-file", ready_file]
     with log_file.open("wb") as log:
         process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=log, stderr=log)
