@@ -1,1 +1,3 @@
-//! placeholder
+//! Simulated engines.
+pub mod cache;
+pub mod tokenizer;
