@@ -1,0 +1,107 @@
+//! One sequence of tokens and the blocks that hold its KV.
+
+use xxhash_rust::xxh3::xxh3_64_with_seed;
+
+/// What separates sequences with equal tokens from each other.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Identity {
+    /// `cache_salt` of the request; part of the first block's hash.
+    pub salt: Option<String>,
+    /// Adapter (LoRA) name; part of every block's hash.
+    pub adapter: Option<String>,
+    /// Number of the adapter, as events name it.
+    pub adapter_id: Option<u32>,
+}
+
+/// Tokens of one request with the hashes of their full blocks and the blocks
+/// that the cache has given to them.
+#[derive(Debug)]
+pub struct Sequence {
+    pub(super) tokens: Vec<u32>,
+    pub(super) hashes: Vec<u64>,
+    pub(super) identity: Identity,
+    block_size: usize,
+    hash_seed: u64,
+    /// Physical blocks, in order of the tokens.
+    pub(super) blocks: Vec<u32>,
+    /// So many of `blocks` are known to the prefix cache.
+    pub(super) registered: usize,
+}
+
+impl Sequence {
+    /// A sequence without blocks.
+    #[must_use]
+    pub fn new(tokens: Vec<u32>, identity: Identity, block_size: usize, hash_seed: u64) -> Self {
+        let mut sequence = Self {
+            tokens,
+            hashes: Vec::new(),
+            identity,
+            block_size,
+            hash_seed,
+            blocks: Vec::new(),
+            registered: 0,
+        };
+        sequence.hash_full_blocks();
+        sequence
+    }
+
+    /// Appends one generated token.
+    pub fn push(&mut self, token: u32) {
+        self.tokens.push(token);
+        self.hash_full_blocks();
+    }
+
+    /// Prompt and generated tokens.
+    #[must_use]
+    pub fn tokens(&self) -> &[u32] {
+        &self.tokens
+    }
+
+    /// Chained hash of each full block.
+    #[must_use]
+    pub fn hashes(&self) -> &[u64] {
+        &self.hashes
+    }
+
+    /// Physical blocks held, in order of the tokens.
+    #[must_use]
+    pub fn blocks(&self) -> &[u32] {
+        &self.blocks
+    }
+
+    /// Tokens per block.
+    #[must_use]
+    pub fn block_size(&self) -> usize {
+        self.block_size
+    }
+
+    /// What separates this sequence from others with equal tokens.
+    #[must_use]
+    pub fn identity(&self) -> &Identity {
+        &self.identity
+    }
+
+    /// The untyped keys that go into block `index` beside its tokens, in the engine's order.
+    pub(super) fn extra_keys(&self, index: usize) -> Option<Vec<String>> {
+        let adapter = self.identity.adapter.iter();
+        let salt = self.identity.salt.iter().filter(|_| index == 0);
+        let keys: Vec<String> = adapter.chain(salt).cloned().collect();
+        (!keys.is_empty()).then_some(keys)
+    }
+
+    fn hash_full_blocks(&mut self) {
+        while (self.hashes.len() + 1) * self.block_size <= self.tokens.len() {
+            let index = self.hashes.len();
+            let parent = self.hashes.last().copied().unwrap_or(self.hash_seed);
+            let mut bytes = Vec::with_capacity(self.block_size * 4 + 16);
+            for token in &self.tokens[index * self.block_size..(index + 1) * self.block_size] {
+                bytes.extend_from_slice(&token.to_le_bytes());
+            }
+            for key in self.extra_keys(index).unwrap_or_default() {
+                bytes.push(0xff); // never part of UTF-8: keys cannot run into each other
+                bytes.extend_from_slice(key.as_bytes());
+            }
+            self.hashes.push(xxh3_64_with_seed(&bytes, parent));
+        }
+    }
+}

@@ -1,0 +1,166 @@
+//! Settings of a simulated engine.
+
+use std::net::{IpAddr, Ipv4Addr};
+
+use serde::{Deserialize, Serialize};
+
+/// Which legs of a disaggregated request the engine takes. Requests without
+/// hand-off fields are served by every role.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Role {
+    /// Only `do_remote_decode`.
+    Prefill,
+    /// Only `do_remote_prefill`.
+    Decode,
+    /// Both legs.
+    #[default]
+    Both,
+}
+
+/// How `usage.prompt_tokens_details` is reported.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum UsageReport {
+    /// As with `--enable-prompt-tokens-details`.
+    #[default]
+    Details,
+    /// As without that flag: `null` in whole replies, no key in streams.
+    Null,
+    /// The key is never there.
+    Absent,
+}
+
+/// What the decode leg reports as `cached_tokens`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum DecodeUsage {
+    /// The prefill leg's figure, carried by the hand-off (vLLM 0.32).
+    #[default]
+    RemotePrefill,
+    /// The whole prompt, whatever was cached; hand-offs made by such an engine
+    /// carry no figure (vLLM 0.22.1).
+    WholePrompt,
+}
+
+/// How KV events are encoded.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum EventForm {
+    /// Maps tagged `type` (vLLM 0.32).
+    #[default]
+    Map,
+    /// Arrays that begin with the event's name (up to vLLM 0.23).
+    Array,
+}
+
+/// How block hashes appear in KV events.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum HashForm {
+    /// Unsigned 64-bit integers.
+    #[default]
+    U64,
+    /// 32 bytes.
+    Bytes32,
+}
+
+/// Settings of one engine. Ports may be 0 for any free one.
+#[derive(Debug, Clone)]
+pub struct SimConfig {
+    /// Address of all listeners.
+    pub host: IpAddr,
+    /// HTTP API.
+    pub http_port: u16,
+    /// KV events (ZMQ PUB); `None` publishes none.
+    pub kv_events_port: Option<u16>,
+    /// Replay of KV events (ZMQ ROUTER); `None` offers none.
+    pub kv_replay_port: Option<u16>,
+    /// Name under which the model is served; part of what is generated.
+    pub model: String,
+    /// LoRA adapter names that requests may give as `model`.
+    pub adapters: Vec<String>,
+    /// Legs that the engine takes.
+    pub role: Role,
+    /// Tokens per KV block.
+    pub block_size: usize,
+    /// Physical KV blocks, of which one cannot be used (vLLM's null block).
+    pub kv_blocks: u32,
+    /// Seed of block hashes; engines with equal seeds announce equal hashes.
+    pub hash_seed: u64,
+    /// Requests that run at once.
+    pub max_num_seqs: usize,
+    /// Requests that wait at most; more are refused with 503.
+    pub max_waiting: usize,
+    /// Prompt and answer together, in tokens. Lowered to what the cache can hold.
+    pub max_model_len: usize,
+    /// Answer length of chats that name none.
+    pub default_max_tokens: usize,
+    /// On average one token in so many ends the answer (unless `ignore_eos`); 0 = never.
+    pub eos_one_in: u64,
+    /// Time to compute one uncached prompt token, in microseconds.
+    pub prefill_us_per_token: u64,
+    /// Time of one engine step, in microseconds.
+    pub decode_us_per_step: u64,
+    /// Time to transfer one KV block, in microseconds.
+    pub transfer_us_per_block: u64,
+    /// How long a hand-off's blocks stay pinned for the decode engine, in milliseconds.
+    pub lease_ms: u64,
+    /// Whether `cache_hit_threshold` gates requests or is ignored as an unknown field.
+    pub honour_threshold: bool,
+    /// Report of cached tokens.
+    pub usage_report: UsageReport,
+    /// Report of cached tokens on the decode leg.
+    pub decode_usage: DecodeUsage,
+    /// Encoding of KV events.
+    pub event_form: EventForm,
+    /// Encoding of block hashes in KV events.
+    pub hash_form: HashForm,
+    /// Streams get their headers at once and errors inside the stream, as the
+    /// real engine's do. Otherwise the first output decides on the status.
+    pub early_stream_headers: bool,
+    /// What `/version` says.
+    pub version: String,
+}
+
+impl Default for SimConfig {
+    fn default() -> Self {
+        Self {
+            host: IpAddr::V4(Ipv4Addr::LOCALHOST),
+            http_port: 0,
+            kv_events_port: Some(0),
+            kv_replay_port: Some(0),
+            model: "sim".to_owned(),
+            adapters: Vec::new(),
+            role: Role::Both,
+            block_size: 16,
+            kv_blocks: 4096,
+            hash_seed: 0,
+            max_num_seqs: 64,
+            max_waiting: 4096,
+            max_model_len: 32_768,
+            default_max_tokens: 128,
+            eos_one_in: 0,
+            prefill_us_per_token: 0,
+            decode_us_per_step: 0,
+            transfer_us_per_block: 0,
+            lease_ms: 30_000,
+            honour_threshold: true,
+            usage_report: UsageReport::Details,
+            decode_usage: DecodeUsage::RemotePrefill,
+            event_form: EventForm::Map,
+            hash_form: HashForm::U64,
+            early_stream_headers: false,
+            version: "0.32.0".to_owned(),
+        }
+    }
+}
+
+impl SimConfig {
+    /// Longest sequence that the engine accepts, in tokens.
+    #[must_use]
+    pub fn sequence_limit_tokens(&self) -> usize {
+        let cache_tokens = (self.kv_blocks as usize).saturating_sub(1) * self.block_size;
+        self.max_model_len.min(cache_tokens)
+    }
+}

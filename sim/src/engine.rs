@@ -1,0 +1,229 @@
+//! The engine: a queue, a step loop and hand-offs, driven by tokio's clock.
+
+pub(crate) mod core;
+mod counters;
+pub(crate) mod handoff;
+pub(crate) mod request;
+mod transfer;
+
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use tokio::sync::{Notify, mpsc};
+use tokio::task::JoinSet;
+use tokio::time::Instant;
+
+pub use counters::Counters;
+
+use self::core::{Core, Origin, Step};
+use crate::cache::{CacheEvent, Sequence};
+use crate::config::SimConfig;
+use crate::error::ApiError;
+use handoff::{PullRequest, refused};
+use request::{Ask, Output};
+pub(crate) use transfer::PULL_PATH;
+use transfer::Puller;
+
+/// Steps whose events may wait for the publisher.
+pub(crate) const EVENT_QUEUE_STEPS: usize = 1024;
+
+/// One engine's shared state.
+#[derive(Debug)]
+pub(crate) struct Engine {
+    pub(crate) config: SimConfig,
+    pub(crate) origin: Origin,
+    core: Mutex<Core>,
+    work: Notify,
+}
+
+/// Requests of one HTTP request. Dropping it takes them out of the engine.
+#[derive(Debug)]
+pub(crate) struct Submission {
+    engine: Arc<Engine>,
+    ids: Vec<u64>,
+    outputs: mpsc::Receiver<(usize, Output)>,
+}
+
+impl Submission {
+    /// The next output of any choice; `None` when all are over.
+    pub(crate) async fn next(&mut self) -> Option<(usize, Output)> {
+        self.outputs.recv().await
+    }
+}
+
+impl Drop for Submission {
+    fn drop(&mut self) {
+        let mut core = self.engine.core();
+        for id in &self.ids {
+            core.abort(*id);
+        }
+        drop(core);
+        self.engine.work.notify_one();
+    }
+}
+
+/// A hand-off's blocks while they are read by a decode engine.
+#[derive(Debug)]
+pub(crate) struct Pulled {
+    engine: Arc<Engine>,
+    sequence: Option<Sequence>,
+}
+
+impl Drop for Pulled {
+    fn drop(&mut self) {
+        if let Some(mut sequence) = self.sequence.take() {
+            let mut core = self.engine.core();
+            core.pulling_blocks -= sequence.blocks().len();
+            core.cache.release(&mut sequence);
+            drop(core);
+            self.engine.work.notify_one();
+        }
+    }
+}
+
+impl Engine {
+    pub(crate) fn new(config: SimConfig, origin: Origin) -> Self {
+        let core = Mutex::new(Core::new(&config));
+        Self {
+            config,
+            origin,
+            core,
+            work: Notify::new(),
+        }
+    }
+
+    /// The state, with leases up to date.
+    pub(crate) fn core(&self) -> MutexGuard<'_, Core> {
+        let mut core = self.core.lock().unwrap_or_else(PoisonError::into_inner);
+        core.expire_leases(Instant::now());
+        core
+    }
+
+    /// Queues the choices of one HTTP request.
+    pub(crate) fn submit(self: &Arc<Self>, asks: Vec<Ask>) -> Result<Submission, ApiError> {
+        // Started, the tokens, Finished or Failed: the channel never fills up.
+        let room = asks.iter().map(|ask| ask.max_tokens + 3).sum();
+        let (sender, outputs) = mpsc::channel(room);
+        let ids = Vec::with_capacity(asks.len());
+        let mut submission = Submission {
+            engine: Arc::clone(self),
+            ids,
+            outputs,
+        };
+        let mut core = self.core();
+        let mut refused = None;
+        for (choice, ask) in asks.into_iter().enumerate() {
+            match core.submit(ask, &self.config, choice, sender.clone()) {
+                Ok(id) => submission.ids.push(id),
+                Err(error) => {
+                    refused = Some(error);
+                    break;
+                }
+            }
+        }
+        drop(core);
+        self.work.notify_one();
+        match refused {
+            Some(error) => Err(error),
+            None => Ok(submission),
+        }
+    }
+
+    /// Takes a hand-off out for a decode engine. Its blocks are freed when the
+    /// returned value is dropped.
+    pub(crate) fn take_handoff(self: &Arc<Self>, pull: &PullRequest) -> Result<Pulled, ApiError> {
+        let mut core = self.core();
+        let taken = if core.dead {
+            Err(ApiError::engine_dead())
+        } else if pull.engine_id != self.origin.engine_id {
+            Err(refused("handoff_unknown", "comes from another engine"))
+        } else {
+            core.handoffs.take(pull)
+        };
+        match taken {
+            Ok(sequence) => {
+                core.counters.handoffs_pulled += 1;
+                core.pulling_blocks += sequence.blocks().len();
+                Ok(Pulled {
+                    engine: Arc::clone(self),
+                    sequence: Some(sequence),
+                })
+            }
+            Err(error) => {
+                core.counters.pulls_refused += 1;
+                Err(error)
+            }
+        }
+    }
+
+    /// Ends everything, as a crash of the engine core does.
+    pub(crate) fn die(&self) {
+        self.core().die();
+    }
+
+    /// Runs steps until it is dropped.
+    pub(crate) async fn run(self: Arc<Self>, events: Option<mpsc::Sender<Vec<CacheEvent>>>) {
+        let mut pulls = JoinSet::new();
+        let puller = Puller::new();
+        loop {
+            while pulls.try_join_next().is_some() {}
+            let step = self.core().begin_step(&self.config);
+            match step {
+                Some(step) => {
+                    self.run_step(step, events.as_ref(), &mut pulls, &puller)
+                        .await
+                }
+                None => self.wait_for_work().await,
+            }
+        }
+    }
+
+    async fn run_step(
+        self: &Arc<Self>,
+        step: Step,
+        events: Option<&mpsc::Sender<Vec<CacheEvent>>>,
+        pulls: &mut JoinSet<()>,
+        puller: &Puller,
+    ) {
+        for job in step.pulls {
+            let (engine, puller) = (Arc::clone(self), puller.clone());
+            pulls.spawn(async move {
+                let result = puller.pull(&job).await;
+                engine.core().pull_ended(job.id, result, &engine.config);
+                engine.work.notify_one();
+            });
+        }
+        if step.runs {
+            let us = self.config.decode_us_per_step
+                + self.config.prefill_us_per_token * step.computed_prompt_tokens;
+            if us > 0 {
+                tokio::time::sleep(Duration::from_micros(us)).await;
+            } else {
+                tokio::task::yield_now().await;
+            }
+        }
+        if let (Some(events), false) = (events, step.events.is_empty()) {
+            // A publisher that is gone takes no events; the engine goes on.
+            let _ = events.send(step.events).await;
+        }
+        if step.runs {
+            self.core()
+                .end_step(&self.config, &self.origin, Instant::now());
+        }
+    }
+
+    /// Until a request comes, or a lease ends and gives room to one that waits.
+    async fn wait_for_work(&self) {
+        let expiry = self.core().handoffs.next_expiry();
+        let lease_ends = async {
+            match expiry {
+                Some(at) => tokio::time::sleep_until(at).await,
+                None => std::future::pending().await,
+            }
+        };
+        tokio::select! {
+            () = self.work.notified() => {}
+            () = lease_ends => {}
+        }
+    }
+}

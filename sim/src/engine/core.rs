@@ -1,0 +1,374 @@
+//! The engine's state and its scheduler: everything between two awaits.
+
+use std::collections::{HashMap, VecDeque};
+use std::time::Duration;
+
+use http::StatusCode;
+use tokio::time::Instant;
+
+use super::counters::Counters;
+use super::handoff::{Handoff, HandoffTable, PullRequest, prompt_fingerprint};
+use super::request::{Ask, End, FinishReason, Output, OutputSender, RemoteKv, Request};
+use crate::cache::{CacheEvent, KvCache};
+use crate::config::{DecodeUsage, SimConfig};
+use crate::error::ApiError;
+
+/// One engine's requests, cache and hand-offs.
+#[derive(Debug)]
+pub(crate) struct Core {
+    pub(crate) cache: KvCache,
+    pub(crate) counters: Counters,
+    pub(crate) handoffs: HandoffTable,
+    /// Blocks of hand-offs that a decode engine reads right now.
+    pub(crate) pulling_blocks: usize,
+    pub(crate) dead: bool,
+    waiting: VecDeque<Request>,
+    /// Requests whose KV is under way from a prefill engine.
+    loading: HashMap<u64, Request>,
+    /// Requests whose KV has arrived; they run before new ones do.
+    loaded: VecDeque<Request>,
+    running: Vec<Request>,
+    next_id: u64,
+}
+
+/// A transfer that a step wants to start.
+#[derive(Debug)]
+pub(crate) struct PullJob {
+    pub(crate) id: u64,
+    pub(crate) handoff: Handoff,
+    pub(crate) body: PullRequest,
+}
+
+/// What one step does.
+#[derive(Debug, Default)]
+pub(crate) struct Step {
+    pub(crate) computed_prompt_tokens: u64,
+    pub(crate) pulls: Vec<PullJob>,
+    pub(crate) events: Vec<CacheEvent>,
+    /// Whether any sequence is computed.
+    pub(crate) runs: bool,
+}
+
+/// Who this engine is: hand-offs say where they can be fetched.
+#[derive(Debug, Clone)]
+pub(crate) struct Origin {
+    pub(crate) engine_id: String,
+    pub(crate) host: String,
+    pub(crate) port: u16,
+    /// Topic of the engine's KV events.
+    pub(crate) topic: String,
+}
+
+impl Core {
+    pub(crate) fn new(config: &SimConfig) -> Self {
+        Self {
+            cache: KvCache::new(config.kv_blocks, config.block_size),
+            counters: Counters::default(),
+            handoffs: HandoffTable::default(),
+            pulling_blocks: 0,
+            dead: false,
+            waiting: VecDeque::new(),
+            loading: HashMap::new(),
+            loaded: VecDeque::new(),
+            running: Vec::new(),
+            next_id: 0,
+        }
+    }
+
+    pub(crate) fn running(&self) -> usize {
+        self.running.len()
+    }
+
+    /// Requests that do not run yet, with those whose KV is under way.
+    pub(crate) fn waiting(&self) -> usize {
+        self.waiting.len() + self.loading.len() + self.loaded.len()
+    }
+
+    /// Puts a request into the queue.
+    pub(crate) fn submit(
+        &mut self,
+        ask: Ask,
+        config: &SimConfig,
+        choice: usize,
+        out: OutputSender,
+    ) -> Result<u64, ApiError> {
+        if self.dead {
+            return Err(ApiError::engine_dead());
+        }
+        if self.waiting.len() >= config.max_waiting {
+            let message = "The engine's queue is full.";
+            return Err(ApiError::new(StatusCode::SERVICE_UNAVAILABLE, message));
+        }
+        let id = self.next_id;
+        self.next_id += 1;
+        self.waiting
+            .push_back(Request::new(id, ask, config, choice, out));
+        Ok(id)
+    }
+
+    /// Drops a request wherever it is. Does nothing when it is over.
+    pub(crate) fn abort(&mut self, id: u64) {
+        let place = |queue: &VecDeque<Request>| queue.iter().position(|request| request.id == id);
+        let request = if let Some(at) = self.running.iter().position(|request| request.id == id) {
+            Some(self.running.remove(at))
+        } else if let Some(at) = place(&self.waiting) {
+            self.waiting.remove(at)
+        } else if let Some(at) = place(&self.loaded) {
+            self.loaded.remove(at)
+        } else {
+            self.loading.remove(&id)
+        };
+        if let Some(mut request) = request {
+            self.counters.aborted += 1;
+            self.cache.release(&mut request.sequence);
+        }
+    }
+
+    /// Frees the blocks of hand-offs whose lease is over.
+    pub(crate) fn expire_leases(&mut self, now: Instant) {
+        for mut sequence in self.handoffs.expire(now) {
+            self.counters.handoffs_expired += 1;
+            self.cache.release(&mut sequence);
+        }
+    }
+
+    /// Ends everything, as an engine core that crashed does.
+    pub(crate) fn die(&mut self) {
+        self.dead = true;
+        let mut lost: Vec<Request> = self.running.drain(..).collect();
+        lost.extend(self.waiting.drain(..));
+        lost.extend(self.loaded.drain(..));
+        lost.extend(self.loading.drain().map(|(_, request)| request));
+        for mut request in lost {
+            self.fail(&mut request, ApiError::engine_dead());
+        }
+        for mut sequence in self.handoffs.drain() {
+            self.cache.release(&mut sequence);
+        }
+    }
+
+    /// Begins a step: room for running sequences first, then new ones. `None`
+    /// when there is nothing to do.
+    pub(crate) fn begin_step(&mut self, config: &SimConfig) -> Option<Step> {
+        let mut step = Step::default();
+        for request in &mut self.running {
+            let tokens = request.sequence.tokens().len();
+            // Admission kept room for every running sequence's growth.
+            let roomy = self.cache.grow(&mut request.sequence, tokens);
+            debug_assert!(roomy, "growth was reserved at admission");
+            self.cache.register(&mut request.sequence, tokens);
+        }
+        while self.running.len() < config.max_num_seqs {
+            let Some(mut request) = self.loaded.pop_front() else {
+                break;
+            };
+            let tokens = request.prompt_tokens();
+            self.cache.register(&mut request.sequence, tokens);
+            self.running.push(request);
+        }
+        while self.running.len() < config.max_num_seqs && self.admit_next(config, &mut step) {}
+        step.runs = !self.running.is_empty();
+        if !step.runs && step.pulls.is_empty() {
+            // Events go out with a step only: a cleared cache is announced with the next request.
+            return None;
+        }
+        step.events = self.cache.take_events();
+        Some(step)
+    }
+
+    /// Ends a step: one token for every running sequence.
+    pub(crate) fn end_step(&mut self, config: &SimConfig, origin: &Origin, now: Instant) {
+        self.counters.steps += 1;
+        let mut at = 0;
+        while at < self.running.len() {
+            self.counters.generation_tokens += 1;
+            let sampled = self.running[at].sample(config.eos_one_in);
+            match sampled.end {
+                None => {
+                    self.running[at].send(Output::Token {
+                        id: sampled.id,
+                        end: None,
+                    });
+                    at += 1;
+                }
+                Some((reason, stop)) => {
+                    let request = self.running.remove(at);
+                    let end = End {
+                        reason,
+                        stop,
+                        handoff: None,
+                    };
+                    self.finish(request, sampled.id, end, config, origin, now);
+                }
+            }
+        }
+    }
+
+    /// What became of a transfer.
+    pub(crate) fn pull_ended(&mut self, id: u64, result: Result<(), ApiError>, config: &SimConfig) {
+        // The client may have gone away meanwhile.
+        let Some(mut request) = self.loading.remove(&id) else {
+            return;
+        };
+        match result {
+            Ok(()) => {
+                let hit = request.cached_tokens as u64;
+                let moved = request.prompt_tokens() as u64 - hit;
+                self.counters.external_kv_transfer_tokens += moved;
+                self.counters.prompt_tokens += request.prompt_tokens() as u64;
+                self.counters.local_cache_hit_tokens += hit;
+                let cached_tokens = reported_after_transfer(&request, config);
+                request.send(Output::Started { cached_tokens });
+                self.loaded.push_back(request);
+            }
+            Err(error) => self.fail(&mut request, error),
+        }
+    }
+
+    /// Takes the next waiting request. False when there is none or no room for it.
+    fn admit_next(&mut self, config: &SimConfig, step: &mut Step) -> bool {
+        let Some(mut request) = self.waiting.pop_front() else {
+            return false;
+        };
+        let hit_tokens = self.cache.hit_blocks(&request.sequence) * config.block_size;
+        if self.gate(&request, hit_tokens) {
+            return true;
+        }
+        let prompt_blocks = request.prompt_tokens().div_ceil(config.block_size);
+        let keep_free = self.reserved_blocks() + request.blocks_at_most() - prompt_blocks;
+        if self.cache.admit(&mut request.sequence, keep_free).is_none() {
+            self.waiting.push_front(request);
+            return false;
+        }
+        request.cached_tokens = hit_tokens;
+        if let RemoteKv::Pull(handoff) = &request.ask.remote {
+            step.pulls
+                .push(pull_job(&request, handoff.clone(), config.block_size));
+            self.loading.insert(request.id, request);
+            return true;
+        }
+        let prompt_tokens = request.prompt_tokens();
+        self.cache.register(&mut request.sequence, prompt_tokens);
+        let computed = (prompt_tokens - hit_tokens) as u64;
+        step.computed_prompt_tokens += computed;
+        self.counters.prompt_tokens += prompt_tokens as u64;
+        self.counters.local_compute_tokens += computed;
+        self.counters.local_cache_hit_tokens += hit_tokens as u64;
+        request.send(Output::Started {
+            cached_tokens: hit_tokens,
+        });
+        self.running.push(request);
+        true
+    }
+
+    /// Turns a request away whose cached share is below its threshold. KV that
+    /// comes from a prefill engine counts as cached here.
+    fn gate(&mut self, request: &Request, hit_tokens: usize) -> bool {
+        let Some(threshold) = request.ask.threshold else {
+            return false;
+        };
+        let pulls = matches!(request.ask.remote, RemoteKv::Pull(_));
+        // Multiplied out, an empty prompt divides nothing.
+        let enough = hit_tokens as f64 >= threshold * request.prompt_tokens() as f64;
+        if pulls || enough {
+            return false;
+        }
+        self.counters.finished_cache_threshold += 1;
+        request.send(Output::Started {
+            cached_tokens: hit_tokens,
+        });
+        request.send(Output::BelowThreshold);
+        true
+    }
+
+    /// Ends a request; its blocks go back, or wait for a decode engine.
+    fn finish(
+        &mut self,
+        mut request: Request,
+        id: u32,
+        mut end: End,
+        config: &SimConfig,
+        origin: &Origin,
+        now: Instant,
+    ) {
+        match end.reason {
+            FinishReason::Length => self.counters.finished_length += 1,
+            FinishReason::Stop => self.counters.finished_stop += 1,
+        }
+        // Only an answer cut at its length is continued elsewhere.
+        let name = match &request.ask.remote {
+            RemoteKv::Stage { remote_request_id } if end.reason == FinishReason::Length => {
+                remote_request_id.clone()
+            }
+            _ => {
+                request.send(Output::Token { id, end: Some(end) });
+                self.cache.release(&mut request.sequence);
+                return;
+            }
+        };
+        end.handoff = Some(handoff_of(&request, name.clone(), config, origin));
+        self.counters.handoffs_staged += 1;
+        request.send(Output::Token { id, end: Some(end) });
+        self.handoffs
+            .stage(name, request, now, Duration::from_millis(config.lease_ms));
+    }
+
+    fn fail(&mut self, request: &mut Request, error: ApiError) {
+        self.counters.failed += 1;
+        request.send(Output::Failed(error));
+        self.cache.release(&mut request.sequence);
+    }
+
+    /// Blocks that admitted requests may still ask for.
+    fn reserved_blocks(&self) -> usize {
+        let admitted = self
+            .running
+            .iter()
+            .chain(self.loading.values())
+            .chain(&self.loaded);
+        admitted.map(Request::growth_blocks).sum()
+    }
+}
+
+fn handoff_of(request: &Request, name: String, config: &SimConfig, origin: &Origin) -> Handoff {
+    Handoff {
+        block_ids: request.sequence.blocks().to_vec(),
+        engine_id: origin.engine_id.clone(),
+        request_id: name,
+        host: origin.host.clone(),
+        port: origin.port,
+        // The last token was sampled, not computed.
+        num_tokens: request.sequence.tokens().len() - 1,
+        prefill_cached_tokens: match config.decode_usage {
+            DecodeUsage::RemotePrefill => Some(request.cached_tokens),
+            DecodeUsage::WholePrompt => None,
+        },
+    }
+}
+
+fn pull_job(request: &Request, handoff: Handoff, block_size: usize) -> PullJob {
+    let prompt_blocks = request.prompt_tokens().div_ceil(block_size);
+    let body = PullRequest {
+        engine_id: handoff.engine_id.clone(),
+        request_id: handoff.request_id.clone(),
+        block_ids: handoff.block_ids.clone(),
+        prompt_fingerprint: prompt_fingerprint(&request.ask.prompt, &request.ask.identity),
+        wanted_blocks: (prompt_blocks - request.cached_tokens / block_size) as u64,
+    };
+    PullJob {
+        id: request.id,
+        handoff,
+        body,
+    }
+}
+
+/// Cached tokens as the decode leg reports them. A hand-off without the
+/// prefill's figure makes every version report the whole prompt.
+fn reported_after_transfer(request: &Request, config: &SimConfig) -> usize {
+    match (&request.ask.remote, config.decode_usage) {
+        (RemoteKv::Pull(handoff), DecodeUsage::RemotePrefill) => handoff
+            .prefill_cached_tokens
+            .unwrap_or_else(|| request.prompt_tokens()),
+        _ => request.prompt_tokens(),
+    }
+}

@@ -1,0 +1,38 @@
+//! Totals that the engine reports.
+
+use serde::Serialize;
+
+/// Totals since the engine's start, in tokens where not said otherwise.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize)]
+pub struct Counters {
+    /// Prompt tokens of admitted requests.
+    pub prompt_tokens: u64,
+    /// Of these: computed here.
+    pub local_compute_tokens: u64,
+    /// Of these: found in this engine's cache.
+    pub local_cache_hit_tokens: u64,
+    /// Of these: fetched from a prefill engine.
+    pub external_kv_transfer_tokens: u64,
+    /// Generated tokens.
+    pub generation_tokens: u64,
+    /// Requests that ended with `length`.
+    pub finished_length: u64,
+    /// Requests that ended with `stop`.
+    pub finished_stop: u64,
+    /// Requests that `cache_hit_threshold` turned away.
+    pub finished_cache_threshold: u64,
+    /// Requests whose client went away.
+    pub aborted: u64,
+    /// Requests that failed, most of them over a hand-off.
+    pub failed: u64,
+    /// Hand-offs staged for decode engines.
+    pub handoffs_staged: u64,
+    /// Hand-offs that a decode engine pulled.
+    pub handoffs_pulled: u64,
+    /// Hand-offs whose lease ended unpulled.
+    pub handoffs_expired: u64,
+    /// Pulls that were refused here.
+    pub pulls_refused: u64,
+    /// Engine steps.
+    pub steps: u64,
+}

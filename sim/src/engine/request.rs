@@ -1,0 +1,207 @@
+//! A request inside the engine.
+
+use tokio::sync::mpsc;
+use xxhash_rust::xxh3::{xxh3_64, xxh3_64_with_seed};
+
+use super::handoff::Handoff;
+use crate::cache::{Identity, Sequence};
+use crate::config::SimConfig;
+use crate::error::ApiError;
+use crate::tokenizer::{EOS_TOKEN, byte_token};
+
+/// Why an answer ended; [`FinishReason::as_str`] is what clients see.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum FinishReason {
+    Length,
+    Stop,
+}
+
+impl FinishReason {
+    pub(crate) fn as_str(self) -> &'static str {
+        match self {
+            Self::Length => "length",
+            Self::Stop => "stop",
+        }
+    }
+}
+
+/// What a request does with the KV of another engine.
+#[derive(Debug, Clone, PartialEq)]
+pub(crate) enum RemoteKv {
+    None,
+    /// Keep the blocks for a decode engine.
+    Stage {
+        remote_request_id: String,
+    },
+    /// Fetch the blocks from a prefill engine.
+    Pull(Handoff),
+}
+
+/// What a request asks of the engine.
+#[derive(Debug, Clone)]
+pub(crate) struct Ask {
+    pub(crate) prompt: Vec<u32>,
+    pub(crate) identity: Identity,
+    /// Number of this sample among `n` of one prompt.
+    pub(crate) sample: usize,
+    pub(crate) max_tokens: usize,
+    pub(crate) min_tokens: usize,
+    pub(crate) ignore_eos: bool,
+    pub(crate) stops: Vec<String>,
+    pub(crate) threshold: Option<f64>,
+    pub(crate) remote: RemoteKv,
+}
+
+/// What happens to a request, in order.
+#[derive(Debug)]
+pub(crate) enum Output {
+    /// It runs; so many of its prompt's tokens count as cached.
+    Started {
+        cached_tokens: usize,
+    },
+    /// One token, with the answer's end when it is the last.
+    Token {
+        id: u32,
+        end: Option<End>,
+    },
+    /// Turned away by `cache_hit_threshold`.
+    BelowThreshold,
+    Failed(ApiError),
+}
+
+/// How an answer ended.
+#[derive(Debug)]
+pub(crate) struct End {
+    pub(crate) reason: FinishReason,
+    /// The stop string that was met.
+    pub(crate) stop: Option<String>,
+    pub(crate) handoff: Option<Handoff>,
+}
+
+/// A token just sampled.
+#[derive(Debug)]
+pub(crate) struct Sampled {
+    pub(crate) id: u32,
+    pub(crate) end: Option<(FinishReason, Option<String>)>,
+}
+
+/// Outputs of all choices of one HTTP request, with the choice's index.
+pub(crate) type OutputSender = mpsc::Sender<(usize, Output)>;
+
+/// A request that the engine holds.
+#[derive(Debug)]
+pub(crate) struct Request {
+    pub(crate) id: u64,
+    pub(crate) ask: Ask,
+    pub(crate) sequence: Sequence,
+    pub(crate) cached_tokens: usize,
+    pub(crate) generated: usize,
+    choice: usize,
+    out: OutputSender,
+    /// Hash over all tokens so far: the next token depends on every one of them.
+    state: u64,
+    text: String,
+}
+
+impl Request {
+    pub(crate) fn new(
+        id: u64,
+        ask: Ask,
+        config: &SimConfig,
+        choice: usize,
+        out: OutputSender,
+    ) -> Self {
+        let sequence = Sequence::new(
+            ask.prompt.clone(),
+            ask.identity.clone(),
+            config.block_size,
+            config.hash_seed,
+        );
+        let mut state = xxh3_64(config.model.as_bytes());
+        if let Some(adapter) = &ask.identity.adapter {
+            state = xxh3_64_with_seed(adapter.as_bytes(), state);
+        }
+        for token in &ask.prompt {
+            state = mix(state, u64::from(*token));
+        }
+        if ask.sample > 0 {
+            state = mix(state, ask.sample as u64);
+        }
+        let text = String::new();
+        Self {
+            id,
+            ask,
+            sequence,
+            cached_tokens: 0,
+            generated: 0,
+            choice,
+            out,
+            state,
+            text,
+        }
+    }
+
+    pub(crate) fn prompt_tokens(&self) -> usize {
+        self.ask.prompt.len()
+    }
+
+    /// Blocks held at the end, if the answer gets as long as asked. The last
+    /// token is never computed.
+    pub(crate) fn blocks_at_most(&self) -> usize {
+        let tokens = self.prompt_tokens() + self.ask.max_tokens.max(1) - 1;
+        tokens.div_ceil(self.sequence.block_size())
+    }
+
+    /// Blocks it may still ask for.
+    pub(crate) fn growth_blocks(&self) -> usize {
+        self.blocks_at_most()
+            .saturating_sub(self.sequence.blocks().len())
+    }
+
+    /// Samples the next token and says whether it is the last.
+    pub(crate) fn sample(&mut self, eos_one_in: u64) -> Sampled {
+        let id = self.next_token(eos_one_in);
+        self.generated += 1;
+        self.state = mix(self.state, u64::from(id));
+        self.sequence.push(id);
+        if id == EOS_TOKEN {
+            return Sampled {
+                id,
+                end: Some((FinishReason::Stop, None)),
+            };
+        }
+        self.text.push_str(&crate::tokenizer::decode(&[id], false));
+        let stop = self
+            .ask
+            .stops
+            .iter()
+            .find(|stop| self.text.ends_with(stop.as_str()));
+        let end = match stop {
+            Some(stop) if self.generated >= self.ask.min_tokens => {
+                Some((FinishReason::Stop, Some(stop.clone())))
+            }
+            _ if self.generated >= self.ask.max_tokens => Some((FinishReason::Length, None)),
+            _ => None,
+        };
+        Sampled { id, end }
+    }
+
+    /// Tells the client. The channel has room for every output that a request
+    /// can have, so only a client that went away misses one.
+    pub(crate) fn send(&self, output: Output) {
+        let _ = self.out.try_send((self.choice, output));
+    }
+
+    fn next_token(&self, eos_one_in: u64) -> u32 {
+        let may_end = !self.ask.ignore_eos && self.generated >= self.ask.min_tokens;
+        if may_end && eos_one_in > 0 && (self.state >> 32).is_multiple_of(eos_one_in) {
+            return EOS_TOKEN;
+        }
+        const PRINTABLE: u64 = (b'~' - b' ' + 1) as u64;
+        byte_token(b' ' + (self.state % PRINTABLE) as u8)
+    }
+}
+
+fn mix(state: u64, value: u64) -> u64 {
+    xxh3_64_with_seed(&value.to_le_bytes(), state)
+}

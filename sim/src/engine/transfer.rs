@@ -1,0 +1,80 @@
+//! Fetching KV from a prefill engine over the side channel.
+
+use std::time::Duration;
+
+use bytes::Bytes;
+use http::{Method, Request, header};
+use http_body_util::{BodyExt, Full, Limited};
+use hyper_util::client::legacy::{Client, connect::HttpConnector};
+use hyper_util::rt::TokioExecutor;
+use serde_json::Value;
+
+use super::core::PullJob;
+use super::handoff::refused;
+use crate::error::ApiError;
+
+/// Where a prefill engine answers pulls.
+pub(crate) const PULL_PATH: &str = "/sim/pull";
+/// A prefill engine that does not answer for so long counts as gone.
+const PULL_TIMEOUT: Duration = Duration::from_secs(30);
+const REPLY_LIMIT_BYTES: usize = 64 * 1024;
+
+/// Client of other engines' side channels.
+#[derive(Debug, Clone)]
+pub(crate) struct Puller {
+    client: Client<HttpConnector, Full<Bytes>>,
+}
+
+impl Puller {
+    pub(crate) fn new() -> Self {
+        // No idle connections: a restarted engine on the same port must not meet an old one.
+        let client = Client::builder(TokioExecutor::new())
+            .pool_max_idle_per_host(0)
+            .build_http();
+        Self { client }
+    }
+
+    /// Fetches one hand-off, or says why it cannot be had.
+    pub(crate) async fn pull(&self, job: &PullJob) -> Result<(), ApiError> {
+        let unreachable = || refused("handoff_unreachable", "comes from an engine that is gone");
+        let handoff = &job.handoff;
+        let body = serde_json::to_vec(&job.body).map_err(|_| unreachable())?;
+        let request = Request::builder()
+            .method(Method::POST)
+            .uri(format!(
+                "http://{}:{}{PULL_PATH}",
+                handoff.host, handoff.port
+            ))
+            .header(header::CONTENT_TYPE, "application/json")
+            .body(Full::new(Bytes::from(body)))
+            .map_err(|_| refused("handoff_unknown", "names no usable address"))?;
+        let exchange = async {
+            let response = self
+                .client
+                .request(request)
+                .await
+                .map_err(|_| unreachable())?;
+            if response.status().is_success() {
+                return Ok(());
+            }
+            let status = response.status();
+            let body = Limited::new(response.into_body(), REPLY_LIMIT_BYTES);
+            let bytes = body.collect().await.map_err(|_| unreachable())?.to_bytes();
+            let error: Value = serde_json::from_slice(&bytes).map_err(|_| unreachable())?;
+            let error = &error["error"];
+            let (Some(message), Some(code)) = (error["message"].as_str(), error["code"].as_str())
+            else {
+                return Err(unreachable());
+            };
+            let param = Some("kv_transfer_params");
+            Err(ApiError {
+                param,
+                ..ApiError::new(status, message)
+            }
+            .with_code(code))
+        };
+        tokio::time::timeout(PULL_TIMEOUT, exchange)
+            .await
+            .unwrap_or_else(|_| Err(unreachable()))
+    }
+}

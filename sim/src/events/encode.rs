@@ -1,0 +1,181 @@
+//! MessagePack of event batches.
+
+use rmp::encode::{
+    write_array_len, write_bin, write_f64, write_map_len, write_nil, write_str, write_uint,
+};
+
+use crate::cache::{CacheEvent, StoredBlocks};
+use crate::config::{EventForm, HashForm};
+
+/// Writing into memory cannot fail; the error type only comes with the trait.
+type Written<T> = Result<T, rmp::encode::ValueWriteError>;
+
+/// Writes batches in the form of one engine version.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Encoder {
+    pub(crate) form: EventForm,
+    pub(crate) hashes: HashForm,
+    pub(crate) block_size: usize,
+}
+
+impl Encoder {
+    /// `[timestamp, [events], data parallel rank]`.
+    pub(crate) fn batch(&self, seconds: f64, events: &[CacheEvent]) -> Vec<u8> {
+        let mut out = Vec::with_capacity(256);
+        // Vec<u8> is an infallible writer, so there is no error to report.
+        let _ = self.write_batch(&mut out, seconds, events);
+        out
+    }
+
+    fn write_batch(&self, out: &mut Vec<u8>, seconds: f64, events: &[CacheEvent]) -> Written<()> {
+        write_array_len(out, 3)?;
+        write_f64(out, seconds)?;
+        write_array_len(out, events.len() as u32)?;
+        for event in events {
+            match (event, self.form) {
+                (CacheEvent::Stored(stored), EventForm::Map) => self.stored_map(out, stored)?,
+                (CacheEvent::Stored(stored), EventForm::Array) => self.stored_array(out, stored)?,
+                (CacheEvent::Removed { hash }, form) => self.removed(out, *hash, form)?,
+                (CacheEvent::Cleared, EventForm::Map) => {
+                    write_map_len(out, 1)?;
+                    write_str(out, "type")?;
+                    write_str(out, "AllBlocksCleared")?;
+                }
+                (CacheEvent::Cleared, EventForm::Array) => {
+                    write_array_len(out, 1)?;
+                    write_str(out, "AllBlocksCleared")?;
+                }
+            }
+        }
+        write_uint(out, 0)?;
+        Ok(())
+    }
+
+    fn stored_map(&self, out: &mut Vec<u8>, stored: &StoredBlocks) -> Written<()> {
+        write_map_len(out, 11)?;
+        write_str(out, "type")?;
+        write_str(out, "BlockStored")?;
+        write_str(out, "block_hashes")?;
+        self.write_hashes(out, &stored.hashes)?;
+        write_str(out, "parent_block_hash")?;
+        self.write_parent(out, stored.parent)?;
+        write_str(out, "token_ids")?;
+        write_tokens(out, &stored.tokens)?;
+        write_str(out, "block_size")?;
+        write_uint(out, self.block_size as u64)?;
+        write_str(out, "lora_id")?;
+        write_lora_id(out, stored)?;
+        write_str(out, "medium")?;
+        write_str(out, "GPU")?;
+        write_str(out, "lora_name")?;
+        write_lora_name(out, stored)?;
+        write_str(out, "extra_keys")?;
+        write_extra_keys(out, stored)?;
+        write_str(out, "group_idx")?;
+        write_uint(out, 0)?;
+        write_str(out, "kv_cache_spec_kind")?;
+        write_str(out, "full_attention")
+    }
+
+    fn stored_array(&self, out: &mut Vec<u8>, stored: &StoredBlocks) -> Written<()> {
+        write_array_len(out, 9)?;
+        write_str(out, "BlockStored")?;
+        self.write_hashes(out, &stored.hashes)?;
+        self.write_parent(out, stored.parent)?;
+        write_tokens(out, &stored.tokens)?;
+        write_uint(out, self.block_size as u64)?;
+        write_lora_id(out, stored)?;
+        write_str(out, "GPU")?;
+        write_lora_name(out, stored)?;
+        write_extra_keys(out, stored)
+    }
+
+    fn removed(&self, out: &mut Vec<u8>, hash: u64, form: EventForm) -> Written<()> {
+        match form {
+            EventForm::Map => {
+                write_map_len(out, 4)?;
+                write_str(out, "type")?;
+                write_str(out, "BlockRemoved")?;
+                write_str(out, "block_hashes")?;
+                self.write_hashes(out, &[hash])?;
+                write_str(out, "medium")?;
+                write_str(out, "GPU")?;
+                write_str(out, "group_idx")?;
+                write_uint(out, 0)?;
+            }
+            EventForm::Array => {
+                write_array_len(out, 3)?;
+                write_str(out, "BlockRemoved")?;
+                self.write_hashes(out, &[hash])?;
+                write_str(out, "GPU")?;
+            }
+        }
+        Ok(())
+    }
+
+    fn write_hashes(&self, out: &mut Vec<u8>, hashes: &[u64]) -> Written<()> {
+        write_array_len(out, hashes.len() as u32)?;
+        hashes
+            .iter()
+            .try_for_each(|hash| self.write_hash(out, *hash))
+    }
+
+    fn write_parent(&self, out: &mut Vec<u8>, parent: Option<u64>) -> Written<()> {
+        match parent {
+            Some(hash) => self.write_hash(out, hash),
+            None => nil(out),
+        }
+    }
+
+    fn write_hash(&self, out: &mut Vec<u8>, hash: u64) -> Written<()> {
+        match self.hashes {
+            HashForm::U64 => write_uint(out, hash).map(|_| ()),
+            HashForm::Bytes32 => {
+                let mut bytes = [0u8; 32];
+                for (index, part) in bytes.chunks_exact_mut(8).enumerate() {
+                    part.copy_from_slice(&hash.rotate_left(index as u32 * 13).to_be_bytes());
+                }
+                write_bin(out, &bytes)
+            }
+        }
+    }
+}
+
+fn write_tokens(out: &mut Vec<u8>, tokens: &[u32]) -> Written<()> {
+    write_array_len(out, tokens.len() as u32)?;
+    tokens
+        .iter()
+        .try_for_each(|token| write_uint(out, u64::from(*token)).map(|_| ()))
+}
+
+fn nil(out: &mut Vec<u8>) -> Written<()> {
+    write_nil(out).map_err(rmp::encode::ValueWriteError::InvalidMarkerWrite)
+}
+
+fn write_lora_id(out: &mut Vec<u8>, stored: &StoredBlocks) -> Written<()> {
+    match &stored.adapter {
+        Some((id, _)) => write_uint(out, u64::from(*id)).map(|_| ()),
+        None => nil(out),
+    }
+}
+
+fn write_lora_name(out: &mut Vec<u8>, stored: &StoredBlocks) -> Written<()> {
+    match &stored.adapter {
+        Some((_, name)) => write_str(out, name),
+        None => nil(out),
+    }
+}
+
+fn write_extra_keys(out: &mut Vec<u8>, stored: &StoredBlocks) -> Written<()> {
+    write_array_len(out, stored.extra_keys.len() as u32)?;
+    for keys in &stored.extra_keys {
+        match keys {
+            None => nil(out)?,
+            Some(keys) => {
+                write_array_len(out, keys.len() as u32)?;
+                keys.iter().try_for_each(|key| write_str(out, key))?;
+            }
+        }
+    }
+    Ok(())
+}

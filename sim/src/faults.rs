@@ -1,0 +1,151 @@
+//! Faults that can be switched on while the engine runs.
+
+use std::collections::BTreeMap;
+use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use serde::{Deserialize, Serialize};
+
+/// One fault and how often it strikes.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Fault {
+    /// What goes wrong.
+    #[serde(flatten)]
+    pub kind: FaultKind,
+    /// How many requests, batches or pulls are hit; `None` hits all until cleared.
+    #[serde(default)]
+    pub times: Option<u32>,
+}
+
+/// What goes wrong. At most one fault of each kind is set; a later one replaces it.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(tag = "kind", rename_all = "snake_case")]
+pub enum FaultKind {
+    /// Inference requests get this HTTP status and an OpenAI-shaped error.
+    Status {
+        /// For example 500, 503 or 429.
+        status: u16,
+    },
+    /// The connection is reset before any byte of the reply.
+    Reset,
+    /// The request is never answered.
+    Hang,
+    /// The connection is cut after so many stream chunks, without `[DONE]`. A
+    /// reply that is not streamed is cut in its middle.
+    DieMidStream {
+        /// Chunks that still get out.
+        after_chunks: usize,
+    },
+    /// Half of the JSON body, with a content length that agrees.
+    TruncatedBody,
+    /// The reply begins so much later.
+    SlowFirstByte {
+        /// Milliseconds.
+        delay_ms: u64,
+    },
+    /// A prefill's reply lacks its `kv_transfer_params`; its blocks stay pinned.
+    NoHandoff,
+    /// Pulls by decode engines are refused with `handoff_refused`.
+    RefusePulls,
+    /// Event batches take a sequence number but are not published (they can be replayed).
+    DropEventBatches,
+    /// Event batches are published as random bytes (replay has the true ones).
+    GarbageEvents,
+}
+
+impl FaultKind {
+    fn name(&self) -> &'static str {
+        match self {
+            Self::Status { .. } => "status",
+            Self::Reset => "reset",
+            Self::Hang => "hang",
+            Self::DieMidStream { .. } => "die_mid_stream",
+            Self::TruncatedBody => "truncated_body",
+            Self::SlowFirstByte { .. } => "slow_first_byte",
+            Self::NoHandoff => "no_handoff",
+            Self::RefusePulls => "refuse_pulls",
+            Self::DropEventBatches => "drop_event_batches",
+            Self::GarbageEvents => "garbage_events",
+        }
+    }
+}
+
+/// What one inference request has to suffer.
+#[derive(Debug, Clone, Default)]
+pub(crate) struct RequestFaults {
+    pub(crate) status: Option<u16>,
+    pub(crate) reset: bool,
+    pub(crate) hang: bool,
+    pub(crate) die_after_chunks: Option<usize>,
+    pub(crate) truncate: bool,
+    pub(crate) delay: Option<Duration>,
+    pub(crate) no_handoff: bool,
+}
+
+/// The faults that are switched on.
+#[derive(Debug, Default)]
+pub(crate) struct FaultBoard {
+    active: Mutex<BTreeMap<&'static str, Fault>>,
+}
+
+impl FaultBoard {
+    pub(crate) fn set(&self, fault: Fault) {
+        let name = fault.kind.name();
+        if fault.times == Some(0) {
+            self.lock().remove(name);
+        } else {
+            self.lock().insert(name, fault);
+        }
+    }
+
+    pub(crate) fn clear(&self) {
+        self.lock().clear();
+    }
+
+    pub(crate) fn list(&self) -> Vec<Fault> {
+        self.lock().values().cloned().collect()
+    }
+
+    /// Whether the fault strikes now; counts it if so.
+    pub(crate) fn strikes(&self, name: &str) -> bool {
+        self.take(name).is_some()
+    }
+
+    /// The faults of one inference request. `prefill` tells whether it stages a hand-off.
+    pub(crate) fn of_request(&self, prefill: bool) -> RequestFaults {
+        let mut faults = RequestFaults::default();
+        if let Some(FaultKind::SlowFirstByte { delay_ms }) = self.take("slow_first_byte") {
+            faults.delay = Some(Duration::from_millis(delay_ms));
+        }
+        if self.strikes("reset") {
+            faults.reset = true;
+        } else if self.strikes("hang") {
+            faults.hang = true;
+        } else if let Some(FaultKind::Status { status }) = self.take("status") {
+            faults.status = Some(status);
+        } else if let Some(FaultKind::DieMidStream { after_chunks }) = self.take("die_mid_stream") {
+            faults.die_after_chunks = Some(after_chunks);
+        } else if self.strikes("truncated_body") {
+            faults.truncate = true;
+        }
+        faults.no_handoff = prefill && self.strikes("no_handoff");
+        faults
+    }
+
+    fn take(&self, name: &str) -> Option<FaultKind> {
+        let mut active = self.lock();
+        let fault = active.get_mut(name)?;
+        let kind = fault.kind.clone();
+        if let Some(times) = &mut fault.times {
+            *times -= 1;
+            if *times == 0 {
+                active.remove(name);
+            }
+        }
+        Some(kind)
+    }
+
+    fn lock(&self) -> MutexGuard<'_, BTreeMap<&'static str, Fault>> {
+        self.active.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}

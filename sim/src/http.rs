@@ -1,0 +1,313 @@
+//! The engine's HTTP API.
+
+pub(crate) mod ask;
+pub(crate) mod connection;
+mod control;
+mod metrics;
+mod reply;
+mod shape;
+mod side_channel;
+
+use std::sync::Arc;
+use std::time::{SystemTime, UNIX_EPOCH};
+
+use axum::Router;
+use axum::extract::{ConnectInfo, DefaultBodyLimit, State};
+use axum::response::{IntoResponse, Response};
+use axum::routing::{get, post};
+use bytes::Bytes;
+use http::{HeaderMap, StatusCode, header};
+use serde_json::{Value, json};
+
+use crate::engine::Engine;
+use crate::error::{ApiError, json_response};
+use crate::faults::{FaultBoard, RequestFaults};
+use crate::record::RequestLog;
+use crate::tokenizer;
+use ask::{Endpoint, random_hex};
+use connection::ConnectionControl;
+use reply::Answer;
+use shape::Shape;
+
+pub(crate) use side_channel::router as side_channel_router;
+
+/// Long prompts as token ids take a few bytes per token.
+const BODY_LIMIT_BYTES: usize = 64 * 1024 * 1024;
+
+/// What handlers share.
+#[derive(Debug)]
+pub(crate) struct App {
+    pub(crate) engine: Arc<Engine>,
+    pub(crate) faults: Arc<FaultBoard>,
+    pub(crate) log: RequestLog,
+    pub(crate) started_at: u64,
+    pub(crate) fingerprint: String,
+    pub(crate) events_endpoint: Option<String>,
+    pub(crate) replay_endpoint: Option<String>,
+}
+
+type Shared = State<Arc<App>>;
+
+/// All routes of the public listener.
+pub(crate) fn router(app: Arc<App>) -> Router {
+    Router::new()
+        .route("/v1/chat/completions", post(chat))
+        .route("/v1/completions", post(completions))
+        .route("/v1/models", get(models))
+        .route("/health", get(health))
+        .route("/ping", get(health))
+        .route("/version", get(version))
+        .route("/load", get(load))
+        .route("/tokenize", post(tokenize))
+        .route("/detokenize", post(detokenize))
+        .route("/reset_prefix_cache", post(control::reset_prefix_cache))
+        .route("/kv_event_sources", get(event_sources))
+        .route("/metrics", get(metrics::metrics))
+        .route("/sim/state", get(control::state))
+        .route("/sim/requests", get(control::requests))
+        .route(
+            "/sim/faults",
+            get(control::faults)
+                .post(control::set_faults)
+                .delete(control::clear_faults),
+        )
+        .fallback(async || ApiError::new(StatusCode::NOT_FOUND, "Not Found").into_response())
+        .layer(DefaultBodyLimit::max(BODY_LIMIT_BYTES))
+        .with_state(app)
+}
+
+pub(crate) fn unix_seconds() -> u64 {
+    SystemTime::now()
+        .duration_since(UNIX_EPOCH)
+        .unwrap_or_default()
+        .as_secs()
+}
+
+async fn chat(
+    State(app): Shared,
+    ConnectInfo(connection): ConnectInfo<ConnectionControl>,
+    headers: HeaderMap,
+    body: Bytes,
+) -> Response {
+    infer(app, Endpoint::Chat, connection, headers, body).await
+}
+
+async fn completions(
+    State(app): Shared,
+    ConnectInfo(connection): ConnectInfo<ConnectionControl>,
+    headers: HeaderMap,
+    body: Bytes,
+) -> Response {
+    infer(app, Endpoint::Completions, connection, headers, body).await
+}
+
+async fn infer(
+    app: Arc<App>,
+    endpoint: Endpoint,
+    connection: ConnectionControl,
+    headers: HeaderMap,
+    body: Bytes,
+) -> Response {
+    let path = match endpoint {
+        Endpoint::Chat => "/v1/chat/completions",
+        Endpoint::Completions => "/v1/completions",
+    };
+    app.log.push(path, &headers, &body);
+    let body = match parse(&body) {
+        Ok(body) => body,
+        Err(error) => return error.into_response(),
+    };
+    let prefill = body["kv_transfer_params"]["do_remote_decode"] == true;
+    let faults = app.faults.of_request(prefill);
+    if let Some(delay) = faults.delay {
+        tokio::time::sleep(delay).await;
+    }
+    if faults.hang {
+        return std::future::pending().await;
+    }
+    if faults.reset {
+        connection.cut();
+        return StatusCode::INTERNAL_SERVER_ERROR.into_response(); // never gets out
+    }
+    if let Some(status) = faults.status {
+        let status = StatusCode::from_u16(status).unwrap_or(StatusCode::INTERNAL_SERVER_ERROR);
+        return ApiError::new(status, "A fault was injected.").into_response();
+    }
+    match answer(&app, endpoint, &headers, &body, &faults).await {
+        Ok(response) => response,
+        Err(error) => error.into_response(),
+    }
+}
+
+async fn answer(
+    app: &App,
+    endpoint: Endpoint,
+    headers: &HeaderMap,
+    body: &Value,
+    faults: &RequestFaults,
+) -> Result<Response, ApiError> {
+    let config = &app.engine.config;
+    if app.engine.core().dead {
+        return Err(ApiError::engine_dead());
+    }
+    let prefix = match endpoint {
+        Endpoint::Chat => "chatcmpl",
+        Endpoint::Completions => "cmpl",
+    };
+    let given_id = headers.get("x-request-id").and_then(|id| id.to_str().ok());
+    let id = match given_id {
+        Some(id) => format!("{prefix}-{id}"),
+        None => format!("{prefix}-{}", random_hex(8)),
+    };
+    let mut request = ask::read(endpoint, body, config, &id)?;
+    if request.deadly {
+        app.engine.die();
+        return Err(ApiError::engine_dead());
+    }
+    let shape = Shape {
+        endpoint,
+        id,
+        created: unix_seconds(),
+        model: request.model.clone(),
+        fingerprint: app.fingerprint.clone(),
+        report: config.usage_report,
+    };
+    let submission = app.engine.submit(request.asks.clone())?;
+    let stream = std::mem::take(&mut request.stream);
+    let answer = Answer::new(shape, request, config.block_size);
+    match stream {
+        true => reply::streamed(submission, answer, faults, config.early_stream_headers).await,
+        false => reply::whole(submission, answer, faults).await,
+    }
+}
+
+fn parse(body: &[u8]) -> Result<Value, ApiError> {
+    match serde_json::from_slice::<Value>(body) {
+        Ok(value) if value.is_object() => Ok(value),
+        Ok(_) => Err(ApiError::new(
+            StatusCode::BAD_REQUEST,
+            "The body must be a JSON object.",
+        )),
+        Err(error) => {
+            let message = format!("The body is no JSON: {error}");
+            Err(ApiError::new(StatusCode::BAD_REQUEST, message))
+        }
+    }
+}
+
+async fn health(State(app): Shared) -> StatusCode {
+    match app.engine.core().dead {
+        true => StatusCode::SERVICE_UNAVAILABLE,
+        false => StatusCode::OK,
+    }
+}
+
+async fn version(State(app): Shared) -> Response {
+    json_response(
+        StatusCode::OK,
+        &json!({"version": app.engine.config.version}),
+    )
+}
+
+async fn load(State(app): Shared) -> Response {
+    let core = app.engine.core();
+    json_response(
+        StatusCode::OK,
+        &json!({"server_load": core.running() + core.waiting()}),
+    )
+}
+
+async fn models(State(app): Shared) -> Response {
+    let config = &app.engine.config;
+    let model = |name: &String, parent: Option<&String>| {
+        json!({
+            "id": name,
+            "object": "model",
+            "created": app.started_at,
+            "owned_by": "vllm",
+            "root": name,
+            "parent": parent,
+            "max_model_len": config.sequence_limit_tokens(),
+            "permission": [],
+        })
+    };
+    let adapters = config
+        .adapters
+        .iter()
+        .map(|name| model(name, Some(&config.model)));
+    let data: Vec<Value> = std::iter::once(model(&config.model, None))
+        .chain(adapters)
+        .collect();
+    json_response(StatusCode::OK, &json!({"object": "list", "data": data}))
+}
+
+async fn event_sources(State(app): Shared) -> Response {
+    let source = json!({
+        "enable_kv_cache_events": app.events_endpoint.is_some(),
+        "publisher": "zmq",
+        "endpoint": app.events_endpoint,
+        "replay_endpoint": app.replay_endpoint,
+        "buffer_steps": crate::events::REPLAY_BATCHES,
+        "topic": app.topic(),
+    });
+    json_response(StatusCode::OK, &json!({"0": source}))
+}
+
+async fn tokenize(State(app): Shared, headers: HeaderMap, body: Bytes) -> Response {
+    app.log.push("/tokenize", &headers, &body);
+    let config = &app.engine.config;
+    let tokens = parse(&body).and_then(|body| {
+        ask::read_model(&body, config)?;
+        let tokens = match body.get("messages") {
+            Some(_) => ask::chat_prompt(&body)?,
+            None => match body["prompt"].as_str() {
+                Some(text) => tokenizer::encode(text),
+                None => return Err(ApiError::bad_request("prompt", "prompt must be a string.")),
+            },
+        };
+        Ok((tokens, body["return_token_strs"] == true))
+    });
+    let (tokens, with_text) = match tokens {
+        Ok(tokens) => tokens,
+        Err(error) => return error.into_response(),
+    };
+    let text: Option<Vec<String>> =
+        with_text.then(|| tokens.iter().map(|id| tokenizer::token_text(*id)).collect());
+    let body = json!({
+        "count": tokens.len(),
+        "max_model_len": config.sequence_limit_tokens(),
+        "tokens": tokens,
+        "token_strs": text,
+    });
+    json_response(StatusCode::OK, &body)
+}
+
+async fn detokenize(body: Bytes) -> Response {
+    let ids = parse(&body).and_then(|body| {
+        let ids = body["tokens"].as_array().and_then(|ids| {
+            ids.iter()
+                .map(|id| id.as_u64()?.try_into().ok())
+                .collect::<Option<Vec<u32>>>()
+        });
+        ids.ok_or_else(|| ApiError::bad_request("tokens", "tokens must be a list of token ids."))
+    });
+    match ids {
+        Ok(ids) => {
+            let body = json!({"prompt": tokenizer::decode(&ids, false)});
+            json_response(StatusCode::OK, &body)
+        }
+        Err(error) => error.into_response(),
+    }
+}
+
+/// Plain text of another type than JSON.
+fn text_response(content_type: &'static str, body: String) -> Response {
+    ([(header::CONTENT_TYPE, content_type)], body).into_response()
+}
+
+impl App {
+    /// Topic of this engine's events.
+    pub(crate) fn topic(&self) -> String {
+        self.engine.origin.topic.clone()
+    }
+}

@@ -1,0 +1,310 @@
+//! Reading request bodies.
+
+use http::StatusCode;
+use serde_json::Value;
+
+use crate::cache::Identity;
+use crate::config::{Role, SimConfig};
+use crate::engine::handoff::{Handoff, refused};
+use crate::engine::request::{Ask, RemoteKv};
+use crate::error::ApiError;
+use crate::tokenizer;
+
+/// Which of the two inference endpoints was asked.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Endpoint {
+    Chat,
+    Completions,
+}
+
+/// A whole inference request.
+#[derive(Debug)]
+pub(crate) struct InferenceRequest {
+    pub(crate) model: String,
+    pub(crate) stream: bool,
+    pub(crate) include_usage: bool,
+    pub(crate) continuous_usage: bool,
+    pub(crate) return_token_ids: bool,
+    pub(crate) prompts: Vec<Vec<u32>>,
+    /// One per choice: all samples of the first prompt, then of the second.
+    pub(crate) asks: Vec<Ask>,
+    /// Asks for remote KV without saying whose: this kills the real engine.
+    pub(crate) deadly: bool,
+}
+
+/// Choices of one request at most.
+const MAX_CHOICES: usize = 1024;
+
+/// Reads a request. `external_id` names it in hand-offs.
+pub(crate) fn read(
+    endpoint: Endpoint,
+    body: &Value,
+    config: &SimConfig,
+    external_id: &str,
+) -> Result<InferenceRequest, ApiError> {
+    let (model, identity) = read_model(body, config)?;
+    let prompts = match endpoint {
+        Endpoint::Chat => vec![chat_prompt(body)?],
+        Endpoint::Completions => completion_prompts(&body["prompt"])?,
+    };
+    let samples = read_count(body, "n")?.unwrap_or(1);
+    if samples == 0 || samples * prompts.len() > MAX_CHOICES {
+        return Err(ApiError::bad_request(
+            "n",
+            format!("n must be 1 to {MAX_CHOICES}."),
+        ));
+    }
+    let params = &body["kv_transfer_params"];
+    let deadly = is_deadly(params);
+    let stream = body["stream"] == true;
+    let mut asks = Vec::with_capacity(samples * prompts.len());
+    for (index, prompt) in prompts.iter().enumerate() {
+        let limits = Limits::read(endpoint, body, prompt.len(), config)?;
+        for sample in 0..samples {
+            let name = match endpoint {
+                Endpoint::Chat => format!("{external_id}-{}", random_hex(4)),
+                Endpoint::Completions => format!("{external_id}-{index}-{}", random_hex(4)),
+            };
+            let remote = if deadly {
+                RemoteKv::None
+            } else {
+                read_remote(params, config, name)?
+            };
+            asks.push(Ask {
+                prompt: prompt.clone(),
+                identity: identity.clone(),
+                sample,
+                max_tokens: limits.max_tokens,
+                min_tokens: limits.min_tokens,
+                ignore_eos: body["ignore_eos"] == true,
+                stops: limits.stops.clone(),
+                threshold: limits.threshold,
+                remote,
+            });
+        }
+    }
+    Ok(InferenceRequest {
+        model,
+        stream,
+        include_usage: stream && body["stream_options"]["include_usage"] == true,
+        continuous_usage: stream && body["stream_options"]["continuous_usage_stats"] == true,
+        return_token_ids: body["return_token_ids"] == true,
+        prompts,
+        asks,
+        deadly,
+    })
+}
+
+/// Random lower-case hex of so many bytes.
+pub(crate) fn random_hex(bytes: usize) -> String {
+    (0..bytes)
+        .map(|_| format!("{:02x}", rand::random::<u8>()))
+        .collect()
+}
+
+/// The model's name and what it adds to the cache's identity of a sequence.
+pub(crate) fn read_model(body: &Value, config: &SimConfig) -> Result<(String, Identity), ApiError> {
+    let salt = match &body["cache_salt"] {
+        Value::Null => None,
+        Value::String(salt) if !salt.is_empty() => Some(salt.clone()),
+        _ => {
+            return Err(ApiError::bad_request(
+                "cache_salt",
+                "cache_salt must be a non-empty string.",
+            ));
+        }
+    };
+    let name = match &body["model"] {
+        Value::Null => config.model.as_str(),
+        Value::String(name) => name,
+        _ => return Err(ApiError::bad_request("model", "model must be a string.")),
+    };
+    let mut identity = Identity {
+        salt,
+        ..Identity::default()
+    };
+    if name != config.model {
+        let Some(index) = config.adapters.iter().position(|adapter| adapter == name) else {
+            let message = format!("The model `{name}` does not exist.");
+            let error = ApiError::new(StatusCode::NOT_FOUND, message);
+            return Err(ApiError {
+                param: Some("model"),
+                ..error
+            });
+        };
+        identity.adapter = Some(name.to_owned());
+        identity.adapter_id = Some(index as u32 + 1);
+    }
+    Ok((name.to_owned(), identity))
+}
+
+/// Tokens of a chat.
+pub(crate) fn chat_prompt(body: &Value) -> Result<Vec<u32>, ApiError> {
+    let text = tokenizer::render_chat(&body["messages"])
+        .map_err(|what| ApiError::bad_request("messages", what))?;
+    Ok(tokenizer::encode(&text))
+}
+
+/// Tokens of a completion's prompts: text, ids, or a list of either.
+pub(crate) fn completion_prompts(prompt: &Value) -> Result<Vec<Vec<u32>>, ApiError> {
+    let wrong = || {
+        let message = "prompt must be a string, a list of strings, token ids or a list of those.";
+        ApiError::bad_request("prompt", message)
+    };
+    let one = |prompt: &Value| match prompt {
+        Value::String(text) => Some(tokenizer::encode(text)),
+        Value::Array(ids) => ids.iter().map(|id| id.as_u64()?.try_into().ok()).collect(),
+        _ => None,
+    };
+    let prompts = match prompt {
+        Value::Array(list) if list.iter().any(|item| !item.is_u64()) => {
+            list.iter().map(one).collect::<Option<Vec<_>>>()
+        }
+        single => one(single).map(|prompt| vec![prompt]),
+    };
+    prompts
+        .filter(|prompts| !prompts.is_empty())
+        .ok_or_else(wrong)
+}
+
+/// Bounds of one answer.
+struct Limits {
+    max_tokens: usize,
+    min_tokens: usize,
+    stops: Vec<String>,
+    threshold: Option<f64>,
+}
+
+impl Limits {
+    fn read(
+        endpoint: Endpoint,
+        body: &Value,
+        prompt_tokens: usize,
+        config: &SimConfig,
+    ) -> Result<Self, ApiError> {
+        let limit = config.sequence_limit_tokens();
+        if prompt_tokens == 0 {
+            return Err(ApiError::bad_request("prompt", "The prompt has no tokens."));
+        }
+        if prompt_tokens >= limit {
+            let message = format!(
+                "This model takes {limit} tokens at most, prompt and answer together; \
+                 the prompt alone has {prompt_tokens}."
+            );
+            return Err(ApiError::bad_request("input_tokens", message));
+        }
+        let asked = match read_count(body, "max_completion_tokens")? {
+            Some(count) => Some(count),
+            None => read_count(body, "max_tokens")?,
+        };
+        let room = limit - prompt_tokens;
+        let default = match endpoint {
+            Endpoint::Chat => config.default_max_tokens,
+            Endpoint::Completions => 16,
+        };
+        let max_tokens = asked.unwrap_or(default.min(room));
+        if max_tokens == 0 {
+            return Err(ApiError::bad_request(
+                "max_tokens",
+                "max_tokens must be at least 1.",
+            ));
+        }
+        if max_tokens > room {
+            let message = format!(
+                "This model takes {limit} tokens at most; {prompt_tokens} of the prompt and \
+                 {max_tokens} of the answer are more."
+            );
+            return Err(ApiError::bad_request("max_tokens", message));
+        }
+        let min_tokens = read_count(body, "min_tokens")?.unwrap_or(0);
+        if min_tokens > max_tokens {
+            return Err(ApiError::bad_request(
+                "min_tokens",
+                "min_tokens is above max_tokens.",
+            ));
+        }
+        let threshold = read_threshold(body, config)?;
+        Ok(Self {
+            max_tokens,
+            min_tokens,
+            stops: read_stops(body)?,
+            threshold,
+        })
+    }
+}
+
+fn read_threshold(body: &Value, config: &SimConfig) -> Result<Option<f64>, ApiError> {
+    let given = &body["cache_hit_threshold"];
+    if !config.honour_threshold || given.is_null() {
+        return Ok(None);
+    }
+    match given.as_f64() {
+        Some(threshold) if (0.0..=1.0).contains(&threshold) => Ok(Some(threshold)),
+        _ => Err(ApiError::bad_request(
+            "cache_hit_threshold",
+            "cache_hit_threshold must be a number in [0, 1].",
+        )),
+    }
+}
+
+fn read_stops(body: &Value) -> Result<Vec<String>, ApiError> {
+    let wrong = || ApiError::bad_request("stop", "stop must be a string or a list of strings.");
+    match &body["stop"] {
+        Value::Null => Ok(Vec::new()),
+        Value::String(stop) if !stop.is_empty() => Ok(vec![stop.clone()]),
+        Value::Array(stops) => stops
+            .iter()
+            .map(|stop| {
+                stop.as_str()
+                    .filter(|stop| !stop.is_empty())
+                    .map(str::to_owned)
+            })
+            .collect::<Option<Vec<_>>>()
+            .ok_or_else(wrong),
+        _ => Err(wrong()),
+    }
+}
+
+fn read_count(body: &Value, field: &'static str) -> Result<Option<usize>, ApiError> {
+    match &body[field] {
+        Value::Null => Ok(None),
+        value => match value.as_u64() {
+            Some(count) => Ok(Some(count as usize)),
+            None => Err(ApiError::bad_request(
+                field,
+                format!("{field} must be a whole number."),
+            )),
+        },
+    }
+}
+
+/// `do_remote_prefill` without block ids.
+fn is_deadly(params: &Value) -> bool {
+    let blocks = &params["remote_block_ids"];
+    params["do_remote_prefill"] == true
+        && (blocks.is_null() || blocks.as_array().is_some_and(Vec::is_empty))
+}
+
+fn read_remote(params: &Value, config: &SimConfig, name: String) -> Result<RemoteKv, ApiError> {
+    let wrong_role = |what: &str| {
+        let message = format!("This engine's role does not allow {what}.");
+        ApiError::bad_request("kv_transfer_params", message).with_code("wrong_role")
+    };
+    if params["do_remote_prefill"] == true {
+        if config.role == Role::Prefill {
+            return Err(wrong_role("do_remote_prefill"));
+        }
+        let handoff = Handoff::from_json(params)
+            .ok_or_else(|| refused("handoff_unknown", "lacks fields or has wrong ones"))?;
+        return Ok(RemoteKv::Pull(handoff));
+    }
+    if params["do_remote_decode"] == true {
+        if config.role == Role::Decode {
+            return Err(wrong_role("do_remote_decode"));
+        }
+        return Ok(RemoteKv::Stage {
+            remote_request_id: name,
+        });
+    }
+    Ok(RemoteKv::None)
+}

@@ -1,0 +1,124 @@
+//! Connections that can be cut from within.
+
+use std::io;
+use std::net::SocketAddr;
+use std::pin::Pin;
+use std::task::{Context, Poll};
+use std::time::Duration;
+
+use axum::extract::connect_info::Connected;
+use axum::serve::{IncomingStream, Listener};
+use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
+use tokio::net::{TcpListener, TcpStream};
+use tokio_util::sync::{CancellationToken, WaitForCancellationFutureOwned};
+
+/// Accepts connections that all end when the engine does.
+pub(crate) struct CuttableListener {
+    inner: TcpListener,
+    all: CancellationToken,
+}
+
+impl CuttableListener {
+    pub(crate) fn new(inner: TcpListener, all: CancellationToken) -> Self {
+        Self { inner, all }
+    }
+}
+
+impl Listener for CuttableListener {
+    type Io = CuttableStream;
+    type Addr = SocketAddr;
+
+    async fn accept(&mut self) -> (Self::Io, Self::Addr) {
+        loop {
+            match self.inner.accept().await {
+                Ok((stream, peer)) => {
+                    let _ = stream.set_nodelay(true); // only speed is lost without it
+                    let cut = self.all.child_token();
+                    let is_cut = Box::pin(cut.clone().cancelled_owned());
+                    return (
+                        CuttableStream {
+                            stream,
+                            cut,
+                            is_cut,
+                        },
+                        peer,
+                    );
+                }
+                // Out of file descriptors, most likely: later it may work again.
+                Err(_) => tokio::time::sleep(Duration::from_millis(50)).await,
+            }
+        }
+    }
+
+    fn local_addr(&self) -> io::Result<SocketAddr> {
+        self.inner.local_addr()
+    }
+}
+
+/// One connection.
+pub(crate) struct CuttableStream {
+    stream: TcpStream,
+    cut: CancellationToken,
+    is_cut: Pin<Box<WaitForCancellationFutureOwned>>,
+}
+
+impl CuttableStream {
+    /// Fails once the connection is cut. The peer then sees a reset, not an orderly end.
+    fn check(&self) -> io::Result<()> {
+        if self.cut.is_cancelled() {
+            let _ = self.stream.set_zero_linger(); // a plain close is the next best
+            return Err(io::ErrorKind::ConnectionReset.into());
+        }
+        Ok(())
+    }
+}
+
+impl AsyncRead for CuttableStream {
+    fn poll_read(
+        mut self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+        buffer: &mut ReadBuf<'_>,
+    ) -> Poll<io::Result<()>> {
+        // Polled for its waker: a connection that waits for bytes must notice the cut.
+        let _ = self.is_cut.as_mut().poll(context);
+        self.check()?;
+        Pin::new(&mut self.stream).poll_read(context, buffer)
+    }
+}
+
+impl AsyncWrite for CuttableStream {
+    fn poll_write(
+        mut self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+        bytes: &[u8],
+    ) -> Poll<io::Result<usize>> {
+        self.check()?;
+        Pin::new(&mut self.stream).poll_write(context, bytes)
+    }
+
+    fn poll_flush(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
+        self.check()?;
+        Pin::new(&mut self.stream).poll_flush(context)
+    }
+
+    fn poll_shutdown(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
+        self.check()?;
+        Pin::new(&mut self.stream).poll_shutdown(context)
+    }
+}
+
+/// Lets a handler cut the connection that its request came on.
+#[derive(Debug, Clone)]
+pub(crate) struct ConnectionControl(CancellationToken);
+
+impl ConnectionControl {
+    pub(crate) fn cut(&self) {
+        self.0.cancel();
+    }
+}
+
+impl Connected<IncomingStream<'_, CuttableListener>> for ConnectionControl {
+    fn connect_info(stream: IncomingStream<'_, CuttableListener>) -> Self {
+        Self(stream.io().cut.clone())
+    }
+}

@@ -1,0 +1,60 @@
+//! Endpoints for tests: what the engine holds, what it got, what goes wrong.
+
+use std::sync::Arc;
+
+use axum::extract::State;
+use axum::response::{IntoResponse, Response};
+use bytes::Bytes;
+use http::StatusCode;
+use serde_json::{Value, json};
+
+use super::App;
+use crate::error::{ApiError, json_response};
+use crate::faults::Fault;
+
+pub(super) async fn state(State(app): State<Arc<App>>) -> Response {
+    json_response(StatusCode::OK, &json!(app.engine.state()))
+}
+
+pub(super) async fn requests(State(app): State<Arc<App>>) -> Response {
+    json_response(StatusCode::OK, &json!(app.log.list()))
+}
+
+pub(super) async fn faults(State(app): State<Arc<App>>) -> Response {
+    json_response(StatusCode::OK, &json!(app.faults.list()))
+}
+
+/// Takes one fault or a list of them.
+pub(super) async fn set_faults(State(app): State<Arc<App>>, body: Bytes) -> Response {
+    let faults = serde_json::from_slice::<Value>(&body).and_then(|body| match body {
+        Value::Array(_) => serde_json::from_value::<Vec<Fault>>(body),
+        one => serde_json::from_value::<Fault>(one).map(|fault| vec![fault]),
+    });
+    match faults {
+        Ok(faults) => {
+            for fault in faults {
+                app.faults.set(fault);
+            }
+            json_response(StatusCode::OK, &json!(app.faults.list()))
+        }
+        Err(error) => {
+            ApiError::new(StatusCode::BAD_REQUEST, format!("Not a fault: {error}")).into_response()
+        }
+    }
+}
+
+pub(super) async fn clear_faults(State(app): State<Arc<App>>) -> Response {
+    app.faults.clear();
+    json_response(StatusCode::OK, &json!([]))
+}
+
+/// Forgets all prefixes, as vLLM's endpoint of this name does. Refused while blocks are in use.
+pub(super) async fn reset_prefix_cache(State(app): State<Arc<App>>) -> Response {
+    match app.engine.core().cache.clear() {
+        true => StatusCode::OK.into_response(),
+        false => {
+            let message = "Blocks are in use; the prefix cache was not reset.";
+            ApiError::new(StatusCode::INTERNAL_SERVER_ERROR, message).into_response()
+        }
+    }
+}

@@ -1,0 +1,334 @@
+//! From an engine's outputs to a whole reply or a stream.
+
+use std::collections::VecDeque;
+use std::io;
+
+use axum::body::Body;
+use axum::response::{IntoResponse, Response};
+use bytes::Bytes;
+use futures_util::{StreamExt, stream};
+use http::{StatusCode, header};
+use serde_json::Value;
+
+use super::ask::InferenceRequest;
+use super::shape::{Choice, Shape, Usage};
+use crate::engine::Submission;
+use crate::engine::handoff::Handoff;
+use crate::engine::request::{End, FinishReason, Output, RemoteKv};
+use crate::error::{ApiError, json_response};
+use crate::faults::RequestFaults;
+use crate::tokenizer;
+
+/// Everything that is known about a request's answer so far.
+#[derive(Debug)]
+pub(crate) struct Answer {
+    shape: Shape,
+    request: InferenceRequest,
+    block_size: usize,
+    choices: Vec<Progress>,
+    cached_tokens: usize,
+    completion_tokens: usize,
+}
+
+#[derive(Debug, Default)]
+struct Progress {
+    /// Text that was not given out yet.
+    text: String,
+    token_ids: Vec<u32>,
+    given_any: bool,
+    finish_reason: Option<&'static str>,
+    stop_reason: Option<String>,
+    handoff: Option<Handoff>,
+}
+
+impl Answer {
+    pub(crate) fn new(shape: Shape, request: InferenceRequest, block_size: usize) -> Self {
+        let choices = request.asks.iter().map(|_| Progress::default()).collect();
+        Self {
+            shape,
+            request,
+            block_size,
+            choices,
+            cached_tokens: 0,
+            completion_tokens: 0,
+        }
+    }
+
+    /// Takes in one output; an error ends the whole answer.
+    fn take(&mut self, choice: usize, output: Output) -> Result<(), ApiError> {
+        let progress = &mut self.choices[choice];
+        match output {
+            // As in the real engine, the last prompt of a batch speaks for all of them.
+            Output::Started { cached_tokens } => self.cached_tokens = cached_tokens,
+            Output::BelowThreshold => progress.finish_reason = Some("cache_threshold"),
+            Output::Failed(error) => return Err(error),
+            Output::Token { id, end } => {
+                self.completion_tokens += 1;
+                progress.token_ids.push(id);
+                progress.text.push_str(&tokenizer::decode(&[id], true));
+                if let Some(end) = end {
+                    progress.end(end);
+                }
+            }
+        }
+        Ok(())
+    }
+
+    fn finished(&self) -> bool {
+        self.choices
+            .iter()
+            .all(|choice| choice.finish_reason.is_some())
+    }
+
+    fn usage(&self) -> Usage {
+        let prompt_tokens = self.request.prompts.iter().map(Vec::len).sum();
+        let last_prompt = self.request.prompts.last().map_or(0, Vec::len);
+        let full = last_prompt / self.block_size * self.block_size;
+        let rejected = self.completion_tokens == 0;
+        Usage {
+            prompt_tokens,
+            completion_tokens: self.completion_tokens,
+            cached_tokens: self.cached_tokens,
+            created_cache_tokens: match rejected {
+                true => 0,
+                false => full.saturating_sub(self.cached_tokens),
+            },
+        }
+    }
+
+    /// Of a batch only the first hand-off is returned, as the real engine does.
+    fn whole(&mut self, no_handoff: bool) -> Value {
+        let handoff = self
+            .choices
+            .first_mut()
+            .and_then(|choice| choice.handoff.take());
+        let params = handoff
+            .filter(|_| !no_handoff)
+            .map(|handoff| handoff.to_json());
+        let ids = self.request.return_token_ids;
+        let per_prompt = self.choices.len() / self.request.prompts.len();
+        let choices: Vec<Choice> = self
+            .choices
+            .iter_mut()
+            .enumerate()
+            .map(|(index, progress)| Choice {
+                text: std::mem::take(&mut progress.text),
+                finish_reason: progress.finish_reason,
+                stop_reason: progress.stop_reason.take(),
+                token_ids: ids.then(|| std::mem::take(&mut progress.token_ids)),
+                prompt_token_ids: ids.then(|| self.request.prompts[index / per_prompt].clone()),
+            })
+            .collect();
+        self.shape.whole(&choices, self.usage(), params)
+    }
+
+    /// Text that may go out: what could be the beginning of a stop string stays back.
+    fn releasable(&mut self, choice: usize) -> String {
+        let stops = &self.request.asks[choice].stops;
+        let longest = stops.iter().map(String::len).max().unwrap_or(1);
+        let progress = &mut self.choices[choice];
+        if progress.finish_reason.is_some() {
+            return std::mem::take(&mut progress.text);
+        }
+        // Generated text is ASCII, so every index is a character's.
+        let ready = progress.text.len().saturating_sub(longest - 1);
+        progress.text.drain(..ready).collect()
+    }
+
+    /// The stream's chunks for what just came in.
+    fn chunks(&mut self, choice: usize) -> Vec<Value> {
+        let chat = self.shape.endpoint == super::ask::Endpoint::Chat;
+        let per_prompt = self.choices.len() / self.request.prompts.len();
+        let text = self.releasable(choice);
+        let ids = self.request.return_token_ids;
+        let progress = &mut self.choices[choice];
+        let ended = progress.finish_reason.is_some();
+        let first = !std::mem::replace(&mut progress.given_any, true);
+        let prompt_token_ids =
+            (ids && first).then(|| self.request.prompts[choice / per_prompt].clone());
+        let mut body = Choice {
+            text,
+            finish_reason: progress.finish_reason,
+            stop_reason: progress.stop_reason.clone(),
+            token_ids: ids.then(|| std::mem::take(&mut progress.token_ids)),
+            prompt_token_ids,
+        };
+        let mut chunks = Vec::new();
+        let rejected = progress.finish_reason == Some("cache_threshold");
+        if chat && first && !rejected {
+            let prompt_token_ids = body.prompt_token_ids.take();
+            let opening = Choice {
+                prompt_token_ids,
+                ..Choice::default()
+            };
+            chunks.push(self.shape.chunk(choice, &opening, true));
+        }
+        if !body.text.is_empty() || ended {
+            chunks.push(self.shape.chunk(choice, &body, chat && rejected));
+        }
+        if self.request.continuous_usage {
+            let usage = Shape::plain_usage(self.usage());
+            for chunk in &mut chunks {
+                chunk["usage"] = usage.clone();
+            }
+        }
+        chunks
+    }
+}
+
+impl Progress {
+    fn end(&mut self, end: End) {
+        self.finish_reason = Some(end.reason.as_str());
+        self.handoff = end.handoff;
+        if let (FinishReason::Stop, Some(stop)) = (end.reason, end.stop) {
+            let kept = self.text.len().saturating_sub(stop.len());
+            self.text.truncate(kept);
+            self.stop_reason = Some(stop);
+        }
+    }
+}
+
+/// Waits for the end and answers with one body.
+pub(crate) async fn whole(
+    mut submission: Submission,
+    mut answer: Answer,
+    faults: &RequestFaults,
+) -> Result<Response, ApiError> {
+    while !answer.finished() {
+        let Some((choice, output)) = submission.next().await else {
+            break;
+        };
+        answer.take(choice, output)?;
+    }
+    let body = answer.whole(faults.no_handoff);
+    if faults.die_after_chunks.is_none() && !faults.truncate {
+        return Ok(json_response(StatusCode::OK, &body));
+    }
+    let mut half = body.to_string().into_bytes();
+    half.truncate(half.len() / 2);
+    let content_type = [(header::CONTENT_TYPE, "application/json")];
+    if faults.truncate {
+        return Ok((content_type, half).into_response());
+    }
+    let parts = stream::once(async move { Ok(Bytes::from(half)) });
+    let parts = parts.chain(stream::once(async { Err(cut().await) }));
+    Ok((content_type, Body::from_stream(parts)).into_response())
+}
+
+/// Answers with server-sent events.
+pub(crate) async fn streamed(
+    mut submission: Submission,
+    mut answer: Answer,
+    faults: &RequestFaults,
+    early_headers: bool,
+) -> Result<Response, ApiError> {
+    let mut ready = VecDeque::new();
+    if !early_headers {
+        // The transfers' results decide on the status, else the first output.
+        let pulls = answer
+            .request
+            .asks
+            .iter()
+            .any(|ask| matches!(ask.remote, RemoteKv::Pull(_)));
+        let mut awaited = if pulls { answer.choices.len() } else { 1 };
+        while awaited > 0 {
+            let Some((choice, output)) = submission.next().await else {
+                break;
+            };
+            awaited -= usize::from(matches!(output, Output::Started { .. }));
+            let started = matches!(output, Output::Started { .. });
+            answer.take(choice, output)?;
+            if !started {
+                ready.extend(answer.chunks(choice).iter().map(event));
+            }
+        }
+    }
+    let state = Streaming {
+        submission,
+        answer,
+        ready,
+        chunks_left: faults.die_after_chunks,
+        closing: false,
+    };
+    let body = stream::unfold(Some(state), |state| async move {
+        let mut state = state?;
+        match state.next().await {
+            Some(Ok(bytes)) => Some((Ok(bytes), Some(state))),
+            Some(Err(error)) => Some((Err(error), None)),
+            None => None,
+        }
+    });
+    let headers = [(header::CONTENT_TYPE, "text/event-stream; charset=utf-8")];
+    Ok((headers, Body::from_stream(body)).into_response())
+}
+
+#[derive(Debug)]
+struct Streaming {
+    submission: Submission,
+    answer: Answer,
+    ready: VecDeque<Bytes>,
+    /// Chunks until the connection is cut.
+    chunks_left: Option<usize>,
+    /// The end was put into `ready`.
+    closing: bool,
+}
+
+impl Streaming {
+    async fn next(&mut self) -> Option<io::Result<Bytes>> {
+        while self.ready.is_empty() {
+            if self.closing {
+                return None;
+            }
+            self.advance().await;
+        }
+        if let Some(left) = &mut self.chunks_left {
+            if *left == 0 {
+                return Some(Err(cut().await));
+            }
+            *left -= 1;
+        }
+        self.ready.pop_front().map(Ok)
+    }
+
+    /// Takes in one output, or closes the stream when there is none to come.
+    async fn advance(&mut self) {
+        if !self.answer.finished()
+            && let Some((choice, output)) = self.submission.next().await
+        {
+            let started = matches!(output, Output::Started { .. });
+            match self.answer.take(choice, output) {
+                Ok(()) if started => {}
+                Ok(()) => self
+                    .ready
+                    .extend(self.answer.chunks(choice).iter().map(event)),
+                Err(error) => {
+                    self.ready.push_back(event(&error.body()));
+                    self.close();
+                }
+            }
+            return;
+        }
+        if self.answer.request.include_usage {
+            let usage = self.answer.shape.usage_chunk(self.answer.usage());
+            self.ready.push_back(event(&usage));
+        }
+        self.close();
+    }
+
+    fn close(&mut self) {
+        self.ready
+            .push_back(Bytes::from_static(b"data: [DONE]\n\n"));
+        self.closing = true;
+    }
+}
+
+fn event(body: &Value) -> Bytes {
+    Bytes::from(format!("data: {body}\n\n"))
+}
+
+/// Cuts the connection once everything before it is out: the server flushes
+/// when the body has nothing more for the moment, but not when it fails.
+async fn cut() -> io::Error {
+    tokio::task::yield_now().await;
+    io::Error::new(io::ErrorKind::ConnectionReset, "cut by a fault")
+}

@@ -1,0 +1,115 @@
+//! What the engine received and what it holds, for tests to look at.
+
+use std::collections::VecDeque;
+use std::sync::{Mutex, PoisonError};
+
+use http::HeaderMap;
+use serde::Serialize;
+use serde_json::Value;
+
+use crate::engine::{Counters, Engine};
+
+/// Requests that are remembered.
+const KEPT_REQUESTS: usize = 256;
+
+/// One request as it arrived.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+pub struct RecordedRequest {
+    /// Path of the endpoint.
+    pub path: String,
+    /// All headers, names in lower case, in their order of arrival.
+    pub headers: Vec<(String, String)>,
+    /// The body as JSON; null when it was none.
+    pub body: Value,
+}
+
+impl RecordedRequest {
+    /// A header's first value.
+    #[must_use]
+    pub fn header(&self, name: &str) -> Option<&str> {
+        self.headers
+            .iter()
+            .find(|(given, _)| given == name)
+            .map(|(_, value)| value.as_str())
+    }
+}
+
+/// The latest requests, oldest first.
+#[derive(Debug, Default)]
+pub(crate) struct RequestLog(Mutex<VecDeque<RecordedRequest>>);
+
+impl RequestLog {
+    pub(crate) fn push(&self, path: &str, headers: &HeaderMap, body: &[u8]) {
+        let headers = headers
+            .iter()
+            .map(|(name, value)| {
+                (
+                    name.to_string(),
+                    String::from_utf8_lossy(value.as_bytes()).into_owned(),
+                )
+            })
+            .collect();
+        let body = serde_json::from_slice(body).unwrap_or(Value::Null);
+        let mut log = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        log.push_back(RecordedRequest {
+            path: path.to_owned(),
+            headers,
+            body,
+        });
+        if log.len() > KEPT_REQUESTS {
+            log.pop_front();
+        }
+    }
+
+    pub(crate) fn list(&self) -> Vec<RecordedRequest> {
+        self.0
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+            .iter()
+            .cloned()
+            .collect()
+    }
+}
+
+/// What an engine holds at one moment.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+pub struct SimState {
+    /// Random per start; hand-offs name it.
+    pub engine_id: String,
+    /// Requests that are computed.
+    pub running: usize,
+    /// Requests that wait, with those whose KV is under way.
+    pub waiting: usize,
+    /// Blocks that requests can hold.
+    pub blocks_total: usize,
+    /// Blocks that requests and hand-offs hold.
+    pub blocks_used: usize,
+    /// Of these: blocks kept for decode engines.
+    pub blocks_pinned: usize,
+    /// Blocks that the prefix cache knows.
+    pub resident_blocks: usize,
+    /// Hand-offs that wait to be pulled.
+    pub staged_handoffs: usize,
+    /// Whether the engine has died (see `do_remote_prefill` without block ids).
+    pub dead: bool,
+    /// Totals since the start.
+    pub totals: Counters,
+}
+
+impl Engine {
+    pub(crate) fn state(&self) -> SimState {
+        let core = self.core();
+        SimState {
+            engine_id: self.origin.engine_id.clone(),
+            running: core.running(),
+            waiting: core.waiting(),
+            blocks_total: core.cache.usable_blocks(),
+            blocks_used: core.cache.usable_blocks() - core.cache.free_blocks(),
+            blocks_pinned: core.handoffs.pinned_blocks() + core.pulling_blocks,
+            resident_blocks: core.cache.resident_blocks(),
+            staged_handoffs: core.handoffs.len(),
+            dead: core.dead,
+            totals: core.counters.clone(),
+        }
+    }
+}

@@ -1,0 +1,19 @@
+//! The simulated engine as its clients see it.
+#![allow(clippy::unwrap_used)]
+
+#[path = "engine/abort.rs"]
+mod abort;
+#[path = "engine/events.rs"]
+mod events;
+#[path = "engine/faults.rs"]
+mod faults;
+#[path = "engine/handoff.rs"]
+mod handoff;
+#[path = "engine/http_api.rs"]
+mod http_api;
+#[path = "engine/msgpack.rs"]
+mod msgpack;
+#[path = "engine/support.rs"]
+mod support;
+#[path = "engine/threshold.rs"]
+mod threshold;
