@@ -7,8 +7,8 @@ use std::time::Duration;
 
 use clap::{Parser, Subcommand, ValueEnum};
 use splitrail::run::{Running, until_stopped, wait_ready};
-use splitrail::{config, quickstart};
 use splitrail::telemetry::logging::{self, LogFormat};
+use splitrail::{config, quickstart};
 
 mod sim_engine;
 
@@ -178,7 +178,10 @@ async fn run_quickstart(
     let started = started.map_err(|error| (exit::UNAVAILABLE, error.to_string()))?;
     let reason = wait_ready(started.running.core(), Duration::from_secs(30)).await;
     if let Some(reason) = reason {
-        return Err((exit::UNAVAILABLE, format!("the quickstart did not become ready: {reason}")));
+        return Err((
+            exit::UNAVAILABLE,
+            format!("the quickstart did not become ready: {reason}"),
+        ));
     }
     if print_config {
         say(&started.yaml);

@@ -33,7 +33,7 @@ const OWN_FIELDS: [&str; 17] = [
 ///
 /// # Errors
 /// A request that cannot be served as written.
-pub fn body_of(request: v1::GenerateRequest) -> Result<(Endpoint, Bytes), Error> {
+pub(super) fn body_of(request: v1::GenerateRequest) -> Result<(Endpoint, Bytes), Error> {
     let extra = request.extra_body_json.trim();
     let mut body = JsonObject::parse_str(if extra.is_empty() { "{}" } else { extra })?;
     if let Some((key, _)) = body.members().find(|(key, _)| OWN_FIELDS.contains(key)) {
