@@ -4,7 +4,7 @@ use std::fmt::Write as _;
 use std::sync::{Mutex, PoisonError};
 use std::time::Instant;
 
-use crate::flow::run::Context;
+use crate::flow::context::Context;
 use crate::telemetry::metrics::Metrics;
 
 /// Stages in the order in which they ended. A batch adds up its prompts.

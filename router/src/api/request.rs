@@ -48,6 +48,9 @@ pub enum Prompt {
     Opaque(&'static str),
 }
 
+/// A prompt, with its raw JSON where it is one of a batch.
+pub type Entry = (Prompt, Option<Box<str>>);
+
 /// A request that was checked, bounded and stripped of forbidden fields.
 pub struct Inbound {
     /// Where it came in.
@@ -57,7 +60,7 @@ pub struct Inbound {
     /// The name that the client used.
     pub model_name: String,
     /// The prompts: one, or several of a batch, each with its raw JSON.
-    pub prompts: Vec<(Prompt, Option<Box<str>>)>,
+    pub prompts: Vec<Entry>,
     /// Whether the client wants a stream.
     pub stream: bool,
     /// Whether the client wants a final usage chunk in its stream.
@@ -156,7 +159,7 @@ fn bypasses_cache(body: &JsonObject) -> Option<&'static str> {
     }
 }
 
-fn chat_prompt(body: &JsonObject) -> Result<Vec<(Prompt, Option<Box<str>>)>, Error> {
+fn chat_prompt(body: &JsonObject) -> Result<Vec<Entry>, Error> {
     match body.raw("messages") {
         Some(raw) if raw.starts_with('[') => Ok(vec![(Prompt::Chat, None)]),
         Some(_) => Err(Error::invalid("messages", "`messages` must be a list")),
@@ -173,7 +176,7 @@ enum PromptField {
 fn completion_prompts(
     body: &JsonObject,
     limits: &Limits,
-) -> Result<Vec<(Prompt, Option<Box<str>>)>, Error> {
+) -> Result<Vec<Entry>, Error> {
     const EXPECTED: &str = "a string, a list of strings, a list of token ids or a list of those";
     if !matches!(body.raw("prompt_embeds"), None | Some("null")) {
         return Ok(vec![(Prompt::Opaque("prompt_embeds"), None)]);

@@ -135,9 +135,9 @@ impl Pool {
         self.turns[leg as usize].fetch_add(1, Relaxed)
     }
 
-    /// Whether any worker, alive or not, could take a leg.
-    pub fn has(&self, leg: Leg) -> bool {
-        self.workers.iter().any(|worker| worker.serves(leg))
+    /// Whether a worker outside `failed`, alive or not, could take a leg.
+    pub fn has_other(&self, leg: Leg, failed: &[usize]) -> bool {
+        self.workers.iter().any(|worker| worker.serves(leg) && !failed.contains(&worker.index))
     }
 
     /// The instant's picture of every worker that can take a leg and is not excluded.

@@ -9,7 +9,7 @@ use hyper::body::Incoming;
 use splitrail_engine::usage::{EngineUsage, UsageError};
 
 use super::sse::{Piece, Splitter};
-use super::usage::{UsageRule, rewrite};
+use super::usage::{Source, UsageRule, rewrite};
 use crate::api::JsonObject;
 use crate::core::{Core, Served};
 use crate::error::{Error, Kind};
@@ -49,7 +49,7 @@ impl EventReader {
     /// If the connection breaks, an event is too long, or nothing comes in time.
     pub async fn next(&mut self) -> Result<Option<Bytes>, Error> {
         loop {
-            match self.splitter.next() {
+            match self.splitter.next_piece() {
                 Ok(Some(Piece::Data(data))) => return Ok(Some(data)),
                 Ok(Some(Piece::Done)) => return Ok(None),
                 Ok(None) => {}
@@ -86,7 +86,8 @@ pub struct Account {
     pub(crate) worker: Arc<Worker>,
     pub(crate) rule: UsageRule,
     pub(crate) decode_overlap_blocks: u32,
-    pub(crate) tokens_known: bool,
+    /// The prompt's length by the router's tokenizer.
+    pub(crate) prompt_tokens: Option<u32>,
     pub(crate) settled: Option<Settled>,
     pub(crate) ended: bool,
 }
@@ -95,12 +96,8 @@ impl Account {
     /// Takes an engine's usage object; gives the client's.
     pub fn settle(&mut self, raw: &str) -> Option<String> {
         let usage = self.read(raw)?;
-        let settled = Settled::new(
-            &self.rule,
-            usage,
-            self.decode_overlap_blocks,
-            self.tokens_known,
-        );
+        let tokens_known = self.prompt_tokens.is_some();
+        let settled = Settled::new(&self.rule, usage, self.decode_overlap_blocks, tokens_known);
         let told = self.rule.told(settled.cached);
         self.settled = Some(settled);
         self.decision.update(|decision| {
@@ -134,6 +131,19 @@ impl Account {
                 tracing::warn!(worker, %error, "an engine's usage is passed on as it is");
                 None
             }
+        }
+    }
+
+    /// Records the cached tokens that are certain before the answer: after a hand-off
+    /// the prefill leg has said them. They go out with the headers of a stream.
+    pub fn foretell(&self) {
+        if self.rule.handed_over
+            && let Some(tokens) = self.rule.prefill_cached_tokens
+        {
+            self.decision.update(|decision| {
+                decision.cached_tokens = Some(tokens);
+                decision.cached_source = Some(Source::Engine.name());
+            });
         }
     }
 

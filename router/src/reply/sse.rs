@@ -49,7 +49,7 @@ impl Splitter {
     ///
     /// # Errors
     /// If an event is longer than the bound.
-    pub fn next(&mut self) -> Result<Option<Piece>, TooLong> {
+    pub fn next_piece(&mut self) -> Result<Option<Piece>, TooLong> {
         loop {
             let Some((end, gap)) = find_end(&self.buffer, self.searched) else {
                 self.searched = self.buffer.len().saturating_sub(3);
@@ -120,7 +120,7 @@ mod tests {
         let mut pieces = Vec::new();
         for chunk in chunks {
             splitter.push(chunk);
-            while let Some(piece) = splitter.next().unwrap() {
+            while let Some(piece) = splitter.next_piece().unwrap() {
                 pieces.push(piece);
             }
         }
@@ -140,7 +140,7 @@ mod tests {
     fn an_endless_event_is_refused() {
         let mut splitter = Splitter::new(100);
         splitter.push(&[b'x'; 101]);
-        assert_eq!(splitter.next(), Err(TooLong));
+        assert_eq!(splitter.next_piece(), Err(TooLong));
     }
 
     proptest! {

@@ -1,0 +1,149 @@
+//! The leg that answers the client.
+
+use std::sync::Arc;
+use std::time::Instant;
+
+use bytes::Bytes;
+
+use super::client::{Envelope, broken};
+use super::context::{Context, flow_name, uncached_tokens, within};
+use super::legs;
+use super::place::Placed;
+use super::prefill::Prefilled;
+use crate::api::JsonObject;
+use crate::core::Served;
+use crate::error::Error;
+use crate::fleet::{Booking, Worker};
+use crate::ledger::decisions::DecisionHandle;
+use crate::prepare::Unit;
+use crate::reply::relay::{Account, EventReader, UnitStream, is_error, whole};
+use crate::reply::usage::UsageRule;
+
+/// An answer that has begun: nothing of it has reached the client yet.
+pub enum Begun {
+    /// A whole reply.
+    Whole(JsonObject),
+    /// A stream whose first event is there.
+    Stream(Box<UnitStream>),
+}
+
+/// Sends the leg that answers the client, and waits until its answer begins.
+///
+/// # Errors
+/// Why it did not; nothing has reached the client then.
+pub(super) async fn generate(
+    context: &Context,
+    unit: &Unit,
+    decision: &DecisionHandle,
+    envelope: &Envelope,
+    placed: &Placed,
+    prefilled: Option<Prefilled>,
+) -> Result<Begun, Error> {
+    let started = Instant::now();
+    let mut account = account(context, unit, decision, placed, prefilled.as_ref());
+    let body = match prefilled {
+        Some(Prefilled { hand_off, .. }) => legs::decode(&unit.body, context.stream, hand_off)?,
+        None => legs::aggregated(&unit.body, context.stream)?,
+    };
+    let begun = if context.stream {
+        let first = first_event(context, &placed.worker, body, envelope).await;
+        first.map(|(reader, first)| (Some(reader), first))
+    } else {
+        whole_reply(context, &placed.worker, body, envelope).await.map(|reply| (None, reply))
+    };
+    context.stages.mark(context, "first_token", started);
+    match begun {
+        Ok((None, reply)) => whole(&mut account, reply).map(Begun::Whole),
+        Ok((Some(reader), first)) => {
+            account.foretell();
+            Ok(Begun::Stream(Box::new(UnitStream {
+                account,
+                reader,
+                first: Some(first),
+                tells_usage: context.include_usage,
+                flow: flow_name(context),
+                last_event: Instant::now(),
+            })))
+        }
+        Err(error) => {
+            account.fail(&error);
+            Err(error)
+        }
+    }
+}
+
+/// What the answer owns until it has ended.
+fn account(
+    context: &Context,
+    unit: &Unit,
+    decision: &DecisionHandle,
+    placed: &Placed,
+    prefilled: Option<&Prefilled>,
+) -> Account {
+    let Served { config, pool, .. } = context.served.as_ref();
+    let worker = &placed.worker;
+    let to_compute = match prefilled {
+        Some(_) => 0,
+        None => uncached_tokens(context, unit, placed.overlap_blocks),
+    };
+    Account {
+        core: Arc::clone(&context.core),
+        served: Arc::clone(&context.served),
+        decision: decision.clone(),
+        booking: Booking::new(&worker.booked, to_compute, unit.weight_tokens),
+        worker: Arc::clone(worker),
+        rule: UsageRule {
+            prefill_cached_tokens: prefilled.and_then(|prefilled| prefilled.cached_tokens),
+            handed_over: prefilled.is_some(),
+            overlap_blocks: prefilled.map_or(placed.overlap_blocks, |p| p.overlap_blocks),
+            block_size: pool.block_size,
+            bypasses_cache: context.bypasses_cache,
+            fallback: config.cached_tokens_fallback,
+        },
+        decode_overlap_blocks: placed.overlap_blocks,
+        prompt_tokens: unit.prompt_tokens,
+        settled: None,
+        ended: false,
+    }
+}
+
+/// Sends a leg that is not streamed, and reads its reply.
+async fn whole_reply(
+    context: &Context,
+    worker: &Arc<Worker>,
+    body: Bytes,
+    envelope: &Envelope,
+) -> Result<Bytes, Error> {
+    let Served { config, client, .. } = context.served.as_ref();
+    let call = async {
+        let response = client.post(worker, context.endpoint.path(), body, envelope).await?;
+        client.whole(worker, response.into_body()).await
+    };
+    within(config.timeouts.answer, worker, "timeouts.answer", call).await
+}
+
+/// Sends a streamed leg and waits for its first event, which proves it good.
+async fn first_event(
+    context: &Context,
+    worker: &Arc<Worker>,
+    body: Bytes,
+    envelope: &Envelope,
+) -> Result<(EventReader, Bytes), Error> {
+    let Served { config, client, .. } = context.served.as_ref();
+    let limit = config.timeouts.first_token;
+    let idle = config.timeouts.stream_idle;
+    let call = async {
+        let response = client.post(worker, context.endpoint.path(), body, envelope).await?;
+        // Until the first event, the leg's own time-out counts.
+        let patience = limit.max(idle);
+        let max_bytes = client.reply_max_bytes();
+        let body = response.into_body();
+        let mut reader = EventReader::new(body, max_bytes, Arc::clone(worker), patience);
+        match reader.next().await? {
+            Some(first) if is_error(&first) => Err(broken(worker, "answered with an error event")),
+            Some(first) => Ok((reader.with_idle(idle), first)),
+            None => Err(broken(worker, "answered with an empty stream")),
+        }
+    };
+    within(limit, worker, "timeouts.first_token", call).await
+}

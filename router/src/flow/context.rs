@@ -1,0 +1,101 @@
+//! What the prompts of one request share, and what every leg needs.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use http::HeaderValue;
+
+use super::client::Envelope;
+use super::plan::LocalReason;
+use crate::api::Endpoint;
+use crate::config::model::Flow;
+use crate::core::{Core, Served, random_id};
+use crate::error::{Error, Kind};
+use crate::fleet::Worker;
+use crate::ledger::decisions::DecisionHandle;
+use crate::prepare::Unit;
+use crate::stages::Stages;
+
+/// What the prompts of one request share.
+pub struct Context {
+    /// The router.
+    pub core: Arc<Core>,
+    /// The model.
+    pub served: Arc<Served>,
+    /// Where the request came in.
+    pub endpoint: Endpoint,
+    /// Whether the client wants a stream.
+    pub stream: bool,
+    /// Whether the client wants a final usage chunk in its stream.
+    pub include_usage: bool,
+    /// Samples per prompt.
+    pub samples: u32,
+    /// Whether the engine computes the whole prompt, whatever it has cached.
+    pub bypasses_cache: bool,
+    /// W3C trace context.
+    pub traceparent: Option<HeaderValue>,
+    /// Times per stage.
+    pub stages: Stages,
+}
+
+/// Tokens that a worker is expected to compute of a prompt.
+pub(super) fn uncached_tokens(context: &Context, unit: &Unit, overlap_blocks: u32) -> u64 {
+    let cached = u64::from(overlap_blocks) * u64::from(context.served.pool.block_size);
+    unit.weight_tokens.saturating_sub(cached)
+}
+
+/// Bounds a call to an engine; `key` names the limit in the error.
+pub(super) async fn within<T>(
+    limit: Duration,
+    worker: &Worker,
+    key: &str,
+    call: impl Future<Output = Result<T, Error>>,
+) -> Result<T, Error> {
+    tokio::time::timeout(limit, call).await.unwrap_or_else(|_| {
+        let message = format!("worker {} took longer than {key} ({limit:?})", worker.id());
+        Err(Error::new(Kind::EngineTimeout, message))
+    })
+}
+
+/// A new id for each attempt: an engine's request ids must be unique, and a
+/// client's would let it reach for another's.
+pub(super) fn envelope(context: &Context) -> Envelope {
+    let request_id = HeaderValue::from_str(&random_id());
+    Envelope {
+        // Hexadecimal digits are always a header value.
+        request_id: request_id.unwrap_or_else(|_| HeaderValue::from_static("splitrail")),
+        traceparent: context.traceparent.clone(),
+    }
+}
+
+/// The flow's label in metrics and records.
+pub fn flow_name(context: &Context) -> &'static str {
+    match context.served.config.flow {
+        Flow::Aggregated => "aggregated",
+        Flow::PrefillFirst => "prefill_first",
+    }
+}
+
+/// Counts a P/D request that is prefilled where it is decoded.
+pub(super) fn count_local(context: &Context, decision: &DecisionHandle, reason: LocalReason) {
+    let labels = [context.served.name(), reason.name()];
+    context
+        .core
+        .metrics
+        .local_prefills
+        .with_label_values(&labels)
+        .inc();
+    decision.update(|decision| decision.local_reason = Some(reason.name()));
+}
+
+/// Counts and logs a further attempt.
+pub(super) fn count_retry(context: &Context, leg: &'static str, worker: &Worker, error: &Error) {
+    let labels = [context.served.name(), leg, error.outcome()];
+    context
+        .core
+        .metrics
+        .retries
+        .with_label_values(&labels)
+        .inc();
+    tracing::warn!(model = labels[0], leg, worker = worker.id(), %error, "trying another worker");
+}

@@ -1,0 +1,100 @@
+//! Puts a leg on a worker and writes down why.
+
+use std::sync::Arc;
+use std::time::Instant;
+
+use super::context::Context;
+use crate::core::Served;
+use crate::error::{Error, Kind};
+use crate::fleet::Worker;
+use crate::ledger::decisions::{CandidateRecord, DecisionHandle};
+use crate::pick::{Leg, Query, pick};
+use crate::prepare::Unit;
+
+/// A chosen worker with what was known of it.
+pub(super) struct Placed {
+    pub(super) worker: Arc<Worker>,
+    pub(super) overlap_blocks: u32,
+}
+
+/// Picks a worker for a leg and writes down why.
+pub(super) fn place(
+    context: &Context,
+    unit: &Unit,
+    decision: &DecisionHandle,
+    leg: Leg,
+    excluded: &[usize],
+) -> Result<Placed, Error> {
+    let Served { config, pool, .. } = context.served.as_ref();
+    let started = Instant::now();
+    let candidates = pool.candidates(leg, &unit.hashes, excluded, started);
+    context.stages.mark(context, "match", started);
+    let started = Instant::now();
+    let query = Query {
+        leg,
+        prompt_blocks: unit.hashes.len() as u32,
+        block_size: pool.block_size,
+        turn: pool.next_turn(leg),
+        draw: rand::random(),
+    };
+    let Some(choice) = pick(&config.policy, &candidates, query) else {
+        let message = format!(
+            "model {} has no worker left for {}",
+            config.name,
+            leg.name()
+        );
+        return Err(Error::new(Kind::NoWorker, message));
+    };
+    let chosen = candidates[choice.index];
+    let worker = Arc::clone(&pool.workers[chosen.worker]);
+    let records = candidates
+        .iter()
+        .zip(&choice.costs)
+        .enumerate()
+        .map(|(i, (seen, cost))| {
+            let name = pool.workers[seen.worker].id();
+            CandidateRecord::new(leg.name(), name, seen, *cost, i == choice.index)
+        });
+    decision.update(|decision| {
+        decision
+            .candidates
+            .retain(|earlier| earlier.leg != leg.name());
+        decision.candidates.extend(records);
+        let name = Some(worker.id().to_owned());
+        match leg {
+            Leg::Prefill => decision.prefill_worker = name,
+            Leg::Decode | Leg::Aggregated => decision.decode_worker = name,
+        }
+        if leg == Leg::Decode {
+            decision.decode_overlap_blocks = chosen.overlap_blocks;
+        } else {
+            decision.overlap_blocks = chosen.overlap_blocks;
+            decision.estimated_cached_tokens = unit.prompt_tokens.map(|prompt_tokens| {
+                if context.bypasses_cache {
+                    return 0;
+                }
+                let overlap = chosen.overlap_blocks;
+                splitrail_kv::estimate_cached_tokens(overlap, prompt_tokens, pool.block_size)
+            });
+        }
+    });
+    let metrics = &context.core.metrics;
+    if unit.unknown.is_none() {
+        let labels = [context.served.name(), leg.name()];
+        metrics
+            .overlap_blocks
+            .with_label_values(&labels)
+            .observe(chosen.overlap_blocks.into());
+        let lost = choice.best_overlap_blocks - chosen.overlap_blocks;
+        metrics
+            .overlap_blocks_lost
+            .with_label_values(&labels[..1])
+            .inc_by(lost.into());
+    }
+    context.stages.mark(context, "pick", started);
+    Ok(Placed {
+        worker,
+        overlap_blocks: chosen.overlap_blocks,
+    })
+}
+

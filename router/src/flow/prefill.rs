@@ -1,0 +1,120 @@
+//! The prefill leg, on one worker after the other until one has done it.
+
+use std::time::Instant;
+
+use serde_json::value::RawValue;
+use splitrail_engine::nixl::HandOff;
+use splitrail_engine::usage::EngineUsage;
+
+use super::client::{Envelope, broken};
+use super::context::{Context, count_local, count_retry, uncached_tokens, within};
+use super::legs;
+use super::place::{Placed, place};
+use super::plan::LocalReason;
+use crate::api::JsonObject;
+use crate::config::model::OnNoPrefill;
+use crate::core::Served;
+use crate::error::{Error, Fault, Kind};
+use crate::fleet::Booking;
+use crate::ledger::decisions::DecisionHandle;
+use crate::pick::Leg;
+use crate::prepare::Unit;
+
+/// What the prefill leg left for the decode leg.
+pub(super) struct Prefilled {
+    /// Its worker's place.
+    pub(super) worker: usize,
+    pub(super) hand_off: HandOff,
+    pub(super) cached_tokens: Option<u32>,
+    pub(super) prompt_tokens: u32,
+    pub(super) overlap_blocks: u32,
+}
+
+/// The prefill leg; `None` if it could not be had and the model's configuration
+/// has the decode worker compute the prompt.
+pub(super) async fn prefill_or_local(
+    context: &Context,
+    unit: &Unit,
+    decision: &DecisionHandle,
+    envelope: &Envelope,
+) -> Result<Option<Prefilled>, Error> {
+    let model = &context.served.config;
+    let mut excluded = Vec::new();
+    let last = loop {
+        let placed = match place(context, unit, decision, Leg::Prefill, &excluded) {
+            Ok(placed) => placed,
+            Err(error) => break error,
+        };
+        let error = match prefill(context, unit, envelope, &placed).await {
+            Ok(prefilled) => return Ok(Some(prefilled)),
+            Err(error) => error,
+        };
+        if error.fault() == Fault::Client {
+            return Err(error);
+        }
+        excluded.push(placed.worker.index);
+        let allowed = excluded.len() <= model.retries.prefill as usize;
+        let others = context.served.pool.has_other(Leg::Prefill, &excluded);
+        if !(allowed && others && error.worth_another_worker()) {
+            break error;
+        }
+        count_retry(context, "prefill", &placed.worker, &error);
+    };
+    if model.on_no_prefill == OnNoPrefill::Fail {
+        let message = format!(
+            "no prefill worker did its part; the last error: {}",
+            last.message()
+        );
+        return Err(Error::new(Kind::NoWorker, message));
+    }
+    tracing::warn!(
+        model = context.served.name(),
+        error = %last,
+        "no prefill worker did its part: the decode worker computes the prompt"
+    );
+    count_local(context, decision, LocalReason::NoPrefill);
+    decision.update(|decision| decision.prefill_worker = None);
+    Ok(None)
+}
+
+async fn prefill(
+    context: &Context,
+    unit: &Unit,
+    envelope: &Envelope,
+    placed: &Placed,
+) -> Result<Prefilled, Error> {
+    let started = Instant::now();
+    let Served { config, client, .. } = context.served.as_ref();
+    let worker = &placed.worker;
+    let uncached = uncached_tokens(context, unit, placed.overlap_blocks);
+    let _booking = Booking::new(&worker.booked, uncached, unit.weight_tokens);
+    let body = legs::prefill(&unit.body, context.endpoint);
+    let call = async {
+        let response = client
+            .post(worker, context.endpoint.path(), body, envelope)
+            .await?;
+        client.whole(worker, response.into_body()).await
+    };
+    let reply = within(config.timeouts.prefill, worker, "timeouts.prefill", call).await?;
+    let nonsense = |_| broken(worker, "sent a prefill reply that cannot be understood");
+    let reply = JsonObject::parse(reply).map_err(nonsense)?;
+    // Usage that makes no sense is usage that was not reported.
+    let usage = reply
+        .raw("usage")
+        .and_then(|raw| serde_json::from_str(raw).ok());
+    let usage: Option<EngineUsage> = usage.and_then(|raw| EngineUsage::parse(raw).ok());
+    let raw = reply.raw("kv_transfer_params").unwrap_or("null");
+    let raw: &RawValue = serde_json::from_str(raw).map_err(|_| broken(worker, "sent nonsense"))?;
+    let hand_off = HandOff::from_reply(raw)
+        .map_err(|error| broken(worker, &format!("gave no hand-off: {error}")))?;
+    let told = usage.as_ref().and_then(|usage| usage.cached_tokens);
+    context.stages.mark(context, "prefill", started);
+    Ok(Prefilled {
+        worker: worker.index,
+        cached_tokens: told.or(hand_off.remote_prefill_cached_tokens()),
+        prompt_tokens: usage.map_or(unit.prompt_tokens.unwrap_or(0), |usage| usage.prompt_tokens),
+        overlap_blocks: placed.overlap_blocks,
+        hand_off,
+    })
+}
+
