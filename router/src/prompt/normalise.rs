@@ -88,12 +88,16 @@ fn one_message(message: &Value, format: ContentFormat) -> Result<Value> {
     let parts = text_parts(role, message)?;
     let mut out = Map::new();
     out.insert("role".to_owned(), Value::from(role));
-    // Tool results are plain text for every template.
-    let content = if format == ContentFormat::OpenAi && role != "tool" {
-        Value::Array(parts.into_iter().map(Part::into_value).collect())
-    } else {
-        let texts: Vec<String> = parts.into_iter().map(|part| part.text).collect();
-        Value::from(texts.join("\n"))
+    let content = match format {
+        ContentFormat::OpenAi if role != "tool" => {
+            Value::Array(parts.into_iter().map(Part::into_value).collect())
+        }
+        // Tool results are plain text for every template.
+        ContentFormat::OpenAi => Value::from(joined(parts.iter())),
+        // Here the engine drops empty parts before it joins.
+        ContentFormat::String => {
+            Value::from(joined(parts.iter().filter(|part| !part.text.is_empty())))
+        }
     };
     out.insert("content".to_owned(), content);
     match role {
@@ -125,6 +129,13 @@ fn one_message(message: &Value, format: ContentFormat) -> Result<Value> {
     Ok(Value::Object(out))
 }
 
+fn joined<'a>(parts: impl Iterator<Item = &'a Part>) -> String {
+    parts
+        .map(|part| part.text.as_str())
+        .collect::<Vec<_>>()
+        .join("\n")
+}
+
 fn present(object: &Map<String, Value>, key: &str) -> bool {
     object.get(key).is_some_and(|value| !value.is_null())
 }
@@ -149,7 +160,14 @@ fn text_parts(role: &str, message: &Map<String, Value>) -> Result<Vec<Part>> {
     let mut parts = match message.get("content") {
         None => Vec::new(),
         // The engine's request model takes null from these two only.
-        Some(Value::Null) if matches!(role, "assistant" | "function") => Vec::new(),
+        Some(Value::Null)
+            if matches!(role, "assistant" | "function")
+                && message
+                    .get("tool_calls")
+                    .is_none_or(|calls| !calls.is_null()) =>
+        {
+            Vec::new()
+        }
         Some(Value::String(text)) => vec![Part {
             text: text.clone(),
             extra: Map::new(),
@@ -177,20 +195,10 @@ fn text_parts(role: &str, message: &Map<String, Value>) -> Result<Vec<Part>> {
 }
 
 fn part(role: &str, item: &Value) -> Result<Part> {
-    let part = match item {
-        Value::String(text) => {
-            return Ok(Part {
-                text: text.clone(),
-                extra: Map::new(),
-            });
-        }
-        Value::Object(part) => part,
-        _ => {
-            return Err(Unsupported(
-                "a content part that is neither text nor an object",
-            ));
-        }
-    };
+    // Bare strings pass the engine's request model in some messages only.
+    let part = item
+        .as_object()
+        .ok_or(Unsupported("a content part that is not an object"))?;
     if MEDIA_FIELDS.iter().any(|field| part.contains_key(*field)) {
         return Err(Unsupported("images, audio, video or files"));
     }

@@ -195,7 +195,7 @@ impl ChatTemplate {
             "add_generation_prompt",
             Value::from(input.add_generation_prompt),
         );
-        context.into_iter().collect()
+        Value::from_pairs(context)
     }
 }
 
@@ -224,9 +224,18 @@ fn environment(syntax: SyntaxConfig) -> Environment<'static> {
     env.set_fuel(Some(MAX_STEPS));
     env.set_recursion_limit(MAX_RECURSION);
     env.set_unknown_method_callback(pystr::unknown_method);
-    env.set_formatter(|out, state, value| match float_of(value) {
-        Some(float) => out.write_str(&pyjson::float(float)).map_err(Error::from),
-        None => minijinja::escape_formatter(out, state, value),
+    env.set_formatter(|out, state, value| match value.kind() {
+        ValueKind::Number if !value.is_integer() => {
+            let text = f64::try_from(value.clone()).map(pyjson::float)?;
+            out.write_str(&text).map_err(Error::from)
+        }
+        ValueKind::Seq | ValueKind::Map if !pystr::prints_alike(&value.to_string()) => {
+            Err(Error::new(
+                ErrorKind::InvalidOperation,
+                "a list or mapping printed as Python",
+            ))
+        }
+        _ => minijinja::escape_formatter(out, state, value),
     });
     // A name of minijinja that Jinja2 leaves undefined.
     env.remove_global("debug");
@@ -240,6 +249,7 @@ fn environment(syntax: SyntaxConfig) -> Environment<'static> {
     );
     env.add_function("strftime_now", clock::strftime_now);
     env.add_filter("tojson", pyjson::tojson);
+    env.add_filter("indent", pystr::indent);
     env.add_filter("trim", |value: Value, chars: Option<&str>| {
         pystr::strip(&value.to_string(), chars, true, true).to_owned()
     });
@@ -254,13 +264,6 @@ fn environment(syntax: SyntaxConfig) -> Environment<'static> {
         )
     });
     env
-}
-
-fn float_of(value: &Value) -> Option<f64> {
-    if value.kind() == ValueKind::Number && !value.is_integer() {
-        return f64::try_from(value.clone()).ok();
-    }
-    None
 }
 
 fn syntax_error(error: &Error) -> TemplateError {
