@@ -19,8 +19,6 @@ pub(crate) fn object<'a, T: Deserialize<'a>>(raw: &'a RawValue) -> Result<T, Sha
     if !raw.get().starts_with('{') {
         return Err(ShapeError { line: 1, column: 1 });
     }
-    serde_json::from_str(raw.get()).map_err(|error| ShapeError {
-        line: error.line(),
-        column: error.column(),
-    })
+    serde_json::from_str(raw.get())
+        .map_err(|error| ShapeError { line: error.line(), column: error.column() })
 }

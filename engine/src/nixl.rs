@@ -98,17 +98,10 @@ impl HandOff {
         if params.block_count() == 0 {
             return Err(HandOffError::NoBlocks);
         }
-        if params
-            .transfer_mode
-            .as_deref()
-            .is_some_and(|mode| mode != "pull")
-        {
+        if params.transfer_mode.as_deref().is_some_and(|mode| mode != "pull") {
             return Err(HandOffError::NotPull);
         }
-        Ok(Self {
-            raw: raw_kv_transfer_params.to_owned(),
-            params,
-        })
+        Ok(Self { raw: raw_kv_transfer_params.to_owned(), params })
     }
 
     /// The decode leg's `kv_transfer_params`: what prefill sent, byte for byte.
@@ -174,10 +167,7 @@ impl fmt::Debug for HandOff {
             .field("remote_port", &self.remote_port())
             .field("remote_request_id", &self.remote_request_id())
             .field("remote_num_tokens", &self.remote_num_tokens())
-            .field(
-                "remote_prefill_cached_tokens",
-                &self.remote_prefill_cached_tokens(),
-            )
+            .field("remote_prefill_cached_tokens", &self.remote_prefill_cached_tokens())
             .field("block_count", &self.block_count())
             .finish_non_exhaustive()
     }

@@ -59,20 +59,11 @@ impl EngineUsage {
         }
         let usage: Usage = crate::json::object(usage)?;
         let prompt_tokens = usage.prompt_tokens;
-        let cached_tokens = usage
-            .prompt_tokens_details
-            .and_then(|details| details.cached_tokens);
+        let cached_tokens = usage.prompt_tokens_details.and_then(|details| details.cached_tokens);
         if let Some(cached_tokens) = cached_tokens.filter(|cached| *cached > prompt_tokens) {
-            return Err(UsageError::CachedExceedsPrompt {
-                cached_tokens,
-                prompt_tokens,
-            });
+            return Err(UsageError::CachedExceedsPrompt { cached_tokens, prompt_tokens });
         }
         let completion_tokens = usage.completion_tokens.unwrap_or(0);
-        Ok(Self {
-            prompt_tokens,
-            completion_tokens,
-            cached_tokens,
-        })
+        Ok(Self { prompt_tokens, completion_tokens, cached_tokens })
     }
 }

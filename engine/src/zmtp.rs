@@ -103,9 +103,7 @@ impl Connection {
             handshake::run(&mut connection, role).await?;
             Ok(connection)
         };
-        tokio::time::timeout(timeout, open)
-            .await
-            .unwrap_or(Err(WireError::TimedOut))
+        tokio::time::timeout(timeout, open).await.unwrap_or(Err(WireError::TimedOut))
     }
 
     /// Sends a message.

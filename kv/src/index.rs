@@ -114,11 +114,7 @@ pub struct Index {
 impl Index {
     /// An empty index.
     pub fn new(config: IndexConfig) -> Self {
-        Self {
-            config,
-            workers: BTreeMap::new(),
-            holders: Holders::default(),
-        }
+        Self { config, workers: BTreeMap::new(), holders: Holders::default() }
     }
 
     /// What the index was made with.
@@ -130,13 +126,7 @@ impl Index {
     /// after a gap, clear the worker and start from a snapshot or a replay.
     pub fn apply(&mut self, worker: WorkerKey, event: &KvEvent) -> Applied {
         match event {
-            KvEvent::Stored {
-                parent,
-                blocks,
-                adapter,
-                salt,
-                tier,
-            } => {
+            KvEvent::Stored { parent, blocks, adapter, salt, tier } => {
                 let place = match parent {
                     None => Some(self.start(salt.as_deref(), adapter.as_deref())),
                     Some(parent) => self.after(worker, *parent),
@@ -144,31 +134,16 @@ impl Index {
                 self.store(worker, place, blocks, *tier)
             }
             KvEvent::Removed { hashes, tier } => self.remove(worker, hashes, *tier),
-            KvEvent::Cleared => Applied {
-                removed: self.clear_worker(worker),
-                ..Applied::default()
-            },
+            KvEvent::Cleared => {
+                Applied { removed: self.clear_worker(worker), ..Applied::default() }
+            }
         }
     }
 
     fn start(&self, salt: Option<&str>, adapter: Option<&str>) -> Place {
-        let IndexConfig {
-            model,
-            block_size,
-            seed,
-            ..
-        } = &self.config;
-        let namespace = Namespace {
-            salt,
-            model,
-            adapter,
-            block_size: *block_size,
-        };
-        Place {
-            before: namespace.root(*seed),
-            position: 0,
-            opaque: false,
-        }
+        let IndexConfig { model, block_size, seed, .. } = &self.config;
+        let namespace = Namespace { salt, model, adapter, block_size: *block_size };
+        Place { before: namespace.root(*seed), position: 0, opaque: false }
     }
 
     /// The namespace needs no second look here: it is in the parent's hash.
@@ -191,17 +166,9 @@ impl Index {
         let mut applied = Applied::default();
         let limit = self.limit();
         let block_size = self.config.block_size as usize;
-        let map = self
-            .workers
-            .entry(worker)
-            .or_insert_with(|| WorkerMap::new(worker));
+        let map = self.workers.entry(worker).or_insert_with(|| WorkerMap::new(worker));
         for block in blocks {
-            let Some(Place {
-                before,
-                position,
-                opaque,
-            }) = place
-            else {
+            let Some(Place { before, position, opaque }) = place else {
                 applied.orphaned += 1;
                 continue;
             };
@@ -233,10 +200,7 @@ impl Index {
     fn remove(&mut self, worker: WorkerKey, hashes: &[EngineHash], tier: Tier) -> Applied {
         let mut applied = Applied::default();
         let Some(map) = self.workers.get_mut(&worker) else {
-            return Applied {
-                unknown: hashes.len(),
-                ..applied
-            };
+            return Applied { unknown: hashes.len(), ..applied };
         };
         for &hash in hashes {
             if map.remove(&mut self.holders, hash, tier) {
@@ -260,19 +224,14 @@ impl Index {
     /// Drops all that one rank of a worker holds; returns how many distinct
     /// blocks that was.
     pub fn clear_worker(&mut self, worker: WorkerKey) -> usize {
-        self.workers
-            .remove(&worker)
-            .map_or(0, |map| map.clear(&mut self.holders))
+        self.workers.remove(&worker).map_or(0, |map| map.clear(&mut self.holders))
     }
 
     /// Drops all that a worker holds, in every rank, in time proportional to
     /// that; returns how many distinct blocks that was.
     pub fn remove_worker(&mut self, worker: u32) -> usize {
         let mut removed = 0;
-        let ranks = WorkerKey { worker, rank: 0 }..=WorkerKey {
-            worker,
-            rank: u16::MAX,
-        };
+        let ranks = WorkerKey { worker, rank: 0 }..=WorkerKey { worker, rank: u16::MAX };
         while let Some((&key, _)) = self.workers.range(ranks.clone()).next() {
             removed += self.clear_worker(key);
         }
@@ -282,9 +241,7 @@ impl Index {
     /// Distinct engine hashes with at least one copy, per tier (indexed by
     /// `Tier as usize`). A block in two tiers counts in both.
     pub fn block_counts(&self, worker: WorkerKey) -> [usize; Tier::COUNT] {
-        self.workers
-            .get(&worker)
-            .map_or([0; Tier::COUNT], WorkerMap::counts)
+        self.workers.get(&worker).map_or([0; Tier::COUNT], WorkerMap::counts)
     }
 
     /// The workers which hold at least one block, sorted by key.

@@ -83,18 +83,11 @@ pub enum Violation {
 /// # Errors
 /// [`Violation::OverlapParts`].
 pub fn check_overlap(overlap: &Overlap) -> Result<(), Violation> {
-    let parts = overlap
-        .by_tier
-        .iter()
-        .map(|&blocks| u64::from(blocks))
-        .sum();
+    let parts = overlap.by_tier.iter().map(|&blocks| u64::from(blocks)).sum();
     if parts == u64::from(overlap.blocks) {
         return Ok(());
     }
-    Err(Violation::OverlapParts {
-        blocks: overlap.blocks,
-        parts,
-    })
+    Err(Violation::OverlapParts { blocks: overlap.blocks, parts })
 }
 
 /// No prompt has more cached tokens than tokens.
@@ -105,8 +98,5 @@ pub fn check_cached(cached_tokens: u32, prompt_tokens: u32) -> Result<(), Violat
     if cached_tokens <= prompt_tokens {
         return Ok(());
     }
-    Err(Violation::Cached {
-        cached_tokens,
-        prompt_tokens,
-    })
+    Err(Violation::Cached { cached_tokens, prompt_tokens })
 }

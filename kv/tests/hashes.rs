@@ -6,12 +6,8 @@ use splitrail_kv::{BlockHash, HashSeed, Namespace, chain_hashes, next_hash};
 use xxhash_rust::xxh3::xxh3_64_with_seed;
 
 const SEED: HashSeed = HashSeed(7);
-const PLAIN: Namespace<'_> = Namespace {
-    salt: None,
-    model: "qwen3-8b",
-    adapter: None,
-    block_size: 16,
-};
+const PLAIN: Namespace<'_> =
+    Namespace { salt: None, model: "qwen3-8b", adapter: None, block_size: 16 };
 
 fn chain(namespace: &Namespace<'_>, seed: HashSeed, tokens: &[u32]) -> Vec<u64> {
     let mut out = Vec::new();
@@ -24,55 +20,27 @@ fn chain(namespace: &Namespace<'_>, seed: HashSeed, tokens: &[u32]) -> Vec<u64> 
 #[test]
 fn the_layout_is_pinned() {
     let tokens = |count: u32| (1000..1000 + count).collect::<Vec<_>>();
-    let salted = Namespace {
-        salt: Some("tenant-a"),
-        adapter: Some("my-lora"),
-        ..PLAIN
-    };
-    let large = Namespace {
-        block_size: 256,
-        ..PLAIN
-    };
+    let salted = Namespace { salt: Some("tenant-a"), adapter: Some("my-lora"), ..PLAIN };
+    let large = Namespace { block_size: 256, ..PLAIN };
 
     assert_eq!(PLAIN.root(SEED).0, 0xce52_444c_9580_cc80);
-    assert_eq!(
-        chain(&PLAIN, SEED, &tokens(35)),
-        [0x901b_9348_ef3a_e056, 0x8d9f_b2a6_8f75_0a36]
-    );
+    assert_eq!(chain(&PLAIN, SEED, &tokens(35)), [0x901b_9348_ef3a_e056, 0x8d9f_b2a6_8f75_0a36]);
     assert_eq!(salted.root(SEED).0, 0x1aee_5544_29e6_1cba);
-    assert_eq!(
-        chain(&salted, SEED, &tokens(35)),
-        [0x7f7f_9476_79d3_25e3, 0x6c0a_7104_bd0d_8a14]
-    );
-    assert_eq!(
-        chain(&large, SEED, &tokens(515)),
-        [0x05f8_f8c5_4a83_ad0a, 0xbcc1_2cbc_8656_bdc3]
-    );
+    assert_eq!(chain(&salted, SEED, &tokens(35)), [0x7f7f_9476_79d3_25e3, 0x6c0a_7104_bd0d_8a14]);
+    assert_eq!(chain(&large, SEED, &tokens(515)), [0x05f8_f8c5_4a83_ad0a, 0xbcc1_2cbc_8656_bdc3]);
 }
 
 #[test]
 fn only_full_blocks_have_a_hash() {
     for (tokens, blocks) in [(0, 0), (15, 0), (16, 1), (31, 1), (32, 2)] {
-        assert_eq!(
-            chain(&PLAIN, SEED, &vec![1; tokens]).len(),
-            blocks,
-            "{tokens} tokens"
-        );
+        assert_eq!(chain(&PLAIN, SEED, &vec![1; tokens]).len(), blocks, "{tokens} tokens");
     }
 }
 
 #[test]
 fn a_block_size_of_zero_has_no_blocks_and_clears_the_result() {
     let mut out = vec![BlockHash(1)];
-    chain_hashes(
-        &Namespace {
-            block_size: 0,
-            ..PLAIN
-        },
-        SEED,
-        &[1, 2, 3],
-        &mut out,
-    );
+    chain_hashes(&Namespace { block_size: 0, ..PLAIN }, SEED, &[1, 2, 3], &mut out);
     assert_eq!(out, []);
 }
 
@@ -95,14 +63,7 @@ fn fields() -> impl Strategy<Value = Fields> {
 
 fn root((salt, model, adapter, block_size): &Fields) -> u64 {
     let (salt, adapter) = (salt.as_deref(), adapter.as_deref());
-    Namespace {
-        salt,
-        model,
-        adapter,
-        block_size: *block_size,
-    }
-    .root(SEED)
-    .0
+    Namespace { salt, model, adapter, block_size: *block_size }.root(SEED).0
 }
 
 proptest! {

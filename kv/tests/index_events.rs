@@ -35,13 +35,7 @@ fn blocks(named: &[(u64, u32)]) -> Vec<StoredBlock> {
 
 fn stored(parent: Option<u64>, named: &[(u64, u32)], tier: Tier) -> KvEvent {
     let parent = parent.map(EngineHash);
-    KvEvent::Stored {
-        parent,
-        blocks: blocks(named),
-        adapter: None,
-        salt: None,
-        tier,
-    }
+    KvEvent::Stored { parent, blocks: blocks(named), adapter: None, salt: None, tier }
 }
 
 fn on_device(parent: Option<u64>, named: &[(u64, u32)]) -> KvEvent {
@@ -49,26 +43,13 @@ fn on_device(parent: Option<u64>, named: &[(u64, u32)]) -> KvEvent {
 }
 
 fn removed(hashes: &[u64], tier: Tier) -> KvEvent {
-    KvEvent::Removed {
-        hashes: hashes.iter().copied().map(EngineHash).collect(),
-        tier,
-    }
+    KvEvent::Removed { hashes: hashes.iter().copied().map(EngineHash).collect(), tier }
 }
 
 fn prompt_in(salt: Option<&str>, adapter: Option<&str>, tokens: &[u32]) -> Vec<BlockHash> {
     let tokens: Vec<u32> = tokens.iter().flat_map(|&token| [token; 2]).collect();
     let mut out = Vec::new();
-    chain_hashes(
-        &Namespace {
-            salt,
-            model: "m",
-            adapter,
-            block_size: 2,
-        },
-        SEED,
-        &tokens,
-        &mut out,
-    );
+    chain_hashes(&Namespace { salt, model: "m", adapter, block_size: 2 }, SEED, &tokens, &mut out);
     out
 }
 
@@ -88,12 +69,7 @@ fn overlap(index: &Index, worker: WorkerKey, tokens: &[u32]) -> u32 {
 #[test]
 fn a_run_over_several_events_is_matched_up_to_where_prompts_part() {
     let mut index = index(100);
-    assert_eq!(
-        index
-            .apply(W0, &on_device(None, &[(1, 10), (2, 20)]))
-            .stored,
-        2
-    );
+    assert_eq!(index.apply(W0, &on_device(None, &[(1, 10), (2, 20)])).stored, 2);
     assert_eq!(index.apply(W0, &on_device(Some(2), &[(3, 30)])).stored, 1);
     assert_eq!(overlap(&index, W0, &[10, 20, 30, 40]), 3);
     assert_eq!(overlap(&index, W0, &[10, 20, 31]), 2);
@@ -122,23 +98,11 @@ fn each_block_counts_for_its_fastest_tier() {
     index.apply(W0, &stored(None, &[(1, 10)], Tier::Device));
     let prompt = prompt_in(None, None, &[10, 20, 30]);
     let whole = overlap_in(&index, W0, &prompt);
-    assert_eq!(
-        whole,
-        Overlap {
-            blocks: 3,
-            by_tier: [1, 1, 1, 0]
-        }
-    );
+    assert_eq!(whole, Overlap { blocks: 3, by_tier: [1, 1, 1, 0] });
     assert_eq!(index.block_counts(W0), [1, 2, 3, 0]);
 
     assert_eq!(index.apply(W0, &removed(&[1], Tier::Device)).removed, 1);
-    assert_eq!(
-        overlap_in(&index, W0, &prompt),
-        Overlap {
-            blocks: 3,
-            by_tier: [0, 2, 1, 0]
-        }
-    );
+    assert_eq!(overlap_in(&index, W0, &prompt), Overlap { blocks: 3, by_tier: [0, 2, 1, 0] });
     // A copy in one tier is no copy in another.
     assert_eq!(index.apply(W0, &removed(&[3], Tier::Host)).unknown, 1);
     assert_eq!(overlap_in(&index, W0, &prompt).blocks, 3);
@@ -171,13 +135,7 @@ fn a_run_that_ended_does_not_resume_behind_the_hole() {
 fn a_block_under_an_unknown_parent_is_not_indexed() {
     let mut index = index(100);
     let applied = index.apply(W0, &on_device(Some(9), &[(1, 10), (2, 20)]));
-    assert_eq!(
-        applied,
-        Applied {
-            orphaned: 2,
-            ..Applied::default()
-        }
-    );
+    assert_eq!(applied, Applied { orphaned: 2, ..Applied::default() });
     // Another worker's hash is no parent either, nor that of another rank.
     index.apply(W1, &on_device(None, &[(9, 10)]));
     index.apply(W0_RANK1, &on_device(None, &[(9, 10)]));
@@ -190,34 +148,19 @@ fn a_block_under_an_unknown_parent_is_not_indexed() {
 fn a_malformed_block_ends_its_run() {
     let mut index = index(100);
     let mut event = on_device(None, &[(1, 10), (2, 20), (3, 30)]);
-    let KvEvent::Stored { blocks, .. } = &mut event else {
-        unreachable!()
-    };
+    let KvEvent::Stored { blocks, .. } = &mut event else { unreachable!() };
     blocks[1].tokens.push(20);
     let applied = index.apply(W0, &event);
-    assert_eq!(
-        applied,
-        Applied {
-            stored: 1,
-            malformed: 1,
-            orphaned: 1,
-            ..Applied::default()
-        }
-    );
+    assert_eq!(applied, Applied { stored: 1, malformed: 1, orphaned: 1, ..Applied::default() });
     assert_eq!(overlap(&index, W0, &[10, 20, 30]), 1);
 }
 
 #[test]
 fn a_block_size_of_zero_indexes_nothing() {
-    let config = IndexConfig {
-        block_size: 0,
-        ..index(100).config().clone()
-    };
+    let config = IndexConfig { block_size: 0, ..index(100).config().clone() };
     let mut index = Index::new(config);
     let mut event = on_device(None, &[(1, 10)]);
-    let KvEvent::Stored { blocks, .. } = &mut event else {
-        unreachable!()
-    };
+    let KvEvent::Stored { blocks, .. } = &mut event else { unreachable!() };
     blocks[0].tokens.clear();
     assert_eq!(index.apply(W0, &event).malformed, 1);
     assert_eq!(index.workers().count(), 0);
@@ -227,9 +170,7 @@ fn a_block_size_of_zero_indexes_nothing() {
 fn opaque_blocks_and_what_follows_are_known_and_never_matched() {
     let mut index = index(100);
     let mut event = on_device(None, &[(1, 10), (2, 20), (3, 30)]);
-    let KvEvent::Stored { blocks, .. } = &mut event else {
-        unreachable!()
-    };
+    let KvEvent::Stored { blocks, .. } = &mut event else { unreachable!() };
     blocks[1].opaque = true;
     assert_eq!(index.apply(W0, &event).stored, 3);
     assert_eq!(index.apply(W0, &on_device(Some(3), &[(4, 40)])).stored, 1);
@@ -239,13 +180,7 @@ fn opaque_blocks_and_what_follows_are_known_and_never_matched() {
     index.apply(W0, &on_device(Some(1), &[(9, 20)]));
     assert_eq!(overlap(&index, W0, &[10, 20, 30, 40]), 2);
     let applied = index.apply(W0, &removed(&[9, 4, 3, 2, 1], Tier::Device));
-    assert_eq!(
-        applied,
-        Applied {
-            removed: 5,
-            ..Applied::default()
-        }
-    );
+    assert_eq!(applied, Applied { removed: 5, ..Applied::default() });
     assert_eq!(index.workers().count(), 0);
 }
 
@@ -270,14 +205,7 @@ fn the_last_content_of_an_engine_hash_wins_and_nothing_stays_of_the_first() {
         index.apply(W0, &stored(None, &[(1, 10)], tier));
     }
     let applied = index.apply(W0, &on_device(None, &[(1, 11)]));
-    assert_eq!(
-        applied,
-        Applied {
-            stored: 1,
-            replaced: 1,
-            ..Applied::default()
-        }
-    );
+    assert_eq!(applied, Applied { stored: 1, replaced: 1, ..Applied::default() });
     assert_eq!(overlap(&index, W0, &[10]), 0);
     assert_eq!(overlap(&index, W0, &[11]), 1);
     assert_eq!(index.block_counts(W0), [1, 0, 0, 0]);
@@ -302,10 +230,7 @@ fn cleared_drops_every_tier_of_that_rank_only() {
 #[test]
 fn removing_a_worker_takes_all_its_ranks_and_nobody_else() {
     let mut index = index(100);
-    let far = WorkerKey {
-        worker: 0,
-        rank: u16::MAX,
-    };
+    let far = WorkerKey { worker: 0, rank: u16::MAX };
     for worker in [W0, W0_RANK1, far, W1] {
         index.apply(worker, &on_device(None, &[(1, 10), (2, 20)]));
     }
@@ -342,21 +267,9 @@ fn salts_and_adapters_never_meet_and_are_inherited() {
 fn beyond_the_bound_blocks_are_counted_and_not_indexed() {
     let mut index = index(2);
     let applied = index.apply(W0, &on_device(None, &[(1, 10), (2, 20), (3, 30)]));
-    assert_eq!(
-        applied,
-        Applied {
-            stored: 2,
-            over_limit: 1,
-            ..Applied::default()
-        }
-    );
+    assert_eq!(applied, Applied { stored: 2, over_limit: 1, ..Applied::default() });
     // Copies and new tiers of known blocks need no more room, nor do others' blocks.
-    assert_eq!(
-        index
-            .apply(W0, &stored(None, &[(1, 10)], Tier::Host))
-            .stored,
-        1
-    );
+    assert_eq!(index.apply(W0, &stored(None, &[(1, 10)], Tier::Host)).stored, 1);
     assert_eq!(index.apply(W0, &on_device(None, &[(2, 99)])).replaced, 1);
     assert_eq!(index.apply(W1, &on_device(None, &[(3, 30)])).stored, 1);
     index.apply(W0, &removed(&[2], Tier::Device));
@@ -372,10 +285,7 @@ fn a_result_forgets_the_prompt_before() {
     let mut overlaps = Overlaps::new();
     index.find(&prompt_in(None, None, &[10]), &mut overlaps);
     index.find(&prompt_in(None, None, &[11]), &mut overlaps);
-    let found: Vec<_> = overlaps
-        .iter()
-        .map(|(worker, overlap)| (worker, overlap.blocks))
-        .collect();
+    let found: Vec<_> = overlaps.iter().map(|(worker, overlap)| (worker, overlap.blocks)).collect();
     assert_eq!(found, [(W1, 1)]);
     index.find(&[], &mut overlaps);
     assert!(overlaps.is_empty());

@@ -26,30 +26,15 @@ fn false_figures_are_violations() {
     assert_eq!(check_cached(10, 10), Ok(()));
     assert_eq!(
         check_cached(11, 10),
-        Err(Violation::Cached {
-            cached_tokens: 11,
-            prompt_tokens: 10
-        })
+        Err(Violation::Cached { cached_tokens: 11, prompt_tokens: 10 })
     );
-    let overlap = Overlap {
-        blocks: 3,
-        by_tier: [1, 2, 0, 0],
-    };
+    let overlap = Overlap { blocks: 3, by_tier: [1, 2, 0, 0] };
     assert_eq!(check_overlap(&overlap), Ok(()));
     assert_eq!(
-        check_overlap(&Overlap {
-            blocks: 4,
-            ..overlap
-        }),
-        Err(Violation::OverlapParts {
-            blocks: 4,
-            parts: 3
-        })
+        check_overlap(&Overlap { blocks: 4, ..overlap }),
+        Err(Violation::OverlapParts { blocks: 4, parts: 3 })
     );
-    let overflowing = Overlap {
-        blocks: 0,
-        by_tier: [u32::MAX, 1, 0, 0],
-    };
+    let overflowing = Overlap { blocks: 0, by_tier: [u32::MAX, 1, 0, 0] };
     assert!(check_overlap(&overflowing).is_err());
 }
 

@@ -3,13 +3,7 @@
 //! The definitions and their meaning are in `splitrail/v1/*.proto`.
 
 /// Package `splitrail.v1`.
-#[allow(
-    missing_docs,
-    unreachable_pub,
-    unused_qualifications,
-    clippy::all,
-    clippy::unwrap_used
-)]
+#[allow(missing_docs, unreachable_pub, unused_qualifications, clippy::all, clippy::unwrap_used)]
 pub mod v1 {
     tonic::include_proto!("splitrail.v1");
 }
@@ -31,25 +25,15 @@ mod tests {
     #[test]
     fn reflection_descriptors_name_the_service_and_its_file() {
         let text = readable_text();
-        for name in [
-            "splitrail/v1/front_door.proto",
-            "FrontDoorService",
-            "cached_source",
-        ] {
+        for name in ["splitrail/v1/front_door.proto", "FrontDoorService", "cached_source"] {
             assert!(text.contains(name), "{name} is missing");
         }
     }
 
     #[test]
     fn an_absent_cached_figure_differs_from_zero_on_the_wire() {
-        let absent = v1::Usage {
-            prompt_tokens: 5,
-            ..Default::default()
-        };
-        let zero = v1::Usage {
-            cached_tokens: Some(0),
-            ..absent
-        };
+        let absent = v1::Usage { prompt_tokens: 5, ..Default::default() };
+        let zero = v1::Usage { cached_tokens: Some(0), ..absent };
         let read = |usage: &v1::Usage| v1::Usage::decode(usage.encode_to_vec().as_slice());
         assert_eq!(read(&absent).map(|u| u.cached_tokens), Ok(None));
         assert_eq!(read(&zero).map(|u| u.cached_tokens), Ok(Some(0)));

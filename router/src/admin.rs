@@ -47,30 +47,18 @@ fn observe_fleet(core: &Core) {
         for worker in &served.pool.workers {
             let role = role_name(worker.config.role);
             let labels = [model, worker.id(), role];
-            metrics
-                .worker_up
-                .with_label_values(&labels)
-                .set(worker.is_up().into());
+            metrics.worker_up.with_label_values(&labels).set(worker.is_up().into());
             let requests = i64::from(worker.booked.requests());
-            metrics
-                .worker_requests
-                .with_label_values(&labels)
-                .set(requests);
+            metrics.worker_requests.with_label_values(&labels).set(requests);
             let tokens = worker.booked.prefill_tokens() as i64;
-            metrics
-                .worker_prefill_tokens
-                .with_label_values(&labels)
-                .set(tokens);
+            metrics.worker_prefill_tokens.with_label_values(&labels).set(tokens);
             if let Some(load) = worker.load(Instant::now())
                 && let (Some(total), Some(used)) = (load.total_blocks, load.kv_used_ratio)
             {
                 let total = f64::from(total);
                 for (state, blocks) in [("total", total), ("used", total * used)] {
                     let labels = [model, worker.id(), role, state];
-                    metrics
-                        .worker_kv_blocks
-                        .with_label_values(&labels)
-                        .set(blocks);
+                    metrics.worker_kv_blocks.with_label_values(&labels).set(blocks);
                 }
             }
             let held = index.block_counts(worker_key(worker.index));
@@ -149,11 +137,7 @@ async fn models(State(core): State<Arc<Core>>) -> Response {
 }
 
 async fn requests(State(core): State<Arc<Core>>) -> Response {
-    let live: Vec<_> = core
-        .live
-        .iter()
-        .map(|entry| entry.value().clone())
-        .collect();
+    let live: Vec<_> = core.live.iter().map(|entry| entry.value().clone()).collect();
     axum_json(json!({ "requests": live }))
 }
 

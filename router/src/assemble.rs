@@ -60,8 +60,7 @@ pub async fn assemble(config: Config) -> Result<Arc<Core>, AssembleError> {
         models.push(Arc::new(assemble_model(model, &limits, seed).await?));
     }
     let core = Core::new(models, limits, seed);
-    core.map(Arc::new)
-        .map_err(|error| AssembleError::Defect(error.to_string()))
+    core.map(Arc::new).map_err(|error| AssembleError::Defect(error.to_string()))
 }
 
 async fn assemble_model(
@@ -70,30 +69,18 @@ async fn assemble_model(
     seed: HashSeed,
 ) -> Result<Served, AssembleError> {
     let name = &model.name;
-    let authorization = model
-        .engine_api_key
-        .as_ref()
-        .map(|secret| secret.resolve())
-        .transpose();
+    let authorization = model.engine_api_key.as_ref().map(|secret| secret.resolve()).transpose();
     let authorization = authorization
-        .map_err(|source| AssembleError::Secret {
-            model: name.clone(),
-            source,
-        })?
+        .map_err(|source| AssembleError::Secret { model: name.clone(), source })?
         .map(|secret| secret.bearer());
-    let client = EngineClient::new(
-        model.timeouts.connect,
-        authorization,
-        limits.engine_reply_max_bytes,
-    );
+    let client =
+        EngineClient::new(model.timeouts.connect, authorization, limits.engine_reply_max_bytes);
     let prompt = match &model.tokenizer {
         TokenizerConfig::None {} => None,
         TokenizerConfig::Huggingface { path } => {
             let loaded = PromptModel::load(path, PromptOptions::default());
-            let prompt = loaded.map_err(|source| AssembleError::Tokenizer {
-                model: name.clone(),
-                source,
-            })?;
+            let prompt = loaded
+                .map_err(|source| AssembleError::Tokenizer { model: name.clone(), source })?;
             for note in prompt.notes() {
                 tracing::warn!(model = name, note, "tokenizer");
             }
@@ -121,12 +108,7 @@ async fn assemble_model(
         max_blocks_per_worker: limits.index_blocks_per_worker_max,
     });
     let pool = Pool::new(workers, block_size, index);
-    Ok(Served {
-        config: model,
-        pool,
-        prompt,
-        client,
-    })
+    Ok(Served { config: model, pool, prompt, client })
 }
 
 fn authority(url: &str) -> Option<Authority> {
@@ -143,12 +125,7 @@ async fn ask_block_size(
         loop {
             for worker in workers {
                 if let Some(tokens) = poll::ask(worker, client).await.and_then(|l| l.block_size) {
-                    tracing::info!(
-                        model,
-                        worker = worker.id(),
-                        block_size = tokens,
-                        "block size"
-                    );
+                    tracing::info!(model, worker = worker.id(), block_size = tokens, "block size");
                     return tokens;
                 }
             }
@@ -157,7 +134,5 @@ async fn ask_block_size(
         }
     };
     let answer = tokio::time::timeout(BLOCK_SIZE_PATIENCE, ask).await;
-    answer.map_err(|_| AssembleError::BlockSize {
-        model: model.to_owned(),
-    })
+    answer.map_err(|_| AssembleError::BlockSize { model: model.to_owned() })
 }

@@ -76,18 +76,11 @@ pub fn parse(name: &str, text: &str, base_dir: &Path) -> Result<Loaded, Problems
     match serde_json::from_value::<Config>(root.to_json()) {
         Ok(mut config) => {
             anchor_paths(&mut config, base_dir);
-            Ok(Loaded {
-                config,
-                warnings: report.into_warnings(),
-            })
+            Ok(Loaded { config, warnings: report.into_warnings() })
         }
         Err(error) => {
             let hint = "this mistake should have been found with its place: please report it";
-            report.error(
-                root.at,
-                format!("the configuration is not valid: {error}"),
-                hint,
-            );
+            report.error(root.at, format!("the configuration is not valid: {error}"), hint);
             Err(report.into_problems())
         }
     }
@@ -100,11 +93,7 @@ fn read(path: &Path, name: &str) -> Result<String, Problems> {
         .and_then(|file| file.take(FILE_MAX_BYTES as u64 + 1).read_to_end(&mut bytes));
     if let Err(error) = read {
         let hint = "name a readable YAML file";
-        report.error(
-            Place::START,
-            format!("the file cannot be read: {error}"),
-            hint,
-        );
+        report.error(Place::START, format!("the file cannot be read: {error}"), hint);
         return Err(report.into_problems());
     }
     if bytes.len() > FILE_MAX_BYTES {
@@ -115,22 +104,14 @@ fn read(path: &Path, name: &str) -> Result<String, Problems> {
         let valid = error.utf8_error().valid_up_to();
         let before = String::from_utf8_lossy(&error.as_bytes()[..valid]);
         let hint = "save the file as UTF-8";
-        report.error(
-            Place::after(&before),
-            "here is a byte that is not UTF-8".to_owned(),
-            hint,
-        );
+        report.error(Place::after(&before), "here is a byte that is not UTF-8".to_owned(), hint);
         report.into_problems()
     })
 }
 
 fn too_large(report: &mut Report) {
     let message = format!("the file is larger than {FILE_MAX_BYTES} bytes");
-    report.error(
-        Place::START,
-        message,
-        "split the fleet over several routers",
-    );
+    report.error(Place::START, message, "split the fleet over several routers");
 }
 
 /// Makes the paths independent of where the process runs.

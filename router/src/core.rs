@@ -93,31 +93,16 @@ impl Core {
         hash_seed: HashSeed,
     ) -> Result<Self, prometheus::Error> {
         let metrics = Metrics::new()?;
-        metrics
-            .build_info
-            .with_label_values(&[env!("CARGO_PKG_VERSION")])
-            .set(1);
+        metrics.build_info.with_label_values(&[env!("CARGO_PKG_VERSION")]).set(1);
         let cores = std::thread::available_parallelism().map_or(1, usize::from);
         let mut names = BTreeMap::new();
         for (model, served) in models.iter().enumerate() {
             let config = &served.config;
             for name in std::iter::once(&config.name).chain(&config.aliases) {
-                names.insert(
-                    name.clone(),
-                    Named {
-                        model,
-                        adapter: None,
-                    },
-                );
+                names.insert(name.clone(), Named { model, adapter: None });
             }
             for adapter in &config.adapters {
-                names.insert(
-                    adapter.clone(),
-                    Named {
-                        model,
-                        adapter: Some(adapter.clone()),
-                    },
-                );
+                names.insert(adapter.clone(), Named { model, adapter: Some(adapter.clone()) });
             }
         }
         Ok(Self {
@@ -161,22 +146,12 @@ impl Core {
             };
             for leg in legs {
                 let workers = &served.pool.workers;
-                if !workers
-                    .iter()
-                    .any(|worker| worker.serves(*leg) && worker.is_up())
-                {
+                if !workers.iter().any(|worker| worker.serves(*leg) && worker.is_up()) {
                     let name = served.name();
-                    return Some(format!(
-                        "model {name} has no {} worker that is up",
-                        leg.name()
-                    ));
+                    return Some(format!("model {name} has no {} worker that is up", leg.name()));
                 }
             }
-            let unsynced = served
-                .pool
-                .workers
-                .iter()
-                .find(|w| w.is_up() && !w.is_synced());
+            let unsynced = served.pool.workers.iter().find(|w| w.is_up() && !w.is_synced());
             if let Some(worker) = unsynced
                 && self.started.elapsed() < sync_patience
             {
@@ -189,9 +164,7 @@ impl Core {
 
 /// Milliseconds since 1970, for records.
 pub fn unix_ms() -> u64 {
-    SystemTime::now()
-        .duration_since(UNIX_EPOCH)
-        .map_or(0, |since| since.as_millis() as u64)
+    SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_millis() as u64)
 }
 
 /// A random id of 128 bits, as hex.

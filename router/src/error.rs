@@ -64,12 +64,7 @@ pub struct Error {
 impl Error {
     /// An error with its message.
     pub fn new(kind: Kind, message: impl Into<Cow<'static, str>>) -> Self {
-        Self {
-            kind,
-            message: message.into(),
-            param: None,
-            code: None,
-        }
+        Self { kind, message: message.into(), param: None, code: None }
     }
 
     /// A 400 that names the field at fault.
@@ -77,18 +72,12 @@ impl Error {
         param: impl Into<Cow<'static, str>>,
         message: impl Into<Cow<'static, str>>,
     ) -> Self {
-        Self {
-            param: Some(param.into()),
-            ..Self::new(Kind::InvalidRequest, message)
-        }
+        Self { param: Some(param.into()), ..Self::new(Kind::InvalidRequest, message) }
     }
 
     /// An engine's refusal, in its own words.
     pub fn rejected(status: u16, message: String, param: Option<String>) -> Self {
-        Self {
-            param: param.map(Cow::Owned),
-            ..Self::new(Kind::EngineRejected(status), message)
-        }
+        Self { param: param.map(Cow::Owned), ..Self::new(Kind::EngineRejected(status), message) }
     }
 
     /// The same error with a machine-readable code.

@@ -178,10 +178,7 @@ async fn run_quickstart(
     let started = started.map_err(|error| (exit::UNAVAILABLE, error.to_string()))?;
     let reason = wait_ready(started.running.core(), Duration::from_secs(30)).await;
     if let Some(reason) = reason {
-        return Err((
-            exit::UNAVAILABLE,
-            format!("the quickstart did not become ready: {reason}"),
-        ));
+        return Err((exit::UNAVAILABLE, format!("the quickstart did not become ready: {reason}")));
     }
     if print_config {
         say(&started.yaml);

@@ -77,9 +77,8 @@ pub struct Choice {
 /// gives the client the real error.
 pub fn pick(policy: &Policy, candidates: &[Candidate], query: Query) -> Option<Choice> {
     let any_up = candidates.iter().any(|candidate| candidate.up);
-    let eligible: Vec<usize> = (0..candidates.len())
-        .filter(|i| candidates[*i].up || !any_up)
-        .collect();
+    let eligible: Vec<usize> =
+        (0..candidates.len()).filter(|i| candidates[*i].up || !any_up).collect();
     if eligible.is_empty() {
         return None;
     }
@@ -94,16 +93,9 @@ pub fn pick(policy: &Policy, candidates: &[Candidate], query: Query) -> Option<C
             cheapest(&eligible, candidates, &costs, query.draw)
         }
     };
-    let best_overlap_blocks = eligible
-        .iter()
-        .map(|i| candidates[*i].overlap_blocks)
-        .max()
-        .unwrap_or(0);
-    Some(Choice {
-        index,
-        costs,
-        best_overlap_blocks,
-    })
+    let best_overlap_blocks =
+        eligible.iter().map(|i| candidates[*i].overlap_blocks).max().unwrap_or(0);
+    Some(Choice { index, costs, best_overlap_blocks })
 }
 
 /// A candidate's cost in blocks (`kv_overlap`) or tokens (`least_loaded`).
@@ -111,16 +103,10 @@ fn cost(policy: &Policy, candidate: &Candidate, query: Query) -> f64 {
     let queued_tokens = match query.leg {
         Leg::Prefill => candidate.prefill_tokens,
         Leg::Decode => candidate.active_tokens,
-        Leg::Aggregated => candidate
-            .prefill_tokens
-            .saturating_add(candidate.active_tokens),
+        Leg::Aggregated => candidate.prefill_tokens.saturating_add(candidate.active_tokens),
     } as f64;
     match policy {
-        Policy::KvOverlap {
-            overlap_weight,
-            load_weight,
-            ..
-        } => {
+        Policy::KvOverlap { overlap_weight, load_weight, .. } => {
             let missing = query.prompt_blocks.saturating_sub(candidate.overlap_blocks);
             overlap_weight * f64::from(missing)
                 + load_weight * queued_tokens / f64::from(query.block_size.max(1))
@@ -139,20 +125,13 @@ fn cheapest(eligible: &[usize], candidates: &[Candidate], costs: &[f64], draw: u
         .map(key)
         .min_by(|a, b| a.0.total_cmp(&b.0).then(a.1.cmp(&b.1)))
         .unwrap_or((0.0, 0));
-    let tied: Vec<usize> = eligible
-        .iter()
-        .copied()
-        .filter(|i| key(*i) == best)
-        .collect();
+    let tied: Vec<usize> = eligible.iter().copied().filter(|i| key(*i) == best).collect();
     tied[(draw % tied.len().max(1) as u64) as usize]
 }
 
 /// Draws with probability in proportion to `exp(-cost / temperature)`.
 fn softmax(eligible: &[usize], costs: &[f64], temperature: f64, draw: u64) -> usize {
-    let least = eligible
-        .iter()
-        .map(|i| costs[*i])
-        .fold(f64::INFINITY, f64::min);
+    let least = eligible.iter().map(|i| costs[*i]).fold(f64::INFINITY, f64::min);
     let weight = |i: usize| (-(costs[i] - least) / temperature).exp();
     let total: f64 = eligible.iter().map(|i| weight(*i)).sum();
     // The upper 53 bits make an even fraction in [0, 1).
@@ -172,48 +151,23 @@ mod tests {
     use super::*;
     use proptest::prelude::*;
 
-    const OVERLAP: Policy = Policy::KvOverlap {
-        overlap_weight: 1.0,
-        load_weight: 1.0,
-        temperature: 0.0,
-    };
+    const OVERLAP: Policy =
+        Policy::KvOverlap { overlap_weight: 1.0, load_weight: 1.0, temperature: 0.0 };
 
     fn query(leg: Leg) -> Query {
-        Query {
-            leg,
-            prompt_blocks: 10,
-            block_size: 16,
-            turn: 0,
-            draw: 0,
-        }
+        Query { leg, prompt_blocks: 10, block_size: 16, turn: 0, draw: 0 }
     }
 
     fn up(worker: usize) -> Candidate {
-        Candidate {
-            worker,
-            up: true,
-            ..Candidate::default()
-        }
+        Candidate { worker, up: true, ..Candidate::default() }
     }
 
     #[test]
     fn overlap_wins_until_its_holder_is_busier_than_the_overlap_is_worth() {
-        let warm = Candidate {
-            overlap_blocks: 8,
-            prefill_tokens: 7 * 16,
-            ..up(0)
-        };
+        let warm = Candidate { overlap_blocks: 8, prefill_tokens: 7 * 16, ..up(0) };
         let cold = up(1);
-        assert_eq!(
-            pick(&OVERLAP, &[warm, cold], query(Leg::Prefill))
-                .unwrap()
-                .index,
-            0
-        );
-        let busy = Candidate {
-            prefill_tokens: 9 * 16,
-            ..warm
-        };
+        assert_eq!(pick(&OVERLAP, &[warm, cold], query(Leg::Prefill)).unwrap().index, 0);
+        let busy = Candidate { prefill_tokens: 9 * 16, ..warm };
         let choice = pick(&OVERLAP, &[busy, cold], query(Leg::Prefill)).unwrap();
         assert_eq!((choice.index, choice.best_overlap_blocks), (1, 8));
         assert_eq!(choice.costs, vec![11.0, 10.0]);
@@ -221,23 +175,12 @@ mod tests {
 
     #[test]
     fn each_leg_reads_its_own_load() {
-        let a = Candidate {
-            prefill_tokens: 100,
-            active_tokens: 0,
-            ..up(0)
-        };
-        let b = Candidate {
-            prefill_tokens: 0,
-            active_tokens: 90,
-            ..up(1)
-        };
+        let a = Candidate { prefill_tokens: 100, active_tokens: 0, ..up(0) };
+        let b = Candidate { prefill_tokens: 0, active_tokens: 90, ..up(1) };
         let least = Policy::LeastLoaded {};
         assert_eq!(pick(&least, &[a, b], query(Leg::Prefill)).unwrap().index, 1);
         assert_eq!(pick(&least, &[a, b], query(Leg::Decode)).unwrap().index, 0);
-        assert_eq!(
-            pick(&least, &[a, b], query(Leg::Aggregated)).unwrap().index,
-            1
-        );
+        assert_eq!(pick(&least, &[a, b], query(Leg::Aggregated)).unwrap().index, 1);
     }
 
     #[test]
@@ -245,13 +188,8 @@ mod tests {
         let candidates = [up(0), Candidate { up: false, ..up(1) }, up(2)];
         let chosen: Vec<_> = (0..4)
             .map(|turn| {
-                let query = Query {
-                    turn,
-                    ..query(Leg::Decode)
-                };
-                pick(&Policy::RoundRobin {}, &candidates, query)
-                    .unwrap()
-                    .index
+                let query = Query { turn, ..query(Leg::Decode) };
+                pick(&Policy::RoundRobin {}, &candidates, query).unwrap().index
             })
             .collect();
         assert_eq!(chosen, [0, 2, 0, 2]);
@@ -262,40 +200,19 @@ mod tests {
         let dead = Candidate { up: false, ..up(0) };
         assert_eq!(pick(&OVERLAP, &[], query(Leg::Prefill)), None);
         assert!(pick(&OVERLAP, &[dead], query(Leg::Prefill)).is_some());
-        let good_but_dead = Candidate {
-            overlap_blocks: 10,
-            ..dead
-        };
-        assert_eq!(
-            pick(&OVERLAP, &[good_but_dead, up(1)], query(Leg::Prefill))
-                .unwrap()
-                .index,
-            1
-        );
+        let good_but_dead = Candidate { overlap_blocks: 10, ..dead };
+        assert_eq!(pick(&OVERLAP, &[good_but_dead, up(1)], query(Leg::Prefill)).unwrap().index, 1);
     }
 
     #[test]
     fn temperature_spreads_choices_in_proportion() {
-        let policy = Policy::KvOverlap {
-            overlap_weight: 1.0,
-            load_weight: 1.0,
-            temperature: 1.0,
-        };
-        let candidates = [
-            Candidate {
-                overlap_blocks: 1,
-                ..up(0)
-            },
-            up(1),
-        ];
+        let policy = Policy::KvOverlap { overlap_weight: 1.0, load_weight: 1.0, temperature: 1.0 };
+        let candidates = [Candidate { overlap_blocks: 1, ..up(0) }, up(1)];
         let draws = 10_000_u64;
         let first = (0..draws)
             .filter(|i| {
                 let draw = i * (u64::MAX / draws);
-                let query = Query {
-                    draw,
-                    ..query(Leg::Prefill)
-                };
+                let query = Query { draw, ..query(Leg::Prefill) };
                 pick(&policy, &candidates, query).unwrap().index == 0
             })
             .count();

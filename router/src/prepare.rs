@@ -89,10 +89,7 @@ fn compute(core: &Core, endpoint: Endpoint, text: Bytes) -> Result<Prepared, Err
     let served = Arc::clone(&core.models[model]);
     if inbound.removed_fields > 0 {
         let removed = inbound.removed_fields as u64;
-        core.metrics
-            .removed_fields
-            .with_label_values(&[served.name()])
-            .inc_by(removed);
+        core.metrics.removed_fields.with_label_values(&[served.name()]).inc_by(removed);
     }
     // Engines know the model under its own name, and an adapter under its.
     let engine_name = adapter.as_deref().unwrap_or(served.name());
@@ -111,10 +108,7 @@ fn compute(core: &Core, endpoint: Endpoint, text: Bytes) -> Result<Prepared, Err
         if let Some(raw) = raw {
             body.set("prompt", raw);
         }
-        let weight = body
-            .raw("prompt")
-            .or(body.raw("messages"))
-            .map_or(0, str::len);
+        let weight = body.raw("prompt").or(body.raw("messages")).map_or(0, str::len);
         let mut unit = Unit {
             prompt_index,
             prompt_tokens: None,
@@ -131,10 +125,7 @@ fn compute(core: &Core, endpoint: Endpoint, text: Bytes) -> Result<Prepared, Err
             }
             Err(reason) => {
                 unit.unknown = Some(reason);
-                core.metrics
-                    .prompts_unknown
-                    .with_label_values(&[served.name(), reason])
-                    .inc();
+                core.metrics.prompts_unknown.with_label_values(&[served.name(), reason]).inc();
             }
         }
         units.push(unit);
@@ -165,9 +156,7 @@ fn tokenize(
         (Prompt::Tokens(ids), _) => return Ok(Ok(ids)),
         (_, None) => return Ok(Err("no_tokenizer")),
         (Prompt::Text(text), Some(model)) => {
-            let special = body
-                .get::<bool>("add_special_tokens", "true or false")?
-                .unwrap_or(true);
+            let special = body.get::<bool>("add_special_tokens", "true or false")?.unwrap_or(true);
             model.tokenize_text(&text, special)
         }
         (Prompt::Chat, Some(model)) => {
@@ -181,11 +170,7 @@ fn tokenize(
         Err(PromptError::Unsupported(reason)) => Ok(Err(reason)),
         Err(PromptError::Client(message)) => Err(Error::invalid("messages", message)),
         Err(PromptError::Internal(message)) => {
-            tracing::error!(
-                model = served.name(),
-                error = message,
-                "a prompt cannot be tokenised"
-            );
+            tracing::error!(model = served.name(), error = message, "a prompt cannot be tokenised");
             Ok(Err("tokenizer_failed"))
         }
     }
@@ -196,9 +181,7 @@ fn chat_fields(body: &JsonObject) -> Result<Map<String, Value>, Error> {
     body.members()
         .map(|(key, raw)| {
             let value = serde_json::from_str(raw);
-            value
-                .map(|value| (key.to_owned(), value))
-                .map_err(|error| strict::locate(&error))
+            value.map(|value| (key.to_owned(), value)).map_err(|error| strict::locate(&error))
         })
         .collect()
 }

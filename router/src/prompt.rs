@@ -103,21 +103,12 @@ impl PromptModel {
         } else {
             let default = tokenizer.chat_template("default").map(&mut compile);
             let tool_use = tokenizer.chat_template("tool_use").map(&mut compile);
-            (
-                default.unwrap_or(Err("the model has no chat template")),
-                tool_use,
-            )
+            (default.unwrap_or(Err("the model has no chat template")), tool_use)
         };
         if let Err(reason) = &chat {
             notes.push(format!("chats cannot be tokenized exactly: {reason}"));
         }
-        Self {
-            tokenizer,
-            chat,
-            tool_chat,
-            options,
-            notes,
-        }
+        Self { tokenizer, chat, tool_chat, options, notes }
     }
 
     /// The tokenizer.
@@ -146,10 +137,7 @@ impl PromptModel {
             .tokenizer
             .encode(text, add_special_tokens)
             .map_err(|error| PromptError::Internal(error.to_string()))?;
-        Ok(PromptTokens {
-            ids,
-            uses_clock: false,
-        })
+        Ok(PromptTokens { ids, uses_clock: false })
     }
 
     /// Token ids of a chat request, rendered at `now_unix_s` (seconds since
@@ -164,10 +152,7 @@ impl PromptModel {
     ) -> Result<PromptTokens, PromptError> {
         let rendered = self.render_chat(chat, now_unix_s)?;
         let prompt = self.tokenize_text(&rendered.text, chat.add_special_tokens)?;
-        Ok(PromptTokens {
-            uses_clock: rendered.uses_clock,
-            ..prompt
-        })
+        Ok(PromptTokens { uses_clock: rendered.uses_clock, ..prompt })
     }
 
     /// The text that [`Self::tokenize_chat`] tokenizes.
@@ -184,18 +169,11 @@ impl PromptModel {
             (Some(_), Some(template)) => template,
             _ => &self.chat,
         };
-        let template = template
-            .as_ref()
-            .map_err(|reason| PromptError::Unsupported(reason))?;
-        let format = self
-            .options
-            .content_format
-            .unwrap_or(template.content_format());
+        let template = template.as_ref().map_err(|reason| PromptError::Unsupported(reason))?;
+        let format = self.options.content_format.unwrap_or(template.content_format());
         let mut messages = normalise::conversation(chat.messages, format)?;
         if messages.is_empty() {
-            return Err(PromptError::Client(
-                "`messages` must not be empty".to_owned(),
-            ));
+            return Err(PromptError::Client("`messages` must not be empty".to_owned()));
         }
         if !template.knows_developer() {
             messages = normalise::without_developer(messages);

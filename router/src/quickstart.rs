@@ -79,14 +79,7 @@ pub async fn start(options: &Options) -> Result<Quickstart, QuickstartError> {
     let loaded = config::parse("quickstart.yaml", &yaml, files.path())?;
     let listen = loaded.config.listen.clone();
     let running = Running::start(assemble(loaded.config).await?, &listen).await?;
-    Ok(Quickstart {
-        running,
-        yaml,
-        engines: Engines {
-            _engines: engines,
-            _files: files,
-        },
-    })
+    Ok(Quickstart { running, yaml, engines: Engines { _engines: engines, _files: files } })
 }
 
 /// Writes the simulated model's tokenizer as Hugging Face files.
@@ -104,9 +97,9 @@ fn roles(options: &Options) -> Vec<(String, Role)> {
     let decode = (0..options.decode).map(|i| (format!("d{i}"), Role::Decode));
     match options.flow {
         Flow::PrefillFirst => prefill.chain(decode).collect(),
-        Flow::Aggregated => (0..options.prefill + options.decode)
-            .map(|i| (format!("w{i}"), Role::Both))
-            .collect(),
+        Flow::Aggregated => {
+            (0..options.prefill + options.decode).map(|i| (format!("w{i}"), Role::Both)).collect()
+        }
     }
 }
 
@@ -185,10 +178,7 @@ impl Quickstart {
     pub fn hints(&self) -> String {
         let addresses = self.running.addresses();
         let http = addresses.http;
-        let grpc = addresses
-            .grpc
-            .map(|grpc| grpc.to_string())
-            .unwrap_or_default();
+        let grpc = addresses.grpc.map(|grpc| grpc.to_string()).unwrap_or_default();
         let admin = addresses.admin;
         let turn = "\"model\":\"sim\",\"stream\":true,\"max_tokens\":32,\
                     \"stream_options\":{\"include_usage\":true}";

@@ -53,30 +53,15 @@ impl Running {
         };
         let addresses = Addresses {
             http: http_socket.local_addr()?,
-            grpc: grpc_socket
-                .as_ref()
-                .map(|socket| socket.local_addr())
-                .transpose()?,
+            grpc: grpc_socket.as_ref().map(|socket| socket.local_addr()).transpose()?,
             admin: admin_socket.local_addr()?,
         };
         let stop = CancellationToken::new();
         let mut doors = JoinSet::new();
-        doors.spawn(listener::serve(
-            http_socket,
-            http::routes(Arc::clone(&core)),
-            stop.clone(),
-        ));
-        doors.spawn(listener::serve(
-            admin_socket,
-            admin::routes(Arc::clone(&core)),
-            stop.clone(),
-        ));
+        doors.spawn(listener::serve(http_socket, http::routes(Arc::clone(&core)), stop.clone()));
+        doors.spawn(listener::serve(admin_socket, admin::routes(Arc::clone(&core)), stop.clone()));
         if let Some(socket) = grpc_socket {
-            doors.spawn(listener::serve(
-                socket,
-                grpc::routes(&core, stop.clone()),
-                stop.clone(),
-            ));
+            doors.spawn(listener::serve(socket, grpc::routes(&core, stop.clone()), stop.clone()));
         }
         let mut fleet = JoinSet::new();
         for served in &core.models {
@@ -88,13 +73,7 @@ impl Running {
                 }
             }
         }
-        Ok(Self {
-            core,
-            addresses,
-            stop,
-            doors,
-            _fleet: fleet,
-        })
+        Ok(Self { core, addresses, stop, doors, _fleet: fleet })
     }
 
     /// The bound addresses.
@@ -114,12 +93,7 @@ impl Running {
     /// If it cannot be written.
     pub fn write_ready_file(&self, path: &Path) -> io::Result<()> {
         let Addresses { http, grpc, admin } = self.addresses;
-        let models: Vec<_> = self
-            .core
-            .models
-            .iter()
-            .map(|served| served.name())
-            .collect();
+        let models: Vec<_> = self.core.models.iter().map(|served| served.name()).collect();
         let mut ready = json!({
             "http": http.to_string(), "admin": admin.to_string(), "models": models,
         });
@@ -137,10 +111,7 @@ impl Running {
     pub async fn drain(mut self) -> usize {
         let limits = self.core.limits.clone();
         self.core.drain();
-        tracing::info!(
-            in_flight = self.core.live.len(),
-            "draining: not ready any more"
-        );
+        tracing::info!(in_flight = self.core.live.len(), "draining: not ready any more");
         tokio::time::sleep(limits.drain_delay).await;
         self.stop.cancel();
         let all_closed = async { while self.doors.join_next().await.is_some() {} };

@@ -100,11 +100,7 @@ pub async fn serve(core: &Arc<Core>, call: Call) -> Result<Reply, Error> {
                 }
                 ReplyBody::Events(events) => ReplyBody::Events(scope.guard(events)),
             };
-            Ok(Reply {
-                route,
-                server_timing,
-                body,
-            })
+            Ok(Reply { route, server_timing, body })
         }
         Err(error) => {
             scope.end(error.outcome());
@@ -120,16 +116,8 @@ async fn answer(
 ) -> Result<(Route, ReplyBody), Error> {
     let tokenizing = Instant::now();
     let prepared = prepare(core, call.endpoint, call.body).await?;
-    let Prepared {
-        served,
-        endpoint,
-        stream,
-        include_usage,
-        n,
-        samples,
-        bypasses_cache,
-        units,
-    } = prepared;
+    let Prepared { served, endpoint, stream, include_usage, n, samples, bypasses_cache, units } =
+        prepared;
     let stages = Stages::default();
     stages.record(&core.metrics, served.name(), "tokenize", tokenizing);
     let context = Context {
@@ -144,14 +132,9 @@ async fn answer(
         stages,
     };
     scope.place(&context, &call.request_id);
-    let decisions: Vec<DecisionHandle> = units
-        .iter()
-        .map(|unit| start_decision(&context, unit, &call.request_id))
-        .collect();
-    let legs = units
-        .iter()
-        .zip(&decisions)
-        .map(|(unit, record)| begin(&context, unit, record));
+    let decisions: Vec<DecisionHandle> =
+        units.iter().map(|unit| start_decision(&context, unit, &call.request_id)).collect();
+    let legs = units.iter().zip(&decisions).map(|(unit, record)| begin(&context, unit, record));
     let mut begun = try_join_all(legs).await.inspect_err(|error| {
         for decision in &decisions {
             decision.update(|decision| {
@@ -165,10 +148,7 @@ async fn answer(
         (1, Some(Begun::Stream(unit))) => ReplyBody::Events(merge::single(unit)),
         (_, last) => merged(begun.into_iter().chain(last), n)?,
     };
-    Ok((
-        Route(decisions.into_iter().next().unwrap_or_default()),
-        body,
-    ))
+    Ok((Route(decisions.into_iter().next().unwrap_or_default()), body))
 }
 
 fn merged(begun: impl Iterator<Item = Begun>, n: u32) -> Result<ReplyBody, Error> {
@@ -220,16 +200,11 @@ static NUMBERS: AtomicU64 = AtomicU64::new(0);
 
 impl Scope {
     fn open(core: &Arc<Core>, call: &Call) -> Result<Self, Error> {
-        let permit = Arc::clone(&core.in_flight)
-            .try_acquire_owned()
-            .map_err(|_| {
-                core.metrics
-                    .shed
-                    .with_label_values(&["none", "in_flight_max"])
-                    .inc();
-                let message = "the router serves limits.in_flight_max requests already";
-                Error::new(Kind::Overloaded, message)
-            })?;
+        let permit = Arc::clone(&core.in_flight).try_acquire_owned().map_err(|_| {
+            core.metrics.shed.with_label_values(&["none", "in_flight_max"]).inc();
+            let message = "the router serves limits.in_flight_max requests already";
+            Error::new(Kind::Overloaded, message)
+        })?;
         Ok(Self {
             core: Arc::clone(core),
             endpoint: call.endpoint.name(),
@@ -247,11 +222,7 @@ impl Scope {
     /// The model is known.
     fn place(&mut self, context: &Context, request_id: &str) {
         let model = context.served.name();
-        let gauge = self
-            .core
-            .metrics
-            .requests_in_flight
-            .with_label_values(&[model]);
+        let gauge = self.core.metrics.requests_in_flight.with_label_values(&[model]);
         gauge.inc();
         self.in_flight = Some(gauge);
         let number = NUMBERS.fetch_add(1, Relaxed);
@@ -271,11 +242,7 @@ impl Scope {
     fn begun(&mut self, context: &Context) {
         let ttft = self.arrived.elapsed().as_secs_f64();
         let labels = [context.served.name(), self.flow];
-        self.core
-            .metrics
-            .ttft
-            .with_label_values(&labels)
-            .observe(ttft);
+        self.core.metrics.ttft.with_label_values(&labels).observe(ttft);
         self.timing = context.stages.server_timing();
     }
 
@@ -286,23 +253,20 @@ impl Scope {
     /// Ties the scope to a stream: it ends when the stream does.
     fn guard(self, events: Events) -> Events {
         let state = (Some(self), events);
-        Box::pin(futures_util::stream::unfold(
-            state,
-            |(scope, mut events)| async move {
-                let mut scope = scope?;
-                match events.next().await {
-                    Some(Ok(data)) => Some((Ok(data), (Some(scope), events))),
-                    Some(Err(error)) => {
-                        scope.end(error.outcome());
-                        Some((Err(error), (None, events)))
-                    }
-                    None => {
-                        scope.end("ok");
-                        None
-                    }
+        Box::pin(futures_util::stream::unfold(state, |(scope, mut events)| async move {
+            let mut scope = scope?;
+            match events.next().await {
+                Some(Ok(data)) => Some((Ok(data), (Some(scope), events))),
+                Some(Err(error)) => {
+                    scope.end(error.outcome());
+                    Some((Err(error), (None, events)))
                 }
-            },
-        ))
+                None => {
+                    scope.end("ok");
+                    None
+                }
+            }
+        }))
     }
 
     fn end(&mut self, outcome: &'static str) {
@@ -314,10 +278,7 @@ impl Scope {
         let labels = [model, self.endpoint, self.flow, outcome];
         metrics.requests.with_label_values(&labels).inc();
         let seconds = self.arrived.elapsed().as_secs_f64();
-        metrics
-            .request
-            .with_label_values(&[model, self.flow])
-            .observe(seconds);
+        metrics.request.with_label_values(&[model, self.flow]).observe(seconds);
     }
 }
 

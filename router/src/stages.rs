@@ -20,10 +20,7 @@ impl Stages {
     /// The same, before there is a context.
     pub fn record(&self, metrics: &Metrics, model: &str, stage: &'static str, started: Instant) {
         let seconds = started.elapsed().as_secs_f64();
-        metrics
-            .stage
-            .with_label_values(&[model, stage])
-            .observe(seconds);
+        metrics.stage.with_label_values(&[model, stage]).observe(seconds);
         let mut stages = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         match stages.iter_mut().find(|(name, _)| *name == stage) {
             Some((_, sum)) => *sum += seconds,

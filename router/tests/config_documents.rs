@@ -22,10 +22,7 @@ models:
 ";
 
 fn repository() -> PathBuf {
-    Path::new(env!("CARGO_MANIFEST_DIR"))
-        .parent()
-        .unwrap()
-        .to_owned()
+    Path::new(env!("CARGO_MANIFEST_DIR")).parent().unwrap().to_owned()
 }
 
 #[test]
@@ -48,14 +45,8 @@ fn every_example_is_valid() {
     let mut examples = Vec::new();
     for file in fs::read_dir(repository().join("deploy")).unwrap() {
         let path = file.unwrap().path();
-        if path
-            .extension()
-            .is_some_and(|extension| extension == "yaml")
-        {
-            examples.push((
-                path.display().to_string(),
-                fs::read_to_string(&path).unwrap(),
-            ));
+        if path.extension().is_some_and(|extension| extension == "yaml") {
+            examples.push((path.display().to_string(), fs::read_to_string(&path).unwrap()));
         }
     }
     let document = fs::read_to_string(repository().join("docs/configuration.md")).unwrap();
@@ -103,10 +94,8 @@ fn a_minimal_file_gets_the_defaults() {
 #[test]
 fn every_documented_default_is_the_default() {
     let document = fs::read_to_string(repository().join("docs/configuration.md")).unwrap();
-    let text = MINIMAL.replace(
-        "flow: aggregated",
-        "flow: aggregated\n    policy: { kind: POLICY }",
-    );
+    let text =
+        MINIMAL.replace("flow: aggregated", "flow: aggregated\n    policy: { kind: POLICY }");
     let base = |policy: &str| {
         let text = text.replace("POLICY", policy).replace(
             "tokenizer: { kind: none }",
@@ -118,33 +107,21 @@ fn every_documented_default_is_the_default() {
     for row in document.lines().filter(|line| line.starts_with("| `")) {
         let cells: Vec<&str> = row.split(" | ").collect();
         let path = cells[0].trim_matches(['|', ' ', '`']);
-        let Some(default) = cells[2]
-            .strip_prefix('`')
-            .and_then(|cell| cell.strip_suffix('`'))
+        let Some(default) = cells[2].strip_prefix('`').and_then(|cell| cell.strip_suffix('`'))
         else {
             continue;
         };
         stated += 1;
-        let policy = if path.contains(".policy.") {
-            "kv_overlap"
-        } else {
-            "least_loaded"
-        };
+        let policy = if path.contains(".policy.") { "kv_overlap" } else { "least_loaded" };
         let without = parse(&base(policy)).unwrap().config;
         let without = serde_json::to_value(without).unwrap();
         let mut with = without.clone();
         let default = as_json(default);
-        *with
-            .pointer_mut(&pointer(path))
-            .unwrap_or_else(|| panic!("no {path}")) = default;
+        *with.pointer_mut(&pointer(path)).unwrap_or_else(|| panic!("no {path}")) = default;
         assert_eq!(with, without, "{path}");
         // JSON is YAML: the file that states the default means the same.
         let again = parse(&with.to_string()).unwrap_or_else(|problems| panic!("{problems}"));
-        assert_eq!(
-            serde_json::to_value(again.config).unwrap(),
-            without,
-            "{path}"
-        );
+        assert_eq!(serde_json::to_value(again.config).unwrap(), without, "{path}");
     }
     assert!(stated > 25, "only {stated} rows state a default");
 }
@@ -165,11 +142,7 @@ fn as_json(text: &str) -> Value {
 fn the_schema_allows_no_unknown_keys_and_explains_every_key() {
     fn visit(schema: &Value, place: &str) {
         if let Some(properties) = schema.get("properties").and_then(Value::as_object) {
-            assert_eq!(
-                schema.get("additionalProperties"),
-                Some(&Value::Bool(false)),
-                "{place}"
-            );
+            assert_eq!(schema.get("additionalProperties"), Some(&Value::Bool(false)), "{place}");
             for (key, property) in properties {
                 let explained = property.get("description").is_some() || key == "kind";
                 assert!(explained, "{place}/{key} has no description");
@@ -191,9 +164,6 @@ fn the_schema_allows_no_unknown_keys_and_explains_every_key() {
     }
     let schema = config::schema();
     assert_eq!(schema["title"], "Splitrail configuration");
-    assert_eq!(
-        schema["$schema"],
-        "https://json-schema.org/draft/2020-12/schema"
-    );
+    assert_eq!(schema["$schema"], "https://json-schema.org/draft/2020-12/schema");
     visit(&schema, "");
 }

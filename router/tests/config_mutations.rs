@@ -26,19 +26,14 @@ enum Mutation {
 fn mutation() -> impl Strategy<Value = Mutation> {
     let index = any::<Index>;
     let special = prop::sample::select(
-        "{}[]:,-?&*!|>'\"#%@` \t\n\r\0~<.0\u{feff}\u{85}é"
-            .chars()
-            .collect::<Vec<_>>(),
+        "{}[]:,-?&*!|>'\"#%@` \t\n\r\0~<.0\u{feff}\u{85}é".chars().collect::<Vec<_>>(),
     );
     prop_oneof![
         index().prop_map(Mutation::DropLine),
         (index(), index()).prop_map(|(from, to)| Mutation::RepeatLine(from, to)),
         (index(), index()).prop_map(|(a, b)| Mutation::SwapChars(a, b)),
         (index(), special).prop_map(|(at, c)| Mutation::Replace(at, c)),
-        (
-            index(),
-            prop_oneof![".{0,8}", "[{}\\[\\]:,?&*!|>'\"# \n-]{0,8}"]
-        )
+        (index(), prop_oneof![".{0,8}", "[{}\\[\\]:,?&*!|>'\"# \n-]{0,8}"])
             .prop_map(|(at, text)| Mutation::Insert(at, text)),
         index().prop_map(Mutation::Cut),
         (index(), 0_usize..6).prop_map(|(line, by)| Mutation::Indent(line, by)),
@@ -96,15 +91,9 @@ fn ends_well(text: &str) -> Result<(), TestCaseError> {
     let lines = text.chars().filter(|c| matches!(c, '\n' | '\r')).count() + 1;
     for problem in problems.as_slice() {
         prop_assert!((1..=lines + 1).contains(&problem.line), "{problem}\n{text}");
-        prop_assert!(
-            (1..=text.chars().count() + 1).contains(&problem.column),
-            "{problem}\n{text}"
-        );
+        prop_assert!((1..=text.chars().count() + 1).contains(&problem.column), "{problem}\n{text}");
         prop_assert!(!problem.message.is_empty() && !problem.hint.is_empty());
-        prop_assert!(
-            !problem.message.contains("configuration is not valid"),
-            "{problem}\n{text}"
-        );
+        prop_assert!(!problem.message.contains("configuration is not valid"), "{problem}\n{text}");
         prop_assert!(!problem.to_string().contains("fixture-engine-key"));
     }
     Ok(())

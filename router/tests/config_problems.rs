@@ -22,9 +22,7 @@ models:
     block_size: \"16\"
     workers: [{ id: w, role: both, url: 'http://w:1' }]
 ";
-    let Err(problems) = parse(text) else {
-        panic!("accepted")
-    };
+    let Err(problems) = parse(text) else { panic!("accepted") };
     assert_eq!(
         problems.to_string(),
         "\
@@ -48,66 +46,23 @@ x.yaml:9:17: `models[0].block_size` must be a whole number, or `auto`, not the t
 fn a_key_mistake_does_not_hide_a_broken_rule() {
     let text = valid_but("hash_seed: 7", "hash_seed: -7").replace("id: d0", "id: p0");
     let problems = problems(&text);
-    let places: Vec<_> = problems
-        .iter()
-        .map(|problem| (problem.line, problem.column))
-        .collect();
+    let places: Vec<_> = problems.iter().map(|problem| (problem.line, problem.column)).collect();
     assert_eq!(places, [(5, 12), (31, 15)], "{problems:#?}");
 }
 
 #[test]
 fn unknown_keys_are_refused_at_every_level() {
     let sections = [
-        (
-            "listen:\n",
-            "listen:\n  nonsense: 1\n",
-            "`listen` has an unknown key `nonsense`",
-        ),
-        (
-            "hash_seed: 7",
-            "hash_seed: 7\nnonsense: 1",
-            "the configuration has an unknown key",
-        ),
-        (
-            "limits:\n",
-            "limits:\n  nonsense: 1\n",
-            "`limits` has an unknown key",
-        ),
-        (
-            "  - name: big\n",
-            "  - name: big\n    nonsense: 1\n",
-            "`models[0]` has an unknown key",
-        ),
-        (
-            "path: tokenizer",
-            "path: tokenizer, nonsense: 1",
-            "`models[0].tokenizer` has",
-        ),
-        (
-            "temperature: 0.1",
-            "temperature: 0.1, nonsense: 1",
-            "`models[0].policy` has",
-        ),
-        (
-            "decode: 0 }",
-            "decode: 0, nonsense: 1 }",
-            "`models[0].retries` has",
-        ),
-        (
-            "connect: 1s",
-            "connect: 1s, nonsense: 1",
-            "`models[0].timeouts` has",
-        ),
-        (
-            "path: engine.key",
-            "path: engine.key, nonsense: 1",
-            "`models[0].engine_api_key` has",
-        ),
-        (
-            "      - id: p0\n",
-            "      - id: p0\n        nonsense: 1\n",
-            "`models[0].workers[0]` has",
-        ),
+        ("listen:\n", "listen:\n  nonsense: 1\n", "`listen` has an unknown key `nonsense`"),
+        ("hash_seed: 7", "hash_seed: 7\nnonsense: 1", "the configuration has an unknown key"),
+        ("limits:\n", "limits:\n  nonsense: 1\n", "`limits` has an unknown key"),
+        ("  - name: big\n", "  - name: big\n    nonsense: 1\n", "`models[0]` has an unknown key"),
+        ("path: tokenizer", "path: tokenizer, nonsense: 1", "`models[0].tokenizer` has"),
+        ("temperature: 0.1", "temperature: 0.1, nonsense: 1", "`models[0].policy` has"),
+        ("decode: 0 }", "decode: 0, nonsense: 1 }", "`models[0].retries` has"),
+        ("connect: 1s", "connect: 1s, nonsense: 1", "`models[0].timeouts` has"),
+        ("path: engine.key", "path: engine.key, nonsense: 1", "`models[0].engine_api_key` has"),
+        ("      - id: p0\n", "      - id: p0\n        nonsense: 1\n", "`models[0].workers[0]` has"),
     ];
     for (from, to, message) in sections {
         let (_, _, told) = only_problem(&valid_but(from, to));
@@ -118,30 +73,13 @@ fn unknown_keys_are_refused_at_every_level() {
 
 #[test]
 fn what_later_versions_may_have_is_named_as_such() {
-    let top = [
-        "ledger",
-        "record",
-        "events",
-        "tls",
-        "tenants",
-        "queue",
-        "migrate",
-        "cache_isolation",
-    ];
+    let top =
+        ["ledger", "record", "events", "tls", "tenants", "queue", "migrate", "cache_isolation"];
     let mut cases: Vec<(String, String)> = Vec::new();
     for key in top {
-        cases.push((
-            key.to_owned(),
-            valid_but("hash_seed: 7", &format!("hash_seed: 7\n{key}: 1")),
-        ));
+        cases.push((key.to_owned(), valid_but("hash_seed: 7", &format!("hash_seed: 7\n{key}: 1"))));
     }
-    for key in [
-        "cache_hit_threshold",
-        "gate",
-        "lease",
-        "discovery",
-        "cache_isolation",
-    ] {
+    for key in ["cache_hit_threshold", "gate", "lease", "discovery", "cache_isolation"] {
         let text = valid_but("  - name: big\n", &format!("  - name: big\n    {key}: 1\n"));
         cases.push((format!("models[0].{key}"), text));
     }
@@ -167,146 +105,43 @@ fn what_later_versions_may_have_is_named_as_such() {
     }
     for (name, text) in cases {
         let (_, _, told) = only_problem(&text);
-        assert!(
-            told.starts_with(&format!("`{name}` is not supported by this version")),
-            "{told}"
-        );
+        assert!(told.starts_with(&format!("`{name}` is not supported by this version")), "{told}");
     }
 }
 
 #[test]
 fn values_of_the_wrong_type_range_or_form_say_what_is_right() {
     let cases = [
-        (
-            "block_size: 16",
-            "block_size: 0",
-            (14, 17),
-            "cannot be 0 -> from 1 to 65536",
-        ),
-        (
-            "block_size: 16",
-            "block_size: 1e1",
-            (14, 17),
-            "without a fraction or exponent",
-        ),
-        (
-            "block_size: 16",
-            "block_size: Auto",
-            (14, 17),
-            "a whole number, or `auto`",
-        ),
-        (
-            "hash_seed: 7",
-            "hash_seed: 1_000",
-            (5, 12),
-            "write 1000 without underscores",
-        ),
-        (
-            "hash_seed: 7",
-            "hash_seed: 18446744073709551616",
-            (5, 12),
-            "18446744073709551615",
-        ),
+        ("block_size: 16", "block_size: 0", (14, 17), "cannot be 0 -> from 1 to 65536"),
+        ("block_size: 16", "block_size: 1e1", (14, 17), "without a fraction or exponent"),
+        ("block_size: 16", "block_size: Auto", (14, 17), "a whole number, or `auto`"),
+        ("hash_seed: 7", "hash_seed: 1_000", (5, 12), "write 1000 without underscores"),
+        ("hash_seed: 7", "hash_seed: 18446744073709551616", (5, 12), "18446744073709551615"),
         ("prefill: 3", "prefill: 11", (22, 25), "from 0 to 10"),
-        (
-            "overlap_weight: 2",
-            "overlap_weight: .inf",
-            (21, 49),
-            "from 0 to 1000000",
-        ),
-        (
-            "overlap_weight: 2",
-            "overlap_weight: .nan",
-            (21, 49),
-            "from 0 to 1000000",
-        ),
-        (
-            "overlap_weight: 2",
-            "overlap_weight: '2'",
-            (21, 49),
-            "write 2 without quotes",
-        ),
-        (
-            "drain_delay: 250ms",
-            "drain_delay: '3'",
-            (8, 16),
-            "add a unit: `3s`?",
-        ),
-        (
-            "drain_delay: 250ms",
-            "drain_delay: 1s1m",
-            (8, 16),
-            "largest first",
-        ),
-        (
-            "drain_delay: 250ms",
-            "drain_delay: 1 s",
-            (8, 16),
-            "whole numbers with ms, s, m or h",
-        ),
-        (
-            "drain_delay: 250ms",
-            "drain_delay: 169h",
-            (8, 16),
-            "at most 168h",
-        ),
-        (
-            "drain_delay: 250ms",
-            "drain_delay:",
-            (8, 3),
-            "is left empty",
-        ),
-        (
-            "http: 0.0.0.0:8000",
-            "http: localhost:80",
-            (2, 9),
-            "`127.0.0.1:80`",
-        ),
+        ("overlap_weight: 2", "overlap_weight: .inf", (21, 49), "from 0 to 1000000"),
+        ("overlap_weight: 2", "overlap_weight: .nan", (21, 49), "from 0 to 1000000"),
+        ("overlap_weight: 2", "overlap_weight: '2'", (21, 49), "write 2 without quotes"),
+        ("drain_delay: 250ms", "drain_delay: '3'", (8, 16), "add a unit: `3s`?"),
+        ("drain_delay: 250ms", "drain_delay: 1s1m", (8, 16), "largest first"),
+        ("drain_delay: 250ms", "drain_delay: 1 s", (8, 16), "whole numbers with ms, s, m or h"),
+        ("drain_delay: 250ms", "drain_delay: 169h", (8, 16), "at most 168h"),
+        ("drain_delay: 250ms", "drain_delay:", (8, 3), "is left empty"),
+        ("http: 0.0.0.0:8000", "http: localhost:80", (2, 9), "`127.0.0.1:80`"),
         ("http: 0.0.0.0:8000", "http: 8000", (2, 9), "`0.0.0.0:8000`"),
         ("http: 0.0.0.0:8000", "http: [::1]:8000", (2, 0), ""),
         ("name: big", "name: ''", (11, 11), "is empty"),
         ("name: big", "name: 7", (11, 11), "put it in quotes"),
         ("name: big", "name: null", (11, 11), "is left empty"),
-        (
-            "aliases: [default]",
-            "aliases: default",
-            (12, 14),
-            "must be a list",
-        ),
-        (
-            "role: prefill",
-            "role: prefil",
-            (27, 15),
-            "did you mean `prefill`?",
-        ),
-        (
-            "role: prefill",
-            "role: [prefill]",
-            (27, 15),
-            "must be one of",
-        ),
+        ("aliases: [default]", "aliases: default", (12, 14), "must be a list"),
+        ("role: prefill", "role: prefil", (27, 15), "did you mean `prefill`?"),
+        ("role: prefill", "role: [prefill]", (27, 15), "must be one of"),
         ("id: p0", "id: p/0", (26, 13), "may not hold \"/\""),
-        (
-            "kind: huggingface",
-            "kind: hugging_face",
-            (15, 24),
-            "did you mean `huggingface`?",
-        ),
+        ("kind: huggingface", "kind: hugging_face", (15, 24), "did you mean `huggingface`?"),
         ("kind: huggingface, ", "", (15, 16), "has no `kind`"),
         ("kind: huggingface", "kind: 1", (15, 24), "must be a text"),
-        (
-            "{ kind: huggingface, path: tokenizer }",
-            "none",
-            (15, 16),
-            "must be a mapping",
-        ),
+        ("{ kind: huggingface, path: tokenizer }", "none", (15, 16), "must be a mapping"),
         (", path: tokenizer }", " }", (15, 16), "has no `path`"),
-        (
-            "    flow: prefill_first\n",
-            "",
-            (11, 5),
-            "`models[0]` has no `flow`",
-        ),
+        ("    flow: prefill_first\n", "", (11, 5), "`models[0]` has no `flow`"),
     ];
     for (from, to, (line, column), part) in cases {
         let text = valid_but(from, to);
@@ -338,25 +173,15 @@ fn secrets_are_never_repeated() {
             assert!(!problem.to_string().contains("very-secret"), "{problem}");
         }
     }
-    let url = valid_but(
-        "http://10.0.0.1:8000",
-        "http://user:very-secret@10.0.0.1:8000",
-    );
+    let url = valid_but("http://10.0.0.1:8000", "http://user:very-secret@10.0.0.1:8000");
     let (_, _, told) = only_problem(&url);
-    assert!(
-        told.contains("has a user or password") && !told.contains("very-secret"),
-        "{told}"
-    );
+    assert!(told.contains("has a user or password") && !told.contains("very-secret"), "{told}");
 }
 
 #[test]
 fn many_mistakes_are_counted_beyond_the_first_hundred() {
-    let wrong: String = (0..250)
-        .map(|index| format!("nonsense{index}: 1\n"))
-        .collect();
-    let Err(problems) = parse(&(VALID.to_owned() + &wrong)) else {
-        panic!("accepted")
-    };
+    let wrong: String = (0..250).map(|index| format!("nonsense{index}: 1\n")).collect();
+    let Err(problems) = parse(&(VALID.to_owned() + &wrong)) else { panic!("accepted") };
     assert_eq!(problems.as_slice().len(), 100);
     assert_eq!(problems.count(), 250);
     assert!(problems.to_string().ends_with("\n... and 150 more"));
@@ -376,12 +201,7 @@ fn files_are_read_from_their_own_folder() {
         panic!("no tokenizer");
     };
     assert_eq!(path, &folder().join("tokenizer"));
-    let secret = loaded.config.models[0]
-        .engine_api_key
-        .as_ref()
-        .unwrap()
-        .resolve()
-        .unwrap();
+    let secret = loaded.config.models[0].engine_api_key.as_ref().unwrap().resolve().unwrap();
     assert_eq!(secret.expose(), "fixture-engine-key");
     assert_eq!(secret.bearer(), "Bearer fixture-engine-key");
     assert!(!format!("{secret:?} {:?}", secret.bearer()).contains("fixture"));
@@ -392,25 +212,14 @@ fn files_that_cannot_be_read_are_problems_too() {
     let folder = tempfile::tempdir().unwrap();
     let missing = folder.path().join("missing.yaml");
     let told = config::load(&missing).unwrap_err().to_string();
-    assert!(told.starts_with(&format!(
-        "{}:1:1: the file cannot be read",
-        missing.display()
-    )));
+    assert!(told.starts_with(&format!("{}:1:1: the file cannot be read", missing.display())));
 
     let latin = folder.path().join("latin.yaml");
     std::fs::write(&latin, b"listen: {}\n# caf\xe9\n").unwrap();
     let told = config::load(&latin).unwrap_err().to_string();
-    assert!(
-        told.starts_with(&format!("{}:2:6: here is a byte", latin.display())),
-        "{told}"
-    );
+    assert!(told.starts_with(&format!("{}:2:6: here is a byte", latin.display())), "{told}");
 
     let large = folder.path().join("large.yaml");
     std::fs::write(&large, vec![b'#'; (4 << 20) + 1]).unwrap();
-    assert!(
-        config::load(&large)
-            .unwrap_err()
-            .to_string()
-            .contains("larger than 4194304 bytes")
-    );
+    assert!(config::load(&large).unwrap_err().to_string().contains("larger than 4194304 bytes"));
 }

@@ -27,18 +27,8 @@ fn names_lead_to_one_model() {
         (32, 11),
         "`models[1].name` \"big\" is already taken at 11:11",
     );
-    refused(
-        "name: small",
-        "name: my-lora",
-        (32, 11),
-        "is already taken at 13:16",
-    );
-    refused(
-        "[default]",
-        "[default, default]",
-        (12, 24),
-        "is already taken at 12:15",
-    );
+    refused("name: small", "name: my-lora", (32, 11), "is already taken at 13:16");
+    refused("[default]", "[default, default]", (12, 24), "is already taken at 12:15");
     refused("[my-lora]", "[big]", (13, 16), "is already taken at 11:11");
     refused("[default]", "['']", (12, 15), "is empty or too long");
     refused("name: small", "name: 'small '", (32, 11), "white space");
@@ -52,19 +42,11 @@ fn worker_ids_and_addresses_are_unique_in_a_model() {
         (31, 15),
         "`models[0].workers[1].id` \"p0\" is already taken at 26:13",
     );
-    refused(
-        "http://10.0.1.1",
-        "http://10.0.0.1",
-        (31, 38),
-        "is already taken at 28:14",
-    );
+    refused("http://10.0.1.1", "http://10.0.0.1", (31, 38), "is already taken at 28:14");
     let events = ", kv_events: \"tcp://10.0.0.1:5557\" }";
     let twice = valid_but("1.1:8000\" }", &format!("1.1:8000\"{events}"));
     let (line, _, told) = only_problem(&twice);
-    assert!(
-        line == 31 && told.contains("each engine publishes its own events"),
-        "{told}"
-    );
+    assert!(line == 31 && told.contains("each engine publishes its own events"), "{told}");
     accepted(&valid_but("id: w0", "id: p0"));
     accepted(&valid_but("http://10.0.2.1", "http://10.0.0.1"));
 }
@@ -81,18 +63,8 @@ fn engine_addresses_are_plain() {
     refused(url, "http://10.0.0.1:8000/v1", (28, 14), "has a path");
     refused(url, "http://10.0.0.1", (28, 14), "has no port");
     refused(url, "10.0.0.1:8000", (28, 14), "has no scheme");
-    refused(
-        "tcp://10.0.0.1:5557",
-        "\"tcp://*:5557\"",
-        (29, 20),
-        "what an engine binds",
-    );
-    refused(
-        "tcp://10.0.0.1:5558",
-        "http://10.0.0.1:5558",
-        (30, 20),
-        "`tcp://HOST:PORT`",
-    );
+    refused("tcp://10.0.0.1:5557", "\"tcp://*:5557\"", (29, 20), "what an engine binds");
+    refused("tcp://10.0.0.1:5558", "http://10.0.0.1:5558", (30, 20), "`tcp://HOST:PORT`");
     accepted(&valid_but(url, "\"http://[fd00::1]:8000\""));
 }
 
@@ -110,51 +82,26 @@ fn replay_needs_events() {
 
 #[test]
 fn flows_have_the_workers_they_need() {
-    refused(
-        "role: prefill",
-        "role: decode",
-        (26, 7),
-        "no worker with role prefill or both",
-    );
-    refused(
-        "role: decode,",
-        "role: prefill,",
-        (26, 7),
-        "no worker with role decode or both",
-    );
-    refused(
-        "role: both",
-        "role: prefill",
-        (36, 7),
-        "no worker with role decode or both",
-    );
+    refused("role: prefill", "role: decode", (26, 7), "no worker with role prefill or both");
+    refused("role: decode,", "role: prefill,", (26, 7), "no worker with role decode or both");
+    refused("role: both", "role: prefill", (36, 7), "no worker with role decode or both");
     refused(
         "connector: nixl",
         "connector: none",
         (17, 16),
         "`models[0].flow: prefill_first` needs",
     );
-    refused(
-        "    connector: nixl\n",
-        "",
-        (16, 11),
-        "add `connector: nixl`",
-    );
+    refused("    connector: nixl\n", "", (16, 11), "add `connector: nixl`");
     accepted(&valid_but("role: both", "role: decode"));
     accepted(&valid_but("role: prefill", "role: both"));
-    accepted(&valid_but(
-        "flow: aggregated",
-        "flow: aggregated\n    connector: nixl",
-    ));
+    accepted(&valid_but("flow: aggregated", "flow: aggregated\n    connector: nixl"));
 }
 
 #[test]
 fn kv_overlap_needs_tokens_and_events() {
     let policy = "flow: aggregated\n    policy: { kind: kv_overlap }";
-    let with_events = valid_but("flow: aggregated", policy).replace(
-        "http://10.0.2.1:8000\"",
-        "http://10.0.2.1:8000\", kv_events: \"tcp://w:1\"",
-    );
+    let with_events = valid_but("flow: aggregated", policy)
+        .replace("http://10.0.2.1:8000\"", "http://10.0.2.1:8000\", kv_events: \"tcp://w:1\"");
     let (_, _, told) = only_problem(&with_events);
     assert!(told.contains("needs a tokenizer"), "{told}");
     let tokenizer = "{ kind: huggingface, path: tokenizer }";
@@ -167,35 +114,11 @@ fn kv_overlap_needs_tokens_and_events() {
 
 #[test]
 fn listeners_do_not_take_each_others_ports() {
-    refused(
-        "grpc: 0.0.0.0:8001",
-        "grpc: 0.0.0.0:8000",
-        (3, 9),
-        "takes the port of `listen.http`",
-    );
-    refused(
-        "grpc: 0.0.0.0:8001",
-        "grpc: 127.0.0.1:8000",
-        (3, 9),
-        "takes the port of",
-    );
-    refused(
-        "grpc: 0.0.0.0:8001",
-        "grpc: '[::]:8000'",
-        (3, 9),
-        "takes the port of",
-    );
-    refused(
-        "http: 0.0.0.0:8000",
-        "http: 0.0.0.0:9090",
-        (4, 10),
-        "`listen.admin` takes the port",
-    );
-    accepted(
-        &VALID
-            .replace("0.0.0.0:8000\n", "127.0.0.1:0\n")
-            .replace(":8001", ":0"),
-    );
+    refused("grpc: 0.0.0.0:8001", "grpc: 0.0.0.0:8000", (3, 9), "takes the port of `listen.http`");
+    refused("grpc: 0.0.0.0:8001", "grpc: 127.0.0.1:8000", (3, 9), "takes the port of");
+    refused("grpc: 0.0.0.0:8001", "grpc: '[::]:8000'", (3, 9), "takes the port of");
+    refused("http: 0.0.0.0:8000", "http: 0.0.0.0:9090", (4, 10), "`listen.admin` takes the port");
+    accepted(&VALID.replace("0.0.0.0:8000\n", "127.0.0.1:0\n").replace(":8001", ":0"));
     accepted(
         &VALID
             .replace("0.0.0.0:8000\n", "127.0.0.2:8001\n")
@@ -206,9 +129,7 @@ fn listeners_do_not_take_each_others_ports() {
 #[test]
 fn an_admin_address_that_others_reach_is_a_warning() {
     let loaded = parse(&valid_but("127.0.0.1:9090", "0.0.0.0:9090")).unwrap();
-    let [warning] = loaded.warnings.as_slice() else {
-        panic!("{:?}", loaded.warnings)
-    };
+    let [warning] = loaded.warnings.as_slice() else { panic!("{:?}", loaded.warnings) };
     assert_eq!((warning.line, warning.column), (4, 10));
     assert!(warning.message.contains("can be reached from other hosts"));
     assert!(parse(VALID).unwrap().warnings.is_empty());
@@ -216,58 +137,20 @@ fn an_admin_address_that_others_reach_is_a_warning() {
 
 #[test]
 fn timeouts_are_not_zero() {
-    refused(
-        "connect: 1s",
-        "connect: 0s",
-        (23, 26),
-        "`models[0].timeouts.connect` is zero",
-    );
+    refused("connect: 1s", "connect: 0s", (23, 26), "`models[0].timeouts.connect` is zero");
     accepted(&valid_but("drain_delay: 250ms", "drain_delay: 0s"));
 }
 
 #[test]
 fn tokenizers_and_secrets_must_be_there() {
-    refused(
-        "path: tokenizer",
-        "path: nowhere",
-        (15, 43),
-        "\"nowhere\" does not exist",
-    );
-    refused(
-        "path: tokenizer",
-        "path: .",
-        (15, 43),
-        "has no `tokenizer.json`",
-    );
-    accepted(&valid_but(
-        "path: tokenizer",
-        "path: tokenizer/tokenizer.json",
-    ));
-    refused(
-        "path: engine.key",
-        "path: nowhere.key",
-        (24, 21),
-        "file cannot be read",
-    );
-    refused(
-        "path: engine.key",
-        "path: .",
-        (24, 21),
-        "file cannot be read",
-    );
-    refused(
-        "path: engine.key",
-        "path: valid.yaml",
-        (24, 21),
-        "no header can carry",
-    );
+    refused("path: tokenizer", "path: nowhere", (15, 43), "\"nowhere\" does not exist");
+    refused("path: tokenizer", "path: .", (15, 43), "has no `tokenizer.json`");
+    accepted(&valid_but("path: tokenizer", "path: tokenizer/tokenizer.json"));
+    refused("path: engine.key", "path: nowhere.key", (24, 21), "file cannot be read");
+    refused("path: engine.key", "path: .", (24, 21), "file cannot be read");
+    refused("path: engine.key", "path: valid.yaml", (24, 21), "no header can carry");
     let key = "{ kind: file, path: engine.key }";
-    refused(
-        key,
-        "{ kind: env, name: SPLITRAIL_TEST_UNSET }",
-        (24, 21),
-        "is not set",
-    );
+    refused(key, "{ kind: env, name: SPLITRAIL_TEST_UNSET }", (24, 21), "is not set");
     refused(key, "{ kind: env, name: 'A=B' }", (24, 21), "is not set");
     // Set by Cargo for every test.
     accepted(&valid_but(key, "{ kind: env, name: CARGO_PKG_NAME }"));

@@ -35,10 +35,7 @@ fn deep_nesting_is_refused_early() {
         assert!(told.contains("nested deeper than 32 levels"), "{told}");
         assert!(line == 1 && column <= 33 * open.len(), "{column}");
         let (line, column, told) = only_problem(&open.repeat(50_000));
-        assert!(
-            told.contains("nested deeper") || told.contains("not YAML"),
-            "{told}"
-        );
+        assert!(told.contains("nested deeper") || told.contains("not YAML"), "{told}");
         assert!(line == 1 && column <= 2_000, "{column}");
     }
     // Aliases do not get around it.
@@ -47,35 +44,24 @@ fn deep_nesting_is_refused_early() {
         writeln!(chain, "a{level}: &a{level} [*a{}]", level - 1).unwrap();
     }
     let problems = problems(&chain);
-    assert!(
-        problems.last().unwrap().message.contains("nested deeper"),
-        "{problems:?}"
-    );
+    assert!(problems.last().unwrap().message.contains("nested deeper"), "{problems:?}");
 }
 
 #[test]
 fn an_alias_inside_its_own_value_is_refused() {
     let (line, column, told) = only_problem("a: &a\n  b: *a\n");
     assert_eq!((line, column), (2, 6));
-    assert!(
-        told.contains("inside the value that it stands for"),
-        "{told}"
-    );
+    assert!(told.contains("inside the value that it stands for"), "{told}");
     let (_, _, told) = only_problem("a: *nowhere\n");
     assert!(told.contains("this is not YAML"), "{told}");
 }
 
 #[test]
 fn aliases_stand_for_whole_values() {
-    let text = valid_but("timeouts: { connect", "timeouts: &patience { connect").replace(
-        "flow: aggregated",
-        "flow: aggregated\n    timeouts: *patience",
-    );
+    let text = valid_but("timeouts: { connect", "timeouts: &patience { connect")
+        .replace("flow: aggregated", "flow: aggregated\n    timeouts: *patience");
     let config = parse(&text).unwrap().config;
-    assert_eq!(
-        config.models[1].timeouts.connect,
-        config.models[0].timeouts.connect
-    );
+    assert_eq!(config.models[1].timeouts.connect, config.models[0].timeouts.connect);
     // A wrong value is told where it is used.
     let text =
         valid_but("hash_seed: 7", "hash_seed: &seed 7").replace("name: small", "name: *seed");
@@ -88,10 +74,7 @@ fn a_key_that_is_there_twice_is_told_with_both_places() {
     let (line, column, told) =
         only_problem(&valid_but("hash_seed: 7", "hash_seed: 7\nhash_seed: 8"));
     assert_eq!((line, column), (6, 1));
-    assert!(
-        told.starts_with("`hash_seed` is here a second time; the first is at 5:1"),
-        "{told}"
-    );
+    assert!(told.starts_with("`hash_seed` is here a second time; the first is at 5:1"), "{told}");
     let (line, column, told) = only_problem(&valid_but("role: both", "role: both, 'role': both"));
     assert_eq!((line, column), (36, 31));
     assert!(told.contains("the first is at 36:19"), "{told}");
@@ -99,14 +82,7 @@ fn a_key_that_is_there_twice_is_told_with_both_places() {
 
 #[test]
 fn keys_that_are_not_texts_are_refused() {
-    for key in [
-        "8000: 1",
-        "true: 1",
-        "~: 1",
-        "[a]: 1",
-        "{a: b}: 1",
-        "? [a]\n: 1",
-    ] {
+    for key in ["8000: 1", "true: 1", "~: 1", "[a]: 1", "{a: b}: 1", "? [a]\n: 1"] {
         let (line, _, told) = only_problem(&valid_but("hash_seed: 7", key));
         assert_eq!(line, 5, "{told}");
         assert!(told.contains("this key is not a text"), "{told}");
@@ -132,17 +108,8 @@ fn yaml_mistakes_have_places() {
     ];
     for (text, line) in cases {
         let problems = problems(text);
-        assert!(
-            problems
-                .iter()
-                .any(|problem| problem.line.abs_diff(line) <= 1),
-            "{problems:#?}"
-        );
-        assert!(
-            problems
-                .iter()
-                .all(|problem| problem.column > 0 && !problem.hint.is_empty())
-        );
+        assert!(problems.iter().any(|problem| problem.line.abs_diff(line) <= 1), "{problems:#?}");
+        assert!(problems.iter().all(|problem| problem.column > 0 && !problem.hint.is_empty()));
     }
 }
 

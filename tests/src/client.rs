@@ -47,29 +47,20 @@ impl Reply {
 
     /// A header as text; empty if absent.
     pub fn header(&self, name: &str) -> &str {
-        self.headers
-            .get(name)
-            .and_then(|value| value.to_str().ok())
-            .unwrap_or_default()
+        self.headers.get(name).and_then(|value| value.to_str().ok()).unwrap_or_default()
     }
 
     /// One entry of the `x-splitrail-route` header.
     pub fn route(&self, key: &str) -> Option<&str> {
         let entries = self.header("x-splitrail-route").split("; ");
-        entries
-            .filter_map(|entry| entry.split_once('='))
-            .find(|(k, _)| *k == key)
-            .map(|(_, v)| v)
+        entries.filter_map(|entry| entry.split_once('=')).find(|(k, _)| *k == key).map(|(_, v)| v)
     }
 }
 
 impl Client {
     /// A client of `address`.
     pub fn new(address: SocketAddr) -> Self {
-        Self {
-            address,
-            http: Hyper::builder(TokioExecutor::new()).build(HttpConnector::new()),
-        }
+        Self { address, http: Hyper::builder(TokioExecutor::new()).build(HttpConnector::new()) }
     }
 
     /// Sends a request as it is.
@@ -86,9 +77,8 @@ impl Client {
         headers: &[(&str, &str)],
         body: impl Into<Bytes>,
     ) -> Request<Full<Bytes>> {
-        let mut request = Request::builder()
-            .method(method)
-            .uri(format!("http://{}{path}", self.address));
+        let mut request =
+            Request::builder().method(method).uri(format!("http://{}{path}", self.address));
         for (name, value) in headers {
             request = request.header(*name, *value);
         }
@@ -97,11 +87,7 @@ impl Client {
 
     /// GET, whole.
     pub async fn get(&self, path: &str) -> Reply {
-        whole(
-            self.send(self.request(Method::GET, path, &[], Bytes::new()))
-                .await,
-        )
-        .await
+        whole(self.send(self.request(Method::GET, path, &[], Bytes::new())).await).await
     }
 
     /// POST of JSON, whole.
@@ -116,18 +102,12 @@ impl Client {
         headers: &[(&str, &str)],
         body: impl Into<Bytes>,
     ) -> Reply {
-        whole(
-            self.send(self.request(Method::POST, path, headers, body))
-                .await,
-        )
-        .await
+        whole(self.send(self.request(Method::POST, path, headers, body)).await).await
     }
 
     /// POST of JSON whose reply is read event by event.
     pub async fn stream(&self, path: &str, body: &Value) -> Events {
-        let response = self
-            .send(self.request(Method::POST, path, &[], body.to_string()))
-            .await;
+        let response = self.send(self.request(Method::POST, path, &[], body.to_string())).await;
         Events {
             status: response.status(),
             headers: response.headers().clone(),
@@ -141,15 +121,8 @@ async fn whole(response: http::Response<Incoming>) -> Reply {
     let status = response.status();
     let headers = response.headers().clone();
     let body = tokio::time::timeout(PATIENCE, response.into_body().collect()).await;
-    let body = body
-        .expect("a whole body in time")
-        .expect("a whole body")
-        .to_bytes();
-    Reply {
-        status,
-        headers,
-        body,
-    }
+    let body = body.expect("a whole body in time").expect("a whole body").to_bytes();
+    Reply { status, headers, body }
 }
 
 /// A stream of events. Dropping it closes the connection.
@@ -171,13 +144,7 @@ impl Events {
             if let Some(end) = text.find("\n\n") {
                 let event = self.buffer.split_to(end + 2);
                 let event = String::from_utf8_lossy(&event).into_owned();
-                return Some(
-                    event
-                        .trim_end()
-                        .strip_prefix("data: ")
-                        .expect("data")
-                        .to_owned(),
-                );
+                return Some(event.trim_end().strip_prefix("data: ").expect("data").to_owned());
             }
             let frame = tokio::time::timeout(PATIENCE, self.body.frame()).await;
             match frame.expect("an event in time") {
@@ -200,34 +167,22 @@ impl Events {
     pub async fn chunks(&mut self) -> Vec<Value> {
         let mut events = self.rest().await;
         assert_eq!(events.pop().as_deref(), Some("[DONE]"), "after {events:?}");
-        events
-            .iter()
-            .map(|event| serde_json::from_str(event).expect("JSON"))
-            .collect()
+        events.iter().map(|event| serde_json::from_str(event).expect("JSON")).collect()
     }
 }
 
 /// The text of a choice in streamed chunks, of either endpoint.
 pub fn streamed_text(chunks: &[Value], index: u64) -> String {
-    let choices = chunks
-        .iter()
-        .flat_map(|chunk| chunk["choices"].as_array().into_iter().flatten());
+    let choices = chunks.iter().flat_map(|chunk| chunk["choices"].as_array().into_iter().flatten());
     choices
         .filter(|choice| choice["index"] == index)
-        .filter_map(|choice| {
-            choice["text"]
-                .as_str()
-                .or(choice["delta"]["content"].as_str())
-        })
+        .filter_map(|choice| choice["text"].as_str().or(choice["delta"]["content"].as_str()))
         .collect()
 }
 
 /// The text of a choice in a whole reply, of either endpoint.
 pub fn whole_text(reply: &Value, index: usize) -> String {
     let choice = &reply["choices"][index];
-    let text = choice["text"]
-        .as_str()
-        .or(choice["message"]["content"].as_str());
-    text.unwrap_or_else(|| panic!("no text in {reply}"))
-        .to_owned()
+    let text = choice["text"].as_str().or(choice["message"]["content"].as_str());
+    text.unwrap_or_else(|| panic!("no text in {reply}")).to_owned()
 }

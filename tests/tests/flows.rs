@@ -27,10 +27,9 @@ fn completion(text: &str) -> Value {
 async fn pd_answers_equal_aggregated_ones_on_both_endpoints_streamed_and_not() {
     let pd = Cluster::start(Spec::default()).await;
     let one = Cluster::start(Spec::aggregated(1)).await;
-    for (path, body) in [
-        (CHAT, chat(&prompt(40, "a"))),
-        (COMPLETIONS, completion(&prompt(50, "b"))),
-    ] {
+    for (path, body) in
+        [(CHAT, chat(&prompt(40, "a"))), (COMPLETIONS, completion(&prompt(50, "b")))]
+    {
         let expected = whole_text(&one.http.post(path, &body).await.json(), 0);
         let reply = pd.http.post(path, &body).await;
         assert_eq!(reply.status, 200, "{}", reply.text());
@@ -42,37 +41,21 @@ async fn pd_answers_equal_aggregated_ones_on_both_endpoints_streamed_and_not() {
         streamed["stream"] = true.into();
         let chunks = pd.http.stream(path, &streamed).await.chunks().await;
         assert_eq!(streamed_text(&chunks, 0), expected);
-        assert!(
-            chunks.iter().all(|chunk| chunk["usage"].is_null()),
-            "usage was not asked for"
-        );
+        assert!(chunks.iter().all(|chunk| chunk["usage"].is_null()), "usage was not asked for");
     }
     pd.quiet().await;
-    let pulled: u64 = ["d0", "d1"]
-        .map(|d| pd.engine(d).state().totals.external_kv_transfer_tokens)
-        .iter()
-        .sum();
+    let pulled: u64 =
+        ["d0", "d1"].map(|d| pd.engine(d).state().totals.external_kv_transfer_tokens).iter().sum();
     let told = [("leg", "decode"), ("source", "external_kv_transfer")];
-    assert_eq!(
-        pd.metric("splitrail_prompt_tokens_total", &told).await,
-        pulled as f64
-    );
+    assert_eq!(pd.metric("splitrail_prompt_tokens_total", &told).await, pulled as f64);
     assert!(pulled > 0);
 }
 
 #[tokio::test]
 async fn the_second_turn_goes_to_the_holder_and_its_estimate_is_what_the_engine_finds() {
-    let cluster = Cluster::start(Spec {
-        prefill: 3,
-        decode: 1,
-        ..Spec::default()
-    })
-    .await;
+    let cluster = Cluster::start(Spec { prefill: 3, decode: 1, ..Spec::default() }).await;
     let first = cluster.http.post(CHAT, &chat(&prompt(60, "c"))).await;
-    assert_eq!(
-        first.json()["usage"]["prompt_tokens_details"]["cached_tokens"],
-        0
-    );
+    assert_eq!(first.json()["usage"]["prompt_tokens_details"]["cached_tokens"], 0);
     cluster.settle().await;
     let holder = first.route("prefill").unwrap().to_owned();
     for _ in 0..5 {
@@ -85,12 +68,7 @@ async fn the_second_turn_goes_to_the_holder_and_its_estimate_is_what_the_engine_
         assert_eq!(decision["estimated_cached_tokens"].as_u64(), cached);
         assert_eq!(decision["prompt_tokens"].as_u64(), Some(prompt_tokens));
     }
-    assert_eq!(
-        cluster
-            .metric("splitrail_cached_tokens_error_blocks_sum", &[])
-            .await,
-        0.0
-    );
+    assert_eq!(cluster.metric("splitrail_cached_tokens_error_blocks_sum", &[]).await, 0.0);
 }
 
 #[tokio::test]
@@ -99,14 +77,7 @@ async fn a_batch_is_split_and_merged_as_if_it_were_one() {
     let prompts = [prompt(30, "d"), prompt(40, "e"), prompt(50, "f")];
     let mut single = Vec::new();
     for text in &prompts {
-        single.push(whole_text(
-            &cluster
-                .http
-                .post(COMPLETIONS, &completion(text))
-                .await
-                .json(),
-            0,
-        ));
+        single.push(whole_text(&cluster.http.post(COMPLETIONS, &completion(text)).await.json(), 0));
     }
     let mut body = completion("");
     body["prompt"] = json!(prompts);
@@ -118,27 +89,16 @@ async fn a_batch_is_split_and_merged_as_if_it_were_one() {
         assert_eq!(choice["text"], single[i].as_str());
     }
     assert_eq!(reply["usage"]["completion_tokens"], 36);
-    assert!(
-        reply["usage"]["prompt_tokens_details"]["cached_tokens"]
-            .as_u64()
-            .unwrap()
-            > 0
-    );
+    assert!(reply["usage"]["prompt_tokens_details"]["cached_tokens"].as_u64().unwrap() > 0);
     body["stream"] = true.into();
     body["stream_options"] = json!({"include_usage": true});
     let chunks = cluster.http.stream(COMPLETIONS, &body).await.chunks().await;
     for (i, text) in single.iter().enumerate() {
         assert_eq!(&streamed_text(&chunks, i as u64), text);
     }
-    let with_usage: Vec<_> = chunks
-        .iter()
-        .filter(|chunk| !chunk["usage"].is_null())
-        .collect();
+    let with_usage: Vec<_> = chunks.iter().filter(|chunk| !chunk["usage"].is_null()).collect();
     assert_eq!(with_usage.len(), 1);
-    assert_eq!(
-        with_usage[0]["usage"]["prompt_tokens"],
-        reply["usage"]["prompt_tokens"]
-    );
+    assert_eq!(with_usage[0]["usage"]["prompt_tokens"], reply["usage"]["prompt_tokens"]);
     cluster.quiet().await;
 }
 
@@ -150,32 +110,19 @@ async fn several_samples_run_on_one_worker() {
     let reply = cluster.http.post(COMPLETIONS, &body).await;
     assert_eq!(reply.route("local"), Some("samples"));
     assert_eq!(reply.route("prefill"), None);
-    let indices: Vec<_> = reply.json()["choices"]
-        .as_array()
-        .unwrap()
-        .iter()
-        .map(|c| c["index"].clone())
-        .collect();
+    let indices: Vec<_> =
+        reply.json()["choices"].as_array().unwrap().iter().map(|c| c["index"].clone()).collect();
     assert_eq!(indices, [0, 1, 2]);
     cluster.quiet().await;
 }
 
 #[tokio::test]
 async fn short_prompts_are_prefilled_where_they_are_decoded() {
-    let spec = Spec {
-        model: "local_prefill_max_tokens: 100".into(),
-        ..Spec::default()
-    };
+    let spec = Spec { model: "local_prefill_max_tokens: 100".into(), ..Spec::default() };
     let cluster = Cluster::start(spec).await;
     let short = cluster.http.post(COMPLETIONS, &completion("hello")).await;
-    assert_eq!(
-        (short.route("local"), short.route("prefill")),
-        (Some("short_prompt"), None)
-    );
-    let long = cluster
-        .http
-        .post(COMPLETIONS, &completion(&prompt(60, "h")))
-        .await;
+    assert_eq!((short.route("local"), short.route("prefill")), (Some("short_prompt"), None));
+    let long = cluster.http.post(COMPLETIONS, &completion(&prompt(60, "h"))).await;
     assert_eq!(long.route("local"), None);
     assert!(long.route("prefill").is_some());
 }

@@ -91,10 +91,7 @@ pub struct Decoder {
 impl Decoder {
     /// A decoder that has seen nothing yet.
     pub fn new(limits: DecodeLimits) -> Self {
-        Self {
-            limits,
-            groups: GroupFilter::default(),
-        }
+        Self { limits, groups: GroupFilter::default() }
     }
 
     /// Decodes the next payload of the stream.
@@ -123,18 +120,10 @@ fn decode_with(
 ) -> Result<EventBatch, DecodeError> {
     if payload.len() > limits.max_payload_bytes {
         let limit = limits.max_payload_bytes;
-        return Err(DecodeError::new(
-            0,
-            "payload",
-            DecodeProblem::TooMany { limit },
-        ));
+        return Err(DecodeError::new(0, "payload", DecodeProblem::TooMany { limit }));
     }
     let mut cursor = Cursor::new(payload, limits.max_depth);
-    let mut reader = BatchReader {
-        limits,
-        groups,
-        blocks_left: limits.max_blocks_per_batch,
-    };
+    let mut reader = BatchReader { limits, groups, blocks_left: limits.max_blocks_per_batch };
     let batch = reader.batch(&mut cursor)?;
     if !cursor.is_at_end() {
         return Err(cursor.error("payload", DecodeProblem::TrailingBytes));
@@ -178,12 +167,7 @@ impl BatchReader<'_> {
         let (events, skipped) =
             events.ok_or_else(|| cursor.error("events", DecodeProblem::Missing))?;
         let timestamp_s = timestamp_s.ok_or_else(|| cursor.error("ts", DecodeProblem::Missing))?;
-        Ok(EventBatch {
-            timestamp_s,
-            rank,
-            events,
-            skipped,
-        })
+        Ok(EventBatch { timestamp_s, rank, events, skipped })
     }
 
     fn events(&mut self, cursor: &mut Cursor<'_>) -> Result<(Vec<KvEvent>, Skipped), DecodeError> {
@@ -208,21 +192,13 @@ impl BatchReader<'_> {
     ) -> Result<Option<KvEvent>, DecodeError> {
         let start = cursor.clone();
         let (tag, is_map) = tag(cursor)?;
-        let items = if is_map {
-            cursor.map_len("event")?
-        } else {
-            cursor.array_len("event")?
-        };
+        let items = if is_map { cursor.map_len("event")? } else { cursor.array_len("event")? };
         match tag {
             "BlockStored" => {
                 let max_blocks = self.limits.max_blocks_per_event.min(self.blocks_left);
                 let mut stored = Stored::new(max_blocks);
                 for index in 0..items {
-                    let key = if is_map {
-                        cursor.str("event key")?
-                    } else {
-                        Stored::key(index)
-                    };
+                    let key = if is_map { cursor.str("event key")? } else { Stored::key(index) };
                     stored.field(key, cursor)?;
                 }
                 if !self.groups.learn(stored.group, stored.spec_kind) {
@@ -238,11 +214,7 @@ impl BatchReader<'_> {
                 let max_blocks = self.limits.max_blocks_per_event.min(self.blocks_left);
                 let mut removed = Removed::new(max_blocks);
                 for index in 0..items {
-                    let key = if is_map {
-                        cursor.str("event key")?
-                    } else {
-                        Removed::key(index)
-                    };
+                    let key = if is_map { cursor.str("event key")? } else { Removed::key(index) };
                     removed.field(key, cursor)?;
                 }
                 if !self.groups.counts(removed.group) {

@@ -225,13 +225,8 @@ impl Sequencer {
     }
 
     fn begin_replay(&mut self, out: &mut Vec<Action>) {
-        self.phase = Phase::Replaying {
-            anchor: self.last,
-            progressed: false,
-        };
-        out.push(Action::Replay {
-            from: self.last.map_or(0, |anchor| anchor.sequence),
-        });
+        self.phase = Phase::Replaying { anchor: self.last, progressed: false };
+        out.push(Action::Replay { from: self.last.map_or(0, |anchor| anchor.sequence) });
     }
 
     /// The engine is another process than before: start over, keeping the live
@@ -270,10 +265,7 @@ impl Sequencer {
     fn deliver(&mut self, batch: Numbered, out: &mut Vec<Action>) {
         let Numbered { sequence, payload } = &batch;
         self.next = sequence.checked_add(1);
-        self.last = Some(Anchor {
-            sequence: *sequence,
-            fingerprint: fingerprint(payload),
-        });
+        self.last = Some(Anchor { sequence: *sequence, fingerprint: fingerprint(payload) });
         out.push(Action::Deliver(batch));
     }
 

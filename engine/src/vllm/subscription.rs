@@ -70,10 +70,7 @@ impl Subscription {
             replay_endpoint,
             topic: String::new(),
             limits: DecodeLimits::default(),
-            buffer: BufferLimits {
-                max_batches: 16_384,
-                max_bytes: 64 << 20,
-            },
+            buffer: BufferLimits { max_batches: 16_384, max_bytes: 64 << 20 },
             timing: Timing {
                 connect_timeout: Duration::from_secs(5),
                 replay_timeout: Duration::from_secs(5),

@@ -27,15 +27,11 @@ impl FromStr for Endpoint {
     fn from_str(text: &str) -> Result<Self, EndpointError> {
         let address = text.strip_prefix("tcp://").ok_or(EndpointError)?;
         let (host, port) = address.rsplit_once(':').ok_or(EndpointError)?;
-        let bracketed = host
-            .strip_prefix('[')
-            .is_some_and(|host| host.ends_with(']'));
+        let bracketed = host.strip_prefix('[').is_some_and(|host| host.ends_with(']'));
         let is_host = !host.is_empty() && host != "*" && (bracketed || !host.contains([':', '/']));
         let is_port = port.parse::<u16>().is_ok_and(|port| port > 0);
         if is_host && is_port {
-            Ok(Self {
-                address: address.to_owned(),
-            })
+            Ok(Self { address: address.to_owned() })
         } else {
             Err(EndpointError)
         }
@@ -54,15 +50,8 @@ mod tests {
 
     #[test]
     fn only_what_can_be_connected_to_is_an_endpoint() {
-        for text in [
-            "tcp://10.0.0.1:5557",
-            "tcp://engine-0.svc:1",
-            "tcp://[::1]:65535",
-        ] {
-            assert_eq!(
-                text.parse::<Endpoint>().map(|e| e.to_string()),
-                Ok(text.to_owned())
-            );
+        for text in ["tcp://10.0.0.1:5557", "tcp://engine-0.svc:1", "tcp://[::1]:65535"] {
+            assert_eq!(text.parse::<Endpoint>().map(|e| e.to_string()), Ok(text.to_owned()));
         }
         for text in [
             "10.0.0.1:5557",

@@ -61,31 +61,12 @@ impl FakeEngine {
 
     async fn bind(events: &str, replay: &str, form: ReplayForm) -> Self {
         let mut publisher = PubSocket::new();
-        let events = publisher
-            .bind(events)
-            .await
-            .unwrap()
-            .to_string()
-            .parse()
-            .unwrap();
+        let events = publisher.bind(events).await.unwrap().to_string().parse().unwrap();
         let mut router = RouterSocket::new();
-        let replay = router
-            .bind(replay)
-            .await
-            .unwrap()
-            .to_string()
-            .parse()
-            .unwrap();
+        let replay = router.bind(replay).await.unwrap().to_string().parse().unwrap();
         let log = Log::default();
         let service = tokio::spawn(serve_replays(router, log.clone(), form));
-        Self {
-            publisher: Some(publisher),
-            log,
-            next: 0,
-            events,
-            replay,
-            service,
-        }
+        Self { publisher: Some(publisher), log, next: 0, events, replay, service }
     }
 
     /// Ends this engine and starts another in its place.
@@ -120,18 +101,12 @@ impl FakeEngine {
     /// Publishes any message.
     pub(crate) async fn publish_frames(&mut self, frames: Vec<Bytes>) {
         let publisher = self.publisher.as_mut().unwrap();
-        publisher
-            .send(ZmqMessage::try_from(frames).unwrap())
-            .await
-            .unwrap();
+        publisher.send(ZmqMessage::try_from(frames).unwrap()).await.unwrap();
     }
 
     /// Keeps only the batches from a number on for replays.
     pub(crate) fn forget_before(&mut self, sequence: u64) {
-        self.log
-            .lock()
-            .unwrap()
-            .retain(|(kept, _)| *kept >= sequence);
+        self.log.lock().unwrap().retain(|(kept, _)| *kept >= sequence);
     }
 
     /// Puts a batch with any number into the log.
@@ -150,9 +125,7 @@ impl Drop for FakeEngine {
 async fn serve_replays(mut router: RouterSocket, log: Log, form: ReplayForm) {
     while let Ok(request) = router.recv().await {
         let frames = request.into_vec();
-        let [peer, empty, from] = &frames[..] else {
-            panic!("{} frames", frames.len())
-        };
+        let [peer, empty, from] = &frames[..] else { panic!("{} frames", frames.len()) };
         assert!(empty.is_empty());
         let from = u64::from_be_bytes(from.as_ref().try_into().unwrap());
         let mut messages: Vec<_> = log.lock().unwrap().clone();

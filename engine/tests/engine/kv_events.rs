@@ -31,29 +31,16 @@ fn recorded_hash(hash: &Value) -> EngineHash {
 
 /// What a recorded event, decoded by another msgpack library, should become.
 fn expected(event: &Value) -> KvEvent {
-    let hashes = || {
-        event["block_hashes"]
-            .as_array()
-            .unwrap()
-            .iter()
-            .map(recorded_hash)
-    };
+    let hashes = || event["block_hashes"].as_array().unwrap().iter().map(recorded_hash);
     match event["type"].as_str().unwrap() {
         "AllBlocksCleared" => KvEvent::Cleared,
-        "BlockRemoved" => KvEvent::Removed {
-            hashes: hashes().collect(),
-            tier: Tier::Device,
-        },
+        "BlockRemoved" => KvEvent::Removed { hashes: hashes().collect(), tier: Tier::Device },
         "BlockStored" => {
             let tokens: Vec<u32> = serde_json::from_value(event["token_ids"].clone()).unwrap();
             let block_size = event["block_size"].as_u64().unwrap() as usize;
             let blocks = hashes().zip(tokens.chunks(block_size));
             let blocks = blocks
-                .map(|(hash, tokens)| StoredBlock {
-                    hash,
-                    tokens: tokens.to_vec(),
-                    opaque: false,
-                })
+                .map(|(hash, tokens)| StoredBlock { hash, tokens: tokens.to_vec(), opaque: false })
                 .collect();
             let parent = &event["parent_block_hash"];
             KvEvent::Stored {
@@ -80,12 +67,8 @@ fn recorded_batches_decode_to_what_was_recorded() {
             let batch = decoder
                 .decode(&fixture(&format!("kv/{recording}/{tag}.frame2.bin")))
                 .unwrap_or_else(|error| panic!("{recording}/{tag}: {error}"));
-            let events: Vec<_> = line["payload"][1]
-                .as_array()
-                .unwrap()
-                .iter()
-                .map(expected)
-                .collect();
+            let events: Vec<_> =
+                line["payload"][1].as_array().unwrap().iter().map(expected).collect();
             assert_eq!(batch.events, events, "{recording}/{tag}");
             // serde_json rounds the last binary digit of a float its own way.
             let timestamp_s = line["payload"][0].as_f64().unwrap();
@@ -117,11 +100,7 @@ fn every_truncation_of_a_recorded_payload_is_an_error() {
         for payload in recorded_payloads(recording) {
             for length in 0..payload.len() {
                 let result = decode_batch(&payload[..length], &DecodeLimits::default());
-                assert!(
-                    result.is_err(),
-                    "{recording}, {length} of {} bytes",
-                    payload.len()
-                );
+                assert!(result.is_err(), "{recording}, {length} of {} bytes", payload.len());
             }
         }
     }
@@ -131,10 +110,7 @@ fn every_truncation_of_a_recorded_payload_is_an_error() {
 fn bytes_after_a_batch_are_an_error() {
     let mut payload = recorded_payloads("a").swap_remove(0);
     payload.push(0xc0);
-    assert_eq!(
-        problem(&payload, &DecodeLimits::default()),
-        DecodeProblem::TrailingBytes
-    );
+    assert_eq!(problem(&payload, &DecodeLimits::default()), DecodeProblem::TrailingBytes);
 }
 
 /// Writes msgpack values for tests.
@@ -197,13 +173,9 @@ impl Pack {
 
 fn stored(event: &KvEvent) -> (&[StoredBlock], Option<&str>, Option<&str>, Tier) {
     match event {
-        KvEvent::Stored {
-            blocks,
-            adapter,
-            salt,
-            tier,
-            ..
-        } => (blocks, adapter.as_deref(), salt.as_deref(), *tier),
+        KvEvent::Stored { blocks, adapter, salt, tier, .. } => {
+            (blocks, adapter.as_deref(), salt.as_deref(), *tier)
+        }
         other => panic!("not a stored event: {other:?}"),
     }
 }
@@ -222,11 +194,7 @@ fn array_events_of_older_engines_decode() {
         .str("GPU")
         .nil()
         .nil();
-    let payload = payload
-        .array(3)
-        .str("BlockRemoved")
-        .ints(&[21])
-        .str("CPU_TIER1");
+    let payload = payload.array(3).str("BlockRemoved").ints(&[21]).str("CPU_TIER1");
     let payload = payload.array(1).str("AllBlocksCleared").nil();
     let batch = decode(&payload.0);
     let block = |hash, tokens: [u32; 2]| StoredBlock {
@@ -241,10 +209,7 @@ fn array_events_of_older_engines_decode() {
         salt: None,
         tier: Tier::Device,
     };
-    let second = KvEvent::Removed {
-        hashes: vec![EngineHash(21)],
-        tier: Tier::Host,
-    };
+    let second = KvEvent::Removed { hashes: vec![EngineHash(21)], tier: Tier::Host };
     assert_eq!(batch.events, [first, second, KvEvent::Cleared]);
     assert_eq!((batch.timestamp_s, batch.rank), (2.0, None));
 }
@@ -252,22 +217,13 @@ fn array_events_of_older_engines_decode() {
 #[test]
 fn array_events_without_later_fields_decode() {
     let payload = Pack::batch(2);
-    let payload = payload
-        .array(5)
-        .str("BlockStored")
-        .ints(&[1])
-        .nil()
-        .ints(&[5])
-        .int(1);
+    let payload = payload.array(5).str("BlockStored").ints(&[1]).nil().ints(&[5]).int(1);
     let payload = payload.array(2).str("BlockRemoved").ints(&[1]);
     let batch = decode(&payload.0);
     assert_eq!(stored(&batch.events[0]).3, Tier::Device);
     assert_eq!(
         batch.events[1],
-        KvEvent::Removed {
-            hashes: vec![EngineHash(1)],
-            tier: Tier::Device
-        }
+        KvEvent::Removed { hashes: vec![EngineHash(1)], tier: Tier::Device }
     );
 }
 
@@ -291,12 +247,7 @@ fn maps_decode_in_any_order_with_unknown_keys_and_events_counted() {
         .str("somewhere")
         .str("type")
         .str("BlockStored");
-    let payload = payload
-        .map(2)
-        .str("type")
-        .str("BlockMoved")
-        .str("block_hashes")
-        .nil();
+    let payload = payload.map(2).str("type").str("BlockMoved").str("block_hashes").nil();
     let payload = payload.str("data_parallel_rank").int(3).str("ts").int(12);
     let batch = decode(&payload.0);
     assert_eq!((batch.timestamp_s, batch.rank), (12.0, Some(3)));
@@ -336,10 +287,7 @@ fn with_extra(
     let batch = decode(&payload.0);
     let (blocks, seen, salt, _) = stored(&batch.events[0]);
     assert_eq!(seen, adapter);
-    (
-        salt.map(str::to_owned),
-        [blocks[0].opaque, blocks[1].opaque],
-    )
+    (salt.map(str::to_owned), [blocks[0].opaque, blocks[1].opaque])
 }
 
 #[test]
@@ -347,43 +295,19 @@ fn salt_adapter_and_images_are_told_apart() {
     let salt = |salt: &str| Some(salt.to_owned());
     let one = |pack: Pack, text: &str| pack.array(1).str(text);
     assert_eq!(with_extra(None, |p| p.nil().nil()), (None, [false, false]));
-    assert_eq!(
-        with_extra(None, |p| p.array(0).array(0)),
-        (None, [false, false])
-    );
-    assert_eq!(
-        with_extra(None, |p| one(p, "s").nil()),
-        (salt("s"), [false, false])
-    );
-    assert_eq!(
-        with_extra(Some("l"), |p| one(one(p, "l"), "l")),
-        (None, [false, false])
-    );
+    assert_eq!(with_extra(None, |p| p.array(0).array(0)), (None, [false, false]));
+    assert_eq!(with_extra(None, |p| one(p, "s").nil()), (salt("s"), [false, false]));
+    assert_eq!(with_extra(Some("l"), |p| one(one(p, "l"), "l")), (None, [false, false]));
     for order in [["l", "s"], ["s", "l"]] {
         let extra = |p: Pack| p.array(2).str(order[0]).str(order[1]).array(1).str("l");
         assert_eq!(with_extra(Some("l"), extra), (salt("s"), [false, false]));
     }
     let salt_named_as_adapter = |p: Pack| one(p.array(2).str("l").str("l"), "l");
-    assert_eq!(
-        with_extra(Some("l"), salt_named_as_adapter),
-        (salt("l"), [false, false])
-    );
-    assert_eq!(
-        with_extra(None, |p| one(p.nil(), "image")),
-        (None, [false, true])
-    );
-    assert_eq!(
-        with_extra(None, |p| p.array(2).str("s").str("image").nil()),
-        (None, [true, false])
-    );
-    assert_eq!(
-        with_extra(None, |p| p.array(1).ints(&[5, 6]).nil()),
-        (None, [true, false])
-    );
-    assert_eq!(
-        with_extra(None, |p| p.array(1).int(5).nil()),
-        (None, [true, false])
-    );
+    assert_eq!(with_extra(Some("l"), salt_named_as_adapter), (salt("l"), [false, false]));
+    assert_eq!(with_extra(None, |p| one(p.nil(), "image")), (None, [false, true]));
+    assert_eq!(with_extra(None, |p| p.array(2).str("s").str("image").nil()), (None, [true, false]));
+    assert_eq!(with_extra(None, |p| p.array(1).ints(&[5, 6]).nil()), (None, [true, false]));
+    assert_eq!(with_extra(None, |p| p.array(1).int(5).nil()), (None, [true, false]));
     assert_eq!(with_extra(None, |p| p.int(5).nil()), (None, [true, false]));
 }
 
@@ -421,18 +345,8 @@ fn an_adapter_known_by_number_only_is_never_matched() {
 fn other_cache_groups_are_left_out_with_their_removals() {
     let of_group = |kind: &str, group: i64| {
         let stored = Pack::batch(2).stored(2).str("kv_cache_spec_kind").str(kind);
-        let removed = stored
-            .str("group_idx")
-            .int(group)
-            .map(3)
-            .str("type")
-            .str("BlockRemoved");
-        removed
-            .str("block_hashes")
-            .ints(&[11])
-            .str("group_idx")
-            .int(group)
-            .0
+        let removed = stored.str("group_idx").int(group).map(3).str("type").str("BlockRemoved");
+        removed.str("block_hashes").ints(&[11]).str("group_idx").int(group).0
     };
     let mut decoder = Decoder::new(DecodeLimits::default());
     let sliding = decoder.decode(&of_group("sliding_window", 1)).unwrap();
@@ -441,12 +355,7 @@ fn other_cache_groups_are_left_out_with_their_removals() {
         let full = decoder.decode(&of_group(kind, 0)).unwrap();
         assert_eq!((full.events.len(), full.skipped.other_groups), (2, 0));
     }
-    let removal = Pack::batch(1)
-        .array(4)
-        .str("BlockRemoved")
-        .ints(&[11])
-        .nil()
-        .int(1);
+    let removal = Pack::batch(1).array(4).str("BlockRemoved").ints(&[11]).nil().int(1);
     assert_eq!(decoder.decode(&removal.0).unwrap().skipped.other_groups, 1);
     decoder.forget_groups();
     assert_eq!(decoder.decode(&removal.0).unwrap().events.len(), 1);
@@ -456,23 +365,10 @@ fn other_cache_groups_are_left_out_with_their_removals() {
 fn a_token_count_that_does_not_fit_is_an_error_with_its_place() {
     let payload = Pack::batch(2).array(1).str("AllBlocksCleared");
     let offset = payload.0.len();
-    let payload = payload
-        .array(5)
-        .str("BlockStored")
-        .ints(&[1, 2])
-        .nil()
-        .ints(&[1, 2, 3])
-        .int(2);
+    let payload = payload.array(5).str("BlockStored").ints(&[1, 2]).nil().ints(&[1, 2, 3]).int(2);
     let error = decode_batch(&payload.0, &DecodeLimits::default()).unwrap_err();
-    let problem = DecodeProblem::TokenCount {
-        tokens: 3,
-        blocks: 2,
-        block_size: 2,
-    };
-    assert_eq!(
-        (error.offset, error.field, error.problem),
-        (offset, "token_ids", problem)
-    );
+    let problem = DecodeProblem::TokenCount { tokens: 3, blocks: 2, block_size: 2 };
+    assert_eq!((error.offset, error.field, error.problem), (offset, "token_ids", problem));
 }
 
 #[test]
@@ -485,38 +381,16 @@ fn values_that_do_not_fit_their_field_are_errors() {
         DecodeProblem::HashLength { bytes: 3 }
     );
     let text = problem(&hash_event(|p| p.str("x")), &limits);
-    assert_eq!(
-        text,
-        DecodeProblem::WrongType {
-            expected: "a whole number"
-        }
-    );
-    let tokens = |token| {
-        Pack::batch(1)
-            .array(5)
-            .str("BlockStored")
-            .ints(&[1])
-            .nil()
-            .ints(&[token])
-            .int(1)
-            .0
-    };
+    assert_eq!(text, DecodeProblem::WrongType { expected: "a whole number" });
+    let tokens =
+        |token| Pack::batch(1).array(5).str("BlockStored").ints(&[1]).nil().ints(&[token]).int(1).0;
     assert_eq!(problem(&tokens(-1), &limits), DecodeProblem::OutOfRange);
-    assert_eq!(
-        problem(&tokens(1 << 32), &limits),
-        DecodeProblem::OutOfRange
-    );
+    assert_eq!(problem(&tokens(1 << 32), &limits), DecodeProblem::OutOfRange);
     let rank = Pack::default().array(3).float(0.0).array(0).int(70_000);
     assert_eq!(problem(&rank.0, &limits), DecodeProblem::OutOfRange);
     let never = Pack::default().array(2).float(f64::NAN).array(0);
     assert_eq!(problem(&never.0, &limits), DecodeProblem::OutOfRange);
-    let no_size = Pack::batch(1)
-        .array(5)
-        .str("BlockStored")
-        .ints(&[])
-        .nil()
-        .ints(&[])
-        .int(0);
+    let no_size = Pack::batch(1).array(5).str("BlockStored").ints(&[]).nil().ints(&[]).int(0);
     assert_eq!(problem(&no_size.0, &limits), DecodeProblem::OutOfRange);
 }
 
@@ -535,34 +409,10 @@ fn every_limit_holds() {
         assert_eq!(problem(&payload, &limits), DecodeProblem::TooMany { limit });
     };
     let bytes = payload.len() - 1;
-    too_many(
-        DecodeLimits {
-            max_payload_bytes: bytes,
-            ..fits.clone()
-        },
-        bytes,
-    );
-    too_many(
-        DecodeLimits {
-            max_events: 1,
-            ..fits.clone()
-        },
-        1,
-    );
-    too_many(
-        DecodeLimits {
-            max_blocks_per_event: 1,
-            ..fits.clone()
-        },
-        1,
-    );
-    too_many(
-        DecodeLimits {
-            max_blocks_per_batch: 3,
-            ..fits
-        },
-        1,
-    );
+    too_many(DecodeLimits { max_payload_bytes: bytes, ..fits.clone() }, bytes);
+    too_many(DecodeLimits { max_events: 1, ..fits.clone() }, 1);
+    too_many(DecodeLimits { max_blocks_per_event: 1, ..fits.clone() }, 1);
+    too_many(DecodeLimits { max_blocks_per_batch: 3, ..fits }, 1);
 }
 
 #[test]
@@ -573,10 +423,7 @@ fn nesting_has_a_bound_that_no_setting_lifts() {
     payload.extend(std::iter::repeat_n(0x91, 100_000));
     payload.push(0xc0);
     for max_depth in [0, 16, u8::MAX] {
-        let limits = DecodeLimits {
-            max_depth,
-            ..DecodeLimits::default()
-        };
+        let limits = DecodeLimits { max_depth, ..DecodeLimits::default() };
         assert_eq!(problem(&payload, &limits), DecodeProblem::TooDeep);
     }
 }

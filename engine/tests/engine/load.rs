@@ -39,13 +39,7 @@ fn absent_figures_are_none_and_not_zero() {
     assert_eq!(EngineLoad::parse(""), EngineLoad::default());
     let text = "# HELP vllm:num_requests_running x\nother:num_requests_running 3\n\
                 vllm:num_requests_running_more 4\nvllm:num_requests_running{engine=\"0\"} 5\n";
-    assert_eq!(
-        EngineLoad::parse(text),
-        EngineLoad {
-            running: Some(5),
-            ..Default::default()
-        }
-    );
+    assert_eq!(EngineLoad::parse(text), EngineLoad { running: Some(5), ..Default::default() });
 }
 
 #[test]

@@ -27,14 +27,8 @@ fn hand_off(text: &str) -> Result<HandOff, HandOffError> {
 fn a_recorded_hand_off_is_read_and_kept_verbatim() {
     let raw = recorded("nixl_warm_both_prefill");
     let hand_off = HandOff::from_reply(&raw).unwrap();
-    assert_eq!(
-        hand_off.remote_engine_id(),
-        "b460a44b-3cba-433d-9652-ff925ec0575a"
-    );
-    assert_eq!(
-        (hand_off.remote_host(), hand_off.remote_port()),
-        ("127.0.0.1", 15711)
-    );
+    assert_eq!(hand_off.remote_engine_id(), "b460a44b-3cba-433d-9652-ff925ec0575a");
+    assert_eq!((hand_off.remote_host(), hand_off.remote_port()), ("127.0.0.1", 15711));
     assert_eq!(
         hand_off.remote_request_id(),
         Some("cmpl-b833bac5-e715-47da-b41f-86845b80d1df-0-850dd0da")
@@ -63,10 +57,7 @@ fn what_is_no_hand_off_is_refused() {
         HandOff::from_reply(&recorded("nixl_cold_decode")).unwrap_err(),
         HandOffError::Absent
     );
-    assert_eq!(
-        HandOff::from_reply(&recorded("push1_prefill")).unwrap_err(),
-        HandOffError::NotPull
-    );
+    assert_eq!(HandOff::from_reply(&recorded("push1_prefill")).unwrap_err(), HandOffError::NotPull);
     let where_from = r#""remote_engine_id":"e","remote_host":"h","remote_port":1"#;
     for (text, error) in [
         ("{}".to_owned(), HandOffError::NotForDecode),
@@ -77,20 +68,13 @@ fn what_is_no_hand_off_is_refused() {
             ),
             HandOffError::NotForDecode,
         ),
-        (
-            format!(r#"{{"do_remote_prefill":true,{where_from}}}"#),
-            HandOffError::NoBlocks,
-        ),
+        (format!(r#"{{"do_remote_prefill":true,{where_from}}}"#), HandOffError::NoBlocks),
     ] {
         assert_eq!(hand_off(&text).unwrap_err(), error, "{text}");
     }
     for ids in ["null", "[]", "[[]]", "[[],[]]"] {
         let text = format!(r#"{{"do_remote_prefill":true,{where_from},"remote_block_ids":{ids}}}"#);
-        assert_eq!(
-            hand_off(&text).unwrap_err(),
-            HandOffError::NoBlocks,
-            "{ids}"
-        );
+        assert_eq!(hand_off(&text).unwrap_err(), HandOffError::NoBlocks, "{ids}");
     }
     for text in [
         "[true,false]",
@@ -100,16 +84,10 @@ fn what_is_no_hand_off_is_refused() {
         r#"{"do_remote_prefill":true,"remote_engine_id":"e","remote_host":"h","remote_port":1,"remote_block_ids":["x"]}"#,
         r#"{"do_remote_prefill":true,"do_remote_prefill":true,"remote_engine_id":"e","remote_host":"h","remote_port":1,"remote_block_ids":[1]}"#,
     ] {
-        assert!(
-            matches!(hand_off(text).unwrap_err(), HandOffError::Shape(_)),
-            "{text}"
-        );
+        assert!(matches!(hand_off(text).unwrap_err(), HandOffError::Shape(_)), "{text}");
     }
     let huge = format!(r#"{{"x":"{}"}}"#, "x".repeat(MAX_HAND_OFF_BYTES));
-    assert!(matches!(
-        hand_off(&huge).unwrap_err(),
-        HandOffError::TooLarge { .. }
-    ));
+    assert!(matches!(hand_off(&huge).unwrap_err(), HandOffError::TooLarge { .. }));
 }
 
 #[test]

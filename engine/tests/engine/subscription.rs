@@ -41,11 +41,7 @@ impl Follower {
         let cancel = CancellationToken::new();
         let mut tasks = JoinSet::new();
         tasks.spawn(subscription.run(sink, cancel.clone()));
-        Self {
-            updates,
-            cancel,
-            tasks,
-        }
+        Self { updates, cancel, tasks }
     }
 
     fn of(engine: &FakeEngine) -> Self {
@@ -54,10 +50,7 @@ impl Follower {
 
     async fn next(&mut self) -> Seen {
         let update = tokio::time::timeout(PATIENCE, self.updates.recv()).await;
-        match update
-            .expect("an update in time")
-            .expect("a running subscription")
-        {
+        match update.expect("an update in time").expect("a running subscription") {
             Update::Batch { sequence, batch } => Seen::Batch(sequence, batch.timestamp_s),
             Update::Reset { reason } => Seen::Reset(reason),
             Update::Synced { outcome } => Seen::Synced(outcome),
@@ -83,9 +76,7 @@ impl Follower {
             published += 1;
             let soon = Duration::from_millis(100);
             while let Ok(update) = tokio::time::timeout(soon, self.updates.recv()).await {
-                let Some(Update::Batch { sequence, .. }) = update else {
-                    panic!("{update:?}")
-                };
+                let Some(Update::Batch { sequence, .. }) = update else { panic!("{update:?}") };
                 assert_eq!(sequence, expected);
                 expected += 1;
                 if expected == published {
@@ -110,11 +101,7 @@ const SYNCED: Seen = Seen::Synced(SyncOutcome::Replayed);
 
 #[tokio::test]
 async fn a_cold_start_delivers_the_history_then_what_is_live() {
-    for form in [
-        ReplayForm::TwoFrames,
-        ReplayForm::EmptyFirst,
-        ReplayForm::TopicFirst,
-    ] {
+    for form in [ReplayForm::TwoFrames, ReplayForm::EmptyFirst, ReplayForm::TopicFirst] {
         let mut engine = FakeEngine::start(form).await;
         for sequence in 0..20 {
             engine.lose(payload(f64::from(sequence)));
@@ -139,9 +126,7 @@ async fn a_recorded_replay_is_delivered() {
     assert_eq!(end, u64::MAX.to_be_bytes());
     let mut follower = Follower::of(&engine);
     for sequence in 5..10 {
-        let Seen::Batch(number, _) = follower.next().await else {
-            panic!("not a batch")
-        };
+        let Seen::Batch(number, _) = follower.next().await else { panic!("not a batch") };
         assert_eq!(number, sequence);
     }
     follower.expect([SYNCED]).await;
@@ -170,9 +155,7 @@ async fn a_gap_beyond_the_replays_reach_resets_first() {
     }
     engine.forget_before(next + 5);
     engine.publish(payload((next + 10) as f64)).await;
-    follower
-        .expect([Seen::Reset(ResetReason::ReplayTooShort)])
-        .await;
+    follower.expect([Seen::Reset(ResetReason::ReplayTooShort)]).await;
     follower.expect((next + 5..next + 11).map(batch)).await;
 }
 
@@ -195,10 +178,7 @@ async fn a_restarted_engine_voids_the_old_ones_batches() {
         }
         let batches = (0..count)
             .map(|sequence| Seen::Batch(sequence, 1000.0 * count as f64 + sequence as f64));
-        let mut expected = vec![
-            Seen::Disconnected,
-            Seen::Reset(ResetReason::EngineRestarted),
-        ];
+        let mut expected = vec![Seen::Disconnected, Seen::Reset(ResetReason::EngineRestarted)];
         expected.extend(batches);
         expected.push(SYNCED);
         follower.expect(expected).await;
@@ -220,9 +200,7 @@ async fn a_payload_that_cannot_be_decoded_resets_and_the_stream_goes_on() {
     engine.publish(Bytes::from_static(b"nonsense")).await;
     engine.publish(payload((next + 1) as f64)).await;
     let reset = Seen::Reset(ResetReason::Garbage);
-    follower
-        .expect([Seen::Garbage(Some(next)), reset, batch(next + 1)])
-        .await;
+    follower.expect([Seen::Garbage(Some(next)), reset, batch(next + 1)]).await;
 }
 
 #[tokio::test]
@@ -231,12 +209,7 @@ async fn a_message_of_another_form_is_reported_and_left_out() {
     let mut follower = Follower::of(&engine);
     follower.expect([SYNCED]).await;
     let next = follower.go_live(&mut engine, 0).await;
-    engine
-        .publish_frames(vec![
-            Bytes::from_static(b"kv@test"),
-            Bytes::from_static(b"?"),
-        ])
-        .await;
+    engine.publish_frames(vec![Bytes::from_static(b"kv@test"), Bytes::from_static(b"?")]).await;
     engine.publish(payload(next as f64)).await;
     let update = follower.updates.recv().await.unwrap();
     let error = GarbageError::Frames { frames: 2 };
@@ -269,24 +242,18 @@ async fn without_a_replay_endpoint_a_gap_resets() {
     }
     engine.lose(payload(next as f64));
     engine.publish(payload((next + 1) as f64)).await;
-    follower
-        .expect([Seen::Reset(ResetReason::Gap), batch(next + 1)])
-        .await;
+    follower.expect([Seen::Reset(ResetReason::Gap), batch(next + 1)]).await;
 }
 
 #[tokio::test]
 async fn a_replay_endpoint_that_does_not_answer_delays_but_does_not_stop() {
     let mut engine = FakeEngine::start(ReplayForm::EmptyFirst).await;
     let silent = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
-    let silent = format!("tcp://{}", silent.local_addr().unwrap())
-        .parse()
-        .unwrap();
+    let silent = format!("tcp://{}", silent.local_addr().unwrap()).parse().unwrap();
     let mut settings = subscription(&engine.events, Some(&silent));
     settings.timing.replay_timeout = Duration::from_millis(200);
     let mut follower = Follower::start(settings);
-    follower
-        .expect([Seen::Synced(SyncOutcome::ReplayFailed)])
-        .await;
+    follower.expect([Seen::Synced(SyncOutcome::ReplayFailed)]).await;
     loop {
         engine.publish(payload(0.0)).await;
         let soon = Duration::from_millis(100);
@@ -321,11 +288,7 @@ async fn an_engine_that_comes_late_is_waited_for_and_missed_once() {
     let mut follower = Follower::start(settings);
     follower.expect([Seen::Disconnected]).await;
     let refused_for = Duration::from_millis(500);
-    assert!(
-        tokio::time::timeout(refused_for, follower.updates.recv())
-            .await
-            .is_err()
-    );
+    assert!(tokio::time::timeout(refused_for, follower.updates.recv()).await.is_err());
 }
 
 #[tokio::test]
@@ -334,14 +297,10 @@ async fn cancelling_ends_the_subscription_and_so_does_a_closed_sink() {
     let mut cancelled = Follower::of(&engine);
     cancelled.expect([SYNCED]).await;
     cancelled.cancel.cancel();
-    tokio::time::timeout(PATIENCE, cancelled.tasks.join_next())
-        .await
-        .unwrap();
+    tokio::time::timeout(PATIENCE, cancelled.tasks.join_next()).await.unwrap();
 
     let mut unheard = Follower::of(&engine);
     unheard.expect([SYNCED]).await;
     unheard.updates.close();
-    tokio::time::timeout(PATIENCE, unheard.tasks.join_next())
-        .await
-        .unwrap();
+    tokio::time::timeout(PATIENCE, unheard.tasks.join_next()).await.unwrap();
 }

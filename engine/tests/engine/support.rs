@@ -4,9 +4,8 @@ use std::path::PathBuf;
 
 /// A file recorded from a running engine.
 pub(crate) fn fixture(name: &str) -> Vec<u8> {
-    let path = PathBuf::from(env!("CARGO_MANIFEST_DIR"))
-        .join("tests/fixtures/vllm-0.32.0")
-        .join(name);
+    let path =
+        PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures/vllm-0.32.0").join(name);
     std::fs::read(&path).unwrap_or_else(|error| panic!("{}: {error}", path.display()))
 }
 
@@ -17,10 +16,6 @@ pub(crate) fn fixture_text(name: &str) -> String {
 
 /// The payloads of a recorded event stream, in order.
 pub(crate) fn recorded_payloads(recording: &str) -> Vec<Vec<u8>> {
-    let batches = fixture_text(&format!("kv/{recording}/events.jsonl"))
-        .lines()
-        .count();
-    (0..batches)
-        .map(|index| fixture(&format!("kv/{recording}/pub{index:05}.frame2.bin")))
-        .collect()
+    let batches = fixture_text(&format!("kv/{recording}/events.jsonl")).lines().count();
+    (0..batches).map(|index| fixture(&format!("kv/{recording}/pub{index:05}.frame2.bin"))).collect()
 }

@@ -24,11 +24,7 @@ fn recorded(name: &str) -> Vec<Result<EngineUsage, UsageError>> {
 }
 
 fn usage(prompt: u32, completion: u32, cached: Option<u32>) -> EngineUsage {
-    EngineUsage {
-        prompt_tokens: prompt,
-        completion_tokens: completion,
-        cached_tokens: cached,
-    }
+    EngineUsage { prompt_tokens: prompt, completion_tokens: completion, cached_tokens: cached }
 }
 
 #[test]
@@ -37,10 +33,7 @@ fn recorded_usages_are_read_as_reported() {
     assert_eq!(recorded("completion_warm"), [Ok(usage(288, 4, Some(256)))]);
     assert_eq!(recorded("chat_cold"), [Ok(usage(310, 4, Some(0)))]);
     assert_eq!(recorded("chat_warm"), [Ok(usage(310, 4, Some(288)))]);
-    assert_eq!(
-        recorded("completion_stream_warm"),
-        [Ok(usage(289, 4, Some(288)))]
-    );
+    assert_eq!(recorded("completion_stream_warm"), [Ok(usage(289, 4, Some(288)))]);
 }
 
 #[test]
@@ -80,9 +73,6 @@ fn absurd_usages_are_errors() {
     let too_many = r#"{"prompt_tokens":3,"prompt_tokens_details":{"cached_tokens":4}}"#;
     assert_eq!(
         parse(too_many),
-        Err(UsageError::CachedExceedsPrompt {
-            cached_tokens: 4,
-            prompt_tokens: 3
-        })
+        Err(UsageError::CachedExceedsPrompt { cached_tokens: 4, prompt_tokens: 3 })
     );
 }

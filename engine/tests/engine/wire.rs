@@ -30,9 +30,7 @@ fn ready(socket: &[u8]) -> Vec<u8> {
 /// Why a subscription gives up a peer that sends these bytes and no more.
 async fn outcome(bytes: Vec<u8>) -> WireError {
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
-    let endpoint = format!("tcp://{}", listener.local_addr().unwrap())
-        .parse()
-        .unwrap();
+    let endpoint = format!("tcp://{}", listener.local_addr().unwrap()).parse().unwrap();
     let mut tasks = JoinSet::new();
     tasks.spawn(async move {
         let (mut peer, _) = listener.accept().await.unwrap();
@@ -55,26 +53,14 @@ async fn outcome(bytes: Vec<u8>) -> WireError {
 #[tokio::test]
 async fn peers_that_are_no_publisher_are_refused_with_the_reason() {
     let http = b"HTTP/1.1 400 Bad Request\r\ncontent-type: text/plain\r\ncontent-length: 0\r\n\r\n";
-    assert!(matches!(
-        outcome(http.to_vec()).await,
-        WireError::Handshake(_)
-    ));
-    assert!(matches!(
-        outcome(greeting(1, b"NULL")).await,
-        WireError::Handshake(_)
-    ));
-    assert!(matches!(
-        outcome(greeting(3, b"CURVE")).await,
-        WireError::Handshake(_)
-    ));
+    assert!(matches!(outcome(http.to_vec()).await, WireError::Handshake(_)));
+    assert!(matches!(outcome(greeting(1, b"NULL")).await, WireError::Handshake(_)));
+    assert!(matches!(outcome(greeting(3, b"CURVE")).await, WireError::Handshake(_)));
     let error = b"\x04\x08\x05ERROR\x01x";
     let refused = [&greeting(3, b"NULL")[..], error].concat();
     assert!(matches!(outcome(refused).await, WireError::Handshake(_)));
     let router = [greeting(3, b"NULL"), ready(b"ROUTER")].concat();
-    assert_eq!(
-        outcome(router).await,
-        WireError::WrongSocket { expected: "PUB" }
-    );
+    assert_eq!(outcome(router).await, WireError::WrongSocket { expected: "PUB" });
     assert_eq!(outcome(Vec::new()).await, WireError::TimedOut);
 }
 
@@ -83,24 +69,15 @@ async fn a_claimed_length_beyond_the_bound_ends_the_connection_and_reserves_noth
     let publisher = [greeting(3, b"NULL"), ready(b"PUB")].concat();
     for claimed in [1_u64 << 30, 1 << 62, u64::MAX] {
         let bytes = [&publisher[..], &[2], &claimed.to_be_bytes()].concat();
-        assert!(
-            matches!(outcome(bytes).await, WireError::MessageTooLarge { .. }),
-            "{claimed}"
-        );
+        assert!(matches!(outcome(bytes).await, WireError::MessageTooLarge { .. }), "{claimed}");
     }
     // Of small frames there may not be any number either.
     let bytes = [&publisher[..], &[1, 0].repeat(100)].concat();
-    assert!(matches!(
-        outcome(bytes).await,
-        WireError::MessageTooLarge { .. }
-    ));
+    assert!(matches!(outcome(bytes).await, WireError::MessageTooLarge { .. }));
 }
 
 #[tokio::test]
 async fn a_claimed_length_in_the_handshake_is_bounded_too() {
     let bytes = [&greeting(3, b"NULL")[..], &[6], &u64::MAX.to_be_bytes()].concat();
-    assert!(matches!(
-        outcome(bytes).await,
-        WireError::MessageTooLarge { .. }
-    ));
+    assert!(matches!(outcome(bytes).await, WireError::MessageTooLarge { .. }));
 }

@@ -31,10 +31,7 @@ impl Index {
             for holder in list {
                 seen += 1;
                 if expected.get(&(hash, holder.worker)) != Some(&holder.names) {
-                    return Err(Violation::Holder {
-                        hash,
-                        worker: holder.worker,
-                    });
+                    return Err(Violation::Holder { hash, worker: holder.worker });
                 }
             }
         }
@@ -42,15 +39,9 @@ impl Index {
             return Ok(());
         }
         let missing = expected.keys().find(|(hash, worker)| {
-            !self
-                .holders
-                .of(*hash)
-                .iter()
-                .any(|holder| holder.worker == *worker)
+            !self.holders.of(*hash).iter().any(|holder| holder.worker == *worker)
         });
-        missing.map_or(Ok(()), |&(hash, worker)| {
-            Err(Violation::Holder { hash, worker })
-        })
+        missing.map_or(Ok(()), |&(hash, worker)| Err(Violation::Holder { hash, worker }))
     }
 
     fn check_worker(
@@ -64,11 +55,7 @@ impl Index {
         }
         if map.len() > self.limit() {
             let (blocks, limit) = (map.len(), self.limit());
-            return Err(Violation::OverLimit {
-                worker,
-                blocks,
-                limit,
-            });
+            return Err(Violation::OverLimit { worker, blocks, limit });
         }
         let mut counts = [0; Tier::COUNT];
         for (engine, entry) in map.iter() {
@@ -84,11 +71,7 @@ impl Index {
             }
         }
         if counts != map.counts() {
-            return Err(Violation::Counts {
-                worker,
-                counted: map.counts(),
-                held: counts,
-            });
+            return Err(Violation::Counts { worker, counted: map.counts(), held: counts });
         }
         Ok(())
     }

@@ -19,10 +19,7 @@ impl Holder {
     /// The fastest tier with the block. A holder without any is removed at once,
     /// so the fallback is never taken.
     pub(super) fn fastest(&self) -> usize {
-        self.names
-            .iter()
-            .position(|&names| names > 0)
-            .unwrap_or(Tier::COUNT - 1)
+        self.names.iter().position(|&names| names > 0).unwrap_or(Tier::COUNT - 1)
     }
 
     fn is_empty(&self) -> bool {
@@ -47,28 +44,17 @@ impl Holders {
     }
 
     pub(super) fn iter(&self) -> impl Iterator<Item = (BlockHash, &[Holder])> {
-        self.table
-            .iter()
-            .map(|(hash, list)| (*hash, list.as_slice()))
+        self.table.iter().map(|(hash, list)| (*hash, list.as_slice()))
     }
 
     /// One more engine hash of `worker` stands for the block in `tier`.
     pub(super) fn add(&mut self, hash: BlockHash, worker: WorkerKey, tier: Tier) {
         // Most blocks are held by one worker: begin with room for just one.
-        let list = self
-            .table
-            .entry(hash)
-            .or_insert_with(|| Vec::with_capacity(1));
+        let list = self.table.entry(hash).or_insert_with(|| Vec::with_capacity(1));
         let at = match list.binary_search_by_key(&worker, |holder| holder.worker) {
             Ok(at) => at,
             Err(at) => {
-                list.insert(
-                    at,
-                    Holder {
-                        worker,
-                        names: [0; Tier::COUNT],
-                    },
-                );
+                list.insert(at, Holder { worker, names: [0; Tier::COUNT] });
                 at
             }
         };

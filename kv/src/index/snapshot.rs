@@ -25,36 +25,13 @@ pub struct SnapshotBlock {
 
 impl SnapshotBlock {
     fn new(engine: EngineHash, entry: &Entry) -> Self {
-        let Content {
-            hash,
-            parent,
-            position,
-            opaque,
-        } = entry.content;
-        Self {
-            engine,
-            hash,
-            parent,
-            position,
-            opaque,
-            copies: entry.copies,
-        }
+        let Content { hash, parent, position, opaque } = entry.content;
+        Self { engine, hash, parent, position, opaque, copies: entry.copies }
     }
 
     fn content(&self) -> Content {
-        let Self {
-            hash,
-            parent,
-            position,
-            opaque,
-            ..
-        } = *self;
-        Content {
-            hash,
-            parent,
-            position,
-            opaque,
-        }
+        let Self { hash, parent, position, opaque, .. } = *self;
+        Content { hash, parent, position, opaque }
     }
 
     /// Only a first block has no parent, and a block without copies is none.
@@ -70,10 +47,8 @@ impl Index {
         let Some(map) = self.workers.get(&worker) else {
             return Vec::new();
         };
-        let mut blocks: Vec<_> = map
-            .iter()
-            .map(|(engine, entry)| SnapshotBlock::new(engine, entry))
-            .collect();
+        let mut blocks: Vec<_> =
+            map.iter().map(|(engine, entry)| SnapshotBlock::new(engine, entry)).collect();
         blocks.sort_unstable_by_key(|block| (block.position, block.engine));
         blocks
     }
@@ -89,10 +64,7 @@ impl Index {
         worker: WorkerKey,
         blocks: impl IntoIterator<Item = SnapshotBlock>,
     ) -> Applied {
-        let mut applied = Applied {
-            removed: self.clear_worker(worker),
-            ..Applied::default()
-        };
+        let mut applied = Applied { removed: self.clear_worker(worker), ..Applied::default() };
         let limit = self.limit();
         let mut map = WorkerMap::new(worker);
         for block in blocks {
@@ -100,10 +72,7 @@ impl Index {
                 applied.malformed += 1;
                 continue;
             }
-            let entry = Entry {
-                content: block.content(),
-                copies: block.copies,
-            };
+            let entry = Entry { content: block.content(), copies: block.copies };
             let mut worst = StoreOutcome::Stored;
             for tier in held_tiers(&entry) {
                 let copies = (tier, entry.copies[tier as usize]);

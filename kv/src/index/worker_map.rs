@@ -46,11 +46,7 @@ pub(super) struct WorkerMap {
 
 impl WorkerMap {
     pub(super) fn new(key: WorkerKey) -> Self {
-        Self {
-            key,
-            entries: Table::default(),
-            counts: [0; Tier::COUNT],
-        }
+        Self { key, entries: Table::default(), counts: [0; Tier::COUNT] }
     }
 
     pub(super) fn is_empty(&self) -> bool {
@@ -93,10 +89,8 @@ impl WorkerMap {
             None if self.entries.len() >= limit => return StoreOutcome::OverLimit,
             None => {}
         }
-        let entry = self.entries.entry(engine).or_insert(Entry {
-            content,
-            copies: [0; Tier::COUNT],
-        });
+        let entry =
+            self.entries.entry(engine).or_insert(Entry { content, copies: [0; Tier::COUNT] });
         let held = &mut entry.copies[tier as usize];
         let first = *held == 0;
         *held = held.saturating_add(copies);
@@ -165,7 +159,5 @@ impl WorkerMap {
 
 /// The tiers in which an entry has a copy.
 pub(super) fn held_tiers(entry: &Entry) -> impl Iterator<Item = Tier> {
-    Tier::ALL
-        .into_iter()
-        .filter(|&tier| entry.copies[tier as usize] > 0)
+    Tier::ALL.into_iter().filter(|&tier| entry.copies[tier as usize] > 0)
 }

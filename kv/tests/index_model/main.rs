@@ -44,9 +44,7 @@ fn step(index: &mut Index, model: &mut Model, op: &Op) -> Result<(), TestCaseErr
 }
 
 fn compare(index: &Index, model: &Model, overlaps: &mut Overlaps) -> Result<(), TestCaseError> {
-    index
-        .check()
-        .map_err(|violation| TestCaseError::fail(violation.to_string()))?;
+    index.check().map_err(|violation| TestCaseError::fail(violation.to_string()))?;
     prop_assert!(index.workers().eq(model.0.keys().copied()));
     for worker in WORKERS {
         prop_assert_eq!(index.block_counts(worker), model.block_counts(worker));
@@ -55,12 +53,7 @@ fn compare(index: &Index, model: &Model, overlaps: &mut Overlaps) -> Result<(), 
     for (held_space, prompt) in model.prompts() {
         for space in [held_space, SPACES[0]] {
             let (salt, adapter) = space;
-            let namespace = Namespace {
-                salt,
-                model: "m",
-                adapter,
-                block_size: BLOCK_SIZE as u32,
-            };
+            let namespace = Namespace { salt, model: "m", adapter, block_size: BLOCK_SIZE as u32 };
             chain_hashes(&namespace, SEED, &prompt.concat(), &mut hashes);
             index.find(&hashes, overlaps);
             for worker in WORKERS {

@@ -9,20 +9,13 @@ use crate::{BLOCK_SIZE, LIMIT};
 pub(crate) type Spaces = (Option<&'static str>, Option<&'static str>);
 
 /// Salt and adapter.
-pub(crate) const SPACES: [Spaces; 4] = [
-    (None, None),
-    (Some("x"), None),
-    (None, Some("x")),
-    (Some(""), Some("x")),
-];
+pub(crate) const SPACES: [Spaces; 4] =
+    [(None, None), (Some("x"), None), (None, Some("x")), (Some(""), Some("x"))];
 pub(crate) const WORKERS: [WorkerKey; 4] = [
     WorkerKey { worker: 0, rank: 0 },
     WorkerKey { worker: 0, rank: 1 },
     WorkerKey { worker: 1, rank: 0 },
-    WorkerKey {
-        worker: 7,
-        rank: 65_535,
-    },
+    WorkerKey { worker: 7, rank: 65_535 },
 ];
 
 /// All that a block's KV depends on, spelled out.
@@ -45,18 +38,9 @@ impl Model {
         let mut applied = Applied::default();
         let held = self.0.entry(worker).or_default();
         match event {
-            KvEvent::Stored {
-                parent,
-                blocks,
-                tier,
-                ..
-            } => {
+            KvEvent::Stored { parent, blocks, tier, .. } => {
                 let mut before = match parent {
-                    None => Some(Prefix {
-                        space,
-                        blocks: Vec::new(),
-                        opaque: false,
-                    }),
+                    None => Some(Prefix { space, blocks: Vec::new(), opaque: false }),
                     Some(parent) => held.get(&parent.0).map(|(prefix, _)| prefix.clone()),
                 };
                 for block in blocks {
@@ -71,28 +55,21 @@ impl Model {
                     prefix.blocks.push(block.tokens.clone());
                     prefix.opaque |= block.opaque;
                     before = Some(prefix.clone());
-                    if held
-                        .get(&block.hash.0)
-                        .is_some_and(|(old, _)| *old != prefix)
-                    {
+                    if held.get(&block.hash.0).is_some_and(|(old, _)| *old != prefix) {
                         held.remove(&block.hash.0);
                         applied.replaced += 1;
                     } else if !held.contains_key(&block.hash.0) && held.len() == LIMIT {
                         applied.over_limit += 1;
                         continue;
                     }
-                    let entry = held
-                        .entry(block.hash.0)
-                        .or_insert((prefix, BTreeMap::new()));
+                    let entry = held.entry(block.hash.0).or_insert((prefix, BTreeMap::new()));
                     *entry.1.entry(*tier).or_default() += 1;
                     applied.stored += 1;
                 }
             }
             KvEvent::Removed { hashes, tier } => {
                 for hash in hashes {
-                    let copies = held
-                        .get_mut(&hash.0)
-                        .and_then(|(_, tiers)| tiers.get_mut(tier));
+                    let copies = held.get_mut(&hash.0).and_then(|(_, tiers)| tiers.get_mut(tier));
                     match copies {
                         Some(copies) if *copies > 0 => {
                             *copies -= 1;
@@ -119,11 +96,7 @@ impl Model {
             return overlap;
         };
         for depth in 1..=prompt.len() {
-            let wanted = Prefix {
-                space,
-                blocks: prompt[..depth].to_vec(),
-                opaque: false,
-            };
+            let wanted = Prefix { space, blocks: prompt[..depth].to_vec(), opaque: false };
             let fastest = held
                 .values()
                 .filter(|(prefix, _)| *prefix == wanted)
@@ -141,9 +114,7 @@ impl Model {
         let held = self.0.get(&worker);
         Tier::ALL.map(|tier| {
             let has = |tiers: &BTreeMap<Tier, u32>| tiers.get(&tier).is_some_and(|&n| n > 0);
-            held.map_or(0, |held| {
-                held.values().filter(|(_, tiers)| has(tiers)).count()
-            })
+            held.map_or(0, |held| held.values().filter(|(_, tiers)| has(tiers)).count())
         })
     }
 

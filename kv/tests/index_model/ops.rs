@@ -36,28 +36,11 @@ pub(crate) struct NewBlock {
 
 #[derive(Clone, Debug)]
 pub(crate) enum Op {
-    Store {
-        worker: usize,
-        parent: Option<Pick>,
-        blocks: Vec<NewBlock>,
-        space: usize,
-        tier: Tier,
-    },
-    Remove {
-        worker: usize,
-        picks: Vec<Pick>,
-        tier: Tier,
-    },
-    Clear {
-        worker: usize,
-    },
-    RemoveWorker {
-        worker: u32,
-    },
-    Restore {
-        from: usize,
-        to: usize,
-    },
+    Store { worker: usize, parent: Option<Pick>, blocks: Vec<NewBlock>, space: usize, tier: Tier },
+    Remove { worker: usize, picks: Vec<Pick>, tier: Tier },
+    Clear { worker: usize },
+    RemoveWorker { worker: u32 },
+    Restore { from: usize, to: usize },
 }
 
 pub(crate) fn tier() -> impl Strategy<Value = Tier> {
@@ -73,36 +56,17 @@ pub(crate) fn new_block() -> impl Strategy<Value = NewBlock> {
     let tokens = prop_oneof![15 => vec(0_u32..2, BLOCK_SIZE), 1 => vec(0_u32..2, 0..4)];
     let hash = prop_oneof![5 => Just(None), 1 => (0_u64..6).prop_map(Some)];
     let opaque = prop::bool::weighted(0.05);
-    (tokens, hash, opaque).prop_map(|(tokens, hash, opaque)| NewBlock {
-        tokens,
-        hash,
-        opaque,
-    })
+    (tokens, hash, opaque).prop_map(|(tokens, hash, opaque)| NewBlock { tokens, hash, opaque })
 }
 
 pub(crate) fn op() -> impl Strategy<Value = Op> {
     let worker = || 0..WORKERS.len();
     let parent = prop_oneof![1 => Just(None), 2 => pick().prop_map(Some)];
-    let store = (
-        worker(),
-        parent,
-        vec(new_block(), 1..5),
-        0..SPACES.len(),
-        tier(),
-    )
-        .prop_map(|(worker, parent, blocks, space, tier)| Op::Store {
-            worker,
-            parent,
-            blocks,
-            space,
-            tier,
-        });
-    let remove =
-        (worker(), vec(pick(), 1..5), tier()).prop_map(|(worker, picks, tier)| Op::Remove {
-            worker,
-            picks,
-            tier,
-        });
+    let store = (worker(), parent, vec(new_block(), 1..5), 0..SPACES.len(), tier()).prop_map(
+        |(worker, parent, blocks, space, tier)| Op::Store { worker, parent, blocks, space, tier },
+    );
+    let remove = (worker(), vec(pick(), 1..5), tier())
+        .prop_map(|(worker, picks, tier)| Op::Remove { worker, picks, tier });
     prop_oneof![
         12 => store,
         7 => remove,
@@ -114,23 +78,14 @@ pub(crate) fn op() -> impl Strategy<Value = Op> {
 
 /// An engine's hash of a block: from its content and place, as engines do.
 pub(crate) fn honest_hash(before: EngineHash, block: &NewBlock, space: usize) -> EngineHash {
-    let digits = block
-        .tokens
-        .iter()
-        .fold(1, |all, token| all * 3 + u64::from(*token));
+    let digits = block.tokens.iter().fold(1, |all, token| all * 3 + u64::from(*token));
     let mixed = before.0.wrapping_mul(1_000_003) ^ (digits * 8 + space as u64);
     EngineHash(mixed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1 << 63)
 }
 
 pub(crate) fn event(model: &Model, op: &Op) -> Option<(WorkerKey, KvEvent, Spaces)> {
     match op {
-        Op::Store {
-            worker,
-            parent,
-            blocks,
-            space,
-            tier,
-        } => {
+        Op::Store { worker, parent, blocks, space, tier } => {
             let worker = WORKERS[*worker];
             let parent = parent.and_then(|parent| parent.resolve(model, worker));
             let (salt, adapter) = SPACES[*space];
@@ -138,11 +93,7 @@ pub(crate) fn event(model: &Model, op: &Op) -> Option<(WorkerKey, KvEvent, Space
             let blocks = blocks.iter().map(|block| {
                 let honest = honest_hash(before, block, if parent.is_none() { *space } else { 0 });
                 before = block.hash.map_or(honest, EngineHash);
-                StoredBlock {
-                    hash: before,
-                    tokens: block.tokens.clone(),
-                    opaque: block.opaque,
-                }
+                StoredBlock { hash: before, tokens: block.tokens.clone(), opaque: block.opaque }
             });
             let event = KvEvent::Stored {
                 parent,
@@ -153,24 +104,10 @@ pub(crate) fn event(model: &Model, op: &Op) -> Option<(WorkerKey, KvEvent, Space
             };
             Some((worker, event, SPACES[*space]))
         }
-        Op::Remove {
-            worker,
-            picks,
-            tier,
-        } => {
+        Op::Remove { worker, picks, tier } => {
             let worker = WORKERS[*worker];
-            let hashes = picks
-                .iter()
-                .filter_map(|pick| pick.resolve(model, worker))
-                .collect();
-            Some((
-                worker,
-                KvEvent::Removed {
-                    hashes,
-                    tier: *tier,
-                },
-                SPACES[0],
-            ))
+            let hashes = picks.iter().filter_map(|pick| pick.resolve(model, worker)).collect();
+            Some((worker, KvEvent::Removed { hashes, tier: *tier }, SPACES[0]))
         }
         Op::Clear { worker } => Some((WORKERS[*worker], KvEvent::Cleared, SPACES[0])),
         Op::RemoveWorker { .. } | Op::Restore { .. } => None,

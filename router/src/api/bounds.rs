@@ -7,12 +7,8 @@ use crate::config::model::Limits;
 use crate::error::Error;
 
 /// Members that ask for a number of output tokens.
-const OUTPUT_TOKENS: [&str; 4] = [
-    "max_tokens",
-    "max_completion_tokens",
-    "max_output_tokens",
-    "min_tokens",
-];
+const OUTPUT_TOKENS: [&str; 4] =
+    ["max_tokens", "max_completion_tokens", "max_output_tokens", "min_tokens"];
 
 /// Members that hold a schema, a grammar or a list of tools.
 const SCHEMAS: [&str; 10] = [
@@ -80,10 +76,7 @@ fn count(
         return Ok(());
     };
     if value < i128::from(min) || value > i128::from(max) {
-        return Err(Error::invalid(
-            key,
-            format!("`{key}` must be from {min} to {max} ({limit})"),
-        ));
+        return Err(Error::invalid(key, format!("`{key}` must be from {min} to {max} ({limit})")));
     }
     Ok(())
 }
@@ -94,10 +87,9 @@ fn bounded_logprobs(body: &JsonObject, key: &'static str) -> Result<(), Error> {
     match body.raw(key) {
         None | Some("true" | "false" | "null") => Ok(()),
         Some(_) => match body.get::<i128>(key, "an integer or a boolean")? {
-            Some(value) if !(-1..=MAX).contains(&value) => Err(Error::invalid(
-                key,
-                format!("`{key}` must be from -1 to {MAX}"),
-            )),
+            Some(value) if !(-1..=MAX).contains(&value) => {
+                Err(Error::invalid(key, format!("`{key}` must be from -1 to {MAX}")))
+            }
             _ => Ok(()),
         },
     }
@@ -110,9 +102,7 @@ fn stops(body: &JsonObject, key: &'static str, limits: &Limits) -> Result<(), Er
     };
     let too_long = |raw: &str| raw.len() > STOP_MAX_BYTES;
     let (count, oversized) = if raw.starts_with('[') {
-        let list = body
-            .get::<Vec<Box<RawValue>>>(key, "a list")?
-            .unwrap_or_default();
+        let list = body.get::<Vec<Box<RawValue>>>(key, "a list")?.unwrap_or_default();
         (list.len(), list.iter().any(|item| too_long(item.get())))
     } else {
         (1, too_long(raw))
@@ -140,12 +130,7 @@ mod tests {
 
     #[test]
     fn p09_counts_and_sizes_are_bounded_wherever_they_stand() {
-        let limits = Limits {
-            stop_max: 2,
-            n_max: 8,
-            schema_max_bytes: 1024,
-            ..Limits::default()
-        };
+        let limits = Limits { stop_max: 2, n_max: 8, schema_max_bytes: 1024, ..Limits::default() };
         let tools = format!(r#"{{"tools":"{}"}}"#, "x".repeat(2000));
         for (text, param) in [
             (r#"{"n":2147483648}"#, "n"),
@@ -155,10 +140,7 @@ mod tests {
             (r#"{"n":1.5}"#, "n"),
             (r#"{"best_of":9}"#, "best_of"),
             (r#"{"max_tokens":99999999999999999999}"#, "max_tokens"),
-            (
-                r#"{"max_completion_tokens":1048577}"#,
-                "max_completion_tokens",
-            ),
+            (r#"{"max_completion_tokens":1048577}"#, "max_completion_tokens"),
             (r#"{"min_tokens":-5}"#, "min_tokens"),
             (r#"{"stop":["a","b","c"]}"#, "stop"),
             (r#"{"sampling_params":{"n":9}}"#, "n"),
@@ -167,21 +149,13 @@ mod tests {
         ] {
             let error = check(&JsonObject::parse_str(text).unwrap(), &limits).unwrap_err();
             assert_eq!(error.status(), 400, "{text}");
-            assert!(
-                error
-                    .to_openai()
-                    .contains(&format!("\"param\":\"{param}\"")),
-                "{text}"
-            );
+            assert!(error.to_openai().contains(&format!("\"param\":\"{param}\"")), "{text}");
         }
         for text in [
             r#"{"n":8,"stop":["a","b"],"logprobs":true,"max_tokens":null}"#,
             r#"{"logprobs":5,"stop":"a","n":null}"#,
         ] {
-            assert!(
-                check(&JsonObject::parse_str(text).unwrap(), &limits).is_ok(),
-                "{text}"
-            );
+            assert!(check(&JsonObject::parse_str(text).unwrap(), &limits).is_ok(), "{text}");
         }
     }
 }

@@ -38,15 +38,13 @@ impl JsonObject {
             .map_err(|_| Error::new(Kind::InvalidRequest, "the body is not valid UTF-8"))?;
         let base = source.as_ptr() as usize;
         let mut deserializer = serde_json::Deserializer::from_str(source);
-        let found = (&mut deserializer)
-            .deserialize_map(Members)
-            .map_err(|error| match error {
-                error if error.is_data() => {
-                    Error::new(Kind::InvalidRequest, "a JSON object was expected")
-                        .with_code("invalid_json")
-                }
-                error => locate(&error),
-            })?;
+        let found = (&mut deserializer).deserialize_map(Members).map_err(|error| match error {
+            error if error.is_data() => {
+                Error::new(Kind::InvalidRequest, "a JSON object was expected")
+                    .with_code("invalid_json")
+            }
+            error => locate(&error),
+        })?;
         deserializer.end().map_err(|error| locate(&error))?;
         let mut members: Vec<(String, Value)> = Vec::with_capacity(found.len());
         for (key, raw) in found {
@@ -68,10 +66,7 @@ impl JsonObject {
 
     /// The raw JSON of a member.
     pub fn raw(&self, key: &str) -> Option<&str> {
-        self.members
-            .iter()
-            .find(|(name, _)| name == key)
-            .map(|(_, value)| self.text_of(value))
+        self.members.iter().find(|(name, _)| name == key).map(|(_, value)| self.text_of(value))
     }
 
     /// A member as a value; `None` if absent or `null`.
@@ -115,18 +110,13 @@ impl JsonObject {
 
     /// Members in order: key and raw JSON.
     pub fn members(&self) -> impl Iterator<Item = (&str, &str)> {
-        self.members
-            .iter()
-            .map(|(key, value)| (key.as_str(), self.text_of(value)))
+        self.members.iter().map(|(key, value)| (key.as_str(), self.text_of(value)))
     }
 
     /// The object as JSON text.
     pub fn to_bytes(&self) -> Bytes {
-        let edits: usize = self
-            .members
-            .iter()
-            .map(|(key, value)| key.len() + self.text_of(value).len() + 8)
-            .sum();
+        let edits: usize =
+            self.members.iter().map(|(key, value)| key.len() + self.text_of(value).len() + 8).sum();
         let mut out = String::with_capacity(edits + 2);
         self.write_to(&mut out);
         Bytes::from(out)
@@ -167,9 +157,7 @@ impl fmt::Display for JsonObject {
 /// Keys only: values may be a prompt.
 impl fmt::Debug for JsonObject {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_set()
-            .entries(self.members.iter().map(|(key, _)| key))
-            .finish()
+        f.debug_set().entries(self.members.iter().map(|(key, _)| key)).finish()
     }
 }
 
@@ -221,11 +209,7 @@ mod tests {
     #[test]
     fn what_is_no_object_is_a_400() {
         for text in ["[]", "1", "\"x\"", "null", "{\"a\":1,\"a\":2}", "{} {}", ""] {
-            assert_eq!(
-                JsonObject::parse_str(text).unwrap_err().status(),
-                400,
-                "{text}"
-            );
+            assert_eq!(JsonObject::parse_str(text).unwrap_err().status(), 400, "{text}");
         }
     }
 

@@ -96,12 +96,9 @@ impl Inbound {
         let threshold = body.get::<f64>("cache_hit_threshold", "a number from 0 to 1")?;
         let cache_hit_threshold = threshold.map(check_threshold).transpose()?;
         body.remove("cache_hit_threshold");
-        let stream = body
-            .get::<bool>("stream", "true or false")?
-            .unwrap_or(false);
-        let options: StreamOptions = body
-            .get("stream_options", "an object with booleans")?
-            .unwrap_or_default();
+        let stream = body.get::<bool>("stream", "true or false")?.unwrap_or(false);
+        let options: StreamOptions =
+            body.get("stream_options", "an object with booleans")?.unwrap_or_default();
         let n = body.get::<u32>("n", "an integer")?.unwrap_or(1);
         let best_of = body.get::<u32>("best_of", "an integer")?.unwrap_or(1);
         let beams = body.raw("use_beam_search") == Some("true");
@@ -134,10 +131,7 @@ pub fn check_threshold(value: f64) -> Result<f64, Error> {
     if (0.0..=1.0).contains(&value) {
         Ok(value)
     } else {
-        Err(Error::invalid(
-            "cache_hit_threshold",
-            "`cache_hit_threshold` must be from 0 to 1",
-        ))
+        Err(Error::invalid("cache_hit_threshold", "`cache_hit_threshold` must be from 0 to 1"))
     }
 }
 
@@ -173,10 +167,7 @@ enum PromptField {
     Several(Vec<Box<RawValue>>),
 }
 
-fn completion_prompts(
-    body: &JsonObject,
-    limits: &Limits,
-) -> Result<Vec<Entry>, Error> {
+fn completion_prompts(body: &JsonObject, limits: &Limits) -> Result<Vec<Entry>, Error> {
     const EXPECTED: &str = "a string, a list of strings, a list of token ids or a list of those";
     if !matches!(body.raw("prompt_embeds"), None | Some("null")) {
         return Ok(vec![(Prompt::Opaque("prompt_embeds"), None)]);
@@ -212,10 +203,7 @@ fn completion_prompts(
         .map(|item| match parse_field(item.get()) {
             Some(PromptField::Text(text)) => Ok((Prompt::Text(text), Some(item.get().into()))),
             Some(PromptField::Tokens(ids)) => Ok((Prompt::Tokens(ids), Some(item.get().into()))),
-            _ => Err(Error::invalid(
-                "prompt",
-                format!("`prompt` must be {EXPECTED}"),
-            )),
+            _ => Err(Error::invalid("prompt", format!("`prompt` must be {EXPECTED}"))),
         })
         .collect()
 }
@@ -237,10 +225,7 @@ pub fn unknown_model(name: &str, known: &[String]) -> Error {
     let shown: String = name.chars().take(128).collect();
     Error::new(
         Kind::UnknownModel,
-        format!(
-            "the model `{shown}` does not exist; known: {}",
-            known.join(", ")
-        ),
+        format!("the model `{shown}` does not exist; known: {}", known.join(", ")),
     )
 }
 
@@ -250,11 +235,7 @@ mod tests {
     use super::*;
 
     fn parse(endpoint: Endpoint, text: &str) -> Result<Inbound, Error> {
-        Inbound::parse(
-            endpoint,
-            bytes::Bytes::copy_from_slice(text.as_bytes()),
-            &Limits::default(),
-        )
+        Inbound::parse(endpoint, bytes::Bytes::copy_from_slice(text.as_bytes()), &Limits::default())
     }
 
     #[test]
@@ -272,17 +253,9 @@ mod tests {
             assert_eq!(inbound.prompts.len(), count, "{prompt}");
             assert_eq!(inbound.prompts[0].1.is_some(), split, "{prompt}");
         }
-        for prompt in [
-            "[]",
-            "[1,\"a\"]",
-            "[[1],2]",
-            "{}",
-            "1",
-            "null",
-            "[-1]",
-            "[1.5]",
-            "[[\"a\"]]",
-        ] {
+        for prompt in
+            ["[]", "[1,\"a\"]", "[[1],2]", "{}", "1", "null", "[-1]", "[1.5]", "[[\"a\"]]"]
+        {
             let text = format!(r#"{{"model":"m","prompt":{prompt}}}"#);
             let error = parse(Endpoint::Completions, &text).err().unwrap();
             assert_eq!(error.status(), 400, "{prompt}");
@@ -297,10 +270,7 @@ mod tests {
         assert_eq!(inbound.body.raw("cache_hit_threshold"), None);
         for bad in ["1.01", "-0.1", "\"0.5\"", "true", "[0.5]"] {
             assert_eq!(
-                parse(Endpoint::Completions, &body(bad))
-                    .err()
-                    .unwrap()
-                    .status(),
+                parse(Endpoint::Completions, &body(bad)).err().unwrap().status(),
                 400,
                 "{bad}"
             );
@@ -314,19 +284,11 @@ mod tests {
             (r#"{"prompt":"x"}"#, "model"),
             (r#"{"model":3,"prompt":"x"}"#, "model"),
             (r#"{"model":"m","prompt":"x","stream":"yes"}"#, "stream"),
-            (
-                r#"{"model":"m","prompt":"x","stream_options":[]}"#,
-                "stream_options",
-            ),
+            (r#"{"model":"m","prompt":"x","stream_options":[]}"#, "stream_options"),
             (r#"{"model":"m","prompt":"x","cache_salt":5}"#, "cache_salt"),
         ] {
             let error = parse(Endpoint::Completions, text).err().unwrap();
-            assert!(
-                error
-                    .to_openai()
-                    .contains(&format!("\"param\":\"{param}\"")),
-                "{text}"
-            );
+            assert!(error.to_openai().contains(&format!("\"param\":\"{param}\"")), "{text}");
         }
         assert!(parse(Endpoint::Chat, r#"{"model":"m","messages":"hi"}"#).is_err());
     }

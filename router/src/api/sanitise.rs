@@ -10,13 +10,8 @@ use super::json::JsonObject;
 use crate::error::Error;
 
 /// Objects whose members engines read as if they stood at the top level.
-const CARRIERS: [&str; 5] = [
-    "sampling_params",
-    "vllm_xargs",
-    "extra_args",
-    "extra_body",
-    "custom_params",
-];
+const CARRIERS: [&str; 5] =
+    ["sampling_params", "vllm_xargs", "extra_args", "extra_body", "custom_params"];
 
 /// Fields that only the router may set.
 ///
@@ -98,17 +93,13 @@ mod tests {
         );
         let (removed, left) = clean(&text);
         assert_eq!(removed, 3);
-        assert_eq!(
-            left,
-            format!(r#"{{"model":"m","tools":{tools},"vllm_xargs":{{"a":1}}}}"#)
-        );
+        assert_eq!(left, format!(r#"{{"model":"m","tools":{tools},"vllm_xargs":{{"a":1}}}}"#));
     }
 
     fn nest(path: &[usize], field: &str) -> String {
-        path.iter().rev().fold(
-            format!("{{\"{field}\":{{\"x\":1}},\"keep\":1}}"),
-            |inner, i| format!("{{\"{}\":{inner},\"keep\":1}}", CARRIERS[*i]),
-        )
+        path.iter().rev().fold(format!("{{\"{field}\":{{\"x\":1}},\"keep\":1}}"), |inner, i| {
+            format!("{{\"{}\":{inner},\"keep\":1}}", CARRIERS[*i])
+        })
     }
 
     proptest! {

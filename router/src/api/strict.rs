@@ -19,9 +19,7 @@ use crate::error::{Error, Kind};
 pub fn check(text: &[u8]) -> Result<(), Error> {
     let text = std::str::from_utf8(text)
         .map_err(|_| Error::new(Kind::InvalidRequest, "the body is not valid UTF-8"))?;
-    serde_json::from_str::<Checked>(text)
-        .map(|_| ())
-        .map_err(|error| locate(&error))
+    serde_json::from_str::<Checked>(text).map(|_| ()).map_err(|error| locate(&error))
 }
 
 /// A parse error as a 400 that says where, without repeating what was there.
@@ -39,11 +37,7 @@ pub(crate) fn locate(error: &serde_json::Error) -> Error {
     };
     Error::new(
         Kind::InvalidRequest,
-        format!(
-            "the body {what} (line {}, column {})",
-            error.line(),
-            error.column()
-        ),
+        format!("the body {what} (line {}, column {})", error.line(), error.column()),
     )
     .with_code("invalid_json")
 }
@@ -156,17 +150,8 @@ mod tests {
         ] {
             let error = check(text.as_bytes()).unwrap_err();
             assert_eq!(error.status(), 400);
-            assert!(
-                error.message().contains(part),
-                "{} lacks {part}",
-                error.message()
-            );
+            assert!(error.message().contains(part), "{} lacks {part}", error.message());
         }
-        assert!(
-            check(b"{\"a\":\"\xff\"}")
-                .unwrap_err()
-                .message()
-                .contains("UTF-8")
-        );
+        assert!(check(b"{\"a\":\"\xff\"}").unwrap_err().message().contains("UTF-8"));
     }
 }

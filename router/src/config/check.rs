@@ -88,16 +88,13 @@ impl<'c> Checker<'c> {
         if is_secret(path) {
             // What was written as a key may be the secret itself.
             let message = format!("{} has an unknown key", place_name(path));
-            self.report
-                .error(at, message, suggest("", &known, "known here"));
+            self.report.error(at, message, suggest("", &known, "known here"));
         } else if key == "<<" {
             let message = "merge keys (`<<`) are not part of YAML 1.2".to_owned();
-            self.report
-                .error(at, message, "repeat the keys, or alias whole values");
+            self.report.error(at, message, "repeat the keys, or alias whole values");
         } else {
             let message = format!("{} has an unknown key `{}`", place_name(path), shown(key));
-            self.report
-                .error(at, message, suggest(key, &known, "known here"));
+            self.report.error(at, message, suggest(key, &known, "known here"));
         }
     }
 
@@ -105,8 +102,7 @@ impl<'c> Checker<'c> {
         let least = schema.get("minItems").and_then(Json::as_u64).unwrap_or(0);
         if (items.len() as u64) < least {
             let message = format!("{} is empty", place_name(path));
-            self.report
-                .error(node.at, message, format!("it needs at least {least} item"));
+            self.report.error(node.at, message, format!("it needs at least {least} item"));
         }
         if let Some(schema) = schema.get("items") {
             for (index, item) in items.iter().enumerate() {
@@ -120,16 +116,9 @@ impl<'c> Checker<'c> {
         let example = format!("write it as `{{ kind: {}, ... }}`", kinds.join(" | "));
         if !matches!(node.value, Value::Map(_)) {
             let message = match is_secret(path) {
-                true => format!(
-                    "{} is a reference, never the secret itself",
-                    place_name(path)
-                ),
+                true => format!("{} is a reference, never the secret itself", place_name(path)),
                 false => {
-                    format!(
-                        "{} must be a mapping, not {}",
-                        place_name(path),
-                        found(node, path)
-                    )
+                    format!("{} must be a mapping, not {}", place_name(path), found(node, path))
                 }
             };
             self.report.error(node.at, message, example);
@@ -147,17 +136,13 @@ impl<'c> Checker<'c> {
             (None, _) => {
                 let path = join(path, "kind");
                 let message = format!("`{path}` must be a text, not {}", found(tag, &path));
-                self.report
-                    .error(tag.at, message, format!("one of: {}", kinds.join(", ")));
+                self.report.error(tag.at, message, format!("one of: {}", kinds.join(", ")));
             }
         }
     }
 
     fn choice(&mut self, node: &Node, options: &[&'c Json], path: &str) {
-        let allowed: Vec<&str> = options
-            .iter()
-            .filter_map(|option| constant(option))
-            .collect();
+        let allowed: Vec<&str> = options.iter().filter_map(|option| constant(option)).collect();
         match node.text() {
             Some(text) if allowed.contains(&text) => {}
             Some(text) => self.unknown_value(node, text, &allowed, path, ""),
@@ -167,23 +152,16 @@ impl<'c> Checker<'c> {
 
     /// `part` is `kind` where the value is the tag of the mapping at `path`.
     fn unknown_value(&mut self, node: &Node, text: &str, allowed: &[&str], path: &str, part: &str) {
-        let name = if part.is_empty() {
-            path.to_owned()
-        } else {
-            join(path, part)
-        };
+        let name = if part.is_empty() { path.to_owned() } else { join(path, part) };
         if is_later_value(path, text) {
             let message = format!("`{name}: {text}` is not supported by this version");
-            self.report
-                .error(node.at, message, format!("one of: {}", allowed.join(", ")));
+            self.report.error(node.at, message, format!("one of: {}", allowed.join(", ")));
         } else if is_secret(path) {
             let message = format!("`{name}` has an unknown value");
-            self.report
-                .error(node.at, message, format!("one of: {}", allowed.join(", ")));
+            self.report.error(node.at, message, format!("one of: {}", allowed.join(", ")));
         } else {
             let message = format!("`{name}` cannot be \"{}\"", shown(text));
-            self.report
-                .error(node.at, message, suggest(text, allowed, "one of"));
+            self.report.error(node.at, message, suggest(text, allowed, "one of"));
         }
     }
 

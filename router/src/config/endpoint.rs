@@ -26,16 +26,9 @@ pub(super) fn parse(text: &str, scheme: &str) -> Result<String, BadEndpoint> {
         return bad("has a query or fragment");
     }
     if let Some((_, path)) = rest.split_once('/') {
-        return bad(if path.is_empty() {
-            "ends with a slash"
-        } else {
-            "has a path"
-        });
+        return bad(if path.is_empty() { "ends with a slash" } else { "has a path" });
     }
-    let Some((host, port)) = rest
-        .rsplit_once(':')
-        .filter(|(_, port)| !port.ends_with(']'))
-    else {
+    let Some((host, port)) = rest.rsplit_once(':').filter(|(_, port)| !port.ends_with(']')) else {
         return bad("has no port");
     };
     let digits = port.chars().all(|c| c.is_ascii_digit());
@@ -47,10 +40,7 @@ pub(super) fn parse(text: &str, scheme: &str) -> Result<String, BadEndpoint> {
         let hint = "`*` is what an engine binds; write the address that the router connects to";
         return Err(("has no host".to_owned(), hint.to_owned()));
     }
-    match host
-        .strip_prefix('[')
-        .and_then(|host| host.strip_suffix(']'))
-    {
+    match host.strip_prefix('[').and_then(|host| host.strip_suffix(']')) {
         Some(inner) => match inner.parse::<Ipv6Addr>() {
             Ok(ip) => Ok(format!("{scheme}://[{ip}]:{port}")),
             Err(_) => bad("has a host that is not an IPv6 address"),
@@ -65,9 +55,7 @@ pub(super) fn parse(text: &str, scheme: &str) -> Result<String, BadEndpoint> {
 fn is_host(host: &str) -> bool {
     let label = |label: &str| {
         (1..=63).contains(&label.len())
-            && label
-                .chars()
-                .all(|c| c.is_ascii_alphanumeric() || matches!(c, '-' | '_'))
+            && label.chars().all(|c| c.is_ascii_alphanumeric() || matches!(c, '-' | '_'))
             && !label.starts_with('-')
             && !label.ends_with('-')
     };
@@ -124,13 +112,7 @@ mod tests {
 
     #[test]
     fn one_address_has_one_form() {
-        assert_eq!(
-            parse("http://Host:08000", "http"),
-            parse("http://host:8000", "http")
-        );
-        assert_eq!(
-            parse("tcp://[0:0::1]:5557", "tcp"),
-            parse("tcp://[::1]:5557", "tcp")
-        );
+        assert_eq!(parse("http://Host:08000", "http"), parse("http://host:8000", "http"));
+        assert_eq!(parse("tcp://[0:0::1]:5557", "tcp"), parse("tcp://[::1]:5557", "tcp"));
     }
 }

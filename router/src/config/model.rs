@@ -91,17 +91,11 @@ pub struct Limits {
     #[schemars(range(min = 1, max = 1_000_000))]
     pub decisions_kept: usize,
     /// How long a stopping router says "not ready" while it still accepts.
-    #[serde(
-        deserialize_with = "scalar::duration",
-        serialize_with = "scalar::duration_text"
-    )]
+    #[serde(deserialize_with = "scalar::duration", serialize_with = "scalar::duration_text")]
     #[schemars(with = "scalar::DurationText")]
     pub drain_delay: Duration,
     /// How long requests in flight may go on once it stops accepting.
-    #[serde(
-        deserialize_with = "scalar::duration",
-        serialize_with = "scalar::duration_text"
-    )]
+    #[serde(deserialize_with = "scalar::duration", serialize_with = "scalar::duration_text")]
     #[schemars(with = "scalar::DurationText")]
     pub drain_grace: Duration,
 }
@@ -280,10 +274,7 @@ pub struct Retries {
 
 impl Default for Retries {
     fn default() -> Self {
-        Self {
-            prefill: 2,
-            decode: 1,
-        }
+        Self { prefill: 2, decode: 1 }
     }
 }
 
@@ -292,24 +283,15 @@ impl Default for Retries {
 #[serde(deny_unknown_fields, default)]
 pub struct Timeouts {
     /// Opening a connection to an engine.
-    #[serde(
-        deserialize_with = "scalar::duration",
-        serialize_with = "scalar::duration_text"
-    )]
+    #[serde(deserialize_with = "scalar::duration", serialize_with = "scalar::duration_text")]
     #[schemars(with = "scalar::DurationText")]
     pub connect: Duration,
     /// The whole prefill leg.
-    #[serde(
-        deserialize_with = "scalar::duration",
-        serialize_with = "scalar::duration_text"
-    )]
+    #[serde(deserialize_with = "scalar::duration", serialize_with = "scalar::duration_text")]
     #[schemars(with = "scalar::DurationText")]
     pub prefill: Duration,
     /// From sending the decode (or only) leg of a stream to its first event.
-    #[serde(
-        deserialize_with = "scalar::duration",
-        serialize_with = "scalar::duration_text"
-    )]
+    #[serde(deserialize_with = "scalar::duration", serialize_with = "scalar::duration_text")]
     #[schemars(with = "scalar::DurationText")]
     pub first_token: Duration,
     /// A whole answer that is not streamed.
@@ -317,10 +299,7 @@ pub struct Timeouts {
     #[schemars(with = "scalar::DurationText")]
     pub answer: Duration,
     /// Between two pieces of a stream.
-    #[serde(
-        deserialize_with = "scalar::duration",
-        serialize_with = "scalar::duration_text"
-    )]
+    #[serde(deserialize_with = "scalar::duration", serialize_with = "scalar::duration_text")]
     #[schemars(with = "scalar::DurationText")]
     pub stream_idle: Duration,
 }

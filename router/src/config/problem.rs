@@ -44,13 +44,7 @@ pub struct Problem {
 
 impl fmt::Display for Problem {
     fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self {
-            file,
-            line,
-            column,
-            message,
-            hint,
-        } = self;
+        let Self { file, line, column, message, hint } = self;
         write!(out, "{file}:{line}:{column}: {message}\n  hint: {hint}")
     }
 }
@@ -102,12 +96,7 @@ pub(super) struct Report {
 
 impl Report {
     pub(super) fn new(file: &str) -> Self {
-        Self {
-            file: file.to_owned(),
-            errors: Vec::new(),
-            errors_omitted: 0,
-            warnings: Vec::new(),
-        }
+        Self { file: file.to_owned(), errors: Vec::new(), errors_omitted: 0, warnings: Vec::new() }
     }
 
     /// Notes a mistake.
@@ -131,10 +120,7 @@ impl Report {
     }
 
     pub(super) fn into_problems(self) -> Problems {
-        Problems {
-            listed: sorted(self.errors),
-            omitted: self.errors_omitted,
-        }
+        Problems { listed: sorted(self.errors), omitted: self.errors_omitted }
     }
 
     pub(super) fn into_warnings(self) -> Vec<Problem> {
@@ -142,13 +128,7 @@ impl Report {
     }
 
     fn problem(&self, at: Place, message: String, hint: String) -> Problem {
-        Problem {
-            file: self.file.clone(),
-            line: at.line,
-            column: at.column,
-            message,
-            hint,
-        }
+        Problem { file: self.file.clone(), line: at.line, column: at.column, message, hint }
     }
 }
 

@@ -12,13 +12,8 @@ use super::schema::{alternatives, constant, follow, kind, schema, type_name};
 #[must_use]
 pub fn reference_markdown() -> String {
     let schema = schema();
-    let mut table = Table {
-        schema: &schema,
-        text: String::new(),
-    };
-    table
-        .text
-        .push_str("| key | type | default | meaning |\n|---|---|---|---|\n");
+    let mut table = Table { schema: &schema, text: String::new() };
+    table.text.push_str("| key | type | default | meaning |\n|---|---|---|---|\n");
     table.object(&schema, "", None);
     table.text
 }
@@ -122,10 +117,7 @@ impl<'s> Table<'s> {
 }
 
 fn description(schema: &Json) -> String {
-    let text = schema
-        .get("description")
-        .and_then(Json::as_str)
-        .unwrap_or_default();
+    let text = schema.get("description").and_then(Json::as_str).unwrap_or_default();
     text.split_whitespace().collect::<Vec<_>>().join(" ")
 }
 
@@ -139,10 +131,8 @@ fn compact(value: &Json) -> String {
     match value {
         Json::String(text) => text.clone(),
         Json::Object(map) => {
-            let pairs: Vec<String> = map
-                .iter()
-                .map(|(key, value)| format!("{key}: {}", compact(value)))
-                .collect();
+            let pairs: Vec<String> =
+                map.iter().map(|(key, value)| format!("{key}: {}", compact(value))).collect();
             format!("{{ {} }}", pairs.join(", "))
         }
         other => other.to_string(),

@@ -24,9 +24,7 @@ const NAME_MAX: usize = 256;
 /// Reports every broken rule of the tree under `root`.
 pub(super) fn check(root: &Node, base_dir: &Path, report: &mut Report) {
     listen(root, report);
-    let mut names = Names {
-        seen: HashMap::new(),
-    };
+    let mut names = Names { seen: HashMap::new() };
     let models = root.get("models").map(Node::items).unwrap_or_default();
     for (index, model) in models.iter().enumerate() {
         let path = format!("models[{index}]");
@@ -47,22 +45,16 @@ fn typed<T: DeserializeOwned>(node: &Node, key: &str) -> Option<T> {
 
 /// The same, with the default where the key is absent.
 fn typed_or<T: DeserializeOwned>(node: &Node, key: &str, default: T) -> Option<T> {
-    if node.get(key).is_some() {
-        typed(node, key)
-    } else {
-        Some(default)
-    }
+    if node.get(key).is_some() { typed(node, key) } else { Some(default) }
 }
 
 fn listen(root: &Node, report: &mut Report) {
     let defaults = Listen::default();
     let section = root.get("listen");
     let mut bound: Vec<(&str, SocketAddr)> = Vec::new();
-    for (key, default) in [
-        ("http", Some(defaults.http)),
-        ("grpc", defaults.grpc),
-        ("admin", Some(defaults.admin)),
-    ] {
+    for (key, default) in
+        [("http", Some(defaults.http)), ("grpc", defaults.grpc), ("admin", Some(defaults.admin))]
+    {
         let node = section.and_then(|section| section.get(key));
         let address = match section {
             Some(section) => typed_or(section, key, default).flatten(),
@@ -76,11 +68,7 @@ fn listen(root: &Node, report: &mut Report) {
         }
         if key == "admin" && node.is_some() && !address.ip().is_loopback() {
             let message = "`listen.admin` can be reached from other hosts".to_owned();
-            report.warn(
-                at,
-                message,
-                "it shows workers and decisions: keep it off public networks",
-            );
+            report.warn(at, message, "it shows workers and decisions: keep it off public networks");
         }
         bound.push((key, address));
     }
@@ -119,11 +107,7 @@ impl Names {
         let Some(name) = node.text() else { return };
         if name.trim() != name || name.chars().any(char::is_control) {
             let message = format!("`{path}` holds white space at an end, or a control character");
-            report.error(
-                node.at,
-                message,
-                "clients could hardly name it: take those out",
-            );
+            report.error(node.at, message, "clients could hardly name it: take those out");
         }
         if name.is_empty() || name.chars().count() > NAME_MAX {
             // The schema says the same of `name`, so only the others are told here.
@@ -157,16 +141,9 @@ fn flow(model: &Node, path: &str, workers: &Workers<'_>, report: &mut Report) {
             if connector == Some(Connector::None) {
                 let place = model.get("connector").map_or(at("flow"), |node| node.at);
                 let message = format!("`{path}.flow: prefill_first` needs a connector");
-                report.error(
-                    place,
-                    message,
-                    "add `connector: nixl`, or use `flow: aggregated`",
-                );
+                report.error(place, message, "add `connector: nixl`, or use `flow: aggregated`");
             }
-            &[
-                (workers.can_prefill, "prefill"),
-                (workers.can_decode, "decode"),
-            ]
+            &[(workers.can_prefill, "prefill"), (workers.can_decode, "decode")]
         }
         Flow::Aggregated => &[(workers.can_decode, "decode")],
     };
@@ -183,11 +160,7 @@ fn policy(model: &Node, path: &str, workers: &Workers<'_>, report: &mut Report) 
     let at = model.get("policy").unwrap_or(model).at;
     if let Some(TokenizerConfig::None {}) = typed::<TokenizerConfig>(model, "tokenizer") {
         let message = format!("`{path}.policy` kv_overlap needs a tokenizer, and there is none");
-        report.error(
-            at,
-            message,
-            "add `tokenizer: { kind: huggingface, path: ... }`",
-        );
+        report.error(at, message, "add `tokenizer: { kind: huggingface, path: ... }`");
     }
     let seen = match typed::<Flow>(model, "flow") {
         Some(Flow::Aggregated) => workers.decode_publishes,
@@ -205,17 +178,10 @@ fn policy(model: &Node, path: &str, workers: &Workers<'_>, report: &mut Report) 
 
 fn timeouts(model: &Node, path: &str, report: &mut Report) {
     for entry in model.get("timeouts").map(Node::entries).unwrap_or_default() {
-        let duration = entry
-            .value
-            .text()
-            .and_then(|text| parse_duration(text).ok());
+        let duration = entry.value.text().and_then(|text| parse_duration(text).ok());
         if duration.is_some_and(|duration| duration.is_zero()) {
             let message = format!("`{path}.timeouts.{}` is zero", shown(&entry.key));
-            report.error(
-                entry.value.at,
-                message,
-                "every request would fail: give it time",
-            );
+            report.error(entry.value.at, message, "every request would fail: give it time");
         }
     }
 }

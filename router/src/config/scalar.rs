@@ -155,13 +155,9 @@ pub(super) fn parse_duration(text: &str) -> Result<Duration, BadDuration> {
         return Err(BadDuration::Form);
     }
     while !rest.is_empty() {
-        let digits = rest
-            .find(|c: char| !c.is_ascii_digit())
-            .unwrap_or(rest.len());
+        let digits = rest.find(|c: char| !c.is_ascii_digit()).unwrap_or(rest.len());
         let (number, after) = rest.split_at(digits);
-        let letters = after
-            .find(|c: char| !c.is_ascii_lowercase())
-            .unwrap_or(after.len());
+        let letters = after.find(|c: char| !c.is_ascii_lowercase()).unwrap_or(after.len());
         let (unit, next) = after.split_at(letters);
         if number.is_empty() {
             return Err(BadDuration::Form);
@@ -172,10 +168,7 @@ pub(super) fn parse_duration(text: &str) -> Result<Duration, BadDuration> {
         if !UNITS.iter().any(|(name, _)| *name == unit) {
             return Err(BadDuration::Form);
         }
-        let unit_ms = units
-            .find(|(name, _)| *name == unit)
-            .ok_or(BadDuration::Order)?
-            .1;
+        let unit_ms = units.find(|(name, _)| *name == unit).ok_or(BadDuration::Order)?.1;
         total_ms = number
             .parse::<u64>()
             .ok()
@@ -185,11 +178,7 @@ pub(super) fn parse_duration(text: &str) -> Result<Duration, BadDuration> {
         rest = next;
     }
     let total = Duration::from_millis(total_ms);
-    if total > DURATION_MAX {
-        Err(BadDuration::TooLong)
-    } else {
-        Ok(total)
-    }
+    if total > DURATION_MAX { Err(BadDuration::TooLong) } else { Ok(total) }
 }
 
 /// The inverse of [`parse_duration`]: `1m30s`; parts of a millisecond are dropped.
@@ -202,11 +191,7 @@ pub(super) fn format_duration(duration: Duration) -> String {
             rest_ms %= unit_ms;
         }
     }
-    if text.is_empty() {
-        "0s".to_owned()
-    } else {
-        text
-    }
+    if text.is_empty() { "0s".to_owned() } else { text }
 }
 
 /// Deserializes what [`parse_duration`] reads.

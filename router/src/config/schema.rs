@@ -17,10 +17,7 @@ pub fn schema() -> Value {
 /// key's own description) is not part of the result.
 pub(super) fn follow<'s>(root: &'s Value, mut schema: &'s Value) -> &'s Value {
     while let Some(target) = schema.get("$ref").and_then(Value::as_str) {
-        match target
-            .strip_prefix('#')
-            .and_then(|pointer| root.pointer(pointer))
-        {
+        match target.strip_prefix('#').and_then(|pointer| root.pointer(pointer)) {
             Some(next) => schema = next,
             None => break,
         }
@@ -31,10 +28,7 @@ pub(super) fn follow<'s>(root: &'s Value, mut schema: &'s Value) -> &'s Value {
 /// The alternatives of a `oneOf` or `anyOf` that are not null, and whether null is one.
 /// A schema without alternatives is its own only one.
 pub(super) fn alternatives<'s>(root: &'s Value, schema: &'s Value) -> (Vec<&'s Value>, bool) {
-    let listed = schema
-        .get("oneOf")
-        .or_else(|| schema.get("anyOf"))
-        .and_then(Value::as_array);
+    let listed = schema.get("oneOf").or_else(|| schema.get("anyOf")).and_then(Value::as_array);
     let Some(listed) = listed else {
         let nullable = schema
             .get("type")
@@ -61,11 +55,9 @@ pub(super) fn alternatives<'s>(root: &'s Value, schema: &'s Value) -> (Vec<&'s V
 pub(super) fn type_name(schema: &Value) -> &str {
     match schema.get("type") {
         Some(Value::String(name)) => name,
-        Some(Value::Array(names)) => names
-            .iter()
-            .filter_map(Value::as_str)
-            .find(|name| *name != "null")
-            .unwrap_or_default(),
+        Some(Value::Array(names)) => {
+            names.iter().filter_map(Value::as_str).find(|name| *name != "null").unwrap_or_default()
+        }
         _ => "",
     }
 }

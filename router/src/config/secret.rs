@@ -50,10 +50,7 @@ impl ResolvedSecret {
         let mut bearer = HeaderValue::from_str(&format!("Bearer {text}"))
             .map_err(|_| SecretError::Characters)?;
         bearer.set_sensitive(true);
-        Ok(Self {
-            text: text.to_owned(),
-            bearer,
-        })
+        Ok(Self { text: text.to_owned(), bearer })
     }
 
     /// The secret itself: visible ASCII, at least one character. Never log it.

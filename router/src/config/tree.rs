@@ -56,21 +56,15 @@ impl Node {
             Value::Map(entries) => measure(entries.iter().map(|entry| &entry.value)),
             _ => (1, 0),
         };
-        Self {
-            at,
-            value,
-            size,
-            height,
-        }
+        Self { at, value, size, height }
     }
 
     /// The value under `key`, where this is a mapping that has it.
     pub(super) fn get(&self, key: &str) -> Option<&Node> {
         match &self.value {
-            Value::Map(entries) => entries
-                .iter()
-                .find(|entry| entry.key == key)
-                .map(|entry| &entry.value),
+            Value::Map(entries) => {
+                entries.iter().find(|entry| entry.key == key).map(|entry| &entry.value)
+            }
             _ => None,
         }
     }
@@ -112,16 +106,13 @@ impl Node {
             Value::Float(number) => Json::from(*number),
             Value::Str(text) => Json::String(text.clone()),
             Value::Seq(items) => items.iter().map(Node::to_json).collect(),
-            Value::Map(entries) => entries
-                .iter()
-                .map(|entry| (entry.key.clone(), entry.value.to_json()))
-                .collect(),
+            Value::Map(entries) => {
+                entries.iter().map(|entry| (entry.key.clone(), entry.value.to_json())).collect()
+            }
         }
     }
 }
 
 fn measure<'a>(children: impl Iterator<Item = &'a Node>) -> (usize, usize) {
-    children.fold((1, 1), |(size, height), child| {
-        (size + child.size, height.max(child.height + 1))
-    })
+    children.fold((1, 1), |(size, height), child| (size + child.size, height.max(child.height + 1)))
 }

@@ -49,16 +49,8 @@ pub(super) fn is_later_value(path: &str, value: &str) -> bool {
 /// A user's text in a form that is safe to print: short, and without control characters.
 pub(super) fn shown(text: &str) -> String {
     let mut chars = text.chars();
-    let start: String = chars
-        .by_ref()
-        .take(SHOWN_MAX)
-        .flat_map(char::escape_debug)
-        .collect();
-    if chars.next().is_some() {
-        start + "..."
-    } else {
-        start
-    }
+    let start: String = chars.by_ref().take(SHOWN_MAX).flat_map(char::escape_debug).collect();
+    if chars.next().is_some() { start + "..." } else { start }
 }
 
 /// Whether values at `path` may be secrets, which no message repeats.
@@ -82,20 +74,12 @@ pub(super) fn found(node: &Node, path: &str) -> String {
 
 /// The name of a place in messages: the file itself has no path.
 pub(super) fn place_name(path: &str) -> String {
-    if path.is_empty() {
-        "the configuration".to_owned()
-    } else {
-        format!("`{path}`")
-    }
+    if path.is_empty() { "the configuration".to_owned() } else { format!("`{path}`") }
 }
 
 /// `path` and a key below it.
 pub(super) fn join(path: &str, key: &str) -> String {
-    if path.is_empty() {
-        key.to_owned()
-    } else {
-        format!("{path}.{key}")
-    }
+    if path.is_empty() { key.to_owned() } else { format!("{path}.{key}") }
 }
 
 /// `did you mean X? ` where one of the known words is close, then the known words.
@@ -163,12 +147,9 @@ mod tests {
 
     #[test]
     fn distances_count_edits() {
-        for (left, right, edits) in [
-            ("", "abc", 3),
-            ("abc", "abc", 0),
-            ("abc", "acb", 1),
-            ("kitten", "sitting", 3),
-        ] {
+        for (left, right, edits) in
+            [("", "abc", 3), ("abc", "abc", 0), ("abc", "acb", 1), ("kitten", "sitting", 3)]
+        {
             assert_eq!(distance(left, right), edits);
             assert_eq!(distance(right, left), edits);
         }

@@ -43,11 +43,7 @@ impl Booking {
         booked.requests.fetch_add(1, Relaxed);
         booked.prefill_tokens.fetch_add(prefill_tokens, Relaxed);
         booked.active_tokens.fetch_add(active_tokens, Relaxed);
-        Self {
-            booked: Arc::clone(booked),
-            prefill_tokens,
-            active_tokens,
-        }
+        Self { booked: Arc::clone(booked), prefill_tokens, active_tokens }
     }
 
     /// The prompt is computed: its tokens no longer queue.
@@ -60,9 +56,7 @@ impl Booking {
 impl Drop for Booking {
     fn drop(&mut self) {
         self.prefill_done();
-        self.booked
-            .active_tokens
-            .fetch_sub(self.active_tokens, Relaxed);
+        self.booked.active_tokens.fetch_sub(self.active_tokens, Relaxed);
         self.booked.requests.fetch_sub(1, Relaxed);
     }
 }
@@ -77,11 +71,7 @@ mod tests {
         let mut first = Booking::new(&booked, 10, 20);
         let second = Booking::new(&booked, 5, 5);
         assert_eq!(
-            (
-                booked.requests(),
-                booked.prefill_tokens(),
-                booked.active_tokens()
-            ),
+            (booked.requests(), booked.prefill_tokens(), booked.active_tokens()),
             (2, 15, 25)
         );
         first.prefill_done();
@@ -89,13 +79,6 @@ mod tests {
         assert_eq!(booked.prefill_tokens(), 5);
         drop(first);
         drop(second);
-        assert_eq!(
-            (
-                booked.requests(),
-                booked.prefill_tokens(),
-                booked.active_tokens()
-            ),
-            (0, 0, 0)
-        );
+        assert_eq!((booked.requests(), booked.prefill_tokens(), booked.active_tokens()), (0, 0, 0));
     }
 }

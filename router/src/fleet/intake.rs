@@ -21,30 +21,16 @@ const QUIET: Duration = Duration::from_secs(30);
 
 /// Follows a worker until the task is ended.
 pub async fn run(core: Arc<Core>, served: Arc<Served>, worker: Arc<Worker>) {
-    let events = worker
-        .config
-        .kv_events
-        .as_deref()
-        .and_then(|address| address.parse().ok());
+    let events = worker.config.kv_events.as_deref().and_then(|address| address.parse().ok());
     let Some(events) = events else {
         // Addresses are checked with the configuration.
         tracing::error!(worker = worker.id(), "kv_events is not an address");
         return;
     };
-    let replay = worker
-        .config
-        .kv_replay
-        .as_deref()
-        .and_then(|address| address.parse().ok());
+    let replay = worker.config.kv_replay.as_deref().and_then(|address| address.parse().ok());
     let (sink, mut updates) = mpsc::channel(QUEUE_BATCHES);
     let following = Subscription::new(events, replay).run(sink, CancellationToken::new());
-    let mut intake = Intake {
-        core,
-        served,
-        worker,
-        last_line: None,
-        other_rank_seen: false,
-    };
+    let mut intake = Intake { core, served, worker, last_line: None, other_rank_seen: false };
     let applying = async {
         while let Some(update) = updates.recv().await {
             intake.take(update);
@@ -116,16 +102,10 @@ impl Intake {
         drop(index);
         let labels = self.labels();
         let metrics = &self.core.metrics;
-        metrics
-            .index_events
-            .with_label_values(&labels)
-            .inc_by(batch.events.len() as u64);
+        metrics.index_events.with_label_values(&labels).inc_by(batch.events.len() as u64);
         let lag = unix_ms() as f64 / 1e3 - batch.timestamp_s;
         if lag.is_finite() {
-            metrics
-                .index_event_lag
-                .with_label_values(&labels)
-                .observe(lag.max(0.0));
+            metrics.index_event_lag.with_label_values(&labels).observe(lag.max(0.0));
         }
         for (reason, blocks) in [
             ("unknown_parent", sum.orphaned),
@@ -154,28 +134,18 @@ impl Intake {
         drop(index);
         let [model, worker] = self.labels();
         let metrics = &self.core.metrics;
-        metrics
-            .index_resyncs
-            .with_label_values(&[model, worker, reason.name()])
-            .inc();
+        metrics.index_resyncs.with_label_values(&[model, worker, reason.name()]).inc();
         if matches!(reason, ResetReason::Gap | ResetReason::ReplayTooShort) {
             metrics.index_gaps.with_label_values(&[model, worker]).inc();
         }
         if self.may_log() {
             let worker = self.worker.id();
-            tracing::warn!(
-                worker,
-                reason = reason.name(),
-                "index of this worker starts anew"
-            );
+            tracing::warn!(worker, reason = reason.name(), "index of this worker starts anew");
         }
     }
 
     fn key(&self, rank: u16) -> WorkerKey {
-        WorkerKey {
-            worker: self.worker.index as u32,
-            rank,
-        }
+        WorkerKey { worker: self.worker.index as u32, rank }
     }
 
     fn labels(&self) -> [&str; 2] {
@@ -187,19 +157,14 @@ impl Intake {
             let [model, worker] = self.labels();
             let labels = [model, worker, reason];
             let metrics = &self.core.metrics;
-            metrics
-                .index_rejected_blocks
-                .with_label_values(&labels)
-                .inc_by(blocks as u64);
+            metrics.index_rejected_blocks.with_label_values(&labels).inc_by(blocks as u64);
         }
     }
 
     /// A stream of garbage must not become a stream of log lines.
     fn may_log(&mut self) -> bool {
         let now = Instant::now();
-        let due = self
-            .last_line
-            .is_none_or(|last| now.duration_since(last) >= QUIET);
+        let due = self.last_line.is_none_or(|last| now.duration_since(last) >= QUIET);
         if due {
             self.last_line = Some(now);
         }

@@ -38,9 +38,6 @@ pub async fn run(worker: Arc<Worker>, client: EngineClient) {
 
 /// One question; `None` if it was not answered.
 pub async fn ask(worker: &Worker, client: &EngineClient) -> Option<EngineLoad> {
-    let text = tokio::time::timeout(PATIENCE, client.get(worker, "/metrics"))
-        .await
-        .ok()?
-        .ok()?;
+    let text = tokio::time::timeout(PATIENCE, client.get(worker, "/metrics")).await.ok()?.ok()?;
     Some(EngineLoad::parse(&text))
 }

@@ -111,12 +111,7 @@ pub struct Pool {
 impl Pool {
     /// A pool over an empty index.
     pub fn new(workers: Vec<Arc<Worker>>, block_size: u32, index: Index) -> Self {
-        Self {
-            workers,
-            block_size,
-            index: RwLock::new(index),
-            turns: Default::default(),
-        }
+        Self { workers, block_size, index: RwLock::new(index), turns: Default::default() }
     }
 
     /// The index, for reading. A poisoned lock still guards whole entries: every
@@ -156,9 +151,9 @@ impl Pool {
             .iter()
             .filter(|worker| worker.serves(leg) && !excluded.contains(&worker.index))
             .map(|worker| {
-                let reported = worker.load(now).map_or(0, |load| {
-                    load.running.unwrap_or(0) + load.waiting.unwrap_or(0)
-                });
+                let reported = worker
+                    .load(now)
+                    .map_or(0, |load| load.running.unwrap_or(0) + load.waiting.unwrap_or(0));
                 Candidate {
                     worker: worker.index,
                     up: worker.is_up(),
@@ -177,8 +172,5 @@ impl Pool {
 
 /// A worker's name in the index: rank 0, the only one that requests go to.
 pub fn worker_key(index: usize) -> WorkerKey {
-    WorkerKey {
-        worker: index as u32,
-        rank: 0,
-    }
+    WorkerKey { worker: index as u32, rank: 0 }
 }

@@ -60,11 +60,7 @@ impl EngineClient {
             .pool_timer(TokioTimer::new())
             .pool_idle_timeout(IDLE)
             .build(connector);
-        Self {
-            http,
-            authorization,
-            reply_max_bytes,
-        }
+        Self { http, authorization, reply_max_bytes }
     }
 
     /// Sends a JSON body; returns once a successful status line is there.
@@ -110,10 +106,9 @@ impl EngineClient {
     pub async fn whole(&self, worker: &Worker, body: Incoming) -> Result<Bytes, Error> {
         match Limited::new(body, self.reply_max_bytes).collect().await {
             Ok(collected) => Ok(collected.to_bytes()),
-            Err(error) if error.is::<http_body_util::LengthLimitError>() => Err(broken(
-                worker,
-                "sent a reply over limits.engine_reply_max_bytes",
-            )),
+            Err(error) if error.is::<http_body_util::LengthLimitError>() => {
+                Err(broken(worker, "sent a reply over limits.engine_reply_max_bytes"))
+            }
             Err(_) => Err(broken(worker, "closed the connection in mid-reply")),
         }
     }
@@ -124,11 +119,8 @@ impl EngineClient {
     /// If it cannot be had.
     pub async fn get(&self, worker: &Worker, path: &'static str) -> Result<String, Error> {
         let request = self.request(worker, Method::GET, path, Full::default())?;
-        let response = self
-            .http
-            .request(request)
-            .await
-            .map_err(|_| broken(worker, "does not answer"))?;
+        let response =
+            self.http.request(request).await.map_err(|_| broken(worker, "does not answer"))?;
         if response.status() != StatusCode::OK {
             return Err(broken(worker, "does not answer with 200"));
         }
@@ -174,9 +166,7 @@ pub(crate) fn broken(worker: &Worker, what: &str) -> Error {
 /// client is at fault, since it tells the client what to change.
 async fn refusal(worker: &Worker, response: Response<Incoming>) -> Error {
     let status = response.status().as_u16();
-    let body = Limited::new(response.into_body(), ERROR_BODY_MAX_BYTES)
-        .collect()
-        .await;
+    let body = Limited::new(response.into_body(), ERROR_BODY_MAX_BYTES).collect().await;
     let said = body.ok().and_then(|body| engine_message(&body.to_bytes()));
     if !(400..500).contains(&status) {
         return broken(worker, &format!("answered with status {status}"));
@@ -186,12 +176,8 @@ async fn refusal(worker: &Worker, response: Response<Incoming>) -> Error {
         let message = format!("worker {} refused with status {status}", worker.id());
         return Error::new(Kind::EngineRejected(status), message);
     }
-    let (message, param) = said.unwrap_or_else(|| {
-        (
-            format!("the engine refused the request with status {status}"),
-            None,
-        )
-    });
+    let (message, param) = said
+        .unwrap_or_else(|| (format!("the engine refused the request with status {status}"), None));
     Error::rejected(status, message, param)
 }
 
@@ -200,15 +186,7 @@ fn engine_message(body: &[u8]) -> Option<(String, Option<String>)> {
     const MESSAGE_MAX_CHARS: usize = 2000;
     let value: serde_json::Value = serde_json::from_slice(body).ok()?;
     let error = value.get("error").unwrap_or(&value);
-    let message = error
-        .get("message")?
-        .as_str()?
-        .chars()
-        .take(MESSAGE_MAX_CHARS)
-        .collect();
-    let param = error
-        .get("param")
-        .and_then(|param| param.as_str())
-        .map(str::to_owned);
+    let message = error.get("message")?.as_str()?.chars().take(MESSAGE_MAX_CHARS).collect();
+    let param = error.get("param").and_then(|param| param.as_str()).map(str::to_owned);
     Some((message, param))
 }

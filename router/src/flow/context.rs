@@ -79,23 +79,13 @@ pub fn flow_name(context: &Context) -> &'static str {
 /// Counts a P/D request that is prefilled where it is decoded.
 pub(super) fn count_local(context: &Context, decision: &DecisionHandle, reason: LocalReason) {
     let labels = [context.served.name(), reason.name()];
-    context
-        .core
-        .metrics
-        .local_prefills
-        .with_label_values(&labels)
-        .inc();
+    context.core.metrics.local_prefills.with_label_values(&labels).inc();
     decision.update(|decision| decision.local_reason = Some(reason.name()));
 }
 
 /// Counts and logs a further attempt.
 pub(super) fn count_retry(context: &Context, leg: &'static str, worker: &Worker, error: &Error) {
     let labels = [context.served.name(), leg, error.outcome()];
-    context
-        .core
-        .metrics
-        .retries
-        .with_label_values(&labels)
-        .inc();
+    context.core.metrics.retries.with_label_values(&labels).inc();
     tracing::warn!(model = labels[0], leg, worker = worker.id(), %error, "trying another worker");
 }

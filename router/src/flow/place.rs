@@ -38,27 +38,17 @@ pub(super) fn place(
         draw: rand::random(),
     };
     let Some(choice) = pick(&config.policy, &candidates, query) else {
-        let message = format!(
-            "model {} has no worker left for {}",
-            config.name,
-            leg.name()
-        );
+        let message = format!("model {} has no worker left for {}", config.name, leg.name());
         return Err(Error::new(Kind::NoWorker, message));
     };
     let chosen = candidates[choice.index];
     let worker = Arc::clone(&pool.workers[chosen.worker]);
-    let records = candidates
-        .iter()
-        .zip(&choice.costs)
-        .enumerate()
-        .map(|(i, (seen, cost))| {
-            let name = pool.workers[seen.worker].id();
-            CandidateRecord::new(leg.name(), name, seen, *cost, i == choice.index)
-        });
+    let records = candidates.iter().zip(&choice.costs).enumerate().map(|(i, (seen, cost))| {
+        let name = pool.workers[seen.worker].id();
+        CandidateRecord::new(leg.name(), name, seen, *cost, i == choice.index)
+    });
     decision.update(|decision| {
-        decision
-            .candidates
-            .retain(|earlier| earlier.leg != leg.name());
+        decision.candidates.retain(|earlier| earlier.leg != leg.name());
         decision.candidates.extend(records);
         let name = Some(worker.id().to_owned());
         match leg {
@@ -81,20 +71,10 @@ pub(super) fn place(
     let metrics = &context.core.metrics;
     if unit.unknown.is_none() {
         let labels = [context.served.name(), leg.name()];
-        metrics
-            .overlap_blocks
-            .with_label_values(&labels)
-            .observe(chosen.overlap_blocks.into());
+        metrics.overlap_blocks.with_label_values(&labels).observe(chosen.overlap_blocks.into());
         let lost = choice.best_overlap_blocks - chosen.overlap_blocks;
-        metrics
-            .overlap_blocks_lost
-            .with_label_values(&labels[..1])
-            .inc_by(lost.into());
+        metrics.overlap_blocks_lost.with_label_values(&labels[..1]).inc_by(lost.into());
     }
     context.stages.mark(context, "pick", started);
-    Ok(Placed {
-        worker,
-        overlap_blocks: chosen.overlap_blocks,
-    })
+    Ok(Placed { worker, overlap_blocks: chosen.overlap_blocks })
 }
-

@@ -52,9 +52,7 @@ pub fn plan(model: &Model, facts: Facts) -> Plan {
     if model.flow == Flow::Aggregated || model.connector == Connector::None {
         return Plan::Aggregated(None);
     }
-    let short = facts
-        .prompt_tokens
-        .is_some_and(|n| n <= model.local_prefill_max_tokens);
+    let short = facts.prompt_tokens.is_some_and(|n| n <= model.local_prefill_max_tokens);
     if facts.samples > 1 {
         Plan::Aggregated(Some(LocalReason::Samples))
     } else if facts.bypasses_cache {

@@ -61,10 +61,7 @@ pub(super) async fn prefill_or_local(
         count_retry(context, "prefill", &placed.worker, &error);
     };
     if model.on_no_prefill == OnNoPrefill::Fail {
-        let message = format!(
-            "no prefill worker did its part; the last error: {}",
-            last.message()
-        );
+        let message = format!("no prefill worker did its part; the last error: {}", last.message());
         return Err(Error::new(Kind::NoWorker, message));
     }
     tracing::warn!(
@@ -90,18 +87,14 @@ async fn prefill(
     let _booking = Booking::new(&worker.booked, uncached, unit.weight_tokens);
     let body = legs::prefill(&unit.body, context.endpoint);
     let call = async {
-        let response = client
-            .post(worker, context.endpoint.path(), body, envelope)
-            .await?;
+        let response = client.post(worker, context.endpoint.path(), body, envelope).await?;
         client.whole(worker, response.into_body()).await
     };
     let reply = within(config.timeouts.prefill, worker, "timeouts.prefill", call).await?;
     let nonsense = |_| broken(worker, "sent a prefill reply that cannot be understood");
     let reply = JsonObject::parse(reply).map_err(nonsense)?;
     // Usage that makes no sense is usage that was not reported.
-    let usage = reply
-        .raw("usage")
-        .and_then(|raw| serde_json::from_str(raw).ok());
+    let usage = reply.raw("usage").and_then(|raw| serde_json::from_str(raw).ok());
     let usage: Option<EngineUsage> = usage.and_then(|raw| EngineUsage::parse(raw).ok());
     let raw = reply.raw("kv_transfer_params").unwrap_or("null");
     let raw: &RawValue = serde_json::from_str(raw).map_err(|_| broken(worker, "sent nonsense"))?;
@@ -117,4 +110,3 @@ async fn prefill(
         hand_off,
     })
 }
-

@@ -36,10 +36,7 @@ impl Identity {
             .filter(|id| (1..=ID_MAX_BYTES).contains(&id.len()) && id.iter().all(sane))
             .and_then(|id| std::str::from_utf8(id).ok());
         let request_id = kept.map_or_else(random_id, str::to_owned);
-        Self {
-            request_id,
-            arrived: Instant::now(),
-        }
+        Self { request_id, arrived: Instant::now() }
     }
 }
 
@@ -75,12 +72,8 @@ where
     }
 
     fn call(&mut self, mut request: Request) -> Self::Future {
-        let identity = Identity::new(
-            request
-                .headers()
-                .get(X_REQUEST_ID)
-                .map(HeaderValue::as_bytes),
-        );
+        let identity =
+            Identity::new(request.headers().get(X_REQUEST_ID).map(HeaderValue::as_bytes));
         let header = HeaderValue::from_str(&identity.request_id);
         request.extensions_mut().insert(identity);
         let reply = self.inner.call(request);
@@ -100,16 +93,10 @@ mod tests {
 
     #[test]
     fn only_plain_short_ids_are_kept() {
-        assert_eq!(
-            Identity::new(Some(b"abc-1.2_3:4")).request_id,
-            "abc-1.2_3:4"
-        );
+        assert_eq!(Identity::new(Some(b"abc-1.2_3:4")).request_id, "abc-1.2_3:4");
         for bad in [&b""[..], b"a b", b"a\nb", "\u{e9}".as_bytes(), &[b'a'; 129]] {
             assert_eq!(Identity::new(Some(bad)).request_id.len(), 32);
         }
-        assert_ne!(
-            Identity::new(None).request_id,
-            Identity::new(None).request_id
-        );
+        assert_ne!(Identity::new(None).request_id, Identity::new(None).request_id);
     }
 }

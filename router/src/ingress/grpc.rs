@@ -29,14 +29,9 @@ use crate::service::{Call, ReplyBody, serve};
 /// The gRPC door: `FrontDoorService`, health and reflection.
 pub fn routes(core: &Arc<Core>, stop: CancellationToken) -> Router {
     let max_bytes = core.limits.body_max_bytes;
-    let door = FrontDoorServiceServer::new(FrontDoor {
-        core: Arc::clone(core),
-    })
-    .max_decoding_message_size(max_bytes);
-    let health = HealthServer::new(Readiness {
-        core: Arc::clone(core),
-        stop,
-    });
+    let door = FrontDoorServiceServer::new(FrontDoor { core: Arc::clone(core) })
+        .max_decoding_message_size(max_bytes);
+    let health = HealthServer::new(Readiness { core: Arc::clone(core), stop });
     let mut routes = Routes::new(door).add_service(health);
     let reflection = tonic_reflection::server::Builder::configure()
         .register_encoded_file_descriptor_set(splitrail_proto::FILE_DESCRIPTOR_SET)
@@ -68,31 +63,18 @@ impl FrontDoorService for FrontDoor {
             traceparent.and_then(|value| http::HeaderValue::from_bytes(value.as_bytes()).ok());
         let message = request.into_inner();
         let sent_id = Some(message.request_id.as_bytes()).filter(|id| !id.is_empty());
-        let Identity {
-            request_id,
-            arrived,
-        } = Identity::new(sent_id);
+        let Identity { request_id, arrived } = Identity::new(sent_id);
         let is_chat = matches!(message.prompt, Some(Prompt::Chat(_)));
         let (endpoint, body) = body_of(message).map_err(|error| error.to_grpc())?;
-        let call = Call {
-            endpoint,
-            body,
-            request_id: request_id.clone(),
-            traceparent,
-            arrived,
-        };
-        let reply = serve(&self.core, call)
-            .await
-            .map_err(|error| error.to_grpc())?;
+        let call = Call { endpoint, body, request_id: request_id.clone(), traceparent, arrived };
+        let reply = serve(&self.core, call).await.map_err(|error| error.to_grpc())?;
         let decision = reply.route.0.clone();
         let ReplyBody::Events(events) = reply.body else {
             return Err(Error::new(Kind::Internal, "a stream was asked for").to_grpc());
         };
         let started = started(request_id, &decision);
         let rest = responses(events, decision, is_chat);
-        Ok(Response::new(Box::pin(
-            stream::iter([Ok(started)]).chain(rest),
-        )))
+        Ok(Response::new(Box::pin(stream::iter([Ok(started)]).chain(rest))))
     }
 
     async fn list_models(
@@ -126,10 +108,7 @@ fn started(request_id: String, decision: &DecisionHandle) -> v1::GenerateRespons
         decode_worker: decision.decode_worker.unwrap_or_default(),
         overlap_blocks: decision.overlap_blocks,
     };
-    response(Event::Started(v1::Started {
-        request_id,
-        route: Some(route),
-    }))
+    response(Event::Started(v1::Started { request_id, route: Some(route) }))
 }
 
 /// What this door reads of an OpenAI chunk.
@@ -187,41 +166,23 @@ fn convert(
     is_chat: bool,
 ) -> Vec<Result<v1::GenerateResponse, Status>> {
     let Ok(chunk) = serde_json::from_slice::<Chunk>(data) else {
-        let error = Error::new(
-            Kind::EngineFailed,
-            "an engine sent a chunk that is not OpenAI's",
-        );
+        let error = Error::new(Kind::EngineFailed, "an engine sent a chunk that is not OpenAI's");
         return vec![Err(error.to_grpc())];
     };
     let mut out = Vec::new();
-    for Choice {
-        index,
-        text,
-        delta,
-        finish_reason,
-    } in chunk.choices
-    {
-        let text = if is_chat {
-            delta.and_then(|delta| delta.content)
-        } else {
-            text
-        };
+    for Choice { index, text, delta, finish_reason } in chunk.choices {
+        let text = if is_chat { delta.and_then(|delta| delta.content) } else { text };
         if let Some(text) = text.filter(|text| !text.is_empty()) {
             out.push(Ok(response(Event::Delta(v1::Delta { index, text }))));
         }
         if let Some(finish_reason) = finish_reason {
-            let finished = v1::Finished {
-                index,
-                finish_reason,
-            };
+            let finished = v1::Finished { index, finish_reason };
             out.push(Ok(response(Event::Finished(finished))));
         }
     }
     // Running totals are not asked for here, so usage comes once, at the end.
     if let Some(usage) = chunk.usage {
-        let cached_tokens = usage
-            .prompt_tokens_details
-            .and_then(|details| details.cached_tokens);
+        let cached_tokens = usage.prompt_tokens_details.and_then(|details| details.cached_tokens);
         let source = match (cached_tokens, decision.read().cached_source) {
             (Some(_), Some("engine")) => v1::CachedSource::Engine,
             (Some(_), _) => v1::CachedSource::Estimate,
@@ -250,14 +211,8 @@ impl Readiness {
     fn status(core: &Core) -> tonic_health::pb::HealthCheckResponse {
         use tonic_health::ServingStatus;
         let ready = core.unready(super::http::SYNC_PATIENCE).is_none();
-        let status = if ready {
-            ServingStatus::Serving
-        } else {
-            ServingStatus::NotServing
-        };
-        tonic_health::pb::HealthCheckResponse {
-            status: status as i32,
-        }
+        let status = if ready { ServingStatus::Serving } else { ServingStatus::NotServing };
+        tonic_health::pb::HealthCheckResponse { status: status as i32 }
     }
 
     fn known(service: &str) -> Result<(), Status> {

@@ -114,10 +114,7 @@ fn sampling(
     set("seed", params.seed.map(Value::from));
     set("n", params.n.map(Value::from));
     set("ignore_eos", params.ignore_eos.map(Value::from));
-    set(
-        "stop",
-        (!params.stop.is_empty()).then(|| params.stop.into()),
-    );
+    set("stop", (!params.stop.is_empty()).then(|| params.stop.into()));
     match (endpoint, params.logprobs) {
         (_, None) => {}
         (Endpoint::Completions, count) => set("logprobs", count.map(Value::from)),
@@ -174,11 +171,6 @@ mod tests {
             ..Default::default()
         };
         assert_eq!(body_of(request).unwrap_err().status(), 400);
-        assert_eq!(
-            body_of(v1::GenerateRequest::default())
-                .unwrap_err()
-                .status(),
-            400
-        );
+        assert_eq!(body_of(v1::GenerateRequest::default()).unwrap_err().status(), 400);
     }
 }

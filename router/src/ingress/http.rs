@@ -34,13 +34,9 @@ const TRACEPARENT: HeaderName = HeaderName::from_static("traceparent");
 /// The front door's routes.
 pub fn routes(core: Arc<Core>) -> Router {
     let post_of = |endpoint: Endpoint| {
-        post(
-            move |State(core), Extension(identity), request| async move {
-                generate(core, endpoint, identity, request)
-                    .await
-                    .unwrap_or_else(reply_error)
-            },
-        )
+        post(move |State(core), Extension(identity), request| async move {
+            generate(core, endpoint, identity, request).await.unwrap_or_else(reply_error)
+        })
     };
     Router::new()
         .route(Endpoint::Chat.path(), post_of(Endpoint::Chat))
@@ -83,18 +79,12 @@ async fn generate(
 
 fn check_headers(headers: &HeaderMap) -> Result<(), Error> {
     let identity = HeaderValue::from_static("identity");
-    if headers
-        .get(CONTENT_ENCODING)
-        .is_some_and(|encoding| encoding != identity)
-    {
+    if headers.get(CONTENT_ENCODING).is_some_and(|encoding| encoding != identity) {
         let message = "compressed bodies are not accepted; send it as it is";
         return Err(Error::new(Kind::UnsupportedMedia, message));
     }
     if let Some(value) = headers.get(X_THRESHOLD) {
-        let number = value
-            .to_str()
-            .ok()
-            .and_then(|text| text.trim().parse::<f64>().ok());
+        let number = value.to_str().ok().and_then(|text| text.trim().parse::<f64>().ok());
         check_threshold(number.unwrap_or(f64::NAN))?;
     }
     Ok(())
@@ -108,10 +98,7 @@ async fn read_body(body: Body, max_bytes: usize) -> Result<Bytes, Error> {
                 format!("the body has more than {max_bytes} bytes (limits.body_max_bytes)");
             Err(Error::new(Kind::BodyTooLarge, message))
         }
-        Err(_) => Err(Error::new(
-            Kind::InvalidRequest,
-            "the body could not be read to its end",
-        )),
+        Err(_) => Err(Error::new(Kind::InvalidRequest, "the body could not be read to its end")),
     }
 }
 
@@ -137,10 +124,7 @@ fn respond(reply: Reply, request_id: String) -> Response {
         }
     };
     let headers = response.headers_mut();
-    for (name, value) in [
-        (X_ROUTE, reply.route.header()),
-        (SERVER_TIMING, reply.server_timing),
-    ] {
+    for (name, value) in [(X_ROUTE, reply.route.header()), (SERVER_TIMING, reply.server_timing)] {
         if let Ok(value) = HeaderValue::from_str(&value) {
             headers.insert(name, value);
         }
@@ -192,11 +176,8 @@ pub fn reply_error(error: Error) -> Response {
 }
 
 async fn list_models(State(core): State<Arc<Core>>) -> Response {
-    let models: Vec<_> = core
-        .names
-        .iter()
-        .map(|(name, named)| describe(&core, name, named))
-        .collect();
+    let models: Vec<_> =
+        core.names.iter().map(|(name, named)| describe(&core, name, named)).collect();
     axum_json(json!({"object": "list", "data": models}))
 }
 

@@ -33,7 +33,5 @@ pub async fn serve(
         // A socket that is already gone is found out by the next read.
         let _gone = socket.set_nodelay(true);
     });
-    axum::serve(listener, routes)
-        .with_graceful_shutdown(stop.cancelled_owned())
-        .await
+    axum::serve(listener, routes).with_graceful_shutdown(stop.cancelled_owned()).await
 }

@@ -21,22 +21,14 @@ impl LegTokens {
     /// A leg that computes what it has not cached.
     pub fn computing(prompt_tokens: u32, cached_tokens: u32) -> Self {
         let hit = cached_tokens.min(prompt_tokens);
-        Self {
-            local_cache_hit: hit,
-            local_compute: prompt_tokens - hit,
-            ..Self::default()
-        }
+        Self { local_cache_hit: hit, local_compute: prompt_tokens - hit, ..Self::default() }
     }
 
     /// A decode leg after a hand-off: what it has not cached is transferred (as
     /// vLLM counts it: nothing is computed).
     pub fn receiving(prompt_tokens: u32, cached_tokens: u32) -> Self {
         let hit = cached_tokens.min(prompt_tokens);
-        Self {
-            local_cache_hit: hit,
-            external_kv_transfer: prompt_tokens - hit,
-            ..Self::default()
-        }
+        Self { local_cache_hit: hit, external_kv_transfer: prompt_tokens - hit, ..Self::default() }
     }
 
     /// All of the prompt.
@@ -74,26 +66,11 @@ impl Settled {
         let estimate = tokens_known.then(|| rule.estimate(prompt_tokens));
         let computing = LegTokens::computing(prompt_tokens, cached.tokens);
         if !rule.handed_over {
-            return Self {
-                usage,
-                cached,
-                prefill: None,
-                decode: computing,
-                estimate,
-            };
+            return Self { usage, cached, prefill: None, decode: computing, estimate };
         }
-        let decode_rule = UsageRule {
-            overlap_blocks: decode_overlap_blocks,
-            ..*rule
-        };
+        let decode_rule = UsageRule { overlap_blocks: decode_overlap_blocks, ..*rule };
         let decode = LegTokens::receiving(prompt_tokens, decode_rule.estimate(prompt_tokens));
-        Self {
-            usage,
-            cached,
-            prefill: Some(computing),
-            decode,
-            estimate,
-        }
+        Self { usage, cached, prefill: Some(computing), decode, estimate }
     }
 
     /// Adds it to the metrics.
@@ -103,27 +80,15 @@ impl Settled {
         }
         count_leg(metrics, model, "decode", self.decode);
         let generated = u64::from(self.usage.completion_tokens);
-        metrics
-            .generation_tokens
-            .with_label_values(&[model])
-            .inc_by(generated);
+        metrics.generation_tokens.with_label_values(&[model]).inc_by(generated);
         let Cached { tokens, source } = self.cached;
-        metrics
-            .cached_tokens
-            .with_label_values(&[model, source.name()])
-            .inc_by(tokens.into());
+        metrics.cached_tokens.with_label_values(&[model, source.name()]).inc_by(tokens.into());
         let result = if tokens > 0 { "hit" } else { "miss" };
-        metrics
-            .prefix_cache_requests
-            .with_label_values(&[model, result])
-            .inc();
+        metrics.prefix_cache_requests.with_label_values(&[model, result]).inc();
         if let (Source::Engine, Some(estimate)) = (source, self.estimate) {
             let direction = if estimate > tokens { "over" } else { "under" };
             let blocks = f64::from(estimate.abs_diff(tokens)) / f64::from(block_size.max(1));
-            metrics
-                .cached_tokens_error
-                .with_label_values(&[model, direction])
-                .observe(blocks);
+            metrics.cached_tokens_error.with_label_values(&[model, direction]).observe(blocks);
         }
     }
 }

@@ -124,10 +124,7 @@ pub struct Decisions {
 impl Decisions {
     /// A ring of `kept` records.
     pub fn new(kept: usize) -> Self {
-        Self {
-            ring: Mutex::default(),
-            kept,
-        }
+        Self { ring: Mutex::default(), kept }
     }
 
     /// Starts a record; the oldest makes room.
@@ -161,16 +158,9 @@ mod tests {
     fn the_ring_forgets_the_oldest() {
         let decisions = Decisions::new(2);
         for id in ["a", "b", "c"] {
-            decisions.start(Decision {
-                request_id: id.into(),
-                ..Decision::default()
-            });
+            decisions.start(Decision { request_id: id.into(), ..Decision::default() });
         }
-        let ids: Vec<_> = decisions
-            .newest(None, 9)
-            .into_iter()
-            .map(|d| d.request_id)
-            .collect();
+        let ids: Vec<_> = decisions.newest(None, 9).into_iter().map(|d| d.request_id).collect();
         assert_eq!(ids, ["c", "b"]);
         assert!(decisions.newest(Some("a"), 9).is_empty());
         assert_eq!(decisions.newest(Some("b"), 9).len(), 1);

@@ -65,19 +65,12 @@ const BILLING_LINE: &str = "x-anthropic-billing-header";
 /// [`Unsupported`] for media, unknown parts and shapes that the engine's own
 /// validation may refuse or reorder.
 pub fn conversation(messages: &Value, format: ContentFormat) -> Result<Vec<Value>> {
-    let messages = messages
-        .as_array()
-        .ok_or(Unsupported("messages are not an array"))?;
-    messages
-        .iter()
-        .map(|message| one_message(message, format))
-        .collect()
+    let messages = messages.as_array().ok_or(Unsupported("messages are not an array"))?;
+    messages.iter().map(|message| one_message(message, format)).collect()
 }
 
 fn one_message(message: &Value, format: ContentFormat) -> Result<Value> {
-    let message = message
-        .as_object()
-        .ok_or(Unsupported("a message is not an object"))?;
+    let message = message.as_object().ok_or(Unsupported("a message is not an object"))?;
     let role = message
         .get("role")
         .and_then(Value::as_str)
@@ -88,12 +81,16 @@ fn one_message(message: &Value, format: ContentFormat) -> Result<Value> {
     let parts = text_parts(role, message)?;
     let mut out = Map::new();
     out.insert("role".to_owned(), Value::from(role));
-    // Tool results are plain text for every template.
-    let content = if format == ContentFormat::OpenAi && role != "tool" {
-        Value::Array(parts.into_iter().map(Part::into_value).collect())
-    } else {
-        let texts: Vec<String> = parts.into_iter().map(|part| part.text).collect();
-        Value::from(texts.join("\n"))
+    let content = match format {
+        ContentFormat::OpenAi if role != "tool" => {
+            Value::Array(parts.into_iter().map(Part::into_value).collect())
+        }
+        // Tool results are plain text for every template.
+        ContentFormat::OpenAi => Value::from(joined(parts.iter())),
+        // Here the engine drops empty parts before it joins.
+        ContentFormat::String => {
+            Value::from(joined(parts.iter().filter(|part| !part.text.is_empty())))
+        }
     };
     out.insert("content".to_owned(), content);
     match role {
@@ -125,6 +122,10 @@ fn one_message(message: &Value, format: ContentFormat) -> Result<Value> {
     Ok(Value::Object(out))
 }
 
+fn joined<'a>(parts: impl Iterator<Item = &'a Part>) -> String {
+    parts.map(|part| part.text.as_str()).collect::<Vec<_>>().join("\n")
+}
+
 fn present(object: &Map<String, Value>, key: &str) -> bool {
     object.get(key).is_some_and(|value| !value.is_null())
 }
@@ -149,15 +150,16 @@ fn text_parts(role: &str, message: &Map<String, Value>) -> Result<Vec<Part>> {
     let mut parts = match message.get("content") {
         None => Vec::new(),
         // The engine's request model takes null from these two only.
-        Some(Value::Null) if matches!(role, "assistant" | "function") => Vec::new(),
-        Some(Value::String(text)) => vec![Part {
-            text: text.clone(),
-            extra: Map::new(),
-        }],
-        Some(Value::Array(items)) => items
-            .iter()
-            .map(|item| part(role, item))
-            .collect::<Result<_>>()?,
+        Some(Value::Null)
+            if matches!(role, "assistant" | "function")
+                && message.get("tool_calls").is_none_or(|calls| !calls.is_null()) =>
+        {
+            Vec::new()
+        }
+        Some(Value::String(text)) => vec![Part { text: text.clone(), extra: Map::new() }],
+        Some(Value::Array(items)) => {
+            items.iter().map(|item| part(role, item)).collect::<Result<_>>()?
+        }
         Some(_) => return Err(Unsupported("content that is neither text nor parts")),
     };
     if role == "system" {
@@ -165,11 +167,7 @@ fn text_parts(role: &str, message: &Map<String, Value>) -> Result<Vec<Part>> {
             if !part.text.starts_with(BILLING_LINE) {
                 return true;
             }
-            part.text = part
-                .text
-                .split_once('\n')
-                .map_or("", |(_, rest)| rest)
-                .to_owned();
+            part.text = part.text.split_once('\n').map_or("", |(_, rest)| rest).to_owned();
             !part.text.is_empty()
         });
     }
@@ -177,20 +175,8 @@ fn text_parts(role: &str, message: &Map<String, Value>) -> Result<Vec<Part>> {
 }
 
 fn part(role: &str, item: &Value) -> Result<Part> {
-    let part = match item {
-        Value::String(text) => {
-            return Ok(Part {
-                text: text.clone(),
-                extra: Map::new(),
-            });
-        }
-        Value::Object(part) => part,
-        _ => {
-            return Err(Unsupported(
-                "a content part that is neither text nor an object",
-            ));
-        }
-    };
+    // Bare strings pass the engine's request model in some messages only.
+    let part = item.as_object().ok_or(Unsupported("a content part that is not an object"))?;
     if MEDIA_FIELDS.iter().any(|field| part.contains_key(*field)) {
         return Err(Unsupported("images, audio, video or files"));
     }
@@ -214,10 +200,7 @@ fn part(role: &str, item: &Value) -> Result<Part> {
     for value in extra.values() {
         plain_numbers(value)?;
     }
-    Ok(Part {
-        text: text.clone(),
-        extra,
-    })
+    Ok(Part { text: text.clone(), extra })
 }
 
 fn assistant_fields(message: &Map<String, Value>, out: &mut Map<String, Value>) -> Result<()> {
@@ -250,18 +233,12 @@ fn assistant_fields(message: &Map<String, Value>, out: &mut Map<String, Value>) 
 /// The engine's request model puts its own fields first, in its own order,
 /// then what it does not know; templates that print a call as JSON show it.
 fn tool_call(call: &Value) -> Result<Value> {
-    let call = call
-        .as_object()
-        .ok_or(Unsupported("a tool call that is not an object"))?;
+    let call = call.as_object().ok_or(Unsupported("a tool call that is not an object"))?;
     let function = call.get("function").and_then(Value::as_object);
-    let (Some(Value::String(id)), Some(function), Some("function")) = (
-        call.get("id"),
-        function,
-        call.get("type").and_then(Value::as_str),
-    ) else {
-        return Err(Unsupported(
-            "a tool call that is not a complete function call",
-        ));
+    let (Some(Value::String(id)), Some(function), Some("function")) =
+        (call.get("id"), function, call.get("type").and_then(Value::as_str))
+    else {
+        return Err(Unsupported("a tool call that is not a complete function call"));
     };
     let (Some(Value::String(arguments)), Some(Value::String(name))) =
         (function.get("arguments"), function.get("name"))
@@ -303,21 +280,13 @@ fn call_arguments(text: &str) -> Result<Value> {
         Err(error) => {
             // Python reads some texts that are not JSON to us.
             let message = error.to_string();
-            let python_may_read = [
-                "recursion limit",
-                "out of range",
-                "surrogate",
-                "unexpected end of hex",
-            ]
-            .iter()
-            .any(|known| message.contains(known))
-                || ["NaN", "Infinity", "\\u"]
+            let python_may_read =
+                ["recursion limit", "out of range", "surrogate", "unexpected end of hex"]
                     .iter()
-                    .any(|known| text.contains(known));
+                    .any(|known| message.contains(known))
+                    || ["NaN", "Infinity", "\\u"].iter().any(|known| text.contains(known));
             if python_may_read {
-                return Err(Unsupported(
-                    "tool call arguments that only Python reads as JSON",
-                ));
+                return Err(Unsupported("tool call arguments that only Python reads as JSON"));
             }
             Ok(empty())
         }
@@ -352,26 +321,17 @@ pub fn plain_numbers(value: &Value) -> Result<()> {
 /// # Errors
 /// [`Unsupported`] for definitions that the engine may refuse.
 pub fn tools(tools: &Value) -> Result<Value> {
-    let tools = tools
-        .as_array()
-        .ok_or(Unsupported("tools are not an array"))?;
+    let tools = tools.as_array().ok_or(Unsupported("tools are not an array"))?;
     if tools.is_empty() {
         return Err(Unsupported("an empty list of tools"));
     }
-    tools
-        .iter()
-        .map(one_tool)
-        .collect::<Result<Vec<_>>>()
-        .map(Value::Array)
+    tools.iter().map(one_tool).collect::<Result<Vec<_>>>().map(Value::Array)
 }
 
 fn one_tool(tool: &Value) -> Result<Value> {
     let incomplete = Unsupported("a tool that is not a plain function definition");
     let tool = tool.as_object().ok_or(incomplete)?;
-    let function = tool
-        .get("function")
-        .and_then(Value::as_object)
-        .ok_or(incomplete)?;
+    let function = tool.get("function").and_then(Value::as_object).ok_or(incomplete)?;
     let is_function = match tool.get("type") {
         None => true,
         Some(kind) => kind == "function",
@@ -393,10 +353,7 @@ fn one_tool(tool: &Value) -> Result<Value> {
     plain_numbers(&parameters)?;
     let mut inner = Map::new();
     inner.insert("name".to_owned(), name);
-    inner.insert(
-        "description".to_owned(),
-        field("description", Value::is_string)?,
-    );
+    inner.insert("description".to_owned(), field("description", Value::is_string)?);
     inner.insert("parameters".to_owned(), parameters);
     if !strict.is_null() {
         inner.insert("strict".to_owned(), strict);
@@ -417,45 +374,29 @@ pub fn without_developer(conversation: Vec<Value>) -> Vec<Value> {
         return conversation;
     }
     let mut converted = conversation;
-    for message in converted
-        .iter_mut()
-        .filter(|message| is(message, "developer"))
-    {
+    for message in converted.iter_mut().filter(|message| is(message, "developer")) {
         if let Some(fields) = message.as_object_mut() {
             fields.insert("role".to_owned(), Value::from("system"));
             fields.shift_remove("tools");
         }
     }
-    if !converted
-        .iter()
-        .skip(1)
-        .any(|message| is(message, "system"))
-    {
+    if !converted.iter().skip(1).any(|message| is(message, "system")) {
         return converted;
     }
-    let (system, others): (Vec<Value>, Vec<Value>) = converted
-        .into_iter()
-        .partition(|message| is(message, "system"));
-    let texts: Vec<String> = system
-        .iter()
-        .map(content_text)
-        .filter(|text| !text.is_empty())
-        .collect();
+    let (system, others): (Vec<Value>, Vec<Value>) =
+        converted.into_iter().partition(|message| is(message, "system"));
+    let texts: Vec<String> =
+        system.iter().map(content_text).filter(|text| !text.is_empty()).collect();
     let mut merged = Map::new();
     merged.insert("role".to_owned(), Value::from("system"));
     merged.insert("content".to_owned(), Value::from(texts.join("\n\n")));
-    std::iter::once(Value::Object(merged))
-        .chain(others)
-        .collect()
+    std::iter::once(Value::Object(merged)).chain(others).collect()
 }
 
 fn content_text(message: &Value) -> String {
     match &message["content"] {
         Value::Array(parts) => {
-            let texts: Vec<&str> = parts
-                .iter()
-                .filter_map(|part| part["text"].as_str())
-                .collect();
+            let texts: Vec<&str> = parts.iter().filter_map(|part| part["text"].as_str()).collect();
             texts.join("\n")
         }
         content => content.as_str().unwrap_or_default().to_owned(),

@@ -89,9 +89,7 @@ impl<'a> ChatRequestView<'a> {
             None => None,
             Some(Value::Object(kwargs)) => Some(kwargs),
             Some(_) => {
-                return Err(PromptError::Unsupported(
-                    "chat_template_kwargs of another type",
-                ));
+                return Err(PromptError::Unsupported("chat_template_kwargs of another type"));
             }
         };
         let reasoning_effort = match field("reasoning_effort") {
@@ -117,16 +115,10 @@ impl<'a> ChatRequestView<'a> {
 fn checked_documents(documents: &Value) -> Result<&Value, PromptError> {
     let plain = documents.as_array().is_some_and(|list| {
         list.iter().all(|document| {
-            document
-                .as_object()
-                .is_some_and(|fields| fields.values().all(Value::is_string))
+            document.as_object().is_some_and(|fields| fields.values().all(Value::is_string))
         })
     });
-    if plain {
-        Ok(documents)
-    } else {
-        Err(PromptError::Unsupported("documents of other types"))
-    }
+    if plain { Ok(documents) } else { Err(PromptError::Unsupported("documents of other types")) }
 }
 
 /// Variables for the template beside messages and tools: the engine's
@@ -140,9 +132,7 @@ pub(super) fn template_kwargs(
     let client = chat.chat_template_kwargs;
     for (name, value) in client.into_iter().flatten() {
         if CONTROL_KWARGS.contains(&name.as_str()) {
-            return Err(PromptError::Unsupported(
-                "chat_template_kwargs that steer the engine",
-            ));
+            return Err(PromptError::Unsupported("chat_template_kwargs that steer the engine"));
         }
         if !value.is_null() && value != "auto" {
             plain_numbers(value)?;
@@ -155,10 +145,7 @@ pub(super) fn template_kwargs(
             kwargs.insert("enable_thinking".to_owned(), Value::from(effort != "none"));
         }
     }
-    for name in JINJA_GLOBALS
-        .iter()
-        .chain(&["add_generation_prompt", "continue_final_message"])
-    {
+    for name in JINJA_GLOBALS.iter().chain(&["add_generation_prompt", "continue_final_message"]) {
         kwargs.shift_remove(*name);
     }
     Ok(kwargs)

@@ -130,12 +130,7 @@ impl ChatTemplate {
         environment
             .add_template_owned(NAME.to_owned(), source)
             .map_err(|error| syntax_error(&error))?;
-        Ok(Self {
-            environment,
-            special,
-            content_format,
-            knows_developer,
-        })
+        Ok(Self { environment, special, content_format, knows_developer })
     }
 
     /// The content format that the template's syntax tree asks for.
@@ -156,15 +151,9 @@ impl ChatTemplate {
     /// # Errors
     /// [`TemplateError::Raised`] if the template rejects it; see the others.
     pub fn render(&self, input: &ChatInput<'_>) -> Result<Rendered, TemplateError> {
-        let template = self
-            .environment
-            .get_template(NAME)
-            .map_err(|error| syntax_error(&error))?;
+        let template = self.environment.get_template(NAME).map_err(|error| syntax_error(&error))?;
         let context = self.context(input);
-        let mut out = Bounded {
-            bytes: Vec::new(),
-            overflow: false,
-        };
+        let mut out = Bounded { bytes: Vec::new(), overflow: false };
         let (result, uses_clock) = clock::with_now(input.now_unix_s, || {
             template.render_captured_to(context, &mut out).map(drop)
         });
@@ -172,10 +161,8 @@ impl ChatTemplate {
             return Err(TemplateError::TooMuch("the size of a prompt"));
         }
         result.map_err(|error| render_error(&error))?;
-        let text = String::from_utf8(out.bytes).map_err(|_| TemplateError::Render {
-            line: 0,
-            kind: "not UTF-8".to_owned(),
-        })?;
+        let text = String::from_utf8(out.bytes)
+            .map_err(|_| TemplateError::Render { line: 0, kind: "not UTF-8".to_owned() })?;
         Ok(Rendered { text, uses_clock })
     }
 
@@ -191,10 +178,7 @@ impl ChatTemplate {
         context.insert("messages", from_json(input.messages));
         context.insert("tools", input.tools.map_or_else(none, from_json));
         context.insert("documents", input.documents.map_or_else(none, from_json));
-        context.insert(
-            "add_generation_prompt",
-            Value::from(input.add_generation_prompt),
-        );
+        context.insert("add_generation_prompt", Value::from(input.add_generation_prompt));
         Value::from_pairs(context)
     }
 }
@@ -204,10 +188,7 @@ fn from_json(value: &Json) -> Value {
 }
 
 fn syntax() -> Result<SyntaxConfig, Error> {
-    SyntaxConfig::builder()
-        .trim_blocks(true)
-        .lstrip_blocks(true)
-        .build()
+    SyntaxConfig::builder().trim_blocks(true).lstrip_blocks(true).build()
 }
 
 /// A failure raised by `raise_exception`, found again at the end of a chain.
@@ -224,22 +205,25 @@ fn environment(syntax: SyntaxConfig) -> Environment<'static> {
     env.set_fuel(Some(MAX_STEPS));
     env.set_recursion_limit(MAX_RECURSION);
     env.set_unknown_method_callback(pystr::unknown_method);
-    env.set_formatter(|out, state, value| match float_of(value) {
-        Some(float) => out.write_str(&pyjson::float(float)).map_err(Error::from),
-        None => minijinja::escape_formatter(out, state, value),
+    env.set_formatter(|out, state, value| match value.kind() {
+        ValueKind::Number if !value.is_integer() => {
+            let text = f64::try_from(value.clone()).map(pyjson::float)?;
+            out.write_str(&text).map_err(Error::from)
+        }
+        ValueKind::Seq | ValueKind::Map if !pystr::prints_alike(&value.to_string()) => {
+            Err(Error::new(ErrorKind::InvalidOperation, "a list or mapping printed as Python"))
+        }
+        _ => minijinja::escape_formatter(out, state, value),
     });
     // A name of minijinja that Jinja2 leaves undefined.
     env.remove_global("debug");
-    env.add_function(
-        "raise_exception",
-        |message: Value| -> Result<Value, Error> {
-            let message: String = message.to_string().chars().take(MAX_RAISED_CHARS).collect();
-            Err(Error::new(ErrorKind::InvalidOperation, "raise_exception")
-                .with_source(Raised(message)))
-        },
-    );
+    env.add_function("raise_exception", |message: Value| -> Result<Value, Error> {
+        let message: String = message.to_string().chars().take(MAX_RAISED_CHARS).collect();
+        Err(Error::new(ErrorKind::InvalidOperation, "raise_exception").with_source(Raised(message)))
+    });
     env.add_function("strftime_now", clock::strftime_now);
     env.add_filter("tojson", pyjson::tojson);
+    env.add_filter("indent", pystr::indent);
     env.add_filter("trim", |value: Value, chars: Option<&str>| {
         pystr::strip(&value.to_string(), chars, true, true).to_owned()
     });
@@ -256,22 +240,10 @@ fn environment(syntax: SyntaxConfig) -> Environment<'static> {
     env
 }
 
-fn float_of(value: &Value) -> Option<f64> {
-    if value.kind() == ValueKind::Number && !value.is_integer() {
-        return f64::try_from(value.clone()).ok();
-    }
-    None
-}
-
 fn syntax_error(error: &Error) -> TemplateError {
     // The detail of a syntax error speaks of the template, not of a request.
-    let reason = error
-        .detail()
-        .map_or_else(|| error.kind().to_string(), str::to_owned);
-    TemplateError::Syntax {
-        line: error.line().unwrap_or(0),
-        reason,
-    }
+    let reason = error.detail().map_or_else(|| error.kind().to_string(), str::to_owned);
+    TemplateError::Syntax { line: error.line().unwrap_or(0), reason }
 }
 
 fn render_error(error: &Error) -> TemplateError {
@@ -284,10 +256,7 @@ fn render_error(error: &Error) -> TemplateError {
     }
     match error.kind() {
         ErrorKind::OutOfFuel => TemplateError::TooMuch("steps"),
-        kind => TemplateError::Render {
-            line: error.line().unwrap_or(0),
-            kind: kind.to_string(),
-        },
+        kind => TemplateError::Render { line: error.line().unwrap_or(0), kind: kind.to_string() },
     }
 }
 
@@ -326,10 +295,7 @@ fn without_generation_tags(source: &str) -> String {
         let (head, name) = tag.split_at(name_at);
         for (word, replacement) in [("generation", "with"), ("endgeneration", "endwith")] {
             if let Some(tail) = name.strip_prefix(word)
-                && tail
-                    .trim_start()
-                    .trim_start_matches(['-', '+'])
-                    .starts_with("%}")
+                && tail.trim_start().trim_start_matches(['-', '+']).starts_with("%}")
             {
                 out.push_str(head);
                 out.push_str(replacement);

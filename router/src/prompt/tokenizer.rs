@@ -63,9 +63,7 @@ impl Tokenizer {
         let mut inner = tokenizers::Tokenizer::from_bytes(&files.tokenizer_json)
             .map_err(|error| located(error.to_string()))?;
         // A file may keep the lengths of its training run; engines switch both off.
-        inner
-            .with_truncation(None)
-            .map_err(|error| located(error.to_string()))?;
+        inner.with_truncation(None).map_err(|error| located(error.to_string()))?;
         inner.with_padding(None);
         inner.set_encode_special_tokens(files.split_special_tokens);
         let missing = missing_tokens(&inner, &files.added);
@@ -156,11 +154,7 @@ fn missing_tokens(
     wanted: &[tokenizers::AddedToken],
 ) -> Vec<tokenizers::AddedToken> {
     let known = inner.get_added_vocabulary().get_vocab();
-    wanted
-        .iter()
-        .filter(|token| !known.contains_key(&token.content))
-        .cloned()
-        .collect()
+    wanted.iter().filter(|token| !known.contains_key(&token.content)).cloned().collect()
 }
 
 /// FNV-1a, 64 bits: enough to tell files apart, the same on every machine.

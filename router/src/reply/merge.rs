@@ -29,16 +29,8 @@ pub fn single(unit: Box<UnitStream>) -> Events {
 /// The events of several prompts' answers as they come, under one id, with
 /// `choices[].index` moved to each prompt's place, and one usage chunk at the end.
 pub fn streams(units: Vec<Events>, n: u32) -> Events {
-    let tagged = units
-        .into_iter()
-        .enumerate()
-        .map(|(i, events)| events.map(move |e| (i, e)));
-    let state = Merging {
-        events: stream::select_all(tagged),
-        id: None,
-        usage: Vec::new(),
-        n,
-    };
+    let tagged = units.into_iter().enumerate().map(|(i, events)| events.map(move |e| (i, e)));
+    let state = Merging { events: stream::select_all(tagged), id: None, usage: Vec::new(), n };
     Box::pin(stream::unfold(Some(state), |state| async move {
         let mut state = state?;
         match state.next().await {
@@ -111,10 +103,7 @@ pub fn replies(replies: Vec<JsonObject>, n: u32) -> Result<JsonObject, Error> {
         let mut reply = reply.clone();
         move_choices(&mut reply, prompt_index, n);
         let raw = reply.raw("choices").ok_or_else(nonsense)?;
-        let inner = raw
-            .trim()
-            .strip_prefix('[')
-            .and_then(|raw| raw.strip_suffix(']'));
+        let inner = raw.trim().strip_prefix('[').and_then(|raw| raw.strip_suffix(']'));
         let inner = inner.ok_or_else(nonsense)?.trim();
         if !inner.is_empty() {
             choices.push(inner.to_owned());
@@ -241,10 +230,8 @@ mod tests {
         assert_eq!(merged.len(), 3);
         assert!(merged.iter().all(|event| event["id"] == merged[0]["id"]));
         assert_eq!(merged[2]["usage"]["prompt_tokens"], 10);
-        let mut indices: Vec<_> = merged[..2]
-            .iter()
-            .map(|e| e["choices"][0]["index"].as_u64().unwrap())
-            .collect();
+        let mut indices: Vec<_> =
+            merged[..2].iter().map(|e| e["choices"][0]["index"].as_u64().unwrap()).collect();
         indices.sort_unstable();
         assert_eq!(indices, [0, 1]);
     }

@@ -29,12 +29,7 @@ pub struct EventReader {
 impl EventReader {
     /// Reads events of up to `max_bytes`, at most `idle` apart.
     pub fn new(body: Incoming, max_bytes: usize, worker: Arc<Worker>, idle: Duration) -> Self {
-        Self {
-            body,
-            splitter: Splitter::new(max_bytes),
-            worker,
-            idle,
-        }
+        Self { body, splitter: Splitter::new(max_bytes), worker, idle }
     }
 
     /// The same reader with another patience between pieces.
@@ -114,18 +109,11 @@ impl Account {
         match EngineUsage::parse(serde_json::from_str(raw).ok()?) {
             Ok(usage) => Some(usage),
             Err(UsageError::CachedExceedsPrompt { prompt_tokens, .. }) => {
-                tracing::warn!(
-                    worker,
-                    "an engine reports more cached tokens than the prompt has"
-                );
+                tracing::warn!(worker, "an engine reports more cached tokens than the prompt has");
                 let completion = JsonObject::parse_str(raw).ok()?;
                 let completion_tokens = completion.get("completion_tokens", "a count").ok()?;
                 let completion_tokens = completion_tokens.unwrap_or(0);
-                Some(EngineUsage {
-                    prompt_tokens,
-                    completion_tokens,
-                    cached_tokens: None,
-                })
+                Some(EngineUsage { prompt_tokens, completion_tokens, cached_tokens: None })
             }
             Err(error) => {
                 tracing::warn!(worker, %error, "an engine's usage is passed on as it is");
@@ -163,8 +151,7 @@ impl Account {
 
     fn end(&mut self, outcome: &'static str) {
         self.ended = true;
-        self.decision
-            .update(|decision| decision.outcome = Some(outcome));
+        self.decision.update(|decision| decision.outcome = Some(outcome));
     }
 }
 
@@ -183,10 +170,7 @@ impl Drop for Account {
 pub fn whole(account: &mut Account, reply: Bytes) -> Result<JsonObject, Error> {
     let nonsense = |_| broken(&account.worker, "sent a reply that is not JSON");
     let mut reply = JsonObject::parse(reply).map_err(nonsense)?;
-    if let Some(raw) = reply
-        .raw("usage")
-        .filter(|raw| *raw != "null")
-        .map(str::to_owned)
+    if let Some(raw) = reply.raw("usage").filter(|raw| *raw != "null").map(str::to_owned)
         && let Some(told) = account.settle(&raw)
     {
         reply.set("usage", told);
@@ -247,16 +231,9 @@ impl UnitStream {
 
     fn observe_gap(&mut self) {
         let now = Instant::now();
-        let gap = now
-            .duration_since(std::mem::replace(&mut self.last_event, now))
-            .as_secs_f64();
+        let gap = now.duration_since(std::mem::replace(&mut self.last_event, now)).as_secs_f64();
         let labels = [self.account.served.name(), self.flow];
-        self.account
-            .core
-            .metrics
-            .inter_token
-            .with_label_values(&labels)
-            .observe(gap);
+        self.account.core.metrics.inter_token.with_label_values(&labels).observe(gap);
     }
 
     /// An error after the first event: said in full, never papered over.
@@ -278,11 +255,7 @@ impl UnitStream {
         let Ok(mut event) = JsonObject::parse(data.clone()) else {
             return Some(data);
         };
-        let Some(raw) = event
-            .raw("usage")
-            .filter(|raw| *raw != "null")
-            .map(str::to_owned)
-        else {
+        let Some(raw) = event.raw("usage").filter(|raw| *raw != "null").map(str::to_owned) else {
             return Some(data);
         };
         let is_final = event.raw("choices").is_none_or(|raw| raw.trim() == "[]");

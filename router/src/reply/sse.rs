@@ -27,11 +27,7 @@ pub struct Splitter {
 impl Splitter {
     /// A splitter for events of up to `max_bytes`.
     pub fn new(max_bytes: usize) -> Self {
-        Self {
-            buffer: BytesMut::new(),
-            searched: 0,
-            max_bytes,
-        }
+        Self { buffer: BytesMut::new(), searched: 0, max_bytes }
     }
 
     /// Takes bytes in.
@@ -53,11 +49,7 @@ impl Splitter {
         loop {
             let Some((end, gap)) = find_end(&self.buffer, self.searched) else {
                 self.searched = self.buffer.len().saturating_sub(3);
-                return if self.buffer.len() > self.max_bytes {
-                    Err(TooLong)
-                } else {
-                    Ok(None)
-                };
+                return if self.buffer.len() > self.max_bytes { Err(TooLong) } else { Ok(None) };
             };
             if end > self.max_bytes {
                 return Err(TooLong);

@@ -69,20 +69,13 @@ impl UsageRule {
 
     /// The figure for metrics and records: the engine's, else the estimate.
     pub fn cached(&self, usage: &EngineUsage) -> Cached {
-        let reported = if self.handed_over {
-            self.prefill_cached_tokens
-        } else {
-            usage.cached_tokens
-        };
+        let reported =
+            if self.handed_over { self.prefill_cached_tokens } else { usage.cached_tokens };
         match reported {
-            Some(tokens) => Cached {
-                tokens: tokens.min(usage.prompt_tokens),
-                source: Source::Engine,
-            },
-            None => Cached {
-                tokens: self.estimate(usage.prompt_tokens),
-                source: Source::Estimate,
-            },
+            Some(tokens) => {
+                Cached { tokens: tokens.min(usage.prompt_tokens), source: Source::Engine }
+            }
+            None => Cached { tokens: self.estimate(usage.prompt_tokens), source: Source::Estimate },
         }
     }
 
@@ -100,9 +93,7 @@ impl UsageRule {
 /// out), and everything else as the engine wrote it.
 pub fn rewrite(raw: &str, told: Option<u32>) -> Option<String> {
     let mut usage = JsonObject::parse_str(raw).ok()?;
-    let details = usage
-        .raw("prompt_tokens_details")
-        .filter(|raw| *raw != "null");
+    let details = usage.raw("prompt_tokens_details").filter(|raw| *raw != "null");
     let mut details = JsonObject::parse_str(details.unwrap_or("{}")).ok()?;
     match told {
         Some(tokens) => details.set("cached_tokens", tokens.to_string()),
@@ -134,19 +125,12 @@ mod tests {
     }
 
     fn usage(prompt_tokens: u32, cached_tokens: Option<u32>) -> EngineUsage {
-        EngineUsage {
-            prompt_tokens,
-            completion_tokens: 4,
-            cached_tokens,
-        }
+        EngineUsage { prompt_tokens, completion_tokens: 4, cached_tokens }
     }
 
     #[test]
     fn an_engine_figure_is_never_replaced_and_zero_is_one() {
-        let engine = |tokens| Cached {
-            tokens,
-            source: Source::Engine,
-        };
+        let engine = |tokens| Cached { tokens, source: Source::Engine };
         assert_eq!(rule().cached(&usage(288, Some(0))), engine(0));
         assert_eq!(rule().cached(&usage(288, Some(256))), engine(256));
         assert_eq!(rule().cached(&usage(100, Some(256))), engine(100));
@@ -155,46 +139,19 @@ mod tests {
     #[test]
     fn a_silent_engine_leaves_the_estimate_and_its_last_token_is_always_computed() {
         let cached = rule().cached(&usage(288, None));
-        assert_eq!(
-            cached,
-            Cached {
-                tokens: 256,
-                source: Source::Estimate
-            }
-        );
+        assert_eq!(cached, Cached { tokens: 256, source: Source::Estimate });
         assert_eq!(rule().estimate(0), 0);
-        assert_eq!(
-            UsageRule {
-                bypasses_cache: true,
-                ..rule()
-            }
-            .estimate(288),
-            0
-        );
+        assert_eq!(UsageRule { bypasses_cache: true, ..rule() }.estimate(288), 0);
     }
 
     #[test]
     fn after_a_hand_off_the_decode_leg_has_no_say() {
-        let rule = UsageRule {
-            handed_over: true,
-            prefill_cached_tokens: Some(64),
-            ..rule()
-        };
+        let rule = UsageRule { handed_over: true, prefill_cached_tokens: Some(64), ..rule() };
         // vLLM 0.22 reports the whole prompt on decode.
         assert_eq!(rule.cached(&usage(1142, Some(1142))).tokens, 64);
-        let silent = UsageRule {
-            prefill_cached_tokens: None,
-            overlap_blocks: 2,
-            ..rule
-        };
+        let silent = UsageRule { prefill_cached_tokens: None, overlap_blocks: 2, ..rule };
         let cached = silent.cached(&usage(1142, Some(1142)));
-        assert_eq!(
-            cached,
-            Cached {
-                tokens: 64,
-                source: Source::Estimate
-            }
-        );
+        assert_eq!(cached, Cached { tokens: 64, source: Source::Estimate });
     }
 
     #[test]
@@ -205,10 +162,7 @@ mod tests {
         assert_eq!(told(CachedTokensFallback::Zero), Some(0));
         assert_eq!(told(CachedTokensFallback::Omit), None);
         let spoken = rule().cached(&usage(288, Some(32)));
-        let omit = UsageRule {
-            fallback: CachedTokensFallback::Omit,
-            ..rule()
-        };
+        let omit = UsageRule { fallback: CachedTokensFallback::Omit, ..rule() };
         assert_eq!(omit.told(spoken), Some(32));
     }
 
@@ -220,11 +174,7 @@ mod tests {
             r#"{"prompt_tokens":5,"prompt_tokens_details":{"audio_tokens":3,"cached_tokens":0},"x":[1 ,2]}"#
         );
         let null = r#"{"prompt_tokens":5,"prompt_tokens_details":null}"#;
-        assert!(
-            rewrite(null, Some(4))
-                .unwrap()
-                .contains(r#"{"cached_tokens":4}"#)
-        );
+        assert!(rewrite(null, Some(4)).unwrap().contains(r#"{"cached_tokens":4}"#));
         assert_eq!(rewrite(null, None).unwrap(), null);
         assert_eq!(
             rewrite(r#"{"prompt_tokens":5}"#, Some(4)).unwrap(),

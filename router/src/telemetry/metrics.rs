@@ -18,9 +18,8 @@ const FINE_SECONDS: [f64; 14] = [
     1.0, 10.0,
 ];
 /// Buckets of block counts.
-const BLOCKS: [f64; 14] = [
-    0.0, 1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 64.0, 128.0, 256.0, 512.0, 1024.0, 4096.0, 16384.0,
-];
+const BLOCKS: [f64; 14] =
+    [0.0, 1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 64.0, 128.0, 256.0, 512.0, 1024.0, 4096.0, 16384.0];
 
 macro_rules! metrics {
     ($($(#[doc = $help:literal])+ $field:ident: $kind:ident $([$buckets:ident])? ($name:literal; $($label:literal),+);)+) => {
@@ -123,9 +122,7 @@ metrics! {
 impl Metrics {
     /// The text that Prometheus scrapes.
     pub fn encode(&self) -> String {
-        TextEncoder::new()
-            .encode_to_string(&self.registry.gather())
-            .unwrap_or_default()
+        TextEncoder::new().encode_to_string(&self.registry.gather()).unwrap_or_default()
     }
 }
 
@@ -138,15 +135,7 @@ mod tests {
     fn names_are_unique_and_prefixed() {
         let metrics = Metrics::new().unwrap();
         metrics.shed.with_label_values(&["m", "full"]).inc();
-        assert!(
-            metrics
-                .encode()
-                .contains("splitrail_shed_total{model=\"m\",reason=\"full\"} 1")
-        );
-        assert!(
-            Metrics::reference()
-                .iter()
-                .all(|(_, _, _, help)| !help.is_empty())
-        );
+        assert!(metrics.encode().contains("splitrail_shed_total{model=\"m\",reason=\"full\"} 1"));
+        assert!(Metrics::reference().iter().all(|(_, _, _, help)| !help.is_empty()));
     }
 }

@@ -17,11 +17,7 @@ pub(super) struct Cursor<'a> {
 
 impl<'a> Cursor<'a> {
     pub(super) fn new(bytes: &'a [u8], max_depth: u8) -> Self {
-        Self {
-            bytes,
-            offset: 0,
-            max_depth: max_depth.min(DecodeLimits::MAX_DEPTH),
-        }
+        Self { bytes, offset: 0, max_depth: max_depth.min(DecodeLimits::MAX_DEPTH) }
     }
 
     pub(super) fn is_at_end(&self) -> bool {
@@ -45,9 +41,7 @@ impl<'a> Cursor<'a> {
     }
 
     fn marker(&mut self, field: &'static str) -> Result<Marker> {
-        let marker = self
-            .peek()
-            .ok_or_else(|| self.error(field, DecodeProblem::UnexpectedEnd))?;
+        let marker = self.peek().ok_or_else(|| self.error(field, DecodeProblem::UnexpectedEnd))?;
         self.offset += 1;
         Ok(marker)
     }
@@ -64,9 +58,7 @@ impl<'a> Cursor<'a> {
     /// A big-endian unsigned number of `width` bytes, at most eight.
     fn big_endian(&mut self, width: usize, field: &'static str) -> Result<u64> {
         let bytes = self.take(width, field)?;
-        Ok(bytes
-            .iter()
-            .fold(0, |number, byte| number << 8 | u64::from(*byte)))
+        Ok(bytes.iter().fold(0, |number, byte| number << 8 | u64::from(*byte)))
     }
 
     fn length(&mut self, width: usize, field: &'static str) -> Result<usize> {
@@ -75,17 +67,11 @@ impl<'a> Cursor<'a> {
     }
 
     pub(super) fn next_is_map(&self) -> bool {
-        matches!(
-            self.peek(),
-            Some(Marker::FixMap(_) | Marker::Map16 | Marker::Map32)
-        )
+        matches!(self.peek(), Some(Marker::FixMap(_) | Marker::Map16 | Marker::Map32))
     }
 
     pub(super) fn next_is_array(&self) -> bool {
-        matches!(
-            self.peek(),
-            Some(Marker::FixArray(_) | Marker::Array16 | Marker::Array32)
-        )
+        matches!(self.peek(), Some(Marker::FixArray(_) | Marker::Array16 | Marker::Array32))
     }
 
     pub(super) fn next_is_str(&self) -> bool {
@@ -257,9 +243,8 @@ impl<'a> Cursor<'a> {
         if values == 0 {
             return Ok(());
         }
-        let depth = depth
-            .checked_sub(1)
-            .ok_or_else(|| self.error(field, DecodeProblem::TooDeep))?;
+        let depth =
+            depth.checked_sub(1).ok_or_else(|| self.error(field, DecodeProblem::TooDeep))?;
         (0..values).try_for_each(|_| self.skip_within(depth, field))
     }
 

@@ -14,11 +14,7 @@ pub struct DecodeError {
 
 impl DecodeError {
     pub(super) fn new(offset: usize, field: &'static str, problem: DecodeProblem) -> Self {
-        Self {
-            offset,
-            field,
-            problem,
-        }
+        Self { offset, field, problem }
     }
 }
 

@@ -71,10 +71,7 @@ pub(super) fn read<'a>(
         } else {
             cursor.optional("extra_keys", |c| {
                 c.skip("extra_keys")?;
-                Ok(BlockExtra {
-                    more: true,
-                    ..BlockExtra::default()
-                })
+                Ok(BlockExtra { more: true, ..BlockExtra::default() })
             })?
         };
         if let Some(extra) = extra {

@@ -20,10 +20,8 @@ impl GroupFilter {
         let Some(spec_kind) = spec_kind else {
             return self.counts(group);
         };
-        let counts = matches!(
-            spec_kind,
-            "full_attention" | "mla_attention" | "sink_full_attention"
-        );
+        let counts =
+            matches!(spec_kind, "full_attention" | "mla_attention" | "sink_full_attention");
         if let Some(group) = group {
             let (word, bit) = Self::place(group);
             if counts {

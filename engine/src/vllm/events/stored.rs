@@ -123,10 +123,7 @@ impl<'a> Stored<'a> {
         let all_opaque =
             (self.has_adapter_id && self.adapter.is_none()) || self.extras.len() > hashes.len();
         let mut salt = None;
-        let blocks = hashes
-            .iter()
-            .zip(tokens.chunks_exact(block_size))
-            .enumerate();
+        let blocks = hashes.iter().zip(tokens.chunks_exact(block_size)).enumerate();
         let blocks = blocks.map(|(index, (hash, tokens))| {
             let extra = self.extras.get(index).copied().unwrap_or_default();
             let opaque = match extra.without(self.adapter) {
@@ -137,11 +134,7 @@ impl<'a> Stored<'a> {
                 }
                 Left::Text(_) | Left::NotUnderstood => true,
             };
-            StoredBlock {
-                hash: *hash,
-                tokens: tokens.to_vec(),
-                opaque: opaque || all_opaque,
-            }
+            StoredBlock { hash: *hash, tokens: tokens.to_vec(), opaque: opaque || all_opaque }
         });
         let blocks = blocks.collect();
         Ok(Some(KvEvent::Stored {
@@ -164,12 +157,7 @@ pub(super) struct Removed {
 
 impl Removed {
     pub(super) fn new(max_blocks: usize) -> Self {
-        Self {
-            max_blocks,
-            hashes: None,
-            tier: Tier::Device,
-            group: None,
-        }
+        Self { max_blocks, hashes: None, tier: Tier::Device, group: None }
     }
 
     /// The name of an array form's item.
@@ -194,13 +182,9 @@ impl Removed {
 
     /// The event; `None` where it names no block. `start` is where it began.
     pub(super) fn into_event(self, start: &Cursor<'_>) -> Result<Option<KvEvent>, DecodeError> {
-        let hashes = self
-            .hashes
-            .ok_or_else(|| start.error("block_hashes", DecodeProblem::Missing))?;
-        Ok((!hashes.is_empty()).then_some(KvEvent::Removed {
-            hashes,
-            tier: self.tier,
-        }))
+        let hashes =
+            self.hashes.ok_or_else(|| start.error("block_hashes", DecodeProblem::Missing))?;
+        Ok((!hashes.is_empty()).then_some(KvEvent::Removed { hashes, tier: self.tier }))
     }
 }
 
@@ -222,11 +206,8 @@ fn tier(c: &mut Cursor<'_>) -> Result<Tier, DecodeError> {
     let Some(medium) = c.optional("medium", |c| c.str("medium"))? else {
         return Ok(Tier::Device);
     };
-    let starts_with = |name: &str| {
-        medium
-            .get(..name.len())
-            .is_some_and(|start| start.eq_ignore_ascii_case(name))
-    };
+    let starts_with =
+        |name: &str| medium.get(..name.len()).is_some_and(|start| start.eq_ignore_ascii_case(name));
     let is_any = |names: &[&str]| names.iter().any(|name| starts_with(name));
     Ok(if is_any(&["GPU", "DEVICE", "HBM"]) {
         Tier::Device

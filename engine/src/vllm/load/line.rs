@@ -28,11 +28,7 @@ impl<'a> Line<'a> {
         };
         // A timestamp may follow the value.
         let value = rest.split_ascii_whitespace().next()?.parse().ok()?;
-        Some(Self {
-            name,
-            labels,
-            value,
-        })
+        Some(Self { name, labels, value })
     }
 
     /// The value as a count, where it is one.

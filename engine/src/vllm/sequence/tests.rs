@@ -4,10 +4,7 @@ use proptest::prelude::*;
 
 use super::*;
 
-const LIMITS: BufferLimits = BufferLimits {
-    max_batches: 4,
-    max_bytes: 64,
-};
+const LIMITS: BufferLimits = BufferLimits { max_batches: 4, max_bytes: 64 };
 
 /// Batch `sequence` of the engine's process number `process`.
 fn batch(process: u8, sequence: u64) -> Numbered {
@@ -73,10 +70,7 @@ fn a_live_batch_that_the_replay_had_already_is_dropped() {
 #[test]
 fn a_gap_is_filled_from_the_anchor() {
     let mut s = synced(2);
-    assert_eq!(
-        actions(|out| s.live(batch(0, 4), out)),
-        [Action::Replay { from: 1 }]
-    );
+    assert_eq!(actions(|out| s.live(batch(0, 4), out)), [Action::Replay { from: 1 }]);
     let out = actions(|out| {
         (1..5).for_each(|sequence| s.replayed(batch(0, sequence), out));
         s.replay_ended(ReplayEnd::Complete, out);
@@ -87,10 +81,7 @@ fn a_gap_is_filled_from_the_anchor() {
 #[test]
 fn a_batch_lost_before_the_first_live_one_is_noticed() {
     let mut s = synced(0);
-    assert_eq!(
-        actions(|out| s.live(batch(0, 1), out)),
-        [Action::Replay { from: 0 }]
-    );
+    assert_eq!(actions(|out| s.live(batch(0, 1), out)), [Action::Replay { from: 0 }]);
 }
 
 #[test]
@@ -104,16 +95,7 @@ fn a_gap_beyond_the_replays_reach_resets_before_anything_newer() {
         s.replay_ended(ReplayEnd::Complete, out);
     });
     let reset = Action::Reset(ResetReason::ReplayTooShort);
-    assert_eq!(
-        out,
-        [
-            Action::Replay { from: 1 },
-            reset,
-            deliver(7),
-            deliver(8),
-            deliver(9)
-        ]
-    );
+    assert_eq!(out, [Action::Replay { from: 1 }, reset, deliver(7), deliver(8), deliver(9)]);
 }
 
 #[test]
@@ -125,10 +107,7 @@ fn a_gap_whose_replay_fails_resets_and_goes_on() {
         s.live(batch(0, 10), out);
     });
     let reset = Action::Reset(ResetReason::ReplayFailed);
-    assert_eq!(
-        out,
-        [Action::Replay { from: 1 }, reset, deliver(9), deliver(10)]
-    );
+    assert_eq!(out, [Action::Replay { from: 1 }, reset, deliver(9), deliver(10)]);
 }
 
 #[test]
@@ -192,16 +171,7 @@ fn numbers_that_fall_on_one_connection_are_a_restart() {
         s.live(batch(1, 0), out);
     });
     let reset = Action::Reset(ResetReason::EngineRestarted);
-    assert_eq!(
-        out,
-        [
-            deliver(0),
-            deliver(1),
-            deliver(2),
-            reset,
-            Action::Replay { from: 0 }
-        ]
-    );
+    assert_eq!(out, [deliver(0), deliver(1), deliver(2), reset, Action::Replay { from: 0 }]);
 }
 
 #[test]
@@ -258,11 +228,7 @@ fn the_buffer_is_bounded_by_count_and_bytes() {
         let payload = Bytes::from(vec![0; 30 * (sequence as usize % 2)]);
         s.live(Numbered { sequence, payload }, &mut Vec::new());
         assert!(s.buffer.len() <= LIMITS.max_batches);
-        let bytes = s
-            .buffer
-            .iter()
-            .map(|batch| batch.payload.len())
-            .sum::<usize>();
+        let bytes = s.buffer.iter().map(|batch| batch.payload.len()).sum::<usize>();
         assert!(bytes == s.buffered_bytes && bytes <= LIMITS.max_bytes);
     }
 }
@@ -342,14 +308,7 @@ struct World {
 impl World {
     fn new(kept: u64, has_replay: bool) -> Self {
         let sequencer = Sequencer::new(has_replay, LIMITS);
-        Self {
-            sequencer,
-            process: 0,
-            published: 0,
-            kept,
-            replay: None,
-            known: Vec::new(),
-        }
+        Self { sequencer, process: 0, published: 0, kept, replay: None, known: Vec::new() }
     }
 
     fn act(&mut self, act: impl FnOnce(&mut Sequencer, &mut Vec<Action>)) {

@@ -47,10 +47,7 @@ mod tests {
     use super::*;
 
     fn frames(frames: &[&[u8]]) -> Vec<Bytes> {
-        frames
-            .iter()
-            .map(|frame| Bytes::copy_from_slice(frame))
-            .collect()
+        frames.iter().map(|frame| Bytes::copy_from_slice(frame)).collect()
     }
 
     const ONE: &[u8] = &[0, 0, 0, 0, 0, 0, 0, 1];
@@ -58,16 +55,10 @@ mod tests {
 
     #[test]
     fn replies_of_all_versions_are_read() {
-        let batch = Numbered {
-            sequence: 1,
-            payload: Bytes::from_static(b"p"),
-        };
-        for reply in [
-            &[ONE, b"p"][..],
-            &[b"", ONE, b"p"],
-            &[b"kv@x", ONE, b"p"],
-            &[b"", b"kv@x", ONE, b"p"],
-        ] {
+        let batch = Numbered { sequence: 1, payload: Bytes::from_static(b"p") };
+        for reply in
+            [&[ONE, b"p"][..], &[b"", ONE, b"p"], &[b"kv@x", ONE, b"p"], &[b"", b"kv@x", ONE, b"p"]]
+        {
             assert_eq!(replayed(frames(reply)), Ok(Replayed::Batch(batch.clone())));
         }
         for end in [&[LAST, b""][..], &[b"", LAST, b""]] {
@@ -84,9 +75,7 @@ mod tests {
             &[b"", LAST, b"p"],
             &[b"", b"", ONE, b"p"],
         ] {
-            let garbage = Err(GarbageError::Frames {
-                frames: message.len(),
-            });
+            let garbage = Err(GarbageError::Frames { frames: message.len() });
             assert_eq!(live(frames(message)), garbage);
         }
         assert!(replayed(frames(&[b"p"])).is_err());

@@ -37,12 +37,7 @@ impl ReplayClient {
     /// A client that is idle, gives up after a silence of `timeout`, and takes
     /// messages of up to `max_message_bytes`.
     pub(super) fn new(timeout: Duration, max_message_bytes: usize) -> Self {
-        Self {
-            state: State::Idle,
-            deadline: Instant::now(),
-            timeout,
-            max_message_bytes,
-        }
+        Self { state: State::Idle, deadline: Instant::now(), timeout, max_message_bytes }
     }
 
     /// Asks for the batches from a number on, giving up a replay under way.

@@ -38,10 +38,8 @@ pub(super) struct Session {
 
 impl Session {
     pub(super) fn new(subscription: Subscription, sink: mpsc::Sender<Update>) -> Self {
-        let max_message_bytes = subscription
-            .limits
-            .max_payload_bytes
-            .saturating_add(ENVELOPE_BYTES);
+        let max_message_bytes =
+            subscription.limits.max_payload_bytes.saturating_add(ENVELOPE_BYTES);
         let has_replay = subscription.replay_endpoint.is_some();
         Self {
             sequencer: Sequencer::new(has_replay, subscription.buffer.clone()),
@@ -80,12 +78,7 @@ impl Session {
     }
 
     async fn connect(&mut self) -> Result<Connection, WireError> {
-        let Subscription {
-            events_endpoint,
-            topic,
-            timing,
-            ..
-        } = &self.subscription;
+        let Subscription { events_endpoint, topic, timing, .. } = &self.subscription;
         let timeout = timing.connect_timeout;
         let mut connection =
             Connection::open(events_endpoint, Role::Sub, self.max_message_bytes, timeout).await?;
@@ -140,13 +133,7 @@ impl Session {
                 Ok(())
             }
             // If it was a batch, the next one's number will show that it is missing.
-            Err(error) => {
-                self.say(Update::Garbage {
-                    sequence: None,
-                    error,
-                })
-                .await
-            }
+            Err(error) => self.say(Update::Garbage { sequence: None, error }).await,
         }
     }
 
@@ -183,15 +170,8 @@ impl Session {
             Ok(batch) => self.say(Update::Batch { sequence, batch }).await,
             Err(error) => {
                 let sequence = Some(sequence);
-                self.say(Update::Garbage {
-                    sequence,
-                    error: error.into(),
-                })
-                .await?;
-                self.say(Update::Reset {
-                    reason: ResetReason::Garbage,
-                })
-                .await
+                self.say(Update::Garbage { sequence, error: error.into() }).await?;
+                self.say(Update::Reset { reason: ResetReason::Garbage }).await
             }
         }
     }
@@ -201,11 +181,7 @@ impl Session {
     }
 
     fn restart_idle_timer(&mut self) {
-        self.idle_at = self
-            .subscription
-            .timing
-            .idle_check
-            .map(|after| Instant::now() + after);
+        self.idle_at = self.subscription.timing.idle_check.map(|after| Instant::now() + after);
     }
 }
 

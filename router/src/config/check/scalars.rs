@@ -21,23 +21,19 @@ impl<'c> Checker<'c> {
         let length = text.chars().count() as u64;
         let limit = |key| schema.get(key).and_then(Json::as_u64);
         if limit("minLength").is_some_and(|least| length < least) {
-            self.report
-                .error(node.at, format!("{name} is empty"), "write a text");
+            self.report.error(node.at, format!("{name} is empty"), "write a text");
         } else if let Some(most) = limit("maxLength").filter(|most| length > *most) {
             let message = format!("{name} has {length} characters");
-            self.report
-                .error(node.at, message, format!("it may have up to {most}"));
+            self.report.error(node.at, message, format!("it may have up to {most}"));
         } else if let Some(pattern) = schema.get("pattern").and_then(Json::as_str)
             && let Some(bad) = text.chars().find(|c| !class_allows(pattern, *c))
         {
             let message = format!("{name} may not hold {:?}", bad.to_string());
-            self.report
-                .error(node.at, message, format!("allowed: {}", class(pattern)));
+            self.report.error(node.at, message, format!("allowed: {}", class(pattern)));
         }
         if let Some(constant) = constant(schema).filter(|constant| *constant != text) {
             let message = format!("{name} cannot be \"{}\"", shown(text));
-            self.report
-                .error(node.at, message, format!("write {constant}"));
+            self.report.error(node.at, message, format!("write {constant}"));
         }
     }
 
@@ -52,8 +48,7 @@ impl<'c> Checker<'c> {
         let most = written("maximum").unwrap_or(widest);
         if !(least..=most).contains(&number) {
             let message = format!("{} cannot be {number}", place_name(path));
-            self.report
-                .error(node.at, message, format!("from {least} to {most}"));
+            self.report.error(node.at, message, format!("from {least} to {most}"));
         }
     }
 
@@ -63,8 +58,7 @@ impl<'c> Checker<'c> {
         let most = limit("maximum").unwrap_or(f64::MAX);
         if !(least..=most).contains(&number) {
             let message = format!("{} cannot be {number}", place_name(path));
-            self.report
-                .error(node.at, message, format!("from {least} to {most}"));
+            self.report.error(node.at, message, format!("from {least} to {most}"));
         }
     }
 
@@ -80,11 +74,7 @@ impl<'c> Checker<'c> {
                 "whole numbers with ms, s, m or h: `250ms`, `30s`, `1m30s`".to_owned()
             }
         };
-        self.report.error(
-            node.at,
-            format!("{} \"{}\" {why}", place_name(path), shown(text)),
-            hint,
-        );
+        self.report.error(node.at, format!("{} \"{}\" {why}", place_name(path), shown(text)), hint);
     }
 
     fn address(&mut self, node: &Node, text: &str, path: &str) {
@@ -114,14 +104,9 @@ impl<'c> Checker<'c> {
         };
         let message = match &node.value {
             Value::Null => format!("{} is left empty; it must be {expected}", place_name(path)),
-            _ => format!(
-                "{} must be {expected}, not {}",
-                place_name(path),
-                found(node, path)
-            ),
+            _ => format!("{} must be {expected}, not {}", place_name(path), found(node, path)),
         };
-        self.report
-            .error(node.at, message, fix(node, options, path));
+        self.report.error(node.at, message, fix(node, options, path));
     }
 
     /// What a value of this schema looks like.
@@ -143,11 +128,7 @@ impl<'c> Checker<'c> {
                 },
             };
         }
-        if let Some(kinds) = options
-            .iter()
-            .map(|option| kind(option))
-            .collect::<Option<Vec<_>>>()
-        {
+        if let Some(kinds) = options.iter().map(|option| kind(option)).collect::<Option<Vec<_>>>() {
             return format!("a mapping with `kind:` {}", kinds.join(" | "));
         }
         let words: Vec<String> = options.iter().map(|option| self.expected(option)).collect();
@@ -158,9 +139,7 @@ impl<'c> Checker<'c> {
 /// What to do about a value of the wrong type.
 fn fix(node: &Node, options: &[&Json], path: &str) -> String {
     let wants = |name| options.iter().any(|option| type_name(option) == name);
-    let format = options
-        .iter()
-        .find_map(|option| option.get("format").and_then(Json::as_str));
+    let format = options.iter().find_map(|option| option.get("format").and_then(Json::as_str));
     match &node.value {
         Value::Null => "write a value; a key that has a default can also be deleted".to_owned(),
         Value::Str(text) if wants("integer") || wants("number") => match resolve_plain(text) {
@@ -213,10 +192,7 @@ fn class_allows(pattern: &str, c: char) -> bool {
 }
 
 fn class(pattern: &str) -> &str {
-    pattern
-        .strip_prefix("^[")
-        .and_then(|rest| rest.strip_suffix("]+$"))
-        .unwrap_or_default()
+    pattern.strip_prefix("^[").and_then(|rest| rest.strip_suffix("]+$")).unwrap_or_default()
 }
 
 #[cfg(test)]

@@ -43,9 +43,7 @@ impl<'n> Workers<'n> {
 
     fn add(&mut self, worker: &'n Node, path: &str, report: &mut Report) {
         let role = typed::<Role>(worker, "role");
-        let publishes = worker
-            .get("kv_events")
-            .is_some_and(|node| node.text().is_some());
+        let publishes = worker.get("kv_events").is_some_and(|node| node.text().is_some());
         self.can_prefill |= role != Some(Role::Decode);
         self.can_decode |= role != Some(Role::Prefill);
         self.any_publishes |= publishes;
@@ -61,25 +59,11 @@ impl<'n> Workers<'n> {
         }
         if let Some((at, url)) = address(worker, "url", "http", path, report) {
             let hint = "one entry per engine; a role `both` does both parts";
-            unique(
-                &mut self.urls,
-                url,
-                at,
-                &format!("{path}.url"),
-                hint,
-                report,
-            );
+            unique(&mut self.urls, url, at, &format!("{path}.url"), hint, report);
         }
         if let Some((at, publisher)) = address(worker, "kv_events", "tcp", path, report) {
             let hint = "each engine publishes its own events: give each its own port";
-            unique(
-                &mut self.publishers,
-                publisher,
-                at,
-                &format!("{path}.kv_events"),
-                hint,
-                report,
-            );
+            unique(&mut self.publishers, publisher, at, &format!("{path}.kv_events"), hint, report);
         }
         address(worker, "kv_replay", "tcp", path, report);
         if let Some((node, _)) = text(worker, "kv_replay")

@@ -35,20 +35,12 @@ fn integer(text: &str) -> Option<i128> {
 fn float(text: &str) -> Option<f64> {
     let unsigned = text.strip_prefix(['-', '+']).unwrap_or(text);
     if matches!(unsigned, ".inf" | ".Inf" | ".INF") {
-        return Some(if text.starts_with('-') {
-            f64::NEG_INFINITY
-        } else {
-            f64::INFINITY
-        });
+        return Some(if text.starts_with('-') { f64::NEG_INFINITY } else { f64::INFINITY });
     }
     // Rust's parser also knows words such as `infinity`, which YAML does not.
     let numeric = |c: char| c.is_ascii_digit() || matches!(c, '.' | 'e' | 'E' | '+' | '-');
     let starts = unsigned.starts_with(|c: char| c.is_ascii_digit() || c == '.');
-    if starts && unsigned.chars().all(numeric) {
-        text.parse().ok()
-    } else {
-        None
-    }
+    if starts && unsigned.chars().all(numeric) { text.parse().ok() } else { None }
 }
 
 #[cfg(test)]
@@ -73,9 +65,8 @@ mod tests {
         for (text, value) in cases {
             assert_eq!(resolve(text), value, "{text}");
         }
-        for text in [
-            "yes", "on", "1_000", "0x", "0b1", "infinity", "nan", ".", "-", "1.2.3", "2s",
-        ] {
+        for text in ["yes", "on", "1_000", "0x", "0b1", "infinity", "nan", ".", "-", "1.2.3", "2s"]
+        {
             assert_eq!(resolve(text), Value::Str(text.to_owned()), "{text}");
         }
         let beyond = "9".repeat(60);

@@ -20,19 +20,11 @@ pub(in crate::config) fn read(text: &str, report: &mut Report) -> Option<Node> {
     let text = text.strip_prefix('\u{feff}').unwrap_or(text);
     if let Some((offset, found)) = text.char_indices().find(|(_, c)| !allowed(*c)) {
         // The parser would take a NUL for the end of the file.
-        let message = format!(
-            "the character U+{:04X} is not allowed in YAML",
-            u32::from(found)
-        );
+        let message = format!("the character U+{:04X} is not allowed in YAML", u32::from(found));
         report.error(Place::after(&text[..offset]), message, "delete it");
         return None;
     }
-    let mut reader = Reader {
-        report,
-        frames: Vec::new(),
-        anchors: HashMap::new(),
-        nodes: 0,
-    };
+    let mut reader = Reader { report, frames: Vec::new(), anchors: HashMap::new(), nodes: 0 };
     match reader.run(text) {
         Ok(root) => Some(root),
         Err((at, message, hint)) => {
@@ -54,11 +46,7 @@ struct Frame {
 
 enum Content {
     Seq(Vec<Node>),
-    Map {
-        entries: Vec<Entry>,
-        seen: HashMap<String, Place>,
-        key: Option<Key>,
-    },
+    Map { entries: Vec<Entry>, seen: HashMap<String, Place>, key: Option<Key> },
 }
 
 /// A key that waits for its value.
@@ -82,11 +70,7 @@ impl Reader<'_> {
         while let Some(event) = parser.next_event() {
             let (event, span) = event.map_err(|error| {
                 let hint = "check the indentation, the quotes and the brackets around here";
-                (
-                    place(error.marker()),
-                    format!("this is not YAML: {}", error.info()),
-                    hint,
-                )
+                (place(error.marker()), format!("this is not YAML: {}", error.info()), hint)
             })?;
             if let Some(node) = self.event(event, span, root.is_some())? {
                 root = Some(node);
@@ -112,11 +96,7 @@ impl Reader<'_> {
                 };
                 // An absent value has no place of its own; its key has.
                 let absent = style == ScalarStyle::Plain && span.is_empty();
-                let at = if absent {
-                    self.key_place().unwrap_or(at)
-                } else {
-                    at
-                };
+                let at = if absent { self.key_place().unwrap_or(at) } else { at };
                 self.count(at, 1)?;
                 self.finish(Node::new(at, value), anchor)
             }
@@ -150,11 +130,7 @@ impl Reader<'_> {
     fn open(&mut self, at: Place, anchor: usize, content: Content) -> Result<Option<Node>, Fatal> {
         self.count(at, 1)?;
         self.depth(at, 1)?;
-        self.frames.push(Frame {
-            at,
-            anchor,
-            content,
-        });
+        self.frames.push(Frame { at, anchor, content });
         Ok(None)
     }
 
@@ -184,15 +160,8 @@ impl Reader<'_> {
             Content::Seq(items) => items.push(node),
             Content::Map { entries, seen, key } => match key.take() {
                 None => *key = Some(accept_key(node, seen, self.report)),
-                Some(Key {
-                    at,
-                    name: Some(key),
-                }) => {
-                    entries.push(Entry {
-                        key,
-                        key_at: at,
-                        value: node,
-                    });
+                Some(Key { at, name: Some(key) }) => {
+                    entries.push(Entry { key, key_at: at, value: node });
                 }
                 Some(Key { name: None, .. }) => {}
             },
@@ -210,8 +179,7 @@ impl Reader<'_> {
     fn no_tag(&mut self, at: Place, tagged: bool) {
         if tagged {
             let hint = "delete it; write numbers plainly and texts in quotes";
-            self.report
-                .error(at, "a tag (`!...`) has no meaning here".to_owned(), hint);
+            self.report.error(at, "a tag (`!...`) has no meaning here".to_owned(), hint);
         }
     }
 
@@ -254,10 +222,7 @@ fn accept_key(node: Node, seen: &mut HashMap<String, Place>, report: &mut Report
         return Key { at, name: None };
     }
     seen.insert(name.clone(), at);
-    Key {
-        at,
-        name: Some(name),
-    }
+    Key { at, name: Some(name) }
 }
 
 /// YAML 1.2.2, production 1 (`c-printable`); a byte order mark only starts a file.
@@ -267,8 +232,5 @@ fn allowed(c: char) -> bool {
 }
 
 fn place(marker: &Marker) -> Place {
-    Place {
-        line: marker.line().max(1),
-        column: marker.col() + 1,
-    }
+    Place { line: marker.line().max(1), column: marker.col() + 1 }
 }

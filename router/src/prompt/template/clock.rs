@@ -24,22 +24,12 @@ pub(super) fn strftime_now(format: &str) -> Result<String, Error> {
     let (now, _) = NOW.get();
     NOW.set((now, true));
     strftime(format, now).ok_or_else(|| {
-        Error::new(
-            ErrorKind::InvalidOperation,
-            "strftime_now: unsupported format directive",
-        )
+        Error::new(ErrorKind::InvalidOperation, "strftime_now: unsupported format directive")
     })
 }
 
-const DAYS: [&str; 7] = [
-    "Sunday",
-    "Monday",
-    "Tuesday",
-    "Wednesday",
-    "Thursday",
-    "Friday",
-    "Saturday",
-];
+const DAYS: [&str; 7] =
+    ["Sunday", "Monday", "Tuesday", "Wednesday", "Thursday", "Friday", "Saturday"];
 const MONTHS: [&str; 12] = [
     "January",
     "February",
@@ -60,11 +50,8 @@ const MONTHS: [&str; 12] = [
 pub(super) fn strftime(format: &str, now_unix_s: i64) -> Option<String> {
     let days = now_unix_s.div_euclid(86_400);
     let second_of_day = now_unix_s.rem_euclid(86_400);
-    let (hour, minute, second) = (
-        second_of_day / 3600,
-        second_of_day / 60 % 60,
-        second_of_day % 60,
-    );
+    let (hour, minute, second) =
+        (second_of_day / 3600, second_of_day / 60 % 60, second_of_day % 60);
     let (year, month, day) = civil_from_days(days);
     let weekday = DAYS[(days + 4).rem_euclid(7) as usize];
     let month_name = MONTHS[month as usize - 1];
@@ -129,11 +116,7 @@ fn civil_from_days(days: i64) -> (i64, i64, i64) {
     let day_of_year = day_of_era - (365 * year_of_era + year_of_era / 4 - year_of_era / 100);
     let shifted_month = (5 * day_of_year + 2) / 153;
     let day = day_of_year - (153 * shifted_month + 2) / 5 + 1;
-    let month = if shifted_month < 10 {
-        shifted_month + 3
-    } else {
-        shifted_month - 9
-    };
+    let month = if shifted_month < 10 { shifted_month + 3 } else { shifted_month - 9 };
     (year_of_era + era * 400 + i64::from(month <= 2), month, day)
 }
 
@@ -150,10 +133,7 @@ mod tests {
             strftime("%A, %B %-d, %Y %I:%M:%S %p", now).unwrap(),
             "Thursday, February 29, 2024 12:34:56 PM"
         );
-        assert_eq!(
-            strftime("%F %T %y %j %%", now).unwrap(),
-            "2024-02-29 12:34:56 24 060 %"
-        );
+        assert_eq!(strftime("%F %T %y %j %%", now).unwrap(), "2024-02-29 12:34:56 24 060 %");
         assert_eq!(strftime("%Y-%m-%d %j", 0).unwrap(), "1970-01-01 001");
         assert_eq!(strftime("%Y-%m-%d %a", -1).unwrap(), "1969-12-31 Wed");
         assert_eq!(strftime("%c", now), None);

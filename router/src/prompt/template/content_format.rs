@@ -27,11 +27,8 @@ pub(super) fn detect(root: &Stmt<'_>) -> ContentFormat {
 
 fn loops_over_content(nodes: &Nodes<'_, '_>) -> Result<bool, OddTarget> {
     let messages = message_names(nodes)?;
-    let is_content = |expr: &Expr<'_>| {
-        messages
-            .iter()
-            .any(|name| is_access(expr, name, Some("content")))
-    };
+    let is_content =
+        |expr: &Expr<'_>| messages.iter().any(|name| is_access(expr, name, Some("content")));
     for (target, iter, owner) in &nodes.loops {
         let in_macro = owner.is_some();
         let through_macro = || {
@@ -82,11 +79,7 @@ fn content_parameters<'a>(
     owner: &Macro<'a>,
     is_content: &dyn Fn(&Expr<'_>) -> bool,
 ) -> HashSet<&'a str> {
-    let parameters: Vec<&str> = owner
-        .args
-        .iter()
-        .filter_map(|arg| name_of(arg).ok())
-        .collect();
+    let parameters: Vec<&str> = owner.args.iter().filter_map(|arg| name_of(arg).ok()).collect();
     let mut found = HashSet::new();
     for call in &nodes.calls {
         if !matches!(&call.expr, Expr::Var(name) if name.id == owner.name) {
@@ -128,10 +121,9 @@ fn name_of<'a>(expr: &Expr<'a>) -> Result<&'a str, OddTarget> {
 fn is_access(expr: &Expr<'_>, name: &str, key: Option<&str>) -> bool {
     let is_name = |expr: &Expr<'_>| matches!(expr, Expr::Var(var) if var.id == name);
     match (expr, key) {
-        (Expr::Filter(filter), _) => filter
-            .expr
-            .as_ref()
-            .is_some_and(|inner| is_access(inner, name, key)),
+        (Expr::Filter(filter), _) => {
+            filter.expr.as_ref().is_some_and(|inner| is_access(inner, name, key))
+        }
         (Expr::Test(test), _) => is_access(&test.expr, name, key),
         (Expr::Slice(slice), _) => is_access(&slice.expr, name, key),
         (Expr::GetAttr(attr), Some(key)) => attr.name == key && is_name(&attr.expr),

@@ -44,10 +44,7 @@ fn layout(args: &[Value], kwargs: &Kwargs) -> Result<Layout, Error> {
         }),
     };
     let (item_separator, key_separator) = match option(2, "separators")? {
-        None => (
-            if indent.is_some() { "," } else { ", " }.to_owned(),
-            ": ".to_owned(),
-        ),
+        None => (if indent.is_some() { "," } else { ", " }.to_owned(), ": ".to_owned()),
         Some(pair) => {
             let mut parts = pair.try_iter()?.map(|part| part.to_string());
             match (parts.next(), parts.next(), parts.next()) {

@@ -1,8 +1,13 @@
 //! Python's string methods where Rust's notion of white space or of a line
 //! differs, and a few that minijinja's compatibility layer does not have.
 
-use minijinja::value::{ValueKind, from_args};
+use std::borrow::Cow;
+
+use minijinja::value::{Kwargs, Rest, ValueKind, from_args};
 use minijinja::{Error, ErrorKind, State, Value};
+
+/// Bound on the width of `indent`, characters.
+const MAX_INDENT: usize = 64;
 
 /// What `str.isspace` says of one character, and what `str.strip` and
 /// `str.split` cut at: Unicode's white space and four ASCII separators.
@@ -61,7 +66,11 @@ fn string_method(text: &str, method: &str, args: &[Value]) -> Result<Option<Valu
         }
         "splitlines" => {
             let (keep_ends,): (Option<bool>,) = from_args(args)?;
-            split_lines(text, keep_ends.unwrap_or(false))
+            lines(text, keep_ends.unwrap_or(false)).into_iter().map(Value::from).collect()
+        }
+        "title" => {
+            let () = from_args(args)?;
+            Value::from(title(text)?)
         }
         "isspace" => {
             let () = from_args(args)?;
@@ -84,10 +93,7 @@ fn string_method(text: &str, method: &str, args: &[Value]) -> Result<Option<Valu
 }
 
 fn unsupported(method: &str) -> Error {
-    Error::new(
-        ErrorKind::InvalidOperation,
-        format!("{method}: arguments not supported"),
-    )
+    Error::new(ErrorKind::InvalidOperation, format!("{method}: arguments not supported"))
 }
 
 /// `str.strip` and its one-sided forms.
@@ -96,35 +102,43 @@ pub(super) fn strip<'a>(text: &'a str, chars: Option<&str>, left: bool, right: b
         Some(set) => set.contains(ch),
         None => is_space(ch),
     };
-    let text = if left {
-        text.trim_start_matches(cut)
-    } else {
-        text
-    };
-    if right {
-        text.trim_end_matches(cut)
-    } else {
-        text
+    let text = if left { text.trim_start_matches(cut) } else { text };
+    if right { text.trim_end_matches(cut) } else { text }
+}
+
+/// `str.title`: a letter after anything but a letter is a capital.
+fn title(text: &str) -> Result<String, Error> {
+    let mut out = String::with_capacity(text.len());
+    let mut in_word = false;
+    for ch in text.chars() {
+        let mut upper = ch.to_uppercase();
+        match (in_word, upper.next(), upper.next()) {
+            // Letters with a title case of their own, which the standard library does not know.
+            (_, _, Some(_)) | (_, Some('\u{1c4}'..='\u{1cc}' | '\u{1f1}'..='\u{1f3}'), _) => {
+                return Err(unsupported("title"));
+            }
+            // A final sigma depends on what surrounds it.
+            (true, ..) if ch == '\u{3a3}' => return Err(unsupported("title")),
+            (true, ..) => out.extend(ch.to_lowercase()),
+            (false, first, _) => out.extend(first),
+        }
+        in_word = ch.is_lowercase() || ch.is_uppercase();
     }
+    Ok(out)
 }
 
 fn split(text: &str, separator: Option<&str>, limit: i64) -> Result<Value, Error> {
     let limit = usize::try_from(limit).unwrap_or(usize::MAX - 1);
     match separator {
         Some("") => Err(unsupported("split")),
-        Some(separator) => Ok(text
-            .splitn(limit.saturating_add(1), separator)
-            .map(Value::from)
-            .collect()),
+        Some(separator) => {
+            Ok(text.splitn(limit.saturating_add(1), separator).map(Value::from).collect())
+        }
         None => {
             let mut parts = Vec::new();
             let mut rest = text.trim_start_matches(is_space);
             while !rest.is_empty() {
-                let end = if parts.len() >= limit {
-                    None
-                } else {
-                    rest.find(is_space)
-                };
+                let end = if parts.len() >= limit { None } else { rest.find(is_space) };
                 match end {
                     Some(end) => {
                         parts.push(Value::from(&rest[..end]));
@@ -141,12 +155,13 @@ fn split(text: &str, separator: Option<&str>, limit: i64) -> Result<Value, Error
     }
 }
 
-fn split_lines(text: &str, keep_ends: bool) -> Value {
+/// `str.splitlines`.
+fn lines(text: &str, keep_ends: bool) -> Vec<&str> {
     let mut lines = Vec::new();
     let mut rest = text;
     while !rest.is_empty() {
         let Some(end) = rest.find(is_line_end) else {
-            lines.push(Value::from(rest));
+            lines.push(rest);
             break;
         };
         let width = if rest[end..].starts_with("\r\n") {
@@ -154,20 +169,49 @@ fn split_lines(text: &str, keep_ends: bool) -> Value {
         } else {
             rest[end..].chars().next().map_or(1, char::len_utf8)
         };
-        lines.push(Value::from(
-            &rest[..if keep_ends { end + width } else { end }],
-        ));
+        lines.push(&rest[..if keep_ends { end + width } else { end }]);
         rest = &rest[end + width..];
     }
-    Value::from(lines)
+    lines
+}
+
+/// Jinja2's `indent` filter: `width` (a number or a text), then `first` and
+/// `blank`, each by position or by name. A last end of line stays.
+pub(super) fn indent(
+    text: Cow<'_, str>,
+    args: Rest<Value>,
+    kwargs: Kwargs,
+) -> Result<String, Error> {
+    let option = |index: usize, name: &str| match args.get(index) {
+        Some(value) => Ok(Some(value.clone())),
+        None => kwargs.get::<Option<Value>>(name),
+    };
+    let indent = match option(0, "width")? {
+        None => "    ".to_owned(),
+        Some(width) => match width.as_str() {
+            Some(text) => text.to_owned(),
+            None => " ".repeat(usize::try_from(width)?.min(MAX_INDENT)),
+        },
+    };
+    let first = option(1, "first")?.is_some_and(|value| value.is_true());
+    let blank = option(2, "blank")?.is_some_and(|value| value.is_true());
+    kwargs.assert_all_used()?;
+    let text = format!("{text}\n");
+    let mut out = String::with_capacity(text.len());
+    for (index, line) in lines(&text, false).into_iter().enumerate() {
+        if index > 0 {
+            out.push('\n');
+        }
+        if if index == 0 { first } else { blank || !line.is_empty() } {
+            out.push_str(&indent);
+        }
+        out.push_str(line);
+    }
+    Ok(out)
 }
 
 fn partition(text: &str, separator: &str, last: bool) -> Value {
-    let found = if last {
-        text.rsplit_once(separator)
-    } else {
-        text.split_once(separator)
-    };
+    let found = if last { text.rsplit_once(separator) } else { text.split_once(separator) };
     let parts = match found {
         Some((head, tail)) => [head, separator, tail],
         None if last => ["", "", text],
@@ -176,35 +220,47 @@ fn partition(text: &str, separator: &str, last: bool) -> Value {
     parts.into_iter().map(Value::from).collect()
 }
 
+/// Whether a printed list or mapping is surely the same in Python. Its `repr`
+/// escapes white space, format and private characters that ours leaves alone,
+/// and writes exponents of floats in another way.
+pub(super) fn prints_alike(text: &str) -> bool {
+    let bytes = text.as_bytes();
+    let exponent = bytes.windows(3).any(|part| {
+        part[0].is_ascii_digit() && part[1] == b'e' && (part[2] == b'-' || part[2].is_ascii_digit())
+    });
+    let escaped = |ch: char| {
+        !ch.is_ascii()
+            && (ch.is_whitespace()
+                || ch.is_control()
+                || matches!(ch, '\u{ad}' | '\u{600}'..='\u{605}' | '\u{61c}' | '\u{6dd}' | '\u{70f}'
+                    | '\u{890}'..='\u{891}' | '\u{8e2}' | '\u{180e}' | '\u{200b}'..='\u{200f}'
+                    | '\u{202a}'..='\u{202e}' | '\u{2060}'..='\u{206f}' | '\u{e000}'..='\u{f8ff}'
+                    | '\u{feff}' | '\u{fff0}'..='\u{fffb}' | '\u{110bd}' | '\u{110cd}'
+                    | '\u{13430}'..='\u{1343f}' | '\u{1bca0}'..='\u{1bca3}'
+                    | '\u{1d173}'..='\u{1d17a}' | '\u{e0000}'..='\u{10ffff}'))
+    };
+    !exponent && !text.chars().any(escaped)
+}
+
 #[cfg(test)]
 mod tests {
     #![allow(clippy::unwrap_used)]
     use super::*;
 
     fn strings(value: &Value) -> Vec<String> {
-        value
-            .try_iter()
-            .unwrap()
-            .map(|item| item.to_string())
-            .collect()
+        value.try_iter().unwrap().map(|item| item.to_string()).collect()
     }
 
     #[test]
     fn split_without_separator_drops_white_space_at_both_ends() {
-        assert_eq!(
-            strings(&split(" a \u{1f} b\u{3000}c ", None, -1).unwrap()),
-            ["a", "b", "c"]
-        );
+        assert_eq!(strings(&split(" a \u{1f} b\u{3000}c ", None, -1).unwrap()), ["a", "b", "c"]);
         assert_eq!(strings(&split(" a b  c ", None, 1).unwrap()), ["a", "b  c"]);
         assert!(strings(&split("  ", None, -1).unwrap()).is_empty());
     }
 
     #[test]
     fn lines_end_where_python_says() {
-        assert_eq!(
-            strings(&split_lines("a\r\nb\u{2028}c\n\nd", false)),
-            ["a", "b", "c", "", "d"]
-        );
-        assert_eq!(strings(&split_lines("a\r\nb\n", true)), ["a\r\n", "b\n"]);
+        assert_eq!(lines("a\r\nb\u{2028}c\n\nd", false), ["a", "b", "c", "", "d"]);
+        assert_eq!(lines("a\r\nb\n", true), ["a\r\n", "b\n"]);
     }
 }

@@ -39,15 +39,9 @@ pub(super) struct Files {
 
 /// Reads a model folder, or the folder around a `tokenizer.json`.
 pub(super) fn read(path: &Path) -> Result<Files, LoadError> {
-    let tokenizer_path = if path.is_dir() {
-        path.join("tokenizer.json")
-    } else {
-        path.to_path_buf()
-    };
-    let folder = tokenizer_path
-        .parent()
-        .unwrap_or(Path::new("."))
-        .to_path_buf();
+    let tokenizer_path =
+        if path.is_dir() { path.join("tokenizer.json") } else { path.to_path_buf() };
+    let folder = tokenizer_path.parent().unwrap_or(Path::new(".")).to_path_buf();
     let tokenizer_json = std::fs::read(&tokenizer_path).map_err(|error| LoadError {
         path: tokenizer_path.clone(),
         message: error.to_string(),
@@ -87,13 +81,11 @@ fn json_object(path: &Path) -> Result<Option<Map<String, Value>>, LoadError> {
     let Some(text) = text(path)? else {
         return Ok(None);
     };
-    serde_json::from_str(&text)
-        .map(Some)
-        .map_err(|error| LoadError {
-            path: path.to_path_buf(),
-            message: error.to_string(),
-            hint: "the file must hold one JSON object",
-        })
+    serde_json::from_str(&text).map(Some).map_err(|error| LoadError {
+        path: path.to_path_buf(),
+        message: error.to_string(),
+        hint: "the file must hold one JSON object",
+    })
 }
 
 fn text(path: &Path) -> Result<Option<String>, LoadError> {
@@ -114,9 +106,7 @@ fn token_text(value: &Value) -> Option<&str> {
 }
 
 fn special_tokens(config: &Map<String, Value>) -> SpecialTokens {
-    let extra = config
-        .get("extra_special_tokens")
-        .and_then(Value::as_object);
+    let extra = config.get("extra_special_tokens").and_then(Value::as_object);
     config
         .iter()
         .filter(|(name, _)| name.ends_with("_token"))
@@ -132,9 +122,7 @@ fn added_tokens(
     special: &SpecialTokens,
 ) -> Vec<tokenizers::AddedToken> {
     let mut by_id: BTreeMap<u64, tokenizers::AddedToken> = BTreeMap::new();
-    let decoder = config
-        .get("added_tokens_decoder")
-        .and_then(Value::as_object);
+    let decoder = config.get("added_tokens_decoder").and_then(Value::as_object);
     for (id, value) in decoder.into_iter().flatten() {
         if let (Ok(id), Some(content)) = (id.parse(), token_text(value)) {
             let flag = |name: &str| value.get(name).and_then(Value::as_bool);
@@ -205,27 +193,17 @@ fn native_chat(folder: &Path) -> Result<Option<&'static str>, LoadError> {
         .flatten()
         .filter_map(Value::as_str)
         .any(|name| NATIVE_CHAT.contains(&name));
-    if native
-        || config
-            .get("model_type")
-            .is_some_and(|kind| kind == "gpt_oss")
-    {
-        return Ok(Some(
-            "the engine encodes this model's chats without a template",
-        ));
+    if native || config.get("model_type").is_some_and(|kind| kind == "gpt_oss") {
+        return Ok(Some("the engine encodes this model's chats without a template"));
     }
     if folder.join("tekken.json").exists() && has_consolidated_weights(folder) {
-        return Ok(Some(
-            "the engine uses the tokenizer in Mistral's own format",
-        ));
+        return Ok(Some("the engine uses the tokenizer in Mistral's own format"));
     }
     // A processor's template is the engine's first choice for multi-modal models.
     for name in ["chat_template.json", "processor_config.json"] {
         let file = json_object(&folder.join(name))?.unwrap_or_default();
         if file.contains_key("chat_template") {
-            return Ok(Some(
-                "the engine may use the chat template of the model's processor",
-            ));
+            return Ok(Some("the engine may use the chat template of the model's processor"));
         }
     }
     Ok(None)
