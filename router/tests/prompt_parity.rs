@@ -29,10 +29,7 @@ fn format_name(format: ContentFormat) -> &'static str {
 /// A copy of the model folder with changed files, as the generator made it.
 fn model_folder(tokenizer: &Value, config: &Value) -> tempfile::TempDir {
     let folder = tempfile::tempdir().unwrap();
-    for (name, changes) in [
-        ("tokenizer.json", tokenizer),
-        ("tokenizer_config.json", config),
-    ] {
+    for (name, changes) in [("tokenizer.json", tokenizer), ("tokenizer_config.json", config)] {
         let mut file = read_json(&format!("model/{name}"));
         for (key, value) in changes.as_object().unwrap() {
             file[key] = value.clone();
@@ -75,10 +72,7 @@ fn chats_render_and_tokenize_as_in_vllm() {
             std::fs::read_to_string(fixtures().join(format!("templates/{name}.jinja"))).unwrap();
         let template = ChatTemplate::compile(&source, SpecialTokens::new()).unwrap();
         assert_eq!(format_name(template.content_format()), format, "{name}");
-        let options = PromptOptions {
-            chat_template: Some(source),
-            ..PromptOptions::default()
-        };
+        let options = PromptOptions { chat_template: Some(source), ..PromptOptions::default() };
         models.insert(name, PromptModel::load(folder.path(), options).unwrap());
     }
     let mut faults = Vec::new();
@@ -112,17 +106,9 @@ fn chats_render_and_tokenize_as_in_vllm() {
             }
         }
     }
-    assert!(
-        faults.is_empty(),
-        "{} differ:\n{}",
-        faults.len(),
-        faults.join("\n")
-    );
+    assert!(faults.is_empty(), "{} differ:\n{}", faults.len(), faults.join("\n"));
     // Lists printed as Python prints them, with characters that it escapes.
-    assert_eq!(
-        left_to_engine,
-        ["\"python\" / \"white space\"", "\"python\" / \"two calls\""]
-    );
+    assert_eq!(left_to_engine, ["\"python\" / \"white space\"", "\"python\" / \"two calls\""]);
 }
 
 #[test]
@@ -130,11 +116,7 @@ fn content_format_is_detected_as_in_vllm() {
     for snippet in read_json("chats.json")["snippets"].as_array().unwrap() {
         let source = snippet["source"].as_str().unwrap();
         let template = ChatTemplate::compile(source, SpecialTokens::new()).unwrap();
-        assert_eq!(
-            format_name(template.content_format()),
-            snippet["format"],
-            "{source}"
-        );
+        assert_eq!(format_name(template.content_format()), snippet["format"], "{source}");
     }
 }
 
@@ -143,12 +125,7 @@ fn texts_have_the_ids_of_transformers_under_every_set_up() {
     for variant in read_json("encodings.json").as_array().unwrap() {
         let folder = model_folder(&variant["tokenizer"], &variant["config"]);
         let tokenizer = Tokenizer::load(folder.path()).unwrap();
-        assert_eq!(
-            tokenizer.vocab_size() as u64,
-            variant["vocab_size"],
-            "{}",
-            variant["name"]
-        );
+        assert_eq!(tokenizer.vocab_size() as u64, variant["vocab_size"], "{}", variant["name"]);
         for row in variant["rows"].as_array().unwrap() {
             let text = row["text"].as_str().unwrap();
             for (key, add_special_tokens) in [("with", true), ("without", false)] {
