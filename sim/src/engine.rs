@@ -16,16 +16,14 @@ use tokio::time::Instant;
 pub use counters::Counters;
 
 use self::core::{Core, Origin, Step};
-use crate::cache::{CacheEvent, Sequence};
+use crate::cache::Sequence;
 use crate::config::SimConfig;
 use crate::error::ApiError;
+use crate::events::EventSink;
 use handoff::{PullRequest, refused};
 use request::{Ask, Output};
 pub(crate) use transfer::PULL_PATH;
 use transfer::Puller;
-
-/// Steps whose events may wait for the publisher.
-pub(crate) const EVENT_QUEUE_STEPS: usize = 1024;
 
 /// One engine's shared state.
 #[derive(Debug)]
@@ -162,17 +160,14 @@ impl Engine {
     }
 
     /// Runs steps until it is dropped.
-    pub(crate) async fn run(self: Arc<Self>, events: Option<mpsc::Sender<Vec<CacheEvent>>>) {
+    pub(crate) async fn run(self: Arc<Self>, mut events: EventSink) {
         let mut pulls = JoinSet::new();
         let puller = Puller::new();
         loop {
             while pulls.try_join_next().is_some() {}
             let step = self.core().begin_step(&self.config);
             match step {
-                Some(step) => {
-                    self.run_step(step, events.as_ref(), &mut pulls, &puller)
-                        .await
-                }
+                Some(step) => self.run_step(step, &mut events, &mut pulls, &puller).await,
                 None => self.wait_for_work().await,
             }
         }
@@ -181,7 +176,7 @@ impl Engine {
     async fn run_step(
         self: &Arc<Self>,
         step: Step,
-        events: Option<&mpsc::Sender<Vec<CacheEvent>>>,
+        events: &mut EventSink,
         pulls: &mut JoinSet<()>,
         puller: &Puller,
     ) {
@@ -202,10 +197,7 @@ impl Engine {
                 tokio::task::yield_now().await;
             }
         }
-        if let (Some(events), false) = (events, step.events.is_empty()) {
-            // A publisher that is gone takes no events; the engine goes on.
-            let _ = events.send(step.events).await;
-        }
+        events.put(&step.events).await;
         if step.runs {
             self.core()
                 .end_step(&self.config, &self.origin, Instant::now());

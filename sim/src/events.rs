@@ -21,7 +21,11 @@ pub(crate) const REPLAY_BATCHES: usize = 10_000;
 /// Sequence "number" of the message that ends a replay.
 const END_OF_REPLAY: [u8; 8] = [0xff; 8];
 
-type Batch = (u64, Bytes);
+/// Steps whose events may wait for the publisher.
+pub(crate) const PUBLISH_QUEUE_BATCHES: usize = 1024;
+
+/// Sequence number and payload.
+pub(crate) type Batch = (u64, Bytes);
 
 /// Batches that were published, for replay.
 #[derive(Debug, Clone, Default)]
@@ -46,36 +50,55 @@ impl History {
     }
 }
 
-/// Publishes each step's events as one batch until the engine is gone.
-pub(crate) async fn publish(
-    mut socket: PubSocket,
-    mut steps: mpsc::Receiver<Vec<CacheEvent>>,
-    topic: String,
-    encoder: Encoder,
-    history: History,
-    faults: Arc<FaultBoard>,
-) {
-    let topic = Bytes::from(topic);
-    let mut sequence: u64 = 0;
-    while let Some(events) = steps.recv().await {
+/// Where the engine puts each step's events. A batch is numbered and can be
+/// replayed from then on; publishing follows.
+#[derive(Debug)]
+pub(crate) struct EventSink {
+    pub(crate) encoder: Encoder,
+    pub(crate) history: History,
+    pub(crate) publisher: Option<mpsc::Sender<Batch>>,
+    pub(crate) next_sequence: u64,
+}
+
+impl EventSink {
+    pub(crate) async fn put(&mut self, events: &[CacheEvent]) {
+        if events.is_empty() {
+            return;
+        }
         let seconds = SystemTime::now()
             .duration_since(UNIX_EPOCH)
             .unwrap_or_default();
-        let payload = Bytes::from(encoder.batch(seconds.as_secs_f64(), &events));
-        history.push((sequence, payload.clone()));
-        let dropped = faults.strikes("drop_event_batches");
+        let payload = Bytes::from(self.encoder.batch(seconds.as_secs_f64(), events));
+        let batch = (self.next_sequence, payload);
+        self.next_sequence += 1;
+        self.history.push(batch.clone());
+        if let Some(publisher) = &self.publisher {
+            // A publisher that is gone takes no events; the engine goes on.
+            let _ = publisher.send(batch).await;
+        }
+    }
+}
+
+/// Publishes batches until the engine is gone.
+pub(crate) async fn publish(
+    mut socket: PubSocket,
+    mut batches: mpsc::Receiver<Batch>,
+    topic: String,
+    faults: Arc<FaultBoard>,
+) {
+    let topic = Bytes::from(topic);
+    while let Some((sequence, payload)) = batches.recv().await {
+        if faults.strikes("drop_event_batches") {
+            continue;
+        }
         let payload = match faults.strikes("garbage_events") {
             true => Bytes::from(rand::random::<[u8; 32]>().to_vec()),
             false => payload,
         };
-        if !dropped {
-            let number = Bytes::copy_from_slice(&sequence.to_be_bytes());
-            let frames = vec![topic.clone(), number, payload];
-            if let Err(error) = send(&mut socket, frames).await {
-                tracing::debug!(%error, "KV events were not published");
-            }
+        let number = Bytes::copy_from_slice(&sequence.to_be_bytes());
+        if let Err(error) = send(&mut socket, vec![topic.clone(), number, payload]).await {
+            tracing::debug!(%error, "KV events were not published");
         }
-        sequence += 1;
     }
 }
 

@@ -11,9 +11,9 @@ use tokio::task::JoinSet;
 use tokio_util::sync::CancellationToken;
 
 use crate::config::SimConfig;
+use crate::engine::Engine;
 use crate::engine::core::Origin;
-use crate::engine::{EVENT_QUEUE_STEPS, Engine};
-use crate::events::{self, Encoder, History};
+use crate::events::{self, Encoder, EventSink, History};
 use crate::faults::{Fault, FaultBoard};
 use crate::http::ask::random_hex;
 use crate::http::connection::{ConnectionControl, CuttableListener};
@@ -52,7 +52,7 @@ impl SimEngine {
         let faults = Arc::new(FaultBoard::default());
         let sockets = EventSockets::bind(&config).await?;
         let (events_endpoint, replay_endpoint) = sockets.endpoints();
-        let steps = sockets.spawn(&config, &origin.topic, &faults, &mut tasks);
+        let sink = sockets.spawn(&config, &origin.topic, &faults, &mut tasks);
         let engine = Arc::new(Engine::new(config, origin));
         let app = Arc::new(App {
             engine: Arc::clone(&engine),
@@ -63,7 +63,7 @@ impl SimEngine {
             events_endpoint,
             replay_endpoint,
         });
-        tasks.spawn(engine.run(steps));
+        tasks.spawn(engine.run(sink));
         let connections = CancellationToken::new();
         for (listener, routes) in [
             (http, router(Arc::clone(&app))),
@@ -202,29 +202,38 @@ impl EventSockets {
         )
     }
 
-    /// Starts the tasks; returns where the engine puts each step's events.
+    /// Starts the tasks; returns where the engine puts its events.
     fn spawn(
         self,
         config: &SimConfig,
         topic: &str,
         faults: &Arc<FaultBoard>,
         tasks: &mut JoinSet<()>,
-    ) -> Option<mpsc::Sender<Vec<crate::cache::CacheEvent>>> {
+    ) -> EventSink {
         let history = History::default();
         if let Some((socket, _)) = self.replay {
             tasks.spawn(events::replay(socket, topic.to_owned(), history.clone()));
         }
-        let (socket, _) = self.publisher?;
-        let (sender, steps) = mpsc::channel(EVENT_QUEUE_STEPS);
+        let publisher = self.publisher.map(|(socket, _)| {
+            let (sender, batches) = mpsc::channel(events::PUBLISH_QUEUE_BATCHES);
+            tasks.spawn(events::publish(
+                socket,
+                batches,
+                topic.to_owned(),
+                Arc::clone(faults),
+            ));
+            sender
+        });
         let encoder = Encoder {
             form: config.event_form,
             hashes: config.hash_form,
             block_size: config.block_size,
         };
-        let (topic, faults) = (topic.to_owned(), Arc::clone(faults));
-        tasks.spawn(events::publish(
-            socket, steps, topic, encoder, history, faults,
-        ));
-        Some(sender)
+        EventSink {
+            encoder,
+            history,
+            publisher,
+            next_sequence: 0,
+        }
     }
 }

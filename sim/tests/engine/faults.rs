@@ -136,13 +136,18 @@ async fn a_slow_first_byte_is_late_and_right() {
 }
 
 #[tokio::test]
-async fn shutdown_frees_the_port_and_cuts_streams() {
+async fn shutdown_frees_the_ports_and_cuts_streams() {
     let engine = start(SimConfig {
         decode_us_per_step: 1_000,
         ..SimConfig::default()
     })
     .await;
     let addr = engine.http_addr();
+    let port = |endpoint: Option<&str>| endpoint.unwrap().rsplit(':').next()?.parse::<u16>().ok();
+    let (events, replay) = (
+        port(engine.kv_events_endpoint()),
+        port(engine.kv_replay_endpoint()),
+    );
     let body = json!({"prompt": "x", "max_tokens": 20_000, "stream": true}).to_string();
     let mut stream = tokio::net::TcpStream::connect(addr).await.unwrap();
     let head = format!(
@@ -161,7 +166,33 @@ async fn shutdown_frees_the_port_and_cuts_streams() {
     assert!(!String::from_utf8_lossy(&rest).contains("[DONE]"));
     let again = SimConfig {
         http_port: addr.port(),
+        kv_events_port: events,
+        kv_replay_port: replay,
         ..SimConfig::default()
     };
     assert_eq!(start(again).await.http_addr(), addr);
+}
+
+#[tokio::test]
+async fn uncached_tokens_and_steps_take_their_time() {
+    let config = SimConfig {
+        prefill_us_per_token: 1_000,
+        decode_us_per_step: 5_000,
+        ..SimConfig::default()
+    };
+    let engine = start(config).await;
+    let took = async |max_tokens| {
+        let began = std::time::Instant::now();
+        complete(&engine, &prompt(1, 100), max_tokens).await;
+        began.elapsed()
+    };
+    assert!(
+        took(1).await >= Duration::from_millis(105),
+        "100 tokens and a step"
+    );
+    assert!(
+        took(10).await >= Duration::from_millis(54),
+        "4 tokens and ten steps"
+    );
+    assert_eq!(engine.state().totals.steps, 11);
 }

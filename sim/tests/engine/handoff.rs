@@ -295,11 +295,7 @@ async fn what_does_not_fit_is_refused() {
 
 #[tokio::test]
 async fn a_batch_gets_one_hand_off_and_its_decode_fails() {
-    let pair = Pair::start(SimConfig {
-        lease_ms: 200,
-        ..SimConfig::default()
-    })
-    .await;
+    let pair = Pair::start(SimConfig::default()).await;
     let body = json!({"prompt": [prompt(1, 40), prompt(2, 40)], "max_tokens": 4});
     let prefilled = pair.prefill(COMPLETIONS, &body).await;
     assert_eq!(
@@ -314,10 +310,12 @@ async fn a_batch_gets_one_hand_off_and_its_decode_fails() {
         .decode(COMPLETIONS, &body, &prefilled["kv_transfer_params"])
         .await;
     assert_eq!(decoded.status, 400, "{}", decoded.text());
-    until("the second hand-off's lease ends", || {
-        pair.prefill.state().blocks_used == 0
+    // The second prompt's blocks stay pinned: nobody has their hand-off.
+    until("the first is pulled", || {
+        pair.prefill.state().staged_handoffs == 1
     })
     .await;
+    assert_eq!(pair.prefill.state().blocks_pinned, 3);
 }
 
 #[tokio::test]
