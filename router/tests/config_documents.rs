@@ -85,6 +85,7 @@ fn a_minimal_file_gets_the_defaults() {
     assert_eq!((model.retries.prefill, model.retries.decode), (2, 1));
     assert_eq!(model.timeouts.connect, Duration::from_secs(2));
     assert_eq!(model.timeouts.first_token, Duration::from_secs(60));
+    assert_eq!(model.timeouts.answer, Duration::from_secs(600));
     assert!(model.engine_api_key.is_none());
     assert_eq!(model.workers[0].kv_events, None);
 }

@@ -73,10 +73,7 @@ impl KvCache {
     /// When there is no usable block or a block has no tokens.
     #[must_use]
     pub fn new(total_blocks: u32, block_size: usize) -> Self {
-        assert!(
-            total_blocks > 1 && block_size > 0,
-            "a cache needs usable blocks"
-        );
+        assert!(total_blocks > 1 && block_size > 0, "a cache needs usable blocks");
         Self {
             block_size,
             blocks: vec![Block::default(); total_blocks as usize],
@@ -112,9 +109,7 @@ impl KvCache {
 
     /// Known hashes with their number of physical copies.
     pub fn resident(&self) -> impl Iterator<Item = (u64, usize)> {
-        self.known
-            .iter()
-            .map(|(hash, copies)| (*hash, copies.len()))
+        self.known.iter().map(|(hash, copies)| (*hash, copies.len()))
     }
 
     /// Blocks from the start of the sequence that a request would hit now.
@@ -134,14 +129,8 @@ impl KvCache {
     /// there is not enough room.
     pub fn admit(&mut self, sequence: &mut Sequence, keep_free: usize) -> Option<usize> {
         let hits = self.hit_blocks(sequence);
-        let hit_ids: Vec<u32> = sequence.hashes[..hits]
-            .iter()
-            .map(|h| self.known[h][0])
-            .collect();
-        let idle_hits = hit_ids
-            .iter()
-            .filter(|id| self.blocks[**id as usize].users == 0)
-            .count();
+        let hit_ids: Vec<u32> = sequence.hashes[..hits].iter().map(|h| self.known[h][0]).collect();
+        let idle_hits = hit_ids.iter().filter(|id| self.blocks[**id as usize].users == 0).count();
         let fresh = sequence.tokens.len().div_ceil(self.block_size) - hits;
         if fresh + idle_hits + keep_free > self.free.len() {
             return None;
@@ -162,9 +151,7 @@ impl KvCache {
     /// Gives a sequence the blocks for its first `tokens` tokens.
     /// Returns false, without any change, when there is not enough room.
     pub fn grow(&mut self, sequence: &mut Sequence, tokens: usize) -> bool {
-        let missing = tokens
-            .div_ceil(self.block_size)
-            .saturating_sub(sequence.blocks.len());
+        let missing = tokens.div_ceil(self.block_size).saturating_sub(sequence.blocks.len());
         if missing > self.free.len() {
             return false;
         }
@@ -198,9 +185,7 @@ impl KvCache {
             parent: from.checked_sub(1).map(|index| sequence.hashes[index]),
             tokens: sequence.tokens[from * self.block_size..until * self.block_size].to_vec(),
             adapter: identity.adapter_id.zip(identity.adapter.clone()),
-            extra_keys: (from..until)
-                .map(|index| sequence.extra_keys(index))
-                .collect(),
+            extra_keys: (from..until).map(|index| sequence.extra_keys(index)).collect(),
         }));
     }
 

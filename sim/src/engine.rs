@@ -82,12 +82,7 @@ impl Drop for Pulled {
 impl Engine {
     pub(crate) fn new(config: SimConfig, origin: Origin) -> Self {
         let core = Mutex::new(Core::new(&config));
-        Self {
-            config,
-            origin,
-            core,
-            work: Notify::new(),
-        }
+        Self { config, origin, core, work: Notify::new() }
     }
 
     /// The state, with leases up to date.
@@ -103,11 +98,7 @@ impl Engine {
         let room = asks.iter().map(|ask| ask.max_tokens + 3).sum();
         let (sender, outputs) = mpsc::channel(room);
         let ids = Vec::with_capacity(asks.len());
-        let mut submission = Submission {
-            engine: Arc::clone(self),
-            ids,
-            outputs,
-        };
+        let mut submission = Submission { engine: Arc::clone(self), ids, outputs };
         let mut core = self.core();
         let mut refused = None;
         for (choice, ask) in asks.into_iter().enumerate() {
@@ -142,10 +133,7 @@ impl Engine {
             Ok(sequence) => {
                 core.counters.handoffs_pulled += 1;
                 core.pulling_blocks += sequence.blocks().len();
-                Ok(Pulled {
-                    engine: Arc::clone(self),
-                    sequence: Some(sequence),
-                })
+                Ok(Pulled { engine: Arc::clone(self), sequence: Some(sequence) })
             }
             Err(error) => {
                 core.counters.pulls_refused += 1;
@@ -199,8 +187,7 @@ impl Engine {
         }
         events.put(&step.events).await;
         if step.runs {
-            self.core()
-                .end_step(&self.config, &self.origin, Instant::now());
+            self.core().end_step(&self.config, &self.origin, Instant::now());
         }
     }
 

@@ -25,20 +25,11 @@ impl ApiError {
             StatusCode::SERVICE_UNAVAILABLE => "ServiceUnavailableError",
             _ => "InternalServerError",
         };
-        Self {
-            status,
-            message: message.into(),
-            kind,
-            param: None,
-            code: None,
-        }
+        Self { status, message: message.into(), kind, param: None, code: None }
     }
 
     pub(crate) fn bad_request(param: &'static str, message: impl Into<String>) -> Self {
-        Self {
-            param: Some(param),
-            ..Self::new(StatusCode::BAD_REQUEST, message)
-        }
+        Self { param: Some(param), ..Self::new(StatusCode::BAD_REQUEST, message) }
     }
 
     pub(crate) fn with_code(mut self, code: impl Into<String>) -> Self {
@@ -74,10 +65,5 @@ impl IntoResponse for ApiError {
 
 /// A whole JSON reply.
 pub(crate) fn json_response(status: StatusCode, body: &Value) -> Response {
-    (
-        status,
-        [(header::CONTENT_TYPE, "application/json")],
-        body.to_string(),
-    )
-        .into_response()
+    (status, [(header::CONTENT_TYPE, "application/json")], body.to_string()).into_response()
 }

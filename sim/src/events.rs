@@ -42,11 +42,7 @@ impl History {
 
     fn since(&self, start: u64) -> Vec<Batch> {
         let batches = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        batches
-            .iter()
-            .filter(|(sequence, _)| *sequence >= start)
-            .cloned()
-            .collect()
+        batches.iter().filter(|(sequence, _)| *sequence >= start).cloned().collect()
     }
 }
 
@@ -65,9 +61,7 @@ impl EventSink {
         if events.is_empty() {
             return;
         }
-        let seconds = SystemTime::now()
-            .duration_since(UNIX_EPOCH)
-            .unwrap_or_default();
+        let seconds = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
         let payload = Bytes::from(self.encoder.batch(seconds.as_secs_f64(), events));
         let batch = (self.next_sequence, payload);
         self.next_sequence += 1;
@@ -121,10 +115,7 @@ pub(crate) async fn replay(mut socket: RouterSocket, topic: String, history: His
             continue;
         };
         let envelope = |frames: [Bytes; 3]| {
-            [peer.clone(), delimiter.clone()]
-                .into_iter()
-                .chain(frames)
-                .collect::<Vec<_>>()
+            [peer.clone(), delimiter.clone()].into_iter().chain(frames).collect::<Vec<_>>()
         };
         let mut replies: Vec<Vec<Bytes>> = history
             .since(u64::from_be_bytes(start))
@@ -134,11 +125,7 @@ pub(crate) async fn replay(mut socket: RouterSocket, topic: String, history: His
                 envelope([topic.clone(), number, payload])
             })
             .collect();
-        replies.push(envelope([
-            Bytes::new(),
-            Bytes::from_static(&END_OF_REPLAY),
-            Bytes::new(),
-        ]));
+        replies.push(envelope([Bytes::new(), Bytes::from_static(&END_OF_REPLAY), Bytes::new()]));
         for reply in replies {
             if send(&mut socket, reply).await.is_err() {
                 break; // the asker went away

@@ -67,9 +67,7 @@ pub(crate) fn router(app: Arc<App>) -> Router {
         .route("/sim/requests", get(control::requests))
         .route(
             "/sim/faults",
-            get(control::faults)
-                .post(control::set_faults)
-                .delete(control::clear_faults),
+            get(control::faults).post(control::set_faults).delete(control::clear_faults),
         )
         .fallback(async || ApiError::new(StatusCode::NOT_FOUND, "Not Found").into_response())
         .layer(DefaultBodyLimit::max(BODY_LIMIT_BYTES))
@@ -77,10 +75,7 @@ pub(crate) fn router(app: Arc<App>) -> Router {
 }
 
 pub(crate) fn unix_seconds() -> u64 {
-    SystemTime::now()
-        .duration_since(UNIX_EPOCH)
-        .unwrap_or_default()
-        .as_secs()
+    SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_secs()
 }
 
 async fn chat(
@@ -184,10 +179,7 @@ async fn answer(
 fn parse(body: &[u8]) -> Result<Value, ApiError> {
     match serde_json::from_slice::<Value>(body) {
         Ok(value) if value.is_object() => Ok(value),
-        Ok(_) => Err(ApiError::new(
-            StatusCode::BAD_REQUEST,
-            "The body must be a JSON object.",
-        )),
+        Ok(_) => Err(ApiError::new(StatusCode::BAD_REQUEST, "The body must be a JSON object.")),
         Err(error) => {
             let message = format!("The body is no JSON: {error}");
             Err(ApiError::new(StatusCode::BAD_REQUEST, message))
@@ -203,18 +195,12 @@ async fn health(State(app): Shared) -> StatusCode {
 }
 
 async fn version(State(app): Shared) -> Response {
-    json_response(
-        StatusCode::OK,
-        &json!({"version": app.engine.config.version}),
-    )
+    json_response(StatusCode::OK, &json!({"version": app.engine.config.version}))
 }
 
 async fn load(State(app): Shared) -> Response {
     let core = app.engine.core();
-    json_response(
-        StatusCode::OK,
-        &json!({"server_load": core.running() + core.waiting()}),
-    )
+    json_response(StatusCode::OK, &json!({"server_load": core.running() + core.waiting()}))
 }
 
 async fn models(State(app): Shared) -> Response {
@@ -231,13 +217,8 @@ async fn models(State(app): Shared) -> Response {
             "permission": [],
         })
     };
-    let adapters = config
-        .adapters
-        .iter()
-        .map(|name| model(name, Some(&config.model)));
-    let data: Vec<Value> = std::iter::once(model(&config.model, None))
-        .chain(adapters)
-        .collect();
+    let adapters = config.adapters.iter().map(|name| model(name, Some(&config.model)));
+    let data: Vec<Value> = std::iter::once(model(&config.model, None)).chain(adapters).collect();
     json_response(StatusCode::OK, &json!({"object": "list", "data": data}))
 }
 
@@ -285,9 +266,7 @@ async fn tokenize(State(app): Shared, headers: HeaderMap, body: Bytes) -> Respon
 async fn detokenize(body: Bytes) -> Response {
     let ids = parse(&body).and_then(|body| {
         let ids = body["tokens"].as_array().and_then(|ids| {
-            ids.iter()
-                .map(|id| id.as_u64()?.try_into().ok())
-                .collect::<Option<Vec<u32>>>()
+            ids.iter().map(|id| id.as_u64()?.try_into().ok()).collect::<Option<Vec<u32>>>()
         });
         ids.ok_or_else(|| ApiError::bad_request("tokens", "tokens must be a list of token ids."))
     });

@@ -27,10 +27,7 @@ impl RecordedRequest {
     /// A header's first value.
     #[must_use]
     pub fn header(&self, name: &str) -> Option<&str> {
-        self.headers
-            .iter()
-            .find(|(given, _)| given == name)
-            .map(|(_, value)| value.as_str())
+        self.headers.iter().find(|(given, _)| given == name).map(|(_, value)| value.as_str())
     }
 }
 
@@ -43,31 +40,19 @@ impl RequestLog {
         let headers = headers
             .iter()
             .map(|(name, value)| {
-                (
-                    name.to_string(),
-                    String::from_utf8_lossy(value.as_bytes()).into_owned(),
-                )
+                (name.to_string(), String::from_utf8_lossy(value.as_bytes()).into_owned())
             })
             .collect();
         let body = serde_json::from_slice(body).unwrap_or(Value::Null);
         let mut log = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        log.push_back(RecordedRequest {
-            path: path.to_owned(),
-            headers,
-            body,
-        });
+        log.push_back(RecordedRequest { path: path.to_owned(), headers, body });
         if log.len() > KEPT_REQUESTS {
             log.pop_front();
         }
     }
 
     pub(crate) fn list(&self) -> Vec<RecordedRequest> {
-        self.0
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner)
-            .iter()
-            .cloned()
-            .collect()
+        self.0.lock().unwrap_or_else(PoisonError::into_inner).iter().cloned().collect()
     }
 }
 

@@ -65,19 +65,13 @@ impl SimEngine {
         });
         tasks.spawn(engine.run(sink));
         let connections = CancellationToken::new();
-        for (listener, routes) in [
-            (http, router(Arc::clone(&app))),
-            (side, side_channel_router(Arc::clone(&app))),
-        ] {
+        for (listener, routes) in
+            [(http, router(Arc::clone(&app))), (side, side_channel_router(Arc::clone(&app)))]
+        {
             let listener = CuttableListener::new(listener, connections.clone());
             tasks.spawn(serve(listener, routes));
         }
-        Ok(Self {
-            app,
-            http_addr,
-            tasks,
-            connections,
-        })
+        Ok(Self { app, http_addr, tasks, connections })
     }
 
     /// Address of the HTTP API.
@@ -182,24 +176,14 @@ impl EventSockets {
         }
         if let Some(port) = config.kv_replay_port {
             let address = format!("tcp://{}", SocketAddr::new(config.host, port));
-            sockets.replay = Some(
-                events::bind_router(&address)
-                    .await
-                    .map_err(io::Error::other)?,
-            );
+            sockets.replay = Some(events::bind_router(&address).await.map_err(io::Error::other)?);
         }
         Ok(sockets)
     }
 
     fn endpoints(&self) -> (Option<String>, Option<String>) {
-        let publisher = self
-            .publisher
-            .as_ref()
-            .map(|(_, endpoint)| endpoint.clone());
-        (
-            publisher,
-            self.replay.as_ref().map(|(_, endpoint)| endpoint.clone()),
-        )
+        let publisher = self.publisher.as_ref().map(|(_, endpoint)| endpoint.clone());
+        (publisher, self.replay.as_ref().map(|(_, endpoint)| endpoint.clone()))
     }
 
     /// Starts the tasks; returns where the engine puts its events.
@@ -216,12 +200,7 @@ impl EventSockets {
         }
         let publisher = self.publisher.map(|(socket, _)| {
             let (sender, batches) = mpsc::channel(events::PUBLISH_QUEUE_BATCHES);
-            tasks.spawn(events::publish(
-                socket,
-                batches,
-                topic.to_owned(),
-                Arc::clone(faults),
-            ));
+            tasks.spawn(events::publish(socket, batches, topic.to_owned(), Arc::clone(faults)));
             sender
         });
         let encoder = Encoder {
@@ -229,11 +208,6 @@ impl EventSockets {
             hashes: config.hash_form,
             block_size: config.block_size,
         };
-        EventSink {
-            encoder,
-            history,
-            publisher,
-            next_sequence: 0,
-        }
+        EventSink { encoder, history, publisher, next_sequence: 0 }
     }
 }

@@ -82,9 +82,7 @@ pub fn render_chat(messages: &Value) -> Result<String, String> {
     let messages = messages.as_array().ok_or("messages must be a list")?;
     let mut text = String::new();
     for message in messages {
-        let role = message["role"]
-            .as_str()
-            .ok_or("every message needs a role")?;
+        let role = message["role"].as_str().ok_or("every message needs a role")?;
         text.push_str(SPECIAL_TOKENS[1]);
         text.push_str(role);
         text.push('\n');
@@ -106,9 +104,7 @@ fn push_content(text: &mut String, content: &Value) -> Result<(), String> {
         }
         Value::Array(parts) => {
             for (index, part) in parts.iter().enumerate() {
-                let part = part["text"]
-                    .as_str()
-                    .ok_or("only text parts are supported")?;
+                let part = part["text"].as_str().ok_or("only text parts are supported")?;
                 if index > 0 {
                     text.push('\n');
                 }
@@ -130,10 +126,7 @@ mod tests {
     #[test]
     fn special_tokens_in_text_are_cut_out() {
         assert_eq!(encode("a<|im_end|>b"), [3 + 97, 2, 3 + 98]);
-        assert_eq!(
-            encode("<|im_start"),
-            "<|im_start".bytes().map(byte_token).collect::<Vec<_>>()
-        );
+        assert_eq!(encode("<|im_start"), "<|im_start".bytes().map(byte_token).collect::<Vec<_>>());
     }
 
     #[test]

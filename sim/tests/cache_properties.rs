@@ -34,19 +34,9 @@ fn action() -> impl Strategy<Value = Action> {
 }
 
 fn sequence(pattern: u32, tokens: usize, salted: bool) -> Sequence {
-    let tokens = (0..tokens as u32)
-        .map(|index| index % (pattern + 1))
-        .collect();
+    let tokens = (0..tokens as u32).map(|index| index % (pattern + 1)).collect();
     let salt = salted.then(|| "s".to_owned());
-    Sequence::new(
-        tokens,
-        Identity {
-            salt,
-            ..Identity::default()
-        },
-        BLOCK_SIZE,
-        0,
-    )
+    Sequence::new(tokens, Identity { salt, ..Identity::default() }, BLOCK_SIZE, 0)
 }
 
 fn follow(mirror: &mut BTreeMap<u64, usize>, events: Vec<CacheEvent>) {
@@ -55,11 +45,7 @@ fn follow(mirror: &mut BTreeMap<u64, usize>, events: Vec<CacheEvent>) {
             CacheEvent::Stored(stored) => {
                 assert_eq!(stored.tokens.len(), stored.hashes.len() * BLOCK_SIZE);
                 assert_eq!(stored.extra_keys.len(), stored.hashes.len());
-                assert!(
-                    stored
-                        .parent
-                        .is_none_or(|parent| mirror.contains_key(&parent))
-                );
+                assert!(stored.parent.is_none_or(|parent| mirror.contains_key(&parent)));
                 for hash in stored.hashes {
                     *mirror.entry(hash).or_default() += 1;
                 }

@@ -11,12 +11,7 @@ use splitrail_sim::cache::{CacheEvent, Identity, KvCache, Sequence};
 const BLOCK_SIZE: usize = 32;
 
 fn tokens(value: &Value) -> Vec<u32> {
-    value
-        .as_array()
-        .unwrap()
-        .iter()
-        .map(|id| id.as_u64().unwrap() as u32)
-        .collect()
+    value.as_array().unwrap().iter().map(|id| id.as_u64().unwrap() as u32).collect()
 }
 
 /// Runs groups of requests (a group enters in one step) and returns the batches of events.
@@ -38,11 +33,7 @@ fn replay(recording: &Value) -> Vec<Vec<CacheEvent>> {
             running.push((sequence, tokens(&request["generated"])));
         }
         batches.push(cache.take_events());
-        let steps = running
-            .iter()
-            .map(|(_, generated)| generated.len())
-            .max()
-            .unwrap();
+        let steps = running.iter().map(|(_, generated)| generated.len()).max().unwrap();
         for step in 1..steps {
             for (sequence, generated) in &mut running {
                 sequence.push(generated[step - 1]);
@@ -63,14 +54,8 @@ fn replay(recording: &Value) -> Vec<Vec<CacheEvent>> {
 /// One event with hashes replaced by the order in which they first appear.
 #[derive(Debug, PartialEq)]
 enum Shape {
-    Stored {
-        blocks: Vec<usize>,
-        parent: Option<usize>,
-        tokens: Vec<u32>,
-    },
-    Removed {
-        block: usize,
-    },
+    Stored { blocks: Vec<usize>, parent: Option<usize>, tokens: Vec<u32> },
+    Removed { block: usize },
 }
 
 #[derive(Default)]
@@ -87,33 +72,21 @@ fn simulated_shapes(batches: &[Vec<CacheEvent>]) -> Vec<Vec<Shape>> {
     let mut names = Names::default();
     let mut shape = |event: &CacheEvent| match event {
         CacheEvent::Stored(stored) => Shape::Stored {
-            blocks: stored
-                .hashes
-                .iter()
-                .map(|hash| names.of(&hash.to_string()))
-                .collect(),
+            blocks: stored.hashes.iter().map(|hash| names.of(&hash.to_string())).collect(),
             parent: stored.parent.map(|hash| names.of(&hash.to_string())),
             tokens: stored.tokens.clone(),
         },
-        CacheEvent::Removed { hash } => Shape::Removed {
-            block: names.of(&hash.to_string()),
-        },
+        CacheEvent::Removed { hash } => Shape::Removed { block: names.of(&hash.to_string()) },
         CacheEvent::Cleared => panic!("nothing was cleared"),
     };
-    batches
-        .iter()
-        .map(|batch| batch.iter().map(&mut shape).collect())
-        .collect()
+    batches.iter().map(|batch| batch.iter().map(&mut shape).collect()).collect()
 }
 
 fn recorded_shapes(batches: &Value) -> Vec<Vec<Shape>> {
     let mut names = Names::default();
     let mut shape = |event: &Value| {
         let hashes = event["hashes"].as_array().unwrap();
-        let blocks = hashes
-            .iter()
-            .map(|hash| names.of(hash.as_str().unwrap()))
-            .collect::<Vec<_>>();
+        let blocks = hashes.iter().map(|hash| names.of(hash.as_str().unwrap())).collect::<Vec<_>>();
         match event["type"].as_str().unwrap() {
             "BlockStored" => Shape::Stored {
                 blocks,
@@ -125,9 +98,7 @@ fn recorded_shapes(batches: &Value) -> Vec<Vec<Shape>> {
         }
     };
     let batches = batches.as_array().unwrap().iter();
-    batches
-        .map(|batch| batch.as_array().unwrap().iter().map(&mut shape).collect())
-        .collect()
+    batches.map(|batch| batch.as_array().unwrap().iter().map(&mut shape).collect()).collect()
 }
 
 fn check(series: &str) {

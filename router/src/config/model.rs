@@ -295,7 +295,7 @@ pub struct Timeouts {
     #[schemars(with = "scalar::DurationText")]
     pub first_token: Duration,
     /// A whole answer that is not streamed.
-    #[serde(deserialize_with = "scalar::duration")]
+    #[serde(deserialize_with = "scalar::duration", serialize_with = "scalar::duration_text")]
     #[schemars(with = "scalar::DurationText")]
     pub answer: Duration,
     /// Between two pieces of a stream.

@@ -143,6 +143,13 @@ fn flow(model: &Node, path: &str, workers: &Workers<'_>, report: &mut Report) {
                 let message = format!("`{path}.flow: prefill_first` needs a connector");
                 report.error(place, message, "add `connector: nixl`, or use `flow: aggregated`");
             }
+            if workers.count == 1 {
+                let message = format!("`{path}.workers` has one worker, prefill_first needs two");
+                let hint = "an engine does not hand over to itself: add a worker, or use \
+                            `flow: aggregated`";
+                report.error(at("workers"), message, hint);
+                return;
+            }
             &[(workers.can_prefill, "prefill"), (workers.can_decode, "decode")]
         }
         Flow::Aggregated => &[(workers.can_decode, "decode")],

@@ -130,6 +130,13 @@ impl Pool {
         self.turns[leg as usize].fetch_add(1, Relaxed)
     }
 
+    /// The one worker that can take a leg, if there is just one.
+    pub fn only(&self, leg: Leg) -> Option<usize> {
+        let mut able = self.workers.iter().filter(|worker| worker.serves(leg));
+        let first = able.next()?.index;
+        able.next().is_none().then_some(first)
+    }
+
     /// Whether a worker outside `failed`, alive or not, could take a leg.
     pub fn has_other(&self, leg: Leg, failed: &[usize]) -> bool {
         self.workers.iter().any(|worker| worker.serves(leg) && !failed.contains(&worker.index))

@@ -5,7 +5,7 @@ use std::time::Instant;
 
 use bytes::Bytes;
 
-use super::client::{Envelope, broken};
+use super::client::{Envelope, broken, refusal_event};
 use super::context::{Context, flow_name, uncached_tokens, within};
 use super::legs;
 use super::place::Placed;
@@ -140,7 +140,7 @@ async fn first_event(
         let body = response.into_body();
         let mut reader = EventReader::new(body, max_bytes, Arc::clone(worker), patience);
         match reader.next().await? {
-            Some(first) if is_error(&first) => Err(broken(worker, "answered with an error event")),
+            Some(first) if is_error(&first) => Err(refusal_event(worker, &first)),
             Some(first) => Ok((reader.with_idle(idle), first)),
             None => Err(broken(worker, "answered with an empty stream")),
         }

@@ -13,7 +13,7 @@ use hyper_util::client::legacy::Client;
 use hyper_util::client::legacy::connect::HttpConnector;
 use hyper_util::rt::{TokioExecutor, TokioTimer};
 
-use crate::error::{Error, Kind};
+use crate::error::{Error, Fault, Kind};
 use crate::fleet::Worker;
 
 const TRACEPARENT: HeaderName = HeaderName::from_static("traceparent");
@@ -171,14 +171,32 @@ async fn refusal(worker: &Worker, response: Response<Incoming>) -> Error {
     if !(400..500).contains(&status) {
         return broken(worker, &format!("answered with status {status}"));
     }
-    let own = Error::new(Kind::EngineRejected(status), "");
-    if own.fault() == crate::error::Fault::Engine {
-        let message = format!("worker {} refused with status {status}", worker.id());
-        return Error::new(Kind::EngineRejected(status), message);
+    rejection(worker, status, said)
+}
+
+fn rejection(worker: &Worker, status: u16, said: Option<(String, Option<String>)>) -> Error {
+    let message = format!("worker {} refused with status {status}", worker.id());
+    let own = Error::new(Kind::EngineRejected(status), message);
+    match said {
+        Some((message, param)) if own.fault() == Fault::Client => {
+            Error::rejected(status, message, param)
+        }
+        _ => own,
     }
-    let (message, param) = said
-        .unwrap_or_else(|| (format!("the engine refused the request with status {status}"), None));
-    Error::rejected(status, message, param)
+}
+
+/// An error event in place of a stream's first chunk: engines that send their
+/// headers early say there what their status would have been.
+pub(crate) fn refusal_event(worker: &Worker, event: &[u8]) -> Error {
+    let status = serde_json::from_slice::<serde_json::Value>(event)
+        .ok()
+        .and_then(|event| event.get("error")?.get("code")?.as_u64())
+        .and_then(|code| u16::try_from(code).ok())
+        .filter(|code| (400..500).contains(code));
+    match status {
+        Some(status) => rejection(worker, status, engine_message(event)),
+        None => broken(worker, "answered with an error event"),
+    }
 }
 
 /// Message and parameter of OpenAI's error shape, nested or (older engines) flat.

@@ -40,6 +40,9 @@ pub(super) async fn prefill_or_local(
 ) -> Result<Option<Prefilled>, Error> {
     let model = &context.served.config;
     let mut excluded = Vec::new();
+    // An engine does not hand over to itself: the only one that decodes is kept for it.
+    excluded.extend(context.served.pool.only(Leg::Decode));
+    let mut retries_left = model.retries.prefill;
     let last = loop {
         let placed = match place(context, unit, decision, Leg::Prefill, &excluded) {
             Ok(placed) => placed,
@@ -53,11 +56,11 @@ pub(super) async fn prefill_or_local(
             return Err(error);
         }
         excluded.push(placed.worker.index);
-        let allowed = excluded.len() <= model.retries.prefill as usize;
         let others = context.served.pool.has_other(Leg::Prefill, &excluded);
-        if !(allowed && others && error.worth_another_worker()) {
+        if retries_left == 0 || !others || !error.worth_another_worker() {
             break error;
         }
+        retries_left -= 1;
         count_retry(context, "prefill", &placed.worker, &error);
     };
     if model.on_no_prefill == OnNoPrefill::Fail {

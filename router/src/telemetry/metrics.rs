@@ -42,8 +42,8 @@ macro_rules! metrics {
                 Ok(Self { registry, $($field),+ })
             }
 
-            /// Name, labels and meaning of each metric, for the reference.
-            pub fn reference() -> Vec<(&'static str, &'static str, &'static [&'static str], &'static str)> {
+            /// Name, type, labels and meaning of each metric, for the reference.
+            fn reference() -> Vec<(&'static str, &'static str, &'static [&'static str], &'static str)> {
                 vec![$(($name, stringify!($kind), &[$($label),+], concat!($($help),+).trim())),+]
             }
         }
@@ -120,6 +120,21 @@ metrics! {
 }
 
 impl Metrics {
+    /// The reference of all metrics, as a table in Markdown.
+    pub fn reference_markdown() -> String {
+        let mut table = String::from("| name | type | labels | meaning |\n|---|---|---|---|\n");
+        for (name, kind, labels, help) in Self::reference() {
+            let kind = match kind {
+                "IntCounterVec" => "counter",
+                "HistogramVec" => "histogram",
+                _ => "gauge",
+            };
+            let labels = labels.join(", ");
+            table.push_str(&format!("| `splitrail_{name}` | {kind} | {labels} | {help} |\n"));
+        }
+        table
+    }
+
     /// The text that Prometheus scrapes.
     pub fn encode(&self) -> String {
         TextEncoder::new().encode_to_string(&self.registry.gather()).unwrap_or_default()
@@ -136,6 +151,16 @@ mod tests {
         let metrics = Metrics::new().unwrap();
         metrics.shed.with_label_values(&["m", "full"]).inc();
         assert!(metrics.encode().contains("splitrail_shed_total{model=\"m\",reason=\"full\"} 1"));
-        assert!(Metrics::reference().iter().all(|(_, _, _, help)| !help.is_empty()));
+    }
+
+    #[test]
+    fn the_documentation_holds_the_reference_of_all_metrics() {
+        let path = concat!(env!("CARGO_MANIFEST_DIR"), "/../docs/metrics.md");
+        let documented = std::fs::read_to_string(path).unwrap();
+        assert!(
+            documented.contains(&Metrics::reference_markdown()),
+            "docs/metrics.md needs this table:\n{}",
+            Metrics::reference_markdown()
+        );
     }
 }

@@ -19,14 +19,8 @@ impl FreeList {
     /// Blocks `1..total` are free, lowest first. Block 0 is the engine's null
     /// block and is never handed out.
     pub(super) fn new(total: u32) -> Self {
-        let anchor = Link {
-            before: total,
-            after: total,
-        };
-        let mut list = Self {
-            links: vec![anchor; total as usize + 1],
-            len: 0,
-        };
+        let anchor = Link { before: total, after: total };
+        let mut list = Self { links: vec![anchor; total as usize + 1], len: 0 };
         for block in 1..total {
             list.push_back(block);
         }

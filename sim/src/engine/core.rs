@@ -101,8 +101,7 @@ impl Core {
         }
         let id = self.next_id;
         self.next_id += 1;
-        self.waiting
-            .push_back(Request::new(id, ask, config, choice, out));
+        self.waiting.push_back(Request::new(id, ask, config, choice, out));
         Ok(id)
     }
 
@@ -185,20 +184,13 @@ impl Core {
             let sampled = self.running[at].sample(config.eos_one_in);
             match sampled.end {
                 None => {
-                    self.running[at].send(Output::Token {
-                        id: sampled.id,
-                        end: None,
-                    });
+                    self.running[at].send(Output::Token { id: sampled.id, end: None });
                     at += 1;
                 }
                 Some((reason, stop)) => {
                     let request = self.running.remove(at);
-                    let end = End {
-                        reason,
-                        stop,
-                        handoff: None,
-                    };
-                    self.finish(request, sampled.id, end, config, origin, now);
+                    let end = End { reason, stop, handoff: None };
+                    self.finish(request, (sampled.id, end), config, origin, now);
                 }
             }
         }
@@ -242,8 +234,7 @@ impl Core {
         }
         request.cached_tokens = hit_tokens;
         if let RemoteKv::Pull(handoff) = &request.ask.remote {
-            step.pulls
-                .push(pull_job(&request, handoff.clone(), config.block_size));
+            step.pulls.push(pull_job(&request, handoff.clone(), config.block_size));
             self.loading.insert(request.id, request);
             return true;
         }
@@ -254,9 +245,7 @@ impl Core {
         self.counters.prompt_tokens += prompt_tokens as u64;
         self.counters.local_compute_tokens += computed;
         self.counters.local_cache_hit_tokens += hit_tokens as u64;
-        request.send(Output::Started {
-            cached_tokens: hit_tokens,
-        });
+        request.send(Output::Started { cached_tokens: hit_tokens });
         self.running.push(request);
         true
     }
@@ -274,19 +263,16 @@ impl Core {
             return false;
         }
         self.counters.finished_cache_threshold += 1;
-        request.send(Output::Started {
-            cached_tokens: hit_tokens,
-        });
+        request.send(Output::Started { cached_tokens: hit_tokens });
         request.send(Output::BelowThreshold);
         true
     }
 
-    /// Ends a request; its blocks go back, or wait for a decode engine.
+    /// Ends a request with its last token; its blocks go back, or wait for a decode engine.
     fn finish(
         &mut self,
         mut request: Request,
-        id: u32,
-        mut end: End,
+        (id, mut end): (u32, End),
         config: &SimConfig,
         origin: &Origin,
         now: Instant,
@@ -309,8 +295,7 @@ impl Core {
         end.handoff = Some(handoff_of(&request, name.clone(), config, origin));
         self.counters.handoffs_staged += 1;
         request.send(Output::Token { id, end: Some(end) });
-        self.handoffs
-            .stage(name, request, now, Duration::from_millis(config.lease_ms));
+        self.handoffs.stage(name, request, now, Duration::from_millis(config.lease_ms));
     }
 
     fn fail(&mut self, request: &mut Request, error: ApiError) {
@@ -321,11 +306,7 @@ impl Core {
 
     /// Blocks that admitted requests may still ask for.
     fn reserved_blocks(&self) -> usize {
-        let admitted = self
-            .running
-            .iter()
-            .chain(self.loading.values())
-            .chain(&self.loaded);
+        let admitted = self.running.iter().chain(self.loading.values()).chain(&self.loaded);
         admitted.map(Request::growth_blocks).sum()
     }
 }
@@ -355,20 +336,16 @@ fn pull_job(request: &Request, handoff: Handoff, block_size: usize) -> PullJob {
         prompt_fingerprint: prompt_fingerprint(&request.ask.prompt, &request.ask.identity),
         wanted_blocks: (prompt_blocks - request.cached_tokens / block_size) as u64,
     };
-    PullJob {
-        id: request.id,
-        handoff,
-        body,
-    }
+    PullJob { id: request.id, handoff, body }
 }
 
 /// Cached tokens as the decode leg reports them. A hand-off without the
 /// prefill's figure makes every version report the whole prompt.
 fn reported_after_transfer(request: &Request, config: &SimConfig) -> usize {
     match (&request.ask.remote, config.decode_usage) {
-        (RemoteKv::Pull(handoff), DecodeUsage::RemotePrefill) => handoff
-            .prefill_cached_tokens
-            .unwrap_or_else(|| request.prompt_tokens()),
+        (RemoteKv::Pull(handoff), DecodeUsage::RemotePrefill) => {
+            handoff.prefill_cached_tokens.unwrap_or_else(|| request.prompt_tokens())
+        }
         _ => request.prompt_tokens(),
     }
 }

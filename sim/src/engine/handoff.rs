@@ -57,10 +57,8 @@ impl Handoff {
     pub(crate) fn from_json(params: &Value) -> Option<Self> {
         let groups = params["remote_block_ids"].as_array()?;
         let ids = groups.first()?.as_array()?;
-        let block_ids = ids
-            .iter()
-            .map(|id| id.as_u64()?.try_into().ok())
-            .collect::<Option<Vec<u32>>>()?;
+        let block_ids =
+            ids.iter().map(|id| id.as_u64()?.try_into().ok()).collect::<Option<Vec<u32>>>()?;
         Some(Self {
             block_ids,
             engine_id: params["remote_engine_id"].as_str()?.to_owned(),
@@ -89,10 +87,7 @@ pub(crate) struct PullRequest {
 
 /// Equal only for equal prompts under equal adapters: the KV of one serves the other.
 pub(crate) fn prompt_fingerprint(prompt: &[u32], identity: &Identity) -> u64 {
-    let mut bytes: Vec<u8> = prompt
-        .iter()
-        .flat_map(|token| token.to_le_bytes())
-        .collect();
+    let mut bytes: Vec<u8> = prompt.iter().flat_map(|token| token.to_le_bytes()).collect();
     bytes.extend_from_slice(identity.adapter.as_deref().unwrap_or_default().as_bytes());
     xxh3_64_with_seed(&bytes, prompt.len() as u64)
 }
@@ -124,10 +119,7 @@ impl HandoffTable {
     }
 
     pub(crate) fn pinned_blocks(&self) -> usize {
-        self.staged
-            .values()
-            .map(|staged| staged.sequence.blocks().len())
-            .sum()
+        self.staged.values().map(|staged| staged.sequence.blocks().len()).sum()
     }
 
     pub(crate) fn next_expiry(&self) -> Option<Instant> {
@@ -137,11 +129,7 @@ impl HandoffTable {
     /// Keeps a finished request's blocks until they are pulled or the lease ends.
     pub(crate) fn stage(&mut self, name: String, request: Request, now: Instant, lease: Duration) {
         let prompt_fingerprint = prompt_fingerprint(&request.ask.prompt, &request.ask.identity);
-        let staged = Staged {
-            sequence: request.sequence,
-            prompt_fingerprint,
-            ends: now + lease,
-        };
+        let staged = Staged { sequence: request.sequence, prompt_fingerprint, ends: now + lease };
         self.staged.insert(name, staged);
     }
 
@@ -168,10 +156,7 @@ impl HandoffTable {
 
     /// Everything that is staged, for an engine that dies.
     pub(crate) fn drain(&mut self) -> Vec<Sequence> {
-        self.staged
-            .drain()
-            .map(|(_, staged)| staged.sequence)
-            .collect()
+        self.staged.drain().map(|(_, staged)| staged.sequence).collect()
     }
 
     /// Takes a hand-off for a decode engine, once, if everything fits.
@@ -184,10 +169,7 @@ impl HandoffTable {
             });
         };
         if staged.sequence.blocks() != pull.block_ids {
-            return Err(refused(
-                "handoff_mismatch",
-                "names other blocks than those staged",
-            ));
+            return Err(refused("handoff_mismatch", "names other blocks than those staged"));
         }
         if staged.prompt_fingerprint != pull.prompt_fingerprint {
             return Err(refused("handoff_mismatch", "belongs to another prompt"));

@@ -128,17 +128,7 @@ impl Request {
             state = mix(state, ask.sample as u64);
         }
         let text = String::new();
-        Self {
-            id,
-            ask,
-            sequence,
-            cached_tokens: 0,
-            generated: 0,
-            choice,
-            out,
-            state,
-            text,
-        }
+        Self { id, ask, sequence, cached_tokens: 0, generated: 0, choice, out, state, text }
     }
 
     pub(crate) fn prompt_tokens(&self) -> usize {
@@ -154,8 +144,7 @@ impl Request {
 
     /// Blocks it may still ask for.
     pub(crate) fn growth_blocks(&self) -> usize {
-        self.blocks_at_most()
-            .saturating_sub(self.sequence.blocks().len())
+        self.blocks_at_most().saturating_sub(self.sequence.blocks().len())
     }
 
     /// Samples the next token and says whether it is the last.
@@ -165,17 +154,10 @@ impl Request {
         self.state = mix(self.state, u64::from(id));
         self.sequence.push(id);
         if id == EOS_TOKEN {
-            return Sampled {
-                id,
-                end: Some((FinishReason::Stop, None)),
-            };
+            return Sampled { id, end: Some((FinishReason::Stop, None)) };
         }
         self.text.push_str(&crate::tokenizer::decode(&[id], false));
-        let stop = self
-            .ask
-            .stops
-            .iter()
-            .find(|stop| self.text.ends_with(stop.as_str()));
+        let stop = self.ask.stops.iter().find(|stop| self.text.ends_with(stop.as_str()));
         let end = match stop {
             Some(stop) if self.generated >= self.ask.min_tokens => {
                 Some((FinishReason::Stop, Some(stop.clone())))

@@ -28,9 +28,7 @@ pub(crate) struct Puller {
 impl Puller {
     pub(crate) fn new() -> Self {
         // No idle connections: a restarted engine on the same port must not meet an old one.
-        let client = Client::builder(TokioExecutor::new())
-            .pool_max_idle_per_host(0)
-            .build_http();
+        let client = Client::builder(TokioExecutor::new()).pool_max_idle_per_host(0).build_http();
         Self { client }
     }
 
@@ -41,19 +39,12 @@ impl Puller {
         let body = serde_json::to_vec(&job.body).map_err(|_| unreachable())?;
         let request = Request::builder()
             .method(Method::POST)
-            .uri(format!(
-                "http://{}:{}{PULL_PATH}",
-                handoff.host, handoff.port
-            ))
+            .uri(format!("http://{}:{}{PULL_PATH}", handoff.host, handoff.port))
             .header(header::CONTENT_TYPE, "application/json")
             .body(Full::new(Bytes::from(body)))
             .map_err(|_| refused("handoff_unknown", "names no usable address"))?;
         let exchange = async {
-            let response = self
-                .client
-                .request(request)
-                .await
-                .map_err(|_| unreachable())?;
+            let response = self.client.request(request).await.map_err(|_| unreachable())?;
             if response.status().is_success() {
                 return Ok(());
             }
@@ -67,14 +58,8 @@ impl Puller {
                 return Err(unreachable());
             };
             let param = Some("kv_transfer_params");
-            Err(ApiError {
-                param,
-                ..ApiError::new(status, message)
-            }
-            .with_code(code))
+            Err(ApiError { param, ..ApiError::new(status, message) }.with_code(code))
         };
-        tokio::time::timeout(PULL_TIMEOUT, exchange)
-            .await
-            .unwrap_or_else(|_| Err(unreachable()))
+        tokio::time::timeout(PULL_TIMEOUT, exchange).await.unwrap_or_else(|_| Err(unreachable()))
     }
 }

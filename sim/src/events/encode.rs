@@ -115,9 +115,7 @@ impl Encoder {
 
     fn write_hashes(&self, out: &mut Vec<u8>, hashes: &[u64]) -> Written<()> {
         write_array_len(out, hashes.len() as u32)?;
-        hashes
-            .iter()
-            .try_for_each(|hash| self.write_hash(out, *hash))
+        hashes.iter().try_for_each(|hash| self.write_hash(out, *hash))
     }
 
     fn write_parent(&self, out: &mut Vec<u8>, parent: Option<u64>) -> Written<()> {
@@ -143,9 +141,7 @@ impl Encoder {
 
 fn write_tokens(out: &mut Vec<u8>, tokens: &[u32]) -> Written<()> {
     write_array_len(out, tokens.len() as u32)?;
-    tokens
-        .iter()
-        .try_for_each(|token| write_uint(out, u64::from(*token)).map(|_| ()))
+    tokens.iter().try_for_each(|token| write_uint(out, u64::from(*token)).map(|_| ()))
 }
 
 fn nil(out: &mut Vec<u8>) -> Written<()> {

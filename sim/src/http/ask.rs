@@ -49,10 +49,7 @@ pub(crate) fn read(
     };
     let samples = read_count(body, "n")?.unwrap_or(1);
     if samples == 0 || samples * prompts.len() > MAX_CHOICES {
-        return Err(ApiError::bad_request(
-            "n",
-            format!("n must be 1 to {MAX_CHOICES}."),
-        ));
+        return Err(ApiError::bad_request("n", format!("n must be 1 to {MAX_CHOICES}.")));
     }
     let params = &body["kv_transfer_params"];
     let deadly = is_deadly(params);
@@ -65,11 +62,7 @@ pub(crate) fn read(
                 Endpoint::Chat => format!("{external_id}-{}", random_hex(4)),
                 Endpoint::Completions => format!("{external_id}-{index}-{}", random_hex(4)),
             };
-            let remote = if deadly {
-                RemoteKv::None
-            } else {
-                read_remote(params, config, name)?
-            };
+            let remote = if deadly { RemoteKv::None } else { read_remote(params, config, name)? };
             asks.push(Ask {
                 prompt: prompt.clone(),
                 identity: identity.clone(),
@@ -97,9 +90,7 @@ pub(crate) fn read(
 
 /// Random lower-case hex of so many bytes.
 pub(crate) fn random_hex(bytes: usize) -> String {
-    (0..bytes)
-        .map(|_| format!("{:02x}", rand::random::<u8>()))
-        .collect()
+    (0..bytes).map(|_| format!("{:02x}", rand::random::<u8>())).collect()
 }
 
 /// The model's name and what it adds to the cache's identity of a sequence.
@@ -119,18 +110,12 @@ pub(crate) fn read_model(body: &Value, config: &SimConfig) -> Result<(String, Id
         Value::String(name) => name,
         _ => return Err(ApiError::bad_request("model", "model must be a string.")),
     };
-    let mut identity = Identity {
-        salt,
-        ..Identity::default()
-    };
+    let mut identity = Identity { salt, ..Identity::default() };
     if name != config.model {
         let Some(index) = config.adapters.iter().position(|adapter| adapter == name) else {
             let message = format!("The model `{name}` does not exist.");
             let error = ApiError::new(StatusCode::NOT_FOUND, message);
-            return Err(ApiError {
-                param: Some("model"),
-                ..error
-            });
+            return Err(ApiError { param: Some("model"), ..error });
         };
         identity.adapter = Some(name.to_owned());
         identity.adapter_id = Some(index as u32 + 1);
@@ -162,9 +147,7 @@ pub(crate) fn completion_prompts(prompt: &Value) -> Result<Vec<Vec<u32>>, ApiErr
         }
         single => one(single).map(|prompt| vec![prompt]),
     };
-    prompts
-        .filter(|prompts| !prompts.is_empty())
-        .ok_or_else(wrong)
+    prompts.filter(|prompts| !prompts.is_empty()).ok_or_else(wrong)
 }
 
 /// Bounds of one answer.
@@ -204,10 +187,7 @@ impl Limits {
         };
         let max_tokens = asked.unwrap_or(default.min(room));
         if max_tokens == 0 {
-            return Err(ApiError::bad_request(
-                "max_tokens",
-                "max_tokens must be at least 1.",
-            ));
+            return Err(ApiError::bad_request("max_tokens", "max_tokens must be at least 1."));
         }
         if max_tokens > room {
             let message = format!(
@@ -218,18 +198,10 @@ impl Limits {
         }
         let min_tokens = read_count(body, "min_tokens")?.unwrap_or(0);
         if min_tokens > max_tokens {
-            return Err(ApiError::bad_request(
-                "min_tokens",
-                "min_tokens is above max_tokens.",
-            ));
+            return Err(ApiError::bad_request("min_tokens", "min_tokens is above max_tokens."));
         }
         let threshold = read_threshold(body, config)?;
-        Ok(Self {
-            max_tokens,
-            min_tokens,
-            stops: read_stops(body)?,
-            threshold,
-        })
+        Ok(Self { max_tokens, min_tokens, stops: read_stops(body)?, threshold })
     }
 }
 
@@ -254,11 +226,7 @@ fn read_stops(body: &Value) -> Result<Vec<String>, ApiError> {
         Value::String(stop) if !stop.is_empty() => Ok(vec![stop.clone()]),
         Value::Array(stops) => stops
             .iter()
-            .map(|stop| {
-                stop.as_str()
-                    .filter(|stop| !stop.is_empty())
-                    .map(str::to_owned)
-            })
+            .map(|stop| stop.as_str().filter(|stop| !stop.is_empty()).map(str::to_owned))
             .collect::<Option<Vec<_>>>()
             .ok_or_else(wrong),
         _ => Err(wrong()),
@@ -270,10 +238,7 @@ fn read_count(body: &Value, field: &'static str) -> Result<Option<usize>, ApiErr
         Value::Null => Ok(None),
         value => match value.as_u64() {
             Some(count) => Ok(Some(count as usize)),
-            None => Err(ApiError::bad_request(
-                field,
-                format!("{field} must be a whole number."),
-            )),
+            None => Err(ApiError::bad_request(field, format!("{field} must be a whole number."))),
         },
     }
 }
@@ -302,9 +267,7 @@ fn read_remote(params: &Value, config: &SimConfig, name: String) -> Result<Remot
         if config.role == Role::Decode {
             return Err(wrong_role("do_remote_decode"));
         }
-        return Ok(RemoteKv::Stage {
-            remote_request_id: name,
-        });
+        return Ok(RemoteKv::Stage { remote_request_id: name });
     }
     Ok(RemoteKv::None)
 }

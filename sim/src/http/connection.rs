@@ -35,14 +35,7 @@ impl Listener for CuttableListener {
                     let _ = stream.set_nodelay(true); // only speed is lost without it
                     let cut = self.all.child_token();
                     let is_cut = Box::pin(cut.clone().cancelled_owned());
-                    return (
-                        CuttableStream {
-                            stream,
-                            cut,
-                            is_cut,
-                        },
-                        peer,
-                    );
+                    return (CuttableStream { stream, cut, is_cut }, peer);
                 }
                 // Out of file descriptors, most likely: later it may work again.
                 Err(_) => tokio::time::sleep(Duration::from_millis(50)).await,

@@ -39,85 +39,32 @@ fn render(app: &App) -> String {
     let totals = &state.totals;
     let config = &app.engine.config;
     let labels = format!("engine=\"0\",model_name=\"{}\"", config.model);
-    let mut page = Page {
-        text: String::new(),
-        labels,
-    };
-    page.one(
-        "vllm:num_requests_running",
-        "gauge",
-        "Requests that run.",
-        state.running as f64,
-    );
-    page.one(
-        "vllm:num_requests_waiting",
-        "gauge",
-        "Requests that wait.",
-        state.waiting as f64,
-    );
+    let mut page = Page { text: String::new(), labels };
+    page.one("vllm:num_requests_running", "gauge", "Requests that run.", state.running as f64);
+    page.one("vllm:num_requests_waiting", "gauge", "Requests that wait.", state.waiting as f64);
     let usage = state.blocks_used as f64 / state.blocks_total as f64;
-    page.one(
-        "vllm:kv_cache_usage_perc",
-        "gauge",
-        "KV cache usage, 1 is full.",
-        usage,
-    );
+    page.one("vllm:kv_cache_usage_perc", "gauge", "KV cache usage, 1 is full.", usage);
     page.one("vllm:num_preemptions_total", "counter", "Preemptions.", 0.0);
-    let (hits, moved) = (
-        totals.local_cache_hit_tokens,
-        totals.external_kv_transfer_tokens,
-    );
+    let (hits, moved) = (totals.local_cache_hit_tokens, totals.external_kv_transfer_tokens);
     let prompt = totals.prompt_tokens;
     for (name, help, value) in [
-        (
-            "vllm:prefix_cache_queries_total",
-            "Tokens looked up in the prefix cache.",
-            prompt,
-        ),
-        (
-            "vllm:prefix_cache_hits_total",
-            "Tokens found in the prefix cache.",
-            hits,
-        ),
-        (
-            "vllm:external_prefix_cache_queries_total",
-            "Tokens asked of a connector.",
-            prompt - hits,
-        ),
-        (
-            "vllm:external_prefix_cache_hits_total",
-            "Tokens that a connector had.",
-            moved,
-        ),
+        ("vllm:prefix_cache_queries_total", "Tokens looked up in the prefix cache.", prompt),
+        ("vllm:prefix_cache_hits_total", "Tokens found in the prefix cache.", hits),
+        ("vllm:external_prefix_cache_queries_total", "Tokens asked of a connector.", prompt - hits),
+        ("vllm:external_prefix_cache_hits_total", "Tokens that a connector had.", moved),
         ("vllm:prompt_tokens_total", "Prompt tokens.", prompt),
-        (
-            "vllm:prompt_tokens_cached_total",
-            "Prompt tokens not computed here.",
-            hits + moved,
-        ),
-        (
-            "vllm:generation_tokens_total",
-            "Generated tokens.",
-            totals.generation_tokens,
-        ),
+        ("vllm:prompt_tokens_cached_total", "Prompt tokens not computed here.", hits + moved),
+        ("vllm:generation_tokens_total", "Generated tokens.", totals.generation_tokens),
     ] {
         page.one(name, "counter", help, value as f64);
     }
     let name = "vllm:prompt_tokens_by_source_total";
     page.family(name, "counter", "Prompt tokens by source.");
-    page.sample(
-        name,
-        ",source=\"local_compute\"",
-        totals.local_compute_tokens as f64,
-    );
+    page.sample(name, ",source=\"local_compute\"", totals.local_compute_tokens as f64);
     page.sample(name, ",source=\"local_cache_hit\"", hits as f64);
     page.sample(name, ",source=\"external_kv_transfer\"", moved as f64);
     let name = "vllm:prompt_tokens_cached_by_source_total";
-    page.family(
-        name,
-        "counter",
-        "Prompt tokens not computed here, by the tier they came from.",
-    );
+    page.family(name, "counter", "Prompt tokens not computed here, by the tier they came from.");
     for (source, value) in [("device", hits), ("host", 0), ("disk", 0), ("p2p", moved)] {
         page.sample(name, &format!(",source=\"{source}\""), value as f64);
     }
@@ -130,11 +77,7 @@ fn render(app: &App) -> String {
         ("error", totals.failed),
         ("cache_threshold", totals.finished_cache_threshold),
     ] {
-        page.sample(
-            name,
-            &format!(",finished_reason=\"{reason}\""),
-            value as f64,
-        );
+        page.sample(name, &format!(",finished_reason=\"{reason}\""), value as f64);
     }
     let name = "vllm:nixl_num_kv_expired_reqs_total";
     let help = "Requests whose KV was not pulled within its lease.";

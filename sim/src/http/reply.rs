@@ -44,14 +44,7 @@ struct Progress {
 impl Answer {
     pub(crate) fn new(shape: Shape, request: InferenceRequest, block_size: usize) -> Self {
         let choices = request.asks.iter().map(|_| Progress::default()).collect();
-        Self {
-            shape,
-            request,
-            block_size,
-            choices,
-            cached_tokens: 0,
-            completion_tokens: 0,
-        }
+        Self { shape, request, block_size, choices, cached_tokens: 0, completion_tokens: 0 }
     }
 
     /// Takes in one output; an error ends the whole answer.
@@ -75,9 +68,7 @@ impl Answer {
     }
 
     fn finished(&self) -> bool {
-        self.choices
-            .iter()
-            .all(|choice| choice.finish_reason.is_some())
+        self.choices.iter().all(|choice| choice.finish_reason.is_some())
     }
 
     fn usage(&self) -> Usage {
@@ -98,13 +89,8 @@ impl Answer {
 
     /// Of a batch only the first hand-off is returned, as the real engine does.
     fn whole(&mut self, no_handoff: bool) -> Value {
-        let handoff = self
-            .choices
-            .first_mut()
-            .and_then(|choice| choice.handoff.take());
-        let params = handoff
-            .filter(|_| !no_handoff)
-            .map(|handoff| handoff.to_json());
+        let handoff = self.choices.first_mut().and_then(|choice| choice.handoff.take());
+        let params = handoff.filter(|_| !no_handoff).map(|handoff| handoff.to_json());
         let ids = self.request.return_token_ids;
         let per_prompt = self.choices.len() / self.request.prompts.len();
         let choices: Vec<Choice> = self
@@ -157,10 +143,7 @@ impl Answer {
         let rejected = progress.finish_reason == Some("cache_threshold");
         if chat && first && !rejected {
             let prompt_token_ids = body.prompt_token_ids.take();
-            let opening = Choice {
-                prompt_token_ids,
-                ..Choice::default()
-            };
+            let opening = Choice { prompt_token_ids, ..Choice::default() };
             chunks.push(self.shape.chunk(choice, &opening, true));
         }
         if !body.text.is_empty() || ended {
@@ -225,11 +208,7 @@ pub(crate) async fn streamed(
     let mut ready = VecDeque::new();
     if !early_headers {
         // The transfers' results decide on the status, else the first output.
-        let pulls = answer
-            .request
-            .asks
-            .iter()
-            .any(|ask| matches!(ask.remote, RemoteKv::Pull(_)));
+        let pulls = answer.request.asks.iter().any(|ask| matches!(ask.remote, RemoteKv::Pull(_)));
         let mut awaited = if pulls { answer.choices.len() } else { 1 };
         while awaited > 0 {
             let Some((choice, output)) = submission.next().await else {
@@ -298,9 +277,7 @@ impl Streaming {
             let started = matches!(output, Output::Started { .. });
             match self.answer.take(choice, output) {
                 Ok(()) if started => {}
-                Ok(()) => self
-                    .ready
-                    .extend(self.answer.chunks(choice).iter().map(event)),
+                Ok(()) => self.ready.extend(self.answer.chunks(choice).iter().map(event)),
                 Err(error) => {
                     self.ready.push_back(event(&error.body()));
                     self.close();
@@ -316,8 +293,7 @@ impl Streaming {
     }
 
     fn close(&mut self) {
-        self.ready
-            .push_back(Bytes::from_static(b"data: [DONE]\n\n"));
+        self.ready.push_back(Bytes::from_static(b"data: [DONE]\n\n"));
         self.closing = true;
     }
 }

@@ -39,14 +39,9 @@ pub(crate) struct Choice {
 impl Shape {
     /// A whole reply.
     pub(crate) fn whole(&self, choices: &[Choice], usage: Usage, params: Option<Value>) -> Value {
-        let prompt_token_ids = choices
-            .first()
-            .and_then(|choice| choice.prompt_token_ids.clone());
-        let choices: Vec<Value> = choices
-            .iter()
-            .enumerate()
-            .map(|(index, choice)| self.choice(index, choice))
-            .collect();
+        let prompt_token_ids = choices.first().and_then(|choice| choice.prompt_token_ids.clone());
+        let choices: Vec<Value> =
+            choices.iter().enumerate().map(|(index, choice)| self.choice(index, choice)).collect();
         match self.endpoint {
             Endpoint::Completions => json!({
                 "id": self.id,

@@ -36,17 +36,10 @@ async fn pull(State(app): State<Arc<App>>, body: Bytes) -> Response {
         Ok(pulled) => pulled,
         Err(error) => return error.into_response(),
     };
-    let us = app
-        .engine
-        .config
-        .transfer_us_per_block
-        .saturating_mul(pull.wanted_blocks);
+    let us = app.engine.config.transfer_us_per_block.saturating_mul(pull.wanted_blocks);
     if us > 0 {
         tokio::time::sleep(Duration::from_micros(us)).await;
     }
     drop(pulled);
-    json_response(
-        StatusCode::OK,
-        &json!({"transferred_blocks": pull.wanted_blocks}),
-    )
+    json_response(StatusCode::OK, &json!({"transferred_blocks": pull.wanted_blocks}))
 }

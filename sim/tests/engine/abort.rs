@@ -13,11 +13,7 @@ use crate::support::*;
 #[tokio::test]
 async fn a_lost_client_frees_its_blocks() {
     for stream in [false, true] {
-        let engine = start(SimConfig {
-            decode_us_per_step: 1_000,
-            ..SimConfig::default()
-        })
-        .await;
+        let engine = start(SimConfig { decode_us_per_step: 1_000, ..SimConfig::default() }).await;
         let body = json!({"prompt": prompt(1, 100), "max_tokens": 20_000, "stream": stream});
         let client = Client::builder(TokioExecutor::new()).build_http::<Full<Bytes>>();
         let request = Request::post(format!("{}/v1/completions", engine.url()))
@@ -40,20 +36,13 @@ async fn a_lost_client_frees_its_blocks() {
         drop(client);
         until("its blocks are free", || engine.state().blocks_used == 0).await;
         let state = engine.state();
-        assert_eq!(
-            (state.running, state.waiting, state.totals.aborted),
-            (0, 0, 1)
-        );
+        assert_eq!((state.running, state.waiting, state.totals.aborted), (0, 0, 1));
     }
 }
 
 #[tokio::test]
 async fn a_waiting_request_can_be_given_up() {
-    let config = SimConfig {
-        decode_us_per_step: 1_000,
-        max_num_seqs: 1,
-        ..SimConfig::default()
-    };
+    let config = SimConfig { decode_us_per_step: 1_000, max_num_seqs: 1, ..SimConfig::default() };
     let engine = start(config).await;
     let engine = &engine;
     let ask = |seed| async move { complete(engine, &prompt(seed, 20), 10_000).await };

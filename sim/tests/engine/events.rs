@@ -14,10 +14,7 @@ use crate::support::*;
 /// A subscription takes its time, so requests are made until one's batch arrives.
 async fn subscribe(engine: &SimEngine) -> (SubSocket, u64) {
     let mut socket = SubSocket::new();
-    socket
-        .connect(engine.kv_events_endpoint().unwrap())
-        .await
-        .unwrap();
+    socket.connect(engine.kv_events_endpoint().unwrap()).await.unwrap();
     socket.subscribe("").await.unwrap();
     for last in 0.. {
         complete(engine, &prompt(1000 + last as u32, 40), 1).await; // one batch each
@@ -36,51 +33,28 @@ async fn subscribe(engine: &SimEngine) -> (SubSocket, u64) {
 
 /// The next batch: sequence number and payload.
 async fn next(socket: &mut SubSocket) -> (u64, Bytes) {
-    let message = tokio::time::timeout(PATIENCE, socket.recv())
-        .await
-        .unwrap()
-        .unwrap()
-        .into_vec();
-    let [topic, sequence, payload] = message.as_slice() else {
-        panic!("{message:?}")
-    };
+    let message = tokio::time::timeout(PATIENCE, socket.recv()).await.unwrap().unwrap().into_vec();
+    let [topic, sequence, payload] = message.as_slice() else { panic!("{message:?}") };
     assert!(topic.starts_with(b"kv@127.0.0.1:"));
-    (
-        u64::from_be_bytes(sequence.as_ref().try_into().unwrap()),
-        payload.clone(),
-    )
+    (u64::from_be_bytes(sequence.as_ref().try_into().unwrap()), payload.clone())
 }
 
 /// All batches that the engine can replay from `start` on.
 async fn replay(engine: &SimEngine, start: u64) -> Vec<(u64, Bytes)> {
     let mut socket = DealerSocket::new();
-    socket
-        .connect(engine.kv_replay_endpoint().unwrap())
-        .await
-        .unwrap();
+    socket.connect(engine.kv_replay_endpoint().unwrap()).await.unwrap();
     let ask = vec![Bytes::new(), Bytes::copy_from_slice(&start.to_be_bytes())];
-    socket
-        .send(ZmqMessage::try_from(ask).unwrap())
-        .await
-        .unwrap();
+    socket.send(ZmqMessage::try_from(ask).unwrap()).await.unwrap();
     let mut batches = Vec::new();
     loop {
-        let reply = tokio::time::timeout(PATIENCE, socket.recv())
-            .await
-            .unwrap()
-            .unwrap();
+        let reply = tokio::time::timeout(PATIENCE, socket.recv()).await.unwrap().unwrap();
         let reply = reply.into_vec();
-        let [_, _, sequence, payload] = reply.as_slice() else {
-            panic!("{reply:?}")
-        };
+        let [_, _, sequence, payload] = reply.as_slice() else { panic!("{reply:?}") };
         if sequence.as_ref() == [0xff; 8] {
             assert!(payload.is_empty());
             return batches;
         }
-        batches.push((
-            u64::from_be_bytes(sequence.as_ref().try_into().unwrap()),
-            payload.clone(),
-        ));
+        batches.push((u64::from_be_bytes(sequence.as_ref().try_into().unwrap()), payload.clone()));
     }
 }
 
@@ -105,12 +79,7 @@ impl Mirror {
             };
             let hashes = || {
                 let hashes = field("block_hashes", 1);
-                hashes
-                    .as_array()
-                    .unwrap()
-                    .iter()
-                    .map(|h| h.as_u64().unwrap())
-                    .collect::<Vec<_>>()
+                hashes.as_array().unwrap().iter().map(|h| h.as_u64().unwrap()).collect::<Vec<_>>()
             };
             match field("type", 0).as_str().unwrap() {
                 "BlockStored" => {
@@ -139,10 +108,7 @@ async fn churn(engine: &SimEngine) {
     for seed in [1, 2, 1, 3, 4, 1, 5, 6, 2, 7, 1] {
         complete(engine, &prompt(seed, 64 + seed as usize % 2), 40).await;
         if seed == 4 {
-            assert_eq!(
-                post(engine, "/reset_prefix_cache", json!({})).await.status,
-                200
-            );
+            assert_eq!(post(engine, "/reset_prefix_cache", json!({})).await.status, 200);
         }
     }
 }
@@ -150,11 +116,7 @@ async fn churn(engine: &SimEngine) {
 #[tokio::test]
 async fn a_follower_knows_what_the_cache_holds() {
     for event_form in [EventForm::Map, EventForm::Array] {
-        let config = SimConfig {
-            kv_blocks: 20,
-            event_form,
-            ..SimConfig::default()
-        };
+        let config = SimConfig { kv_blocks: 20, event_form, ..SimConfig::default() };
         let engine = start(config).await;
         let (mut socket, seen) = subscribe(&engine).await;
         churn(&engine).await;
@@ -177,20 +139,12 @@ async fn a_follower_knows_what_the_cache_holds() {
 
 #[tokio::test]
 async fn events_have_the_recorded_fields() {
-    let config = SimConfig {
-        adapters: vec!["pirate".to_owned()],
-        ..SimConfig::default()
-    };
+    let config = SimConfig { adapters: vec!["pirate".to_owned()], ..SimConfig::default() };
     let engine = start(config).await;
     let body = json!({"prompt": prompt(1, 40), "max_tokens": 1, "cache_salt": "tenant", "model": "pirate"});
     post(&engine, "/v1/completions", body).await;
     let stored = events(&replay(&engine, 0).await[0].1)[0].clone();
-    let keys: Vec<&str> = stored
-        .as_object()
-        .unwrap()
-        .keys()
-        .map(String::as_str)
-        .collect();
+    let keys: Vec<&str> = stored.as_object().unwrap().keys().map(String::as_str).collect();
     let recorded = [
         "type",
         "block_hashes",
@@ -207,31 +161,18 @@ async fn events_have_the_recorded_fields() {
     assert_eq!(keys, recorded);
     assert_eq!(stored["token_ids"], json!(prompt(1, 32)));
     assert_eq!(stored["parent_block_hash"], Value::Null);
-    assert_eq!(
-        stored["extra_keys"],
-        json!([["pirate", "tenant"], ["pirate"]])
-    );
-    assert_eq!(
-        (&stored["lora_id"], &stored["lora_name"]),
-        (&json!(1), &json!("pirate"))
-    );
+    assert_eq!(stored["extra_keys"], json!([["pirate", "tenant"], ["pirate"]]));
+    assert_eq!((&stored["lora_id"], &stored["lora_name"]), (&json!(1), &json!("pirate")));
 }
 
 #[tokio::test]
 async fn hashes_can_be_bytes() {
-    let config = SimConfig {
-        hash_form: HashForm::Bytes32,
-        ..SimConfig::default()
-    };
+    let config = SimConfig { hash_form: HashForm::Bytes32, ..SimConfig::default() };
     let engine = start(config).await;
     complete(&engine, &prompt(1, 40), 1).await;
     let stored = events(&replay(&engine, 0).await[0].1)[0].clone();
     assert!(
-        stored["block_hashes"]
-            .as_array()
-            .unwrap()
-            .iter()
-            .all(|h| h.as_str().unwrap().len() == 64)
+        stored["block_hashes"].as_array().unwrap().iter().all(|h| h.as_str().unwrap().len() == 64)
     );
 }
 
@@ -239,19 +180,13 @@ async fn hashes_can_be_bytes() {
 async fn dropped_and_spoilt_batches_can_be_replayed() {
     let engine = start(SimConfig::default()).await;
     let (mut socket, first) = subscribe(&engine).await;
-    engine.set_fault(Fault {
-        kind: FaultKind::DropEventBatches,
-        times: Some(2),
-    });
+    engine.set_fault(Fault { kind: FaultKind::DropEventBatches, times: Some(2) });
     for seed in [1, 2, 3] {
         complete(&engine, &prompt(seed, 40), 1).await;
     }
     let (after_gap, _) = next(&mut socket).await;
     assert_eq!(after_gap, first + 3);
-    engine.set_fault(Fault {
-        kind: FaultKind::GarbageEvents,
-        times: Some(1),
-    });
+    engine.set_fault(Fault { kind: FaultKind::GarbageEvents, times: Some(1) });
     complete(&engine, &prompt(4, 40), 1).await;
     let (sequence, garbage) = next(&mut socket).await;
     assert_eq!(sequence, first + 4);

@@ -8,10 +8,7 @@ use splitrail_sim::{Fault, FaultKind, SimConfig};
 use crate::support::*;
 
 fn once(kind: FaultKind) -> Fault {
-    Fault {
-        kind,
-        times: Some(1),
-    }
+    Fault { kind, times: Some(1) }
 }
 
 #[tokio::test]
@@ -21,68 +18,31 @@ async fn statuses_come_as_often_as_asked() {
     assert_eq!(post(&engine, "/sim/faults", fault).await.status, 200);
     let mut statuses = Vec::new();
     for _ in 0..3 {
-        statuses.push(
-            post(&engine, "/v1/completions", json!({"prompt": "x"}))
-                .await
-                .status,
-        );
+        statuses.push(post(&engine, "/v1/completions", json!({"prompt": "x"})).await.status);
     }
     assert_eq!(statuses, [503, 503, 200]);
-    assert_eq!(
-        post(&engine, "/sim/faults", json!({"kind": "nonsense"}))
-            .await
-            .status,
-        400
-    );
+    assert_eq!(post(&engine, "/sim/faults", json!({"kind": "nonsense"})).await.status, 400);
 }
 
 #[tokio::test]
 async fn lasting_faults_end_when_cleared() {
     let engine = start(SimConfig::default()).await;
-    engine.set_fault(Fault {
-        kind: FaultKind::Status { status: 429 },
-        times: None,
-    });
+    engine.set_fault(Fault { kind: FaultKind::Status { status: 429 }, times: None });
     for _ in 0..3 {
-        assert_eq!(
-            post(&engine, "/v1/completions", json!({"prompt": "x"}))
-                .await
-                .status,
-            429
-        );
+        assert_eq!(post(&engine, "/v1/completions", json!({"prompt": "x"})).await.status, 429);
     }
-    let cleared = send(
-        &engine,
-        http::Method::DELETE,
-        "/sim/faults",
-        &[],
-        String::new(),
-    )
-    .await;
+    let cleared = send(&engine, http::Method::DELETE, "/sim/faults", &[], String::new()).await;
     assert_eq!(cleared.unwrap().status, 200);
-    assert_eq!(
-        post(&engine, "/v1/completions", json!({"prompt": "x"}))
-            .await
-            .status,
-        200
-    );
+    assert_eq!(post(&engine, "/v1/completions", json!({"prompt": "x"})).await.status, 200);
 }
 
 #[tokio::test]
 async fn a_reset_gives_no_byte_of_a_reply() {
     let engine = start(SimConfig::default()).await;
     engine.set_fault(once(FaultKind::Reset));
-    let error = try_post(&engine, "/v1/completions", json!({"prompt": "x"}))
-        .await
-        .err()
-        .unwrap();
+    let error = try_post(&engine, "/v1/completions", json!({"prompt": "x"})).await.err().unwrap();
     assert!(error.starts_with("no reply"), "{error}");
-    assert_eq!(
-        post(&engine, "/v1/completions", json!({"prompt": "x"}))
-            .await
-            .status,
-        200
-    );
+    assert_eq!(post(&engine, "/v1/completions", json!({"prompt": "x"})).await.status, 200);
 }
 
 #[tokio::test]
@@ -116,12 +76,7 @@ async fn a_hanging_request_takes_nothing_from_the_engine() {
         () = until("it arrived", || engine.requests().len() == 1) => {}
     }
     assert_eq!(engine.state().running + engine.state().waiting, 0);
-    assert_eq!(
-        post(&engine, "/v1/completions", json!({"prompt": "x"}))
-            .await
-            .status,
-        200
-    );
+    assert_eq!(post(&engine, "/v1/completions", json!({"prompt": "x"})).await.status, 200);
 }
 
 #[tokio::test]
@@ -137,26 +92,17 @@ async fn a_slow_first_byte_is_late_and_right() {
 
 #[tokio::test]
 async fn shutdown_frees_the_ports_and_cuts_streams() {
-    let engine = start(SimConfig {
-        decode_us_per_step: 1_000,
-        ..SimConfig::default()
-    })
-    .await;
+    let engine = start(SimConfig { decode_us_per_step: 1_000, ..SimConfig::default() }).await;
     let addr = engine.http_addr();
     let port = |endpoint: Option<&str>| endpoint.unwrap().rsplit(':').next()?.parse::<u16>().ok();
-    let (events, replay) = (
-        port(engine.kv_events_endpoint()),
-        port(engine.kv_replay_endpoint()),
-    );
+    let (events, replay) = (port(engine.kv_events_endpoint()), port(engine.kv_replay_endpoint()));
     let body = json!({"prompt": "x", "max_tokens": 20_000, "stream": true}).to_string();
     let mut stream = tokio::net::TcpStream::connect(addr).await.unwrap();
     let head = format!(
         "POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-length: {}\r\n\r\n{body}",
         body.len()
     );
-    tokio::io::AsyncWriteExt::write_all(&mut stream, head.as_bytes())
-        .await
-        .unwrap();
+    tokio::io::AsyncWriteExt::write_all(&mut stream, head.as_bytes()).await.unwrap();
     until("it runs", || engine.state().running == 1).await;
     engine.shutdown().await;
     let mut rest = Vec::new();
@@ -186,13 +132,7 @@ async fn uncached_tokens_and_steps_take_their_time() {
         complete(&engine, &prompt(1, 100), max_tokens).await;
         began.elapsed()
     };
-    assert!(
-        took(1).await >= Duration::from_millis(105),
-        "100 tokens and a step"
-    );
-    assert!(
-        took(10).await >= Duration::from_millis(54),
-        "4 tokens and ten steps"
-    );
+    assert!(took(1).await >= Duration::from_millis(105), "100 tokens and a step");
+    assert!(took(10).await >= Duration::from_millis(54), "4 tokens and ten steps");
     assert_eq!(engine.state().totals.steps, 11);
 }

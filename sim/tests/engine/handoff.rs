@@ -12,16 +12,8 @@ struct Pair {
 
 impl Pair {
     async fn start(config: SimConfig) -> Self {
-        let prefill = start(SimConfig {
-            role: Role::Prefill,
-            ..config.clone()
-        })
-        .await;
-        let decode = start(SimConfig {
-            role: Role::Decode,
-            ..config
-        })
-        .await;
+        let prefill = start(SimConfig { role: Role::Prefill, ..config.clone() }).await;
+        let decode = start(SimConfig { role: Role::Decode, ..config }).await;
         Self { prefill, decode }
     }
 
@@ -45,9 +37,7 @@ impl Pair {
     /// Both legs; returns both replies.
     async fn both(&self, path: &str, body: &Value) -> (Value, Value) {
         let prefilled = self.prefill(path, body).await;
-        let decoded = self
-            .decode(path, body, &prefilled["kv_transfer_params"])
-            .await;
+        let decoded = self.decode(path, body, &prefilled["kv_transfer_params"]).await;
         assert_eq!(decoded.status, 200, "{}", decoded.text());
         (prefilled, decoded.json())
     }
@@ -55,11 +45,7 @@ impl Pair {
     fn nothing_held(&self) {
         for engine in [&self.prefill, &self.decode] {
             let state = engine.state();
-            assert_eq!(
-                (state.blocks_used, state.staged_handoffs),
-                (0, 0),
-                "{state:?}"
-            );
+            assert_eq!((state.blocks_used, state.staged_handoffs), (0, 0), "{state:?}");
         }
     }
 }
@@ -71,10 +57,7 @@ fn ask(tokens: &[u32]) -> Value {
 }
 
 fn code(reply: &Reply) -> (u16, String) {
-    (
-        reply.status,
-        reply.json()["error"]["code"].as_str().unwrap().to_owned(),
-    )
+    (reply.status, reply.json()["error"]["code"].as_str().unwrap().to_owned())
 }
 
 #[tokio::test]
@@ -87,39 +70,24 @@ async fn disaggregated_text_equals_aggregated_text() {
             let body = ask(&prompt(tokens, tokens as usize));
             let expected = post(&alone, COMPLETIONS, body.clone()).await.json();
             let (_, decoded) = pair.both(COMPLETIONS, &body).await;
-            assert_eq!(
-                text_of(&decoded),
-                text_of(&expected),
-                "{tokens} tokens, round {round}"
-            );
+            assert_eq!(text_of(&decoded), text_of(&expected), "{tokens} tokens, round {round}");
         }
     }
     let body = json!({"messages": [{"role": "user", "content": "of ships"}], "max_tokens": 24});
-    let expected = post(&alone, "/v1/chat/completions", body.clone())
-        .await
-        .json();
+    let expected = post(&alone, "/v1/chat/completions", body.clone()).await.json();
     let (_, decoded) = pair.both("/v1/chat/completions", &body).await;
-    assert_eq!(
-        decoded["choices"][0]["message"],
-        expected["choices"][0]["message"]
-    );
+    assert_eq!(decoded["choices"][0]["message"], expected["choices"][0]["message"]);
     pair.nothing_held();
 }
 
 #[tokio::test]
 async fn a_streamed_decode_leg_says_the_same() {
-    let pair = Pair::start(SimConfig {
-        early_stream_headers: true,
-        ..SimConfig::default()
-    })
-    .await;
+    let pair = Pair::start(SimConfig { early_stream_headers: true, ..SimConfig::default() }).await;
     let mut body = ask(&prompt(1, 50));
     let prefilled = pair.prefill(COMPLETIONS, &body).await;
     let expected = complete(&pair.decode, &prompt(1, 50), 24).await;
     body["stream"] = json!(true);
-    let reply = pair
-        .decode(COMPLETIONS, &body, &prefilled["kv_transfer_params"])
-        .await;
+    let reply = pair.decode(COMPLETIONS, &body, &prefilled["kv_transfer_params"]).await;
     let text: String = reply.chunks().iter().map(text_of).collect();
     assert_eq!(text, text_of(&expected));
 }
@@ -130,19 +98,9 @@ async fn hand_offs_have_the_recorded_fields() {
         serde_json::from_str(include_str!("../fixtures/http-vllm-0.32.0.json")).unwrap();
     let pair = Pair::start(SimConfig::default()).await;
     let (prefilled, decoded) = pair.both(COMPLETIONS, &ask(&prompt(1, 100))).await;
-    let keys = |params: &Value| {
-        params
-            .as_object()
-            .unwrap()
-            .keys()
-            .cloned()
-            .collect::<Vec<_>>()
-    };
+    let keys = |params: &Value| params.as_object().unwrap().keys().cloned().collect::<Vec<_>>();
     let params = &prefilled["kv_transfer_params"];
-    assert_eq!(
-        keys(params),
-        keys(&recorded["prefill"]["kv_transfer_params"])
-    );
+    assert_eq!(keys(params), keys(&recorded["prefill"]["kv_transfer_params"]));
     assert_eq!(params["remote_block_ids"], json!([[1, 2, 3, 4, 5, 6, 7]]));
     assert_eq!(params["remote_num_tokens"], 100);
     assert_eq!(params["remote_engine_id"], pair.prefill.state().engine_id);
@@ -157,15 +115,9 @@ async fn transferred_tokens_are_no_cache_hits() {
     assert_eq!(cached_tokens(&cold), 0);
     let totals = pair.decode.state().totals;
     assert_eq!(totals.external_kv_transfer_tokens, 100);
-    assert_eq!(
-        (totals.local_compute_tokens, totals.local_cache_hit_tokens),
-        (0, 0)
-    );
+    assert_eq!((totals.local_compute_tokens, totals.local_cache_hit_tokens), (0, 0));
     let (prefilled, warm) = pair.both(COMPLETIONS, &body).await;
-    assert_eq!(
-        prefilled["kv_transfer_params"]["remote_prefill_cached_tokens"],
-        96
-    );
+    assert_eq!(prefilled["kv_transfer_params"]["remote_prefill_cached_tokens"], 96);
     assert_eq!(cached_tokens(&warm), 96);
     let page = get(&pair.decode, "/metrics").await.text();
     let by_source = "vllm:prompt_tokens_by_source_total";
@@ -175,17 +127,10 @@ async fn transferred_tokens_are_no_cache_hits() {
 
 #[tokio::test]
 async fn an_older_decode_engine_reports_the_whole_prompt() {
-    let config = SimConfig {
-        decode_usage: DecodeUsage::WholePrompt,
-        ..SimConfig::default()
-    };
+    let config = SimConfig { decode_usage: DecodeUsage::WholePrompt, ..SimConfig::default() };
     let pair = Pair::start(config).await;
     let (prefilled, decoded) = pair.both(COMPLETIONS, &ask(&prompt(1, 100))).await;
-    assert!(
-        prefilled["kv_transfer_params"]
-            .get("remote_prefill_cached_tokens")
-            .is_none()
-    );
+    assert!(prefilled["kv_transfer_params"].get("remote_prefill_cached_tokens").is_none());
     assert_eq!(cached_tokens(&decoded), 100);
 }
 
@@ -195,16 +140,8 @@ async fn blocks_stay_pinned_until_they_are_pulled() {
     let body = ask(&prompt(1, 100));
     let prefilled = pair.prefill(COMPLETIONS, &body).await;
     let state = pair.prefill.state();
-    assert_eq!(
-        (
-            state.blocks_pinned,
-            state.blocks_used,
-            state.staged_handoffs
-        ),
-        (7, 7, 1)
-    );
-    pair.decode(COMPLETIONS, &body, &prefilled["kv_transfer_params"])
-        .await;
+    assert_eq!((state.blocks_pinned, state.blocks_used, state.staged_handoffs), (7, 7, 1));
+    pair.decode(COMPLETIONS, &body, &prefilled["kv_transfer_params"]).await;
     pair.nothing_held();
     assert_eq!(pair.prefill.state().totals.handoffs_pulled, 1);
 }
@@ -226,21 +163,12 @@ async fn a_hand_off_works_once() {
 
 #[tokio::test]
 async fn a_late_hand_off_is_refused() {
-    let pair = Pair::start(SimConfig {
-        lease_ms: 20,
-        ..SimConfig::default()
-    })
-    .await;
+    let pair = Pair::start(SimConfig { lease_ms: 20, ..SimConfig::default() }).await;
     let body = ask(&prompt(1, 100));
     let prefilled = pair.prefill(COMPLETIONS, &body).await;
-    until("the lease ends", || {
-        pair.prefill.state().totals.handoffs_expired == 1
-    })
-    .await;
+    until("the lease ends", || pair.prefill.state().totals.handoffs_expired == 1).await;
     pair.nothing_held();
-    let late = pair
-        .decode(COMPLETIONS, &body, &prefilled["kv_transfer_params"])
-        .await;
+    let late = pair.decode(COMPLETIONS, &body, &prefilled["kv_transfer_params"]).await;
     assert_eq!(code(&late), (500, "handoff_expired".to_owned()));
 }
 
@@ -258,33 +186,14 @@ async fn what_does_not_fit_is_refused() {
     let dead_port = free_port.local_addr().unwrap().port();
     drop(free_port);
     for (params, expected) in [
-        (
-            changed("remote_engine_id", json!("beef")),
-            (500, "handoff_unknown"),
-        ),
-        (
-            changed("remote_request_id", json!("cmpl-other")),
-            (500, "handoff_unknown"),
-        ),
-        (
-            changed("remote_block_ids", json!([[7, 6, 5, 4, 3, 2, 1]])),
-            (400, "handoff_mismatch"),
-        ),
-        (
-            changed("remote_port", json!(dead_port)),
-            (500, "handoff_unreachable"),
-        ),
-        (
-            changed("remote_host", Value::Null),
-            (500, "handoff_unknown"),
-        ),
+        (changed("remote_engine_id", json!("beef")), (500, "handoff_unknown")),
+        (changed("remote_request_id", json!("cmpl-other")), (500, "handoff_unknown")),
+        (changed("remote_block_ids", json!([[7, 6, 5, 4, 3, 2, 1]])), (400, "handoff_mismatch")),
+        (changed("remote_port", json!(dead_port)), (500, "handoff_unreachable")),
+        (changed("remote_host", Value::Null), (500, "handoff_unknown")),
     ] {
         let reply = pair.decode(COMPLETIONS, &body, &params).await;
-        assert_eq!(
-            code(&reply),
-            (expected.0, expected.1.to_owned()),
-            "{params}"
-        );
+        assert_eq!(code(&reply), (expected.0, expected.1.to_owned()), "{params}");
     }
     let other_prompt = pair.decode(COMPLETIONS, &ask(&prompt(2, 100)), &good).await;
     assert_eq!(code(&other_prompt), (400, "handoff_mismatch".to_owned()));
@@ -298,44 +207,24 @@ async fn a_batch_gets_one_hand_off_and_its_decode_fails() {
     let pair = Pair::start(SimConfig::default()).await;
     let body = json!({"prompt": [prompt(1, 40), prompt(2, 40)], "max_tokens": 4});
     let prefilled = pair.prefill(COMPLETIONS, &body).await;
-    assert_eq!(
-        prefilled["kv_transfer_params"]["remote_block_ids"][0]
-            .as_array()
-            .unwrap()
-            .len(),
-        3
-    );
+    assert_eq!(prefilled["kv_transfer_params"]["remote_block_ids"][0].as_array().unwrap().len(), 3);
     assert_eq!(pair.prefill.state().totals.handoffs_staged, 2);
-    let decoded = pair
-        .decode(COMPLETIONS, &body, &prefilled["kv_transfer_params"])
-        .await;
+    let decoded = pair.decode(COMPLETIONS, &body, &prefilled["kv_transfer_params"]).await;
     assert_eq!(decoded.status, 400, "{}", decoded.text());
     // The second prompt's blocks stay pinned: nobody has their hand-off.
-    until("the first is pulled", || {
-        pair.prefill.state().staged_handoffs == 1
-    })
-    .await;
+    until("the first is pulled", || pair.prefill.state().staged_handoffs == 1).await;
     assert_eq!(pair.prefill.state().blocks_pinned, 3);
 }
 
 #[tokio::test]
 async fn a_streamed_prefill_pins_blocks_for_nobody() {
-    let pair = Pair::start(SimConfig {
-        lease_ms: 300,
-        ..SimConfig::default()
-    })
-    .await;
+    let pair = Pair::start(SimConfig { lease_ms: 300, ..SimConfig::default() }).await;
     let mut leg = ask(&prompt(1, 100));
     leg["max_tokens"] = json!(1);
     leg["stream"] = json!(true);
     leg["kv_transfer_params"] = json!({"do_remote_decode": true});
     let reply = post(&pair.prefill, COMPLETIONS, leg).await;
-    assert!(
-        reply
-            .chunks()
-            .iter()
-            .all(|chunk| chunk.get("kv_transfer_params").is_none())
-    );
+    assert!(reply.chunks().iter().all(|chunk| chunk.get("kv_transfer_params").is_none()));
     assert_eq!(pair.prefill.state().totals.handoffs_staged, 1);
     until("the lease ends", || pair.prefill.state().blocks_pinned == 0).await;
     assert_eq!(pair.prefill.state().totals.handoffs_expired, 1);
@@ -343,19 +232,9 @@ async fn a_streamed_prefill_pins_blocks_for_nobody() {
 
 #[tokio::test]
 async fn a_bare_flag_kills_the_engine() {
-    let engine = start(SimConfig {
-        decode_us_per_step: 2_000,
-        ..SimConfig::default()
-    })
-    .await;
-    let running = async {
-        post(
-            &engine,
-            COMPLETIONS,
-            json!({"prompt": "x", "max_tokens": 10_000}),
-        )
-        .await
-    };
+    let engine = start(SimConfig { decode_us_per_step: 2_000, ..SimConfig::default() }).await;
+    let running =
+        async { post(&engine, COMPLETIONS, json!({"prompt": "x", "max_tokens": 10_000})).await };
     let killing = async {
         until("a request runs", || engine.state().running == 1).await;
         let params = json!({"do_remote_prefill": true});
@@ -364,12 +243,7 @@ async fn a_bare_flag_kills_the_engine() {
     };
     let (running, killing) = tokio::join!(running, killing);
     assert_eq!((running.status, killing.status), (500, 500));
-    assert_eq!(
-        post(&engine, COMPLETIONS, json!({"prompt": "x"}))
-            .await
-            .status,
-        500
-    );
+    assert_eq!(post(&engine, COMPLETIONS, json!({"prompt": "x"})).await.status, 500);
     assert_eq!(get(&engine, "/health").await.status, 503);
     assert!(engine.state().dead);
 }
@@ -378,14 +252,8 @@ async fn a_bare_flag_kills_the_engine() {
 async fn roles_are_enforced_but_plain_requests_run_anywhere() {
     let pair = Pair::start(SimConfig::default()).await;
     let mut body = ask(&prompt(1, 20));
-    assert_eq!(
-        post(&pair.decode, COMPLETIONS, body.clone()).await.status,
-        200
-    );
-    assert_eq!(
-        post(&pair.prefill, COMPLETIONS, body.clone()).await.status,
-        200
-    );
+    assert_eq!(post(&pair.decode, COMPLETIONS, body.clone()).await.status, 200);
+    assert_eq!(post(&pair.prefill, COMPLETIONS, body.clone()).await.status, 200);
     body["kv_transfer_params"] = json!({"do_remote_decode": true});
     let reply = post(&pair.decode, COMPLETIONS, body).await;
     assert_eq!(code(&reply), (400, "wrong_role".to_owned()));
@@ -395,21 +263,12 @@ async fn roles_are_enforced_but_plain_requests_run_anywhere() {
 async fn pulls_and_hand_offs_can_be_made_to_fail() {
     let pair = Pair::start(SimConfig::default()).await;
     let body = ask(&prompt(1, 100));
-    pair.prefill.set_fault(Fault {
-        kind: FaultKind::RefusePulls,
-        times: Some(1),
-    });
+    pair.prefill.set_fault(Fault { kind: FaultKind::RefusePulls, times: Some(1) });
     let good = pair.prefill(COMPLETIONS, &body).await["kv_transfer_params"].clone();
     let refused = pair.decode(COMPLETIONS, &body, &good).await;
     assert_eq!(code(&refused), (500, "handoff_refused".to_owned()));
     assert_eq!(pair.decode(COMPLETIONS, &body, &good).await.status, 200);
-    pair.prefill.set_fault(Fault {
-        kind: FaultKind::NoHandoff,
-        times: Some(1),
-    });
-    assert_eq!(
-        pair.prefill(COMPLETIONS, &body).await["kv_transfer_params"],
-        Value::Null
-    );
+    pair.prefill.set_fault(Fault { kind: FaultKind::NoHandoff, times: Some(1) });
+    assert_eq!(pair.prefill(COMPLETIONS, &body).await["kv_transfer_params"], Value::Null);
     assert!(pair.prefill(COMPLETIONS, &body).await["kv_transfer_params"].is_object());
 }

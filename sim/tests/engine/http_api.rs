@@ -18,10 +18,7 @@ fn shape(value: &Value) -> String {
         Value::String(_) => "string".to_owned(),
         Value::Array(items) => format!("[{}]", items.first().map(shape).unwrap_or_default()),
         Value::Object(fields) => {
-            let fields: Vec<_> = fields
-                .iter()
-                .map(|(k, v)| format!("{k}: {}", shape(v)))
-                .collect();
+            let fields: Vec<_> = fields.iter().map(|(k, v)| format!("{k}: {}", shape(v))).collect();
             format!("{{{}}}", fields.join(", "))
         }
     }
@@ -49,10 +46,7 @@ async fn streams_have_the_recorded_shape() {
     let options = json!({"include_usage": true});
     let body = json!({"prompt": "sea", "max_tokens": 4, "stream": true, "stream_options": options});
     let reply = post(&engine, "/v1/completions", body).await;
-    assert_eq!(
-        reply.headers["content-type"],
-        "text/event-stream; charset=utf-8"
-    );
+    assert_eq!(reply.headers["content-type"], "text/event-stream; charset=utf-8");
     compare_chunks(&reply.chunks(), &recorded()["completion_stream"]);
     let body =
         json!({"messages": messages(), "max_tokens": 4, "stream": true, "stream_options": options});
@@ -67,10 +61,7 @@ async fn streams_have_the_recorded_shape() {
 /// First, second, last with text, last of all.
 fn compare_chunks(chunks: &[Value], recorded: &Value) {
     let last = chunks.len() - 1;
-    for (ours, theirs) in [0, 1, last - 1, last]
-        .into_iter()
-        .zip(recorded.as_array().unwrap())
-    {
+    for (ours, theirs) in [0, 1, last - 1, last].into_iter().zip(recorded.as_array().unwrap()) {
         assert_eq!(shape(&chunks[ours]), shape(theirs));
     }
 }
@@ -87,15 +78,10 @@ async fn a_stream_without_include_usage_has_no_usage() {
 #[tokio::test]
 async fn a_stream_says_what_the_whole_reply_says() {
     let engine = start(SimConfig::default()).await;
-    for (endpoint, input) in [
-        ("/v1/completions", json!("the sea")),
-        ("/v1/chat/completions", messages()),
-    ] {
-        let field = if endpoint.contains("chat") {
-            "messages"
-        } else {
-            "prompt"
-        };
+    for (endpoint, input) in
+        [("/v1/completions", json!("the sea")), ("/v1/chat/completions", messages())]
+    {
+        let field = if endpoint.contains("chat") { "messages" } else { "prompt" };
         let body = json!({field: input, "max_tokens": 20, "n": 2});
         let whole = post(&engine, endpoint, body.clone()).await.json();
         let mut body = body;
@@ -103,18 +89,12 @@ async fn a_stream_says_what_the_whole_reply_says() {
         let mut texts = [String::new(), String::new()];
         for chunk in post(&engine, endpoint, body).await.chunks() {
             let choice = &chunk["choices"][0];
-            let text = choice["text"]
-                .as_str()
-                .or(choice["delta"]["content"].as_str())
-                .unwrap();
+            let text = choice["text"].as_str().or(choice["delta"]["content"].as_str()).unwrap();
             texts[choice["index"].as_u64().unwrap() as usize].push_str(text);
         }
         for (index, text) in texts.iter().enumerate() {
             let choice = &whole["choices"][index];
-            let said = choice["text"]
-                .as_str()
-                .or(choice["message"]["content"].as_str())
-                .unwrap();
+            let said = choice["text"].as_str().or(choice["message"]["content"].as_str()).unwrap();
             assert_eq!(text, said);
             assert_eq!(text.len(), 20);
         }
@@ -134,28 +114,17 @@ async fn cached_tokens_leave_the_last_token_to_compute() {
 
 #[tokio::test]
 async fn a_salt_or_an_adapter_shares_no_cache() {
-    let config = SimConfig {
-        adapters: vec!["pirate".to_owned()],
-        ..SimConfig::default()
-    };
+    let config = SimConfig { adapters: vec!["pirate".to_owned()], ..SimConfig::default() };
     let engine = start(config).await;
     let plain = complete(&engine, &prompt(1, 64), 8).await;
     let ask = |extra: Value| {
         let mut body = json!({"prompt": prompt(1, 64), "max_tokens": 8});
-        body.as_object_mut()
-            .unwrap()
-            .extend(extra.as_object().unwrap().clone());
+        body.as_object_mut().unwrap().extend(extra.as_object().unwrap().clone());
         post(&engine, "/v1/completions", body)
     };
     let salted = ask(json!({"cache_salt": "t1"})).await.json();
-    assert_eq!(
-        (cached_tokens(&salted), text_of(&salted)),
-        (0, text_of(&plain))
-    );
-    assert_eq!(
-        cached_tokens(&ask(json!({"cache_salt": "t1"})).await.json()),
-        48
-    );
+    assert_eq!((cached_tokens(&salted), text_of(&salted)), (0, text_of(&plain)));
+    assert_eq!(cached_tokens(&ask(json!({"cache_salt": "t1"})).await.json()), 48);
     let adapted = ask(json!({"model": "pirate"})).await.json();
     assert_eq!(cached_tokens(&adapted), 0);
     assert_ne!(text_of(&adapted), text_of(&plain));
@@ -168,11 +137,7 @@ async fn usage_details_follow_the_configuration() {
         (UsageReport::Null, Some(false), false),
         (UsageReport::Absent, None, false),
     ] {
-        let engine = start(SimConfig {
-            usage_report,
-            ..SimConfig::default()
-        })
-        .await;
+        let engine = start(SimConfig { usage_report, ..SimConfig::default() }).await;
         let body = complete(&engine, &prompt(1, 20), 2).await;
         let details = body["usage"].get("prompt_tokens_details");
         assert_eq!(details.map(|details| !details.is_null()), whole);
@@ -224,11 +189,7 @@ async fn a_stop_string_ends_the_answer_and_stays_out_of_it() {
 
 #[tokio::test]
 async fn eos_ends_answers_unless_ignored() {
-    let engine = start(SimConfig {
-        eos_one_in: 4,
-        ..SimConfig::default()
-    })
-    .await;
+    let engine = start(SimConfig { eos_one_in: 4, ..SimConfig::default() }).await;
     let body = json!({"prompt": "sea", "max_tokens": 500});
     let whole = post(&engine, "/v1/completions", body).await.json();
     assert_eq!(whole["choices"][0]["finish_reason"], "stop");
@@ -242,34 +203,14 @@ async fn eos_ends_answers_unless_ignored() {
 
 #[tokio::test]
 async fn errors_are_openai_shaped() {
-    let engine = start(SimConfig {
-        max_model_len: 100,
-        ..SimConfig::default()
-    })
-    .await;
+    let engine = start(SimConfig { max_model_len: 100, ..SimConfig::default() }).await;
     for (body, status, param) in [
-        (
-            json!({"model": "other", "prompt": "x"}),
-            404,
-            json!("model"),
-        ),
-        (
-            json!({"prompt": prompt(1, 101)}),
-            400,
-            json!("input_tokens"),
-        ),
-        (
-            json!({"prompt": prompt(1, 90), "max_tokens": 11}),
-            400,
-            json!("max_tokens"),
-        ),
+        (json!({"model": "other", "prompt": "x"}), 404, json!("model")),
+        (json!({"prompt": prompt(1, 101)}), 400, json!("input_tokens")),
+        (json!({"prompt": prompt(1, 90), "max_tokens": 11}), 400, json!("max_tokens")),
         (json!({"prompt": {"a": 1}}), 400, json!("prompt")),
         (json!({"prompt": ""}), 400, json!("prompt")),
-        (
-            json!({"prompt": "x", "max_tokens": 0}),
-            400,
-            json!("max_tokens"),
-        ),
+        (json!({"prompt": "x", "max_tokens": 0}), 400, json!("max_tokens")),
     ] {
         let reply = post(&engine, "/v1/completions", body.clone()).await;
         assert_eq!(reply.status, status, "{body}");
@@ -286,24 +227,13 @@ async fn unknown_fields_are_ignored_and_the_request_id_is_kept() {
     let engine = start(SimConfig::default()).await;
     let body = json!({"prompt": "x", "max_tokens": 1, "foo": {"bar": 1}}).to_string();
     let headers = [("x-request-id", "abc")];
-    let reply = send(
-        &engine,
-        http::Method::POST,
-        "/v1/completions",
-        &headers,
-        body,
-    )
-    .await
-    .unwrap();
+    let reply = send(&engine, http::Method::POST, "/v1/completions", &headers, body).await.unwrap();
     assert_eq!(reply.json()["id"], "cmpl-abc");
     let seen = engine.requests();
     assert_eq!(seen.len(), 1);
     assert_eq!(seen[0].header("x-request-id"), Some("abc"));
     assert_eq!(seen[0].body["foo"]["bar"], 1);
-    assert_eq!(
-        get(&engine, "/sim/requests").await.json()[0]["path"],
-        "/v1/completions"
-    );
+    assert_eq!(get(&engine, "/sim/requests").await.json()[0]["path"], "/v1/completions");
 }
 
 #[tokio::test]
@@ -316,13 +246,7 @@ async fn tokenize_counts_what_usage_bills() {
     let chat = post(&engine, "/v1/chat/completions", body).await.json();
     assert_eq!(chat["usage"]["prompt_tokens"], tokenized["count"]);
     assert_eq!(chat["prompt_token_ids"], tokenized["tokens"]);
-    let text = post(
-        &engine,
-        "/detokenize",
-        json!({"tokens": tokenized["tokens"]}),
-    )
-    .await
-    .json();
+    let text = post(&engine, "/detokenize", json!({"tokens": tokenized["tokens"]})).await.json();
     assert_eq!(
         text["prompt"],
         "<|im_start|>user\ntell me of the sea<|im_end|>\n<|im_start|>assistant\n"
@@ -331,11 +255,7 @@ async fn tokenize_counts_what_usage_bills() {
 
 #[tokio::test]
 async fn service_endpoints_answer() {
-    let engine = start(SimConfig {
-        model: "tiny".to_owned(),
-        ..SimConfig::default()
-    })
-    .await;
+    let engine = start(SimConfig { model: "tiny".to_owned(), ..SimConfig::default() }).await;
     assert_eq!(get(&engine, "/health").await.status, 200);
     assert_eq!(get(&engine, "/version").await.json()["version"], "0.32.0");
     let models = get(&engine, "/v1/models").await.json();
@@ -348,20 +268,13 @@ async fn service_endpoints_answer() {
     assert_eq!(metric(&page, by_source, "local_cache_hit"), 48.0);
     assert_eq!(metric(&page, "vllm:prefix_cache_queries_total", ""), 128.0);
     assert_eq!(metric(&page, "vllm:prefix_cache_hits_total", ""), 48.0);
-    assert_eq!(
-        metric(&page, "vllm:cache_config_info", "block_size=\"16\""),
-        1.0
-    );
+    assert_eq!(metric(&page, "vllm:cache_config_info", "block_size=\"16\""), 1.0);
     assert_eq!(metric(&page, "vllm:kv_cache_usage_perc", ""), 0.0);
 }
 
 #[tokio::test]
 async fn more_requests_than_slots_and_blocks_are_all_served() {
-    let config = SimConfig {
-        kv_blocks: 12,
-        max_num_seqs: 3,
-        ..SimConfig::default()
-    };
+    let config = SimConfig { kv_blocks: 12, max_num_seqs: 3, ..SimConfig::default() };
     let engine = start(config).await;
     let asks = (0..20).map(|seed| {
         let engine = &engine;

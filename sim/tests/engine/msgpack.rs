@@ -32,12 +32,7 @@ pub(crate) fn read(input: &mut &[u8]) -> Value {
         Marker::Bin8 | Marker::Bin16 | Marker::Bin32 => {
             *input = whole;
             let len = read_bin_len(input).unwrap() as usize;
-            json!(
-                take(input, len)
-                    .iter()
-                    .map(|byte| format!("{byte:02x}"))
-                    .collect::<String>()
-            )
+            json!(take(input, len).iter().map(|byte| format!("{byte:02x}")).collect::<String>())
         }
         _ => {
             *input = whole;

@@ -36,9 +36,7 @@ impl Reply {
     pub(crate) fn chunks(&self) -> Vec<Value> {
         assert!(self.text().ends_with("data: [DONE]\n\n"), "{}", self.text());
         let text = self.text();
-        let data = text
-            .split("\n\n")
-            .filter_map(|event| event.strip_prefix("data: "));
+        let data = text.split("\n\n").filter_map(|event| event.strip_prefix("data: "));
         data.filter(|data| *data != "[DONE]")
             .map(|data| serde_json::from_str(data).unwrap())
             .collect()
@@ -53,31 +51,18 @@ pub(crate) async fn send(
     headers: &[(&str, &str)],
     body: String,
 ) -> Result<Reply, String> {
-    let client = Client::builder(TokioExecutor::new())
-        .pool_max_idle_per_host(0)
-        .build_http::<Full<Bytes>>();
-    let mut request = Request::builder()
-        .method(method)
-        .uri(format!("{}{path}", engine.url()));
+    let client =
+        Client::builder(TokioExecutor::new()).pool_max_idle_per_host(0).build_http::<Full<Bytes>>();
+    let mut request = Request::builder().method(method).uri(format!("{}{path}", engine.url()));
     for (name, value) in headers {
         request = request.header(*name, *value);
     }
     let exchange = async {
         let request = request.body(Full::from(body)).unwrap();
-        let reply = client
-            .request(request)
-            .await
-            .map_err(|error| format!("no reply: {error}"))?;
+        let reply = client.request(request).await.map_err(|error| format!("no reply: {error}"))?;
         let (head, body) = reply.into_parts();
-        let body = body
-            .collect()
-            .await
-            .map_err(|error| format!("cut: {error}"))?;
-        Ok(Reply {
-            status: head.status.as_u16(),
-            headers: head.headers,
-            bytes: body.to_bytes(),
-        })
+        let body = body.collect().await.map_err(|error| format!("cut: {error}"))?;
+        Ok(Reply { status: head.status.as_u16(), headers: head.headers, bytes: body.to_bytes() })
     };
     tokio::time::timeout(PATIENCE, exchange).await.unwrap()
 }
@@ -109,9 +94,7 @@ pub(crate) async fn post(engine: &SimEngine, path: &str, body: Value) -> Reply {
 }
 
 pub(crate) async fn get(engine: &SimEngine, path: &str) -> Reply {
-    send(engine, Method::GET, path, &[], String::new())
-        .await
-        .unwrap()
+    send(engine, Method::GET, path, &[], String::new()).await.unwrap()
 }
 
 /// A completion of token ids that must succeed.
@@ -127,16 +110,12 @@ pub(crate) fn text_of(body: &Value) -> &str {
 }
 
 pub(crate) fn cached_tokens(body: &Value) -> u64 {
-    body["usage"]["prompt_tokens_details"]["cached_tokens"]
-        .as_u64()
-        .unwrap()
+    body["usage"]["prompt_tokens_details"]["cached_tokens"].as_u64().unwrap()
 }
 
 /// Different seeds give prompts without a common prefix.
 pub(crate) fn prompt(seed: u32, tokens: usize) -> Vec<u32> {
-    (0..tokens as u32)
-        .map(|index| 3 + (seed * 31 + index * 7) % 256)
-        .collect()
+    (0..tokens as u32).map(|index| 3 + (seed * 31 + index * 7) % 256).collect()
 }
 
 /// Waits until a condition holds.
@@ -146,9 +125,7 @@ pub(crate) async fn until(what: &str, mut holds: impl FnMut() -> bool) {
             tokio::time::sleep(Duration::from_millis(2)).await;
         }
     };
-    tokio::time::timeout(PATIENCE, waiting)
-        .await
-        .unwrap_or_else(|_| panic!("never: {what}"));
+    tokio::time::timeout(PATIENCE, waiting).await.unwrap_or_else(|_| panic!("never: {what}"));
 }
 
 /// Value of a metric's line, labels as written.

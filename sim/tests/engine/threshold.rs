@@ -26,12 +26,9 @@ async fn requests_below_their_threshold_are_turned_away() {
     let engine = start(SimConfig::default()).await;
     let mut results = Vec::new();
     // Cold; 48 of 171 (0.28); 64 of 190 (0.337); 80 of 195 (0.41).
-    for (shared, total, threshold) in [
-        (160, 160, 0.0),
-        (48, 171, 0.33),
-        (64, 190, 0.33),
-        (80, 195, 0.8),
-    ] {
+    for (shared, total, threshold) in
+        [(160, 160, 0.0), (48, 171, 0.33), (64, 190, 0.33), (80, 195, 0.8)]
+    {
         let reply = post(&engine, "/v1/completions", body(shared, total, threshold)).await;
         assert_eq!(reply.status, 200);
         results.push(is_rejection(&reply.json()));
@@ -47,9 +44,7 @@ async fn a_rejected_stream_is_one_chunk_and_usage() {
     let engine = start(SimConfig::default()).await;
     let mut body = body(0, 50, 0.5);
     body["stream"] = json!(true);
-    let chunks = post(&engine, "/v1/completions", body.clone())
-        .await
-        .chunks();
+    let chunks = post(&engine, "/v1/completions", body.clone()).await.chunks();
     assert_eq!(chunks.len(), 1);
     assert_eq!(chunks[0]["choices"][0]["finish_reason"], "cache_threshold");
     body["stream_options"] = json!({"include_usage": true});
@@ -70,10 +65,7 @@ async fn thresholds_are_validated_or_ignored() {
         let body = json!({"prompt": "x", "cache_hit_threshold": wrong});
         assert_eq!(post(&engine, "/v1/completions", body).await.status, 400);
     }
-    let config = SimConfig {
-        honour_threshold: false,
-        ..SimConfig::default()
-    };
+    let config = SimConfig { honour_threshold: false, ..SimConfig::default() };
     let ignoring = start(config).await;
     for ignored in [json!(1.0), json!(7)] {
         let body = json!({"prompt": "x", "max_tokens": 3, "cache_hit_threshold": ignored});

@@ -13,6 +13,8 @@ use crate::config::words::shown;
 /// refused counts as any, so that one mistake is not told twice.
 #[derive(Default)]
 pub(super) struct Workers<'n> {
+    /// How many there are.
+    pub(super) count: usize,
     pub(super) can_prefill: bool,
     pub(super) can_decode: bool,
     /// A worker that can decode publishes KV events.
@@ -33,6 +35,7 @@ impl<'n> Workers<'n> {
         for (index, worker) in list.iter().enumerate() {
             workers.add(worker, &format!("{path}.workers[{index}]"), report);
         }
+        workers.count = list.len();
         // A list that is missing or empty has been told already.
         if list.is_empty() {
             (workers.can_prefill, workers.can_decode) = (true, true);
