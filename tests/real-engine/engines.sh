@@ -49,7 +49,7 @@ supported_python() {
 install_system_packages() {
     local missing=()
     command -v curl >/dev/null || missing+=(curl ca-certificates)
-    # gcc builds the NIXL shim; the engine itself compiles small kernels with g++.
+    # gcc builds calm.c; the engine itself compiles small kernels with g++.
     command -v gcc >/dev/null && command -v g++ >/dev/null || missing+=(gcc g++ libc6-dev)
     [ -x "$venv/bin/python" ] || supported_python >/dev/null || missing+=(python3 python3-venv)
     [ ${#missing[@]} -gt 0 ] || return 0
@@ -124,7 +124,7 @@ install() {
     install_vllm
     install_test_tools
     [ -f "$model/model.safetensors" ] || "$venv/bin/python" "$here/make_tiny_model.py" "$model"
-    [ "$dir/nixl_calm.so" -nt "$here/nixl_calm.c" ] || gcc -O2 -shared -fPIC -o "$dir/nixl_calm.so" "$here/nixl_calm.c" -ldl
+    [ "$dir/calm.so" -nt "$here/calm.c" ] || gcc -O2 -shared -fPIC -o "$dir/calm.so" "$here/calm.c" -ldl
     say "installed in $dir ($((SECONDS - since)) s)"
 }
 
@@ -215,7 +215,7 @@ nixl() { # nixl ROLE ENGINE_ID
 pd() {
     [ $# -eq 2 ] || die "usage: engines.sh pd PREFILL_PORT DECODE_PORT"
     install
-    export LD_PRELOAD=$dir/nixl_calm.so${LD_PRELOAD:+:$LD_PRELOAD}
+    export LD_PRELOAD=$dir/calm.so${LD_PRELOAD:+:$LD_PRELOAD}
     launch "$1" --kv-transfer-config "$(nixl kv_producer "prefill-$1")"
     launch "$2" --kv-transfer-config "$(nixl kv_consumer "decode-$2")"
     unset LD_PRELOAD

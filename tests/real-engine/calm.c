@@ -1,13 +1,21 @@
 /*
+ * Preloaded into the engines of a pair, so that both fit on two cores. Left
+ * alone, they keep every core busy with waiting, and a hand-off of a few
+ * milliseconds takes seconds because whoever has work to do gets no turn.
+ *
  * NIXL's UCX plug-in has a progress thread that polls with a timeout of zero,
- * which keeps one core busy per worker even when nothing is transferred. On a
- * machine with two cores that starves the engines. Preloaded, this file turns
- * the plug-in's zero timeouts, and nobody else's, into a wait of one millisecond.
+ * without end. Its zero timeouts, and nobody else's, become one millisecond.
+ *
+ * vLLM's processes wait for each other by yielding in a loop for a second before
+ * they sleep. Each yield becomes a short sleep.
  */
 #define _GNU_SOURCE
 #include <dlfcn.h>
 #include <poll.h>
 #include <string.h>
+#include <time.h>
+
+#define YIELD_NS 50000
 
 typedef int (*poll_fn)(struct pollfd *, nfds_t, int);
 
@@ -39,4 +47,12 @@ int __poll_chk(struct pollfd *fds, nfds_t count, int timeout_ms, size_t fds_byte
 {
     (void)fds_bytes;
     return forward(fds, count, patient(__builtin_return_address(0), timeout_ms));
+}
+
+int sched_yield(void)
+{
+    const struct timespec pause = { .tv_sec = 0, .tv_nsec = YIELD_NS };
+
+    nanosleep(&pause, NULL);
+    return 0;
 }
