@@ -127,8 +127,8 @@ async fn models(State(core): State<Arc<Core>>) -> Response {
                 "aliases": config.aliases,
                 "adapters": config.adapters,
                 "block_size": served.pool.block_size,
-                "flow": format!("{:?}", config.flow),
-                "policy": format!("{:?}", config.policy),
+                "flow": config.flow,
+                "policy": config.policy,
                 "tokenizer": served.prompt.is_some(),
             })
         })

@@ -11,6 +11,7 @@ use splitrail_kv::HashSeed;
 use tokio::sync::Semaphore;
 
 use crate::config::model::{Limits, Model};
+use crate::error::{Error, Kind};
 use crate::fleet::Pool;
 use crate::flow::client::EngineClient;
 use crate::ledger::decisions::Decisions;
@@ -118,6 +119,13 @@ impl Core {
             started: Instant::now(),
             limits,
         })
+    }
+
+    /// Counts a request that is refused because the router is full.
+    pub fn shed(&self) -> Error {
+        self.metrics.shed.with_label_values(&["none", "in_flight_max"]).inc();
+        let message = "the router serves limits.in_flight_max requests already";
+        Error::new(Kind::Overloaded, message)
     }
 
     /// Starts to drain: not ready from now on.

@@ -128,7 +128,8 @@ impl Running {
     }
 }
 
-/// Waits for SIGTERM or SIGINT.
+/// Waits for SIGTERM or SIGINT. SIGHUP, which asks for a reload, is answered in the
+/// log instead of ending the process.
 ///
 /// # Errors
 /// If signals cannot be watched.
@@ -136,11 +137,16 @@ pub async fn stop_signal() -> io::Result<()> {
     use tokio::signal::unix::{SignalKind, signal};
     let mut terminate = signal(SignalKind::terminate())?;
     let mut interrupt = signal(SignalKind::interrupt())?;
-    tokio::select! {
-        _ = terminate.recv() => {}
-        _ = interrupt.recv() => {}
+    let mut hang_up = signal(SignalKind::hangup())?;
+    loop {
+        tokio::select! {
+            _ = terminate.recv() => return Ok(()),
+            _ = interrupt.recv() => return Ok(()),
+            _ = hang_up.recv() => {
+                tracing::warn!("SIGHUP: this version does not reload; restart to change the configuration");
+            }
+        }
     }
-    Ok(())
 }
 
 /// Serves until a stop signal, then drains; a second signal ends at once.

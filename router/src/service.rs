@@ -13,7 +13,7 @@ use tokio::sync::OwnedSemaphorePermit;
 
 use crate::api::Endpoint;
 use crate::core::{Core, LiveRequest, Served, unix_ms};
-use crate::error::{Error, Kind};
+use crate::error::Error;
 use crate::flow::answer::Begun;
 use crate::flow::context::{Context, flow_name};
 use crate::flow::run::begin;
@@ -200,11 +200,7 @@ static NUMBERS: AtomicU64 = AtomicU64::new(0);
 
 impl Scope {
     fn open(core: &Arc<Core>, call: &Call) -> Result<Self, Error> {
-        let permit = Arc::clone(&core.in_flight).try_acquire_owned().map_err(|_| {
-            core.metrics.shed.with_label_values(&["none", "in_flight_max"]).inc();
-            let message = "the router serves limits.in_flight_max requests already";
-            Error::new(Kind::Overloaded, message)
-        })?;
+        let permit = Arc::clone(&core.in_flight).try_acquire_owned().map_err(|_| core.shed())?;
         Ok(Self {
             core: Arc::clone(core),
             endpoint: call.endpoint.name(),

@@ -7,6 +7,7 @@
 use std::borrow::Cow;
 use std::fmt;
 use std::ops::Range;
+use std::sync::Arc;
 
 use bytes::Bytes;
 use serde::de::{DeserializeOwned, Deserializer, MapAccess, Visitor};
@@ -18,7 +19,7 @@ use crate::error::{Error, Kind};
 /// A JSON object as text, with its members' places.
 #[derive(Clone)]
 pub struct JsonObject {
-    text: Bytes,
+    text: Arc<String>,
     members: Vec<(String, Value)>,
 }
 
@@ -34,8 +35,22 @@ impl JsonObject {
     /// # Errors
     /// A 400 if the text is no JSON object, or has a key twice.
     pub fn parse(text: Bytes) -> Result<Self, Error> {
-        let source = std::str::from_utf8(&text)
+        // Takes the buffer over where it is the only owner.
+        let text = String::from_utf8(Vec::from(text))
             .map_err(|_| Error::new(Kind::InvalidRequest, "the body is not valid UTF-8"))?;
+        Self::from_text(text)
+    }
+
+    /// An object from text; see [`JsonObject::parse`].
+    ///
+    /// # Errors
+    /// A 400 if the text is no JSON object, or has a key twice.
+    pub fn parse_str(text: &str) -> Result<Self, Error> {
+        Self::from_text(text.to_owned())
+    }
+
+    fn from_text(text: String) -> Result<Self, Error> {
+        let source = text.as_str();
         let base = source.as_ptr() as usize;
         let mut deserializer = serde_json::Deserializer::from_str(source);
         let found = (&mut deserializer).deserialize_map(Members).map_err(|error| match error {
@@ -56,12 +71,7 @@ impl JsonObject {
             }
             members.push((key.into_owned(), value));
         }
-        Ok(Self { text, members })
-    }
-
-    /// An object from text that the router itself made or has checked.
-    pub fn parse_str(text: &str) -> Result<Self, Error> {
-        Self::parse(Bytes::copy_from_slice(text.as_bytes()))
+        Ok(Self { text: Arc::new(text), members })
     }
 
     /// The raw JSON of a member.
@@ -138,10 +148,7 @@ impl JsonObject {
     fn text_of<'a>(&'a self, value: &'a Value) -> &'a str {
         match value {
             Value::Edited(raw) => raw,
-            Value::Original(range) => {
-                // The text was checked as UTF-8 and the range lies on JSON tokens.
-                std::str::from_utf8(&self.text[range.clone()]).unwrap_or("null")
-            }
+            Value::Original(range) => &self.text[range.clone()],
         }
     }
 }

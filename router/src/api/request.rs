@@ -99,6 +99,10 @@ impl Inbound {
         let stream = body.get::<bool>("stream", "true or false")?.unwrap_or(false);
         let options: StreamOptions =
             body.get("stream_options", "an object with booleans")?.unwrap_or_default();
+        if !stream && !matches!(body.raw("stream_options"), None | Some("null")) {
+            let message = "`stream_options` needs `stream: true`";
+            return Err(Error::invalid("stream_options", message));
+        }
         let n = body.get::<u32>("n", "an integer")?.unwrap_or(1);
         let best_of = body.get::<u32>("best_of", "an integer")?.unwrap_or(1);
         let beams = body.raw("use_beam_search") == Some("true");
@@ -284,7 +288,8 @@ mod tests {
             (r#"{"prompt":"x"}"#, "model"),
             (r#"{"model":3,"prompt":"x"}"#, "model"),
             (r#"{"model":"m","prompt":"x","stream":"yes"}"#, "stream"),
-            (r#"{"model":"m","prompt":"x","stream_options":[]}"#, "stream_options"),
+            (r#"{"model":"m","prompt":"x","stream":true,"stream_options":[]}"#, "stream_options"),
+            (r#"{"model":"m","prompt":"x","stream_options":{}}"#, "stream_options"),
             (r#"{"model":"m","prompt":"x","cache_salt":5}"#, "cache_salt"),
         ] {
             let error = parse(Endpoint::Completions, text).err().unwrap();

@@ -3,12 +3,12 @@
 
 use std::sync::Arc;
 
-use axum::Extension;
-use axum::Router;
-use axum::body::Body;
+use axum::body::{Body, HttpBody};
+use axum::error_handling::HandleErrorLayer;
 use axum::extract::{Path, Request, State};
 use axum::response::{IntoResponse, Response};
 use axum::routing::{get, post};
+use axum::{BoxError, Extension, Router};
 use bytes::Bytes;
 use futures_util::StreamExt;
 use http::header::{
@@ -18,6 +18,7 @@ use http::{HeaderValue, StatusCode};
 use http_body_util::{BodyExt, LengthLimitError, Limited};
 use serde_json::json;
 use tower::ServiceBuilder;
+use tower::limit::GlobalConcurrencyLimitLayer;
 
 use super::context::{Identify, Identity};
 use crate::api::Endpoint;
@@ -38,9 +39,19 @@ pub fn routes(core: Arc<Core>) -> Router {
             generate(core, endpoint, identity, request).await.unwrap_or_else(reply_error)
         })
     };
+    // Bounds the bodies that are held before a request is admitted by its model.
+    let full = Arc::clone(&core);
+    let shedding = ServiceBuilder::new()
+        .layer(HandleErrorLayer::new(move |_: BoxError| {
+            // The only error of these layers is that they are full.
+            std::future::ready(reply_error(full.shed()))
+        }))
+        .load_shed()
+        .layer(GlobalConcurrencyLimitLayer::new(core.limits.in_flight_max));
     Router::new()
         .route(Endpoint::Chat.path(), post_of(Endpoint::Chat))
         .route(Endpoint::Completions.path(), post_of(Endpoint::Completions))
+        .route_layer(shedding)
         .route("/v1/models", get(list_models))
         .route("/v1/models/{id}", get(show_model))
         .route("/health", get(health))
@@ -91,15 +102,19 @@ fn check_headers(headers: &HeaderMap) -> Result<(), Error> {
 }
 
 async fn read_body(body: Body, max_bytes: usize) -> Result<Bytes, Error> {
+    if body.size_hint().lower() > max_bytes as u64 {
+        return Err(too_large(max_bytes));
+    }
     match Limited::new(body, max_bytes).collect().await {
         Ok(collected) => Ok(collected.to_bytes()),
-        Err(error) if error.is::<LengthLimitError>() => {
-            let message =
-                format!("the body has more than {max_bytes} bytes (limits.body_max_bytes)");
-            Err(Error::new(Kind::BodyTooLarge, message))
-        }
+        Err(error) if error.is::<LengthLimitError>() => Err(too_large(max_bytes)),
         Err(_) => Err(Error::new(Kind::InvalidRequest, "the body could not be read to its end")),
     }
+}
+
+fn too_large(max_bytes: usize) -> Error {
+    let message = format!("the body has more than {max_bytes} bytes (limits.body_max_bytes)");
+    Error::new(Kind::BodyTooLarge, message)
 }
 
 fn respond(reply: Reply, request_id: String) -> Response {

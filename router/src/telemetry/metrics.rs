@@ -107,7 +107,7 @@ metrics! {
     index_blocks: IntGaugeVec("index_blocks"; "model", "worker", "tier");
     /// KV events applied.
     index_events: IntCounterVec("index_events_total"; "model", "worker");
-    /// Gaps in a worker's events.
+    /// Gaps in a worker's events that no replay could fill.
     index_gaps: IntCounterVec("index_gaps_total"; "model", "worker");
     /// Times that a worker's part of the index was dropped and rebuilt.
     index_resyncs: IntCounterVec("index_resyncs_total"; "model", "worker", "reason");
