@@ -135,7 +135,9 @@ async fn answer(
     let decisions: Vec<DecisionHandle> =
         units.iter().map(|unit| start_decision(&context, unit, &call.request_id)).collect();
     let legs = units.iter().zip(&decisions).map(|(unit, record)| begin(&context, unit, record));
-    let mut begun = try_join_all(legs).await.inspect_err(|error| {
+    let begun = try_join_all(legs).await;
+    scope.flow = decisions.first().map_or(scope.flow, |decision| decision.read().flow);
+    let mut begun = begun.inspect_err(|error| {
         for decision in &decisions {
             decision.update(|decision| {
                 decision.outcome.get_or_insert(error.outcome());

@@ -6,7 +6,7 @@ use std::time::Instant;
 use bytes::Bytes;
 
 use super::client::{Envelope, broken, refusal_event};
-use super::context::{Context, flow_name, uncached_tokens, within};
+use super::context::{Context, uncached_tokens, within};
 use super::legs;
 use super::place::Placed;
 use super::prefill::Prefilled;
@@ -61,7 +61,7 @@ pub(super) async fn generate(
                 reader,
                 first: Some(first),
                 tells_usage: context.include_usage,
-                flow: flow_name(context),
+                flow: decision.read().flow,
                 last_event: Instant::now(),
             })))
         }

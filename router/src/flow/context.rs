@@ -68,19 +68,25 @@ pub(super) fn envelope(context: &Context) -> Envelope {
     }
 }
 
-/// The flow's label in metrics and records.
+/// The flow that a request is meant to take, as in metrics and records; what it
+/// took in the end is in its decision.
 pub fn flow_name(context: &Context) -> &'static str {
     match context.served.config.flow {
-        Flow::Aggregated => "aggregated",
+        Flow::Aggregated => AGGREGATED,
         Flow::PrefillFirst => "prefill_first",
     }
 }
+
+const AGGREGATED: &str = "aggregated";
 
 /// Counts a P/D request that is prefilled where it is decoded.
 pub(super) fn count_local(context: &Context, decision: &DecisionHandle, reason: LocalReason) {
     let labels = [context.served.name(), reason.name()];
     context.core.metrics.local_prefills.with_label_values(&labels).inc();
-    decision.update(|decision| decision.local_reason = Some(reason.name()));
+    decision.update(|decision| {
+        decision.local_reason = Some(reason.name());
+        decision.flow = AGGREGATED;
+    });
 }
 
 /// Counts and logs a further attempt.

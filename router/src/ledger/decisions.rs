@@ -58,7 +58,7 @@ pub struct Decision {
     pub prompt_index: usize,
     /// The model's configured name.
     pub model: String,
-    /// `aggregated` or `prefill_first`.
+    /// The flow that was executed: `aggregated` or `prefill_first`.
     pub flow: &'static str,
     /// Why a P/D model's request was prefilled where it is decoded.
     pub local_reason: Option<&'static str>,
