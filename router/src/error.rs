@@ -208,10 +208,45 @@ impl Error {
     }
 }
 
+/// For logs. Messages of client errors may quote the client, or an engine that
+/// quotes the client: they go to that client alone, and logs get the name.
 impl std::fmt::Display for Error {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        write!(f, "{}: {}", self.outcome(), self.message)
+        match self.fault() {
+            Fault::Client => write!(f, "{} ({})", self.outcome(), self.status().as_u16()),
+            Fault::Engine | Fault::Router => write!(f, "{}: {}", self.outcome(), self.message),
+        }
     }
 }
 
 impl std::error::Error for Error {}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn p24_what_a_client_or_an_engine_said_of_a_request_is_not_logged() {
+        let refused = Error::rejected(400, "prompt `secret` is too long".into(), None);
+        assert!(!refused.to_string().contains("secret"));
+        assert!(refused.to_openai().contains("secret"), "the client itself is told");
+        let failed = Error::new(Kind::EngineFailed, "worker p0 answered with status 500");
+        assert!(failed.to_string().contains("p0"));
+    }
+
+    #[test]
+    fn only_what_another_worker_may_do_better_is_worth_one() {
+        for (kind, another) in [
+            (Kind::EngineUnreachable, true),
+            (Kind::EngineFailed, true),
+            (Kind::EngineTimeout, true),
+            (Kind::EngineRejected(429), true),
+            (Kind::EngineRejected(400), false),
+            (Kind::DecodeLost, false),
+            (Kind::InvalidRequest, false),
+            (Kind::NoWorker, false),
+        ] {
+            assert_eq!(Error::new(kind, "").worth_another_worker(), another, "{kind:?}");
+        }
+    }
+}

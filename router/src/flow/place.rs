@@ -8,8 +8,12 @@ use crate::core::Served;
 use crate::error::{Error, Kind};
 use crate::fleet::Worker;
 use crate::ledger::decisions::{CandidateRecord, DecisionHandle};
-use crate::pick::{Leg, Query, pick};
+use crate::pick::{Candidate, Choice, Leg, Query, pick};
 use crate::prepare::Unit;
+
+/// Candidates in a decision record beside the chosen one, the cheapest first: a
+/// fleet of hundreds must not fill memory with records.
+const OTHERS_RECORDED: usize = 31;
 
 /// A chosen worker with what was known of it.
 pub(super) struct Placed {
@@ -43,31 +47,7 @@ pub(super) fn place(
     };
     let chosen = candidates[choice.index];
     let worker = Arc::clone(&pool.workers[chosen.worker]);
-    let records = candidates.iter().zip(&choice.costs).enumerate().map(|(i, (seen, cost))| {
-        let name = pool.workers[seen.worker].id();
-        CandidateRecord::new(leg.name(), name, seen, *cost, i == choice.index)
-    });
-    decision.update(|decision| {
-        decision.candidates.retain(|earlier| earlier.leg != leg.name());
-        decision.candidates.extend(records);
-        let name = Some(worker.id().to_owned());
-        match leg {
-            Leg::Prefill => decision.prefill_worker = name,
-            Leg::Decode | Leg::Aggregated => decision.decode_worker = name,
-        }
-        if leg == Leg::Decode {
-            decision.decode_overlap_blocks = chosen.overlap_blocks;
-        } else {
-            decision.overlap_blocks = chosen.overlap_blocks;
-            decision.estimated_cached_tokens = unit.prompt_tokens.map(|prompt_tokens| {
-                if context.bypasses_cache {
-                    return 0;
-                }
-                let overlap = chosen.overlap_blocks;
-                splitrail_kv::estimate_cached_tokens(overlap, prompt_tokens, pool.block_size)
-            });
-        }
-    });
+    record(context, unit, decision, leg, &candidates, &choice);
     let metrics = &context.core.metrics;
     if unit.unknown.is_none() {
         let labels = [context.served.name(), leg.name()];
@@ -77,4 +57,44 @@ pub(super) fn place(
     }
     context.stages.mark(context, "pick", started);
     Ok(Placed { worker, overlap_blocks: chosen.overlap_blocks })
+}
+
+/// Writes a choice down: before the engine is called.
+fn record(
+    context: &Context,
+    unit: &Unit,
+    decision: &DecisionHandle,
+    leg: Leg,
+    candidates: &[Candidate],
+    choice: &Choice,
+) {
+    let pool = &context.served.pool;
+    let chosen = &candidates[choice.index];
+    let mut order: Vec<usize> = (0..candidates.len()).collect();
+    order.sort_by(|a, b| choice.costs[*a].total_cmp(&choice.costs[*b]));
+    let others = order.into_iter().filter(|i| *i != choice.index).take(OTHERS_RECORDED);
+    let records = std::iter::once(choice.index).chain(others).map(|i| {
+        let name = pool.workers[candidates[i].worker].id();
+        let is_chosen = i == choice.index;
+        CandidateRecord::new(leg.name(), name, &candidates[i], choice.costs[i], is_chosen)
+    });
+    let estimate = unit.prompt_tokens.map(|prompt_tokens| {
+        let overlap = if context.bypasses_cache { 0 } else { chosen.overlap_blocks };
+        splitrail_kv::estimate_cached_tokens(overlap, prompt_tokens, pool.block_size)
+    });
+    decision.update(|decision| {
+        decision.candidates.retain(|earlier| earlier.leg != leg.name());
+        decision.candidates.extend(records);
+        let name = Some(pool.workers[chosen.worker].id().to_owned());
+        match leg {
+            Leg::Prefill => decision.prefill_worker = name,
+            Leg::Decode | Leg::Aggregated => decision.decode_worker = name,
+        }
+        if leg == Leg::Decode {
+            decision.decode_overlap_blocks = chosen.overlap_blocks;
+        } else {
+            decision.overlap_blocks = chosen.overlap_blocks;
+            decision.estimated_cached_tokens = estimate;
+        }
+    });
 }
