@@ -55,9 +55,10 @@ pub enum AssembleError {
 pub async fn assemble(config: Config) -> Result<Arc<Core>, AssembleError> {
     let seed = HashSeed(config.hash_seed);
     let limits = config.limits.clone();
+    let draw_seed = config.draw_seed;
     let mut models = Vec::with_capacity(config.models.len());
     for model in config.models {
-        models.push(Arc::new(assemble_model(model, &limits, seed).await?));
+        models.push(Arc::new(assemble_model(model, &limits, seed, draw_seed).await?));
     }
     let core = Core::new(models, limits, seed);
     core.map(Arc::new).map_err(|error| AssembleError::Defect(error.to_string()))
@@ -67,6 +68,7 @@ async fn assemble_model(
     model: Model,
     limits: &crate::config::Limits,
     seed: HashSeed,
+    draw_seed: Option<u64>,
 ) -> Result<Served, AssembleError> {
     let name = &model.name;
     let authorization = model.engine_api_key.as_ref().map(|secret| secret.resolve()).transpose();
@@ -107,7 +109,7 @@ async fn assemble_model(
         seed,
         max_blocks_per_worker: limits.index_blocks_per_worker_max,
     });
-    let pool = Pool::new(workers, block_size, index);
+    let pool = Pool::new(workers, block_size, index, draw_seed);
     Ok(Served { config: model, pool, prompt, client })
 }
 

@@ -23,6 +23,10 @@ pub struct Config {
     /// Seed of the block hashes; the same for all routers and side-cars of a cluster.
     #[serde(default)]
     pub hash_seed: u64,
+    /// Seed of the draws that break ties and drive `random` and `temperature`; set, a run
+    /// with the same requests in the same order draws the same. Left out, the system's entropy.
+    #[serde(default)]
+    pub draw_seed: Option<u64>,
     /// Bounds on what clients may ask for and on what the router holds.
     #[serde(default)]
     pub limits: Limits,

@@ -1,11 +1,13 @@
 //! One model's workers and the index of their KV blocks.
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
-use std::sync::{Arc, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
+use std::sync::{Arc, Mutex, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
 use std::time::{Duration, Instant};
 
 use arc_swap::ArcSwapOption;
 use http::uri::Authority;
+use rand::rngs::StdRng;
+use rand::{Rng, SeedableRng};
 use splitrail_engine::vllm::load::EngineLoad;
 use splitrail_kv::{BlockHash, Index, Overlaps, WorkerKey};
 
@@ -106,12 +108,30 @@ pub struct Pool {
     pub block_size: u32,
     index: RwLock<Index>,
     turns: [AtomicU64; 3],
+    draws: Mutex<StdRng>,
 }
 
 impl Pool {
-    /// A pool over an empty index.
-    pub fn new(workers: Vec<Arc<Worker>>, block_size: u32, index: Index) -> Self {
-        Self { workers, block_size, index: RwLock::new(index), turns: Default::default() }
+    /// A pool over an empty index. `draw_seed` makes its draws repeatable.
+    pub fn new(
+        workers: Vec<Arc<Worker>>,
+        block_size: u32,
+        index: Index,
+        draw_seed: Option<u64>,
+    ) -> Self {
+        let seed = draw_seed.unwrap_or_else(rand::random);
+        Self {
+            workers,
+            block_size,
+            index: RwLock::new(index),
+            turns: Default::default(),
+            draws: Mutex::new(StdRng::seed_from_u64(seed)),
+        }
+    }
+
+    /// Even random bits for one decision.
+    pub fn draw(&self) -> u64 {
+        self.draws.lock().unwrap_or_else(PoisonError::into_inner).next_u64()
     }
 
     /// The index, for reading. A poisoned lock still guards whole entries: every
@@ -180,4 +200,28 @@ impl Pool {
 /// A worker's name in the index: rank 0, the only one that requests go to.
 pub fn worker_key(index: usize) -> WorkerKey {
     WorkerKey { worker: index as u32, rank: 0 }
+}
+
+#[cfg(test)]
+mod tests {
+    use splitrail_kv::{HashSeed, IndexConfig};
+
+    use super::*;
+
+    #[test]
+    fn a_seed_makes_the_draws_repeatable() {
+        let pool = |draw_seed| {
+            let index = Index::new(IndexConfig {
+                model: "m".into(),
+                block_size: 16,
+                seed: HashSeed(1),
+                max_blocks_per_worker: 1,
+            });
+            let pool = Pool::new(Vec::new(), 16, index, draw_seed);
+            (0..4).map(|_| pool.draw()).collect::<Vec<_>>()
+        };
+        assert_eq!(pool(Some(7)), pool(Some(7)));
+        assert_ne!(pool(Some(7)), pool(Some(8)));
+        assert_ne!(pool(None), pool(None));
+    }
 }

@@ -7,7 +7,7 @@ use super::context::Context;
 use crate::core::Served;
 use crate::error::{Error, Kind};
 use crate::fleet::Worker;
-use crate::ledger::decisions::{CandidateRecord, DecisionHandle};
+use crate::ledger::decisions::{CandidateRecord, DecisionHandle, DrawRecord};
 use crate::pick::{Candidate, Choice, Leg, Query, pick};
 use crate::prepare::Unit;
 
@@ -39,7 +39,7 @@ pub(super) fn place(
         prompt_blocks: unit.hashes.len() as u32,
         block_size: pool.block_size,
         turn: pool.next_turn(leg),
-        draw: rand::random(),
+        draw: pool.draw(),
     };
     let Some(choice) = pick(&config.policy, &candidates, query) else {
         let message = format!("model {} has no worker left for {}", config.name, leg.name());
@@ -47,7 +47,7 @@ pub(super) fn place(
     };
     let chosen = candidates[choice.index];
     let worker = Arc::clone(&pool.workers[chosen.worker]);
-    record(context, unit, decision, leg, &candidates, &choice);
+    record(context, unit, decision, query, &candidates, &choice);
     let metrics = &context.core.metrics;
     if unit.unknown.is_none() {
         let labels = [context.served.name(), leg.name()];
@@ -64,10 +64,11 @@ fn record(
     context: &Context,
     unit: &Unit,
     decision: &DecisionHandle,
-    leg: Leg,
+    query: Query,
     candidates: &[Candidate],
     choice: &Choice,
 ) {
+    let leg = query.leg;
     let pool = &context.served.pool;
     let chosen = &candidates[choice.index];
     let mut order: Vec<usize> = (0..candidates.len()).collect();
@@ -85,6 +86,8 @@ fn record(
     decision.update(|decision| {
         decision.candidates.retain(|earlier| earlier.leg != leg.name());
         decision.candidates.extend(records);
+        decision.draws.retain(|earlier| earlier.leg != leg.name());
+        decision.draws.push(DrawRecord { leg: leg.name(), turn: query.turn, draw: query.draw });
         let name = Some(pool.workers[chosen.worker].id().to_owned());
         match leg {
             Leg::Prefill => decision.prefill_worker = name,

@@ -48,6 +48,17 @@ impl CandidateRecord {
     }
 }
 
+/// What a decision took from outside the snapshot.
+#[derive(Clone, Copy, Debug, Serialize)]
+pub struct DrawRecord {
+    /// The part of the request that was placed.
+    pub leg: &'static str,
+    /// Picks for such a leg before this one.
+    pub turn: u64,
+    /// The random bits.
+    pub draw: u64,
+}
+
 /// How one prompt was routed. Everything above `outcome` is written before an
 /// engine has answered.
 #[derive(Clone, Debug, Default, Serialize)]
@@ -82,8 +93,10 @@ pub struct Decision {
     pub decode_overlap_blocks: u32,
     /// Tokens that the prompt's worker is expected to find cached.
     pub estimated_cached_tokens: Option<u32>,
-    /// Everybody who was considered.
+    /// Who was considered: the chosen ones, and the cheapest others.
     pub candidates: Vec<CandidateRecord>,
+    /// What else went into the choices.
+    pub draws: Vec<DrawRecord>,
     /// How it ended: `ok`, an error's name, or `cancelled`; `None` while it runs.
     pub outcome: Option<&'static str>,
     /// Cached tokens in the end.
