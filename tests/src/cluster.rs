@@ -131,17 +131,7 @@ impl Cluster {
 
     /// The sum of a metric's series whose labels contain all of `labels`.
     pub async fn metric(&self, name: &str, labels: &[(&str, &str)]) -> f64 {
-        let text = self.admin.get("/metrics").await.text();
-        let matching = text.lines().filter(|line| {
-            line.strip_prefix(name)
-                .is_some_and(|rest| rest.starts_with(['{', ' ']))
-                && labels
-                    .iter()
-                    .all(|(k, v)| line.contains(&format!("{k}=\"{v}\"")))
-        });
-        matching
-            .filter_map(|line| line.rsplit(' ').next()?.parse::<f64>().ok())
-            .sum()
+        metric_in(&self.admin.get("/metrics").await.text(), name, labels)
     }
 
     /// The decisions of a request, newest first.
@@ -193,6 +183,20 @@ impl Cluster {
         })
         .await;
     }
+}
+
+/// The sum of a metric's series in a scrape whose labels contain all of `labels`.
+pub fn metric_in(text: &str, name: &str, labels: &[(&str, &str)]) -> f64 {
+    let matching = text.lines().filter(|line| {
+        line.strip_prefix(name)
+            .is_some_and(|rest| rest.starts_with(['{', ' ']))
+            && labels
+                .iter()
+                .all(|(k, v)| line.contains(&format!("{k}=\"{v}\"")))
+    });
+    matching
+        .filter_map(|line| line.rsplit(' ').next()?.parse::<f64>().ok())
+        .sum()
 }
 
 /// Waits until a condition holds; fails by name if it does not.
