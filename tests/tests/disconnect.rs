@@ -3,7 +3,7 @@
 #![allow(missing_docs, clippy::unwrap_used)]
 
 use serde_json::{Value, json};
-use splitrail_sim::FaultKind;
+use splitrail_sim::{FaultKind, SimConfig};
 use splitrail_tests::Spec;
 use splitrail_tests::client::whole_text;
 use splitrail_tests::cluster::eventually;
@@ -69,12 +69,26 @@ impl Visitor {
 }
 
 /// One worker per leg; times as of the phase in question.
-fn one_each(engine: fn(&str, &mut splitrail_sim::SimConfig)) -> Spec {
+fn one_each(engine: fn(&str, &mut SimConfig)) -> Spec {
     Spec {
         prefill: 1,
         decode: 1,
         engine,
         ..Spec::default()
+    }
+}
+
+/// No step of the prefill engine ends within a test.
+fn slow_prefill(name: &str, config: &mut SimConfig) {
+    if name.starts_with('p') {
+        config.decode_us_per_step = 600_000_000;
+    }
+}
+
+/// No step of the decode engine ends within a test.
+fn slow_decode(name: &str, config: &mut SimConfig) {
+    if name.starts_with('d') {
+        config.decode_us_per_step = 600_000_000;
     }
 }
 
@@ -117,17 +131,24 @@ async fn the_next_is_served(trial: &mut Trial) {
     );
 }
 
-#[tokio::test]
-async fn p26_leaving_while_the_body_is_sent_costs_no_engine_anything() {
-    let mut trial = Trial::start(one_each(|_, _| {})).await;
+/// Clients that leave after their request's head and a part of its body.
+async fn half_requests(trial: &Trial) -> u32 {
+    let mut left = 0;
     for way in WAYS {
         for share in [0.0, 0.5] {
             let body = chat(&prompt(2000, "body"));
-            let visitor = Visitor::begin(&trial, CHAT, "half", &body, share).await;
+            let visitor = Visitor::begin(trial, CHAT, "half", &body, share).await;
             visitor.leave(way);
-            trial.expect("cancelled");
+            left += 1;
         }
     }
+    left
+}
+
+#[tokio::test]
+async fn p26_leaving_while_the_body_is_sent_costs_no_engine_anything() {
+    let mut trial = Trial::start(one_each(|_, _| {})).await;
+    half_requests(&trial).await;
     the_next_is_served(&mut trial).await;
     trial.cluster.quiet().await;
     trial.nothing_is_held().await;
@@ -136,41 +157,69 @@ async fn p26_leaving_while_the_body_is_sent_costs_no_engine_anything() {
         [1, 1],
         "only the next one's legs"
     );
-    trial.finish().await;
 }
 
 #[tokio::test]
-async fn p26_leaving_while_prefill_runs_stops_it() {
-    let mut trial = Trial::start(one_each(|name, config| {
-        // The prompts below take more than a minute; two tokens of the next one do not.
-        if name == "p0" {
-            config.prefill_us_per_token = 0;
-            config.decode_us_per_step = 300_000;
-        }
-    }))
-    .await;
-    for (turn, (path, body)) in requests("prefill").into_iter().enumerate() {
-        let id = format!("prefill-{turn}");
-        let visitor = Visitor::send(&mut trial, path, &id, &body).await;
-        trial.until_running("p0").await;
-        visitor.leave(WAYS[turn % 2]);
-        trial.check().await;
-        let state = trial.cluster.engine("p0").state();
-        assert_eq!(state.totals.aborted, turn as u64 + 1, "the engine was told");
-        assert_eq!(state.staged_handoffs, 0);
-        assert_eq!(trial.asked("d0").len(), 0, "decode was never asked");
-        is_recorded(&trial, &id).await;
+async fn p26_leaving_while_the_body_is_sent_is_counted_as_cancelled() {
+    let mut trial = Trial::start(one_each(|_, _| {})).await;
+    for _ in 0..half_requests(&trial).await {
+        trial.expect("cancelled");
     }
     trial.finish().await;
 }
 
 #[tokio::test]
+async fn p26_leaving_while_prefill_runs_stops_it() {
+    for (turn, (path, body)) in requests("prefill").into_iter().enumerate() {
+        let mut trial = Trial::start(one_each(slow_prefill)).await;
+        let visitor = Visitor::send(&mut trial, path, "prefill", &body).await;
+        trial.until_running("p0").await;
+        visitor.leave(WAYS[turn % 2]);
+        trial.check().await;
+        let state = trial.cluster.engine("p0").state();
+        assert_eq!(state.totals.aborted, 1, "the engine was told");
+        assert_eq!((state.staged_handoffs, state.blocks_used), (0, 0));
+        assert_eq!(trial.asked("d0").len(), 0, "decode was never asked");
+        trial.finish().await;
+    }
+}
+
+#[tokio::test]
+async fn p26_leaving_while_a_batch_is_prefilled_stops_every_prompt_of_it() {
+    for (way, stream) in WAYS.into_iter().zip([false, true]) {
+        let mut trial = Trial::start(one_each(slow_prefill)).await;
+        let body = batch("early", stream);
+        let visitor = Visitor::send(&mut trial, COMPLETIONS, "early", &body).await;
+        eventually("all four are at the prefill engine", async || {
+            let state = trial.cluster.engine("p0").state();
+            state.running + state.waiting == 4
+        })
+        .await;
+        visitor.leave(way);
+        trial.check().await;
+        assert_eq!(trial.asked("d0").len(), 0, "decode was never asked");
+        trial.finish().await;
+    }
+}
+
+#[tokio::test]
+async fn a_request_left_while_prefill_runs_is_recorded_as_cancelled() {
+    for body in [completion(&prompt(40, "record")), batch("record", false)] {
+        let mut trial = Trial::start(one_each(slow_prefill)).await;
+        let visitor = Visitor::send(&mut trial, COMPLETIONS, "record", &body).await;
+        trial.until_running("p0").await;
+        visitor.leave(Leaving::Close);
+        trial.check().await;
+        is_recorded(&trial, "record").await;
+        trial.finish().await;
+    }
+}
+
+#[tokio::test]
 async fn p26_leaving_in_an_engines_queue_leaves_the_queue() {
     let mut trial = Trial::start(one_each(|name, config| {
-        if name == "p0" {
-            config.max_num_seqs = 1;
-            config.decode_us_per_step = 400_000;
-        }
+        slow_prefill(name, config);
+        config.max_num_seqs = 1;
     }))
     .await;
     let first = Visitor::send(&mut trial, CHAT, "first", &chat(&prompt(40, "first"))).await;
@@ -185,31 +234,29 @@ async fn p26_leaving_in_an_engines_queue_leaves_the_queue() {
         trial.cluster.engine("p0").state().waiting == 0
     })
     .await;
+    assert_eq!(
+        trial.cluster.engine("p0").state().running,
+        1,
+        "the first one goes on"
+    );
     first.leave(Leaving::Close);
     trial.finish().await;
 }
 
 #[tokio::test]
 async fn p26_leaving_before_the_first_token_stops_decode_and_frees_what_prefill_kept() {
-    let mut trial = Trial::start(one_each(|name, config| {
-        if name == "d0" {
-            config.decode_us_per_step = 500_000;
-        }
-    }))
-    .await;
     for (turn, (path, body)) in requests("first").into_iter().enumerate() {
-        let id = format!("first-{turn}");
-        let visitor = Visitor::send(&mut trial, path, &id, &body).await;
+        let mut trial = Trial::start(one_each(slow_decode)).await;
+        let visitor = Visitor::send(&mut trial, path, "first", &body).await;
         trial.until_running("d0").await;
         visitor.leave(WAYS[turn % 2]);
         trial.check().await;
         let state = trial.cluster.engine("d0").state();
-        assert_eq!(state.totals.aborted, turn as u64 + 1, "the engine was told");
+        assert_eq!(state.totals.aborted, 1, "the engine was told");
         trial.staged_blocks_are_freed().await;
-        is_recorded(&trial, &id).await;
+        is_recorded(&trial, "first").await;
+        trial.finish().await;
     }
-    the_next_is_served(&mut trial).await;
-    trial.finish().await;
 }
 
 #[tokio::test]
@@ -339,31 +386,6 @@ async fn p26_leaving_during_a_batch_stops_every_prompt_of_it() {
         the_next_is_served(&mut trial).await;
         trial.finish().await;
     }
-}
-
-#[tokio::test]
-async fn p26_leaving_while_a_batch_is_prefilled_stops_every_prompt_of_it() {
-    let mut trial = Trial::start(one_each(|name, config| {
-        if name == "p0" {
-            config.decode_us_per_step = 300_000;
-        }
-    }))
-    .await;
-    for (turn, way) in WAYS.into_iter().enumerate() {
-        let body = batch(&format!("early{turn}"), turn == 1);
-        let id = format!("early-{turn}");
-        let visitor = Visitor::send(&mut trial, COMPLETIONS, &id, &body).await;
-        eventually("all four are at the prefill engine", async || {
-            let state = trial.cluster.engine("p0").state();
-            state.running + state.waiting == 4
-        })
-        .await;
-        visitor.leave(way);
-        trial.check().await;
-        assert_eq!(trial.asked("d0").len(), 0, "decode was never asked");
-        is_recorded(&trial, &id).await;
-    }
-    trial.finish().await;
 }
 
 #[tokio::test]

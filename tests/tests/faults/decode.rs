@@ -278,3 +278,42 @@ async fn p25_a_single_decode_worker_that_is_late_is_a_gateway_timeout() {
     trial.staged_blocks_are_freed().await;
     trial.finish().await;
 }
+
+#[tokio::test]
+async fn p25_a_second_attempt_without_a_prefill_owes_nothing_to_the_first() {
+    let reference = Reference::start().await;
+    for (on_no_prefill, outcome) in [("local", "ok"), ("fail", "no_worker")] {
+        let model = format!("on_no_prefill: {on_no_prefill}");
+        let mut trial = Trial::start(in_turn(2, &model)).await;
+        let body = chat(&prompt(40, "second"));
+        // d0 fails when both prefill workers have stopped to serve.
+        trial.fault("d0", FaultKind::SlowFirstByte { delay_ms: 300 }, Some(1));
+        trial.fault("d0", FaultKind::Status { status: 500 }, Some(1));
+        trial.expect(outcome);
+        let client = trial.cluster.http.clone();
+        let outage = async {
+            eventually("d0 is asked", async || trial.asked("d0").len() == 1).await;
+            for engine in ["p0", "p1"] {
+                trial.fault(engine, FaultKind::Status { status: 503 }, None);
+            }
+        };
+        let (reply, ()) = tokio::join!(client.post(CHAT, &body), outage);
+        let hand_offs = hand_offs(&trial, &["d0", "d1"]);
+        if outcome == "ok" {
+            assert_eq!(reply.status, 200, "{}", reply.text());
+            let route = ["local", "prefill", "decode"].map(|key| reply.route(key));
+            assert_eq!(route, [Some("no_prefill"), None, Some("d1")]);
+            let expected = reference.text(CHAT, &body).await;
+            assert_eq!(whole_text(&reply.json(), 0), expected);
+            let usage = &reply.json()["usage"]["prompt_tokens_details"];
+            assert_eq!(usage["cached_tokens"], 0, "d1 computed it all: {usage}");
+            assert_eq!(hand_offs[1], "null", "{hand_offs:?}");
+        } else {
+            assert_eq!(reply.status, 503, "{}", reply.text());
+            error_of(&reply.json());
+            assert_eq!(hand_offs.len(), 1, "{hand_offs:?}");
+        }
+        trial.staged_blocks_are_freed().await;
+        trial.finish().await;
+    }
+}
