@@ -298,11 +298,11 @@ async fn an_engine_that_is_started_again_is_used_again_and_its_index_starts_anew
 
 #[tokio::test]
 async fn p29_a_router_told_to_stop_finishes_its_streams_and_accepts_for_a_while() {
-    let limits = "{ drain_delay: 1500ms, drain_grace: 60s }";
+    let limits = "{ drain_delay: 3s, drain_grace: 60s }";
     let mut processes = Processes::start(&["p0", "d0"], slow_decode, limits).await;
-    // Twice the delay: they are in flight when accepting ends.
+    // Longer than the delay: they are in flight when accepting ends.
     let mut body = completion(&prompt(20, "drain"));
-    body["max_tokens"] = 150.into();
+    body["max_tokens"] = 250.into();
     let mut streams = Vec::new();
     for _ in 0..4 {
         streams.push(begun(&processes, &body).await);
