@@ -3,6 +3,9 @@
 
 pub mod client;
 pub mod cluster;
+pub mod process;
+pub mod trial;
 
 pub use client::{Client, Events, Reply};
 pub use cluster::{Cluster, Spec};
+pub use trial::Trial;

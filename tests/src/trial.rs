@@ -1,0 +1,297 @@
+//! A cluster whose requests are counted: at the end every one must have ended as
+//! the test says, nothing may be held, and no hand-off may have been used twice.
+
+use std::collections::{BTreeMap, BTreeSet, HashSet};
+use std::time::Duration;
+
+use serde_json::{Value, json};
+use splitrail_sim::{Fault, FaultKind, RecordedRequest};
+
+use crate::client::{Events, Reply, whole_text};
+use crate::cluster::{Cluster, Spec, eventually};
+
+/// The chat endpoint.
+pub const CHAT: &str = "/v1/chat/completions";
+/// The completions endpoint.
+pub const COMPLETIONS: &str = "/v1/completions";
+
+/// A prompt of so many words (several tokens each) that shares no block with one of
+/// another salt.
+pub fn prompt(words: usize, salt: &str) -> String {
+    (0..words).map(|i| format!("{salt}{i} ")).collect()
+}
+
+/// A completions request of 12 tokens.
+pub fn completion(text: &str) -> Value {
+    json!({"model": "sim", "max_tokens": 12, "temperature": 0, "prompt": text})
+}
+
+/// A chat request of 12 tokens.
+pub fn chat(text: &str) -> Value {
+    json!({
+        "model": "sim", "max_tokens": 12, "temperature": 0,
+        "messages": [{"role": "system", "content": "Be brief."}, {"role": "user", "content": text}],
+    })
+}
+
+/// A request on its endpoint, chat or completions in turn.
+pub fn either(turn: usize, text: &str) -> (&'static str, Value) {
+    if turn.is_multiple_of(2) {
+        (CHAT, chat(text))
+    } else {
+        (COMPLETIONS, completion(text))
+    }
+}
+
+/// The same request, streamed.
+pub fn streamed(body: &Value) -> Value {
+    let mut body = body.clone();
+    body["stream"] = true.into();
+    body
+}
+
+/// What an undisturbed aggregated cluster answers: the text that every way of
+/// serving a request must give.
+pub struct Reference(Cluster);
+
+impl Reference {
+    /// Starts it.
+    pub async fn start() -> Self {
+        Self(Cluster::start(Spec::aggregated(1)).await)
+    }
+
+    /// The right text of a request with one prompt.
+    pub async fn text(&self, path: &str, body: &Value) -> String {
+        whole_text(&self.0.http.post(path, body).await.json(), 0)
+    }
+}
+
+/// A cluster whose requests are counted.
+pub struct Trial {
+    /// The cluster.
+    pub cluster: Cluster,
+    outcomes: BTreeMap<&'static str, u32>,
+}
+
+impl Trial {
+    /// Starts a cluster.
+    pub async fn start(spec: Spec) -> Self {
+        Self {
+            cluster: Cluster::start(spec).await,
+            outcomes: BTreeMap::new(),
+        }
+    }
+
+    /// Notes a request that is to end with `outcome` in the router's metrics.
+    pub fn expect(&mut self, outcome: &'static str) {
+        *self.outcomes.entry(outcome).or_default() += 1;
+    }
+
+    /// Sends a request that is to end with `outcome`.
+    pub async fn post(&mut self, outcome: &'static str, path: &str, body: &Value) -> Reply {
+        self.expect(outcome);
+        self.cluster.http.post(path, body).await
+    }
+
+    /// Sends a request to be streamed that is to end with `outcome`.
+    pub async fn stream(&mut self, outcome: &'static str, path: &str, body: &Value) -> Events {
+        self.expect(outcome);
+        self.cluster.http.stream(path, &streamed(body)).await
+    }
+
+    /// Has an engine misbehave so many times; without a number, from now on.
+    pub fn fault(&self, engine: &str, kind: FaultKind, times: Option<u32>) {
+        self.cluster.engine(engine).set_fault(Fault { kind, times });
+    }
+
+    /// The inference requests that an engine got, oldest first.
+    pub fn asked(&self, engine: &str) -> Vec<RecordedRequest> {
+        let requests = self.cluster.engine(engine).requests();
+        let inference = |request: &RecordedRequest| [CHAT, COMPLETIONS].contains(&&*request.path);
+        requests.into_iter().filter(inference).collect()
+    }
+
+    /// How many inference requests each of these engines got.
+    pub fn counts<const N: usize>(&self, engines: [&str; N]) -> [usize; N] {
+        engines.map(|engine| self.asked(engine).len())
+    }
+
+    /// Further attempts so far, by leg.
+    pub async fn retries(&self, leg: &str) -> f64 {
+        let labels = [("model", "sim"), ("leg", leg)];
+        self.cluster
+            .metric("splitrail_retries_total", &labels)
+            .await
+    }
+
+    /// Prompts computed on decode workers because no prefill worker did.
+    pub async fn local_prefills(&self) -> f64 {
+        let labels = [("model", "sim"), ("reason", "no_prefill")];
+        self.cluster
+            .metric("splitrail_local_prefills_total", &labels)
+            .await
+    }
+
+    /// Waits until nothing is held, then checks the books: each request has ended
+    /// with its outcome and none besides, and each hand-off was sent at most once.
+    pub async fn finish(self) {
+        self.check().await;
+    }
+
+    /// As [`Trial::finish`], in between.
+    pub async fn check(&self) {
+        self.cluster.quiet().await;
+        self.nothing_is_held().await;
+        self.every_request_has_its_outcome().await;
+        self.hand_offs_were_used_once();
+    }
+
+    /// Waits until no request holds a permit or a booking.
+    pub async fn nothing_is_held(&self) {
+        let core = self.cluster.running.core();
+        eventually("every permit and booking is back", async || {
+            let pools = core.models.iter().map(|served| &served.pool);
+            core.in_flight.available_permits() == core.limits.in_flight_max
+                && pools.flat_map(|pool| &pool.workers).all(|worker| {
+                    let booked = &worker.booked;
+                    (
+                        booked.requests(),
+                        booked.prefill_tokens(),
+                        booked.active_tokens(),
+                    ) == (0, 0, 0)
+                })
+        })
+        .await;
+    }
+
+    async fn every_request_has_its_outcome(&self) {
+        let metric = "splitrail_requests_total";
+        let sent: u32 = self.outcomes.values().sum();
+        eventually("every request that was sent is counted", async || {
+            self.cluster.metric(metric, &[]).await >= f64::from(sent)
+        })
+        .await;
+        let total = self.cluster.metric(metric, &[]).await;
+        let mut seen = BTreeMap::new();
+        for outcome in self.outcomes.keys() {
+            let count = self.cluster.metric(metric, &[("outcome", outcome)]).await;
+            seen.insert(*outcome, count as u32);
+        }
+        assert_eq!(seen, self.outcomes, "outcomes of {total} ended requests");
+        assert_eq!(total, f64::from(sent), "requests that ended: {seen:?}");
+    }
+
+    /// A hand-off is single-use, whatever failed after it.
+    fn hand_offs_were_used_once(&self) {
+        let mut seen = HashSet::new();
+        for (name, _) in &self.cluster.engines {
+            for request in self.asked(name) {
+                let params = &request.body["kv_transfer_params"];
+                if params["do_remote_prefill"] == true {
+                    let id = (
+                        params["remote_engine_id"].to_string(),
+                        params["remote_request_id"].to_string(),
+                    );
+                    assert!(params["remote_request_id"].is_string(), "{params}");
+                    assert!(seen.insert(id), "sent twice: {params}");
+                }
+            }
+        }
+    }
+
+    /// Waits until prefill engines keep nothing for anybody: what was never fetched
+    /// is freed by its lease.
+    pub async fn staged_blocks_are_freed(&self) {
+        eventually("leases free what nobody fetched", async || {
+            self.cluster.engines.iter().all(|(_, engine)| {
+                let state = engine.state();
+                (
+                    state.staged_handoffs,
+                    state.blocks_pinned,
+                    state.blocks_used,
+                ) == (0, 0, 0)
+            })
+        })
+        .await;
+    }
+
+    /// Waits until an engine has work in hand.
+    pub async fn until_running(&self, engine: &str) {
+        eventually(&format!("{engine} works"), async || {
+            self.cluster.engine(engine).state().running > 0
+        })
+        .await;
+    }
+}
+
+/// OpenAI's error shape, whole: its members, and nothing but them.
+pub fn error_of(reply: &Value) -> &Value {
+    let error = &reply["error"];
+    let keys: BTreeSet<&str> = error
+        .as_object()
+        .unwrap_or_else(|| panic!("no error in {reply}"))
+        .keys()
+        .map(String::as_str)
+        .collect();
+    assert_eq!(
+        keys,
+        BTreeSet::from(["message", "type", "param", "code"]),
+        "{reply}"
+    );
+    for key in ["message", "type", "code"] {
+        assert!(
+            error[key].as_str().is_some_and(|text| !text.is_empty()),
+            "{reply}"
+        );
+    }
+    error
+}
+
+/// The error that a broken-off stream ends with: its last event, explicit, and no
+/// `[DONE]` anywhere. Gives the chunks before it and the error.
+pub fn broken_off(events: &[String]) -> (Vec<Value>, Value) {
+    assert!(
+        !events.iter().any(|event| event == "[DONE]"),
+        "a silent end: {events:?}"
+    );
+    let mut chunks: Vec<Value> = events
+        .iter()
+        .map(|event| serde_json::from_str(event).unwrap_or_else(|e| panic!("{e} in {event}")))
+        .collect();
+    let last = chunks.pop().expect("an error event");
+    let error = error_of(&last).clone();
+    assert!(
+        chunks.iter().all(|chunk| chunk["error"].is_null()),
+        "one error: {events:?}"
+    );
+    (chunks, error)
+}
+
+/// A loopback address at which connections are refused for as long as this lives.
+pub struct NobodyHome(tokio::net::TcpSocket);
+
+impl NobodyHome {
+    /// Takes a port and does not listen on it.
+    pub fn new() -> Self {
+        let socket = tokio::net::TcpSocket::new_v4().expect("a socket");
+        socket
+            .bind(([127, 0, 0, 1], 0).into())
+            .expect("a free port");
+        Self(socket)
+    }
+
+    /// A worker at this address, as a YAML item.
+    pub fn worker(&self, id: &str, role: &str) -> String {
+        let address = self.0.local_addr().expect("an address");
+        format!("{{ id: {id}, role: {role}, url: \"http://{address}\" }}")
+    }
+}
+
+impl Default for NobodyHome {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
+/// How long a lease lasts in tests that wait for its end.
+pub const SHORT_LEASE: Duration = Duration::from_millis(700);

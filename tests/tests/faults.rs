@@ -1,0 +1,21 @@
+//! Engines that misbehave: whatever fails before the first byte is tried elsewhere,
+//! whatever fails after it is said, and nothing is lost or held either way.
+//! Promise 25.
+//!
+//! Every test ends with `Trial::finish`, which checks that nothing is booked or in
+//! flight, that each request is counted once with its outcome, and that no hand-off
+//! was sent twice.
+#![allow(missing_docs, clippy::unwrap_used)]
+
+#[path = "faults/aggregated.rs"]
+mod aggregated;
+#[path = "faults/batch.rs"]
+mod batch;
+#[path = "faults/decode.rs"]
+mod decode;
+#[path = "faults/mid_stream.rs"]
+mod mid_stream;
+#[path = "faults/prefill.rs"]
+mod prefill;
+#[path = "faults/unreachable.rs"]
+mod unreachable;

@@ -1,0 +1,93 @@
+//! The same promises where one worker does everything.
+
+use splitrail_sim::FaultKind;
+use splitrail_tests::Spec;
+use splitrail_tests::client::{streamed_text, whole_text};
+use splitrail_tests::trial::{CHAT, Reference, Trial, broken_off, chat, either, error_of, prompt};
+
+fn in_turn(workers: usize, model: &str) -> Spec {
+    Spec {
+        policy: "{ kind: round_robin }",
+        model: model.to_owned(),
+        ..Spec::aggregated(workers)
+    }
+}
+
+#[tokio::test]
+async fn p25_a_failed_worker_is_replaced_before_the_first_byte() {
+    let reference = Reference::start().await;
+    let mut trial = Trial::start(in_turn(2, "")).await;
+    let faults = [
+        FaultKind::Status { status: 500 },
+        FaultKind::Status { status: 503 },
+        FaultKind::Status { status: 429 },
+        FaultKind::Reset,
+        FaultKind::DieMidStream { after_chunks: 0 },
+    ];
+    for (turn, fault) in faults.into_iter().enumerate() {
+        let (path, body) = either(turn, &prompt(40, &format!("g{turn}-")));
+        let expected = reference.text(path, &body).await;
+        trial.fault("w0", fault.clone(), Some(1));
+        let reply = trial.post("ok", path, &body).await;
+        assert_eq!(reply.status, 200, "{fault:?}: {}", reply.text());
+        assert_eq!(whole_text(&reply.json(), 0), expected, "{fault:?}");
+        trial.fault("w0", fault.clone(), Some(1));
+        let mut events = trial.stream("ok", path, &body).await;
+        assert_eq!(
+            streamed_text(&events.chunks().await, 0),
+            expected,
+            "{fault:?}"
+        );
+        assert_eq!(trial.counts(["w0", "w1"]), [2 * turn + 2; 2], "{fault:?}");
+        trial.check().await;
+    }
+    assert_eq!(trial.retries("decode").await, 10.0);
+    trial.finish().await;
+}
+
+#[tokio::test]
+async fn p25_a_worker_that_hangs_is_replaced() {
+    let reference = Reference::start().await;
+    let timeouts = "timeouts: { first_token: 1500ms, answer: 1500ms }";
+    let mut trial = Trial::start(in_turn(2, timeouts)).await;
+    trial.fault("w0", FaultKind::Hang, Some(1));
+    let body = chat(&prompt(40, "hang"));
+    let mut events = trial.stream("ok", CHAT, &body).await;
+    let expected = reference.text(CHAT, &body).await;
+    assert_eq!(streamed_text(&events.chunks().await, 0), expected);
+    assert_eq!(trial.counts(["w0", "w1"]), [1, 1]);
+    trial.finish().await;
+}
+
+#[tokio::test]
+async fn p25_all_workers_failing_is_one_typed_error() {
+    let mut trial = Trial::start(in_turn(2, "")).await;
+    for (status, outcome, told) in [
+        (500, "engine_failed", 502),
+        (503, "engine_failed", 502),
+        (429, "engine_rejected", 429),
+    ] {
+        for engine in ["w0", "w1"] {
+            trial.fault(engine, FaultKind::Status { status }, Some(1));
+        }
+        let reply = trial.post(outcome, CHAT, &chat(&prompt(30, "all"))).await;
+        assert_eq!(reply.status, told, "{}", reply.text());
+        error_of(&reply.json());
+        assert_eq!(reply.header("retry-after").is_empty(), told != 429);
+    }
+    assert_eq!(trial.counts(["w0", "w1"]), [3, 3], "each once per request");
+    trial.finish().await;
+}
+
+#[tokio::test]
+async fn p25_a_worker_that_dies_mid_stream_is_said() {
+    let mut trial = Trial::start(in_turn(2, "")).await;
+    trial.fault("w0", FaultKind::DieMidStream { after_chunks: 4 }, Some(1));
+    let mut events = trial
+        .stream("decode_lost", CHAT, &chat(&prompt(30, "mid")))
+        .await;
+    let (chunks, _) = broken_off(&events.rest().await);
+    assert_eq!(chunks.len(), 4);
+    assert_eq!(trial.counts(["w0", "w1"]), [1, 0]);
+    trial.finish().await;
+}
