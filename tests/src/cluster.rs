@@ -56,13 +56,7 @@ impl Default for Spec {
 impl Spec {
     /// Aggregated serving on `workers` engines.
     pub fn aggregated(workers: usize) -> Self {
-        Self {
-            prefill: 0,
-            decode: 0,
-            both: workers,
-            flow: "aggregated",
-            ..Self::default()
-        }
+        Self { prefill: 0, decode: 0, both: workers, flow: "aggregated", ..Self::default() }
     }
 }
 
@@ -85,9 +79,7 @@ impl Cluster {
         let files = tempfile::tempdir().expect("a temporary folder");
         write_tokenizer(files.path()).expect("tokenizer files");
         let named = |prefix: &str, count: usize, role: Role| {
-            (0..count)
-                .map(|i| (format!("{prefix}{i}"), role))
-                .collect::<Vec<_>>()
+            (0..count).map(|i| (format!("{prefix}{i}"), role)).collect::<Vec<_>>()
         };
         let roles = [
             named("p", spec.prefill, Role::Prefill),
@@ -96,10 +88,7 @@ impl Cluster {
         ];
         let mut engines = Vec::new();
         for (name, role) in roles.concat() {
-            let mut config = SimConfig {
-                role,
-                ..SimConfig::default()
-            };
+            let mut config = SimConfig { role, ..SimConfig::default() };
             (spec.engine)(&name, &mut config);
             engines.push((name, SimEngine::start(config).await.expect("an engine")));
         }
@@ -136,14 +125,8 @@ impl Cluster {
 
     /// The decisions of a request, newest first.
     pub async fn decisions(&self, request_id: &str) -> Vec<Value> {
-        let reply = self
-            .admin
-            .get(&format!("/admin/decisions?request_id={request_id}"))
-            .await;
-        reply.json()["decisions"]
-            .as_array()
-            .cloned()
-            .unwrap_or_default()
+        let reply = self.admin.get(&format!("/admin/decisions?request_id={request_id}")).await;
+        reply.json()["decisions"].as_array().cloned().unwrap_or_default()
     }
 
     /// Waits until the index holds, for each engine with events, as many blocks as
@@ -165,15 +148,12 @@ impl Cluster {
 
     /// Waits until nothing is booked, in flight, running or pinned anywhere.
     pub async fn quiet(&self) {
-        eventually(
-            "bookings and requests in flight return to zero",
-            async || {
-                self.metric("splitrail_requests_in_flight", &[]).await == 0.0
-                    && self.metric("splitrail_worker_requests", &[]).await == 0.0
-                    && self.metric("splitrail_worker_prefill_tokens", &[]).await == 0.0
-                    && self.running.core().live.is_empty()
-            },
-        )
+        eventually("bookings and requests in flight return to zero", async || {
+            self.metric("splitrail_requests_in_flight", &[]).await == 0.0
+                && self.metric("splitrail_worker_requests", &[]).await == 0.0
+                && self.metric("splitrail_worker_prefill_tokens", &[]).await == 0.0
+                && self.running.core().live.is_empty()
+        })
         .await;
         eventually("engines have nothing left to do", async || {
             self.engines.iter().all(|(_, engine)| {
@@ -188,15 +168,10 @@ impl Cluster {
 /// The sum of a metric's series in a scrape whose labels contain all of `labels`.
 pub fn metric_in(text: &str, name: &str, labels: &[(&str, &str)]) -> f64 {
     let matching = text.lines().filter(|line| {
-        line.strip_prefix(name)
-            .is_some_and(|rest| rest.starts_with(['{', ' ']))
-            && labels
-                .iter()
-                .all(|(k, v)| line.contains(&format!("{k}=\"{v}\"")))
+        line.strip_prefix(name).is_some_and(|rest| rest.starts_with(['{', ' ']))
+            && labels.iter().all(|(k, v)| line.contains(&format!("{k}=\"{v}\"")))
     });
-    matching
-        .filter_map(|line| line.rsplit(' ').next()?.parse::<f64>().ok())
-        .sum()
+    matching.filter_map(|line| line.rsplit(' ').next()?.parse::<f64>().ok()).sum()
 }
 
 /// Waits until a condition holds; fails by name if it does not.
@@ -225,20 +200,9 @@ fn yaml(spec: &Spec, engines: &[(String, SimEngine)], tokenizer: &std::path::Pat
         }
         workers.push(item + " }");
     }
-    let workers: String = workers
-        .iter()
-        .map(|item| format!("      - {item}\n"))
-        .collect();
-    let extra: String = spec
-        .model
-        .lines()
-        .map(|line| format!("    {line}\n"))
-        .collect();
-    let connector = if spec.flow == "aggregated" {
-        "none"
-    } else {
-        "nixl"
-    };
+    let workers: String = workers.iter().map(|item| format!("      - {item}\n")).collect();
+    let extra: String = spec.model.lines().map(|line| format!("    {line}\n")).collect();
+    let connector = if spec.flow == "aggregated" { "none" } else { "nixl" };
     let block_size = SimConfig::default().block_size;
     format!(
         "listen: {{ http: 127.0.0.1:0, grpc: 127.0.0.1:0, admin: 127.0.0.1:0 }}

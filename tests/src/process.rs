@@ -52,12 +52,7 @@ impl Process {
             .stderr(File::create(&log).expect("a log file"))
             .spawn()
             .expect("a process");
-        let mut process = Self {
-            name: name.to_owned(),
-            child,
-            log,
-            ready: Value::Null,
-        };
+        let mut process = Self { name: name.to_owned(), child, log, ready: Value::Null };
         eventually(&format!("{name} is ready"), async || {
             if let Some(status) = process.child.try_wait().expect("a status") {
                 panic!("{} ended: {status}\n{}", process.name, process.log());
@@ -96,9 +91,7 @@ impl Process {
     /// SIGTERM.
     pub fn terminate(&self) {
         let pid = self.child.id();
-        let sent = Command::new("sh")
-            .args(["-c", &format!("kill -TERM {pid}")])
-            .status();
+        let sent = Command::new("sh").args(["-c", &format!("kill -TERM {pid}")]).status();
         assert!(sent.expect("a shell").success(), "SIGTERM to {}", self.name);
     }
 
@@ -192,11 +185,7 @@ models:
         );
         let config = files.path().join("splitrail.yaml");
         std::fs::write(&config, yaml).expect("a configuration");
-        let args = [
-            "serve".to_owned(),
-            "--config".into(),
-            config.display().to_string(),
-        ];
+        let args = ["serve".to_owned(), "--config".into(), config.display().to_string()];
         let router = Process::start("router", files.path(), &args).await;
         let processes = Self {
             engines: running,
@@ -233,13 +222,10 @@ models:
     pub async fn until_running(&self, place: usize, wanted: impl Fn(u64) -> bool) {
         let engine = &self.engines[place];
         let client = engine.client("http");
-        eventually(
-            &format!("{} has the work expected", engine.name),
-            async || {
-                let state = client.get("/sim/state").await.json();
-                wanted(state["running"].as_u64().expect("a count"))
-            },
-        )
+        eventually(&format!("{} has the work expected", engine.name), async || {
+            let state = client.get("/sim/state").await.json();
+            wanted(state["running"].as_u64().expect("a count"))
+        })
         .await;
     }
 

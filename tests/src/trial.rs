@@ -36,11 +36,7 @@ pub fn chat(text: &str) -> Value {
 
 /// A request on its endpoint, chat or completions in turn.
 pub fn either(turn: usize, text: &str) -> (&'static str, Value) {
-    if turn.is_multiple_of(2) {
-        (CHAT, chat(text))
-    } else {
-        (COMPLETIONS, completion(text))
-    }
+    if turn.is_multiple_of(2) { (CHAT, chat(text)) } else { (COMPLETIONS, completion(text)) }
 }
 
 /// The same request, streamed.
@@ -76,10 +72,7 @@ pub struct Trial {
 impl Trial {
     /// Starts a cluster.
     pub async fn start(spec: Spec) -> Self {
-        Self {
-            cluster: Cluster::start(spec).await,
-            outcomes: BTreeMap::new(),
-        }
+        Self { cluster: Cluster::start(spec).await, outcomes: BTreeMap::new() }
     }
 
     /// Notes a request that is to end with `outcome` in the router's metrics.
@@ -119,17 +112,13 @@ impl Trial {
     /// Further attempts so far, by leg.
     pub async fn retries(&self, leg: &str) -> f64 {
         let labels = [("model", "sim"), ("leg", leg)];
-        self.cluster
-            .metric("splitrail_retries_total", &labels)
-            .await
+        self.cluster.metric("splitrail_retries_total", &labels).await
     }
 
     /// Prompts computed on decode workers because no prefill worker did.
     pub async fn local_prefills(&self) -> f64 {
         let labels = [("model", "sim"), ("reason", "no_prefill")];
-        self.cluster
-            .metric("splitrail_local_prefills_total", &labels)
-            .await
+        self.cluster.metric("splitrail_local_prefills_total", &labels).await
     }
 
     /// Waits until nothing is held, then checks the books: each request has ended
@@ -154,11 +143,8 @@ impl Trial {
             core.in_flight.available_permits() == core.limits.in_flight_max
                 && pools.flat_map(|pool| &pool.workers).all(|worker| {
                     let booked = &worker.booked;
-                    (
-                        booked.requests(),
-                        booked.prefill_tokens(),
-                        booked.active_tokens(),
-                    ) == (0, 0, 0)
+                    (booked.requests(), booked.prefill_tokens(), booked.active_tokens())
+                        == (0, 0, 0)
                 })
         })
         .await;
@@ -205,11 +191,7 @@ impl Trial {
         eventually("leases free what nobody fetched", async || {
             self.cluster.engines.iter().all(|(_, engine)| {
                 let state = engine.state();
-                (
-                    state.staged_handoffs,
-                    state.blocks_pinned,
-                    state.blocks_used,
-                ) == (0, 0, 0)
+                (state.staged_handoffs, state.blocks_pinned, state.blocks_used) == (0, 0, 0)
             })
         })
         .await;
@@ -233,16 +215,9 @@ pub fn error_of(reply: &Value) -> &Value {
         .keys()
         .map(String::as_str)
         .collect();
-    assert_eq!(
-        keys,
-        BTreeSet::from(["message", "type", "param", "code"]),
-        "{reply}"
-    );
+    assert_eq!(keys, BTreeSet::from(["message", "type", "param", "code"]), "{reply}");
     for key in ["message", "type", "code"] {
-        assert!(
-            error[key].as_str().is_some_and(|text| !text.is_empty()),
-            "{reply}"
-        );
+        assert!(error[key].as_str().is_some_and(|text| !text.is_empty()), "{reply}");
     }
     error
 }
@@ -250,20 +225,14 @@ pub fn error_of(reply: &Value) -> &Value {
 /// The error that a broken-off stream ends with: its last event, explicit, and no
 /// `[DONE]` anywhere. Gives the chunks before it and the error.
 pub fn broken_off(events: &[String]) -> (Vec<Value>, Value) {
-    assert!(
-        !events.iter().any(|event| event == "[DONE]"),
-        "a silent end: {events:?}"
-    );
+    assert!(!events.iter().any(|event| event == "[DONE]"), "a silent end: {events:?}");
     let mut chunks: Vec<Value> = events
         .iter()
         .map(|event| serde_json::from_str(event).unwrap_or_else(|e| panic!("{e} in {event}")))
         .collect();
     let last = chunks.pop().expect("an error event");
     let error = error_of(&last).clone();
-    assert!(
-        chunks.iter().all(|chunk| chunk["error"].is_null()),
-        "one error: {events:?}"
-    );
+    assert!(chunks.iter().all(|chunk| chunk["error"].is_null()), "one error: {events:?}");
     (chunks, error)
 }
 
@@ -274,9 +243,7 @@ impl NobodyHome {
     /// Takes a port and does not listen on it.
     pub fn new() -> Self {
         let socket = tokio::net::TcpSocket::new_v4().expect("a socket");
-        socket
-            .bind(([127, 0, 0, 1], 0).into())
-            .expect("a free port");
+        socket.bind(([127, 0, 0, 1], 0).into()).expect("a free port");
         Self(socket)
     }
 

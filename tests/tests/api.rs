@@ -50,8 +50,7 @@ async fn start() -> Cluster {
 fn received(cluster: &Cluster) -> Vec<RecordedRequest> {
     let engines = cluster.engines.iter();
     let all = engines.flat_map(|(_, engine)| engine.requests());
-    all.filter(|request| request.path.ends_with("completions"))
-        .collect()
+    all.filter(|request| request.path.ends_with("completions")).collect()
 }
 
 fn cached(reply: &Reply) -> u64 {
@@ -90,18 +89,12 @@ async fn models_are_listed_by_all_their_names() {
         .iter()
         .map(|model| model["id"].as_str().unwrap().to_owned())
         .collect();
-    assert_eq!(
-        names,
-        ["default", "my-lora", "sim"].map(str::to_owned).into()
-    );
+    assert_eq!(names, ["default", "my-lora", "sim"].map(str::to_owned).into());
     for name in &names {
         let one = cluster.http.get(&format!("/v1/models/{name}")).await;
         assert_eq!(one.status, 200);
         let one = one.json();
-        assert_eq!(
-            (&one["id"], &one["object"]),
-            (&json!(name), &json!("model"))
-        );
+        assert_eq!((&one["id"], &one["object"]), (&json!(name), &json!("model")));
         assert!(one["created"].is_u64() && one["owned_by"].is_string());
         assert!(list["data"].as_array().unwrap().contains(&one));
     }
@@ -140,17 +133,9 @@ async fn what_is_wrong_with_a_body_is_said_by_name_and_no_engine_is_asked() {
         (CHAT, with(chat("x"), "n", 0), "n"),
         (CHAT, with(chat("x"), "n", "two"), "n"),
         (CHAT, with(chat("x"), "max_tokens", -1), "max_tokens"),
-        (
-            CHAT,
-            with(chat("x"), "max_completion_tokens", "8"),
-            "max_completion_tokens",
-        ),
+        (CHAT, with(chat("x"), "max_completion_tokens", "8"), "max_completion_tokens"),
         (CHAT, with(chat("x"), "cache_salt", 5), "cache_salt"),
-        (
-            CHAT,
-            with(chat("x"), "stream_options", json!([])),
-            "stream_options",
-        ),
+        (CHAT, with(chat("x"), "stream_options", json!([])), "stream_options"),
         (COMPLETIONS, json!({"model": "sim"}), "prompt"),
         (COMPLETIONS, completion(json!([])), "prompt"),
         (COMPLETIONS, completion(json!({})), "prompt"),
@@ -158,24 +143,13 @@ async fn what_is_wrong_with_a_body_is_said_by_name_and_no_engine_is_asked() {
         (COMPLETIONS, completion(json!([1, "a"])), "prompt"),
         (COMPLETIONS, completion(json!([-1])), "prompt"),
         (COMPLETIONS, completion(json!([1.5])), "prompt"),
-        (
-            COMPLETIONS,
-            with(completion("x"), "prompt", Value::Null),
-            "prompt",
-        ),
+        (COMPLETIONS, with(completion("x"), "prompt", Value::Null), "prompt"),
     ];
     for (path, body, param) in cases {
         let reply = cluster.http.post(path, &body).await;
         check_error(&reply, 400, Some(param), &body.to_string());
     }
-    for text in [
-        "",
-        "nonsense",
-        "[]",
-        "\"text\"",
-        "{\"model\":\"sim\",}",
-        "null",
-    ] {
+    for text in ["", "nonsense", "[]", "\"text\"", "{\"model\":\"sim\",}", "null"] {
         let reply = cluster.http.post_with(CHAT, &[], text).await;
         check_error(&reply, 400, None, text);
     }
@@ -188,10 +162,7 @@ async fn an_engines_refusal_is_relayed_as_the_clients_mistake_and_not_retried() 
     let cluster = start().await;
     for (body, param) in [
         (with(chat("x"), "messages", json!(["hi"])), "messages"),
-        (
-            with(chat("x"), "messages", json!([{"content": "hi"}])),
-            "messages",
-        ),
+        (with(chat("x"), "messages", json!([{"content": "hi"}])), "messages"),
         (with(chat("x"), "max_tokens", 1_000_000), "max_tokens"),
         (with(chat("x"), "min_tokens", 20), "min_tokens"),
         (with(chat("x"), "cache_salt", ""), "cache_salt"),
@@ -210,10 +181,7 @@ async fn an_engines_refusal_is_relayed_as_the_clients_mistake_and_not_retried() 
 async fn a_stop_of_the_wrong_type_is_refused_before_any_prompt_is_computed() {
     let cluster = start().await;
     for stop in [json!(5), json!({}), json!([5]), json!(true)] {
-        let reply = cluster
-            .http
-            .post(CHAT, &with(chat("x"), "stop", stop.clone()))
-            .await;
+        let reply = cluster.http.post(CHAT, &with(chat("x"), "stop", stop.clone())).await;
         check_error(&reply, 400, Some("stop"), &stop.to_string());
         assert_eq!(received(&cluster).len(), 0, "{stop}");
     }
@@ -226,30 +194,18 @@ async fn a_request_that_only_decode_refuses_leaves_no_blocks_pinned() {
     let cluster = start().await;
     let body = with(chat(&prompt(40, "r")), "min_tokens", 20);
     let reply = cluster.http.post(CHAT, &body).await;
-    check_error(
-        &reply,
-        400,
-        Some("min_tokens"),
-        "min_tokens above max_tokens",
-    );
-    eventually(
-        "no prefill engine keeps blocks for a refused request",
-        async || {
-            let mut engines = cluster.engines.iter();
-            engines.all(|(_, engine)| engine.state().blocks_pinned == 0)
-        },
-    )
+    check_error(&reply, 400, Some("min_tokens"), "min_tokens above max_tokens");
+    eventually("no prefill engine keeps blocks for a refused request", async || {
+        let mut engines = cluster.engines.iter();
+        engines.all(|(_, engine)| engine.state().blocks_pinned == 0)
+    })
     .await;
 }
 
 #[tokio::test]
 async fn an_empty_prompt_is_the_clients_mistake_and_no_workers() {
     let cluster = start().await;
-    for body in [
-        completion(""),
-        completion(json!(["", "x"])),
-        completion(json!([[]])),
-    ] {
+    for body in [completion(""), completion(json!(["", "x"])), completion(json!([[]]))] {
         let reply = cluster.http.post(COMPLETIONS, &body).await;
         check_error(&reply, 400, None, &body.to_string());
     }
@@ -269,10 +225,7 @@ async fn a_prompt_of_token_ids_is_the_same_prompt_as_its_text() {
     for ids in [json!(ids), json!([ids])] {
         let by_ids = cluster.http.post(COMPLETIONS, &completion(ids)).await;
         assert_eq!(by_ids.status, 200, "{}", by_ids.text());
-        assert_eq!(
-            whole_text(&by_ids.json(), 0),
-            whole_text(&by_text.json(), 0)
-        );
+        assert_eq!(whole_text(&by_ids.json(), 0), whole_text(&by_text.json(), 0));
         assert_eq!(by_ids.route("prefill"), by_text.route("prefill"));
         assert!(cached(&by_ids) > 0);
     }
@@ -295,10 +248,7 @@ async fn content_in_parts_is_the_same_chat_as_its_text() {
     let several = cluster.http.post(CHAT, &parts).await;
     assert_eq!(several.status, 200);
     let decision = &cluster.decisions(several.header("x-request-id")).await[0];
-    assert_eq!(
-        decision["prompt_tokens"],
-        several.json()["usage"]["prompt_tokens"]
-    );
+    assert_eq!(decision["prompt_tokens"], several.json()["usage"]["prompt_tokens"]);
 }
 
 #[tokio::test]
@@ -323,10 +273,8 @@ async fn replies_have_the_shape_that_openai_clients_parse() {
         let ids: BTreeSet<_> = chunks.iter().map(|c| c["id"].to_string()).collect();
         assert_eq!(ids.len(), 1, "one answer has one id");
         assert!(chunks.iter().all(|chunk| chunk["object"] == object));
-        let ends: Vec<_> = chunks
-            .iter()
-            .filter(|chunk| !chunk["choices"][0]["finish_reason"].is_null())
-            .collect();
+        let ends: Vec<_> =
+            chunks.iter().filter(|chunk| !chunk["choices"][0]["finish_reason"].is_null()).collect();
         assert_eq!(ends.len(), 1);
     }
 }
@@ -425,11 +373,7 @@ async fn salts_share_no_cache() {
     }
     let legs = received(&cluster);
     let with_salt = legs.iter().filter(|r| r.body["cache_salt"] == "tenant a");
-    assert_eq!(
-        with_salt.count(),
-        4,
-        "engines are told the salt on every leg"
-    );
+    assert_eq!(with_salt.count(), 4, "engines are told the salt on every leg");
 }
 
 #[tokio::test]
@@ -457,13 +401,7 @@ async fn thresholds_are_validated_everywhere_and_kept_from_engines() {
         let ours = |(name, _): &&(String, String)| name.starts_with("x-splitrail");
         assert_eq!(request.headers.iter().find(ours), None);
     }
-    let bad = [
-        json!(1.01),
-        json!(-0.1),
-        json!("0.5"),
-        json!(true),
-        json!([0.5]),
-    ];
+    let bad = [json!(1.01), json!(-0.1), json!("0.5"), json!(true), json!([0.5])];
     for threshold in bad {
         for (path, body) in [(CHAT, chat("x")), (COMPLETIONS, completion("x"))] {
             let body = with(body, "cache_hit_threshold", threshold.clone());
@@ -477,11 +415,7 @@ async fn thresholds_are_validated_everywhere_and_kept_from_engines() {
         let reply = cluster.http.post_with(COMPLETIONS, &headers, body);
         check_error(&reply.await, 400, None, value);
     }
-    assert_eq!(
-        received(&cluster).len(),
-        asked.len(),
-        "refused before any engine"
-    );
+    assert_eq!(received(&cluster).len(), asked.len(), "refused before any engine");
 }
 
 #[tokio::test]
@@ -489,10 +423,7 @@ async fn request_ids_are_kept_if_sane_and_engines_get_others() {
     let cluster = start().await;
     let ask = async |id: &str| {
         let body = completion(prompt(30, "i")).to_string();
-        cluster
-            .http
-            .post_with(COMPLETIONS, &[("x-request-id", id)], body)
-            .await
+        cluster.http.post_with(COMPLETIONS, &[("x-request-id", id)], body).await
     };
     let kept = ask("my-id_1.2:3").await;
     assert_eq!(kept.header("x-request-id"), "my-id_1.2:3");
@@ -500,21 +431,15 @@ async fn request_ids_are_kept_if_sane_and_engines_get_others() {
     let legs = received(&cluster);
     assert_eq!(legs.len(), 2);
     let id = legs[0].header("x-request-id").unwrap();
-    assert_eq!(
-        legs[1].header("x-request-id"),
-        Some(id),
-        "one id for both legs"
-    );
+    assert_eq!(legs[1].header("x-request-id"), Some(id), "one id for both legs");
     assert!(!id.contains("my-id"));
     for bad in ["a b", "\"quoted\"", &"x".repeat(500), ""] {
         let reply = ask(bad).await;
         let made = reply.header("x-request-id");
         assert!(!made.is_empty() && made != bad, "{bad:?}");
     }
-    let refused = cluster
-        .http
-        .post_with(COMPLETIONS, &[("x-request-id", "mine")], "nonsense")
-        .await;
+    let refused =
+        cluster.http.post_with(COMPLETIONS, &[("x-request-id", "mine")], "nonsense").await;
     assert_eq!(refused.header("x-request-id"), "mine");
     let ids: BTreeSet<_> = received(&cluster)
         .iter()
@@ -529,20 +454,11 @@ async fn server_timing_says_where_the_time_went() {
     let body = with(chat(&prompt(40, "v")), "stream", true);
     let whole = cluster.http.post(CHAT, &chat(&prompt(40, "v"))).await;
     let mut streamed = cluster.http.stream(CHAT, &body).await;
-    let stages = [
-        "admit",
-        "tokenize",
-        "match",
-        "pick",
-        "decode_try",
-        "prefill",
-        "handoff",
-        "first_token",
-    ];
-    for header in [
-        whole.header("server-timing"),
-        streamed.headers["server-timing"].to_str().unwrap(),
-    ] {
+    let stages =
+        ["admit", "tokenize", "match", "pick", "decode_try", "prefill", "handoff", "first_token"];
+    for header in
+        [whole.header("server-timing"), streamed.headers["server-timing"].to_str().unwrap()]
+    {
         let mut seen = BTreeSet::new();
         for entry in header.split(", ") {
             let (stage, duration) = entry.split_once(";dur=").unwrap();
@@ -560,9 +476,8 @@ async fn server_timing_says_where_the_time_went() {
 #[tokio::test]
 async fn http2_clients_with_prior_knowledge_are_served() {
     let cluster = start().await;
-    let client: Hyper<_, Full<Bytes>> = Hyper::builder(TokioExecutor::new())
-        .http2_only(true)
-        .build_http();
+    let client: Hyper<_, Full<Bytes>> =
+        Hyper::builder(TokioExecutor::new()).http2_only(true).build_http();
     let address = cluster.running.addresses().http;
     for stream in [false, true] {
         let body = with(chat("hello"), "stream", stream).to_string();
@@ -618,19 +533,11 @@ async fn methods_that_a_path_does_not_have_are_refused_with_those_it_has() {
         let reply = cluster.http.send(request).await;
         let (status, headers) = (reply.status(), reply.headers().clone());
         let body = reply.into_body().collect().await.unwrap().to_bytes();
-        Reply {
-            status,
-            headers,
-            body,
-        }
+        Reply { status, headers, body }
     };
     for path in ["/health", "/ready", "/v1/models"] {
         let reply = send(Method::HEAD, path).await;
-        assert_eq!(
-            (reply.status.as_u16(), reply.body.len()),
-            (200, 0),
-            "{path}"
-        );
+        assert_eq!((reply.status.as_u16(), reply.body.len()), (200, 0), "{path}");
     }
     for (method, path, allowed) in [
         (Method::GET, CHAT, "POST"),

@@ -30,10 +30,7 @@ fn binary() -> PathBuf {
 
 fn run(arguments: &[&str]) -> Output {
     let mut command = Command::new(binary());
-    command
-        .args(arguments)
-        .env_remove("RUST_LOG")
-        .stdin(Stdio::null());
+    command.args(arguments).env_remove("RUST_LOG").stdin(Stdio::null());
     command.output().unwrap()
 }
 
@@ -85,13 +82,7 @@ impl Process {
 
     fn terminate(&self) {
         let pid = self.child.id().to_string();
-        assert!(
-            Command::new("kill")
-                .args(["-TERM", &pid])
-                .status()
-                .unwrap()
-                .success()
-        );
+        assert!(Command::new("kill").args(["-TERM", &pid]).status().unwrap().success());
     }
 
     async fn end(&mut self) -> ExitStatus {
@@ -114,9 +105,7 @@ impl Drop for Process {
 }
 
 fn address(ready: &Value, key: &str) -> SocketAddr {
-    let text = ready[key]
-        .as_str()
-        .unwrap_or_else(|| panic!("{key} of {ready}"));
+    let text = ready[key].as_str().unwrap_or_else(|| panic!("{key} of {ready}"));
     let address: SocketAddr = text.parse().unwrap();
     assert_ne!(address.port(), 0);
     address
@@ -186,9 +175,7 @@ fn check_five(path: &str, output: &Output) {
     let lines: Vec<_> = text.lines().collect();
     let located: Vec<_> = lines.iter().filter(|line| line.starts_with(path)).collect();
     assert_eq!(located.len(), 5, "{text}");
-    let hints = lines
-        .iter()
-        .filter(|line| line.trim_start().starts_with("hint: "));
+    let hints = lines.iter().filter(|line| line.trim_start().starts_with("hint: "));
     assert_eq!(hints.count(), 5, "{text}");
     for (mistake, named) in [
         ("htpp", "htpp"),
@@ -198,9 +185,7 @@ fn check_five(path: &str, output: &Output) {
         ("\"ftp:", "url"),
     ] {
         let start = format!("{path}:{}: ", place(FIVE_MISTAKES, mistake));
-        let found = located
-            .iter()
-            .any(|line| line.starts_with(&start) && line.contains(named));
+        let found = located.iter().any(|line| line.starts_with(&start) && line.contains(named));
         assert!(found, "{start} {named}\n{text}");
     }
     assert!(text.contains("did you mean `aggregated`?"), "{text}");
@@ -237,11 +222,7 @@ fn check_closed(schema: &Value, at: &str) -> usize {
     match schema {
         Value::Object(members) => {
             if members.get("properties").is_some_and(Value::is_object) {
-                assert_eq!(
-                    members.get("additionalProperties"),
-                    Some(&json!(false)),
-                    "{at}"
-                );
+                assert_eq!(members.get("additionalProperties"), Some(&json!(false)), "{at}");
                 closed += 1;
             }
             for (name, member) in members {
@@ -263,12 +244,7 @@ fn schema_is_a_json_schema_that_is_closed_at_every_level() {
     let output = run(&["schema"]);
     assert_eq!(output.status.code(), Some(0));
     let schema: Value = serde_json::from_slice(&output.stdout).unwrap();
-    assert!(
-        schema["$schema"]
-            .as_str()
-            .unwrap()
-            .contains("json-schema.org")
-    );
+    assert!(schema["$schema"].as_str().unwrap().contains("json-schema.org"));
     for key in ["listen", "hash_seed", "limits", "models"] {
         assert!(schema["properties"][key].is_object(), "{key}");
     }
@@ -289,10 +265,7 @@ fn the_configuration_reference_in_the_docs_is_what_the_command_prints() {
 #[test]
 fn the_reference_shows_durations_as_people_write_them() {
     let table = String::from_utf8(run(&["schema", "--markdown"]).stdout).unwrap();
-    let durations: Vec<_> = table
-        .lines()
-        .filter(|row| row.contains("| duration |"))
-        .collect();
+    let durations: Vec<_> = table.lines().filter(|row| row.contains("| duration |")).collect();
     assert!(durations.len() >= 5, "{table}");
     for row in durations {
         let default = row.split(" | ").nth(2).unwrap().trim_matches('`');
@@ -318,14 +291,7 @@ fn quickstart_says_the_same_of_a_port_in_use() {
     let taken = TcpListener::bind("127.0.0.1:0").unwrap();
     let address = taken.local_addr().unwrap().to_string();
     let port = taken.local_addr().unwrap().port().to_string();
-    let ports = [
-        "--grpc-port",
-        "0",
-        "--admin-port",
-        "0",
-        "--http-port",
-        &port,
-    ];
+    let ports = ["--grpc-port", "0", "--admin-port", "0", "--http-port", &port];
     let output = run(&[&["quickstart"], &ports[..]].concat());
     assert_eq!(output.status.code(), Some(71), "{}", said(&output));
     assert!(said(&output).contains(&address), "{}", said(&output));
@@ -349,16 +315,10 @@ fn arguments_that_do_not_exist_are_refused_with_a_way_on() {
     ] {
         let output = run(arguments);
         let text = said(&output);
-        assert!(
-            matches!(output.status.code(), Some(2 | 64)),
-            "{arguments:?}: {text}"
-        );
+        assert!(matches!(output.status.code(), Some(2 | 64)), "{arguments:?}: {text}");
         assert!(output.stdout.is_empty(), "{arguments:?}");
         let way_on = ["--help", "Usage", "possible values"];
-        assert!(
-            way_on.iter().any(|hint| text.contains(hint)),
-            "{arguments:?}: {text}"
-        );
+        assert!(way_on.iter().any(|hint| text.contains(hint)), "{arguments:?}: {text}");
     }
     for arguments in [&["--help"][..], &["--version"], &["serve", "--help"]] {
         let output = run(arguments);
@@ -374,9 +334,7 @@ async fn has_blocks_of_prompts(admin: &Client) -> bool {
         let Some((series, value)) = line.rsplit_once(' ') else {
             return false;
         };
-        let by_prefill = ["worker=\"p", "worker=\"w"]
-            .iter()
-            .any(|w| series.contains(w));
+        let by_prefill = ["worker=\"p", "worker=\"w"].iter().any(|w| series.contains(w));
         series.starts_with("splitrail_index_blocks{") && by_prefill && value != "0"
     })
 }
@@ -389,15 +347,9 @@ async fn second_turn_is_cached(http: &Client, admin: &Client) {
         let chunks = events.chunks().await;
         assert_eq!(streamed_text(&chunks, 0).len(), 8);
         let usage = &chunks.last().unwrap()["usage"];
-        told.push(
-            usage["prompt_tokens_details"]["cached_tokens"]
-                .as_u64()
-                .unwrap(),
-        );
-        eventually("the turn's blocks are known", async || {
-            has_blocks_of_prompts(admin).await
-        })
-        .await;
+        told.push(usage["prompt_tokens_details"]["cached_tokens"].as_u64().unwrap());
+        eventually("the turn's blocks are known", async || has_blocks_of_prompts(admin).await)
+            .await;
     }
     assert_eq!(told[0], 0);
     assert!(told[1] > 0, "{told:?}");
@@ -405,19 +357,11 @@ async fn second_turn_is_cached(http: &Client, admin: &Client) {
 
 #[tokio::test]
 async fn quickstart_answers_finds_the_second_turn_in_a_cache_and_ends_when_told() {
-    for (more, flow) in [
-        (&[][..], "prefill_first"),
-        (&["--flow", "aggregated"], "aggregated"),
-    ] {
+    for (more, flow) in [(&[][..], "prefill_first"), (&["--flow", "aggregated"], "aggregated")] {
         let mut process = quickstart(more);
         let ready = process.ready().await;
         let keys: BTreeSet<_> = ready.as_object().unwrap().keys().cloned().collect();
-        assert_eq!(
-            keys,
-            ["admin", "grpc", "http", "models"]
-                .map(str::to_owned)
-                .into()
-        );
+        assert_eq!(keys, ["admin", "grpc", "http", "models"].map(str::to_owned).into());
         assert_eq!(ready["models"], json!(["sim"]));
         let (http, admin) = (address(&ready, "http"), address(&ready, "admin"));
         address(&ready, "grpc");
@@ -430,12 +374,7 @@ async fn quickstart_answers_finds_the_second_turn_in_a_cache_and_ends_when_told(
         assert!(hints.contains(ready["http"].as_str().unwrap()), "{hints}");
         assert!(hints.contains("curl "), "{hints}");
         process.terminate();
-        assert_eq!(
-            process.end().await.code(),
-            Some(0),
-            "{}",
-            process.read("stderr")
-        );
+        assert_eq!(process.end().await.code(), Some(0), "{}", process.read("stderr"));
     }
 }
 
@@ -445,9 +384,7 @@ async fn quickstart_starts_as_many_engines_as_it_is_told() {
     let admin = Client::new(address(&process.ready().await, "admin"));
     let workers = admin.get("/admin/workers").await.json();
     let roles = workers["workers"].as_array().unwrap().iter();
-    let roles: Vec<_> = roles
-        .map(|worker| worker["role"].as_str().unwrap())
-        .collect();
+    let roles: Vec<_> = roles.map(|worker| worker["role"].as_str().unwrap()).collect();
     assert_eq!(roles, ["prefill", "prefill", "prefill", "decode"]);
 }
 
@@ -469,10 +406,7 @@ async fn p29_the_first_sigterm_lets_a_stream_finish_and_the_second_ends_at_once(
     let mut events = http.stream(CHAT, &chat(20_000)).await;
     events.next().await.unwrap();
     urgent.terminate();
-    eventually("the drain has begun", async || {
-        urgent.read("stderr").contains("draining")
-    })
-    .await;
+    eventually("the drain has begun", async || urgent.read("stderr").contains("draining")).await;
     urgent.terminate();
     urgent.end().await;
     while let Some(event) = events.next().await {
@@ -515,10 +449,7 @@ fn json_lines(text: &str) -> Vec<Value> {
     let lines = text.lines().map(|line| {
         let value: Value =
             serde_json::from_str(line).unwrap_or_else(|error| panic!("{error}: {line}"));
-        assert!(
-            value["level"].is_string() && value["timestamp"].is_string(),
-            "{line}"
-        );
+        assert!(value["level"].is_string() && value["timestamp"].is_string(), "{line}");
         value
     });
     lines.collect()
@@ -537,29 +468,17 @@ async fn json_logs_are_lines_of_json_on_stderr_and_garbage_events_are_among_them
     let path = write(files.path(), "serve.yaml", &config);
     let mut process = Process::start(&["--log-format", "json", "serve", "--config", &path]);
     let ready = process.ready().await;
-    assert!(
-        ready.get("grpc").is_none(),
-        "a listener that is not configured: {ready}"
-    );
+    assert!(ready.get("grpc").is_none(), "a listener that is not configured: {ready}");
     let http = Client::new(address(&ready, "http"));
-    eventually("the router is ready", async || {
-        http.get("/ready").await.status == 200
-    })
-    .await;
-    engine.set_fault(Fault {
-        kind: FaultKind::GarbageEvents,
-        times: None,
-    });
+    eventually("the router is ready", async || http.get("/ready").await.status == 200).await;
+    engine.set_fault(Fault { kind: FaultKind::GarbageEvents, times: None });
     let body = json!({"model": "sim", "max_tokens": 4, "prompt": "canary ".repeat(20)});
     eventually("garbage is logged", async || {
         assert_eq!(http.post("/v1/completions", &body).await.status, 200);
         let about_garbage = |line: &Value| {
             line["level"] == "WARN"
                 && line["fields"]["worker"] == "w0"
-                && line["fields"]["message"]
-                    .as_str()
-                    .unwrap()
-                    .contains("KV event")
+                && line["fields"]["message"].as_str().unwrap().contains("KV event")
         };
         let text = process.read("stderr");
         // The last line may be half written.
@@ -572,9 +491,5 @@ async fn json_logs_are_lines_of_json_on_stderr_and_garbage_events_are_among_them
     let log = process.read("stderr");
     assert!(!json_lines(&log).is_empty());
     assert!(!log.contains("canary"), "no prompt is ever logged");
-    assert_eq!(
-        process.read("stdout"),
-        "",
-        "stdout is for what a command was asked for"
-    );
+    assert_eq!(process.read("stdout"), "", "stdout is for what a command was asked for");
 }

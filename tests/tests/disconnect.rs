@@ -70,12 +70,7 @@ impl Visitor {
 
 /// One worker per leg; times as of the phase in question.
 fn one_each(engine: fn(&str, &mut SimConfig)) -> Spec {
-    Spec {
-        prefill: 1,
-        decode: 1,
-        engine,
-        ..Spec::default()
-    }
+    Spec { prefill: 1, decode: 1, engine, ..Spec::default() }
 }
 
 /// No step of the prefill engine ends within a test.
@@ -98,10 +93,7 @@ fn requests(salt: &str) -> Vec<(&'static str, Value)> {
     for stream in [false, true] {
         for (path, mut body) in [
             (CHAT, chat(&prompt(40, &format!("{salt}{stream}")))),
-            (
-                COMPLETIONS,
-                completion(&prompt(40, &format!("{salt}{stream}"))),
-            ),
+            (COMPLETIONS, completion(&prompt(40, &format!("{salt}{stream}")))),
         ] {
             body["max_tokens"] = 2000.into();
             body["stream"] = stream.into();
@@ -125,10 +117,7 @@ async fn the_next_is_served(trial: &mut Trial) {
     body["max_tokens"] = 2.into();
     let reply = trial.post("ok", COMPLETIONS, &body).await;
     assert_eq!(reply.status, 200, "{}", reply.text());
-    assert_eq!(
-        whole_text(&reply.json(), 0),
-        reference.text(COMPLETIONS, &body).await
-    );
+    assert_eq!(whole_text(&reply.json(), 0), reference.text(COMPLETIONS, &body).await);
 }
 
 /// Clients that leave after their request's head and a part of its body.
@@ -152,11 +141,7 @@ async fn p26_leaving_while_the_body_is_sent_costs_no_engine_anything() {
     the_next_is_served(&mut trial).await;
     trial.cluster.quiet().await;
     trial.nothing_is_held().await;
-    assert_eq!(
-        trial.counts(["p0", "d0"]),
-        [1, 1],
-        "only the next one's legs"
-    );
+    assert_eq!(trial.counts(["p0", "d0"]), [1, 1], "only the next one's legs");
 }
 
 #[tokio::test]
@@ -225,20 +210,14 @@ async fn p26_leaving_in_an_engines_queue_leaves_the_queue() {
     let first = Visitor::send(&mut trial, CHAT, "first", &chat(&prompt(40, "first"))).await;
     trial.until_running("p0").await;
     let second = Visitor::send(&mut trial, CHAT, "second", &chat(&prompt(40, "second"))).await;
-    eventually("the second one waits", async || {
-        trial.cluster.engine("p0").state().waiting == 1
-    })
-    .await;
+    eventually("the second one waits", async || trial.cluster.engine("p0").state().waiting == 1)
+        .await;
     second.leave(Leaving::Close);
     eventually("the second one waits no more", async || {
         trial.cluster.engine("p0").state().waiting == 0
     })
     .await;
-    assert_eq!(
-        trial.cluster.engine("p0").state().running,
-        1,
-        "the first one goes on"
-    );
+    assert_eq!(trial.cluster.engine("p0").state().running, 1, "the first one goes on");
     first.leave(Leaving::Close);
     trial.finish().await;
 }
@@ -270,10 +249,7 @@ async fn p26_what_prefill_keeps_for_a_client_that_left_is_freed_at_the_latest_by
         trial.fault("d0", FaultKind::SlowFirstByte { delay_ms: 60_000 }, Some(1));
         let id = format!("lease-{turn}");
         let visitor = Visitor::send(&mut trial, path, &id, &body).await;
-        eventually("decode is asked", async || {
-            trial.asked("d0").len() == turn + 1
-        })
-        .await;
+        eventually("decode is asked", async || trial.asked("d0").len() == turn + 1).await;
         visitor.leave(WAYS[turn % 2]);
         trial.check().await;
         is_recorded(&trial, &id).await;
@@ -291,10 +267,8 @@ async fn p26_leaving_in_mid_stream_stops_decode() {
         }
     }))
     .await;
-    let streams: Vec<_> = requests("mid")
-        .into_iter()
-        .filter(|(_, body)| body["stream"] == true)
-        .collect();
+    let streams: Vec<_> =
+        requests("mid").into_iter().filter(|(_, body)| body["stream"] == true).collect();
     for (turn, way) in WAYS.into_iter().cycle().take(4).enumerate() {
         let (path, body) = &streams[turn / 2];
         let id = format!("mid-{turn}");
@@ -374,11 +348,7 @@ async fn p26_leaving_during_a_batch_stops_every_prompt_of_it() {
             visitor.leave(way);
             trial.check().await;
             let aborted = trial.cluster.engine("d0").state().totals.aborted;
-            assert_eq!(
-                aborted,
-                4 * (turn as u64 + 1),
-                "the engine was told of each"
-            );
+            assert_eq!(aborted, 4 * (turn as u64 + 1), "the engine was told of each");
             assert_eq!(trial.cluster.decisions(&id).await.len(), 4);
             is_recorded(&trial, &id).await;
         }
@@ -390,10 +360,8 @@ async fn p26_leaving_during_a_batch_stops_every_prompt_of_it() {
 
 #[tokio::test]
 async fn p26_leaving_an_aggregated_request_stops_it() {
-    let spec = Spec {
-        engine: |_, config| config.decode_us_per_step = 20_000,
-        ..Spec::aggregated(1)
-    };
+    let spec =
+        Spec { engine: |_, config| config.decode_us_per_step = 20_000, ..Spec::aggregated(1) };
     let mut trial = Trial::start(spec).await;
     for (turn, (path, body)) in requests("agg").into_iter().enumerate() {
         let id = format!("agg-{turn}");

@@ -41,11 +41,7 @@ fn words(count: usize, salt: &str) -> String {
 }
 
 fn message(role: &str, content: &str) -> v1::ChatMessage {
-    v1::ChatMessage {
-        role: role.into(),
-        content: content.into(),
-        ..Default::default()
-    }
+    v1::ChatMessage { role: role.into(), content: content.into(), ..Default::default() }
 }
 
 fn generate(prompt: Prompt) -> v1::GenerateRequest {
@@ -85,15 +81,9 @@ async fn answer(
             Event::Started(again) => panic!("started twice: {again:?}"),
             Event::Delta(v1::Delta { index, text }) => {
                 assert!(!finish_reasons.contains_key(&index), "text after the end");
-                texts
-                    .entry(index)
-                    .or_insert_with(String::new)
-                    .push_str(&text);
+                texts.entry(index).or_insert_with(String::new).push_str(&text);
             }
-            Event::Finished(v1::Finished {
-                index,
-                finish_reason,
-            }) => {
+            Event::Finished(v1::Finished { index, finish_reason }) => {
                 let earlier = finish_reasons.insert(index, finish_reason);
                 assert_eq!(earlier, None, "finished twice");
             }
@@ -101,12 +91,7 @@ async fn answer(
         }
     };
     assert_eq!(next().await?, None, "usage is the last event");
-    Ok(Answer {
-        started,
-        texts,
-        finish_reasons,
-        usage,
-    })
+    Ok(Answer { started, texts, finish_reasons, usage })
 }
 
 fn check_equal(answer: &Answer, reply: &Reply) {
@@ -115,10 +100,7 @@ fn check_equal(answer: &Answer, reply: &Reply) {
     let finish = reply["choices"][0]["finish_reason"].as_str().unwrap();
     assert_eq!(answer.finish_reasons[&0], finish);
     let usage = &reply["usage"];
-    assert_eq!(
-        Some(answer.usage.prompt_tokens),
-        usage["prompt_tokens"].as_u64()
-    );
+    assert_eq!(Some(answer.usage.prompt_tokens), usage["prompt_tokens"].as_u64());
     let completion = usage["completion_tokens"].as_u64();
     assert_eq!(Some(answer.usage.completion_tokens), completion);
 }
@@ -130,26 +112,15 @@ async fn text_chat_and_token_ids_get_the_answers_that_http_gives() {
     let text = words(40, "a");
     let ids: Vec<u32> = text.bytes().map(|byte| u32::from(byte) + 3).collect();
     let chat = v1::Chat {
-        messages: vec![
-            message("system", "Be brief."),
-            message("user", &words(40, "b")),
-        ],
+        messages: vec![message("system", "Be brief."), message("user", &words(40, "b"))],
     };
     let messages = json!([
         {"role": "system", "content": "Be brief."}, {"role": "user", "content": words(40, "b")},
     ]);
     let cases = [
-        (
-            Prompt::Text(text.clone()),
-            COMPLETIONS,
-            json!({"prompt": text}),
-        ),
+        (Prompt::Text(text.clone()), COMPLETIONS, json!({"prompt": text})),
         (Prompt::Chat(chat), CHAT, json!({"messages": messages})),
-        (
-            Prompt::TokenIds(v1::TokenIds { ids: ids.clone() }),
-            COMPLETIONS,
-            json!({"prompt": ids}),
-        ),
+        (Prompt::TokenIds(v1::TokenIds { ids: ids.clone() }), COMPLETIONS, json!({"prompt": ids})),
     ];
     for (prompt, path, mut body) in cases {
         body["model"] = "sim".into();
@@ -172,9 +143,7 @@ async fn text_chat_and_token_ids_get_the_answers_that_http_gives() {
         assert!(route.decode_worker.starts_with('d'));
         assert_eq!(
             Some(u64::from(route.overlap_blocks)),
-            over_http
-                .route("overlap_blocks")
-                .map(|blocks| blocks.parse().unwrap())
+            over_http.route("overlap_blocks").map(|blocks| blocks.parse().unwrap())
         );
     }
     cluster.quiet().await;
@@ -188,10 +157,9 @@ async fn a_cold_prompts_zero_is_a_figure_and_silence_is_told_as_configured() {
     let usage = cold.unwrap().usage;
     assert_eq!(usage.cached_tokens, Some(0));
     assert_eq!(usage.cached_source(), v1::CachedSource::Engine);
-    for (fallback, source) in [
-        ("estimate", v1::CachedSource::Estimate),
-        ("omit", v1::CachedSource::Unspecified),
-    ] {
+    for (fallback, source) in
+        [("estimate", v1::CachedSource::Estimate), ("omit", v1::CachedSource::Unspecified)]
+    {
         let cluster = Cluster::start(Spec {
             model: format!("cached_tokens_fallback: {fallback}"),
             engine: |_, config: &mut SimConfig| config.usage_report = UsageReport::Null,
@@ -244,9 +212,7 @@ async fn parameters_reach_the_engine_under_openais_names() {
     assert_eq!(two.finish_reasons.len(), 2);
     assert_eq!(two.started.request_id, "mine-1");
     let sent = cluster.engine("w0").requests().pop().unwrap();
-    let Value::Object(body) = &sent.body else {
-        panic!("{:?}", sent.body)
-    };
+    let Value::Object(body) = &sent.body else { panic!("{:?}", sent.body) };
     for (key, value) in [
         ("max_tokens", json!(9)),
         ("min_tokens", json!(2)),
@@ -291,63 +257,25 @@ async fn mistakes_are_told_by_status_code_before_any_engine_is_asked() {
     let cluster = Cluster::start(Spec::default()).await;
     let mut door = door(&cluster).await;
     let good = || generate(Prompt::Text("hello".into()));
-    let sampling = |params: v1::SamplingParams| v1::GenerateRequest {
-        sampling: Some(params),
-        ..good()
-    };
-    let extra = |json: &str| v1::GenerateRequest {
-        extra_body_json: json.into(),
-        ..good()
-    };
-    let threshold = |value: f64| v1::GenerateRequest {
-        cache_hit_threshold: Some(value),
-        ..good()
-    };
+    let sampling =
+        |params: v1::SamplingParams| v1::GenerateRequest { sampling: Some(params), ..good() };
+    let extra = |json: &str| v1::GenerateRequest { extra_body_json: json.into(), ..good() };
+    let threshold = |value: f64| v1::GenerateRequest { cache_hit_threshold: Some(value), ..good() };
     let cases = [
-        (
-            v1::GenerateRequest {
-                model: "nope".into(),
-                ..good()
-            },
-            Code::NotFound,
-        ),
-        (
-            v1::GenerateRequest {
-                prompt: None,
-                ..good()
-            },
-            Code::InvalidArgument,
-        ),
-        (
-            generate(Prompt::TokenIds(v1::TokenIds { ids: vec![] })),
-            Code::InvalidArgument,
-        ),
-        (
-            generate(Prompt::Chat(v1::Chat { messages: vec![] })),
-            Code::InvalidArgument,
-        ),
+        (v1::GenerateRequest { model: "nope".into(), ..good() }, Code::NotFound),
+        (v1::GenerateRequest { prompt: None, ..good() }, Code::InvalidArgument),
+        (generate(Prompt::TokenIds(v1::TokenIds { ids: vec![] })), Code::InvalidArgument),
+        (generate(Prompt::Chat(v1::Chat { messages: vec![] })), Code::InvalidArgument),
         (threshold(1.5), Code::InvalidArgument),
         (threshold(-0.5), Code::InvalidArgument),
         (threshold(f64::NAN), Code::InvalidArgument),
         (
-            sampling(v1::SamplingParams {
-                n: Some(u32::MAX),
-                ..Default::default()
-            }),
+            sampling(v1::SamplingParams { n: Some(u32::MAX), ..Default::default() }),
             Code::InvalidArgument,
         ),
+        (sampling(v1::SamplingParams { n: Some(0), ..Default::default() }), Code::InvalidArgument),
         (
-            sampling(v1::SamplingParams {
-                n: Some(0),
-                ..Default::default()
-            }),
-            Code::InvalidArgument,
-        ),
-        (
-            sampling(v1::SamplingParams {
-                temperature: Some(f64::INFINITY),
-                ..Default::default()
-            }),
+            sampling(v1::SamplingParams { temperature: Some(f64::INFINITY), ..Default::default() }),
             Code::InvalidArgument,
         ),
         (extra("nonsense"), Code::InvalidArgument),
@@ -363,10 +291,7 @@ async fn mistakes_are_told_by_status_code_before_any_engine_is_asked() {
         assert_eq!(status.code(), code, "{what}: {status:?}");
         assert!(!status.message().is_empty(), "{what}");
     }
-    let legs = cluster
-        .engines
-        .iter()
-        .flat_map(|(_, engine)| engine.requests());
+    let legs = cluster.engines.iter().flat_map(|(_, engine)| engine.requests());
     assert_eq!(legs.filter(|leg| leg.path.starts_with("/v1/c")).count(), 0);
     cluster.quiet().await;
 }
@@ -424,20 +349,16 @@ async fn engines_failures_are_told_by_status_code() {
     ];
     for (kind, code) in cases {
         let what = format!("{kind:?}");
-        cluster.engine("w0").set_fault(Fault {
-            kind,
-            times: Some(1),
-        });
+        cluster.engine("w0").set_fault(Fault { kind, times: Some(1) });
         let status = answer(&mut door, request()).await.unwrap_err();
         assert_eq!(status.code(), code, "{what}: {status:?}");
         cluster.engine("w0").clear_faults();
         cluster.quiet().await;
     }
     // In mid-stream: what arrived stands, and the end is an error.
-    cluster.engine("w0").set_fault(Fault {
-        kind: FaultKind::DieMidStream { after_chunks: 4 },
-        times: Some(1),
-    });
+    cluster
+        .engine("w0")
+        .set_fault(Fault { kind: FaultKind::DieMidStream { after_chunks: 4 }, times: Some(1) });
     let mut events = door.generate(request()).await.unwrap().into_inner();
     let mut deltas = 0;
     let status = loop {
@@ -467,10 +388,7 @@ async fn p26_a_client_that_cancels_frees_everything() {
     for _ in 0..4 {
         events.message().await.unwrap().unwrap();
     }
-    assert_eq!(
-        cluster.metric("splitrail_requests_in_flight", &[]).await,
-        1.0
-    );
+    assert_eq!(cluster.metric("splitrail_requests_in_flight", &[]).await, 1.0);
     drop(events);
     cluster.quiet().await;
     eventually("no engine holds a block for it", async || {
@@ -479,10 +397,7 @@ async fn p26_a_client_that_cancels_frees_everything() {
     })
     .await;
     let cancelled = [("outcome", "cancelled")];
-    assert_eq!(
-        cluster.metric("splitrail_requests_total", &cancelled).await,
-        1.0
-    );
+    assert_eq!(cluster.metric("splitrail_requests_total", &cancelled).await, 1.0);
 }
 
 #[tokio::test]
@@ -503,18 +418,14 @@ async fn models_are_listed_with_their_other_names() {
     };
     assert_eq!(listed.into_inner().models, [expected]);
     for name in ["default", "my-lora"] {
-        let request = v1::GenerateRequest {
-            model: name.into(),
-            ..generate(Prompt::Text("hello".into()))
-        };
+        let request =
+            v1::GenerateRequest { model: name.into(), ..generate(Prompt::Text("hello".into())) };
         answer(&mut door, request).await.unwrap();
     }
 }
 
 async fn check(health: &mut HealthClient<Channel>, service: &str) -> Result<ServingStatus, Status> {
-    let request = HealthCheckRequest {
-        service: service.into(),
-    };
+    let request = HealthCheckRequest { service: service.into() };
     Ok(health.check(request).await?.into_inner().status())
 }
 
@@ -524,10 +435,7 @@ async fn health_agrees_with_ready_and_a_watch_sees_the_drain() {
     let mut health = HealthClient::new(channel(&cluster).await);
     let services = ["", "splitrail.v1.FrontDoorService"];
     for service in services {
-        assert_eq!(
-            check(&mut health, service).await.unwrap(),
-            ServingStatus::Serving
-        );
+        assert_eq!(check(&mut health, service).await.unwrap(), ServingStatus::Serving);
     }
     assert_eq!(cluster.http.get("/ready").await.status, 200);
     let unknown = check(&mut health, "nobody").await.unwrap_err();
@@ -540,10 +448,7 @@ async fn health_agrees_with_ready_and_a_watch_sees_the_drain() {
     cluster.running.core().drain();
     assert_eq!(cluster.http.get("/ready").await.status, 503);
     for service in services {
-        assert_eq!(
-            check(&mut health, service).await.unwrap(),
-            ServingStatus::NotServing
-        );
+        assert_eq!(check(&mut health, service).await.unwrap(), ServingStatus::NotServing);
     }
     let second = watch.message().await.unwrap().unwrap();
     assert_eq!(status(second), ServingStatus::NotServing);
@@ -564,9 +469,7 @@ async fn p29_a_watch_ends_with_the_drain_and_a_stream_may_finish() {
     request.sampling.as_mut().unwrap().max_tokens = Some(150);
     let mut events = door.generate(request).await.unwrap().into_inner();
     events.message().await.unwrap().unwrap();
-    let Cluster {
-        running, engines, ..
-    } = cluster;
+    let Cluster { running, engines, .. } = cluster;
     let client = async {
         let mut last = None;
         while let Some(event) = events.message().await.unwrap() {
@@ -590,9 +493,7 @@ async fn reflection_lists_the_services_and_describes_the_front_door() {
     };
     let questions = [
         ask(MessageRequest::ListServices(String::new())),
-        ask(MessageRequest::FileContainingSymbol(
-            "splitrail.v1.FrontDoorService".into(),
-        )),
+        ask(MessageRequest::FileContainingSymbol("splitrail.v1.FrontDoorService".into())),
     ];
     let replies = client.server_reflection_info(stream::iter(questions)).await;
     let mut replies = replies.unwrap().into_inner();
@@ -600,16 +501,9 @@ async fn reflection_lists_the_services_and_describes_the_front_door() {
     let Some(MessageResponse::ListServicesResponse(list)) = next().await else {
         panic!("no list of services");
     };
-    let names: Vec<_> = list
-        .service
-        .into_iter()
-        .map(|service| service.name)
-        .collect();
+    let names: Vec<_> = list.service.into_iter().map(|service| service.name).collect();
     for service in ["splitrail.v1.FrontDoorService", "grpc.health.v1.Health"] {
-        assert!(
-            names.contains(&service.to_owned()),
-            "{service} in {names:?}"
-        );
+        assert!(names.contains(&service.to_owned()), "{service} in {names:?}");
     }
     let Some(MessageResponse::FileDescriptorResponse(files)) = next().await else {
         panic!("no description of the front door");

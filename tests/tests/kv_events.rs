@@ -29,9 +29,7 @@ fn text(words: usize, name: &str) -> String {
 fn prompts(seed: u64, count: usize) -> Vec<String> {
     let mut state = seed;
     let mut draw = |below: usize| {
-        state = state
-            .wrapping_mul(6_364_136_223_846_793_005)
-            .wrapping_add(1);
+        state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
         (state >> 33) as usize % below
     };
     let mut all: Vec<String> = (0..3).map(|i| text(12, &format!("root{i}-"))).collect();
@@ -49,9 +47,7 @@ fn prompts(seed: u64, count: usize) -> Vec<String> {
 
 fn cached(reply: &Reply) -> u64 {
     let usage = &reply.json()["usage"];
-    usage["prompt_tokens_details"]["cached_tokens"]
-        .as_u64()
-        .unwrap()
+    usage["prompt_tokens_details"]["cached_tokens"].as_u64().unwrap()
 }
 
 async fn overlap(cluster: &Cluster, reply: &Reply) -> u64 {
@@ -64,9 +60,7 @@ async fn check_overlap(cluster: &Cluster, prompt: &str) -> u64 {
     cluster.settle().await;
     let reply = ask(&cluster.http, prompt).await;
     let prompt_tokens = reply.json()["usage"]["prompt_tokens"].as_u64().unwrap();
-    let usable = overlap(cluster, &reply)
-        .await
-        .min((prompt_tokens - 1) / BLOCK);
+    let usable = overlap(cluster, &reply).await.min((prompt_tokens - 1) / BLOCK);
     assert_eq!(usable * BLOCK, cached(&reply), "{prompt:?}");
     usable
 }
@@ -144,10 +138,7 @@ async fn batches_that_were_lost_are_replayed() {
     // The next batch shows that some are missing.
     ask(&cluster.http, &text(20, "after")).await;
     for prompt in ["before", "lost0-", "lost3-", "after"] {
-        assert!(
-            check_overlap(&cluster, &text(20, prompt)).await > 0,
-            "{prompt}"
-        );
+        assert!(check_overlap(&cluster, &text(20, prompt)).await > 0, "{prompt}");
     }
 }
 
@@ -195,10 +186,7 @@ async fn what_garbage_hid_is_replayed() {
     let cluster = after_garbage().await;
     ask(&cluster.http, &text(20, "after")).await;
     for prompt in ["before", "hidden", "after"] {
-        assert!(
-            check_overlap(&cluster, &text(20, prompt)).await > 0,
-            "{prompt}"
-        );
+        assert!(check_overlap(&cluster, &text(20, prompt)).await > 0, "{prompt}");
     }
 }
 
@@ -208,29 +196,19 @@ fn without_replay(_: &str, config: &mut SimConfig) {
 
 #[tokio::test]
 async fn without_a_replay_endpoint_nothing_from_before_a_gap_is_believed() {
-    let cluster = Cluster::start(Spec {
-        engine: without_replay,
-        ..Spec::aggregated(1)
-    })
-    .await;
+    let cluster = Cluster::start(Spec { engine: without_replay, ..Spec::aggregated(1) }).await;
     let old = text(20, "old");
     ask(&cluster.http, &old).await;
     assert!(check_overlap(&cluster, &old).await > 0);
     let worker = cluster.engine("w0");
     let kind = FaultKind::DropEventBatches;
-    worker.set_fault(Fault {
-        kind,
-        times: Some(1),
-    });
+    worker.set_fault(Fault { kind, times: Some(1) });
     ask(&cluster.http, &text(20, "lost")).await;
     worker.clear_faults();
     let new = text(20, "new");
     ask(&cluster.http, &new).await;
     eventually("the gap is counted", async || {
-        cluster
-            .metric("splitrail_index_gaps_total", &[("worker", "w0")])
-            .await
-            > 0.0
+        cluster.metric("splitrail_index_gaps_total", &[("worker", "w0")]).await > 0.0
     })
     .await;
     eventually("what came after the gap is known", async || {
@@ -241,10 +219,7 @@ async fn without_a_replay_endpoint_nothing_from_before_a_gap_is_believed() {
     for prompt in [&old, &text(20, "lost")] {
         let reply = ask(&cluster.http, prompt).await;
         assert_eq!(overlap(&cluster, &reply).await, 0);
-        assert!(
-            cached(&reply) > 0,
-            "the engine's figure is told all the same"
-        );
+        assert!(cached(&reply) > 0, "the engine's figure is told all the same");
     }
 }
 
@@ -287,22 +262,12 @@ async fn check_restart(engine: fn(&str, &mut SimConfig), busy: bool) {
     }
     cluster.engines.push((name, engine));
     eventually("the restart is noticed", async || {
-        cluster
-            .metric("splitrail_index_resyncs_total", &[("worker", "w0")])
-            .await
-            > 0.0
-            && cluster
-                .metric("splitrail_worker_up", &[("worker", "w0")])
-                .await
-                == 1.0
+        cluster.metric("splitrail_index_resyncs_total", &[("worker", "w0")]).await > 0.0
+            && cluster.metric("splitrail_worker_up", &[("worker", "w0")]).await == 1.0
     })
     .await;
     let reply = ask(&cluster.http, &old).await;
-    assert_eq!(
-        overlap(&cluster, &reply).await,
-        0,
-        "nothing stale is believed"
-    );
+    assert_eq!(overlap(&cluster, &reply).await, 0, "nothing stale is believed");
     assert_eq!(cached(&reply), 0);
 }
 
@@ -358,19 +323,14 @@ async fn a_cleared_cache_is_cleared_in_the_index() {
 
 #[tokio::test]
 async fn blocks_of_another_size_are_counted_never_matched_and_disturb_nobody() {
-    let cluster = Cluster::start(Spec {
-        engine: |_, config| config.block_size = 32,
-        ..Spec::default()
-    })
-    .await;
+    let cluster =
+        Cluster::start(Spec { engine: |_, config| config.block_size = 32, ..Spec::default() })
+            .await;
     let prompt = text(30, "a");
     ask(&cluster.http, &prompt).await;
     eventually("the blocks are counted as rejected", async || {
         let reason = [("reason", "block_size")];
-        cluster
-            .metric("splitrail_index_rejected_blocks_total", &reason)
-            .await
-            > 0.0
+        cluster.metric("splitrail_index_rejected_blocks_total", &reason).await > 0.0
     })
     .await;
     assert_eq!(cluster.metric("splitrail_index_blocks", &[]).await, 0.0);
@@ -390,15 +350,8 @@ async fn engines_without_events_are_served_and_nothing_is_estimated() {
         config.kv_events_port = None;
         config.kv_replay_port = None;
     }
-    let spec = || Spec {
-        policy: "{ kind: least_loaded }",
-        ..Spec::aggregated(1)
-    };
-    let cluster = Cluster::start(Spec {
-        engine: silent,
-        ..spec()
-    })
-    .await;
+    let spec = || Spec { policy: "{ kind: least_loaded }", ..Spec::aggregated(1) };
+    let cluster = Cluster::start(Spec { engine: silent, ..spec() }).await;
     let prompt = text(30, "a");
     assert_eq!(cached(&ask(&cluster.http, &prompt).await), 0);
     let warm = ask(&cluster.http, &prompt).await;
@@ -417,9 +370,5 @@ async fn engines_without_events_are_served_and_nothing_is_estimated() {
         assert_eq!(cached(&ask(&mute.http, &prompt).await), 0);
     }
     let estimated = [("source", "estimate")];
-    assert_eq!(
-        mute.metric("splitrail_cached_tokens_total", &estimated)
-            .await,
-        0.0
-    );
+    assert_eq!(mute.metric("splitrail_cached_tokens_total", &estimated).await, 0.0);
 }

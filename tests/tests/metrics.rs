@@ -22,64 +22,32 @@ fn with(mut body: Value, key: &str, value: impl Into<Value>) -> Value {
 
 /// Names, types and labels that dashboards depend on, of what this version has.
 const METRICS: [(&str, &str, &[&str]); 28] = [
-    (
-        "requests_total",
-        "counter",
-        &["model", "endpoint", "flow", "outcome"],
-    ),
+    ("requests_total", "counter", &["model", "endpoint", "flow", "outcome"]),
     ("requests_in_flight", "gauge", &["model"]),
     ("ttft_seconds", "histogram", &["model", "flow"]),
     ("inter_token_seconds", "histogram", &["model", "flow"]),
     ("request_seconds", "histogram", &["model", "flow"]),
     ("stage_seconds", "histogram", &["model", "stage"]),
-    (
-        "prompt_tokens_total",
-        "counter",
-        &["model", "leg", "source", "tier"],
-    ),
+    ("prompt_tokens_total", "counter", &["model", "leg", "source", "tier"]),
     ("generation_tokens_total", "counter", &["model"]),
-    (
-        "wasted_prompt_tokens_total",
-        "counter",
-        &["model", "reason"],
-    ),
+    ("wasted_prompt_tokens_total", "counter", &["model", "reason"]),
     ("cached_tokens_total", "counter", &["model", "source"]),
-    (
-        "cached_tokens_error_blocks",
-        "histogram",
-        &["model", "direction"],
-    ),
+    ("cached_tokens_error_blocks", "histogram", &["model", "direction"]),
     ("overlap_blocks", "histogram", &["model", "role"]),
     ("overlap_blocks_lost_total", "counter", &["model"]),
-    (
-        "prefix_cache_requests_total",
-        "counter",
-        &["model", "result"],
-    ),
+    ("prefix_cache_requests_total", "counter", &["model", "result"]),
     ("local_prefills_total", "counter", &["model", "reason"]),
     ("retries_total", "counter", &["model", "leg", "reason"]),
     ("shed_total", "counter", &["model", "reason"]),
     ("removed_fields_total", "counter", &["model"]),
     ("worker_up", "gauge", &["model", "worker", "role"]),
     ("worker_requests", "gauge", &["model", "worker", "role"]),
-    (
-        "worker_prefill_tokens",
-        "gauge",
-        &["model", "worker", "role"],
-    ),
-    (
-        "worker_kv_blocks",
-        "gauge",
-        &["model", "worker", "role", "state"],
-    ),
+    ("worker_prefill_tokens", "gauge", &["model", "worker", "role"]),
+    ("worker_kv_blocks", "gauge", &["model", "worker", "role", "state"]),
     ("index_blocks", "gauge", &["model", "worker", "tier"]),
     ("index_events_total", "counter", &["model", "worker"]),
     ("index_gaps_total", "counter", &["model", "worker"]),
-    (
-        "index_resyncs_total",
-        "counter",
-        &["model", "worker", "reason"],
-    ),
+    ("index_resyncs_total", "counter", &["model", "worker", "reason"]),
     ("index_event_lag_seconds", "histogram", &["model", "worker"]),
     ("build_info", "gauge", &["version"]),
 ];
@@ -103,25 +71,17 @@ fn labels(line: &str) -> Vec<(String, String)> {
 /// Makes a cluster do everything that has a metric.
 async fn exercise(cluster: &Cluster) {
     let first = chat("m");
-    let forged = with(
-        first.clone(),
-        "kv_transfer_params",
-        json!({"do_remote_prefill": true}),
-    );
+    let forged = with(first.clone(), "kv_transfer_params", json!({"do_remote_prefill": true}));
     assert_eq!(cluster.http.post(CHAT, &forged).await.status, 200);
     let streamed = with(first.clone(), "stream", true);
     cluster.http.stream(CHAT, &streamed).await.chunks().await;
     cluster.http.post(CHAT, &with(first.clone(), "n", 2)).await;
     // A decode leg that fails wastes its prefill and is retried.
-    cluster.engine("d0").set_fault(Fault {
-        kind: FaultKind::Status { status: 503 },
-        times: Some(1),
-    });
+    cluster
+        .engine("d0")
+        .set_fault(Fault { kind: FaultKind::Status { status: 503 }, times: Some(1) });
     // A lost batch is a gap where there is no replay.
-    cluster.engine("p0").set_fault(Fault {
-        kind: FaultKind::DropEventBatches,
-        times: Some(1),
-    });
+    cluster.engine("p0").set_fault(Fault { kind: FaultKind::DropEventBatches, times: Some(1) });
     let mut number = 0;
     eventually("a retry and a gap are counted", async || {
         number += 1;
@@ -132,19 +92,11 @@ async fn exercise(cluster: &Cluster) {
     .await;
     // While one request hangs, there is no room for another.
     for engine in ["p0", "p1"] {
-        cluster.engine(engine).set_fault(Fault {
-            kind: FaultKind::Hang,
-            times: None,
-        });
+        cluster.engine(engine).set_fault(Fault { kind: FaultKind::Hang, times: None });
     }
     let hanging = cluster.http.post(CHAT, &first);
     let shed = eventually("a request is shed", async || {
-        cluster
-            .http
-            .post(CHAT, &with(first.clone(), "model", "nope"))
-            .await
-            .status
-            == 503
+        cluster.http.post(CHAT, &with(first.clone(), "model", "nope")).await.status == 503
     });
     tokio::select! {
         reply = hanging => panic!("{}", reply.text()),
@@ -169,10 +121,7 @@ async fn metrics_have_the_names_types_and_labels_that_dashboards_depend_on() {
     let text = cluster.admin.get("/metrics").await.text();
     for (name, kind, expected) in METRICS {
         let name = format!("splitrail_{name}");
-        assert!(
-            text.contains(&format!("# TYPE {name} {kind}\n")),
-            "{name} {kind}"
-        );
+        assert!(text.contains(&format!("# TYPE {name} {kind}\n")), "{name} {kind}");
         assert!(text.contains(&format!("# HELP {name} ")), "{name}");
         let samples = text.lines().filter(|line| {
             let rest = line.strip_prefix(&name).unwrap_or("-");

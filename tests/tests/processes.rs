@@ -12,9 +12,7 @@ const LIMITS: &str = "{ drain_delay: 100ms, drain_grace: 20s }";
 
 fn arguments(all: &[(&str, u64)]) -> Vec<String> {
     let pairs = all.iter();
-    pairs
-        .flat_map(|(flag, value)| [format!("--{flag}"), value.to_string()])
-        .collect()
+    pairs.flat_map(|(flag, value)| [format!("--{flag}"), value.to_string()]).collect()
 }
 
 /// Engines that take no time.
@@ -68,11 +66,7 @@ async fn outcomes(processes: &Processes, outcome: &str) -> f64 {
 async fn quiet(processes: &Processes) {
     eventually("nothing is in flight or booked", async || {
         let mut held = 0.0;
-        for gauge in [
-            "requests_in_flight",
-            "worker_requests",
-            "worker_prefill_tokens",
-        ] {
+        for gauge in ["requests_in_flight", "worker_requests", "worker_prefill_tokens"] {
             held += processes.metric(&format!("splitrail_{gauge}"), &[]).await;
         }
         let live = processes.admin.get("/admin/requests").await.json();
@@ -96,10 +90,7 @@ async fn p25_a_prefill_engine_killed_while_idle_costs_no_request() {
         let reply = processes.http.post(path, &body).await;
         assert_eq!(reply.status, 200, "{}", reply.text());
         assert_eq!(reply.route("prefill"), Some("p1"));
-        assert_eq!(
-            whole_text(&reply.json(), 0),
-            expected(&d0, path, &body).await
-        );
+        assert_eq!(whole_text(&reply.json(), 0), expected(&d0, path, &body).await);
     }
     eventually("the router knows that it is gone", async || {
         let labels = [("worker", "p0")];
@@ -108,10 +99,7 @@ async fn p25_a_prefill_engine_killed_while_idle_costs_no_request() {
     .await;
     quiet(&processes).await;
     assert_eq!(outcomes(&processes, "ok").await, 14.0);
-    assert_eq!(
-        processes.metric("splitrail_requests_total", &[]).await,
-        14.0
-    );
+    assert_eq!(processes.metric("splitrail_requests_total", &[]).await, 14.0);
 }
 
 #[tokio::test]
@@ -130,12 +118,7 @@ async fn p25_a_prefill_engine_killed_at_work_is_replaced_before_the_first_byte()
     assert_eq!(reply.status, 200, "{}", reply.text());
     assert_eq!(whole_text(&reply.json(), 0), right);
     assert_eq!(reply.route("prefill"), Some(["p1", "p0"][killed]));
-    assert_eq!(
-        processes
-            .metric("splitrail_retries_total", &[("leg", "prefill")])
-            .await,
-        1.0
-    );
+    assert_eq!(processes.metric("splitrail_retries_total", &[("leg", "prefill")]).await, 1.0);
     quiet(&processes).await;
     assert_eq!(outcomes(&processes, "ok").await, 1.0);
 }
@@ -195,18 +178,9 @@ async fn p25_a_decode_engine_killed_before_a_whole_reply_is_replaced_with_a_new_
     let other = processes.engines[3 - killed].client("http");
     let right = expected(&other, COMPLETIONS, &body).await;
     assert_eq!(whole_text(&reply.json(), 0), right);
-    let asked = processes.engines[0]
-        .client("http")
-        .get("/sim/requests")
-        .await
-        .json();
+    let asked = processes.engines[0].client("http").get("/sim/requests").await.json();
     assert_eq!(asked.as_array().unwrap().len(), 2, "a prefill per attempt");
-    assert_eq!(
-        processes
-            .metric("splitrail_retries_total", &[("leg", "decode")])
-            .await,
-        1.0
-    );
+    assert_eq!(processes.metric("splitrail_retries_total", &[("leg", "decode")]).await, 1.0);
     quiet(&processes).await;
     assert_eq!(outcomes(&processes, "ok").await, 1.0);
 }
@@ -221,11 +195,7 @@ async fn p25_with_every_engine_killed_each_request_is_a_typed_error() {
     for turn in 0..4 {
         let (path, body) = either(turn, &prompt(30, "none"));
         let reply = processes.http.post(path, &body).await;
-        assert!(
-            [502, 503].contains(&reply.status.as_u16()),
-            "{}",
-            reply.text()
-        );
+        assert!([502, 503].contains(&reply.status.as_u16()), "{}", reply.text());
         splitrail_tests::trial::error_of(&reply.json());
     }
     eventually("the router says that it is not ready", async || {
@@ -248,9 +218,7 @@ async fn an_engine_that_is_started_again_is_used_again_and_its_index_starts_anew
         assert_eq!(whole_text(&reply.json(), 0), right);
         let route = ["prefill", "overlap_blocks"].map(|key| reply.route(key).map(str::to_owned));
         let usage = &reply.json()["usage"];
-        let cached = usage["prompt_tokens_details"]["cached_tokens"]
-            .as_u64()
-            .unwrap();
+        let cached = usage["prompt_tokens_details"]["cached_tokens"].as_u64().unwrap();
         (route, cached, usage["prompt_tokens"].as_u64().unwrap())
     };
     let p0_blocks = async |processes: &Processes| {
@@ -261,27 +229,19 @@ async fn an_engine_that_is_started_again_is_used_again_and_its_index_starts_anew
     let (route, cold, prompt_tokens) = cached(&processes).await;
     assert_eq!((route, cold), (worker(0), 0));
     let full_blocks = (prompt_tokens / 16) as f64;
-    eventually("the index has the prompt", async || {
-        p0_blocks(&processes).await >= full_blocks
-    })
-    .await;
+    eventually("the index has the prompt", async || p0_blocks(&processes).await >= full_blocks)
+        .await;
     let warm = cached(&processes).await;
     assert_eq!(warm.1, (prompt_tokens - 1) / 16 * 16);
 
     processes.engines[0].kill();
     eventually("the router knows that it is gone", async || {
-        processes
-            .metric("splitrail_worker_up", &[("worker", "p0")])
-            .await
-            == 0.0
+        processes.metric("splitrail_worker_up", &[("worker", "p0")]).await == 0.0
     })
     .await;
     processes.restart(0).await;
     eventually("it is up, and nothing is in the index of it", async || {
-        processes
-            .metric("splitrail_worker_up", &[("worker", "p0")])
-            .await
-            == 1.0
+        processes.metric("splitrail_worker_up", &[("worker", "p0")]).await == 1.0
             && p0_blocks(&processes).await == 0.0
     })
     .await;
@@ -324,10 +284,8 @@ async fn p29_a_router_told_to_stop_finishes_its_streams_and_accepts_for_a_while(
     assert_eq!(reply.status, 200, "{}", reply.text());
     let right = expected(&processes.engines[1].client("http"), COMPLETIONS, &body).await;
     for (mut events, seen) in streams {
-        let mut chunks: Vec<Value> = seen
-            .iter()
-            .map(|event| serde_json::from_str(event).unwrap())
-            .collect();
+        let mut chunks: Vec<Value> =
+            seen.iter().map(|event| serde_json::from_str(event).unwrap()).collect();
         chunks.extend(events.chunks().await);
         assert_eq!(streamed_text(&chunks, 0), right, "whole to its last token");
     }
@@ -352,10 +310,7 @@ async fn p29_a_second_signal_ends_the_router_at_once() {
     processes.router.terminate();
     processes.router.ended().await;
     let rest = events.rest().await;
-    assert!(
-        !rest.contains(&"[DONE]".to_owned()),
-        "cut off, and not as if it were whole"
-    );
+    assert!(!rest.contains(&"[DONE]".to_owned()), "cut off, and not as if it were whole");
     // Its engine is told, like by any client that leaves.
     processes.until_running(1, |running| running == 0).await;
 }

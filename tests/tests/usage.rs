@@ -66,11 +66,7 @@ impl Setting {
     }
 
     async fn start(self) -> Cluster {
-        let spec = if self.flow == "aggregated" {
-            Spec::aggregated(2)
-        } else {
-            Spec::default()
-        };
+        let spec = if self.flow == "aggregated" { Spec::aggregated(2) } else { Spec::default() };
         Cluster::start(Spec {
             model: format!("cached_tokens_fallback: {}", self.fallback),
             engine: self.engine(),
@@ -183,9 +179,7 @@ async fn ask(cluster: &Cluster, path: &str, body: &Value, delivery: Delivery) ->
         return Answer {
             usage: Some(reply.json()["usage"].clone()),
             request_id: reply.header("x-request-id").to_owned(),
-            route_cached: reply
-                .route("cached_tokens")
-                .map(|text| text.parse().unwrap()),
+            route_cached: reply.route("cached_tokens").map(|text| text.parse().unwrap()),
         };
     }
     let mut events = cluster.http.stream(path, body).await;
@@ -208,11 +202,7 @@ async fn ask(cluster: &Cluster, path: &str, body: &Value, delivery: Delivery) ->
             assert!(chunk["usage"].is_null(), "{chunk}");
         }
     }
-    Answer {
-        usage,
-        request_id,
-        route_cached: None,
-    }
+    Answer { usage, request_id, route_cached: None }
 }
 
 /// The router's estimates for a request's prompts, from what it wrote down before
@@ -255,10 +245,7 @@ fn check_survivors(
     }
     if delivery == Delivery::Whole {
         let usage_members = usage.as_object().unwrap();
-        assert!(
-            usage_members.contains_key("completion_tokens_details"),
-            "{usage}"
-        );
+        assert!(usage_members.contains_key("completion_tokens_details"), "{usage}");
         if setting.report == UsageReport::Details {
             let details = details.as_object().unwrap();
             assert!(details.contains_key("multimodal_tokens"), "{usage}");
@@ -333,10 +320,7 @@ async fn check_metrics(cluster: &Cluster, setting: Setting, ledger: &Ledger) {
     let cached = async |source| metric("cached_tokens_total", &[("source", source)]).await;
     assert_eq!(cached(spoken).await, ledger.cached, "{setting:?}");
     assert_eq!(cached(other).await, 0, "{setting:?}");
-    assert_eq!(
-        metric("generation_tokens_total", &[]).await,
-        ledger.completion
-    );
+    assert_eq!(metric("generation_tokens_total", &[]).await, ledger.completion);
     let tokens = async |leg, source| {
         let labels = [("leg", leg), ("source", source)];
         metric("prompt_tokens_total", &labels).await
@@ -358,38 +342,24 @@ async fn check_metrics(cluster: &Cluster, setting: Setting, ledger: &Ledger) {
     assert_eq!(tokens(work, "external_kv_transfer").await, 0);
     if setting.flow == "prefill_first" {
         let counted = Counted::of(cluster, &['d']);
-        assert_eq!(
-            tokens("decode", "external_kv_transfer").await,
-            counted.transferred
-        );
+        assert_eq!(tokens("decode", "external_kv_transfer").await, counted.transferred);
         assert_eq!(tokens("decode", "local_cache_hit").await, counted.hit);
         assert_eq!(tokens("decode", "local_compute").await, 0);
     } else {
-        assert_eq!(
-            metric("prompt_tokens_total", &[("leg", "prefill")]).await,
-            0
-        );
+        assert_eq!(metric("prompt_tokens_total", &[("leg", "prefill")]).await, 0);
     }
 }
 
 async fn check_all(flow: &'static str, report: UsageReport) {
     for decode_usage in [DecodeUsage::RemotePrefill, DecodeUsage::WholePrompt] {
         for fallback in ["estimate", "zero", "omit"] {
-            let setting = Setting {
-                flow,
-                report,
-                decode_usage,
-                fallback,
-            };
+            let setting = Setting { flow, report, decode_usage, fallback };
             let cluster = setting.start().await;
             let mut ledger = Ledger::default();
             for shape in [Shape::Chat, Shape::Completion, Shape::Batch] {
-                for delivery in [
-                    Delivery::Asked,
-                    Delivery::NotAsked,
-                    Delivery::Continuous,
-                    Delivery::Whole,
-                ] {
+                for delivery in
+                    [Delivery::Asked, Delivery::NotAsked, Delivery::Continuous, Delivery::Whole]
+                {
                     check_one(&cluster, setting, &mut ledger, (shape, delivery)).await;
                 }
             }
@@ -425,11 +395,7 @@ const SILENT: Setting = Setting {
     fallback: "estimate",
 };
 
-const SPOKEN: Setting = Setting {
-    flow: "prefill_first",
-    report: UsageReport::Details,
-    ..SILENT
-};
+const SPOKEN: Setting = Setting { flow: "prefill_first", report: UsageReport::Details, ..SILENT };
 
 #[tokio::test]
 async fn the_route_header_shows_no_estimate_that_the_fallback_keeps_from_clients() {
@@ -487,9 +453,6 @@ async fn running_totals_without_final_usage_are_no_way_to_get_usage() {
         let (path, mut body) = request(Shape::Chat, Delivery::NotAsked);
         body["stream_options"] = options.clone();
         let chunks = cluster.http.stream(path, &body).await.chunks().await;
-        assert!(
-            chunks.iter().all(|chunk| chunk["usage"].is_null()),
-            "{options}: {chunks:?}"
-        );
+        assert!(chunks.iter().all(|chunk| chunk["usage"].is_null()), "{options}: {chunks:?}");
     }
 }

@@ -6,11 +6,7 @@ use splitrail_tests::client::{streamed_text, whole_text};
 use splitrail_tests::trial::{CHAT, Reference, Trial, broken_off, chat, either, error_of, prompt};
 
 fn in_turn(workers: usize, model: &str) -> Spec {
-    Spec {
-        policy: "{ kind: round_robin }",
-        model: model.to_owned(),
-        ..Spec::aggregated(workers)
-    }
+    Spec { policy: "{ kind: round_robin }", model: model.to_owned(), ..Spec::aggregated(workers) }
 }
 
 #[tokio::test]
@@ -33,11 +29,7 @@ async fn p25_a_failed_worker_is_replaced_before_the_first_byte() {
         assert_eq!(whole_text(&reply.json(), 0), expected, "{fault:?}");
         trial.fault("w0", fault.clone(), Some(1));
         let mut events = trial.stream("ok", path, &body).await;
-        assert_eq!(
-            streamed_text(&events.chunks().await, 0),
-            expected,
-            "{fault:?}"
-        );
+        assert_eq!(streamed_text(&events.chunks().await, 0), expected, "{fault:?}");
         assert_eq!(trial.counts(["w0", "w1"]), [2 * turn + 2; 2], "{fault:?}");
         trial.check().await;
     }
@@ -62,11 +54,9 @@ async fn p25_a_worker_that_hangs_is_replaced() {
 #[tokio::test]
 async fn p25_all_workers_failing_is_one_typed_error() {
     let mut trial = Trial::start(in_turn(2, "")).await;
-    for (status, outcome, told) in [
-        (500, "engine_failed", 502),
-        (503, "engine_failed", 502),
-        (429, "engine_rejected", 429),
-    ] {
+    for (status, outcome, told) in
+        [(500, "engine_failed", 502), (503, "engine_failed", 502), (429, "engine_rejected", 429)]
+    {
         for engine in ["w0", "w1"] {
             trial.fault(engine, FaultKind::Status { status }, Some(1));
         }
@@ -83,9 +73,7 @@ async fn p25_all_workers_failing_is_one_typed_error() {
 async fn p25_a_worker_that_dies_mid_stream_is_said() {
     let mut trial = Trial::start(in_turn(2, "")).await;
     trial.fault("w0", FaultKind::DieMidStream { after_chunks: 4 }, Some(1));
-    let mut events = trial
-        .stream("decode_lost", CHAT, &chat(&prompt(30, "mid")))
-        .await;
+    let mut events = trial.stream("decode_lost", CHAT, &chat(&prompt(30, "mid"))).await;
     let (chunks, _) = broken_off(&events.rest().await);
     assert_eq!(chunks.len(), 4);
     assert_eq!(trial.counts(["w0", "w1"]), [1, 0]);

@@ -17,9 +17,7 @@ fn spec() -> Spec {
 }
 
 fn prompts(salt: &str) -> Vec<String> {
-    (0..4)
-        .map(|i| prompt(30 + i, &format!("{salt}{i}-")))
-        .collect()
+    (0..4).map(|i| prompt(30 + i, &format!("{salt}{i}-"))).collect()
 }
 
 fn batch(prompts: &[String]) -> Value {
@@ -109,9 +107,7 @@ async fn p25_one_prompt_of_a_batch_too_long_is_the_clients_error() {
     let mut trial = Trial::start(spec).await;
     let mut prompts = prompts("j");
     prompts[2] = prompt(200, "long");
-    let reply = trial
-        .post("engine_rejected", COMPLETIONS, &batch(&prompts))
-        .await;
+    let reply = trial.post("engine_rejected", COMPLETIONS, &batch(&prompts)).await;
     assert_eq!(reply.status, 400, "{}", reply.text());
     error_of(&reply.json());
     trial.staged_blocks_are_freed().await;
@@ -135,17 +131,12 @@ async fn p25_one_prompt_lost_mid_stream_ends_the_whole_stream_with_one_error() {
     let mut events = trial.stream("decode_lost", COMPLETIONS, &body).await;
     assert_eq!(events.status, 200);
     let (chunks, error) = broken_off(&events.rest().await);
-    assert!(
-        chunks.iter().all(|chunk| chunk["usage"].is_null()),
-        "no sum of a part"
-    );
+    assert!(chunks.iter().all(|chunk| chunk["usage"].is_null()), "no sum of a part");
     assert_eq!(error["code"], "decode_lost");
     // The other three were far from their end: they have been cancelled.
     trial.check().await;
-    let aborted: u64 = ["d0", "d1"]
-        .map(|name| trial.cluster.engine(name).state().totals.aborted)
-        .iter()
-        .sum();
+    let aborted: u64 =
+        ["d0", "d1"].map(|name| trial.cluster.engine(name).state().totals.aborted).iter().sum();
     assert_eq!(aborted, 4);
     trial.finish().await;
 }

@@ -51,11 +51,7 @@ async fn p25_a_decode_that_fails_before_its_first_byte_is_done_elsewhere_with_a_
             if stream {
                 let mut events = trial.stream("ok", path, &body).await;
                 assert_eq!(events.status, 200, "{fault:?}");
-                assert_eq!(
-                    streamed_text(&events.chunks().await, 0),
-                    expected,
-                    "{fault:?}"
-                );
+                assert_eq!(streamed_text(&events.chunks().await, 0), expected, "{fault:?}");
             } else {
                 let reply = trial.post("ok", path, &body).await;
                 assert_eq!(reply.status, 200, "{fault:?}: {}", reply.text());
@@ -64,15 +60,8 @@ async fn p25_a_decode_that_fails_before_its_first_byte_is_done_elsewhere_with_a_
             }
             let after = trial.counts(["p0", "p1", "d0", "d1"]);
             let prefills = after[0] + after[1] - before[0] - before[1];
-            assert_eq!(
-                prefills, 2,
-                "{fault:?}: a new prefill for the second attempt"
-            );
-            assert_eq!(
-                after[2..],
-                [before[2] + 1, before[3] + 1],
-                "{fault:?}: once each"
-            );
+            assert_eq!(prefills, 2, "{fault:?}: a new prefill for the second attempt");
+            assert_eq!(after[2..], [before[2] + 1, before[3] + 1], "{fault:?}: once each");
             assert_eq!(trial.retries("decode").await, retries + 1.0, "{fault:?}");
             trial.check().await;
         }
@@ -90,10 +79,7 @@ async fn p25_half_a_reply_is_not_passed_on() {
     let body = chat(&prompt(40, "half"));
     let reply = trial.post("ok", CHAT, &body).await;
     assert_eq!(reply.status, 200, "{}", reply.text());
-    assert_eq!(
-        whole_text(&reply.json(), 0),
-        reference.text(CHAT, &body).await
-    );
+    assert_eq!(whole_text(&reply.json(), 0), reference.text(CHAT, &body).await);
     assert_eq!(trial.counts(["d0", "d1"]), [1, 1]);
     trial.finish().await;
 }
@@ -109,10 +95,7 @@ async fn p25_usage_after_a_retry_is_that_of_the_attempt_that_answered() {
     assert_eq!(reply["usage"]["prompt_tokens_details"]["cached_tokens"], 0);
     assert_eq!(reply["usage"]["completion_tokens"], 12);
     let metric = |name: &'static str| trial.cluster.metric(name, &[]);
-    assert_eq!(
-        metric("splitrail_wasted_prompt_tokens_total").await,
-        prompt_tokens as f64
-    );
+    assert_eq!(metric("splitrail_wasted_prompt_tokens_total").await, prompt_tokens as f64);
     assert_eq!(metric("splitrail_generation_tokens_total").await, 12.0);
     trial.finish().await;
 }
@@ -139,11 +122,7 @@ async fn p25_a_refused_transfer_is_tried_again_with_a_new_hand_off() {
             trial.fault(refusing, FaultKind::RefusePulls, Some(1));
             let mut events = trial.stream("ok", path, &body).await;
             assert_eq!(events.status, 200);
-            assert_eq!(
-                streamed_text(&events.chunks().await, 0),
-                expected,
-                "early: {early}"
-            );
+            assert_eq!(streamed_text(&events.chunks().await, 0), expected, "early: {early}");
         }
         assert_eq!(trial.retries("decode").await, 2.0);
         assert_eq!(hand_offs(&trial, &["d0", "d1"]).len(), 4);
@@ -166,11 +145,7 @@ async fn p25_a_prefill_worker_that_dies_between_the_legs_is_replaced() {
         // d0 has its hand-off, but has not fetched anything yet.
         eventually("d0 is asked", async || trial.asked("d0").len() == 1).await;
         assert_eq!(trial.counts(["p0", "p1"]), [1, 0]);
-        let place = trial
-            .cluster
-            .engines
-            .iter()
-            .position(|(name, _)| name == "p0");
+        let place = trial.cluster.engines.iter().position(|(name, _)| name == "p0");
         let (_, engine) = trial.cluster.engines.remove(place.unwrap());
         engine.shutdown().await;
     };
@@ -196,15 +171,8 @@ async fn p25_each_decode_worker_is_tried_at_most_once_and_no_more_than_configure
         assert_eq!(error_of(&reply.json())["type"], "engine_error");
         let after = trial.counts(["d0", "d1", "d2", "d3"]);
         let tries: Vec<usize> = after.iter().zip(before).map(|(a, b)| a - b).collect();
-        assert_eq!(
-            tries.iter().sum::<usize>(),
-            3,
-            "one try and two retries: {tries:?}"
-        );
-        assert!(
-            tries.iter().all(|n| *n <= 1),
-            "each at most once: {tries:?}"
-        );
+        assert_eq!(tries.iter().sum::<usize>(), 3, "one try and two retries: {tries:?}");
+        assert!(tries.iter().all(|n| *n <= 1), "each at most once: {tries:?}");
     }
     let prefills: usize = trial.counts(["p0", "p1"]).iter().sum();
     assert_eq!(prefills, 9, "a prefill per attempt");
@@ -267,10 +235,7 @@ async fn p25_a_single_decode_worker_that_is_late_is_a_gateway_timeout() {
     let timeouts = "timeouts: { first_token: 300ms, answer: 300ms }";
     let mut trial = Trial::start(in_turn(1, timeouts)).await;
     trial.fault("d0", FaultKind::Hang, None);
-    for body in [
-        chat("late"),
-        splitrail_tests::trial::streamed(&chat("late")),
-    ] {
+    for body in [chat("late"), splitrail_tests::trial::streamed(&chat("late"))] {
         let reply = trial.post("engine_timeout", CHAT, &body).await;
         assert_eq!(reply.status, 504, "{}", reply.text());
         error_of(&reply.json());

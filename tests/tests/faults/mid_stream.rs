@@ -8,11 +8,7 @@ use splitrail_tests::trial::{
 };
 
 fn in_turn(decode: usize) -> Spec {
-    Spec {
-        decode,
-        policy: "{ kind: round_robin }",
-        ..Spec::default()
-    }
+    Spec { decode, policy: "{ kind: round_robin }", ..Spec::default() }
 }
 
 #[tokio::test]
@@ -35,11 +31,7 @@ async fn p25_a_stream_that_breaks_off_ends_with_an_error_event_and_no_done() {
         let mut events = trial.stream("ok", path, &body).await;
         assert_eq!(streamed_text(&events.chunks().await, 0), expected);
     }
-    assert_eq!(
-        trial.counts(["d0", "d1"]),
-        [4, 4],
-        "an answer begun is not begun again"
-    );
+    assert_eq!(trial.counts(["d0", "d1"]), [4, 4], "an answer begun is not begun again");
     assert_eq!(trial.retries("decode").await, 0.0);
     trial.finish().await;
 }
@@ -52,19 +44,13 @@ async fn p25_an_end_without_done_is_not_taken_for_the_end() {
     trial.fault("d0", FaultKind::DieMidStream { after_chunks: 12 }, Some(1));
     let mut events = trial.stream("decode_lost", path, &body).await;
     let (chunks, _) = broken_off(&events.rest().await);
-    assert_eq!(
-        chunks.last().unwrap()["choices"][0]["finish_reason"],
-        "length"
-    );
+    assert_eq!(chunks.last().unwrap()["choices"][0]["finish_reason"], "length");
     trial.finish().await;
 }
 
 #[tokio::test]
 async fn p25_an_engine_core_that_dies_mid_stream_is_said_by_one_error_event() {
-    let spec = Spec {
-        engine: |_, config| config.decode_us_per_step = 20_000,
-        ..in_turn(2)
-    };
+    let spec = Spec { engine: |_, config| config.decode_us_per_step = 20_000, ..in_turn(2) };
     let mut trial = Trial::start(spec).await;
     // The engine itself then sends an error event, and `[DONE]` after it.
     let mut body = chat(&prompt(30, "core"));
@@ -72,11 +58,7 @@ async fn p25_an_engine_core_that_dies_mid_stream_is_said_by_one_error_event() {
     let mut events = trial.stream("decode_lost", CHAT, &body).await;
     let mut seen = vec![events.next().await.unwrap(), events.next().await.unwrap()];
     let route = events.headers["x-splitrail-route"].to_str().unwrap();
-    let dying = if route.contains("decode=d0") {
-        "d0"
-    } else {
-        "d1"
-    };
+    let dying = if route.contains("decode=d0") { "d0" } else { "d1" };
     trial.cluster.engine(dying).die();
     seen.extend(events.rest().await);
     let (_, error) = broken_off(&seen);
@@ -97,21 +79,16 @@ async fn p25_an_engine_that_falls_silent_mid_stream_is_given_up() {
         ..in_turn(1)
     };
     let mut trial = Trial::start(spec).await;
-    for (path, body) in [
-        (CHAT, chat(&prompt(30, "silent"))),
-        (COMPLETIONS, completion(&prompt(30, "mute"))),
-    ] {
+    for (path, body) in
+        [(CHAT, chat(&prompt(30, "silent"))), (COMPLETIONS, completion(&prompt(30, "mute")))]
+    {
         let mut events = trial.stream("decode_lost", path, &body).await;
         let (chunks, error) = broken_off(&events.rest().await);
         assert!(!chunks.is_empty(), "the first token was passed on");
         assert_eq!(error["code"], "decode_lost");
         trial.check().await;
     }
-    assert_eq!(
-        trial.cluster.engine("d0").state().totals.aborted,
-        2,
-        "the engine was told"
-    );
+    assert_eq!(trial.cluster.engine("d0").state().totals.aborted, 2, "the engine was told");
     trial.finish().await;
 }
 
@@ -123,9 +100,7 @@ async fn p25_a_whole_reply_that_breaks_off_never_looks_like_a_stream() {
     let reply = trial.post("engine_failed", COMPLETIONS, &body).await;
     assert_eq!(reply.status, 502, "{}", reply.text());
     assert_eq!(reply.header("content-type"), "application/json");
-    let reply = trial
-        .post("decode_lost", COMPLETIONS, &streamed(&body))
-        .await;
+    let reply = trial.post("decode_lost", COMPLETIONS, &streamed(&body)).await;
     assert_eq!(reply.status, 200);
     assert_eq!(reply.header("content-type"), "text/event-stream");
     trial.finish().await;

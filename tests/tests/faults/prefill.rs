@@ -41,10 +41,7 @@ async fn p25_a_failed_prefill_is_tried_on_another_worker_and_the_answer_is_right
     for (turn, fault) in failures().into_iter().enumerate() {
         let (path, body) = either(turn, &prompt(40, &format!("a{turn}-")));
         let expected = reference.text(path, &body).await;
-        let before = (
-            trial.counts(["p0", "p1", "d0"]),
-            trial.retries("prefill").await,
-        );
+        let before = (trial.counts(["p0", "p1", "d0"]), trial.retries("prefill").await);
         trial.fault("p0", fault.clone(), Some(1));
         let reply = trial.post("ok", path, &body).await;
         assert_eq!(reply.status, 200, "{fault:?}: {}", reply.text());
@@ -56,19 +53,11 @@ async fn p25_a_failed_prefill_is_tried_on_another_worker_and_the_answer_is_right
         trial.fault("p0", fault.clone(), Some(1));
         let mut events = trial.stream("ok", path, &body).await;
         assert_eq!(events.status, 200, "{fault:?}");
-        assert_eq!(
-            streamed_text(&events.chunks().await, 0),
-            expected,
-            "{fault:?}"
-        );
+        assert_eq!(streamed_text(&events.chunks().await, 0), expected, "{fault:?}");
 
         let ([p0, p1, d0], retries) = before;
         let after = trial.counts(["p0", "p1", "d0"]);
-        assert_eq!(
-            after,
-            [p0 + 2, p1 + 2, d0 + 2],
-            "{fault:?}: each asked once per request"
-        );
+        assert_eq!(after, [p0 + 2, p1 + 2, d0 + 2], "{fault:?}: each asked once per request");
         assert_eq!(trial.retries("prefill").await, retries + 2.0, "{fault:?}");
         trial.check().await;
     }
@@ -89,10 +78,7 @@ async fn p25_a_prefill_engine_whose_core_died_is_passed_over() {
         let reply = trial.post("ok", path, &body).await;
         assert_eq!(reply.status, 200, "{}", reply.text());
         assert_eq!(reply.route("prefill"), Some("p1"));
-        assert_eq!(
-            whole_text(&reply.json(), 0),
-            reference.text(path, &body).await
-        );
+        assert_eq!(whole_text(&reply.json(), 0), reference.text(path, &body).await);
     }
     trial.finish().await;
 }
@@ -106,10 +92,7 @@ async fn p25_a_prefill_that_outlasts_its_timeout_is_tried_on_another_worker() {
     let reply = trial.post("ok", COMPLETIONS, &body).await;
     assert_eq!(reply.status, 200, "{}", reply.text());
     assert_eq!(reply.route("prefill"), Some("p1"));
-    assert_eq!(
-        whole_text(&reply.json(), 0),
-        reference.text(COMPLETIONS, &body).await
-    );
+    assert_eq!(whole_text(&reply.json(), 0), reference.text(COMPLETIONS, &body).await);
     assert_eq!(trial.counts(["p0", "p1", "d0"]), [1, 1, 1]);
     assert_eq!(trial.retries("prefill").await, 1.0);
     trial.finish().await;
@@ -129,15 +112,8 @@ async fn p25_each_prefill_worker_is_tried_at_most_once_and_no_more_than_configur
         assert_eq!(reply.route("local"), Some("no_prefill"));
         let after = trial.counts(["p0", "p1", "p2", "p3"]);
         let tries: Vec<usize> = after.iter().zip(before).map(|(a, b)| a - b).collect();
-        assert_eq!(
-            tries.iter().sum::<usize>(),
-            3,
-            "one try and two retries: {tries:?}"
-        );
-        assert!(
-            tries.iter().all(|n| *n <= 1),
-            "each at most once: {tries:?}"
-        );
+        assert_eq!(tries.iter().sum::<usize>(), 3, "one try and two retries: {tries:?}");
+        assert!(tries.iter().all(|n| *n <= 1), "each at most once: {tries:?}");
         assert_eq!(trial.retries("prefill").await, 2.0 * turn as f64);
     }
     trial.finish().await;
@@ -147,9 +123,7 @@ async fn p25_each_prefill_worker_is_tried_at_most_once_and_no_more_than_configur
 async fn p25_without_retries_a_prefill_is_tried_once() {
     let mut trial = Trial::start(in_turn(2, "retries: { prefill: 0 }\non_no_prefill: fail")).await;
     trial.fault("p0", FaultKind::Status { status: 500 }, Some(1));
-    let failed = trial
-        .post("no_worker", CHAT, &chat(&prompt(30, "once")))
-        .await;
+    let failed = trial.post("no_worker", CHAT, &chat(&prompt(30, "once"))).await;
     assert_eq!(failed.status, 503, "{}", failed.text());
     assert_eq!(trial.counts(["p0", "p1", "d0"]), [1, 0, 0]);
     assert_eq!(trial.retries("prefill").await, 0.0);
@@ -176,10 +150,7 @@ async fn p25_where_no_prefill_can_be_had_the_decode_worker_computes_the_prompt()
             assert_eq!(usage["cached_tokens"], 0, "computed from nothing: {usage}");
         } else {
             let mut events = trial.stream("ok", path, &body).await;
-            let route = events.headers["x-splitrail-route"]
-                .to_str()
-                .unwrap()
-                .to_owned();
+            let route = events.headers["x-splitrail-route"].to_str().unwrap().to_owned();
             assert!(route.contains("local=no_prefill"), "{route}");
             assert_eq!(streamed_text(&events.chunks().await, 0), expected);
         }
@@ -187,10 +158,7 @@ async fn p25_where_no_prefill_can_be_had_the_decode_worker_computes_the_prompt()
         assert_eq!(trial.counts(["p0", "p1", "d0"]), [turn + 1; 3]);
     }
     let sent = trial.asked("d0");
-    assert!(
-        sent.iter()
-            .all(|request| request.body["kv_transfer_params"].is_null())
-    );
+    assert!(sent.iter().all(|request| request.body["kv_transfer_params"].is_null()));
     trial.finish().await;
 }
 
@@ -218,10 +186,7 @@ async fn p25_where_no_prefill_can_be_had_a_model_may_fail_instead() {
 
 #[tokio::test]
 async fn a_prompt_too_long_is_the_clients_error_in_the_engines_words() {
-    let spec = Spec {
-        engine: |_, config| config.max_model_len = 64,
-        ..in_turn(2, "")
-    };
+    let spec = Spec { engine: |_, config| config.max_model_len = 64, ..in_turn(2, "") };
     let mut trial = Trial::start(spec).await;
     let mut body = completion(&prompt(100, "long"));
     let reply = trial.post("engine_rejected", COMPLETIONS, &body).await;
@@ -234,11 +199,7 @@ async fn a_prompt_too_long_is_the_clients_error_in_the_engines_words() {
     let own = engine.post(COMPLETIONS, &body).await.json();
     assert_eq!(error["message"], own["error"]["message"]);
     assert_eq!(error["param"], own["error"]["param"]);
-    assert_eq!(
-        trial.counts(["p0", "p1", "d0"]),
-        [1, 1, 0],
-        "p1 only by this test"
-    );
+    assert_eq!(trial.counts(["p0", "p1", "d0"]), [1, 1, 0], "p1 only by this test");
     assert_eq!(trial.retries("prefill").await, 0.0);
     assert_eq!(trial.local_prefills().await, 0.0);
     trial.finish().await;
@@ -282,15 +243,8 @@ async fn engines_get_a_new_request_id_with_each_attempt() {
     for engine in ["p0", "p1", "p2"] {
         for request in trial.asked(engine) {
             let id = request.header("x-request-id").unwrap().to_owned();
-            assert_ne!(
-                id,
-                reply.header("x-request-id"),
-                "the client's is not an engine's"
-            );
-            assert!(
-                ids.insert(id),
-                "two attempts under one id, the second on {engine}"
-            );
+            assert_ne!(id, reply.header("x-request-id"), "the client's is not an engine's");
+            assert!(ids.insert(id), "two attempts under one id, the second on {engine}");
         }
     }
     trial.finish().await;

@@ -7,9 +7,7 @@ use splitrail_tests::trial::{NobodyHome, Reference, Trial, either, error_of, pro
 use splitrail_tests::{Cluster, Spec};
 
 async fn up(cluster: &Cluster, worker: &str) -> f64 {
-    cluster
-        .metric("splitrail_worker_up", &[("worker", worker)])
-        .await
+    cluster.metric("splitrail_worker_up", &[("worker", worker)]).await
 }
 
 #[tokio::test]
@@ -20,10 +18,7 @@ async fn p25_workers_that_nobody_can_reach_are_passed_over() {
         prefill: 1,
         decode: 1,
         policy: "{ kind: round_robin }",
-        extra_workers: vec![
-            gone[0].worker("p9", "prefill"),
-            gone[1].worker("d9", "decode"),
-        ],
+        extra_workers: vec![gone[0].worker("p9", "prefill"), gone[1].worker("d9", "decode")],
         ..Spec::default()
     };
     let mut trial = Trial::start(spec).await;
@@ -40,17 +35,11 @@ async fn p25_workers_that_nobody_can_reach_are_passed_over() {
         let reply = trial.post("ok", path, &body).await;
         assert_eq!(reply.status, 200, "{}", reply.text());
         assert_eq!(whole_text(&reply.json(), 0), expected);
-        assert_eq!(
-            [reply.route("prefill"), reply.route("decode")],
-            [Some("p0"), Some("d0")]
-        );
+        assert_eq!([reply.route("prefill"), reply.route("decode")], [Some("p0"), Some("d0")]);
         let mut events = trial.stream("ok", path, &body).await;
         assert_eq!(streamed_text(&events.chunks().await, 0), expected);
     }
-    assert_eq!(
-        up(&trial.cluster, "p0").await + up(&trial.cluster, "d0").await,
-        2.0
-    );
+    assert_eq!(up(&trial.cluster, "p0").await + up(&trial.cluster, "d0").await, 2.0);
     trial.finish().await;
 }
 
@@ -69,10 +58,7 @@ async fn p25_a_model_without_a_living_prefill_worker_is_served_by_its_decode_wor
         let (path, body) = either(turn, &prompt(30, "m"));
         let reply = trial.post("ok", path, &body).await;
         assert_eq!(reply.status, 200, "{}", reply.text());
-        assert_eq!(
-            whole_text(&reply.json(), 0),
-            reference.text(path, &body).await
-        );
+        assert_eq!(whole_text(&reply.json(), 0), reference.text(path, &body).await);
         assert_eq!(reply.route("local"), Some("no_prefill"));
     }
     assert_eq!(trial.local_prefills().await, 2.0);
@@ -81,20 +67,16 @@ async fn p25_a_model_without_a_living_prefill_worker_is_served_by_its_decode_wor
 
 #[tokio::test]
 async fn p25_a_model_with_only_dead_workers_is_a_typed_error_at_once_and_not_ready() {
-    for (on_no_prefill, statuses, outcome) in [
-        ("local", [502, 502], "engine_unreachable"),
-        ("fail", [503, 503], "no_worker"),
-    ] {
+    for (on_no_prefill, statuses, outcome) in
+        [("local", [502, 502], "engine_unreachable"), ("fail", [503, 503], "no_worker")]
+    {
         let gone = [NobodyHome::new(), NobodyHome::new()];
         let spec = Spec {
             prefill: 0,
             decode: 0,
             policy: "{ kind: least_loaded }",
             model: format!("on_no_prefill: {on_no_prefill}"),
-            extra_workers: vec![
-                gone[0].worker("p9", "prefill"),
-                gone[1].worker("d9", "decode"),
-            ],
+            extra_workers: vec![gone[0].worker("p9", "prefill"), gone[1].worker("d9", "decode")],
             ..Spec::default()
         };
         let mut trial = Trial::start(spec).await;
@@ -102,11 +84,7 @@ async fn p25_a_model_with_only_dead_workers_is_a_typed_error_at_once_and_not_rea
             trial.cluster.http.get("/ready").await.status == 503
         })
         .await;
-        assert_eq!(
-            trial.cluster.http.get("/health").await.status,
-            200,
-            "the process is well"
-        );
+        assert_eq!(trial.cluster.http.get("/health").await.status, 200, "the process is well");
         for (turn, status) in statuses.into_iter().enumerate() {
             let (path, body) = either(turn, &prompt(30, "n"));
             for body in [body.clone(), streamed(&body)] {
