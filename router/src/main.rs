@@ -6,6 +6,7 @@ use std::process::ExitCode;
 use std::time::Duration;
 
 use clap::{Parser, Subcommand, ValueEnum};
+use splitrail::quickstart::QuickstartError;
 use splitrail::run::{Running, until_stopped, wait_ready};
 use splitrail::telemetry::logging::{self, LogFormat};
 use splitrail::{config, quickstart};
@@ -175,7 +176,10 @@ async fn run_quickstart(
     print_config: bool,
 ) -> Result<(), (u8, String)> {
     let started = quickstart::start(options).await;
-    let started = started.map_err(|error| (exit::UNAVAILABLE, error.to_string()))?;
+    let started = started.map_err(|error| match error {
+        QuickstartError::Io(error) => os_error(error),
+        error => (exit::UNAVAILABLE, error.to_string()),
+    })?;
     let reason = wait_ready(started.running.core(), Duration::from_secs(30)).await;
     if let Some(reason) = reason {
         return Err((exit::UNAVAILABLE, format!("the quickstart did not become ready: {reason}")));

@@ -87,6 +87,8 @@ pub(super) struct Sequencer {
     synced: bool,
     /// The replay under way only checks an idle stream.
     checking: bool,
+    /// A replay on this connection brought what could not be decoded.
+    replay_undecodable: bool,
 }
 
 impl Sequencer {
@@ -102,6 +104,7 @@ impl Sequencer {
             buffered_bytes: 0,
             synced: false,
             checking: false,
+            replay_undecodable: false,
         }
     }
 
@@ -109,6 +112,7 @@ impl Sequencer {
     pub(super) fn connected(&mut self, out: &mut Vec<Action>) {
         self.disconnected();
         self.synced = false;
+        self.replay_undecodable = false;
         if self.has_replay {
             self.begin_replay(out);
         } else {
@@ -132,6 +136,29 @@ impl Sequencer {
         if self.has_replay && matches!(self.phase, Phase::Live) {
             self.checking = true;
             self.begin_replay(out);
+        }
+    }
+
+    /// The number that the next live batch should have; `None` where any may come.
+    pub(super) fn expected(&self) -> Option<u64> {
+        matches!(self.phase, Phase::Live).then_some(self.next).flatten()
+    }
+
+    /// A batch that was delivered could not be decoded, and what it said is lost. A
+    /// replay starts over, unless one has brought such batches before: then it is the
+    /// engine's dialect, and another replay would bring them again.
+    /// `sequence` is its number; the reset that it means is said already.
+    pub(super) fn undecodable(&mut self, sequence: u64, out: &mut Vec<Action>) {
+        match self.phase {
+            Phase::Replaying { .. } => self.replay_undecodable = true,
+            Phase::Live if self.has_replay && !self.replay_undecodable => {
+                if self.last.is_some_and(|last| last.sequence == sequence) {
+                    self.last = None;
+                }
+                self.reset(ResetReason::Garbage, out);
+                self.begin_replay(out);
+            }
+            _ => {}
         }
     }
 

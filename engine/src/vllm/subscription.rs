@@ -109,6 +109,14 @@ pub enum Update {
         /// What it says.
         batch: EventBatch,
     },
+    /// Batches are missing from the live stream. A replay fetches them, or a reset
+    /// follows.
+    Gap {
+        /// The number that should have come.
+        expected: u64,
+        /// The number that came.
+        sequence: u64,
+    },
     /// What the engine had to say up to now is delivered. Said once after each
     /// connect, the first included.
     Synced {

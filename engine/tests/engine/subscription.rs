@@ -22,6 +22,7 @@ struct Follower {
     updates: mpsc::Receiver<Update>,
     cancel: CancellationToken,
     tasks: JoinSet<()>,
+    gaps: u32,
 }
 
 /// The parts of updates that tests compare.
@@ -41,21 +42,28 @@ impl Follower {
         let cancel = CancellationToken::new();
         let mut tasks = JoinSet::new();
         tasks.spawn(subscription.run(sink, cancel.clone()));
-        Self { updates, cancel, tasks }
+        Self { updates, cancel, tasks, gaps: 0 }
     }
 
     fn of(engine: &FakeEngine) -> Self {
         Self::start(subscription(&engine.events, Some(&engine.replay)))
     }
 
+    /// The next update but gaps, which are counted.
     async fn next(&mut self) -> Seen {
-        let update = tokio::time::timeout(PATIENCE, self.updates.recv()).await;
-        match update.expect("an update in time").expect("a running subscription") {
-            Update::Batch { sequence, batch } => Seen::Batch(sequence, batch.timestamp_s),
-            Update::Reset { reason } => Seen::Reset(reason),
-            Update::Synced { outcome } => Seen::Synced(outcome),
-            Update::Garbage { sequence, .. } => Seen::Garbage(sequence),
-            Update::Disconnected { .. } => Seen::Disconnected,
+        loop {
+            let update = tokio::time::timeout(PATIENCE, self.updates.recv()).await;
+            return match update.expect("an update in time").expect("a running subscription") {
+                Update::Batch { sequence, batch } => Seen::Batch(sequence, batch.timestamp_s),
+                Update::Reset { reason } => Seen::Reset(reason),
+                Update::Synced { outcome } => Seen::Synced(outcome),
+                Update::Garbage { sequence, .. } => Seen::Garbage(sequence),
+                Update::Disconnected { .. } => Seen::Disconnected,
+                Update::Gap { .. } => {
+                    self.gaps += 1;
+                    continue;
+                }
+            };
         }
     }
 
@@ -141,7 +149,9 @@ async fn a_gap_is_filled_by_a_replay() {
     engine.lose(payload(next as f64));
     engine.lose(payload((next + 1) as f64));
     engine.publish(payload((next + 2) as f64)).await;
+    let gaps = follower.gaps;
     follower.expect((next..next + 3).map(batch)).await;
+    assert_eq!(follower.gaps, gaps + 1);
 }
 
 #[tokio::test]
@@ -200,7 +210,18 @@ async fn a_payload_that_cannot_be_decoded_resets_and_the_stream_goes_on() {
     engine.publish(Bytes::from_static(b"nonsense")).await;
     engine.publish(payload((next + 1) as f64)).await;
     let reset = Seen::Reset(ResetReason::Garbage);
+    follower.expect([Seen::Garbage(Some(next)), reset]).await;
+    // What was known before is fetched again; what the replay brings of the
+    // nonsense is no reason for another.
+    for sequence in 0..next {
+        follower.expect([batch(sequence)]).await;
+    }
+    let reset = Seen::Reset(ResetReason::Garbage);
     follower.expect([Seen::Garbage(Some(next)), reset, batch(next + 1)]).await;
+    engine.publish(Bytes::from_static(b"more of it")).await;
+    engine.publish(payload((next + 3) as f64)).await;
+    let reset = Seen::Reset(ResetReason::Garbage);
+    follower.expect([Seen::Garbage(Some(next + 2)), reset, batch(next + 3)]).await;
 }
 
 #[tokio::test]

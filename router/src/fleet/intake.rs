@@ -67,6 +67,11 @@ impl Intake {
                     ),
                 }
             }
+            Update::Gap { expected, sequence } => {
+                let worker = self.worker.id();
+                tracing::info!(worker, missed = sequence - expected, "KV events are missing");
+                self.core.metrics.index_gaps.with_label_values(&self.labels()).inc();
+            }
             Update::Garbage { error, .. } => {
                 self.count_rejected("garbage", 1);
                 let worker = self.worker.id().to_owned();
@@ -135,9 +140,6 @@ impl Intake {
         let [model, worker] = self.labels();
         let metrics = &self.core.metrics;
         metrics.index_resyncs.with_label_values(&[model, worker, reason.name()]).inc();
-        if matches!(reason, ResetReason::Gap | ResetReason::ReplayTooShort) {
-            metrics.index_gaps.with_label_values(&[model, worker]).inc();
-        }
         if self.may_log() {
             let worker = self.worker.id();
             tracing::warn!(worker, reason = reason.name(), "index of this worker starts anew");

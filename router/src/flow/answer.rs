@@ -1,18 +1,18 @@
 //! The leg that answers the client.
 
 use std::sync::Arc;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use bytes::Bytes;
 
 use super::client::{Envelope, broken, refusal_event};
 use super::context::{Context, uncached_tokens, within};
-use super::legs;
+use super::legs::{self, Asked, Sent};
 use super::place::Placed;
 use super::prefill::Prefilled;
 use crate::api::JsonObject;
 use crate::core::Served;
-use crate::error::Error;
+use crate::error::{Error, Fault};
 use crate::fleet::{Booking, Worker};
 use crate::ledger::decisions::DecisionHandle;
 use crate::prepare::Unit;
@@ -41,9 +41,13 @@ pub(super) async fn generate(
 ) -> Result<Begun, Error> {
     let started = Instant::now();
     let mut account = account(context, unit, decision, placed, prefilled.as_ref());
-    let body = match prefilled {
-        Some(Prefilled { hand_off, .. }) => legs::decode(&unit.body, context.stream, hand_off)?,
-        None => legs::aggregated(&unit.body, context.stream)?,
+    let asked = Asked { stream: context.stream, include_usage: context.include_usage };
+    let (body, sent) = match prefilled {
+        Some(Prefilled { hand_off, .. }) => {
+            let (body, sent) = legs::decode(&unit.body, asked, hand_off)?;
+            (body, Some(sent))
+        }
+        None => (legs::aggregated(&unit.body, asked)?, None),
     };
     let begun = if context.stream {
         let first = first_event(context, &placed.worker, body, envelope).await;
@@ -67,8 +71,35 @@ pub(super) async fn generate(
         }
         Err(error) => {
             account.fail(&error);
+            if let (Some(sent), Fault::Client) = (sent, error.fault()) {
+                release(context, unit, &placed.worker, envelope, sent).await;
+            }
             Err(error)
         }
+    }
+}
+
+/// How long the freeing of staged blocks may hold an error reply back.
+const RELEASE: Duration = Duration::from_secs(5);
+
+/// Frees the blocks that a refused decode leg has left staged: only a decode engine
+/// that pulls them does, or the end of their lease. Otherwise a client could pin a
+/// prefill worker's memory with requests that only decode refuses.
+async fn release(
+    context: &Context,
+    unit: &Unit,
+    worker: &Arc<Worker>,
+    envelope: &Envelope,
+    sent: Sent,
+) {
+    let client = &context.served.client;
+    let body = legs::release(&unit.body, context.endpoint, sent);
+    let call = async {
+        let response = client.post(worker, context.endpoint.path(), body, envelope).await?;
+        client.whole(worker, response.into_body()).await
+    };
+    if let Err(error) = within(RELEASE, worker, "the time to free staged blocks", call).await {
+        tracing::warn!(worker = worker.id(), %error, "staged blocks stay until their lease ends");
     }
 }
 
@@ -103,7 +134,6 @@ fn account(
         decode_overlap_blocks: placed.overlap_blocks,
         prompt_tokens: unit.prompt_tokens,
         settled: None,
-        ended: false,
     }
 }
 

@@ -57,9 +57,10 @@ pub(super) async fn within<T>(
     })
 }
 
-/// A new id for each attempt: an engine's request ids must be unique, and a
-/// client's would let it reach for another's.
-pub(super) fn envelope(context: &Context) -> Envelope {
+/// Begins an attempt. Each has an id of its own: an engine's request ids must be
+/// unique, and a client's would let it reach for another's.
+pub(super) fn attempt(context: &Context, decision: &DecisionHandle) -> Envelope {
+    decision.update(|decision| decision.attempts += 1);
     let request_id = HeaderValue::from_str(&random_id());
     Envelope {
         // Hexadecimal digits are always a header value.

@@ -1,28 +1,42 @@
 //! What each leg's engine is sent: the client's body with a few members replaced.
 
 use bytes::Bytes;
+use serde_json::value::RawValue;
 use splitrail_engine::nixl::{HandOff, PREFILL_PARAMS_JSON};
 
 use crate::api::{Endpoint, JsonObject};
 use crate::error::Error;
+
+/// The hand-off of a decode leg that was sent, for [`release`] alone.
+pub struct Sent(Box<RawValue>);
 
 /// The body of a leg that does the whole request. The engine is always asked for
 /// usage: without it nobody could say what was cached.
 ///
 /// # Errors
 /// A 400 if `stream_options` is no object.
-pub fn aggregated(body: &JsonObject, stream: bool) -> Result<Bytes, Error> {
-    Ok(with_usage(body.clone(), stream)?.to_bytes())
+pub fn aggregated(body: &JsonObject, asked: Asked) -> Result<Bytes, Error> {
+    Ok(with_usage(body.clone(), asked)?.to_bytes())
 }
 
 /// The body of a decode leg, with its hand-off spent on it.
 ///
 /// # Errors
 /// A 400 if `stream_options` is no object.
-pub fn decode(body: &JsonObject, stream: bool, hand_off: HandOff) -> Result<Bytes, Error> {
-    let mut body = with_usage(body.clone(), stream)?;
-    body.set("kv_transfer_params", hand_off.into_json().get());
-    Ok(body.to_bytes())
+pub fn decode(body: &JsonObject, asked: Asked, hand_off: HandOff) -> Result<(Bytes, Sent), Error> {
+    let mut body = with_usage(body.clone(), asked)?;
+    let params = hand_off.into_json();
+    body.set("kv_transfer_params", params.get());
+    Ok((body.to_bytes(), Sent(params)))
+}
+
+/// The body of a request that only frees the blocks of a hand-off whose decode leg
+/// was refused before the engine looked at it (a 4xx of its API). One token,
+/// thrown away.
+pub fn release(body: &JsonObject, endpoint: Endpoint, sent: Sent) -> Bytes {
+    let mut body = one_token(body, endpoint);
+    body.set("kv_transfer_params", sent.0.get());
+    body.to_bytes()
 }
 
 /// The body of a prefill leg: one token, not streamed (a streamed prefill returns
@@ -32,6 +46,12 @@ pub fn decode(body: &JsonObject, stream: bool, hand_off: HandOff) -> Result<Byte
 /// could end it earlier is taken away; the one token is thrown away, and decode
 /// samples it again from the full prompt.
 pub fn prefill(body: &JsonObject, endpoint: Endpoint) -> Bytes {
+    let mut body = one_token(body, endpoint);
+    body.set("kv_transfer_params", PREFILL_PARAMS_JSON);
+    body.to_bytes()
+}
+
+fn one_token(body: &JsonObject, endpoint: Endpoint) -> JsonObject {
     let mut body = body.clone();
     for key in ["stream_options", "min_tokens", "stop", "stop_token_ids"] {
         body.remove(key);
@@ -42,17 +62,29 @@ pub fn prefill(body: &JsonObject, endpoint: Endpoint) -> Bytes {
         body.set("max_completion_tokens", "1");
     }
     body.set("ignore_eos", "true");
-    body.set("kv_transfer_params", PREFILL_PARAMS_JSON);
-    body.to_bytes()
+    body
 }
 
-fn with_usage(mut body: JsonObject, stream: bool) -> Result<JsonObject, Error> {
-    if stream {
+/// What the client asked for of its stream.
+#[derive(Clone, Copy, Debug)]
+pub struct Asked {
+    /// A stream at all.
+    pub stream: bool,
+    /// A final usage chunk.
+    pub include_usage: bool,
+}
+
+fn with_usage(mut body: JsonObject, asked: Asked) -> Result<JsonObject, Error> {
+    if asked.stream {
         let mut options = match body.raw("stream_options") {
             Some(raw) if raw != "null" => JsonObject::parse_str(raw)?,
             _ => JsonObject::parse_str("{}")?,
         };
         options.set("include_usage", "true");
+        if !asked.include_usage {
+            // Running totals come only with the usage that this client did not want.
+            options.remove("continuous_usage_stats");
+        }
         let options = options.to_string();
         body.set("stream_options", options);
     }
@@ -80,11 +112,18 @@ mod tests {
     }
 
     #[test]
-    fn a_stream_is_always_asked_for_usage_and_keeps_its_other_options() {
-        let text = r#"{"stream":true,"stream_options":{"continuous_usage_stats":true}}"#;
-        let body = aggregated(&JsonObject::parse_str(text).unwrap(), true).unwrap();
-        let sent: serde_json::Value = serde_json::from_slice(&body).unwrap();
-        assert_eq!(sent["stream_options"]["include_usage"], true);
-        assert_eq!(sent["stream_options"]["continuous_usage_stats"], true);
+    fn a_stream_is_always_asked_for_usage_and_for_totals_only_if_the_client_wants_usage() {
+        let text = r#"{"stream":true,"stream_options":{"continuous_usage_stats":true,"x":1}}"#;
+        let body = JsonObject::parse_str(text).unwrap();
+        let options = |include_usage| {
+            let asked = Asked { stream: true, include_usage };
+            let sent = aggregated(&body, asked).unwrap();
+            serde_json::from_slice::<serde_json::Value>(&sent).unwrap()["stream_options"].clone()
+        };
+        assert_eq!(options(false), serde_json::json!({"include_usage": true, "x": 1}));
+        assert_eq!(
+            options(true),
+            serde_json::json!({"include_usage": true, "continuous_usage_stats": true, "x": 1})
+        );
     }
 }

@@ -7,7 +7,7 @@ use splitrail_engine::nixl::HandOff;
 use splitrail_engine::usage::EngineUsage;
 
 use super::client::{Envelope, broken};
-use super::context::{Context, count_local, count_retry, uncached_tokens, within};
+use super::context::{Context, attempt, count_local, count_retry, uncached_tokens, within};
 use super::legs;
 use super::place::{Placed, place};
 use super::plan::LocalReason;
@@ -24,6 +24,8 @@ use crate::prepare::Unit;
 pub(super) struct Prefilled {
     /// Its worker's place.
     pub(super) worker: usize,
+    /// The attempt's id, which the decode leg carries as well.
+    pub(super) envelope: Envelope,
     pub(super) hand_off: HandOff,
     pub(super) cached_tokens: Option<u32>,
     pub(super) prompt_tokens: u32,
@@ -36,7 +38,6 @@ pub(super) async fn prefill_or_local(
     context: &Context,
     unit: &Unit,
     decision: &DecisionHandle,
-    envelope: &Envelope,
 ) -> Result<Option<Prefilled>, Error> {
     let model = &context.served.config;
     let mut excluded = Vec::new();
@@ -48,6 +49,7 @@ pub(super) async fn prefill_or_local(
             Ok(placed) => placed,
             Err(error) => break error,
         };
+        let envelope = attempt(context, decision);
         let error = match prefill(context, unit, envelope, &placed).await {
             Ok(prefilled) => return Ok(Some(prefilled)),
             Err(error) => error,
@@ -80,7 +82,7 @@ pub(super) async fn prefill_or_local(
 async fn prefill(
     context: &Context,
     unit: &Unit,
-    envelope: &Envelope,
+    envelope: Envelope,
     placed: &Placed,
 ) -> Result<Prefilled, Error> {
     let started = Instant::now();
@@ -90,7 +92,7 @@ async fn prefill(
     let _booking = Booking::new(&worker.booked, uncached, unit.weight_tokens);
     let body = legs::prefill(&unit.body, context.endpoint);
     let call = async {
-        let response = client.post(worker, context.endpoint.path(), body, envelope).await?;
+        let response = client.post(worker, context.endpoint.path(), body, &envelope).await?;
         client.whole(worker, response.into_body()).await
     };
     let reply = within(config.timeouts.prefill, worker, "timeouts.prefill", call).await?;
@@ -111,5 +113,6 @@ async fn prefill(
         prompt_tokens: usage.map_or(unit.prompt_tokens.unwrap_or(0), |usage| usage.prompt_tokens),
         overlap_blocks: placed.overlap_blocks,
         hand_off,
+        envelope,
     })
 }

@@ -2,7 +2,7 @@
 //! begun or an error is final.
 
 use super::answer::{Begun, generate};
-use super::context::{Context, count_local, count_retry, envelope};
+use super::context::{Context, attempt, count_local, count_retry};
 use super::place::place;
 use super::plan::{Facts, Plan, plan};
 use super::prefill::prefill_or_local;
@@ -32,11 +32,14 @@ pub async fn begin(
     }
     let mut failed = Vec::new();
     loop {
-        decision.update(|decision| decision.attempts += 1);
-        let envelope = envelope(context);
         let prefilled = match plan {
             Plan::Aggregated(_) => None,
-            Plan::PrefillFirst => prefill_or_local(context, unit, decision, &envelope).await?,
+            Plan::PrefillFirst => prefill_or_local(context, unit, decision).await?,
+        };
+        // Both legs of an attempt carry one id.
+        let envelope = match &prefilled {
+            Some(prefilled) => prefilled.envelope.clone(),
+            None => attempt(context, decision),
         };
         let leg = if prefilled.is_some() { Leg::Decode } else { Leg::Aggregated };
         let spent_tokens = prefilled.as_ref().map_or(0, |prefilled| prefilled.prompt_tokens);
@@ -56,8 +59,8 @@ pub async fn begin(
         }
         failed.push(placed.worker.index);
         let allowed = failed.len() <= model.retries.decode as usize;
-        if !(allowed && error.worth_another_worker() && context.served.pool.has_other(leg, &failed))
-        {
+        let others = context.served.pool.has_other(leg, &failed);
+        if !(allowed && others && error.worth_another_worker()) {
             return Err(error);
         }
         count_retry(context, "decode", &placed.worker, &error);

@@ -20,11 +20,12 @@ use tonic_health::pb::health_server::{Health, HealthServer};
 
 use super::context::Identity;
 use super::grpc_body::body_of;
+use crate::api::Endpoint;
 use crate::core::Core;
 use crate::error::{Error, Kind};
 use crate::ledger::decisions::DecisionHandle;
 use crate::reply::merge::Events;
-use crate::service::{Call, ReplyBody, serve};
+use crate::service::{Call, ReplyBody, Scope, serve};
 
 /// The gRPC door: `FrontDoorService`, health and reflection.
 pub fn routes(core: &Arc<Core>, stop: CancellationToken) -> Router {
@@ -65,10 +66,15 @@ impl FrontDoorService for FrontDoor {
         let sent_id = Some(message.request_id.as_bytes()).filter(|id| !id.is_empty());
         let Identity { request_id, arrived } = Identity::new(sent_id);
         let is_chat = matches!(message.prompt, Some(Prompt::Chat(_)));
-        let (endpoint, body) = body_of(message).map_err(|error| error.to_grpc())?;
-        let call = Call { endpoint, body, request_id: request_id.clone(), traceparent, arrived };
-        let reply = serve(&self.core, call).await.map_err(|error| error.to_grpc())?;
-        let decision = reply.route.0.clone();
+        let endpoint = if is_chat { Endpoint::Chat } else { Endpoint::Completions };
+        let mut scope = Scope::open(&self.core, endpoint, arrived);
+        let body = body_of(message).map_err(|error| {
+            scope.end(error.outcome());
+            error.to_grpc()
+        })?;
+        let call = Call { endpoint, body, request_id: request_id.clone(), traceparent };
+        let reply = serve(&self.core, call, scope).await.map_err(|error| error.to_grpc())?;
+        let decision = reply.route.0.into_iter().next().unwrap_or_default();
         let ReplyBody::Events(events) = reply.body else {
             return Err(Error::new(Kind::Internal, "a stream was asked for").to_grpc());
         };

@@ -9,7 +9,7 @@ use crate::api::{Endpoint, JsonObject, json};
 use crate::error::{Error, Kind};
 
 /// Members that the message has a place for.
-const OWN_FIELDS: [&str; 17] = [
+const OWN_FIELDS: [&str; 21] = [
     "model",
     "prompt",
     "messages",
@@ -27,13 +27,17 @@ const OWN_FIELDS: [&str; 17] = [
     "stop",
     "n",
     "ignore_eos",
+    "presence_penalty",
+    "frequency_penalty",
+    "logprobs",
+    "top_logprobs",
 ];
 
-/// The endpoint and the body of a request; always streamed, always with usage.
+/// The body of a request, for chat if its prompt is one; always streamed, always with usage.
 ///
 /// # Errors
 /// A request that cannot be served as written.
-pub(super) fn body_of(request: v1::GenerateRequest) -> Result<(Endpoint, Bytes), Error> {
+pub(super) fn body_of(request: v1::GenerateRequest) -> Result<Bytes, Error> {
     let extra = request.extra_body_json.trim();
     let mut body = JsonObject::parse_str(if extra.is_empty() { "{}" } else { extra })?;
     if let Some((key, _)) = body.members().find(|(key, _)| OWN_FIELDS.contains(key)) {
@@ -68,7 +72,7 @@ pub(super) fn body_of(request: v1::GenerateRequest) -> Result<(Endpoint, Bytes),
     sampling(&mut body, request.sampling.unwrap_or_default(), endpoint)?;
     body.set("stream", "true");
     body.set("stream_options", r#"{"include_usage":true}"#);
-    Ok((endpoint, body.to_bytes()))
+    Ok(body.to_bytes())
 }
 
 fn message(message: v1::ChatMessage) -> Value {
@@ -150,8 +154,7 @@ mod tests {
             extra_body_json: r#"{"logit_bias":{"5":1}}"#.into(),
             ..Default::default()
         };
-        let (endpoint, body) = body_of(request).unwrap();
-        assert_eq!(endpoint, Endpoint::Chat);
+        let body = body_of(request).unwrap();
         assert_eq!(
             serde_json::from_slice::<Value>(&body).unwrap(),
             json!({

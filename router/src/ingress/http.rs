@@ -25,7 +25,7 @@ use crate::api::Endpoint;
 use crate::api::request::{check_threshold, unknown_model};
 use crate::core::{Core, Named};
 use crate::error::{Error, Kind};
-use crate::service::{Call, Reply, ReplyBody, serve};
+use crate::service::{Call, Reply, ReplyBody, Scope, serve};
 
 const X_ROUTE: HeaderName = HeaderName::from_static("x-splitrail-route");
 const SERVER_TIMING: HeaderName = HeaderName::from_static("server-timing");
@@ -71,21 +71,22 @@ async fn generate(
     identity: Identity,
     request: Request,
 ) -> Result<Response, Error> {
-    let (head, body) = request.into_parts();
-    check_headers(&head.headers)?;
-    let body = read_body(body, core.limits.body_max_bytes).await?;
-    let call = Call {
-        endpoint,
-        body,
-        request_id: identity.request_id.clone(),
-        traceparent: head.headers.get(TRACEPARENT).cloned(),
-        arrived: identity.arrived,
-    };
-    let result = serve(&core, call).await;
+    let mut scope = Scope::open(&core, endpoint, identity.arrived);
+    let traceparent = request.headers().get(TRACEPARENT).cloned();
+    let body = receive(request, core.limits.body_max_bytes).await;
+    let body = body.inspect_err(|error| scope.end(error.outcome()))?;
+    let request_id = identity.request_id.clone();
+    let call = Call { endpoint, body, request_id, traceparent };
+    let result = serve(&core, call, scope).await;
     if let Err(error) = &result {
         log_failure(&identity.request_id, error);
     }
     result.map(|reply| respond(reply, identity.request_id))
+}
+
+async fn receive(request: Request, max_bytes: usize) -> Result<Bytes, Error> {
+    check_headers(request.headers())?;
+    read_body(request.into_body(), max_bytes).await
 }
 
 fn check_headers(headers: &HeaderMap) -> Result<(), Error> {

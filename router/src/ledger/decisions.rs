@@ -101,6 +101,8 @@ pub struct Decision {
     pub outcome: Option<&'static str>,
     /// Cached tokens in the end.
     pub cached_tokens: Option<u32>,
+    /// Cached tokens as the client is told; `None` if it is told none.
+    pub told_cached_tokens: Option<u32>,
     /// Who said so.
     pub cached_source: Option<&'static str>,
     /// Tokens handed over to the decode worker.

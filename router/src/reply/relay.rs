@@ -84,7 +84,6 @@ pub struct Account {
     /// The prompt's length by the router's tokenizer.
     pub(crate) prompt_tokens: Option<u32>,
     pub(crate) settled: Option<Settled>,
-    pub(crate) ended: bool,
 }
 
 impl Account {
@@ -98,6 +97,7 @@ impl Account {
         self.decision.update(|decision| {
             decision.cached_tokens = Some(settled.cached.tokens);
             decision.cached_source = Some(settled.cached.source.name());
+            decision.told_cached_tokens = told;
             decision.transferred_tokens =
                 settled.prefill.map(|_| settled.decode.external_kv_transfer);
         });
@@ -130,6 +130,7 @@ impl Account {
         {
             self.decision.update(|decision| {
                 decision.cached_tokens = Some(tokens);
+                decision.told_cached_tokens = Some(tokens);
                 decision.cached_source = Some(Source::Engine.name());
             });
         }
@@ -150,16 +151,7 @@ impl Account {
     }
 
     fn end(&mut self, outcome: &'static str) {
-        self.ended = true;
         self.decision.update(|decision| decision.outcome = Some(outcome));
-    }
-}
-
-impl Drop for Account {
-    fn drop(&mut self) {
-        if !self.ended {
-            self.end("cancelled");
-        }
     }
 }
 

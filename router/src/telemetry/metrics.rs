@@ -67,7 +67,7 @@ metrics! {
     inter_token: HistogramVec[SECONDS]("inter_token_seconds"; "model", "flow");
     /// From a request's arrival to the end of its answer.
     request: HistogramVec[SECONDS]("request_seconds"; "model", "flow");
-    /// Time in each stage of a request: admit, tokenize, match, pick, prefill, first_token.
+    /// Time in each stage of a request: tokenize, match, pick, prefill, first_token.
     stage: HistogramVec[FINE_SECONDS]("stage_seconds"; "model", "stage");
     /// Prompt tokens of completed requests by leg and source. Never sum over legs.
     prompt_tokens: IntCounterVec("prompt_tokens_total"; "model", "leg", "source", "tier");
@@ -107,7 +107,7 @@ metrics! {
     index_blocks: IntGaugeVec("index_blocks"; "model", "worker", "tier");
     /// KV events applied.
     index_events: IntCounterVec("index_events_total"; "model", "worker");
-    /// Gaps in a worker's events that no replay could fill.
+    /// Gaps in a worker's live events, filled by a replay or not.
     index_gaps: IntCounterVec("index_gaps_total"; "model", "worker");
     /// Times that a worker's part of the index was dropped and rebuilt.
     index_resyncs: IntCounterVec("index_resyncs_total"; "model", "worker", "reason");

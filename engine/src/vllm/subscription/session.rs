@@ -128,9 +128,16 @@ impl Session {
     ) -> Result<(), SinkClosed> {
         match message::live(frames) {
             Ok(batch) => {
+                let expected = self.sequencer.expected();
+                let sequence = batch.sequence;
                 self.sequencer.live(batch, actions);
                 self.restart_idle_timer();
-                Ok(())
+                match expected {
+                    Some(expected) if sequence > expected => {
+                        self.say(Update::Gap { expected, sequence }).await
+                    }
+                    _ => Ok(()),
+                }
             }
             // If it was a batch, the next one's number will show that it is missing.
             Err(error) => self.say(Update::Garbage { sequence: None, error }).await,
@@ -138,40 +145,55 @@ impl Session {
     }
 
     async fn execute(&mut self, actions: &mut Vec<Action>) -> Result<Next, SinkClosed> {
-        for action in actions.drain(..) {
-            match action {
-                Action::Deliver(batch) => self.deliver(batch).await?,
-                Action::Reset(reason) => {
-                    if reason == ResetReason::EngineRestarted {
-                        self.decoder.forget_groups();
+        while !actions.is_empty() {
+            let mut undecodable = None;
+            for action in actions.drain(..) {
+                match action {
+                    Action::Deliver(batch) => {
+                        let sequence = batch.sequence;
+                        if !self.deliver(batch).await? {
+                            undecodable = Some(sequence);
+                        }
                     }
-                    self.say(Update::Reset { reason }).await?;
-                }
-                Action::Replay { from } => {
-                    if let Some(endpoint) = &self.subscription.replay_endpoint {
-                        self.replay.start(endpoint, from);
+                    Action::Reset(reason) => {
+                        if reason == ResetReason::EngineRestarted {
+                            self.decoder.forget_groups();
+                        }
+                        self.say(Update::Reset { reason }).await?;
                     }
+                    Action::Replay { from } => {
+                        if let Some(endpoint) = &self.subscription.replay_endpoint {
+                            self.replay.start(endpoint, from);
+                        }
+                    }
+                    Action::Synced(outcome) => {
+                        self.restart_idle_timer();
+                        self.say(Update::Synced { outcome }).await?;
+                    }
+                    Action::Reconnect => return Ok(Next::Reconnect),
                 }
-                Action::Synced(outcome) => {
-                    self.restart_idle_timer();
-                    self.say(Update::Synced { outcome }).await?;
-                }
-                Action::Reconnect => return Ok(Next::Reconnect),
+            }
+            if let Some(sequence) = undecodable {
+                self.sequencer.undecodable(sequence, actions);
             }
         }
         Ok(Next::Stay)
     }
 
-    /// Decodes a batch and hands it on. One that cannot be decoded is knowledge
-    /// lost for good, since a replay would bring the same bytes.
-    async fn deliver(&mut self, batch: Numbered) -> Result<(), SinkClosed> {
+    /// Decodes a batch and hands it on; says whether that could be done. What
+    /// cannot be decoded is knowledge lost.
+    async fn deliver(&mut self, batch: Numbered) -> Result<bool, SinkClosed> {
         let Numbered { sequence, payload } = batch;
         match self.decoder.decode(&payload) {
-            Ok(batch) => self.say(Update::Batch { sequence, batch }).await,
+            Ok(batch) => {
+                self.say(Update::Batch { sequence, batch }).await?;
+                Ok(true)
+            }
             Err(error) => {
                 let sequence = Some(sequence);
                 self.say(Update::Garbage { sequence, error: error.into() }).await?;
-                self.say(Update::Reset { reason: ResetReason::Garbage }).await
+                self.say(Update::Reset { reason: ResetReason::Garbage }).await?;
+                Ok(false)
             }
         }
     }

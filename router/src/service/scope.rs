@@ -1,0 +1,150 @@
+//! What a request holds from its arrival to its end.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+use std::time::Instant;
+
+use futures_util::StreamExt;
+use prometheus::IntGauge;
+use tokio::sync::OwnedSemaphorePermit;
+
+use crate::api::Endpoint;
+use crate::core::{Core, LiveRequest, Served, unix_ms};
+use crate::error::Error;
+use crate::flow::context::{Context, flow_name};
+use crate::ledger::decisions::DecisionHandle;
+use crate::reply::merge::Events;
+
+/// Room in the router, its entry among the live ones, its place in the metrics and
+/// its records: dropping it frees and closes them all, on whatever path.
+pub struct Scope {
+    core: Arc<Core>,
+    endpoint: &'static str,
+    arrived: Instant,
+    /// Room in the router, once the request is whole.
+    permit: Option<OwnedSemaphorePermit>,
+    /// Once the model is known.
+    placed: Option<Placed>,
+    ended: bool,
+}
+
+struct Placed {
+    served: Arc<Served>,
+    flow: &'static str,
+    number: u64,
+    in_flight: IntGauge,
+    decisions: Vec<DecisionHandle>,
+}
+
+static NUMBERS: AtomicU64 = AtomicU64::new(0);
+
+impl Scope {
+    /// A request has begun to arrive.
+    pub fn open(core: &Arc<Core>, endpoint: Endpoint, arrived: Instant) -> Self {
+        Self {
+            core: Arc::clone(core),
+            endpoint: endpoint.name(),
+            arrived,
+            permit: None,
+            placed: None,
+            ended: false,
+        }
+    }
+
+    /// The request is whole: it takes its room in the router.
+    ///
+    /// # Errors
+    /// If there is none left.
+    pub(super) fn admit(&mut self) -> Result<(), Error> {
+        let permit = Arc::clone(&self.core.in_flight).try_acquire_owned();
+        self.permit = Some(permit.map_err(|_| self.core.shed())?);
+        Ok(())
+    }
+
+    /// The model is known, and a record of each prompt is begun.
+    pub(super) fn place(
+        &mut self,
+        context: &Context,
+        request_id: &str,
+        decisions: Vec<DecisionHandle>,
+    ) {
+        let model = context.served.name();
+        let in_flight = self.core.metrics.requests_in_flight.with_label_values(&[model]);
+        in_flight.inc();
+        let number = NUMBERS.fetch_add(1, Relaxed);
+        let live = LiveRequest {
+            request_id: request_id.to_owned(),
+            model: model.to_owned(),
+            endpoint: self.endpoint,
+            arrived_unix_ms: unix_ms(),
+        };
+        self.core.live.insert(number, live);
+        self.placed = Some(Placed {
+            served: Arc::clone(&context.served),
+            flow: flow_name(context),
+            number,
+            in_flight,
+            decisions,
+        });
+    }
+
+    /// The answer has begun.
+    pub(super) fn begun(&mut self) {
+        let ttft = self.arrived.elapsed().as_secs_f64();
+        let labels = self.labels();
+        self.core.metrics.ttft.with_label_values(&labels).observe(ttft);
+    }
+
+    /// Ties the scope to a stream: it ends when the stream does.
+    pub(super) fn guard(self, events: Events) -> Events {
+        let state = (Some(self), events);
+        Box::pin(futures_util::stream::unfold(state, |(scope, mut events)| async move {
+            let mut scope = scope?;
+            match events.next().await {
+                Some(Ok(data)) => Some((Ok(data), (Some(scope), events))),
+                Some(Err(error)) => {
+                    scope.end(error.outcome());
+                    Some((Err(error), (None, events)))
+                }
+                None => {
+                    scope.end("ok");
+                    None
+                }
+            }
+        }))
+    }
+
+    /// The request has ended; a second call changes nothing.
+    pub fn end(&mut self, outcome: &'static str) {
+        if std::mem::replace(&mut self.ended, true) {
+            return;
+        }
+        for decision in self.placed.iter().flat_map(|placed| &placed.decisions) {
+            decision.update(|decision| {
+                decision.outcome.get_or_insert(outcome);
+            });
+        }
+        let [model, flow] = self.labels();
+        let metrics = &self.core.metrics;
+        metrics.requests.with_label_values(&[model, self.endpoint, flow, outcome]).inc();
+        let seconds = self.arrived.elapsed().as_secs_f64();
+        metrics.request.with_label_values(&[model, flow]).observe(seconds);
+    }
+
+    /// Model and flow: the one executed, where a decision has come that far.
+    fn labels(&self) -> [&str; 2] {
+        let Some(placed) = &self.placed else { return ["none", "none"] };
+        let executed = placed.decisions.first().map(|decision| decision.read().flow);
+        [placed.served.name(), executed.unwrap_or(placed.flow)]
+    }
+}
+
+impl Drop for Scope {
+    fn drop(&mut self) {
+        self.end("cancelled");
+        if let Some(placed) = &self.placed {
+            placed.in_flight.dec();
+            self.core.live.remove(&placed.number);
+        }
+    }
+}
