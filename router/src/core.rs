@@ -79,6 +79,8 @@ pub struct Core {
     pub in_flight: Arc<Semaphore>,
     /// Room for parsing and tokenising off the reactor: one per core.
     pub preparing: Arc<Semaphore>,
+    /// How much of that long bodies may take: half, so that others pass them by.
+    pub preparing_long: Arc<Semaphore>,
     draining: AtomicBool,
     started: Instant,
 }
@@ -115,6 +117,7 @@ impl Core {
             live: DashMap::new(),
             in_flight: Arc::new(Semaphore::new(limits.in_flight_max)),
             preparing: Arc::new(Semaphore::new(cores)),
+            preparing_long: Arc::new(Semaphore::new((cores / 2).max(1))),
             draining: AtomicBool::new(false),
             started: Instant::now(),
             limits,

@@ -197,11 +197,13 @@ impl Error {
         use tonic::Code;
         let code = match (self.fault(), self.kind) {
             (_, Kind::UnknownModel | Kind::UnknownPath) => Code::NotFound,
-            (_, Kind::BodyTooLarge | Kind::EngineRejected(429)) => Code::ResourceExhausted,
+            (_, Kind::BodyTooLarge | Kind::Overloaded | Kind::EngineRejected(429)) => {
+                Code::ResourceExhausted
+            }
             (Fault::Client, _) => Code::InvalidArgument,
             (_, Kind::EngineTimeout) => Code::DeadlineExceeded,
             (_, Kind::DecodeLost) => Code::Aborted,
-            (_, Kind::Internal) => Code::Internal,
+            (_, Kind::Internal | Kind::EngineFailed) => Code::Internal,
             _ => Code::Unavailable,
         };
         tonic::Status::new(code, self.message.to_string())

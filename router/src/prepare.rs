@@ -9,9 +9,11 @@ use std::sync::Arc;
 use bytes::Bytes;
 use serde_json::{Map, Value};
 use splitrail_kv::{BlockHash, Namespace, chain_hashes};
+use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
 use crate::api::request::{Prompt, unknown_model};
 use crate::api::{Endpoint, Inbound, JsonObject, json, strict};
+use crate::config::model::Limits;
 use crate::core::{Core, Named, Served, unix_ms};
 use crate::error::{Error, Kind};
 use crate::prompt::{ChatRequestView, PromptError};
@@ -19,6 +21,9 @@ use crate::prompt::{ChatRequestView, PromptError};
 /// Bodies up to this length are prepared on the reactor: under a millisecond with
 /// the slowest exact tokenizer.
 const INLINE_MAX_BYTES: usize = 4096;
+
+/// Bodies from this length on are long: some tens of milliseconds, and more.
+const LONG_BYTES: usize = 256 << 10;
 
 /// A prompt of unknown tokens weighs this many bytes per token in the load view.
 const BYTES_PER_TOKEN: usize = 4;
@@ -59,25 +64,67 @@ pub struct Unit {
     pub weight_tokens: u64,
 }
 
+/// A request's body, as its door has it.
+pub enum Payload {
+    /// An OpenAI body.
+    Json(Bytes),
+    /// What makes an OpenAI body of about so many bytes.
+    Made {
+        /// Its length, about.
+        bytes: usize,
+        /// Makes it.
+        make: Box<dyn FnOnce() -> Result<Bytes, Error> + Send>,
+    },
+}
+
+impl Payload {
+    fn bytes(&self) -> usize {
+        match self {
+            Self::Json(text) => text.len(),
+            Self::Made { bytes, .. } => *bytes,
+        }
+    }
+
+    fn into_json(self) -> Result<Bytes, Error> {
+        match self {
+            Self::Json(text) => Ok(text),
+            Self::Made { make, .. } => make(),
+        }
+    }
+}
+
 /// Prepares a body.
 ///
 /// # Errors
 /// The client's mistakes, as 400 or 404.
-pub async fn prepare(core: &Arc<Core>, endpoint: Endpoint, text: Bytes) -> Result<Prepared, Error> {
-    if text.len() <= INLINE_MAX_BYTES {
-        return compute(core, endpoint, text);
+pub async fn prepare(
+    core: &Arc<Core>,
+    endpoint: Endpoint,
+    payload: Payload,
+) -> Result<Prepared, Error> {
+    let bytes = payload.bytes();
+    if bytes <= INLINE_MAX_BYTES {
+        return compute(core, endpoint, payload.into_json()?);
     }
-    let defect = |_| Error::new(Kind::Internal, "a request could not be prepared");
-    // The permit goes with the work: a client that leaves does not free a core
-    // that is still at work for it.
-    let permit = Arc::clone(&core.preparing).acquire_owned().await;
-    let permit = permit.map_err(|_| Error::new(Kind::Internal, "the router is stopping"))?;
+    // The permits go with the work: a client that leaves does not free a core that
+    // is still at work for it.
+    let long = match bytes > LONG_BYTES {
+        true => Some(room(&core.preparing_long).await?),
+        false => None,
+    };
+    let permits = (room(&core.preparing).await?, long);
     let core = Arc::clone(core);
     let work = move || {
-        let _permit = permit;
-        compute(&core, endpoint, text)
+        let _permits = permits;
+        compute(&core, endpoint, payload.into_json()?)
     };
+    let defect = |_| Error::new(Kind::Internal, "a request could not be prepared");
     tokio::task::spawn_blocking(work).await.map_err(defect)?
+}
+
+async fn room(semaphore: &Arc<Semaphore>) -> Result<OwnedSemaphorePermit, Error> {
+    let permit = Arc::clone(semaphore).acquire_owned().await;
+    permit.map_err(|_| Error::new(Kind::Internal, "the router is stopping"))
 }
 
 fn compute(core: &Core, endpoint: Endpoint, text: Bytes) -> Result<Prepared, Error> {
@@ -117,7 +164,7 @@ fn compute(core: &Core, endpoint: Endpoint, text: Bytes) -> Result<Prepared, Err
             weight_tokens: (weight / BYTES_PER_TOKEN) as u64,
             body,
         };
-        match tokenize(&served, &unit.body, prompt)? {
+        match tokenize(&served, &unit.body, prompt, weight, &core.limits)? {
             Ok(tokens) => {
                 unit.prompt_tokens = Some(tokens.len() as u32);
                 unit.weight_tokens = tokens.len() as u64;
@@ -147,7 +194,12 @@ fn tokenize(
     served: &Served,
     body: &JsonObject,
     prompt: Prompt,
+    bytes: usize,
+    limits: &Limits,
 ) -> Result<Result<Vec<u32>, &'static str>, Error> {
+    if bytes > limits.tokenize_max_bytes {
+        return Ok(Err("longer than limits.tokenize_max_bytes"));
+    }
     if !matches!(body.raw("truncate_prompt_tokens"), None | Some("null")) {
         return Ok(Err("truncate_prompt_tokens"));
     }

@@ -14,7 +14,7 @@ use crate::flow::answer::Begun;
 use crate::flow::context::{Context, flow_name};
 use crate::flow::run::begin;
 use crate::ledger::decisions::{Decision, DecisionHandle};
-use crate::prepare::{Prepared, Unit, prepare};
+use crate::prepare::{Payload, Prepared, Unit, prepare};
 use crate::reply::merge::{self, Events};
 use crate::stages::Stages;
 
@@ -27,7 +27,7 @@ pub struct Call {
     /// Where it came in.
     pub endpoint: Endpoint,
     /// Its body.
-    pub body: Bytes,
+    pub body: Payload,
     /// The id that the client sees.
     pub request_id: String,
     /// W3C trace context.

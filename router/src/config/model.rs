@@ -67,6 +67,11 @@ pub struct Limits {
     /// Largest request body, in bytes; more is a 413.
     #[schemars(range(min = 1024, max = 1_073_741_824_u64))]
     pub body_max_bytes: usize,
+    /// Longest prompt that is tokenised, in bytes of JSON; longer ones are placed by load
+    /// alone. Tokenising takes up to 200 bytes of memory per byte, on at most one prompt per
+    /// core, and on long ones (from 256 KiB) on half of the cores.
+    #[schemars(range(min = 1024, max = 1_073_741_824_u64))]
+    pub tokenize_max_bytes: usize,
     /// Requests in flight over all models; more are shed with 503 and `Retry-After`.
     #[schemars(range(min = 1, max = 1_000_000))]
     pub in_flight_max: usize,
@@ -108,6 +113,7 @@ impl Default for Limits {
     fn default() -> Self {
         Self {
             body_max_bytes: 32 << 20,
+            tokenize_max_bytes: 4 << 20,
             in_flight_max: 4096,
             batch_prompts_max: 64,
             n_max: 128,

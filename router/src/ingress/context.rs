@@ -40,6 +40,19 @@ impl Identity {
     }
 }
 
+/// A client's W3C trace context, if it has the form of one: engines get nothing else
+/// of a client's headers, and no free text.
+pub fn trace_context(sent: Option<&HeaderValue>) -> Option<HeaderValue> {
+    // https://www.w3.org/TR/trace-context/: version, trace id, parent id, flags.
+    const LENGTHS: [usize; 4] = [2, 32, 16, 2];
+    let text = sent?.to_str().ok()?;
+    let parts: Vec<&str> = text.split('-').collect();
+    let hex = |part: &str| part.bytes().all(|b| b.is_ascii_digit() || (b'a'..=b'f').contains(&b));
+    let fits = parts.len() == LENGTHS.len()
+        && parts.iter().zip(LENGTHS).all(|(part, length)| part.len() == length && hex(part));
+    if fits && parts[0] != "ff" { sent.cloned() } else { None }
+}
+
 /// The layer.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Identify;
@@ -90,6 +103,24 @@ where
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_trace_context_has_its_form_or_is_dropped() {
+        let good = "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01";
+        let sent = HeaderValue::from_static(good);
+        assert_eq!(trace_context(Some(&sent)), Some(sent));
+        for bad in [
+            "",
+            "00",
+            "a free text",
+            &good[1..],
+            &good.to_uppercase(),
+            &good.replace("00-4", "ff-4"),
+        ] {
+            let sent = HeaderValue::from_str(bad).ok();
+            assert_eq!(trace_context(sent.as_ref()), None, "{bad}");
+        }
+    }
 
     #[test]
     fn only_plain_short_ids_are_kept() {

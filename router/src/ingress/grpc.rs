@@ -4,10 +4,15 @@ use std::pin::Pin;
 use std::sync::Arc;
 use std::time::Duration;
 
-use axum::Router;
+use axum::body::Body;
+use axum::error_handling::HandleErrorLayer;
+use axum::middleware::map_request;
+use axum::{BoxError, Router};
 use bytes::Bytes;
 use futures_util::Stream;
 use futures_util::stream::{self, StreamExt};
+use http_body_util::Limited;
+use prost::Message;
 use serde::Deserialize;
 use splitrail_proto::v1;
 use splitrail_proto::v1::front_door_service_server::{FrontDoorService, FrontDoorServiceServer};
@@ -17,15 +22,22 @@ use tokio_util::sync::CancellationToken;
 use tonic::service::Routes;
 use tonic::{Request, Response, Status};
 use tonic_health::pb::health_server::{Health, HealthServer};
+use tower::ServiceBuilder;
+use tower::limit::GlobalConcurrencyLimitLayer;
 
-use super::context::Identity;
+use super::context::{Identity, trace_context};
 use super::grpc_body::body_of;
+use super::http::log_failure;
 use crate::api::Endpoint;
 use crate::core::Core;
 use crate::error::{Error, Kind};
 use crate::ledger::decisions::DecisionHandle;
+use crate::prepare::Payload;
 use crate::reply::merge::Events;
 use crate::service::{Call, ReplyBody, Scope, serve};
+
+/// A message's framing, and room for the trailers of others.
+const FRAMING_BYTES: usize = 64 << 10;
 
 /// The gRPC door: `FrontDoorService`, health and reflection.
 pub fn routes(core: &Arc<Core>, stop: CancellationToken) -> Router {
@@ -42,7 +54,21 @@ pub fn routes(core: &Arc<Core>, stop: CancellationToken) -> Router {
         Ok(reflection) => routes = routes.add_service(reflection),
         Err(error) => tracing::error!(%error, "gRPC reflection is not available"),
     }
-    routes.into_axum_router()
+    let full = Arc::clone(core);
+    let layers = ServiceBuilder::new()
+        .layer(HandleErrorLayer::new(move |_: BoxError| {
+            // The only error of these layers is that they are full.
+            std::future::ready(full.shed().to_grpc().into_http::<Body>())
+        }))
+        .load_shed()
+        .layer(GlobalConcurrencyLimitLayer::new(core.limits.in_flight_max))
+        // A call of one message may be followed by any number of others, which the
+        // library reads to their end: the body as a whole is bounded too.
+        .layer(map_request(move |request: axum::extract::Request| {
+            let bound = max_bytes + FRAMING_BYTES;
+            std::future::ready(request.map(|body| Body::new(Limited::new(body, bound))))
+        }));
+    routes.into_axum_router().layer(layers)
 }
 
 struct FrontDoor {
@@ -62,24 +88,25 @@ impl FrontDoorService for FrontDoor {
         let traceparent = request.metadata().get("traceparent");
         let traceparent =
             traceparent.and_then(|value| http::HeaderValue::from_bytes(value.as_bytes()).ok());
+        let traceparent = trace_context(traceparent.as_ref());
         let message = request.into_inner();
         let sent_id = Some(message.request_id.as_bytes()).filter(|id| !id.is_empty());
         let Identity { request_id, arrived } = Identity::new(sent_id);
         let is_chat = matches!(message.prompt, Some(Prompt::Chat(_)));
         let endpoint = if is_chat { Endpoint::Chat } else { Endpoint::Completions };
-        let mut scope = Scope::open(&self.core, endpoint, arrived);
-        let body = body_of(message).map_err(|error| {
-            scope.end(error.outcome());
-            error.to_grpc()
-        })?;
+        let scope = Scope::open(&self.core, endpoint, arrived);
+        let bytes = message.encoded_len();
+        let make = Box::new(move || body_of(message));
+        let body = Payload::Made { bytes, make };
         let call = Call { endpoint, body, request_id: request_id.clone(), traceparent };
-        let reply = serve(&self.core, call, scope).await.map_err(|error| error.to_grpc())?;
+        let reply = serve(&self.core, call, scope).await.map_err(|e| status(&request_id, &e))?;
         let decision = reply.route.0.into_iter().next().unwrap_or_default();
         let ReplyBody::Events(events) = reply.body else {
-            return Err(Error::new(Kind::Internal, "a stream was asked for").to_grpc());
+            let error = Error::new(Kind::Internal, "a stream was asked for");
+            return Err(status(&request_id, &error));
         };
-        let started = started(request_id, &decision);
-        let rest = responses(events, decision, is_chat);
+        let started = started(request_id.clone(), &decision);
+        let rest = responses(events, request_id, decision, is_chat);
         Ok(Response::new(Box::pin(stream::iter([Ok(started)]).chain(rest))))
     }
 
@@ -100,6 +127,16 @@ impl FrontDoorService for FrontDoor {
             .collect();
         Ok(Response::new(v1::ListModelsResponse { models }))
     }
+}
+
+/// The one place where an error becomes a gRPC status.
+fn status(request_id: &str, error: &Error) -> Status {
+    log_failure(request_id, error);
+    let mut status = error.to_grpc();
+    if let Ok(id) = request_id.parse() {
+        status.metadata_mut().insert("x-request-id", id);
+    }
+    status
 }
 
 fn response(event: Event) -> v1::GenerateResponse {
@@ -154,13 +191,14 @@ struct Details {
 
 fn responses(
     events: Events,
+    request_id: String,
     decision: DecisionHandle,
     is_chat: bool,
 ) -> impl Stream<Item = Result<v1::GenerateResponse, Status>> + Send {
     events.flat_map(move |event| {
         let items = match event {
             Ok(data) => convert(&data, &decision, is_chat),
-            Err(error) => vec![Err(error.to_grpc())],
+            Err(error) => vec![Err(status(&request_id, &error))],
         };
         stream::iter(items)
     })

@@ -5,6 +5,7 @@ use std::sync::Arc;
 
 use axum::body::{Body, HttpBody};
 use axum::error_handling::HandleErrorLayer;
+use axum::extract::rejection::PathRejection;
 use axum::extract::{Path, Request, State};
 use axum::response::{IntoResponse, Response};
 use axum::routing::{get, post};
@@ -20,11 +21,12 @@ use serde_json::json;
 use tower::ServiceBuilder;
 use tower::limit::GlobalConcurrencyLimitLayer;
 
-use super::context::{Identify, Identity};
+use super::context::{Identify, Identity, trace_context};
 use crate::api::Endpoint;
 use crate::api::request::{check_threshold, unknown_model};
 use crate::core::{Core, Named};
 use crate::error::{Error, Kind};
+use crate::prepare::Payload;
 use crate::service::{Call, Reply, ReplyBody, Scope, serve};
 
 const X_ROUTE: HeaderName = HeaderName::from_static("x-splitrail-route");
@@ -72,11 +74,11 @@ async fn generate(
     request: Request,
 ) -> Result<Response, Error> {
     let mut scope = Scope::open(&core, endpoint, identity.arrived);
-    let traceparent = request.headers().get(TRACEPARENT).cloned();
+    let traceparent = trace_context(request.headers().get(TRACEPARENT));
     let body = receive(request, core.limits.body_max_bytes).await;
     let body = body.inspect_err(|error| scope.end(error.outcome()))?;
     let request_id = identity.request_id.clone();
-    let call = Call { endpoint, body, request_id, traceparent };
+    let call = Call { endpoint, body: Payload::Json(body), request_id, traceparent };
     let result = serve(&core, call, scope).await;
     if let Err(error) = &result {
         log_failure(&identity.request_id, error);
@@ -91,7 +93,7 @@ async fn receive(request: Request, max_bytes: usize) -> Result<Bytes, Error> {
 
 fn check_headers(headers: &HeaderMap) -> Result<(), Error> {
     let identity = HeaderValue::from_static("identity");
-    if headers.get(CONTENT_ENCODING).is_some_and(|encoding| encoding != identity) {
+    if headers.get_all(CONTENT_ENCODING).iter().any(|encoding| encoding != identity) {
         let message = "compressed bodies are not accepted; send it as it is";
         return Err(Error::new(Kind::UnsupportedMedia, message));
     }
@@ -172,7 +174,8 @@ fn frame(
     Some(framed.into())
 }
 
-fn log_failure(request_id: &str, error: &Error) {
+/// Logs a failure by name; what it says of the request goes to the client alone.
+pub(super) fn log_failure(request_id: &str, error: &Error) {
     match error.fault() {
         crate::error::Fault::Client => tracing::debug!(request_id, %error, "request refused"),
         _ => tracing::warn!(request_id, %error, "request failed"),
@@ -197,7 +200,13 @@ async fn list_models(State(core): State<Arc<Core>>) -> Response {
     axum_json(json!({"object": "list", "data": models}))
 }
 
-async fn show_model(State(core): State<Arc<Core>>, Path(id): Path<String>) -> Response {
+async fn show_model(
+    State(core): State<Arc<Core>>,
+    id: Result<Path<String>, PathRejection>,
+) -> Response {
+    let Ok(Path(id)) = id else {
+        return reply_error(Error::new(Kind::InvalidRequest, "the path is not valid UTF-8"));
+    };
     match core.names.get(&id) {
         Some(named) => axum_json(describe(&core, &id, named)),
         None => {

@@ -19,6 +19,11 @@ pub enum LogFormat {
 /// Starts logging. `RUST_LOG` filters; the default is `info`.
 pub fn init(format: LogFormat) {
     let filter = EnvFilter::try_from_default_env().unwrap_or_else(|_| EnvFilter::new("info"));
+    // This library spells the texts that it normalises out in its traces.
+    let filter = match "tokenizers=info".parse() {
+        Ok(directive) => filter.add_directive(directive),
+        Err(_) => filter,
+    };
     let builder = tracing_subscriber::fmt()
         .with_env_filter(filter)
         .with_writer(std::io::stderr)
