@@ -3,6 +3,10 @@
 
 pub mod client;
 pub mod cluster;
+pub mod grpc;
+pub mod post;
+pub mod raw;
+pub mod shape;
 
 pub use client::{Client, Events, Reply};
 pub use cluster::{Cluster, Spec};
