@@ -44,7 +44,10 @@ pub fn request(method: &str, target: &str, headers: &[(&str, &str)], body: &[u8]
     for (name, value) in headers {
         bytes += &format!("{name}: {value}\r\n");
     }
-    bytes += &format!("content-length: {}\r\nconnection: close\r\n\r\n", body.len());
+    bytes += &format!(
+        "content-length: {}\r\nconnection: close\r\n\r\n",
+        body.len()
+    );
     [bytes.as_bytes(), body].concat()
 }
 
