@@ -1,10 +1,15 @@
 //! Support for the whole-system suites: simulated clusters with a real router in
 //! front, and a client that sees bytes.
 
+pub mod binary;
 pub mod client;
 pub mod cluster;
 pub mod process;
 pub mod trial;
+pub mod grpc;
+pub mod post;
+pub mod raw;
+pub mod shape;
 
 pub use client::{Client, Events, Reply};
 pub use cluster::{Cluster, Spec};

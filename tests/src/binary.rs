@@ -1,0 +1,110 @@
+//! The `splitrail` binary as a process of its own.
+
+use std::net::SocketAddr;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+
+use serde_json::Value;
+
+use crate::cluster::eventually;
+
+/// A router process. Dropping it kills it.
+pub struct RouterProcess {
+    child: Child,
+    /// The front door.
+    pub http: SocketAddr,
+    /// The gRPC front door.
+    pub grpc: SocketAddr,
+    /// The admin listener.
+    pub admin: SocketAddr,
+}
+
+impl RouterProcess {
+    /// Runs `splitrail serve` with a configuration whose listeners take any port.
+    /// Its standard error goes to `log`; `folder` gets its files.
+    pub async fn serve(folder: &Path, yaml: &str, env: &[(&str, &str)], log: &Path) -> Self {
+        let (config, ready) = (folder.join("splitrail.yaml"), folder.join("ready.json"));
+        std::fs::write(&config, yaml).expect("a configuration file");
+        let stderr = std::fs::File::create(log).expect("a log file");
+        let mut child = Command::new(built())
+            .args(["serve", "--config"])
+            .arg(&config)
+            .arg("--ready-file")
+            .arg(&ready)
+            .envs(env.iter().copied())
+            .stdin(Stdio::null())
+            .stdout(Stdio::null())
+            .stderr(stderr)
+            .spawn()
+            .expect("a router process");
+        eventually("the router process is ready", async || {
+            if let Ok(Some(status)) = child.try_wait() {
+                let said = std::fs::read_to_string(log).unwrap_or_default();
+                panic!("the router process ended with {status}: {said}");
+            }
+            ready.exists()
+        })
+        .await;
+        let ready = std::fs::read(&ready).expect("a ready file");
+        let ready: Value = serde_json::from_slice(&ready).expect("JSON");
+        let address = |key: &str| {
+            let text = ready[key].as_str().unwrap_or_else(|| panic!("no {key}"));
+            text.parse().expect("an address")
+        };
+        Self {
+            child,
+            http: address("http"),
+            grpc: address("grpc"),
+            admin: address("admin"),
+        }
+    }
+
+    /// The process's id.
+    pub fn pid(&self) -> u32 {
+        self.child.id()
+    }
+
+    /// Ends the process and waits until it is gone: its log is complete.
+    pub fn end(self) {}
+}
+
+impl Drop for RouterProcess {
+    fn drop(&mut self) {
+        // It may have ended by itself already.
+        let _gone = self.child.kill();
+        let _reaped = self.child.wait();
+    }
+}
+
+/// Builds the binary with the profile of the running test, if it is not fresh, and
+/// says where it is: a test of another package does not have cargo do it.
+fn built() -> PathBuf {
+    let test = std::env::current_exe().expect("the test's path");
+    let folder = test.ancestors().nth(2).expect("the profile's folder");
+    let profile = match folder.file_name().and_then(|name| name.to_str()) {
+        None | Some("debug") => "dev",
+        Some(name) => name,
+    };
+    let cargo = std::env::var("CARGO").unwrap_or_else(|_| "cargo".into());
+    let manifest = Path::new(env!("CARGO_MANIFEST_DIR")).join("../Cargo.toml");
+    let target = folder.parent().expect("the target folder");
+    let status = Command::new(cargo)
+        .args([
+            "build",
+            "--quiet",
+            "--package",
+            "splitrail",
+            "--bin",
+            "splitrail",
+        ])
+        .args(["--profile", profile, "--manifest-path"])
+        .arg(manifest)
+        .arg("--target-dir")
+        .arg(target)
+        .status();
+    assert!(
+        status.expect("cargo").success(),
+        "the binary does not build"
+    );
+    folder.join("splitrail")
+}
