@@ -1,6 +1,7 @@
 //! Support for the whole-system suites: simulated clusters with a real router in
 //! front, and a client that sees bytes.
 
+pub mod canned;
 pub mod client;
 pub mod cluster;
 pub mod process;
