@@ -105,9 +105,10 @@ impl Error {
             | Kind::UnknownModel
             | Kind::UnknownPath
             | Kind::MethodNotAllowed => Fault::Client,
-            // An engine that will not take the router's credential, or is asked
-            // too much of, says nothing about the client's request.
-            Kind::EngineRejected(401 | 403 | 407 | 408 | 429) => Fault::Engine,
+            // An engine that will not take the router's credential, does not know the
+            // model or the path that the router knows of it, or is asked too much of,
+            // says nothing about the client's request.
+            Kind::EngineRejected(401 | 403 | 404 | 405 | 407 | 408 | 429) => Fault::Engine,
             Kind::EngineRejected(_) => Fault::Client,
             Kind::EngineUnreachable
             | Kind::EngineFailed

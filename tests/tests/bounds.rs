@@ -31,11 +31,7 @@ const CAP: usize = 64 << 10;
 const FLOOD_BYTES: usize = 256 << 20;
 
 async fn one_engine(limits: &'static str) -> Cluster {
-    Cluster::start(Spec {
-        limits,
-        ..Spec::aggregated(1)
-    })
-    .await
+    Cluster::start(Spec { limits, ..Spec::aggregated(1) }).await
 }
 
 fn completion(text: &str) -> Value {
@@ -43,10 +39,7 @@ fn completion(text: &str) -> Value {
 }
 
 async fn still_serves(cluster: &Cluster) {
-    let reply = cluster
-        .http
-        .post(COMPLETIONS, &completion("still there?"))
-        .await;
+    let reply = cluster.http.post(COMPLETIONS, &completion("still there?")).await;
     assert_eq!(reply.status, 200, "{}", reply.text());
 }
 
@@ -101,11 +94,7 @@ async fn p06_an_endless_body_is_a_413_and_is_not_read_on() {
     ] {
         let head = format!("{head}{framing}");
         let flood = flood(door, head.as_bytes(), &piece, FLOOD_BYTES).await;
-        assert!(
-            flood.cut,
-            "{framing}: {} bytes were read",
-            flood.written_bytes
-        );
+        assert!(flood.cut, "{framing}: {} bytes were read", flood.written_bytes);
         let reply = flood.reply.unwrap();
         assert_eq!(reply.status(), 413, "{framing}");
         assert_eq!(error_object(&reply.text())["code"], "body_too_large");
@@ -122,10 +111,7 @@ async fn p06_a_grpc_message_over_the_cap_is_refused() {
     assert!(small.is_ok(), "{small:?}");
     let status = generate(door, text_request(&"x".repeat(CAP), "")).await;
     let code = status.unwrap_err().code();
-    assert!(
-        [Code::ResourceExhausted, Code::OutOfRange].contains(&code),
-        "{code:?}"
-    );
+    assert!([Code::ResourceExhausted, Code::OutOfRange].contains(&code), "{code:?}");
     assert_eq!(cluster.engine("w0").requests().len(), 1);
 }
 
@@ -135,35 +121,28 @@ async fn grpc_flood(cluster: &Cluster, first: Vec<u8>, piece: Vec<u8>) -> (usize
     let sent = Arc::new(AtomicUsize::new(0));
     let counted = Arc::clone(&sent);
     let piece = Bytes::from(piece);
-    let pieces = futures_util::stream::iter(std::iter::repeat_n(
-        piece.clone(),
-        FLOOD_BYTES / piece.len(),
-    ));
+    let pieces =
+        futures_util::stream::iter(std::iter::repeat_n(piece.clone(), FLOOD_BYTES / piece.len()));
     let pieces = futures_util::stream::iter([Bytes::from(first)]).chain(pieces);
     let frames = pieces.map(move |piece| {
         counted.fetch_add(piece.len(), Relaxed);
         Ok::<_, std::convert::Infallible>(Frame::data(piece))
     });
-    let http: Hyper<HttpConnector, _> = Hyper::builder(TokioExecutor::new())
-        .http2_only(true)
-        .build(HttpConnector::new());
+    let http: Hyper<HttpConnector, _> =
+        Hyper::builder(TokioExecutor::new()).http2_only(true).build(HttpConnector::new());
     let address = cluster.running.addresses().grpc.unwrap();
-    let request = http::Request::post(format!(
-        "http://{address}/splitrail.v1.FrontDoorService/Generate"
-    ))
-    .header("content-type", "application/grpc")
-    .header("te", "trailers")
-    .body(StreamBody::new(frames))
-    .unwrap();
+    let request =
+        http::Request::post(format!("http://{address}/splitrail.v1.FrontDoorService/Generate"))
+            .header("content-type", "application/grpc")
+            .header("te", "trailers")
+            .body(StreamBody::new(frames))
+            .unwrap();
     let reply = http.request(request).await.unwrap();
     let from_head = reply.headers().get("grpc-status").cloned();
     let trailers = reply.into_body().collect().await;
-    let from_end = trailers
-        .ok()
-        .and_then(|body| body.trailers()?.get("grpc-status").cloned());
-    let status = from_head
-        .or(from_end)
-        .map_or("none".into(), |value| value.to_str().unwrap().to_owned());
+    let from_end = trailers.ok().and_then(|body| body.trailers()?.get("grpc-status").cloned());
+    let status =
+        from_head.or(from_end).map_or("none".into(), |value| value.to_str().unwrap().to_owned());
     (sent.load(Relaxed), status)
 }
 
@@ -184,11 +163,7 @@ async fn p06_an_endless_grpc_body_is_refused_and_not_read_on() {
 async fn p06_a_grpc_call_of_endlessly_many_messages_is_refused_and_not_read_on() {
     let cluster = one_engine("{ body_max_bytes: 65536 }").await;
     // Field 15 is nobody's: each message is valid and means nothing.
-    let unknown = [
-        &[0, 0, 0, 0x40, 0x05, 0x7a, 0x81, 0x80, 0x01][..],
-        &[b' '; 0x4001],
-    ]
-    .concat();
+    let unknown = [&[0, 0, 0, 0x40, 0x05, 0x7a, 0x81, 0x80, 0x01][..], &[b' '; 0x4001]].concat();
     let (sent, status) = grpc_flood(&cluster, unknown.clone(), unknown).await;
     assert!(sent < FLOOD_BYTES, "all {sent} bytes were read");
     assert_ne!(status, "0");
@@ -207,29 +182,17 @@ async fn p08_malformed_json_is_a_located_400_that_no_engine_sees() {
         ("depth 200", with(&format!(r#""a":{}"#, deep(200)))),
         ("depth 10^6", with(&format!(r#""a":{}"#, deep(1_000_000)))),
         ("depth 10^6, unclosed", "[".repeat(1_000_000).into_bytes()),
-        (
-            "depth 10^6 of objects",
-            r#"{"a":"#.repeat(1_000_000).into_bytes(),
-        ),
+        ("depth 10^6 of objects", r#"{"a":"#.repeat(1_000_000).into_bytes()),
         ("duplicate key", with(r#""prompt":"y""#)),
         ("duplicate key, escaped", with(r#""\u0070rompt":"y""#)),
-        (
-            "duplicate key, nested",
-            with(r#""tools":[{"a":{"b":1,"c":2,"b":1}}]"#),
-        ),
-        (
-            "duplicate key, nested and escaped",
-            with(r#""vllm_xargs":{"a":1,"\u0061":2}"#),
-        ),
+        ("duplicate key, nested", with(r#""tools":[{"a":{"b":1,"c":2,"b":1}}]"#)),
+        ("duplicate key, nested and escaped", with(r#""vllm_xargs":{"a":1,"\u0061":2}"#)),
         ("1e999", with(r#""temperature":1e999"#)),
         ("-1e999, nested", with(r#""tools":[[-1e999]]"#)),
         ("NaN", with(r#""temperature":NaN"#)),
         ("BOM", [b"\xef\xbb\xbf", valid.as_slice()].concat()),
         ("trailing garbage", [valid.as_slice(), b" x"].concat()),
-        (
-            "two documents",
-            [valid.as_slice(), valid.as_slice()].concat(),
-        ),
+        ("two documents", [valid.as_slice(), valid.as_slice()].concat()),
         ("NUL at the end", [valid.as_slice(), b"\0"].concat()),
         ("empty", Vec::new()),
         ("white space", b" \n ".to_vec()),
@@ -242,17 +205,11 @@ async fn p08_malformed_json_is_a_located_400_that_no_engine_sees() {
             let reply = cluster.http.post_with(path, &[], body.clone()).await;
             let error = openai_error(&reply, 400);
             let message = error["message"].as_str().unwrap();
-            assert!(
-                message.contains("line ") && message.contains("column "),
-                "{what}: {message}"
-            );
+            assert!(message.contains("line ") && message.contains("column "), "{what}: {message}");
             assert!(message.len() < 300, "{what}: {message}");
         }
         for (what, body) in [
-            (
-                "bad UTF-8",
-                b"{\"model\":\"sim\",\"prompt\":\"\xff\"}".to_vec(),
-            ),
+            ("bad UTF-8", b"{\"model\":\"sim\",\"prompt\":\"\xff\"}".to_vec()),
             ("UTF-16", b"{\0\"\0m\0\"\0:\x001\0}\0".to_vec()),
             ("array", [b"[", valid.as_slice(), b"]"].concat()),
             ("number", b"1".to_vec()),
@@ -301,11 +258,7 @@ async fn p08_a_body_of_many_members_costs_no_more_than_its_length() {
     }
     let body = format!(r#"{{"model":"sim","max_tokens":1,"prompt":"x"{members}}}"#);
     let reply = cluster.http.post_with(COMPLETIONS, &[], body).await;
-    assert!(
-        reply.status == 200 || reply.status == 400,
-        "{}",
-        reply.status
-    );
+    assert!(reply.status == 200 || reply.status == 400, "{}", reply.status);
     still_serves(&cluster).await;
 }
 
@@ -336,23 +289,14 @@ async fn p09_counts_and_sizes_out_of_bounds_are_a_400_that_no_engine_sees() {
         ("logprobs", json!(1_u64 << 31)),
         ("top_logprobs", json!(1_u64 << 31)),
         ("prompt_logprobs", json!(1_u64 << 31)),
-        (
-            "tools",
-            json!([{"type": "function", "function": {"name": "f", "description": big}}]),
-        ),
-        (
-            "response_format",
-            json!({"type": "json_schema", "json_schema": {"schema": big}}),
-        ),
+        ("tools", json!([{"type": "function", "function": {"name": "f", "description": big}}])),
+        ("response_format", json!({"type": "json_schema", "json_schema": {"schema": big}})),
         ("structured_outputs", json!({"grammar": big})),
         ("guided_json", big.clone()),
         ("guided_regex", big.clone()),
         ("guided_grammar", big.clone()),
         ("guided_choice", json!(vec!["c"; 5000])),
-        (
-            "logit_bias",
-            (0..1000).map(|i| (i.to_string(), json!(1))).collect(),
-        ),
+        ("logit_bias", (0..1000).map(|i| (i.to_string(), json!(1))).collect()),
     ];
     for path in [CHAT, COMPLETIONS] {
         for (field, value) in &mut cases {
@@ -404,10 +348,7 @@ async fn p09_the_bounds_hold_over_grpc() {
 async fn requests_over_the_limit_are_shed_and_room_comes_back() {
     let cluster = one_engine("{ in_flight_max: 2 }").await;
     let engine = cluster.engine("w0");
-    engine.set_fault(Fault {
-        kind: FaultKind::Hang,
-        times: Some(2),
-    });
+    engine.set_fault(Fault { kind: FaultKind::Hang, times: Some(2) });
     let mut held = tokio::task::JoinSet::new();
     for _ in 0..2 {
         let http = cluster.http.clone();
@@ -438,10 +379,7 @@ async fn requests_over_the_limit_are_shed_and_room_comes_back() {
 async fn a_shed_grpc_call_says_that_resources_are_exhausted() {
     let cluster = one_engine("{ in_flight_max: 1 }").await;
     let engine = cluster.engine("w0");
-    engine.set_fault(Fault {
-        kind: FaultKind::Hang,
-        times: Some(1),
-    });
+    engine.set_fault(Fault { kind: FaultKind::Hang, times: Some(1) });
     let http = cluster.http.clone();
     let mut held = tokio::task::JoinSet::new();
     held.spawn(async move { http.post(COMPLETIONS, &completion("held")).await });
@@ -458,31 +396,15 @@ async fn a_shed_grpc_call_says_that_resources_are_exhausted() {
 async fn p07_compressed_bodies_are_a_415_that_no_engine_sees() {
     let cluster = one_engine("{}").await;
     let body = completion("x").to_string();
-    for encoding in [
-        "gzip",
-        "GZIP",
-        "deflate",
-        "br",
-        "zstd",
-        "identity, gzip",
-        "gzip, gzip",
-    ] {
+    for encoding in ["gzip", "GZIP", "deflate", "br", "zstd", "identity, gzip", "gzip, gzip"] {
         let headers = [("content-encoding", encoding)];
-        let reply = cluster
-            .http
-            .post_with(COMPLETIONS, &headers, body.clone())
-            .await;
+        let reply = cluster.http.post_with(COMPLETIONS, &headers, body.clone()).await;
         let error = openai_error(&reply, 415);
         assert_eq!(error["code"], "unsupported_media", "{encoding}");
     }
-    let twice = [
-        ("content-encoding", "identity"),
-        ("content-encoding", "gzip"),
-    ];
+    let twice = [("content-encoding", "identity"), ("content-encoding", "gzip")];
     let raw = request("POST", COMPLETIONS, &twice, body.as_bytes());
-    let reply = exchange(cluster.running.addresses().http, &raw)
-        .await
-        .unwrap();
+    let reply = exchange(cluster.running.addresses().http, &raw).await.unwrap();
     assert_eq!(reply.status(), 415, "the second of two headers counts too");
     assert!(cluster.engine("w0").requests().is_empty());
     let headers = [("content-encoding", "identity")];
@@ -541,19 +463,13 @@ async fn a_client_that_does_not_read_holds_its_engine_back_and_nobody_else() {
         unchanged == 50
     })
     .await;
-    assert!(
-        last > 0 && last < FLOOD_BYTES / 2,
-        "the router took {last} bytes"
-    );
+    assert!(last > 0 && last < FLOOD_BYTES / 2, "the router took {last} bytes");
     assert_eq!(post.open(), 1, "the stream is held back, not ended");
     for _ in 0..4 {
         let reply = cluster.http.post(COMPLETIONS, &completion("y")).await;
         assert_eq!(reply.status, 200, "{}", reply.text());
     }
     drop(events);
-    eventually("the engine's connection is closed", async || {
-        post.open() == 0
-    })
-    .await;
+    eventually("the engine's connection is closed", async || post.open() == 0).await;
     cluster.quiet().await;
 }

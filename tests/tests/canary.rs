@@ -126,9 +126,9 @@ fn script(heard: &Heard) -> Answer {
         Some(8) => Answer::json(401, &said.to_string()),
         Some(9) => Answer::json(429, &said.to_string()),
         Some(10) => Answer::Bytes(format!("HTTP/1.1 200 OK\r\n{COMPLETION}\0\r\n\r\n").into()),
-        _ if stream => Answer::events(&format!(
-            "data: {chunk}\n\ndata: {chunk}\n\ndata: [DONE]\n\n"
-        )),
+        _ if stream => {
+            Answer::events(&format!("data: {chunk}\n\ndata: {chunk}\n\ndata: [DONE]\n\n"))
+        }
         _ => Answer::json(200, &chunk.to_string()),
     }
 }
@@ -146,10 +146,7 @@ struct World {
 }
 
 async fn engine(role: Role) -> SimEngine {
-    let config = SimConfig {
-        role,
-        ..SimConfig::default()
-    };
+    let config = SimConfig { role, ..SimConfig::default() };
     SimEngine::start(config).await.unwrap()
 }
 
@@ -206,11 +203,7 @@ models:
       - {{ id: rd, role: decode, url: \"{decode}\" }}
 "
         );
-        let env = [
-            ("RUST_LOG", "trace"),
-            ("CANARY_ENGINE_KEY", ENV_KEY),
-            ("NO_COLOR", "1"),
-        ];
+        let env = [("RUST_LOG", "trace"), ("CANARY_ENGINE_KEY", ENV_KEY), ("NO_COLOR", "1")];
         let router = RouterProcess::serve(folder, &yaml, &env, log).await;
         let world = Self {
             http: Client::new(router.http),
@@ -221,10 +214,8 @@ models:
             told: Vec::new(),
             completions: Vec::new(),
         };
-        eventually("the router is ready", async || {
-            world.admin.get("/ready").await.status == 200
-        })
-        .await;
+        eventually("the router is ready", async || world.admin.get("/ready").await.status == 200)
+            .await;
         world
     }
 
@@ -234,10 +225,7 @@ models:
             ("cookie", format!("session={HEADER}")),
             ("x-custom", HEADER.to_owned()),
         ];
-        let headers: Vec<_> = headers
-            .iter()
-            .map(|(name, value)| (*name, value.as_str()))
-            .collect();
+        let headers: Vec<_> = headers.iter().map(|(name, value)| (*name, value.as_str())).collect();
         let body = body.into();
         let asked: String = String::from_utf8_lossy(&body).chars().take(300).collect();
         let reply = self.http.post_with(path, &headers, body).await;
@@ -252,9 +240,7 @@ models:
             return;
         };
         for choice in reply["choices"].as_array().into_iter().flatten() {
-            let text = choice["text"]
-                .as_str()
-                .or(choice["message"]["content"].as_str());
+            let text = choice["text"].as_str().or(choice["message"]["content"].as_str());
             let long = text.filter(|text| text.len() >= 12 && *text != COMPLETION);
             self.completions.extend(long.map(str::to_owned));
         }
@@ -262,10 +248,7 @@ models:
 
     fn fault(&self, kind: FaultKind, times: u32) {
         for engine in &self.engines {
-            engine.set_fault(Fault {
-                kind: kind.clone(),
-                times: Some(times),
-            });
+            engine.set_fault(Fault { kind: kind.clone(), times: Some(times) });
         }
     }
 }
@@ -320,13 +303,8 @@ async fn successes(world: &mut World) {
     let mut call = tonic::Request::new(request);
     let key = format!("Bearer {CLIENT_KEY}").parse().unwrap();
     call.metadata_mut().insert("authorization", key);
-    call.metadata_mut()
-        .insert("x-custom", HEADER.parse().unwrap());
-    let mut events = front_door(world.router.grpc)
-        .generate(call)
-        .await
-        .unwrap()
-        .into_inner();
+    call.metadata_mut().insert("x-custom", HEADER.parse().unwrap());
+    let mut events = front_door(world.router.grpc).generate(call).await.unwrap().into_inner();
     while events.message().await.unwrap().is_some() {}
 }
 
@@ -362,24 +340,13 @@ async fn mistakes(world: &mut World) {
         format!("{{\"model\":\"sim\",\"prompt\":{{\"{PROMPT}\":1}}}}"),
         format!("{{\"model\":\"sim\",\"prompt\":[{FIRST_TOKEN},\"{PROMPT}\"]}}"),
         format!("{{\"model\":\"sim\",\"prompt\":[{FIRST_TOKEN},-{FIRST_TOKEN}]}}"),
-        format!(
-            "{{\"model\":\"sim\",\"prompt\":\"{}\"}}",
-            PROMPT.repeat(3000)
-        ),
-        format!(
-            "{{\"model\":\"sim\",\"prompt\":\"{}\"}}",
-            PROMPT.repeat(5000)
-        ),
+        format!("{{\"model\":\"sim\",\"prompt\":\"{}\"}}", PROMPT.repeat(3000)),
+        format!("{{\"model\":\"sim\",\"prompt\":\"{}\"}}", PROMPT.repeat(5000)),
     ] {
         let status = world.post(COMPLETIONS, body.clone()).await;
         assert!(status == 200 || (400..500).contains(&status), "{status}");
     }
-    world
-        .post(
-            COMPLETIONS,
-            [b"{\"", PROMPT.as_bytes(), b"\":\"\xff\"}"].concat(),
-        )
-        .await;
+    world.post(COMPLETIONS, [b"{\"", PROMPT.as_bytes(), b"\":\"\xff\"}"].concat()).await;
     for messages in [
         json!(CONTENT),
         json!([]),
@@ -413,16 +380,9 @@ async fn mistakes(world: &mut World) {
         format!("{{\"prompt\":\"{PROMPT}\"}}"),
         json!({"n": FIELD}).to_string(),
     ] {
-        assert!(
-            generate(world.router.grpc, text_request(GRPC, &extra))
-                .await
-                .is_err()
-        );
+        assert!(generate(world.router.grpc, text_request(GRPC, &extra)).await.is_err());
     }
-    let unknown = v1::GenerateRequest {
-        model: MODEL.into(),
-        ..text_request(GRPC, "")
-    };
+    let unknown = v1::GenerateRequest { model: MODEL.into(), ..text_request(GRPC, "") };
     assert!(generate(world.router.grpc, unknown).await.is_err());
 }
 
@@ -470,9 +430,8 @@ async fn engine_failures(world: &mut World) {
     let router = &world.admin;
     eventually("a resync is counted", async || {
         let page = router.get("/metrics").await.text();
-        let resyncs = page
-            .lines()
-            .filter(|line| line.starts_with("splitrail_index_resyncs_total{"));
+        let resyncs =
+            page.lines().filter(|line| line.starts_with("splitrail_index_resyncs_total{"));
         resyncs.count() > 0
     })
     .await;
@@ -555,18 +514,11 @@ async fn p24_no_prompt_completion_token_id_or_key_is_said_anywhere() {
     let log = std::fs::read(&log).unwrap();
     let log = String::from_utf8_lossy(&log);
     for source in ["splitrail::", "hyper_util::", "h2::"] {
-        let traced = log
-            .lines()
-            .any(|line| line.contains("TRACE") && line.contains(source));
+        let traced = log.lines().any(|line| line.contains("TRACE") && line.contains(source));
         let spoke = traced || log.contains(&format!(" {source}"));
         assert!(spoke, "{source} is not in a log of everything");
     }
     leaks("the log", &log, &secrets, &mut found);
-    leaks(
-        "the log, letter by letter,",
-        &spelled(&log),
-        &secrets,
-        &mut found,
-    );
+    leaks("the log, letter by letter,", &spelled(&log), &secrets, &mut found);
     assert!(found.is_empty(), "{}", found.join("\n"));
 }

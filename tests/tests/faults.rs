@@ -15,6 +15,8 @@ mod batch;
 mod decode;
 #[path = "faults/mid_stream.rs"]
 mod mid_stream;
+#[path = "faults/nonsense.rs"]
+mod nonsense;
 #[path = "faults/prefill.rs"]
 mod prefill;
 #[path = "faults/unreachable.rs"]

@@ -48,28 +48,20 @@ async fn p10_short_requests_are_done_while_long_prompts_are_tokenised() {
         let text = body.to_string();
         long.spawn(async move { http.post_with(path, &[], text).await });
     }
-    eventually("the long prompts are in work", async || {
-        preparing.available_permits() == left
-    })
-    .await;
+    eventually("the long prompts are in work", async || preparing.available_permits() == left)
+        .await;
     for _ in 0..50 {
         assert_eq!(cluster.http.get("/health").await.status, 200);
     }
     for i in 0..20 {
-        let reply = cluster
-            .http
-            .post(COMPLETIONS, &completion(&format!("short {i}")))
-            .await;
+        let reply = cluster.http.post(COMPLETIONS, &completion(&format!("short {i}"))).await;
         assert_eq!(reply.status, 200, "{}", reply.text());
         assert!(!whole_text(&reply.json(), 0).is_empty());
     }
     let door = cluster.running.addresses().grpc.unwrap();
     assert!(generate(door, text_request("short", "")).await.is_ok());
     assert_eq!(preparing.available_permits(), left, "still in work");
-    assert!(
-        long.try_join_next().is_none(),
-        "no long request is answered yet"
-    );
+    assert!(long.try_join_next().is_none(), "no long request is answered yet");
     while let Some(reply) = long.join_next().await {
         let reply = reply.unwrap();
         assert_eq!(
@@ -84,10 +76,7 @@ async fn p10_short_requests_are_done_while_long_prompts_are_tokenised() {
 
 fn peak_kib(router: &RouterProcess) -> u64 {
     let status = std::fs::read_to_string(format!("/proc/{}/status", router.pid())).unwrap();
-    let line = status
-        .lines()
-        .find(|line| line.starts_with("VmHWM:"))
-        .unwrap();
+    let line = status.lines().find(|line| line.starts_with("VmHWM:")).unwrap();
     line.split_whitespace().nth(1).unwrap().parse().unwrap()
 }
 
@@ -134,8 +123,5 @@ models:
     at_once(cores).await;
     let few = at_once(cores).await;
     let many = at_once(12 * cores).await;
-    assert!(
-        many < 3 * few,
-        "peak KiB: {few} for one per core, {many} for twelve"
-    );
+    assert!(many < 3 * few, "peak KiB: {few} for one per core, {many} for twelve");
 }

@@ -20,13 +20,8 @@ const CHAT: &str = "/v1/chat/completions";
 const COMPLETIONS: &str = "/v1/completions";
 
 /// All that an engine's request may carry besides its body.
-const ENGINE_HEADERS: [&str; 5] = [
-    "host",
-    "content-type",
-    "content-length",
-    "x-request-id",
-    "traceparent",
-];
+const ENGINE_HEADERS: [&str; 5] =
+    ["host", "content-type", "content-length", "x-request-id", "traceparent"];
 
 fn completion(text: &str) -> Value {
     json!({"model": "sim", "max_tokens": 4, "temperature": 0, "prompt": text})
@@ -49,10 +44,8 @@ async fn behind_a_post(model: String) -> (ListeningPost, Cluster) {
         ..Spec::aggregated(0)
     })
     .await;
-    eventually("the post is up", async || {
-        cluster.metric("splitrail_worker_up", &[]).await == 1.0
-    })
-    .await;
+    eventually("the post is up", async || cluster.metric("splitrail_worker_up", &[]).await == 1.0)
+        .await;
     (post, cluster)
 }
 
@@ -109,9 +102,8 @@ async fn p11_only_listed_paths_reach_an_engine() {
         odd.extend(["GET", "POST", "PUT", "DELETE"].map(|method| (method, path)));
     }
     for path in [CHAT, COMPLETIONS, "http://engine.invalid/v1/completions"] {
-        let methods = [
-            "GET", "PUT", "DELETE", "PATCH", "TRACE", "OPTIONS", "BREW", "post", "CONNECT",
-        ];
+        let methods =
+            ["GET", "PUT", "DELETE", "PATCH", "TRACE", "OPTIONS", "BREW", "post", "CONNECT"];
         odd.extend(methods.map(|method| (method, path)));
     }
     odd.extend([
@@ -152,9 +144,7 @@ async fn p11_engines_are_called_by_the_routers_own_path_and_host() {
         "/v1/completions?",
     ] {
         let raw = request("POST", target, &[], body.as_bytes());
-        let reply = exchange(cluster.running.addresses().http, &raw)
-            .await
-            .unwrap();
+        let reply = exchange(cluster.running.addresses().http, &raw).await.unwrap();
         assert_eq!(reply.status(), 200, "{target}: {}", reply.text());
     }
     let heard = post.heard();
@@ -228,10 +218,8 @@ fn case() -> impl Strategy<Value = Case> {
     let place = proptest::collection::vec(0..CARRIERS.len(), 0..4);
     let value = prop_oneof![
         Just(json!({"do_remote_prefill": true})),
-        Just(
-            json!({"do_remote_prefill": true, "remote_host": "poison", "remote_port": 1,
-                    "remote_engine_id": "poison", "remote_block_ids": [1, 2]})
-        ),
+        Just(json!({"do_remote_prefill": true, "remote_host": "poison", "remote_port": 1,
+                    "remote_engine_id": "poison", "remote_block_ids": [1, 2]})),
         Just(json!({"do_remote_decode": true, "x": ["poison"]})),
         Just(json!("poison")),
         Just(json!(7)),
@@ -246,16 +234,14 @@ fn case() -> impl Strategy<Value = Case> {
         0..3_usize,
         any::<bool>(),
     )
-        .prop_map(
-            |(fields, value, escaped_keys, headers, shape, stream)| Case {
-                fields,
-                value,
-                escaped_keys,
-                headers,
-                shape,
-                stream,
-            },
-        )
+        .prop_map(|(fields, value, escaped_keys, headers, shape, stream)| Case {
+            fields,
+            value,
+            escaped_keys,
+            headers,
+            shape,
+            stream,
+        })
 }
 
 /// Each run tries the same cases.
@@ -263,9 +249,7 @@ fn cases(count: usize) -> Vec<Case> {
     let rng = TestRng::deterministic_rng(RngAlgorithm::ChaCha);
     let mut runner = TestRunner::new_with_rng(Config::default(), rng);
     let strategy = case();
-    (0..count)
-        .map(|_| strategy.new_tree(&mut runner).unwrap().current())
-        .collect()
+    (0..count).map(|_| strategy.new_tree(&mut runner).unwrap().current()).collect()
 }
 
 /// Where an engine would not look: names that only look like fields.
@@ -288,9 +272,7 @@ fn insert(object: &mut Map<String, Value>, path: &[usize], key: &str, value: &Va
             object.insert(key.to_owned(), value.clone());
         }
         Some((first, rest)) => {
-            let carrier = object
-                .entry(CARRIERS[*first])
-                .or_insert_with(|| json!({"keep": [1]}));
+            let carrier = object.entry(CARRIERS[*first]).or_insert_with(|| json!({"keep": [1]}));
             insert(carrier.as_object_mut().unwrap(), rest, key, value);
         }
     }
@@ -314,10 +296,7 @@ fn to_text(value: &Value, escaped_keys: bool) -> String {
             format!("{{{}}}", members.join(","))
         }
         Value::Array(items) => {
-            let items: Vec<_> = items
-                .iter()
-                .map(|item| to_text(item, escaped_keys))
-                .collect();
+            let items: Vec<_> = items.iter().map(|item| to_text(item, escaped_keys)).collect();
             format!("[{}]", items.join(","))
         }
         other => other.to_string(),
@@ -335,9 +314,7 @@ impl Case {
             1 => body["prompt"] = json!(CONTENT),
             _ => body["prompt"] = json!([format!("{CONTENT}0"), format!("{CONTENT}1")]),
         }
-        let Value::Object(mut body) = body else {
-            unreachable!("an object")
-        };
+        let Value::Object(mut body) = body else { unreachable!("an object") };
         for (path, field) in &self.fields {
             insert(&mut body, path, FORBIDDEN[*field], &self.value);
         }
@@ -367,10 +344,7 @@ fn forbidden_keys(value: &Value) -> Vec<String> {
 fn check_engine_request(seen: &RecordedRequest, engines: &HashSet<String>, prompts: &[Value]) {
     let context = format!("{seen:?}");
     for (name, value) in &seen.headers {
-        assert!(
-            ENGINE_HEADERS.contains(&name.as_str()),
-            "{name} in {context}"
-        );
+        assert!(ENGINE_HEADERS.contains(&name.as_str()), "{name} in {context}");
         assert!(!value.contains("poison"), "{name} in {context}");
     }
     assert_eq!(seen.header("x-request-id").unwrap().len(), 32, "{context}");
@@ -413,11 +387,8 @@ fn harmless(value: &Value) -> Value {
 
 async fn inject_everywhere(spec: Spec, legs_per_prompt: usize) {
     let cluster = Cluster::start(spec).await;
-    let ids: HashSet<_> = cluster
-        .engines
-        .iter()
-        .map(|(_, engine)| engine.state().engine_id)
-        .collect();
+    let ids: HashSet<_> =
+        cluster.engines.iter().map(|(_, engine)| engine.state().engine_id).collect();
     for (number, case) in cases(150).iter().enumerate() {
         let user = format!("case-{number}");
         let body = case.body(&user);
@@ -426,11 +397,7 @@ async fn inject_everywhere(spec: Spec, legs_per_prompt: usize) {
         let reply = cluster.http.post_with(case.path(), &headers, text).await;
         assert_eq!(reply.status, 200, "{case:?}: {}", reply.text());
         assert!(!reply.text().contains("poison"), "{case:?}");
-        assert!(
-            !reply.text().contains("\"error\""),
-            "{case:?}: {}",
-            reply.text()
-        );
+        assert!(!reply.text().contains("\"error\""), "{case:?}: {}", reply.text());
         let kept = headers.iter().any(|(name, _)| *name == "x-request-id");
         assert_eq!(reply.header("x-request-id") == "poison-id", kept);
         let prompts = prompts_of(&body);
@@ -469,22 +436,12 @@ async fn p12_client_hand_off_fields_never_reach_an_engine_aggregated() {
 async fn p12_client_hand_off_fields_never_reach_an_engine_over_grpc() {
     let cluster = Cluster::start(Spec::default()).await;
     let door = cluster.running.addresses().grpc.unwrap();
-    let ids: HashSet<_> = cluster
-        .engines
-        .iter()
-        .map(|(_, engine)| engine.state().engine_id)
-        .collect();
+    let ids: HashSet<_> =
+        cluster.engines.iter().map(|(_, engine)| engine.state().engine_id).collect();
     for (number, case) in cases(60).iter().enumerate() {
         let user = format!("case-{number}");
         let mut extra = case.body(&user);
-        for own in [
-            "model",
-            "prompt",
-            "messages",
-            "stream",
-            "max_tokens",
-            "temperature",
-        ] {
+        for own in ["model", "prompt", "messages", "stream", "max_tokens", "temperature"] {
             extra.remove(own);
         }
         let extra = to_text(&Value::Object(extra), case.escaped_keys);
@@ -497,35 +454,21 @@ async fn p12_client_hand_off_fields_never_reach_an_engine_over_grpc() {
         let mut client = splitrail_tests::grpc::front_door(door);
         let mut events = client.generate(call).await.unwrap().into_inner();
         while events.message().await.unwrap().is_some() {}
-        let all = cluster
-            .engines
-            .iter()
-            .flat_map(|(_, engine)| engine.requests());
-        let seen: Vec<_> = all
-            .filter(|seen| seen.body["user"] == user.as_str())
-            .collect();
+        let all = cluster.engines.iter().flat_map(|(_, engine)| engine.requests());
+        let seen: Vec<_> = all.filter(|seen| seen.body["user"] == user.as_str()).collect();
         assert_eq!(seen.len(), 2, "{case:?}");
         for seen in &seen {
             check_engine_request(seen, &ids, &[json!(CONTENT)]);
         }
     }
-    assert!(
-        cluster
-            .engines
-            .iter()
-            .all(|(_, engine)| !engine.state().dead)
-    );
+    assert!(cluster.engines.iter().all(|(_, engine)| !engine.state().dead));
 }
 
 #[tokio::test]
 async fn p12_the_field_that_kills_a_bare_decode_server_changes_nothing() {
     for spec in [Spec::default(), Spec::aggregated(1)] {
         let cluster = Cluster::start(spec).await;
-        let clean = cluster
-            .http
-            .post(COMPLETIONS, &completion("same text"))
-            .await
-            .json();
+        let clean = cluster.http.post(COMPLETIONS, &completion("same text")).await.json();
         for poison in [
             r#""kv_transfer_params":{"do_remote_prefill":true}"#,
             r#""kv\u005ftransfer_params":{"do_remote_prefill":true}"#,
@@ -539,12 +482,7 @@ async fn p12_the_field_that_kills_a_bare_decode_server_changes_nothing() {
             assert_eq!(reply.status, 200, "{poison}: {}", reply.text());
             assert_eq!(reply.json()["choices"], clean["choices"], "{poison}");
         }
-        assert!(
-            cluster
-                .engines
-                .iter()
-                .all(|(_, engine)| !engine.state().dead)
-        );
+        assert!(cluster.engines.iter().all(|(_, engine)| !engine.state().dead));
     }
 }
 
@@ -561,20 +499,10 @@ async fn p12_hop_by_hop_headers_end_at_the_router() {
         ("proxy-connection", "poison"),
         ("expect", "100-continue"),
         ("x-data-parallel-rank", "1"),
-        (
-            "traceparent",
-            "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01",
-        ),
+        ("traceparent", "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"),
     ];
-    let raw = request(
-        "POST",
-        COMPLETIONS,
-        &headers,
-        completion("x").to_string().as_bytes(),
-    );
-    let reply = exchange(cluster.running.addresses().http, &raw)
-        .await
-        .unwrap();
+    let raw = request("POST", COMPLETIONS, &headers, completion("x").to_string().as_bytes());
+    let reply = exchange(cluster.running.addresses().http, &raw).await.unwrap();
     assert!([100, 200].contains(&reply.status()), "{}", reply.head);
     eventually("the engine is asked", async || {
         post.heard().iter().any(|heard| heard.is_inference())
@@ -585,28 +513,18 @@ async fn p12_hop_by_hop_headers_end_at_the_router() {
             assert!(ENGINE_HEADERS.contains(&name.as_str()), "{name}: {value}");
             assert!(!value.contains("poison"), "{name}: {value}");
         }
-        assert_eq!(
-            heard.header("traceparent"),
-            headers[9].1,
-            "the trace goes on"
-        );
+        assert_eq!(heard.header("traceparent"), headers[9].1, "the trace goes on");
     }
 }
 
 fn ids(requests: &[RecordedRequest]) -> BTreeSet<String> {
-    let ids = requests
-        .iter()
-        .map(|seen| seen.header("x-request-id").unwrap());
+    let ids = requests.iter().map(|seen| seen.header("x-request-id").unwrap());
     ids.map(str::to_owned).collect()
 }
 
 #[tokio::test]
 async fn p13_engine_request_ids_are_the_routers_and_never_repeat() {
-    let spec = Spec {
-        prefill: 1,
-        decode: 1,
-        ..Spec::default()
-    };
+    let spec = Spec { prefill: 1, decode: 1, ..Spec::default() };
     let cluster = Cluster::start(spec).await;
     let mut all = HashSet::new();
     for round in 0..16 {
@@ -616,10 +534,7 @@ async fn p13_engine_request_ids_are_the_routers_and_never_repeat() {
         body["user"] = format!("round-{round}").into();
         body["prompt"] = json!(prompts);
         let id = [("x-request-id", "the-clients-own")];
-        let reply = cluster
-            .http
-            .post_with(COMPLETIONS, &id, body.to_string())
-            .await;
+        let reply = cluster.http.post_with(COMPLETIONS, &id, body.to_string()).await;
         assert_eq!(reply.status, 200, "{}", reply.text());
         let of_round = |name: &str| {
             let mut seen = cluster.engine(name).requests();
@@ -630,10 +545,7 @@ async fn p13_engine_request_ids_are_the_routers_and_never_repeat() {
         assert_eq!(prefill.len(), 64, "one id per prompt");
         assert_eq!(prefill, decode, "the legs of an attempt share their id");
         for id in prefill {
-            assert!(
-                id.len() == 32 && id.bytes().all(|b| b.is_ascii_hexdigit()),
-                "{id}"
-            );
+            assert!(id.len() == 32 && id.bytes().all(|b| b.is_ascii_hexdigit()), "{id}");
             assert!(all.insert(id), "an id came twice");
         }
     }
@@ -642,17 +554,11 @@ async fn p13_engine_request_ids_are_the_routers_and_never_repeat() {
 
 #[tokio::test]
 async fn p13_each_attempt_has_its_own_id_shared_by_its_legs() {
-    let cluster = Cluster::start(Spec {
-        prefill: 1,
-        decode: 2,
-        ..Spec::default()
-    })
-    .await;
+    let cluster = Cluster::start(Spec { prefill: 1, decode: 2, ..Spec::default() }).await;
     for name in ["d0", "d1"] {
-        cluster.engine(name).set_fault(Fault {
-            kind: FaultKind::Status { status: 500 },
-            times: Some(1),
-        });
+        cluster
+            .engine(name)
+            .set_fault(Fault { kind: FaultKind::Status { status: 500 }, times: Some(1) });
     }
     let id = [("x-request-id", "mine-1")];
     let body = completion("retried").to_string();
@@ -661,11 +567,7 @@ async fn p13_each_attempt_has_its_own_id_shared_by_its_legs() {
     let served = cluster.http.post_with(COMPLETIONS, &id, body).await;
     assert_eq!(served.status, 200, "{}", served.text());
     let prefill = cluster.engine("p0").requests();
-    assert_eq!(
-        (prefill.len(), ids(&prefill).len()),
-        (3, 3),
-        "a new id per attempt"
-    );
+    assert_eq!((prefill.len(), ids(&prefill).len()), (3, 3), "a new id per attempt");
     let mut decode = cluster.engine("d0").requests();
     decode.extend(cluster.engine("d1").requests());
     assert_eq!(decode.len(), 3);
@@ -692,10 +594,7 @@ async fn p13_a_clients_sane_id_names_its_request_and_an_insane_one_is_replaced()
         ("", false),
     ] {
         for path in [COMPLETIONS, "/nowhere"] {
-            let reply = cluster
-                .http
-                .post_with(path, &[("x-request-id", sent)], body.clone())
-                .await;
+            let reply = cluster.http.post_with(path, &[("x-request-id", sent)], body.clone()).await;
             let told = reply.header("x-request-id").to_owned();
             assert_eq!(told == sent, kept, "{sent:?} became {told:?}");
             assert!(!told.is_empty());
@@ -729,10 +628,7 @@ async fn p16_engines_get_the_routers_credential_and_nobody_else_does() {
     let path = files.path().join("key");
     let secret = "sk-router-own-9f3c1";
     std::fs::write(&path, format!("  {secret}\n")).unwrap();
-    let model = format!(
-        "engine_api_key: {{ kind: file, path: {:?} }}",
-        path.display().to_string()
-    );
+    let model = format!("engine_api_key: {{ kind: file, path: {:?} }}", path.display().to_string());
     let (post, cluster) = behind_a_post(model).await;
     let body = completion("x").to_string();
     let clients = [
@@ -743,10 +639,7 @@ async fn p16_engines_get_the_routers_credential_and_nobody_else_does() {
     ];
     let mut told = String::new();
     for header in clients {
-        let reply = cluster
-            .http
-            .post_with(COMPLETIONS, &[header], body.clone())
-            .await;
+        let reply = cluster.http.post_with(COMPLETIONS, &[header], body.clone()).await;
         assert_eq!(reply.status, 200, "{}", reply.text());
         told += &format!("{:?} {}", reply.headers, reply.text());
         let refused = cluster.http.post_with(COMPLETIONS, &[header], "{").await;
@@ -755,33 +648,17 @@ async fn p16_engines_get_the_routers_credential_and_nobody_else_does() {
     let heard = post.heard();
     assert!(heard.iter().filter(|heard| heard.is_inference()).count() == 4);
     for heard in &heard {
-        let of_name = heard
-            .headers
-            .iter()
-            .filter(|(name, _)| name == "authorization");
+        let of_name = heard.headers.iter().filter(|(name, _)| name == "authorization");
         let values: Vec<_> = of_name.map(|(_, value)| value.as_str()).collect();
-        assert_eq!(
-            values,
-            [format!("Bearer {secret}")],
-            "{} {}",
-            heard.method,
-            heard.target
-        );
+        assert_eq!(values, [format!("Bearer {secret}")], "{} {}", heard.method, heard.target);
         assert!(!format!("{heard:?}").contains("sk-client"), "{heard:?}");
     }
-    for page in [
-        "/metrics",
-        "/admin/decisions",
-        "/admin/workers",
-        "/admin/models",
-        "/admin/requests",
-    ] {
+    for page in
+        ["/metrics", "/admin/decisions", "/admin/workers", "/admin/models", "/admin/requests"]
+    {
         let page = cluster.admin.get(page).await;
         assert_eq!(page.status, 200);
         told += &page.text();
     }
-    assert!(
-        !told.contains(secret) && !told.contains("sk-client"),
-        "{told}"
-    );
+    assert!(!told.contains(secret) && !told.contains("sk-client"), "{told}");
 }

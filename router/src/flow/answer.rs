@@ -16,7 +16,7 @@ use crate::error::{Error, Fault};
 use crate::fleet::{Booking, Worker};
 use crate::ledger::decisions::DecisionHandle;
 use crate::prepare::Unit;
-use crate::reply::relay::{Account, EventReader, UnitStream, is_error, whole};
+use crate::reply::relay::{Account, EventReader, UnitStream, is_error, is_object, whole};
 use crate::reply::usage::UsageRule;
 
 /// An answer that has begun: nothing of it has reached the client yet.
@@ -171,6 +171,7 @@ async fn first_event(
         let mut reader = EventReader::new(body, max_bytes, Arc::clone(worker), patience);
         match reader.next().await? {
             Some(first) if is_error(&first) => Err(refusal_event(worker, &first)),
+            Some(first) if !is_object(&first) => Err(broken(worker, "answered with no chunk")),
             Some(first) => Ok((reader.with_idle(idle), first)),
             None => Err(broken(worker, "answered with an empty stream")),
         }

@@ -211,8 +211,13 @@ impl UnitStream {
                 },
             };
             self.account.booking.prefill_done();
-            if is_error(&data) {
-                let error = broken(&self.account.worker, "reported an error in mid-stream");
+            let nonsense = match &data {
+                data if !is_object(data) => Some("sent an event that is no chunk"),
+                data if is_error(data) => Some("reported an error in mid-stream"),
+                _ => None,
+            };
+            if let Some(what) = nonsense {
+                let error = broken(&self.account.worker, what);
                 return Some(Err(self.lost(&error)));
             }
             if let Some(data) = self.with_usage(data) {
@@ -267,7 +272,16 @@ impl UnitStream {
     }
 }
 
-/// Whether an event is an engine's error instead of a chunk.
+/// Whether an event is an engine's error instead of a chunk, however it is spelt.
 pub(crate) fn is_error(data: &[u8]) -> bool {
-    data.trim_ascii_start().starts_with(b"{\"error\"")
+    const KEY: &[u8] = b"\"error\"";
+    data.windows(KEY.len()).any(|window| window == KEY)
+        && JsonObject::parse(Bytes::copy_from_slice(data))
+            .is_ok_and(|event| !matches!(event.raw("error"), None | Some("null")))
+}
+
+/// Whether an event can be a chunk: an object from its first byte to its last.
+pub(crate) fn is_object(data: &[u8]) -> bool {
+    let data = data.trim_ascii();
+    data.starts_with(b"{") && data.ends_with(b"}")
 }
