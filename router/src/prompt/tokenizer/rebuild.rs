@@ -118,43 +118,7 @@ impl Family {
             // engine loads them, and then takes the file as it is.
             return Err("a byte-level tokenizer.json");
         }
-        let space = |default: bool| {
-            config.get("add_prefix_space").and_then(Value::as_bool).unwrap_or(default)
-        };
-        let nfc = json!({ "type": "NFC" });
-        let split = |pattern: &str| {
-            json!({ "type": "Sequence", "pretokenizers": [
-                { "type": "Split", "pattern": { "Regex": pattern }, "behavior": "Isolated", "invert": false },
-                byte_level(space(false), false),
-            ]})
-        };
-        let (normalizer, pre_tokenizer) = match self {
-            Self::Qwen2 => (nfc, split(QWEN2_SPLIT)),
-            Self::Qwen3_5 => (nfc, split(QWEN3_5_SPLIT)),
-            Self::Llama => {
-                let legacy = config.get("legacy").and_then(Value::as_bool).unwrap_or(false);
-                let scheme = match (space(true), legacy) {
-                    (false, _) => "never",
-                    (true, true) => "always",
-                    (true, false) => "first",
-                };
-                let metaspace = json!({ "type": "Metaspace", "replacement": "▁", "prepend_scheme": scheme, "split": false });
-                (Value::Null, metaspace)
-            }
-            Self::Gemma => (
-                json!({ "type": "Replace", "pattern": { "String": " " }, "content": "▁" }),
-                json!({ "type": "Split", "pattern": { "String": " " }, "behavior": "MergedWithPrevious", "invert": false }),
-            ),
-            Self::Gpt2 => (Value::Null, byte_level(space(false), true)),
-            Self::GptNeoX => (nfc, byte_level(space(false), true)),
-            Self::Cohere => (
-                nfc,
-                json!({ "type": "Sequence", "pretokenizers": [
-                    { "type": "Digits", "individual_digits": true },
-                    byte_level(space(false), true),
-                ]}),
-            ),
-        };
+        let (normalizer, pre_tokenizer) = self.splitting(config);
         let sentencepiece = matches!(self, Self::Llama | Self::Gemma);
         let unknown = (self == Self::Gemma).then_some(unk_token.unwrap_or("None"));
         // GPT-NeoX's class ends with a post-processor that adds nothing.
@@ -182,6 +146,47 @@ impl Family {
                 "merges": model["merges"],
             },
         }))
+    }
+
+    /// The class's own normalizer and pre-tokenizer.
+    fn splitting(self, config: &Map<String, Value>) -> (Value, Value) {
+        let space = |default: bool| {
+            config.get("add_prefix_space").and_then(Value::as_bool).unwrap_or(default)
+        };
+        let nfc = json!({ "type": "NFC" });
+        let split = |pattern: &str| {
+            json!({ "type": "Sequence", "pretokenizers": [
+                { "type": "Split", "pattern": { "Regex": pattern }, "behavior": "Isolated", "invert": false },
+                byte_level(space(false), false),
+            ]})
+        };
+        match self {
+            Self::Qwen2 => (nfc, split(QWEN2_SPLIT)),
+            Self::Qwen3_5 => (nfc, split(QWEN3_5_SPLIT)),
+            Self::Llama => {
+                let legacy = config.get("legacy").and_then(Value::as_bool).unwrap_or(false);
+                let scheme = match (space(true), legacy) {
+                    (false, _) => "never",
+                    (true, true) => "always",
+                    (true, false) => "first",
+                };
+                let metaspace = json!({ "type": "Metaspace", "replacement": "▁", "prepend_scheme": scheme, "split": false });
+                (Value::Null, metaspace)
+            }
+            Self::Gemma => (
+                json!({ "type": "Replace", "pattern": { "String": " " }, "content": "▁" }),
+                json!({ "type": "Split", "pattern": { "String": " " }, "behavior": "MergedWithPrevious", "invert": false }),
+            ),
+            Self::Gpt2 => (Value::Null, byte_level(space(false), true)),
+            Self::GptNeoX => (nfc, byte_level(space(false), true)),
+            Self::Cohere => (
+                nfc,
+                json!({ "type": "Sequence", "pretokenizers": [
+                    { "type": "Digits", "individual_digits": true },
+                    byte_level(space(false), true),
+                ]}),
+            ),
+        }
     }
 }
 

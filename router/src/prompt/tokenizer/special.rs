@@ -70,12 +70,7 @@ impl Tokens {
     /// Reads them as a tokenizer class does when it loads a folder.
     pub(super) fn read(sources: &Sources<'_>, family: Option<Family>) -> Self {
         let mut init = sources.config.clone();
-        let truthy = |value: Option<&Value>| match value {
-            Some(Value::Array(list)) => !list.is_empty(),
-            Some(Value::Object(map)) => !map.is_empty(),
-            _ => false,
-        };
-        if !truthy(init.get("extra_special_tokens"))
+        if !is_given(init.get("extra_special_tokens"))
             && let Some(list) = init.shift_remove("additional_special_tokens")
         {
             init.insert("extra_special_tokens".to_owned(), list);
@@ -209,6 +204,15 @@ fn added_token(value: &Value) -> Option<AddedToken> {
             .rstrip(flag("rstrip").unwrap_or(false))
             .normalized(flag("normalized").unwrap_or(!special)),
     )
+}
+
+/// Python's idea of a list or an object that holds something.
+fn is_given(value: Option<&Value>) -> bool {
+    match value {
+        Some(Value::Array(list)) => !list.is_empty(),
+        Some(Value::Object(map)) => !map.is_empty(),
+        _ => false,
+    }
 }
 
 /// Extra tokens given as an object are named tokens.
