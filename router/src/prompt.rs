@@ -15,7 +15,7 @@ use serde_json::{Map, Value};
 
 pub use request::ChatRequestView;
 pub use template::ContentFormat;
-pub use tokenizer::{LoadError, Tokenizer};
+pub use tokenizer::{LoadError, TokenizeError, Tokenizer};
 
 use normalise::Unsupported;
 use template::{ChatInput, ChatTemplate, TemplateError};
@@ -39,6 +39,15 @@ pub enum PromptError {
 impl From<Unsupported> for PromptError {
     fn from(reason: Unsupported) -> Self {
         Self::Unsupported(reason.0)
+    }
+}
+
+impl From<TokenizeError> for PromptError {
+    fn from(error: TokenizeError) -> Self {
+        match error {
+            TokenizeError::Unsupported(reason) => Self::Unsupported(reason),
+            TokenizeError::Failed => Self::Internal(error.to_string()),
+        }
     }
 }
 
@@ -127,16 +136,14 @@ impl PromptModel {
     /// `add_special_tokens` is true unless the client says otherwise.
     ///
     /// # Errors
-    /// [`PromptError::Internal`] if the tokenizer fails.
+    /// [`PromptError::Unsupported`] if the engine's tokenizer could not be
+    /// rebuilt, [`PromptError::Internal`] if the tokenizer fails.
     pub fn tokenize_text(
         &self,
         text: &str,
         add_special_tokens: bool,
     ) -> Result<PromptTokens, PromptError> {
-        let ids = self
-            .tokenizer
-            .encode(text, add_special_tokens)
-            .map_err(|error| PromptError::Internal(error.to_string()))?;
+        let ids = self.tokenizer.encode(text, add_special_tokens)?;
         Ok(PromptTokens { ids, uses_clock: false })
     }
 
@@ -150,6 +157,9 @@ impl PromptModel {
         chat: &ChatRequestView<'_>,
         now_unix_s: i64,
     ) -> Result<PromptTokens, PromptError> {
+        if let Some(reason) = self.tokenizer.unsupported() {
+            return Err(PromptError::Unsupported(reason));
+        }
         let rendered = self.render_chat(chat, now_unix_s)?;
         let prompt = self.tokenize_text(&rendered.text, chat.add_special_tokens)?;
         Ok(PromptTokens { uses_clock: rendered.uses_clock, ..prompt })

@@ -4,11 +4,23 @@
 //! newer Unicode tables give other ids for some text.
 
 mod files;
+mod rebuild;
+mod select;
+mod special;
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
+use serde_json::Value;
+use tokenizers::AddedToken;
+
 use super::template::SpecialTokens;
+use files::Files;
+use rebuild::{Family, Finish};
+use select::Selected;
+use special::{Sources, Tokens};
+
+const REFUSAL: &str = "the engine's tokenizer class for this model is not reproduced";
 
 /// A model's tokenizer files could not be used.
 #[derive(Debug, thiserror::Error)]
@@ -22,10 +34,16 @@ pub struct LoadError {
     pub hint: &'static str,
 }
 
-/// Text could not be tokenized; the library's reason, never the text.
-#[derive(Debug, thiserror::Error)]
-#[error("the tokenizer failed: {0}")]
-pub struct TokenizeError(String);
+/// Text could not be tokenized. No variant carries the text.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum TokenizeError {
+    /// The engine's ids cannot be known here; see [`Tokenizer::notes`].
+    #[error("{0}")]
+    Unsupported(&'static str),
+    /// The library refused the text.
+    #[error("the tokenizer failed")]
+    Failed,
+}
 
 /// A loaded tokenizer with the templates that came with it.
 pub struct Tokenizer {
@@ -33,6 +51,7 @@ pub struct Tokenizer {
     special: SpecialTokens,
     templates: BTreeMap<String, String>,
     native_chat: Option<&'static str>,
+    unsupported: Option<&'static str>,
     notes: Vec<String>,
     fingerprint: u64,
 }
@@ -49,47 +68,67 @@ impl std::fmt::Debug for Tokenizer {
 impl Tokenizer {
     /// Loads a model folder (or a `tokenizer.json` and what lies beside it):
     /// `tokenizer.json`, `tokenizer_config.json`, `special_tokens_map.json`,
-    /// `chat_template.jinja`, `config.json`. Only the first must exist.
+    /// `added_tokens.json`, `chat_template.jinja`, `config.json`. Only the
+    /// first must exist, but without the last the engine's choice of tokenizer
+    /// class is a guess from the second.
+    ///
+    /// The result is the tokenizer that vLLM builds from the folder. Where
+    /// that is not known, loading succeeds, [`Self::notes`] says why, and
+    /// [`Self::encode`] refuses.
     ///
     /// # Errors
     /// [`LoadError`] with the file that cannot be read or understood.
     pub fn load(path: &Path) -> Result<Self, LoadError> {
-        let files = files::read(path)?;
+        let mut files = files::read(path)?;
+        let path = files.tokenizer_path.clone();
         let located = |message: String| LoadError {
-            path: files.tokenizer_path.clone(),
+            path: path.clone(),
             message,
             hint: "the file must be a tokenizer of the Hugging Face `tokenizers` library, 0.22 or older",
         };
-        let mut inner = tokenizers::Tokenizer::from_bytes(&files.tokenizer_json)
+        let file: Value = serde_json::from_slice(&files.tokenizer_json)
+            .map_err(|error| located(error.to_string()))?;
+        let mut notes = std::mem::take(&mut files.notes);
+        if files.model.is_none() {
+            notes.push(
+                "there is no config.json beside tokenizer.json: engines choose the tokenizer by the \
+                 model type in it, so give the model's whole folder"
+                    .to_owned(),
+            );
+        }
+        let plan = Plan::new(&files, &file);
+        notes.extend(plan.note.clone());
+        let mut inner = tokenizers::Tokenizer::from_bytes(&plan.serialised)
             .map_err(|error| located(error.to_string()))?;
         // A file may keep the lengths of its training run; engines switch both off.
         inner.with_truncation(None).map_err(|error| located(error.to_string()))?;
         inner.with_padding(None);
-        inner.set_encode_special_tokens(files.split_special_tokens);
-        let missing = missing_tokens(&inner, &files.added);
-        let mut notes = files.notes;
-        if !missing.is_empty() {
+        let split_special_tokens =
+            files.config.get("split_special_tokens") == Some(&Value::Bool(true));
+        inner.set_encode_special_tokens(split_special_tokens);
+        let size = inner.get_vocab_size(true);
+        let added = plan.add_tokens(&mut inner);
+        let grown = inner.get_vocab_size(true) - size;
+        if grown > 0 && plan.family.is_none() {
             notes.push(format!(
-                "{} special tokens of the configuration were missing in tokenizer.json and were added",
-                missing.len()
+                "{grown} tokens of the configuration were missing in tokenizer.json and were added"
             ));
-            inner.add_special_tokens(&missing);
         }
+        let special = plan.tokens.variables();
         let mut fingerprint = Fnv::default();
-        fingerprint.write(&files.tokenizer_json);
-        for token in &files.added {
-            fingerprint.write(format!("{token:?}").as_bytes());
-        }
-        fingerprint.write(&[u8::from(files.split_special_tokens)]);
-        for (name, text) in files.special.iter().chain(&files.templates) {
+        fingerprint.write(&plan.serialised);
+        fingerprint.write(format!("{:?} {added:?}", plan.unsupported).as_bytes());
+        fingerprint.write(&[u8::from(split_special_tokens)]);
+        for (name, text) in special.iter().chain(&files.templates) {
             fingerprint.write(name.as_bytes());
             fingerprint.write(text.as_bytes());
         }
         Ok(Self {
             inner,
-            special: files.special,
+            special,
             templates: files.templates,
             native_chat: files.native_chat,
+            unsupported: plan.unsupported,
             notes,
             fingerprint: fingerprint.0,
         })
@@ -100,12 +139,14 @@ impl Tokenizer {
     /// default, and not for chats, whose template writes such tokens itself.
     ///
     /// # Errors
-    /// [`TokenizeError`] if the library refuses; text is never in the message.
+    /// [`TokenizeError::Unsupported`] for every text if the engine's tokenizer
+    /// could not be rebuilt, [`TokenizeError::Failed`] if the library refuses.
     pub fn encode(&self, text: &str, add_special_tokens: bool) -> Result<Vec<u32>, TokenizeError> {
-        let encoding = self
-            .inner
-            .encode_fast(text, add_special_tokens)
-            .map_err(|_| TokenizeError("encode".to_owned()))?;
+        if let Some(reason) = self.unsupported {
+            return Err(TokenizeError::Unsupported(reason));
+        }
+        let encoding =
+            self.inner.encode_fast(text, add_special_tokens).map_err(|_| TokenizeError::Failed)?;
         Ok(encoding.get_ids().to_vec())
     }
 
@@ -140,6 +181,13 @@ impl Tokenizer {
         self.native_chat
     }
 
+    /// Why this model's text cannot be tokenized as its engine does it, if it
+    /// cannot.
+    #[must_use]
+    pub fn unsupported(&self) -> Option<&'static str> {
+        self.unsupported
+    }
+
     /// What an operator should know about these files, for the log at start.
     #[must_use]
     pub fn notes(&self) -> &[String] {
@@ -147,14 +195,79 @@ impl Tokenizer {
     }
 }
 
-/// Tokens that are not among the added tokens of `tokenizer.json`, by content:
-/// transformers adds these when it loads the model.
-fn missing_tokens(
-    inner: &tokenizers::Tokenizer,
-    wanted: &[tokenizers::AddedToken],
-) -> Vec<tokenizers::AddedToken> {
-    let known = inner.get_added_vocabulary().get_vocab();
-    wanted.iter().filter(|token| !known.contains_key(&token.content)).cloned().collect()
+/// How the engine makes a tokenizer of the files.
+struct Plan {
+    /// The class that rebuilds it; `None` uses the file as it is.
+    family: Option<Family>,
+    tokens: Tokens,
+    serialised: Vec<u8>,
+    unsupported: Option<&'static str>,
+    note: Option<String>,
+}
+
+impl Plan {
+    fn new(files: &Files, file: &Value) -> Self {
+        let selected = select::select(&files.folder, &files.config, files.model.as_ref());
+        let read = |family| {
+            let sources = Sources {
+                config: &files.config,
+                special_map: &files.special_map,
+                added: &files.added,
+                file,
+            };
+            Tokens::read(&sources, family)
+        };
+        let as_is = |what: Option<String>| Self {
+            family: None,
+            tokens: read(None),
+            serialised: files.tokenizer_json.clone(),
+            unsupported: what.is_some().then_some(REFUSAL),
+            note: what.map(|what| {
+                format!(
+                    "prompts of this model are not tokenized: its engine uses {what}, which is not \
+                     reproduced here; they are routed on estimates (`tokenizer: {{ kind: none }}` \
+                     with a policy that needs no tokens says so openly)"
+                )
+            }),
+        };
+        let family = match selected {
+            Selected::AsIs => return as_is(None),
+            Selected::Unknown(what) => return as_is(Some(what)),
+            Selected::Rebuilt(family) => family,
+        };
+        let tokens = read(Some(family));
+        match family.rebuild(file, &files.config, tokens.unknown()) {
+            Err(what) => as_is(Some(format!("its {family:?} tokenizer class on {what}"))),
+            Ok(rebuilt) => {
+                let differs = ["normalizer", "pre_tokenizer"]
+                    .iter()
+                    .any(|part| file[*part] != rebuilt[*part]);
+                Self {
+                    family: Some(family),
+                    tokens,
+                    serialised: rebuilt.to_string().into_bytes(),
+                    unsupported: None,
+                    note: differs.then(|| {
+                        format!(
+                            "normalizer and pre-tokenizer are those of the engine's {family:?} \
+                             tokenizer class; tokenizer.json has others, which the engine ignores"
+                        )
+                    }),
+                }
+            }
+        }
+    }
+
+    /// Adds the configured tokens and says which.
+    fn add_tokens(&self, inner: &mut tokenizers::Tokenizer) -> Vec<AddedToken> {
+        let present: Vec<AddedToken> = inner.get_added_tokens_decoder().into_values().collect();
+        let mut added = self.tokens.missing(&present);
+        inner.add_tokens(&added);
+        let last = self.tokens.finishing(self.family.map_or(Finish::Nothing, Family::finish));
+        inner.add_tokens(&last);
+        added.extend(last);
+        added
+    }
 }
 
 /// FNV-1a, 64 bits: enough to tell files apart, the same on every machine.

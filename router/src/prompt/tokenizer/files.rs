@@ -7,7 +7,6 @@ use std::path::{Path, PathBuf};
 use serde_json::{Map, Value};
 
 use super::LoadError;
-use crate::prompt::template::SpecialTokens;
 
 /// Model architectures whose chats vLLM encodes with code of its own instead
 /// of a template (`vllm/config/model.py`).
@@ -26,11 +25,16 @@ const NATIVE_CHAT: [&str; 9] = [
 /// Everything read from a model folder.
 pub(super) struct Files {
     pub(super) tokenizer_path: PathBuf,
+    pub(super) folder: PathBuf,
     pub(super) tokenizer_json: Vec<u8>,
-    /// Tokens that the configuration adds to those of `tokenizer.json`.
-    pub(super) added: Vec<tokenizers::AddedToken>,
-    pub(super) split_special_tokens: bool,
-    pub(super) special: SpecialTokens,
+    /// `tokenizer_config.json`
+    pub(super) config: Map<String, Value>,
+    /// `special_tokens_map.json`
+    pub(super) special_map: Map<String, Value>,
+    /// `added_tokens.json`
+    pub(super) added: Map<String, Value>,
+    /// `config.json`, where there is one.
+    pub(super) model: Option<Map<String, Value>>,
     pub(super) templates: BTreeMap<String, String>,
     /// Why chats of this model cannot be rendered here, if they cannot.
     pub(super) native_chat: Option<&'static str>,
@@ -46,15 +50,10 @@ pub(super) fn read(path: &Path) -> Result<Files, LoadError> {
         path: tokenizer_path.clone(),
         message: error.to_string(),
         hint: "a folder with a tokenizer.json is needed; models that ship only tokenizer.model or \
-               tekken.json want `tokenizer: { kind: engine }`",
+               tekken.json want `tokenizer: { kind: none }`",
     })?;
-    let mut config = json_object(&folder.join("tokenizer_config.json"))?.unwrap_or_default();
-    if !config.contains_key("added_tokens_decoder") {
-        // Older models keep their special tokens in a file of their own.
-        let map = json_object(&folder.join("special_tokens_map.json"))?.unwrap_or_default();
-        config.extend(map);
-    }
-    let special = special_tokens(&config);
+    let config = json_object(&folder.join("tokenizer_config.json"))?.unwrap_or_default();
+    let model = json_object(&folder.join("config.json"))?;
     let mut notes = Vec::new();
     for key in ["add_bos_token", "add_eos_token"] {
         if config.contains_key(key) {
@@ -66,13 +65,15 @@ pub(super) fn read(path: &Path) -> Result<Files, LoadError> {
         }
     }
     Ok(Files {
-        added: added_tokens(&config, &special),
-        split_special_tokens: config.get("split_special_tokens") == Some(&Value::Bool(true)),
+        special_map: json_object(&folder.join("special_tokens_map.json"))?.unwrap_or_default(),
+        added: json_object(&folder.join("added_tokens.json"))?.unwrap_or_default(),
         templates: templates(&folder, &config)?,
-        native_chat: native_chat(&folder)?,
+        native_chat: native_chat(&folder, model.as_ref())?,
         tokenizer_path,
+        folder,
         tokenizer_json,
-        special,
+        config,
+        model,
         notes,
     })
 }
@@ -98,57 +99,6 @@ fn text(path: &Path) -> Result<Option<String>, LoadError> {
             hint: "the router must be able to read the model's files",
         }),
     }
-}
-
-/// A token as text, or as an object with its `content`.
-fn token_text(value: &Value) -> Option<&str> {
-    value.as_str().or_else(|| value.get("content")?.as_str())
-}
-
-fn special_tokens(config: &Map<String, Value>) -> SpecialTokens {
-    let extra = config.get("extra_special_tokens").and_then(Value::as_object);
-    config
-        .iter()
-        .filter(|(name, _)| name.ends_with("_token"))
-        .chain(extra.into_iter().flatten())
-        .filter_map(|(name, value)| Some((name.clone(), token_text(value)?.to_owned())))
-        .collect()
-}
-
-/// Tokens that transformers adds to the tokenizer: those of
-/// `added_tokens_decoder` by id, then special tokens of other places.
-fn added_tokens(
-    config: &Map<String, Value>,
-    special: &SpecialTokens,
-) -> Vec<tokenizers::AddedToken> {
-    let mut by_id: BTreeMap<u64, tokenizers::AddedToken> = BTreeMap::new();
-    let decoder = config.get("added_tokens_decoder").and_then(Value::as_object);
-    for (id, value) in decoder.into_iter().flatten() {
-        if let (Ok(id), Some(content)) = (id.parse(), token_text(value)) {
-            let flag = |name: &str| value.get(name).and_then(Value::as_bool);
-            let special = flag("special").unwrap_or(false);
-            let token = tokenizers::AddedToken::from(content, special)
-                .single_word(flag("single_word").unwrap_or(false))
-                .lstrip(flag("lstrip").unwrap_or(false))
-                .rstrip(flag("rstrip").unwrap_or(false))
-                .normalized(flag("normalized").unwrap_or(!special));
-            by_id.insert(id, token);
-        }
-    }
-    let mut tokens: Vec<tokenizers::AddedToken> = by_id.into_values().collect();
-    let lists = ["extra_special_tokens", "additional_special_tokens"];
-    let listed = lists
-        .iter()
-        .find_map(|name| config.get(*name)?.as_array())
-        .into_iter()
-        .flatten()
-        .filter_map(token_text);
-    for content in special.values().map(String::as_str).chain(listed) {
-        if !tokens.iter().any(|token| token.content == content) {
-            tokens.push(tokenizers::AddedToken::from(content, true));
-        }
-    }
-    tokens
 }
 
 /// Template files win over templates inside the configuration.
@@ -184,20 +134,19 @@ fn templates(
     Ok(found)
 }
 
-fn native_chat(folder: &Path) -> Result<Option<&'static str>, LoadError> {
-    let config = json_object(&folder.join("config.json"))?.unwrap_or_default();
-    let native = config
-        .get("architectures")
-        .and_then(Value::as_array)
+fn native_chat(
+    folder: &Path,
+    model: Option<&Map<String, Value>>,
+) -> Result<Option<&'static str>, LoadError> {
+    let native = model
+        .and_then(|model| model.get("architectures")?.as_array())
         .into_iter()
         .flatten()
         .filter_map(Value::as_str)
         .any(|name| NATIVE_CHAT.contains(&name));
-    if native || config.get("model_type").is_some_and(|kind| kind == "gpt_oss") {
+    let kind = model.and_then(|model| model.get("model_type"));
+    if native || kind.is_some_and(|kind| kind == "gpt_oss") {
         return Ok(Some("the engine encodes this model's chats without a template"));
-    }
-    if folder.join("tekken.json").exists() && has_consolidated_weights(folder) {
-        return Ok(Some("the engine uses the tokenizer in Mistral's own format"));
     }
     // A processor's template is the engine's first choice for multi-modal models.
     for name in ["chat_template.json", "processor_config.json"] {
@@ -207,15 +156,4 @@ fn native_chat(folder: &Path) -> Result<Option<&'static str>, LoadError> {
         }
     }
     Ok(None)
-}
-
-fn has_consolidated_weights(folder: &Path) -> bool {
-    let Ok(entries) = std::fs::read_dir(folder) else {
-        return false;
-    };
-    entries.filter_map(Result::ok).any(|entry| {
-        let name = entry.file_name();
-        let name = name.to_string_lossy();
-        name.starts_with("consolidated") && name.ends_with(".safetensors")
-    })
 }
