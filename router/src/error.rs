@@ -34,6 +34,8 @@ pub enum Kind {
     UnknownPath,
     /// The path exists, the method does not.
     MethodNotAllowed,
+    /// The client left before its request was whole.
+    ClientGone,
     /// The router is full or draining.
     Overloaded,
     /// No worker can take the request.
@@ -104,7 +106,8 @@ impl Error {
             | Kind::UnsupportedMedia
             | Kind::UnknownModel
             | Kind::UnknownPath
-            | Kind::MethodNotAllowed => Fault::Client,
+            | Kind::MethodNotAllowed
+            | Kind::ClientGone => Fault::Client,
             // An engine that will not take the router's credential, does not know the
             // model or the path that the router knows of it, or is asked too much of,
             // says nothing about the client's request.
@@ -126,7 +129,7 @@ impl Error {
     /// The HTTP status of the reply.
     pub fn status(&self) -> StatusCode {
         match self.kind {
-            Kind::InvalidRequest => StatusCode::BAD_REQUEST,
+            Kind::InvalidRequest | Kind::ClientGone => StatusCode::BAD_REQUEST,
             Kind::BodyTooLarge => StatusCode::PAYLOAD_TOO_LARGE,
             Kind::UnsupportedMedia => StatusCode::UNSUPPORTED_MEDIA_TYPE,
             Kind::UnknownModel | Kind::UnknownPath => StatusCode::NOT_FOUND,
@@ -162,6 +165,7 @@ impl Error {
             Kind::UnknownModel => "model_not_found",
             Kind::UnknownPath => "path_not_found",
             Kind::MethodNotAllowed => "method_not_allowed",
+            Kind::ClientGone => "cancelled",
             Kind::Overloaded => "overloaded",
             Kind::NoWorker => "no_worker",
             Kind::EngineRejected(_) => "engine_rejected",
@@ -204,7 +208,7 @@ impl Error {
             (Fault::Client, _) => Code::InvalidArgument,
             (_, Kind::EngineTimeout) => Code::DeadlineExceeded,
             (_, Kind::DecodeLost) => Code::Aborted,
-            (_, Kind::Internal | Kind::EngineFailed) => Code::Internal,
+            (_, Kind::Internal) => Code::Internal,
             _ => Code::Unavailable,
         };
         tonic::Status::new(code, self.message.to_string())

@@ -11,7 +11,7 @@ use serde_json::{Map, Value};
 use splitrail_kv::{BlockHash, Namespace, chain_hashes};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
-use crate::api::request::{Prompt, unknown_model};
+use crate::api::request::{Options, Prompt, unknown_model};
 use crate::api::{Endpoint, Inbound, JsonObject, json, strict};
 use crate::config::model::Limits;
 use crate::core::{Core, Named, Served, unix_ms};
@@ -34,16 +34,8 @@ pub struct Prepared {
     pub served: Arc<Served>,
     /// Where the request came in.
     pub endpoint: Endpoint,
-    /// Whether the client wants a stream.
-    pub stream: bool,
-    /// Whether the client wants a final usage chunk in its stream.
-    pub include_usage: bool,
-    /// Choices in the reply per prompt.
-    pub n: u32,
-    /// Samples that the engine makes per prompt.
-    pub samples: u32,
-    /// Why the engine computes the whole prompt, whatever it has cached.
-    pub bypasses_cache: Option<&'static str>,
+    /// How it is to be answered.
+    pub options: Options,
     /// One unit per prompt.
     pub units: Vec<Unit>,
 }
@@ -177,16 +169,7 @@ fn compute(core: &Core, endpoint: Endpoint, text: Bytes) -> Result<Prepared, Err
         }
         units.push(unit);
     }
-    Ok(Prepared {
-        served,
-        endpoint,
-        stream: inbound.stream,
-        include_usage: inbound.include_usage,
-        n: inbound.n,
-        samples: inbound.samples,
-        bypasses_cache: inbound.bypasses_cache,
-        units,
-    })
+    Ok(Prepared { served, endpoint, options: inbound.options, units })
 }
 
 /// The exact tokens, or why they cannot be known: the router never guesses.

@@ -118,21 +118,12 @@ async fn answer(
     scope.admit()?;
     let tokenizing = Instant::now();
     let prepared = prepare(core, call.endpoint, call.body).await?;
-    let Prepared { served, endpoint, stream, include_usage, n, samples, bypasses_cache, units } =
-        prepared;
+    let Prepared { served, endpoint, options, units } = prepared;
     let stages = Stages::default();
     stages.record(&core.metrics, served.name(), "tokenize", tokenizing);
-    let context = Context {
-        core: Arc::clone(core),
-        served,
-        endpoint,
-        stream,
-        include_usage,
-        samples,
-        bypasses_cache: bypasses_cache.is_some(),
-        traceparent: call.traceparent,
-        stages,
-    };
+    let core = Arc::clone(core);
+    let traceparent = call.traceparent;
+    let context = Context { core, served, endpoint, options, traceparent, stages };
     let decisions: Vec<DecisionHandle> =
         units.iter().map(|unit| start_decision(&context, unit, &call.request_id)).collect();
     scope.place(&context, &call.request_id, decisions.clone());
@@ -142,7 +133,7 @@ async fn answer(
     let body = match (begun.len(), begun.pop()) {
         (1, Some(Begun::Whole(reply))) => ReplyBody::Whole(reply.to_bytes()),
         (1, Some(Begun::Stream(unit))) => ReplyBody::Events(merge::single(unit)),
-        (_, last) => merged(begun.into_iter().chain(last), n)?,
+        (_, last) => merged(begun.into_iter().chain(last), options.n)?,
     };
     Ok((Route(decisions), context.stages.server_timing(), body))
 }

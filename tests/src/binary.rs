@@ -51,12 +51,7 @@ impl RouterProcess {
             let text = ready[key].as_str().unwrap_or_else(|| panic!("no {key}"));
             text.parse().expect("an address")
         };
-        Self {
-            child,
-            http: address("http"),
-            grpc: address("grpc"),
-            admin: address("admin"),
-        }
+        Self { child, http: address("http"), grpc: address("grpc"), admin: address("admin") }
     }
 
     /// The process's id.
@@ -89,22 +84,12 @@ fn built() -> PathBuf {
     let manifest = Path::new(env!("CARGO_MANIFEST_DIR")).join("../Cargo.toml");
     let target = folder.parent().expect("the target folder");
     let status = Command::new(cargo)
-        .args([
-            "build",
-            "--quiet",
-            "--package",
-            "splitrail",
-            "--bin",
-            "splitrail",
-        ])
+        .args(["build", "--quiet", "--package", "splitrail", "--bin", "splitrail"])
         .args(["--profile", profile, "--manifest-path"])
         .arg(manifest)
         .arg("--target-dir")
         .arg(target)
         .status();
-    assert!(
-        status.expect("cargo").success(),
-        "the binary does not build"
-    );
+    assert!(status.expect("cargo").success(), "the binary does not build");
     folder.join("splitrail")
 }

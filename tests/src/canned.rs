@@ -42,11 +42,7 @@ impl Canned {
                 });
             }
         });
-        Self {
-            address,
-            asked,
-            _accepting: accepting,
-        }
+        Self { address, asked, _accepting: accepting }
     }
 
     /// A 200 of this type with this body.
@@ -59,19 +55,13 @@ impl Canned {
 
     /// A stream of events that ends in order, as HTTP sees it.
     pub fn events(events: &[&str]) -> String {
-        let body: String = events
-            .iter()
-            .map(|event| format!("data: {event}\n\n"))
-            .collect();
+        let body: String = events.iter().map(|event| format!("data: {event}\n\n")).collect();
         Self::reply("text/event-stream", &body)
     }
 
     /// The engine as a worker, as a YAML item.
     pub fn worker(&self, id: &str, role: &str) -> String {
-        format!(
-            "{{ id: {id}, role: {role}, url: \"http://{}\" }}",
-            self.address
-        )
+        format!("{{ id: {id}, role: {role}, url: \"http://{}\" }}", self.address)
     }
 
     /// Inference requests so far.

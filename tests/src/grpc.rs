@@ -15,9 +15,7 @@ pub type FrontDoor = FrontDoorServiceClient<Client<HttpConnector, Body>>;
 
 /// A client of `address`.
 pub fn front_door(address: SocketAddr) -> FrontDoor {
-    let http = Client::builder(TokioExecutor::new())
-        .http2_only(true)
-        .build(HttpConnector::new());
+    let http = Client::builder(TokioExecutor::new()).http2_only(true).build(HttpConnector::new());
     let origin = format!("http://{address}").parse().expect("an origin");
     FrontDoorServiceClient::with_origin(http, origin)
         .max_encoding_message_size(usize::MAX)

@@ -5,12 +5,12 @@ pub mod binary;
 pub mod canned;
 pub mod client;
 pub mod cluster;
-pub mod process;
-pub mod trial;
 pub mod grpc;
 pub mod post;
+pub mod process;
 pub mod raw;
 pub mod shape;
+pub mod trial;
 
 pub use client::{Client, Events, Reply};
 pub use cluster::{Cluster, Spec};

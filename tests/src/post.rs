@@ -115,11 +115,7 @@ impl ListeningPost {
                 while connections.try_join_next().is_some() {}
             }
         });
-        Self {
-            address,
-            shared,
-            _tasks: tasks,
-        }
+        Self { address, shared, _tasks: tasks }
     }
 
     /// `http://host:port`.
@@ -151,11 +147,7 @@ async fn attend(mut socket: TcpStream, shared: &Shared) -> std::io::Result<()> {
     shared.heard.lock().expect("a lock").push(heard);
     match answer {
         Answer::Bytes(bytes) => socket.write_all(&bytes).await?,
-        Answer::Endless {
-            head,
-            piece,
-            max_bytes,
-        } => {
+        Answer::Endless { head, piece, max_bytes } => {
             socket.write_all(&head).await?;
             shared.open.fetch_add(1, Relaxed);
             let mut written = 0;

@@ -44,10 +44,7 @@ pub fn request(method: &str, target: &str, headers: &[(&str, &str)], body: &[u8]
     for (name, value) in headers {
         bytes += &format!("{name}: {value}\r\n");
     }
-    bytes += &format!(
-        "content-length: {}\r\nconnection: close\r\n\r\n",
-        body.len()
-    );
+    bytes += &format!("content-length: {}\r\nconnection: close\r\n\r\n", body.len());
     [bytes.as_bytes(), body].concat()
 }
 
@@ -93,9 +90,5 @@ pub async fn flood(address: SocketAddr, head: &[u8], piece: &[u8], max_bytes: us
     };
     let both = tokio::time::timeout(PATIENCE, futures_util::future::join(write, read)).await;
     let ((written_bytes, cut), reply) = both.expect("an end in time");
-    Flood {
-        written_bytes,
-        cut,
-        reply,
-    }
+    Flood { written_bytes, cut, reply }
 }

@@ -30,8 +30,10 @@ fn completion(text: &str) -> Value {
 /// One thread serves router, engines and clients: whatever blocks it blocks all.
 #[tokio::test]
 async fn p10_short_requests_are_done_while_long_prompts_are_tokenised() {
-    let cluster = Cluster::start(Spec::aggregated(1)).await;
-    let preparing = &cluster.running.core().preparing;
+    let limits = "{ tokenize_max_bytes: 33554432, drain_delay: 10ms }";
+    let cluster = Cluster::start(Spec { limits, ..Spec::aggregated(1) }).await;
+    // Where long prompts are in work.
+    let preparing = &cluster.running.core().preparing_long;
     let paths = [COMPLETIONS, CHAT, COMPLETIONS];
     let places = preparing.available_permits();
     let left = places.saturating_sub(paths.len());

@@ -5,7 +5,7 @@ use std::sync::{Arc, Mutex};
 use bytes::Bytes;
 use rmp::encode as mp;
 use splitrail_engine::zmtp::Endpoint;
-use tokio::task::JoinHandle;
+use tokio::task::JoinSet;
 use zeromq::{PubSocket, RouterSocket, Socket, SocketRecv, SocketSend, ZmqMessage};
 
 /// The frames of a replay's messages, which differ by version.
@@ -38,7 +38,7 @@ pub(crate) struct FakeEngine {
     next: u64,
     pub(crate) events: Endpoint,
     pub(crate) replay: Endpoint,
-    service: JoinHandle<()>,
+    service: JoinSet<()>,
 }
 
 /// A batch that clears everything, told apart by its time.
@@ -65,15 +65,15 @@ impl FakeEngine {
         let mut router = RouterSocket::new();
         let replay = router.bind(replay).await.unwrap().to_string().parse().unwrap();
         let log = Log::default();
-        let service = tokio::spawn(serve_replays(router, log.clone(), form));
+        let mut service = JoinSet::new();
+        service.spawn(serve_replays(router, log.clone(), form));
         Self { publisher: Some(publisher), log, next: 0, events, replay, service }
     }
 
     /// Ends this engine and starts another in its place.
     pub(crate) async fn restart(mut self, form: ReplayForm) -> Self {
         let (events, replay) = (self.events.to_string(), self.replay.to_string());
-        self.service.abort();
-        let _ = (&mut self.service).await;
+        self.service.shutdown().await;
         self.publisher.take().unwrap().close().await;
         Self::bind(&events, &replay, form).await
     }
@@ -113,12 +113,6 @@ impl FakeEngine {
     pub(crate) fn keep(&mut self, sequence: u64, payload: Bytes) {
         self.next = sequence + 1;
         self.log.lock().unwrap().push((sequence, payload));
-    }
-}
-
-impl Drop for FakeEngine {
-    fn drop(&mut self) {
-        self.service.abort();
     }
 }
 

@@ -97,9 +97,14 @@ fn bounded_logprobs(body: &JsonObject, key: &'static str) -> Result<(), Error> {
 
 fn stops(body: &JsonObject, key: &'static str, limits: &Limits) -> Result<(), Error> {
     const STOP_MAX_BYTES: usize = 4096;
-    let Some(raw) = body.raw(key) else {
-        return Ok(());
-    };
+    // Engines look at these only in the answering leg: a mistake is told before
+    // any prompt is computed.
+    if key == "stop_token_ids" {
+        body.get::<Vec<i64>>(key, "a list of token ids")?;
+    } else if !body.raw(key).is_some_and(|raw| raw.starts_with('"')) {
+        body.get::<Vec<String>>(key, "a string or a list of strings")?;
+    }
+    let Some(raw) = body.raw(key) else { return Ok(()) };
     let too_long = |raw: &str| raw.len() > STOP_MAX_BYTES;
     let (count, oversized) = if raw.starts_with('[') {
         let list = body.get::<Vec<Box<RawValue>>>(key, "a list")?.unwrap_or_default();

@@ -51,6 +51,25 @@ pub enum Prompt {
 /// A prompt, with its raw JSON where it is one of a batch.
 pub type Entry = (Prompt, Option<Box<str>>);
 
+/// How a request is to be answered, as far as its legs depend on it.
+#[derive(Clone, Copy, Debug)]
+pub struct Options {
+    /// Whether the client wants a stream.
+    pub stream: bool,
+    /// Whether the client wants a final usage chunk in its stream.
+    pub include_usage: bool,
+    /// Samples per prompt (`n`, or `best_of` if larger).
+    pub samples: u32,
+    /// Choices that the reply has per prompt.
+    pub n: u32,
+    /// Why the engine computes the whole prompt, whatever it has cached.
+    pub bypasses_cache: Option<&'static str>,
+    /// `min_tokens`, if asked for.
+    pub min_tokens: Option<u32>,
+    /// Output tokens, if asked for; in chat, `max_completion_tokens` goes first.
+    pub max_tokens: Option<u32>,
+}
+
 /// A request that was checked, bounded and stripped of forbidden fields.
 pub struct Inbound {
     /// Where it came in.
@@ -61,18 +80,10 @@ pub struct Inbound {
     pub model_name: String,
     /// The prompts: one, or several of a batch, each with its raw JSON.
     pub prompts: Vec<Entry>,
-    /// Whether the client wants a stream.
-    pub stream: bool,
-    /// Whether the client wants a final usage chunk in its stream.
-    pub include_usage: bool,
-    /// Samples per prompt (`n`, or `best_of` if larger).
-    pub samples: u32,
-    /// Choices that the reply has per prompt.
-    pub n: u32,
+    /// How it is to be answered.
+    pub options: Options,
     /// The salt that the engine is sent; part of the namespace.
     pub cache_salt: Option<String>,
-    /// Why the engine computes the whole prompt, whatever it has cached.
-    pub bypasses_cache: Option<&'static str>,
     /// The request's own threshold, from its body.
     pub cache_hit_threshold: Option<f64>,
     /// Forbidden fields that were removed.
@@ -97,7 +108,7 @@ impl Inbound {
         let cache_hit_threshold = threshold.map(check_threshold).transpose()?;
         body.remove("cache_hit_threshold");
         let stream = body.get::<bool>("stream", "true or false")?.unwrap_or(false);
-        let options: StreamOptions =
+        let stream_options: StreamOptions =
             body.get("stream_options", "an object with booleans")?.unwrap_or_default();
         if !stream && !matches!(body.raw("stream_options"), None | Some("null")) {
             let message = "`stream_options` needs `stream: true`";
@@ -110,15 +121,20 @@ impl Inbound {
             Endpoint::Chat => chat_prompt(&body)?,
             Endpoint::Completions => completion_prompts(&body, limits)?,
         };
+        let options = Options {
+            stream,
+            include_usage: stream && stream_options.include_usage.unwrap_or(false),
+            samples: n.max(best_of).max(if beams { 2 } else { 1 }),
+            n,
+            bypasses_cache: bypasses_cache(&body),
+            min_tokens: body.get("min_tokens", "an integer")?,
+            max_tokens: max_tokens(&body, endpoint)?,
+        };
         Ok(Self {
             endpoint,
             model_name,
-            stream,
-            include_usage: stream && options.include_usage.unwrap_or(false),
-            samples: n.max(best_of).max(if beams { 2 } else { 1 }),
-            n,
+            options,
             cache_salt: body.get("cache_salt", "a string")?,
-            bypasses_cache: bypasses_cache(&body),
             cache_hit_threshold,
             removed_fields,
             prompts,
@@ -142,6 +158,14 @@ pub fn check_threshold(value: f64) -> Result<f64, Error> {
 #[derive(Default, Deserialize)]
 struct StreamOptions {
     include_usage: Option<bool>,
+}
+
+fn max_tokens(body: &JsonObject, endpoint: Endpoint) -> Result<Option<u32>, Error> {
+    let newer = match endpoint {
+        Endpoint::Chat => body.get("max_completion_tokens", "an integer")?,
+        Endpoint::Completions => None,
+    };
+    Ok(newer.or(body.get("max_tokens", "an integer")?))
 }
 
 /// vLLM reads no prefix cache for a request that wants log-probabilities of its

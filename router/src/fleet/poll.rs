@@ -3,6 +3,7 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use serde::Deserialize;
 use splitrail_engine::vllm::load::EngineLoad;
 use tokio::time::MissedTickBehavior;
 
@@ -23,6 +24,9 @@ pub async fn run(worker: Arc<Worker>, client: EngineClient) {
         match ask(&worker, &client).await {
             Some(load) => {
                 worker.set_load(Instant::now(), load);
+                if worker.context_tokens().is_none() {
+                    learn_context(&worker, &client).await;
+                }
                 if worker.set_up(true) {
                     tracing::info!(worker = worker.id(), "worker is up");
                 }
@@ -33,6 +37,24 @@ pub async fn run(worker: Arc<Worker>, client: EngineClient) {
                 }
             }
         }
+    }
+}
+
+/// vLLM lists the longest sequence as `max_model_len` of each model it serves.
+async fn learn_context(worker: &Worker, client: &EngineClient) {
+    #[derive(Deserialize)]
+    struct Models {
+        data: Vec<ModelCard>,
+    }
+    #[derive(Deserialize)]
+    struct ModelCard {
+        max_model_len: Option<u32>,
+    }
+    let asked = tokio::time::timeout(PATIENCE, client.get(worker, "/v1/models")).await;
+    let Ok(Ok(text)) = asked else { return };
+    let Ok(Models { data }) = serde_json::from_str(&text) else { return };
+    if let Some(tokens) = data.iter().filter_map(|card| card.max_model_len).min() {
+        worker.set_context_tokens(tokens);
     }
 }
 

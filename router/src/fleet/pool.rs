@@ -1,6 +1,6 @@
 //! One model's workers and the index of their KV blocks.
 
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
 use std::time::{Duration, Instant};
 
@@ -33,6 +33,8 @@ pub struct Worker {
     up: AtomicBool,
     /// Whether its KV events are known from the beginning, or will not be.
     synced: AtomicBool,
+    /// The longest sequence that it takes, in tokens; 0 until it has said so.
+    context_tokens: AtomicU32,
     /// What it last said of its load.
     load: ArcSwapOption<(Instant, EngineLoad)>,
 }
@@ -48,6 +50,7 @@ impl Worker {
             booked: Arc::default(),
             up: AtomicBool::new(true),
             synced,
+            context_tokens: AtomicU32::new(0),
             load: ArcSwapOption::empty(),
         }
     }
@@ -75,6 +78,16 @@ impl Worker {
     /// Records that the first index synchronisation is over.
     pub fn set_synced(&self) {
         self.synced.store(true, Relaxed);
+    }
+
+    /// The longest sequence that it takes, in tokens, if it has said so.
+    pub fn context_tokens(&self) -> Option<u32> {
+        Some(self.context_tokens.load(Relaxed)).filter(|tokens| *tokens > 0)
+    }
+
+    /// Records the longest sequence that it takes.
+    pub fn set_context_tokens(&self, tokens: u32) {
+        self.context_tokens.store(tokens, Relaxed);
     }
 
     /// Its load as last reported, unless that is too old to mean anything.
@@ -148,6 +161,11 @@ impl Pool {
     /// The number of picks for such a leg before this one.
     pub fn next_turn(&self, leg: Leg) -> u64 {
         self.turns[leg as usize].fetch_add(1, Relaxed)
+    }
+
+    /// The longest sequence that every worker takes which has said so.
+    pub fn context_tokens(&self) -> Option<u32> {
+        self.workers.iter().filter_map(|worker| worker.context_tokens()).min()
     }
 
     /// The one worker that can take a leg, if there is just one.

@@ -1,18 +1,18 @@
 //! The leg that answers the client.
 
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use bytes::Bytes;
 
 use super::client::{Envelope, broken, refusal_event};
 use super::context::{Context, uncached_tokens, within};
-use super::legs::{self, Asked, Sent};
+use super::legs;
 use super::place::Placed;
 use super::prefill::Prefilled;
 use crate::api::JsonObject;
 use crate::core::Served;
-use crate::error::{Error, Fault};
+use crate::error::Error;
 use crate::fleet::{Booking, Worker};
 use crate::ledger::decisions::DecisionHandle;
 use crate::prepare::Unit;
@@ -41,15 +41,12 @@ pub(super) async fn generate(
 ) -> Result<Begun, Error> {
     let started = Instant::now();
     let mut account = account(context, unit, decision, placed, prefilled.as_ref());
-    let asked = Asked { stream: context.stream, include_usage: context.include_usage };
-    let (body, sent) = match prefilled {
-        Some(Prefilled { hand_off, .. }) => {
-            let (body, sent) = legs::decode(&unit.body, asked, hand_off)?;
-            (body, Some(sent))
-        }
-        None => (legs::aggregated(&unit.body, asked)?, None),
+    let asked = context.options;
+    let body = match prefilled {
+        Some(Prefilled { hand_off, .. }) => legs::decode(&unit.body, asked, hand_off)?,
+        None => legs::aggregated(&unit.body, asked)?,
     };
-    let begun = if context.stream {
+    let begun = if context.options.stream {
         let first = first_event(context, &placed.worker, body, envelope).await;
         first.map(|(reader, first)| (Some(reader), first))
     } else {
@@ -64,42 +61,15 @@ pub(super) async fn generate(
                 account,
                 reader,
                 first: Some(first),
-                tells_usage: context.include_usage,
+                tells_usage: context.options.include_usage,
                 flow: decision.read().flow,
                 last_event: Instant::now(),
             })))
         }
         Err(error) => {
             account.fail(&error);
-            if let (Some(sent), Fault::Client) = (sent, error.fault()) {
-                release(context, unit, &placed.worker, envelope, sent).await;
-            }
             Err(error)
         }
-    }
-}
-
-/// How long the freeing of staged blocks may hold an error reply back.
-const RELEASE: Duration = Duration::from_secs(5);
-
-/// Frees the blocks that a refused decode leg has left staged: only a decode engine
-/// that pulls them does, or the end of their lease. Otherwise a client could pin a
-/// prefill worker's memory with requests that only decode refuses.
-async fn release(
-    context: &Context,
-    unit: &Unit,
-    worker: &Arc<Worker>,
-    envelope: &Envelope,
-    sent: Sent,
-) {
-    let client = &context.served.client;
-    let body = legs::release(&unit.body, context.endpoint, sent);
-    let call = async {
-        let response = client.post(worker, context.endpoint.path(), body, envelope).await?;
-        client.whole(worker, response.into_body()).await
-    };
-    if let Err(error) = within(RELEASE, worker, "the time to free staged blocks", call).await {
-        tracing::warn!(worker = worker.id(), %error, "staged blocks stay until their lease ends");
     }
 }
 
@@ -128,7 +98,7 @@ fn account(
             handed_over: prefilled.is_some(),
             overlap_blocks: prefilled.map_or(placed.overlap_blocks, |p| p.overlap_blocks),
             block_size: pool.block_size,
-            bypasses_cache: context.bypasses_cache,
+            bypasses_cache: context.options.bypasses_cache.is_some(),
             fallback: config.cached_tokens_fallback,
         },
         decode_overlap_blocks: placed.overlap_blocks,

@@ -8,6 +8,7 @@ use http::HeaderValue;
 use super::client::Envelope;
 use super::plan::LocalReason;
 use crate::api::Endpoint;
+use crate::api::request::Options;
 use crate::config::model::Flow;
 use crate::core::{Core, Served, random_id};
 use crate::error::{Error, Kind};
@@ -24,14 +25,8 @@ pub struct Context {
     pub served: Arc<Served>,
     /// Where the request came in.
     pub endpoint: Endpoint,
-    /// Whether the client wants a stream.
-    pub stream: bool,
-    /// Whether the client wants a final usage chunk in its stream.
-    pub include_usage: bool,
-    /// Samples per prompt.
-    pub samples: u32,
-    /// Whether the engine computes the whole prompt, whatever it has cached.
-    pub bypasses_cache: bool,
+    /// How it is to be answered.
+    pub options: Options,
     /// W3C trace context.
     pub traceparent: Option<HeaderValue>,
     /// Times per stage.

@@ -1,21 +1,18 @@
 //! What each leg's engine is sent: the client's body with a few members replaced.
 
 use bytes::Bytes;
-use serde_json::value::RawValue;
 use splitrail_engine::nixl::{HandOff, PREFILL_PARAMS_JSON};
 
+use crate::api::request::Options;
 use crate::api::{Endpoint, JsonObject};
 use crate::error::Error;
-
-/// The hand-off of a decode leg that was sent, for [`release`] alone.
-pub struct Sent(Box<RawValue>);
 
 /// The body of a leg that does the whole request. The engine is always asked for
 /// usage: without it nobody could say what was cached.
 ///
 /// # Errors
 /// A 400 if `stream_options` is no object.
-pub fn aggregated(body: &JsonObject, asked: Asked) -> Result<Bytes, Error> {
+pub fn aggregated(body: &JsonObject, asked: Options) -> Result<Bytes, Error> {
     Ok(with_usage(body.clone(), asked)?.to_bytes())
 }
 
@@ -23,20 +20,10 @@ pub fn aggregated(body: &JsonObject, asked: Asked) -> Result<Bytes, Error> {
 ///
 /// # Errors
 /// A 400 if `stream_options` is no object.
-pub fn decode(body: &JsonObject, asked: Asked, hand_off: HandOff) -> Result<(Bytes, Sent), Error> {
+pub fn decode(body: &JsonObject, asked: Options, hand_off: HandOff) -> Result<Bytes, Error> {
     let mut body = with_usage(body.clone(), asked)?;
-    let params = hand_off.into_json();
-    body.set("kv_transfer_params", params.get());
-    Ok((body.to_bytes(), Sent(params)))
-}
-
-/// The body of a request that only frees the blocks of a hand-off whose decode leg
-/// was refused before the engine looked at it (a 4xx of its API). One token,
-/// thrown away.
-pub fn release(body: &JsonObject, endpoint: Endpoint, sent: Sent) -> Bytes {
-    let mut body = one_token(body, endpoint);
-    body.set("kv_transfer_params", sent.0.get());
-    body.to_bytes()
+    body.set("kv_transfer_params", hand_off.into_json().get());
+    Ok(body.to_bytes())
 }
 
 /// The body of a prefill leg: one token, not streamed (a streamed prefill returns
@@ -46,12 +33,6 @@ pub fn release(body: &JsonObject, endpoint: Endpoint, sent: Sent) -> Bytes {
 /// could end it earlier is taken away; the one token is thrown away, and decode
 /// samples it again from the full prompt.
 pub fn prefill(body: &JsonObject, endpoint: Endpoint) -> Bytes {
-    let mut body = one_token(body, endpoint);
-    body.set("kv_transfer_params", PREFILL_PARAMS_JSON);
-    body.to_bytes()
-}
-
-fn one_token(body: &JsonObject, endpoint: Endpoint) -> JsonObject {
     let mut body = body.clone();
     for key in ["stream_options", "min_tokens", "stop", "stop_token_ids"] {
         body.remove(key);
@@ -62,19 +43,11 @@ fn one_token(body: &JsonObject, endpoint: Endpoint) -> JsonObject {
         body.set("max_completion_tokens", "1");
     }
     body.set("ignore_eos", "true");
-    body
+    body.set("kv_transfer_params", PREFILL_PARAMS_JSON);
+    body.to_bytes()
 }
 
-/// What the client asked for of its stream.
-#[derive(Clone, Copy, Debug)]
-pub struct Asked {
-    /// A stream at all.
-    pub stream: bool,
-    /// A final usage chunk.
-    pub include_usage: bool,
-}
-
-fn with_usage(mut body: JsonObject, asked: Asked) -> Result<JsonObject, Error> {
+fn with_usage(mut body: JsonObject, asked: Options) -> Result<JsonObject, Error> {
     if asked.stream {
         let mut options = match body.raw("stream_options") {
             Some(raw) if raw != "null" => JsonObject::parse_str(raw)?,
@@ -116,7 +89,15 @@ mod tests {
         let text = r#"{"stream":true,"stream_options":{"continuous_usage_stats":true,"x":1}}"#;
         let body = JsonObject::parse_str(text).unwrap();
         let options = |include_usage| {
-            let asked = Asked { stream: true, include_usage };
+            let asked = Options {
+                stream: true,
+                include_usage,
+                samples: 1,
+                n: 1,
+                bypasses_cache: None,
+                min_tokens: None,
+                max_tokens: None,
+            };
             let sent = aggregated(&body, asked).unwrap();
             serde_json::from_slice::<serde_json::Value>(&sent).unwrap()["stream_options"].clone()
         };

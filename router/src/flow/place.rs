@@ -80,7 +80,8 @@ fn record(
         CandidateRecord::new(leg.name(), name, &candidates[i], choice.costs[i], is_chosen)
     });
     let estimate = unit.prompt_tokens.map(|prompt_tokens| {
-        let overlap = if context.bypasses_cache { 0 } else { chosen.overlap_blocks };
+        let overlap =
+            if context.options.bypasses_cache.is_some() { 0 } else { chosen.overlap_blocks };
         splitrail_kv::estimate_cached_tokens(overlap, prompt_tokens, pool.block_size)
     });
     decision.update(|decision| {

@@ -1,5 +1,6 @@
 //! Which legs a request needs: a pure function.
 
+use crate::api::request::Options;
 use crate::config::model::{Connector, Flow, Model};
 
 /// What is known of a request when its legs are planned.
@@ -7,10 +8,21 @@ use crate::config::model::{Connector, Flow, Model};
 pub struct Facts {
     /// Its prompt's length, if the router knows its tokens.
     pub prompt_tokens: Option<u32>,
-    /// Samples per prompt.
-    pub samples: u32,
-    /// Whether the engine computes the whole prompt, whatever it has cached.
-    pub bypasses_cache: bool,
+    /// How it is to be answered.
+    pub options: Options,
+    /// The longest sequence that the model's engines take, if they have said it.
+    pub context_tokens: Option<u32>,
+}
+
+impl Facts {
+    /// Whether the answering engine is going to refuse what a prefill engine, which
+    /// is asked for one token, would not see.
+    fn only_decode_refuses(&self) -> bool {
+        let Some(max_tokens) = self.options.max_tokens else { return false };
+        let sequence = self.prompt_tokens.map(|prompt| u64::from(prompt) + u64::from(max_tokens));
+        self.options.min_tokens.is_some_and(|min_tokens| min_tokens > max_tokens)
+            || matches!((sequence, self.context_tokens), (Some(n), Some(max)) if n > u64::from(max))
+    }
 }
 
 /// The legs of a request.
@@ -31,6 +43,9 @@ pub enum LocalReason {
     Samples,
     /// Log-probabilities of the prompt exist only where it is computed.
     PromptLogprobs,
+    /// The answering engine is going to refuse it, with its own words: a prefill
+    /// would leave blocks staged that nobody fetches before their lease ends.
+    Refusable,
     /// No prefill worker did its part, and `on_no_prefill` is `local`.
     NoPrefill,
 }
@@ -42,6 +57,7 @@ impl LocalReason {
             Self::ShortPrompt => "short_prompt",
             Self::Samples => "samples",
             Self::PromptLogprobs => "prompt_logprobs",
+            Self::Refusable => "refusable",
             Self::NoPrefill => "no_prefill",
         }
     }
@@ -53,13 +69,72 @@ pub fn plan(model: &Model, facts: Facts) -> Plan {
         return Plan::Aggregated(None);
     }
     let short = facts.prompt_tokens.is_some_and(|n| n <= model.local_prefill_max_tokens);
-    if facts.samples > 1 {
+    if facts.options.samples > 1 {
         Plan::Aggregated(Some(LocalReason::Samples))
-    } else if facts.bypasses_cache {
+    } else if facts.options.bypasses_cache.is_some() {
         Plan::Aggregated(Some(LocalReason::PromptLogprobs))
     } else if short {
         Plan::Aggregated(Some(LocalReason::ShortPrompt))
+    } else if facts.only_decode_refuses() {
+        Plan::Aggregated(Some(LocalReason::Refusable))
     } else {
         Plan::PrefillFirst
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn model() -> Model {
+        let text = "models: [{ name: m, tokenizer: { kind: none }, flow: prefill_first, \
+             connector: nixl, block_size: 16, local_prefill_max_tokens: 32, workers: [\
+             { id: p, role: prefill, url: 'http://p:1' }, { id: d, role: decode, url: 'http://d:1' }]}]";
+        let loaded = crate::config::parse("test.yaml", text, std::path::Path::new("."));
+        loaded.unwrap_or_else(|problems| panic!("{problems}")).config.models.remove(0)
+    }
+
+    fn facts(change: impl FnOnce(&mut Facts)) -> Facts {
+        let options = Options {
+            stream: false,
+            include_usage: false,
+            samples: 1,
+            n: 1,
+            bypasses_cache: None,
+            min_tokens: None,
+            max_tokens: Some(50),
+        };
+        let mut facts = Facts { prompt_tokens: Some(100), options, context_tokens: Some(150) };
+        change(&mut facts);
+        facts
+    }
+
+    #[test]
+    fn a_prompt_goes_to_prefill_unless_there_is_a_reason() {
+        type Change = fn(&mut Facts);
+        let model = model();
+        let local = |change: Change| match plan(&model, facts(change)) {
+            Plan::Aggregated(reason) => reason,
+            Plan::PrefillFirst => None,
+        };
+        assert_eq!(plan(&model, facts(|_| {})), Plan::PrefillFirst);
+        assert_eq!(local(|facts| facts.prompt_tokens = None), None);
+        assert_eq!(local(|facts| facts.context_tokens = None), None);
+        let reasons: [(Change, LocalReason); 5] = [
+            (|facts| facts.prompt_tokens = Some(32), LocalReason::ShortPrompt),
+            (|facts| facts.options.samples = 2, LocalReason::Samples),
+            (|facts| facts.options.bypasses_cache = Some("x"), LocalReason::PromptLogprobs),
+            (|facts| facts.options.max_tokens = Some(51), LocalReason::Refusable),
+            (|facts| facts.options.min_tokens = Some(51), LocalReason::Refusable),
+        ];
+        for (change, reason) in reasons {
+            assert_eq!(local(change), Some(reason));
+        }
+    }
+
+    #[test]
+    fn an_aggregated_model_needs_no_reason() {
+        let model = Model { flow: Flow::Aggregated, ..model() };
+        assert_eq!(plan(&model, facts(|_| {})), Plan::Aggregated(None));
     }
 }

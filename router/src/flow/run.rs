@@ -23,8 +23,8 @@ pub async fn begin(
     let model = &context.served.config;
     let facts = Facts {
         prompt_tokens: unit.prompt_tokens,
-        samples: context.samples,
-        bypasses_cache: context.bypasses_cache,
+        options: context.options,
+        context_tokens: context.served.pool.context_tokens(),
     };
     let plan = plan(model, facts);
     if let Plan::Aggregated(Some(reason)) = plan {

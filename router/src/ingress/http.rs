@@ -111,7 +111,7 @@ async fn read_body(body: Body, max_bytes: usize) -> Result<Bytes, Error> {
     match Limited::new(body, max_bytes).collect().await {
         Ok(collected) => Ok(collected.to_bytes()),
         Err(error) if error.is::<LengthLimitError>() => Err(too_large(max_bytes)),
-        Err(_) => Err(Error::new(Kind::InvalidRequest, "the body could not be read to its end")),
+        Err(_) => Err(Error::new(Kind::ClientGone, "the body could not be read to its end")),
     }
 }
 

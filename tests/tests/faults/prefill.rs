@@ -221,8 +221,12 @@ async fn an_answer_that_does_not_fit_is_the_clients_error_too() {
     let reply = trial.post("engine_rejected", COMPLETIONS, &body).await;
     assert_eq!(reply.status, 400, "{}", reply.text());
     error_of(&reply.json());
-    let decodes: usize = trial.counts(["d0", "d1"]).iter().sum();
-    assert!(decodes <= 1, "asking again would not help: {decodes}");
+    // A further call of one token may free what the prefill has staged.
+    let decodes = ["d0", "d1"].map(|decode| {
+        let asked = trial.asked(decode);
+        asked.iter().filter(|request| request.body["max_tokens"] == 5000).count()
+    });
+    assert!(decodes.iter().sum::<usize>() <= 1, "asking again would not help: {decodes:?}");
     assert_eq!(trial.retries("decode").await, 0.0);
     trial.staged_blocks_are_freed().await;
     trial.finish().await;
