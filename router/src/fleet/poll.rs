@@ -53,9 +53,9 @@ async fn learn_context(worker: &Worker, client: &EngineClient) {
     let asked = tokio::time::timeout(PATIENCE, client.get(worker, "/v1/models")).await;
     let Ok(Ok(text)) = asked else { return };
     let Ok(Models { data }) = serde_json::from_str(&text) else { return };
-    if let Some(tokens) = data.iter().filter_map(|card| card.max_model_len).min() {
-        worker.set_context_tokens(tokens);
-    }
+    // An engine that does not say it is not asked again.
+    let said = data.iter().filter_map(|card| card.max_model_len).min();
+    worker.set_context_tokens(said.unwrap_or(u32::MAX));
 }
 
 /// One question; `None` if it was not answered.
