@@ -104,6 +104,7 @@ fn refusal(base: &str, tokenizer: &Value, files: &Value, more: &[&str]) -> Optio
 }
 
 #[test]
+#[allow(clippy::too_many_lines)] // One table of cases.
 fn what_the_engine_builds_otherwise_is_refused_and_named() {
     let class = |class: &str| json!({ "tokenizer_class": class });
     let files = |config: Value, model: Value| json!({ "tokenizer_config.json": config, "config.json": model });

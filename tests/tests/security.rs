@@ -50,6 +50,7 @@ async fn behind_a_post(model: String) -> (ListeningPost, Cluster) {
 }
 
 #[tokio::test]
+#[allow(clippy::too_many_lines)] // One table of cases.
 async fn p11_only_listed_paths_reach_an_engine() {
     let (post, cluster) = behind_a_post(String::new()).await;
     let body = completion("x").to_string();
