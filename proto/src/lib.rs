@@ -3,7 +3,14 @@
 //! The definitions and their meaning are in `splitrail/v1/*.proto`.
 
 /// Package `splitrail.v1`.
-#[allow(missing_docs, unreachable_pub, unused_qualifications, clippy::all, clippy::unwrap_used)]
+#[allow(
+    missing_docs,
+    unreachable_pub,
+    unused_qualifications,
+    clippy::all,
+    clippy::too_many_lines,
+    clippy::unwrap_used
+)]
 pub mod v1 {
     tonic::include_proto!("splitrail.v1");
 }
