@@ -16,13 +16,13 @@ use splitrail_kv::Tier;
 use crate::core::Core;
 use crate::error::{Error, Kind};
 use crate::fleet::pool::worker_key;
-use crate::ingress::http::{axum_json, ready, reply_error};
+use crate::ingress::reply::{health, json_reply, ready, reply_error};
 
 /// The admin listener's routes.
 pub fn routes(core: Arc<Core>) -> Router {
     Router::new()
         .route("/metrics", get(metrics))
-        .route("/health", get(async || axum_json(json!({"status": "ok"}))))
+        .route("/health", get(health))
         .route("/ready", get(ready))
         .route("/admin/decisions", get(decisions))
         .route("/admin/workers", get(workers))
@@ -45,7 +45,7 @@ fn observe_fleet(core: &Core) {
         let model = served.name();
         let index = served.pool.index();
         for worker in &served.pool.workers {
-            let role = role_name(worker.config.role);
+            let role = worker.config.role.name();
             let labels = [model, worker.id(), role];
             metrics.worker_up.with_label_values(&labels).set(worker.is_up().into());
             let requests = i64::from(worker.booked.requests());
@@ -81,7 +81,7 @@ struct DecisionsQuery {
 async fn decisions(State(core): State<Arc<Core>>, query: Query<DecisionsQuery>) -> Response {
     let limit = query.limit.unwrap_or(100).min(core.limits.decisions_kept);
     let decisions = core.decisions.newest(query.request_id.as_deref(), limit);
-    axum_json(json!({ "decisions": decisions }))
+    json_reply(json!({ "decisions": decisions }))
 }
 
 async fn workers(State(core): State<Arc<Core>>) -> Response {
@@ -98,11 +98,13 @@ async fn workers(State(core): State<Arc<Core>>) -> Response {
             workers.push(json!({
                 "model": served.name(),
                 "id": worker.id(),
-                "role": role_name(worker.config.role),
+                "role": worker.config.role.name(),
                 "url": worker.config.url,
                 "up": worker.is_up(),
                 "kv_events": worker.config.kv_events,
                 "index_synced": worker.is_synced(),
+                "events_current": worker.events_are_current(),
+                "context_tokens": worker.context_tokens(),
                 "index_blocks": blocks,
                 "requests": worker.booked.requests(),
                 "prefill_tokens": worker.booked.prefill_tokens(),
@@ -113,7 +115,7 @@ async fn workers(State(core): State<Arc<Core>>) -> Response {
             }));
         }
     }
-    axum_json(json!({ "workers": workers }))
+    json_reply(json!({ "workers": workers }))
 }
 
 async fn models(State(core): State<Arc<Core>>) -> Response {
@@ -133,20 +135,10 @@ async fn models(State(core): State<Arc<Core>>) -> Response {
             })
         })
         .collect();
-    axum_json(json!({ "models": models }))
+    json_reply(json!({ "models": models }))
 }
 
 async fn requests(State(core): State<Arc<Core>>) -> Response {
     let live: Vec<_> = core.live.iter().map(|entry| entry.value().clone()).collect();
-    axum_json(json!({ "requests": live }))
-}
-
-/// A role as the configuration spells it.
-pub fn role_name(role: crate::config::model::Role) -> &'static str {
-    use crate::config::model::Role;
-    match role {
-        Role::Prefill => "prefill",
-        Role::Decode => "decode",
-        Role::Both => "both",
-    }
+    json_reply(json!({ "requests": live }))
 }

@@ -18,6 +18,9 @@ use crate::ledger::decisions::Decisions;
 use crate::prompt::PromptModel;
 use crate::telemetry::metrics::Metrics;
 
+/// How long readiness waits for the first index synchronisation.
+pub const SYNC_PATIENCE: Duration = Duration::from_secs(15);
+
 /// One model with everything that serves it.
 pub struct Served {
     /// Its configuration.
@@ -77,6 +80,9 @@ pub struct Core {
     pub live: DashMap<u64, LiveRequest>,
     /// Room for requests; `limits.in_flight_max` of it.
     pub in_flight: Arc<Semaphore>,
+    /// Room for requests that arrive or wait for their answer to begin, over all
+    /// doors; as much again. It bounds the bodies that are held.
+    pub arriving: Arc<Semaphore>,
     /// Room for parsing and tokenising off the reactor: one per core.
     pub preparing: Arc<Semaphore>,
     /// How much of that long bodies may take: half, so that others pass them by.
@@ -116,6 +122,7 @@ impl Core {
             decisions: Decisions::new(limits.decisions_kept),
             live: DashMap::new(),
             in_flight: Arc::new(Semaphore::new(limits.in_flight_max)),
+            arriving: Arc::new(Semaphore::new(limits.in_flight_max)),
             preparing: Arc::new(Semaphore::new(cores)),
             preparing_long: Arc::new(Semaphore::new((cores / 2).max(1))),
             draining: AtomicBool::new(false),
@@ -124,7 +131,15 @@ impl Core {
         })
     }
 
-    /// Counts a request that is refused because the router is full.
+    /// Counts a request that a door refuses because the router is full.
+    pub fn shed_at_door(&self) -> Error {
+        let error = self.shed();
+        let labels = ["none", "none", "none", error.outcome()];
+        self.metrics.requests.with_label_values(&labels).inc();
+        error
+    }
+
+    /// Counts the shedding of a request.
     pub fn shed(&self) -> Error {
         self.metrics.shed.with_label_values(&["none", "in_flight_max"]).inc();
         let message = "the router serves limits.in_flight_max requests already";
@@ -143,8 +158,8 @@ impl Core {
 
     /// Why the router is not ready, if it is not: draining, a model without a
     /// worker that is up for each leg of its flow, or an index that is still being
-    /// read (for as long as `sync_patience` after the start).
-    pub fn unready(&self, sync_patience: Duration) -> Option<String> {
+    /// read (for as long as [`SYNC_PATIENCE`] after the start).
+    pub fn unready(&self) -> Option<String> {
         use crate::config::model::Flow;
         use crate::pick::Leg;
         if self.is_draining() {
@@ -164,7 +179,7 @@ impl Core {
             }
             let unsynced = served.pool.workers.iter().find(|w| w.is_up() && !w.is_synced());
             if let Some(worker) = unsynced
-                && self.started.elapsed() < sync_patience
+                && self.started.elapsed() < SYNC_PATIENCE
             {
                 return Some(format!("the index of worker {} is being read", worker.id()));
             }

@@ -82,6 +82,11 @@ impl Error {
         Self { param: param.map(Cow::Owned), ..Self::new(Kind::EngineRejected(status), message) }
     }
 
+    /// An engine's failure, named by worker.
+    pub fn engine(worker: &str, what: &str) -> Self {
+        Self::new(Kind::EngineFailed, format!("worker {worker} {what}"))
+    }
+
     /// The same error with a machine-readable code.
     pub fn with_code(mut self, code: impl Into<String>) -> Self {
         self.code = Some(code.into());

@@ -5,3 +5,4 @@ pub mod grpc;
 mod grpc_body;
 pub mod http;
 pub mod listener;
+pub mod reply;

@@ -2,3 +2,4 @@
 
 pub mod counts;
 pub mod decisions;
+pub mod spent;

@@ -147,7 +147,7 @@ fn compute(core: &Core, endpoint: Endpoint, text: Bytes) -> Result<Prepared, Err
         if let Some(raw) = raw {
             body.set("prompt", raw);
         }
-        let weight = body.raw("prompt").or(body.raw("messages")).map_or(0, str::len);
+        let weight = body.raw(prompt_member(endpoint)).map_or(0, str::len);
         let mut unit = Unit {
             prompt_index,
             prompt_tokens: None,
@@ -170,6 +170,13 @@ fn compute(core: &Core, endpoint: Endpoint, text: Bytes) -> Result<Prepared, Err
         units.push(unit);
     }
     Ok(Prepared { served, endpoint, options: inbound.options, units })
+}
+
+fn prompt_member(endpoint: Endpoint) -> &'static str {
+    match endpoint {
+        Endpoint::Chat => "messages",
+        Endpoint::Completions => "prompt",
+    }
 }
 
 /// The exact tokens, or why they cannot be known: the router never guesses.

@@ -13,10 +13,10 @@ use tokio_util::sync::CancellationToken;
 use crate::admin;
 use crate::config::Listen;
 use crate::core::Core;
-use crate::fleet::{intake, poll};
+use crate::fleet::{Worker, intake, poll};
 use crate::ingress::{grpc, http, listener};
 
-/// A router that is bound and serves. Dropping it ends everything at once.
+/// A router that is bound and serves.
 pub struct Running {
     core: Arc<Core>,
     addresses: Addresses,
@@ -63,16 +63,7 @@ impl Running {
         if let Some(socket) = grpc_socket {
             doors.spawn(listener::serve(socket, grpc::routes(&core, stop.clone()), stop.clone()));
         }
-        let mut fleet = JoinSet::new();
-        for served in &core.models {
-            for worker in &served.pool.workers {
-                fleet.spawn(poll::run(Arc::clone(worker), served.client.clone()));
-                if worker.config.kv_events.is_some() {
-                    let (core, served) = (Arc::clone(&core), Arc::clone(served));
-                    fleet.spawn(intake::run(core, served, Arc::clone(worker)));
-                }
-            }
-        }
+        let fleet = follow_fleet(&core);
         Ok(Self { core, addresses, stop, doors, _fleet: fleet })
     }
 
@@ -115,16 +106,64 @@ impl Running {
         tokio::time::sleep(limits.drain_delay).await;
         self.stop.cancel();
         let all_closed = async { while self.doors.join_next().await.is_some() {} };
-        let cut = match tokio::time::timeout(limits.drain_grace, all_closed).await {
-            Ok(()) => 0,
-            Err(_) => self.core.live.len(),
-        };
-        if cut > 0 {
-            tracing::warn!(cut, "limits.drain_grace is over: requests are cut off");
-        } else {
+        let in_time = tokio::time::timeout(limits.drain_grace, all_closed).await.is_ok();
+        let cut = self.core.live.len();
+        if in_time {
             tracing::info!("drained");
+        } else {
+            tracing::warn!(cut, "limits.drain_grace is over: connections are cut off");
         }
         cut
+    }
+}
+
+/// Starts what follows each worker: its load, and its KV events.
+fn follow_fleet(core: &Arc<Core>) -> JoinSet<()> {
+    let mut fleet = JoinSet::new();
+    for served in &core.models {
+        for worker in &served.pool.workers {
+            let (polled, client) = (Arc::clone(worker), served.client.clone());
+            fleet.spawn(supervise("load", Arc::clone(worker), move || {
+                poll::run(Arc::clone(&polled), client.clone())
+            }));
+            if worker.config.kv_events.is_some() {
+                let (core, served, followed) =
+                    (Arc::clone(core), Arc::clone(served), Arc::clone(worker));
+                fleet.spawn(supervise("KV events", Arc::clone(worker), move || {
+                    intake::run(Arc::clone(&core), Arc::clone(&served), Arc::clone(&followed))
+                }));
+            }
+        }
+    }
+    fleet
+}
+
+/// Runs a task again if it panics: a defect on one worker's bytes must not leave
+/// its part of the picture frozen and believed.
+async fn supervise<F>(what: &'static str, worker: Arc<Worker>, task: impl Fn() -> F + Send)
+where
+    F: Future<Output = ()> + Send + 'static,
+{
+    const PAUSE: Duration = Duration::from_secs(1);
+    loop {
+        let mut running = JoinSet::new();
+        running.spawn(task());
+        match running.join_next().await {
+            Some(Err(error)) if error.is_panic() => {
+                worker.set_events_current(false);
+                tracing::error!(worker = worker.id(), what, "a task broke off and starts again");
+                tokio::time::sleep(PAUSE).await;
+            }
+            _ => return,
+        }
+    }
+}
+
+/// Dropped, a router stops to accept at once, and its fleet's tasks end; requests in
+/// flight end with their connections.
+impl Drop for Running {
+    fn drop(&mut self) {
+        self.stop.cancel();
     }
 }
 
@@ -168,12 +207,12 @@ pub async fn until_stopped(running: Running) -> io::Result<()> {
 /// Waits until the router is ready, for at most `patience`; says why not if not.
 pub async fn wait_ready(core: &Core, patience: Duration) -> Option<String> {
     let ready = async {
-        while core.unready(http::SYNC_PATIENCE).is_some() {
+        while core.unready().is_some() {
             tokio::time::sleep(Duration::from_millis(20)).await;
         }
     };
     match tokio::time::timeout(patience, ready).await {
         Ok(()) => None,
-        Err(_) => core.unready(http::SYNC_PATIENCE),
+        Err(_) => core.unready(),
     }
 }

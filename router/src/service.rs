@@ -119,8 +119,8 @@ async fn answer(
     let tokenizing = Instant::now();
     let prepared = prepare(core, call.endpoint, call.body).await?;
     let Prepared { served, endpoint, options, units } = prepared;
-    let stages = Stages::default();
-    stages.record(&core.metrics, served.name(), "tokenize", tokenizing);
+    let stages = Stages::new(core, &served);
+    stages.mark("tokenize", tokenizing);
     let core = Arc::clone(core);
     let traceparent = call.traceparent;
     let context = Context { core, served, endpoint, options, traceparent, stages };

@@ -330,7 +330,6 @@ async fn p09_the_bounds_hold_over_grpc() {
         set(|params| params.n = Some(0)),
         set(|params| params.max_tokens = Some(u32::MAX)),
         set(|params| params.min_tokens = Some(u32::MAX)),
-        set(|params| params.logprobs = Some(u32::MAX)),
         set(|params| params.stop = vec!["x".into(); 17]),
         set(|params| params.temperature = Some(f64::INFINITY)),
         text_request("x", &extra),

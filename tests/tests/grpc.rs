@@ -79,7 +79,7 @@ async fn answer(
     let usage = loop {
         match next().await?.expect("usage before the end") {
             Event::Started(again) => panic!("started twice: {again:?}"),
-            Event::Delta(v1::Delta { index, text }) => {
+            Event::Delta(v1::Delta { index, text, .. }) => {
                 assert!(!finish_reasons.contains_key(&index), "text after the end");
                 texts.entry(index).or_insert_with(String::new).push_str(&text);
             }
@@ -194,7 +194,6 @@ async fn parameters_reach_the_engine_under_openais_names() {
             stop: vec!["never ever".into()],
             n: Some(2),
             ignore_eos: Some(true),
-            logprobs: Some(3),
         }),
         cache_hit_threshold: Some(0.5),
         cache_salt: Some("s".into()),
@@ -225,7 +224,6 @@ async fn parameters_reach_the_engine_under_openais_names() {
         ("stop", json!(["never ever"])),
         ("n", json!(2)),
         ("ignore_eos", json!(true)),
-        ("logprobs", json!(3)),
         ("cache_salt", json!("s")),
         ("logit_bias", json!({"5": 1})),
         ("vllm_xargs", json!({"a": 1})),

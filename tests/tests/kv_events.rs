@@ -86,7 +86,7 @@ async fn check_random_workload(spec: Spec, seed: u64) {
     for (name, engine) in &cluster.engines {
         assert!(!engine.resident().is_empty(), "{name} did nothing");
         let worker = [("worker", name.as_str())];
-        let rejected = cluster.metric("splitrail_index_rejected_blocks_total", &worker);
+        let rejected = cluster.metric("splitrail_index_rejected_total", &worker);
         assert_eq!(rejected.await, 0.0, "{name}");
         let gaps = cluster.metric("splitrail_index_gaps_total", &worker);
         assert_eq!(gaps.await, 0.0, "{name}");
@@ -154,7 +154,7 @@ async fn after_garbage() -> Cluster {
     ask(&cluster.http, &text(20, "hidden")).await;
     eventually("garbage is counted", async || {
         let garbage = [("worker", "w0"), ("reason", "garbage")];
-        let rejected = cluster.metric("splitrail_index_rejected_blocks_total", &garbage);
+        let rejected = cluster.metric("splitrail_index_rejected_total", &garbage);
         let resyncs = cluster.metric("splitrail_index_resyncs_total", &garbage);
         rejected.await > 0.0 && resyncs.await > 0.0
     })
@@ -330,7 +330,7 @@ async fn blocks_of_another_size_are_counted_never_matched_and_disturb_nobody() {
     ask(&cluster.http, &prompt).await;
     eventually("the blocks are counted as rejected", async || {
         let reason = [("reason", "block_size")];
-        cluster.metric("splitrail_index_rejected_blocks_total", &reason).await > 0.0
+        cluster.metric("splitrail_index_rejected_total", &reason).await > 0.0
     })
     .await;
     assert_eq!(cluster.metric("splitrail_index_blocks", &[]).await, 0.0);

@@ -148,7 +148,7 @@ fn check_values(text: &str) {
     let listed: [(&str, &[&str]); 8] = [
         ("model", &["sim", "none"]),
         ("flow", &["aggregated", "prefill_first", "none"]),
-        ("endpoint", &["chat", "completions"]),
+        ("endpoint", &["chat", "completions", "none"]),
         ("leg", &["prefill", "decode"]),
         ("direction", &["over", "under"]),
         ("result", &["hit", "miss"]),

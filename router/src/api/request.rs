@@ -64,8 +64,10 @@ pub struct Options {
     pub n: u32,
     /// Why the engine computes the whole prompt, whatever it has cached.
     pub bypasses_cache: Option<&'static str>,
-    /// `min_tokens`, if asked for.
-    pub min_tokens: Option<u32>,
+    /// Whether the prompts are embeddings.
+    pub embeds: bool,
+    /// Whether the answering engine is going to refuse it for what only that leg has.
+    pub refusable: bool,
     /// Output tokens, if asked for; in chat, `max_completion_tokens` goes first.
     pub max_tokens: Option<u32>,
 }
@@ -84,8 +86,6 @@ pub struct Inbound {
     pub options: Options,
     /// The salt that the engine is sent; part of the namespace.
     pub cache_salt: Option<String>,
-    /// The request's own threshold, from its body.
-    pub cache_hit_threshold: Option<f64>,
     /// Forbidden fields that were removed.
     pub removed_fields: usize,
 }
@@ -105,7 +105,7 @@ impl Inbound {
             .get::<String>("model", "a string")?
             .ok_or_else(|| Error::invalid("model", "`model` is missing"))?;
         let threshold = body.get::<f64>("cache_hit_threshold", "a number from 0 to 1")?;
-        let cache_hit_threshold = threshold.map(check_threshold).transpose()?;
+        threshold.map(check_threshold).transpose()?;
         body.remove("cache_hit_threshold");
         let stream = body.get::<bool>("stream", "true or false")?.unwrap_or(false);
         let stream_options: StreamOptions =
@@ -116,7 +116,7 @@ impl Inbound {
         }
         let n = body.get::<u32>("n", "an integer")?.unwrap_or(1);
         let best_of = body.get::<u32>("best_of", "an integer")?.unwrap_or(1);
-        let beams = body.raw("use_beam_search") == Some("true");
+        let beams = flag(&body, "use_beam_search")?;
         let prompts = match endpoint {
             Endpoint::Chat => chat_prompt(&body)?,
             Endpoint::Completions => completion_prompts(&body, limits)?,
@@ -126,8 +126,9 @@ impl Inbound {
             include_usage: stream && stream_options.include_usage.unwrap_or(false),
             samples: n.max(best_of).max(if beams { 2 } else { 1 }),
             n,
-            bypasses_cache: bypasses_cache(&body),
-            min_tokens: body.get("min_tokens", "an integer")?,
+            bypasses_cache: bypasses_cache(&body)?,
+            embeds: embeds(&body),
+            refusable: refusable(&body, endpoint)?,
             max_tokens: max_tokens(&body, endpoint)?,
         };
         Ok(Self {
@@ -135,7 +136,6 @@ impl Inbound {
             model_name,
             options,
             cache_salt: body.get("cache_salt", "a string")?,
-            cache_hit_threshold,
             removed_fields,
             prompts,
             body,
@@ -168,17 +168,47 @@ fn max_tokens(body: &JsonObject, endpoint: Endpoint) -> Result<Option<u32>, Erro
     Ok(newer.or(body.get("max_tokens", "an integer")?))
 }
 
+fn flag(body: &JsonObject, key: &'static str) -> Result<bool, Error> {
+    Ok(body.get::<bool>(key, "true or false")?.unwrap_or(false))
+}
+
+fn embeds(body: &JsonObject) -> bool {
+    !matches!(body.raw("prompt_embeds"), None | Some("null"))
+}
+
+/// What vLLM checks in members that a prefill leg does not carry: `max_tokens` from
+/// 1, `min_tokens` up to it (completions end after 16 where nothing is said), no
+/// empty stop text, and stop texts only where there is text.
+fn refusable(body: &JsonObject, endpoint: Endpoint) -> Result<bool, Error> {
+    const COMPLETION_TOKENS: u32 = 16;
+    let said = max_tokens(body, endpoint)?;
+    let default = (endpoint == Endpoint::Completions).then_some(COMPLETION_TOKENS);
+    let min_tokens = body.get::<u32>("min_tokens", "an integer")?.unwrap_or(0);
+    let stops = match body.raw("stop") {
+        None | Some("null") => Vec::new(),
+        Some(raw) if raw.starts_with('[') => {
+            body.get::<Vec<String>>("stop", "a string or a list of strings")?.unwrap_or_default()
+        }
+        Some(_) => body.get::<String>("stop", "a string or a list")?.into_iter().collect(),
+    };
+    let no_text = body.raw("detokenize") == Some("false");
+    Ok(said == Some(0)
+        || said.or(default).is_some_and(|max| min_tokens > max)
+        || stops.iter().any(String::is_empty)
+        || (no_text && !stops.is_empty()))
+}
+
 /// vLLM reads no prefix cache for a request that wants log-probabilities of its
 /// prompt: every token of it is computed.
-fn bypasses_cache(body: &JsonObject) -> Option<&'static str> {
+fn bypasses_cache(body: &JsonObject) -> Result<Option<&'static str>, Error> {
     let asks = |key| !matches!(body.raw(key), None | Some("null" | "false"));
-    if asks("prompt_logprobs") {
+    Ok(if asks("prompt_logprobs") {
         Some("prompt_logprobs")
-    } else if body.raw("echo") == Some("true") && asks("logprobs") {
+    } else if flag(body, "echo")? && asks("logprobs") {
         Some("echo_logprobs")
     } else {
         None
-    }
+    })
 }
 
 fn chat_prompt(body: &JsonObject) -> Result<Vec<Entry>, Error> {
@@ -197,7 +227,11 @@ enum PromptField {
 
 fn completion_prompts(body: &JsonObject, limits: &Limits) -> Result<Vec<Entry>, Error> {
     const EXPECTED: &str = "a string, a list of strings, a list of token ids or a list of those";
-    if !matches!(body.raw("prompt_embeds"), None | Some("null")) {
+    if embeds(body) {
+        if !matches!(body.raw("prompt"), None | Some("null")) {
+            let message = "`prompt_embeds` cannot stand beside `prompt`";
+            return Err(Error::invalid("prompt_embeds", message));
+        }
         return Ok(vec![(Prompt::Opaque("prompt_embeds"), None)]);
     }
     let Some(raw) = body.raw("prompt") else {
@@ -294,7 +328,6 @@ mod tests {
     fn a_threshold_is_checked_and_taken_out_of_the_body() {
         let body = |t: &str| format!(r#"{{"model":"m","prompt":"x","cache_hit_threshold":{t}}}"#);
         let inbound = parse(Endpoint::Completions, &body("0.33")).unwrap();
-        assert_eq!(inbound.cache_hit_threshold, Some(0.33));
         assert_eq!(inbound.body.raw("cache_hit_threshold"), None);
         for bad in ["1.01", "-0.1", "\"0.5\"", "true", "[0.5]"] {
             assert_eq!(
@@ -307,6 +340,34 @@ mod tests {
     }
 
     #[test]
+    fn what_only_the_answering_leg_carries_is_checked_before_a_prefill() {
+        let refusable = |endpoint, members: &str| {
+            let text = format!(r#"{{"model":"m","prompt":"x","messages":[],{members}}}"#);
+            parse(endpoint, &text).unwrap().options.refusable
+        };
+        for members in [
+            r#""max_tokens":0"#,
+            r#""min_tokens":17"#,
+            r#""min_tokens":5,"max_tokens":4"#,
+            r#""stop":["a",""]"#,
+            r#""stop":"""#,
+            r#""stop":"a","detokenize":false"#,
+        ] {
+            assert!(refusable(Endpoint::Completions, members), "{members}");
+        }
+        for members in [
+            r#""min_tokens":4,"max_tokens":4"#,
+            r#""stop":["a"]"#,
+            r#""stop":null,"detokenize":false"#,
+            r#""min_tokens":16"#,
+        ] {
+            assert!(!refusable(Endpoint::Completions, members), "{members}");
+        }
+        assert!(!refusable(Endpoint::Chat, r#""min_tokens":17"#));
+        assert!(refusable(Endpoint::Chat, r#""min_tokens":5,"max_completion_tokens":4"#));
+    }
+
+    #[test]
     fn wrong_types_are_named() {
         for (text, param) in [
             (r#"{"prompt":"x"}"#, "model"),
@@ -315,6 +376,8 @@ mod tests {
             (r#"{"model":"m","prompt":"x","stream":true,"stream_options":[]}"#, "stream_options"),
             (r#"{"model":"m","prompt":"x","stream_options":{}}"#, "stream_options"),
             (r#"{"model":"m","prompt":"x","cache_salt":5}"#, "cache_salt"),
+            (r#"{"model":"m","prompt":"x","use_beam_search":1}"#, "use_beam_search"),
+            (r#"{"model":"m","prompt":"x","prompt_embeds":[]}"#, "prompt_embeds"),
         ] {
             let error = parse(Endpoint::Completions, text).err().unwrap();
             assert!(error.to_openai().contains(&format!("\"param\":\"{param}\"")), "{text}");

@@ -374,3 +374,14 @@ pub enum Role {
     /// Either.
     Both,
 }
+
+impl Role {
+    /// The role as the configuration spells it.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Prefill => "prefill",
+            Self::Decode => "decode",
+            Self::Both => "both",
+        }
+    }
+}

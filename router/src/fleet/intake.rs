@@ -1,15 +1,16 @@
 //! Follows one worker's KV events into the index.
 
+use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use splitrail_engine::vllm::events::EventBatch;
 use splitrail_engine::vllm::subscription::{ResetReason, Subscription, SyncOutcome, Update};
-use splitrail_kv::{Applied, WorkerKey};
+use splitrail_kv::Applied;
 use tokio::sync::mpsc;
 use tokio_util::sync::CancellationToken;
 
-use super::pool::Worker;
+use super::pool::{Worker, worker_key};
 use crate::core::{Core, Served, unix_ms};
 
 /// Batches between the subscription and the index. A full queue holds the stream
@@ -30,7 +31,9 @@ pub async fn run(core: Arc<Core>, served: Arc<Served>, worker: Arc<Worker>) {
     let replay = worker.config.kv_replay.as_deref().and_then(|address| address.parse().ok());
     let (sink, mut updates) = mpsc::channel(QUEUE_BATCHES);
     let following = Subscription::new(events, replay).run(sink, CancellationToken::new());
-    let mut intake = Intake { core, served, worker, last_line: None, other_rank_seen: false };
+    let mut intake = Intake { core, served, worker, said: BTreeMap::new() };
+    // What an earlier run of this task has left is not known to be true.
+    intake.forget();
     let applying = async {
         while let Some(update) = updates.recv().await {
             intake.take(update);
@@ -44,8 +47,8 @@ struct Intake {
     core: Arc<Core>,
     served: Arc<Served>,
     worker: Arc<Worker>,
-    last_line: Option<Instant>,
-    other_rank_seen: bool,
+    /// When a log line of each kind was last written.
+    said: BTreeMap<&'static str, Instant>,
 }
 
 impl Intake {
@@ -53,65 +56,71 @@ impl Intake {
         match update {
             Update::Batch { batch, .. } => self.apply(&batch),
             Update::Reset { reason } => self.reset(reason),
-            Update::Synced { outcome } => {
-                self.worker.set_synced();
-                let held = self.served.pool.index().block_counts(self.key(0));
-                let blocks: usize = held.iter().sum();
-                let worker = self.worker.id();
-                match outcome {
-                    SyncOutcome::Replayed => tracing::info!(worker, blocks, "index is in step"),
-                    SyncOutcome::ReplayFailed | SyncOutcome::NoReplay => tracing::warn!(
-                        worker,
-                        blocks,
-                        "index knows only what was stored since now: no replay to be had"
-                    ),
-                }
-            }
+            Update::Synced { outcome } => self.synced(outcome),
             Update::Gap { expected, sequence } => {
-                let worker = self.worker.id();
-                tracing::info!(worker, missed = sequence - expected, "KV events are missing");
                 self.core.metrics.index_gaps.with_label_values(&self.labels()).inc();
+                if self.may_log("gap") {
+                    let worker = self.worker.id();
+                    tracing::info!(worker, missed = sequence - expected, "KV events are missing");
+                }
             }
             Update::Garbage { error, .. } => {
                 self.count_rejected("garbage", 1);
-                let worker = self.worker.id().to_owned();
-                if self.may_log() {
+                if self.may_log("garbage") {
+                    let worker = self.worker.id();
                     tracing::warn!(worker, %error, "a KV event message makes no sense");
                 }
             }
             Update::Disconnected { error } => {
-                tracing::warn!(worker = self.worker.id(), %error, "KV events are cut off");
+                self.worker.set_events_current(false);
+                if self.may_log("disconnected") {
+                    let worker = self.worker.id();
+                    tracing::warn!(
+                        worker,
+                        %error,
+                        "KV events are cut off: no overlap is believed until they come again"
+                    );
+                }
             }
         }
     }
 
-    fn apply(&mut self, batch: &EventBatch) {
-        let rank = batch.rank.unwrap_or(0);
-        if rank != 0 && !std::mem::replace(&mut self.other_rank_seen, true) {
-            let worker = self.worker.id();
-            tracing::warn!(
+    fn synced(&mut self, outcome: SyncOutcome) {
+        self.worker.set_synced();
+        self.worker.set_events_current(true);
+        if !self.may_log("synced") {
+            return;
+        }
+        let held = self.served.pool.index().block_counts(worker_key(self.worker.index));
+        let blocks: usize = held.iter().sum();
+        let worker = self.worker.id();
+        match outcome {
+            SyncOutcome::Replayed => tracing::info!(worker, blocks, "index is in step"),
+            SyncOutcome::ReplayFailed | SyncOutcome::NoReplay => tracing::warn!(
                 worker,
-                rank,
-                "events of a further data-parallel rank: indexed apart, not routed to"
-            );
+                blocks,
+                "index knows only what was stored since now: no replay to be had"
+            ),
         }
-        let mut index = self.served.pool.index_mut();
-        let mut sum = Applied::default();
-        for event in &batch.events {
-            let applied = index.apply(self.key(rank), event);
-            sum.orphaned += applied.orphaned;
-            sum.malformed += applied.malformed;
-            sum.over_limit += applied.over_limit;
-            sum.replaced += applied.replaced;
-        }
-        drop(index);
-        let labels = self.labels();
+    }
+
+    fn apply(&mut self, batch: &EventBatch) {
         let metrics = &self.core.metrics;
-        metrics.index_events.with_label_values(&labels).inc_by(batch.events.len() as u64);
+        metrics.index_events.with_label_values(&self.labels()).inc_by(batch.events.len() as u64);
         let lag = unix_ms() as f64 / 1e3 - batch.timestamp_s;
         if lag.is_finite() {
-            metrics.index_event_lag.with_label_values(&labels).observe(lag.max(0.0));
+            metrics.index_event_lag.with_label_values(&self.labels()).observe(lag.max(0.0));
         }
+        if let Some(rank) = batch.rank.filter(|rank| *rank != 0) {
+            // No request goes to a further data-parallel rank: what it holds is of no use.
+            self.count_rejected("rank", batch.events.len());
+            if self.may_log("rank") {
+                let worker = self.worker.id();
+                tracing::warn!(worker, rank, "events of a further data-parallel rank are left out");
+            }
+            return;
+        }
+        let sum = self.index_events(batch);
         for (reason, blocks) in [
             ("unknown_parent", sum.orphaned),
             ("block_size", sum.malformed),
@@ -120,11 +129,10 @@ impl Intake {
         ] {
             self.count_rejected(reason, blocks);
         }
-        if sum.malformed + sum.over_limit > 0 && self.may_log() {
-            let (worker, block_size) = (self.worker.id(), self.served.pool.block_size);
+        if sum.malformed + sum.over_limit > 0 && self.may_log("rejected") {
             tracing::warn!(
-                worker,
-                block_size,
+                worker = self.worker.id(),
+                block_size = self.served.pool.block_size,
                 malformed = sum.malformed,
                 over_limit = sum.over_limit,
                 "blocks cannot be indexed: is block_size the engine's, and \
@@ -133,42 +141,52 @@ impl Intake {
         }
     }
 
-    fn reset(&mut self, reason: ResetReason) {
+    fn index_events(&self, batch: &EventBatch) -> Applied {
         let mut index = self.served.pool.index_mut();
-        index.remove_worker(self.worker.index as u32);
-        drop(index);
+        let mut sum = Applied::default();
+        for event in &batch.events {
+            let applied = index.apply(worker_key(self.worker.index), event);
+            sum.orphaned += applied.orphaned;
+            sum.malformed += applied.malformed;
+            sum.over_limit += applied.over_limit;
+            sum.replaced += applied.replaced;
+        }
+        sum
+    }
+
+    fn reset(&mut self, reason: ResetReason) {
+        self.forget();
         let [model, worker] = self.labels();
-        let metrics = &self.core.metrics;
-        metrics.index_resyncs.with_label_values(&[model, worker, reason.name()]).inc();
-        if self.may_log() {
+        let resyncs = &self.core.metrics.index_resyncs;
+        resyncs.with_label_values(&[model, worker, reason.name()]).inc();
+        if self.may_log("reset") {
             let worker = self.worker.id();
             tracing::warn!(worker, reason = reason.name(), "index of this worker starts anew");
         }
     }
 
-    fn key(&self, rank: u16) -> WorkerKey {
-        WorkerKey { worker: self.worker.index as u32, rank }
+    fn forget(&self) {
+        self.served.pool.index_mut().remove_worker(self.worker.index as u32);
     }
 
     fn labels(&self) -> [&str; 2] {
         [self.served.name(), self.worker.id()]
     }
 
-    fn count_rejected(&self, reason: &str, blocks: usize) {
-        if blocks > 0 {
+    fn count_rejected(&self, reason: &str, count: usize) {
+        if count > 0 {
             let [model, worker] = self.labels();
-            let labels = [model, worker, reason];
-            let metrics = &self.core.metrics;
-            metrics.index_rejected_blocks.with_label_values(&labels).inc_by(blocks as u64);
+            let rejected = &self.core.metrics.index_rejected;
+            rejected.with_label_values(&[model, worker, reason]).inc_by(count as u64);
         }
     }
 
-    /// A stream of garbage must not become a stream of log lines.
-    fn may_log(&mut self) -> bool {
+    /// A stream of nonsense must not become a stream of log lines.
+    fn may_log(&mut self, kind: &'static str) -> bool {
         let now = Instant::now();
-        let due = self.last_line.is_none_or(|last| now.duration_since(last) >= QUIET);
+        let due = self.said.get(kind).is_none_or(|last| now.duration_since(*last) >= QUIET);
         if due {
-            self.last_line = Some(now);
+            self.said.insert(kind, now);
         }
         due
     }

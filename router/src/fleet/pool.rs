@@ -33,6 +33,8 @@ pub struct Worker {
     up: AtomicBool,
     /// Whether its KV events are known from the beginning, or will not be.
     synced: AtomicBool,
+    /// Whether its KV events come in, so that the index is what it holds.
+    events_current: AtomicBool,
     /// The longest sequence that it takes, in tokens; 0 until it has said so.
     context_tokens: AtomicU32,
     /// What it last said of its load.
@@ -50,6 +52,7 @@ impl Worker {
             booked: Arc::default(),
             up: AtomicBool::new(true),
             synced,
+            events_current: AtomicBool::new(false),
             context_tokens: AtomicU32::new(0),
             load: ArcSwapOption::empty(),
         }
@@ -78,6 +81,16 @@ impl Worker {
     /// Records that the first index synchronisation is over.
     pub fn set_synced(&self) {
         self.synced.store(true, Relaxed);
+    }
+
+    /// Whether its KV events come in, so that the index is what it holds.
+    pub fn events_are_current(&self) -> bool {
+        self.events_current.load(Relaxed)
+    }
+
+    /// Records that its KV events come in, or are cut off.
+    pub fn set_events_current(&self, current: bool) {
+        self.events_current.store(current, Relaxed);
     }
 
     /// The longest sequence that it takes, in tokens, if it has said so.
@@ -168,11 +181,21 @@ impl Pool {
         self.workers.iter().filter_map(|worker| worker.context_tokens()).min()
     }
 
-    /// The one worker that can take a leg, if there is just one.
-    pub fn only(&self, leg: Leg) -> Option<usize> {
-        let mut able = self.workers.iter().filter(|worker| worker.serves(leg));
-        let first = able.next()?.index;
-        able.next().is_none().then_some(first)
+    /// Whether a worker outside `failed` is up that can take a leg.
+    pub fn any_up(&self, leg: Leg, failed: &[usize]) -> bool {
+        self.ups(leg, failed).next().is_some()
+    }
+
+    /// The one worker outside `failed` that is up and can take a leg, if it is the last.
+    pub fn last_up(&self, leg: Leg, failed: &[usize]) -> Option<usize> {
+        let mut ups = self.ups(leg, failed);
+        let first = ups.next()?;
+        ups.next().is_none().then_some(first)
+    }
+
+    fn ups(&self, leg: Leg, failed: &[usize]) -> impl Iterator<Item = usize> {
+        let able = self.workers.iter().filter(move |w| w.serves(leg) && w.is_up());
+        able.map(|worker| worker.index).filter(|index| !failed.contains(index))
     }
 
     /// Whether a worker outside `failed`, alive or not, could take a leg.
@@ -208,7 +231,11 @@ impl Pool {
                         .max(u32::try_from(reported).unwrap_or(u32::MAX)),
                     prefill_tokens: worker.booked.prefill_tokens(),
                     active_tokens: worker.booked.active_tokens(),
-                    overlap_blocks: overlaps.get(worker_key(worker.index)).blocks,
+                    // What may be out of date is not certain.
+                    overlap_blocks: match worker.events_are_current() {
+                        true => overlaps.get(worker_key(worker.index)).blocks,
+                        false => 0,
+                    },
                 }
             })
             .collect()

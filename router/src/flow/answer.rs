@@ -5,7 +5,7 @@ use std::time::Instant;
 
 use bytes::Bytes;
 
-use super::client::{Envelope, broken, refusal_event};
+use super::client::{Envelope, refusal_event};
 use super::context::{Context, uncached_tokens, within};
 use super::legs;
 use super::place::Placed;
@@ -16,7 +16,7 @@ use crate::error::Error;
 use crate::fleet::{Booking, Worker};
 use crate::ledger::decisions::DecisionHandle;
 use crate::prepare::Unit;
-use crate::reply::relay::{Account, EventReader, UnitStream, is_error, is_object, whole};
+use crate::reply::relay::{Account, Chunk, EventReader, UnitStream, whole};
 use crate::reply::usage::UsageRule;
 
 /// An answer that has begun: nothing of it has reached the client yet.
@@ -37,10 +37,10 @@ pub(super) async fn generate(
     decision: &DecisionHandle,
     envelope: &Envelope,
     placed: &Placed,
-    prefilled: Option<Prefilled>,
+    mut prefilled: Option<Prefilled>,
 ) -> Result<Begun, Error> {
     let started = Instant::now();
-    let mut account = account(context, unit, decision, placed, prefilled.as_ref());
+    let mut account = account(context, unit, decision, placed, prefilled.as_mut());
     let asked = context.options;
     let body = match prefilled {
         Some(Prefilled { hand_off, .. }) => legs::decode(&unit.body, asked, hand_off)?,
@@ -52,7 +52,7 @@ pub(super) async fn generate(
     } else {
         whole_reply(context, &placed.worker, body, envelope).await.map(|reply| (None, reply))
     };
-    context.stages.mark(context, "first_token", started);
+    context.stages.mark("first_token", started);
     match begun {
         Ok((None, reply)) => whole(&mut account, reply).map(Begun::Whole),
         Ok((Some(reader), first)) => {
@@ -62,7 +62,7 @@ pub(super) async fn generate(
                 reader,
                 first: Some(first),
                 tells_usage: context.options.include_usage,
-                flow: decision.read().flow,
+                gaps: context.inter_token(decision),
                 last_event: Instant::now(),
             })))
         }
@@ -79,7 +79,7 @@ fn account(
     unit: &Unit,
     decision: &DecisionHandle,
     placed: &Placed,
-    prefilled: Option<&Prefilled>,
+    mut prefilled: Option<&mut Prefilled>,
 ) -> Account {
     let Served { config, pool, .. } = context.served.as_ref();
     let worker = &placed.worker;
@@ -87,6 +87,8 @@ fn account(
         Some(_) => 0,
         None => uncached_tokens(context, unit, placed.overlap_blocks),
     };
+    let spent = prefilled.as_mut().and_then(|prefilled| prefilled.spent.take());
+    let prefilled = prefilled.as_deref();
     Account {
         core: Arc::clone(&context.core),
         served: Arc::clone(&context.served),
@@ -104,6 +106,7 @@ fn account(
         decode_overlap_blocks: placed.overlap_blocks,
         prompt_tokens: unit.prompt_tokens,
         settled: None,
+        spent,
     }
 }
 
@@ -139,11 +142,13 @@ async fn first_event(
         let max_bytes = client.reply_max_bytes();
         let body = response.into_body();
         let mut reader = EventReader::new(body, max_bytes, Arc::clone(worker), patience);
-        match reader.next().await? {
-            Some(first) if is_error(&first) => Err(refusal_event(worker, &first)),
-            Some(first) if !is_object(&first) => Err(broken(worker, "answered with no chunk")),
-            Some(first) => Ok((reader.with_idle(idle), first)),
-            None => Err(broken(worker, "answered with an empty stream")),
+        let Some(first) = reader.next().await? else {
+            return Err(Error::engine(worker.id(), "answered with an empty stream"));
+        };
+        match Chunk::read(&first).map(|chunk| chunk.error.is_some()) {
+            None => Err(Error::engine(worker.id(), "answered with no chunk")),
+            Some(true) => Err(refusal_event(worker, &first)),
+            Some(false) => Ok((reader.with_idle(idle), first)),
         }
     };
     within(limit, worker, "timeouts.first_token", call).await

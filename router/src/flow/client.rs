@@ -1,6 +1,6 @@
 //! HTTP towards engines.
 
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use bytes::Bytes;
@@ -8,10 +8,11 @@ use http::header::{AUTHORIZATION, CONTENT_TYPE, HeaderName, HeaderValue};
 use http::uri::Scheme;
 use http::{Method, Request, Response, StatusCode, Uri};
 use http_body_util::{BodyExt, Full, Limited};
-use hyper::body::Incoming;
+use hyper::body::{Body, Incoming};
 use hyper_util::client::legacy::Client;
 use hyper_util::client::legacy::connect::HttpConnector;
 use hyper_util::rt::{TokioExecutor, TokioTimer};
+use tokio::task::JoinSet;
 
 use crate::error::{Error, Fault, Kind};
 use crate::fleet::Worker;
@@ -24,6 +25,11 @@ const X_REQUEST_ID: HeaderName = HeaderName::from_static("x-request-id");
 /// have been received cannot be sent again.
 const IDLE: Duration = Duration::from_secs(3);
 
+/// How long an engine may take to end a body after its last event.
+const FINISH: Duration = Duration::from_millis(500);
+/// Bodies that are read to their end at once; of others, the connection is dropped.
+const FINISHING_MAX: usize = 1024;
+
 /// Of an error reply, this much is read to learn its message.
 const ERROR_BODY_MAX_BYTES: usize = 64 << 10;
 
@@ -33,6 +39,8 @@ pub struct EngineClient {
     http: Client<HttpConnector, Full<Bytes>>,
     authorization: Option<HeaderValue>,
     reply_max_bytes: usize,
+    /// Bodies that are read to their end after their last event.
+    finishing: Arc<Mutex<JoinSet<()>>>,
 }
 
 /// What goes with a request, apart from its body. No header of the client's
@@ -60,7 +68,7 @@ impl EngineClient {
             .pool_timer(TokioTimer::new())
             .pool_idle_timeout(IDLE)
             .build(connector);
-        Self { http, authorization, reply_max_bytes }
+        Self { http, authorization, reply_max_bytes, finishing: Arc::default() }
     }
 
     /// Sends a JSON body; returns once a successful status line is there.
@@ -89,7 +97,7 @@ impl EngineClient {
                 let message = format!("worker {} cannot be reached", worker.id());
                 Error::new(Kind::EngineUnreachable, message)
             } else {
-                broken(worker, "closed the connection before it answered")
+                Error::engine(worker.id(), "closed the connection before it answered")
             }
         })?;
         if response.status() == StatusCode::OK {
@@ -107,9 +115,9 @@ impl EngineClient {
         match Limited::new(body, self.reply_max_bytes).collect().await {
             Ok(collected) => Ok(collected.to_bytes()),
             Err(error) if error.is::<http_body_util::LengthLimitError>() => {
-                Err(broken(worker, "sent a reply over limits.engine_reply_max_bytes"))
+                Err(Error::engine(worker.id(), "sent a reply over limits.engine_reply_max_bytes"))
             }
-            Err(_) => Err(broken(worker, "closed the connection in mid-reply")),
+            Err(_) => Err(Error::engine(worker.id(), "closed the connection in mid-reply")),
         }
     }
 
@@ -119,14 +127,35 @@ impl EngineClient {
     /// If it cannot be had.
     pub async fn get(&self, worker: &Worker, path: &'static str) -> Result<String, Error> {
         let request = self.request(worker, Method::GET, path, Full::default())?;
-        let response =
-            self.http.request(request).await.map_err(|_| broken(worker, "does not answer"))?;
+        let response = self
+            .http
+            .request(request)
+            .await
+            .map_err(|_| Error::engine(worker.id(), "does not answer"))?;
         if response.status() != StatusCode::OK {
-            return Err(broken(worker, "does not answer with 200"));
+            return Err(Error::engine(worker.id(), "does not answer with 200"));
         }
         let text = self.whole(worker, response.into_body()).await?;
         String::from_utf8(text.to_vec())
-            .map_err(|_| broken(worker, "sent a text that is not UTF-8"))
+            .map_err(|_| Error::engine(worker.id(), "sent a text that is not UTF-8"))
+    }
+
+    /// Reads a body to its end, which some engines send a moment after their last
+    /// event: only then can the connection be used again. The answer does not wait.
+    pub fn finish(&self, mut body: Incoming) {
+        if body.is_end_stream() {
+            return;
+        }
+        let mut finishing = self.finishing.lock().unwrap_or_else(PoisonError::into_inner);
+        while finishing.try_join_next().is_some() {}
+        if finishing.len() < FINISHING_MAX {
+            finishing.spawn(async move {
+                let ended =
+                    async { while body.frame().await.is_some_and(|frame| frame.is_ok()) {} };
+                // A body that goes on is dropped, and its connection with it.
+                let _in_time = tokio::time::timeout(FINISH, ended).await;
+            });
+        }
     }
 
     /// The largest reply, or event of a stream, that is accepted.
@@ -157,11 +186,6 @@ impl EngineClient {
     }
 }
 
-/// An engine's failure, named by worker.
-pub(crate) fn broken(worker: &Worker, what: &str) -> Error {
-    Error::new(Kind::EngineFailed, format!("worker {} {what}", worker.id()))
-}
-
 /// What an engine's error status means. Its own message is relayed where the
 /// client is at fault, since it tells the client what to change.
 async fn refusal(worker: &Worker, response: Response<Incoming>) -> Error {
@@ -169,7 +193,7 @@ async fn refusal(worker: &Worker, response: Response<Incoming>) -> Error {
     let body = Limited::new(response.into_body(), ERROR_BODY_MAX_BYTES).collect().await;
     let said = body.ok().and_then(|body| engine_message(&body.to_bytes()));
     if !(400..500).contains(&status) {
-        return broken(worker, &format!("answered with status {status}"));
+        return Error::engine(worker.id(), &format!("answered with status {status}"));
     }
     rejection(worker, status, said)
 }
@@ -195,7 +219,7 @@ pub(crate) fn refusal_event(worker: &Worker, event: &[u8]) -> Error {
         .filter(|code| (400..500).contains(code));
     match status {
         Some(status) => rejection(worker, status, engine_message(event)),
-        None => broken(worker, "answered with an error event"),
+        None => Error::engine(worker.id(), "answered with an error event"),
     }
 }
 

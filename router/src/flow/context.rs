@@ -4,6 +4,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use http::HeaderValue;
+use prometheus::Histogram;
 
 use super::client::Envelope;
 use super::plan::LocalReason;
@@ -31,6 +32,14 @@ pub struct Context {
     pub traceparent: Option<HeaderValue>,
     /// Times per stage.
     pub stages: Stages,
+}
+
+impl Context {
+    /// The histogram of the time between the events of an answer.
+    pub(super) fn inter_token(&self, decision: &DecisionHandle) -> Histogram {
+        let flow = decision.with(|decision| decision.flow);
+        self.core.metrics.inter_token.with_label_values(&[self.served.name(), flow])
+    }
 }
 
 /// Tokens that a worker is expected to compute of a prompt.

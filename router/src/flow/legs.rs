@@ -95,7 +95,8 @@ mod tests {
                 samples: 1,
                 n: 1,
                 bypasses_cache: None,
-                min_tokens: None,
+                embeds: false,
+                refusable: false,
                 max_tokens: None,
             };
             let sent = aggregated(&body, asked).unwrap();

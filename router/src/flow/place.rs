@@ -32,7 +32,7 @@ pub(super) fn place(
     let Served { config, pool, .. } = context.served.as_ref();
     let started = Instant::now();
     let candidates = pool.candidates(leg, &unit.hashes, excluded, started);
-    context.stages.mark(context, "match", started);
+    context.stages.mark("match", started);
     let started = Instant::now();
     let query = Query {
         leg,
@@ -55,7 +55,7 @@ pub(super) fn place(
         let lost = choice.best_overlap_blocks - chosen.overlap_blocks;
         metrics.overlap_blocks_lost.with_label_values(&labels[..1]).inc_by(lost.into());
     }
-    context.stages.mark(context, "pick", started);
+    context.stages.mark("pick", started);
     Ok(Placed { worker, overlap_blocks: chosen.overlap_blocks })
 }
 

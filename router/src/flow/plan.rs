@@ -18,10 +18,10 @@ impl Facts {
     /// Whether the answering engine is going to refuse what a prefill engine, which
     /// is asked for one token, would not see.
     fn only_decode_refuses(&self) -> bool {
-        let Some(max_tokens) = self.options.max_tokens else { return false };
-        let sequence = self.prompt_tokens.map(|prompt| u64::from(prompt) + u64::from(max_tokens));
-        self.options.min_tokens.is_some_and(|min_tokens| min_tokens > max_tokens)
-            || matches!((sequence, self.context_tokens), (Some(n), Some(max)) if n > u64::from(max))
+        let tokens = self.prompt_tokens.zip(self.options.max_tokens);
+        let sequence = tokens.map(|(prompt, max)| u64::from(prompt) + u64::from(max));
+        let too_long = sequence.zip(self.context_tokens).is_some_and(|(n, max)| n > max.into());
+        self.options.refusable || too_long
     }
 }
 
@@ -43,6 +43,10 @@ pub enum LocalReason {
     Samples,
     /// Log-probabilities of the prompt exist only where it is computed.
     PromptLogprobs,
+    /// Prompts that are embeddings: the router cannot tell how many there are.
+    PromptEmbeds,
+    /// No decode worker is up: nobody would fetch what a prefill stages.
+    NoDecode,
     /// The answering engine is going to refuse it, with its own words: a prefill
     /// would leave blocks staged that nobody fetches before their lease ends.
     Refusable,
@@ -57,6 +61,8 @@ impl LocalReason {
             Self::ShortPrompt => "short_prompt",
             Self::Samples => "samples",
             Self::PromptLogprobs => "prompt_logprobs",
+            Self::PromptEmbeds => "prompt_embeds",
+            Self::NoDecode => "no_decode",
             Self::Refusable => "refusable",
             Self::NoPrefill => "no_prefill",
         }
@@ -73,6 +79,8 @@ pub fn plan(model: &Model, facts: Facts) -> Plan {
         Plan::Aggregated(Some(LocalReason::Samples))
     } else if facts.options.bypasses_cache.is_some() {
         Plan::Aggregated(Some(LocalReason::PromptLogprobs))
+    } else if facts.options.embeds {
+        Plan::Aggregated(Some(LocalReason::PromptEmbeds))
     } else if short {
         Plan::Aggregated(Some(LocalReason::ShortPrompt))
     } else if facts.only_decode_refuses() {
@@ -101,7 +109,8 @@ mod tests {
             samples: 1,
             n: 1,
             bypasses_cache: None,
-            min_tokens: None,
+            embeds: false,
+            refusable: false,
             max_tokens: Some(50),
         };
         let mut facts = Facts { prompt_tokens: Some(100), options, context_tokens: Some(150) };
@@ -120,12 +129,13 @@ mod tests {
         assert_eq!(plan(&model, facts(|_| {})), Plan::PrefillFirst);
         assert_eq!(local(|facts| facts.prompt_tokens = None), None);
         assert_eq!(local(|facts| facts.context_tokens = None), None);
-        let reasons: [(Change, LocalReason); 5] = [
+        let reasons: [(Change, LocalReason); 6] = [
             (|facts| facts.prompt_tokens = Some(32), LocalReason::ShortPrompt),
             (|facts| facts.options.samples = 2, LocalReason::Samples),
+            (|facts| facts.options.embeds = true, LocalReason::PromptEmbeds),
             (|facts| facts.options.bypasses_cache = Some("x"), LocalReason::PromptLogprobs),
             (|facts| facts.options.max_tokens = Some(51), LocalReason::Refusable),
-            (|facts| facts.options.min_tokens = Some(51), LocalReason::Refusable),
+            (|facts| facts.options.refusable = true, LocalReason::Refusable),
         ];
         for (change, reason) in reasons {
             assert_eq!(local(change), Some(reason));

@@ -6,7 +6,7 @@ use serde_json::value::RawValue;
 use splitrail_engine::nixl::HandOff;
 use splitrail_engine::usage::EngineUsage;
 
-use super::client::{Envelope, broken};
+use super::client::Envelope;
 use super::context::{Context, attempt, count_local, count_retry, uncached_tokens, within};
 use super::legs;
 use super::place::{Placed, place};
@@ -17,6 +17,7 @@ use crate::core::Served;
 use crate::error::{Error, Fault, Kind};
 use crate::fleet::Booking;
 use crate::ledger::decisions::DecisionHandle;
+use crate::ledger::spent::Spent;
 use crate::pick::Leg;
 use crate::prepare::Unit;
 
@@ -28,7 +29,8 @@ pub(super) struct Prefilled {
     pub(super) envelope: Envelope,
     pub(super) hand_off: HandOff,
     pub(super) cached_tokens: Option<u32>,
-    pub(super) prompt_tokens: u32,
+    /// Counts its tokens as wasted unless an answer comes of them.
+    pub(super) spent: Option<Spent>,
     pub(super) overlap_blocks: u32,
 }
 
@@ -38,11 +40,12 @@ pub(super) async fn prefill_or_local(
     context: &Context,
     unit: &Unit,
     decision: &DecisionHandle,
+    failed_decode: &[usize],
 ) -> Result<Option<Prefilled>, Error> {
     let model = &context.served.config;
     let mut excluded = Vec::new();
-    // An engine does not hand over to itself: the only one that decodes is kept for it.
-    excluded.extend(context.served.pool.only(Leg::Decode));
+    // An engine does not hand over to itself: the last one that can decode is kept for it.
+    excluded.extend(context.served.pool.last_up(Leg::Decode, failed_decode));
     let mut retries_left = model.retries.prefill;
     let last = loop {
         let placed = match place(context, unit, decision, Leg::Prefill, &excluded) {
@@ -96,21 +99,23 @@ async fn prefill(
         client.whole(worker, response.into_body()).await
     };
     let reply = within(config.timeouts.prefill, worker, "timeouts.prefill", call).await?;
-    let nonsense = |_| broken(worker, "sent a prefill reply that cannot be understood");
+    let nonsense = |_| Error::engine(worker.id(), "sent a prefill reply that cannot be understood");
     let reply = JsonObject::parse(reply).map_err(nonsense)?;
     // Usage that makes no sense is usage that was not reported.
     let usage = reply.raw("usage").and_then(|raw| serde_json::from_str(raw).ok());
     let usage: Option<EngineUsage> = usage.and_then(|raw| EngineUsage::parse(raw).ok());
     let raw = reply.raw("kv_transfer_params").unwrap_or("null");
-    let raw: &RawValue = serde_json::from_str(raw).map_err(|_| broken(worker, "sent nonsense"))?;
+    let raw: &RawValue =
+        serde_json::from_str(raw).map_err(|_| Error::engine(worker.id(), "sent nonsense"))?;
     let hand_off = HandOff::from_reply(raw)
-        .map_err(|error| broken(worker, &format!("gave no hand-off: {error}")))?;
+        .map_err(|error| Error::engine(worker.id(), &format!("gave no hand-off: {error}")))?;
     let told = usage.as_ref().and_then(|usage| usage.cached_tokens);
-    context.stages.mark(context, "prefill", started);
+    let tokens = usage.map_or(unit.prompt_tokens.unwrap_or(0), |usage| usage.prompt_tokens);
+    context.stages.mark("prefill", started);
     Ok(Prefilled {
         worker: worker.index,
         cached_tokens: told.or(hand_off.remote_prefill_cached_tokens()),
-        prompt_tokens: usage.map_or(unit.prompt_tokens.unwrap_or(0), |usage| usage.prompt_tokens),
+        spent: Some(Spent::new(&context.core, &context.served, tokens)),
         overlap_blocks: placed.overlap_blocks,
         hand_off,
         envelope,

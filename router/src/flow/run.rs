@@ -2,11 +2,12 @@
 //! begun or an error is final.
 
 use super::answer::{Begun, generate};
-use super::context::{Context, attempt, count_local, count_retry};
+use super::context::{Context, attempt, count_local, count_retry, flow_name};
 use super::place::place;
-use super::plan::{Facts, Plan, plan};
+use super::plan::{Facts, LocalReason, Plan, plan};
 use super::prefill::prefill_or_local;
-use crate::error::Error;
+use crate::config::model::OnNoPrefill;
+use crate::error::{Error, Kind};
 use crate::ledger::decisions::DecisionHandle;
 use crate::pick::Leg;
 use crate::prepare::Unit;
@@ -27,36 +28,39 @@ pub async fn begin(
         context_tokens: context.served.pool.context_tokens(),
     };
     let plan = plan(model, facts);
-    if let Plan::Aggregated(Some(reason)) = plan {
-        count_local(context, decision, reason);
-    }
     let mut failed = Vec::new();
     loop {
-        let prefilled = match plan {
-            Plan::Aggregated(_) => None,
-            Plan::PrefillFirst => prefill_or_local(context, unit, decision).await?,
-        };
+        decision.begin_attempt(flow_name(context));
+        let mut prefilled = None;
+        if let Plan::Aggregated(Some(reason)) = plan {
+            count_local(context, decision, reason);
+        } else if plan == Plan::PrefillFirst {
+            if context.served.pool.any_up(Leg::Decode, &failed) {
+                prefilled = prefill_or_local(context, unit, decision, &failed).await?;
+            } else if model.on_no_prefill == OnNoPrefill::Fail {
+                let message = format!("model {} has no decode worker that is up", model.name);
+                return Err(Error::new(Kind::NoWorker, message));
+            } else {
+                // A prefill now would stage blocks for nobody. An attempt without one
+                // finds out what is wrong, or that it no longer is.
+                count_local(context, decision, LocalReason::NoDecode);
+            }
+        }
         // Both legs of an attempt carry one id.
         let envelope = match &prefilled {
             Some(prefilled) => prefilled.envelope.clone(),
             None => attempt(context, decision),
         };
         let leg = if prefilled.is_some() { Leg::Decode } else { Leg::Aggregated };
-        let spent_tokens = prefilled.as_ref().map_or(0, |prefilled| prefilled.prompt_tokens);
         let mut excluded = failed.clone();
         // An engine cannot pull from itself.
         excluded.extend(prefilled.as_ref().map(|prefilled| prefilled.worker));
         let placed = place(context, unit, decision, leg, &excluded)?;
+        // The hand-off may be received: whatever comes after a failure needs a new one.
         let error = match generate(context, unit, decision, &envelope, &placed, prefilled).await {
             Ok(begun) => return Ok(begun),
             Err(error) => error,
         };
-        // The hand-off may have been received: whatever comes next needs a new one.
-        if spent_tokens > 0 {
-            let labels = [context.served.name(), error.outcome()];
-            let wasted = context.core.metrics.wasted_prompt_tokens.with_label_values(&labels);
-            wasted.inc_by(spent_tokens.into());
-        }
         failed.push(placed.worker.index);
         let allowed = failed.len() <= model.retries.decode as usize;
         let others = context.served.pool.has_other(leg, &failed);

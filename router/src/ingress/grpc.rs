@@ -22,6 +22,7 @@ use tokio_util::sync::CancellationToken;
 use tonic::service::Routes;
 use tonic::{Request, Response, Status};
 use tonic_health::pb::health_server::{Health, HealthServer};
+use tonic_reflection::server::v1::{ServerReflection, ServerReflectionServer};
 use tower::ServiceBuilder;
 use tower::limit::GlobalConcurrencyLimitLayer;
 
@@ -44,31 +45,36 @@ pub fn routes(core: &Arc<Core>, stop: CancellationToken) -> Router {
     let max_bytes = core.limits.body_max_bytes;
     let door = FrontDoorServiceServer::new(FrontDoor { core: Arc::clone(core) })
         .max_decoding_message_size(max_bytes);
-    let health = HealthServer::new(Readiness { core: Arc::clone(core), stop });
-    let mut routes = Routes::new(door).add_service(health);
-    let reflection = tonic_reflection::server::Builder::configure()
-        .register_encoded_file_descriptor_set(splitrail_proto::FILE_DESCRIPTOR_SET)
-        .register_encoded_file_descriptor_set(tonic_health::pb::FILE_DESCRIPTOR_SET)
-        .build_v1();
-    match reflection {
-        Ok(reflection) => routes = routes.add_service(reflection),
-        Err(error) => tracing::error!(%error, "gRPC reflection is not available"),
-    }
     let full = Arc::clone(core);
     let layers = ServiceBuilder::new()
         .layer(HandleErrorLayer::new(move |_: BoxError| {
             // The only error of these layers is that they are full.
-            std::future::ready(full.shed().to_grpc().into_http::<Body>())
+            std::future::ready(full.shed_at_door().to_grpc().into_http::<Body>())
         }))
         .load_shed()
-        .layer(GlobalConcurrencyLimitLayer::new(core.limits.in_flight_max))
+        .layer(GlobalConcurrencyLimitLayer::with_semaphore(Arc::clone(&core.arriving)))
         // A call of one message may be followed by any number of others, which the
         // library reads to their end: the body as a whole is bounded too.
         .layer(map_request(move |request: axum::extract::Request| {
             let bound = max_bytes + FRAMING_BYTES;
             std::future::ready(request.map(|body| Body::new(Limited::new(body, bound))))
         }));
-    routes.into_axum_router().layer(layers)
+    let door = Routes::new(door).into_axum_router().reset_fallback().layer(layers);
+    // Health and reflection answer however full the door is.
+    let mut open = Routes::new(HealthServer::new(Readiness { core: Arc::clone(core), stop }));
+    if let Some(reflection) = reflection() {
+        open = open.add_service(reflection);
+    }
+    open.into_axum_router().merge(door)
+}
+
+fn reflection() -> Option<ServerReflectionServer<impl ServerReflection>> {
+    tonic_reflection::server::Builder::configure()
+        .register_encoded_file_descriptor_set(splitrail_proto::FILE_DESCRIPTOR_SET)
+        .register_encoded_file_descriptor_set(tonic_health::pb::FILE_DESCRIPTOR_SET)
+        .build_v1()
+        .inspect_err(|error| tracing::error!(%error, "gRPC reflection is not available"))
+        .ok()
 }
 
 struct FrontDoor {
@@ -174,6 +180,8 @@ struct Choice {
 #[derive(Deserialize)]
 struct Delta {
     content: Option<String>,
+    #[serde(alias = "reasoning_content")]
+    reasoning: Option<String>,
 }
 
 #[derive(Deserialize)]
@@ -197,7 +205,10 @@ fn responses(
 ) -> impl Stream<Item = Result<v1::GenerateResponse, Status>> + Send {
     events.flat_map(move |event| {
         let items = match event {
-            Ok(data) => convert(&data, &decision, is_chat),
+            Ok(data) => convert(&data, &decision, is_chat).unwrap_or_else(|| {
+                let what = "an engine sent a chunk that is not OpenAI's";
+                vec![Err(status(&request_id, &Error::new(Kind::EngineFailed, what)))]
+            }),
             Err(error) => vec![Err(status(&request_id, &error))],
         };
         stream::iter(items)
@@ -208,16 +219,17 @@ fn convert(
     data: &Bytes,
     decision: &DecisionHandle,
     is_chat: bool,
-) -> Vec<Result<v1::GenerateResponse, Status>> {
-    let Ok(chunk) = serde_json::from_slice::<Chunk>(data) else {
-        let error = Error::new(Kind::EngineFailed, "an engine sent a chunk that is not OpenAI's");
-        return vec![Err(error.to_grpc())];
-    };
+) -> Option<Vec<Result<v1::GenerateResponse, Status>>> {
+    let chunk: Chunk = serde_json::from_slice(data).ok()?;
     let mut out = Vec::new();
     for Choice { index, text, delta, finish_reason } in chunk.choices {
-        let text = if is_chat { delta.and_then(|delta| delta.content) } else { text };
-        if let Some(text) = text.filter(|text| !text.is_empty()) {
-            out.push(Ok(response(Event::Delta(v1::Delta { index, text }))));
+        let (text, reasoning) = match delta {
+            Some(delta) if is_chat => (delta.content, delta.reasoning),
+            _ => (text, None),
+        };
+        let text = text.unwrap_or_default();
+        if !text.is_empty() || reasoning.is_some() {
+            out.push(Ok(response(Event::Delta(v1::Delta { index, text, reasoning }))));
         }
         if let Some(finish_reason) = finish_reason {
             let finished = v1::Finished { index, finish_reason };
@@ -227,7 +239,7 @@ fn convert(
     // Running totals are not asked for here, so usage comes once, at the end.
     if let Some(usage) = chunk.usage {
         let cached_tokens = usage.prompt_tokens_details.and_then(|details| details.cached_tokens);
-        let source = match (cached_tokens, decision.read().cached_source) {
+        let source = match (cached_tokens, decision.with(|decision| decision.cached_source)) {
             (Some(_), Some("engine")) => v1::CachedSource::Engine,
             (Some(_), _) => v1::CachedSource::Estimate,
             (None, _) => v1::CachedSource::Unspecified,
@@ -239,7 +251,7 @@ fn convert(
             cached_source: source.into(),
         }))));
     }
-    out
+    Some(out)
 }
 
 /// `grpc.health.v1`, in agreement with `/ready`.
@@ -254,7 +266,7 @@ const WATCH_PERIOD: Duration = Duration::from_millis(500);
 impl Readiness {
     fn status(core: &Core) -> tonic_health::pb::HealthCheckResponse {
         use tonic_health::ServingStatus;
-        let ready = core.unready(super::http::SYNC_PATIENCE).is_none();
+        let ready = core.unready().is_none();
         let status = if ready { ServingStatus::Serving } else { ServingStatus::NotServing };
         tonic_health::pb::HealthCheckResponse { status: status as i32 }
     }

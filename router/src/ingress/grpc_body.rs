@@ -9,7 +9,7 @@ use crate::api::{Endpoint, JsonObject, json};
 use crate::error::{Error, Kind};
 
 /// Members that the message has a place for.
-const OWN_FIELDS: [&str; 21] = [
+const OWN_FIELDS: [&str; 19] = [
     "model",
     "prompt",
     "messages",
@@ -29,9 +29,11 @@ const OWN_FIELDS: [&str; 21] = [
     "ignore_eos",
     "presence_penalty",
     "frequency_penalty",
-    "logprobs",
-    "top_logprobs",
 ];
+
+/// Members whose answers have no place in this door's replies.
+const NO_PLACE: [&str; 6] =
+    ["logprobs", "top_logprobs", "prompt_logprobs", "tools", "functions", "echo"];
 
 /// The body of a request, for chat if its prompt is one; always streamed, always with usage.
 ///
@@ -42,6 +44,10 @@ pub(super) fn body_of(request: v1::GenerateRequest) -> Result<Bytes, Error> {
     let mut body = JsonObject::parse_str(if extra.is_empty() { "{}" } else { extra })?;
     if let Some((key, _)) = body.members().find(|(key, _)| OWN_FIELDS.contains(key)) {
         let message = format!("`{key}` has a place of its own; it cannot be in extra_body_json");
+        return Err(Error::invalid("extra_body_json", message));
+    }
+    if let Some((key, _)) = body.members().find(|(key, _)| NO_PLACE.contains(key)) {
+        let message = format!("what `{key}` asks for has no place in gRPC replies; use HTTP");
         return Err(Error::invalid("extra_body_json", message));
     }
     body.set("model", json::quote(&request.model));
@@ -119,14 +125,6 @@ fn sampling(
     set("n", params.n.map(Value::from));
     set("ignore_eos", params.ignore_eos.map(Value::from));
     set("stop", (!params.stop.is_empty()).then(|| params.stop.into()));
-    match (endpoint, params.logprobs) {
-        (_, None) => {}
-        (Endpoint::Completions, count) => set("logprobs", count.map(Value::from)),
-        (Endpoint::Chat, count) => {
-            set("logprobs", Some(true.into()));
-            set("top_logprobs", count.map(Value::from));
-        }
-    }
     Ok(())
 }
 

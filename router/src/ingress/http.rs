@@ -7,21 +7,20 @@ use axum::body::{Body, HttpBody};
 use axum::error_handling::HandleErrorLayer;
 use axum::extract::rejection::PathRejection;
 use axum::extract::{Path, Request, State};
-use axum::response::{IntoResponse, Response};
+use axum::response::Response;
 use axum::routing::{get, post};
 use axum::{BoxError, Extension, Router};
 use bytes::Bytes;
 use futures_util::StreamExt;
-use http::header::{
-    CACHE_CONTROL, CONTENT_ENCODING, CONTENT_TYPE, HeaderMap, HeaderName, RETRY_AFTER,
-};
-use http::{HeaderValue, StatusCode};
+use http::HeaderValue;
+use http::header::{CACHE_CONTROL, CONTENT_ENCODING, CONTENT_TYPE, HeaderMap, HeaderName};
 use http_body_util::{BodyExt, LengthLimitError, Limited};
 use serde_json::json;
 use tower::ServiceBuilder;
 use tower::limit::GlobalConcurrencyLimitLayer;
 
 use super::context::{Identify, Identity, trace_context};
+use super::reply::{health, json_reply, ready, reply_error};
 use crate::api::Endpoint;
 use crate::api::request::{check_threshold, unknown_model};
 use crate::core::{Core, Named};
@@ -46,10 +45,10 @@ pub fn routes(core: Arc<Core>) -> Router {
     let shedding = ServiceBuilder::new()
         .layer(HandleErrorLayer::new(move |_: BoxError| {
             // The only error of these layers is that they are full.
-            std::future::ready(reply_error(full.shed()))
+            std::future::ready(reply_error(full.shed_at_door()))
         }))
         .load_shed()
-        .layer(GlobalConcurrencyLimitLayer::new(core.limits.in_flight_max));
+        .layer(GlobalConcurrencyLimitLayer::with_semaphore(Arc::clone(&core.arriving)));
     Router::new()
         .route(Endpoint::Chat.path(), post_of(Endpoint::Chat))
         .route(Endpoint::Completions.path(), post_of(Endpoint::Completions))
@@ -182,22 +181,10 @@ pub(super) fn log_failure(request_id: &str, error: &Error) {
     }
 }
 
-/// The one place where an error becomes an HTTP reply.
-pub fn reply_error(error: Error) -> Response {
-    let mut response = Response::new(Body::from(error.to_openai()));
-    *response.status_mut() = error.status();
-    let headers = response.headers_mut();
-    headers.insert(CONTENT_TYPE, HeaderValue::from_static("application/json"));
-    if let Some(seconds) = error.retry_after_s() {
-        headers.insert(RETRY_AFTER, HeaderValue::from(seconds));
-    }
-    response
-}
-
 async fn list_models(State(core): State<Arc<Core>>) -> Response {
     let models: Vec<_> =
         core.names.iter().map(|(name, named)| describe(&core, name, named)).collect();
-    axum_json(json!({"object": "list", "data": models}))
+    json_reply(json!({"object": "list", "data": models}))
 }
 
 async fn show_model(
@@ -208,7 +195,7 @@ async fn show_model(
         return reply_error(Error::new(Kind::InvalidRequest, "the path is not valid UTF-8"));
     };
     match core.names.get(&id) {
-        Some(named) => axum_json(describe(&core, &id, named)),
+        Some(named) => json_reply(describe(&core, &id, named)),
         None => {
             let known: Vec<String> = core.names.keys().cloned().collect();
             reply_error(unknown_model(&id, &known))
@@ -219,28 +206,4 @@ async fn show_model(
 fn describe(core: &Core, name: &str, named: &Named) -> serde_json::Value {
     let root = core.models[named.model].name();
     json!({"id": name, "object": "model", "created": 0, "owned_by": "splitrail", "root": root})
-}
-
-async fn health() -> Response {
-    axum_json(json!({"status": "ok"}))
-}
-
-/// How long `/ready` waits for the first index synchronisation.
-pub const SYNC_PATIENCE: std::time::Duration = std::time::Duration::from_secs(15);
-
-/// Whether traffic may come.
-pub async fn ready(State(core): State<Arc<Core>>) -> Response {
-    match core.unready(SYNC_PATIENCE) {
-        None => axum_json(json!({"status": "ready"})),
-        Some(reason) => {
-            let body = json!({"status": "not ready", "reason": reason});
-            (StatusCode::SERVICE_UNAVAILABLE, axum_json(body)).into_response()
-        }
-    }
-}
-
-/// A JSON reply.
-pub fn axum_json(value: serde_json::Value) -> Response {
-    let json = HeaderValue::from_static("application/json");
-    ([(CONTENT_TYPE, json)], value.to_string()).into_response()
 }

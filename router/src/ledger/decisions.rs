@@ -119,6 +119,24 @@ impl DecisionHandle {
         change(&mut self.lock());
     }
 
+    /// Reads a part of the record.
+    pub fn with<T>(&self, read: impl FnOnce(&Decision) -> T) -> T {
+        read(&self.lock())
+    }
+
+    /// An attempt begins: what the last one left of its way is void.
+    pub fn begin_attempt(&self, flow: &'static str) {
+        self.update(|decision| {
+            decision.flow = flow;
+            decision.local_reason = None;
+            decision.prefill_worker = None;
+            decision.decode_worker = None;
+            decision.candidates.clear();
+            decision.draws.clear();
+            decision.outcome = None;
+        });
+    }
+
     /// The record as it is now.
     pub fn read(&self) -> Decision {
         self.lock().clone()
@@ -155,13 +173,16 @@ impl Decisions {
 
     /// The newest records first, of one request if an id is given.
     pub fn newest(&self, request_id: Option<&str>, limit: usize) -> Vec<Decision> {
-        let ring = self.ring.lock().unwrap_or_else(PoisonError::into_inner);
-        ring.iter()
-            .rev()
-            .map(DecisionHandle::read)
-            .filter(|decision| request_id.is_none_or(|id| decision.request_id == id))
-            .take(limit)
-            .collect()
+        // Every request needs the ring: it is held for no longer than pointers take.
+        let handles: Vec<_> = {
+            let ring = self.ring.lock().unwrap_or_else(PoisonError::into_inner);
+            ring.iter().rev().cloned().collect()
+        };
+        let wanted = |handle: &DecisionHandle| {
+            request_id.is_none_or(|id| handle.with(|decision| decision.request_id == id))
+        };
+        let found = handles.into_iter().filter(wanted).take(limit);
+        found.map(|handle| handle.read()).collect()
     }
 }
 

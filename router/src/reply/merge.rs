@@ -6,6 +6,7 @@ use std::pin::Pin;
 use bytes::Bytes;
 use futures_util::Stream;
 use futures_util::stream::{self, StreamExt};
+use serde_json::Value;
 use serde_json::value::RawValue;
 
 use super::relay::UnitStream;
@@ -29,8 +30,9 @@ pub fn single(unit: Box<UnitStream>) -> Events {
 /// The events of several prompts' answers as they come, under one id, with
 /// `choices[].index` moved to each prompt's place, and one usage chunk at the end.
 pub fn streams(units: Vec<Events>, n: u32) -> Events {
+    let usage = vec![None; units.len()];
     let tagged = units.into_iter().enumerate().map(|(i, events)| events.map(move |e| (i, e)));
-    let state = Merging { events: stream::select_all(tagged), id: None, usage: Vec::new(), n };
+    let state = Merging { events: stream::select_all(tagged), id: None, usage, n };
     Box::pin(stream::unfold(Some(state), |state| async move {
         let mut state = state?;
         match state.next().await {
@@ -45,7 +47,8 @@ struct Merging<S> {
     events: S,
     /// The first answer's id, creation time and fingerprint, which all chunks carry.
     id: Option<JsonObject>,
-    usage: Vec<JsonObject>,
+    /// The last usage chunk of each prompt.
+    usage: Vec<Option<JsonObject>>,
     n: u32,
 }
 
@@ -57,7 +60,8 @@ impl<S: Stream<Item = (usize, Result<Bytes, Error>)> + Unpin> Merging<S> {
                 Err(error) => return Some(Err(error)),
             };
             let Ok(mut event) = JsonObject::parse(data) else {
-                continue;
+                let message = "the answer broke off: an engine sent an event that is no chunk";
+                return Some(Err(Error::new(Kind::DecodeLost, message)));
             };
             if self.id.is_none() {
                 self.id = Some(event.clone());
@@ -65,8 +69,9 @@ impl<S: Stream<Item = (usize, Result<Bytes, Error>)> + Unpin> Merging<S> {
             if let Some(first) = &self.id {
                 unify(&mut event, first);
             }
-            if event.raw("choices").is_none_or(|raw| raw.trim() == "[]") {
-                self.usage.push(event);
+            let has_usage = !matches!(event.raw("usage"), None | Some("null"));
+            if has_usage && event.raw("choices").is_none_or(|raw| raw.trim() == "[]") {
+                self.usage[prompt_index] = Some(event);
                 continue;
             }
             move_choices(&mut event, prompt_index, self.n);
@@ -76,9 +81,10 @@ impl<S: Stream<Item = (usize, Result<Bytes, Error>)> + Unpin> Merging<S> {
     }
 
     /// The one usage chunk, if every prompt had one.
-    fn last(mut self) -> Option<Bytes> {
-        let usage = sum(self.usage.iter().filter_map(|event| event.raw("usage")))?;
-        let mut event = self.usage.pop()?;
+    fn last(self) -> Option<Bytes> {
+        let mut chunks = self.usage.into_iter().collect::<Option<Vec<_>>>()?;
+        let usage = sum(chunks.iter().filter_map(|event| event.raw("usage")))?;
+        let mut event = chunks.pop()?;
         event.set("usage", usage);
         Some(event.to_bytes())
     }
@@ -109,11 +115,17 @@ pub fn replies(replies: Vec<JsonObject>, n: u32) -> Result<JsonObject, Error> {
             choices.push(inner.to_owned());
         }
     }
+    let reported = |reply: &&JsonObject| !matches!(reply.raw("usage"), None | Some("null"));
+    let all_reported = replies.iter().filter(reported).count() == replies.len();
     let usage = sum(replies.iter().filter_map(|reply| reply.raw("usage")));
     let mut merged = replies.into_iter().next().ok_or_else(nonsense)?;
     merged.set("choices", format!("[{}]", choices.join(",")));
-    if let Some(usage) = usage {
-        merged.set("usage", usage);
+    // The usage of some prompts must not pass for that of all.
+    match usage.filter(|_| all_reported) {
+        Some(usage) => merged.set("usage", usage),
+        None => {
+            merged.remove("usage");
+        }
     }
     Ok(merged)
 }
@@ -142,9 +154,10 @@ fn move_choices(answer: &mut JsonObject, prompt_index: usize, n: u32) {
 }
 
 /// The sum of usage objects, member by member and also inside `*_details`. What is
-/// no number is taken from the first that has it.
+/// no number is taken from the first that has it; a count that some lack is left
+/// out, since it would pass for the count of all.
 fn sum<'a>(all: impl Iterator<Item = &'a str>) -> Option<String> {
-    let mut total: Option<serde_json::Value> = None;
+    let mut total: Option<Value> = None;
     for raw in all {
         let value = serde_json::from_str(raw).ok()?;
         match &mut total {
@@ -155,25 +168,26 @@ fn sum<'a>(all: impl Iterator<Item = &'a str>) -> Option<String> {
     total.map(|total| total.to_string())
 }
 
-fn add(total: &mut serde_json::Value, other: &serde_json::Value) {
-    use serde_json::Value::{Null, Number, Object};
+fn add(total: &mut Value, other: &Value) {
     match (total, other) {
-        (Object(total), Object(other)) => {
+        (Value::Object(total), Value::Object(other)) => {
+            total.retain(|key, value| !value.is_number() || other.contains_key(key));
             for (key, value) in other {
                 match total.get_mut(key) {
                     Some(sum) => add(sum, value),
+                    None if value.is_number() => {}
                     None => {
                         total.insert(key.clone(), value.clone());
                     }
                 }
             }
         }
-        (total @ Number(_), Number(other)) => {
+        (total @ Value::Number(_), Value::Number(other)) => {
             if let (Some(a), Some(b)) = (total.as_u64(), other.as_u64()) {
                 *total = a.saturating_add(b).into();
             }
         }
-        (total @ Null, other) => *total = other.clone(),
+        (total @ Value::Null, other) => *total = other.clone(),
         _ => {}
     }
 }
@@ -195,7 +209,7 @@ mod tests {
         let b = reply(
             r#"{"id":"b","choices":[{"index":0,"text":"z"},{"index":1,"text":"w"}],"usage":{"prompt_tokens":4,"prompt_tokens_details":{"cached_tokens":0,"audio_tokens":1}}}"#,
         );
-        let merged: serde_json::Value =
+        let merged: Value =
             serde_json::from_slice(&replies(vec![a, b], 2).unwrap().to_bytes()).unwrap();
         assert_eq!(merged["id"], "a");
         let texts: Vec<_> = merged["choices"]
@@ -223,7 +237,7 @@ mod tests {
             ];
             Box::pin(stream::iter(chunks.map(|chunk| Ok(Bytes::from(chunk)))))
         };
-        let merged: Vec<serde_json::Value> = streams(vec![events("a"), events("b")], 1)
+        let merged: Vec<Value> = streams(vec![events("a"), events("b")], 1)
             .map(|event| serde_json::from_slice(&event.unwrap()).unwrap())
             .collect()
             .await;

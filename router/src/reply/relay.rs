@@ -6,6 +6,9 @@ use std::time::{Duration, Instant};
 use bytes::Bytes;
 use http_body_util::BodyExt;
 use hyper::body::Incoming;
+use prometheus::Histogram;
+use serde::Deserialize;
+use serde_json::value::RawValue;
 use splitrail_engine::usage::{EngineUsage, UsageError};
 
 use super::sse::{Piece, Splitter};
@@ -14,13 +17,14 @@ use crate::api::JsonObject;
 use crate::core::{Core, Served};
 use crate::error::{Error, Kind};
 use crate::fleet::{Booking, Worker};
-use crate::flow::client::broken;
+use crate::flow::client::EngineClient;
 use crate::ledger::counts::Settled;
 use crate::ledger::decisions::DecisionHandle;
+use crate::ledger::spent::Spent;
 
 /// Events from an engine.
 pub struct EventReader {
-    body: Incoming,
+    body: Option<Incoming>,
     splitter: Splitter,
     worker: Arc<Worker>,
     idle: Duration,
@@ -29,12 +33,19 @@ pub struct EventReader {
 impl EventReader {
     /// Reads events of up to `max_bytes`, at most `idle` apart.
     pub fn new(body: Incoming, max_bytes: usize, worker: Arc<Worker>, idle: Duration) -> Self {
-        Self { body, splitter: Splitter::new(max_bytes), worker, idle }
+        Self { body: Some(body), splitter: Splitter::new(max_bytes), worker, idle }
     }
 
     /// The same reader with another patience between pieces.
     pub fn with_idle(self, idle: Duration) -> Self {
         Self { idle, ..self }
+    }
+
+    /// Lets the connection be used again, once the engine has ended its body.
+    pub fn give_back(&mut self, client: &EngineClient) {
+        if let Some(body) = self.body.take() {
+            client.finish(body);
+        }
     }
 
     /// The next event's data; `None` once the engine said that it is done. A
@@ -50,10 +61,11 @@ impl EventReader {
                 Ok(None) => {}
                 Err(_) => {
                     let what = "sent an event over limits.engine_reply_max_bytes";
-                    return Err(broken(&self.worker, what));
+                    return Err(Error::engine(self.worker.id(), what));
                 }
             }
-            match tokio::time::timeout(self.idle, self.body.frame()).await {
+            let Some(body) = &mut self.body else { return Ok(None) };
+            match tokio::time::timeout(self.idle, body.frame()).await {
                 Err(_) => {
                     let message = format!("worker {} fell silent in mid-stream", self.worker.id());
                     return Err(Error::new(Kind::EngineTimeout, message));
@@ -64,7 +76,7 @@ impl EventReader {
                     }
                 }
                 Ok(Some(Err(_)) | None) => {
-                    return Err(broken(&self.worker, "broke off in mid-stream"));
+                    return Err(Error::engine(self.worker.id(), "broke off in mid-stream"));
                 }
             }
         }
@@ -84,6 +96,8 @@ pub struct Account {
     /// The prompt's length by the router's tokenizer.
     pub(crate) prompt_tokens: Option<u32>,
     pub(crate) settled: Option<Settled>,
+    /// The prefill that this answer lives on.
+    pub(crate) spent: Option<Spent>,
 }
 
 impl Account {
@@ -128,6 +142,7 @@ impl Account {
         if self.rule.handed_over
             && let Some(tokens) = self.rule.prefill_cached_tokens
         {
+            let tokens = tokens.min(self.prompt_tokens.unwrap_or(u32::MAX));
             self.decision.update(|decision| {
                 decision.cached_tokens = Some(tokens);
                 decision.told_cached_tokens = Some(tokens);
@@ -142,16 +157,18 @@ impl Account {
             let block_size = self.rule.block_size;
             settled.count(&self.core.metrics, self.served.name(), block_size);
         }
-        self.end("ok");
+        if let Some(spent) = self.spent.take() {
+            spent.well();
+        }
+        self.decision.update(|decision| decision.outcome = Some("ok"));
     }
 
     /// The answer broke off.
     pub fn fail(&mut self, error: &Error) {
-        self.end(error.outcome());
-    }
-
-    fn end(&mut self, outcome: &'static str) {
-        self.decision.update(|decision| decision.outcome = Some(outcome));
+        if let Some(spent) = &mut self.spent {
+            spent.reason = error.outcome();
+        }
+        self.decision.update(|decision| decision.outcome = Some(error.outcome()));
     }
 }
 
@@ -160,7 +177,7 @@ impl Account {
 /// # Errors
 /// If the reply is no JSON object.
 pub fn whole(account: &mut Account, reply: Bytes) -> Result<JsonObject, Error> {
-    let nonsense = |_| broken(&account.worker, "sent a reply that is not JSON");
+    let nonsense = |_| Error::engine(account.worker.id(), "sent a reply that is not JSON");
     let mut reply = JsonObject::parse(reply).map_err(nonsense)?;
     if let Some(raw) = reply.raw("usage").filter(|raw| *raw != "null").map(str::to_owned)
         && let Some(told) = account.settle(&raw)
@@ -179,6 +196,31 @@ fn hide_hand_off(reply: &mut JsonObject) {
     }
 }
 
+/// What the router reads of an event.
+#[derive(Deserialize)]
+pub(crate) struct Chunk<'a> {
+    /// An engine's error in place of a chunk.
+    #[serde(borrow)]
+    pub(crate) error: Option<&'a RawValue>,
+    #[serde(borrow)]
+    usage: Option<&'a RawValue>,
+    #[serde(borrow)]
+    choices: Option<&'a RawValue>,
+}
+
+impl<'a> Chunk<'a> {
+    /// Reads an event; `None` if it is no JSON object.
+    pub(crate) fn read(data: &'a [u8]) -> Option<Self> {
+        // A struct could be read from a list as well.
+        let is_object = data.trim_ascii_start().starts_with(b"{");
+        is_object.then(|| serde_json::from_slice(data).ok()).flatten()
+    }
+
+    fn has_choices(&self) -> bool {
+        self.choices.is_some_and(|raw| !raw.get().trim_matches(['[', ']', ' ']).is_empty())
+    }
+}
+
 /// A streamed answer, event by event.
 pub struct UnitStream {
     pub(crate) account: Account,
@@ -187,8 +229,8 @@ pub struct UnitStream {
     pub(crate) first: Option<Bytes>,
     /// Whether the client asked for usage.
     pub(crate) tells_usage: bool,
-    /// The label of this answer's flow.
-    pub(crate) flow: &'static str,
+    /// Where the time between events goes.
+    pub(crate) gaps: Histogram,
     pub(crate) last_event: Instant,
 }
 
@@ -205,32 +247,28 @@ impl UnitStream {
                     }
                     Ok(None) => {
                         self.account.finish();
+                        self.reader.give_back(&self.account.served.client);
                         return None;
                     }
                     Err(error) => return Some(Err(self.lost(&error))),
                 },
             };
             self.account.booking.prefill_done();
-            let nonsense = match &data {
-                data if !is_object(data) => Some("sent an event that is no chunk"),
-                data if is_error(data) => Some("reported an error in mid-stream"),
-                _ => None,
-            };
-            if let Some(what) = nonsense {
-                let error = broken(&self.account.worker, what);
-                return Some(Err(self.lost(&error)));
-            }
-            if let Some(data) = self.with_usage(data) {
-                return Some(Ok(data));
+            match self.relay(data) {
+                Ok(None) => {}
+                Ok(Some(data)) => return Some(Ok(data)),
+                Err(what) => {
+                    let error = Error::engine(self.account.worker.id(), what);
+                    return Some(Err(self.lost(&error)));
+                }
             }
         }
     }
 
     fn observe_gap(&mut self) {
         let now = Instant::now();
-        let gap = now.duration_since(std::mem::replace(&mut self.last_event, now)).as_secs_f64();
-        let labels = [self.account.served.name(), self.flow];
-        self.account.core.metrics.inter_token.with_label_values(&labels).observe(gap);
+        let gap = now.duration_since(std::mem::replace(&mut self.last_event, now));
+        self.gaps.observe(gap.as_secs_f64());
     }
 
     /// An error after the first event: said in full, never papered over.
@@ -241,47 +279,26 @@ impl UnitStream {
         lost
     }
 
-    /// Rewrites usage where an event carries it; `None` hides the event.
-    fn with_usage(&mut self, data: Bytes) -> Option<Bytes> {
-        const KEY: &[u8] = b"\"usage\"";
-        // An escaped quote cannot precede the key's own: inside a string it would
-        // read `\"usage\"`, whose last quote is not preceded by `usage` alone.
-        let Some(_) = data.windows(KEY.len()).rposition(|window| window == KEY) else {
-            return Some(data);
-        };
-        let Ok(mut event) = JsonObject::parse(data.clone()) else {
-            return Some(data);
-        };
-        let Some(raw) = event.raw("usage").filter(|raw| *raw != "null").map(str::to_owned) else {
-            return Some(data);
-        };
-        let is_final = event.raw("choices").is_none_or(|raw| raw.trim() == "[]");
-        if !is_final {
+    /// What the client gets of an event; nothing of usage that it did not ask for.
+    fn relay(&mut self, data: Bytes) -> Result<Option<Bytes>, &'static str> {
+        let chunk = Chunk::read(&data).ok_or("sent an event that is no chunk")?;
+        if chunk.error.is_some() {
+            return Err("reported an error in mid-stream");
+        }
+        let Some(usage) = chunk.usage.filter(|_| !chunk.has_choices()) else {
             // Running totals have no details on engines of today; only the final
             // chunk has figures to rely on.
-            return Some(data);
-        }
-        let told = self.account.settle(&raw);
+            return Ok(Some(data));
+        };
+        let told = self.account.settle(usage.get());
         if !self.tells_usage {
-            return None;
+            return Ok(None);
         }
+        let mut event =
+            JsonObject::parse(data.clone()).map_err(|_| "sent an event that is no chunk")?;
         if let Some(told) = told {
             event.set("usage", told);
         }
-        Some(event.to_bytes())
+        Ok(Some(event.to_bytes()))
     }
-}
-
-/// Whether an event is an engine's error instead of a chunk, however it is spelt.
-pub(crate) fn is_error(data: &[u8]) -> bool {
-    const KEY: &[u8] = b"\"error\"";
-    data.windows(KEY.len()).any(|window| window == KEY)
-        && JsonObject::parse(Bytes::copy_from_slice(data))
-            .is_ok_and(|event| !matches!(event.raw("error"), None | Some("null")))
-}
-
-/// Whether an event can be a chunk: an object from its first byte to its last.
-pub(crate) fn is_object(data: &[u8]) -> bool {
-    let data = data.trim_ascii();
-    data.starts_with(b"{") && data.ends_with(b"}")
 }

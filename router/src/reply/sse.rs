@@ -35,11 +35,6 @@ impl Splitter {
         self.buffer.extend_from_slice(bytes);
     }
 
-    /// Whether bytes of an unfinished event are left.
-    pub fn is_empty(&self) -> bool {
-        self.buffer.is_empty()
-    }
-
     /// The next whole event, if there is one. Comments and fields other than
     /// `data` carry nothing for OpenAI's dialects and are passed over.
     ///

@@ -134,7 +134,7 @@ impl Scope {
     /// Model and flow: the one executed, where a decision has come that far.
     fn labels(&self) -> [&str; 2] {
         let Some(placed) = &self.placed else { return ["none", "none"] };
-        let executed = placed.decisions.first().map(|decision| decision.read().flow);
+        let executed = placed.decisions.first().map(|first| first.with(|decision| decision.flow));
         [placed.served.name(), executed.unwrap_or(placed.flow)]
     }
 }

@@ -111,8 +111,8 @@ metrics! {
     index_gaps: IntCounterVec("index_gaps_total"; "model", "worker");
     /// Times that a worker's part of the index was dropped and rebuilt.
     index_resyncs: IntCounterVec("index_resyncs_total"; "model", "worker", "reason");
-    /// Blocks in events that could not be indexed.
-    index_rejected_blocks: IntCounterVec("index_rejected_blocks_total"; "model", "worker", "reason");
+    /// Blocks (of reasons `garbage` and `rank`: events) that could not be indexed.
+    index_rejected: IntCounterVec("index_rejected_total"; "model", "worker", "reason");
     /// From an event's creation in the engine to its presence in the index.
     index_event_lag: HistogramVec[SECONDS]("index_event_lag_seconds"; "model", "worker");
     /// 1, with the version as label.

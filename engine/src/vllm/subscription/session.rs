@@ -34,6 +34,8 @@ pub(super) struct Session {
     max_message_bytes: usize,
     /// When the stream will have been idle for long.
     idle_at: Option<Instant>,
+    /// Whether the engine has said anything on this connection.
+    heard: bool,
 }
 
 impl Session {
@@ -47,6 +49,7 @@ impl Session {
             replay: ReplayClient::new(subscription.timing.replay_timeout, max_message_bytes),
             max_message_bytes,
             idle_at: None,
+            heard: false,
             sink,
             subscription,
         }
@@ -59,9 +62,14 @@ impl Session {
         loop {
             let error = match self.connect().await {
                 Ok(connection) => {
-                    pause = self.subscription.timing.retry_min;
                     outage_said = false;
-                    self.follow(connection).await?
+                    self.heard = false;
+                    let error = self.follow(connection).await?;
+                    // One that accepts and closes again is not worth a quick return.
+                    if self.heard {
+                        pause = self.subscription.timing.retry_min;
+                    }
+                    error
                 }
                 Err(error) => error,
             };
@@ -100,7 +108,9 @@ impl Session {
                     Ok(frames) => self.live(frames, &mut actions).await?,
                     Err(error) => break error,
                 },
-                replayed = self.replay.next() => match replayed {
+                replayed = self.replay.next() => {
+                    self.heard |= replayed.is_ok();
+                    match replayed {
                     Ok(Replayed::Batch(batch)) => self.sequencer.replayed(batch, &mut actions),
                     Ok(Replayed::End) => {
                         self.sequencer.replay_ended(ReplayEnd::Complete, &mut actions);
@@ -108,7 +118,7 @@ impl Session {
                     Err(ReplayFailed) => {
                         self.sequencer.replay_ended(ReplayEnd::Failed, &mut actions);
                     }
-                },
+                }},
                 () = idle(idle_at) => {
                     self.sequencer.check(&mut actions);
                     self.restart_idle_timer();
@@ -128,6 +138,7 @@ impl Session {
     ) -> Result<(), SinkClosed> {
         match message::live(frames) {
             Ok(batch) => {
+                self.heard = true;
                 let expected = self.sequencer.expected();
                 let sequence = batch.sequence;
                 self.sequencer.live(batch, actions);

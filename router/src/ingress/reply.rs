@@ -1,0 +1,47 @@
+//! Replies that more than one listener gives.
+
+use std::sync::Arc;
+
+use axum::body::Body;
+use axum::extract::State;
+use axum::response::{IntoResponse, Response};
+use http::header::{CONTENT_TYPE, RETRY_AFTER};
+use http::{HeaderValue, StatusCode};
+use serde_json::json;
+
+use crate::core::Core;
+use crate::error::Error;
+
+/// The one place where an error becomes an HTTP reply.
+pub fn reply_error(error: Error) -> Response {
+    let mut response = Response::new(Body::from(error.to_openai()));
+    *response.status_mut() = error.status();
+    let headers = response.headers_mut();
+    headers.insert(CONTENT_TYPE, HeaderValue::from_static("application/json"));
+    if let Some(seconds) = error.retry_after_s() {
+        headers.insert(RETRY_AFTER, HeaderValue::from(seconds));
+    }
+    response
+}
+
+/// That the process is alive.
+pub async fn health() -> Response {
+    json_reply(json!({"status": "ok"}))
+}
+
+/// Whether traffic may come.
+pub async fn ready(State(core): State<Arc<Core>>) -> Response {
+    match core.unready() {
+        None => json_reply(json!({"status": "ready"})),
+        Some(reason) => {
+            let body = json!({"status": "not ready", "reason": reason});
+            (StatusCode::SERVICE_UNAVAILABLE, json_reply(body)).into_response()
+        }
+    }
+}
+
+/// A JSON reply.
+pub fn json_reply(value: serde_json::Value) -> Response {
+    let json = HeaderValue::from_static("application/json");
+    ([(CONTENT_TYPE, json)], value.to_string()).into_response()
+}
