@@ -3,6 +3,7 @@
 
 use serde_json::{Value, json};
 use splitrail_tests::client::{streamed_text, whole_text};
+use splitrail_tests::cluster::eventually;
 use splitrail_tests::{Cluster, Spec};
 
 const CHAT: &str = "/v1/chat/completions";
@@ -125,4 +126,56 @@ async fn short_prompts_are_prefilled_where_they_are_decoded() {
     let long = cluster.http.post(COMPLETIONS, &completion(&prompt(60, "h"))).await;
     assert_eq!(long.route("local"), None);
     assert!(long.route("prefill").is_some());
+}
+
+/// Takes an engine away, and waits until the router knows.
+async fn take_away(cluster: &mut Cluster, name: &str) {
+    let place = cluster.engines.iter().position(|(other, _)| other == name).unwrap();
+    cluster.engines.remove(place).1.shutdown().await;
+    eventually("the router knows that it is gone", async || {
+        cluster.metric("splitrail_worker_up", &[("worker", name)]).await == 0.0
+    })
+    .await;
+}
+
+#[tokio::test]
+async fn the_last_of_two_all_round_workers_serves_alone() {
+    let spec = Spec { prefill: 0, decode: 0, both: 2, ..Spec::default() };
+    let mut cluster = Cluster::start(spec).await;
+    let body = completion(&prompt(50, "alone"));
+    let handed_over = cluster.http.post(COMPLETIONS, &body).await;
+    assert_eq!(handed_over.route("flow"), Some("prefill_first"));
+    take_away(&mut cluster, "w0").await;
+    for _ in 0..4 {
+        let reply = cluster.http.post(COMPLETIONS, &body).await;
+        assert_eq!(reply.status, 200, "{}", reply.text());
+        assert_eq!(reply.route("decode"), Some("w1"));
+        assert_eq!(whole_text(&reply.json(), 0), whole_text(&handed_over.json(), 0));
+    }
+    cluster.quiet().await;
+}
+
+#[tokio::test]
+async fn nothing_is_prefilled_where_nobody_can_decode() {
+    let mut cluster = Cluster::start(Spec { prefill: 1, decode: 1, ..Spec::default() }).await;
+    take_away(&mut cluster, "d0").await;
+    for _ in 0..3 {
+        let reply = cluster.http.post(COMPLETIONS, &completion(&prompt(50, "vain"))).await;
+        assert_eq!(reply.status, 502, "{}", reply.text());
+    }
+    assert!(cluster.engine("p0").requests().iter().all(|seen| seen.path != COMPLETIONS));
+    assert_eq!(cluster.engine("p0").state().blocks_pinned, 0);
+    cluster.quiet().await;
+}
+
+#[tokio::test]
+async fn embeddings_of_prompts_are_never_handed_over() {
+    let cluster = Cluster::start(Spec::default()).await;
+    let mut body = completion("");
+    body["prompt"] = json!([prompt(30, "a"), prompt(30, "b")]);
+    body["prompt_embeds"] = json!([]);
+    assert_eq!(cluster.http.post(COMPLETIONS, &body).await.status, 400);
+    let engines = cluster.engines.iter();
+    let mut requests = engines.flat_map(|(_, engine)| engine.requests());
+    assert!(requests.all(|seen| seen.path != COMPLETIONS));
 }

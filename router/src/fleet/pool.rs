@@ -248,21 +248,59 @@ pub fn worker_key(index: usize) -> WorkerKey {
 }
 
 #[cfg(test)]
+#[allow(clippy::unwrap_used)]
 mod tests {
-    use splitrail_kv::{HashSeed, IndexConfig};
+    use splitrail_kv::{
+        EngineHash, HashSeed, IndexConfig, KvEvent, Namespace, StoredBlock, Tier, chain_hashes,
+    };
 
     use super::*;
+
+    fn index() -> Index {
+        Index::new(IndexConfig {
+            model: "m".into(),
+            block_size: 2,
+            seed: HashSeed(1),
+            max_blocks_per_worker: 8,
+        })
+    }
+
+    #[test]
+    fn overlap_is_believed_only_while_events_come_in() {
+        let config: WorkerConfig = serde_json::from_str(
+            r#"{"id": "w", "role": "both", "url": "http://w:1", "kv_events": "tcp://w:2"}"#,
+        )
+        .unwrap();
+        let worker = Arc::new(Worker::new(0, config, "w:1".parse().unwrap()));
+        let pool = Pool::new(vec![Arc::clone(&worker)], 2, index(), None);
+        let tokens = vec![5, 6];
+        let block = StoredBlock { hash: EngineHash(1), tokens: tokens.clone(), opaque: false };
+        let stored = KvEvent::Stored {
+            parent: None,
+            blocks: vec![block],
+            adapter: None,
+            salt: None,
+            tier: Tier::Device,
+        };
+        pool.index_mut().apply(worker_key(0), &stored);
+        let namespace = Namespace { salt: None, model: "m", adapter: None, block_size: 2 };
+        let mut hashes = Vec::new();
+        chain_hashes(&namespace, HashSeed(1), &tokens, &mut hashes);
+        let overlap = || {
+            let seen = pool.candidates(Leg::Aggregated, &hashes, &[], Instant::now());
+            seen[0].overlap_blocks
+        };
+        assert_eq!(overlap(), 0);
+        worker.set_events_current(true);
+        assert_eq!(overlap(), 1);
+        worker.set_events_current(false);
+        assert_eq!(overlap(), 0);
+    }
 
     #[test]
     fn a_seed_makes_the_draws_repeatable() {
         let pool = |draw_seed| {
-            let index = Index::new(IndexConfig {
-                model: "m".into(),
-                block_size: 16,
-                seed: HashSeed(1),
-                max_blocks_per_worker: 1,
-            });
-            let pool = Pool::new(Vec::new(), 16, index, draw_seed);
+            let pool = Pool::new(Vec::new(), 2, index(), draw_seed);
             (0..4).map(|_| pool.draw()).collect::<Vec<_>>()
         };
         assert_eq!(pool(Some(7)), pool(Some(7)));
