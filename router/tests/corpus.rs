@@ -8,6 +8,8 @@ mod chat_template;
 mod client_body;
 #[path = "../../fuzz/checks/config_yaml.rs"]
 mod config_yaml;
+#[path = "../../fuzz/checks/engine_reply.rs"]
+mod engine_reply;
 #[path = "../../fuzz/checks/replay.rs"]
 mod replay;
 #[path = "../../fuzz/checks/sse.rs"]
@@ -31,4 +33,9 @@ fn config_yaml() {
 #[test]
 fn chat_template() {
     replay::replay("chat_template", chat_template::check);
+}
+
+#[test]
+fn engine_reply() {
+    replay::replay("engine_reply", engine_reply::check);
 }
