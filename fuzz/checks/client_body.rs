@@ -1,0 +1,101 @@
+//! The body of a client's request, at both endpoints.
+
+use bytes::Bytes;
+use serde_json::Value;
+use splitrail::api::sanitise::is_forbidden;
+use splitrail::api::{Endpoint, Inbound, JsonObject, strict};
+use splitrail::config::Limits;
+
+/// Objects whose members engines read as if they stood at the top level.
+const CARRIERS: [&str; 5] =
+    ["sampling_params", "vllm_xargs", "extra_args", "extra_body", "custom_params"];
+
+pub(crate) fn check(body: &[u8]) {
+    let body = Bytes::copy_from_slice(body);
+    if let Ok(object) = JsonObject::parse(body.clone()) {
+        edits_read_back(object);
+    }
+    let limits = Limits { batch_prompts_max: 4, n_max: 8, stop_max: 2, ..Limits::default() };
+    for endpoint in [Endpoint::Chat, Endpoint::Completions] {
+        match Inbound::parse(endpoint, body.clone(), &limits) {
+            Ok(inbound) => accepted(&inbound, &body, &limits),
+            Err(error) => {
+                assert_eq!(error.status(), 400, "{error}");
+                let told: Value = serde_json::from_str(&error.to_openai()).expect("JSON");
+                assert!(told["error"]["message"].is_string(), "{told}");
+            }
+        }
+    }
+}
+
+fn accepted(inbound: &Inbound, original: &Bytes, limits: &Limits) {
+    let options = inbound.options;
+    assert!((1..=limits.n_max).contains(&options.n) && options.samples >= options.n);
+    assert!(options.stream || !options.include_usage);
+    assert!((1..=limits.batch_prompts_max).contains(&inbound.prompts.len()));
+    assert!(inbound.cache_hit_threshold.is_none_or(|share| (0.0..=1.0).contains(&share)));
+
+    let sent = inbound.body.to_bytes();
+    assert!(strict::check(&sent).is_ok(), "an engine is sent what a client may send");
+    let value: Value = serde_json::from_slice(&sent).expect("an engine is sent JSON");
+    assert!(is_clean(&value), "{value}");
+    assert_eq!(value["model"], inbound.model_name.as_str());
+    assert_eq!(value["cache_salt"].as_str(), inbound.cache_salt.as_deref());
+    assert_eq!(value["stream"].as_bool().unwrap_or(false), options.stream);
+    let asked = value["stream_options"]["include_usage"].as_bool().unwrap_or(false);
+    assert_eq!(asked, options.include_usage, "{value}");
+
+    // Everything else is as the client wrote it, in its order.
+    let original = JsonObject::parse(original.clone()).expect("it was accepted");
+    let mut kept =
+        original.members().filter(|(key, _)| !is_forbidden(key) && *key != "cache_hit_threshold");
+    for (key, raw) in inbound.body.members() {
+        let (kept_key, kept_raw) = kept.next().expect("a member that nobody sent");
+        assert_eq!(key, kept_key);
+        assert!(raw == kept_raw || CARRIERS.contains(&key), "{key}: {raw}");
+    }
+    assert_eq!(kept.next(), None, "a member was lost");
+
+    let again = Inbound::parse(inbound.endpoint, sent, limits).expect("clean once, clean twice");
+    assert_eq!(again.removed_fields, 0);
+    assert_eq!(again.body.to_bytes(), inbound.body.to_bytes());
+}
+
+/// No field that only the router may set stands where an engine reads it.
+fn is_clean(value: &Value) -> bool {
+    let Some(members) = value.as_object() else {
+        return true;
+    };
+    !members.keys().any(|key| is_forbidden(key))
+        && CARRIERS.iter().all(|carrier| is_clean(&value[*carrier]))
+}
+
+/// Members that are set, replaced and removed read back as such, and the others
+/// as they were.
+fn edits_read_back(mut object: JsonObject) {
+    let pair = |(key, raw): (&str, &str)| (key.to_owned(), raw.to_owned());
+    let mut model: Vec<_> = object.members().map(pair).collect();
+    for (index, (key, _)) in model.clone().into_iter().enumerate() {
+        match index % 4 {
+            0 => {}
+            1 => {
+                let there = model.iter().any(|(name, _)| *name == key);
+                assert_eq!(object.remove(&key), there);
+                model.retain(|(name, _)| *name != key);
+            }
+            2 => set(&mut object, &mut model, &key, "[1 ,\"\\u00e9\"]"),
+            _ => set(&mut object, &mut model, &format!("{key}\"\\\u{1}"), "{ }"),
+        }
+    }
+    let again = JsonObject::parse(object.to_bytes()).expect("an edited object is an object");
+    assert_eq!(again.members().map(pair).collect::<Vec<_>>(), model);
+    assert_eq!(object.to_string().as_bytes(), object.to_bytes());
+}
+
+fn set(object: &mut JsonObject, model: &mut Vec<(String, String)>, key: &str, raw: &str) {
+    object.set(key, raw);
+    match model.iter_mut().find(|(name, _)| name == key) {
+        Some((_, old)) => raw.clone_into(old),
+        None => model.push((key.to_owned(), raw.to_owned())),
+    }
+}

@@ -1,0 +1,13 @@
+//! The inputs of the fuzz target over the index, as ordinary tests.
+//! fuzz/README.md says how they came about.
+#![allow(clippy::unwrap_used, missing_docs)]
+
+#[path = "../../fuzz/checks/kv_index.rs"]
+mod kv_index;
+#[path = "../../fuzz/checks/replay.rs"]
+mod replay;
+
+#[test]
+fn kv_index() {
+    replay::replay("kv_index", kv_index::check);
+}
