@@ -39,10 +39,11 @@ pub enum UsageError {
 }
 
 #[derive(Deserialize)]
-struct Usage {
+struct Usage<'a> {
     prompt_tokens: u32,
     completion_tokens: Option<u32>,
-    prompt_tokens_details: Option<Details>,
+    #[serde(borrow)]
+    prompt_tokens_details: Option<&'a RawValue>,
 }
 
 #[derive(Deserialize)]
@@ -57,9 +58,10 @@ impl EngineUsage {
         if usage.get() == "null" {
             return Err(UsageError::Absent);
         }
-        let usage: Usage = crate::json::object(usage)?;
+        let usage: Usage<'_> = crate::json::object(usage)?;
         let prompt_tokens = usage.prompt_tokens;
-        let cached_tokens = usage.prompt_tokens_details.and_then(|details| details.cached_tokens);
+        let details = usage.prompt_tokens_details.map(crate::json::object::<Details>);
+        let cached_tokens = details.transpose()?.and_then(|details| details.cached_tokens);
         if let Some(cached_tokens) = cached_tokens.filter(|cached| *cached > prompt_tokens) {
             return Err(UsageError::CachedExceedsPrompt { cached_tokens, prompt_tokens });
         }

@@ -33,7 +33,6 @@ fn accepted(inbound: &Inbound, original: &Bytes, limits: &Limits) {
     assert!((1..=limits.n_max).contains(&options.n) && options.samples >= options.n);
     assert!(options.stream || !options.include_usage);
     assert!((1..=limits.batch_prompts_max).contains(&inbound.prompts.len()));
-    assert!(inbound.cache_hit_threshold.is_none_or(|share| (0.0..=1.0).contains(&share)));
 
     let sent = inbound.body.to_bytes();
     assert!(strict::check(&sent).is_ok(), "an engine is sent what a client may send");

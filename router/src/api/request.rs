@@ -108,6 +108,11 @@ impl Inbound {
         threshold.map(check_threshold).transpose()?;
         body.remove("cache_hit_threshold");
         let stream = body.get::<bool>("stream", "true or false")?.unwrap_or(false);
+        if body.raw("stream_options").is_some_and(|raw| raw.starts_with('[')) {
+            // A struct would be read from a list as well.
+            let message = "`stream_options` must be an object with booleans";
+            return Err(Error::invalid("stream_options", message));
+        }
         let stream_options: StreamOptions =
             body.get("stream_options", "an object with booleans")?.unwrap_or_default();
         if !stream && !matches!(body.raw("stream_options"), None | Some("null")) {
@@ -373,7 +378,10 @@ mod tests {
             (r#"{"prompt":"x"}"#, "model"),
             (r#"{"model":3,"prompt":"x"}"#, "model"),
             (r#"{"model":"m","prompt":"x","stream":"yes"}"#, "stream"),
-            (r#"{"model":"m","prompt":"x","stream":true,"stream_options":[]}"#, "stream_options"),
+            (
+                r#"{"model":"m","prompt":"x","stream":true,"stream_options":[true]}"#,
+                "stream_options",
+            ),
             (r#"{"model":"m","prompt":"x","stream_options":{}}"#, "stream_options"),
             (r#"{"model":"m","prompt":"x","cache_salt":5}"#, "cache_salt"),
             (r#"{"model":"m","prompt":"x","use_beam_search":1}"#, "use_beam_search"),

@@ -144,7 +144,7 @@ fn move_choices(answer: &mut JsonObject, prompt_index: usize, n: u32) {
         .map(|choice| match JsonObject::parse_str(choice.get()) {
             Ok(mut choice) => {
                 let index = choice.raw("index").and_then(|raw| raw.parse::<u64>().ok());
-                choice.set("index", (base + index.unwrap_or(0)).to_string());
+                choice.set("index", base.saturating_add(index.unwrap_or(0)).to_string());
                 choice.to_string()
             }
             Err(_) => choice.get().to_owned(),

@@ -44,7 +44,11 @@ impl Splitter {
         loop {
             let Some((end, gap)) = find_end(&self.buffer, self.searched) else {
                 self.searched = self.buffer.len().saturating_sub(3);
-                return if self.buffer.len() > self.max_bytes { Err(TooLong) } else { Ok(None) };
+                return if self.buffer.len() > self.max_bytes.saturating_add(2) {
+                    Err(TooLong)
+                } else {
+                    Ok(None)
+                };
             };
             if end > self.max_bytes {
                 return Err(TooLong);
@@ -75,25 +79,22 @@ fn find_end(buffer: &[u8], from: usize) -> Option<(usize, usize)> {
 
 /// The joined `data` lines of an event; `None` if it has none.
 fn data_of(event: &Bytes) -> Option<Bytes> {
-    let mut found: Option<Bytes> = None;
-    let mut joined = BytesMut::new();
-    for line in event.split(|byte| *byte == b'\n') {
+    let lines = event.split(|byte| *byte == b'\n').filter_map(|line| {
         let line = line.strip_suffix(b"\r").unwrap_or(line);
-        let Some(data) = line.strip_prefix(b"data:") else {
-            continue;
-        };
-        let data = data.strip_prefix(b" ").unwrap_or(data);
-        match found.take() {
-            None => found = Some(event.slice_ref(data)),
-            Some(first) => {
-                joined.extend_from_slice(&first);
-                joined.extend_from_slice(b"\n");
-                joined.extend_from_slice(data);
-                found = Some(joined.split().freeze());
-            }
-        }
+        let data = line.strip_prefix(b"data:")?;
+        Some(data.strip_prefix(b" ").unwrap_or(data))
+    });
+    let mut lines = lines.peekable();
+    let first = event.slice_ref(lines.next()?);
+    if lines.peek().is_none() {
+        return Some(first);
     }
-    found
+    let mut joined = BytesMut::from(&first[..]);
+    for line in lines {
+        joined.extend_from_slice(b"\n");
+        joined.extend_from_slice(line);
+    }
+    Some(joined.freeze())
 }
 
 #[cfg(test)]
@@ -126,7 +127,8 @@ mod tests {
     #[test]
     fn an_endless_event_is_refused() {
         let mut splitter = Splitter::new(100);
-        splitter.push(&[b'x'; 101]);
+        // An event of the bound, and the blank line after it.
+        splitter.push(&[b'x'; 103]);
         assert_eq!(splitter.next_piece(), Err(TooLong));
     }
 
