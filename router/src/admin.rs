@@ -61,6 +61,10 @@ fn observe_fleet(core: &Core) {
                     metrics.worker_kv_blocks.with_label_values(&labels).set(blocks);
                 }
             }
+            if worker.config.kv_events.is_some() {
+                let current = metrics.index_events_current.with_label_values(&labels[..2]);
+                current.set(worker.events_are_current().into());
+            }
             let held = index.block_counts(worker_key(worker.index));
             for tier in Tier::ALL {
                 let labels = [model, worker.id(), tier.name()];
@@ -128,7 +132,7 @@ async fn models(State(core): State<Arc<Core>>) -> Response {
                 "name": config.name,
                 "aliases": config.aliases,
                 "adapters": config.adapters,
-                "block_size": served.pool.block_size,
+                "block_size": served.pool.block_size(),
                 "flow": config.flow,
                 "policy": config.policy,
                 "tokenizer": served.prompt.is_some(),

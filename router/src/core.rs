@@ -2,19 +2,21 @@
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use dashmap::DashMap;
 use serde::Serialize;
 use splitrail_kv::HashSeed;
 use tokio::sync::Semaphore;
+use tokio_util::sync::CancellationToken;
 
-use crate::config::model::{Limits, Model};
+use crate::config::model::{Flow, Limits, Model, OnNoPrefill};
 use crate::error::{Error, Kind};
-use crate::fleet::Pool;
+use crate::fleet::{Pool, Worker};
 use crate::flow::client::EngineClient;
 use crate::ledger::decisions::Decisions;
+use crate::pick::Leg;
 use crate::prompt::PromptModel;
 use crate::telemetry::metrics::Metrics;
 
@@ -31,6 +33,23 @@ pub struct Served {
     pub prompt: Option<PromptModel>,
     /// The way to its engines.
     pub client: EngineClient,
+    /// When a mismatch of token counts was last logged.
+    pub mismatch: Seldom,
+}
+
+/// Lets a log line through once in a while.
+#[derive(Debug, Default)]
+pub struct Seldom(AtomicU64);
+
+impl Seldom {
+    /// Whether the line may be written now; then not again for half a minute.
+    pub fn may_say(&self) -> bool {
+        const QUIET_MS: u64 = 30_000;
+        let now = unix_ms();
+        let last = self.0.load(Relaxed);
+        let due = now.saturating_sub(last) >= QUIET_MS;
+        due && self.0.compare_exchange(last, now, Relaxed, Relaxed).is_ok()
+    }
 }
 
 impl Served {
@@ -87,6 +106,8 @@ pub struct Core {
     pub preparing: Arc<Semaphore>,
     /// How much of that long bodies may take: half, so that others pass them by.
     pub preparing_long: Arc<Semaphore>,
+    /// Ends streams that outlive a drain's grace.
+    pub cut: CancellationToken,
     draining: AtomicBool,
     started: Instant,
 }
@@ -125,6 +146,7 @@ impl Core {
             arriving: Arc::new(Semaphore::new(limits.in_flight_max)),
             preparing: Arc::new(Semaphore::new(cores)),
             preparing_long: Arc::new(Semaphore::new((cores / 2).max(1))),
+            cut: CancellationToken::new(),
             draining: AtomicBool::new(false),
             started: Instant::now(),
             limits,
@@ -160,22 +182,25 @@ impl Core {
     /// worker that is up for each leg of its flow, or an index that is still being
     /// read (for as long as [`SYNC_PATIENCE`] after the start).
     pub fn unready(&self) -> Option<String> {
-        use crate::config::model::Flow;
-        use crate::pick::Leg;
         if self.is_draining() {
             return Some("draining".into());
         }
         for served in &self.models {
-            let legs: &[Leg] = match served.config.flow {
-                Flow::Aggregated => &[Leg::Aggregated],
-                Flow::PrefillFirst => &[Leg::Prefill, Leg::Decode],
+            let (config, pool) = (&served.config, &served.pool);
+            // Without prefill workers a model that may prefill locally still works.
+            let legs: &[Leg] = match (config.flow, config.on_no_prefill) {
+                (Flow::PrefillFirst, OnNoPrefill::Fail) => &[Leg::Prefill, Leg::Decode],
+                _ => &[Leg::Aggregated],
             };
+            let name = served.name();
             for leg in legs {
-                let workers = &served.pool.workers;
-                if !workers.iter().any(|worker| worker.serves(*leg) && worker.is_up()) {
-                    let name = served.name();
+                let up = |worker: &Arc<Worker>| worker.is_up() && worker.is_probed();
+                if !pool.workers.iter().any(|worker| worker.serves(*leg) && up(worker)) {
                     return Some(format!("model {name} has no {} worker that is up", leg.name()));
                 }
+            }
+            if pool.block_size() == 0 {
+                return Some(format!("no worker of model {name} has said its block size"));
             }
             let unsynced = served.pool.workers.iter().find(|w| w.is_up() && !w.is_synced());
             if let Some(worker) = unsynced

@@ -26,6 +26,8 @@ pub enum Kind {
     InvalidRequest,
     /// The body is larger than `limits.body_max_bytes`.
     BodyTooLarge,
+    /// The body took longer than `limits.body_timeout`.
+    BodyTimeout,
     /// The body's encoding is not accepted.
     UnsupportedMedia,
     /// No such model.
@@ -108,6 +110,7 @@ impl Error {
         match self.kind {
             Kind::InvalidRequest
             | Kind::BodyTooLarge
+            | Kind::BodyTimeout
             | Kind::UnsupportedMedia
             | Kind::UnknownModel
             | Kind::UnknownPath
@@ -136,6 +139,7 @@ impl Error {
         match self.kind {
             Kind::InvalidRequest | Kind::ClientGone => StatusCode::BAD_REQUEST,
             Kind::BodyTooLarge => StatusCode::PAYLOAD_TOO_LARGE,
+            Kind::BodyTimeout => StatusCode::REQUEST_TIMEOUT,
             Kind::UnsupportedMedia => StatusCode::UNSUPPORTED_MEDIA_TYPE,
             Kind::UnknownModel | Kind::UnknownPath => StatusCode::NOT_FOUND,
             Kind::MethodNotAllowed => StatusCode::METHOD_NOT_ALLOWED,
@@ -166,6 +170,7 @@ impl Error {
         match self.kind {
             Kind::InvalidRequest => "invalid_request",
             Kind::BodyTooLarge => "body_too_large",
+            Kind::BodyTimeout => "body_timeout",
             Kind::UnsupportedMedia => "unsupported_media",
             Kind::UnknownModel => "model_not_found",
             Kind::UnknownPath => "path_not_found",

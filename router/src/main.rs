@@ -1,5 +1,6 @@
 //! The `splitrail` command.
 
+use std::io::Write;
 use std::path::PathBuf;
 use std::process::ExitCode;
 
@@ -19,6 +20,7 @@ use sim_engine::SimArgs;
 mod exit {
     pub(crate) const UNAVAILABLE: u8 = 69;
     pub(crate) const OS_ERROR: u8 = 71;
+    pub(crate) const IO_ERROR: u8 = 74;
     pub(crate) const CONFIG: u8 = 78;
 }
 
@@ -159,11 +161,12 @@ async fn serve(path: PathBuf, ready_file: Option<PathBuf>) -> Result<(), (u8, St
         tracing::warn!(%warning, "configuration");
     }
     let listen = loaded.config.listen.clone();
-    let core = splitrail::assemble::assemble(loaded.config).await;
+    splitrail::run::raise_descriptor_limit(loaded.config.limits.in_flight_max);
+    let core = splitrail::assemble::assemble(loaded.config);
     let core = core.map_err(|error| (exit::UNAVAILABLE, error.to_string()))?;
     let running = Running::start(core, &listen).await.map_err(os_error)?;
     let addresses = running.addresses();
-    tracing::info!(http = %addresses.http, grpc = ?addresses.grpc, admin = %addresses.admin, "serving");
+    tracing::info!(http = %addresses.http, grpc = addresses.grpc.map(tracing::field::display), admin = %addresses.admin, "serving");
     if let Some(path) = ready_file {
         running.write_ready_file(&path).map_err(os_error)?;
     }
@@ -204,17 +207,31 @@ fn check(path: &std::path::Path) -> Result<(), (u8, String)> {
     for warning in &loaded.warnings {
         say(&format!("warning: {warning}"));
     }
+    for model in &loaded.config.models {
+        let prompt = splitrail::assemble::load_prompt(model);
+        let prompt = prompt.map_err(|error| (exit::CONFIG, error.to_string()))?;
+        for note in prompt.iter().flat_map(|prompt| prompt.notes()) {
+            say(&format!("warning: model {}: tokenizer: {note}", model.name));
+        }
+    }
     say(&format!("{}: ok", path.display()));
     Ok(())
 }
 
-/// What a command was asked for goes to stdout; logs go to stderr.
-#[allow(clippy::print_stdout)]
+/// What a command was asked for goes to stdout; logs go to stderr. A reader that has
+/// seen enough is no error.
 fn say(text: &str) {
-    println!("{text}");
+    let mut out = std::io::stdout().lock();
+    let written = writeln!(out, "{text}").and_then(|()| out.flush());
+    if let Err(error) = written
+        && error.kind() != std::io::ErrorKind::BrokenPipe
+    {
+        say_error(&format!("cannot write to standard output: {error}"));
+        std::process::exit(exit::IO_ERROR.into());
+    }
 }
 
-#[allow(clippy::print_stderr)]
 fn say_error(text: &str) {
-    eprintln!("{text}");
+    // Where even this cannot be written, the exit code has to do.
+    let _unsaid = writeln!(std::io::stderr(), "{text}");
 }

@@ -137,7 +137,7 @@ fn compute(core: &Core, endpoint: Endpoint, text: Bytes) -> Result<Prepared, Err
         salt: inbound.cache_salt.as_deref(),
         model: served.name(),
         adapter: adapter.as_deref(),
-        block_size: served.pool.block_size,
+        block_size: served.pool.block_size(),
     };
     let mut units = Vec::with_capacity(inbound.prompts.len());
     for (prompt_index, (prompt, raw)) in
@@ -164,12 +164,19 @@ fn compute(core: &Core, endpoint: Endpoint, text: Bytes) -> Result<Prepared, Err
             }
             Err(reason) => {
                 unit.unknown = Some(reason);
-                core.metrics.prompts_unknown.with_label_values(&[served.name(), reason]).inc();
+                let labels = [served.name(), &label(reason)];
+                core.metrics.prompts_unknown.with_label_values(&labels).inc();
             }
         }
         units.push(unit);
     }
     Ok(Prepared { served, endpoint, options: inbound.options, units })
+}
+
+/// A reason as a label: one of a fixed set of sentences, in lower case with `_`.
+fn label(reason: &'static str) -> String {
+    let plain = |c: char| if c.is_ascii_alphanumeric() { c.to_ascii_lowercase() } else { '_' };
+    reason.chars().map(plain).collect()
 }
 
 fn prompt_member(endpoint: Endpoint) -> &'static str {

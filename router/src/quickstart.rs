@@ -78,7 +78,7 @@ pub async fn start(options: &Options) -> Result<Quickstart, QuickstartError> {
     let yaml = yaml(options, &roles, &engines, files.path());
     let loaded = config::parse("quickstart.yaml", &yaml, files.path())?;
     let listen = loaded.config.listen.clone();
-    let running = Running::start(assemble(loaded.config).await?, &listen).await?;
+    let running = Running::start(assemble(loaded.config)?, &listen).await?;
     Ok(Quickstart { running, yaml, engines: Engines { _engines: engines, _files: files } })
 }
 
@@ -88,6 +88,7 @@ pub async fn start(options: &Options) -> Result<Quickstart, QuickstartError> {
 /// If they cannot be written.
 pub fn write_tokenizer(folder: &Path) -> io::Result<()> {
     std::fs::write(folder.join("tokenizer.json"), TOKENIZER_JSON)?;
+    std::fs::write(folder.join("config.json"), r#"{"model_type": "splitrail-sim"}"#)?;
     std::fs::write(folder.join("tokenizer_config.json"), TOKENIZER_CONFIG_JSON)
 }
 

@@ -24,6 +24,8 @@ pub struct Running {
     stop: CancellationToken,
     /// The doors; each ends once its last connection has.
     doors: JoinSet<io::Result<()>>,
+    /// The admin listener, which ends with the router.
+    _admin_door: JoinSet<io::Result<()>>,
     /// The fleet's tasks, which end with the router.
     _fleet: JoinSet<()>,
 }
@@ -59,12 +61,15 @@ impl Running {
         let stop = CancellationToken::new();
         let mut doors = JoinSet::new();
         doors.spawn(listener::serve(http_socket, http::routes(Arc::clone(&core)), stop.clone()));
-        doors.spawn(listener::serve(admin_socket, admin::routes(Arc::clone(&core)), stop.clone()));
+        let mut admin_door = JoinSet::new();
+        // It tells about a drain to its end, and goes with the router.
+        let never = CancellationToken::new();
+        admin_door.spawn(listener::serve(admin_socket, admin::routes(Arc::clone(&core)), never));
         if let Some(socket) = grpc_socket {
             doors.spawn(listener::serve(socket, grpc::routes(&core, stop.clone()), stop.clone()));
         }
         let fleet = follow_fleet(&core);
-        Ok(Self { core, addresses, stop, doors, _fleet: fleet })
+        Ok(Self { core, addresses, stop, doors, _admin_door: admin_door, _fleet: fleet })
     }
 
     /// The bound addresses.
@@ -91,9 +96,7 @@ impl Running {
         if let Some(grpc) = grpc {
             ready["grpc"] = grpc.to_string().into();
         }
-        let beside = path.with_extension("partial");
-        std::fs::write(&beside, ready.to_string())?;
-        std::fs::rename(&beside, path)
+        write_whole(path, &ready.to_string())
     }
 
     /// Drains: not ready at once; still accepting for `limits.drain_delay`, so that
@@ -105,15 +108,55 @@ impl Running {
         tracing::info!(in_flight = self.core.live.len(), "draining: not ready any more");
         tokio::time::sleep(limits.drain_delay).await;
         self.stop.cancel();
-        let all_closed = async { while self.doors.join_next().await.is_some() {} };
-        let in_time = tokio::time::timeout(limits.drain_grace, all_closed).await.is_ok();
-        let cut = self.core.live.len();
-        if in_time {
+        let doors = &mut self.doors;
+        let mut all_closed = std::pin::pin!(async { while doors.join_next().await.is_some() {} });
+        if tokio::time::timeout(limits.drain_grace, &mut all_closed).await.is_ok() {
             tracing::info!("drained");
-        } else {
-            tracing::warn!(cut, "limits.drain_grace is over: connections are cut off");
+            return 0;
         }
+        let cut = self.core.live.len();
+        for request in self.core.live.iter() {
+            tracing::warn!(request_id = request.request_id, "cut off: limits.drain_grace is over");
+        }
+        // Streams end with an error event, so that no client takes them for complete.
+        self.core.cut.cancel();
+        let _in_time = tokio::time::timeout(LAST_WORDS, all_closed).await;
         cut
+    }
+}
+
+/// How long clients may take to read why their stream ends.
+const LAST_WORDS: Duration = Duration::from_secs(1);
+
+/// Writes a file beside its place and moves it there, so that nobody reads half of it.
+///
+/// # Errors
+/// If it cannot be written, with its name.
+pub fn write_whole(path: &Path, text: &str) -> io::Result<()> {
+    let beside = path.with_extension("partial");
+    let written = std::fs::write(&beside, text).and_then(|()| std::fs::rename(&beside, path));
+    written.map_err(|error| {
+        // What could not be finished is not left lying about; it may not even be there.
+        let _absent = std::fs::remove_file(&beside);
+        io::Error::new(error.kind(), format!("cannot write {}: {error}", path.display()))
+    })
+}
+
+/// Raises the soft limit on open files to the hard one: a stream takes two, one for
+/// its client and one for its engine.
+pub fn raise_descriptor_limit(in_flight_max: usize) {
+    use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
+    let Rlimit { maximum, .. } = getrlimit(Resource::Nofile);
+    if let Err(error) = setrlimit(Resource::Nofile, Rlimit { current: maximum, maximum }) {
+        tracing::warn!(%error, "the limit on open files cannot be raised");
+    }
+    let files = getrlimit(Resource::Nofile).current.unwrap_or(u64::MAX);
+    if files < 3 * in_flight_max as u64 {
+        tracing::warn!(
+            files,
+            in_flight_max,
+            "the limit on open files is low for limits.in_flight_max: 3 each are enough"
+        );
     }
 }
 
@@ -122,9 +165,9 @@ fn follow_fleet(core: &Arc<Core>) -> JoinSet<()> {
     let mut fleet = JoinSet::new();
     for served in &core.models {
         for worker in &served.pool.workers {
-            let (polled, client) = (Arc::clone(worker), served.client.clone());
+            let (model, polled) = (Arc::clone(served), Arc::clone(worker));
             fleet.spawn(supervise("load", Arc::clone(worker), move || {
-                poll::run(Arc::clone(&polled), client.clone())
+                poll::run(Arc::clone(&model), Arc::clone(&polled))
             }));
             if worker.config.kv_events.is_some() {
                 let (core, served, followed) =

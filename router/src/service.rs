@@ -123,7 +123,8 @@ async fn answer(
     stages.mark("tokenize", tokenizing);
     let core = Arc::clone(core);
     let traceparent = call.traceparent;
-    let context = Context { core, served, endpoint, options, traceparent, stages };
+    let request_id = call.request_id.clone();
+    let context = Context { core, served, endpoint, options, request_id, traceparent, stages };
     let decisions: Vec<DecisionHandle> =
         units.iter().map(|unit| start_decision(&context, unit, &call.request_id)).collect();
     scope.place(&context, &call.request_id, decisions.clone());

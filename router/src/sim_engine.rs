@@ -4,7 +4,7 @@ use std::path::PathBuf;
 
 use clap::{Args, ValueEnum};
 use serde_json::json;
-use splitrail::run::stop_signal;
+use splitrail::run::{stop_signal, write_whole};
 use splitrail_sim::{Role, SimConfig, SimEngine};
 
 /// What the engine is like.
@@ -89,9 +89,7 @@ pub(crate) async fn run(args: SimArgs) -> std::io::Result<()> {
     });
     tracing::info!(%ready, "simulated engine");
     if let Some(path) = args.ready_file {
-        let beside = path.with_extension("partial");
-        std::fs::write(&beside, ready.to_string())?;
-        std::fs::rename(&beside, path)?;
+        write_whole(&path, &ready.to_string())?;
     }
     stop_signal().await?;
     engine.shutdown().await;

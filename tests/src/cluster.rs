@@ -96,7 +96,7 @@ impl Cluster {
         let loaded = config::parse("test.yaml", &yaml, files.path());
         let loaded = loaded.unwrap_or_else(|problems| panic!("{problems}\n{yaml}"));
         let listen = loaded.config.listen.clone();
-        let core = assemble(loaded.config).await.expect("a core");
+        let core = assemble(loaded.config).expect("a core");
         let running = Running::start(core, &listen).await.expect("a router");
         let cluster = Self {
             http: Client::new(running.addresses().http),

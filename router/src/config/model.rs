@@ -67,6 +67,10 @@ pub struct Limits {
     /// Largest request body, in bytes; more is a 413.
     #[schemars(range(min = 1024, max = 1_073_741_824_u64))]
     pub body_max_bytes: usize,
+    /// How long a request's body may take to arrive; then it is a 408.
+    #[serde(deserialize_with = "scalar::duration", serialize_with = "scalar::duration_text")]
+    #[schemars(with = "scalar::DurationText")]
+    pub body_timeout: Duration,
     /// Longest prompt that is tokenised, in bytes of JSON; longer ones are placed by load
     /// alone. Tokenising takes up to 200 bytes of memory per byte, on at most one prompt per
     /// core, and on long ones (from 256 KiB) on half of the cores.
@@ -113,6 +117,7 @@ impl Default for Limits {
     fn default() -> Self {
         Self {
             body_max_bytes: 32 << 20,
+            body_timeout: Duration::from_secs(60),
             tokenize_max_bytes: 4 << 20,
             in_flight_max: 4096,
             batch_prompts_max: 64,

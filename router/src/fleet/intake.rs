@@ -28,6 +28,7 @@ pub async fn run(core: Arc<Core>, served: Arc<Served>, worker: Arc<Worker>) {
         tracing::error!(worker = worker.id(), "kv_events is not an address");
         return;
     };
+    served.pool.block_size_known().await;
     let replay = worker.config.kv_replay.as_deref().and_then(|address| address.parse().ok());
     let (sink, mut updates) = mpsc::channel(QUEUE_BATCHES);
     let following = Subscription::new(events, replay).run(sink, CancellationToken::new());
@@ -74,9 +75,10 @@ impl Intake {
             Update::Disconnected { error } => {
                 self.worker.set_events_current(false);
                 if self.may_log("disconnected") {
-                    let worker = self.worker.id();
+                    let endpoint = self.worker.config.kv_events.as_deref().unwrap_or_default();
                     tracing::warn!(
-                        worker,
+                        worker = self.worker.id(),
+                        endpoint,
                         %error,
                         "KV events are cut off: no overlap is believed until they come again"
                     );
@@ -132,7 +134,7 @@ impl Intake {
         if sum.malformed + sum.over_limit > 0 && self.may_log("rejected") {
             tracing::warn!(
                 worker = self.worker.id(),
-                block_size = self.served.pool.block_size,
+                block_size = self.served.pool.block_size(),
                 malformed = sum.malformed,
                 over_limit = sum.over_limit,
                 "blocks cannot be indexed: is block_size the engine's, and \

@@ -8,6 +8,8 @@ use splitrail_engine::vllm::load::EngineLoad;
 use tokio::time::MissedTickBehavior;
 
 use super::pool::Worker;
+use crate::core::Served;
+use crate::error::{Error, Kind};
 use crate::flow::client::EngineClient;
 
 /// Between two questions to one worker.
@@ -16,24 +18,38 @@ const PERIOD: Duration = Duration::from_secs(1);
 const PATIENCE: Duration = Duration::from_secs(2);
 
 /// Polls one worker until the task is ended.
-pub async fn run(worker: Arc<Worker>, client: EngineClient) {
+pub async fn run(served: Arc<Served>, worker: Arc<Worker>) {
     let mut ticks = tokio::time::interval(PERIOD);
     ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
+    let mut block_size_said = false;
     loop {
         ticks.tick().await;
-        match ask(&worker, &client).await {
-            Some(load) => {
+        match ask(&worker, &served.client).await {
+            Ok(load) => {
+                if let Some(tokens) = load.block_size
+                    && !served.pool.learn_block_size(tokens)
+                    && !std::mem::replace(&mut block_size_said, true)
+                {
+                    let (worker, block_size) = (worker.id(), served.pool.block_size());
+                    tracing::error!(
+                        worker,
+                        block_size,
+                        engine = tokens,
+                        "the engine's block size is another: nothing that it holds can be found"
+                    );
+                }
                 worker.set_load(Instant::now(), load);
                 if worker.context_tokens().is_none() {
-                    learn_context(&worker, &client).await;
+                    learn_context(&served, &worker).await;
                 }
-                if worker.set_up(true) {
-                    tracing::info!(worker = worker.id(), "worker is up");
+                if worker.set_probed(true) {
+                    tracing::info!(worker = worker.id(), url = worker.config.url, "worker is up");
                 }
             }
-            None => {
-                if worker.set_up(false) {
-                    tracing::warn!(worker = worker.id(), "worker does not answer /metrics");
+            Err(error) => {
+                if worker.set_probed(false) {
+                    let url = &worker.config.url;
+                    tracing::warn!(worker = worker.id(), url, %error, "worker is down");
                 }
             }
         }
@@ -41,25 +57,36 @@ pub async fn run(worker: Arc<Worker>, client: EngineClient) {
 }
 
 /// vLLM lists the longest sequence as `max_model_len` of each model it serves.
-async fn learn_context(worker: &Worker, client: &EngineClient) {
+async fn learn_context(served: &Served, worker: &Worker) {
     #[derive(Deserialize)]
     struct Models {
         data: Vec<ModelCard>,
     }
     #[derive(Deserialize)]
     struct ModelCard {
+        id: String,
         max_model_len: Option<u32>,
     }
-    let asked = tokio::time::timeout(PATIENCE, client.get(worker, "/v1/models")).await;
+    let asked = tokio::time::timeout(PATIENCE, served.client.get(worker, "/v1/models")).await;
     let Ok(Ok(text)) = asked else { return };
     let Ok(Models { data }) = serde_json::from_str(&text) else { return };
     // An engine that does not say it is not asked again.
     let said = data.iter().filter_map(|card| card.max_model_len).min();
     worker.set_context_tokens(said.unwrap_or(u32::MAX));
+    if !data.iter().any(|card| card.id == served.name()) {
+        let serves: Vec<_> = data.iter().map(|card| card.id.as_str()).take(8).collect();
+        tracing::error!(
+            worker = worker.id(),
+            model = served.name(),
+            ?serves,
+            "the engine does not serve this model: requests to it will be refused"
+        );
+    }
 }
 
-/// One question; `None` if it was not answered.
-pub async fn ask(worker: &Worker, client: &EngineClient) -> Option<EngineLoad> {
-    let text = tokio::time::timeout(PATIENCE, client.get(worker, "/metrics")).await.ok()?.ok()?;
-    Some(EngineLoad::parse(&text))
+/// One question.
+async fn ask(worker: &Worker, client: &EngineClient) -> Result<EngineLoad, Error> {
+    let asked = tokio::time::timeout(PATIENCE, client.get(worker, "/metrics")).await;
+    let late = |_| Error::new(Kind::EngineTimeout, "no answer to /metrics in time");
+    Ok(EngineLoad::parse(&asked.map_err(late)??))
 }

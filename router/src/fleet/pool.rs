@@ -9,7 +9,8 @@ use http::uri::Authority;
 use rand::rngs::StdRng;
 use rand::{Rng, SeedableRng};
 use splitrail_engine::vllm::load::EngineLoad;
-use splitrail_kv::{BlockHash, Index, Overlaps, WorkerKey};
+use splitrail_kv::{BlockHash, Index, IndexConfig, Overlaps, WorkerKey};
+use tokio::sync::watch;
 
 use super::booking::Booked;
 use crate::config::model::{Role, Worker as WorkerConfig};
@@ -31,6 +32,8 @@ pub struct Worker {
     pub booked: Arc<Booked>,
     /// Whether its last probe or request found it alive.
     up: AtomicBool,
+    /// Whether it was probed at all.
+    probed: AtomicBool,
     /// Whether its KV events are known from the beginning, or will not be.
     synced: AtomicBool,
     /// Whether its KV events come in, so that the index is what it holds.
@@ -51,6 +54,7 @@ impl Worker {
             authority,
             booked: Arc::default(),
             up: AtomicBool::new(true),
+            probed: AtomicBool::new(false),
             synced,
             events_current: AtomicBool::new(false),
             context_tokens: AtomicU32::new(0),
@@ -71,6 +75,17 @@ impl Worker {
     /// Records that it is alive, or not; says whether that is news.
     pub fn set_up(&self, up: bool) -> bool {
         self.up.swap(up, Relaxed) != up
+    }
+
+    /// Whether it was probed at all.
+    pub fn is_probed(&self) -> bool {
+        self.probed.load(Relaxed)
+    }
+
+    /// Records a probe's result; says whether that is news.
+    pub fn set_probed(&self, up: bool) -> bool {
+        let first = !self.probed.swap(true, Relaxed);
+        self.set_up(up) || (first && up)
     }
 
     /// Whether the first index synchronisation is over.
@@ -130,29 +145,53 @@ impl Worker {
 pub struct Pool {
     /// The workers, in the configuration's order.
     pub workers: Vec<Arc<Worker>>,
-    /// Tokens per block.
-    pub block_size: u32,
+    /// Tokens per block; 0 until an engine has said it.
+    block_size: watch::Sender<u32>,
     index: RwLock<Index>,
     turns: [AtomicU64; 3],
     draws: Mutex<StdRng>,
 }
 
 impl Pool {
-    /// A pool over an empty index. `draw_seed` makes its draws repeatable.
-    pub fn new(
-        workers: Vec<Arc<Worker>>,
-        block_size: u32,
-        index: Index,
-        draw_seed: Option<u64>,
-    ) -> Self {
+    /// A pool over an empty index; its block size is 0 if an engine is to say it.
+    /// `draw_seed` makes its draws repeatable.
+    pub fn new(workers: Vec<Arc<Worker>>, index: IndexConfig, draw_seed: Option<u64>) -> Self {
         let seed = draw_seed.unwrap_or_else(rand::random);
         Self {
             workers,
-            block_size,
-            index: RwLock::new(index),
+            block_size: watch::Sender::new(index.block_size),
+            index: RwLock::new(Index::new(index)),
             turns: Default::default(),
             draws: Mutex::new(StdRng::seed_from_u64(seed)),
         }
+    }
+
+    /// Tokens per block; 0 until an engine has said it, and nothing has a hash.
+    pub fn block_size(&self) -> u32 {
+        *self.block_size.borrow()
+    }
+
+    /// Waits until the block size is known.
+    pub async fn block_size_known(&self) {
+        let mut sizes = self.block_size.subscribe();
+        // The sender is `self`: it outlives the wait.
+        let _known = sizes.wait_for(|tokens| *tokens > 0).await;
+    }
+
+    /// Takes an engine's word for the block size if it is not known; says whether
+    /// the engine's is the one that counts.
+    pub fn learn_block_size(&self, tokens: u32) -> bool {
+        self.block_size.send_if_modified(|known| {
+            let news = *known == 0;
+            if news {
+                let mut index = self.index_mut();
+                let config = IndexConfig { block_size: tokens, ..index.config().clone() };
+                *index = Index::new(config);
+                *known = tokens;
+            }
+            news
+        });
+        self.block_size() == tokens
     }
 
     /// Even random bits for one decision.
@@ -250,19 +289,24 @@ pub fn worker_key(index: usize) -> WorkerKey {
 #[cfg(test)]
 #[allow(clippy::unwrap_used)]
 mod tests {
-    use splitrail_kv::{
-        EngineHash, HashSeed, IndexConfig, KvEvent, Namespace, StoredBlock, Tier, chain_hashes,
-    };
+    use splitrail_kv::{EngineHash, HashSeed, KvEvent, Namespace, StoredBlock, Tier, chain_hashes};
 
     use super::*;
 
-    fn index() -> Index {
-        Index::new(IndexConfig {
-            model: "m".into(),
-            block_size: 2,
-            seed: HashSeed(1),
-            max_blocks_per_worker: 8,
-        })
+    fn index(block_size: u32) -> IndexConfig {
+        IndexConfig { model: "m".into(), block_size, seed: HashSeed(1), max_blocks_per_worker: 8 }
+    }
+
+    #[test]
+    fn the_first_engine_that_says_its_block_size_decides() {
+        let pool = Pool::new(Vec::new(), index(0), None);
+        assert_eq!(pool.block_size(), 0);
+        assert!(pool.learn_block_size(32));
+        assert!(!pool.learn_block_size(16));
+        assert_eq!((pool.block_size(), pool.index().config().block_size), (32, 32));
+        let configured = Pool::new(Vec::new(), index(16), None);
+        assert!(!configured.learn_block_size(32));
+        assert_eq!(configured.block_size(), 16);
     }
 
     #[test]
@@ -272,7 +316,7 @@ mod tests {
         )
         .unwrap();
         let worker = Arc::new(Worker::new(0, config, "w:1".parse().unwrap()));
-        let pool = Pool::new(vec![Arc::clone(&worker)], 2, index(), None);
+        let pool = Pool::new(vec![Arc::clone(&worker)], index(2), None);
         let tokens = vec![5, 6];
         let block = StoredBlock { hash: EngineHash(1), tokens: tokens.clone(), opaque: false };
         let stored = KvEvent::Stored {
@@ -300,7 +344,7 @@ mod tests {
     #[test]
     fn a_seed_makes_the_draws_repeatable() {
         let pool = |draw_seed| {
-            let pool = Pool::new(Vec::new(), 2, index(), draw_seed);
+            let pool = Pool::new(Vec::new(), index(2), draw_seed);
             (0..4).map(|_| pool.draw()).collect::<Vec<_>>()
         };
         assert_eq!(pool(Some(7)), pool(Some(7)));

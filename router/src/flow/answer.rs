@@ -99,7 +99,7 @@ fn account(
             prefill_cached_tokens: prefilled.and_then(|prefilled| prefilled.cached_tokens),
             handed_over: prefilled.is_some(),
             overlap_blocks: prefilled.map_or(placed.overlap_blocks, |p| p.overlap_blocks),
-            block_size: pool.block_size,
+            block_size: pool.block_size(),
             bypasses_cache: context.options.bypasses_cache.is_some(),
             fallback: config.cached_tokens_fallback,
         },

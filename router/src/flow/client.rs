@@ -1,5 +1,6 @@
 //! HTTP towards engines.
 
+use std::io;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
@@ -14,6 +15,7 @@ use hyper_util::client::legacy::connect::HttpConnector;
 use hyper_util::rt::{TokioExecutor, TokioTimer};
 use tokio::task::JoinSet;
 
+use crate::api::sanitise::is_forbidden;
 use crate::error::{Error, Fault, Kind};
 use crate::fleet::Worker;
 
@@ -89,17 +91,7 @@ impl EngineClient {
         if let Some(trace) = &envelope.traceparent {
             headers.insert(TRACEPARENT, trace.clone());
         }
-        let response = self.http.request(request).await.map_err(|error| {
-            if error.is_connect() {
-                if worker.set_up(false) {
-                    tracing::warn!(worker = worker.id(), "worker cannot be reached");
-                }
-                let message = format!("worker {} cannot be reached", worker.id());
-                Error::new(Kind::EngineUnreachable, message)
-            } else {
-                Error::engine(worker.id(), "closed the connection before it answered")
-            }
-        })?;
+        let response = self.http.request(request).await.map_err(|error| failure(worker, &error))?;
         if response.status() == StatusCode::OK {
             Ok(response)
         } else {
@@ -127,11 +119,8 @@ impl EngineClient {
     /// If it cannot be had.
     pub async fn get(&self, worker: &Worker, path: &'static str) -> Result<String, Error> {
         let request = self.request(worker, Method::GET, path, Full::default())?;
-        let response = self
-            .http
-            .request(request)
-            .await
-            .map_err(|_| Error::engine(worker.id(), "does not answer"))?;
+        let response = self.http.request(request).await;
+        let response = response.map_err(|error| failure(worker, &error))?;
         if response.status() != StatusCode::OK {
             return Err(Error::engine(worker.id(), "does not answer with 200"));
         }
@@ -186,6 +175,29 @@ impl EngineClient {
     }
 }
 
+/// What a request that got no reply means.
+fn failure(worker: &Worker, error: &hyper_util::client::legacy::Error) -> Error {
+    if !error.is_connect() {
+        return Error::engine(worker.id(), "closed the connection before it answered");
+    }
+    let cause = io_cause(error);
+    // Process and system limits on open files (EMFILE, ENFILE) say nothing of a worker.
+    if matches!(cause.and_then(io::Error::raw_os_error), Some(23 | 24)) {
+        tracing::error!("no file is left to connect to an engine: raise the limit on open files");
+        return Error::new(Kind::Overloaded, "the router has no file left to reach an engine");
+    }
+    let cause = cause.map_or_else(|| "no connection in time".to_owned(), ToString::to_string);
+    if worker.set_up(false) {
+        let url = &worker.config.url;
+        tracing::warn!(worker = worker.id(), url, cause, "worker is down: it cannot be reached");
+    }
+    Error::new(Kind::EngineUnreachable, format!("worker {} cannot be reached", worker.id()))
+}
+
+fn io_cause<'a>(error: &'a (dyn std::error::Error + 'static)) -> Option<&'a io::Error> {
+    std::iter::successors(Some(error), |error| error.source()).find_map(|e| e.downcast_ref())
+}
+
 /// What an engine's error status means. Its own message is relayed where the
 /// client is at fault, since it tells the client what to change.
 async fn refusal(worker: &Worker, response: Response<Incoming>) -> Error {
@@ -202,6 +214,11 @@ fn rejection(worker: &Worker, status: u16, said: Option<(String, Option<String>)
     let message = format!("worker {} refused with status {status}", worker.id());
     let own = Error::new(Kind::EngineRejected(status), message);
     match said {
+        // What the router wrote itself is not the client's fault: swapped roles, say.
+        Some((_, Some(param))) if is_forbidden(&param) => {
+            let what = format!("refused the hand-off (status {status}): is its role right?");
+            Error::engine(worker.id(), &what)
+        }
         Some((message, param)) if own.fault() == Fault::Client => {
             Error::rejected(status, message, param)
         }

@@ -28,6 +28,8 @@ pub struct Context {
     pub endpoint: Endpoint,
     /// How it is to be answered.
     pub options: Options,
+    /// The id that the client sees, for logs.
+    pub request_id: String,
     /// W3C trace context.
     pub traceparent: Option<HeaderValue>,
     /// Times per stage.
@@ -44,7 +46,7 @@ impl Context {
 
 /// Tokens that a worker is expected to compute of a prompt.
 pub(super) fn uncached_tokens(context: &Context, unit: &Unit, overlap_blocks: u32) -> u64 {
-    let cached = u64::from(overlap_blocks) * u64::from(context.served.pool.block_size);
+    let cached = u64::from(overlap_blocks) * u64::from(context.served.pool.block_size());
     unit.weight_tokens.saturating_sub(cached)
 }
 
@@ -98,5 +100,6 @@ pub(super) fn count_local(context: &Context, decision: &DecisionHandle, reason: 
 pub(super) fn count_retry(context: &Context, leg: &'static str, worker: &Worker, error: &Error) {
     let labels = [context.served.name(), leg, error.outcome()];
     context.core.metrics.retries.with_label_values(&labels).inc();
-    tracing::warn!(model = labels[0], leg, worker = worker.id(), %error, "trying another worker");
+    let request_id = &context.request_id;
+    tracing::warn!(request_id, model = labels[0], leg, worker = worker.id(), %error, "trying another worker");
 }

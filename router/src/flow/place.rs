@@ -37,7 +37,7 @@ pub(super) fn place(
     let query = Query {
         leg,
         prompt_blocks: unit.hashes.len() as u32,
-        block_size: pool.block_size,
+        block_size: pool.block_size(),
         turn: pool.next_turn(leg),
         draw: pool.draw(),
     };
@@ -82,7 +82,7 @@ fn record(
     let estimate = unit.prompt_tokens.map(|prompt_tokens| {
         let overlap =
             if context.options.bypasses_cache.is_some() { 0 } else { chosen.overlap_blocks };
-        splitrail_kv::estimate_cached_tokens(overlap, prompt_tokens, pool.block_size)
+        splitrail_kv::estimate_cached_tokens(overlap, prompt_tokens, pool.block_size())
     });
     decision.update(|decision| {
         decision.candidates.retain(|earlier| earlier.leg != leg.name());

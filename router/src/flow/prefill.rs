@@ -48,6 +48,10 @@ pub(super) async fn prefill_or_local(
     excluded.extend(context.served.pool.last_up(Leg::Decode, failed_decode));
     let mut retries_left = model.retries.prefill;
     let last = loop {
+        if !context.served.pool.any_up(Leg::Prefill, &excluded) {
+            let message = format!("model {} has no prefill worker that is up", model.name);
+            break Error::new(Kind::NoWorker, message);
+        }
         let placed = match place(context, unit, decision, Leg::Prefill, &excluded) {
             Ok(placed) => placed,
             Err(error) => break error,
@@ -74,6 +78,7 @@ pub(super) async fn prefill_or_local(
     }
     tracing::warn!(
         model = context.served.name(),
+        request_id = context.request_id,
         error = %last,
         "no prefill worker did its part: the decode worker computes the prompt"
     );

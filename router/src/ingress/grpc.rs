@@ -22,7 +22,6 @@ use tokio_util::sync::CancellationToken;
 use tonic::service::Routes;
 use tonic::{Request, Response, Status};
 use tonic_health::pb::health_server::{Health, HealthServer};
-use tonic_reflection::server::v1::{ServerReflection, ServerReflectionServer};
 use tower::ServiceBuilder;
 use tower::limit::GlobalConcurrencyLimitLayer;
 
@@ -62,19 +61,20 @@ pub fn routes(core: &Arc<Core>, stop: CancellationToken) -> Router {
     let door = Routes::new(door).into_axum_router().reset_fallback().layer(layers);
     // Health and reflection answer however full the door is.
     let mut open = Routes::new(HealthServer::new(Readiness { core: Arc::clone(core), stop }));
-    if let Some(reflection) = reflection() {
-        open = open.add_service(reflection);
+    // Older clients ask for reflection by its earlier name.
+    match (reflection().build_v1(), reflection().build_v1alpha()) {
+        (Ok(v1), Ok(v1alpha)) => open = open.add_service(v1).add_service(v1alpha),
+        (Err(error), _) | (_, Err(error)) => {
+            tracing::error!(%error, "gRPC reflection is not available");
+        }
     }
     open.into_axum_router().merge(door)
 }
 
-fn reflection() -> Option<ServerReflectionServer<impl ServerReflection>> {
+fn reflection() -> tonic_reflection::server::Builder<'static> {
     tonic_reflection::server::Builder::configure()
         .register_encoded_file_descriptor_set(splitrail_proto::FILE_DESCRIPTOR_SET)
         .register_encoded_file_descriptor_set(tonic_health::pb::FILE_DESCRIPTOR_SET)
-        .build_v1()
-        .inspect_err(|error| tracing::error!(%error, "gRPC reflection is not available"))
-        .ok()
 }
 
 struct FrontDoor {
@@ -128,7 +128,7 @@ impl FrontDoorService for FrontDoor {
                 name: served.config.name.clone(),
                 aliases: served.config.aliases.clone(),
                 adapters: served.config.adapters.clone(),
-                block_size: served.pool.block_size,
+                block_size: served.pool.block_size(),
             })
             .collect();
         Ok(Response::new(v1::ListModelsResponse { models }))

@@ -23,6 +23,7 @@ use super::context::{Identify, Identity, trace_context};
 use super::reply::{health, json_reply, ready, reply_error};
 use crate::api::Endpoint;
 use crate::api::request::{check_threshold, unknown_model};
+use crate::config::model::Limits;
 use crate::core::{Core, Named};
 use crate::error::{Error, Kind};
 use crate::prepare::Payload;
@@ -74,7 +75,7 @@ async fn generate(
 ) -> Result<Response, Error> {
     let mut scope = Scope::open(&core, endpoint, identity.arrived);
     let traceparent = trace_context(request.headers().get(TRACEPARENT));
-    let body = receive(request, core.limits.body_max_bytes).await;
+    let body = receive(request, &core.limits).await;
     let body = body.inspect_err(|error| scope.end(error.outcome()))?;
     let request_id = identity.request_id.clone();
     let call = Call { endpoint, body: Payload::Json(body), request_id, traceparent };
@@ -85,9 +86,14 @@ async fn generate(
     result.map(|reply| respond(reply, identity.request_id))
 }
 
-async fn receive(request: Request, max_bytes: usize) -> Result<Bytes, Error> {
+async fn receive(request: Request, limits: &Limits) -> Result<Bytes, Error> {
     check_headers(request.headers())?;
-    read_body(request.into_body(), max_bytes).await
+    let body = read_body(request.into_body(), limits.body_max_bytes);
+    tokio::time::timeout(limits.body_timeout, body).await.unwrap_or_else(|_| {
+        let message =
+            format!("the body took longer than {:?} (limits.body_timeout)", limits.body_timeout);
+        Err(Error::new(Kind::BodyTimeout, message))
+    })
 }
 
 fn check_headers(headers: &HeaderMap) -> Result<(), Error> {

@@ -104,6 +104,7 @@ impl Account {
     /// Takes an engine's usage object; gives the client's.
     pub fn settle(&mut self, raw: &str) -> Option<String> {
         let usage = self.read(raw)?;
+        self.compare(usage.prompt_tokens);
         let tokens_known = self.prompt_tokens.is_some();
         let settled = Settled::new(&self.rule, usage, self.decode_overlap_blocks, tokens_known);
         let told = self.rule.told(settled.cached);
@@ -133,6 +134,24 @@ impl Account {
                 tracing::warn!(worker, %error, "an engine's usage is passed on as it is");
                 None
             }
+        }
+    }
+
+    /// The engine's count of the prompt proves the router's tokenizer, or disproves it.
+    fn compare(&self, engine: u32) {
+        let Some(router) = self.prompt_tokens.filter(|router| *router != engine) else { return };
+        let model = self.served.name();
+        self.core.metrics.prompt_tokens_mismatch.with_label_values(&[model]).inc();
+        if self.served.mismatch.may_say() {
+            let worker = self.worker.id();
+            tracing::error!(
+                model,
+                worker,
+                router,
+                engine,
+                "router and engine count a prompt's tokens otherwise: is the tokenizer the \
+                 engine's, and was the engine started with flags that change prompts?"
+            );
         }
     }
 

@@ -10,7 +10,7 @@ use tokio::sync::OwnedSemaphorePermit;
 
 use crate::api::Endpoint;
 use crate::core::{Core, LiveRequest, Served, unix_ms};
-use crate::error::Error;
+use crate::error::{Error, Kind};
 use crate::flow::context::{Context, flow_name};
 use crate::ledger::decisions::DecisionHandle;
 use crate::reply::merge::Events;
@@ -100,7 +100,14 @@ impl Scope {
         let state = (Some(self), events);
         Box::pin(futures_util::stream::unfold(state, |(scope, mut events)| async move {
             let mut scope = scope?;
-            match events.next().await {
+            let next = tokio::select! {
+                next = events.next() => next,
+                () = scope.core.cut.cancelled() => {
+                    let message = "the answer broke off: the router is stopping";
+                    Some(Err(Error::new(Kind::DecodeLost, message)))
+                }
+            };
+            match next {
                 Some(Ok(data)) => Some((Ok(data), (Some(scope), events))),
                 Some(Err(error)) => {
                     scope.end(error.outcome());

@@ -75,6 +75,9 @@ metrics! {
     generation_tokens: IntCounterVec("generation_tokens_total"; "model");
     /// Prompt tokens computed by prefill attempts whose answer was discarded.
     wasted_prompt_tokens: IntCounterVec("wasted_prompt_tokens_total"; "model", "reason");
+    /// Prompts whose length the engine counts otherwise than the router: another tokenizer,
+    /// template or engine flag.
+    prompt_tokens_mismatch: IntCounterVec("prompt_tokens_mismatch_total"; "model");
     /// Cached prompt tokens, by who said so.
     cached_tokens: IntCounterVec("cached_tokens_total"; "model", "source");
     /// Estimate against the engine's figure, absolute difference in blocks.
@@ -103,6 +106,8 @@ metrics! {
     worker_prefill_tokens: IntGaugeVec("worker_prefill_tokens"; "model", "worker", "role");
     /// The worker's KV blocks by its own report.
     worker_kv_blocks: GaugeVec("worker_kv_blocks"; "model", "worker", "role", "state");
+    /// Whether the worker's KV events come in, so that its overlap is believed.
+    index_events_current: IntGaugeVec("index_events_current"; "model", "worker");
     /// Distinct blocks that the index holds.
     index_blocks: IntGaugeVec("index_blocks"; "model", "worker", "tier");
     /// KV events applied.
