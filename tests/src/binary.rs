@@ -73,7 +73,8 @@ impl Drop for RouterProcess {
 
 /// Builds the binary with the profile of the running test, if it is not fresh, and
 /// says where it is: a test of another package does not have cargo do it.
-fn built() -> PathBuf {
+/// The binary, built if it is stale.
+pub fn built() -> PathBuf {
     let test = std::env::current_exe().expect("the test's path");
     let folder = test.ancestors().nth(2).expect("the profile's folder");
     let profile = match folder.file_name().and_then(|name| name.to_str()) {

@@ -1,5 +1,6 @@
 //! A simulated cluster with a real router in front, in this process.
 
+use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
 use serde_json::Value;
@@ -33,6 +34,8 @@ pub struct Spec {
     pub limits: &'static str,
     /// Further workers as YAML items, for addresses where nobody lives.
     pub extra_workers: Vec<String>,
+    /// Another tokenizer's folder than the simulated model's.
+    pub tokenizer: Option<PathBuf>,
     /// Changes the engines' settings, by name.
     pub engine: fn(&str, &mut SimConfig),
 }
@@ -48,6 +51,7 @@ impl Default for Spec {
             model: String::new(),
             limits: "{ drain_delay: 10ms, drain_grace: 5s }",
             extra_workers: Vec::new(),
+            tokenizer: None,
             engine: |_, _| {},
         }
     }
@@ -70,7 +74,8 @@ pub struct Cluster {
     pub http: Client,
     /// A client of the admin listener.
     pub admin: Client,
-    _files: TempDir,
+    /// The model's files.
+    pub files: TempDir,
 }
 
 impl Cluster {
@@ -92,7 +97,8 @@ impl Cluster {
             (spec.engine)(&name, &mut config);
             engines.push((name, SimEngine::start(config).await.expect("an engine")));
         }
-        let yaml = yaml(&spec, &engines, files.path());
+        let tokenizer = spec.tokenizer.clone().unwrap_or_else(|| files.path().to_owned());
+        let yaml = yaml(&spec, &engines, &tokenizer);
         let loaded = config::parse("test.yaml", &yaml, files.path());
         let loaded = loaded.unwrap_or_else(|problems| panic!("{problems}\n{yaml}"));
         let listen = loaded.config.listen.clone();
@@ -103,7 +109,7 @@ impl Cluster {
             admin: Client::new(running.addresses().admin),
             running,
             engines,
-            _files: files,
+            files,
         };
         if spec.extra_workers.is_empty() {
             let unready = wait_ready(cluster.running.core(), PATIENCE).await;
