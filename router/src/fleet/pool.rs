@@ -181,16 +181,15 @@ impl Pool {
     /// Takes an engine's word for the block size if it is not known; says whether
     /// the engine's is the one that counts.
     pub fn learn_block_size(&self, tokens: u32) -> bool {
-        self.block_size.send_if_modified(|known| {
-            let news = *known == 0;
-            if news {
-                let mut index = self.index_mut();
+        if self.block_size() == 0 {
+            // The index is locked first, as everywhere, and so decides who is first.
+            let mut index = self.index_mut();
+            if self.block_size() == 0 {
                 let config = IndexConfig { block_size: tokens, ..index.config().clone() };
                 *index = Index::new(config);
-                *known = tokens;
+                self.block_size.send_replace(tokens);
             }
-            news
-        });
+        }
         self.block_size() == tokens
     }
 
