@@ -90,7 +90,14 @@ fn assemble_model(
         max_blocks_per_worker: limits.index_blocks_per_worker_max,
     };
     let pool = Pool::new(workers, index, draw_seed);
-    Ok(Served { config: model, pool, prompt, client, mismatch: Seldom::default() })
+    Ok(Served {
+        config: model,
+        pool,
+        prompt,
+        client,
+        mismatch: Seldom::default(),
+        no_prefill: Seldom::default(),
+    })
 }
 
 /// Loads a model's tokenizer and chat template, if it has them.

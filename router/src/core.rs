@@ -35,6 +35,8 @@ pub struct Served {
     pub client: EngineClient,
     /// When a mismatch of token counts was last logged.
     pub mismatch: Seldom,
+    /// When a prefill that could not be had was last logged.
+    pub no_prefill: Seldom,
 }
 
 /// Lets a log line through once in a while.

@@ -76,12 +76,15 @@ pub(super) async fn prefill_or_local(
         let message = format!("no prefill worker did its part; the last error: {}", last.message());
         return Err(Error::new(Kind::NoWorker, message));
     }
-    tracing::warn!(
-        model = context.served.name(),
-        request_id = context.request_id,
-        error = %last,
-        "no prefill worker did its part: the decode worker computes the prompt"
-    );
+    if context.served.no_prefill.may_say() {
+        tracing::warn!(
+            model = context.served.name(),
+            request_id = context.request_id,
+            error = %last,
+            "no prefill worker did its part: decode workers compute prompts \
+             (said at most twice a minute; local_prefills_total counts)"
+        );
+    }
     count_local(context, decision, LocalReason::NoPrefill);
     decision.update(|decision| decision.prefill_worker = None);
     Ok(None)
