@@ -193,7 +193,6 @@ where
         running.spawn(task());
         match running.join_next().await {
             Some(Err(error)) if error.is_panic() => {
-                worker.set_events_current(false);
                 tracing::error!(worker = worker.id(), what, "a task broke off and starts again");
                 tokio::time::sleep(PAUSE).await;
             }

@@ -9,7 +9,7 @@ use http::HeaderValue;
 
 use crate::api::Endpoint;
 use crate::core::{Core, unix_ms};
-use crate::error::Error;
+use crate::error::{Error, Kind};
 use crate::flow::answer::Begun;
 use crate::flow::context::{Context, flow_name};
 use crate::flow::run::begin;
@@ -92,7 +92,11 @@ impl Route {
 /// # Errors
 /// What the client must be told instead of an answer.
 pub async fn serve(core: &Arc<Core>, call: Call, mut scope: Scope) -> Result<Reply, Error> {
-    match answer(core, call, &mut scope).await {
+    let answered = tokio::select! {
+        answered = answer(core, call, &mut scope) => answered,
+        () = core.cut.cancelled() => Err(Error::new(Kind::Overloaded, "the router is stopping")),
+    };
+    match answered {
         Ok((route, server_timing, body)) => {
             let body = match body {
                 ReplyBody::Whole(reply) => {

@@ -2,6 +2,7 @@
 #![allow(missing_docs, clippy::unwrap_used)]
 
 use serde_json::{Value, json};
+use splitrail_sim::{Fault, FaultKind};
 use splitrail_tests::client::{streamed_text, whole_text};
 use splitrail_tests::cluster::eventually;
 use splitrail_tests::{Cluster, Spec};
@@ -178,4 +179,33 @@ async fn embeddings_of_prompts_are_never_handed_over() {
     let engines = cluster.engines.iter();
     let mut requests = engines.flat_map(|(_, engine)| engine.requests());
     assert!(requests.all(|seen| seen.path != COMPLETIONS));
+}
+
+#[tokio::test]
+async fn a_retried_request_is_one_local_prefill() {
+    let policy = "{ kind: round_robin }";
+    let model = "local_prefill_max_tokens: 100".into();
+    let cluster = Cluster::start(Spec { policy, model, ..Spec::default() }).await;
+    for decode in ["d0", "d1"] {
+        let kind = FaultKind::Status { status: 500 };
+        cluster.engine(decode).set_fault(Fault { kind, times: Some(1) });
+    }
+    // Both fail once: the first request is tried twice, in vain.
+    assert_eq!(cluster.http.post(COMPLETIONS, &completion("hello")).await.status, 502);
+    assert_eq!(cluster.metric("splitrail_retries_total", &[("leg", "decode")]).await, 1.0);
+    let short = [("reason", "short_prompt")];
+    assert_eq!(cluster.metric("splitrail_local_prefills_total", &short).await, 1.0);
+}
+
+#[tokio::test]
+async fn where_the_others_are_down_the_real_error_is_told_and_no_retry_counted() {
+    let model = "on_no_prefill: fail".into();
+    let mut cluster = Cluster::start(Spec { model, ..Spec::default() }).await;
+    take_away(&mut cluster, "p0").await;
+    let kind = FaultKind::Status { status: 500 };
+    cluster.engine("p1").set_fault(Fault { kind, times: None });
+    let reply = cluster.http.post(COMPLETIONS, &completion(&prompt(50, "real"))).await;
+    assert_eq!(reply.status, 503);
+    assert!(reply.text().contains("p1 answered with status 500"), "{}", reply.text());
+    assert_eq!(cluster.metric("splitrail_retries_total", &[]).await, 0.0);
 }

@@ -136,7 +136,7 @@ async fn a_body_that_does_not_come_is_a_408_and_frees_its_place() {
 }
 
 #[tokio::test]
-async fn a_stream_that_outlives_the_grace_is_told_so() {
+async fn what_outlives_the_grace_is_told_so() {
     let spec = Spec {
         limits: "{ drain_delay: 1ms, drain_grace: 50ms }",
         engine: |_, config| config.decode_us_per_step = 20_000,
@@ -144,19 +144,28 @@ async fn a_stream_that_outlives_the_grace_is_told_so() {
     };
     let Cluster { running, http, admin, engines, .. } = Cluster::start(spec).await;
     let mut body = completion(5000);
+    let whole = body.clone();
     body["stream"] = true.into();
     let mut events = http.stream(COMPLETIONS, &body).await;
     events.next().await.unwrap();
-    let draining = tokio::join!(running.drain(), async {
+    let mut unanswered = tokio::task::JoinSet::new();
+    let client = http.clone();
+    unanswered.spawn(async move { client.post(COMPLETIONS, &whole).await });
+    let core = running.core().clone();
+    eventually("both are in flight", async || core.live.len() == 2).await;
+    let (cut, last) = tokio::join!(running.drain(), async {
         let mut last = String::new();
         while let Some(event) = events.next().await {
             last = event;
         }
         last
     });
-    assert_eq!(draining.0, 1, "one request was cut off");
-    let error: Value = serde_json::from_str(&draining.1).unwrap();
+    assert_eq!(cut, 2);
+    let error: Value = serde_json::from_str(&last).unwrap();
     assert_eq!(error["error"]["code"], "decode_lost");
+    // One that has no answer yet may go to another router.
+    let refused = unanswered.join_next().await.unwrap().unwrap();
+    assert_eq!((refused.status.as_u16(), refused.header("retry-after")), (503, "1"));
     drop((admin, engines));
 }
 

@@ -52,6 +52,13 @@ struct Intake {
     said: BTreeMap<&'static str, Instant>,
 }
 
+/// However following ends, what it has left is not known to be true any more.
+impl Drop for Intake {
+    fn drop(&mut self) {
+        self.worker.set_events_current(false);
+    }
+}
+
 impl Intake {
     fn take(&mut self, update: Update) {
         match update {

@@ -236,11 +236,6 @@ impl Pool {
         able.map(|worker| worker.index).filter(|index| !failed.contains(index))
     }
 
-    /// Whether a worker outside `failed`, alive or not, could take a leg.
-    pub fn has_other(&self, leg: Leg, failed: &[usize]) -> bool {
-        self.workers.iter().any(|worker| worker.serves(leg) && !failed.contains(&worker.index))
-    }
-
     /// The instant's picture of every worker that can take a leg and is not excluded.
     pub fn candidates(
         &self,

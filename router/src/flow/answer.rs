@@ -54,7 +54,10 @@ pub(super) async fn generate(
     };
     context.stages.mark("first_token", started);
     match begun {
-        Ok((None, reply)) => whole(&mut account, reply).map(Begun::Whole),
+        Ok((None, reply)) => {
+            let reply = whole(&mut account, reply);
+            reply.inspect_err(|error| account.fail(error)).map(Begun::Whole)
+        }
         Ok((Some(reader), first)) => {
             account.foretell();
             Ok(Begun::Stream(Box::new(UnitStream {

@@ -89,9 +89,13 @@ const AGGREGATED: &str = "aggregated";
 /// Counts a P/D request that is prefilled where it is decoded.
 pub(super) fn count_local(context: &Context, decision: &DecisionHandle, reason: LocalReason) {
     let labels = [context.served.name(), reason.name()];
-    context.core.metrics.local_prefills.with_label_values(&labels).inc();
+    // A further attempt for the same reason is still the one request.
+    if decision.with(|decision| decision.counted_reason) != Some(reason.name()) {
+        context.core.metrics.local_prefills.with_label_values(&labels).inc();
+    }
     decision.update(|decision| {
         decision.local_reason = Some(reason.name());
+        decision.counted_reason = Some(reason.name());
         decision.flow = AGGREGATED;
     });
 }

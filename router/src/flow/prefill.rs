@@ -65,7 +65,7 @@ pub(super) async fn prefill_or_local(
             return Err(error);
         }
         excluded.push(placed.worker.index);
-        let others = context.served.pool.has_other(Leg::Prefill, &excluded);
+        let others = context.served.pool.any_up(Leg::Prefill, &excluded);
         if retries_left == 0 || !others || !error.worth_another_worker() {
             break error;
         }

@@ -63,7 +63,7 @@ pub async fn begin(
         };
         failed.push(placed.worker.index);
         let allowed = failed.len() <= model.retries.decode as usize;
-        let others = context.served.pool.has_other(leg, &failed);
+        let others = context.served.pool.any_up(leg, &failed);
         if !(allowed && others && error.worth_another_worker()) {
             return Err(error);
         }

@@ -73,6 +73,9 @@ pub struct Decision {
     pub flow: &'static str,
     /// Why a P/D model's request was prefilled where it is decoded.
     pub local_reason: Option<&'static str>,
+    /// The reason that the metrics have counted for it.
+    #[serde(skip)]
+    pub counted_reason: Option<&'static str>,
     /// When the first decision was made, in milliseconds since 1970.
     pub decided_unix_ms: u64,
     /// Attempts so far, the present one included.
