@@ -6,7 +6,7 @@ use super::tree::{Node, Value};
 const SHOWN_MAX: usize = 60;
 
 /// Keys that the configuration's design names, but this version cannot act on.
-const LATER_KEYS: [&str; 14] = [
+const LATER_KEYS: [&str; 13] = [
     "cache_hit_threshold",
     "cache_isolation",
     "discovery",
@@ -14,7 +14,6 @@ const LATER_KEYS: [&str; 14] = [
     "fleet",
     "gate",
     "lease",
-    "ledger",
     "migrate",
     "preemption_guard",
     "queue",

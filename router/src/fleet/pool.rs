@@ -9,11 +9,12 @@ use http::uri::Authority;
 use rand::rngs::StdRng;
 use rand::{Rng, SeedableRng};
 use splitrail_engine::vllm::load::EngineLoad;
-use splitrail_kv::{BlockHash, Index, IndexConfig, Overlaps, WorkerKey};
+use splitrail_kv::{BlockHash, Index, IndexConfig, Overlap, Overlaps, WorkerKey};
 use tokio::sync::watch;
 
 use super::booking::Booked;
 use crate::config::model::{Role, Worker as WorkerConfig};
+use crate::ledger::audit::Audit;
 use crate::pick::{Candidate, Leg};
 
 /// A load report older than this says nothing about now.
@@ -30,6 +31,8 @@ pub struct Worker {
     pub authority: Authority,
     /// What the router has given it to do.
     pub booked: Arc<Booked>,
+    /// What it reports, and how far the index was off.
+    pub audit: Audit,
     /// Whether its last probe or request found it alive.
     up: AtomicBool,
     /// Whether it was probed at all.
@@ -53,6 +56,7 @@ impl Worker {
             config,
             authority,
             booked: Arc::default(),
+            audit: Audit::default(),
             up: AtomicBool::new(true),
             probed: AtomicBool::new(false),
             synced,
@@ -255,6 +259,11 @@ impl Pool {
                 let reported = worker
                     .load(now)
                     .map_or(0, |load| load.running.unwrap_or(0) + load.waiting.unwrap_or(0));
+                // What may be out of date is not certain.
+                let overlap = match worker.events_are_current() {
+                    true => overlaps.get(worker_key(worker.index)),
+                    false => Overlap::default(),
+                };
                 Candidate {
                     worker: worker.index,
                     up: worker.is_up(),
@@ -264,11 +273,8 @@ impl Pool {
                         .max(u32::try_from(reported).unwrap_or(u32::MAX)),
                     prefill_tokens: worker.booked.prefill_tokens(),
                     active_tokens: worker.booked.active_tokens(),
-                    // What may be out of date is not certain.
-                    overlap_blocks: match worker.events_are_current() {
-                        true => overlaps.get(worker_key(worker.index)).blocks,
-                        false => 0,
-                    },
+                    overlap_blocks: overlap.blocks,
+                    overlap_by_tier: overlap.by_tier,
                 }
             })
             .collect()

@@ -6,7 +6,7 @@ use std::time::Instant;
 use bytes::Bytes;
 
 use super::client::{Envelope, refusal_event};
-use super::context::{Context, uncached_tokens, within};
+use super::context::{Context, expected, uncached_tokens, within};
 use super::legs;
 use super::place::Placed;
 use super::prefill::Prefilled;
@@ -15,9 +15,9 @@ use crate::core::Served;
 use crate::error::Error;
 use crate::fleet::{Booking, Worker};
 use crate::ledger::decisions::DecisionHandle;
+use crate::ledger::leg::{LegFacts, LegKind};
 use crate::prepare::Unit;
 use crate::reply::relay::{Account, Chunk, EventReader, UnitStream, whole};
-use crate::reply::usage::UsageRule;
 
 /// An answer that has begun: nothing of it has reached the client yet.
 pub enum Begun {
@@ -37,10 +37,10 @@ pub(super) async fn generate(
     decision: &DecisionHandle,
     envelope: &Envelope,
     placed: &Placed,
-    mut prefilled: Option<Prefilled>,
+    prefilled: Option<Prefilled>,
 ) -> Result<Begun, Error> {
     let started = Instant::now();
-    let mut account = account(context, unit, decision, placed, prefilled.as_mut());
+    let mut account = account(context, unit, decision, placed, prefilled.is_some());
     let asked = context.options;
     let body = match prefilled {
         Some(Prefilled { hand_off, .. }) => legs::decode(&unit.body, asked, hand_off)?,
@@ -50,7 +50,7 @@ pub(super) async fn generate(
         let first = first_event(context, &placed.worker, body, envelope).await;
         first.map(|(reader, first)| (Some(reader), first))
     } else {
-        whole_reply(context, &placed.worker, body, envelope).await.map(|reply| (None, reply))
+        whole_reply(context, &account, body, envelope).await.map(|reply| (None, reply))
     };
     context.stages.mark("first_token", started);
     match begun {
@@ -59,6 +59,7 @@ pub(super) async fn generate(
             reply.inspect_err(|error| account.fail(error)).map(Begun::Whole)
         }
         Ok((Some(reader), first)) => {
+            account.began();
             account.foretell();
             Ok(Begun::Stream(Box::new(UnitStream {
                 account,
@@ -76,53 +77,45 @@ pub(super) async fn generate(
     }
 }
 
-/// What the answer owns until it has ended.
+/// What the answer owns until it has ended; its leg is entered in the ledger.
 fn account(
     context: &Context,
     unit: &Unit,
     decision: &DecisionHandle,
     placed: &Placed,
-    mut prefilled: Option<&mut Prefilled>,
+    handed_over: bool,
 ) -> Account {
-    let Served { config, pool, .. } = context.served.as_ref();
     let worker = &placed.worker;
-    let to_compute = match prefilled {
-        Some(_) => 0,
-        None => uncached_tokens(context, unit, placed.overlap_blocks),
+    let to_compute = match handed_over {
+        true => 0,
+        false => uncached_tokens(context, unit, placed.overlap_blocks),
     };
-    let spent = prefilled.as_mut().and_then(|prefilled| prefilled.spent.take());
-    let prefilled = prefilled.as_deref();
+    let leg = LegFacts::new(LegKind::Decode, worker.id(), expected(context, unit, placed));
+    decision.update(|decision| decision.ledger.decode_sent(leg));
     Account {
         core: Arc::clone(&context.core),
         served: Arc::clone(&context.served),
         decision: decision.clone(),
         booking: Booking::new(&worker.booked, to_compute, unit.weight_tokens),
         worker: Arc::clone(worker),
-        rule: UsageRule {
-            prefill_cached_tokens: prefilled.and_then(|prefilled| prefilled.cached_tokens),
-            handed_over: prefilled.is_some(),
-            overlap_blocks: prefilled.map_or(placed.overlap_blocks, |p| p.overlap_blocks),
-            block_size: pool.block_size(),
-            bypasses_cache: context.options.bypasses_cache.is_some(),
-            fallback: config.cached_tokens_fallback,
-        },
-        decode_overlap_blocks: placed.overlap_blocks,
         prompt_tokens: unit.prompt_tokens,
-        settled: None,
-        spent,
+        settled: false,
     }
 }
 
 /// Sends a leg that is not streamed, and reads its reply.
 async fn whole_reply(
     context: &Context,
-    worker: &Arc<Worker>,
+    account: &Account,
     body: Bytes,
     envelope: &Envelope,
 ) -> Result<Bytes, Error> {
     let Served { config, client, .. } = context.served.as_ref();
+    let worker = &account.worker;
     let call = async {
         let response = client.post(worker, context.endpoint.path(), body, envelope).await?;
+        // Engines send a whole reply's status once the answer is there.
+        account.began();
         client.whole(worker, response.into_body()).await
     };
     within(config.timeouts.answer, worker, "timeouts.answer", call).await

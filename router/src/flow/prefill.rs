@@ -7,7 +7,9 @@ use splitrail_engine::nixl::HandOff;
 use splitrail_engine::usage::EngineUsage;
 
 use super::client::Envelope;
-use super::context::{Context, attempt, count_local, count_retry, uncached_tokens, within};
+use super::context::{
+    Context, attempt, count_local, count_retry, expected, uncached_tokens, within,
+};
 use super::legs;
 use super::place::{Placed, place};
 use super::plan::LocalReason;
@@ -15,9 +17,10 @@ use crate::api::JsonObject;
 use crate::config::model::OnNoPrefill;
 use crate::core::Served;
 use crate::error::{Error, Fault, Kind};
-use crate::fleet::Booking;
+use crate::fleet::{Booking, Worker};
+use crate::ledger::audit;
 use crate::ledger::decisions::DecisionHandle;
-use crate::ledger::spent::Spent;
+use crate::ledger::leg::{LegFacts, LegKind};
 use crate::pick::Leg;
 use crate::prepare::Unit;
 
@@ -28,10 +31,6 @@ pub(super) struct Prefilled {
     /// The attempt's id, which the decode leg carries as well.
     pub(super) envelope: Envelope,
     pub(super) hand_off: HandOff,
-    pub(super) cached_tokens: Option<u32>,
-    /// Counts its tokens as wasted unless an answer comes of them.
-    pub(super) spent: Option<Spent>,
-    pub(super) overlap_blocks: u32,
 }
 
 /// The prefill leg; `None` if it could not be had and the model's configuration
@@ -57,10 +56,14 @@ pub(super) async fn prefill_or_local(
             Err(error) => break error,
         };
         let envelope = attempt(context, decision);
-        let error = match prefill(context, unit, envelope, &placed).await {
+        let leg =
+            LegFacts::new(LegKind::Prefill, placed.worker.id(), expected(context, unit, &placed));
+        decision.update(|decision| decision.ledger.prefill_sent(leg));
+        let error = match prefill(context, unit, decision, envelope, &placed).await {
             Ok(prefilled) => return Ok(Some(prefilled)),
             Err(error) => error,
         };
+        decision.update(|decision| decision.ledger.discard(error.outcome()));
         if error.fault() == Fault::Client {
             return Err(error);
         }
@@ -93,6 +96,7 @@ pub(super) async fn prefill_or_local(
 async fn prefill(
     context: &Context,
     unit: &Unit,
+    decision: &DecisionHandle,
     envelope: Envelope,
     placed: &Placed,
 ) -> Result<Prefilled, Error> {
@@ -104,6 +108,8 @@ async fn prefill(
     let body = legs::prefill(&unit.body, context.endpoint);
     let call = async {
         let response = client.post(worker, context.endpoint.path(), body, &envelope).await?;
+        // Engines send a whole reply's status once it is there.
+        decision.update(|decision| decision.ledger.prefill_worked());
         client.whole(worker, response.into_body()).await
     };
     let reply = within(config.timeouts.prefill, worker, "timeouts.prefill", call).await?;
@@ -115,17 +121,32 @@ async fn prefill(
     let raw = reply.raw("kv_transfer_params").unwrap_or("null");
     let raw: &RawValue =
         serde_json::from_str(raw).map_err(|_| Error::engine(worker.id(), "sent nonsense"))?;
-    let hand_off = HandOff::from_reply(raw)
+    let hand_off = HandOff::from_reply(raw);
+    let carried = hand_off.as_ref().ok().and_then(HandOff::remote_prefill_cached_tokens);
+    report(context, decision, worker, usage, carried);
+    let hand_off = hand_off
         .map_err(|error| Error::engine(worker.id(), &format!("gave no hand-off: {error}")))?;
-    let told = usage.as_ref().and_then(|usage| usage.cached_tokens);
-    let tokens = usage.map_or(unit.prompt_tokens.unwrap_or(0), |usage| usage.prompt_tokens);
     context.stages.mark("prefill", started);
-    Ok(Prefilled {
-        worker: worker.index,
-        cached_tokens: told.or(hand_off.remote_prefill_cached_tokens()),
-        spent: Some(Spent::new(&context.core, &context.served, tokens)),
-        overlap_blocks: placed.overlap_blocks,
-        hand_off,
-        envelope,
-    })
+    Ok(Prefilled { worker: worker.index, hand_off, envelope })
+}
+
+/// Enters what a prefill engine said; `carried` is the cached tokens that its hand-off
+/// names, where its usage does not.
+fn report(
+    context: &Context,
+    decision: &DecisionHandle,
+    worker: &Worker,
+    usage: Option<EngineUsage>,
+    carried: Option<u32>,
+) {
+    let prompt_tokens = usage.map(|usage| usage.prompt_tokens);
+    let cached_tokens = usage.and_then(|usage| usage.cached_tokens).or(carried);
+    let mut leg = None;
+    decision.update(|decision| {
+        decision.ledger.prefill_reported(prompt_tokens, cached_tokens);
+        leg = decision.ledger.prefill().cloned();
+    });
+    if let Some(leg) = leg {
+        audit::observe(&context.core, &context.served, worker, &leg, usage.is_some());
+    }
 }

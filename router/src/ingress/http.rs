@@ -32,6 +32,7 @@ use crate::service::{Call, Reply, ReplyBody, Scope, serve};
 const X_ROUTE: HeaderName = HeaderName::from_static("x-splitrail-route");
 const SERVER_TIMING: HeaderName = HeaderName::from_static("server-timing");
 const X_THRESHOLD: HeaderName = HeaderName::from_static("x-splitrail-cache-hit-threshold");
+const X_USAGE: HeaderName = HeaderName::from_static("x-splitrail-usage");
 const TRACEPARENT: HeaderName = HeaderName::from_static("traceparent");
 
 /// The front door's routes.
@@ -75,10 +76,11 @@ async fn generate(
 ) -> Result<Response, Error> {
     let mut scope = Scope::open(&core, endpoint, identity.arrived);
     let traceparent = trace_context(request.headers().get(TRACEPARENT));
+    let usage_detail = request.headers().contains_key(X_USAGE);
     let body = receive(request, &core.limits).await;
     let body = body.inspect_err(|error| scope.end(error.outcome()))?;
     let request_id = identity.request_id.clone();
-    let call = Call { endpoint, body: Payload::Json(body), request_id, traceparent };
+    let call = Call { endpoint, body: Payload::Json(body), request_id, traceparent, usage_detail };
     let result = serve(&core, call, scope).await;
     if let Err(error) = &result {
         log_failure(&identity.request_id, error);
@@ -105,6 +107,10 @@ fn check_headers(headers: &HeaderMap) -> Result<(), Error> {
     if let Some(value) = headers.get(X_THRESHOLD) {
         let number = value.to_str().ok().and_then(|text| text.trim().parse::<f64>().ok());
         check_threshold(number.unwrap_or(f64::NAN))?;
+    }
+    if headers.get_all(X_USAGE).iter().any(|value| value != "detail") {
+        let message = "the header `x-splitrail-usage` can only be `detail`";
+        return Err(Error::invalid("x-splitrail-usage", message));
     }
     Ok(())
 }

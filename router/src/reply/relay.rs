@@ -12,15 +12,16 @@ use serde_json::value::RawValue;
 use splitrail_engine::usage::{EngineUsage, UsageError};
 
 use super::sse::{Piece, Splitter};
-use super::usage::{Source, UsageRule, rewrite};
+use super::usage::{rewrite, told};
 use crate::api::JsonObject;
 use crate::core::{Core, Served};
 use crate::error::{Error, Kind};
 use crate::fleet::{Booking, Worker};
 use crate::flow::client::EngineClient;
-use crate::ledger::counts::Settled;
+use crate::ledger::audit;
 use crate::ledger::decisions::DecisionHandle;
-use crate::ledger::spent::Spent;
+use crate::ledger::entry::Told;
+use crate::ledger::leg::Origin;
 
 /// Events from an engine.
 pub struct EventReader {
@@ -84,39 +85,46 @@ impl EventReader {
 }
 
 /// What one prompt's answer owns until it has ended, on whatever path: its load
-/// booking, its record, and the rule by which its usage is told.
+/// booking, and its record with the ledger's entry.
 pub struct Account {
     pub(crate) core: Arc<Core>,
     pub(crate) served: Arc<Served>,
     pub(crate) decision: DecisionHandle,
     pub(crate) booking: Booking,
     pub(crate) worker: Arc<Worker>,
-    pub(crate) rule: UsageRule,
-    pub(crate) decode_overlap_blocks: u32,
     /// The prompt's length by the router's tokenizer.
     pub(crate) prompt_tokens: Option<u32>,
-    pub(crate) settled: Option<Settled>,
-    /// The prefill that this answer lives on.
-    pub(crate) spent: Option<Spent>,
+    /// Whether the engine has told its usage.
+    pub(crate) settled: bool,
 }
 
 impl Account {
-    /// Takes an engine's usage object; gives the client's.
-    pub fn settle(&mut self, raw: &str) -> Option<String> {
+    /// Takes an engine's usage object; gives the client's, who gets to see it if `tells`.
+    pub fn settle(&mut self, raw: &str, tells: bool) -> Option<String> {
         let usage = self.read(raw)?;
         self.compare(usage.prompt_tokens);
-        let tokens_known = self.prompt_tokens.is_some();
-        let settled = Settled::new(&self.rule, usage, self.decode_overlap_blocks, tokens_known);
-        let told = self.rule.told(settled.cached);
-        self.settled = Some(settled);
+        self.settled = true;
+        let fallback = self.served.config.cached_tokens_fallback;
+        let mut told_cached = None;
         self.decision.update(|decision| {
-            decision.cached_tokens = Some(settled.cached.tokens);
-            decision.cached_source = Some(settled.cached.source.name());
-            decision.told_cached_tokens = told;
-            decision.transferred_tokens =
-                settled.prefill.map(|_| settled.decode.external_kv_transfer);
+            let entry = &mut decision.ledger;
+            entry.decode_reported(usage);
+            let Some(cached) = entry.cached() else { return };
+            told_cached = told(cached, fallback);
+            if tells {
+                entry.tell(Told {
+                    prompt_tokens: usage.prompt_tokens,
+                    completion_tokens: usage.completion_tokens,
+                    cached_tokens: told_cached,
+                });
+            }
+            let transferred = entry.transferred_tokens();
+            decision.transferred_tokens = transferred;
+            decision.cached_tokens = Some(cached.tokens);
+            decision.cached_source = Some(cached.source.kind());
+            decision.told_cached_tokens = told_cached;
         });
-        rewrite(raw, told)
+        rewrite(raw, told_cached)
     }
 
     fn read(&self, raw: &str) -> Option<EngineUsage> {
@@ -155,39 +163,43 @@ impl Account {
         }
     }
 
+    /// The answer has begun: the engine has the whole prompt behind it.
+    pub fn began(&self) {
+        self.decision.update(|decision| decision.ledger.decode_worked());
+    }
+
     /// Records the cached tokens that are certain before the answer: after a hand-off
     /// the prefill leg has said them. They go out with the headers of a stream.
     pub fn foretell(&self) {
-        if self.rule.handed_over
-            && let Some(tokens) = self.rule.prefill_cached_tokens
-        {
-            let tokens = tokens.min(self.prompt_tokens.unwrap_or(u32::MAX));
-            self.decision.update(|decision| {
+        self.decision.update(|decision| {
+            let prefill = decision.ledger.prefill();
+            if let Some(tokens) = prefill.and_then(|leg| leg.cached_tokens) {
+                let tokens = tokens.min(self.prompt_tokens.unwrap_or(u32::MAX));
                 decision.cached_tokens = Some(tokens);
                 decision.told_cached_tokens = Some(tokens);
-                decision.cached_source = Some(Source::Engine.name());
-            });
-        }
+                decision.cached_source = Some(Origin::EnginePrefill.kind());
+            }
+        });
     }
 
-    /// The answer is complete.
+    /// The answer is complete. Its figures are counted when the whole request is.
     pub fn finish(&mut self) {
-        if let Some(settled) = self.settled {
-            let block_size = self.rule.block_size;
-            settled.count(&self.core.metrics, self.served.name(), block_size);
+        let mut leg = None;
+        self.decision.update(|decision| {
+            decision.outcome = Some("ok");
+            leg = decision.ledger.decode().cloned();
+        });
+        if let Some(leg) = leg {
+            audit::observe(&self.core, &self.served, &self.worker, &leg, self.settled);
         }
-        if let Some(spent) = self.spent.take() {
-            spent.well();
-        }
-        self.decision.update(|decision| decision.outcome = Some("ok"));
     }
 
     /// The answer broke off.
     pub fn fail(&mut self, error: &Error) {
-        if let Some(spent) = &mut self.spent {
-            spent.reason = error.outcome();
-        }
-        self.decision.update(|decision| decision.outcome = Some(error.outcome()));
+        self.decision.update(|decision| {
+            decision.outcome = Some(error.outcome());
+            decision.ledger.discard(error.outcome());
+        });
     }
 }
 
@@ -196,10 +208,11 @@ impl Account {
 /// # Errors
 /// If the reply is no JSON object.
 pub fn whole(account: &mut Account, reply: Bytes) -> Result<JsonObject, Error> {
+    account.began();
     let nonsense = |_| Error::engine(account.worker.id(), "sent a reply that is not JSON");
     let mut reply = JsonObject::parse(reply).map_err(nonsense)?;
     if let Some(raw) = reply.raw("usage").filter(|raw| *raw != "null").map(str::to_owned)
-        && let Some(told) = account.settle(&raw)
+        && let Some(told) = account.settle(&raw, true)
     {
         reply.set("usage", told);
     }
@@ -233,6 +246,12 @@ impl<'a> Chunk<'a> {
         // A struct could be read from a list as well.
         let is_object = data.trim_ascii_start().starts_with(b"{");
         is_object.then(|| serde_json::from_slice(data).ok()).flatten()
+    }
+
+    /// Whether it is the chunk with usage that stands by itself. Running totals have no
+    /// details on engines of today; only this one has figures to rely on.
+    pub(crate) fn is_final_usage(&self) -> bool {
+        self.usage.is_some() && !self.has_choices()
     }
 
     fn has_choices(&self) -> bool {
@@ -304,12 +323,10 @@ impl UnitStream {
         if chunk.error.is_some() {
             return Err("reported an error in mid-stream");
         }
-        let Some(usage) = chunk.usage.filter(|_| !chunk.has_choices()) else {
-            // Running totals have no details on engines of today; only the final
-            // chunk has figures to rely on.
+        let Some(usage) = chunk.usage.filter(|_| chunk.is_final_usage()) else {
             return Ok(Some(data));
         };
-        let told = self.account.settle(usage.get());
+        let told = self.account.settle(usage.get(), self.tells_usage);
         if !self.tells_usage {
             return Ok(None);
         }

@@ -1,0 +1,260 @@
+//! One prompt's entry in the ledger: its legs as they go, and what was discarded.
+
+use splitrail_engine::usage::EngineUsage;
+
+use super::leg::{Figures, LegFacts, Origin};
+
+/// A count of cached prompt tokens, of the leg that did the prompt's work.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Cached {
+    /// The count; never more than the prompt has.
+    pub tokens: u32,
+    /// Who said so.
+    pub source: Origin,
+}
+
+/// The usage that a client was told of a prompt.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Told {
+    /// `usage.prompt_tokens`.
+    pub prompt_tokens: u32,
+    /// `usage.completion_tokens`.
+    pub completion_tokens: u32,
+    /// `usage.prompt_tokens_details.cached_tokens`, if it was there.
+    pub cached_tokens: Option<u32>,
+}
+
+/// A leg of which no answer came.
+#[derive(Clone, Debug)]
+pub struct Discarded {
+    /// The leg.
+    pub leg: LegFacts,
+    /// Its figures, where it is known to have worked.
+    pub figures: Option<Figures>,
+    /// Why: the outcome of its attempt.
+    pub reason: &'static str,
+}
+
+impl Discarded {
+    /// Prompt tokens that were looked up or computed in vain. Of an attempt with a
+    /// hand-off it is the prefill leg that has them, so that they are counted once.
+    pub fn wasted_prompt_tokens(&self) -> u32 {
+        match self.figures {
+            Some(figures) if !self.leg.receives => figures.prompt_tokens,
+            _ => 0,
+        }
+    }
+}
+
+/// One prompt's entry: the legs of the attempt that is under way, or that has
+/// answered, and those of attempts that came to nothing. Attempts are bounded by the
+/// model's retries.
+#[derive(Clone, Debug, Default)]
+pub struct Entry {
+    prefill: Option<LegFacts>,
+    decode: Option<LegFacts>,
+    discarded: Vec<Discarded>,
+    completion_tokens: Option<u32>,
+    told: Option<Told>,
+}
+
+impl Entry {
+    /// A prefill leg is about to be sent.
+    pub fn prefill_sent(&mut self, leg: LegFacts) {
+        self.prefill = Some(leg);
+    }
+
+    /// The prefill engine is known to have done the prompt.
+    pub fn prefill_worked(&mut self) {
+        if let Some(leg) = &mut self.prefill {
+            leg.worked = true;
+        }
+    }
+
+    /// The prefill engine has answered; what it did not say is `None`.
+    pub fn prefill_reported(&mut self, prompt_tokens: Option<u32>, cached_tokens: Option<u32>) {
+        if let Some(leg) = &mut self.prefill {
+            leg.worked = true;
+            leg.prompt_tokens = prompt_tokens;
+            leg.cached_tokens = cached_tokens;
+        }
+    }
+
+    /// The answering leg is about to be sent. It receives KV if there is a prefill leg.
+    pub fn decode_sent(&mut self, leg: LegFacts) {
+        self.decode = Some(LegFacts { receives: self.prefill.is_some(), ..leg });
+    }
+
+    /// The answer has begun: the prompt is done.
+    pub fn decode_worked(&mut self) {
+        if let Some(leg) = &mut self.decode {
+            leg.worked = true;
+        }
+    }
+
+    /// The answering engine has told its usage.
+    pub fn decode_reported(&mut self, usage: EngineUsage) {
+        if let Some(leg) = &mut self.decode {
+            leg.worked = true;
+            leg.prompt_tokens = Some(usage.prompt_tokens);
+            leg.cached_tokens = usage.cached_tokens;
+        }
+        self.completion_tokens = Some(usage.completion_tokens);
+    }
+
+    /// The client gets this usage.
+    pub fn tell(&mut self, told: Told) {
+        self.told = Some(told);
+    }
+
+    /// Nothing comes of the attempt that is under way.
+    pub fn discard(&mut self, reason: &'static str) {
+        let elsewhere = self.elsewhere();
+        for leg in self.prefill.take().into_iter().chain(self.decode.take()) {
+            let figures = if leg.worked { leg.figures(elsewhere) } else { None };
+            self.discarded.push(Discarded { leg, figures, reason });
+        }
+        self.completion_tokens = None;
+    }
+
+    /// The prefill leg under way, or of the answer.
+    pub fn prefill(&self) -> Option<&LegFacts> {
+        self.prefill.as_ref()
+    }
+
+    /// The answering leg under way, or of the answer.
+    pub fn decode(&self) -> Option<&LegFacts> {
+        self.decode.as_ref()
+    }
+
+    /// Tokens handed over to the answering worker; `None` if nothing was.
+    pub fn transferred_tokens(&self) -> Option<u32> {
+        let leg = self.decode.as_ref().filter(|leg| leg.receives)?;
+        leg.figures(self.elsewhere()).map(|figures| figures.tokens.external_kv_transfer)
+    }
+
+    /// The legs of the answer, with their figures where anybody knows them.
+    pub fn legs(&self) -> impl Iterator<Item = (&LegFacts, Option<Figures>)> {
+        let elsewhere = self.elsewhere();
+        let legs = self.prefill.iter().chain(&self.decode);
+        legs.map(move |leg| (leg, leg.figures(elsewhere)))
+    }
+
+    /// Legs of which no answer came, oldest first.
+    pub fn discarded(&self) -> &[Discarded] {
+        &self.discarded
+    }
+
+    /// The prompt's length: the answering engine's figure, which clients are told, or the
+    /// other engine's, or the router's.
+    pub fn prompt_tokens(&self) -> Option<u32> {
+        let last = self.decode.as_ref().or(self.prefill.as_ref())?;
+        last.figures(self.elsewhere()).map(|figures| figures.prompt_tokens)
+    }
+
+    /// How much of the prompt was cached where its work was done: on the prefill worker
+    /// if there was one, and never what was handed over.
+    pub fn cached(&self) -> Option<Cached> {
+        let work = self.prefill.as_ref().or(self.decode.as_ref())?;
+        let figures = work.figures(self.elsewhere())?;
+        let prompt_tokens = self.prompt_tokens()?;
+        Some(Cached { tokens: figures.tokens.hit().min(prompt_tokens), source: figures.source })
+    }
+
+    /// Generated tokens, if the engine has said.
+    pub fn completion_tokens(&self) -> Option<u32> {
+        self.completion_tokens
+    }
+
+    /// What the client was told, if it was.
+    pub fn told(&self) -> Option<Told> {
+        self.told
+    }
+
+    /// What either engine said of the prompt's length, for a leg whose own did not.
+    fn elsewhere(&self) -> Option<(u32, Origin)> {
+        let said = |leg: &LegFacts| leg.prompt_tokens.map(|tokens| (tokens, leg.kind.origin()));
+        self.decode.as_ref().and_then(said).or(self.prefill.as_ref().and_then(said))
+    }
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used)]
+mod tests {
+    use splitrail_kv::Overlap;
+
+    use super::*;
+    use crate::ledger::leg::{Expected, LegKind};
+
+    fn leg(kind: LegKind, prompt_tokens: Option<u32>, overlap_blocks: u32) -> LegFacts {
+        let overlap = Overlap { blocks: overlap_blocks, by_tier: [overlap_blocks, 0, 0, 0] };
+        let expected = Expected { prompt_tokens, overlap, block_size: 16, ..Expected::default() };
+        LegFacts::new(kind, "w", expected)
+    }
+
+    fn usage(prompt_tokens: u32, cached_tokens: Option<u32>) -> EngineUsage {
+        EngineUsage { prompt_tokens, completion_tokens: 4, cached_tokens }
+    }
+
+    #[test]
+    fn the_leg_that_did_the_prompt_says_what_was_cached() {
+        let mut entry = Entry::default();
+        entry.prefill_sent(leg(LegKind::Prefill, Some(1142), 0));
+        entry.prefill_reported(Some(1142), Some(64));
+        entry.decode_sent(leg(LegKind::Decode, Some(1142), 10));
+        // vLLM 0.22 calls all of the prompt cached on decode.
+        entry.decode_reported(usage(1142, Some(1142)));
+        let cached = entry.cached().unwrap();
+        assert_eq!(cached, Cached { tokens: 64, source: Origin::EnginePrefill });
+        let legs: Vec<_> = entry.legs().map(|(_, figures)| figures.unwrap()).collect();
+        assert_eq!((legs[0].tokens.hit(), legs[0].tokens.local_compute), (64, 1078));
+        assert_eq!((legs[1].tokens.hit(), legs[1].tokens.external_kv_transfer), (160, 982));
+    }
+
+    #[test]
+    fn a_silent_prefill_leaves_the_estimate_and_a_decode_first_hit_the_engines_figure() {
+        let mut entry = Entry::default();
+        entry.prefill_sent(leg(LegKind::Prefill, None, 4));
+        entry.prefill_reported(None, None);
+        entry.decode_sent(leg(LegKind::Decode, None, 0));
+        assert_eq!(entry.cached(), None);
+        entry.decode_reported(usage(100, Some(100)));
+        assert_eq!(entry.cached().unwrap(), Cached { tokens: 64, source: Origin::Estimate });
+        let mut alone = Entry::default();
+        alone.decode_sent(leg(LegKind::Decode, Some(100), 9));
+        alone.decode_reported(usage(100, Some(0)));
+        assert_eq!(alone.cached().unwrap(), Cached { tokens: 0, source: Origin::EngineDecode });
+    }
+
+    #[test]
+    fn a_discarded_attempt_wastes_its_prompt_once() {
+        let mut entry = Entry::default();
+        entry.prefill_sent(leg(LegKind::Prefill, Some(100), 0));
+        // Nobody knows whether the engine has done anything.
+        entry.discard("engine_failed");
+        entry.prefill_sent(leg(LegKind::Prefill, Some(100), 0));
+        entry.prefill_reported(Some(100), Some(32));
+        entry.decode_sent(leg(LegKind::Decode, Some(100), 0));
+        entry.decode_worked();
+        entry.discard("decode_lost");
+        entry.decode_sent(leg(LegKind::Decode, Some(100), 0));
+        entry.decode_worked();
+        entry.discard("cancelled");
+        // Whatever ends after that, ends nothing.
+        entry.discard("cancelled");
+        let wasted: Vec<_> =
+            entry.discarded().iter().map(Discarded::wasted_prompt_tokens).collect();
+        assert_eq!(wasted, [0, 100, 0, 100]);
+        assert_eq!(entry.legs().count(), 0);
+        assert_eq!(entry.cached(), None);
+    }
+
+    #[test]
+    fn an_answer_that_the_prefill_leg_gave_is_told_by_it() {
+        let mut entry = Entry::default();
+        entry.prefill_sent(leg(LegKind::Prefill, Some(100), 0));
+        entry.prefill_reported(Some(100), Some(32));
+        assert_eq!(entry.prompt_tokens(), Some(100));
+        assert_eq!(entry.cached().unwrap(), Cached { tokens: 32, source: Origin::EnginePrefill });
+    }
+}
