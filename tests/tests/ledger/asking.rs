@@ -36,7 +36,7 @@ pub(crate) struct Seen {
 /// Words of a prompt: one of a few conversations, at one of a few lengths, so that some
 /// begin with what others were.
 fn words(dice: &mut Dice) -> String {
-    let conversation = dice.below(12);
+    let conversation = dice.below(60);
     let turns = 10 + 7 * dice.below(8);
     let mut text: String = (0..turns).map(|i| format!("c{conversation}-{i} ")).collect();
     if dice.percent(30) {

@@ -41,8 +41,9 @@ struct Auditor {
 }
 
 impl Auditor {
-    async fn start(spec: Spec, fallback: &'static str) -> Self {
-        let timeouts = "{ connect: 2s, prefill: 400ms, first_token: 400ms, answer: 400ms }";
+    async fn start(spec: Spec, fallback: &'static str, timeout: &str) -> Self {
+        let timeouts =
+            format!("{{ prefill: {timeout}, first_token: {timeout}, answer: {timeout} }}");
         let model = format!("cached_tokens_fallback: {fallback}\ntimeouts: {timeouts}");
         let top = "ledger: { path: ledger.jsonl, rotate: { max_bytes: 65536, keep: 500 } }".into();
         let policy = "{ kind: kv_overlap, temperature: 4 }";
@@ -306,9 +307,9 @@ fn compare_metrics(lines: &[Value], scrape: &Scrape) {
 }
 
 fn small_caches(_: &str, config: &mut SimConfig) {
-    // Small enough that much is evicted.
-    config.kv_blocks = 400;
-    config.lease_ms = 1000;
+    // Small enough that much is evicted, although hand-offs that nobody fetches pin a part.
+    config.kv_blocks = 1600;
+    config.lease_ms = 10_000;
 }
 
 fn old_silent(name: &str, config: &mut SimConfig) {
@@ -327,38 +328,40 @@ fn silent(name: &str, config: &mut SimConfig) {
     config.usage_report = UsageReport::Absent;
 }
 
-async fn audit(spec: Spec, fallback: &'static str) {
-    let mut auditor = Auditor::start(spec, fallback).await;
+async fn audit(spec: fn() -> Spec, fallback: &'static str) {
+    let mut auditor = Auditor::start(spec(), fallback, "60s").await;
     auditor.round(250, CALM).await;
     auditor.compare_engines(true);
     auditor.compare_generated();
     auditor.round(350, CLEAR).await;
     auditor.compare_engines(true);
+    // Engines that hang need less patience: whatever comes of it, the books are right.
+    let mut auditor = Auditor::start(spec(), fallback, "500ms").await;
     auditor.round(400, WILD).await;
     auditor.compare_engines(false);
 }
 
 #[tokio::test]
 async fn all_witnesses_agree_on_aggregated_serving() {
-    audit(Spec { engine: small_caches, ..Spec::aggregated(3) }, "estimate").await;
+    audit(|| Spec { engine: small_caches, ..Spec::aggregated(3) }, "estimate").await;
 }
 
 #[tokio::test]
 async fn all_witnesses_agree_on_silent_engines() {
-    audit(Spec { engine: silent, ..Spec::aggregated(2) }, "zero").await;
+    audit(|| Spec { engine: silent, ..Spec::aggregated(2) }, "zero").await;
 }
 
 #[tokio::test]
 async fn all_witnesses_agree_on_hand_offs() {
-    audit(Spec { engine: small_caches, ..Spec::default() }, "estimate").await;
+    audit(|| Spec { engine: small_caches, ..Spec::default() }, "estimate").await;
 }
 
 #[tokio::test]
 async fn all_witnesses_agree_on_hand_offs_of_old_engines() {
-    audit(Spec { engine: old, ..Spec::default() }, "omit").await;
+    audit(|| Spec { engine: old, ..Spec::default() }, "omit").await;
 }
 
 #[tokio::test]
 async fn all_witnesses_agree_on_hand_offs_where_nobody_says_what_was_cached() {
-    audit(Spec { engine: old_silent, ..Spec::default() }, "estimate").await;
+    audit(|| Spec { engine: old_silent, ..Spec::default() }, "estimate").await;
 }
