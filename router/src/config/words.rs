@@ -6,17 +6,12 @@ use super::tree::{Node, Value};
 const SHOWN_MAX: usize = 60;
 
 /// Keys that the configuration's design names, but this version cannot act on.
-const LATER_KEYS: [&str; 14] = [
-    "cache_hit_threshold",
+const LATER_KEYS: [&str; 9] = [
     "cache_isolation",
     "discovery",
     "events",
     "fleet",
-    "gate",
-    "lease",
     "ledger",
-    "migrate",
-    "preemption_guard",
     "queue",
     "record",
     "tenants",
@@ -24,9 +19,7 @@ const LATER_KEYS: [&str; 14] = [
 ];
 
 /// The same for values: the key that they belong to, and the value.
-const LATER_VALUES: [(&str, &str); 8] = [
-    ("flow", "decode_first"),
-    ("flow", "auto"),
+const LATER_VALUES: [(&str, &str); 6] = [
     ("connector", "shared_storage"),
     ("connector", "mooncake"),
     ("connector", "sglang"),
