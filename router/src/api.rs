@@ -5,6 +5,7 @@ pub mod bounds;
 pub mod json;
 pub mod request;
 pub mod sanitise;
+pub mod steering;
 pub mod strict;
 
 pub use json::JsonObject;

@@ -50,6 +50,10 @@ pub enum Kind {
     EngineFailed,
     /// An engine took longer than a configured time-out.
     EngineTimeout,
+    /// An engine holds less of the prompt than its threshold asks for, and ran nothing.
+    BelowThreshold,
+    /// No decode worker has taken a hand-off before its lease ended.
+    LeaseExpired,
     /// The answer broke off after its first byte had been delivered.
     DecodeLost,
     /// A defect of the router.
@@ -124,6 +128,8 @@ impl Error {
             Kind::EngineUnreachable
             | Kind::EngineFailed
             | Kind::EngineTimeout
+            | Kind::BelowThreshold
+            | Kind::LeaseExpired
             | Kind::DecodeLost => Fault::Engine,
             Kind::Overloaded | Kind::NoWorker | Kind::Internal => Fault::Router,
         }
@@ -149,10 +155,11 @@ impl Error {
             Kind::EngineRejected(status) => {
                 StatusCode::from_u16(status).unwrap_or(StatusCode::BAD_REQUEST)
             }
-            Kind::EngineUnreachable | Kind::EngineFailed | Kind::DecodeLost => {
-                StatusCode::BAD_GATEWAY
-            }
-            Kind::EngineTimeout => StatusCode::GATEWAY_TIMEOUT,
+            Kind::EngineUnreachable
+            | Kind::EngineFailed
+            | Kind::BelowThreshold
+            | Kind::DecodeLost => StatusCode::BAD_GATEWAY,
+            Kind::EngineTimeout | Kind::LeaseExpired => StatusCode::GATEWAY_TIMEOUT,
             Kind::Internal => StatusCode::INTERNAL_SERVER_ERROR,
         }
     }
@@ -182,6 +189,8 @@ impl Error {
             Kind::EngineUnreachable => "engine_unreachable",
             Kind::EngineFailed => "engine_failed",
             Kind::EngineTimeout => "engine_timeout",
+            Kind::BelowThreshold => "below_threshold",
+            Kind::LeaseExpired => "lease_expired",
             Kind::DecodeLost => "decode_lost",
             Kind::Internal => "internal",
         }
@@ -216,7 +225,7 @@ impl Error {
                 Code::ResourceExhausted
             }
             (Fault::Client, _) => Code::InvalidArgument,
-            (_, Kind::EngineTimeout) => Code::DeadlineExceeded,
+            (_, Kind::EngineTimeout | Kind::LeaseExpired) => Code::DeadlineExceeded,
             (_, Kind::DecodeLost) => Code::Aborted,
             (_, Kind::Internal) => Code::Internal,
             _ => Code::Unavailable,

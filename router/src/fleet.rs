@@ -4,6 +4,7 @@ pub mod booking;
 pub mod intake;
 pub mod poll;
 pub mod pool;
+pub mod probe;
 
 pub use booking::{Booked, Booking};
 pub use pool::{Pool, Worker};

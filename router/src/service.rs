@@ -7,6 +7,7 @@ use bytes::Bytes;
 use futures_util::future::try_join_all;
 use http::HeaderValue;
 
+use crate::api::steering::Steering;
 use crate::api::{Endpoint, JsonObject};
 use crate::core::{Core, unix_ms};
 use crate::error::{Error, Kind};
@@ -29,6 +30,8 @@ pub struct Call {
     pub endpoint: Endpoint,
     /// Its body.
     pub body: Payload,
+    /// What it wants of its way.
+    pub steering: Steering,
     /// The id that the client sees.
     pub request_id: String,
     /// W3C trace context.
@@ -74,6 +77,9 @@ impl Route {
         }
         if let Some(reason) = first.local_reason {
             parts.push(format!("local={reason}"));
+        }
+        if let (Some(gate), Some(outcome)) = (first.gate, first.decode_try) {
+            parts.push(format!("gate={gate}; try={outcome}"));
         }
         if decisions.iter().all(|decision| decision.prompt_tokens.is_some()) {
             let overlap: u32 = decisions.iter().map(|decision| decision.overlap_blocks).sum();
@@ -125,13 +131,26 @@ async fn answer(
     scope.admit()?;
     let tokenizing = Instant::now();
     let prepared = prepare(core, call.endpoint, call.body).await?;
-    let Prepared { served, endpoint, options, units } = prepared;
+    let Prepared { served, endpoint, options, threshold, units } = prepared;
+    let flow = call.steering.flow_for(&served.config)?;
+    // What the body says goes before what a header says.
+    let threshold = threshold.or(call.steering.threshold);
     let stages = Stages::new(core, &served);
     stages.mark("tokenize", tokenizing);
     let core = Arc::clone(core);
     let traceparent = call.traceparent;
     let request_id = call.request_id.clone();
-    let context = Context { core, served, endpoint, options, request_id, traceparent, stages };
+    let context = Context {
+        core,
+        served,
+        endpoint,
+        options,
+        flow,
+        threshold,
+        request_id,
+        traceparent,
+        stages,
+    };
     let decisions: Vec<DecisionHandle> =
         units.iter().map(|unit| start_decision(&context, unit, &call.request_id)).collect();
     scope.place(&context, &call.request_id, decisions.clone());
@@ -151,6 +170,7 @@ fn one_reply(mut begun: Vec<Begun>, n: u32, detail: Option<Detail>) -> Result<Re
         (1, Some(begun)) => match begun {
             Begun::Whole(reply) => Merged::Whole(reply),
             Begun::Stream(unit) => Merged::Events(merge::single(unit)),
+            Begun::Made(events) => Merged::Events(merge::made(events)),
         },
         (_, last) => merged(begun.into_iter().chain(last), n)?,
     };
@@ -177,6 +197,7 @@ fn merged(begun: impl Iterator<Item = Begun>, n: u32) -> Result<Merged, Error> {
         match answer {
             Begun::Whole(reply) => replies.push(reply),
             Begun::Stream(unit) => streams.push(merge::single(unit)),
+            Begun::Made(events) => streams.push(merge::made(events)),
         }
     }
     if streams.is_empty() {

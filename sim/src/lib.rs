@@ -22,7 +22,7 @@ mod http;
 mod record;
 mod server;
 
-pub use config::{DecodeUsage, EventForm, HashForm, Role, SimConfig, UsageReport};
+pub use config::{DecodeUsage, EventForm, HashForm, Role, SimConfig, ThresholdReply, UsageReport};
 pub use engine::Counters;
 pub use faults::{Fault, FaultKind};
 pub use record::{RecordedRequest, SimState};

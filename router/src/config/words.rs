@@ -6,26 +6,11 @@ use super::tree::{Node, Value};
 const SHOWN_MAX: usize = 60;
 
 /// Keys that the configuration's design names, but this version cannot act on.
-const LATER_KEYS: [&str; 13] = [
-    "cache_hit_threshold",
-    "cache_isolation",
-    "discovery",
-    "events",
-    "fleet",
-    "gate",
-    "lease",
-    "migrate",
-    "preemption_guard",
-    "queue",
-    "record",
-    "tenants",
-    "tls",
-];
+const LATER_KEYS: [&str; 8] =
+    ["cache_isolation", "discovery", "events", "fleet", "queue", "record", "tenants", "tls"];
 
 /// The same for values: the key that they belong to, and the value.
-const LATER_VALUES: [(&str, &str); 8] = [
-    ("flow", "decode_first"),
-    ("flow", "auto"),
+const LATER_VALUES: [(&str, &str); 6] = [
     ("connector", "shared_storage"),
     ("connector", "mooncake"),
     ("connector", "sglang"),

@@ -53,6 +53,9 @@ impl Discarded {
 pub struct Entry {
     prefill: Option<LegFacts>,
     decode: Option<LegFacts>,
+    /// What is known of a prompt that the client is told not to be cached enough: no leg
+    /// has served it.
+    turned_away: Option<LegFacts>,
     discarded: Vec<Discarded>,
     completion_tokens: Option<u32>,
     told: Option<Told>,
@@ -102,6 +105,23 @@ impl Entry {
         self.completion_tokens = Some(usage.completion_tokens);
     }
 
+    /// The engine has turned the answering leg away, for too little of its prompt is
+    /// cached. Gives the leg with what the engine said of that.
+    pub fn decode_turned_away(&mut self, usage: Option<EngineUsage>) -> Option<LegFacts> {
+        let leg = self.decode.as_mut()?;
+        // Other samples of it may have run.
+        leg.worked = usage.is_some_and(|usage| usage.completion_tokens > 0);
+        leg.prompt_tokens = usage.map(|usage| usage.prompt_tokens);
+        leg.cached_tokens = usage.and_then(|usage| usage.cached_tokens);
+        Some(leg.clone())
+    }
+
+    /// The client is told that too little of its prompt is cached, and nothing else.
+    pub fn turned_away(&mut self, known: LegFacts) {
+        self.turned_away = Some(known);
+        self.completion_tokens = Some(0);
+    }
+
     /// The client gets this usage.
     pub fn tell(&mut self, told: Told) {
         self.told = Some(told);
@@ -114,6 +134,7 @@ impl Entry {
             let figures = if leg.worked { leg.figures(elsewhere) } else { None };
             self.discarded.push(Discarded { leg, figures, reason });
         }
+        self.turned_away = None;
         self.completion_tokens = None;
     }
 
@@ -148,14 +169,14 @@ impl Entry {
     /// The prompt's length: the answering engine's figure, which clients are told, or the
     /// other engine's, or the router's.
     pub fn prompt_tokens(&self) -> Option<u32> {
-        let last = self.decode.as_ref().or(self.prefill.as_ref())?;
+        let last = self.decode.as_ref().or(self.prefill.as_ref()).or(self.turned_away.as_ref())?;
         last.figures(self.elsewhere()).map(|figures| figures.prompt_tokens)
     }
 
     /// How much of the prompt was cached where its work was done: on the prefill worker
     /// if there was one, and never what was handed over.
     pub fn cached(&self) -> Option<Cached> {
-        let work = self.prefill.as_ref().or(self.decode.as_ref())?;
+        let work = self.prefill.as_ref().or(self.decode.as_ref()).or(self.turned_away.as_ref())?;
         let figures = work.figures(self.elsewhere())?;
         let prompt_tokens = self.prompt_tokens()?;
         Some(Cached { tokens: figures.tokens.hit().min(prompt_tokens), source: figures.source })
@@ -247,6 +268,21 @@ mod tests {
         assert_eq!(wasted, [0, 100, 0, 100]);
         assert_eq!(entry.legs().count(), 0);
         assert_eq!(entry.cached(), None);
+    }
+
+    #[test]
+    fn a_prompt_that_is_turned_away_has_figures_and_no_legs() {
+        let mut entry = Entry::default();
+        entry.decode_sent(leg(LegKind::Decode, Some(100), 2));
+        entry.decode_worked();
+        let told = entry
+            .decode_turned_away(Some(EngineUsage { completion_tokens: 0, ..usage(100, Some(16)) }));
+        entry.discard("below_threshold");
+        assert_eq!(entry.discarded()[0].wasted_prompt_tokens(), 0, "the engine has run nothing");
+        entry.turned_away(told.unwrap());
+        assert_eq!((entry.prompt_tokens(), entry.completion_tokens()), (Some(100), Some(0)));
+        assert_eq!(entry.cached().unwrap(), Cached { tokens: 16, source: Origin::EngineDecode });
+        assert_eq!(entry.legs().count(), 0);
     }
 
     #[test]

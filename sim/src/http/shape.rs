@@ -3,7 +3,7 @@
 use serde_json::{Value, json};
 
 use super::ask::Endpoint;
-use crate::config::UsageReport;
+use crate::config::{ThresholdReply, UsageReport};
 
 /// What all bodies of one request share.
 #[derive(Debug, Clone)]
@@ -14,6 +14,7 @@ pub(crate) struct Shape {
     pub(crate) model: String,
     pub(crate) fingerprint: String,
     pub(crate) report: UsageReport,
+    pub(crate) threshold_reply: ThresholdReply,
 }
 
 /// Tokens of one request.
