@@ -19,6 +19,8 @@ pub(crate) struct Wild {
     pub(crate) samples: u64,
     /// Of a hundred clients, so many leave before they have their answer.
     pub(crate) leaving: u64,
+    /// Flows that requests ask for now and then, with thresholds of their own.
+    pub(crate) flows: &'static [&'static str],
 }
 
 /// What a client saw of one request.
@@ -109,9 +111,14 @@ pub(crate) async fn ask(cluster: &Cluster, seed: u64, wild: Wild) -> Seen {
     if dice.percent(wild.faults) {
         disturb(&mut dice, cluster, wild.unclear);
     }
-    let (path, body, prompts, samples) = request(&mut dice, wild);
+    let (path, mut body, prompts, samples) = request(&mut dice, wild);
     let request_id = format!("r-{seed}");
-    let id = [("x-request-id", request_id.as_str())];
+    let mut id = vec![("x-request-id", request_id.as_str())];
+    if !wild.flows.is_empty() && dice.percent(60) {
+        let flow: &&str = dice.one_of(wild.flows);
+        id.push(("x-splitrail-flow", flow));
+        body["cache_hit_threshold"] = (dice.below(11) as f64 / 10.0).into();
+    }
     let mut seen =
         Seen { request_id: request_id.clone(), outcome: None, usage: None, prompts, samples };
     let leaves = dice.percent(wild.leaving);

@@ -17,11 +17,15 @@ use crate::asking::{Seen, Wild, ask};
 const CLIENTS: usize = 12;
 
 /// Faults of which everybody knows what the engine has done before.
-const CLEAR: Wild = Wild { faults: 25, unclear: false, batches: 0, samples: 0, leaving: 0 };
+const CLEAR: Wild =
+    Wild { faults: 25, unclear: false, batches: 0, samples: 0, leaving: 0, flows: &[] };
 /// No faults: every count can be checked to the token.
 const CALM: Wild = Wild { faults: 0, batches: 15, ..CLEAR };
 /// Everything.
-const WILD: Wild = Wild { faults: 25, unclear: true, batches: 15, samples: 15, leaving: 20 };
+const WILD: Wild =
+    Wild { faults: 25, unclear: true, batches: 15, samples: 15, leaving: 20, flows: &[] };
+/// All ways to serve a request.
+const FLOWS: [&str; 5] = ["aggregated", "prefill_first", "decode_first", "decode_only", "auto"];
 
 /// Figures of one leg, from the ledger file.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
@@ -44,7 +48,8 @@ impl Auditor {
     async fn start(spec: Spec, fallback: &'static str, timeout: &str) -> Self {
         let timeouts =
             format!("{{ prefill: {timeout}, first_token: {timeout}, answer: {timeout} }}");
-        let model = format!("cached_tokens_fallback: {fallback}\ntimeouts: {timeouts}");
+        let keys = spec.model;
+        let model = format!("cached_tokens_fallback: {fallback}\ntimeouts: {timeouts}\n{keys}");
         let top = "ledger: { path: ledger.jsonl, rotate: { max_bytes: 65536, keep: 500 } }".into();
         let policy = "{ kind: kv_overlap, temperature: 4 }";
         let cluster = Cluster::start(Spec { model, top, policy, ..spec }).await;
@@ -240,7 +245,9 @@ fn check_sums(line: &Value) {
             assert!(cached <= all, "{line}");
         }
         let legs = prompt["legs"].as_array().unwrap();
-        assert_eq!(legs.is_empty(), line["outcome"] != "ok", "{line}");
+        // What is not cached enough for `decode_only` is told so, and served by nobody.
+        let told_only = line["flow"] == "decode_only" && prompt["completion_tokens"] == 0;
+        assert_eq!(legs.is_empty(), line["outcome"] != "ok" || told_only, "{line}");
         for leg in prompt["discarded"].as_array().into_iter().flatten() {
             let waste = leg["wasted_prompt_tokens"].as_u64().unwrap();
             // A leg that received its prompt has not wasted it.
@@ -329,15 +336,19 @@ fn silent(name: &str, config: &mut SimConfig) {
 }
 
 async fn audit(spec: fn() -> Spec, fallback: &'static str) {
+    audit_flows(spec, fallback, &[]).await;
+}
+
+async fn audit_flows(spec: fn() -> Spec, fallback: &'static str, flows: &'static [&'static str]) {
     let mut auditor = Auditor::start(spec(), fallback, "60s").await;
-    auditor.round(250, CALM).await;
+    auditor.round(250, Wild { flows, ..CALM }).await;
     auditor.compare_engines(true);
     auditor.compare_generated();
-    auditor.round(350, CLEAR).await;
+    auditor.round(350, Wild { flows, ..CLEAR }).await;
     auditor.compare_engines(true);
     // Engines that hang need less patience: whatever comes of it, the books are right.
     let mut auditor = Auditor::start(spec(), fallback, "500ms").await;
-    auditor.round(400, WILD).await;
+    auditor.round(400, Wild { flows, ..WILD }).await;
     auditor.compare_engines(false);
 }
 
@@ -364,4 +375,34 @@ async fn all_witnesses_agree_on_hand_offs_of_old_engines() {
 #[tokio::test]
 async fn all_witnesses_agree_on_hand_offs_where_nobody_says_what_was_cached() {
     audit(|| Spec { engine: old_silent, ..Spec::default() }, "estimate").await;
+}
+
+/// Every flow, each for some requests. No engine is asked what it honours: that prompt
+/// would be nobody's request.
+fn all_flows() -> Spec {
+    let model = format!("request_flows: [{}]\ncache_hit_threshold: 0.5", FLOWS.join(", "));
+    Spec {
+        flow: "decode_first",
+        model,
+        engine: small_caches,
+        worker: |_| ", honours_threshold: true",
+        ..Spec::default()
+    }
+}
+
+fn ignoring(name: &str, config: &mut SimConfig) {
+    small_caches(name, config);
+    config.honour_threshold = false;
+}
+
+#[tokio::test]
+async fn all_witnesses_agree_on_all_flows_where_engines_gate() {
+    audit_flows(all_flows, "estimate", &FLOWS).await;
+}
+
+#[tokio::test]
+async fn all_witnesses_agree_on_all_flows_where_the_router_gates() {
+    let spec =
+        || Spec { engine: ignoring, worker: |_| ", honours_threshold: false", ..all_flows() };
+    audit_flows(spec, "zero", &FLOWS).await;
 }
