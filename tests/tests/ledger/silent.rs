@@ -6,11 +6,12 @@ use std::path::Path;
 use serde_json::Value;
 use splitrail::quickstart::write_tokenizer;
 use splitrail_sim::{DecodeUsage, Role, SimConfig, SimEngine, UsageReport};
-use splitrail_tests::Client;
 use splitrail_tests::binary::RouterProcess;
-use splitrail_tests::books::Scrape;
+use splitrail_tests::books::{Scrape, ledger_lines};
+use splitrail_tests::canned::{Canned, Then};
 use splitrail_tests::cluster::eventually;
 use splitrail_tests::trial::{COMPLETIONS, completion, prompt};
+use splitrail_tests::{Client, Cluster, Spec};
 
 /// A router as a process, before engines that report so much.
 struct World {
@@ -121,4 +122,66 @@ async fn the_log_says_the_metrics_totals_from_time_to_time() {
     eventually("the totals are in the log", async || !lines(&log, &expected).is_empty()).await;
     let said = lines(&log, "hit_rate=").len();
     assert!(said <= 4, "only what is new is said: {said}");
+}
+
+/// A cluster of one engine that always says the same.
+async fn canned(reply: String) -> (Cluster, Canned) {
+    let engine = Canned::start(reply, Then::Close).await;
+    let spec = Spec {
+        both: 0,
+        policy: "{ kind: round_robin }",
+        extra_workers: vec![engine.worker("c0", "both")],
+        top: "ledger: { path: l.jsonl }".into(),
+        ..Spec::aggregated(0)
+    };
+    (Cluster::start(spec).await, engine)
+}
+
+#[tokio::test]
+async fn where_an_engine_has_no_usage_at_all_the_router_counts_the_prompt_and_tells_nothing() {
+    let reply = r#"{"id":"c","object":"text_completion","choices":[{"index":0,"text":"hm","finish_reason":"stop"}]}"#;
+    let (cluster, _engine) = canned(Canned::reply("application/json", reply)).await;
+    for _ in 0..3 {
+        let reply = cluster.http.post(COMPLETIONS, &completion("17 tokens of text")).await;
+        assert_eq!(reply.status, 200, "{}", reply.text());
+        assert!(reply.json().get("usage").is_none(), "nothing is invented: {}", reply.text());
+    }
+    let path = cluster.files.path().join("l.jsonl");
+    eventually("three lines", async || ledger_lines(&path).len() == 3).await;
+    for line in ledger_lines(&path) {
+        assert_eq!(line["outcome"], "ok");
+        assert_eq!(
+            (&line["told"], &line["completion_tokens"]),
+            (&Value::Null, &Value::Null),
+            "{line}"
+        );
+        assert_eq!(
+            (&line["prompt_tokens"], &line["cached_tokens"]),
+            (&17.into(), &0.into()),
+            "{line}"
+        );
+        let sources = line["prompts"][0]["legs"][0]["sources"].as_object().unwrap();
+        assert!(sources.values().all(|source| source == "estimate"), "{line}");
+    }
+    let workers = cluster.admin.get("/admin/workers").await.json();
+    assert_eq!(workers["workers"][0]["audit"]["usage"]["never"], true, "{workers}");
+    assert_eq!(cluster.metric("splitrail_usage_prompt_tokens_total", &[]).await, 51.0);
+    assert_eq!(cluster.metric("splitrail_generation_tokens_total", &[]).await, 0.0);
+}
+
+#[tokio::test]
+async fn details_that_nobody_here_knows_are_passed_on_beside_the_routers() {
+    let usage = r#"{"prompt_tokens":17,"total_tokens":18,"completion_tokens":1,"prompt_tokens_details":{"audio_tokens":7,"cached_tokens":16,"of_tomorrow":{"a":[1]}},"cost":0.25}"#;
+    let reply = format!(
+        r#"{{"id":"c","choices":[{{"index":0,"text":"x","finish_reason":"stop"}}],"usage":{usage}}}"#
+    );
+    let (cluster, _engine) = canned(Canned::reply("application/json", &reply)).await;
+    let detail = [("x-splitrail-usage", "detail")];
+    let body = completion("17 tokens of text").to_string();
+    let mut told = cluster.http.post_with(COMPLETIONS, &detail, body).await.json()["usage"].clone();
+    let ours = told.as_object_mut().unwrap().remove("splitrail").unwrap();
+    assert_eq!(told, serde_json::from_str::<Value>(usage).unwrap());
+    assert_eq!(ours["prompts"][0]["cached_tokens"], 16);
+    // The index knows of no tier here: the engine's own memory it was.
+    assert_eq!(ours["prompts"][0]["legs"][0]["local_cache_hit_by_tier"]["device"], 16, "{ours}");
 }
