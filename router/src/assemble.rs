@@ -9,6 +9,7 @@ use crate::config::{BlockSize, Config, Model, TokenizerConfig};
 use crate::core::{Core, Seldom, Served};
 use crate::fleet::{Pool, Worker};
 use crate::flow::client::EngineClient;
+use crate::flow::staged::Releases;
 use crate::prompt::{PromptModel, PromptOptions};
 
 /// Why a configuration that is valid by itself cannot be served.
@@ -95,6 +96,7 @@ fn assemble_model(
         pool,
         prompt,
         client,
+        releases: Releases::default(),
         mismatch: Seldom::default(),
         no_prefill: Seldom::default(),
     })

@@ -10,12 +10,14 @@ use super::client::Envelope;
 use super::context::{
     Context, attempt, carried_threshold, count_local, count_retry, uncached_tokens, within,
 };
+use super::lease::{Lease, left_by_engine};
 use super::legs;
 use super::place::{Placed, Wish, place};
 use super::plan::LocalReason;
+use super::staged::Staged;
 use crate::api::JsonObject;
 use crate::config::model::OnNoPrefill;
-use crate::core::Served;
+use crate::core::{Served, unix_ms};
 use crate::error::{Error, Fault, Kind};
 use crate::fleet::Booking;
 use crate::ledger::decisions::DecisionHandle;
@@ -29,7 +31,7 @@ pub(super) struct Prefilled {
     pub(super) worker: usize,
     /// The attempt's id, which the decode leg carries as well.
     pub(super) envelope: Envelope,
-    pub(super) hand_off: HandOff,
+    pub(super) staged: Staged,
     pub(super) cached_tokens: Option<u32>,
     /// Counts its tokens as wasted unless an answer comes of them.
     pub(super) spent: Option<Spent>,
@@ -110,9 +112,11 @@ async fn prefill(
     let body = legs::prefill(&body, context.endpoint);
     let call = async {
         let response = client.post(worker, context.endpoint.path(), body, &envelope).await?;
-        client.whole(worker, response.into_body()).await
+        // The engine has staged the blocks by now.
+        let begun = tokio::time::Instant::now();
+        Ok((begun, client.whole(worker, response.into_body()).await?))
     };
-    let reply = within(config.timeouts.prefill, worker, "timeouts.prefill", call).await?;
+    let (begun, reply) = within(config.timeouts.prefill, worker, "timeouts.prefill", call).await?;
     let nonsense = |_| Error::engine(worker.id(), "sent a prefill reply that cannot be understood");
     let reply = JsonObject::parse(reply).map_err(nonsense)?;
     // Usage that makes no sense is usage that was not reported.
@@ -126,12 +130,16 @@ async fn prefill(
     let told = usage.as_ref().and_then(|usage| usage.cached_tokens);
     let tokens = usage.map_or(unit.prompt_tokens.unwrap_or(0), |usage| usage.prompt_tokens);
     context.stages.mark("prefill", started);
+    let now_unix_s = unix_ms() as f64 / 1e3;
+    let said = hand_off.remote_blocks_expiry_s().and_then(|at| left_by_engine(at, now_unix_s));
+    let lease = Lease::new(begun, config.lease, said, tokio::time::Instant::now());
+    let cached_tokens = told.or(hand_off.remote_prefill_cached_tokens());
     Ok(Prefilled {
         worker: worker.index,
-        cached_tokens: told.or(hand_off.remote_prefill_cached_tokens()),
+        cached_tokens,
         spent: Some(Spent::new(&context.core, &context.served, tokens)),
         overlap_blocks: placed.overlap_blocks,
-        hand_off,
+        staged: Staged::new(context, unit, (worker.index, &envelope), hand_off, lease),
         envelope,
     })
 }
