@@ -9,6 +9,7 @@ use crate::config::{BlockSize, Config, Model, TokenizerConfig};
 use crate::core::{Core, Seldom, Served};
 use crate::fleet::{Pool, Worker};
 use crate::flow::client::EngineClient;
+use crate::flow::staged::Releases;
 use crate::ledger::book::Book;
 use crate::prompt::{PromptModel, PromptOptions};
 use crate::telemetry::metrics::Metrics;
@@ -101,6 +102,7 @@ fn assemble_model(
         pool,
         prompt,
         client,
+        releases: Releases::default(),
         mismatch: Seldom::default(),
         no_prefill: Seldom::default(),
     })

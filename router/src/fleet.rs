@@ -2,6 +2,7 @@
 
 pub mod booking;
 pub mod intake;
+pub mod pace;
 pub mod poll;
 pub mod pool;
 pub mod probe;

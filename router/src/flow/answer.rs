@@ -4,18 +4,21 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use bytes::Bytes;
+use serde_json::value::RawValue;
 use splitrail_engine::usage::EngineUsage;
 
-use super::client::Envelope;
+use super::client::{Envelope, Parcel};
 use super::context::{Context, expected, uncached_tokens, within};
 use super::first::{First, first_events};
+use super::lease::Lease;
 use super::legs;
 use super::place::Placed;
 use super::prefill::Prefilled;
+use super::staged::UnderWay;
 use crate::api::JsonObject;
 use crate::core::Served;
 use crate::error::{Error, Kind};
-use crate::fleet::Booking;
+use crate::fleet::{Booking, Worker};
 use crate::ledger::decisions::DecisionHandle;
 use crate::ledger::leg::{LegFacts, LegKind};
 use crate::prepare::Unit;
@@ -54,40 +57,46 @@ pub(super) struct Sending<'a> {
 
 impl Sending<'_> {
     /// Whether the worker may turn it away: what shows no output is then held back.
-    fn is_gated(&self) -> bool {
+    pub(super) fn is_gated(&self) -> bool {
         self.envelope.gate.is_some() || self.threshold.is_some_and(|threshold| threshold > 0.0)
     }
 
-    /// The leg's body, with its hand-off spent on it.
-    fn body(&self, prefilled: Option<Prefilled>) -> Result<Bytes, Error> {
+    /// The leg's body, with its hand-off.
+    fn body(&self, hand_off: Option<&RawValue>) -> Result<Bytes, Error> {
         let mut body = self.unit.body.clone();
         if let Some(threshold) = self.threshold {
             body.set("cache_hit_threshold", threshold.to_string());
         }
         let asked = self.context.options;
-        match prefilled {
-            Some(Prefilled { hand_off, .. }) => legs::decode(&body, asked, hand_off),
+        match hand_off {
+            Some(hand_off) => legs::decode(&body, asked, hand_off),
             None => legs::aggregated(&body, asked),
         }
     }
 }
 
-/// Sends the leg that answers the client, and waits until its answer begins.
+/// Sends the leg that answers the client, and waits until its answer begins. A hand-off is
+/// taken out of `staged`; it is put back where no byte of it was sent.
 ///
 /// # Errors
 /// Why it did not; nothing has reached the client then.
 pub(super) async fn generate(
     sending: &Sending<'_>,
-    prefilled: Option<Prefilled>,
+    staged: &mut Option<Prefilled>,
 ) -> Result<Answer, Error> {
     let Sending { context, placed, decision, .. } = *sending;
     let started = Instant::now();
+    let ahead = placed.worker.waiting(started);
+    let mut prefilled = staged.take();
+    let lease = prefilled.as_ref().map(|prefilled| prefilled.staged.lease());
     let mut account = account(sending, prefilled.is_some());
-    let body = sending.body(prefilled)?;
+    let hand_off = prefilled.as_mut().and_then(|prefilled| prefilled.staged.spend());
+    let (body, receipt) = Parcel::new(sending.body(hand_off.as_deref())?);
+    let mut under_way = UnderWay::new(prefilled, hand_off, receipt);
     let begun = if context.options.stream {
-        first_events(context, &placed.worker, body, sending.envelope, sending.is_gated()).await
+        in_lease(lease, &placed.worker, first_events(sending, body)).await
     } else {
-        whole_reply(context, &account, body, sending.envelope).await
+        whole_reply(sending, &account, body, lease).await
     };
     context.stages.mark("first_token", started);
     let error = match begun {
@@ -96,6 +105,7 @@ pub(super) async fn generate(
             Err(error) => error,
         },
         Ok(First::Events(reader, held)) => {
+            placed.worker.pace.observe(started.elapsed(), ahead);
             account.began();
             account.foretell();
             return Ok(Answer::Begun(Begun::Stream(Box::new(UnitStream {
@@ -113,7 +123,13 @@ pub(super) async fn generate(
         }
         Err(error) => error,
     };
-    account.fail(&error);
+    account.fail_leg(&error);
+    let now = tokio::time::Instant::now();
+    let good = |prefilled: &Prefilled| !prefilled.staged.lease().left(now).is_zero();
+    *staged = under_way.take_back().filter(good);
+    if staged.is_none() {
+        account.fail(&error);
+    }
     match error.kind() {
         // llm-d's way of saying the same.
         Kind::EngineRejected(412) => Ok(Answer::Below(None)),
@@ -142,22 +158,56 @@ fn account(sending: &Sending<'_>, handed_over: bool) -> Account {
     }
 }
 
+/// Bounds a call by the lease of its hand-off: an engine that has not begun to answer by
+/// then may have come too late for the blocks, and would not say so.
+async fn in_lease<T>(
+    lease: Option<Lease>,
+    worker: &Worker,
+    call: impl Future<Output = Result<T, Error>>,
+) -> Result<T, Error> {
+    let Some(lease) = lease else { return call.await };
+    let in_time = tokio::time::timeout_at(lease.ends(), call).await;
+    in_time.unwrap_or_else(|_| Err(lease_expired(worker)))
+}
+
+fn lease_expired(worker: &Worker) -> Error {
+    let message = format!("worker {} has not taken a hand-off within its lease", worker.id());
+    Error::new(Kind::LeaseExpired, message)
+}
+
 /// Sends a leg that is not streamed, and reads its reply.
 async fn whole_reply(
-    context: &Context,
+    sending: &Sending<'_>,
     account: &Account,
-    body: Bytes,
-    envelope: &Envelope,
+    body: Parcel,
+    lease: Option<Lease>,
 ) -> Result<First, Error> {
+    let Sending { context, envelope, .. } = *sending;
+    let worker = &sending.placed.worker;
     let Served { config, client, .. } = context.served.as_ref();
-    let worker = &account.worker;
+    let sent = Instant::now();
     let call = async {
         let response = client.post(worker, context.endpoint.path(), body, envelope).await?;
         // Engines send a whole reply's status once the answer is there.
         account.began();
         client.whole(worker, response.into_body()).await
     };
-    let reply = within(config.timeouts.answer, worker, "timeouts.answer", call).await?;
+    // The reply comes at the end of it all. Only the worker's reports tell whether the
+    // request left the queue in time.
+    let queued = async {
+        match lease {
+            Some(lease) => tokio::time::sleep_until(lease.ends()).await,
+            None => std::future::pending().await,
+        }
+        if !worker.has_queued_since(sent) {
+            std::future::pending::<()>().await;
+        }
+    };
+    let call = within(config.timeouts.answer, worker, "timeouts.answer", call);
+    let reply = tokio::select! {
+        reply = call => reply?,
+        () = queued => return Err(lease_expired(worker)),
+    };
     if turned_away(&reply) {
         return Ok(First::Below(usage_of(&reply)));
     }

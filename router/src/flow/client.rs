@@ -8,12 +8,16 @@ use bytes::Bytes;
 use http::header::{AUTHORIZATION, CONTENT_TYPE, HeaderName, HeaderValue};
 use http::uri::Scheme;
 use http::{Method, Request, Response, StatusCode, Uri};
-use http_body_util::{BodyExt, Full, Limited};
+use http_body_util::{BodyExt, Limited};
 use hyper::body::{Body, Incoming};
 use hyper_util::client::legacy::Client;
 use hyper_util::client::legacy::connect::HttpConnector;
 use hyper_util::rt::{TokioExecutor, TokioTimer};
 use tokio::task::JoinSet;
+
+mod parcel;
+
+pub use parcel::{Parcel, Receipt};
 
 use crate::api::sanitise::is_forbidden;
 use crate::error::{Error, Fault, Kind};
@@ -39,7 +43,7 @@ const ERROR_BODY_MAX_BYTES: usize = 64 << 10;
 /// A client for one model's engines. Cheap to clone.
 #[derive(Clone)]
 pub struct EngineClient {
-    http: Client<HttpConnector, Full<Bytes>>,
+    http: Client<HttpConnector, Parcel>,
     authorization: Option<HeaderValue>,
     reply_max_bytes: usize,
     /// Bodies that are read to their end after their last event.
@@ -84,10 +88,10 @@ impl EngineClient {
         &self,
         worker: &Arc<Worker>,
         path: &'static str,
-        body: Bytes,
+        body: impl Into<Parcel>,
         envelope: &Envelope,
     ) -> Result<Response<Incoming>, Error> {
-        let mut request = self.request(worker, Method::POST, path, Full::new(body))?;
+        let mut request = self.request(worker, Method::POST, path, body.into())?;
         let headers = request.headers_mut();
         headers.insert(CONTENT_TYPE, HeaderValue::from_static("application/json"));
         headers.insert(X_REQUEST_ID, envelope.request_id.clone());
@@ -124,7 +128,7 @@ impl EngineClient {
     /// # Errors
     /// If it cannot be had.
     pub async fn get(&self, worker: &Worker, path: &'static str) -> Result<String, Error> {
-        let request = self.request(worker, Method::GET, path, Full::default())?;
+        let request = self.request(worker, Method::GET, path, Bytes::new().into())?;
         let response = self.http.request(request).await;
         let response = response.map_err(|error| failure(worker, &error))?;
         if response.status() != StatusCode::OK {
@@ -163,8 +167,8 @@ impl EngineClient {
         worker: &Worker,
         method: Method,
         path: &'static str,
-        body: Full<Bytes>,
-    ) -> Result<Request<Full<Bytes>>, Error> {
+        body: Parcel,
+    ) -> Result<Request<Parcel>, Error> {
         let uri = Uri::builder()
             .scheme(Scheme::HTTP)
             .authority(worker.authority.clone())

@@ -1,6 +1,7 @@
 //! What each leg's engine is sent: the client's body with a few members replaced.
 
 use bytes::Bytes;
+use serde_json::value::RawValue;
 use splitrail_engine::nixl::{HandOff, PREFILL_PARAMS_JSON};
 
 use crate::api::request::Options;
@@ -16,14 +17,21 @@ pub fn aggregated(body: &JsonObject, asked: Options) -> Result<Bytes, Error> {
     Ok(with_usage(body.clone(), asked)?.to_bytes())
 }
 
-/// The body of a decode leg, with its hand-off spent on it.
+/// The body of a decode leg, with its hand-off as JSON.
 ///
 /// # Errors
 /// A 400 if `stream_options` is no object.
-pub fn decode(body: &JsonObject, asked: Options, hand_off: HandOff) -> Result<Bytes, Error> {
+pub fn decode(body: &JsonObject, asked: Options, hand_off: &RawValue) -> Result<Bytes, Error> {
     let mut body = with_usage(body.clone(), asked)?;
-    body.set("kv_transfer_params", hand_off.into_json().get());
+    body.set("kv_transfer_params", hand_off.get());
     Ok(body.to_bytes())
+}
+
+/// The body of a decode leg that only fetches a hand-off, so that its blocks are freed.
+pub fn release(body: &JsonObject, endpoint: Endpoint, hand_off: HandOff) -> Bytes {
+    let mut body = one_token(body, endpoint);
+    body.set("kv_transfer_params", hand_off.into_json().get());
+    body.to_bytes()
 }
 
 /// The body of a prefill leg: one token, not streamed (a streamed prefill returns
@@ -33,6 +41,12 @@ pub fn decode(body: &JsonObject, asked: Options, hand_off: HandOff) -> Result<By
 /// could end it earlier is taken away; the one token is thrown away, and decode
 /// samples it again from the full prompt.
 pub fn prefill(body: &JsonObject, endpoint: Endpoint) -> Bytes {
+    let mut body = one_token(body, endpoint);
+    body.set("kv_transfer_params", PREFILL_PARAMS_JSON);
+    body.to_bytes()
+}
+
+fn one_token(body: &JsonObject, endpoint: Endpoint) -> JsonObject {
     let mut body = body.clone();
     for key in ["stream_options", "min_tokens", "stop", "stop_token_ids"] {
         body.remove(key);
@@ -43,8 +57,7 @@ pub fn prefill(body: &JsonObject, endpoint: Endpoint) -> Bytes {
         body.set("max_completion_tokens", "1");
     }
     body.set("ignore_eos", "true");
-    body.set("kv_transfer_params", PREFILL_PARAMS_JSON);
-    body.to_bytes()
+    body
 }
 
 fn with_usage(mut body: JsonObject, asked: Options) -> Result<JsonObject, Error> {

@@ -11,12 +11,14 @@ use super::context::{
     Context, attempt, carried_threshold, count_local, count_retry, expected, uncached_tokens,
     within,
 };
+use super::lease::{Lease, left_by_engine};
 use super::legs;
 use super::place::{Placed, Wish, place};
 use super::plan::LocalReason;
+use super::staged::Staged;
 use crate::api::JsonObject;
 use crate::config::model::OnNoPrefill;
-use crate::core::Served;
+use crate::core::{Served, unix_ms};
 use crate::error::{Error, Fault, Kind};
 use crate::fleet::{Booking, Worker};
 use crate::ledger::audit;
@@ -31,7 +33,7 @@ pub(super) struct Prefilled {
     pub(super) worker: usize,
     /// The attempt's id, which the decode leg carries as well.
     pub(super) envelope: Envelope,
-    pub(super) hand_off: HandOff,
+    pub(super) staged: Staged,
 }
 
 /// The prefill leg; `None` if it could not be had and the model's configuration
@@ -57,8 +59,8 @@ pub(super) async fn prefill_or_local(
             Err(error) => break error,
         };
         let envelope = attempt(context, decision);
-        let leg =
-            LegFacts::new(LegKind::Prefill, placed.worker.id(), expected(context, unit, &placed));
+        let expected = expected(context, unit, &placed);
+        let leg = LegFacts::new(LegKind::Prefill, placed.worker.id(), expected);
         decision.update(|decision| decision.ledger.prefill_sent(leg));
         let error = match prefill(context, unit, decision, envelope, &placed).await {
             Ok(prefilled) => return Ok(Some(prefilled)),
@@ -113,11 +115,12 @@ async fn prefill(
     let body = legs::prefill(&body, context.endpoint);
     let call = async {
         let response = client.post(worker, context.endpoint.path(), body, &envelope).await?;
-        // Engines send a whole reply's status once it is there.
+        // The engine has done the prompt and staged its blocks by now.
         decision.update(|decision| decision.ledger.prefill_worked());
-        client.whole(worker, response.into_body()).await
+        let begun = tokio::time::Instant::now();
+        Ok((begun, client.whole(worker, response.into_body()).await?))
     };
-    let reply = within(config.timeouts.prefill, worker, "timeouts.prefill", call).await?;
+    let (begun, reply) = within(config.timeouts.prefill, worker, "timeouts.prefill", call).await?;
     let nonsense = |_| Error::engine(worker.id(), "sent a prefill reply that cannot be understood");
     let reply = JsonObject::parse(reply).map_err(nonsense)?;
     // Usage that makes no sense is usage that was not reported.
@@ -132,7 +135,14 @@ async fn prefill(
     let hand_off = hand_off
         .map_err(|error| Error::engine(worker.id(), &format!("gave no hand-off: {error}")))?;
     context.stages.mark("prefill", started);
-    Ok(Prefilled { worker: worker.index, hand_off, envelope })
+    let now_unix_s = unix_ms() as f64 / 1e3;
+    let said = hand_off.remote_blocks_expiry_s().and_then(|at| left_by_engine(at, now_unix_s));
+    let lease = Lease::new(begun, config.lease, said, tokio::time::Instant::now());
+    Ok(Prefilled {
+        worker: worker.index,
+        staged: Staged::new(context, unit, (worker.index, &envelope), hand_off, lease),
+        envelope,
+    })
 }
 
 /// Enters what a prefill engine said; `carried` is the cached tokens that its hand-off

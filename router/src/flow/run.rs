@@ -1,6 +1,8 @@
 //! One prompt's way through its legs: placed, sent, retried, until an answer has
 //! begun or an error is final.
 
+use std::time::Instant;
+
 use super::answer::{Answer, Begun, Sending, generate};
 use super::attempts::Attempts;
 use super::below;
@@ -43,11 +45,14 @@ pub async fn begin(
             Tried::Below(_) | Tried::Failed => {}
         }
     }
+    let mut staged = None;
     loop {
-        decision.begin_attempt(plan.name());
-        let prefilled = prefilled(context, unit, decision, &plan, &attempts).await?;
-        let leg = if prefilled.is_some() { Leg::Decode } else { Leg::Aggregated };
-        if let Some(begun) = answer(context, unit, decision, prefilled, &mut attempts, leg).await? {
+        // A hand-off that no decode worker has seen serves the next one.
+        if staged.is_none() {
+            decision.begin_attempt(plan.name());
+            staged = prefilled(context, unit, decision, &plan, &attempts).await?;
+        }
+        if let Some(begun) = answer(context, unit, decision, &mut staged, &mut attempts).await? {
             return Ok(begun);
         }
     }
@@ -90,28 +95,44 @@ async fn answer(
     context: &Context,
     unit: &Unit,
     decision: &DecisionHandle,
-    prefilled: Option<Prefilled>,
+    staged: &mut Option<Prefilled>,
     attempts: &mut Attempts,
-    leg: Leg,
 ) -> Result<Option<Begun>, Error> {
+    let pool = &context.served.pool;
+    let leg = if staged.is_some() { Leg::Decode } else { Leg::Aggregated };
+    let mut excluded = attempts.failed().to_vec();
     // Both legs of an attempt carry one id.
-    let envelope = match &prefilled {
-        Some(prefilled) => prefilled.envelope.clone(),
+    let envelope = match &staged {
+        Some(prefilled) => {
+            // An engine cannot pull from itself.
+            excluded.push(prefilled.worker);
+            let left = prefilled.staged.lease().left(tokio::time::Instant::now());
+            let late = pool.late(left, Instant::now());
+            excluded.extend(&late);
+            if left.is_zero() || (!late.is_empty() && !pool.any_up(leg, &excluded)) {
+                let prefill = &pool.workers[prefilled.worker];
+                let message =
+                    format!("no decode worker can take worker {}'s hand-off in time", prefill.id());
+                let error = Error::new(Kind::LeaseExpired, message);
+                decision.update(|decision| decision.ledger.discard(error.outcome()));
+                attempts.again(context, prefill, error)?;
+                *staged = None;
+                return Ok(None);
+            }
+            prefilled.envelope.clone()
+        }
         None => attempt(context, decision),
     };
-    let mut excluded = attempts.failed().to_vec();
-    // An engine cannot pull from itself.
-    excluded.extend(prefilled.as_ref().map(|prefilled| prefilled.worker));
     let placed = place(context, unit, decision, Wish::any(leg, &excluded))?;
-    let guard = match prefilled {
-        Some(_) => context.served.config.gate.preemption_guard,
-        None => 0.0,
+    let guard = match leg {
+        Leg::Decode => context.served.config.gate.preemption_guard,
+        Leg::Prefill | Leg::Aggregated => 0.0,
     };
     let threshold = carried_threshold(context, &placed.worker, guard);
     let sending =
         Sending { context, unit, decision, envelope: &envelope, placed: &placed, threshold };
-    // The hand-off may be received: whatever comes after a failure needs a new one.
-    match generate(&sending, prefilled).await {
+    // A hand-off may be received: whatever comes after a failure needs a new one.
+    match generate(&sending, staged).await {
         Ok(Answer::Begun(begun)) => Ok(Some(begun)),
         Ok(Answer::Below(_)) => {
             let message = format!(

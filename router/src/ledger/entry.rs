@@ -127,15 +127,34 @@ impl Entry {
         self.told = Some(told);
     }
 
+    /// Nothing comes of the answering leg; what was prefilled for it may serve another.
+    pub fn discard_decode(&mut self, reason: &'static str) {
+        let elsewhere = self.elsewhere();
+        let leg = self.decode.take();
+        self.put_aside(leg, elsewhere, reason);
+        self.completion_tokens = None;
+    }
+
     /// Nothing comes of the attempt that is under way.
     pub fn discard(&mut self, reason: &'static str) {
         let elsewhere = self.elsewhere();
-        for leg in self.prefill.take().into_iter().chain(self.decode.take()) {
-            let figures = if leg.worked { leg.figures(elsewhere) } else { None };
-            self.discarded.push(Discarded { leg, figures, reason });
+        let legs = [self.prefill.take(), self.decode.take()];
+        for leg in legs {
+            self.put_aside(leg, elsewhere, reason);
         }
         self.turned_away = None;
         self.completion_tokens = None;
+    }
+
+    fn put_aside(
+        &mut self,
+        leg: Option<LegFacts>,
+        elsewhere: Option<(u32, Origin)>,
+        reason: &'static str,
+    ) {
+        let Some(leg) = leg else { return };
+        let figures = if leg.worked { leg.figures(elsewhere) } else { None };
+        self.discarded.push(Discarded { leg, figures, reason });
     }
 
     /// The prefill leg under way, or of the answer.
@@ -283,6 +302,20 @@ mod tests {
         assert_eq!((entry.prompt_tokens(), entry.completion_tokens()), (Some(100), Some(0)));
         assert_eq!(entry.cached().unwrap(), Cached { tokens: 16, source: Origin::EngineDecode });
         assert_eq!(entry.legs().count(), 0);
+    }
+
+    #[test]
+    fn a_prefill_that_serves_a_second_decode_leg_is_not_wasted_by_the_first() {
+        let mut entry = Entry::default();
+        entry.prefill_sent(leg(LegKind::Prefill, Some(100), 0));
+        entry.prefill_reported(Some(100), Some(0));
+        entry.decode_sent(leg(LegKind::Decode, Some(100), 0));
+        entry.discard_decode("engine_unreachable");
+        entry.decode_sent(leg(LegKind::Decode, Some(100), 0));
+        entry.decode_reported(usage(100, None));
+        assert_eq!(entry.legs().count(), 2);
+        let [unsent] = entry.discarded() else { panic!("{entry:?}") };
+        assert_eq!((unsent.reason, unsent.wasted_prompt_tokens()), ("engine_unreachable", 0));
     }
 
     #[test]

@@ -217,6 +217,14 @@ impl Account {
         }
     }
 
+    /// The answering leg came to nothing; what was prefilled for it may serve another.
+    pub fn fail_leg(&mut self, error: &Error) {
+        self.decision.update(|decision| {
+            decision.outcome = Some(error.outcome());
+            decision.ledger.discard_decode(error.outcome());
+        });
+    }
+
     /// The answer broke off.
     pub fn fail(&mut self, error: &Error) {
         self.decision.update(|decision| {
