@@ -46,8 +46,11 @@ fn count_prompt(metrics: &Metrics, model: &str, entry: &Entry) {
     let add = |counter: &prometheus::IntCounterVec, tokens: Option<u32>| {
         counter.with_label_values(&[model]).inc_by(tokens.unwrap_or(0).into());
     };
-    add(&metrics.usage_prompt_tokens, entry.prompt_tokens());
     add(&metrics.generation_tokens, entry.completion_tokens());
+    if entry.is_further_sample() {
+        return;
+    }
+    add(&metrics.usage_prompt_tokens, entry.prompt_tokens());
     if let Some(cached) = entry.cached() {
         let labels = [model, cached.source.kind()];
         metrics.cached_tokens.with_label_values(&labels).inc_by(cached.tokens.into());

@@ -59,9 +59,23 @@ pub struct Entry {
     discarded: Vec<Discarded>,
     completion_tokens: Option<u32>,
     told: Option<Told>,
+    /// Whether it is a further sample of a prompt that has an entry already: its legs are
+    /// its own, its prompt is not.
+    further_sample: bool,
 }
 
 impl Entry {
+    /// An entry of a further sample of a prompt, where samples are sent apart. What its legs do
+    /// is accounted for as that of all others; its prompt is counted with the first sample.
+    pub fn further_sample() -> Self {
+        Self { further_sample: true, ..Self::default() }
+    }
+
+    /// Whether its prompt is counted with another entry.
+    pub fn is_further_sample(&self) -> bool {
+        self.further_sample
+    }
+
     /// A prefill leg is about to be sent.
     pub fn prefill_sent(&mut self, leg: LegFacts) {
         self.prefill = Some(leg);

@@ -68,6 +68,10 @@ pub struct PromptRecord {
     pub cached_source: Option<Origin>,
     /// Generated tokens, over all samples.
     pub completion_tokens: Option<u32>,
+    /// Whether it is a further sample of the prompt before it, whose prompt tokens the
+    /// request's figures count once.
+    #[serde(skip_serializing_if = "is_false")]
+    pub further_sample: bool,
     /// The legs of the answer.
     pub legs: Vec<LegRecord>,
     /// The legs of which no answer came.
@@ -165,6 +169,7 @@ impl PromptRecord {
             cached_tokens: cached.map(|cached| cached.tokens),
             cached_source: cached.map(|cached| cached.source),
             completion_tokens: entry.completion_tokens(),
+            further_sample: entry.is_further_sample(),
             legs: entry.legs().map(|(one, figures)| leg(one, figures)).collect(),
             discarded: entry
                 .discarded()
@@ -237,11 +242,9 @@ impl RequestRecord {
     /// where all of them have one: a part must not pass for the whole.
     pub fn new(ended: &Ended<'_>, entries: &[Entry]) -> Self {
         let prompts: Vec<_> = entries.iter().map(|entry| PromptRecord::new(entry, true)).collect();
-        let sum = |of: fn(&PromptRecord) -> Option<u32>| {
-            if ended.outcome == "ok" { total(prompts.iter().map(of)) } else { None }
-        };
-        let told: Option<Vec<Told>> = entries.iter().map(Entry::told).collect();
-        let told = told.filter(|told| told.len() == 1 || ended.outcome == "ok");
+        let ok = ended.outcome == "ok";
+        let once = || prompts.iter().filter(|prompt| ok && !prompt.further_sample);
+        let each = || prompts.iter().filter(|_| ok);
         let wasted = prompts.iter().flat_map(|prompt| &prompt.discarded);
         Self {
             version: Self::VERSION,
@@ -253,21 +256,94 @@ impl RequestRecord {
             outcome: ended.outcome,
             arrived_unix_ms: ended.arrived_unix_ms,
             ended_unix_ms: ended.ended_unix_ms,
-            prompt_tokens: sum(|prompt| prompt.prompt_tokens),
-            cached_tokens: sum(|prompt| prompt.cached_tokens),
-            completion_tokens: sum(|prompt| prompt.completion_tokens),
+            prompt_tokens: total(once().map(|prompt| prompt.prompt_tokens)),
+            cached_tokens: total(once().map(|prompt| prompt.cached_tokens)),
+            completion_tokens: total(each().map(|prompt| prompt.completion_tokens)),
             wasted_prompt_tokens: wasted.map(|leg| u64::from(leg.wasted_prompt_tokens)).sum(),
-            told: told.map(|told| ToldRecord {
-                prompt_tokens: told.iter().map(|told| u64::from(told.prompt_tokens)).sum(),
-                completion_tokens: told.iter().map(|told| u64::from(told.completion_tokens)).sum(),
-                cached_tokens: total(told.iter().map(|told| told.cached_tokens)),
-            }),
+            told: told_of(entries).filter(|_| ok || entries.len() == 1),
             prompts,
         }
     }
 }
 
+/// The usage that the reply to these prompts has, if all of them have some.
+fn told_of(entries: &[Entry]) -> Option<ToldRecord> {
+    let told: Vec<(&Entry, Told)> =
+        entries.iter().map(|entry| Some((entry, entry.told()?))).collect::<Option<_>>()?;
+    let once = || told.iter().filter(|(entry, _)| !entry.is_further_sample());
+    Some(ToldRecord {
+        prompt_tokens: total(once().map(|(_, told)| Some(told.prompt_tokens)))?,
+        completion_tokens: total(told.iter().map(|(_, told)| Some(told.completion_tokens)))?,
+        cached_tokens: total(once().map(|(_, told)| told.cached_tokens)),
+    })
+}
+
 /// The sum, if every one is known and there is one at all.
-fn total(counts: impl ExactSizeIterator<Item = Option<u32>>) -> Option<u64> {
-    if counts.len() == 0 { None } else { counts.map(|count| count.map(u64::from)).sum() }
+fn total(counts: impl Iterator<Item = Option<u32>>) -> Option<u64> {
+    let mut counts = counts.peekable();
+    counts.peek()?;
+    counts.map(|count| count.map(u64::from)).sum()
+}
+
+#[allow(clippy::trivially_copy_pass_by_ref)]
+fn is_false(value: &bool) -> bool {
+    !value
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used)]
+mod tests {
+    use splitrail_engine::usage::EngineUsage;
+
+    use super::*;
+    use crate::ledger::leg::Expected;
+
+    fn answered(mut entry: Entry, prompt_tokens: u32, cached_tokens: Option<u32>) -> Entry {
+        entry.decode_sent(LegFacts::new(LegKind::Decode, "w", Expected::default()));
+        entry.decode_reported(EngineUsage { prompt_tokens, completion_tokens: 4, cached_tokens });
+        entry.tell(Told { prompt_tokens, completion_tokens: 4, cached_tokens });
+        entry
+    }
+
+    fn record(entries: &[Entry], outcome: &'static str) -> RequestRecord {
+        let ended = Ended {
+            request_id: "r",
+            model: "m",
+            endpoint: "completions",
+            flow: "aggregated",
+            outcome,
+            arrived_unix_ms: 1,
+            ended_unix_ms: 2,
+        };
+        RequestRecord::new(&ended, entries)
+    }
+
+    #[test]
+    fn a_prompt_whose_samples_are_sent_apart_is_counted_once() {
+        let first = answered(Entry::default(), 100, Some(0));
+        let second = answered(Entry::further_sample(), 100, Some(96));
+        let record = record(&[first, second], "ok");
+        let figures = (record.prompt_tokens, record.cached_tokens, record.completion_tokens);
+        assert_eq!(figures, (Some(100), Some(0), Some(8)));
+        let told = record.told.unwrap();
+        assert_eq!((told.prompt_tokens, told.cached_tokens), (100, Some(0)));
+        assert_eq!(told.completion_tokens, 8);
+        assert_eq!(record.prompts[1].legs.len(), 1, "what its leg did is its own");
+    }
+
+    #[test]
+    fn a_part_does_not_pass_for_the_whole() {
+        let one = || answered(Entry::default(), 100, Some(16));
+        let untold = || {
+            let mut entry = Entry::default();
+            entry.decode_sent(LegFacts::new(LegKind::Decode, "w", Expected::default()));
+            entry
+        };
+        let record_of = |entries: &[Entry]| record(entries, "ok");
+        assert_eq!(record_of(&[one(), one()]).prompt_tokens, Some(200));
+        let part = record_of(&[one(), untold()]);
+        assert_eq!((part.prompt_tokens, part.cached_tokens, part.told), (None, None, None));
+        let failed = record(&[one(), one()], "decode_lost");
+        assert_eq!((failed.prompt_tokens, failed.told), (None, None));
+    }
 }
