@@ -13,15 +13,13 @@ use crate::telemetry::metrics::Metrics;
 /// Closes a request's entries. Legs count as served where the request ended well, and
 /// as wasted everywhere else: nobody got what they were for.
 pub fn close(core: &Core, ended: &Ended<'_>, decisions: &[DecisionHandle]) {
-    if ended.outcome != "ok" {
-        for decision in decisions {
-            decision.update(|decision| decision.ledger.discard(ended.outcome));
-        }
+    let mut entries: Vec<Entry> = Vec::with_capacity(decisions.len());
+    for decision in decisions {
+        decision.update(|decision| {
+            decision.ledger.close(ended.outcome);
+            entries.push(decision.ledger.clone());
+        });
     }
-    let entries: Vec<Entry> = decisions
-        .iter()
-        .map(|decision| decision.with(|decision| decision.ledger.clone()))
-        .collect();
     for entry in &entries {
         count_prompt(&core.metrics, ended.model, entry);
     }
@@ -79,5 +77,37 @@ fn count_request(metrics: &Metrics, model: &str, record: &RequestRecord) {
     if let Some(cached) = record.cached_tokens {
         let result = if cached > 0 { "hit" } else { "miss" };
         metrics.prefix_cache_requests.with_label_values(&[model, result]).inc();
+    }
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used)]
+mod tests {
+    use splitrail_engine::usage::EngineUsage;
+    use splitrail_kv::Overlap;
+
+    use super::*;
+    use crate::ledger::leg::{Expected, LegFacts};
+
+    #[test]
+    fn hits_are_counted_by_tier() {
+        let metrics = Metrics::new().unwrap();
+        let expected = Expected {
+            overlap: Overlap { blocks: 5, by_tier: [2, 3, 0, 0] },
+            block_size: 16,
+            ..Expected::default()
+        };
+        let mut entry = Entry::default();
+        entry.decode_sent(LegFacts::new(LegKind::Decode, "w", expected));
+        let (prompt_tokens, cached_tokens) = (100, Some(80));
+        entry.decode_reported(EngineUsage { prompt_tokens, completion_tokens: 1, cached_tokens });
+        count_prompt(&metrics, "m", &entry);
+        let count = |source, tier| {
+            metrics.prompt_tokens.with_label_values(&["m", "decode", source, tier]).get()
+        };
+        assert_eq!(count("local_cache_hit", "device"), 32);
+        assert_eq!(count("local_cache_hit", "host"), 48);
+        assert_eq!(count("local_compute", "none"), 20);
+        assert!(!metrics.encode().contains("tier=\"disk\""));
     }
 }

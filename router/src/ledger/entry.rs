@@ -46,6 +46,9 @@ impl Discarded {
     }
 }
 
+/// The reason of legs that were left open when others took their place.
+const SUPERSEDED: &str = "superseded";
+
 /// One prompt's entry: the legs of the attempt that is under way, or that has
 /// answered, and those of attempts that came to nothing. Attempts are bounded by the
 /// model's retries.
@@ -62,6 +65,8 @@ pub struct Entry {
     /// Whether it is a further sample of a prompt that has an entry already: its legs are
     /// its own, its prompt is not.
     further_sample: bool,
+    /// Whether its request has ended: what comes after that changes nothing.
+    closed: bool,
 }
 
 impl Entry {
@@ -76,21 +81,24 @@ impl Entry {
         self.further_sample
     }
 
-    /// A prefill leg is about to be sent.
+    /// A prefill leg is about to be sent: a new attempt.
     pub fn prefill_sent(&mut self, leg: LegFacts) {
-        self.prefill = Some(leg);
+        self.discard(SUPERSEDED);
+        if !self.closed {
+            self.prefill = Some(leg);
+        }
     }
 
     /// The prefill engine is known to have done the prompt.
     pub fn prefill_worked(&mut self) {
-        if let Some(leg) = &mut self.prefill {
+        if let Some(leg) = self.prefill.as_mut().filter(|_| !self.closed) {
             leg.worked = true;
         }
     }
 
     /// The prefill engine has answered; what it did not say is `None`.
     pub fn prefill_reported(&mut self, prompt_tokens: Option<u32>, cached_tokens: Option<u32>) {
-        if let Some(leg) = &mut self.prefill {
+        if let Some(leg) = self.prefill.as_mut().filter(|_| !self.closed) {
             leg.worked = true;
             leg.prompt_tokens = prompt_tokens;
             leg.cached_tokens = cached_tokens;
@@ -99,18 +107,24 @@ impl Entry {
 
     /// The answering leg is about to be sent. It receives KV if there is a prefill leg.
     pub fn decode_sent(&mut self, leg: LegFacts) {
-        self.decode = Some(LegFacts { receives: self.prefill.is_some(), ..leg });
+        self.discard_decode(SUPERSEDED);
+        if !self.closed {
+            self.decode = Some(LegFacts { receives: self.prefill.is_some(), ..leg });
+        }
     }
 
     /// The answer has begun: the prompt is done.
     pub fn decode_worked(&mut self) {
-        if let Some(leg) = &mut self.decode {
+        if let Some(leg) = self.decode.as_mut().filter(|_| !self.closed) {
             leg.worked = true;
         }
     }
 
     /// The answering engine has told its usage.
     pub fn decode_reported(&mut self, usage: EngineUsage) {
+        if self.closed {
+            return;
+        }
         if let Some(leg) = &mut self.decode {
             leg.worked = true;
             leg.prompt_tokens = Some(usage.prompt_tokens);
@@ -132,6 +146,7 @@ impl Entry {
 
     /// The client is told that too little of its prompt is cached, and nothing else.
     pub fn turned_away(&mut self, known: LegFacts) {
+        self.discard(SUPERSEDED);
         self.turned_away = Some(known);
         self.completion_tokens = Some(0);
     }
@@ -143,6 +158,9 @@ impl Entry {
 
     /// Nothing comes of the answering leg; what was prefilled for it may serve another.
     pub fn discard_decode(&mut self, reason: &'static str) {
+        if self.closed {
+            return;
+        }
         let elsewhere = self.elsewhere();
         let leg = self.decode.take();
         self.put_aside(leg, elsewhere, reason);
@@ -151,6 +169,9 @@ impl Entry {
 
     /// Nothing comes of the attempt that is under way.
     pub fn discard(&mut self, reason: &'static str) {
+        if self.closed {
+            return;
+        }
         let elsewhere = self.elsewhere();
         let legs = [self.prefill.take(), self.decode.take()];
         for leg in legs {
@@ -158,6 +179,14 @@ impl Entry {
         }
         self.turned_away = None;
         self.completion_tokens = None;
+    }
+
+    /// Its request has ended so: unless that was well, nothing came of anything.
+    pub fn close(&mut self, outcome: &'static str) {
+        if outcome != "ok" {
+            self.discard(outcome);
+        }
+        self.closed = true;
     }
 
     fn put_aside(
@@ -235,6 +264,7 @@ impl Entry {
 #[cfg(test)]
 #[allow(clippy::unwrap_used)]
 mod tests {
+    use proptest::prelude::*;
     use splitrail_kv::Overlap;
 
     use super::*;
@@ -339,5 +369,75 @@ mod tests {
         entry.prefill_reported(Some(100), Some(32));
         assert_eq!(entry.prompt_tokens(), Some(100));
         assert_eq!(entry.cached().unwrap(), Cached { tokens: 32, source: Origin::EnginePrefill });
+    }
+
+    #[derive(Clone, Copy, Debug)]
+    enum Step {
+        PrefillSent,
+        PrefillWorked,
+        PrefillReported(Option<u32>, Option<u32>),
+        DecodeSent,
+        DecodeWorked,
+        DecodeReported(u32, Option<u32>),
+        DiscardDecode,
+        Discard,
+    }
+
+    fn step() -> impl Strategy<Value = Step> {
+        let count = || proptest::option::of(0u32..500);
+        prop_oneof![
+            Just(Step::PrefillSent),
+            Just(Step::PrefillWorked),
+            (count(), count()).prop_map(|(prompt, cached)| Step::PrefillReported(prompt, cached)),
+            Just(Step::DecodeSent),
+            Just(Step::DecodeWorked),
+            (0u32..500, count()).prop_map(|(prompt, cached)| Step::DecodeReported(prompt, cached)),
+            Just(Step::DiscardDecode),
+            Just(Step::Discard),
+        ]
+    }
+
+    fn take(entry: &mut Entry, step: Step, known: Option<u32>) -> usize {
+        match step {
+            Step::PrefillSent => entry.prefill_sent(leg(LegKind::Prefill, known, 3)),
+            Step::PrefillWorked => entry.prefill_worked(),
+            Step::PrefillReported(prompt, cached) => entry.prefill_reported(prompt, cached),
+            Step::DecodeSent => entry.decode_sent(leg(LegKind::Decode, known, 2)),
+            Step::DecodeWorked => entry.decode_worked(),
+            Step::DecodeReported(prompt, cached) => entry.decode_reported(usage(prompt, cached)),
+            Step::DiscardDecode => entry.discard_decode("x"),
+            Step::Discard => entry.discard("x"),
+        }
+        usize::from(matches!(step, Step::PrefillSent | Step::DecodeSent))
+    }
+
+    proptest! {
+        #[test]
+        fn whatever_happens_no_leg_is_lost_counted_twice_or_wasted_with_its_prefill(
+            steps in proptest::collection::vec(step(), 0..24),
+            known in proptest::option::of(0u32..500),
+            ok: bool,
+        ) {
+            let mut entry = Entry::default();
+            let sent: usize = steps.iter().map(|step| take(&mut entry, *step, known)).sum();
+            entry.close(if ok { "ok" } else { "cancelled" });
+            for late in [Step::PrefillSent, Step::DecodeReported(7, Some(7)), Step::Discard] {
+                take(&mut entry, late, known);
+            }
+            prop_assert_eq!(entry.legs().count() + entry.discarded().len(), sent);
+            prop_assert!(ok || entry.legs().count() == 0);
+            for (leg, figures) in entry.legs() {
+                let Some(figures) = figures else { continue };
+                prop_assert_eq!(figures.tokens.total(), figures.prompt_tokens);
+                prop_assert!(leg.receives || figures.tokens.external_kv_transfer == 0);
+            }
+            for discarded in entry.discarded() {
+                let wasted = discarded.wasted_prompt_tokens();
+                prop_assert!(wasted == 0 || (discarded.leg.worked && !discarded.leg.receives));
+            }
+            if let Some(cached) = entry.cached() {
+                prop_assert!(cached.tokens <= entry.prompt_tokens().unwrap());
+            }
+        }
     }
 }
