@@ -20,6 +20,7 @@ use crate::core::Served;
 use crate::error::{Error, Kind};
 use crate::fleet::{Booking, Worker};
 use crate::ledger::decisions::DecisionHandle;
+use crate::pick::Leg;
 use crate::prepare::Unit;
 use crate::reply::choices::turned_away;
 use crate::reply::relay::{Account, UnitStream, whole};
@@ -106,6 +107,9 @@ pub(super) async fn generate(
         },
         Ok(First::Events(reader, held)) => {
             placed.worker.pace.observe(started.elapsed(), ahead);
+            if placed.worker.breaker(Leg::Decode).answers() {
+                tracing::info!(worker = placed.worker.id(), leg = "decode", "breaker closed");
+            }
             account.foretell();
             return Ok(Answer::Begun(Begun::Stream(Box::new(UnitStream {
                 account,
