@@ -7,6 +7,7 @@ use splitrail_kv::{HashSeed, IndexConfig};
 
 use crate::config::{BlockSize, Config, Model, TokenizerConfig};
 use crate::core::{Core, Seldom, Served};
+use crate::fleet::budget::RetryBudget;
 use crate::fleet::{Pool, Worker};
 use crate::flow::client::EngineClient;
 use crate::flow::staged::Releases;
@@ -83,7 +84,8 @@ fn assemble_model(
                 config.id, config.url
             ))
         })?;
-        workers.push(Arc::new(Worker::new(index, config, authority)));
+        let worker = Worker::new(index, config, authority).with_breakers(model.breaker);
+        workers.push(Arc::new(worker));
     }
     // 0: an engine will say it.
     let block_size = match model.block_size {
@@ -98,6 +100,7 @@ fn assemble_model(
     };
     let pool = Pool::new(workers, index, draw_seed);
     Ok(Served {
+        retry_budget: RetryBudget::new(model.retries.budget_percent),
         config: model,
         pool,
         prompt,

@@ -1,6 +1,8 @@
 //! Beside the way of a request: the workers, what they hold and how busy they are.
 
 pub mod booking;
+pub mod breaker;
+pub mod budget;
 pub mod intake;
 pub mod pace;
 pub mod poll;

@@ -21,6 +21,7 @@ use crate::error::{Error, Kind};
 use crate::fleet::{Booking, Worker};
 use crate::ledger::decisions::DecisionHandle;
 use crate::ledger::leg::{LegFacts, LegKind};
+use crate::pick::Leg;
 use crate::prepare::Unit;
 use crate::reply::choices::turned_away;
 use crate::reply::relay::{Account, UnitStream, whole};
@@ -107,6 +108,9 @@ pub(super) async fn generate(
         Ok(First::Events(reader, held)) => {
             placed.worker.pace.observe(started.elapsed(), ahead);
             account.began();
+            if placed.worker.breaker(Leg::Decode).answers() {
+                tracing::info!(worker = placed.worker.id(), leg = "decode", "breaker closed");
+            }
             account.foretell();
             return Ok(Answer::Begun(Begun::Stream(Box::new(UnitStream {
                 account,
@@ -128,7 +132,7 @@ pub(super) async fn generate(
     let good = |prefilled: &Prefilled| !prefilled.staged.lease().left(now).is_zero();
     *staged = under_way.take_back().filter(good);
     if staged.is_none() {
-        account.fail(&error);
+        account.waste_prefill(&error);
     }
     match error.kind() {
         // llm-d's way of saying the same.

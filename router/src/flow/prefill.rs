@@ -8,8 +8,7 @@ use splitrail_engine::usage::EngineUsage;
 
 use super::client::Envelope;
 use super::context::{
-    Context, attempt, carried_threshold, count_local, count_retry, expected, uncached_tokens,
-    within,
+    Context, attempt, carried_threshold, count_local, expected, may_retry, uncached_tokens, within,
 };
 use super::lease::{Lease, left_by_engine};
 use super::legs;
@@ -62,7 +61,9 @@ pub(super) async fn prefill_or_local(
         let expected = expected(context, unit, &placed);
         let leg = LegFacts::new(LegKind::Prefill, placed.worker.id(), expected);
         decision.update(|decision| decision.ledger.prefill_sent(leg));
-        let error = match prefill(context, unit, decision, envelope, &placed).await {
+        let prefilled = prefill(context, unit, decision, envelope, &placed).await;
+        placed.worker.record(Leg::Prefill, prefilled.as_ref().err());
+        let error = match prefilled {
             Ok(prefilled) => return Ok(Some(prefilled)),
             Err(error) => error,
         };
@@ -72,11 +73,11 @@ pub(super) async fn prefill_or_local(
         }
         excluded.push(placed.worker.index);
         let others = context.served.pool.any_up(Leg::Prefill, &excluded);
-        if retries_left == 0 || !others || !error.worth_another_worker() {
+        let worth = retries_left > 0 && others && error.worth_another_worker();
+        if !worth || !may_retry(context, "prefill", &placed.worker, &error) {
             break error;
         }
         retries_left -= 1;
-        count_retry(context, "prefill", &placed.worker, &error);
     };
     if model.on_no_prefill == OnNoPrefill::Fail {
         let message = format!("no prefill worker did its part; the last error: {}", last.message());

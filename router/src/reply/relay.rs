@@ -24,6 +24,7 @@ use crate::ledger::audit;
 use crate::ledger::decisions::DecisionHandle;
 use crate::ledger::entry::Told;
 use crate::ledger::leg::Origin;
+use crate::pick::Leg;
 
 /// Events from an engine.
 pub struct EventReader {
@@ -192,6 +193,7 @@ impl Account {
 
     /// The answer is complete. Its figures are counted when the whole request is.
     pub fn finish(&mut self) {
+        self.worker.record(Leg::Decode, None);
         let mut leg = None;
         self.decision.update(|decision| {
             decision.outcome = Some("ok");
@@ -205,7 +207,9 @@ impl Account {
     /// The engine holds too little of the prompt and has run nothing. What it says of its
     /// cache is as good a report as any.
     pub fn turned_away(&mut self, usage: Option<EngineUsage>) {
-        let outcome = Error::new(Kind::BelowThreshold, "").outcome();
+        let error = Error::new(Kind::BelowThreshold, "");
+        self.worker.record(Leg::Decode, Some(&error));
+        let outcome = error.outcome();
         let mut leg = None;
         self.decision.update(|decision| {
             decision.outcome = Some(outcome);
@@ -219,18 +223,22 @@ impl Account {
 
     /// The answering leg came to nothing; what was prefilled for it may serve another.
     pub fn fail_leg(&mut self, error: &Error) {
+        self.worker.record(Leg::Decode, Some(error));
         self.decision.update(|decision| {
             decision.outcome = Some(error.outcome());
             decision.ledger.discard_decode(error.outcome());
         });
     }
 
+    /// Nor does what was prefilled for it.
+    pub fn waste_prefill(&mut self, error: &Error) {
+        self.decision.update(|decision| decision.ledger.discard(error.outcome()));
+    }
+
     /// The answer broke off.
     pub fn fail(&mut self, error: &Error) {
-        self.decision.update(|decision| {
-            decision.outcome = Some(error.outcome());
-            decision.ledger.discard(error.outcome());
-        });
+        self.fail_leg(error);
+        self.waste_prefill(error);
     }
 }
 
