@@ -12,6 +12,7 @@ mod first;
 pub mod gate;
 pub mod lease;
 pub mod legs;
+pub mod migrate;
 mod place;
 pub mod plan;
 mod prefill;

@@ -12,6 +12,7 @@ use super::context::{Context, expected, uncached_tokens, within};
 use super::first::{First, first_events};
 use super::lease::Lease;
 use super::legs;
+use super::migrate::{Migration, is_exact};
 use super::place::Placed;
 use super::prefill::Prefilled;
 use super::staged::UnderWay;
@@ -47,7 +48,7 @@ pub(super) enum Answer {
 
 /// A leg that answers the client, as it is sent.
 pub(super) struct Sending<'a> {
-    pub(super) context: &'a Context,
+    pub(super) context: &'a Arc<Context>,
     pub(super) unit: &'a Unit,
     pub(super) decision: &'a DecisionHandle,
     pub(super) envelope: &'a Envelope,
@@ -67,6 +68,9 @@ impl Sending<'_> {
         let mut body = self.unit.body.clone();
         if let Some(threshold) = self.threshold {
             body.set("cache_hit_threshold", threshold.to_string());
+        }
+        if is_exact(self.context, &self.unit.body) {
+            body.set("return_token_ids", "true");
         }
         let asked = self.context.options;
         match hand_off {
@@ -90,6 +94,7 @@ pub(super) async fn generate(
     let ahead = placed.worker.waiting(started);
     let mut prefilled = staged.take();
     let lease = prefilled.as_ref().map(|prefilled| prefilled.staged.lease());
+    let migration = Migration::new(context, sending.unit, decision);
     let mut account = account(sending, prefilled.is_some());
     let hand_off = prefilled.as_mut().and_then(|prefilled| prefilled.staged.spend());
     let (body, receipt) = Parcel::new(sending.body(hand_off.as_deref())?);
@@ -116,6 +121,7 @@ pub(super) async fn generate(
                 account,
                 reader,
                 held,
+                migration,
                 tells_usage: context.options.include_usage,
                 gaps: context.inter_token(decision),
                 last_event: Instant::now(),

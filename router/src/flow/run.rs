@@ -1,6 +1,7 @@
 //! One prompt's way through its legs: placed, sent, retried, until an answer has
 //! begun or an error is final.
 
+use std::sync::Arc;
 use std::time::Instant;
 
 use super::answer::{Answer, Begun, Sending, generate};
@@ -24,7 +25,7 @@ use crate::prepare::Unit;
 /// # Errors
 /// The last attempt's, once no further one is allowed or makes sense.
 pub async fn begin(
-    context: &Context,
+    context: &Arc<Context>,
     unit: &Unit,
     decision: &DecisionHandle,
 ) -> Result<Begun, Error> {
@@ -79,7 +80,7 @@ fn remote_pays(context: &Context, unit: &Unit, decision: &DecisionHandle) -> Opt
 
 /// The prefill leg, if the plan has one and it can be had.
 async fn prefilled(
-    context: &Context,
+    context: &Arc<Context>,
     unit: &Unit,
     decision: &DecisionHandle,
     plan: &Plan,
@@ -111,7 +112,7 @@ async fn prefilled(
 
 /// The leg that answers; `None` if it did not, and another attempt is allowed.
 async fn answer(
-    context: &Context,
+    context: &Arc<Context>,
     unit: &Unit,
     decision: &DecisionHandle,
     staged: &mut Option<Prefilled>,

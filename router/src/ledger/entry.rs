@@ -56,6 +56,9 @@ const SUPERSEDED: &str = "superseded";
 pub struct Entry {
     prefill: Option<LegFacts>,
     decode: Option<LegFacts>,
+    /// Answering legs before that one, whose workers were lost in mid-stream: the answer went
+    /// on from the tokens delivered by then.
+    earlier: Vec<LegFacts>,
     /// What is known of a prompt that the client is told not to be cached enough: no leg
     /// has served it.
     turned_away: Option<LegFacts>,
@@ -107,7 +110,10 @@ impl Entry {
 
     /// The answering leg is about to be sent. It receives KV if there is a prefill leg.
     pub fn decode_sent(&mut self, leg: LegFacts) {
-        self.discard_decode(SUPERSEDED);
+        match self.earlier.is_empty() {
+            true => self.discard_decode(SUPERSEDED),
+            false => self.discard(SUPERSEDED),
+        }
         if !self.closed {
             self.decode = Some(LegFacts { receives: self.prefill.is_some(), ..leg });
         }
@@ -133,6 +139,23 @@ impl Entry {
         self.completion_tokens = Some(usage.completion_tokens);
     }
 
+    /// The worker was lost in mid-stream; this leg is about to be sent, to go on with the
+    /// answer. Its prompt has the tokens delivered so far.
+    pub fn decode_resumed(&mut self, leg: LegFacts) {
+        if !self.closed {
+            self.earlier.extend(self.decode.take());
+            self.decode = Some(leg);
+        }
+    }
+
+    /// The usage of an answer as a whole, where its last leg's is only a part.
+    pub fn whole_answer(&mut self, usage: EngineUsage) {
+        if let Some(first) = self.earlier.first_mut().filter(|_| !self.closed) {
+            first.prompt_tokens = Some(usage.prompt_tokens);
+            self.completion_tokens = Some(usage.completion_tokens);
+        }
+    }
+
     /// The engine has turned the answering leg away, for too little of its prompt is
     /// cached. Gives the leg with what the engine said of that.
     pub fn decode_turned_away(&mut self, usage: Option<EngineUsage>) -> Option<LegFacts> {
@@ -156,12 +179,14 @@ impl Entry {
         self.told = Some(told);
     }
 
-    /// Nothing comes of the answering leg; what was prefilled for it may serve another.
+    /// Nothing comes of the answering leg; what was prefilled for it, or delivered before it,
+    /// may serve another.
     pub fn discard_decode(&mut self, reason: &'static str) {
         if self.closed {
             return;
         }
         let elsewhere = self.elsewhere();
+        let elsewhere = elsewhere.filter(|_| self.earlier.is_empty());
         let leg = self.decode.take();
         self.put_aside(leg, elsewhere, reason);
         self.completion_tokens = None;
@@ -172,10 +197,13 @@ impl Entry {
         if self.closed {
             return;
         }
-        let elsewhere = self.elsewhere();
-        let legs = [self.prefill.take(), self.decode.take()];
-        for leg in legs {
-            self.put_aside(leg, elsewhere, reason);
+        let mut elsewhere = self.elsewhere();
+        let prefill = self.prefill.take();
+        self.put_aside(prefill, elsewhere, reason);
+        let answering = std::mem::take(&mut self.earlier);
+        for leg in answering.into_iter().chain(self.decode.take()) {
+            // A leg that goes on with an answer has a longer prompt.
+            self.put_aside(Some(leg), elsewhere.take(), reason);
         }
         self.turned_away = None;
         self.completion_tokens = None;
@@ -212,15 +240,18 @@ impl Entry {
 
     /// Tokens handed over to the answering worker; `None` if nothing was.
     pub fn transferred_tokens(&self) -> Option<u32> {
-        let leg = self.decode.as_ref().filter(|leg| leg.receives)?;
+        let leg = self.first_answering().filter(|leg| leg.receives)?;
         leg.figures(self.elsewhere()).map(|figures| figures.tokens.external_kv_transfer)
     }
 
     /// The legs of the answer, with their figures where anybody knows them.
     pub fn legs(&self) -> impl Iterator<Item = (&LegFacts, Option<Figures>)> {
         let elsewhere = self.elsewhere();
-        let legs = self.prefill.iter().chain(&self.decode);
-        legs.map(move |leg| (leg, leg.figures(elsewhere)))
+        let answering = self.earlier.iter().chain(&self.decode).enumerate();
+        // A leg that goes on with an answer has a longer prompt than the others.
+        let answering = answering.map(move |(i, leg)| (leg, elsewhere.filter(|_| i == 0)));
+        let legs = self.prefill.iter().map(move |leg| (leg, elsewhere)).chain(answering);
+        legs.map(|(leg, elsewhere)| (leg, leg.figures(elsewhere)))
     }
 
     /// Legs of which no answer came, oldest first.
@@ -231,14 +262,16 @@ impl Entry {
     /// The prompt's length: the answering engine's figure, which clients are told, or the
     /// other engine's, or the router's.
     pub fn prompt_tokens(&self) -> Option<u32> {
-        let last = self.decode.as_ref().or(self.prefill.as_ref()).or(self.turned_away.as_ref())?;
+        let last =
+            self.first_answering().or(self.prefill.as_ref()).or(self.turned_away.as_ref())?;
         last.figures(self.elsewhere()).map(|figures| figures.prompt_tokens)
     }
 
     /// How much of the prompt was cached where its work was done: on the prefill worker
     /// if there was one, and never what was handed over.
     pub fn cached(&self) -> Option<Cached> {
-        let work = self.prefill.as_ref().or(self.decode.as_ref()).or(self.turned_away.as_ref())?;
+        let work =
+            self.prefill.as_ref().or(self.first_answering()).or(self.turned_away.as_ref())?;
         let figures = work.figures(self.elsewhere())?;
         let prompt_tokens = self.prompt_tokens()?;
         Some(Cached { tokens: figures.tokens.hit().min(prompt_tokens), source: figures.source })
@@ -257,7 +290,12 @@ impl Entry {
     /// What either engine said of the prompt's length, for a leg whose own did not.
     fn elsewhere(&self) -> Option<(u32, Origin)> {
         let said = |leg: &LegFacts| leg.prompt_tokens.map(|tokens| (tokens, leg.kind.origin()));
-        self.decode.as_ref().and_then(said).or(self.prefill.as_ref().and_then(said))
+        self.first_answering().and_then(said).or(self.prefill.as_ref().and_then(said))
+    }
+
+    /// The leg that began to answer: it has the client's prompt.
+    fn first_answering(&self) -> Option<&LegFacts> {
+        self.earlier.first().or(self.decode.as_ref())
     }
 }
 
@@ -363,6 +401,26 @@ mod tests {
     }
 
     #[test]
+    fn an_answer_that_went_on_elsewhere_has_the_first_legs_prompt_and_both_legs_work() {
+        let mut entry = Entry::default();
+        entry.decode_sent(leg(LegKind::Decode, Some(100), 2));
+        entry.decode_worked();
+        entry.decode_resumed(leg(LegKind::Decode, Some(107), 1));
+        entry.decode_reported(usage(107, Some(96)));
+        entry.whole_answer(EngineUsage { completion_tokens: 11, ..usage(100, None) });
+        assert_eq!((entry.prompt_tokens(), entry.completion_tokens()), (Some(100), Some(11)));
+        // Nobody said what the first leg had cached; the second leg's hits are another matter.
+        assert_eq!(entry.cached().unwrap(), Cached { tokens: 32, source: Origin::Estimate });
+        let legs: Vec<_> = entry.legs().map(|(_, figures)| figures.unwrap()).collect();
+        assert_eq!((legs[0].prompt_tokens, legs[0].tokens.local_compute), (100, 68));
+        assert_eq!((legs[1].prompt_tokens, legs[1].tokens.local_compute), (107, 11));
+        entry.discard("decode_lost");
+        let wasted: Vec<_> =
+            entry.discarded().iter().map(Discarded::wasted_prompt_tokens).collect();
+        assert_eq!(wasted, [100, 107]);
+    }
+
+    #[test]
     fn an_answer_that_the_prefill_leg_gave_is_told_by_it() {
         let mut entry = Entry::default();
         entry.prefill_sent(leg(LegKind::Prefill, Some(100), 0));
@@ -378,6 +436,7 @@ mod tests {
         PrefillReported(Option<u32>, Option<u32>),
         DecodeSent,
         DecodeWorked,
+        Resumed,
         DecodeReported(u32, Option<u32>),
         DiscardDecode,
         Discard,
@@ -391,6 +450,7 @@ mod tests {
             (count(), count()).prop_map(|(prompt, cached)| Step::PrefillReported(prompt, cached)),
             Just(Step::DecodeSent),
             Just(Step::DecodeWorked),
+            Just(Step::Resumed),
             (0u32..500, count()).prop_map(|(prompt, cached)| Step::DecodeReported(prompt, cached)),
             Just(Step::DiscardDecode),
             Just(Step::Discard),
@@ -404,11 +464,12 @@ mod tests {
             Step::PrefillReported(prompt, cached) => entry.prefill_reported(prompt, cached),
             Step::DecodeSent => entry.decode_sent(leg(LegKind::Decode, known, 2)),
             Step::DecodeWorked => entry.decode_worked(),
+            Step::Resumed => entry.decode_resumed(leg(LegKind::Decode, known, 1)),
             Step::DecodeReported(prompt, cached) => entry.decode_reported(usage(prompt, cached)),
             Step::DiscardDecode => entry.discard_decode("x"),
             Step::Discard => entry.discard("x"),
         }
-        usize::from(matches!(step, Step::PrefillSent | Step::DecodeSent))
+        usize::from(matches!(step, Step::PrefillSent | Step::DecodeSent | Step::Resumed))
     }
 
     proptest! {

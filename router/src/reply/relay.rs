@@ -20,6 +20,7 @@ use crate::core::{Core, Served};
 use crate::error::{Error, Kind};
 use crate::fleet::{Booking, Worker};
 use crate::flow::client::EngineClient;
+use crate::flow::migrate::Migration;
 use crate::ledger::audit;
 use crate::ledger::decisions::DecisionHandle;
 use crate::ledger::entry::Told;
@@ -109,15 +110,21 @@ pub struct Account {
 
 impl Account {
     /// Takes an engine's usage object; gives the client's, who gets to see it if `tells`.
-    pub fn settle(&mut self, raw: &str, tells: bool) -> Option<String> {
-        let usage = self.read(raw)?;
+    /// `whole` is the usage of the whole answer where the engine gave only its last part.
+    pub fn settle(&mut self, raw: &str, whole: Option<&str>, tells: bool) -> Option<String> {
+        let leg = self.read(raw)?;
+        let (raw, usage) = match whole {
+            Some(whole) => (whole, self.read(whole)?),
+            None => (raw, leg),
+        };
         self.compare(usage.prompt_tokens);
         self.settled = true;
         let fallback = self.served.config.cached_tokens_fallback;
         let mut told_cached = None;
         self.decision.update(|decision| {
             let entry = &mut decision.ledger;
-            entry.decode_reported(usage);
+            entry.decode_reported(leg);
+            entry.whole_answer(usage);
             let Some(cached) = entry.cached() else { return };
             told_cached = told(cached, fallback);
             if tells {
@@ -251,7 +258,7 @@ pub fn whole(account: &mut Account, reply: Bytes) -> Result<JsonObject, Error> {
     let nonsense = |_| Error::engine(account.worker.id(), "sent a reply that is not JSON");
     let mut reply = JsonObject::parse(reply).map_err(nonsense)?;
     if let Some(raw) = reply.raw("usage").filter(|raw| *raw != "null").map(str::to_owned)
-        && let Some(told) = account.settle(&raw, true)
+        && let Some(told) = account.settle(&raw, None, true)
     {
         reply.set("usage", told);
     }
@@ -304,6 +311,8 @@ pub struct UnitStream {
     pub(crate) reader: EventReader,
     /// The events that proved the attempt good.
     pub(crate) held: VecDeque<Bytes>,
+    /// How it goes on if its worker is lost, where it can.
+    pub(crate) migration: Option<Migration>,
     /// Whether the client asked for usage.
     pub(crate) tells_usage: bool,
     /// Where the time between events goes.
@@ -327,7 +336,10 @@ impl UnitStream {
                         self.reader.give_back(&self.account.served.client);
                         return None;
                     }
-                    Err(error) => return Some(Err(self.lost(&error))),
+                    Err(error) => match self.go_on(error).await {
+                        Ok(()) => continue,
+                        Err(lost) => return Some(Err(lost)),
+                    },
                 },
             };
             self.account.booking.prefill_done();
@@ -336,7 +348,9 @@ impl UnitStream {
                 Ok(Some(data)) => return Some(Ok(data)),
                 Err(what) => {
                     let error = Error::engine(self.account.worker.id(), what);
-                    return Some(Err(self.lost(&error)));
+                    if let Err(lost) = self.go_on(error).await {
+                        return Some(Err(lost));
+                    }
                 }
             }
         }
@@ -346,6 +360,19 @@ impl UnitStream {
         let now = Instant::now();
         let gap = now.duration_since(std::mem::replace(&mut self.last_event, now));
         self.gaps.observe(gap.as_secs_f64());
+    }
+
+    /// The worker is lost: the answer goes on upon another one, or this is its end.
+    async fn go_on(&mut self, error: Error) -> Result<(), Error> {
+        let Some(mut migration) = self.migration.take() else { return Err(self.lost(&error)) };
+        let Some(resumed) = migration.resume(&error, &self.account.worker).await else {
+            return Err(self.lost(&error));
+        };
+        self.account.worker.record(Leg::Decode, Some(&error));
+        (self.account.worker, self.account.booking) = (resumed.worker, resumed.booking);
+        (self.reader, self.held) = (resumed.reader, resumed.held);
+        self.migration = Some(migration);
+        Ok(())
     }
 
     /// An error after the first event: said in full, never papered over.
@@ -366,9 +393,14 @@ impl UnitStream {
             return Err("turned a part of the request away in mid-stream");
         }
         let Some(usage) = chunk.usage.filter(|_| chunk.is_final_usage()) else {
-            return Ok(Some(data));
+            let noted = self.migration.as_mut().map(|migration| migration.note(&data));
+            if let Some(None) = noted {
+                self.migration = None;
+            }
+            return Ok(Some(noted.flatten().unwrap_or(data)));
         };
-        let told = self.account.settle(usage.get(), self.tells_usage);
+        let whole = self.migration.as_ref().and_then(|migration| migration.usage(usage.get()));
+        let told = self.account.settle(usage.get(), whole.as_deref(), self.tells_usage);
         if !self.tells_usage {
             return Ok(None);
         }
@@ -376,6 +408,9 @@ impl UnitStream {
             JsonObject::parse(data.clone()).map_err(|_| "sent an event that is no chunk")?;
         if let Some(told) = told {
             event.set("usage", told);
+        }
+        if let Some(migration) = &self.migration {
+            migration.unify(&mut event);
         }
         Ok(Some(event.to_bytes()))
     }

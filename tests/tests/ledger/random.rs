@@ -358,6 +358,15 @@ async fn all_witnesses_agree_on_aggregated_serving() {
 }
 
 #[tokio::test]
+async fn all_witnesses_agree_on_answers_that_go_on_elsewhere() {
+    const KEYS: &str = "migrate: true\nbreaker: { failures: 0 }";
+    audit(|| Spec { engine: small_caches, model: KEYS.into(), ..Spec::aggregated(3) }, "omit")
+        .await;
+    audit(|| Spec { engine: small_caches, model: KEYS.into(), ..Spec::default() }, "estimate")
+        .await;
+}
+
+#[tokio::test]
 async fn all_witnesses_agree_on_silent_engines() {
     audit(|| Spec { engine: silent, ..Spec::aggregated(2) }, "zero").await;
 }
