@@ -94,6 +94,7 @@ pub(super) async fn generate(
     let ahead = placed.worker.waiting(started);
     let mut prefilled = staged.take();
     let lease = prefilled.as_ref().map(|prefilled| prefilled.staged.lease());
+    placed.worker.breaker(Leg::Decode).begin(started);
     let migration = Migration::new(context, sending.unit, decision);
     let mut account = account(sending, prefilled.is_some());
     let hand_off = prefilled.as_mut().and_then(|prefilled| prefilled.staged.spend());
@@ -105,7 +106,7 @@ pub(super) async fn generate(
         whole_reply(sending, &account, body, lease).await
     };
     context.stages.mark("first_token", started);
-    let error = match begun {
+    let error = match below_if_412(begun) {
         Ok(First::Whole(reply)) => match whole(&mut account, reply) {
             Ok(reply) => return Ok(Answer::Begun(Begun::Whole(reply))),
             Err(error) => error,
@@ -140,11 +141,15 @@ pub(super) async fn generate(
     if staged.is_none() {
         account.waste_prefill(&error);
     }
-    match error.kind() {
-        // llm-d's way of saying the same.
-        Kind::EngineRejected(412) => Ok(Answer::Below(None)),
+    Err(error)
+}
+
+/// The status by which some engines turn a request away.
+fn below_if_412(begun: Result<First, Error>) -> Result<First, Error> {
+    begun.or_else(|error| match error.kind() {
+        Kind::EngineRejected(412) => Ok(First::Below(None)),
         _ => Err(error),
-    }
+    })
 }
 
 /// What the answer owns until it has ended; its leg is entered in the ledger.

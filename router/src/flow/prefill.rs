@@ -108,6 +108,7 @@ async fn prefill(
     let Served { config, client, .. } = context.served.as_ref();
     let worker = &placed.worker;
     let uncached = uncached_tokens(context, unit, placed.overlap_blocks);
+    worker.breaker(Leg::Prefill).begin(started);
     let _booking = Booking::new(&worker.booked, uncached, unit.weight_tokens);
     let mut body = unit.body.clone();
     if let Some(threshold) = carried_threshold(context, worker, 0.0) {
