@@ -15,6 +15,9 @@ pub mod usage;
 
 pub use event::{EngineHash, KvEvent, StoredBlock, Tier};
 pub use hash::{BlockHash, HashSeed, Namespace, chain_hashes, next_hash};
-pub use index::{Applied, Index, IndexConfig, Overlap, Overlaps, SnapshotBlock, WorkerKey};
+pub use index::{
+    Applied, HashedBlock, Index, IndexConfig, IndexReader, Named, Overlap, Overlaps, SnapshotRun,
+    WorkerKey,
+};
 pub use invariants::Violation;
 pub use usage::estimate_cached_tokens;

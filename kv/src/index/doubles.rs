@@ -1,0 +1,96 @@
+//! Blocks that a worker holds under several names.
+//!
+//! An engine names a block by its content, so two names for one content are seen
+//! only where it restarted unnoticed or hashes more than we know of. The block is
+//! held until the last of its names is gone, in the fastest tier of any.
+
+use super::forest::{Forest, Span};
+use super::holders::ABSENT;
+use super::names::Lane;
+use super::strips::Place;
+use super::worker::Worker;
+
+/// The names of one block.
+#[derive(Debug)]
+pub(super) struct Doubles {
+    /// Fastest tier of the name that was there first, or [`ABSENT`] once it is gone.
+    first: u8,
+    /// The further names, and their fastest tiers.
+    further: Vec<(Lane, u8)>,
+}
+
+impl Doubles {
+    fn fastest(&self) -> u8 {
+        let further = self.further.iter().map(|(_, tier)| *tier).min();
+        self.first.min(further.unwrap_or(ABSENT))
+    }
+
+    fn names(&self) -> usize {
+        self.further.len() + usize::from(self.first != ABSENT)
+    }
+}
+
+impl Worker {
+    /// New names hold these blocks in a tier, the first of them being `lane` and the
+    /// others those behind it, as `lane_at` says.
+    pub(super) fn hold(
+        &mut self,
+        forest: &mut Forest,
+        span: Span,
+        tier: u8,
+        lane_at: impl Fn(&Self, u32) -> Option<Lane>,
+    ) {
+        if forest.holds_none(span, self.slot) {
+            return forest.set_tier(span, self.slot, tier);
+        }
+        for at in span.from..span.to {
+            let held = forest.tier_of(span.run, self.slot, at);
+            let mut shown = tier;
+            if held != ABSENT
+                && let Some(lane) = lane_at(self, at)
+            {
+                let place = forest.place(span.run, at);
+                let doubles = self
+                    .doubles
+                    .entry(place)
+                    .or_insert(Doubles { first: held, further: Vec::new() });
+                doubles.further.push((lane, tier));
+                shown = doubles.fastest();
+            }
+            forest.set_tier(Span { from: at, to: at + 1, ..span }, self.slot, shown);
+        }
+    }
+
+    /// A name's fastest tier has changed.
+    pub(super) fn retier(&mut self, forest: &mut Forest, lane: Lane, tier: u8) {
+        let place = self.names.place(lane);
+        let shown = match self.doubles.get_mut(&place) {
+            None => tier,
+            Some(doubles) => {
+                match doubles.further.iter_mut().find(|(of, _)| *of == lane) {
+                    Some((_, further)) => *further = tier,
+                    None => doubles.first = tier,
+                }
+                doubles.fastest()
+            }
+        };
+        self.show(forest, place, shown);
+    }
+
+    /// A name of a block is gone; says in which tier others still hold it.
+    pub(super) fn release_double(&mut self, place: Place, lane: Lane) -> u8 {
+        let Some(doubles) = self.doubles.get_mut(&place) else {
+            return ABSENT;
+        };
+        match doubles.further.iter().position(|(of, _)| *of == lane) {
+            Some(at) => drop(doubles.further.swap_remove(at)),
+            None => doubles.first = ABSENT,
+        }
+        let fastest = doubles.fastest();
+        if doubles.names() < 2 {
+            // The one that is left is an ordinary name again.
+            self.doubles.remove(&place);
+        }
+        fastest
+    }
+}

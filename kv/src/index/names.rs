@@ -1,0 +1,291 @@
+//! One worker's own names for its blocks: from the engine's hash to the block.
+//!
+//! Names are kept in groups of eight consecutive blocks, so that what belongs to
+//! the place is paid once per group; a table of four-byte slots finds them. A name
+//! that goes leaves its slot behind, pointing at a place where it is no more, until
+//! the table is laid out anew: removing costs no search, which matters because
+//! engines evict as fast as they store.
+
+use super::strips::Place;
+
+/// Where a name is: its group, and its place there.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) struct Lane(pub(super) u32);
+
+const LANES: usize = 8;
+/// Bits of a slot that say where; the rest is part of the name's hash.
+const LANE_BITS: u32 = 26;
+const LANE_MASK: u32 = (1 << LANE_BITS) - 1;
+const EMPTY: u32 = u32::MAX;
+/// Groups that a slot can name; the last is left out, since it is in [`EMPTY`].
+const GROUPS_MAX: usize = (1 << LANE_BITS) / LANES - 1;
+/// The most names that a worker may have, whatever the configuration says.
+pub(super) const NAMES_MAX: usize = GROUPS_MAX;
+
+const GROUPS_PER_CHUNK: usize = 32;
+const SLOTS_MIN: usize = 16;
+/// In place of a strip: the group is free.
+const FREE: u32 = u32::MAX;
+
+#[derive(Clone, Debug)]
+struct Group {
+    names: [u64; LANES],
+    /// Of the first lane; the others follow.
+    strip: u32,
+    offset: u32,
+    /// Lanes that were given out, from the first.
+    filled: u8,
+    /// Lanes that are in use, one bit each.
+    present: u8,
+    /// Lanes with copies other than one in the fastest tier, one bit each.
+    special: u8,
+}
+
+/// The names of one worker.
+#[derive(Debug, Default)]
+pub(super) struct Names {
+    table: Vec<u32>,
+    /// Slots that are not empty.
+    used: usize,
+    live: usize,
+    groups: Vec<Box<[Group]>>,
+    group_count: usize,
+    free: Vec<u32>,
+}
+
+/// Engines may number their blocks in sequence: one wide multiplication spreads them.
+#[inline]
+fn mix(name: u64) -> u64 {
+    const MULTIPLIER: u64 = 0x9e37_79b9_7f4a_7c15;
+    let product = u128::from(name ^ MULTIPLIER) * u128::from(MULTIPLIER);
+    (product as u64) ^ ((product >> 64) as u64)
+}
+
+impl Names {
+    /// Names in use.
+    pub(super) fn len(&self) -> usize {
+        self.live
+    }
+
+    pub(super) fn is_empty(&self) -> bool {
+        self.live == 0
+    }
+
+    #[inline]
+    fn group(&self, lane: Lane) -> (&Group, usize) {
+        let (group, place) = (lane.0 as usize / LANES, lane.0 as usize % LANES);
+        (&self.groups[group / GROUPS_PER_CHUNK][group % GROUPS_PER_CHUNK], place)
+    }
+
+    #[inline]
+    fn group_mut(&mut self, group: usize) -> &mut Group {
+        &mut self.groups[group / GROUPS_PER_CHUNK][group % GROUPS_PER_CHUNK]
+    }
+
+    #[inline]
+    fn is(&self, lane: Lane, name: u64) -> bool {
+        let (group, place) = self.group(lane);
+        group.names[place] == name && group.present >> place & 1 == 1
+    }
+
+    /// The block that a name stands for.
+    #[inline]
+    pub(super) fn place(&self, lane: Lane) -> Place {
+        let (group, place) = self.group(lane);
+        Place { strip: group.strip, offset: group.offset + place as u32 }
+    }
+
+    /// Whether its copies are other than one in the fastest tier.
+    #[inline]
+    pub(super) fn is_special(&self, lane: Lane) -> bool {
+        let (group, place) = self.group(lane);
+        group.special >> place & 1 == 1
+    }
+
+    pub(super) fn set_special(&mut self, lane: Lane) {
+        let (group, place) = (lane.0 as usize / LANES, lane.0 as usize % LANES);
+        self.group_mut(group).special |= 1 << place;
+    }
+
+    /// Where a name is.
+    #[inline]
+    pub(super) fn find(&self, name: u64) -> Option<Lane> {
+        if self.table.is_empty() {
+            return None;
+        }
+        let (mut at, tag) = self.home(name);
+        loop {
+            let slot = self.table[at];
+            if slot == EMPTY {
+                return None;
+            }
+            let lane = Lane(slot & LANE_MASK);
+            if slot >> LANE_BITS == tag && self.is(lane, name) {
+                return Some(lane);
+            }
+            at += 1;
+            if at == self.table.len() {
+                at = 0;
+            }
+        }
+    }
+
+    /// The same where the name is probably the neighbour of one that was asked for
+    /// before: engines evict blocks in the order of their chain.
+    #[inline]
+    pub(super) fn find_near(&self, near: Option<Lane>, name: u64) -> Option<Lane> {
+        if let Some(Lane(near)) = near {
+            for lane in [near.wrapping_sub(1), near + 1] {
+                if (lane as usize) < self.group_count * LANES && self.is(Lane(lane), name) {
+                    return Some(Lane(lane));
+                }
+            }
+        }
+        self.find(name)
+    }
+
+    /// Adds a name that is not there; `after` is the name of the block before, if
+    /// known. `None` where no more fit.
+    #[inline]
+    pub(super) fn insert(&mut self, name: u64, place: Place, after: Option<Lane>) -> Option<Lane> {
+        let lane = self.new_lane(place, after)?;
+        let group = self.group_mut(lane.0 as usize / LANES);
+        let bit = 1 << (lane.0 as usize % LANES);
+        group.names[lane.0 as usize % LANES] = name;
+        group.filled += 1;
+        group.present |= bit;
+        group.special &= !bit;
+        self.live += 1;
+        if (self.used + 1) * 4 > self.table.len() * 3 {
+            self.lay_out(self.live);
+        } else {
+            self.add_slot(name, lane);
+        }
+        Some(lane)
+    }
+
+    /// Takes a name out.
+    #[inline]
+    pub(super) fn remove(&mut self, lane: Lane) {
+        let group_at = lane.0 as usize / LANES;
+        let group = self.group_mut(group_at);
+        group.present &= !(1 << (lane.0 as usize % LANES));
+        if group.present == 0 {
+            group.strip = FREE;
+            self.free.push(group_at as u32);
+        }
+        self.live -= 1;
+        if self.live == 0 {
+            *self = Self::default();
+        }
+    }
+
+    /// All names with their blocks.
+    pub(super) fn iter(&self) -> impl Iterator<Item = (Lane, u64, Place)> + '_ {
+        let groups = self.groups.iter().flatten().take(self.group_count).enumerate();
+        groups.flat_map(|(at, group)| {
+            let lanes = (0..LANES).filter(|lane| group.present >> lane & 1 == 1);
+            lanes.map(move |lane| {
+                let place = Place { strip: group.strip, offset: group.offset + lane as u32 };
+                (Lane((at * LANES + lane) as u32), group.names[lane], place)
+            })
+        })
+    }
+
+    /// The places of all names, a group at a time: its first block, and one bit for
+    /// each of the eight from there on.
+    pub(super) fn groups(&self) -> impl Iterator<Item = (Place, u8)> + '_ {
+        let groups = self.groups.iter().flatten().take(self.group_count);
+        groups
+            .filter(|group| group.present != 0)
+            .map(|group| (Place { strip: group.strip, offset: group.offset }, group.present))
+    }
+
+    /// Bytes of memory that it takes.
+    pub(super) fn bytes(&self) -> usize {
+        self.table.capacity() * size_of::<u32>()
+            + self.free.capacity() * size_of::<u32>()
+            + self.groups.len() * GROUPS_PER_CHUNK * size_of::<Group>()
+    }
+
+    #[inline]
+    fn home(&self, name: u64) -> (usize, u32) {
+        let mixed = mix(name);
+        let at = (u128::from(mixed) * self.table.len() as u128) >> 64;
+        (at as usize, mixed as u32 & (EMPTY >> LANE_BITS))
+    }
+
+    #[inline]
+    fn add_slot(&mut self, name: u64, lane: Lane) {
+        let (mut at, tag) = self.home(name);
+        while self.table[at] != EMPTY {
+            at += 1;
+            if at == self.table.len() {
+                at = 0;
+            }
+        }
+        self.table[at] = tag << LANE_BITS | lane.0;
+        self.used += 1;
+    }
+
+    #[inline]
+    fn new_lane(&mut self, place: Place, after: Option<Lane>) -> Option<Lane> {
+        if let Some(after) = after.filter(|after| (after.0 as usize) < self.group_count * LANES) {
+            let (group, _) = self.group(after);
+            let next = u32::from(group.filled);
+            if group.strip == place.strip
+                && (next as usize) < LANES
+                && group.offset + next == place.offset
+            {
+                return Some(Lane(after.0 / LANES as u32 * LANES as u32 + next));
+            }
+        }
+        let group = match self.free.pop() {
+            Some(group) => group as usize,
+            None => self.add_group()?,
+        };
+        let Place { strip, offset } = place;
+        let empty = Group { names: [0; LANES], strip, offset, filled: 0, present: 0, special: 0 };
+        *self.group_mut(group) = empty;
+        Some(Lane((group * LANES) as u32))
+    }
+
+    fn add_group(&mut self) -> Option<usize> {
+        if self.group_count == GROUPS_MAX {
+            return None;
+        }
+        if self.group_count.is_multiple_of(GROUPS_PER_CHUNK) {
+            let free = Group {
+                names: [0; LANES],
+                strip: FREE,
+                offset: 0,
+                filled: 0,
+                present: 0,
+                special: 0,
+            };
+            self.groups.push(vec![free; GROUPS_PER_CHUNK].into());
+        }
+        self.group_count += 1;
+        Some(self.group_count - 1)
+    }
+
+    /// Lays the table out anew for so many names, three eighths full then: as many
+    /// names may come or go until the next time as there are.
+    #[cold]
+    fn lay_out(&mut self, names: usize) {
+        let slots = (names * 8 / 3).max(SLOTS_MIN);
+        self.table = Vec::new();
+        self.table.resize(slots, EMPTY);
+        self.used = 0;
+        let groups = std::mem::take(&mut self.groups);
+        for (at, group) in groups.iter().flatten().take(self.group_count).enumerate() {
+            let mut left = group.present;
+            while left != 0 {
+                let lane = left.trailing_zeros() as usize;
+                self.add_slot(group.names[lane], Lane((at * LANES + lane) as u32));
+                left &= left - 1;
+            }
+        }
+        self.groups = groups;
+    }
+}

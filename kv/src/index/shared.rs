@@ -1,0 +1,90 @@
+//! What readers and the writer share.
+
+use std::sync::Arc;
+
+use arc_swap::ArcSwap;
+
+use super::WorkerKey;
+use super::heads::Heads;
+use super::run::Run;
+use super::words::Words;
+
+/// Runs of one chunk.
+pub(super) const RUNS_PER_CHUNK: usize = 256;
+
+/// Everything that a reader needs. It is replaced as a whole when it grows, or when
+/// a worker comes or goes, which is seldom; runs and words change in place.
+#[derive(Clone, Debug)]
+pub(super) struct State {
+    pub(super) words: Words,
+    pub(super) runs: Vec<Arc<[Run]>>,
+    pub(super) heads: Arc<Heads>,
+    pub(super) slots: Arc<Slots>,
+}
+
+impl State {
+    #[inline]
+    pub(super) fn run(&self, run: u32) -> Option<&Run> {
+        let (chunk, place) = (run as usize / RUNS_PER_CHUNK, run as usize % RUNS_PER_CHUNK);
+        self.runs.get(chunk)?.get(place)
+    }
+
+    /// The run that begins with a block, at a glance.
+    #[inline]
+    pub(super) fn find(&self, hash: u64) -> Option<(u32, &Run)> {
+        let begins = |run| self.run(run).is_some_and(|run| run.begins_with(hash));
+        let run = self.heads.find(hash, begins)?;
+        Some((run, self.run(run)?))
+    }
+}
+
+/// The index's name for a worker: a small number, so that sets of them are bits.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(super) struct Slots {
+    /// By slot; `None` where the slot is free or its worker is being removed.
+    pub(super) keys: Vec<Option<WorkerKey>>,
+    /// The slots in use, sorted by worker.
+    pub(super) by_key: Vec<(WorkerKey, u16)>,
+    /// One bit per slot in use.
+    pub(super) live: Vec<u64>,
+}
+
+impl Slots {
+    pub(super) fn of(&self, worker: WorkerKey) -> Option<u16> {
+        let at = self.by_key.binary_search_by_key(&worker, |(key, _)| *key).ok()?;
+        Some(self.by_key[at].1)
+    }
+
+    /// The same with a worker more, in the first free slot from `from` on.
+    pub(super) fn with(&self, worker: WorkerKey, slot: u16) -> Self {
+        let mut slots = self.clone();
+        let place = usize::from(slot);
+        if slots.keys.len() <= place {
+            slots.keys.resize(place + 1, None);
+            slots.live.resize(place / 64 + 1, 0);
+        }
+        slots.keys[place] = Some(worker);
+        slots.live[place / 64] |= 1 << (place % 64);
+        let at = slots.by_key.partition_point(|(key, _)| *key < worker);
+        slots.by_key.insert(at, (worker, slot));
+        slots
+    }
+
+    /// The same without a worker.
+    pub(super) fn without(&self, worker: WorkerKey) -> Self {
+        let mut slots = self.clone();
+        if let Some(slot) = self.of(worker) {
+            let place = usize::from(slot);
+            slots.keys[place] = None;
+            slots.live[place / 64] &= !(1 << (place % 64));
+            slots.by_key.retain(|(key, _)| *key != worker);
+        }
+        slots
+    }
+}
+
+/// Where readers find the current state.
+#[derive(Debug)]
+pub(super) struct Shared {
+    pub(super) state: ArcSwap<State>,
+}
