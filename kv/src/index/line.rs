@@ -25,6 +25,19 @@ impl Line {
         self.equal(EMPTY, 0)
     }
 
+    /// Puts its slots into two empty lines, by one bit; says how many there are.
+    #[inline]
+    pub(super) fn split(&self, bit: u32, halves: &mut [Self; 2]) -> usize {
+        let mut filled = [0_usize; 2];
+        for slot in self.0 {
+            // No branch to be guessed: an empty slot is written, and written over.
+            let half = usize::from(slot & bit != 0);
+            halves[half].0[filled[half] % LINE_SLOTS] = slot;
+            filled[half] += usize::from(slot != EMPTY);
+        }
+        filled[0] + filled[1]
+    }
+
     /// One bit for each slot that, shifted right by `shift`, is `value`.
     #[cfg(target_arch = "x86_64")]
     #[inline]

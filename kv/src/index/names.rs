@@ -24,6 +24,9 @@ const GROUPS_MAX: usize = (1 << LANE_BITS_MAX) / LANES - 1;
 pub(super) const NAMES_MAX: usize = GROUPS_MAX;
 
 const GROUPS_PER_CHUNK: usize = 32;
+/// Bits of a tag that must be left after a doubling: fewer would send searches to
+/// names that are not meant.
+const TAG_BITS_MIN: u32 = 9;
 /// Names that are looked up together.
 pub(super) const BATCH: usize = 32;
 /// In place of a strip: the group is free.
@@ -34,6 +37,15 @@ const FREE: u32 = u32::MAX;
 pub(super) struct Home {
     line: u32,
     tag: u32,
+}
+
+/// What is known of the name of the block before.
+#[derive(Clone, Copy, Debug)]
+pub(super) enum After {
+    /// It was added last, and its block is the one before in the same strip.
+    Last(Lane),
+    /// Where it is, if it is known at all.
+    Known(Option<Lane>),
 }
 
 /// An empty slot of the table.
@@ -61,6 +73,9 @@ struct Group {
 #[derive(Debug, Default)]
 pub(super) struct Names {
     table: Vec<Line>,
+    /// Lines of the table when it was laid out, and how often they were doubled since.
+    base_lines: u32,
+    doublings: u32,
     /// Bits of a slot that say where.
     lane_bits: u32,
     /// Slots that are not empty.
@@ -177,7 +192,59 @@ impl Names {
         let groups = (self.group_count + names).min(GROUPS_MAX);
         let slots = self.table.len() * LINE_SLOTS;
         if (self.used + names) * 4 > slots * 3 || groups * LANES >= 1 << self.lane_bits {
+            self.enlarge(names);
+        }
+    }
+
+    /// Doubles the table where that is enough and leaves enough of the tags.
+    #[cold]
+    fn enlarge(&mut self, names: usize) {
+        let groups = (self.group_count + names).min(GROUPS_MAX);
+        let stale = self.used - self.live;
+        let doubled = self.table.len() * 2;
+        let suits = stale * 4 < self.used
+            && (self.used + names) * 4 <= doubled * LINE_SLOTS * 3
+            && groups * LANES < 1 << self.lane_bits
+            && self.doublings + TAG_BITS_MIN < u32::BITS - self.lane_bits;
+        if suits {
+            self.double();
+        } else {
             self.lay_out(self.live + names);
+        }
+    }
+
+    /// Makes two lines of each, in one pass: a slot's tag says which of the two it
+    /// goes to. Only behind a full line may there be slots from elsewhere.
+    fn double(&mut self) {
+        let old = std::mem::take(&mut self.table);
+        self.doublings += 1;
+        self.table.reserve_exact(old.len() * 2);
+        let upper = 1 << (u32::BITS - self.doublings);
+        let mut astray = Vec::new();
+        let mut full_before = old.last().is_some_and(|line| line.empty() == 0);
+        self.used = 0;
+        for line in &old {
+            let mut halves = [Line::EMPTY, Line::EMPTY];
+            if full_before {
+                let slots = line.0.iter().filter(|slot| **slot != EMPTY);
+                astray.extend(slots.map(|slot| Lane(slot & !(EMPTY << self.lane_bits))));
+            } else {
+                self.used += line.split(upper, &mut halves);
+            }
+            self.table.extend(halves);
+            full_before = line.empty() == 0;
+        }
+        for lane in astray {
+            let (group, place) = self.group(lane);
+            if group.present >> place & 1 == 1 {
+                let name = group.names[place];
+                if let Err(slot) = self.find_from(self.home(name), name) {
+                    let tag = self.home(name).tag;
+                    self.table[slot.line as usize].0[slot.place as usize] =
+                        tag << self.lane_bits | lane.0;
+                    self.used += 1;
+                }
+            }
         }
     }
 
@@ -201,20 +268,25 @@ impl Names {
         self.make_room(1);
         let home = self.home(name);
         let slot = self.find_from(home, name).err()?;
-        self.insert_at(slot, home, name, place, after)
+        self.insert_at(slot, home, name, place, After::Known(after))
     }
 
     /// Adds a name where the search for it ended.
-    #[inline]
+    #[inline(always)]
     pub(super) fn insert_at(
         &mut self,
         slot: Slot,
         home: Home,
         name: u64,
         place: Place,
-        after: Option<Lane>,
+        after: After,
     ) -> Option<Lane> {
-        let lane = self.new_lane(place, after)?;
+        let lane = match after {
+            // The lane behind is free, and stands for the block behind.
+            After::Last(Lane(last)) if last as usize % LANES < LANES - 1 => Lane(last + 1),
+            After::Last(_) => self.new_lane(place, None)?,
+            After::Known(lane) => self.new_lane(place, lane)?,
+        };
         let group = self.group_mut(lane.0 as usize / LANES);
         let bit = 1 << (lane.0 as usize % LANES);
         group.names[lane.0 as usize % LANES] = name;
@@ -272,12 +344,15 @@ impl Names {
             + self.groups.len() * GROUPS_PER_CHUNK * size_of::<Group>()
     }
 
+    /// A name's hash as a fraction of the table as it was laid out: its line there,
+    /// and what is behind the point. Each doubling moves the point by one bit.
     #[inline]
     fn home(&self, name: u64) -> Home {
-        let mixed = mix(name);
-        let line = (u128::from(mixed) * self.table.len() as u128) >> 64;
-        let tag = mixed as u32 & (EMPTY >> self.lane_bits);
-        Home { line: line as u32, tag }
+        let product = u128::from(mix(name)) * u128::from(self.base_lines);
+        let (line, fraction) = ((product >> 64) as u32, product as u64);
+        let below = ((fraction >> 32) >> (32 - self.doublings)) as u32;
+        let tag = (fraction >> 32) as u32 >> self.lane_bits;
+        Home { line: line << self.doublings | below, tag }
     }
 
     #[inline]
@@ -326,10 +401,14 @@ impl Names {
     #[cold]
     fn lay_out(&mut self, names: usize) {
         let lines = (names * 8 / 3).div_ceil(LINE_SLOTS).max(1);
+        // Room for as many doublings as leave enough of a tag.
         let lanes = (self.group_count + BATCH) * 2 * LANES;
-        self.lane_bits = lanes.next_power_of_two().ilog2().min(LANE_BITS_MAX);
+        let needed = lanes.next_power_of_two().ilog2();
+        let spare = (u32::BITS - TAG_BITS_MIN).saturating_sub(needed) / 2;
+        self.lane_bits = (needed + spare).min(LANE_BITS_MAX);
         self.table = Vec::new();
         self.table.resize(lines, Line::EMPTY);
+        (self.base_lines, self.doublings) = (lines as u32, 0);
         self.used = self.live;
         // Two batches: the memory for one comes while the other is placed.
         let mut batches = [Batch::default(), Batch::default()];

@@ -4,7 +4,7 @@ use std::ops::Range;
 
 use super::forest::{Cursor, Forest, Span};
 use super::holders::ABSENT;
-use super::names::{BATCH, Home, Lane, Names};
+use super::names::{After, BATCH, Home, Lane, Names};
 use super::strips::Place;
 use super::worker::Worker;
 use super::{Applied, HashedBlock, Index, WorkerKey};
@@ -248,23 +248,26 @@ impl Storing<'_> {
         let Entering { blocks, span, .. } = *entering;
         let batch = &blocks[from..blocks.len().min(from + BATCH)];
         let first = self.forest.place(span.run, span.from + from as u32);
+        let mut after = After::Known(self.after);
         for (at, (block, home)) in batch.iter().zip(homes).enumerate() {
             let place = Place { offset: first.offset + at as u32, ..first };
             let at = from + at;
             match self.worker.names.find_from(*home, block.engine.0) {
                 Err(slot) => {
-                    self.add(at, |names, after| {
+                    let lane = self.add(at, |names| {
                         names.insert_at(slot, *home, block.engine.0, place, after)
                     })?;
+                    after = After::Last(lane);
                     self.entered(entering, at);
                 }
                 Ok(lane) if self.worker.names.place(lane) == place => {
                     self.copy(entering, lane);
+                    after = After::Known(Some(lane));
                 }
                 Ok(lane) => {
                     self.hold(entering);
                     self.replace(lane, span.run);
-                    self.add(at, |names, after| names.insert(block.engine.0, place, after))?;
+                    self.add(at, |names| names.insert(block.engine.0, place, None))?;
                     self.entered(entering, at);
                     return Err(Stop::LaidOut(at + 1));
                 }
@@ -278,12 +281,12 @@ impl Storing<'_> {
     fn add(
         &mut self,
         at: usize,
-        insert: impl FnOnce(&mut Names, Option<Lane>) -> Option<Lane>,
-    ) -> Result<(), Stop> {
+        insert: impl FnOnce(&mut Names) -> Option<Lane>,
+    ) -> Result<Lane, Stop> {
         if self.worker.names.len() >= self.limit {
             return Err(Stop::Full(at));
         }
-        let lane = insert(&mut self.worker.names, self.after).ok_or(Stop::Full(at))?;
+        let lane = insert(&mut self.worker.names).ok_or(Stop::Full(at))?;
         self.after = Some(lane);
         self.applied.stored += 1;
         self.worker.counts[self.tier as usize] += 1;
@@ -293,7 +296,7 @@ impl Storing<'_> {
             copies[self.tier as usize] = 1;
             self.worker.copies.insert(lane, copies);
         }
-        Ok(())
+        Ok(lane)
     }
 
     /// Block `at` was entered and is to be shown.
