@@ -30,27 +30,36 @@ pub(crate) fn check(data: &[u8]) {
         max_blocks_per_worker: LIMIT,
     });
     let mut overlaps = Overlaps::new();
-    let mut waiting = Waiting::new();
+    let mut state = State::default();
     for _ in 0..MAX_STEPS {
         if choices.is_empty() {
             break;
         }
-        step(&mut index, &mut choices, &mut waiting);
+        step(&mut index, &mut choices, &mut state);
         assert_eq!(index.check(), Ok(()));
         find(&index, &mut overlaps, choices.tokens(6));
     }
     for worker in WORKERS {
-        snapshot_restores(&index, worker);
+        if !state.contradicted {
+            snapshot_restores(&index, worker);
+        }
         index.remove_worker(worker.worker);
         assert_eq!(index.check(), Ok(()));
     }
     assert_eq!((index.workers().count(), index.distinct_blocks()), (0, 0));
 }
 
-/// Blocks that wait for their parent, by worker.
-type Waiting = BTreeMap<WorkerKey, usize>;
+#[derive(Default)]
+struct State {
+    /// Blocks that wait for their parent, by worker.
+    waiting: BTreeMap<WorkerKey, usize>,
+    /// Whether chained hashes were claimed that cannot all be chained hashes. The
+    /// index stays sound then, but need not make sense.
+    contradicted: bool,
+}
 
-fn step(index: &mut Index, choices: &mut Choices<'_>, waiting: &mut Waiting) {
+fn step(index: &mut Index, choices: &mut Choices<'_>, state: &mut State) {
+    let waiting = &mut state.waiting;
     let worker = WORKERS[choices.below(4)];
     match choices.below(12) {
         0..5 => {
@@ -84,15 +93,21 @@ fn step(index: &mut Index, choices: &mut Choices<'_>, waiting: &mut Waiting) {
         }
         10 => {
             let snapshot: Vec<_> = index.snapshot(WORKERS[choices.below(4)]).collect();
-            let content = content(&snapshot);
-            assert_eq!(index.restore(worker, snapshot).stored, content.len());
-            assert_eq!(self::content(&index.snapshot(worker).collect::<Vec<_>>()), content);
+            let content = content(&snapshot, state.contradicted);
+            let applied = index.restore(worker, snapshot);
+            let restored: Vec<_> = index.snapshot(worker).collect();
+            if !state.contradicted {
+                assert_eq!(applied.stored, content.len());
+                assert_eq!(self::content(&restored, false), content);
+            }
             waiting.remove(&worker);
         }
         _ => {
             // What another router or a side-car claims, true or not.
             let count = choices.below(5);
-            let runs: Vec<_> = (0..count).map(|_| choices.snapshot_run()).collect();
+            let honest = choices.below(4) > 0;
+            state.contradicted |= !honest;
+            let runs: Vec<_> = (0..count).map(|_| choices.snapshot_run(honest)).collect();
             let names: usize = runs.iter().map(|run| run.names.len()).sum();
             let Applied { stored, malformed, over_limit, .. } =
                 index.restore(worker, runs.iter().cloned());
@@ -136,11 +151,12 @@ fn find(index: &Index, overlaps: &mut Overlaps, tokens: Vec<u32>) {
 type Content = BTreeMap<EngineHash, (Option<BlockHash>, BlockHash, [u32; Tier::COUNT])>;
 
 /// What a snapshot says, however it is cut into runs.
-fn content(runs: &[SnapshotRun]) -> Content {
+fn content(runs: &[SnapshotRun], contradicted: bool) -> Content {
     let mut content = Content::new();
     let mut known = BTreeSet::new();
     for run in runs {
-        assert!(run.parent.is_none_or(|parent| known.contains(&parent)), "parents come first");
+        let in_order = run.parent.is_none_or(|parent| known.contains(&parent));
+        assert!(in_order || contradicted, "parents come first");
         known.extend(run.hashes.iter().copied());
         for named in &run.names {
             let at = named.at as usize;
@@ -155,11 +171,11 @@ fn content(runs: &[SnapshotRun]) -> Content {
 fn snapshot_restores(index: &Index, worker: WorkerKey) {
     let mut other = Index::new(index.config().clone());
     let snapshot: Vec<_> = index.snapshot(worker).collect();
-    let content = content(&snapshot);
+    let content = content(&snapshot, false);
     let applied = other.restore(worker, snapshot);
     assert_eq!(applied, Applied { stored: content.len(), ..Applied::default() });
     assert_eq!(other.check(), Ok(()));
-    assert_eq!(self::content(&other.snapshot(worker).collect::<Vec<_>>()), content);
+    assert_eq!(self::content(&other.snapshot(worker).collect::<Vec<_>>(), false), content);
     assert_eq!(other.block_counts(worker), index.block_counts(worker));
 }
 
@@ -204,8 +220,20 @@ impl Choices<'_> {
         }
     }
 
-    fn snapshot_run(&mut self) -> SnapshotRun {
-        let hashes: Vec<_> = (0..self.below(4)).map(|_| BlockHash(self.below(6) as u64)).collect();
+    /// With chained hashes that could be some, or with just any.
+    fn snapshot_run(&mut self, honest: bool) -> SnapshotRun {
+        let mut before = self.below(3) as u64;
+        let depth = before;
+        let parent = (depth > 0).then(|| BlockHash(self.below(2) as u64 + (1 << depth)));
+        before = parent.map_or(1, |parent| parent.0);
+        let hashes: Vec<_> = (0..self.below(4))
+            .map(|_| {
+                // A prefix of binary digits behind a one: no two have the same number.
+                before =
+                    if honest { before * 2 + self.below(2) as u64 } else { self.below(8) as u64 };
+                BlockHash(before)
+            })
+            .collect();
         let mut names: Vec<_> = (0..hashes.len()).map(|at| self.named(at as u32)).collect();
         match self.below(8) {
             0 => names.clear(),
@@ -217,7 +245,6 @@ impl Choices<'_> {
             3 => drop(names.pop()),
             _ => {}
         }
-        let parent = (self.below(2) > 0).then(|| BlockHash(self.below(6) as u64));
         SnapshotRun { parent, hashes, names }
     }
 

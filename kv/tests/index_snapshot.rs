@@ -281,3 +281,16 @@ fn absurd_counts_of_copies_do_no_harm() {
     assert_eq!(index.clear_worker(W0), 2);
     assert_eq!(index.distinct_blocks(), 0);
 }
+
+#[test]
+fn a_further_name_of_a_refused_block_is_refused_as_well() {
+    let mut index = index(100);
+    index.store(W1, None, &hashed([1, 2], 0), Tier::Device);
+    // 2 is the second block of a prompt, so it is no first one.
+    index.store(W2, None, &hashed([1, 3], 0), Tier::Device);
+    let mut lie = run(None, &[2, 5]);
+    lie.names.push(Named { at: 1, engine: EngineHash(99), copies: PLAIN });
+    let applied = index.restore(W0, [lie]);
+    assert_eq!(applied, Applied { malformed: 3, ..Applied::default() });
+    index.check().unwrap();
+}
