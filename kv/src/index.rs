@@ -12,8 +12,12 @@ mod doubles;
 mod forest;
 mod heads;
 mod holders;
+#[cfg(all(test, not(loom)))]
+mod interleaved;
 mod names;
 mod overlaps;
+#[cfg(all(test, not(loom)))]
+mod probe;
 mod reader;
 mod restore;
 mod run;

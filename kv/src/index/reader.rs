@@ -23,7 +23,7 @@ pub struct IndexReader {
 /// Why a walk must begin anew.
 struct Changed;
 
-#[cfg(test)]
+#[cfg(all(test, not(loom)))]
 mod tests;
 
 impl IndexReader {

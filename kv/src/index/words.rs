@@ -14,7 +14,7 @@ use super::sync::{AtomicU64, Ordering};
 pub(super) const CHUNK_WORDS: usize = 1 << CHUNK_BITS;
 const CHUNK_BITS: u32 = 16;
 /// Words of the first chunk; each further one has twice as many, up to the largest.
-const FIRST_CHUNK_WORDS: usize = 1 << 10;
+const FIRST_CHUNK_WORDS: usize = if cfg!(test) { 1 << 4 } else { 1 << 10 };
 /// Chunks that an address can name.
 const CHUNKS_MAX: usize = 1 << (u32::BITS - CHUNK_BITS);
 
