@@ -12,10 +12,14 @@ mod doubles;
 mod forest;
 mod heads;
 mod holders;
+#[cfg(all(test, not(loom)))]
+mod interleaved;
 mod line;
 mod names;
 mod overlaps;
 mod prefetch;
+#[cfg(all(test, not(loom)))]
+mod probe;
 mod reader;
 mod restore;
 mod run;
@@ -253,7 +257,7 @@ impl Index {
         let slot = taken.iter().position(|taken| !taken).unwrap_or(taken.len());
         let slot = u16::try_from(slot).ok().filter(|slot| *slot < SLOTS_MAX)?;
         let slots = self.forest.slots().with(worker, slot);
-        self.forest.set_slots(slots);
+        self.forest.set_slots(slots, usize::from(slot) < taken.len());
         self.workers.insert(worker, Worker::new(slot));
         Some(slot)
     }
@@ -265,7 +269,7 @@ impl Index {
             return 0;
         };
         let slots = self.forest.slots().without(worker);
-        self.forest.set_slots(slots);
+        self.forest.set_slots(slots, false);
         known.leave(&mut self.forest);
         self.forest.compact_if_sparse();
         known.names.len()

@@ -5,8 +5,8 @@ use super::run::{Full, List};
 use super::sync::Ordering;
 use super::words::Address;
 
-/// Unused words that are not worth a move.
-const FLOOR_WORDS: usize = 1 << 15;
+/// Unused words that are not worth a move; in unit tests, few are.
+const FLOOR_WORDS: usize = if cfg!(test) { 1 << 6 } else { 1 << 15 };
 
 impl Forest {
     /// Moves all words in use to new chunks and gives the old ones back, if more

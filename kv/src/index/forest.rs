@@ -14,6 +14,7 @@ use super::heads::Heads;
 use super::run::Run;
 use super::shared::{RUNS_PER_CHUNK, Shared, Slots, State};
 use super::strips::{Place, Strips};
+use super::sync::{AtomicU64, Ordering};
 use super::words::{Allocator, CHUNK_WORDS, WORDS_MAX, capacity_of};
 
 /// Longest strip, and so the longest run; a longer chain goes on in a child.
@@ -70,6 +71,7 @@ pub(super) struct Forest {
     /// Slots of `heads` that are not empty, removed ones included.
     heads_used: usize,
     slots: Arc<Slots>,
+    reused: u64,
     shared: Arc<Shared>,
 }
 
@@ -82,7 +84,9 @@ impl Forest {
             runs: Vec::new(),
             heads: Arc::clone(&heads),
             slots: Arc::clone(&slots),
+            reused: 0,
         };
+        let shared = Shared { state: ArcSwap::from_pointee(state), reused: AtomicU64::new(0) };
         Self {
             words: Allocator::default(),
             metas: Vec::new(),
@@ -92,7 +96,8 @@ impl Forest {
             heads,
             heads_used: 0,
             slots,
-            shared: Arc::new(Shared { state: ArcSwap::from_pointee(state) }),
+            reused: 0,
+            shared: Arc::new(shared),
         }
     }
 
@@ -104,9 +109,10 @@ impl Forest {
         &self.slots
     }
 
-    pub(super) fn set_slots(&mut self, slots: Slots) {
+    /// Publishes other slots; `reused` says whether one of them had another worker.
+    pub(super) fn set_slots(&mut self, slots: Slots, reused: bool) {
         self.slots = Arc::new(slots);
-        self.publish();
+        self.publish_reused(reused);
     }
 
     #[inline]
@@ -169,7 +175,7 @@ impl Forest {
         };
         let common = (self.run(run).len() - from).min(chain.len() as u32);
         let words = self.strips.words(&self.words, self.place(run, from), common);
-        let agrees = |at: usize| words[at].load(super::sync::Ordering::Relaxed) == hash(&chain[at]);
+        let agrees = |at: usize| words[at].load(Ordering::Relaxed) == hash(&chain[at]);
         let last = common as usize - 1;
         let agreeing = if agrees(last) {
             common as usize
@@ -415,9 +421,16 @@ impl Forest {
 
     /// After words or runs were added, and before anything there is pointed to.
     pub(super) fn publish_if_grown(&mut self) {
-        if self.words.take_grown() {
-            self.publish();
+        if let Some(reused) = self.words.take_grown() {
+            self.publish_reused(reused);
         }
+    }
+
+    /// Publishes; if a number was `reused`, readers with an older state are told.
+    fn publish_reused(&mut self, reused: bool) {
+        self.reused += u64::from(reused);
+        self.publish();
+        self.shared.reused.store(self.reused, Ordering::Release);
     }
 
     pub(super) fn publish(&self) {
@@ -426,6 +439,7 @@ impl Forest {
             runs: self.runs.clone(),
             heads: Arc::clone(&self.heads),
             slots: Arc::clone(&self.slots),
+            reused: self.reused,
         }));
     }
 

@@ -151,9 +151,17 @@ impl Forest {
         if !is_plain(&tiers) {
             self.meta_mut(run).irregular.push((slot, tiers));
         }
-        // Tiers beyond what a worker holds are not looked at, so they may come first.
+        // Tiers beyond what a worker holds are not looked at, so they may come first and
+        // must go last.
+        let beginning = beginning as u32;
+        let is_less = beginning < self.beginning(run, slot);
+        if is_less {
+            self.set_beginning(run, slot, beginning);
+        }
         self.show_tiers(run);
-        self.set_beginning(run, slot, beginning as u32);
+        if !is_less {
+            self.set_beginning(run, slot, beginning);
+        }
     }
 
     /// Shows readers the slower tiers of a run's holders.

@@ -90,6 +90,30 @@ impl Overlaps {
         self.slower.clear();
     }
 
+    /// Forgets whoever has a slot no more that now is another worker's.
+    pub(super) fn forget_others(&mut self, now: &Slots) {
+        let mut same = vec![0_u64; self.words()];
+        for (slot, (before, now)) in self.slots.owners.iter().zip(&now.owners).enumerate() {
+            same[slot / 64] |= u64::from(before == now) << (slot % 64);
+        }
+        let stays = |slot: u16| same[usize::from(slot) / 64] >> (slot % 64) & 1 == 1;
+        self.singles.retain(|word| stays((*word >> 32) as u16));
+        let words = self.words();
+        let mut kept = 0;
+        for group in 0..self.groups.len() {
+            let (from, to) = (group * words, kept * words);
+            self.bits.copy_within(from..from + words, to);
+            let set = &mut self.bits[to..to + words];
+            set.iter_mut().zip(&same).for_each(|(word, same)| *word &= same);
+            if set.iter().any(|word| *word != 0) {
+                self.groups[kept] = self.groups[group];
+                kept += 1;
+            }
+        }
+        self.groups.truncate(kept);
+        self.bits.truncate(kept * words);
+    }
+
     /// Words of a set of slots.
     pub(super) fn words(&self) -> usize {
         self.slots.live.len()

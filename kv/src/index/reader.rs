@@ -23,6 +23,9 @@ pub struct IndexReader {
 /// Why a walk must begin anew.
 struct Changed;
 
+#[cfg(all(test, not(loom)))]
+mod tests;
+
 impl IndexReader {
     /// Finds how much of a prompt each worker holds; `hashes` are the prompt's,
     /// from [`chain_hashes`](crate::hash::chain_hashes). Clears `out` first.
@@ -30,15 +33,35 @@ impl IndexReader {
     /// Never waits: it looks again at what the writer changed meanwhile, so only a
     /// writer that makes progress can delay it.
     pub fn find(&self, hashes: &[BlockHash], out: &mut Overlaps) {
-        loop {
-            let state = self.shared.state.load();
-            match walk(&state, hashes, out) {
-                Ok(End::Run) => return,
-                // A run that is missing in a table which was replaced may be in the new one.
-                Ok(End::Missing) if Arc::ptr_eq(&state, &self.shared.state.load()) => return,
-                Ok(End::Missing) | Err(Changed) => {}
-            }
+        while self.find_in(&self.shared.state.load(), hashes, out).is_err() {}
+    }
+
+    fn find_in(
+        &self,
+        state: &State,
+        hashes: &[BlockHash],
+        out: &mut Overlaps,
+    ) -> Result<(), Changed> {
+        match walk(state, hashes, out)? {
+            // It may be in a table that replaced this one, or among runs added since.
+            End::Missing if !self.shared.state.load().finds_the_same(state) => Err(Changed),
+            End::Missing | End::Run => self.allow_for_reuse(state, out),
         }
+    }
+
+    /// A walk may have met numbers that stand for something else than its state says.
+    fn allow_for_reuse(&self, state: &State, out: &mut Overlaps) -> Result<(), Changed> {
+        if self.shared.reused.load(Ordering::Acquire) <= state.reused {
+            return Ok(());
+        }
+        let now = self.shared.state.load();
+        if now.words.reused != state.words.reused {
+            return Err(Changed);
+        }
+        // Whoever lost a slot held nothing at some time during the call. To begin anew
+        // would let a worker that comes and goes hold up readers.
+        out.forget_others(&now.slots);
+        Ok(())
     }
 }
 

@@ -105,10 +105,16 @@ impl Index {
         }
         applied += self.store_at(worker, cursor, None, &primary, Tier::Device);
         for named in further {
-            let Some(cursor) = self.behind(before) else { break };
             let mut blocks = primary[..=named.at as usize].to_vec();
             // The blocks on the way are there: only the last one gets a further name.
-            let Some(cursor) = self.walk(cursor, &mut blocks) else { break };
+            let cursor = self.behind(before).and_then(|cursor| self.walk(cursor, &mut blocks));
+            let Some(cursor) = cursor else {
+                // The block itself was refused.
+                let is_full = applied.over_limit > 0;
+                applied.over_limit += usize::from(is_full);
+                applied.malformed += usize::from(!is_full);
+                continue;
+            };
             let block = HashedBlock { engine: named.engine, ..primary[named.at as usize] };
             applied += self.store_at(worker, cursor, None, &[block], Tier::Device);
         }

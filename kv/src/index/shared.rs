@@ -7,6 +7,7 @@ use arc_swap::ArcSwap;
 use super::WorkerKey;
 use super::heads::Heads;
 use super::run::Run;
+use super::sync::AtomicU64;
 use super::words::Words;
 
 /// Runs of one chunk.
@@ -20,6 +21,8 @@ pub(super) struct State {
     pub(super) runs: Vec<Arc<[Run]>>,
     pub(super) heads: Arc<Heads>,
     pub(super) slots: Arc<Slots>,
+    /// What [`Shared::reused`] becomes with this state.
+    pub(super) reused: u64,
 }
 
 impl State {
@@ -36,6 +39,11 @@ impl State {
         let run = self.heads.find(hash, begins)?;
         Some((run, self.run(run)?))
     }
+
+    /// Whether a run that is missing in one of the two is so in the other.
+    pub(super) fn finds_the_same(&self, other: &Self) -> bool {
+        Arc::ptr_eq(&self.heads, &other.heads) && self.runs.len() == other.runs.len()
+    }
 }
 
 /// The index's name for a worker: a small number, so that sets of them are bits.
@@ -47,6 +55,8 @@ pub(super) struct Slots {
     pub(super) by_key: Vec<(WorkerKey, u16)>,
     /// One bit per slot in use.
     pub(super) live: Vec<u64>,
+    /// By slot, how many workers have had it.
+    pub(super) owners: Vec<u32>,
 }
 
 impl Slots {
@@ -55,14 +65,16 @@ impl Slots {
         Some(self.by_key[at].1)
     }
 
-    /// The same with a worker more, in the first free slot from `from` on.
+    /// The same with a worker more, in a slot that is free.
     pub(super) fn with(&self, worker: WorkerKey, slot: u16) -> Self {
         let mut slots = self.clone();
         let place = usize::from(slot);
         if slots.keys.len() <= place {
             slots.keys.resize(place + 1, None);
             slots.live.resize(place / 64 + 1, 0);
+            slots.owners.resize(place + 1, 0);
         }
+        slots.owners[place] = slots.owners[place].wrapping_add(1);
         slots.keys[place] = Some(worker);
         slots.live[place / 64] |= 1 << (place % 64);
         let at = slots.by_key.partition_point(|(key, _)| *key < worker);
@@ -87,4 +99,8 @@ impl Slots {
 #[derive(Debug)]
 pub(super) struct Shared {
     pub(super) state: ArcSwap<State>,
+    /// How often the number of a slot or of a chunk came to stand for another one. It
+    /// is raised before anything is written there: a reader with a state from before
+    /// that cannot know what the number means now.
+    pub(super) reused: AtomicU64,
 }

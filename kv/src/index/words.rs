@@ -14,7 +14,7 @@ use super::sync::{AtomicU64, Ordering};
 pub(super) const CHUNK_WORDS: usize = 1 << CHUNK_BITS;
 const CHUNK_BITS: u32 = 16;
 /// Words of the first chunk; each further one has twice as many, up to the largest.
-const FIRST_CHUNK_WORDS: usize = 1 << 10;
+const FIRST_CHUNK_WORDS: usize = if cfg!(test) { 1 << 4 } else { 1 << 10 };
 /// Chunks that an address can name.
 const CHUNKS_MAX: usize = 1 << (u32::BITS - CHUNK_BITS);
 
@@ -50,6 +50,10 @@ impl Address {
 #[derive(Clone, Debug, Default)]
 pub(super) struct Words {
     chunks: Vec<Arc<[AtomicU64]>>,
+    /// Chunks that there ever were at once.
+    numbers_used: usize,
+    /// How often a chunk got the number of one that was dropped.
+    pub(super) reused: u64,
 }
 
 impl Words {
@@ -74,8 +78,8 @@ pub(super) struct Allocator {
     free_words: usize,
     all_words: usize,
     chunks_added: usize,
-    /// Whether chunks were added since the last look.
-    grown: bool,
+    /// Whether chunks were added since the last look, and one has an old number.
+    grown: Option<bool>,
 }
 
 /// Sizes up to this many words have a class each.
@@ -117,7 +121,7 @@ impl Default for Allocator {
             free_words: 0,
             all_words: 0,
             chunks_added: 0,
-            grown: false,
+            grown: None,
         }
     }
 }
@@ -155,8 +159,9 @@ impl Allocator {
         self.words.get(at, words).unwrap_or_default()
     }
 
-    /// Whether chunks were added since this was last asked.
-    pub(super) fn take_grown(&mut self) -> bool {
+    /// Whether chunks were added since this was last asked; if so, whether one has the
+    /// number of a chunk that was dropped.
+    pub(super) fn take_grown(&mut self) -> Option<bool> {
         std::mem::take(&mut self.grown)
     }
 
@@ -241,10 +246,13 @@ impl Allocator {
             Some(vacant) => self.words.chunks[vacant] = new,
             None => self.words.chunks.push(new),
         }
+        let is_old = chunk < self.words.numbers_used;
+        self.words.numbers_used = self.words.numbers_used.max(chunk + 1);
+        self.words.reused += u64::from(is_old);
         self.rest = (Address::new(chunk, 0), words);
         self.free_words += words;
         self.all_words += words;
-        self.grown = true;
+        self.grown = Some(is_old || self.grown.unwrap_or(false));
     }
 }
 

@@ -68,7 +68,7 @@ fn compare(index: &Index, model: &Model, overlaps: &mut Overlaps) -> Result<(), 
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig { cases: 300, ..ProptestConfig::default() })]
+    #![proptest_config(ProptestConfig { cases: 160, ..ProptestConfig::default() })]
 
     #[test]
     fn the_index_agrees_with_the_model_after_every_operation(ops in vec(op(), 1..90)) {
