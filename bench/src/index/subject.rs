@@ -27,7 +27,7 @@ pub enum Deliver {
 /// What a removed worker cost, in nanoseconds.
 #[derive(Clone, Copy, Debug)]
 pub struct Removal {
-    /// Until no watched prompt named the worker any more.
+    /// Until the last lookup of a watched prompt began that named the worker.
     pub unseen_ns: u64,
     /// Until the call had returned and all queued work was done.
     pub returned_ns: u64,
@@ -57,7 +57,7 @@ pub trait Subject {
     fn run_steps(&mut self, steps: &[Step]) -> Span;
     /// Applies all prepared events on a thread of their own, as fast as it can,
     /// while this one looks up; nanoseconds per call until the writer is done.
-    fn time_contended(&mut self, overhead_ns: u64) -> Vec<u64>;
+    fn time_contended(&mut self, overhead_ns: u64) -> (Vec<u64>, Span);
     /// All scores of a query, sorted by worker.
     fn scores(&self, query: usize) -> Vec<(u32, u32)>;
     /// Applies all prepared events like [`Subject::time_contended`]; returns how
@@ -221,29 +221,31 @@ impl<A: Adapter> Subject for Bench<A> {
         })
     }
 
-    fn time_contended(&mut self, overhead_ns: u64) -> Vec<u64> {
+    fn time_contended(&mut self, overhead_ns: u64) -> (Vec<u64>, Span) {
         let events = std::mem::take(&mut self.events);
         let (index, queries) = (&mut self.index, &self.queries);
         let reader = index.reader();
         let done = AtomicBool::new(false);
         let mut found = A::Found::default();
         let mut samples = Vec::with_capacity(1 << 20);
-        thread::scope(|scope| {
-            scope.spawn(|| {
-                let _done = SetOnDrop(&done);
-                events.into_iter().for_each(|event| index.apply(event));
-                index.flush();
-            });
-            for query in queries.iter().cycle() {
-                if done.load(Ordering::Acquire) {
-                    break;
+        let span = span(|| {
+            thread::scope(|scope| {
+                scope.spawn(|| {
+                    let _done = SetOnDrop(&done);
+                    events.into_iter().for_each(|event| index.apply(event));
+                    index.flush();
+                });
+                for query in queries.iter().cycle() {
+                    if done.load(Ordering::Acquire) {
+                        break;
+                    }
+                    let start = Instant::now();
+                    find::<A>(&reader, query, Deliver::Result, &mut found);
+                    samples.push((start.elapsed().as_nanos() as u64).saturating_sub(overhead_ns));
                 }
-                let start = Instant::now();
-                find::<A>(&reader, query, Deliver::Result, &mut found);
-                samples.push((start.elapsed().as_nanos() as u64).saturating_sub(overhead_ns));
-            }
+            });
         });
-        samples
+        (samples, span)
     }
 
     fn longest_stall(&mut self) -> (Span, u64) {
@@ -276,28 +278,37 @@ impl<A: Adapter> Subject for Bench<A> {
         let reader = self.index.reader();
         let (index, queries) = (&mut self.index, &self.queries);
         let epoch = Instant::now();
-        let unseen_at = AtomicU64::new(0);
+        let now_ns = || epoch.elapsed().as_nanos() as u64;
         let watching = AtomicBool::new(false);
+        let last_seen_ns = AtomicU64::new(0);
         let (start_ns, end_ns) = thread::scope(|scope| {
             scope.spawn(|| {
-                watching.store(true, Ordering::Release);
-                for &query in watched {
-                    // Once it is gone from a prompt it does not come back, so
-                    // each prompt is watched until then.
-                    while scores::<A>(&reader, &queries[query]).iter().any(|s| s.0 == worker) {}
+                let mut found = A::Found::default();
+                let mut seen = true;
+                // Until a pass over all of them no longer finds the worker.
+                while seen {
+                    seen = false;
+                    for &query in watched {
+                        let start_ns = now_ns();
+                        A::find(&reader, &queries[query], &mut found);
+                        if A::score_of(&found, worker) > 0 {
+                            seen = true;
+                            last_seen_ns.store(start_ns, Ordering::Relaxed);
+                        }
+                    }
+                    watching.store(true, Ordering::Release);
                 }
-                unseen_at.store(epoch.elapsed().as_nanos() as u64, Ordering::Release);
             });
             while !watching.load(Ordering::Acquire) {
                 thread::yield_now();
             }
-            let start_ns = epoch.elapsed().as_nanos() as u64;
+            let start_ns = now_ns();
             index.remove_worker(worker);
             index.flush();
-            (start_ns, epoch.elapsed().as_nanos() as u64)
+            (start_ns, now_ns())
         });
         Removal {
-            unseen_ns: unseen_at.into_inner().saturating_sub(start_ns),
+            unseen_ns: last_seen_ns.into_inner().saturating_sub(start_ns),
             returned_ns: end_ns - start_ns,
         }
     }
