@@ -27,7 +27,8 @@ pub enum Deliver {
 /// What a removed worker cost, in nanoseconds.
 #[derive(Clone, Copy, Debug)]
 pub struct Removal {
-    /// Until the last lookup of a watched prompt began that named the worker.
+    /// Until the first lookup of each watched prompt began that did not name the
+    /// worker: an upper bound.
     pub unseen_ns: u64,
     /// Until the call had returned and all queued work was done.
     pub returned_ns: u64,
@@ -279,25 +280,33 @@ impl<A: Adapter> Subject for Bench<A> {
         let (index, queries) = (&mut self.index, &self.queries);
         let epoch = Instant::now();
         let now_ns = || epoch.elapsed().as_nanos() as u64;
+        for &query in watched {
+            let scores = scores::<A>(&reader, &queries[query]);
+            assert!(scores.iter().any(|score| score.0 == worker), "watching for nothing");
+        }
         let watching = AtomicBool::new(false);
-        let last_seen_ns = AtomicU64::new(0);
+        let unseen_at_ns = AtomicU64::new(0);
         let (start_ns, end_ns) = thread::scope(|scope| {
             scope.spawn(|| {
                 let mut found = A::Found::default();
-                let mut seen = true;
-                // Until a pass over all of them no longer finds the worker.
-                while seen {
-                    seen = false;
-                    for &query in watched {
-                        let start_ns = now_ns();
-                        A::find(&reader, &queries[query], &mut found);
-                        if A::score_of(&found, worker) > 0 {
-                            seen = true;
-                            last_seen_ns.store(start_ns, Ordering::Relaxed);
-                        }
+                let mut sees = |query: usize| {
+                    A::find(&reader, &queries[query], &mut found);
+                    A::score_of(&found, worker) > 0
+                };
+                let waited_ns = run_queue_wait_ns();
+                watching.store(true, Ordering::Release);
+                for &query in watched {
+                    // Gone from a prompt, it does not come back to it.
+                    let mut looked_ns = now_ns();
+                    while sees(query) {
+                        looked_ns = now_ns();
                     }
-                    watching.store(true, Ordering::Release);
+                    unseen_at_ns.fetch_max(looked_ns, Ordering::Relaxed);
                 }
+                // The machine's waits are not the index's.
+                let waited_ns = run_queue_wait_ns() - waited_ns;
+                let unseen_ns = unseen_at_ns.load(Ordering::Relaxed).saturating_sub(waited_ns);
+                unseen_at_ns.store(unseen_ns, Ordering::Relaxed);
             });
             while !watching.load(Ordering::Acquire) {
                 thread::yield_now();
@@ -308,7 +317,7 @@ impl<A: Adapter> Subject for Bench<A> {
             (start_ns, now_ns())
         });
         Removal {
-            unseen_ns: last_seen_ns.into_inner().saturating_sub(start_ns),
+            unseen_ns: unseen_at_ns.into_inner().saturating_sub(start_ns),
             returned_ns: end_ns - start_ns,
         }
     }

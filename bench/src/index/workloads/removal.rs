@@ -12,7 +12,7 @@ use super::trace::MAX_BLOCKS;
 const EXPAND: u32 = 32;
 /// Workers that leave, and prompts watched of each.
 const LEAVING: usize = 5;
-const WATCHED: usize = 8;
+const WATCHED: usize = 4;
 
 pub(super) fn run(run: &mut Run) -> io::Result<()> {
     for &workers in run.pick(&[8, 512][..], &[8, 64, 512]) {
@@ -37,7 +37,7 @@ fn one(run: &mut Run, workers: u32) -> io::Result<()> {
         let served: Vec<usize> =
             (0..chains.len()).filter(|&at| worker_of(at, workers) == worker).collect();
         let step = (served.len() / WATCHED).max(1);
-        let watched: Vec<usize> = served.into_iter().step_by(step).collect();
+        let watched: Vec<usize> = served.into_iter().step_by(step).take(WATCHED).collect();
         let removal = subject.remove_worker(worker, &watched);
         let entries = model.entries_of(worker).max(1) as f64;
         let returned_ns = removal.returned_ns as f64;
