@@ -139,6 +139,34 @@ fn stall_of<'a, A: Adapter>(
     longest_ns.saturating_sub(run_queue_wait_ns() - waited_ns)
 }
 
+/// Finds out how long the machine kept a polling thread from running.
+struct Gaps {
+    before: Instant,
+    waited_ns: u64,
+}
+
+impl Gaps {
+    /// Shorter ones are not looked into: asking takes microseconds itself.
+    const LEAST: Duration = Duration::from_micros(20);
+
+    fn new() -> Self {
+        Self { before: Instant::now(), waited_ns: run_queue_wait_ns() }
+    }
+
+    /// Of the time since the last call, that without a processor.
+    fn before_this_ns(&mut self) -> u64 {
+        let gap = self.before.elapsed();
+        let mut lost_ns = 0;
+        if gap >= Self::LEAST {
+            let waited_ns = run_queue_wait_ns();
+            lost_ns = (waited_ns - self.waited_ns).min(gap.as_nanos() as u64);
+            self.waited_ns = waited_ns;
+        }
+        self.before = Instant::now();
+        lost_ns
+    }
+}
+
 /// Ends the readers' loop also where the writer panics.
 struct SetOnDrop<'a>(&'a AtomicBool);
 
@@ -293,20 +321,18 @@ impl<A: Adapter> Subject for Bench<A> {
                     A::find(&reader, &queries[query], &mut found);
                     A::score_of(&found, worker) > 0
                 };
-                let waited_ns = run_queue_wait_ns();
+                let mut gaps = Gaps::new();
                 watching.store(true, Ordering::Release);
                 for &query in watched {
                     // Gone from a prompt, it does not come back to it.
-                    let mut looked_ns = now_ns();
-                    while sees(query) {
-                        looked_ns = now_ns();
-                    }
+                    let looked_ns = loop {
+                        let (looked_ns, gap_ns) = (now_ns(), gaps.before_this_ns());
+                        if !sees(query) {
+                            break looked_ns.saturating_sub(gap_ns);
+                        }
+                    };
                     unseen_at_ns.fetch_max(looked_ns, Ordering::Relaxed);
                 }
-                // The machine's waits are not the index's.
-                let waited_ns = run_queue_wait_ns() - waited_ns;
-                let unseen_ns = unseen_at_ns.load(Ordering::Relaxed).saturating_sub(waited_ns);
-                unseen_at_ns.store(unseen_ns, Ordering::Relaxed);
             });
             while !watching.load(Ordering::Acquire) {
                 thread::yield_now();
@@ -316,10 +342,10 @@ impl<A: Adapter> Subject for Bench<A> {
             index.flush();
             (start_ns, now_ns())
         });
-        Removal {
-            unseen_ns: unseen_at_ns.into_inner().saturating_sub(start_ns),
-            returned_ns: end_ns - start_ns,
-        }
+        // Who looks after the call has returned sees it no more, also where the
+        // watcher did not get a processor to look earlier.
+        let unseen_at_ns = unseen_at_ns.into_inner().clamp(start_ns, end_ns);
+        Removal { unseen_ns: unseen_at_ns - start_ns, returned_ns: end_ns - start_ns }
     }
 
     fn reload_from_snapshots(&mut self, workers: u32, max_blocks: usize) -> Option<(usize, Span)> {

@@ -45,7 +45,33 @@ pub(super) fn run(run: &mut Run) -> io::Result<()> {
     run.row("hashing", unit, [ours, dynamo, None], note)?;
     let note = Some("dynamo-tokens' TokenBlockSequence; kv-index's functions".to_owned());
     let unit = ("the same, other forms", "us", Better::Less);
-    run.row("hashing", unit, [ours, types, chain], note)
+    run.row("hashing", unit, [ours, types, chain], note)?;
+    for_a_lookup(run, &tokens)
+}
+
+/// The peers look prompts up by hashes of single blocks, which need no chaining.
+fn for_a_lookup(run: &mut Run, tokens: &[u32]) -> io::Result<()> {
+    let mut hashing = Hashing::new(BLOCK_SIZE as u32);
+    let (mut of_dynamo, mut of_chain) = (Vec::new(), Vec::new());
+    let mut samples: [Vec<u64>; 3] = Default::default();
+    for _ in 0..run.pick(200, 1_000) {
+        samples[0].push(timed(|| hashing.run(black_box(tokens))));
+        samples[1].push(timed(|| {
+            of_dynamo.clear();
+            let blocks = black_box(tokens).chunks_exact(BLOCK_SIZE);
+            of_dynamo.extend(blocks.map(|block| compute_block_hash_for_tokens(block, SALT)));
+            of_dynamo.len() as u64
+        }));
+        samples[2].push(timed(|| {
+            of_chain.clear();
+            let blocks = black_box(tokens).chunks_exact(BLOCK_SIZE);
+            of_chain.extend(blocks.map(compute_content_hash));
+            of_chain.len() as u64
+        }));
+    }
+    let figures = samples.map(|mut samples| Some(Percentiles::of(&mut samples).p50 / 1e3));
+    let note = Some("peers: block by block, without a chain".to_owned());
+    run.row("hashing", ("what a lookup needs of them", "us", Better::Less), figures, note)
 }
 
 fn timed(work: impl FnOnce() -> u64) -> u64 {
