@@ -87,6 +87,10 @@ impl Adapter for Ours {
         found.iter().for_each(|(worker, overlap)| each(worker.worker, overlap.blocks));
     }
 
+    fn score_of(found: &Overlaps, worker: u32) -> u32 {
+        found.get(key(worker)).blocks
+    }
+
     fn remove_worker(&mut self, worker: u32) {
         self.index.remove_worker(worker);
     }
