@@ -113,17 +113,24 @@ impl BlockHasher {
     /// The hash of a block with the given tokens after `parent`.
     #[inline]
     pub fn next(&self, parent: BlockHash, tokens: &[u32]) -> BlockHash {
-        let mut mixed = tokens.len() as u64;
-        let (stripes, rest) = tokens.as_chunks::<STRIPE_TOKENS>();
-        for stripe in stripes {
-            mixed = fold(mixed ^ self.stripe(stripe), self.block);
-        }
-        if !rest.is_empty() {
-            let mut stripe = [0; STRIPE_TOKENS];
-            stripe[..rest.len()].copy_from_slice(rest);
-            mixed = fold(mixed ^ self.stripe(&stripe), self.block);
-        }
+        let len = tokens.len() as u64;
+        let mixed = match tokens.try_into() {
+            // What most engines use; the general form says the same.
+            Ok(stripe) => len ^ self.stripe(stripe),
+            Err(_) => self.stripes(len, tokens),
+        };
         BlockHash(fold(parent.0 ^ mixed, self.chain))
+    }
+
+    /// Stripe after stripe; what is missing from the last is zero.
+    fn stripes(&self, len: u64, tokens: &[u32]) -> u64 {
+        let mut stripes = tokens.chunks(STRIPE_TOKENS).map(|tokens| {
+            let mut stripe = [0; STRIPE_TOKENS];
+            stripe[..tokens.len()].copy_from_slice(tokens);
+            self.stripe(&stripe)
+        });
+        let first = stripes.next().unwrap_or_else(|| self.stripe(&[0; STRIPE_TOKENS]));
+        stripes.fold(len ^ first, |mixed, stripe| fold(mixed, self.block) ^ stripe)
     }
 
     #[inline]
