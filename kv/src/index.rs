@@ -14,6 +14,8 @@ mod heads;
 mod holders;
 #[cfg(all(test, not(loom)))]
 mod interleaved;
+#[cfg(all(test, loom))]
+mod model_check;
 mod names;
 mod overlaps;
 #[cfg(all(test, not(loom)))]
