@@ -3,6 +3,7 @@
 pub mod adapters;
 pub mod alloc;
 mod check;
+mod child;
 mod goals;
 mod measure;
 mod options;
@@ -48,6 +49,7 @@ pub fn main() -> Result<(), Box<dyn Error>> {
         requests,
         overhead_ns: timer_overhead_ns(),
         trace_args: trace_args.collect(),
+        wrong: [false; 3],
         rows: Vec::new(),
     };
     let trace = options.trace.as_deref().unwrap_or("the built-in stand-in");
@@ -60,6 +62,7 @@ pub fn main() -> Result<(), Box<dyn Error>> {
     print_head()?;
     for (name, workload) in WORKLOADS {
         if options.only.as_ref().is_none_or(|only| only == name) {
+            run.wrong = [false; 3];
             workload(&mut run)?;
         }
     }

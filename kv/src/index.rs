@@ -14,10 +14,12 @@ mod heads;
 mod holders;
 #[cfg(all(test, not(loom)))]
 mod interleaved;
+mod line;
 #[cfg(all(test, loom))]
 mod model_check;
 mod names;
 mod overlaps;
+mod prefetch;
 #[cfg(all(test, not(loom)))]
 mod probe;
 mod reader;

@@ -63,6 +63,9 @@ pub trait Adapter: Sized + Send + 'static {
     /// Calls `each` with all (worker, overlap in blocks) of a result, once each.
     fn each_score(found: &Self::Found, each: impl FnMut(u32, u32));
 
+    /// One worker's overlap of a result; 0 where it has none.
+    fn score_of(found: &Self::Found, worker: u32) -> u32;
+
     /// Forgets a worker; returns when its memory has been given back.
     fn remove_worker(&mut self, worker: u32);
 

@@ -12,10 +12,23 @@ use std::sync::atomic::{AtomicBool, AtomicIsize, Ordering};
 /// Counting is off in processes that measure time: two atomic additions per
 /// allocation would be charged to whoever allocates most.
 static COUNTING: AtomicBool = AtomicBool::new(false);
+/// From this size on memory is mapped; glibc's default.
+const MAPPED_BYTES: usize = 128 << 10;
 static LIVE_BYTES: AtomicIsize = AtomicIsize::new(0);
 
 /// The system allocator, counting live bytes when asked to.
 pub struct Counting;
+
+/// What a request takes from glibc's allocator, slack included: eight bytes of
+/// header, sixteen of granularity, 32 at least; whole pages where it is large.
+fn taken(bytes: usize) -> isize {
+    let taken = match bytes {
+        0..24 => 32,
+        24..MAPPED_BYTES => (bytes + 8).next_multiple_of(16),
+        _ => (bytes + 16).next_multiple_of(4096),
+    };
+    taken as isize
+}
 
 fn count(bytes: isize) {
     if COUNTING.load(Ordering::Relaxed) {
@@ -25,22 +38,22 @@ fn count(bytes: isize) {
 
 unsafe impl GlobalAlloc for Counting {
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
-        count(layout.size() as isize);
+        count(taken(layout.size()));
         unsafe { System.alloc(layout) }
     }
 
     unsafe fn alloc_zeroed(&self, layout: Layout) -> *mut u8 {
-        count(layout.size() as isize);
+        count(taken(layout.size()));
         unsafe { System.alloc_zeroed(layout) }
     }
 
     unsafe fn dealloc(&self, at: *mut u8, layout: Layout) {
-        count(-(layout.size() as isize));
+        count(-taken(layout.size()));
         unsafe { System.dealloc(at, layout) }
     }
 
     unsafe fn realloc(&self, at: *mut u8, layout: Layout, new_size: usize) -> *mut u8 {
-        count(new_size as isize - layout.size() as isize);
+        count(taken(new_size) - taken(layout.size()));
         unsafe { System.realloc(at, layout, new_size) }
     }
 }
@@ -51,7 +64,8 @@ pub fn start_counting() {
     COUNTING.store(true, Ordering::Relaxed);
 }
 
-/// Bytes allocated and not freed since counting started.
+/// Bytes allocated and not freed since counting started, the allocator's slack
+/// included.
 pub fn live_bytes() -> isize {
     LIVE_BYTES.load(Ordering::Relaxed)
 }

@@ -49,20 +49,21 @@ pub fn compare(
     wrong
 }
 
-/// Compares all subjects and says which are wrong.
+/// Compares all subjects, says which are wrong, and marks the rows that follow.
 ///
 /// # Errors
 /// Where standard output is closed.
 pub fn check(
-    run: &Run,
+    run: &mut Run,
     workload: &str,
     subjects: &[Box<dyn Subject>; 3],
     chains: &[Chain],
     right: impl Fn(&Chain) -> Vec<(u32, u32)>,
 ) -> io::Result<()> {
-    for (name, subject) in NAMES.iter().zip(subjects) {
+    for (at, (name, subject)) in NAMES.iter().zip(subjects).enumerate() {
         let wrong = compare(subject.as_ref(), chains, &right);
-        if wrong.wrong_queries > 0 {
+        run.wrong[at] = wrong.wrong_queries > 0;
+        if run.wrong[at] {
             run.say(&format!("{workload}: {name} is WRONG: {wrong:?}"))?;
         }
     }

@@ -92,7 +92,7 @@ const GOALS: &[(&str, &str, Goal)] = &[
     ("remove_worker *", measure::RETURNED, RatioAtMost(1.0)),
     ("roots *", measure::STALL, OursAtMost(1000.0)),
     ("roots *", measure::FAILED, OursAtMost(0.0)),
-    ("hashing", measure::HASHING, RatioAtMost(1.0 / 1.5)),
+    ("hashing", measure::HASHING, RatioAtMost(0.667)),
 ];
 
 /// The goal of a row, if it has one.

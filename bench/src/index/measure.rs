@@ -32,8 +32,6 @@ pub struct Percentiles {
     pub p50: f64,
     /// The 99th percentile.
     pub p99: f64,
-    /// The largest.
-    pub max: f64,
 }
 
 impl Percentiles {
@@ -44,7 +42,7 @@ impl Percentiles {
             let at = (samples.len() as f64 * share).ceil() as usize;
             samples.get(at.max(1) - 1).copied().unwrap_or_default() as f64
         };
-        Self { p50: rank(0.50), p99: rank(0.99), max: rank(1.0) }
+        Self { p50: rank(0.50), p99: rank(0.99) }
     }
 }
 
@@ -107,8 +105,8 @@ mod tests {
     fn percentiles_are_nearest_rank() {
         let mut samples: Vec<u64> = (1..=200).rev().collect();
         let found = Percentiles::of(&mut samples);
-        assert_eq!((found.p50, found.p99, found.max), (100.0, 198.0, 200.0));
-        assert_eq!(Percentiles::of(&mut []).max, 0.0);
+        assert_eq!((found.p50, found.p99), (100.0, 198.0));
+        assert_eq!(Percentiles::of(&mut []).p99, 0.0);
     }
 
     #[test]

@@ -31,6 +31,9 @@ pub struct Row {
     pub better: Better,
     /// By [`NAMES`]; `None` where there is none, or none that is right.
     pub figures: [Option<f64>; 3],
+    /// Indexes whose answers are wrong in this workload: shown, but not the
+    /// better peer.
+    pub wrong: [bool; 3],
     /// What a reader must know to read it.
     pub note: Option<String>,
 }
@@ -38,14 +41,15 @@ pub struct Row {
 impl Row {
     /// The better peer with its figure.
     pub fn theirs(&self) -> Option<(&'static str, f64)> {
-        let peers = NAMES.iter().zip(self.figures).skip(1);
+        let right = |(at, figure): (usize, &Option<f64>)| {
+            figure.filter(|_| !self.wrong[at]).map(|figure| (NAMES[at], figure))
+        };
+        let peers = self.figures.iter().enumerate().skip(1).filter_map(right);
         let order = |a: &f64, b: &f64| match self.better {
             Better::Less => a.total_cmp(b),
             Better::More => b.total_cmp(a),
         };
-        peers
-            .filter_map(|(name, figure)| Some((*name, figure?)))
-            .min_by(|(_, a), (_, b)| order(a, b))
+        peers.min_by(|(_, a), (_, b)| order(a, b))
     }
 
     /// Ours over theirs.
@@ -74,6 +78,8 @@ impl Row {
         put("goal", json!(goal.map(|goal| goal.text())));
         put("met", json!(self.met()));
         put("peers", json!({ "dynamo": self.figures[1], "chain": self.figures[2] }));
+        let wrong = NAMES.iter().zip(self.wrong).filter(|(_, wrong)| *wrong);
+        put("wrong_answers", json!(wrong.map(|(name, _)| name).collect::<Vec<_>>()));
         if let Some(note) = &self.note {
             put("note", json!(note));
         }
@@ -81,7 +87,10 @@ impl Row {
     }
 
     fn line(&self) -> String {
-        let [ours, dynamo, chain] = self.figures.map(|figure| figure.map_or("-".into(), short));
+        let [ours, dynamo, chain]: [String; 3] = std::array::from_fn(|at| {
+            let mark = if self.wrong[at] { "!" } else { "" };
+            self.figures[at].map_or("-".into(), |figure| short(figure) + mark)
+        });
         let ratio = self.ratio().map_or("-".into(), |ratio| format!("{ratio:.2}"));
         let goal = goal_of(&self.workload, self.measure).map(|goal| goal.text());
         let met = match (goal.is_some(), self.met()) {
@@ -151,7 +160,15 @@ mod tests {
 
     fn row(better: Better, figures: [Option<f64>; 3]) -> Row {
         let workload = "trace E=32 W=8".to_owned();
-        Row { workload, measure: "match p50", unit: "ns", better, figures, note: None }
+        Row {
+            workload,
+            measure: "match p50",
+            unit: "ns",
+            better,
+            figures,
+            wrong: [false; 3],
+            note: None,
+        }
     }
 
     #[test]
@@ -163,6 +180,13 @@ mod tests {
         let alone = row(Better::Less, [Some(50.0), None, Some(100.0)]);
         assert_eq!(alone.json()["met"], json!(true));
         assert_eq!(alone.json()["peer"], json!("chain"));
+    }
+
+    #[test]
+    fn a_peer_with_wrong_answers_is_not_the_better_one() {
+        let mut row = row(Better::Less, [Some(50.0), Some(10.0), Some(100.0)]);
+        row.wrong[1] = true;
+        assert_eq!(row.theirs(), Some(("chain", 100.0)));
     }
 
     #[test]

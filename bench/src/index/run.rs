@@ -20,6 +20,8 @@ pub struct Run {
     pub overhead_ns: u64,
     /// Arguments by which a child process finds the same trace.
     pub trace_args: Vec<String>,
+    /// Whose answers were wrong in the workload at hand.
+    pub wrong: [bool; 3],
     /// What was measured.
     pub rows: Vec<Row>,
 }
@@ -52,7 +54,9 @@ impl Run {
         figures: Figures,
         note: Option<String>,
     ) -> io::Result<()> {
-        let row = Row { workload: workload.to_owned(), measure, unit, better, figures, note };
+        let workload = workload.to_owned();
+        let wrong = self.wrong;
+        let row = Row { workload, measure, unit, better, figures, wrong, note };
         print_row(&row)?;
         self.rows.push(row);
         Ok(())

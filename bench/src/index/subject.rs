@@ -27,7 +27,8 @@ pub enum Deliver {
 /// What a removed worker cost, in nanoseconds.
 #[derive(Clone, Copy, Debug)]
 pub struct Removal {
-    /// Until no watched prompt named the worker any more.
+    /// Until the first lookup of each watched prompt began that did not name the
+    /// worker: an upper bound.
     pub unseen_ns: u64,
     /// Until the call had returned and all queued work was done.
     pub returned_ns: u64,
@@ -57,7 +58,7 @@ pub trait Subject {
     fn run_steps(&mut self, steps: &[Step]) -> Span;
     /// Applies all prepared events on a thread of their own, as fast as it can,
     /// while this one looks up; nanoseconds per call until the writer is done.
-    fn time_contended(&mut self, overhead_ns: u64) -> Vec<u64>;
+    fn time_contended(&mut self, overhead_ns: u64) -> (Vec<u64>, Span);
     /// All scores of a query, sorted by worker.
     fn scores(&self, query: usize) -> Vec<(u32, u32)>;
     /// Applies all prepared events like [`Subject::time_contended`]; returns how
@@ -136,6 +137,34 @@ fn stall_of<'a, A: Adapter>(
         longest_ns = longest_ns.max(start.elapsed().as_nanos() as u64);
     }
     longest_ns.saturating_sub(run_queue_wait_ns() - waited_ns)
+}
+
+/// Finds out how long the machine kept a polling thread from running.
+struct Gaps {
+    before: Instant,
+    waited_ns: u64,
+}
+
+impl Gaps {
+    /// Shorter ones are not looked into: asking takes microseconds itself.
+    const LEAST: Duration = Duration::from_micros(20);
+
+    fn new() -> Self {
+        Self { before: Instant::now(), waited_ns: run_queue_wait_ns() }
+    }
+
+    /// Of the time since the last call, that without a processor.
+    fn before_this_ns(&mut self) -> u64 {
+        let gap = self.before.elapsed();
+        let mut lost_ns = 0;
+        if gap >= Self::LEAST {
+            let waited_ns = run_queue_wait_ns();
+            lost_ns = (waited_ns - self.waited_ns).min(gap.as_nanos() as u64);
+            self.waited_ns = waited_ns;
+        }
+        self.before = Instant::now();
+        lost_ns
+    }
 }
 
 /// Ends the readers' loop also where the writer panics.
@@ -221,29 +250,31 @@ impl<A: Adapter> Subject for Bench<A> {
         })
     }
 
-    fn time_contended(&mut self, overhead_ns: u64) -> Vec<u64> {
+    fn time_contended(&mut self, overhead_ns: u64) -> (Vec<u64>, Span) {
         let events = std::mem::take(&mut self.events);
         let (index, queries) = (&mut self.index, &self.queries);
         let reader = index.reader();
         let done = AtomicBool::new(false);
         let mut found = A::Found::default();
         let mut samples = Vec::with_capacity(1 << 20);
-        thread::scope(|scope| {
-            scope.spawn(|| {
-                let _done = SetOnDrop(&done);
-                events.into_iter().for_each(|event| index.apply(event));
-                index.flush();
-            });
-            for query in queries.iter().cycle() {
-                if done.load(Ordering::Acquire) {
-                    break;
+        let span = span(|| {
+            thread::scope(|scope| {
+                scope.spawn(|| {
+                    let _done = SetOnDrop(&done);
+                    events.into_iter().for_each(|event| index.apply(event));
+                    index.flush();
+                });
+                for query in queries.iter().cycle() {
+                    if done.load(Ordering::Acquire) {
+                        break;
+                    }
+                    let start = Instant::now();
+                    find::<A>(&reader, query, Deliver::Result, &mut found);
+                    samples.push((start.elapsed().as_nanos() as u64).saturating_sub(overhead_ns));
                 }
-                let start = Instant::now();
-                find::<A>(&reader, query, Deliver::Result, &mut found);
-                samples.push((start.elapsed().as_nanos() as u64).saturating_sub(overhead_ns));
-            }
+            });
         });
-        samples
+        (samples, span)
     }
 
     fn longest_stall(&mut self) -> (Span, u64) {
@@ -276,30 +307,45 @@ impl<A: Adapter> Subject for Bench<A> {
         let reader = self.index.reader();
         let (index, queries) = (&mut self.index, &self.queries);
         let epoch = Instant::now();
-        let unseen_at = AtomicU64::new(0);
+        let now_ns = || epoch.elapsed().as_nanos() as u64;
+        for &query in watched {
+            let scores = scores::<A>(&reader, &queries[query]);
+            assert!(scores.iter().any(|score| score.0 == worker), "watching for nothing");
+        }
         let watching = AtomicBool::new(false);
+        let unseen_at_ns = AtomicU64::new(0);
         let (start_ns, end_ns) = thread::scope(|scope| {
             scope.spawn(|| {
+                let mut found = A::Found::default();
+                let mut sees = |query: usize| {
+                    A::find(&reader, &queries[query], &mut found);
+                    A::score_of(&found, worker) > 0
+                };
+                let mut gaps = Gaps::new();
                 watching.store(true, Ordering::Release);
                 for &query in watched {
-                    // Once it is gone from a prompt it does not come back, so
-                    // each prompt is watched until then.
-                    while scores::<A>(&reader, &queries[query]).iter().any(|s| s.0 == worker) {}
+                    // Gone from a prompt, it does not come back to it.
+                    let looked_ns = loop {
+                        let (looked_ns, gap_ns) = (now_ns(), gaps.before_this_ns());
+                        if !sees(query) {
+                            break looked_ns.saturating_sub(gap_ns);
+                        }
+                    };
+                    unseen_at_ns.fetch_max(looked_ns, Ordering::Relaxed);
                 }
-                unseen_at.store(epoch.elapsed().as_nanos() as u64, Ordering::Release);
             });
             while !watching.load(Ordering::Acquire) {
                 thread::yield_now();
             }
-            let start_ns = epoch.elapsed().as_nanos() as u64;
+            let start_ns = now_ns();
             index.remove_worker(worker);
             index.flush();
-            (start_ns, epoch.elapsed().as_nanos() as u64)
+            (start_ns, now_ns())
         });
-        Removal {
-            unseen_ns: unseen_at.into_inner().saturating_sub(start_ns),
-            returned_ns: end_ns - start_ns,
-        }
+        // Who looks after the call has returned sees it no more, also where the
+        // watcher did not get a processor to look earlier.
+        let unseen_at_ns = unseen_at_ns.into_inner().clamp(start_ns, end_ns);
+        Removal { unseen_ns: unseen_at_ns - start_ns, returned_ns: end_ns - start_ns }
     }
 
     fn reload_from_snapshots(&mut self, workers: u32, max_blocks: usize) -> Option<(usize, Span)> {

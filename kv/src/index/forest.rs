@@ -9,7 +9,7 @@
 use std::sync::Arc;
 
 use super::heads::Heads;
-use super::run::{Full, Run};
+use super::run::Run;
 use super::shared::{RUNS_PER_CHUNK, Shared, Slots, State};
 use super::strips::{Place, Strips};
 use super::sync::{AtomicU64, Ordering, Swapped};
@@ -208,8 +208,8 @@ impl Forest {
 
     /// Adds what does not exist yet of a chain, behind a cursor at a run's end (see
     /// [`Forest::follow`]); `None` if the first block's hash is somebody else's.
-    /// Nobody holds the new blocks, unless `grows` is the sole holder of the run
-    /// before and of all of it: then that one holds them.
+    /// Nobody holds the new blocks, unless `grows` names one that holds all of
+    /// the run before, and this can be made longer: then that one holds them.
     pub(super) fn extend<T>(
         &mut self,
         cursor: Cursor,
@@ -226,7 +226,7 @@ impl Forest {
             if room > 0 {
                 let from = self.run(cursor.run).len();
                 let to = from + room.min(chain.len()) as u32;
-                self.grow(cursor.run, hashes.take(room), to);
+                self.grow(cursor.run, slot, hashes.take(room), to);
                 return Some((Span { run: cursor.run, from, to }, true));
             }
         }
@@ -255,17 +255,19 @@ impl Forest {
     }
 
     /// Whether a run can take more blocks at its end: nothing hangs there, its strip
-    /// ends there, and only this worker holds it, all of it.
+    /// ends there, and this worker holds all of it, with few others.
     fn can_grow(&self, run: u32, slot: u16) -> bool {
         let (meta, shared) = (self.meta(run), self.run(run));
         meta.children == 0
             && meta.irregular.is_empty()
-            && shared.partial().is_empty()
-            && shared.full() == Full::of(&[slot])
+            && shared.full().as_row().is_none()
+            && shared.full().has(&self.words, slot)
             && meta.start + shared.len() == self.strips.len(meta.strip)
     }
 
-    fn grow(&mut self, run: u32, hashes: impl Iterator<Item = u64>, to: u32) {
+    /// Adds blocks to a run's end, for one of those that hold all of it.
+    fn grow(&mut self, run: u32, slot: u16, hashes: impl Iterator<Item = u64>, to: u32) {
+        self.leave_full_to(run, slot);
         let Meta { strip, start, .. } = *self.meta(run);
         let moved = self.strips.grow(&mut self.words, strip, start + to, hashes);
         self.publish_if_grown();

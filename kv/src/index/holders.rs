@@ -226,6 +226,18 @@ impl Forest {
         }
     }
 
+    /// Lists all full holders but one as partial holders, before a run becomes longer.
+    pub(super) fn leave_full_to(&mut self, run: u32, slot: u16) {
+        let (full, len) = (self.run(run).full(), self.run(run).len());
+        let sole = Full::of(&[slot]);
+        if full != sole {
+            for other in full.slots().filter(|other| *other != slot) {
+                self.set_partial(run, Partial::new(other, len));
+            }
+            self.run(run).set_full(sole);
+        }
+    }
+
     fn add_full(&mut self, run: u32, slot: u16) {
         let full = self.run(run).full();
         let width = usize::from(slot) / 64 + 1;

@@ -6,26 +6,54 @@
 //! the table is laid out anew: removing costs no search, which matters because
 //! engines evict as fast as they store.
 
+use super::line::{EMPTY, LINE_SLOTS, Line};
+use super::prefetch::prefetch;
 use super::strips::Place;
 
 /// Where a name is: its group, and its place there.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) struct Lane(pub(super) u32);
 
 const LANES: usize = 8;
-/// Bits of a slot that say where; the rest is part of the name's hash.
-const LANE_BITS: u32 = 26;
-const LANE_MASK: u32 = (1 << LANE_BITS) - 1;
-const EMPTY: u32 = u32::MAX;
+/// The most bits of a slot that say where; the rest is part of the name's hash, more
+/// of it the fewer names there are.
+const LANE_BITS_MAX: u32 = 26;
 /// Groups that a slot can name; the last is left out, since it is in [`EMPTY`].
-const GROUPS_MAX: usize = (1 << LANE_BITS) / LANES - 1;
+const GROUPS_MAX: usize = (1 << LANE_BITS_MAX) / LANES - 1;
 /// The most names that a worker may have, whatever the configuration says.
 pub(super) const NAMES_MAX: usize = GROUPS_MAX;
 
 const GROUPS_PER_CHUNK: usize = 32;
-const SLOTS_MIN: usize = 16;
+/// Bits of a tag that must be left after a doubling: fewer would send searches to
+/// names that are not meant.
+const TAG_BITS_MIN: u32 = 9;
+/// Names that are looked up together.
+pub(super) const BATCH: usize = 32;
 /// In place of a strip: the group is free.
 const FREE: u32 = u32::MAX;
+
+/// Where the search for a name begins, and what its slot has of its hash.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct Home {
+    line: u32,
+    tag: u32,
+}
+
+/// What is known of the name of the block before.
+#[derive(Clone, Copy, Debug)]
+pub(super) enum After {
+    /// It was added last, and its block is the one before in the same strip.
+    Last(Lane),
+    /// Where it is, if it is known at all.
+    Known(Option<Lane>),
+}
+
+/// An empty slot of the table.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Slot {
+    line: u32,
+    place: u32,
+}
 
 #[derive(Clone, Debug)]
 struct Group {
@@ -44,7 +72,12 @@ struct Group {
 /// The names of one worker.
 #[derive(Debug, Default)]
 pub(super) struct Names {
-    table: Vec<u32>,
+    table: Vec<Line>,
+    /// Lines of the table when it was laid out, and how often they were doubled since.
+    base_lines: u32,
+    doublings: u32,
+    /// Bits of a slot that say where.
+    lane_bits: u32,
     /// Slots that are not empty.
     used: usize,
     live: usize,
@@ -113,19 +146,104 @@ impl Names {
         if self.table.is_empty() {
             return None;
         }
-        let (mut at, tag) = self.home(name);
+        self.find_from(self.home(name), name).ok()
+    }
+
+    /// Where a name is, or the empty slot where its search ended.
+    #[inline]
+    pub(super) fn find_from(&self, home: Home, name: u64) -> Result<Lane, Slot> {
+        let mut at = home.line as usize;
         loop {
-            let slot = self.table[at];
-            if slot == EMPTY {
-                return None;
+            let line = &self.table[at];
+            let mut alike = line.equal(home.tag, self.lane_bits);
+            while alike != 0 {
+                let slot = line.0[alike.trailing_zeros() as usize % LINE_SLOTS];
+                let lane = Lane(slot & !(EMPTY << self.lane_bits));
+                if slot != EMPTY && self.is(lane, name) {
+                    return Ok(lane);
+                }
+                alike &= alike - 1;
             }
-            let lane = Lane(slot & LANE_MASK);
-            if slot >> LANE_BITS == tag && self.is(lane, name) {
-                return Some(lane);
+            let empty = line.empty();
+            if empty != 0 {
+                return Err(Slot { line: at as u32, place: empty.trailing_zeros() });
             }
-            at += 1;
-            if at == self.table.len() {
-                at = 0;
+            // Only a full line sends the search on.
+            at = if at + 1 == self.table.len() { 0 } else { at + 1 };
+        }
+    }
+
+    /// Where the searches for up to [`BATCH`] names begin, their memory already on
+    /// its way.
+    #[inline]
+    pub(super) fn homes(&self, names: impl Iterator<Item = u64>) -> [Home; BATCH] {
+        let mut homes = [Home::default(); BATCH];
+        for (home, name) in homes.iter_mut().zip(names) {
+            *home = self.home(name);
+            prefetch(&self.table[home.line as usize]);
+        }
+        homes
+    }
+
+    /// Makes room for so many more names, so that slots stay where they are while
+    /// those are added.
+    #[inline]
+    pub(super) fn make_room(&mut self, names: usize) {
+        let groups = (self.group_count + names).min(GROUPS_MAX);
+        let slots = self.table.len() * LINE_SLOTS;
+        if (self.used + names) * 4 > slots * 3 || groups * LANES >= 1 << self.lane_bits {
+            self.enlarge(names);
+        }
+    }
+
+    /// Doubles the table where that is enough and leaves enough of the tags.
+    #[cold]
+    fn enlarge(&mut self, names: usize) {
+        let groups = (self.group_count + names).min(GROUPS_MAX);
+        let stale = self.used - self.live;
+        let doubled = self.table.len() * 2;
+        let suits = stale * 4 < self.used
+            && (self.used + names) * 4 <= doubled * LINE_SLOTS * 3
+            && groups * LANES < 1 << self.lane_bits
+            && self.doublings + TAG_BITS_MIN < u32::BITS - self.lane_bits;
+        if suits {
+            self.double();
+        } else {
+            self.lay_out(self.live + names);
+        }
+    }
+
+    /// Makes two lines of each, in one pass: a slot's tag says which of the two it
+    /// goes to. Only behind a full line may there be slots from elsewhere.
+    fn double(&mut self) {
+        let old = std::mem::take(&mut self.table);
+        self.doublings += 1;
+        self.table.reserve_exact(old.len() * 2);
+        let upper = 1 << (u32::BITS - self.doublings);
+        let mut astray = Vec::new();
+        let mut full_before = old.last().is_some_and(|line| line.empty() == 0);
+        self.used = 0;
+        for line in &old {
+            let mut halves = [Line::EMPTY, Line::EMPTY];
+            if full_before {
+                let slots = line.0.iter().filter(|slot| **slot != EMPTY);
+                astray.extend(slots.map(|slot| Lane(slot & !(EMPTY << self.lane_bits))));
+            } else {
+                self.used += line.split(upper, &mut halves);
+            }
+            self.table.extend(halves);
+            full_before = line.empty() == 0;
+        }
+        for lane in astray {
+            let (group, place) = self.group(lane);
+            if group.present >> place & 1 == 1 {
+                let name = group.names[place];
+                if let Err(slot) = self.find_from(self.home(name), name) {
+                    let tag = self.home(name).tag;
+                    self.table[slot.line as usize].0[slot.place as usize] =
+                        tag << self.lane_bits | lane.0;
+                    self.used += 1;
+                }
             }
         }
     }
@@ -146,9 +264,29 @@ impl Names {
 
     /// Adds a name that is not there; `after` is the name of the block before, if
     /// known. `None` where no more fit.
-    #[inline]
     pub(super) fn insert(&mut self, name: u64, place: Place, after: Option<Lane>) -> Option<Lane> {
-        let lane = self.new_lane(place, after)?;
+        self.make_room(1);
+        let home = self.home(name);
+        let slot = self.find_from(home, name).err()?;
+        self.insert_at(slot, home, name, place, After::Known(after))
+    }
+
+    /// Adds a name where the search for it ended.
+    #[inline(always)]
+    pub(super) fn insert_at(
+        &mut self,
+        slot: Slot,
+        home: Home,
+        name: u64,
+        place: Place,
+        after: After,
+    ) -> Option<Lane> {
+        let lane = match after {
+            // The lane behind is free, and stands for the block behind.
+            After::Last(Lane(last)) if last as usize % LANES < LANES - 1 => Lane(last + 1),
+            After::Last(_) => self.new_lane(place, None)?,
+            After::Known(lane) => self.new_lane(place, lane)?,
+        };
         let group = self.group_mut(lane.0 as usize / LANES);
         let bit = 1 << (lane.0 as usize % LANES);
         group.names[lane.0 as usize % LANES] = name;
@@ -156,11 +294,9 @@ impl Names {
         group.present |= bit;
         group.special &= !bit;
         self.live += 1;
-        if (self.used + 1) * 4 > self.table.len() * 3 {
-            self.lay_out(self.live);
-        } else {
-            self.add_slot(name, lane);
-        }
+        self.used += 1;
+        self.table[slot.line as usize].0[slot.place as usize % LINE_SLOTS] =
+            home.tag << self.lane_bits | lane.0;
         Some(lane)
     }
 
@@ -203,29 +339,20 @@ impl Names {
 
     /// Bytes of memory that it takes.
     pub(super) fn bytes(&self) -> usize {
-        self.table.capacity() * size_of::<u32>()
+        self.table.capacity() * size_of::<Line>()
             + self.free.capacity() * size_of::<u32>()
             + self.groups.len() * GROUPS_PER_CHUNK * size_of::<Group>()
     }
 
+    /// A name's hash as a fraction of the table as it was laid out: its line there,
+    /// and what is behind the point. Each doubling moves the point by one bit.
     #[inline]
-    fn home(&self, name: u64) -> (usize, u32) {
-        let mixed = mix(name);
-        let at = (u128::from(mixed) * self.table.len() as u128) >> 64;
-        (at as usize, mixed as u32 & (EMPTY >> LANE_BITS))
-    }
-
-    #[inline]
-    fn add_slot(&mut self, name: u64, lane: Lane) {
-        let (mut at, tag) = self.home(name);
-        while self.table[at] != EMPTY {
-            at += 1;
-            if at == self.table.len() {
-                at = 0;
-            }
-        }
-        self.table[at] = tag << LANE_BITS | lane.0;
-        self.used += 1;
+    fn home(&self, name: u64) -> Home {
+        let product = u128::from(mix(name)) * u128::from(self.base_lines);
+        let (line, fraction) = ((product >> 64) as u32, product as u64);
+        let below = ((fraction >> 32) >> (32 - self.doublings)) as u32;
+        let tag = (fraction >> 32) as u32 >> self.lane_bits;
+        Home { line: line << self.doublings | below, tag }
     }
 
     #[inline]
@@ -273,19 +400,65 @@ impl Names {
     /// names may come or go until the next time as there are.
     #[cold]
     fn lay_out(&mut self, names: usize) {
-        let slots = (names * 8 / 3).max(SLOTS_MIN);
+        let lines = (names * 8 / 3).div_ceil(LINE_SLOTS).max(1);
+        // Room for as many doublings as leave enough of a tag.
+        let lanes = (self.group_count + BATCH) * 2 * LANES;
+        let needed = lanes.next_power_of_two().ilog2();
+        let spare = (u32::BITS - TAG_BITS_MIN).saturating_sub(needed) / 2;
+        self.lane_bits = (needed + spare).min(LANE_BITS_MAX);
         self.table = Vec::new();
-        self.table.resize(slots, EMPTY);
-        self.used = 0;
-        let groups = std::mem::take(&mut self.groups);
-        for (at, group) in groups.iter().flatten().take(self.group_count).enumerate() {
-            let mut left = group.present;
+        self.table.resize(lines, Line::EMPTY);
+        (self.base_lines, self.doublings) = (lines as u32, 0);
+        self.used = self.live;
+        // Two batches: the memory for one comes while the other is placed.
+        let mut batches = [Batch::default(), Batch::default()];
+        let mut turn = 0;
+        for group in 0..self.group_count {
+            let this = &self.groups[group / GROUPS_PER_CHUNK][group % GROUPS_PER_CHUNK];
+            let mut left = this.present;
             while left != 0 {
                 let lane = left.trailing_zeros() as usize;
-                self.add_slot(group.names[lane], Lane((at * LANES + lane) as u32));
+                let home = self.home(this.names[lane]);
+                prefetch(&self.table[home.line as usize]);
+                batches[turn].push(home, Lane((group * LANES + lane) as u32));
                 left &= left - 1;
             }
+            if batches[turn].len + LANES > BATCH {
+                turn ^= 1;
+                self.add_slots(&mut batches[turn]);
+            }
         }
-        self.groups = groups;
+        for batch in &mut batches {
+            self.add_slots(batch);
+        }
+    }
+
+    fn add_slots(&mut self, batch: &mut Batch) {
+        for (home, lane) in &batch.slots[..batch.len] {
+            let mut at = home.line as usize;
+            let place = loop {
+                let empty = self.table[at].empty();
+                if empty != 0 {
+                    break empty.trailing_zeros() as usize;
+                }
+                at = if at + 1 == self.table.len() { 0 } else { at + 1 };
+            };
+            self.table[at].0[place % LINE_SLOTS] = home.tag << self.lane_bits | lane.0;
+        }
+        batch.len = 0;
+    }
+}
+
+/// Names whose slots' memory is on its way.
+#[derive(Default)]
+struct Batch {
+    slots: [(Home, Lane); BATCH],
+    len: usize,
+}
+
+impl Batch {
+    fn push(&mut self, home: Home, lane: Lane) {
+        self.slots[self.len] = (home, lane);
+        self.len += 1;
     }
 }

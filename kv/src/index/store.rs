@@ -4,7 +4,7 @@ use std::ops::Range;
 
 use super::forest::{Cursor, Forest, Span};
 use super::holders::ABSENT;
-use super::names::Lane;
+use super::names::{After, BATCH, Home, Lane, Names};
 use super::strips::Place;
 use super::worker::Worker;
 use super::{Applied, HashedBlock, Index, WorkerKey};
@@ -166,6 +166,24 @@ struct Storing<'a> {
     applied: Applied,
 }
 
+/// Blocks of an event along one run, whose names are being entered.
+struct Entering<'a> {
+    blocks: &'a [HashedBlock],
+    span: Span,
+    /// Whether readers are shown already that the worker holds them.
+    held: bool,
+    /// The blocks that were entered and are not shown yet.
+    new: Range<usize>,
+}
+
+/// Why a batch was not entered as a whole, and before which block.
+enum Stop {
+    /// The table of names may have been laid out anew.
+    LaidOut(usize),
+    /// There is no room for more names.
+    Full(usize),
+}
+
 impl Storing<'_> {
     /// Blocks along which the chain goes on, made if need be; and whether the worker
     /// is shown to hold them already. `None` where hashes contradict what is there.
@@ -180,47 +198,31 @@ impl Storing<'_> {
 
     /// Enters the names of a span's blocks; says how many found room.
     fn enter(&mut self, blocks: &[HashedBlock], span: Span, held: bool) -> usize {
-        let first = self.forest.place(span.run, span.from);
-        let mut new = 0..0;
-        let mut entered = blocks.len();
         let replaced = self.applied.replaced;
-        for (at, block) in blocks.iter().enumerate() {
-            let place = Place { offset: first.offset + at as u32, ..first };
-            let known = self.worker.names.find(block.engine.0);
-            if let Some(lane) = known {
-                if self.worker.names.place(lane) == place {
-                    self.copy(lane, blocks, &mut new, span, held);
-                    continue;
+        let mut entering = Entering { blocks, span, held, new: 0..0 };
+        let mut entered = 0;
+        'laid_out: while entered < blocks.len() {
+            let room = self.limit.saturating_sub(self.worker.names.len());
+            self.worker.names.make_room((blocks.len() - entered).min(room).max(1));
+            let mut homes = self.homes(blocks, entered);
+            while entered < blocks.len() {
+                // The memory for the next batch comes while this one is entered.
+                let next = self.homes(blocks, entered + BATCH);
+                match self.enter_batch(&mut entering, entered, &homes) {
+                    Ok(end) => entered = end,
+                    Err(Stop::LaidOut(end)) => {
+                        entered = end;
+                        continue 'laid_out;
+                    }
+                    Err(Stop::Full(end)) => {
+                        entered = end;
+                        break 'laid_out;
+                    }
                 }
-                self.hold(blocks, &mut new, span, held);
-                self.replace(lane, span.run);
+                homes = next;
             }
-            let room = self.worker.names.len() < self.limit;
-            let name = if room {
-                self.worker.names.insert(block.engine.0, place, self.after)
-            } else {
-                None
-            };
-            let Some(lane) = name else {
-                entered = at;
-                break;
-            };
-            self.after = Some(lane);
-            self.applied.stored += 1;
-            self.worker.counts[self.tier as usize] += 1;
-            if self.tier != Tier::Device {
-                self.worker.names.set_special(lane);
-                let mut copies = [0; Tier::COUNT];
-                copies[self.tier as usize] = 1;
-                self.worker.copies.insert(lane, copies);
-            }
-            if new.end != at {
-                self.hold(blocks, &mut new, span, held);
-                new = at..at;
-            }
-            new.end = at + 1;
         }
-        self.hold(blocks, &mut new, span, held);
+        self.hold(&mut entering);
         if held && entered < blocks.len() {
             let left = Span { from: span.from + entered as u32, ..span };
             self.forest.set_tier(left, self.worker.slot, ABSENT);
@@ -231,17 +233,86 @@ impl Storing<'_> {
         entered
     }
 
-    /// One more copy of a block that is there under the same name.
-    fn copy(
+    fn homes(&self, blocks: &[HashedBlock], from: usize) -> [Home; BATCH] {
+        let batch = blocks.get(from..).unwrap_or_default();
+        self.worker.names.homes(batch.iter().map(|block| block.engine.0))
+    }
+
+    /// Enters the next blocks from `from` on; says where it stopped, and why.
+    fn enter_batch(
         &mut self,
-        lane: Lane,
-        blocks: &[HashedBlock],
-        new: &mut Range<usize>,
-        span: Span,
-        held: bool,
-    ) {
+        entering: &mut Entering<'_>,
+        from: usize,
+        homes: &[Home; BATCH],
+    ) -> Result<usize, Stop> {
+        let Entering { blocks, span, .. } = *entering;
+        let batch = &blocks[from..blocks.len().min(from + BATCH)];
+        let first = self.forest.place(span.run, span.from + from as u32);
+        let mut after = After::Known(self.after);
+        for (at, (block, home)) in batch.iter().zip(homes).enumerate() {
+            let place = Place { offset: first.offset + at as u32, ..first };
+            let at = from + at;
+            match self.worker.names.find_from(*home, block.engine.0) {
+                Err(slot) => {
+                    let lane = self.add(at, |names| {
+                        names.insert_at(slot, *home, block.engine.0, place, after)
+                    })?;
+                    after = After::Last(lane);
+                    self.entered(entering, at);
+                }
+                Ok(lane) if self.worker.names.place(lane) == place => {
+                    self.copy(entering, lane);
+                    after = After::Known(Some(lane));
+                }
+                Ok(lane) => {
+                    self.hold(entering);
+                    self.replace(lane, span.run);
+                    self.add(at, |names| names.insert(block.engine.0, place, None))?;
+                    self.entered(entering, at);
+                    return Err(Stop::LaidOut(at + 1));
+                }
+            }
+        }
+        Ok(from + batch.len())
+    }
+
+    /// Adds the name of block `at`, if there is room.
+    #[inline]
+    fn add(
+        &mut self,
+        at: usize,
+        insert: impl FnOnce(&mut Names) -> Option<Lane>,
+    ) -> Result<Lane, Stop> {
+        if self.worker.names.len() >= self.limit {
+            return Err(Stop::Full(at));
+        }
+        let lane = insert(&mut self.worker.names).ok_or(Stop::Full(at))?;
+        self.after = Some(lane);
+        self.applied.stored += 1;
+        self.worker.counts[self.tier as usize] += 1;
+        if self.tier != Tier::Device {
+            self.worker.names.set_special(lane);
+            let mut copies = [0; Tier::COUNT];
+            copies[self.tier as usize] = 1;
+            self.worker.copies.insert(lane, copies);
+        }
+        Ok(lane)
+    }
+
+    /// Block `at` was entered and is to be shown.
+    #[inline]
+    fn entered(&mut self, entering: &mut Entering<'_>, at: usize) {
+        if entering.new.end != at {
+            self.hold(entering);
+            entering.new = at..at;
+        }
+        entering.new.end = at + 1;
+    }
+
+    /// One more copy of a block that is there under the same name.
+    fn copy(&mut self, entering: &mut Entering<'_>, lane: Lane) {
         // What is entered but not shown yet must be, before tiers change.
-        self.hold(blocks, new, span, held);
+        self.hold(entering);
         self.worker.add_copies(self.forest, lane, self.tier, 1);
         self.after = Some(lane);
         self.applied.stored += 1;
@@ -258,12 +329,13 @@ impl Storing<'_> {
     }
 
     /// Shows readers what was entered.
-    fn hold(&mut self, blocks: &[HashedBlock], new: &mut Range<usize>, span: Span, held: bool) {
-        let range = std::mem::take(new);
-        if held || range.is_empty() {
+    fn hold(&mut self, entering: &mut Entering<'_>) {
+        let Entering { blocks, span, held, .. } = *entering;
+        let new = std::mem::take(&mut entering.new);
+        if held || new.is_empty() {
             return;
         }
-        let (from, to) = (span.from + range.start as u32, span.from + range.end as u32);
+        let (from, to) = (span.from + new.start as u32, span.from + new.end as u32);
         let lane_at =
             |worker: &Worker, at| worker.names.find(blocks[(at - span.from) as usize].engine.0);
         self.worker.hold(self.forest, Span { from, to, ..span }, self.tier as u8, lane_at);

@@ -10,6 +10,13 @@ pub(super) use std::sync::atomic::{AtomicU32, AtomicU64};
 #[cfg(not(loom))]
 pub(super) use std::sync::atomic::{Ordering, fence};
 
+/// Before looking again: tells a model checker that only others can help now.
+#[inline]
+pub(super) fn look_again() {
+    #[cfg(loom)]
+    loom::thread::yield_now();
+}
+
 /// Where the current state is; swapped as a whole.
 #[cfg(not(loom))]
 pub(super) type Swapped<T> = arc_swap::ArcSwap<T>;

@@ -109,6 +109,10 @@ impl Adapter for Chain {
         found.iter().for_each(|&(worker, blocks)| each(worker, blocks));
     }
 
+    fn score_of(found: &Vec<(u32, u32)>, worker: u32) -> u32 {
+        found.iter().find(|score| score.0 == worker).map_or(0, |score| score.1)
+    }
+
     fn remove_worker(&mut self, worker: u32) {
         let (slot, map) = &mut self.lanes[worker as usize];
         // Cleared rather than removed, so that the slot stays ours: the work is

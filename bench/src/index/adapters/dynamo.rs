@@ -12,7 +12,7 @@ use dynamo_kv_router::indexer::concurrent_radix_tree_compressed::ConcurrentRadix
 use dynamo_kv_router::indexer::{KvIndexerInterface, SyncIndexer, ThreadPoolIndexer};
 use dynamo_kv_router::protocols::{
     ExternalSequenceBlockHash, KvCacheEvent, KvCacheEventData, KvCacheRemoveData, KvCacheStoreData,
-    KvCacheStoredBlockData, LocalBlockHash, OverlapScores, RouterEvent,
+    KvCacheStoredBlockData, LocalBlockHash, OverlapScores, RouterEvent, WorkerWithDpRank,
 };
 
 use super::{Adapter, Block};
@@ -91,6 +91,11 @@ impl Adapter for Dynamo {
         for (worker, &blocks) in &found.scores {
             each(worker.worker_id as u32, blocks);
         }
+    }
+
+    fn score_of(found: &OverlapScores, worker: u32) -> u32 {
+        let worker = WorkerWithDpRank::from_worker_id(worker.into());
+        found.scores.get(&worker).copied().unwrap_or_default()
     }
 
     fn remove_worker(&mut self, worker: u32) {

@@ -33,6 +33,10 @@ impl Adapter for Nothing {
 
     fn each_score((): &(), _each: impl FnMut(u32, u32)) {}
 
+    fn score_of((): &(), _worker: u32) -> u32 {
+        0
+    }
+
     fn remove_worker(&mut self, _worker: u32) {}
 
     fn snapshots(&self, _workers: u32) {}

@@ -1,116 +1,107 @@
-//! Splitrail's own index.
-
-use std::sync::{Arc, PoisonError, RwLock};
+//! Splitrail's own index: one writer, inline; readers beside it.
 
 use splitrail_kv::{
-    BlockHash, EngineHash, HashSeed, Index, IndexConfig, KvEvent, Namespace, Overlaps,
-    SnapshotBlock, StoredBlock, Tier, WorkerKey, chain_hashes,
+    BlockHash, EngineHash, HashSeed, HashedBlock, Index, IndexConfig, IndexReader, Namespace,
+    Overlaps, SnapshotRun, Tier, WorkerKey, chain_hashes,
 };
 
 use super::{Adapter, Block};
 
 const SEED: HashSeed = HashSeed(1);
 const MODEL: &str = "bench";
-/// A block's content hash goes in as two tokens.
-const BLOCK_SIZE: u32 = 2;
 
-/// Our index, behind a lock.
+/// Our index with its one writer.
 pub struct Ours {
-    index: Arc<RwLock<Index>>,
+    index: Index,
+}
+
+/// An event whose blocks are hashed, as the peers' are.
+pub enum Event {
+    /// Blocks became resident.
+    Stored(WorkerKey, Option<EngineHash>, Box<[HashedBlock]>),
+    /// Blocks were evicted.
+    Removed(WorkerKey, Box<[EngineHash]>),
 }
 
 fn key(worker: u32) -> WorkerKey {
     WorkerKey { worker, rank: 0 }
 }
 
-fn tokens(block: &Block) -> [u32; 2] {
-    [block.content as u32, (block.content >> 32) as u32]
-}
-
-impl Ours {
-    fn write<T>(&self, work: impl FnOnce(&mut Index) -> T) -> T {
-        work(&mut self.index.write().unwrap_or_else(PoisonError::into_inner))
-    }
-}
-
 impl Adapter for Ours {
     const NAME: &'static str = "ours";
-    type Event = (WorkerKey, KvEvent);
+    type Event = Event;
     type Query = Box<[BlockHash]>;
-    type Reader = Arc<RwLock<Index>>;
+    type Reader = IndexReader;
     type Found = Overlaps;
-    type Snapshots = Vec<(WorkerKey, Vec<SnapshotBlock>)>;
+    type Snapshots = Vec<(WorkerKey, Vec<SnapshotRun>)>;
 
     fn new(_workers: u32, max_blocks: usize) -> Self {
         let config = IndexConfig {
             model: MODEL.to_owned(),
-            block_size: BLOCK_SIZE,
+            block_size: 16,
             seed: SEED,
             max_blocks_per_worker: max_blocks,
         };
-        Self { index: Arc::new(RwLock::new(Index::new(config))) }
+        Self { index: Index::new(config) }
     }
 
-    fn store_event(worker: u32, parent: Option<u64>, blocks: &[Block]) -> (WorkerKey, KvEvent) {
-        let stored = |block: &Block| StoredBlock {
-            hash: EngineHash(block.engine),
-            tokens: tokens(block).to_vec(),
-            opaque: false,
+    fn store_event(worker: u32, parent: Option<u64>, blocks: &[Block]) -> Event {
+        let hashed = |block: &Block| HashedBlock {
+            engine: EngineHash(block.engine),
+            hash: BlockHash(block.chained),
         };
-        let event = KvEvent::Stored {
-            parent: parent.map(EngineHash),
-            blocks: blocks.iter().map(stored).collect(),
-            adapter: None,
-            salt: None,
-            tier: Tier::Device,
-        };
-        (key(worker), event)
+        let blocks = blocks.iter().map(hashed).collect();
+        Event::Stored(key(worker), parent.map(EngineHash), blocks)
     }
 
-    fn remove_event(worker: u32, engines: &[u64]) -> (WorkerKey, KvEvent) {
-        let hashes = engines.iter().copied().map(EngineHash).collect();
-        (key(worker), KvEvent::Removed { hashes, tier: Tier::Device })
+    fn remove_event(worker: u32, engines: &[u64]) -> Event {
+        Event::Removed(key(worker), engines.iter().copied().map(EngineHash).collect())
     }
 
     fn query(blocks: &[Block]) -> Box<[BlockHash]> {
-        let tokens: Vec<u32> = blocks.iter().flat_map(tokens).collect();
-        let namespace =
-            Namespace { salt: None, model: MODEL, adapter: None, block_size: BLOCK_SIZE };
-        let mut hashes = Vec::new();
-        chain_hashes(&namespace, SEED, &tokens, &mut hashes);
-        hashes.into()
+        blocks.iter().map(|block| BlockHash(block.chained)).collect()
     }
 
-    fn apply(&mut self, (worker, event): (WorkerKey, KvEvent)) {
-        self.write(|index| index.apply(worker, &event));
+    fn apply(&mut self, event: Event) {
+        match event {
+            Event::Stored(worker, parent, blocks) => {
+                self.index.store(worker, parent, &blocks, Tier::Device);
+            }
+            Event::Removed(worker, hashes) => {
+                self.index.remove(worker, &hashes, Tier::Device);
+            }
+        }
     }
 
     fn flush(&mut self) {}
 
-    fn reader(&self) -> Arc<RwLock<Index>> {
-        Arc::clone(&self.index)
+    fn reader(&self) -> IndexReader {
+        self.index.reader()
     }
 
-    fn find(reader: &Arc<RwLock<Index>>, query: &Box<[BlockHash]>, found: &mut Overlaps) {
-        reader.read().unwrap_or_else(PoisonError::into_inner).find(query, found);
+    fn find(reader: &IndexReader, query: &Box<[BlockHash]>, found: &mut Overlaps) {
+        reader.find(query, found);
     }
 
     fn each_score(found: &Overlaps, mut each: impl FnMut(u32, u32)) {
         found.iter().for_each(|(worker, overlap)| each(worker.worker, overlap.blocks));
     }
 
+    fn score_of(found: &Overlaps, worker: u32) -> u32 {
+        found.get(key(worker)).blocks
+    }
+
     fn remove_worker(&mut self, worker: u32) {
-        self.write(|index| index.remove_worker(worker));
+        self.index.remove_worker(worker);
     }
 
     fn snapshots(&self, workers: u32) -> Self::Snapshots {
-        let index = self.index.read().unwrap_or_else(PoisonError::into_inner);
-        (0..workers).map(|worker| (key(worker), index.snapshot(key(worker)))).collect()
+        (0..workers).map(|worker| (key(worker), self.index.snapshot(key(worker)).collect())).collect()
     }
 
     fn load_snapshots(&mut self, snapshots: Self::Snapshots) -> Option<usize> {
-        let load = |(worker, blocks): (WorkerKey, Vec<SnapshotBlock>)| {
-            self.write(|index| index.restore(worker, blocks).stored)
+        let load = |(worker, runs): (WorkerKey, Vec<SnapshotRun>)| {
+            self.index.restore(worker, runs).stored
         };
         Some(snapshots.into_iter().map(load).sum())
     }
