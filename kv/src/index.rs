@@ -15,6 +15,8 @@ mod holders;
 #[cfg(all(test, not(loom)))]
 mod interleaved;
 mod line;
+#[cfg(all(test, loom))]
+mod model_check;
 mod names;
 mod overlaps;
 mod prefetch;
@@ -164,6 +166,17 @@ impl Index {
     /// What the index was made with.
     pub fn config(&self) -> &IndexConfig {
         &self.config
+    }
+
+    /// Changes the block size, for readers made before as well, as long as nothing is
+    /// indexed; says whether it could.
+    pub fn set_block_size(&mut self, tokens: u32) -> bool {
+        let empty = self.workers.is_empty();
+        if empty {
+            self.config.block_size = tokens;
+            self.root = None;
+        }
+        empty
     }
 
     /// A view for any thread, which follows all that is applied from now on.

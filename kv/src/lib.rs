@@ -11,6 +11,7 @@ pub mod event;
 pub mod hash;
 pub mod index;
 pub mod invariants;
+pub mod recent;
 pub mod usage;
 
 pub use event::{EngineHash, KvEvent, StoredBlock, Tier};
@@ -20,4 +21,5 @@ pub use index::{
     WorkerKey,
 };
 pub use invariants::Violation;
+pub use recent::{Recent, RecentConfig};
 pub use usage::estimate_cached_tokens;

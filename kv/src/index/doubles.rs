@@ -25,6 +25,11 @@ impl Doubles {
         self.first.min(further.unwrap_or(ABSENT))
     }
 
+    /// Names have moved.
+    pub(super) fn move_to(&mut self, moved: impl Fn(Lane) -> Lane) {
+        self.further.iter_mut().for_each(|(lane, _)| *lane = moved(*lane));
+    }
+
     fn names(&self) -> usize {
         self.further.len() + usize::from(self.first != ABSENT)
     }

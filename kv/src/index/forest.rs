@@ -8,14 +8,12 @@
 
 use std::sync::Arc;
 
-use arc_swap::ArcSwap;
-
 use super::WorkerKey;
 use super::heads::Heads;
 use super::run::Run;
 use super::shared::{RUNS_PER_CHUNK, Shared, Slots, State};
 use super::strips::{Place, Strips};
-use super::sync::{AtomicU64, Ordering};
+use super::sync::{AtomicU64, Ordering, Swapped};
 use super::words::{Allocator, CHUNK_WORDS, WORDS_MAX, capacity_of};
 
 /// Longest strip, and so the longest run; a longer chain goes on in a child.
@@ -92,7 +90,7 @@ impl Forest {
             live: Arc::new([]),
             reused: 0,
         };
-        let shared = Shared { state: ArcSwap::from_pointee(state), reused: AtomicU64::new(0) };
+        let shared = Shared { state: Swapped::from_pointee(state), reused: AtomicU64::new(0) };
         Self {
             words: Allocator::default(),
             metas: Vec::new(),

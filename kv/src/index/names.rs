@@ -21,6 +21,8 @@ const GROUPS_MAX: usize = (1 << LANE_BITS_MAX) / LANES - 1;
 pub(super) const NAMES_MAX: usize = GROUPS_MAX;
 
 const GROUPS_PER_CHUNK: usize = 32;
+/// So few groups are not worth moving together.
+const SPARSE_GROUPS_MIN: usize = 4 * GROUPS_PER_CHUNK;
 /// Bits of a tag that must be left after a doubling: fewer would send searches to
 /// names that are not meant.
 const TAG_BITS_MIN: u32 = 9;
@@ -347,6 +349,36 @@ impl Names {
                 return;
             }
             at = if at + 1 == self.table.len() { 0 } else { at + 1 };
+        }
+    }
+
+    /// Whether most of its groups are free.
+    #[inline]
+    pub(super) fn is_sparse(&self) -> bool {
+        self.group_count > SPARSE_GROUPS_MIN && self.free.len() * 2 > self.group_count
+    }
+
+    /// Moves the groups in use together and gives the rest back; says where each
+    /// lane has gone. Costs as much as there is, and at least as much went before.
+    #[cold]
+    pub(super) fn shrink(&mut self) -> impl Fn(Lane) -> Lane {
+        let groups = std::mem::take(&mut self.groups);
+        let mut moved = vec![FREE; self.group_count];
+        let old_count = std::mem::take(&mut self.group_count);
+        self.free = Vec::new();
+        for (at, group) in groups.iter().flatten().take(old_count).enumerate() {
+            if group.present == 0 {
+                continue;
+            }
+            if let Some(new) = self.add_group() {
+                *self.group_mut(new) = group.clone();
+                moved[at] = new as u32;
+            }
+        }
+        self.lay_out(self.live);
+        move |Lane(lane)| {
+            let (group, place) = (lane as usize / LANES, lane % LANES as u32);
+            Lane(moved[group] * LANES as u32 + place)
         }
     }
 

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use super::overlaps::Overlaps;
 use super::run::{Full, Partial, Run, Stretch, View};
 use super::shared::{Shared, State};
-use super::sync::Ordering;
+use super::sync::{Ordering, look_again};
 use crate::hash::BlockHash;
 
 /// Looks into an index from any thread, while its writer goes on.
@@ -33,7 +33,9 @@ impl IndexReader {
     /// Never waits: it looks again at what the writer changed meanwhile, so only a
     /// writer that makes progress can delay it.
     pub fn find(&self, hashes: &[BlockHash], out: &mut Overlaps) {
-        while self.find_in(&self.shared.state.load(), hashes, out).is_err() {}
+        while self.find_in(&self.shared.state.load(), hashes, out).is_err() {
+            look_again();
+        }
     }
 
     fn find_in(
@@ -151,6 +153,7 @@ fn step(
             Some(_) => {
                 out.singles.truncate(singles);
                 out.slower.truncate(slower);
+                look_again();
             }
         }
     }

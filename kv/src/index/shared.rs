@@ -2,16 +2,14 @@
 
 use std::sync::Arc;
 
-use arc_swap::ArcSwap;
-
 use super::WorkerKey;
 use super::heads::Heads;
 use super::run::Run;
-use super::sync::AtomicU64;
+use super::sync::{AtomicU64, Swapped};
 use super::words::Words;
 
 /// Runs of one chunk.
-pub(super) const RUNS_PER_CHUNK: usize = 256;
+pub(super) const RUNS_PER_CHUNK: usize = if cfg!(loom) { 4 } else { 256 };
 
 /// Everything that a reader needs. It is replaced as a whole when it grows, or when
 /// a worker comes or goes, which is seldom; runs and words change in place.
@@ -100,7 +98,7 @@ impl Slots {
 /// Where readers find the current state.
 #[derive(Debug)]
 pub(super) struct Shared {
-    pub(super) state: ArcSwap<State>,
+    pub(super) state: Swapped<State>,
     /// How often the number of a slot or of a chunk came to stand for another one. It
     /// is raised before anything is written there: a reader with a state from before
     /// that cannot know what the number means now.

@@ -118,6 +118,7 @@ impl Index {
             }
         }
         Going::end(&mut going, known, &mut self.forest);
+        known.shrink_if_sparse();
         self.dismiss_if_empty(worker);
         self.forest.compact_if_sparse();
         applied

@@ -139,6 +139,16 @@ impl Worker {
         }
     }
 
+    /// Gives memory back that names no longer need.
+    pub(super) fn shrink_if_sparse(&mut self) {
+        if self.names.is_sparse() {
+            let moved = self.names.shrink();
+            let copies = std::mem::take(&mut self.copies);
+            self.copies = copies.into_iter().map(|(lane, copies)| (moved(lane), copies)).collect();
+            self.doubles.values_mut().for_each(|doubles| doubles.move_to(&moved));
+        }
+    }
+
     /// Lets go of everything in the forest. Readers do not see the worker any more.
     pub(super) fn leave(&self, forest: &mut Forest) {
         let mut last = None;
