@@ -40,7 +40,7 @@ impl Prompt {
         let branch = (self.cut.min(self.len)..self.len).map(|at| (100 + self.branch, at));
         let mut before = 0_u64;
         let chained = trunk.chain(branch).map(|(symbol, at)| {
-            let mixed = before ^ (symbol << 32 | at as u64 + 1);
+            let mixed = before ^ (symbol << 32 | (at as u64 + 1));
             before = mixed.wrapping_mul(0x9e37_79b9_7f4a_7c15).rotate_left(29);
             before
         });
@@ -309,8 +309,8 @@ fn memory_comes_back_after_most_was_evicted() {
     for chain in &chains {
         pair.store(0, chain, false, Tier::Device);
     }
-    for worker in 1..8 {
-        pair.store(worker, &chains[worker], false, Tier::Device);
+    for (worker, chain) in chains.iter().enumerate().take(8).skip(1) {
+        pair.store(worker, chain, false, Tier::Device);
     }
     let full = pair.index.bytes();
     for chain in &chains[8..] {

@@ -23,7 +23,7 @@ fn store(index: &mut Index, of: u32, hashes: &[u64]) {
 }
 
 fn chain(number: u64, blocks: u64) -> Vec<u64> {
-    (0..blocks).map(|at| (number << 32 | at + 1).wrapping_mul(0x9e37_79b9_7f4a_7c15)).collect()
+    (0..blocks).map(|at| (number << 32 | (at + 1)).wrapping_mul(0x9e37_79b9_7f4a_7c15)).collect()
 }
 
 fn prompt(hashes: &[u64]) -> Vec<BlockHash> {
@@ -89,7 +89,7 @@ fn words_are_reused(kept: &[usize]) {
         }
     }
     for (number, chain) in chains.iter().enumerate().skip(30) {
-        for of in (0..6).filter(|of| (*of as usize + number) % 6 > 0) {
+        for of in (0..6).filter(|of| !(*of as usize + number).is_multiple_of(6)) {
             store(&mut index, of, &chain[..chain.len() - (of as usize * 37 + number) % 200]);
         }
     }
