@@ -46,7 +46,7 @@ use self::names::NAMES_MAX;
 use self::run::SLOTS_MAX;
 use self::worker::Worker;
 use crate::event::{EngineHash, KvEvent, StoredBlock, Tier};
-use crate::hash::{BlockHash, HashSeed, Namespace, next_hash};
+use crate::hash::{BlockHash, BlockHasher, HashSeed, Namespace};
 
 /// A worker as the index sees it: one cache. The ranks of a data-parallel
 /// engine have a cache each, so each is a worker of its own.
@@ -137,6 +137,7 @@ impl std::ops::AddAssign for Applied {
 #[derive(Debug)]
 pub struct Index {
     config: IndexConfig,
+    hasher: BlockHasher,
     forest: Forest,
     /// Ordered, so that a worker's ranks are neighbours. No worker is empty.
     workers: BTreeMap<WorkerKey, Worker>,
@@ -153,6 +154,7 @@ impl Index {
     /// An empty index.
     pub fn new(config: IndexConfig) -> Self {
         Self {
+            hasher: BlockHasher::new(config.seed),
             config,
             forest: Forest::new(),
             workers: BTreeMap::new(),
@@ -210,10 +212,11 @@ impl Index {
     ) -> Applied {
         let block_size = self.config.block_size as usize;
         let is_whole = |block: &&StoredBlock| block_size > 0 && block.tokens.len() == block_size;
+        let hasher = self.hasher;
         let mut hashed = std::mem::take(&mut self.hashed);
         hashed.clear();
         hashed.extend(blocks.iter().take_while(is_whole).map(|block| {
-            before = next_hash(self.config.seed, before, &block.tokens);
+            before = hasher.next(before, &block.tokens);
             if block.opaque {
                 before.0 ^= OPAQUE;
             }
@@ -259,7 +262,7 @@ impl Index {
         let slot = taken.iter().position(|taken| !taken).unwrap_or(taken.len());
         let slot = u16::try_from(slot).ok().filter(|slot| *slot < SLOTS_MAX)?;
         let slots = self.forest.slots().with(worker, slot);
-        self.forest.set_slots(slots, usize::from(slot) < taken.len());
+        self.forest.add_slot(slots, slot, usize::from(slot) < taken.len());
         self.workers.insert(worker, Worker::new(slot));
         Some(slot)
     }
@@ -270,8 +273,7 @@ impl Index {
         let Some(known) = self.workers.remove(&worker) else {
             return 0;
         };
-        let slots = self.forest.slots().without(worker);
-        self.forest.set_slots(slots, false);
+        self.forest.remove_slot(worker, known.slot);
         known.leave(&mut self.forest);
         self.forest.compact_if_sparse();
         known.names.len()

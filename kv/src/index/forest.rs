@@ -8,6 +8,7 @@
 
 use std::sync::Arc;
 
+use super::WorkerKey;
 use super::heads::Heads;
 use super::run::Run;
 use super::shared::{RUNS_PER_CHUNK, Shared, Slots, State};
@@ -69,8 +70,12 @@ pub(super) struct Forest {
     /// Slots of `heads` that are not empty, removed ones included.
     heads_used: usize,
     slots: Arc<Slots>,
+    live: Arc<[AtomicU64]>,
     reused: u64,
     shared: Arc<Shared>,
+    /// States that readers may still look into. Whoever drops one last frees what it
+    /// alone holds; that shall not be a reader.
+    replaced: Vec<Arc<State>>,
 }
 
 impl Forest {
@@ -82,6 +87,7 @@ impl Forest {
             runs: Vec::new(),
             heads: Arc::clone(&heads),
             slots: Arc::clone(&slots),
+            live: Arc::new([]),
             reused: 0,
         };
         let shared = Shared { state: Swapped::from_pointee(state), reused: AtomicU64::new(0) };
@@ -94,8 +100,10 @@ impl Forest {
             heads,
             heads_used: 0,
             slots,
+            live: Arc::new([]),
             reused: 0,
             shared: Arc::new(shared),
+            replaced: Vec::new(),
         }
     }
 
@@ -107,10 +115,24 @@ impl Forest {
         &self.slots
     }
 
-    /// Publishes other slots; `reused` says whether one of them had another worker.
-    pub(super) fn set_slots(&mut self, slots: Slots, reused: bool) {
+    /// Publishes a worker's slot; `reused` says whether it was another's before.
+    pub(super) fn add_slot(&mut self, slots: Slots, slot: u16, reused: bool) {
+        if self.live.len() < slots.words() {
+            let bits = self.live.iter().map(|word| word.load(Ordering::Relaxed));
+            self.live = bits.chain([0]).map(AtomicU64::new).collect();
+        }
+        let word = &self.live[usize::from(slot) / 64];
+        word.store(word.load(Ordering::Relaxed) | 1 << (slot % 64), Ordering::Release);
         self.slots = Arc::new(slots);
         self.publish_reused(reused);
+    }
+
+    /// Hides a worker from readers, at once, and publishes that it has no slot.
+    pub(super) fn remove_slot(&mut self, worker: WorkerKey, slot: u16) {
+        let word = &self.live[usize::from(slot) / 64];
+        word.store(word.load(Ordering::Relaxed) & !(1 << (slot % 64)), Ordering::Release);
+        self.slots = Arc::new(self.slots.without(worker));
+        self.publish();
     }
 
     #[inline]
@@ -431,14 +453,17 @@ impl Forest {
         self.shared.reused.store(self.reused, Ordering::Release);
     }
 
-    pub(super) fn publish(&self) {
-        self.shared.state.store(Arc::new(State {
+    pub(super) fn publish(&mut self) {
+        let old = self.shared.state.swap(Arc::new(State {
             words: self.words.words.clone(),
             runs: self.runs.clone(),
             heads: Arc::clone(&self.heads),
             slots: Arc::clone(&self.slots),
+            live: Arc::clone(&self.live),
             reused: self.reused,
         }));
+        self.replaced.push(old);
+        self.replaced.retain(|state| Arc::strong_count(state) > 1);
     }
 
     /// Whether so many more blocks might not find words that addresses can name.

@@ -276,7 +276,7 @@ impl Forest {
             return Full::of(slots);
         }
         let highest = slots.iter().copied().max().map_or(0, usize::from);
-        let words = (highest / 64 + 1).max(self.slots().live.len());
+        let words = (highest / 64 + 1).max(self.slots().words());
         let at = self.words.allocate(words);
         self.publish_if_grown();
         let mut row = vec![0_u64; words];

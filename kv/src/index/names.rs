@@ -1,10 +1,7 @@
 //! One worker's own names for its blocks: from the engine's hash to the block.
 //!
 //! Names are kept in groups of eight consecutive blocks, so that what belongs to
-//! the place is paid once per group; a table of four-byte slots finds them. A name
-//! that goes leaves its slot behind, pointing at a place where it is no more, until
-//! the table is laid out anew: removing costs no search, which matters because
-//! engines evict as fast as they store.
+//! the place is paid once per group; a table of four-byte slots finds them.
 
 use super::line::{EMPTY, LINE_SLOTS, Line};
 use super::prefetch::prefetch;
@@ -27,6 +24,9 @@ const GROUPS_PER_CHUNK: usize = 32;
 /// Bits of a tag that must be left after a doubling: fewer would send searches to
 /// names that are not meant.
 const TAG_BITS_MIN: u32 = 9;
+/// The share of slots in use at which a table is enlarged: at eleven of sixteen, one
+/// line of fifteen is full.
+const FULL: (usize, usize) = (11, 16);
 /// Names that are looked up together.
 pub(super) const BATCH: usize = 32;
 /// In place of a strip: the group is free.
@@ -185,13 +185,21 @@ impl Names {
         homes
     }
 
+    /// Has the slots of up to [`BATCH`] names fetched.
+    #[inline]
+    pub(super) fn fetch(&self, names: impl Iterator<Item = u64>) {
+        if !self.table.is_empty() {
+            self.homes(names);
+        }
+    }
+
     /// Makes room for so many more names, so that slots stay where they are while
     /// those are added.
     #[inline]
     pub(super) fn make_room(&mut self, names: usize) {
         let groups = (self.group_count + names).min(GROUPS_MAX);
         let slots = self.table.len() * LINE_SLOTS;
-        if (self.used + names) * 4 > slots * 3 || groups * LANES >= 1 << self.lane_bits {
+        if (self.used + names) * FULL.1 > slots * FULL.0 || groups * LANES >= 1 << self.lane_bits {
             self.enlarge(names);
         }
     }
@@ -203,7 +211,7 @@ impl Names {
         let stale = self.used - self.live;
         let doubled = self.table.len() * 2;
         let suits = stale * 4 < self.used
-            && (self.used + names) * 4 <= doubled * LINE_SLOTS * 3
+            && (self.used + names) * FULL.1 <= doubled * LINE_SLOTS * FULL.0
             && groups * LANES < 1 << self.lane_bits
             && self.doublings + TAG_BITS_MIN < u32::BITS - self.lane_bits;
         if suits {
@@ -234,17 +242,20 @@ impl Names {
             self.table.extend(halves);
             full_before = line.empty() == 0;
         }
-        for lane in astray {
-            let (group, place) = self.group(lane);
-            if group.present >> place & 1 == 1 {
-                let name = group.names[place];
-                if let Err(slot) = self.find_from(self.home(name), name) {
-                    let tag = self.home(name).tag;
-                    self.table[slot.line as usize].0[slot.place as usize] =
-                        tag << self.lane_bits | lane.0;
-                    self.used += 1;
+        for lanes in astray.chunks(BATCH) {
+            // What they need comes for all of them at once: names, then slots.
+            lanes.iter().for_each(|lane| prefetch(self.group(*lane).0));
+            let mut batch = Batch::default();
+            for lane in lanes {
+                let (group, place) = self.group(*lane);
+                if group.present >> place & 1 == 1 {
+                    let home = self.home(group.names[place]);
+                    prefetch(&self.table[home.line as usize]);
+                    batch.push(home, *lane);
                 }
             }
+            self.used += batch.len;
+            self.add_slots(&mut batch);
         }
     }
 
@@ -303,9 +314,10 @@ impl Names {
     /// Takes a name out.
     #[inline]
     pub(super) fn remove(&mut self, lane: Lane) {
-        let group_at = lane.0 as usize / LANES;
+        let (group_at, place) = (lane.0 as usize / LANES, lane.0 as usize % LANES);
         let group = self.group_mut(group_at);
-        group.present &= !(1 << (lane.0 as usize % LANES));
+        group.present &= !(1 << place);
+        let name = group.names[place];
         if group.present == 0 {
             group.strip = FREE;
             self.free.push(group_at as u32);
@@ -313,6 +325,28 @@ impl Names {
         self.live -= 1;
         if self.live == 0 {
             *self = Self::default();
+        } else {
+            self.empty_slot(self.home(name), lane);
+        }
+    }
+
+    /// Empties a name's slot. In a full line it stays, pointing at nothing: searches
+    /// that went on from there must go on.
+    #[inline]
+    fn empty_slot(&mut self, home: Home, lane: Lane) {
+        let slot = home.tag << self.lane_bits | lane.0;
+        let mut at = home.line as usize;
+        loop {
+            let line = &mut self.table[at];
+            let (same, empty) = (line.equal(slot, 0), line.empty());
+            if same != 0 && empty != 0 {
+                line.0[same.trailing_zeros() as usize % LINE_SLOTS] = EMPTY;
+                self.used -= 1;
+            }
+            if same != 0 || empty != 0 {
+                return;
+            }
+            at = if at + 1 == self.table.len() { 0 } else { at + 1 };
         }
     }
 

@@ -116,7 +116,7 @@ impl Overlaps {
 
     /// Words of a set of slots.
     pub(super) fn words(&self) -> usize {
-        self.slots.live.len()
+        self.slots.words()
     }
 
     fn of(&self, slot: u16) -> Overlap {

@@ -81,7 +81,7 @@ fn walk(state: &State, hashes: &[BlockHash], out: &mut Overlaps) -> Result<End, 
         out.slots = Arc::clone(&state.slots);
     }
     out.alive.clear();
-    out.alive.extend_from_slice(&state.slots.live);
+    out.alive.extend(state.live.iter().map(|word| word.load(Ordering::Acquire)));
     let mut rest = hashes;
     let mut before: Option<(&Run, u32)> = None;
     let mut end = End::Run;

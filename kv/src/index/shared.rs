@@ -19,6 +19,8 @@ pub(super) struct State {
     pub(super) runs: Vec<Arc<[Run]>>,
     pub(super) heads: Arc<Heads>,
     pub(super) slots: Arc<Slots>,
+    /// One bit per slot in use. Cleared in place: whoever leaves is gone at once.
+    pub(super) live: Arc<[AtomicU64]>,
     /// What [`Shared::reused`] becomes with this state.
     pub(super) reused: u64,
 }
@@ -51,8 +53,6 @@ pub(super) struct Slots {
     pub(super) keys: Vec<Option<WorkerKey>>,
     /// The slots in use, sorted by worker.
     pub(super) by_key: Vec<(WorkerKey, u16)>,
-    /// One bit per slot in use.
-    pub(super) live: Vec<u64>,
     /// By slot, how many workers have had it.
     pub(super) owners: Vec<u32>,
 }
@@ -63,18 +63,21 @@ impl Slots {
         Some(self.by_key[at].1)
     }
 
+    /// Words of a set of slots.
+    pub(super) fn words(&self) -> usize {
+        self.keys.len().div_ceil(64)
+    }
+
     /// The same with a worker more, in a slot that is free.
     pub(super) fn with(&self, worker: WorkerKey, slot: u16) -> Self {
         let mut slots = self.clone();
         let place = usize::from(slot);
         if slots.keys.len() <= place {
             slots.keys.resize(place + 1, None);
-            slots.live.resize(place / 64 + 1, 0);
             slots.owners.resize(place + 1, 0);
         }
         slots.owners[place] = slots.owners[place].wrapping_add(1);
         slots.keys[place] = Some(worker);
-        slots.live[place / 64] |= 1 << (place % 64);
         let at = slots.by_key.partition_point(|(key, _)| *key < worker);
         slots.by_key.insert(at, (worker, slot));
         slots
@@ -86,7 +89,6 @@ impl Slots {
         if let Some(slot) = self.of(worker) {
             let place = usize::from(slot);
             slots.keys[place] = None;
-            slots.live[place / 64] &= !(1 << (place % 64));
             slots.by_key.retain(|(key, _)| *key != worker);
         }
         slots

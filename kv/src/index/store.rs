@@ -87,7 +87,10 @@ impl Index {
         };
         let mut near = None;
         let mut going: Option<Going> = None;
-        for hash in hashes {
+        for (at, hash) in hashes.iter().enumerate() {
+            if at.is_multiple_of(BATCH) {
+                known.names.fetch(hashes[at..].iter().map(|hash| hash.0));
+            }
             let Some(lane) = known.names.find_near(near, hash.0) else {
                 let aside = known.aside.remove(*hash, tier);
                 applied.removed += usize::from(aside);
