@@ -62,6 +62,17 @@ fn who_takes_over_a_place_is_not_taken_for_who_had_it() {
 }
 
 #[test]
+fn who_came_during_the_call_is_not_counted() {
+    let mut index = index();
+    let (reader, mut overlaps) = (index.reader(), Overlaps::new());
+    store(&mut index, 0, &[1]);
+    let before = reader.shared.state.load_full();
+    store(&mut index, 1, &[1, 2]);
+    assert!(reader.find_in(&before, &prompt(&[1, 2]), &mut overlaps).is_ok());
+    assert_eq!((overlaps.iter().count(), overlaps.len(), overlaps.deepest()), (1, 1, 1));
+}
+
+#[test]
 fn words_that_took_the_number_of_others_are_not_taken_for_them() {
     words_are_reused(&[0]);
 }
