@@ -273,7 +273,7 @@ impl Index {
         let slot = taken.iter().position(|taken| !taken).unwrap_or(taken.len());
         let slot = u16::try_from(slot).ok().filter(|slot| *slot < SLOTS_MAX)?;
         let slots = self.forest.slots().with(worker, slot);
-        self.forest.add_slot(slots, slot, usize::from(slot) < taken.len());
+        self.forest.add_slot(slots, slot);
         self.workers.insert(worker, Worker::new(slot));
         Some(slot)
     }

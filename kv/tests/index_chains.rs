@@ -40,7 +40,7 @@ impl Prompt {
         let branch = (self.cut.min(self.len)..self.len).map(|at| (100 + self.branch, at));
         let mut before = 0_u64;
         let chained = trunk.chain(branch).map(|(symbol, at)| {
-            let mixed = before ^ ((symbol << 32) | (at as u64 + 1));
+            let mixed = before ^ (symbol << 32 | (at as u64 + 1));
             before = mixed.wrapping_mul(0x9e37_79b9_7f4a_7c15).rotate_left(29);
             before
         });

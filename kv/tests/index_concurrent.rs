@@ -56,7 +56,7 @@ fn chain(trunk: usize, cut: usize, branch: usize, len: usize) -> Vec<u64> {
     let mut before = 0_u64;
     let chained = (0..len).map(|at| {
         let symbol = if at < cut { trunk } else { 1000 + branch } as u64;
-        before = (before ^ ((symbol << 32) | (at as u64 + 1))).wrapping_mul(0x9e37_79b9_7f4a_7c15);
+        before = (before ^ (symbol << 32 | (at as u64 + 1))).wrapping_mul(0x9e37_79b9_7f4a_7c15);
         before = before.rotate_left(29);
         before
     });

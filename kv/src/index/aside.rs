@@ -94,7 +94,13 @@ impl Index {
         let Some(worker) = self.workers.get_mut(&worker) else {
             return Applied::default();
         };
-        let blocks = blocks.to_vec();
+        // What can never be stored waits without its tokens, of which there is no bound.
+        let whole = self.config.block_size as usize;
+        let kept = blocks.iter().map(|block| match block.tokens.len() == whole {
+            true => block.clone(),
+            false => StoredBlock { tokens: Vec::new(), ..*block },
+        });
+        let blocks = kept.collect();
         let orphaned = worker.aside.keep(Waiting { parent, blocks, tier, removed: Vec::new() });
         Applied { aside: all, orphaned, ..Applied::default() }
     }

@@ -4,30 +4,53 @@
 //! only where it restarted unnoticed or hashes more than we know of. The block is
 //! held until the last of its names is gone, in the fastest tier of any.
 
+use std::collections::BTreeMap;
+
 use super::forest::{Forest, Span};
 use super::holders::ABSENT;
 use super::names::Lane;
 use super::strips::Place;
-use super::worker::Worker;
+use super::worker::{Worker, fastest};
+use crate::event::Tier;
 
 /// The names of one block.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub(super) struct Doubles {
     /// Fastest tier of the name that was there first, or [`ABSENT`] once it is gone.
     first: u8,
-    /// The further names, and their fastest tiers.
-    further: Vec<(Lane, u8)>,
+    /// The further names, and their fastest tiers; as many as a worker cares to give.
+    further: BTreeMap<Lane, u8>,
+    /// How many of them have which as their fastest tier.
+    by_tier: [u32; Tier::COUNT],
 }
 
 impl Doubles {
     fn fastest(&self) -> u8 {
-        let further = self.further.iter().map(|(_, tier)| *tier).min();
-        self.first.min(further.unwrap_or(ABSENT))
+        self.first.min(fastest(&self.by_tier))
+    }
+
+    /// Sets the fastest tier of a further name; [`ABSENT`] takes it out.
+    fn set(&mut self, lane: Lane, tier: u8) {
+        let before = match tier {
+            ABSENT => self.further.remove(&lane),
+            _ => self.further.insert(lane, tier),
+        };
+        if let Some(before) = before {
+            self.by_tier[usize::from(before)] -= 1;
+        }
+        if tier != ABSENT {
+            self.by_tier[usize::from(tier)] += 1;
+        }
+    }
+
+    pub(super) fn bytes(&self) -> usize {
+        size_of::<(Place, Self)>() + self.further.len() * size_of::<(Lane, u8)>() * 2
     }
 
     /// Names have moved.
     pub(super) fn move_to(&mut self, moved: impl Fn(Lane) -> Lane) {
-        self.further.iter_mut().for_each(|(lane, _)| *lane = moved(*lane));
+        let further = std::mem::take(&mut self.further);
+        self.further = further.into_iter().map(|(lane, tier)| (moved(lane), tier)).collect();
     }
 
     fn names(&self) -> usize {
@@ -55,11 +78,9 @@ impl Worker {
                 && let Some(lane) = lane_at(self, at)
             {
                 let place = forest.place(span.run, at);
-                let doubles = self
-                    .doubles
-                    .entry(place)
-                    .or_insert(Doubles { first: held, further: Vec::new() });
-                doubles.further.push((lane, tier));
+                let first = Doubles { first: held, ..Doubles::default() };
+                let doubles = self.doubles.entry(place).or_insert(first);
+                doubles.set(lane, tier);
                 shown = doubles.fastest();
             }
             forest.set_tier(Span { from: at, to: at + 1, ..span }, self.slot, shown);
@@ -72,9 +93,9 @@ impl Worker {
         let shown = match self.doubles.get_mut(&place) {
             None => tier,
             Some(doubles) => {
-                match doubles.further.iter_mut().find(|(of, _)| *of == lane) {
-                    Some((_, further)) => *further = tier,
-                    None => doubles.first = tier,
+                match doubles.further.contains_key(&lane) {
+                    true => doubles.set(lane, tier),
+                    false => doubles.first = tier,
                 }
                 doubles.fastest()
             }
@@ -87,9 +108,9 @@ impl Worker {
         let Some(doubles) = self.doubles.get_mut(&place) else {
             return ABSENT;
         };
-        match doubles.further.iter().position(|(of, _)| *of == lane) {
-            Some(at) => drop(doubles.further.swap_remove(at)),
-            None => doubles.first = ABSENT,
+        match doubles.further.contains_key(&lane) {
+            true => doubles.set(lane, ABSENT),
+            false => doubles.first = ABSENT,
         }
         let fastest = doubles.fastest();
         if doubles.names() < 2 {

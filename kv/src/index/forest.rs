@@ -115,8 +115,9 @@ impl Forest {
         &self.slots
     }
 
-    /// Publishes a worker's slot; `reused` says whether it was another's before.
-    pub(super) fn add_slot(&mut self, slots: Slots, slot: u16, reused: bool) {
+    /// Publishes a worker's slot. Readers with an older state are told even if nobody had
+    /// it before, since they see it come alive.
+    pub(super) fn add_slot(&mut self, slots: Slots, slot: u16) {
         if self.live.len() < slots.words() {
             let bits = self.live.iter().map(|word| word.load(Ordering::Relaxed));
             self.live = bits.chain([0]).map(AtomicU64::new).collect();
@@ -124,7 +125,7 @@ impl Forest {
         let word = &self.live[usize::from(slot) / 64];
         word.store(word.load(Ordering::Relaxed) | 1 << (slot % 64), Ordering::Release);
         self.slots = Arc::new(slots);
-        self.publish_reused(reused);
+        self.publish_reused(true);
     }
 
     /// Hides a worker from readers, at once, and publishes that it has no slot.

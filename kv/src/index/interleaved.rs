@@ -34,7 +34,7 @@ fn chain(cut: usize, branch: usize) -> Vec<u64> {
     let mut before = 0_u64;
     let chained = (0..cut + BRANCH).map(|at| {
         let symbol = if at < cut { 0 } else { 1 + branch } as u64;
-        before = (before ^ ((symbol << 32) | (at as u64 + 1))).wrapping_mul(0x9e37_79b9_7f4a_7c15);
+        before = (before ^ (symbol << 32 | (at as u64 + 1))).wrapping_mul(0x9e37_79b9_7f4a_7c15);
         before = before.rotate_left(29);
         before
     });

@@ -175,6 +175,9 @@ impl Worker {
 
     pub(super) fn bytes(&self) -> usize {
         const PER_COPY: usize = size_of::<(Lane, [u32; Tier::COUNT])>() * 2;
-        self.names.bytes() + self.copies.len() * PER_COPY + self.aside.bytes()
+        self.names.bytes()
+            + self.copies.len() * PER_COPY
+            + self.doubles.values().map(Doubles::bytes).sum::<usize>()
+            + self.aside.bytes()
     }
 }

@@ -1,8 +1,8 @@
 //! Workers that send nonsense: the index holds no more than its bounds allow, says so
 //! truthfully, and stays sound.
 //!
-//! A million events by default; `SPLITRAIL_HOSTILE_EVENTS=10000000` with `--release` for
-//! ten million.
+//! Twenty thousand events, some of thousands of blocks; `SPLITRAIL_HOSTILE_EVENTS=10000000`
+//! with `--release` for ten million.
 #![allow(clippy::unwrap_used)]
 
 mod counting;
@@ -116,7 +116,7 @@ fn key(worker: u32) -> WorkerKey {
 #[test]
 fn hostile_events_stay_under_the_bound_and_leave_nothing_behind() {
     let events = std::env::var("SPLITRAIL_HOSTILE_EVENTS");
-    let events: usize = events.map_or(1_000_000, |events| events.parse().unwrap());
+    let events: usize = events.map_or(20_000, |events| events.parse().unwrap());
     nonsense(events);
     one_block_under_many_names();
     tokens_that_wait_for_no_parent();

@@ -23,7 +23,7 @@ fn store(index: &mut Index, of: u32, hashes: &[u64]) {
 }
 
 fn chain(number: u64, blocks: u64) -> Vec<u64> {
-    (0..blocks).map(|at| ((number << 32) | (at + 1)).wrapping_mul(0x9e37_79b9_7f4a_7c15)).collect()
+    (0..blocks).map(|at| (number << 32 | (at + 1)).wrapping_mul(0x9e37_79b9_7f4a_7c15)).collect()
 }
 
 fn prompt(hashes: &[u64]) -> Vec<BlockHash> {
@@ -59,6 +59,17 @@ fn who_takes_over_a_place_is_not_taken_for_who_had_it() {
         assert_eq!(told, [2, 3, 3, 3, 3, 3, 3]);
         index.clear_worker(worker(1));
     }
+}
+
+#[test]
+fn who_came_during_the_call_is_not_counted() {
+    let mut index = index();
+    let (reader, mut overlaps) = (index.reader(), Overlaps::new());
+    store(&mut index, 0, &[1]);
+    let before = reader.shared.state.load_full();
+    store(&mut index, 1, &[1, 2]);
+    assert!(reader.find_in(&before, &prompt(&[1, 2]), &mut overlaps).is_ok());
+    assert_eq!((overlaps.iter().count(), overlaps.len(), overlaps.deepest()), (1, 1, 1));
 }
 
 #[test]
