@@ -93,8 +93,7 @@ impl Adapter for Chain {
         Arc::clone(&self.index)
     }
 
-    // A copy of its own, compiled once: its loop over hashes is generic and so
-    // compiled here, and comes out half as fast where it is inlined into ours.
+    // Compiled once, apart from the loops that call it: see Cargo.toml.
     #[inline(never)]
     fn find(reader: &Arc<ChainIndex>, query: &Box<[ContentHash]>, found: &mut Vec<(u32, u32)>) {
         found.clear();
