@@ -27,6 +27,9 @@ pub enum Deliver {
 /// What a removed worker cost, in nanoseconds.
 #[derive(Clone, Copy, Debug)]
 pub struct Removal {
+    /// Until the last lookup began that named the worker: a lower bound on when
+    /// readers stop seeing it.
+    pub last_seen_ns: u64,
     /// Until the first lookup of each watched prompt began that did not name the
     /// worker: an upper bound.
     pub unseen_ns: u64,
@@ -313,7 +316,7 @@ impl<A: Adapter> Subject for Bench<A> {
             assert!(scores.iter().any(|score| score.0 == worker), "watching for nothing");
         }
         let watching = AtomicBool::new(false);
-        let unseen_at_ns = AtomicU64::new(0);
+        let (last_seen_ns, unseen_at_ns) = (AtomicU64::new(0), AtomicU64::new(0));
         let (start_ns, end_ns) = thread::scope(|scope| {
             scope.spawn(|| {
                 let mut found = A::Found::default();
@@ -330,6 +333,7 @@ impl<A: Adapter> Subject for Bench<A> {
                         if !sees(query) {
                             break looked_ns.saturating_sub(gap_ns);
                         }
+                        last_seen_ns.store(looked_ns, Ordering::Relaxed);
                     };
                     unseen_at_ns.fetch_max(looked_ns, Ordering::Relaxed);
                 }
@@ -345,7 +349,11 @@ impl<A: Adapter> Subject for Bench<A> {
         // Who looks after the call has returned sees it no more, also where the
         // watcher did not get a processor to look earlier.
         let unseen_at_ns = unseen_at_ns.into_inner().clamp(start_ns, end_ns);
-        Removal { unseen_ns: unseen_at_ns - start_ns, returned_ns: end_ns - start_ns }
+        Removal {
+            last_seen_ns: last_seen_ns.into_inner().saturating_sub(start_ns),
+            unseen_ns: unseen_at_ns - start_ns,
+            returned_ns: end_ns - start_ns,
+        }
     }
 
     fn reload_from_snapshots(&mut self, workers: u32, max_blocks: usize) -> Option<(usize, Span)> {

@@ -93,6 +93,8 @@ impl Adapter for Chain {
         Arc::clone(&self.index)
     }
 
+    // Compiled once, apart from the loops that call it: see Cargo.toml.
+    #[inline(never)]
     fn find(reader: &Arc<ChainIndex>, query: &Box<[ContentHash]>, found: &mut Vec<(u32, u32)>) {
         found.clear();
         reader.score_into(

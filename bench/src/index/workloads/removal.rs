@@ -32,7 +32,7 @@ fn one(run: &mut Run, workers: u32) -> io::Result<()> {
         subject.apply_prepared();
         subject.prepare_queries(&chains);
     }
-    let [unseen, returned, whole] = alternate(&mut subjects, LEAVING, |subject, round| {
+    let [seen, unseen, returned, whole] = alternate(&mut subjects, LEAVING, |subject, round| {
         let worker = round as u32;
         let served: Vec<usize> =
             (0..chains.len()).filter(|&at| worker_of(at, workers) == worker).collect();
@@ -41,8 +41,10 @@ fn one(run: &mut Run, workers: u32) -> io::Result<()> {
         let removal = subject.remove_worker(worker, &watched);
         let entries = model.entries_of(worker).max(1) as f64;
         let returned_ns = removal.returned_ns as f64;
-        [removal.unseen_ns as f64 / 1e3, returned_ns / entries, returned_ns / 1e3]
+        let (seen_ns, unseen_ns) = (removal.last_seen_ns as f64, removal.unseen_ns as f64);
+        [seen_ns / 1e3, unseen_ns / 1e3, returned_ns / entries, returned_ns / 1e3]
     });
+    run.row(&workload, ("last seen after", "us", Better::Less), seen, None)?;
     run.row(&workload, (measure::UNSEEN, "us", Better::Less), unseen, None)?;
     run.row(&workload, (measure::RETURNED, "ns", Better::Less), returned, None)?;
     let note = format!("{} entries in the mean", model.entries() / workers as usize);
