@@ -523,3 +523,46 @@ impl Batch {
         self.len += 1;
     }
 }
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+    use super::*;
+
+    fn add(names: &mut Names, name: u64, place: Place) -> Lane {
+        names.make_room(1);
+        let home = names.homes([name].into_iter())[0];
+        let slot = names.find_from(home, name).unwrap_err();
+        let lane = names.insert_at(slot, home, name, place, After::Known(None)).unwrap();
+        names.count(1);
+        lane
+    }
+
+    #[test]
+    fn names_are_found_through_growth_removal_and_moves() {
+        let mut names = Names::default();
+        // As many as take several doublings, with names in sequence, one to a group.
+        let count = if cfg!(miri) { 300 } else { 30_000 };
+        for name in 0..count {
+            add(&mut names, name, Place { strip: name as u32, offset: 7 });
+        }
+        for name in 0..count {
+            let lane = names.find(name).unwrap();
+            assert_eq!(names.place(lane), Place { strip: name as u32, offset: 7 });
+            if name % 8 > 0 {
+                names.remove(lane);
+            }
+        }
+        assert_eq!(names.len() as u64, count.div_ceil(8));
+        assert!(names.is_sparse());
+        let before = names.bytes();
+        let old = names.find(16).unwrap();
+        let moved = names.shrink();
+        assert_eq!(names.find(16), Some(moved(old)));
+        assert!(names.bytes() * 3 < before);
+        for name in 0..count {
+            assert_eq!(names.find(name).is_some(), name % 8 == 0, "{name}");
+        }
+        assert_eq!(names.iter().count(), names.len());
+    }
+}
