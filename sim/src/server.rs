@@ -86,6 +86,15 @@ impl SimEngine {
         format!("http://{}", self.http_addr)
     }
 
+    /// `http://host:port` where prefill and decode meet: the bootstrap server of
+    /// [`KvConnector::Mooncake`](crate::KvConnector::Mooncake) and
+    /// [`KvConnector::Sglang`](crate::KvConnector::Sglang).
+    #[must_use]
+    pub fn bootstrap_url(&self) -> String {
+        let origin = &self.app.engine.origin;
+        format!("http://{}:{}", origin.host, origin.port)
+    }
+
     /// ZMQ endpoint of the KV events, for example `tcp://127.0.0.1:5557`.
     #[must_use]
     pub fn kv_events_endpoint(&self) -> Option<&str> {
