@@ -147,7 +147,7 @@ fn compute(core: &Core, endpoint: Endpoint, text: Bytes) -> Result<Prepared, Err
         if let Some(raw) = raw {
             body.set("prompt", raw);
         }
-        let weight = body.raw(prompt_member(endpoint)).map_or(0, str::len);
+        let weight = body.raw(endpoint.prompt_member()).map_or(0, str::len);
         let mut unit = Unit {
             prompt_index,
             prompt_tokens: None,
@@ -177,13 +177,6 @@ fn compute(core: &Core, endpoint: Endpoint, text: Bytes) -> Result<Prepared, Err
 fn label(reason: &'static str) -> String {
     let plain = |c: char| if c.is_ascii_alphanumeric() { c.to_ascii_lowercase() } else { '_' };
     reason.chars().map(plain).collect()
-}
-
-fn prompt_member(endpoint: Endpoint) -> &'static str {
-    match endpoint {
-        Endpoint::Chat => "messages",
-        Endpoint::Completions => "prompt",
-    }
 }
 
 /// The exact tokens, or why they cannot be known: the router never guesses.

@@ -4,8 +4,17 @@ use bytes::Bytes;
 use splitrail_engine::nixl::{HandOff, PREFILL_PARAMS_JSON};
 
 use crate::api::request::Options;
+use crate::api::sampling::SAMPLING_PARAMS;
 use crate::api::{Endpoint, JsonObject};
 use crate::error::Error;
+
+/// Members that could end a one-token leg in another way than by its length, or make
+/// it do more than one sample.
+const NOT_IN_ONE_TOKEN: [&str; 6] =
+    ["min_tokens", "stop", "stop_token_ids", "n", "best_of", "use_beam_search"];
+
+/// Members that ask for a number of output tokens, by the name of whatever endpoint.
+const OUTPUT_TOKENS: [&str; 2] = ["max_completion_tokens", "max_output_tokens"];
 
 /// The body of a leg that does the whole request. The engine is always asked for
 /// usage: without it nobody could say what was cached.
@@ -29,22 +38,54 @@ pub fn decode(body: &JsonObject, asked: Options, hand_off: HandOff) -> Result<By
 /// The body of a prefill leg: one token, not streamed (a streamed prefill returns
 /// no hand-off and pins its blocks until the lease ends).
 ///
+/// # Errors
+/// A 400 if `sampling_params` is no object where it must be one.
+pub fn prefill(body: &JsonObject, endpoint: Endpoint) -> Result<Bytes, Error> {
+    let mut body = one_token(body, endpoint)?;
+    body.set("kv_transfer_params", PREFILL_PARAMS_JSON);
+    Ok(body.to_bytes())
+}
+
+/// A body that computes its prompt and one token, whatever token that is.
+///
 /// vLLM hands blocks over only where the request ended by length, so whatever
 /// could end it earlier is taken away; the one token is thrown away, and decode
 /// samples it again from the full prompt.
-pub fn prefill(body: &JsonObject, endpoint: Endpoint) -> Bytes {
-    let mut body = body.clone();
-    for key in ["stream_options", "min_tokens", "stop", "stop_token_ids"] {
-        body.remove(key);
+fn one_token(body: &JsonObject, endpoint: Endpoint) -> Result<JsonObject, Error> {
+    let mut body = unstreamed(body);
+    match endpoint {
+        Endpoint::Chat | Endpoint::Completions => cut_to_one_token(&mut body, endpoint),
+        Endpoint::Generate => {
+            let raw = body.raw(SAMPLING_PARAMS).unwrap_or("{}");
+            let mut sampling = JsonObject::parse_str(raw)?;
+            cut_to_one_token(&mut sampling, endpoint);
+            body.set(SAMPLING_PARAMS, sampling.to_string());
+        }
     }
-    body.set("stream", "false");
-    body.set("max_tokens", "1");
+    Ok(body)
+}
+
+fn cut_to_one_token(sampling: &mut JsonObject, endpoint: Endpoint) {
+    for key in NOT_IN_ONE_TOKEN {
+        sampling.remove(key);
+    }
+    sampling.set("max_tokens", "1");
+    for key in OUTPUT_TOKENS {
+        if sampling.raw(key).is_some() {
+            sampling.set(key, "1");
+        }
+    }
     if endpoint == Endpoint::Chat {
-        body.set("max_completion_tokens", "1");
+        sampling.set("max_completion_tokens", "1");
     }
-    body.set("ignore_eos", "true");
-    body.set("kv_transfer_params", PREFILL_PARAMS_JSON);
-    body.to_bytes()
+    sampling.set("ignore_eos", "true");
+}
+
+fn unstreamed(body: &JsonObject) -> JsonObject {
+    let mut body = body.clone();
+    body.remove("stream_options");
+    body.set("stream", "false");
+    body
 }
 
 fn with_usage(mut body: JsonObject, asked: Options) -> Result<JsonObject, Error> {
@@ -72,7 +113,7 @@ mod tests {
     #[test]
     fn a_prefill_leg_asks_for_one_token_and_keeps_the_rest() {
         let text = r#"{"model":"m","messages":[],"stream":true,"stream_options":{"include_usage":true},"max_tokens":50,"min_tokens":4,"stop":["x"],"temperature":0.25}"#;
-        let body = prefill(&JsonObject::parse_str(text).unwrap(), Endpoint::Chat);
+        let body = prefill(&JsonObject::parse_str(text).unwrap(), Endpoint::Chat).unwrap();
         let sent: serde_json::Value = serde_json::from_slice(&body).unwrap();
         assert_eq!(
             sent,
@@ -82,6 +123,30 @@ mod tests {
                 "kv_transfer_params": {"do_remote_decode": true, "do_remote_prefill": false},
             })
         );
+    }
+
+    #[test]
+    fn a_prefill_leg_keeps_sampling_parameters_that_stand_apart_byte_for_byte() {
+        let text = r#"{"model":"m","token_ids":[1 ,2],"sampling_params":{"temperature":0.10,"max_tokens":9,"n":3,"stop":["x"],"x":{"y" : 1}},"stream":true,"max_tokens":7}"#;
+        let body = prefill(&JsonObject::parse_str(text).unwrap(), Endpoint::Generate).unwrap();
+        assert_eq!(
+            String::from_utf8_lossy(&body),
+            r#"{"model":"m","token_ids":[1 ,2],"sampling_params":{"temperature":0.10,"max_tokens":1,"x":{"y" : 1},"ignore_eos":true},"stream":false,"max_tokens":7,"kv_transfer_params":{"do_remote_decode":true,"do_remote_prefill":false}}"#
+        );
+    }
+
+    #[test]
+    fn a_prefill_leg_asks_for_one_token_under_every_name() {
+        let text = r#"{"max_tokens":5,"max_completion_tokens":6,"max_output_tokens":7,"n":2,"best_of":4,"use_beam_search":true}"#;
+        let body = JsonObject::parse_str(text).unwrap();
+        let sent = prefill(&body, Endpoint::Completions).unwrap();
+        let sent: serde_json::Value = serde_json::from_slice(&sent).unwrap();
+        for key in ["max_tokens", "max_completion_tokens", "max_output_tokens"] {
+            assert_eq!(sent[key], 1, "{key}");
+        }
+        for key in ["n", "best_of", "use_beam_search"] {
+            assert_eq!(sent[key], serde_json::Value::Null, "{key}");
+        }
     }
 
     #[test]

@@ -101,7 +101,7 @@ async fn prefill(
     let worker = &placed.worker;
     let uncached = uncached_tokens(context, unit, placed.overlap_blocks);
     let _booking = Booking::new(&worker.booked, uncached, unit.weight_tokens);
-    let body = legs::prefill(&unit.body, context.endpoint);
+    let body = legs::prefill(&unit.body, context.endpoint)?;
     let call = async {
         let response = client.post(worker, context.endpoint.path(), body, &envelope).await?;
         client.whole(worker, response.into_body()).await
