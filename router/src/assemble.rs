@@ -7,7 +7,7 @@ use splitrail_kv::{HashSeed, IndexConfig};
 
 use crate::config::{BlockSize, Config, Model, TokenizerConfig};
 use crate::core::{Core, Seldom, Served};
-use crate::fleet::{Pool, Worker};
+use crate::fleet::{Hosts, Pool, Worker};
 use crate::flow::client::EngineClient;
 use crate::prompt::{PromptModel, PromptOptions};
 
@@ -89,10 +89,13 @@ fn assemble_model(
         seed,
         max_blocks_per_worker: limits.index_blocks_per_worker_max,
     };
+    let authorities = workers.iter().map(|worker| &worker.authority);
+    let hosts = Hosts::new(authorities, model.hand_off_networks.iter().copied());
     let pool = Pool::new(workers, index, draw_seed);
     Ok(Served {
         config: model,
         pool,
+        hosts,
         prompt,
         client,
         mismatch: Seldom::default(),

@@ -13,7 +13,7 @@ use tokio_util::sync::CancellationToken;
 
 use crate::config::model::{Flow, Limits, Model, OnNoPrefill};
 use crate::error::{Error, Kind};
-use crate::fleet::{Pool, Worker};
+use crate::fleet::{Hosts, Pool, Worker};
 use crate::flow::client::EngineClient;
 use crate::ledger::decisions::Decisions;
 use crate::pick::Leg;
@@ -29,6 +29,8 @@ pub struct Served {
     pub config: Model,
     /// Its workers and their index.
     pub pool: Pool,
+    /// Where hand-offs may come from.
+    pub hosts: Hosts,
     /// Tokenizer and chat template, if it has them.
     pub prompt: Option<PromptModel>,
     /// The way to its engines.

@@ -48,6 +48,8 @@ pub enum Kind {
     EngineUnreachable,
     /// An engine failed, or answered nonsense.
     EngineFailed,
+    /// A prefill engine named a host for its blocks that is not of the fleet.
+    ForeignHandOff,
     /// An engine took longer than a configured time-out.
     EngineTimeout,
     /// The answer broke off after its first byte had been delivered.
@@ -123,6 +125,7 @@ impl Error {
             Kind::EngineRejected(_) => Fault::Client,
             Kind::EngineUnreachable
             | Kind::EngineFailed
+            | Kind::ForeignHandOff
             | Kind::EngineTimeout
             | Kind::DecodeLost => Fault::Engine,
             Kind::Overloaded | Kind::NoWorker | Kind::Internal => Fault::Router,
@@ -149,9 +152,10 @@ impl Error {
             Kind::EngineRejected(status) => {
                 StatusCode::from_u16(status).unwrap_or(StatusCode::BAD_REQUEST)
             }
-            Kind::EngineUnreachable | Kind::EngineFailed | Kind::DecodeLost => {
-                StatusCode::BAD_GATEWAY
-            }
+            Kind::EngineUnreachable
+            | Kind::EngineFailed
+            | Kind::ForeignHandOff
+            | Kind::DecodeLost => StatusCode::BAD_GATEWAY,
             Kind::EngineTimeout => StatusCode::GATEWAY_TIMEOUT,
             Kind::Internal => StatusCode::INTERNAL_SERVER_ERROR,
         }
@@ -181,6 +185,7 @@ impl Error {
             Kind::EngineRejected(_) => "engine_rejected",
             Kind::EngineUnreachable => "engine_unreachable",
             Kind::EngineFailed => "engine_failed",
+            Kind::ForeignHandOff => "foreign_hand_off",
             Kind::EngineTimeout => "engine_timeout",
             Kind::DecodeLost => "decode_lost",
             Kind::Internal => "internal",
@@ -256,6 +261,7 @@ mod tests {
         for (kind, another) in [
             (Kind::EngineUnreachable, true),
             (Kind::EngineFailed, true),
+            (Kind::ForeignHandOff, true),
             (Kind::EngineTimeout, true),
             (Kind::EngineRejected(429), true),
             (Kind::EngineRejected(400), false),

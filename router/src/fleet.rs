@@ -1,9 +1,13 @@
 //! Beside the way of a request: the workers, what they hold and how busy they are.
 
 pub mod booking;
+pub mod bootstrap;
+pub mod hosts;
 pub mod intake;
 pub mod poll;
 pub mod pool;
 
 pub use booking::{Booked, Booking};
+pub use bootstrap::Bootstrap;
+pub use hosts::Hosts;
 pub use pool::{Pool, Worker};

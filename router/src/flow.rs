@@ -4,6 +4,7 @@
 pub mod answer;
 pub mod client;
 pub mod context;
+pub mod hand_off;
 pub mod legs;
 mod place;
 pub mod plan;

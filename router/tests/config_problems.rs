@@ -85,13 +85,9 @@ fn what_later_versions_may_have_is_named_as_such() {
     }
     let fleet = valid_but("listen:\n", "listen:\n  fleet: 127.0.0.1:8002\n");
     cases.push(("listen.fleet".to_owned(), fleet));
-    for (from, key, value) in [
-        ("flow: prefill_first", "flow", "decode_first"),
-        ("flow: prefill_first", "flow", "auto"),
-        ("connector: nixl", "connector", "shared_storage"),
-        ("connector: nixl", "connector", "mooncake"),
-        ("connector: nixl", "connector", "sglang"),
-    ] {
+    for (from, key, value) in
+        [("flow: prefill_first", "flow", "decode_first"), ("flow: prefill_first", "flow", "auto")]
+    {
         let text = valid_but(from, &format!("{key}: {value}"));
         cases.push((format!("models[0].{key}: {value}"), text));
     }

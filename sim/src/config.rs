@@ -99,6 +99,8 @@ pub struct SimConfig {
     pub host: IpAddr,
     /// HTTP API.
     pub http_port: u16,
+    /// Side channel, or bootstrap server: where decode engines fetch hand-offs.
+    pub side_port: u16,
     /// KV events (ZMQ PUB); `None` publishes none.
     pub kv_events_port: Option<u16>,
     /// Replay of KV events (ZMQ ROUTER); `None` offers none.
@@ -161,6 +163,7 @@ impl Default for SimConfig {
         Self {
             host: IpAddr::V4(Ipv4Addr::LOCALHOST),
             http_port: 0,
+            side_port: 0,
             kv_events_port: Some(0),
             kv_replay_port: Some(0),
             model: "sim".to_owned(),

@@ -40,7 +40,7 @@ impl SimEngine {
             return Err(io::Error::new(io::ErrorKind::InvalidInput, message));
         }
         let http = TcpListener::bind((config.host, config.http_port)).await?;
-        let side = TcpListener::bind((config.host, 0)).await?;
+        let side = TcpListener::bind((config.host, config.side_port)).await?;
         let http_addr = http.local_addr()?;
         let origin = Origin {
             engine_id: random_hex(16),

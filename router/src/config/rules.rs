@@ -9,6 +9,7 @@ use std::path::Path;
 
 use serde::de::DeserializeOwned;
 
+mod connector;
 mod workers;
 
 use super::model::{Connector, Flow, Listen, Policy, Secret, TokenizerConfig};
@@ -31,6 +32,7 @@ pub(super) fn check(root: &Node, base_dir: &Path, report: &mut Report) {
         names.check(model, &path, report);
         let workers = Workers::check(model, &path, report);
         flow(model, &path, &workers, report);
+        connector::check(model, &path, report);
         policy(model, &path, &workers, report);
         timeouts(model, &path, report);
         tokenizer(model, &path, base_dir, report);
@@ -141,7 +143,7 @@ fn flow(model: &Node, path: &str, workers: &Workers<'_>, report: &mut Report) {
             if connector == Some(Connector::None) {
                 let place = model.get("connector").map_or(at("flow"), |node| node.at);
                 let message = format!("`{path}.flow: prefill_first` needs a connector");
-                report.error(place, message, "add `connector: nixl`, or use `flow: aggregated`");
+                report.error(place, message, "add a `connector`, or use `flow: aggregated`");
             }
             if workers.count == 1 {
                 let message = format!("`{path}.workers` has one worker, prefill_first needs two");

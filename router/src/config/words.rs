@@ -24,12 +24,9 @@ const LATER_KEYS: [&str; 14] = [
 ];
 
 /// The same for values: the key that they belong to, and the value.
-const LATER_VALUES: [(&str, &str); 8] = [
+const LATER_VALUES: [(&str, &str); 5] = [
     ("flow", "decode_first"),
     ("flow", "auto"),
-    ("connector", "shared_storage"),
-    ("connector", "mooncake"),
-    ("connector", "sglang"),
     ("tokenizer", "engine"),
     ("policy", "power_of_two"),
     ("policy", "predicted_ttft"),

@@ -13,6 +13,7 @@ use splitrail_kv::{BlockHash, Index, IndexConfig, Overlaps, WorkerKey};
 use tokio::sync::watch;
 
 use super::booking::Booked;
+use super::bootstrap::Bootstrap;
 use crate::config::model::{Role, Worker as WorkerConfig};
 use crate::pick::{Candidate, Leg};
 
@@ -28,6 +29,8 @@ pub struct Worker {
     pub config: WorkerConfig,
     /// Host and port of its HTTP address.
     pub authority: Authority,
+    /// Where decode workers meet it, for connectors that send both legs at once.
+    pub bootstrap: Option<Bootstrap>,
     /// What the router has given it to do.
     pub booked: Arc<Booked>,
     /// Whether its last probe or request found it alive.
@@ -48,10 +51,12 @@ impl Worker {
     /// A worker, presumed alive until a probe says otherwise.
     pub fn new(index: usize, config: WorkerConfig, authority: Authority) -> Self {
         let synced = AtomicBool::new(config.kv_events.is_none());
+        let bootstrap = Bootstrap::new(config.bootstrap.as_deref(), &authority);
         Self {
             index,
             config,
             authority,
+            bootstrap,
             booked: Arc::default(),
             up: AtomicBool::new(true),
             probed: AtomicBool::new(false),

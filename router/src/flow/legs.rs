@@ -1,8 +1,8 @@
 //! What each leg's engine is sent: the client's body with a few members replaced.
 
 use bytes::Bytes;
-use splitrail_engine::nixl::{HandOff, PREFILL_PARAMS_JSON};
 
+use super::hand_off::{HandOff, Lead};
 use crate::api::request::Options;
 use crate::api::sampling::SAMPLING_PARAMS;
 use crate::api::{Endpoint, JsonObject};
@@ -31,7 +31,7 @@ pub fn aggregated(body: &JsonObject, asked: Options) -> Result<Bytes, Error> {
 /// A 400 if `stream_options` is no object.
 pub fn decode(body: &JsonObject, asked: Options, hand_off: HandOff) -> Result<Bytes, Error> {
     let mut body = with_usage(body.clone(), asked)?;
-    body.set("kv_transfer_params", hand_off.into_json().get());
+    hand_off.put(&mut body);
     Ok(body.to_bytes())
 }
 
@@ -40,9 +40,21 @@ pub fn decode(body: &JsonObject, asked: Options, hand_off: HandOff) -> Result<By
 ///
 /// # Errors
 /// A 400 if `sampling_params` is no object where it must be one.
-pub fn prefill(body: &JsonObject, endpoint: Endpoint) -> Result<Bytes, Error> {
+pub fn prefill(body: &JsonObject, endpoint: Endpoint, lead: Lead<'_>) -> Result<Bytes, Error> {
+    // An engine that samples for decode stops by itself after the first token.
+    let mut body = if lead.samples() { unstreamed(body) } else { one_token(body, endpoint)? };
+    lead.put(&mut body);
+    Ok(body.to_bytes())
+}
+
+/// The body of a leg that fetches a hand-off for the samples to come: they then find
+/// the prompt in the decode worker's own cache. One hand-off cannot serve several.
+///
+/// # Errors
+/// A 400 if `sampling_params` is no object where it must be one.
+pub fn fetch(body: &JsonObject, endpoint: Endpoint, hand_off: HandOff) -> Result<Bytes, Error> {
     let mut body = one_token(body, endpoint)?;
-    body.set("kv_transfer_params", PREFILL_PARAMS_JSON);
+    hand_off.put(&mut body);
     Ok(body.to_bytes())
 }
 
@@ -113,7 +125,8 @@ mod tests {
     #[test]
     fn a_prefill_leg_asks_for_one_token_and_keeps_the_rest() {
         let text = r#"{"model":"m","messages":[],"stream":true,"stream_options":{"include_usage":true},"max_tokens":50,"min_tokens":4,"stop":["x"],"temperature":0.25}"#;
-        let body = prefill(&JsonObject::parse_str(text).unwrap(), Endpoint::Chat).unwrap();
+        let body = JsonObject::parse_str(text).unwrap();
+        let body = prefill(&body, Endpoint::Chat, Lead::Pulled).unwrap();
         let sent: serde_json::Value = serde_json::from_slice(&body).unwrap();
         assert_eq!(
             sent,
@@ -128,7 +141,8 @@ mod tests {
     #[test]
     fn a_prefill_leg_keeps_sampling_parameters_that_stand_apart_byte_for_byte() {
         let text = r#"{"model":"m","token_ids":[1 ,2],"sampling_params":{"temperature":0.10,"max_tokens":9,"n":3,"stop":["x"],"x":{"y" : 1}},"stream":true,"max_tokens":7}"#;
-        let body = prefill(&JsonObject::parse_str(text).unwrap(), Endpoint::Generate).unwrap();
+        let body = JsonObject::parse_str(text).unwrap();
+        let body = prefill(&body, Endpoint::Generate, Lead::Pulled).unwrap();
         assert_eq!(
             String::from_utf8_lossy(&body),
             r#"{"model":"m","token_ids":[1 ,2],"sampling_params":{"temperature":0.10,"max_tokens":1,"x":{"y" : 1},"ignore_eos":true},"stream":false,"max_tokens":7,"kv_transfer_params":{"do_remote_decode":true,"do_remote_prefill":false}}"#
@@ -139,7 +153,7 @@ mod tests {
     fn a_prefill_leg_asks_for_one_token_under_every_name() {
         let text = r#"{"max_tokens":5,"max_completion_tokens":6,"max_output_tokens":7,"n":2,"best_of":4,"use_beam_search":true}"#;
         let body = JsonObject::parse_str(text).unwrap();
-        let sent = prefill(&body, Endpoint::Completions).unwrap();
+        let sent = prefill(&body, Endpoint::Completions, Lead::Stored).unwrap();
         let sent: serde_json::Value = serde_json::from_slice(&sent).unwrap();
         for key in ["max_tokens", "max_completion_tokens", "max_output_tokens"] {
             assert_eq!(sent[key], 1, "{key}");
@@ -147,6 +161,48 @@ mod tests {
         for key in ["n", "best_of", "use_beam_search"] {
             assert_eq!(sent[key], serde_json::Value::Null, "{key}");
         }
+    }
+
+    #[test]
+    fn each_connector_adds_its_own_members_and_nothing_else() {
+        let text = r#"{"model":"m","prompt":"x","stream":true,"max_tokens":9,"x":1.50}"#;
+        let body = JsonObject::parse_str(text).unwrap();
+        let asked = |stream| Options {
+            stream,
+            include_usage: false,
+            samples: 1,
+            n: 1,
+            bypasses_cache: None,
+            embeds: false,
+            refusable: false,
+            max_tokens: None,
+        };
+        let text = |bytes: Bytes| String::from_utf8_lossy(&bytes).into_owned();
+        let transfer = splitrail_engine::mooncake::TransferId::from_random(1);
+        let room = splitrail_engine::sglang::Room::from_random(7);
+        let (members, met) = HandOff::meeting(room, "10.0.0.1", 8998);
+        let cut =
+            r#"{"model":"m","prompt":"x","stream":false,"max_tokens":1,"x":1.50,"ignore_eos":true"#;
+        let whole = r#"{"model":"m","prompt":"x","stream":true,"max_tokens":9,"x":1.50"#;
+        let meeting = r#","bootstrap_host":"10.0.0.1","bootstrap_port":8998,"bootstrap_room":7}"#;
+        let led = |lead| text(prefill(&body, Endpoint::Completions, lead).unwrap());
+        assert_eq!(led(Lead::Stored), format!("{cut}}}"));
+        let params = transfer.prefill_params_json();
+        assert_eq!(
+            led(Lead::Pushed(&transfer)),
+            format!(r#"{cut},"kv_transfer_params":{params}}}"#)
+        );
+        // SGLang's prefill samples the first token: as the client asked, but whole.
+        let sampling = whole.replace("\"stream\":true", "\"stream\":false");
+        assert_eq!(led(Lead::Met(&members)), format!("{sampling}{meeting}"));
+
+        let given = |hand_off| text(decode(&body, asked(false), hand_off).unwrap());
+        assert_eq!(given(HandOff::Stored), format!("{whole}}}"));
+        let pushed = HandOff::Pushed("{\"a\":1}".into());
+        assert_eq!(given(pushed), format!(r#"{whole},"kv_transfer_params":{{"a":1}}}}"#));
+        assert_eq!(given(met), format!("{whole}{meeting}"));
+        let fetched = fetch(&body, Endpoint::Completions, HandOff::Pushed("{}".into())).unwrap();
+        assert_eq!(text(fetched), format!(r#"{cut},"kv_transfer_params":{{}}}}"#));
     }
 
     #[test]

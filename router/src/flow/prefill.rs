@@ -2,12 +2,14 @@
 
 use std::time::Instant;
 
+use hyper_util::client::legacy::connect::HttpInfo;
 use serde_json::value::RawValue;
-use splitrail_engine::nixl::HandOff;
+use splitrail_engine::nixl;
 use splitrail_engine::usage::EngineUsage;
 
 use super::client::Envelope;
 use super::context::{Context, attempt, count_local, count_retry, uncached_tokens, within};
+use super::hand_off::{HandOff, Lead};
 use super::legs;
 use super::place::{Placed, place};
 use super::plan::LocalReason;
@@ -101,12 +103,13 @@ async fn prefill(
     let worker = &placed.worker;
     let uncached = uncached_tokens(context, unit, placed.overlap_blocks);
     let _booking = Booking::new(&worker.booked, uncached, unit.weight_tokens);
-    let body = legs::prefill(&unit.body, context.endpoint)?;
+    let body = legs::prefill(&unit.body, context.endpoint, Lead::Pulled)?;
     let call = async {
         let response = client.post(worker, context.endpoint.path(), body, &envelope).await?;
-        client.whole(worker, response.into_body()).await
+        let peer = response.extensions().get::<HttpInfo>().map(|info| info.remote_addr().ip());
+        Ok((client.whole(worker, response.into_body()).await?, peer))
     };
-    let reply = within(config.timeouts.prefill, worker, "timeouts.prefill", call).await?;
+    let (reply, peer) = within(config.timeouts.prefill, worker, "timeouts.prefill", call).await?;
     let nonsense = |_| Error::engine(worker.id(), "sent a prefill reply that cannot be understood");
     let reply = JsonObject::parse(reply).map_err(nonsense)?;
     // Usage that makes no sense is usage that was not reported.
@@ -115,8 +118,15 @@ async fn prefill(
     let raw = reply.raw("kv_transfer_params").unwrap_or("null");
     let raw: &RawValue =
         serde_json::from_str(raw).map_err(|_| Error::engine(worker.id(), "sent nonsense"))?;
-    let hand_off = HandOff::from_reply(raw)
+    let hand_off = nixl::HandOff::from_reply(raw)
         .map_err(|error| Error::engine(worker.id(), &format!("gave no hand-off: {error}")))?;
+    if !context.served.hosts.admit(hand_off.remote_host(), peer) {
+        let message = format!(
+            "worker {} handed over from a host outside the fleet (see hand_off_networks)",
+            worker.id()
+        );
+        return Err(Error::new(Kind::ForeignHandOff, message));
+    }
     let told = usage.as_ref().and_then(|usage| usage.cached_tokens);
     let tokens = usage.map_or(unit.prompt_tokens.unwrap_or(0), |usage| usage.prompt_tokens);
     context.stages.mark("prefill", started);
@@ -125,7 +135,7 @@ async fn prefill(
         cached_tokens: told.or(hand_off.remote_prefill_cached_tokens()),
         spent: Some(Spent::new(&context.core, &context.served, tokens)),
         overlap_blocks: placed.overlap_blocks,
-        hand_off,
+        hand_off: HandOff::Pulled(hand_off),
         envelope,
     })
 }
