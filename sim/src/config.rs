@@ -31,8 +31,6 @@ pub enum UsageReport {
     Null,
     /// The key is never there.
     Absent,
-    /// As SGLang with `--enable-cache-report`: nothing cached is `null`.
-    NullForZero,
 }
 
 /// What the decode leg reports as `cached_tokens`.

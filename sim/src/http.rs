@@ -20,7 +20,7 @@ use bytes::Bytes;
 use http::{HeaderMap, StatusCode, header};
 use serde_json::{Value, json};
 
-use crate::config::Role;
+use crate::config::{KvConnector, Role};
 use crate::engine::Engine;
 use crate::error::{ApiError, json_response};
 use crate::faults::{FaultBoard, RequestFaults};
@@ -154,6 +154,7 @@ async fn answer(
         model: request.model.clone(),
         fingerprint: app.fingerprint.clone(),
         report: config.usage_report,
+        zero_is_null: config.connector == KvConnector::Sglang,
     };
     let submission = app.engine.submit(request.asks.clone())?;
     let stream = std::mem::take(&mut request.stream);

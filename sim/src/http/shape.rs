@@ -14,6 +14,8 @@ pub(crate) struct Shape {
     pub(crate) model: String,
     pub(crate) fingerprint: String,
     pub(crate) report: UsageReport,
+    /// As SGLang, which says nothing where nothing was cached.
+    pub(crate) zero_is_null: bool,
 }
 
 /// Tokens of one request.
@@ -217,10 +219,10 @@ impl Shape {
     fn usage(&self, usage: Usage) -> Value {
         let mut body = Self::plain_usage(usage);
         match self.report {
-            UsageReport::NullForZero if usage.cached_tokens == 0 => {
+            UsageReport::Details if !self.tells(usage) => {
                 body["prompt_tokens_details"] = Value::Null;
             }
-            UsageReport::Details | UsageReport::NullForZero => {
+            UsageReport::Details => {
                 body["prompt_tokens_details"] = json!({
                     "cached_tokens": usage.cached_tokens,
                     "created_cache_tokens": self.created_cache_tokens(usage),
@@ -237,18 +239,17 @@ impl Shape {
     /// Streams leave out what is null.
     fn stream_usage(&self, usage: Usage) -> Value {
         let mut body = Self::plain_usage(usage);
-        let details = match self.report {
-            UsageReport::Details => true,
-            UsageReport::NullForZero => usage.cached_tokens > 0,
-            UsageReport::Null | UsageReport::Absent => false,
-        };
-        if details {
+        if self.report == UsageReport::Details && self.tells(usage) {
             body["prompt_tokens_details"] = json!({"cached_tokens": usage.cached_tokens});
             if let Some(created) = self.created_cache_tokens(usage) {
                 body["prompt_tokens_details"]["created_cache_tokens"] = json!(created);
             }
         }
         body
+    }
+
+    fn tells(&self, usage: Usage) -> bool {
+        usage.cached_tokens > 0 || !self.zero_is_null
     }
 
     fn created_cache_tokens(&self, usage: Usage) -> Option<usize> {

@@ -168,6 +168,7 @@ async fn sglang_legs_need_each_other() {
     };
     let (prefilled, decoded) = both(i64::MAX as u64).await;
     assert_eq!(prefilled.json()["usage"]["completion_tokens"], 1);
+    assert_eq!(prefilled.json()["usage"]["prompt_tokens_details"], Value::Null);
     assert_eq!(text_of(&decoded.json()), alone(&tokens).await);
     // Even one after the other, no leg ends before its counterpart has come.
     let mut prefill = Box::pin(post(&pair.prefill, COMPLETIONS, pair.room(&tokens, json!(5))));
