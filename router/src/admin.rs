@@ -16,6 +16,7 @@ use splitrail_kv::Tier;
 use crate::core::Core;
 use crate::error::{Error, Kind};
 use crate::fleet::pool::worker_key;
+use crate::flow::plan::THRESHOLD;
 use crate::ingress::reply::{health, json_reply, ready, reply_error};
 
 /// The admin listener's routes.
@@ -43,6 +44,8 @@ fn observe_fleet(core: &Core) {
     let metrics = &core.metrics;
     for served in &core.models {
         let model = served.name();
+        let threshold = served.config.cache_hit_threshold.unwrap_or(THRESHOLD);
+        metrics.cache_hit_threshold.with_label_values(&[model]).set(threshold);
         let index = served.pool.index();
         for worker in &served.pool.workers {
             let role = worker.config.role.name();
@@ -108,6 +111,8 @@ async fn workers(State(core): State<Arc<Core>>) -> Response {
                 "kv_events": worker.config.kv_events,
                 "index_synced": worker.is_synced(),
                 "events_current": worker.events_are_current(),
+                "shim": worker.config.shim,
+                "honours_threshold": worker.honours_threshold(),
                 "context_tokens": worker.context_tokens(),
                 "index_blocks": blocks,
                 "requests": worker.booked.requests(),
@@ -134,6 +139,9 @@ async fn models(State(core): State<Arc<Core>>) -> Response {
                 "adapters": config.adapters,
                 "block_size": served.pool.block_size(),
                 "flow": config.flow,
+                "request_flows": config.request_flows,
+                "cache_hit_threshold": config.cache_hit_threshold,
+                "gate": config.gate,
                 "policy": config.policy,
                 "tokenizer": served.prompt.is_some(),
             })

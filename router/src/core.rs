@@ -11,7 +11,7 @@ use splitrail_kv::HashSeed;
 use tokio::sync::Semaphore;
 use tokio_util::sync::CancellationToken;
 
-use crate::config::model::{Flow, Limits, Model, OnNoPrefill};
+use crate::config::model::{GateKind, Limits, Model, OnNoPrefill, RequestFlow};
 use crate::error::{Error, Kind};
 use crate::fleet::{Hosts, Pool, Worker};
 use crate::flow::client::EngineClient;
@@ -57,6 +57,17 @@ impl Seldom {
 }
 
 impl Served {
+    /// Whether its engines must be asked if they honour `cache_hit_threshold`.
+    pub fn asks_for_thresholds(&self) -> bool {
+        let config = &self.config;
+        let gated = |flow: &RequestFlow| {
+            matches!(flow, RequestFlow::DecodeFirst | RequestFlow::DecodeOnly | RequestFlow::Auto)
+        };
+        let own = RequestFlow::from(config.flow);
+        config.gate.kind == GateKind::Auto
+            && std::iter::once(&own).chain(&config.request_flows).any(gated)
+    }
+
     /// Its configured name, the metrics' label.
     pub fn name(&self) -> &str {
         &self.config.name
@@ -192,8 +203,9 @@ impl Core {
         for served in &self.models {
             let (config, pool) = (&served.config, &served.pool);
             // Without prefill workers a model that may prefill locally still works.
-            let legs: &[Leg] = match (config.flow, config.on_no_prefill) {
-                (Flow::PrefillFirst, OnNoPrefill::Fail) => &[Leg::Prefill, Leg::Decode],
+            let hands_over = RequestFlow::from(config.flow).hands_over();
+            let legs: &[Leg] = match (hands_over, config.on_no_prefill) {
+                (true, OnNoPrefill::Fail) => &[Leg::Prefill, Leg::Decode],
                 _ => &[Leg::Aggregated],
             };
             let name = served.name();
@@ -205,6 +217,14 @@ impl Core {
             }
             if pool.block_size() == 0 {
                 return Some(format!("no worker of model {name} has said its block size"));
+            }
+            let waiting =
+                |worker: &&Arc<Worker>| worker.is_up() && worker.honours_threshold().is_none();
+            let unasked = pool.workers.iter().find(waiting);
+            if let Some(worker) = unasked.filter(|_| served.asks_for_thresholds())
+                && self.started.elapsed() < SYNC_PATIENCE
+            {
+                return Some(format!("worker {} is asked for its threshold", worker.id()));
             }
             let unsynced = served.pool.workers.iter().find(|w| w.is_up() && !w.is_synced());
             if let Some(worker) = unsynced

@@ -52,6 +52,10 @@ pub enum Kind {
     ForeignHandOff,
     /// An engine took longer than a configured time-out.
     EngineTimeout,
+    /// An engine holds less of the prompt than its threshold asks for, and ran nothing.
+    BelowThreshold,
+    /// No decode worker has taken a hand-off before its lease ended.
+    LeaseExpired,
     /// The answer broke off after its first byte had been delivered.
     DecodeLost,
     /// A defect of the router.
@@ -127,6 +131,8 @@ impl Error {
             | Kind::EngineFailed
             | Kind::ForeignHandOff
             | Kind::EngineTimeout
+            | Kind::BelowThreshold
+            | Kind::LeaseExpired
             | Kind::DecodeLost => Fault::Engine,
             Kind::Overloaded | Kind::NoWorker | Kind::Internal => Fault::Router,
         }
@@ -155,8 +161,9 @@ impl Error {
             Kind::EngineUnreachable
             | Kind::EngineFailed
             | Kind::ForeignHandOff
+            | Kind::BelowThreshold
             | Kind::DecodeLost => StatusCode::BAD_GATEWAY,
-            Kind::EngineTimeout => StatusCode::GATEWAY_TIMEOUT,
+            Kind::EngineTimeout | Kind::LeaseExpired => StatusCode::GATEWAY_TIMEOUT,
             Kind::Internal => StatusCode::INTERNAL_SERVER_ERROR,
         }
     }
@@ -187,6 +194,8 @@ impl Error {
             Kind::EngineFailed => "engine_failed",
             Kind::ForeignHandOff => "foreign_hand_off",
             Kind::EngineTimeout => "engine_timeout",
+            Kind::BelowThreshold => "below_threshold",
+            Kind::LeaseExpired => "lease_expired",
             Kind::DecodeLost => "decode_lost",
             Kind::Internal => "internal",
         }
@@ -221,7 +230,7 @@ impl Error {
                 Code::ResourceExhausted
             }
             (Fault::Client, _) => Code::InvalidArgument,
-            (_, Kind::EngineTimeout) => Code::DeadlineExceeded,
+            (_, Kind::EngineTimeout | Kind::LeaseExpired) => Code::DeadlineExceeded,
             (_, Kind::DecodeLost) => Code::Aborted,
             (_, Kind::Internal) => Code::Internal,
             _ => Code::Unavailable,

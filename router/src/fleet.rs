@@ -6,6 +6,7 @@ pub mod hosts;
 pub mod intake;
 pub mod poll;
 pub mod pool;
+pub mod probe;
 
 pub use booking::{Booked, Booking};
 pub use bootstrap::Bootstrap;

@@ -2,8 +2,13 @@
 //! order, what is tried again, and what ends with the client.
 
 pub mod answer;
+mod attempts;
+mod below;
 pub mod client;
 pub mod context;
+mod decode_try;
+mod first;
+pub mod gate;
 pub mod hand_off;
 pub mod legs;
 mod place;

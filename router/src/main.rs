@@ -95,6 +95,10 @@ enum FlowArg {
     Aggregated,
     #[value(name = "prefill_first")]
     PrefillFirst,
+    #[value(name = "decode_first")]
+    DecodeFirst,
+    #[value(name = "auto")]
+    Auto,
 }
 
 impl From<FlowArg> for config::Flow {
@@ -102,6 +106,8 @@ impl From<FlowArg> for config::Flow {
         match flow {
             FlowArg::Aggregated => Self::Aggregated,
             FlowArg::PrefillFirst => Self::PrefillFirst,
+            FlowArg::DecodeFirst => Self::DecodeFirst,
+            FlowArg::Auto => Self::Auto,
         }
     }
 }

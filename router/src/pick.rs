@@ -98,6 +98,16 @@ pub fn pick(policy: &Policy, candidates: &[Candidate], query: Query) -> Option<C
     Some(Choice { index, costs, best_overlap_blocks })
 }
 
+/// Keeps the live candidates that hold at least so many blocks; where none does, those
+/// that hold most.
+pub fn holders(candidates: &mut Vec<Candidate>, blocks: u32) {
+    let up = |candidate: &&Candidate| candidate.up;
+    let most = candidates.iter().filter(up).map(|candidate| candidate.overlap_blocks).max();
+    let least = most.unwrap_or(0).min(blocks);
+    let any_up = most.is_some();
+    candidates.retain(|candidate| (candidate.up || !any_up) && candidate.overlap_blocks >= least);
+}
+
 /// A candidate's cost in blocks (`kv_overlap`) or tokens (`least_loaded`).
 fn cost(policy: &Policy, candidate: &Candidate, query: Query) -> f64 {
     let queued_tokens = match query.leg {
@@ -218,6 +228,23 @@ mod tests {
             .count();
         // e / (1 + e) = 0.731
         assert!((7300..7325).contains(&first), "{first}");
+    }
+
+    #[test]
+    fn holders_hold_enough_or_else_most() {
+        let of = |overlap_blocks, up| Candidate { up, overlap_blocks, ..Candidate::default() };
+        let all = vec![of(9, false), of(3, true), of(7, true), of(5, true)];
+        let kept = |blocks| {
+            let mut candidates = all.clone();
+            holders(&mut candidates, blocks);
+            candidates.iter().map(|candidate| candidate.overlap_blocks).collect::<Vec<_>>()
+        };
+        assert_eq!(kept(4), [7, 5]);
+        assert_eq!(kept(8), [7]);
+        assert_eq!(kept(0), [3, 7, 5]);
+        let mut down = vec![of(2, false), of(0, false)];
+        holders(&mut down, 1);
+        assert_eq!(down.len(), 2, "a real attempt gives the real error");
     }
 
     fn candidate() -> impl Strategy<Value = Candidate> {

@@ -36,6 +36,8 @@ pub struct Prepared {
     pub endpoint: Endpoint,
     /// How it is to be answered.
     pub options: Options,
+    /// The share of its prompts that its body wants cached.
+    pub threshold: Option<f64>,
     /// One unit per prompt.
     pub units: Vec<Unit>,
 }
@@ -50,6 +52,8 @@ pub struct Unit {
     pub prompt_tokens: Option<u32>,
     /// Why they are not.
     pub unknown: Option<&'static str>,
+    /// What its first block's hash follows upon.
+    pub namespace: BlockHash,
     /// Hashes of its full blocks; none where the tokens are not known.
     pub hashes: Vec<BlockHash>,
     /// The prompt's weight in the load view, in tokens.
@@ -152,6 +156,7 @@ fn compute(core: &Core, endpoint: Endpoint, text: Bytes) -> Result<Prepared, Err
             prompt_index,
             prompt_tokens: None,
             unknown: None,
+            namespace: namespace.root(core.hash_seed),
             hashes: Vec::new(),
             weight_tokens: (weight / BYTES_PER_TOKEN) as u64,
             body,
@@ -170,7 +175,8 @@ fn compute(core: &Core, endpoint: Endpoint, text: Bytes) -> Result<Prepared, Err
         }
         units.push(unit);
     }
-    Ok(Prepared { served, endpoint, options: inbound.options, units })
+    let Inbound { options, threshold, .. } = inbound;
+    Ok(Prepared { served, endpoint, options, threshold, units })
 }
 
 /// A reason as a label: one of a fixed set of sentences, in lower case with `_`.

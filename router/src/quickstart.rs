@@ -11,7 +11,7 @@ use splitrail_sim::{Role, SimConfig, SimEngine, TOKENIZER_CONFIG_JSON, TOKENIZER
 use tempfile::TempDir;
 
 use crate::assemble::{AssembleError, assemble};
-use crate::config::{self, Flow, Problems};
+use crate::config::{self, Flow, Problems, RequestFlow};
 use crate::run::Running;
 
 /// The simulated model's name.
@@ -97,7 +97,7 @@ fn roles(options: &Options) -> Vec<(String, Role)> {
     let prefill = (0..options.prefill).map(|i| (format!("p{i}"), Role::Prefill));
     let decode = (0..options.decode).map(|i| (format!("d{i}"), Role::Decode));
     match options.flow {
-        Flow::PrefillFirst => prefill.chain(decode).collect(),
+        Flow::PrefillFirst | Flow::DecodeFirst | Flow::Auto => prefill.chain(decode).collect(),
         Flow::Aggregated => {
             (0..options.prefill + options.decode).map(|i| (format!("w{i}"), Role::Both)).collect()
         }
@@ -123,10 +123,9 @@ fn yaml(
     tokenizer: &Path,
 ) -> String {
     let loopback = |port| SocketAddr::from((Ipv4Addr::LOCALHOST, port));
-    let (flow, connector) = match options.flow {
-        Flow::PrefillFirst => ("prefill_first", "nixl"),
-        Flow::Aggregated => ("aggregated", "none"),
-    };
+    let flow = RequestFlow::from(options.flow);
+    let connector = if flow.hands_over() { "nixl" } else { "none" };
+    let flow = flow.name();
     let mut workers = String::new();
     for ((id, role), engine) in roles.iter().zip(engines) {
         let role = match role {

@@ -1,6 +1,7 @@
 //! From an engine's answer to the client's: streams are relayed, and usage is
 //! decided in one place.
 
+pub mod choices;
 pub mod merge;
 pub mod relay;
 pub mod sse;

@@ -13,7 +13,7 @@ use tokio_util::sync::CancellationToken;
 use crate::admin;
 use crate::config::Listen;
 use crate::core::Core;
-use crate::fleet::{Worker, intake, poll};
+use crate::fleet::{Worker, intake, poll, probe};
 use crate::ingress::{grpc, http, listener};
 
 /// A router that is bound and serves.
@@ -169,6 +169,12 @@ fn follow_fleet(core: &Arc<Core>) -> JoinSet<()> {
             fleet.spawn(supervise("load", Arc::clone(worker), move || {
                 poll::run(Arc::clone(&model), Arc::clone(&polled))
             }));
+            if served.asks_for_thresholds() && worker.config.honours_threshold.is_none() {
+                let (model, asked) = (Arc::clone(served), Arc::clone(worker));
+                fleet.spawn(supervise("threshold", Arc::clone(worker), move || {
+                    probe::run(Arc::clone(&model), Arc::clone(&asked))
+                }));
+            }
             if worker.config.kv_events.is_some() {
                 let (core, served, followed) =
                     (Arc::clone(core), Arc::clone(served), Arc::clone(worker));

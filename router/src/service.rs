@@ -8,6 +8,7 @@ use futures_util::future::try_join_all;
 use http::HeaderValue;
 
 use crate::api::Endpoint;
+use crate::api::steering::Steering;
 use crate::core::{Core, unix_ms};
 use crate::error::{Error, Kind};
 use crate::flow::answer::Begun;
@@ -28,6 +29,8 @@ pub struct Call {
     pub endpoint: Endpoint,
     /// Its body.
     pub body: Payload,
+    /// What it wants of its way.
+    pub steering: Steering,
     /// The id that the client sees.
     pub request_id: String,
     /// W3C trace context.
@@ -71,6 +74,9 @@ impl Route {
         }
         if let Some(reason) = first.local_reason {
             parts.push(format!("local={reason}"));
+        }
+        if let (Some(gate), Some(outcome)) = (first.gate, first.decode_try) {
+            parts.push(format!("gate={gate}; try={outcome}"));
         }
         if decisions.iter().all(|decision| decision.prompt_tokens.is_some()) {
             let overlap: u32 = decisions.iter().map(|decision| decision.overlap_blocks).sum();
@@ -122,13 +128,26 @@ async fn answer(
     scope.admit()?;
     let tokenizing = Instant::now();
     let prepared = prepare(core, call.endpoint, call.body).await?;
-    let Prepared { served, endpoint, options, units } = prepared;
+    let Prepared { served, endpoint, options, threshold, units } = prepared;
+    let flow = call.steering.flow_for(&served.config)?;
+    // What the body says goes before what a header says.
+    let threshold = threshold.or(call.steering.threshold);
     let stages = Stages::new(core, &served);
     stages.mark("tokenize", tokenizing);
     let core = Arc::clone(core);
     let traceparent = call.traceparent;
     let request_id = call.request_id.clone();
-    let context = Context { core, served, endpoint, options, request_id, traceparent, stages };
+    let context = Context {
+        core,
+        served,
+        endpoint,
+        options,
+        flow,
+        threshold,
+        request_id,
+        traceparent,
+        stages,
+    };
     let decisions: Vec<DecisionHandle> =
         units.iter().map(|unit| start_decision(&context, unit, &call.request_id)).collect();
     scope.place(&context, &call.request_id, decisions.clone());
@@ -138,6 +157,7 @@ async fn answer(
     let body = match (begun.len(), begun.pop()) {
         (1, Some(Begun::Whole(reply))) => ReplyBody::Whole(reply.to_bytes()),
         (1, Some(Begun::Stream(unit))) => ReplyBody::Events(merge::single(unit)),
+        (1, Some(Begun::Made(events))) => ReplyBody::Events(merge::made(events)),
         (_, last) => merged(begun.into_iter().chain(last), options.n)?,
     };
     Ok((Route(decisions), context.stages.server_timing(), body))
@@ -150,6 +170,7 @@ fn merged(begun: impl Iterator<Item = Begun>, n: u32) -> Result<ReplyBody, Error
         match answer {
             Begun::Whole(reply) => replies.push(reply),
             Begun::Stream(unit) => streams.push(merge::single(unit)),
+            Begun::Made(events) => streams.push(merge::made(events)),
         }
     }
     if streams.is_empty() {

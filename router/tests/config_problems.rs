@@ -35,7 +35,7 @@ x.yaml:4:3: `limits` has an unknown key `in_flight`
 batch_prompts_max, n_max, output_tokens_max, stop_max, schema_max_bytes, \
 engine_reply_max_bytes, index_blocks_per_worker_max, decisions_kept, drain_delay, drain_grace
 x.yaml:8:11: `models[0].flow` cannot be \"agregated\"
-  hint: did you mean `aggregated`? one of: aggregated, prefill_first
+  hint: did you mean `aggregated`? one of: aggregated, prefill_first, decode_first, auto
 x.yaml:9:17: `models[0].block_size` must be a whole number, or `auto`, not the text \"16\"
   hint: write 16 without quotes"
     );
@@ -73,24 +73,17 @@ fn unknown_keys_are_refused_at_every_level() {
 
 #[test]
 fn what_later_versions_may_have_is_named_as_such() {
-    let top =
-        ["ledger", "record", "events", "tls", "tenants", "queue", "migrate", "cache_isolation"];
+    let top = ["ledger", "record", "events", "tls", "tenants", "queue", "cache_isolation"];
     let mut cases: Vec<(String, String)> = Vec::new();
     for key in top {
         cases.push((key.to_owned(), valid_but("hash_seed: 7", &format!("hash_seed: 7\n{key}: 1"))));
     }
-    for key in ["cache_hit_threshold", "gate", "lease", "discovery", "cache_isolation"] {
+    for key in ["discovery", "cache_isolation"] {
         let text = valid_but("  - name: big\n", &format!("  - name: big\n    {key}: 1\n"));
         cases.push((format!("models[0].{key}"), text));
     }
     let fleet = valid_but("listen:\n", "listen:\n  fleet: 127.0.0.1:8002\n");
     cases.push(("listen.fleet".to_owned(), fleet));
-    for (from, key, value) in
-        [("flow: prefill_first", "flow", "decode_first"), ("flow: prefill_first", "flow", "auto")]
-    {
-        let text = valid_but(from, &format!("{key}: {value}"));
-        cases.push((format!("models[0].{key}: {value}"), text));
-    }
     for (from, key, value) in [
         ("kind: huggingface", "tokenizer", "engine"),
         ("kind: kv_overlap", "policy", "power_of_two"),
@@ -114,6 +107,7 @@ fn values_of_the_wrong_type_range_or_form_say_what_is_right() {
         ("hash_seed: 7", "hash_seed: 1_000", (5, 12), "write 1000 without underscores"),
         ("hash_seed: 7", "hash_seed: 18446744073709551616", (5, 12), "18446744073709551615"),
         ("prefill: 3", "prefill: 11", (22, 25), "from 0 to 10"),
+        ("prefill: 3", "prefill: 3, budget_percent: -1", (22, 44), "from 0 to 1000"),
         ("overlap_weight: 2", "overlap_weight: .inf", (21, 49), "from 0 to 1000000"),
         ("overlap_weight: 2", "overlap_weight: .nan", (21, 49), "from 0 to 1000000"),
         ("overlap_weight: 2", "overlap_weight: '2'", (21, 49), "write 2 without quotes"),

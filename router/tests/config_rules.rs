@@ -136,6 +136,34 @@ fn bootstrap_servers_are_those_of_prefill_workers_that_have_one() {
 }
 
 #[test]
+fn flows_that_requests_may_ask_for_have_the_workers_they_need() {
+    let small = |flows: &str| {
+        valid_but("flow: aggregated", &format!("flow: aggregated\n    request_flows: [{flows}]"))
+    };
+    accepted(&small("decode_only, aggregated"));
+    let (line, column, told) = only_problem(&small("decode_only, sideways"));
+    assert_eq!((line, column), (35, 34), "{told}");
+    let problems = support::problems(&small("decode_first"));
+    let told: Vec<_> = problems.iter().map(|problem| problem.message.as_str()).collect();
+    assert_eq!(
+        told,
+        [
+            "`models[1].request_flows[0]: decode_first` needs a connector",
+            "`models[1].workers` has one worker, decode_first needs two",
+        ]
+    );
+    for flow in ["decode_first", "auto"] {
+        accepted(&valid_but("flow: prefill_first", &format!("flow: {flow}")));
+        refused(
+            "flow: prefill_first\n    connector: nixl",
+            &format!("flow: {flow}\n    connector: none"),
+            (17, 16),
+            &format!("`models[0].flow: {flow}` needs a connector"),
+        );
+    }
+}
+
+#[test]
 fn sglang_serves_pairs_only() {
     let valid = valid_but("connector: nixl", "connector: sglang").replacen(
         "    local_prefill_max_tokens: 32\n",
@@ -154,6 +182,42 @@ fn sglang_serves_pairs_only() {
         let (_, _, told) = only_problem(&valid.replacen(from, to, 1));
         assert!(told.contains(part), "{told}");
     }
+}
+
+#[test]
+fn a_gate_has_what_it_looks_at() {
+    let with = |gate: &str| {
+        let keys = format!("flow: decode_first\n    gate: {gate}");
+        valid_but("flow: prefill_first", &keys)
+    };
+    accepted(&with("{ kind: auto, preemption_guard: 0.001 }"));
+    accepted(&with("{ kind: engine, index_first: false, index_margin_blocks: 0 }"));
+    let (line, column, told) = only_problem(&with("{ kind: router }"));
+    assert_eq!((line, column), (17, 19), "{told}");
+    assert!(told.contains("sees no decode worker's KV events"), "{told}");
+    let (_, _, told) = only_problem(&with("{ kind: shim }"));
+    assert!(told.contains("has no decode worker with `shim: true`"), "{told}");
+    accepted(&with("{ kind: shim }").replace("role: decode,", "role: decode, shim: true,"));
+    for (gate, part) in [
+        ("{ preemption_guard: 2 }", "from 0 to 1"),
+        ("{ index_first: 1 }", "must be true or false"),
+        ("{ kind: nobody }", "one of: auto, engine, shim, router"),
+    ] {
+        let (_, _, told) = only_problem(&with(gate));
+        assert!(told.contains(part), "{told}");
+    }
+    refused(
+        "flow: prefill_first",
+        "flow: auto\n    lease: 0s",
+        (17, 12),
+        "`models[0].lease` is zero",
+    );
+    refused(
+        "flow: prefill_first",
+        "flow: auto\n    cache_hit_threshold: 1.5",
+        (17, 26),
+        "cannot be 1.5 -> from 0 to 1",
+    );
 }
 
 #[test]

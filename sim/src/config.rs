@@ -90,6 +90,19 @@ pub enum HashForm {
     Bytes32,
 }
 
+/// How a request below its `cache_hit_threshold` is turned away.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum ThresholdReply {
+    /// By `finish_reason: "cache_threshold"`, in a stream's only chunk.
+    #[default]
+    Finish,
+    /// The same, in a stream after a chunk without output.
+    AfterOpening,
+    /// By status 412.
+    Status412,
+}
+
 /// Settings of one engine. Ports may be 0 for any free one.
 #[derive(Debug, Clone)]
 pub struct SimConfig {
@@ -141,6 +154,11 @@ pub struct SimConfig {
     pub lease_ms: u64,
     /// Whether `cache_hit_threshold` gates requests or is ignored as an unknown field.
     pub honour_threshold: bool,
+    /// How those below it are turned away.
+    pub threshold_reply: ThresholdReply,
+    /// Whether the header `x-splitrail-gate` gates requests, as a side-car's does: by its
+    /// third part, the number of leading blocks.
+    pub honour_gate_header: bool,
     /// Report of cached tokens.
     pub usage_report: UsageReport,
     /// Report of cached tokens on the decode leg.
@@ -183,6 +201,8 @@ impl Default for SimConfig {
             transfer_us_per_block: 0,
             lease_ms: 30_000,
             honour_threshold: true,
+            threshold_reply: ThresholdReply::Finish,
+            honour_gate_header: false,
             usage_report: UsageReport::Details,
             decode_usage: DecodeUsage::RemotePrefill,
             event_form: EventForm::Map,

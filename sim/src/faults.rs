@@ -45,6 +45,9 @@ pub enum FaultKind {
     },
     /// A prefill's reply lacks its `kv_transfer_params`; its blocks stay pinned.
     NoHandoff,
+    /// A request whose KV has been pulled loses it before its first output. Sent with a
+    /// `cache_hit_threshold` above 0, it is turned away then.
+    Preempt,
     /// Pulls by decode engines are refused with `handoff_refused`.
     RefusePulls,
     /// Event batches take a sequence number but are not published (they can be replayed).
@@ -63,6 +66,7 @@ impl FaultKind {
             Self::TruncatedBody => "truncated_body",
             Self::SlowFirstByte { .. } => "slow_first_byte",
             Self::NoHandoff => "no_handoff",
+            Self::Preempt => "preempt",
             Self::RefusePulls => "refuse_pulls",
             Self::DropEventBatches => "drop_event_batches",
             Self::GarbageEvents => "garbage_events",
@@ -80,6 +84,7 @@ pub(crate) struct RequestFaults {
     pub(crate) truncate: bool,
     pub(crate) delay: Option<Duration>,
     pub(crate) no_handoff: bool,
+    pub(crate) preempt: bool,
 }
 
 /// The faults that are switched on.
@@ -111,8 +116,8 @@ impl FaultBoard {
         self.take(name).is_some()
     }
 
-    /// The faults of one inference request. `prefill` tells whether it stages a hand-off.
-    pub(crate) fn of_request(&self, prefill: bool) -> RequestFaults {
+    /// The faults of one inference request, which may stage a hand-off or pull one.
+    pub(crate) fn of_request(&self, prefill: bool, pull: bool) -> RequestFaults {
         let mut faults = RequestFaults::default();
         if let Some(FaultKind::SlowFirstByte { delay_ms }) = self.take("slow_first_byte") {
             faults.delay = Some(Duration::from_millis(delay_ms));
@@ -129,6 +134,7 @@ impl FaultBoard {
             faults.truncate = true;
         }
         faults.no_handoff = prefill && self.strikes("no_handoff");
+        faults.preempt = pull && self.strikes("preempt");
         faults
     }
 

@@ -104,7 +104,8 @@ async fn infer(
     };
     let staging = body["kv_transfer_params"]["do_remote_decode"] == true;
     let prefill = staging || app.engine.config.role == Role::Prefill;
-    let faults = app.faults.of_request(prefill);
+    let pull = body["kv_transfer_params"]["do_remote_prefill"] == true;
+    let faults = app.faults.of_request(prefill, pull);
     if let Some(delay) = faults.delay {
         tokio::time::sleep(delay).await;
     }
@@ -155,7 +156,17 @@ async fn answer(
         fingerprint: app.fingerprint.clone(),
         report: config.usage_report,
         zero_is_null: config.connector == KvConnector::Sglang,
+        threshold_reply: config.threshold_reply,
     };
+    for ask in &mut request.asks {
+        ask.preempted = faults.preempt;
+    }
+    if config.honour_gate_header {
+        let needed_blocks = ask::gate_header(headers)?;
+        for ask in &mut request.asks {
+            ask.needed_blocks = needed_blocks;
+        }
+    }
     let submission = app.engine.submit(request.asks.clone())?;
     let stream = std::mem::take(&mut request.stream);
     let answer = Answer::new(shape, request, config.block_size);

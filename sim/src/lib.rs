@@ -23,7 +23,9 @@ mod record;
 mod server;
 mod storage;
 
-pub use config::{DecodeUsage, EventForm, HashForm, KvConnector, Role, SimConfig, UsageReport};
+pub use config::{
+    DecodeUsage, EventForm, HashForm, KvConnector, Role, SimConfig, ThresholdReply, UsageReport,
+};
 pub use engine::Counters;
 pub use faults::{Fault, FaultKind};
 pub use record::{RecordedRequest, SimState};

@@ -38,6 +38,8 @@ pub struct Spec {
     pub extra_workers: Vec<String>,
     /// Another tokenizer's folder than the simulated model's.
     pub tokenizer: Option<PathBuf>,
+    /// Further keys of a worker, by name, as they follow others: `, shim: true`.
+    pub worker: fn(&str) -> &'static str,
     /// Changes the engines' settings, by name.
     pub engine: fn(&str, &mut SimConfig),
 }
@@ -55,6 +57,7 @@ impl Default for Spec {
             limits: "{ drain_delay: 10ms, drain_grace: 5s }",
             extra_workers: Vec::new(),
             tokenizer: None,
+            worker: |_| "",
             engine: |_, _| {},
         }
     }
@@ -212,7 +215,7 @@ fn yaml(spec: &Spec, engines: &[(String, SimEngine)], tokenizer: &std::path::Pat
         if spec.connector.is_concurrent() && role == "prefill" {
             item += &format!(", bootstrap: \"{}\"", engine.bootstrap_url());
         }
-        workers.push(item + " }");
+        workers.push(item + (spec.worker)(name) + " }");
     }
     let workers: String = workers.iter().map(|item| format!("      - {item}\n")).collect();
     let mut extra: String = spec.model.lines().map(|line| format!("    {line}\n")).collect();

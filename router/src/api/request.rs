@@ -99,6 +99,8 @@ pub struct Inbound {
     pub prompts: Vec<Entry>,
     /// How it is to be answered.
     pub options: Options,
+    /// Its `cache_hit_threshold`; no longer in the body.
+    pub threshold: Option<f64>,
     /// The salt that the engine is sent; part of the namespace.
     pub cache_salt: Option<String>,
     /// Forbidden fields that were removed.
@@ -120,7 +122,7 @@ impl Inbound {
             .get::<String>("model", "a string")?
             .ok_or_else(|| Error::invalid("model", "`model` is missing"))?;
         let threshold = body.get::<f64>("cache_hit_threshold", "a number from 0 to 1")?;
-        threshold.map(check_threshold).transpose()?;
+        let threshold = threshold.map(check_threshold).transpose()?;
         body.remove("cache_hit_threshold");
         let stream = body.get::<bool>("stream", "true or false")?.unwrap_or(false);
         if body.raw("stream_options").is_some_and(|raw| raw.starts_with('[')) {
@@ -155,6 +157,7 @@ impl Inbound {
             endpoint,
             model_name,
             options,
+            threshold,
             cache_salt: body.get("cache_salt", "a string")?,
             removed_fields,
             prompts,
@@ -321,6 +324,8 @@ mod tests {
         let body = |t: &str| format!(r#"{{"model":"m","prompt":"x","cache_hit_threshold":{t}}}"#);
         let inbound = parse(Endpoint::Completions, &body("0.33")).unwrap();
         assert_eq!(inbound.body.raw("cache_hit_threshold"), None);
+        assert_eq!(inbound.threshold, Some(0.33));
+        assert_eq!(parse(Endpoint::Completions, &body("null")).unwrap().threshold, None);
         for bad in ["1.01", "-0.1", "\"0.5\"", "true", "[0.5]"] {
             assert_eq!(
                 parse(Endpoint::Completions, &body(bad)).err().unwrap().status(),

@@ -14,8 +14,10 @@ use serde::{Deserialize, Serialize};
 use super::scalar::{self, BlockSize};
 
 mod connector;
+mod flow;
 
 pub use connector::{Connector, Network, NotANetwork};
+pub use flow::{AutoCosts, BreakerConfig, Flow, Gate, GateKind, RequestFlow, Retries};
 
 /// A whole configuration file.
 #[derive(Clone, Debug, Deserialize, Serialize, JsonSchema)]
@@ -158,6 +160,21 @@ pub struct Model {
     pub tokenizer: TokenizerConfig,
     /// How requests are served.
     pub flow: Flow,
+    /// Flows that a request may ask for with the header `x-splitrail-flow`, beside `flow`.
+    #[serde(default)]
+    pub request_flows: Vec<RequestFlow>,
+    /// The share of a prompt's tokens that a decode worker must hold to serve it without a
+    /// remote prefill, for requests that name none. Left out, `decode_first` takes 0.8, and
+    /// `auto` goes by its costs.
+    #[serde(default)]
+    #[schemars(range(min = 0.0, max = 1.0))]
+    pub cache_hit_threshold: Option<f64>,
+    /// Who applies the threshold.
+    #[serde(default)]
+    pub gate: Gate,
+    /// What `auto` reckons with.
+    #[serde(default)]
+    pub auto: AutoCosts,
     /// How KV gets from a prefill to a decode worker.
     #[serde(default)]
     pub connector: Connector,
@@ -173,6 +190,16 @@ pub struct Model {
     /// What happens where no prefill worker could do its part.
     #[serde(default)]
     pub on_no_prefill: OnNoPrefill,
+    /// How long a prefill engine keeps a hand-off's blocks; less a tenth, the time in which a
+    /// decode worker must have taken it. Past it the prompt is prefilled again.
+    #[serde(default = "flow::lease")]
+    #[serde(deserialize_with = "scalar::duration", serialize_with = "scalar::duration_text")]
+    #[schemars(with = "scalar::DurationText")]
+    pub lease: Duration,
+    /// Whether an answer whose decode worker is lost goes on upon another one, where that is
+    /// exact.
+    #[serde(default)]
+    pub migrate: bool,
     /// What clients are told where an engine reports no `cached_tokens`.
     #[serde(default)]
     pub cached_tokens_fallback: CachedTokensFallback,
@@ -182,6 +209,9 @@ pub struct Model {
     /// Retries before the first byte has reached the client.
     #[serde(default)]
     pub retries: Retries,
+    /// When a failing worker is left alone.
+    #[serde(default)]
+    pub breaker: BreakerConfig,
     /// How long each step may take.
     #[serde(default)]
     pub timeouts: Timeouts,
@@ -204,16 +234,6 @@ pub enum TokenizerConfig {
     },
     /// None: the router knows no tokens, and no policy that needs them can be used.
     None {},
-}
-
-/// How requests are served.
-#[derive(Clone, Copy, Debug, Deserialize, Serialize, JsonSchema, PartialEq, Eq)]
-#[serde(rename_all = "snake_case")]
-pub enum Flow {
-    /// One worker does prefill and decode.
-    Aggregated,
-    /// A prefill worker computes the prompt, a decode worker generates.
-    PrefillFirst,
 }
 
 /// What happens where no prefill worker could do its part.
@@ -271,24 +291,6 @@ pub enum Policy {
 impl Default for Policy {
     fn default() -> Self {
         Self::LeastLoaded {}
-    }
-}
-
-/// Retries of each leg, before the first byte has reached the client.
-#[derive(Clone, Copy, Debug, Deserialize, Serialize, JsonSchema)]
-#[serde(deny_unknown_fields, default)]
-pub struct Retries {
-    /// Further prefill attempts, each on another worker.
-    #[schemars(range(min = 0, max = 10))]
-    pub prefill: u32,
-    /// Further decode attempts, each with a new prefill: a hand-off is single-use.
-    #[schemars(range(min = 0, max = 10))]
-    pub decode: u32,
-}
-
-impl Default for Retries {
-    fn default() -> Self {
-        Self { prefill: 2, decode: 1 }
     }
 }
 
@@ -367,6 +369,12 @@ pub struct Worker {
     /// and `sglang`; left out, port 8998 of the host in `url`.
     #[serde(default)]
     pub bootstrap: Option<String>,
+    /// Whether the address is a side-car's, which gates by `x-splitrail-gate`.
+    #[serde(default)]
+    pub shim: bool,
+    /// Whether the engine honours `cache_hit_threshold`; left out, it is asked once.
+    #[serde(default)]
+    pub honours_threshold: Option<bool>,
 }
 
 /// What a worker does.

@@ -100,13 +100,19 @@ impl<'s> Table<'s> {
             "object" => "mapping".to_owned(),
             "array" => {
                 let item = schema.get("items").map(|items| follow(self.schema, items));
-                match item.map(type_name) {
-                    Some("object") => "list of mappings".to_owned(),
+                let Some(item) = item else { return "list".to_owned() };
+                let (options, _) = alternatives(self.schema, item);
+                match type_name(item) {
+                    "object" => "list of mappings".to_owned(),
+                    _ if options.iter().all(|option| constant(option).is_some()) => {
+                        format!("list of {}", self.type_cell(&options))
+                    }
                     _ => "list of texts".to_owned(),
                 }
             }
             "integer" => format!("integer{range}"),
             "number" => format!("number{range}"),
+            "boolean" => "`true` or `false`".to_owned(),
             _ => match schema.get("format").and_then(Json::as_str) {
                 Some(DURATION_FORMAT) => "duration".to_owned(),
                 Some(ADDRESS_FORMAT) => "`IP:PORT`".to_owned(),

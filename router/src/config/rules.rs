@@ -10,9 +10,10 @@ use std::path::Path;
 use serde::de::DeserializeOwned;
 
 mod connector;
+mod flow;
 mod workers;
 
-use super::model::{Connector, Flow, Listen, Policy, Secret, TokenizerConfig};
+use super::model::{Flow, Listen, Policy, Secret, TokenizerConfig};
 use super::problem::{Place, Report};
 use super::scalar::parse_duration;
 use super::tree::Node;
@@ -31,10 +32,11 @@ pub(super) fn check(root: &Node, base_dir: &Path, report: &mut Report) {
         let path = format!("models[{index}]");
         names.check(model, &path, report);
         let workers = Workers::check(model, &path, report);
-        flow(model, &path, &workers, report);
         connector::check(model, &path, report);
+        flow::check(model, &path, &workers, report);
         policy(model, &path, &workers, report);
         timeouts(model, &path, report);
+        lease(model, &path, report);
         tokenizer(model, &path, base_dir, report);
         secret(model, &path, base_dir, report);
     }
@@ -132,36 +134,6 @@ impl Names {
     }
 }
 
-fn flow(model: &Node, path: &str, workers: &Workers<'_>, report: &mut Report) {
-    let Some(flow) = typed::<Flow>(model, "flow") else {
-        return;
-    };
-    let at = |key: &str| model.get(key).unwrap_or(model).at;
-    let needed: &[(bool, &str)] = match flow {
-        Flow::PrefillFirst => {
-            let connector = typed_or(model, "connector", Connector::default());
-            if connector == Some(Connector::None) {
-                let place = model.get("connector").map_or(at("flow"), |node| node.at);
-                let message = format!("`{path}.flow: prefill_first` needs a connector");
-                report.error(place, message, "add a `connector`, or use `flow: aggregated`");
-            }
-            if workers.count == 1 {
-                let message = format!("`{path}.workers` has one worker, prefill_first needs two");
-                let hint = "an engine does not hand over to itself: add a worker, or use \
-                            `flow: aggregated`";
-                report.error(at("workers"), message, hint);
-                return;
-            }
-            &[(workers.can_prefill, "prefill"), (workers.can_decode, "decode")]
-        }
-        Flow::Aggregated => &[(workers.can_decode, "decode")],
-    };
-    for (_, role) in needed.iter().filter(|(there, _)| !there) {
-        let message = format!("`{path}.workers` has no worker with role {role} or both");
-        report.error(at("workers"), message, "add one, or choose another flow");
-    }
-}
-
 fn policy(model: &Node, path: &str, workers: &Workers<'_>, report: &mut Report) {
     let Some(Policy::KvOverlap { .. }) = typed::<Policy>(model, "policy") else {
         return;
@@ -192,6 +164,14 @@ fn timeouts(model: &Node, path: &str, report: &mut Report) {
             let message = format!("`{path}.timeouts.{}` is zero", shown(&entry.key));
             report.error(entry.value.at, message, "every request would fail: give it time");
         }
+    }
+}
+
+fn lease(model: &Node, path: &str, report: &mut Report) {
+    let Some(node) = model.get("lease") else { return };
+    if node.text().and_then(|text| parse_duration(text).ok()).is_some_and(|d| d.is_zero()) {
+        let message = format!("`{path}.lease` is zero");
+        report.error(node.at, message, "no hand-off would be in time: as long as the engines'");
     }
 }
 

@@ -6,17 +6,12 @@ use super::tree::{Node, Value};
 const SHOWN_MAX: usize = 60;
 
 /// Keys that the configuration's design names, but this version cannot act on.
-const LATER_KEYS: [&str; 14] = [
-    "cache_hit_threshold",
+const LATER_KEYS: [&str; 9] = [
     "cache_isolation",
     "discovery",
     "events",
     "fleet",
-    "gate",
-    "lease",
     "ledger",
-    "migrate",
-    "preemption_guard",
     "queue",
     "record",
     "tenants",
@@ -24,13 +19,8 @@ const LATER_KEYS: [&str; 14] = [
 ];
 
 /// The same for values: the key that they belong to, and the value.
-const LATER_VALUES: [(&str, &str); 5] = [
-    ("flow", "decode_first"),
-    ("flow", "auto"),
-    ("tokenizer", "engine"),
-    ("policy", "power_of_two"),
-    ("policy", "predicted_ttft"),
-];
+const LATER_VALUES: [(&str, &str); 3] =
+    [("tokenizer", "engine"), ("policy", "power_of_two"), ("policy", "predicted_ttft")];
 
 /// Whether `key` is for a later version.
 pub(super) fn is_later_key(key: &str) -> bool {

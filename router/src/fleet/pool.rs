@@ -1,6 +1,6 @@
 //! One model's workers and the index of their KV blocks.
 
-use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering::Relaxed};
+use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU32, AtomicU64, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
 use std::time::{Duration, Instant};
 
@@ -43,6 +43,8 @@ pub struct Worker {
     events_current: AtomicBool,
     /// The longest sequence that it takes, in tokens; 0 until it has said so.
     context_tokens: AtomicU32,
+    /// Whether it honours `cache_hit_threshold`: 1 for no, 2 for yes, 0 for not known.
+    honours_threshold: AtomicU8,
     /// What it last said of its load.
     load: ArcSwapOption<(Instant, EngineLoad)>,
 }
@@ -52,6 +54,8 @@ impl Worker {
     pub fn new(index: usize, config: WorkerConfig, authority: Authority) -> Self {
         let synced = AtomicBool::new(config.kv_events.is_none());
         let bootstrap = Bootstrap::new(config.bootstrap.as_deref(), &authority);
+        let honours_threshold =
+            AtomicU8::new(config.honours_threshold.map_or(0, |yes| 1 + u8::from(yes)));
         Self {
             index,
             config,
@@ -63,6 +67,7 @@ impl Worker {
             synced,
             events_current: AtomicBool::new(false),
             context_tokens: AtomicU32::new(0),
+            honours_threshold,
             load: ArcSwapOption::empty(),
         }
     }
@@ -79,6 +84,10 @@ impl Worker {
 
     /// Records that it is alive, or not; says whether that is news.
     pub fn set_up(&self, up: bool) -> bool {
+        if !up {
+            // Whatever comes back may be another version of it.
+            self.set_honours_threshold(None);
+        }
         self.up.swap(up, Relaxed) != up
     }
 
@@ -121,6 +130,21 @@ impl Worker {
     /// Records the longest sequence that it takes.
     pub fn set_context_tokens(&self, tokens: u32) {
         self.context_tokens.store(tokens, Relaxed);
+    }
+
+    /// Whether it honours `cache_hit_threshold`; `None` until it was asked.
+    pub fn honours_threshold(&self) -> Option<bool> {
+        match self.honours_threshold.load(Relaxed) {
+            0 => None,
+            known => Some(known == 2),
+        }
+    }
+
+    /// Records whether it honours `cache_hit_threshold`; `None` forgets it, for a process
+    /// that may be another one. What is configured stands.
+    pub fn set_honours_threshold(&self, honours: Option<bool>) {
+        let known = self.config.honours_threshold.or(honours);
+        self.honours_threshold.store(known.map_or(0, |yes| 1 + u8::from(yes)), Relaxed);
     }
 
     /// Its load as last reported, unless that is too old to mean anything.

@@ -4,27 +4,72 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use bytes::Bytes;
+use splitrail_engine::usage::EngineUsage;
 
-use super::client::{Envelope, refusal_event};
+use super::client::Envelope;
 use super::context::{Context, uncached_tokens, within};
+use super::first::{First, first_events};
 use super::legs;
 use super::place::Placed;
 use super::prefill::Prefilled;
 use crate::api::JsonObject;
 use crate::core::Served;
-use crate::error::Error;
+use crate::error::{Error, Kind};
 use crate::fleet::{Booking, Worker};
 use crate::ledger::decisions::DecisionHandle;
 use crate::prepare::Unit;
-use crate::reply::relay::{Account, Chunk, EventReader, UnitStream, whole};
+use crate::reply::choices::turned_away;
+use crate::reply::relay::{Account, UnitStream, whole};
 use crate::reply::usage::UsageRule;
 
 /// An answer that has begun: nothing of it has reached the client yet.
 pub enum Begun {
     /// A whole reply.
     Whole(JsonObject),
-    /// A stream whose first event is there.
+    /// A stream whose first events are there.
     Stream(Box<UnitStream>),
+    /// Events that the router makes itself.
+    Made(Vec<Bytes>),
+}
+
+/// What became of the leg that was to answer.
+pub(super) enum Answer {
+    /// It answers.
+    Begun(Begun),
+    /// The engine holds less of the prompt than its threshold asks for, and has run
+    /// nothing. With what it says of its tokens.
+    Below(Option<EngineUsage>),
+}
+
+/// A leg that answers the client, as it is sent.
+pub(super) struct Sending<'a> {
+    pub(super) context: &'a Context,
+    pub(super) unit: &'a Unit,
+    pub(super) decision: &'a DecisionHandle,
+    pub(super) envelope: &'a Envelope,
+    pub(super) placed: &'a Placed,
+    /// What its body carries as `cache_hit_threshold`.
+    pub(super) threshold: Option<f64>,
+}
+
+impl Sending<'_> {
+    /// Whether the worker may turn it away: what shows no output is then held back.
+    fn is_gated(&self) -> bool {
+        self.envelope.gate.is_some() || self.threshold.is_some_and(|threshold| threshold > 0.0)
+    }
+
+    /// The leg's body, with its hand-off spent on it.
+    fn body(&self, prefilled: Option<Prefilled>) -> Result<Bytes, Error> {
+        let mut body = self.unit.body.clone();
+        if let Some(threshold) = self.threshold {
+            body.set("cache_hit_threshold", threshold.to_string());
+        }
+        let asked = self.context.options;
+        match prefilled {
+            Some(Prefilled { hand_off, .. }) => legs::decode(&body, asked, hand_off),
+            None => legs::aggregated(&body, asked),
+        }
+    }
 }
 
 /// Sends the leg that answers the client, and waits until its answer begins.
@@ -32,58 +77,52 @@ pub enum Begun {
 /// # Errors
 /// Why it did not; nothing has reached the client then.
 pub(super) async fn generate(
-    context: &Context,
-    unit: &Unit,
-    decision: &DecisionHandle,
-    envelope: &Envelope,
-    placed: &Placed,
+    sending: &Sending<'_>,
     mut prefilled: Option<Prefilled>,
-) -> Result<Begun, Error> {
+) -> Result<Answer, Error> {
+    let Sending { context, placed, decision, .. } = *sending;
     let started = Instant::now();
-    let mut account = account(context, unit, decision, placed, prefilled.as_mut());
-    let asked = context.options;
-    let body = match prefilled {
-        Some(Prefilled { hand_off, .. }) => legs::decode(&unit.body, asked, hand_off)?,
-        None => legs::aggregated(&unit.body, asked)?,
-    };
+    let mut account = account(sending, prefilled.as_mut());
+    let body = sending.body(prefilled)?;
     let begun = if context.options.stream {
-        let first = first_event(context, &placed.worker, body, envelope).await;
-        first.map(|(reader, first)| (Some(reader), first))
+        first_events(context, &placed.worker, body, sending.envelope, sending.is_gated()).await
     } else {
-        whole_reply(context, &placed.worker, body, envelope).await.map(|reply| (None, reply))
+        whole_reply(context, &placed.worker, body, sending.envelope).await
     };
     context.stages.mark("first_token", started);
-    match begun {
-        Ok((None, reply)) => {
-            let reply = whole(&mut account, reply);
-            reply.inspect_err(|error| account.fail(error)).map(Begun::Whole)
-        }
-        Ok((Some(reader), first)) => {
+    let error = match begun {
+        Ok(First::Whole(reply)) => match whole(&mut account, reply) {
+            Ok(reply) => return Ok(Answer::Begun(Begun::Whole(reply))),
+            Err(error) => error,
+        },
+        Ok(First::Events(reader, held)) => {
             account.foretell();
-            Ok(Begun::Stream(Box::new(UnitStream {
+            return Ok(Answer::Begun(Begun::Stream(Box::new(UnitStream {
                 account,
                 reader,
-                first: Some(first),
+                held,
                 tells_usage: context.options.include_usage,
                 gaps: context.inter_token(decision),
                 last_event: Instant::now(),
-            })))
+            }))));
         }
-        Err(error) => {
-            account.fail(&error);
-            Err(error)
+        Ok(First::Below(usage)) => {
+            account.fail(&Error::new(Kind::BelowThreshold, ""));
+            return Ok(Answer::Below(usage));
         }
+        Err(error) => error,
+    };
+    account.fail(&error);
+    match error.kind() {
+        // llm-d's way of saying the same.
+        Kind::EngineRejected(412) => Ok(Answer::Below(None)),
+        _ => Err(error),
     }
 }
 
 /// What the answer owns until it has ended.
-fn account(
-    context: &Context,
-    unit: &Unit,
-    decision: &DecisionHandle,
-    placed: &Placed,
-    mut prefilled: Option<&mut Prefilled>,
-) -> Account {
+fn account(sending: &Sending<'_>, mut prefilled: Option<&mut Prefilled>) -> Account {
+    let Sending { context, unit, decision, placed, .. } = *sending;
     let Served { config, pool, .. } = context.served.as_ref();
     let worker = &placed.worker;
     let to_compute = match prefilled {
@@ -119,40 +158,21 @@ async fn whole_reply(
     worker: &Arc<Worker>,
     body: Bytes,
     envelope: &Envelope,
-) -> Result<Bytes, Error> {
+) -> Result<First, Error> {
     let Served { config, client, .. } = context.served.as_ref();
     let call = async {
         let response = client.post(worker, context.endpoint.path(), body, envelope).await?;
         client.whole(worker, response.into_body()).await
     };
-    within(config.timeouts.answer, worker, "timeouts.answer", call).await
+    let reply = within(config.timeouts.answer, worker, "timeouts.answer", call).await?;
+    if turned_away(&reply) {
+        return Ok(First::Below(usage_of(&reply)));
+    }
+    Ok(First::Whole(reply))
 }
 
-/// Sends a streamed leg and waits for its first event, which proves it good.
-async fn first_event(
-    context: &Context,
-    worker: &Arc<Worker>,
-    body: Bytes,
-    envelope: &Envelope,
-) -> Result<(EventReader, Bytes), Error> {
-    let Served { config, client, .. } = context.served.as_ref();
-    let limit = config.timeouts.first_token;
-    let idle = config.timeouts.stream_idle;
-    let call = async {
-        let response = client.post(worker, context.endpoint.path(), body, envelope).await?;
-        // Until the first event, the leg's own time-out counts.
-        let patience = limit.max(idle);
-        let max_bytes = client.reply_max_bytes();
-        let body = response.into_body();
-        let mut reader = EventReader::new(body, max_bytes, Arc::clone(worker), patience);
-        let Some(first) = reader.next().await? else {
-            return Err(Error::engine(worker.id(), "answered with an empty stream"));
-        };
-        match Chunk::read(&first).map(|chunk| chunk.error.is_some()) {
-            None => Err(Error::engine(worker.id(), "answered with no chunk")),
-            Some(true) => Err(refusal_event(worker, &first)),
-            Some(false) => Ok((reader.with_idle(idle), first)),
-        }
-    };
-    within(limit, worker, "timeouts.first_token", call).await
+/// What a reply or an event says of its tokens, where that makes sense.
+pub(super) fn usage_of(reply: &Bytes) -> Option<EngineUsage> {
+    let reply = JsonObject::parse(reply.clone()).ok()?;
+    EngineUsage::parse(serde_json::from_str(reply.raw("usage")?).ok()?).ok()
 }

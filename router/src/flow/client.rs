@@ -20,6 +20,7 @@ use crate::error::{Error, Fault, Kind};
 use crate::fleet::Worker;
 
 const TRACEPARENT: HeaderName = HeaderName::from_static("traceparent");
+const X_GATE: HeaderName = HeaderName::from_static("x-splitrail-gate");
 const X_REQUEST_ID: HeaderName = HeaderName::from_static("x-request-id");
 
 /// vLLM closes idle connections after 5 s. Ours end earlier, so that a request is
@@ -56,6 +57,8 @@ pub struct Envelope {
     pub request_id: HeaderValue,
     /// W3C trace context.
     pub traceparent: Option<HeaderValue>,
+    /// The blocks that a side-car is to look for.
+    pub gate: Option<HeaderValue>,
 }
 
 impl EngineClient {
@@ -93,6 +96,9 @@ impl EngineClient {
         headers.insert(X_REQUEST_ID, envelope.request_id.clone());
         if let Some(trace) = &envelope.traceparent {
             headers.insert(TRACEPARENT, trace.clone());
+        }
+        if let Some(gate) = &envelope.gate {
+            headers.insert(X_GATE, gate.clone());
         }
         let response = self.http.request(request).await.map_err(|error| failure(worker, &error))?;
         if response.status() == StatusCode::OK {

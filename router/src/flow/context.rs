@@ -10,7 +10,7 @@ use super::client::Envelope;
 use super::plan::LocalReason;
 use crate::api::Endpoint;
 use crate::api::request::Options;
-use crate::config::model::Flow;
+use crate::config::model::{GateKind, RequestFlow};
 use crate::core::{Core, Served, random_id};
 use crate::error::{Error, Kind};
 use crate::fleet::Worker;
@@ -28,6 +28,10 @@ pub struct Context {
     pub endpoint: Endpoint,
     /// How it is to be answered.
     pub options: Options,
+    /// The flow that it is to take.
+    pub flow: RequestFlow,
+    /// The share of its prompts that it wants cached, if it says so.
+    pub threshold: Option<f64>,
     /// The id that the client sees, for logs.
     pub request_id: String,
     /// W3C trace context.
@@ -72,19 +76,23 @@ pub(super) fn attempt(context: &Context, decision: &DecisionHandle) -> Envelope 
         // Hexadecimal digits are always a header value.
         request_id: request_id.unwrap_or_else(|_| HeaderValue::from_static("splitrail")),
         traceparent: context.traceparent.clone(),
+        gate: None,
     }
+}
+
+/// The threshold that a leg's body carries, which nobody but the router sets: `wanted`
+/// where the engine honours the field, so that an engine with a default of its own never
+/// turns away what was not to be gated; nothing where it does not.
+pub(super) fn carried_threshold(context: &Context, worker: &Worker, wanted: f64) -> Option<f64> {
+    let told = context.served.config.gate.kind == GateKind::Engine;
+    worker.honours_threshold().unwrap_or(told).then_some(wanted)
 }
 
 /// The flow that a request is meant to take, as in metrics and records; what it
 /// took in the end is in its decision.
 pub fn flow_name(context: &Context) -> &'static str {
-    match context.served.config.flow {
-        Flow::Aggregated => AGGREGATED,
-        Flow::PrefillFirst => "prefill_first",
-    }
+    context.flow.name()
 }
-
-const AGGREGATED: &str = "aggregated";
 
 /// Counts a P/D request that is prefilled where it is decoded.
 pub(super) fn count_local(context: &Context, decision: &DecisionHandle, reason: LocalReason) {
@@ -96,7 +104,7 @@ pub(super) fn count_local(context: &Context, decision: &DecisionHandle, reason: 
     decision.update(|decision| {
         decision.local_reason = Some(reason.name());
         decision.counted_reason = Some(reason.name());
-        decision.flow = AGGREGATED;
+        decision.flow = RequestFlow::Aggregated.name();
     });
 }
 

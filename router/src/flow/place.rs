@@ -8,7 +8,7 @@ use crate::core::Served;
 use crate::error::{Error, Kind};
 use crate::fleet::Worker;
 use crate::ledger::decisions::{CandidateRecord, DecisionHandle, DrawRecord};
-use crate::pick::{Candidate, Choice, Leg, Query, pick};
+use crate::pick::{Candidate, Choice, Leg, Query, holders, pick};
 use crate::prepare::Unit;
 
 /// Candidates in a decision record beside the chosen one, the cheapest first: a
@@ -21,17 +21,37 @@ pub(super) struct Placed {
     pub(super) overlap_blocks: u32,
 }
 
+/// What kind of worker a leg wants.
+#[derive(Clone, Copy)]
+pub(super) struct Wish<'a> {
+    pub(super) leg: Leg,
+    /// Workers that it must not be.
+    pub(super) excluded: &'a [usize],
+    /// Blocks that it should hold; where none does, one that holds most is taken.
+    pub(super) blocks: Option<u32>,
+}
+
+impl<'a> Wish<'a> {
+    /// Any worker for a leg but these.
+    pub(super) fn any(leg: Leg, excluded: &'a [usize]) -> Self {
+        Self { leg, excluded, blocks: None }
+    }
+}
+
 /// Picks a worker for a leg and writes down why.
 pub(super) fn place(
     context: &Context,
     unit: &Unit,
     decision: &DecisionHandle,
-    leg: Leg,
-    excluded: &[usize],
+    wish: Wish<'_>,
 ) -> Result<Placed, Error> {
+    let leg = wish.leg;
     let Served { config, pool, .. } = context.served.as_ref();
     let started = Instant::now();
-    let candidates = pool.candidates(leg, &unit.hashes, excluded, started);
+    let mut candidates = pool.candidates(leg, &unit.hashes, wish.excluded, started);
+    if let Some(blocks) = wish.blocks {
+        holders(&mut candidates, blocks);
+    }
     context.stages.mark("match", started);
     let started = Instant::now();
     let query = Query {

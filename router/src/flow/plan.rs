@@ -1,11 +1,20 @@
 //! Which legs a request needs: a pure function.
 
 use crate::api::request::Options;
-use crate::config::model::{Connector, Flow, Model};
+use crate::config::model::{Connector, Model, RequestFlow};
+
+/// The threshold of a request that names none and whose model names none.
+pub const THRESHOLD: f64 = 0.8;
 
 /// What is known of a request when its legs are planned.
 #[derive(Clone, Copy, Debug)]
 pub struct Facts {
+    /// The flow that it is to take.
+    pub flow: RequestFlow,
+    /// The share of its prompt that it wants cached, if it says so.
+    pub threshold: Option<f64>,
+    /// Whether a remote prefill pays by the costs of `auto`; `None` where that was not asked.
+    pub remote_pays: Option<bool>,
     /// Its prompt's length, if the router knows its tokens.
     pub prompt_tokens: Option<u32>,
     /// How it is to be answered.
@@ -26,12 +35,37 @@ impl Facts {
 }
 
 /// The legs of a request.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Plan {
+    /// A decode worker that holds this share of the prompt does it all; `then` is for where
+    /// none does.
+    pub gate: Option<f64>,
+    /// The legs after that, or at once.
+    pub then: Then,
+}
+
+/// The legs of a request that no decode worker's cache serves.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Plan {
+pub enum Then {
     /// One worker does everything; where the flow says otherwise, with the reason.
     Aggregated(Option<LocalReason>),
     /// Prefill on one worker, decode on another.
     PrefillFirst,
+    /// The client is told that too little is cached.
+    Tell,
+}
+
+impl Plan {
+    /// The flow as metrics and records name it.
+    pub fn name(&self) -> &'static str {
+        let flow = match (self.gate, self.then) {
+            (_, Then::Tell) => RequestFlow::DecodeOnly,
+            (Some(_), _) => RequestFlow::DecodeFirst,
+            (None, Then::PrefillFirst) => RequestFlow::PrefillFirst,
+            (None, Then::Aggregated(_)) => RequestFlow::Aggregated,
+        };
+        flow.name()
+    }
 }
 
 /// Why a request of a P/D model is prefilled where it is decoded.
@@ -52,6 +86,8 @@ pub enum LocalReason {
     Refusable,
     /// No prefill worker did its part, and `on_no_prefill` is `local`.
     NoPrefill,
+    /// By the costs of `auto`, a remote prefill does not pay.
+    Cheaper,
 }
 
 impl LocalReason {
@@ -65,28 +101,53 @@ impl LocalReason {
             Self::NoDecode => "no_decode",
             Self::Refusable => "refusable",
             Self::NoPrefill => "no_prefill",
+            Self::Cheaper => "cheaper",
         }
     }
 }
 
 /// Plans a request's legs.
 pub fn plan(model: &Model, facts: Facts) -> Plan {
-    if model.flow == Flow::Aggregated || model.connector == Connector::None {
-        return Plan::Aggregated(None);
+    let threshold = facts.threshold.or(model.cache_hit_threshold);
+    let gate = match facts.flow {
+        RequestFlow::DecodeFirst | RequestFlow::DecodeOnly => Some(threshold.unwrap_or(THRESHOLD)),
+        RequestFlow::Auto => threshold,
+        RequestFlow::Aggregated | RequestFlow::PrefillFirst => None,
+    };
+    if facts.flow == RequestFlow::DecodeOnly {
+        return Plan { gate, then: Then::Tell };
     }
+    if facts.flow == RequestFlow::Aggregated || model.connector == Connector::None {
+        return Plan { gate: None, then: Then::Aggregated(None) };
+    }
+    match local_reason(model, facts) {
+        // Several samples hit what one worker holds as one does.
+        Some(LocalReason::Samples) => {
+            Plan { gate, then: Then::Aggregated(Some(LocalReason::Samples)) }
+        }
+        Some(reason) => Plan { gate: None, then: Then::Aggregated(Some(reason)) },
+        None if gate.is_none() && facts.remote_pays == Some(false) => {
+            Plan { gate: None, then: Then::Aggregated(Some(LocalReason::Cheaper)) }
+        }
+        None => Plan { gate, then: Then::PrefillFirst },
+    }
+}
+
+/// Why a request cannot or need not have a remote prefill, whatever is cached.
+fn local_reason(model: &Model, facts: Facts) -> Option<LocalReason> {
     let short = facts.prompt_tokens.is_some_and(|n| n <= model.local_prefill_max_tokens);
-    if facts.options.samples > 1 {
-        Plan::Aggregated(Some(LocalReason::Samples))
-    } else if facts.options.bypasses_cache.is_some() {
-        Plan::Aggregated(Some(LocalReason::PromptLogprobs))
+    if facts.options.bypasses_cache.is_some() {
+        Some(LocalReason::PromptLogprobs)
     } else if facts.options.embeds {
-        Plan::Aggregated(Some(LocalReason::PromptEmbeds))
+        Some(LocalReason::PromptEmbeds)
     } else if short {
-        Plan::Aggregated(Some(LocalReason::ShortPrompt))
+        Some(LocalReason::ShortPrompt)
     } else if facts.only_decode_refuses() {
-        Plan::Aggregated(Some(LocalReason::Refusable))
+        Some(LocalReason::Refusable)
+    } else if facts.options.samples > 1 {
+        Some(LocalReason::Samples)
     } else {
-        Plan::PrefillFirst
+        None
     }
 }
 
@@ -113,22 +174,27 @@ mod tests {
             refusable: false,
             max_tokens: Some(50),
         };
-        let mut facts = Facts { prompt_tokens: Some(100), options, context_tokens: Some(150) };
+        let mut facts = Facts {
+            flow: RequestFlow::PrefillFirst,
+            threshold: None,
+            remote_pays: None,
+            prompt_tokens: Some(100),
+            options,
+            context_tokens: Some(150),
+        };
         change(&mut facts);
         facts
     }
 
+    type Change = fn(&mut Facts);
+
     #[test]
     fn a_prompt_goes_to_prefill_unless_there_is_a_reason() {
-        type Change = fn(&mut Facts);
         let model = model();
-        let local = |change: Change| match plan(&model, facts(change)) {
-            Plan::Aggregated(reason) => reason,
-            Plan::PrefillFirst => None,
-        };
-        assert_eq!(plan(&model, facts(|_| {})), Plan::PrefillFirst);
-        assert_eq!(local(|facts| facts.prompt_tokens = None), None);
-        assert_eq!(local(|facts| facts.context_tokens = None), None);
+        let then = |change: Change| plan(&model, facts(change)).then;
+        assert_eq!(then(|_| {}), Then::PrefillFirst);
+        assert_eq!(then(|facts| facts.prompt_tokens = None), Then::PrefillFirst);
+        assert_eq!(then(|facts| facts.context_tokens = None), Then::PrefillFirst);
         let reasons: [(Change, LocalReason); 6] = [
             (|facts| facts.prompt_tokens = Some(32), LocalReason::ShortPrompt),
             (|facts| facts.options.samples = 2, LocalReason::Samples),
@@ -138,13 +204,62 @@ mod tests {
             (|facts| facts.options.refusable = true, LocalReason::Refusable),
         ];
         for (change, reason) in reasons {
-            assert_eq!(local(change), Some(reason));
+            assert_eq!(then(change), Then::Aggregated(Some(reason)));
         }
     }
 
     #[test]
-    fn an_aggregated_model_needs_no_reason() {
-        let model = Model { flow: Flow::Aggregated, ..model() };
-        assert_eq!(plan(&model, facts(|_| {})), Plan::Aggregated(None));
+    fn an_aggregated_request_needs_no_reason_and_no_gate() {
+        let aggregated = facts(|facts| {
+            facts.flow = RequestFlow::Aggregated;
+            facts.threshold = Some(0.5);
+        });
+        let expected = Plan { gate: None, then: Then::Aggregated(None) };
+        assert_eq!(plan(&model(), aggregated), expected);
+    }
+
+    #[test]
+    fn a_request_s_threshold_goes_before_the_model_s_and_that_before_the_default() {
+        let gate = |model: &Model, flow, threshold| {
+            let facts = facts(|facts| (facts.flow, facts.threshold) = (flow, threshold));
+            plan(model, facts).gate
+        };
+        let said = Model { cache_hit_threshold: Some(0.4), ..model() };
+        for flow in [RequestFlow::DecodeFirst, RequestFlow::DecodeOnly] {
+            assert_eq!(gate(&said, flow, Some(0.1)), Some(0.1));
+            assert_eq!(gate(&said, flow, None), Some(0.4));
+            assert_eq!(gate(&model(), flow, None), Some(0.8));
+        }
+        assert_eq!(gate(&said, RequestFlow::PrefillFirst, Some(0.1)), None);
+        assert_eq!(gate(&said, RequestFlow::Auto, None), Some(0.4));
+        assert_eq!(gate(&model(), RequestFlow::Auto, None), None);
+    }
+
+    #[test]
+    fn auto_stays_local_only_where_that_is_cheaper_and_no_threshold_decides() {
+        let then = |threshold, pays| {
+            let facts = facts(|facts| {
+                facts.flow = RequestFlow::Auto;
+                (facts.threshold, facts.remote_pays) = (threshold, pays);
+            });
+            plan(&model(), facts).then
+        };
+        assert_eq!(then(None, Some(false)), Then::Aggregated(Some(LocalReason::Cheaper)));
+        assert_eq!(then(None, Some(true)), Then::PrefillFirst);
+        assert_eq!(then(None, None), Then::PrefillFirst);
+        assert_eq!(then(Some(0.5), Some(false)), Then::PrefillFirst);
+    }
+
+    #[test]
+    fn several_samples_try_decode_first_and_what_never_hits_does_not() {
+        let plan = |change: Change| {
+            let mut facts = facts(change);
+            facts.flow = RequestFlow::DecodeFirst;
+            plan(&model(), facts)
+        };
+        let samples = plan(|facts| facts.options.samples = 3);
+        assert_eq!((samples.gate, samples.name()), (Some(0.8), "decode_first"));
+        let computed = plan(|facts| facts.options.bypasses_cache = Some("x"));
+        assert_eq!((computed.gate, computed.name()), (None, "aggregated"));
     }
 }

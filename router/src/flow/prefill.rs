@@ -8,10 +8,12 @@ use splitrail_engine::nixl;
 use splitrail_engine::usage::EngineUsage;
 
 use super::client::Envelope;
-use super::context::{Context, attempt, count_local, count_retry, uncached_tokens, within};
+use super::context::{
+    Context, attempt, carried_threshold, count_local, count_retry, uncached_tokens, within,
+};
 use super::hand_off::{HandOff, Lead};
 use super::legs;
-use super::place::{Placed, place};
+use super::place::{Placed, Wish, place};
 use super::plan::LocalReason;
 use crate::api::JsonObject;
 use crate::config::model::OnNoPrefill;
@@ -54,7 +56,7 @@ pub(super) async fn prefill_or_local(
             let message = format!("model {} has no prefill worker that is up", model.name);
             break Error::new(Kind::NoWorker, message);
         }
-        let placed = match place(context, unit, decision, Leg::Prefill, &excluded) {
+        let placed = match place(context, unit, decision, Wish::any(Leg::Prefill, &excluded)) {
             Ok(placed) => placed,
             Err(error) => break error,
         };
@@ -103,7 +105,11 @@ async fn prefill(
     let worker = &placed.worker;
     let uncached = uncached_tokens(context, unit, placed.overlap_blocks);
     let _booking = Booking::new(&worker.booked, uncached, unit.weight_tokens);
-    let body = legs::prefill(&unit.body, context.endpoint, Lead::Pulled)?;
+    let mut body = unit.body.clone();
+    if let Some(threshold) = carried_threshold(context, worker, 0.0) {
+        body.set("cache_hit_threshold", threshold.to_string());
+    }
+    let body = legs::prefill(&body, context.endpoint, Lead::Pulled)?;
     let call = async {
         let response = client.post(worker, context.endpoint.path(), body, &envelope).await?;
         let peer = response.extensions().get::<HttpInfo>().map(|info| info.remote_addr().ip());

@@ -29,6 +29,7 @@ use super::context::{Identity, trace_context};
 use super::grpc_body::body_of;
 use super::http::log_failure;
 use crate::api::Endpoint;
+use crate::api::steering::Steering;
 use crate::core::Core;
 use crate::error::{Error, Kind};
 use crate::ledger::decisions::DecisionHandle;
@@ -95,16 +96,21 @@ impl FrontDoorService for FrontDoor {
         let traceparent =
             traceparent.and_then(|value| http::HeaderValue::from_bytes(value.as_bytes()).ok());
         let traceparent = trace_context(traceparent.as_ref());
+        let steering = Steering::read(request.metadata().as_ref());
         let message = request.into_inner();
         let sent_id = Some(message.request_id.as_bytes()).filter(|id| !id.is_empty());
         let Identity { request_id, arrived } = Identity::new(sent_id);
         let is_chat = matches!(message.prompt, Some(Prompt::Chat(_)));
         let endpoint = if is_chat { Endpoint::Chat } else { Endpoint::Completions };
-        let scope = Scope::open(&self.core, endpoint, arrived);
+        let mut scope = Scope::open(&self.core, endpoint, arrived);
+        let steering = steering.map_err(|error| {
+            scope.end(error.outcome());
+            status(&request_id, &error)
+        })?;
         let bytes = message.encoded_len();
         let make = Box::new(move || body_of(message));
         let body = Payload::Made { bytes, make };
-        let call = Call { endpoint, body, request_id: request_id.clone(), traceparent };
+        let call = Call { endpoint, body, steering, request_id: request_id.clone(), traceparent };
         let reply = serve(&self.core, call, scope).await.map_err(|e| status(&request_id, &e))?;
         let decision = reply.route.0.into_iter().next().unwrap_or_default();
         let ReplyBody::Events(events) = reply.body else {

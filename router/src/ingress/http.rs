@@ -22,7 +22,8 @@ use tower::limit::GlobalConcurrencyLimitLayer;
 use super::context::{Identify, Identity, trace_context};
 use super::reply::{health, json_reply, ready, reply_error};
 use crate::api::Endpoint;
-use crate::api::request::{check_threshold, unknown_model};
+use crate::api::request::unknown_model;
+use crate::api::steering::Steering;
 use crate::config::model::Limits;
 use crate::core::{Core, Named};
 use crate::error::{Error, Kind};
@@ -31,7 +32,6 @@ use crate::service::{Call, Reply, ReplyBody, Scope, serve};
 
 const X_ROUTE: HeaderName = HeaderName::from_static("x-splitrail-route");
 const SERVER_TIMING: HeaderName = HeaderName::from_static("server-timing");
-const X_THRESHOLD: HeaderName = HeaderName::from_static("x-splitrail-cache-hit-threshold");
 const TRACEPARENT: HeaderName = HeaderName::from_static("traceparent");
 
 /// The front door's routes.
@@ -76,10 +76,10 @@ async fn generate(
 ) -> Result<Response, Error> {
     let mut scope = Scope::open(&core, endpoint, identity.arrived);
     let traceparent = trace_context(request.headers().get(TRACEPARENT));
-    let body = receive(request, &core.limits).await;
-    let body = body.inspect_err(|error| scope.end(error.outcome()))?;
+    let received = receive(request, &core.limits).await;
+    let (steering, body) = received.inspect_err(|error| scope.end(error.outcome()))?;
     let request_id = identity.request_id.clone();
-    let call = Call { endpoint, body: Payload::Json(body), request_id, traceparent };
+    let call = Call { endpoint, body: Payload::Json(body), steering, request_id, traceparent };
     let result = serve(&core, call, scope).await;
     if let Err(error) = &result {
         log_failure(&identity.request_id, error);
@@ -87,14 +87,16 @@ async fn generate(
     result.map(|reply| respond(reply, identity.request_id))
 }
 
-async fn receive(request: Request, limits: &Limits) -> Result<Bytes, Error> {
+async fn receive(request: Request, limits: &Limits) -> Result<(Steering, Bytes), Error> {
     check_headers(request.headers())?;
+    let steering = Steering::read(request.headers())?;
     let body = read_body(request.into_body(), limits.body_max_bytes);
-    tokio::time::timeout(limits.body_timeout, body).await.unwrap_or_else(|_| {
+    let body = tokio::time::timeout(limits.body_timeout, body).await.unwrap_or_else(|_| {
         let message =
             format!("the body took longer than {:?} (limits.body_timeout)", limits.body_timeout);
         Err(Error::new(Kind::BodyTimeout, message))
-    })
+    });
+    Ok((steering, body?))
 }
 
 fn check_headers(headers: &HeaderMap) -> Result<(), Error> {
@@ -102,10 +104,6 @@ fn check_headers(headers: &HeaderMap) -> Result<(), Error> {
     if headers.get_all(CONTENT_ENCODING).iter().any(|encoding| encoding != identity) {
         let message = "compressed bodies are not accepted; send it as it is";
         return Err(Error::new(Kind::UnsupportedMedia, message));
-    }
-    if let Some(value) = headers.get(X_THRESHOLD) {
-        let number = value.to_str().ok().and_then(|text| text.trim().parse::<f64>().ok());
-        check_threshold(number.unwrap_or(f64::NAN))?;
     }
     Ok(())
 }

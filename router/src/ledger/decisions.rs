@@ -69,13 +69,20 @@ pub struct Decision {
     pub prompt_index: usize,
     /// The model's configured name.
     pub model: String,
-    /// The flow that was executed: `aggregated` or `prefill_first`.
+    /// The flow that was executed: `aggregated`, `prefill_first`, `decode_first`, `decode_only`.
     pub flow: &'static str,
     /// Why a P/D model's request was prefilled where it is decoded.
     pub local_reason: Option<&'static str>,
     /// The reason that the metrics have counted for it.
     #[serde(skip)]
     pub counted_reason: Option<&'static str>,
+    /// The share of the prompt that a decode worker was to hold.
+    pub cache_hit_threshold: Option<f64>,
+    /// Who decided whether one does: `engine`, `shim`, `router`, or `none`.
+    pub gate: Option<&'static str>,
+    /// What came of trying decode first: `served`, `rejected`, `skipped`, `unsupported` or
+    /// `failed`.
+    pub decode_try: Option<&'static str>,
     /// When the first decision was made, in milliseconds since 1970.
     pub decided_unix_ms: u64,
     /// Attempts so far, the present one included.

@@ -27,6 +27,11 @@ pub fn single(unit: Box<UnitStream>) -> Events {
     }))
 }
 
+/// Events that the router made.
+pub fn made(events: Vec<Bytes>) -> Events {
+    Box::pin(stream::iter(events.into_iter().map(Ok)))
+}
+
 /// The events of several prompts' answers as they come, under one id, with
 /// `choices[].index` moved to each prompt's place, and one usage chunk at the end.
 pub fn streams(units: Vec<Events>, n: u32) -> Events {

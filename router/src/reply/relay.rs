@@ -1,5 +1,6 @@
 //! One prompt's answer on its way to the client.
 
+use std::collections::VecDeque;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -11,6 +12,7 @@ use serde::Deserialize;
 use serde_json::value::RawValue;
 use splitrail_engine::usage::{EngineUsage, UsageError};
 
+use super::choices::turned_away;
 use super::sse::{Piece, Splitter};
 use super::usage::{Source, UsageRule, rewrite};
 use crate::api::JsonObject;
@@ -28,12 +30,14 @@ pub struct EventReader {
     splitter: Splitter,
     worker: Arc<Worker>,
     idle: Duration,
+    done: bool,
 }
 
 impl EventReader {
     /// Reads events of up to `max_bytes`, at most `idle` apart.
     pub fn new(body: Incoming, max_bytes: usize, worker: Arc<Worker>, idle: Duration) -> Self {
-        Self { body: Some(body), splitter: Splitter::new(max_bytes), worker, idle }
+        let splitter = Splitter::new(max_bytes);
+        Self { body: Some(body), splitter, worker, idle, done: false }
     }
 
     /// The same reader with another patience between pieces.
@@ -54,10 +58,13 @@ impl EventReader {
     /// # Errors
     /// If the connection breaks, an event is too long, or nothing comes in time.
     pub async fn next(&mut self) -> Result<Option<Bytes>, Error> {
-        loop {
+        while !self.done {
             match self.splitter.next_piece() {
                 Ok(Some(Piece::Data(data))) => return Ok(Some(data)),
-                Ok(Some(Piece::Done)) => return Ok(None),
+                Ok(Some(Piece::Done)) => {
+                    self.done = true;
+                    break;
+                }
                 Ok(None) => {}
                 Err(_) => {
                     let what = "sent an event over limits.engine_reply_max_bytes";
@@ -80,6 +87,7 @@ impl EventReader {
                 }
             }
         }
+        Ok(None)
     }
 }
 
@@ -244,8 +252,8 @@ impl<'a> Chunk<'a> {
 pub struct UnitStream {
     pub(crate) account: Account,
     pub(crate) reader: EventReader,
-    /// The event that proved the attempt good.
-    pub(crate) first: Option<Bytes>,
+    /// The events that proved the attempt good.
+    pub(crate) held: VecDeque<Bytes>,
     /// Whether the client asked for usage.
     pub(crate) tells_usage: bool,
     /// Where the time between events goes.
@@ -257,8 +265,8 @@ impl UnitStream {
     /// The next event for the client; `None` at the proper end.
     pub async fn next(&mut self) -> Option<Result<Bytes, Error>> {
         loop {
-            let data = match self.first.take() {
-                Some(first) => first,
+            let data = match self.held.pop_front() {
+                Some(held) => held,
                 None => match self.reader.next().await {
                     Ok(Some(data)) => {
                         self.observe_gap();
@@ -303,6 +311,9 @@ impl UnitStream {
         let chunk = Chunk::read(&data).ok_or("sent an event that is no chunk")?;
         if chunk.error.is_some() {
             return Err("reported an error in mid-stream");
+        }
+        if turned_away(&data) {
+            return Err("turned a part of the request away in mid-stream");
         }
         let Some(usage) = chunk.usage.filter(|_| !chunk.has_choices()) else {
             // Running totals have no details on engines of today; only the final

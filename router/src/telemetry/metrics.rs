@@ -67,7 +67,7 @@ metrics! {
     inter_token: HistogramVec[SECONDS]("inter_token_seconds"; "model", "flow");
     /// From a request's arrival to the end of its answer.
     request: HistogramVec[SECONDS]("request_seconds"; "model", "flow");
-    /// Time in each stage of a request: tokenize, match, pick, prefill, first_token.
+    /// Time in each stage of a request: tokenize, match, pick, decode_try, prefill, first_token.
     stage: HistogramVec[FINE_SECONDS]("stage_seconds"; "model", "stage");
     /// Prompt tokens of completed requests by leg and source. Never sum over legs.
     prompt_tokens: IntCounterVec("prompt_tokens_total"; "model", "leg", "source", "tier");
@@ -90,6 +90,10 @@ metrics! {
     prefix_cache_requests: IntCounterVec("prefix_cache_requests_total"; "model", "result");
     /// Requests of P/D models that were prefilled where they are decoded.
     local_prefills: IntCounterVec("local_prefills_total"; "model", "reason");
+    /// Prompts for which decode was to be tried first, by who decided and what came of it.
+    decode_first: IntCounterVec("decode_first_total"; "model", "gate", "outcome");
+    /// The share of a prompt that decode workers must hold where a request names none.
+    cache_hit_threshold: GaugeVec("cache_hit_threshold_ratio"; "model");
     /// Further attempts.
     retries: IntCounterVec("retries_total"; "model", "leg", "reason");
     /// Requests refused for load.

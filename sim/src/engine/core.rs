@@ -14,7 +14,7 @@ use super::handoff::{
 };
 use super::request::{Ask, End, FinishReason, Output, OutputSender, RemoteKv, Request};
 use crate::cache::{CacheEvent, KvCache};
-use crate::config::{DecodeUsage, KvConnector, SimConfig};
+use crate::config::{DecodeUsage, KvConnector, SimConfig, ThresholdReply};
 use crate::error::ApiError;
 
 /// One engine's requests, cache and hand-offs.
@@ -236,6 +236,11 @@ impl Core {
                 self.counters.prompt_tokens += request.prompt_tokens() as u64;
                 self.counters.local_cache_hit_tokens += hit;
                 let cached_tokens = reported_after_transfer(&request, config);
+                if request.ask.preempted && request.ask.threshold.is_some_and(|t| t > 0.0) {
+                    self.turn_away(&request, 0, config);
+                    self.cache.release(&mut request.sequence);
+                    return;
+                }
                 request.send(Output::Started { cached_tokens });
                 self.loaded.push_back(request);
             }
@@ -250,7 +255,7 @@ impl Core {
         };
         let hit_tokens = self.cache.hit_blocks(&request.sequence) * config.block_size;
         let stored_tokens = stored_tokens(&request, hit_tokens, config);
-        if self.gate(&request, hit_tokens + stored_tokens) {
+        if self.gate(&request, hit_tokens + stored_tokens, config) {
             return true;
         }
         let prompt_blocks = request.prompt_tokens().div_ceil(config.block_size);
@@ -281,20 +286,26 @@ impl Core {
 
     /// Turns a request away whose cached share is below its threshold. KV that
     /// comes from a prefill engine counts as cached here.
-    fn gate(&mut self, request: &Request, hit_tokens: usize) -> bool {
-        let Some(threshold) = request.ask.threshold else {
-            return false;
-        };
+    fn gate(&mut self, request: &Request, hit_tokens: usize, config: &SimConfig) -> bool {
+        let threshold = request.ask.threshold.unwrap_or(0.0);
         let pulls = matches!(request.ask.remote, RemoteKv::Pull(_));
         // Multiplied out, an empty prompt divides nothing.
-        let enough = hit_tokens as f64 >= threshold * request.prompt_tokens() as f64;
+        let enough = hit_tokens as f64 >= threshold * request.prompt_tokens() as f64
+            && hit_tokens >= request.ask.needed_blocks * config.block_size;
         if pulls || enough {
             return false;
         }
-        self.counters.finished_cache_threshold += 1;
-        request.send(Output::Started { cached_tokens: hit_tokens });
-        request.send(Output::BelowThreshold);
+        self.turn_away(request, hit_tokens, config);
         true
+    }
+
+    fn turn_away(&mut self, request: &Request, cached_tokens: usize, config: &SimConfig) {
+        self.counters.finished_cache_threshold += 1;
+        // A status can only be given before anything else.
+        if config.threshold_reply != ThresholdReply::Status412 {
+            request.send(Output::Started { cached_tokens });
+        }
+        request.send(Output::BelowThreshold);
     }
 
     /// Ends a request with its last token; its blocks go back, or wait for a decode engine.

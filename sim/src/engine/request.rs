@@ -51,6 +51,10 @@ pub(crate) struct Ask {
     pub(crate) ignore_eos: bool,
     pub(crate) stops: Vec<String>,
     pub(crate) threshold: Option<f64>,
+    /// Leading blocks without which it is turned away.
+    pub(crate) needed_blocks: usize,
+    /// It loses the KV that it pulls, by a fault.
+    pub(crate) preempted: bool,
     pub(crate) remote: RemoteKv,
     /// Only the first token is wanted here, whatever it is and however many are asked
     /// for: another engine goes on.

@@ -1,6 +1,6 @@
 //! Reading request bodies.
 
-use http::StatusCode;
+use http::{HeaderMap, StatusCode};
 use serde_json::Value;
 
 use super::remote::{is_deadly, read_remote};
@@ -103,6 +103,8 @@ pub(crate) fn read(
                 ignore_eos: sampling["ignore_eos"] == true,
                 stops: limits.stops.clone(),
                 threshold,
+                needed_blocks: 0,
+                preempted: false,
                 remote,
                 first_token_only: stages && config.connector == KvConnector::Sglang,
             });
@@ -118,6 +120,20 @@ pub(crate) fn read(
         asks,
         deadly,
     })
+}
+
+/// The blocks that the header `x-splitrail-gate` asks for:
+/// `<namespace>:<rank>:<blocks>:<hash>`; 0 without it.
+pub(crate) fn gate_header(headers: &HeaderMap) -> Result<usize, ApiError> {
+    let Some(value) = headers.get("x-splitrail-gate") else { return Ok(0) };
+    let wrong = || ApiError::bad_request("x-splitrail-gate", "not a gate header");
+    let parts: Vec<&str> = value.to_str().map_err(|_| wrong())?.split(':').collect();
+    let [namespace, rank, blocks, hash] = parts[..] else { return Err(wrong()) };
+    let hex = |part: &str| u64::from_str_radix(part, 16).is_ok();
+    match (hex(namespace) && hex(hash), rank.parse::<u32>(), blocks.parse()) {
+        (true, Ok(_), Ok(blocks)) => Ok(blocks),
+        _ => Err(wrong()),
+    }
 }
 
 /// Random lower-case hex of so many bytes.

@@ -12,6 +12,7 @@ use serde_json::Value;
 
 use super::ask::InferenceRequest;
 use super::shape::{Choice, Shape, Usage};
+use crate::config::ThresholdReply;
 use crate::engine::Submission;
 use crate::engine::handoff::Handoff;
 use crate::engine::request::{End, FinishReason, Output, RemoteKv};
@@ -53,6 +54,10 @@ impl Answer {
         match output {
             // As in the real engine, the last prompt of a batch speaks for all of them.
             Output::Started { cached_tokens } => self.cached_tokens = cached_tokens,
+            Output::BelowThreshold if self.shape.threshold_reply == ThresholdReply::Status412 => {
+                let message = "The prompt's cached share is below cache_hit_threshold.";
+                return Err(ApiError::new(StatusCode::PRECONDITION_FAILED, message));
+            }
             Output::BelowThreshold => progress.finish_reason = Some("cache_threshold"),
             Output::Failed(error) => return Err(error),
             Output::Token { id, end } => {
@@ -143,10 +148,14 @@ impl Answer {
         };
         let mut chunks = Vec::new();
         let rejected = progress.finish_reason == Some("cache_threshold");
-        if chat && first && !rejected {
+        let opens = match rejected {
+            true => self.shape.threshold_reply == ThresholdReply::AfterOpening,
+            false => chat,
+        };
+        if first && opens {
             let prompt_token_ids = body.prompt_token_ids.take();
             let opening = Choice { prompt_token_ids, ..Choice::default() };
-            chunks.push(self.shape.chunk(choice, &opening, true));
+            chunks.push(self.shape.chunk(choice, &opening, chat));
         }
         if !body.text.is_empty() || ended || tokens_only {
             chunks.push(self.shape.chunk(choice, &body, chat && rejected));

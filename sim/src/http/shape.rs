@@ -3,7 +3,7 @@
 use serde_json::{Value, json};
 
 use super::ask::Endpoint;
-use crate::config::UsageReport;
+use crate::config::{ThresholdReply, UsageReport};
 
 /// What all bodies of one request share.
 #[derive(Debug, Clone)]
@@ -16,6 +16,7 @@ pub(crate) struct Shape {
     pub(crate) report: UsageReport,
     /// As SGLang, which says nothing where nothing was cached.
     pub(crate) zero_is_null: bool,
+    pub(crate) threshold_reply: ThresholdReply,
 }
 
 /// Tokens of one request.

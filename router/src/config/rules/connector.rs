@@ -2,7 +2,7 @@
 
 use super::{typed, typed_or};
 use crate::config::endpoint;
-use crate::config::model::{Connector, Flow, Network, OnNoPrefill, Role};
+use crate::config::model::{Connector, Flow, Network, OnNoPrefill, RequestFlow, Role};
 use crate::config::problem::Report;
 use crate::config::tree::Node;
 use crate::config::words::shown;
@@ -23,14 +23,18 @@ pub(super) fn check(model: &Node, path: &str, report: &mut Report) {
 /// SGLang's workers are halves of pairs: nothing can be served on one of them alone.
 fn only_pairs(model: &Node, path: &str, report: &mut Report) {
     let place = |key: &str| model.get(key).or(model.get("connector")).unwrap_or(model).at;
-    if let Some(flow) = typed::<Flow>(model, "flow").filter(|flow| *flow != Flow::PrefillFirst) {
-        let name = serde_json::to_value(flow).unwrap_or_default();
-        let message = format!(
-            "`{path}.flow: {}` cannot be had of SGLang's workers",
-            name.as_str().unwrap_or_default()
-        );
-        let hint = "a decode worker serves nothing without a prefill: `flow: prefill_first`";
-        report.error(place("flow"), message, hint);
+    let asked = model.get("request_flows").map(Node::items).unwrap_or_default();
+    let asked = asked.iter().enumerate();
+    let flows = asked.map(|(index, node)| (format!("request_flows[{index}]"), node));
+    let own = model.get("flow").map(|node| ("flow".to_owned(), node));
+    for (key, node) in own.into_iter().chain(flows) {
+        let flow = serde_json::from_value::<RequestFlow>(node.to_json()).ok();
+        if let Some(flow) = flow.filter(|flow| *flow != RequestFlow::PrefillFirst) {
+            let message =
+                format!("`{path}.{key}: {}` cannot be had of SGLang's workers", flow.name());
+            let hint = "a decode worker serves nothing without a prefill: `prefill_first`";
+            report.error(node.at, message, hint);
+        }
     }
     if typed_or(model, "on_no_prefill", OnNoPrefill::default()) == Some(OnNoPrefill::Local) {
         let message = format!("`{path}.on_no_prefill: local` cannot be had of SGLang's workers");

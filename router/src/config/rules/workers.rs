@@ -19,6 +19,8 @@ pub(super) struct Workers<'n> {
     pub(super) can_decode: bool,
     /// A worker that can decode publishes KV events.
     pub(super) decode_publishes: bool,
+    /// A worker that can decode is behind a side-car.
+    pub(super) decode_has_shim: bool,
     /// Any worker publishes KV events.
     pub(super) any_publishes: bool,
     ids: HashMap<&'n str, Place>,
@@ -40,6 +42,7 @@ impl<'n> Workers<'n> {
         if list.is_empty() {
             (workers.can_prefill, workers.can_decode) = (true, true);
             (workers.decode_publishes, workers.any_publishes) = (true, true);
+            workers.decode_has_shim = true;
         }
         workers
     }
@@ -51,6 +54,8 @@ impl<'n> Workers<'n> {
         self.can_decode |= role != Some(Role::Prefill);
         self.any_publishes |= publishes;
         self.decode_publishes |= publishes && role != Some(Role::Prefill);
+        let shim = typed::<bool>(worker, "shim") == Some(true);
+        self.decode_has_shim |= shim && role != Some(Role::Prefill);
 
         if let Some((node, id)) = text(worker, "id") {
             if let Some(first) = self.ids.get(id) {

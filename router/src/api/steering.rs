@@ -1,0 +1,88 @@
+//! What a client says of a request's way in headers.
+
+use http::header::{HeaderMap, HeaderName};
+
+use super::request::check_threshold;
+use crate::config::model::{Model, RequestFlow};
+use crate::error::Error;
+
+const FLOW: &str = "x-splitrail-flow";
+/// Names the flow that a request asks for.
+pub const X_FLOW: HeaderName = HeaderName::from_static(FLOW);
+/// The request's `cache_hit_threshold`, where its body names none.
+pub const X_THRESHOLD: HeaderName = HeaderName::from_static("x-splitrail-cache-hit-threshold");
+
+/// A request's wishes; none is the model's configuration.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct Steering {
+    /// The flow that it asks for.
+    pub flow: Option<RequestFlow>,
+    /// Its threshold, from 0 to 1.
+    pub threshold: Option<f64>,
+}
+
+impl Steering {
+    /// Reads a request's headers.
+    ///
+    /// # Errors
+    /// A 400 that names the header.
+    pub fn read(headers: &HeaderMap) -> Result<Self, Error> {
+        let flow = headers.get(X_FLOW).map(|value| {
+            let text = value.to_str().unwrap_or_default().trim();
+            let known = RequestFlow::ALL.into_iter().find(|flow| flow.name() == text);
+            known.ok_or_else(|| Error::invalid(FLOW, unknown_flow()))
+        });
+        let threshold = headers.get(X_THRESHOLD).map(|value| {
+            let number = value.to_str().ok().and_then(|text| text.trim().parse::<f64>().ok());
+            check_threshold(number.unwrap_or(f64::NAN))
+        });
+        Ok(Self { flow: flow.transpose()?, threshold: threshold.transpose()? })
+    }
+
+    /// The flow that a request takes: the one it asks for, or the model's.
+    ///
+    /// # Errors
+    /// A 400 if the model's configuration does not allow it.
+    pub fn flow_for(self, model: &Model) -> Result<RequestFlow, Error> {
+        let own = RequestFlow::from(model.flow);
+        match self.flow {
+            Some(flow) if flow != own && !model.request_flows.contains(&flow) => {
+                let name = flow.name();
+                let message = format!("this model does not allow the flow {name} (request_flows)");
+                Err(Error::invalid(FLOW, message))
+            }
+            flow => Ok(flow.unwrap_or(own)),
+        }
+    }
+}
+
+fn unknown_flow() -> String {
+    let names = RequestFlow::ALL.map(RequestFlow::name).join(", ");
+    format!("`{FLOW}` must be one of {names}")
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used)]
+mod tests {
+    use super::*;
+
+    fn read(name: HeaderName, value: &str) -> Result<Steering, Error> {
+        Steering::read(&HeaderMap::from_iter([(name, value.parse().unwrap())]))
+    }
+
+    #[test]
+    fn wishes_are_read_or_refused_by_name() {
+        assert_eq!(Steering::read(&HeaderMap::new()).unwrap(), Steering::default());
+        for flow in RequestFlow::ALL {
+            assert_eq!(read(X_FLOW, flow.name()).unwrap().flow, Some(flow));
+        }
+        assert_eq!(read(X_THRESHOLD, " 0.25 ").unwrap().threshold, Some(0.25));
+        for bad in ["", "Auto", "prefill-first", "auto, auto"] {
+            let error = read(X_FLOW, bad).unwrap_err();
+            assert!(error.to_openai().contains("x-splitrail-flow"), "{bad}");
+        }
+        for bad in ["", "1.01", "-0.1", "nan", "inf", "high", "0,5"] {
+            assert_eq!(read(X_THRESHOLD, bad).unwrap_err().status(), 400, "{bad}");
+        }
+    }
+}

@@ -1,0 +1,79 @@
+//! Rules about flows: the workers that they need, and who can gate.
+
+use super::workers::Workers;
+use super::{typed, typed_or};
+use crate::config::model::{Connector, Flow, Gate, GateKind, RequestFlow, TokenizerConfig};
+use crate::config::problem::{Place, Report};
+use crate::config::tree::Node;
+
+/// Checks a model's own flow and those that its requests may ask for.
+pub(super) fn check(model: &Node, path: &str, workers: &Workers<'_>, report: &mut Report) {
+    let own = typed::<Flow>(model, "flow").map(RequestFlow::from);
+    if let (Some(own), Some(node)) = (own, model.get("flow")) {
+        feasible(model, node.at, (path, "flow", own), workers, report);
+    }
+    let asked = model.get("request_flows").map(Node::items).unwrap_or_default();
+    for (index, node) in asked.iter().enumerate() {
+        let flow = serde_json::from_value::<RequestFlow>(node.to_json()).ok();
+        // What the model's own flow lacks has been told with it.
+        let told = own.is_some_and(RequestFlow::hands_over);
+        if let Some(flow) = flow.filter(|flow| !(told && flow.hands_over())) {
+            let key = format!("request_flows[{index}]");
+            feasible(model, node.at, (path, &key, flow), workers, report);
+        }
+    }
+    gate(model, path, workers, report);
+}
+
+/// Whether the model has what a flow needs.
+fn feasible(
+    model: &Node,
+    at: Place,
+    (path, key, flow): (&str, &str, RequestFlow),
+    workers: &Workers<'_>,
+    report: &mut Report,
+) {
+    let name = flow.name();
+    let all = model.get("workers").unwrap_or(model).at;
+    let needed: &[(bool, &str)] = if flow.hands_over() {
+        if typed_or(model, "connector", Connector::default()) == Some(Connector::None) {
+            let place = model.get("connector").map_or(at, |node| node.at);
+            let message = format!("`{path}.{key}: {name}` needs a connector");
+            report.error(place, message, "add a `connector`, or use `flow: aggregated`");
+        }
+        if workers.count == 1 {
+            let message = format!("`{path}.workers` has one worker, {name} needs two");
+            let hint = "an engine does not hand over to itself: add a worker, or use \
+                        `flow: aggregated`";
+            report.error(all, message, hint);
+            return;
+        }
+        &[(workers.can_prefill, "prefill"), (workers.can_decode, "decode")]
+    } else {
+        &[(workers.can_decode, "decode")]
+    };
+    for (_, role) in needed.iter().filter(|(there, _)| !there) {
+        let message = format!("`{path}.workers` has no worker with role {role} or both");
+        report.error(all, message, "add one, or choose another flow");
+    }
+}
+
+fn gate(model: &Node, path: &str, workers: &Workers<'_>, report: &mut Report) {
+    let Some(node) = model.get("gate") else { return };
+    let Some(Gate { kind, .. }) = typed::<Gate>(model, "gate") else { return };
+    let at = node.get("kind").unwrap_or(node).at;
+    let tokenizer = typed::<TokenizerConfig>(model, "tokenizer");
+    let blind = matches!(tokenizer, Some(TokenizerConfig::None {}));
+    if matches!(kind, GateKind::Shim | GateKind::Router) && blind {
+        let message = format!("`{path}.gate` needs a tokenizer, and there is none");
+        report.error(at, message, "add one, or let the engine gate: `kind: engine`");
+    }
+    if kind == GateKind::Shim && !workers.decode_has_shim {
+        let message = format!("`{path}.gate.kind: shim` has no decode worker with `shim: true`");
+        report.error(at, message, "mark the workers whose address is a side-car's");
+    }
+    if kind == GateKind::Router && !workers.decode_publishes {
+        let message = format!("`{path}.gate.kind: router` sees no decode worker's KV events");
+        report.error(at, message, "add `kv_events: tcp://HOST:PORT` to decode workers");
+    }
+}

@@ -1,0 +1,70 @@
+//! Asks each engine once whether it honours `cache_hit_threshold`.
+//!
+//! No engine says so of itself, and those that do not know the field ignore it (vLLM does).
+//! So it is sent a prompt of a few tokens of which all are to be cached: that can never be,
+//! since an engine computes the last token of every prompt. One that honours the field turns
+//! it away; one that does not generates a single token.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use http::HeaderValue;
+use tokio::time::MissedTickBehavior;
+
+use super::pool::Worker;
+use crate::api::{Endpoint, json};
+use crate::core::{Served, random_id};
+use crate::error::{Error, Kind};
+use crate::flow::client::Envelope;
+use crate::reply::choices::turned_away;
+
+/// Between two looks at whether an engine is to be asked.
+const PERIOD: Duration = Duration::from_millis(500);
+/// An engine that is busy may take a while.
+const PATIENCE: Duration = Duration::from_secs(30);
+
+/// Follows one worker until the task is ended: it is asked when it is up and nobody knows.
+pub async fn run(served: Arc<Served>, worker: Arc<Worker>) {
+    let mut ticks = tokio::time::interval(PERIOD);
+    ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
+    loop {
+        ticks.tick().await;
+        if !worker.is_up() || !worker.is_probed() || worker.honours_threshold().is_some() {
+            continue;
+        }
+        match tokio::time::timeout(PATIENCE, ask(&served, &worker)).await {
+            Ok(Ok(honours)) => {
+                worker.set_honours_threshold(Some(honours));
+                tracing::info!(worker = worker.id(), honours, "cache_hit_threshold");
+            }
+            // It may be starting, or full: it is asked again.
+            Ok(Err(error)) => {
+                tracing::debug!(worker = worker.id(), %error, "cannot be asked for its threshold");
+            }
+            Err(_) => tracing::debug!(worker = worker.id(), "did not say in time"),
+        }
+    }
+}
+
+async fn ask(served: &Served, worker: &Arc<Worker>) -> Result<bool, Error> {
+    let model = json::quote(served.name());
+    let body = format!(
+        r#"{{"model":{model},"prompt":"splitrail","max_tokens":1,"temperature":0,"cache_hit_threshold":1.0}}"#
+    );
+    let request_id = HeaderValue::from_str(&random_id());
+    let envelope = Envelope {
+        request_id: request_id.unwrap_or_else(|_| HeaderValue::from_static("splitrail")),
+        traceparent: None,
+        gate: None,
+    };
+    let path = Endpoint::Completions.path();
+    match served.client.post(worker, path, body.into(), &envelope).await {
+        Ok(response) => Ok(turned_away(&served.client.whole(worker, response.into_body()).await?)),
+        Err(error) => match error.kind() {
+            Kind::EngineRejected(412) => Ok(true),
+            // It does not serve this, or not so: then its index has to do.
+            Kind::EngineRejected(400 | 404 | 405 | 422) => Ok(false),
+            _ => Err(error),
+        },
+    }
+}

@@ -1,0 +1,60 @@
+//! How often one prompt's legs may be tried, and where not again.
+
+use super::context::{Context, count_retry};
+use crate::error::Error;
+use crate::fleet::Worker;
+use crate::pick::Leg;
+
+/// The decode workers that failed one prompt, and its further attempts.
+pub(super) struct Attempts {
+    failed: Vec<usize>,
+    left: u32,
+}
+
+impl Attempts {
+    /// As many as the model's configuration allows.
+    pub(super) fn new(context: &Context) -> Self {
+        Self { failed: Vec::new(), left: context.served.config.retries.decode }
+    }
+
+    /// Workers that are not asked again.
+    pub(super) fn failed(&self) -> &[usize] {
+        &self.failed
+    }
+
+    /// A worker has failed a leg.
+    ///
+    /// # Errors
+    /// Its error, where another worker would not do better, or there is none, or enough
+    /// were tried.
+    pub(super) fn again_elsewhere(
+        &mut self,
+        context: &Context,
+        leg: Leg,
+        worker: &Worker,
+        error: Error,
+    ) -> Result<(), Error> {
+        self.failed.push(worker.index);
+        let others = context.served.pool.any_up(leg, &self.failed);
+        if !(others && error.worth_another_worker()) {
+            return Err(error);
+        }
+        self.again(context, worker, error)
+    }
+
+    /// An attempt was in vain, through no fault of its worker's.
+    ///
+    /// # Errors
+    /// Its error, if enough were made.
+    pub(super) fn again(
+        &mut self,
+        context: &Context,
+        worker: &Worker,
+        error: Error,
+    ) -> Result<(), Error> {
+        let Some(left) = self.left.checked_sub(1) else { return Err(error) };
+        self.left = left;
+        count_retry(context, "decode", worker, &error);
+        Ok(())
+    }
+}

@@ -1,0 +1,134 @@
+//! What a client of `decode_only` is told where too little of its prompt is cached: the
+//! answer of an engine that honours the threshold, made by the router.
+
+use bytes::Bytes;
+use serde_json::{Value, json};
+use splitrail_engine::usage::EngineUsage;
+
+use super::answer::Begun;
+use super::context::Context;
+use crate::api::{Endpoint, JsonObject};
+use crate::core::{random_id, unix_ms};
+use crate::error::Error;
+use crate::ledger::decisions::DecisionHandle;
+use crate::prepare::Unit;
+use crate::reply::choices::CACHE_THRESHOLD;
+use crate::reply::usage::UsageRule;
+
+/// The reply: every choice ends with `cache_threshold`, and nothing was generated. `usage`
+/// is what the engine said, if it was asked.
+///
+/// # Errors
+/// None: what is made here is an object.
+pub(super) fn tell(
+    context: &Context,
+    unit: &Unit,
+    decision: &DecisionHandle,
+    usage: Option<EngineUsage>,
+) -> Result<Begun, Error> {
+    let prompt_tokens = unit.prompt_tokens.unwrap_or(0);
+    let silent = EngineUsage { prompt_tokens, completion_tokens: 0, cached_tokens: None };
+    let usage = usage.unwrap_or(silent);
+    let rule = UsageRule {
+        prefill_cached_tokens: None,
+        handed_over: false,
+        overlap_blocks: decision.with(|decision| decision.overlap_blocks),
+        block_size: context.served.pool.block_size(),
+        bypasses_cache: context.options.bypasses_cache.is_some(),
+        fallback: context.served.config.cached_tokens_fallback,
+    };
+    let cached = rule.cached(&usage);
+    let told_tokens = rule.told(cached);
+    decision.update(|decision| {
+        decision.outcome = Some("ok");
+        decision.cached_tokens = Some(cached.tokens);
+        decision.told_cached_tokens = told_tokens;
+        decision.cached_source = Some(cached.source.name());
+    });
+    let told = Told { context, id: random_id(), created_s: unix_ms() / 1000 };
+    let mut told_usage = json!({
+        "prompt_tokens": usage.prompt_tokens,
+        "total_tokens": usage.prompt_tokens,
+        "completion_tokens": 0,
+    });
+    if let Some(tokens) = told_tokens {
+        told_usage["prompt_tokens_details"] = json!({"cached_tokens": tokens});
+    }
+    if context.options.stream {
+        return Ok(Begun::Made(told.events(&told_usage)));
+    }
+    JsonObject::parse(told.reply(&told_usage)).map(Begun::Whole)
+}
+
+struct Told<'a> {
+    context: &'a Context,
+    id: String,
+    created_s: u64,
+}
+
+impl Told<'_> {
+    fn reply(&self, usage: &Value) -> Bytes {
+        let choices = (0..self.context.options.n).map(|index| self.choice(index, "message"));
+        let object = match self.context.endpoint {
+            Endpoint::Chat => "chat.completion",
+            Endpoint::Completions | Endpoint::Generate => "text_completion",
+        };
+        let mut reply = self.envelope(object, choices.collect());
+        reply["usage"] = usage.clone();
+        reply.to_string().into()
+    }
+
+    fn events(&self, usage: &Value) -> Vec<Bytes> {
+        let object = match self.context.endpoint {
+            Endpoint::Chat => "chat.completion.chunk",
+            Endpoint::Completions | Endpoint::Generate => "text_completion",
+        };
+        let chunks = (0..self.context.options.n).map(|index| {
+            self.envelope(object, vec![self.choice(index, "delta")]).to_string().into()
+        });
+        let mut events: Vec<Bytes> = chunks.collect();
+        if self.context.options.include_usage {
+            let mut last = self.envelope(object, Vec::new());
+            last["usage"] = usage.clone();
+            events.push(last.to_string().into());
+        }
+        events
+    }
+
+    /// A choice without output; of a chat, `says` is the member that would hold it.
+    fn choice(&self, index: u32, says: &str) -> Value {
+        let mut choice = json!({"index": index});
+        match self.context.endpoint {
+            Endpoint::Chat => choice[says] = json!({"role": "assistant", "content": ""}),
+            Endpoint::Completions => choice["text"] = json!(""),
+            Endpoint::Generate => choice["token_ids"] = json!([]),
+        }
+        choice["logprobs"] = Value::Null;
+        choice["finish_reason"] = json!(CACHE_THRESHOLD);
+        choice
+    }
+
+    fn envelope(&self, object: &str, choices: Vec<Value>) -> Value {
+        let prefix = match self.context.endpoint {
+            Endpoint::Chat => "chatcmpl",
+            Endpoint::Completions => "cmpl",
+            Endpoint::Generate => {
+                return json!({
+                    "request_id": format!("generate-tokens-{}", self.id),
+                    "model": self.context.served.name(),
+                    "created": self.created_s,
+                    "usage": null,
+                    "output_mode": "tokens",
+                    "choices": choices,
+                });
+            }
+        };
+        json!({
+            "id": format!("{prefix}-{}", self.id),
+            "object": object,
+            "created": self.created_s,
+            "model": self.context.served.name(),
+            "choices": choices,
+        })
+    }
+}

@@ -1,0 +1,117 @@
+//! The first events of a streamed leg: they prove that the engine runs it.
+
+use std::collections::{BTreeSet, VecDeque};
+use std::sync::Arc;
+
+use bytes::Bytes;
+use splitrail_engine::usage::EngineUsage;
+
+use super::answer::usage_of;
+use super::client::{EngineClient, Envelope, refusal_event};
+use super::context::{Context, within};
+use crate::core::Served;
+use crate::error::Error;
+use crate::fleet::Worker;
+use crate::reply::choices::{begun, turned_away};
+use crate::reply::relay::{Chunk, EventReader};
+
+/// How a leg's answer begins.
+pub(super) enum First {
+    /// With all of it.
+    Whole(Bytes),
+    /// With these events.
+    Events(EventReader, VecDeque<Bytes>),
+    /// Not at all: the engine turned it away for its threshold.
+    Below(Option<EngineUsage>),
+}
+
+/// Events that are held back until every sample of a gated leg runs: so many for each.
+const HELD_PER_SAMPLE: usize = 16;
+
+/// Sends a streamed leg and waits for its first events.
+pub(super) async fn first_events(
+    context: &Context,
+    worker: &Arc<Worker>,
+    body: Bytes,
+    envelope: &Envelope,
+    gated: bool,
+) -> Result<First, Error> {
+    let Served { config, client, .. } = context.served.as_ref();
+    let limit = config.timeouts.first_token;
+    let idle = config.timeouts.stream_idle;
+    let call = async {
+        let response = client.post(worker, context.endpoint.path(), body, envelope).await?;
+        // Until the first event, the leg's own time-out counts.
+        let patience = limit.max(idle);
+        let max_bytes = client.reply_max_bytes();
+        let body = response.into_body();
+        let reader = EventReader::new(body, max_bytes, Arc::clone(worker), patience);
+        let samples = if gated { context.options.samples } else { 0 };
+        match hold(reader, worker, samples as usize).await? {
+            Held::Events(reader, events) => Ok(First::Events(reader.with_idle(idle), events)),
+            Held::Below(reader, event) => below(reader, event, client).await,
+            // Dropped with its connection: what runs of it is cancelled.
+            Held::Partly => Ok(First::Below(None)),
+        }
+    };
+    within(limit, worker, "timeouts.first_token", call).await
+}
+
+enum Held {
+    Events(EventReader, VecDeque<Bytes>),
+    /// Turned away, with the event that says so.
+    Below(EventReader, Bytes),
+    /// Turned away while other samples run.
+    Partly,
+}
+
+/// Reads until it is clear whether the engine runs all `samples`, which their first output
+/// shows; of an ungated leg, which has 0, until the first event. Then nothing waits.
+async fn hold(mut reader: EventReader, worker: &Worker, samples: usize) -> Result<Held, Error> {
+    let mut events = VecDeque::new();
+    let mut running = BTreeSet::new();
+    loop {
+        let Some(event) = reader.next().await? else {
+            if events.is_empty() {
+                return Err(Error::engine(worker.id(), "answered with an empty stream"));
+            }
+            // It ended without a word of output: so be it.
+            return Ok(Held::Events(reader, events));
+        };
+        match Chunk::read(&event).map(|chunk| chunk.error.is_some()) {
+            None => return Err(Error::engine(worker.id(), "answered with no chunk")),
+            Some(true) => return Err(refusal_event(worker, &event)),
+            Some(false) => {}
+        }
+        if turned_away(&event) {
+            let only = running.is_empty();
+            return Ok(if only { Held::Below(reader, event) } else { Held::Partly });
+        }
+        running.extend(begun(&event));
+        events.push_back(event);
+        if running.len() >= samples || events.len() >= HELD_PER_SAMPLE * samples {
+            return Ok(Held::Events(reader, events));
+        }
+    }
+}
+
+/// Reads a stream that was turned away to its end, for its usage and its connection.
+async fn below(
+    mut reader: EventReader,
+    mut last: Bytes,
+    client: &EngineClient,
+) -> Result<First, Error> {
+    const EVENTS_MAX: usize = 4096;
+    for _ in 0..EVENTS_MAX {
+        match reader.next().await {
+            Ok(Some(event)) => last = event,
+            Ok(None) => {
+                reader.give_back(client);
+                break;
+            }
+            // What it would have said is not needed.
+            Err(_) => break,
+        }
+    }
+    Ok(First::Below(usage_of(&last)))
+}

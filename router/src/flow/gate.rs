@@ -1,0 +1,222 @@
+//! Whether a decode worker holds enough of a prompt, and who is to say so: pure.
+//!
+//! Only blocks that a worker's own events confirm may open the router's gate. What was
+//! merely routed there, or guessed, is never part of `held`.
+
+use splitrail_kv::BlockHash;
+
+use crate::config::model::{Gate as Settings, GateKind};
+
+/// Who decides.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Gate {
+    /// The engine, by the field `cache_hit_threshold`.
+    Engine,
+    /// The worker's side-car, by the header `x-splitrail-gate`.
+    Shim,
+    /// The router's index.
+    Router,
+}
+
+impl Gate {
+    /// The label in metrics, records and the route header.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Engine => "engine",
+            Self::Shim => "shim",
+            Self::Router => "router",
+        }
+    }
+
+    /// Who decides for a worker: `honours` is what is known of its engine.
+    pub fn of(kind: GateKind, shim: bool, honours: Option<bool>) -> Self {
+        match kind {
+            GateKind::Engine if honours != Some(false) => Self::Engine,
+            GateKind::Auto if honours == Some(true) => Self::Engine,
+            GateKind::Shim | GateKind::Auto if shim => Self::Shim,
+            _ => Self::Router,
+        }
+    }
+}
+
+/// What a threshold asks of a prompt's worker.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Need {
+    /// The share of the prompt's tokens that must be cached, from 0 to 1.
+    pub threshold: f64,
+    /// The same in leading blocks; `None` if the router knows no tokens of the prompt.
+    pub blocks: Option<u32>,
+    /// Whether any worker could hold as much: an engine always computes the last token.
+    pub possible: bool,
+}
+
+impl Need {
+    /// Of a prompt in blocks of `block_size` tokens, 0 if that is not known yet.
+    pub fn new(threshold: f64, prompt_tokens: Option<u32>, block_size: u32) -> Self {
+        let known = prompt_tokens.filter(|_| block_size > 0);
+        let blocks = known.map(|tokens| needed_blocks(threshold, tokens, block_size));
+        let most = known.map(|tokens| tokens.saturating_sub(1) / block_size);
+        Self { threshold, blocks, possible: blocks.zip(most).is_none_or(|(n, most)| n <= most) }
+    }
+
+    /// Whether any worker holds enough, whatever it holds.
+    fn is_nothing(&self) -> bool {
+        self.threshold == 0.0 || self.blocks == Some(0)
+    }
+}
+
+/// The least number of blocks that is at least the share `threshold` of the prompt:
+/// `ceil(threshold * tokens / block_size)`, but for errors of rounding.
+fn needed_blocks(threshold: f64, tokens: u32, block_size: u32) -> u32 {
+    let enough = |blocks: f64| blocks * f64::from(block_size) >= threshold * f64::from(tokens);
+    let mut blocks = (threshold * f64::from(tokens) / f64::from(block_size)).ceil();
+    while blocks >= 1.0 && enough(blocks - 1.0) {
+        blocks -= 1.0;
+    }
+    blocks as u32
+}
+
+/// What to do with a decode worker.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Verdict {
+    /// It holds enough for certain; or nothing is asked of it, and nobody decided.
+    Enough(Option<Gate>),
+    /// Let it try, and say whether it holds enough.
+    Ask(Gate),
+    /// It surely holds too little.
+    TooLittle,
+    /// Nobody can tell.
+    Unknown,
+}
+
+/// Judges a worker that is known to hold `held` leading blocks; `None` if the index is not
+/// to be believed about it, or the prompt's tokens are not known.
+pub fn judge(settings: &Settings, gate: Gate, need: &Need, held: Option<u32>) -> Verdict {
+    if need.is_nothing() {
+        return Verdict::Enough(None);
+    }
+    let sure = need.blocks.zip(held);
+    match gate {
+        Gate::Router | Gate::Shim if !need.possible => Verdict::TooLittle,
+        Gate::Router => match sure {
+            Some((needed, held)) if held >= needed => Verdict::Enough(Some(gate)),
+            Some(_) => Verdict::TooLittle,
+            None => Verdict::Unknown,
+        },
+        Gate::Shim if need.blocks.is_none() => Verdict::Unknown,
+        Gate::Engine | Gate::Shim => {
+            let short = |(needed, held): (u32, u32)| {
+                held.saturating_add(settings.index_margin_blocks) < needed || !need.possible
+            };
+            match settings.index_first && sure.is_some_and(short) {
+                true => Verdict::TooLittle,
+                false => Verdict::Ask(gate),
+            }
+        }
+    }
+}
+
+/// The value of `x-splitrail-gate`: `<namespace>:<rank>:<blocks>:<chained hash>`, the
+/// namespace and the hash in hex. The hash is that of the last block needed, and so names
+/// the whole prefix; whether its blocks are resident is for the side-car to say.
+pub fn header(
+    namespace: BlockHash,
+    rank: u32,
+    need: &Need,
+    hashes: &[BlockHash],
+) -> Option<String> {
+    let blocks = need.blocks?;
+    let last = hashes.get((blocks as usize).checked_sub(1)?)?;
+    Some(format!("{:016x}:{rank}:{blocks}:{:016x}", namespace.0, last.0))
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    #[test]
+    fn who_decides_follows_what_is_known_of_the_worker() {
+        use GateKind::{Auto, Engine, Router, Shim};
+        for (kind, shim, honours, gate) in [
+            (Auto, false, None, Gate::Router),
+            (Auto, false, Some(false), Gate::Router),
+            (Auto, true, None, Gate::Shim),
+            (Auto, true, Some(true), Gate::Engine),
+            (Engine, true, None, Gate::Engine),
+            (Engine, false, Some(false), Gate::Router),
+            (Shim, true, Some(true), Gate::Shim),
+            (Shim, false, None, Gate::Router),
+            (Router, true, Some(true), Gate::Router),
+        ] {
+            assert_eq!(Gate::of(kind, shim, honours), gate, "{kind:?} {shim} {honours:?}");
+        }
+    }
+
+    #[test]
+    fn the_four_requests_of_the_threshold_proposal() {
+        // Tokens cached of the prompt's, in blocks of 16: 0.28, 0.337 and 0.41.
+        let settings = Settings::default();
+        for (threshold, tokens, held, verdict) in [
+            (0.0, 160, 0, Verdict::Enough(None)),
+            (0.33, 171, 3, Verdict::TooLittle),
+            (0.33, 190, 4, Verdict::Enough(Some(Gate::Router))),
+            (0.8, 195, 5, Verdict::TooLittle),
+        ] {
+            let need = Need::new(threshold, Some(tokens), 16);
+            assert_eq!(judge(&settings, Gate::Router, &need, Some(held)), verdict);
+        }
+    }
+
+    #[test]
+    fn the_index_answers_only_what_it_is_sure_of() {
+        let settings = Settings::default();
+        let need = Need::new(0.5, Some(320), 16);
+        assert_eq!(need.blocks, Some(10));
+        for gate in [Gate::Engine, Gate::Shim] {
+            let held = |held| judge(&settings, gate, &need, held);
+            assert_eq!(held(Some(7)), Verdict::TooLittle);
+            assert_eq!(held(Some(8)), Verdict::Ask(gate), "events may be under way");
+            assert_eq!(held(Some(20)), Verdict::Ask(gate), "it may be evicted by now");
+            assert_eq!(held(None), Verdict::Ask(gate));
+            let asking = Settings { index_first: false, ..settings };
+            assert_eq!(judge(&asking, gate, &need, Some(0)), Verdict::Ask(gate));
+        }
+        assert_eq!(judge(&settings, Gate::Router, &need, None), Verdict::Unknown);
+        let blind = Need::new(0.5, None, 16);
+        assert_eq!(judge(&settings, Gate::Shim, &blind, None), Verdict::Unknown);
+        assert_eq!(judge(&settings, Gate::Engine, &blind, None), Verdict::Ask(Gate::Engine));
+    }
+
+    #[test]
+    fn the_last_token_is_always_computed() {
+        let settings = Settings::default();
+        let all = Need::new(1.0, Some(32), 16);
+        assert_eq!((all.blocks, all.possible), (Some(2), false));
+        assert_eq!(judge(&settings, Gate::Router, &all, Some(2)), Verdict::TooLittle);
+        assert_eq!(judge(&settings, Gate::Shim, &all, None), Verdict::TooLittle);
+        let empty = Need::new(1.0, Some(0), 16);
+        assert_eq!(judge(&settings, Gate::Router, &empty, None), Verdict::Enough(None));
+    }
+
+    #[test]
+    fn the_header_names_the_last_block_that_is_needed() {
+        let hashes: Vec<_> = (1..=4).map(BlockHash).collect();
+        let need = Need::new(0.5, Some(66), 16);
+        let header = header(BlockHash(0xab), 0, &need, &hashes).unwrap();
+        assert_eq!(header, "00000000000000ab:0:3:0000000000000003");
+    }
+
+    proptest! {
+        #[test]
+        fn needed_blocks_are_the_fewest_that_are_enough(
+            threshold in 0.0..=1.0f64, tokens in 0u32..200_000, block_size in 1u32..300
+        ) {
+            let need = Need::new(threshold, Some(tokens), block_size).blocks.unwrap();
+            let share = threshold * f64::from(tokens);
+            prop_assert!(f64::from(need) * f64::from(block_size) >= share);
+            prop_assert!(need == 0 || f64::from(need - 1) * f64::from(block_size) < share);
+        }
+    }
+}
