@@ -12,8 +12,9 @@ use splitrail_kv::{BlockHash, Namespace, chain_hashes};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
 use crate::api::request::{Options, Prompt, unknown_model};
+use crate::api::sampling::edit_sampling;
 use crate::api::{Endpoint, Inbound, JsonObject, json, strict};
-use crate::config::model::Limits;
+use crate::config::model::{Flow, Limits};
 use crate::core::{Core, Named, Served, unix_ms};
 use crate::error::{Error, Kind};
 use crate::prompt::{ChatRequestView, PromptError};
@@ -38,11 +39,14 @@ pub struct Prepared {
     pub options: Options,
     /// The share of its prompts that its body wants cached.
     pub threshold: Option<f64>,
-    /// One unit per prompt.
+    /// One unit per prompt, or per sample where `samples_apart` is more than 1.
     pub units: Vec<Unit>,
+    /// Units per prompt.
+    pub samples_apart: u32,
 }
 
 /// One prompt of a request, with the body that an engine gets for it.
+#[derive(Clone)]
 pub struct Unit {
     /// The prompt's place in its batch.
     pub prompt_index: usize,
@@ -137,6 +141,7 @@ fn compute(core: &Core, endpoint: Endpoint, text: Bytes) -> Result<Prepared, Err
     // Engines know the model under its own name, and an adapter under its.
     let engine_name = adapter.as_deref().unwrap_or(served.name());
     inbound.body.set("model", json::quote(engine_name));
+    let samples_apart = samples_apart(&served, &mut inbound, &core.limits)?;
     let namespace = Namespace {
         salt: inbound.cache_salt.as_deref(),
         model: served.name(),
@@ -173,10 +178,35 @@ fn compute(core: &Core, endpoint: Endpoint, text: Bytes) -> Result<Prepared, Err
                 core.metrics.prompts_unknown.with_label_values(&labels).inc();
             }
         }
+        for _ in 1..samples_apart {
+            units.push(unit.clone());
+        }
         units.push(unit);
     }
     let Inbound { options, threshold, .. } = inbound;
-    Ok(Prepared { served, endpoint, options, threshold, units })
+    Ok(Prepared { served, endpoint, options, threshold, units, samples_apart })
+}
+
+/// How many samples of a prompt are requests of their own: all of them where each needs a
+/// hand-off, and no engine serves any without.
+fn samples_apart(served: &Served, inbound: &mut Inbound, limits: &Limits) -> Result<u32, Error> {
+    let config = &served.config;
+    let n = inbound.options.n;
+    if config.connector.serves_alone() || config.flow == Flow::Aggregated || n == 1 {
+        return Ok(1);
+    }
+    let units = inbound.prompts.len() as u64 * u64::from(n);
+    if units > u64::from(limits.n_max) {
+        let max = limits.n_max;
+        let message = format!("`n` times the prompts is {units}; at most {max} (limits.n_max)");
+        return Err(Error::invalid("n", message));
+    }
+    inbound.options.n = 1;
+    inbound.options.samples = 1;
+    edit_sampling(&mut inbound.body, inbound.endpoint, |sampling| {
+        sampling.remove("n");
+    })?;
+    Ok(n)
 }
 
 /// A reason as a label: one of a fixed set of sentences, in lower case with `_`.

@@ -16,7 +16,7 @@ use crate::flow::context::{Context, flow_name};
 use crate::flow::run::begin;
 use crate::ledger::decisions::{Decision, DecisionHandle};
 use crate::prepare::{Payload, Prepared, Unit, prepare};
-use crate::reply::merge::{self, Events};
+use crate::reply::merge::{self, Events, Places};
 use crate::stages::Stages;
 
 mod scope;
@@ -128,7 +128,7 @@ async fn answer(
     scope.admit()?;
     let tokenizing = Instant::now();
     let prepared = prepare(core, call.endpoint, call.body).await?;
-    let Prepared { served, endpoint, options, threshold, units } = prepared;
+    let Prepared { served, endpoint, options, threshold, units, samples_apart } = prepared;
     let flow = call.steering.flow_for(&served.config)?;
     // What the body says goes before what a header says.
     let threshold = threshold.or(call.steering.threshold);
@@ -158,12 +158,15 @@ async fn answer(
         (1, Some(Begun::Whole(reply))) => ReplyBody::Whole(reply.to_bytes()),
         (1, Some(Begun::Stream(unit))) => ReplyBody::Events(merge::single(unit)),
         (1, Some(Begun::Made(events))) => ReplyBody::Events(merge::made(events)),
-        (_, last) => merged(begun.into_iter().chain(last), options.n)?,
+        (_, last) => {
+            let places = Places { n: options.n, samples_apart };
+            merged(begun.into_iter().chain(last), places)?
+        }
     };
     Ok((Route(decisions), context.stages.server_timing(), body))
 }
 
-fn merged(begun: impl Iterator<Item = Begun>, n: u32) -> Result<ReplyBody, Error> {
+fn merged(begun: impl Iterator<Item = Begun>, places: Places) -> Result<ReplyBody, Error> {
     let mut replies = Vec::new();
     let mut streams = Vec::new();
     for answer in begun {
@@ -174,9 +177,9 @@ fn merged(begun: impl Iterator<Item = Begun>, n: u32) -> Result<ReplyBody, Error
         }
     }
     if streams.is_empty() {
-        Ok(ReplyBody::Whole(merge::replies(replies, n)?.to_bytes()))
+        Ok(ReplyBody::Whole(merge::replies(replies, places)?.to_bytes()))
     } else {
-        Ok(ReplyBody::Events(merge::streams(streams, n)))
+        Ok(ReplyBody::Events(merge::streams(streams, places)))
     }
 }
 

@@ -10,6 +10,26 @@ use crate::error::Error;
 /// The member of `/inference/v1/generate` that holds the sampling parameters.
 pub const SAMPLING_PARAMS: &str = "sampling_params";
 
+/// Changes the members that say how a request is sampled, where its endpoint has them.
+///
+/// # Errors
+/// A 400 if they stand in no object where they must.
+pub fn edit_sampling(
+    body: &mut JsonObject,
+    endpoint: Endpoint,
+    edit: impl FnOnce(&mut JsonObject),
+) -> Result<(), Error> {
+    match endpoint {
+        Endpoint::Chat | Endpoint::Completions => edit(body),
+        Endpoint::Generate => {
+            let mut sampling = JsonObject::parse_str(body.raw(SAMPLING_PARAMS).unwrap_or("{}"))?;
+            edit(&mut sampling);
+            body.set(SAMPLING_PARAMS, sampling.to_string());
+        }
+    }
+    Ok(())
+}
+
 /// The members of a request that say how it is sampled.
 pub struct Sampling<'a> {
     members: Cow<'a, JsonObject>,

@@ -4,7 +4,7 @@ use bytes::Bytes;
 
 use super::hand_off::{HandOff, Lead};
 use crate::api::request::Options;
-use crate::api::sampling::SAMPLING_PARAMS;
+use crate::api::sampling::edit_sampling;
 use crate::api::{Endpoint, JsonObject};
 use crate::error::Error;
 
@@ -65,15 +65,7 @@ pub fn fetch(body: &JsonObject, endpoint: Endpoint, hand_off: HandOff) -> Result
 /// samples it again from the full prompt.
 fn one_token(body: &JsonObject, endpoint: Endpoint) -> Result<JsonObject, Error> {
     let mut body = unstreamed(body);
-    match endpoint {
-        Endpoint::Chat | Endpoint::Completions => cut_to_one_token(&mut body, endpoint),
-        Endpoint::Generate => {
-            let raw = body.raw(SAMPLING_PARAMS).unwrap_or("{}");
-            let mut sampling = JsonObject::parse_str(raw)?;
-            cut_to_one_token(&mut sampling, endpoint);
-            body.set(SAMPLING_PARAMS, sampling.to_string());
-        }
-    }
+    edit_sampling(&mut body, endpoint, |sampling| cut_to_one_token(sampling, endpoint))?;
     Ok(body)
 }
 
