@@ -9,6 +9,7 @@ use crate::config::{BlockSize, Config, Model, TokenizerConfig};
 use crate::core::{Core, Seldom, Served};
 use crate::fleet::{Hosts, Pool, Worker};
 use crate::flow::client::EngineClient;
+use crate::flow::staged::Releases;
 use crate::prompt::{PromptModel, PromptOptions};
 
 /// Why a configuration that is valid by itself cannot be served.
@@ -98,6 +99,7 @@ fn assemble_model(
         hosts,
         prompt,
         client,
+        releases: Releases::default(),
         mismatch: Seldom::default(),
         no_prefill: Seldom::default(),
     })

@@ -15,6 +15,7 @@ use crate::config::model::{GateKind, Limits, Model, OnNoPrefill, RequestFlow};
 use crate::error::{Error, Kind};
 use crate::fleet::{Hosts, Pool, Worker};
 use crate::flow::client::EngineClient;
+use crate::flow::staged::Releases;
 use crate::ledger::decisions::Decisions;
 use crate::pick::Leg;
 use crate::prompt::PromptModel;
@@ -35,6 +36,8 @@ pub struct Served {
     pub prompt: Option<PromptModel>,
     /// The way to its engines.
     pub client: EngineClient,
+    /// Hand-offs that nobody is going to use, on their way to be freed.
+    pub releases: Releases,
     /// When a mismatch of token counts was last logged.
     pub mismatch: Seldom,
     /// When a prefill that could not be had was last logged.

@@ -4,6 +4,7 @@ pub mod booking;
 pub mod bootstrap;
 pub mod hosts;
 pub mod intake;
+pub mod pace;
 pub mod poll;
 pub mod pool;
 pub mod probe;

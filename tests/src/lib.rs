@@ -11,6 +11,7 @@ pub mod process;
 pub mod raw;
 pub mod shape;
 pub mod trial;
+pub mod unanswering;
 
 pub use client::{Client, Events, Reply};
 pub use cluster::{Cluster, Spec};

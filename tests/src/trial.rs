@@ -200,14 +200,17 @@ impl Trial {
         for (name, _) in &self.cluster.engines {
             for request in self.asked(name) {
                 let params = &request.body["kv_transfer_params"];
-                if params["do_remote_prefill"] == true {
-                    let id = (
-                        params["remote_engine_id"].to_string(),
-                        params["remote_request_id"].to_string(),
-                    );
-                    assert!(params["remote_request_id"].is_string(), "{params}");
-                    assert!(seen.insert(id), "sent twice: {params}");
-                }
+                let (of, id) = match &request.body["bootstrap_room"] {
+                    Value::Null if params["do_remote_prefill"] != true => continue,
+                    Value::Null if params["transfer_id"].is_string() => {
+                        (&params["remote_engine_id"], &params["transfer_id"])
+                    }
+                    Value::Null => (&params["remote_engine_id"], &params["remote_request_id"]),
+                    // Both legs carry the room.
+                    room => (&json!(name), room),
+                };
+                assert!(!id.is_null(), "{params}");
+                assert!(seen.insert((of.to_string(), id.to_string())), "sent twice: {params}");
             }
         }
     }

@@ -24,6 +24,7 @@ pub async fn run(served: Arc<Served>, worker: Arc<Worker>) {
     let mut block_size_said = false;
     loop {
         ticks.tick().await;
+        let asked = Instant::now();
         match ask(&worker, &served.client).await {
             Ok(load) => {
                 if let Some(tokens) = load.block_size
@@ -38,7 +39,7 @@ pub async fn run(served: Arc<Served>, worker: Arc<Worker>) {
                         "the engine's block size is another: nothing that it holds can be found"
                     );
                 }
-                worker.set_load(Instant::now(), load);
+                worker.set_load(asked, load);
                 if worker.context_tokens().is_none() {
                     learn_context(&served, &worker).await;
                 }

@@ -14,6 +14,7 @@ use tokio::sync::watch;
 
 use super::booking::Booked;
 use super::bootstrap::Bootstrap;
+use super::pace::Pace;
 use crate::config::model::{Role, Worker as WorkerConfig};
 use crate::pick::{Candidate, Leg};
 
@@ -45,6 +46,10 @@ pub struct Worker {
     context_tokens: AtomicU32,
     /// Whether it honours `cache_hit_threshold`: 1 for no, 2 for yes, 0 for not known.
     honours_threshold: AtomicU8,
+    /// How fast its queue moves.
+    pub pace: Pace,
+    /// When it last said that nobody waits in its queue.
+    idle_at: ArcSwapOption<Instant>,
     /// What it last said of its load.
     load: ArcSwapOption<(Instant, EngineLoad)>,
 }
@@ -68,6 +73,8 @@ impl Worker {
             events_current: AtomicBool::new(false),
             context_tokens: AtomicU32::new(0),
             honours_threshold,
+            pace: Pace::default(),
+            idle_at: ArcSwapOption::empty(),
             load: ArcSwapOption::empty(),
         }
     }
@@ -154,9 +161,27 @@ impl Worker {
         (now.saturating_duration_since(*at) < LOAD_STALE).then(|| load.clone())
     }
 
-    /// Records a load report.
-    pub fn set_load(&self, now: Instant, load: EngineLoad) {
-        self.load.store(Some(Arc::new((now, load))));
+    /// Records a load report that was asked for at this instant.
+    pub fn set_load(&self, asked: Instant, load: EngineLoad) {
+        if load.waiting == Some(0) {
+            self.idle_at.store(Some(Arc::new(asked)));
+        }
+        self.load.store(Some(Arc::new((asked, load))));
+    }
+
+    /// Requests that wait in its queue, by its own report; 0 where it has not said so.
+    pub fn waiting(&self, now: Instant) -> u64 {
+        self.load(now).and_then(|load| load.waiting).unwrap_or(0)
+    }
+
+    /// Whether all that it has reported since an instant says that requests wait: one that
+    /// was sent then may be among them. Without a report nothing says so.
+    pub fn has_queued_since(&self, since: Instant) -> bool {
+        let report = self.load.load();
+        let queues = report.as_deref().is_some_and(|(asked, load)| {
+            *asked >= since && load.waiting.is_some_and(|waiting| waiting > 0)
+        });
+        queues && self.idle_at.load().as_deref().is_none_or(|idle| *idle < since)
     }
 
     /// Whether it can take a leg.
@@ -258,6 +283,13 @@ impl Pool {
         let mut ups = self.ups(leg, failed);
         let first = ups.next()?;
         ups.next().is_none().then_some(first)
+    }
+
+    /// Decode workers whose queue takes longer than this, by their own reports.
+    pub fn late(&self, left: Duration, now: Instant) -> Vec<usize> {
+        let able = self.workers.iter().filter(|worker| worker.serves(Leg::Decode));
+        let late = able.filter(|worker| worker.pace.wait(worker.waiting(now)) > left);
+        late.map(|worker| worker.index).collect()
     }
 
     fn ups(&self, leg: Leg, failed: &[usize]) -> impl Iterator<Item = usize> {

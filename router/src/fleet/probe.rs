@@ -8,6 +8,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use bytes::Bytes;
 use http::HeaderValue;
 use tokio::time::MissedTickBehavior;
 
@@ -56,9 +57,10 @@ async fn ask(served: &Served, worker: &Arc<Worker>) -> Result<bool, Error> {
         request_id: request_id.unwrap_or_else(|_| HeaderValue::from_static("splitrail")),
         traceparent: None,
         gate: None,
+        rank: None,
     };
     let path = Endpoint::Completions.path();
-    match served.client.post(worker, path, body.into(), &envelope).await {
+    match served.client.post(worker, path, Bytes::from(body), &envelope).await {
         Ok(response) => Ok(turned_away(&served.client.whole(worker, response.into_body()).await?)),
         Err(error) => match error.kind() {
             Kind::EngineRejected(412) => Ok(true),

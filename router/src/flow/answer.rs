@@ -6,17 +6,21 @@ use std::time::Instant;
 use bytes::Bytes;
 use splitrail_engine::usage::EngineUsage;
 
-use super::client::Envelope;
+use super::client::{Envelope, Parcel};
 use super::context::{Context, uncached_tokens, within};
 use super::first::{First, first_events};
+use super::hand_off::Carried;
+use super::lease::Lease;
 use super::legs;
 use super::place::Placed;
 use super::prefill::Prefilled;
+use super::staged::{Staged, UnderWay};
 use crate::api::JsonObject;
 use crate::core::Served;
 use crate::error::{Error, Kind};
 use crate::fleet::{Booking, Worker};
 use crate::ledger::decisions::DecisionHandle;
+use crate::ledger::spent::Spent;
 use crate::prepare::Unit;
 use crate::reply::choices::turned_away;
 use crate::reply::relay::{Account, UnitStream, whole};
@@ -54,42 +58,112 @@ pub(super) struct Sending<'a> {
 
 impl Sending<'_> {
     /// Whether the worker may turn it away: what shows no output is then held back.
-    fn is_gated(&self) -> bool {
+    pub(super) fn is_gated(&self) -> bool {
         self.envelope.gate.is_some() || self.threshold.is_some_and(|threshold| threshold > 0.0)
     }
 
-    /// The leg's body, with its hand-off spent on it.
-    fn body(&self, prefilled: Option<Prefilled>) -> Result<Bytes, Error> {
+    /// Whether a hand-off is fetched first, since one cannot serve several samples: they
+    /// then find the prompt in the worker's own cache.
+    pub(super) fn fetches_first(&self) -> bool {
+        self.context.options.samples > 1
+    }
+
+    /// The body of the leg that answers.
+    pub(super) fn body(&self, carried: Carried<'_>) -> Result<Bytes, Error> {
+        legs::answer(&self.gated_body(self.threshold), self.context.options, carried)
+    }
+
+    /// The body of the leg that fetches a hand-off first.
+    pub(super) fn fetching_body(&self, carried: Carried<'_>) -> Result<Bytes, Error> {
+        let body = self.gated_body(self.threshold.map(|_| 0.0));
+        legs::fetch(&body, self.context.endpoint, carried)
+    }
+
+    fn gated_body(&self, threshold: Option<f64>) -> JsonObject {
         let mut body = self.unit.body.clone();
-        if let Some(threshold) = self.threshold {
+        if let Some(threshold) = threshold {
             body.set("cache_hit_threshold", threshold.to_string());
         }
-        let asked = self.context.options;
-        match prefilled {
-            Some(Prefilled { hand_off, .. }) => legs::decode(&body, asked, hand_off),
-            None => legs::aggregated(&body, asked),
+        body
+    }
+
+    /// Sends the leg that answers.
+    pub(super) async fn ask(&self, body: Parcel, lease: Option<Lease>) -> Result<First, Error> {
+        if self.context.options.stream {
+            in_lease(lease, &self.placed.worker, first_events(self, body)).await
+        } else {
+            whole_reply(self, body, lease).await
         }
+    }
+
+    /// Sends the leg that fetches a hand-off.
+    pub(super) async fn fetch(&self, body: Parcel, lease: Option<Lease>) -> Result<(), Error> {
+        let Sending { context, envelope, .. } = *self;
+        let worker = &self.placed.worker;
+        let Served { config, client, .. } = context.served.as_ref();
+        let call = async {
+            let response = client.post(worker, context.endpoint.path(), body, envelope).await?;
+            client.whole(worker, response.into_body()).await.map(drop)
+        };
+        let limit = config.timeouts.first_token;
+        in_lease(lease, worker, within(limit, worker, "timeouts.first_token", call)).await
     }
 }
 
-/// Sends the leg that answers the client, and waits until its answer begins.
+/// Sends the leg that answers the client, and waits until its answer begins. A hand-off is
+/// taken out of `staged`; it is put back where no byte of it was sent.
 ///
 /// # Errors
 /// Why it did not; nothing has reached the client then.
 pub(super) async fn generate(
     sending: &Sending<'_>,
-    mut prefilled: Option<Prefilled>,
+    staged: &mut Option<Prefilled>,
 ) -> Result<Answer, Error> {
-    let Sending { context, placed, decision, .. } = *sending;
+    let Sending { context, placed, .. } = *sending;
     let started = Instant::now();
-    let mut account = account(sending, prefilled.as_mut());
-    let body = sending.body(prefilled)?;
-    let begun = if context.options.stream {
-        first_events(context, &placed.worker, body, sending.envelope, sending.is_gated()).await
+    let ahead = placed.worker.waiting(started);
+    let mut prefilled = staged.take();
+    let lease = prefilled.as_ref().and_then(Prefilled::lease);
+    let account = account(sending, prefilled.is_some(), prefilled.as_mut());
+    let staged_now = prefilled.as_mut().and_then(|prefilled| prefilled.staged.as_mut());
+    let hand_off = staged_now.and_then(Staged::spend);
+    let carried = hand_off.as_deref().map_or(Carried::Nothing, |raw| Carried::Params(raw.get()));
+    let fetches = hand_off.is_some() && sending.fetches_first();
+    let body = if fetches { sending.fetching_body(carried)? } else { sending.body(carried)? };
+    let (body, receipt) = Parcel::new(body);
+    let mut under_way = UnderWay::new(prefilled, hand_off, receipt);
+    let begun = if fetches {
+        match sending.fetch(body, lease).await {
+            Ok(()) => sending.ask(sending.body(Carried::Nothing)?.into(), None).await,
+            Err(error) => Err(error),
+        }
     } else {
-        whole_reply(context, &placed.worker, body, sending.envelope).await
+        sending.ask(body, lease).await
     };
     context.stages.mark("first_token", started);
+    if matches!(begun, Ok(First::Events(..))) {
+        placed.worker.pace.observe(started.elapsed(), ahead);
+    }
+    let (error, spent) = match conclude(sending, account, begun) {
+        Ok(answer) => return Ok(answer),
+        Err(failed) => failed,
+    };
+    let now = tokio::time::Instant::now();
+    let good = |prefilled: &Prefilled| prefilled.lease().is_none_or(|l| !l.left(now).is_zero());
+    *staged = under_way.take_back().filter(good);
+    if let Some(prefilled) = staged {
+        prefilled.spent = spent;
+    }
+    Err(error)
+}
+
+/// What a leg that was to answer has come to; a failure leaves the prefill's work behind.
+pub(super) fn conclude(
+    sending: &Sending<'_>,
+    mut account: Account,
+    begun: Result<First, Error>,
+) -> Result<Answer, (Error, Option<Spent>)> {
+    let Sending { context, decision, .. } = *sending;
     let error = match begun {
         Ok(First::Whole(reply)) => match whole(&mut account, reply) {
             Ok(reply) => return Ok(Answer::Begun(Begun::Whole(reply))),
@@ -116,18 +190,22 @@ pub(super) async fn generate(
     match error.kind() {
         // llm-d's way of saying the same.
         Kind::EngineRejected(412) => Ok(Answer::Below(None)),
-        _ => Err(error),
+        _ => Err((error, account.spent.take())),
     }
 }
 
 /// What the answer owns until it has ended.
-fn account(sending: &Sending<'_>, mut prefilled: Option<&mut Prefilled>) -> Account {
+pub(super) fn account(
+    sending: &Sending<'_>,
+    handed_over: bool,
+    mut prefilled: Option<&mut Prefilled>,
+) -> Account {
     let Sending { context, unit, decision, placed, .. } = *sending;
     let Served { config, pool, .. } = context.served.as_ref();
     let worker = &placed.worker;
-    let to_compute = match prefilled {
-        Some(_) => 0,
-        None => uncached_tokens(context, unit, placed.overlap_blocks),
+    let to_compute = match handed_over {
+        true => 0,
+        false => uncached_tokens(context, unit, placed.overlap_blocks),
     };
     let spent = prefilled.as_mut().and_then(|prefilled| prefilled.spent.take());
     let prefilled = prefilled.as_deref();
@@ -139,7 +217,7 @@ fn account(sending: &Sending<'_>, mut prefilled: Option<&mut Prefilled>) -> Acco
         worker: Arc::clone(worker),
         rule: UsageRule {
             prefill_cached_tokens: prefilled.and_then(|prefilled| prefilled.cached_tokens),
-            handed_over: prefilled.is_some(),
+            handed_over,
             overlap_blocks: prefilled.map_or(placed.overlap_blocks, |p| p.overlap_blocks),
             block_size: pool.block_size(),
             bypasses_cache: context.options.bypasses_cache.is_some(),
@@ -152,19 +230,53 @@ fn account(sending: &Sending<'_>, mut prefilled: Option<&mut Prefilled>) -> Acco
     }
 }
 
+/// Bounds a call by the lease of its hand-off: an engine that has not begun to answer by
+/// then may have come too late for the blocks, and would not say so.
+async fn in_lease<T>(
+    lease: Option<Lease>,
+    worker: &Worker,
+    call: impl Future<Output = Result<T, Error>>,
+) -> Result<T, Error> {
+    let Some(lease) = lease else { return call.await };
+    let in_time = tokio::time::timeout_at(lease.ends(), call).await;
+    in_time.unwrap_or_else(|_| Err(lease_expired(worker)))
+}
+
+fn lease_expired(worker: &Worker) -> Error {
+    let message = format!("worker {} has not taken a hand-off within its lease", worker.id());
+    Error::new(Kind::LeaseExpired, message)
+}
+
 /// Sends a leg that is not streamed, and reads its reply.
 async fn whole_reply(
-    context: &Context,
-    worker: &Arc<Worker>,
-    body: Bytes,
-    envelope: &Envelope,
+    sending: &Sending<'_>,
+    body: Parcel,
+    lease: Option<Lease>,
 ) -> Result<First, Error> {
+    let Sending { context, envelope, .. } = *sending;
+    let worker = &sending.placed.worker;
     let Served { config, client, .. } = context.served.as_ref();
+    let sent = Instant::now();
     let call = async {
         let response = client.post(worker, context.endpoint.path(), body, envelope).await?;
         client.whole(worker, response.into_body()).await
     };
-    let reply = within(config.timeouts.answer, worker, "timeouts.answer", call).await?;
+    // The reply comes at the end of it all. Only the worker's reports tell whether the
+    // request left the queue in time.
+    let queued = async {
+        match lease {
+            Some(lease) => tokio::time::sleep_until(lease.ends()).await,
+            None => std::future::pending().await,
+        }
+        if !worker.has_queued_since(sent) {
+            std::future::pending::<()>().await;
+        }
+    };
+    let call = within(config.timeouts.answer, worker, "timeouts.answer", call);
+    let reply = tokio::select! {
+        reply = call => reply?,
+        () = queued => return Err(lease_expired(worker)),
+    };
     if turned_away(&reply) {
         return Ok(First::Below(usage_of(&reply)));
     }

@@ -1,7 +1,7 @@
 //! How often one prompt's legs may be tried, and where not again.
 
 use super::context::{Context, count_retry};
-use crate::error::Error;
+use crate::error::{Error, Kind};
 use crate::fleet::Worker;
 use crate::pick::Leg;
 
@@ -36,7 +36,10 @@ impl Attempts {
     ) -> Result<(), Error> {
         self.failed.push(worker.index);
         let others = context.served.pool.any_up(leg, &self.failed);
-        if !(others && error.worth_another_worker()) {
+        if error.kind() == Kind::LeaseExpired && !others {
+            // It was too slow once; with a new prefill it may be in time.
+            self.failed.pop();
+        } else if !(others && error.worth_another_worker()) {
             return Err(error);
         }
         self.again(context, worker, error)

@@ -8,12 +8,16 @@ use bytes::Bytes;
 use http::header::{AUTHORIZATION, CONTENT_TYPE, HeaderName, HeaderValue};
 use http::uri::{Authority, Scheme};
 use http::{Method, Request, Response, StatusCode, Uri};
-use http_body_util::{BodyExt, Full, Limited};
+use http_body_util::{BodyExt, Limited};
 use hyper::body::{Body, Incoming};
 use hyper_util::client::legacy::Client;
 use hyper_util::client::legacy::connect::HttpConnector;
 use hyper_util::rt::{TokioExecutor, TokioTimer};
 use tokio::task::JoinSet;
+
+mod parcel;
+
+pub use parcel::{Parcel, Receipt};
 
 use crate::api::sanitise::is_forbidden;
 use crate::error::{Error, Fault, Kind};
@@ -21,6 +25,7 @@ use crate::fleet::Worker;
 
 const TRACEPARENT: HeaderName = HeaderName::from_static("traceparent");
 const X_GATE: HeaderName = HeaderName::from_static("x-splitrail-gate");
+const X_RANK: HeaderName = HeaderName::from_static("x-data-parallel-rank");
 const X_REQUEST_ID: HeaderName = HeaderName::from_static("x-request-id");
 
 /// vLLM closes idle connections after 5 s. Ours end earlier, so that a request is
@@ -42,7 +47,7 @@ const ERROR_BODY_MAX_BYTES: usize = 64 << 10;
 /// A client for one model's engines. Cheap to clone.
 #[derive(Clone)]
 pub struct EngineClient {
-    http: Client<HttpConnector, Full<Bytes>>,
+    http: Client<HttpConnector, Parcel>,
     authorization: Option<HeaderValue>,
     reply_max_bytes: usize,
     /// Bodies that are read to their end after their last event.
@@ -59,6 +64,8 @@ pub struct Envelope {
     pub traceparent: Option<HeaderValue>,
     /// The blocks that a side-car is to look for.
     pub gate: Option<HeaderValue>,
+    /// The data-parallel rank that must take it.
+    pub rank: Option<u32>,
 }
 
 impl EngineClient {
@@ -87,15 +94,18 @@ impl EngineClient {
         &self,
         worker: &Arc<Worker>,
         path: &'static str,
-        body: Bytes,
+        body: impl Into<Parcel>,
         envelope: &Envelope,
     ) -> Result<Response<Incoming>, Error> {
-        let mut request = self.request(worker, Method::POST, path, Full::new(body))?;
+        let mut request = self.request(worker, Method::POST, path, body.into())?;
         let headers = request.headers_mut();
         headers.insert(CONTENT_TYPE, HeaderValue::from_static("application/json"));
         headers.insert(X_REQUEST_ID, envelope.request_id.clone());
         if let Some(trace) = &envelope.traceparent {
             headers.insert(TRACEPARENT, trace.clone());
+        }
+        if let Some(rank) = envelope.rank {
+            headers.insert(X_RANK, rank.into());
         }
         if let Some(gate) = &envelope.gate {
             headers.insert(X_GATE, gate.clone());
@@ -127,7 +137,7 @@ impl EngineClient {
     /// # Errors
     /// If it cannot be had.
     pub async fn get(&self, worker: &Worker, path: &'static str) -> Result<String, Error> {
-        let request = self.request(worker, Method::GET, path, Full::default())?;
+        let request = self.request(worker, Method::GET, path, Bytes::new().into())?;
         let response = self.http.request(request).await;
         let response = response.map_err(|error| failure(worker, &error))?;
         if response.status() != StatusCode::OK {
@@ -151,7 +161,7 @@ impl EngineClient {
     ) -> Result<String, &'static str> {
         let uri = Uri::builder().scheme(Scheme::HTTP).authority(authority.clone());
         let uri = uri.path_and_query(path).build().map_err(|_| "its address is malformed")?;
-        let mut request = Request::new(Full::default());
+        let mut request = Request::new(Parcel::from(Bytes::new()));
         *request.uri_mut() = uri;
         let exchange = async {
             let response = self.http.request(request).await.map_err(|_| "it cannot be reached")?;
@@ -194,8 +204,8 @@ impl EngineClient {
         worker: &Worker,
         method: Method,
         path: &'static str,
-        body: Full<Bytes>,
-    ) -> Result<Request<Full<Bytes>>, Error> {
+        body: Parcel,
+    ) -> Result<Request<Parcel>, Error> {
         let uri = Uri::builder()
             .scheme(Scheme::HTTP)
             .authority(worker.authority.clone())

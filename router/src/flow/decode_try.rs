@@ -111,7 +111,7 @@ async fn send(
         envelope.gate = header.and_then(|header| HeaderValue::from_str(&header).ok());
     }
     let sending = Sending { context, unit, decision, envelope: &envelope, placed, threshold };
-    generate(&sending, None).await
+    generate(&sending, &mut None).await
 }
 
 /// Counts and records what came of it.

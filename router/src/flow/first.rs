@@ -6,9 +6,9 @@ use std::sync::Arc;
 use bytes::Bytes;
 use splitrail_engine::usage::EngineUsage;
 
-use super::answer::usage_of;
-use super::client::{EngineClient, Envelope, refusal_event};
-use super::context::{Context, within};
+use super::answer::{Sending, usage_of};
+use super::client::{EngineClient, Parcel, refusal_event};
+use super::context::within;
 use crate::core::Served;
 use crate::error::Error;
 use crate::fleet::Worker;
@@ -29,13 +29,9 @@ pub(super) enum First {
 const HELD_PER_SAMPLE: usize = 16;
 
 /// Sends a streamed leg and waits for its first events.
-pub(super) async fn first_events(
-    context: &Context,
-    worker: &Arc<Worker>,
-    body: Bytes,
-    envelope: &Envelope,
-    gated: bool,
-) -> Result<First, Error> {
+pub(super) async fn first_events(sending: &Sending<'_>, body: Parcel) -> Result<First, Error> {
+    let Sending { context, envelope, .. } = *sending;
+    let worker = &sending.placed.worker;
     let Served { config, client, .. } = context.served.as_ref();
     let limit = config.timeouts.first_token;
     let idle = config.timeouts.stream_idle;
@@ -46,7 +42,7 @@ pub(super) async fn first_events(
         let max_bytes = client.reply_max_bytes();
         let body = response.into_body();
         let reader = EventReader::new(body, max_bytes, Arc::clone(worker), patience);
-        let samples = if gated { context.options.samples } else { 0 };
+        let samples = if sending.is_gated() { context.options.samples } else { 0 };
         match hold(reader, worker, samples as usize).await? {
             Held::Events(reader, events) => Ok(First::Events(reader.with_idle(idle), events)),
             Held::Below(reader, event) => below(reader, event, client).await,

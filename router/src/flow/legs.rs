@@ -2,7 +2,7 @@
 
 use bytes::Bytes;
 
-use super::hand_off::{HandOff, Lead};
+use super::hand_off::{Carried, Lead};
 use crate::api::request::Options;
 use crate::api::sampling::edit_sampling;
 use crate::api::{Endpoint, JsonObject};
@@ -16,22 +16,14 @@ const NOT_IN_ONE_TOKEN: [&str; 6] =
 /// Members that ask for a number of output tokens, by the name of whatever endpoint.
 const OUTPUT_TOKENS: [&str; 2] = ["max_completion_tokens", "max_output_tokens"];
 
-/// The body of a leg that does the whole request. The engine is always asked for
-/// usage: without it nobody could say what was cached.
+/// The body of the leg that answers, with what it carries of a prefill leg. The engine is
+/// always asked for usage: without it nobody could say what was cached.
 ///
 /// # Errors
 /// A 400 if `stream_options` is no object.
-pub fn aggregated(body: &JsonObject, asked: Options) -> Result<Bytes, Error> {
-    Ok(with_usage(body.clone(), asked)?.to_bytes())
-}
-
-/// The body of a decode leg, with its hand-off spent on it.
-///
-/// # Errors
-/// A 400 if `stream_options` is no object.
-pub fn decode(body: &JsonObject, asked: Options, hand_off: HandOff) -> Result<Bytes, Error> {
+pub fn answer(body: &JsonObject, asked: Options, carried: Carried<'_>) -> Result<Bytes, Error> {
     let mut body = with_usage(body.clone(), asked)?;
-    hand_off.put(&mut body);
+    carried.put(&mut body);
     Ok(body.to_bytes())
 }
 
@@ -47,14 +39,15 @@ pub fn prefill(body: &JsonObject, endpoint: Endpoint, lead: Lead<'_>) -> Result<
     Ok(body.to_bytes())
 }
 
-/// The body of a leg that fetches a hand-off for the samples to come: they then find
-/// the prompt in the decode worker's own cache. One hand-off cannot serve several.
+/// The body of a decode leg that only fetches a hand-off: for the samples to come, which
+/// then find the prompt in the worker's own cache (one hand-off cannot serve several), or
+/// so that its blocks are freed.
 ///
 /// # Errors
 /// A 400 if `sampling_params` is no object where it must be one.
-pub fn fetch(body: &JsonObject, endpoint: Endpoint, hand_off: HandOff) -> Result<Bytes, Error> {
+pub fn fetch(body: &JsonObject, endpoint: Endpoint, carried: Carried<'_>) -> Result<Bytes, Error> {
     let mut body = one_token(body, endpoint)?;
-    hand_off.put(&mut body);
+    carried.put(&mut body);
     Ok(body.to_bytes())
 }
 
@@ -170,30 +163,26 @@ mod tests {
             max_tokens: None,
         };
         let text = |bytes: Bytes| String::from_utf8_lossy(&bytes).into_owned();
-        let transfer = splitrail_engine::mooncake::TransferId::from_random(1);
         let room = splitrail_engine::sglang::Room::from_random(7);
-        let (members, met) = HandOff::meeting(room, "10.0.0.1", 8998);
+        let members = room.into_members("10.0.0.1", 8998);
         let cut =
             r#"{"model":"m","prompt":"x","stream":false,"max_tokens":1,"x":1.50,"ignore_eos":true"#;
         let whole = r#"{"model":"m","prompt":"x","stream":true,"max_tokens":9,"x":1.50"#;
         let meeting = r#","bootstrap_host":"10.0.0.1","bootstrap_port":8998,"bootstrap_room":7}"#;
         let led = |lead| text(prefill(&body, Endpoint::Completions, lead).unwrap());
         assert_eq!(led(Lead::Stored), format!("{cut}}}"));
-        let params = transfer.prefill_params_json();
-        assert_eq!(
-            led(Lead::Pushed(&transfer)),
-            format!(r#"{cut},"kv_transfer_params":{params}}}"#)
-        );
+        let params = r#"{"transfer_id":"t"}"#;
+        assert_eq!(led(Lead::Pushed(params)), format!(r#"{cut},"kv_transfer_params":{params}}}"#));
         // SGLang's prefill samples the first token: as the client asked, but whole.
         let sampling = whole.replace("\"stream\":true", "\"stream\":false");
         assert_eq!(led(Lead::Met(&members)), format!("{sampling}{meeting}"));
 
-        let given = |hand_off| text(decode(&body, asked(false), hand_off).unwrap());
-        assert_eq!(given(HandOff::Stored), format!("{whole}}}"));
-        let pushed = HandOff::Pushed("{\"a\":1}".into());
+        let given = |carried| text(answer(&body, asked(false), carried).unwrap());
+        assert_eq!(given(Carried::Nothing), format!("{whole}}}"));
+        let pushed = Carried::Params(r#"{"a":1}"#);
         assert_eq!(given(pushed), format!(r#"{whole},"kv_transfer_params":{{"a":1}}}}"#));
-        assert_eq!(given(met), format!("{whole}{meeting}"));
-        let fetched = fetch(&body, Endpoint::Completions, HandOff::Pushed("{}".into())).unwrap();
+        assert_eq!(given(Carried::Room(&members)), format!("{whole}{meeting}"));
+        let fetched = fetch(&body, Endpoint::Completions, Carried::Params("{}")).unwrap();
         assert_eq!(text(fetched), format!(r#"{cut},"kv_transfer_params":{{}}}}"#));
     }
 
@@ -212,7 +201,7 @@ mod tests {
                 refusable: false,
                 max_tokens: None,
             };
-            let sent = aggregated(&body, asked).unwrap();
+            let sent = answer(&body, asked, Carried::Nothing).unwrap();
             serde_json::from_slice::<serde_json::Value>(&sent).unwrap()["stream_options"].clone()
         };
         assert_eq!(options(false), serde_json::json!({"include_usage": true, "x": 1}));

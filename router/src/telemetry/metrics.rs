@@ -96,6 +96,9 @@ metrics! {
     cache_hit_threshold: GaugeVec("cache_hit_threshold_ratio"; "model");
     /// Further attempts.
     retries: IntCounterVec("retries_total"; "model", "leg", "reason");
+    /// Hand-offs that nobody was going to use: fetched by a request for one token, so that their
+    /// blocks are freed; failed at that; or left to the end of their lease.
+    hand_offs_released: IntCounterVec("hand_offs_released_total"; "model", "outcome");
     /// Requests refused for load.
     shed: IntCounterVec("shed_total"; "model", "reason");
     /// Fields removed from requests because only the router may set them.

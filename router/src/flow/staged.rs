@@ -1,0 +1,172 @@
+//! A hand-off that a prefill engine keeps for a decode worker.
+//!
+//! With vLLM's NIXL connector only a decode that fetches the blocks, or the end of the lease,
+//! frees them; a hand-off that nobody is going to use would pin them for half a minute. So
+//! one that is dropped unsent, because its client left or its request failed elsewhere, goes
+//! to a decode worker with a request for a single token.
+
+use std::sync::{Arc, Mutex, PoisonError};
+
+use serde_json::value::RawValue;
+use splitrail_engine::nixl::HandOff;
+use tokio::runtime::Handle;
+use tokio::task::JoinSet;
+use tokio::time::Instant;
+
+use super::client::{Envelope, Receipt};
+use super::context::Context;
+use super::hand_off::Carried;
+use super::lease::Lease;
+use super::legs;
+use super::prefill::Prefilled;
+use crate::api::{Endpoint, JsonObject};
+use crate::core::{Core, Served};
+use crate::fleet::{Booking, Worker};
+use crate::pick::Leg;
+use crate::prepare::Unit;
+
+/// Releases that run at once; beyond them the lease has to do.
+const RELEASES_MAX: usize = 256;
+
+/// The tasks that release what nobody fetched. Dropping it ends them.
+#[derive(Default)]
+pub struct Releases(Mutex<JoinSet<()>>);
+
+impl Releases {
+    /// Runs a release; `false` if there is no room for it.
+    fn run(&self, release: impl Future<Output = ()> + Send + 'static) -> bool {
+        let Ok(runtime) = Handle::try_current() else { return false };
+        let mut tasks = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        while tasks.try_join_next().is_some() {}
+        let room = tasks.len() < RELEASES_MAX;
+        if room {
+            tasks.spawn_on(release, &runtime);
+        }
+        room
+    }
+}
+
+/// A hand-off with all that it takes to release it.
+pub(super) struct Staged {
+    hand_off: Option<HandOff>,
+    lease: Lease,
+    core: Arc<Core>,
+    served: Arc<Served>,
+    endpoint: Endpoint,
+    body: JsonObject,
+    weight_tokens: u64,
+    envelope: Envelope,
+    /// The prefill worker's place: it cannot fetch from itself.
+    worker: usize,
+}
+
+impl Staged {
+    /// A prefill has ended.
+    pub(super) fn new(
+        context: &Context,
+        unit: &Unit,
+        (worker, envelope): (usize, &Envelope),
+        hand_off: HandOff,
+        lease: Lease,
+    ) -> Self {
+        Self {
+            hand_off: Some(hand_off),
+            lease,
+            core: Arc::clone(&context.core),
+            served: Arc::clone(&context.served),
+            endpoint: context.endpoint,
+            body: unit.body.clone(),
+            weight_tokens: unit.weight_tokens,
+            envelope: envelope.clone(),
+            worker,
+        }
+    }
+
+    /// The time by which it must be fetched.
+    pub(super) fn lease(&self) -> Lease {
+        self.lease
+    }
+
+    /// The hand-off as JSON, to be sent: from here on it may have been used.
+    pub(super) fn spend(&mut self) -> Option<Box<RawValue>> {
+        self.hand_off.take().map(HandOff::into_json)
+    }
+
+    /// Has a decode worker fetch it; `false` if it is left to the end of its lease.
+    fn release(&self, hand_off: HandOff) -> bool {
+        let left = self.lease.left(Instant::now());
+        let Some(worker) = self.fetcher().filter(|_| !left.is_zero()) else { return false };
+        let params = hand_off.into_json();
+        let body = legs::fetch(&self.body, self.endpoint, Carried::Params(params.get()));
+        let Ok(body) = body else { return false };
+        let booking = Booking::new(&worker.booked, 0, self.weight_tokens);
+        let (core, served) = (Arc::clone(&self.core), Arc::clone(&self.served));
+        let (envelope, path) = (self.envelope.clone(), self.endpoint.path());
+        let release = async move {
+            let _booking = booking;
+            let fetched = async {
+                let response = served.client.post(&worker, path, body, &envelope).await?;
+                served.client.whole(&worker, response.into_body()).await
+            };
+            let fetched = tokio::time::timeout(left, fetched).await;
+            let outcome = if matches!(fetched, Ok(Ok(_))) { "fetched" } else { "failed" };
+            count(&core, &served, outcome);
+        };
+        self.served.releases.run(release)
+    }
+
+    /// The decode worker with the least to do.
+    fn fetcher(&self) -> Option<Arc<Worker>> {
+        let workers = self.served.pool.workers.iter();
+        let able = workers.filter(|worker| {
+            worker.serves(Leg::Decode) && worker.is_up() && worker.index != self.worker
+        });
+        able.min_by_key(|worker| worker.booked.active_tokens()).cloned()
+    }
+}
+
+/// A prefill whose hand-off is being sent. Dropped before that, it is released.
+pub(super) struct UnderWay {
+    prefilled: Option<Prefilled>,
+    json: Option<Box<RawValue>>,
+    receipt: Receipt,
+}
+
+impl UnderWay {
+    /// The hand-off was put into the body that this is the receipt of.
+    pub(super) fn new(
+        prefilled: Option<Prefilled>,
+        json: Option<Box<RawValue>>,
+        receipt: Receipt,
+    ) -> Self {
+        Self { prefilled, json, receipt }
+    }
+
+    /// The prefill, as good as new, if no byte of its hand-off was sent.
+    pub(super) fn take_back(&mut self) -> Option<Prefilled> {
+        let json = self.json.take()?;
+        let mut prefilled = self.prefilled.take().filter(|_| self.receipt.take_back())?;
+        prefilled.staged.as_mut()?.hand_off = HandOff::from_reply(&json).ok();
+        Some(prefilled)
+    }
+}
+
+impl Drop for UnderWay {
+    fn drop(&mut self) {
+        drop(self.take_back());
+    }
+}
+
+impl Drop for Staged {
+    fn drop(&mut self) {
+        if let Some(hand_off) = self.hand_off.take()
+            && !self.release(hand_off)
+        {
+            count(&self.core, &self.served, "left");
+        }
+    }
+}
+
+fn count(core: &Core, served: &Served, outcome: &str) {
+    core.metrics.hand_offs_released.with_label_values(&[served.name(), outcome]).inc();
+}
