@@ -3,6 +3,7 @@
 
 pub mod answer;
 mod attempts;
+pub mod auto;
 mod below;
 pub mod client;
 pub mod context;

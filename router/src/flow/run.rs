@@ -5,6 +5,7 @@ use std::time::Instant;
 
 use super::answer::{Answer, Begun, Sending, generate};
 use super::attempts::Attempts;
+use super::auto::{Work, compare};
 use super::below;
 use super::context::{Context, attempt, carried_threshold, count_local};
 use super::decode_try::{Tried, decode_try};
@@ -12,7 +13,7 @@ use super::pair::{Paired, pair_or_local};
 use super::place::{Wish, place};
 use super::plan::{Facts, LocalReason, Plan, Then, plan};
 use super::prefill::{Prefilled, prefill_or_local};
-use crate::config::model::OnNoPrefill;
+use crate::config::model::{OnNoPrefill, RequestFlow};
 use crate::core::Served;
 use crate::error::{Error, Kind};
 use crate::fleet::Worker;
@@ -32,7 +33,7 @@ pub async fn begin(
     let facts = Facts {
         flow: context.flow,
         threshold: context.threshold,
-        remote_pays: None,
+        remote_pays: remote_pays(context, unit, decision),
         prompt_tokens: unit.prompt_tokens,
         options: context.options,
         context_tokens: context.served.pool.context_tokens(),
@@ -66,6 +67,22 @@ pub async fn begin(
             return Ok(begun);
         }
     }
+}
+
+/// Whether a remote prefill pays, where the request goes by that.
+fn remote_pays(context: &Context, unit: &Unit, decision: &DecisionHandle) -> Option<bool> {
+    let Served { config, pool, .. } = context.served.as_ref();
+    let gated = context.threshold.or(config.cache_hit_threshold).is_some();
+    if context.flow != RequestFlow::Auto || gated {
+        return None;
+    }
+    let now = Instant::now();
+    let prefill = pool.candidates(Leg::Prefill, &unit.hashes, &[], now);
+    let decode = pool.candidates(Leg::Aggregated, &unit.hashes, &[], now);
+    let work = Work { prompt_tokens: unit.weight_tokens, block_size: pool.block_size() };
+    let estimate = compare(&config.auto, work, &prefill, &decode)?;
+    decision.update(|decision| decision.auto = Some(estimate));
+    Some(estimate.remote_pays())
 }
 
 /// What comes before the leg that answers.

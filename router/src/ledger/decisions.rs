@@ -6,6 +6,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use serde::Serialize;
 
+use crate::flow::auto::Estimate;
 use crate::pick::Candidate;
 
 /// One candidate of a decision.
@@ -83,6 +84,8 @@ pub struct Decision {
     /// What came of trying decode first: `served`, `rejected`, `skipped`, `unsupported` or
     /// `failed`.
     pub decode_try: Option<&'static str>,
+    /// What `auto` reckoned with.
+    pub auto: Option<Estimate>,
     /// When the first decision was made, in milliseconds since 1970.
     pub decided_unix_ms: u64,
     /// Attempts so far, the present one included.
