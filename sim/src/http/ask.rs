@@ -197,8 +197,14 @@ fn read_variation(sampling: &Value, sample: usize) -> Result<u64, ApiError> {
     if sampling["temperature"].as_f64() == Some(0.0) {
         return Ok(0);
     }
-    let seed = read_count(sampling, "seed")?.unwrap_or(0);
-    Ok(seed as u64 + sample as u64)
+    let seed = match &sampling["seed"] {
+        Value::Null => 0,
+        seed => {
+            let wrong = || ApiError::bad_request("seed", "seed must be a whole number.");
+            seed.as_i64().ok_or_else(wrong)?
+        }
+    };
+    Ok((seed as u64).wrapping_add(sample as u64))
 }
 
 /// Tokens of a completion's prompts: text, ids, or a list of either.
