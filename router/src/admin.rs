@@ -18,6 +18,7 @@ use crate::error::{Error, Kind};
 use crate::fleet::pool::worker_key;
 use crate::flow::plan::THRESHOLD;
 use crate::ingress::reply::{health, json_reply, ready, reply_error};
+use crate::pick::Leg;
 
 /// The admin listener's routes.
 pub fn routes(core: Arc<Core>) -> Router {
@@ -51,6 +52,11 @@ fn observe_fleet(core: &Core) {
             let role = worker.config.role.name();
             let labels = [model, worker.id(), role];
             metrics.worker_up.with_label_values(&labels).set(worker.is_up().into());
+            for leg in [Leg::Prefill, Leg::Decode].into_iter().filter(|leg| worker.serves(*leg)) {
+                let labels = [model, worker.id(), role, leg.name()];
+                let open = worker.breaker(leg).is_open();
+                metrics.worker_breaker_open.with_label_values(&labels).set(open.into());
+            }
             let requests = i64::from(worker.booked.requests());
             metrics.worker_requests.with_label_values(&labels).set(requests);
             let tokens = worker.booked.prefill_tokens() as i64;
@@ -97,6 +103,11 @@ async fn workers(State(core): State<Arc<Core>>) -> Response {
         let index = served.pool.index();
         for worker in &served.pool.workers {
             let load = worker.load(Instant::now());
+            let open: Vec<_> = [Leg::Prefill, Leg::Decode]
+                .into_iter()
+                .filter(|leg| worker.serves(*leg) && worker.breaker(*leg).is_open())
+                .map(Leg::name)
+                .collect();
             let blocks = index.block_counts(worker_key(worker.index));
             let blocks: serde_json::Map<_, _> = Tier::ALL
                 .iter()
@@ -111,6 +122,7 @@ async fn workers(State(core): State<Arc<Core>>) -> Response {
                 "kv_events": worker.config.kv_events,
                 "index_synced": worker.is_synced(),
                 "events_current": worker.events_are_current(),
+                "breakers_open": open,
                 "shim": worker.config.shim,
                 "honours_threshold": worker.honours_threshold(),
                 "context_tokens": worker.context_tokens(),

@@ -7,6 +7,7 @@ use splitrail_kv::{HashSeed, IndexConfig};
 
 use crate::config::{BlockSize, Config, Model, TokenizerConfig};
 use crate::core::{Core, Seldom, Served};
+use crate::fleet::budget::RetryBudget;
 use crate::fleet::{Hosts, Pool, Worker};
 use crate::flow::client::EngineClient;
 use crate::flow::staged::Releases;
@@ -77,7 +78,8 @@ fn assemble_model(
                 config.id, config.url
             ))
         })?;
-        workers.push(Arc::new(Worker::new(index, config, authority)));
+        let worker = Worker::new(index, config, authority).with_breakers(model.breaker);
+        workers.push(Arc::new(worker));
     }
     // 0: an engine will say it.
     let block_size = match model.block_size {
@@ -94,6 +96,7 @@ fn assemble_model(
     let hosts = Hosts::new(authorities, model.hand_off_networks.iter().copied());
     let pool = Pool::new(workers, index, draw_seed);
     Ok(Served {
+        retry_budget: RetryBudget::new(model.retries.budget_percent),
         config: model,
         pool,
         hosts,

@@ -13,6 +13,7 @@ use tokio_util::sync::CancellationToken;
 
 use crate::config::model::{GateKind, Limits, Model, OnNoPrefill, RequestFlow};
 use crate::error::{Error, Kind};
+use crate::fleet::budget::RetryBudget;
 use crate::fleet::{Hosts, Pool, Worker};
 use crate::flow::client::EngineClient;
 use crate::flow::staged::Releases;
@@ -36,6 +37,8 @@ pub struct Served {
     pub prompt: Option<PromptModel>,
     /// The way to its engines.
     pub client: EngineClient,
+    /// What is left for retries.
+    pub retry_budget: RetryBudget,
     /// Hand-offs that nobody is going to use, on their way to be freed.
     pub releases: Releases,
     /// When a mismatch of token counts was last logged.

@@ -143,6 +143,13 @@ impl Error {
         self.fault() == Fault::Engine && self.kind != Kind::DecodeLost
     }
 
+    /// Whether the worker that it came from is at fault, so that others should be spared it:
+    /// neither where it is only full, nor where the request was.
+    pub fn speaks_against_its_worker(&self) -> bool {
+        let full = matches!(self.kind, Kind::EngineRejected(408 | 429) | Kind::BelowThreshold);
+        self.fault() == Fault::Engine && !full
+    }
+
     /// The HTTP status of the reply.
     pub fn status(&self) -> StatusCode {
         match self.kind {

@@ -2,6 +2,8 @@
 
 pub mod booking;
 pub mod bootstrap;
+pub mod breaker;
+pub mod budget;
 pub mod hosts;
 pub mod intake;
 pub mod pace;

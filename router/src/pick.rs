@@ -10,7 +10,7 @@ use crate::config::model::Policy;
 pub struct Candidate {
     /// The worker's place in its model's list.
     pub worker: usize,
-    /// Whether its last probe or request found it alive.
+    /// Whether its last probe or request found it alive, and its breaker lets it be asked.
     pub up: bool,
     /// Requests that it works on: the router's own bookings, or the engine's
     /// count of running and waiting ones if that is more.

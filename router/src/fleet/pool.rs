@@ -14,8 +14,10 @@ use tokio::sync::watch;
 
 use super::booking::Booked;
 use super::bootstrap::Bootstrap;
+use super::breaker::Breaker;
 use super::pace::Pace;
-use crate::config::model::{Role, Worker as WorkerConfig};
+use crate::config::model::{BreakerConfig, Role, Worker as WorkerConfig};
+use crate::error::{Error, Fault};
 use crate::pick::{Candidate, Leg};
 
 /// A load report older than this says nothing about now.
@@ -46,6 +48,8 @@ pub struct Worker {
     context_tokens: AtomicU32,
     /// Whether it honours `cache_hit_threshold`: 1 for no, 2 for yes, 0 for not known.
     honours_threshold: AtomicU8,
+    /// Of its prefill leg, and of its others.
+    breakers: [Breaker; 2],
     /// How fast its queue moves.
     pub pace: Pace,
     /// When it last said that nobody waits in its queue.
@@ -73,9 +77,41 @@ impl Worker {
             events_current: AtomicBool::new(false),
             context_tokens: AtomicU32::new(0),
             honours_threshold,
+            breakers: [BreakerConfig::default(); 2].map(Breaker::new),
             pace: Pace::default(),
             idle_at: ArcSwapOption::empty(),
             load: ArcSwapOption::empty(),
+        }
+    }
+
+    /// The same worker with breakers as configured.
+    pub fn with_breakers(self, config: BreakerConfig) -> Self {
+        Self { breakers: [config; 2].map(Breaker::new), ..self }
+    }
+
+    /// The breaker of a leg.
+    pub fn breaker(&self, leg: Leg) -> &Breaker {
+        let [prefill, others] = &self.breakers;
+        if leg == Leg::Prefill { prefill } else { others }
+    }
+
+    /// Whether it may be asked for a leg: it is up, and has not failed that leg too often.
+    pub fn is_available(&self, leg: Leg, now: Instant) -> bool {
+        self.is_up() && self.breaker(leg).allows(now)
+    }
+
+    /// Records how a leg ended: it has done its part, or failed with this.
+    pub fn record(&self, leg: Leg, failed: Option<&Error>) {
+        if failed.is_some_and(|error| error.fault() == Fault::Router) {
+            return;
+        }
+        let breaker = self.breaker(leg);
+        let failed = failed.is_some_and(Error::speaks_against_its_worker);
+        let (worker, leg) = (self.id(), leg.name());
+        if failed && breaker.fail(Instant::now()) {
+            tracing::warn!(worker, leg, "breaker opened: too many failures in a row");
+        } else if !failed && breaker.succeed() {
+            tracing::info!(worker, leg, "breaker closed");
         }
     }
 
@@ -273,12 +309,12 @@ impl Pool {
         self.workers.iter().filter_map(|worker| worker.context_tokens()).min()
     }
 
-    /// Whether a worker outside `failed` is up that can take a leg.
+    /// Whether a worker outside `failed` may be asked for a leg.
     pub fn any_up(&self, leg: Leg, failed: &[usize]) -> bool {
         self.ups(leg, failed).next().is_some()
     }
 
-    /// The one worker outside `failed` that is up and can take a leg, if it is the last.
+    /// The one worker outside `failed` that may be asked for a leg, if it is the last.
     pub fn last_up(&self, leg: Leg, failed: &[usize]) -> Option<usize> {
         let mut ups = self.ups(leg, failed);
         let first = ups.next()?;
@@ -293,7 +329,8 @@ impl Pool {
     }
 
     fn ups(&self, leg: Leg, failed: &[usize]) -> impl Iterator<Item = usize> {
-        let able = self.workers.iter().filter(move |w| w.serves(leg) && w.is_up());
+        let now = Instant::now();
+        let able = self.workers.iter().filter(move |w| w.serves(leg) && w.is_available(leg, now));
         able.map(|worker| worker.index).filter(|index| !failed.contains(index))
     }
 
@@ -318,7 +355,7 @@ impl Pool {
                     .map_or(0, |load| load.running.unwrap_or(0) + load.waiting.unwrap_or(0));
                 Candidate {
                     worker: worker.index,
-                    up: worker.is_up(),
+                    up: worker.is_available(leg, now),
                     requests: worker
                         .booked
                         .requests()

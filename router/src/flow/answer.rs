@@ -21,6 +21,7 @@ use crate::error::{Error, Kind};
 use crate::fleet::{Booking, Worker};
 use crate::ledger::decisions::DecisionHandle;
 use crate::ledger::spent::Spent;
+use crate::pick::Leg;
 use crate::prepare::Unit;
 use crate::reply::choices::turned_away;
 use crate::reply::relay::{Account, UnitStream, whole};
@@ -163,13 +164,16 @@ pub(super) fn conclude(
     mut account: Account,
     begun: Result<First, Error>,
 ) -> Result<Answer, (Error, Option<Spent>)> {
-    let Sending { context, decision, .. } = *sending;
+    let Sending { context, decision, placed, .. } = *sending;
     let error = match begun {
         Ok(First::Whole(reply)) => match whole(&mut account, reply) {
             Ok(reply) => return Ok(Answer::Begun(Begun::Whole(reply))),
             Err(error) => error,
         },
         Ok(First::Events(reader, held)) => {
+            if placed.worker.breaker(Leg::Decode).answers() {
+                tracing::info!(worker = placed.worker.id(), leg = "decode", "breaker closed");
+            }
             account.foretell();
             return Ok(Answer::Begun(Begun::Stream(Box::new(UnitStream {
                 account,

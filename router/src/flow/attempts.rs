@@ -1,6 +1,6 @@
 //! How often one prompt's legs may be tried, and where not again.
 
-use super::context::{Context, count_retry};
+use super::context::{Context, may_retry};
 use crate::error::{Error, Kind};
 use crate::fleet::Worker;
 use crate::pick::Leg;
@@ -55,9 +55,12 @@ impl Attempts {
         worker: &Worker,
         error: Error,
     ) -> Result<(), Error> {
-        let Some(left) = self.left.checked_sub(1) else { return Err(error) };
-        self.left = left;
-        count_retry(context, "decode", worker, &error);
-        Ok(())
+        match self.left.checked_sub(1) {
+            Some(left) if may_retry(context, "decode", worker, &error) => {
+                self.left = left;
+                Ok(())
+            }
+            _ => Err(error),
+        }
     }
 }

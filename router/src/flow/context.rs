@@ -109,10 +109,21 @@ pub(super) fn count_local(context: &Context, decision: &DecisionHandle, reason: 
     });
 }
 
-/// Counts and logs a further attempt.
-pub(super) fn count_retry(context: &Context, leg: &'static str, worker: &Worker, error: &Error) {
+/// Whether the model's budget allows a further attempt; counts and logs it if so.
+pub(super) fn may_retry(
+    context: &Context,
+    leg: &'static str,
+    worker: &Worker,
+    error: &Error,
+) -> bool {
+    if !context.served.retry_budget.withdraw() {
+        let labels = [context.served.name(), leg];
+        context.core.metrics.retries_refused.with_label_values(&labels).inc();
+        return false;
+    }
     let labels = [context.served.name(), leg, error.outcome()];
     context.core.metrics.retries.with_label_values(&labels).inc();
     let request_id = &context.request_id;
     tracing::warn!(request_id, model = labels[0], leg, worker = worker.id(), %error, "trying another worker");
+    true
 }

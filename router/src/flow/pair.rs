@@ -96,6 +96,7 @@ pub(super) async fn pair_or_local(
             }
             Err(Failed::Prefill(error)) => error,
         };
+        prefill.worker.record(Leg::Prefill, Some(&error));
         if error.fault() == Fault::Client {
             return Err(error);
         }
@@ -169,27 +170,27 @@ async fn pair(sending: &Sending<'_>, prefill: &Placed) -> Result<Answer, Failed>
     let mut said = None;
     let met = meet(sending, prefill, &appointment, &mut said).await;
     account.rule.prefill_cached_tokens = said.as_ref().and_then(Said::cached_tokens);
-    account.spent = said.map(|said| said.spent(context, unit));
+    if let Some(said) = said {
+        prefill.worker.record(Leg::Prefill, None);
+        account.spent = Some(said.spent(context, unit));
+    }
     let failed = match met {
-        Ok(begun) => match conclude(sending, account, Ok(begun)) {
-            Ok(answer) => return Ok(answer),
-            Err((error, _)) => Failed::Decode(error),
-        },
-        Err(failed) => {
-            match &failed {
-                Failed::Prefill(error) | Failed::Decode(error) | Failed::Strangers(error) => {
-                    account.fail(error);
-                }
-                Failed::Ended => {
-                    if let Some(spent) = &mut account.spent {
-                        spent.reason = LocalReason::PrefillEnded.name();
-                    }
-                }
-            }
-            failed
+        Ok(begun) => {
+            return conclude(sending, account, Ok(begun))
+                .map_err(|(error, _)| Failed::Decode(error));
         }
+        Err(failed) => estranged(context, &prefill.worker, &appointment, failed).await,
     };
-    Err(estranged(context, &prefill.worker, &appointment, failed).await)
+    match &failed {
+        Failed::Decode(error) => account.fail(error),
+        Failed::Prefill(error) | Failed::Strangers(error) => account.give_up(error),
+        Failed::Ended => {
+            if let Some(spent) = &mut account.spent {
+                spent.reason = LocalReason::PrefillEnded.name();
+            }
+        }
+    }
+    Err(failed)
 }
 
 /// Sends both legs and waits until decode answers. Whichever fails, the other is dropped with
@@ -207,7 +208,7 @@ async fn meet(
     let mut prefilling = pin!(prefill::send(context, unit, &envelope, prefill, body));
     let mut answering = pin!(answer(sending, appointment.carried()));
     let begun = tokio::select! {
-        begun = &mut answering => begun.map_err(Failed::Decode)?,
+        begun = &mut answering => begun.map_err(|error| late(&prefill.worker, error))?,
         prefilled = &mut prefilling => {
             let prefilled = said.insert(prefilled.map_err(Failed::Prefill)?);
             if appointment.hands_over_what_was_cut_off() && prefilled.ended() {
@@ -226,6 +227,16 @@ async fn meet(
         Err(_) => tracing::debug!(worker = prefill.worker.id(), "a prefill's count is late"),
     }
     Ok(begun)
+}
+
+/// A decode leg that failed before its prefill had its say: if it waited in vain, it waited
+/// for the prefill.
+fn late(prefill: &Worker, error: Error) -> Failed {
+    if error.kind() != Kind::EngineTimeout {
+        return Failed::Decode(error);
+    }
+    let message = format!("worker {} did not hand over: {}", prefill.id(), error.message());
+    Failed::Prefill(Error::new(Kind::EngineTimeout, message))
 }
 
 /// The decode leg, after one that fetches the hand-off where several samples want it.

@@ -12,7 +12,7 @@ use splitrail_engine::usage::EngineUsage;
 
 use super::client::Envelope;
 use super::context::{
-    Context, attempt, carried_threshold, count_local, count_retry, uncached_tokens, within,
+    Context, attempt, carried_threshold, count_local, may_retry, uncached_tokens, within,
 };
 use super::hand_off::Lead;
 use super::lease::{Lease, left_by_engine};
@@ -97,11 +97,11 @@ impl Tries {
     ) -> Result<(), Error> {
         self.excluded.push(worker.index);
         let others = context.served.pool.any_up(Leg::Prefill, &self.excluded);
-        if self.left == 0 || !others || !error.worth_another_worker() {
+        let worth = self.left > 0 && others && error.worth_another_worker();
+        if !worth || !may_retry(context, "prefill", worker, &error) {
             return Err(error);
         }
         self.left -= 1;
-        count_retry(context, "prefill", worker, &error);
         Ok(())
     }
 }
@@ -121,7 +121,9 @@ pub(super) async fn prefill_or_local(
             Err(error) => break error,
         };
         let envelope = attempt(context, decision);
-        let error = match prefill(context, unit, envelope, &placed).await {
+        let prefilled = prefill(context, unit, envelope, &placed).await;
+        placed.worker.record(Leg::Prefill, prefilled.as_ref().err());
+        let error = match prefilled {
             Ok(Some(prefilled)) => return Ok(Some(prefilled)),
             Ok(None) => {
                 prefill_ended(context, decision);

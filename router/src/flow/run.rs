@@ -39,6 +39,7 @@ pub async fn begin(
         context_tokens: context.served.pool.context_tokens(),
     };
     let plan = plan(&context.served.config, facts);
+    context.served.retry_budget.deposit();
     let mut attempts = Attempts::new(context);
     if plan.gate.is_some() {
         match decode_try(context, unit, decision, &plan, &mut attempts).await? {

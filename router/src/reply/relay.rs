@@ -23,6 +23,7 @@ use crate::flow::client::EngineClient;
 use crate::ledger::counts::Settled;
 use crate::ledger::decisions::DecisionHandle;
 use crate::ledger::spent::Spent;
+use crate::pick::Leg;
 
 /// Events from an engine.
 pub struct EventReader {
@@ -187,11 +188,18 @@ impl Account {
         if let Some(spent) = self.spent.take() {
             spent.well();
         }
+        self.worker.record(Leg::Decode, None);
         self.decision.update(|decision| decision.outcome = Some("ok"));
     }
 
     /// The answer broke off.
     pub fn fail(&mut self, error: &Error) {
+        self.worker.record(Leg::Decode, Some(error));
+        self.give_up(error);
+    }
+
+    /// There is no answer, through no fault of its worker's.
+    pub fn give_up(&mut self, error: &Error) {
         if let Some(spent) = &mut self.spent {
             spent.reason = error.outcome();
         }

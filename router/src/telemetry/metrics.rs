@@ -96,6 +96,8 @@ metrics! {
     cache_hit_threshold: GaugeVec("cache_hit_threshold_ratio"; "model");
     /// Further attempts.
     retries: IntCounterVec("retries_total"; "model", "leg", "reason");
+    /// Further attempts that were not made: the model's budget for them was spent.
+    retries_refused: IntCounterVec("retries_refused_total"; "model", "leg");
     /// Hand-offs that nobody was going to use: fetched by a request for one token, so that their
     /// blocks are freed; failed at that; or left to the end of their lease.
     hand_offs_released: IntCounterVec("hand_offs_released_total"; "model", "outcome");
@@ -107,6 +109,8 @@ metrics! {
     prompts_unknown: IntCounterVec("prompts_unknown_total"; "model", "reason");
     /// Whether the worker answered last time.
     worker_up: IntGaugeVec("worker_up"; "model", "worker", "role");
+    /// Whether the worker is left alone because it failed a leg too often.
+    worker_breaker_open: IntGaugeVec("worker_breaker_open"; "model", "worker", "role", "leg");
     /// Requests that the router has on the worker.
     worker_requests: IntGaugeVec("worker_requests"; "model", "worker", "role");
     /// Prompt tokens booked on the worker and not yet computed.
