@@ -88,6 +88,39 @@ async fn mistakes_are_named_before_any_engine_is_asked() {
 }
 
 #[tokio::test]
+async fn who_asks_for_decode_only_is_told_that_too_little_is_cached() {
+    let spec = Spec { model: "request_flows: [decode_only]".into(), ..Spec::default() };
+    let mut trial = Trial::start(spec).await;
+    let mut body = generate(&token_ids(100, 4));
+    body["sampling_params"]["n"] = 2.into();
+    let headers = [("x-splitrail-flow", "decode_only"), ("content-type", "application/json")];
+    for stream in [false, true] {
+        body["stream"] = stream.into();
+        trial.expect("ok");
+        let reply = trial.cluster.http.post_with(GENERATE, &headers, body.to_string()).await;
+        assert_eq!(reply.status, 200, "{}", reply.text());
+        let replies: Vec<Value> = match stream {
+            false => vec![reply.json()],
+            true => reply
+                .text()
+                .lines()
+                .filter_map(|line| line.strip_prefix("data: ")?.starts_with('{').then_some(line))
+                .map(|line| serde_json::from_str(&line[6..]).unwrap())
+                .collect(),
+        };
+        let choices: Vec<&Value> =
+            replies.iter().flat_map(|reply| reply["choices"].as_array().unwrap()).collect();
+        assert_eq!(choices.len(), 2);
+        for (index, choice) in choices.iter().enumerate() {
+            assert_eq!((&choice["index"], &choice["token_ids"]), (&json!(index), &json!([])));
+            assert_eq!(choice["finish_reason"], "cache_threshold");
+        }
+        assert!(replies.iter().all(|reply| reply["request_id"].is_string()));
+    }
+    trial.finish().await;
+}
+
+#[tokio::test]
 async fn a_second_turn_goes_to_the_holder() {
     let cluster = Cluster::start(Spec { prefill: 3, decode: 1, ..Spec::default() }).await;
     let ids = token_ids(200, 3);

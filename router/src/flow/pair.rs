@@ -118,11 +118,10 @@ impl Appointment {
     async fn make(context: &Context, worker: &Worker) -> Result<Self, Error> {
         let bootstrap = bootstrap(worker)?;
         if context.served.config.connector == Connector::Sglang {
-            let room = Room::from_random(rand::random());
-            return Ok(Self::Room(room.into_members(bootstrap.host(), bootstrap.port())));
+            return Ok(Self::Room(room().into_members(bootstrap.host(), bootstrap.port())));
         }
         let engine = bootstrap.engine(&context.served.client, worker).await?;
-        let transfer = TransferId::from_random(rand::random());
+        let transfer = transfer();
         let prefill = transfer.prefill_params_json();
         let decode = transfer.into_decode_params_json(&bootstrap.url(), &engine.id);
         Ok(Self::Transfer { params: [prefill, decode], engine })
@@ -155,6 +154,15 @@ impl Appointment {
         };
         Envelope { rank, ..envelope.clone() }
     }
+}
+
+/// A name that no other transfer has, and that nobody can guess. Promise 13.
+fn transfer() -> TransferId {
+    TransferId::from_random(rand::random())
+}
+
+fn room() -> Room {
+    Room::from_random(rand::random())
 }
 
 fn bootstrap(worker: &Worker) -> Result<&Bootstrap, Error> {
@@ -270,5 +278,22 @@ async fn estranged(
             Failed::Prefill(error)
         }
         other => other,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::HashSet;
+
+    use super::*;
+
+    #[test]
+    fn p13_a_million_pairs_meet_under_a_million_names() {
+        const PAIRS: usize = 1_000_000;
+        let transfers: HashSet<String> =
+            (0..PAIRS).map(|_| transfer().as_str().to_owned()).collect();
+        assert_eq!(transfers.len(), PAIRS);
+        let rooms: HashSet<u64> = (0..PAIRS).map(|_| room().number()).collect();
+        assert_eq!(rooms.len(), PAIRS);
     }
 }

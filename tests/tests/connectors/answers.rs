@@ -121,6 +121,42 @@ async fn several_samples_take_one_prefill_and_are_those_of_one_engine() {
 }
 
 #[tokio::test]
+async fn decode_first_hands_over_what_decode_does_not_hold_and_nothing_else() {
+    let one = Cluster::start(Spec::aggregated(1)).await;
+    for connector in [KvConnector::Nixl, KvConnector::SharedStorage, KvConnector::Mooncake] {
+        let spec = Spec { flow: "decode_first", ..pd(connector, 1, 1) };
+        let mut trial = Trial::start(spec).await;
+        for (path, mut body) in requests(9) {
+            body["cache_hit_threshold"] = json!(0.5);
+            for n in [1, 3] {
+                sample(path, &mut body, "n", json!(n));
+                for stream in [false, true] {
+                    let mut plain = body.clone();
+                    plain.as_object_mut().unwrap().remove("cache_hit_threshold");
+                    let expected = one.http.post(path, &plain).await.json();
+                    let replies = match stream {
+                        true => trial.stream("ok", path, &body).await.chunks().await,
+                        false => vec![trial.post("ok", path, &body).await.json()],
+                    };
+                    for index in 0..n {
+                        let ours = said(path, &replies, stream, index);
+                        let theirs = said(path, std::slice::from_ref(&expected), false, index);
+                        assert_eq!(ours, theirs, "{connector:?} {path} {n} {stream}");
+                    }
+                    trial.cluster.settle().await;
+                }
+            }
+        }
+        // The first request of each prompt had a prefill; the others found it on decode.
+        let mut prefills = trial.asked("p0");
+        prefills.retain(|request| request.body["prompt"] != "splitrail"); // asked for its gate
+        assert_eq!(prefills.len(), 3, "{connector:?}");
+        trial.staged_blocks_are_freed().await;
+        trial.finish().await;
+    }
+}
+
+#[tokio::test]
 async fn a_batch_has_a_hand_off_per_prompt() {
     for connector in CONNECTORS {
         let mut trial = Trial::start(pd(connector, 2, 2)).await;
