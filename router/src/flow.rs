@@ -13,6 +13,7 @@ pub mod gate;
 pub mod hand_off;
 pub mod lease;
 pub mod legs;
+pub mod migrate;
 mod pair;
 mod place;
 pub mod plan;

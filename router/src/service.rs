@@ -137,7 +137,7 @@ async fn answer(
     let core = Arc::clone(core);
     let traceparent = call.traceparent;
     let request_id = call.request_id.clone();
-    let context = Context {
+    let context = Arc::new(Context {
         core,
         served,
         endpoint,
@@ -147,7 +147,7 @@ async fn answer(
         request_id,
         traceparent,
         stages,
-    };
+    });
     let decisions: Vec<DecisionHandle> =
         units.iter().map(|unit| start_decision(&context, unit, &call.request_id)).collect();
     scope.place(&context, &call.request_id, decisions.clone());

@@ -12,6 +12,7 @@ use super::first::{First, first_events};
 use super::hand_off::Carried;
 use super::lease::Lease;
 use super::legs;
+use super::migrate::{Migration, is_exact};
 use super::place::Placed;
 use super::prefill::Prefilled;
 use super::staged::{Staged, UnderWay};
@@ -48,7 +49,7 @@ pub(super) enum Answer {
 
 /// A leg that answers the client, as it is sent.
 pub(super) struct Sending<'a> {
-    pub(super) context: &'a Context,
+    pub(super) context: &'a Arc<Context>,
     pub(super) unit: &'a Unit,
     pub(super) decision: &'a DecisionHandle,
     pub(super) envelope: &'a Envelope,
@@ -84,6 +85,9 @@ impl Sending<'_> {
         let mut body = self.unit.body.clone();
         if let Some(threshold) = threshold {
             body.set("cache_hit_threshold", threshold.to_string());
+        }
+        if is_exact(self.context, &self.unit.body) {
+            body.set("return_token_ids", "true");
         }
         body
     }
@@ -164,7 +168,7 @@ pub(super) fn conclude(
     mut account: Account,
     begun: Result<First, Error>,
 ) -> Result<Answer, (Error, Option<Spent>)> {
-    let Sending { context, decision, placed, .. } = *sending;
+    let Sending { context, unit, decision, placed, .. } = *sending;
     let error = match begun {
         Ok(First::Whole(reply)) => match whole(&mut account, reply) {
             Ok(reply) => return Ok(Answer::Begun(Begun::Whole(reply))),
@@ -179,6 +183,7 @@ pub(super) fn conclude(
                 account,
                 reader,
                 held,
+                migration: Migration::new(context, unit, decision),
                 tells_usage: context.options.include_usage,
                 gaps: context.inter_token(decision),
                 last_event: Instant::now(),

@@ -1,5 +1,6 @@
 //! Decode first: a decode worker that holds enough of a prompt serves it alone.
 
+use std::sync::Arc;
 use std::time::Instant;
 
 use http::HeaderValue;
@@ -31,7 +32,7 @@ pub(super) enum Tried {
 /// # Errors
 /// The attempt's, where no further one is allowed.
 pub(super) async fn decode_try(
-    context: &Context,
+    context: &Arc<Context>,
     unit: &Unit,
     decision: &DecisionHandle,
     plan: &Plan,
@@ -86,7 +87,7 @@ pub(super) async fn decode_try(
     }
 }
 
-fn verdict(context: &Context, unit: &Unit, placed: &Placed, need: &Need) -> Verdict {
+fn verdict(context: &Arc<Context>, unit: &Unit, placed: &Placed, need: &Need) -> Verdict {
     let settings = &context.served.config.gate;
     let worker = &placed.worker;
     let gate = Gate::of(settings.kind, worker.config.shim, worker.honours_threshold());
@@ -95,7 +96,7 @@ fn verdict(context: &Context, unit: &Unit, placed: &Placed, need: &Need) -> Verd
 }
 
 async fn send(
-    context: &Context,
+    context: &Arc<Context>,
     unit: &Unit,
     decision: &DecisionHandle,
     placed: &Placed,
@@ -115,7 +116,12 @@ async fn send(
 }
 
 /// Counts and records what came of it.
-fn note(context: &Context, decision: &DecisionHandle, gate: Option<Gate>, outcome: &'static str) {
+fn note(
+    context: &Arc<Context>,
+    decision: &DecisionHandle,
+    gate: Option<Gate>,
+    outcome: &'static str,
+) {
     let gate = gate.map_or("none", Gate::name);
     let labels = [context.served.name(), gate, outcome];
     context.core.metrics.decode_first.with_label_values(&labels).inc();

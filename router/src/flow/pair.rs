@@ -56,7 +56,7 @@ enum Failed {
 /// # Errors
 /// The last attempt's, once no further one is allowed or makes sense.
 pub(super) async fn pair_or_local(
-    context: &Context,
+    context: &Arc<Context>,
     unit: &Unit,
     decision: &DecisionHandle,
     attempts: &mut Attempts,

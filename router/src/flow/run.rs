@@ -1,6 +1,7 @@
 //! One prompt's way through its legs: placed, sent, retried, until an answer has
 //! begun or an error is final.
 
+use std::sync::Arc;
 use std::time::Instant;
 
 use super::answer::{Answer, Begun, Sending, generate};
@@ -26,7 +27,7 @@ use crate::prepare::Unit;
 /// # Errors
 /// The last attempt's, once no further one is allowed or makes sense.
 pub async fn begin(
-    context: &Context,
+    context: &Arc<Context>,
     unit: &Unit,
     decision: &DecisionHandle,
 ) -> Result<Begun, Error> {
@@ -100,7 +101,7 @@ enum FirstLeg {
 
 /// The leg before the one that answers, if the plan has one and it can be had.
 async fn first_leg(
-    context: &Context,
+    context: &Arc<Context>,
     unit: &Unit,
     decision: &DecisionHandle,
     plan: &Plan,
@@ -141,7 +142,7 @@ async fn first_leg(
 }
 
 async fn both_legs(
-    context: &Context,
+    context: &Arc<Context>,
     unit: &Unit,
     decision: &DecisionHandle,
     attempts: &mut Attempts,
@@ -158,7 +159,7 @@ async fn both_legs(
 
 /// The leg that answers; `None` if it did not, and another attempt is allowed.
 async fn answer(
-    context: &Context,
+    context: &Arc<Context>,
     unit: &Unit,
     decision: &DecisionHandle,
     leg: Leg,

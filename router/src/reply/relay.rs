@@ -20,6 +20,7 @@ use crate::core::{Core, Served};
 use crate::error::{Error, Kind};
 use crate::fleet::{Booking, Worker};
 use crate::flow::client::EngineClient;
+use crate::flow::migrate::Migration;
 use crate::ledger::counts::Settled;
 use crate::ledger::decisions::DecisionHandle;
 use crate::ledger::spent::Spent;
@@ -262,6 +263,8 @@ pub struct UnitStream {
     pub(crate) reader: EventReader,
     /// The events that proved the attempt good.
     pub(crate) held: VecDeque<Bytes>,
+    /// How it goes on if its worker is lost, where it can.
+    pub(crate) migration: Option<Migration>,
     /// Whether the client asked for usage.
     pub(crate) tells_usage: bool,
     /// Where the time between events goes.
@@ -285,7 +288,10 @@ impl UnitStream {
                         self.reader.give_back(&self.account.served.client);
                         return None;
                     }
-                    Err(error) => return Some(Err(self.lost(&error))),
+                    Err(error) => match self.go_on(error).await {
+                        Ok(()) => continue,
+                        Err(lost) => return Some(Err(lost)),
+                    },
                 },
             };
             self.account.booking.prefill_done();
@@ -294,7 +300,9 @@ impl UnitStream {
                 Ok(Some(data)) => return Some(Ok(data)),
                 Err(what) => {
                     let error = Error::engine(self.account.worker.id(), what);
-                    return Some(Err(self.lost(&error)));
+                    if let Err(lost) = self.go_on(error).await {
+                        return Some(Err(lost));
+                    }
                 }
             }
         }
@@ -304,6 +312,19 @@ impl UnitStream {
         let now = Instant::now();
         let gap = now.duration_since(std::mem::replace(&mut self.last_event, now));
         self.gaps.observe(gap.as_secs_f64());
+    }
+
+    /// The worker is lost: the answer goes on upon another one, or this is its end.
+    async fn go_on(&mut self, error: Error) -> Result<(), Error> {
+        let Some(mut migration) = self.migration.take() else { return Err(self.lost(&error)) };
+        let Some(resumed) = migration.resume(&error, &self.account.worker).await else {
+            return Err(self.lost(&error));
+        };
+        self.account.worker.record(Leg::Decode, Some(&error));
+        (self.account.worker, self.account.booking) = (resumed.worker, resumed.booking);
+        (self.reader, self.held) = (resumed.reader, resumed.held);
+        self.migration = Some(migration);
+        Ok(())
     }
 
     /// An error after the first event: said in full, never papered over.
@@ -326,9 +347,14 @@ impl UnitStream {
         let Some(usage) = chunk.usage.filter(|_| !chunk.has_choices()) else {
             // Running totals have no details on engines of today; only the final
             // chunk has figures to rely on.
-            return Ok(Some(data));
+            let noted = self.migration.as_mut().map(|migration| migration.note(&data));
+            if let Some(None) = noted {
+                self.migration = None;
+            }
+            return Ok(Some(noted.flatten().unwrap_or(data)));
         };
-        let told = self.account.settle(usage.get());
+        let whole = self.migration.as_ref().and_then(|migration| migration.usage(usage.get()));
+        let told = self.account.settle(whole.as_deref().unwrap_or(usage.get()));
         if !self.tells_usage {
             return Ok(None);
         }
@@ -336,6 +362,9 @@ impl UnitStream {
             JsonObject::parse(data.clone()).map_err(|_| "sent an event that is no chunk")?;
         if let Some(told) = told {
             event.set("usage", told);
+        }
+        if let Some(migration) = &self.migration {
+            migration.unify(&mut event);
         }
         Ok(Some(event.to_bytes()))
     }

@@ -98,6 +98,9 @@ metrics! {
     retries: IntCounterVec("retries_total"; "model", "leg", "reason");
     /// Further attempts that were not made: the model's budget for them was spent.
     retries_refused: IntCounterVec("retries_refused_total"; "model", "leg");
+    /// Answers whose decode worker was lost in mid-stream and that could have gone on exactly:
+    /// resumed on another worker, or lost.
+    migrations: IntCounterVec("migrations_total"; "model", "outcome");
     /// Hand-offs that nobody was going to use: fetched by a request for one token, so that their
     /// blocks are freed; failed at that; or left to the end of their lease.
     hand_offs_released: IntCounterVec("hand_offs_released_total"; "model", "outcome");

@@ -1,0 +1,325 @@
+//! An answer whose decode worker is lost in mid-stream goes on upon another one, from the
+//! tokens that were delivered.
+//!
+//! Only where that is exact: a single sample of a completion whose sampling depends on
+//! nothing but the tokens before it. Penalties count output apart from the prompt, stop texts
+//! may straddle the seam, grammars and seeds have a state: such answers are not migrated. The
+//! engine is asked for token ids (`return_token_ids`), so the new prompt is exactly what the
+//! lost one had, whatever its text.
+
+use std::collections::VecDeque;
+use std::sync::Arc;
+
+use bytes::Bytes;
+use serde::Deserialize;
+use serde_json::value::RawValue;
+use splitrail_kv::{BlockHash, next_hash};
+
+use super::answer::Sending;
+use super::client::Parcel;
+use super::context::{Context, attempt, carried_threshold, may_retry};
+use super::first::{First, first_events};
+use super::hand_off::Carried;
+use super::legs;
+use super::place::{Placed, Wish, place};
+use crate::api::{Endpoint, JsonObject};
+use crate::error::Error;
+use crate::fleet::{Booking, Worker};
+use crate::ledger::decisions::DecisionHandle;
+use crate::pick::Leg;
+use crate::prepare::Unit;
+use crate::reply::relay::EventReader;
+
+/// Members whose effect on a token depends on nothing but the tokens before it. A request
+/// with any other is not migrated.
+const EXACT: [&str; 22] = [
+    "model",
+    "prompt",
+    "max_tokens",
+    "min_tokens",
+    "stream",
+    "stream_options",
+    "temperature",
+    "top_p",
+    "top_k",
+    "min_p",
+    "logit_bias",
+    "allowed_token_ids",
+    "ignore_eos",
+    "stop_token_ids",
+    "n",
+    "best_of",
+    "user",
+    "cache_salt",
+    "priority",
+    "add_special_tokens",
+    "skip_special_tokens",
+    "return_token_ids",
+];
+
+/// What completions generate where nothing is said.
+const COMPLETION_TOKENS: u32 = 16;
+
+/// Whether a request can be migrated exactly.
+pub(super) fn is_exact(context: &Context, body: &JsonObject) -> bool {
+    let options = context.options;
+    let totals = body.raw("stream_options").is_some_and(|raw| raw.contains("continuous_usage"));
+    // Without a draw there is nothing that a seed could repeat.
+    let greedy = body.raw("temperature").and_then(|raw| raw.parse::<f64>().ok()) == Some(0.0);
+    let exact = |(key, raw): (&str, &str)| {
+        EXACT.contains(&key) || raw == "null" || (key == "seed" && greedy)
+    };
+    context.served.config.migrate
+        && context.served.config.connector.serves_alone()
+        && context.endpoint == Endpoint::Completions
+        && options.stream
+        && options.samples == 1
+        && !totals
+        && body.members().all(exact)
+}
+
+/// What a lost answer needs to go on.
+pub struct Migration {
+    context: Arc<Context>,
+    decision: DecisionHandle,
+    namespace: BlockHash,
+    body: JsonObject,
+    /// Whether the client wants token ids itself.
+    told_ids: bool,
+    /// The prompt, as the engine had it; `None` until its first event.
+    prompt: Option<Vec<u32>>,
+    /// Tokens whose text the client has.
+    delivered: Vec<u32>,
+    /// Tokens whose text the engine still held back.
+    pending: Vec<u32>,
+    /// Whether the engine has said how the answer ended.
+    finished: bool,
+    /// The first event's id and creation time, which all events carry.
+    first: Option<JsonObject>,
+    lost: Vec<usize>,
+    left: u32,
+}
+
+/// Where an answer goes on.
+pub(crate) struct Resumed {
+    pub(crate) worker: Arc<Worker>,
+    pub(crate) booking: Booking,
+    pub(crate) reader: EventReader,
+    pub(crate) held: VecDeque<Bytes>,
+}
+
+#[derive(Deserialize)]
+struct Choice {
+    text: Option<String>,
+    finish_reason: Option<String>,
+    token_ids: Option<Vec<u32>>,
+    prompt_token_ids: Option<Vec<u32>>,
+}
+
+impl Migration {
+    /// Of an answer that is about to be asked for; `None` where it could not go on exactly.
+    pub(super) fn new(
+        context: &Arc<Context>,
+        unit: &Unit,
+        decision: &DecisionHandle,
+    ) -> Option<Self> {
+        is_exact(context, &unit.body).then(|| Self {
+            context: Arc::clone(context),
+            decision: decision.clone(),
+            namespace: unit.namespace,
+            body: unit.body.clone(),
+            told_ids: unit.body.raw("return_token_ids") == Some("true"),
+            prompt: None,
+            delivered: Vec::new(),
+            pending: Vec::new(),
+            finished: false,
+            first: None,
+            lost: Vec::new(),
+            left: context.served.config.retries.decode,
+        })
+    }
+
+    /// Whether the answer has moved.
+    fn has_moved(&self) -> bool {
+        !self.lost.is_empty()
+    }
+
+    /// Takes note of an event; gives what the client gets of it. `None` if it is not what
+    /// an engine sends that gives token ids: then the answer cannot go on elsewhere.
+    pub(crate) fn note(&mut self, data: &Bytes) -> Option<Bytes> {
+        let mut event = JsonObject::parse(data.clone()).ok()?;
+        let choices: Vec<Box<RawValue>> = serde_json::from_str(event.raw("choices")?).ok()?;
+        if let [choice] = &choices[..] {
+            let told = self.note_choice(choice)?;
+            event.set("choices", format!("[{told}]"));
+        }
+        if self.first.is_none() {
+            self.first = Some(event.clone());
+        }
+        self.unify(&mut event);
+        Some(event.to_bytes())
+    }
+
+    /// Gives an event of a further worker the identity of the answer that it is a part of.
+    pub(crate) fn unify(&self, event: &mut JsonObject) {
+        if let Some(first) = self.first.as_ref().filter(|_| self.has_moved()) {
+            for key in ["id", "created"] {
+                first.raw(key).into_iter().for_each(|raw| event.set(key, raw));
+            }
+        }
+    }
+
+    fn note_choice(&mut self, raw: &RawValue) -> Option<String> {
+        let Choice { text, finish_reason, token_ids, prompt_token_ids } =
+            serde_json::from_str(raw.get()).ok()?;
+        self.finished |= finish_reason.is_some();
+        self.pending.extend(token_ids?);
+        // An engine gives no text that may still change.
+        if text.is_some_and(|text| !text.is_empty()) {
+            self.delivered.append(&mut self.pending);
+        }
+        if self.prompt.is_none() {
+            self.prompt = Some(prompt_token_ids?);
+        }
+        let mut choice = JsonObject::parse_str(raw.get()).ok()?;
+        let hidden: &[&str] = match (self.told_ids, self.has_moved()) {
+            (false, _) => &["token_ids", "prompt_token_ids"],
+            // The prompt that the second worker has is none of the client's.
+            (true, true) => &["prompt_token_ids"],
+            (true, false) => &[],
+        };
+        for key in hidden {
+            if choice.raw(key).is_some() {
+                choice.set(key, "null");
+            }
+        }
+        Some(choice.to_string())
+    }
+
+    /// Finds the answer another worker, on which it goes on; `None` if it cannot.
+    pub(crate) async fn resume(&mut self, lost: &Error, worker: &Worker) -> Option<Resumed> {
+        let context = Arc::clone(&self.context);
+        let mut error = lost.clone();
+        let mut failed = worker.index;
+        while let Some(left) = self.left.checked_sub(1) {
+            self.left = left;
+            self.lost.push(failed);
+            let pool = &context.served.pool;
+            let others = pool.any_up(Leg::Decode, &self.lost);
+            if !others || !may_retry(&context, "migrate", &pool.workers[failed], &error) {
+                break;
+            }
+            let unit = self.unit()?;
+            let wish = Wish::any(Leg::Decode, &self.lost);
+            let placed = place(&context, &unit, &self.decision, wish).ok()?;
+            match self.ask(&unit, &placed).await {
+                Ok(resumed) => {
+                    count(&context, "resumed");
+                    return Some(resumed);
+                }
+                Err(again) => {
+                    placed.worker.record(Leg::Decode, Some(&again));
+                    (error, failed) = (again, placed.worker.index);
+                }
+            }
+        }
+        count(&context, "lost");
+        None
+    }
+
+    async fn ask(&self, unit: &Unit, placed: &Placed) -> Result<Resumed, Error> {
+        let context = &self.context;
+        let envelope = attempt(context, &self.decision);
+        let threshold = carried_threshold(context, &placed.worker, 0.0);
+        let mut body = unit.body.clone();
+        if let Some(threshold) = threshold {
+            body.set("cache_hit_threshold", threshold.to_string());
+        }
+        let held = u64::from(placed.overlap_blocks) * u64::from(context.served.pool.block_size());
+        let to_compute = unit.weight_tokens.saturating_sub(held);
+        let booking = Booking::new(&placed.worker.booked, to_compute, unit.weight_tokens);
+        let body: Parcel = legs::answer(&body, context.options, Carried::Nothing)?.into();
+        let sending = Sending {
+            context,
+            unit,
+            decision: &self.decision,
+            envelope: &envelope,
+            placed,
+            threshold,
+        };
+        match first_events(&sending, body).await? {
+            First::Events(reader, held) => {
+                Ok(Resumed { worker: Arc::clone(&placed.worker), booking, reader, held })
+            }
+            First::Below(_) | First::Whole(_) => {
+                Err(Error::engine(placed.worker.id(), "does not go on with an answer"))
+            }
+        }
+    }
+
+    /// The rest of the answer as a prompt of its own; `None` if there is no rest, or it is
+    /// not known where it begins.
+    fn unit(&mut self) -> Option<Unit> {
+        // What the client has no text of is generated again.
+        self.pending.clear();
+        let mut tokens = self.prompt.clone()?;
+        tokens.extend(&self.delivered);
+        let done = self.delivered.len() as u32;
+        let count = |key| self.body.get::<u32>(key, "an integer").ok().flatten();
+        let left = count("max_tokens").unwrap_or(COMPLETION_TOKENS).checked_sub(done)?;
+        let mut body = self.body.clone();
+        body.set("prompt", serde_json::to_string(&tokens).ok()?);
+        body.set("max_tokens", left.to_string());
+        if let Some(least) = count("min_tokens") {
+            body.set("min_tokens", least.saturating_sub(done).to_string());
+        }
+        body.set("return_token_ids", "true");
+        let block_size = self.context.served.pool.block_size();
+        (left > 0 && block_size > 0 && !self.finished).then(|| Unit {
+            prompt_index: 0,
+            body,
+            prompt_tokens: Some(tokens.len() as u32),
+            unknown: None,
+            namespace: self.namespace,
+            hashes: self.hashes(&tokens, block_size),
+            weight_tokens: tokens.len() as u64,
+        })
+    }
+
+    fn hashes(&self, tokens: &[u32], block_size: u32) -> Vec<BlockHash> {
+        let mut parent = self.namespace;
+        let blocks = tokens.chunks_exact(block_size as usize);
+        blocks
+            .map(|block| {
+                parent = next_hash(self.context.core.hash_seed, parent, block);
+                parent
+            })
+            .collect()
+    }
+
+    /// The usage of the whole answer, from that of its last part: the tokens delivered before
+    /// are output, not prompt. What the last worker had cached of them says nothing of the
+    /// prompt's work, which another one did.
+    pub(crate) fn usage(&self, raw: &str) -> Option<String> {
+        if !self.has_moved() {
+            return Some(raw.to_owned());
+        }
+        let mut usage = JsonObject::parse_str(raw).ok()?;
+        let count = |usage: &JsonObject, key| usage.get::<u64>(key, "a count").ok().flatten();
+        let prompt_tokens = self.prompt.as_ref()?.len() as u64;
+        let total = count(&usage, "total_tokens")?;
+        usage.set("prompt_tokens", prompt_tokens.to_string());
+        usage.set("completion_tokens", total.checked_sub(prompt_tokens)?.to_string());
+        if let Some(raw) = usage.raw("prompt_tokens_details").filter(|raw| *raw != "null") {
+            let mut details = JsonObject::parse_str(raw).ok()?;
+            details.set("cached_tokens", "null");
+            usage.set("prompt_tokens_details", details.to_string());
+        }
+        Some(usage.to_string())
+    }
+}
+
+fn count(context: &Context, outcome: &str) {
+    let labels = [context.served.name(), outcome];
+    context.core.metrics.migrations.with_label_values(&labels).inc();
+}
