@@ -123,9 +123,9 @@ impl Error {
             | Kind::MethodNotAllowed
             | Kind::ClientGone => Fault::Client,
             // An engine that will not take the router's credential, does not know the
-            // model or the path that the router knows of it, or is asked too much of,
-            // says nothing about the client's request.
-            Kind::EngineRejected(401 | 403 | 404 | 405 | 407 | 408 | 429) => Fault::Engine,
+            // model or the path that the router knows of it, is asked too much of, or has
+            // a threshold of its own (412) says nothing about the client's request.
+            Kind::EngineRejected(401 | 403 | 404 | 405 | 407 | 408 | 412 | 429) => Fault::Engine,
             Kind::EngineRejected(_) => Fault::Client,
             Kind::EngineUnreachable
             | Kind::EngineFailed

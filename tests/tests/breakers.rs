@@ -149,3 +149,22 @@ async fn p30_retries_have_a_budget_over_all_requests() {
     assert_eq!(trial.counts(["p0", "p1"]).iter().sum::<usize>(), 210);
     trial.finish().await;
 }
+
+#[tokio::test]
+async fn a_worker_that_is_not_asked_in_the_end_has_not_had_its_trial() {
+    // Every request looks at the decode workers first, and asks neither: both hold nothing.
+    let model = "breaker: { failures: 2, open: 200ms }\ngate: { kind: router }";
+    let spec = Spec { flow: "decode_first", ..in_turn(1, 2, model) };
+    let mut trial = Trial::start(spec).await;
+    trial.fault("d0", FaultKind::Status { status: 500 }, Some(2));
+    let mut turn = 0;
+    for wanted in [true, false] {
+        eventually("the breaker opens, and closes", async || {
+            turn += 1;
+            send(&mut trial, 1, &format!("cold{turn}-")).await;
+            open(&trial, "d0", "decode").await == wanted
+        })
+        .await;
+    }
+    trial.finish().await;
+}

@@ -357,7 +357,11 @@ async fn second_turn_is_cached(http: &Client, admin: &Client) {
 
 #[tokio::test]
 async fn quickstart_answers_finds_the_second_turn_in_a_cache_and_ends_when_told() {
-    for (more, flow) in [(&[][..], "prefill_first"), (&["--flow", "aggregated"], "aggregated")] {
+    for (more, flow) in [
+        (&[][..], "prefill_first"),
+        (&["--flow", "aggregated"], "aggregated"),
+        (&["--flow", "decode_first"], "decode_first"),
+    ] {
         let mut process = quickstart(more);
         let ready = process.ready().await;
         let keys: BTreeSet<_> = ready.as_object().unwrap().keys().cloned().collect();

@@ -94,11 +94,11 @@ impl Sending<'_> {
 
     /// Sends the leg that answers.
     pub(super) async fn ask(&self, body: Parcel, lease: Option<Lease>) -> Result<First, Error> {
-        if self.context.options.stream {
+        below_if_412(if self.context.options.stream {
             in_lease(lease, &self.placed.worker, first_events(self, body)).await
         } else {
             whole_reply(self, body, lease).await
-        }
+        })
     }
 
     /// Sends the leg that fetches a hand-off.
@@ -129,6 +129,7 @@ pub(super) async fn generate(
     let ahead = placed.worker.waiting(started);
     let mut prefilled = staged.take();
     let lease = prefilled.as_ref().and_then(Prefilled::lease);
+    placed.worker.breaker(Leg::Decode).begin(started);
     let account = account(sending, prefilled.is_some(), prefilled.as_mut());
     let staged_now = prefilled.as_mut().and_then(|prefilled| prefilled.staged.as_mut());
     let hand_off = staged_now.and_then(Staged::spend);
@@ -196,11 +197,15 @@ pub(super) fn conclude(
         Err(error) => error,
     };
     account.fail(&error);
-    match error.kind() {
-        // llm-d's way of saying the same.
-        Kind::EngineRejected(412) => Ok(Answer::Below(None)),
-        _ => Err((error, account.spent.take())),
-    }
+    Err((error, account.spent.take()))
+}
+
+/// The status by which some engines turn a request away.
+fn below_if_412(begun: Result<First, Error>) -> Result<First, Error> {
+    begun.or_else(|error| match error.kind() {
+        Kind::EngineRejected(412) => Ok(First::Below(None)),
+        _ => Err(error),
+    })
 }
 
 /// What the answer owns until it has ended.

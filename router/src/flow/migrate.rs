@@ -9,6 +9,7 @@
 
 use std::collections::VecDeque;
 use std::sync::Arc;
+use std::time::Instant;
 
 use bytes::Bytes;
 use serde::Deserialize;
@@ -229,6 +230,7 @@ impl Migration {
 
     async fn ask(&self, unit: &Unit, placed: &Placed) -> Result<Resumed, Error> {
         let context = &self.context;
+        placed.worker.breaker(Leg::Decode).begin(Instant::now());
         let envelope = attempt(context, &self.decision);
         let threshold = carried_threshold(context, &placed.worker, 0.0);
         let mut body = unit.body.clone();

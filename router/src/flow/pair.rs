@@ -5,7 +5,7 @@
 
 use std::pin::pin;
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use splitrail_engine::mooncake::TransferId;
 use splitrail_engine::sglang::Room;
@@ -173,6 +173,7 @@ fn bootstrap(worker: &Worker) -> Result<&Bootstrap, Error> {
 async fn pair(sending: &Sending<'_>, prefill: &Placed) -> Result<Answer, Failed> {
     let Sending { context, unit, .. } = *sending;
     let appointment = Appointment::make(context, &prefill.worker).await.map_err(Failed::Prefill)?;
+    sending.placed.worker.breaker(Leg::Decode).begin(Instant::now());
     let mut account = account(sending, true, None);
     account.rule.overlap_blocks = prefill.overlap_blocks;
     let mut said = None;

@@ -67,7 +67,6 @@ pub(super) fn place(
     };
     let chosen = candidates[choice.index];
     let worker = Arc::clone(&pool.workers[chosen.worker]);
-    worker.breaker(leg).begin(started);
     record(context, unit, decision, query, &candidates, &choice);
     let metrics = &context.core.metrics;
     if unit.unknown.is_none() {

@@ -237,6 +237,7 @@ pub(super) async fn send(
     let Served { config, client, .. } = context.served.as_ref();
     let worker = &placed.worker;
     let uncached = uncached_tokens(context, unit, placed.overlap_blocks);
+    worker.breaker(Leg::Prefill).begin(started);
     let _booking = Booking::new(&worker.booked, uncached, unit.weight_tokens);
     let call = async {
         let response = client.post(worker, context.endpoint.path(), body, envelope).await?;

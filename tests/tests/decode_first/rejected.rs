@@ -13,7 +13,8 @@ use crate::support::*;
 async fn all_are_turned_away(engine: fn(&str, &mut SimConfig)) {
     let mut trial = Trial::start(Spec { engine, ..asking() }).await;
     let reference = Reference::start().await;
-    for (turn, (path, stream)) in ways().into_iter().enumerate() {
+    // More often than a breaker would bear.
+    for (turn, (path, stream)) in ways().into_iter().cycle().take(8).enumerate() {
         let body = text_body(path, &prompt(30, &format!("cold{turn}")), 0.5);
         let (text, reply) = answered(&mut trial, path, &body, stream).await;
         assert_eq!(text, reference.text(path, &body).await);
@@ -21,7 +22,9 @@ async fn all_are_turned_away(engine: fn(&str, &mut SimConfig)) {
         assert_eq!((reply.route("prefill"), reply.route("decode")), (Some("p0"), Some("d0")));
         assert_eq!(reply.route("cached_tokens"), Some("0"));
     }
-    assert_eq!(trial.counts(["p0", "d0"]), [4, 8]);
+    assert_eq!(trial.counts(["p0", "d0"]), [8, 16]);
+    let open = trial.cluster.metric("splitrail_worker_breaker_open", &[]).await;
+    assert_eq!(open, 0.0);
     assert_eq!(trial.retries("decode").await, 0.0, "that is no failure");
     let wasted = trial.cluster.metric("splitrail_wasted_prompt_tokens_total", &[]).await;
     assert_eq!(wasted, 0.0, "the attempt computed nothing");

@@ -1,0 +1,246 @@
+//! Every flow, gate, endpoint and shape of request together: whatever the way, the text is
+//! that of one engine alone, the usage adds up, and nothing is left behind.
+#![allow(missing_docs, clippy::unwrap_used)]
+
+use serde_json::{Value, json};
+use splitrail_sim::{FaultKind, SimConfig};
+use splitrail_tests::client::{streamed_text, whole_text};
+use splitrail_tests::trial::{CHAT, COMPLETIONS, Trial};
+use splitrail_tests::{Client, Cluster, Spec};
+
+const FLOWS: [&str; 4] = ["aggregated", "prefill_first", "decode_first", "auto"];
+
+/// What a request says of its threshold.
+#[derive(Clone, Copy, Debug, PartialEq)]
+enum Threshold {
+    None,
+    Hit,
+    Miss,
+    Invalid,
+}
+
+const THRESHOLDS: [Threshold; 4] =
+    [Threshold::None, Threshold::Hit, Threshold::Miss, Threshold::Invalid];
+
+/// One way to ask.
+#[derive(Clone, Copy, Debug)]
+struct Case {
+    chat: bool,
+    stream: bool,
+    n: u64,
+    threshold: Threshold,
+}
+
+fn cases() -> Vec<Case> {
+    let mut cases = Vec::new();
+    for chat in [true, false] {
+        for stream in [false, true] {
+            for n in [1, 3] {
+                for threshold in THRESHOLDS {
+                    cases.push(Case { chat, stream, n, threshold });
+                }
+            }
+        }
+    }
+    cases
+}
+
+impl Case {
+    fn path(self) -> &'static str {
+        if self.chat { CHAT } else { COMPLETIONS }
+    }
+
+    /// A request of its own, but for a beginning that all share.
+    fn body(self, own: &str) -> Value {
+        let text = format!("{}{own}", "what they all begin with ".repeat(12));
+        let mut body = json!({"model": "sim", "max_tokens": 5, "temperature": 0, "n": self.n});
+        match self.chat {
+            true => body["messages"] = json!([{"role": "user", "content": text}]),
+            false => body["prompt"] = text.into(),
+        }
+        if self.stream {
+            body["stream"] = true.into();
+            body["stream_options"] = json!({"include_usage": true});
+        }
+        match self.threshold {
+            Threshold::None => {}
+            Threshold::Hit => body["cache_hit_threshold"] = json!(0.1),
+            Threshold::Miss => body["cache_hit_threshold"] = json!(1.0),
+            Threshold::Invalid => body["cache_hit_threshold"] = json!(1.5),
+        }
+        body
+    }
+}
+
+/// Texts of all choices, and the usage.
+async fn ask(http: &Client, case: Case, body: &Value) -> (Vec<String>, Value) {
+    if case.stream {
+        let mut events = http.stream(case.path(), body).await;
+        assert_eq!(events.status, 200, "{case:?}");
+        let chunks = events.chunks().await;
+        assert!(!format!("{chunks:?}").contains("cache_threshold"), "{case:?}");
+        let usage = chunks.last().unwrap()["usage"].clone();
+        return ((0..case.n).map(|i| streamed_text(&chunks, i)).collect(), usage);
+    }
+    let reply = http.post(case.path(), body).await;
+    assert_eq!(reply.status, 200, "{case:?}: {}", reply.text());
+    assert!(!reply.text().contains("cache_threshold"), "{case:?}");
+    let reply = reply.json();
+    ((0..case.n as usize).map(|i| whole_text(&reply, i)).collect(), reply["usage"].clone())
+}
+
+/// Prefill legs that engines got so far.
+fn prefills(trial: &Trial) -> usize {
+    let engines = trial.cluster.engines.iter();
+    let staging = |name: &String| {
+        let asked = trial.asked(name).into_iter();
+        asked.filter(|seen| seen.body["kv_transfer_params"]["do_remote_decode"] == true).count()
+    };
+    engines.map(|(name, _)| staging(name)).sum()
+}
+
+fn spec(flow: &'static str, engine: fn(&str, &mut SimConfig)) -> Spec {
+    match flow {
+        "aggregated" => Spec { engine, ..Spec::aggregated(2) },
+        _ => Spec { flow, engine, ..Spec::default() },
+    }
+}
+
+fn honouring(_: &str, _: &mut SimConfig) {}
+
+fn ignoring(_: &str, config: &mut SimConfig) {
+    config.honour_threshold = false;
+}
+
+/// What the router counted of prompts, by leg, against what it told: each leg of a
+/// completed prompt sums to it.
+async fn sums_add_up(trial: &Trial, told: &Told) {
+    let metric = "splitrail_prompt_tokens_total";
+    let decode = trial.cluster.metric(metric, &[("leg", "decode")]).await;
+    assert_eq!(decode, told.prompt_tokens as f64, "every prompt is on a decode leg");
+    let transferred = [("leg", "decode"), ("source", "external_kv_transfer")];
+    let prefill = trial.cluster.metric(metric, &[("leg", "prefill")]).await;
+    assert!(trial.cluster.metric(metric, &transferred).await <= prefill);
+    let cached = trial.cluster.metric("splitrail_cached_tokens_total", &[]).await;
+    assert_eq!(cached, told.cached_tokens as f64);
+    let generated = trial.cluster.metric("splitrail_generation_tokens_total", &[]).await;
+    assert_eq!(generated, told.completion_tokens as f64);
+}
+
+#[derive(Default)]
+struct Told {
+    prompt_tokens: u64,
+    cached_tokens: u64,
+    completion_tokens: u64,
+}
+
+impl Told {
+    fn add(&mut self, usage: &Value, case: Case) {
+        let count = |value: &Value| value.as_u64().unwrap_or_else(|| panic!("{case:?}: {usage}"));
+        let prompt = count(&usage["prompt_tokens"]);
+        let cached = count(&usage["prompt_tokens_details"]["cached_tokens"]);
+        let completion = count(&usage["completion_tokens"]);
+        assert!(cached < prompt, "{case:?}: {usage}");
+        assert_eq!(count(&usage["total_tokens"]), prompt + completion);
+        assert_eq!(completion, 5 * case.n, "{case:?}: {usage}");
+        self.prompt_tokens += prompt;
+        self.cached_tokens += cached;
+        self.completion_tokens += completion;
+    }
+}
+
+async fn every_case(flow: &'static str, engine: fn(&str, &mut SimConfig)) {
+    let mut trial = Trial::start(spec(flow, engine)).await;
+    let reference = Cluster::start(Spec::aggregated(1)).await;
+    let mut told = Told::default();
+    for (turn, case) in cases().into_iter().enumerate() {
+        trial.cluster.settle().await;
+        let body = case.body(&format!("{turn}"));
+        if case.threshold == Threshold::Invalid {
+            let reply = trial.post("invalid_request", case.path(), &body).await;
+            assert_eq!(reply.status, 400, "{flow} {case:?}");
+            continue;
+        }
+        let staged = prefills(&trial);
+        trial.expect("ok");
+        let (texts, usage) = ask(&trial.cluster.http, case, &body).await;
+        let mut alone = body.clone();
+        alone.as_object_mut().unwrap().remove("cache_hit_threshold");
+        let (expected, _) = ask(&reference.http, case, &alone).await;
+        assert_eq!(texts, expected, "{flow} {case:?}");
+        assert!(prefills(&trial) - staged <= 1, "{flow} {case:?}: prefilled twice");
+        told.add(&usage, case);
+    }
+    sums_add_up(&trial, &told).await;
+    let wasted = trial.cluster.metric("splitrail_wasted_prompt_tokens_total", &[]).await;
+    assert_eq!(wasted, 0.0, "nothing failed");
+    trial.staged_blocks_are_freed().await;
+    trial.finish().await;
+}
+
+#[tokio::test]
+async fn engines_that_honour_thresholds() {
+    for flow in FLOWS {
+        every_case(flow, honouring).await;
+    }
+}
+
+#[tokio::test]
+async fn engines_that_ignore_thresholds() {
+    for flow in FLOWS {
+        every_case(flow, ignoring).await;
+    }
+}
+
+/// A fault, and the engine that it strikes.
+const FAULTS: [(&str, FaultKind); 9] = [
+    ("p0", FaultKind::Status { status: 500 }),
+    ("p0", FaultKind::Reset),
+    ("p0", FaultKind::TruncatedBody),
+    ("p0", FaultKind::NoHandoff),
+    ("p0", FaultKind::RefusePulls),
+    ("d0", FaultKind::Status { status: 503 }),
+    ("d0", FaultKind::Reset),
+    ("d0", FaultKind::DieMidStream { after_chunks: 0 }),
+    ("d0", FaultKind::TruncatedBody),
+];
+
+async fn every_fault(flow: &'static str) {
+    // Turns make sure that the sick one is met; failing often is what this is about.
+    let spec = Spec {
+        policy: "{ kind: round_robin }",
+        model: "breaker: { failures: 0 }\nretries: { prefill: 3, decode: 3 }".into(),
+        engine: |_, config| config.lease_ms = 1_000,
+        ..spec(flow, honouring)
+    };
+    let mut trial = Trial::start(spec).await;
+    let reference = Cluster::start(Spec::aggregated(1)).await;
+    let all = cases();
+    let cases = all.iter().filter(|case| case.threshold != Threshold::Invalid && case.n == 1);
+    for (turn, (case, (engine, fault))) in
+        cases.cycle().zip(FAULTS.iter().cycle()).take(6 * FAULTS.len()).enumerate()
+    {
+        trial.fault(engine, fault.clone(), Some(1));
+        let body = case.body(&format!("{flow}{turn}"));
+        trial.expect("ok");
+        let (texts, usage) = ask(&trial.cluster.http, *case, &body).await;
+        let mut alone = body.clone();
+        alone.as_object_mut().unwrap().remove("cache_hit_threshold");
+        let (expected, _) = ask(&reference.http, *case, &alone).await;
+        assert_eq!(texts, expected, "{flow} {case:?} {fault:?}");
+        Told::default().add(&usage, *case);
+        trial.cluster.engine(engine).clear_faults();
+    }
+    let (prefill, decode) = (trial.retries("prefill").await, trial.retries("decode").await);
+    assert!(decode > 0.0, "no fault was met");
+    assert!(prefill > 0.0 || flow == "auto", "by its costs, auto stays local here");
+    trial.staged_blocks_are_freed().await;
+    trial.finish().await;
+}
+
+#[tokio::test]
+async fn p25_a_fault_before_the_first_byte_changes_no_answer() {
+    for flow in ["prefill_first", "decode_first", "auto"] {
+        every_fault(flow).await;
+    }
+}
