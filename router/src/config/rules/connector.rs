@@ -4,6 +4,7 @@ use super::{typed, typed_or};
 use crate::config::endpoint;
 use crate::config::model::{Connector, Flow, Network, OnNoPrefill, RequestFlow, Role};
 use crate::config::problem::Report;
+use crate::config::scalar::BlockSize;
 use crate::config::tree::Node;
 use crate::config::words::shown;
 
@@ -35,6 +36,10 @@ fn only_pairs(model: &Node, path: &str, report: &mut Report) {
             let hint = "a decode worker serves nothing without a prefill: `prefill_first`";
             report.error(node.at, message, hint);
         }
+    }
+    if typed_or(model, "block_size", BlockSize::Auto) == Some(BlockSize::Auto) {
+        let message = format!("`{path}.block_size` is not known, and SGLang does not say it");
+        report.error(place("block_size"), message, "add `block_size: N`, the engines' page size");
     }
     if typed_or(model, "on_no_prefill", OnNoPrefill::default()) == Some(OnNoPrefill::Local) {
         let message = format!("`{path}.on_no_prefill: local` cannot be had of SGLang's workers");
