@@ -21,7 +21,7 @@ models:
   - name: tiny
     block_size: {block_size}
     tokenizer: {{ kind: huggingface, path: "{model_path}" }}
-    flow: prefill_first
+    flow: {flow}
     connector: nixl
     policy: {{ kind: {policy} }}
     local_prefill_max_tokens: 32
@@ -51,13 +51,14 @@ def unreachable_worker(id, role):
     return f'      - {{ id: {id}, role: {role}, url: "http://127.0.0.1:1" }}'
 
 
-def config(model_path, aggregated, workers, policy="kv_overlap"):
+def config(model_path, aggregated, workers, policy="kv_overlap", flow="prefill_first"):
     return CONFIG.format(
         block_size=BLOCK_SIZE,
         model_path=model_path,
         workers="\n".join(workers),
         aggregated_url=aggregated.url,
         policy=policy,
+        flow=flow,
     )
 
 

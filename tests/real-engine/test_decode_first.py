@@ -1,0 +1,74 @@
+"""Decode first on engines that do not know the field: the router's index is the gate."""
+
+import secrets
+
+import httpx
+import pytest
+
+from support import prompts
+from support import router as routers
+from support.engine import BLOCK_SIZE, full_hit
+
+MAX_TOKENS = 12
+
+
+@pytest.fixture(scope="module")
+def router(start_router, prefill, decode):
+    workers = [routers.worker("p0", "prefill", prefill), routers.worker("d0", "decode", decode)]
+    with start_router("decode-first", workers, flow="decode_first") as router:
+        yield router
+
+
+def alone(router, prompt):
+    salt = {"cache_salt": secrets.token_hex(8)}
+    model = "tiny-aggregated"
+    return router.complete(prompt, model=model, max_tokens=MAX_TOKENS, extra_body=salt).text
+
+
+def test_the_engines_are_asked_and_do_not_honour_the_field(router):
+    workers = httpx.get(f"{router.admin}/admin/workers", timeout=30).json()["workers"]
+    known = {w["id"]: w["honours_threshold"] for w in workers if w["model"] == "tiny"}
+    assert known == {"p0": False, "d0": False}
+
+
+@pytest.mark.parametrize("stream", [False, True], ids=["whole", "streamed"])
+def test_the_four_requests_of_the_threshold_proposal(router, stream):
+    base = prompts.token_ids(320)
+    # Shared with the first, all, threshold, what comes of it: shares of 0, 0.28, 0.34, 0.41.
+    # The last one has the default of 0.8.
+    requests = [
+        (320, 320, 0, "served"),
+        (96, 342, 0.33, "skipped"),
+        (128, 380, 0.33, "served"),
+        (160, 390, None, "skipped"),
+    ]
+    for shared, total, threshold, outcome in requests:
+        prompt = base[:shared] + prompts.token_ids(total - shared)
+        body = {} if threshold is None else {"cache_hit_threshold": threshold}
+        with router.indexing("d0", (total - shared) // BLOCK_SIZE):
+            answer = router.complete(
+                prompt, max_tokens=MAX_TOKENS, stream=stream, extra_body=body
+            )
+        assert answer.finish_reasons == {0: "length"}
+        assert answer.text == alone(router, prompt)
+        record = router.decision(answer.request_id)
+        assert record["decode_try"] == outcome
+        assert record["gate"] == ("none" if threshold == 0 else "router")
+        assert record["cache_hit_threshold"] == (0.8 if threshold is None else threshold)
+        assert (record["prefill_worker"] is None) == (outcome == "served")
+        assert answer.usage.prompt_tokens == total
+        if outcome == "served":
+            cold = shared == total
+            assert answer.cached_tokens == (0 if cold else full_hit(shared + 1))
+
+
+def test_a_prompt_handed_over_is_served_by_decode_alone_the_next_time(router, prefill):
+    prompt = prompts.token_ids(500)
+    with router.indexing("d0", 500 // BLOCK_SIZE):
+        cold = router.complete(prompt, max_tokens=MAX_TOKENS)
+    before = prefill.prompt_tokens_by_source()
+    warm = router.complete(prompt, max_tokens=MAX_TOKENS)
+    assert warm.text == cold.text == alone(router, prompt)
+    assert router.decision(warm.request_id)["decode_try"] == "served"
+    assert warm.cached_tokens == full_hit(500)
+    assert prefill.prompt_tokens_by_source() == before
