@@ -223,6 +223,22 @@ fn a_gate_has_what_it_looks_at() {
 }
 
 #[test]
+fn decode_first_without_anybody_to_look_is_a_warning() {
+    let warned = |text: &str| {
+        let loaded = parse(text).unwrap_or_else(|problems| panic!("{problems}"));
+        let told = loaded.warnings.iter().map(|warning| warning.message.clone());
+        told.filter(|message| message.contains("can only be gated by the engines")).count()
+    };
+    let text = valid_but("flow: prefill_first", "flow: decode_first");
+    assert_eq!(warned(&text), 1, "its decode worker publishes no events");
+    let events = "role: decode, kv_events: \"tcp://d:1\",";
+    assert_eq!(warned(&text.replacen("role: decode,", events, 1)), 0);
+    let engine = "flow: decode_first\n    gate: { kind: engine }";
+    assert_eq!(warned(&valid_but("flow: prefill_first", engine)), 0);
+    assert_eq!(warned(VALID), 0);
+}
+
+#[test]
 fn kv_overlap_needs_tokens_and_events() {
     let policy = "flow: aggregated\n    policy: { kind: kv_overlap }";
     let with_events = valid_but("flow: aggregated", policy)

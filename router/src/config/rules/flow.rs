@@ -23,6 +23,24 @@ pub(super) fn check(model: &Node, path: &str, workers: &Workers<'_>, report: &mu
         }
     }
     gate(model, path, workers, report);
+    if own == Some(RequestFlow::DecodeFirst) {
+        sees_anything(model, path, workers, report);
+    }
+}
+
+/// Decode-first for engines of which nobody can tell what they hold is prefill-first.
+fn sees_anything(model: &Node, path: &str, workers: &Workers<'_>, report: &mut Report) {
+    let tokenizer = typed::<TokenizerConfig>(model, "tokenizer");
+    let blind = matches!(tokenizer, Some(TokenizerConfig::None {}));
+    let seen = (workers.decode_publishes || workers.decode_has_shim) && !blind;
+    let kind = typed_or::<Gate>(model, "gate", Gate::default()).map(|gate| gate.kind);
+    if kind == Some(GateKind::Auto) && !seen {
+        let at = model.get("flow").unwrap_or(model).at;
+        let message = format!("`{path}.flow: decode_first` can only be gated by the engines");
+        let hint = "vLLM does not honour cache_hit_threshold, and then every prompt is prefilled \
+                    remotely: add a tokenizer and `kv_events` to decode workers, or a side-car";
+        report.warn(at, message, hint);
+    }
 }
 
 /// Whether the model has what a flow needs.
