@@ -1,10 +1,12 @@
 //! Sequences of KV events, removals and snapshots, in any order, against the
 //! index; the bytes are read as small numbers, each of which chooses something.
 
+use std::collections::{BTreeMap, BTreeSet};
+
 use splitrail_kv::invariants::check_overlap;
 use splitrail_kv::{
-    Applied, BlockHash, EngineHash, HashSeed, Index, IndexConfig, KvEvent, Namespace, Overlaps,
-    SnapshotBlock, StoredBlock, Tier, WorkerKey, chain_hashes,
+    Applied, BlockHash, EngineHash, HashSeed, Index, IndexConfig, KvEvent, Named, Namespace,
+    Overlaps, SnapshotRun, StoredBlock, Tier, WorkerKey, chain_hashes,
 };
 
 const BLOCK_SIZE: u32 = 2;
@@ -28,23 +30,36 @@ pub(crate) fn check(data: &[u8]) {
         max_blocks_per_worker: LIMIT,
     });
     let mut overlaps = Overlaps::new();
+    let mut state = State::default();
     for _ in 0..MAX_STEPS {
         if choices.is_empty() {
             break;
         }
-        step(&mut index, &mut choices);
+        step(&mut index, &mut choices, &mut state);
         assert_eq!(index.check(), Ok(()));
         find(&index, &mut overlaps, choices.tokens(6));
     }
     for worker in WORKERS {
-        snapshot_restores(&index, worker);
+        if !state.contradicted {
+            snapshot_restores(&index, worker);
+        }
         index.remove_worker(worker.worker);
         assert_eq!(index.check(), Ok(()));
     }
     assert_eq!((index.workers().count(), index.distinct_blocks()), (0, 0));
 }
 
-fn step(index: &mut Index, choices: &mut Choices<'_>) {
+#[derive(Default)]
+struct State {
+    /// Blocks that wait for their parent, by worker.
+    waiting: BTreeMap<WorkerKey, usize>,
+    /// Whether chained hashes were claimed that cannot all be chained hashes. The
+    /// index stays sound then, but need not make sense.
+    contradicted: bool,
+}
+
+fn step(index: &mut Index, choices: &mut Choices<'_>, state: &mut State) {
+    let waiting = &mut state.waiting;
     let worker = WORKERS[choices.below(4)];
     match choices.below(12) {
         0..5 => {
@@ -56,10 +71,8 @@ fn step(index: &mut Index, choices: &mut Choices<'_>) {
                 salt: TEXTS[choices.below(4)].map(str::to_owned),
                 tier: choices.tier(),
             };
-            let Applied { stored, replaced, removed, orphaned, unknown, malformed, over_limit } =
-                index.apply(worker, &event);
-            assert_eq!(stored + orphaned + malformed + over_limit, count, "{event:?}");
-            assert!(replaced <= stored && removed + unknown == 0, "{event:?}");
+            let applied = index.apply(worker, &event);
+            count_stored(applied, count, waiting.entry(worker).or_default());
         }
         5..8 => {
             let hashes: Vec<_> = (0..choices.below(6)).map(|_| choices.engine_hash()).collect();
@@ -70,25 +83,50 @@ fn step(index: &mut Index, choices: &mut Choices<'_>) {
         }
         8 => {
             index.apply(worker, &KvEvent::Cleared);
+            waiting.remove(&worker);
             assert_eq!(index.block_counts(worker), [0; Tier::COUNT]);
         }
         9 => {
             index.remove_worker(worker.worker);
+            waiting.retain(|key, _| key.worker != worker.worker);
             assert!(index.workers().all(|key| key.worker != worker.worker));
         }
         10 => {
-            let snapshot = index.snapshot(WORKERS[choices.below(4)]);
-            index.restore(worker, snapshot);
+            let snapshot: Vec<_> = index.snapshot(WORKERS[choices.below(4)]).collect();
+            let content = content(&snapshot, state.contradicted);
+            let applied = index.restore(worker, snapshot);
+            let restored: Vec<_> = index.snapshot(worker).collect();
+            if !state.contradicted {
+                assert_eq!(applied.stored, content.len());
+                assert_eq!(self::content(&restored, false), content);
+            }
+            waiting.remove(&worker);
         }
         _ => {
             // What another router or a side-car claims, true or not.
             let count = choices.below(5);
-            let blocks: Vec<_> = (0..count).map(|_| choices.snapshot_block()).collect();
+            let honest = choices.below(4) > 0;
+            state.contradicted |= !honest;
+            let runs: Vec<_> = (0..count).map(|_| choices.snapshot_run(honest)).collect();
+            let names: usize = runs.iter().map(|run| run.names.len()).sum();
             let Applied { stored, malformed, over_limit, .. } =
-                index.restore(worker, blocks.iter().copied());
-            assert_eq!(stored + malformed + over_limit, count, "{blocks:?}");
+                index.restore(worker, runs.iter().cloned());
+            assert_eq!(stored + malformed + over_limit, names, "{runs:?}");
+            waiting.remove(&worker);
         }
     }
+}
+
+/// Every block is counted once, and once more when it is joined or dropped after
+/// having waited.
+fn count_stored(applied: Applied, count: usize, waiting: &mut usize) {
+    let Applied { stored, replaced, removed, aside, orphaned, unknown, malformed, over_limit } =
+        applied;
+    let counted = stored + aside + orphaned + malformed + over_limit;
+    assert!(counted >= count && replaced <= stored && removed + unknown == 0, "{applied:?}");
+    assert!(counted - count <= *waiting, "{applied:?} after {waiting} that waited");
+    *waiting = *waiting + aside - (counted - count);
+    assert!(*waiting <= 4096);
 }
 
 /// Every answer adds up, and comes from workers that hold something.
@@ -109,14 +147,35 @@ fn find(index: &Index, overlaps: &mut Overlaps, tokens: Vec<u32>) {
     }
 }
 
+/// By name: the block before, the block, the copies.
+type Content = BTreeMap<EngineHash, (Option<BlockHash>, BlockHash, [u32; Tier::COUNT])>;
+
+/// What a snapshot says, however it is cut into runs.
+fn content(runs: &[SnapshotRun], contradicted: bool) -> Content {
+    let mut content = Content::new();
+    let mut known = BTreeSet::new();
+    for run in runs {
+        let in_order = run.parent.is_none_or(|parent| known.contains(&parent));
+        assert!(in_order || contradicted, "parents come first");
+        known.extend(run.hashes.iter().copied());
+        for named in &run.names {
+            let at = named.at as usize;
+            let before = at.checked_sub(1).map_or(run.parent, |before| Some(run.hashes[before]));
+            assert_eq!(content.insert(named.engine, (before, run.hashes[at], named.copies)), None);
+        }
+    }
+    content
+}
+
 /// A worker's snapshot, given to an empty index, makes the same state there.
 fn snapshot_restores(index: &Index, worker: WorkerKey) {
     let mut other = Index::new(index.config().clone());
-    let snapshot = index.snapshot(worker);
-    let applied = other.restore(worker, snapshot.iter().rev().copied());
-    assert_eq!(applied, Applied { stored: snapshot.len(), ..Applied::default() });
+    let snapshot: Vec<_> = index.snapshot(worker).collect();
+    let content = content(&snapshot, false);
+    let applied = other.restore(worker, snapshot);
+    assert_eq!(applied, Applied { stored: content.len(), ..Applied::default() });
     assert_eq!(other.check(), Ok(()));
-    assert_eq!(other.snapshot(worker), snapshot);
+    assert_eq!(self::content(&other.snapshot(worker).collect::<Vec<_>>(), false), content);
     assert_eq!(other.block_counts(worker), index.block_counts(worker));
 }
 
@@ -161,16 +220,45 @@ impl Choices<'_> {
         }
     }
 
-    fn snapshot_block(&mut self) -> SnapshotBlock {
-        const COPIES: [u32; 4] = [0, 1, 2, u32::MAX];
-        const POSITIONS: [u32; 4] = [0, 1, 2, u32::MAX];
-        SnapshotBlock {
-            engine: self.engine_hash(),
-            hash: BlockHash(self.below(4) as u64),
-            parent: (self.below(2) > 0).then(|| BlockHash(self.below(4) as u64)),
-            position: POSITIONS[self.below(4)],
-            opaque: self.below(4) == 0,
-            copies: Tier::ALL.map(|_| COPIES[self.below(4)]),
+    /// With chained hashes that could be some, or with just any.
+    fn snapshot_run(&mut self, honest: bool) -> SnapshotRun {
+        let mut before = self.below(3) as u64;
+        let depth = before;
+        let parent = (depth > 0).then(|| BlockHash(self.below(2) as u64 + (1 << depth)));
+        before = parent.map_or(1, |parent| parent.0);
+        let hashes: Vec<_> = (0..self.below(4))
+            .map(|_| {
+                // A prefix of binary digits behind a one: no two have the same number.
+                before =
+                    if honest { before * 2 + self.below(2) as u64 } else { self.below(8) as u64 };
+                BlockHash(before)
+            })
+            .collect();
+        let mut names: Vec<_> = (0..hashes.len()).map(|at| self.named(at as u32)).collect();
+        match self.below(8) {
+            0 => names.clear(),
+            // Out of order, beyond the run, or a further name of a block.
+            1 | 2 => {
+                let at = [0, 1, 2, u32::MAX][self.below(4)];
+                names.push(self.named(at));
+            }
+            3 => drop(names.pop()),
+            _ => {}
         }
+        SnapshotRun { parent, hashes, names }
+    }
+
+    fn named(&mut self, at: u32) -> Named {
+        const COPIES: [[u32; Tier::COUNT]; 8] = [
+            [1, 0, 0, 0],
+            [1, 0, 0, 0],
+            [2, 0, 0, 0],
+            [0, 1, 0, 0],
+            [1, 1, 0, 2],
+            [0, 0, 0, u32::MAX],
+            [u32::MAX; Tier::COUNT],
+            [0; Tier::COUNT],
+        ];
+        Named { at, engine: self.engine_hash(), copies: COPIES[self.below(8)] }
     }
 }

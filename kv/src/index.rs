@@ -1,26 +1,52 @@
 //! The prefix index of one model: which worker holds which blocks.
 //!
-//! Two sides which always change together: per worker, from the engine's hashes
-//! to ours with the physical copies per tier (what events write), and from our
-//! hashes to the workers that hold them (what prompts read).
+//! Two sides, which one writer changes together. The *forest* is what prompts
+//! read: the blocks of all workers as runs of consecutive blocks, each with the set
+//! of workers that hold it. The *names* are what events write: per worker, from the
+//! engine's hashes to places in the forest. See `kv/README.md` for the layout.
 
+mod aside;
 mod check;
+mod compact;
+mod doubles;
+mod forest;
+mod heads;
 mod holders;
+#[cfg(all(test, not(loom)))]
+mod interleaved;
+mod line;
+#[cfg(all(test, loom))]
+mod model_check;
+mod names;
 mod overlaps;
+mod prefetch;
+#[cfg(all(test, not(loom)))]
+mod probe;
+mod reader;
+mod restore;
+mod run;
+mod shared;
 mod snapshot;
-mod table;
-mod worker_map;
+mod store;
+mod strips;
+mod sync;
+mod words;
+mod worker;
 
 use std::collections::BTreeMap;
 use std::fmt;
+use std::sync::Arc;
 
 pub use self::overlaps::{Overlap, Overlaps};
-pub use self::snapshot::SnapshotBlock;
+pub use self::reader::IndexReader;
+pub use self::snapshot::{Named, SnapshotRun};
 
-use self::holders::Holders;
-use self::worker_map::{Content, StoreOutcome, WorkerMap};
+use self::forest::Forest;
+use self::names::NAMES_MAX;
+use self::run::SLOTS_MAX;
+use self::worker::Worker;
 use crate::event::{EngineHash, KvEvent, StoredBlock, Tier};
-use crate::hash::{BlockHash, HashSeed, Namespace, next_hash};
+use crate::hash::{BlockHash, BlockHasher, HashSeed, Namespace};
 
 /// A worker as the index sees it: one cache. The ranks of a data-parallel
 /// engine have a cache each, so each is a worker of its own.
@@ -48,15 +74,24 @@ pub struct IndexConfig {
     /// The cluster's hash seed.
     pub seed: HashSeed,
     /// Bound on distinct engine hashes per worker and rank; more are not
-    /// indexed. Above `u32::MAX` it is taken as `u32::MAX`.
+    /// indexed. Above eight million it is taken as that.
     pub max_blocks_per_worker: usize,
+}
+
+/// A block whose chained hash is known.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct HashedBlock {
+    /// The engine's name for it.
+    pub engine: EngineHash,
+    /// Our own chained hash of it.
+    pub hash: BlockHash,
 }
 
 /// What became of an event, in blocks.
 ///
-/// Of a [`KvEvent::Stored`], each block is counted once among `stored`,
-/// `orphaned`, `malformed` and `over_limit`; of a [`KvEvent::Removed`], each
-/// hash once among `removed` and `unknown`.
+/// Of a [`KvEvent::Stored`], each block is counted once among `stored`, `aside`,
+/// `orphaned`, `malformed` and `over_limit` (and among `stored` later, when it
+/// joins); of a [`KvEvent::Removed`], each hash once among `removed` and `unknown`.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Applied {
     /// Indexed, as new blocks or as further copies.
@@ -66,55 +101,66 @@ pub struct Applied {
     pub replaced: usize,
     /// Copies taken away; for [`KvEvent::Cleared`], distinct blocks dropped.
     pub removed: usize,
-    /// Stored under a parent that the worker is not known to hold, or after a
-    /// malformed block of the same event: not indexed.
+    /// Stored under a parent that the worker is not known to hold (yet): kept
+    /// aside, not indexed.
+    pub aside: usize,
+    /// Not indexed: behind a malformed block of the same event, or dropped from
+    /// what was kept aside because that became too much.
     pub orphaned: usize,
     /// Removed without being held in that tier.
     pub unknown: usize,
-    /// Not exactly one block size of tokens: not indexed.
+    /// Not exactly one block size of tokens, or at odds with other blocks: not indexed.
     pub malformed: usize,
-    /// Beyond [`IndexConfig::max_blocks_per_worker`]: not indexed.
+    /// Beyond [`IndexConfig::max_blocks_per_worker`], with all that follows in the
+    /// event: not indexed. The worker's overlap is a lower bound from here on,
+    /// until it is resynchronised.
     pub over_limit: usize,
 }
 
-impl Applied {
-    fn count(&mut self, outcome: StoreOutcome) {
-        match outcome {
-            StoreOutcome::Stored => self.stored += 1,
-            StoreOutcome::Replaced => {
-                self.stored += 1;
-                self.replaced += 1;
-            }
-            StoreOutcome::OverLimit => self.over_limit += 1,
-        }
+impl std::ops::AddAssign for Applied {
+    fn add_assign(&mut self, other: Self) {
+        self.stored += other.stored;
+        self.replaced += other.replaced;
+        self.removed += other.removed;
+        self.aside += other.aside;
+        self.orphaned += other.orphaned;
+        self.unknown += other.unknown;
+        self.malformed += other.malformed;
+        self.over_limit += other.over_limit;
     }
 }
 
-/// Where the next block of a stored run goes.
-#[derive(Clone, Copy)]
-struct Place {
-    /// Hash of the block before, or the namespace's root.
-    before: BlockHash,
-    position: u32,
-    opaque: bool,
-}
-
-/// The prefix index of one model.
+/// The prefix index of one model; its writer. Readers are made by [`Index::reader`].
 ///
 /// Memory is in proportion to what is held now, bounded by
 /// [`IndexConfig::max_blocks_per_worker`] times the workers that are applied.
-#[derive(Clone, Debug)]
+#[derive(Debug)]
 pub struct Index {
     config: IndexConfig,
-    /// Ordered, so that a worker's ranks are neighbours. No map is empty.
-    workers: BTreeMap<WorkerKey, WorkerMap>,
-    holders: Holders,
+    hasher: BlockHasher,
+    forest: Forest,
+    /// Ordered, so that a worker's ranks are neighbours. No worker is empty.
+    workers: BTreeMap<WorkerKey, Worker>,
+    /// The namespace of the last first block, since most share it.
+    root: Option<(Option<String>, Option<String>, BlockHash)>,
+    /// Hashes of the event that is being applied.
+    hashed: Vec<HashedBlock>,
 }
+
+/// Marks a hash as one that no prompt has: its block depends on more than tokens.
+const OPAQUE: u64 = 0x5be0_cd19_137e_2179;
 
 impl Index {
     /// An empty index.
     pub fn new(config: IndexConfig) -> Self {
-        Self { config, workers: BTreeMap::new(), holders: Holders::default() }
+        Self {
+            hasher: BlockHasher::new(config.seed),
+            config,
+            forest: Forest::new(),
+            workers: BTreeMap::new(),
+            root: None,
+            hashed: Vec::new(),
+        }
     }
 
     /// What the index was made with.
@@ -122,16 +168,42 @@ impl Index {
         &self.config
     }
 
+    /// Changes the block size, for readers made before as well, as long as nothing is
+    /// indexed; says whether it could.
+    pub fn set_block_size(&mut self, tokens: u32) -> bool {
+        let empty = self.workers.is_empty();
+        if empty {
+            self.config.block_size = tokens;
+            self.root = None;
+        }
+        empty
+    }
+
+    /// A view for any thread, which follows all that is applied from now on.
+    pub fn reader(&self) -> IndexReader {
+        IndexReader { shared: Arc::clone(self.forest.shared()) }
+    }
+
+    /// Finds how much of a prompt each worker holds; see [`IndexReader::find`].
+    pub fn find(&self, hashes: &[BlockHash], out: &mut Overlaps) {
+        self.reader().find(hashes, out);
+    }
+
     /// Applies one event of a worker. Events must come in the worker's order;
     /// after a gap, clear the worker and start from a snapshot or a replay.
     pub fn apply(&mut self, worker: WorkerKey, event: &KvEvent) -> Applied {
         match event {
             KvEvent::Stored { parent, blocks, adapter, salt, tier } => {
-                let place = match parent {
-                    None => Some(self.start(salt.as_deref(), adapter.as_deref())),
-                    Some(parent) => self.after(worker, *parent),
+                let before = match parent {
+                    None => Some(self.root(salt.as_deref(), adapter.as_deref())),
+                    Some(parent) => self.hash_of(worker, *parent),
                 };
-                self.store(worker, place, blocks, *tier)
+                let mut applied = match before {
+                    Some(before) => self.store_tokens(worker, *parent, before, blocks, *tier),
+                    None => self.keep_aside(worker, *parent, blocks, *tier),
+                };
+                applied += self.join(worker);
+                applied
             }
             KvEvent::Removed { hashes, tier } => self.remove(worker, hashes, *tier),
             KvEvent::Cleared => {
@@ -140,91 +212,82 @@ impl Index {
         }
     }
 
-    fn start(&self, salt: Option<&str>, adapter: Option<&str>) -> Place {
-        let IndexConfig { model, block_size, seed, .. } = &self.config;
-        let namespace = Namespace { salt, model, adapter, block_size: *block_size };
-        Place { before: namespace.root(*seed), position: 0, opaque: false }
-    }
-
-    /// The namespace needs no second look here: it is in the parent's hash.
-    fn after(&self, worker: WorkerKey, parent: EngineHash) -> Option<Place> {
-        let parent = self.workers.get(&worker)?.content(parent)?;
-        Some(Place {
-            before: parent.hash,
-            position: parent.position.saturating_add(1),
-            opaque: parent.opaque,
-        })
-    }
-
-    fn store(
+    /// Hashes blocks behind `before` and stores them.
+    fn store_tokens(
         &mut self,
         worker: WorkerKey,
-        mut place: Option<Place>,
+        parent: Option<EngineHash>,
+        mut before: BlockHash,
         blocks: &[StoredBlock],
         tier: Tier,
     ) -> Applied {
-        let mut applied = Applied::default();
-        let limit = self.limit();
         let block_size = self.config.block_size as usize;
-        let map = self.workers.entry(worker).or_insert_with(|| WorkerMap::new(worker));
-        for block in blocks {
-            let Some(Place { before, position, opaque }) = place else {
-                applied.orphaned += 1;
-                continue;
-            };
-            if block_size == 0 || block.tokens.len() != block_size {
-                applied.malformed += 1;
-                place = None;
-                continue;
+        let is_whole = |block: &&StoredBlock| block_size > 0 && block.tokens.len() == block_size;
+        let hasher = self.hasher;
+        let mut hashed = std::mem::take(&mut self.hashed);
+        hashed.clear();
+        hashed.extend(blocks.iter().take_while(is_whole).map(|block| {
+            before = hasher.next(before, &block.tokens);
+            if block.opaque {
+                before.0 ^= OPAQUE;
             }
-            let content = Content {
-                hash: next_hash(self.config.seed, before, &block.tokens),
-                parent: (position > 0).then_some(before),
-                position,
-                opaque: opaque || block.opaque,
-            };
-            let named = (block.hash, content);
-            applied.count(map.store(&mut self.holders, limit, named, (tier, 1)));
-            place = Some(Place {
-                before: content.hash,
-                position: position.saturating_add(1),
-                opaque: content.opaque,
-            });
+            HashedBlock { engine: block.hash, hash: before }
+        }));
+        let mut applied = self.store(worker, parent, &hashed, tier);
+        if let Some(behind) = blocks.len().checked_sub(hashed.len() + 1) {
+            applied.malformed += 1;
+            applied.orphaned += behind;
         }
-        if map.is_empty() {
-            self.workers.remove(&worker);
-        }
+        self.hashed = hashed;
         applied
     }
 
-    fn remove(&mut self, worker: WorkerKey, hashes: &[EngineHash], tier: Tier) -> Applied {
-        let mut applied = Applied::default();
-        let Some(map) = self.workers.get_mut(&worker) else {
-            return Applied { unknown: hashes.len(), ..applied };
-        };
-        for &hash in hashes {
-            if map.remove(&mut self.holders, hash, tier) {
-                applied.removed += 1;
-            } else {
-                applied.unknown += 1;
-            }
+    fn root(&mut self, salt: Option<&str>, adapter: Option<&str>) -> BlockHash {
+        if let Some((known_salt, known_adapter, root)) = &self.root
+            && known_salt.as_deref() == salt
+            && known_adapter.as_deref() == adapter
+        {
+            return *root;
         }
-        if map.is_empty() {
-            self.workers.remove(&worker);
-        }
-        applied
+        let IndexConfig { model, block_size, seed, .. } = &self.config;
+        let root = Namespace { salt, model, adapter, block_size: *block_size }.root(*seed);
+        self.root = Some((salt.map(str::to_owned), adapter.map(str::to_owned), root));
+        root
     }
 
-    /// Finds how much of a prompt each worker holds; `hashes` are the prompt's,
-    /// from [`chain_hashes`](crate::hash::chain_hashes). Clears `out` first.
-    pub fn find(&self, hashes: &[BlockHash], out: &mut Overlaps) {
-        out.collect(&self.holders, hashes);
+    /// The chained hash of a block that a worker holds. The namespace needs no
+    /// second look: it is in the hash.
+    fn hash_of(&self, worker: WorkerKey, engine: EngineHash) -> Option<BlockHash> {
+        let names = &self.workers.get(&worker)?.names;
+        let (run, at) = self.forest.locate(names.place(names.find(engine.0)?))?;
+        Some(BlockHash(self.forest.hash(run, at)))
+    }
+
+    /// The worker's own side; made, with a slot, if it is new. `None` if there are
+    /// more workers than slots.
+    fn admit(&mut self, worker: WorkerKey) -> Option<u16> {
+        if let Some(known) = self.workers.get(&worker) {
+            return Some(known.slot);
+        }
+        let taken: Vec<_> = self.forest.slots().keys.iter().map(Option::is_some).collect();
+        let slot = taken.iter().position(|taken| !taken).unwrap_or(taken.len());
+        let slot = u16::try_from(slot).ok().filter(|slot| *slot < SLOTS_MAX)?;
+        let slots = self.forest.slots().with(worker, slot);
+        self.forest.add_slot(slots, slot);
+        self.workers.insert(worker, Worker::new(slot));
+        Some(slot)
     }
 
     /// Drops all that one rank of a worker holds; returns how many distinct
-    /// blocks that was.
+    /// blocks that was. Readers stop seeing the worker first, in an instant.
     pub fn clear_worker(&mut self, worker: WorkerKey) -> usize {
-        self.workers.remove(&worker).map_or(0, |map| map.clear(&mut self.holders))
+        let Some(known) = self.workers.remove(&worker) else {
+            return 0;
+        };
+        self.forest.remove_slot(worker, known.slot);
+        known.leave(&mut self.forest);
+        self.forest.compact_if_sparse();
+        known.names.len()
     }
 
     /// Drops all that a worker holds, in every rank, in time proportional to
@@ -238,24 +301,38 @@ impl Index {
         removed
     }
 
+    /// Forgets a worker that holds nothing, and its slot.
+    fn dismiss_if_empty(&mut self, worker: WorkerKey) {
+        let is_empty = |worker: &Worker| worker.names.is_empty() && worker.aside.is_empty();
+        if self.workers.get(&worker).is_some_and(is_empty) {
+            self.clear_worker(worker);
+        }
+    }
+
     /// Distinct engine hashes with at least one copy, per tier (indexed by
     /// `Tier as usize`). A block in two tiers counts in both.
     pub fn block_counts(&self, worker: WorkerKey) -> [usize; Tier::COUNT] {
-        self.workers.get(&worker).map_or([0; Tier::COUNT], WorkerMap::counts)
+        self.workers.get(&worker).map_or([0; Tier::COUNT], |worker| worker.counts)
     }
 
     /// The workers which hold at least one block, sorted by key.
     pub fn workers(&self) -> impl Iterator<Item = WorkerKey> + '_ {
-        self.workers.keys().copied()
+        let holding = self.workers.iter().filter(|(_, worker)| !worker.names.is_empty());
+        holding.map(|(key, _)| *key)
     }
 
-    /// Distinct prefixes that could be matched, over all workers.
+    /// Distinct blocks of all workers' chains, with those before them that nobody
+    /// holds any more. Costs a look at every run.
     pub fn distinct_blocks(&self) -> usize {
-        self.holders.len()
+        self.forest.run_ids().map(|run| self.forest.run(run).len() as usize).sum()
     }
 
-    /// Holders count a worker's engine hashes in 32 bits.
+    /// Bytes of memory that the index takes, without the allocator's own.
+    pub fn bytes(&self) -> usize {
+        self.forest.bytes() + self.workers.values().map(Worker::bytes).sum::<usize>()
+    }
+
     fn limit(&self) -> usize {
-        self.config.max_blocks_per_worker.min(u32::MAX as usize)
+        self.config.max_blocks_per_worker.min(NAMES_MAX)
     }
 }

@@ -34,6 +34,20 @@ pub enum Violation {
         /// The block.
         hash: BlockHash,
     },
+    /// A run is not where its parent ends, cannot be found, or has no reason to be.
+    #[error("the run that begins with block {:016x} hangs wrong", .hash.0)]
+    Run {
+        /// Its first block.
+        hash: BlockHash,
+    },
+    /// Memory is counted wrong.
+    #[error("{used} words are in use, and {counted} are used")]
+    Words {
+        /// In use, as the allocator counts.
+        used: usize,
+        /// In use, as those who use them count.
+        counted: usize,
+    },
     /// A block's holder is not what the worker's map says.
     #[error("worker {worker} and the holders of block {:016x} disagree", .hash.0)]
     Holder {

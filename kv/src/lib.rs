@@ -11,10 +11,15 @@ pub mod event;
 pub mod hash;
 pub mod index;
 pub mod invariants;
+pub mod recent;
 pub mod usage;
 
 pub use event::{EngineHash, KvEvent, StoredBlock, Tier};
-pub use hash::{BlockHash, HashSeed, Namespace, chain_hashes, next_hash};
-pub use index::{Applied, Index, IndexConfig, Overlap, Overlaps, SnapshotBlock, WorkerKey};
+pub use hash::{BlockHash, BlockHasher, HashSeed, Namespace, chain_hashes, next_hash};
+pub use index::{
+    Applied, HashedBlock, Index, IndexConfig, IndexReader, Named, Overlap, Overlaps, SnapshotRun,
+    WorkerKey,
+};
 pub use invariants::Violation;
+pub use recent::{Recent, RecentConfig};
 pub use usage::estimate_cached_tokens;

@@ -3,7 +3,6 @@
 
 use proptest::prelude::*;
 use splitrail_kv::{BlockHash, HashSeed, Namespace, chain_hashes, next_hash};
-use xxhash_rust::xxh3::xxh3_64_with_seed;
 
 const SEED: HashSeed = HashSeed(7);
 const PLAIN: Namespace<'_> =
@@ -15,19 +14,29 @@ fn chain(namespace: &Namespace<'_>, seed: HashSeed, tokens: &[u32]) -> Vec<u64> 
     out.into_iter().map(|hash| hash.0).collect()
 }
 
-/// The values come from another implementation of XXH3 (the reference one, in
-/// C). If this test fails, routers and side-cars of two versions disagree.
+/// The values come from another implementation of the layout, in another language.
+/// If this test fails, routers and side-cars of two versions disagree.
 #[test]
 fn the_layout_is_pinned() {
-    let tokens = |count: u32| (1000..1000 + count).collect::<Vec<_>>();
-    let salted = Namespace { salt: Some("tenant-a"), adapter: Some("my-lora"), ..PLAIN };
-    let large = Namespace { block_size: 256, ..PLAIN };
+    let next = |parent, tokens: std::ops::Range<u32>| {
+        next_hash(SEED, BlockHash(parent), &tokens.collect::<Vec<_>>()).0
+    };
+    assert_eq!(next(0x0123_4567_89ab_cdef, 1000..1016), 0xf380_9b2b_6198_b789);
+    assert_eq!(next(0, 1000..1256), 0xc34c_b5ab_e184_78ff);
+    assert_eq!(next(1, 5..8), 0xa1b6_2c47_d2be_7063);
+    assert_eq!(next(next(1, 0..16), 16..32), 0x968a_2349_0861_b923);
+    assert_eq!(next(9, 0..0), 0x370a_5ec9_04f0_c1b6);
+    assert_eq!(next(9, 0..19), 0x3bf0_4660_0dc8_375a);
 
-    assert_eq!(PLAIN.root(SEED).0, 0xce52_444c_9580_cc80);
-    assert_eq!(chain(&PLAIN, SEED, &tokens(35)), [0x901b_9348_ef3a_e056, 0x8d9f_b2a6_8f75_0a36]);
-    assert_eq!(salted.root(SEED).0, 0x1aee_5544_29e6_1cba);
-    assert_eq!(chain(&salted, SEED, &tokens(35)), [0x7f7f_9476_79d3_25e3, 0x6c0a_7104_bd0d_8a14]);
-    assert_eq!(chain(&large, SEED, &tokens(515)), [0x05f8_f8c5_4a83_ad0a, 0xbcc1_2cbc_8656_bdc3]);
+    let salted = Namespace { salt: Some("tenant-a"), adapter: Some("my-lora"), ..PLAIN };
+    let tokens: Vec<u32> = (1000..1035).collect();
+    for namespace in [PLAIN, salted] {
+        let root = namespace.root(SEED).0;
+        let [first, second] = [next(root, 1000..1016), next(next(root, 1000..1016), 1016..1032)];
+        assert_eq!(chain(&namespace, SEED, &tokens), [first, second]);
+    }
+    assert_eq!(PLAIN.root(SEED).0, 14_377_743_951_369_027_924);
+    assert_eq!(salted.root(SEED).0, 7_251_277_956_996_189_315);
 }
 
 #[test]
@@ -138,15 +147,32 @@ proptest! {
         }
     }
 
-    /// Small blocks are hashed at once, large ones streamed: the same bytes.
+    /// One block size has a path of its own.
     #[test]
-    fn every_block_size_has_the_same_layout(
+    fn a_token_more_or_less_is_another_block(
         parent in any::<u64>(),
-        tokens in proptest::collection::vec(any::<u32>(), 0..600),
+        tokens in proptest::collection::vec(any::<u32>(), 1..600),
     ) {
-        let mut bytes = parent.to_le_bytes().to_vec();
-        bytes.extend(tokens.iter().flat_map(|token| token.to_le_bytes()));
-        let expected = BlockHash(xxh3_64_with_seed(&bytes, SEED.0));
-        prop_assert_eq!(next_hash(SEED, BlockHash(parent), &tokens), expected);
+        let hash = |tokens: &[u32]| next_hash(SEED, BlockHash(parent), tokens);
+        let longer = [&tokens[..], &[0]].concat();
+        prop_assert_ne!(hash(&tokens), hash(&longer));
+        prop_assert_ne!(hash(&tokens), hash(&tokens[1..]));
+        prop_assert_ne!(hash(&tokens), next_hash(SEED, BlockHash(!parent), &tokens));
+    }
+
+    /// Hashes fill tables and are compared: no bit may say more than another.
+    #[test]
+    fn one_flipped_bit_flips_half_of_the_hash(
+        tokens in proptest::collection::vec(any::<u32>(), 16),
+        parent in any::<u64>(),
+    ) {
+        let whole = next_hash(SEED, BlockHash(parent), &tokens).0;
+        let mut flips = 0;
+        for bit in 0..512 {
+            let mut other = tokens.clone();
+            other[bit / 32] ^= 1 << (bit % 32);
+            flips += (next_hash(SEED, BlockHash(parent), &other).0 ^ whole).count_ones();
+        }
+        prop_assert!((14_000..19_000).contains(&flips), "{flips} of {} bits", 512 * 64);
     }
 }

@@ -132,16 +132,62 @@ fn a_run_that_ended_does_not_resume_behind_the_hole() {
 }
 
 #[test]
-fn a_block_under_an_unknown_parent_is_not_indexed() {
+fn blocks_under_an_unknown_parent_wait_for_it() {
     let mut index = index(100);
     let applied = index.apply(W0, &on_device(Some(9), &[(1, 10), (2, 20)]));
-    assert_eq!(applied, Applied { orphaned: 2, ..Applied::default() });
-    // Another worker's hash is no parent either, nor that of another rank.
-    index.apply(W1, &on_device(None, &[(9, 10)]));
-    index.apply(W0_RANK1, &on_device(None, &[(9, 10)]));
-    assert_eq!(index.apply(W0, &on_device(Some(9), &[(2, 20)])).orphaned, 1);
-    assert_eq!(overlap(&index, W0, &[10, 20]), 0);
+    assert_eq!(applied, Applied { aside: 2, ..Applied::default() });
+    // Another worker's hash is no parent, nor that of another rank.
+    index.apply(W1, &on_device(None, &[(9, 5)]));
+    index.apply(W0_RANK1, &on_device(None, &[(9, 5)]));
+    assert_eq!(overlap(&index, W0, &[5, 10, 20]), 0);
     assert_eq!(index.workers().collect::<Vec<_>>(), [W0_RANK1, W1]);
+    let applied = index.apply(W0, &on_device(None, &[(9, 5)]));
+    assert_eq!(applied, Applied { stored: 3, ..Applied::default() });
+    assert_eq!(overlap(&index, W0, &[5, 10, 20]), 3);
+}
+
+#[test]
+fn a_chain_that_comes_last_part_first_is_joined_in_whole() {
+    let mut index = index(100);
+    for (parent, name) in [(3, 4), (2, 3), (1, 2)] {
+        let applied = index.apply(W0, &on_device(Some(parent), &[(name, name as u32)]));
+        assert_eq!(applied, Applied { aside: 1, ..Applied::default() });
+        assert_eq!(index.workers().count(), 0);
+    }
+    assert_eq!(index.apply(W0, &on_device(None, &[(1, 1)])).stored, 4);
+    assert_eq!(overlap(&index, W0, &[1, 2, 3, 4]), 4);
+}
+
+#[test]
+fn a_copy_removed_while_it_waits_does_not_come_back() {
+    let mut index = index(100);
+    index.apply(W0, &stored(Some(9), &[(1, 10), (2, 20)], Tier::Host));
+    assert_eq!(index.apply(W0, &removed(&[2, 2], Tier::Device)).unknown, 2);
+    let applied = index.apply(W0, &removed(&[2, 2], Tier::Host));
+    assert_eq!(applied, Applied { removed: 1, unknown: 1, ..Applied::default() });
+    index.apply(W0, &on_device(None, &[(9, 5)]));
+    assert_eq!(overlap(&index, W0, &[5, 10, 20]), 2);
+    assert_eq!(index.block_counts(W0), [1, 1, 0, 0]);
+}
+
+#[test]
+fn what_waits_is_bounded_in_events_and_in_blocks_and_the_oldest_goes() {
+    let mut index = index(10_000);
+    for name in 0..64 {
+        assert_eq!(index.apply(W0, &on_device(Some(1000), &[(name, 7)])).orphaned, 0);
+    }
+    let applied = index.apply(W0, &on_device(Some(1000), &[(64, 8)]));
+    assert_eq!(applied, Applied { aside: 1, orphaned: 1, ..Applied::default() });
+
+    let many: Vec<_> = (0..4096).map(|name| (2000 + name, 9)).collect();
+    let applied = index.apply(W0, &on_device(Some(1000), &many));
+    assert_eq!(applied, Applied { aside: 4096, orphaned: 64, ..Applied::default() });
+    let too_many: Vec<_> = (0..4097).map(|name| (9000 + name, 9)).collect();
+    let applied = index.apply(W0, &on_device(Some(1000), &too_many));
+    assert_eq!(applied, Applied { orphaned: 4097, ..Applied::default() });
+    assert_eq!(index.apply(W0, &on_device(None, &[(1000, 5)])).stored, 4097);
+    assert_eq!(overlap(&index, W0, &[5, 9, 9]), 3);
+    assert_eq!(overlap(&index, W0, &[5, 8]), 1);
 }
 
 #[test]
@@ -223,8 +269,11 @@ fn cleared_drops_every_tier_of_that_rank_only() {
     assert_eq!(index.apply(W0, &KvEvent::Cleared).removed, 2);
     assert_eq!(overlap(&index, W0, &[10]), 0);
     assert_eq!(overlap(&index, W0_RANK1, &[10, 20]), 2);
-    // Nothing from before may serve as a parent.
-    assert_eq!(index.apply(W0, &on_device(Some(2), &[(3, 30)])).orphaned, 1);
+    // Nothing from before may serve as a parent, nor wait for one.
+    assert_eq!(index.apply(W0, &on_device(Some(2), &[(3, 30)])).aside, 1);
+    assert_eq!(index.apply(W0, &KvEvent::Cleared).removed, 0);
+    assert_eq!(index.apply(W0, &on_device(None, &[(1, 10), (2, 20)])).stored, 2);
+    assert_eq!(overlap(&index, W0, &[10, 20, 30]), 2);
 }
 
 #[test]
@@ -236,6 +285,7 @@ fn removing_a_worker_takes_all_its_ranks_and_nobody_else() {
     }
     assert_eq!(index.remove_worker(0), 6);
     assert_eq!(index.remove_worker(0), 0);
+    index.check().unwrap();
     assert_eq!(index.workers().collect::<Vec<_>>(), [W1]);
     assert_eq!(overlap(&index, W1, &[10, 20]), 2);
 }
@@ -275,6 +325,19 @@ fn beyond_the_bound_blocks_are_counted_and_not_indexed() {
     index.apply(W0, &removed(&[2], Tier::Device));
     assert_eq!(index.apply(W0, &on_device(Some(1), &[(4, 20)])).stored, 1);
     assert_eq!(overlap(&index, W0, &[10, 20, 30]), 2);
+}
+
+#[test]
+fn behind_the_first_block_over_the_bound_nothing_of_an_event_is_indexed() {
+    let mut index = index(2);
+    index.apply(W0, &on_device(None, &[(1, 10), (2, 20)]));
+    // The last is known, but the engine's chain is broken before it.
+    let applied = index.apply(W0, &on_device(None, &[(1, 10), (3, 30), (4, 40), (2, 20)]));
+    assert_eq!(applied, Applied { stored: 1, over_limit: 3, ..Applied::default() });
+    assert_eq!(overlap(&index, W0, &[10, 20]), 2);
+    assert_eq!(overlap(&index, W0, &[10, 30]), 1);
+    // Nothing of the part that found no room has stayed.
+    assert_eq!(index.distinct_blocks(), 2);
 }
 
 #[test]

@@ -1,13 +1,17 @@
-//! A worker's blocks as a value, and back.
+//! A worker's blocks as a stream of runs, and back.
 #![allow(clippy::unwrap_used)]
 
+use std::collections::{BTreeMap, BTreeSet};
+
 use splitrail_kv::{
-    Applied, EngineHash, HashSeed, Index, IndexConfig, KvEvent, SnapshotBlock, StoredBlock, Tier,
-    WorkerKey,
+    Applied, BlockHash, EngineHash, HashSeed, HashedBlock, Index, IndexConfig, KvEvent, Named,
+    Overlap, Overlaps, SnapshotRun, StoredBlock, Tier, WorkerKey,
 };
 
 const W0: WorkerKey = WorkerKey { worker: 0, rank: 0 };
 const W1: WorkerKey = WorkerKey { worker: 1, rank: 3 };
+const W2: WorkerKey = WorkerKey { worker: 2, rank: 0 };
+const PLAIN: [u32; Tier::COUNT] = [1, 0, 0, 0];
 
 fn index(max_blocks_per_worker: usize) -> Index {
     let (model, seed) = ("m".to_owned(), HashSeed(7));
@@ -34,72 +38,259 @@ fn filled() -> Index {
     index
 }
 
-#[test]
-fn parents_come_before_their_children() {
-    let index = filled();
-    let blocks = index.snapshot(W0);
-    assert_eq!(blocks.len(), 11);
-    for (at, block) in blocks.iter().enumerate() {
-        let known = |hash| blocks[..at].iter().any(|before| before.hash == hash);
-        assert!(block.parent.is_none_or(known), "{block:?}");
-        assert_eq!(block.opaque, block.engine == EngineHash(80));
+fn snapshot(index: &Index, worker: WorkerKey) -> Vec<SnapshotRun> {
+    index.snapshot(worker).collect()
+}
+
+/// What a snapshot says of each name, however it is cut into runs: the block, the one
+/// before it, the copies.
+type Content = BTreeMap<EngineHash, (Option<BlockHash>, BlockHash, [u32; Tier::COUNT])>;
+
+fn content(runs: &[SnapshotRun]) -> Content {
+    let mut content = Content::new();
+    for run in runs {
+        for named in &run.names {
+            let at = named.at as usize;
+            let before = at.checked_sub(1).map_or(run.parent, |before| Some(run.hashes[before]));
+            assert!(
+                content.insert(named.engine, (before, run.hashes[at], named.copies)).is_none(),
+                "a name stands for one block"
+            );
+        }
     }
-    assert_eq!(blocks[0].copies, [1, 0, 1, 0]);
-    assert_eq!(index.snapshot(W1), []);
+    content
+}
+
+fn assert_parents_first(runs: &[SnapshotRun]) {
+    let mut known = BTreeSet::<BlockHash>::new();
+    for run in runs {
+        assert!(run.parent.is_none_or(|parent| known.contains(&parent)), "{run:?}");
+        known.extend(&run.hashes);
+    }
+}
+
+fn removed(hashes: &[u64]) -> KvEvent {
+    let hashes = hashes.iter().copied().map(EngineHash).collect();
+    KvEvent::Removed { hashes, tier: Tier::Device }
+}
+
+/// Blocks with these chained hashes, named by the hash plus `offset`.
+fn hashed(hashes: impl IntoIterator<Item = u64>, offset: u64) -> Vec<HashedBlock> {
+    let block = |hash| HashedBlock { engine: EngineHash(hash + offset), hash: BlockHash(hash) };
+    hashes.into_iter().map(block).collect()
+}
+
+fn overlap(index: &Index, worker: WorkerKey, hashes: impl IntoIterator<Item = u64>) -> Overlap {
+    let prompt: Vec<_> = hashes.into_iter().map(BlockHash).collect();
+    let mut overlaps = Overlaps::new();
+    index.find(&prompt, &mut overlaps);
+    overlaps.get(worker)
+}
+
+#[test]
+fn parents_come_before_their_children_and_copies_are_told() {
+    let index = filled();
+    let runs = snapshot(&index, W0);
+    assert_parents_first(&runs);
+    let content = content(&runs);
+    assert_eq!(content.len(), 11);
+    let copies = |name| content[&EngineHash(name)].2;
+    assert_eq!([99, 97, 81].map(copies), [[1, 0, 1, 0], PLAIN, [0, 1, 0, 0]]);
+    assert_eq!(snapshot(&index, W1), []);
+    assert_eq!(runs, snapshot(&index, W0));
 }
 
 #[test]
 fn a_restored_worker_goes_on_as_the_original_would() {
     let mut index = filled();
-    let mut reversed = index.snapshot(W0);
-    reversed.reverse();
-    let applied = index.restore(W1, reversed);
+    let applied = index.restore(W1, snapshot(&index, W0));
     assert_eq!(applied, Applied { stored: 11, ..Applied::default() });
     index.check().unwrap();
-    assert_eq!(index.snapshot(W1), index.snapshot(W0));
+    assert_eq!(snapshot(&index, W1), snapshot(&index, W0));
     assert_eq!(index.block_counts(W1), index.block_counts(W0));
 
-    let removed = KvEvent::Removed { hashes: vec![EngineHash(99)], tier: Tier::Device };
-    assert_eq!(index.apply(W1, &removed), index.apply(W0, &removed));
-    assert_eq!(index.snapshot(W1), index.snapshot(W0));
+    for event in [removed(&[99]), removed(&[95]), KvEvent::Cleared] {
+        assert_eq!(index.apply(W1, &event), index.apply(W0, &event));
+        index.check().unwrap();
+        assert_eq!(content(&snapshot(&index, W1)), content(&snapshot(&index, W0)));
+    }
+}
+
+#[test]
+fn a_snapshot_carries_holes_and_what_is_behind_them() {
+    let mut index = index(100);
+    index.store(W0, None, &hashed(1..=9, 100), Tier::Device);
+    index.apply(W0, &removed(&[101, 104, 105, 108]));
+    let runs = snapshot(&index, W0);
+    assert_parents_first(&runs);
+    let held: Vec<_> = content(&runs).values().map(|(_, hash, _)| hash.0).collect();
+    assert_eq!(held, [2, 3, 6, 7, 9]);
+
+    // A router that knows nothing of it yet: blocks that nobody holds are known there too.
+    let mut other = Index::new(index.config().clone());
+    assert_eq!(other.restore(W1, runs.clone()).stored, 5);
+    other.check().unwrap();
+    assert_eq!(content(&snapshot(&other, W1)), content(&runs));
+    assert_eq!(overlap(&other, W1, 1..=9).blocks, 0);
+    for (name, blocks) in [(1, 3), (5, 3), (4, 7), (8, 9)] {
+        let parent = (name > 1).then_some(EngineHash(name + 99));
+        if name == 5 {
+            // The blocks between two holes come back in order only.
+            assert_eq!(other.store(W1, parent, &hashed([5], 100), Tier::Device).orphaned, 1);
+        } else {
+            let missing = if name == 4 { hashed([4, 5], 100) } else { hashed([name], 100) };
+            other.store(W1, parent, &missing, Tier::Device);
+        }
+        other.check().unwrap();
+        assert_eq!(overlap(&other, W1, 1..=9).blocks, blocks, "after {name}");
+    }
+}
+
+#[test]
+fn a_long_chain_comes_in_pieces_of_a_bounded_size() {
+    let mut index = index(100_000);
+    index.store(W0, None, &hashed(1..=20_000, 0), Tier::Device);
+    let runs = snapshot(&index, W0);
+    assert!(runs.iter().all(|run| (1..=1024).contains(&run.hashes.len())));
+    assert_parents_first(&runs);
+    assert_eq!(content(&runs).len(), 20_000);
+    let mut other = Index::new(index.config().clone());
+    assert_eq!(other.restore(W0, runs).stored, 20_000);
+    assert_eq!(overlap(&other, W0, 1..=20_001).blocks, 20_000);
+    other.check().unwrap();
+}
+
+#[test]
+fn a_restore_next_to_other_workers_cuts_and_follows_their_chains() {
+    let mut other = index(100);
+    other.store(W1, None, &hashed([1, 2, 3, 4, 50, 51], 0), Tier::Device);
+    other.store(W2, None, &hashed([1, 60, 61], 0), Tier::Device);
+    let mut index = index(100);
+    index.store(W0, None, &hashed([1, 2, 3, 70, 71], 0), Tier::Host);
+    index.store(W0, Some(EngineHash(1)), &hashed([60, 61, 62], 0), Tier::Device);
+    assert_eq!(other.restore(W0, snapshot(&index, W0)).stored, 8);
+    other.check().unwrap();
+    assert_eq!(content(&snapshot(&other, W0)), content(&snapshot(&index, W0)));
+    assert_eq!(overlap(&other, W0, [1, 2, 3, 70, 71]).by_tier, [0, 5, 0, 0]);
+    assert_eq!(overlap(&other, W0, [1, 2, 3, 4]).blocks, 3);
+    assert_eq!(overlap(&other, W1, [1, 2, 3, 4, 50, 51]).blocks, 6);
+    assert_eq!(overlap(&other, W2, [1, 60, 61, 62]).blocks, 3);
 }
 
 #[test]
 fn a_restore_replaces_what_was_there() {
     let mut index = filled();
-    let one = index.snapshot(W0)[0];
-    let applied = index.restore(W0, [one]);
+    let mut one = snapshot(&index, W0).swap_remove(0);
+    one.hashes.truncate(1);
+    one.names.retain(|named| named.at == 0);
+    let applied = index.restore(W0, [one.clone()]);
     assert_eq!(applied, Applied { stored: 1, removed: 11, ..Applied::default() });
     index.check().unwrap();
-    assert_eq!(index.snapshot(W0), [one]);
+    assert_eq!(snapshot(&index, W0), [one]);
     assert_eq!(index.restore(W0, []).removed, 1);
     assert_eq!(index.workers().count(), 0);
 }
 
 #[test]
-fn a_restore_keeps_to_the_bound_and_refuses_contradictions() {
-    let blocks = filled().snapshot(W0);
-    let mut index = index(2);
-    let nothing = SnapshotBlock { copies: [0; Tier::COUNT], ..blocks[0] };
-    let no_parent = SnapshotBlock { parent: None, ..blocks[1] };
-    let other = SnapshotBlock { engine: blocks[0].engine, ..blocks[1] };
-    let given = [nothing, no_parent, blocks[0], other, blocks[2], blocks[3]];
-    let applied = index.restore(W0, given);
+fn what_waited_for_its_parent_is_gone_after_a_restore() {
+    let mut index = index(100);
+    let blocks = vec![StoredBlock { hash: EngineHash(2), tokens: vec![2], opaque: false }];
+    let parent = Some(EngineHash(1));
+    let tier = Tier::Device;
+    let waits = KvEvent::Stored { parent, blocks, adapter: None, salt: None, tier };
+    assert_eq!(index.apply(W0, &waits).aside, 1);
+    index.restore(W0, []);
     index.check().unwrap();
-    let expected =
-        Applied { malformed: 2, stored: 3, replaced: 1, over_limit: 1, ..Applied::default() };
-    assert_eq!(applied, expected);
-    assert_eq!(index.snapshot(W0), [other, blocks[2]]);
+    index.store(W0, None, &hashed([1], 0), Tier::Device);
+    assert_eq!(index.block_counts(W0)[0], 1);
+}
+
+/// A run of consecutive blocks with one plain name each.
+fn run(parent: Option<u64>, hashes: &[u64]) -> SnapshotRun {
+    let named = |(at, hash): (usize, &u64)| Named {
+        at: at as u32,
+        engine: EngineHash(*hash),
+        copies: PLAIN,
+    };
+    SnapshotRun {
+        parent: parent.map(BlockHash),
+        hashes: hashes.iter().copied().map(BlockHash).collect(),
+        names: hashes.iter().enumerate().map(named).collect(),
+    }
+}
+
+#[test]
+fn runs_that_contradict_themselves_or_others_are_refused() {
+    let good = run(None, &[1, 2, 3]);
+    let mut copiless = good.clone();
+    copiless.names[1].copies = [0; Tier::COUNT];
+    let mut gap = good.clone();
+    gap.names.remove(1);
+    let mut short = good.clone();
+    short.names.pop();
+    let mut beyond = good.clone();
+    beyond.names.push(Named { at: 3, engine: EngineHash(9), copies: PLAIN });
+    let no_blocks = SnapshotRun { hashes: Vec::new(), ..good.clone() };
+    let too_early = run(Some(3), &[4, 5]);
+    for bad in [copiless, gap, short, beyond, no_blocks, too_early] {
+        let mut index = index(100);
+        let names = bad.names.len();
+        let applied = index.restore(W0, [bad, good.clone()]);
+        index.check().unwrap();
+        let expected = Applied { stored: 3, malformed: names, ..Applied::default() };
+        assert_eq!(applied, expected);
+        assert_eq!(overlap(&index, W0, 1..=5).blocks, 3);
+    }
+}
+
+#[test]
+fn a_hash_at_two_places_is_believed_at_the_first() {
+    let mut index = index(100);
+    index.store(W1, None, &hashed([1, 2, 3], 0), Tier::Device);
+    // A chained hash stands for one prefix only: 2 cannot follow 7.
+    let mut lie = run(Some(7), &[2, 8]);
+    lie.names.iter_mut().for_each(|named| named.engine.0 += 40);
+    let applied = index.restore(W0, [run(None, &[7]), lie]);
+    index.check().unwrap();
+    assert_eq!(applied.stored + applied.malformed, 3);
+    assert_eq!(overlap(&index, W1, 1..=3).blocks, 3);
+    assert_eq!(overlap(&index, W0, 1..=3).blocks, 0);
+}
+
+#[test]
+fn a_restore_keeps_to_the_bound() {
+    let mut index = index(2);
+    let applied = index.restore(W0, [run(None, &[1, 2, 3]), run(Some(3), &[4]), run(None, &[5])]);
+    index.check().unwrap();
+    // What hangs behind a block that found no room has no parent.
+    assert_eq!(applied, Applied { stored: 2, over_limit: 2, malformed: 1, ..Applied::default() });
+    assert_eq!(index.distinct_blocks(), 2);
+    assert_eq!(overlap(&index, W0, 1..=4).blocks, 2);
 }
 
 #[test]
 fn absurd_counts_of_copies_do_no_harm() {
-    let mut index = filled();
-    let many = SnapshotBlock { copies: [u32::MAX; Tier::COUNT], ..index.snapshot(W0)[0] };
-    let twin = SnapshotBlock { engine: EngineHash(1), ..many };
-    assert_eq!(index.restore(W0, [many, many, twin]).stored, 3);
+    let mut index = index(100);
+    let many = Named { at: 0, engine: EngineHash(99), copies: [u32::MAX; Tier::COUNT] };
+    let twin = Named { engine: EngineHash(1), ..many };
+    let names = vec![many, many, twin];
+    let given = SnapshotRun { parent: None, hashes: vec![BlockHash(5)], names };
+    assert_eq!(index.restore(W0, [given]).stored, 3);
     index.check().unwrap();
     assert_eq!(index.block_counts(W0), [2; Tier::COUNT]);
     assert_eq!(index.clear_worker(W0), 2);
     assert_eq!(index.distinct_blocks(), 0);
+}
+
+#[test]
+fn a_further_name_of_a_refused_block_is_refused_as_well() {
+    let mut index = index(100);
+    index.store(W1, None, &hashed([1, 2], 0), Tier::Device);
+    // 2 is the second block of a prompt, so it is no first one.
+    index.store(W2, None, &hashed([1, 3], 0), Tier::Device);
+    let mut lie = run(None, &[2, 5]);
+    lie.names.push(Named { at: 1, engine: EngineHash(99), copies: PLAIN });
+    let applied = index.restore(W0, [lie]);
+    assert_eq!(applied, Applied { malformed: 3, ..Applied::default() });
+    index.check().unwrap();
 }

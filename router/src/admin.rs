@@ -70,6 +70,13 @@ fn observe_fleet(core: &Core) {
                     metrics.worker_kv_blocks.with_label_values(&labels).set(blocks);
                 }
             }
+            let audit = worker.audit.view();
+            for (direction, blocks) in
+                [("over", audit.drift_over_blocks), ("under", audit.drift_under_blocks)]
+            {
+                let labels = [model, worker.id(), direction];
+                metrics.worker_drift.with_label_values(&labels).set(blocks);
+            }
             if worker.config.kv_events.is_some() {
                 let current = metrics.index_events_current.with_label_values(&labels[..2]);
                 current.set(worker.events_are_current().into());
@@ -130,6 +137,7 @@ async fn workers(State(core): State<Arc<Core>>) -> Response {
                 "requests": worker.booked.requests(),
                 "prefill_tokens": worker.booked.prefill_tokens(),
                 "active_tokens": worker.booked.active_tokens(),
+                "audit": worker.audit.view(),
                 "engine_running": load.as_ref().and_then(|load| load.running),
                 "engine_waiting": load.as_ref().and_then(|load| load.waiting),
                 "engine_kv_used_ratio": load.as_ref().and_then(|load| load.kv_used_ratio),

@@ -11,7 +11,9 @@ use crate::fleet::budget::RetryBudget;
 use crate::fleet::{Hosts, Pool, Worker};
 use crate::flow::client::EngineClient;
 use crate::flow::staged::Releases;
+use crate::ledger::book::Book;
 use crate::prompt::{PromptModel, PromptOptions};
+use crate::telemetry::metrics::Metrics;
 
 /// Why a configuration that is valid by itself cannot be served.
 #[derive(Debug, thiserror::Error)]
@@ -32,6 +34,9 @@ pub enum AssembleError {
         /// Why.
         source: crate::prompt::LoadError,
     },
+    /// The ledger file cannot be written.
+    #[error("{0}")]
+    Ledger(std::io::Error),
     /// A defect.
     #[error("{0}")]
     Defect(String),
@@ -40,7 +45,7 @@ pub enum AssembleError {
 /// Builds everything that serves a configuration; nothing is bound yet.
 ///
 /// # Errors
-/// What cannot be had from outside: credentials, tokenizers.
+/// What cannot be had from outside: credentials, tokenizers, the ledger file.
 pub fn assemble(config: Config) -> Result<Arc<Core>, AssembleError> {
     let seed = HashSeed(config.hash_seed);
     let limits = config.limits.clone();
@@ -49,8 +54,9 @@ pub fn assemble(config: Config) -> Result<Arc<Core>, AssembleError> {
     for model in config.models {
         models.push(Arc::new(assemble_model(model, &limits, seed, draw_seed)?));
     }
-    let core = Core::new(models, limits, seed);
-    core.map(Arc::new).map_err(|error| AssembleError::Defect(error.to_string()))
+    let metrics = Metrics::new().map_err(|error| AssembleError::Defect(error.to_string()))?;
+    let ledger = Book::open(&config.ledger, &metrics).map_err(AssembleError::Ledger)?;
+    Ok(Arc::new(Core::new(models, limits, seed, metrics, ledger)))
 }
 
 fn assemble_model(

@@ -116,6 +116,9 @@ fn too_large(report: &mut Report) {
 
 /// Makes the paths independent of where the process runs.
 fn anchor_paths(config: &mut Config, base_dir: &Path) {
+    if let Some(path) = &mut config.ledger.path {
+        *path = base_dir.join(&*path);
+    }
     for model in &mut config.models {
         if let TokenizerConfig::Huggingface { path } = &mut model.tokenizer {
             *path = base_dir.join(&*path);

@@ -17,6 +17,7 @@ use crate::fleet::budget::RetryBudget;
 use crate::fleet::{Hosts, Pool, Worker};
 use crate::flow::client::EngineClient;
 use crate::flow::staged::Releases;
+use crate::ledger::book::Book;
 use crate::ledger::decisions::Decisions;
 use crate::pick::Leg;
 use crate::prompt::PromptModel;
@@ -116,6 +117,8 @@ pub struct Core {
     pub metrics: Metrics,
     /// The last decisions.
     pub decisions: Decisions,
+    /// Where ended requests are written down.
+    pub ledger: Book,
     /// Requests in flight, by a number of the router's own. Bounded by `in_flight`.
     pub live: DashMap<u64, LiveRequest>,
     /// Room for requests; `limits.in_flight_max` of it.
@@ -135,15 +138,13 @@ pub struct Core {
 
 impl Core {
     /// A core that serves `models`.
-    ///
-    /// # Errors
-    /// If the metrics cannot be registered, which a test excludes.
     pub fn new(
         models: Vec<Arc<Served>>,
         limits: Limits,
         hash_seed: HashSeed,
-    ) -> Result<Self, prometheus::Error> {
-        let metrics = Metrics::new()?;
+        metrics: Metrics,
+        ledger: Book,
+    ) -> Self {
         metrics.build_info.with_label_values(&[env!("CARGO_PKG_VERSION")]).set(1);
         let cores = std::thread::available_parallelism().map_or(1, usize::from);
         let mut names = BTreeMap::new();
@@ -156,12 +157,13 @@ impl Core {
                 names.insert(adapter.clone(), Named { model, adapter: Some(adapter.clone()) });
             }
         }
-        Ok(Self {
+        Self {
             models,
             names,
             hash_seed,
             metrics,
             decisions: Decisions::new(limits.decisions_kept),
+            ledger,
             live: DashMap::new(),
             in_flight: Arc::new(Semaphore::new(limits.in_flight_max)),
             arriving: Arc::new(Semaphore::new(limits.in_flight_max)),
@@ -171,7 +173,7 @@ impl Core {
             draining: AtomicBool::new(false),
             started: Instant::now(),
             limits,
-        })
+        }
     }
 
     /// Counts a request that a door refuses because the router is full.

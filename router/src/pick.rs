@@ -3,6 +3,8 @@
 //! No clock, no I/O and no randomness inside: the turn and the draw are arguments,
 //! so that a recorded decision can be replayed.
 
+use splitrail_kv::Tier;
+
 use crate::config::model::Policy;
 
 /// What is known of one worker at the instant of a decision.
@@ -21,6 +23,8 @@ pub struct Candidate {
     pub active_tokens: u64,
     /// Leading blocks of this prompt that it holds, confirmed by its events.
     pub overlap_blocks: u32,
+    /// The same blocks by the fastest tier that has them (`Tier as usize`).
+    pub overlap_by_tier: [u32; Tier::COUNT],
 }
 
 /// Which part of a request is placed.
@@ -256,6 +260,7 @@ mod tests {
                 prefill_tokens,
                 active_tokens,
                 overlap_blocks,
+                ..Candidate::default()
             },
         )
     }

@@ -50,6 +50,8 @@ pub struct Prepared {
 pub struct Unit {
     /// The prompt's place in its batch.
     pub prompt_index: usize,
+    /// Whether it is a further sample of the prompt before it.
+    pub further_sample: bool,
     /// The body, without the fields of a leg.
     pub body: JsonObject,
     /// The prompt's length, if its tokens are known.
@@ -159,6 +161,7 @@ fn compute(core: &Core, endpoint: Endpoint, text: Bytes) -> Result<Prepared, Err
         let weight = body.raw(endpoint.prompt_member()).map_or(0, str::len);
         let mut unit = Unit {
             prompt_index,
+            further_sample: false,
             prompt_tokens: None,
             unknown: None,
             namespace: namespace.root(core.hash_seed),
@@ -178,10 +181,9 @@ fn compute(core: &Core, endpoint: Endpoint, text: Bytes) -> Result<Prepared, Err
                 core.metrics.prompts_unknown.with_label_values(&labels).inc();
             }
         }
-        for _ in 1..samples_apart {
-            units.push(unit.clone());
-        }
+        let further = Unit { further_sample: true, ..unit.clone() };
         units.push(unit);
+        units.extend((1..samples_apart).map(|_| further.clone()));
     }
     let Inbound { options, threshold, .. } = inbound;
     Ok(Prepared { served, endpoint, options, threshold, units, samples_apart })

@@ -2,6 +2,7 @@
 //! decided in one place.
 
 pub mod choices;
+pub mod detail;
 pub mod merge;
 pub mod relay;
 pub mod sse;

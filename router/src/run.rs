@@ -15,6 +15,7 @@ use crate::config::Listen;
 use crate::core::Core;
 use crate::fleet::{Worker, intake, poll, probe};
 use crate::ingress::{grpc, http, listener};
+use crate::ledger::summary::{self, Summary};
 
 /// A router that is bound and serves.
 pub struct Running {
@@ -28,6 +29,10 @@ pub struct Running {
     _admin_door: JoinSet<io::Result<()>>,
     /// The fleet's tasks, which end with the router.
     _fleet: JoinSet<()>,
+    /// Writes the ledger file, until everything that has ended is in it.
+    ledger: JoinSet<()>,
+    /// Ends that once the last request has ended.
+    close_ledger: CancellationToken,
 }
 
 /// The bound addresses.
@@ -69,7 +74,21 @@ impl Running {
             doors.spawn(listener::serve(socket, grpc::routes(&core, stop.clone()), stop.clone()));
         }
         let fleet = follow_fleet(&core);
-        Ok(Self { core, addresses, stop, doors, _admin_door: admin_door, _fleet: fleet })
+        let mut ledger = JoinSet::new();
+        let close_ledger = CancellationToken::new();
+        if let Some(writer) = core.ledger.take_writer() {
+            ledger.spawn(writer.run(close_ledger.clone()));
+        }
+        Ok(Self {
+            core,
+            addresses,
+            stop,
+            doors,
+            _admin_door: admin_door,
+            _fleet: fleet,
+            ledger,
+            close_ledger,
+        })
     }
 
     /// The bound addresses.
@@ -103,6 +122,17 @@ impl Running {
     /// balancers notice; then requests in flight may end within
     /// `limits.drain_grace`. Says how many did not.
     pub async fn drain(mut self) -> usize {
+        let cut = self.end_requests().await;
+        Summary::new(&self.core).say(&self.core);
+        self.close_ledger.cancel();
+        let written = async { while self.ledger.join_next().await.is_some() {} };
+        if tokio::time::timeout(LEDGER_PATIENCE, written).await.is_err() {
+            tracing::error!("the ledger file takes too long: its last lines are lost");
+        }
+        cut
+    }
+
+    async fn end_requests(&mut self) -> usize {
         let limits = self.core.limits.clone();
         self.core.drain();
         tracing::info!(in_flight = self.core.live.len(), "draining: not ready any more");
@@ -124,6 +154,9 @@ impl Running {
         cut
     }
 }
+
+/// How long a disk may take for the last lines of the ledger file.
+const LEDGER_PATIENCE: Duration = Duration::from_secs(10);
 
 /// How long clients may take to read why their stream ends.
 const LAST_WORDS: Duration = Duration::from_secs(1);
@@ -160,9 +193,12 @@ pub fn raise_descriptor_limit(in_flight_max: usize) {
     }
 }
 
-/// Starts what follows each worker: its load, and its KV events.
+/// Starts what follows each worker: its load, and its KV events; and the log's totals.
 fn follow_fleet(core: &Arc<Core>) -> JoinSet<()> {
     let mut fleet = JoinSet::new();
+    if !core.ledger.log_every.is_zero() {
+        fleet.spawn(summary::run(Arc::clone(core), core.ledger.log_every));
+    }
     for served in &core.models {
         for worker in &served.pool.workers {
             let (model, polled) = (Arc::clone(served), Arc::clone(worker));

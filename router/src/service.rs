@@ -7,15 +7,17 @@ use bytes::Bytes;
 use futures_util::future::try_join_all;
 use http::HeaderValue;
 
-use crate::api::Endpoint;
 use crate::api::steering::Steering;
+use crate::api::{Endpoint, JsonObject};
 use crate::core::{Core, unix_ms};
 use crate::error::{Error, Kind};
 use crate::flow::answer::Begun;
 use crate::flow::context::{Context, flow_name};
 use crate::flow::run::begin;
 use crate::ledger::decisions::{Decision, DecisionHandle};
+use crate::ledger::entry::Entry;
 use crate::prepare::{Payload, Prepared, Unit, prepare};
+use crate::reply::detail::Detail;
 use crate::reply::merge::{self, Events, Places};
 use crate::stages::Stages;
 
@@ -35,6 +37,8 @@ pub struct Call {
     pub request_id: String,
     /// W3C trace context.
     pub traceparent: Option<HeaderValue>,
+    /// Whether the client wants `usage.splitrail`.
+    pub usage_detail: bool,
 }
 
 /// What the client gets.
@@ -152,21 +156,46 @@ async fn answer(
         units.iter().map(|unit| start_decision(&context, unit, &call.request_id)).collect();
     scope.place(&context, &call.request_id, decisions.clone());
     let legs = units.iter().zip(&decisions).map(|(unit, record)| begin(&context, unit, record));
-    let mut begun = try_join_all(legs).await?;
+    let begun = try_join_all(legs).await?;
     scope.begun();
-    let body = match (begun.len(), begun.pop()) {
-        (1, Some(Begun::Whole(reply))) => ReplyBody::Whole(reply.to_bytes()),
-        (1, Some(Begun::Stream(unit))) => ReplyBody::Events(merge::single(unit)),
-        (1, Some(Begun::Made(events))) => ReplyBody::Events(merge::made(events)),
-        (_, last) => {
-            let places = Places { n: options.n, samples_apart };
-            merged(begun.into_iter().chain(last), places)?
-        }
-    };
+    let fallback = context.served.config.cached_tokens_fallback;
+    let detail =
+        call.usage_detail.then(|| Detail { decisions: decisions.clone().into(), fallback });
+    let body = one_reply(begun, Places { n: options.n, samples_apart }, detail)?;
     Ok((Route(decisions), context.stages.server_timing(), body))
 }
 
-fn merged(begun: impl Iterator<Item = Begun>, places: Places) -> Result<ReplyBody, Error> {
+/// The reply that the answers of all prompts make.
+fn one_reply(
+    mut begun: Vec<Begun>,
+    places: Places,
+    detail: Option<Detail>,
+) -> Result<ReplyBody, Error> {
+    let merged = match (begun.len(), begun.pop()) {
+        (1, Some(begun)) => match begun {
+            Begun::Whole(reply) => Merged::Whole(reply),
+            Begun::Stream(unit) => Merged::Events(merge::single(unit)),
+            Begun::Made(events) => Merged::Events(merge::made(events)),
+        },
+        (_, last) => merged(begun.into_iter().chain(last), places)?,
+    };
+    Ok(match (merged, detail) {
+        (Merged::Whole(reply), None) => ReplyBody::Whole(reply.to_bytes()),
+        (Merged::Events(events), None) => ReplyBody::Events(events),
+        (Merged::Whole(mut reply), Some(detail)) => {
+            detail.add(&mut reply);
+            ReplyBody::Whole(reply.to_bytes())
+        }
+        (Merged::Events(events), Some(detail)) => ReplyBody::Events(detail.add_to_stream(events)),
+    })
+}
+
+enum Merged {
+    Whole(JsonObject),
+    Events(Events),
+}
+
+fn merged(begun: impl Iterator<Item = Begun>, places: Places) -> Result<Merged, Error> {
     let mut replies = Vec::new();
     let mut streams = Vec::new();
     for answer in begun {
@@ -177,14 +206,19 @@ fn merged(begun: impl Iterator<Item = Begun>, places: Places) -> Result<ReplyBod
         }
     }
     if streams.is_empty() {
-        Ok(ReplyBody::Whole(merge::replies(replies, places)?.to_bytes()))
+        Ok(Merged::Whole(merge::replies(replies, places)?))
     } else {
-        Ok(ReplyBody::Events(merge::streams(streams, places)))
+        Ok(Merged::Events(merge::streams(streams, places)))
     }
 }
 
 fn start_decision(context: &Context, unit: &Unit, request_id: &str) -> DecisionHandle {
+    let ledger = match unit.further_sample {
+        true => Entry::further_sample(),
+        false => Entry::default(),
+    };
     context.core.decisions.start(Decision {
+        ledger,
         request_id: request_id.to_owned(),
         prompt_index: unit.prompt_index,
         model: context.served.name().to_owned(),

@@ -297,3 +297,14 @@ fn tokenizers_and_secrets_must_be_there() {
     accepted(&valid_but(key, "{ kind: env, name: CARGO_PKG_NAME }"));
     accepted(&valid_but(key, "null"));
 }
+
+#[test]
+fn the_ledger_file_has_a_folder_to_be_in() {
+    let path = "path: ledger.jsonl";
+    refused(path, "path: nowhere/ledger.jsonl", (38, 9), "is in a folder that does not exist");
+    refused(path, "path: tokenizer", (38, 9), "is not a file");
+    refused(path, "path: ''", (38, 9), "is not a file");
+    let parsed = parse(VALID).unwrap().config.ledger;
+    assert!(parsed.path.unwrap().ends_with("tests/fixtures/config/ledger.jsonl"));
+    assert_eq!((parsed.rotate.max_bytes, parsed.rotate.keep), (1 << 20, 4));
+}

@@ -116,7 +116,7 @@ fn yaml_mistakes_have_places() {
 #[test]
 fn a_second_document_is_refused_where_it_starts() {
     let (line, column, told) = only_problem(&format!("{VALID}---\nhash_seed: 1\n"));
-    assert_eq!((line, column), (37, 1));
+    assert_eq!((line, column), (VALID.lines().count() + 1, 1));
     assert!(told.contains("a second document"), "{told}");
     assert!(parse(&format!("---\n{VALID}...\n")).is_ok());
 }

@@ -107,7 +107,13 @@ impl Client {
 
     /// POST of JSON whose reply is read event by event.
     pub async fn stream(&self, path: &str, body: &Value) -> Events {
-        let response = self.send(self.request(Method::POST, path, &[], body.to_string())).await;
+        self.stream_with(path, &[], body).await
+    }
+
+    /// The same with headers.
+    pub async fn stream_with(&self, path: &str, headers: &[(&str, &str)], body: &Value) -> Events {
+        let request = self.request(Method::POST, path, headers, body.to_string());
+        let response = self.send(request).await;
         Events {
             status: response.status(),
             headers: response.headers().clone(),
@@ -152,6 +158,16 @@ impl Events {
                 Some(Err(_)) | None => return None,
             }
         }
+    }
+
+    /// What is left of the body, as it is.
+    pub async fn rest_text(&mut self) -> String {
+        while let Some(Ok(frame)) =
+            tokio::time::timeout(PATIENCE, self.body.frame()).await.expect("a body in time")
+        {
+            self.buffer.extend_from_slice(frame.data_ref().unwrap_or(&Bytes::new()));
+        }
+        String::from_utf8_lossy(&self.buffer).into_owned()
     }
 
     /// All events up to the end.

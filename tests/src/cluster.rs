@@ -32,6 +32,8 @@ pub struct Spec {
     pub policy: &'static str,
     /// Further keys of the model, as YAML lines without indentation.
     pub model: String,
+    /// Further top-level keys, as YAML lines. Relative paths start at [`Cluster::files`].
+    pub top: String,
     /// The `limits`, as a YAML flow mapping.
     pub limits: &'static str,
     /// Further workers as YAML items, for addresses where nobody lives.
@@ -54,6 +56,7 @@ impl Default for Spec {
             connector: KvConnector::Nixl,
             policy: "{ kind: kv_overlap }",
             model: String::new(),
+            top: String::new(),
             limits: "{ drain_delay: 10ms, drain_grace: 5s }",
             extra_workers: Vec::new(),
             tokenizer: None,
@@ -234,6 +237,7 @@ fn yaml(spec: &Spec, engines: &[(String, SimEngine)], tokenizer: &std::path::Pat
         "listen: {{ http: 127.0.0.1:0, grpc: 127.0.0.1:0, admin: 127.0.0.1:0 }}
 hash_seed: 7
 limits: {}
+{}
 models:
   - name: sim
     aliases: [default]
@@ -245,6 +249,7 @@ models:
 {extra}    workers:
 {workers}",
         spec.limits,
+        spec.top,
         tokenizer.display().to_string(),
         spec.flow,
         spec.policy,

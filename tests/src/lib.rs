@@ -2,6 +2,7 @@
 //! front, and a client that sees bytes.
 
 pub mod binary;
+pub mod books;
 pub mod canned;
 pub mod client;
 pub mod cluster;

@@ -6,6 +6,7 @@ mod kv_events;
 mod load;
 mod nixl;
 mod rendezvous;
+mod replay;
 mod subscription;
 mod support;
 mod usage;

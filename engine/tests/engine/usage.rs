@@ -12,7 +12,7 @@ struct Reply<'a> {
 }
 
 /// Usages of a recorded exchange's reply, which is one object or a stream.
-fn recorded(name: &str) -> Vec<Result<EngineUsage, UsageError>> {
+pub(crate) fn recorded(name: &str) -> Vec<Result<EngineUsage, UsageError>> {
     let text = fixture_text(&format!("http/{name}.txt"));
     let reply = text.split("HTTP 200").nth(1).unwrap();
     let objects = reply.lines().map(|line| line.trim_start_matches("data: "));

@@ -1,85 +1,408 @@
-//! Who holds a block: the side of the index that a prompt reads.
+//! Who holds which blocks of a run.
+//!
+//! Engines evict from the end, so nearly always a worker holds a beginning of a
+//! run, in its fastest tier: that is what readers see, as a set of full holders and
+//! a list of partial ones. Whoever has holes or slower tiers is *irregular*: its
+//! blocks are kept one by one beside the run, and readers see the beginning up to
+//! the first hole, with its tiers.
 
-use super::WorkerKey;
-use super::table::{Table, shrink};
-use crate::event::Tier;
-use crate::hash::BlockHash;
+use super::forest::{Forest, Span};
+use super::run::{Full, IN_PLACE, List, Partial, Stretch};
+use super::sync::Ordering;
+use super::words::Allocator;
 
-/// One worker which holds a block.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Holder {
-    pub(super) worker: WorkerKey,
-    /// Per tier, how many of the worker's engine hashes stand for this block
-    /// and have a copy there. Engine hashes rather than copies: the worker's map
-    /// counts the copies, and a count here is bounded by that map's size.
-    pub(super) names: [u32; Tier::COUNT],
+/// In place of a tier: the block is not held.
+pub(super) const ABSENT: u8 = u8::MAX;
+/// The fastest tier, which needs no word.
+const DEVICE: u8 = 0;
+
+impl Full {
+    pub(super) fn is_nobody(self, words: &Allocator) -> bool {
+        match self.as_row() {
+            None => self == Self::NOBODY,
+            Some((at, len)) => {
+                words.slice(at, len).iter().all(|word| word.load(Ordering::Relaxed) == 0)
+            }
+        }
+    }
+
+    pub(super) fn has(self, words: &Allocator, slot: u16) -> bool {
+        match self.as_row() {
+            None => self.slots().any(|other| other == slot),
+            Some((at, len)) => {
+                let row = words.slice(at, len);
+                let word = row.get(usize::from(slot) / 64);
+                word.is_some_and(|word| word.load(Ordering::Relaxed) >> (slot % 64) & 1 == 1)
+            }
+        }
+    }
+
+    /// All slots of the set.
+    pub(super) fn all(self, words: &Allocator) -> Vec<u16> {
+        match self.as_row() {
+            None => self.slots().collect(),
+            Some((at, len)) => {
+                let row: Vec<u64> =
+                    words.slice(at, len).iter().map(|word| word.load(Ordering::Relaxed)).collect();
+                super::overlaps::slots_in(&row).collect()
+            }
+        }
+    }
 }
 
-impl Holder {
-    /// The fastest tier with the block. A holder without any is removed at once,
-    /// so the fallback is never taken.
-    pub(super) fn fastest(&self) -> usize {
-        self.names.iter().position(|&names| names > 0).unwrap_or(Tier::COUNT - 1)
-    }
-
-    fn is_empty(&self) -> bool {
-        self.names == [0; Tier::COUNT]
+impl List {
+    /// The entries of a list of partial holders.
+    pub(super) fn partials(self, words: &Allocator) -> impl Iterator<Item = Partial> + '_ {
+        let single = self.as_single();
+        let (at, count) =
+            if single.is_some() { (super::words::Address(0), 0) } else { self.extent() };
+        let list = words.slice(at, count).iter();
+        single.into_iter().chain(list.map(|word| Partial(word.load(Ordering::Relaxed))))
     }
 }
 
-/// From block hash to holders, each list sorted by worker, none empty.
-#[derive(Clone, Debug, Default)]
-pub(super) struct Holders {
-    table: Table<BlockHash, Vec<Holder>>,
+/// Whether these are some blocks in the fastest tier, and none behind them.
+fn is_plain(tiers: &[u8]) -> bool {
+    let beginning = tiers.iter().take_while(|tier| **tier == DEVICE).count();
+    tiers[beginning..].iter().all(|tier| *tier == ABSENT)
 }
 
-impl Holders {
-    /// The workers which hold the block, sorted; empty for an unknown block.
-    pub(super) fn of(&self, hash: BlockHash) -> &[Holder] {
-        self.table.get(&hash).map_or(&[], Vec::as_slice)
+/// Words that a list of this many partial holders takes.
+pub(super) fn list_words(count: usize) -> usize {
+    count.next_power_of_two()
+}
+
+impl Forest {
+    /// How many blocks from its beginning on a worker holds of a run.
+    pub(super) fn beginning(&self, run: u32, slot: u16) -> u32 {
+        let shared = self.run(run);
+        if shared.full().has(&self.words, slot) {
+            return shared.len();
+        }
+        self.find_partial(run, slot).map_or(0, |(_, partial)| partial.blocks())
     }
 
-    pub(super) fn len(&self) -> usize {
-        self.table.len()
+    pub(super) fn find_partial(&self, run: u32, slot: u16) -> Option<(usize, Partial)> {
+        let list = self.run(run).partial();
+        if list.is_empty() {
+            return None;
+        }
+        list.partials(&self.words).enumerate().find(|(_, partial)| partial.slot() == slot)
     }
 
-    pub(super) fn iter(&self) -> impl Iterator<Item = (BlockHash, &[Holder])> {
-        self.table.iter().map(|(hash, list)| (*hash, list.as_slice()))
+    /// The tier of a block for a worker, or [`ABSENT`].
+    pub(super) fn tier_of(&self, run: u32, slot: u16, at: u32) -> u8 {
+        if let Some((_, tiers)) = self.meta(run).irregular.iter().find(|(of, _)| *of == slot) {
+            return tiers.get(at as usize).copied().unwrap_or(ABSENT);
+        }
+        if at < self.beginning(run, slot) { DEVICE } else { ABSENT }
     }
 
-    /// One more engine hash of `worker` stands for the block in `tier`.
-    pub(super) fn add(&mut self, hash: BlockHash, worker: WorkerKey, tier: Tier) {
-        // Most blocks are held by one worker: begin with room for just one.
-        let list = self.table.entry(hash).or_insert_with(|| Vec::with_capacity(1));
-        let at = match list.binary_search_by_key(&worker, |holder| holder.worker) {
-            Ok(at) => at,
-            Err(at) => {
-                list.insert(at, Holder { worker, names: [0; Tier::COUNT] });
-                at
+    /// Whether a worker holds none of these blocks.
+    pub(super) fn holds_none(&self, span: Span, slot: u16) -> bool {
+        let irregular = &self.meta(span.run).irregular;
+        if !irregular.is_empty() && irregular.iter().any(|(of, _)| *of == slot) {
+            return (span.from..span.to).all(|at| self.tier_of(span.run, slot, at) == ABSENT);
+        }
+        self.beginning(span.run, slot) <= span.from
+    }
+
+    /// From now on these blocks are in this tier for a worker, or [`ABSENT`].
+    ///
+    /// Blocks at a run's end that nobody holds any more stay until
+    /// [`Forest::tidy`].
+    pub(super) fn set_tier(&mut self, span: Span, slot: u16, tier: u8) {
+        let Span { run, from, to } = span;
+        let irregular = self.meta(run).irregular.iter().position(|(of, _)| *of == slot);
+        let beginning = self.beginning(run, slot);
+        if irregular.is_none() {
+            if tier == DEVICE && from <= beginning {
+                return self.set_beginning(run, slot, beginning.max(to));
+            }
+            if tier == ABSENT && to >= beginning {
+                return self.set_beginning(run, slot, beginning.min(from));
+            }
+        }
+        let len = self.run(run).len() as usize;
+        let mut tiers = match irregular {
+            Some(place) => self.meta_mut(run).irregular.swap_remove(place).1,
+            None => vec![DEVICE; beginning as usize],
+        };
+        tiers.resize(len, ABSENT);
+        tiers[from as usize..to as usize].fill(tier);
+        self.settle(run, slot, tiers);
+    }
+
+    /// A worker holds nothing of a run any more.
+    pub(super) fn drop_holder(&mut self, run: u32, slot: u16) {
+        let irregular = self.meta(run).irregular.iter().position(|(of, _)| *of == slot);
+        if let Some(place) = irregular {
+            self.meta_mut(run).irregular.swap_remove(place);
+        }
+        self.set_beginning(run, slot, 0);
+        if irregular.is_some() {
+            self.show_tiers(run);
+        }
+    }
+
+    /// Records what a worker holds, block by block.
+    fn settle(&mut self, run: u32, slot: u16, tiers: Vec<u8>) {
+        let beginning = tiers.iter().take_while(|tier| **tier != ABSENT).count();
+        if !is_plain(&tiers) {
+            self.meta_mut(run).irregular.push((slot, tiers));
+        }
+        // Tiers beyond what a worker holds are not looked at, so they may come first and
+        // must go last.
+        let beginning = beginning as u32;
+        let is_less = beginning < self.beginning(run, slot);
+        if is_less {
+            self.set_beginning(run, slot, beginning);
+        }
+        self.show_tiers(run);
+        if !is_less {
+            self.set_beginning(run, slot, beginning);
+        }
+    }
+
+    /// Shows readers the slower tiers of a run's holders.
+    fn show_tiers(&mut self, run: u32) {
+        let mut stretches = Vec::new();
+        for (slot, tiers) in &self.meta(run).irregular {
+            let held = tiers.iter().take_while(|tier| **tier != ABSENT);
+            let mut last = DEVICE;
+            for (at, tier) in held.enumerate() {
+                if *tier != last {
+                    stretches.push(Stretch::new(*slot, *tier, at as u32).0);
+                    last = *tier;
+                }
+            }
+        }
+        let old = self.run(run).tiers();
+        if stretches.is_empty() && old.is_empty() {
+            return;
+        }
+        let new = self.new_list(&stretches, stretches.len());
+        self.run(run).set_tiers(new);
+        self.free_list(old, old.extent().1);
+    }
+
+    fn new_list(&mut self, entries: &[u64], words: usize) -> List {
+        if entries.is_empty() {
+            return List::EMPTY;
+        }
+        let at = self.words.allocate(words);
+        self.publish_if_grown();
+        for (word, entry) in self.words.slice(at, entries.len()).iter().zip(entries) {
+            word.store(*entry, Ordering::Release);
+        }
+        List::of(at, entries.len())
+    }
+
+    fn free_list(&mut self, list: List, words: usize) {
+        if !list.is_empty() && list.as_single().is_none() {
+            self.words.free(list.extent().0, words);
+        }
+    }
+
+    /// Shows readers that a worker holds the first `blocks` of a run. Until the last
+    /// step the worker is never missing from both sets.
+    fn set_beginning(&mut self, run: u32, slot: u16, blocks: u32) {
+        let is_full = self.run(run).full().has(&self.words, slot);
+        if blocks == self.run(run).len() {
+            if !is_full {
+                self.add_full(run, slot);
+            }
+            self.remove_partial(run, slot);
+        } else if blocks == 0 {
+            if is_full {
+                self.remove_full(run, slot);
+            }
+            self.remove_partial(run, slot);
+        } else {
+            self.set_partial(run, Partial::new(slot, blocks));
+            if is_full {
+                self.remove_full(run, slot);
+            }
+        }
+    }
+
+    /// Lists all full holders but one as partial holders, before a run becomes longer.
+    pub(super) fn leave_full_to(&mut self, run: u32, slot: u16) {
+        let (full, len) = (self.run(run).full(), self.run(run).len());
+        let sole = Full::of(&[slot]);
+        if full != sole {
+            for other in full.slots().filter(|other| *other != slot) {
+                self.set_partial(run, Partial::new(other, len));
+            }
+            self.run(run).set_full(sole);
+        }
+    }
+
+    fn add_full(&mut self, run: u32, slot: u16) {
+        let full = self.run(run).full();
+        let width = usize::from(slot) / 64 + 1;
+        if let Some((at, words)) = full.as_row()
+            && width <= words
+        {
+            let word = &self.words.slice(at, words)[usize::from(slot) / 64];
+            word.store(word.load(Ordering::Relaxed) | 1 << (slot % 64), Ordering::Release);
+            return self.run(run).raise();
+        }
+        let mut slots = full.all(&self.words);
+        slots.push(slot);
+        let new = self.new_full(&slots);
+        self.replace_full(run, new);
+    }
+
+    fn remove_full(&mut self, run: u32, slot: u16) {
+        let full = self.run(run).full();
+        let slots = match full.as_row() {
+            None => full.slots().filter(|other| *other != slot).collect(),
+            Some((at, words)) => {
+                let word = &self.words.slice(at, words)[usize::from(slot) / 64];
+                word.store(word.load(Ordering::Relaxed) & !(1 << (slot % 64)), Ordering::Release);
+                self.run(run).raise();
+                full.all(&self.words)
             }
         };
-        list[at].names[tier as usize] += 1;
+        // A row goes when half of what fits in place is left, not to come back at once.
+        if full.as_row().is_none() || slots.len() <= IN_PLACE / 2 {
+            self.replace_full(run, Full::of(&slots));
+        }
     }
 
-    /// Takes back one [`Self::add`].
-    pub(super) fn remove(&mut self, hash: BlockHash, worker: WorkerKey, tier: Tier) {
-        let Some(list) = self.table.get_mut(&hash) else {
+    fn new_full(&mut self, slots: &[u16]) -> Full {
+        if slots.len() <= IN_PLACE {
+            return Full::of(slots);
+        }
+        let highest = slots.iter().copied().max().map_or(0, usize::from);
+        let words = (highest / 64 + 1).max(self.slots().words());
+        let at = self.words.allocate(words);
+        self.publish_if_grown();
+        let mut row = vec![0_u64; words];
+        for slot in slots {
+            row[usize::from(*slot) / 64] |= 1 << (slot % 64);
+        }
+        for (word, bits) in self.words.slice(at, words).iter().zip(row) {
+            word.store(bits, Ordering::Release);
+        }
+        Full::row(at, words)
+    }
+
+    fn replace_full(&mut self, run: u32, new: Full) {
+        let old = self.run(run).full();
+        self.run(run).set_full(new);
+        if let Some((at, words)) = old.as_row() {
+            self.words.free(at, words);
+        }
+    }
+
+    fn set_partial(&mut self, run: u32, partial: Partial) {
+        let list = self.run(run).partial();
+        let found = self.find_partial(run, partial.slot());
+        if list.is_empty() || (list.as_single().is_some() && found.is_some()) {
+            return self.run(run).set_partial(List::single(partial));
+        }
+        if let Some((place, _)) = found {
+            let (at, count) = list.extent();
+            self.words.slice(at, count)[place].store(partial.0, Ordering::Release);
+            return self.run(run).raise();
+        }
+        let single = list.as_single();
+        let count = single.map_or_else(|| list.extent().1, |_| 1);
+        if single.is_none() && list_words(count) == list_words(count + 1) {
+            let at = list.extent().0;
+            self.words.slice(at, count + 1)[count].store(partial.0, Ordering::Release);
+            return self.run(run).set_partial(List::of(at, count + 1));
+        }
+        let mut entries: Vec<u64> = list.partials(&self.words).map(|entry| entry.0).collect();
+        entries.push(partial.0);
+        self.replace_partials(run, &entries);
+    }
+
+    fn remove_partial(&mut self, run: u32, slot: u16) {
+        let Some((place, _)) = self.find_partial(run, slot) else {
             return;
         };
-        let Ok(at) = list.binary_search_by_key(&worker, |holder| holder.worker) else {
-            return;
+        let list = self.run(run).partial();
+        if list.as_single().is_some() {
+            return self.run(run).set_partial(List::EMPTY);
+        }
+        let (at, count) = list.extent();
+        if count > 2 && list_words(count) == list_words(count - 1) {
+            let words = self.words.slice(at, count);
+            words[place].store(words[count - 1].load(Ordering::Relaxed), Ordering::Release);
+            self.run(run).raise();
+            return self.run(run).set_partial(List::of(at, count - 1));
+        }
+        let mut entries: Vec<u64> = list.partials(&self.words).map(|entry| entry.0).collect();
+        entries.swap_remove(place);
+        self.replace_partials(run, &entries);
+    }
+
+    fn replace_partials(&mut self, run: u32, entries: &[u64]) {
+        let old = self.run(run).partial();
+        let new = match entries {
+            [single] => List::single(Partial(*single)),
+            _ => self.new_list(entries, list_words(entries.len().max(1))),
         };
-        let names = &mut list[at].names[tier as usize];
-        *names = names.saturating_sub(1);
-        if !list[at].is_empty() {
-            return;
+        self.run(run).set_partial(new);
+        if old.as_single().is_none() {
+            self.free_list(old, list_words(old.extent().1.max(1)));
         }
-        list.remove(at);
-        if list.is_empty() {
-            self.table.remove(&hash);
-            shrink(&mut self.table);
-        } else if list.capacity() > 4 * list.len() {
-            list.shrink_to(2 * list.len());
+    }
+
+    /// Up to where a run that nobody holds in full is held by anybody.
+    pub(super) fn longest_held(&self, run: u32) -> u32 {
+        let last = |tiers: &[u8]| tiers.iter().rposition(|tier| *tier != ABSENT);
+        let irregular = self.meta(run).irregular.iter();
+        let irregular = irregular.filter_map(|(_, tiers)| last(tiers)).max();
+        let list = self.run(run).partial();
+        let partial = list.partials(&self.words).map(Partial::blocks).max();
+        irregular.map_or(0, |last| last as u32 + 1).max(partial.unwrap_or(0))
+    }
+
+    /// Gives the second part of a run, from block `at` on, the holders that it has.
+    pub(super) fn split_holders(&mut self, run: u32, tail: u32, at: u32) {
+        let full = self.run(run).full();
+        let slots = full.all(&self.words);
+        let new = self.new_full(&slots);
+        self.run(tail).set_full(new);
+        let partials: Vec<_> = self.run(run).partial().partials(&self.words).collect();
+        for partial in partials.iter().filter(|partial| partial.blocks() > at) {
+            self.set_partial(tail, Partial::new(partial.slot(), partial.blocks() - at));
         }
+        for place in 0..self.meta(run).irregular.len() {
+            let (slot, tiers) = &self.meta(run).irregular[place];
+            let (slot, second) = (*slot, tiers.get(at as usize..).unwrap_or_default().to_vec());
+            let mut second = second;
+            second.resize(self.run(tail).len() as usize, ABSENT);
+            self.settle(tail, slot, second);
+        }
+    }
+
+    /// After a run was cut to `len` blocks: whoever holds all that is left is a
+    /// full holder, and whoever holds a plain beginning is irregular no more.
+    pub(super) fn settle_cut(&mut self, run: u32, len: u32) {
+        if !self.meta(run).irregular.is_empty() {
+            self.meta_mut(run).irregular.retain_mut(|(_, tiers)| {
+                tiers.resize(len as usize, ABSENT);
+                !is_plain(tiers)
+            });
+            self.show_tiers(run);
+        }
+        let partials: Vec<_> = self.run(run).partial().partials(&self.words).collect();
+        for partial in partials.iter().filter(|partial| partial.blocks() >= len) {
+            self.set_beginning(run, partial.slot(), len);
+        }
+    }
+
+    /// Frees the sets of a run that nobody holds.
+    pub(super) fn free_sets(&mut self, run: u32) {
+        self.replace_full(run, Full::NOBODY);
+        self.replace_partials(run, &[]);
+        let tiers = self.run(run).tiers();
+        self.run(run).set_tiers(List::EMPTY);
+        self.free_list(tiers, tiers.extent().1);
     }
 }

@@ -1,9 +1,10 @@
 //! The answer to "who has how much of this prompt?".
 
+use std::sync::Arc;
+
 use super::WorkerKey;
-use super::holders::Holders;
+use super::shared::Slots;
 use crate::event::Tier;
-use crate::hash::BlockHash;
 
 /// How much of a prompt one worker holds.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
@@ -16,21 +17,28 @@ pub struct Overlap {
     pub by_tier: [u32; Tier::COUNT],
 }
 
-impl Overlap {
-    fn extend(&mut self, tier: usize) {
-        self.blocks += 1;
-        self.by_tier[tier] += 1;
-    }
-}
-
 /// The overlaps of all workers with one prompt. Keep one and hand it to
-/// [`Index::find`](super::Index::find) again and again: it reuses its memory.
+/// [`IndexReader::find`](super::IndexReader::find) again and again: it reuses its
+/// memory.
+///
+/// It keeps depths with sets of workers rather than a figure per worker, so that
+/// finding costs next to nothing per worker; reading all of them costs as many
+/// steps as there are workers, reading one a step per depth.
 #[derive(Clone, Debug, Default)]
 pub struct Overlaps {
-    /// Workers with at least one block, sorted.
-    found: Vec<(WorkerKey, Overlap)>,
-    /// Places in `found` of the workers whose run has not ended yet.
-    running: Vec<usize>,
+    pub(super) slots: Arc<Slots>,
+    /// Depths at which many part from the prompt, each with a set among `bits`.
+    pub(super) groups: Vec<u32>,
+    /// As many words for each of `groups` as a set of slots takes.
+    pub(super) bits: Vec<u64>,
+    /// Workers that part on their own: slot above, depth below.
+    pub(super) singles: Vec<u64>,
+    /// Slot, tier and number of blocks that are in no faster tier than this one.
+    pub(super) slower: Vec<(u16, u8, u32)>,
+    /// Sets of slots that a walk needs: still matching, matching next, parted.
+    pub(super) alive: Vec<u64>,
+    pub(super) next: Vec<u64>,
+    pub(super) parted: Vec<u64>,
 }
 
 impl Overlaps {
@@ -41,65 +49,107 @@ impl Overlaps {
 
     /// The worker's overlap; zero for one that holds no first block.
     pub fn get(&self, worker: WorkerKey) -> Overlap {
-        self.found
-            .binary_search_by_key(&worker, |(key, _)| *key)
-            .map_or_else(|_| Overlap::default(), |at| self.found[at].1)
+        self.slots.of(worker).map_or_else(Overlap::default, |slot| self.of(slot))
     }
 
-    /// The workers with at least one block, sorted by key.
+    /// The workers with at least one block, deepest groups last, in no other order.
     pub fn iter(&self) -> impl Iterator<Item = (WorkerKey, Overlap)> + '_ {
-        self.found.iter().copied()
+        let singles = self.singles.iter().map(|word| ((word >> 32) as u16, *word as u32));
+        let words = self.words();
+        let groups = self.groups.iter().enumerate().flat_map(move |(group, depth)| {
+            let set = &self.bits[group * words..(group + 1) * words];
+            slots_in(set).map(move |slot| (slot, *depth))
+        });
+        singles.chain(groups).filter_map(|(slot, depth)| {
+            let key = (*self.slots.keys.get(usize::from(slot))?)?;
+            Some((key, self.overlap(slot, depth)))
+        })
     }
 
     /// How many workers have at least one block.
     pub fn len(&self) -> usize {
-        self.found.len()
+        self.singles.len() + self.bits.iter().map(|word| word.count_ones() as usize).sum::<usize>()
     }
 
     /// True where no worker has the prompt's first block.
     pub fn is_empty(&self) -> bool {
-        self.found.is_empty()
+        self.groups.is_empty() && self.singles.is_empty()
+    }
+
+    /// The deepest overlap of any worker, in blocks.
+    pub fn deepest(&self) -> u32 {
+        let singles = self.singles.iter().map(|word| *word as u32).max();
+        self.groups.last().copied().max(singles).unwrap_or(0)
     }
 
     /// Forgets the results and keeps the memory.
     pub fn clear(&mut self) {
-        self.found.clear();
-        self.running.clear();
+        self.groups.clear();
+        self.bits.clear();
+        self.singles.clear();
+        self.slower.clear();
     }
 
-    /// Walks the prompt block by block until nobody's run goes on.
-    ///
-    /// A hash covers all blocks before it, but holding a block does not mean
-    /// holding those: every step must be looked at, or holes go unseen.
-    pub(super) fn collect(&mut self, holders: &Holders, hashes: &[BlockHash]) {
-        self.clear();
-        let Some((&first, rest)) = hashes.split_first() else {
-            return;
-        };
-        for holder in holders.of(first) {
-            let mut overlap = Overlap::default();
-            overlap.extend(holder.fastest());
-            self.found.push((holder.worker, overlap));
+    /// Forgets whoever has a slot no more that now is another worker's.
+    pub(super) fn forget_others(&mut self, now: &Slots) {
+        let mut same = vec![0_u64; self.words()];
+        for (slot, (before, now)) in self.slots.owners.iter().zip(&now.owners).enumerate() {
+            same[slot / 64] |= u64::from(before == now) << (slot % 64);
         }
-        self.running.extend(0..self.found.len());
-        for &hash in rest {
-            if self.running.is_empty() {
-                return;
+        let stays = |slot: u16| same[usize::from(slot) / 64] >> (slot % 64) & 1 == 1;
+        self.singles.retain(|word| stays((*word >> 32) as u16));
+        let words = self.words();
+        let mut kept = 0;
+        for group in 0..self.groups.len() {
+            let (from, to) = (group * words, kept * words);
+            self.bits.copy_within(from..from + words, to);
+            let set = &mut self.bits[to..to + words];
+            set.iter_mut().zip(&same).for_each(|(word, same)| *word &= same);
+            if set.iter().any(|word| *word != 0) {
+                self.groups[kept] = self.groups[group];
+                kept += 1;
             }
-            let mut list = holders.of(hash).iter().peekable();
-            let found = &mut self.found;
-            // Both sides are sorted by worker: one pass over each.
-            self.running.retain(|&at| {
-                let (worker, overlap) = &mut found[at];
-                while list.next_if(|holder| holder.worker < *worker).is_some() {}
-                match list.next_if(|holder| holder.worker == *worker) {
-                    Some(holder) => {
-                        overlap.extend(holder.fastest());
-                        true
-                    }
-                    None => false,
-                }
-            });
         }
+        self.groups.truncate(kept);
+        self.bits.truncate(kept * words);
     }
+
+    /// Words of a set of slots.
+    pub(super) fn words(&self) -> usize {
+        self.slots.words()
+    }
+
+    fn of(&self, slot: u16) -> Overlap {
+        let (word, bit) = (usize::from(slot) / 64, slot % 64);
+        let words = self.words();
+        for (group, depth) in self.groups.iter().enumerate() {
+            if self.bits[group * words + word] >> bit & 1 == 1 {
+                return self.overlap(slot, *depth);
+            }
+        }
+        let single = self.singles.iter().find(|word| (*word >> 32) as u16 == slot);
+        single.map_or_else(Overlap::default, |word| self.overlap(slot, *word as u32))
+    }
+
+    fn overlap(&self, slot: u16, blocks: u32) -> Overlap {
+        let mut by_tier = [0; Tier::COUNT];
+        by_tier[Tier::Device as usize] = blocks;
+        for &(_, tier, slower) in self.slower.iter().filter(|(of, _, _)| *of == slot) {
+            by_tier[Tier::Device as usize] -= slower;
+            by_tier[usize::from(tier)] += slower;
+        }
+        Overlap { blocks, by_tier }
+    }
+}
+
+/// The slots of a set, in order.
+pub(super) fn slots_in(set: &[u64]) -> impl Iterator<Item = u16> + '_ {
+    set.iter().enumerate().flat_map(|(place, word)| {
+        let mut left = *word;
+        std::iter::from_fn(move || {
+            let bit = left.trailing_zeros();
+            left &= left.checked_sub(1)?;
+            Some((place * 64) as u16 + bit as u16)
+        })
+    })
 }

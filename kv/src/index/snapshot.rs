@@ -1,92 +1,119 @@
 //! A worker's blocks as a value: for a newly attached router, for an audit.
 
-use super::worker_map::{Content, Entry, StoreOutcome, WorkerMap, held_tiers};
-use super::{Applied, Index, WorkerKey};
+use std::collections::{BTreeMap, BTreeSet};
+
+use super::forest::ROOT;
+use super::names::Lane;
+use super::{Index, WorkerKey};
 use crate::event::{EngineHash, Tier};
 use crate::hash::BlockHash;
 
-/// One block that a worker holds, under one engine hash.
+/// Longest run of a snapshot, so that a stream of them has pieces of a bounded size.
+const RUN_BLOCKS_MAX: usize = 1024;
+
+/// Consecutive blocks of one chain, all held by the worker or none of them.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct SnapshotRun {
+    /// The hash of the block before; `None` at a prompt's first block. A run comes
+    /// after the one that its parent is in.
+    pub parent: Option<BlockHash>,
+    /// Our own chained hashes of the blocks.
+    pub hashes: Vec<BlockHash>,
+    /// The names of the blocks, one each in the same order, with further names of
+    /// the same blocks behind them. Empty where the worker holds none of the run,
+    /// which is there for what hangs behind it.
+    pub names: Vec<Named>,
+}
+
+/// A block's name.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct SnapshotBlock {
+pub struct Named {
+    /// The block's place in its run.
+    pub at: u32,
     /// The engine's name for it, by which it will be removed.
     pub engine: EngineHash,
-    /// Our own chained hash of it.
-    pub hash: BlockHash,
-    /// The hash of the block before; `None` for a prompt's first block. The
-    /// worker need not hold that one (any more).
-    pub parent: Option<BlockHash>,
-    /// Place in the prompt, counted in blocks from 0.
-    pub position: u32,
-    /// The block or one before it is opaque: known, never matched.
-    pub opaque: bool,
     /// Physical copies per tier, indexed by `Tier as usize`; not all zero.
     pub copies: [u32; Tier::COUNT],
 }
 
-impl SnapshotBlock {
-    fn new(engine: EngineHash, entry: &Entry) -> Self {
-        let Content { hash, parent, position, opaque } = entry.content;
-        Self { engine, hash, parent, position, opaque, copies: entry.copies }
-    }
-
-    fn content(&self) -> Content {
-        let Self { hash, parent, position, opaque, .. } = *self;
-        Content { hash, parent, position, opaque }
-    }
-
-    /// Only a first block has no parent, and a block without copies is none.
-    fn is_valid(&self) -> bool {
-        self.parent.is_none() == (self.position == 0) && self.copies != [0; Tier::COUNT]
-    }
-}
-
 impl Index {
-    /// All that a worker holds: parents before children, and the same state
-    /// always in the same order.
-    pub fn snapshot(&self, worker: WorkerKey) -> Vec<SnapshotBlock> {
-        let Some(map) = self.workers.get(&worker) else {
+    /// All that a worker holds, as a stream of runs: parents before children, the
+    /// same state always in the same order.
+    pub fn snapshot(&self, worker: WorkerKey) -> impl Iterator<Item = SnapshotRun> + '_ {
+        let names = self.names_by_run(worker);
+        let mut runs: BTreeSet<(u32, u64, u32)> = BTreeSet::new();
+        for run in names.keys() {
+            let mut run = *run;
+            // With what is before, though nobody may hold it.
+            while run != ROOT {
+                let order = (self.forest.meta(run).depth, self.forest.run(run).first(), run);
+                if !runs.insert(order) {
+                    break;
+                }
+                run = self.forest.parent_of(run);
+            }
+        }
+        runs.into_iter().flat_map(move |(_, _, run)| {
+            let named = names.get(&run).map_or(&[][..], Vec::as_slice);
+            self.pieces(worker, run, named)
+        })
+    }
+
+    fn names_by_run(&self, worker: WorkerKey) -> BTreeMap<u32, Vec<(u32, u64, Lane)>> {
+        let mut by_run: BTreeMap<u32, Vec<(u32, u64, Lane)>> = BTreeMap::new();
+        let Some(known) = self.workers.get(&worker) else {
+            return by_run;
+        };
+        for (lane, name, place) in known.names.iter() {
+            if let Some((run, at)) = self.forest.locate(place) {
+                by_run.entry(run).or_default().push((at, name, lane));
+            }
+        }
+        by_run.values_mut().for_each(|names| names.sort_unstable());
+        by_run
+    }
+
+    /// A run, cut where holding begins and ends.
+    fn pieces(&self, worker: WorkerKey, run: u32, names: &[(u32, u64, Lane)]) -> Vec<SnapshotRun> {
+        let Some(known) = self.workers.get(&worker) else {
             return Vec::new();
         };
-        let mut blocks: Vec<_> =
-            map.iter().map(|(engine, entry)| SnapshotBlock::new(engine, entry)).collect();
-        blocks.sort_unstable_by_key(|block| (block.position, block.engine));
-        blocks
+        let len = self.forest.run(run).len();
+        let mut pieces = Vec::new();
+        let mut from = 0;
+        let mut names = names;
+        while from < len {
+            let held = names.first().is_some_and(|(at, ..)| *at == from);
+            let mut to = from + 1;
+            let mut taken = names.partition_point(|(at, ..)| *at <= from);
+            while to < len && ((to - from) as usize) < RUN_BLOCKS_MAX {
+                if names.get(taken).is_some_and(|(at, ..)| *at == to) != held {
+                    break;
+                }
+                taken += names[taken..].partition_point(|(at, ..)| *at <= to);
+                to += 1;
+            }
+            let named = names[..taken].iter().map(|(at, name, lane)| Named {
+                at: at - from,
+                engine: EngineHash(*name),
+                copies: known.copies(*lane),
+            });
+            pieces.push(SnapshotRun {
+                parent: self.hash_before(run, from),
+                hashes: (from..to).map(|at| BlockHash(self.forest.hash(run, at))).collect(),
+                names: named.collect(),
+            });
+            names = &names[taken..];
+            from = to;
+        }
+        pieces
     }
 
-    /// Replaces all that a worker holds, in any order of blocks.
-    ///
-    /// Hashes are taken as they are: the giver must use the same seed, model
-    /// name and block size. A block that contradicts itself counts as
-    /// `malformed`; of two with the same engine hash, equal ones add up and
-    /// otherwise the later wins.
-    pub fn restore(
-        &mut self,
-        worker: WorkerKey,
-        blocks: impl IntoIterator<Item = SnapshotBlock>,
-    ) -> Applied {
-        let mut applied = Applied { removed: self.clear_worker(worker), ..Applied::default() };
-        let limit = self.limit();
-        let mut map = WorkerMap::new(worker);
-        for block in blocks {
-            if !block.is_valid() {
-                applied.malformed += 1;
-                continue;
-            }
-            let entry = Entry { content: block.content(), copies: block.copies };
-            let mut worst = StoreOutcome::Stored;
-            for tier in held_tiers(&entry) {
-                let copies = (tier, entry.copies[tier as usize]);
-                let named = (block.engine, entry.content);
-                match map.store(&mut self.holders, limit, named, copies) {
-                    StoreOutcome::Stored => {}
-                    outcome => worst = outcome,
-                }
-            }
-            applied.count(worst);
+    fn hash_before(&self, run: u32, at: u32) -> Option<BlockHash> {
+        if at > 0 {
+            return Some(BlockHash(self.forest.hash(run, at - 1)));
         }
-        if !map.is_empty() {
-            self.workers.insert(worker, map);
-        }
-        applied
+        let (parent, at) = self.forest.locate(self.forest.meta(run).parent?)?;
+        Some(BlockHash(self.forest.hash(parent, at)))
     }
 }

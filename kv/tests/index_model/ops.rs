@@ -62,7 +62,7 @@ pub(crate) fn new_block() -> impl Strategy<Value = NewBlock> {
 pub(crate) fn op() -> impl Strategy<Value = Op> {
     let worker = || 0..WORKERS.len();
     let parent = prop_oneof![1 => Just(None), 2 => pick().prop_map(Some)];
-    let store = (worker(), parent, vec(new_block(), 1..5), 0..SPACES.len(), tier()).prop_map(
+    let store = (worker(), parent, vec(new_block(), 1..7), 0..SPACES.len(), tier()).prop_map(
         |(worker, parent, blocks, space, tier)| Op::Store { worker, parent, blocks, space, tier },
     );
     let remove = (worker(), vec(pick(), 1..5), tier())

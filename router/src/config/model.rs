@@ -36,6 +36,9 @@ pub struct Config {
     /// Bounds on what clients may ask for and on what the router holds.
     #[serde(default)]
     pub limits: Limits,
+    /// What is written down of requests that have ended.
+    #[serde(default)]
+    pub ledger: Ledger,
     /// The models that are served, one entry each.
     #[schemars(length(min = 1))]
     pub models: Vec<Model>,
@@ -137,6 +140,46 @@ impl Default for Limits {
             drain_delay: Duration::from_secs(3),
             drain_grace: Duration::from_secs(30),
         }
+    }
+}
+
+/// What is written down of requests that have ended.
+#[derive(Clone, Debug, Deserialize, Serialize, JsonSchema)]
+#[serde(deny_unknown_fields, default)]
+pub struct Ledger {
+    /// The file to which a line of JSON per request is appended, for billing: counts, sources
+    /// and workers, no content. Each router needs its own. Left out, there is none.
+    pub path: Option<PathBuf>,
+    /// When the file makes room for a new one.
+    pub rotate: Rotate,
+    /// Between two log lines with each model's totals (requests, hits, tokens); only models
+    /// that had requests are named. `0s` writes none.
+    #[serde(deserialize_with = "scalar::duration", serialize_with = "scalar::duration_text")]
+    #[schemars(with = "scalar::DurationText")]
+    pub log_every: Duration,
+}
+
+impl Default for Ledger {
+    fn default() -> Self {
+        Self { path: None, rotate: Rotate::default(), log_every: Duration::from_secs(60) }
+    }
+}
+
+/// When the ledger file makes room for a new one.
+#[derive(Clone, Copy, Debug, Deserialize, Serialize, JsonSchema)]
+#[serde(deny_unknown_fields, default)]
+pub struct Rotate {
+    /// Bytes after which the file is moved aside to `PATH.1`, and what was there to `PATH.2`.
+    #[schemars(range(min = 4096))]
+    pub max_bytes: u64,
+    /// Files that are kept aside; the oldest one is deleted, with a warning in the log.
+    #[schemars(range(min = 1, max = 10_000))]
+    pub keep: u32,
+}
+
+impl Default for Rotate {
+    fn default() -> Self {
+        Self { max_bytes: 256 << 20, keep: 64 }
     }
 }
 

@@ -26,6 +26,7 @@ const NAME_MAX: usize = 256;
 /// Reports every broken rule of the tree under `root`.
 pub(super) fn check(root: &Node, base_dir: &Path, report: &mut Report) {
     listen(root, report);
+    ledger(root, base_dir, report);
     let mut names = Names { seen: HashMap::new() };
     let models = root.get("models").map(Node::items).unwrap_or_default();
     for (index, model) in models.iter().enumerate() {
@@ -75,6 +76,22 @@ fn listen(root: &Node, report: &mut Report) {
             report.warn(at, message, "it shows workers and decisions: keep it off public networks");
         }
         bound.push((key, address));
+    }
+}
+
+fn ledger(root: &Node, base_dir: &Path, report: &mut Report) {
+    let Some(section) = root.get("ledger") else { return };
+    let Some(Some(path)) = typed::<Option<std::path::PathBuf>>(section, "path") else { return };
+    let at = section.get("path").unwrap_or(section).at;
+    let place = base_dir.join(&path);
+    let shown = shown(&path.display().to_string());
+    if path.as_os_str().is_empty() || place.is_dir() {
+        let message = format!("`ledger.path` \"{shown}\" is not a file");
+        report.error(at, message, "name a file in that folder, such as `ledger.jsonl`");
+    } else if !place.parent().is_some_and(Path::is_dir) {
+        let message = format!("`ledger.path` \"{shown}\" is in a folder that does not exist");
+        let hint = "make the folder; relative paths start at the configuration's folder";
+        report.error(at, message, hint);
     }
 }
 

@@ -151,7 +151,7 @@ impl Intake {
     }
 
     fn index_events(&self, batch: &EventBatch) -> Applied {
-        let mut index = self.served.pool.index_mut();
+        let mut index = self.served.pool.index();
         let mut sum = Applied::default();
         for event in &batch.events {
             let applied = index.apply(worker_key(self.worker.index), event);
@@ -175,7 +175,7 @@ impl Intake {
     }
 
     fn forget(&self) {
-        self.served.pool.index_mut().remove_worker(self.worker.index as u32);
+        self.served.pool.index().remove_worker(self.worker.index as u32);
     }
 
     fn labels(&self) -> [&str; 2] {

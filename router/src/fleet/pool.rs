@@ -1,7 +1,8 @@
 //! One model's workers and the index of their KV blocks.
 
+use std::cell::RefCell;
 use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU32, AtomicU64, Ordering::Relaxed};
-use std::sync::{Arc, Mutex, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use arc_swap::ArcSwapOption;
@@ -9,7 +10,7 @@ use http::uri::Authority;
 use rand::rngs::StdRng;
 use rand::{Rng, SeedableRng};
 use splitrail_engine::vllm::load::EngineLoad;
-use splitrail_kv::{BlockHash, Index, IndexConfig, Overlaps, WorkerKey};
+use splitrail_kv::{BlockHash, Index, IndexConfig, IndexReader, Overlap, Overlaps, WorkerKey};
 use tokio::sync::watch;
 
 use super::booking::Booked;
@@ -18,6 +19,7 @@ use super::breaker::Breaker;
 use super::pace::Pace;
 use crate::config::model::{BreakerConfig, Role, Worker as WorkerConfig};
 use crate::error::{Error, Fault};
+use crate::ledger::audit::Audit;
 use crate::pick::{Candidate, Leg};
 
 /// A load report older than this says nothing about now.
@@ -36,6 +38,8 @@ pub struct Worker {
     pub bootstrap: Option<Bootstrap>,
     /// What the router has given it to do.
     pub booked: Arc<Booked>,
+    /// What it reports, and how far the index was off.
+    pub audit: Audit,
     /// Whether its last probe or request found it alive.
     up: AtomicBool,
     /// Whether it was probed at all.
@@ -71,6 +75,7 @@ impl Worker {
             authority,
             bootstrap,
             booked: Arc::default(),
+            audit: Audit::default(),
             up: AtomicBool::new(true),
             probed: AtomicBool::new(false),
             synced,
@@ -231,13 +236,20 @@ impl Worker {
     }
 }
 
+thread_local! {
+    /// What a look into the index needs, kept so that none allocates.
+    static FOUND: RefCell<Overlaps> = RefCell::default();
+}
+
 /// A model's workers with their index.
 pub struct Pool {
     /// The workers, in the configuration's order.
     pub workers: Vec<Arc<Worker>>,
     /// Tokens per block; 0 until an engine has said it.
     block_size: watch::Sender<u32>,
-    index: RwLock<Index>,
+    /// Written by whoever follows a worker's events; prompts go through `reader`.
+    index: Mutex<Index>,
+    reader: IndexReader,
     turns: [AtomicU64; 3],
     draws: Mutex<StdRng>,
 }
@@ -247,10 +259,12 @@ impl Pool {
     /// `draw_seed` makes its draws repeatable.
     pub fn new(workers: Vec<Arc<Worker>>, index: IndexConfig, draw_seed: Option<u64>) -> Self {
         let seed = draw_seed.unwrap_or_else(rand::random);
+        let index = Index::new(index);
         Self {
             workers,
-            block_size: watch::Sender::new(index.block_size),
-            index: RwLock::new(Index::new(index)),
+            block_size: watch::Sender::new(index.config().block_size),
+            reader: index.reader(),
+            index: Mutex::new(index),
             turns: Default::default(),
             draws: Mutex::new(StdRng::seed_from_u64(seed)),
         }
@@ -273,10 +287,9 @@ impl Pool {
     pub fn learn_block_size(&self, tokens: u32) -> bool {
         if self.block_size() == 0 {
             // The index is locked first, as everywhere, and so decides who is first.
-            let mut index = self.index_mut();
-            if self.block_size() == 0 {
-                let config = IndexConfig { block_size: tokens, ..index.config().clone() };
-                *index = Index::new(config);
+            let mut index = self.index();
+            // Nothing is indexed before the block size is known.
+            if self.block_size() == 0 && index.set_block_size(tokens) {
                 self.block_size.send_replace(tokens);
             }
         }
@@ -288,15 +301,11 @@ impl Pool {
         self.draws.lock().unwrap_or_else(PoisonError::into_inner).next_u64()
     }
 
-    /// The index, for reading. A poisoned lock still guards whole entries: every
-    /// change of the index keeps its invariants at each step.
-    pub fn index(&self) -> RwLockReadGuard<'_, Index> {
-        self.index.read().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    /// The index, for changing.
-    pub fn index_mut(&self) -> RwLockWriteGuard<'_, Index> {
-        self.index.write().unwrap_or_else(PoisonError::into_inner)
+    /// The index, for its writers and for what readers cannot see. A poisoned lock
+    /// still guards whole entries: every change of the index keeps its invariants at
+    /// each step.
+    pub fn index(&self) -> MutexGuard<'_, Index> {
+        self.index.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// The number of picks for such a leg before this one.
@@ -342,17 +351,21 @@ impl Pool {
         excluded: &[usize],
         now: Instant,
     ) -> Vec<Candidate> {
-        let mut overlaps = Overlaps::default();
-        if !hashes.is_empty() {
-            self.index().find(hashes, &mut overlaps);
-        }
-        self.workers
+        let mut overlaps = FOUND.take();
+        self.reader.find(hashes, &mut overlaps);
+        let able = self
+            .workers
             .iter()
             .filter(|worker| worker.serves(leg) && !excluded.contains(&worker.index))
             .map(|worker| {
                 let reported = worker
                     .load(now)
                     .map_or(0, |load| load.running.unwrap_or(0) + load.waiting.unwrap_or(0));
+                // What may be out of date is not certain.
+                let overlap = match worker.events_are_current() {
+                    true => overlaps.get(worker_key(worker.index)),
+                    false => Overlap::default(),
+                };
                 Candidate {
                     worker: worker.index,
                     up: worker.is_available(leg, now),
@@ -362,14 +375,13 @@ impl Pool {
                         .max(u32::try_from(reported).unwrap_or(u32::MAX)),
                     prefill_tokens: worker.booked.prefill_tokens(),
                     active_tokens: worker.booked.active_tokens(),
-                    // What may be out of date is not certain.
-                    overlap_blocks: match worker.events_are_current() {
-                        true => overlaps.get(worker_key(worker.index)).blocks,
-                        false => 0,
-                    },
+                    overlap_blocks: overlap.blocks,
+                    overlap_by_tier: overlap.by_tier,
                 }
             })
-            .collect()
+            .collect();
+        FOUND.set(overlaps);
+        able
     }
 }
 
@@ -418,7 +430,7 @@ mod tests {
             salt: None,
             tier: Tier::Device,
         };
-        pool.index_mut().apply(worker_key(0), &stored);
+        pool.index().apply(worker_key(0), &stored);
         let namespace = Namespace { salt: None, model: "m", adapter: None, block_size: 2 };
         let mut hashes = Vec::new();
         chain_hashes(&namespace, HashSeed(1), &tokens, &mut hashes);

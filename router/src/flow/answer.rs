@@ -7,7 +7,7 @@ use bytes::Bytes;
 use splitrail_engine::usage::EngineUsage;
 
 use super::client::{Envelope, Parcel};
-use super::context::{Context, uncached_tokens, within};
+use super::context::{Context, expected, uncached_tokens, within};
 use super::first::{First, first_events};
 use super::hand_off::Carried;
 use super::lease::Lease;
@@ -21,12 +21,11 @@ use crate::core::Served;
 use crate::error::{Error, Kind};
 use crate::fleet::{Booking, Worker};
 use crate::ledger::decisions::DecisionHandle;
-use crate::ledger::spent::Spent;
+use crate::ledger::leg::{LegFacts, LegKind};
 use crate::pick::Leg;
 use crate::prepare::Unit;
 use crate::reply::choices::turned_away;
 use crate::reply::relay::{Account, UnitStream, whole};
-use crate::reply::usage::UsageRule;
 
 /// An answer that has begun: nothing of it has reached the client yet.
 pub enum Begun {
@@ -93,11 +92,16 @@ impl Sending<'_> {
     }
 
     /// Sends the leg that answers.
-    pub(super) async fn ask(&self, body: Parcel, lease: Option<Lease>) -> Result<First, Error> {
+    pub(super) async fn ask(
+        &self,
+        account: &Account,
+        body: Parcel,
+        lease: Option<Lease>,
+    ) -> Result<First, Error> {
         below_if_412(if self.context.options.stream {
             in_lease(lease, &self.placed.worker, first_events(self, body)).await
         } else {
-            whole_reply(self, body, lease).await
+            whole_reply(self, account, body, lease).await
         })
     }
 
@@ -130,7 +134,7 @@ pub(super) async fn generate(
     let mut prefilled = staged.take();
     let lease = prefilled.as_ref().and_then(Prefilled::lease);
     placed.worker.breaker(Leg::Decode).begin(started);
-    let account = account(sending, prefilled.is_some(), prefilled.as_mut());
+    let account = account(sending, prefilled.is_some());
     let staged_now = prefilled.as_mut().and_then(|prefilled| prefilled.staged.as_mut());
     let hand_off = staged_now.and_then(Staged::spend);
     let carried = hand_off.as_deref().map_or(Carried::Nothing, |raw| Carried::Params(raw.get()));
@@ -140,35 +144,37 @@ pub(super) async fn generate(
     let mut under_way = UnderWay::new(prefilled, hand_off, receipt);
     let begun = if fetches {
         match sending.fetch(body, lease).await {
-            Ok(()) => sending.ask(sending.body(Carried::Nothing)?.into(), None).await,
+            Ok(()) => sending.ask(&account, sending.body(Carried::Nothing)?.into(), None).await,
             Err(error) => Err(error),
         }
     } else {
-        sending.ask(body, lease).await
+        sending.ask(&account, body, lease).await
     };
     context.stages.mark("first_token", started);
     if matches!(begun, Ok(First::Events(..))) {
         placed.worker.pace.observe(started.elapsed(), ahead);
     }
-    let (error, spent) = match conclude(sending, account, begun) {
+    let error = match conclude(sending, account, begun) {
         Ok(answer) => return Ok(answer),
-        Err(failed) => failed,
+        Err(error) => error,
     };
     let now = tokio::time::Instant::now();
     let good = |prefilled: &Prefilled| prefilled.lease().is_none_or(|l| !l.left(now).is_zero());
     *staged = under_way.take_back().filter(good);
-    if let Some(prefilled) = staged {
-        prefilled.spent = spent;
+    if staged.is_none() {
+        // Nor does what was prefilled for it serve another.
+        sending.decision.update(|decision| decision.ledger.discard(error.outcome()));
     }
     Err(error)
 }
 
-/// What a leg that was to answer has come to; a failure leaves the prefill's work behind.
+/// What a leg that was to answer has come to. What was prefilled for one that failed may
+/// serve another.
 pub(super) fn conclude(
     sending: &Sending<'_>,
     mut account: Account,
     begun: Result<First, Error>,
-) -> Result<Answer, (Error, Option<Spent>)> {
+) -> Result<Answer, Error> {
     let Sending { context, unit, decision, placed, .. } = *sending;
     let error = match begun {
         Ok(First::Whole(reply)) => match whole(&mut account, reply) {
@@ -176,6 +182,7 @@ pub(super) fn conclude(
             Err(error) => error,
         },
         Ok(First::Events(reader, held)) => {
+            account.began();
             if placed.worker.breaker(Leg::Decode).answers() {
                 tracing::info!(worker = placed.worker.id(), leg = "decode", "breaker closed");
             }
@@ -191,13 +198,13 @@ pub(super) fn conclude(
             }))));
         }
         Ok(First::Below(usage)) => {
-            account.fail(&Error::new(Kind::BelowThreshold, ""));
+            account.turned_away(usage);
             return Ok(Answer::Below(usage));
         }
         Err(error) => error,
     };
-    account.fail(&error);
-    Err((error, account.spent.take()))
+    account.fail_leg(&error);
+    Err(error)
 }
 
 /// The status by which some engines turn a request away.
@@ -208,39 +215,24 @@ fn below_if_412(begun: Result<First, Error>) -> Result<First, Error> {
     })
 }
 
-/// What the answer owns until it has ended.
-pub(super) fn account(
-    sending: &Sending<'_>,
-    handed_over: bool,
-    mut prefilled: Option<&mut Prefilled>,
-) -> Account {
+/// What the answer owns until it has ended; its leg is entered in the ledger.
+pub(super) fn account(sending: &Sending<'_>, handed_over: bool) -> Account {
     let Sending { context, unit, decision, placed, .. } = *sending;
-    let Served { config, pool, .. } = context.served.as_ref();
     let worker = &placed.worker;
     let to_compute = match handed_over {
         true => 0,
         false => uncached_tokens(context, unit, placed.overlap_blocks),
     };
-    let spent = prefilled.as_mut().and_then(|prefilled| prefilled.spent.take());
-    let prefilled = prefilled.as_deref();
+    let leg = LegFacts::new(LegKind::Decode, worker.id(), expected(context, unit, placed));
+    decision.update(|decision| decision.ledger.decode_sent(leg));
     Account {
         core: Arc::clone(&context.core),
         served: Arc::clone(&context.served),
         decision: decision.clone(),
         booking: Booking::new(&worker.booked, to_compute, unit.weight_tokens),
         worker: Arc::clone(worker),
-        rule: UsageRule {
-            prefill_cached_tokens: prefilled.and_then(|prefilled| prefilled.cached_tokens),
-            handed_over,
-            overlap_blocks: prefilled.map_or(placed.overlap_blocks, |p| p.overlap_blocks),
-            block_size: pool.block_size(),
-            bypasses_cache: context.options.bypasses_cache.is_some(),
-            fallback: config.cached_tokens_fallback,
-        },
-        decode_overlap_blocks: placed.overlap_blocks,
         prompt_tokens: unit.prompt_tokens,
-        settled: None,
-        spent,
+        settled: false,
     }
 }
 
@@ -264,6 +256,7 @@ fn lease_expired(worker: &Worker) -> Error {
 /// Sends a leg that is not streamed, and reads its reply.
 async fn whole_reply(
     sending: &Sending<'_>,
+    account: &Account,
     body: Parcel,
     lease: Option<Lease>,
 ) -> Result<First, Error> {
@@ -273,6 +266,8 @@ async fn whole_reply(
     let sent = Instant::now();
     let call = async {
         let response = client.post(worker, context.endpoint.path(), body, envelope).await?;
+        // Engines send a whole reply's status once the answer is there.
+        account.began();
         client.whole(worker, response.into_body()).await
     };
     // The reply comes at the end of it all. Only the worker's reports tell whether the

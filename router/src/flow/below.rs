@@ -4,6 +4,7 @@
 use bytes::Bytes;
 use serde_json::{Value, json};
 use splitrail_engine::usage::EngineUsage;
+use splitrail_kv::Overlap;
 
 use super::answer::Begun;
 use super::context::Context;
@@ -11,9 +12,11 @@ use crate::api::{Endpoint, JsonObject};
 use crate::core::{random_id, unix_ms};
 use crate::error::Error;
 use crate::ledger::decisions::DecisionHandle;
+use crate::ledger::entry::Told as ToldUsage;
+use crate::ledger::leg::{Expected, LegFacts, LegKind};
 use crate::prepare::Unit;
 use crate::reply::choices::CACHE_THRESHOLD;
-use crate::reply::usage::UsageRule;
+use crate::reply::usage::told;
 
 /// The reply: every choice ends with `cache_threshold`, and nothing was generated. `usage`
 /// is what the engine said, if it was asked.
@@ -26,38 +29,60 @@ pub(super) fn tell(
     decision: &DecisionHandle,
     usage: Option<EngineUsage>,
 ) -> Result<Begun, Error> {
-    let prompt_tokens = unit.prompt_tokens.unwrap_or(0);
-    let silent = EngineUsage { prompt_tokens, completion_tokens: 0, cached_tokens: None };
-    let usage = usage.unwrap_or(silent);
-    let rule = UsageRule {
-        prefill_cached_tokens: None,
-        handed_over: false,
-        overlap_blocks: decision.with(|decision| decision.overlap_blocks),
+    let usage_told = context.options.include_usage || !context.options.stream;
+    let told_usage = settle(context, unit, decision, usage, usage_told);
+    let told = Told { context, id: random_id(), created_s: unix_ms() / 1000 };
+    if context.options.stream {
+        return Ok(Begun::Made(told.events(told_usage.as_ref())));
+    }
+    JsonObject::parse(told.reply(told_usage.as_ref())).map(Begun::Whole)
+}
+
+/// Enters in the ledger that no leg serves the prompt. Gives the usage to be told; `None` if
+/// nobody knows how long the prompt is.
+fn settle(
+    context: &Context,
+    unit: &Unit,
+    decision: &DecisionHandle,
+    usage: Option<EngineUsage>,
+    tells: bool,
+) -> Option<Value> {
+    let blocks = decision.with(|decision| decision.overlap_blocks);
+    let expected = Expected {
+        prompt_tokens: unit.prompt_tokens,
+        overlap: Overlap { blocks, by_tier: [blocks, 0, 0, 0] },
         block_size: context.served.pool.block_size(),
         bypasses_cache: context.options.bypasses_cache.is_some(),
-        fallback: context.served.config.cached_tokens_fallback,
+        comparable: false,
     };
-    let cached = rule.cached(&usage);
-    let told_tokens = rule.told(cached);
+    let known = LegFacts {
+        prompt_tokens: usage.map(|usage| usage.prompt_tokens),
+        cached_tokens: usage.and_then(|usage| usage.cached_tokens),
+        ..LegFacts::new(LegKind::Decode, "", expected)
+    };
+    let fallback = context.served.config.cached_tokens_fallback;
+    let mut told_usage = None;
     decision.update(|decision| {
         decision.outcome = Some("ok");
+        decision.ledger.turned_away(known);
+        let known = decision.ledger.prompt_tokens().zip(decision.ledger.cached());
+        let Some((prompt_tokens, cached)) = known else { return };
+        let cached_tokens = told(cached, fallback);
         decision.cached_tokens = Some(cached.tokens);
-        decision.told_cached_tokens = told_tokens;
-        decision.cached_source = Some(cached.source.name());
+        decision.told_cached_tokens = cached_tokens;
+        decision.cached_source = Some(cached.source.kind());
+        if tells {
+            decision.ledger.tell(ToldUsage { prompt_tokens, completion_tokens: 0, cached_tokens });
+        }
+        let mut usage = json!({
+            "prompt_tokens": prompt_tokens, "total_tokens": prompt_tokens, "completion_tokens": 0,
+        });
+        if let Some(tokens) = cached_tokens {
+            usage["prompt_tokens_details"] = json!({"cached_tokens": tokens});
+        }
+        told_usage = Some(usage);
     });
-    let told = Told { context, id: random_id(), created_s: unix_ms() / 1000 };
-    let mut told_usage = json!({
-        "prompt_tokens": usage.prompt_tokens,
-        "total_tokens": usage.prompt_tokens,
-        "completion_tokens": 0,
-    });
-    if let Some(tokens) = told_tokens {
-        told_usage["prompt_tokens_details"] = json!({"cached_tokens": tokens});
-    }
-    if context.options.stream {
-        return Ok(Begun::Made(told.events(&told_usage)));
-    }
-    JsonObject::parse(told.reply(&told_usage)).map(Begun::Whole)
+    told_usage
 }
 
 struct Told<'a> {
@@ -67,18 +92,20 @@ struct Told<'a> {
 }
 
 impl Told<'_> {
-    fn reply(&self, usage: &Value) -> Bytes {
+    fn reply(&self, usage: Option<&Value>) -> Bytes {
         let choices = (0..self.context.options.n).map(|index| self.choice(index, "message"));
         let object = match self.context.endpoint {
             Endpoint::Chat => "chat.completion",
             Endpoint::Completions | Endpoint::Generate => "text_completion",
         };
         let mut reply = self.envelope(object, choices.collect());
-        reply["usage"] = usage.clone();
+        if let Some(usage) = usage {
+            reply["usage"] = usage.clone();
+        }
         reply.to_string().into()
     }
 
-    fn events(&self, usage: &Value) -> Vec<Bytes> {
+    fn events(&self, usage: Option<&Value>) -> Vec<Bytes> {
         let object = match self.context.endpoint {
             Endpoint::Chat => "chat.completion.chunk",
             Endpoint::Completions | Endpoint::Generate => "text_completion",
@@ -87,7 +114,7 @@ impl Told<'_> {
             self.envelope(object, vec![self.choice(index, "delta")]).to_string().into()
         });
         let mut events: Vec<Bytes> = chunks.collect();
-        if self.context.options.include_usage {
+        if let Some(usage) = usage.filter(|_| self.context.options.include_usage) {
             let mut last = self.envelope(object, Vec::new());
             last["usage"] = usage.clone();
             events.push(last.to_string().into());

@@ -5,8 +5,10 @@ use std::time::Duration;
 
 use http::HeaderValue;
 use prometheus::Histogram;
+use splitrail_kv::Overlap;
 
 use super::client::Envelope;
+use super::place::Placed;
 use super::plan::LocalReason;
 use crate::api::Endpoint;
 use crate::api::request::Options;
@@ -15,6 +17,7 @@ use crate::core::{Core, Served, random_id};
 use crate::error::{Error, Kind};
 use crate::fleet::Worker;
 use crate::ledger::decisions::DecisionHandle;
+use crate::ledger::leg::Expected;
 use crate::prepare::Unit;
 use crate::stages::Stages;
 
@@ -52,6 +55,22 @@ impl Context {
 pub(super) fn uncached_tokens(context: &Context, unit: &Unit, overlap_blocks: u32) -> u64 {
     let cached = u64::from(overlap_blocks) * u64::from(context.served.pool.block_size());
     unit.weight_tokens.saturating_sub(cached)
+}
+
+/// What the router knows of a leg that it has placed.
+pub(super) fn expected(context: &Context, unit: &Unit, placed: &Placed) -> Expected {
+    let bypasses_cache = context.options.bypasses_cache.is_some();
+    let tokens_known = unit.prompt_tokens.is_some();
+    // Of several samples, an engine reports the last: it finds what the first computed.
+    let one_sample = context.options.samples == 1;
+    let indexed = placed.worker.events_are_current();
+    Expected {
+        prompt_tokens: unit.prompt_tokens,
+        overlap: Overlap { blocks: placed.overlap_blocks, by_tier: placed.overlap_by_tier },
+        block_size: context.served.pool.block_size(),
+        bypasses_cache,
+        comparable: tokens_known && indexed && one_sample && !bypasses_cache,
+    }
 }
 
 /// Bounds a call to an engine; `key` names the limit in the error.

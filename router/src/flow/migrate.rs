@@ -18,7 +18,7 @@ use splitrail_kv::{BlockHash, next_hash};
 
 use super::answer::Sending;
 use super::client::Parcel;
-use super::context::{Context, attempt, carried_threshold, may_retry};
+use super::context::{Context, attempt, carried_threshold, expected, may_retry};
 use super::first::{First, first_events};
 use super::hand_off::Carried;
 use super::legs;
@@ -27,6 +27,7 @@ use crate::api::{Endpoint, JsonObject};
 use crate::error::Error;
 use crate::fleet::{Booking, Worker};
 use crate::ledger::decisions::DecisionHandle;
+use crate::ledger::leg::{LegFacts, LegKind};
 use crate::pick::Leg;
 use crate::prepare::Unit;
 use crate::reply::relay::EventReader;
@@ -220,6 +221,9 @@ impl Migration {
                 }
                 Err(again) => {
                     placed.worker.record(Leg::Decode, Some(&again));
+                    self.decision.update(|decision| {
+                        decision.ledger.discard_decode(again.outcome());
+                    });
                     (error, failed) = (again, placed.worker.index);
                 }
             }
@@ -249,8 +253,12 @@ impl Migration {
             placed,
             threshold,
         };
+        let expected = expected(context, unit, placed);
+        let leg = LegFacts::new(LegKind::Decode, placed.worker.id(), expected);
+        self.decision.update(|decision| decision.ledger.decode_resumed(leg));
         match first_events(&sending, body).await? {
             First::Events(reader, held) => {
+                self.decision.update(|decision| decision.ledger.decode_worked());
                 Ok(Resumed { worker: Arc::clone(&placed.worker), booking, reader, held })
             }
             First::Below(_) | First::Whole(_) => {
@@ -279,6 +287,7 @@ impl Migration {
         let block_size = self.context.served.pool.block_size();
         (left > 0 && block_size > 0 && !self.finished).then(|| Unit {
             prompt_index: 0,
+            further_sample: false,
             body,
             prompt_tokens: Some(tokens.len() as u32),
             unknown: None,

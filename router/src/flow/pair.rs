@@ -13,7 +13,7 @@ use splitrail_engine::sglang::Room;
 use super::answer::{Answer, Sending, account, conclude};
 use super::attempts::Attempts;
 use super::client::Envelope;
-use super::context::{Context, attempt, carried_threshold};
+use super::context::{Context, attempt, carried_threshold, expected};
 use super::first::First;
 use super::hand_off::{Carried, Lead, RoomMembers};
 use super::place::{Placed, Wish, place};
@@ -24,8 +24,10 @@ use crate::error::{Error, Fault, Kind};
 use crate::fleet::Worker;
 use crate::fleet::bootstrap::{Bootstrap, Engine};
 use crate::ledger::decisions::DecisionHandle;
+use crate::ledger::leg::{LegFacts, LegKind};
 use crate::pick::Leg;
 use crate::prepare::Unit;
+use crate::reply::relay::Account;
 
 /// An answer that has begun needs the prefill engine no more: only its count of cached
 /// tokens is waited for, and not for long.
@@ -171,33 +173,28 @@ fn bootstrap(worker: &Worker) -> Result<&Bootstrap, Error> {
 }
 
 async fn pair(sending: &Sending<'_>, prefill: &Placed) -> Result<Answer, Failed> {
-    let Sending { context, unit, .. } = *sending;
+    let Sending { context, unit, decision, .. } = *sending;
     let appointment = Appointment::make(context, &prefill.worker).await.map_err(Failed::Prefill)?;
     sending.placed.worker.breaker(Leg::Decode).begin(Instant::now());
-    let mut account = account(sending, true, None);
-    account.rule.overlap_blocks = prefill.overlap_blocks;
-    let mut said = None;
-    let met = meet(sending, prefill, &appointment, &mut said).await;
-    account.rule.prefill_cached_tokens = said.as_ref().and_then(Said::cached_tokens);
-    if let Some(said) = said {
-        prefill.worker.record(Leg::Prefill, None);
-        account.spent = Some(said.spent(context, unit));
-    }
+    let expected = expected(context, unit, prefill);
+    let leg = LegFacts::new(LegKind::Prefill, prefill.worker.id(), expected);
+    decision.update(|decision| decision.ledger.prefill_sent(leg));
+    let mut account = account(sending, true);
+    let met = meet(sending, &account, prefill, &appointment).await;
     let failed = match met {
-        Ok(begun) => {
-            return conclude(sending, account, Ok(begun))
-                .map_err(|(error, _)| Failed::Decode(error));
-        }
+        Ok(begun) => match conclude(sending, account, Ok(begun)) {
+            Ok(answer) => return Ok(answer),
+            Err(error) => {
+                decision.update(|decision| decision.ledger.discard(error.outcome()));
+                return Err(Failed::Decode(error));
+            }
+        },
         Err(failed) => estranged(context, &prefill.worker, &appointment, failed).await,
     };
     match &failed {
         Failed::Decode(error) => account.fail(error),
-        Failed::Prefill(error) | Failed::Strangers(error) => account.give_up(error),
-        Failed::Ended => {
-            if let Some(spent) = &mut account.spent {
-                spent.reason = LocalReason::PrefillEnded.name();
-            }
-        }
+        Failed::Prefill(error) | Failed::Strangers(error) => account.give_up(error.outcome()),
+        Failed::Ended => account.give_up(LocalReason::PrefillEnded.name()),
     }
     Err(failed)
 }
@@ -206,20 +203,21 @@ async fn pair(sending: &Sending<'_>, prefill: &Placed) -> Result<Answer, Failed>
 /// its connection, and so cancelled.
 async fn meet(
     sending: &Sending<'_>,
+    account: &Account,
     prefill: &Placed,
     appointment: &Appointment,
-    said: &mut Option<Said>,
 ) -> Result<First, Failed> {
-    let Sending { context, unit, .. } = *sending;
+    let Sending { context, unit, decision, .. } = *sending;
     let body = prefill::body(context, unit, &prefill.worker, appointment.lead());
     let body = body.map_err(Failed::Prefill)?;
     let envelope = appointment.envelope(sending.envelope);
-    let mut prefilling = pin!(prefill::send(context, unit, &envelope, prefill, body));
-    let mut answering = pin!(answer(sending, appointment.carried()));
+    let mut prefilling = pin!(prefill::send(context, unit, decision, &envelope, prefill, body));
+    let mut answering = pin!(answer(sending, account, appointment.carried()));
     let begun = tokio::select! {
         begun = &mut answering => begun.map_err(|error| late(&prefill.worker, error))?,
         prefilled = &mut prefilling => {
-            let prefilled = said.insert(prefilled.map_err(Failed::Prefill)?);
+            let prefilled = prefilled.map_err(Failed::Prefill)?;
+            handed_over(sending, &prefill.worker, &prefilled);
             if appointment.hands_over_what_was_cut_off() && prefilled.ended() {
                 return Err(Failed::Ended);
             }
@@ -227,7 +225,7 @@ async fn meet(
         }
     };
     match tokio::time::timeout(COUNT_PATIENCE, prefilling).await {
-        Ok(Ok(prefilled)) => *said = Some(prefilled),
+        Ok(Ok(prefilled)) => handed_over(sending, &prefill.worker, &prefilled),
         // Decode has the KV: it answers, whatever became of the prefill's reply.
         Ok(Err(error)) => {
             let worker = prefill.worker.id();
@@ -236,6 +234,12 @@ async fn meet(
         Err(_) => tracing::debug!(worker = prefill.worker.id(), "a prefill's count is late"),
     }
     Ok(begun)
+}
+
+/// The prefill leg has done its part.
+fn handed_over(sending: &Sending<'_>, worker: &Worker, said: &Said) {
+    worker.record(Leg::Prefill, None);
+    said.report(sending.context, sending.decision, worker, None);
 }
 
 /// A decode leg that failed before its prefill had its say: if it waited in vain, it waited
@@ -249,12 +253,16 @@ fn late(prefill: &Worker, error: Error) -> Failed {
 }
 
 /// The decode leg, after one that fetches the hand-off where several samples want it.
-async fn answer(sending: &Sending<'_>, carried: Carried<'_>) -> Result<First, Error> {
+async fn answer(
+    sending: &Sending<'_>,
+    account: &Account,
+    carried: Carried<'_>,
+) -> Result<First, Error> {
     if !sending.fetches_first() {
-        return sending.ask(sending.body(carried)?.into(), None).await;
+        return sending.ask(account, sending.body(carried)?.into(), None).await;
     }
     sending.fetch(sending.fetching_body(carried)?.into(), None).await?;
-    sending.ask(sending.body(Carried::Nothing)?.into(), None).await
+    sending.ask(account, sending.body(Carried::Nothing)?.into(), None).await
 }
 
 /// Forgets the engine with which a pair failed; if another one is there by now, that is why.

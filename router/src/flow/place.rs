@@ -3,6 +3,8 @@
 use std::sync::Arc;
 use std::time::Instant;
 
+use splitrail_kv::Tier;
+
 use super::context::Context;
 use crate::core::Served;
 use crate::error::{Error, Kind};
@@ -19,6 +21,8 @@ const OTHERS_RECORDED: usize = 31;
 pub(super) struct Placed {
     pub(super) worker: Arc<Worker>,
     pub(super) overlap_blocks: u32,
+    /// The same blocks by tier.
+    pub(super) overlap_by_tier: [u32; Tier::COUNT],
 }
 
 /// What kind of worker a leg wants.
@@ -76,7 +80,8 @@ pub(super) fn place(
         metrics.overlap_blocks_lost.with_label_values(&labels[..1]).inc_by(lost.into());
     }
     context.stages.mark("pick", started);
-    Ok(Placed { worker, overlap_blocks: chosen.overlap_blocks })
+    let Candidate { overlap_blocks, overlap_by_tier, .. } = chosen;
+    Ok(Placed { worker, overlap_blocks, overlap_by_tier })
 }
 
 /// Writes a choice down: before the engine is called.

@@ -12,7 +12,7 @@ use splitrail_engine::usage::EngineUsage;
 
 use super::client::Envelope;
 use super::context::{
-    Context, attempt, carried_threshold, count_local, may_retry, uncached_tokens, within,
+    Context, attempt, carried_threshold, count_local, expected, may_retry, uncached_tokens, within,
 };
 use super::hand_off::Lead;
 use super::lease::{Lease, left_by_engine};
@@ -25,8 +25,9 @@ use crate::config::model::{Connector, OnNoPrefill};
 use crate::core::{Served, unix_ms};
 use crate::error::{Error, Fault, Kind};
 use crate::fleet::{Booking, Worker};
+use crate::ledger::audit;
 use crate::ledger::decisions::DecisionHandle;
-use crate::ledger::spent::Spent;
+use crate::ledger::leg::{LegFacts, LegKind};
 use crate::pick::Leg;
 use crate::prepare::Unit;
 
@@ -38,10 +39,6 @@ pub(super) struct Prefilled {
     pub(super) envelope: Envelope,
     /// What it staged for one decode leg; nothing where the blocks are in a storage.
     pub(super) staged: Option<Staged>,
-    pub(super) cached_tokens: Option<u32>,
-    /// Counts its tokens as wasted unless an answer comes of them.
-    pub(super) spent: Option<Spent>,
-    pub(super) overlap_blocks: u32,
 }
 
 impl Prefilled {
@@ -121,7 +118,10 @@ pub(super) async fn prefill_or_local(
             Err(error) => break error,
         };
         let envelope = attempt(context, decision);
-        let prefilled = prefill(context, unit, envelope, &placed).await;
+        let expected = expected(context, unit, &placed);
+        let leg = LegFacts::new(LegKind::Prefill, placed.worker.id(), expected);
+        decision.update(|decision| decision.ledger.prefill_sent(leg));
+        let prefilled = prefill(context, unit, decision, envelope, &placed).await;
         placed.worker.record(Leg::Prefill, prefilled.as_ref().err());
         let error = match prefilled {
             Ok(Some(prefilled)) => return Ok(Some(prefilled)),
@@ -131,6 +131,7 @@ pub(super) async fn prefill_or_local(
             }
             Err(error) => error,
         };
+        decision.update(|decision| decision.ledger.discard(error.outcome()));
         if error.fault() == Fault::Client {
             return Err(error);
         }
@@ -172,7 +173,10 @@ pub(super) fn without_prefill(
 /// The prompt's first token ended the answer, and so nothing was handed over.
 pub(super) fn prefill_ended(context: &Context, decision: &DecisionHandle) {
     count_local(context, decision, LocalReason::PrefillEnded);
-    decision.update(|decision| decision.prefill_worker = None);
+    decision.update(|decision| {
+        decision.prefill_worker = None;
+        decision.ledger.discard(LocalReason::PrefillEnded.name());
+    });
 }
 
 /// What a prefill engine has said.
@@ -198,16 +202,28 @@ impl Said {
         first.and_then(|choice| choice.finish_reason).is_some_and(|reason| reason != "length")
     }
 
-    /// Prompt tokens that it found in its cache, if it says so.
-    pub(super) fn cached_tokens(&self) -> Option<u32> {
-        self.usage.as_ref().and_then(|usage| usage.cached_tokens)
+    /// The hand-off in it; `None` if the answer ended instead.
+    fn hand_off(&self, worker: &Worker) -> Result<Option<HandOff>, Error> {
+        let raw = self.reply.raw("kv_transfer_params").unwrap_or("null");
+        let raw: &RawValue =
+            serde_json::from_str(raw).map_err(|_| Error::engine(worker.id(), "sent nonsense"))?;
+        match HandOff::from_reply(raw) {
+            Ok(hand_off) => Ok(Some(hand_off)),
+            Err(HandOffError::Absent) if self.ended() => Ok(None),
+            Err(error) => Err(Error::engine(worker.id(), &format!("gave no hand-off: {error}"))),
+        }
     }
 
-    /// Its work, which is wasted unless an answer comes of it.
-    pub(super) fn spent(&self, context: &Context, unit: &Unit) -> Spent {
-        let told = self.usage.as_ref().map(|usage| usage.prompt_tokens);
-        let tokens = told.unwrap_or(unit.prompt_tokens.unwrap_or(0));
-        Spent::new(&context.core, &context.served, tokens)
+    /// Enters it in the ledger; `carried` is the cached tokens that its hand-off names,
+    /// where its usage does not.
+    pub(super) fn report(
+        &self,
+        context: &Context,
+        decision: &DecisionHandle,
+        worker: &Worker,
+        carried: Option<u32>,
+    ) {
+        report(context, decision, worker, self.usage, carried);
     }
 }
 
@@ -229,6 +245,7 @@ pub(super) fn body(
 pub(super) async fn send(
     context: &Context,
     unit: &Unit,
+    decision: &DecisionHandle,
     envelope: &Envelope,
     placed: &Placed,
     body: Bytes,
@@ -241,6 +258,8 @@ pub(super) async fn send(
     let _booking = Booking::new(&worker.booked, uncached, unit.weight_tokens);
     let call = async {
         let response = client.post(worker, context.endpoint.path(), body, envelope).await?;
+        // The engine has done the prompt and staged its blocks by now.
+        decision.update(|decision| decision.ledger.prefill_worked());
         let begun = tokio::time::Instant::now();
         let peer = response.extensions().get::<HttpInfo>().map(|info| info.remote_addr().ip());
         Ok((client.whole(worker, response.into_body()).await?, begun, peer))
@@ -261,6 +280,7 @@ pub(super) async fn send(
 async fn prefill(
     context: &Context,
     unit: &Unit,
+    decision: &DecisionHandle,
     envelope: Envelope,
     placed: &Placed,
 ) -> Result<Option<Prefilled>, Error> {
@@ -268,28 +288,21 @@ async fn prefill(
     let stored = context.served.config.connector == Connector::SharedStorage;
     let lead = if stored { Lead::Stored } else { Lead::Pulled };
     let body = body(context, unit, worker, lead)?;
-    let said = send(context, unit, &envelope, placed, body).await?;
-    let mut spent = said.spent(context, unit);
-    let mut cached_tokens = said.cached_tokens();
+    let said = send(context, unit, decision, &envelope, placed, body).await?;
     let staged = if stored {
+        said.report(context, decision, worker, None);
         None
     } else {
-        let Some(hand_off) = pulled(context, worker, &said)? else {
-            spent.reason = LocalReason::PrefillEnded.name();
-            return Ok(None);
-        };
-        cached_tokens = cached_tokens.or(hand_off.remote_prefill_cached_tokens());
+        let hand_off = said.hand_off(worker);
+        let named = hand_off.as_ref().ok().and_then(Option::as_ref);
+        let carried = named.and_then(HandOff::remote_prefill_cached_tokens);
+        said.report(context, decision, worker, carried);
+        let Some(hand_off) = hand_off? else { return Ok(None) };
+        admit(context, worker, &hand_off, said.peer)?;
         let lease = lease(context, &hand_off, said.begun);
         Some(Staged::new(context, unit, (worker.index, &envelope), hand_off, lease))
     };
-    Ok(Some(Prefilled {
-        worker: worker.index,
-        cached_tokens,
-        spent: Some(spent),
-        overlap_blocks: placed.overlap_blocks,
-        staged,
-        envelope,
-    }))
+    Ok(Some(Prefilled { worker: worker.index, staged, envelope }))
 }
 
 fn lease(context: &Context, hand_off: &HandOff, begun: tokio::time::Instant) -> Lease {
@@ -299,24 +312,40 @@ fn lease(context: &Context, hand_off: &HandOff, begun: tokio::time::Instant) -> 
     Lease::new(begun, lease, said, tokio::time::Instant::now())
 }
 
-/// The hand-off in a reply, from where the fleet is; `None` if the answer ended instead.
-fn pulled(context: &Context, worker: &Worker, said: &Said) -> Result<Option<HandOff>, Error> {
-    let raw = said.reply.raw("kv_transfer_params").unwrap_or("null");
-    let raw: &RawValue =
-        serde_json::from_str(raw).map_err(|_| Error::engine(worker.id(), "sent nonsense"))?;
-    let hand_off = match HandOff::from_reply(raw) {
-        Ok(hand_off) => hand_off,
-        Err(HandOffError::Absent) if said.ended() => return Ok(None),
-        Err(error) => {
-            return Err(Error::engine(worker.id(), &format!("gave no hand-off: {error}")));
-        }
-    };
-    if !context.served.hosts.admit(hand_off.remote_host(), said.peer) {
-        let message = format!(
-            "worker {} handed over from a host outside the fleet (see hand_off_networks)",
-            worker.id()
-        );
-        return Err(Error::new(Kind::ForeignHandOff, message));
+/// Whether a hand-off comes from where the fleet is.
+fn admit(
+    context: &Context,
+    worker: &Worker,
+    hand_off: &HandOff,
+    peer: Option<IpAddr>,
+) -> Result<(), Error> {
+    if context.served.hosts.admit(hand_off.remote_host(), peer) {
+        return Ok(());
     }
-    Ok(Some(hand_off))
+    let message = format!(
+        "worker {} handed over from a host outside the fleet (see hand_off_networks)",
+        worker.id()
+    );
+    Err(Error::new(Kind::ForeignHandOff, message))
+}
+
+/// Enters what a prefill engine said; `carried` is the cached tokens that its hand-off
+/// names, where its usage does not.
+fn report(
+    context: &Context,
+    decision: &DecisionHandle,
+    worker: &Worker,
+    usage: Option<EngineUsage>,
+    carried: Option<u32>,
+) {
+    let prompt_tokens = usage.map(|usage| usage.prompt_tokens);
+    let cached_tokens = usage.and_then(|usage| usage.cached_tokens).or(carried);
+    let mut leg = None;
+    decision.update(|decision| {
+        decision.ledger.prefill_reported(prompt_tokens, cached_tokens);
+        leg = decision.ledger.prefill().cloned();
+    });
+    if let Some(leg) = leg {
+        audit::observe(&context.core, &context.served, worker, &leg, usage.is_some());
+    }
 }

@@ -180,7 +180,9 @@ async fn answer(
                 let prefill = &pool.workers[prefilled.worker];
                 let message =
                     format!("no decode worker can take worker {}'s hand-off in time", prefill.id());
-                attempts.again(context, prefill, Error::new(Kind::LeaseExpired, message))?;
+                let error = Error::new(Kind::LeaseExpired, message);
+                decision.update(|decision| decision.ledger.discard(error.outcome()));
+                attempts.again(context, prefill, error)?;
                 *staged = None;
                 return Ok(None);
             }

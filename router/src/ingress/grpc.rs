@@ -110,7 +110,14 @@ impl FrontDoorService for FrontDoor {
         let bytes = message.encoded_len();
         let make = Box::new(move || body_of(message));
         let body = Payload::Made { bytes, make };
-        let call = Call { endpoint, body, steering, request_id: request_id.clone(), traceparent };
+        let call = Call {
+            endpoint,
+            body,
+            steering,
+            request_id: request_id.clone(),
+            traceparent,
+            usage_detail: false,
+        };
         let reply = serve(&self.core, call, scope).await.map_err(|e| status(&request_id, &e))?;
         let decision = reply.route.0.into_iter().next().unwrap_or_default();
         let ReplyBody::Events(events) = reply.body else {

@@ -32,6 +32,7 @@ use crate::service::{Call, Reply, ReplyBody, Scope, serve};
 
 const X_ROUTE: HeaderName = HeaderName::from_static("x-splitrail-route");
 const SERVER_TIMING: HeaderName = HeaderName::from_static("server-timing");
+const X_USAGE: HeaderName = HeaderName::from_static("x-splitrail-usage");
 const TRACEPARENT: HeaderName = HeaderName::from_static("traceparent");
 
 /// The front door's routes.
@@ -76,10 +77,12 @@ async fn generate(
 ) -> Result<Response, Error> {
     let mut scope = Scope::open(&core, endpoint, identity.arrived);
     let traceparent = trace_context(request.headers().get(TRACEPARENT));
+    let usage_detail = request.headers().contains_key(X_USAGE);
     let received = receive(request, &core.limits).await;
     let (steering, body) = received.inspect_err(|error| scope.end(error.outcome()))?;
     let request_id = identity.request_id.clone();
-    let call = Call { endpoint, body: Payload::Json(body), steering, request_id, traceparent };
+    let body = Payload::Json(body);
+    let call = Call { endpoint, body, steering, request_id, traceparent, usage_detail };
     let result = serve(&core, call, scope).await;
     if let Err(error) = &result {
         log_failure(&identity.request_id, error);
@@ -104,6 +107,10 @@ fn check_headers(headers: &HeaderMap) -> Result<(), Error> {
     if headers.get_all(CONTENT_ENCODING).iter().any(|encoding| encoding != identity) {
         let message = "compressed bodies are not accepted; send it as it is";
         return Err(Error::new(Kind::UnsupportedMedia, message));
+    }
+    if headers.get_all(X_USAGE).iter().any(|value| value != "detail") {
+        let message = "the header `x-splitrail-usage` can only be `detail`";
+        return Err(Error::invalid("x-splitrail-usage", message));
     }
     Ok(())
 }

@@ -6,6 +6,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use serde::Serialize;
 
+use super::entry::Entry;
 use crate::flow::auto::Estimate;
 use crate::pick::Candidate;
 
@@ -120,6 +121,8 @@ pub struct Decision {
     pub cached_source: Option<&'static str>,
     /// Tokens handed over to the decode worker.
     pub transferred_tokens: Option<u32>,
+    /// The prompt's entry in the ledger: its legs with their figures.
+    pub ledger: Entry,
 }
 
 /// A decision that is still being written.

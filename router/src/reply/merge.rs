@@ -179,17 +179,25 @@ fn move_choices(answer: &mut JsonObject, prompt_index: usize, n: u32) {
 /// out, since it would pass for the count of all.
 fn sum<'a>(all: impl Iterator<Item = &'a str>, places: Places) -> Option<String> {
     let mut total: Option<Value> = None;
+    let mut all_say_cached = true;
     for (index, raw) in all.enumerate() {
-        let mut value = serde_json::from_str(raw).ok()?;
+        let mut value: Value = serde_json::from_str(raw).ok()?;
         if places.is_counted(index) {
             leave_prompt_out(&mut value);
+        } else {
+            all_say_cached &= value["prompt_tokens_details"]["cached_tokens"].is_u64();
         }
         match &mut total {
             None => total = Some(value),
             Some(total) => add(total, &value),
         }
     }
-    total.map(|total| total.to_string())
+    let mut total = total?;
+    // An answer without details has no member that could be missed below.
+    if !all_say_cached && let Some(details) = total["prompt_tokens_details"].as_object_mut() {
+        details.remove("cached_tokens");
+    }
+    Some(total.to_string())
 }
 
 /// What is left of a further sample's usage: its own tokens.
@@ -288,6 +296,26 @@ mod tests {
         let choices = merged["choices"].as_array().unwrap();
         let indices: Vec<_> = choices.iter().map(|choice| &choice["index"]).collect();
         assert_eq!(indices, [0, 1, 2, 3]);
+    }
+
+    #[test]
+    fn what_some_prompts_had_cached_does_not_pass_for_that_of_all() {
+        let answer = |details: &str| {
+            reply(&format!(
+                r#"{{"choices":[{{"index":0}}],"usage":{{"prompt_tokens":9,"prompt_tokens_details":{details}}}}}"#
+            ))
+        };
+        let some = r#"{"cached_tokens":8,"audio_tokens":1}"#;
+        for silent in ["null", r#"{"audio_tokens":1}"#, r#"{"cached_tokens":null}"#] {
+            for answers in [[some, silent, some], [silent, some, some]] {
+                let merged =
+                    replies(answers.map(answer).to_vec(), places(1, 1)).unwrap().to_bytes();
+                let merged: Value = serde_json::from_slice(&merged).unwrap();
+                assert_eq!(merged["usage"]["prompt_tokens"], 27);
+                let cached = merged["usage"]["prompt_tokens_details"].get("cached_tokens");
+                assert!(cached.is_none_or(Value::is_null), "{merged}");
+            }
+        }
     }
 
     #[tokio::test]

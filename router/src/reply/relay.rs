@@ -14,16 +14,17 @@ use splitrail_engine::usage::{EngineUsage, UsageError};
 
 use super::choices::turned_away;
 use super::sse::{Piece, Splitter};
-use super::usage::{Source, UsageRule, rewrite};
+use super::usage::{rewrite, told};
 use crate::api::JsonObject;
 use crate::core::{Core, Served};
 use crate::error::{Error, Kind};
 use crate::fleet::{Booking, Worker};
 use crate::flow::client::EngineClient;
 use crate::flow::migrate::Migration;
-use crate::ledger::counts::Settled;
+use crate::ledger::audit;
 use crate::ledger::decisions::DecisionHandle;
-use crate::ledger::spent::Spent;
+use crate::ledger::entry::Told;
+use crate::ledger::leg::Origin;
 use crate::pick::Leg;
 
 /// Events from an engine.
@@ -94,39 +95,52 @@ impl EventReader {
 }
 
 /// What one prompt's answer owns until it has ended, on whatever path: its load
-/// booking, its record, and the rule by which its usage is told.
+/// booking, and its record with the ledger's entry.
 pub struct Account {
     pub(crate) core: Arc<Core>,
     pub(crate) served: Arc<Served>,
     pub(crate) decision: DecisionHandle,
     pub(crate) booking: Booking,
     pub(crate) worker: Arc<Worker>,
-    pub(crate) rule: UsageRule,
-    pub(crate) decode_overlap_blocks: u32,
     /// The prompt's length by the router's tokenizer.
     pub(crate) prompt_tokens: Option<u32>,
-    pub(crate) settled: Option<Settled>,
-    /// The prefill that this answer lives on.
-    pub(crate) spent: Option<Spent>,
+    /// Whether the engine has told its usage.
+    pub(crate) settled: bool,
 }
 
 impl Account {
-    /// Takes an engine's usage object; gives the client's.
-    pub fn settle(&mut self, raw: &str) -> Option<String> {
-        let usage = self.read(raw)?;
+    /// Takes an engine's usage object; gives the client's, who gets to see it if `tells`.
+    /// `whole` is the usage of the whole answer where the engine gave only its last part.
+    pub fn settle(&mut self, raw: &str, whole: Option<&str>, tells: bool) -> Option<String> {
+        let leg = self.read(raw)?;
+        let (raw, usage) = match whole {
+            Some(whole) => (whole, self.read(whole)?),
+            None => (raw, leg),
+        };
         self.compare(usage.prompt_tokens);
-        let tokens_known = self.prompt_tokens.is_some();
-        let settled = Settled::new(&self.rule, usage, self.decode_overlap_blocks, tokens_known);
-        let told = self.rule.told(settled.cached);
-        self.settled = Some(settled);
+        self.settled = true;
+        let fallback = self.served.config.cached_tokens_fallback;
+        let mut told_cached = None;
         self.decision.update(|decision| {
-            decision.cached_tokens = Some(settled.cached.tokens);
-            decision.cached_source = Some(settled.cached.source.name());
-            decision.told_cached_tokens = told;
-            decision.transferred_tokens =
-                settled.prefill.map(|_| settled.decode.external_kv_transfer);
+            let entry = &mut decision.ledger;
+            entry.decode_reported(leg);
+            entry.whole_answer(usage);
+            let Some(cached) = entry.cached() else { return };
+            told_cached = told(cached, fallback);
+            if tells {
+                entry.tell(Told {
+                    prompt_tokens: usage.prompt_tokens,
+                    completion_tokens: usage.completion_tokens,
+                    cached_tokens: told_cached,
+                });
+            }
+            let transferred = entry.transferred_tokens();
+            decision.transferred_tokens = transferred;
+            decision.cached_tokens = Some(cached.tokens);
+            decision.cached_source = Some(cached.source.kind());
+            decision.told_cached_tokens = told_cached;
         });
-        rewrite(raw, told)
+        rewrite(raw, told_cached)
     }
 
     fn read(&self, raw: &str) -> Option<EngineUsage> {
@@ -165,46 +179,81 @@ impl Account {
         }
     }
 
+    /// The answer has begun: the engine has the whole prompt behind it.
+    pub fn began(&self) {
+        self.decision.update(|decision| decision.ledger.decode_worked());
+    }
+
     /// Records the cached tokens that are certain before the answer: after a hand-off
     /// the prefill leg has said them. They go out with the headers of a stream.
     pub fn foretell(&self) {
-        if self.rule.handed_over
-            && let Some(tokens) = self.rule.prefill_cached_tokens
-        {
-            let tokens = tokens.min(self.prompt_tokens.unwrap_or(u32::MAX));
-            self.decision.update(|decision| {
+        self.decision.update(|decision| {
+            let prefill = decision.ledger.prefill();
+            if let Some(tokens) = prefill.and_then(|leg| leg.cached_tokens) {
+                let tokens = tokens.min(self.prompt_tokens.unwrap_or(u32::MAX));
                 decision.cached_tokens = Some(tokens);
                 decision.told_cached_tokens = Some(tokens);
-                decision.cached_source = Some(Source::Engine.name());
-            });
+                decision.cached_source = Some(Origin::EnginePrefill.kind());
+            }
+        });
+    }
+
+    /// The answer is complete. Its figures are counted when the whole request is.
+    pub fn finish(&mut self) {
+        self.worker.record(Leg::Decode, None);
+        let mut leg = None;
+        self.decision.update(|decision| {
+            decision.outcome = Some("ok");
+            leg = decision.ledger.decode().cloned();
+        });
+        if let Some(leg) = leg {
+            audit::observe(&self.core, &self.served, &self.worker, &leg, self.settled);
         }
     }
 
-    /// The answer is complete.
-    pub fn finish(&mut self) {
-        if let Some(settled) = self.settled {
-            let block_size = self.rule.block_size;
-            settled.count(&self.core.metrics, self.served.name(), block_size);
+    /// The engine holds too little of the prompt and has run nothing. What it says of its
+    /// cache is as good a report as any.
+    pub fn turned_away(&mut self, usage: Option<EngineUsage>) {
+        let error = Error::new(Kind::BelowThreshold, "");
+        self.worker.record(Leg::Decode, Some(&error));
+        let outcome = error.outcome();
+        let mut leg = None;
+        self.decision.update(|decision| {
+            decision.outcome = Some(outcome);
+            leg = decision.ledger.decode_turned_away(usage);
+            decision.ledger.discard(outcome);
+        });
+        if let (Some(leg), Some(_)) = (leg, usage) {
+            audit::observe(&self.core, &self.served, &self.worker, &leg, true);
         }
-        if let Some(spent) = self.spent.take() {
-            spent.well();
-        }
-        self.worker.record(Leg::Decode, None);
-        self.decision.update(|decision| decision.outcome = Some("ok"));
+    }
+
+    /// The answering leg came to nothing; what was prefilled for it may serve another.
+    pub fn fail_leg(&mut self, error: &Error) {
+        self.worker.record(Leg::Decode, Some(error));
+        self.decision.update(|decision| {
+            decision.outcome = Some(error.outcome());
+            decision.ledger.discard_decode(error.outcome());
+        });
+    }
+
+    /// Nor does what was prefilled for it.
+    pub fn waste_prefill(&mut self, error: &Error) {
+        self.decision.update(|decision| decision.ledger.discard(error.outcome()));
     }
 
     /// The answer broke off.
     pub fn fail(&mut self, error: &Error) {
-        self.worker.record(Leg::Decode, Some(error));
-        self.give_up(error);
+        self.fail_leg(error);
+        self.waste_prefill(error);
     }
 
     /// There is no answer, through no fault of its worker's.
-    pub fn give_up(&mut self, error: &Error) {
-        if let Some(spent) = &mut self.spent {
-            spent.reason = error.outcome();
-        }
-        self.decision.update(|decision| decision.outcome = Some(error.outcome()));
+    pub fn give_up(&mut self, outcome: &'static str) {
+        self.decision.update(|decision| {
+            decision.outcome = Some(outcome);
+            decision.ledger.discard(outcome);
+        });
     }
 }
 
@@ -213,10 +262,11 @@ impl Account {
 /// # Errors
 /// If the reply is no JSON object.
 pub fn whole(account: &mut Account, reply: Bytes) -> Result<JsonObject, Error> {
+    account.began();
     let nonsense = |_| Error::engine(account.worker.id(), "sent a reply that is not JSON");
     let mut reply = JsonObject::parse(reply).map_err(nonsense)?;
     if let Some(raw) = reply.raw("usage").filter(|raw| *raw != "null").map(str::to_owned)
-        && let Some(told) = account.settle(&raw)
+        && let Some(told) = account.settle(&raw, None, true)
     {
         reply.set("usage", told);
     }
@@ -250,6 +300,12 @@ impl<'a> Chunk<'a> {
         // A struct could be read from a list as well.
         let is_object = data.trim_ascii_start().starts_with(b"{");
         is_object.then(|| serde_json::from_slice(data).ok()).flatten()
+    }
+
+    /// Whether it is the chunk with usage that stands by itself. Running totals have no
+    /// details on engines of today; only this one has figures to rely on.
+    pub(crate) fn is_final_usage(&self) -> bool {
+        self.usage.is_some() && !self.has_choices()
     }
 
     fn has_choices(&self) -> bool {
@@ -344,9 +400,7 @@ impl UnitStream {
         if turned_away(&data) {
             return Err("turned a part of the request away in mid-stream");
         }
-        let Some(usage) = chunk.usage.filter(|_| !chunk.has_choices()) else {
-            // Running totals have no details on engines of today; only the final
-            // chunk has figures to rely on.
+        let Some(usage) = chunk.usage.filter(|_| chunk.is_final_usage()) else {
             let noted = self.migration.as_mut().map(|migration| migration.note(&data));
             if let Some(None) = noted {
                 self.migration = None;
@@ -354,7 +408,7 @@ impl UnitStream {
             return Ok(Some(noted.flatten().unwrap_or(data)));
         };
         let whole = self.migration.as_ref().and_then(|migration| migration.usage(usage.get()));
-        let told = self.account.settle(whole.as_deref().unwrap_or(usage.get()));
+        let told = self.account.settle(usage.get(), whole.as_deref(), self.tells_usage);
         if !self.tells_usage {
             return Ok(None);
         }

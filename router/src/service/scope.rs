@@ -12,7 +12,9 @@ use crate::api::Endpoint;
 use crate::core::{Core, LiveRequest, Served, unix_ms};
 use crate::error::{Error, Kind};
 use crate::flow::context::{Context, flow_name};
+use crate::ledger::close::close;
 use crate::ledger::decisions::DecisionHandle;
+use crate::ledger::record::Ended;
 use crate::reply::merge::Events;
 
 /// Room in the router, its entry among the live ones, its place in the metrics and
@@ -32,6 +34,7 @@ struct Placed {
     served: Arc<Served>,
     flow: &'static str,
     number: u64,
+    request_id: String,
     in_flight: IntGauge,
     decisions: Vec<DecisionHandle>,
 }
@@ -83,6 +86,7 @@ impl Scope {
             served: Arc::clone(&context.served),
             flow: flow_name(context),
             number,
+            request_id: request_id.to_owned(),
             in_flight,
             decisions,
         });
@@ -91,8 +95,8 @@ impl Scope {
     /// The answer has begun.
     pub(super) fn begun(&mut self) {
         let ttft = self.arrived.elapsed().as_secs_f64();
-        let labels = self.labels();
-        self.core.metrics.ttft.with_label_values(&labels).observe(ttft);
+        let (model, flow) = self.labels();
+        self.core.metrics.ttft.with_label_values(&[model, flow]).observe(ttft);
     }
 
     /// Ties the scope to a stream: it ends when the stream does.
@@ -131,18 +135,33 @@ impl Scope {
                 decision.outcome.get_or_insert(outcome);
             });
         }
-        let [model, flow] = self.labels();
+        let (model, flow) = self.labels();
         let metrics = &self.core.metrics;
         metrics.requests.with_label_values(&[model, self.endpoint, flow, outcome]).inc();
         let seconds = self.arrived.elapsed().as_secs_f64();
         metrics.request.with_label_values(&[model, flow]).observe(seconds);
+        if let Some(placed) = &self.placed {
+            let ended_unix_ms = unix_ms();
+            let arrived_unix_ms = ended_unix_ms.saturating_sub((seconds * 1e3) as u64);
+            let (endpoint, request_id) = (self.endpoint, &placed.request_id);
+            let ended = Ended {
+                request_id,
+                model,
+                endpoint,
+                flow,
+                outcome,
+                arrived_unix_ms,
+                ended_unix_ms,
+            };
+            close(&self.core, &ended, &placed.decisions);
+        }
     }
 
     /// Model and flow: the one executed, where a decision has come that far.
-    fn labels(&self) -> [&str; 2] {
-        let Some(placed) = &self.placed else { return ["none", "none"] };
+    fn labels(&self) -> (&str, &'static str) {
+        let Some(placed) = &self.placed else { return ("none", "none") };
         let executed = placed.decisions.first().map(|first| first.with(|decision| decision.flow));
-        [placed.served.name(), executed.unwrap_or(placed.flow)]
+        (placed.served.name(), executed.unwrap_or(placed.flow))
     }
 }
 

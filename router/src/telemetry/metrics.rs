@@ -71,9 +71,11 @@ metrics! {
     stage: HistogramVec[FINE_SECONDS]("stage_seconds"; "model", "stage");
     /// Prompt tokens of completed requests by leg and source. Never sum over legs.
     prompt_tokens: IntCounterVec("prompt_tokens_total"; "model", "leg", "source", "tier");
+    /// Prompt tokens of completed requests, each prompt once: as clients are told.
+    usage_prompt_tokens: IntCounterVec("usage_prompt_tokens_total"; "model");
     /// Generated tokens of completed requests.
     generation_tokens: IntCounterVec("generation_tokens_total"; "model");
-    /// Prompt tokens computed by prefill attempts whose answer was discarded.
+    /// Prompt tokens of attempts of which no answer came. No other count has them.
     wasted_prompt_tokens: IntCounterVec("wasted_prompt_tokens_total"; "model", "reason");
     /// Prompts whose length the engine counts otherwise than the router: another tokenizer,
     /// template or engine flag.
@@ -86,6 +88,12 @@ metrics! {
     overlap_blocks: HistogramVec[BLOCKS]("overlap_blocks"; "model", "role");
     /// Best candidate's overlap minus the chosen one's.
     overlap_blocks_lost: IntCounterVec("overlap_blocks_lost_total"; "model");
+    /// Moving average of the estimate's error on one worker, in blocks: too high or too low.
+    worker_drift: GaugeVec("worker_cached_tokens_drift_blocks"; "model", "worker", "direction");
+    /// Replies of engines that could tell a figure (usage, cached_tokens), and whether they did.
+    engine_reports: IntCounterVec("engine_reports_total"; "model", "worker", "figure", "reported");
+    /// Records of ended requests for the ledger file: written, queue_full or write_failed.
+    ledger_records: IntCounterVec("ledger_records_total"; "result");
     /// Completed requests with and without cached tokens.
     prefix_cache_requests: IntCounterVec("prefix_cache_requests_total"; "model", "result");
     /// Requests of P/D models that were prefilled where they are decoded.

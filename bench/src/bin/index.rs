@@ -1,0 +1,10 @@
+//! `index`: compares the prefix index with the public ones.
+
+use splitrail_bench::index::alloc::Counting;
+
+#[global_allocator]
+static ALLOCATOR: Counting = Counting;
+
+fn main() -> Result<(), Box<dyn std::error::Error>> {
+    splitrail_bench::index::main()
+}

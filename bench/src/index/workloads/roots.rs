@@ -1,0 +1,78 @@
+//! Hundreds of thousands of prompts that share nothing: stored, looked up and
+//! removed one block at a time while a reader goes on reading. In child
+//! processes with a watchdog, since peers panic or hang here.
+
+use std::io;
+use std::time::Duration;
+
+use serde_json::json;
+
+use super::super::child::{Outcome, run_alone};
+use super::super::goals::measure;
+use super::super::measure::{Percentiles, timer_overhead_ns};
+use super::super::plan::{Chain, Op, chain_of, mix};
+use super::super::report::{Better, NAMES, print_line};
+use super::super::run::Run;
+use super::super::subject::{Deliver, Subject};
+use super::trace::MAX_BLOCKS;
+
+const WORKERS: u32 = 8;
+
+pub(super) fn run(run: &mut Run) -> io::Result<()> {
+    let limit = Duration::from_secs(run.pick(15, 120));
+    // The smaller number is one that no peer panics at.
+    for &roots in run.pick(&[400_000][..], &[150_000, 400_000]) {
+        let workload = format!("roots {roots}");
+        let mut outcomes = <[Outcome; NAMES.len()]>::default();
+        for (at, name) in NAMES.iter().enumerate() {
+            outcomes[at] = run_alone(run, name, &format!("roots {roots}"), limit)?;
+            if let Some(failure) = &outcomes[at].failure {
+                run.say(&format!("{workload}: {name} FAILED: {failure}"))?;
+            }
+        }
+        let failed = std::array::from_fn(|at| Some(f64::from(outcomes[at].failure.is_some())));
+        run.row(&workload, (measure::FAILED, "", Better::Less), failed, None)?;
+        for (name, measure, unit) in [
+            ("load_ns", "load, per block", "ns"),
+            ("match_ns", measure::MATCH_P50, "ns"),
+            ("remove_ns", "remove, per block", "ns"),
+            ("stall_us", measure::STALL, "us"),
+        ] {
+            let figures = std::array::from_fn(|at| outcomes[at].get(name));
+            run.row(&workload, (measure, unit, Better::Less), figures, None)?;
+        }
+    }
+    Ok(())
+}
+
+/// Loads, looks up, removes; prints each figure once it is there.
+pub(super) fn child(subject: &mut dyn Subject, roots: usize) -> io::Result<()> {
+    let chains: Vec<Chain> =
+        (0..roots).map(|root| chain_of(std::iter::once(mix(root as u64)))).collect();
+    let worker = |root: usize| root as u32 % WORKERS;
+    let store =
+        |root| Op::Store { worker: worker(root), parent: None, chain: root as u32, from: 0, to: 1 };
+    let remove =
+        |root: usize| Op::Remove { worker: worker(root), engines: vec![chains[root][0].engine] };
+    let stores: Vec<Op> = (0..roots).map(store).collect();
+    let removes: Vec<Op> = (0..roots).map(remove).collect();
+    let per_root = |seconds: f64| seconds * 1e9 / roots as f64;
+
+    subject.reset(WORKERS, MAX_BLOCKS);
+    subject.prepare_queries(&chains);
+    subject.prepare_events(&chains, &stores);
+    let (loaded, load_stall_ns) = subject.longest_stall();
+    let mut stall_us = load_stall_ns as f64 / 1e3;
+    let load_ns = per_root(loaded.wall.as_secs_f64());
+    print_line(&json!({ "load_ns": load_ns, "stall_us": stall_us }).to_string())?;
+
+    let mut samples = Vec::with_capacity(roots);
+    subject.time_each(timer_overhead_ns(), Deliver::Result, &mut samples);
+    print_line(&json!({ "match_ns": Percentiles::of(&mut samples).p50 }).to_string())?;
+
+    subject.prepare_events(&chains, &removes);
+    let (removed, remove_stall_ns) = subject.longest_stall();
+    stall_us = stall_us.max(remove_stall_ns as f64 / 1e3);
+    let remove_ns = per_root(removed.wall.as_secs_f64());
+    print_line(&json!({ "remove_ns": remove_ns, "stall_us": stall_us }).to_string())
+}

@@ -1,0 +1,49 @@
+//! Loading what eight workers hold from snapshots, against applying the events
+//! which led there.
+
+use std::io;
+
+use super::super::check::check;
+use super::super::plan::{chains_of, without_eviction};
+use super::super::report::Better;
+use super::super::run::{Run, alternate, subjects};
+use super::trace::MAX_BLOCKS;
+
+const EXPAND: u32 = 32;
+const WORKERS: u32 = 8;
+
+pub(super) fn run(run: &mut Run) -> io::Result<()> {
+    let workload = format!("snapshot E={EXPAND} W={WORKERS}");
+    let chains = chains_of(&run.requests, EXPAND, 0);
+    let (ops, model) = without_eviction(&chains, WORKERS);
+    let entries = model.entries();
+    let mut subjects = subjects();
+    let [loaded, applied, missing] = alternate(&mut subjects, run.pick(2, 5), |subject, _| {
+        subject.reset(WORKERS, MAX_BLOCKS);
+        subject.prepare_events(&chains, &ops);
+        let applied = entries as f64 / 1e6 / subject.apply_prepared().cpu.as_secs_f64();
+        let Some((blocks, span)) = subject.reload_from_snapshots(WORKERS, MAX_BLOCKS) else {
+            return [f64::NAN, applied, f64::NAN];
+        };
+        let missing = entries as f64 - blocks as f64;
+        [blocks as f64 / 1e6 / span.cpu.as_secs_f64(), applied, missing]
+    });
+    // A peer is loaded in the way in which it is faster.
+    let peer = |at: usize| loaded[at].into_iter().chain(applied[at]).reduce(f64::max);
+    let best = [loaded[0], peer(1), peer(2)];
+    let note = "peers: the faster of snapshot and events".to_owned();
+    let unit = "M blocks/s";
+    run.row(&workload, ("load per CPU second", unit, Better::More), best, Some(note))?;
+    run.row(&workload, ("events per CPU second", unit, Better::More), applied, None)?;
+    let gain = std::array::from_fn(|at| Some(loaded[at]? / applied[at]?));
+    run.row(&workload, ("snapshot over events", "x", Better::More), gain, None)?;
+    run.row(&workload, ("blocks missing", "", Better::Less), missing, None)?;
+    for (subject, loaded) in subjects.iter_mut().zip(loaded) {
+        subject.prepare_queries(&chains);
+        if loaded.is_none() {
+            subject.prepare_events(&chains, &ops);
+            subject.apply_prepared();
+        }
+    }
+    check(run, &workload, &subjects, &chains, |chain| model.scores(chain))
+}

@@ -1,0 +1,3 @@
+//! Comparison benchmarks. Each program is a thin binary over one module.
+
+pub mod index;

@@ -1,0 +1,530 @@
+//! One worker's own names for its blocks: from the engine's hash to the block.
+//!
+//! Names are kept in groups of eight consecutive blocks, so that what belongs to
+//! the place is paid once per group; a table of four-byte slots finds them.
+
+use super::line::{EMPTY, LINE_SLOTS, Line};
+use super::prefetch::prefetch;
+use super::strips::Place;
+
+/// Where a name is: its group, and its place there.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) struct Lane(pub(super) u32);
+
+const LANES: usize = 8;
+/// The most bits of a slot that say where; the rest is part of the name's hash, more
+/// of it the fewer names there are.
+const LANE_BITS_MAX: u32 = 26;
+/// Groups that a slot can name; the last is left out, since it is in [`EMPTY`].
+const GROUPS_MAX: usize = (1 << LANE_BITS_MAX) / LANES - 1;
+/// The most names that a worker may have, whatever the configuration says.
+pub(super) const NAMES_MAX: usize = GROUPS_MAX;
+
+const GROUPS_PER_CHUNK: usize = 32;
+/// So few groups are not worth moving together.
+const SPARSE_GROUPS_MIN: usize = 4 * GROUPS_PER_CHUNK;
+/// Bits of a tag that must be left after a doubling: fewer would send searches to
+/// names that are not meant.
+const TAG_BITS_MIN: u32 = 9;
+/// The share of slots in use at which a table is enlarged: at eleven of sixteen, one
+/// line of fifteen is full.
+const FULL: (usize, usize) = (11, 16);
+/// Names that are looked up together.
+pub(super) const BATCH: usize = 32;
+/// In place of a strip: the group is free.
+const FREE: u32 = u32::MAX;
+
+/// Where the search for a name begins, and what its slot has of its hash.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct Home {
+    line: u32,
+    tag: u32,
+}
+
+/// What is known of the name of the block before.
+#[derive(Clone, Copy, Debug)]
+pub(super) enum After {
+    /// It was added last, and its block is the one before in the same strip.
+    Last(Lane),
+    /// Where it is, if it is known at all.
+    Known(Option<Lane>),
+}
+
+/// An empty slot of the table.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Slot {
+    line: u32,
+    place: u32,
+}
+
+#[derive(Clone, Debug)]
+struct Group {
+    names: [u64; LANES],
+    /// Of the first lane; the others follow.
+    strip: u32,
+    offset: u32,
+    /// Lanes that were given out, from the first.
+    filled: u8,
+    /// Lanes that are in use, one bit each.
+    present: u8,
+    /// Lanes with copies other than one in the fastest tier, one bit each.
+    special: u8,
+}
+
+/// The names of one worker.
+#[derive(Debug, Default)]
+pub(super) struct Names {
+    table: Vec<Line>,
+    /// Lines of the table when it was laid out, and how often they were doubled since.
+    base_lines: u32,
+    doublings: u32,
+    /// Bits of a slot that say where.
+    lane_bits: u32,
+    /// Slots that are not empty.
+    used: usize,
+    live: usize,
+    groups: Vec<Box<[Group]>>,
+    group_count: usize,
+    free: Vec<u32>,
+}
+
+/// Engines may number their blocks in sequence: one wide multiplication spreads them.
+#[inline]
+fn mix(name: u64) -> u64 {
+    const MULTIPLIER: u64 = 0x9e37_79b9_7f4a_7c15;
+    let product = u128::from(name ^ MULTIPLIER) * u128::from(MULTIPLIER);
+    (product as u64) ^ ((product >> 64) as u64)
+}
+
+impl Names {
+    /// Names in use.
+    pub(super) fn len(&self) -> usize {
+        self.live
+    }
+
+    pub(super) fn is_empty(&self) -> bool {
+        self.live == 0
+    }
+
+    #[inline]
+    fn group(&self, lane: Lane) -> (&Group, usize) {
+        let (group, place) = (lane.0 as usize / LANES, lane.0 as usize % LANES);
+        (&self.groups[group / GROUPS_PER_CHUNK][group % GROUPS_PER_CHUNK], place)
+    }
+
+    #[inline]
+    fn group_mut(&mut self, group: usize) -> &mut Group {
+        &mut self.groups[group / GROUPS_PER_CHUNK][group % GROUPS_PER_CHUNK]
+    }
+
+    #[inline]
+    fn is(&self, lane: Lane, name: u64) -> bool {
+        let (group, place) = self.group(lane);
+        group.names[place] == name && group.present >> place & 1 == 1
+    }
+
+    /// The block that a name stands for.
+    #[inline]
+    pub(super) fn place(&self, lane: Lane) -> Place {
+        let (group, place) = self.group(lane);
+        Place { strip: group.strip, offset: group.offset + place as u32 }
+    }
+
+    /// Whether its copies are other than one in the fastest tier.
+    #[inline]
+    pub(super) fn is_special(&self, lane: Lane) -> bool {
+        let (group, place) = self.group(lane);
+        group.special >> place & 1 == 1
+    }
+
+    pub(super) fn set_special(&mut self, lane: Lane) {
+        let (group, place) = (lane.0 as usize / LANES, lane.0 as usize % LANES);
+        self.group_mut(group).special |= 1 << place;
+    }
+
+    /// Where a name is.
+    #[inline]
+    pub(super) fn find(&self, name: u64) -> Option<Lane> {
+        if self.table.is_empty() {
+            return None;
+        }
+        self.find_from(self.home(name), name).ok()
+    }
+
+    /// Where a name is, or the empty slot where its search ended.
+    #[inline]
+    pub(super) fn find_from(&self, home: Home, name: u64) -> Result<Lane, Slot> {
+        let mut at = home.line as usize;
+        loop {
+            let line = &self.table[at];
+            let mut alike = line.equal(home.tag, self.lane_bits);
+            while alike != 0 {
+                let slot = line.0[alike.trailing_zeros() as usize % LINE_SLOTS];
+                let lane = Lane(slot & !(EMPTY << self.lane_bits));
+                if slot != EMPTY && self.is(lane, name) {
+                    return Ok(lane);
+                }
+                alike &= alike - 1;
+            }
+            let empty = line.empty();
+            if empty != 0 {
+                return Err(Slot { line: at as u32, place: empty.trailing_zeros() });
+            }
+            // Only a full line sends the search on.
+            at = if at + 1 == self.table.len() { 0 } else { at + 1 };
+        }
+    }
+
+    /// Where the searches for up to [`BATCH`] names begin, their memory already on
+    /// its way.
+    #[inline]
+    pub(super) fn homes(&self, names: impl Iterator<Item = u64>) -> [Home; BATCH] {
+        let mut homes = [Home::default(); BATCH];
+        for (home, name) in homes.iter_mut().zip(names) {
+            *home = self.home(name);
+            prefetch(&self.table[home.line as usize]);
+        }
+        homes
+    }
+
+    /// Has the slots of up to [`BATCH`] names fetched.
+    #[inline]
+    pub(super) fn fetch(&self, names: impl Iterator<Item = u64>) {
+        if !self.table.is_empty() {
+            self.homes(names);
+        }
+    }
+
+    /// Makes room for so many more names, so that slots stay where they are while
+    /// those are added.
+    #[inline]
+    pub(super) fn make_room(&mut self, names: usize) {
+        let groups = (self.group_count + names).min(GROUPS_MAX);
+        let slots = self.table.len() * LINE_SLOTS;
+        if (self.used + names) * FULL.1 > slots * FULL.0 || groups * LANES >= 1 << self.lane_bits {
+            self.enlarge(names);
+        }
+    }
+
+    /// Doubles the table where that is enough and leaves enough of the tags.
+    #[cold]
+    fn enlarge(&mut self, names: usize) {
+        let groups = (self.group_count + names).min(GROUPS_MAX);
+        let stale = self.used - self.live;
+        let doubled = self.table.len() * 2;
+        let suits = stale * 4 < self.used
+            && (self.used + names) * FULL.1 <= doubled * LINE_SLOTS * FULL.0
+            && groups * LANES < 1 << self.lane_bits
+            && self.doublings + TAG_BITS_MIN < u32::BITS - self.lane_bits;
+        if suits {
+            self.double();
+        } else {
+            self.lay_out(self.live + names);
+        }
+    }
+
+    /// Makes two lines of each, in one pass: a slot's tag says which of the two it
+    /// goes to. Only behind a full line may there be slots from elsewhere.
+    fn double(&mut self) {
+        let old = std::mem::take(&mut self.table);
+        self.doublings += 1;
+        self.table.reserve_exact(old.len() * 2);
+        let upper = 1 << (u32::BITS - self.doublings);
+        let mut astray = Vec::new();
+        let mut full_before = old.last().is_some_and(|line| line.empty() == 0);
+        self.used = 0;
+        for line in &old {
+            let mut halves = [Line::EMPTY, Line::EMPTY];
+            if full_before {
+                let slots = line.0.iter().filter(|slot| **slot != EMPTY);
+                astray.extend(slots.map(|slot| Lane(slot & !(EMPTY << self.lane_bits))));
+            } else {
+                self.used += line.split(upper, &mut halves);
+            }
+            self.table.extend(halves);
+            full_before = line.empty() == 0;
+        }
+        for lanes in astray.chunks(BATCH) {
+            // What they need comes for all of them at once: names, then slots.
+            lanes.iter().for_each(|lane| prefetch(self.group(*lane).0));
+            let mut batch = Batch::default();
+            for lane in lanes {
+                let (group, place) = self.group(*lane);
+                if group.present >> place & 1 == 1 {
+                    let home = self.home(group.names[place]);
+                    prefetch(&self.table[home.line as usize]);
+                    batch.push(home, *lane);
+                }
+            }
+            self.used += batch.len;
+            self.add_slots(&mut batch);
+        }
+    }
+
+    /// The same where the name is probably the neighbour of one that was asked for
+    /// before: engines evict blocks in the order of their chain.
+    #[inline]
+    pub(super) fn find_near(&self, near: Option<Lane>, name: u64) -> Option<Lane> {
+        if let Some(Lane(near)) = near {
+            for lane in [near.wrapping_sub(1), near + 1] {
+                if (lane as usize) < self.group_count * LANES && self.is(Lane(lane), name) {
+                    return Some(Lane(lane));
+                }
+            }
+        }
+        self.find(name)
+    }
+
+    /// Adds a name that is not there; `after` is the name of the block before, if
+    /// known. `None` where no more fit.
+    pub(super) fn insert(&mut self, name: u64, place: Place, after: Option<Lane>) -> Option<Lane> {
+        self.make_room(1);
+        let home = self.home(name);
+        let slot = self.find_from(home, name).err()?;
+        self.insert_at(slot, home, name, place, After::Known(after))
+    }
+
+    /// Adds a name where the search for it ended.
+    #[inline(always)]
+    pub(super) fn insert_at(
+        &mut self,
+        slot: Slot,
+        home: Home,
+        name: u64,
+        place: Place,
+        after: After,
+    ) -> Option<Lane> {
+        let lane = match after {
+            // The lane behind is free, and stands for the block behind.
+            After::Last(Lane(last)) if last as usize % LANES < LANES - 1 => Lane(last + 1),
+            After::Last(_) => self.new_lane(place, None)?,
+            After::Known(lane) => self.new_lane(place, lane)?,
+        };
+        let group = self.group_mut(lane.0 as usize / LANES);
+        let bit = 1 << (lane.0 as usize % LANES);
+        group.names[lane.0 as usize % LANES] = name;
+        group.filled += 1;
+        group.present |= bit;
+        group.special &= !bit;
+        self.live += 1;
+        self.used += 1;
+        self.table[slot.line as usize].0[slot.place as usize % LINE_SLOTS] =
+            home.tag << self.lane_bits | lane.0;
+        Some(lane)
+    }
+
+    /// Takes a name out.
+    #[inline]
+    pub(super) fn remove(&mut self, lane: Lane) {
+        let (group_at, place) = (lane.0 as usize / LANES, lane.0 as usize % LANES);
+        let group = self.group_mut(group_at);
+        group.present &= !(1 << place);
+        let name = group.names[place];
+        if group.present == 0 {
+            group.strip = FREE;
+            self.free.push(group_at as u32);
+        }
+        self.live -= 1;
+        if self.live == 0 {
+            *self = Self::default();
+        } else {
+            self.empty_slot(self.home(name), lane);
+        }
+    }
+
+    /// Empties a name's slot. In a full line it stays, pointing at nothing: searches
+    /// that went on from there must go on.
+    #[inline]
+    fn empty_slot(&mut self, home: Home, lane: Lane) {
+        let slot = home.tag << self.lane_bits | lane.0;
+        let mut at = home.line as usize;
+        loop {
+            let line = &mut self.table[at];
+            let (same, empty) = (line.equal(slot, 0), line.empty());
+            if same != 0 && empty != 0 {
+                line.0[same.trailing_zeros() as usize % LINE_SLOTS] = EMPTY;
+                self.used -= 1;
+            }
+            if same != 0 || empty != 0 {
+                return;
+            }
+            at = if at + 1 == self.table.len() { 0 } else { at + 1 };
+        }
+    }
+
+    /// Whether most of its groups are free.
+    #[inline]
+    pub(super) fn is_sparse(&self) -> bool {
+        self.group_count > SPARSE_GROUPS_MIN && self.free.len() * 2 > self.group_count
+    }
+
+    /// Moves the groups in use together and gives the rest back; says where each
+    /// lane has gone. Costs as much as there is, and at least as much went before.
+    #[cold]
+    pub(super) fn shrink(&mut self) -> impl Fn(Lane) -> Lane {
+        let groups = std::mem::take(&mut self.groups);
+        let mut moved = vec![FREE; self.group_count];
+        let old_count = std::mem::take(&mut self.group_count);
+        self.free = Vec::new();
+        for (at, group) in groups.iter().flatten().take(old_count).enumerate() {
+            if group.present == 0 {
+                continue;
+            }
+            if let Some(new) = self.add_group() {
+                *self.group_mut(new) = group.clone();
+                moved[at] = new as u32;
+            }
+        }
+        self.lay_out(self.live);
+        move |Lane(lane)| {
+            let (group, place) = (lane as usize / LANES, lane % LANES as u32);
+            Lane(moved[group] * LANES as u32 + place)
+        }
+    }
+
+    /// All names with their blocks.
+    pub(super) fn iter(&self) -> impl Iterator<Item = (Lane, u64, Place)> + '_ {
+        let groups = self.groups.iter().flatten().take(self.group_count).enumerate();
+        groups.flat_map(|(at, group)| {
+            let lanes = (0..LANES).filter(|lane| group.present >> lane & 1 == 1);
+            lanes.map(move |lane| {
+                let place = Place { strip: group.strip, offset: group.offset + lane as u32 };
+                (Lane((at * LANES + lane) as u32), group.names[lane], place)
+            })
+        })
+    }
+
+    /// The places of all names, a group at a time: its first block, and one bit for
+    /// each of the eight from there on.
+    pub(super) fn groups(&self) -> impl Iterator<Item = (Place, u8)> + '_ {
+        let groups = self.groups.iter().flatten().take(self.group_count);
+        groups
+            .filter(|group| group.present != 0)
+            .map(|group| (Place { strip: group.strip, offset: group.offset }, group.present))
+    }
+
+    /// Bytes of memory that it takes.
+    pub(super) fn bytes(&self) -> usize {
+        self.table.capacity() * size_of::<Line>()
+            + self.free.capacity() * size_of::<u32>()
+            + self.groups.len() * GROUPS_PER_CHUNK * size_of::<Group>()
+    }
+
+    /// A name's hash as a fraction of the table as it was laid out: its line there,
+    /// and what is behind the point. Each doubling moves the point by one bit.
+    #[inline]
+    fn home(&self, name: u64) -> Home {
+        let product = u128::from(mix(name)) * u128::from(self.base_lines);
+        let (line, fraction) = ((product >> 64) as u32, product as u64);
+        let below = ((fraction >> 32) >> (32 - self.doublings)) as u32;
+        let tag = (fraction >> 32) as u32 >> self.lane_bits;
+        Home { line: line << self.doublings | below, tag }
+    }
+
+    #[inline]
+    fn new_lane(&mut self, place: Place, after: Option<Lane>) -> Option<Lane> {
+        if let Some(after) = after.filter(|after| (after.0 as usize) < self.group_count * LANES) {
+            let (group, _) = self.group(after);
+            let next = u32::from(group.filled);
+            if group.strip == place.strip
+                && (next as usize) < LANES
+                && group.offset + next == place.offset
+            {
+                return Some(Lane(after.0 / LANES as u32 * LANES as u32 + next));
+            }
+        }
+        let group = match self.free.pop() {
+            Some(group) => group as usize,
+            None => self.add_group()?,
+        };
+        let Place { strip, offset } = place;
+        let empty = Group { names: [0; LANES], strip, offset, filled: 0, present: 0, special: 0 };
+        *self.group_mut(group) = empty;
+        Some(Lane((group * LANES) as u32))
+    }
+
+    fn add_group(&mut self) -> Option<usize> {
+        if self.group_count == GROUPS_MAX {
+            return None;
+        }
+        if self.group_count.is_multiple_of(GROUPS_PER_CHUNK) {
+            let free = Group {
+                names: [0; LANES],
+                strip: FREE,
+                offset: 0,
+                filled: 0,
+                present: 0,
+                special: 0,
+            };
+            self.groups.push(vec![free; GROUPS_PER_CHUNK].into());
+        }
+        self.group_count += 1;
+        Some(self.group_count - 1)
+    }
+
+    /// Lays the table out anew for so many names, three eighths full then: as many
+    /// names may come or go until the next time as there are.
+    #[cold]
+    fn lay_out(&mut self, names: usize) {
+        let lines = (names * 8 / 3).div_ceil(LINE_SLOTS).max(1);
+        // Room for as many doublings as leave enough of a tag.
+        let lanes = (self.group_count + BATCH) * 2 * LANES;
+        let needed = lanes.next_power_of_two().ilog2();
+        let spare = (u32::BITS - TAG_BITS_MIN).saturating_sub(needed) / 2;
+        self.lane_bits = (needed + spare).min(LANE_BITS_MAX);
+        self.table = Vec::new();
+        self.table.resize(lines, Line::EMPTY);
+        (self.base_lines, self.doublings) = (lines as u32, 0);
+        self.used = self.live;
+        // Two batches: the memory for one comes while the other is placed.
+        let mut batches = [Batch::default(), Batch::default()];
+        let mut turn = 0;
+        for group in 0..self.group_count {
+            let this = &self.groups[group / GROUPS_PER_CHUNK][group % GROUPS_PER_CHUNK];
+            let mut left = this.present;
+            while left != 0 {
+                let lane = left.trailing_zeros() as usize;
+                let home = self.home(this.names[lane]);
+                prefetch(&self.table[home.line as usize]);
+                batches[turn].push(home, Lane((group * LANES + lane) as u32));
+                left &= left - 1;
+            }
+            if batches[turn].len + LANES > BATCH {
+                turn ^= 1;
+                self.add_slots(&mut batches[turn]);
+            }
+        }
+        for batch in &mut batches {
+            self.add_slots(batch);
+        }
+    }
+
+    fn add_slots(&mut self, batch: &mut Batch) {
+        for (home, lane) in &batch.slots[..batch.len] {
+            let mut at = home.line as usize;
+            let place = loop {
+                let empty = self.table[at].empty();
+                if empty != 0 {
+                    break empty.trailing_zeros() as usize;
+                }
+                at = if at + 1 == self.table.len() { 0 } else { at + 1 };
+            };
+            self.table[at].0[place % LINE_SLOTS] = home.tag << self.lane_bits | lane.0;
+        }
+        batch.len = 0;
+    }
+}
+
+/// Names whose slots' memory is on its way.
+#[derive(Default)]
+struct Batch {
+    slots: [(Home, Lane); BATCH],
+    len: usize,
+}
+
+impl Batch {
+    fn push(&mut self, home: Home, lane: Lane) {
+        self.slots[self.len] = (home, lane);
+        self.len += 1;
+    }
+}

@@ -1,0 +1,20 @@
+//! Asking for memory before it is needed.
+//!
+//! One of two files of this crate with `unsafe`: there is no safe way to prefetch.
+//! Names of one event lie anywhere in a table larger than the caches; asked for one
+//! by one, each would cost a trip to memory. A prefetch of any address is harmless
+//! (it changes nothing and cannot fault), and the address here is a reference's.
+#![allow(unsafe_code)]
+
+/// Has the processor fetch what `place` refers to, without waiting for it.
+#[inline(always)]
+pub(super) fn prefetch<T>(place: &T) {
+    #[cfg(all(target_arch = "x86_64", not(miri)))]
+    {
+        use std::arch::x86_64::{_MM_HINT_T0, _mm_prefetch};
+        // SAFETY: a prefetch has no effect that the program can see, at any address.
+        unsafe { _mm_prefetch::<_MM_HINT_T0>(std::ptr::from_ref(place).cast()) }
+    }
+    #[cfg(not(all(target_arch = "x86_64", not(miri))))]
+    let _ = place;
+}

@@ -1,0 +1,60 @@
+//! Atomics that tell of every access, so that a test can do what another thread might
+//! do just there.
+
+use std::cell::RefCell;
+use std::sync::atomic::{self, Ordering};
+
+/// What was just done.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Access {
+    /// About to be done, rather: what happens now is seen.
+    Load,
+    Store,
+}
+
+type Probe = Box<dyn FnMut(Access)>;
+
+thread_local! {
+    static PROBE: RefCell<Option<Probe>> = const { RefCell::new(None) };
+}
+
+/// Calls `probe` at every access of this thread within `body`, except at its own.
+pub(super) fn probed<R>(probe: impl FnMut(Access) + 'static, body: impl FnOnce() -> R) -> R {
+    PROBE.set(Some(Box::new(probe)));
+    let result = body();
+    PROBE.set(None);
+    result
+}
+
+fn touched(access: Access) {
+    if let Some(mut probe) = PROBE.take() {
+        probe(access);
+        PROBE.set(Some(probe));
+    }
+}
+
+macro_rules! probed_atomic {
+    ($name:ident, $value:ty) => {
+        #[derive(Debug)]
+        pub(super) struct $name(atomic::$name);
+
+        impl $name {
+            pub(super) const fn new(value: $value) -> Self {
+                Self(atomic::$name::new(value))
+            }
+
+            pub(super) fn load(&self, ordering: Ordering) -> $value {
+                touched(Access::Load);
+                self.0.load(ordering)
+            }
+
+            pub(super) fn store(&self, value: $value, ordering: Ordering) {
+                self.0.store(value, ordering);
+                touched(Access::Store);
+            }
+        }
+    };
+}
+
+probed_atomic!(AtomicU32, u32);
+probed_atomic!(AtomicU64, u64);

@@ -1,0 +1,290 @@
+//! Finding: from a prompt's first block along its runs, never waiting.
+
+use std::sync::Arc;
+
+use super::overlaps::Overlaps;
+use super::run::{Full, Partial, Run, Stretch, View};
+use super::shared::{Shared, State};
+use super::sync::{Ordering, look_again};
+use crate::hash::BlockHash;
+
+/// Looks into an index from any thread, while its writer goes on.
+///
+/// What it sees: events whose application ended before the call are seen in whole.
+/// Of an event that is being applied meanwhile, some runs may be seen before and
+/// some after it. Each worker's overlap is therefore made of stretches which that
+/// worker really held at some time during the call; a block that it did not hold
+/// at all during the call is never counted.
+#[derive(Clone, Debug)]
+pub struct IndexReader {
+    pub(super) shared: Arc<Shared>,
+}
+
+/// Why a walk must begin anew.
+struct Changed;
+
+#[cfg(all(test, not(loom)))]
+mod tests;
+
+impl IndexReader {
+    /// Finds how much of a prompt each worker holds; `hashes` are the prompt's,
+    /// from [`chain_hashes`](crate::hash::chain_hashes). Clears `out` first.
+    ///
+    /// Never waits: it looks again at what the writer changed meanwhile, so only a
+    /// writer that makes progress can delay it.
+    pub fn find(&self, hashes: &[BlockHash], out: &mut Overlaps) {
+        while self.find_in(&self.shared.state.load(), hashes, out).is_err() {
+            look_again();
+        }
+    }
+
+    fn find_in(
+        &self,
+        state: &State,
+        hashes: &[BlockHash],
+        out: &mut Overlaps,
+    ) -> Result<(), Changed> {
+        match walk(state, hashes, out)? {
+            // It may be in a table that replaced this one, or among runs added since.
+            End::Missing if !self.shared.state.load().finds_the_same(state) => Err(Changed),
+            End::Missing | End::Run => self.allow_for_reuse(state, out),
+        }
+    }
+
+    /// A walk may have met numbers that stand for something else than its state says.
+    fn allow_for_reuse(&self, state: &State, out: &mut Overlaps) -> Result<(), Changed> {
+        if self.shared.reused.load(Ordering::Acquire) <= state.reused {
+            return Ok(());
+        }
+        let now = self.shared.state.load();
+        if now.words.reused != state.words.reused {
+            return Err(Changed);
+        }
+        // Whoever lost a slot held nothing at some time during the call. To begin anew
+        // would let a worker that comes and goes hold up readers.
+        out.forget_others(&now.slots);
+        Ok(())
+    }
+}
+
+/// Where a walk ended.
+enum End {
+    /// Along a run, or for want of workers or of blocks.
+    Run,
+    /// No run begins with the next block.
+    Missing,
+}
+
+fn walk(state: &State, hashes: &[BlockHash], out: &mut Overlaps) -> Result<End, Changed> {
+    out.clear();
+    if !Arc::ptr_eq(&out.slots, &state.slots) {
+        out.slots = Arc::clone(&state.slots);
+    }
+    out.alive.clear();
+    out.alive.extend(state.live.iter().map(|word| word.load(Ordering::Acquire)));
+    let mut rest = hashes;
+    let mut before: Option<(&Run, u32)> = None;
+    let mut end = End::Run;
+    while let Some(&BlockHash(hash)) = rest.first() {
+        let Some((_, run)) = state.find(hash) else {
+            // Unless the run before became longer, split or joined, this is its end.
+            if before.is_some_and(|(run, version)| !run.unchanged(version)) {
+                return Err(Changed);
+            }
+            end = End::Missing;
+            break;
+        };
+        let depth = (hashes.len() - rest.len()) as u32;
+        let (view, matched) = step(state, run, rest, depth, out)?;
+        close(depth, out);
+        rest = &rest[matched as usize..];
+        if matched < view.len || out.alive.iter().all(|word| *word == 0) {
+            break;
+        }
+        before = Some((run, view.version));
+    }
+    let depth = (hashes.len() - rest.len()) as u32;
+    out.next.fill(0);
+    out.parted.fill(0);
+    close(depth, out);
+    Ok(end)
+}
+
+/// Those of `alive` that go neither on nor part on their own end at `depth`.
+fn close(depth: u32, out: &mut Overlaps) {
+    if depth > 0 {
+        let from = out.bits.len();
+        let sets = out.alive.iter().zip(&out.next).zip(&out.parted);
+        out.bits.extend(sets.map(|((alive, next), parted)| alive & !next & !parted));
+        if out.bits[from..].iter().all(|word| *word == 0) {
+            out.bits.truncate(from);
+        } else {
+            out.groups.push(depth);
+        }
+    }
+    std::mem::swap(&mut out.alive, &mut out.next);
+}
+
+/// Reads one run, again until it was not changed meanwhile: how far the prompt
+/// goes along it, who goes on (`next`), and who parts within (`singles`).
+fn step(
+    state: &State,
+    run: &Run,
+    rest: &[BlockHash],
+    depth: u32,
+    out: &mut Overlaps,
+) -> Result<(View, u32), Changed> {
+    let (singles, slower) = (out.singles.len(), out.slower.len());
+    loop {
+        let view = run.view();
+        let matched = if view.first == rest[0].0 { matched(state, &view, rest) } else { None };
+        let read = matched.and_then(|matched| {
+            read_full(state, view.full, out)?;
+            read_partial(state, &view, matched, depth, out)?;
+            if !view.tiers.is_empty() {
+                read_tiers(state, &view, matched, depth, singles, out)?;
+            }
+            Some(matched)
+        });
+        match read {
+            Some(matched) if run.unchanged(view.version) => return Ok((view, matched)),
+            // It is not that run any more, or is out of this state's sight.
+            None => return Err(Changed),
+            Some(_) => {
+                out.singles.truncate(singles);
+                out.slower.truncate(slower);
+                look_again();
+            }
+        }
+    }
+}
+
+/// How many blocks of the prompt lie along a run; `None` where words are out of date.
+///
+/// A chained hash stands for its whole prefix: where the last blocks agree, all do,
+/// and where they part can be found by halving.
+#[inline]
+fn matched(state: &State, view: &View, rest: &[BlockHash]) -> Option<u32> {
+    let len = view.len as usize;
+    if len <= rest.len() && rest[len.checked_sub(1)?].0 == view.last {
+        return Some(view.len);
+    }
+    let hashes = state.words.get(view.strip, len)?;
+    let common = len.min(rest.len());
+    let agrees = |place: usize| hashes[place].load(Ordering::Relaxed) == rest[place].0;
+    if agrees(common - 1) {
+        return Some(common as u32);
+    }
+    // The first agrees, the last of those in common does not.
+    let (mut agreeing, mut parting) = (0, common - 1);
+    while parting - agreeing > 1 {
+        let middle = usize::midpoint(agreeing, parting);
+        if agrees(middle) {
+            agreeing = middle;
+        } else {
+            parting = middle;
+        }
+    }
+    Some(parting.max(1) as u32)
+}
+
+#[inline]
+fn read_full(state: &State, full: Full, out: &mut Overlaps) -> Option<()> {
+    out.next.clear();
+    if let Some((at, words)) = full.as_row() {
+        let row = state.words.get(at, words)?;
+        let sets = row.iter().zip(&out.alive);
+        out.next.extend(sets.map(|(row, alive)| row.load(Ordering::Relaxed) & alive));
+        out.next.resize(out.alive.len(), 0);
+        return Some(());
+    }
+    out.next.resize(out.alive.len(), 0);
+    for slot in full.slots() {
+        let word = usize::from(slot) / 64;
+        if let Some(alive) = out.alive.get(word) {
+            out.next[word] |= alive & 1 << (slot % 64);
+        }
+    }
+    Some(())
+}
+
+#[inline]
+fn read_partial(
+    state: &State,
+    view: &View,
+    matched: u32,
+    depth: u32,
+    out: &mut Overlaps,
+) -> Option<()> {
+    out.parted.clear();
+    out.parted.resize(out.alive.len(), 0);
+    if view.partial.is_empty() {
+        return Some(());
+    }
+    if let Some(partial) = view.partial.as_single() {
+        take_partial(partial, matched, depth, out);
+        return Some(());
+    }
+    let (at, count) = view.partial.extent();
+    let list = state.words.get(at, count)?;
+    out.singles.reserve(count);
+    for word in list {
+        take_partial(Partial(word.load(Ordering::Relaxed)), matched, depth, out);
+    }
+    Some(())
+}
+
+#[inline]
+fn take_partial(partial: Partial, matched: u32, depth: u32, out: &mut Overlaps) {
+    let (word, bit) = (usize::from(partial.slot()) / 64, 1 << (partial.slot() % 64));
+    let Some(alive) = out.alive.get(word) else {
+        return;
+    };
+    // One that is a full holder as well, or listed twice for a moment, counts once.
+    if alive & bit & !out.next[word] & !out.parted[word] == 0 {
+        return;
+    }
+    if partial.blocks() >= matched {
+        out.next[word] |= bit;
+    } else {
+        out.parted[word] |= bit;
+        if depth + partial.blocks() > 0 {
+            out.singles.push(partial.0 + u64::from(depth));
+        }
+    }
+}
+
+/// Counts the blocks that are not in the fastest tier. Seldom needed.
+fn read_tiers(
+    state: &State,
+    view: &View,
+    matched: u32,
+    depth: u32,
+    singles: usize,
+    out: &mut Overlaps,
+) -> Option<()> {
+    let (at, count) = view.tiers.extent();
+    let list = state.words.get(at, count)?;
+    let stretch = |place: usize| list.get(place).map(|word| Stretch(word.load(Ordering::Relaxed)));
+    for place in 0..count {
+        let Some(this) = stretch(place).filter(|stretch| stretch.tier() > 0) else {
+            continue;
+        };
+        let slot = this.slot();
+        let goes_on =
+            out.next.get(usize::from(slot) / 64).is_some_and(|word| word >> (slot % 64) & 1 == 1);
+        let held = if goes_on {
+            matched
+        } else {
+            let own = out.singles[singles..].iter().find(|word| (*word >> 32) as u16 == slot);
+            own.map_or(0, |word| *word as u32 - depth)
+        };
+        let end = stretch(place + 1)
+            .filter(|next| next.slot() == slot)
+            .map_or(held, |next| next.start().min(held));
+        if end > this.start() && this.tier() < 4 {
+            out.slower.push((slot, this.tier(), end - this.start()));
+        }
+    }
+    Some(())
+}

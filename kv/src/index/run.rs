@@ -1,0 +1,278 @@
+//! A run: consecutive blocks of one chain, and who holds them; one cache line.
+//!
+//! # How readers and the writer get along
+//!
+//! There is one writer. Each of its stores leads from one valid state of a run to
+//! another valid one, and the version is raised after each. A reader takes the
+//! version, reads what it needs, and looks at the version again: unchanged, it has
+//! seen one state; otherwise it reads the run anew. A writer that is stopped in
+//! the middle of anything therefore holds up nobody.
+//!
+//! Valid states overlap on purpose: a worker may for a moment be both a full and
+//! a partial holder (full counts), and a partial holder's blocks may reach to the
+//! run's end or beyond it (then it holds the whole run).
+
+use super::sync::{AtomicU32, AtomicU64, Ordering, fence};
+use super::words::Address;
+
+/// The shared part of a run. Fields are changed through methods only, which
+/// raise the version.
+#[repr(align(64))]
+#[derive(Debug)]
+pub(super) struct Run {
+    version: AtomicU32,
+    /// Blocks.
+    len: AtomicU32,
+    /// Where its blocks' hashes are.
+    strip: AtomicU32,
+    /// Hash of the first block.
+    first: AtomicU64,
+    /// Hash of the last block: equal, everything before is equal as well.
+    last: AtomicU64,
+    /// Workers that hold all of it in their fastest tier: a [`Full`].
+    full: AtomicU64,
+    /// Workers that hold a beginning of it: a [`List`] of [`Partial`].
+    partial: AtomicU64,
+    /// Where holders' blocks are not in the fastest tier: a [`List`] of [`Stretch`].
+    tiers: AtomicU64,
+}
+
+/// What a reader takes from a run before it looks closer.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct View {
+    pub(super) version: u32,
+    pub(super) len: u32,
+    pub(super) strip: Address,
+    pub(super) first: u64,
+    pub(super) last: u64,
+    pub(super) full: Full,
+    pub(super) partial: List,
+    pub(super) tiers: List,
+}
+
+impl Default for Run {
+    fn default() -> Self {
+        Self {
+            version: AtomicU32::new(0),
+            len: AtomicU32::new(0),
+            strip: AtomicU32::new(Address::NONE.0),
+            first: AtomicU64::new(0),
+            last: AtomicU64::new(0),
+            full: AtomicU64::new(Full::NOBODY.0),
+            partial: AtomicU64::new(List::EMPTY.0),
+            tiers: AtomicU64::new(List::EMPTY.0),
+        }
+    }
+}
+
+impl Run {
+    /// A reader's look; what it says counts only if [`Run::unchanged`] afterwards.
+    #[inline]
+    pub(super) fn view(&self) -> View {
+        View {
+            version: self.version.load(Ordering::Acquire),
+            len: self.len.load(Ordering::Acquire),
+            strip: Address(self.strip.load(Ordering::Acquire)),
+            first: self.first.load(Ordering::Acquire),
+            last: self.last.load(Ordering::Acquire),
+            full: Full(self.full.load(Ordering::Acquire)),
+            partial: List(self.partial.load(Ordering::Acquire)),
+            tiers: List(self.tiers.load(Ordering::Acquire)),
+        }
+    }
+
+    /// Whether all that was read since the view of that version was one state.
+    #[inline]
+    pub(super) fn unchanged(&self, version: u32) -> bool {
+        fence(Ordering::Acquire);
+        self.version.load(Ordering::Relaxed) == version
+    }
+
+    /// Whether its first block has this hash, as far as a glance can tell.
+    #[inline]
+    pub(super) fn begins_with(&self, hash: u64) -> bool {
+        self.first.load(Ordering::Acquire) == hash
+    }
+
+    pub(super) fn len(&self) -> u32 {
+        self.len.load(Ordering::Relaxed)
+    }
+
+    pub(super) fn first(&self) -> u64 {
+        self.first.load(Ordering::Relaxed)
+    }
+
+    pub(super) fn full(&self) -> Full {
+        Full(self.full.load(Ordering::Relaxed))
+    }
+
+    pub(super) fn partial(&self) -> List {
+        List(self.partial.load(Ordering::Relaxed))
+    }
+
+    pub(super) fn tiers(&self) -> List {
+        List(self.tiers.load(Ordering::Relaxed))
+    }
+
+    pub(super) fn set_len(&self, len: u32, last: u64) {
+        self.len.store(len, Ordering::Release);
+        self.raise();
+        // Until here the two disagree, and readers compare block by block.
+        self.last.store(last, Ordering::Release);
+        self.raise();
+    }
+
+    pub(super) fn set_strip(&self, at: Address) {
+        self.strip.store(at.0, Ordering::Release);
+        self.raise();
+    }
+
+    pub(super) fn set_full(&self, full: Full) {
+        self.full.store(full.0, Ordering::Release);
+        self.raise();
+    }
+
+    pub(super) fn set_partial(&self, list: List) {
+        self.partial.store(list.0, Ordering::Release);
+        self.raise();
+    }
+
+    pub(super) fn set_tiers(&self, list: List) {
+        self.tiers.store(list.0, Ordering::Release);
+        self.raise();
+    }
+
+    /// Makes it a run of other blocks, which nobody holds; no reader is sent here
+    /// meanwhile, and one that still looks sees the version rise.
+    pub(super) fn renew(&self, strip: Address, len: u32, first: u64, last: u64) {
+        self.raise();
+        self.first.store(first, Ordering::Release);
+        self.raise();
+        self.full.store(Full::NOBODY.0, Ordering::Release);
+        self.partial.store(List::EMPTY.0, Ordering::Release);
+        self.tiers.store(List::EMPTY.0, Ordering::Release);
+        self.set_strip(strip);
+        self.set_len(len, last);
+    }
+
+    /// After a change of words that belong to it.
+    pub(super) fn raise(&self) {
+        let next = self.version.load(Ordering::Relaxed).wrapping_add(1);
+        self.version.store(next, Ordering::Release);
+    }
+}
+
+/// The set of workers that hold a whole run: up to four slots in place, or a row
+/// of bits among the words.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Full(pub(super) u64);
+
+/// No slot has a number from here on.
+pub(super) const SLOTS_MAX: u16 = ROW;
+const ROW: u16 = 0xfffe;
+const NO_SLOT: u16 = 0xffff;
+/// Slots that fit in place.
+pub(super) const IN_PLACE: usize = 4;
+
+impl Full {
+    pub(super) const NOBODY: Self = Self(u64::MAX);
+
+    pub(super) fn of(slots: &[u16]) -> Self {
+        let mut lanes = [NO_SLOT; IN_PLACE];
+        lanes[..slots.len()].copy_from_slice(slots);
+        Self(lanes.iter().rev().fold(0, |word, lane| word << 16 | u64::from(*lane)))
+    }
+
+    pub(super) fn row(at: Address, words: usize) -> Self {
+        Self(u64::from(ROW) << 48 | (words as u64) << 32 | u64::from(at.0))
+    }
+
+    /// Where its bits are and how many words they take, if they are not in place.
+    #[inline]
+    pub(super) fn as_row(self) -> Option<(Address, usize)> {
+        let is_row = (self.0 >> 48) as u16 == ROW;
+        is_row.then_some((Address(self.0 as u32), (self.0 >> 32) as usize & 0xffff))
+    }
+
+    /// The slots in place.
+    #[inline]
+    pub(super) fn slots(self) -> impl Iterator<Item = u16> {
+        (0..IN_PLACE).map(move |lane| (self.0 >> (16 * lane)) as u16).filter(|slot| *slot < ROW)
+    }
+}
+
+/// A list among the words: where, and how many words; or a single [`Partial`] in place.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct List(pub(super) u64);
+
+const SINGLE: u64 = 1 << 63;
+
+impl List {
+    pub(super) const EMPTY: Self = Self(0);
+
+    pub(super) fn of(at: Address, count: usize) -> Self {
+        Self((count as u64) << 32 | u64::from(at.0))
+    }
+
+    pub(super) fn single(partial: Partial) -> Self {
+        Self(SINGLE | partial.0)
+    }
+
+    pub(super) fn is_empty(self) -> bool {
+        self == Self::EMPTY
+    }
+
+    #[inline]
+    pub(super) fn as_single(self) -> Option<Partial> {
+        (self.0 & SINGLE != 0).then_some(Partial(self.0 & !SINGLE))
+    }
+
+    /// Address and length; for a list that is not a single.
+    #[inline]
+    pub(super) fn extent(self) -> (Address, usize) {
+        (Address(self.0 as u32), (self.0 >> 32) as usize)
+    }
+}
+
+/// A worker that holds the first blocks of a run: its slot above, their number below.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Partial(pub(super) u64);
+
+impl Partial {
+    pub(super) fn new(slot: u16, blocks: u32) -> Self {
+        Self(u64::from(slot) << 32 | u64::from(blocks))
+    }
+
+    #[inline]
+    pub(super) fn slot(self) -> u16 {
+        (self.0 >> 32) as u16
+    }
+
+    #[inline]
+    pub(super) fn blocks(self) -> u32 {
+        self.0 as u32
+    }
+}
+
+/// From block `start` of a run on, a worker's fastest tier is this, up to its next
+/// stretch; a worker's stretches stand together, in order.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Stretch(pub(super) u64);
+
+impl Stretch {
+    pub(super) fn new(slot: u16, tier: u8, start: u32) -> Self {
+        Self(u64::from(slot) << 40 | u64::from(tier) << 32 | u64::from(start))
+    }
+
+    pub(super) fn slot(self) -> u16 {
+        (self.0 >> 40) as u16
+    }
+
+    pub(super) fn tier(self) -> u8 {
+        (self.0 >> 32) as u8
+    }
+
+    pub(super) fn start(self) -> u32 {
+        self.0 as u32
+    }
+}

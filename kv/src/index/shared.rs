@@ -1,0 +1,106 @@
+//! What readers and the writer share.
+
+use std::sync::Arc;
+
+use super::WorkerKey;
+use super::heads::Heads;
+use super::run::Run;
+use super::sync::{AtomicU64, Swapped};
+use super::words::Words;
+
+/// Runs of one chunk.
+pub(super) const RUNS_PER_CHUNK: usize = if cfg!(loom) { 4 } else { 256 };
+
+/// Everything that a reader needs. It is replaced as a whole when it grows, or when
+/// a worker comes or goes, which is seldom; runs and words change in place.
+#[derive(Clone, Debug)]
+pub(super) struct State {
+    pub(super) words: Words,
+    pub(super) runs: Vec<Arc<[Run]>>,
+    pub(super) heads: Arc<Heads>,
+    pub(super) slots: Arc<Slots>,
+    /// One bit per slot in use. Cleared in place: whoever leaves is gone at once.
+    pub(super) live: Arc<[AtomicU64]>,
+    /// What [`Shared::reused`] becomes with this state.
+    pub(super) reused: u64,
+}
+
+impl State {
+    #[inline]
+    pub(super) fn run(&self, run: u32) -> Option<&Run> {
+        let (chunk, place) = (run as usize / RUNS_PER_CHUNK, run as usize % RUNS_PER_CHUNK);
+        self.runs.get(chunk)?.get(place)
+    }
+
+    /// The run that begins with a block, at a glance.
+    #[inline]
+    pub(super) fn find(&self, hash: u64) -> Option<(u32, &Run)> {
+        let begins = |run| self.run(run).is_some_and(|run| run.begins_with(hash));
+        let run = self.heads.find(hash, begins)?;
+        Some((run, self.run(run)?))
+    }
+
+    /// Whether a run that is missing in one of the two is so in the other.
+    pub(super) fn finds_the_same(&self, other: &Self) -> bool {
+        Arc::ptr_eq(&self.heads, &other.heads) && self.runs.len() == other.runs.len()
+    }
+}
+
+/// The index's name for a worker: a small number, so that sets of them are bits.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(super) struct Slots {
+    /// By slot; `None` where the slot is free or its worker is being removed.
+    pub(super) keys: Vec<Option<WorkerKey>>,
+    /// The slots in use, sorted by worker.
+    pub(super) by_key: Vec<(WorkerKey, u16)>,
+    /// By slot, how many workers have had it.
+    pub(super) owners: Vec<u32>,
+}
+
+impl Slots {
+    pub(super) fn of(&self, worker: WorkerKey) -> Option<u16> {
+        let at = self.by_key.binary_search_by_key(&worker, |(key, _)| *key).ok()?;
+        Some(self.by_key[at].1)
+    }
+
+    /// Words of a set of slots.
+    pub(super) fn words(&self) -> usize {
+        self.keys.len().div_ceil(64)
+    }
+
+    /// The same with a worker more, in a slot that is free.
+    pub(super) fn with(&self, worker: WorkerKey, slot: u16) -> Self {
+        let mut slots = self.clone();
+        let place = usize::from(slot);
+        if slots.keys.len() <= place {
+            slots.keys.resize(place + 1, None);
+            slots.owners.resize(place + 1, 0);
+        }
+        slots.owners[place] = slots.owners[place].wrapping_add(1);
+        slots.keys[place] = Some(worker);
+        let at = slots.by_key.partition_point(|(key, _)| *key < worker);
+        slots.by_key.insert(at, (worker, slot));
+        slots
+    }
+
+    /// The same without a worker.
+    pub(super) fn without(&self, worker: WorkerKey) -> Self {
+        let mut slots = self.clone();
+        if let Some(slot) = self.of(worker) {
+            let place = usize::from(slot);
+            slots.keys[place] = None;
+            slots.by_key.retain(|(key, _)| *key != worker);
+        }
+        slots
+    }
+}
+
+/// Where readers find the current state.
+#[derive(Debug)]
+pub(super) struct Shared {
+    pub(super) state: Swapped<State>,
+    /// How often the number of a slot or of a chunk came to stand for another one. It
+    /// is raised before anything is written there: a reader with a state from before
+    /// that cannot know what the number means now.
+    pub(super) reused: AtomicU64,
+}

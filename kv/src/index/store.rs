@@ -1,0 +1,347 @@
+//! Storing and removing blocks whose chained hashes are known.
+
+use std::ops::Range;
+
+use super::forest::{Cursor, Forest, Span};
+use super::holders::ABSENT;
+use super::names::{After, BATCH, Home, Lane, Names};
+use super::strips::Place;
+use super::worker::Worker;
+use super::{Applied, HashedBlock, Index, WorkerKey};
+use crate::event::{EngineHash, Tier};
+
+impl Index {
+    /// Stores consecutive blocks behind `parent` (`None`: at a prompt's start), as
+    /// [`Index::apply`] does after hashing their tokens. Blocks under a parent that
+    /// the worker does not hold are `orphaned`.
+    pub fn store(
+        &mut self,
+        worker: WorkerKey,
+        parent: Option<EngineHash>,
+        blocks: &[HashedBlock],
+        tier: Tier,
+    ) -> Applied {
+        if blocks.is_empty() {
+            return Applied::default();
+        }
+        let mut after = None;
+        let cursor = match parent {
+            None => Cursor::START,
+            Some(parent) => {
+                after = self.workers.get(&worker).and_then(|known| known.names.find(parent.0));
+                let place =
+                    after.and_then(|lane| Some(self.workers.get(&worker)?.names.place(lane)));
+                let Some((run, at)) = place.and_then(|place| self.forest.locate(place)) else {
+                    return Applied { orphaned: blocks.len(), ..Applied::default() };
+                };
+                Cursor { run, at: at + 1 }
+            }
+        };
+        let applied = self.store_at(worker, cursor, after, blocks, tier);
+        self.dismiss_if_empty(worker);
+        applied
+    }
+
+    pub(super) fn store_at(
+        &mut self,
+        worker: WorkerKey,
+        mut cursor: Cursor,
+        after: Option<Lane>,
+        blocks: &[HashedBlock],
+        tier: Tier,
+    ) -> Applied {
+        let limit = self.limit();
+        if self.admit(worker).is_none() || self.forest.is_full(blocks.len()) {
+            return Applied { over_limit: blocks.len(), ..Applied::default() };
+        }
+        let Self { forest, workers, .. } = self;
+        let Some(worker) = workers.get_mut(&worker) else {
+            return Applied::default();
+        };
+        let mut storing =
+            Storing { forest, worker, tier, limit, after, applied: Applied::default() };
+        let mut rest = blocks;
+        while !rest.is_empty() {
+            let Some((span, held)) = storing.find_or_extend(cursor, rest) else {
+                storing.applied.malformed += rest.len();
+                storing.forest.tidy(cursor.run);
+                break;
+            };
+            let len = (span.to - span.from) as usize;
+            let entered = storing.enter(&rest[..len], span, held);
+            if entered < len {
+                storing.applied.over_limit += rest.len() - entered;
+                break;
+            }
+            cursor = Cursor { run: span.run, at: span.to };
+            rest = &rest[len..];
+        }
+        storing.applied
+    }
+
+    /// Takes one physical copy of each named block away from a tier.
+    pub fn remove(&mut self, worker: WorkerKey, hashes: &[EngineHash], tier: Tier) -> Applied {
+        let mut applied = Applied::default();
+        let Some(known) = self.workers.get_mut(&worker) else {
+            return Applied { unknown: hashes.len(), ..applied };
+        };
+        let mut near = None;
+        let mut going: Option<Going> = None;
+        for (at, hash) in hashes.iter().enumerate() {
+            if at.is_multiple_of(BATCH) {
+                known.names.fetch(hashes[at..].iter().map(|hash| hash.0));
+            }
+            let Some(lane) = known.names.find_near(near, hash.0) else {
+                let aside = known.aside.remove(*hash, tier);
+                applied.removed += usize::from(aside);
+                applied.unknown += usize::from(!aside);
+                continue;
+            };
+            near = Some(lane);
+            if known.names.is_special(lane) || !known.doubles.is_empty() {
+                Going::end(&mut going, known, &mut self.forest);
+            }
+            match known.take_copy(&mut self.forest, lane, tier) {
+                None => applied.unknown += 1,
+                Some(false) => applied.removed += 1,
+                Some(true) => {
+                    applied.removed += 1;
+                    let place = known.names.place(lane);
+                    known.names.remove(lane);
+                    if known.doubles.contains_key(&place) {
+                        known.release(&mut self.forest, place, lane);
+                    } else if !going.as_mut().is_some_and(|going| going.takes(place)) {
+                        Going::end(&mut going, known, &mut self.forest);
+                        going = Some(Going::new(place));
+                    }
+                }
+            }
+        }
+        Going::end(&mut going, known, &mut self.forest);
+        known.shrink_if_sparse();
+        self.dismiss_if_empty(worker);
+        self.forest.compact_if_sparse();
+        applied
+    }
+}
+
+/// Consecutive blocks that are on their way out; engines evict chains from the end,
+/// so they are let go together.
+struct Going {
+    strip: u32,
+    from: u32,
+    to: u32,
+}
+
+impl Going {
+    fn new(Place { strip, offset }: Place) -> Self {
+        Self { strip, from: offset, to: offset + 1 }
+    }
+
+    fn takes(&mut self, place: Place) -> bool {
+        if place.strip != self.strip {
+            return false;
+        }
+        if place.offset + 1 == self.from {
+            self.from -= 1;
+        } else if place.offset == self.to {
+            self.to += 1;
+        } else {
+            return false;
+        }
+        true
+    }
+
+    fn end(going: &mut Option<Self>, worker: &mut Worker, forest: &mut Forest) {
+        if let Some(Self { strip, from, to }) = going.take() {
+            worker.release_span(forest, strip, from, to);
+        }
+    }
+}
+
+/// One event that is being stored.
+struct Storing<'a> {
+    forest: &'a mut Forest,
+    worker: &'a mut Worker,
+    tier: Tier,
+    limit: usize,
+    /// The name of the block before.
+    after: Option<Lane>,
+    applied: Applied,
+}
+
+/// Blocks of an event along one run, whose names are being entered.
+struct Entering<'a> {
+    blocks: &'a [HashedBlock],
+    span: Span,
+    /// Whether readers are shown already that the worker holds them.
+    held: bool,
+    /// The blocks that were entered and are not shown yet.
+    new: Range<usize>,
+}
+
+/// Why a batch was not entered as a whole, and before which block.
+enum Stop {
+    /// The table of names may have been laid out anew.
+    LaidOut(usize),
+    /// There is no room for more names.
+    Full(usize),
+}
+
+impl Storing<'_> {
+    /// Blocks along which the chain goes on, made if need be; and whether the worker
+    /// is shown to hold them already. `None` where hashes contradict what is there.
+    fn find_or_extend(&mut self, cursor: Cursor, rest: &[HashedBlock]) -> Option<(Span, bool)> {
+        let hash = |block: &HashedBlock| block.hash.0;
+        if let Some(span) = self.forest.follow(cursor, rest, hash) {
+            return Some((span, false));
+        }
+        let grows = (self.tier == Tier::Device).then_some(self.worker.slot);
+        self.forest.extend(cursor, rest, hash, grows)
+    }
+
+    /// Enters the names of a span's blocks; says how many found room.
+    fn enter(&mut self, blocks: &[HashedBlock], span: Span, held: bool) -> usize {
+        let replaced = self.applied.replaced;
+        let mut entering = Entering { blocks, span, held, new: 0..0 };
+        let mut entered = 0;
+        'laid_out: while entered < blocks.len() {
+            let room = self.limit.saturating_sub(self.worker.names.len());
+            self.worker.names.make_room((blocks.len() - entered).min(room).max(1));
+            let mut homes = self.homes(blocks, entered);
+            while entered < blocks.len() {
+                // The memory for the next batch comes while this one is entered.
+                let next = self.homes(blocks, entered + BATCH);
+                match self.enter_batch(&mut entering, entered, &homes) {
+                    Ok(end) => entered = end,
+                    Err(Stop::LaidOut(end)) => {
+                        entered = end;
+                        continue 'laid_out;
+                    }
+                    Err(Stop::Full(end)) => {
+                        entered = end;
+                        break 'laid_out;
+                    }
+                }
+                homes = next;
+            }
+        }
+        self.hold(&mut entering);
+        if held && entered < blocks.len() {
+            let left = Span { from: span.from + entered as u32, ..span };
+            self.forest.set_tier(left, self.worker.slot, ABSENT);
+        }
+        if entered < blocks.len() || self.applied.replaced > replaced {
+            self.forest.tidy(span.run);
+        }
+        entered
+    }
+
+    fn homes(&self, blocks: &[HashedBlock], from: usize) -> [Home; BATCH] {
+        let batch = blocks.get(from..).unwrap_or_default();
+        self.worker.names.homes(batch.iter().map(|block| block.engine.0))
+    }
+
+    /// Enters the next blocks from `from` on; says where it stopped, and why.
+    fn enter_batch(
+        &mut self,
+        entering: &mut Entering<'_>,
+        from: usize,
+        homes: &[Home; BATCH],
+    ) -> Result<usize, Stop> {
+        let Entering { blocks, span, .. } = *entering;
+        let batch = &blocks[from..blocks.len().min(from + BATCH)];
+        let first = self.forest.place(span.run, span.from + from as u32);
+        let mut after = After::Known(self.after);
+        for (at, (block, home)) in batch.iter().zip(homes).enumerate() {
+            let place = Place { offset: first.offset + at as u32, ..first };
+            let at = from + at;
+            match self.worker.names.find_from(*home, block.engine.0) {
+                Err(slot) => {
+                    let lane = self.add(at, |names| {
+                        names.insert_at(slot, *home, block.engine.0, place, after)
+                    })?;
+                    after = After::Last(lane);
+                    self.entered(entering, at);
+                }
+                Ok(lane) if self.worker.names.place(lane) == place => {
+                    self.copy(entering, lane);
+                    after = After::Known(Some(lane));
+                }
+                Ok(lane) => {
+                    self.hold(entering);
+                    self.replace(lane, span.run);
+                    self.add(at, |names| names.insert(block.engine.0, place, None))?;
+                    self.entered(entering, at);
+                    return Err(Stop::LaidOut(at + 1));
+                }
+            }
+        }
+        Ok(from + batch.len())
+    }
+
+    /// Adds the name of block `at`, if there is room.
+    #[inline]
+    fn add(
+        &mut self,
+        at: usize,
+        insert: impl FnOnce(&mut Names) -> Option<Lane>,
+    ) -> Result<Lane, Stop> {
+        if self.worker.names.len() >= self.limit {
+            return Err(Stop::Full(at));
+        }
+        let lane = insert(&mut self.worker.names).ok_or(Stop::Full(at))?;
+        self.after = Some(lane);
+        self.applied.stored += 1;
+        self.worker.counts[self.tier as usize] += 1;
+        if self.tier != Tier::Device {
+            self.worker.names.set_special(lane);
+            let mut copies = [0; Tier::COUNT];
+            copies[self.tier as usize] = 1;
+            self.worker.copies.insert(lane, copies);
+        }
+        Ok(lane)
+    }
+
+    /// Block `at` was entered and is to be shown.
+    #[inline]
+    fn entered(&mut self, entering: &mut Entering<'_>, at: usize) {
+        if entering.new.end != at {
+            self.hold(entering);
+            entering.new = at..at;
+        }
+        entering.new.end = at + 1;
+    }
+
+    /// One more copy of a block that is there under the same name.
+    fn copy(&mut self, entering: &mut Entering<'_>, lane: Lane) {
+        // What is entered but not shown yet must be, before tiers change.
+        self.hold(entering);
+        self.worker.add_copies(self.forest, lane, self.tier, 1);
+        self.after = Some(lane);
+        self.applied.stored += 1;
+    }
+
+    /// A name that stood for something else.
+    fn replace(&mut self, lane: Lane, run: u32) {
+        self.applied.replaced += 1;
+        // The run at hand must outlive what hangs together with the old block.
+        self.forest.pin(run);
+        self.worker.forget(self.forest, lane);
+        self.forest.meta_mut(run).children -= 1;
+        self.after = None;
+    }
+
+    /// Shows readers what was entered.
+    fn hold(&mut self, entering: &mut Entering<'_>) {
+        let Entering { blocks, span, held, .. } = *entering;
+        let new = std::mem::take(&mut entering.new);
+        if held || new.is_empty() {
+            return;
+        }
+        let (from, to) = (span.from + new.start as u32, span.from + new.end as u32);
+        let lane_at =
+            |worker: &Worker, at| worker.names.find(blocks[(at - span.from) as usize].engine.0);
+        self.worker.hold(self.forest, Span { from, to, ..span }, self.tier as u8, lane_at);
+    }
+}

@@ -1,0 +1,224 @@
+//! Strips: block hashes of a chain, one after the other, cut into runs.
+//!
+//! A block's place in its strip never changes, whatever becomes of the runs that
+//! the strip is cut into; so workers remember places.
+
+use super::sync::{AtomicU64, Ordering};
+use super::words::{Address, Allocator, capacity_of};
+
+/// A block: its strip, and its place there.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub(super) struct Place {
+    pub(super) strip: u32,
+    pub(super) offset: u32,
+}
+
+#[derive(Debug, Default)]
+struct Strip {
+    at: u32,
+    /// Blocks in use, from the first.
+    len: u32,
+    /// Blocks that it was last allocated for.
+    asked: u32,
+    /// Where its runs begin, in order; empty for a free strip.
+    pieces: Pieces,
+}
+
+/// Mostly one.
+#[derive(Debug, Default)]
+enum Pieces {
+    #[default]
+    None,
+    One([(u32, u32); 1]),
+    Many(Vec<(u32, u32)>),
+}
+
+impl Pieces {
+    fn as_slice(&self) -> &[(u32, u32)] {
+        match self {
+            Self::None => &[],
+            Self::One(piece) => piece,
+            Self::Many(pieces) => pieces,
+        }
+    }
+}
+
+/// All strips, by number.
+#[derive(Debug, Default)]
+pub(super) struct Strips {
+    strips: Vec<Strip>,
+    free: Vec<u32>,
+}
+
+impl Strips {
+    /// A new strip of `len` blocks, which is not cut into runs yet.
+    pub(super) fn add(
+        &mut self,
+        words: &mut Allocator,
+        hashes: impl Iterator<Item = u64>,
+        len: u32,
+    ) -> u32 {
+        let at = words.allocate(len as usize);
+        fill(words.slice(at, len as usize), hashes);
+        let strip = Strip { at: at.0, len, asked: len, pieces: Pieces::None };
+        if let Some(free) = self.free.pop() {
+            self.strips[free as usize] = strip;
+            return free;
+        }
+        self.strips.push(strip);
+        self.strips.len() as u32 - 1
+    }
+
+    pub(super) fn address(&self, strip: u32) -> Address {
+        Address(self.strips[strip as usize].at)
+    }
+
+    /// Blocks of a strip.
+    pub(super) fn len(&self, strip: u32) -> u32 {
+        self.strips[strip as usize].len
+    }
+
+    pub(super) fn pieces(&self, strip: u32) -> &[(u32, u32)] {
+        self.strips[strip as usize].pieces.as_slice()
+    }
+
+    /// The run that has a place; it may have become shorter than that.
+    #[inline]
+    pub(super) fn run_at(&self, place: Place) -> Option<u32> {
+        match &self.strips.get(place.strip as usize)?.pieces {
+            Pieces::None => None,
+            Pieces::One([(_, run)]) => Some(*run),
+            Pieces::Many(pieces) => {
+                let after = pieces.partition_point(|(start, _)| *start <= place.offset);
+                Some(pieces[after.checked_sub(1)?].1)
+            }
+        }
+    }
+
+    #[inline]
+    pub(super) fn hash(&self, words: &Allocator, place: Place) -> u64 {
+        self.words(words, place, 1)[0].load(Ordering::Relaxed)
+    }
+
+    #[inline]
+    pub(super) fn words<'a>(&self, words: &'a Allocator, from: Place, len: u32) -> &'a [AtomicU64] {
+        words.slice(self.address(from.strip).plus(from.offset), len as usize)
+    }
+
+    /// A run begins at a place.
+    pub(super) fn begin(&mut self, strip: u32, start: u32, run: u32) {
+        let pieces = &mut self.strips[strip as usize].pieces;
+        match pieces {
+            Pieces::None => *pieces = Pieces::One([(start, run)]),
+            Pieces::One([one]) => {
+                let mut many = vec![*one, (start, run)];
+                many.sort_unstable();
+                *pieces = Pieces::Many(many);
+            }
+            Pieces::Many(many) => {
+                let at = many.partition_point(|piece| piece.0 < start);
+                many.insert(at, (start, run));
+            }
+        }
+    }
+
+    /// A run is gone. Frees the strip with its last run; otherwise says whether
+    /// the run was the strip's end.
+    pub(super) fn end(&mut self, words: &mut Allocator, strip: u32, run: u32) -> bool {
+        let this = &mut self.strips[strip as usize];
+        match &mut this.pieces {
+            Pieces::Many(many) if many.len() > 1 => {
+                let was_last = many.last().is_some_and(|piece| piece.1 == run);
+                many.retain(|piece| piece.1 != run);
+                if let [one] = many[..] {
+                    this.pieces = Pieces::One([one]);
+                }
+                was_last
+            }
+            _ => {
+                words.free(Address(this.at), this.asked as usize);
+                *this = Strip::default();
+                self.free.push(strip);
+                false
+            }
+        }
+    }
+
+    /// Adds blocks up to a length of `len`; says which words are to be freed if the
+    /// strip had to move for that.
+    pub(super) fn grow(
+        &mut self,
+        words: &mut Allocator,
+        strip: u32,
+        len: u32,
+        hashes: impl Iterator<Item = u64>,
+    ) -> Option<(Address, usize)> {
+        let old_len = self.len(strip);
+        let asked = self.strips[strip as usize].asked as usize;
+        let moved =
+            if capacity_of(asked) < len as usize { self.move_to(words, strip, len) } else { None };
+        let at = self.address(strip).plus(old_len);
+        fill(words.slice(at, (len - old_len) as usize), hashes);
+        self.strips[strip as usize].len = len;
+        moved
+    }
+
+    /// Cuts a strip to its first `len` blocks, and moves it where that frees half.
+    pub(super) fn cut(
+        &mut self,
+        words: &mut Allocator,
+        strip: u32,
+        len: u32,
+    ) -> Option<(Address, usize)> {
+        let this = &mut self.strips[strip as usize];
+        this.len = len;
+        if capacity_of(this.asked as usize) < 2 * capacity_of(len as usize) {
+            return None;
+        }
+        self.move_to(words, strip, len)
+    }
+
+    /// Strips that there ever were at once.
+    pub(super) fn count(&self) -> u32 {
+        self.strips.len() as u32
+    }
+
+    /// The words of a strip in use.
+    pub(super) fn extent(&self, strip: u32) -> Option<(Address, usize)> {
+        let this = &self.strips[strip as usize];
+        let in_use = !matches!(this.pieces, Pieces::None);
+        in_use.then_some((Address(this.at), this.asked as usize))
+    }
+
+    pub(super) fn set_address(&mut self, strip: u32, at: Address) {
+        self.strips[strip as usize].at = at.0;
+    }
+
+    /// Bytes of memory that it takes, without the words.
+    pub(super) fn bytes(&self) -> usize {
+        let many = |strip: &Strip| match &strip.pieces {
+            Pieces::Many(pieces) => pieces.capacity() * size_of::<(u32, u32)>(),
+            _ => 0,
+        };
+        self.strips.capacity() * size_of::<Strip>()
+            + self.free.capacity() * size_of::<u32>()
+            + self.strips.iter().map(many).sum::<usize>()
+    }
+
+    fn move_to(&mut self, words: &mut Allocator, strip: u32, len: u32) -> Option<(Address, usize)> {
+        let Strip { at, len: old_len, asked, .. } = self.strips[strip as usize];
+        let new = words.allocate(len as usize);
+        let kept = old_len.min(len) as usize;
+        let from = words.slice(Address(at), kept);
+        fill(words.slice(new, kept), from.iter().map(|word| word.load(Ordering::Relaxed)));
+        let this = &mut self.strips[strip as usize];
+        (this.at, this.asked) = (new.0, len);
+        Some((Address(at), asked as usize))
+    }
+}
+
+fn fill(words: &[AtomicU64], hashes: impl Iterator<Item = u64>) {
+    for (word, hash) in words.iter().zip(hashes) {
+        word.store(hash, Ordering::Release);
+    }
+}

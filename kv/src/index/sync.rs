@@ -1,0 +1,49 @@
+//! The atomics that readers and the writer share; a model checker's under `--cfg loom`,
+//! and in unit tests some that tell of every access ([`super::probe`]).
+
+#[cfg(all(test, not(loom)))]
+pub(super) use super::probe::{AtomicU32, AtomicU64};
+#[cfg(loom)]
+pub(super) use loom::sync::atomic::{AtomicU32, AtomicU64, Ordering, fence};
+#[cfg(not(any(test, loom)))]
+pub(super) use std::sync::atomic::{AtomicU32, AtomicU64};
+#[cfg(not(loom))]
+pub(super) use std::sync::atomic::{Ordering, fence};
+
+/// Before looking again: tells a model checker that only others can help now.
+#[inline]
+pub(super) fn look_again() {
+    #[cfg(loom)]
+    loom::thread::yield_now();
+}
+
+/// Where the current state is; swapped as a whole.
+#[cfg(not(loom))]
+pub(super) type Swapped<T> = arc_swap::ArcSwap<T>;
+#[cfg(loom)]
+pub(super) use checked::Swapped;
+
+#[cfg(loom)]
+mod checked {
+    use std::sync::Arc;
+
+    use loom::sync::Mutex;
+
+    /// A stand-in that the model checker knows: how values are swapped is not what is checked.
+    #[derive(Debug)]
+    pub(in super::super) struct Swapped<T>(Mutex<Arc<T>>);
+
+    impl<T> Swapped<T> {
+        pub(in super::super) fn from_pointee(value: T) -> Self {
+            Self(Mutex::new(Arc::new(value)))
+        }
+
+        pub(in super::super) fn load(&self) -> Arc<T> {
+            Arc::clone(&self.0.lock().unwrap())
+        }
+
+        pub(in super::super) fn swap(&self, value: Arc<T>) -> Arc<T> {
+            std::mem::replace(&mut *self.0.lock().unwrap(), value)
+        }
+    }
+}

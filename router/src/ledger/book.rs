@@ -1,0 +1,254 @@
+//! The way from ended requests to the ledger file: a queue that never makes a request
+//! wait, and the task that empties it.
+
+use std::io;
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering::Relaxed};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+
+use prometheus::IntCounterVec;
+use serde_json::json;
+use tokio::sync::mpsc;
+use tokio_util::sync::CancellationToken;
+
+use super::file::LedgerFile;
+use super::record::RequestRecord;
+use crate::config::Ledger;
+use crate::core::{Seldom, unix_ms};
+use crate::telemetry::metrics::Metrics;
+
+/// Lines that wait for the disk.
+const QUEUE_LINES: usize = 65_536;
+/// Their bytes: the disk may stall for as long as this lasts.
+const QUEUE_BYTES: usize = 64 << 20;
+/// Lines that are written at once.
+const BATCH_LINES: usize = 1024;
+
+/// Where ended requests are written down. Without a file, nowhere.
+#[derive(Debug, Default)]
+pub struct Book {
+    /// How often totals are logged; zero is never.
+    pub log_every: Duration,
+    queue: Option<mpsc::Sender<Vec<u8>>>,
+    shared: Arc<Shared>,
+    /// Until the task that writes is started.
+    writer: Mutex<Option<Writer>>,
+}
+
+/// What both ends of the queue see.
+#[derive(Debug, Default)]
+struct Shared {
+    queued_bytes: AtomicUsize,
+    /// Records lost since the last line that says so.
+    lost: AtomicU64,
+    said: Seldom,
+}
+
+/// The other end: owns the file.
+#[derive(Debug)]
+pub struct Writer {
+    lines: mpsc::Receiver<Vec<u8>>,
+    file: LedgerFile,
+    shared: Arc<Shared>,
+    records: IntCounterVec,
+}
+
+impl Book {
+    /// A book for a configuration; its file is opened at once, so that a mistake is
+    /// found before anything is served.
+    ///
+    /// # Errors
+    /// A file that cannot be written.
+    pub fn open(config: &Ledger, metrics: &Metrics) -> io::Result<Self> {
+        let log_every = config.log_every;
+        let Some(path) = &config.path else { return Ok(Self { log_every, ..Self::default() }) };
+        let file = LedgerFile::open(path, config.rotate)?;
+        let (queue, lines) = mpsc::channel(QUEUE_LINES);
+        let shared = Arc::<Shared>::default();
+        let records = metrics.ledger_records.clone();
+        let writer = Writer { lines, file, shared: Arc::clone(&shared), records };
+        Ok(Self { log_every, queue: Some(queue), shared, writer: Mutex::new(Some(writer)) })
+    }
+
+    /// Puts a record into the queue, or counts it as lost: no request waits for a disk.
+    pub fn write(&self, metrics: &Metrics, record: &RequestRecord) {
+        let Some(queue) = &self.queue else { return };
+        // Names and numbers always have a JSON form.
+        let Ok(mut line) = serde_json::to_vec(record) else { return };
+        line.push(b'\n');
+        let bytes = line.len();
+        let fits = self.shared.queued_bytes.fetch_add(bytes, Relaxed) + bytes <= QUEUE_BYTES;
+        if !fits || queue.try_send(line).is_err() {
+            self.shared.queued_bytes.fetch_sub(bytes, Relaxed);
+            self.shared.lose(&metrics.ledger_records, 1, "queue_full", "the disk does not keep up");
+        }
+    }
+
+    /// The task's part, once.
+    pub fn take_writer(&self) -> Option<Writer> {
+        self.writer.lock().unwrap_or_else(PoisonError::into_inner).take()
+    }
+}
+
+impl Shared {
+    fn lose(&self, counter: &IntCounterVec, records: usize, result: &str, why: &str) {
+        self.lost.fetch_add(records as u64, Relaxed);
+        counter.with_label_values(&[result]).inc_by(records as u64);
+        if self.said.may_say() {
+            tracing::error!(
+                records,
+                why,
+                "records are lost for the ledger file (said at most twice a minute; \
+                 ledger_records_total counts)"
+            );
+        }
+    }
+}
+
+impl Writer {
+    /// Writes until `stop`, then what is left in the queue.
+    pub async fn run(mut self, stop: CancellationToken) {
+        let mut batch = Vec::new();
+        loop {
+            let stopped = tokio::select! {
+                biased;
+                () = stop.cancelled() => true,
+                count = self.lines.recv_many(&mut batch, BATCH_LINES) => count == 0,
+            };
+            if stopped {
+                self.lines.close();
+                while let Ok(line) = self.lines.try_recv() {
+                    batch.push(line);
+                }
+            }
+            let Some(writer) = self.put(std::mem::take(&mut batch), stopped).await else { return };
+            self = writer;
+            if stopped {
+                return;
+            }
+        }
+    }
+
+    /// Writes lines off the reactor: a disk may take its time.
+    async fn put(mut self, batch: Vec<Vec<u8>>, sync: bool) -> Option<Self> {
+        let writing = tokio::task::spawn_blocking(move || {
+            self.write(&batch);
+            if sync && let Err(error) = self.file.sync() {
+                tracing::error!(%error, "the end of the ledger file may not be on the disk");
+            }
+            self
+        });
+        writing.await.ok()
+    }
+
+    fn write(&mut self, batch: &[Vec<u8>]) {
+        let mut lines = Vec::new();
+        let mut count = 0;
+        for line in batch {
+            self.shared.queued_bytes.fetch_sub(line.len(), Relaxed);
+            if count > 0 && (lines.len() + line.len()) as u64 > self.file.room_bytes() {
+                self.append(&std::mem::take(&mut lines), std::mem::take(&mut count));
+            }
+            lines.extend_from_slice(line);
+            count += 1;
+        }
+        if count > 0 {
+            self.append(&lines, count);
+        }
+    }
+
+    fn append(&mut self, lines: &[u8], count: usize) {
+        let lost = self.shared.lost.swap(0, Relaxed);
+        let written = match lost {
+            0 => self.file.append(lines),
+            // Who bills by this file must see that it has a gap.
+            _ => self.file.append(&[gap(lost).as_bytes(), lines].concat()),
+        };
+        match written {
+            Ok(()) => self.records.with_label_values(&["written"]).inc_by(count as u64),
+            Err(error) => {
+                self.shared.lost.fetch_add(lost, Relaxed);
+                self.shared.lose(&self.records, count, "write_failed", &error.to_string());
+            }
+        }
+    }
+}
+
+fn gap(lost: u64) -> String {
+    let version = RequestRecord::VERSION;
+    let gap = json!({"version": version, "lost_records": lost, "unix_ms": unix_ms()});
+    format!("{gap}\n")
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used)]
+mod tests {
+    use super::*;
+    use crate::config::Rotate;
+    use crate::ledger::record::Ended;
+
+    fn record(request_id: &str) -> RequestRecord {
+        let ended = Ended {
+            request_id,
+            model: "m",
+            endpoint: "chat",
+            flow: "aggregated",
+            outcome: "ok",
+            arrived_unix_ms: 1,
+            ended_unix_ms: 2,
+        };
+        RequestRecord::new(&ended, &[])
+    }
+
+    #[tokio::test]
+    async fn what_was_queued_is_written_in_order_before_the_task_ends() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("l");
+        let config = Ledger { path: Some(path.clone()), ..Ledger::default() };
+        let metrics = Metrics::new().unwrap();
+        let book = Book::open(&config, &metrics).unwrap();
+        for number in 0..3000 {
+            book.write(&metrics, &record(&number.to_string()));
+        }
+        let stop = CancellationToken::new();
+        stop.cancel();
+        book.take_writer().unwrap().run(stop).await;
+        // Nobody takes lines any more: they are lost, and counted.
+        book.write(&metrics, &record("late"));
+        let text = std::fs::read_to_string(&path).unwrap();
+        let ids: Vec<String> = text
+            .lines()
+            .map(|line| serde_json::from_str::<serde_json::Value>(line).unwrap())
+            .map(|line| line["request_id"].as_str().unwrap().to_owned())
+            .collect();
+        assert_eq!(ids, (0..3000).map(|number| number.to_string()).collect::<Vec<_>>());
+        let count = |result| metrics.ledger_records.with_label_values(&[result]).get();
+        assert_eq!((count("written"), count("queue_full")), (3000, 1));
+    }
+
+    #[test]
+    fn a_failed_write_is_counted_and_the_next_line_says_that_there_is_a_gap() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("l");
+        let rotate = Rotate { max_bytes: 1, keep: 1 };
+        let config = Ledger { path: Some(path.clone()), rotate, ..Ledger::default() };
+        let metrics = Metrics::new().unwrap();
+        let book = Book::open(&config, &metrics).unwrap();
+        let mut writer = book.take_writer().unwrap();
+        // These lines did not come through the queue.
+        book.shared.queued_bytes.store(1000, Relaxed);
+        writer.write(&[b"{}\n".to_vec()]);
+        // A folder in the way of the old file: there is no room for a new one.
+        std::fs::create_dir_all(folder.path().join("l.1/full")).unwrap();
+        writer.write(&[b"{\"lost\":1}\n".to_vec(), b"{\"lost\":2}\n".to_vec()]);
+        assert_eq!(metrics.ledger_records.with_label_values(&["write_failed"]).get(), 2);
+        std::fs::remove_dir_all(folder.path().join("l.1")).unwrap();
+        writer.write(&[b"{\"kept\":3}\n".to_vec()]);
+        let text = std::fs::read_to_string(&path).unwrap();
+        let lines: Vec<serde_json::Value> =
+            text.lines().map(|line| serde_json::from_str(line).unwrap()).collect();
+        assert_eq!(lines.len(), 2);
+        assert_eq!(lines[0]["lost_records"], 2);
+        assert_eq!(lines[1]["kept"], 3);
+    }
+}

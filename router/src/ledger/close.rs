@@ -1,0 +1,113 @@
+//! The end of a request: its entries become figures in the metrics and a line in the
+//! ledger file, in one place and from one record, so that both always agree.
+
+use splitrail_kv::Tier;
+
+use super::decisions::DecisionHandle;
+use super::entry::Entry;
+use super::leg::{Figures, LegKind};
+use super::record::{Ended, RequestRecord};
+use crate::core::Core;
+use crate::telemetry::metrics::Metrics;
+
+/// Closes a request's entries. Legs count as served where the request ended well, and
+/// as wasted everywhere else: nobody got what they were for.
+pub fn close(core: &Core, ended: &Ended<'_>, decisions: &[DecisionHandle]) {
+    let mut entries: Vec<Entry> = Vec::with_capacity(decisions.len());
+    for decision in decisions {
+        decision.update(|decision| {
+            decision.ledger.close(ended.outcome);
+            entries.push(decision.ledger.clone());
+        });
+    }
+    for entry in &entries {
+        count_prompt(&core.metrics, ended.model, entry);
+    }
+    let record = RequestRecord::new(ended, &entries);
+    count_request(&core.metrics, ended.model, &record);
+    core.ledger.write(&core.metrics, &record);
+}
+
+fn count_prompt(metrics: &Metrics, model: &str, entry: &Entry) {
+    for (leg, figures) in entry.legs() {
+        if let Some(figures) = figures {
+            count_leg(metrics, model, leg.kind, &figures);
+        }
+    }
+    for discarded in entry.discarded() {
+        let wasted = u64::from(discarded.wasted_prompt_tokens());
+        if wasted > 0 {
+            let labels = [model, discarded.reason];
+            metrics.wasted_prompt_tokens.with_label_values(&labels).inc_by(wasted);
+        }
+    }
+    let add = |counter: &prometheus::IntCounterVec, tokens: Option<u32>| {
+        counter.with_label_values(&[model]).inc_by(tokens.unwrap_or(0).into());
+    };
+    add(&metrics.generation_tokens, entry.completion_tokens());
+    if entry.is_further_sample() {
+        return;
+    }
+    add(&metrics.usage_prompt_tokens, entry.prompt_tokens());
+    if let Some(cached) = entry.cached() {
+        let labels = [model, cached.source.kind()];
+        metrics.cached_tokens.with_label_values(&labels).inc_by(cached.tokens.into());
+    }
+}
+
+fn count_leg(metrics: &Metrics, model: &str, leg: LegKind, figures: &Figures) {
+    let count = |source: &str, tier: &str, tokens: u32| {
+        let labels = [model, leg.name(), source, tier];
+        metrics.prompt_tokens.with_label_values(&labels).inc_by(tokens.into());
+    };
+    let tokens = &figures.tokens;
+    for tier in Tier::ALL {
+        let hit = tokens.local_cache_hit[tier as usize];
+        // The other tiers appear with their first hit.
+        if tier == Tier::Device || hit > 0 {
+            count("local_cache_hit", tier.name(), hit);
+        }
+    }
+    count("external_kv_transfer", "none", tokens.external_kv_transfer);
+    count("local_compute", "none", tokens.local_compute);
+}
+
+fn count_request(metrics: &Metrics, model: &str, record: &RequestRecord) {
+    // Only requests that ended well have a figure here.
+    if let Some(cached) = record.cached_tokens {
+        let result = if cached > 0 { "hit" } else { "miss" };
+        metrics.prefix_cache_requests.with_label_values(&[model, result]).inc();
+    }
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used)]
+mod tests {
+    use splitrail_engine::usage::EngineUsage;
+    use splitrail_kv::Overlap;
+
+    use super::*;
+    use crate::ledger::leg::{Expected, LegFacts};
+
+    #[test]
+    fn hits_are_counted_by_tier() {
+        let metrics = Metrics::new().unwrap();
+        let expected = Expected {
+            overlap: Overlap { blocks: 5, by_tier: [2, 3, 0, 0] },
+            block_size: 16,
+            ..Expected::default()
+        };
+        let mut entry = Entry::default();
+        entry.decode_sent(LegFacts::new(LegKind::Decode, "w", expected));
+        let (prompt_tokens, cached_tokens) = (100, Some(80));
+        entry.decode_reported(EngineUsage { prompt_tokens, completion_tokens: 1, cached_tokens });
+        count_prompt(&metrics, "m", &entry);
+        let count = |source, tier| {
+            metrics.prompt_tokens.with_label_values(&["m", "decode", source, tier]).get()
+        };
+        assert_eq!(count("local_cache_hit", "device"), 32);
+        assert_eq!(count("local_cache_hit", "host"), 48);
+        assert_eq!(count("local_compute", "none"), 20);
+        assert!(!metrics.encode().contains("tier=\"disk\""));
+    }
+}

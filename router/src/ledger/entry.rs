@@ -1,0 +1,504 @@
+//! One prompt's entry in the ledger: its legs as they go, and what was discarded.
+
+use splitrail_engine::usage::EngineUsage;
+
+use super::leg::{Figures, LegFacts, Origin};
+
+/// A count of cached prompt tokens, of the leg that did the prompt's work.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Cached {
+    /// The count; never more than the prompt has.
+    pub tokens: u32,
+    /// Who said so.
+    pub source: Origin,
+}
+
+/// The usage that a client was told of a prompt.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Told {
+    /// `usage.prompt_tokens`.
+    pub prompt_tokens: u32,
+    /// `usage.completion_tokens`.
+    pub completion_tokens: u32,
+    /// `usage.prompt_tokens_details.cached_tokens`, if it was there.
+    pub cached_tokens: Option<u32>,
+}
+
+/// A leg of which no answer came.
+#[derive(Clone, Debug)]
+pub struct Discarded {
+    /// The leg.
+    pub leg: LegFacts,
+    /// Its figures, where it is known to have worked.
+    pub figures: Option<Figures>,
+    /// Why: the outcome of its attempt.
+    pub reason: &'static str,
+}
+
+impl Discarded {
+    /// Prompt tokens that were looked up or computed in vain. Of an attempt with a
+    /// hand-off it is the prefill leg that has them, so that they are counted once.
+    pub fn wasted_prompt_tokens(&self) -> u32 {
+        match self.figures {
+            Some(figures) if !self.leg.receives => figures.prompt_tokens,
+            _ => 0,
+        }
+    }
+}
+
+/// The reason of legs that were left open when others took their place.
+const SUPERSEDED: &str = "superseded";
+
+/// One prompt's entry: the legs of the attempt that is under way, or that has
+/// answered, and those of attempts that came to nothing. Attempts are bounded by the
+/// model's retries.
+#[derive(Clone, Debug, Default)]
+pub struct Entry {
+    prefill: Option<LegFacts>,
+    decode: Option<LegFacts>,
+    /// Answering legs before that one, whose workers were lost in mid-stream: the answer went
+    /// on from the tokens delivered by then.
+    earlier: Vec<LegFacts>,
+    /// What is known of a prompt that the client is told not to be cached enough: no leg
+    /// has served it.
+    turned_away: Option<LegFacts>,
+    discarded: Vec<Discarded>,
+    completion_tokens: Option<u32>,
+    told: Option<Told>,
+    /// Whether it is a further sample of a prompt that has an entry already: its legs are
+    /// its own, its prompt is not.
+    further_sample: bool,
+    /// Whether its request has ended: what comes after that changes nothing.
+    closed: bool,
+}
+
+impl Entry {
+    /// An entry of a further sample of a prompt, where samples are sent apart. What its legs do
+    /// is accounted for as that of all others; its prompt is counted with the first sample.
+    pub fn further_sample() -> Self {
+        Self { further_sample: true, ..Self::default() }
+    }
+
+    /// Whether its prompt is counted with another entry.
+    pub fn is_further_sample(&self) -> bool {
+        self.further_sample
+    }
+
+    /// A prefill leg is about to be sent: a new attempt.
+    pub fn prefill_sent(&mut self, leg: LegFacts) {
+        self.discard(SUPERSEDED);
+        if !self.closed {
+            self.prefill = Some(leg);
+        }
+    }
+
+    /// The prefill engine is known to have done the prompt.
+    pub fn prefill_worked(&mut self) {
+        if let Some(leg) = self.prefill.as_mut().filter(|_| !self.closed) {
+            leg.worked = true;
+        }
+    }
+
+    /// The prefill engine has answered; what it did not say is `None`.
+    pub fn prefill_reported(&mut self, prompt_tokens: Option<u32>, cached_tokens: Option<u32>) {
+        if let Some(leg) = self.prefill.as_mut().filter(|_| !self.closed) {
+            leg.worked = true;
+            leg.prompt_tokens = prompt_tokens;
+            leg.cached_tokens = cached_tokens;
+        }
+    }
+
+    /// The answering leg is about to be sent. It receives KV if there is a prefill leg.
+    pub fn decode_sent(&mut self, leg: LegFacts) {
+        match self.earlier.is_empty() {
+            true => self.discard_decode(SUPERSEDED),
+            false => self.discard(SUPERSEDED),
+        }
+        if !self.closed {
+            self.decode = Some(LegFacts { receives: self.prefill.is_some(), ..leg });
+        }
+    }
+
+    /// The answer has begun: the prompt is done.
+    pub fn decode_worked(&mut self) {
+        if let Some(leg) = self.decode.as_mut().filter(|_| !self.closed) {
+            leg.worked = true;
+        }
+    }
+
+    /// The answering engine has told its usage.
+    pub fn decode_reported(&mut self, usage: EngineUsage) {
+        if self.closed {
+            return;
+        }
+        if let Some(leg) = &mut self.decode {
+            leg.worked = true;
+            leg.prompt_tokens = Some(usage.prompt_tokens);
+            leg.cached_tokens = usage.cached_tokens;
+        }
+        self.completion_tokens = Some(usage.completion_tokens);
+    }
+
+    /// The worker was lost in mid-stream; this leg is about to be sent, to go on with the
+    /// answer. Its prompt has the tokens delivered so far.
+    pub fn decode_resumed(&mut self, leg: LegFacts) {
+        if !self.closed {
+            self.earlier.extend(self.decode.take());
+            self.decode = Some(leg);
+        }
+    }
+
+    /// The usage of an answer as a whole, where its last leg's is only a part.
+    pub fn whole_answer(&mut self, usage: EngineUsage) {
+        if let Some(first) = self.earlier.first_mut().filter(|_| !self.closed) {
+            first.prompt_tokens = Some(usage.prompt_tokens);
+            self.completion_tokens = Some(usage.completion_tokens);
+        }
+    }
+
+    /// The engine has turned the answering leg away, for too little of its prompt is
+    /// cached. Gives the leg with what the engine said of that.
+    pub fn decode_turned_away(&mut self, usage: Option<EngineUsage>) -> Option<LegFacts> {
+        let leg = self.decode.as_mut()?;
+        // Other samples of it may have run.
+        leg.worked = usage.is_some_and(|usage| usage.completion_tokens > 0);
+        leg.prompt_tokens = usage.map(|usage| usage.prompt_tokens);
+        leg.cached_tokens = usage.and_then(|usage| usage.cached_tokens);
+        Some(leg.clone())
+    }
+
+    /// The client is told that too little of its prompt is cached, and nothing else.
+    pub fn turned_away(&mut self, known: LegFacts) {
+        self.discard(SUPERSEDED);
+        self.turned_away = Some(known);
+        self.completion_tokens = Some(0);
+    }
+
+    /// The client gets this usage.
+    pub fn tell(&mut self, told: Told) {
+        self.told = Some(told);
+    }
+
+    /// Nothing comes of the answering leg; what was prefilled for it, or delivered before it,
+    /// may serve another.
+    pub fn discard_decode(&mut self, reason: &'static str) {
+        if self.closed {
+            return;
+        }
+        let elsewhere = self.elsewhere();
+        let elsewhere = elsewhere.filter(|_| self.earlier.is_empty());
+        let leg = self.decode.take();
+        self.put_aside(leg, elsewhere, reason);
+        self.completion_tokens = None;
+    }
+
+    /// Nothing comes of the attempt that is under way.
+    pub fn discard(&mut self, reason: &'static str) {
+        if self.closed {
+            return;
+        }
+        let mut elsewhere = self.elsewhere();
+        let prefill = self.prefill.take();
+        self.put_aside(prefill, elsewhere, reason);
+        let answering = std::mem::take(&mut self.earlier);
+        for leg in answering.into_iter().chain(self.decode.take()) {
+            // A leg that goes on with an answer has a longer prompt.
+            self.put_aside(Some(leg), elsewhere.take(), reason);
+        }
+        self.turned_away = None;
+        self.completion_tokens = None;
+    }
+
+    /// Its request has ended so: unless that was well, nothing came of anything.
+    pub fn close(&mut self, outcome: &'static str) {
+        if outcome != "ok" {
+            self.discard(outcome);
+        }
+        self.closed = true;
+    }
+
+    fn put_aside(
+        &mut self,
+        leg: Option<LegFacts>,
+        elsewhere: Option<(u32, Origin)>,
+        reason: &'static str,
+    ) {
+        let Some(leg) = leg else { return };
+        let figures = if leg.worked { leg.figures(elsewhere) } else { None };
+        self.discarded.push(Discarded { leg, figures, reason });
+    }
+
+    /// The prefill leg under way, or of the answer.
+    pub fn prefill(&self) -> Option<&LegFacts> {
+        self.prefill.as_ref()
+    }
+
+    /// The answering leg under way, or of the answer.
+    pub fn decode(&self) -> Option<&LegFacts> {
+        self.decode.as_ref()
+    }
+
+    /// Tokens handed over to the answering worker; `None` if nothing was.
+    pub fn transferred_tokens(&self) -> Option<u32> {
+        let leg = self.first_answering().filter(|leg| leg.receives)?;
+        leg.figures(self.elsewhere()).map(|figures| figures.tokens.external_kv_transfer)
+    }
+
+    /// The legs of the answer, with their figures where anybody knows them.
+    pub fn legs(&self) -> impl Iterator<Item = (&LegFacts, Option<Figures>)> {
+        let elsewhere = self.elsewhere();
+        let answering = self.earlier.iter().chain(&self.decode).enumerate();
+        // A leg that goes on with an answer has a longer prompt than the others.
+        let answering = answering.map(move |(i, leg)| (leg, elsewhere.filter(|_| i == 0)));
+        let legs = self.prefill.iter().map(move |leg| (leg, elsewhere)).chain(answering);
+        legs.map(|(leg, elsewhere)| (leg, leg.figures(elsewhere)))
+    }
+
+    /// Legs of which no answer came, oldest first.
+    pub fn discarded(&self) -> &[Discarded] {
+        &self.discarded
+    }
+
+    /// The prompt's length: the answering engine's figure, which clients are told, or the
+    /// other engine's, or the router's.
+    pub fn prompt_tokens(&self) -> Option<u32> {
+        let last =
+            self.first_answering().or(self.prefill.as_ref()).or(self.turned_away.as_ref())?;
+        last.figures(self.elsewhere()).map(|figures| figures.prompt_tokens)
+    }
+
+    /// How much of the prompt was cached where its work was done: on the prefill worker
+    /// if there was one, and never what was handed over.
+    pub fn cached(&self) -> Option<Cached> {
+        let work =
+            self.prefill.as_ref().or(self.first_answering()).or(self.turned_away.as_ref())?;
+        let figures = work.figures(self.elsewhere())?;
+        let prompt_tokens = self.prompt_tokens()?;
+        Some(Cached { tokens: figures.tokens.hit().min(prompt_tokens), source: figures.source })
+    }
+
+    /// Generated tokens, if the engine has said.
+    pub fn completion_tokens(&self) -> Option<u32> {
+        self.completion_tokens
+    }
+
+    /// What the client was told, if it was.
+    pub fn told(&self) -> Option<Told> {
+        self.told
+    }
+
+    /// What either engine said of the prompt's length, for a leg whose own did not.
+    fn elsewhere(&self) -> Option<(u32, Origin)> {
+        let said = |leg: &LegFacts| leg.prompt_tokens.map(|tokens| (tokens, leg.kind.origin()));
+        self.first_answering().and_then(said).or(self.prefill.as_ref().and_then(said))
+    }
+
+    /// The leg that began to answer: it has the client's prompt.
+    fn first_answering(&self) -> Option<&LegFacts> {
+        self.earlier.first().or(self.decode.as_ref())
+    }
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used)]
+mod tests {
+    use proptest::prelude::*;
+    use splitrail_kv::Overlap;
+
+    use super::*;
+    use crate::ledger::leg::{Expected, LegKind};
+
+    fn leg(kind: LegKind, prompt_tokens: Option<u32>, overlap_blocks: u32) -> LegFacts {
+        let overlap = Overlap { blocks: overlap_blocks, by_tier: [overlap_blocks, 0, 0, 0] };
+        let expected = Expected { prompt_tokens, overlap, block_size: 16, ..Expected::default() };
+        LegFacts::new(kind, "w", expected)
+    }
+
+    fn usage(prompt_tokens: u32, cached_tokens: Option<u32>) -> EngineUsage {
+        EngineUsage { prompt_tokens, completion_tokens: 4, cached_tokens }
+    }
+
+    #[test]
+    fn the_leg_that_did_the_prompt_says_what_was_cached() {
+        let mut entry = Entry::default();
+        entry.prefill_sent(leg(LegKind::Prefill, Some(1142), 0));
+        entry.prefill_reported(Some(1142), Some(64));
+        entry.decode_sent(leg(LegKind::Decode, Some(1142), 10));
+        // vLLM 0.22 calls all of the prompt cached on decode.
+        entry.decode_reported(usage(1142, Some(1142)));
+        let cached = entry.cached().unwrap();
+        assert_eq!(cached, Cached { tokens: 64, source: Origin::EnginePrefill });
+        let legs: Vec<_> = entry.legs().map(|(_, figures)| figures.unwrap()).collect();
+        assert_eq!((legs[0].tokens.hit(), legs[0].tokens.local_compute), (64, 1078));
+        assert_eq!((legs[1].tokens.hit(), legs[1].tokens.external_kv_transfer), (160, 982));
+    }
+
+    #[test]
+    fn a_silent_prefill_leaves_the_estimate_and_a_decode_first_hit_the_engines_figure() {
+        let mut entry = Entry::default();
+        entry.prefill_sent(leg(LegKind::Prefill, None, 4));
+        entry.prefill_reported(None, None);
+        entry.decode_sent(leg(LegKind::Decode, None, 0));
+        assert_eq!(entry.cached(), None);
+        entry.decode_reported(usage(100, Some(100)));
+        assert_eq!(entry.cached().unwrap(), Cached { tokens: 64, source: Origin::Estimate });
+        let mut alone = Entry::default();
+        alone.decode_sent(leg(LegKind::Decode, Some(100), 9));
+        alone.decode_reported(usage(100, Some(0)));
+        assert_eq!(alone.cached().unwrap(), Cached { tokens: 0, source: Origin::EngineDecode });
+    }
+
+    #[test]
+    fn a_discarded_attempt_wastes_its_prompt_once() {
+        let mut entry = Entry::default();
+        entry.prefill_sent(leg(LegKind::Prefill, Some(100), 0));
+        // Nobody knows whether the engine has done anything.
+        entry.discard("engine_failed");
+        entry.prefill_sent(leg(LegKind::Prefill, Some(100), 0));
+        entry.prefill_reported(Some(100), Some(32));
+        entry.decode_sent(leg(LegKind::Decode, Some(100), 0));
+        entry.decode_worked();
+        entry.discard("decode_lost");
+        entry.decode_sent(leg(LegKind::Decode, Some(100), 0));
+        entry.decode_worked();
+        entry.discard("cancelled");
+        // Whatever ends after that, ends nothing.
+        entry.discard("cancelled");
+        let wasted: Vec<_> =
+            entry.discarded().iter().map(Discarded::wasted_prompt_tokens).collect();
+        assert_eq!(wasted, [0, 100, 0, 100]);
+        assert_eq!(entry.legs().count(), 0);
+        assert_eq!(entry.cached(), None);
+    }
+
+    #[test]
+    fn a_prompt_that_is_turned_away_has_figures_and_no_legs() {
+        let mut entry = Entry::default();
+        entry.decode_sent(leg(LegKind::Decode, Some(100), 2));
+        entry.decode_worked();
+        let told = entry
+            .decode_turned_away(Some(EngineUsage { completion_tokens: 0, ..usage(100, Some(16)) }));
+        entry.discard("below_threshold");
+        assert_eq!(entry.discarded()[0].wasted_prompt_tokens(), 0, "the engine has run nothing");
+        entry.turned_away(told.unwrap());
+        assert_eq!((entry.prompt_tokens(), entry.completion_tokens()), (Some(100), Some(0)));
+        assert_eq!(entry.cached().unwrap(), Cached { tokens: 16, source: Origin::EngineDecode });
+        assert_eq!(entry.legs().count(), 0);
+    }
+
+    #[test]
+    fn a_prefill_that_serves_a_second_decode_leg_is_not_wasted_by_the_first() {
+        let mut entry = Entry::default();
+        entry.prefill_sent(leg(LegKind::Prefill, Some(100), 0));
+        entry.prefill_reported(Some(100), Some(0));
+        entry.decode_sent(leg(LegKind::Decode, Some(100), 0));
+        entry.discard_decode("engine_unreachable");
+        entry.decode_sent(leg(LegKind::Decode, Some(100), 0));
+        entry.decode_reported(usage(100, None));
+        assert_eq!(entry.legs().count(), 2);
+        let [unsent] = entry.discarded() else { panic!("{entry:?}") };
+        assert_eq!((unsent.reason, unsent.wasted_prompt_tokens()), ("engine_unreachable", 0));
+    }
+
+    #[test]
+    fn an_answer_that_went_on_elsewhere_has_the_first_legs_prompt_and_both_legs_work() {
+        let mut entry = Entry::default();
+        entry.decode_sent(leg(LegKind::Decode, Some(100), 2));
+        entry.decode_worked();
+        entry.decode_resumed(leg(LegKind::Decode, Some(107), 1));
+        entry.decode_reported(usage(107, Some(96)));
+        entry.whole_answer(EngineUsage { completion_tokens: 11, ..usage(100, None) });
+        assert_eq!((entry.prompt_tokens(), entry.completion_tokens()), (Some(100), Some(11)));
+        // Nobody said what the first leg had cached; the second leg's hits are another matter.
+        assert_eq!(entry.cached().unwrap(), Cached { tokens: 32, source: Origin::Estimate });
+        let legs: Vec<_> = entry.legs().map(|(_, figures)| figures.unwrap()).collect();
+        assert_eq!((legs[0].prompt_tokens, legs[0].tokens.local_compute), (100, 68));
+        assert_eq!((legs[1].prompt_tokens, legs[1].tokens.local_compute), (107, 11));
+        entry.discard("decode_lost");
+        let wasted: Vec<_> =
+            entry.discarded().iter().map(Discarded::wasted_prompt_tokens).collect();
+        assert_eq!(wasted, [100, 107]);
+    }
+
+    #[test]
+    fn an_answer_that_the_prefill_leg_gave_is_told_by_it() {
+        let mut entry = Entry::default();
+        entry.prefill_sent(leg(LegKind::Prefill, Some(100), 0));
+        entry.prefill_reported(Some(100), Some(32));
+        assert_eq!(entry.prompt_tokens(), Some(100));
+        assert_eq!(entry.cached().unwrap(), Cached { tokens: 32, source: Origin::EnginePrefill });
+    }
+
+    #[derive(Clone, Copy, Debug)]
+    enum Step {
+        PrefillSent,
+        PrefillWorked,
+        PrefillReported(Option<u32>, Option<u32>),
+        DecodeSent,
+        DecodeWorked,
+        Resumed,
+        DecodeReported(u32, Option<u32>),
+        DiscardDecode,
+        Discard,
+    }
+
+    fn step() -> impl Strategy<Value = Step> {
+        let count = || proptest::option::of(0u32..500);
+        prop_oneof![
+            Just(Step::PrefillSent),
+            Just(Step::PrefillWorked),
+            (count(), count()).prop_map(|(prompt, cached)| Step::PrefillReported(prompt, cached)),
+            Just(Step::DecodeSent),
+            Just(Step::DecodeWorked),
+            Just(Step::Resumed),
+            (0u32..500, count()).prop_map(|(prompt, cached)| Step::DecodeReported(prompt, cached)),
+            Just(Step::DiscardDecode),
+            Just(Step::Discard),
+        ]
+    }
+
+    fn take(entry: &mut Entry, step: Step, known: Option<u32>) -> usize {
+        match step {
+            Step::PrefillSent => entry.prefill_sent(leg(LegKind::Prefill, known, 3)),
+            Step::PrefillWorked => entry.prefill_worked(),
+            Step::PrefillReported(prompt, cached) => entry.prefill_reported(prompt, cached),
+            Step::DecodeSent => entry.decode_sent(leg(LegKind::Decode, known, 2)),
+            Step::DecodeWorked => entry.decode_worked(),
+            Step::Resumed => entry.decode_resumed(leg(LegKind::Decode, known, 1)),
+            Step::DecodeReported(prompt, cached) => entry.decode_reported(usage(prompt, cached)),
+            Step::DiscardDecode => entry.discard_decode("x"),
+            Step::Discard => entry.discard("x"),
+        }
+        usize::from(matches!(step, Step::PrefillSent | Step::DecodeSent | Step::Resumed))
+    }
+
+    proptest! {
+        #[test]
+        fn whatever_happens_no_leg_is_lost_counted_twice_or_wasted_with_its_prefill(
+            steps in proptest::collection::vec(step(), 0..24),
+            known in proptest::option::of(0u32..500),
+            ok: bool,
+        ) {
+            let mut entry = Entry::default();
+            let sent: usize = steps.iter().map(|step| take(&mut entry, *step, known)).sum();
+            entry.close(if ok { "ok" } else { "cancelled" });
+            for late in [Step::PrefillSent, Step::DecodeReported(7, Some(7)), Step::Discard] {
+                take(&mut entry, late, known);
+            }
+            prop_assert_eq!(entry.legs().count() + entry.discarded().len(), sent);
+            prop_assert!(ok || entry.legs().count() == 0);
+            for (leg, figures) in entry.legs() {
+                let Some(figures) = figures else { continue };
+                prop_assert_eq!(figures.tokens.total(), figures.prompt_tokens);
+                prop_assert!(leg.receives || figures.tokens.external_kv_transfer == 0);
+            }
+            for discarded in entry.discarded() {
+                let wasted = discarded.wasted_prompt_tokens();
+                prop_assert!(wasted == 0 || (discarded.leg.worked && !discarded.leg.receives));
+            }
+            if let Some(cached) = entry.cached() {
+                prop_assert!(cached.tokens <= entry.prompt_tokens().unwrap());
+            }
+        }
+    }
+}

@@ -1,0 +1,179 @@
+//! A file of lines that only grows, and makes room for a new one when it is full.
+
+use std::fs::{File, OpenOptions, TryLockError};
+use std::io::{self, Read, Seek, SeekFrom, Write};
+use std::path::{Path, PathBuf};
+
+use crate::config::Rotate;
+
+/// The file that lines go to now. Full ones are beside it: `PATH.1` is the newest.
+#[derive(Debug)]
+pub struct LedgerFile {
+    path: PathBuf,
+    rotate: Rotate,
+    file: File,
+    /// Bytes of whole lines in `file`.
+    bytes: u64,
+}
+
+impl LedgerFile {
+    /// Opens a file, or begins it. Half a line, left by a process that was killed while it
+    /// wrote, is ended, so that it spoils no other.
+    ///
+    /// # Errors
+    /// If it cannot be written, or another process writes it.
+    pub fn open(path: &Path, rotate: Rotate) -> io::Result<Self> {
+        let named = |error: io::Error| {
+            io::Error::new(
+                error.kind(),
+                format!("cannot write the ledger {}: {error}", path.display()),
+            )
+        };
+        let (mut file, mut bytes) = begin(path).map_err(named)?;
+        if bytes > 0 && !ends_a_line(&mut file).map_err(named)? {
+            file.write_all(b"\n").map_err(named)?;
+            bytes += 1;
+        }
+        Ok(Self { path: path.to_owned(), rotate, file, bytes })
+    }
+
+    /// Appends whole lines; before them, a full file makes room.
+    ///
+    /// # Errors
+    /// If they cannot be written: then none of them is in the file.
+    pub fn append(&mut self, lines: &[u8]) -> io::Result<()> {
+        if self.bytes > 0 && self.bytes + lines.len() as u64 > self.rotate.max_bytes {
+            self.make_room()?;
+        }
+        if let Err(error) = self.file.write_all(lines) {
+            // Half a line would spoil the next one. Where even this fails (a device, say),
+            // there is nothing more to be done.
+            let _as_before = self.file.set_len(self.bytes);
+            return Err(error);
+        }
+        self.bytes += lines.len() as u64;
+        Ok(())
+    }
+
+    /// Bytes that go in before the file is full.
+    pub fn room_bytes(&self) -> u64 {
+        self.rotate.max_bytes.saturating_sub(self.bytes)
+    }
+
+    /// Waits until everything is on the disk.
+    ///
+    /// # Errors
+    /// If it does not get there.
+    pub fn sync(&self) -> io::Result<()> {
+        self.file.sync_data()
+    }
+
+    /// Moves the full file aside and begins a new one.
+    fn make_room(&mut self) -> io::Result<()> {
+        self.file.sync_data()?;
+        if self.path.exists() {
+            self.move_aside()?;
+        }
+        (self.file, self.bytes) = begin(&self.path)?;
+        Ok(())
+    }
+
+    fn move_aside(&self) -> io::Result<()> {
+        // The first free place, or the last one, whose file is given up.
+        let keep = self.rotate.keep;
+        let free = (1..=keep).find(|number| !self.aside(*number).exists());
+        let last = free.unwrap_or(keep);
+        if free.is_none() {
+            let gone = self.aside(last);
+            tracing::warn!(file = %gone.display(), "the oldest ledger file makes room (ledger.rotate.keep)");
+        }
+        for number in (1..last).rev() {
+            std::fs::rename(self.aside(number), self.aside(number + 1))?;
+        }
+        std::fs::rename(&self.path, self.aside(1))
+    }
+
+    fn aside(&self, number: u32) -> PathBuf {
+        let mut name = self.path.clone().into_os_string();
+        name.push(format!(".{number}"));
+        name.into()
+    }
+}
+
+/// Opens a file to append to, and takes it for this process.
+fn begin(path: &Path) -> io::Result<(File, u64)> {
+    let file = OpenOptions::new().read(true).append(true).create(true).open(path)?;
+    match file.try_lock() {
+        Ok(()) => {}
+        Err(TryLockError::WouldBlock) => {
+            let message = "another process writes it; give each router its own";
+            return Err(io::Error::new(io::ErrorKind::ResourceBusy, message));
+        }
+        // Not every file system has locks.
+        Err(TryLockError::Error(error)) if error.kind() == io::ErrorKind::Unsupported => {}
+        Err(TryLockError::Error(error)) => return Err(error),
+    }
+    let bytes = file.metadata()?.len();
+    Ok((file, bytes))
+}
+
+fn ends_a_line(file: &mut File) -> io::Result<bool> {
+    let mut last = [0];
+    file.seek(SeekFrom::End(-1))?;
+    file.read_exact(&mut last)?;
+    Ok(last == *b"\n")
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used)]
+mod tests {
+    use super::*;
+
+    fn read(path: &Path) -> String {
+        std::fs::read_to_string(path).unwrap_or_default()
+    }
+
+    #[test]
+    fn full_files_move_aside_whole_and_the_oldest_is_given_up() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("ledger.jsonl");
+        let mut file = LedgerFile::open(&path, Rotate { max_bytes: 10, keep: 2 }).unwrap();
+        for line in ["one 1\n", "two 2\n", "three 3\n", "four 4\n"] {
+            file.append(line.as_bytes()).unwrap();
+        }
+        assert_eq!(read(&path), "four 4\n");
+        assert_eq!(read(&folder.path().join("ledger.jsonl.1")), "three 3\n");
+        assert_eq!(read(&folder.path().join("ledger.jsonl.2")), "two 2\n");
+        assert_eq!(std::fs::read_dir(folder.path()).unwrap().count(), 3);
+        // More than fits in any file is still whole, in one.
+        file.append(b"a line of more than ten bytes\n").unwrap();
+        assert_eq!(read(&path), "a line of more than ten bytes\n");
+    }
+
+    #[test]
+    fn a_hole_among_the_old_files_is_filled_before_any_is_given_up() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("l");
+        std::fs::write(folder.path().join("l.1"), "new\n").unwrap();
+        std::fs::write(folder.path().join("l.3"), "old\n").unwrap();
+        let mut file = LedgerFile::open(&path, Rotate { max_bytes: 2, keep: 3 }).unwrap();
+        file.append(b"a\n").unwrap();
+        file.append(b"b\n").unwrap();
+        let held = ["l", "l.1", "l.2", "l.3"].map(|name| read(&folder.path().join(name)));
+        assert_eq!(held, ["b\n", "a\n", "new\n", "old\n"]);
+    }
+
+    #[test]
+    fn half_a_line_of_a_killed_process_spoils_no_other() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("l");
+        std::fs::write(&path, "{\"whole\":1}\n{\"ha").unwrap();
+        let rotate = Rotate::default();
+        let mut file = LedgerFile::open(&path, rotate).unwrap();
+        file.append(b"{\"next\":2}\n").unwrap();
+        let text = read(&path);
+        assert_eq!(text.lines().collect::<Vec<_>>(), ["{\"whole\":1}", "{\"ha", "{\"next\":2}"]);
+        let taken = LedgerFile::open(&path, rotate).unwrap_err();
+        assert!(taken.to_string().contains("another process"), "{taken}");
+    }
+}

@@ -1,0 +1,260 @@
+//! Prompt tokens of one leg: where their KV came from, and who says so.
+
+use serde::Serialize;
+use splitrail_kv::{Overlap, Tier, estimate_cached_tokens};
+
+/// Who gave a figure.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Origin {
+    /// The engine of a prefill leg.
+    EnginePrefill,
+    /// The engine of the answering leg.
+    EngineDecode,
+    /// The router: from its tokenizer, and from blocks that the worker's events confirmed.
+    Estimate,
+}
+
+impl Origin {
+    /// `engine` or `estimate`: as metrics, decisions and the route header tell it.
+    pub fn kind(self) -> &'static str {
+        match self {
+            Self::EnginePrefill | Self::EngineDecode => "engine",
+            Self::Estimate => "estimate",
+        }
+    }
+}
+
+/// Which part of a request a worker did.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum LegKind {
+    /// The prompt, for another worker.
+    Prefill,
+    /// The answer, and the prompt as well where nobody handed it over.
+    Decode,
+}
+
+impl LegKind {
+    /// The metrics' `leg` label.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Prefill => "prefill",
+            Self::Decode => "decode",
+        }
+    }
+
+    /// What a figure of this leg's engine is called.
+    pub fn origin(self) -> Origin {
+        match self {
+            Self::Prefill => Origin::EnginePrefill,
+            Self::Decode => Origin::EngineDecode,
+        }
+    }
+}
+
+/// What the router knew of a leg when it placed it.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Expected {
+    /// The prompt's length by the router's tokenizer.
+    pub prompt_tokens: Option<u32>,
+    /// Leading blocks that the worker held, confirmed by its events.
+    pub overlap: Overlap,
+    /// Tokens per block.
+    pub block_size: u32,
+    /// Whether the engine reads no prefix cache for this request.
+    pub bypasses_cache: bool,
+    /// Whether the engine's figure, if it gives one, is about exactly this: the worker's
+    /// events come in, the router knows the tokens, and one sample is asked for.
+    pub comparable: bool,
+}
+
+impl Expected {
+    /// How many of so many prompt tokens the worker finds cached. The last one is
+    /// always computed.
+    pub fn cached_tokens(&self, prompt_tokens: u32) -> u32 {
+        match self.bypasses_cache {
+            true => 0,
+            false => estimate_cached_tokens(self.overlap.blocks, prompt_tokens, self.block_size),
+        }
+    }
+
+    /// So many cached tokens by tier. Engines report hits without their tier: they are
+    /// taken as the index has them, fastest first; what it knows nothing of was found
+    /// in the engine's own cache.
+    fn by_tier(&self, cached_tokens: u32) -> [u32; Tier::COUNT] {
+        let mut left = cached_tokens;
+        let mut tiers = self.overlap.by_tier.map(|blocks| {
+            let tokens = blocks.saturating_mul(self.block_size).min(left);
+            left -= tokens;
+            tokens
+        });
+        tiers[Tier::Device as usize] += left;
+        tiers
+    }
+}
+
+/// Prompt tokens of a leg, by where their KV came from. The parts sum to the prompt.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct LegTokens {
+    /// Found in the worker's own cache, by tier (`Tier as usize`).
+    pub local_cache_hit: [u32; Tier::COUNT],
+    /// Handed over by another worker. Never a cache hit.
+    pub external_kv_transfer: u32,
+    /// Computed.
+    pub local_compute: u32,
+}
+
+impl LegTokens {
+    /// Found in the worker's own cache, in any tier.
+    pub fn hit(&self) -> u32 {
+        self.local_cache_hit.iter().sum()
+    }
+
+    /// All of the prompt.
+    pub fn total(&self) -> u32 {
+        self.hit() + self.external_kv_transfer + self.local_compute
+    }
+}
+
+/// One leg of an attempt: facts only, from which its figures follow.
+#[derive(Clone, Debug)]
+pub struct LegFacts {
+    /// Which part of the request.
+    pub kind: LegKind,
+    /// The worker's name.
+    pub worker: String,
+    /// What the router knew when it placed the leg.
+    pub expected: Expected,
+    /// Prompt tokens by this leg's engine; `None` if it has not said.
+    pub prompt_tokens: Option<u32>,
+    /// Cached prompt tokens by this leg's engine. 0 is a figure, `None` is not.
+    pub cached_tokens: Option<u32>,
+    /// Whether another worker hands the prompt's KV over to this leg. What its engine
+    /// calls cached is then not about its own cache: vLLM 0.32 repeats the prefill's
+    /// figure, 0.22 says the whole prompt.
+    pub receives: bool,
+    /// Whether the engine is known to have had the prompt's KV complete: its reply or
+    /// its first output was there.
+    pub worked: bool,
+}
+
+/// A leg's figures, with who gave them.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Figures {
+    /// Tokens of the prompt.
+    pub prompt_tokens: u32,
+    /// Who counted them.
+    pub prompt_source: Origin,
+    /// Where they came from.
+    pub tokens: LegTokens,
+    /// Who said how many were cached, from which the other parts follow.
+    pub source: Origin,
+}
+
+impl LegFacts {
+    /// A leg that is about to be sent.
+    pub fn new(kind: LegKind, worker: &str, expected: Expected) -> Self {
+        Self {
+            kind,
+            worker: worker.to_owned(),
+            expected,
+            prompt_tokens: None,
+            cached_tokens: None,
+            receives: false,
+            worked: false,
+        }
+    }
+
+    /// The leg's figures; `None` if nobody knows how long the prompt is. `elsewhere` is
+    /// what the other leg's engine said of that.
+    pub fn figures(&self, elsewhere: Option<(u32, Origin)>) -> Option<Figures> {
+        let own = self.prompt_tokens.map(|tokens| (tokens, self.kind.origin()));
+        let routers = self.expected.prompt_tokens.map(|tokens| (tokens, Origin::Estimate));
+        let (prompt_tokens, prompt_source) = own.or(elsewhere).or(routers)?;
+        let reported = self.cached_tokens.filter(|_| !self.receives);
+        let (cached, source) = match reported {
+            Some(tokens) => (tokens.min(prompt_tokens), self.kind.origin()),
+            None => (self.expected.cached_tokens(prompt_tokens), Origin::Estimate),
+        };
+        let rest = prompt_tokens - cached;
+        let (external_kv_transfer, local_compute) =
+            if self.receives { (rest, 0) } else { (0, rest) };
+        let local_cache_hit = self.expected.by_tier(cached);
+        let tokens = LegTokens { local_cache_hit, external_kv_transfer, local_compute };
+        Some(Figures { prompt_tokens, prompt_source, tokens, source })
+    }
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    fn overlap(by_tier: [u32; Tier::COUNT]) -> Overlap {
+        Overlap { blocks: by_tier.iter().sum(), by_tier }
+    }
+
+    #[test]
+    fn hits_are_spread_over_the_tiers_that_the_index_knows_fastest_first() {
+        let expected = Expected {
+            overlap: overlap([2, 3, 0, 1]),
+            block_size: 16,
+            prompt_tokens: Some(200),
+            ..Expected::default()
+        };
+        assert_eq!(expected.by_tier(expected.cached_tokens(200)), [32, 48, 0, 16]);
+        assert_eq!(expected.by_tier(40), [32, 8, 0, 0]);
+        // More than the index knows of was in the engine's own memory.
+        assert_eq!(expected.by_tier(128), [64, 48, 0, 16]);
+    }
+
+    #[test]
+    fn a_leg_that_receives_kv_has_no_say_on_what_it_had_cached() {
+        let leg = LegFacts {
+            receives: true,
+            prompt_tokens: Some(1142),
+            cached_tokens: Some(1142),
+            ..LegFacts::new(LegKind::Decode, "d0", Expected::default())
+        };
+        let figures = leg.figures(None).unwrap();
+        assert_eq!(figures.tokens.external_kv_transfer, 1142);
+        assert_eq!(
+            (figures.source, figures.prompt_source),
+            (Origin::Estimate, Origin::EngineDecode)
+        );
+    }
+
+    proptest! {
+        #[test]
+        fn the_parts_of_each_leg_sum_to_the_prompt(
+            prompt_tokens in proptest::option::of(0u32..5000),
+            elsewhere in proptest::option::of(0u32..5000),
+            known in proptest::option::of(0u32..5000),
+            cached_tokens in proptest::option::of(0u32..6000),
+            by_tier in proptest::array::uniform4(0u32..100),
+            block_size in 0u32..40,
+            receives: bool, bypasses_cache: bool,
+        ) {
+            let expected = Expected {
+                prompt_tokens: known, overlap: overlap(by_tier), block_size, bypasses_cache,
+                comparable: true,
+            };
+            let leg = LegFacts {
+                prompt_tokens, cached_tokens, receives,
+                ..LegFacts::new(LegKind::Decode, "w", expected)
+            };
+            let figures = leg.figures(elsewhere.map(|tokens| (tokens, Origin::EnginePrefill)));
+            prop_assert_eq!(figures.is_some(), prompt_tokens.or(elsewhere).or(known).is_some());
+            let Some(figures) = figures else { return Ok(()) };
+            prop_assert_eq!(figures.tokens.total(), figures.prompt_tokens);
+            if let (Some(reported), false) = (cached_tokens, receives) {
+                prop_assert_eq!(figures.tokens.hit(), reported.min(figures.prompt_tokens));
+                prop_assert_eq!(figures.source, Origin::EngineDecode);
+            }
+            let other = if receives { figures.tokens.local_compute } else { figures.tokens.external_kv_transfer };
+            prop_assert_eq!(other, 0);
+        }
+    }
+}

@@ -1,0 +1,52 @@
+//! `usage.splitrail`: for clients that ask with `x-splitrail-usage: detail`, where each
+//! prompt's tokens came from and who says so. Counts only; no worker is named.
+
+use std::sync::Arc;
+
+use bytes::Bytes;
+use futures_util::StreamExt;
+use serde_json::json;
+
+use super::merge::Events;
+use super::relay::Chunk;
+use crate::api::JsonObject;
+use crate::config::model::CachedTokensFallback;
+use crate::ledger::decisions::DecisionHandle;
+use crate::ledger::record::PromptRecord;
+
+/// The entries of a request's prompts, as a client may see them.
+#[derive(Clone)]
+pub struct Detail {
+    /// One per prompt.
+    pub decisions: Arc<[DecisionHandle]>,
+    /// What clients are told where engines are silent.
+    pub fallback: CachedTokensFallback,
+}
+
+impl Detail {
+    /// Adds it to the usage of a whole reply, or of a stream's last chunk, if that has any.
+    pub fn add(&self, reply: &mut JsonObject) {
+        let usage = reply.raw("usage").filter(|raw| *raw != "null").map(JsonObject::parse_str);
+        let Some(Ok(mut usage)) = usage else { return };
+        let record = |decision: &DecisionHandle| {
+            decision.with(|decision| PromptRecord::for_client(&decision.ledger, self.fallback))
+        };
+        let prompts: Vec<_> = self.decisions.iter().map(record).collect();
+        usage.set("splitrail", json!({ "prompts": prompts }).to_string());
+        reply.set("usage", usage.to_string());
+    }
+
+    /// Adds it to the usage chunk of a stream.
+    pub fn add_to_stream(self, events: Events) -> Events {
+        Box::pin(events.map(move |event| event.map(|data| self.with(data))))
+    }
+
+    fn with(&self, data: Bytes) -> Bytes {
+        if !Chunk::read(&data).is_some_and(|chunk| chunk.is_final_usage()) {
+            return data;
+        }
+        let Ok(mut event) = JsonObject::parse(data.clone()) else { return data };
+        self.add(&mut event);
+        event.to_bytes()
+    }
+}
