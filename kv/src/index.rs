@@ -315,6 +315,12 @@ impl Index {
         self.workers.get(&worker).map_or([0; Tier::COUNT], |worker| worker.counts)
     }
 
+    /// How many more engine hashes a worker may have, and how many it may have at all.
+    pub fn room(&self, worker: WorkerKey) -> (usize, usize) {
+        let held = self.workers.get(&worker).map_or(0, |worker| worker.names.len());
+        (self.limit().saturating_sub(held), self.limit())
+    }
+
     /// The workers which hold at least one block, sorted by key.
     pub fn workers(&self) -> impl Iterator<Item = WorkerKey> + '_ {
         let holding = self.workers.iter().filter(|(_, worker)| !worker.names.is_empty());

@@ -80,6 +80,8 @@ fn observe_fleet(core: &Core) {
             if worker.config.kv_events.is_some() {
                 let current = metrics.index_events_current.with_label_values(&labels[..2]);
                 current.set(worker.events_are_current().into());
+                let truncated = metrics.index_truncated.with_label_values(&labels[..2]);
+                truncated.set(worker.index_is_truncated().into());
             }
             let held = index.block_counts(worker_key(worker.index));
             for tier in Tier::ALL {
@@ -129,6 +131,7 @@ async fn workers(State(core): State<Arc<Core>>) -> Response {
                 "kv_events": worker.config.kv_events,
                 "index_synced": worker.is_synced(),
                 "events_current": worker.events_are_current(),
+                "index_truncated": worker.index_is_truncated(),
                 "breakers_open": open,
                 "shim": worker.config.shim,
                 "honours_threshold": worker.honours_threshold(),

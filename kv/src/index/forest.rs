@@ -220,8 +220,13 @@ impl Forest {
     fn child(&self, cursor: Cursor, first: u64) -> Option<u32> {
         let begins = |run| self.run(run).len() > 0 && self.run(run).first() == first;
         let run = self.heads.find(first, begins)?;
-        // A hash names its whole prefix: another parent means another giver's nonsense.
-        (self.parent_of(run) == cursor.run).then_some(run)
+        // A hash names its whole prefix: at another depth it is some giver's nonsense.
+        (self.meta(run).depth == self.depth(cursor)).then_some(run)
+    }
+
+    /// Blocks of the prompt before a cursor.
+    fn depth(&self, cursor: Cursor) -> u32 {
+        if cursor.run == ROOT { 0 } else { self.meta(cursor.run).depth + cursor.at }
     }
 
     pub(super) fn parent_of(&self, run: u32) -> u32 {
@@ -337,8 +342,11 @@ impl Forest {
     fn new_run(&mut self, meta: Meta, len: u32) -> u32 {
         let run = self.free_runs.pop().unwrap_or_else(|| {
             let run = self.metas.len();
-            if run.is_multiple_of(RUNS_PER_CHUNK) {
-                self.runs.push((0..RUNS_PER_CHUNK).map(|_| Run::default()).collect());
+            if run == self.runs.len() * RUNS_PER_CHUNK {
+                // Some at once, so that publishing is seldom.
+                for _ in 0..=self.runs.len() / 8 {
+                    self.runs.push((0..RUNS_PER_CHUNK).map(|_| Run::default()).collect());
+                }
                 self.publish();
             }
             self.metas.push(Meta {

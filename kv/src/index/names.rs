@@ -275,16 +275,14 @@ impl Names {
         self.find(name)
     }
 
-    /// Adds a name that is not there; `after` is the name of the block before, if
-    /// known. `None` where no more fit.
-    pub(super) fn insert(&mut self, name: u64, place: Place, after: Option<Lane>) -> Option<Lane> {
-        self.make_room(1);
-        let home = self.home(name);
-        let slot = self.find_from(home, name).err()?;
-        self.insert_at(slot, home, name, place, After::Known(after))
+    /// Counts names that were added by [`Names::insert_at`].
+    #[inline]
+    pub(super) fn count(&mut self, added: usize) {
+        self.live += added;
+        self.used += added;
     }
 
-    /// Adds a name where the search for it ended.
+    /// Adds a name where the search for it ended; it is still to be counted.
     #[inline(always)]
     pub(super) fn insert_at(
         &mut self,
@@ -303,11 +301,8 @@ impl Names {
         let group = self.group_mut(lane.0 as usize / LANES);
         let bit = 1 << (lane.0 as usize % LANES);
         group.names[lane.0 as usize % LANES] = name;
-        group.filled += 1;
+        group.filled = (lane.0 as usize % LANES) as u8 + 1;
         group.present |= bit;
-        group.special &= !bit;
-        self.live += 1;
-        self.used += 1;
         self.table[slot.line as usize].0[slot.place as usize % LINE_SLOTS] =
             home.tag << self.lane_bits | lane.0;
         Some(lane)

@@ -3,6 +3,7 @@
 use std::sync::Arc;
 
 use super::overlaps::Overlaps;
+use super::prefetch::prefetch;
 use super::run::{Full, Partial, Run, Stretch, View};
 use super::shared::{Shared, State};
 use super::sync::{Ordering, look_again};
@@ -82,6 +83,8 @@ fn walk(state: &State, hashes: &[BlockHash], out: &mut Overlaps) -> Result<End, 
     }
     out.alive.clear();
     out.alive.extend(state.live.iter().map(|word| word.load(Ordering::Acquire)));
+    // A prompt is compared where runs end: mostly at its own end, too.
+    hashes.last().map(prefetch);
     let mut rest = hashes;
     let mut before: Option<(&Run, u32)> = None;
     let mut end = End::Run;
@@ -166,6 +169,8 @@ fn step(
 #[inline]
 fn matched(state: &State, view: &View, rest: &[BlockHash]) -> Option<u32> {
     let len = view.len as usize;
+    // What the next run will be looked for by.
+    rest.get(len).map(prefetch);
     if len <= rest.len() && rest[len.checked_sub(1)?].0 == view.last {
         return Some(view.len);
     }

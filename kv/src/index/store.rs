@@ -4,7 +4,7 @@ use std::ops::Range;
 
 use super::forest::{Cursor, Forest, Span};
 use super::holders::ABSENT;
-use super::names::{After, BATCH, Home, Lane, Names};
+use super::names::{After, BATCH, Home, Lane};
 use super::strips::Place;
 use super::worker::Worker;
 use super::{Applied, HashedBlock, Index, WorkerKey};
@@ -58,6 +58,7 @@ impl Index {
         let Some(worker) = workers.get_mut(&worker) else {
             return Applied::default();
         };
+        worker.names.fetch(blocks.iter().map(|block| block.engine.0));
         let mut storing =
             Storing { forest, worker, tier, limit, after, applied: Applied::default() };
         let mut rest = blocks;
@@ -180,6 +181,18 @@ struct Entering<'a> {
     new: Range<usize>,
 }
 
+/// Names that were added in a row and are not counted yet.
+struct Added {
+    after: After,
+    names: usize,
+}
+
+impl Default for Added {
+    fn default() -> Self {
+        Self { after: After::Known(None), names: 0 }
+    }
+}
+
 /// Why a batch was not entered as a whole, and before which block.
 enum Stop {
     /// The table of names may have been laid out anew.
@@ -252,65 +265,67 @@ impl Storing<'_> {
         let Entering { blocks, span, .. } = *entering;
         let batch = &blocks[from..blocks.len().min(from + BATCH)];
         let first = self.forest.place(span.run, span.from + from as u32);
-        let mut after = After::Known(self.after);
+        let mut added = Added { after: After::Known(self.after), names: 0 };
         for (at, (block, home)) in batch.iter().zip(homes).enumerate() {
             let place = Place { offset: first.offset + at as u32, ..first };
             let at = from + at;
             match self.worker.names.find_from(*home, block.engine.0) {
                 Err(slot) => {
-                    let lane = self.add(at, |names| {
-                        names.insert_at(slot, *home, block.engine.0, place, after)
-                    })?;
-                    after = After::Last(lane);
-                    self.entered(entering, at);
-                }
-                Ok(lane) if self.worker.names.place(lane) == place => {
-                    self.copy(entering, lane);
-                    after = After::Known(Some(lane));
+                    let room = self.worker.names.len() + added.names < self.limit;
+                    let names = &mut self.worker.names;
+                    let lane = match room {
+                        true => names.insert_at(slot, *home, block.engine.0, place, added.after),
+                        false => None,
+                    };
+                    let Some(lane) = lane else {
+                        self.count(added);
+                        return Err(Stop::Full(at));
+                    };
+                    added = Added { after: After::Last(lane), names: added.names + 1 };
+                    if self.tier != Tier::Device {
+                        self.name_tier(lane);
+                    }
+                    if entering.new.end != at {
+                        self.hold(entering);
+                        entering.new = at..at;
+                    }
+                    entering.new.end = at + 1;
                 }
                 Ok(lane) => {
+                    self.count(std::mem::take(&mut added));
+                    if self.worker.names.place(lane) == place {
+                        self.copy(entering, lane);
+                        added.after = After::Known(Some(lane));
+                        continue;
+                    }
                     self.hold(entering);
                     self.replace(lane, span.run);
-                    self.add(at, |names| names.insert(block.engine.0, place, None))?;
-                    self.entered(entering, at);
-                    return Err(Stop::LaidOut(at + 1));
+                    // The table may have been laid out anew: what was found in it is void.
+                    return Err(Stop::LaidOut(at));
                 }
             }
         }
+        self.count(added);
         Ok(from + batch.len())
     }
 
-    /// Adds the name of block `at`, if there is room.
+    /// Counts names that were added to the table.
     #[inline]
-    fn add(
-        &mut self,
-        at: usize,
-        insert: impl FnOnce(&mut Names) -> Option<Lane>,
-    ) -> Result<Lane, Stop> {
-        if self.worker.names.len() >= self.limit {
-            return Err(Stop::Full(at));
+    fn count(&mut self, added: Added) {
+        if let After::Last(lane) = added.after {
+            self.after = Some(lane);
         }
-        let lane = insert(&mut self.worker.names).ok_or(Stop::Full(at))?;
-        self.after = Some(lane);
-        self.applied.stored += 1;
-        self.worker.counts[self.tier as usize] += 1;
-        if self.tier != Tier::Device {
-            self.worker.names.set_special(lane);
-            let mut copies = [0; Tier::COUNT];
-            copies[self.tier as usize] = 1;
-            self.worker.copies.insert(lane, copies);
-        }
-        Ok(lane)
+        self.worker.names.count(added.names);
+        self.worker.counts[self.tier as usize] += added.names;
+        self.applied.stored += added.names;
     }
 
-    /// Block `at` was entered and is to be shown.
-    #[inline]
-    fn entered(&mut self, entering: &mut Entering<'_>, at: usize) {
-        if entering.new.end != at {
-            self.hold(entering);
-            entering.new = at..at;
-        }
-        entering.new.end = at + 1;
+    /// A new name's only copy is not in the fastest tier.
+    fn name_tier(&mut self, lane: Lane) {
+        let mut copies = [0; Tier::COUNT];
+        copies[self.tier as usize] = 1;
+        self.worker.names.set_special(lane);
+        self.worker.copies.insert(lane, copies);
     }
 
     /// One more copy of a block that is there under the same name.

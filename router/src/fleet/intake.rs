@@ -6,6 +6,7 @@ use std::time::{Duration, Instant};
 
 use splitrail_engine::vllm::events::EventBatch;
 use splitrail_engine::vllm::subscription::{ResetReason, Subscription, SyncOutcome, Update};
+use splitrail_engine::zmtp::Endpoint;
 use splitrail_kv::Applied;
 use tokio::sync::mpsc;
 use tokio_util::sync::CancellationToken;
@@ -17,31 +18,46 @@ use crate::core::{Core, Served, unix_ms};
 /// back in the kernel's buffers, and in the end at the engine.
 const QUEUE_BATCHES: usize = 256;
 
+/// For how long a worker's index may lack blocks before it is made anew.
+const TRUNCATED_MIN: Duration = Duration::from_secs(60);
+
 /// Between two log lines of one kind about one worker.
 const QUIET: Duration = Duration::from_secs(30);
 
 /// Follows a worker until the task is ended.
 pub async fn run(core: Arc<Core>, served: Arc<Served>, worker: Arc<Worker>) {
-    let events = worker.config.kv_events.as_deref().and_then(|address| address.parse().ok());
+    let endpoint = |address: &Option<String>| -> Option<Endpoint> {
+        address.as_deref().and_then(|address| address.parse().ok())
+    };
+    let events = endpoint(&worker.config.kv_events);
     let Some(events) = events else {
         // Addresses are checked with the configuration.
         tracing::error!(worker = worker.id(), "kv_events is not an address");
         return;
     };
     served.pool.block_size_known().await;
-    let replay = worker.config.kv_replay.as_deref().and_then(|address| address.parse().ok());
-    let (sink, mut updates) = mpsc::channel(QUEUE_BATCHES);
-    let following = Subscription::new(events, replay).run(sink, CancellationToken::new());
-    let mut intake = Intake { core, served, worker, said: BTreeMap::new() };
-    // What an earlier run of this task has left is not known to be true.
-    intake.forget();
-    let applying = async {
-        while let Some(update) = updates.recv().await {
-            intake.take(update);
+    let replay = endpoint(&worker.config.kv_replay);
+    let mut intake = Intake { core, served, worker, said: BTreeMap::new(), truncated: None };
+    loop {
+        let (sink, mut updates) = mpsc::channel(QUEUE_BATCHES);
+        let subscription = Subscription::new(events.clone(), replay.clone());
+        let following = subscription.run(sink, CancellationToken::new());
+        // What was there before is not known to be true.
+        intake.forget();
+        let applying = async {
+            while let Some(update) = updates.recv().await {
+                intake.take(update);
+                if intake.has_room_again(Instant::now()) {
+                    break;
+                }
+            }
+        };
+        // Both are parts of this task: ending it ends both.
+        tokio::select! {
+            () = following => return,
+            () = applying => intake.count_resync("over_limit"),
         }
-    };
-    // Both are parts of this task: ending it ends both.
-    tokio::join!(following, applying);
+    }
 }
 
 struct Intake {
@@ -50,6 +66,8 @@ struct Intake {
     worker: Arc<Worker>,
     /// When a log line of each kind was last written.
     said: BTreeMap<&'static str, Instant>,
+    /// Since when the index lacks blocks of this worker that were beyond its bound.
+    truncated: Option<Instant>,
 }
 
 /// However following ends, what it has left is not known to be true any more.
@@ -130,6 +148,10 @@ impl Intake {
             return;
         }
         let sum = self.index_events(batch);
+        if sum.over_limit > 0 {
+            self.truncated.get_or_insert_with(Instant::now);
+            self.worker.set_index_truncated(true);
+        }
         for (reason, blocks) in [
             ("unknown_parent", sum.orphaned),
             ("block_size", sum.malformed),
@@ -154,27 +176,39 @@ impl Intake {
         let mut index = self.served.pool.index();
         let mut sum = Applied::default();
         for event in &batch.events {
-            let applied = index.apply(worker_key(self.worker.index), event);
-            sum.orphaned += applied.orphaned;
-            sum.malformed += applied.malformed;
-            sum.over_limit += applied.over_limit;
-            sum.replaced += applied.replaced;
+            sum += index.apply(worker_key(self.worker.index), event);
         }
         sum
     }
 
+    /// Whether what was beyond the bound may fit now: then the index starts anew, for
+    /// nobody says which blocks those were.
+    fn has_room_again(&mut self, now: Instant) -> bool {
+        let due = |since: Instant| now.duration_since(since) >= TRUNCATED_MIN;
+        if !self.truncated.is_some_and(due) {
+            return false;
+        }
+        let (room, limit) = self.served.pool.index().room(worker_key(self.worker.index));
+        room >= limit / 8
+    }
+
+    fn count_resync(&self, reason: &str) {
+        let [model, worker] = self.labels();
+        self.core.metrics.index_resyncs.with_label_values(&[model, worker, reason]).inc();
+    }
+
     fn reset(&mut self, reason: ResetReason) {
         self.forget();
-        let [model, worker] = self.labels();
-        let resyncs = &self.core.metrics.index_resyncs;
-        resyncs.with_label_values(&[model, worker, reason.name()]).inc();
+        self.count_resync(reason.name());
         if self.may_log("reset") {
             let worker = self.worker.id();
             tracing::warn!(worker, reason = reason.name(), "index of this worker starts anew");
         }
     }
 
-    fn forget(&self) {
+    fn forget(&mut self) {
+        self.truncated = None;
+        self.worker.set_index_truncated(false);
         self.served.pool.index().remove_worker(self.worker.index as u32);
     }
 

@@ -48,6 +48,8 @@ pub struct Worker {
     synced: AtomicBool,
     /// Whether its KV events come in, so that the index is what it holds.
     events_current: AtomicBool,
+    /// Whether the index lacks blocks of it that were beyond the bound.
+    index_truncated: AtomicBool,
     /// The longest sequence that it takes, in tokens; 0 until it has said so.
     context_tokens: AtomicU32,
     /// Whether it honours `cache_hit_threshold`: 1 for no, 2 for yes, 0 for not known.
@@ -80,6 +82,7 @@ impl Worker {
             probed: AtomicBool::new(false),
             synced,
             events_current: AtomicBool::new(false),
+            index_truncated: AtomicBool::new(false),
             context_tokens: AtomicU32::new(0),
             honours_threshold,
             breakers: [BreakerConfig::default(); 2].map(Breaker::new),
@@ -168,6 +171,17 @@ impl Worker {
     /// Records that its KV events come in, or are cut off.
     pub fn set_events_current(&self, current: bool) {
         self.events_current.store(current, Relaxed);
+    }
+
+    /// Whether the index lacks blocks of it that were beyond the bound: its overlap
+    /// is a lower bound then.
+    pub fn index_is_truncated(&self) -> bool {
+        self.index_truncated.load(Relaxed)
+    }
+
+    /// Records whether the index lacks blocks of it.
+    pub fn set_index_truncated(&self, truncated: bool) {
+        self.index_truncated.store(truncated, Relaxed);
     }
 
     /// The longest sequence that it takes, in tokens, if it has said so.

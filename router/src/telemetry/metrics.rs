@@ -130,6 +130,8 @@ metrics! {
     worker_kv_blocks: GaugeVec("worker_kv_blocks"; "model", "worker", "role", "state");
     /// Whether the worker's KV events come in, so that its overlap is believed.
     index_events_current: IntGaugeVec("index_events_current"; "model", "worker");
+    /// Whether the index lacks blocks of the worker that were beyond its bound; it is made anew once they may fit.
+    index_truncated: IntGaugeVec("index_truncated"; "model", "worker");
     /// Distinct blocks that the index holds.
     index_blocks: IntGaugeVec("index_blocks"; "model", "worker", "tier");
     /// KV events applied.
