@@ -7,7 +7,9 @@
 //! token ids or payload contents.
 
 mod json;
+pub mod mooncake;
 pub mod nixl;
+pub mod sglang;
 pub mod usage;
 pub mod vllm;
 pub mod zmtp;

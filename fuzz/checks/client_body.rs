@@ -1,4 +1,4 @@
-//! The body of a client's request, at both endpoints.
+//! The body of a client's request, at each endpoint.
 
 use bytes::Bytes;
 use serde_json::Value;
@@ -16,7 +16,7 @@ pub(crate) fn check(body: &[u8]) {
         edits_read_back(object);
     }
     let limits = Limits { batch_prompts_max: 4, n_max: 8, stop_max: 2, ..Limits::default() };
-    for endpoint in [Endpoint::Chat, Endpoint::Completions] {
+    for endpoint in [Endpoint::Chat, Endpoint::Completions, Endpoint::Generate] {
         match Inbound::parse(endpoint, body.clone(), &limits) {
             Ok(inbound) => accepted(&inbound, &body, &limits),
             Err(error) => {

@@ -16,7 +16,8 @@ pub(crate) fn check(data: &[u8]) {
     if let Some(raw) = reply.raw("usage") {
         told(raw);
     }
-    let merged = merge::replies(vec![reply.clone(); BATCH], N);
+    let merged =
+        merge::replies(vec![reply.clone(); BATCH], merge::Places { n: N, samples_apart: 1 });
     let choices = reply.raw("choices").map(serde_json::from_str::<Vec<&RawValue>>);
     match (merged, choices) {
         (Ok(merged), Some(Ok(choices))) => {

@@ -4,6 +4,7 @@
 pub mod bounds;
 pub mod json;
 pub mod request;
+pub mod sampling;
 pub mod sanitise;
 pub mod steering;
 pub mod strict;

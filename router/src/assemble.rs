@@ -8,7 +8,7 @@ use splitrail_kv::{HashSeed, IndexConfig};
 use crate::config::{BlockSize, Config, Model, TokenizerConfig};
 use crate::core::{Core, Seldom, Served};
 use crate::fleet::budget::RetryBudget;
-use crate::fleet::{Pool, Worker};
+use crate::fleet::{Hosts, Pool, Worker};
 use crate::flow::client::EngineClient;
 use crate::flow::staged::Releases;
 use crate::ledger::book::Book;
@@ -98,11 +98,14 @@ fn assemble_model(
         seed,
         max_blocks_per_worker: limits.index_blocks_per_worker_max,
     };
+    let authorities = workers.iter().map(|worker| &worker.authority);
+    let hosts = Hosts::new(authorities, model.hand_off_networks.iter().copied());
     let pool = Pool::new(workers, index, draw_seed);
     Ok(Served {
         retry_budget: RetryBudget::new(model.retries.budget_percent),
         config: model,
         pool,
+        hosts,
         prompt,
         client,
         releases: Releases::default(),

@@ -14,7 +14,7 @@ use tokio_util::sync::CancellationToken;
 use crate::config::model::{GateKind, Limits, Model, OnNoPrefill, RequestFlow};
 use crate::error::{Error, Kind};
 use crate::fleet::budget::RetryBudget;
-use crate::fleet::{Pool, Worker};
+use crate::fleet::{Hosts, Pool, Worker};
 use crate::flow::client::EngineClient;
 use crate::flow::staged::Releases;
 use crate::ledger::book::Book;
@@ -32,6 +32,8 @@ pub struct Served {
     pub config: Model,
     /// Its workers and their index.
     pub pool: Pool,
+    /// Where hand-offs may come from.
+    pub hosts: Hosts,
     /// Tokenizer and chat template, if it has them.
     pub prompt: Option<PromptModel>,
     /// The way to its engines.

@@ -48,6 +48,8 @@ pub enum Kind {
     EngineUnreachable,
     /// An engine failed, or answered nonsense.
     EngineFailed,
+    /// A prefill engine named a host for its blocks that is not of the fleet.
+    ForeignHandOff,
     /// An engine took longer than a configured time-out.
     EngineTimeout,
     /// An engine holds less of the prompt than its threshold asks for, and ran nothing.
@@ -127,6 +129,7 @@ impl Error {
             Kind::EngineRejected(_) => Fault::Client,
             Kind::EngineUnreachable
             | Kind::EngineFailed
+            | Kind::ForeignHandOff
             | Kind::EngineTimeout
             | Kind::BelowThreshold
             | Kind::LeaseExpired
@@ -164,6 +167,7 @@ impl Error {
             }
             Kind::EngineUnreachable
             | Kind::EngineFailed
+            | Kind::ForeignHandOff
             | Kind::BelowThreshold
             | Kind::DecodeLost => StatusCode::BAD_GATEWAY,
             Kind::EngineTimeout | Kind::LeaseExpired => StatusCode::GATEWAY_TIMEOUT,
@@ -195,6 +199,7 @@ impl Error {
             Kind::EngineRejected(_) => "engine_rejected",
             Kind::EngineUnreachable => "engine_unreachable",
             Kind::EngineFailed => "engine_failed",
+            Kind::ForeignHandOff => "foreign_hand_off",
             Kind::EngineTimeout => "engine_timeout",
             Kind::BelowThreshold => "below_threshold",
             Kind::LeaseExpired => "lease_expired",
@@ -272,6 +277,7 @@ mod tests {
         for (kind, another) in [
             (Kind::EngineUnreachable, true),
             (Kind::EngineFailed, true),
+            (Kind::ForeignHandOff, true),
             (Kind::EngineTimeout, true),
             (Kind::EngineRejected(429), true),
             (Kind::EngineRejected(400), false),

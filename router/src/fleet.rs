@@ -1,8 +1,10 @@
 //! Beside the way of a request: the workers, what they hold and how busy they are.
 
 pub mod booking;
+pub mod bootstrap;
 pub mod breaker;
 pub mod budget;
+pub mod hosts;
 pub mod intake;
 pub mod pace;
 pub mod poll;
@@ -10,4 +12,6 @@ pub mod pool;
 pub mod probe;
 
 pub use booking::{Booked, Booking};
+pub use bootstrap::Bootstrap;
+pub use hosts::Hosts;
 pub use pool::{Pool, Worker};

@@ -12,8 +12,9 @@ use splitrail_kv::{BlockHash, Namespace, chain_hashes};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
 use crate::api::request::{Options, Prompt, unknown_model};
+use crate::api::sampling::edit_sampling;
 use crate::api::{Endpoint, Inbound, JsonObject, json, strict};
-use crate::config::model::Limits;
+use crate::config::model::{Flow, Limits};
 use crate::core::{Core, Named, Served, unix_ms};
 use crate::error::{Error, Kind};
 use crate::prompt::{ChatRequestView, PromptError};
@@ -38,14 +39,19 @@ pub struct Prepared {
     pub options: Options,
     /// The share of its prompts that its body wants cached.
     pub threshold: Option<f64>,
-    /// One unit per prompt.
+    /// One unit per prompt, or per sample where `samples_apart` is more than 1.
     pub units: Vec<Unit>,
+    /// Units per prompt.
+    pub samples_apart: u32,
 }
 
 /// One prompt of a request, with the body that an engine gets for it.
+#[derive(Clone)]
 pub struct Unit {
     /// The prompt's place in its batch.
     pub prompt_index: usize,
+    /// Whether it is a further sample of the prompt before it.
+    pub further_sample: bool,
     /// The body, without the fields of a leg.
     pub body: JsonObject,
     /// The prompt's length, if its tokens are known.
@@ -137,6 +143,7 @@ fn compute(core: &Core, endpoint: Endpoint, text: Bytes) -> Result<Prepared, Err
     // Engines know the model under its own name, and an adapter under its.
     let engine_name = adapter.as_deref().unwrap_or(served.name());
     inbound.body.set("model", json::quote(engine_name));
+    let samples_apart = samples_apart(&served, &mut inbound, &core.limits)?;
     let namespace = Namespace {
         salt: inbound.cache_salt.as_deref(),
         model: served.name(),
@@ -151,9 +158,10 @@ fn compute(core: &Core, endpoint: Endpoint, text: Bytes) -> Result<Prepared, Err
         if let Some(raw) = raw {
             body.set("prompt", raw);
         }
-        let weight = body.raw(prompt_member(endpoint)).map_or(0, str::len);
+        let weight = body.raw(endpoint.prompt_member()).map_or(0, str::len);
         let mut unit = Unit {
             prompt_index,
+            further_sample: false,
             prompt_tokens: None,
             unknown: None,
             namespace: namespace.root(core.hash_seed),
@@ -173,23 +181,40 @@ fn compute(core: &Core, endpoint: Endpoint, text: Bytes) -> Result<Prepared, Err
                 core.metrics.prompts_unknown.with_label_values(&labels).inc();
             }
         }
+        let further = Unit { further_sample: true, ..unit.clone() };
         units.push(unit);
+        units.extend((1..samples_apart).map(|_| further.clone()));
     }
     let Inbound { options, threshold, .. } = inbound;
-    Ok(Prepared { served, endpoint, options, threshold, units })
+    Ok(Prepared { served, endpoint, options, threshold, units, samples_apart })
+}
+
+/// How many samples of a prompt are requests of their own: all of them where each needs a
+/// hand-off, and no engine serves any without.
+fn samples_apart(served: &Served, inbound: &mut Inbound, limits: &Limits) -> Result<u32, Error> {
+    let config = &served.config;
+    let n = inbound.options.n;
+    if config.connector.serves_alone() || config.flow == Flow::Aggregated || n == 1 {
+        return Ok(1);
+    }
+    let units = inbound.prompts.len() as u64 * u64::from(n);
+    if units > u64::from(limits.n_max) {
+        let max = limits.n_max;
+        let message = format!("`n` times the prompts is {units}; at most {max} (limits.n_max)");
+        return Err(Error::invalid("n", message));
+    }
+    inbound.options.n = 1;
+    inbound.options.samples = 1;
+    edit_sampling(&mut inbound.body, inbound.endpoint, |sampling| {
+        sampling.remove("n");
+    })?;
+    Ok(n)
 }
 
 /// A reason as a label: one of a fixed set of sentences, in lower case with `_`.
 fn label(reason: &'static str) -> String {
     let plain = |c: char| if c.is_ascii_alphanumeric() { c.to_ascii_lowercase() } else { '_' };
     reason.chars().map(plain).collect()
-}
-
-fn prompt_member(endpoint: Endpoint) -> &'static str {
-    match endpoint {
-        Endpoint::Chat => "messages",
-        Endpoint::Completions => "prompt",
-    }
 }
 
 /// The exact tokens, or why they cannot be known: the router never guesses.

@@ -15,9 +15,10 @@ use crate::flow::answer::Begun;
 use crate::flow::context::{Context, flow_name};
 use crate::flow::run::begin;
 use crate::ledger::decisions::{Decision, DecisionHandle};
+use crate::ledger::entry::Entry;
 use crate::prepare::{Payload, Prepared, Unit, prepare};
 use crate::reply::detail::Detail;
-use crate::reply::merge::{self, Events};
+use crate::reply::merge::{self, Events, Places};
 use crate::stages::Stages;
 
 mod scope;
@@ -131,7 +132,7 @@ async fn answer(
     scope.admit()?;
     let tokenizing = Instant::now();
     let prepared = prepare(core, call.endpoint, call.body).await?;
-    let Prepared { served, endpoint, options, threshold, units } = prepared;
+    let Prepared { served, endpoint, options, threshold, units, samples_apart } = prepared;
     let flow = call.steering.flow_for(&served.config)?;
     // What the body says goes before what a header says.
     let threshold = threshold.or(call.steering.threshold);
@@ -160,19 +161,23 @@ async fn answer(
     let fallback = context.served.config.cached_tokens_fallback;
     let detail =
         call.usage_detail.then(|| Detail { decisions: decisions.clone().into(), fallback });
-    let body = one_reply(begun, options.n, detail)?;
+    let body = one_reply(begun, Places { n: options.n, samples_apart }, detail)?;
     Ok((Route(decisions), context.stages.server_timing(), body))
 }
 
 /// The reply that the answers of all prompts make.
-fn one_reply(mut begun: Vec<Begun>, n: u32, detail: Option<Detail>) -> Result<ReplyBody, Error> {
+fn one_reply(
+    mut begun: Vec<Begun>,
+    places: Places,
+    detail: Option<Detail>,
+) -> Result<ReplyBody, Error> {
     let merged = match (begun.len(), begun.pop()) {
         (1, Some(begun)) => match begun {
             Begun::Whole(reply) => Merged::Whole(reply),
             Begun::Stream(unit) => Merged::Events(merge::single(unit)),
             Begun::Made(events) => Merged::Events(merge::made(events)),
         },
-        (_, last) => merged(begun.into_iter().chain(last), n)?,
+        (_, last) => merged(begun.into_iter().chain(last), places)?,
     };
     Ok(match (merged, detail) {
         (Merged::Whole(reply), None) => ReplyBody::Whole(reply.to_bytes()),
@@ -190,7 +195,7 @@ enum Merged {
     Events(Events),
 }
 
-fn merged(begun: impl Iterator<Item = Begun>, n: u32) -> Result<Merged, Error> {
+fn merged(begun: impl Iterator<Item = Begun>, places: Places) -> Result<Merged, Error> {
     let mut replies = Vec::new();
     let mut streams = Vec::new();
     for answer in begun {
@@ -201,14 +206,19 @@ fn merged(begun: impl Iterator<Item = Begun>, n: u32) -> Result<Merged, Error> {
         }
     }
     if streams.is_empty() {
-        Ok(Merged::Whole(merge::replies(replies, n)?))
+        Ok(Merged::Whole(merge::replies(replies, places)?))
     } else {
-        Ok(Merged::Events(merge::streams(streams, n)))
+        Ok(Merged::Events(merge::streams(streams, places)))
     }
 }
 
 fn start_decision(context: &Context, unit: &Unit, request_id: &str) -> DecisionHandle {
+    let ledger = match unit.further_sample {
+        true => Entry::further_sample(),
+        false => Entry::default(),
+    };
     context.core.decisions.start(Decision {
+        ledger,
         request_id: request_id.to_owned(),
         prompt_index: unit.prompt_index,
         model: context.served.name().to_owned(),

@@ -85,14 +85,6 @@ fn what_later_versions_may_have_is_named_as_such() {
     let fleet = valid_but("listen:\n", "listen:\n  fleet: 127.0.0.1:8002\n");
     cases.push(("listen.fleet".to_owned(), fleet));
     for (from, key, value) in [
-        ("connector: nixl", "connector", "shared_storage"),
-        ("connector: nixl", "connector", "mooncake"),
-        ("connector: nixl", "connector", "sglang"),
-    ] {
-        let text = valid_but(from, &format!("{key}: {value}"));
-        cases.push((format!("models[0].{key}: {value}"), text));
-    }
-    for (from, key, value) in [
         ("kind: huggingface", "tokenizer", "engine"),
         ("kind: kv_overlap", "policy", "power_of_two"),
         ("kind: kv_overlap", "policy", "predicted_ttft"),

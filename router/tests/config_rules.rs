@@ -91,10 +91,48 @@ fn flows_have_the_workers_they_need() {
         (17, 16),
         "`models[0].flow: prefill_first` needs",
     );
-    refused("    connector: nixl\n", "", (16, 11), "add `connector: nixl`");
+    refused("    connector: nixl\n", "", (16, 11), "add a `connector`");
     accepted(&valid_but("role: both", "role: decode"));
     accepted(&valid_but("role: prefill", "role: both"));
     accepted(&valid_but("flow: aggregated", "flow: aggregated\n    connector: nixl"));
+}
+
+#[test]
+fn hand_off_networks_are_networks_and_nixl_s() {
+    let nixl = |list: &str| format!("connector: nixl\n    hand_off_networks: {list}");
+    accepted(&valid_but("connector: nixl", &nixl("[10.0.0.0/8, \"fd00::/8\", 192.168.1.7]")));
+    refused(
+        "connector: nixl",
+        &nixl("[10.0.0.0/8, 10.0.0.0/99]"),
+        (18, 37),
+        "`models[0].hand_off_networks[1]` \"10.0.0.0/99\" is not an IP network",
+    );
+    let other = nixl("[10.0.0.0/8]").replace("nixl", "mooncake");
+    refused("connector: nixl", &other, (18, 24), "of no use without `connector: nixl`");
+}
+
+#[test]
+fn bootstrap_servers_are_those_of_prefill_workers_that_have_one() {
+    let with = |connector: &str, role: &str, bootstrap: &str| {
+        let text = valid_but("connector: nixl", &format!("connector: {connector}"));
+        let (from, to) = match role {
+            "prefill" => {
+                ("role: prefill", format!("role: prefill\n        bootstrap: {bootstrap}"))
+            }
+            _ => ("role: decode", format!("role: decode, bootstrap: \"{bootstrap}\"")),
+        };
+        text.replacen(from, &to, 1)
+    };
+    accepted(&with("mooncake", "prefill", "http://10.0.0.1:9000"));
+    for (text, part) in [
+        (with("mooncake", "decode", "http://10.0.0.1:9000"), "`bootstrap` is of no use"),
+        (with("nixl", "prefill", "http://10.0.0.1:9000"), "`bootstrap` is of no use"),
+        (with("mooncake", "prefill", "10.0.0.1:9000"), "`bootstrap` has no scheme"),
+    ] {
+        let (_, _, told) = only_problem(&text);
+        let part = part.replace("`bootstrap`", "bootstrap`");
+        assert!(told.contains(&part), "{told}");
+    }
 }
 
 #[test]
@@ -122,6 +160,29 @@ fn flows_that_requests_may_ask_for_have_the_workers_they_need() {
             (17, 16),
             &format!("`models[0].flow: {flow}` needs a connector"),
         );
+    }
+}
+
+#[test]
+fn sglang_serves_pairs_only() {
+    let valid = valid_but("connector: nixl", "connector: sglang").replacen(
+        "    local_prefill_max_tokens: 32\n",
+        "",
+        1,
+    );
+    accepted(&valid);
+    let local = "    local_prefill_max_tokens: 1\n    retries";
+    for (from, to, part) in [
+        ("on_no_prefill: fail", "on_no_prefill: local", "on_no_prefill: local`"),
+        ("    on_no_prefill: fail\n", "", "add `on_no_prefill: fail`"),
+        ("    retries", local, "local_prefill_max_tokens`"),
+        ("role: prefill", "role: both", "role: both`"),
+        ("    block_size: 16\n", "", "add `block_size: N`"),
+        ("flow: prefill_first", "flow: decode_first", "flow: decode_first` cannot"),
+    ] {
+        assert!(valid.contains(from), "{from}");
+        let (_, _, told) = only_problem(&valid.replacen(from, to, 1));
+        assert!(told.contains(part), "{told}");
     }
 }
 

@@ -4,6 +4,8 @@ use std::net::{IpAddr, Ipv4Addr};
 
 use serde::{Deserialize, Serialize};
 
+use crate::storage::SharedStorage;
+
 /// Which legs of a disaggregated request the engine takes. Requests without
 /// hand-off fields are served by every role.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
@@ -41,6 +43,29 @@ pub enum DecodeUsage {
     /// The whole prompt, whatever was cached; hand-offs made by such an engine
     /// carry no figure (vLLM 0.22.1).
     WholePrompt,
+}
+
+/// How the engine hands KV over, and so which hand-off fields it knows.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum KvConnector {
+    /// vLLM's NIXL: decode pulls what the prefill reply names.
+    #[default]
+    Nixl,
+    /// A storage that engines share; requests carry nothing.
+    SharedStorage,
+    /// vLLM's Mooncake: both legs carry a transfer id, and wait for each other.
+    Mooncake,
+    /// SGLang: both legs carry a room, and wait for each other.
+    Sglang,
+}
+
+impl KvConnector {
+    /// Whether the legs are sent at once and wait for each other.
+    #[must_use]
+    pub fn is_concurrent(self) -> bool {
+        matches!(self, Self::Mooncake | Self::Sglang)
+    }
 }
 
 /// How KV events are encoded.
@@ -85,6 +110,8 @@ pub struct SimConfig {
     pub host: IpAddr,
     /// HTTP API.
     pub http_port: u16,
+    /// Side channel, or bootstrap server: where decode engines fetch hand-offs.
+    pub side_port: u16,
     /// KV events (ZMQ PUB); `None` publishes none.
     pub kv_events_port: Option<u16>,
     /// Replay of KV events (ZMQ ROUTER); `None` offers none.
@@ -95,6 +122,12 @@ pub struct SimConfig {
     pub adapters: Vec<String>,
     /// Legs that the engine takes.
     pub role: Role,
+    /// How KV is handed over.
+    pub connector: KvConnector,
+    /// The storage of [`KvConnector::SharedStorage`], one for all engines that share it.
+    pub storage: SharedStorage,
+    /// How long one leg waits for the other, in milliseconds, where both are sent at once.
+    pub rendezvous_timeout_ms: u64,
     /// Tokens per KV block.
     pub block_size: usize,
     /// Physical KV blocks, of which one cannot be used (vLLM's null block).
@@ -146,11 +179,15 @@ impl Default for SimConfig {
         Self {
             host: IpAddr::V4(Ipv4Addr::LOCALHOST),
             http_port: 0,
+            side_port: 0,
             kv_events_port: Some(0),
             kv_replay_port: Some(0),
             model: "sim".to_owned(),
             adapters: Vec::new(),
             role: Role::Both,
+            connector: KvConnector::Nixl,
+            storage: SharedStorage::default(),
+            rendezvous_timeout_ms: 300_000,
             block_size: 16,
             kv_blocks: 4096,
             hash_seed: 0,

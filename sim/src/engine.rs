@@ -16,11 +16,10 @@ use tokio::time::Instant;
 pub use counters::Counters;
 
 use self::core::{Core, Origin, Step};
-use crate::cache::Sequence;
 use crate::config::SimConfig;
 use crate::error::ApiError;
 use crate::events::EventSink;
-use handoff::{PullRequest, refused};
+use handoff::{PullRequest, Taken, refused};
 use request::{Ask, Output};
 pub(crate) use transfer::PULL_PATH;
 use transfer::Puller;
@@ -32,6 +31,8 @@ pub(crate) struct Engine {
     pub(crate) origin: Origin,
     core: Mutex<Core>,
     work: Notify,
+    /// Hand-offs were staged.
+    staged: Notify,
 }
 
 /// Requests of one HTTP request. Dropping it takes them out of the engine.
@@ -64,15 +65,18 @@ impl Drop for Submission {
 #[derive(Debug)]
 pub(crate) struct Pulled {
     engine: Arc<Engine>,
-    sequence: Option<Sequence>,
+    taken: Option<Taken>,
 }
 
 impl Drop for Pulled {
     fn drop(&mut self) {
-        if let Some(mut sequence) = self.sequence.take() {
+        if let Some(Taken { mut request, held }) = self.taken.take() {
             let mut core = self.engine.core();
-            core.pulling_blocks -= sequence.blocks().len();
-            core.cache.release(&mut sequence);
+            core.pulling_blocks -= request.sequence.blocks().len();
+            core.cache.release(&mut request.sequence);
+            if let Some((id, end)) = held {
+                request.send(Output::Token { id, end: Some(end) });
+            }
             drop(core);
             self.engine.work.notify_one();
         }
@@ -82,7 +86,7 @@ impl Drop for Pulled {
 impl Engine {
     pub(crate) fn new(config: SimConfig, origin: Origin) -> Self {
         let core = Mutex::new(Core::new(&config));
-        Self { config, origin, core, work: Notify::new() }
+        Self { config, origin, core, work: Notify::new(), staged: Notify::new() }
     }
 
     /// The state, with leases up to date.
@@ -120,20 +124,42 @@ impl Engine {
 
     /// Takes a hand-off out for a decode engine. Its blocks are freed when the
     /// returned value is dropped.
-    pub(crate) fn take_handoff(self: &Arc<Self>, pull: &PullRequest) -> Result<Pulled, ApiError> {
+    pub(crate) async fn take_handoff(
+        self: &Arc<Self>,
+        pull: &PullRequest,
+    ) -> Result<Pulled, ApiError> {
+        let patience = Duration::from_millis(self.config.rendezvous_timeout_ms);
+        let deadline = Instant::now() + patience;
+        loop {
+            let mut staged = std::pin::pin!(self.staged.notified());
+            staged.as_mut().enable();
+            if let Some(pulled) = self.try_take(pull)? {
+                return Ok(pulled);
+            }
+            if tokio::time::timeout_at(deadline, staged).await.is_err() {
+                self.core().counters.pulls_refused += 1;
+                return Err(refused("handoff_unmet", "was not staged in time"));
+            }
+        }
+    }
+
+    /// The same at this moment; `None` while the hand-off may still come.
+    fn try_take(self: &Arc<Self>, pull: &PullRequest) -> Result<Option<Pulled>, ApiError> {
         let mut core = self.core();
+        let foreign = pull.engine_id.as_ref().is_some_and(|id| *id != self.origin.engine_id);
         let taken = if core.dead {
             Err(ApiError::engine_dead())
-        } else if pull.engine_id != self.origin.engine_id {
+        } else if foreign {
             Err(refused("handoff_unknown", "comes from another engine"))
         } else {
             core.handoffs.take(pull)
         };
         match taken {
-            Ok(sequence) => {
+            Ok(None) => Ok(None),
+            Ok(Some(taken)) => {
                 core.counters.handoffs_pulled += 1;
-                core.pulling_blocks += sequence.blocks().len();
-                Ok(Pulled { engine: Arc::clone(self), sequence: Some(sequence) })
+                core.pulling_blocks += taken.request.sequence.blocks().len();
+                Ok(Some(Pulled { engine: Arc::clone(self), taken: Some(taken) }))
             }
             Err(error) => {
                 core.counters.pulls_refused += 1;
@@ -145,6 +171,7 @@ impl Engine {
     /// Ends everything, as a crash of the engine core does.
     pub(crate) fn die(&self) {
         self.core().die();
+        self.staged.notify_waiters();
     }
 
     /// Runs steps until it is dropped.
@@ -170,10 +197,16 @@ impl Engine {
     ) {
         for job in step.pulls {
             let (engine, puller) = (Arc::clone(self), puller.clone());
+            let meeting = Duration::from_millis(self.config.rendezvous_timeout_ms);
             pulls.spawn(async move {
-                let result = puller.pull(&job).await;
-                engine.core().pull_ended(job.id, result, &engine.config);
-                engine.work.notify_one();
+                tokio::select! {
+                    result = puller.pull(&job, meeting) => {
+                        engine.core().pull_ended(job.id, result, &engine.config);
+                        engine.work.notify_one();
+                    }
+                    // Nobody waits for it any more; the prefill engine learns it by the cut.
+                    () = job.gone.cancelled() => {}
+                }
             });
         }
         if step.runs {
@@ -188,6 +221,7 @@ impl Engine {
         events.put(&step.events).await;
         if step.runs {
             self.core().end_step(&self.config, &self.origin, Instant::now());
+            self.staged.notify_waiters();
         }
     }
 

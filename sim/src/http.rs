@@ -4,6 +4,7 @@ pub(crate) mod ask;
 pub(crate) mod connection;
 mod control;
 mod metrics;
+mod remote;
 mod reply;
 mod shape;
 mod side_channel;
@@ -14,11 +15,12 @@ use std::time::{SystemTime, UNIX_EPOCH};
 use axum::Router;
 use axum::extract::{ConnectInfo, DefaultBodyLimit, State};
 use axum::response::{IntoResponse, Response};
-use axum::routing::{get, post};
+use axum::routing::{MethodRouter, get, post};
 use bytes::Bytes;
 use http::{HeaderMap, StatusCode, header};
 use serde_json::{Value, json};
 
+use crate::config::{KvConnector, Role};
 use crate::engine::Engine;
 use crate::error::{ApiError, json_response};
 use crate::faults::{FaultBoard, RequestFaults};
@@ -51,8 +53,9 @@ type Shared = State<Arc<App>>;
 /// All routes of the public listener.
 pub(crate) fn router(app: Arc<App>) -> Router {
     Router::new()
-        .route("/v1/chat/completions", post(chat))
-        .route("/v1/completions", post(completions))
+        .route(Endpoint::Chat.path(), inference(Endpoint::Chat))
+        .route(Endpoint::Completions.path(), inference(Endpoint::Completions))
+        .route(Endpoint::Generate.path(), inference(Endpoint::Generate))
         .route("/v1/models", get(models))
         .route("/health", get(health))
         .route("/ping", get(health))
@@ -78,22 +81,13 @@ pub(crate) fn unix_seconds() -> u64 {
     SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_secs()
 }
 
-async fn chat(
-    State(app): Shared,
-    ConnectInfo(connection): ConnectInfo<ConnectionControl>,
-    headers: HeaderMap,
-    body: Bytes,
-) -> Response {
-    infer(app, Endpoint::Chat, connection, headers, body).await
-}
-
-async fn completions(
-    State(app): Shared,
-    ConnectInfo(connection): ConnectInfo<ConnectionControl>,
-    headers: HeaderMap,
-    body: Bytes,
-) -> Response {
-    infer(app, Endpoint::Completions, connection, headers, body).await
+fn inference(endpoint: Endpoint) -> MethodRouter<Arc<App>> {
+    post(
+        move |State(app): Shared,
+              ConnectInfo(connection): ConnectInfo<ConnectionControl>,
+              headers: HeaderMap,
+              body: Bytes| infer(app, endpoint, connection, headers, body),
+    )
 }
 
 async fn infer(
@@ -103,16 +97,13 @@ async fn infer(
     headers: HeaderMap,
     body: Bytes,
 ) -> Response {
-    let path = match endpoint {
-        Endpoint::Chat => "/v1/chat/completions",
-        Endpoint::Completions => "/v1/completions",
-    };
-    app.log.push(path, &headers, &body);
+    app.log.push(endpoint.path(), &headers, &body);
     let body = match parse(&body) {
         Ok(body) => body,
         Err(error) => return error.into_response(),
     };
-    let prefill = body["kv_transfer_params"]["do_remote_decode"] == true;
+    let staging = body["kv_transfer_params"]["do_remote_decode"] == true;
+    let prefill = staging || app.engine.config.role == Role::Prefill;
     let pull = body["kv_transfer_params"]["do_remote_prefill"] == true;
     let faults = app.faults.of_request(prefill, pull);
     if let Some(delay) = faults.delay {
@@ -146,10 +137,7 @@ async fn answer(
     if app.engine.core().dead {
         return Err(ApiError::engine_dead());
     }
-    let prefix = match endpoint {
-        Endpoint::Chat => "chatcmpl",
-        Endpoint::Completions => "cmpl",
-    };
+    let prefix = endpoint.id_prefix();
     let given_id = headers.get("x-request-id").and_then(|id| id.to_str().ok());
     let id = match given_id {
         Some(id) => format!("{prefix}-{id}"),
@@ -167,6 +155,7 @@ async fn answer(
         model: request.model.clone(),
         fingerprint: app.fingerprint.clone(),
         report: config.usage_report,
+        zero_is_null: config.connector == KvConnector::Sglang,
         threshold_reply: config.threshold_reply,
     };
     for ask in &mut request.asks {

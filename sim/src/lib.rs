@@ -21,10 +21,14 @@ mod faults;
 mod http;
 mod record;
 mod server;
+mod storage;
 
-pub use config::{DecodeUsage, EventForm, HashForm, Role, SimConfig, ThresholdReply, UsageReport};
+pub use config::{
+    DecodeUsage, EventForm, HashForm, KvConnector, Role, SimConfig, ThresholdReply, UsageReport,
+};
 pub use engine::Counters;
 pub use faults::{Fault, FaultKind};
 pub use record::{RecordedRequest, SimState};
 pub use server::SimEngine;
+pub use storage::SharedStorage;
 pub use tokenizer::{TOKENIZER_CONFIG_JSON, TOKENIZER_JSON};

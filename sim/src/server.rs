@@ -40,7 +40,7 @@ impl SimEngine {
             return Err(io::Error::new(io::ErrorKind::InvalidInput, message));
         }
         let http = TcpListener::bind((config.host, config.http_port)).await?;
-        let side = TcpListener::bind((config.host, 0)).await?;
+        let side = TcpListener::bind((config.host, config.side_port)).await?;
         let http_addr = http.local_addr()?;
         let origin = Origin {
             engine_id: random_hex(16),
@@ -84,6 +84,15 @@ impl SimEngine {
     #[must_use]
     pub fn url(&self) -> String {
         format!("http://{}", self.http_addr)
+    }
+
+    /// `http://host:port` where prefill and decode meet: the bootstrap server of
+    /// [`KvConnector::Mooncake`](crate::KvConnector::Mooncake) and
+    /// [`KvConnector::Sglang`](crate::KvConnector::Sglang).
+    #[must_use]
+    pub fn bootstrap_url(&self) -> String {
+        let origin = &self.app.engine.origin;
+        format!("http://{}:{}", origin.host, origin.port)
     }
 
     /// ZMQ endpoint of the KV events, for example `tcp://127.0.0.1:5557`.

@@ -3,10 +3,14 @@
 
 #[path = "engine/abort.rs"]
 mod abort;
+#[path = "engine/connectors.rs"]
+mod connectors;
 #[path = "engine/events.rs"]
 mod events;
 #[path = "engine/faults.rs"]
 mod faults;
+#[path = "engine/generate.rs"]
+mod generate;
 #[path = "engine/handoff.rs"]
 mod handoff;
 #[path = "engine/http_api.rs"]

@@ -28,6 +28,7 @@ torch_version=2.13.0
 torchvision_version=0.28.0
 # The CPU attention kernel accepts multiples of 32 only.
 block_size=32
+kv_blocks=800
 
 say() { printf 'engines: %s\n' "$*" >&2; }
 die() { say "$*"; exit 1; }
@@ -159,7 +160,7 @@ launch() { # launch PORT [vllm flags...]
         --host 127.0.0.1 --port "$port" --dtype bfloat16 --enforce-eager \
         --max-model-len 2048 --max-num-seqs 16 --max-num-batched-tokens 2048 \
         --block-size $block_size --enable-prefix-caching --enable-prompt-tokens-details \
-        --enable-request-id-headers --kv-events-config "$events" "$@" \
+        --enable-scale-out --enable-request-id-headers --kv-events-config "$events" "$@" \
         >"$servers/$port.log" 2>&1 </dev/null &
     pid=$!
     printf '%s %s\n' "$pid" "$(started_at "$pid")" >"$servers/$port.pid"
@@ -216,8 +217,9 @@ pd() {
     [ $# -eq 2 ] || die "usage: engines.sh pd PREFILL_PORT DECODE_PORT"
     install
     export LD_PRELOAD=$dir/calm.so${LD_PRELOAD:+:$LD_PRELOAD}
-    launch "$1" --kv-transfer-config "$(nixl kv_producer "prefill-$1")"
-    launch "$2" --kv-transfer-config "$(nixl kv_consumer "decode-$2")"
+    # Few enough blocks that a test can fill them.
+    launch "$1" --num-gpu-blocks-override $kv_blocks --kv-transfer-config "$(nixl kv_producer "prefill-$1")"
+    launch "$2" --num-gpu-blocks-override $kv_blocks --kv-transfer-config "$(nixl kv_consumer "decode-$2")"
     unset LD_PRELOAD
     await "$1"
     await "$2"

@@ -8,7 +8,7 @@ use splitrail::assemble::assemble;
 use splitrail::config;
 use splitrail::quickstart::write_tokenizer;
 use splitrail::run::{Running, wait_ready};
-use splitrail_sim::{Role, SimConfig, SimEngine};
+use splitrail_sim::{KvConnector, Role, SharedStorage, SimConfig, SimEngine};
 use tempfile::TempDir;
 
 use crate::client::Client;
@@ -26,6 +26,8 @@ pub struct Spec {
     pub both: usize,
     /// The model's `flow`.
     pub flow: &'static str,
+    /// The model's `connector`, and the engines'; unused where `flow` is `aggregated`.
+    pub connector: KvConnector,
     /// The model's `policy`, as YAML.
     pub policy: &'static str,
     /// Further keys of the model, as YAML lines without indentation.
@@ -51,6 +53,7 @@ impl Default for Spec {
             decode: 2,
             both: 0,
             flow: "prefill_first",
+            connector: KvConnector::Nixl,
             policy: "{ kind: kv_overlap }",
             model: String::new(),
             top: String::new(),
@@ -98,8 +101,10 @@ impl Cluster {
             named("w", spec.both, Role::Both),
         ];
         let mut engines = Vec::new();
+        let storage = SharedStorage::default();
         for (name, role) in roles.concat() {
-            let mut config = SimConfig { role, ..SimConfig::default() };
+            let (connector, storage) = (spec.connector, storage.clone());
+            let mut config = SimConfig { role, connector, storage, ..SimConfig::default() };
             (spec.engine)(&name, &mut config);
             engines.push((name, SimEngine::start(config).await.expect("an engine")));
         }
@@ -210,11 +215,23 @@ fn yaml(spec: &Spec, engines: &[(String, SimEngine)], tokenizer: &std::path::Pat
         if let Some(endpoint) = engine.kv_replay_endpoint() {
             item += &format!(", kv_replay: \"{endpoint}\"");
         }
+        if spec.connector.is_concurrent() && role == "prefill" {
+            item += &format!(", bootstrap: \"{}\"", engine.bootstrap_url());
+        }
         workers.push(item + (spec.worker)(name) + " }");
     }
     let workers: String = workers.iter().map(|item| format!("      - {item}\n")).collect();
-    let extra: String = spec.model.lines().map(|line| format!("    {line}\n")).collect();
-    let connector = if spec.flow == "aggregated" { "none" } else { "nixl" };
+    let mut extra: String = spec.model.lines().map(|line| format!("    {line}\n")).collect();
+    let connector = match spec.connector {
+        _ if spec.flow == "aggregated" => "none",
+        KvConnector::Nixl => "nixl",
+        KvConnector::SharedStorage => "shared_storage",
+        KvConnector::Mooncake => "mooncake",
+        KvConnector::Sglang => "sglang",
+    };
+    if connector == "sglang" && !extra.contains("on_no_prefill") {
+        extra += "    on_no_prefill: fail\n";
+    }
     let block_size = SimConfig::default().block_size;
     format!(
         "listen: {{ http: 127.0.0.1:0, grpc: 127.0.0.1:0, admin: 127.0.0.1:0 }}

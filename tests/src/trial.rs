@@ -15,6 +15,9 @@ pub const CHAT: &str = "/v1/chat/completions";
 /// The completions endpoint.
 pub const COMPLETIONS: &str = "/v1/completions";
 
+/// The endpoint of token ids.
+pub const GENERATE: &str = "/inference/v1/generate";
+
 /// A prompt of so many words (several tokens each) that shares no block with one of
 /// another salt.
 pub fn prompt(words: usize, salt: &str) -> String {
@@ -37,6 +40,29 @@ pub fn chat(text: &str) -> Value {
 /// A request on its endpoint, chat or completions in turn.
 pub fn either(turn: usize, text: &str) -> (&'static str, Value) {
     if turn.is_multiple_of(2) { (CHAT, chat(text)) } else { (COMPLETIONS, completion(text)) }
+}
+
+/// Token ids of a prompt that shares no block with one of another salt.
+pub fn token_ids(tokens: u32, salt: u32) -> Vec<u32> {
+    (0..tokens).map(|i| 3 + (salt * 31 + i * 7) % 256).collect()
+}
+
+/// A generate request of 12 tokens.
+pub fn generate(ids: &[u32]) -> Value {
+    let sampling_params = json!({"max_tokens": 12, "temperature": 0});
+    json!({"model": "sim", "token_ids": ids, "sampling_params": sampling_params})
+}
+
+/// The token ids of a choice in a whole reply of the generate endpoint, or in a
+/// stream's chunks.
+pub fn generated_ids(replies: &[Value], index: u64) -> Vec<u64> {
+    let choices =
+        replies.iter().flat_map(|reply| reply["choices"].as_array().into_iter().flatten());
+    let of_index = choices.filter(|choice| choice["index"] == index);
+    of_index
+        .flat_map(|choice| choice["token_ids"].as_array().into_iter().flatten())
+        .filter_map(Value::as_u64)
+        .collect()
 }
 
 /// The same request, streamed.
@@ -100,7 +126,8 @@ impl Trial {
     /// The inference requests that an engine got, oldest first.
     pub fn asked(&self, engine: &str) -> Vec<RecordedRequest> {
         let requests = self.cluster.engine(engine).requests();
-        let inference = |request: &RecordedRequest| [CHAT, COMPLETIONS].contains(&&*request.path);
+        let inference =
+            |request: &RecordedRequest| [CHAT, COMPLETIONS, GENERATE].contains(&&*request.path);
         requests.into_iter().filter(inference).collect()
     }
 
@@ -173,14 +200,17 @@ impl Trial {
         for (name, _) in &self.cluster.engines {
             for request in self.asked(name) {
                 let params = &request.body["kv_transfer_params"];
-                if params["do_remote_prefill"] == true {
-                    let id = (
-                        params["remote_engine_id"].to_string(),
-                        params["remote_request_id"].to_string(),
-                    );
-                    assert!(params["remote_request_id"].is_string(), "{params}");
-                    assert!(seen.insert(id), "sent twice: {params}");
-                }
+                let (of, id) = match &request.body["bootstrap_room"] {
+                    Value::Null if params["do_remote_prefill"] != true => continue,
+                    Value::Null if params["transfer_id"].is_string() => {
+                        (&params["remote_engine_id"], &params["transfer_id"])
+                    }
+                    Value::Null => (&params["remote_engine_id"], &params["remote_request_id"]),
+                    // Both legs carry the room.
+                    room => (&json!(name), room),
+                };
+                assert!(!id.is_null(), "{params}");
+                assert!(seen.insert((of.to_string(), id.to_string())), "sent twice: {params}");
             }
         }
     }

@@ -105,13 +105,16 @@ async fn a_batch_is_split_and_merged_as_if_it_were_one() {
 }
 
 #[tokio::test]
-async fn several_samples_run_on_one_worker() {
+async fn several_samples_take_one_hand_off() {
     let cluster = Cluster::start(Spec::default()).await;
     let mut body = completion(&prompt(40, "g"));
     body["n"] = 3.into();
     let reply = cluster.http.post(COMPLETIONS, &body).await;
-    assert_eq!(reply.route("local"), Some("samples"));
-    assert_eq!(reply.route("prefill"), None);
+    assert_eq!(reply.route("local"), None);
+    let engines = ["p0", "p1", "d0", "d1"].map(|engine| cluster.engine(engine));
+    let staged = engines.iter().map(|engine| engine.state().totals.handoffs_staged).sum::<u64>();
+    let pulled = engines.iter().map(|engine| engine.state().totals.handoffs_pulled).sum::<u64>();
+    assert_eq!((staged, pulled), (1, 1));
     let indices: Vec<_> =
         reply.json()["choices"].as_array().unwrap().iter().map(|c| c["index"].clone()).collect();
     assert_eq!(indices, [0, 1, 2]);

@@ -1,11 +1,11 @@
-//! Every flow, gate, endpoint and shape of request together: whatever the way, the text is
+//! Every flow, hand-off, gate, endpoint and shape of request together: whatever the way, the text is
 //! that of one engine alone, the usage adds up, and nothing is left behind.
 #![allow(missing_docs, clippy::unwrap_used)]
 
 use serde_json::{Value, json};
-use splitrail_sim::{FaultKind, SimConfig};
+use splitrail_sim::{FaultKind, KvConnector, SimConfig};
 use splitrail_tests::client::{streamed_text, whole_text};
-use splitrail_tests::trial::{CHAT, COMPLETIONS, Trial};
+use splitrail_tests::trial::{CHAT, COMPLETIONS, GENERATE, Trial, generated_ids, token_ids};
 use splitrail_tests::{Client, Cluster, Spec};
 
 const FLOWS: [&str; 4] = ["aggregated", "prefill_first", "decode_first", "auto"];
@@ -25,7 +25,7 @@ const THRESHOLDS: [Threshold; 4] =
 /// One way to ask.
 #[derive(Clone, Copy, Debug)]
 struct Case {
-    chat: bool,
+    path: &'static str,
     stream: bool,
     n: u64,
     threshold: Threshold,
@@ -33,11 +33,11 @@ struct Case {
 
 fn cases() -> Vec<Case> {
     let mut cases = Vec::new();
-    for chat in [true, false] {
+    for path in [CHAT, COMPLETIONS, GENERATE] {
         for stream in [false, true] {
             for n in [1, 3] {
                 for threshold in THRESHOLDS {
-                    cases.push(Case { chat, stream, n, threshold });
+                    cases.push(Case { path, stream, n, threshold });
                 }
             }
         }
@@ -46,17 +46,19 @@ fn cases() -> Vec<Case> {
 }
 
 impl Case {
-    fn path(self) -> &'static str {
-        if self.chat { CHAT } else { COMPLETIONS }
-    }
-
     /// A request of its own, but for a beginning that all share.
-    fn body(self, own: &str) -> Value {
+    fn body(self, own: usize) -> Value {
         let text = format!("{}{own}", "what they all begin with ".repeat(12));
         let mut body = json!({"model": "sim", "max_tokens": 5, "temperature": 0, "n": self.n});
-        match self.chat {
-            true => body["messages"] = json!([{"role": "user", "content": text}]),
-            false => body["prompt"] = text.into(),
+        match self.path {
+            CHAT => body["messages"] = json!([{"role": "user", "content": text}]),
+            COMPLETIONS => body["prompt"] = text.into(),
+            _ => {
+                let ids = [token_ids(200, 0), token_ids(40, own as u32 + 1)].concat();
+                let sampling_params = json!({"max_tokens": 5, "temperature": 0, "n": self.n});
+                body =
+                    json!({"model": "sim", "token_ids": ids, "sampling_params": sampling_params});
+            }
         }
         if self.stream {
             body["stream"] = true.into();
@@ -75,34 +77,40 @@ impl Case {
 /// Texts of all choices, and the usage.
 async fn ask(http: &Client, case: Case, body: &Value) -> (Vec<String>, Value) {
     if case.stream {
-        let mut events = http.stream(case.path(), body).await;
+        let mut events = http.stream(case.path, body).await;
         assert_eq!(events.status, 200, "{case:?}");
         let chunks = events.chunks().await;
         assert!(!format!("{chunks:?}").contains("cache_threshold"), "{case:?}");
         let usage = chunks.last().unwrap()["usage"].clone();
-        return ((0..case.n).map(|i| streamed_text(&chunks, i)).collect(), usage);
+        let said = |index| match case.path {
+            GENERATE => format!("{:?}", generated_ids(&chunks, index)),
+            _ => streamed_text(&chunks, index),
+        };
+        return ((0..case.n).map(said).collect(), usage);
     }
-    let reply = http.post(case.path(), body).await;
+    let reply = http.post(case.path, body).await;
     assert_eq!(reply.status, 200, "{case:?}: {}", reply.text());
     assert!(!reply.text().contains("cache_threshold"), "{case:?}");
     let reply = reply.json();
-    ((0..case.n as usize).map(|i| whole_text(&reply, i)).collect(), reply["usage"].clone())
+    let said = |index| match case.path {
+        GENERATE => format!("{:?}", generated_ids(std::slice::from_ref(&reply), index)),
+        _ => whole_text(&reply, index as usize),
+    };
+    ((0..case.n).map(said).collect(), reply["usage"].clone())
 }
 
 /// Prefill legs that engines got so far.
 fn prefills(trial: &Trial) -> usize {
-    let engines = trial.cluster.engines.iter();
-    let staging = |name: &String| {
-        let asked = trial.asked(name).into_iter();
-        asked.filter(|seen| seen.body["kv_transfer_params"]["do_remote_decode"] == true).count()
-    };
-    engines.map(|(name, _)| staging(name)).sum()
+    let prefill = trial.cluster.engines.iter().filter(|(name, _)| name.starts_with('p'));
+    // Each engine was asked once whether it honours thresholds.
+    let asked = prefill.flat_map(|(name, _)| trial.asked(name));
+    asked.filter(|seen| seen.body["prompt"] != "splitrail").count()
 }
 
-fn spec(flow: &'static str, engine: fn(&str, &mut SimConfig)) -> Spec {
+fn spec(flow: &'static str, connector: KvConnector, engine: fn(&str, &mut SimConfig)) -> Spec {
     match flow {
         "aggregated" => Spec { engine, ..Spec::aggregated(2) },
-        _ => Spec { flow, engine, ..Spec::default() },
+        _ => Spec { flow, connector, engine, ..Spec::default() },
     }
 }
 
@@ -149,29 +157,34 @@ impl Told {
     }
 }
 
-async fn every_case(flow: &'static str, engine: fn(&str, &mut SimConfig)) {
-    let mut trial = Trial::start(spec(flow, engine)).await;
+async fn every_case(flow: &'static str, connector: KvConnector, engine: fn(&str, &mut SimConfig)) {
+    let mut trial = Trial::start(spec(flow, connector, engine)).await;
     let reference = Cluster::start(Spec::aggregated(1)).await;
     let mut told = Told::default();
     for (turn, case) in cases().into_iter().enumerate() {
         trial.cluster.settle().await;
-        let body = case.body(&format!("{turn}"));
+        let body = case.body(turn);
         if case.threshold == Threshold::Invalid {
-            let reply = trial.post("invalid_request", case.path(), &body).await;
+            let reply = trial.post("invalid_request", case.path, &body).await;
             assert_eq!(reply.status, 400, "{flow} {case:?}");
             continue;
         }
+        // Each sample of SGLang's is a pair of its own.
+        let pairs = if connector == KvConnector::Sglang { case.n as usize } else { 1 };
         let staged = prefills(&trial);
         trial.expect("ok");
         let (texts, usage) = ask(&trial.cluster.http, case, &body).await;
         let mut alone = body.clone();
         alone.as_object_mut().unwrap().remove("cache_hit_threshold");
         let (expected, _) = ask(&reference.http, case, &alone).await;
-        assert_eq!(texts, expected, "{flow} {case:?}");
-        assert!(prefills(&trial) - staged <= 1, "{flow} {case:?}: prefilled twice");
+        assert_eq!(texts, expected, "{flow} {connector:?} {case:?}");
+        let staged = prefills(&trial) - staged;
+        assert!(staged <= pairs, "{flow} {connector:?} {case:?}: prefilled twice");
         told.add(&usage, case);
     }
-    sums_add_up(&trial, &told).await;
+    if connector != KvConnector::Sglang {
+        sums_add_up(&trial, &told).await;
+    }
     let wasted = trial.cluster.metric("splitrail_wasted_prompt_tokens_total", &[]).await;
     assert_eq!(wasted, 0.0, "nothing failed");
     trial.staged_blocks_are_freed().await;
@@ -181,14 +194,33 @@ async fn every_case(flow: &'static str, engine: fn(&str, &mut SimConfig)) {
 #[tokio::test]
 async fn engines_that_honour_thresholds() {
     for flow in FLOWS {
-        every_case(flow, honouring).await;
+        every_case(flow, KvConnector::Nixl, honouring).await;
     }
+}
+
+#[tokio::test]
+async fn a_storage_that_engines_share() {
+    for flow in FLOWS {
+        every_case(flow, KvConnector::SharedStorage, honouring).await;
+    }
+}
+
+#[tokio::test]
+async fn legs_that_wait_for_each_other() {
+    for flow in FLOWS {
+        every_case(flow, KvConnector::Mooncake, honouring).await;
+    }
+}
+
+#[tokio::test]
+async fn engines_that_are_halves_of_pairs() {
+    every_case("prefill_first", KvConnector::Sglang, ignoring).await;
 }
 
 #[tokio::test]
 async fn engines_that_ignore_thresholds() {
     for flow in FLOWS {
-        every_case(flow, ignoring).await;
+        every_case(flow, KvConnector::Nixl, ignoring).await;
     }
 }
 
@@ -205,13 +237,13 @@ const FAULTS: [(&str, FaultKind); 9] = [
     ("d0", FaultKind::TruncatedBody),
 ];
 
-async fn every_fault(flow: &'static str) {
+async fn every_fault(flow: &'static str, connector: KvConnector) {
     // Turns make sure that the sick one is met; failing often is what this is about.
     let spec = Spec {
         policy: "{ kind: round_robin }",
         model: "breaker: { failures: 0 }\nretries: { prefill: 3, decode: 3 }".into(),
         engine: |_, config| config.lease_ms = 1_000,
-        ..spec(flow, honouring)
+        ..spec(flow, connector, honouring)
     };
     let mut trial = Trial::start(spec).await;
     let reference = Cluster::start(Spec::aggregated(1)).await;
@@ -221,13 +253,13 @@ async fn every_fault(flow: &'static str) {
         cases.cycle().zip(FAULTS.iter().cycle()).take(6 * FAULTS.len()).enumerate()
     {
         trial.fault(engine, fault.clone(), Some(1));
-        let body = case.body(&format!("{flow}{turn}"));
+        let body = case.body(turn);
         trial.expect("ok");
         let (texts, usage) = ask(&trial.cluster.http, *case, &body).await;
         let mut alone = body.clone();
         alone.as_object_mut().unwrap().remove("cache_hit_threshold");
         let (expected, _) = ask(&reference.http, *case, &alone).await;
-        assert_eq!(texts, expected, "{flow} {case:?} {fault:?}");
+        assert_eq!(texts, expected, "{flow} {connector:?} {case:?} {fault:?}");
         Told::default().add(&usage, *case);
         trial.cluster.engine(engine).clear_faults();
     }
@@ -241,6 +273,13 @@ async fn every_fault(flow: &'static str) {
 #[tokio::test]
 async fn p25_a_fault_before_the_first_byte_changes_no_answer() {
     for flow in ["prefill_first", "decode_first", "auto"] {
-        every_fault(flow).await;
+        every_fault(flow, KvConnector::Nixl).await;
     }
+}
+
+#[tokio::test]
+async fn p25_nor_does_one_in_a_pair_of_legs() {
+    every_fault("prefill_first", KvConnector::Mooncake).await;
+    every_fault("prefill_first", KvConnector::Sglang).await;
+    every_fault("prefill_first", KvConnector::SharedStorage).await;
 }

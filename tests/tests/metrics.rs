@@ -75,7 +75,7 @@ async fn exercise(cluster: &Cluster) {
     assert_eq!(cluster.http.post(CHAT, &forged).await.status, 200);
     let streamed = with(first.clone(), "stream", true);
     cluster.http.stream(CHAT, &streamed).await.chunks().await;
-    cluster.http.post(CHAT, &with(first.clone(), "n", 2)).await;
+    cluster.http.post(CHAT, &with(first.clone(), "max_tokens", 1)).await;
     // A decode leg that fails wastes its prefill and is retried.
     cluster
         .engine("d0")

@@ -535,7 +535,7 @@ async fn p13_engine_request_ids_are_the_routers_and_never_repeat() {
     for round in 0..16 {
         let prompts: Vec<_> = (0..64).map(|i| format!("{round} and {i}")).collect();
         let mut body = completion("");
-        body["max_tokens"] = 1.into();
+        body["max_tokens"] = 2.into();
         body["user"] = format!("round-{round}").into();
         body["prompt"] = json!(prompts);
         let id = [("x-request-id", "the-clients-own")];

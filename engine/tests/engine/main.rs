@@ -5,6 +5,7 @@ mod fake_engine;
 mod kv_events;
 mod load;
 mod nixl;
+mod rendezvous;
 mod replay;
 mod subscription;
 mod support;

@@ -4,6 +4,7 @@ use serde::Deserialize;
 use serde_json::value::RawValue;
 
 use super::json::JsonObject;
+use super::sampling::Sampling;
 use super::{bounds, sanitise, strict};
 use crate::config::model::Limits;
 use crate::error::{Error, Kind};
@@ -15,6 +16,9 @@ pub enum Endpoint {
     Chat,
     /// `/v1/completions`.
     Completions,
+    /// `/inference/v1/generate`: token ids in, token ids out. Its sampling parameters
+    /// stand in an object of their own.
+    Generate,
 }
 
 impl Endpoint {
@@ -23,6 +27,16 @@ impl Endpoint {
         match self {
             Self::Chat => "/v1/chat/completions",
             Self::Completions => "/v1/completions",
+            Self::Generate => "/inference/v1/generate",
+        }
+    }
+
+    /// The member that holds the prompt.
+    pub fn prompt_member(self) -> &'static str {
+        match self {
+            Self::Chat => "messages",
+            Self::Completions => "prompt",
+            Self::Generate => "token_ids",
         }
     }
 
@@ -31,6 +45,7 @@ impl Endpoint {
         match self {
             Self::Chat => "chat",
             Self::Completions => "completions",
+            Self::Generate => "generate",
         }
     }
 }
@@ -121,22 +136,22 @@ impl Inbound {
             let message = "`stream_options` needs `stream: true`";
             return Err(Error::invalid("stream_options", message));
         }
-        let n = body.get::<u32>("n", "an integer")?.unwrap_or(1);
-        let best_of = body.get::<u32>("best_of", "an integer")?.unwrap_or(1);
-        let beams = flag(&body, "use_beam_search")?;
+        let sampling = Sampling::of(&body, endpoint)?;
+        let n = sampling.n()?;
         let prompts = match endpoint {
             Endpoint::Chat => chat_prompt(&body)?,
             Endpoint::Completions => completion_prompts(&body, limits)?,
+            Endpoint::Generate => token_prompt(&body, &sampling)?,
         };
         let options = Options {
             stream,
             include_usage: stream && stream_options.include_usage.unwrap_or(false),
-            samples: n.max(best_of).max(if beams { 2 } else { 1 }),
+            samples: sampling.samples()?,
             n,
-            bypasses_cache: bypasses_cache(&body)?,
+            bypasses_cache: sampling.bypasses_cache()?,
             embeds: embeds(&body),
-            refusable: refusable(&body, endpoint)?,
-            max_tokens: max_tokens(&body, endpoint)?,
+            refusable: sampling.refusable()?,
+            max_tokens: sampling.max_tokens()?,
         };
         Ok(Self {
             endpoint,
@@ -168,55 +183,27 @@ struct StreamOptions {
     include_usage: Option<bool>,
 }
 
-fn max_tokens(body: &JsonObject, endpoint: Endpoint) -> Result<Option<u32>, Error> {
-    let newer = match endpoint {
-        Endpoint::Chat => body.get("max_completion_tokens", "an integer")?,
-        Endpoint::Completions => None,
-    };
-    Ok(newer.or(body.get("max_tokens", "an integer")?))
-}
-
-fn flag(body: &JsonObject, key: &'static str) -> Result<bool, Error> {
-    Ok(body.get::<bool>(key, "true or false")?.unwrap_or(false))
-}
-
 fn embeds(body: &JsonObject) -> bool {
     !matches!(body.raw("prompt_embeds"), None | Some("null"))
 }
 
-/// What vLLM checks in members that a prefill leg does not carry: `max_tokens` from
-/// 1, `min_tokens` up to it (completions end after 16 where nothing is said), no
-/// empty stop text, and stop texts only where there is text.
-fn refusable(body: &JsonObject, endpoint: Endpoint) -> Result<bool, Error> {
-    const COMPLETION_TOKENS: u32 = 16;
-    let said = max_tokens(body, endpoint)?;
-    let default = (endpoint == Endpoint::Completions).then_some(COMPLETION_TOKENS);
-    let min_tokens = body.get::<u32>("min_tokens", "an integer")?.unwrap_or(0);
-    let stops = match body.raw("stop") {
-        None | Some("null") => Vec::new(),
-        Some(raw) if raw.starts_with('[') => {
-            body.get::<Vec<String>>("stop", "a string or a list of strings")?.unwrap_or_default()
-        }
-        Some(_) => body.get::<String>("stop", "a string or a list")?.into_iter().collect(),
-    };
-    let no_text = body.raw("detokenize") == Some("false");
-    Ok(said == Some(0)
-        || said.or(default).is_some_and(|max| min_tokens > max)
-        || stops.iter().any(String::is_empty)
-        || (no_text && !stops.is_empty()))
-}
-
-/// vLLM reads no prefix cache for a request that wants log-probabilities of its
-/// prompt: every token of it is computed.
-fn bypasses_cache(body: &JsonObject) -> Result<Option<&'static str>, Error> {
-    let asks = |key| !matches!(body.raw(key), None | Some("null" | "false"));
-    Ok(if asks("prompt_logprobs") {
-        Some("prompt_logprobs")
-    } else if flag(body, "echo")? && asks("logprobs") {
-        Some("echo_logprobs")
+/// Token ids as they are, unless the engine does something to them.
+fn token_prompt(body: &JsonObject, sampling: &Sampling<'_>) -> Result<Vec<Entry>, Error> {
+    let ids = body.get::<Vec<u32>>("token_ids", "a list of token ids")?;
+    let ids = ids.ok_or_else(|| Error::invalid("token_ids", "`token_ids` is missing"))?;
+    if ids.is_empty() {
+        return Err(Error::invalid("token_ids", "`token_ids` is an empty list"));
+    }
+    let given = |raw: Option<&str>| !matches!(raw, None | Some("null"));
+    let prompt = if given(body.raw("features")) {
+        // Images and the like count in the engine's block hashes.
+        Prompt::Opaque("features")
+    } else if given(sampling.raw("truncate_prompt_tokens")) {
+        Prompt::Opaque("truncate_prompt_tokens")
     } else {
-        None
-    })
+        Prompt::Tokens(ids)
+    };
+    Ok(vec![(prompt, None)])
 }
 
 fn chat_prompt(body: &JsonObject) -> Result<Vec<Entry>, Error> {
@@ -375,6 +362,38 @@ mod tests {
         }
         assert!(!refusable(Endpoint::Chat, r#""min_tokens":17"#));
         assert!(refusable(Endpoint::Chat, r#""min_tokens":5,"max_completion_tokens":4"#));
+    }
+
+    #[test]
+    fn token_ids_come_with_sampling_parameters_of_their_own() {
+        let body = |ids: &str, sampling: &str| {
+            format!(r#"{{"model":"m","token_ids":{ids},"sampling_params":{sampling},"n":9}}"#)
+        };
+        let read = |ids, sampling| parse(Endpoint::Generate, &body(ids, sampling));
+        let sampling = r#"{"n":2,"max_tokens":7,"skip_reading_prefix_cache":true}"#;
+        let inbound = read("[1,2]", sampling).unwrap();
+        assert!(matches!(&inbound.prompts[..], [(Prompt::Tokens(ids), None)] if ids == &[1, 2]));
+        let options = inbound.options;
+        assert_eq!((options.n, options.samples, options.max_tokens), (2, 2, Some(7)));
+        assert_eq!(options.bypasses_cache, Some("skip_reading_prefix_cache"));
+        assert!(read("[1]", r#"{"min_tokens":17}"#).unwrap().options.refusable);
+        let truncated = read("[1]", r#"{"truncate_prompt_tokens":1}"#).unwrap();
+        assert!(matches!(truncated.prompts[0].0, Prompt::Opaque("truncate_prompt_tokens")));
+        for (ids, sampling, param) in [
+            ("[]", "{}", "token_ids"),
+            ("null", "{}", "token_ids"),
+            ("[-1]", "{}", "token_ids"),
+            ("[1.5]", "{}", "token_ids"),
+            ("\"x\"", "{}", "token_ids"),
+            ("[[1]]", "{}", "token_ids"),
+            ("[1]", "null", "sampling_params"),
+            ("[1]", "[1]", "sampling_params"),
+            ("[1]", r#"{"n":"two"}"#, "n"),
+        ] {
+            let error = read(ids, sampling).err().unwrap();
+            assert_eq!(error.status(), 400);
+            assert!(error.to_openai().contains(&format!("\"param\":\"{param}\"")), "{ids}");
+        }
     }
 
     #[test]

@@ -13,8 +13,10 @@ use serde::{Deserialize, Serialize};
 
 use super::scalar::{self, BlockSize};
 
+mod connector;
 mod flow;
 
+pub use connector::{Connector, Network, NotANetwork};
 pub use flow::{AutoCosts, BreakerConfig, Flow, Gate, GateKind, RequestFlow, Retries};
 
 /// A whole configuration file.
@@ -219,6 +221,12 @@ pub struct Model {
     /// How KV gets from a prefill to a decode worker.
     #[serde(default)]
     pub connector: Connector,
+    /// Networks, beside the workers' own addresses, in which a hand-off's host may lie
+    /// (`10.0.0.0/8`, or one address): the engines' transfer network, say. A hand-off from
+    /// elsewhere is refused. Only `nixl` has hosts in its hand-offs.
+    #[serde(default)]
+    #[schemars(with = "Vec<String>")]
+    pub hand_off_networks: Vec<Network>,
     /// Prompts of up to this many tokens never go to a remote prefill.
     #[serde(default)]
     pub local_prefill_max_tokens: u32,
@@ -269,17 +277,6 @@ pub enum TokenizerConfig {
     },
     /// None: the router knows no tokens, and no policy that needs them can be used.
     None {},
-}
-
-/// How KV gets from a prefill to a decode worker.
-#[derive(Clone, Copy, Debug, Default, Deserialize, Serialize, JsonSchema, PartialEq, Eq)]
-#[serde(rename_all = "snake_case")]
-pub enum Connector {
-    /// vLLM's NIXL connector: decode pulls from prefill.
-    Nixl,
-    /// There is no hand-off.
-    #[default]
-    None,
 }
 
 /// What happens where no prefill worker could do its part.
@@ -411,6 +408,10 @@ pub struct Worker {
     /// Where it answers replay requests, `tcp://HOST:PORT`.
     #[serde(default)]
     pub kv_replay: Option<String>,
+    /// The bootstrap server of a prefill worker, `http://HOST:PORT`, for `connector: mooncake`
+    /// and `sglang`; left out, port 8998 of the host in `url`.
+    #[serde(default)]
+    pub bootstrap: Option<String>,
     /// Whether the address is a side-car's, which gates by `x-splitrail-gate`.
     #[serde(default)]
     pub shim: bool,

@@ -9,6 +9,7 @@ use std::path::Path;
 
 use serde::de::DeserializeOwned;
 
+mod connector;
 mod flow;
 mod workers;
 
@@ -32,6 +33,7 @@ pub(super) fn check(root: &Node, base_dir: &Path, report: &mut Report) {
         let path = format!("models[{index}]");
         names.check(model, &path, report);
         let workers = Workers::check(model, &path, report);
+        connector::check(model, &path, report);
         flow::check(model, &path, &workers, report);
         policy(model, &path, &workers, report);
         timeouts(model, &path, report);

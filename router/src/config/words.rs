@@ -10,14 +10,8 @@ const LATER_KEYS: [&str; 8] =
     ["cache_isolation", "discovery", "events", "fleet", "queue", "record", "tenants", "tls"];
 
 /// The same for values: the key that they belong to, and the value.
-const LATER_VALUES: [(&str, &str); 6] = [
-    ("connector", "shared_storage"),
-    ("connector", "mooncake"),
-    ("connector", "sglang"),
-    ("tokenizer", "engine"),
-    ("policy", "power_of_two"),
-    ("policy", "predicted_ttft"),
-];
+const LATER_VALUES: [(&str, &str); 3] =
+    [("tokenizer", "engine"), ("policy", "power_of_two"), ("policy", "predicted_ttft")];
 
 /// Whether `key` is for a later version.
 pub(super) fn is_later_key(key: &str) -> bool {

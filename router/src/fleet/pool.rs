@@ -14,6 +14,7 @@ use splitrail_kv::{BlockHash, Index, IndexConfig, IndexReader, Overlap, Overlaps
 use tokio::sync::watch;
 
 use super::booking::Booked;
+use super::bootstrap::Bootstrap;
 use super::breaker::Breaker;
 use super::pace::Pace;
 use crate::config::model::{BreakerConfig, Role, Worker as WorkerConfig};
@@ -33,6 +34,8 @@ pub struct Worker {
     pub config: WorkerConfig,
     /// Host and port of its HTTP address.
     pub authority: Authority,
+    /// Where decode workers meet it, for connectors that send both legs at once.
+    pub bootstrap: Option<Bootstrap>,
     /// What the router has given it to do.
     pub booked: Arc<Booked>,
     /// What it reports, and how far the index was off.
@@ -65,12 +68,14 @@ impl Worker {
     /// A worker, presumed alive until a probe says otherwise.
     pub fn new(index: usize, config: WorkerConfig, authority: Authority) -> Self {
         let synced = AtomicBool::new(config.kv_events.is_none());
+        let bootstrap = Bootstrap::new(config.bootstrap.as_deref(), &authority);
         let honours_threshold =
             AtomicU8::new(config.honours_threshold.map_or(0, |yes| 1 + u8::from(yes)));
         Self {
             index,
             config,
             authority,
+            bootstrap,
             booked: Arc::default(),
             audit: Audit::default(),
             up: AtomicBool::new(true),

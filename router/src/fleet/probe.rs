@@ -57,6 +57,7 @@ async fn ask(served: &Served, worker: &Arc<Worker>) -> Result<bool, Error> {
         request_id: request_id.unwrap_or_else(|_| HeaderValue::from_static("splitrail")),
         traceparent: None,
         gate: None,
+        rank: None,
     };
     let path = Endpoint::Completions.path();
     match served.client.post(worker, path, Bytes::from(body), &envelope).await {

@@ -4,18 +4,18 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use bytes::Bytes;
-use serde_json::value::RawValue;
 use splitrail_engine::usage::EngineUsage;
 
 use super::client::{Envelope, Parcel};
 use super::context::{Context, expected, uncached_tokens, within};
 use super::first::{First, first_events};
+use super::hand_off::Carried;
 use super::lease::Lease;
 use super::legs;
 use super::migrate::{Migration, is_exact};
 use super::place::Placed;
 use super::prefill::Prefilled;
-use super::staged::UnderWay;
+use super::staged::{Staged, UnderWay};
 use crate::api::JsonObject;
 use crate::core::Served;
 use crate::error::{Error, Kind};
@@ -63,20 +63,59 @@ impl Sending<'_> {
         self.envelope.gate.is_some() || self.threshold.is_some_and(|threshold| threshold > 0.0)
     }
 
-    /// The leg's body, with its hand-off.
-    fn body(&self, hand_off: Option<&RawValue>) -> Result<Bytes, Error> {
+    /// Whether a hand-off is fetched first, since one cannot serve several samples: they
+    /// then find the prompt in the worker's own cache.
+    pub(super) fn fetches_first(&self) -> bool {
+        self.context.options.samples > 1
+    }
+
+    /// The body of the leg that answers.
+    pub(super) fn body(&self, carried: Carried<'_>) -> Result<Bytes, Error> {
+        legs::answer(&self.gated_body(self.threshold), self.context.options, carried)
+    }
+
+    /// The body of the leg that fetches a hand-off first.
+    pub(super) fn fetching_body(&self, carried: Carried<'_>) -> Result<Bytes, Error> {
+        let body = self.gated_body(self.threshold.map(|_| 0.0));
+        legs::fetch(&body, self.context.endpoint, carried)
+    }
+
+    fn gated_body(&self, threshold: Option<f64>) -> JsonObject {
         let mut body = self.unit.body.clone();
-        if let Some(threshold) = self.threshold {
+        if let Some(threshold) = threshold {
             body.set("cache_hit_threshold", threshold.to_string());
         }
         if is_exact(self.context, &self.unit.body) {
             body.set("return_token_ids", "true");
         }
-        let asked = self.context.options;
-        match hand_off {
-            Some(hand_off) => legs::decode(&body, asked, hand_off),
-            None => legs::aggregated(&body, asked),
-        }
+        body
+    }
+
+    /// Sends the leg that answers.
+    pub(super) async fn ask(
+        &self,
+        account: &Account,
+        body: Parcel,
+        lease: Option<Lease>,
+    ) -> Result<First, Error> {
+        below_if_412(if self.context.options.stream {
+            in_lease(lease, &self.placed.worker, first_events(self, body)).await
+        } else {
+            whole_reply(self, account, body, lease).await
+        })
+    }
+
+    /// Sends the leg that fetches a hand-off.
+    pub(super) async fn fetch(&self, body: Parcel, lease: Option<Lease>) -> Result<(), Error> {
+        let Sending { context, envelope, .. } = *self;
+        let worker = &self.placed.worker;
+        let Served { config, client, .. } = context.served.as_ref();
+        let call = async {
+            let response = client.post(worker, context.endpoint.path(), body, envelope).await?;
+            client.whole(worker, response.into_body()).await.map(drop)
+        };
+        let limit = config.timeouts.first_token;
+        in_lease(lease, worker, within(limit, worker, "timeouts.first_token", call)).await
     }
 }
 
@@ -89,30 +128,60 @@ pub(super) async fn generate(
     sending: &Sending<'_>,
     staged: &mut Option<Prefilled>,
 ) -> Result<Answer, Error> {
-    let Sending { context, placed, decision, .. } = *sending;
+    let Sending { context, placed, .. } = *sending;
     let started = Instant::now();
     let ahead = placed.worker.waiting(started);
     let mut prefilled = staged.take();
-    let lease = prefilled.as_ref().map(|prefilled| prefilled.staged.lease());
+    let lease = prefilled.as_ref().and_then(Prefilled::lease);
     placed.worker.breaker(Leg::Decode).begin(started);
-    let migration = Migration::new(context, sending.unit, decision);
-    let mut account = account(sending, prefilled.is_some());
-    let hand_off = prefilled.as_mut().and_then(|prefilled| prefilled.staged.spend());
-    let (body, receipt) = Parcel::new(sending.body(hand_off.as_deref())?);
+    let account = account(sending, prefilled.is_some());
+    let staged_now = prefilled.as_mut().and_then(|prefilled| prefilled.staged.as_mut());
+    let hand_off = staged_now.and_then(Staged::spend);
+    let carried = hand_off.as_deref().map_or(Carried::Nothing, |raw| Carried::Params(raw.get()));
+    let fetches = hand_off.is_some() && sending.fetches_first();
+    let body = if fetches { sending.fetching_body(carried)? } else { sending.body(carried)? };
+    let (body, receipt) = Parcel::new(body);
     let mut under_way = UnderWay::new(prefilled, hand_off, receipt);
-    let begun = if context.options.stream {
-        in_lease(lease, &placed.worker, first_events(sending, body)).await
+    let begun = if fetches {
+        match sending.fetch(body, lease).await {
+            Ok(()) => sending.ask(&account, sending.body(Carried::Nothing)?.into(), None).await,
+            Err(error) => Err(error),
+        }
     } else {
-        whole_reply(sending, &account, body, lease).await
+        sending.ask(&account, body, lease).await
     };
     context.stages.mark("first_token", started);
-    let error = match below_if_412(begun) {
+    if matches!(begun, Ok(First::Events(..))) {
+        placed.worker.pace.observe(started.elapsed(), ahead);
+    }
+    let error = match conclude(sending, account, begun) {
+        Ok(answer) => return Ok(answer),
+        Err(error) => error,
+    };
+    let now = tokio::time::Instant::now();
+    let good = |prefilled: &Prefilled| prefilled.lease().is_none_or(|l| !l.left(now).is_zero());
+    *staged = under_way.take_back().filter(good);
+    if staged.is_none() {
+        // Nor does what was prefilled for it serve another.
+        sending.decision.update(|decision| decision.ledger.discard(error.outcome()));
+    }
+    Err(error)
+}
+
+/// What a leg that was to answer has come to. What was prefilled for one that failed may
+/// serve another.
+pub(super) fn conclude(
+    sending: &Sending<'_>,
+    mut account: Account,
+    begun: Result<First, Error>,
+) -> Result<Answer, Error> {
+    let Sending { context, unit, decision, placed, .. } = *sending;
+    let error = match begun {
         Ok(First::Whole(reply)) => match whole(&mut account, reply) {
             Ok(reply) => return Ok(Answer::Begun(Begun::Whole(reply))),
             Err(error) => error,
         },
         Ok(First::Events(reader, held)) => {
-            placed.worker.pace.observe(started.elapsed(), ahead);
             account.began();
             if placed.worker.breaker(Leg::Decode).answers() {
                 tracing::info!(worker = placed.worker.id(), leg = "decode", "breaker closed");
@@ -122,7 +191,7 @@ pub(super) async fn generate(
                 account,
                 reader,
                 held,
-                migration,
+                migration: Migration::new(context, unit, decision),
                 tells_usage: context.options.include_usage,
                 gaps: context.inter_token(decision),
                 last_event: Instant::now(),
@@ -135,12 +204,6 @@ pub(super) async fn generate(
         Err(error) => error,
     };
     account.fail_leg(&error);
-    let now = tokio::time::Instant::now();
-    let good = |prefilled: &Prefilled| !prefilled.staged.lease().left(now).is_zero();
-    *staged = under_way.take_back().filter(good);
-    if staged.is_none() {
-        account.waste_prefill(&error);
-    }
     Err(error)
 }
 
@@ -153,7 +216,7 @@ fn below_if_412(begun: Result<First, Error>) -> Result<First, Error> {
 }
 
 /// What the answer owns until it has ended; its leg is entered in the ledger.
-fn account(sending: &Sending<'_>, handed_over: bool) -> Account {
+pub(super) fn account(sending: &Sending<'_>, handed_over: bool) -> Account {
     let Sending { context, unit, decision, placed, .. } = *sending;
     let worker = &placed.worker;
     let to_compute = match handed_over {

@@ -93,18 +93,10 @@ struct Told<'a> {
 
 impl Told<'_> {
     fn reply(&self, usage: Option<&Value>) -> Bytes {
-        let choices = (0..self.context.options.n).map(|index| match self.context.endpoint {
-            Endpoint::Chat => json!({
-                "index": index, "message": {"role": "assistant", "content": ""},
-                "logprobs": null, "finish_reason": CACHE_THRESHOLD,
-            }),
-            Endpoint::Completions => json!({
-                "index": index, "text": "", "logprobs": null, "finish_reason": CACHE_THRESHOLD,
-            }),
-        });
+        let choices = (0..self.context.options.n).map(|index| self.choice(index, "message"));
         let object = match self.context.endpoint {
             Endpoint::Chat => "chat.completion",
-            Endpoint::Completions => "text_completion",
+            Endpoint::Completions | Endpoint::Generate => "text_completion",
         };
         let mut reply = self.envelope(object, choices.collect());
         if let Some(usage) = usage {
@@ -116,19 +108,11 @@ impl Told<'_> {
     fn events(&self, usage: Option<&Value>) -> Vec<Bytes> {
         let object = match self.context.endpoint {
             Endpoint::Chat => "chat.completion.chunk",
-            Endpoint::Completions => "text_completion",
+            Endpoint::Completions | Endpoint::Generate => "text_completion",
         };
-        let choice = |index| match self.context.endpoint {
-            Endpoint::Chat => json!({
-                "index": index, "delta": {"role": "assistant", "content": ""},
-                "logprobs": null, "finish_reason": CACHE_THRESHOLD,
-            }),
-            Endpoint::Completions => json!({
-                "index": index, "text": "", "logprobs": null, "finish_reason": CACHE_THRESHOLD,
-            }),
-        };
-        let chunks = (0..self.context.options.n)
-            .map(|index| self.envelope(object, vec![choice(index)]).to_string().into());
+        let chunks = (0..self.context.options.n).map(|index| {
+            self.envelope(object, vec![self.choice(index, "delta")]).to_string().into()
+        });
         let mut events: Vec<Bytes> = chunks.collect();
         if let Some(usage) = usage.filter(|_| self.context.options.include_usage) {
             let mut last = self.envelope(object, Vec::new());
@@ -138,10 +122,33 @@ impl Told<'_> {
         events
     }
 
+    /// A choice without output; of a chat, `says` is the member that would hold it.
+    fn choice(&self, index: u32, says: &str) -> Value {
+        let mut choice = json!({"index": index});
+        match self.context.endpoint {
+            Endpoint::Chat => choice[says] = json!({"role": "assistant", "content": ""}),
+            Endpoint::Completions => choice["text"] = json!(""),
+            Endpoint::Generate => choice["token_ids"] = json!([]),
+        }
+        choice["logprobs"] = Value::Null;
+        choice["finish_reason"] = json!(CACHE_THRESHOLD);
+        choice
+    }
+
     fn envelope(&self, object: &str, choices: Vec<Value>) -> Value {
         let prefix = match self.context.endpoint {
             Endpoint::Chat => "chatcmpl",
             Endpoint::Completions => "cmpl",
+            Endpoint::Generate => {
+                return json!({
+                    "request_id": format!("generate-tokens-{}", self.id),
+                    "model": self.context.served.name(),
+                    "created": self.created_s,
+                    "usage": null,
+                    "output_mode": "tokens",
+                    "choices": choices,
+                });
+            }
         };
         json!({
             "id": format!("{prefix}-{}", self.id),

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use http::header::{AUTHORIZATION, CONTENT_TYPE, HeaderName, HeaderValue};
-use http::uri::Scheme;
+use http::uri::{Authority, Scheme};
 use http::{Method, Request, Response, StatusCode, Uri};
 use http_body_util::{BodyExt, Limited};
 use hyper::body::{Body, Incoming};
@@ -25,12 +25,16 @@ use crate::fleet::Worker;
 
 const TRACEPARENT: HeaderName = HeaderName::from_static("traceparent");
 const X_GATE: HeaderName = HeaderName::from_static("x-splitrail-gate");
+const X_RANK: HeaderName = HeaderName::from_static("x-data-parallel-rank");
 const X_REQUEST_ID: HeaderName = HeaderName::from_static("x-request-id");
 
 /// vLLM closes idle connections after 5 s. Ours end earlier, so that a request is
 /// never written to a connection that is just being closed: a hand-off that may
 /// have been received cannot be sent again.
 const IDLE: Duration = Duration::from_secs(3);
+
+/// How long a server beside an engine may take to answer.
+const ASK: Duration = Duration::from_secs(2);
 
 /// How long an engine may take to end a body after its last event.
 const FINISH: Duration = Duration::from_millis(500);
@@ -60,6 +64,8 @@ pub struct Envelope {
     pub traceparent: Option<HeaderValue>,
     /// The blocks that a side-car is to look for.
     pub gate: Option<HeaderValue>,
+    /// The data-parallel rank that must take it.
+    pub rank: Option<u32>,
 }
 
 impl EngineClient {
@@ -97,6 +103,9 @@ impl EngineClient {
         headers.insert(X_REQUEST_ID, envelope.request_id.clone());
         if let Some(trace) = &envelope.traceparent {
             headers.insert(TRACEPARENT, trace.clone());
+        }
+        if let Some(rank) = envelope.rank {
+            headers.insert(X_RANK, rank.into());
         }
         if let Some(gate) = &envelope.gate {
             headers.insert(X_GATE, gate.clone());
@@ -137,6 +146,34 @@ impl EngineClient {
         let text = self.whole(worker, response.into_body()).await?;
         String::from_utf8(text.to_vec())
             .map_err(|_| Error::engine(worker.id(), "sent a text that is not UTF-8"))
+    }
+
+    /// Fetches a text from a server that stands beside an engine. The router's credential
+    /// is for engines alone.
+    ///
+    /// # Errors
+    /// Why it cannot be had.
+    pub async fn ask(
+        &self,
+        authority: &Authority,
+        path: &'static str,
+        max_bytes: usize,
+    ) -> Result<String, &'static str> {
+        let uri = Uri::builder().scheme(Scheme::HTTP).authority(authority.clone());
+        let uri = uri.path_and_query(path).build().map_err(|_| "its address is malformed")?;
+        let mut request = Request::new(Parcel::from(Bytes::new()));
+        *request.uri_mut() = uri;
+        let exchange = async {
+            let response = self.http.request(request).await.map_err(|_| "it cannot be reached")?;
+            if response.status() != StatusCode::OK {
+                return Err("it does not answer with 200");
+            }
+            let body = Limited::new(response.into_body(), max_bytes).collect().await;
+            let body = body.map_err(|_| "its answer is too long, or broke off")?.to_bytes();
+            String::from_utf8(body.to_vec()).map_err(|_| "its answer is not UTF-8")
+        };
+        let late = |_| Err("it does not answer in time");
+        tokio::time::timeout(ASK, exchange).await.unwrap_or_else(late)
     }
 
     /// Reads a body to its end, which some engines send a moment after their last

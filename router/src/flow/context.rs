@@ -96,6 +96,7 @@ pub(super) fn attempt(context: &Context, decision: &DecisionHandle) -> Envelope 
         request_id: request_id.unwrap_or_else(|_| HeaderValue::from_static("splitrail")),
         traceparent: context.traceparent.clone(),
         gate: None,
+        rank: None,
     }
 }
 

@@ -1,62 +1,87 @@
 //! What each leg's engine is sent: the client's body with a few members replaced.
 
 use bytes::Bytes;
-use serde_json::value::RawValue;
-use splitrail_engine::nixl::{HandOff, PREFILL_PARAMS_JSON};
 
+use super::hand_off::{Carried, Lead};
 use crate::api::request::Options;
+use crate::api::sampling::edit_sampling;
 use crate::api::{Endpoint, JsonObject};
 use crate::error::Error;
 
-/// The body of a leg that does the whole request. The engine is always asked for
-/// usage: without it nobody could say what was cached.
-///
-/// # Errors
-/// A 400 if `stream_options` is no object.
-pub fn aggregated(body: &JsonObject, asked: Options) -> Result<Bytes, Error> {
-    Ok(with_usage(body.clone(), asked)?.to_bytes())
-}
+/// Members that could end a one-token leg in another way than by its length, or make
+/// it do more than one sample.
+const NOT_IN_ONE_TOKEN: [&str; 6] =
+    ["min_tokens", "stop", "stop_token_ids", "n", "best_of", "use_beam_search"];
 
-/// The body of a decode leg, with its hand-off as JSON.
+/// Members that ask for a number of output tokens, by the name of whatever endpoint.
+const OUTPUT_TOKENS: [&str; 2] = ["max_completion_tokens", "max_output_tokens"];
+
+/// The body of the leg that answers, with what it carries of a prefill leg. The engine is
+/// always asked for usage: without it nobody could say what was cached.
 ///
 /// # Errors
 /// A 400 if `stream_options` is no object.
-pub fn decode(body: &JsonObject, asked: Options, hand_off: &RawValue) -> Result<Bytes, Error> {
+pub fn answer(body: &JsonObject, asked: Options, carried: Carried<'_>) -> Result<Bytes, Error> {
     let mut body = with_usage(body.clone(), asked)?;
-    body.set("kv_transfer_params", hand_off.get());
+    carried.put(&mut body);
     Ok(body.to_bytes())
-}
-
-/// The body of a decode leg that only fetches a hand-off, so that its blocks are freed.
-pub fn release(body: &JsonObject, endpoint: Endpoint, hand_off: HandOff) -> Bytes {
-    let mut body = one_token(body, endpoint);
-    body.set("kv_transfer_params", hand_off.into_json().get());
-    body.to_bytes()
 }
 
 /// The body of a prefill leg: one token, not streamed (a streamed prefill returns
 /// no hand-off and pins its blocks until the lease ends).
 ///
+/// # Errors
+/// A 400 if `sampling_params` is no object where it must be one.
+pub fn prefill(body: &JsonObject, endpoint: Endpoint, lead: Lead<'_>) -> Result<Bytes, Error> {
+    // An engine that samples for decode stops by itself after the first token.
+    let mut body = if lead.samples() { unstreamed(body) } else { one_token(body, endpoint)? };
+    lead.put(&mut body);
+    Ok(body.to_bytes())
+}
+
+/// The body of a decode leg that only fetches a hand-off: for the samples to come, which
+/// then find the prompt in the worker's own cache (one hand-off cannot serve several), or
+/// so that its blocks are freed.
+///
+/// # Errors
+/// A 400 if `sampling_params` is no object where it must be one.
+pub fn fetch(body: &JsonObject, endpoint: Endpoint, carried: Carried<'_>) -> Result<Bytes, Error> {
+    let mut body = one_token(body, endpoint)?;
+    carried.put(&mut body);
+    Ok(body.to_bytes())
+}
+
+/// A body that computes its prompt and one token, whatever token that is.
+///
 /// vLLM hands blocks over only where the request ended by length, so whatever
 /// could end it earlier is taken away; the one token is thrown away, and decode
 /// samples it again from the full prompt.
-pub fn prefill(body: &JsonObject, endpoint: Endpoint) -> Bytes {
-    let mut body = one_token(body, endpoint);
-    body.set("kv_transfer_params", PREFILL_PARAMS_JSON);
-    body.to_bytes()
+fn one_token(body: &JsonObject, endpoint: Endpoint) -> Result<JsonObject, Error> {
+    let mut body = unstreamed(body);
+    edit_sampling(&mut body, endpoint, |sampling| cut_to_one_token(sampling, endpoint))?;
+    Ok(body)
 }
 
-fn one_token(body: &JsonObject, endpoint: Endpoint) -> JsonObject {
-    let mut body = body.clone();
-    for key in ["stream_options", "min_tokens", "stop", "stop_token_ids"] {
-        body.remove(key);
+fn cut_to_one_token(sampling: &mut JsonObject, endpoint: Endpoint) {
+    for key in NOT_IN_ONE_TOKEN {
+        sampling.remove(key);
     }
-    body.set("stream", "false");
-    body.set("max_tokens", "1");
+    sampling.set("max_tokens", "1");
+    for key in OUTPUT_TOKENS {
+        if sampling.raw(key).is_some() {
+            sampling.set(key, "1");
+        }
+    }
     if endpoint == Endpoint::Chat {
-        body.set("max_completion_tokens", "1");
+        sampling.set("max_completion_tokens", "1");
     }
-    body.set("ignore_eos", "true");
+    sampling.set("ignore_eos", "true");
+}
+
+fn unstreamed(body: &JsonObject) -> JsonObject {
+    let mut body = body.clone();
+    body.remove("stream_options");
+    body.set("stream", "false");
     body
 }
 
@@ -85,7 +110,8 @@ mod tests {
     #[test]
     fn a_prefill_leg_asks_for_one_token_and_keeps_the_rest() {
         let text = r#"{"model":"m","messages":[],"stream":true,"stream_options":{"include_usage":true},"max_tokens":50,"min_tokens":4,"stop":["x"],"temperature":0.25}"#;
-        let body = prefill(&JsonObject::parse_str(text).unwrap(), Endpoint::Chat);
+        let body = JsonObject::parse_str(text).unwrap();
+        let body = prefill(&body, Endpoint::Chat, Lead::Pulled).unwrap();
         let sent: serde_json::Value = serde_json::from_slice(&body).unwrap();
         assert_eq!(
             sent,
@@ -95,6 +121,69 @@ mod tests {
                 "kv_transfer_params": {"do_remote_decode": true, "do_remote_prefill": false},
             })
         );
+    }
+
+    #[test]
+    fn a_prefill_leg_keeps_sampling_parameters_that_stand_apart_byte_for_byte() {
+        let text = r#"{"model":"m","token_ids":[1 ,2],"sampling_params":{"temperature":0.10,"max_tokens":9,"n":3,"stop":["x"],"x":{"y" : 1}},"stream":true,"max_tokens":7}"#;
+        let body = JsonObject::parse_str(text).unwrap();
+        let body = prefill(&body, Endpoint::Generate, Lead::Pulled).unwrap();
+        assert_eq!(
+            String::from_utf8_lossy(&body),
+            r#"{"model":"m","token_ids":[1 ,2],"sampling_params":{"temperature":0.10,"max_tokens":1,"x":{"y" : 1},"ignore_eos":true},"stream":false,"max_tokens":7,"kv_transfer_params":{"do_remote_decode":true,"do_remote_prefill":false}}"#
+        );
+    }
+
+    #[test]
+    fn a_prefill_leg_asks_for_one_token_under_every_name() {
+        let text = r#"{"max_tokens":5,"max_completion_tokens":6,"max_output_tokens":7,"n":2,"best_of":4,"use_beam_search":true}"#;
+        let body = JsonObject::parse_str(text).unwrap();
+        let sent = prefill(&body, Endpoint::Completions, Lead::Stored).unwrap();
+        let sent: serde_json::Value = serde_json::from_slice(&sent).unwrap();
+        for key in ["max_tokens", "max_completion_tokens", "max_output_tokens"] {
+            assert_eq!(sent[key], 1, "{key}");
+        }
+        for key in ["n", "best_of", "use_beam_search"] {
+            assert_eq!(sent[key], serde_json::Value::Null, "{key}");
+        }
+    }
+
+    #[test]
+    fn each_connector_adds_its_own_members_and_nothing_else() {
+        let text = r#"{"model":"m","prompt":"x","stream":true,"max_tokens":9,"x":1.50}"#;
+        let body = JsonObject::parse_str(text).unwrap();
+        let asked = |stream| Options {
+            stream,
+            include_usage: false,
+            samples: 1,
+            n: 1,
+            bypasses_cache: None,
+            embeds: false,
+            refusable: false,
+            max_tokens: None,
+        };
+        let text = |bytes: Bytes| String::from_utf8_lossy(&bytes).into_owned();
+        let room = splitrail_engine::sglang::Room::from_random(7);
+        let members = room.into_members("10.0.0.1", 8998);
+        let cut =
+            r#"{"model":"m","prompt":"x","stream":false,"max_tokens":1,"x":1.50,"ignore_eos":true"#;
+        let whole = r#"{"model":"m","prompt":"x","stream":true,"max_tokens":9,"x":1.50"#;
+        let meeting = r#","bootstrap_host":"10.0.0.1","bootstrap_port":8998,"bootstrap_room":7}"#;
+        let led = |lead| text(prefill(&body, Endpoint::Completions, lead).unwrap());
+        assert_eq!(led(Lead::Stored), format!("{cut}}}"));
+        let params = r#"{"transfer_id":"t"}"#;
+        assert_eq!(led(Lead::Pushed(params)), format!(r#"{cut},"kv_transfer_params":{params}}}"#));
+        // SGLang's prefill samples the first token: as the client asked, but whole.
+        let sampling = whole.replace("\"stream\":true", "\"stream\":false");
+        assert_eq!(led(Lead::Met(&members)), format!("{sampling}{meeting}"));
+
+        let given = |carried| text(answer(&body, asked(false), carried).unwrap());
+        assert_eq!(given(Carried::Nothing), format!("{whole}}}"));
+        let pushed = Carried::Params(r#"{"a":1}"#);
+        assert_eq!(given(pushed), format!(r#"{whole},"kv_transfer_params":{{"a":1}}}}"#));
+        assert_eq!(given(Carried::Room(&members)), format!("{whole}{meeting}"));
+        let fetched = fetch(&body, Endpoint::Completions, Carried::Params("{}")).unwrap();
+        assert_eq!(text(fetched), format!(r#"{cut},"kv_transfer_params":{{}}}}"#));
     }
 
     #[test]
@@ -112,7 +201,7 @@ mod tests {
                 refusable: false,
                 max_tokens: None,
             };
-            let sent = aggregated(&body, asked).unwrap();
+            let sent = answer(&body, asked, Carried::Nothing).unwrap();
             serde_json::from_slice::<serde_json::Value>(&sent).unwrap()["stream_options"].clone()
         };
         assert_eq!(options(false), serde_json::json!({"include_usage": true, "x": 1}));

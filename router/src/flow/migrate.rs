@@ -20,6 +20,7 @@ use super::answer::Sending;
 use super::client::Parcel;
 use super::context::{Context, attempt, carried_threshold, expected, may_retry};
 use super::first::{First, first_events};
+use super::hand_off::Carried;
 use super::legs;
 use super::place::{Placed, Wish, place};
 use crate::api::{Endpoint, JsonObject};
@@ -71,6 +72,7 @@ pub(super) fn is_exact(context: &Context, body: &JsonObject) -> bool {
         EXACT.contains(&key) || raw == "null" || (key == "seed" && greedy)
     };
     context.served.config.migrate
+        && context.served.config.connector.serves_alone()
         && context.endpoint == Endpoint::Completions
         && options.stream
         && options.samples == 1
@@ -242,7 +244,7 @@ impl Migration {
         let held = u64::from(placed.overlap_blocks) * u64::from(context.served.pool.block_size());
         let to_compute = unit.weight_tokens.saturating_sub(held);
         let booking = Booking::new(&placed.worker.booked, to_compute, unit.weight_tokens);
-        let body: Parcel = legs::aggregated(&body, context.options)?.into();
+        let body: Parcel = legs::answer(&body, context.options, Carried::Nothing)?.into();
         let sending = Sending {
             context,
             unit,
@@ -285,6 +287,7 @@ impl Migration {
         let block_size = self.context.served.pool.block_size();
         (left > 0 && block_size > 0 && !self.finished).then(|| Unit {
             prompt_index: 0,
+            further_sample: false,
             body,
             prompt_tokens: Some(tokens.len() as u32),
             unknown: None,

@@ -51,6 +51,8 @@ pub enum Then {
     Aggregated(Option<LocalReason>),
     /// Prefill on one worker, decode on another.
     PrefillFirst,
+    /// A prefill worker answers: the one token that is asked for is the one it has.
+    OnPrefill,
     /// The client is told that too little is cached.
     Tell,
 }
@@ -62,7 +64,7 @@ impl Plan {
             (_, Then::Tell) => RequestFlow::DecodeOnly,
             (Some(_), _) => RequestFlow::DecodeFirst,
             (None, Then::PrefillFirst) => RequestFlow::PrefillFirst,
-            (None, Then::Aggregated(_)) => RequestFlow::Aggregated,
+            (None, Then::Aggregated(_) | Then::OnPrefill) => RequestFlow::Aggregated,
         };
         flow.name()
     }
@@ -73,8 +75,10 @@ impl Plan {
 pub enum LocalReason {
     /// The prompt has at most `local_prefill_max_tokens`.
     ShortPrompt,
-    /// Several samples: one hand-off serves one decode.
-    Samples,
+    /// One token is asked for: there is nothing to decode.
+    OneToken,
+    /// The answer ended with its first token, and prefill hands over none that did.
+    PrefillEnded,
     /// Log-probabilities of the prompt exist only where it is computed.
     PromptLogprobs,
     /// Prompts that are embeddings: the router cannot tell how many there are.
@@ -95,7 +99,8 @@ impl LocalReason {
     pub fn name(self) -> &'static str {
         match self {
             Self::ShortPrompt => "short_prompt",
-            Self::Samples => "samples",
+            Self::OneToken => "one_token",
+            Self::PrefillEnded => "prefill_ended",
             Self::PromptLogprobs => "prompt_logprobs",
             Self::PromptEmbeds => "prompt_embeds",
             Self::NoDecode => "no_decode",
@@ -120,11 +125,11 @@ pub fn plan(model: &Model, facts: Facts) -> Plan {
     if facts.flow == RequestFlow::Aggregated || model.connector == Connector::None {
         return Plan { gate: None, then: Then::Aggregated(None) };
     }
+    if !model.connector.serves_alone() {
+        return Plan { gate: None, then: Then::PrefillFirst };
+    }
     match local_reason(model, facts) {
-        // Several samples hit what one worker holds as one does.
-        Some(LocalReason::Samples) => {
-            Plan { gate, then: Then::Aggregated(Some(LocalReason::Samples)) }
-        }
+        Some(LocalReason::OneToken) => Plan { gate, then: Then::OnPrefill },
         Some(reason) => Plan { gate: None, then: Then::Aggregated(Some(reason)) },
         None if gate.is_none() && facts.remote_pays == Some(false) => {
             Plan { gate: None, then: Then::Aggregated(Some(LocalReason::Cheaper)) }
@@ -144,8 +149,8 @@ fn local_reason(model: &Model, facts: Facts) -> Option<LocalReason> {
         Some(LocalReason::ShortPrompt)
     } else if facts.only_decode_refuses() {
         Some(LocalReason::Refusable)
-    } else if facts.options.samples > 1 {
-        Some(LocalReason::Samples)
+    } else if facts.options.max_tokens == Some(1) {
+        Some(LocalReason::OneToken)
     } else {
         None
     }
@@ -195,9 +200,10 @@ mod tests {
         assert_eq!(then(|_| {}), Then::PrefillFirst);
         assert_eq!(then(|facts| facts.prompt_tokens = None), Then::PrefillFirst);
         assert_eq!(then(|facts| facts.context_tokens = None), Then::PrefillFirst);
-        let reasons: [(Change, LocalReason); 6] = [
+        assert_eq!(then(|facts| facts.options.samples = 2), Then::PrefillFirst);
+        assert_eq!(then(|facts| facts.options.max_tokens = Some(1)), Then::OnPrefill);
+        let reasons: [(Change, LocalReason); 5] = [
             (|facts| facts.prompt_tokens = Some(32), LocalReason::ShortPrompt),
-            (|facts| facts.options.samples = 2, LocalReason::Samples),
             (|facts| facts.options.embeds = true, LocalReason::PromptEmbeds),
             (|facts| facts.options.bypasses_cache = Some("x"), LocalReason::PromptLogprobs),
             (|facts| facts.options.max_tokens = Some(51), LocalReason::Refusable),
@@ -205,6 +211,20 @@ mod tests {
         ];
         for (change, reason) in reasons {
             assert_eq!(then(change), Then::Aggregated(Some(reason)));
+        }
+    }
+
+    #[test]
+    fn what_serves_nothing_alone_always_has_both_legs() {
+        let model = Model { connector: Connector::Sglang, ..model() };
+        let changes: [Change; 3] = [
+            |facts| facts.prompt_tokens = Some(1),
+            |facts| facts.options.max_tokens = Some(1),
+            |facts| facts.options.refusable = true,
+        ];
+        for change in changes {
+            let expected = Plan { gate: None, then: Then::PrefillFirst };
+            assert_eq!(plan(&model, facts(change)), expected);
         }
     }
 
@@ -259,6 +279,8 @@ mod tests {
         };
         let samples = plan(|facts| facts.options.samples = 3);
         assert_eq!((samples.gate, samples.name()), (Some(0.8), "decode_first"));
+        let one = plan(|facts| facts.options.max_tokens = Some(1));
+        assert_eq!((one.gate, one.then), (Some(0.8), Then::OnPrefill));
         let computed = plan(|facts| facts.options.bypasses_cache = Some("x"));
         assert_eq!((computed.gate, computed.name()), (None, "aggregated"));
     }

@@ -1,22 +1,27 @@
 //! The prefill leg, on one worker after the other until one has done it.
 
+use std::net::IpAddr;
 use std::time::Instant;
 
+use bytes::Bytes;
+use hyper_util::client::legacy::connect::HttpInfo;
+use serde::Deserialize;
 use serde_json::value::RawValue;
-use splitrail_engine::nixl::HandOff;
+use splitrail_engine::nixl::{HandOff, HandOffError};
 use splitrail_engine::usage::EngineUsage;
 
 use super::client::Envelope;
 use super::context::{
     Context, attempt, carried_threshold, count_local, expected, may_retry, uncached_tokens, within,
 };
+use super::hand_off::Lead;
 use super::lease::{Lease, left_by_engine};
 use super::legs;
 use super::place::{Placed, Wish, place};
 use super::plan::LocalReason;
 use super::staged::Staged;
 use crate::api::JsonObject;
-use crate::config::model::OnNoPrefill;
+use crate::config::model::{Connector, OnNoPrefill};
 use crate::core::{Served, unix_ms};
 use crate::error::{Error, Fault, Kind};
 use crate::fleet::{Booking, Worker};
@@ -32,28 +37,83 @@ pub(super) struct Prefilled {
     pub(super) worker: usize,
     /// The attempt's id, which the decode leg carries as well.
     pub(super) envelope: Envelope,
-    pub(super) staged: Staged,
+    /// What it staged for one decode leg; nothing where the blocks are in a storage.
+    pub(super) staged: Option<Staged>,
+}
+
+impl Prefilled {
+    /// The time by which what it staged must be fetched.
+    pub(super) fn lease(&self) -> Option<Lease> {
+        self.staged.as_ref().map(Staged::lease)
+    }
+}
+
+/// The workers that one prompt's prefill is tried on.
+pub(super) struct Tries {
+    excluded: Vec<usize>,
+    left: u32,
+}
+
+impl Tries {
+    /// As many as the model's configuration allows.
+    pub(super) fn new(context: &Context, failed_decode: &[usize]) -> Self {
+        let Served { config, pool, .. } = context.served.as_ref();
+        // An engine does not hand over to itself: the last one that can decode is kept for it.
+        let excluded = pool.last_up(Leg::Decode, failed_decode).into_iter().collect();
+        Self { excluded, left: config.retries.prefill }
+    }
+
+    /// The next worker.
+    ///
+    /// # Errors
+    /// If there is none.
+    pub(super) fn place(
+        &self,
+        context: &Context,
+        unit: &Unit,
+        decision: &DecisionHandle,
+    ) -> Result<Placed, Error> {
+        if !context.served.pool.any_up(Leg::Prefill, &self.excluded) {
+            let name = context.served.name();
+            let message = format!("model {name} has no prefill worker that is up");
+            return Err(Error::new(Kind::NoWorker, message));
+        }
+        place(context, unit, decision, Wish::any(Leg::Prefill, &self.excluded))
+    }
+
+    /// A worker has failed, not by the client's fault.
+    ///
+    /// # Errors
+    /// Its error, where another worker would not do better, or there is none, or enough
+    /// were tried.
+    pub(super) fn again(
+        &mut self,
+        context: &Context,
+        worker: &Worker,
+        error: Error,
+    ) -> Result<(), Error> {
+        self.excluded.push(worker.index);
+        let others = context.served.pool.any_up(Leg::Prefill, &self.excluded);
+        let worth = self.left > 0 && others && error.worth_another_worker();
+        if !worth || !may_retry(context, "prefill", worker, &error) {
+            return Err(error);
+        }
+        self.left -= 1;
+        Ok(())
+    }
 }
 
 /// The prefill leg; `None` if it could not be had and the model's configuration
-/// has the decode worker compute the prompt.
+/// has the decode worker compute the prompt, or if there is nothing to hand over.
 pub(super) async fn prefill_or_local(
     context: &Context,
     unit: &Unit,
     decision: &DecisionHandle,
     failed_decode: &[usize],
 ) -> Result<Option<Prefilled>, Error> {
-    let model = &context.served.config;
-    let mut excluded = Vec::new();
-    // An engine does not hand over to itself: the last one that can decode is kept for it.
-    excluded.extend(context.served.pool.last_up(Leg::Decode, failed_decode));
-    let mut retries_left = model.retries.prefill;
+    let mut tries = Tries::new(context, failed_decode);
     let last = loop {
-        if !context.served.pool.any_up(Leg::Prefill, &excluded) {
-            let message = format!("model {} has no prefill worker that is up", model.name);
-            break Error::new(Kind::NoWorker, message);
-        }
-        let placed = match place(context, unit, decision, Wish::any(Leg::Prefill, &excluded)) {
+        let placed = match tries.place(context, unit, decision) {
             Ok(placed) => placed,
             Err(error) => break error,
         };
@@ -64,22 +124,35 @@ pub(super) async fn prefill_or_local(
         let prefilled = prefill(context, unit, decision, envelope, &placed).await;
         placed.worker.record(Leg::Prefill, prefilled.as_ref().err());
         let error = match prefilled {
-            Ok(prefilled) => return Ok(Some(prefilled)),
+            Ok(Some(prefilled)) => return Ok(Some(prefilled)),
+            Ok(None) => {
+                prefill_ended(context, decision);
+                return Ok(None);
+            }
             Err(error) => error,
         };
         decision.update(|decision| decision.ledger.discard(error.outcome()));
         if error.fault() == Fault::Client {
             return Err(error);
         }
-        excluded.push(placed.worker.index);
-        let others = context.served.pool.any_up(Leg::Prefill, &excluded);
-        let worth = retries_left > 0 && others && error.worth_another_worker();
-        if !worth || !may_retry(context, "prefill", &placed.worker, &error) {
+        if let Err(error) = tries.again(context, &placed.worker, error) {
             break error;
         }
-        retries_left -= 1;
     };
-    if model.on_no_prefill == OnNoPrefill::Fail {
+    without_prefill(context, decision, &last)?;
+    Ok(None)
+}
+
+/// No prefill worker did its part: the decode worker is to compute the prompt.
+///
+/// # Errors
+/// If the model's configuration does not have it so.
+pub(super) fn without_prefill(
+    context: &Context,
+    decision: &DecisionHandle,
+    last: &Error,
+) -> Result<(), Error> {
+    if context.served.config.on_no_prefill == OnNoPrefill::Fail {
         let message = format!("no prefill worker did its part; the last error: {}", last.message());
         return Err(Error::new(Kind::NoWorker, message));
     }
@@ -94,57 +167,166 @@ pub(super) async fn prefill_or_local(
     }
     count_local(context, decision, LocalReason::NoPrefill);
     decision.update(|decision| decision.prefill_worker = None);
-    Ok(None)
+    Ok(())
 }
 
-async fn prefill(
+/// The prompt's first token ended the answer, and so nothing was handed over.
+pub(super) fn prefill_ended(context: &Context, decision: &DecisionHandle) {
+    count_local(context, decision, LocalReason::PrefillEnded);
+    decision.update(|decision| {
+        decision.prefill_worker = None;
+        decision.ledger.discard(LocalReason::PrefillEnded.name());
+    });
+}
+
+/// What a prefill engine has said.
+pub(super) struct Said {
+    reply: JsonObject,
+    /// Where it came from.
+    peer: Option<IpAddr>,
+    /// When it began to: the engine had staged the blocks by then.
+    begun: tokio::time::Instant,
+    usage: Option<EngineUsage>,
+}
+
+impl Said {
+    /// Whether the answer ended with its first token, of itself: an engine hands over only
+    /// what its length cut off.
+    pub(super) fn ended(&self) -> bool {
+        #[derive(Deserialize)]
+        struct Choice {
+            finish_reason: Option<String>,
+        }
+        let choices = self.reply.raw("choices").map(serde_json::from_str::<Vec<Choice>>);
+        let first = choices.and_then(Result::ok).and_then(|choices| choices.into_iter().next());
+        first.and_then(|choice| choice.finish_reason).is_some_and(|reason| reason != "length")
+    }
+
+    /// The hand-off in it; `None` if the answer ended instead.
+    fn hand_off(&self, worker: &Worker) -> Result<Option<HandOff>, Error> {
+        let raw = self.reply.raw("kv_transfer_params").unwrap_or("null");
+        let raw: &RawValue =
+            serde_json::from_str(raw).map_err(|_| Error::engine(worker.id(), "sent nonsense"))?;
+        match HandOff::from_reply(raw) {
+            Ok(hand_off) => Ok(Some(hand_off)),
+            Err(HandOffError::Absent) if self.ended() => Ok(None),
+            Err(error) => Err(Error::engine(worker.id(), &format!("gave no hand-off: {error}"))),
+        }
+    }
+
+    /// Enters it in the ledger; `carried` is the cached tokens that its hand-off names,
+    /// where its usage does not.
+    pub(super) fn report(
+        &self,
+        context: &Context,
+        decision: &DecisionHandle,
+        worker: &Worker,
+        carried: Option<u32>,
+    ) {
+        report(context, decision, worker, self.usage, carried);
+    }
+}
+
+/// A prefill leg's body.
+pub(super) fn body(
+    context: &Context,
+    unit: &Unit,
+    worker: &Worker,
+    lead: Lead<'_>,
+) -> Result<Bytes, Error> {
+    let mut body = unit.body.clone();
+    if let Some(threshold) = carried_threshold(context, worker, 0.0) {
+        body.set("cache_hit_threshold", threshold.to_string());
+    }
+    legs::prefill(&body, context.endpoint, lead)
+}
+
+/// Sends a prefill leg and reads its reply.
+pub(super) async fn send(
     context: &Context,
     unit: &Unit,
     decision: &DecisionHandle,
-    envelope: Envelope,
+    envelope: &Envelope,
     placed: &Placed,
-) -> Result<Prefilled, Error> {
+    body: Bytes,
+) -> Result<Said, Error> {
     let started = Instant::now();
     let Served { config, client, .. } = context.served.as_ref();
     let worker = &placed.worker;
     let uncached = uncached_tokens(context, unit, placed.overlap_blocks);
     worker.breaker(Leg::Prefill).begin(started);
     let _booking = Booking::new(&worker.booked, uncached, unit.weight_tokens);
-    let mut body = unit.body.clone();
-    if let Some(threshold) = carried_threshold(context, worker, 0.0) {
-        body.set("cache_hit_threshold", threshold.to_string());
-    }
-    let body = legs::prefill(&body, context.endpoint);
     let call = async {
-        let response = client.post(worker, context.endpoint.path(), body, &envelope).await?;
+        let response = client.post(worker, context.endpoint.path(), body, envelope).await?;
         // The engine has done the prompt and staged its blocks by now.
         decision.update(|decision| decision.ledger.prefill_worked());
         let begun = tokio::time::Instant::now();
-        Ok((begun, client.whole(worker, response.into_body()).await?))
+        let peer = response.extensions().get::<HttpInfo>().map(|info| info.remote_addr().ip());
+        Ok((client.whole(worker, response.into_body()).await?, begun, peer))
     };
-    let (begun, reply) = within(config.timeouts.prefill, worker, "timeouts.prefill", call).await?;
+    let limit = config.timeouts.prefill;
+    let (reply, begun, peer) = within(limit, worker, "timeouts.prefill", call).await?;
     let nonsense = |_| Error::engine(worker.id(), "sent a prefill reply that cannot be understood");
     let reply = JsonObject::parse(reply).map_err(nonsense)?;
     // Usage that makes no sense is usage that was not reported.
     let usage = reply.raw("usage").and_then(|raw| serde_json::from_str(raw).ok());
     let usage: Option<EngineUsage> = usage.and_then(|raw| EngineUsage::parse(raw).ok());
-    let raw = reply.raw("kv_transfer_params").unwrap_or("null");
-    let raw: &RawValue =
-        serde_json::from_str(raw).map_err(|_| Error::engine(worker.id(), "sent nonsense"))?;
-    let hand_off = HandOff::from_reply(raw);
-    let carried = hand_off.as_ref().ok().and_then(HandOff::remote_prefill_cached_tokens);
-    report(context, decision, worker, usage, carried);
-    let hand_off = hand_off
-        .map_err(|error| Error::engine(worker.id(), &format!("gave no hand-off: {error}")))?;
     context.stages.mark("prefill", started);
+    Ok(Said { reply, peer, begun, usage })
+}
+
+/// The prefill leg of a connector whose decode leg follows it; `None` if the answer ended
+/// with it.
+async fn prefill(
+    context: &Context,
+    unit: &Unit,
+    decision: &DecisionHandle,
+    envelope: Envelope,
+    placed: &Placed,
+) -> Result<Option<Prefilled>, Error> {
+    let worker = &placed.worker;
+    let stored = context.served.config.connector == Connector::SharedStorage;
+    let lead = if stored { Lead::Stored } else { Lead::Pulled };
+    let body = body(context, unit, worker, lead)?;
+    let said = send(context, unit, decision, &envelope, placed, body).await?;
+    let staged = if stored {
+        said.report(context, decision, worker, None);
+        None
+    } else {
+        let hand_off = said.hand_off(worker);
+        let named = hand_off.as_ref().ok().and_then(Option::as_ref);
+        let carried = named.and_then(HandOff::remote_prefill_cached_tokens);
+        said.report(context, decision, worker, carried);
+        let Some(hand_off) = hand_off? else { return Ok(None) };
+        admit(context, worker, &hand_off, said.peer)?;
+        let lease = lease(context, &hand_off, said.begun);
+        Some(Staged::new(context, unit, (worker.index, &envelope), hand_off, lease))
+    };
+    Ok(Some(Prefilled { worker: worker.index, staged, envelope }))
+}
+
+fn lease(context: &Context, hand_off: &HandOff, begun: tokio::time::Instant) -> Lease {
     let now_unix_s = unix_ms() as f64 / 1e3;
     let said = hand_off.remote_blocks_expiry_s().and_then(|at| left_by_engine(at, now_unix_s));
-    let lease = Lease::new(begun, config.lease, said, tokio::time::Instant::now());
-    Ok(Prefilled {
-        worker: worker.index,
-        staged: Staged::new(context, unit, (worker.index, &envelope), hand_off, lease),
-        envelope,
-    })
+    let lease = context.served.config.lease;
+    Lease::new(begun, lease, said, tokio::time::Instant::now())
+}
+
+/// Whether a hand-off comes from where the fleet is.
+fn admit(
+    context: &Context,
+    worker: &Worker,
+    hand_off: &HandOff,
+    peer: Option<IpAddr>,
+) -> Result<(), Error> {
+    if context.served.hosts.admit(hand_off.remote_host(), peer) {
+        return Ok(());
+    }
+    let message = format!(
+        "worker {} handed over from a host outside the fleet (see hand_off_networks)",
+        worker.id()
+    );
+    Err(Error::new(Kind::ForeignHandOff, message))
 }
 
 /// Enters what a prefill engine said; `carried` is the cached tokens that its hand-off

@@ -10,12 +10,14 @@ use super::auto::{Work, compare};
 use super::below;
 use super::context::{Context, attempt, carried_threshold, count_local};
 use super::decode_try::{Tried, decode_try};
+use super::pair::{Paired, pair_or_local};
 use super::place::{Wish, place};
 use super::plan::{Facts, LocalReason, Plan, Then, plan};
 use super::prefill::{Prefilled, prefill_or_local};
 use crate::config::model::{OnNoPrefill, RequestFlow};
 use crate::core::Served;
 use crate::error::{Error, Kind};
+use crate::fleet::Worker;
 use crate::ledger::decisions::DecisionHandle;
 use crate::pick::Leg;
 use crate::prepare::Unit;
@@ -51,12 +53,19 @@ pub async fn begin(
     }
     let mut staged = None;
     loop {
+        let mut leg = Leg::Decode;
         // A hand-off that no decode worker has seen serves the next one.
         if staged.is_none() {
             decision.begin_attempt(plan.name());
-            staged = prefilled(context, unit, decision, &plan, &attempts).await?;
+            match first_leg(context, unit, decision, &plan, &mut attempts).await? {
+                FirstLeg::Prefilled(prefilled) => staged = Some(*prefilled),
+                FirstLeg::None(alone) => leg = alone,
+                FirstLeg::Answered(begun) => return Ok(begun),
+                FirstLeg::Again => continue,
+            }
         }
-        if let Some(begun) = answer(context, unit, decision, &mut staged, &mut attempts).await? {
+        let begun = answer(context, unit, decision, leg, (&mut staged, &mut attempts)).await?;
+        if let Some(begun) = begun {
             return Ok(begun);
         }
     }
@@ -78,24 +87,46 @@ fn remote_pays(context: &Context, unit: &Unit, decision: &DecisionHandle) -> Opt
     Some(estimate.remote_pays())
 }
 
-/// The prefill leg, if the plan has one and it can be had.
-async fn prefilled(
+/// What comes before the leg that answers.
+enum FirstLeg {
+    /// A prefill leg.
+    Prefilled(Box<Prefilled>),
+    /// Nothing: a worker for this leg does it all.
+    None(Leg),
+    /// Both legs were sent at once, and it answers.
+    Answered(Begun),
+    /// Both legs were sent at once, in vain.
+    Again,
+}
+
+/// The leg before the one that answers, if the plan has one and it can be had.
+async fn first_leg(
     context: &Arc<Context>,
     unit: &Unit,
     decision: &DecisionHandle,
     plan: &Plan,
-    attempts: &Attempts,
-) -> Result<Option<Prefilled>, Error> {
-    let config = &context.served.config;
+    attempts: &mut Attempts,
+) -> Result<FirstLeg, Error> {
+    let Served { config, pool, .. } = context.served.as_ref();
+    let alone = FirstLeg::None(Leg::Aggregated);
     match plan.then {
         Then::Aggregated(reason) => {
             if let Some(reason) = reason {
                 count_local(context, decision, reason);
             }
-            Ok(None)
+            Ok(alone)
         }
-        Then::PrefillFirst if context.served.pool.any_up(Leg::Decode, attempts.failed()) => {
-            prefill_or_local(context, unit, decision, attempts.failed()).await
+        Then::OnPrefill => {
+            count_local(context, decision, LocalReason::OneToken);
+            let any = pool.any_up(Leg::Prefill, attempts.failed());
+            Ok(FirstLeg::None(if any { Leg::Prefill } else { Leg::Aggregated }))
+        }
+        Then::PrefillFirst if pool.any_up(Leg::Decode, attempts.failed()) => {
+            if config.connector.is_concurrent() {
+                return both_legs(context, unit, decision, attempts).await;
+            }
+            let prefilled = prefill_or_local(context, unit, decision, attempts.failed()).await?;
+            Ok(prefilled.map_or(alone, |prefilled| FirstLeg::Prefilled(Box::new(prefilled))))
         }
         Then::PrefillFirst if config.on_no_prefill == OnNoPrefill::Fail => {
             let message = format!("model {} has no decode worker that is up", config.name);
@@ -105,8 +136,24 @@ async fn prefilled(
         // finds out what is wrong, or that it no longer is.
         Then::PrefillFirst | Then::Tell => {
             count_local(context, decision, LocalReason::NoDecode);
-            Ok(None)
+            Ok(alone)
         }
+    }
+}
+
+async fn both_legs(
+    context: &Arc<Context>,
+    unit: &Unit,
+    decision: &DecisionHandle,
+    attempts: &mut Attempts,
+) -> Result<FirstLeg, Error> {
+    match pair_or_local(context, unit, decision, attempts).await? {
+        Paired::Answered(answer, worker) => {
+            let concluded = conclude(context, attempts, Leg::Decode, &worker, Ok(answer))?;
+            Ok(concluded.map_or(FirstLeg::Again, FirstLeg::Answered))
+        }
+        Paired::Again => Ok(FirstLeg::Again),
+        Paired::Local => Ok(FirstLeg::None(Leg::Aggregated)),
     }
 }
 
@@ -115,21 +162,21 @@ async fn answer(
     context: &Arc<Context>,
     unit: &Unit,
     decision: &DecisionHandle,
-    staged: &mut Option<Prefilled>,
-    attempts: &mut Attempts,
+    leg: Leg,
+    (staged, attempts): (&mut Option<Prefilled>, &mut Attempts),
 ) -> Result<Option<Begun>, Error> {
     let pool = &context.served.pool;
-    let leg = if staged.is_some() { Leg::Decode } else { Leg::Aggregated };
     let mut excluded = attempts.failed().to_vec();
     // Both legs of an attempt carry one id.
     let envelope = match &staged {
         Some(prefilled) => {
             // An engine cannot pull from itself.
             excluded.push(prefilled.worker);
-            let left = prefilled.staged.lease().left(tokio::time::Instant::now());
-            let late = pool.late(left, Instant::now());
+            let left = prefilled.lease().map(|lease| lease.left(tokio::time::Instant::now()));
+            let late = left.map(|left| pool.late(left, Instant::now())).unwrap_or_default();
             excluded.extend(&late);
-            if left.is_zero() || (!late.is_empty() && !pool.any_up(leg, &excluded)) {
+            let over = left.is_some_and(|left| left.is_zero());
+            if over || (!late.is_empty() && !pool.any_up(leg, &excluded)) {
                 let prefill = &pool.workers[prefilled.worker];
                 let message =
                     format!("no decode worker can take worker {}'s hand-off in time", prefill.id());
@@ -152,20 +199,33 @@ async fn answer(
     let sending =
         Sending { context, unit, decision, envelope: &envelope, placed: &placed, threshold };
     // A hand-off may be received: whatever comes after a failure needs a new one.
-    match generate(&sending, staged).await {
+    let answered = generate(&sending, staged).await;
+    conclude(context, attempts, leg, &placed.worker, answered)
+}
+
+/// What the leg that was to answer has come to; `None` if another attempt is allowed.
+fn conclude(
+    context: &Context,
+    attempts: &mut Attempts,
+    leg: Leg,
+    worker: &Worker,
+    answered: Result<Answer, Error>,
+) -> Result<Option<Begun>, Error> {
+    match answered {
         Ok(Answer::Begun(begun)) => Ok(Some(begun)),
         Ok(Answer::Below(_)) => {
             let message = format!(
                 "worker {} turned the request away by a threshold ({})",
-                placed.worker.id(),
+                worker.id(),
                 if leg == Leg::Decode { "it was preempted" } else { "its own" }
             );
-            let error = Error::new(Kind::BelowThreshold, message);
-            attempts.again(context, &placed.worker, error)?;
+            attempts.again(context, worker, Error::new(Kind::BelowThreshold, message))?;
             Ok(None)
         }
         Err(error) => {
-            attempts.again_elsewhere(context, leg, &placed.worker, error)?;
+            // What a prefill worker was to do alone, a decode worker can.
+            let leg = if leg == Leg::Prefill { Leg::Aggregated } else { leg };
+            attempts.again_elsewhere(context, leg, worker, error)?;
             Ok(None)
         }
     }

@@ -15,6 +15,7 @@ use tokio::time::Instant;
 
 use super::client::{Envelope, Receipt};
 use super::context::Context;
+use super::hand_off::Carried;
 use super::lease::Lease;
 use super::legs;
 use super::prefill::Prefilled;
@@ -95,7 +96,9 @@ impl Staged {
     fn release(&self, hand_off: HandOff) -> bool {
         let left = self.lease.left(Instant::now());
         let Some(worker) = self.fetcher().filter(|_| !left.is_zero()) else { return false };
-        let body = legs::release(&self.body, self.endpoint, hand_off);
+        let params = hand_off.into_json();
+        let body = legs::fetch(&self.body, self.endpoint, Carried::Params(params.get()));
+        let Ok(body) = body else { return false };
         let booking = Booking::new(&worker.booked, 0, self.weight_tokens);
         let (core, served) = (Arc::clone(&self.core), Arc::clone(&self.served));
         let (envelope, path) = (self.envelope.clone(), self.endpoint.path());
@@ -143,7 +146,7 @@ impl UnderWay {
     pub(super) fn take_back(&mut self) -> Option<Prefilled> {
         let json = self.json.take()?;
         let mut prefilled = self.prefilled.take().filter(|_| self.receipt.take_back())?;
-        prefilled.staged.hand_off = HandOff::from_reply(&json).ok();
+        prefilled.staged.as_mut()?.hand_off = HandOff::from_reply(&json).ok();
         Some(prefilled)
     }
 }

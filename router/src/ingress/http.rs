@@ -54,6 +54,7 @@ pub fn routes(core: Arc<Core>) -> Router {
     Router::new()
         .route(Endpoint::Chat.path(), post_of(Endpoint::Chat))
         .route(Endpoint::Completions.path(), post_of(Endpoint::Completions))
+        .route(Endpoint::Generate.path(), post_of(Endpoint::Generate))
         .route_layer(shedding)
         .route("/v1/models", get(list_models))
         .route("/v1/models/{id}", get(show_model))

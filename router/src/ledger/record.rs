@@ -22,7 +22,7 @@ pub struct RequestRecord {
     pub tenant: Option<String>,
     /// The model's configured name.
     pub model: String,
-    /// `chat` or `completions`.
+    /// `chat`, `completions` or `generate`.
     pub endpoint: &'static str,
     /// The flow that was executed, of the first prompt.
     pub flow: &'static str,

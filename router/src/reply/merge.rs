@@ -16,6 +16,22 @@ use crate::error::{Error, Kind};
 /// A stream of events for a client; an error is its last item.
 pub type Events = Pin<Box<dyn Stream<Item = Result<Bytes, Error>> + Send>>;
 
+/// Where the answers' choices stand in the reply.
+#[derive(Clone, Copy, Debug)]
+pub struct Places {
+    /// Choices of each answer.
+    pub n: u32,
+    /// Answers to one prompt that follow each other. Its tokens are counted once.
+    pub samples_apart: u32,
+}
+
+impl Places {
+    /// Whether this answer's prompt was counted with one before it.
+    fn is_counted(self, index: usize) -> bool {
+        !(index as u64).is_multiple_of(u64::from(self.samples_apart.max(1)))
+    }
+}
+
 /// The events of one prompt's answer.
 pub fn single(unit: Box<UnitStream>) -> Events {
     Box::pin(stream::unfold(Some(unit), |unit| async move {
@@ -34,10 +50,10 @@ pub fn made(events: Vec<Bytes>) -> Events {
 
 /// The events of several prompts' answers as they come, under one id, with
 /// `choices[].index` moved to each prompt's place, and one usage chunk at the end.
-pub fn streams(units: Vec<Events>, n: u32) -> Events {
+pub fn streams(units: Vec<Events>, places: Places) -> Events {
     let usage = vec![None; units.len()];
     let tagged = units.into_iter().enumerate().map(|(i, events)| events.map(move |e| (i, e)));
-    let state = Merging { events: stream::select_all(tagged), id: None, usage, n };
+    let state = Merging { events: stream::select_all(tagged), id: None, usage, places };
     Box::pin(stream::unfold(Some(state), |state| async move {
         let mut state = state?;
         match state.next().await {
@@ -54,7 +70,7 @@ struct Merging<S> {
     id: Option<JsonObject>,
     /// The last usage chunk of each prompt.
     usage: Vec<Option<JsonObject>>,
-    n: u32,
+    places: Places,
 }
 
 impl<S: Stream<Item = (usize, Result<Bytes, Error>)> + Unpin> Merging<S> {
@@ -79,7 +95,7 @@ impl<S: Stream<Item = (usize, Result<Bytes, Error>)> + Unpin> Merging<S> {
                 self.usage[prompt_index] = Some(event);
                 continue;
             }
-            move_choices(&mut event, prompt_index, self.n);
+            move_choices(&mut event, prompt_index, self.places.n);
             return Some(Ok(event.to_bytes()));
         }
         None
@@ -88,7 +104,7 @@ impl<S: Stream<Item = (usize, Result<Bytes, Error>)> + Unpin> Merging<S> {
     /// The one usage chunk, if every prompt had one.
     fn last(self) -> Option<Bytes> {
         let mut chunks = self.usage.into_iter().collect::<Option<Vec<_>>>()?;
-        let usage = sum(chunks.iter().filter_map(|event| event.raw("usage")))?;
+        let usage = sum(chunks.iter().filter_map(|event| event.raw("usage")), self.places)?;
         let mut event = chunks.pop()?;
         event.set("usage", usage);
         Some(event.to_bytes())
@@ -107,12 +123,12 @@ fn unify(event: &mut JsonObject, first: &JsonObject) {
 ///
 /// # Errors
 /// If an engine's reply has no choices.
-pub fn replies(replies: Vec<JsonObject>, n: u32) -> Result<JsonObject, Error> {
+pub fn replies(replies: Vec<JsonObject>, places: Places) -> Result<JsonObject, Error> {
     let nonsense = || Error::new(Kind::EngineFailed, "an engine's reply has no choices");
     let mut choices = Vec::new();
     for (prompt_index, reply) in replies.iter().enumerate() {
         let mut reply = reply.clone();
-        move_choices(&mut reply, prompt_index, n);
+        move_choices(&mut reply, prompt_index, places.n);
         let raw = reply.raw("choices").ok_or_else(nonsense)?;
         let inner = raw.trim().strip_prefix('[').and_then(|raw| raw.strip_suffix(']'));
         let inner = inner.ok_or_else(nonsense)?.trim();
@@ -122,7 +138,7 @@ pub fn replies(replies: Vec<JsonObject>, n: u32) -> Result<JsonObject, Error> {
     }
     let reported = |reply: &&JsonObject| !matches!(reply.raw("usage"), None | Some("null"));
     let all_reported = replies.iter().filter(reported).count() == replies.len();
-    let usage = sum(replies.iter().filter_map(|reply| reply.raw("usage")));
+    let usage = sum(replies.iter().filter_map(|reply| reply.raw("usage")), places);
     let mut merged = replies.into_iter().next().ok_or_else(nonsense)?;
     merged.set("choices", format!("[{}]", choices.join(",")));
     // The usage of some prompts must not pass for that of all.
@@ -161,12 +177,16 @@ fn move_choices(answer: &mut JsonObject, prompt_index: usize, n: u32) {
 /// The sum of usage objects, member by member and also inside `*_details`. What is
 /// no number is taken from the first that has it; a count that some lack is left
 /// out, since it would pass for the count of all.
-fn sum<'a>(all: impl Iterator<Item = &'a str>) -> Option<String> {
+fn sum<'a>(all: impl Iterator<Item = &'a str>, places: Places) -> Option<String> {
     let mut total: Option<Value> = None;
     let mut all_say_cached = true;
-    for raw in all {
-        let value: Value = serde_json::from_str(raw).ok()?;
-        all_say_cached &= value["prompt_tokens_details"]["cached_tokens"].is_u64();
+    for (index, raw) in all.enumerate() {
+        let mut value: Value = serde_json::from_str(raw).ok()?;
+        if places.is_counted(index) {
+            leave_prompt_out(&mut value);
+        } else {
+            all_say_cached &= value["prompt_tokens_details"]["cached_tokens"].is_u64();
+        }
         match &mut total {
             None => total = Some(value),
             Some(total) => add(total, &value),
@@ -178,6 +198,18 @@ fn sum<'a>(all: impl Iterator<Item = &'a str>) -> Option<String> {
         details.remove("cached_tokens");
     }
     Some(total.to_string())
+}
+
+/// What is left of a further sample's usage: its own tokens.
+fn leave_prompt_out(usage: &mut Value) {
+    let Some(members) = usage.as_object_mut() else { return };
+    if let Some(prompt) = members.get("prompt_tokens").and_then(Value::as_u64) {
+        if let Some(total) = members.get("total_tokens").and_then(Value::as_u64) {
+            members.insert("total_tokens".into(), total.saturating_sub(prompt).into());
+        }
+        members.insert("prompt_tokens".into(), 0.into());
+    }
+    members.remove("prompt_tokens_details");
 }
 
 fn add(total: &mut Value, other: &Value) {
@@ -209,6 +241,10 @@ fn add(total: &mut Value, other: &Value) {
 mod tests {
     use super::*;
 
+    fn places(n: u32, samples_apart: u32) -> Places {
+        Places { n, samples_apart }
+    }
+
     fn reply(text: &str) -> JsonObject {
         JsonObject::parse_str(text).unwrap()
     }
@@ -222,7 +258,7 @@ mod tests {
             r#"{"id":"b","choices":[{"index":0,"text":"z"},{"index":1,"text":"w"}],"usage":{"prompt_tokens":4,"prompt_tokens_details":{"cached_tokens":0,"audio_tokens":1}}}"#,
         );
         let merged: Value =
-            serde_json::from_slice(&replies(vec![a, b], 2).unwrap().to_bytes()).unwrap();
+            serde_json::from_slice(&replies(vec![a, b], places(2, 1)).unwrap().to_bytes()).unwrap();
         assert_eq!(merged["id"], "a");
         let texts: Vec<_> = merged["choices"]
             .as_array()
@@ -241,6 +277,28 @@ mod tests {
     }
 
     #[test]
+    fn a_prompt_whose_samples_are_apart_is_counted_once() {
+        let answer = |cached: u32| {
+            reply(&format!(
+                r#"{{"choices":[{{"index":0}}],"usage":{{"prompt_tokens":9,"total_tokens":13,"completion_tokens":4,"prompt_tokens_details":{{"cached_tokens":{cached}}}}}}}"#
+            ))
+        };
+        let answers = vec![answer(0), answer(8), answer(3), answer(8)];
+        let merged = replies(answers, places(1, 2)).unwrap().to_bytes();
+        let merged: Value = serde_json::from_slice(&merged).unwrap();
+        assert_eq!(
+            merged["usage"],
+            serde_json::json!({
+                "prompt_tokens": 18, "total_tokens": 34, "completion_tokens": 16,
+                "prompt_tokens_details": {"cached_tokens": 3},
+            })
+        );
+        let choices = merged["choices"].as_array().unwrap();
+        let indices: Vec<_> = choices.iter().map(|choice| &choice["index"]).collect();
+        assert_eq!(indices, [0, 1, 2, 3]);
+    }
+
+    #[test]
     fn what_some_prompts_had_cached_does_not_pass_for_that_of_all() {
         let answer = |details: &str| {
             reply(&format!(
@@ -250,7 +308,8 @@ mod tests {
         let some = r#"{"cached_tokens":8,"audio_tokens":1}"#;
         for silent in ["null", r#"{"audio_tokens":1}"#, r#"{"cached_tokens":null}"#] {
             for answers in [[some, silent, some], [silent, some, some]] {
-                let merged = replies(answers.map(answer).to_vec(), 1).unwrap().to_bytes();
+                let merged =
+                    replies(answers.map(answer).to_vec(), places(1, 1)).unwrap().to_bytes();
                 let merged: Value = serde_json::from_slice(&merged).unwrap();
                 assert_eq!(merged["usage"]["prompt_tokens"], 27);
                 let cached = merged["usage"]["prompt_tokens_details"].get("cached_tokens");
@@ -268,7 +327,7 @@ mod tests {
             ];
             Box::pin(stream::iter(chunks.map(|chunk| Ok(Bytes::from(chunk)))))
         };
-        let merged: Vec<Value> = streams(vec![events("a"), events("b")], 1)
+        let merged: Vec<Value> = streams(vec![events("a"), events("b")], places(1, 1))
             .map(|event| serde_json::from_slice(&event.unwrap()).unwrap())
             .collect()
             .await;

@@ -247,6 +247,14 @@ impl Account {
         self.fail_leg(error);
         self.waste_prefill(error);
     }
+
+    /// There is no answer, through no fault of its worker's.
+    pub fn give_up(&mut self, outcome: &'static str) {
+        self.decision.update(|decision| {
+            decision.outcome = Some(outcome);
+            decision.ledger.discard(outcome);
+        });
+    }
 }
 
 /// A whole answer: the engine's reply with the client's usage.

@@ -5,12 +5,16 @@ use std::time::Duration;
 
 use http::StatusCode;
 use tokio::time::Instant;
+use tokio_util::sync::CancellationToken;
 
 use super::counters::Counters;
-use super::handoff::{Handoff, HandoffTable, PullRequest, prompt_fingerprint};
+use super::handoff::{
+    Handoff, HandoffTable, PullRequest, Source, Taken, prompt_fingerprint, refused,
+    sampling_fingerprint,
+};
 use super::request::{Ask, End, FinishReason, Output, OutputSender, RemoteKv, Request};
 use crate::cache::{CacheEvent, KvCache};
-use crate::config::{DecodeUsage, SimConfig, ThresholdReply};
+use crate::config::{DecodeUsage, KvConnector, SimConfig, ThresholdReply};
 use crate::error::ApiError;
 
 /// One engine's requests, cache and hand-offs.
@@ -35,8 +39,10 @@ pub(crate) struct Core {
 #[derive(Debug)]
 pub(crate) struct PullJob {
     pub(crate) id: u64,
-    pub(crate) handoff: Handoff,
+    pub(crate) source: Source,
     pub(crate) body: PullRequest,
+    /// Cancelled when the request is taken out of the engine.
+    pub(crate) gone: CancellationToken,
 }
 
 /// What one step does.
@@ -99,6 +105,11 @@ impl Core {
             let message = "The engine's queue is full.";
             return Err(ApiError::new(StatusCode::SERVICE_UNAVAILABLE, message));
         }
+        if let (true, RemoteKv::Stage { remote_request_id }) =
+            (config.connector.is_concurrent(), &ask.remote)
+        {
+            self.handoffs.open(remote_request_id)?;
+        }
         let id = self.next_id;
         self.next_id += 1;
         self.waiting.push_back(Request::new(id, ask, config, choice, out));
@@ -114,8 +125,10 @@ impl Core {
             self.waiting.remove(at)
         } else if let Some(at) = place(&self.loaded) {
             self.loaded.remove(at)
+        } else if let Some(request) = self.loading.remove(&id) {
+            Some(request)
         } else {
-            self.loading.remove(&id)
+            self.handoffs.abandon(id).map(|taken| taken.request)
         };
         if let Some(mut request) = request {
             self.counters.aborted += 1;
@@ -125,9 +138,14 @@ impl Core {
 
     /// Frees the blocks of hand-offs whose lease is over.
     pub(crate) fn expire_leases(&mut self, now: Instant) {
-        for mut sequence in self.handoffs.expire(now) {
+        for Taken { mut request, held } in self.handoffs.expire(now) {
             self.counters.handoffs_expired += 1;
-            self.cache.release(&mut sequence);
+            if held.is_some() {
+                let late = refused("handoff_unmet", "was not fetched in time");
+                self.fail(&mut request, late);
+            } else {
+                self.cache.release(&mut request.sequence);
+            }
         }
     }
 
@@ -141,8 +159,11 @@ impl Core {
         for mut request in lost {
             self.fail(&mut request, ApiError::engine_dead());
         }
-        for mut sequence in self.handoffs.drain() {
-            self.cache.release(&mut sequence);
+        for Taken { mut request, held } in self.handoffs.drain() {
+            match held {
+                Some(_) => self.fail(&mut request, ApiError::engine_dead()),
+                None => self.cache.release(&mut request.sequence),
+            }
         }
     }
 
@@ -182,6 +203,11 @@ impl Core {
         while at < self.running.len() {
             self.counters.generation_tokens += 1;
             let sampled = self.running[at].sample(config.eos_one_in);
+            if config.connector == KvConnector::SharedStorage && self.running[at].generated == 1 {
+                let request = &self.running[at];
+                let full = request.prompt_tokens() / config.block_size;
+                config.storage.store(&request.sequence.hashes()[..full]);
+            }
             match sampled.end {
                 None => {
                     self.running[at].send(Output::Token { id: sampled.id, end: None });
@@ -228,7 +254,8 @@ impl Core {
             return false;
         };
         let hit_tokens = self.cache.hit_blocks(&request.sequence) * config.block_size;
-        if self.gate(&request, hit_tokens, config) {
+        let stored_tokens = stored_tokens(&request, hit_tokens, config);
+        if self.gate(&request, hit_tokens + stored_tokens, config) {
             return true;
         }
         let prompt_blocks = request.prompt_tokens().div_ceil(config.block_size);
@@ -238,19 +265,21 @@ impl Core {
             return false;
         }
         request.cached_tokens = hit_tokens;
-        if let RemoteKv::Pull(handoff) = &request.ask.remote {
-            step.pulls.push(pull_job(&request, handoff.clone(), config.block_size));
+        if let RemoteKv::Pull(source) = &request.ask.remote {
+            step.pulls.push(pull_job(&request, source.clone(), config));
             self.loading.insert(request.id, request);
             return true;
         }
+        request.cached_tokens += stored_tokens;
         let prompt_tokens = request.prompt_tokens();
         self.cache.register(&mut request.sequence, prompt_tokens);
-        let computed = (prompt_tokens - hit_tokens) as u64;
+        let computed = (prompt_tokens - request.cached_tokens) as u64;
+        self.counters.external_kv_transfer_tokens += stored_tokens as u64;
         step.computed_prompt_tokens += computed;
         self.counters.prompt_tokens += prompt_tokens as u64;
         self.counters.local_compute_tokens += computed;
         self.counters.local_cache_hit_tokens += hit_tokens as u64;
-        request.send(Output::Started { cached_tokens: hit_tokens });
+        request.send(Output::Started { cached_tokens: request.cached_tokens });
         self.running.push(request);
         true
     }
@@ -303,10 +332,21 @@ impl Core {
                 return;
             }
         };
-        end.handoff = Some(handoff_of(&request, name.clone(), config, origin));
         self.counters.handoffs_staged += 1;
+        let lease = Duration::from_millis(match config.connector {
+            KvConnector::Sglang => config.rendezvous_timeout_ms,
+            _ => config.lease_ms,
+        });
+        if config.connector == KvConnector::Sglang {
+            // The prefill leg is over only when decode has its KV.
+            self.handoffs.stage(name, request, Some((id, end)), (now, lease));
+            return;
+        }
+        if config.connector == KvConnector::Nixl {
+            end.handoff = Some(handoff_of(&request, name.clone(), config, origin));
+        }
         request.send(Output::Token { id, end: Some(end) });
-        self.handoffs.stage(name, request, now, Duration::from_millis(config.lease_ms));
+        self.handoffs.stage(name, request, None, (now, lease));
     }
 
     fn fail(&mut self, request: &mut Request, error: ApiError) {
@@ -338,24 +378,39 @@ fn handoff_of(request: &Request, name: String, config: &SimConfig, origin: &Orig
     }
 }
 
-fn pull_job(request: &Request, handoff: Handoff, block_size: usize) -> PullJob {
-    let prompt_blocks = request.prompt_tokens().div_ceil(block_size);
+/// Tokens that the shared storage has beyond those hit here. The last token is
+/// computed in any case.
+fn stored_tokens(request: &Request, hit_tokens: usize, config: &SimConfig) -> usize {
+    if config.connector != KvConnector::SharedStorage {
+        return 0;
+    }
+    let most = request.prompt_tokens().saturating_sub(1) / config.block_size;
+    let from = hit_tokens / config.block_size;
+    config.storage.leading(&request.sequence.hashes()[from..most]) * config.block_size
+}
+
+fn pull_job(request: &Request, source: Source, config: &SimConfig) -> PullJob {
+    let prompt_blocks = request.prompt_tokens().div_ceil(config.block_size);
+    let ask = &request.ask;
+    let samples_alike = config.connector == KvConnector::Sglang;
     let body = PullRequest {
-        engine_id: handoff.engine_id.clone(),
-        request_id: handoff.request_id.clone(),
-        block_ids: handoff.block_ids.clone(),
-        prompt_fingerprint: prompt_fingerprint(&request.ask.prompt, &request.ask.identity),
-        wanted_blocks: (prompt_blocks - request.cached_tokens / block_size) as u64,
+        engine_id: source.engine_id.clone(),
+        request_id: source.name.clone(),
+        block_ids: source.block_ids.clone(),
+        sampling_fingerprint: samples_alike.then(|| sampling_fingerprint(ask)),
+        waits: source.waits,
+        prompt_fingerprint: prompt_fingerprint(&ask.prompt, &ask.identity),
+        wanted_blocks: (prompt_blocks - request.cached_tokens / config.block_size) as u64,
     };
-    PullJob { id: request.id, handoff, body }
+    PullJob { id: request.id, source, body, gone: request.gone() }
 }
 
 /// Cached tokens as the decode leg reports them. A hand-off without the
 /// prefill's figure makes every version report the whole prompt.
 fn reported_after_transfer(request: &Request, config: &SimConfig) -> usize {
     match (&request.ask.remote, config.decode_usage) {
-        (RemoteKv::Pull(handoff), DecodeUsage::RemotePrefill) => {
-            handoff.prefill_cached_tokens.unwrap_or_else(|| request.prompt_tokens())
+        (RemoteKv::Pull(source), DecodeUsage::RemotePrefill) => {
+            source.prefill_cached_tokens.unwrap_or_else(|| request.prompt_tokens())
         }
         _ => request.prompt_tokens(),
     }

@@ -1,21 +1,16 @@
 //! Hand-offs: blocks that a prefill engine keeps for one decode engine.
 
-use std::collections::{HashMap, VecDeque};
-use std::time::Duration;
+mod table;
 
 use http::StatusCode;
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
-use tokio::time::Instant;
 use xxhash_rust::xxh3::xxh3_64_with_seed;
 
-use super::request::Request;
-use crate::cache::{Identity, Sequence};
+use super::request::Ask;
+use crate::cache::Identity;
 use crate::error::ApiError;
-
-/// Hand-offs that are over are remembered, so that a late or second use gets
-/// an error that says so.
-const REMEMBERED: usize = 4096;
+pub(crate) use table::{HandoffTable, Taken};
 
 /// `kv_transfer_params` of a prefill reply, in vLLM's NIXL shape.
 #[derive(Debug, Clone, PartialEq)]
@@ -52,33 +47,81 @@ impl Handoff {
         }
         params
     }
+}
 
-    /// Reads what a decode leg got. `None` when a field is missing or has another type.
-    pub(crate) fn from_json(params: &Value) -> Option<Self> {
+/// Where a decode engine fetches its prompt's KV.
+#[derive(Debug, Clone, PartialEq)]
+pub(crate) struct Source {
+    /// The prefill request, as the prefill engine names it.
+    pub(crate) name: String,
+    /// The prefill engine's id, where the decode leg carries it.
+    pub(crate) engine_id: Option<String>,
+    /// The blocks, where the decode leg carries them.
+    pub(crate) block_ids: Option<Vec<u32>>,
+    pub(crate) host: String,
+    pub(crate) port: u16,
+    /// What the prefill engine had cached, where the decode leg carries it.
+    pub(crate) prefill_cached_tokens: Option<usize>,
+    /// Whether the legs were sent at once, so that the other may be late.
+    pub(crate) waits: bool,
+}
+
+impl Source {
+    /// Reads NIXL's parameters of a decode leg. `None` when a field is missing or
+    /// has another type.
+    pub(crate) fn from_nixl(params: &Value) -> Option<Self> {
         let groups = params["remote_block_ids"].as_array()?;
         let ids = groups.first()?.as_array()?;
         let block_ids =
             ids.iter().map(|id| id.as_u64()?.try_into().ok()).collect::<Option<Vec<u32>>>()?;
+        params["remote_num_tokens"].as_u64()?;
         Some(Self {
-            block_ids,
-            engine_id: params["remote_engine_id"].as_str()?.to_owned(),
-            request_id: params["remote_request_id"].as_str()?.to_owned(),
+            name: params["remote_request_id"].as_str()?.to_owned(),
+            engine_id: Some(params["remote_engine_id"].as_str()?.to_owned()),
+            block_ids: Some(block_ids),
             host: params["remote_host"].as_str()?.to_owned(),
             port: params["remote_port"].as_u64()?.try_into().ok()?,
-            num_tokens: params["remote_num_tokens"].as_u64()?.try_into().ok()?,
             prefill_cached_tokens: params["remote_prefill_cached_tokens"]
                 .as_u64()
                 .map(|n| n as usize),
+            waits: false,
         })
+    }
+
+    /// Reads Mooncake's.
+    pub(crate) fn from_mooncake(params: &Value) -> Option<Self> {
+        let bootstrap = params["remote_bootstrap_addr"].as_str()?.strip_prefix("http://")?;
+        let (host, port) = bootstrap.rsplit_once(':')?;
+        Some(Self {
+            engine_id: Some(params["remote_engine_id"].as_str()?.to_owned()),
+            ..Self::meeting(params["transfer_id"].as_str()?, host, port.parse().ok()?)
+        })
+    }
+
+    /// A place where the legs meet under a name that both carry.
+    pub(crate) fn meeting(name: &str, host: &str, port: u16) -> Self {
+        Self {
+            name: name.to_owned(),
+            engine_id: None,
+            block_ids: None,
+            host: host.to_owned(),
+            port,
+            prefill_cached_tokens: None,
+            waits: true,
+        }
     }
 }
 
 /// What a decode engine sends to fetch a hand-off's KV.
 #[derive(Debug, Serialize, Deserialize)]
 pub(crate) struct PullRequest {
-    pub(crate) engine_id: String,
+    pub(crate) engine_id: Option<String>,
     pub(crate) request_id: String,
-    pub(crate) block_ids: Vec<u32>,
+    pub(crate) block_ids: Option<Vec<u32>>,
+    /// [`sampling_fingerprint`] of the decode leg, where prefill samples for it.
+    pub(crate) sampling_fingerprint: Option<u64>,
+    /// Whether the prefill engine may still be at work.
+    pub(crate) waits: bool,
     /// [`prompt_fingerprint`] of what the decode engine wants to continue.
     pub(crate) prompt_fingerprint: u64,
     /// Blocks that the decode engine lacks.
@@ -92,105 +135,10 @@ pub(crate) fn prompt_fingerprint(prompt: &[u32], identity: &Identity) -> u64 {
     xxh3_64_with_seed(&bytes, prompt.len() as u64)
 }
 
-#[derive(Debug)]
-struct Staged {
-    sequence: Sequence,
-    prompt_fingerprint: u64,
-    ends: Instant,
-}
-
-#[derive(Debug, Clone, Copy, PartialEq)]
-enum Fate {
-    Pulled,
-    Expired,
-}
-
-/// All hand-offs of one prefill engine.
-#[derive(Debug, Default)]
-pub(crate) struct HandoffTable {
-    staged: HashMap<String, Staged>,
-    fates: HashMap<String, Fate>,
-    fate_order: VecDeque<String>,
-}
-
-impl HandoffTable {
-    pub(crate) fn len(&self) -> usize {
-        self.staged.len()
-    }
-
-    pub(crate) fn pinned_blocks(&self) -> usize {
-        self.staged.values().map(|staged| staged.sequence.blocks().len()).sum()
-    }
-
-    pub(crate) fn next_expiry(&self) -> Option<Instant> {
-        self.staged.values().map(|staged| staged.ends).min()
-    }
-
-    /// Keeps a finished request's blocks until they are pulled or the lease ends.
-    pub(crate) fn stage(&mut self, name: String, request: Request, now: Instant, lease: Duration) {
-        let prompt_fingerprint = prompt_fingerprint(&request.ask.prompt, &request.ask.identity);
-        let staged = Staged { sequence: request.sequence, prompt_fingerprint, ends: now + lease };
-        self.staged.insert(name, staged);
-    }
-
-    /// Hand-offs whose lease is over; their blocks are the caller's to release.
-    pub(crate) fn expire(&mut self, now: Instant) -> Vec<Sequence> {
-        if self.next_expiry().is_none_or(|ends| ends > now) {
-            return Vec::new();
-        }
-        let over: Vec<String> = self
-            .staged
-            .iter()
-            .filter(|(_, staged)| staged.ends <= now)
-            .map(|(name, _)| name.clone())
-            .collect();
-        let mut freed = Vec::with_capacity(over.len());
-        for name in over {
-            if let Some(staged) = self.staged.remove(&name) {
-                freed.push(staged.sequence);
-            }
-            self.remember(name, Fate::Expired);
-        }
-        freed
-    }
-
-    /// Everything that is staged, for an engine that dies.
-    pub(crate) fn drain(&mut self) -> Vec<Sequence> {
-        self.staged.drain().map(|(_, staged)| staged.sequence).collect()
-    }
-
-    /// Takes a hand-off for a decode engine, once, if everything fits.
-    pub(crate) fn take(&mut self, pull: &PullRequest) -> Result<Sequence, ApiError> {
-        let Some(staged) = self.staged.get(&pull.request_id) else {
-            return Err(match self.fates.get(&pull.request_id) {
-                Some(Fate::Pulled) => refused("handoff_reused", "was pulled before"),
-                Some(Fate::Expired) => refused("handoff_expired", "came after its lease"),
-                None => refused("handoff_unknown", "names no request staged here"),
-            });
-        };
-        if staged.sequence.blocks() != pull.block_ids {
-            return Err(refused("handoff_mismatch", "names other blocks than those staged"));
-        }
-        if staged.prompt_fingerprint != pull.prompt_fingerprint {
-            return Err(refused("handoff_mismatch", "belongs to another prompt"));
-        }
-        self.remember(pull.request_id.clone(), Fate::Pulled);
-        match self.staged.remove(&pull.request_id) {
-            Some(staged) => Ok(staged.sequence),
-            None => Err(refused("handoff_unknown", "names no request staged here")),
-        }
-    }
-
-    fn remember(&mut self, name: String, fate: Fate) {
-        if self.fates.insert(name.clone(), fate).is_none() {
-            self.fate_order.push_back(name);
-        }
-        while self.fate_order.len() > REMEMBERED {
-            if let Some(oldest) = self.fate_order.pop_front() {
-                self.fates.remove(&oldest);
-            }
-        }
-    }
+/// Equal for legs that sample alike: SGLang's prefill samples the first token.
+pub(crate) fn sampling_fingerprint(ask: &Ask) -> u64 {
+    let bounds = (ask.max_tokens, ask.min_tokens, ask.ignore_eos, ask.variation, &ask.stops);
+    xxh3_64_with_seed(format!("{bounds:?}").as_bytes(), 0)
 }
 
 /// An error about a hand-off. What the client got wrong is 400, what time or

@@ -1,9 +1,10 @@
 //! A request inside the engine.
 
 use tokio::sync::mpsc;
+use tokio_util::sync::{CancellationToken, DropGuard};
 use xxhash_rust::xxh3::{xxh3_64, xxh3_64_with_seed};
 
-use super::handoff::Handoff;
+use super::handoff::{Handoff, Source};
 use crate::cache::{Identity, Sequence};
 use crate::config::SimConfig;
 use crate::error::ApiError;
@@ -34,7 +35,7 @@ pub(crate) enum RemoteKv {
         remote_request_id: String,
     },
     /// Fetch the blocks from a prefill engine.
-    Pull(Handoff),
+    Pull(Source),
 }
 
 /// What a request asks of the engine.
@@ -42,8 +43,9 @@ pub(crate) enum RemoteKv {
 pub(crate) struct Ask {
     pub(crate) prompt: Vec<u32>,
     pub(crate) identity: Identity,
-    /// Number of this sample among `n` of one prompt.
-    pub(crate) sample: usize,
+    /// What makes this sample another than those of the same prompt: seed and place
+    /// among `n`. At temperature 0 all are alike.
+    pub(crate) variation: u64,
     pub(crate) max_tokens: usize,
     pub(crate) min_tokens: usize,
     pub(crate) ignore_eos: bool,
@@ -54,6 +56,9 @@ pub(crate) struct Ask {
     /// It loses the KV that it pulls, by a fault.
     pub(crate) preempted: bool,
     pub(crate) remote: RemoteKv,
+    /// Only the first token is wanted here, whatever it is and however many are asked
+    /// for: another engine goes on.
+    pub(crate) first_token_only: bool,
 }
 
 /// What happens to a request, in order.
@@ -105,6 +110,9 @@ pub(crate) struct Request {
     /// Hash over all tokens so far: the next token depends on every one of them.
     state: u64,
     text: String,
+    /// Ends what goes on for this request elsewhere.
+    _gone: DropGuard,
+    gone: CancellationToken,
 }
 
 impl Request {
@@ -128,11 +136,28 @@ impl Request {
         for token in &ask.prompt {
             state = mix(state, u64::from(*token));
         }
-        if ask.sample > 0 {
-            state = mix(state, ask.sample as u64);
+        if ask.variation > 0 {
+            state = mix(state, ask.variation);
         }
-        let text = String::new();
-        Self { id, ask, sequence, cached_tokens: 0, generated: 0, choice, out, state, text }
+        let gone = CancellationToken::new();
+        Self {
+            id,
+            ask,
+            sequence,
+            cached_tokens: 0,
+            generated: 0,
+            choice,
+            out,
+            state,
+            text: String::new(),
+            _gone: gone.clone().drop_guard(),
+            gone,
+        }
+    }
+
+    /// Cancelled when the request is over or was taken out of the engine.
+    pub(crate) fn gone(&self) -> CancellationToken {
+        self.gone.clone()
     }
 
     pub(crate) fn prompt_tokens(&self) -> usize {
@@ -157,6 +182,9 @@ impl Request {
         self.generated += 1;
         self.state = mix(self.state, u64::from(id));
         self.sequence.push(id);
+        if self.ask.first_token_only {
+            return Sampled { id, end: Some((FinishReason::Length, None)) };
+        }
         if id == EOS_TOKEN {
             return Sampled { id, end: Some((FinishReason::Stop, None)) };
         }

@@ -33,13 +33,15 @@ impl Puller {
     }
 
     /// Fetches one hand-off, or says why it cannot be had.
-    pub(crate) async fn pull(&self, job: &PullJob) -> Result<(), ApiError> {
+    /// `meeting` is how long the prefill engine may make it wait beside.
+    pub(crate) async fn pull(&self, job: &PullJob, meeting: Duration) -> Result<(), ApiError> {
         let unreachable = || refused("handoff_unreachable", "comes from an engine that is gone");
-        let handoff = &job.handoff;
+        let source = &job.source;
+        let patience = if source.waits { PULL_TIMEOUT + meeting } else { PULL_TIMEOUT };
         let body = serde_json::to_vec(&job.body).map_err(|_| unreachable())?;
         let request = Request::builder()
             .method(Method::POST)
-            .uri(format!("http://{}:{}{PULL_PATH}", handoff.host, handoff.port))
+            .uri(format!("http://{}:{}{PULL_PATH}", source.host, source.port))
             .header(header::CONTENT_TYPE, "application/json")
             .body(Full::new(Bytes::from(body)))
             .map_err(|_| refused("handoff_unknown", "names no usable address"))?;
@@ -60,6 +62,6 @@ impl Puller {
             let param = Some("kv_transfer_params");
             Err(ApiError { param, ..ApiError::new(status, message) }.with_code(code))
         };
-        tokio::time::timeout(PULL_TIMEOUT, exchange).await.unwrap_or_else(|_| Err(unreachable()))
+        tokio::time::timeout(patience, exchange).await.unwrap_or_else(|_| Err(unreachable()))
     }
 }

@@ -3,18 +3,40 @@
 use http::{HeaderMap, StatusCode};
 use serde_json::Value;
 
+use super::remote::{is_deadly, read_remote};
 use crate::cache::Identity;
-use crate::config::{Role, SimConfig};
-use crate::engine::handoff::{Handoff, refused};
+use crate::config::{KvConnector, SimConfig};
 use crate::engine::request::{Ask, RemoteKv};
 use crate::error::ApiError;
 use crate::tokenizer;
 
-/// Which of the two inference endpoints was asked.
+/// Which of the inference endpoints was asked.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Endpoint {
     Chat,
     Completions,
+    /// Token ids in, token ids out.
+    Generate,
+}
+
+impl Endpoint {
+    /// Where it is served.
+    pub(crate) fn path(self) -> &'static str {
+        match self {
+            Self::Chat => "/v1/chat/completions",
+            Self::Completions => "/v1/completions",
+            Self::Generate => "/inference/v1/generate",
+        }
+    }
+
+    /// What its request ids begin with.
+    pub(crate) fn id_prefix(self) -> &'static str {
+        match self {
+            Self::Chat => "chatcmpl",
+            Self::Completions => "cmpl",
+            Self::Generate => "generate-tokens",
+        }
+    }
 }
 
 /// A whole inference request.
@@ -46,35 +68,45 @@ pub(crate) fn read(
     let prompts = match endpoint {
         Endpoint::Chat => vec![chat_prompt(body)?],
         Endpoint::Completions => completion_prompts(&body["prompt"])?,
+        Endpoint::Generate => vec![generate_prompt(body)?],
     };
-    let samples = read_count(body, "n")?.unwrap_or(1);
+    let sampling = match endpoint {
+        Endpoint::Generate => &body["sampling_params"],
+        Endpoint::Chat | Endpoint::Completions => body,
+    };
+    let samples = read_count(sampling, "n")?.unwrap_or(1);
     if samples == 0 || samples * prompts.len() > MAX_CHOICES {
         return Err(ApiError::bad_request("n", format!("n must be 1 to {MAX_CHOICES}.")));
     }
-    let params = &body["kv_transfer_params"];
-    let deadly = is_deadly(params);
+    let deadly = is_deadly(body, config);
     let stream = body["stream"] == true;
     let mut asks = Vec::with_capacity(samples * prompts.len());
     for (index, prompt) in prompts.iter().enumerate() {
-        let limits = Limits::read(endpoint, body, prompt.len(), config)?;
+        let limits = Limits::read(endpoint, sampling, prompt.len(), config)?;
+        let threshold = read_threshold(body, config)?;
         for sample in 0..samples {
             let name = match endpoint {
-                Endpoint::Chat => format!("{external_id}-{}", random_hex(4)),
                 Endpoint::Completions => format!("{external_id}-{index}-{}", random_hex(4)),
+                Endpoint::Chat | Endpoint::Generate => format!("{external_id}-{}", random_hex(4)),
             };
-            let remote = if deadly { RemoteKv::None } else { read_remote(params, config, name)? };
+            let remote = match deadly {
+                true => RemoteKv::None,
+                false => read_remote(body, config, name, asks.len())?,
+            };
+            let stages = matches!(remote, RemoteKv::Stage { .. });
             asks.push(Ask {
                 prompt: prompt.clone(),
                 identity: identity.clone(),
-                sample,
+                variation: read_variation(sampling, sample)?,
                 max_tokens: limits.max_tokens,
                 min_tokens: limits.min_tokens,
-                ignore_eos: body["ignore_eos"] == true,
+                ignore_eos: sampling["ignore_eos"] == true,
                 stops: limits.stops.clone(),
-                threshold: limits.threshold,
+                threshold,
                 needed_blocks: 0,
                 preempted: false,
                 remote,
+                first_token_only: stages && config.connector == KvConnector::Sglang,
             });
         }
     }
@@ -83,7 +115,7 @@ pub(crate) fn read(
         stream,
         include_usage: stream && body["stream_options"]["include_usage"] == true,
         continuous_usage: stream && body["stream_options"]["continuous_usage_stats"] == true,
-        return_token_ids: body["return_token_ids"] == true,
+        return_token_ids: endpoint == Endpoint::Generate || body["return_token_ids"] == true,
         prompts,
         asks,
         deadly,
@@ -146,6 +178,35 @@ pub(crate) fn chat_prompt(body: &Value) -> Result<Vec<u32>, ApiError> {
     Ok(tokenizer::encode(&text))
 }
 
+/// The prompt of `/inference/v1/generate`, which takes no text.
+fn generate_prompt(body: &Value) -> Result<Vec<u32>, ApiError> {
+    if !body["sampling_params"].is_object() {
+        let message = "sampling_params is missing or no object.";
+        return Err(ApiError::bad_request("body.sampling_params", message));
+    }
+    let ids = body["token_ids"].as_array().and_then(|ids| {
+        ids.iter().map(|id| id.as_u64()?.try_into().ok()).collect::<Option<Vec<u32>>>()
+    });
+    let message = "token_ids must be a list of token ids.";
+    ids.ok_or_else(|| ApiError::bad_request("body.token_ids", message))
+}
+
+/// What makes one sample another: as in vLLM, sample `i` of a request with a seed
+/// draws as a request of its own with `seed + i` would. At temperature 0 nothing does.
+fn read_variation(sampling: &Value, sample: usize) -> Result<u64, ApiError> {
+    if sampling["temperature"].as_f64() == Some(0.0) {
+        return Ok(0);
+    }
+    let seed = match &sampling["seed"] {
+        Value::Null => 0,
+        seed => {
+            let wrong = || ApiError::bad_request("seed", "seed must be a whole number.");
+            seed.as_i64().ok_or_else(wrong)?
+        }
+    };
+    Ok((seed as u64).wrapping_add(sample as u64))
+}
+
 /// Tokens of a completion's prompts: text, ids, or a list of either.
 pub(crate) fn completion_prompts(prompt: &Value) -> Result<Vec<Vec<u32>>, ApiError> {
     let wrong = || {
@@ -171,7 +232,6 @@ struct Limits {
     max_tokens: usize,
     min_tokens: usize,
     stops: Vec<String>,
-    threshold: Option<f64>,
 }
 
 impl Limits {
@@ -199,7 +259,7 @@ impl Limits {
         let room = limit - prompt_tokens;
         let default = match endpoint {
             Endpoint::Chat => config.default_max_tokens,
-            Endpoint::Completions => 16,
+            Endpoint::Completions | Endpoint::Generate => 16,
         };
         let max_tokens = asked.unwrap_or(default.min(room));
         if max_tokens == 0 {
@@ -216,8 +276,7 @@ impl Limits {
         if min_tokens > max_tokens {
             return Err(ApiError::bad_request("min_tokens", "min_tokens is above max_tokens."));
         }
-        let threshold = read_threshold(body, config)?;
-        Ok(Self { max_tokens, min_tokens, stops: read_stops(body)?, threshold })
+        Ok(Self { max_tokens, min_tokens, stops: read_stops(body)? })
     }
 }
 
@@ -257,33 +316,4 @@ fn read_count(body: &Value, field: &'static str) -> Result<Option<usize>, ApiErr
             None => Err(ApiError::bad_request(field, format!("{field} must be a whole number."))),
         },
     }
-}
-
-/// `do_remote_prefill` without block ids.
-fn is_deadly(params: &Value) -> bool {
-    let blocks = &params["remote_block_ids"];
-    params["do_remote_prefill"] == true
-        && (blocks.is_null() || blocks.as_array().is_some_and(Vec::is_empty))
-}
-
-fn read_remote(params: &Value, config: &SimConfig, name: String) -> Result<RemoteKv, ApiError> {
-    let wrong_role = |what: &str| {
-        let message = format!("This engine's role does not allow {what}.");
-        ApiError::bad_request("kv_transfer_params", message).with_code("wrong_role")
-    };
-    if params["do_remote_prefill"] == true {
-        if config.role == Role::Prefill {
-            return Err(wrong_role("do_remote_prefill"));
-        }
-        let handoff = Handoff::from_json(params)
-            .ok_or_else(|| refused("handoff_unknown", "lacks fields or has wrong ones"))?;
-        return Ok(RemoteKv::Pull(handoff));
-    }
-    if params["do_remote_decode"] == true {
-        if config.role == Role::Decode {
-            return Err(wrong_role("do_remote_decode"));
-        }
-        return Ok(RemoteKv::Stage { remote_request_id: name });
-    }
-    Ok(RemoteKv::None)
 }

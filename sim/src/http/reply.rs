@@ -130,6 +130,8 @@ impl Answer {
     fn chunks(&mut self, choice: usize) -> Vec<Value> {
         let chat = self.shape.endpoint == super::ask::Endpoint::Chat;
         let per_prompt = self.choices.len() / self.request.prompts.len();
+        // Tokens of which some text stays back may go out in `/inference/v1/generate`.
+        let tokens_only = self.shape.endpoint == super::ask::Endpoint::Generate;
         let text = self.releasable(choice);
         let ids = self.request.return_token_ids;
         let progress = &mut self.choices[choice];
@@ -155,7 +157,7 @@ impl Answer {
             let opening = Choice { prompt_token_ids, ..Choice::default() };
             chunks.push(self.shape.chunk(choice, &opening, chat));
         }
-        if !body.text.is_empty() || ended {
+        if !body.text.is_empty() || ended || tokens_only {
             chunks.push(self.shape.chunk(choice, &body, chat && rejected));
         }
         if self.request.continuous_usage {

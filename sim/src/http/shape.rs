@@ -14,6 +14,8 @@ pub(crate) struct Shape {
     pub(crate) model: String,
     pub(crate) fingerprint: String,
     pub(crate) report: UsageReport,
+    /// As SGLang, which says nothing where nothing was cached.
+    pub(crate) zero_is_null: bool,
     pub(crate) threshold_reply: ThresholdReply,
 }
 
@@ -44,6 +46,21 @@ impl Shape {
         let choices: Vec<Value> =
             choices.iter().enumerate().map(|(index, choice)| self.choice(index, choice)).collect();
         match self.endpoint {
+            Endpoint::Generate => json!({
+                "request_id": self.id,
+                "model": self.model,
+                "created": self.created,
+                "usage": self.usage(usage),
+                "prompt_logprobs": null,
+                "prompt_token_id_logprobs": null,
+                "prompt_token_ids": null,
+                "mm_placeholders": null,
+                "metrics": null,
+                "kv_transfer_params": params,
+                "ec_transfer_params": null,
+                "output_mode": "tokens",
+                "choices": choices,
+            }),
             Endpoint::Completions => json!({
                 "id": self.id,
                 "object": "text_completion",
@@ -79,6 +96,7 @@ impl Shape {
     /// A stream's chunk with one choice in it.
     pub(crate) fn chunk(&self, index: usize, choice: &Choice, role: bool) -> Value {
         match self.endpoint {
+            Endpoint::Generate => self.envelope(json!([self.choice(index, choice)])),
             Endpoint::Completions => self.envelope(json!([{
                 "index": index,
                 "text": choice.text,
@@ -119,7 +137,9 @@ impl Shape {
     pub(crate) fn usage_chunk(&self, usage: Usage) -> Value {
         let mut chunk = self.envelope(json!([]));
         chunk["usage"] = self.stream_usage(usage);
-        chunk["system_fingerprint"] = json!(self.fingerprint);
+        if self.endpoint != Endpoint::Generate {
+            chunk["system_fingerprint"] = json!(self.fingerprint);
+        }
         chunk
     }
 
@@ -136,6 +156,14 @@ impl Shape {
         let object = match self.endpoint {
             Endpoint::Completions => "text_completion",
             Endpoint::Chat => "chat.completion.chunk",
+            Endpoint::Generate => {
+                return json!({
+                    "request_id": self.id,
+                    "usage": null,
+                    "output_mode": "tokens",
+                    "choices": choices,
+                });
+            }
         };
         json!({
             "id": self.id,
@@ -148,6 +176,16 @@ impl Shape {
 
     fn choice(&self, index: usize, choice: &Choice) -> Value {
         match self.endpoint {
+            Endpoint::Generate => json!({
+                "index": index,
+                "finish_reason": choice.finish_reason,
+                "stop_reason": choice.stop_reason,
+                "token_ids": choice.token_ids,
+                "routed_experts": null,
+                "sampling_mask": null,
+                "weight_versions": null,
+                "logprobs": null,
+            }),
             Endpoint::Completions => json!({
                 "index": index,
                 "text": choice.text,
@@ -182,6 +220,9 @@ impl Shape {
     fn usage(&self, usage: Usage) -> Value {
         let mut body = Self::plain_usage(usage);
         match self.report {
+            UsageReport::Details if !self.tells(usage) => {
+                body["prompt_tokens_details"] = Value::Null;
+            }
             UsageReport::Details => {
                 body["prompt_tokens_details"] = json!({
                     "cached_tokens": usage.cached_tokens,
@@ -199,13 +240,17 @@ impl Shape {
     /// Streams leave out what is null.
     fn stream_usage(&self, usage: Usage) -> Value {
         let mut body = Self::plain_usage(usage);
-        if self.report == UsageReport::Details {
+        if self.report == UsageReport::Details && self.tells(usage) {
             body["prompt_tokens_details"] = json!({"cached_tokens": usage.cached_tokens});
             if let Some(created) = self.created_cache_tokens(usage) {
                 body["prompt_tokens_details"]["created_cache_tokens"] = json!(created);
             }
         }
         body
+    }
+
+    fn tells(&self, usage: Usage) -> bool {
+        usage.cached_tokens > 0 || !self.zero_is_null
     }
 
     fn created_cache_tokens(&self, usage: Usage) -> Option<usize> {

@@ -1,5 +1,7 @@
 """A running vLLM server, asked directly: the witness of what the router claims."""
 
+import re
+
 import httpx
 
 from .metrics import Metrics
@@ -39,6 +41,11 @@ class Engine:
     def kv_usage(self):
         """Fraction of KV blocks in use; blocks that are only cached do not count."""
         return self.metrics().sum("vllm:kv_cache_usage_perc")
+
+    def kv_blocks(self):
+        """KV blocks that the engine has."""
+        info = httpx.get(f"{self.url}/metrics", timeout=30).text
+        return int(re.search(r'num_gpu_blocks="(\d+)"', info).group(1))
 
     def generated_tokens(self):
         return int(self.metrics().sum("vllm:generation_tokens_total"))

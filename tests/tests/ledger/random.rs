@@ -149,8 +149,13 @@ impl Auditor {
             // Of legs whose engine said what it had cached, and of those where nobody did.
             let mut spoken = Tokens::default();
             for (line, leg) in legs(&lines).filter(|(_, leg)| leg["worker"] == name.as_str()) {
-                // An engine counts a prompt once per sample.
-                let times = samples[line["request_id"].as_str().unwrap()];
+                let samples = samples[line["request_id"].as_str().unwrap()];
+                let times = match fetches(leg, samples) {
+                    _ if leg["leg"] == "prefill" => 1,
+                    true => samples + 1,
+                    // An engine counts a prompt once per sample.
+                    false => samples,
+                };
                 let tokens = tokens(leg);
                 all.prompt += tokens.prompt * times;
                 if leg["sources"]["local_cache_hit"] != "estimate" && times == 1 {
@@ -174,7 +179,7 @@ impl Auditor {
     }
 
     /// Without faults nothing is discarded, and engines generate what is billed, and one
-    /// token in every prefill.
+    /// token in every prefill and for every hand-off that is fetched for several samples.
     fn compare_generated(&self) {
         let lines = ledger_lines(&self.ledger);
         let refused = lines.iter().filter(|line| line["outcome"] != "ok");
@@ -184,7 +189,13 @@ impl Auditor {
                 (&"engine_rejected".into(), &0.into())
             );
         }
-        let prefills = legs(&lines).filter(|(_, leg)| leg["leg"] == "prefill").count() as u64;
+        let samples: HashMap<&str, u64> =
+            self.seen.iter().map(|seen| (seen.request_id.as_str(), seen.samples)).collect();
+        let one_token = |(line, leg): &(&Value, &Value)| {
+            let samples = samples[line["request_id"].as_str().unwrap()];
+            leg["leg"] == "prefill" || fetches(leg, samples)
+        };
+        let prefills = legs(&lines).filter(one_token).count() as u64;
         let billed: u64 = lines.iter().filter_map(|line| line["completion_tokens"].as_u64()).sum();
         let engines = self.cluster.engines.iter();
         let generated: u64 =
@@ -208,6 +219,11 @@ fn legs(lines: &[Value]) -> impl Iterator<Item = (&Value, &Value)> {
         let legs = parts.into_iter().flatten();
         legs.filter(|leg| leg["prompt_tokens"].is_u64()).map(move |leg| (line, leg))
     })
+}
+
+/// Whether a leg's hand-off was fetched by a request of its own, for several samples.
+fn fetches(leg: &Value, samples: u64) -> bool {
+    samples > 1 && leg["external_kv_transfer"].as_u64().is_some_and(|tokens| tokens > 0)
 }
 
 fn tokens(leg: &Value) -> Tokens {

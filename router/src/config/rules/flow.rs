@@ -57,7 +57,7 @@ fn feasible(
         if typed_or(model, "connector", Connector::default()) == Some(Connector::None) {
             let place = model.get("connector").map_or(at, |node| node.at);
             let message = format!("`{path}.{key}: {name}` needs a connector");
-            report.error(place, message, "add `connector: nixl`, or use `flow: aggregated`");
+            report.error(place, message, "add a `connector`, or use `flow: aggregated`");
         }
         if workers.count == 1 {
             let message = format!("`{path}.workers` has one worker, {name} needs two");

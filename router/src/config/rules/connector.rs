@@ -1,0 +1,95 @@
+//! Rules about hand-offs: what a connector needs, and what is of no use to it.
+
+use super::{typed, typed_or};
+use crate::config::endpoint;
+use crate::config::model::{Connector, Flow, Network, OnNoPrefill, RequestFlow, Role};
+use crate::config::problem::Report;
+use crate::config::scalar::BlockSize;
+use crate::config::tree::Node;
+use crate::config::words::shown;
+
+/// Reports every broken rule about the connector of `model`.
+pub(super) fn check(model: &Node, path: &str, report: &mut Report) {
+    let Some(connector) = typed_or(model, "connector", Connector::default()) else { return };
+    networks(model, path, connector, report);
+    let workers = model.get("workers").map(Node::items).unwrap_or_default();
+    for (index, worker) in workers.iter().enumerate() {
+        bootstrap(worker, &format!("{path}.workers[{index}]"), connector, report);
+    }
+    if !connector.serves_alone() && typed::<Flow>(model, "flow") != Some(Flow::Aggregated) {
+        only_pairs(model, path, report);
+    }
+}
+
+/// SGLang's workers are halves of pairs: nothing can be served on one of them alone.
+fn only_pairs(model: &Node, path: &str, report: &mut Report) {
+    let place = |key: &str| model.get(key).or(model.get("connector")).unwrap_or(model).at;
+    let asked = model.get("request_flows").map(Node::items).unwrap_or_default();
+    let asked = asked.iter().enumerate();
+    let flows = asked.map(|(index, node)| (format!("request_flows[{index}]"), node));
+    let own = model.get("flow").map(|node| ("flow".to_owned(), node));
+    for (key, node) in own.into_iter().chain(flows) {
+        let flow = serde_json::from_value::<RequestFlow>(node.to_json()).ok();
+        if let Some(flow) = flow.filter(|flow| *flow != RequestFlow::PrefillFirst) {
+            let message =
+                format!("`{path}.{key}: {}` cannot be had of SGLang's workers", flow.name());
+            let hint = "a decode worker serves nothing without a prefill: `prefill_first`";
+            report.error(node.at, message, hint);
+        }
+    }
+    if typed_or(model, "block_size", BlockSize::Auto) == Some(BlockSize::Auto) {
+        let message = format!("`{path}.block_size` is not known, and SGLang does not say it");
+        report.error(place("block_size"), message, "add `block_size: N`, the engines' page size");
+    }
+    if typed_or(model, "on_no_prefill", OnNoPrefill::default()) == Some(OnNoPrefill::Local) {
+        let message = format!("`{path}.on_no_prefill: local` cannot be had of SGLang's workers");
+        let hint = "a decode worker serves nothing without a prefill: add `on_no_prefill: fail`";
+        report.error(place("on_no_prefill"), message, hint);
+    }
+    if typed_or(model, "local_prefill_max_tokens", 0u32).is_some_and(|tokens| tokens > 0) {
+        let message =
+            format!("`{path}.local_prefill_max_tokens` cannot be had of SGLang's workers");
+        let hint = "a decode worker serves nothing without a prefill: delete it";
+        report.error(place("local_prefill_max_tokens"), message, hint);
+    }
+    for (index, worker) in
+        model.get("workers").map(Node::items).unwrap_or_default().iter().enumerate()
+    {
+        if typed::<Role>(worker, "role") == Some(Role::Both) {
+            let at = worker.get("role").unwrap_or(worker).at;
+            let message = format!("`{path}.workers[{index}].role: both` cannot be had of SGLang");
+            report.error(at, message, "an SGLang engine does either: prefill or decode");
+        }
+    }
+}
+
+fn networks(model: &Node, path: &str, connector: Connector, report: &mut Report) {
+    let Some(list) = model.get("hand_off_networks") else { return };
+    for (index, node) in list.items().iter().enumerate() {
+        let Some(text) = node.text() else { continue };
+        if text.parse::<Network>().is_err() {
+            let message = format!(
+                "`{path}.hand_off_networks[{index}]` \"{}\" is not an IP network",
+                shown(text)
+            );
+            report.error(node.at, message, "an address, or `10.0.0.0/8`");
+        }
+    }
+    if connector != Connector::Nixl && !list.items().is_empty() {
+        let message = format!("`{path}.hand_off_networks` is of no use without `connector: nixl`");
+        report.error(list.at, message, "only NIXL's hand-offs name a host: delete it");
+    }
+}
+
+fn bootstrap(worker: &Node, path: &str, connector: Connector, report: &mut Report) {
+    let Some(node) = worker.get("bootstrap") else { return };
+    let Some(text) = node.text() else { return };
+    if let Err((why, hint)) = endpoint::parse(text, "http") {
+        report.error(node.at, format!("`{path}.bootstrap` {why}"), hint);
+    }
+    if !connector.is_concurrent() || typed::<Role>(worker, "role") == Some(Role::Decode) {
+        let message = format!("`{path}.bootstrap` is of no use");
+        let hint = "only prefill workers have one, with `connector: mooncake` or `sglang`";
+        report.error(node.at, message, hint);
+    }
+}

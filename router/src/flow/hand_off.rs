@@ -1,0 +1,70 @@
+//! What ties a prefill leg to its decode leg, in each connector's words.
+
+use splitrail_engine::nixl::PREFILL_PARAMS_JSON;
+
+use crate::api::JsonObject;
+
+/// The member in which vLLM's connectors talk.
+const KV_TRANSFER_PARAMS: &str = "kv_transfer_params";
+
+/// The members that lead both legs to their room.
+pub type RoomMembers = [(&'static str, String); 3];
+
+/// What a prefill leg is told of the decode leg to come.
+#[derive(Clone, Copy, Debug)]
+pub enum Lead<'a> {
+    /// NIXL: that there will be one; the reply says how to reach the blocks.
+    Pulled,
+    /// Shared storage: nothing.
+    Stored,
+    /// Mooncake: the name of the transfer, as raw JSON.
+    Pushed(&'a str),
+    /// SGLang: the room in which to meet it.
+    Met(&'a RoomMembers),
+}
+
+impl Lead<'_> {
+    /// Whether prefill samples the first token for decode, and so must sample as the
+    /// client asked; else its token is thrown away.
+    pub fn samples(self) -> bool {
+        matches!(self, Self::Met(_))
+    }
+
+    /// Adds what the prefill leg's body carries.
+    pub fn put(self, body: &mut JsonObject) {
+        match self {
+            Self::Pulled => body.set(KV_TRANSFER_PARAMS, PREFILL_PARAMS_JSON),
+            Self::Stored => {}
+            Self::Pushed(params) => body.set(KV_TRANSFER_PARAMS, params),
+            Self::Met(members) => put_members(members, body),
+        }
+    }
+}
+
+/// What a decode leg carries of its prefill leg.
+#[derive(Clone, Copy, Debug)]
+pub enum Carried<'a> {
+    /// Nothing: there was none, or the blocks are where any request finds them.
+    Nothing,
+    /// The parameters of one of vLLM's connectors, as raw JSON.
+    Params(&'a str),
+    /// SGLang's room.
+    Room(&'a RoomMembers),
+}
+
+impl Carried<'_> {
+    /// Adds it to the decode leg's body.
+    pub fn put(self, body: &mut JsonObject) {
+        match self {
+            Self::Nothing => {}
+            Self::Params(params) => body.set(KV_TRANSFER_PARAMS, params),
+            Self::Room(members) => put_members(members, body),
+        }
+    }
+}
+
+fn put_members(members: &RoomMembers, body: &mut JsonObject) {
+    for (key, raw) in members {
+        body.set(key, raw.as_str());
+    }
+}

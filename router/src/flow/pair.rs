@@ -1,0 +1,308 @@
+//! Both legs at once, for connectors whose legs wait for each other.
+//!
+//! The name under which they meet is the router's, random, and for this one pair. Where one
+//! leg fails, the other is cancelled at once: left alone, it would keep its blocks for minutes.
+
+use std::pin::pin;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use splitrail_engine::mooncake::TransferId;
+use splitrail_engine::sglang::Room;
+
+use super::answer::{Answer, Sending, account, conclude};
+use super::attempts::Attempts;
+use super::client::Envelope;
+use super::context::{Context, attempt, carried_threshold, expected};
+use super::first::First;
+use super::hand_off::{Carried, Lead, RoomMembers};
+use super::place::{Placed, Wish, place};
+use super::plan::LocalReason;
+use super::prefill::{self, Said, Tries, prefill_ended, without_prefill};
+use crate::config::model::Connector;
+use crate::error::{Error, Fault, Kind};
+use crate::fleet::Worker;
+use crate::fleet::bootstrap::{Bootstrap, Engine};
+use crate::ledger::decisions::DecisionHandle;
+use crate::ledger::leg::{LegFacts, LegKind};
+use crate::pick::Leg;
+use crate::prepare::Unit;
+use crate::reply::relay::Account;
+
+/// An answer that has begun needs the prefill engine no more: only its count of cached
+/// tokens is waited for, and not for long.
+const COUNT_PATIENCE: Duration = Duration::from_secs(1);
+
+/// What came of a pair.
+pub(super) enum Paired {
+    /// The decode leg has had its say.
+    Answered(Answer, Arc<Worker>),
+    /// It failed, and another attempt is allowed.
+    Again,
+    /// The decode worker is to compute the prompt.
+    Local,
+}
+
+/// Which leg of a pair failed.
+enum Failed {
+    Prefill(Error),
+    Decode(Error),
+    /// They could not meet: the engine behind the prefill worker is another than was known.
+    Strangers(Error),
+    /// The answer ended with prefill's one token, and nothing was handed over.
+    Ended,
+}
+
+/// Sends pairs until one has answered or decode has failed.
+///
+/// # Errors
+/// The last attempt's, once no further one is allowed or makes sense.
+pub(super) async fn pair_or_local(
+    context: &Arc<Context>,
+    unit: &Unit,
+    decision: &DecisionHandle,
+    attempts: &mut Attempts,
+) -> Result<Paired, Error> {
+    let mut tries = Tries::new(context, attempts.failed());
+    let last = loop {
+        let prefill = match tries.place(context, unit, decision) {
+            Ok(placed) => placed,
+            Err(error) => break error,
+        };
+        let mut excluded = attempts.failed().to_vec();
+        excluded.push(prefill.worker.index);
+        let decode = place(context, unit, decision, Wish::any(Leg::Decode, &excluded))?;
+        let envelope = attempt(context, decision);
+        let guard = context.served.config.gate.preemption_guard;
+        let sending = Sending {
+            context,
+            unit,
+            decision,
+            envelope: &envelope,
+            placed: &decode,
+            threshold: carried_threshold(context, &decode.worker, guard),
+        };
+        let error = match pair(&sending, &prefill).await {
+            Ok(answer) => return Ok(Paired::Answered(answer, decode.worker)),
+            Err(Failed::Decode(error)) => {
+                attempts.again_elsewhere(context, Leg::Decode, &decode.worker, error)?;
+                return Ok(Paired::Again);
+            }
+            Err(Failed::Strangers(error)) => {
+                attempts.again(context, &prefill.worker, error)?;
+                return Ok(Paired::Again);
+            }
+            Err(Failed::Ended) => {
+                prefill_ended(context, decision);
+                return Ok(Paired::Local);
+            }
+            Err(Failed::Prefill(error)) => error,
+        };
+        prefill.worker.record(Leg::Prefill, Some(&error));
+        if error.fault() == Fault::Client {
+            return Err(error);
+        }
+        if let Err(error) = tries.again(context, &prefill.worker, error) {
+            break error;
+        }
+    };
+    without_prefill(context, decision, &last)?;
+    Ok(Paired::Local)
+}
+
+/// What both legs of one pair know.
+enum Appointment {
+    Transfer { params: [String; 2], engine: Arc<Engine> },
+    Room(RoomMembers),
+}
+
+impl Appointment {
+    async fn make(context: &Context, worker: &Worker) -> Result<Self, Error> {
+        let bootstrap = bootstrap(worker)?;
+        if context.served.config.connector == Connector::Sglang {
+            return Ok(Self::Room(room().into_members(bootstrap.host(), bootstrap.port())));
+        }
+        let engine = bootstrap.engine(&context.served.client, worker).await?;
+        let transfer = transfer();
+        let prefill = transfer.prefill_params_json();
+        let decode = transfer.into_decode_params_json(&bootstrap.url(), &engine.id);
+        Ok(Self::Transfer { params: [prefill, decode], engine })
+    }
+
+    fn lead(&self) -> Lead<'_> {
+        match self {
+            Self::Transfer { params: [prefill, _], .. } => Lead::Pushed(prefill),
+            Self::Room(members) => Lead::Met(members),
+        }
+    }
+
+    fn carried(&self) -> Carried<'_> {
+        match self {
+            Self::Transfer { params: [_, decode], .. } => Carried::Params(decode),
+            Self::Room(members) => Carried::Room(members),
+        }
+    }
+
+    /// Whether prefill hands over only what its length cut off.
+    fn hands_over_what_was_cut_off(&self) -> bool {
+        matches!(self, Self::Transfer { .. })
+    }
+
+    /// The prefill leg's envelope: pinned to the engine whose id decode is told.
+    fn envelope(&self, envelope: &Envelope) -> Envelope {
+        let rank = match self {
+            Self::Transfer { engine, .. } => engine.rank,
+            Self::Room(_) => None,
+        };
+        Envelope { rank, ..envelope.clone() }
+    }
+}
+
+/// A name that no other transfer has, and that nobody can guess. Promise 13.
+fn transfer() -> TransferId {
+    TransferId::from_random(rand::random())
+}
+
+fn room() -> Room {
+    Room::from_random(rand::random())
+}
+
+fn bootstrap(worker: &Worker) -> Result<&Bootstrap, Error> {
+    let malformed = || Error::new(Kind::Internal, "a bootstrap server's address is malformed");
+    worker.bootstrap.as_ref().ok_or_else(malformed)
+}
+
+async fn pair(sending: &Sending<'_>, prefill: &Placed) -> Result<Answer, Failed> {
+    let Sending { context, unit, decision, .. } = *sending;
+    let appointment = Appointment::make(context, &prefill.worker).await.map_err(Failed::Prefill)?;
+    sending.placed.worker.breaker(Leg::Decode).begin(Instant::now());
+    let expected = expected(context, unit, prefill);
+    let leg = LegFacts::new(LegKind::Prefill, prefill.worker.id(), expected);
+    decision.update(|decision| decision.ledger.prefill_sent(leg));
+    let mut account = account(sending, true);
+    let met = meet(sending, &account, prefill, &appointment).await;
+    let failed = match met {
+        Ok(begun) => match conclude(sending, account, Ok(begun)) {
+            Ok(answer) => return Ok(answer),
+            Err(error) => {
+                decision.update(|decision| decision.ledger.discard(error.outcome()));
+                return Err(Failed::Decode(error));
+            }
+        },
+        Err(failed) => estranged(context, &prefill.worker, &appointment, failed).await,
+    };
+    match &failed {
+        Failed::Decode(error) => account.fail(error),
+        Failed::Prefill(error) | Failed::Strangers(error) => account.give_up(error.outcome()),
+        Failed::Ended => account.give_up(LocalReason::PrefillEnded.name()),
+    }
+    Err(failed)
+}
+
+/// Sends both legs and waits until decode answers. Whichever fails, the other is dropped with
+/// its connection, and so cancelled.
+async fn meet(
+    sending: &Sending<'_>,
+    account: &Account,
+    prefill: &Placed,
+    appointment: &Appointment,
+) -> Result<First, Failed> {
+    let Sending { context, unit, decision, .. } = *sending;
+    let body = prefill::body(context, unit, &prefill.worker, appointment.lead());
+    let body = body.map_err(Failed::Prefill)?;
+    let envelope = appointment.envelope(sending.envelope);
+    let mut prefilling = pin!(prefill::send(context, unit, decision, &envelope, prefill, body));
+    let mut answering = pin!(answer(sending, account, appointment.carried()));
+    let begun = tokio::select! {
+        begun = &mut answering => begun.map_err(|error| late(&prefill.worker, error))?,
+        prefilled = &mut prefilling => {
+            let prefilled = prefilled.map_err(Failed::Prefill)?;
+            handed_over(sending, &prefill.worker, &prefilled);
+            if appointment.hands_over_what_was_cut_off() && prefilled.ended() {
+                return Err(Failed::Ended);
+            }
+            return answering.await.map_err(Failed::Decode);
+        }
+    };
+    match tokio::time::timeout(COUNT_PATIENCE, prefilling).await {
+        Ok(Ok(prefilled)) => handed_over(sending, &prefill.worker, &prefilled),
+        // Decode has the KV: it answers, whatever became of the prefill's reply.
+        Ok(Err(error)) => {
+            let worker = prefill.worker.id();
+            tracing::warn!(worker, %error, "a prefill failed after it had handed over");
+        }
+        Err(_) => tracing::debug!(worker = prefill.worker.id(), "a prefill's count is late"),
+    }
+    Ok(begun)
+}
+
+/// The prefill leg has done its part.
+fn handed_over(sending: &Sending<'_>, worker: &Worker, said: &Said) {
+    worker.record(Leg::Prefill, None);
+    said.report(sending.context, sending.decision, worker, None);
+}
+
+/// A decode leg that failed before its prefill had its say: if it waited in vain, it waited
+/// for the prefill.
+fn late(prefill: &Worker, error: Error) -> Failed {
+    if error.kind() != Kind::EngineTimeout {
+        return Failed::Decode(error);
+    }
+    let message = format!("worker {} did not hand over: {}", prefill.id(), error.message());
+    Failed::Prefill(Error::new(Kind::EngineTimeout, message))
+}
+
+/// The decode leg, after one that fetches the hand-off where several samples want it.
+async fn answer(
+    sending: &Sending<'_>,
+    account: &Account,
+    carried: Carried<'_>,
+) -> Result<First, Error> {
+    if !sending.fetches_first() {
+        return sending.ask(account, sending.body(carried)?.into(), None).await;
+    }
+    sending.fetch(sending.fetching_body(carried)?.into(), None).await?;
+    sending.ask(account, sending.body(Carried::Nothing)?.into(), None).await
+}
+
+/// Forgets the engine with which a pair failed; if another one is there by now, that is why.
+async fn estranged(
+    context: &Context,
+    worker: &Worker,
+    appointment: &Appointment,
+    failed: Failed,
+) -> Failed {
+    let Appointment::Transfer { engine, .. } = appointment else { return failed };
+    let Ok(bootstrap) = bootstrap(worker) else { return failed };
+    match failed {
+        Failed::Decode(error) if error.fault() == Fault::Engine => {
+            bootstrap.forget(engine);
+            match bootstrap.engine(&context.served.client, worker).await {
+                Ok(now) if now.id != engine.id => Failed::Strangers(error),
+                _ => Failed::Decode(error),
+            }
+        }
+        Failed::Prefill(error) if error.fault() == Fault::Engine => {
+            bootstrap.forget(engine);
+            Failed::Prefill(error)
+        }
+        other => other,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::HashSet;
+
+    use super::*;
+
+    #[test]
+    fn p13_a_million_pairs_meet_under_a_million_names() {
+        const PAIRS: usize = 1_000_000;
+        let transfers: HashSet<String> =
+            (0..PAIRS).map(|_| transfer().as_str().to_owned()).collect();
+        assert_eq!(transfers.len(), PAIRS);
+        let rooms: HashSet<u64> = (0..PAIRS).map(|_| room().number()).collect();
+        assert_eq!(rooms.len(), PAIRS);
+    }
+}

@@ -1,0 +1,147 @@
+//! All hand-offs of one prefill engine, staged and over.
+
+use std::collections::{HashMap, VecDeque};
+use std::time::Duration;
+
+use tokio::time::Instant;
+
+use super::{PullRequest, prompt_fingerprint, refused, sampling_fingerprint};
+use crate::engine::request::{End, Request};
+use crate::error::ApiError;
+
+/// Hand-offs that are over are remembered, so that a late or second use gets
+/// an error that says so.
+const REMEMBERED: usize = 4096;
+
+/// A request whose KV leaves the table, with the end that its client still waits for.
+#[derive(Debug)]
+pub(crate) struct Taken {
+    pub(crate) request: Request,
+    pub(crate) held: Option<(u32, End)>,
+}
+
+#[derive(Debug)]
+struct Staged {
+    request: Request,
+    held: Option<(u32, End)>,
+    ends: Instant,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq)]
+enum Fate {
+    /// A request has its name and may stage it.
+    Open,
+    Pulled,
+    Expired,
+}
+
+/// All hand-offs of one prefill engine.
+#[derive(Debug, Default)]
+pub(crate) struct HandoffTable {
+    staged: HashMap<String, Staged>,
+    fates: HashMap<String, Fate>,
+    fate_order: VecDeque<String>,
+}
+
+impl HandoffTable {
+    pub(crate) fn len(&self) -> usize {
+        self.staged.len()
+    }
+
+    pub(crate) fn pinned_blocks(&self) -> usize {
+        self.staged.values().map(|staged| staged.request.sequence.blocks().len()).sum()
+    }
+
+    pub(crate) fn next_expiry(&self) -> Option<Instant> {
+        self.staged.values().map(|staged| staged.ends).min()
+    }
+
+    /// Takes a name that a request came with: names are for one request only.
+    pub(crate) fn open(&mut self, name: &str) -> Result<(), ApiError> {
+        if self.staged.contains_key(name) || self.fates.contains_key(name) {
+            return Err(refused("handoff_reused", "has a name that was used before"));
+        }
+        self.remember(name.to_owned(), Fate::Open);
+        Ok(())
+    }
+
+    /// Keeps a finished request's blocks until they are pulled or `lease` is over.
+    pub(crate) fn stage(
+        &mut self,
+        name: String,
+        request: Request,
+        held: Option<(u32, End)>,
+        (now, lease): (Instant, Duration),
+    ) {
+        self.staged.insert(name, Staged { request, held, ends: now + lease });
+    }
+
+    /// Hand-offs whose lease is over; their blocks are the caller's to release.
+    pub(crate) fn expire(&mut self, now: Instant) -> Vec<Taken> {
+        if self.next_expiry().is_none_or(|ends| ends > now) {
+            return Vec::new();
+        }
+        let over = self.staged.iter().filter(|(_, staged)| staged.ends <= now);
+        let over: Vec<String> = over.map(|(name, _)| name.clone()).collect();
+        let freed = over.iter().filter_map(|name| self.remove(name)).collect();
+        for name in over {
+            self.remember(name, Fate::Expired);
+        }
+        freed
+    }
+
+    /// Takes out what a client waits for that has gone away.
+    pub(crate) fn abandon(&mut self, id: u64) -> Option<Taken> {
+        let waits = |staged: &Staged| staged.held.is_some() && staged.request.id == id;
+        let name = self.staged.iter().find(|(_, staged)| waits(staged))?.0.clone();
+        self.remove(&name)
+    }
+
+    /// Everything that is staged, for an engine that dies.
+    pub(crate) fn drain(&mut self) -> Vec<Taken> {
+        let staged = self.staged.drain().map(|(_, staged)| staged);
+        staged.map(|Staged { request, held, .. }| Taken { request, held }).collect()
+    }
+
+    /// Takes a hand-off for a decode engine, once, if everything fits; `None` while
+    /// it may still come.
+    pub(crate) fn take(&mut self, pull: &PullRequest) -> Result<Option<Taken>, ApiError> {
+        let Some(staged) = self.staged.get(&pull.request_id) else {
+            return match self.fates.get(&pull.request_id) {
+                Some(Fate::Pulled) => Err(refused("handoff_reused", "was pulled before")),
+                Some(Fate::Expired) => Err(refused("handoff_expired", "came after its lease")),
+                _ if pull.waits => Ok(None),
+                _ => Err(refused("handoff_unknown", "names no request staged here")),
+            };
+        };
+        let ask = &staged.request.ask;
+        let blocks = staged.request.sequence.blocks();
+        if pull.block_ids.as_ref().is_some_and(|ids| ids != blocks) {
+            return Err(refused("handoff_mismatch", "names other blocks than those staged"));
+        }
+        if prompt_fingerprint(&ask.prompt, &ask.identity) != pull.prompt_fingerprint {
+            return Err(refused("handoff_mismatch", "belongs to another prompt"));
+        }
+        if pull.sampling_fingerprint.is_some_and(|of| of != sampling_fingerprint(ask)) {
+            return Err(refused("handoff_mismatch", "was sampled otherwise than decode would"));
+        }
+        self.remember(pull.request_id.clone(), Fate::Pulled);
+        Ok(self.remove(&pull.request_id))
+    }
+
+    fn remove(&mut self, name: &str) -> Option<Taken> {
+        let Staged { request, held, .. } = self.staged.remove(name)?;
+        Some(Taken { request, held })
+    }
+
+    fn remember(&mut self, name: String, fate: Fate) {
+        if self.fates.insert(name.clone(), fate).is_none() {
+            self.fate_order.push_back(name);
+        }
+        while self.fate_order.len() > REMEMBERED {
+            if let Some(oldest) = self.fate_order.pop_front() {
+                self.fates.remove(&oldest);
+            }
+        }
+    }
+}

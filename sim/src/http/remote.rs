@@ -1,0 +1,109 @@
+//! What a request says of other engines' KV, in each connector's words.
+
+use serde_json::Value;
+
+use crate::config::{KvConnector, Role, SimConfig};
+use crate::engine::handoff::{Source, refused};
+use crate::engine::request::RemoteKv;
+use crate::error::ApiError;
+
+/// NIXL's `do_remote_prefill` without block ids.
+pub(crate) fn is_deadly(body: &Value, config: &SimConfig) -> bool {
+    let params = &body["kv_transfer_params"];
+    let blocks = &params["remote_block_ids"];
+    config.connector == KvConnector::Nixl
+        && params["do_remote_prefill"] == true
+        && (blocks.is_null() || blocks.as_array().is_some_and(Vec::is_empty))
+}
+
+/// Reads the hand-off of one choice. `name` is the engine's own name for it, `index`
+/// its place among the request's choices.
+pub(crate) fn read_remote(
+    body: &Value,
+    config: &SimConfig,
+    name: String,
+    index: usize,
+) -> Result<RemoteKv, ApiError> {
+    let params = &body["kv_transfer_params"];
+    let stages = params["do_remote_decode"] == true;
+    let pulls = params["do_remote_prefill"] == true;
+    if stages && pulls {
+        return Err(refused("handoff_mismatch", "asks for both legs"));
+    }
+    let has_room = !body["bootstrap_room"].is_null();
+    let strange = match config.connector {
+        KvConnector::Nixl | KvConnector::Mooncake => has_room,
+        KvConnector::SharedStorage => has_room || stages || pulls,
+        KvConnector::Sglang => stages || pulls,
+    };
+    if strange {
+        // A real engine would pass over what it does not know, and serve something else.
+        return Err(refused("handoff_mismatch", "speaks another connector's language"));
+    }
+    match config.connector {
+        KvConnector::SharedStorage => Ok(RemoteKv::None),
+        KvConnector::Sglang => room(body, config, index),
+        KvConnector::Nixl | KvConnector::Mooncake if pulls => {
+            allow(config, Role::Prefill, "do_remote_prefill")?;
+            let source = match config.connector {
+                KvConnector::Mooncake => Source::from_mooncake(params),
+                _ => Source::from_nixl(params),
+            };
+            let lacking = || refused("handoff_unknown", "lacks fields or has wrong ones");
+            source.map(RemoteKv::Pull).ok_or_else(lacking)
+        }
+        KvConnector::Nixl | KvConnector::Mooncake if stages => {
+            allow(config, Role::Decode, "do_remote_decode")?;
+            let remote_request_id = match config.connector {
+                KvConnector::Mooncake => params["transfer_id"].as_str().map(str::to_owned),
+                _ => Some(name),
+            };
+            let remote_request_id = remote_request_id
+                .filter(|id| !id.is_empty())
+                .ok_or_else(|| refused("handoff_unknown", "has no transfer id"))?;
+            Ok(RemoteKv::Stage { remote_request_id })
+        }
+        KvConnector::Nixl | KvConnector::Mooncake => Ok(RemoteKv::None),
+    }
+}
+
+/// SGLang: one half of a pair serves nobody without a room; the choices of a request
+/// take rooms that follow one another.
+fn room(body: &Value, config: &SimConfig, index: usize) -> Result<RemoteKv, ApiError> {
+    let room = &body["bootstrap_room"];
+    if room.is_null() {
+        return match config.role {
+            Role::Both => Ok(RemoteKv::None),
+            Role::Prefill | Role::Decode => {
+                let message = "This engine is one half of a pair: the request has no room.";
+                let error = ApiError::bad_request("bootstrap_room", message);
+                Err(error.with_code("room_missing"))
+            }
+        };
+    }
+    let wrong = || {
+        let message = "bootstrap_host, bootstrap_port or bootstrap_room is missing or wrong.";
+        ApiError::bad_request("bootstrap_room", message).with_code("room_wrong")
+    };
+    let number = room.as_i64().filter(|number| *number >= 0).ok_or_else(wrong)?;
+    let number = number.checked_add(index as i64).ok_or_else(wrong)?;
+    let host = body["bootstrap_host"].as_str().ok_or_else(wrong)?;
+    let port = body["bootstrap_port"].as_u64().and_then(|port| port.try_into().ok());
+    let port = port.ok_or_else(wrong)?;
+    let name = format!("room-{number}");
+    match config.role {
+        Role::Prefill => Ok(RemoteKv::Stage { remote_request_id: name }),
+        Role::Decode => Ok(RemoteKv::Pull(Source::meeting(&name, host, port))),
+        Role::Both => Err(wrong_role("a room")),
+    }
+}
+
+/// Refuses a leg that an engine of role `not` does not take.
+fn allow(config: &SimConfig, not: Role, what: &str) -> Result<(), ApiError> {
+    if config.role == not { Err(wrong_role(what)) } else { Ok(()) }
+}
+
+fn wrong_role(what: &str) -> ApiError {
+    let message = format!("This engine's role does not allow {what}.");
+    ApiError::bad_request("kv_transfer_params", message).with_code("wrong_role")
+}
