@@ -356,7 +356,7 @@ impl Names {
     /// Moves the groups in use together and gives the rest back; says where each
     /// lane has gone. Costs as much as there is, and at least as much went before.
     #[cold]
-    pub(super) fn shrink(&mut self) -> impl Fn(Lane) -> Lane {
+    pub(super) fn shrink(&mut self) -> impl Fn(Lane) -> Lane + use<> {
         let groups = std::mem::take(&mut self.groups);
         let mut moved = vec![FREE; self.group_count];
         let old_count = std::mem::take(&mut self.group_count);
