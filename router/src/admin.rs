@@ -81,6 +81,13 @@ fn observe_fleet(core: &Core) {
                 let current = metrics.index_events_current.with_label_values(&labels[..2]);
                 current.set(worker.events_are_current().into());
             }
+            let assumed = served.pool.assumed.blocks(worker.index);
+            for (kind, blocks) in
+                [("speculative", assumed.speculative), ("approximate", assumed.approximate)]
+            {
+                let labels = [model, worker.id(), kind];
+                metrics.index_assumed_blocks.with_label_values(&labels).set(blocks as i64);
+            }
             let held = index.block_counts(worker_key(worker.index));
             for tier in Tier::ALL {
                 let labels = [model, worker.id(), tier.name()];
@@ -134,6 +141,7 @@ async fn workers(State(core): State<Arc<Core>>) -> Response {
                 "honours_threshold": worker.honours_threshold(),
                 "context_tokens": worker.context_tokens(),
                 "index_blocks": blocks,
+                "assumed_blocks": served.pool.assumed.blocks(worker.index),
                 "requests": worker.booked.requests(),
                 "prefill_tokens": worker.booked.prefill_tokens(),
                 "active_tokens": worker.booked.active_tokens(),

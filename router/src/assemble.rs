@@ -98,7 +98,7 @@ fn assemble_model(
         seed,
         max_blocks_per_worker: limits.index_blocks_per_worker_max,
     };
-    let pool = Pool::new(workers, index, draw_seed);
+    let pool = Pool::new(workers, index, draw_seed).assuming(model.assumed);
     Ok(Served {
         retry_budget: RetryBudget::new(model.retries.budget_percent),
         config: model,

@@ -12,7 +12,7 @@ use super::context::{
 };
 use super::lease::{Lease, left_by_engine};
 use super::legs;
-use super::place::{Placed, Wish, place};
+use super::place::{Placed, Wish, computed, place, sent};
 use super::plan::LocalReason;
 use super::staged::Staged;
 use crate::api::JsonObject;
@@ -57,6 +57,7 @@ pub(super) async fn prefill_or_local(
             Ok(placed) => placed,
             Err(error) => break error,
         };
+        sent(context, unit, &placed);
         let envelope = attempt(context, decision);
         let expected = expected(context, unit, &placed);
         let leg = LegFacts::new(LegKind::Prefill, placed.worker.id(), expected);
@@ -64,7 +65,10 @@ pub(super) async fn prefill_or_local(
         let prefilled = prefill(context, unit, decision, envelope, &placed).await;
         placed.worker.record(Leg::Prefill, prefilled.as_ref().err());
         let error = match prefilled {
-            Ok(prefilled) => return Ok(Some(prefilled)),
+            Ok(prefilled) => {
+                computed(context, unit, &placed.worker);
+                return Ok(Some(prefilled));
+            }
             Err(error) => error,
         };
         decision.update(|decision| decision.ledger.discard(error.outcome()));
@@ -107,7 +111,7 @@ async fn prefill(
     let started = Instant::now();
     let Served { config, client, .. } = context.served.as_ref();
     let worker = &placed.worker;
-    let uncached = uncached_tokens(context, unit, placed.overlap_blocks);
+    let uncached = uncached_tokens(context, unit, placed.assumed_blocks);
     worker.breaker(Leg::Prefill).begin(started);
     let _booking = Booking::new(&worker.booked, uncached, unit.weight_tokens);
     let mut body = unit.body.clone();

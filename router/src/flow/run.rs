@@ -10,7 +10,7 @@ use super::auto::{Work, compare};
 use super::below;
 use super::context::{Context, attempt, carried_threshold, count_local};
 use super::decode_try::{Tried, decode_try};
-use super::place::{Wish, place};
+use super::place::{Wish, computed, place, sent};
 use super::plan::{Facts, LocalReason, Plan, Then, plan};
 use super::prefill::{Prefilled, prefill_or_local};
 use crate::config::model::{OnNoPrefill, RequestFlow};
@@ -144,6 +144,7 @@ async fn answer(
         None => attempt(context, decision),
     };
     let placed = place(context, unit, decision, Wish::any(leg, &excluded))?;
+    sent(context, unit, &placed);
     let guard = match leg {
         Leg::Decode => context.served.config.gate.preemption_guard,
         Leg::Prefill | Leg::Aggregated => 0.0,
@@ -153,7 +154,10 @@ async fn answer(
         Sending { context, unit, decision, envelope: &envelope, placed: &placed, threshold };
     // A hand-off may be received: whatever comes after a failure needs a new one.
     match generate(&sending, staged).await {
-        Ok(Answer::Begun(begun)) => Ok(Some(begun)),
+        Ok(Answer::Begun(begun)) => {
+            computed(context, unit, &placed.worker);
+            Ok(Some(begun))
+        }
         Ok(Answer::Below(_)) => {
             let message = format!(
                 "worker {} turned the request away by a threshold ({})",
