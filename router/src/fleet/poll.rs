@@ -54,8 +54,9 @@ pub async fn run(served: Arc<Served>, worker: Arc<Worker>) {
                 }
             }
             Err(error) => {
+                // Whoever found it down first: nothing is known of its cache.
+                served.pool.assumed.forget(worker.index);
                 if worker.set_probed(false) {
-                    served.pool.assumed.forget(worker.index);
                     let url = &worker.config.url;
                     tracing::warn!(worker = worker.id(), url, %error, "worker is down");
                 }
