@@ -97,8 +97,8 @@ impl Intake {
 
     fn synced(&mut self, outcome: SyncOutcome) {
         self.worker.set_synced();
-        self.served.pool.assumed.confirmed(self.worker.index);
         self.worker.set_events_current(true);
+        self.served.pool.assumed.confirmed(self.worker.index);
         if !self.may_log("synced") {
             return;
         }
