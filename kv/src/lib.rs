@@ -21,5 +21,5 @@ pub use index::{
     WorkerKey,
 };
 pub use invariants::Violation;
-pub use recent::{Recent, RecentConfig};
+pub use recent::{EXPIRED_BLOCKS_MAX, Recent, RecentConfig};
 pub use usage::estimate_cached_tokens;

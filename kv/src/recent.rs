@@ -6,9 +6,14 @@
 //! better is ever known; what was sent to it is assumed to stay for a time, as long
 //! as the engine has room. Either way it is a guess: it may choose a worker, never
 //! tell a client what was cached.
+//!
+//! A block belongs to the last prompt that had it. Of prompts that begin alike, the
+//! later one has the common blocks, so what is left of the earlier one is its end; and
+//! what is taken out, for time or for room, is taken from the end. So no block is ever
+//! assumed without those before it, and each is listed once: memory is in proportion
+//! to the blocks assumed, however often they are renewed.
 
-use std::collections::{BTreeMap, HashMap, VecDeque};
-use std::sync::Arc;
+use std::collections::{BTreeMap, BTreeSet, HashMap, VecDeque};
 
 use crate::event::{EngineHash, Tier};
 use crate::hash::{BlockHash, HashSeed};
@@ -24,34 +29,39 @@ pub struct RecentConfig {
     pub max_blocks_per_worker: usize,
 }
 
-/// Blocks taken out by one call at most, so that no request pays for all others.
-const EXPIRED_BLOCKS_MAX: usize = 4096;
+/// Blocks whose time has come that one call takes out at most, so that no request pays
+/// for all others.
+pub const EXPIRED_BLOCKS_MAX: usize = 4096;
 
 /// What was routed lately.
 #[derive(Debug)]
 pub struct Recent {
     config: RecentConfig,
     index: Index,
+    /// Prompts that still have a block, by number: oldest first, and first to expire.
+    routed: BTreeMap<u64, Routed>,
     workers: BTreeMap<WorkerKey, Assumed>,
-    /// All workers' deadlines, in the order in which they were set, which is theirs.
-    deadlines: VecDeque<(u64, WorkerKey)>,
+    /// Prompts so far.
+    count: u64,
+    /// The latest time that was told: it never goes back.
+    now_ms: u64,
 }
 
 /// What is assumed of one worker.
 #[derive(Debug, Default)]
 struct Assumed {
-    /// Prompts with their numbers, oldest first.
-    routed: VecDeque<Routed>,
+    /// Its prompts among [`Recent::routed`].
+    numbers: BTreeSet<u64>,
     /// The number of the last prompt that had a block.
-    touched: HashMap<BlockHash, u64>,
-    count: u64,
+    owners: HashMap<BlockHash, u64>,
 }
 
 #[derive(Debug)]
 struct Routed {
-    number: u64,
+    worker: WorkerKey,
     expires_ms: u64,
-    hashes: Arc<[BlockHash]>,
+    /// The blocks that no later prompt had, in the prompt's order.
+    blocks: VecDeque<BlockHash>,
 }
 
 impl Recent {
@@ -63,7 +73,14 @@ impl Recent {
             seed: HashSeed(0),
             max_blocks_per_worker: config.max_blocks_per_worker,
         });
-        Self { config, index, workers: BTreeMap::new(), deadlines: VecDeque::new() }
+        Self {
+            config,
+            index,
+            routed: BTreeMap::new(),
+            workers: BTreeMap::new(),
+            count: 0,
+            now_ms: 0,
+        }
     }
 
     /// A view for any thread. Its overlaps are guesses.
@@ -86,81 +103,131 @@ impl Recent {
         if hashes.is_empty() {
             return;
         }
-        let assumed = self.workers.entry(worker).or_default();
-        assumed.count += 1;
-        let number = assumed.count;
-        let mut missing = Vec::new();
-        let mut parent = None;
-        for (at, hash) in hashes.iter().enumerate() {
-            if assumed.touched.insert(*hash, number).is_none() {
-                missing.push(HashedBlock { engine: EngineHash(hash.0), hash: *hash });
-                continue;
-            }
-            self.index.store(worker, parent, &missing, Tier::Device);
-            missing.clear();
-            parent = Some(EngineHash(hashes[at].0));
-        }
+        self.count += 1;
+        let number = self.count;
+        let known = self.renew(worker, number, hashes);
+        // Room is made first: the index has the same bound.
+        let excess = self.blocks(worker) + hashes.len() - known;
+        self.make_room(worker, excess.saturating_sub(bound));
+        let missing: Vec<_> = hashes[known..].iter().map(named).collect();
+        let parent = known.checked_sub(1).map(|last| EngineHash(hashes[last].0));
         self.index.store(worker, parent, &missing, Tier::Device);
-        let expires_ms = now_ms.saturating_add(self.config.lifetime_ms);
-        assumed.routed.push_back(Routed { number, expires_ms, hashes: hashes.into() });
-        self.deadlines.push_back((expires_ms, worker));
-        while assumed.touched.len() > bound {
-            assumed.drop_oldest(worker, &mut self.index);
+        let assumed = self.workers.entry(worker).or_default();
+        assumed.owners.extend(hashes[known..].iter().map(|hash| (*hash, number)));
+        assumed.numbers.insert(number);
+        let expires_ms = self.now_ms.saturating_add(self.config.lifetime_ms);
+        let blocks = hashes.iter().copied().collect();
+        self.routed.insert(number, Routed { worker, expires_ms, blocks });
+    }
+
+    /// Gives a prompt's leading blocks that are assumed already to its new number, and says
+    /// how many those are.
+    fn renew(&mut self, worker: WorkerKey, number: u64, hashes: &[BlockHash]) -> usize {
+        let Some(assumed) = self.workers.get_mut(&worker) else { return 0 };
+        let mut known = 0;
+        for hash in hashes {
+            let Some(owner) = assumed.owners.get_mut(hash) else { break };
+            known += 1;
+            let before = std::mem::replace(owner, number);
+            let Some(routed) = self.routed.get_mut(&before) else { continue };
+            // Prompts that share a block share all before it: it is the first one left, unless
+            // two blocks' hashes are equal by accident.
+            match routed.blocks.front() == Some(hash) {
+                true => drop(routed.blocks.pop_front()),
+                false => routed.blocks.retain(|block| block != hash),
+            }
+            if routed.blocks.is_empty() {
+                self.routed.remove(&before);
+                assumed.numbers.remove(&before);
+            } else if routed.blocks.len() < routed.blocks.capacity() / 4 {
+                routed.blocks.shrink_to_fit();
+            }
+        }
+        known
+    }
+
+    /// Takes out so many blocks of a worker, from the ends of its oldest prompts.
+    fn make_room(&mut self, worker: WorkerKey, mut excess: usize) {
+        while excess > 0 {
+            let oldest = self.workers.get(&worker).and_then(|assumed| assumed.numbers.first());
+            let Some(oldest) = oldest.copied() else { return };
+            excess -= self.trim(oldest, excess);
         }
     }
 
-    /// Takes out what has had its time, a bounded amount of it per call; says whether
-    /// some is left.
+    /// Takes out what has had its time, at most [`EXPIRED_BLOCKS_MAX`] of it per call; says
+    /// whether some is left.
     pub fn expire(&mut self, now_ms: u64) -> bool {
+        self.now_ms = self.now_ms.max(now_ms);
         let mut budget = EXPIRED_BLOCKS_MAX;
-        while let Some((expires_ms, worker)) = self.deadlines.front().copied() {
-            if expires_ms > now_ms {
+        while let Some((&oldest, routed)) = self.routed.first_key_value() {
+            if routed.expires_ms > self.now_ms {
                 return false;
             }
             if budget == 0 {
                 return true;
             }
-            self.deadlines.pop_front();
-            let Some(assumed) = self.workers.get_mut(&worker) else { continue };
-            // It may have been pushed out before.
-            if assumed.routed.front().is_some_and(|routed| routed.expires_ms <= now_ms) {
-                budget = budget.saturating_sub(assumed.drop_oldest(worker, &mut self.index));
-            }
-            if assumed.routed.is_empty() {
-                self.workers.remove(&worker);
-            }
+            budget -= self.trim(oldest, budget);
         }
         false
     }
 
+    /// When the next prompt has had its time; `None` if nothing is assumed.
+    pub fn next_expiry_ms(&self) -> Option<u64> {
+        self.routed.first_key_value().map(|(_, routed)| routed.expires_ms)
+    }
+
+    /// Takes up to so many blocks off a prompt's end; says how many.
+    fn trim(&mut self, number: u64, most: usize) -> usize {
+        let Some(routed) = self.routed.get_mut(&number) else { return 0 };
+        let worker = routed.worker;
+        let left = routed.blocks.len().saturating_sub(most);
+        // From the end, as an engine evicts.
+        let gone: Vec<_> = routed.blocks.drain(left..).rev().collect();
+        if let Some(assumed) = self.workers.get_mut(&worker) {
+            for hash in &gone {
+                assumed.owners.remove(hash);
+            }
+            if left == 0 {
+                assumed.numbers.remove(&number);
+            }
+            if assumed.owners.is_empty() {
+                self.workers.remove(&worker);
+            }
+        }
+        if left == 0 {
+            self.routed.remove(&number);
+        }
+        let names: Vec<_> = gone.iter().map(|hash| EngineHash(hash.0)).collect();
+        self.index.remove(worker, &names, Tier::Device);
+        gone.len()
+    }
+
     /// Assumes nothing of a worker any more: it is gone, or began anew.
     pub fn forget(&mut self, worker: u32) {
-        self.workers.retain(|key, _| key.worker != worker);
+        let ranks = WorkerKey { worker, rank: 0 }..=WorkerKey { worker, rank: u16::MAX };
+        while let Some((&key, _)) = self.workers.range(ranks.clone()).next() {
+            let numbers = self.workers.remove(&key).unwrap_or_default().numbers;
+            for number in numbers {
+                self.routed.remove(&number);
+            }
+        }
         self.index.remove_worker(worker);
     }
 
     /// Blocks that are assumed of a worker.
     pub fn blocks(&self, worker: WorkerKey) -> usize {
-        self.workers.get(&worker).map_or(0, |assumed| assumed.touched.len())
+        self.workers.get(&worker).map_or(0, |assumed| assumed.owners.len())
+    }
+
+    /// Blocks that are listed for their deadlines, over all workers: as many as are assumed,
+    /// however often they were renewed.
+    pub fn listed_blocks(&self) -> usize {
+        self.routed.values().map(|routed| routed.blocks.len()).sum()
     }
 }
 
-impl Assumed {
-    /// Takes out the oldest prompt, as far as no later one had its blocks as well;
-    /// says how many blocks were looked at.
-    fn drop_oldest(&mut self, worker: WorkerKey, index: &mut Index) -> usize {
-        let Some(Routed { number, hashes, .. }) = self.routed.pop_front() else {
-            return 0;
-        };
-        let mut gone = Vec::new();
-        // From the end, as an engine evicts.
-        for hash in hashes.iter().rev() {
-            if self.touched.get(hash) == Some(&number) {
-                self.touched.remove(hash);
-                gone.push(EngineHash(hash.0));
-            }
-        }
-        index.remove(worker, &gone, Tier::Device);
-        hashes.len()
-    }
+/// The index wants an engine's name for each block; its hash is as good as any.
+fn named(hash: &BlockHash) -> HashedBlock {
+    HashedBlock { engine: EngineHash(hash.0), hash: *hash }
 }

@@ -83,6 +83,13 @@ fn observe_fleet(core: &Core) {
                 let truncated = metrics.index_truncated.with_label_values(&labels[..2]);
                 truncated.set(worker.index_is_truncated().into());
             }
+            let assumed = served.pool.assumed.blocks(worker.index);
+            for (kind, blocks) in
+                [("speculative", assumed.speculative), ("approximate", assumed.approximate)]
+            {
+                let labels = [model, worker.id(), kind];
+                metrics.index_assumed_blocks.with_label_values(&labels).set(blocks as i64);
+            }
             let held = index.block_counts(worker_key(worker.index));
             for tier in Tier::ALL {
                 let labels = [model, worker.id(), tier.name()];
@@ -137,6 +144,7 @@ async fn workers(State(core): State<Arc<Core>>) -> Response {
                 "honours_threshold": worker.honours_threshold(),
                 "context_tokens": worker.context_tokens(),
                 "index_blocks": blocks,
+                "assumed_blocks": served.pool.assumed.blocks(worker.index),
                 "requests": worker.booked.requests(),
                 "prefill_tokens": worker.booked.prefill_tokens(),
                 "active_tokens": worker.booked.active_tokens(),

@@ -100,7 +100,7 @@ fn assemble_model(
     };
     let authorities = workers.iter().map(|worker| &worker.authority);
     let hosts = Hosts::new(authorities, model.hand_off_networks.iter().copied());
-    let pool = Pool::new(workers, index, draw_seed);
+    let pool = Pool::new(workers, index, draw_seed).assuming(model.assumed);
     Ok(Served {
         retry_budget: RetryBudget::new(model.retries.budget_percent),
         config: model,

@@ -25,6 +25,12 @@ pub struct Candidate {
     pub overlap_blocks: u32,
     /// The same blocks by the fastest tier that has them (`Tier as usize`).
     pub overlap_by_tier: [u32; Tier::COUNT],
+    /// Leading blocks that it is assumed to hold, `overlap_blocks` at least: what was sent
+    /// there lately counts as well. It steers, and proves nothing.
+    pub assumed_blocks: u32,
+    /// Those of them that were sent moments ago and are not confirmed: another prompt has
+    /// them computed, and so they are in the worker's queue.
+    pub underway_blocks: u32,
 }
 
 /// Which part of a request is placed.
@@ -114,18 +120,23 @@ pub fn holders(candidates: &mut Vec<Candidate>, blocks: u32) {
 
 /// A candidate's cost in blocks (`kv_overlap`) or tokens (`least_loaded`).
 fn cost(policy: &Policy, candidate: &Candidate, query: Query) -> f64 {
-    let queued_tokens = match query.leg {
-        Leg::Prefill => candidate.prefill_tokens,
+    let queued_tokens = |prefill_tokens: u64| match query.leg {
+        Leg::Prefill => prefill_tokens,
         Leg::Decode => candidate.active_tokens,
-        Leg::Aggregated => candidate.prefill_tokens.saturating_add(candidate.active_tokens),
+        Leg::Aggregated => prefill_tokens.saturating_add(candidate.active_tokens),
     } as f64;
     match policy {
         Policy::KvOverlap { overlap_weight, load_weight, .. } => {
-            let missing = query.prompt_blocks.saturating_sub(candidate.overlap_blocks);
+            let held = candidate.overlap_blocks.max(candidate.assumed_blocks);
+            let missing = query.prompt_blocks.saturating_sub(held);
+            // The part of the queue that is this very prompt's is computed once for all: to
+            // wait for it is no dearer than to compute it elsewhere, and wastes nothing.
+            let shared = u64::from(candidate.underway_blocks) * u64::from(query.block_size);
+            let queued_tokens = queued_tokens(candidate.prefill_tokens.saturating_sub(shared));
             overlap_weight * f64::from(missing)
                 + load_weight * queued_tokens / f64::from(query.block_size.max(1))
         }
-        Policy::LeastLoaded {} => queued_tokens,
+        Policy::LeastLoaded {} => queued_tokens(candidate.prefill_tokens),
         Policy::RoundRobin {} | Policy::Random {} => 0.0,
     }
 }
@@ -185,6 +196,35 @@ mod tests {
         let choice = pick(&OVERLAP, &[busy, cold], query(Leg::Prefill)).unwrap();
         assert_eq!((choice.index, choice.best_overlap_blocks), (1, 8));
         assert_eq!(choice.costs, vec![11.0, 10.0]);
+    }
+
+    #[test]
+    fn what_is_assumed_steers_as_if_it_were_held_and_is_not_told_as_overlap() {
+        let guess = Candidate { overlap_blocks: 2, assumed_blocks: 8, ..up(0) };
+        let known = Candidate { overlap_blocks: 5, assumed_blocks: 5, ..up(1) };
+        let choice = pick(&OVERLAP, &[guess, known], query(Leg::Prefill)).unwrap();
+        assert_eq!((choice.index, choice.best_overlap_blocks), (0, 5));
+        assert_eq!(choice.costs, vec![2.0, 5.0]);
+        let mut candidates = vec![guess, known];
+        holders(&mut candidates, 4);
+        assert_eq!(candidates, [known], "a guess does not count as holding");
+    }
+
+    #[test]
+    fn siblings_wait_for_the_first_until_others_queue_before_it() {
+        // The first has ten blocks and nine tokens, all of them queued.
+        let chosen = |prefill_tokens, underway_blocks| {
+            let mut first = up(0);
+            first.assumed_blocks = 10;
+            first.underway_blocks = underway_blocks;
+            first.prefill_tokens = prefill_tokens;
+            pick(&OVERLAP, &[first, up(1)], query(Leg::Prefill)).unwrap().index
+        };
+        assert_eq!(chosen(10 * 16 + 9, 10), 0);
+        assert_eq!(chosen(20 * 16 - 1, 10), 0);
+        assert_eq!(chosen(20 * 16 + 1, 10), 1);
+        // What was sent earlier and is done is not in the queue: all of that is others'.
+        assert_eq!(chosen(10 * 16 + 9, 0), 1);
     }
 
     #[test]

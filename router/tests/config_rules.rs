@@ -248,9 +248,34 @@ fn kv_overlap_needs_tokens_and_events() {
     let tokenizer = "{ kind: huggingface, path: tokenizer }";
     accepted(&with_events.replace("{ kind: none }", tokenizer));
     let without = valid_but("flow: aggregated", policy).replace("{ kind: none }", tokenizer);
-    let (line, column, told) = only_problem(&without);
+    let loaded = parse(&without).unwrap();
+    let [warning] = loaded.warnings.as_slice() else { panic!("{:?}", loaded.warnings) };
+    assert_eq!((warning.line, warning.column), (35, 13));
+    assert!(warning.message.contains("no worker whose KV events it sees"), "{warning:?}");
+    let off = format!("{policy}\n    assumed: {{ approximate: 0s }}");
+    let (line, column, told) = only_problem(&without.replace(policy, &off));
     assert_eq!((line, column), (35, 13));
     assert!(told.contains("no worker whose KV events it sees"), "{told}");
+}
+
+#[test]
+fn assumptions_have_a_time_and_a_bound() {
+    let with = |assumed: &str| {
+        valid_but("flow: aggregated", &format!("flow: aggregated\n    assumed: {assumed}"))
+    };
+    let parsed = |text: &str| parse(text).unwrap().config.models[1].assumed;
+    let default = parsed(VALID);
+    assert_eq!((default.speculative.as_secs(), default.approximate.as_secs()), (2, 120));
+    let off = parsed(&with("{ speculative: 0s }"));
+    assert!(off.speculative.is_zero() && off.approximate == default.approximate);
+    for (assumed, part) in [
+        ("{ specluative: 1s }", "did you mean `speculative`?"),
+        ("{ approximate: 120 }", "`models[1].assumed.approximate`"),
+        ("{ max_blocks: 0 }", "`models[1].assumed.max_blocks`"),
+    ] {
+        let (line, _, told) = only_problem(&with(assumed));
+        assert!(line == 35 && told.contains(part), "{line}: {told}");
+    }
 }
 
 #[test]

@@ -13,9 +13,11 @@ use serde::{Deserialize, Serialize};
 
 use super::scalar::{self, BlockSize};
 
+mod assumed;
 mod connector;
 mod flow;
 
+pub use assumed::AssumedConfig;
 pub use connector::{Connector, Network, NotANetwork};
 pub use flow::{AutoCosts, BreakerConfig, Flow, Gate, GateKind, RequestFlow, Retries};
 
@@ -249,6 +251,9 @@ pub struct Model {
     /// How a worker is chosen.
     #[serde(default)]
     pub policy: Policy,
+    /// What workers are assumed to hold beyond what their KV events confirm.
+    #[serde(default)]
+    pub assumed: AssumedConfig,
     /// Retries before the first byte has reached the client.
     #[serde(default)]
     pub retries: Retries,

@@ -13,7 +13,7 @@ mod connector;
 mod flow;
 mod workers;
 
-use super::model::{Flow, Listen, Policy, Secret, TokenizerConfig};
+use super::model::{AssumedConfig, Flow, Listen, Policy, Secret, TokenizerConfig};
 use super::problem::{Place, Report};
 use super::scalar::parse_duration;
 use super::tree::Node;
@@ -164,13 +164,19 @@ fn policy(model: &Node, path: &str, workers: &Workers<'_>, report: &mut Report) 
         Some(Flow::Aggregated) => workers.decode_publishes,
         _ => workers.any_publishes,
     };
-    if !seen {
-        let message = format!("`{path}.policy` kv_overlap has no worker whose KV events it sees");
-        report.error(
-            at,
-            message,
-            "add `kv_events: tcp://HOST:PORT` to the workers it chooses from",
-        );
+    if seen {
+        return;
+    }
+    let message = format!("`{path}.policy` kv_overlap has no worker whose KV events it sees");
+    let assumed = typed_or(model, "assumed", AssumedConfig::default());
+    if assumed.is_some_and(|assumed| assumed.approximate.is_zero()) {
+        let hint = "add `kv_events: tcp://HOST:PORT` to the workers it chooses from, or give \
+                    `assumed.approximate` some time";
+        report.error(at, message, hint);
+    } else {
+        let hint = "it goes by what each worker has computed lately (`assumed.approximate`); add \
+                    `kv_events: tcp://HOST:PORT` to the workers it chooses from to know";
+        report.warn(at, message, hint);
     }
 }
 

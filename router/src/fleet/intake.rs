@@ -7,11 +7,12 @@ use std::time::{Duration, Instant};
 use splitrail_engine::vllm::events::EventBatch;
 use splitrail_engine::vllm::subscription::{ResetReason, Subscription, SyncOutcome, Update};
 use splitrail_engine::zmtp::Endpoint;
-use splitrail_kv::Applied;
+use splitrail_kv::{Applied, KvEvent};
 use tokio::sync::mpsc;
 use tokio_util::sync::CancellationToken;
 
-use super::pool::{Worker, worker_key};
+use super::pool::worker_key;
+use super::worker::Worker;
 use crate::core::{Core, Served, unix_ms};
 
 /// Batches between the subscription and the index. A full queue holds the stream
@@ -115,6 +116,7 @@ impl Intake {
     fn synced(&mut self, outcome: SyncOutcome) {
         self.worker.set_synced();
         self.worker.set_events_current(true);
+        self.served.pool.assumed.confirmed(self.worker.index);
         if !self.may_log("synced") {
             return;
         }
@@ -146,6 +148,9 @@ impl Intake {
                 tracing::warn!(worker, rank, "events of a further data-parallel rank are left out");
             }
             return;
+        }
+        if batch.events.contains(&KvEvent::Cleared) {
+            self.served.pool.assumed.forget(self.worker.index);
         }
         let sum = self.index_events(batch);
         if sum.over_limit > 0 {
@@ -210,6 +215,7 @@ impl Intake {
         self.truncated = None;
         self.worker.set_index_truncated(false);
         self.served.pool.index().remove_worker(self.worker.index as u32);
+        self.served.pool.assumed.forget(self.worker.index);
     }
 
     fn labels(&self) -> [&str; 2] {

@@ -7,7 +7,7 @@ use serde::Deserialize;
 use splitrail_engine::vllm::load::EngineLoad;
 use tokio::time::MissedTickBehavior;
 
-use super::pool::Worker;
+use super::worker::Worker;
 use crate::core::Served;
 use crate::error::{Error, Kind};
 use crate::flow::client::EngineClient;
@@ -25,6 +25,10 @@ pub async fn run(served: Arc<Served>, worker: Arc<Worker>) {
     loop {
         ticks.tick().await;
         let asked = Instant::now();
+        // Prompts do a part of it; where none come, nobody else would.
+        while served.pool.assumed.expire(asked) {
+            tokio::task::yield_now().await;
+        }
         match ask(&worker, &served.client).await {
             Ok(load) => {
                 if let Some(tokens) = load.block_size
@@ -44,10 +48,14 @@ pub async fn run(served: Arc<Served>, worker: Arc<Worker>) {
                     learn_context(&served, &worker).await;
                 }
                 if worker.set_probed(true) {
+                    // Whatever comes back may have begun anew.
+                    served.pool.assumed.forget(worker.index);
                     tracing::info!(worker = worker.id(), url = worker.config.url, "worker is up");
                 }
             }
             Err(error) => {
+                // Whoever found it down first: nothing is known of its cache.
+                served.pool.assumed.forget(worker.index);
                 if worker.set_probed(false) {
                     let url = &worker.config.url;
                     tracing::warn!(worker = worker.id(), url, %error, "worker is down");

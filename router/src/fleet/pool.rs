@@ -1,258 +1,23 @@
 //! One model's workers and the index of their KV blocks.
 
 use std::cell::RefCell;
-use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU32, AtomicU64, Ordering::Relaxed};
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-use arc_swap::ArcSwapOption;
-use http::uri::Authority;
 use rand::rngs::StdRng;
 use rand::{Rng, SeedableRng};
-use splitrail_engine::vllm::load::EngineLoad;
 use splitrail_kv::{BlockHash, Index, IndexConfig, IndexReader, Overlap, Overlaps, WorkerKey};
 use tokio::sync::watch;
 
-use super::booking::Booked;
-use super::bootstrap::Bootstrap;
-use super::breaker::Breaker;
-use super::pace::Pace;
-use crate::config::model::{BreakerConfig, Role, Worker as WorkerConfig};
-use crate::error::{Error, Fault};
-use crate::ledger::audit::Audit;
+use super::assumed::{Assumed, Found};
+use super::worker::Worker;
+use crate::config::model::AssumedConfig;
 use crate::pick::{Candidate, Leg};
-
-/// A load report older than this says nothing about now.
-const LOAD_STALE: Duration = Duration::from_secs(5);
-
-/// One engine.
-#[derive(Debug)]
-pub struct Worker {
-    /// Its place in its model's list.
-    pub index: usize,
-    /// Its configuration.
-    pub config: WorkerConfig,
-    /// Host and port of its HTTP address.
-    pub authority: Authority,
-    /// Where decode workers meet it, for connectors that send both legs at once.
-    pub bootstrap: Option<Bootstrap>,
-    /// What the router has given it to do.
-    pub booked: Arc<Booked>,
-    /// What it reports, and how far the index was off.
-    pub audit: Audit,
-    /// Whether its last probe or request found it alive.
-    up: AtomicBool,
-    /// Whether it was probed at all.
-    probed: AtomicBool,
-    /// Whether its KV events are known from the beginning, or will not be.
-    synced: AtomicBool,
-    /// Whether its KV events come in, so that the index is what it holds.
-    events_current: AtomicBool,
-    /// Whether the index lacks blocks of it that were beyond the bound.
-    index_truncated: AtomicBool,
-    /// The longest sequence that it takes, in tokens; 0 until it has said so.
-    context_tokens: AtomicU32,
-    /// Whether it honours `cache_hit_threshold`: 1 for no, 2 for yes, 0 for not known.
-    honours_threshold: AtomicU8,
-    /// Of its prefill leg, and of its others.
-    breakers: [Breaker; 2],
-    /// How fast its queue moves.
-    pub pace: Pace,
-    /// When it last said that nobody waits in its queue.
-    idle_at: ArcSwapOption<Instant>,
-    /// What it last said of its load.
-    load: ArcSwapOption<(Instant, EngineLoad)>,
-}
-
-impl Worker {
-    /// A worker, presumed alive until a probe says otherwise.
-    pub fn new(index: usize, config: WorkerConfig, authority: Authority) -> Self {
-        let synced = AtomicBool::new(config.kv_events.is_none());
-        let bootstrap = Bootstrap::new(config.bootstrap.as_deref(), &authority);
-        let honours_threshold =
-            AtomicU8::new(config.honours_threshold.map_or(0, |yes| 1 + u8::from(yes)));
-        Self {
-            index,
-            config,
-            authority,
-            bootstrap,
-            booked: Arc::default(),
-            audit: Audit::default(),
-            up: AtomicBool::new(true),
-            probed: AtomicBool::new(false),
-            synced,
-            events_current: AtomicBool::new(false),
-            index_truncated: AtomicBool::new(false),
-            context_tokens: AtomicU32::new(0),
-            honours_threshold,
-            breakers: [BreakerConfig::default(); 2].map(Breaker::new),
-            pace: Pace::default(),
-            idle_at: ArcSwapOption::empty(),
-            load: ArcSwapOption::empty(),
-        }
-    }
-
-    /// The same worker with breakers as configured.
-    pub fn with_breakers(self, config: BreakerConfig) -> Self {
-        Self { breakers: [config; 2].map(Breaker::new), ..self }
-    }
-
-    /// The breaker of a leg.
-    pub fn breaker(&self, leg: Leg) -> &Breaker {
-        let [prefill, others] = &self.breakers;
-        if leg == Leg::Prefill { prefill } else { others }
-    }
-
-    /// Whether it may be asked for a leg: it is up, and has not failed that leg too often.
-    pub fn is_available(&self, leg: Leg, now: Instant) -> bool {
-        self.is_up() && self.breaker(leg).allows(now)
-    }
-
-    /// Records how a leg ended: it has done its part, or failed with this.
-    pub fn record(&self, leg: Leg, failed: Option<&Error>) {
-        if failed.is_some_and(|error| error.fault() == Fault::Router) {
-            return;
-        }
-        let breaker = self.breaker(leg);
-        let failed = failed.is_some_and(Error::speaks_against_its_worker);
-        let (worker, leg) = (self.id(), leg.name());
-        if failed && breaker.fail(Instant::now()) {
-            tracing::warn!(worker, leg, "breaker opened: too many failures in a row");
-        } else if !failed && breaker.succeed() {
-            tracing::info!(worker, leg, "breaker closed");
-        }
-    }
-
-    /// Its name.
-    pub fn id(&self) -> &str {
-        &self.config.id
-    }
-
-    /// Whether its last probe or request found it alive.
-    pub fn is_up(&self) -> bool {
-        self.up.load(Relaxed)
-    }
-
-    /// Records that it is alive, or not; says whether that is news.
-    pub fn set_up(&self, up: bool) -> bool {
-        if !up {
-            // Whatever comes back may be another version of it.
-            self.set_honours_threshold(None);
-        }
-        self.up.swap(up, Relaxed) != up
-    }
-
-    /// Whether it was probed at all.
-    pub fn is_probed(&self) -> bool {
-        self.probed.load(Relaxed)
-    }
-
-    /// Records a probe's result; says whether that is news.
-    pub fn set_probed(&self, up: bool) -> bool {
-        let first = !self.probed.swap(true, Relaxed);
-        self.set_up(up) || (first && up)
-    }
-
-    /// Whether the first index synchronisation is over.
-    pub fn is_synced(&self) -> bool {
-        self.synced.load(Relaxed)
-    }
-
-    /// Records that the first index synchronisation is over.
-    pub fn set_synced(&self) {
-        self.synced.store(true, Relaxed);
-    }
-
-    /// Whether its KV events come in, so that the index is what it holds.
-    pub fn events_are_current(&self) -> bool {
-        self.events_current.load(Relaxed)
-    }
-
-    /// Records that its KV events come in, or are cut off.
-    pub fn set_events_current(&self, current: bool) {
-        self.events_current.store(current, Relaxed);
-    }
-
-    /// Whether the index lacks blocks of it that were beyond the bound: its overlap
-    /// is a lower bound then.
-    pub fn index_is_truncated(&self) -> bool {
-        self.index_truncated.load(Relaxed)
-    }
-
-    /// Records whether the index lacks blocks of it.
-    pub fn set_index_truncated(&self, truncated: bool) {
-        self.index_truncated.store(truncated, Relaxed);
-    }
-
-    /// The longest sequence that it takes, in tokens, if it has said so.
-    pub fn context_tokens(&self) -> Option<u32> {
-        Some(self.context_tokens.load(Relaxed)).filter(|tokens| *tokens > 0)
-    }
-
-    /// Records the longest sequence that it takes.
-    pub fn set_context_tokens(&self, tokens: u32) {
-        self.context_tokens.store(tokens, Relaxed);
-    }
-
-    /// Whether it honours `cache_hit_threshold`; `None` until it was asked.
-    pub fn honours_threshold(&self) -> Option<bool> {
-        match self.honours_threshold.load(Relaxed) {
-            0 => None,
-            known => Some(known == 2),
-        }
-    }
-
-    /// Records whether it honours `cache_hit_threshold`; `None` forgets it, for a process
-    /// that may be another one. What is configured stands.
-    pub fn set_honours_threshold(&self, honours: Option<bool>) {
-        let known = self.config.honours_threshold.or(honours);
-        self.honours_threshold.store(known.map_or(0, |yes| 1 + u8::from(yes)), Relaxed);
-    }
-
-    /// Its load as last reported, unless that is too old to mean anything.
-    pub fn load(&self, now: Instant) -> Option<EngineLoad> {
-        let report = self.load.load();
-        let (at, load) = report.as_deref()?;
-        (now.saturating_duration_since(*at) < LOAD_STALE).then(|| load.clone())
-    }
-
-    /// Records a load report that was asked for at this instant.
-    pub fn set_load(&self, asked: Instant, load: EngineLoad) {
-        if load.waiting == Some(0) {
-            self.idle_at.store(Some(Arc::new(asked)));
-        }
-        self.load.store(Some(Arc::new((asked, load))));
-    }
-
-    /// Requests that wait in its queue, by its own report; 0 where it has not said so.
-    pub fn waiting(&self, now: Instant) -> u64 {
-        self.load(now).and_then(|load| load.waiting).unwrap_or(0)
-    }
-
-    /// Whether all that it has reported since an instant says that requests wait: one that
-    /// was sent then may be among them. Without a report nothing says so.
-    pub fn has_queued_since(&self, since: Instant) -> bool {
-        let report = self.load.load();
-        let queues = report.as_deref().is_some_and(|(asked, load)| {
-            *asked >= since && load.waiting.is_some_and(|waiting| waiting > 0)
-        });
-        queues && self.idle_at.load().as_deref().is_none_or(|idle| *idle < since)
-    }
-
-    /// Whether it can take a leg.
-    pub fn serves(&self, leg: Leg) -> bool {
-        match (leg, self.config.role) {
-            (_, Role::Both) => true,
-            (Leg::Prefill, role) => role == Role::Prefill,
-            // A decode worker without a hand-off computes the prompt by itself.
-            (Leg::Decode | Leg::Aggregated, role) => role == Role::Decode,
-        }
-    }
-}
 
 thread_local! {
     /// What a look into the index needs, kept so that none allocates.
-    static FOUND: RefCell<Overlaps> = RefCell::default();
+    static FOUND: RefCell<(Overlaps, Found)> = RefCell::default();
 }
 
 /// A model's workers with their index.
@@ -264,6 +29,8 @@ pub struct Pool {
     /// Written by whoever follows a worker's events; prompts go through `reader`.
     index: Mutex<Index>,
     reader: IndexReader,
+    /// What workers are assumed to hold beyond it.
+    pub assumed: Assumed,
     turns: [AtomicU64; 3],
     draws: Mutex<StdRng>,
 }
@@ -279,9 +46,15 @@ impl Pool {
             block_size: watch::Sender::new(index.config().block_size),
             reader: index.reader(),
             index: Mutex::new(index),
+            assumed: Assumed::new(AssumedConfig::OFF),
             turns: Default::default(),
             draws: Mutex::new(StdRng::seed_from_u64(seed)),
         }
+    }
+
+    /// The same pool, which assumes more than events confirm, as configured.
+    pub fn assuming(self, config: AssumedConfig) -> Self {
+        Self { assumed: Assumed::new(config), ..self }
     }
 
     /// Tokens per block; 0 until an engine has said it, and nothing has a hash.
@@ -365,8 +138,9 @@ impl Pool {
         excluded: &[usize],
         now: Instant,
     ) -> Vec<Candidate> {
-        let mut overlaps = FOUND.take();
+        let (mut overlaps, mut found) = FOUND.take();
         self.reader.find(hashes, &mut overlaps);
+        self.assumed.find(now, hashes, &mut found);
         let able = self
             .workers
             .iter()
@@ -376,10 +150,11 @@ impl Pool {
                     .load(now)
                     .map_or(0, |load| load.running.unwrap_or(0) + load.waiting.unwrap_or(0));
                 // What may be out of date is not certain.
-                let overlap = match worker.events_are_current() {
-                    true => overlaps.get(worker_key(worker.index)),
-                    false => Overlap::default(),
-                };
+                let key = worker_key(worker.index);
+                let current = worker.events_are_current();
+                let overlap = if current { overlaps.get(key) } else { Overlap::default() };
+                let sent = found.speculative.get(key).blocks;
+                let computed = found.approximate.get(key).blocks;
                 Candidate {
                     worker: worker.index,
                     up: worker.is_available(leg, now),
@@ -391,10 +166,13 @@ impl Pool {
                     active_tokens: worker.booked.active_tokens(),
                     overlap_blocks: overlap.blocks,
                     overlap_by_tier: overlap.by_tier,
+                    assumed_blocks: overlap.blocks.max(sent).max(computed),
+                    // Without events nothing says when it has been computed.
+                    underway_blocks: if current { sent.saturating_sub(overlap.blocks) } else { 0 },
                 }
             })
             .collect();
-        FOUND.set(overlaps);
+        FOUND.set((overlaps, found));
         able
     }
 }
@@ -410,6 +188,8 @@ mod tests {
     use splitrail_kv::{EngineHash, HashSeed, KvEvent, Namespace, StoredBlock, Tier, chain_hashes};
 
     use super::*;
+    use crate::fleet::assumed::AssumedBlocks;
+    use splitrail_engine::vllm::load::EngineLoad;
 
     fn index(block_size: u32) -> IndexConfig {
         IndexConfig { model: "m".into(), block_size, seed: HashSeed(1), max_blocks_per_worker: 8 }
@@ -429,7 +209,7 @@ mod tests {
 
     #[test]
     fn overlap_is_believed_only_while_events_come_in() {
-        let config: WorkerConfig = serde_json::from_str(
+        let config: crate::config::model::Worker = serde_json::from_str(
             r#"{"id": "w", "role": "both", "url": "http://w:1", "kv_events": "tcp://w:2"}"#,
         )
         .unwrap();
@@ -457,6 +237,93 @@ mod tests {
         assert_eq!(overlap(), 1);
         worker.set_events_current(false);
         assert_eq!(overlap(), 0);
+    }
+
+    const ASSUMED: AssumedConfig = AssumedConfig {
+        speculative: Duration::from_secs(2),
+        approximate: Duration::from_secs(120),
+        max_blocks: 8,
+    };
+
+    /// A pool of one worker with events, its worker, and a prompt of three blocks.
+    fn assuming(config: AssumedConfig) -> (Pool, Arc<Worker>, Vec<BlockHash>) {
+        let worker: crate::config::model::Worker = serde_json::from_str(
+            r#"{"id": "w", "role": "both", "url": "http://w:1", "kv_events": "tcp://w:2"}"#,
+        )
+        .unwrap();
+        let worker = Arc::new(Worker::new(0, worker, "w:1".parse().unwrap()));
+        let pool = Pool::new(vec![Arc::clone(&worker)], index(2), None).assuming(config);
+        let namespace = Namespace { salt: None, model: "m", adapter: None, block_size: 2 };
+        let mut hashes = Vec::new();
+        chain_hashes(&namespace, HashSeed(1), &[1, 2, 3, 4, 5, 6], &mut hashes);
+        (pool, worker, hashes)
+    }
+
+    /// Confirmed, assumed and underway blocks of the only worker.
+    fn seen(pool: &Pool, hashes: &[BlockHash], now: Instant) -> (u32, u32, u32) {
+        let seen = pool.candidates(Leg::Aggregated, hashes, &[], now)[0];
+        (seen.overlap_blocks, seen.assumed_blocks, seen.underway_blocks)
+    }
+
+    fn after(start: Instant, ms: u64) -> Instant {
+        start + Duration::from_millis(ms)
+    }
+
+    #[test]
+    fn what_was_sent_is_underway_until_it_is_confirmed_or_its_time_has_come() {
+        let (pool, worker, hashes) = assuming(ASSUMED);
+        worker.set_events_current(true);
+        let start = Instant::now();
+        pool.assumed.sent(start, &worker, &hashes);
+        pool.assumed.computed(start, &worker, &hashes);
+        assert_eq!(seen(&pool, &hashes, after(start, 1998)), (0, 3, 3));
+        let block = StoredBlock { hash: EngineHash(1), tokens: vec![1, 2], opaque: false };
+        let (blocks, tier) = (vec![block], Tier::Device);
+        let stored = KvEvent::Stored { parent: None, blocks, adapter: None, salt: None, tier };
+        pool.index().apply(worker_key(0), &stored);
+        assert_eq!(seen(&pool, &hashes, after(start, 1999)), (1, 3, 2));
+        assert_eq!(seen(&pool, &hashes, after(start, 2001)), (1, 1, 0));
+        assert_eq!(pool.assumed.blocks(0), AssumedBlocks::default());
+    }
+
+    #[test]
+    fn without_events_what_was_computed_is_assumed_for_longer_and_renewed() {
+        let (pool, worker, hashes) = assuming(ASSUMED);
+        let start = Instant::now();
+        pool.assumed.computed(start, &worker, &hashes);
+        pool.assumed.computed(after(start, 100_000), &worker, &hashes[..2]);
+        assert_eq!(seen(&pool, &hashes, after(start, 119_998)), (0, 3, 0));
+        assert_eq!(seen(&pool, &hashes, after(start, 120_001)), (0, 2, 0));
+        assert_eq!(seen(&pool, &hashes, after(start, 219_998)), (0, 2, 0));
+        assert_eq!(seen(&pool, &hashes, after(start, 220_001)), (0, 0, 0));
+        // Once events tell, they count.
+        pool.assumed.computed(after(start, 220_001), &worker, &hashes);
+        pool.assumed.confirmed(0);
+        assert_eq!(seen(&pool, &hashes, after(start, 220_002)), (0, 0, 0));
+    }
+
+    #[test]
+    fn no_more_is_assumed_than_an_engine_says_it_has_room_for() {
+        let (pool, worker, hashes) = assuming(ASSUMED);
+        let start = Instant::now();
+        worker.set_load(start, EngineLoad { total_blocks: Some(2), ..EngineLoad::default() });
+        pool.assumed.computed(start, &worker, &hashes);
+        assert_eq!(seen(&pool, &hashes, start), (0, 2, 0));
+    }
+
+    #[test]
+    fn nothing_is_assumed_where_that_is_off_or_the_worker_began_anew() {
+        let (pool, worker, hashes) = assuming(AssumedConfig::OFF);
+        let start = Instant::now();
+        pool.assumed.sent(start, &worker, &hashes);
+        pool.assumed.computed(start, &worker, &hashes);
+        assert_eq!(seen(&pool, &hashes, start), (0, 0, 0));
+        let (pool, worker, hashes) = assuming(ASSUMED);
+        pool.assumed.sent(start, &worker, &hashes);
+        pool.assumed.computed(start, &worker, &hashes);
+        assert_eq!(seen(&pool, &hashes, start), (0, 3, 0));
+        pool.assumed.forget(0);
+        assert_eq!(seen(&pool, &hashes, start), (0, 0, 0));
     }
 
     #[test]

@@ -12,7 +12,7 @@ use bytes::Bytes;
 use http::HeaderValue;
 use tokio::time::MissedTickBehavior;
 
-use super::pool::Worker;
+use super::worker::Worker;
 use crate::api::{Endpoint, json};
 use crate::core::{Served, random_id};
 use crate::error::{Error, Kind};

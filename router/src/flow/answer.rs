@@ -221,7 +221,7 @@ pub(super) fn account(sending: &Sending<'_>, handed_over: bool) -> Account {
     let worker = &placed.worker;
     let to_compute = match handed_over {
         true => 0,
-        false => uncached_tokens(context, unit, placed.overlap_blocks),
+        false => uncached_tokens(context, unit, placed.assumed_blocks),
     };
     let leg = LegFacts::new(LegKind::Decode, worker.id(), expected(context, unit, placed));
     decision.update(|decision| decision.ledger.decode_sent(leg));

@@ -51,9 +51,10 @@ impl Context {
     }
 }
 
-/// Tokens that a worker is expected to compute of a prompt.
-pub(super) fn uncached_tokens(context: &Context, unit: &Unit, overlap_blocks: u32) -> u64 {
-    let cached = u64::from(overlap_blocks) * u64::from(context.served.pool.block_size());
+/// Tokens that a worker will have to compute of a prompt, for its booking: what is assumed to be
+/// there, or on its way, is not computed again.
+pub(super) fn uncached_tokens(context: &Context, unit: &Unit, assumed_blocks: u32) -> u64 {
+    let cached = u64::from(assumed_blocks) * u64::from(context.served.pool.block_size());
     unit.weight_tokens.saturating_sub(cached)
 }
 

@@ -10,7 +10,7 @@ use super::answer::{Answer, Begun, Sending, generate};
 use super::attempts::Attempts;
 use super::context::{Context, attempt, carried_threshold};
 use super::gate::{self, Gate, Need, Verdict, judge};
-use super::place::{Placed, Wish, place};
+use super::place::{Placed, Wish, computed, place, sent};
 use super::plan::{Plan, Then};
 use crate::error::{Error, Kind};
 use crate::ledger::decisions::DecisionHandle;
@@ -52,7 +52,11 @@ pub(super) async fn decode_try(
             return Err(Error::new(Kind::NoWorker, message));
         }
         let decided = match verdict(context, unit, &placed, &need) {
-            Verdict::Enough(decided) => decided,
+            Verdict::Enough(decided) => {
+                sent(context, unit, &placed);
+                decided
+            }
+            // If it turns the prompt away, it will not hold it.
             Verdict::Ask(gate) => Some(gate),
             Verdict::TooLittle => {
                 note(context, decision, Some(Gate::Router), "skipped");
@@ -67,6 +71,7 @@ pub(super) async fn decode_try(
         context.stages.mark("decode_try", started);
         match answer {
             Ok(Answer::Begun(begun)) => {
+                computed(context, unit, &placed.worker);
                 note(context, decision, decided, "served");
                 return Ok(Tried::Answered(begun));
             }

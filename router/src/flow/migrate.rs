@@ -22,7 +22,7 @@ use super::context::{Context, attempt, carried_threshold, expected, may_retry};
 use super::first::{First, first_events};
 use super::hand_off::Carried;
 use super::legs;
-use super::place::{Placed, Wish, place};
+use super::place::{Placed, Wish, computed, place, sent};
 use crate::api::{Endpoint, JsonObject};
 use crate::error::Error;
 use crate::fleet::{Booking, Worker};
@@ -214,8 +214,10 @@ impl Migration {
             let unit = self.unit()?;
             let wish = Wish::any(Leg::Decode, &self.lost);
             let placed = place(&context, &unit, &self.decision, wish).ok()?;
+            sent(&context, &unit, &placed);
             match self.ask(&unit, &placed).await {
                 Ok(resumed) => {
+                    computed(&context, &unit, &placed.worker);
                     count(&context, "resumed");
                     return Some(resumed);
                 }
@@ -241,7 +243,7 @@ impl Migration {
         if let Some(threshold) = threshold {
             body.set("cache_hit_threshold", threshold.to_string());
         }
-        let held = u64::from(placed.overlap_blocks) * u64::from(context.served.pool.block_size());
+        let held = u64::from(placed.assumed_blocks) * u64::from(context.served.pool.block_size());
         let to_compute = unit.weight_tokens.saturating_sub(held);
         let booking = Booking::new(&placed.worker.booked, to_compute, unit.weight_tokens);
         let body: Parcel = legs::answer(&body, context.options, Carried::Nothing)?.into();

@@ -21,7 +21,9 @@ const OTHERS_RECORDED: usize = 31;
 pub(super) struct Placed {
     pub(super) worker: Arc<Worker>,
     pub(super) overlap_blocks: u32,
-    /// The same blocks by tier.
+    /// Leading blocks that it is assumed to hold, those among them: for bookings.
+    pub(super) assumed_blocks: u32,
+    /// The same blocks as `overlap_blocks` by tier.
     pub(super) overlap_by_tier: [u32; Tier::COUNT],
 }
 
@@ -80,8 +82,22 @@ pub(super) fn place(
         metrics.overlap_blocks_lost.with_label_values(&labels[..1]).inc_by(lost.into());
     }
     context.stages.mark("pick", started);
-    let Candidate { overlap_blocks, overlap_by_tier, .. } = chosen;
-    Ok(Placed { worker, overlap_blocks, overlap_by_tier })
+    let Candidate { overlap_blocks, overlap_by_tier, assumed_blocks, .. } = chosen;
+    Ok(Placed { worker, overlap_blocks, assumed_blocks, overlap_by_tier })
+}
+
+/// A placed leg is being sent, and leaves the prompt's KV on its worker: what begins alike
+/// may follow it.
+pub(super) fn sent(context: &Context, unit: &Unit, placed: &Placed) {
+    // What is confirmed needs no guess.
+    if (placed.overlap_blocks as usize) < unit.hashes.len() {
+        context.served.pool.assumed.sent(Instant::now(), &placed.worker, &unit.hashes);
+    }
+}
+
+/// A leg has left the prompt's KV on its worker.
+pub(super) fn computed(context: &Context, unit: &Unit, worker: &Worker) {
+    context.served.pool.assumed.computed(Instant::now(), worker, &unit.hashes);
 }
 
 /// Writes a choice down: before the engine is called.

@@ -17,7 +17,7 @@ use super::context::{
 use super::hand_off::Lead;
 use super::lease::{Lease, left_by_engine};
 use super::legs;
-use super::place::{Placed, Wish, place};
+use super::place::{Placed, Wish, computed, place, sent};
 use super::plan::LocalReason;
 use super::staged::Staged;
 use crate::api::JsonObject;
@@ -117,6 +117,7 @@ pub(super) async fn prefill_or_local(
             Ok(placed) => placed,
             Err(error) => break error,
         };
+        sent(context, unit, &placed);
         let envelope = attempt(context, decision);
         let expected = expected(context, unit, &placed);
         let leg = LegFacts::new(LegKind::Prefill, placed.worker.id(), expected);
@@ -124,7 +125,10 @@ pub(super) async fn prefill_or_local(
         let prefilled = prefill(context, unit, decision, envelope, &placed).await;
         placed.worker.record(Leg::Prefill, prefilled.as_ref().err());
         let error = match prefilled {
-            Ok(Some(prefilled)) => return Ok(Some(prefilled)),
+            Ok(Some(prefilled)) => {
+                computed(context, unit, &placed.worker);
+                return Ok(Some(prefilled));
+            }
             Ok(None) => {
                 prefill_ended(context, decision);
                 return Ok(None);
@@ -253,7 +257,7 @@ pub(super) async fn send(
     let started = Instant::now();
     let Served { config, client, .. } = context.served.as_ref();
     let worker = &placed.worker;
-    let uncached = uncached_tokens(context, unit, placed.overlap_blocks);
+    let uncached = uncached_tokens(context, unit, placed.assumed_blocks);
     worker.breaker(Leg::Prefill).begin(started);
     let _booking = Booking::new(&worker.booked, uncached, unit.weight_tokens);
     let call = async {

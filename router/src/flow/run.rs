@@ -11,7 +11,7 @@ use super::below;
 use super::context::{Context, attempt, carried_threshold, count_local};
 use super::decode_try::{Tried, decode_try};
 use super::pair::{Paired, pair_or_local};
-use super::place::{Wish, place};
+use super::place::{Wish, computed, place, sent};
 use super::plan::{Facts, LocalReason, Plan, Then, plan};
 use super::prefill::{Prefilled, prefill_or_local};
 use crate::config::model::{OnNoPrefill, RequestFlow};
@@ -191,6 +191,7 @@ async fn answer(
         None => attempt(context, decision),
     };
     let placed = place(context, unit, decision, Wish::any(leg, &excluded))?;
+    sent(context, unit, &placed);
     let guard = match leg {
         Leg::Decode => context.served.config.gate.preemption_guard,
         Leg::Prefill | Leg::Aggregated => 0.0,
@@ -200,6 +201,9 @@ async fn answer(
         Sending { context, unit, decision, envelope: &envelope, placed: &placed, threshold };
     // A hand-off may be received: whatever comes after a failure needs a new one.
     let answered = generate(&sending, staged).await;
+    if matches!(answered, Ok(Answer::Begun(_))) {
+        computed(context, unit, &placed.worker);
+    }
     conclude(context, attempts, leg, &placed.worker, answered)
 }
 

@@ -21,6 +21,11 @@ pub struct CandidateRecord {
     pub up: bool,
     /// Leading blocks that it held.
     pub overlap_blocks: u32,
+    /// Leading blocks that it was assumed to hold, those among them: a guess from what was
+    /// sent there lately, which its cost went by.
+    pub assumed_blocks: u32,
+    /// Those of them that were just being computed for another prompt.
+    pub underway_blocks: u32,
     /// Requests that it worked on.
     pub requests: u32,
     /// Prompt tokens that it had still to compute.
@@ -41,6 +46,8 @@ impl CandidateRecord {
             worker: worker.to_owned(),
             up: seen.up,
             overlap_blocks: seen.overlap_blocks,
+            assumed_blocks: seen.assumed_blocks,
+            underway_blocks: seen.underway_blocks,
             requests: seen.requests,
             prefill_tokens: seen.prefill_tokens,
             active_tokens: seen.active_tokens,

@@ -134,6 +134,10 @@ metrics! {
     index_truncated: IntGaugeVec("index_truncated"; "model", "worker");
     /// Distinct blocks that the index holds.
     index_blocks: IntGaugeVec("index_blocks"; "model", "worker", "tier");
+    /// Blocks that a worker is assumed to hold because they were sent there lately (kind
+    /// `speculative`), or computed there while no events told (`approximate`): never part of
+    /// `index_blocks` or of an overlap.
+    index_assumed_blocks: IntGaugeVec("index_assumed_blocks"; "model", "worker", "kind");
     /// KV events applied.
     index_events: IntCounterVec("index_events_total"; "model", "worker");
     /// Gaps in a worker's live events, filled by a replay or not.

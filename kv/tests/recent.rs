@@ -1,0 +1,243 @@
+//! What is assumed of workers is what was routed to them lately, no more, and in bounds.
+#![allow(clippy::unwrap_used)]
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use proptest::prelude::*;
+use splitrail_kv::{
+    BlockHash, EXPIRED_BLOCKS_MAX, HashSeed, IndexReader, Namespace, Overlaps, Recent,
+    RecentConfig, WorkerKey, chain_hashes,
+};
+
+const LIFETIME_MS: u64 = 100;
+
+fn recent(max_blocks_per_worker: usize) -> Recent {
+    Recent::new(RecentConfig { lifetime_ms: LIFETIME_MS, max_blocks_per_worker })
+}
+
+fn worker(number: u32) -> WorkerKey {
+    WorkerKey { worker: number, rank: 0 }
+}
+
+/// The hashes of a prompt of one token per block.
+fn hashes(tokens: &[u32]) -> Vec<BlockHash> {
+    let mut out = Vec::new();
+    let namespace = Namespace { salt: None, model: "m", adapter: None, block_size: 1 };
+    chain_hashes(&namespace, HashSeed(7), tokens, &mut out);
+    out
+}
+
+/// A prompt of `len` blocks that begins with `name`, and so shares nothing with others.
+fn prompt(name: u32, len: u32) -> Vec<BlockHash> {
+    hashes(&std::iter::once(name).chain(0..len - 1).collect::<Vec<_>>())
+}
+
+fn overlap(reader: &IndexReader, worker: WorkerKey, prompt: &[BlockHash]) -> u32 {
+    let mut found = Overlaps::new();
+    reader.find(prompt, &mut found);
+    found.get(worker).blocks
+}
+
+#[test]
+fn a_prompt_is_assumed_where_it_was_sent_until_its_time_has_come() {
+    let mut recent = recent(100);
+    let reader = recent.reader();
+    let (a, longer) = (prompt(1, 5), prompt(1, 8));
+    recent.record(10, worker(0), &a, None);
+    assert_eq!(overlap(&reader, worker(0), &longer), 5);
+    assert_eq!(overlap(&reader, worker(1), &longer), 0);
+    assert_eq!((recent.blocks(worker(0)), recent.next_expiry_ms()), (5, Some(110)));
+    assert!(!recent.expire(109));
+    assert_eq!(overlap(&reader, worker(0), &a), 5);
+    assert!(!recent.expire(110));
+    assert_eq!(overlap(&reader, worker(0), &a), 0);
+    assert_eq!((recent.blocks(worker(0)), recent.next_expiry_ms()), (0, None));
+}
+
+#[test]
+fn what_is_sent_again_stays_and_the_rest_of_it_goes() {
+    let mut recent = recent(100);
+    let reader = recent.reader();
+    let whole = prompt(1, 9);
+    recent.record(0, worker(0), &whole, None);
+    recent.record(60, worker(0), &whole[..4], None);
+    assert_eq!((recent.blocks(worker(0)), recent.listed_blocks()), (9, 9));
+    recent.expire(100);
+    assert_eq!(overlap(&reader, worker(0), &whole), 4);
+    recent.expire(160);
+    assert_eq!(overlap(&reader, worker(0), &whole), 0);
+}
+
+#[test]
+fn the_end_of_what_was_sent_longest_ago_makes_room() {
+    let mut recent = recent(10);
+    let reader = recent.reader();
+    let (a, b, c) = (prompt(1, 5), prompt(2, 5), prompt(3, 3));
+    recent.record(0, worker(0), &a, None);
+    recent.record(1, worker(0), &b, None);
+    recent.record(2, worker(0), &c, None);
+    let held = |prompt: &[BlockHash]| overlap(&reader, worker(0), prompt);
+    assert_eq!((held(&a), held(&b), held(&c)), (2, 5, 3));
+    // The engine turns out to have less room than that.
+    recent.record(3, worker(0), &c, Some(4));
+    assert_eq!((held(&a), held(&b), held(&c)), (0, 1, 3));
+    recent.record(4, worker(0), &prompt(4, 30), Some(4));
+    assert_eq!((held(&prompt(4, 30)), recent.blocks(worker(0))), (4, 4));
+    // One worker's room is not another's.
+    recent.record(5, worker(1), &a, None);
+    assert_eq!(overlap(&reader, worker(1), &a), 5);
+    assert_eq!(recent.blocks(worker(0)), 4);
+}
+
+#[test]
+fn nothing_is_assumed_of_a_worker_that_began_anew() {
+    let mut recent = recent(100);
+    let reader = recent.reader();
+    let a = prompt(1, 5);
+    recent.record(0, worker(0), &a, None);
+    recent.record(0, worker(1), &a, None);
+    recent.forget(0);
+    assert_eq!(overlap(&reader, worker(0), &a), 0);
+    assert_eq!(overlap(&reader, worker(1), &a), 5);
+    assert_eq!(recent.listed_blocks(), 5);
+    recent.record(1, worker(0), &a, None);
+    assert_eq!(overlap(&reader, worker(0), &a), 5);
+}
+
+#[test]
+fn memory_is_that_of_the_blocks_assumed_however_often_they_are_renewed() {
+    let mut recent = recent(64);
+    let common = prompt(1, 20);
+    for turn in 0..5000_u32 {
+        let branch = common.iter().copied().chain(prompt(turn % 7 + 2, 3));
+        recent.record(0, worker(turn % 2), &branch.collect::<Vec<_>>(), None);
+    }
+    for number in [0, 1] {
+        assert!(recent.blocks(worker(number)) <= 64);
+    }
+    assert_eq!(recent.listed_blocks(), recent.blocks(worker(0)) + recent.blocks(worker(1)));
+}
+
+#[test]
+fn one_call_takes_out_no_more_than_its_share() {
+    let len = EXPIRED_BLOCKS_MAX as u32 + 10;
+    let mut recent = recent(len as usize);
+    recent.record(0, worker(0), &prompt(1, len), None);
+    assert!(recent.expire(LIFETIME_MS), "some is left");
+    assert_eq!(recent.blocks(worker(0)), 10);
+    assert_eq!(overlap(&recent.reader(), worker(0), &prompt(1, len)), 10, "the end went first");
+    assert!(!recent.expire(LIFETIME_MS));
+    assert_eq!(recent.blocks(worker(0)), 0);
+}
+
+#[test]
+fn a_clock_that_goes_back_changes_nothing() {
+    let mut recent = recent(100);
+    recent.record(50, worker(0), &prompt(1, 3), None);
+    recent.record(20, worker(0), &prompt(2, 3), None);
+    recent.expire(149);
+    assert_eq!(recent.blocks(worker(0)), 6);
+    recent.expire(150);
+    assert_eq!(recent.blocks(worker(0)), 0);
+}
+
+/// The same promises, the slow way: every block with the last prompt that had it.
+#[derive(Default)]
+struct Model {
+    /// Per worker: block to the prompt's number and the block's place.
+    blocks: BTreeMap<u32, BTreeMap<BlockHash, (usize, usize)>>,
+    /// By number.
+    expires_ms: Vec<u64>,
+}
+
+impl Model {
+    fn record(&mut self, now_ms: u64, worker: u32, hashes: &[BlockHash], bound: usize) {
+        self.expire(now_ms);
+        self.expires_ms.push(now_ms + LIFETIME_MS);
+        let number = self.expires_ms.len() - 1;
+        let blocks = self.blocks.entry(worker).or_default();
+        let hashes = &hashes[..hashes.len().min(bound)];
+        if hashes.is_empty() {
+            return;
+        }
+        blocks.extend(hashes.iter().enumerate().map(|(at, hash)| (*hash, (number, at))));
+        while blocks.len() > bound {
+            let last = |(number, at): (usize, usize)| (number, usize::MAX - at);
+            let oldest = blocks.iter().min_by_key(|(_, owner)| last(**owner)).unwrap();
+            let oldest = *oldest.0;
+            blocks.remove(&oldest);
+        }
+    }
+
+    fn expire(&mut self, now_ms: u64) {
+        for blocks in self.blocks.values_mut() {
+            blocks.retain(|_, (number, _)| self.expires_ms[*number] > now_ms);
+        }
+    }
+
+    fn held(&self, worker: u32) -> BTreeSet<BlockHash> {
+        self.blocks.get(&worker).map(|blocks| blocks.keys().copied().collect()).unwrap_or_default()
+    }
+}
+
+#[derive(Clone, Debug)]
+enum Op {
+    Record { worker: u32, tokens: Vec<u32>, capacity: Option<usize> },
+    Wait { ms: u64 },
+    Forget { worker: u32 },
+}
+
+fn op() -> impl Strategy<Value = Op> {
+    let tokens = proptest::collection::vec(0..2_u32, 0..7);
+    let record = (0..3_u32, tokens, proptest::option::weighted(0.3, 0..16_usize));
+    prop_oneof![
+        8 => record.prop_map(|(worker, tokens, capacity)| Op::Record { worker, tokens, capacity }),
+        3 => (0..90_u64).prop_map(|ms| Op::Wait { ms }),
+        1 => (0..3_u32).prop_map(|worker| Op::Forget { worker }),
+    ]
+}
+
+proptest! {
+    #[test]
+    fn it_is_as_the_model(ops in proptest::collection::vec(op(), 1..60)) {
+        const BOUND: usize = 12;
+        let mut recent = recent(BOUND);
+        let reader = recent.reader();
+        let mut model = Model::default();
+        let mut now_ms = 0;
+        let bits = |bits: u32| (0..6).map(|at| bits >> at & 1).collect::<Vec<_>>();
+        let all: Vec<_> = (0..64).map(|number| hashes(&bits(number))).collect();
+        for op in ops {
+            match op {
+                Op::Record { worker: number, tokens, capacity } => {
+                    let hashes = hashes(&tokens);
+                    recent.record(now_ms, worker(number), &hashes, capacity);
+                    model.record(now_ms, number, &hashes, capacity.unwrap_or(BOUND).min(BOUND));
+                }
+                Op::Wait { ms } => {
+                    now_ms += ms;
+                    prop_assert!(!recent.expire(now_ms));
+                    model.expire(now_ms);
+                }
+                Op::Forget { worker } => {
+                    recent.forget(worker);
+                    model.blocks.remove(&worker);
+                }
+            }
+            let mut listed = 0;
+            for number in 0..3 {
+                let held = model.held(number);
+                listed += held.len();
+                prop_assert_eq!(recent.blocks(worker(number)), held.len());
+                // All prompts of six blocks over two tokens, and so all beginnings.
+                for prompt in &all {
+                    let expected = prompt.iter().take_while(|hash| held.contains(hash)).count();
+                    // No hole: none is held whose beginning is not.
+                    prop_assert!(prompt[expected..].iter().all(|hash| !held.contains(hash)));
+                    prop_assert_eq!(overlap(&reader, worker(number), prompt), expected as u32);
+                }
+            }
+            prop_assert_eq!(recent.listed_blocks(), listed);
+        }
+    }
+}

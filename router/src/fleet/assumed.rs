@@ -1,0 +1,185 @@
+//! What a model's workers are assumed to hold beyond what their KV events confirm.
+//!
+//! Two kinds of guesses. *Speculative*: what was just sent to a worker, so that others like
+//! it follow before its events tell; of every worker, for seconds. *Approximate*: what a
+//! worker has computed, where no events say what it holds; for minutes, in the room that it
+//! has. They choose a worker. They open no gate, and no figure that anybody is told, or that
+//! is counted as overlap, is made of them.
+
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+use serde::Serialize;
+use splitrail_kv::{BlockHash, IndexReader, Overlaps, Recent, RecentConfig};
+
+use super::pool::worker_key;
+use super::worker::Worker;
+use crate::config::model::AssumedConfig;
+
+/// The guesses about a model's workers.
+#[derive(Debug)]
+pub struct Assumed {
+    speculative: Option<Guesses>,
+    approximate: Option<Guesses>,
+}
+
+/// What the two kinds of guesses say of one prompt.
+#[derive(Debug, Default)]
+pub struct Found {
+    /// Leading blocks that were just sent to a worker.
+    pub speculative: Overlaps,
+    /// Leading blocks that a worker without events has computed.
+    pub approximate: Overlaps,
+}
+
+/// Blocks assumed of one worker.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
+pub struct AssumedBlocks {
+    /// Sent to it moments ago.
+    pub speculative: usize,
+    /// Computed by it lately, while no events told what it holds.
+    pub approximate: usize,
+}
+
+impl Assumed {
+    /// Nothing yet. A lifetime of 0 switches its kind of guesses off.
+    pub fn new(config: AssumedConfig) -> Self {
+        let guesses = |lifetime: Duration| {
+            let lifetime_ms = u64::try_from(lifetime.as_millis()).unwrap_or(u64::MAX);
+            let max_blocks_per_worker = config.max_blocks;
+            (lifetime_ms > 0)
+                .then(|| Guesses::new(RecentConfig { lifetime_ms, max_blocks_per_worker }))
+        };
+        Self { speculative: guesses(config.speculative), approximate: guesses(config.approximate) }
+    }
+
+    /// A prompt is being sent to a worker that will hold it then.
+    pub fn sent(&self, now: Instant, worker: &Worker, hashes: &[BlockHash]) {
+        if let Some(speculative) = &self.speculative {
+            speculative.record(now, worker, hashes);
+        }
+    }
+
+    /// A worker has a prompt's KV. Where its events come in, they say so better. An attempt
+    /// that failed never comes here: what outlives it are seconds of speculation.
+    pub fn computed(&self, now: Instant, worker: &Worker, hashes: &[BlockHash]) {
+        if let Some(approximate) = &self.approximate
+            && !worker.events_are_current()
+        {
+            approximate.record(now, worker, hashes);
+        }
+    }
+
+    /// What is assumed of a prompt.
+    pub fn find(&self, now: Instant, hashes: &[BlockHash], found: &mut Found) {
+        let sides = [
+            (&self.speculative, &mut found.speculative),
+            (&self.approximate, &mut found.approximate),
+        ];
+        for (guesses, overlaps) in sides {
+            match guesses {
+                Some(guesses) => guesses.find(now, hashes, overlaps),
+                None => overlaps.clear(),
+            }
+        }
+    }
+
+    /// Takes out what has had its time, a bounded amount per call; says whether some is left.
+    pub fn expire(&self, now: Instant) -> bool {
+        let [first, second] = self.kinds().map(|guesses| guesses.is_some_and(|g| g.expire(now)));
+        first || second
+    }
+
+    /// A worker began anew, or dropped its cache: nothing is assumed of it.
+    pub fn forget(&self, worker: usize) {
+        for guesses in self.kinds().into_iter().flatten() {
+            guesses.forget(worker);
+        }
+    }
+
+    /// A worker's events come in: what it holds is known.
+    pub fn confirmed(&self, worker: usize) {
+        if let Some(approximate) = &self.approximate {
+            approximate.forget(worker);
+        }
+    }
+
+    /// Blocks that are assumed of a worker.
+    pub fn blocks(&self, worker: usize) -> AssumedBlocks {
+        let [speculative, approximate] =
+            self.kinds().map(|guesses| guesses.map_or(0, |guesses| guesses.blocks(worker)));
+        AssumedBlocks { speculative, approximate }
+    }
+
+    fn kinds(&self) -> [Option<&Guesses>; 2] {
+        [self.speculative.as_ref(), self.approximate.as_ref()]
+    }
+}
+
+/// One kind of guesses.
+#[derive(Debug)]
+struct Guesses {
+    /// Prompts go through `reader`; this is for those who change something.
+    recent: Mutex<Recent>,
+    reader: IndexReader,
+    /// When the next one has had its time; `u64::MAX` if there is none.
+    next_expiry_ms: AtomicU64,
+    started: Instant,
+}
+
+impl Guesses {
+    fn new(config: RecentConfig) -> Self {
+        let recent = Recent::new(config);
+        Self {
+            reader: recent.reader(),
+            recent: Mutex::new(recent),
+            next_expiry_ms: AtomicU64::new(u64::MAX),
+            started: Instant::now(),
+        }
+    }
+
+    fn record(&self, now: Instant, worker: &Worker, hashes: &[BlockHash]) {
+        if hashes.is_empty() {
+            return;
+        }
+        let capacity = worker.load(now).and_then(|load| load.total_blocks);
+        let capacity = capacity.map(|blocks| blocks as usize);
+        let now_ms = self.ms(now);
+        self.change(|recent| recent.record(now_ms, worker_key(worker.index), hashes, capacity));
+    }
+
+    fn find(&self, now: Instant, hashes: &[BlockHash], out: &mut Overlaps) {
+        self.expire(now);
+        self.reader.find(hashes, out);
+    }
+
+    fn expire(&self, now: Instant) -> bool {
+        let now_ms = self.ms(now);
+        self.next_expiry_ms.load(Relaxed) <= now_ms && self.change(|recent| recent.expire(now_ms))
+    }
+
+    fn forget(&self, worker: usize) {
+        self.change(|recent| recent.forget(worker as u32));
+    }
+
+    fn blocks(&self, worker: usize) -> usize {
+        self.lock().blocks(worker_key(worker))
+    }
+
+    fn change<T>(&self, change: impl FnOnce(&mut Recent) -> T) -> T {
+        let mut recent = self.lock();
+        let changed = change(&mut recent);
+        self.next_expiry_ms.store(recent.next_expiry_ms().unwrap_or(u64::MAX), Relaxed);
+        changed
+    }
+
+    /// A poisoned lock still guards guesses: none of them has to be right.
+    fn lock(&self) -> MutexGuard<'_, Recent> {
+        self.recent.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn ms(&self, now: Instant) -> u64 {
+        u64::try_from(now.saturating_duration_since(self.started).as_millis()).unwrap_or(u64::MAX)
+    }
+}

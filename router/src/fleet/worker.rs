@@ -1,0 +1,246 @@
+//! One engine, as the router knows it.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU32, Ordering::Relaxed};
+use std::time::{Duration, Instant};
+
+use arc_swap::ArcSwapOption;
+use http::uri::Authority;
+use splitrail_engine::vllm::load::EngineLoad;
+
+use super::booking::Booked;
+use super::bootstrap::Bootstrap;
+use super::breaker::Breaker;
+use super::pace::Pace;
+use crate::config::model::{BreakerConfig, Role, Worker as WorkerConfig};
+use crate::error::{Error, Fault};
+use crate::ledger::audit::Audit;
+use crate::pick::Leg;
+
+/// A load report older than this says nothing about now.
+const LOAD_STALE: Duration = Duration::from_secs(5);
+
+/// One engine.
+#[derive(Debug)]
+pub struct Worker {
+    /// Its place in its model's list.
+    pub index: usize,
+    /// Its configuration.
+    pub config: WorkerConfig,
+    /// Host and port of its HTTP address.
+    pub authority: Authority,
+    /// Where decode workers meet it, for connectors that send both legs at once.
+    pub bootstrap: Option<Bootstrap>,
+    /// What the router has given it to do.
+    pub booked: Arc<Booked>,
+    /// What it reports, and how far the index was off.
+    pub audit: Audit,
+    /// Whether its last probe or request found it alive.
+    up: AtomicBool,
+    /// Whether it was probed at all.
+    probed: AtomicBool,
+    /// Whether its KV events are known from the beginning, or will not be.
+    synced: AtomicBool,
+    /// Whether its KV events come in, so that the index is what it holds.
+    events_current: AtomicBool,
+    /// Whether the index lacks blocks of it that were beyond the bound.
+    index_truncated: AtomicBool,
+    /// The longest sequence that it takes, in tokens; 0 until it has said so.
+    context_tokens: AtomicU32,
+    /// Whether it honours `cache_hit_threshold`: 1 for no, 2 for yes, 0 for not known.
+    honours_threshold: AtomicU8,
+    /// Of its prefill leg, and of its others.
+    breakers: [Breaker; 2],
+    /// How fast its queue moves.
+    pub pace: Pace,
+    /// When it last said that nobody waits in its queue.
+    idle_at: ArcSwapOption<Instant>,
+    /// What it last said of its load.
+    load: ArcSwapOption<(Instant, EngineLoad)>,
+}
+
+impl Worker {
+    /// A worker, presumed alive until a probe says otherwise.
+    pub fn new(index: usize, config: WorkerConfig, authority: Authority) -> Self {
+        let synced = AtomicBool::new(config.kv_events.is_none());
+        let bootstrap = Bootstrap::new(config.bootstrap.as_deref(), &authority);
+        let honours_threshold =
+            AtomicU8::new(config.honours_threshold.map_or(0, |yes| 1 + u8::from(yes)));
+        Self {
+            index,
+            config,
+            authority,
+            bootstrap,
+            booked: Arc::default(),
+            audit: Audit::default(),
+            up: AtomicBool::new(true),
+            probed: AtomicBool::new(false),
+            synced,
+            events_current: AtomicBool::new(false),
+            index_truncated: AtomicBool::new(false),
+            context_tokens: AtomicU32::new(0),
+            honours_threshold,
+            breakers: [BreakerConfig::default(); 2].map(Breaker::new),
+            pace: Pace::default(),
+            idle_at: ArcSwapOption::empty(),
+            load: ArcSwapOption::empty(),
+        }
+    }
+
+    /// The same worker with breakers as configured.
+    pub fn with_breakers(self, config: BreakerConfig) -> Self {
+        Self { breakers: [config; 2].map(Breaker::new), ..self }
+    }
+
+    /// The breaker of a leg.
+    pub fn breaker(&self, leg: Leg) -> &Breaker {
+        let [prefill, others] = &self.breakers;
+        if leg == Leg::Prefill { prefill } else { others }
+    }
+
+    /// Whether it may be asked for a leg: it is up, and has not failed that leg too often.
+    pub fn is_available(&self, leg: Leg, now: Instant) -> bool {
+        self.is_up() && self.breaker(leg).allows(now)
+    }
+
+    /// Records how a leg ended: it has done its part, or failed with this.
+    pub fn record(&self, leg: Leg, failed: Option<&Error>) {
+        if failed.is_some_and(|error| error.fault() == Fault::Router) {
+            return;
+        }
+        let breaker = self.breaker(leg);
+        let failed = failed.is_some_and(Error::speaks_against_its_worker);
+        let (worker, leg) = (self.id(), leg.name());
+        if failed && breaker.fail(Instant::now()) {
+            tracing::warn!(worker, leg, "breaker opened: too many failures in a row");
+        } else if !failed && breaker.succeed() {
+            tracing::info!(worker, leg, "breaker closed");
+        }
+    }
+
+    /// Its name.
+    pub fn id(&self) -> &str {
+        &self.config.id
+    }
+
+    /// Whether its last probe or request found it alive.
+    pub fn is_up(&self) -> bool {
+        self.up.load(Relaxed)
+    }
+
+    /// Records that it is alive, or not; says whether that is news.
+    pub fn set_up(&self, up: bool) -> bool {
+        if !up {
+            // Whatever comes back may be another version of it.
+            self.set_honours_threshold(None);
+        }
+        self.up.swap(up, Relaxed) != up
+    }
+
+    /// Whether it was probed at all.
+    pub fn is_probed(&self) -> bool {
+        self.probed.load(Relaxed)
+    }
+
+    /// Records a probe's result; says whether that is news.
+    pub fn set_probed(&self, up: bool) -> bool {
+        let first = !self.probed.swap(true, Relaxed);
+        self.set_up(up) || (first && up)
+    }
+
+    /// Whether the first index synchronisation is over.
+    pub fn is_synced(&self) -> bool {
+        self.synced.load(Relaxed)
+    }
+
+    /// Records that the first index synchronisation is over.
+    pub fn set_synced(&self) {
+        self.synced.store(true, Relaxed);
+    }
+
+    /// Whether its KV events come in, so that the index is what it holds.
+    pub fn events_are_current(&self) -> bool {
+        self.events_current.load(Relaxed)
+    }
+
+    /// Records that its KV events come in, or are cut off.
+    pub fn set_events_current(&self, current: bool) {
+        self.events_current.store(current, Relaxed);
+    }
+
+    /// Whether the index lacks blocks of it that were beyond the bound: its overlap
+    /// is a lower bound then.
+    pub fn index_is_truncated(&self) -> bool {
+        self.index_truncated.load(Relaxed)
+    }
+
+    /// Records whether the index lacks blocks of it.
+    pub fn set_index_truncated(&self, truncated: bool) {
+        self.index_truncated.store(truncated, Relaxed);
+    }
+
+    /// The longest sequence that it takes, in tokens, if it has said so.
+    pub fn context_tokens(&self) -> Option<u32> {
+        Some(self.context_tokens.load(Relaxed)).filter(|tokens| *tokens > 0)
+    }
+
+    /// Records the longest sequence that it takes.
+    pub fn set_context_tokens(&self, tokens: u32) {
+        self.context_tokens.store(tokens, Relaxed);
+    }
+
+    /// Whether it honours `cache_hit_threshold`; `None` until it was asked.
+    pub fn honours_threshold(&self) -> Option<bool> {
+        match self.honours_threshold.load(Relaxed) {
+            0 => None,
+            known => Some(known == 2),
+        }
+    }
+
+    /// Records whether it honours `cache_hit_threshold`; `None` forgets it, for a process
+    /// that may be another one. What is configured stands.
+    pub fn set_honours_threshold(&self, honours: Option<bool>) {
+        let known = self.config.honours_threshold.or(honours);
+        self.honours_threshold.store(known.map_or(0, |yes| 1 + u8::from(yes)), Relaxed);
+    }
+
+    /// Its load as last reported, unless that is too old to mean anything.
+    pub fn load(&self, now: Instant) -> Option<EngineLoad> {
+        let report = self.load.load();
+        let (at, load) = report.as_deref()?;
+        (now.saturating_duration_since(*at) < LOAD_STALE).then(|| load.clone())
+    }
+
+    /// Records a load report that was asked for at this instant.
+    pub fn set_load(&self, asked: Instant, load: EngineLoad) {
+        if load.waiting == Some(0) {
+            self.idle_at.store(Some(Arc::new(asked)));
+        }
+        self.load.store(Some(Arc::new((asked, load))));
+    }
+
+    /// Requests that wait in its queue, by its own report; 0 where it has not said so.
+    pub fn waiting(&self, now: Instant) -> u64 {
+        self.load(now).and_then(|load| load.waiting).unwrap_or(0)
+    }
+
+    /// Whether all that it has reported since an instant says that requests wait: one that
+    /// was sent then may be among them. Without a report nothing says so.
+    pub fn has_queued_since(&self, since: Instant) -> bool {
+        let report = self.load.load();
+        let queues = report.as_deref().is_some_and(|(asked, load)| {
+            *asked >= since && load.waiting.is_some_and(|waiting| waiting > 0)
+        });
+        queues && self.idle_at.load().as_deref().is_none_or(|idle| *idle < since)
+    }
+
+    /// Whether it can take a leg.
+    pub fn serves(&self, leg: Leg) -> bool {
+        match (leg, self.config.role) {
+            (_, Role::Both) => true,
+            (Leg::Prefill, role) => role == Role::Prefill,
+            // A decode worker without a hand-off computes the prompt by itself.
+            (Leg::Decode | Leg::Aggregated, role) => role == Role::Decode,
+        }
+    }
+}
