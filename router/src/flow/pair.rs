@@ -16,7 +16,7 @@ use super::client::Envelope;
 use super::context::{Context, attempt, carried_threshold, expected};
 use super::first::First;
 use super::hand_off::{Carried, Lead, RoomMembers};
-use super::place::{Placed, Wish, place};
+use super::place::{Placed, Wish, computed, place, sent};
 use super::plan::LocalReason;
 use super::prefill::{self, Said, Tries, prefill_ended, without_prefill};
 use crate::config::model::Connector;
@@ -82,8 +82,14 @@ pub(super) async fn pair_or_local(
             placed: &decode,
             threshold: carried_threshold(context, &decode.worker, guard),
         };
+        sent(context, unit, &prefill);
+        sent(context, unit, &decode);
         let error = match pair(&sending, &prefill).await {
-            Ok(answer) => return Ok(Paired::Answered(answer, decode.worker)),
+            Ok(answer) => {
+                computed(context, unit, &prefill.worker);
+                computed(context, unit, &decode.worker);
+                return Ok(Paired::Answered(answer, decode.worker));
+            }
             Err(Failed::Decode(error)) => {
                 attempts.again_elsewhere(context, Leg::Decode, &decode.worker, error)?;
                 return Ok(Paired::Again);
