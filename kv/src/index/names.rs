@@ -349,9 +349,10 @@ impl Names {
             Some(group) => group as usize,
             None => self.add_group()?,
         };
-        let Place { strip, offset } = place;
-        let empty = Group { names: [0; LANES], strip, offset, filled: 0, present: 0, special: 0 };
-        *self.group_mut(group) = empty;
+        let this = self.group_mut(group);
+        (this.strip, this.offset) = (place.strip, place.offset);
+        // The names are those of before: they count where they are present.
+        (this.filled, this.present, this.special) = (0, 0, 0);
         Some(Lane((group * LANES) as u32))
     }
 
