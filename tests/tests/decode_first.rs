@@ -4,6 +4,8 @@
 
 #[path = "decode_first/gates.rs"]
 mod gates;
+#[path = "decode_first/guard.rs"]
+mod guard;
 #[path = "decode_first/only.rs"]
 mod only;
 #[path = "decode_first/rejected.rs"]

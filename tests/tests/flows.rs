@@ -5,7 +5,7 @@ use serde_json::{Value, json};
 use splitrail_sim::{Fault, FaultKind};
 use splitrail_tests::client::{streamed_text, whole_text};
 use splitrail_tests::cluster::eventually;
-use splitrail_tests::{Cluster, Spec};
+use splitrail_tests::{Cluster, Spec, Trial};
 
 const CHAT: &str = "/v1/chat/completions";
 const COMPLETIONS: &str = "/v1/completions";
@@ -211,4 +211,31 @@ async fn where_the_others_are_down_the_real_error_is_told_and_no_retry_counted()
     assert_eq!(reply.status, 503);
     assert!(reply.text().contains("p1 answered with status 500"), "{}", reply.text());
     assert_eq!(cluster.metric("splitrail_retries_total", &[]).await, 0.0);
+}
+
+#[tokio::test]
+async fn an_answer_of_one_token_is_not_computed_on_decode_where_that_is_forbidden() {
+    for flow in ["prefill_first", "decode_first", "auto"] {
+        let model = "on_no_prefill: fail".into();
+        let spec = Spec { prefill: 1, decode: 1, flow, model, ..Spec::default() };
+        let mut trial = Trial::start(spec).await;
+        trial.cluster.engines.remove(0).1.shutdown().await;
+        let mut body = completion(&prompt(40, "one"));
+        body["max_tokens"] = 1.into();
+        let reply = trial.post("no_worker", COMPLETIONS, &body).await;
+        assert_eq!(reply.status, 503, "{flow}: {}", reply.text());
+        trial.finish().await;
+    }
+}
+
+#[tokio::test]
+async fn an_answer_of_one_token_on_decode_is_told_as_a_prefill_that_is_missing() {
+    let mut trial = Trial::start(Spec { prefill: 1, decode: 1, ..Spec::default() }).await;
+    trial.cluster.engines.remove(0).1.shutdown().await;
+    let mut body = completion(&prompt(40, "one"));
+    body["max_tokens"] = 1.into();
+    let reply = trial.post("ok", COMPLETIONS, &body).await;
+    assert_eq!(reply.route("local"), Some("no_prefill"));
+    assert_eq!(trial.local_prefills().await, 1.0);
+    trial.finish().await;
 }

@@ -10,6 +10,10 @@ use splitrail_tests::{Client, Cluster, Spec};
 
 const FLOWS: [&str; 4] = ["aggregated", "prefill_first", "decode_first", "auto"];
 
+/// A hand-off costs as much as 100 tokens computed on a decode worker.
+const COSTS: &str = "auto: { prefill_us_per_token: 50, decode_us_per_token: 200, \
+                     interference_percent: 10, hand_off_ms: 20, transfer_us_per_token: 1 }";
+
 /// What a request says of its threshold.
 #[derive(Clone, Copy, Debug, PartialEq)]
 enum Threshold {
@@ -110,6 +114,8 @@ fn prefills(trial: &Trial) -> usize {
 fn spec(flow: &'static str, connector: KvConnector, engine: fn(&str, &mut SimConfig)) -> Spec {
     match flow {
         "aggregated" => Spec { engine, ..Spec::aggregated(2) },
+        // So that some prompts are handed over, and some are not.
+        "auto" => Spec { flow, connector, engine, model: COSTS.into(), ..Spec::default() },
         _ => Spec { flow, connector, engine, ..Spec::default() },
     }
 }
@@ -122,10 +128,15 @@ fn ignoring(_: &str, config: &mut SimConfig) {
 
 /// What the router counted of prompts, by leg, against what it told: each leg of a
 /// completed prompt sums to it.
-async fn sums_add_up(trial: &Trial, told: &Told) {
+async fn sums_add_up(trial: &Trial, told: &Told, connector: KvConnector) {
     let metric = "splitrail_prompt_tokens_total";
     let decode = trial.cluster.metric(metric, &[("leg", "decode")]).await;
-    assert_eq!(decode, told.prompt_tokens as f64, "every prompt is on a decode leg");
+    let prompts = trial.cluster.metric("splitrail_usage_prompt_tokens_total", &[]).await;
+    assert_eq!(prompts, told.prompt_tokens as f64);
+    if connector != KvConnector::Sglang {
+        assert_eq!(decode, prompts, "every prompt is on a decode leg");
+    }
+    assert!(decode >= prompts, "each sample of SGLang's has legs of its own");
     let transferred = [("leg", "decode"), ("source", "external_kv_transfer")];
     let prefill = trial.cluster.metric(metric, &[("leg", "prefill")]).await;
     assert!(trial.cluster.metric(metric, &transferred).await <= prefill);
@@ -182,9 +193,12 @@ async fn every_case(flow: &'static str, connector: KvConnector, engine: fn(&str,
         assert!(staged <= pairs, "{flow} {connector:?} {case:?}: prefilled twice");
         told.add(&usage, case);
     }
-    if connector != KvConnector::Sglang {
-        sums_add_up(&trial, &told).await;
-    }
+    sums_add_up(&trial, &told, connector).await;
+    assert_eq!(
+        prefills(&trial) > 0,
+        flow != "aggregated",
+        "{flow} {connector:?}: the way that was meant"
+    );
     let wasted = trial.cluster.metric("splitrail_wasted_prompt_tokens_total", &[]).await;
     assert_eq!(wasted, 0.0, "nothing failed");
     trial.staged_blocks_are_freed().await;
@@ -224,6 +238,15 @@ async fn engines_that_ignore_thresholds() {
     }
 }
 
+#[tokio::test]
+async fn other_connectors_engines_that_ignore_thresholds() {
+    for connector in [KvConnector::SharedStorage, KvConnector::Mooncake] {
+        for flow in ["decode_first", "auto"] {
+            every_case(flow, connector, ignoring).await;
+        }
+    }
+}
+
 /// A fault, and the engine that it strikes.
 const FAULTS: [(&str, FaultKind); 9] = [
     ("p0", FaultKind::Status { status: 500 }),
@@ -239,19 +262,17 @@ const FAULTS: [(&str, FaultKind); 9] = [
 
 async fn every_fault(flow: &'static str, connector: KvConnector) {
     // Turns make sure that the sick one is met; failing often is what this is about.
-    let spec = Spec {
-        policy: "{ kind: round_robin }",
-        model: "breaker: { failures: 0 }\nretries: { prefill: 3, decode: 3 }".into(),
-        engine: |_, config| config.lease_ms = 1_000,
-        ..spec(flow, connector, honouring)
-    };
-    let mut trial = Trial::start(spec).await;
+    let spec = spec(flow, connector, |_, config| config.lease_ms = 1_000);
+    let keys = "breaker: { failures: 0 }\nretries: { prefill: 3, decode: 3 }\n";
+    let policy = "{ kind: round_robin }";
+    let mut trial =
+        Trial::start(Spec { policy, model: keys.to_owned() + &spec.model, ..spec }).await;
     let reference = Cluster::start(Spec::aggregated(1)).await;
     let all = cases();
-    let cases = all.iter().filter(|case| case.threshold != Threshold::Invalid && case.n == 1);
-    for (turn, (case, (engine, fault))) in
-        cases.cycle().zip(FAULTS.iter().cycle()).take(6 * FAULTS.len()).enumerate()
-    {
+    let cases = all.iter().filter(|case| case.threshold != Threshold::Invalid);
+    for (turn, case) in cases.cycle().take(6 * FAULTS.len()).enumerate() {
+        // Each fault meets other shapes every time.
+        let (engine, fault) = &FAULTS[(turn + turn / FAULTS.len()) % FAULTS.len()];
         trial.fault(engine, fault.clone(), Some(1));
         let body = case.body(turn);
         trial.expect("ok");
@@ -265,7 +286,7 @@ async fn every_fault(flow: &'static str, connector: KvConnector) {
     }
     let (prefill, decode) = (trial.retries("prefill").await, trial.retries("decode").await);
     assert!(decode > 0.0, "no fault was met");
-    assert!(prefill > 0.0 || flow == "auto", "by its costs, auto stays local here");
+    assert!(prefill > 0.0, "no fault was met in a prefill leg");
     trial.staged_blocks_are_freed().await;
     trial.finish().await;
 }

@@ -266,8 +266,11 @@ async fn whole_reply(
     let sent = Instant::now();
     let call = async {
         let response = client.post(worker, context.endpoint.path(), body, envelope).await?;
-        // Engines send a whole reply's status once the answer is there.
-        account.began();
+        // Engines send a whole reply's status once the answer is there; of a leg that may be
+        // turned away, only its body tells whether it is one.
+        if !sending.is_gated() {
+            account.began();
+        }
         client.whole(worker, response.into_body()).await
     };
     // The reply comes at the end of it all. Only the worker's reports tell whether the

@@ -8,6 +8,7 @@ use prometheus::Histogram;
 use splitrail_kv::Overlap;
 
 use super::client::Envelope;
+use super::gate::Need;
 use super::place::Placed;
 use super::plan::LocalReason;
 use crate::api::Endpoint;
@@ -107,6 +108,17 @@ pub(super) fn attempt(context: &Context, decision: &DecisionHandle) -> Envelope 
 pub(super) fn carried_threshold(context: &Context, worker: &Worker, wanted: f64) -> Option<f64> {
     let told = context.served.config.gate.kind == GateKind::Engine;
     worker.honours_threshold().unwrap_or(told).then_some(wanted)
+}
+
+/// The threshold of a decode leg that follows its prefill: the model's guard, but nothing
+/// where a prompt that was handed over might not pass it. Several samples and a storage find
+/// full blocks only, and never the last token.
+pub(super) fn preemption_guard(context: &Context, unit: &Unit, decision: &DecisionHandle) -> f64 {
+    let guard = context.served.config.gate.preemption_guard;
+    let said =
+        decision.with(|decision| decision.ledger.prefill().and_then(|leg| leg.prompt_tokens));
+    let need = Need::new(guard, unit.prompt_tokens.or(said), context.served.pool.block_size());
+    if need.blocks.is_some() && need.possible { guard } else { 0.0 }
 }
 
 /// The flow that a request is meant to take, as in metrics and records; what it

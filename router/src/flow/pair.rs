@@ -13,7 +13,7 @@ use splitrail_engine::sglang::Room;
 use super::answer::{Answer, Sending, account, conclude};
 use super::attempts::Attempts;
 use super::client::Envelope;
-use super::context::{Context, attempt, carried_threshold, expected};
+use super::context::{Context, attempt, carried_threshold, expected, preemption_guard};
 use super::first::First;
 use super::hand_off::{Carried, Lead, RoomMembers};
 use super::place::{Placed, Wish, computed, place, sent};
@@ -73,7 +73,7 @@ pub(super) async fn pair_or_local(
         excluded.push(prefill.worker.index);
         let decode = place(context, unit, decision, Wish::any(Leg::Decode, &excluded))?;
         let envelope = attempt(context, decision);
-        let guard = context.served.config.gate.preemption_guard;
+        let guard = preemption_guard(context, unit, decision);
         let sending = Sending {
             context,
             unit,

@@ -74,9 +74,7 @@ impl Tries {
         decision: &DecisionHandle,
     ) -> Result<Placed, Error> {
         if !context.served.pool.any_up(Leg::Prefill, &self.excluded) {
-            let name = context.served.name();
-            let message = format!("model {name} has no prefill worker that is up");
-            return Err(Error::new(Kind::NoWorker, message));
+            return Err(no_prefill_worker(context));
         }
         place(context, unit, decision, Wish::any(Leg::Prefill, &self.excluded))
     }
@@ -101,6 +99,12 @@ impl Tries {
         self.left -= 1;
         Ok(())
     }
+}
+
+/// Why nobody can be asked for a prefill.
+pub(super) fn no_prefill_worker(context: &Context) -> Error {
+    let message = format!("model {} has no prefill worker that is up", context.served.name());
+    Error::new(Kind::NoWorker, message)
 }
 
 /// The prefill leg; `None` if it could not be had and the model's configuration

@@ -8,12 +8,12 @@ use super::answer::{Answer, Begun, Sending, generate};
 use super::attempts::Attempts;
 use super::auto::{Work, compare};
 use super::below;
-use super::context::{Context, attempt, carried_threshold, count_local};
+use super::context::{Context, attempt, carried_threshold, count_local, preemption_guard};
 use super::decode_try::{Tried, decode_try};
 use super::pair::{Paired, pair_or_local};
 use super::place::{Wish, computed, place, sent};
 use super::plan::{Facts, LocalReason, Plan, Then, plan};
-use super::prefill::{Prefilled, prefill_or_local};
+use super::prefill::{Prefilled, no_prefill_worker, prefill_or_local, without_prefill};
 use crate::config::model::{OnNoPrefill, RequestFlow};
 use crate::core::Served;
 use crate::error::{Error, Kind};
@@ -117,9 +117,12 @@ async fn first_leg(
             Ok(alone)
         }
         Then::OnPrefill => {
-            count_local(context, decision, LocalReason::OneToken);
-            let any = pool.any_up(Leg::Prefill, attempts.failed());
-            Ok(FirstLeg::None(if any { Leg::Prefill } else { Leg::Aggregated }))
+            if pool.any_up(Leg::Prefill, attempts.failed()) {
+                count_local(context, decision, LocalReason::OneToken);
+                return Ok(FirstLeg::None(Leg::Prefill));
+            }
+            without_prefill(context, decision, &no_prefill_worker(context))?;
+            Ok(alone)
         }
         Then::PrefillFirst if pool.any_up(Leg::Decode, attempts.failed()) => {
             if config.connector.is_concurrent() {
@@ -193,7 +196,7 @@ async fn answer(
     let placed = place(context, unit, decision, Wish::any(leg, &excluded))?;
     sent(context, unit, &placed);
     let guard = match leg {
-        Leg::Decode => context.served.config.gate.preemption_guard,
+        Leg::Decode => preemption_guard(context, unit, decision),
         Leg::Prefill | Leg::Aggregated => 0.0,
     };
     let threshold = carried_threshold(context, &placed.worker, guard);

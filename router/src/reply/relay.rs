@@ -262,9 +262,9 @@ impl Account {
 /// # Errors
 /// If the reply is no JSON object.
 pub fn whole(account: &mut Account, reply: Bytes) -> Result<JsonObject, Error> {
-    account.began();
     let nonsense = |_| Error::engine(account.worker.id(), "sent a reply that is not JSON");
     let mut reply = JsonObject::parse(reply).map_err(nonsense)?;
+    account.began();
     if let Some(raw) = reply.raw("usage").filter(|raw| *raw != "null").map(str::to_owned)
         && let Some(told) = account.settle(&raw, None, true)
     {

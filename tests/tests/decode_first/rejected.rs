@@ -200,3 +200,21 @@ async fn a_request_preempted_before_its_first_output_is_prefilled_again_so_often
     assert_eq!(reply.status, 502, "{}", reply.text());
     trial.finish().await;
 }
+
+#[tokio::test]
+async fn an_attempt_whose_refusal_was_cut_short_has_wasted_nothing() {
+    let model = "gate: { kind: engine, index_first: false }";
+    let mut trial = Trial::start(Spec { decode: 2, ..with_model(model) }).await;
+    for engine in ["d0", "d1"] {
+        trial.fault(engine, FaultKind::TruncatedBody, Some(1));
+    }
+    // Of the first attempt the refusal is cut short, of the second one the answer.
+    let reply = trial.post("engine_failed", COMPLETIONS, &body(0, 100, Some(0.5))).await;
+    assert_eq!(reply.status, 502, "{}", reply.text());
+    let refused = |name| trial.cluster.engine(name).state().totals.finished_cache_threshold;
+    assert_eq!(refused("d0") + refused("d1"), 1);
+    // Only the prefill of the second has done any work.
+    let wasted = trial.cluster.metric("splitrail_wasted_prompt_tokens_total", &[]).await;
+    assert_eq!(wasted, 100.0);
+    trial.finish().await;
+}

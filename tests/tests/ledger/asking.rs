@@ -1,10 +1,11 @@
 //! Random requests, and what came back of each.
 
 use serde_json::{Value, json};
+use splitrail_sim::tokenizer::byte_token;
 use splitrail_sim::{Fault, FaultKind};
 use splitrail_tests::Cluster;
 use splitrail_tests::books::Dice;
-use splitrail_tests::trial::{CHAT, COMPLETIONS};
+use splitrail_tests::trial::{CHAT, COMPLETIONS, GENERATE};
 
 /// What requests and engines may do.
 #[derive(Clone, Copy, Debug)]
@@ -47,6 +48,11 @@ fn words(dice: &mut Dice) -> String {
     text
 }
 
+/// The simulated model's token ids of a text.
+fn ids(text: &str) -> Vec<u32> {
+    text.bytes().map(byte_token).collect()
+}
+
 /// A request: path, body, prompts, samples.
 fn request(dice: &mut Dice, wild: Wild) -> (&'static str, Value, u64, u64) {
     let mut prompts = 1;
@@ -54,22 +60,26 @@ fn request(dice: &mut Dice, wild: Wild) -> (&'static str, Value, u64, u64) {
         prompts = 2 + dice.below(3);
         let texts: Vec<String> = (0..prompts).map(|_| words(dice)).collect();
         (COMPLETIONS, json!({"prompt": texts}))
-    } else if dice.percent(50) {
-        (COMPLETIONS, json!({"prompt": words(dice)}))
     } else {
-        (CHAT, json!({"messages": [{"role": "user", "content": words(dice)}]}))
+        match dice.below(3) {
+            0 => (COMPLETIONS, json!({"prompt": words(dice)})),
+            1 => (CHAT, json!({"messages": [{"role": "user", "content": words(dice)}]})),
+            // Tokens of text that others ask for in words.
+            _ => (GENERATE, json!({"token_ids": ids(&words(dice)), "sampling_params": {}})),
+        }
     };
     body["model"] = "sim".into();
-    body["temperature"] = 0.into();
-    body["max_tokens"] = (1 + dice.below(12)).into();
     let mut samples = 1;
+    let sampling = if path == GENERATE { &mut body["sampling_params"] } else { &mut body };
+    sampling["temperature"] = 0.into();
+    sampling["max_tokens"] = (1 + dice.below(12)).into();
     if dice.percent(wild.samples) {
         samples = 2 + dice.below(2);
-        body["n"] = samples.into();
+        sampling["n"] = samples.into();
     }
     if dice.percent(2) {
         // The engines refuse it.
-        body["min_tokens"] = 1000.into();
+        sampling["min_tokens"] = 1000.into();
     }
     if dice.percent(55) {
         body["stream"] = true.into();

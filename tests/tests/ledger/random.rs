@@ -6,7 +6,7 @@ use std::path::PathBuf;
 use futures_util::StreamExt;
 use futures_util::stream;
 use serde_json::Value;
-use splitrail_sim::{DecodeUsage, SimConfig, UsageReport};
+use splitrail_sim::{DecodeUsage, KvConnector, SimConfig, UsageReport};
 use splitrail_tests::books::{Scrape, ledger_lines};
 use splitrail_tests::cluster::eventually;
 use splitrail_tests::{Cluster, Spec};
@@ -112,7 +112,10 @@ impl Auditor {
     /// What a client was told is what the ledger says.
     fn compare_reply(&self, seen: &Seen, line: &Value) {
         let what = format!("{seen:?}\n{line}");
-        assert_eq!(line["prompts"].as_array().unwrap().len() as u64, seen.prompts, "{what}");
+        let prompts = line["prompts"].as_array().unwrap().iter();
+        // Samples that are sent apart have entries of their own.
+        let own = prompts.filter(|prompt| prompt["further_sample"] != true);
+        assert_eq!(own.count() as u64, seen.prompts, "{what}");
         if let Some(outcome) = &seen.outcome {
             assert_eq!(line["outcome"], outcome.as_str(), "{what}");
         }
@@ -150,8 +153,10 @@ impl Auditor {
             let mut spoken = Tokens::default();
             for (line, leg) in legs(&lines).filter(|(_, leg)| leg["worker"] == name.as_str()) {
                 let samples = samples[line["request_id"].as_str().unwrap()];
+                let connector = engine.config().connector;
                 let times = match fetches(leg, samples) {
-                    _ if leg["leg"] == "prefill" => 1,
+                    _ if leg["leg"] == "prefill" || connector == KvConnector::Sglang => 1,
+                    true if connector == KvConnector::SharedStorage => samples,
                     true => samples + 1,
                     // An engine counts a prompt once per sample.
                     false => samples,
@@ -165,15 +170,21 @@ impl Auditor {
                 }
             }
             let what = format!("{name}: {totals:?}, ledger {all:?} of which said {spoken:?}");
+            // What a prefill engine finds in a storage it reports as cached, as what it has itself.
+            let stored = match engine.config().connector {
+                KvConnector::SharedStorage => totals.external_kv_transfer_tokens,
+                _ => 0,
+            };
+            let hits = totals.local_cache_hit_tokens + stored;
             if exact {
                 assert_eq!(totals.prompt_tokens, all.prompt, "{what}");
             }
             assert!(totals.prompt_tokens >= all.prompt, "{what}");
-            assert!(totals.local_cache_hit_tokens >= spoken.hit, "{what}");
+            assert!(hits >= spoken.hit, "{what}");
             assert!(totals.local_compute_tokens >= spoken.computed, "{what}");
             // What is left is not more than the rest of the prompts.
             let rest = totals.prompt_tokens - spoken.prompt;
-            assert!(totals.local_cache_hit_tokens - spoken.hit <= rest, "{what}");
+            assert!(hits - spoken.hit <= rest, "{what}");
             assert!(totals.local_compute_tokens - spoken.computed <= rest, "{what}");
         }
     }
@@ -294,9 +305,13 @@ fn compare_metrics(lines: &[Value], scrape: &Scrape) {
             add("prefix_cache_requests_total", &[if cached > 0 { "hit" } else { "miss" }], 1);
         }
         for prompt in line["prompts"].as_array().unwrap() {
-            add("usage_prompt_tokens_total", &["sim"], count(&prompt["prompt_tokens"]));
             add("generation_tokens_total", &["sim"], count(&prompt["completion_tokens"]));
-            if let Some(source) = prompt["cached_source"].as_str() {
+            // Of samples that are sent apart, the prompt is the first one's.
+            let own = prompt["further_sample"] != true;
+            if own {
+                add("usage_prompt_tokens_total", &["sim"], count(&prompt["prompt_tokens"]));
+            }
+            if let Some(source) = prompt["cached_source"].as_str().filter(|_| own) {
                 let source = if source == "estimate" { "estimate" } else { "engine" };
                 add("cached_tokens_total", &[source], count(&prompt["cached_tokens"]));
             }
@@ -351,17 +366,24 @@ fn silent(name: &str, config: &mut SimConfig) {
     config.usage_report = UsageReport::Absent;
 }
 
-async fn audit(spec: fn() -> Spec, fallback: &'static str) {
+async fn audit(spec: impl Fn() -> Spec, fallback: &'static str) {
     audit_flows(spec, fallback, &[]).await;
 }
 
-async fn audit_flows(spec: fn() -> Spec, fallback: &'static str, flows: &'static [&'static str]) {
+async fn audit_flows(
+    spec: impl Fn() -> Spec,
+    fallback: &'static str,
+    flows: &'static [&'static str],
+) {
     let mut auditor = Auditor::start(spec(), fallback, "60s").await;
     auditor.round(250, Wild { flows, ..CALM }).await;
     auditor.compare_engines(true);
     auditor.compare_generated();
     auditor.round(350, Wild { flows, ..CLEAR }).await;
-    auditor.compare_engines(true);
+    // Of legs that are sent at once, one may be done when the other has failed, unheard; and a
+    // reply that is cut short does not tell whether an engine that gates has done anything.
+    let gated = !flows.is_empty() && (spec().worker)("d0").ends_with("true");
+    auditor.compare_engines(!spec().connector.is_concurrent() && !gated);
     // Engines that hang need less patience: whatever comes of it, the books are right.
     let mut auditor = Auditor::start(spec(), fallback, "500ms").await;
     auditor.round(400, Wild { flows, ..WILD }).await;
@@ -400,6 +422,24 @@ async fn all_witnesses_agree_on_hand_offs_of_old_engines() {
 #[tokio::test]
 async fn all_witnesses_agree_on_hand_offs_where_nobody_says_what_was_cached() {
     audit(|| Spec { engine: old_silent, ..Spec::default() }, "estimate").await;
+}
+
+#[tokio::test]
+async fn all_witnesses_agree_on_a_storage_that_engines_share() {
+    let connector = KvConnector::SharedStorage;
+    audit(move || Spec { engine: small_caches, connector, ..Spec::default() }, "estimate").await;
+}
+
+#[tokio::test]
+async fn all_witnesses_agree_on_legs_that_are_sent_at_once() {
+    let connector = KvConnector::Mooncake;
+    audit(move || Spec { engine: small_caches, connector, ..Spec::default() }, "estimate").await;
+}
+
+#[tokio::test]
+async fn all_witnesses_agree_on_engines_that_are_halves_of_pairs() {
+    let connector = KvConnector::Sglang;
+    audit(move || Spec { engine: small_caches, connector, ..Spec::default() }, "estimate").await;
 }
 
 /// Every flow, each for some requests. No engine is asked what it honours: that prompt
