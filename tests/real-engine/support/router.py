@@ -25,7 +25,7 @@ models:
     connector: nixl
     policy: {{ kind: {policy} }}
     local_prefill_max_tokens: 32
-    workers:
+{more}    workers:
 {workers}
   # The same decode engine, used alone: what a P/D answer is compared with.
   - name: tiny-aggregated
@@ -46,12 +46,17 @@ def worker(id, role, engine):
     )
 
 
+def worker_without_events(id, role, engine):
+    return f'      - {{ id: {id}, role: {role}, url: "{engine.url}" }}'
+
+
 def unreachable_worker(id, role):
     # Port 1 of the loopback: connections are refused at once.
     return f'      - {{ id: {id}, role: {role}, url: "http://127.0.0.1:1" }}'
 
 
-def config(model_path, aggregated, workers, policy="kv_overlap", flow="prefill_first"):
+def config(model_path, aggregated, workers, policy="kv_overlap", flow="prefill_first", more=()):
+    """`more` are further lines of the model `tiny`."""
     return CONFIG.format(
         block_size=BLOCK_SIZE,
         model_path=model_path,
@@ -59,6 +64,7 @@ def config(model_path, aggregated, workers, policy="kv_overlap", flow="prefill_f
         aggregated_url=aggregated.url,
         policy=policy,
         flow=flow,
+        more="".join(f"    {line}\n" for line in more),
     )
 
 
@@ -85,6 +91,12 @@ class Router:
             source: int(metrics.sum(name, model="tiny", leg=leg, source=source))
             for source in SOURCES
         }
+
+    def workers(self):
+        """Every worker of every model, as the router sees it now."""
+        reply = httpx.get(f"{self.admin}/admin/workers", timeout=30)
+        reply.raise_for_status()
+        return reply.json()["workers"]
 
     def requests_in_flight(self):
         return self.metrics().sum("splitrail_requests_in_flight")
