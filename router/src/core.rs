@@ -71,8 +71,14 @@ impl Served {
             matches!(flow, RequestFlow::DecodeFirst | RequestFlow::DecodeOnly | RequestFlow::Auto)
         };
         let own = RequestFlow::from(config.flow);
+        // Decode legs after a prefill carry the guard in every flow. Halves of pairs cannot be
+        // asked: alone they never answer.
+        let guard = config.gate.preemption_guard > 0.0 && config.connector.serves_alone();
+        let guarded = |flow: &RequestFlow| guard && flow.hands_over();
         config.gate.kind == GateKind::Auto
-            && std::iter::once(&own).chain(&config.request_flows).any(gated)
+            && std::iter::once(&own)
+                .chain(&config.request_flows)
+                .any(|flow| gated(flow) || guarded(flow))
     }
 
     /// Its configured name, the metrics' label.

@@ -263,7 +263,8 @@ const FAULTS: [(&str, FaultKind); 9] = [
 async fn every_fault(flow: &'static str, connector: KvConnector) {
     // Turns make sure that the sick one is met; failing often is what this is about.
     let spec = spec(flow, connector, |_, config| config.lease_ms = 1_000);
-    let keys = "breaker: { failures: 0 }\nretries: { prefill: 3, decode: 3 }\n";
+    let keys = "breaker: { failures: 0 }\nretries: { prefill: 3, decode: 3 }\n\
+                gate: { preemption_guard: 0.001 }\n";
     let policy = "{ kind: round_robin }";
     let mut trial =
         Trial::start(Spec { policy, model: keys.to_owned() + &spec.model, ..spec }).await;

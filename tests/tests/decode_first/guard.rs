@@ -1,9 +1,9 @@
 //! The preemption guard: what was handed over passes it, however short and often asked for.
 
 use serde_json::json;
-use splitrail_sim::KvConnector;
+use splitrail_sim::{FaultKind, KvConnector};
 use splitrail_tests::client::whole_text;
-use splitrail_tests::trial::{COMPLETIONS, Reference, completion};
+use splitrail_tests::trial::{COMPLETIONS, Reference, completion, prompt};
 use splitrail_tests::{Spec, Trial};
 
 use crate::support::*;
@@ -31,4 +31,19 @@ async fn a_guard_turns_no_prompt_away_that_fills_no_block() {
         assert_eq!(trial.retries("decode").await, 0.0, "{connector:?}: nothing was preempted");
         trial.finish().await;
     }
+}
+
+#[tokio::test]
+async fn a_guard_needs_no_flow_with_a_gate() {
+    let reference = Reference::start().await;
+    let model = "gate: { preemption_guard: 0.001 }";
+    let mut trial = Trial::start(Spec { flow: "prefill_first", ..with_model(model) }).await;
+    trial.fault("d0", FaultKind::Preempt, Some(1));
+    let body = completion(&prompt(40, "guarded"));
+    let reply = trial.post("ok", COMPLETIONS, &body).await;
+    assert_eq!(reply.status, 200, "{}", reply.text());
+    assert_eq!(whole_text(&reply.json(), 0), reference.text(COMPLETIONS, &body).await);
+    let preempted = [("reason", "below_threshold")];
+    assert_eq!(trial.cluster.metric("splitrail_retries_total", &preempted).await, 1.0);
+    trial.finish().await;
 }
