@@ -2,6 +2,9 @@
 
 Two proxies stand in front of each engine, so that each leg has a second worker to be
 retried on. A request that meets a fault may fail, but it must say so.
+
+Last by its name: what faults leave staged stays in the engines' caches until their leases
+end, and other tests watch those caches grow.
 """
 
 import concurrent.futures
