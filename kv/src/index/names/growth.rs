@@ -7,6 +7,9 @@ use super::{
     SPARSE_GROUPS_MIN, TAG_BITS_MIN,
 };
 
+/// The share of slots in use up to which a table is swept rather than enlarged.
+const SWEPT: (usize, usize) = (10, 16);
+
 impl Names {
     /// Doubles the table where that is enough and leaves enough of the tags.
     #[cold]
@@ -18,10 +21,14 @@ impl Names {
             && (self.used + names) * FULL.1 <= doubled * LINE_SLOTS * FULL.0
             && groups * LANES < 1 << self.lane_bits
             && self.doublings + TAG_BITS_MIN < u32::BITS - self.lane_bits;
-        if suits {
+        let slots = self.table.len() * LINE_SLOTS;
+        if stale > 0 && (self.live + names) * SWEPT.1 <= slots * SWEPT.0 {
+            // What is in use is not too much: only what has gone takes the room.
+            self.lay_out_in(self.table.len());
+        } else if suits {
             self.double();
         } else {
-            self.lay_out(self.live + names);
+            self.lay_out((self.live + names) * 8 / 3);
         }
     }
 
@@ -86,18 +93,20 @@ impl Names {
                 moved[at] = new as u32;
             }
         }
-        self.lay_out(self.live);
+        self.lay_out(self.live * 8 / 3);
         move |Lane(lane)| {
             let (group, place) = (lane as usize / LANES, lane % LANES as u32);
             Lane(moved[group] * LANES as u32 + place)
         }
     }
 
-    /// Lays the table out anew for so many names, three eighths full then: as many
-    /// names may come or go until the next time as there are.
+    /// Lays the table out anew with so many slots.
+    fn lay_out(&mut self, slots: usize) {
+        self.lay_out_in(slots.div_ceil(LINE_SLOTS).max(1));
+    }
+
     #[cold]
-    fn lay_out(&mut self, names: usize) {
-        let lines = (names * 8 / 3).div_ceil(LINE_SLOTS).max(1);
+    fn lay_out_in(&mut self, lines: usize) {
         // Room for as many doublings as leave enough of a tag.
         let lanes = (self.group_count + BATCH) * 2 * LANES;
         let needed = lanes.next_power_of_two().ilog2();
