@@ -56,7 +56,7 @@ pub async fn run(core: Arc<Core>, served: Arc<Served>, worker: Arc<Worker>) {
         // Both are parts of this task: ending it ends both.
         tokio::select! {
             () = following => return,
-            () = applying => intake.count_resync("over_limit"),
+            () = applying => intake.begin_anew(),
         }
     }
 }
@@ -195,6 +195,13 @@ impl Intake {
         }
         let (room, limit) = self.served.pool.index().room(worker_key(self.worker.index));
         room >= limit / 8
+    }
+
+    /// The bound left blocks out that may fit now.
+    fn begin_anew(&self) {
+        self.count_resync("over_limit");
+        let worker = self.worker.id();
+        tracing::info!(worker, "index of this worker starts anew: what was left out may fit now");
     }
 
     fn count_resync(&self, reason: &str) {
