@@ -7,6 +7,10 @@
 
 use xxhash_rust::xxh3::Xxh3;
 
+/// The version of how namespaces and blocks are hashed. Routers and side-cars exchange
+/// hashes only if theirs is the same.
+pub const HASH_LAYOUT: u32 = 2;
+
 /// Names the layout of a namespace's serialisation, with its version.
 const NAMESPACE_DOMAIN: &[u8] = b"splitrail/namespace/2";
 

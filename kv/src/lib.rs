@@ -15,7 +15,7 @@ pub mod recent;
 pub mod usage;
 
 pub use event::{EngineHash, KvEvent, StoredBlock, Tier};
-pub use hash::{BlockHash, BlockHasher, HashSeed, Namespace, chain_hashes, next_hash};
+pub use hash::{BlockHash, BlockHasher, HASH_LAYOUT, HashSeed, Namespace, chain_hashes, next_hash};
 pub use index::{
     Applied, HashedBlock, Index, IndexConfig, IndexReader, Named, Overlap, Overlaps, SnapshotRun,
     WorkerKey,

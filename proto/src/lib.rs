@@ -32,7 +32,9 @@ mod tests {
     #[test]
     fn reflection_descriptors_name_the_service_and_its_file() {
         let text = readable_text();
-        for name in ["splitrail/v1/front_door.proto", "FrontDoorService", "cached_source"] {
+        for name in
+            ["splitrail/v1/front_door.proto", "FrontDoorService", "cached_source", "FleetService"]
+        {
             assert!(text.contains(name), "{name} is missing");
         }
     }

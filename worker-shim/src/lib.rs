@@ -1,0 +1,10 @@
+//! The side-car of one engine.
+//!
+//! It keeps an exact mirror of the engine's KV blocks, tells every router that it is attached
+//! to what changes, counts what runs on the engine whoever sent it, and stands before the
+//! engine as a proxy that answers `x-splitrail-gate` at once.
+
+pub mod attach;
+pub mod engine;
+pub mod mirror;
+pub mod proxy;

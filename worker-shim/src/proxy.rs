@@ -1,0 +1,1 @@
+//! The reverse proxy before the engine, with its gate.
