@@ -43,12 +43,12 @@ async fn metrics(State(core): State<Arc<Core>>) -> Response {
 /// Gauges of the fleet are set when they are read.
 fn observe_fleet(core: &Core) {
     let metrics = &core.metrics;
-    for served in &core.models {
+    for served in &core.serving().models {
         let model = served.name();
         let threshold = served.config.cache_hit_threshold.unwrap_or(THRESHOLD);
         metrics.cache_hit_threshold.with_label_values(&[model]).set(threshold);
         let index = served.pool.index();
-        for worker in &served.pool.workers {
+        for worker in served.pool.roster().iter() {
             let role = worker.config.role.name();
             let labels = [model, worker.id(), role];
             metrics.worker_up.with_label_values(&labels).set(worker.is_up().into());
@@ -108,16 +108,16 @@ struct DecisionsQuery {
 }
 
 async fn decisions(State(core): State<Arc<Core>>, query: Query<DecisionsQuery>) -> Response {
-    let limit = query.limit.unwrap_or(100).min(core.limits.decisions_kept);
+    let limit = query.limit.unwrap_or(100).min(core.serving().limits.decisions_kept);
     let decisions = core.decisions.newest(query.request_id.as_deref(), limit);
     json_reply(json!({ "decisions": decisions }))
 }
 
 async fn workers(State(core): State<Arc<Core>>) -> Response {
     let mut workers = Vec::new();
-    for served in &core.models {
+    for served in &core.serving().models {
         let index = served.pool.index();
-        for worker in &served.pool.workers {
+        for worker in served.pool.roster().iter() {
             let load = worker.load(Instant::now());
             let open: Vec<_> = [Leg::Prefill, Leg::Decode]
                 .into_iter()
@@ -160,6 +160,7 @@ async fn workers(State(core): State<Arc<Core>>) -> Response {
 
 async fn models(State(core): State<Arc<Core>>) -> Response {
     let models: Vec<_> = core
+        .serving()
         .models
         .iter()
         .map(|served| {

@@ -2,13 +2,12 @@
 
 use std::sync::Arc;
 
-use http::uri::Authority;
 use splitrail_kv::{HashSeed, IndexConfig};
 
 use crate::config::{BlockSize, Config, Model, TokenizerConfig};
 use crate::core::{Core, Seldom, Served};
+use crate::fleet::Pool;
 use crate::fleet::budget::RetryBudget;
-use crate::fleet::{Hosts, Pool, Worker};
 use crate::flow::client::EngineClient;
 use crate::flow::staged::Releases;
 use crate::ledger::book::Book;
@@ -76,17 +75,6 @@ fn assemble_model(
     for note in prompt.iter().flat_map(PromptModel::notes) {
         tracing::warn!(model = name, note, "tokenizer");
     }
-    let mut workers = Vec::with_capacity(model.workers.len());
-    for (index, config) in model.workers.iter().cloned().enumerate() {
-        let authority = authority(&config.url).ok_or_else(|| {
-            AssembleError::Defect(format!(
-                "worker {}: url {} was not checked",
-                config.id, config.url
-            ))
-        })?;
-        let worker = Worker::new(index, config, authority).with_breakers(model.breaker);
-        workers.push(Arc::new(worker));
-    }
     // 0: an engine will say it.
     let block_size = match model.block_size {
         BlockSize::Tokens(tokens) => tokens,
@@ -98,14 +86,11 @@ fn assemble_model(
         seed,
         max_blocks_per_worker: limits.index_blocks_per_worker_max,
     };
-    let authorities = workers.iter().map(|worker| &worker.authority);
-    let hosts = Hosts::new(authorities, model.hand_off_networks.iter().copied());
-    let pool = Pool::new(workers, index, draw_seed).assuming(model.assumed);
+    let pool = Pool::new(index, draw_seed).assuming(model.assumed);
     Ok(Served {
         retry_budget: RetryBudget::new(model.retries.budget_percent),
         config: model,
-        pool,
-        hosts,
+        pool: Arc::new(pool),
         prompt,
         client,
         releases: Releases::default(),
@@ -123,8 +108,4 @@ pub fn load_prompt(model: &Model) -> Result<Option<PromptModel>, AssembleError> 
     let loaded = PromptModel::load(path, PromptOptions::default());
     let failed = |source| AssembleError::Tokenizer { model: model.name.clone(), source };
     loaded.map(Some).map_err(failed)
-}
-
-fn authority(url: &str) -> Option<Authority> {
-    url.parse::<http::Uri>().ok()?.into_parts().authority
 }

@@ -5,6 +5,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
+use arc_swap::ArcSwap;
 use dashmap::DashMap;
 use serde::Serialize;
 use splitrail_kv::HashSeed;
@@ -14,7 +15,7 @@ use tokio_util::sync::CancellationToken;
 use crate::config::model::{GateKind, Limits, Model, OnNoPrefill, RequestFlow};
 use crate::error::{Error, Kind};
 use crate::fleet::budget::RetryBudget;
-use crate::fleet::{Hosts, Pool, Worker};
+use crate::fleet::{Pool, Worker};
 use crate::flow::client::EngineClient;
 use crate::flow::staged::Releases;
 use crate::ledger::book::Book;
@@ -31,9 +32,7 @@ pub struct Served {
     /// Its configuration.
     pub config: Model,
     /// Its workers and their index.
-    pub pool: Pool,
-    /// Where hand-offs may come from.
-    pub hosts: Hosts,
+    pub pool: Arc<Pool>,
     /// Tokenizer and chat template, if it has them.
     pub prompt: Option<PromptModel>,
     /// The way to its engines.
@@ -109,14 +108,41 @@ pub struct LiveRequest {
     pub arrived_unix_ms: u64,
 }
 
-/// The router's shared state.
-pub struct Core {
+/// What a configuration says is served: replaced as a whole when it changes.
+pub struct Serving {
     /// The models, in the configuration's order.
     pub models: Vec<Arc<Served>>,
     /// Names, aliases and adapters.
     pub names: BTreeMap<String, Named>,
     /// Bounds.
     pub limits: Limits,
+}
+
+impl Serving {
+    /// Of these models.
+    pub fn new(models: Vec<Arc<Served>>, limits: Limits) -> Self {
+        let mut names = BTreeMap::new();
+        for (model, served) in models.iter().enumerate() {
+            let config = &served.config;
+            for name in std::iter::once(&config.name).chain(&config.aliases) {
+                names.insert(name.clone(), Named { model, adapter: None });
+            }
+            for adapter in &config.adapters {
+                names.insert(adapter.clone(), Named { model, adapter: Some(adapter.clone()) });
+            }
+        }
+        Self { models, names, limits }
+    }
+
+    /// The model of a configured name.
+    pub fn model(&self, name: &str) -> Option<&Arc<Served>> {
+        self.models.iter().find(|served| served.name() == name)
+    }
+}
+
+/// The router's shared state.
+pub struct Core {
+    serving: ArcSwap<Serving>,
     /// Seed of the block hashes.
     pub hash_seed: HashSeed,
     /// Counters.
@@ -153,19 +179,7 @@ impl Core {
     ) -> Self {
         metrics.build_info.with_label_values(&[env!("CARGO_PKG_VERSION")]).set(1);
         let cores = std::thread::available_parallelism().map_or(1, usize::from);
-        let mut names = BTreeMap::new();
-        for (model, served) in models.iter().enumerate() {
-            let config = &served.config;
-            for name in std::iter::once(&config.name).chain(&config.aliases) {
-                names.insert(name.clone(), Named { model, adapter: None });
-            }
-            for adapter in &config.adapters {
-                names.insert(adapter.clone(), Named { model, adapter: Some(adapter.clone()) });
-            }
-        }
         Self {
-            models,
-            names,
             hash_seed,
             metrics,
             decisions: Decisions::new(limits.decisions_kept),
@@ -178,8 +192,18 @@ impl Core {
             cut: CancellationToken::new(),
             draining: AtomicBool::new(false),
             started: Instant::now(),
-            limits,
+            serving: ArcSwap::from_pointee(Serving::new(models, limits)),
         }
+    }
+
+    /// What is served now. A request takes it once, and keeps to it.
+    pub fn serving(&self) -> Arc<Serving> {
+        self.serving.load_full()
+    }
+
+    /// From now on, this is served.
+    pub fn serve(&self, serving: Serving) {
+        self.serving.store(Arc::new(serving));
     }
 
     /// Counts a request that a door refuses because the router is full.
@@ -214,8 +238,9 @@ impl Core {
         if self.is_draining() {
             return Some("draining".into());
         }
-        for served in &self.models {
+        for served in &self.serving().models {
             let (config, pool) = (&served.config, &served.pool);
+            let roster = pool.roster();
             // Without prefill workers a model that may prefill locally still works.
             let hands_over = RequestFlow::from(config.flow).hands_over();
             let legs: &[Leg] = match (hands_over, config.on_no_prefill) {
@@ -225,7 +250,7 @@ impl Core {
             let name = served.name();
             for leg in legs {
                 let up = |worker: &Arc<Worker>| worker.is_up() && worker.is_probed();
-                if !pool.workers.iter().any(|worker| worker.serves(*leg) && up(worker)) {
+                if !roster.iter().any(|worker| worker.serves(*leg) && up(worker)) {
                     return Some(format!("model {name} has no {} worker that is up", leg.name()));
                 }
             }
@@ -234,13 +259,13 @@ impl Core {
             }
             let waiting =
                 |worker: &&Arc<Worker>| worker.is_up() && worker.honours_threshold().is_none();
-            let unasked = pool.workers.iter().find(waiting);
+            let unasked = roster.iter().find(waiting);
             if let Some(worker) = unasked.filter(|_| served.asks_for_thresholds())
                 && self.started.elapsed() < SYNC_PATIENCE
             {
                 return Some(format!("worker {} is asked for its threshold", worker.id()));
             }
-            let unsynced = served.pool.workers.iter().find(|w| w.is_up() && !w.is_synced());
+            let unsynced = roster.iter().find(|w| w.is_up() && !w.is_synced());
             if let Some(worker) = unsynced
                 && self.started.elapsed() < SYNC_PATIENCE
             {

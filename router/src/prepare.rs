@@ -130,12 +130,13 @@ async fn room(semaphore: &Arc<Semaphore>) -> Result<OwnedSemaphorePermit, Error>
 }
 
 fn compute(core: &Core, endpoint: Endpoint, text: Bytes) -> Result<Prepared, Error> {
-    let mut inbound = Inbound::parse(endpoint, text, &core.limits)?;
-    let Some(Named { model, adapter }) = core.names.get(&inbound.model_name).cloned() else {
-        let known: Vec<String> = core.names.keys().cloned().collect();
+    let serving = core.serving();
+    let mut inbound = Inbound::parse(endpoint, text, &serving.limits)?;
+    let Some(Named { model, adapter }) = serving.names.get(&inbound.model_name).cloned() else {
+        let known: Vec<String> = serving.names.keys().cloned().collect();
         return Err(unknown_model(&inbound.model_name, &known));
     };
-    let served = Arc::clone(&core.models[model]);
+    let served = Arc::clone(&serving.models[model]);
     if inbound.removed_fields > 0 {
         let removed = inbound.removed_fields as u64;
         core.metrics.removed_fields.with_label_values(&[served.name()]).inc_by(removed);
@@ -143,7 +144,7 @@ fn compute(core: &Core, endpoint: Endpoint, text: Bytes) -> Result<Prepared, Err
     // Engines know the model under its own name, and an adapter under its.
     let engine_name = adapter.as_deref().unwrap_or(served.name());
     inbound.body.set("model", json::quote(engine_name));
-    let samples_apart = samples_apart(&served, &mut inbound, &core.limits)?;
+    let samples_apart = samples_apart(&served, &mut inbound, &serving.limits)?;
     let namespace = Namespace {
         salt: inbound.cache_salt.as_deref(),
         model: served.name(),
@@ -169,7 +170,7 @@ fn compute(core: &Core, endpoint: Endpoint, text: Bytes) -> Result<Prepared, Err
             weight_tokens: (weight / BYTES_PER_TOKEN) as u64,
             body,
         };
-        match tokenize(&served, &unit.body, prompt, weight, &core.limits)? {
+        match tokenize(&served, &unit.body, prompt, weight, &serving.limits)? {
             Ok(tokens) => {
                 unit.prompt_tokens = Some(tokens.len() as u32);
                 unit.weight_tokens = tokens.len() as u64;

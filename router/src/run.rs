@@ -13,7 +13,7 @@ use tokio_util::sync::CancellationToken;
 use crate::admin;
 use crate::config::Listen;
 use crate::core::Core;
-use crate::fleet::{Worker, intake, poll, probe};
+use crate::fleet::Fleet;
 use crate::ingress::{grpc, http, listener};
 use crate::ledger::summary::{self, Summary};
 
@@ -27,8 +27,10 @@ pub struct Running {
     doors: JoinSet<io::Result<()>>,
     /// The admin listener, which ends with the router.
     _admin_door: JoinSet<io::Result<()>>,
-    /// The fleet's tasks, which end with the router.
-    _fleet: JoinSet<()>,
+    /// The fleet, whose tasks end with the router.
+    fleet: Arc<Fleet>,
+    /// Writes the totals into the log.
+    _summary: JoinSet<()>,
     /// Writes the ledger file, until everything that has ended is in it.
     ledger: JoinSet<()>,
     /// Ends that once the last request has ended.
@@ -63,6 +65,7 @@ impl Running {
             grpc: grpc_socket.as_ref().map(|socket| socket.local_addr()).transpose()?,
             admin: admin_socket.local_addr()?,
         };
+        let fleet = Fleet::start(Arc::clone(&core)).map_err(io::Error::other)?;
         let stop = CancellationToken::new();
         let mut doors = JoinSet::new();
         doors.spawn(listener::serve(http_socket, http::routes(Arc::clone(&core)), stop.clone()));
@@ -73,7 +76,10 @@ impl Running {
         if let Some(socket) = grpc_socket {
             doors.spawn(listener::serve(socket, grpc::routes(&core, stop.clone()), stop.clone()));
         }
-        let fleet = follow_fleet(&core);
+        let mut summary = JoinSet::new();
+        if !core.ledger.log_every.is_zero() {
+            summary.spawn(summary::run(Arc::clone(&core), core.ledger.log_every));
+        }
         let mut ledger = JoinSet::new();
         let close_ledger = CancellationToken::new();
         if let Some(writer) = core.ledger.take_writer() {
@@ -85,7 +91,8 @@ impl Running {
             stop,
             doors,
             _admin_door: admin_door,
-            _fleet: fleet,
+            fleet,
+            _summary: summary,
             ledger,
             close_ledger,
         })
@@ -101,6 +108,11 @@ impl Running {
         &self.core
     }
 
+    /// Its workers.
+    pub fn fleet(&self) -> &Arc<Fleet> {
+        &self.fleet
+    }
+
     /// Writes the ready file: the bound addresses and the models, as JSON. Written
     /// beside its place and moved there, so that nobody reads half of it.
     ///
@@ -108,7 +120,8 @@ impl Running {
     /// If it cannot be written.
     pub fn write_ready_file(&self, path: &Path) -> io::Result<()> {
         let Addresses { http, grpc, admin } = self.addresses;
-        let models: Vec<_> = self.core.models.iter().map(|served| served.name()).collect();
+        let serving = self.core.serving();
+        let models: Vec<_> = serving.models.iter().map(|served| served.name()).collect();
         let mut ready = json!({
             "http": http.to_string(), "admin": admin.to_string(), "models": models,
         });
@@ -123,7 +136,7 @@ impl Running {
     /// `limits.drain_grace`. Says how many did not.
     pub async fn drain(mut self) -> usize {
         let cut = self.end_requests().await;
-        Summary::new(&self.core).say(&self.core);
+        Summary::default().say(&self.core);
         self.close_ledger.cancel();
         let written = async { while self.ledger.join_next().await.is_some() {} };
         if tokio::time::timeout(LEDGER_PATIENCE, written).await.is_err() {
@@ -133,7 +146,7 @@ impl Running {
     }
 
     async fn end_requests(&mut self) -> usize {
-        let limits = self.core.limits.clone();
+        let limits = self.core.serving().limits.clone();
         self.core.drain();
         tracing::info!(in_flight = self.core.live.len(), "draining: not ready any more");
         tokio::time::sleep(limits.drain_delay).await;
@@ -190,56 +203,6 @@ pub fn raise_descriptor_limit(in_flight_max: usize) {
             in_flight_max,
             "the limit on open files is low for limits.in_flight_max: 3 each are enough"
         );
-    }
-}
-
-/// Starts what follows each worker: its load, and its KV events; and the log's totals.
-fn follow_fleet(core: &Arc<Core>) -> JoinSet<()> {
-    let mut fleet = JoinSet::new();
-    if !core.ledger.log_every.is_zero() {
-        fleet.spawn(summary::run(Arc::clone(core), core.ledger.log_every));
-    }
-    for served in &core.models {
-        for worker in &served.pool.workers {
-            let (model, polled) = (Arc::clone(served), Arc::clone(worker));
-            fleet.spawn(supervise("load", Arc::clone(worker), move || {
-                poll::run(Arc::clone(&model), Arc::clone(&polled))
-            }));
-            if served.asks_for_thresholds() && worker.config.honours_threshold.is_none() {
-                let (model, asked) = (Arc::clone(served), Arc::clone(worker));
-                fleet.spawn(supervise("threshold", Arc::clone(worker), move || {
-                    probe::run(Arc::clone(&model), Arc::clone(&asked))
-                }));
-            }
-            if worker.config.kv_events.is_some() {
-                let (core, served, followed) =
-                    (Arc::clone(core), Arc::clone(served), Arc::clone(worker));
-                fleet.spawn(supervise("KV events", Arc::clone(worker), move || {
-                    intake::run(Arc::clone(&core), Arc::clone(&served), Arc::clone(&followed))
-                }));
-            }
-        }
-    }
-    fleet
-}
-
-/// Runs a task again if it panics: a defect on one worker's bytes must not leave
-/// its part of the picture frozen and believed.
-async fn supervise<F>(what: &'static str, worker: Arc<Worker>, task: impl Fn() -> F + Send)
-where
-    F: Future<Output = ()> + Send + 'static,
-{
-    const PAUSE: Duration = Duration::from_secs(1);
-    loop {
-        let mut running = JoinSet::new();
-        running.spawn(task());
-        match running.join_next().await {
-            Some(Err(error)) if error.is_panic() => {
-                tracing::error!(worker = worker.id(), what, "a task broke off and starts again");
-                tokio::time::sleep(PAUSE).await;
-            }
-            _ => return,
-        }
     }
 }
 

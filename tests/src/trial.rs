@@ -166,13 +166,16 @@ impl Trial {
     pub async fn nothing_is_held(&self) {
         let core = self.cluster.running.core();
         eventually("every permit and booking is back", async || {
-            let pools = core.models.iter().map(|served| &served.pool);
-            core.in_flight.available_permits() == core.limits.in_flight_max
-                && pools.flat_map(|pool| &pool.workers).all(|worker| {
-                    let booked = &worker.booked;
-                    (booked.requests(), booked.prefill_tokens(), booked.active_tokens())
-                        == (0, 0, 0)
-                })
+            let serving = core.serving();
+            let pools = serving.models.iter().map(|served| &served.pool);
+            core.in_flight.available_permits() == serving.limits.in_flight_max
+                && pools.flat_map(|pool| pool.roster().iter().cloned().collect::<Vec<_>>()).all(
+                    |worker| {
+                        let booked = &worker.booked;
+                        (booked.requests(), booked.prefill_tokens(), booked.active_tokens())
+                            == (0, 0, 0)
+                    },
+                )
         })
         .await;
     }

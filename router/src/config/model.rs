@@ -397,7 +397,7 @@ pub enum Secret {
 }
 
 /// One engine.
-#[derive(Clone, Debug, Deserialize, Serialize, JsonSchema)]
+#[derive(Clone, Debug, Deserialize, Serialize, JsonSchema, PartialEq, Eq)]
 #[serde(deny_unknown_fields)]
 pub struct Worker {
     /// Its name in logs, metrics and the route header; unique in its model.

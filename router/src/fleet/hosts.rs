@@ -13,20 +13,12 @@ use crate::config::model::Network;
 pub struct Hosts {
     names: HashSet<String>,
     addresses: HashSet<IpAddr>,
-    networks: Vec<Network>,
 }
 
 impl Hosts {
-    /// The hosts of these workers, and of these networks.
-    pub fn new<'a>(
-        workers: impl Iterator<Item = &'a Authority>,
-        networks: impl IntoIterator<Item = Network>,
-    ) -> Self {
-        let mut hosts = Self {
-            names: HashSet::new(),
-            addresses: HashSet::new(),
-            networks: networks.into_iter().collect(),
-        };
+    /// The hosts of these workers.
+    pub fn new<'a>(workers: impl Iterator<Item = &'a Authority>) -> Self {
+        let mut hosts = Self { names: HashSet::new(), addresses: HashSet::new() };
         for worker in workers {
             match read(worker.host()) {
                 Host::Address(address) => hosts.addresses.insert(address),
@@ -36,16 +28,17 @@ impl Hosts {
         hosts
     }
 
-    /// Whether a hand-off may name `host`. `peer` is the address that gave it: a worker
-    /// that is configured by name is known by the connection to it.
-    pub fn admit(&self, host: &str, peer: Option<IpAddr>) -> bool {
+    /// Whether a hand-off may name `host`: a worker's, or one in the allowed networks. `peer`
+    /// is the address that gave it: a worker that is configured by name is known by the
+    /// connection to it.
+    pub fn admit(&self, host: &str, peer: Option<IpAddr>, networks: &[Network]) -> bool {
         match read(host) {
             Host::Name(name) => self.names.contains(&name),
             Host::Address(address) => {
                 let is_peer = peer.is_some_and(|peer| plain(peer) == address);
                 is_peer
                     || self.addresses.contains(&address)
-                    || self.networks.iter().any(|network| network.contains(address))
+                    || networks.iter().any(|network| network.contains(address))
             }
         }
     }
@@ -82,40 +75,41 @@ fn plain(address: IpAddr) -> IpAddr {
 mod tests {
     use super::*;
 
-    fn hosts(workers: &[&str], networks: &[&str]) -> Hosts {
+    fn hosts(workers: &[&str]) -> Hosts {
         let workers: Vec<Authority> = workers.iter().map(|w| w.parse().unwrap()).collect();
-        Hosts::new(workers.iter(), networks.iter().map(|network| network.parse().unwrap()))
+        Hosts::new(workers.iter())
     }
 
     #[test]
     fn p15_only_members_and_allowed_networks_are_admitted() {
-        let fleet = hosts(&["10.0.0.1:8000", "Prefill-1.pods:8000", "[fd00::1]:80"], &[]);
+        let fleet = hosts(&["10.0.0.1:8000", "Prefill-1.pods:8000", "[fd00::1]:80"]);
         for host in ["10.0.0.1", "prefill-1.pods", "PREFILL-1.pods.", "fd00::1", "[fd00::1]"] {
-            assert!(fleet.admit(host, None), "{host}");
+            assert!(fleet.admit(host, None, &[]), "{host}");
         }
         for host in
             ["10.0.0.2", "evil.example", "169.254.169.254", "localhost", "", "10.0.0.1.evil", "::1"]
         {
-            assert!(!fleet.admit(host, None), "{host}");
+            assert!(!fleet.admit(host, None, &[]), "{host}");
         }
-        let wide = hosts(&["10.0.0.1:8000"], &["192.168.0.0/16"]);
-        assert!(wide.admit("192.168.3.4", None) && !wide.admit("192.169.3.4", None));
+        let wide = ["192.168.0.0/16".parse().unwrap()];
+        assert!(fleet.admit("192.168.3.4", None, &wide));
+        assert!(!fleet.admit("192.169.3.4", None, &wide));
     }
 
     #[test]
     fn p15_the_address_that_answered_is_a_member() {
-        let fleet = hosts(&["prefill-1:8000"], &[]);
+        let fleet = hosts(&["prefill-1:8000"]);
         let peer = Some("10.9.8.7".parse().unwrap());
-        assert!(fleet.admit("10.9.8.7", peer));
-        assert!(!fleet.admit("10.9.8.8", peer));
-        assert!(fleet.admit("::ffff:10.9.8.7", peer));
+        assert!(fleet.admit("10.9.8.7", peer, &[]));
+        assert!(!fleet.admit("10.9.8.8", peer, &[]));
+        assert!(fleet.admit("::ffff:10.9.8.7", peer, &[]));
     }
 
     #[test]
     fn this_host_has_many_names() {
-        let fleet = hosts(&["127.0.0.1:8000"], &[]);
+        let fleet = hosts(&["127.0.0.1:8000"]);
         for host in ["localhost", "127.0.0.1", "::1", "127.0.1.1"] {
-            assert!(fleet.admit(host, None), "{host}");
+            assert!(fleet.admit(host, None, &[]), "{host}");
         }
     }
 }

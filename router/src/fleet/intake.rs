@@ -180,6 +180,9 @@ impl Intake {
     fn index_events(&self, batch: &EventBatch) -> Applied {
         let mut index = self.served.pool.index();
         let mut sum = Applied::default();
+        if self.worker.gone.is_cancelled() {
+            return sum;
+        }
         for event in &batch.events {
             sum += index.apply(worker_key(self.worker.index), event);
         }

@@ -1,16 +1,18 @@
 //! One model's workers and the index of their KV blocks.
 
 use std::cell::RefCell;
-use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
+use arc_swap::ArcSwap;
 use rand::rngs::StdRng;
 use rand::{Rng, SeedableRng};
 use splitrail_kv::{BlockHash, Index, IndexConfig, IndexReader, Overlap, Overlaps, WorkerKey};
 use tokio::sync::watch;
 
 use super::assumed::{Assumed, Found};
+use super::roster::Roster;
 use super::worker::Worker;
 use crate::config::model::AssumedConfig;
 use crate::pick::{Candidate, Leg};
@@ -22,8 +24,12 @@ thread_local! {
 
 /// A model's workers with their index.
 pub struct Pool {
-    /// The workers, in the configuration's order.
-    pub workers: Vec<Arc<Worker>>,
+    /// The workers now. Changed by `enter` and `leave` only.
+    roster: ArcSwap<Roster>,
+    /// The number of the next worker: none is given twice.
+    next: AtomicUsize,
+    /// Held by whoever changes the roster.
+    changing: Mutex<()>,
     /// Tokens per block; 0 until an engine has said it.
     block_size: watch::Sender<u32>,
     /// Written by whoever follows a worker's events; prompts go through `reader`.
@@ -36,13 +42,15 @@ pub struct Pool {
 }
 
 impl Pool {
-    /// A pool over an empty index; its block size is 0 if an engine is to say it.
+    /// A pool of nobody over an empty index; its block size is 0 if an engine is to say it.
     /// `draw_seed` makes its draws repeatable.
-    pub fn new(workers: Vec<Arc<Worker>>, index: IndexConfig, draw_seed: Option<u64>) -> Self {
+    pub fn new(index: IndexConfig, draw_seed: Option<u64>) -> Self {
         let seed = draw_seed.unwrap_or_else(rand::random);
         let index = Index::new(index);
         Self {
-            workers,
+            roster: ArcSwap::from_pointee(Roster::new(Vec::new())),
+            next: AtomicUsize::new(0),
+            changing: Mutex::new(()),
             block_size: watch::Sender::new(index.config().block_size),
             reader: index.reader(),
             index: Mutex::new(index),
@@ -55,6 +63,31 @@ impl Pool {
     /// The same pool, which assumes more than events confirm, as configured.
     pub fn assuming(self, config: AssumedConfig) -> Self {
         Self { assumed: Assumed::new(config), ..self }
+    }
+
+    /// The workers at this moment.
+    pub fn roster(&self) -> Arc<Roster> {
+        self.roster.load_full()
+    }
+
+    /// Lets a worker in, which is made with a number of its own.
+    pub fn enter(&self, make: impl FnOnce(usize) -> Worker) -> Arc<Worker> {
+        let _changing = self.changing.lock().unwrap_or_else(PoisonError::into_inner);
+        let worker = Arc::new(make(self.next.fetch_add(1, Relaxed)));
+        self.roster.store(Arc::new(self.roster.load().with(Arc::clone(&worker))));
+        worker
+    }
+
+    /// Lets a worker go: no new leg finds it. What it held is forgotten; legs under way go on.
+    pub fn leave(&self, worker: &Worker) {
+        {
+            let _changing = self.changing.lock().unwrap_or_else(PoisonError::into_inner);
+            self.roster.store(Arc::new(self.roster.load().without(worker.index)));
+        }
+        // Whoever writes to the index looks at this with the index in hand.
+        worker.gone.cancel();
+        self.index().remove_worker(worker.index as u32);
+        self.assumed.forget(worker.index);
     }
 
     /// Tokens per block; 0 until an engine has said it, and nothing has a hash.
@@ -102,37 +135,43 @@ impl Pool {
 
     /// The longest sequence that every worker takes which has said so.
     pub fn context_tokens(&self) -> Option<u32> {
-        self.workers.iter().filter_map(|worker| worker.context_tokens()).min()
+        self.roster.load().iter().filter_map(|worker| worker.context_tokens()).min()
     }
 
     /// Whether a worker outside `failed` may be asked for a leg.
     pub fn any_up(&self, leg: Leg, failed: &[usize]) -> bool {
-        self.ups(leg, failed).next().is_some()
+        !self.ups(leg, failed).is_empty()
     }
 
     /// The one worker outside `failed` that may be asked for a leg, if it is the last.
     pub fn last_up(&self, leg: Leg, failed: &[usize]) -> Option<usize> {
-        let mut ups = self.ups(leg, failed);
-        let first = ups.next()?;
-        ups.next().is_none().then_some(first)
+        match self.ups(leg, failed)[..] {
+            [only] => Some(only),
+            _ => None,
+        }
     }
 
     /// Decode workers whose queue takes longer than this, by their own reports.
     pub fn late(&self, left: Duration, now: Instant) -> Vec<usize> {
-        let able = self.workers.iter().filter(|worker| worker.serves(Leg::Decode));
+        let roster = self.roster.load();
+        let able = roster.iter().filter(|worker| worker.serves(Leg::Decode));
         let late = able.filter(|worker| worker.pace.wait(worker.waiting(now)) > left);
         late.map(|worker| worker.index).collect()
     }
 
-    fn ups(&self, leg: Leg, failed: &[usize]) -> impl Iterator<Item = usize> {
+    /// Up to two that are up: who asks wants to know if there is one, or only one.
+    fn ups(&self, leg: Leg, failed: &[usize]) -> Vec<usize> {
         let now = Instant::now();
-        let able = self.workers.iter().filter(move |w| w.serves(leg) && w.is_available(leg, now));
-        able.map(|worker| worker.index).filter(|index| !failed.contains(index))
+        let roster = self.roster.load();
+        let able = roster.iter().filter(|w| w.serves(leg) && w.is_available(leg, now));
+        able.map(|worker| worker.index).filter(|index| !failed.contains(index)).take(2).collect()
     }
 
-    /// The instant's picture of every worker that can take a leg and is not excluded.
+    /// The instant's picture of every worker of a roster that can take a leg and is not
+    /// excluded.
     pub fn candidates(
         &self,
+        roster: &Roster,
         leg: Leg,
         hashes: &[BlockHash],
         excluded: &[usize],
@@ -141,8 +180,7 @@ impl Pool {
         let (mut overlaps, mut found) = FOUND.take();
         self.reader.find(hashes, &mut overlaps);
         self.assumed.find(now, hashes, &mut found);
-        let able = self
-            .workers
+        let able = roster
             .iter()
             .filter(|worker| worker.serves(leg) && !excluded.contains(&worker.index))
             .map(|worker| {
@@ -197,12 +235,12 @@ mod tests {
 
     #[test]
     fn the_first_engine_that_says_its_block_size_decides() {
-        let pool = Pool::new(Vec::new(), index(0), None);
+        let pool = Pool::new(index(0), None);
         assert_eq!(pool.block_size(), 0);
         assert!(pool.learn_block_size(32));
         assert!(!pool.learn_block_size(16));
         assert_eq!((pool.block_size(), pool.index().config().block_size), (32, 32));
-        let configured = Pool::new(Vec::new(), index(16), None);
+        let configured = Pool::new(index(16), None);
         assert!(!configured.learn_block_size(32));
         assert_eq!(configured.block_size(), 16);
     }
@@ -213,8 +251,8 @@ mod tests {
             r#"{"id": "w", "role": "both", "url": "http://w:1", "kv_events": "tcp://w:2"}"#,
         )
         .unwrap();
-        let worker = Arc::new(Worker::new(0, config, "w:1".parse().unwrap()));
-        let pool = Pool::new(vec![Arc::clone(&worker)], index(2), None);
+        let pool = Pool::new(index(2), None);
+        let worker = pool.enter(|number| Worker::new(number, config, "w:1".parse().unwrap()));
         let tokens = vec![5, 6];
         let block = StoredBlock { hash: EngineHash(1), tokens: tokens.clone(), opaque: false };
         let stored = KvEvent::Stored {
@@ -229,7 +267,8 @@ mod tests {
         let mut hashes = Vec::new();
         chain_hashes(&namespace, HashSeed(1), &tokens, &mut hashes);
         let overlap = || {
-            let seen = pool.candidates(Leg::Aggregated, &hashes, &[], Instant::now());
+            let roster = pool.roster();
+            let seen = pool.candidates(&roster, Leg::Aggregated, &hashes, &[], Instant::now());
             seen[0].overlap_blocks
         };
         assert_eq!(overlap(), 0);
@@ -251,8 +290,8 @@ mod tests {
             r#"{"id": "w", "role": "both", "url": "http://w:1", "kv_events": "tcp://w:2"}"#,
         )
         .unwrap();
-        let worker = Arc::new(Worker::new(0, worker, "w:1".parse().unwrap()));
-        let pool = Pool::new(vec![Arc::clone(&worker)], index(2), None).assuming(config);
+        let pool = Pool::new(index(2), None).assuming(config);
+        let worker = pool.enter(|number| Worker::new(number, worker, "w:1".parse().unwrap()));
         let namespace = Namespace { salt: None, model: "m", adapter: None, block_size: 2 };
         let mut hashes = Vec::new();
         chain_hashes(&namespace, HashSeed(1), &[1, 2, 3, 4, 5, 6], &mut hashes);
@@ -261,7 +300,8 @@ mod tests {
 
     /// Confirmed, assumed and underway blocks of the only worker.
     fn seen(pool: &Pool, hashes: &[BlockHash], now: Instant) -> (u32, u32, u32) {
-        let seen = pool.candidates(Leg::Aggregated, hashes, &[], now)[0];
+        let roster = pool.roster();
+        let seen = pool.candidates(&roster, Leg::Aggregated, hashes, &[], now)[0];
         (seen.overlap_blocks, seen.assumed_blocks, seen.underway_blocks)
     }
 
@@ -329,7 +369,7 @@ mod tests {
     #[test]
     fn a_seed_makes_the_draws_repeatable() {
         let pool = |draw_seed| {
-            let pool = Pool::new(Vec::new(), index(2), draw_seed);
+            let pool = Pool::new(index(2), draw_seed);
             (0..4).map(|_| pool.draw()).collect::<Vec<_>>()
         };
         assert_eq!(pool(Some(7)), pool(Some(7)));

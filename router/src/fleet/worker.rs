@@ -7,6 +7,7 @@ use std::time::{Duration, Instant};
 use arc_swap::ArcSwapOption;
 use http::uri::Authority;
 use splitrail_engine::vllm::load::EngineLoad;
+use tokio_util::sync::CancellationToken;
 
 use super::booking::Booked;
 use super::bootstrap::Bootstrap;
@@ -23,7 +24,7 @@ const LOAD_STALE: Duration = Duration::from_secs(5);
 /// One engine.
 #[derive(Debug)]
 pub struct Worker {
-    /// Its place in its model's list.
+    /// Its number in its model's fleet, which no other worker ever has.
     pub index: usize,
     /// Its configuration.
     pub config: WorkerConfig,
@@ -35,6 +36,8 @@ pub struct Worker {
     pub booked: Arc<Booked>,
     /// What it reports, and how far the index was off.
     pub audit: Audit,
+    /// Fires when it leaves the fleet.
+    pub gone: CancellationToken,
     /// Whether its last probe or request found it alive.
     up: AtomicBool,
     /// Whether it was probed at all.
@@ -73,6 +76,7 @@ impl Worker {
             bootstrap,
             booked: Arc::default(),
             audit: Audit::default(),
+            gone: CancellationToken::new(),
             up: AtomicBool::new(true),
             probed: AtomicBool::new(false),
             synced,

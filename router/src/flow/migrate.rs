@@ -199,16 +199,16 @@ impl Migration {
     }
 
     /// Finds the answer another worker, on which it goes on; `None` if it cannot.
-    pub(crate) async fn resume(&mut self, lost: &Error, worker: &Worker) -> Option<Resumed> {
+    pub(crate) async fn resume(&mut self, lost: &Error, worker: &Arc<Worker>) -> Option<Resumed> {
         let context = Arc::clone(&self.context);
         let mut error = lost.clone();
-        let mut failed = worker.index;
+        let mut failed = Arc::clone(worker);
         while let Some(left) = self.left.checked_sub(1) {
             self.left = left;
-            self.lost.push(failed);
+            self.lost.push(failed.index);
             let pool = &context.served.pool;
             let others = pool.any_up(Leg::Decode, &self.lost);
-            if !others || !may_retry(&context, "migrate", &pool.workers[failed], &error) {
+            if !others || !may_retry(&context, "migrate", &failed, &error) {
                 break;
             }
             let unit = self.unit()?;
@@ -226,7 +226,7 @@ impl Migration {
                     self.decision.update(|decision| {
                         decision.ledger.discard_decode(again.outcome());
                     });
-                    (error, failed) = (again, placed.worker.index);
+                    (error, failed) = (again, placed.worker);
                 }
             }
         }

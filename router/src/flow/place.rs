@@ -8,7 +8,7 @@ use splitrail_kv::Tier;
 use super::context::Context;
 use crate::core::Served;
 use crate::error::{Error, Kind};
-use crate::fleet::Worker;
+use crate::fleet::{Roster, Worker};
 use crate::ledger::decisions::{CandidateRecord, DecisionHandle, DrawRecord};
 use crate::pick::{Candidate, Choice, Leg, Query, holders, pick};
 use crate::prepare::Unit;
@@ -54,7 +54,8 @@ pub(super) fn place(
     let leg = wish.leg;
     let Served { config, pool, .. } = context.served.as_ref();
     let started = Instant::now();
-    let mut candidates = pool.candidates(leg, &unit.hashes, wish.excluded, started);
+    let roster = pool.roster();
+    let mut candidates = pool.candidates(&roster, leg, &unit.hashes, wish.excluded, started);
     if let Some(blocks) = wish.blocks {
         holders(&mut candidates, blocks);
     }
@@ -72,8 +73,11 @@ pub(super) fn place(
         return Err(Error::new(Kind::NoWorker, message));
     };
     let chosen = candidates[choice.index];
-    let worker = Arc::clone(&pool.workers[chosen.worker]);
-    record(context, unit, decision, query, &candidates, &choice);
+    let Some(worker) = roster.get(chosen.worker).map(Arc::clone) else {
+        // Candidates are of the same roster.
+        return Err(Error::new(Kind::Internal, "a candidate is not in its roster"));
+    };
+    record(context, unit, decision, query, (&roster, &candidates), &choice);
     let metrics = &context.core.metrics;
     if unit.unknown.is_none() {
         let labels = [context.served.name(), leg.name()];
@@ -106,17 +110,18 @@ fn record(
     unit: &Unit,
     decision: &DecisionHandle,
     query: Query,
-    candidates: &[Candidate],
+    (roster, candidates): (&Roster, &[Candidate]),
     choice: &Choice,
 ) {
     let leg = query.leg;
     let pool = &context.served.pool;
     let chosen = &candidates[choice.index];
+    let name = |index| roster.get(index).map_or("", |worker| worker.id());
     let mut order: Vec<usize> = (0..candidates.len()).collect();
     order.sort_by(|a, b| choice.costs[*a].total_cmp(&choice.costs[*b]));
     let others = order.into_iter().filter(|i| *i != choice.index).take(OTHERS_RECORDED);
     let records = std::iter::once(choice.index).chain(others).map(|i| {
-        let name = pool.workers[candidates[i].worker].id();
+        let name = name(candidates[i].worker);
         let is_chosen = i == choice.index;
         CandidateRecord::new(leg.name(), name, &candidates[i], choice.costs[i], is_chosen)
     });
@@ -130,7 +135,7 @@ fn record(
         decision.candidates.extend(records);
         decision.draws.retain(|earlier| earlier.leg != leg.name());
         decision.draws.push(DrawRecord { leg: leg.name(), turn: query.turn, draw: query.draw });
-        let name = Some(pool.workers[chosen.worker].id().to_owned());
+        let name = Some(name(chosen.worker).to_owned());
         match leg {
             Leg::Prefill => decision.prefill_worker = name,
             Leg::Decode | Leg::Aggregated => decision.decode_worker = name,

@@ -1,6 +1,7 @@
 //! The prefill leg, on one worker after the other until one has done it.
 
 use std::net::IpAddr;
+use std::sync::Arc;
 use std::time::Instant;
 
 use bytes::Bytes;
@@ -33,8 +34,8 @@ use crate::prepare::Unit;
 
 /// What the prefill leg left for the decode leg.
 pub(super) struct Prefilled {
-    /// Its worker's place.
-    pub(super) worker: usize,
+    /// Its worker.
+    pub(super) worker: Arc<Worker>,
     /// The attempt's id, which the decode leg carries as well.
     pub(super) envelope: Envelope,
     /// What it staged for one decode leg; nothing where the blocks are in a storage.
@@ -310,7 +311,7 @@ async fn prefill(
         let lease = lease(context, &hand_off, said.begun);
         Some(Staged::new(context, unit, (worker.index, &envelope), hand_off, lease))
     };
-    Ok(Some(Prefilled { worker: worker.index, staged, envelope }))
+    Ok(Some(Prefilled { worker: Arc::clone(worker), staged, envelope }))
 }
 
 fn lease(context: &Context, hand_off: &HandOff, begun: tokio::time::Instant) -> Lease {
@@ -327,7 +328,9 @@ fn admit(
     hand_off: &HandOff,
     peer: Option<IpAddr>,
 ) -> Result<(), Error> {
-    if context.served.hosts.admit(hand_off.remote_host(), peer) {
+    let hosts = &context.served.pool.roster().hosts;
+    let networks = &context.served.config.hand_off_networks;
+    if hosts.admit(hand_off.remote_host(), peer, networks) {
         return Ok(());
     }
     let message = format!(

@@ -79,8 +79,9 @@ fn remote_pays(context: &Context, unit: &Unit, decision: &DecisionHandle) -> Opt
         return None;
     }
     let now = Instant::now();
-    let prefill = pool.candidates(Leg::Prefill, &unit.hashes, &[], now);
-    let decode = pool.candidates(Leg::Aggregated, &unit.hashes, &[], now);
+    let roster = pool.roster();
+    let prefill = pool.candidates(&roster, Leg::Prefill, &unit.hashes, &[], now);
+    let decode = pool.candidates(&roster, Leg::Aggregated, &unit.hashes, &[], now);
     let work = Work { prompt_tokens: unit.weight_tokens, block_size: pool.block_size() };
     let estimate = compare(&config.auto, work, &prefill, &decode)?;
     decision.update(|decision| decision.auto = Some(estimate));
@@ -174,18 +175,18 @@ async fn answer(
     let envelope = match &staged {
         Some(prefilled) => {
             // An engine cannot pull from itself.
-            excluded.push(prefilled.worker);
+            excluded.push(prefilled.worker.index);
             let left = prefilled.lease().map(|lease| lease.left(tokio::time::Instant::now()));
             let late = left.map(|left| pool.late(left, Instant::now())).unwrap_or_default();
             excluded.extend(&late);
             let over = left.is_some_and(|left| left.is_zero());
             if over || (!late.is_empty() && !pool.any_up(leg, &excluded)) {
-                let prefill = &pool.workers[prefilled.worker];
+                let prefill = Arc::clone(&prefilled.worker);
                 let message =
                     format!("no decode worker can take worker {}'s hand-off in time", prefill.id());
                 let error = Error::new(Kind::LeaseExpired, message);
                 decision.update(|decision| decision.ledger.discard(error.outcome()));
-                attempts.again(context, prefill, error)?;
+                attempts.again(context, &prefill, error)?;
                 *staged = None;
                 return Ok(None);
             }

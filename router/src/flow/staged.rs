@@ -117,8 +117,8 @@ impl Staged {
 
     /// The decode worker with the least to do.
     fn fetcher(&self) -> Option<Arc<Worker>> {
-        let workers = self.served.pool.workers.iter();
-        let able = workers.filter(|worker| {
+        let roster = self.served.pool.roster();
+        let able = roster.iter().filter(|worker| {
             worker.serves(Leg::Decode) && worker.is_up() && worker.index != self.worker
         });
         able.min_by_key(|worker| worker.booked.active_tokens()).cloned()

@@ -42,7 +42,7 @@ const FRAMING_BYTES: usize = 64 << 10;
 
 /// The gRPC door: `FrontDoorService`, health and reflection.
 pub fn routes(core: &Arc<Core>, stop: CancellationToken) -> Router {
-    let max_bytes = core.limits.body_max_bytes;
+    let max_bytes = core.serving().limits.body_max_bytes;
     let door = FrontDoorServiceServer::new(FrontDoor { core: Arc::clone(core) })
         .max_decoding_message_size(max_bytes);
     let full = Arc::clone(core);
@@ -135,6 +135,7 @@ impl FrontDoorService for FrontDoor {
     ) -> Result<Response<v1::ListModelsResponse>, Status> {
         let models = self
             .core
+            .serving()
             .models
             .iter()
             .map(|served| v1::Model {

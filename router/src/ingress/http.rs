@@ -25,7 +25,7 @@ use crate::api::Endpoint;
 use crate::api::request::unknown_model;
 use crate::api::steering::Steering;
 use crate::config::model::Limits;
-use crate::core::{Core, Named};
+use crate::core::{Core, Named, Serving};
 use crate::error::{Error, Kind};
 use crate::prepare::Payload;
 use crate::service::{Call, Reply, ReplyBody, Scope, serve};
@@ -78,7 +78,7 @@ async fn generate(
     let mut scope = Scope::open(&core, endpoint, identity.arrived);
     let traceparent = trace_context(request.headers().get(TRACEPARENT));
     let usage_detail = request.headers().contains_key(X_USAGE);
-    let received = receive(request, &core.limits).await;
+    let received = receive(request, &core.serving().limits).await;
     let (steering, body) = received.inspect_err(|error| scope.end(error.outcome()))?;
     let request_id = identity.request_id.clone();
     let body = Payload::Json(body);
@@ -194,8 +194,9 @@ pub(super) fn log_failure(request_id: &str, error: &Error) {
 }
 
 async fn list_models(State(core): State<Arc<Core>>) -> Response {
+    let serving = core.serving();
     let models: Vec<_> =
-        core.names.iter().map(|(name, named)| describe(&core, name, named)).collect();
+        serving.names.iter().map(|(name, named)| describe(&serving, name, named)).collect();
     json_reply(json!({"object": "list", "data": models}))
 }
 
@@ -206,16 +207,17 @@ async fn show_model(
     let Ok(Path(id)) = id else {
         return reply_error(Error::new(Kind::InvalidRequest, "the path is not valid UTF-8"));
     };
-    match core.names.get(&id) {
-        Some(named) => json_reply(describe(&core, &id, named)),
+    let serving = core.serving();
+    match serving.names.get(&id) {
+        Some(named) => json_reply(describe(&serving, &id, named)),
         None => {
-            let known: Vec<String> = core.names.keys().cloned().collect();
+            let known: Vec<String> = serving.names.keys().cloned().collect();
             reply_error(unknown_model(&id, &known))
         }
     }
 }
 
-fn describe(core: &Core, name: &str, named: &Named) -> serde_json::Value {
-    let root = core.models[named.model].name();
+fn describe(serving: &Serving, name: &str, named: &Named) -> serde_json::Value {
+    let root = serving.models[named.model].name();
     json!({"id": name, "object": "model", "created": 0, "owned_by": "splitrail", "root": root})
 }

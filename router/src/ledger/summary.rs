@@ -1,5 +1,6 @@
 //! The line in the log that says how the prefix caches do.
 
+use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -65,20 +66,18 @@ fn share(part: u64, whole: u64) -> f64 {
 }
 
 /// Writes the totals into the log.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub struct Summary {
-    last: Vec<Totals>,
+    last: BTreeMap<String, Totals>,
 }
 
 impl Summary {
-    /// Nothing was said so far.
-    pub fn new(core: &Core) -> Self {
-        Self { last: vec![Totals::default(); core.models.len()] }
-    }
-
     /// Says the totals of each model that has had requests since the last time.
     pub fn say(&mut self, core: &Core) {
-        for (served, last) in core.models.iter().zip(&mut self.last) {
+        let serving = core.serving();
+        self.last.retain(|model, _| serving.model(model).is_some());
+        for served in &serving.models {
+            let last = self.last.entry(served.name().to_owned()).or_default();
             let totals = Totals::read(&core.metrics, served.name());
             let recent = totals.since(std::mem::replace(last, totals));
             if recent.requests() == 0 {
@@ -103,7 +102,7 @@ impl Summary {
 
 /// Says the totals from time to time, until the task is ended.
 pub async fn run(core: Arc<Core>, every: Duration) {
-    let mut summary = Summary::new(&core);
+    let mut summary = Summary::default();
     let mut ticks = tokio::time::interval(every);
     ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
     loop {

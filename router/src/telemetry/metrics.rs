@@ -3,6 +3,7 @@
 //! `model` is always a configured name, or `none` where a request named no known
 //! model: a client's string is never a label.
 
+use prometheus::core::{Collector, MetricVec, MetricVecBuilder};
 use prometheus::{
     GaugeVec, HistogramOpts, HistogramVec, IntCounterVec, IntGaugeVec, Opts, Registry, TextEncoder,
 };
@@ -40,6 +41,11 @@ macro_rules! metrics {
                 $(let $field = metrics!(@make $kind $([$buckets])? $name, concat!($($help),+).trim(), &[$($label),+])?;
                 registry.register(Box::new($field.clone()))?;)+
                 Ok(Self { registry, $($field),+ })
+            }
+
+            /// Takes away the series of a worker that has left.
+            pub fn forget_worker(&self, model: &str, worker: &str) {
+                $(forget_series(&self.$field, &[$($label),+], model, worker);)+
             }
 
             /// Name, type, labels and meaning of each metric, for the reference.
@@ -152,6 +158,30 @@ metrics! {
     build_info: IntGaugeVec("build_info"; "version");
 }
 
+fn forget_series<T: MetricVecBuilder>(
+    metric: &MetricVec<T>,
+    labels: &[&str],
+    model: &str,
+    worker: &str,
+) {
+    if !labels.contains(&"worker") {
+        return;
+    }
+    for family in metric.collect() {
+        for series in family.get_metric() {
+            let value = |name: &str| {
+                let pair = series.get_label().iter().find(|pair| pair.name() == name);
+                pair.map_or("", |pair| pair.value())
+            };
+            if value("model") == model && value("worker") == worker {
+                let values: Vec<_> = labels.iter().map(|name| value(name)).collect();
+                // Somebody else may have taken it away meanwhile.
+                let _gone = metric.remove_label_values(&values);
+            }
+        }
+    }
+}
+
 impl Metrics {
     /// The reference of all metrics, as a table in Markdown.
     pub fn reference_markdown() -> String {
@@ -184,6 +214,22 @@ mod tests {
         let metrics = Metrics::new().unwrap();
         metrics.shed.with_label_values(&["m", "full"]).inc();
         assert!(metrics.encode().contains("splitrail_shed_total{model=\"m\",reason=\"full\"} 1"));
+    }
+
+    #[test]
+    fn the_series_of_a_worker_that_left_are_gone_and_no_others() {
+        let metrics = Metrics::new().unwrap();
+        for (model, worker) in [("m", "w"), ("m", "v"), ("n", "w")] {
+            metrics.worker_up.with_label_values(&[model, worker, "both"]).set(1);
+            metrics.index_event_lag.with_label_values(&[model, worker]).observe(0.1);
+        }
+        metrics.forget_worker("m", "w");
+        let text = metrics.encode();
+        assert!(!text.contains("model=\"m\",role=\"both\",worker=\"w\""), "{text}");
+        assert!(!text.contains("model=\"m\",worker=\"w\""), "{text}");
+        for left in ["model=\"m\",worker=\"v\"", "model=\"n\",worker=\"w\""] {
+            assert!(text.contains(left), "{text}");
+        }
     }
 
     #[test]

@@ -1,0 +1,121 @@
+//! What the sources of workers say, and what follows from it: pure.
+
+use std::collections::BTreeMap;
+
+use serde::Serialize;
+
+use crate::config::model::Worker as WorkerConfig;
+
+/// Who says that a worker is there. The first of those that name a worker leads: its word
+/// counts, the others fill what it leaves out.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Source {
+    /// Its side-car, which is attached.
+    Shim,
+    /// An operator, at the admin listener.
+    Admin,
+    /// The configuration file.
+    Config,
+    /// Kubernetes; the place in the model's `discovery`.
+    Kubernetes(usize),
+    /// DNS; the place in the model's `discovery`.
+    Dns(usize),
+}
+
+impl Source {
+    /// The label in metrics and logs.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Shim => "shim",
+            Self::Admin => "admin",
+            Self::Config => "config",
+            Self::Kubernetes(_) => "kubernetes",
+            Self::Dns(_) => "dns",
+        }
+    }
+}
+
+/// What the sources say of one worker, by source and by the name that each gives it.
+#[derive(Clone, Debug, Default)]
+pub(super) struct Claims(BTreeMap<(Source, String), WorkerConfig>);
+
+impl Claims {
+    /// A source's word, in place of what it said before.
+    pub(super) fn insert(&mut self, source: Source, config: WorkerConfig) {
+        self.0.insert((source, config.id.clone()), config);
+    }
+
+    /// A source takes its word back.
+    pub(super) fn remove(&mut self, source: Source, id: &str) {
+        self.0.remove(&(source, id.to_owned()));
+    }
+
+    /// Whether a source names the worker so.
+    pub(super) fn has(&self, source: Source, id: &str) -> bool {
+        self.0.contains_key(&(source, id.to_owned()))
+    }
+
+    /// Everybody who says that it is there, the leading one first.
+    pub(super) fn sources(&self) -> impl Iterator<Item = Source> + '_ {
+        self.0.keys().map(|(source, _)| *source)
+    }
+
+    /// The names that a source knows it by.
+    pub(super) fn named_by(&self, source: Source) -> impl Iterator<Item = &str> {
+        self.0.keys().filter(move |(by, _)| *by == source).map(|(_, id)| id.as_str())
+    }
+
+    /// The worker as all of them describe it, under the name it has: `None` if nobody does.
+    /// Only sources that give the same address fill gaps: another address may be another
+    /// engine's.
+    pub(super) fn worker(&self, id: &str) -> Option<(Source, WorkerConfig)> {
+        let mut claims = self.0.iter();
+        let ((source, _), leading) = claims.next()?;
+        let mut worker = WorkerConfig { id: id.to_owned(), ..leading.clone() };
+        for (_, other) in claims.filter(|(_, other)| other.url == leading.url) {
+            worker.kv_events = worker.kv_events.or_else(|| other.kv_events.clone());
+            worker.kv_replay = worker.kv_replay.or_else(|| other.kv_replay.clone());
+            worker.bootstrap = worker.bootstrap.or_else(|| other.bootstrap.clone());
+            worker.honours_threshold = worker.honours_threshold.or(other.honours_threshold);
+        }
+        worker.shim |= *source == Source::Shim;
+        Some((*source, worker))
+    }
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used)]
+mod tests {
+    use super::*;
+
+    fn worker(id: &str, url: &str, events: Option<&str>) -> WorkerConfig {
+        let mut json = serde_json::json!({"id": id, "role": "both", "url": url});
+        json["kv_events"] = events.into();
+        serde_json::from_value(json).unwrap()
+    }
+
+    #[test]
+    fn the_side_car_leads_and_the_file_fills_gaps() {
+        let mut claims = Claims::default();
+        claims.insert(Source::Config, worker("w0", "http://a:1", Some("tcp://a:5557")));
+        assert_eq!(claims.worker("w0").unwrap().0, Source::Config);
+        claims.insert(Source::Shim, worker("pod-1", "http://a:1", None));
+        let (source, merged) = claims.worker("w0").unwrap();
+        assert_eq!((source, merged.id.as_str(), merged.shim), (Source::Shim, "w0", true));
+        assert_eq!(merged.kv_events.as_deref(), Some("tcp://a:5557"));
+        claims.remove(Source::Shim, "pod-1");
+        assert!(!claims.worker("w0").unwrap().1.shim);
+        claims.remove(Source::Config, "w0");
+        assert!(claims.worker("w0").is_none());
+    }
+
+    #[test]
+    fn another_address_fills_nothing() {
+        let mut claims = Claims::default();
+        claims.insert(Source::Config, worker("w0", "http://a:1", Some("tcp://a:5557")));
+        claims.insert(Source::Shim, worker("w0", "http://a:9", None));
+        let merged = claims.worker("w0").unwrap().1;
+        assert_eq!((merged.url.as_str(), merged.kv_events), ("http://a:9", None));
+    }
+}

@@ -1,0 +1,62 @@
+//! The tasks that follow one worker.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use tokio::task::JoinSet;
+
+use super::claims::Source;
+use super::worker::Worker;
+use super::{intake, poll, probe};
+use crate::core::{Core, Served};
+
+/// Starts what follows a worker: its load, whether it honours thresholds, its KV events. Of a
+/// worker whose side-car is attached, the side-car tells all of that.
+pub(super) fn follow(
+    core: &Arc<Core>,
+    served: &Arc<Served>,
+    worker: &Arc<Worker>,
+    leading: Source,
+) -> JoinSet<()> {
+    let mut tasks = JoinSet::new();
+    if leading == Source::Shim {
+        return tasks;
+    }
+    let (model, polled) = (Arc::clone(served), Arc::clone(worker));
+    tasks.spawn(supervise("load", Arc::clone(worker), move || {
+        poll::run(Arc::clone(&model), Arc::clone(&polled))
+    }));
+    if served.asks_for_thresholds() && worker.config.honours_threshold.is_none() {
+        let (model, asked) = (Arc::clone(served), Arc::clone(worker));
+        tasks.spawn(supervise("threshold", Arc::clone(worker), move || {
+            probe::run(Arc::clone(&model), Arc::clone(&asked))
+        }));
+    }
+    if worker.config.kv_events.is_some() {
+        let (core, served, followed) = (Arc::clone(core), Arc::clone(served), Arc::clone(worker));
+        tasks.spawn(supervise("KV events", Arc::clone(worker), move || {
+            intake::run(Arc::clone(&core), Arc::clone(&served), Arc::clone(&followed))
+        }));
+    }
+    tasks
+}
+
+/// Runs a task again if it panics: a defect on one worker's bytes must not leave
+/// its part of the picture frozen and believed.
+async fn supervise<F>(what: &'static str, worker: Arc<Worker>, task: impl Fn() -> F + Send)
+where
+    F: Future<Output = ()> + Send + 'static,
+{
+    const PAUSE: Duration = Duration::from_secs(1);
+    loop {
+        let mut running = JoinSet::new();
+        running.spawn(task());
+        match running.join_next().await {
+            Some(Err(error)) if error.is_panic() => {
+                tracing::error!(worker = worker.id(), what, "a task broke off and starts again");
+                tokio::time::sleep(PAUSE).await;
+            }
+            _ => return,
+        }
+    }
+}
