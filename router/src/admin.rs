@@ -16,6 +16,7 @@ use splitrail_kv::Tier;
 use crate::core::Core;
 use crate::error::{Error, Kind};
 use crate::fleet::pool::worker_key;
+use crate::fleet::state;
 use crate::flow::plan::THRESHOLD;
 use crate::ingress::reply::{health, json_reply, ready, reply_error};
 use crate::pick::Leg;
@@ -56,6 +57,11 @@ fn observe_fleet(core: &Core) {
                 let labels = [model, worker.id(), role, leg.name()];
                 let open = worker.breaker(leg).is_open();
                 metrics.worker_breaker_open.with_label_values(&labels).set(open.into());
+            }
+            for state in state::State::ALL {
+                let labels = [model, worker.id(), state.name()];
+                let is = worker.state() == state;
+                metrics.worker_state.with_label_values(&labels).set(is.into());
             }
             let requests = i64::from(worker.booked.requests());
             metrics.worker_requests.with_label_values(&labels).set(requests);
@@ -119,6 +125,7 @@ async fn workers(State(core): State<Arc<Core>>) -> Response {
         let index = served.pool.index();
         for worker in served.pool.roster().iter() {
             let load = worker.load(Instant::now());
+            let since = worker.life.since();
             let open: Vec<_> = [Leg::Prefill, Leg::Decode]
                 .into_iter()
                 .filter(|leg| worker.serves(*leg) && worker.breaker(*leg).is_open())
@@ -135,6 +142,9 @@ async fn workers(State(core): State<Arc<Core>>) -> Response {
                 "role": worker.config.role.name(),
                 "url": worker.config.url,
                 "up": worker.is_up(),
+                "state": worker.state().name(),
+                "state_since_unix_ms": since.unix_ms,
+                "state_why": since.why,
                 "kv_events": worker.config.kv_events,
                 "index_synced": worker.is_synced(),
                 "events_current": worker.events_are_current(),

@@ -16,10 +16,12 @@ use super::scalar::{self, BlockSize};
 mod assumed;
 mod connector;
 mod flow;
+mod health;
 
 pub use assumed::AssumedConfig;
 pub use connector::{Connector, Network, NotANetwork};
 pub use flow::{AutoCosts, BreakerConfig, Flow, Gate, GateKind, RequestFlow, Retries};
+pub use health::{EjectionConfig, HealthConfig};
 
 /// A whole configuration file.
 #[derive(Clone, Debug, Deserialize, Serialize, JsonSchema)]
@@ -260,6 +262,9 @@ pub struct Model {
     /// When a failing worker is left alone.
     #[serde(default)]
     pub breaker: BreakerConfig,
+    /// How workers are watched.
+    #[serde(default)]
+    pub health: HealthConfig,
     /// How long each step may take.
     #[serde(default)]
     pub timeouts: Timeouts,

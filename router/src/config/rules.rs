@@ -11,6 +11,7 @@ use serde::de::DeserializeOwned;
 
 mod connector;
 mod flow;
+mod health;
 mod workers;
 
 use super::model::{AssumedConfig, Flow, Listen, Policy, Secret, TokenizerConfig};
@@ -35,6 +36,7 @@ pub(super) fn check(root: &Node, base_dir: &Path, report: &mut Report) {
         let workers = Workers::check(model, &path, report);
         connector::check(model, &path, report);
         flow::check(model, &path, &workers, report);
+        health::check(model, &path, report);
         policy(model, &path, &workers, report);
         timeouts(model, &path, report);
         lease(model, &path, report);

@@ -196,6 +196,7 @@ impl Pool {
                 Candidate {
                     worker: worker.index,
                     up: worker.is_available(leg, now),
+                    share: worker.share(now),
                     requests: worker
                         .booked
                         .requests()

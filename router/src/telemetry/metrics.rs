@@ -126,6 +126,10 @@ metrics! {
     prompts_unknown: IntCounterVec("prompts_unknown_total"; "model", "reason");
     /// Whether the worker answered last time.
     worker_up: IntGaugeVec("worker_up"; "model", "worker", "role");
+    /// Where the worker is in its life: 1 for one state, 0 for the others.
+    worker_state: IntGaugeVec("worker_state"; "model", "worker", "state");
+    /// Changes of workers' states.
+    worker_transitions: IntCounterVec("worker_transitions_total"; "model", "worker", "from", "to");
     /// Whether the worker is left alone because it failed a leg too often.
     worker_breaker_open: IntGaugeVec("worker_breaker_open"; "model", "worker", "role", "leg");
     /// Requests that the router has on the worker.
