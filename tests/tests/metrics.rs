@@ -21,7 +21,7 @@ fn with(mut body: Value, key: &str, value: impl Into<Value>) -> Value {
 }
 
 /// Names, types and labels that dashboards depend on, of what this version has.
-const METRICS: [(&str, &str, &[&str]); 28] = [
+const METRICS: [(&str, &str, &[&str]); 30] = [
     ("requests_total", "counter", &["model", "endpoint", "flow", "outcome"]),
     ("requests_in_flight", "gauge", &["model"]),
     ("ttft_seconds", "histogram", &["model", "flow"]),
