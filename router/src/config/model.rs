@@ -17,6 +17,8 @@ mod assumed;
 mod connector;
 mod flow;
 
+pub use splitrail_settings::Secret;
+
 pub use assumed::AssumedConfig;
 pub use connector::{Connector, Network, NotANetwork};
 pub use flow::{AutoCosts, BreakerConfig, Flow, Gate, GateKind, RequestFlow, Retries};
@@ -378,22 +380,6 @@ impl Default for Timeouts {
             stream_idle: Duration::from_secs(30),
         }
     }
-}
-
-/// A secret, by reference: never inline.
-#[derive(Clone, Debug, Deserialize, Serialize, JsonSchema)]
-#[serde(tag = "kind", rename_all = "snake_case", deny_unknown_fields)]
-pub enum Secret {
-    /// The trimmed content of a file.
-    File {
-        /// Its path.
-        path: PathBuf,
-    },
-    /// An environment variable.
-    Env {
-        /// Its name.
-        name: String,
-    },
 }
 
 /// One engine.
