@@ -18,6 +18,8 @@ mod connector;
 mod flow;
 mod health;
 
+pub use splitrail_settings::Secret;
+
 pub use assumed::AssumedConfig;
 pub use connector::{Connector, Network, NotANetwork};
 pub use flow::{AutoCosts, BreakerConfig, Flow, Gate, GateKind, RequestFlow, Retries};
@@ -383,22 +385,6 @@ impl Default for Timeouts {
             stream_idle: Duration::from_secs(30),
         }
     }
-}
-
-/// A secret, by reference: never inline.
-#[derive(Clone, Debug, Deserialize, Serialize, JsonSchema)]
-#[serde(tag = "kind", rename_all = "snake_case", deny_unknown_fields)]
-pub enum Secret {
-    /// The trimmed content of a file.
-    File {
-        /// Its path.
-        path: PathBuf,
-    },
-    /// An environment variable.
-    Env {
-        /// Its name.
-        name: String,
-    },
 }
 
 /// One engine.

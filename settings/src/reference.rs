@@ -4,17 +4,16 @@ use std::fmt::Write;
 
 use serde_json::Value as Json;
 
-use super::scalar::{ADDRESS_FORMAT, DURATION_FORMAT};
-use super::schema::{alternatives, constant, follow, kind, schema, type_name};
+use crate::scalar::{ADDRESS_FORMAT, DURATION_FORMAT};
+use crate::schema::{alternatives, constant, follow, kind, type_name};
 
-/// All keys of the configuration in a Markdown table: path, type, default, meaning.
+/// All keys of a configuration in a Markdown table: path, type, default, meaning.
 /// `[]` stands for each item of a list.
 #[must_use]
-pub fn reference_markdown() -> String {
-    let schema = schema();
-    let mut table = Table { schema: &schema, text: String::new() };
+pub fn reference_markdown(schema: &Json) -> String {
+    let mut table = Table { schema, text: String::new() };
     table.text.push_str("| key | type | default | meaning |\n|---|---|---|---|\n");
-    table.object(&schema, "", None);
+    table.object(schema, "", None);
     table.text
 }
 

@@ -4,10 +4,10 @@ use std::net::{Ipv4Addr, Ipv6Addr};
 
 /// Why a text is not such an address: the message's end, and a hint. Neither repeats
 /// the text, which may hold a password.
-pub(super) type BadEndpoint = (String, String);
+pub type BadEndpoint = (String, String);
 
 /// Checks `text` and returns it in a form in which equal addresses are equal texts.
-pub(super) fn parse(text: &str, scheme: &str) -> Result<String, BadEndpoint> {
+pub fn parse(text: &str, scheme: &str) -> Result<String, BadEndpoint> {
     let form = format!("write `{scheme}://HOST:PORT`");
     let bad = |why: &str| Err((why.to_owned(), form.clone()));
     let Some((found, rest)) = text.split_once("://") else {
@@ -37,7 +37,7 @@ pub(super) fn parse(text: &str, scheme: &str) -> Result<String, BadEndpoint> {
         _ => return bad("has a port that is not from 1 to 65535"),
     };
     if host == "*" {
-        let hint = "`*` is what an engine binds; write the address that the router connects to";
+        let hint = "`*` is what an engine binds; write the address to connect to";
         return Err(("has no host".to_owned(), hint.to_owned()));
     }
     match host.strip_prefix('[').and_then(|host| host.strip_suffix(']')) {

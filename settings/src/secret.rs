@@ -3,13 +3,30 @@
 use std::fmt;
 use std::fs::File;
 use std::io::{self, Read};
+use std::path::PathBuf;
 
 use http::HeaderValue;
-
-use super::model::Secret;
+use schemars::JsonSchema;
+use serde::{Deserialize, Serialize};
 
 /// A credential is no longer than this; a larger file is not one.
 const SECRET_MAX_BYTES: u64 = 64 << 10;
+
+/// A secret, by reference: never inline.
+#[derive(Clone, Debug, Deserialize, Serialize, JsonSchema)]
+#[serde(tag = "kind", rename_all = "snake_case", deny_unknown_fields)]
+pub enum Secret {
+    /// The trimmed content of a file.
+    File {
+        /// Its path.
+        path: PathBuf,
+    },
+    /// An environment variable.
+    Env {
+        /// Its name.
+        name: String,
+    },
+}
 
 /// Why a secret cannot be had. Never holds any part of it.
 #[derive(Debug, thiserror::Error)]

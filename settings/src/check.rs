@@ -4,21 +4,20 @@ use serde_json::{Map, Value as Json};
 
 mod scalars;
 
-use super::problem::{Place, Report};
-use super::schema::{alternatives, constant, follow, kind, type_name};
-use super::tree::{Node, Value};
-use super::words::{
-    found, is_later_key, is_later_value, is_secret, join, place_name, shown, suggest,
-};
+use crate::problem::{Place, Report};
+use crate::schema::{alternatives, constant, follow, kind, type_name};
+use crate::tree::{Node, Value};
+use crate::words::{Dialect, join, place_name, shown, suggest};
 
 /// Reports whatever `schema` does not allow in the tree under `root`.
-pub(super) fn check(root: &Node, schema: &Json, report: &mut Report) {
-    Checker { schema, report }.any(root, schema, "");
+pub(crate) fn check(root: &Node, schema: &Json, dialect: &Dialect, report: &mut Report) {
+    Checker { schema, dialect, report }.any(root, schema, "");
 }
 
 struct Checker<'c> {
     /// The whole schema, for references into it.
     schema: &'c Json,
+    dialect: &'c Dialect,
     report: &'c mut Report,
 }
 
@@ -79,13 +78,13 @@ impl<'c> Checker<'c> {
     }
 
     fn unknown_key(&mut self, at: Place, key: &str, properties: &Map<String, Json>, path: &str) {
-        if is_later_key(key) {
+        if self.dialect.is_later_key(key) {
             let message = format!("`{}` is not supported by this version", join(path, key));
             self.report.error(at, message, "delete it");
             return;
         }
         let known: Vec<&str> = properties.keys().map(String::as_str).collect();
-        if is_secret(path) {
+        if self.dialect.is_secret(path) {
             // What was written as a key may be the secret itself.
             let message = format!("{} has an unknown key", place_name(path));
             self.report.error(at, message, suggest("", &known, "known here"));
@@ -115,10 +114,14 @@ impl<'c> Checker<'c> {
         let kinds: Vec<&str> = options.iter().filter_map(|option| kind(option)).collect();
         let example = format!("write it as `{{ kind: {}, ... }}`", kinds.join(" | "));
         if !matches!(node.value, Value::Map(_)) {
-            let message = match is_secret(path) {
+            let message = match self.dialect.is_secret(path) {
                 true => format!("{} is a reference, never the secret itself", place_name(path)),
                 false => {
-                    format!("{} must be a mapping, not {}", place_name(path), found(node, path))
+                    format!(
+                        "{} must be a mapping, not {}",
+                        place_name(path),
+                        self.dialect.found(node, path)
+                    )
                 }
             };
             self.report.error(node.at, message, example);
@@ -135,7 +138,8 @@ impl<'c> Checker<'c> {
             (Some(text), None) => self.unknown_value(tag, text, &kinds, path, "kind"),
             (None, _) => {
                 let path = join(path, "kind");
-                let message = format!("`{path}` must be a text, not {}", found(tag, &path));
+                let message =
+                    format!("`{path}` must be a text, not {}", self.dialect.found(tag, &path));
                 self.report.error(tag.at, message, format!("one of: {}", kinds.join(", ")));
             }
         }
@@ -153,10 +157,10 @@ impl<'c> Checker<'c> {
     /// `part` is `kind` where the value is the tag of the mapping at `path`.
     fn unknown_value(&mut self, node: &Node, text: &str, allowed: &[&str], path: &str, part: &str) {
         let name = if part.is_empty() { path.to_owned() } else { join(path, part) };
-        if is_later_value(path, text) {
+        if self.dialect.is_later_value(path, text) {
             let message = format!("`{name}: {text}` is not supported by this version");
             self.report.error(node.at, message, format!("one of: {}", allowed.join(", ")));
-        } else if is_secret(path) {
+        } else if self.dialect.is_secret(path) {
             let message = format!("`{name}` has an unknown value");
             self.report.error(node.at, message, format!("one of: {}", allowed.join(", ")));
         } else {

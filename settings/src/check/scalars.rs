@@ -5,10 +5,10 @@ use std::net::SocketAddr;
 use serde_json::Value as Json;
 
 use super::Checker;
-use crate::config::scalar::{ADDRESS_FORMAT, BadDuration, DURATION_FORMAT, parse_duration};
-use crate::config::schema::{alternatives, constant, follow, kind, type_name};
-use crate::config::tree::{Node, Value, resolve_plain};
-use crate::config::words::{found, is_secret, place_name, shown};
+use crate::scalar::{ADDRESS_FORMAT, BadDuration, DURATION_FORMAT, parse_duration};
+use crate::schema::{alternatives, constant, follow, kind, type_name};
+use crate::tree::{Node, Value, resolve_plain};
+use crate::words::{Dialect, place_name, shown};
 
 impl<'c> Checker<'c> {
     pub(super) fn text(&mut self, node: &Node, text: &str, schema: &Json, path: &str) {
@@ -104,9 +104,13 @@ impl<'c> Checker<'c> {
         };
         let message = match &node.value {
             Value::Null => format!("{} is left empty; it must be {expected}", place_name(path)),
-            _ => format!("{} must be {expected}, not {}", place_name(path), found(node, path)),
+            _ => format!(
+                "{} must be {expected}, not {}",
+                place_name(path),
+                self.dialect.found(node, path)
+            ),
         };
-        self.report.error(node.at, message, fix(node, options, path));
+        self.report.error(node.at, message, fix(self.dialect, node, options, path));
     }
 
     /// What a value of this schema looks like.
@@ -137,7 +141,7 @@ impl<'c> Checker<'c> {
 }
 
 /// What to do about a value of the wrong type.
-fn fix(node: &Node, options: &[&Json], path: &str) -> String {
+fn fix(dialect: &Dialect, node: &Node, options: &[&Json], path: &str) -> String {
     let wants = |name| options.iter().any(|option| type_name(option) == name);
     let format = options.iter().find_map(|option| option.get("format").and_then(Json::as_str));
     match &node.value {
@@ -158,7 +162,9 @@ fn fix(node: &Node, options: &[&Json], path: &str) -> String {
             format!("an IP address and a port: `0.0.0.0:{port}`")
         }
         Value::Seq(_) if format == Some(ADDRESS_FORMAT) => "put it in quotes".to_owned(),
-        Value::Bool(_) | Value::Int(_) | Value::Float(_) if wants("string") && !is_secret(path) => {
+        Value::Bool(_) | Value::Int(_) | Value::Float(_)
+            if wants("string") && !dialect.is_secret(path) =>
+        {
             "put it in quotes to make it a text".to_owned()
         }
         _ if wants("array") => "start each item on a line of its own, after `- `".to_owned(),

@@ -1,67 +1,77 @@
 //! The words that problems are told in.
 
-use super::tree::{Node, Value};
+use crate::tree::{Node, Value};
 
 /// Characters of a user's text that a message repeats.
 const SHOWN_MAX: usize = 60;
 
-/// Keys that the configuration's design names, but this version cannot act on.
-const LATER_KEYS: [&str; 8] =
-    ["cache_isolation", "discovery", "events", "fleet", "queue", "record", "tenants", "tls"];
-
-/// The same for values: the key that they belong to, and the value.
-const LATER_VALUES: [(&str, &str); 3] =
-    [("tokenizer", "engine"), ("policy", "power_of_two"), ("policy", "predicted_ttft")];
-
-/// Whether `key` is for a later version.
-pub(super) fn is_later_key(key: &str) -> bool {
-    LATER_KEYS.contains(&key)
+/// What the checks of one program's file say and know that another's do not.
+#[derive(Clone, Copy, Debug)]
+pub struct Dialect {
+    /// Keys that the program's design names, but its version cannot act on.
+    pub later_keys: &'static [&'static str],
+    /// The same for values: the key that they belong to, and the value.
+    pub later_values: &'static [(&'static str, &'static str)],
+    /// Keys below which a secret may have been written by mistake: no message repeats
+    /// what is there.
+    pub secret_keys: &'static [&'static str],
+    /// What to do about an empty file.
+    pub empty: &'static str,
+    /// What to do about a file that is too large.
+    pub too_large: &'static str,
 }
 
-/// Whether `value` of the key that ends `path` is for a later version.
-pub(super) fn is_later_value(path: &str, value: &str) -> bool {
-    let key = path.rsplit('.').next().unwrap_or(path);
-    LATER_VALUES.contains(&(key, value))
+impl Dialect {
+    /// Whether `key` is for a later version.
+    pub(crate) fn is_later_key(&self, key: &str) -> bool {
+        self.later_keys.contains(&key)
+    }
+
+    /// Whether `value` of the key that ends `path` is for a later version.
+    pub(crate) fn is_later_value(&self, path: &str, value: &str) -> bool {
+        let key = path.rsplit('.').next().unwrap_or(path);
+        self.later_values.contains(&(key, value))
+    }
+
+    /// Whether values at `path` may be secrets.
+    pub(crate) fn is_secret(&self, path: &str) -> bool {
+        self.secret_keys.iter().any(|key| path.contains(key))
+    }
+
+    /// What was found at `path`, as a noun phrase.
+    pub(crate) fn found(&self, node: &Node, path: &str) -> String {
+        match &node.value {
+            Value::Null => "empty".to_owned(),
+            Value::Seq(_) => "a list".to_owned(),
+            Value::Map(_) => "a mapping".to_owned(),
+            _ if self.is_secret(path) => "a single value".to_owned(),
+            Value::Bool(yes) => format!("{yes}"),
+            Value::Int(number) => format!("the number {number}"),
+            Value::Float(number) => format!("the number {number}"),
+            Value::Str(text) => format!("the text \"{}\"", shown(text)),
+        }
+    }
 }
 
 /// A user's text in a form that is safe to print: short, and without control characters.
-pub(super) fn shown(text: &str) -> String {
+pub fn shown(text: &str) -> String {
     let mut chars = text.chars();
     let start: String = chars.by_ref().take(SHOWN_MAX).flat_map(char::escape_debug).collect();
     if chars.next().is_some() { start + "..." } else { start }
 }
 
-/// Whether values at `path` may be secrets, which no message repeats.
-pub(super) fn is_secret(path: &str) -> bool {
-    path.contains("engine_api_key")
-}
-
-/// What was found, as a noun phrase.
-pub(super) fn found(node: &Node, path: &str) -> String {
-    match &node.value {
-        Value::Null => "empty".to_owned(),
-        Value::Seq(_) => "a list".to_owned(),
-        Value::Map(_) => "a mapping".to_owned(),
-        _ if is_secret(path) => "a single value".to_owned(),
-        Value::Bool(yes) => format!("{yes}"),
-        Value::Int(number) => format!("the number {number}"),
-        Value::Float(number) => format!("the number {number}"),
-        Value::Str(text) => format!("the text \"{}\"", shown(text)),
-    }
-}
-
 /// The name of a place in messages: the file itself has no path.
-pub(super) fn place_name(path: &str) -> String {
+pub(crate) fn place_name(path: &str) -> String {
     if path.is_empty() { "the configuration".to_owned() } else { format!("`{path}`") }
 }
 
 /// `path` and a key below it.
-pub(super) fn join(path: &str, key: &str) -> String {
+pub(crate) fn join(path: &str, key: &str) -> String {
     if path.is_empty() { key.to_owned() } else { format!("{path}.{key}") }
 }
 
 /// `did you mean X? ` where one of the known words is close, then the known words.
-pub(super) fn suggest(word: &str, known: &[&str], what: &str) -> String {
+pub(crate) fn suggest(word: &str, known: &[&str], what: &str) -> String {
     let all = known.join(", ");
     match closest(word, known) {
         Some(close) => format!("did you mean `{close}`? {what}: {all}"),

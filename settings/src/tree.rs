@@ -5,16 +5,18 @@ use serde_json::Value as Json;
 mod core_scalar;
 mod read;
 
-pub(super) use core_scalar::resolve as resolve_plain;
-pub(super) use read::read;
+pub(crate) use core_scalar::resolve as resolve_plain;
+pub(crate) use read::read;
 
-use super::problem::Place;
+use crate::problem::Place;
 
 /// A value and its place.
 #[derive(Clone, Debug)]
-pub(super) struct Node {
-    pub(super) at: Place,
-    pub(super) value: Value,
+pub struct Node {
+    /// Where it begins.
+    pub at: Place,
+    /// What it is.
+    pub value: Value,
     /// How many values the subtree holds, itself included.
     size: usize,
     /// How many levels lie below it.
@@ -23,23 +25,32 @@ pub(super) struct Node {
 
 /// A value, typed as YAML 1.2's core schema says.
 #[derive(Clone, Debug, PartialEq)]
-pub(super) enum Value {
+pub enum Value {
+    /// Nothing, `~` or `null`.
     Null,
+    /// `true` or `false`.
     Bool(bool),
     /// Integers beyond 128 bits are held at the ends of the range.
     Int(i128),
+    /// Any other number.
     Float(f64),
+    /// A text.
     Str(String),
+    /// A list.
     Seq(Vec<Node>),
+    /// A mapping, in the order of the file; no key is there twice.
     Map(Vec<Entry>),
 }
 
 /// One key of a mapping and its value.
 #[derive(Clone, Debug, PartialEq)]
-pub(super) struct Entry {
-    pub(super) key: String,
-    pub(super) key_at: Place,
-    pub(super) value: Node,
+pub struct Entry {
+    /// The key.
+    pub key: String,
+    /// Where the key begins.
+    pub key_at: Place,
+    /// Its value.
+    pub value: Node,
 }
 
 /// Places do not count: two equal values are equal wherever they were written.
@@ -60,7 +71,7 @@ impl Node {
     }
 
     /// The value under `key`, where this is a mapping that has it.
-    pub(super) fn get(&self, key: &str) -> Option<&Node> {
+    pub fn get(&self, key: &str) -> Option<&Node> {
         match &self.value {
             Value::Map(entries) => {
                 entries.iter().find(|entry| entry.key == key).map(|entry| &entry.value)
@@ -70,7 +81,7 @@ impl Node {
     }
 
     /// The items, where this is a list; else none.
-    pub(super) fn items(&self) -> &[Node] {
+    pub fn items(&self) -> &[Node] {
         match &self.value {
             Value::Seq(items) => items,
             _ => &[],
@@ -78,7 +89,7 @@ impl Node {
     }
 
     /// The entries, where this is a mapping; else none.
-    pub(super) fn entries(&self) -> &[Entry] {
+    pub fn entries(&self) -> &[Entry] {
         match &self.value {
             Value::Map(entries) => entries,
             _ => &[],
@@ -86,7 +97,7 @@ impl Node {
     }
 
     /// The text, where this is one.
-    pub(super) fn text(&self) -> Option<&str> {
+    pub fn text(&self) -> Option<&str> {
         match &self.value {
             Value::Str(text) => Some(text),
             _ => None,
@@ -94,7 +105,7 @@ impl Node {
     }
 
     /// The value without its places. Numbers that JSON cannot hold become null.
-    pub(super) fn to_json(&self) -> Json {
+    pub fn to_json(&self) -> Json {
         match &self.value {
             Value::Null => Json::Null,
             Value::Bool(yes) => Json::Bool(*yes),

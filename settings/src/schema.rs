@@ -1,21 +1,10 @@
-//! The JSON Schema of the configuration.
+//! Reading JSON Schemas as `schemars` makes them.
 
 use serde_json::Value;
 
-use super::model::Config;
-
-/// The JSON Schema (2020-12) of a configuration file, with the meaning and the default
-/// of every key; unknown keys are not allowed anywhere.
-#[must_use]
-pub fn schema() -> Value {
-    let mut schema = schemars::schema_for!(Config);
-    schema.insert("title".to_owned(), "Splitrail configuration".into());
-    schema.to_value()
-}
-
 /// Follows `$ref` within the `root` schema. What stands beside a reference (such as a
 /// key's own description) is not part of the result.
-pub(super) fn follow<'s>(root: &'s Value, mut schema: &'s Value) -> &'s Value {
+pub(crate) fn follow<'s>(root: &'s Value, mut schema: &'s Value) -> &'s Value {
     while let Some(target) = schema.get("$ref").and_then(Value::as_str) {
         match target.strip_prefix('#').and_then(|pointer| root.pointer(pointer)) {
             Some(next) => schema = next,
@@ -27,7 +16,7 @@ pub(super) fn follow<'s>(root: &'s Value, mut schema: &'s Value) -> &'s Value {
 
 /// The alternatives of a `oneOf` or `anyOf` that are not null, and whether null is one.
 /// A schema without alternatives is its own only one.
-pub(super) fn alternatives<'s>(root: &'s Value, schema: &'s Value) -> (Vec<&'s Value>, bool) {
+pub(crate) fn alternatives<'s>(root: &'s Value, schema: &'s Value) -> (Vec<&'s Value>, bool) {
     let listed = schema.get("oneOf").or_else(|| schema.get("anyOf")).and_then(Value::as_array);
     let Some(listed) = listed else {
         let nullable = schema
@@ -52,7 +41,7 @@ pub(super) fn alternatives<'s>(root: &'s Value, schema: &'s Value) -> (Vec<&'s V
 }
 
 /// The type that is not null.
-pub(super) fn type_name(schema: &Value) -> &str {
+pub(crate) fn type_name(schema: &Value) -> &str {
     match schema.get("type") {
         Some(Value::String(name)) => name,
         Some(Value::Array(names)) => {
@@ -63,11 +52,11 @@ pub(super) fn type_name(schema: &Value) -> &str {
 }
 
 /// The one allowed text, where there is one.
-pub(super) fn constant(schema: &Value) -> Option<&str> {
+pub(crate) fn constant(schema: &Value) -> Option<&str> {
     schema.get("const").and_then(Value::as_str)
 }
 
 /// The value of `kind` that selects this alternative.
-pub(super) fn kind(schema: &Value) -> Option<&str> {
+pub(crate) fn kind(schema: &Value) -> Option<&str> {
     schema.pointer("/properties/kind").and_then(constant)
 }

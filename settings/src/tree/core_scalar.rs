@@ -3,7 +3,7 @@
 use super::Value;
 
 /// The typed value of a plain scalar.
-pub(in crate::config) fn resolve(text: &str) -> Value {
+pub(crate) fn resolve(text: &str) -> Value {
     match text {
         "" | "~" | "null" | "Null" | "NULL" => Value::Null,
         "true" | "True" | "TRUE" => Value::Bool(true),

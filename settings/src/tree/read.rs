@@ -1,13 +1,14 @@
 //! Reads YAML text into a tree, within bounds.
 
+use std::borrow::Cow;
 use std::collections::HashMap;
 
 use saphyr_parser::{Event, Marker, Parser, ScalarStyle, Span};
 
 use super::core_scalar::resolve;
 use super::{Entry, Node, Value};
-use crate::config::problem::{Place, Report};
-use crate::config::words::shown;
+use crate::problem::{Place, Report};
+use crate::words::{Dialect, shown};
 
 /// Values in a file after aliases were expanded. A worker is about six.
 const NODES_MAX: usize = 250_000;
@@ -16,7 +17,7 @@ const DEPTH_MAX: usize = 32;
 
 /// The tree of `text`. `None` means that the reading could not go on; a tree may come
 /// with mistakes all the same (such as a key that is there twice).
-pub(in crate::config) fn read(text: &str, report: &mut Report) -> Option<Node> {
+pub(crate) fn read(text: &str, dialect: &Dialect, report: &mut Report) -> Option<Node> {
     let text = text.strip_prefix('\u{feff}').unwrap_or(text);
     if let Some((offset, found)) = text.char_indices().find(|(_, c)| !allowed(*c)) {
         // The parser would take a NUL for the end of the file.
@@ -24,7 +25,8 @@ pub(in crate::config) fn read(text: &str, report: &mut Report) -> Option<Node> {
         report.error(Place::after(&text[..offset]), message, "delete it");
         return None;
     }
-    let mut reader = Reader { report, frames: Vec::new(), anchors: HashMap::new(), nodes: 0 };
+    let mut reader =
+        Reader { dialect, report, frames: Vec::new(), anchors: HashMap::new(), nodes: 0 };
     match reader.run(text) {
         Ok(root) => Some(root),
         Err((at, message, hint)) => {
@@ -35,7 +37,7 @@ pub(in crate::config) fn read(text: &str, report: &mut Report) -> Option<Node> {
 }
 
 /// What ends the reading: place, message and hint.
-type Fatal = (Place, String, &'static str);
+type Fatal = (Place, String, Cow<'static, str>);
 
 /// A list or mapping that is still open.
 struct Frame {
@@ -57,6 +59,7 @@ struct Key {
 }
 
 struct Reader<'r> {
+    dialect: &'r Dialect,
     report: &'r mut Report,
     frames: Vec<Frame>,
     anchors: HashMap<usize, Node>,
@@ -70,14 +73,13 @@ impl Reader<'_> {
         while let Some(event) = parser.next_event() {
             let (event, span) = event.map_err(|error| {
                 let hint = "check the indentation, the quotes and the brackets around here";
-                (place(error.marker()), format!("this is not YAML: {}", error.info()), hint)
+                (place(error.marker()), format!("this is not YAML: {}", error.info()), hint.into())
             })?;
             if let Some(node) = self.event(event, span, root.is_some())? {
                 root = Some(node);
             }
         }
-        let hint = "start from deploy/splitrail.example.yaml";
-        root.ok_or((Place::START, "the file is empty".to_owned(), hint))
+        root.ok_or((Place::START, "the file is empty".to_owned(), self.dialect.empty.into()))
     }
 
     /// Takes one event; the whole tree with the last one of a document.
@@ -86,7 +88,7 @@ impl Reader<'_> {
         match event {
             Event::DocumentStart(_) if done => {
                 let message = "a second document starts here".to_owned();
-                Err((at, message, "keep one document per file: delete the `---`"))
+                Err((at, message, "keep one document per file: delete the `---`".into()))
             }
             Event::Scalar(text, style, anchor, tag) => {
                 self.no_tag(at, tag.is_some());
@@ -138,7 +140,7 @@ impl Reader<'_> {
     fn alias(&mut self, at: Place, anchor: usize) -> Result<Node, Fatal> {
         let Some(target) = self.anchors.get(&anchor) else {
             let message = "this alias is inside the value that it stands for".to_owned();
-            return Err((at, message, "write the value out"));
+            return Err((at, message, "write the value out".into()));
         };
         let (size, height) = (target.size, target.height);
         self.count(at, size)?;
@@ -187,11 +189,8 @@ impl Reader<'_> {
         self.nodes = self.nodes.saturating_add(nodes);
         if self.nodes > NODES_MAX {
             let message = format!("the file holds more than {NODES_MAX} values from here on");
-            return Err((
-                at,
-                message,
-                "use fewer aliases, or split the fleet over several routers",
-            ));
+            let hint = format!("use fewer aliases, or {}", self.dialect.too_large);
+            return Err((at, message, hint.into()));
         }
         Ok(())
     }
@@ -199,7 +198,7 @@ impl Reader<'_> {
     fn depth(&self, at: Place, below: usize) -> Result<(), Fatal> {
         if self.frames.len() + below > DEPTH_MAX {
             let message = format!("this is nested deeper than {DEPTH_MAX} levels");
-            return Err((at, message, "a configuration needs six levels"));
+            return Err((at, message, "a configuration needs six levels".into()));
         }
         Ok(())
     }

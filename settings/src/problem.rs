@@ -7,18 +7,19 @@ const LISTED_MAX: usize = 100;
 
 /// A place in a file; both numbers start at 1.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub(super) struct Place {
-    pub(super) line: usize,
+pub struct Place {
+    /// The line.
+    pub line: usize,
     /// In characters.
-    pub(super) column: usize,
+    pub column: usize,
 }
 
 impl Place {
     /// The first character of the file.
-    pub(super) const START: Self = Self { line: 1, column: 1 };
+    pub const START: Self = Self { line: 1, column: 1 };
 
     /// The place of the first character after `text`.
-    pub(super) fn after(text: &str) -> Self {
+    pub fn after(text: &str) -> Self {
         let line_start = text.rfind('\n').map_or(0, |newline| newline + 1);
         Self {
             line: text.matches('\n').count() + 1,
@@ -87,7 +88,7 @@ impl std::error::Error for Problems {}
 
 /// Collects problems while a file is checked.
 #[derive(Debug)]
-pub(super) struct Report {
+pub struct Report {
     file: String,
     errors: Vec<Problem>,
     errors_omitted: usize,
@@ -95,12 +96,13 @@ pub(super) struct Report {
 }
 
 impl Report {
-    pub(super) fn new(file: &str) -> Self {
+    /// Nothing is known to be wrong yet with the file of that name.
+    pub(crate) fn new(file: &str) -> Self {
         Self { file: file.to_owned(), errors: Vec::new(), errors_omitted: 0, warnings: Vec::new() }
     }
 
     /// Notes a mistake.
-    pub(super) fn error(&mut self, at: Place, message: String, hint: impl Into<String>) {
+    pub fn error(&mut self, at: Place, message: String, hint: impl Into<String>) {
         if self.errors.len() < LISTED_MAX {
             self.errors.push(self.problem(at, message, hint.into()));
         } else {
@@ -109,21 +111,21 @@ impl Report {
     }
 
     /// Notes something that is allowed, but perhaps not meant.
-    pub(super) fn warn(&mut self, at: Place, message: String, hint: impl Into<String>) {
+    pub fn warn(&mut self, at: Place, message: String, hint: impl Into<String>) {
         if self.warnings.len() < LISTED_MAX {
             self.warnings.push(self.problem(at, message, hint.into()));
         }
     }
 
-    pub(super) fn has_errors(&self) -> bool {
+    pub(crate) fn has_errors(&self) -> bool {
         !self.errors.is_empty()
     }
 
-    pub(super) fn into_problems(self) -> Problems {
+    pub(crate) fn into_problems(self) -> Problems {
         Problems { listed: sorted(self.errors), omitted: self.errors_omitted }
     }
 
-    pub(super) fn into_warnings(self) -> Vec<Problem> {
+    pub(crate) fn into_warnings(self) -> Vec<Problem> {
         sorted(self.warnings)
     }
 
