@@ -24,7 +24,7 @@ mod words;
 pub use model::*;
 pub use problem::{Problem, Problems};
 pub use reference::reference_markdown;
-pub use scalar::BlockSize;
+pub use scalar::{BlockSize, PodPort};
 pub use schema::schema;
 pub use secret::{ResolvedSecret, SecretError};
 
@@ -125,6 +125,13 @@ fn anchor_paths(config: &mut Config, base_dir: &Path) {
         }
         if let Some(Secret::File { path }) = &mut model.engine_api_key {
             *path = base_dir.join(&*path);
+        }
+        for source in &mut model.discovery {
+            if let Discovery::Kubernetes(KubernetesDiscovery { kubeconfig: Some(path), .. }) =
+                source
+            {
+                *path = base_dir.join(&*path);
+            }
         }
     }
 }

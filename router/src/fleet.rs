@@ -5,6 +5,7 @@ pub mod booking;
 pub mod bootstrap;
 pub mod breaker;
 pub mod budget;
+pub mod discovery;
 pub mod hosts;
 pub mod intake;
 pub mod pace;

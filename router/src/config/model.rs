@@ -15,10 +15,12 @@ use super::scalar::{self, BlockSize};
 
 mod assumed;
 mod connector;
+mod discovery;
 mod flow;
 
 pub use assumed::AssumedConfig;
 pub use connector::{Connector, Network, NotANetwork};
+pub use discovery::{AddressFamily, Discovery, DnsDiscovery, KubernetesDiscovery};
 pub use flow::{AutoCosts, BreakerConfig, Flow, Gate, GateKind, RequestFlow, Retries};
 
 /// A whole configuration file.
@@ -266,9 +268,12 @@ pub struct Model {
     /// The router's credential towards this model's engines, sent as a bearer token.
     #[serde(default)]
     pub engine_api_key: Option<Secret>,
-    /// The workers.
-    #[schemars(length(min = 1))]
+    /// The workers that are written down; may be left out where there is `discovery`.
+    #[serde(default)]
     pub workers: Vec<Worker>,
+    /// Where more workers come from.
+    #[serde(default)]
+    pub discovery: Vec<Discovery>,
 }
 
 /// How prompts become tokens.
@@ -397,7 +402,7 @@ pub enum Secret {
 }
 
 /// One engine.
-#[derive(Clone, Debug, Deserialize, Serialize, JsonSchema)]
+#[derive(Clone, Debug, Deserialize, Serialize, JsonSchema, PartialEq, Eq)]
 #[serde(deny_unknown_fields)]
 pub struct Worker {
     /// Its name in logs, metrics and the route header; unique in its model.
