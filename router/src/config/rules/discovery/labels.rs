@@ -94,7 +94,7 @@ mod tests {
             "app!=vllm",
             "app=",
             "app = vllm , splitrail.io/role in (prefill,decode)",
-            "tier notin (a, b),x.y-z_0/Name=A.b_C-d",
+            "tier notin (a, b),x.y-z/Name_0=A.b_C-d",
         ] {
             assert_eq!(selector(text), Ok(()), "{text}");
         }
