@@ -15,21 +15,12 @@ mod rules;
 mod scalar;
 
 pub use model::*;
-pub use scalar::BlockSize;
+pub use scalar::{BlockSize, PodPort};
 pub use splitrail_settings::{Problem, Problems, ResolvedSecret, SecretError};
 
 /// What the checks of this file say and know.
 const DIALECT: Dialect = Dialect {
-    later_keys: &[
-        "cache_isolation",
-        "discovery",
-        "events",
-        "fleet",
-        "queue",
-        "record",
-        "tenants",
-        "tls",
-    ],
+    later_keys: &["cache_isolation", "events", "fleet", "queue", "record", "tenants", "tls"],
     later_values: &[
         ("tokenizer", "engine"),
         ("policy", "power_of_two"),
@@ -102,6 +93,13 @@ fn anchor_paths(config: &mut Config, base_dir: &Path) {
         }
         if let Some(Secret::File { path }) = &mut model.engine_api_key {
             *path = base_dir.join(&*path);
+        }
+        for source in &mut model.discovery {
+            if let Discovery::Kubernetes(KubernetesDiscovery { kubeconfig: Some(path), .. }) =
+                source
+            {
+                *path = base_dir.join(&*path);
+            }
         }
     }
 }

@@ -7,6 +7,7 @@ pub mod breaker;
 pub mod budget;
 pub mod claims;
 mod deeds;
+pub mod discovery;
 pub mod ejection;
 mod follow;
 mod health;

@@ -175,7 +175,10 @@ impl<'c> Checker<'c> {
             matches!(
                 (type_name(option), &node.value),
                 ("integer", Value::Int(_)) | ("object", Value::Map(_)) | ("array", Value::Seq(_))
-            ) || (node.text().is_some() && constant(option) == node.text())
+            ) || node.text().is_some_and(|text| match constant(option) {
+                Some(constant) => constant == text,
+                None => type_name(option) == "string",
+            })
         });
         match fitting {
             Some(option) => self.one(node, option, path),

@@ -51,7 +51,9 @@ impl<'s> Table<'s> {
         };
         let mut meaning = only.map_or_else(String::new, |only| format!("(`kind: {only}`) "));
         meaning.push_str(&description(property));
-        for option in &options {
+        let mut described = options.clone();
+        described.extend(options.iter().flat_map(|option| self.tagged_items(option)));
+        for option in &described {
             if let Some(word) = constant(option).or_else(|| kind(option)) {
                 let text = description(option);
                 if !text.is_empty() {
@@ -72,8 +74,18 @@ impl<'s> Table<'s> {
                 if items.get("properties").is_some() {
                     self.object(items, &format!("{path}[]."), None);
                 }
+                for item in self.tagged_items(option) {
+                    self.object(item, &format!("{path}[]."), kind(item));
+                }
             }
         }
+    }
+
+    /// The alternatives of a list's items, where `kind` selects one.
+    fn tagged_items(&self, list: &'s Json) -> Vec<&'s Json> {
+        let Some(items) = list.get("items") else { return Vec::new() };
+        let (options, _) = alternatives(self.schema, follow(self.schema, items));
+        if options.iter().all(|option| kind(option).is_some()) { options } else { Vec::new() }
     }
 
     fn type_cell(&self, options: &[&'s Json]) -> String {
@@ -103,7 +115,10 @@ impl<'s> Table<'s> {
                 let (options, _) = alternatives(self.schema, item);
                 match type_name(item) {
                     "object" => "list of mappings".to_owned(),
-                    _ if options.iter().all(|option| constant(option).is_some()) => {
+                    _ if options
+                        .iter()
+                        .all(|option| constant(option).or(kind(option)).is_some()) =>
+                    {
                         format!("list of {}", self.type_cell(&options))
                     }
                     _ => "list of texts".to_owned(),

@@ -31,7 +31,7 @@ pub(crate) fn alternatives<'s>(root: &'s Value, schema: &'s Value) -> (Vec<&'s V
         let schema = follow(root, schema);
         if schema.get("type").is_some_and(|name| name == "null") {
             nullable = true;
-        } else if schema.get("oneOf").is_some() {
+        } else if schema.get("oneOf").or_else(|| schema.get("anyOf")).is_some() {
             alternatives.extend(self::alternatives(root, schema).0);
         } else {
             alternatives.push(schema);

@@ -15,6 +15,7 @@ use super::scalar::{self, BlockSize};
 
 mod assumed;
 mod connector;
+mod discovery;
 mod flow;
 mod health;
 
@@ -22,6 +23,7 @@ pub use splitrail_settings::Secret;
 
 pub use assumed::AssumedConfig;
 pub use connector::{Connector, Network, NotANetwork};
+pub use discovery::{AddressFamily, Discovery, DnsDiscovery, KubernetesDiscovery};
 pub use flow::{AutoCosts, BreakerConfig, Flow, Gate, GateKind, RequestFlow, Retries};
 pub use health::{EjectionConfig, HealthConfig};
 
@@ -273,9 +275,12 @@ pub struct Model {
     /// The router's credential towards this model's engines, sent as a bearer token.
     #[serde(default)]
     pub engine_api_key: Option<Secret>,
-    /// The workers.
-    #[schemars(length(min = 1))]
+    /// The workers that are written down; may be left out where there is `discovery`.
+    #[serde(default)]
     pub workers: Vec<Worker>,
+    /// Where more workers come from.
+    #[serde(default)]
+    pub discovery: Vec<Discovery>,
 }
 
 /// How prompts become tokens.

@@ -10,6 +10,7 @@ use std::path::Path;
 use serde::de::DeserializeOwned;
 
 mod connector;
+mod discovery;
 mod flow;
 mod health;
 mod workers;
@@ -33,7 +34,8 @@ pub(super) fn check(root: &Node, base_dir: &Path, report: &mut Report) {
     for (index, model) in models.iter().enumerate() {
         let path = format!("models[{index}]");
         names.check(model, &path, report);
-        let workers = Workers::check(model, &path, report);
+        let mut workers = Workers::check(model, &path, report);
+        discovery::check(model, &path, base_dir, &mut workers, report);
         connector::check(model, &path, report);
         flow::check(model, &path, &workers, report);
         health::check(model, &path, report);

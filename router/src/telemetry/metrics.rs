@@ -124,6 +124,10 @@ metrics! {
     removed_fields: IntCounterVec("removed_fields_total"; "model");
     /// Prompts whose tokens the router cannot know.
     prompts_unknown: IntCounterVec("prompts_unknown_total"; "model", "reason");
+    /// Workers that a source found last; a source that cannot be reached keeps its figure.
+    discovery_workers: IntGaugeVec("discovery_workers"; "model", "source");
+    /// Faults of a source: it could not be reached, refused, or said nothing of use.
+    discovery_errors: IntCounterVec("discovery_errors_total"; "model", "source");
     /// Whether the worker answered last time.
     worker_up: IntGaugeVec("worker_up"; "model", "worker", "role");
     /// Where the worker is in its life: 1 for one state, 0 for the others.
