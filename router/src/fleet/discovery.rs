@@ -135,3 +135,48 @@ fn bounded<T>(source: &str, mut sorted: Vec<T>) -> Vec<T> {
     }
     sorted
 }
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used)]
+mod tests {
+    use super::*;
+
+    #[tokio::test]
+    async fn every_source_of_a_model_is_followed_until_its_tasks_end() {
+        let model: Model = serde_json::from_str(
+            r#"{
+                "name": "m", "tokenizer": { "kind": "none" }, "flow": "aggregated",
+                "discovery": [
+                    { "kind": "shim" },
+                    { "kind": "dns", "name": "localhost", "port": 8000, "role": "both" },
+                    { "kind": "dns", "name": "localhost", "port": 8001, "role": "decode" }
+                ]
+            }"#,
+        )
+        .unwrap();
+        let metrics = Metrics::new().unwrap();
+        let mut tasks = JoinSet::new();
+        let mut sources = follow(&model, &metrics, &mut tasks);
+        let names: Vec<_> = sources.iter().map(|source| source.name.as_str()).collect();
+        assert_eq!(names, ["dns:localhost:8000", "dns:localhost:8001"]);
+        for source in &mut sources {
+            assert_eq!(source.found.recv().await.unwrap().workers.len(), 1);
+            let workers = metrics.discovery_workers.with_label_values(&["m", &source.name]);
+            assert_eq!(workers.get(), 1);
+        }
+        drop(tasks);
+        assert_eq!(sources[0].found.recv().await, None);
+    }
+
+    #[tokio::test]
+    async fn a_source_that_breaks_off_begins_again() {
+        let begun = std::sync::Arc::new(std::sync::atomic::AtomicU32::new(0));
+        let counted = std::sync::Arc::clone(&begun);
+        let run = move || {
+            let before = counted.fetch_add(1, std::sync::atomic::Ordering::Relaxed);
+            async move { assert!(before > 0, "a defect") }
+        };
+        again("s".to_owned(), run).await;
+        assert_eq!(begun.load(std::sync::atomic::Ordering::Relaxed), 2);
+    }
+}

@@ -29,8 +29,10 @@ impl Discovery {
             Self::Shim {} => "shim".to_owned(),
             Self::Dns(dns) => format!("dns:{}:{}", dns.name, dns.port),
             Self::Kubernetes(pods) => {
+                let cluster = pods.context.as_ref().map(|name| format!("{name}@"));
+                let cluster = cluster.unwrap_or_default();
                 let namespace = pods.namespace.as_deref().unwrap_or_default();
-                format!("kubernetes:{namespace}/{}:{}", pods.selector, pods.port)
+                format!("kubernetes:{cluster}{namespace}/{}:{}", pods.selector, pods.port)
             }
         }
     }
