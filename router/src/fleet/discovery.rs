@@ -57,7 +57,9 @@ impl Tally {
 
 /// A source that is followed.
 #[derive(Debug)]
-pub struct Source {
+pub struct Followed {
+    /// Its place in the model's `discovery`.
+    pub place: usize,
     /// Its name in logs and metrics.
     pub name: String,
     /// What it says; the first time when it has been reached, be it that there is nobody.
@@ -66,9 +68,9 @@ pub struct Source {
 
 /// Follows the sources of `model`, other than its side-cars, with tasks in `tasks` that end
 /// with it. A task that breaks off begins again.
-pub fn follow(model: &Model, metrics: &Metrics, tasks: &mut JoinSet<()>) -> Vec<Source> {
+pub fn follow(model: &Model, metrics: &Metrics, tasks: &mut JoinSet<()>) -> Vec<Followed> {
     let mut sources = Vec::new();
-    for discovery in &model.discovery {
+    for (place, discovery) in model.discovery.iter().enumerate() {
         let name = discovery.name();
         let tally = Tally::new(metrics, &model.name, &name);
         // Whoever takes it late only needs the last; a source waits until it is taken.
@@ -93,7 +95,7 @@ pub fn follow(model: &Model, metrics: &Metrics, tasks: &mut JoinSet<()>) -> Vec<
                 tracing::error!(source = name, "this build has no Kubernetes");
             }
         }
-        sources.push(Source { name, found });
+        sources.push(Followed { place, name, found });
     }
     sources
 }
@@ -157,8 +159,9 @@ mod tests {
         let metrics = Metrics::new().unwrap();
         let mut tasks = JoinSet::new();
         let mut sources = follow(&model, &metrics, &mut tasks);
-        let names: Vec<_> = sources.iter().map(|source| source.name.as_str()).collect();
-        assert_eq!(names, ["dns:localhost:8000", "dns:localhost:8001"]);
+        let names: Vec<_> =
+            sources.iter().map(|source| (source.place, source.name.as_str())).collect();
+        assert_eq!(names, [(1, "dns:localhost:8000"), (2, "dns:localhost:8001")]);
         for source in &mut sources {
             assert_eq!(source.found.recv().await.unwrap().workers.len(), 1);
             let workers = metrics.discovery_workers.with_label_values(&["m", &source.name]);
