@@ -24,7 +24,7 @@ mod words;
 pub use model::*;
 pub use problem::{Problem, Problems};
 pub use reference::reference_markdown;
-pub use scalar::{BlockSize, PodPort};
+pub use scalar::BlockSize;
 pub use schema::schema;
 pub use secret::{ResolvedSecret, SecretError};
 

@@ -20,7 +20,7 @@ mod flow;
 
 pub use assumed::AssumedConfig;
 pub use connector::{Connector, Network, NotANetwork};
-pub use discovery::{AddressFamily, Discovery, DnsDiscovery, KubernetesDiscovery};
+pub use discovery::{AddressFamily, Discovery, DnsDiscovery, KubernetesDiscovery, PodPort};
 pub use flow::{AutoCosts, BreakerConfig, Flow, Gate, GateKind, RequestFlow, Retries};
 
 /// A whole configuration file.

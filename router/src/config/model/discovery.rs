@@ -6,8 +6,12 @@ use std::time::Duration;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
+mod port;
+
+pub use port::PodPort;
+
 use super::Role;
-use crate::config::scalar::{self, PodPort};
+use crate::config::scalar;
 
 /// A source of workers.
 #[derive(Clone, Debug, Deserialize, Serialize, JsonSchema, PartialEq, Eq)]

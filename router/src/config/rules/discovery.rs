@@ -83,7 +83,8 @@ fn dns(node: &Node, path: &str, report: &mut Report) {
         if host.parse::<std::net::IpAddr>().is_ok() {
             let message = format!("`{path}.name` is an address, not a name");
             report.error(at, message, "an engine whose address is known belongs into `workers`");
-        } else if !name.is_empty() && !endpoint::is_host(host) {
+        } else if !name.is_empty() && endpoint::parse(&format!("http://{host}:1"), "http").is_err()
+        {
             let message = format!("`{path}.name` \"{}\" is not a host name", shown(name));
             let hint = "only the name, as in `engines.default.svc.cluster.local`; ports have keys \
                         of their own";
