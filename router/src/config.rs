@@ -15,7 +15,7 @@ mod rules;
 mod scalar;
 
 pub use model::*;
-pub use scalar::{BlockSize, PodPort};
+pub use scalar::BlockSize;
 pub use splitrail_settings::{Problem, Problems, ResolvedSecret, SecretError};
 
 /// What the checks of this file say and know.

@@ -73,6 +73,8 @@ fn one_source_is_written_once() {
     refused("[{ kind: shim }, { kind: shim }]", "finds the same workers as 5:17");
     refused(&format!("[{{ {DNS} }}, {{ {DNS}, shim: true }}]"), "finds the same workers");
     refused(&format!("[{{ {PODS} }}, {{ {PODS}, role: both }}]"), "finds the same workers");
+    let cluster = |name| format!("{{ {PODS}, kubeconfig: engine.key, context: {name} }}");
+    accepted(&found_by(&format!("[{}, {}]", cluster("a"), cluster("b")), ""));
     let other = DNS.replace("8000", "8001");
     accepted(&found_by(&format!("[{{ {DNS} }}, {{ {other} }}]"), ""));
 }
@@ -107,7 +109,7 @@ fn selectors_labels_and_ports_have_kubernetes_forms() {
     refused(&pods("app=vllm", "''"), "selector` is empty");
     refused(&pods("http", "0"), "from 1 to 65535");
     refused(&pods("http", "HTTP"), "may not hold \"H\"");
-    refused(&pods("http", "[1]"), "must be one of");
+    refused(&pods("http", "[1]"), "must be a whole number, or a text, not a list");
     refused(&pods("http", "http, namespace: My_Space"), "may not hold");
     refused(&pods("http", "http, role_label: -x"), "is not a label's key");
     refused(&pods("http", "http, role_label: x, role: both"), "is of no use beside `role`");

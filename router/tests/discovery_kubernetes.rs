@@ -36,7 +36,7 @@ impl Followed {
         let server = ApiServer::start().await;
         let metrics = Metrics::new().unwrap();
         let config: KubernetesDiscovery = serde_json::from_value(json!({
-            "selector": "app=vllm", "port": "http", "kubeconfig": server.kubeconfig(),
+            "selector": "app=vllm", "port": "http", "kubeconfig": server.kubeconfig("http"),
         }))
         .unwrap();
         let (sink, found) = mpsc::channel(1);
@@ -191,11 +191,25 @@ async fn an_api_server_that_is_away_or_refuses_changes_nothing_and_is_counted() 
     let mut watch = followed.server.asked_to_watch("48213").await.stream().await;
     watch.send(EXPIRED).await;
     followed.server.asked_to_list().await.answer("403 Forbidden", FORBIDDEN).await;
-    drop(followed.server.asked_to_list().await);
     let mut list: Value = serde_json::from_str(PODS).unwrap();
     list["items"].as_array_mut().unwrap().remove(1);
     followed.server.asked_to_list().await.answer("200 OK", &list.to_string()).await;
     assert_eq!(followed.told().await, ["prefill-0"]);
+}
+
+#[tokio::test]
+async fn an_api_server_behind_tls_is_greeted_with_a_handshake() {
+    let server = ApiServer::start().await;
+    let config: KubernetesDiscovery = serde_json::from_value(json!({
+        "selector": "app=vllm", "port": "http", "kubeconfig": server.kubeconfig("https"),
+    }))
+    .unwrap();
+    let metrics = Metrics::new().unwrap();
+    let (sink, _found) = mpsc::channel(1);
+    let mut task = JoinSet::new();
+    task.spawn(kubernetes::run(config, sink, Tally::new(&metrics, "m", "s")));
+    // A record of type handshake, of TLS 1.0 as all versions write it at first.
+    assert_eq!(server.first_bytes().await, [22, 3, 1]);
 }
 
 #[tokio::test]

@@ -23,7 +23,7 @@ pub use splitrail_settings::Secret;
 
 pub use assumed::AssumedConfig;
 pub use connector::{Connector, Network, NotANetwork};
-pub use discovery::{AddressFamily, Discovery, DnsDiscovery, KubernetesDiscovery};
+pub use discovery::{AddressFamily, Discovery, DnsDiscovery, KubernetesDiscovery, PodPort};
 pub use flow::{AutoCosts, BreakerConfig, Flow, Gate, GateKind, RequestFlow, Retries};
 pub use health::{EjectionConfig, HealthConfig};
 

@@ -57,7 +57,9 @@ impl Tally {
 
 /// A source that is followed.
 #[derive(Debug)]
-pub struct Source {
+pub struct Followed {
+    /// Its place in the model's `discovery`.
+    pub place: usize,
     /// Its name in logs and metrics.
     pub name: String,
     /// What it says; the first time when it has been reached, be it that there is nobody.
@@ -66,9 +68,9 @@ pub struct Source {
 
 /// Follows the sources of `model`, other than its side-cars, with tasks in `tasks` that end
 /// with it. A task that breaks off begins again.
-pub fn follow(model: &Model, metrics: &Metrics, tasks: &mut JoinSet<()>) -> Vec<Source> {
+pub fn follow(model: &Model, metrics: &Metrics, tasks: &mut JoinSet<()>) -> Vec<Followed> {
     let mut sources = Vec::new();
-    for discovery in &model.discovery {
+    for (place, discovery) in model.discovery.iter().enumerate() {
         let name = discovery.name();
         let tally = Tally::new(metrics, &model.name, &name);
         // Whoever takes it late only needs the last; a source waits until it is taken.
@@ -93,7 +95,7 @@ pub fn follow(model: &Model, metrics: &Metrics, tasks: &mut JoinSet<()>) -> Vec<
                 tracing::error!(source = name, "this build has no Kubernetes");
             }
         }
-        sources.push(Source { name, found });
+        sources.push(Followed { place, name, found });
     }
     sources
 }
@@ -134,4 +136,50 @@ fn bounded<T>(source: &str, mut sorted: Vec<T>) -> Vec<T> {
         sorted.truncate(WORKERS_MAX);
     }
     sorted
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used)]
+mod tests {
+    use super::*;
+
+    #[tokio::test]
+    async fn every_source_of_a_model_is_followed_until_its_tasks_end() {
+        let model: Model = serde_json::from_str(
+            r#"{
+                "name": "m", "tokenizer": { "kind": "none" }, "flow": "aggregated",
+                "discovery": [
+                    { "kind": "shim" },
+                    { "kind": "dns", "name": "localhost", "port": 8000, "role": "both" },
+                    { "kind": "dns", "name": "localhost", "port": 8001, "role": "decode" }
+                ]
+            }"#,
+        )
+        .unwrap();
+        let metrics = Metrics::new().unwrap();
+        let mut tasks = JoinSet::new();
+        let mut sources = follow(&model, &metrics, &mut tasks);
+        let names: Vec<_> =
+            sources.iter().map(|source| (source.place, source.name.as_str())).collect();
+        assert_eq!(names, [(1, "dns:localhost:8000"), (2, "dns:localhost:8001")]);
+        for source in &mut sources {
+            assert_eq!(source.found.recv().await.unwrap().workers.len(), 1);
+            let workers = metrics.discovery_workers.with_label_values(&["m", &source.name]);
+            assert_eq!(workers.get(), 1);
+        }
+        drop(tasks);
+        assert_eq!(sources[0].found.recv().await, None);
+    }
+
+    #[tokio::test]
+    async fn a_source_that_breaks_off_begins_again() {
+        let begun = std::sync::Arc::new(std::sync::atomic::AtomicU32::new(0));
+        let counted = std::sync::Arc::clone(&begun);
+        let run = move || {
+            let before = counted.fetch_add(1, std::sync::atomic::Ordering::Relaxed);
+            async move { assert!(before > 0, "a defect") }
+        };
+        again("s".to_owned(), run).await;
+        assert_eq!(begun.load(std::sync::atomic::Ordering::Relaxed), 2);
+    }
 }

@@ -6,8 +6,12 @@ use std::time::Duration;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
+mod port;
+
+pub use port::PodPort;
+
 use super::Role;
-use crate::config::scalar::{self, PodPort};
+use crate::config::scalar;
 
 /// A source of workers.
 #[derive(Clone, Debug, Deserialize, Serialize, JsonSchema, PartialEq, Eq)]
@@ -29,8 +33,10 @@ impl Discovery {
             Self::Shim {} => "shim".to_owned(),
             Self::Dns(dns) => format!("dns:{}:{}", dns.name, dns.port),
             Self::Kubernetes(pods) => {
+                let cluster = pods.context.as_ref().map(|name| format!("{name}@"));
+                let cluster = cluster.unwrap_or_default();
                 let namespace = pods.namespace.as_deref().unwrap_or_default();
-                format!("kubernetes:{namespace}/{}:{}", pods.selector, pods.port)
+                format!("kubernetes:{cluster}{namespace}/{}:{}", pods.selector, pods.port)
             }
         }
     }

@@ -8,7 +8,7 @@ use super::{typed, typed_or};
 use crate::config::endpoint;
 use crate::config::model::{Connector, Discovery, KubernetesDiscovery, Role};
 use crate::config::problem::{Place, Report};
-use crate::config::tree::Node;
+use crate::config::tree::{Node, Value};
 use crate::config::words::shown;
 
 mod labels;
@@ -71,6 +71,11 @@ fn twice(
     }
 }
 
+/// What is under `key`, if that is anything: empty is the same as left out.
+fn given<'n>(node: &'n Node, key: &str) -> Option<&'n Node> {
+    node.get(key).filter(|value| value.value != Value::Null)
+}
+
 fn dns(node: &Node, path: &str, report: &mut Report) {
     if let Some((name, at)) = node.get("name").and_then(|name| Some((name.text()?, name.at))) {
         // A dot at the end keeps resolvers from trying their search domains.
@@ -78,7 +83,8 @@ fn dns(node: &Node, path: &str, report: &mut Report) {
         if host.parse::<std::net::IpAddr>().is_ok() {
             let message = format!("`{path}.name` is an address, not a name");
             report.error(at, message, "an engine whose address is known belongs into `workers`");
-        } else if !name.is_empty() && !endpoint::is_host(host) {
+        } else if !name.is_empty() && endpoint::parse(&format!("http://{host}:1"), "http").is_err()
+        {
             let message = format!("`{path}.name` \"{}\" is not a host name", shown(name));
             let hint = "only the name, as in `engines.default.svc.cluster.local`; ports have keys \
                         of their own";
@@ -114,7 +120,7 @@ fn kubernetes(node: &Node, path: &str, base_dir: &Path, report: &mut Report) {
             let hint = format!("such as `{}`", KubernetesDiscovery::ROLE_LABEL);
             report.error(at, message, hint);
         }
-        if node.get("role").is_some() {
+        if given(node, "role").is_some() {
             let message = format!("`{path}.role_label` is of no use beside `role`");
             report.error(at, message, "`role` is that of all the pods: delete one of the two");
         }
@@ -126,7 +132,7 @@ fn kubernetes(node: &Node, path: &str, base_dir: &Path, report: &mut Report) {
         let message = format!("`{path}.kubeconfig` \"{}\" is not a file", shown(file));
         report.error(at, message, "relative paths start at the configuration's folder");
     }
-    if let Some(context) = node.get("context")
+    if let Some(context) = given(node, "context")
         && kubeconfig.is_none()
     {
         let message = format!("`{path}.context` is of no use without `kubeconfig`");
@@ -137,15 +143,15 @@ fn kubernetes(node: &Node, path: &str, base_dir: &Path, report: &mut Report) {
 /// What both say of ports, and what connectors make of it.
 fn ports(node: &Node, path: &str, connector: Option<Connector>, report: &mut Report) {
     let role = typed::<Role>(node, "role");
-    if let Some(replay) = node.get("kv_replay_port")
-        && node.get("kv_events_port").is_none()
+    if let Some(replay) = given(node, "kv_replay_port")
+        && given(node, "kv_events_port").is_none()
     {
         let message = format!("`{path}.kv_replay_port` is of no use without `kv_events_port`");
         report.error(replay.at, message, "add `kv_events_port`, or delete it");
     }
     let keys = ["port", "kv_events_port", "kv_replay_port", "bootstrap_port"];
     let mut taken: Vec<(&str, String)> = Vec::new();
-    for (key, port) in keys.iter().filter_map(|key| Some((*key, node.get(key)?))) {
+    for (key, port) in keys.iter().filter_map(|key| Some((*key, given(node, key)?))) {
         let number = port.to_json().to_string();
         if let Some((other, _)) = taken.iter().find(|(_, other)| *other == number) {
             let message = format!("`{path}.{key}` is the same as `{other}`");
@@ -154,7 +160,7 @@ fn ports(node: &Node, path: &str, connector: Option<Connector>, report: &mut Rep
         taken.push((key, number));
     }
     let Some(connector) = connector else { return };
-    if let Some(bootstrap) = node.get("bootstrap_port")
+    if let Some(bootstrap) = given(node, "bootstrap_port")
         && (!connector.is_concurrent() || role == Some(Role::Decode))
     {
         let message = format!("`{path}.bootstrap_port` is of no use");
