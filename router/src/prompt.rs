@@ -7,6 +7,7 @@
 pub mod normalise;
 pub mod request;
 pub mod template;
+pub mod stamp;
 pub mod tokenizer;
 
 use std::path::Path;

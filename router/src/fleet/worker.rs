@@ -40,6 +40,8 @@ pub struct Worker {
     pub gone: CancellationToken,
     /// Whether its last probe or request found it alive.
     up: AtomicBool,
+    /// Whether an operator has taken it out of service.
+    draining: AtomicBool,
     /// Whether it was probed at all.
     probed: AtomicBool,
     /// Whether its KV events are known from the beginning, or will not be.
@@ -78,6 +80,7 @@ impl Worker {
             audit: Audit::default(),
             gone: CancellationToken::new(),
             up: AtomicBool::new(true),
+            draining: AtomicBool::new(false),
             probed: AtomicBool::new(false),
             synced,
             events_current: AtomicBool::new(false),
@@ -96,6 +99,33 @@ impl Worker {
         Self { breakers: [config; 2].map(Breaker::new), ..self }
     }
 
+    /// From now on its breakers go by this; what they have seen stays.
+    pub fn set_breakers(&self, config: BreakerConfig) {
+        self.breakers.iter().for_each(|breaker| breaker.set_config(config));
+    }
+
+    /// It takes the place of one that is described otherwise: what is known of the engine, if
+    /// it is the same, goes on.
+    pub fn succeed_to(&self, before: &Self) {
+        if self.authority != before.authority {
+            return;
+        }
+        self.set_draining(before.is_draining());
+        if before.is_probed() {
+            self.set_probed(before.is_up());
+        }
+    }
+
+    /// Whether an operator has taken it out of service.
+    pub fn is_draining(&self) -> bool {
+        self.draining.load(Relaxed)
+    }
+
+    /// Takes it out of service, or back: it gets no new legs while others can take them.
+    pub fn set_draining(&self, draining: bool) {
+        self.draining.store(draining, Relaxed);
+    }
+
     /// The breaker of a leg.
     pub fn breaker(&self, leg: Leg) -> &Breaker {
         let [prefill, others] = &self.breakers;
@@ -104,7 +134,7 @@ impl Worker {
 
     /// Whether it may be asked for a leg: it is up, and has not failed that leg too often.
     pub fn is_available(&self, leg: Leg, now: Instant) -> bool {
-        self.is_up() && self.breaker(leg).allows(now)
+        self.is_up() && !self.is_draining() && self.breaker(leg).allows(now)
     }
 
     /// Records how a leg ended: it has done its part, or failed with this.
