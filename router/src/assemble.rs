@@ -67,10 +67,7 @@ pub fn reassemble(config: Config, before: &Serving) -> Result<Serving, AssembleE
     Ok(Serving::new(models, config))
 }
 
-fn models(
-    config: &Config,
-    before: Option<&Serving>,
-) -> Result<Vec<Arc<Served>>, AssembleError> {
+fn models(config: &Config, before: Option<&Serving>) -> Result<Vec<Arc<Served>>, AssembleError> {
     let assembled = config.models.iter().map(|model| {
         let predecessor = before.and_then(|before| Some((before.model(&model.name)?, before)));
         assemble_model(model, config, predecessor)
@@ -99,7 +96,13 @@ fn assemble_model(
     let keep = |part: fn(&Kept) -> bool| kept.filter(|(_, kept)| part(kept)).map(|(was, _)| was);
     let prompt = match keep(|kept| kept.tokenizer) {
         Some(served) => served.prompt.clone(),
-        None => load_prompt(model)?.map(Arc::new),
+        None => {
+            let prompt = load_prompt(model)?;
+            for note in prompt.iter().flat_map(PromptModel::notes) {
+                tracing::warn!(model = model.name, note, "tokenizer");
+            }
+            prompt.map(Arc::new)
+        }
     };
     let client = match keep(|kept| kept.client && kept.credential) {
         Some(served) => served.client.clone(),
@@ -182,8 +185,7 @@ fn pool(model: &Model, config: &Config) -> Pool {
     Pool::new(index, config.draw_seed).assuming(model.assumed)
 }
 
-/// Loads a model's tokenizer and chat template, if it has them, and logs what an operator
-/// should know of them.
+/// Loads a model's tokenizer and chat template, if it has them.
 ///
 /// # Errors
 /// If there is a tokenizer that cannot be loaded.
@@ -191,11 +193,7 @@ pub fn load_prompt(model: &Model) -> Result<Option<PromptModel>, AssembleError> 
     let Some(path) = tokenizer_path(model) else { return Ok(None) };
     let loaded = PromptModel::load(path, PromptOptions::default());
     let failed = |source| AssembleError::Tokenizer { model: model.name.clone(), source };
-    let prompt = loaded.map_err(failed)?;
-    for note in prompt.notes() {
-        tracing::warn!(model = model.name, note, "tokenizer");
-    }
-    Ok(Some(prompt))
+    loaded.map(Some).map_err(failed)
 }
 
 fn tokenizer_path(model: &Model) -> Option<&Path> {

@@ -9,7 +9,9 @@ use std::fs::File;
 use std::io::Read;
 use std::path::Path;
 
+mod addition;
 mod check;
+mod digest;
 mod endpoint;
 pub mod model;
 mod problem;
@@ -21,6 +23,7 @@ mod secret;
 mod tree;
 mod words;
 
+pub use addition::Addition;
 pub use model::*;
 pub use problem::{Problem, Problems};
 pub use reference::reference_markdown;
@@ -40,6 +43,40 @@ pub struct Loaded {
     pub config: Config,
     /// Allowed, but perhaps not meant; sorted by place.
     pub warnings: Vec<Problem>,
+    /// Where everything stands in the file.
+    source: Source,
+}
+
+/// A file that has been checked, to say later where something stands in it.
+#[derive(Clone, Debug)]
+pub struct Source {
+    file: String,
+    root: tree::Node,
+}
+
+impl Loaded {
+    /// Where everything stands in the file.
+    pub fn source(&self) -> &Source {
+        &self.source
+    }
+}
+
+impl Source {
+    /// A problem with what stands under `path`, keys and places in lists; where that was left
+    /// out, with what it is missing from.
+    pub fn problem(&self, path: &[&str], message: String, hint: &str) -> Problem {
+        let step = |node, key: &&str| child(node, key).ok_or(node);
+        let (Ok(node) | Err(node)) = path.iter().try_fold(&self.root, step);
+        let Place { line, column } = node.at;
+        Problem { file: self.file.clone(), line, column, message, hint: hint.to_owned() }
+    }
+}
+
+fn child<'n>(node: &'n tree::Node, key: &str) -> Option<&'n tree::Node> {
+    match key.parse::<usize>() {
+        Ok(place) => node.items().get(place),
+        Err(_) => node.get(key),
+    }
 }
 
 /// Reads and checks a configuration file. Relative paths in it (tokenizers, secrets)
@@ -76,7 +113,8 @@ pub fn parse(name: &str, text: &str, base_dir: &Path) -> Result<Loaded, Problems
     match serde_json::from_value::<Config>(root.to_json()) {
         Ok(mut config) => {
             anchor_paths(&mut config, base_dir);
-            Ok(Loaded { config, warnings: report.into_warnings() })
+            let source = Source { file: name.to_owned(), root };
+            Ok(Loaded { config, warnings: report.into_warnings(), source })
         }
         Err(error) => {
             let hint = "this mistake should have been found with its place: please report it";

@@ -181,6 +181,7 @@ impl Core {
         metrics: Metrics,
         ledger: Book,
     ) -> Self {
+        metrics.set_config(config.digest());
         let limits = &config.limits;
         metrics.build_info.with_label_values(&[env!("CARGO_PKG_VERSION")]).set(1);
         let cores = std::thread::available_parallelism().map_or(1, usize::from);

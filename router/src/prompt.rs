@@ -6,8 +6,8 @@
 
 pub mod normalise;
 pub mod request;
-pub mod template;
 pub mod stamp;
+pub mod template;
 pub mod tokenizer;
 
 use std::path::Path;

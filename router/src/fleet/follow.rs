@@ -20,12 +20,7 @@ pub(super) struct Tasks {
 
 impl Tasks {
     /// The model's configuration is another, but the pool is the same.
-    pub(super) fn ask_anew(
-        &mut self,
-        served: &Arc<Served>,
-        worker: &Arc<Worker>,
-        leading: Source,
-    ) {
+    pub(super) fn ask_anew(&mut self, served: &Arc<Served>, worker: &Arc<Worker>, leading: Source) {
         self.asking = ask(served, worker, leading);
     }
 }

@@ -263,6 +263,9 @@ impl Fleet {
         let (worker, tasks) = self.let_in(&served, who, predecessor);
         if let Some(member) = before {
             self.let_go(&served, &member);
+            if member.worker.config.role != worker.config.role {
+                self.core.metrics.forget_worker(served.name(), id);
+            }
         }
         let member = Member { claims, leading, worker: Arc::clone(&worker), tasks };
         members.by_id.insert(id.to_owned(), member);
