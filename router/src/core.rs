@@ -170,6 +170,8 @@ pub struct Core {
     /// Ends streams that outlive a drain's grace.
     pub cut: CancellationToken,
     draining: AtomicBool,
+    /// Whether it was ready once: who joins later is not waited for.
+    settled: AtomicBool,
     started: Instant,
 }
 
@@ -197,6 +199,7 @@ impl Core {
             preparing_long: Arc::new(Semaphore::new((cores / 2).max(1))),
             cut: CancellationToken::new(),
             draining: AtomicBool::new(false),
+            settled: AtomicBool::new(false),
             started: Instant::now(),
             serving: ArcSwap::from_pointee(Serving::new(models, config)),
         }
@@ -240,7 +243,7 @@ impl Core {
 
     /// Why the router is not ready, if it is not: draining, a model without a
     /// worker that is up for each leg of its flow, or an index that is still being
-    /// read (for as long as [`SYNC_PATIENCE`] after the start).
+    /// read (for as long as [`SYNC_PATIENCE`] after the start, until it was ready once).
     pub fn unready(&self) -> Option<String> {
         if self.is_draining() {
             return Some("draining".into());
@@ -264,21 +267,21 @@ impl Core {
             if pool.block_size() == 0 {
                 return Some(format!("no worker of model {name} has said its block size"));
             }
+            if self.settled.load(Relaxed) || self.started.elapsed() >= SYNC_PATIENCE {
+                continue;
+            }
             let waiting =
                 |worker: &&Arc<Worker>| worker.is_up() && worker.honours_threshold().is_none();
             let unasked = roster.iter().find(waiting);
-            if let Some(worker) = unasked.filter(|_| served.asks_for_thresholds())
-                && self.started.elapsed() < SYNC_PATIENCE
-            {
+            if let Some(worker) = unasked.filter(|_| served.asks_for_thresholds()) {
                 return Some(format!("worker {} is asked for its threshold", worker.id()));
             }
             let unsynced = roster.iter().find(|w| w.is_up() && !w.is_synced());
-            if let Some(worker) = unsynced
-                && self.started.elapsed() < SYNC_PATIENCE
-            {
+            if let Some(worker) = unsynced {
                 return Some(format!("the index of worker {} is being read", worker.id()));
             }
         }
+        self.settled.store(true, Relaxed);
         None
     }
 }
