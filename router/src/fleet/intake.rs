@@ -11,9 +11,9 @@ use splitrail_kv::{Applied, KvEvent};
 use tokio::sync::mpsc;
 use tokio_util::sync::CancellationToken;
 
-use super::pool::worker_key;
+use super::pool::{Pool, worker_key};
 use super::worker::Worker;
-use crate::core::{Core, Served, unix_ms};
+use crate::core::{Core, unix_ms};
 
 /// Batches between the subscription and the index. A full queue holds the stream
 /// back in the kernel's buffers, and in the end at the engine.
@@ -25,8 +25,9 @@ const TRUNCATED_MIN: Duration = Duration::from_secs(60);
 /// Between two log lines of one kind about one worker.
 const QUIET: Duration = Duration::from_secs(30);
 
-/// Follows a worker until the task is ended.
-pub async fn run(core: Arc<Core>, served: Arc<Served>, worker: Arc<Worker>) {
+/// Follows a worker of a model until the task is ended. It outlives changes of the model's
+/// configuration that keep its pool, so it holds nothing else of the model.
+pub async fn run(core: Arc<Core>, model: Arc<str>, pool: Arc<Pool>, worker: Arc<Worker>) {
     let endpoint = |address: &Option<String>| -> Option<Endpoint> {
         address.as_deref().and_then(|address| address.parse().ok())
     };
@@ -36,9 +37,9 @@ pub async fn run(core: Arc<Core>, served: Arc<Served>, worker: Arc<Worker>) {
         tracing::error!(worker = worker.id(), "kv_events is not an address");
         return;
     };
-    served.pool.block_size_known().await;
+    pool.block_size_known().await;
     let replay = endpoint(&worker.config.kv_replay);
-    let mut intake = Intake { core, served, worker, said: BTreeMap::new(), truncated: None };
+    let mut intake = Intake { core, model, pool, worker, said: BTreeMap::new(), truncated: None };
     loop {
         let (sink, mut updates) = mpsc::channel(QUEUE_BATCHES);
         let subscription = Subscription::new(events.clone(), replay.clone());
@@ -63,7 +64,8 @@ pub async fn run(core: Arc<Core>, served: Arc<Served>, worker: Arc<Worker>) {
 
 struct Intake {
     core: Arc<Core>,
-    served: Arc<Served>,
+    model: Arc<str>,
+    pool: Arc<Pool>,
     worker: Arc<Worker>,
     /// When a log line of each kind was last written.
     said: BTreeMap<&'static str, Instant>,
@@ -116,11 +118,11 @@ impl Intake {
     fn synced(&mut self, outcome: SyncOutcome) {
         self.worker.set_synced();
         self.worker.set_events_current(true);
-        self.served.pool.assumed.confirmed(self.worker.index);
+        self.pool.assumed.confirmed(self.worker.index);
         if !self.may_log("synced") {
             return;
         }
-        let held = self.served.pool.index().block_counts(worker_key(self.worker.index));
+        let held = self.pool.index().block_counts(worker_key(self.worker.index));
         let blocks: usize = held.iter().sum();
         let worker = self.worker.id();
         match outcome {
@@ -150,7 +152,7 @@ impl Intake {
             return;
         }
         if batch.events.contains(&KvEvent::Cleared) {
-            self.served.pool.assumed.forget(self.worker.index);
+            self.pool.assumed.forget(self.worker.index);
         }
         let sum = self.index_events(batch);
         if sum.over_limit > 0 {
@@ -168,7 +170,7 @@ impl Intake {
         if sum.malformed + sum.over_limit > 0 && self.may_log("rejected") {
             tracing::warn!(
                 worker = self.worker.id(),
-                block_size = self.served.pool.block_size(),
+                block_size = self.pool.block_size(),
                 malformed = sum.malformed,
                 over_limit = sum.over_limit,
                 "blocks cannot be indexed: is block_size the engine's, and \
@@ -178,7 +180,7 @@ impl Intake {
     }
 
     fn index_events(&self, batch: &EventBatch) -> Applied {
-        let mut index = self.served.pool.index();
+        let mut index = self.pool.index();
         let mut sum = Applied::default();
         if self.worker.gone.is_cancelled() {
             return sum;
@@ -196,7 +198,7 @@ impl Intake {
         if !self.truncated.is_some_and(due) {
             return false;
         }
-        let (room, limit) = self.served.pool.index().room(worker_key(self.worker.index));
+        let (room, limit) = self.pool.index().room(worker_key(self.worker.index));
         room >= limit / 8
     }
 
@@ -224,12 +226,12 @@ impl Intake {
     fn forget(&mut self) {
         self.truncated = None;
         self.worker.set_index_truncated(false);
-        self.served.pool.index().remove_worker(self.worker.index as u32);
-        self.served.pool.assumed.forget(self.worker.index);
+        self.pool.index().remove_worker(self.worker.index as u32);
+        self.pool.assumed.forget(self.worker.index);
     }
 
     fn labels(&self) -> [&str; 2] {
-        [self.served.name(), self.worker.id()]
+        [&self.model, self.worker.id()]
     }
 
     fn count_rejected(&self, reason: &str, count: usize) {

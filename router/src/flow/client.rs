@@ -86,6 +86,11 @@ impl EngineClient {
         Self { http, authorization, reply_max_bytes, finishing: Arc::default() }
     }
 
+    /// The router's own credential, marked as sensitive.
+    pub fn authorization(&self) -> Option<&HeaderValue> {
+        self.authorization.as_ref()
+    }
+
     /// Sends a JSON body; returns once a successful status line is there.
     ///
     /// # Errors
