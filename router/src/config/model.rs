@@ -62,7 +62,7 @@ pub struct Listen {
     /// The gRPC front door; left out, there is none.
     #[schemars(with = "Option<scalar::Address>")]
     pub grpc: Option<SocketAddr>,
-    /// Metrics, health and decisions. Keep it off public addresses.
+    /// Metrics, health, decisions, and an operator's changes. Keep it off public addresses.
     #[schemars(with = "scalar::Address")]
     pub admin: SocketAddr,
 }
