@@ -77,7 +77,7 @@ fn observe_fleet(core: &Core) {
                 let labels = [model, worker.id(), direction];
                 metrics.worker_drift.with_label_values(&labels).set(blocks);
             }
-            if worker.config.kv_events.is_some() {
+            if worker.tells_blocks() {
                 let current = metrics.index_events_current.with_label_values(&labels[..2]);
                 current.set(worker.events_are_current().into());
                 let truncated = metrics.index_truncated.with_label_values(&labels[..2]);

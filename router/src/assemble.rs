@@ -6,8 +6,8 @@ use splitrail_kv::{HashSeed, IndexConfig};
 
 use crate::config::{BlockSize, Config, Model, TokenizerConfig};
 use crate::core::{Core, Seldom, Served};
-use crate::fleet::Pool;
 use crate::fleet::budget::RetryBudget;
+use crate::fleet::{Networks, Pool};
 use crate::flow::client::EngineClient;
 use crate::flow::staged::Releases;
 use crate::ledger::book::Book;
@@ -49,18 +49,20 @@ pub fn assemble(config: Config) -> Result<Arc<Core>, AssembleError> {
     let seed = HashSeed(config.hash_seed);
     let limits = config.limits.clone();
     let draw_seed = config.draw_seed;
+    let networks = Networks::new(&config.fleet.networks);
     let mut models = Vec::with_capacity(config.models.len());
     for model in config.models {
-        models.push(Arc::new(assemble_model(model, &limits, seed, draw_seed)?));
+        models.push(Arc::new(assemble_model(model, &limits, &networks, seed, draw_seed)?));
     }
     let metrics = Metrics::new().map_err(|error| AssembleError::Defect(error.to_string()))?;
     let ledger = Book::open(&config.ledger, &metrics).map_err(AssembleError::Ledger)?;
-    Ok(Arc::new(Core::new(models, limits, seed, metrics, ledger)))
+    Ok(Arc::new(Core::new(models, limits, seed, metrics, ledger).with_fleet(config.fleet)))
 }
 
 fn assemble_model(
     model: Model,
     limits: &crate::config::Limits,
+    networks: &Networks,
     seed: HashSeed,
     draw_seed: Option<u64>,
 ) -> Result<Served, AssembleError> {
@@ -69,8 +71,9 @@ fn assemble_model(
     let authorization = authorization
         .map_err(|source| AssembleError::Secret { model: name.clone(), source })?
         .map(|secret| secret.bearer());
+    let bytes_max = limits.engine_reply_max_bytes;
     let client =
-        EngineClient::new(model.timeouts.connect, authorization, limits.engine_reply_max_bytes);
+        EngineClient::new(model.timeouts.connect, authorization, bytes_max, networks.clone());
     let prompt = load_prompt(&model)?;
     for note in prompt.iter().flat_map(PromptModel::notes) {
         tracing::warn!(model = name, note, "tokenizer");

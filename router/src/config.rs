@@ -86,6 +86,14 @@ pub fn parse(name: &str, text: &str, base_dir: &Path) -> Result<Loaded, Problems
     }
 }
 
+/// An engine's address, `http://HOST:PORT`, in a form in which equal ones are equal texts.
+///
+/// # Errors
+/// What is wrong with it, without the text.
+pub fn http_address(text: &str) -> Result<String, String> {
+    endpoint::parse(text, "http").map_err(|(why, _)| why)
+}
+
 fn read(path: &Path, name: &str) -> Result<String, Problems> {
     let mut report = Report::new(name);
     let mut bytes = Vec::new();
@@ -118,6 +126,13 @@ fn too_large(report: &mut Report) {
 fn anchor_paths(config: &mut Config, base_dir: &Path) {
     if let Some(path) = &mut config.ledger.path {
         *path = base_dir.join(&*path);
+    }
+    if let Some(Secret::File { path }) = &mut config.fleet.token {
+        *path = base_dir.join(&*path);
+    }
+    if let Some(tls) = &mut config.fleet.tls {
+        let paths = [&mut tls.cert, &mut tls.key].into_iter().chain(&mut tls.client_ca);
+        paths.for_each(|path| *path = base_dir.join(&*path));
     }
     for model in &mut config.models {
         if let TokenizerConfig::Huggingface { path } = &mut model.tokenizer {

@@ -12,10 +12,10 @@ use splitrail_kv::HashSeed;
 use tokio::sync::Semaphore;
 use tokio_util::sync::CancellationToken;
 
-use crate::config::model::{GateKind, Limits, Model, OnNoPrefill, RequestFlow};
+use crate::config::model::{FleetConfig, GateKind, Limits, Model, OnNoPrefill, RequestFlow};
 use crate::error::{Error, Kind};
 use crate::fleet::budget::RetryBudget;
-use crate::fleet::{Pool, Worker};
+use crate::fleet::{Networks, Pool, Worker};
 use crate::flow::client::EngineClient;
 use crate::flow::staged::Releases;
 use crate::ledger::book::Book;
@@ -145,6 +145,10 @@ pub struct Core {
     serving: ArcSwap<Serving>,
     /// Seed of the block hashes.
     pub hash_seed: HashSeed,
+    /// How side-cars attach.
+    pub fleet: FleetConfig,
+    /// Where workers may be that the configuration does not name.
+    pub networks: Networks,
     /// Counters.
     pub metrics: Metrics,
     /// The last decisions.
@@ -179,8 +183,11 @@ impl Core {
     ) -> Self {
         metrics.build_info.with_label_values(&[env!("CARGO_PKG_VERSION")]).set(1);
         let cores = std::thread::available_parallelism().map_or(1, usize::from);
+        let fleet = FleetConfig::default();
         Self {
             hash_seed,
+            networks: Networks::new(&fleet.networks),
+            fleet,
             metrics,
             decisions: Decisions::new(limits.decisions_kept),
             ledger,
@@ -194,6 +201,11 @@ impl Core {
             started: Instant::now(),
             serving: ArcSwap::from_pointee(Serving::new(models, limits)),
         }
+    }
+
+    /// The same core, with side-cars and workers' networks as configured.
+    pub fn with_fleet(self, fleet: FleetConfig) -> Self {
+        Self { networks: Networks::new(&fleet.networks), fleet, ..self }
     }
 
     /// What is served now. A request takes it once, and keeps to it.

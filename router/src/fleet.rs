@@ -1,6 +1,7 @@
 //! Beside the way of a request: the workers, what they hold and how busy they are.
 
 pub mod assumed;
+pub mod attach;
 pub mod booking;
 pub mod bootstrap;
 pub mod breaker;
@@ -8,13 +9,16 @@ pub mod budget;
 pub mod claims;
 mod follow;
 pub mod hosts;
+mod indexing;
 pub mod intake;
 pub mod keeper;
+pub mod networks;
 pub mod pace;
 pub mod poll;
 pub mod pool;
 pub mod probe;
 pub mod roster;
+pub mod told;
 pub mod worker;
 
 pub use booking::{Booked, Booking};
@@ -22,6 +26,7 @@ pub use bootstrap::Bootstrap;
 pub use claims::Source;
 pub use hosts::Hosts;
 pub use keeper::Fleet;
+pub use networks::Networks;
 pub use pool::Pool;
 pub use roster::Roster;
 pub use worker::Worker;

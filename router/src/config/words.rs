@@ -6,8 +6,8 @@ use super::tree::{Node, Value};
 const SHOWN_MAX: usize = 60;
 
 /// Keys that the configuration's design names, but this version cannot act on.
-const LATER_KEYS: [&str; 8] =
-    ["cache_isolation", "discovery", "events", "fleet", "queue", "record", "tenants", "tls"];
+const LATER_KEYS: [&str; 7] =
+    ["cache_isolation", "discovery", "events", "queue", "record", "tenants", "tls"];
 
 /// The same for values: the key that they belong to, and the value.
 const LATER_VALUES: [(&str, &str); 3] =
@@ -33,7 +33,7 @@ pub(super) fn shown(text: &str) -> String {
 
 /// Whether values at `path` may be secrets, which no message repeats.
 pub(super) fn is_secret(path: &str) -> bool {
-    path.contains("engine_api_key")
+    path.contains("engine_api_key") || path.contains("fleet.token")
 }
 
 /// What was found, as a noun phrase.

@@ -26,6 +26,14 @@ pub enum ClaimError {
         /// What it has for an address.
         url: String,
     },
+    /// It is not written down, and where nothing else may be.
+    #[error("worker {id}: {url} lies outside fleet.networks")]
+    Outside {
+        /// The worker's name.
+        id: String,
+        /// Its address.
+        url: String,
+    },
     /// There are as many as the index can tell apart.
     #[error("model {0} has as many workers as can be")]
     Full(String),
@@ -140,6 +148,9 @@ impl Fleet {
         let unknown = || ClaimError::UnknownModel(model.to_owned());
         let members = models.get_mut(model).ok_or_else(unknown)?;
         let address = address(&config)?;
+        if source != Source::Config && !members.is_written_down(&address) {
+            self.admit(&config, &address)?;
+        }
         let id = members.known_as(&config.id, &address).unwrap_or(&config.id).to_owned();
         if members.by_id.len() >= WORKERS_MAX && !members.by_id.contains_key(&id) {
             return Err(ClaimError::Full(model.to_owned()));
@@ -148,6 +159,23 @@ impl Fleet {
         let mut claims = claims.unwrap_or_default();
         claims.insert(source, config);
         self.settle(members, &id, claims)
+    }
+
+    /// Whether the configuration has a worker at an address.
+    pub fn is_written_down(&self, model: &str, address: &Authority) -> bool {
+        self.models().get(model).is_some_and(|members| members.is_written_down(address))
+    }
+
+    /// Whether a worker that is not written down may be where it is said to be. Names are
+    /// looked up when they are connected to.
+    fn admit(&self, config: &WorkerConfig, address: &Authority) -> Result<(), ClaimError> {
+        let networks = &self.core.networks;
+        let bootstrap = config.bootstrap.as_deref().and_then(|url| url.parse::<http::Uri>().ok());
+        let beside = bootstrap.as_ref().and_then(|uri| uri.host());
+        if networks.admit_host(address.host()) && beside.is_none_or(|h| networks.admit_host(h)) {
+            return Ok(());
+        }
+        Err(ClaimError::Outside { id: config.id.clone(), url: config.url.clone() })
     }
 
     /// A source takes back its word on a worker, by the name that it gave.
@@ -239,9 +267,10 @@ impl Fleet {
         leading: Source,
     ) -> (Arc<Worker>, JoinSet<()>) {
         let breaker = served.config.breaker;
-        let worker = served
-            .pool
-            .enter(|number| Worker::new(number, config, authority).with_breakers(breaker));
+        let written_down = served.config.workers.iter().any(|worker| worker.url == config.url);
+        let worker = served.pool.enter(|number| {
+            Worker::new(number, config, authority).with_breakers(breaker).with_guard(!written_down)
+        });
         tracing::info!(
             model = served.name(),
             worker = worker.id(),
@@ -266,6 +295,11 @@ impl Fleet {
 }
 
 impl Members {
+    fn is_written_down(&self, at: &Authority) -> bool {
+        let mut workers = self.served.config.workers.iter();
+        workers.any(|worker| address(worker).is_ok_and(|written| written == *at))
+    }
+
     /// The name of the worker that is claimed, if it is there: by name, else by address.
     fn known_as<'a>(&'a self, id: &'a str, address: &Authority) -> Option<&'a str> {
         if self.by_id.contains_key(id) {

@@ -13,6 +13,7 @@ use super::booking::Booked;
 use super::bootstrap::Bootstrap;
 use super::breaker::Breaker;
 use super::pace::Pace;
+use super::told::Told;
 use crate::config::model::{BreakerConfig, Role, Worker as WorkerConfig};
 use crate::error::{Error, Fault};
 use crate::ledger::audit::Audit;
@@ -36,8 +37,14 @@ pub struct Worker {
     pub booked: Arc<Booked>,
     /// What it reports, and how far the index was off.
     pub audit: Audit,
+    /// What its side-car tells of it.
+    pub told: Told,
     /// Fires when it leaves the fleet.
     pub gone: CancellationToken,
+    /// Whether its name must be looked up within the allowed networks: it is not written down.
+    pub guarded: bool,
+    /// Whether it wants no new legs.
+    draining: AtomicBool,
     /// Whether its last probe or request found it alive.
     up: AtomicBool,
     /// Whether it was probed at all.
@@ -76,7 +83,10 @@ impl Worker {
             bootstrap,
             booked: Arc::default(),
             audit: Audit::default(),
+            told: Told::default(),
             gone: CancellationToken::new(),
+            guarded: false,
+            draining: AtomicBool::new(false),
             up: AtomicBool::new(true),
             probed: AtomicBool::new(false),
             synced,
@@ -94,6 +104,21 @@ impl Worker {
     /// The same worker with breakers as configured.
     pub fn with_breakers(self, config: BreakerConfig) -> Self {
         Self { breakers: [config; 2].map(Breaker::new), ..self }
+    }
+
+    /// The same worker, whose name must be looked up within the allowed networks, or not.
+    pub fn with_guard(self, guarded: bool) -> Self {
+        Self { guarded, ..self }
+    }
+
+    /// Whether it wants no new legs.
+    pub fn is_draining(&self) -> bool {
+        self.draining.load(Relaxed)
+    }
+
+    /// Records that it wants no new legs, or wants them again. What is under way goes on.
+    pub fn set_draining(&self, draining: bool) {
+        self.draining.store(draining, Relaxed);
     }
 
     /// The breaker of a leg.
@@ -155,6 +180,16 @@ impl Worker {
     /// Whether the first index synchronisation is over.
     pub fn is_synced(&self) -> bool {
         self.synced.load(Relaxed)
+    }
+
+    /// Records that the first index synchronisation is still to come.
+    pub fn set_unsynced(&self) {
+        self.synced.store(false, Relaxed);
+    }
+
+    /// Whether somebody tells what it holds.
+    pub fn tells_blocks(&self) -> bool {
+        self.config.kv_events.is_some() || self.told.publishes()
     }
 
     /// Records that the first index synchronisation is over.
