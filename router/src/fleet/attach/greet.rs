@@ -66,6 +66,10 @@ pub(super) async fn greet(
 }
 
 fn guest(hello: v1::Hello, served: Option<Arc<Served>>) -> Result<Guest, Status> {
+    if hello.protocol != PROTOCOL {
+        let message = format!("protocol {} is not spoken here, but {PROTOCOL}", hello.protocol);
+        return Err(Status::failed_precondition(message));
+    }
     let role = match hello.role() {
         v1::WorkerRole::Prefill => Role::Prefill,
         v1::WorkerRole::Decode => Role::Decode,
@@ -73,10 +77,6 @@ fn guest(hello: v1::Hello, served: Option<Arc<Served>>) -> Result<Guest, Status>
         v1::WorkerRole::Unspecified => return Err(invalid("role", "prefill, decode or both")),
     };
     let v1::Hello { worker_id, instance_id, url, mirror_id, capabilities, .. } = hello;
-    if hello.protocol != PROTOCOL {
-        let message = format!("protocol {} is not spoken here, but {PROTOCOL}", hello.protocol);
-        return Err(Status::failed_precondition(message));
-    }
     let in_ids = |c: char| c.is_ascii_alphanumeric() || "._:-".contains(c);
     if worker_id.is_empty() || worker_id.len() > ID_MAX || !worker_id.chars().all(in_ids) {
         return Err(invalid("worker_id", "1 to 128 of A-Z a-z 0-9 . _ : -"));

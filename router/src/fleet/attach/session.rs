@@ -94,7 +94,7 @@ impl Session {
 
     async fn serve(&mut self, newcomer: Newcomer) -> After {
         let (guest, mut line) = Line::new(newcomer, Instant::now());
-        if let Err(status) = self.enter(&guest, &mut line) {
+        if let Err(status) = self.enter(&guest).and_then(|()| self.welcome(&guest, &mut line)) {
             self.house.count(status.code());
             line.end(status);
             return After::Nothing;
@@ -108,8 +108,11 @@ impl Session {
                 Step::Said(said) => *said,
                 Step::After(after) => return after,
                 Step::Due => continue,
-                Step::Replaced => match self.enter(&guest, &mut line) {
-                    Ok(()) => continue,
+                Step::Replaced => match self.enter(&guest) {
+                    Ok(()) => {
+                        line.resync.need("worker_replaced");
+                        continue;
+                    }
                     Err(status) => Err(status),
                 },
             };
@@ -171,8 +174,8 @@ impl Session {
         }
     }
 
-    /// Lets the worker into the fleet, or finds that it is there, and says welcome.
-    fn enter(&mut self, guest: &Guest, line: &mut Line) -> Result<(), Status> {
+    /// Lets the worker into the fleet, or finds that it is there.
+    fn enter(&mut self, guest: &Guest) -> Result<(), Status> {
         let worker = greet::claim(&self.house.fleet, guest)?;
         let serving = self.house.core.serving();
         let name = guest.served.name();
@@ -185,12 +188,16 @@ impl Session {
             let indexing = Indexing::new(core, Arc::clone(served), worker);
             self.known = Some(Known { blocks, indexing });
         }
-        self.learn(guest.capabilities.clone())?;
+        self.learn(guest.capabilities.clone())
+    }
+
+    /// Says what the side-car needs to know, and what of its worker is known already.
+    fn welcome(&mut self, guest: &Guest, line: &mut Line) -> Result<(), Status> {
         let Some(Known { blocks, indexing }) = &mut self.known else {
             return Err(Status::internal("a worker that has just entered is not there"));
         };
         indexing.worker.set_draining(false);
-        let block_size = served.pool.block_size();
+        let block_size = indexing.served.pool.block_size();
         if block_size == 0 {
             return Err(Status::unavailable("the model's block size is not known yet"));
         }
@@ -205,15 +212,15 @@ impl Session {
             router_id: self.house.router_id.clone(),
             hash_seed: self.house.core.hash_seed.0,
             hash_layout: HASH_LAYOUT,
-            model: name.to_owned(),
+            model: indexing.served.name().to_owned(),
             block_size,
-            blocks_max: serving.limits.index_blocks_per_worker_max as u64,
+            blocks_max: self.house.core.serving().limits.index_blocks_per_worker_max as u64,
             load_interval_ms: u32::try_from(interval).unwrap_or(u32::MAX),
             known_sequence,
         };
         line.tell(Answer::Welcome(welcome));
         tracing::info!(
-            model = name,
+            model = indexing.served.name(),
             worker = indexing.worker.id(),
             url = guest.config.url,
             known_sequence,
