@@ -39,6 +39,7 @@ use std::sync::Arc;
 
 pub use self::overlaps::{Overlap, Overlaps};
 pub use self::reader::IndexReader;
+pub use self::restore::Restore;
 pub use self::snapshot::{Named, SnapshotRun};
 
 use self::forest::Forest;
@@ -319,6 +320,12 @@ impl Index {
     pub fn room(&self, worker: WorkerKey) -> (usize, usize) {
         let held = self.workers.get(&worker).map_or(0, |worker| worker.names.len());
         (self.limit().saturating_sub(held), self.limit())
+    }
+
+    /// Distinct engine hashes of a worker, over all its ranks.
+    pub fn held(&self, worker: u32) -> usize {
+        let ranks = WorkerKey { worker, rank: 0 }..=WorkerKey { worker, rank: u16::MAX };
+        self.workers.range(ranks).map(|(_, rank)| rank.names.len()).sum()
     }
 
     /// The workers which hold at least one block, sorted by key.

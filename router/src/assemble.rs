@@ -10,6 +10,7 @@ use crate::config::{BlockSize, Config, Model, TokenizerConfig};
 use crate::core::{Core, Seldom, Served, Serving};
 use crate::fleet::Pool;
 use crate::fleet::budget::RetryBudget;
+use crate::fleet::{Networks, Pool};
 use crate::flow::client::EngineClient;
 use crate::ledger::book::Book;
 use crate::prompt::stamp::stamps;
@@ -108,7 +109,8 @@ fn assemble_model(
         Some(served) => served.client.clone(),
         None => {
             let reply_max_bytes = config.limits.engine_reply_max_bytes;
-            EngineClient::new(model.timeouts.connect, authorization, reply_max_bytes)
+            let networks = Networks::new(&config.fleet.networks);
+            EngineClient::new(model.timeouts.connect, authorization, reply_max_bytes, networks)
         }
     };
     let pool = match keep(|kept| kept.pool) {

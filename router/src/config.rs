@@ -24,7 +24,7 @@ pub use splitrail_settings::{Problem, Problems, ResolvedSecret, SecretError};
 
 /// What the checks of this file say and know.
 const DIALECT: Dialect = Dialect {
-    later_keys: &["cache_isolation", "events", "fleet", "queue", "record", "tenants", "tls"],
+    later_keys: &["cache_isolation", "events", "queue", "record", "tenants", "tls"],
     later_values: &[
         ("tokenizer", "engine"),
         ("policy", "power_of_two"),
@@ -106,6 +106,14 @@ pub fn parse(name: &str, text: &str, base_dir: &Path) -> Result<Loaded, Problems
     Ok(Loaded { config, warnings, source })
 }
 
+/// An engine's address, `http://HOST:PORT`, in a form in which equal ones are equal texts.
+///
+/// # Errors
+/// What is wrong with it, without the text.
+pub fn http_address(text: &str) -> Result<String, String> {
+    endpoint::parse(text, "http").map_err(|(why, _)| why)
+}
+
 /// The JSON Schema (2020-12) of a configuration file, with the meaning and the default
 /// of every key; unknown keys are not allowed anywhere.
 #[must_use]
@@ -126,6 +134,13 @@ pub fn reference_markdown() -> String {
 fn anchor_paths(config: &mut Config, base_dir: &Path) {
     if let Some(path) = &mut config.ledger.path {
         *path = base_dir.join(&*path);
+    }
+    if let Some(Secret::File { path }) = &mut config.fleet.token {
+        *path = base_dir.join(&*path);
+    }
+    if let Some(tls) = &mut config.fleet.tls {
+        let paths = [&mut tls.cert, &mut tls.key].into_iter().chain(&mut tls.client_ca);
+        paths.for_each(|path| *path = base_dir.join(&*path));
     }
     for model in &mut config.models {
         if let TokenizerConfig::Huggingface { path } = &mut model.tokenizer {

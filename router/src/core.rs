@@ -12,10 +12,12 @@ use splitrail_kv::HashSeed;
 use tokio::sync::Semaphore;
 use tokio_util::sync::CancellationToken;
 
-use crate::config::model::{Config, GateKind, Limits, Model, OnNoPrefill, RequestFlow};
+use crate::config::model::{
+    Config, FleetConfig, GateKind, Limits, Model, OnNoPrefill, RequestFlow,
+};
 use crate::error::{Error, Kind};
 use crate::fleet::budget::RetryBudget;
-use crate::fleet::{Pool, Worker};
+use crate::fleet::{Networks, Pool, Worker};
 use crate::flow::client::EngineClient;
 use crate::flow::staged::Releases;
 use crate::ledger::book::Book;
@@ -150,6 +152,10 @@ pub struct Core {
     serving: ArcSwap<Serving>,
     /// Seed of the block hashes.
     pub hash_seed: HashSeed,
+    /// How side-cars attach.
+    pub fleet: FleetConfig,
+    /// Where workers may be that the configuration does not name.
+    pub networks: Networks,
     /// Counters.
     pub metrics: Metrics,
     /// The last decisions.
@@ -187,8 +193,11 @@ impl Core {
         let limits = &config.limits;
         metrics.build_info.with_label_values(&[env!("CARGO_PKG_VERSION")]).set(1);
         let cores = std::thread::available_parallelism().map_or(1, usize::from);
+        let fleet = config.fleet.clone();
         Self {
             hash_seed: HashSeed(config.hash_seed),
+            networks: Networks::new(&fleet.networks),
+            fleet,
             metrics,
             decisions: Decisions::new(limits.decisions_kept),
             ledger,

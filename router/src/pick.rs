@@ -17,12 +17,12 @@ pub struct Candidate {
     /// How much of its share of new work it gets, above 0 and up to 1: less than 1 while it
     /// starts slowly.
     pub share: f64,
-    /// Requests that it works on: the router's own bookings, or the engine's
-    /// count of running and waiting ones if that is more.
+    /// Requests that it works on: the router's own bookings and what its side-car says that
+    /// others sent, or the engine's count of running and waiting ones if that is more.
     pub requests: u32,
-    /// Prompt tokens that it still has to compute for booked requests.
+    /// Prompt tokens that it still has to compute, by the same words.
     pub prefill_tokens: u64,
-    /// Tokens of prompts whose requests it holds.
+    /// Tokens of prompts whose requests it holds, by the same words.
     pub active_tokens: u64,
     /// Leading blocks of this prompt that it holds, confirmed by its events.
     pub overlap_blocks: u32,

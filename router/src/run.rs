@@ -17,6 +17,7 @@ use crate::admin::{self, Admin};
 use crate::config::Listen;
 use crate::core::Core;
 use crate::fleet::Fleet;
+use crate::fleet::attach::FleetDoor;
 use crate::ingress::{grpc, http, listener};
 use crate::ledger::summary::{self, Summary};
 use crate::reload::Reload;
@@ -35,6 +36,8 @@ pub struct Running {
     _reloading: JoinSet<()>,
     /// The fleet, whose tasks end with the router.
     fleet: Arc<Fleet>,
+    /// Where side-cars attach; it outlives the doors.
+    fleet_door: Option<FleetDoor>,
     /// Writes the totals into the log.
     _summary: JoinSet<()>,
     /// Writes the ledger file, until everything that has ended is in it.
@@ -50,6 +53,8 @@ pub struct Addresses {
     pub http: SocketAddr,
     /// The gRPC front door, if there is one.
     pub grpc: Option<SocketAddr>,
+    /// The fleet listener, if there is one.
+    pub fleet: Option<SocketAddr>,
     /// The admin listener.
     pub admin: SocketAddr,
 }
@@ -78,12 +83,19 @@ impl Running {
             Some(address) => Some(listener::bind(address).await?),
             None => None,
         };
+        let fleet_socket = match listen.fleet {
+            Some(address) => Some(listener::bind(address).await?),
+            None => None,
+        };
         let addresses = Addresses {
+            fleet: fleet_socket.as_ref().map(|socket| socket.local_addr()).transpose()?,
             http: http_socket.local_addr()?,
             grpc: grpc_socket.as_ref().map(|socket| socket.local_addr()).transpose()?,
             admin: admin_socket.local_addr()?,
         };
         let fleet = Fleet::start(Arc::clone(&core)).map_err(io::Error::other)?;
+        let open = |socket| FleetDoor::open(Arc::clone(&core), Arc::clone(&fleet), socket);
+        let fleet_door = fleet_socket.map(open).transpose()?;
         let stop = CancellationToken::new();
         let mut doors = JoinSet::new();
         doors.spawn(listener::serve(http_socket, http::routes(Arc::clone(&core)), stop.clone()));
@@ -115,6 +127,7 @@ impl Running {
             reload,
             _reloading: reloading,
             fleet,
+            fleet_door,
             _summary: summary,
             ledger,
             close_ledger,
@@ -147,14 +160,16 @@ impl Running {
     /// # Errors
     /// If it cannot be written.
     pub fn write_ready_file(&self, path: &Path) -> io::Result<()> {
-        let Addresses { http, grpc, admin } = self.addresses;
+        let Addresses { http, grpc, fleet, admin } = self.addresses;
         let serving = self.core.serving();
         let models: Vec<_> = serving.models.iter().map(|served| served.name()).collect();
         let mut ready = json!({
             "http": http.to_string(), "admin": admin.to_string(), "models": models,
         });
-        if let Some(grpc) = grpc {
-            ready["grpc"] = grpc.to_string().into();
+        for (key, address) in [("grpc", grpc), ("fleet", fleet)] {
+            if let Some(address) = address {
+                ready[key] = address.to_string().into();
+            }
         }
         write_whole(path, &ready.to_string())
     }
@@ -164,6 +179,9 @@ impl Running {
     /// `limits.drain_grace`. Says how many did not.
     pub async fn drain(mut self) -> usize {
         let cut = self.end_requests().await;
+        if let Some(door) = self.fleet_door.take() {
+            door.close().await;
+        }
         Summary::default().say(&self.core);
         self.close_ledger.cancel();
         let written = async { while self.ledger.join_next().await.is_some() {} };

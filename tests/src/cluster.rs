@@ -37,6 +37,8 @@ pub struct Spec {
     pub model: String,
     /// Further top-level keys, as YAML lines. Relative paths start at [`Cluster::files`].
     pub top: String,
+    /// Whether side-cars can attach.
+    pub fleet: bool,
     /// The `limits`, as a YAML flow mapping.
     pub limits: &'static str,
     /// Further workers as YAML items, for addresses where nobody lives.
@@ -60,6 +62,7 @@ impl Default for Spec {
             policy: "{ kind: kv_overlap }",
             model: String::new(),
             top: String::new(),
+            fleet: false,
             limits: "{ drain_delay: 10ms, drain_grace: 5s }",
             extra_workers: Vec::new(),
             tokenizer: None,
@@ -247,8 +250,9 @@ fn yaml(spec: &Spec, engines: &[(String, SimEngine)], tokenizer: &std::path::Pat
         extra += "    on_no_prefill: fail\n";
     }
     let block_size = SimConfig::default().block_size;
+    let fleet = if spec.fleet { ", fleet: 127.0.0.1:0" } else { "" };
     format!(
-        "listen: {{ http: 127.0.0.1:0, grpc: 127.0.0.1:0, admin: 127.0.0.1:0 }}
+        "listen: {{ http: 127.0.0.1:0, grpc: 127.0.0.1:0, admin: 127.0.0.1:0{fleet} }}
 hash_seed: 7
 limits: {}
 {}

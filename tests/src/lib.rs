@@ -11,6 +11,7 @@ pub mod post;
 pub mod process;
 pub mod raw;
 pub mod shape;
+pub mod side_car;
 pub mod trial;
 pub mod unanswering;
 

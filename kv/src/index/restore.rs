@@ -10,12 +10,23 @@ use crate::event::Tier;
 use crate::hash::BlockHash;
 
 /// What a restored stream needs until its end.
-#[derive(Default)]
+#[derive(Debug, Default)]
 struct Grafts {
     /// The last block of every run so far.
     ends: BTreeMap<BlockHash, Place>,
     /// Last blocks of runs that live only because something may hang there.
     pinned: Vec<Place>,
+    /// Blocks of such runs.
+    unheld: usize,
+}
+
+/// A snapshot that comes in parts. Other changes of the index may come between them, but
+/// none of the worker's own. It must be ended: until then, blocks stay that nobody holds.
+#[derive(Debug)]
+#[must_use = "a restore that is not ended keeps blocks that nobody holds"]
+pub struct Restore {
+    worker: WorkerKey,
+    grafts: Grafts,
 }
 
 impl Index {
@@ -29,28 +40,51 @@ impl Index {
         worker: WorkerKey,
         runs: impl IntoIterator<Item = SnapshotRun>,
     ) -> Applied {
-        let mut applied = Applied { removed: self.clear_worker(worker), ..Applied::default() };
-        let mut grafts = Grafts::default();
+        let (mut restore, removed) = self.begin_restore(worker);
+        let mut applied = Applied { removed, ..Applied::default() };
         for run in runs {
-            let Some(cursor) = self.end_of(run.parent, &grafts).filter(|_| is_sound(&run)) else {
-                applied.malformed += run.names.len();
-                continue;
-            };
-            let end = if run.names.is_empty() {
-                self.graft(cursor, &run.hashes, &mut grafts)
-            } else {
-                applied += self.restore_names(worker, cursor, &run);
-                self.place_of(worker, &run)
-            };
-            grafts.ends.extend(run.hashes.last().copied().zip(end));
+            applied += self.restore_run(&mut restore, &run);
         }
-        for place in grafts.pinned {
+        self.end_restore(restore);
+        applied
+    }
+
+    /// Begins to replace all that a worker holds by a snapshot that comes run by run; says
+    /// how many blocks were dropped for it.
+    pub fn begin_restore(&mut self, worker: WorkerKey) -> (Restore, usize) {
+        let removed = self.clear_worker(worker);
+        (Restore { worker, grafts: Grafts::default() }, removed)
+    }
+
+    /// The next run of a snapshot, as in [`Index::restore`].
+    pub fn restore_run(&mut self, restore: &mut Restore, run: &SnapshotRun) -> Applied {
+        let Restore { worker, grafts } = restore;
+        let worker = *worker;
+        let mut applied = Applied::default();
+        let has_room = grafts.ends.len() < self.limit().saturating_mul(2);
+        let cursor = self.end_of(run.parent, grafts);
+        let Some(cursor) = cursor.filter(|_| has_room && is_sound(run)) else {
+            applied.malformed += run.names.len();
+            return applied;
+        };
+        let end = if run.names.is_empty() {
+            self.graft(cursor, &run.hashes, grafts)
+        } else {
+            applied += self.restore_names(worker, cursor, run);
+            self.place_of(worker, run)
+        };
+        grafts.ends.extend(run.hashes.last().copied().zip(end));
+        applied
+    }
+
+    /// Ends a snapshot, whole or not: what is there so far stays.
+    pub fn end_restore(&mut self, restore: Restore) {
+        for place in restore.grafts.pinned {
             if let Some((run, _)) = self.forest.locate(place) {
                 self.forest.unpin(run);
             }
         }
-        self.dismiss_if_empty(worker);
-        applied
+        self.dismiss_if_empty(restore.worker);
     }
 
     /// Behind which block a run goes, if its parent has come.
@@ -71,7 +105,7 @@ impl Index {
     ) -> Option<Place> {
         let mut rest = hashes;
         while !rest.is_empty() {
-            if self.forest.is_full(rest.len()) {
+            if self.forest.is_full(rest.len()) || grafts.unheld >= self.limit() {
                 return None;
             }
             let followed = self.forest.follow(cursor, rest, |hash| hash.0);
@@ -80,6 +114,7 @@ impl Index {
                 None => {
                     let (span, _) = self.forest.extend(cursor, rest, |hash| hash.0, None)?;
                     self.forest.pin(span.run);
+                    grafts.unheld += (span.to - span.from) as usize;
                     grafts.pinned.push(self.forest.place(span.run, span.to - 1));
                     span
                 }

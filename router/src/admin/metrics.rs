@@ -97,7 +97,7 @@ fn observe_worker(core: &Core, served: &Served, worker: &Worker) {
 fn observe_index(core: &Core, served: &Served, worker: &Worker) {
     let metrics = &core.metrics;
     let labels = [served.name(), worker.id()];
-    if worker.config.kv_events.is_some() {
+    if worker.tells_blocks() {
         let current = metrics.index_events_current.with_label_values(&labels);
         current.set(worker.events_are_current().into());
         let truncated = metrics.index_truncated.with_label_values(&labels);

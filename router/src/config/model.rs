@@ -16,6 +16,7 @@ use super::scalar::{self, BlockSize};
 mod assumed;
 mod connector;
 mod discovery;
+mod fleet;
 mod flow;
 mod health;
 
@@ -24,6 +25,7 @@ pub use splitrail_settings::Secret;
 pub use assumed::AssumedConfig;
 pub use connector::{Connector, Network, NotANetwork};
 pub use discovery::{AddressFamily, Discovery, DnsDiscovery, KubernetesDiscovery, PodPort};
+pub use fleet::{FleetConfig, FleetTls};
 pub use flow::{AutoCosts, BreakerConfig, Flow, Gate, GateKind, RequestFlow, Retries};
 pub use health::{EjectionConfig, HealthConfig};
 
@@ -44,6 +46,9 @@ pub struct Config {
     /// Bounds on what clients may ask for and on what the router holds.
     #[serde(default)]
     pub limits: Limits,
+    /// How side-cars attach, and where workers may be that the file does not name.
+    #[serde(default)]
+    pub fleet: FleetConfig,
     /// What is written down of requests that have ended.
     #[serde(default)]
     pub ledger: Ledger,
@@ -62,6 +67,9 @@ pub struct Listen {
     /// The gRPC front door; left out, there is none.
     #[schemars(with = "Option<scalar::Address>")]
     pub grpc: Option<SocketAddr>,
+    /// Where side-cars attach; left out, none can. Never a public address.
+    #[schemars(with = "Option<scalar::Address>")]
+    pub fleet: Option<SocketAddr>,
     /// Metrics, health, decisions, and an operator's changes. Keep it off public addresses.
     #[schemars(with = "scalar::Address")]
     pub admin: SocketAddr,
@@ -72,6 +80,7 @@ impl Default for Listen {
         Self {
             http: SocketAddr::from(([0, 0, 0, 0], 8000)),
             grpc: None,
+            fleet: None,
             admin: SocketAddr::from(([127, 0, 0, 1], 9090)),
         }
     }

@@ -11,6 +11,7 @@ use serde::de::DeserializeOwned;
 
 mod connector;
 mod discovery;
+mod fleet;
 mod flow;
 mod health;
 mod workers;
@@ -29,6 +30,7 @@ const NAME_MAX: usize = 256;
 pub(super) fn check(root: &Node, base_dir: &Path, report: &mut Report) {
     listen(root, report);
     ledger(root, base_dir, report);
+    fleet::check(root, base_dir, report);
     let mut names = Names { seen: HashMap::new() };
     let models = root.get("models").map(Node::items).unwrap_or_default();
     for (index, model) in models.iter().enumerate() {
@@ -74,9 +76,12 @@ fn listen(root: &Node, report: &mut Report) {
     let defaults = Listen::default();
     let section = root.get("listen");
     let mut bound: Vec<(&str, SocketAddr)> = Vec::new();
-    for (key, default) in
-        [("http", Some(defaults.http)), ("grpc", defaults.grpc), ("admin", Some(defaults.admin))]
-    {
+    for (key, default) in [
+        ("http", Some(defaults.http)),
+        ("grpc", defaults.grpc),
+        ("fleet", defaults.fleet),
+        ("admin", Some(defaults.admin)),
+    ] {
         let node = section.and_then(|section| section.get(key));
         let address = match section {
             Some(section) => typed_or(section, key, default).flatten(),

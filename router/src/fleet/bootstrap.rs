@@ -84,7 +84,7 @@ impl Bootstrap {
         if failed.is_some_and(|at| at.elapsed() < QUIET) {
             return Err(unknown("it did not answer a moment ago"));
         }
-        match self.query(client).await {
+        match self.query(client, worker.guarded).await {
             Ok(engine) => {
                 *failed = None;
                 let engine = Arc::new(engine);
@@ -98,8 +98,8 @@ impl Bootstrap {
         }
     }
 
-    async fn query(&self, client: &EngineClient) -> Result<Engine, String> {
-        let text = client.ask(&self.authority, QUERY_PATH, MAX_QUERY_BYTES).await?;
+    async fn query(&self, client: &EngineClient, guarded: bool) -> Result<Engine, String> {
+        let text = client.ask(&self.authority, guarded, QUERY_PATH, MAX_QUERY_BYTES).await?;
         let ids = EngineIds::parse(&text).map_err(|error| error.to_string())?;
         let (rank, id, several) = ids.first().ok_or("it names no engine")?;
         Ok(Engine { id: id.to_owned(), rank: several.then_some(rank) })

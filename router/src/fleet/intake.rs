@@ -1,8 +1,7 @@
 //! Follows one worker's KV events into the index.
 
-use std::collections::BTreeMap;
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use splitrail_engine::vllm::events::EventBatch;
 use splitrail_engine::vllm::subscription::{ResetReason, Subscription, SyncOutcome, Update};
@@ -11,22 +10,16 @@ use splitrail_kv::{Applied, KvEvent};
 use tokio::sync::mpsc;
 use tokio_util::sync::CancellationToken;
 
+use super::indexing::Indexing;
 use super::pool::{Pool, worker_key};
 use super::worker::Worker;
-use crate::core::{Core, unix_ms};
+use crate::core::Core;
 
 /// Batches between the subscription and the index. A full queue holds the stream
 /// back in the kernel's buffers, and in the end at the engine.
 const QUEUE_BATCHES: usize = 256;
 
-/// For how long a worker's index may lack blocks before it is made anew.
-const TRUNCATED_MIN: Duration = Duration::from_secs(60);
-
-/// Between two log lines of one kind about one worker.
-const QUIET: Duration = Duration::from_secs(30);
-
-/// Follows a worker of a model until the task is ended. It outlives changes of the model's
-/// configuration that keep its pool, so it holds nothing else of the model.
+/// Follows a worker of a model until the task is ended.
 pub async fn run(core: Arc<Core>, model: Arc<str>, pool: Arc<Pool>, worker: Arc<Worker>) {
     let endpoint = |address: &Option<String>| -> Option<Endpoint> {
         address.as_deref().and_then(|address| address.parse().ok())
@@ -39,17 +32,17 @@ pub async fn run(core: Arc<Core>, model: Arc<str>, pool: Arc<Pool>, worker: Arc<
     };
     pool.block_size_known().await;
     let replay = endpoint(&worker.config.kv_replay);
-    let mut intake = Intake { core, model, pool, worker, said: BTreeMap::new(), truncated: None };
+    let mut intake = Intake(Indexing::new(core, model, pool, worker));
     loop {
         let (sink, mut updates) = mpsc::channel(QUEUE_BATCHES);
         let subscription = Subscription::new(events.clone(), replay.clone());
         let following = subscription.run(sink, CancellationToken::new());
         // What was there before is not known to be true.
-        intake.forget();
+        intake.0.forget();
         let applying = async {
             while let Some(update) = updates.recv().await {
                 intake.take(update);
-                if intake.has_room_again(Instant::now()) {
+                if intake.0.has_room_again(Instant::now()) {
                     break;
                 }
             }
@@ -62,23 +55,7 @@ pub async fn run(core: Arc<Core>, model: Arc<str>, pool: Arc<Pool>, worker: Arc<
     }
 }
 
-struct Intake {
-    core: Arc<Core>,
-    model: Arc<str>,
-    pool: Arc<Pool>,
-    worker: Arc<Worker>,
-    /// When a log line of each kind was last written.
-    said: BTreeMap<&'static str, Instant>,
-    /// Since when the index lacks blocks of this worker that were beyond its bound.
-    truncated: Option<Instant>,
-}
-
-/// However following ends, what it has left is not known to be true any more.
-impl Drop for Intake {
-    fn drop(&mut self) {
-        self.worker.set_events_current(false);
-    }
-}
+struct Intake(Indexing);
 
 impl Intake {
     fn take(&mut self, update: Update) {
@@ -86,26 +63,15 @@ impl Intake {
             Update::Batch { batch, .. } => self.apply(&batch),
             Update::Reset { reason } => self.reset(reason),
             Update::Synced { outcome } => self.synced(outcome),
-            Update::Gap { expected, sequence } => {
-                self.core.metrics.index_gaps.with_label_values(&self.labels()).inc();
-                if self.may_log("gap") {
-                    let worker = self.worker.id();
-                    tracing::info!(worker, missed = sequence - expected, "KV events are missing");
-                }
-            }
-            Update::Garbage { error, .. } => {
-                self.count_rejected("garbage", 1);
-                if self.may_log("garbage") {
-                    let worker = self.worker.id();
-                    tracing::warn!(worker, %error, "a KV event message makes no sense");
-                }
-            }
+            Update::Gap { expected, sequence } => self.0.gap(sequence - expected),
+            Update::Garbage { error, .. } => self.0.garbage(&error),
             Update::Disconnected { error } => {
-                self.worker.set_events_current(false);
-                if self.may_log("disconnected") {
-                    let endpoint = self.worker.config.kv_events.as_deref().unwrap_or_default();
+                let worker = Arc::clone(&self.0.worker);
+                worker.set_events_current(false);
+                if self.0.may_log("disconnected") {
+                    let endpoint = worker.config.kv_events.as_deref().unwrap_or_default();
                     tracing::warn!(
-                        worker = self.worker.id(),
+                        worker = worker.id(),
                         endpoint,
                         %error,
                         "KV events are cut off: no overlap is believed until they come again"
@@ -116,15 +82,12 @@ impl Intake {
     }
 
     fn synced(&mut self, outcome: SyncOutcome) {
-        self.worker.set_synced();
-        self.worker.set_events_current(true);
-        self.pool.assumed.confirmed(self.worker.index);
-        if !self.may_log("synced") {
+        self.0.in_step();
+        if !self.0.may_log("synced") {
             return;
         }
-        let held = self.pool.index().block_counts(worker_key(self.worker.index));
-        let blocks: usize = held.iter().sum();
-        let worker = self.worker.id();
+        let blocks = self.0.blocks();
+        let worker = self.0.worker.id();
         match outcome {
             SyncOutcome::Replayed => tracing::info!(worker, blocks, "index is in step"),
             SyncOutcome::ReplayFailed | SyncOutcome::NoReplay => tracing::warn!(
@@ -136,119 +99,50 @@ impl Intake {
     }
 
     fn apply(&mut self, batch: &EventBatch) {
-        let metrics = &self.core.metrics;
-        metrics.index_events.with_label_values(&self.labels()).inc_by(batch.events.len() as u64);
-        let lag = unix_ms() as f64 / 1e3 - batch.timestamp_s;
-        if lag.is_finite() {
-            metrics.index_event_lag.with_label_values(&self.labels()).observe(lag.max(0.0));
-        }
+        self.0.observe(batch.events.len(), batch.timestamp_s);
         if let Some(rank) = batch.rank.filter(|rank| *rank != 0) {
             // No request goes to a further data-parallel rank: what it holds is of no use.
-            self.count_rejected("rank", batch.events.len());
-            if self.may_log("rank") {
-                let worker = self.worker.id();
+            self.0.count_rejected("rank", batch.events.len());
+            if self.0.may_log("rank") {
+                let worker = self.0.worker.id();
                 tracing::warn!(worker, rank, "events of a further data-parallel rank are left out");
             }
             return;
         }
+        let Indexing { pool, worker, .. } = &self.0;
         if batch.events.contains(&KvEvent::Cleared) {
-            self.pool.assumed.forget(self.worker.index);
+            pool.assumed.forget(worker.index);
         }
         let sum = self.index_events(batch);
-        if sum.over_limit > 0 {
-            self.truncated.get_or_insert_with(Instant::now);
-            self.worker.set_index_truncated(true);
-        }
-        for (reason, blocks) in [
-            ("unknown_parent", sum.orphaned),
-            ("block_size", sum.malformed),
-            ("over_limit", sum.over_limit),
-            ("replaced", sum.replaced),
-        ] {
-            self.count_rejected(reason, blocks);
-        }
-        if sum.malformed + sum.over_limit > 0 && self.may_log("rejected") {
-            tracing::warn!(
-                worker = self.worker.id(),
-                block_size = self.pool.block_size(),
-                malformed = sum.malformed,
-                over_limit = sum.over_limit,
-                "blocks cannot be indexed: is block_size the engine's, and \
-                 limits.index_blocks_per_worker_max large enough?"
-            );
-        }
+        self.0.note(sum);
     }
 
     fn index_events(&self, batch: &EventBatch) -> Applied {
-        let mut index = self.pool.index();
+        let Indexing { pool, worker, .. } = &self.0;
+        let mut index = pool.index();
         let mut sum = Applied::default();
-        if self.worker.gone.is_cancelled() {
+        if worker.gone.is_cancelled() {
             return sum;
         }
         for event in &batch.events {
-            sum += index.apply(worker_key(self.worker.index), event);
+            sum += index.apply(worker_key(worker.index), event);
         }
         sum
     }
 
-    /// Whether what was beyond the bound may fit now: then the index starts anew, for
-    /// nobody says which blocks those were.
-    fn has_room_again(&mut self, now: Instant) -> bool {
-        let due = |since: Instant| now.duration_since(since) >= TRUNCATED_MIN;
-        if !self.truncated.is_some_and(due) {
-            return false;
-        }
-        let (room, limit) = self.pool.index().room(worker_key(self.worker.index));
-        room >= limit / 8
-    }
-
     /// The bound left blocks out that may fit now.
     fn begin_anew(&self) {
-        self.count_resync("over_limit");
-        let worker = self.worker.id();
+        self.0.count_resync("over_limit");
+        let worker = self.0.worker.id();
         tracing::info!(worker, "index of this worker starts anew: what was left out may fit now");
     }
 
-    fn count_resync(&self, reason: &str) {
-        let [model, worker] = self.labels();
-        self.core.metrics.index_resyncs.with_label_values(&[model, worker, reason]).inc();
-    }
-
     fn reset(&mut self, reason: ResetReason) {
-        self.forget();
-        self.count_resync(reason.name());
-        if self.may_log("reset") {
-            let worker = self.worker.id();
+        self.0.forget();
+        self.0.count_resync(reason.name());
+        if self.0.may_log("reset") {
+            let worker = self.0.worker.id();
             tracing::warn!(worker, reason = reason.name(), "index of this worker starts anew");
         }
-    }
-
-    fn forget(&mut self) {
-        self.truncated = None;
-        self.worker.set_index_truncated(false);
-        self.pool.index().remove_worker(self.worker.index as u32);
-        self.pool.assumed.forget(self.worker.index);
-    }
-
-    fn labels(&self) -> [&str; 2] {
-        [&self.model, self.worker.id()]
-    }
-
-    fn count_rejected(&self, reason: &str, count: usize) {
-        if count > 0 {
-            let [model, worker] = self.labels();
-            let rejected = &self.core.metrics.index_rejected;
-            rejected.with_label_values(&[model, worker, reason]).inc_by(count as u64);
-        }
-    }
-
-    /// A stream of nonsense must not become a stream of log lines.
-    fn may_log(&mut self, kind: &'static str) -> bool {
-        let now = Instant::now();
-        let due = self.said.get(kind).is_none_or(|last| now.duration_since(*last) >= QUIET);
-        if due {
-            self.said.insert(kind, now);
-        }
-        due
     }
 }

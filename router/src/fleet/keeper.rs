@@ -29,6 +29,14 @@ pub enum ClaimError {
         /// What it has for an address.
         url: String,
     },
+    /// It is not written down, and where nothing else may be.
+    #[error("worker {id}: {url} lies outside fleet.networks")]
+    Outside {
+        /// The worker's name.
+        id: String,
+        /// Its address.
+        url: String,
+    },
     /// There are as many as the index can tell apart.
     #[error("model {0} has as many workers as can be")]
     Full(String),
@@ -204,6 +212,9 @@ impl Fleet {
         config: WorkerConfig,
     ) -> Result<Arc<Worker>, ClaimError> {
         let address = address(&config)?;
+        if source != Source::Config && !members.is_written_down(&address) {
+            self.admit(&config, &address)?;
+        }
         let id = members.known_as(&config.id, &address).unwrap_or(&config.id).to_owned();
         if members.by_id.len() >= WORKERS_MAX && !members.by_id.contains_key(&id) {
             return Err(ClaimError::Full(members.served.name().to_owned()));
@@ -212,6 +223,23 @@ impl Fleet {
         let mut claims = claims.unwrap_or_default();
         claims.insert(source, config);
         self.settle(members, &id, claims)
+    }
+
+    /// Whether the configuration has a worker at an address.
+    pub fn is_written_down(&self, model: &str, address: &Authority) -> bool {
+        self.models().get(model).is_some_and(|members| members.is_written_down(address))
+    }
+
+    /// Whether a worker that is not written down may be where it is said to be. Names are
+    /// looked up when they are connected to.
+    fn admit(&self, config: &WorkerConfig, address: &Authority) -> Result<(), ClaimError> {
+        let networks = &self.core.networks;
+        let bootstrap = config.bootstrap.as_deref().and_then(|url| url.parse::<http::Uri>().ok());
+        let beside = bootstrap.as_ref().and_then(|uri| uri.host());
+        if networks.admit_host(address.host()) && beside.is_none_or(|h| networks.admit_host(h)) {
+            return Ok(());
+        }
+        Err(ClaimError::Outside { id: config.id.clone(), url: config.url.clone() })
     }
 
     /// A source takes back its word on a worker, by the name that it gave.
@@ -343,10 +371,12 @@ impl Fleet {
     ) -> (Arc<Worker>, Tasks) {
         let Model { breaker, health, .. } = &served.config;
         let transitions = self.core.metrics.worker_transitions.clone();
+        let written_down = served.config.workers.iter().any(|worker| worker.url == config.url);
         let worker = served.pool.enter(|number| {
             let worker = Worker::new(number, config, authority).with_breakers(*breaker);
             let worker = worker.watched(served.name(), health, transitions);
             let worker = if self.has_begun.load(Relaxed) { worker } else { worker.founding() };
+            let worker = worker.with_guard(!written_down);
             if let Some(predecessor) = predecessor {
                 worker.succeed_to(predecessor);
             }
@@ -384,6 +414,11 @@ impl Member {
 }
 
 impl Members {
+    fn is_written_down(&self, at: &Authority) -> bool {
+        let mut workers = self.served.config.workers.iter();
+        workers.any(|worker| address(worker).is_ok_and(|written| written == *at))
+    }
+
     /// The name of the worker that is claimed, if it is there: by name, else by address.
     fn known_as<'a>(&'a self, id: &'a str, address: &Authority) -> Option<&'a str> {
         if self.by_id.contains_key(id) {

@@ -13,6 +13,7 @@ use tokio::sync::watch;
 
 use super::assumed::{Assumed, Found};
 use super::roster::Roster;
+use super::told::Others;
 use super::worker::Worker;
 use crate::config::model::AssumedConfig;
 use crate::pick::{Candidate, Leg};
@@ -163,7 +164,8 @@ impl Pool {
     fn ups(&self, leg: Leg, failed: &[usize]) -> Vec<usize> {
         let now = Instant::now();
         let roster = self.roster.load();
-        let able = roster.iter().filter(|w| w.serves(leg) && w.is_available(leg, now));
+        let able =
+            roster.iter().filter(|w| w.serves(leg) && !w.is_draining() && w.is_available(leg, now));
         able.map(|worker| worker.index).filter(|index| !failed.contains(index)).take(2).collect()
     }
 
@@ -180,9 +182,11 @@ impl Pool {
         let (mut overlaps, mut found) = FOUND.take();
         self.reader.find(hashes, &mut overlaps);
         self.assumed.find(now, hashes, &mut found);
+        let busiest = Others::busiest(roster.iter().map(|worker| &worker.told), now);
         let able = roster
             .iter()
-            .filter(|worker| worker.serves(leg) && !excluded.contains(&worker.index))
+            .filter(|worker| worker.serves(leg) && !worker.is_draining())
+            .filter(|worker| !excluded.contains(&worker.index))
             .map(|worker| {
                 let reported = worker
                     .load(now)
@@ -193,16 +197,18 @@ impl Pool {
                 let overlap = if current { overlaps.get(key) } else { Overlap::default() };
                 let sent = found.speculative.get(key).blocks;
                 let computed = found.approximate.get(key).blocks;
+                let others = worker.told.others(now, busiest);
+                let booked = &worker.booked;
                 Candidate {
                     worker: worker.index,
                     up: worker.is_available(leg, now),
                     share: worker.share(now),
-                    requests: worker
-                        .booked
+                    requests: booked
                         .requests()
+                        .saturating_add(others.requests)
                         .max(u32::try_from(reported).unwrap_or(u32::MAX)),
-                    prefill_tokens: worker.booked.prefill_tokens(),
-                    active_tokens: worker.booked.active_tokens(),
+                    prefill_tokens: booked.prefill_tokens().saturating_add(others.prefill_tokens),
+                    active_tokens: booked.active_tokens().saturating_add(others.active_tokens),
                     overlap_blocks: overlap.blocks,
                     overlap_by_tier: overlap.by_tier,
                     assumed_blocks: overlap.blocks.max(sent).max(computed),

@@ -18,6 +18,7 @@ use super::deeds::Deeds;
 use super::life::Life;
 use super::pace::Pace;
 use super::state::{Event, State};
+use super::told::Told;
 use crate::config::model::{BreakerConfig, HealthConfig, Role, Worker as WorkerConfig};
 use crate::error::{Error, Fault};
 use crate::ledger::audit::Audit;
@@ -49,8 +50,12 @@ pub struct Worker {
     slow_start_ms: AtomicU64,
     /// Whether it has been here from the start, when all are new and none is spared.
     founder: AtomicBool,
+    /// What its side-car tells of it.
+    pub told: Told,
     /// Fires when it leaves the fleet.
     pub gone: CancellationToken,
+    /// Whether its name must be looked up within the allowed networks: it is not written down.
+    pub guarded: bool,
     /// Whether its last probe or request found it alive.
     up: AtomicBool,
     /// Whether it was probed at all.
@@ -94,7 +99,9 @@ impl Worker {
             deeds: Deeds::default(),
             slow_start_ms: AtomicU64::new(0),
             founder: AtomicBool::new(false),
+            told: Told::default(),
             gone: CancellationToken::new(),
+            guarded: false,
             up: AtomicBool::new(true),
             probed: AtomicBool::new(false),
             synced,
@@ -112,6 +119,11 @@ impl Worker {
     /// The same worker with breakers as configured.
     pub fn with_breakers(self, config: BreakerConfig) -> Self {
         Self { breakers: [config; 2].map(Breaker::new), ..self }
+    }
+
+    /// The same worker, whose name must be looked up within the allowed networks, or not.
+    pub fn with_guard(self, guarded: bool) -> Self {
+        Self { guarded, ..self }
     }
 
     /// From now on its breakers go by this; what they have seen stays.
@@ -241,6 +253,16 @@ impl Worker {
     /// Whether the first index synchronisation is over.
     pub fn is_synced(&self) -> bool {
         self.synced.load(Relaxed)
+    }
+
+    /// Records that the first index synchronisation is still to come.
+    pub fn set_unsynced(&self) {
+        self.synced.store(false, Relaxed);
+    }
+
+    /// Whether somebody tells what it holds.
+    pub fn tells_blocks(&self) -> bool {
+        self.config.kv_events.is_some() || self.told.publishes()
     }
 
     /// Records that the first index synchronisation is over.

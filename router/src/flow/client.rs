@@ -10,18 +10,20 @@ use http::uri::{Authority, Scheme};
 use http::{Method, Request, Response, StatusCode, Uri};
 use http_body_util::{BodyExt, Limited};
 use hyper::body::{Body, Incoming};
-use hyper_util::client::legacy::Client;
 use hyper_util::client::legacy::connect::HttpConnector;
+use hyper_util::client::legacy::{Client, Error as ClientError};
 use hyper_util::rt::{TokioExecutor, TokioTimer};
 use tokio::task::JoinSet;
 
+mod guarded;
 mod parcel;
 
 pub use parcel::{Parcel, Receipt};
 
 use crate::api::sanitise::is_forbidden;
 use crate::error::{Error, Fault, Kind};
-use crate::fleet::Worker;
+use crate::fleet::{Networks, Worker};
+use guarded::Guarded;
 
 const TRACEPARENT: HeaderName = HeaderName::from_static("traceparent");
 const X_GATE: HeaderName = HeaderName::from_static("x-splitrail-gate");
@@ -48,6 +50,9 @@ const ERROR_BODY_MAX_BYTES: usize = 64 << 10;
 #[derive(Clone)]
 pub struct EngineClient {
     http: Client<HttpConnector, Parcel>,
+    /// For workers that are not written down: it looks their names up within the allowed
+    /// networks only.
+    guarded: Client<HttpConnector<Guarded>, Parcel>,
     authorization: Option<HeaderValue>,
     reply_max_bytes: usize,
     /// Bodies that are read to their end after their last event.
@@ -69,21 +74,32 @@ pub struct Envelope {
 }
 
 impl EngineClient {
-    /// A client. `authorization` is the router's own credential, if engines want one.
+    /// A client. `authorization` is the router's own credential, if engines want one;
+    /// `networks` are where the names of workers may lead that are not written down.
     pub fn new(
         connect: Duration,
         authorization: Option<HeaderValue>,
         reply_max_bytes: usize,
+        networks: Networks,
     ) -> Self {
-        let mut connector = HttpConnector::new();
-        connector.set_nodelay(true);
-        connector.set_connect_timeout(Some(connect));
-        connector.set_keepalive(Some(Duration::from_secs(30)));
-        let http = Client::builder(TokioExecutor::new())
-            .pool_timer(TokioTimer::new())
-            .pool_idle_timeout(IDLE)
-            .build(connector);
-        Self { http, authorization, reply_max_bytes, finishing: Arc::default() }
+        let mut builder = Client::builder(TokioExecutor::new());
+        builder.pool_timer(TokioTimer::new()).pool_idle_timeout(IDLE);
+        let http = builder.build(connector(HttpConnector::new(), connect));
+        let guarded = HttpConnector::new_with_resolver(Guarded::new(networks));
+        let guarded = builder.build(connector(guarded, connect));
+        Self { http, guarded, authorization, reply_max_bytes, finishing: Arc::default() }
+    }
+
+    /// Sends a request the way that is right for its worker. Redirects are not followed.
+    async fn send(
+        &self,
+        guarded: bool,
+        request: Request<Parcel>,
+    ) -> Result<Response<Incoming>, ClientError> {
+        match guarded {
+            true => self.guarded.request(request).await,
+            false => self.http.request(request).await,
+        }
     }
 
     /// The router's own credential, marked as sensitive.
@@ -115,7 +131,8 @@ impl EngineClient {
         if let Some(gate) = &envelope.gate {
             headers.insert(X_GATE, gate.clone());
         }
-        let response = self.http.request(request).await.map_err(|error| failure(worker, &error))?;
+        let response = self.send(worker.guarded, request).await;
+        let response = response.map_err(|error| failure(worker, &error))?;
         if response.status() == StatusCode::OK {
             Ok(response)
         } else {
@@ -143,7 +160,7 @@ impl EngineClient {
     /// If it cannot be had.
     pub async fn get(&self, worker: &Worker, path: &'static str) -> Result<String, Error> {
         let request = self.request(worker, Method::GET, path, Bytes::new().into())?;
-        let response = self.http.request(request).await;
+        let response = self.send(worker.guarded, request).await;
         let response = response.map_err(|error| failure(worker, &error))?;
         if response.status() != StatusCode::OK {
             return Err(Error::engine(worker.id(), "does not answer with 200"));
@@ -153,14 +170,15 @@ impl EngineClient {
             .map_err(|_| Error::engine(worker.id(), "sent a text that is not UTF-8"))
     }
 
-    /// Fetches a text from a server that stands beside an engine. The router's credential
-    /// is for engines alone.
+    /// Fetches a text from a server that stands beside an engine, which may be `guarded`. The
+    /// router's credential is for engines alone.
     ///
     /// # Errors
     /// Why it cannot be had.
     pub async fn ask(
         &self,
         authority: &Authority,
+        guarded: bool,
         path: &'static str,
         max_bytes: usize,
     ) -> Result<String, &'static str> {
@@ -169,7 +187,8 @@ impl EngineClient {
         let mut request = Request::new(Parcel::from(Bytes::new()));
         *request.uri_mut() = uri;
         let exchange = async {
-            let response = self.http.request(request).await.map_err(|_| "it cannot be reached")?;
+            let response = self.send(guarded, request).await;
+            let response = response.map_err(|_| "it cannot be reached")?;
             if response.status() != StatusCode::OK {
                 return Err("it does not answer with 200");
             }
@@ -227,8 +246,15 @@ impl EngineClient {
     }
 }
 
+fn connector<R>(mut connector: HttpConnector<R>, connect: Duration) -> HttpConnector<R> {
+    connector.set_nodelay(true);
+    connector.set_connect_timeout(Some(connect));
+    connector.set_keepalive(Some(Duration::from_secs(30)));
+    connector
+}
+
 /// What a request that got no reply means.
-fn failure(worker: &Worker, error: &hyper_util::client::legacy::Error) -> Error {
+fn failure(worker: &Worker, error: &ClientError) -> Error {
     if !error.is_connect() {
         return Error::engine(worker.id(), "closed the connection before it answered");
     }

@@ -62,6 +62,7 @@ impl From<Problems> for Refused {
 const FIXED: [&[&str]; 6] = [
     &["listen"],
     &["hash_seed"],
+    &["fleet"],
     &["draw_seed"],
     &["ledger"],
     &["limits", "body_max_bytes"],

@@ -146,6 +146,11 @@ metrics! {
     worker_prefill_tokens: IntGaugeVec("worker_prefill_tokens"; "model", "worker", "role");
     /// The worker's KV blocks by its own report.
     worker_kv_blocks: GaugeVec("worker_kv_blocks"; "model", "worker", "role", "state");
+    /// Side-cars that are attached.
+    attached_workers: IntGaugeVec("attached_workers"; "model");
+    /// Calls of side-cars: attached, resumed (with what was known before), or why they were
+    /// turned away.
+    attach: IntCounterVec("attach_total"; "result");
     /// Whether the worker's KV events come in, so that its overlap is believed.
     index_events_current: IntGaugeVec("index_events_current"; "model", "worker");
     /// Whether the index lacks blocks of the worker that were beyond its bound; it is made anew once they may fit.

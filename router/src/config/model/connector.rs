@@ -61,6 +61,16 @@ pub struct Network {
 pub struct NotANetwork;
 
 impl Network {
+    /// The addresses that share their first bits with this one.
+    pub(super) const fn new(address: IpAddr, prefix_bits: u8) -> Self {
+        Self { address, prefix_bits }
+    }
+
+    /// How many first bits its addresses share.
+    pub fn prefix_bits(&self) -> u8 {
+        self.prefix_bits
+    }
+
     /// Whether an address lies in it. An IPv4 address is the same in IPv6's clothes.
     pub fn contains(&self, address: IpAddr) -> bool {
         let (ours, theirs) = match (self.address, address.to_canonical()) {

@@ -1,0 +1,119 @@
+//! A snapshot that comes in parts, while other workers' events go on.
+#![allow(clippy::unwrap_used)]
+
+use proptest::prelude::*;
+use splitrail_kv::{
+    Applied, BlockHash, EngineHash, HashSeed, HashedBlock, Index, IndexConfig, SnapshotRun, Tier,
+    WorkerKey,
+};
+
+const GIVER: WorkerKey = WorkerKey { worker: 0, rank: 0 };
+const TAKER: WorkerKey = WorkerKey { worker: 1, rank: 0 };
+const OTHER: WorkerKey = WorkerKey { worker: 2, rank: 0 };
+
+fn index(max_blocks_per_worker: usize) -> Index {
+    let (model, seed) = ("m".to_owned(), HashSeed(7));
+    Index::new(IndexConfig { model, block_size: 1, seed, max_blocks_per_worker })
+}
+
+/// The chain of a prompt of small numbers: equal beginnings have equal hashes.
+fn chain(prompt: &[u8]) -> Vec<HashedBlock> {
+    let mut hash = 1u64;
+    let next = |token: &u8| {
+        hash = hash.wrapping_mul(0x9e37_79b9_7f4a_7c15).wrapping_add(u64::from(*token) + 1);
+        HashedBlock { engine: EngineHash(hash), hash: BlockHash(hash) }
+    };
+    prompt.iter().map(next).collect()
+}
+
+#[derive(Clone, Debug)]
+enum Step {
+    Store(Vec<u8>),
+    Remove(Vec<u8>, usize),
+}
+
+fn prompt() -> impl Strategy<Value = Vec<u8>> {
+    proptest::collection::vec(0..3u8, 1..12)
+}
+
+fn step() -> impl Strategy<Value = Step> {
+    prop_oneof![
+        prompt().prop_map(Step::Store),
+        (prompt(), 0..12usize).prop_map(|(prompt, at)| Step::Remove(prompt, at)),
+    ]
+}
+
+fn apply(index: &mut Index, worker: WorkerKey, step: &Step) -> Applied {
+    match step {
+        Step::Store(prompt) => index.store(worker, None, &chain(prompt), Tier::Device),
+        Step::Remove(prompt, at) => {
+            let name = chain(prompt)[*at % prompt.len()].engine;
+            index.remove(worker, &[name], Tier::Device)
+        }
+    }
+}
+
+proptest! {
+    #[test]
+    fn others_events_between_the_parts_change_neither_side(
+        given in proptest::collection::vec(step(), 0..20),
+        before in proptest::collection::vec(step(), 0..10),
+        between in proptest::collection::vec(step(), 0..20),
+        cut_off in any::<bool>(),
+    ) {
+        let mut source = index(1000);
+        given.iter().for_each(|step| _ = apply(&mut source, GIVER, step));
+        let mut runs: Vec<SnapshotRun> = source.snapshot(GIVER).collect();
+        if cut_off {
+            runs.truncate(runs.len() / 2);
+        }
+
+        let (mut mixed, mut alone) = (index(1000), index(1000));
+        for step in &before {
+            apply(&mut mixed, OTHER, step);
+            apply(&mut alone, OTHER, step);
+        }
+        let (mut restore, _) = mixed.begin_restore(TAKER);
+        let mut others = between.iter();
+        for run in &runs {
+            prop_assert_eq!(mixed.restore_run(&mut restore, run).malformed, 0);
+            others.by_ref().take(2).for_each(|step| _ = apply(&mut mixed, OTHER, step));
+        }
+        others.for_each(|step| _ = apply(&mut mixed, OTHER, step));
+        mixed.end_restore(restore);
+        mixed.check().unwrap();
+
+        between.iter().for_each(|step| _ = apply(&mut alone, OTHER, step));
+        prop_assert_eq!(mixed.block_counts(OTHER), alone.block_counts(OTHER));
+        let held: usize = runs.iter().map(|run| run.names.len()).sum();
+        prop_assert_eq!(mixed.held(TAKER.worker), held);
+        let names = |index: &Index, worker| {
+            let mut names: Vec<_> = index.snapshot(worker).flat_map(|run| run.names).collect();
+            names.sort_by_key(|named| named.engine);
+            names.into_iter().map(|named| (named.engine, named.copies)).collect::<Vec<_>>()
+        };
+        if !cut_off {
+            prop_assert_eq!(names(&mixed, TAKER), names(&source, GIVER));
+        }
+        prop_assert_eq!(names(&mixed, OTHER), names(&alone, OTHER));
+        mixed.clear_worker(TAKER);
+        mixed.clear_worker(OTHER);
+        prop_assert_eq!(mixed.distinct_blocks(), 0);
+    }
+}
+
+#[test]
+fn a_worker_cannot_fill_memory_with_blocks_that_it_does_not_hold() {
+    let mut index = index(64);
+    let (mut restore, _) = index.begin_restore(TAKER);
+    for prompt in 0..200u64 {
+        let first = prompt * 100 + 1;
+        let hashes = (first..first + 10).map(BlockHash).collect();
+        let run = SnapshotRun { parent: None, hashes, names: Vec::new() };
+        index.restore_run(&mut restore, &run);
+    }
+    assert!(index.distinct_blocks() <= 64 + 10, "{}", index.distinct_blocks());
+    index.end_restore(restore);
+    index.check().unwrap();
+    assert_eq!(index.distinct_blocks(), 0);
+}

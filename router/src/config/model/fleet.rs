@@ -1,0 +1,81 @@
+//! How side-cars attach, and where workers may be that the file does not name.
+
+use std::net::IpAddr;
+use std::path::PathBuf;
+use std::time::Duration;
+
+use schemars::JsonSchema;
+use serde::{Deserialize, Serialize};
+
+use super::{Network, Secret};
+use crate::config::scalar;
+
+/// How side-cars attach, and where workers may be that the file does not name.
+#[derive(Clone, Debug, Deserialize, Serialize, JsonSchema)]
+#[serde(deny_unknown_fields, default)]
+pub struct FleetConfig {
+    /// What side-cars prove themselves with, as a bearer token. A file may hold several, one
+    /// to a line, each of which is accepted; it is read again when it changes, so that tokens
+    /// can be exchanged while routers and side-cars run.
+    pub token: Option<Secret>,
+    /// Networks in which workers must lie that are not written down under `workers`: those of
+    /// side-cars, of discovery and of the admin listener. Names are looked up first.
+    #[schemars(with = "Vec<String>")]
+    pub networks: Vec<Network>,
+    /// The fleet listener's certificate; left out, it speaks plain text.
+    pub tls: Option<FleetTls>,
+    /// Side-cars that may be attached at once.
+    #[schemars(range(min = 1, max = 65_000))]
+    pub attach_max: usize,
+    /// How long a worker whose side-car has gone without a word stays, and what is known of
+    /// its blocks with it: one that comes back in time sends only what has changed.
+    #[serde(deserialize_with = "scalar::duration", serialize_with = "scalar::duration_text")]
+    #[schemars(with = "scalar::DurationText")]
+    pub rejoin_grace: Duration,
+    /// How often side-cars tell their engine's load, even if nothing changes.
+    #[serde(deserialize_with = "scalar::duration", serialize_with = "scalar::duration_text")]
+    #[schemars(with = "scalar::DurationText")]
+    pub load_interval: Duration,
+    /// From when on a worker's last report of its load is too old: it is placed as if it were
+    /// as busy as the busiest of its model.
+    #[serde(deserialize_with = "scalar::duration", serialize_with = "scalar::duration_text")]
+    #[schemars(with = "scalar::DurationText")]
+    pub load_stale: Duration,
+}
+
+/// What the fleet listener shows, and asks to be shown. PEM files.
+#[derive(Clone, Debug, Deserialize, Serialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub struct FleetTls {
+    /// The certificate, with those between it and its authority behind it.
+    pub cert: PathBuf,
+    /// Its private key.
+    pub key: PathBuf,
+    /// The authority whose certificates side-cars must show; left out, they need none.
+    #[serde(default)]
+    pub client_ca: Option<PathBuf>,
+}
+
+/// Loopback and what is private by RFC 1918 and RFC 4193.
+const PRIVATE: [(IpAddr, u8); 6] = [
+    (IpAddr::V4(std::net::Ipv4Addr::new(127, 0, 0, 0)), 8),
+    (IpAddr::V6(std::net::Ipv6Addr::LOCALHOST), 128),
+    (IpAddr::V4(std::net::Ipv4Addr::new(10, 0, 0, 0)), 8),
+    (IpAddr::V4(std::net::Ipv4Addr::new(172, 16, 0, 0)), 12),
+    (IpAddr::V4(std::net::Ipv4Addr::new(192, 168, 0, 0)), 16),
+    (IpAddr::V6(std::net::Ipv6Addr::new(0xfc00, 0, 0, 0, 0, 0, 0, 0)), 7),
+];
+
+impl Default for FleetConfig {
+    fn default() -> Self {
+        Self {
+            token: None,
+            networks: PRIVATE.map(|(address, bits)| Network::new(address, bits)).to_vec(),
+            tls: None,
+            attach_max: 4096,
+            rejoin_grace: Duration::from_secs(10),
+            load_interval: Duration::from_secs(1),
+            load_stale: Duration::from_secs(5),
+        }
+    }
+}

@@ -1,0 +1,172 @@
+//! Who wants to attach, and whether they may.
+
+use std::net::IpAddr;
+use std::sync::Arc;
+use std::time::Duration;
+
+use http::uri::Authority;
+use splitrail_proto::v1;
+use splitrail_proto::v1::attach_request::Message;
+use tonic::{Status, Streaming};
+
+use crate::config::http_address;
+use crate::config::model::{Role, Worker as WorkerConfig};
+use crate::core::{Core, Served};
+use crate::fleet::networks::literal;
+use crate::fleet::{Fleet, Source};
+
+/// The protocol that this router speaks.
+pub(super) const PROTOCOL: u32 = 1;
+/// How long a stream may be silent before it says who it is.
+const PATIENCE: Duration = Duration::from_secs(10);
+/// How long a name may take to be looked up.
+const LOOK_UP: Duration = Duration::from_secs(5);
+/// Characters of a worker's name, as in the configuration.
+const ID_MAX: usize = 128;
+/// Characters of any other text.
+const TEXT_MAX: usize = 256;
+
+/// A worker that may attach.
+pub(super) struct Guest {
+    pub(super) served: Arc<Served>,
+    /// As the fleet takes it.
+    pub(super) config: WorkerConfig,
+    pub(super) authority: Authority,
+    pub(super) instance_id: String,
+    pub(super) mirror_id: String,
+    pub(super) capabilities: v1::Capabilities,
+}
+
+/// Reads who it is, and checks everything that can be checked without the others.
+pub(super) async fn greet(
+    core: &Core,
+    fleet: &Fleet,
+    inbound: &mut Streaming<v1::AttachRequest>,
+) -> Result<Guest, Status> {
+    let first = tokio::time::timeout(PATIENCE, inbound.message()).await;
+    let first = first.map_err(|_| Status::unavailable("no hello came in time"))??;
+    let Some(Message::Hello(hello)) = first.and_then(|request| request.message) else {
+        return Err(Status::invalid_argument("the first message must be `hello`"));
+    };
+    let serving = core.serving();
+    // An adapter's name is not a model's.
+    let named = serving.names.get(&hello.model).filter(|named| named.adapter.is_none());
+    let served = named.map(|named| Arc::clone(&serving.models[named.model]));
+    let guest = guest(hello, served)?;
+    if !fleet.is_written_down(guest.served.name(), &guest.authority) {
+        admit(core, guest.authority.host()).await?;
+    }
+    if let Some(bootstrap) = &guest.config.bootstrap
+        && let Some(Ok(authority)) = bootstrap.strip_prefix("http://").map(str::parse::<Authority>)
+        && authority.host() != guest.authority.host()
+    {
+        admit(core, authority.host()).await?;
+    }
+    Ok(guest)
+}
+
+fn guest(hello: v1::Hello, served: Option<Arc<Served>>) -> Result<Guest, Status> {
+    if hello.protocol != PROTOCOL {
+        let message = format!("protocol {} is not spoken here, but {PROTOCOL}", hello.protocol);
+        return Err(Status::failed_precondition(message));
+    }
+    let role = match hello.role() {
+        v1::WorkerRole::Prefill => Role::Prefill,
+        v1::WorkerRole::Decode => Role::Decode,
+        v1::WorkerRole::Both => Role::Both,
+        v1::WorkerRole::Unspecified => return Err(invalid("role", "prefill, decode or both")),
+    };
+    let v1::Hello { worker_id, instance_id, url, mirror_id, capabilities, .. } = hello;
+    let in_ids = |c: char| c.is_ascii_alphanumeric() || "._:-".contains(c);
+    if worker_id.is_empty() || worker_id.len() > ID_MAX || !worker_id.chars().all(in_ids) {
+        return Err(invalid("worker_id", "1 to 128 of A-Z a-z 0-9 . _ : -"));
+    }
+    let short = |text: &str| text.len() <= TEXT_MAX && !text.chars().any(char::is_control);
+    if instance_id.is_empty() || !short(&instance_id) {
+        return Err(invalid("instance_id", "a short text, made anew with each process"));
+    }
+    if !short(&mirror_id) {
+        return Err(invalid("mirror_id", "a short text"));
+    }
+    let url = address("url", &url)?;
+    let capabilities = capabilities.unwrap_or_default();
+    check(&capabilities)?;
+    let bootstrap = match capabilities.bootstrap.as_str() {
+        "" => None,
+        bootstrap => Some(address("capabilities.bootstrap", bootstrap)?),
+    };
+    let Some(served) = served else {
+        return Err(Status::not_found("this model is not served here"));
+    };
+    let authority = url.trim_start_matches("http://").parse();
+    let authority = authority.map_err(|_| invalid("url", "`http://HOST:PORT`"))?;
+    let config = WorkerConfig {
+        id: worker_id,
+        role,
+        url,
+        kv_events: None,
+        kv_replay: None,
+        bootstrap,
+        shim: true,
+        honours_threshold: None,
+    };
+    Ok(Guest { served, config, authority, instance_id, mirror_id, capabilities })
+}
+
+/// Whether what is told of an engine is of a sane size.
+pub(super) fn check(capabilities: &v1::Capabilities) -> Result<(), Status> {
+    let v1::Capabilities { engine, engine_version, connector, connector_engine_id, .. } =
+        capabilities;
+    for text in [engine, engine_version, connector, connector_engine_id, &capabilities.bootstrap] {
+        if text.len() > TEXT_MAX || text.chars().any(char::is_control) {
+            return Err(invalid("capabilities", "short texts"));
+        }
+    }
+    if capabilities.ranks.is_some_and(|ranks| ranks == 0 || ranks > super::RANKS_MAX) {
+        return Err(invalid("capabilities.ranks", "1 to 256"));
+    }
+    if capabilities.block_size.is_some_and(|tokens| tokens == 0 || tokens > 65_536) {
+        return Err(invalid("capabilities.block_size", "1 to 65536"));
+    }
+    Ok(())
+}
+
+fn address(what: &str, url: &str) -> Result<String, Status> {
+    http_address(url).map_err(|why| invalid(what, &why))
+}
+
+fn invalid(what: &str, why: &str) -> Status {
+    Status::invalid_argument(format!("hello.{what}: {why}"))
+}
+
+/// Whether a worker may be at a host: each of its addresses lies in the allowed networks.
+async fn admit(core: &Core, host: &str) -> Result<(), Status> {
+    let outside =
+        || Status::permission_denied("its address lies outside `fleet.networks` of this router");
+    let addresses: Vec<IpAddr> = match literal(host) {
+        Some(address) => vec![address],
+        None => {
+            let found = tokio::time::timeout(LOOK_UP, tokio::net::lookup_host((host, 0))).await;
+            let unknown = || Status::unavailable("the host of its address cannot be looked up");
+            let found = found.map_err(|_| unknown())?.map_err(|_| unknown())?;
+            found.map(|address| address.ip()).collect()
+        }
+    };
+    match !addresses.is_empty() && addresses.iter().all(|address| core.networks.admit(*address)) {
+        true => Ok(()),
+        false => Err(outside()),
+    }
+}
+
+/// Makes a worker of a guest, unless it stands for somebody else.
+pub(super) fn claim(fleet: &Fleet, guest: &Guest) -> Result<Arc<crate::fleet::Worker>, Status> {
+    let (model, id) = (guest.served.name(), guest.config.id.as_str());
+    match fleet.claim(model, Source::Shim, guest.config.clone()) {
+        Ok(worker) if worker.authority == guest.authority => Ok(worker),
+        Ok(_) => {
+            fleet.revoke(model, Source::Shim, id);
+            Err(Status::already_exists("another side-car speaks for this worker"))
+        }
+        Err(error) => Err(Status::not_found(error.to_string())),
+    }
+}

@@ -1,0 +1,183 @@
+//! Which side-car speaks for which worker: one at a time.
+
+use std::collections::BTreeMap;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use http::uri::Authority;
+use tokio::sync::mpsc;
+use tokio_util::sync::CancellationToken;
+use tonic::{Status, Streaming};
+
+use super::greet::Guest;
+use crate::fleet::{Fleet, Source};
+use crate::telemetry::metrics::Metrics;
+use splitrail_proto::v1;
+
+/// Answers on their way to a side-car.
+pub(super) type Outbound = mpsc::Sender<Result<v1::AttachResponse, Status>>;
+
+/// A stream that has said who it is.
+pub(super) struct Newcomer {
+    pub(super) guest: Guest,
+    pub(super) inbound: Streaming<v1::AttachRequest>,
+    pub(super) outbound: Outbound,
+}
+
+/// Everybody who is attached, or may come back.
+pub(super) struct Seats {
+    fleet: Arc<Fleet>,
+    max: usize,
+    taken: Mutex<Taken>,
+}
+
+#[derive(Default)]
+struct Taken {
+    next: u64,
+    /// By model and worker.
+    by_name: BTreeMap<(String, String), Seat>,
+}
+
+struct Seat {
+    number: u64,
+    instance_id: String,
+    authority: Authority,
+    /// Whether somebody is on the line.
+    is_live: bool,
+    /// Where a newer stream of the same side-car goes.
+    newcomers: mpsc::Sender<Box<Newcomer>>,
+    /// Fires when somebody else takes the worker.
+    evicted: CancellationToken,
+}
+
+/// A seat, by whoever has it: left, it is free, and the worker is revoked.
+pub(super) struct Chair {
+    seats: Arc<Seats>,
+    key: (String, String),
+    number: u64,
+    pub(super) newcomers: mpsc::Receiver<Box<Newcomer>>,
+    pub(super) evicted: CancellationToken,
+}
+
+/// What became of a newcomer.
+pub(super) enum Seated {
+    /// It has a seat of its own.
+    Own(Chair, Box<Newcomer>),
+    /// Whoever speaks for its worker already, and is the same side-car, goes on with it.
+    Passed,
+    /// There is none for it.
+    Refused(Status, Outbound),
+}
+
+impl Seats {
+    pub(super) fn new(fleet: Arc<Fleet>, max: usize) -> Self {
+        Self { fleet, max, taken: Mutex::default() }
+    }
+
+    /// Gives a newcomer a seat, if it may have one.
+    pub(super) fn take(self: &Arc<Self>, newcomer: Box<Newcomer>) -> Seated {
+        let guest = &newcomer.guest;
+        let model = guest.served.name();
+        let key = (model.to_owned(), guest.config.id.clone());
+        let mut taken = self.taken();
+        let concerned = |(other, seat): &(&(String, String), &Seat)| {
+            other.0 == model && (other.1 == key.1 || seat.authority == guest.authority)
+        };
+        let others: Vec<_> =
+            taken.by_name.iter().filter(concerned).map(|(other, _)| other.clone()).collect();
+        for other in others {
+            let Some(seat) = taken.by_name.get_mut(&other) else { continue };
+            let is_same = other == key
+                && (seat.instance_id == guest.instance_id || seat.authority == guest.authority);
+            if is_same {
+                seat.instance_id.clone_from(&guest.instance_id);
+                seat.authority.clone_from(&guest.authority);
+                return match seat.newcomers.try_send(newcomer) {
+                    Ok(()) => Seated::Passed,
+                    Err(full) => {
+                        let status = Status::unavailable("another stream of it is just beginning");
+                        Seated::Refused(status, full.into_inner().outbound)
+                    }
+                };
+            }
+            if seat.is_live {
+                let status = Status::already_exists("another side-car speaks for this worker");
+                return Seated::Refused(status, newcomer.outbound);
+            }
+            // It may come back, but somebody is here.
+            if let Some(seat) = taken.by_name.remove(&other) {
+                seat.evicted.cancel();
+                self.fleet.revoke(&other.0, Source::Shim, &other.1);
+            }
+        }
+        if taken.by_name.len() >= self.max {
+            let status = Status::resource_exhausted("`fleet.attach_max` side-cars are attached");
+            return Seated::Refused(status, newcomer.outbound);
+        }
+        let (sender, newcomers) = mpsc::channel(1);
+        let (number, evicted) = (taken.next, CancellationToken::new());
+        taken.next += 1;
+        let seat = Seat {
+            number,
+            instance_id: guest.instance_id.clone(),
+            authority: guest.authority.clone(),
+            is_live: true,
+            newcomers: sender,
+            evicted: evicted.clone(),
+        };
+        taken.by_name.insert(key.clone(), seat);
+        let seats = Arc::clone(self);
+        Seated::Own(Chair { seats, key, number, newcomers, evicted }, newcomer)
+    }
+
+    fn taken(&self) -> MutexGuard<'_, Taken> {
+        self.taken.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Chair {
+    /// Somebody is on the line until the result is dropped.
+    pub(super) fn live(&self, metrics: &Metrics) -> Live {
+        self.set_live(true);
+        let gauge = metrics.attached_workers.with_label_values(&[self.key.0.as_str()]);
+        gauge.inc();
+        Live { gauge, seats: Arc::clone(&self.seats), key: self.key.clone(), number: self.number }
+    }
+
+    fn set_live(&self, live: bool) {
+        self.seats.set_live(&self.key, self.number, live);
+    }
+}
+
+impl Seats {
+    fn set_live(&self, key: &(String, String), number: u64, live: bool) {
+        let mut taken = self.taken();
+        if let Some(seat) = taken.by_name.get_mut(key).filter(|seat| seat.number == number) {
+            seat.is_live = live;
+        }
+    }
+}
+
+impl Drop for Chair {
+    fn drop(&mut self) {
+        let mut taken = self.seats.taken();
+        if taken.by_name.get(&self.key).is_some_and(|seat| seat.number == self.number) {
+            taken.by_name.remove(&self.key);
+            self.seats.fleet.revoke(&self.key.0, Source::Shim, &self.key.1);
+        }
+    }
+}
+
+/// Somebody on the line.
+pub(super) struct Live {
+    gauge: prometheus::IntGauge,
+    seats: Arc<Seats>,
+    key: (String, String),
+    number: u64,
+}
+
+impl Drop for Live {
+    fn drop(&mut self) {
+        self.gauge.dec();
+        self.seats.set_live(&self.key, self.number, false);
+    }
+}

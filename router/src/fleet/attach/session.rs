@@ -1,0 +1,393 @@
+//! One attached worker, over all streams of its side-car: a task that ends with it.
+
+use std::sync::Arc;
+use std::time::Instant;
+
+use splitrail_engine::vllm::load::EngineLoad;
+use splitrail_kv::{Applied, HASH_LAYOUT};
+use splitrail_proto::v1;
+use splitrail_proto::v1::attach_request::Message;
+use splitrail_proto::v1::attach_response::Message as Answer;
+use tonic::Status;
+
+use super::House;
+use super::blocks::{Blocks, Fault};
+use super::greet::{self, Guest};
+use super::line::Line;
+use super::seats::{Chair, Newcomer};
+use crate::fleet::indexing::Indexing;
+use crate::fleet::told::Others;
+
+/// An attached worker.
+pub(super) struct Session {
+    house: Arc<House>,
+    chair: Chair,
+    known: Option<Known>,
+}
+
+/// The worker, and what is known of its blocks.
+struct Known {
+    blocks: Blocks,
+    indexing: Indexing,
+}
+
+/// What comes after a stream.
+enum After {
+    /// Another one of the same side-car, which takes its place.
+    Newcomer(Box<Newcomer>),
+    /// It broke off: another one may come.
+    Silence,
+    /// Nothing: the worker leaves.
+    Nothing,
+}
+
+/// What a stream has brought, or what else has happened.
+enum Step {
+    Said(Box<Result<Option<v1::AttachRequest>, Status>>),
+    After(After),
+    /// The fleet has another worker in place of this one.
+    Replaced,
+    /// Something may be said.
+    Due,
+}
+
+impl Session {
+    pub(super) fn new(house: Arc<House>, chair: Chair) -> Self {
+        Self { house, chair, known: None }
+    }
+
+    /// Serves its streams until it is gone for good.
+    pub(super) async fn run(mut self, first: Box<Newcomer>) {
+        let mut next = Some(first);
+        while let Some(newcomer) = next.take() {
+            let live = self.chair.live(&self.house.core.metrics);
+            let mut after = self.serve(*newcomer).await;
+            while let After::Newcomer(newer) = after {
+                after = self.serve(*newer).await;
+            }
+            drop(live);
+            if let After::Silence = after {
+                next = self.wait().await;
+            }
+        }
+    }
+
+    /// Waits whether the side-car comes back. What is known of its worker stays, but is not
+    /// believed.
+    async fn wait(&mut self) -> Option<Box<Newcomer>> {
+        if let Some(Known { blocks, indexing }) = &mut self.known {
+            indexing.worker.set_events_current(false);
+            if !blocks.is_whole() {
+                blocks.distrust();
+            }
+            let (worker, grace) = (indexing.worker.id(), self.house.config.rejoin_grace);
+            tracing::warn!(worker, ?grace, "its side-car is gone without a word");
+        }
+        tokio::select! {
+            biased;
+            () = self.house.stop.cancelled() => None,
+            () = self.chair.evicted.cancelled() => None,
+            newcomer = self.chair.newcomers.recv() => newcomer,
+            () = tokio::time::sleep(self.house.config.rejoin_grace) => None,
+        }
+    }
+
+    async fn serve(&mut self, newcomer: Newcomer) -> After {
+        let (guest, mut line) = Line::new(newcomer, Instant::now());
+        if let Err(status) = self.enter(&guest).and_then(|()| self.welcome(&guest, &mut line)) {
+            self.house.count(status.code());
+            line.end(status);
+            return After::Nothing;
+        }
+        self.house.count_attached(!line.resync.is_open());
+        loop {
+            if let Some((reason, known)) = line.say(Instant::now()).zip(self.known.as_ref()) {
+                known.indexing.count_resync(reason);
+            }
+            let said = match self.step(&mut line).await {
+                Step::Said(said) => *said,
+                Step::After(after) => return after,
+                Step::Due => continue,
+                Step::Replaced => match self.enter(&guest) {
+                    Ok(()) => {
+                        line.resync.need("worker_replaced");
+                        continue;
+                    }
+                    Err(status) => Err(status),
+                },
+            };
+            let result = match said {
+                Ok(Some(request)) => self.take(request, &mut line).await,
+                Ok(None) if line.is_leaving => return After::Nothing,
+                Ok(None) => return After::Silence,
+                Err(status) => {
+                    line.end(status);
+                    return if line.is_leaving { After::Nothing } else { After::Silence };
+                }
+            };
+            if let Err(status) = result {
+                tracing::warn!(worker = guest.config.id, %status, "a side-car is sent away");
+                line.end(status);
+                return After::Nothing;
+            }
+        }
+    }
+
+    async fn step(&mut self, line: &mut Line) -> Step {
+        let gone = self.known.as_ref().map(|known| known.indexing.worker.gone.clone());
+        let gone = gone.unwrap_or_default();
+        let due = line.resync.due().map(tokio::time::Instant::from_std);
+        let asked = async {
+            match due {
+                Some(due) => tokio::time::sleep_until(due).await,
+                None => std::future::pending().await,
+            }
+        };
+        let outbound = line.outbound.clone();
+        tokio::select! {
+            biased;
+            () = self.house.stop.cancelled() => {
+                line.end(Status::unavailable("the router stops"));
+                Step::After(After::Nothing)
+            }
+            () = self.chair.evicted.cancelled() => {
+                line.end(Status::aborted("another side-car speaks for this worker"));
+                Step::After(After::Nothing)
+            }
+            newcomer = self.chair.newcomers.recv() => {
+                line.end(Status::aborted("a newer stream takes the place of this one"));
+                Step::After(newcomer.map_or(After::Nothing, After::Newcomer))
+            }
+            () = gone.cancelled() => Step::Replaced,
+            said = line.inbound.message() => Step::Said(Box::new(said)),
+            room = outbound.reserve(), if line.unacked.is_some() => {
+                let sequence = line.unacked.unwrap_or_default();
+                let message = Some(Answer::Ack(v1::Ack { sequence }));
+                if let Ok(room) = room {
+                    room.send(Ok(v1::AttachResponse { message }));
+                }
+                line.acked();
+                Step::Due
+            }
+            () = asked => Step::Due,
+            () = outbound.closed() => Step::After(After::Silence),
+        }
+    }
+
+    /// Lets the worker into the fleet, or finds that it is there.
+    fn enter(&mut self, guest: &Guest) -> Result<(), Status> {
+        let worker = greet::claim(&self.house.fleet, guest)?;
+        let serving = self.house.core.serving();
+        let name = guest.served.name();
+        let served = serving.model(name).ok_or_else(|| Status::not_found("it left"))?;
+        let is_same = |known: &Known| Arc::ptr_eq(&known.indexing.worker, &worker);
+        if !self.known.as_ref().is_some_and(is_same) {
+            worker.set_unsynced();
+            let blocks = Blocks::new(Arc::clone(&served.pool), Arc::clone(&worker));
+            let core = Arc::clone(&self.house.core);
+            let indexing = Indexing::new(core, name.into(), Arc::clone(&served.pool), worker);
+            self.known = Some(Known { blocks, indexing });
+        }
+        self.learn(guest.capabilities.clone())
+    }
+
+    /// Says what the side-car needs to know, and what of its worker is known already.
+    fn welcome(&mut self, guest: &Guest, line: &mut Line) -> Result<(), Status> {
+        let Some(Known { blocks, indexing }) = &mut self.known else {
+            return Err(Status::internal("a worker that has just entered is not there"));
+        };
+        indexing.worker.set_draining(false);
+        let block_size = indexing.pool.block_size();
+        if block_size == 0 {
+            return Err(Status::unavailable("the model's block size is not known yet"));
+        }
+        let known_sequence = blocks.known(&guest.mirror_id);
+        if known_sequence.is_none() {
+            blocks.distrust();
+            line.resync.asked(Instant::now());
+        }
+        let interval = self.house.config.load_interval.as_millis();
+        let welcome = v1::Welcome {
+            protocol: greet::PROTOCOL,
+            router_id: self.house.router_id.clone(),
+            hash_seed: self.house.core.hash_seed.0,
+            hash_layout: HASH_LAYOUT,
+            model: indexing.model().to_owned(),
+            block_size,
+            blocks_max: self.house.core.serving().limits.index_blocks_per_worker_max as u64,
+            load_interval_ms: u32::try_from(interval).unwrap_or(u32::MAX),
+            known_sequence,
+        };
+        line.tell(Answer::Welcome(welcome));
+        tracing::info!(
+            model = indexing.model(),
+            worker = indexing.worker.id(),
+            url = guest.config.url,
+            known_sequence,
+            "a side-car attaches"
+        );
+        Ok(())
+    }
+
+    async fn take(&mut self, request: v1::AttachRequest, line: &mut Line) -> Result<(), Status> {
+        let Some(known) = &mut self.known else { return Ok(()) };
+        match request.message {
+            Some(Message::Load(load)) => {
+                known.load(&load, self.house.config.load_stale);
+                // Changes of the time without a stream come before the second.
+                line.loads += 1;
+                if line.loads > 1 && !line.resync.is_open() && known.blocks.is_whole() {
+                    known.believe();
+                }
+                Ok(())
+            }
+            Some(Message::Snapshot(part)) => known.snapshot(part, line).await,
+            Some(Message::Events(events)) => known.events(&events, line).await,
+            Some(Message::Capabilities(capabilities)) => {
+                greet::check(&capabilities)?;
+                self.learn(capabilities)
+            }
+            Some(Message::Bye(bye)) => {
+                line.is_leaving = true;
+                known.indexing.worker.set_draining(true);
+                let reason: String = bye.reason.chars().take(64).collect();
+                let (worker, grace_ms) = (known.indexing.worker.id(), bye.grace_ms);
+                tracing::info!(worker, reason, grace_ms, "a worker wants no new work");
+                Ok(())
+            }
+            Some(Message::Hello(_)) => Err(Status::invalid_argument("`hello` comes once")),
+            // What a later version says.
+            None => Ok(()),
+        }
+    }
+
+    /// Takes what the side-car knows of its engine.
+    fn learn(&mut self, capabilities: v1::Capabilities) -> Result<(), Status> {
+        let Some(known) = &self.known else { return Ok(()) };
+        let Indexing { pool, worker, .. } = &known.indexing;
+        if let Some(tokens) = capabilities.block_size
+            && !pool.learn_block_size(tokens)
+        {
+            let ours = pool.block_size();
+            let message = format!("the engine's block size is {tokens}, the model's is {ours}");
+            return Err(Status::failed_precondition(message));
+        }
+        if let Some(tokens) = capabilities.context_tokens {
+            worker.set_context_tokens(tokens);
+        }
+        worker.set_honours_threshold(capabilities.honours_threshold);
+        if capabilities.publishes_kv_events == Some(false) {
+            worker.set_synced();
+        }
+        worker.told.set_capabilities(capabilities);
+        Ok(())
+    }
+}
+
+impl Known {
+    /// What is in the index is what the worker holds.
+    fn believe(&self) {
+        let worker = &self.indexing.worker;
+        if !worker.told.publishes() {
+            worker.set_synced();
+        } else if !worker.events_are_current() {
+            self.indexing.in_step();
+        }
+    }
+
+    async fn snapshot(&mut self, part: v1::SnapshotPart, line: &mut Line) -> Result<(), Status> {
+        line.resync.answered();
+        if !self.blocks.is_restoring() {
+            self.indexing.worker.set_events_current(false);
+            self.indexing.begin_whole();
+            self.indexing.pool.assumed.forget(self.indexing.worker.index);
+        }
+        let mut sum = Applied::default();
+        let taken = self.blocks.snapshot(part, &mut sum).await;
+        self.indexing.note(sum);
+        match taken {
+            Ok(None) => Ok(()),
+            Ok(Some(sequence)) => {
+                line.applied(sequence);
+                self.believe();
+                if self.indexing.may_log("synced") {
+                    let (worker, blocks) = (self.indexing.worker.id(), self.indexing.blocks());
+                    tracing::info!(worker, blocks, "index is in step");
+                }
+                Ok(())
+            }
+            Err(fault) => self.at_fault(fault, line),
+        }
+    }
+
+    async fn events(&mut self, events: &v1::Events, line: &mut Line) -> Result<(), Status> {
+        if line.resync.is_open() {
+            return Ok(());
+        }
+        self.indexing.observe(events.changes.len(), events.engine_time_s);
+        let mut sum = Applied::default();
+        let taken = self.blocks.events(events, &mut sum).await;
+        self.indexing.note(sum);
+        match taken {
+            Ok(sequence) => {
+                line.applied(sequence);
+                self.believe();
+                if self.indexing.has_room_again(Instant::now()) {
+                    line.resync.need("over_limit");
+                }
+                Ok(())
+            }
+            Err(fault) => self.at_fault(fault, line),
+        }
+    }
+
+    fn at_fault(&mut self, fault: Fault, line: &mut Line) -> Result<(), Status> {
+        self.blocks.distrust();
+        self.indexing.worker.set_events_current(false);
+        match fault {
+            Fault::Gap(missed) => {
+                self.indexing.gap(missed);
+                line.resync.need("gap");
+            }
+            Fault::Nonsense(why) => {
+                self.indexing.garbage(&why);
+                line.resync.need("nonsense");
+                if line.is_hopeless() {
+                    return Err(Status::invalid_argument(why));
+                }
+            }
+        }
+        Ok(())
+    }
+
+    fn load(&self, load: &v1::Load, stale: std::time::Duration) {
+        let Indexing { pool, worker, .. } = &self.indexing;
+        let now = Instant::now();
+        let others = Others::beyond(load, &worker.booked, pool.block_size());
+        worker.told.set_others(now, stale, others);
+        let age = std::time::Duration::from_millis(load.age_ms.into());
+        let ratio = load.kv_used_ratio.filter(|ratio| (0.0..=1.0).contains(ratio));
+        let figures = EngineLoad {
+            running: load.running,
+            waiting: load.waiting,
+            kv_used_ratio: ratio,
+            total_blocks: load.kv_blocks,
+            ..EngineLoad::default()
+        };
+        worker.set_load(now.checked_sub(age).unwrap_or(now), figures);
+        if !load.up {
+            // Nothing is known of its cache.
+            pool.assumed.forget(worker.index);
+        } else if worker.honours_threshold().is_none() {
+            let capabilities = worker.told.capabilities();
+            worker.set_honours_threshold(capabilities.and_then(|known| known.honours_threshold));
+        }
+        if worker.set_probed(load.up) {
+            let (id, url) = (worker.id(), &worker.config.url);
+            match load.up {
+                true => tracing::info!(worker = id, url, "worker is up"),
+                false => tracing::warn!(worker = id, url, "worker is down: its side-car says so"),
+            }
+        }
+    }
+}

@@ -1,0 +1,71 @@
+//! What side-cars tell of blocks, as the index takes it. Hostile until proven otherwise.
+
+use splitrail_kv::{BlockHash, EngineHash, HashedBlock, Named, SnapshotRun, Tier};
+use splitrail_proto::v1;
+
+/// Blocks of one run of a snapshot: a side-car's own index cuts longer ones.
+const RUN_BLOCKS_MAX: usize = 1024;
+
+/// Why a message makes no sense. A word for logs.
+pub(super) type Nonsense = &'static str;
+
+/// A run of a snapshot.
+///
+/// # Errors
+/// It is empty or too long, or its names are not its blocks'.
+pub(super) fn run(run: v1::Run) -> Result<SnapshotRun, Nonsense> {
+    if run.hashes.is_empty() || run.hashes.len() > RUN_BLOCKS_MAX {
+        return Err("a run is empty or too long");
+    }
+    let names = match (run.names.is_empty(), run.named.is_empty()) {
+        (true, true) => Vec::new(),
+        (false, true) if run.names.len() == run.hashes.len() => {
+            let plain = |(at, name)| Named { at, engine: EngineHash(name), copies: [1, 0, 0, 0] };
+            (0..).zip(run.names).map(plain).collect()
+        }
+        (true, false) if run.named.len() <= 2 * RUN_BLOCKS_MAX => {
+            run.named.into_iter().map(named).collect::<Result<_, _>>()?
+        }
+        _ => return Err("a run's names are not its blocks'"),
+    };
+    let hashes = run.hashes.into_iter().map(BlockHash).collect();
+    Ok(SnapshotRun { parent: run.parent.map(BlockHash), hashes, names })
+}
+
+fn named(named: v1::Named) -> Result<Named, Nonsense> {
+    if named.copies.len() > Tier::COUNT {
+        return Err("a block has copies in more tiers than there are");
+    }
+    let mut copies = [0; Tier::COUNT];
+    copies[..named.copies.len()].copy_from_slice(&named.copies);
+    Ok(Named { at: named.at, engine: EngineHash(named.name), copies })
+}
+
+/// Blocks that became resident.
+///
+/// # Errors
+/// Names and hashes are not of the same blocks.
+pub(super) fn stored(stored: &v1::Stored) -> Result<Vec<HashedBlock>, Nonsense> {
+    if stored.names.len() != stored.hashes.len() {
+        return Err("stored blocks have more names than hashes, or fewer");
+    }
+    let block = |(name, hash): (&u64, &u64)| HashedBlock {
+        engine: EngineHash(*name),
+        hash: BlockHash(*hash),
+    };
+    Ok(stored.names.iter().zip(&stored.hashes).map(block).collect())
+}
+
+/// A tier by its number.
+///
+/// # Errors
+/// There is none of that number.
+pub(super) fn tier(tier: i32) -> Result<Tier, Nonsense> {
+    match v1::BlockTier::try_from(tier) {
+        Ok(v1::BlockTier::Device) => Ok(Tier::Device),
+        Ok(v1::BlockTier::Host) => Ok(Tier::Host),
+        Ok(v1::BlockTier::Disk) => Ok(Tier::Disk),
+        Ok(v1::BlockTier::Remote) => Ok(Tier::Remote),
+        Err(_) => Err("there is no such tier"),
+    }
+}

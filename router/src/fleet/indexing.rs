@@ -1,0 +1,170 @@
+//! One worker's part of the index, for whoever follows its KV events: what was applied is
+//! counted, what could not be is told, and whether the rest is to be believed.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use splitrail_kv::Applied;
+
+use super::pool::{Pool, worker_key};
+use super::worker::Worker;
+use crate::core::{Core, unix_ms};
+
+/// For how long a worker's index may lack blocks before it is made anew.
+const TRUNCATED_MIN: Duration = Duration::from_secs(60);
+
+/// Between two log lines of one kind about one worker.
+const QUIET: Duration = Duration::from_secs(30);
+
+/// One worker's part of its model's index. It outlives changes of the model's configuration
+/// that keep its pool, so it holds nothing else of the model.
+pub(super) struct Indexing {
+    core: Arc<Core>,
+    model: Arc<str>,
+    pub(super) pool: Arc<Pool>,
+    pub(super) worker: Arc<Worker>,
+    /// When a log line of each kind was last written.
+    said: BTreeMap<&'static str, Instant>,
+    /// Since when the index lacks blocks of this worker that were beyond its bound.
+    truncated: Option<Instant>,
+}
+
+/// However following ends, what it has left is not known to be true any more.
+impl Drop for Indexing {
+    fn drop(&mut self) {
+        self.worker.set_events_current(false);
+    }
+}
+
+impl Indexing {
+    pub(super) fn new(
+        core: Arc<Core>,
+        model: Arc<str>,
+        pool: Arc<Pool>,
+        worker: Arc<Worker>,
+    ) -> Self {
+        Self { core, model, pool, worker, said: BTreeMap::new(), truncated: None }
+    }
+
+    /// What the worker holds is known from here on: it is believed.
+    pub(super) fn in_step(&self) {
+        self.worker.set_synced();
+        self.worker.set_events_current(true);
+        self.pool.assumed.confirmed(self.worker.index);
+    }
+
+    /// Blocks that the index holds of the worker, in its tiers.
+    pub(super) fn blocks(&self) -> usize {
+        self.pool.index().block_counts(worker_key(self.worker.index)).iter().sum()
+    }
+
+    /// Events of the engine that were made then, in seconds since 1970, are being applied.
+    pub(super) fn observe(&self, events: usize, made_s: f64) {
+        let metrics = &self.core.metrics;
+        metrics.index_events.with_label_values(&self.labels()).inc_by(events as u64);
+        let lag = unix_ms() as f64 / 1e3 - made_s;
+        if lag.is_finite() {
+            metrics.index_event_lag.with_label_values(&self.labels()).observe(lag.max(0.0));
+        }
+    }
+
+    /// Events are missing before what has just come.
+    pub(super) fn gap(&mut self, missed: u64) {
+        self.core.metrics.index_gaps.with_label_values(&self.labels()).inc();
+        if self.may_log("gap") {
+            tracing::info!(worker = self.worker.id(), missed, "KV events are missing");
+        }
+    }
+
+    /// A message makes no sense.
+    pub(super) fn garbage(&mut self, why: &dyn std::fmt::Display) {
+        self.count_rejected("garbage", 1);
+        if self.may_log("garbage") {
+            let (worker, error) = (self.worker.id(), why);
+            tracing::warn!(worker, %error, "a KV event message makes no sense");
+        }
+    }
+
+    /// What became of events.
+    pub(super) fn note(&mut self, sum: Applied) {
+        if sum.over_limit > 0 {
+            self.truncated.get_or_insert_with(Instant::now);
+            self.worker.set_index_truncated(true);
+        }
+        for (reason, blocks) in [
+            ("unknown_parent", sum.orphaned),
+            ("block_size", sum.malformed),
+            ("over_limit", sum.over_limit),
+            ("replaced", sum.replaced),
+        ] {
+            self.count_rejected(reason, blocks);
+        }
+        if sum.malformed + sum.over_limit > 0 && self.may_log("rejected") {
+            tracing::warn!(
+                worker = self.worker.id(),
+                block_size = self.pool.block_size(),
+                malformed = sum.malformed,
+                over_limit = sum.over_limit,
+                "blocks cannot be indexed: is block_size the engine's, and \
+                 limits.index_blocks_per_worker_max large enough?"
+            );
+        }
+    }
+
+    /// Whether what was beyond the bound may fit now: then the index should start anew, for
+    /// nobody says which blocks those were.
+    pub(super) fn has_room_again(&self, now: Instant) -> bool {
+        let due = |since: Instant| now.duration_since(since) >= TRUNCATED_MIN;
+        if !self.truncated.is_some_and(due) {
+            return false;
+        }
+        let index = self.pool.index();
+        let (_, limit) = index.room(worker_key(self.worker.index));
+        limit.saturating_sub(index.held(self.worker.index as u32)) >= limit / 8
+    }
+
+    /// What the index lacks is going to be told anew.
+    pub(super) fn begin_whole(&mut self) {
+        self.truncated = None;
+        self.worker.set_index_truncated(false);
+    }
+
+    /// Drops all that the index holds of the worker, and all that is assumed of it.
+    pub(super) fn forget(&mut self) {
+        self.begin_whole();
+        self.pool.index().remove_worker(self.worker.index as u32);
+        self.pool.assumed.forget(self.worker.index);
+    }
+
+    pub(super) fn count_resync(&self, reason: &str) {
+        let [model, worker] = self.labels();
+        self.core.metrics.index_resyncs.with_label_values(&[model, worker, reason]).inc();
+    }
+
+    pub(super) fn count_rejected(&self, reason: &str, count: usize) {
+        if count > 0 {
+            let [model, worker] = self.labels();
+            let rejected = &self.core.metrics.index_rejected;
+            rejected.with_label_values(&[model, worker, reason]).inc_by(count as u64);
+        }
+    }
+
+    /// A stream of nonsense must not become a stream of log lines.
+    pub(super) fn may_log(&mut self, kind: &'static str) -> bool {
+        let now = Instant::now();
+        let due = self.said.get(kind).is_none_or(|last| now.duration_since(*last) >= QUIET);
+        if due {
+            self.said.insert(kind, now);
+        }
+        due
+    }
+
+    pub(super) fn model(&self) -> &str {
+        &self.model
+    }
+
+    fn labels(&self) -> [&str; 2] {
+        [self.model(), self.worker.id()]
+    }
+}

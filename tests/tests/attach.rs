@@ -1,0 +1,7 @@
+//! Side-cars by script against a real router: who may attach, what becomes of what they tell.
+
+mod attach {
+    mod admission;
+    mod blocks;
+    mod support;
+}

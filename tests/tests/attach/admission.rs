@@ -1,0 +1,114 @@
+//! Who may attach.
+
+use splitrail_proto::v1;
+use splitrail_tests::cluster::eventually;
+use splitrail_tests::side_car::{SideCar, hello, run};
+use tonic::Code;
+use tonic::transport::Endpoint;
+
+use super::support::{attach, door, held, router, worker};
+
+const URL: &str = "http://127.0.0.1:9";
+
+#[tokio::test]
+async fn p21_one_side_car_cannot_speak_for_anothers_worker() {
+    let router = router("").await;
+    let mut car = attach(&router, hello("s0", URL)).await;
+    car.snapshot("m", 1, vec![run(None, 1..=3)]).await;
+    car.acked(1).await;
+    let thief = v1::Hello { instance_id: "thief".into(), ..hello("s0", "http://127.0.0.1:8") };
+    let refused = SideCar::attach(door(&router), thief).await.err().expect("it is refused");
+    assert_eq!(refused.code(), Code::AlreadyExists);
+    // Nor by another name for the same address.
+    let other = v1::Hello { instance_id: "thief".into(), ..hello("a0", URL) };
+    let refused = SideCar::attach(door(&router), other).await.err().expect("it is refused");
+    assert_eq!(refused.code(), Code::AlreadyExists);
+    car.stored(2, [4]).await;
+    car.acked(2).await;
+    assert_eq!(held(&router, "s0"), [1, 2, 3, 4]);
+    assert!(worker(&router, "a0").is_none());
+}
+
+#[tokio::test]
+async fn a_newer_stream_of_the_same_side_car_takes_over() {
+    let router = router("").await;
+    let mut older = attach(&router, hello("s0", URL)).await;
+    older.snapshot("s0-mirror", 3, vec![run(None, 1..=3)]).await;
+    older.acked(3).await;
+    let newer = attach(&router, hello("s0", URL)).await;
+    assert_eq!(older.ended().await, Code::Aborted);
+    assert_eq!(newer.welcome.known_sequence, Some(3));
+    // The same address with a new process: the side-car was started again.
+    let again = v1::Hello { instance_id: "second".into(), ..hello("s0", URL) };
+    let again = v1::Hello { mirror_id: "second".into(), ..again };
+    let mut third = attach(&router, again).await;
+    assert_eq!(third.welcome.known_sequence, None);
+    third.snapshot("second", 1, vec![run(None, 7..=8)]).await;
+    third.acked(1).await;
+    assert_eq!(held(&router, "s0"), [7, 8]);
+}
+
+#[tokio::test]
+async fn what_makes_no_sense_or_is_not_served_is_refused() {
+    let router = router("").await;
+    let refused = async |hello: v1::Hello| {
+        let attached = SideCar::attach(door(&router), hello).await;
+        attached.err().expect("it is refused").code()
+    };
+    let good = hello("s0", URL);
+    for (bad, code) in [
+        (v1::Hello { model: "other".into(), ..good.clone() }, Code::NotFound),
+        (v1::Hello { protocol: 2, ..good.clone() }, Code::FailedPrecondition),
+        (v1::Hello { worker_id: "a b".into(), ..good.clone() }, Code::InvalidArgument),
+        (v1::Hello { worker_id: String::new(), ..good.clone() }, Code::InvalidArgument),
+        (v1::Hello { instance_id: String::new(), ..good.clone() }, Code::InvalidArgument),
+        (v1::Hello { role: 0, ..good.clone() }, Code::InvalidArgument),
+        (v1::Hello { url: "https://127.0.0.1:9".into(), ..good.clone() }, Code::InvalidArgument),
+        (v1::Hello { url: "http://127.0.0.1:9/x".into(), ..good.clone() }, Code::InvalidArgument),
+    ] {
+        assert_eq!(refused(bad.clone()).await, code, "{bad:?}");
+    }
+    let capabilities = v1::Capabilities { block_size: Some(3), ..v1::Capabilities::default() };
+    let other = v1::Hello { capabilities: Some(capabilities), ..good.clone() };
+    assert_eq!(refused(other).await, Code::FailedPrecondition);
+    eventually("nobody is left behind", async || worker(&router, "s0").is_none()).await;
+    let alias = v1::Hello { model: "default".into(), ..good };
+    assert_eq!(attach(&router, alias).await.welcome.model, "sim");
+}
+
+#[tokio::test]
+async fn p14_workers_outside_the_allowed_networks_cannot_attach() {
+    let router = router("fleet: { networks: [127.0.0.0/8, 0.0.0.0/0] }").await;
+    for url in ["http://169.254.169.254:80", "http://[fe80::1]:80", "http://0.0.0.0:80"] {
+        let refused = SideCar::attach(door(&router), hello("s0", url)).await;
+        assert_eq!(refused.err().expect("it is refused").code(), Code::PermissionDenied, "{url}");
+    }
+    let capabilities = v1::Capabilities {
+        bootstrap: "http://169.254.169.254:80".into(),
+        ..v1::Capabilities::default()
+    };
+    let beside = v1::Hello { capabilities: Some(capabilities), ..hello("s0", URL) };
+    let refused = SideCar::attach(door(&router), beside).await;
+    assert_eq!(refused.err().expect("it is refused").code(), Code::PermissionDenied);
+    assert!(worker(&router, "s0").is_none());
+    attach(&router, hello("s0", "http://localhost:9")).await;
+}
+
+#[tokio::test]
+async fn only_who_has_a_token_may_attach() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let path = folder.path().join("tokens");
+    std::fs::write(&path, "first\nsecond\n").expect("a file");
+    let router = router(&format!("fleet: {{ token: {{ kind: file, path: {path:?} }} }}")).await;
+    let endpoint = Endpoint::from_shared(format!("http://{}", door(&router))).expect("an address");
+    let attach = async |token: Option<&str>| {
+        let attached = SideCar::attach_over(endpoint.connect_lazy(), token, hello("s0", URL)).await;
+        attached.map(|car| car.welcome.model).map_err(|status| status.code())
+    };
+    for token in [None, Some(""), Some("firs"), Some("third")] {
+        assert_eq!(attach(token).await, Err(Code::Unauthenticated), "{token:?}");
+    }
+    for token in ["first", "second"] {
+        assert_eq!(attach(Some(token)).await.as_deref(), Ok("sim"));
+    }
+}
