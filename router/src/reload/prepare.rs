@@ -59,7 +59,7 @@ impl From<Problems> for Refused {
 }
 
 /// Keys that are acted on once, at the start. All below them is meant as well.
-const FIXED: [&[&str]; 6] = [
+const FIXED: [&[&str]; 7] = [
     &["listen"],
     &["hash_seed"],
     &["fleet"],
