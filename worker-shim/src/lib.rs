@@ -5,6 +5,8 @@
 //! engine as a proxy that answers `x-splitrail-gate` at once.
 
 pub mod attach;
+pub mod config;
 pub mod engine;
 pub mod mirror;
 pub mod proxy;
+pub mod telemetry;

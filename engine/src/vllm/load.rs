@@ -1,5 +1,7 @@
 //! An engine's load, from the Prometheus text of its `/metrics`.
 
+use std::collections::BTreeSet;
+
 mod line;
 
 use line::Line;
@@ -63,15 +65,16 @@ impl EngineLoad {
     /// malformed or of no interest are passed over.
     pub fn parse(text: &str) -> Self {
         let mut load = Self::default();
-        let mut ratios = Mean::default();
+        let (mut ratios, mut engines) = (Mean::default(), BTreeSet::new());
         for text in text.lines() {
             if let Some(line) = Line::parse(text) {
-                load.take(&line, &mut ratios);
+                load.take(&line, &mut ratios, &mut engines);
             } else if let Some(value) = text.strip_prefix("process_start_time_seconds ") {
                 load.started_at_s = value.trim().parse().ok().filter(|at: &f64| at.is_finite());
             }
         }
         load.kv_used_ratio = ratios.value();
+        load.ranks = u32::try_from(engines.len()).ok().filter(|engines| *engines > 0);
         load
     }
 
@@ -90,12 +93,11 @@ impl EngineLoad {
         counted(self).into_iter().zip(counted(before)).any(fell)
     }
 
-    fn take(&mut self, line: &Line<'_>, ratios: &mut Mean) {
+    fn take(&mut self, line: &Line<'_>, ratios: &mut Mean, engines: &mut BTreeSet<u16>) {
         match line.name {
             "num_requests_running" => {
                 add(&mut self.running, line.count());
-                let engine = line.label("engine").and_then(|engine| engine.parse::<u16>().ok());
-                self.ranks = self.ranks.max(engine.map(|last| u32::from(last) + 1));
+                engines.extend(line.label("engine").and_then(|engine| engine.parse::<u16>().ok()));
             }
             "inter_token_latency_seconds_count" => {
                 let waits = self.inter_token.get_or_insert_default();
