@@ -1,9 +1,9 @@
 //! What is known of the engine: whether it lives, what it can do, how busy it is.
 //!
-//! [`watch`] gives what is known, as it changes, and a future that finds it out: `poll` asks
-//! for health and figures again and again, and notices that the engine is another process
-//! than before; `learn` asks each process once for what it is; `load` tells routers how busy
-//! it is, the side-car's own counts included.
+//! [`Engine`] holds what is known, as it changes; [`Watcher`] finds it out: `poll` asks for
+//! health and figures again and again, and notices that the engine is another process than
+//! before; `learn` asks each process once for what it is; `load` tells how busy it is, the
+//! side-car's own counts included.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -84,36 +84,53 @@ pub trait Busy: Send + Sync + 'static {
     fn changed(&self) -> watch::Receiver<()>;
 }
 
-/// What is known of an engine, and the future that keeps it so until it is dropped.
-pub fn watch(
+/// Finds out what is known of an engine.
+#[derive(Debug)]
+pub struct Watcher {
     settings: Settings,
-    busy: Arc<impl Busy>,
-    metrics: Arc<Metrics>,
-) -> (Engine, impl Future<Output = ()> + Send) {
-    let (identity, identity_seen) = watch::channel(None);
-    let (capabilities, capabilities_seen) = watch::channel(Capabilities::default());
-    let (load, load_seen) = watch::channel(Load::default());
-    let (polled, polled_seen) = watch::channel(Polled::default());
-    let engine = Engine {
-        identity: identity_seen,
-        capabilities: capabilities_seen,
-        load: load_seen,
-        polled: polled_seen.clone(),
-    };
-    let client = EngineClient::new(&settings.url, settings.authorization.clone());
-    let interval = settings.load_interval;
-    let following = async move {
-        let polling = poll::run(&client, interval, &polled, &metrics);
-        let learning = learn::Learner {
+    identity: watch::Sender<Option<Arc<Identity>>>,
+    capabilities: watch::Sender<Capabilities>,
+    load: watch::Sender<Load>,
+    polled: watch::Sender<Polled>,
+}
+
+impl Engine {
+    /// An engine of which nothing is known, and who is to change that.
+    #[must_use]
+    pub fn new(settings: Settings) -> (Self, Watcher) {
+        let watcher = Watcher {
+            settings,
+            identity: watch::Sender::new(None),
+            capabilities: watch::Sender::default(),
+            load: watch::Sender::default(),
+            polled: watch::Sender::default(),
+        };
+        let engine = Self {
+            identity: watcher.identity.subscribe(),
+            capabilities: watcher.capabilities.subscribe(),
+            load: watcher.load.subscribe(),
+            polled: watcher.polled.subscribe(),
+        };
+        (engine, watcher)
+    }
+}
+
+impl Watcher {
+    /// Watches the engine until dropped.
+    pub async fn run(self, busy: Arc<impl Busy>, metrics: Arc<Metrics>) {
+        let Self { settings, identity, capabilities, load, polled } = self;
+        let client = EngineClient::new(&settings.url, settings.authorization.clone());
+        let interval = settings.load_interval;
+        let learner = learn::Learner {
             client: &client,
             settings: &settings,
-            polled: polled_seen.clone(),
+            polled: polled.subscribe(),
             identity,
             capabilities,
             metrics: &metrics,
         };
-        let telling = load::run(polled_seen, busy.as_ref(), interval, &load);
-        tokio::join!(polling, learning.run(), telling);
-    };
-    (engine, following)
+        let polling = poll::run(&client, interval, &polled, &metrics);
+        let telling = load::run(polled.subscribe(), busy.as_ref(), interval, &load);
+        tokio::join!(polling, learner.run(), telling);
+    }
 }

@@ -1,23 +1,28 @@
-//! The side-car's own metrics and status.
+//! The side-car's own metrics.
 
-use prometheus::{Gauge, IntCounter, IntGauge, Opts, Registry, TextEncoder};
+use prometheus::{Gauge, GaugeVec, IntCounter, IntGauge, IntGaugeVec, Opts, Registry, TextEncoder};
 
-/// Metrics that this crate's parts share. The proxy and the streams to routers register
-/// their own in the same [`Metrics::registry`].
+/// Metrics of the engine, the mirror and the drain. The proxy and the streams to routers
+/// register theirs in the same [`Metrics::registry`].
+#[derive(Debug)]
 pub struct Metrics {
     registry: Registry,
     /// 1 while the engine answers.
     pub engine_up: IntGauge,
     /// Processes of the engine that were seen since the side-car began.
     pub engine_processes: IntGauge,
-    /// How often an engine was asked for all that it can do.
+    /// How often all that an engine can do was found out.
     pub engine_learned: IntCounter,
-    /// Requests under way to the engine.
-    pub requests: IntGauge,
-    /// Prompt tokens of requests whose answer has not begun.
-    pub prefill_tokens_queued: IntGauge,
     /// How old the engine's own figures are.
-    pub figures_age: Gauge,
+    pub engine_figures_age: Gauge,
+    /// Blocks that the engine holds, by rank and tier.
+    pub mirror_blocks: IntGaugeVec,
+    /// Whether the engine's events reach the mirror without a gap, by rank.
+    pub mirror_current: IntGaugeVec,
+    /// How often the mirror of a rank began anew.
+    pub mirror_resets: GaugeVec,
+    /// Memory that the mirror takes.
+    pub mirror_bytes: IntGauge,
     /// 1 from the stop signal on.
     pub draining: IntGauge,
 }
@@ -27,41 +32,56 @@ impl Metrics {
     ///
     /// # Errors
     /// If two have one name, which a test excludes.
-    pub fn new() -> Result<Self, prometheus::Error> {
-        let registry = Registry::new_custom(Some("splitrail_shim".into()), None)?;
-        let gauge = |name: &str, help: &str| -> Result<IntGauge, prometheus::Error> {
-            let gauge = IntGauge::with_opts(Opts::new(name, help))?;
+    pub fn new() -> prometheus::Result<Self> {
+        let registry = Registry::new();
+        let opts = |name: &str, help: &str| Opts::new(format!("splitrail_shim_{name}"), help);
+        let gauge = |name, help| -> prometheus::Result<IntGauge> {
+            let gauge = IntGauge::with_opts(opts(name, help))?;
             registry.register(Box::new(gauge.clone()))?;
             Ok(gauge)
         };
-        let engine_up = gauge("engine_up", "Whether the engine answers: 0 or 1.")?;
-        let engine_processes =
-            gauge("engine_processes", "Processes of the engine seen since the side-car began.")?;
-        let requests = gauge("requests", "Requests under way to the engine.")?;
-        let prefill_tokens_queued = gauge(
-            "prefill_tokens_queued",
-            "Prompt tokens of requests whose answer has not begun, as far as they are known.",
-        )?;
-        let draining = gauge("draining", "Whether the side-car is about to stop: 0 or 1.")?;
-        let help = "How often all that the engine can do was found out.";
-        let engine_learned = IntCounter::with_opts(Opts::new("engine_learned_total", help))?;
+        let by = |name, help, labels: &[&str]| -> prometheus::Result<IntGaugeVec> {
+            let gauge = IntGaugeVec::new(opts(name, help), labels)?;
+            registry.register(Box::new(gauge.clone()))?;
+            Ok(gauge)
+        };
+        let engine_learned = IntCounter::with_opts(opts(
+            "engine_learned_total",
+            "How often all that the engine can do was found out.",
+        ))?;
         registry.register(Box::new(engine_learned.clone()))?;
-        let help = "How old the engine's own figures are.";
-        let figures_age = Gauge::with_opts(Opts::new("engine_figures_age_seconds", help))?;
-        registry.register(Box::new(figures_age.clone()))?;
+        let engine_figures_age = Gauge::with_opts(opts(
+            "engine_figures_age_seconds",
+            "How old the engine's own figures are.",
+        ))?;
+        registry.register(Box::new(engine_figures_age.clone()))?;
+        let mirror_resets = GaugeVec::new(
+            opts("mirror_resets", "How often the mirror of a rank began anew."),
+            &["rank"],
+        )?;
+        registry.register(Box::new(mirror_resets.clone()))?;
         Ok(Self {
-            registry,
-            engine_up,
-            engine_processes,
+            engine_up: gauge("engine_up", "Whether the engine answers: 0 or 1.")?,
+            engine_processes: gauge(
+                "engine_processes",
+                "Processes of the engine seen since the side-car began.",
+            )?,
             engine_learned,
-            requests,
-            prefill_tokens_queued,
-            figures_age,
-            draining,
+            engine_figures_age,
+            mirror_blocks: by("mirror_blocks", "KV blocks of the engine.", &["rank", "tier"])?,
+            mirror_current: by(
+                "mirror_current",
+                "Whether the engine's events arrive without a gap: 0 or 1.",
+                &["rank"],
+            )?,
+            mirror_resets,
+            mirror_bytes: gauge("mirror_bytes", "Memory that the mirror takes.")?,
+            draining: gauge("draining", "Whether the side-car is about to stop: 0 or 1.")?,
+            registry,
         })
     }
 
-    /// Where the side-car's metrics are registered, with their common prefix.
+    /// Where the side-car's metrics are registered, each under its full name.
     pub fn registry(&self) -> &Registry {
         &self.registry
     }
