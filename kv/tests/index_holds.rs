@@ -19,7 +19,8 @@ fn chain(family: u64, own: u64, shared: u64, blocks: u64) -> Vec<HashedBlock> {
     let spread = |value: u64| value ^ value >> 29 ^ value << 31;
     (0..blocks)
         .map(|at| {
-            let own = if at < shared { 0 } else { own };
+            // A hash stands for all before it: where chains parted is in it.
+            let own = if at < shared { 0 } else { own * 1_000 + shared + 1 };
             let hash = spread(mix(mix(family + 1, own + 1), at + 1));
             HashedBlock { engine: EngineHash(!hash), hash: BlockHash(hash) }
         })
