@@ -9,7 +9,9 @@ mod aside;
 mod check;
 mod compact;
 mod doubles;
+mod finder;
 mod forest;
+mod frozen;
 mod heads;
 mod holders;
 #[cfg(all(test, not(loom)))]
@@ -18,6 +20,7 @@ mod line;
 #[cfg(all(test, loom))]
 mod model_check;
 mod names;
+mod observe;
 mod overlaps;
 mod prefetch;
 #[cfg(all(test, not(loom)))]
@@ -37,15 +40,18 @@ use std::collections::BTreeMap;
 use std::fmt;
 use std::sync::Arc;
 
+pub use self::frozen::Frozen;
+pub use self::observe::Change;
 pub use self::overlaps::{Overlap, Overlaps};
 pub use self::reader::IndexReader;
 pub use self::snapshot::{Named, SnapshotRun};
 
 use self::forest::Forest;
 use self::names::NAMES_MAX;
+use self::observe::Observer;
 use self::run::SLOTS_MAX;
 use self::worker::Worker;
-use crate::event::{EngineHash, KvEvent, StoredBlock, Tier};
+use crate::event::{EngineHash, StoredBlock, Tier};
 use crate::hash::{BlockHash, BlockHasher, HashSeed, Namespace};
 
 /// A worker as the index sees it: one cache. The ranks of a data-parallel
@@ -189,37 +195,14 @@ impl Index {
         self.reader().find(hashes, out);
     }
 
-    /// Applies one event of a worker. Events must come in the worker's order;
-    /// after a gap, clear the worker and start from a snapshot or a replay.
-    pub fn apply(&mut self, worker: WorkerKey, event: &KvEvent) -> Applied {
-        match event {
-            KvEvent::Stored { parent, blocks, adapter, salt, tier } => {
-                let before = match parent {
-                    None => Some(self.root(salt.as_deref(), adapter.as_deref())),
-                    Some(parent) => self.hash_of(worker, *parent),
-                };
-                let mut applied = match before {
-                    Some(before) => self.store_tokens(worker, *parent, before, blocks, *tier),
-                    None => self.keep_aside(worker, *parent, blocks, *tier),
-                };
-                applied += self.join(worker);
-                applied
-            }
-            KvEvent::Removed { hashes, tier } => self.remove(worker, hashes, *tier),
-            KvEvent::Cleared => {
-                Applied { removed: self.clear_worker(worker), ..Applied::default() }
-            }
-        }
-    }
-
     /// Hashes blocks behind `before` and stores them.
     fn store_tokens(
         &mut self,
         worker: WorkerKey,
         parent: Option<EngineHash>,
         mut before: BlockHash,
-        blocks: &[StoredBlock],
-        tier: Tier,
+        (blocks, tier): (&[StoredBlock], Tier),
+        observer: &mut impl Observer,
     ) -> Applied {
         let block_size = self.config.block_size as usize;
         let is_whole = |block: &&StoredBlock| block_size > 0 && block.tokens.len() == block_size;
@@ -234,6 +217,11 @@ impl Index {
             HashedBlock { engine: block.hash, hash: before }
         }));
         let mut applied = self.store(worker, parent, &hashed, tier);
+        if applied.stored > 0 {
+            // Whatever stops storing, stops it for all that follows.
+            let blocks = &hashed[..applied.stored];
+            observer.see(Change::Stored { parent, blocks, tier });
+        }
         if let Some(behind) = blocks.len().checked_sub(hashed.len() + 1) {
             applied.malformed += 1;
             applied.orphaned += behind;
