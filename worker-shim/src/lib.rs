@@ -6,7 +6,10 @@
 
 pub mod attach;
 pub mod config;
+pub mod drain;
 pub mod engine;
 pub mod mirror;
 pub mod proxy;
+pub mod run;
+pub mod status;
 pub mod telemetry;

@@ -10,6 +10,7 @@ use serde_json::{Value, json};
 use splitrail_kv::Tier;
 use splitrail_proto::v1::{Capabilities, Load};
 
+use crate::attach::{self, Stage};
 use crate::config::Role;
 use crate::engine::Engine;
 use crate::mirror::Mirror;
@@ -25,6 +26,8 @@ pub struct Status {
     pub engine: Engine,
     /// What it holds.
     pub mirror: Mirror,
+    /// How each router stands.
+    pub routers: attach::Status,
     /// Metrics.
     pub metrics: Arc<Metrics>,
     /// Whether the stop signal was received.
@@ -78,6 +81,15 @@ impl Status {
         metrics.engine_figures_age.set(age_s.unwrap_or(f64::INFINITY));
         let mirror = self.mirror.status();
         metrics.mirror_bytes.set(signed(mirror.index_bytes + mirror.ring_bytes));
+        metrics.router_live.reset();
+        metrics.router_lag_changes.reset();
+        for router in self.routers.routers() {
+            let address = router.address.to_string();
+            let live = metrics.router_live.with_label_values(&[&address]);
+            live.set((router.stage == Stage::Live).into());
+            let lag = metrics.router_lag_changes.with_label_values(&[&address]);
+            lag.set(i64::try_from(router.lag()).unwrap_or(i64::MAX));
+        }
         for rank in &mirror.ranks {
             let name = rank.rank.to_string();
             metrics.mirror_current.with_label_values(&[&name]).set(rank.current.into());
@@ -87,6 +99,19 @@ impl Status {
                 blocks.set(signed(rank.blocks[tier as usize]));
             }
         }
+    }
+
+    fn routers(&self) -> Vec<Value> {
+        let router = |router: &attach::RouterStatus| {
+            json!({
+                "name": router.name, "address": router.address.to_string(),
+                "stage": router.stage.name(), "router_id": router.router_id,
+                "sent_sequence": router.sent_sequence, "acked_sequence": router.acked_sequence,
+                "lag": router.lag(), "snapshots": router.snapshots,
+                "attached": router.attached, "last_error": router.last_error,
+            })
+        };
+        self.routers.routers().iter().map(router).collect()
     }
 
     fn page(&self) -> Value {
@@ -116,6 +141,7 @@ impl Status {
             "process": self.engine.polled.borrow().process,
             "capabilities": capabilities(&self.engine.capabilities.borrow()),
             "load": load(&self.engine.load.borrow()),
+            "routers": self.routers(),
             "mirror": {
                 "mirror_id": mirror.mirror_id, "sequence": mirror.sequence,
                 "ring_changes": mirror.ring_changes, "ring_bytes": mirror.ring_bytes,

@@ -23,6 +23,10 @@ pub struct Metrics {
     pub mirror_resets: GaugeVec,
     /// Memory that the mirror takes.
     pub mirror_bytes: IntGauge,
+    /// Whether a router is told of changes as they come, by its address.
+    pub router_live: IntGaugeVec,
+    /// Changes that a router was sent and has not in its index yet.
+    pub router_lag_changes: IntGaugeVec,
     /// 1 from the stop signal on.
     pub draining: IntGauge,
 }
@@ -76,6 +80,16 @@ impl Metrics {
             )?,
             mirror_resets,
             mirror_bytes: gauge("mirror_bytes", "Memory that the mirror takes.")?,
+            router_live: by(
+                "router_live",
+                "Whether the router is told of changes as they come: 0 or 1.",
+                &["router"],
+            )?,
+            router_lag_changes: by(
+                "router_lag_changes",
+                "Changes that the router was sent and has not in its index yet.",
+                &["router"],
+            )?,
             draining: gauge("draining", "Whether the side-car is about to stop: 0 or 1.")?,
             registry,
         })

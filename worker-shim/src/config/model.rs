@@ -141,6 +141,9 @@ pub struct Tls {
     /// Its key (PEM).
     #[serde(default)]
     pub key: Option<PathBuf>,
+    /// The name in routers' certificates; left out, the host of their address.
+    #[serde(default)]
+    pub server_name: Option<String>,
 }
 
 /// How the side-car ends after a stop signal. A second signal ends it at once.
@@ -166,7 +169,10 @@ pub struct Limits {
     /// Connections from routers at once.
     #[schemars(range(min = 1, max = 1_000_000))]
     pub connections_max: usize,
-    /// KV blocks of the engine that are kept track of, over all ranks.
+    /// Requests to the engine at once; further ones get status 503.
+    #[schemars(range(min = 1, max = 1_000_000))]
+    pub requests_max: usize,
+    /// KV blocks that are kept track of, of each rank.
     #[schemars(range(min = 1024, max = 100_000_000))]
     pub mirror_blocks_max: usize,
     /// Memory for recent changes, in bytes: a router that was away for no longer goes on
@@ -177,7 +183,12 @@ pub struct Limits {
 
 impl Default for Limits {
     fn default() -> Self {
-        Self { connections_max: 4096, mirror_blocks_max: 4_000_000, changes_max_bytes: 8 << 20 }
+        Self {
+            connections_max: 4096,
+            requests_max: 4096,
+            mirror_blocks_max: 4_000_000,
+            changes_max_bytes: 8 << 20,
+        }
     }
 }
 
@@ -189,7 +200,7 @@ impl Config {
                 *path = base_dir.join(&*path);
             }
         }
-        if let Some(Tls { ca, cert, key }) = &mut self.tls {
+        if let Some(Tls { ca, cert, key, .. }) = &mut self.tls {
             for path in [Some(ca), cert.as_mut(), key.as_mut()].into_iter().flatten() {
                 *path = base_dir.join(&*path);
             }
