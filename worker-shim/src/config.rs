@@ -13,6 +13,9 @@ use splitrail_settings::{Dialect, Problem, Problems, file, reference};
 pub mod model;
 mod rules;
 
+#[cfg(test)]
+mod tests;
+
 pub use model::{Config, Drain, Limits, Role, Tls};
 
 /// The environment variable that holds the token, where nothing else names one.
@@ -23,7 +26,7 @@ const DIALECT: Dialect = Dialect {
     later_keys: &[],
     later_values: &[],
     secret_keys: &["token", "engine_api_key"],
-    empty: "start from deploy/splitrail-shim.example.yaml",
+    empty: "start from deploy/side-car/splitrail-shim.yaml",
     too_large: "a side-car's file is a few lines",
 };
 
