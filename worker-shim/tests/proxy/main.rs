@@ -5,6 +5,7 @@ mod bounds;
 mod counts;
 mod gate;
 mod paths;
+mod pieces;
 mod random;
 mod support;
 mod transparent;

@@ -254,6 +254,23 @@ impl Raw {
         assert_eq!(String::from_utf8_lossy(&bytes), text);
     }
 
+    /// The body of a message in chunks, up to its end.
+    pub(crate) async fn chunked(&mut self) -> Vec<u8> {
+        let mut body = Vec::new();
+        loop {
+            let mut line = String::new();
+            while !line.ends_with("\r\n") {
+                line.push(char::from(self.bytes(1).await[0]));
+            }
+            let size = usize::from_str_radix(line.trim_end(), 16).unwrap();
+            body.extend(self.bytes(size).await);
+            self.expect("\r\n").await;
+            if size == 0 {
+                return body;
+            }
+        }
+    }
+
     /// Waits until the other side closes; nothing more may come.
     pub(crate) async fn closed(&mut self) {
         assert!(!self.more().await && self.buffer.is_empty(), "{:?}", self.buffer);

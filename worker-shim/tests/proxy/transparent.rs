@@ -157,6 +157,21 @@ async fn http_2_comes_in_and_http_1_goes_out() {
 }
 
 #[tokio::test]
+async fn whoever_drops_the_proxy_cuts_everything() {
+    let engine = RawEngine::start().await;
+    let mut stand = Stand::before(engine.address).await;
+    let mut client = stand.connect().await;
+    client.write("POST /v1/completions HTTP/1.1\r\nhost: a\r\ncontent-length: 0\r\n\r\n").await;
+    let mut connection = engine.accept().await;
+    connection.head().await;
+    assert_eq!(stand.counts(), (1, 0));
+    stand.serving.abort_all();
+    client.closed().await;
+    connection.closed().await;
+    stand.until_counts((0, 0)).await;
+}
+
+#[tokio::test]
 async fn what_is_in_flight_ends_well_after_a_stop() {
     let engine = RawEngine::start().await;
     let mut stand = Stand::before(engine.address).await;
