@@ -18,6 +18,7 @@ mod tasks;
 mod traffic;
 
 use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
 use std::time::Duration;
 
 use bytes::Bytes;
@@ -120,6 +121,8 @@ struct Inner {
     misses: Misses,
     /// One place for each request to the engine.
     places: Arc<Semaphore>,
+    /// Whether the last connection to the engine came about, for the log.
+    reachable: AtomicBool,
     /// The client's connections end with the proxy.
     _connections: Tasks,
 }
@@ -158,6 +161,7 @@ impl Proxy {
             misses: Misses::new(limits.miss_body_max_bytes, limits.miss_bodies_max_bytes),
             places: Arc::new(Semaphore::new(limits.requests_max)),
             config,
+            reachable: AtomicBool::new(true),
             _connections: connections,
         })))
     }

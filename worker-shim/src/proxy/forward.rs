@@ -2,6 +2,7 @@
 
 use std::convert::Infallible;
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use bytes::Bytes;
@@ -156,7 +157,12 @@ impl Inner {
         parts.uri = self.engine_uri(parts.uri)?;
         let (body, unread) = Upload::new(body, meter);
         match self.http.request(Request::from_parts(parts, body)).await {
-            Ok(response) => Ok(self.relay(kind, response, ticket, place)),
+            Ok(response) => {
+                if !self.reachable.swap(true, Ordering::Relaxed) {
+                    tracing::info!(engine = %self.config.engine, "the engine answers again");
+                }
+                Ok(self.relay(kind, response, ticket, place))
+            }
             Err(error) => {
                 drop((ticket, place));
                 discard_unread(unread).await;
@@ -204,12 +210,16 @@ impl Inner {
 
     fn failure(&self, error: &hyper_util::client::legacy::Error) -> Refusal {
         let engine = &self.config.engine;
-        if error.is_connect() {
-            tracing::warn!(%engine, error = error as &dyn std::error::Error, "no connection");
-            return Refusal::EngineUnreachable;
+        let cause = std::error::Error::source(error).unwrap_or(error);
+        if !error.is_connect() {
+            tracing::warn!(%engine, %cause, "the engine broke off before it answered");
+            return Refusal::EngineFailed;
         }
-        tracing::warn!(%engine, error = error as &dyn std::error::Error, "no answer");
-        Refusal::EngineFailed
+        // Once, however many requests find it out.
+        if self.reachable.swap(false, Ordering::Relaxed) {
+            tracing::warn!(%engine, %cause, "the engine cannot be reached");
+        }
+        Refusal::EngineUnreachable
     }
 }
 

@@ -35,6 +35,14 @@ const STREAM_BUFFER_BYTES: u32 = 64 << 10;
 const PING_INTERVAL: Duration = Duration::from_secs(10);
 const PING_TIMEOUT: Duration = Duration::from_secs(10);
 
+/// A peer that vanished without a word is given up after so long a silence, and one that takes
+/// nothing of what it was sent, after `STUCK_TIMEOUT`: the engine works for neither.
+const SILENCE: Duration = Duration::from_secs(10);
+const PROBE_INTERVAL: Duration = Duration::from_secs(5);
+const PROBES: u32 = 3;
+#[cfg(target_os = "linux")]
+const STUCK_TIMEOUT: Duration = Duration::from_secs(120);
+
 /// A listener that fails, for want of open files say, is tried again after this time.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
 
@@ -102,6 +110,19 @@ fn concerns_one_connection(error: &io::Error) -> bool {
     matches!(error.kind(), ConnectionAborted | ConnectionRefused | ConnectionReset)
 }
 
+fn set_up(socket: &TcpStream) -> io::Result<()> {
+    use rustix::net::sockopt;
+    // Small chunks of a stream must not wait for acknowledgements.
+    socket.set_nodelay(true)?;
+    sockopt::set_socket_keepalive(socket, true)?;
+    sockopt::set_tcp_keepidle(socket, SILENCE)?;
+    sockopt::set_tcp_keepintvl(socket, PROBE_INTERVAL)?;
+    sockopt::set_tcp_keepcnt(socket, PROBES)?;
+    #[cfg(target_os = "linux")]
+    sockopt::set_tcp_user_timeout(socket, STUCK_TIMEOUT.as_millis() as u32)?;
+    Ok(())
+}
+
 /// Serves one connection. `place` is its own among all of them.
 async fn connection(
     builder: Arc<Builder<Executor>>,
@@ -110,9 +131,9 @@ async fn connection(
     stop: CancellationToken,
     place: OwnedSemaphorePermit,
 ) {
-    // Small chunks of a stream must not wait for acknowledgements. A socket that is already
-    // gone is found out by the next read.
-    let _gone = socket.set_nodelay(true);
+    if let Err(error) = set_up(&socket) {
+        tracing::debug!(%error, "a socket's options");
+    }
     let asked = AtomicBool::new(false);
     let service = service_fn(|request| {
         asked.store(true, Ordering::Relaxed);

@@ -6,7 +6,7 @@
 
 mod body;
 
-use std::time::{SystemTime, UNIX_EPOCH};
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use bytes::Bytes;
 use http::header::{CONTENT_ENCODING, CONTENT_TYPE};
@@ -25,6 +25,9 @@ const CACHE_THRESHOLD: &str = "cache_threshold";
 
 /// Bodies up to here are looked into on the spot.
 const INLINE_MAX_BYTES: usize = 64 << 10;
+
+/// How long a body that is read whole may take: it holds room that others want.
+const BODY_TIMEOUT: Duration = Duration::from_secs(30);
 
 /// Bodies of misses, which are read whole, in memory.
 #[derive(Debug)]
@@ -60,13 +63,11 @@ impl Misses {
         }
         let permits = u32::try_from(most.div_ceil(1 << 10)).map_err(|_| Refusal::BodyUnread)?;
         let room = self.room.try_acquire_many(permits).map_err(|_| Refusal::BodyUnread)?;
-        let body = match Limited::new(body, self.body_max_bytes).collect().await {
-            Ok(collected) => collected.to_bytes(),
-            Err(error) if error.is::<http_body_util::LengthLimitError>() => {
-                return Err(Refusal::BodyUnread);
-            }
-            // Cut short: nobody reads the answer.
-            Err(_) => return Err(Refusal::BodyMalformed),
+        let reading = Limited::new(body, self.body_max_bytes).collect();
+        // Too long, too slow, or cut short: then nobody reads the answer.
+        let body = match tokio::time::timeout(BODY_TIMEOUT, reading).await {
+            Ok(Ok(collected)) => collected.to_bytes(),
+            Ok(Err(_)) | Err(_) => return Err(Refusal::BodyUnread),
         };
         let shape = match body.len() <= INLINE_MAX_BYTES {
             true => Shape::read(kind, &body),

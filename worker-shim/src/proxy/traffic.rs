@@ -199,6 +199,8 @@ mod tests {
         (traffic.requests(), traffic.prefill_tokens_queued())
     }
 
+    type UnderWay = (Ticket, Meter, Option<u64>);
+
     proptest! {
         #[test]
         fn counts_are_those_of_what_is_under_way(
@@ -206,8 +208,7 @@ mod tests {
         ) {
             let traffic = Traffic::new(&Registry::new()).unwrap();
             // A ticket, its meter, and the tokens it should be queued with.
-            let mut under_way: Vec<Option<(Ticket, Meter, Option<u64>)>> =
-                (0..6).map(|_| None).collect();
+            let mut under_way = [const { None::<UnderWay> }; 6];
             for (slot, step, tokens) in steps {
                 match (step, &mut under_way[slot]) {
                     (0, entry) => {
