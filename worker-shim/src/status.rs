@@ -67,7 +67,7 @@ impl Status {
             Some("draining")
         } else if self.engine.identity.borrow().is_none() {
             Some("the engine was not reached yet")
-        } else if !self.engine.load.borrow().up {
+        } else if !self.engine.polled.borrow().up {
             Some("the engine does not answer")
         } else {
             None
