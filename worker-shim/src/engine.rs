@@ -130,7 +130,7 @@ impl Watcher {
             metrics: &metrics,
         };
         let polling = poll::run(&client, interval, &polled, &metrics);
-        let telling = load::run(polled.subscribe(), busy.as_ref(), interval, &load);
+        let telling = load::run(polled.subscribe(), busy.as_ref(), &load);
         tokio::join!(polling, learner.run(), telling);
     }
 }

@@ -316,7 +316,10 @@ fn attach_config(
             let secret = secret.map_err(|source| StartError::Secret { key: "token", source })?;
             Some(attach::Token::Text(secret.expose().to_owned()))
         }
-        None => std::env::var(TOKEN_VARIABLE).ok().map(attach::Token::Text),
+        None => {
+            let set = std::env::var(TOKEN_VARIABLE).ok().filter(|token| !token.is_empty());
+            set.map(attach::Token::Text)
+        }
     };
     Ok(attach::Config {
         routers: routers.map_err(|_| StartError::Address("router"))?,

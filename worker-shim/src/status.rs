@@ -8,7 +8,7 @@ use http::header::{CONTENT_TYPE, HeaderValue};
 use http::{Method, Request, Response, StatusCode};
 use serde_json::{Value, json};
 use splitrail_kv::Tier;
-use splitrail_proto::v1::{Capabilities, Load};
+use splitrail_proto::v1::Capabilities;
 
 use crate::attach::{self, Stage};
 use crate::config::Role;
@@ -101,6 +101,18 @@ impl Status {
         }
     }
 
+    /// As routers are told, with the age that the figures have by now.
+    fn load(&self) -> Value {
+        let load = *self.engine.load.borrow();
+        let age = self.engine.polled.borrow().at.map(|at| at.elapsed().as_millis() as u64);
+        json!({
+            "up": load.up, "age_ms": age, "running": load.running, "waiting": load.waiting,
+            "requests": load.requests, "prefill_tokens_queued": load.prefill_tokens_queued,
+            "kv_used_ratio": load.kv_used_ratio, "kv_blocks": load.kv_blocks,
+            "step_us": load.step_us,
+        })
+    }
+
     fn routers(&self) -> Vec<Value> {
         let router = |router: &attach::RouterStatus| {
             json!({
@@ -140,7 +152,7 @@ impl Status {
             "model": identity.as_ref().map(|identity| &identity.model),
             "process": self.engine.polled.borrow().process,
             "capabilities": capabilities(&self.engine.capabilities.borrow()),
-            "load": load(&self.engine.load.borrow()),
+            "load": self.load(),
             "routers": self.routers(),
             "mirror": {
                 "mirror_id": mirror.mirror_id, "sequence": mirror.sequence,
@@ -170,15 +182,6 @@ fn capabilities(known: &Capabilities) -> Value {
         "replays_kv_events": known.replays_kv_events,
         "gates": known.gates,
         "bootstrap": text(&known.bootstrap),
-    })
-}
-
-fn load(load: &Load) -> Value {
-    json!({
-        "up": load.up, "age_ms": load.age_ms, "running": load.running, "waiting": load.waiting,
-        "requests": load.requests, "prefill_tokens_queued": load.prefill_tokens_queued,
-        "kv_used_ratio": load.kv_used_ratio, "kv_blocks": load.kv_blocks,
-        "step_us": load.step_us,
     })
 }
 

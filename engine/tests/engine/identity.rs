@@ -66,6 +66,8 @@ fn the_recorded_engine_ignores_a_threshold_and_knows_its_ranks() {
     let refused = body("identity/rank_out_of_range.txt");
     let outcome = Trial::Rank.read(400, refused.as_bytes()).unwrap();
     assert_eq!(outcome.takes_rank_header, Some(true));
+    let other = Trial::Rank.read(400, br#"{"error":{"message":"no completions here"}}"#).unwrap();
+    assert_eq!(other.takes_rank_header, None, "refused for something else");
     let detailed = body("http/completion_cold.txt");
     let outcome = Trial::Usage.read(200, detailed.as_bytes()).unwrap();
     assert_eq!(outcome.reports_cached_tokens, Some(true));

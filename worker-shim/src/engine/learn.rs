@@ -22,6 +22,8 @@ const PATIENCE: Duration = Duration::from_secs(5);
 const TRIAL_PATIENCE: Duration = Duration::from_secs(60);
 /// Between two questions that were not answered.
 const PAUSE: Duration = Duration::from_secs(1);
+/// Trials that fail again and again come less and less often, up to this.
+const PAUSE_MAX: Duration = Duration::from_secs(30);
 
 pub(super) struct Learner<'l> {
     pub(super) client: &'l EngineClient,
@@ -171,6 +173,7 @@ impl Learner<'_> {
     /// Makes a trial, until there is an answer; while the engine is idle, if that is asked.
     async fn ask(&self, trial: Trial, model: &str, ranks: u32, when_idle: bool) -> TrialOutcome {
         let mut polled = self.polled.clone();
+        let mut pause = PAUSE;
         loop {
             let may_ask = |polled: &Polled| polled.up && (!when_idle || is_idle(&polled.figures));
             if polled.wait_for(may_ask).await.is_err() {
@@ -180,13 +183,22 @@ impl Learner<'_> {
             match self.client.post(TRIAL_PATH, rank, body, TRIAL_PATIENCE).await {
                 Ok(answer) => match trial.read(answer.status, &answer.body) {
                     Some(outcome) => return outcome,
+                    None if matches!(answer.status, 401 | 403) => {
+                        tracing::warn!(
+                            ?trial,
+                            status = answer.status,
+                            "the engine wants a key: set engine_api_key to know what it can do"
+                        );
+                        return TrialOutcome::default();
+                    }
                     None => {
                         tracing::debug!(?trial, status = answer.status, "a trial told nothing");
                     }
                 },
                 Err(error) => tracing::debug!(?trial, %error, "a trial told nothing"),
             }
-            tokio::time::sleep(PAUSE).await;
+            tokio::time::sleep(pause).await;
+            pause = (2 * pause).min(PAUSE_MAX);
         }
     }
 }

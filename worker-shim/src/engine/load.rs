@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use splitrail_proto::v1::Load;
 use tokio::sync::watch;
-use tokio::time::{Instant, MissedTickBehavior};
+use tokio::time::Instant;
 
 use super::Busy;
 use super::poll::Polled;
@@ -12,25 +12,23 @@ use super::poll::Polled;
 /// Changes that come closer together are told at once.
 const COALESCE: Duration = Duration::from_millis(20);
 
-/// Tells until dropped: on each change, and at least at each interval, so that figures grow
-/// old while an engine does not answer.
+/// Tells until dropped: whenever the engine was asked, and when what is on its way changes.
+/// Whoever tells it on, later, adds the time that has passed to its age.
 pub(super) async fn run(
     mut polled: watch::Receiver<Polled>,
     busy: &impl Busy,
-    interval: Duration,
     load: &watch::Sender<Load>,
 ) {
     let mut changed = busy.changed();
-    let mut ticks = tokio::time::interval(interval);
-    ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
     loop {
         tokio::select! {
-            _ = ticks.tick() => {}
             Ok(()) = polled.changed() => {}
             Ok(()) = changed.changed() => {}
+            else => return,
         }
-        let now = merged(&polled.borrow_and_update(), busy, Instant::now());
+        // What changed meanwhile is told now; what changes from here on, next time.
         changed.borrow_and_update();
+        let now = merged(&polled.borrow_and_update(), busy, Instant::now());
         load.send_if_modified(|was| std::mem::replace(was, now) != now);
         tokio::time::sleep(COALESCE).await;
     }
@@ -106,13 +104,12 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_change_is_told_without_waiting_for_the_interval_and_many_are_told_together() {
+    async fn a_change_is_told_without_another_poll_and_many_are_told_together() {
         let counts = counts();
         let (_polled, seen) = watch::channel(Polled::default());
         let (load, mut told) = watch::channel(Load::default());
-        let telling = run(seen, &counts, Duration::from_secs(3600), &load);
+        let telling = run(seen, &counts, &load);
         let checks = async {
-            told.changed().await.unwrap();
             for requests in 1..=1000 {
                 counts.set(requests);
             }

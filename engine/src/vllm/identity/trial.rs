@@ -69,7 +69,10 @@ impl Trial {
                 }
             }
             (Self::Threshold, 412) => outcome.honours_threshold = Some(true),
-            (Self::Rank, 400 | 422) => outcome.takes_rank_header = Some(true),
+            // vLLM: `data_parallel_rank 1 is out of range [0, 1).`
+            (Self::Rank, 400 | 422) if body.windows(4).any(|word| word == b"rank") => {
+                outcome.takes_rank_header = Some(true);
+            }
             // It does not serve completions, or not so: then nobody can tell.
             (Self::Threshold, 400 | 404 | 405 | 422) => outcome.honours_threshold = Some(false),
             (_, 400 | 404 | 405 | 422) => {}
