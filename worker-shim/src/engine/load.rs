@@ -21,16 +21,16 @@ pub(super) async fn run(
 ) {
     let mut changed = busy.changed();
     loop {
+        // What changed until now is told now; what changes from here on, next time.
+        changed.borrow_and_update();
+        let now = merged(&polled.borrow_and_update(), busy, Instant::now());
+        load.send_if_modified(|was| std::mem::replace(was, now) != now);
+        tokio::time::sleep(COALESCE).await;
         tokio::select! {
             Ok(()) = polled.changed() => {}
             Ok(()) = changed.changed() => {}
             else => return,
         }
-        // What changed meanwhile is told now; what changes from here on, next time.
-        changed.borrow_and_update();
-        let now = merged(&polled.borrow_and_update(), busy, Instant::now());
-        load.send_if_modified(|was| std::mem::replace(was, now) != now);
-        tokio::time::sleep(COALESCE).await;
     }
 }
 
@@ -120,9 +120,10 @@ mod tests {
             }
             assert!(times <= 2, "told {times} times");
         };
+        let patience = Duration::from_secs(30);
         tokio::select! {
             () = telling => unreachable!(),
-            () = checks => {}
+            in_time = tokio::time::timeout(patience, checks) => in_time.unwrap(),
         }
     }
 }
