@@ -180,11 +180,13 @@ impl Body for Answer {
     }
 }
 
+/// How long the rest of a refused request's body is waited for.
+const DISCARD_TIMEOUT: Duration = Duration::from_secs(2);
+
 /// Reads the rest of a refused request's body: a connection that is closed upon unread bytes
 /// is reset, and the refusal may be lost on its way.
 pub(super) async fn discard(body: &mut Incoming) {
     const MAX_BYTES: usize = 64 << 20;
-    const PATIENCE: Duration = Duration::from_secs(2);
     let read = async {
         let mut read_bytes = 0;
         while let Some(Ok(frame)) = body.frame().await {
@@ -195,5 +197,12 @@ pub(super) async fn discard(body: &mut Incoming) {
         }
     };
     // What is late is not waited for.
-    let _in_time = tokio::time::timeout(PATIENCE, read).await;
+    let _in_time = tokio::time::timeout(DISCARD_TIMEOUT, read).await;
+}
+
+/// The same with what an engine has not taken of an [`Upload`].
+pub(super) async fn discard_unread(unread: oneshot::Receiver<Incoming>) {
+    if let Ok(Ok(mut body)) = tokio::time::timeout(DISCARD_TIMEOUT, unread).await {
+        discard(&mut body).await;
+    }
 }

@@ -12,10 +12,12 @@ use http::uri::Scheme;
 use http::{Request, Response, StatusCode, Uri, Version};
 use http_body_util::Full;
 use hyper::body::{Body, Incoming};
-use tokio::sync::{OwnedSemaphorePermit, oneshot};
+use tokio::sync::OwnedSemaphorePermit;
 
 use super::Inner;
-use super::bodies::{Answer, BYTES_PER_TOKEN, HandOffWatch, Relay, Upload, discard};
+use super::bodies::{
+    Answer, BYTES_PER_TOKEN, HandOffWatch, Relay, Upload, discard, discard_unread,
+};
 use super::gate::{self, Ask};
 use super::handoff::Scan;
 use super::headers::{remove_hop_by_hop, take_prefill_tokens};
@@ -227,11 +229,4 @@ fn is_event_stream(headers: &HeaderMap) -> bool {
     let expected = b"text/event-stream";
     let value = headers.get(CONTENT_TYPE).map(|value| value.as_bytes()).unwrap_or_default();
     value.get(..expected.len()).is_some_and(|start| start.eq_ignore_ascii_case(expected))
-}
-
-/// Reads what the engine has not taken of a request's body.
-async fn discard_unread(unread: oneshot::Receiver<Incoming>) {
-    if let Ok(mut body) = unread.await {
-        discard(&mut body).await;
-    }
 }

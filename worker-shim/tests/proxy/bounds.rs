@@ -10,9 +10,10 @@ use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use crate::support::*;
 
 const PIECE: usize = 256 << 10;
-const TOTAL: usize = 128 << 20;
-/// Sockets of both connections hold some MiB each; the proxy's own share is less than one.
-const AHEAD_MAX: usize = 40 << 20;
+const TOTAL: usize = 320 << 20;
+/// Kernels let the sockets of both connections hold up to 36 MiB each; the proxy's own share is
+/// less than one.
+const AHEAD_MAX: usize = 80 << 20;
 
 /// Reads slowly while the other side writes as fast as it can; the writer is never far ahead.
 async fn slowly(mut from: Raw, mut to: Raw) {

@@ -110,7 +110,7 @@ async fn visit(mut client: Raw, fate: Fate, leaves: Leaves) {
 
 async fn all(visits: Vec<(Fate, Leaves)>) {
     let engine = RawEngine::start().await;
-    let stand = Stand::before(engine.address).await;
+    let mut stand = Stand::before(engine.address).await;
     let serving = async {
         let mut connections = JoinSet::new();
         loop {
@@ -123,7 +123,9 @@ async fn all(visits: Vec<(Fate, Leaves)>) {
             clients.spawn(visit(stand.connect().await, *fate, *leaves));
         }
         soon("all visits", clients.join_all()).await;
-        stand.until_counts((0, 0)).await;
+        // Ends once every connection has ended, that of a hanging request by its client.
+        stand.stop.cancel();
+        soon("an end", stand.serving.join_next()).await.unwrap().unwrap();
     };
     tokio::select! {
         () = serving => {}
