@@ -16,6 +16,9 @@ mod routers;
 mod status;
 mod token;
 
+#[cfg(test)]
+mod tests;
+
 use std::fmt;
 use std::time::Duration;
 

@@ -10,7 +10,7 @@ mod follow;
 mod log;
 mod quiet;
 mod source;
-mod state;
+pub(crate) mod state;
 mod status;
 mod terms;
 mod wire;
@@ -147,6 +147,11 @@ impl Mirror {
         (state.log.generation(), state.log.mirror_id().to_owned())
     }
 
+    #[cfg(test)]
+    pub(crate) fn inner_epoch(&self) -> watch::Receiver<u64> {
+        self.inner.epoch.subscribe()
+    }
+
     /// Everything that is held now, shared by all who ask for it at about the same time.
     pub(crate) async fn cut(&self) -> Arc<Cut> {
         self.inner.cuts.take(self).await
@@ -158,7 +163,7 @@ impl Mirror {
     }
 
     /// Changes the state, and says so to all who wait.
-    fn update<T>(&self, change: impl FnOnce(&mut State) -> T) -> T {
+    pub(crate) fn update<T>(&self, change: impl FnOnce(&mut State) -> T) -> T {
         let (result, head, caught_up) = {
             let mut state = self.state();
             let result = change(&mut state);
