@@ -9,6 +9,7 @@ mod failures;
 mod random;
 mod refusals;
 mod telling;
+mod tls;
 
 use std::time::Duration;
 

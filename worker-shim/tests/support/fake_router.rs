@@ -182,6 +182,8 @@ impl FakeRouter {
         {
             let mut known = self.known();
             known.index = new_index(&known.welcome);
+            // What is still on its way was meant for the other process.
+            known.streams += 1;
             (known.mirror_id, known.sequence) = (String::new(), 0);
             known.welcome.router_id = format!("router-{}", rand::random::<u64>());
         }
