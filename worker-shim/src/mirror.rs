@@ -19,6 +19,7 @@ mod wire;
 mod tests;
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
 
 use splitrail_kv::BlockHash;
 use tokio::sync::watch;
@@ -41,11 +42,13 @@ pub struct Config {
     pub blocks_max: usize,
     /// Most bytes of the last changes that are kept for routers that come back.
     pub ring_bytes_max: usize,
+    /// How long what was known is kept while the engine's events are cut off.
+    pub cut_off_max: Duration,
 }
 
 impl Default for Config {
     fn default() -> Self {
-        Self { blocks_max: 8 << 20, ring_bytes_max: 8 << 20 }
+        Self { blocks_max: 8 << 20, ring_bytes_max: 8 << 20, cut_off_max: Duration::from_secs(10) }
     }
 }
 

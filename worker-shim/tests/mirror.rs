@@ -57,7 +57,11 @@ struct SideCar {
 }
 
 fn side_car(sources: Vec<Source>, router: &FakeRouter) -> SideCar {
-    let mirror = Mirror::new(mirror::Config::default());
+    side_car_with(mirror::Config::default(), sources, router)
+}
+
+fn side_car_with(config: mirror::Config, sources: Vec<Source>, router: &FakeRouter) -> SideCar {
+    let mirror = Mirror::new(config);
     let (capabilities, told_capabilities) = watch::channel(Capabilities::default());
     let (load, told_load) = watch::channel(Load::default());
     let config = attach::Config {
@@ -201,4 +205,19 @@ async fn events_that_are_lost_are_fetched_and_ranks_do_not_mix() {
         agree(&router, rank as u16, engine).await;
     }
     assert!(side_car.mirror.status().ranks.iter().all(|rank| rank.gaps > 0 && rank.resets == 0));
+}
+
+#[tokio::test]
+async fn what_an_engine_held_is_forgotten_when_it_stays_away() {
+    let engine = SimEngine::start(small()).await.unwrap();
+    let router = FakeRouter::start(welcome(BLOCK_SIZE)).await;
+    let config =
+        mirror::Config { cut_off_max: Duration::from_millis(200), ..mirror::Config::default() };
+    let side_car = side_car_with(config, vec![source(&engine, 0)], &router);
+    complete(&engine, &prompt(1)).await;
+    agree(&router, 0, &engine).await;
+    engine.shutdown().await;
+    router.wait_for("nothing", |known| known.index.workers().next().is_none()).await;
+    let status = side_car.mirror.status();
+    assert_eq!(status.ranks[0].last_reset, Some("cut_off"));
 }

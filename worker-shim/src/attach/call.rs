@@ -84,6 +84,8 @@ async fn open(link: &mut Link) -> Result<Welcomed, Ended> {
         (status.acked_sequence, status.sent_sequence) = (acked, acked);
         status.last_error = None;
     });
+    let (router, router_id) = (link.address, welcome.router_id.as_str());
+    tracing::info!(%router, router_id, ?welcome.known_sequence, "attached to a router");
     let Welcome { known_sequence, load_interval_ms, .. } = welcome;
     steer.send_modify(|steer| steer.start = Some(Start { known_sequence, load_interval_ms }));
     Ok(Welcomed { incoming, steer, pulse, _agreement: agreement, _claim: claim, _tasks: tasks })

@@ -57,7 +57,11 @@ fn config(routers: &[&FakeRouter]) -> Config {
 
 /// A mirror whose ring holds a few changes only.
 fn small_mirror() -> Mirror {
-    Mirror::new(mirror::Config { blocks_max: 1 << 16, ring_bytes_max: 4 << 10 })
+    Mirror::new(mirror::Config {
+        blocks_max: 1 << 16,
+        ring_bytes_max: 4 << 10,
+        ..mirror::Config::default()
+    })
 }
 
 impl SideCar {

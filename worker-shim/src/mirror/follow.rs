@@ -18,8 +18,6 @@ const QUEUE_BATCHES: usize = 64;
 const BUFFER_BYTES_MAX: usize = 16 << 20;
 /// For how long blocks may be missing that were beyond the bound, before the mirror begins anew.
 pub(super) const TRUNCATED_MIN: Duration = Duration::from_secs(60);
-/// For how long what was known is kept while the engine's events are cut off.
-const CUT_OFF_MAX: Duration = Duration::from_secs(10);
 
 /// Follows a rank. Never ends.
 pub(super) async fn follow(mirror: Mirror, source: Source) {
@@ -83,10 +81,11 @@ impl Intake {
 
     /// Applies what comes, until following must begin anew; says why.
     async fn apply_all(&mut self, updates: &mut mpsc::Receiver<Update>) -> &'static str {
+        let cut_off_max = self.mirror.state().config.cut_off_max;
         loop {
             let update = match self.cut_off {
                 None => updates.recv().await,
-                Some(since) => match timeout_at(since + CUT_OFF_MAX, updates.recv()).await {
+                Some(since) => match timeout_at(since + cut_off_max, updates.recv()).await {
                     Ok(update) => update,
                     Err(_) => return "cut_off",
                 },

@@ -8,15 +8,15 @@ use super::Config;
 use super::log::{Head, Log};
 use super::status::{RankStatus, Status};
 use super::terms::{Disagreement, Terms};
-use super::wire::Messages;
+use super::wire::{MESSAGE_BLOCKS_MAX, Messages};
 
 /// Blocks after which readers get their turn, in the middle of a large batch too.
-const STEP_BLOCKS: usize = 8192;
+const STEP_BLOCKS: usize = 2 * MESSAGE_BLOCKS_MAX;
 
 /// The index, the last changes, and how each rank stands.
 #[derive(Debug)]
 pub(crate) struct State {
-    config: Config,
+    pub(crate) config: Config,
     terms: Option<Terms>,
     /// Those who have agreed on the terms and are still there.
     parties: usize,

@@ -120,9 +120,9 @@ async fn copies_are_shared_few_and_come_in_parts() {
 
     let (mut blocks, mut parts) = (0, 0);
     let mut reading = Parts::new(Arc::clone(&first));
-    while let Some(part) = reading.next() {
+    for part in reading.by_ref() {
         let here: usize = part.runs.iter().map(|run| run.names.len()).sum();
-        assert!(here <= 2 * 4096 && part.last == (blocks + here == 30_000));
+        assert!(here <= 1024 + wire::MESSAGE_BLOCKS_MAX && part.last == (blocks + here == 30_000));
         (blocks, parts) = (blocks + here, parts + 1);
     }
     assert_eq!(blocks, 30_000);

@@ -57,6 +57,8 @@ pub struct Known {
     pub attached: u64,
     pub went_on: u64,
     pub snapshots: u64,
+    /// Parts of the longest copy.
+    pub parts_max: usize,
     /// What should not have been.
     pub faults: Vec<String>,
     /// `authorization` must be this.
@@ -128,6 +130,7 @@ impl FakeRouter {
             attached: 0,
             went_on: 0,
             snapshots: 0,
+            parts_max: 0,
             faults: Vec::new(),
             bearer: None,
             parts: Vec::new(),
@@ -305,6 +308,7 @@ impl Known {
             return;
         }
         let parts = std::mem::take(&mut self.parts);
+        self.parts_max = self.parts_max.max(parts.len());
         (self.mirror_id, self.sequence) = (parts[0].mirror_id.clone(), parts[0].sequence);
         self.snapshots += 1;
         self.index.remove_worker(0);

@@ -145,3 +145,44 @@ async fn a_router_under_two_addresses_is_attached_to_once() {
     engine.work(10);
     side_car.agrees(&engine, &router).await;
 }
+
+#[tokio::test]
+async fn a_router_that_takes_nothing_for_long_is_given_up() {
+    let router = FakeRouter::start(welcome(2)).await;
+    let mut config = config(&[&router]);
+    config.timing.stall_timeout = Duration::from_millis(300);
+    let mirror = small_mirror();
+    let mut engine = Engine::new(7, mirror.clone());
+    let side_car = SideCar::start(mirror, config);
+    router.wait_for("a copy", |known| known.snapshots == 1).await;
+    router.pause(true);
+    engine.work(300);
+    // What was sent fills all buffers on the way.
+    side_car
+        .wait_for("an end", |status| {
+            status.last_error.as_deref() == Some("the router takes nothing of what it asked for")
+        })
+        .await;
+    router.pause(false);
+    side_car.agrees(&engine, &router).await;
+}
+
+#[tokio::test]
+async fn a_large_copy_comes_whole_while_changes_go_on() {
+    let routers = [FakeRouter::start(welcome(2)).await, FakeRouter::start(welcome(2)).await];
+    let mirror = small_mirror();
+    let mut engine = Engine::new(8, mirror.clone());
+    let side_car = SideCar::start(mirror, config(&[&routers[0]]));
+    routers[0].wait_for("a copy", |known| known.snapshots == 1).await;
+    engine.work(1500);
+    let second = SideCar::start(side_car.mirror.clone(), config(&[&routers[1]]));
+    routers[1].wait_for("a stream", |known| known.attached == 1).await;
+    for _ in 0..30 {
+        engine.work(5);
+        routers[1].ask_again();
+        tokio::time::sleep(Duration::from_millis(5)).await;
+    }
+    second.agrees(&engine, &routers[1]).await;
+    side_car.agrees(&engine, &routers[0]).await;
+    assert!(routers[1].known().parts_max > 1);
+}
