@@ -16,6 +16,9 @@ mod routers;
 mod status;
 mod token;
 
+#[cfg(test)]
+mod tests;
+
 use std::fmt;
 use std::time::Duration;
 
@@ -90,7 +93,8 @@ pub struct Timing {
     pub ping_interval: Duration,
     /// For the answer to a ping.
     pub ping_timeout: Duration,
-    /// How long a copy of everything may make no progress before the router is given up.
+    /// How long a router may take nothing before it is given up. Longer than ten seconds,
+    /// the longest pause between two reports of load.
     pub stall_timeout: Duration,
     /// Pause before connecting again; it doubles with each failure ...
     pub retry_min: Duration,

@@ -10,7 +10,7 @@ mod follow;
 mod log;
 mod quiet;
 mod source;
-mod state;
+pub(crate) mod state;
 mod status;
 mod terms;
 mod wire;
@@ -19,6 +19,7 @@ mod wire;
 mod tests;
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
 
 use splitrail_kv::BlockHash;
 use tokio::sync::watch;
@@ -41,11 +42,13 @@ pub struct Config {
     pub blocks_max: usize,
     /// Most bytes of the last changes that are kept for routers that come back.
     pub ring_bytes_max: usize,
+    /// How long what was known is kept while the engine's events are cut off.
+    pub cut_off_max: Duration,
 }
 
 impl Default for Config {
     fn default() -> Self {
-        Self { blocks_max: 8 << 20, ring_bytes_max: 8 << 20 }
+        Self { blocks_max: 8 << 20, ring_bytes_max: 8 << 20, cut_off_max: Duration::from_secs(10) }
     }
 }
 
@@ -147,6 +150,11 @@ impl Mirror {
         (state.log.generation(), state.log.mirror_id().to_owned())
     }
 
+    #[cfg(test)]
+    pub(crate) fn inner_epoch(&self) -> watch::Receiver<u64> {
+        self.inner.epoch.subscribe()
+    }
+
     /// Everything that is held now, shared by all who ask for it at about the same time.
     pub(crate) async fn cut(&self) -> Arc<Cut> {
         self.inner.cuts.take(self).await
@@ -158,7 +166,7 @@ impl Mirror {
     }
 
     /// Changes the state, and says so to all who wait.
-    fn update<T>(&self, change: impl FnOnce(&mut State) -> T) -> T {
+    pub(crate) fn update<T>(&self, change: impl FnOnce(&mut State) -> T) -> T {
         let (result, head, caught_up) = {
             let mut state = self.state();
             let result = change(&mut state);

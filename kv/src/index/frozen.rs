@@ -4,8 +4,10 @@
 //! for each block in the order in which they lie in memory, and leaves all sorting for later.
 
 use std::collections::BTreeMap;
+use std::ops::Range;
 
-use super::forest::ROOT;
+use super::forest::{Forest, ROOT};
+use super::strips::Place;
 use super::{Index, Named, SnapshotRun, WorkerKey};
 use crate::event::{EngineHash, Tier};
 use crate::hash::BlockHash;
@@ -42,6 +44,27 @@ struct FrozenRun {
     parent: u64,
 }
 
+/// The run that was met last. Neighbours in memory are mostly neighbours in their chain, so
+/// that the next block is mostly in the same one.
+#[derive(Default)]
+struct Near {
+    strip: u32,
+    blocks: Range<u32>,
+    run: u32,
+}
+
+impl Near {
+    #[inline]
+    fn locate(&mut self, forest: &Forest, place: Place) -> Option<(u32, u32)> {
+        if place.strip != self.strip || !self.blocks.contains(&place.offset) {
+            let (run, at) = forest.locate(place)?;
+            let start = place.offset - at;
+            *self = Self { strip: place.strip, blocks: start..start + forest.run(run).len(), run };
+        }
+        Some((self.run, place.offset - self.blocks.start))
+    }
+}
+
 impl Index {
     /// A copy of all that a worker holds: the same as [`Index::snapshot`], at about twenty
     /// bytes a block, without holding the index up for longer than the copying takes.
@@ -50,11 +73,13 @@ impl Index {
         let Some(known) = self.workers.get(&worker) else {
             return frozen;
         };
+        frozen.hashes.reserve(known.names.len());
         let bases = self.freeze_runs(worker, &mut frozen);
         frozen.names = vec![0; frozen.hashes.len()];
         frozen.held = vec![0; frozen.hashes.len().div_ceil(64)];
+        let mut near = Near::default();
         for (lane, name, place) in known.names.iter() {
-            let Some((run, at)) = self.forest.locate(place) else {
+            let Some((run, at)) = near.locate(&self.forest, place) else {
                 continue;
             };
             let block = bases[run as usize] + at;
@@ -81,13 +106,13 @@ impl Index {
         let Some(known) = self.workers.get(&worker) else {
             return bases;
         };
-        // Names of one group are of one strip, which is seldom cut.
+        let mut near = Near::default();
         for (mut place, present) in known.names.groups() {
             let mut left = present;
             while left != 0 {
                 place.offset += left.trailing_zeros();
                 left = (left >> left.trailing_zeros()) & !1;
-                let Some((mut run, _)) = self.forest.locate(place) else {
+                let Some((mut run, _)) = near.locate(&self.forest, place) else {
                     continue;
                 };
                 while run != ROOT && bases[run as usize] == LEFT_OUT {

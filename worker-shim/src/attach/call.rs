@@ -23,7 +23,7 @@ use crate::mirror::{Agreement, Terms};
 
 /// Longest message of a router, in bytes: all are short.
 const MESSAGE_BYTES_MAX: usize = 64 << 10;
-/// How often it is looked whether a copy makes progress.
+/// How often it is looked whether a router takes what it is told.
 const LOOK: Duration = Duration::from_secs(1);
 
 /// A stream that was welcomed.
@@ -84,6 +84,8 @@ async fn open(link: &mut Link) -> Result<Welcomed, Ended> {
         (status.acked_sequence, status.sent_sequence) = (acked, acked);
         status.last_error = None;
     });
+    let (router, router_id) = (link.address, welcome.router_id.as_str());
+    tracing::info!(%router, router_id, ?welcome.known_sequence, "attached to a router");
     let Welcome { known_sequence, load_interval_ms, .. } = welcome;
     steer.send_modify(|steer| steer.start = Some(Start { known_sequence, load_interval_ms }));
     Ok(Welcomed { incoming, steer, pulse, _agreement: agreement, _claim: claim, _tasks: tasks })
@@ -130,15 +132,19 @@ async fn listen(link: &Link, mut welcomed: Welcomed) -> Ended {
     }
 }
 
-/// Waits until a copy of everything has made no progress for so long.
+/// Waits until a router has taken nothing for so long, or is not done with a copy of
+/// everything after twice as long: others may wait for a copy of theirs.
 async fn stalled(pulse: Arc<Pulse>, after: Duration) {
-    let (mut last, mut since) = (None, Instant::now());
+    let (mut last, mut taken_at, mut copying_since) = (0, Instant::now(), None);
     loop {
         sleep(LOOK.min(after)).await;
-        let now = pulse.parts();
-        if now != last || now.is_none() {
-            (last, since) = (now, Instant::now());
-        } else if since.elapsed() >= after {
+        let (messages, now) = (pulse.messages(), Instant::now());
+        if std::mem::replace(&mut last, messages) != messages {
+            taken_at = now;
+        }
+        copying_since = pulse.is_copying().then(|| copying_since.unwrap_or(now));
+        let copies_long = copying_since.is_some_and(|since| now - since >= 2 * after);
+        if copies_long || now - taken_at >= after {
             return;
         }
     }

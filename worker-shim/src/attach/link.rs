@@ -77,8 +77,11 @@ impl Link {
             (_, Stage::Refused) if quiet.may_log("refused") => {
                 tracing::error!(%router, %name, error, "a router cannot be attached to");
             }
-            (_, Stage::Connecting) if was_attached || quiet.may_log("connecting") => {
+            (_, Stage::Connecting) if was_attached && quiet.may_log("detached") => {
                 tracing::warn!(%router, %name, error, "no longer attached to a router");
+            }
+            (_, Stage::Connecting) if !was_attached && quiet.may_log("connecting") => {
+                tracing::warn!(%router, %name, error, "cannot attach to a router yet");
             }
             _ => tracing::debug!(%router, %name, error, "not attached to a router"),
         }

@@ -47,12 +47,13 @@ impl LoadTeller {
 
     fn due_at(&mut self, now: Instant) -> Option<Load> {
         if self.load.has_changed().unwrap_or(false) {
+            self.load.mark_unchanged();
             (self.changed, self.seen_at) = (true, now);
         }
         if self.told_at.is_some_and(|told_at| now < self.next(told_at)) {
             return None;
         }
-        let mut load = *self.load.borrow_and_update();
+        let mut load = *self.load.borrow();
         let since = now.duration_since(self.seen_at).as_millis();
         load.age_ms = load.age_ms.saturating_add(u32::try_from(since).unwrap_or(u32::MAX));
         (self.changed, self.told_at) = (false, Some(now));

@@ -41,17 +41,22 @@ pub(super) struct Start {
     pub(super) load_interval_ms: u32,
 }
 
-/// Whether a copy of everything makes progress.
+/// Whether the router takes what it is told.
 #[derive(Debug, Default)]
 pub(super) struct Pulse {
     copying: AtomicBool,
-    parts: AtomicU64,
+    messages: AtomicU64,
 }
 
 impl Pulse {
-    /// The parts sent so far, while a copy is on its way.
-    pub(super) fn parts(&self) -> Option<u64> {
-        self.copying.load(Ordering::Relaxed).then(|| self.parts.load(Ordering::Relaxed))
+    /// Messages that it has taken.
+    pub(super) fn messages(&self) -> u64 {
+        self.messages.load(Ordering::Relaxed)
+    }
+
+    /// Whether a copy of everything is on its way, of which there can be few.
+    pub(super) fn is_copying(&self) -> bool {
+        self.copying.load(Ordering::Relaxed)
     }
 }
 
@@ -124,6 +129,7 @@ impl Outgoing {
     pub(super) fn messages(self) -> impl Stream<Item = AttachRequest> + Send + 'static {
         futures_util::stream::unfold(self, async |mut outgoing| {
             let message = outgoing.next().await?;
+            outgoing.pulse.messages.fetch_add(1, Ordering::Relaxed);
             Some((AttachRequest { message: Some(message) }, outgoing))
         })
     }
@@ -176,7 +182,6 @@ impl Outgoing {
                 Blocks::Copy(parts) => {
                     let head = parts.head();
                     if let Some(part) = parts.next() {
-                        self.pulse.parts.fetch_add(1, Ordering::Relaxed);
                         self.entry.update(|status| status.sent_sequence = part.sequence);
                         return Some(Message::Snapshot(part));
                     }
@@ -219,7 +224,6 @@ impl Outgoing {
     fn copy(&mut self, in_step_timeout: Duration) {
         self.resyncs = self.steer.borrow().resyncs;
         self.entry.update(|status| status.stage = Stage::Snapshot);
-        self.pulse.copying.store(false, Ordering::Relaxed);
         let (mirror, not_before) = (self.mirror.clone(), self.next_copy_at);
         let has_events = self.capabilities.borrow().publishes_kv_events.unwrap_or(true);
         let copying = async move {

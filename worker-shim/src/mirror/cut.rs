@@ -5,11 +5,11 @@
 //! and there are never more than a few: a router that takes long holds up only those whose
 //! copy would be one too many.
 
-use std::sync::{Arc, Mutex, PoisonError, Weak};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 
 use splitrail_kv::{Frozen, SnapshotRun};
 use splitrail_proto::v1::SnapshotPart;
-use tokio::sync::{OwnedSemaphorePermit, Semaphore};
+use tokio::sync::{Notify, OwnedSemaphorePermit, Semaphore};
 
 use super::Mirror;
 use super::log::Head;
@@ -25,56 +25,82 @@ pub(crate) struct Cut {
     pub(crate) head: Head,
     mirror_id: String,
     ranks: Vec<(u16, Frozen, Vec<u32>)>,
-    _one_of_few: Option<OwnedSemaphorePermit>,
+    _one_of_few: Option<OneOfFew>,
 }
 
 /// The copies that there are.
+///
+/// Whoever waits for one may be left alone for long, when its router reads nothing: so it
+/// holds no lock meanwhile, and stands in no queue.
 #[derive(Debug)]
 pub(super) struct Cuts {
     last: Mutex<Weak<Cut>>,
-    /// One is made at a time.
-    making: tokio::sync::Mutex<()>,
+    /// Held by the thread that makes one.
+    making: Mutex<()>,
     few: Arc<Semaphore>,
+    freed: Arc<Notify>,
+}
+
+/// The right to one copy.
+#[derive(Debug)]
+struct OneOfFew {
+    permit: Option<OwnedSemaphorePermit>,
+    freed: Arc<Notify>,
+}
+
+impl Drop for OneOfFew {
+    fn drop(&mut self) {
+        drop(self.permit.take());
+        self.freed.notify_waiters();
+    }
 }
 
 impl Default for Cuts {
     fn default() -> Self {
-        Self {
-            last: Mutex::default(),
-            making: tokio::sync::Mutex::default(),
-            few: Arc::new(Semaphore::new(CUTS_MAX)),
-        }
+        let few = Arc::new(Semaphore::new(CUTS_MAX));
+        Self { last: Mutex::default(), making: Mutex::default(), few, freed: Arc::default() }
     }
 }
 
 impl Cuts {
     /// A copy as of now, or one from which the ring leads on to now.
     pub(super) async fn take(&self, mirror: &Mirror) -> Arc<Cut> {
-        if let Some(cut) = self.shared(mirror) {
-            return cut;
+        loop {
+            let mut freed = std::pin::pin!(self.freed.notified());
+            freed.as_mut().enable();
+            if let Some(cut) = self.shared(mirror) {
+                return cut;
+            }
+            if let Ok(permit) = Arc::clone(&self.few).try_acquire_owned() {
+                let freed = Arc::clone(&self.freed);
+                let right = OneOfFew { permit: Some(permit), freed };
+                let of = mirror.clone();
+                // Sorting takes a while, where there are many runs.
+                let made = tokio::task::spawn_blocking(move || Cut::make(&of, right)).await;
+                return made.unwrap_or_else(|_| Arc::new(Cut::nothing(mirror)));
+            }
+            freed.await;
         }
-        let _only = self.making.lock().await;
-        // Closed it is never.
-        let permit = Arc::clone(&self.few).acquire_owned().await.ok();
-        if let Some(cut) = self.shared(mirror) {
-            return cut;
-        }
-        let of = mirror.clone();
-        // Sorting takes a while, where there are many runs.
-        let made = tokio::task::spawn_blocking(move || Cut::make(&of, permit)).await;
-        let cut = Arc::new(made.unwrap_or_else(|_| Cut::nothing(mirror)));
-        *self.last.lock().unwrap_or_else(PoisonError::into_inner) = Arc::downgrade(&cut);
-        cut
+    }
+
+    fn last(&self) -> MutexGuard<'_, Weak<Cut>> {
+        self.last.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     fn shared(&self, mirror: &Mirror) -> Option<Arc<Cut>> {
-        let cut = self.last.lock().unwrap_or_else(PoisonError::into_inner).upgrade()?;
+        let cut = self.last().upgrade()?;
         mirror.state().log.reaches_well(cut.head).then_some(cut)
     }
 }
 
 impl Cut {
-    fn make(mirror: &Mirror, permit: Option<OwnedSemaphorePermit>) -> Self {
+    /// Makes one, unless somebody else was quicker.
+    fn make(mirror: &Mirror, right: OneOfFew) -> Arc<Self> {
+        let cuts = &mirror.inner.cuts;
+        let _only = cuts.making.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(cut) = cuts.shared(mirror) {
+            return cut;
+        }
         let (head, mirror_id, ranks) = {
             let mut state = mirror.state();
             let ranks = state.freeze();
@@ -84,7 +110,10 @@ impl Cut {
             let order = frozen.order();
             (rank, frozen, order)
         });
-        Self { head, mirror_id, ranks: sorted.collect(), _one_of_few: permit }
+        let ranks = sorted.collect();
+        let cut = Arc::new(Self { head, mirror_id, ranks, _one_of_few: Some(right) });
+        *cuts.last() = Arc::downgrade(&cut);
+        cut
     }
 
     /// In place of a copy that could not be made: it is of no mirror, so that another follows.

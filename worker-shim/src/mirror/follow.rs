@@ -17,22 +17,13 @@ const QUEUE_BATCHES: usize = 64;
 /// Live batches that wait for a replay, in bytes: as much as one payload may have.
 const BUFFER_BYTES_MAX: usize = 16 << 20;
 /// For how long blocks may be missing that were beyond the bound, before the mirror begins anew.
-const TRUNCATED_MIN: Duration = Duration::from_secs(60);
-/// For how long what was known is kept while the engine's events are cut off.
-const CUT_OFF_MAX: Duration = Duration::from_secs(10);
+pub(super) const TRUNCATED_MIN: Duration = Duration::from_secs(60);
 
 /// Follows a rank. Never ends.
 pub(super) async fn follow(mirror: Mirror, source: Source) {
     let mut epoch = mirror.inner.epoch.subscribe();
     let rank = source.rank;
-    let mut intake = Intake {
-        mirror,
-        source,
-        said: Quiet::default(),
-        truncated: None,
-        cut_off: None,
-        speaks: None,
-    };
+    let mut intake = Intake::new(mirror, source);
     loop {
         // Until somebody says how blocks are hashed, nothing can be done with events.
         if epoch.wait_for(|epoch| *epoch > 0).await.is_err() {
@@ -62,7 +53,7 @@ pub(super) async fn follow(mirror: Mirror, source: Source) {
     }
 }
 
-struct Intake {
+pub(super) struct Intake {
     mirror: Mirror,
     source: Source,
     said: Quiet,
@@ -83,12 +74,18 @@ impl Drop for Intake {
 }
 
 impl Intake {
+    pub(super) fn new(mirror: Mirror, source: Source) -> Self {
+        let said = Quiet::default();
+        Self { mirror, source, said, truncated: None, cut_off: None, speaks: None }
+    }
+
     /// Applies what comes, until following must begin anew; says why.
     async fn apply_all(&mut self, updates: &mut mpsc::Receiver<Update>) -> &'static str {
+        let cut_off_max = self.mirror.state().config.cut_off_max;
         loop {
             let update = match self.cut_off {
                 None => updates.recv().await,
-                Some(since) => match timeout_at(since + CUT_OFF_MAX, updates.recv()).await {
+                Some(since) => match timeout_at(since + cut_off_max, updates.recv()).await {
                     Ok(update) => update,
                     Err(_) => return "cut_off",
                 },
@@ -103,7 +100,7 @@ impl Intake {
         }
     }
 
-    fn take(&mut self, update: Update) {
+    pub(super) fn take(&mut self, update: Update) {
         let rank = self.source.rank;
         match update {
             Update::Batch { sequence, batch } => {
@@ -193,7 +190,7 @@ impl Intake {
     }
 
     /// Whether what was beyond the bound may fit now: nobody says which blocks those were.
-    fn has_room_again(&self, now: Instant) -> bool {
+    pub(super) fn has_room_again(&self, now: Instant) -> bool {
         let due = |since: Instant| now.duration_since(since) >= TRUNCATED_MIN;
         if !self.truncated.is_some_and(due) {
             return false;

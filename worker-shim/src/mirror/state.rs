@@ -8,20 +8,20 @@ use super::Config;
 use super::log::{Head, Log};
 use super::status::{RankStatus, Status};
 use super::terms::{Disagreement, Terms};
-use super::wire::Messages;
+use super::wire::{MESSAGE_BLOCKS_MAX, Messages};
 
 /// Blocks after which readers get their turn, in the middle of a large batch too.
-const STEP_BLOCKS: usize = 8192;
+const STEP_BLOCKS: usize = 2 * MESSAGE_BLOCKS_MAX;
 
 /// The index, the last changes, and how each rank stands.
 #[derive(Debug)]
-pub(super) struct State {
-    config: Config,
+pub(crate) struct State {
+    pub(crate) config: Config,
     terms: Option<Terms>,
     /// Those who have agreed on the terms and are still there.
     parties: usize,
     index: Option<Index>,
-    pub(super) log: Log,
+    pub(crate) log: Log,
     ranks: BTreeMap<u16, Rank>,
     snapshots: u64,
 }
@@ -41,18 +41,18 @@ fn key(rank: u16) -> WorkerKey {
 }
 
 impl State {
-    pub(super) fn new(config: Config) -> Self {
+    pub(crate) fn new(config: Config) -> Self {
         let log = Log::new(config.ring_bytes_max);
         let ranks = BTreeMap::new();
         Self { config, terms: None, parties: 0, index: None, log, ranks, snapshots: 0 }
     }
 
-    pub(super) fn head(&self) -> Head {
+    pub(crate) fn head(&self) -> Head {
         self.log.head()
     }
 
     /// Adds one who agrees; says whether the mirror begins with it.
-    pub(super) fn join(&mut self, terms: Terms) -> Result<bool, Disagreement> {
+    pub(crate) fn join(&mut self, terms: Terms) -> Result<bool, Disagreement> {
         match self.terms.as_ref().map(|known| known.agree(&terms)) {
             Some(Ok(())) => {
                 self.parties += 1;
@@ -83,12 +83,12 @@ impl State {
         Ok(true)
     }
 
-    pub(super) fn leave(&mut self) {
+    pub(crate) fn leave(&mut self) {
         self.parties -= 1;
     }
 
     /// These ranks will be followed, and no other.
-    pub(super) fn expect(&mut self, ranks: impl Iterator<Item = u16>) {
+    pub(crate) fn expect(&mut self, ranks: impl Iterator<Item = u16>) {
         let expected: Vec<u16> = ranks.collect();
         let known: Vec<u16> = self.ranks.keys().copied().collect();
         for rank in known {
@@ -104,7 +104,7 @@ impl State {
 
     /// What is known of a rank is not to be believed any more. Where that is anything, the
     /// mirror begins anew; says whether it did.
-    pub(super) fn forget(&mut self, rank: u16) -> bool {
+    pub(crate) fn forget(&mut self, rank: u16) -> bool {
         if let Some(rank) = self.ranks.get_mut(&rank) {
             rank.begin();
         }
@@ -112,7 +112,7 @@ impl State {
     }
 
     /// The engine's stream begins anew for a reason, while the connection stays.
-    pub(super) fn reset(&mut self, rank: u16, reason: &'static str) {
+    pub(crate) fn reset(&mut self, rank: u16, reason: &'static str) {
         self.count_reset(rank, reason);
         if let Some(rank) = self.ranks.get_mut(&rank) {
             (rank.gap_to, rank.status.truncated) = (None, false);
@@ -120,7 +120,7 @@ impl State {
         self.void(rank);
     }
 
-    pub(super) fn count_reset(&mut self, rank: u16, reason: &'static str) {
+    pub(crate) fn count_reset(&mut self, rank: u16, reason: &'static str) {
         if let Some(Rank { status, .. }) = self.ranks.get_mut(&rank) {
             status.resets += 1;
             status.last_reset = Some(reason);
@@ -137,7 +137,7 @@ impl State {
 
     /// Applies as many events as make one step; returns what they changed, and those that
     /// are left.
-    pub(super) fn apply<'a>(
+    pub(crate) fn apply<'a>(
         &mut self,
         rank: u16,
         engine_time_s: f64,
@@ -166,7 +166,7 @@ impl State {
     }
 
     /// A batch is applied in whole.
-    pub(super) fn applied(&mut self, rank: u16, sequence: u64) {
+    pub(crate) fn applied(&mut self, rank: u16, sequence: u64) {
         if let Some(rank) = self.ranks.get_mut(&rank)
             && rank.gap_to.is_some_and(|gap_to| sequence >= gap_to)
         {
@@ -175,21 +175,21 @@ impl State {
     }
 
     /// Batches before this one are missing, and may come yet.
-    pub(super) fn gap(&mut self, rank: u16, sequence: u64) {
+    pub(crate) fn gap(&mut self, rank: u16, sequence: u64) {
         if let Some(rank) = self.ranks.get_mut(&rank) {
             rank.gap_to = Some(sequence);
             rank.status.gaps += 1;
         }
     }
 
-    pub(super) fn reject(&mut self, rank: u16, count: usize) {
+    pub(crate) fn reject(&mut self, rank: u16, count: usize) {
         if let Some(rank) = self.ranks.get_mut(&rank) {
             rank.status.rejected += count as u64;
         }
     }
 
     /// The engine's events reach the mirror, or do not.
-    pub(super) fn set_current(&mut self, rank: u16, current: bool) {
+    pub(crate) fn set_current(&mut self, rank: u16, current: bool) {
         if let Some(rank) = self.ranks.get_mut(&rank) {
             rank.status.current = current;
             rank.synced |= current;
@@ -197,11 +197,11 @@ impl State {
     }
 
     /// Every rank was in step at least once.
-    pub(super) fn is_caught_up(&self) -> bool {
+    pub(crate) fn is_caught_up(&self) -> bool {
         !self.ranks.is_empty() && self.ranks.values().all(|rank| rank.synced)
     }
 
-    pub(super) fn holds(&self, rank: u16, blocks: u32, last: BlockHash) -> bool {
+    pub(crate) fn holds(&self, rank: u16, blocks: u32, last: BlockHash) -> bool {
         let is_true =
             self.ranks.get(&rank).is_some_and(|rank| rank.status.current && rank.gap_to.is_none());
         let index = self.index.as_ref().filter(|_| is_true);
@@ -209,18 +209,18 @@ impl State {
     }
 
     /// How many more blocks of a rank can be mirrored, and how many at all.
-    pub(super) fn room(&self, rank: u16) -> (usize, usize) {
+    pub(crate) fn room(&self, rank: u16) -> (usize, usize) {
         self.index.as_ref().map_or((0, 0), |index| index.room(key(rank)))
     }
 
     /// Blocks of a rank, per tier.
-    pub(super) fn blocks(&self, rank: u16) -> usize {
+    pub(crate) fn blocks(&self, rank: u16) -> usize {
         let counts = self.index.as_ref().map(|index| index.block_counts(key(rank)));
         counts.map_or(0, |counts| counts.iter().sum())
     }
 
     /// A copy of every rank's blocks.
-    pub(super) fn freeze(&mut self) -> Vec<(u16, Frozen)> {
+    pub(crate) fn freeze(&mut self) -> Vec<(u16, Frozen)> {
         self.snapshots += 1;
         let Some(index) = &self.index else {
             return Vec::new();
@@ -228,7 +228,7 @@ impl State {
         index.workers().map(|worker| (worker.rank, index.freeze(worker))).collect()
     }
 
-    pub(super) fn status(&self) -> Status {
+    pub(crate) fn status(&self) -> Status {
         let (ring_changes, ring_bytes) = self.log.kept();
         let ranks = self.ranks.values().map(|rank| {
             let index = self.index.as_ref();

@@ -3,8 +3,9 @@
 use splitrail_kv::{Change, SnapshotRun, Tier};
 use splitrail_proto::v1;
 
-/// Most blocks that one message tells of, so that none becomes large.
-pub(super) const MESSAGE_BLOCKS_MAX: usize = 4096;
+/// Most blocks that one message tells of, so that none becomes large. Few in tests, so that
+/// there are many messages.
+pub(super) const MESSAGE_BLOCKS_MAX: usize = if cfg!(test) { 16 } else { 4096 };
 /// One copy, on the device.
 const PLAIN: [u32; Tier::COUNT] = [1, 0, 0, 0];
 
