@@ -21,7 +21,7 @@ mod tests;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use splitrail_kv::BlockHash;
+use splitrail_kv::{BlockHash, HashSeed};
 use tokio::sync::watch;
 
 pub(crate) use self::cut::{Cut, Parts};
@@ -40,6 +40,8 @@ use self::state::State;
 pub struct Config {
     /// Most blocks of one rank; more are not mirrored.
     pub blocks_max: usize,
+    /// The seed of hashes that routers must have; else the first one's counts.
+    pub seed: Option<HashSeed>,
     /// Most bytes of the last changes that are kept for routers that come back.
     pub ring_bytes_max: usize,
     /// How long what was known is kept while the engine's events are cut off.
@@ -48,7 +50,12 @@ pub struct Config {
 
 impl Default for Config {
     fn default() -> Self {
-        Self { blocks_max: 8 << 20, ring_bytes_max: 8 << 20, cut_off_max: Duration::from_secs(10) }
+        Self {
+            blocks_max: 8 << 20,
+            seed: None,
+            ring_bytes_max: 8 << 20,
+            cut_off_max: Duration::from_secs(10),
+        }
     }
 }
 

@@ -9,6 +9,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use http::uri::Authority;
+use splitrail_kv::HashSeed;
 use splitrail_proto::v1::WorkerRole;
 use splitrail_settings::{Secret, SecretError};
 use tokio::net::TcpListener;
@@ -101,6 +102,8 @@ impl Running {
         let mirror = Mirror::new(mirror::Config {
             blocks_max: config.limits.mirror_blocks_max,
             ring_bytes_max: config.limits.changes_max_bytes,
+            seed: config.hash_seed.map(HashSeed),
+            ..mirror::Config::default()
         });
         let attached = attach::Status::default();
         let status = Arc::new(Status {

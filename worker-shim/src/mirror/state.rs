@@ -53,6 +53,9 @@ impl State {
 
     /// Adds one who agrees; says whether the mirror begins with it.
     pub(crate) fn join(&mut self, terms: Terms) -> Result<bool, Disagreement> {
+        if self.config.seed.is_some_and(|seed| seed != terms.seed) {
+            return Err(Disagreement::Pinned);
+        }
         match self.terms.as_ref().map(|known| known.agree(&terms)) {
             Some(Ok(())) => {
                 self.parties += 1;

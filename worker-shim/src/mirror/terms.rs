@@ -21,6 +21,9 @@ pub struct Terms {
 /// A router that hashes in another way than those before it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Disagreement {
+    /// Another seed than the configured one.
+    #[error("the router's hash_seed is not the one that is configured here")]
+    Pinned,
     /// Another seed.
     #[error("the router's hash_seed is not that of the routers before it")]
     Seed,
@@ -67,5 +70,26 @@ impl Agreement {
 impl Drop for Agreement {
     fn drop(&mut self) {
         self.0.leave();
+    }
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used)]
+mod tests {
+    use super::*;
+    use crate::mirror::Config;
+
+    #[test]
+    fn a_seed_that_is_configured_decides_before_any_router_does() {
+        let terms = |seed| Terms {
+            seed: HashSeed(seed),
+            model: "m".to_owned(),
+            block_size: 16,
+            blocks_max: 0,
+        };
+        let mirror = Mirror::new(Config { seed: Some(HashSeed(7)), ..Config::default() });
+        assert_eq!(mirror.agree(terms(8)).unwrap_err(), Disagreement::Pinned);
+        let _agreement = mirror.agree(terms(7)).unwrap();
+        assert_eq!(mirror.agree(terms(8)).unwrap_err(), Disagreement::Pinned);
     }
 }
