@@ -95,9 +95,10 @@ pub struct HashedBlock {
 
 /// What became of an event, in blocks.
 ///
-/// Of a [`KvEvent::Stored`], each block is counted once among `stored`, `aside`,
+/// Of a [`KvEvent::Stored`](crate::KvEvent::Stored), each block is counted once among `stored`, `aside`,
 /// `orphaned`, `malformed` and `over_limit` (and among `stored` later, when it
-/// joins); of a [`KvEvent::Removed`], each hash once among `removed` and `unknown`.
+/// joins); of a [`KvEvent::Removed`](crate::KvEvent::Removed), each hash once among `removed`
+/// and `unknown`.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Applied {
     /// Indexed, as new blocks or as further copies.
@@ -105,7 +106,8 @@ pub struct Applied {
     /// Those of `stored` whose engine hash stood for other content before: a
     /// sign that the worker restarted and nobody noticed.
     pub replaced: usize,
-    /// Copies taken away; for [`KvEvent::Cleared`], distinct blocks dropped.
+    /// Copies taken away; for [`KvEvent::Cleared`](crate::KvEvent::Cleared),
+    /// distinct blocks dropped.
     pub removed: usize,
     /// Stored under a parent that the worker is not known to hold (yet): kept
     /// aside, not indexed.

@@ -59,7 +59,7 @@ fn apply(index: &mut Index, follower: &mut Index, worker: WorkerKey, event: &KvE
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig { cases: 120, ..ProptestConfig::default() })]
+    #![proptest_config(ProptestConfig { cases: 48, ..ProptestConfig::default() })]
 
     #[test]
     fn changes_and_copies_lead_to_the_same_state(ops in vec(op(), 1..90)) {
