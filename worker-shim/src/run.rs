@@ -3,26 +3,24 @@
 use std::fmt;
 use std::io;
 use std::net::SocketAddr;
-use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
-use http::uri::Authority;
 use splitrail_kv::HashSeed;
-use splitrail_proto::v1::WorkerRole;
-use splitrail_settings::{Secret, SecretError};
+use splitrail_settings::SecretError;
 use tokio::net::TcpListener;
 use tokio::task::JoinSet;
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
 mod follow;
+mod settings;
 
-use crate::attach::{self, Address};
-use crate::config::{Config, Role, TOKEN_VARIABLE, Tls};
+use crate::attach;
+use crate::config::{Config, Role};
 use crate::drain::{self, View, Waiting};
-use crate::engine::{self, Busy, Engine};
+use crate::engine::{Busy, Engine};
 use crate::mirror::{self, Mirror};
 use crate::proxy::{self, Ask, Proxy, Residency, Traffic};
 use crate::status::Status;
@@ -98,7 +96,7 @@ impl Running {
     /// that is not there any more.
     pub async fn start(config: Config) -> Result<Self, StartError> {
         let metrics = Arc::new(Metrics::new()?);
-        let (engine, watcher) = Engine::new(engine_settings(&config)?);
+        let (engine, watcher) = Engine::new(settings::engine(&config)?);
         let mirror = Mirror::new(mirror::Config {
             blocks_max: config.limits.mirror_blocks_max,
             ring_bytes_max: config.limits.changes_max_bytes,
@@ -117,7 +115,7 @@ impl Running {
         });
         let answers = Arc::clone(&status);
         let proxy = Proxy::new(
-            proxy_config(&config)?,
+            settings::proxy(&config)?,
             Arc::new(Held(mirror.clone())),
             engine.capabilities.clone(),
             Arc::new(move |request| answers.respond(request)),
@@ -129,7 +127,7 @@ impl Running {
         let traffic = proxy.traffic();
         let mut parts = JoinSet::new();
         parts.spawn(follow::run(follow::Follow {
-            attach: attach_config(&config, address, attached)?,
+            attach: settings::attach(&config, address, attached)?,
             mirror,
             engine: engine.clone(),
             leaving: leaving.clone(),
@@ -266,91 +264,4 @@ async fn bind(address: SocketAddr) -> io::Result<TcpListener> {
     TcpListener::bind(address).await.map_err(|error| {
         io::Error::new(error.kind(), format!("cannot listen on {address}: {error}"))
     })
-}
-
-fn engine_settings(config: &Config) -> Result<engine::Settings, StartError> {
-    let key = config.engine_api_key.as_ref().map(Secret::resolve).transpose();
-    let key = key.map_err(|source| StartError::Secret { key: "engine_api_key", source })?;
-    let engine = engine_authority(config)?;
-    let endpoint = |key, text: &Option<String>| {
-        let parsed = text.as_deref().map(str::parse).transpose();
-        parsed.map_err(|_| StartError::Address(key))
-    };
-    Ok(engine::Settings {
-        url: config.engine.clone(),
-        host: engine.host().to_owned(),
-        authorization: key.map(|key| key.bearer()),
-        load_interval: config.load_interval,
-        model: config.model.clone(),
-        kv_events: endpoint("kv_events", &config.kv_events)?,
-        kv_replay: endpoint("kv_replay", &config.kv_replay)?,
-        connector: config.connector.map(|connector| connector.name().to_owned()),
-        connector_engine_id: config.connector_engine_id.clone(),
-        bootstrap: config.bootstrap.clone(),
-        lease: config.lease,
-    })
-}
-
-/// `HOST:PORT` of the engine.
-fn engine_authority(config: &Config) -> Result<Authority, StartError> {
-    let address = config.engine.strip_prefix("http://").unwrap_or(&config.engine);
-    address.parse().map_err(|_| StartError::Address("engine"))
-}
-
-fn proxy_config(config: &Config) -> Result<proxy::Config, StartError> {
-    let mut settings = proxy::Config::new(engine_authority(config)?);
-    settings.limits.connections_max = config.limits.connections_max;
-    settings.limits.requests_max = config.limits.requests_max;
-    settings.lease = config.lease.unwrap_or(settings.lease);
-    Ok(settings)
-}
-
-fn attach_config(
-    config: &Config,
-    bound: SocketAddr,
-    status: attach::Status,
-) -> Result<attach::Config, StartError> {
-    let routers: Result<Vec<Address>, _> =
-        config.router.iter().map(|router| router.parse()).collect();
-    let token = match &config.token {
-        Some(Secret::File { path }) => Some(attach::Token::File(path.clone())),
-        Some(secret) => {
-            let secret = secret.resolve();
-            let secret = secret.map_err(|source| StartError::Secret { key: "token", source })?;
-            Some(attach::Token::Text(secret.expose().to_owned()))
-        }
-        None => {
-            let set = std::env::var(TOKEN_VARIABLE).ok().filter(|token| !token.is_empty());
-            set.map(attach::Token::Text)
-        }
-    };
-    Ok(attach::Config {
-        routers: routers.map_err(|_| StartError::Address("router"))?,
-        worker_id: config.id.clone(),
-        role: match config.role {
-            Role::Prefill => WorkerRole::Prefill,
-            Role::Decode => WorkerRole::Decode,
-            Role::Both => WorkerRole::Both,
-        },
-        url: config.advertise.clone().unwrap_or_else(|| format!("http://{bound}")),
-        // Known once the engine was reached.
-        model: config.model.clone().unwrap_or_default(),
-        grace: config.drain.grace,
-        token,
-        tls: config.tls.as_ref().map(read_tls).transpose().map_err(StartError::Tls)?,
-        timing: attach::Timing::default(),
-        status,
-    })
-}
-
-fn read_tls(tls: &Tls) -> io::Result<attach::Tls> {
-    let read = |path: &Path| {
-        std::fs::read(path)
-            .map_err(|error| io::Error::new(error.kind(), format!("{}: {error}", path.display())))
-    };
-    let identity_pem = match (&tls.cert, &tls.key) {
-        (Some(cert), Some(key)) => Some((read(cert)?, read(key)?)),
-        _ => None,
-    };
-    Ok(attach::Tls { ca_pem: read(&tls.ca)?, identity_pem, server_name: tls.server_name.clone() })
 }
