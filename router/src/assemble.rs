@@ -8,7 +8,6 @@ use splitrail_kv::{HashSeed, IndexConfig};
 
 use crate::config::{BlockSize, Config, Model, TokenizerConfig};
 use crate::core::{Core, Seldom, Served, Serving};
-use crate::fleet::Pool;
 use crate::fleet::budget::RetryBudget;
 use crate::fleet::{Networks, Pool};
 use crate::flow::client::EngineClient;

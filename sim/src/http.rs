@@ -67,6 +67,7 @@ pub(crate) fn router(app: Arc<App>) -> Router {
         .route("/kv_event_sources", get(event_sources))
         .route("/metrics", get(metrics::metrics))
         .route("/sim/state", get(control::state))
+        .route("/sim/resident", get(control::resident))
         .route("/sim/requests", get(control::requests))
         .route(
             "/sim/faults",

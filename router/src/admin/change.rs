@@ -20,13 +20,13 @@ use crate::fleet::keeper::Known;
 use crate::ingress::reply::json_reply;
 use crate::reload::Refused;
 
-type Result<T> = std::result::Result<T, Refusal>;
+pub(super) type Result<T> = std::result::Result<T, Refusal>;
 
 /// Which model's worker is meant.
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(super) struct Which {
-    model: Option<String>,
+    pub(super) model: Option<String>,
 }
 
 /// Adds a worker, or describes one otherwise, until it is removed or the router ends.
@@ -154,7 +154,7 @@ fn the_model<'s>(serving: &'s Serving, name: Option<&str>) -> Result<&'s Arc<Ser
 }
 
 /// The worker of a name, in the model of a name or in the only one that has it.
-fn the_worker<'s>(
+pub(super) fn the_worker<'s>(
     admin: &Admin,
     serving: &'s Serving,
     id: &str,

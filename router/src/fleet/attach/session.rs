@@ -196,7 +196,7 @@ impl Session {
         let Some(Known { blocks, indexing }) = &mut self.known else {
             return Err(Status::internal("a worker that has just entered is not there"));
         };
-        indexing.worker.set_draining(false);
+        indexing.worker.set_draining(false, "its side-car is back");
         let block_size = indexing.pool.block_size();
         if block_size == 0 {
             return Err(Status::unavailable("the model's block size is not known yet"));
@@ -249,7 +249,7 @@ impl Session {
             }
             Some(Message::Bye(bye)) => {
                 line.is_leaving = true;
-                known.indexing.worker.set_draining(true);
+                known.indexing.worker.set_draining(true, "its side-car says that it goes");
                 let reason: String = bye.reason.chars().take(64).collect();
                 let (worker, grace_ms) = (known.indexing.worker.id(), bye.grace_ms);
                 tracing::info!(worker, reason, grace_ms, "a worker wants no new work");
@@ -382,7 +382,7 @@ impl Known {
             let capabilities = worker.told.capabilities();
             worker.set_honours_threshold(capabilities.and_then(|known| known.honours_threshold));
         }
-        if worker.set_probed(load.up) {
+        if worker.set_probed(load.up, "its side-car says so") {
             let (id, url) = (worker.id(), &worker.config.url);
             match load.up {
                 true => tracing::info!(worker = id, url, "worker is up"),
