@@ -12,10 +12,12 @@ use http::header::CONTENT_TYPE;
 use serde::Deserialize;
 use serde_json::json;
 use splitrail_kv::Tier;
+use splitrail_proto::v1;
 
 use crate::core::Core;
 use crate::error::{Error, Kind};
 use crate::fleet::pool::worker_key;
+use crate::fleet::state;
 use crate::flow::plan::THRESHOLD;
 use crate::ingress::reply::{health, json_reply, ready, reply_error};
 use crate::pick::Leg;
@@ -56,6 +58,11 @@ fn observe_fleet(core: &Core) {
                 let labels = [model, worker.id(), role, leg.name()];
                 let open = worker.breaker(leg).is_open();
                 metrics.worker_breaker_open.with_label_values(&labels).set(open.into());
+            }
+            for state in state::State::ALL {
+                let labels = [model, worker.id(), state.name()];
+                let is = worker.state() == state;
+                metrics.worker_state.with_label_values(&labels).set(is.into());
             }
             let requests = i64::from(worker.booked.requests());
             metrics.worker_requests.with_label_values(&labels).set(requests);
@@ -119,6 +126,7 @@ async fn workers(State(core): State<Arc<Core>>) -> Response {
         let index = served.pool.index();
         for worker in served.pool.roster().iter() {
             let load = worker.load(Instant::now());
+            let since = worker.life.since();
             let open: Vec<_> = [Leg::Prefill, Leg::Decode]
                 .into_iter()
                 .filter(|leg| worker.serves(*leg) && worker.breaker(*leg).is_open())
@@ -135,12 +143,16 @@ async fn workers(State(core): State<Arc<Core>>) -> Response {
                 "role": worker.config.role.name(),
                 "url": worker.config.url,
                 "up": worker.is_up(),
+                "state": worker.state().name(),
+                "state_since_unix_ms": since.unix_ms,
+                "state_why": since.why,
                 "kv_events": worker.config.kv_events,
                 "index_synced": worker.is_synced(),
                 "events_current": worker.events_are_current(),
                 "index_truncated": worker.index_is_truncated(),
                 "breakers_open": open,
                 "shim": worker.config.shim,
+                "capabilities": worker.told.capabilities().map(|known| capabilities(&known)),
                 "honours_threshold": worker.honours_threshold(),
                 "context_tokens": worker.context_tokens(),
                 "index_blocks": blocks,
@@ -156,6 +168,29 @@ async fn workers(State(core): State<Arc<Core>>) -> Response {
         }
     }
     json_reply(json!({ "workers": workers }))
+}
+
+/// What a side-car tells of its engine; a figure that is not known is null.
+fn capabilities(known: &v1::Capabilities) -> serde_json::Value {
+    let text = |text: &str| (!text.is_empty()).then(|| text.to_owned());
+    json!({
+        "engine": text(&known.engine),
+        "engine_version": text(&known.engine_version),
+        "block_size": known.block_size,
+        "kv_blocks": known.kv_blocks,
+        "ranks": known.ranks,
+        "context_tokens": known.context_tokens,
+        "honours_threshold": known.honours_threshold,
+        "reports_cached_tokens": known.reports_cached_tokens,
+        "takes_rank_header": known.takes_rank_header,
+        "connector": text(&known.connector),
+        "connector_engine_id": text(&known.connector_engine_id),
+        "lease_ms": known.lease_ms,
+        "publishes_kv_events": known.publishes_kv_events,
+        "replays_kv_events": known.replays_kv_events,
+        "gates": known.gates,
+        "bootstrap": text(&known.bootstrap),
+    })
 }
 
 async fn models(State(core): State<Arc<Core>>) -> Response {

@@ -1,37 +1,35 @@
 //! The configuration file: read whole, checked whole, then built.
 //!
-//! A file becomes a tree in which every value knows its place (`tree`). The tree is
-//! held against the JSON Schema of the typed configuration (`check`) and against the
-//! rules that span several keys (`rules`); both report everything they find. Only a
-//! tree without a mistake becomes a [`Config`].
+//! The crate `splitrail_settings` makes of a file a tree in which every value knows its
+//! place, and holds it against the JSON Schema of the typed configuration (`model`);
+//! `rules` holds it against what spans several keys. Both report everything they find.
+//! Only a tree without a mistake becomes a [`Config`].
 
-use std::fs::File;
-use std::io::Read;
 use std::path::Path;
 
-mod check;
-mod endpoint;
+use serde_json::Value;
+use splitrail_settings::{Dialect, endpoint, file, problem, reference, tree, words};
+
 pub mod model;
-mod problem;
-mod reference;
 mod rules;
 mod scalar;
-mod schema;
-mod secret;
-mod tree;
-mod words;
 
 pub use model::*;
-pub use problem::{Problem, Problems};
-pub use reference::reference_markdown;
 pub use scalar::BlockSize;
-pub use schema::schema;
-pub use secret::{ResolvedSecret, SecretError};
+pub use splitrail_settings::{Problem, Problems, ResolvedSecret, SecretError};
 
-use problem::{Place, Report};
-
-/// A configuration file is no longer than this; a fleet of 10,000 workers is about 2 MB.
-const FILE_MAX_BYTES: usize = 4 << 20;
+/// What the checks of this file say and know.
+const DIALECT: Dialect = Dialect {
+    later_keys: &["cache_isolation", "events", "queue", "record", "tenants", "tls"],
+    later_values: &[
+        ("tokenizer", "engine"),
+        ("policy", "power_of_two"),
+        ("policy", "predicted_ttft"),
+    ],
+    secret_keys: &["engine_api_key", "fleet.token"],
+    empty: "start from deploy/splitrail.example.yaml",
+    too_large: "split the fleet over several routers",
+};
 
 /// A configuration that can be run, and what its author may want to know about it.
 #[derive(Clone, Debug)]
@@ -49,7 +47,7 @@ pub struct Loaded {
 /// Every mistake of the file, each with its place; or that it cannot be read.
 pub fn load(path: &Path) -> Result<Loaded, Problems> {
     let name = path.display().to_string();
-    let text = read(path, &name)?;
+    let text = file::read(path, &name, &DIALECT)?;
     parse(&name, &text, path.parent().unwrap_or(Path::new("")))
 }
 
@@ -60,30 +58,12 @@ pub fn load(path: &Path) -> Result<Loaded, Problems> {
 /// # Errors
 /// Every mistake of the text, each with its place.
 pub fn parse(name: &str, text: &str, base_dir: &Path) -> Result<Loaded, Problems> {
-    let mut report = Report::new(name);
-    if text.len() > FILE_MAX_BYTES {
-        too_large(&mut report);
-        return Err(report.into_problems());
-    }
-    let Some(root) = tree::read(text, &mut report) else {
-        return Err(report.into_problems());
+    let rules = |root: &tree::Node, report: &mut problem::Report| {
+        rules::check(root, base_dir, report);
     };
-    check::check(&root, &schema(), &mut report);
-    rules::check(&root, base_dir, &mut report);
-    if report.has_errors() {
-        return Err(report.into_problems());
-    }
-    match serde_json::from_value::<Config>(root.to_json()) {
-        Ok(mut config) => {
-            anchor_paths(&mut config, base_dir);
-            Ok(Loaded { config, warnings: report.into_warnings() })
-        }
-        Err(error) => {
-            let hint = "this mistake should have been found with its place: please report it";
-            report.error(root.at, format!("the configuration is not valid: {error}"), hint);
-            Err(report.into_problems())
-        }
-    }
+    let (mut config, warnings) = file::parse(name, text, &schema(), &DIALECT, rules)?;
+    anchor_paths(&mut config, base_dir);
+    Ok(Loaded { config, warnings })
 }
 
 /// An engine's address, `http://HOST:PORT`, in a form in which equal ones are equal texts.
@@ -94,32 +74,20 @@ pub fn http_address(text: &str) -> Result<String, String> {
     endpoint::parse(text, "http").map_err(|(why, _)| why)
 }
 
-fn read(path: &Path, name: &str) -> Result<String, Problems> {
-    let mut report = Report::new(name);
-    let mut bytes = Vec::new();
-    let read = File::open(path)
-        .and_then(|file| file.take(FILE_MAX_BYTES as u64 + 1).read_to_end(&mut bytes));
-    if let Err(error) = read {
-        let hint = "name a readable YAML file";
-        report.error(Place::START, format!("the file cannot be read: {error}"), hint);
-        return Err(report.into_problems());
-    }
-    if bytes.len() > FILE_MAX_BYTES {
-        too_large(&mut report);
-        return Err(report.into_problems());
-    }
-    String::from_utf8(bytes).map_err(|error| {
-        let valid = error.utf8_error().valid_up_to();
-        let before = String::from_utf8_lossy(&error.as_bytes()[..valid]);
-        let hint = "save the file as UTF-8";
-        report.error(Place::after(&before), "here is a byte that is not UTF-8".to_owned(), hint);
-        report.into_problems()
-    })
+/// The JSON Schema (2020-12) of a configuration file, with the meaning and the default
+/// of every key; unknown keys are not allowed anywhere.
+#[must_use]
+pub fn schema() -> Value {
+    let mut schema = schemars::schema_for!(Config);
+    schema.insert("title".to_owned(), "Splitrail configuration".into());
+    schema.to_value()
 }
 
-fn too_large(report: &mut Report) {
-    let message = format!("the file is larger than {FILE_MAX_BYTES} bytes");
-    report.error(Place::START, message, "split the fleet over several routers");
+/// All keys of the configuration in a Markdown table: path, type, default, meaning.
+/// `[]` stands for each item of a list.
+#[must_use]
+pub fn reference_markdown() -> String {
+    reference::reference_markdown(&schema())
 }
 
 /// Makes the paths independent of where the process runs.
@@ -140,6 +108,13 @@ fn anchor_paths(config: &mut Config, base_dir: &Path) {
         }
         if let Some(Secret::File { path }) = &mut model.engine_api_key {
             *path = base_dir.join(&*path);
+        }
+        for source in &mut model.discovery {
+            if let Discovery::Kubernetes(KubernetesDiscovery { kubeconfig: Some(path), .. }) =
+                source
+            {
+                *path = base_dir.join(&*path);
+            }
         }
     }
 }

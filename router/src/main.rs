@@ -11,6 +11,7 @@ use splitrail::quickstart::QuickstartError;
 use splitrail::run::{Running, until_stopped, wait_ready};
 use splitrail::telemetry::logging::{self, LogFormat};
 use splitrail::{config, quickstart};
+use splitrail_settings::process::raise_descriptor_limit;
 
 mod sim_engine;
 
@@ -167,7 +168,7 @@ async fn serve(path: PathBuf, ready_file: Option<PathBuf>) -> Result<(), (u8, St
         tracing::warn!(%warning, "configuration");
     }
     let listen = loaded.config.listen.clone();
-    splitrail::run::raise_descriptor_limit(loaded.config.limits.in_flight_max);
+    raise_descriptor_limit(loaded.config.limits.in_flight_max, "limits.in_flight_max");
     let core = splitrail::assemble::assemble(loaded.config);
     let core = core.map_err(|error| (exit::UNAVAILABLE, error.to_string()))?;
     let running = Running::start(core, &listen).await.map_err(os_error)?;

@@ -8,12 +8,15 @@ use splitrail_kv::Tier;
 use crate::config::model::Policy;
 
 /// What is known of one worker at the instant of a decision.
-#[derive(Clone, Copy, Debug, Default, PartialEq)]
+#[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Candidate {
     /// The worker's place in its model's list.
     pub worker: usize,
     /// Whether its last probe or request found it alive, and its breaker lets it be asked.
     pub up: bool,
+    /// How much of its share of new work it gets, above 0 and up to 1: less than 1 while it
+    /// starts slowly.
+    pub share: f64,
     /// Requests that it works on: the router's own bookings and what its side-car says that
     /// others sent, or the engine's count of running and waiting ones if that is more.
     pub requests: u32,
@@ -31,6 +34,24 @@ pub struct Candidate {
     /// Those of them that were sent moments ago and are not confirmed: another prompt has
     /// them computed, and so they are in the worker's queue.
     pub underway_blocks: u32,
+}
+
+/// A worker in full service that is not up and has nothing.
+impl Default for Candidate {
+    fn default() -> Self {
+        Self {
+            worker: 0,
+            up: false,
+            share: 1.0,
+            requests: 0,
+            prefill_tokens: 0,
+            active_tokens: 0,
+            overlap_blocks: 0,
+            overlap_by_tier: [0; Tier::COUNT],
+            assumed_blocks: 0,
+            underway_blocks: 0,
+        }
+    }
 }
 
 /// Which part of a request is placed.
@@ -87,8 +108,9 @@ pub struct Choice {
 /// gives the client the real error.
 pub fn pick(policy: &Policy, candidates: &[Candidate], query: Query) -> Option<Choice> {
     let any_up = candidates.iter().any(|candidate| candidate.up);
-    let eligible: Vec<usize> =
+    let mut eligible: Vec<usize> =
         (0..candidates.len()).filter(|i| candidates[*i].up || !any_up).collect();
+    spare_the_slow(&mut eligible, candidates, query.draw);
     if eligible.is_empty() {
         return None;
     }
@@ -106,6 +128,24 @@ pub fn pick(policy: &Policy, candidates: &[Candidate], query: Query) -> Option<C
     let best_overlap_blocks =
         eligible.iter().map(|i| candidates[*i].overlap_blocks).max().unwrap_or(0);
     Some(Choice { index, costs, best_overlap_blocks })
+}
+
+/// Leaves those out whose share is less than the largest, in as many of all draws as it is
+/// less. Who holds some of the prompt is not cold, and stays.
+fn spare_the_slow(eligible: &mut Vec<usize>, candidates: &[Candidate], draw: u64) {
+    let largest = eligible.iter().map(|i| candidates[*i].share).fold(0.0, f64::max);
+    eligible.retain(|i| {
+        let Candidate { share, worker, overlap_blocks, .. } = candidates[*i];
+        share >= largest || overlap_blocks > 0 || even(draw, worker) * largest < share
+    });
+}
+
+/// An even fraction in [0, 1) for each draw and worker (the finalizer of SplitMix64).
+fn even(draw: u64, worker: usize) -> f64 {
+    let mut bits = draw ^ (worker as u64 + 1).wrapping_mul(0x9e37_79b9_7f4a_7c15);
+    bits = (bits ^ (bits >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+    bits = (bits ^ (bits >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+    ((bits ^ (bits >> 31)) >> 11) as f64 / (1u64 << 53) as f64
 }
 
 /// Keeps the live candidates that hold at least so many blocks; where none does, those
@@ -235,6 +275,26 @@ mod tests {
         assert_eq!(pick(&least, &[a, b], query(Leg::Prefill)).unwrap().index, 1);
         assert_eq!(pick(&least, &[a, b], query(Leg::Decode)).unwrap().index, 0);
         assert_eq!(pick(&least, &[a, b], query(Leg::Aggregated)).unwrap().index, 1);
+    }
+
+    #[test]
+    fn a_slow_starter_gets_its_share_unless_it_holds_the_prompt() {
+        let taken = |candidates: [Candidate; 2]| {
+            let draws = (0..4000u64).map(|i| i.wrapping_mul(0x2545_f491_4f6c_dd1d));
+            let picked = draws.filter(|draw| {
+                let query = Query { draw: *draw, ..query(Leg::Aggregated) };
+                pick(&Policy::LeastLoaded {}, &candidates, query).unwrap().index == 1
+            });
+            picked.count()
+        };
+        let busy = Candidate { active_tokens: 100, ..up(0) };
+        let cold = Candidate { share: 0.25, ..up(1) };
+        assert!((900..1100).contains(&taken([busy, cold])), "{}", taken([busy, cold]));
+        assert_eq!(taken([busy, Candidate { share: 1.0, ..cold }]), 4000);
+        assert_eq!(taken([busy, Candidate { overlap_blocks: 1, ..cold }]), 4000);
+        // All alike: nobody is spared.
+        let both = [Candidate { share: 0.25, ..busy }, cold];
+        assert_eq!(taken(both), 4000);
     }
 
     #[test]

@@ -10,6 +10,8 @@ use serde_json::json;
 use tokio::task::JoinSet;
 use tokio_util::sync::CancellationToken;
 
+pub use splitrail_settings::process::write_whole;
+
 use crate::admin;
 use crate::config::Listen;
 use crate::core::Core;
@@ -191,38 +193,6 @@ const LEDGER_PATIENCE: Duration = Duration::from_secs(10);
 
 /// How long clients may take to read why their stream ends.
 const LAST_WORDS: Duration = Duration::from_secs(1);
-
-/// Writes a file beside its place and moves it there, so that nobody reads half of it.
-///
-/// # Errors
-/// If it cannot be written, with its name.
-pub fn write_whole(path: &Path, text: &str) -> io::Result<()> {
-    let beside = path.with_extension("partial");
-    let written = std::fs::write(&beside, text).and_then(|()| std::fs::rename(&beside, path));
-    written.map_err(|error| {
-        // What could not be finished is not left lying about; it may not even be there.
-        let _absent = std::fs::remove_file(&beside);
-        io::Error::new(error.kind(), format!("cannot write {}: {error}", path.display()))
-    })
-}
-
-/// Raises the soft limit on open files to the hard one: a stream takes two, one for
-/// its client and one for its engine.
-pub fn raise_descriptor_limit(in_flight_max: usize) {
-    use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
-    let Rlimit { maximum, .. } = getrlimit(Resource::Nofile);
-    if let Err(error) = setrlimit(Resource::Nofile, Rlimit { current: maximum, maximum }) {
-        tracing::warn!(%error, "the limit on open files cannot be raised");
-    }
-    let files = getrlimit(Resource::Nofile).current.unwrap_or(u64::MAX);
-    if files < 3 * in_flight_max as u64 {
-        tracing::warn!(
-            files,
-            in_flight_max,
-            "the limit on open files is low for limits.in_flight_max: 3 each are enough"
-        );
-    }
-}
 
 /// Dropped, a router stops to accept at once, and its fleet's tasks end; requests in
 /// flight end with their connections.

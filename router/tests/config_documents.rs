@@ -43,7 +43,8 @@ fn the_documentation_holds_the_reference_of_all_keys() {
 #[test]
 fn every_example_is_valid() {
     let mut examples = Vec::new();
-    for file in fs::read_dir(repository().join("deploy")).unwrap() {
+    let folder_of = |name| fs::read_dir(repository().join(name)).unwrap();
+    for file in folder_of("deploy").chain(folder_of("deploy/kubernetes/router")) {
         let path = file.unwrap().path();
         if path.extension().is_some_and(|extension| extension == "yaml") {
             examples.push((path.display().to_string(), fs::read_to_string(&path).unwrap()));
@@ -59,6 +60,20 @@ fn every_example_is_valid() {
         let text = text.replace("/models/qwen3-8b", "tokenizer");
         if let Err(problems) = config::parse(&name, &text, &folder()) {
             panic!("{problems}");
+        }
+    }
+}
+
+#[test]
+fn every_source_that_the_documentation_shows_is_valid() {
+    let document = fs::read_to_string(repository().join("docs/discovery.md")).unwrap();
+    let blocks = document.split("```yaml\n").skip(1).map(|rest| rest.split("```").next().unwrap());
+    let sources: Vec<_> = blocks.filter(|block| block.starts_with("discovery:")).collect();
+    assert!(sources.len() >= 3);
+    for source in sources {
+        let lines: String = source.lines().map(|line| format!("    {line}\n")).collect();
+        if let Err(problems) = parse(&format!("{MINIMAL}{lines}")) {
+            panic!("{problems}\n{source}");
         }
     }
 }
@@ -114,7 +129,18 @@ fn every_documented_default_is_the_default() {
         };
         stated += 1;
         let policy = if path.contains(".policy.") { "kv_overlap" } else { "least_loaded" };
-        let without = parse(&base(policy)).unwrap().config;
+        let mut text = base(policy);
+        // A key of one kind of source needs one of that kind.
+        if let Some((_, source)) =
+            SOURCES.iter().find(|(mark, _)| cells[3].contains(mark) && path.contains("discovery[]"))
+        {
+            text.push_str(source);
+        }
+        if path.ends_with(".workers") {
+            let (start, _workers) = text.split_once("    workers:").unwrap();
+            text = format!("{start}{}", SOURCES[0].1);
+        }
+        let without = parse(&text).unwrap().config;
         let without = serde_json::to_value(without).unwrap();
         let mut with = without.clone();
         let default = as_json(default);
@@ -126,6 +152,12 @@ fn every_documented_default_is_the_default() {
     }
     assert!(stated > 25, "only {stated} rows state a default");
 }
+
+/// How a row marks its kind of source, and the least such source.
+const SOURCES: [(&str, &str); 2] = [
+    ("(`kind: dns`)", "    discovery: [{ kind: dns, name: a.b, port: 1, role: both }]\n"),
+    ("(`kind: kubernetes`)", "    discovery: [{ kind: kubernetes, selector: a, port: 1 }]\n"),
+];
 
 fn pointer(path: &str) -> String {
     format!("/{}", path.replace("[].", "/0/").replace('.', "/"))

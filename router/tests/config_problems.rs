@@ -78,12 +78,8 @@ fn what_later_versions_may_have_is_named_as_such() {
     for key in top {
         cases.push((key.to_owned(), valid_but("hash_seed: 7", &format!("hash_seed: 7\n{key}: 1"))));
     }
-    for key in ["discovery", "cache_isolation"] {
-        let text = valid_but("  - name: big\n", &format!("  - name: big\n    {key}: 1\n"));
-        cases.push((format!("models[0].{key}"), text));
-    }
-    let fleet = valid_but("listen:\n", "listen:\n  fleet: 127.0.0.1:8002\n");
-    cases.push(("listen.fleet".to_owned(), fleet));
+    let isolation = valid_but("  - name: big\n", "  - name: big\n    cache_isolation: 1\n");
+    cases.push(("models[0].cache_isolation".to_owned(), isolation));
     for (from, key, value) in [
         ("kind: huggingface", "tokenizer", "engine"),
         ("kind: kv_overlap", "policy", "power_of_two"),

@@ -21,7 +21,7 @@ fn with(mut body: Value, key: &str, value: impl Into<Value>) -> Value {
 }
 
 /// Names, types and labels that dashboards depend on, of what this version has.
-const METRICS: [(&str, &str, &[&str]); 28] = [
+const METRICS: [(&str, &str, &[&str]); 30] = [
     ("requests_total", "counter", &["model", "endpoint", "flow", "outcome"]),
     ("requests_in_flight", "gauge", &["model"]),
     ("ttft_seconds", "histogram", &["model", "flow"]),
@@ -41,6 +41,8 @@ const METRICS: [(&str, &str, &[&str]); 28] = [
     ("shed_total", "counter", &["model", "reason"]),
     ("removed_fields_total", "counter", &["model"]),
     ("worker_up", "gauge", &["model", "worker", "role"]),
+    ("worker_state", "gauge", &["model", "worker", "state"]),
+    ("worker_transitions_total", "counter", &["model", "worker", "from", "to"]),
     ("worker_requests", "gauge", &["model", "worker", "role"]),
     ("worker_prefill_tokens", "gauge", &["model", "worker", "role"]),
     ("worker_kv_blocks", "gauge", &["model", "worker", "role", "state"]),
@@ -152,7 +154,13 @@ fn check_values(text: &str) {
         ("leg", &["prefill", "decode"]),
         ("direction", &["over", "under"]),
         ("result", &["hit", "miss"]),
-        ("state", &["used", "total"]),
+        (
+            "state",
+            &[
+                "used", "total", "joining", "warming", "serving", "ejected", "down", "draining",
+                "left",
+            ],
+        ),
         (
             "stage",
             &[

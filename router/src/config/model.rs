@@ -15,13 +15,19 @@ use super::scalar::{self, BlockSize};
 
 mod assumed;
 mod connector;
+mod discovery;
 mod fleet;
 mod flow;
+mod health;
+
+pub use splitrail_settings::Secret;
 
 pub use assumed::AssumedConfig;
 pub use connector::{Connector, Network, NotANetwork};
+pub use discovery::{AddressFamily, Discovery, DnsDiscovery, KubernetesDiscovery, PodPort};
 pub use fleet::{FleetConfig, FleetTls};
 pub use flow::{AutoCosts, BreakerConfig, Flow, Gate, GateKind, RequestFlow, Retries};
+pub use health::{EjectionConfig, HealthConfig};
 
 /// A whole configuration file.
 #[derive(Clone, Debug, Deserialize, Serialize, JsonSchema)]
@@ -269,15 +275,21 @@ pub struct Model {
     /// When a failing worker is left alone.
     #[serde(default)]
     pub breaker: BreakerConfig,
+    /// How workers are watched.
+    #[serde(default)]
+    pub health: HealthConfig,
     /// How long each step may take.
     #[serde(default)]
     pub timeouts: Timeouts,
     /// The router's credential towards this model's engines, sent as a bearer token.
     #[serde(default)]
     pub engine_api_key: Option<Secret>,
-    /// The workers.
-    #[schemars(length(min = 1))]
+    /// The workers that are written down; may be left out where there is `discovery`.
+    #[serde(default)]
     pub workers: Vec<Worker>,
+    /// Where more workers come from.
+    #[serde(default)]
+    pub discovery: Vec<Discovery>,
 }
 
 /// How prompts become tokens.
@@ -387,22 +399,6 @@ impl Default for Timeouts {
             stream_idle: Duration::from_secs(30),
         }
     }
-}
-
-/// A secret, by reference: never inline.
-#[derive(Clone, Debug, Deserialize, Serialize, JsonSchema)]
-#[serde(tag = "kind", rename_all = "snake_case", deny_unknown_fields)]
-pub enum Secret {
-    /// The trimmed content of a file.
-    File {
-        /// Its path.
-        path: PathBuf,
-    },
-    /// An environment variable.
-    Env {
-        /// Its name.
-        name: String,
-    },
 }
 
 /// One engine.

@@ -10,8 +10,10 @@ use std::path::Path;
 use serde::de::DeserializeOwned;
 
 mod connector;
+mod discovery;
 mod fleet;
 mod flow;
+mod health;
 mod workers;
 
 use super::model::{AssumedConfig, Flow, Listen, Policy, Secret, TokenizerConfig};
@@ -34,9 +36,11 @@ pub(super) fn check(root: &Node, base_dir: &Path, report: &mut Report) {
     for (index, model) in models.iter().enumerate() {
         let path = format!("models[{index}]");
         names.check(model, &path, report);
-        let workers = Workers::check(model, &path, report);
+        let mut workers = Workers::check(model, &path, report);
+        discovery::check(model, &path, base_dir, &mut workers, report);
         connector::check(model, &path, report);
         flow::check(model, &path, &workers, report);
+        health::check(model, &path, report);
         policy(model, &path, &workers, report);
         timeouts(model, &path, report);
         lease(model, &path, report);

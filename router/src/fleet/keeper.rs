@@ -1,6 +1,7 @@
 //! Keeps the fleet: who is in it, on whose word, and the tasks that follow each worker.
 
 use std::collections::BTreeMap;
+use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use http::uri::Authority;
@@ -8,8 +9,10 @@ use tokio::task::JoinSet;
 
 use super::claims::{Claims, Source};
 use super::follow::follow;
+use super::health;
+use super::state::Event;
 use super::worker::Worker;
-use crate::config::model::Worker as WorkerConfig;
+use crate::config::model::{Model, Worker as WorkerConfig};
 use crate::core::{Core, Served};
 
 /// Why a worker cannot be let in.
@@ -46,12 +49,16 @@ pub const WORKERS_MAX: usize = 65_000;
 pub struct Fleet {
     core: Arc<Core>,
     models: Mutex<BTreeMap<String, Members>>,
+    /// Whether the first workers are in.
+    has_begun: AtomicBool,
 }
 
 /// One model's workers by name.
 struct Members {
     served: Arc<Served>,
     by_id: BTreeMap<String, Member>,
+    /// Compares its workers with each other.
+    _health: JoinSet<()>,
 }
 
 struct Member {
@@ -76,8 +83,9 @@ impl Fleet {
     /// # Errors
     /// A worker of the configuration that cannot be let in; such are refused before.
     pub fn start(core: Arc<Core>) -> Result<Arc<Self>, ClaimError> {
-        let fleet = Self { core, models: Mutex::default() };
+        let fleet = Self { core, models: Mutex::default(), has_begun: AtomicBool::new(false) };
         fleet.follow_configuration()?;
+        fleet.has_begun.store(true, Relaxed);
         Ok(Arc::new(fleet))
     }
 
@@ -99,8 +107,7 @@ impl Fleet {
                 match models.get_mut(served.name()) {
                     Some(members) => self.change(members, served),
                     None => {
-                        let members =
-                            Members { served: Arc::clone(served), by_id: BTreeMap::new() };
+                        let members = Members::new(Arc::clone(served));
                         models.insert(served.name().to_owned(), members);
                     }
                 }
@@ -119,6 +126,7 @@ impl Fleet {
             return;
         }
         let before = std::mem::replace(&mut members.served, Arc::clone(served));
+        members._health = watch(served);
         let same_pool = Arc::ptr_eq(&before.pool, &served.pool);
         for member in members.by_id.values_mut() {
             if same_pool {
@@ -218,6 +226,14 @@ impl Fleet {
         result
     }
 
+    /// Wants no new work on a worker, or wants it again; `None` if it is not there, else
+    /// whether that is news.
+    pub fn drain(&self, model: &str, id: &str, draining: bool) -> Option<bool> {
+        let worker = self.known(model, id)?.worker;
+        let why = if draining { "an operator drains it" } else { "an operator wants it back" };
+        Some(worker.set_draining(draining, why))
+    }
+
     /// The worker of a name, with those who say that it is there.
     pub fn known(&self, model: &str, id: &str) -> Option<Known> {
         let models = self.models();
@@ -266,10 +282,14 @@ impl Fleet {
         authority: Authority,
         leading: Source,
     ) -> (Arc<Worker>, JoinSet<()>) {
-        let breaker = served.config.breaker;
         let written_down = served.config.workers.iter().any(|worker| worker.url == config.url);
+        let Model { breaker, health, .. } = &served.config;
+        let transitions = self.core.metrics.worker_transitions.clone();
         let worker = served.pool.enter(|number| {
-            Worker::new(number, config, authority).with_breakers(breaker).with_guard(!written_down)
+            let worker = Worker::new(number, config, authority).with_breakers(*breaker);
+            let worker = worker.with_guard(!written_down);
+            let worker = worker.watched(served.name(), health, transitions);
+            if self.has_begun.load(Relaxed) { worker } else { worker.founding() }
         });
         tracing::info!(
             model = served.name(),
@@ -285,8 +305,8 @@ impl Fleet {
 
     fn let_go(&self, served: &Served, member: &Member) {
         let Member { worker, .. } = member;
+        worker.life.change(Event::Leave, "nobody says any more that it is there");
         served.pool.leave(worker);
-        tracing::info!(model = served.name(), worker = worker.id(), "a worker leaves");
     }
 
     fn models(&self) -> MutexGuard<'_, BTreeMap<String, Members>> {
@@ -295,6 +315,11 @@ impl Fleet {
 }
 
 impl Members {
+    fn new(served: Arc<Served>) -> Self {
+        let _health = watch(&served);
+        Self { served, by_id: BTreeMap::new(), _health }
+    }
+
     fn is_written_down(&self, at: &Authority) -> bool {
         let mut workers = self.served.config.workers.iter();
         workers.any(|worker| address(worker).is_ok_and(|written| written == *at))
@@ -308,6 +333,12 @@ impl Members {
         let same = |(_, member): &(&String, &Member)| member.worker.authority == *address;
         self.by_id.iter().find(same).map(|(id, _)| id.as_str())
     }
+}
+
+fn watch(served: &Arc<Served>) -> JoinSet<()> {
+    let mut watching = JoinSet::new();
+    watching.spawn(health::run(Arc::clone(served)));
+    watching
 }
 
 fn address(config: &WorkerConfig) -> Result<Authority, ClaimError> {

@@ -12,16 +12,14 @@ use crate::core::Served;
 use crate::error::{Error, Kind};
 use crate::flow::client::EngineClient;
 
-/// Between two questions to one worker.
-const PERIOD: Duration = Duration::from_secs(1);
-/// A worker that takes longer to answer is not well.
-const PATIENCE: Duration = Duration::from_secs(2);
-
 /// Polls one worker until the task is ended.
 pub async fn run(served: Arc<Served>, worker: Arc<Worker>) {
-    let mut ticks = tokio::time::interval(PERIOD);
+    let config = served.config.health;
+    let mut ticks = tokio::time::interval(config.probe_interval);
     ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
     let mut block_size_said = false;
+    let (mut passed, mut failed) = (0u32, 0u32);
+    let pass_after = config.pass_after;
     loop {
         ticks.tick().await;
         let asked = Instant::now();
@@ -29,7 +27,7 @@ pub async fn run(served: Arc<Served>, worker: Arc<Worker>) {
         while served.pool.assumed.expire(asked) {
             tokio::task::yield_now().await;
         }
-        match ask(&worker, &served.client).await {
+        match ask(&worker, &served.client, config.probe_timeout).await {
             Ok(load) => {
                 if let Some(tokens) = load.block_size
                     && !served.pool.learn_block_size(tokens)
@@ -45,20 +43,21 @@ pub async fn run(served: Arc<Served>, worker: Arc<Worker>) {
                 }
                 worker.set_load(asked, load);
                 if worker.context_tokens().is_none() {
-                    learn_context(&served, &worker).await;
+                    learn_context(&served, &worker, config.probe_timeout).await;
                 }
-                if worker.set_probed(true) {
+                (passed, failed) = (passed.saturating_add(1), 0);
+                let back = worker.is_up() || passed >= pass_after;
+                if back && worker.set_probed(true, "it answers") {
                     // Whatever comes back may have begun anew.
                     served.pool.assumed.forget(worker.index);
-                    tracing::info!(worker = worker.id(), url = worker.config.url, "worker is up");
                 }
             }
             Err(error) => {
                 // Whoever found it down first: nothing is known of its cache.
                 served.pool.assumed.forget(worker.index);
-                if worker.set_probed(false) {
-                    let url = &worker.config.url;
-                    tracing::warn!(worker = worker.id(), url, %error, "worker is down");
+                (passed, failed) = (0, failed.saturating_add(1));
+                if failed >= config.fail_after {
+                    worker.set_probed(false, &error);
                 }
             }
         }
@@ -66,7 +65,7 @@ pub async fn run(served: Arc<Served>, worker: Arc<Worker>) {
 }
 
 /// vLLM lists the longest sequence as `max_model_len` of each model it serves.
-async fn learn_context(served: &Served, worker: &Worker) {
+async fn learn_context(served: &Served, worker: &Worker, patience: Duration) {
     #[derive(Deserialize)]
     struct Models {
         data: Vec<ModelCard>,
@@ -76,7 +75,7 @@ async fn learn_context(served: &Served, worker: &Worker) {
         id: String,
         max_model_len: Option<u32>,
     }
-    let asked = tokio::time::timeout(PATIENCE, served.client.get(worker, "/v1/models")).await;
+    let asked = tokio::time::timeout(patience, served.client.get(worker, "/v1/models")).await;
     let Ok(Ok(text)) = asked else { return };
     let Ok(Models { data }) = serde_json::from_str(&text) else { return };
     // An engine that does not say it is not asked again.
@@ -94,8 +93,12 @@ async fn learn_context(served: &Served, worker: &Worker) {
 }
 
 /// One question.
-async fn ask(worker: &Worker, client: &EngineClient) -> Result<EngineLoad, Error> {
-    let asked = tokio::time::timeout(PATIENCE, client.get(worker, "/metrics")).await;
+async fn ask(
+    worker: &Worker,
+    client: &EngineClient,
+    patience: Duration,
+) -> Result<EngineLoad, Error> {
+    let asked = tokio::time::timeout(patience, client.get(worker, "/metrics")).await;
     let late = |_| Error::new(Kind::EngineTimeout, "no answer to /metrics in time");
     Ok(EngineLoad::parse(&asked.map_err(late)??))
 }

@@ -1,20 +1,25 @@
 //! One engine, as the router knows it.
 
+use std::fmt::Display;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU32, Ordering::Relaxed};
 use std::time::{Duration, Instant};
 
 use arc_swap::ArcSwapOption;
 use http::uri::Authority;
+use prometheus::IntCounterVec;
 use splitrail_engine::vllm::load::EngineLoad;
 use tokio_util::sync::CancellationToken;
 
 use super::booking::Booked;
 use super::bootstrap::Bootstrap;
 use super::breaker::Breaker;
+use super::deeds::Deeds;
+use super::life::Life;
 use super::pace::Pace;
+use super::state::{Event, State};
 use super::told::Told;
-use crate::config::model::{BreakerConfig, Role, Worker as WorkerConfig};
+use crate::config::model::{BreakerConfig, HealthConfig, Role, Worker as WorkerConfig};
 use crate::error::{Error, Fault};
 use crate::ledger::audit::Audit;
 use crate::pick::Leg;
@@ -39,12 +44,18 @@ pub struct Worker {
     pub audit: Audit,
     /// What its side-car tells of it.
     pub told: Told,
+    /// Where it is in its life.
+    pub life: Life,
+    /// What it has done lately.
+    pub deeds: Deeds,
+    /// For how long it gets a growing share once it is alive.
+    slow_start: Duration,
+    /// Whether it has been here from the start, when all are new and none is spared.
+    founder: AtomicBool,
     /// Fires when it leaves the fleet.
     pub gone: CancellationToken,
     /// Whether its name must be looked up within the allowed networks: it is not written down.
     pub guarded: bool,
-    /// Whether it wants no new legs.
-    draining: AtomicBool,
     /// Whether its last probe or request found it alive.
     up: AtomicBool,
     /// Whether it was probed at all.
@@ -73,6 +84,7 @@ impl Worker {
     /// A worker, presumed alive until a probe says otherwise.
     pub fn new(index: usize, config: WorkerConfig, authority: Authority) -> Self {
         let synced = AtomicBool::new(config.kv_events.is_none());
+        let life = Life::new(&config.id);
         let bootstrap = Bootstrap::new(config.bootstrap.as_deref(), &authority);
         let honours_threshold =
             AtomicU8::new(config.honours_threshold.map_or(0, |yes| 1 + u8::from(yes)));
@@ -84,9 +96,12 @@ impl Worker {
             booked: Arc::default(),
             audit: Audit::default(),
             told: Told::default(),
+            life,
+            deeds: Deeds::default(),
+            slow_start: Duration::ZERO,
+            founder: AtomicBool::new(false),
             gone: CancellationToken::new(),
             guarded: false,
-            draining: AtomicBool::new(false),
             up: AtomicBool::new(true),
             probed: AtomicBool::new(false),
             synced,
@@ -111,14 +126,35 @@ impl Worker {
         Self { guarded, ..self }
     }
 
-    /// Whether it wants no new legs.
-    pub fn is_draining(&self) -> bool {
-        self.draining.load(Relaxed)
+    /// The same worker, watched as configured; its changes of state are counted.
+    pub fn watched(self, model: &str, config: &HealthConfig, transitions: IntCounterVec) -> Self {
+        let life = self.life.counted(model, transitions);
+        Self { life, slow_start: config.slow_start, ..self }
     }
 
-    /// Records that it wants no new legs, or wants them again. What is under way goes on.
-    pub fn set_draining(&self, draining: bool) {
-        self.draining.store(draining, Relaxed);
+    /// The same worker, which is here from the start.
+    pub fn founding(self) -> Self {
+        Self { founder: AtomicBool::new(true), ..self }
+    }
+
+    /// Where it is in its life.
+    pub fn state(&self) -> State {
+        self.life.state()
+    }
+
+    /// How much of its share of new work it gets, above 0 and up to 1.
+    pub fn share(&self, now: Instant) -> f64 {
+        const LEAST: f64 = 0.1;
+        let warming = self.state() == State::Warming && !self.founder.load(Relaxed);
+        if !warming || self.slow_start.is_zero() {
+            return 1.0;
+        }
+        (self.life.age(now).as_secs_f64() / self.slow_start.as_secs_f64()).clamp(LEAST, 1.0)
+    }
+
+    /// Takes no new work from now on, or takes it again. Says whether that is news.
+    pub fn set_draining(&self, draining: bool, why: impl Display) -> bool {
+        self.life.change(if draining { Event::Drain } else { Event::Undrain }, why)
     }
 
     /// The breaker of a leg.
@@ -127,9 +163,9 @@ impl Worker {
         if leg == Leg::Prefill { prefill } else { others }
     }
 
-    /// Whether it may be asked for a leg: it is up, and has not failed that leg too often.
+    /// Whether it may be asked for a leg: it takes work, and has not failed that leg too often.
     pub fn is_available(&self, leg: Leg, now: Instant) -> bool {
-        self.is_up() && self.breaker(leg).allows(now)
+        self.state().takes_work() && self.breaker(leg).allows(now)
     }
 
     /// Records how a leg ended: it has done its part, or failed with this.
@@ -139,6 +175,7 @@ impl Worker {
         }
         let breaker = self.breaker(leg);
         let failed = failed.is_some_and(Error::speaks_against_its_worker);
+        self.deeds.ended(failed);
         let (worker, leg) = (self.id(), leg.name());
         if failed && breaker.fail(Instant::now()) {
             tracing::warn!(worker, leg, "breaker opened: too many failures in a row");
@@ -157,12 +194,14 @@ impl Worker {
         self.up.load(Relaxed)
     }
 
-    /// Records that it is alive, or not; says whether that is news.
-    pub fn set_up(&self, up: bool) -> bool {
+    /// Records that it is alive, or not, and why; says whether that is news.
+    pub fn set_up(&self, up: bool, why: impl Display) -> bool {
         if !up {
             // Whatever comes back may be another version of it.
             self.set_honours_threshold(None);
+            self.founder.store(false, Relaxed);
         }
+        self.life.change(if up { Event::Alive } else { Event::Dead }, why);
         self.up.swap(up, Relaxed) != up
     }
 
@@ -172,9 +211,9 @@ impl Worker {
     }
 
     /// Records a probe's result; says whether that is news.
-    pub fn set_probed(&self, up: bool) -> bool {
+    pub fn set_probed(&self, up: bool, why: impl Display) -> bool {
         let first = !self.probed.swap(true, Relaxed);
-        self.set_up(up) || (first && up)
+        self.set_up(up, why) || (first && up)
     }
 
     /// Whether the first index synchronisation is over.

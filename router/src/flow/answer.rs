@@ -153,6 +153,7 @@ pub(super) async fn generate(
     context.stages.mark("first_token", started);
     if matches!(begun, Ok(First::Events(..))) {
         placed.worker.pace.observe(started.elapsed(), ahead);
+        placed.worker.deeds.began(started.elapsed());
     }
     let error = match conclude(sending, account, begun) {
         Ok(answer) => return Ok(answer),

@@ -260,10 +260,7 @@ fn failure(worker: &Worker, error: &ClientError) -> Error {
         return Error::new(Kind::Overloaded, "the router has no file left to reach an engine");
     }
     let cause = cause.map_or_else(|| "no connection in time".to_owned(), ToString::to_string);
-    if worker.set_up(false) {
-        let url = &worker.config.url;
-        tracing::warn!(worker = worker.id(), url, cause, "worker is down: it cannot be reached");
-    }
+    worker.set_up(false, format_args!("it cannot be reached: {cause}"));
     Error::new(Kind::EngineUnreachable, format!("worker {} cannot be reached", worker.id()))
 }
 

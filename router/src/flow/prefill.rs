@@ -127,8 +127,12 @@ pub(super) async fn prefill_or_local(
         let expected = expected(context, unit, &placed);
         let leg = LegFacts::new(LegKind::Prefill, placed.worker.id(), expected);
         decision.update(|decision| decision.ledger.prefill_sent(leg));
+        let started = Instant::now();
         let prefilled = prefill(context, unit, decision, envelope, &placed).await;
         placed.worker.record(Leg::Prefill, prefilled.as_ref().err());
+        if prefilled.is_ok() {
+            placed.worker.deeds.began(started.elapsed());
+        }
         let error = match prefilled {
             Ok(Some(prefilled)) => {
                 computed(context, unit, &placed.worker);

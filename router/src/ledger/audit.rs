@@ -108,6 +108,10 @@ impl Audit {
 /// index, and names it in the log, once, if it never reports. `has_usage` is whether
 /// there was a usage object; the leg has what was in it.
 pub fn observe(core: &Core, served: &Served, worker: &Worker, leg: &LegFacts, has_usage: bool) {
+    // Whoever has left has no figures any more.
+    if worker.gone.is_cancelled() {
+        return;
+    }
     let (model, id) = (served.name(), worker.id());
     let audit = &worker.audit;
     count(core, &audit.usage, [model, id, "usage"], has_usage);

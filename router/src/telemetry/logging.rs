@@ -1,44 +1,10 @@
 //! Logs go to stderr through `tracing`. No prompt, completion, token id or key is
 //! ever a field of an event, at any level.
 
-use std::io::IsTerminal;
-
-use clap::ValueEnum;
-use tracing_subscriber::EnvFilter;
-
-/// How log lines look.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
-pub enum LogFormat {
-    /// For people.
-    #[default]
-    Text,
-    /// One JSON object a line.
-    Json,
-}
+pub use splitrail_settings::logging::LogFormat;
 
 /// Starts logging. `RUST_LOG` filters; the default is `info`.
 pub fn init(format: LogFormat) {
-    let asked = std::env::var("RUST_LOG").ok().filter(|asked| !asked.is_empty());
-    let parsed = asked.as_ref().map(EnvFilter::try_new).transpose();
-    let ignored = parsed.as_ref().err().map(ToString::to_string);
-    let filter = parsed.ok().flatten().unwrap_or_else(|| EnvFilter::new("info"));
     // This library spells the texts that it normalises out in its traces.
-    let filter = match "tokenizers=info".parse() {
-        Ok(directive) => filter.add_directive(directive),
-        Err(_) => filter,
-    };
-    let builder = tracing_subscriber::fmt()
-        .with_env_filter(filter)
-        .with_writer(std::io::stderr)
-        // A full disk or a reader that is gone costs log lines, never the router.
-        .log_internal_errors(false)
-        .with_ansi(std::io::stderr().is_terminal());
-    // A second initialisation (tests in one process) keeps the first.
-    let _already_set = match format {
-        LogFormat::Text => builder.try_init(),
-        LogFormat::Json => builder.json().try_init(),
-    };
-    if let Some(problem) = ignored {
-        tracing::warn!(problem, "RUST_LOG is not understood; logging at info");
-    }
+    splitrail_settings::logging::init(format, &["tokenizers=info"]);
 }

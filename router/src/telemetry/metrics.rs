@@ -124,8 +124,16 @@ metrics! {
     removed_fields: IntCounterVec("removed_fields_total"; "model");
     /// Prompts whose tokens the router cannot know.
     prompts_unknown: IntCounterVec("prompts_unknown_total"; "model", "reason");
+    /// Workers that a source found last; a source that cannot be reached keeps its figure.
+    discovery_workers: IntGaugeVec("discovery_workers"; "model", "source");
+    /// Faults of a source: it could not be reached, refused, or said nothing of use.
+    discovery_errors: IntCounterVec("discovery_errors_total"; "model", "source");
     /// Whether the worker answered last time.
     worker_up: IntGaugeVec("worker_up"; "model", "worker", "role");
+    /// Where the worker is in its life: 1 for one state, 0 for the others.
+    worker_state: IntGaugeVec("worker_state"; "model", "worker", "state");
+    /// Changes of workers' states.
+    worker_transitions: IntCounterVec("worker_transitions_total"; "model", "worker", "from", "to");
     /// Whether the worker is left alone because it failed a leg too often.
     worker_breaker_open: IntGaugeVec("worker_breaker_open"; "model", "worker", "role", "leg");
     /// Requests that the router has on the worker.

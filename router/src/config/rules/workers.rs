@@ -6,7 +6,7 @@ use super::typed;
 use crate::config::endpoint;
 use crate::config::model::Role;
 use crate::config::problem::{Place, Report};
-use crate::config::tree::Node;
+use crate::config::tree::{Node, Value};
 use crate::config::words::shown;
 
 /// What the other rules need to know of a model's workers. A worker whose role was
@@ -38,13 +38,38 @@ impl<'n> Workers<'n> {
             workers.add(worker, &format!("{path}.workers[{index}]"), report);
         }
         workers.count = list.len();
-        // A list that is missing or empty has been told already.
-        if list.is_empty() {
-            (workers.can_prefill, workers.can_decode) = (true, true);
-            (workers.decode_publishes, workers.any_publishes) = (true, true);
-            workers.decode_has_shim = true;
+        let is_empty = |key| match model.get(key).map(|node| &node.value) {
+            None => Some(true),
+            Some(Value::Seq(items)) => Some(items.is_empty()),
+            Some(_) => None,
+        };
+        match (is_empty("workers"), is_empty("discovery")) {
+            (Some(true), Some(true)) => {
+                let at = model.get("workers").unwrap_or(model).at;
+                let message = format!("`{path}` has no `workers`, and no `discovery` to find any");
+                report.error(at, message, "add `workers:`, each with `id`, `role` and `url`");
+                workers.add_unknown();
+            }
+            (None, _) | (_, None) => workers.add_unknown(),
+            _ => {}
         }
         workers
+    }
+
+    /// Counts workers of which nothing is known before they are there; or of which what is
+    /// written was refused, so that one mistake is not told twice.
+    pub(super) fn add_unknown(&mut self) {
+        self.add_found(None, true, true);
+    }
+
+    /// Counts workers that a source will find: any number of them.
+    pub(super) fn add_found(&mut self, role: Option<Role>, publish: bool, shim: bool) {
+        self.count = self.count.saturating_add(2);
+        self.can_prefill |= role != Some(Role::Decode);
+        self.can_decode |= role != Some(Role::Prefill);
+        self.any_publishes |= publish;
+        self.decode_publishes |= publish && role != Some(Role::Prefill);
+        self.decode_has_shim |= shim && role != Some(Role::Prefill);
     }
 
     fn add(&mut self, worker: &'n Node, path: &str, report: &mut Report) {

@@ -1,0 +1,177 @@
+//! Rules about the sources of a model's workers.
+
+use std::collections::HashMap;
+use std::path::Path;
+
+use super::workers::Workers;
+use super::{typed, typed_or};
+use crate::config::endpoint;
+use crate::config::model::{Connector, Discovery, KubernetesDiscovery, Role};
+use crate::config::problem::{Place, Report};
+use crate::config::tree::{Node, Value};
+use crate::config::words::shown;
+
+mod labels;
+
+/// Looking DNS up more often only troubles it.
+const REFRESH_MIN: std::time::Duration = std::time::Duration::from_secs(1);
+
+/// Checks the sources of `model`, and counts the workers that they may find.
+pub(super) fn check<'n>(
+    model: &'n Node,
+    path: &str,
+    base_dir: &Path,
+    workers: &mut Workers<'n>,
+    report: &mut Report,
+) {
+    let connector = typed_or(model, "connector", Connector::default());
+    let mut seen: HashMap<String, Place> = HashMap::new();
+    let list = model.get("discovery").map(Node::items).unwrap_or_default();
+    for (index, node) in list.iter().enumerate() {
+        let path = format!("{path}.discovery[{index}]");
+        let source = serde_json::from_value::<Discovery>(node.to_json()).ok();
+        count(source.as_ref(), workers);
+        if let Some(source) = &source {
+            twice(&mut seen, source, node.at, &path, report);
+        }
+        match node.get("kind").and_then(Node::text) {
+            Some("dns") => dns(node, &path, report),
+            Some("kubernetes") => kubernetes(node, &path, base_dir, report),
+            _ => continue,
+        }
+        ports(node, &path, connector, report);
+    }
+}
+
+/// A source that was refused counts as any, so that one mistake is not told twice.
+fn count(source: Option<&Discovery>, workers: &mut Workers<'_>) {
+    match source {
+        Some(Discovery::Dns(dns)) => {
+            workers.add_found(Some(dns.role), dns.kv_events_port.is_some(), dns.shim);
+        }
+        // A pod's annotation may say where it publishes.
+        Some(Discovery::Kubernetes(pods)) => workers.add_found(pods.role, true, pods.shim),
+        Some(Discovery::Shim {}) | None => workers.add_unknown(),
+    }
+}
+
+fn twice(
+    seen: &mut HashMap<String, Place>,
+    source: &Discovery,
+    at: Place,
+    path: &str,
+    report: &mut Report,
+) {
+    let name = source.name();
+    if let Some(first) = seen.get(&name) {
+        let message = format!("`{path}` finds the same workers as {}:{}", first.line, first.column);
+        report.error(at, message, "one entry per source: delete one");
+    } else {
+        seen.insert(name, at);
+    }
+}
+
+/// What is under `key`, if that is anything: empty is the same as left out.
+fn given<'n>(node: &'n Node, key: &str) -> Option<&'n Node> {
+    node.get(key).filter(|value| value.value != Value::Null)
+}
+
+fn dns(node: &Node, path: &str, report: &mut Report) {
+    if let Some((name, at)) = node.get("name").and_then(|name| Some((name.text()?, name.at))) {
+        // A dot at the end keeps resolvers from trying their search domains.
+        let host = name.strip_suffix('.').unwrap_or(name);
+        if host.parse::<std::net::IpAddr>().is_ok() {
+            let message = format!("`{path}.name` is an address, not a name");
+            report.error(at, message, "an engine whose address is known belongs into `workers`");
+        } else if !name.is_empty() && endpoint::parse(&format!("http://{host}:1"), "http").is_err()
+        {
+            let message = format!("`{path}.name` \"{}\" is not a host name", shown(name));
+            let hint = "only the name, as in `engines.default.svc.cluster.local`; ports have keys \
+                        of their own";
+            report.error(at, message, hint);
+        }
+    }
+    if let Some(node) = node.get("refresh")
+        && let Some(Ok(refresh)) = node.text().map(super::parse_duration)
+        && refresh < REFRESH_MIN
+    {
+        report.error(node.at, format!("`{path}.refresh` is too short"), "at least `1s`");
+    }
+}
+
+fn kubernetes(node: &Node, path: &str, base_dir: &Path, report: &mut Report) {
+    if !cfg!(feature = "kubernetes") {
+        let at = node.get("kind").unwrap_or(node).at;
+        let message = format!("`{path}.kind: kubernetes` is not part of this build");
+        report.error(at, message, "build with `--features kubernetes`");
+    }
+    if let Some((selector, at)) =
+        node.get("selector").and_then(|node| Some((node.text()?, node.at)))
+        && !selector.is_empty()
+        && let Err(why) = labels::selector(selector)
+    {
+        let message = format!("`{path}.selector` \"{}\" {why}", shown(selector));
+        report.error(at, message, "as `kubectl get pods -l` takes it: `app=vllm,tier in (a, b)`");
+    }
+    if let Some((label, at)) = node.get("role_label").and_then(|node| Some((node.text()?, node.at)))
+    {
+        if !label.is_empty() && !labels::is_key(label) {
+            let message = format!("`{path}.role_label` \"{}\" is not a label's key", shown(label));
+            let hint = format!("such as `{}`", KubernetesDiscovery::ROLE_LABEL);
+            report.error(at, message, hint);
+        }
+        if given(node, "role").is_some() {
+            let message = format!("`{path}.role_label` is of no use beside `role`");
+            report.error(at, message, "`role` is that of all the pods: delete one of the two");
+        }
+    }
+    let kubeconfig = node.get("kubeconfig").and_then(|node| Some((node.text()?, node.at)));
+    if let Some((file, at)) = kubeconfig
+        && (file.is_empty() || !base_dir.join(file).is_file())
+    {
+        let message = format!("`{path}.kubeconfig` \"{}\" is not a file", shown(file));
+        report.error(at, message, "relative paths start at the configuration's folder");
+    }
+    if let Some(context) = given(node, "context")
+        && kubeconfig.is_none()
+    {
+        let message = format!("`{path}.context` is of no use without `kubeconfig`");
+        report.error(context.at, message, "a service account has no contexts: delete it");
+    }
+}
+
+/// What both say of ports, and what connectors make of it.
+fn ports(node: &Node, path: &str, connector: Option<Connector>, report: &mut Report) {
+    let role = typed::<Role>(node, "role");
+    if let Some(replay) = given(node, "kv_replay_port")
+        && given(node, "kv_events_port").is_none()
+    {
+        let message = format!("`{path}.kv_replay_port` is of no use without `kv_events_port`");
+        report.error(replay.at, message, "add `kv_events_port`, or delete it");
+    }
+    let keys = ["port", "kv_events_port", "kv_replay_port", "bootstrap_port"];
+    let mut taken: Vec<(&str, String)> = Vec::new();
+    for (key, port) in keys.iter().filter_map(|key| Some((*key, given(node, key)?))) {
+        let number = port.to_json().to_string();
+        if let Some((other, _)) = taken.iter().find(|(_, other)| *other == number) {
+            let message = format!("`{path}.{key}` is the same as `{other}`");
+            report.error(port.at, message, "each of an engine's servers has its own port");
+        }
+        taken.push((key, number));
+    }
+    let Some(connector) = connector else { return };
+    if let Some(bootstrap) = given(node, "bootstrap_port")
+        && (!connector.is_concurrent() || role == Some(Role::Decode))
+    {
+        let message = format!("`{path}.bootstrap_port` is of no use");
+        let hint = "only prefill workers have one, with `connector: mooncake` or `sglang`";
+        report.error(bootstrap.at, message, hint);
+    }
+    if let Some(node) = node.get("role")
+        && role == Some(Role::Both)
+        && !connector.serves_alone()
+    {
+        let message = format!("`{path}.role: both` cannot be had of SGLang");
+        report.error(node.at, message, "an SGLang engine does either: prefill or decode");
+    }
+}

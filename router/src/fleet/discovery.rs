@@ -1,0 +1,185 @@
+//! Workers that nobody wrote down: who says that they are there.
+//!
+//! A source says all that it knows whenever that changes. It knows nothing of how the fleet
+//! is run: whoever takes what it found compares it with what was there. A source that cannot
+//! be reached says nothing, and so changes nothing.
+
+use std::net::{IpAddr, SocketAddr};
+use std::time::Duration;
+
+use prometheus::{IntCounter, IntGauge};
+use tokio::sync::mpsc;
+use tokio::task::JoinSet;
+
+pub mod dns;
+#[cfg(feature = "kubernetes")]
+pub mod kubernetes;
+
+use crate::config::model::{Discovery, Model, Worker};
+use crate::telemetry::metrics::Metrics;
+
+/// The most workers that one source may find; what is beyond is left out, loudly.
+pub const WORKERS_MAX: usize = 4096;
+
+/// All workers that a source knows of now; replaces what it said before.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Found {
+    /// The workers, each once, sorted by id. A worker whose address has changed keeps its id.
+    pub workers: Vec<Worker>,
+}
+
+/// Where a source's doings are counted.
+#[derive(Clone, Debug)]
+pub struct Tally {
+    workers: IntGauge,
+    errors: IntCounter,
+}
+
+impl Tally {
+    /// The counts of one source of one model; both names are the configuration's.
+    #[must_use]
+    pub fn new(metrics: &Metrics, model: &str, source: &str) -> Self {
+        let labels = [model, source];
+        Self {
+            workers: metrics.discovery_workers.with_label_values(&labels),
+            errors: metrics.discovery_errors.with_label_values(&labels),
+        }
+    }
+
+    fn found(&self, workers: usize) {
+        self.workers.set(i64::try_from(workers).unwrap_or(i64::MAX));
+    }
+
+    fn failed(&self) {
+        self.errors.inc();
+    }
+}
+
+/// A source that is followed.
+#[derive(Debug)]
+pub struct Followed {
+    /// Its place in the model's `discovery`.
+    pub place: usize,
+    /// Its name in logs and metrics.
+    pub name: String,
+    /// What it says; the first time when it has been reached, be it that there is nobody.
+    pub found: mpsc::Receiver<Found>,
+}
+
+/// Follows the sources of `model`, other than its side-cars, with tasks in `tasks` that end
+/// with it. A task that breaks off begins again.
+pub fn follow(model: &Model, metrics: &Metrics, tasks: &mut JoinSet<()>) -> Vec<Followed> {
+    let mut sources = Vec::new();
+    for (place, discovery) in model.discovery.iter().enumerate() {
+        let name = discovery.name();
+        let tally = Tally::new(metrics, &model.name, &name);
+        // Whoever takes it late only needs the last; a source waits until it is taken.
+        let (sink, found) = mpsc::channel(1);
+        match discovery {
+            // They come by themselves.
+            Discovery::Shim {} => continue,
+            Discovery::Dns(config) => {
+                let config = config.clone();
+                let run = move || dns::run(config.clone(), sink.clone(), tally.clone());
+                tasks.spawn(again(name.clone(), run));
+            }
+            #[cfg(feature = "kubernetes")]
+            Discovery::Kubernetes(config) => {
+                let config = config.clone();
+                let run = move || kubernetes::run(config.clone(), sink.clone(), tally.clone());
+                tasks.spawn(again(name.clone(), run));
+            }
+            #[cfg(not(feature = "kubernetes"))]
+            Discovery::Kubernetes(_) => {
+                drop((sink, tally));
+                tracing::error!(source = name, "this build has no Kubernetes");
+            }
+        }
+        sources.push(Followed { place, name, found });
+    }
+    sources
+}
+
+/// Runs a source again if it panics: what it said would stay, and be believed.
+async fn again<F>(source: String, run: impl Fn() -> F + Send)
+where
+    F: Future<Output = ()> + Send + 'static,
+{
+    const PAUSE: Duration = Duration::from_secs(1);
+    loop {
+        let mut running = JoinSet::new();
+        running.spawn(run());
+        match running.join_next().await {
+            Some(Err(error)) if error.is_panic() => {
+                tracing::error!(source, "discovery broke off and starts again");
+                tokio::time::sleep(PAUSE).await;
+            }
+            _ => return,
+        }
+    }
+}
+
+/// `SCHEME://IP:PORT`.
+fn address(scheme: &str, ip: IpAddr, port: u16) -> String {
+    format!("{scheme}://{}", SocketAddr::new(ip, port))
+}
+
+/// Cuts what is beyond [`WORKERS_MAX`] off, the same ones each time.
+fn bounded<T>(source: &str, mut sorted: Vec<T>) -> Vec<T> {
+    if sorted.len() > WORKERS_MAX {
+        tracing::error!(
+            source,
+            found = sorted.len(),
+            WORKERS_MAX,
+            "too many: the last are left out"
+        );
+        sorted.truncate(WORKERS_MAX);
+    }
+    sorted
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used)]
+mod tests {
+    use super::*;
+
+    #[tokio::test]
+    async fn every_source_of_a_model_is_followed_until_its_tasks_end() {
+        let model: Model = serde_json::from_str(
+            r#"{
+                "name": "m", "tokenizer": { "kind": "none" }, "flow": "aggregated",
+                "discovery": [
+                    { "kind": "shim" },
+                    { "kind": "dns", "name": "localhost", "port": 8000, "role": "both" },
+                    { "kind": "dns", "name": "localhost", "port": 8001, "role": "decode" }
+                ]
+            }"#,
+        )
+        .unwrap();
+        let metrics = Metrics::new().unwrap();
+        let mut tasks = JoinSet::new();
+        let mut sources = follow(&model, &metrics, &mut tasks);
+        let names: Vec<_> =
+            sources.iter().map(|source| (source.place, source.name.as_str())).collect();
+        assert_eq!(names, [(1, "dns:localhost:8000"), (2, "dns:localhost:8001")]);
+        for source in &mut sources {
+            assert_eq!(source.found.recv().await.unwrap().workers.len(), 1);
+            let workers = metrics.discovery_workers.with_label_values(&["m", &source.name]);
+            assert_eq!(workers.get(), 1);
+        }
+        drop(tasks);
+        assert_eq!(sources[0].found.recv().await, None);
+    }
+
+    #[tokio::test]
+    async fn a_source_that_breaks_off_begins_again() {
+        let begun = std::sync::Arc::new(std::sync::atomic::AtomicU32::new(0));
+        let counted = std::sync::Arc::clone(&begun);
+        let run = move || {
+            let before = counted.fetch_add(1, std::sync::atomic::Ordering::Relaxed);
+            async move { assert!(before > 0, "a defect") }
+        };
+        again("s".to_owned(), run).await;
+        assert_eq!(begun.load(std::sync::atomic::Ordering::Relaxed), 2);
+    }
+}

@@ -1,0 +1,158 @@
+//! Workers from the addresses of a DNS name.
+//!
+//! The system's resolver is asked (`getaddrinfo`: A and AAAA, `/etc/hosts`, search domains).
+//! It tells no time to live, so the name is looked up at a period of its own.
+
+use std::io;
+use std::net::IpAddr;
+use std::pin::pin;
+use std::time::{Duration, Instant};
+
+use tokio::sync::mpsc::Sender;
+use tokio::time::{sleep, timeout};
+
+mod known;
+
+use super::{Found, Tally, address, bounded};
+use crate::config::model::{AddressFamily, Discovery, DnsDiscovery, Worker};
+use crate::core::Seldom;
+use known::{Answer, Known};
+
+/// A resolver that takes longer is out of order.
+const PATIENCE: Duration = Duration::from_secs(10);
+/// Between two lookups as long as DNS has said nothing yet.
+const EAGER: Duration = Duration::from_secs(1);
+
+/// Follows a name until the task is ended or nobody listens.
+pub async fn run(config: DnsDiscovery, sink: Sender<Found>, tally: Tally) {
+    let (name, port) = (config.name.clone(), config.port);
+    let lookup = || {
+        let name = name.clone();
+        async move {
+            let found = tokio::net::lookup_host((name.as_str(), port)).await?;
+            Ok(found.map(|address| address.ip()).collect())
+        }
+    };
+    follow(&config, &sink, &tally, lookup).await;
+}
+
+/// The same with any resolver.
+async fn follow<F>(
+    config: &DnsDiscovery,
+    sink: &Sender<Found>,
+    tally: &Tally,
+    lookup: impl Fn() -> F,
+) where
+    F: Future<Output = io::Result<Vec<IpAddr>>>,
+{
+    let source = Discovery::Dns(config.clone()).name();
+    let log = Seldom::default();
+    let mut known = Known::default();
+    loop {
+        let answer = match ask(&source, tally, &log, PATIENCE, lookup()).await {
+            Answer::Addresses(found) => match chosen(config.family, found) {
+                none if none.is_empty() => Answer::NoSuchName,
+                some => Answer::Addresses(bounded(&source, some)),
+            },
+            other => other,
+        };
+        if let Answer::NoSuchName = answer {
+            tally.failed();
+            if log.may_say() {
+                tracing::warn!(source, "DNS says that the name has no address");
+            }
+        }
+        if let Some(addresses) = known.take(answer, Instant::now(), config.keep) {
+            let mut workers: Vec<_> =
+                addresses.iter().map(|address| worker(config, *address)).collect();
+            workers.sort_by(|left, right| left.id.cmp(&right.id));
+            tracing::info!(source, workers = workers.len(), "found by DNS");
+            tally.found(workers.len());
+            if sink.send(Found { workers }).await.is_err() {
+                return;
+            }
+        }
+        let period = if known.is_told() { config.refresh } else { config.refresh.min(EAGER) };
+        // So that many routers do not ask at the same moment for ever.
+        sleep(period + period.mul_f64(rand::random::<f64>() / 10.0)).await;
+    }
+}
+
+/// One question. Never two at a time: `getaddrinfo` cannot be called off and occupies a
+/// thread until it gives up.
+async fn ask(
+    source: &str,
+    tally: &Tally,
+    log: &Seldom,
+    patience: Duration,
+    asked: impl Future<Output = io::Result<Vec<IpAddr>>>,
+) -> Answer {
+    let mut asked = pin!(asked);
+    loop {
+        match timeout(patience, &mut asked).await {
+            Ok(Ok(found)) => return Answer::Addresses(found),
+            Ok(Err(error)) if says_no_such_name(&error) => return Answer::NoSuchName,
+            Ok(Err(error)) => {
+                tally.failed();
+                if log.may_say() {
+                    tracing::warn!(source, %error, "DNS cannot be asked: what it said last holds");
+                }
+                return Answer::None;
+            }
+            Err(_) => {
+                tally.failed();
+                tracing::warn!(source, "DNS takes long: what it said last holds");
+            }
+        }
+    }
+}
+
+/// Whether the resolver was told that the name has no address, rather than nothing.
+fn says_no_such_name(error: &io::Error) -> bool {
+    // The standard library keeps only `gai_strerror`'s text of EAI_NONAME and EAI_NODATA:
+    // that of glibc, of musl and of macOS. Any other text counts as no answer, which is the
+    // harmless mistake: what was known stays.
+    const TEXTS: [&str; 5] = [
+        "Name or service not known",
+        "No address associated with hostname",
+        "Name does not resolve",
+        "Name has no usable address",
+        "nodename nor servname provided",
+    ];
+    let text = error.to_string();
+    TEXTS.iter().any(|known| text.contains(known))
+}
+
+/// The addresses that count, sorted, each once.
+fn chosen(family: AddressFamily, found: Vec<IpAddr>) -> Vec<IpAddr> {
+    let mut found: Vec<IpAddr> = found.into_iter().map(|ip| ip.to_canonical()).collect();
+    found.retain(|ip| !ip.is_unspecified() && !ip.is_multicast());
+    let ipv4 = match family {
+        AddressFamily::Auto => found.iter().any(IpAddr::is_ipv4),
+        AddressFamily::Ipv4 => true,
+        AddressFamily::Ipv6 => false,
+    };
+    found.retain(|ip| ip.is_ipv4() == ipv4);
+    found.sort_unstable();
+    found.dedup();
+    found
+}
+
+/// The worker at an address. It has the same id as often as the address is found.
+fn worker(config: &DnsDiscovery, ip: IpAddr) -> Worker {
+    let host = config.name.split('.').next().unwrap_or_default().replace('_', "-");
+    let at = |scheme, port: Option<u16>| port.map(|port| address(scheme, ip, port));
+    Worker {
+        id: format!("{host}-{ip}-{}", config.port),
+        role: config.role,
+        url: address("http", ip, config.port),
+        kv_events: at("tcp", config.kv_events_port),
+        kv_replay: at("tcp", config.kv_replay_port),
+        bootstrap: at("http", config.bootstrap_port),
+        shim: config.shim,
+        honours_threshold: config.honours_threshold,
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,172 @@
+//! Which workers do so much worse than their peers that they are left alone: pure.
+
+use std::time::Duration;
+
+use crate::config::model::EjectionConfig;
+
+/// What a worker has done since the last look.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct Record {
+    /// The worker's number.
+    pub worker: usize,
+    /// Whether it is ejected now.
+    pub ejected: bool,
+    /// Legs that ended.
+    pub legs: u32,
+    /// Those of them that failed by its fault.
+    pub failed: u32,
+    /// Mean time to the first token, in milliseconds; `None` if it gave none.
+    pub first_token_ms: Option<f64>,
+}
+
+/// Why a worker is ejected.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Cause {
+    /// It fails too often.
+    Failures,
+    /// It takes too long.
+    Slow,
+}
+
+impl Cause {
+    /// The word in logs.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Failures => "fails too often",
+            Self::Slow => "takes too long",
+        }
+    }
+}
+
+/// The workers to eject now, the worst first, out of all of one role that are there.
+pub fn outliers(records: &[Record], config: &EjectionConfig) -> Vec<(usize, Cause)> {
+    let out = records.iter().filter(|record| record.ejected).count();
+    let cap = records.len() * config.cap_percent as usize / 100;
+    let room = cap.min(records.len().saturating_sub(1)).saturating_sub(out);
+    let judged: Vec<&Record> = records
+        .iter()
+        .filter(|record| !record.ejected && record.legs >= config.min_requests)
+        .collect();
+    let mut worst: Vec<(f64, usize, Cause)> = Vec::new();
+    for record in &judged {
+        let others = judged.iter().filter(|other| other.worker != record.worker);
+        let failing = share(record);
+        let usual = median(others.clone().map(|other| share(other))).unwrap_or(0.0);
+        let limit = f64::from(config.failure_percent) / 100.0;
+        if limit > 0.0 && failing >= limit && usual < failing / 2.0 {
+            worst.push((1e9 + failing, record.worker, Cause::Failures));
+            continue;
+        }
+        let usual = median(others.filter_map(|other| other.first_token_ms));
+        if config.slow_factor > 0
+            && let (Some(own), Some(usual)) = (record.first_token_ms, usual)
+            && own > usual * f64::from(config.slow_factor)
+        {
+            worst.push((own / usual.max(f64::MIN_POSITIVE), record.worker, Cause::Slow));
+        }
+    }
+    worst.sort_by(|a, b| b.0.total_cmp(&a.0).then(a.1.cmp(&b.1)));
+    worst.into_iter().take(room).map(|(_, worker, cause)| (worker, cause)).collect()
+}
+
+/// How long the `times`th ejection in a row lasts.
+pub fn lasts(config: &EjectionConfig, times: u32) -> Duration {
+    config.time * times.clamp(1, 10)
+}
+
+fn share(record: &Record) -> f64 {
+    f64::from(record.failed) / f64::from(record.legs.max(1))
+}
+
+fn median(values: impl Iterator<Item = f64>) -> Option<f64> {
+    let mut values: Vec<f64> = values.collect();
+    values.sort_by(f64::total_cmp);
+    values.get(values.len() / 2).copied()
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    fn config() -> EjectionConfig {
+        EjectionConfig { slow_factor: 5, min_requests: 10, ..EjectionConfig::default() }
+    }
+
+    fn record(worker: usize, failed: u32, first_token_ms: f64) -> Record {
+        let first_token_ms = Some(first_token_ms);
+        Record { worker, ejected: false, legs: 100, failed, first_token_ms }
+    }
+
+    #[test]
+    fn whoever_fails_more_than_the_others_goes() {
+        let records = [record(0, 60, 10.0), record(1, 2, 10.0), record(2, 0, 10.0)];
+        assert_eq!(outliers(&records, &config()), [(0, Cause::Failures)]);
+        let all = [record(0, 60, 10.0), record(1, 60, 10.0), record(2, 60, 10.0)];
+        assert_eq!(outliers(&all, &config()), [], "something that all share");
+        let few = [Record { legs: 9, failed: 9, ..records[0] }, records[1], records[2]];
+        assert_eq!(outliers(&few, &config()), [], "too few to judge by");
+    }
+
+    #[test]
+    fn whoever_is_many_times_slower_goes() {
+        let records = [record(0, 0, 100.0), record(1, 0, 10.0), record(2, 0, 12.0)];
+        assert_eq!(outliers(&records, &config()), [(0, Cause::Slow)]);
+        let off = EjectionConfig { slow_factor: 0, ..config() };
+        assert_eq!(outliers(&records, &off), []);
+    }
+
+    #[test]
+    fn the_cap_holds_with_those_already_out() {
+        let mut records: Vec<_> = (0..10).map(|i| record(i, 0, 10.0)).collect();
+        for (i, record) in records.iter_mut().enumerate().take(4) {
+            record.failed = 90 + i as u32;
+        }
+        let out: Vec<_> = outliers(&records, &config()).iter().map(|(worker, _)| *worker).collect();
+        assert_eq!(out, [3, 2, 1], "a third of ten");
+        records[9].ejected = true;
+        assert_eq!(outliers(&records, &config()).len(), 2);
+        let two = [record(0, 100, 1.0), record(1, 0, 1.0)];
+        assert_eq!(outliers(&two, &config()), [], "a third of two is nobody");
+    }
+
+    #[test]
+    fn a_stubborn_one_is_out_for_longer_up_to_a_bound() {
+        let time = |times| lasts(&config(), times).as_secs();
+        assert_eq!((time(1), time(2), time(10), time(99)), (30, 60, 300, 300));
+    }
+
+    fn records() -> impl Strategy<Value = Vec<Record>> {
+        let one = (any::<bool>(), 0u32..200, 0u32..200, proptest::option::of(0.0..1e6f64));
+        proptest::collection::vec(one, 0..30).prop_map(|all| {
+            let numbered = all.into_iter().enumerate();
+            numbered
+                .map(|(worker, (ejected, legs, failed, first_token_ms))| Record {
+                    worker,
+                    ejected,
+                    legs,
+                    failed: failed.min(legs),
+                    first_token_ms,
+                })
+                .collect()
+        })
+    }
+
+    proptest! {
+        #[test]
+        fn somebody_is_always_left_and_the_order_does_not_matter(
+            records in records(), cap_percent in 0u32..=100, turn in 0usize..30
+        ) {
+            let config = EjectionConfig { cap_percent, ..config() };
+            let out = outliers(&records, &config);
+            let before = records.iter().filter(|record| record.ejected).count();
+            let cap = records.len() * cap_percent as usize / 100;
+            prop_assert!(out.is_empty() || before + out.len() <= cap);
+            prop_assert!(out.is_empty() || before + out.len() < records.len());
+            let mut turned = records.clone();
+            turned.rotate_left(turn.min(records.len()));
+            prop_assert_eq!(outliers(&turned, &config), out);
+        }
+    }
+}

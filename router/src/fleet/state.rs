@@ -1,0 +1,178 @@
+//! The life of a worker, as a small machine: pure.
+//!
+//! ```text
+//! joining -> warming -> serving -> ejected -> warming
+//!    any of them -> down -> warming;  -> draining -> joining;  -> left
+//! ```
+
+/// Where a worker is in its life.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[repr(u8)]
+pub enum State {
+    /// New, and not heard of yet: presumed alive.
+    Joining = 0,
+    /// Alive for a short time: it gets a growing share.
+    Warming = 1,
+    /// In full service.
+    Serving = 2,
+    /// Alive, but doing so much worse than the others that it is left alone for a while.
+    Ejected = 3,
+    /// It does not answer.
+    Down = 4,
+    /// Takes no new work; what it does it goes on with.
+    Draining = 5,
+    /// Gone for good.
+    Left = 6,
+}
+
+/// What happens to a worker.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Event {
+    /// It answered.
+    Alive,
+    /// It did not answer, or could not be reached.
+    Dead,
+    /// It has been alive for long enough.
+    Warm,
+    /// It does worse than the others.
+    Eject,
+    /// It has been left alone for long enough.
+    Readmit,
+    /// An operator or its side-car wants no new work on it.
+    Drain,
+    /// They have thought better of it.
+    Undrain,
+    /// It is taken out of the fleet.
+    Leave,
+}
+
+impl State {
+    /// All of them.
+    pub const ALL: [Self; 7] = [
+        Self::Joining,
+        Self::Warming,
+        Self::Serving,
+        Self::Ejected,
+        Self::Down,
+        Self::Draining,
+        Self::Left,
+    ];
+
+    /// The label in metrics, logs and the admin listener.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Joining => "joining",
+            Self::Warming => "warming",
+            Self::Serving => "serving",
+            Self::Ejected => "ejected",
+            Self::Down => "down",
+            Self::Draining => "draining",
+            Self::Left => "left",
+        }
+    }
+
+    /// Whether it gets new work.
+    pub fn takes_work(self) -> bool {
+        matches!(self, Self::Joining | Self::Warming | Self::Serving)
+    }
+
+    /// What an event makes of it; `None` if nothing changes.
+    pub fn after(self, event: Event) -> Option<Self> {
+        use State::{Down, Draining, Ejected, Joining, Left, Serving, Warming};
+        Some(match (self, event) {
+            (Left, _) => return None,
+            (_, Event::Leave) => Left,
+            (Draining, Event::Undrain) => Joining,
+            (Draining, _) | (_, Event::Undrain) => return None,
+            (_, Event::Drain) => Draining,
+            (Joining | Down, Event::Alive) => Warming,
+            (Joining | Warming | Serving | Ejected, Event::Dead) => Down,
+            (Warming, Event::Warm) => Serving,
+            (Warming | Serving, Event::Eject) => Ejected,
+            (Ejected, Event::Readmit) => Warming,
+            (Warming | Serving | Ejected, Event::Alive) => return None,
+            (Down, Event::Dead | Event::Warm | Event::Eject | Event::Readmit) => return None,
+            (Joining, Event::Warm | Event::Eject | Event::Readmit) => return None,
+            (Serving, Event::Warm | Event::Readmit) => return None,
+            (Ejected, Event::Warm | Event::Eject) => return None,
+            (Warming, Event::Readmit) => return None,
+        })
+    }
+
+    pub(super) fn from_u8(state: u8) -> Self {
+        Self::ALL.get(usize::from(state)).copied().unwrap_or(Self::Left)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    const EVENTS: [Event; 8] = [
+        Event::Alive,
+        Event::Dead,
+        Event::Warm,
+        Event::Eject,
+        Event::Readmit,
+        Event::Drain,
+        Event::Undrain,
+        Event::Leave,
+    ];
+
+    #[test]
+    fn numbers_name_states() {
+        for state in State::ALL {
+            assert_eq!(State::from_u8(state as u8), state);
+        }
+    }
+
+    #[test]
+    fn every_state_can_be_reached_from_the_first() {
+        let mut reached = vec![State::Joining];
+        for at in 0..State::ALL.len() {
+            let Some(state) = reached.get(at).copied() else { break };
+            for next in EVENTS.iter().filter_map(|event| state.after(*event)) {
+                if !reached.contains(&next) {
+                    reached.push(next);
+                }
+            }
+        }
+        assert_eq!(reached.len(), State::ALL.len(), "{reached:?}");
+    }
+
+    proptest! {
+        #[test]
+        fn whoever_left_stays_away_and_whoever_drains_gets_no_work(
+            events in proptest::collection::vec(0..EVENTS.len(), 0..40)
+        ) {
+            let mut state = State::Joining;
+            let (mut drained, mut left) = (false, false);
+            for event in events.into_iter().map(|at| EVENTS[at]) {
+                drained = (drained || event == Event::Drain) && event != Event::Undrain;
+                left |= event == Event::Leave;
+                let after = state.after(event);
+                prop_assert_ne!(after, Some(state), "a change changes something");
+                state = after.unwrap_or(state);
+                prop_assert_eq!(left, state == State::Left);
+                prop_assert!(!(drained && state.takes_work()));
+            }
+        }
+
+        #[test]
+        fn whoever_is_dead_gets_no_work_until_it_answers(
+            events in proptest::collection::vec(0..EVENTS.len(), 0..40)
+        ) {
+            let mut state = State::Joining;
+            let mut dead = false;
+            for event in events.into_iter().map(|at| EVENTS[at]) {
+                // Undrained, it is presumed alive until a probe says otherwise.
+                dead = (dead || event == Event::Dead)
+                    && !matches!(event, Event::Alive | Event::Undrain);
+                let drained = state == State::Draining;
+                state = state.after(event).unwrap_or(state);
+                prop_assert!(!(dead && !drained && state.takes_work()), "{:?}", state);
+            }
+        }
+    }
+}

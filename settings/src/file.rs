@@ -1,0 +1,83 @@
+//! From a file to a checked value.
+
+use std::fs::File;
+use std::io::Read;
+use std::path::Path;
+
+use serde::de::DeserializeOwned;
+use serde_json::Value as Json;
+
+use crate::check;
+use crate::problem::{Place, Problem, Problems, Report};
+use crate::tree::{self, Node};
+use crate::words::Dialect;
+
+/// A configuration file is no longer than this; a fleet of 10,000 workers is about 2 MB.
+const FILE_MAX_BYTES: usize = 4 << 20;
+
+/// The text of a configuration file, which is called `name` in problems.
+///
+/// # Errors
+/// It cannot be read, is too large or is not UTF-8.
+pub fn read(path: &Path, name: &str, dialect: &Dialect) -> Result<String, Problems> {
+    let mut report = Report::new(name);
+    let mut bytes = Vec::new();
+    let read = File::open(path)
+        .and_then(|file| file.take(FILE_MAX_BYTES as u64 + 1).read_to_end(&mut bytes));
+    if let Err(error) = read {
+        let hint = "name a readable YAML file";
+        report.error(Place::START, format!("the file cannot be read: {error}"), hint);
+        return Err(report.into_problems());
+    }
+    if bytes.len() > FILE_MAX_BYTES {
+        too_large(&mut report, dialect);
+        return Err(report.into_problems());
+    }
+    String::from_utf8(bytes).map_err(|error| {
+        let valid = error.utf8_error().valid_up_to();
+        let before = String::from_utf8_lossy(&error.as_bytes()[..valid]);
+        let hint = "save the file as UTF-8";
+        report.error(Place::after(&before), "here is a byte that is not UTF-8".to_owned(), hint);
+        report.into_problems()
+    })
+}
+
+/// Checks the text of a file called `name` against `schema` and then `rules`, and makes
+/// the value that it describes. With it come the warnings, sorted by place.
+///
+/// # Errors
+/// Every mistake of the text, each with its place.
+pub fn parse<T: DeserializeOwned>(
+    name: &str,
+    text: &str,
+    schema: &Json,
+    dialect: &Dialect,
+    rules: impl FnOnce(&Node, &mut Report),
+) -> Result<(T, Vec<Problem>), Problems> {
+    let mut report = Report::new(name);
+    if text.len() > FILE_MAX_BYTES {
+        too_large(&mut report, dialect);
+        return Err(report.into_problems());
+    }
+    let Some(root) = tree::read(text, dialect, &mut report) else {
+        return Err(report.into_problems());
+    };
+    check::check(&root, schema, dialect, &mut report);
+    rules(&root, &mut report);
+    if report.has_errors() {
+        return Err(report.into_problems());
+    }
+    match serde_json::from_value(root.to_json()) {
+        Ok(value) => Ok((value, report.into_warnings())),
+        Err(error) => {
+            let hint = "this mistake should have been found with its place: please report it";
+            report.error(root.at, format!("the configuration is not valid: {error}"), hint);
+            Err(report.into_problems())
+        }
+    }
+}
+
+fn too_large(report: &mut Report, dialect: &Dialect) {
+    let message = format!("the file is larger than {FILE_MAX_BYTES} bytes");
+    report.error(Place::START, message, dialect.too_large);
+}

@@ -1,0 +1,164 @@
+//! The reference table of all keys, made from the schema.
+
+use std::fmt::Write;
+
+use serde_json::Value as Json;
+
+use crate::scalar::{ADDRESS_FORMAT, DURATION_FORMAT};
+use crate::schema::{alternatives, constant, follow, kind, type_name};
+
+/// All keys of a configuration in a Markdown table: path, type, default, meaning.
+/// `[]` stands for each item of a list.
+#[must_use]
+pub fn reference_markdown(schema: &Json) -> String {
+    let mut table = Table { schema, text: String::new() };
+    table.text.push_str("| key | type | default | meaning |\n|---|---|---|---|\n");
+    table.object(schema, "", None);
+    table.text
+}
+
+struct Table<'s> {
+    schema: &'s Json,
+    text: String,
+}
+
+impl<'s> Table<'s> {
+    /// The rows of an object's keys. `only` names the kind that they belong to.
+    fn object(&mut self, object: &'s Json, path: &str, only: Option<&str>) {
+        let required = object.get("required").and_then(Json::as_array);
+        let required: Vec<&Json> = required.into_iter().flatten().collect();
+        let properties = object.get("properties").and_then(Json::as_object);
+        for (key, property) in properties.into_iter().flatten() {
+            if key == "kind" && only.is_some() {
+                continue;
+            }
+            let is_required = required.iter().any(|name| *name == key);
+            self.row(property, &format!("{path}{key}"), is_required, only);
+        }
+    }
+
+    fn row(&mut self, property: &'s Json, path: &str, required: bool, only: Option<&str>) {
+        let target = follow(self.schema, property);
+        let (options, _) = alternatives(self.schema, target);
+        let tagged = options.iter().all(|option| kind(option).is_some());
+        let nested = matches!(options.as_slice(), [only] if only.get("properties").is_some());
+        let default = match property.get("default") {
+            _ if required => "required".to_owned(),
+            // A section's keys have rows, and defaults, of their own.
+            _ if nested => String::new(),
+            Some(Json::Null) | None => "none".to_owned(),
+            Some(default) => cell(&format!("`{}`", compact(default))),
+        };
+        let mut meaning = only.map_or_else(String::new, |only| format!("(`kind: {only}`) "));
+        meaning.push_str(&description(property));
+        let mut described = options.clone();
+        described.extend(options.iter().flat_map(|option| self.tagged_items(option)));
+        for option in &described {
+            if let Some(word) = constant(option).or_else(|| kind(option)) {
+                let text = description(option);
+                if !text.is_empty() {
+                    let _ = write!(meaning, " `{word}`: {}", sentence(&text));
+                }
+            }
+        }
+        let kinds = self.type_cell(&options);
+        let meaning = cell(&meaning);
+        let _ = writeln!(self.text, "| `{path}` | {kinds} | {default} | {meaning} |");
+        for option in options {
+            if tagged {
+                self.object(option, &format!("{path}."), kind(option));
+            } else if nested {
+                self.object(option, &format!("{path}."), None);
+            } else if let Some(items) = option.get("items") {
+                let items = follow(self.schema, items);
+                if items.get("properties").is_some() {
+                    self.object(items, &format!("{path}[]."), None);
+                }
+                for item in self.tagged_items(option) {
+                    self.object(item, &format!("{path}[]."), kind(item));
+                }
+            }
+        }
+    }
+
+    /// The alternatives of a list's items, where `kind` selects one.
+    fn tagged_items(&self, list: &'s Json) -> Vec<&'s Json> {
+        let Some(items) = list.get("items") else { return Vec::new() };
+        let (options, _) = alternatives(self.schema, follow(self.schema, items));
+        if options.iter().all(|option| kind(option).is_some()) { options } else { Vec::new() }
+    }
+
+    fn type_cell(&self, options: &[&'s Json]) -> String {
+        let words: Vec<String> = options
+            .iter()
+            .map(|option| match (constant(option), kind(option)) {
+                (Some(word), _) => format!("`{word}`"),
+                (_, Some(kind)) => format!("`{{ kind: {kind} }}`"),
+                _ => self.type_word(option),
+            })
+            .collect();
+        words.join(" or ")
+    }
+
+    fn type_word(&self, schema: &'s Json) -> String {
+        let limit = |key| schema.get(key).and_then(Json::as_f64);
+        let range = match (limit("minimum"), limit("maximum")) {
+            (Some(least), Some(most)) => format!(", {least} to {most}"),
+            (Some(least), None) => format!(", at least {least}"),
+            _ => String::new(),
+        };
+        match type_name(schema) {
+            "object" => "mapping".to_owned(),
+            "array" => {
+                let item = schema.get("items").map(|items| follow(self.schema, items));
+                let Some(item) = item else { return "list".to_owned() };
+                let (options, _) = alternatives(self.schema, item);
+                match type_name(item) {
+                    "object" => "list of mappings".to_owned(),
+                    _ if options
+                        .iter()
+                        .all(|option| constant(option).or(kind(option)).is_some()) =>
+                    {
+                        format!("list of {}", self.type_cell(&options))
+                    }
+                    _ => "list of texts".to_owned(),
+                }
+            }
+            "integer" => format!("integer{range}"),
+            "number" => format!("number{range}"),
+            "boolean" => "`true` or `false`".to_owned(),
+            _ => match schema.get("format").and_then(Json::as_str) {
+                Some(DURATION_FORMAT) => "duration".to_owned(),
+                Some(ADDRESS_FORMAT) => "`IP:PORT`".to_owned(),
+                _ => "text".to_owned(),
+            },
+        }
+    }
+}
+
+fn description(schema: &Json) -> String {
+    let text = schema.get("description").and_then(Json::as_str).unwrap_or_default();
+    text.split_whitespace().collect::<Vec<_>>().join(" ")
+}
+
+/// With one full stop.
+fn sentence(text: &str) -> String {
+    format!("{}.", text.trim_end_matches('.'))
+}
+
+/// As YAML that can be pasted: `{ kind: least_loaded }`, `[]`, `2s`.
+fn compact(value: &Json) -> String {
+    match value {
+        Json::String(text) => text.clone(),
+        Json::Object(map) => {
+            let pairs: Vec<String> =
+                map.iter().map(|(key, value)| format!("{key}: {}", compact(value))).collect();
+            format!("{{ {} }}", pairs.join(", "))
+        }
+        other => other.to_string(),
+    }
+}
+
+fn cell(text: &str) -> String {
+    text.replace('|', "\\|")
+}

@@ -1,0 +1,172 @@
+//! Scalars with rules of their own: durations, addresses.
+
+use std::borrow::Cow;
+use std::time::Duration;
+
+use schemars::{JsonSchema, Schema, SchemaGenerator, json_schema};
+use serde::de;
+use serde::{Deserialize, Deserializer, Serializer};
+
+/// Schema `format` of [`DurationText`]. Not JSON Schema's `duration`, which is ISO 8601.
+pub const DURATION_FORMAT: &str = "duration-with-units";
+/// Schema `format` of [`Address`].
+pub const ADDRESS_FORMAT: &str = "ip-port";
+
+/// No duration is longer: a deadline that far away never overflows a clock.
+const DURATION_MAX: Duration = Duration::from_secs(7 * 24 * 3600);
+
+/// The units, largest first: a duration names each at most once, in this order.
+const UNITS: [(&str, u64); 4] = [("h", 3_600_000), ("m", 60_000), ("s", 1000), ("ms", 1)];
+
+/// Stands for an `IP:PORT` in the schema.
+#[derive(Debug)]
+pub struct Address;
+
+impl JsonSchema for Address {
+    fn inline_schema() -> bool {
+        true
+    }
+
+    fn schema_name() -> Cow<'static, str> {
+        "Address".into()
+    }
+
+    fn json_schema(_: &mut SchemaGenerator) -> Schema {
+        json_schema!({ "type": "string", "format": ADDRESS_FORMAT })
+    }
+}
+
+/// Stands for a duration with units in the schema.
+#[derive(Debug)]
+pub struct DurationText;
+
+impl JsonSchema for DurationText {
+    fn inline_schema() -> bool {
+        true
+    }
+
+    fn schema_name() -> Cow<'static, str> {
+        "Duration".into()
+    }
+
+    fn json_schema(_: &mut SchemaGenerator) -> Schema {
+        json_schema!({
+            "type": "string",
+            "format": DURATION_FORMAT,
+            "pattern": "^([0-9]+h)?([0-9]+m)?([0-9]+s)?([0-9]+ms)?$",
+            "minLength": 2
+        })
+    }
+}
+
+/// Why a text is no duration.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum BadDuration {
+    /// Something else than numbers with units.
+    #[error("is not a duration")]
+    Form,
+    /// A number without its unit.
+    #[error("has a number without a unit")]
+    Unit,
+    /// A unit twice, or a larger after a smaller one.
+    #[error("has its units in the wrong order")]
+    Order,
+    /// Over [`DURATION_MAX`].
+    #[error("is longer than 168h")]
+    TooLong,
+}
+
+/// Reads numbers with units, largest first: `250ms`, `30s`, `1m30s`, `2h`.
+pub fn parse_duration(text: &str) -> Result<Duration, BadDuration> {
+    let mut rest = text;
+    let mut units = UNITS.iter();
+    let mut total_ms = 0_u64;
+    if rest.is_empty() {
+        return Err(BadDuration::Form);
+    }
+    while !rest.is_empty() {
+        let digits = rest.find(|c: char| !c.is_ascii_digit()).unwrap_or(rest.len());
+        let (number, after) = rest.split_at(digits);
+        let letters = after.find(|c: char| !c.is_ascii_lowercase()).unwrap_or(after.len());
+        let (unit, next) = after.split_at(letters);
+        if number.is_empty() {
+            return Err(BadDuration::Form);
+        }
+        if after.is_empty() {
+            return Err(BadDuration::Unit);
+        }
+        if !UNITS.iter().any(|(name, _)| *name == unit) {
+            return Err(BadDuration::Form);
+        }
+        let unit_ms = units.find(|(name, _)| *name == unit).ok_or(BadDuration::Order)?.1;
+        total_ms = number
+            .parse::<u64>()
+            .ok()
+            .and_then(|number| number.checked_mul(unit_ms))
+            .and_then(|ms| ms.checked_add(total_ms))
+            .ok_or(BadDuration::TooLong)?;
+        rest = next;
+    }
+    let total = Duration::from_millis(total_ms);
+    if total > DURATION_MAX { Err(BadDuration::TooLong) } else { Ok(total) }
+}
+
+/// The inverse of [`parse_duration`]: `1m30s`; parts of a millisecond are dropped.
+pub fn format_duration(duration: Duration) -> String {
+    let mut rest_ms = u64::try_from(duration.as_millis()).unwrap_or(u64::MAX);
+    let mut text = String::new();
+    for (unit, unit_ms) in UNITS {
+        if rest_ms >= unit_ms {
+            text.push_str(&format!("{}{unit}", rest_ms / unit_ms));
+            rest_ms %= unit_ms;
+        }
+    }
+    if text.is_empty() { "0s".to_owned() } else { text }
+}
+
+/// Deserializes what [`parse_duration`] reads.
+pub fn duration<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Duration, D::Error> {
+    let text = String::deserialize(deserializer)?;
+    parse_duration(&text).map_err(|why| de::Error::custom(format!("`{text}` {why}")))
+}
+
+/// Serializes what [`duration`] deserializes.
+pub fn duration_text<S: Serializer>(duration: &Duration, serializer: S) -> Result<S::Ok, S::Error> {
+    serializer.serialize_str(&format_duration(*duration))
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+
+    use proptest::prelude::*;
+
+    use super::*;
+
+    #[test]
+    fn durations_need_units_largest_first() {
+        let ms = |text| parse_duration(text).map(|duration| duration.as_millis());
+        assert_eq!(ms("250ms"), Ok(250));
+        assert_eq!(ms("1m30s"), Ok(90_000));
+        assert_eq!(ms("1h1m1s1ms"), Ok(3_661_001));
+        assert_eq!(ms("0s"), Ok(0));
+        assert_eq!(ms("168h"), Ok(604_800_000));
+        assert_eq!(ms("30"), Err(BadDuration::Unit));
+        assert_eq!(ms("1m30"), Err(BadDuration::Unit));
+        assert_eq!(ms("30s1m"), Err(BadDuration::Order));
+        assert_eq!(ms("1s1s"), Err(BadDuration::Order));
+        assert_eq!(ms("168h1ms"), Err(BadDuration::TooLong));
+        assert_eq!(ms("99999999999999999999h"), Err(BadDuration::TooLong));
+        for text in ["", "s", "1.5s", "-1s", "1 s", "30sec", "1d", "1S", "ms1"] {
+            assert_eq!(ms(text), Err(BadDuration::Form), "{text}");
+        }
+    }
+
+    proptest! {
+        #[test]
+        fn formatting_a_duration_can_be_undone(ms in 0_u64..=604_800_000) {
+            let duration = Duration::from_millis(ms);
+            prop_assert_eq!(parse_duration(&format_duration(duration)), Ok(duration));
+        }
+    }
+}

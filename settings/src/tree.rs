@@ -1,0 +1,129 @@
+//! A YAML file as a tree in which every value knows its place.
+
+use serde_json::Value as Json;
+
+mod core_scalar;
+mod read;
+
+pub(crate) use core_scalar::resolve as resolve_plain;
+pub(crate) use read::read;
+
+use crate::problem::Place;
+
+/// A value and its place.
+#[derive(Clone, Debug)]
+pub struct Node {
+    /// Where it begins.
+    pub at: Place,
+    /// What it is.
+    pub value: Value,
+    /// How many values the subtree holds, itself included.
+    size: usize,
+    /// How many levels lie below it.
+    height: usize,
+}
+
+/// A value, typed as YAML 1.2's core schema says.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Value {
+    /// Nothing, `~` or `null`.
+    Null,
+    /// `true` or `false`.
+    Bool(bool),
+    /// Integers beyond 128 bits are held at the ends of the range.
+    Int(i128),
+    /// Any other number.
+    Float(f64),
+    /// A text.
+    Str(String),
+    /// A list.
+    Seq(Vec<Node>),
+    /// A mapping, in the order of the file; no key is there twice.
+    Map(Vec<Entry>),
+}
+
+/// One key of a mapping and its value.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Entry {
+    /// The key.
+    pub key: String,
+    /// Where the key begins.
+    pub key_at: Place,
+    /// Its value.
+    pub value: Node,
+}
+
+/// Places do not count: two equal values are equal wherever they were written.
+impl PartialEq for Node {
+    fn eq(&self, other: &Self) -> bool {
+        self.value == other.value
+    }
+}
+
+impl Node {
+    fn new(at: Place, value: Value) -> Self {
+        let (size, height) = match &value {
+            Value::Seq(items) => measure(items.iter()),
+            Value::Map(entries) => measure(entries.iter().map(|entry| &entry.value)),
+            _ => (1, 0),
+        };
+        Self { at, value, size, height }
+    }
+
+    /// The value under `key`, where this is a mapping that has it.
+    pub fn get(&self, key: &str) -> Option<&Node> {
+        match &self.value {
+            Value::Map(entries) => {
+                entries.iter().find(|entry| entry.key == key).map(|entry| &entry.value)
+            }
+            _ => None,
+        }
+    }
+
+    /// The items, where this is a list; else none.
+    pub fn items(&self) -> &[Node] {
+        match &self.value {
+            Value::Seq(items) => items,
+            _ => &[],
+        }
+    }
+
+    /// The entries, where this is a mapping; else none.
+    pub fn entries(&self) -> &[Entry] {
+        match &self.value {
+            Value::Map(entries) => entries,
+            _ => &[],
+        }
+    }
+
+    /// The text, where this is one.
+    pub fn text(&self) -> Option<&str> {
+        match &self.value {
+            Value::Str(text) => Some(text),
+            _ => None,
+        }
+    }
+
+    /// The value without its places. Numbers that JSON cannot hold become null.
+    pub fn to_json(&self) -> Json {
+        match &self.value {
+            Value::Null => Json::Null,
+            Value::Bool(yes) => Json::Bool(*yes),
+            Value::Int(number) => match (u64::try_from(*number), i64::try_from(*number)) {
+                (Ok(number), _) => Json::from(number),
+                (_, Ok(number)) => Json::from(number),
+                _ => Json::from(*number as f64),
+            },
+            Value::Float(number) => Json::from(*number),
+            Value::Str(text) => Json::String(text.clone()),
+            Value::Seq(items) => items.iter().map(Node::to_json).collect(),
+            Value::Map(entries) => {
+                entries.iter().map(|entry| (entry.key.clone(), entry.value.to_json())).collect()
+            }
+        }
+    }
+}
+
+fn measure<'a>(children: impl Iterator<Item = &'a Node>) -> (usize, usize) {
+    children.fold((1, 1), |(size, height), child| (size + child.size, height.max(child.height + 1)))
+}

@@ -1,0 +1,145 @@
+//! The words that problems are told in.
+
+use crate::tree::{Node, Value};
+
+/// Characters of a user's text that a message repeats.
+const SHOWN_MAX: usize = 60;
+
+/// What the checks of one program's file say and know that another's do not.
+#[derive(Clone, Copy, Debug)]
+pub struct Dialect {
+    /// Keys that the program's design names, but its version cannot act on.
+    pub later_keys: &'static [&'static str],
+    /// The same for values: the key that they belong to, and the value.
+    pub later_values: &'static [(&'static str, &'static str)],
+    /// Keys below which a secret may have been written by mistake: no message repeats
+    /// what is there.
+    pub secret_keys: &'static [&'static str],
+    /// What to do about an empty file.
+    pub empty: &'static str,
+    /// What to do about a file that is too large.
+    pub too_large: &'static str,
+}
+
+impl Dialect {
+    /// Whether `key` is for a later version.
+    pub(crate) fn is_later_key(&self, key: &str) -> bool {
+        self.later_keys.contains(&key)
+    }
+
+    /// Whether `value` of the key that ends `path` is for a later version.
+    pub(crate) fn is_later_value(&self, path: &str, value: &str) -> bool {
+        let key = path.rsplit('.').next().unwrap_or(path);
+        self.later_values.contains(&(key, value))
+    }
+
+    /// Whether values at `path` may be secrets.
+    pub(crate) fn is_secret(&self, path: &str) -> bool {
+        self.secret_keys.iter().any(|key| path.contains(key))
+    }
+
+    /// What was found at `path`, as a noun phrase.
+    pub(crate) fn found(&self, node: &Node, path: &str) -> String {
+        match &node.value {
+            Value::Null => "empty".to_owned(),
+            Value::Seq(_) => "a list".to_owned(),
+            Value::Map(_) => "a mapping".to_owned(),
+            _ if self.is_secret(path) => "a single value".to_owned(),
+            Value::Bool(yes) => format!("{yes}"),
+            Value::Int(number) => format!("the number {number}"),
+            Value::Float(number) => format!("the number {number}"),
+            Value::Str(text) => format!("the text \"{}\"", shown(text)),
+        }
+    }
+}
+
+/// A user's text in a form that is safe to print: short, and without control characters.
+pub fn shown(text: &str) -> String {
+    let mut chars = text.chars();
+    let start: String = chars.by_ref().take(SHOWN_MAX).flat_map(char::escape_debug).collect();
+    if chars.next().is_some() { start + "..." } else { start }
+}
+
+/// The name of a place in messages: the file itself has no path.
+pub(crate) fn place_name(path: &str) -> String {
+    if path.is_empty() { "the configuration".to_owned() } else { format!("`{path}`") }
+}
+
+/// `path` and a key below it.
+pub(crate) fn join(path: &str, key: &str) -> String {
+    if path.is_empty() { key.to_owned() } else { format!("{path}.{key}") }
+}
+
+/// `did you mean X? ` where one of the known words is close, then the known words.
+pub(crate) fn suggest(word: &str, known: &[&str], what: &str) -> String {
+    let all = known.join(", ");
+    match closest(word, known) {
+        Some(close) => format!("did you mean `{close}`? {what}: {all}"),
+        None => format!("{what}: {all}"),
+    }
+}
+
+fn closest<'k>(word: &str, known: &[&'k str]) -> Option<&'k str> {
+    // Long words are never close, and would take long to compare.
+    if word.len() > 64 {
+        return None;
+    }
+    let word = word.to_lowercase().replace('-', "_");
+    known
+        .iter()
+        .map(|candidate| (distance(&word, candidate), *candidate))
+        .filter(|(distance, candidate)| *distance <= 1 + candidate.len() / 4)
+        .min()
+        .map(|(_, candidate)| candidate)
+}
+
+/// The number of characters to insert, delete, replace or swap with their neighbour.
+fn distance(left: &str, right: &str) -> usize {
+    let left: Vec<char> = left.chars().collect();
+    let right: Vec<char> = right.chars().collect();
+    let mut before_last = vec![0; right.len() + 1];
+    let mut last: Vec<usize> = (0..=right.len()).collect();
+    for (row, from) in left.iter().enumerate() {
+        let mut current = vec![row + 1; right.len() + 1];
+        for (column, to) in right.iter().enumerate() {
+            let replaced = last[column] + usize::from(from != to);
+            let mut best = replaced.min(last[column + 1] + 1).min(current[column] + 1);
+            let swapped = row > 0
+                && column > 0
+                && left[row - 1] == *to
+                && right[column - 1] == *from
+                && from != to;
+            if swapped {
+                best = best.min(before_last[column - 1] + 1);
+            }
+            current[column + 1] = best;
+        }
+        before_last = std::mem::replace(&mut last, current);
+    }
+    last[right.len()]
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn close_words_are_suggested_and_distant_ones_are_not() {
+        let known = ["timeouts", "tokenizer", "retries", "role"];
+        assert_eq!(closest("timeout", &known), Some("timeouts"));
+        assert_eq!(closest("tokeniser", &known), Some("tokenizer"));
+        assert_eq!(closest("retires", &known), Some("retries"));
+        assert_eq!(closest("Role", &known), Some("role"));
+        assert_eq!(closest("bananas", &known), None);
+    }
+
+    #[test]
+    fn distances_count_edits() {
+        for (left, right, edits) in
+            [("", "abc", 3), ("abc", "abc", 0), ("abc", "acb", 1), ("kitten", "sitting", 3)]
+        {
+            assert_eq!(distance(left, right), edits);
+            assert_eq!(distance(right, left), edits);
+        }
+    }
+}
