@@ -30,7 +30,7 @@ const DIALECT: Dialect = Dialect {
         ("policy", "power_of_two"),
         ("policy", "predicted_ttft"),
     ],
-    secret_keys: &["engine_api_key"],
+    secret_keys: &["engine_api_key", "fleet.token"],
     empty: "start from deploy/splitrail.example.yaml",
     too_large: "split the fleet over several routers",
 };

@@ -80,8 +80,6 @@ fn what_later_versions_may_have_is_named_as_such() {
     }
     let isolation = valid_but("  - name: big\n", "  - name: big\n    cache_isolation: 1\n");
     cases.push(("models[0].cache_isolation".to_owned(), isolation));
-    let fleet = valid_but("listen:\n", "listen:\n  fleet: 127.0.0.1:8002\n");
-    cases.push(("listen.fleet".to_owned(), fleet));
     for (from, key, value) in [
         ("kind: huggingface", "tokenizer", "engine"),
         ("kind: kv_overlap", "policy", "power_of_two"),

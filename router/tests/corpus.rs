@@ -2,6 +2,8 @@
 //! fuzz/README.md says how they came about.
 #![allow(clippy::unwrap_used, missing_docs)]
 
+#[path = "../../fuzz/checks/attach.rs"]
+mod attach;
 #[path = "../../fuzz/checks/chat_template.rs"]
 mod chat_template;
 #[path = "../../fuzz/checks/client_body.rs"]
@@ -14,6 +16,11 @@ mod engine_reply;
 mod replay;
 #[path = "../../fuzz/checks/sse.rs"]
 mod sse;
+
+#[test]
+fn attach() {
+    replay::replay("attach", attach::check);
+}
 
 #[test]
 fn client_body() {

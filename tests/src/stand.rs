@@ -111,7 +111,8 @@ impl Stand {
             for place in 0..count {
                 let name = format!("{letter}{place}");
                 let [http, events, replay, listen] = free_ports();
-                let mut args: Vec<String> = ["sim-engine", "--role", role].map(str::to_owned).into();
+                let mut args: Vec<String> =
+                    ["sim-engine", "--role", role].map(str::to_owned).into();
                 for (flag, port) in [
                     ("--http-port", http),
                     ("--kv-events-port", events),
@@ -123,8 +124,16 @@ impl Stand {
                 posts.push(Post::new(Kind::Engine, &name, args, http, 0));
                 let engine = format!("http://{}", loopback(http));
                 let args = [
-                    "--engine", &engine, "--listen", &loopback(listen).to_string(), "--router",
-                    &attach.join(","), "--role", role, "--id", &name,
+                    "--engine",
+                    &engine,
+                    "--listen",
+                    &loopback(listen).to_string(),
+                    "--router",
+                    &attach.join(","),
+                    "--role",
+                    role,
+                    "--id",
+                    &name,
                 ];
                 let args = args.map(str::to_owned).to_vec();
                 posts.push(Post::new(Kind::SideCar, &name, args, listen, 0));
@@ -203,8 +212,7 @@ impl Stand {
                 return Some(format!("{} is busy: {state}", engine.name));
             }
             let held = get(engine.http, "/sim/resident").await?;
-            let names: BTreeSet<u64> =
-                held.as_array()?.iter().filter_map(Value::as_u64).collect();
+            let names: BTreeSet<u64> = held.as_array()?.iter().filter_map(Value::as_u64).collect();
             let digest = names.iter().fold(0u64, |sum, name| sum.wrapping_add(mix(*name)));
             for router in self.of(Kind::Router) {
                 let router = &self.posts[router];

@@ -3,5 +3,7 @@
 mod attach {
     mod admission;
     mod blocks;
+    mod fleet;
+    mod secured;
     mod support;
 }

@@ -27,7 +27,8 @@ pub(super) async fn show(
         let keys: Vec<_> = index.workers().filter(|key| key.worker == worker).collect();
         keys.into_iter().map(|key| (key, index.block_counts(key), index.freeze(key))).collect()
     };
-    let ranks: Vec<_> = ranks.iter().map(|(key, counts, frozen)| view(*key, counts, frozen)).collect();
+    let ranks: Vec<_> =
+        ranks.iter().map(|(key, counts, frozen)| view(*key, counts, frozen)).collect();
     Ok(json_reply(json!({"model": served.name(), "id": id, "ranks": ranks})))
 }
 

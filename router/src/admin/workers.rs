@@ -6,6 +6,7 @@ use axum::extract::State;
 use axum::response::Response;
 use serde_json::{Value, json};
 use splitrail_kv::Tier;
+use splitrail_proto::v1;
 
 use super::Admin;
 use crate::core::Served;
@@ -59,6 +60,7 @@ pub(super) fn view(admin: &Admin, served: &Served, worker: &Worker) -> Value {
         "index_truncated": worker.index_is_truncated(),
         "breakers_open": open,
         "shim": worker.config.shim,
+        "capabilities": worker.told.capabilities().map(|known| capabilities(&known)),
         "honours_threshold": worker.honours_threshold(),
         "context_tokens": worker.context_tokens(),
         "index_blocks": blocks,
@@ -70,5 +72,28 @@ pub(super) fn view(admin: &Admin, served: &Served, worker: &Worker) -> Value {
         "engine_running": load.as_ref().and_then(|load| load.running),
         "engine_waiting": load.as_ref().and_then(|load| load.waiting),
         "engine_kv_used_ratio": load.as_ref().and_then(|load| load.kv_used_ratio),
+    })
+}
+
+/// What a side-car tells of its engine; a figure that is not known is null.
+fn capabilities(known: &v1::Capabilities) -> Value {
+    let text = |text: &str| (!text.is_empty()).then(|| text.to_owned());
+    json!({
+        "engine": text(&known.engine),
+        "engine_version": text(&known.engine_version),
+        "block_size": known.block_size,
+        "kv_blocks": known.kv_blocks,
+        "ranks": known.ranks,
+        "context_tokens": known.context_tokens,
+        "honours_threshold": known.honours_threshold,
+        "reports_cached_tokens": known.reports_cached_tokens,
+        "takes_rank_header": known.takes_rank_header,
+        "connector": text(&known.connector),
+        "connector_engine_id": text(&known.connector_engine_id),
+        "lease_ms": known.lease_ms,
+        "publishes_kv_events": known.publishes_kv_events,
+        "replays_kv_events": known.replays_kv_events,
+        "gates": known.gates,
+        "bootstrap": text(&known.bootstrap),
     })
 }

@@ -164,8 +164,7 @@ impl Pool {
     fn ups(&self, leg: Leg, failed: &[usize]) -> Vec<usize> {
         let now = Instant::now();
         let roster = self.roster.load();
-        let able =
-            roster.iter().filter(|w| w.serves(leg) && !w.is_draining() && w.is_available(leg, now));
+        let able = roster.iter().filter(|w| w.serves(leg) && w.is_available(leg, now));
         able.map(|worker| worker.index).filter(|index| !failed.contains(index)).take(2).collect()
     }
 
@@ -185,8 +184,7 @@ impl Pool {
         let busiest = Others::busiest(roster.iter().map(|worker| &worker.told), now);
         let able = roster
             .iter()
-            .filter(|worker| worker.serves(leg) && !worker.is_draining())
-            .filter(|worker| !excluded.contains(&worker.index))
+            .filter(|worker| worker.serves(leg) && !excluded.contains(&worker.index))
             .map(|worker| {
                 let reported = worker
                     .load(now)

@@ -17,7 +17,8 @@ pub(crate) async fn router(top: &str) -> Cluster {
 
 /// The same with other limits.
 pub(crate) async fn router_with(top: &str, limits: &'static str) -> Cluster {
-    let spec = Spec { fleet: true, top: top.to_owned(), limits, ..Spec::aggregated(1) };
+    let (top, model) = (top.to_owned(), "discovery: [{ kind: shim }]".to_owned());
+    let spec = Spec { fleet: true, top, model, limits, ..Spec::aggregated(1) };
     Cluster::start(spec).await
 }
 

@@ -64,6 +64,8 @@ async fn run(seed: u64, rounds: usize) {
     let tally = &traffic.tally;
     let (right, told) = (tally.right.load(Relaxed), tally.told.load(Relaxed));
     let broken = tally.broken.load(Relaxed);
-    eprintln!("{rounds} rounds: {right} answered rightly, {told} told of a failure, {broken} cut off");
+    eprintln!(
+        "{rounds} rounds: {right} answered rightly, {told} told of a failure, {broken} cut off"
+    );
     assert!(right > rounds as u64, "{right}");
 }

@@ -19,8 +19,9 @@ pub(super) fn check(root: &Node, base_dir: &Path, report: &mut Report) {
         let address: SocketAddr = typed::<Option<SocketAddr>>(listen, "fleet").flatten()?;
         Some((listen.get("fleet")?.at, address))
     });
-    if let Some((at, address)) = listener {
-        proven(section, at, address, report);
+    match listener {
+        Some((at, address)) => proven(section, at, address, report),
+        None => open_models(root, report),
     }
     let Some(section) = section else { return };
     networks(section, report);
@@ -48,6 +49,21 @@ fn proven(section: Option<&Node>, at: Place, address: SocketAddr, report: &mut R
     } else {
         let message = "`listen.fleet` would let anybody who reaches it attach as a worker";
         report.error(at, message.to_owned(), hint);
+    }
+}
+
+/// Models that wait for side-cars which have nowhere to go.
+fn open_models(root: &Node, report: &mut Report) {
+    for (index, model) in root.get("models").map(Node::items).unwrap_or_default().iter().enumerate()
+    {
+        let sources = model.get("discovery").map(Node::items).unwrap_or_default();
+        let is_shim = |source: &&Node| source.get("kind").and_then(Node::text) == Some("shim");
+        if let Some(source) = sources.iter().find(is_shim) {
+            let message = format!(
+                "`models[{index}].discovery` waits for side-cars, but there is no fleet listener"
+            );
+            report.warn(source.at, message, "add `listen.fleet: IP:PORT`");
+        }
     }
 }
 

@@ -10,7 +10,7 @@ use splitrail_proto::v1::attach_request::Message;
 use tonic::{Status, Streaming};
 
 use crate::config::http_address;
-use crate::config::model::{Role, Worker as WorkerConfig};
+use crate::config::model::{Discovery, Role, Worker as WorkerConfig};
 use crate::core::{Core, Served};
 use crate::fleet::networks::literal;
 use crate::fleet::{Fleet, Source};
@@ -53,7 +53,14 @@ pub(super) async fn greet(
     let named = serving.names.get(&hello.model).filter(|named| named.adapter.is_none());
     let served = named.map(|named| Arc::clone(&serving.models[named.model]));
     let guest = guest(hello, served)?;
-    if !fleet.is_written_down(guest.served.name(), &guest.authority) {
+    let config = &guest.served.config;
+    let is_open = config.discovery.contains(&Discovery::Shim {});
+    let is_known = config.workers.iter().any(|worker| worker.id == guest.config.id);
+    let is_written_down = fleet.is_written_down(guest.served.name(), &guest.authority);
+    if !(is_open || is_known || is_written_down) {
+        return Err(Status::not_found("this model has no `discovery` of kind `shim`"));
+    }
+    if !is_written_down {
         admit(core, guest.authority.host()).await?;
     }
     if let Some(bootstrap) = &guest.config.bootstrap

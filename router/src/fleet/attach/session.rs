@@ -29,6 +29,8 @@ pub(super) struct Session {
 struct Known {
     blocks: Blocks,
     indexing: Indexing,
+    /// Its side-car has said good-bye.
+    is_leaving: bool,
 }
 
 /// What comes after a stream.
@@ -75,7 +77,7 @@ impl Session {
     /// Waits whether the side-car comes back. What is known of its worker stays, but is not
     /// believed.
     async fn wait(&mut self) -> Option<Box<Newcomer>> {
-        if let Some(Known { blocks, indexing }) = &mut self.known {
+        if let Some(Known { blocks, indexing, .. }) = &mut self.known {
             indexing.worker.set_events_current(false);
             if !blocks.is_whole() {
                 blocks.distrust();
@@ -186,17 +188,19 @@ impl Session {
             let blocks = Blocks::new(Arc::clone(&served.pool), Arc::clone(&worker));
             let core = Arc::clone(&self.house.core);
             let indexing = Indexing::new(core, name.into(), Arc::clone(&served.pool), worker);
-            self.known = Some(Known { blocks, indexing });
+            self.known = Some(Known { blocks, indexing, is_leaving: false });
         }
         self.learn(guest.capabilities.clone())
     }
 
     /// Says what the side-car needs to know, and what of its worker is known already.
     fn welcome(&mut self, guest: &Guest, line: &mut Line) -> Result<(), Status> {
-        let Some(Known { blocks, indexing }) = &mut self.known else {
+        let Some(Known { blocks, indexing, is_leaving }) = &mut self.known else {
             return Err(Status::internal("a worker that has just entered is not there"));
         };
-        indexing.worker.set_draining(false, "its side-car is back");
+        if std::mem::take(is_leaving) {
+            indexing.worker.set_draining(false, "its side-car is here again");
+        }
         let block_size = indexing.pool.block_size();
         if block_size == 0 {
             return Err(Status::unavailable("the model's block size is not known yet"));
@@ -248,11 +252,11 @@ impl Session {
                 self.learn(capabilities)
             }
             Some(Message::Bye(bye)) => {
-                line.is_leaving = true;
-                known.indexing.worker.set_draining(true, "its side-car says that it goes");
-                let reason: String = bye.reason.chars().take(64).collect();
-                let (worker, grace_ms) = (known.indexing.worker.id(), bye.grace_ms);
-                tracing::info!(worker, reason, grace_ms, "a worker wants no new work");
+                (line.is_leaving, known.is_leaving) = (true, true);
+                let reason: String =
+                    bye.reason.chars().take(64).flat_map(char::escape_debug).collect();
+                let why = format!("its side-car says good-bye: {reason}");
+                known.indexing.worker.set_draining(true, why);
                 Ok(())
             }
             Some(Message::Hello(_)) => Err(Status::invalid_argument("`hello` comes once")),
@@ -382,12 +386,6 @@ impl Known {
             let capabilities = worker.told.capabilities();
             worker.set_honours_threshold(capabilities.and_then(|known| known.honours_threshold));
         }
-        if worker.set_probed(load.up, "its side-car says so") {
-            let (id, url) = (worker.id(), &worker.config.url);
-            match load.up {
-                true => tracing::info!(worker = id, url, "worker is up"),
-                false => tracing::warn!(worker = id, url, "worker is down: its side-car says so"),
-            }
-        }
+        worker.set_probed(load.up, "its side-car says so");
     }
 }

@@ -1,0 +1,91 @@
+//! Rules about the fleet listener and about where workers may be.
+#![allow(clippy::unwrap_used)]
+
+use std::net::IpAddr;
+use std::time::Duration;
+
+#[path = "fixtures/config/support.rs"]
+mod support;
+
+use support::{only_problem, parse};
+
+/// A configuration with these `listen` and `fleet`.
+fn with(listen: &str, fleet: &str) -> String {
+    format!(
+        "listen: {listen}\nfleet: {fleet}\nmodels:\n  - name: m\n    tokenizer: {{ kind: none }}\n    \
+         flow: aggregated\n    workers: [{{ id: w, role: both, url: 'http://w:1' }}]\n"
+    )
+}
+
+fn refused(listen: &str, fleet: &str, at: (usize, usize), part: &str) {
+    let (line, column, told) = only_problem(&with(listen, fleet));
+    assert!(told.contains(part), "{fleet}: {told}");
+    assert_eq!((line, column), at, "{fleet}: {told}");
+}
+
+fn warnings(listen: &str, fleet: &str) -> Vec<String> {
+    let loaded = parse(&with(listen, fleet)).unwrap_or_else(|problems| panic!("{problems}"));
+    loaded.warnings.into_iter().map(|warning| warning.message).collect()
+}
+
+const OPEN: &str = "{ fleet: 0.0.0.0:8002 }";
+const TOKEN: &str = "token: { kind: file, path: engine.key }";
+const CERT: &str = "cert: tls/router.pem, key: tls/router.key";
+
+#[test]
+fn side_cars_are_not_let_in_from_elsewhere_without_proof() {
+    refused(OPEN, "{}", (1, 18), "let anybody who reaches it attach");
+    refused(OPEN, &format!("{{ tls: {{ {CERT} }} }}"), (1, 18), "let anybody");
+    assert_eq!(warnings(OPEN, &format!("{{ {TOKEN} }}")), [""; 0]);
+    let mutual = format!("{{ tls: {{ {CERT}, client_ca: tls/ca.pem }} }}");
+    assert_eq!(warnings(OPEN, &mutual), [""; 0]);
+    let told = warnings("{ fleet: 127.0.0.1:8002 }", "{}");
+    assert!(told.len() == 1 && told[0].contains("every program on this host"), "{told:?}");
+    let told = warnings("{}", &format!("{{ {TOKEN} }}"));
+    assert!(told.len() == 1 && told[0].contains("has no listener"), "{told:?}");
+    refused("{ fleet: 0.0.0.0:8000 }", &format!("{{ {TOKEN} }}"), (1, 18), "`listen.http`");
+}
+
+#[test]
+fn tokens_and_certificates_are_there_and_can_be_used() {
+    let refused = |fleet: &str, part: &str| {
+        let (line, _, told) = only_problem(&with(OPEN, fleet));
+        assert!(line == 2 && told.contains(part), "{told}");
+    };
+    refused("{ token: { kind: file, path: nowhere } }", "`fleet.token`: the secret's file");
+    refused("{ token: { kind: file, path: valid.yaml } }", "no header can carry");
+    let tls = |cert: &str, key: &str, ca: &str| {
+        format!("{{ {TOKEN}, tls: {{ cert: {cert}, key: {key}{ca} }} }}")
+    };
+    let (cert, key) = ("tls/router.pem", "tls/router.key");
+    refused(&tls("nowhere", key, ""), "`fleet.tls.cert` cannot be read");
+    refused(&tls(cert, "nowhere", ""), "`fleet.tls.key` cannot be read");
+    refused(&tls(cert, "engine.key", ""), "cannot be used");
+    refused(&tls(cert, key, ", client_ca: engine.key"), "`fleet.tls.client_ca` cannot be used");
+    let told = only_problem(&with(OPEN, "{ token: open-sesame }")).2;
+    assert!(!told.contains("sesame"), "{told}");
+}
+
+#[test]
+fn networks_and_times_make_sense() {
+    let open = format!("{{ {TOKEN}, networks: [10.0.0.0/8, 300.0.0.0] }}");
+    refused(OPEN, &open, (2, 72), "`fleet.networks[1]` \"300.0.0.0\" is not an IP network");
+    let times = |times: &str| format!("{{ {TOKEN}, {times} }}");
+    refused(OPEN, &times("load_interval: 3s"), (2, 8), "less than two of");
+    refused(OPEN, &times("load_interval: 1ms"), (2, 68), "too short");
+    let config = parse(&with(OPEN, &times("load_interval: 100ms, load_stale: 1s"))).unwrap().config;
+    assert_eq!(config.fleet.load_stale, Duration::from_secs(1));
+    let allowed = |address: &str| {
+        let address: IpAddr = address.parse().unwrap();
+        config.fleet.networks.iter().any(|network| network.contains(address))
+    };
+    assert!(allowed("10.1.2.3") && allowed("127.0.0.1") && !allowed("8.8.8.8"));
+}
+
+#[test]
+fn a_model_that_waits_for_side_cars_wants_a_listener() {
+    let text =
+        with("{}", "{}").replace("    workers:", "    discovery: [{ kind: shim }]\n    workers:");
+    let warnings = parse(&text).unwrap().warnings;
+    assert!(warnings.len() == 1 && warnings[0].message.contains("no fleet listener"));
+}

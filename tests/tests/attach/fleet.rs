@@ -1,0 +1,190 @@
+//! Attached workers as a part of the fleet: they serve, and their load counts.
+
+use std::time::{Duration, Instant};
+
+use serde_json::json;
+use splitrail::fleet::Source;
+use splitrail::pick::{Candidate, Leg};
+use splitrail_kv::BlockHash;
+use splitrail_proto::v1;
+use splitrail_proto::v1::attach_request::Message;
+use splitrail_sim::{Role, SimConfig, SimEngine};
+use splitrail_tests::cluster::{Cluster, eventually};
+use splitrail_tests::post::{Answer, ListeningPost};
+use splitrail_tests::side_car::{hello, run};
+
+use super::support::{attach, held, is_believed, router, router_with, served, worker};
+
+const URL: &str = "http://127.0.0.1:9";
+
+/// What placing a prompt sees of a worker.
+fn candidate(cluster: &Cluster, id: &str, hashes: &[u64]) -> Candidate {
+    let number = worker(cluster, id).expect("it is there").index;
+    let pool = &served(cluster).pool;
+    let hashes: Vec<BlockHash> = hashes.iter().copied().map(BlockHash).collect();
+    let seen = pool.candidates(&pool.roster(), Leg::Aggregated, &hashes, &[], Instant::now());
+    *seen.iter().find(|candidate| candidate.worker == number).expect("it is a candidate")
+}
+
+fn completion() -> serde_json::Value {
+    json!({"model": "sim", "prompt": "once upon a time", "max_tokens": 2})
+}
+
+#[tokio::test]
+async fn an_attached_worker_serves_and_what_it_can_do_is_shown() {
+    let router = router("").await;
+    let engine = SimConfig { role: Role::Both, ..SimConfig::default() };
+    let engine = SimEngine::start(engine).await.expect("an engine");
+    let capabilities = v1::Capabilities {
+        engine: "vllm".into(),
+        context_tokens: Some(4096),
+        honours_threshold: Some(true),
+        kv_blocks: Some(77),
+        ..v1::Capabilities::default()
+    };
+    let hello = v1::Hello { capabilities: Some(capabilities), ..hello("s0", &engine.url()) };
+    let car = attach(&router, hello).await;
+    car.load(0, 0).await;
+    let own = worker(&router, "w0").expect("it is there");
+    own.set_draining(true, "only the attached one is to serve");
+    let reply = router.http.post("/v1/completions", &completion()).await;
+    assert_eq!((reply.status.as_u16(), reply.route("decode")), (200, Some("s0")));
+    let shown = router.admin.get("/admin/workers").await.json();
+    let shown = shown["workers"].as_array().expect("a list").iter().find(|w| w["id"] == "s0");
+    let shown = shown.expect("it is shown");
+    assert_eq!(shown["capabilities"]["kv_blocks"], 77);
+    assert_eq!(shown["capabilities"]["engine"], "vllm");
+    assert_eq!(shown["context_tokens"], 4096);
+    assert_eq!(shown["honours_threshold"], true);
+}
+
+#[tokio::test]
+async fn two_routers_see_the_same_blocks_and_each_others_load() {
+    let (one, two) = (router("").await, router("").await);
+    let mut cars = [attach(&one, hello("s0", URL)).await, attach(&two, hello("s0", URL)).await];
+    for car in &mut cars {
+        car.snapshot("m", 1, vec![run(None, 1..=4)]).await;
+        car.stored(2, [1, 2, 7]).await;
+        car.load(9, 4000).await;
+        car.acked(2).await;
+    }
+    for router in [&one, &two] {
+        eventually("its load is known", async || {
+            worker(router, "s0").is_some_and(|worker| worker.is_probed())
+        })
+        .await;
+        assert_eq!(held(router, "s0"), [1, 2, 3, 4, 7]);
+        let seen = candidate(router, "s0", &[1, 2, 3, 5]);
+        assert_eq!((seen.overlap_blocks, seen.requests, seen.prefill_tokens), (3, 9, 4000));
+        assert!(seen.up);
+    }
+}
+
+#[tokio::test]
+async fn a_worker_of_old_reports_is_taken_to_be_as_busy_as_the_busiest() {
+    let router = router("fleet: { load_interval: 50ms, load_stale: 100ms }").await;
+    let idle = attach(&router, hello("s0", URL)).await;
+    let busy = attach(&router, hello("s1", "http://127.0.0.1:8")).await;
+    assert_eq!(idle.welcome.load_interval_ms, 50);
+    idle.load(1, 10).await;
+    eventually("it is seen as it was, and then as the busiest", async || {
+        busy.load(8, 9000).await;
+        let is_there = worker(&router, "s1").is_some_and(|worker| worker.is_probed());
+        is_there && candidate(&router, "s0", &[]).requests == 8
+    })
+    .await;
+    assert_eq!(candidate(&router, "s0", &[]).prefill_tokens, 9000);
+    idle.load(2, 20).await;
+    eventually("it is seen as it is", async || candidate(&router, "s0", &[]).requests == 2).await;
+}
+
+#[tokio::test]
+async fn another_worker_in_its_place_is_told_everything_anew() {
+    let router = router("").await;
+    let mut car = attach(&router, hello("s0", URL)).await;
+    car.snapshot("m", 1, vec![run(None, 1..=3)]).await;
+    car.acked(1).await;
+    let before = worker(&router, "s0").expect("it is there").index;
+    // Another source fills a gap, which makes another worker of it.
+    let config = serde_json::from_value(json!({
+        "id": "s0", "role": "both", "url": URL, "kv_events": "tcp://127.0.0.1:7",
+    }));
+    let fleet = router.running.fleet();
+    fleet.claim("sim", Source::Admin, config.expect("a worker")).expect("it may join");
+    assert_eq!(car.resync().await, "worker_replaced");
+    car.snapshot("m", 5, vec![run(None, 1..=2)]).await;
+    car.acked(5).await;
+    assert!(worker(&router, "s0").expect("it is there").index > before);
+    assert!(is_believed(&router, "s0"));
+    assert_eq!(held(&router, "s0"), [1, 2]);
+    // Without its side-car it is what the other source says it is.
+    car.say(Message::Bye(v1::Bye::default())).await;
+    drop(car);
+    eventually("it falls back", async || {
+        worker(&router, "s0").is_some_and(|worker| !worker.config.shim)
+    })
+    .await;
+    assert!(held(&router, "s0").is_empty());
+}
+
+#[tokio::test]
+async fn p14_redirects_of_workers_are_not_followed() {
+    let elsewhere = ListeningPost::start(|_| Answer::json(200, "{}")).await;
+    let target = elsewhere.url();
+    let redirecting = ListeningPost::start(move |_| {
+        let head = format!("HTTP/1.1 302 X\r\nlocation: {target}/v1/completions\r\n");
+        Answer::Bytes((head + "content-length: 0\r\nconnection: close\r\n\r\n").into_bytes())
+    })
+    .await;
+    let router = router("").await;
+    let car = attach(&router, hello("s0", &redirecting.url())).await;
+    car.load(0, 0).await;
+    worker(&router, "w0").expect("it is there").set_draining(true, "a test");
+    let reply = router.http.post("/v1/completions", &completion()).await;
+    assert_eq!(reply.status.as_u16(), 502, "{}", reply.text());
+    assert!(!redirecting.heard().is_empty() && elsewhere.heard().is_empty());
+}
+
+#[tokio::test]
+async fn p21_ten_million_made_up_blocks_stay_below_the_bound() {
+    const LIMIT: usize = 1000;
+    let limits = "{ drain_delay: 10ms, drain_grace: 5s, index_blocks_per_worker_max: 1000 }";
+    let router = router_with("", limits).await;
+    let mut car = attach(&router, hello("s0", URL)).await;
+    assert_eq!(car.welcome.blocks_max, LIMIT as u64);
+    car.snapshot("m", 0, vec![]).await;
+    let (per_message, messages) = (20_000_u64, 500_u64);
+    for sequence in 1..=messages {
+        let first = sequence * per_message;
+        let stored = v1::Stored {
+            parent: None,
+            names: (first..first + per_message).collect(),
+            hashes: (first..first + per_message).collect(),
+            tier: 0,
+        };
+        let changes = vec![v1::Change { change: Some(v1::change::Change::Stored(stored)) }];
+        // Further ranks are no further room.
+        let rank = (sequence % 4) as u32;
+        let events = v1::Events { sequence, rank, engine_time_s: 0.0, changes };
+        car.say(Message::Events(events)).await;
+    }
+    car.acked(messages).await;
+    let number = worker(&router, "s0").expect("it is there").index as u32;
+    {
+        let served = served(&router);
+        let index = served.pool.index();
+        assert_eq!(index.held(number), LIMIT);
+        index.check().expect("a sound index");
+        // A good deal more than they need, and next to nothing beside what was sent.
+        assert!(index.bytes() < LIMIT * 1024 + (4 << 20), "{}", index.bytes());
+    }
+    let labels = [("worker", "s0"), ("reason", "over_limit")];
+    let beyond = router.metric("splitrail_index_rejected_total", &labels).await;
+    assert_eq!(beyond, (messages * per_message) as f64 - LIMIT as f64);
+    let truncated = router.metric("splitrail_index_truncated", &[("worker", "s0")]).await;
+    assert_eq!(truncated, 1.0);
+    eventually("the router is well", async || {
+        tokio::time::timeout(Duration::from_secs(5), router.admin.get("/health")).await.is_ok()
+    })
+    .await;
+}
