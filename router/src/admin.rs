@@ -15,6 +15,7 @@ use splitrail_kv::Tier;
 
 use crate::core::Core;
 use crate::error::{Error, Kind};
+use crate::fleet::parity::{Cause, Parity};
 use crate::fleet::pool::worker_key;
 use crate::flow::plan::THRESHOLD;
 use crate::ingress::reply::{health, json_reply, ready, reply_error};
@@ -77,6 +78,15 @@ fn observe_fleet(core: &Core) {
                 let labels = [model, worker.id(), direction];
                 metrics.worker_drift.with_label_values(&labels).set(blocks);
             }
+            let discount = metrics.worker_overlap_discount.with_label_values(&labels[..2]);
+            discount.set(worker.drift.discount());
+            let takes_part = metrics.worker_kv_routing.with_label_values(&labels[..2]);
+            takes_part.set(worker.takes_part_in_kv_routing().into());
+            let parity = worker.parity.parity().name();
+            for result in Parity::RESULTS {
+                let labels = [model, worker.id(), result];
+                metrics.worker_parity.with_label_values(&labels).set((result == parity).into());
+            }
             if worker.config.kv_events.is_some() {
                 let current = metrics.index_events_current.with_label_values(&labels[..2]);
                 current.set(worker.events_are_current().into());
@@ -119,6 +129,7 @@ async fn workers(State(core): State<Arc<Core>>) -> Response {
         let index = served.pool.index();
         for worker in served.pool.roster().iter() {
             let load = worker.load(Instant::now());
+            let parity = worker.parity.parity();
             let open: Vec<_> = [Leg::Prefill, Leg::Decode]
                 .into_iter()
                 .filter(|leg| worker.serves(*leg) && worker.breaker(*leg).is_open())
@@ -148,6 +159,12 @@ async fn workers(State(core): State<Arc<Core>>) -> Response {
                 "requests": worker.booked.requests(),
                 "prefill_tokens": worker.booked.prefill_tokens(),
                 "active_tokens": worker.booked.active_tokens(),
+                "parity": parity.name(),
+                "parity_cause": parity.cause(),
+                "parity_advice": parity.cause().map(Cause::advice),
+                "kv_routing": worker.takes_part_in_kv_routing(),
+                "overlap_discount": worker.drift.discount(),
+                "drift": worker.drift.view(),
                 "audit": worker.audit.view(),
                 "engine_running": load.as_ref().and_then(|load| load.running),
                 "engine_waiting": load.as_ref().and_then(|load| load.waiting),

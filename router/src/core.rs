@@ -15,6 +15,7 @@ use tokio_util::sync::CancellationToken;
 use crate::config::model::{GateKind, Limits, Model, OnNoPrefill, RequestFlow};
 use crate::error::{Error, Kind};
 use crate::fleet::budget::RetryBudget;
+use crate::fleet::parity::Parity;
 use crate::fleet::{Pool, Worker};
 use crate::flow::client::EngineClient;
 use crate::flow::staged::Releases;
@@ -264,6 +265,12 @@ impl Core {
                 && self.started.elapsed() < SYNC_PATIENCE
             {
                 return Some(format!("worker {} is asked for its threshold", worker.id()));
+            }
+            let unasked = roster.iter().find(|w| w.is_up() && w.parity.parity() == Parity::Pending);
+            if let Some(worker) = unasked
+                && self.started.elapsed() < SYNC_PATIENCE
+            {
+                return Some(format!("worker {} is asked whether it agrees", worker.id()));
             }
             let unsynced = roster.iter().find(|w| w.is_up() && !w.is_synced());
             if let Some(worker) = unsynced

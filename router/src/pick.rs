@@ -25,12 +25,23 @@ pub struct Candidate {
     pub overlap_blocks: u32,
     /// The same blocks by the fastest tier that has them (`Tier as usize`).
     pub overlap_by_tier: [u32; Tier::COUNT],
-    /// Leading blocks that it is assumed to hold, `overlap_blocks` at least: what was sent
+    /// The share of the overlap that does not count, from 0 to 1, since the worker was seen to
+    /// find less than the index promised.
+    pub overlap_discount: f64,
+    /// Leading blocks that it is assumed to hold, the believed ones at least: what was sent
     /// there lately counts as well. It steers, and proves nothing.
     pub assumed_blocks: u32,
     /// Those of them that were sent moments ago and are not confirmed: another prompt has
     /// them computed, and so they are in the worker's queue.
     pub underway_blocks: u32,
+}
+
+impl Candidate {
+    /// Leading blocks of its overlap that count.
+    pub fn believed_blocks(&self) -> u32 {
+        let share = (1.0 - self.overlap_discount).clamp(0.0, 1.0);
+        (f64::from(self.overlap_blocks) * share) as u32
+    }
 }
 
 /// Which part of a request is placed.
@@ -112,10 +123,11 @@ pub fn pick(policy: &Policy, candidates: &[Candidate], query: Query) -> Option<C
 /// that hold most.
 pub fn holders(candidates: &mut Vec<Candidate>, blocks: u32) {
     let up = |candidate: &&Candidate| candidate.up;
-    let most = candidates.iter().filter(up).map(|candidate| candidate.overlap_blocks).max();
+    let most = candidates.iter().filter(up).map(Candidate::believed_blocks).max();
     let least = most.unwrap_or(0).min(blocks);
     let any_up = most.is_some();
-    candidates.retain(|candidate| (candidate.up || !any_up) && candidate.overlap_blocks >= least);
+    candidates
+        .retain(|candidate| (candidate.up || !any_up) && candidate.believed_blocks() >= least);
 }
 
 /// A candidate's cost in blocks (`kv_overlap`) or tokens (`least_loaded`).
@@ -127,7 +139,7 @@ fn cost(policy: &Policy, candidate: &Candidate, query: Query) -> f64 {
     } as f64;
     match policy {
         Policy::KvOverlap { overlap_weight, load_weight, .. } => {
-            let held = candidate.overlap_blocks.max(candidate.assumed_blocks);
+            let held = candidate.believed_blocks().max(candidate.assumed_blocks);
             let missing = query.prompt_blocks.saturating_sub(held);
             // The part of the queue that is this very prompt's is computed once for all: to
             // wait for it is no dearer than to compute it elsewhere, and wastes nothing.

@@ -222,6 +222,10 @@ fn yaml(spec: &Spec, engines: &[(String, SimEngine)], tokenizer: &std::path::Pat
     }
     let workers: String = workers.iter().map(|item| format!("      - {item}\n")).collect();
     let mut extra: String = spec.model.lines().map(|line| format!("    {line}\n")).collect();
+    // Tests that count what engines do ask for no canary unless they are about it.
+    if !extra.contains("canary:") {
+        extra += "    canary: { enabled: false }\n";
+    }
     let connector = match spec.connector {
         _ if spec.flow == "aggregated" => "none",
         KvConnector::Nixl => "nixl",

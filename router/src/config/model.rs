@@ -14,10 +14,12 @@ use serde::{Deserialize, Serialize};
 use super::scalar::{self, BlockSize};
 
 mod assumed;
+mod canary;
 mod connector;
 mod flow;
 
 pub use assumed::AssumedConfig;
+pub use canary::{CanaryConfig, DriftConfig};
 pub use connector::{Connector, Network, NotANetwork};
 pub use flow::{AutoCosts, BreakerConfig, Flow, Gate, GateKind, RequestFlow, Retries};
 
@@ -254,6 +256,12 @@ pub struct Model {
     /// What workers are assumed to hold beyond what their KV events confirm.
     #[serde(default)]
     pub assumed: AssumedConfig,
+    /// How workers are asked whether they agree with the router on prompts and KV blocks.
+    #[serde(default)]
+    pub canary: CanaryConfig,
+    /// What happens where the index and a worker's `cached_tokens` drift apart.
+    #[serde(default)]
+    pub drift: DriftConfig,
     /// Retries before the first byte has reached the client.
     #[serde(default)]
     pub retries: Retries,

@@ -7,11 +7,12 @@ use tokio::task::JoinSet;
 
 use super::claims::Source;
 use super::worker::Worker;
-use super::{intake, poll, probe};
+use super::{canary, intake, poll, probe};
 use crate::core::{Core, Served};
 
-/// Starts what follows a worker: its load, whether it honours thresholds, its KV events. Of a
-/// worker whose side-car is attached, the side-car tells all of that.
+/// Starts what follows a worker: whether it agrees with the router, its load, whether it
+/// honours thresholds, its KV events. Of a worker whose side-car is attached, the side-car tells
+/// all but the first.
 pub(super) fn follow(
     core: &Arc<Core>,
     served: &Arc<Served>,
@@ -19,6 +20,15 @@ pub(super) fn follow(
     leading: Source,
 ) -> JoinSet<()> {
     let mut tasks = JoinSet::new();
+    // Without a tokenizer there is nothing to agree on.
+    let is_asked = served.config.canary.enabled && served.prompt.is_some();
+    worker.parity.set_asked(is_asked);
+    if is_asked {
+        let (core, served, asked) = (Arc::clone(core), Arc::clone(served), Arc::clone(worker));
+        tasks.spawn(supervise("canary", Arc::clone(worker), move || {
+            canary::run(Arc::clone(&core), Arc::clone(&served), Arc::clone(&asked), leading)
+        }));
+    }
     if leading == Source::Shim {
         return tasks;
     }
@@ -35,7 +45,8 @@ pub(super) fn follow(
     if worker.config.kv_events.is_some() {
         let (core, served, followed) = (Arc::clone(core), Arc::clone(served), Arc::clone(worker));
         tasks.spawn(supervise("KV events", Arc::clone(worker), move || {
-            intake::run(Arc::clone(&core), Arc::clone(&served), Arc::clone(&followed))
+            let (core, served) = (Arc::clone(&core), Arc::clone(&served));
+            intake::run(core, served, Arc::clone(&followed), intake::TRUNCATED_MIN)
         }));
     }
     tasks

@@ -20,13 +20,19 @@ use crate::core::{Core, Served, unix_ms};
 const QUEUE_BATCHES: usize = 256;
 
 /// For how long a worker's index may lack blocks before it is made anew.
-const TRUNCATED_MIN: Duration = Duration::from_secs(60);
+pub const TRUNCATED_MIN: Duration = Duration::from_secs(60);
 
 /// Between two log lines of one kind about one worker.
 const QUIET: Duration = Duration::from_secs(30);
 
-/// Follows a worker until the task is ended.
-pub async fn run(core: Arc<Core>, served: Arc<Served>, worker: Arc<Worker>) {
+/// Follows a worker until the task is ended. Where the index lacks blocks of it, it is made
+/// anew after `truncated_min` at the earliest, as far as there is room.
+pub async fn run(
+    core: Arc<Core>,
+    served: Arc<Served>,
+    worker: Arc<Worker>,
+    truncated_min: Duration,
+) {
     let endpoint = |address: &Option<String>| -> Option<Endpoint> {
         address.as_deref().and_then(|address| address.parse().ok())
     };
@@ -38,25 +44,34 @@ pub async fn run(core: Arc<Core>, served: Arc<Served>, worker: Arc<Worker>) {
     };
     served.pool.block_size_known().await;
     let replay = endpoint(&worker.config.kv_replay);
-    let mut intake = Intake { core, served, worker, said: BTreeMap::new(), truncated: None };
+    let said = BTreeMap::new();
+    let mut intake = Intake { core, served, worker, said, truncated: None, truncated_min };
     loop {
         let (sink, mut updates) = mpsc::channel(QUEUE_BATCHES);
         let subscription = Subscription::new(events.clone(), replay.clone());
         let following = subscription.run(sink, CancellationToken::new());
+        // What was wished for before comes true here.
+        let mut wishes = intake.worker.resync.wishes();
         // What was there before is not known to be true.
         intake.forget();
         let applying = async {
-            while let Some(update) = updates.recv().await {
-                intake.take(update);
+            loop {
+                tokio::select! {
+                    update = updates.recv() => match update {
+                        Some(update) => intake.take(update),
+                        None => std::future::pending().await,
+                    },
+                    reason = wishes.next() => return reason,
+                }
                 if intake.has_room_again(Instant::now()) {
-                    break;
+                    return "over_limit";
                 }
             }
         };
         // Both are parts of this task: ending it ends both.
         tokio::select! {
             () = following => return,
-            () = applying => intake.begin_anew(),
+            reason = applying => intake.begin_anew(reason),
         }
     }
 }
@@ -69,6 +84,8 @@ struct Intake {
     said: BTreeMap<&'static str, Instant>,
     /// Since when the index lacks blocks of this worker that were beyond its bound.
     truncated: Option<Instant>,
+    /// For how long at least.
+    truncated_min: Duration,
 }
 
 /// However following ends, what it has left is not known to be true any more.
@@ -142,6 +159,7 @@ impl Intake {
         }
         if let Some(rank) = batch.rank.filter(|rank| *rank != 0) {
             // No request goes to a further data-parallel rank: what it holds is of no use.
+            self.worker.witness.of_other_rank(batch.events.len());
             self.count_rejected("rank", batch.events.len());
             if self.may_log("rank") {
                 let worker = self.worker.id();
@@ -153,6 +171,7 @@ impl Intake {
             self.served.pool.assumed.forget(self.worker.index);
         }
         let sum = self.index_events(batch);
+        self.worker.witness.applied(batch.events.len(), &sum);
         if sum.over_limit > 0 {
             self.truncated.get_or_insert_with(Instant::now);
             self.worker.set_index_truncated(true);
@@ -192,7 +211,7 @@ impl Intake {
     /// Whether what was beyond the bound may fit now: then the index starts anew, for
     /// nobody says which blocks those were.
     fn has_room_again(&mut self, now: Instant) -> bool {
-        let due = |since: Instant| now.duration_since(since) >= TRUNCATED_MIN;
+        let due = |since: Instant| now.duration_since(since) >= self.truncated_min;
         if !self.truncated.is_some_and(due) {
             return false;
         }
@@ -200,11 +219,12 @@ impl Intake {
         room >= limit / 8
     }
 
-    /// The bound left blocks out that may fit now.
-    fn begin_anew(&self) {
-        self.count_resync("over_limit");
-        let worker = self.worker.id();
-        tracing::info!(worker, "index of this worker starts anew: what was left out may fit now");
+    /// All of its events are read again: the bound left blocks out that may fit now, or
+    /// somebody has asked for it.
+    fn begin_anew(&self, reason: &str) {
+        self.count_resync(reason);
+        self.worker.set_events_current(false);
+        tracing::info!(worker = self.worker.id(), reason, "index of this worker is read anew");
     }
 
     fn count_resync(&self, reason: &str) {
@@ -213,6 +233,9 @@ impl Intake {
     }
 
     fn reset(&mut self, reason: ResetReason) {
+        if reason == ResetReason::EngineRestarted {
+            self.worker.becomes_another();
+        }
         self.forget();
         self.count_resync(reason.name());
         if self.may_log("reset") {
@@ -223,6 +246,7 @@ impl Intake {
 
     fn forget(&mut self) {
         self.truncated = None;
+        self.worker.index_begins_anew();
         self.worker.set_index_truncated(false);
         self.served.pool.index().remove_worker(self.worker.index as u32);
         self.served.pool.assumed.forget(self.worker.index);

@@ -138,6 +138,13 @@ impl Pool {
         self.roster.load().iter().filter_map(|worker| worker.context_tokens()).min()
     }
 
+    /// How much of a prompt the index has of a worker, in blocks, whether it is believed or not.
+    pub fn indexed_blocks(&self, worker: &Worker, hashes: &[BlockHash]) -> u32 {
+        let mut overlaps = Overlaps::new();
+        self.reader.find(hashes, &mut overlaps);
+        overlaps.get(worker_key(worker.index)).blocks
+    }
+
     /// Whether a worker outside `failed` may be asked for a leg.
     pub fn any_up(&self, leg: Leg, failed: &[usize]) -> bool {
         !self.ups(leg, failed).is_empty()
@@ -189,11 +196,11 @@ impl Pool {
                     .map_or(0, |load| load.running.unwrap_or(0) + load.waiting.unwrap_or(0));
                 // What may be out of date is not certain.
                 let key = worker_key(worker.index);
-                let current = worker.events_are_current();
+                let current = worker.overlap_is_believed();
                 let overlap = if current { overlaps.get(key) } else { Overlap::default() };
                 let sent = found.speculative.get(key).blocks;
                 let computed = found.approximate.get(key).blocks;
-                Candidate {
+                let candidate = Candidate {
                     worker: worker.index,
                     up: worker.is_available(leg, now),
                     requests: worker
@@ -204,10 +211,13 @@ impl Pool {
                     active_tokens: worker.booked.active_tokens(),
                     overlap_blocks: overlap.blocks,
                     overlap_by_tier: overlap.by_tier,
-                    assumed_blocks: overlap.blocks.max(sent).max(computed),
+                    overlap_discount: worker.drift.discount(),
+                    assumed_blocks: 0,
                     // Without events nothing says when it has been computed.
                     underway_blocks: if current { sent.saturating_sub(overlap.blocks) } else { 0 },
-                }
+                };
+                let held = candidate.believed_blocks();
+                Candidate { assumed_blocks: held.max(sent).max(computed), ..candidate }
             })
             .collect();
         FOUND.set((overlaps, found));

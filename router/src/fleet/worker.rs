@@ -12,7 +12,11 @@ use tokio_util::sync::CancellationToken;
 use super::booking::Booked;
 use super::bootstrap::Bootstrap;
 use super::breaker::Breaker;
+use super::drift::Drift;
 use super::pace::Pace;
+use super::parity::Standing;
+use super::resync::Resync;
+use super::witness::Witness;
 use crate::config::model::{BreakerConfig, Role, Worker as WorkerConfig};
 use crate::error::{Error, Fault};
 use crate::ledger::audit::Audit;
@@ -36,6 +40,14 @@ pub struct Worker {
     pub booked: Arc<Booked>,
     /// What it reports, and how far the index was off.
     pub audit: Audit,
+    /// What was made of that.
+    pub drift: Drift,
+    /// Whether it agrees with the router on tokens and blocks.
+    pub parity: Standing,
+    /// What became of its KV events.
+    pub witness: Witness,
+    /// Asks whoever follows its KV events to read all of them anew.
+    pub resync: Resync,
     /// Fires when it leaves the fleet.
     pub gone: CancellationToken,
     /// Whether its last probe or request found it alive.
@@ -76,6 +88,10 @@ impl Worker {
             bootstrap,
             booked: Arc::default(),
             audit: Audit::default(),
+            drift: Drift::default(),
+            parity: Standing::default(),
+            witness: Witness::default(),
+            resync: Resync::default(),
             gone: CancellationToken::new(),
             up: AtomicBool::new(true),
             probed: AtomicBool::new(false),
@@ -138,7 +154,11 @@ impl Worker {
             // Whatever comes back may be another version of it.
             self.set_honours_threshold(None);
         }
-        self.up.swap(up, Relaxed) != up
+        let is_news = self.up.swap(up, Relaxed) != up;
+        if is_news && !up {
+            self.becomes_another();
+        }
+        is_news
     }
 
     /// Whether it was probed at all.
@@ -170,6 +190,30 @@ impl Worker {
     /// Records that its KV events come in, or are cut off.
     pub fn set_events_current(&self, current: bool) {
         self.events_current.store(current, Relaxed);
+    }
+
+    /// Whether what the index has of it counts: its events come in, it agrees with the router
+    /// on tokens and blocks, and it keeps what the index promises.
+    pub fn overlap_is_believed(&self) -> bool {
+        self.events_are_current() && self.takes_part_in_kv_routing()
+    }
+
+    /// Whether its events would be believed, if they come in.
+    pub fn takes_part_in_kv_routing(&self) -> bool {
+        self.parity.is_believed() && !self.drift.has_given_up()
+    }
+
+    /// It is another process than before, or may be: nothing that it was seen to do counts.
+    pub fn becomes_another(&self) {
+        self.parity.forget();
+        self.drift.forget();
+        self.audit.restart();
+    }
+
+    /// What the index had of it is dropped: what comes now is measured afresh.
+    pub fn index_begins_anew(&self) {
+        self.audit.restart();
+        self.drift.index_begins_anew();
     }
 
     /// Whether the index lacks blocks of it that were beyond the bound: its overlap
