@@ -30,6 +30,8 @@ pub struct Spec {
     pub connector: KvConnector,
     /// The model's `policy`, as YAML.
     pub policy: &'static str,
+    /// The model's `block_size`.
+    pub block_size: &'static str,
     /// Further keys of the model, as YAML lines without indentation.
     pub model: String,
     /// Further top-level keys, as YAML lines. Relative paths start at [`Cluster::files`].
@@ -55,6 +57,7 @@ impl Default for Spec {
             flow: "prefill_first",
             connector: KvConnector::Nixl,
             policy: "{ kind: kv_overlap }",
+            block_size: "16",
             model: String::new(),
             top: String::new(),
             limits: "{ drain_delay: 10ms, drain_grace: 5s }",
@@ -236,7 +239,6 @@ fn yaml(spec: &Spec, engines: &[(String, SimEngine)], tokenizer: &std::path::Pat
     if connector == "sglang" && !extra.contains("on_no_prefill") {
         extra += "    on_no_prefill: fail\n";
     }
-    let block_size = SimConfig::default().block_size;
     format!(
         "listen: {{ http: 127.0.0.1:0, grpc: 127.0.0.1:0, admin: 127.0.0.1:0 }}
 hash_seed: 7
@@ -245,7 +247,7 @@ limits: {}
 models:
   - name: sim
     aliases: [default]
-    block_size: {block_size}
+    block_size: {}
     tokenizer: {{ kind: huggingface, path: {:?} }}
     flow: {}
     connector: {connector}
@@ -254,6 +256,7 @@ models:
 {workers}",
         spec.limits,
         spec.top,
+        spec.block_size,
         tokenizer.display().to_string(),
         spec.flow,
         spec.policy,

@@ -177,13 +177,15 @@ impl Canary {
     fn look(&self, places: &Places, reply: &Reply) -> Blocks {
         let Self { served, worker, .. } = self;
         let held = |hashes: &Vec<BlockHash>| served.pool.indexed_blocks(worker, hashes);
+        let is_held =
+            |hashes: &Vec<BlockHash>| !hashes.is_empty() && held(hashes) as usize == hashes.len();
         let load = worker.load(std::time::Instant::now());
         Blocks {
             wanted: places.right.len() as u32,
             found: held(&places.right),
-            unsalted: held(&places.unsalted),
-            other_adapter: places.other_adapters.iter().any(|hashes| held(hashes) > 0),
-            other_special: places.other_special.iter().any(|hashes| held(hashes) > 0),
+            unsalted: is_held(&places.unsalted),
+            other_adapter: places.other_adapters.iter().any(is_held),
+            other_special: places.other_special.iter().any(is_held),
             block_size: served.pool.block_size(),
             engine_block_size: load.and_then(|load| load.block_size),
             cached_tokens: reply.cached_tokens,

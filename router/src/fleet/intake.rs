@@ -117,6 +117,8 @@ impl Intake {
             }
             Update::Disconnected { error } => {
                 self.worker.set_events_current(false);
+                // Whatever comes back may be another version of it.
+                self.worker.parity.forget();
                 if self.may_log("disconnected") {
                     let endpoint = self.worker.config.kv_events.as_deref().unwrap_or_default();
                     tracing::warn!(
@@ -233,7 +235,8 @@ impl Intake {
     }
 
     fn reset(&mut self, reason: ResetReason) {
-        if reason == ResetReason::EngineRestarted {
+        // Unless batches were just lost on the way, nothing says that it is the same process.
+        if !matches!(reason, ResetReason::Gap | ResetReason::Garbage) {
             self.worker.becomes_another();
         }
         self.forget();

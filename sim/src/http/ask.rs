@@ -176,7 +176,7 @@ pub(crate) fn chat_prompt(body: &Value, dialect: PromptDialect) -> Result<Vec<u3
     let text = tokenizer::render_chat(&body["messages"])
         .map_err(|what| ApiError::bad_request("messages", what))?;
     let text = match dialect {
-        PromptDialect::OtherTemplate => text.replace("<|im_start|>", "<|im_start|> "),
+        PromptDialect::OtherTemplate => text.replace("<|im_start|>", "<|im_start|>role "),
         _ => text,
     };
     Ok(text_prompt(&text, dialect))

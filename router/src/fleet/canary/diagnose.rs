@@ -30,8 +30,8 @@ pub(super) struct Blocks {
     pub(super) wanted: u32,
     /// Leading blocks of it that the index has of the worker.
     pub(super) found: u32,
-    /// The same without its salt.
-    pub(super) unsalted: u32,
+    /// Whether the index has all of it without its salt.
+    pub(super) unsalted: bool,
     /// Whether the index has it under another adapter.
     pub(super) other_adapter: bool,
     /// Whether the index has it with other special tokens.
@@ -51,10 +51,7 @@ pub(super) struct Blocks {
 impl Blocks {
     /// Whether waiting longer changes nothing.
     pub(super) fn is_settled(&self) -> bool {
-        self.found == self.wanted
-            || self.unsalted == self.wanted
-            || self.other_adapter
-            || self.other_special
+        self.found == self.wanted || self.unsalted || self.other_adapter || self.other_special
     }
 }
 
@@ -124,7 +121,7 @@ pub(super) fn blocks(seen: &Blocks) -> Verdict {
     if wanted == 0 {
         return Verdict::Unclear("context_too_short");
     }
-    if cached || seen.unsalted == wanted {
+    if cached || seen.unsalted {
         return Verdict::Differ(Cause::Salt);
     }
     match seen {

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use serde_json::{Map, Value, json};
 
 use super::diagnose::Tokens;
-use crate::core::{Served, unix_ms};
+use crate::core::{Served, random_id, unix_ms};
 use crate::prompt::{ChatRequestView, PromptError, PromptModel};
 
 /// Prose, code, numbers, white space and several scripts: where tokenizers differ, one of them
@@ -40,22 +40,32 @@ pub(super) async fn make(
 ) -> Result<Prompt, &'static str> {
     let model = Arc::clone(served);
     let work = move || {
-        let wanted = BLOCKS * model.pool.block_size() as usize + 1;
+        let block_size = model.pool.block_size() as usize;
         let room = context_tokens.map_or(usize::MAX, |tokens| tokens as usize);
-        let wanted = wanted.min(room.saturating_sub(CONTEXT_SPARE_TOKENS));
-        compute(model.prompt.as_ref().ok_or("no_tokenizer")?, wanted)
+        let wanted = (BLOCKS * block_size + 1).min(room.saturating_sub(CONTEXT_SPARE_TOKENS));
+        let model = model.prompt.as_ref().ok_or("no_tokenizer")?;
+        compute(model, wanted, block_size.min(wanted / 2))
     };
     tokio::task::spawn_blocking(work).await.map_err(|_| "tokenizer_failed")?
 }
 
-fn compute(model: &PromptModel, wanted_tokens: usize) -> Result<Prompt, &'static str> {
+/// The prompt in so many tokens at least, of which so many and more are always the same.
+fn compute(
+    model: &PromptModel,
+    wanted_tokens: usize,
+    block_tokens: usize,
+) -> Result<Prompt, &'static str> {
     let plain = |text: &str, special| match model.tokenize_text(text, special) {
         Ok(tokens) => Ok(tokens.ids),
         Err(PromptError::Unsupported(_)) => Err("tokenizer_not_exact"),
         Err(_) => Err("tokenizer_failed"),
     };
     let once = plain(TEXT, false)?.len().max(1);
-    let text = TEXT.repeat(wanted_tokens.div_ceil(once).max(1));
+    // The first block is the same each time, so that an engine that knows no salts gives itself
+    // away; then it is a new prompt, so that what is found of it is of this time.
+    let (before, repeats) = (block_tokens.div_ceil(once), wanted_tokens.div_ceil(once));
+    let after = repeats.saturating_sub(before).max(1);
+    let text = format!("{}{}\n{}", TEXT.repeat(before), random_id(), TEXT.repeat(after));
     let (bare, whole) = (plain(&text, false)?, plain(&text, true)?);
     let leading = whole.strip_suffix(&bare[..]).unwrap_or_default().to_vec();
     let chat = {

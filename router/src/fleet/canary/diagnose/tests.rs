@@ -50,7 +50,7 @@ fn without_tokens_the_count_is_a_hint() {
 const GOOD: Blocks = Blocks {
     wanted: 3,
     found: 3,
-    unsalted: 0,
+    unsalted: false,
     other_adapter: false,
     other_special: false,
     block_size: 16,
@@ -82,7 +82,7 @@ fn blocks_that_are_found_agree_whatever_else_is_said() {
 fn blocks_that_are_not_found_name_why() {
     let lost = Blocks { found: 0, witnessed: NONE, ..GOOD };
     for (seen, cause) in [
-        (Blocks { unsalted: 3, ..lost }, Cause::Salt),
+        (Blocks { unsalted: true, ..lost }, Cause::Salt),
         (Blocks { cached_tokens: Some(48), ..GOOD }, Cause::Salt),
         (Blocks { other_adapter: true, ..lost }, Cause::Adapter),
         (Blocks { other_special: true, ..lost }, Cause::SpecialTokens),
