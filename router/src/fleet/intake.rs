@@ -22,6 +22,12 @@ const QUEUE_BATCHES: usize = 256;
 /// For how long a worker's index may lack blocks before it is made anew.
 pub const TRUNCATED_MIN: Duration = Duration::from_secs(60);
 
+/// That grows each time that it was, up to this.
+const TRUNCATED_MAX: Duration = Duration::from_secs(3600);
+
+/// The reason in metrics and logs of what was beyond the bound.
+const OVER_LIMIT: &str = "over_limit";
+
 /// Between two log lines of one kind about one worker.
 const QUIET: Duration = Duration::from_secs(30);
 
@@ -64,14 +70,20 @@ pub async fn run(
                     reason = wishes.next() => return reason,
                 }
                 if intake.has_room_again(Instant::now()) {
-                    return "over_limit";
+                    return OVER_LIMIT;
                 }
             }
         };
         // Both are parts of this task: ending it ends both.
         tokio::select! {
             () = following => return,
-            reason = applying => intake.begin_anew(reason),
+            reason = applying => {
+                intake.begin_anew(reason);
+                if reason == OVER_LIMIT {
+                    // The same history may lead to the same place.
+                    intake.truncated_min = (intake.truncated_min * 2).min(TRUNCATED_MAX);
+                }
+            }
         }
     }
 }
@@ -171,6 +183,9 @@ impl Intake {
         }
         if batch.events.contains(&KvEvent::Cleared) {
             self.served.pool.assumed.forget(self.worker.index);
+            // What was left out is gone as well; what this batch leaves out counts below.
+            self.truncated = None;
+            self.worker.set_index_truncated(false);
         }
         let sum = self.index_events(batch);
         self.worker.witness.applied(batch.events.len(), &sum);
@@ -181,7 +196,7 @@ impl Intake {
         for (reason, blocks) in [
             ("unknown_parent", sum.orphaned),
             ("block_size", sum.malformed),
-            ("over_limit", sum.over_limit),
+            (OVER_LIMIT, sum.over_limit),
             ("replaced", sum.replaced),
         ] {
             self.count_rejected(reason, blocks);
@@ -277,3 +292,6 @@ impl Intake {
         due
     }
 }
+
+#[cfg(test)]
+mod tests;
