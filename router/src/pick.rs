@@ -200,6 +200,22 @@ mod tests {
     }
 
     #[test]
+    fn an_overlap_that_was_seen_to_be_less_counts_for_less() {
+        let full = Candidate { overlap_blocks: 8, ..up(0) };
+        let part = Candidate { overlap_discount: 0.5, ..full };
+        let none = Candidate { overlap_discount: 1.0, ..full };
+        let blocks = [full, part, none].map(|candidate| candidate.believed_blocks());
+        assert_eq!(blocks, [8, 4, 0]);
+        let other = Candidate { overlap_blocks: 5, ..up(1) };
+        assert_eq!(pick(&OVERLAP, &[full, other], query(Leg::Prefill)).unwrap().index, 0);
+        let choice = pick(&OVERLAP, &[part, other], query(Leg::Prefill)).unwrap();
+        assert_eq!((choice.index, choice.costs), (1, vec![6.0, 5.0]));
+        let mut candidates = vec![part, other];
+        holders(&mut candidates, 5);
+        assert_eq!(candidates, [other]);
+    }
+
+    #[test]
     fn overlap_wins_until_its_holder_is_busier_than_the_overlap_is_worth() {
         let warm = Candidate { overlap_blocks: 8, prefill_tokens: 7 * 16, ..up(0) };
         let cold = up(1);

@@ -237,6 +237,7 @@ mod tests {
 
     use super::*;
     use crate::fleet::assumed::AssumedBlocks;
+    use crate::fleet::parity::{Cause, Parity};
     use splitrail_engine::vllm::load::EngineLoad;
 
     fn index(block_size: u32) -> IndexConfig {
@@ -256,7 +257,7 @@ mod tests {
     }
 
     #[test]
-    fn overlap_is_believed_only_while_events_come_in() {
+    fn overlap_is_believed_only_while_events_come_in_and_the_worker_agrees() {
         let config: crate::config::model::Worker = serde_json::from_str(
             r#"{"id": "w", "role": "both", "url": "http://w:1", "kv_events": "tcp://w:2"}"#,
         )
@@ -285,6 +286,13 @@ mod tests {
         worker.set_events_current(true);
         assert_eq!(overlap(), 1);
         worker.set_events_current(false);
+        assert_eq!(overlap(), 0);
+        worker.set_events_current(true);
+        worker.parity.set_asked(true);
+        assert_eq!(overlap(), 0, "not asked yet");
+        worker.parity.judge(0, Parity::Ok);
+        assert_eq!(overlap(), 1);
+        worker.parity.judge(0, Parity::Mismatch(Cause::Template));
         assert_eq!(overlap(), 0);
     }
 
