@@ -215,6 +215,10 @@ impl Canary {
                  served by load, without KV routing"
             ),
             _ if parity == before => {}
+            // What is known stands.
+            Parity::Unknown if before != Parity::Pending => {
+                tracing::debug!(model, worker, why, "the canary told nothing");
+            }
             Parity::Unknown => {
                 tracing::warn!(model, worker, why, "nobody can tell whether the worker agrees");
             }

@@ -196,10 +196,12 @@ impl Standing {
         });
     }
 
-    /// What came of asking it in a round; of no interest once that is over.
+    /// What came of asking it in a round; of no interest once that is over. That nobody can tell
+    /// does not overrule what is known.
     pub fn judge(&self, round: u64, parity: Parity) {
         self.change(|state| {
-            if state.round == round && state.is_asked {
+            let tells = parity != Parity::Unknown || state.parity == Parity::Pending;
+            if state.round == round && state.is_asked && tells {
                 state.parity = parity;
             }
         });
@@ -236,9 +238,12 @@ mod tests {
         standing.judge(1, Parity::Mismatch(Cause::Salt));
         assert!(!standing.is_believed());
         standing.judge(1, Parity::Unknown);
+        assert!(!standing.is_believed(), "once found, it stands");
+        standing.forget();
+        standing.judge(2, Parity::Unknown);
         assert!(standing.is_believed());
         standing.set_asked(false);
-        standing.judge(1, Parity::Mismatch(Cause::Salt));
+        standing.judge(2, Parity::Mismatch(Cause::Salt));
         assert_eq!(standing.parity(), Parity::Unknown);
     }
 }

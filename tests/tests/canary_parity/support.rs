@@ -8,7 +8,7 @@ use splitrail_tests::{Cluster, Reply, Spec};
 pub(crate) const COMPLETIONS: &str = "/v1/completions";
 
 /// What is not there is waited for this long.
-pub(crate) const ASKED: &str = "canary: { timeout: 1s, again_after: 10m }";
+pub(crate) const ASKED: &str = "canary: { timeout: 5s, again_after: 10m }";
 
 /// One worker, with the engine as it is set.
 pub(crate) fn one(engine: fn(&str, &mut SimConfig)) -> Spec {
@@ -27,10 +27,11 @@ pub(crate) async fn worker(cluster: &Cluster, id: &str) -> Value {
     workers.into_iter().find(|one| one["id"] == id).unwrap()
 }
 
-/// Waits for what is found of a worker: `ok`, `unknown` or a mismatch's cause.
+/// Waits for what is found of a worker: `ok` or a mismatch's cause.
 pub(crate) async fn settled(cluster: &Cluster, id: &str) -> String {
     let parity = async || worker(cluster, id).await["parity"].as_str().unwrap().to_owned();
-    eventually("the worker is asked", async || parity().await != "pending").await;
+    let told = |parity: String| ["ok", "mismatch"].contains(&&*parity);
+    eventually("the worker is asked", async || told(parity().await)).await;
     let worker = worker(cluster, id).await;
     let cause = worker["parity_cause"].as_str();
     cause.or(worker["parity"].as_str()).unwrap().to_owned()
