@@ -198,6 +198,7 @@ models:
     flow: prefill_first
     connector: nixl
     policy: {{ kind: kv_overlap }}
+    canary: {{ enabled: false }}
     workers:
 {workers}"
         );
