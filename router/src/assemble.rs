@@ -1,16 +1,18 @@
 //! From a validated configuration to a core that serves it.
 
+use std::path::Path;
 use std::sync::Arc;
 
+use http::HeaderValue;
 use splitrail_kv::{HashSeed, IndexConfig};
 
 use crate::config::{BlockSize, Config, Model, TokenizerConfig};
-use crate::core::{Core, Seldom, Served};
+use crate::core::{Core, Seldom, Served, Serving};
 use crate::fleet::budget::RetryBudget;
 use crate::fleet::{Networks, Pool};
 use crate::flow::client::EngineClient;
-use crate::flow::staged::Releases;
 use crate::ledger::book::Book;
+use crate::prompt::stamp::stamps;
 use crate::prompt::{PromptModel, PromptOptions};
 use crate::telemetry::metrics::Metrics;
 
@@ -46,60 +48,142 @@ pub enum AssembleError {
 /// # Errors
 /// What cannot be had from outside: credentials, tokenizers, the ledger file.
 pub fn assemble(config: Config) -> Result<Arc<Core>, AssembleError> {
-    let seed = HashSeed(config.hash_seed);
-    let limits = config.limits.clone();
-    let draw_seed = config.draw_seed;
-    let networks = Networks::new(&config.fleet.networks);
-    let mut models = Vec::with_capacity(config.models.len());
-    for model in config.models {
-        models.push(Arc::new(assemble_model(model, &limits, &networks, seed, draw_seed)?));
-    }
+    let config = Arc::new(config);
+    let models = models(&config, None)?;
     let metrics = Metrics::new().map_err(|error| AssembleError::Defect(error.to_string()))?;
     let ledger = Book::open(&config.ledger, &metrics).map_err(AssembleError::Ledger)?;
-    Ok(Arc::new(Core::new(models, limits, seed, metrics, ledger).with_fleet(config.fleet)))
+    Ok(Arc::new(Core::new(models, config, metrics, ledger)))
+}
+
+/// Builds what serves a configuration in place of another one, of which everything is taken
+/// over that stays the same: indexes, bookings, connections, tokenizers. What is served now is
+/// not touched.
+///
+/// # Errors
+/// As [`assemble`], but for the ledger's file, which stays.
+pub fn reassemble(config: Config, before: &Serving) -> Result<Serving, AssembleError> {
+    let config = Arc::new(config);
+    let models = models(&config, Some(before))?;
+    Ok(Serving::new(models, config))
+}
+
+fn models(config: &Config, before: Option<&Serving>) -> Result<Vec<Arc<Served>>, AssembleError> {
+    let assembled = config.models.iter().map(|model| {
+        let predecessor = before.and_then(|before| Some((before.model(&model.name)?, before)));
+        assemble_model(model, config, predecessor)
+    });
+    assembled.collect()
 }
 
 fn assemble_model(
-    model: Model,
-    limits: &crate::config::Limits,
-    networks: &Networks,
-    seed: HashSeed,
-    draw_seed: Option<u64>,
-) -> Result<Served, AssembleError> {
-    let name = &model.name;
-    let authorization = model.engine_api_key.as_ref().map(|secret| secret.resolve()).transpose();
-    let authorization = authorization
-        .map_err(|source| AssembleError::Secret { model: name.clone(), source })?
-        .map(|secret| secret.bearer());
-    let bytes_max = limits.engine_reply_max_bytes;
-    let client =
-        EngineClient::new(model.timeouts.connect, authorization, bytes_max, networks.clone());
-    let prompt = load_prompt(&model)?;
-    for note in prompt.iter().flat_map(PromptModel::notes) {
-        tracing::warn!(model = name, note, "tokenizer");
+    model: &Model,
+    config: &Config,
+    before: Option<(&Arc<Served>, &Serving)>,
+) -> Result<Arc<Served>, AssembleError> {
+    let authorization = authorization(model)?;
+    let prompt_files = tokenizer_path(model).map(stamps).unwrap_or_default();
+    let kept = before.map(|(served, serving)| {
+        let mut kept = Kept::of(served, serving, model, config);
+        kept.credential &= served.client.authorization() == authorization.as_ref();
+        kept.tokenizer &= served.prompt_files == prompt_files;
+        (served, kept)
+    });
+    if let Some((served, kept)) = kept
+        && kept.all()
+    {
+        return Ok(Arc::clone(served));
     }
+    let keep = |part: fn(&Kept) -> bool| kept.filter(|(_, kept)| part(kept)).map(|(was, _)| was);
+    let prompt = match keep(|kept| kept.tokenizer) {
+        Some(served) => served.prompt.clone(),
+        None => {
+            let prompt = load_prompt(model)?;
+            for note in prompt.iter().flat_map(PromptModel::notes) {
+                tracing::warn!(model = model.name, note, "tokenizer");
+            }
+            prompt.map(Arc::new)
+        }
+    };
+    let client = match keep(|kept| kept.client && kept.credential) {
+        Some(served) => served.client.clone(),
+        None => {
+            let reply_max_bytes = config.limits.engine_reply_max_bytes;
+            let networks = Networks::new(&config.fleet.networks);
+            EngineClient::new(model.timeouts.connect, authorization, reply_max_bytes, networks)
+        }
+    };
+    let pool = match keep(|kept| kept.pool) {
+        Some(served) => Arc::clone(&served.pool),
+        None => Arc::new(pool(model, config)),
+    };
+    let retry_budget = match keep(|kept| kept.budget) {
+        Some(served) => Arc::clone(&served.retry_budget),
+        None => Arc::new(RetryBudget::new(model.retries.budget_percent)),
+    };
+    Ok(Arc::new(Served {
+        config: model.clone(),
+        pool,
+        prompt,
+        prompt_files,
+        client,
+        retry_budget,
+        releases: before.map(|(served, _)| Arc::clone(&served.releases)).unwrap_or_default(),
+        mismatch: Seldom::default(),
+        no_prefill: Seldom::default(),
+    }))
+}
+
+/// Which parts of a model stay.
+#[derive(Clone, Copy)]
+struct Kept {
+    config: bool,
+    tokenizer: bool,
+    client: bool,
+    credential: bool,
+    pool: bool,
+    budget: bool,
+}
+
+impl Kept {
+    fn of(served: &Served, serving: &Serving, model: &Model, config: &Config) -> Self {
+        let (was, bounds) = (&served.config, &serving.limits);
+        let limits = &config.limits;
+        let tokenizer = was.tokenizer == model.tokenizer;
+        let client = was.timeouts.connect == model.timeouts.connect
+            && bounds.engine_reply_max_bytes == limits.engine_reply_max_bytes;
+        let pool = was.block_size == model.block_size
+            && was.assumed == model.assumed
+            && bounds.index_blocks_per_worker_max == limits.index_blocks_per_worker_max;
+        let budget = was.retries.budget_percent == model.retries.budget_percent;
+        let config = serde_json::to_value(was).ok() == serde_json::to_value(model).ok();
+        Self { config, tokenizer, client, credential: true, pool, budget }
+    }
+
+    fn all(self) -> bool {
+        let Self { config, tokenizer, client, credential, pool, budget } = self;
+        config && tokenizer && client && credential && pool && budget
+    }
+}
+
+fn authorization(model: &Model) -> Result<Option<HeaderValue>, AssembleError> {
+    let resolved = model.engine_api_key.as_ref().map(|secret| secret.resolve()).transpose();
+    let failed = |source| AssembleError::Secret { model: model.name.clone(), source };
+    Ok(resolved.map_err(failed)?.map(|secret| secret.bearer()))
+}
+
+fn pool(model: &Model, config: &Config) -> Pool {
     // 0: an engine will say it.
     let block_size = match model.block_size {
         BlockSize::Tokens(tokens) => tokens,
         BlockSize::Auto => 0,
     };
     let index = IndexConfig {
-        model: name.clone(),
+        model: model.name.clone(),
         block_size,
-        seed,
-        max_blocks_per_worker: limits.index_blocks_per_worker_max,
+        seed: HashSeed(config.hash_seed),
+        max_blocks_per_worker: config.limits.index_blocks_per_worker_max,
     };
-    let pool = Pool::new(index, draw_seed).assuming(model.assumed);
-    Ok(Served {
-        retry_budget: RetryBudget::new(model.retries.budget_percent),
-        config: model,
-        pool: Arc::new(pool),
-        prompt,
-        client,
-        releases: Releases::default(),
-        mismatch: Seldom::default(),
-        no_prefill: Seldom::default(),
-    })
+    Pool::new(index, config.draw_seed).assuming(model.assumed)
 }
 
 /// Loads a model's tokenizer and chat template, if it has them.
@@ -107,8 +191,15 @@ fn assemble_model(
 /// # Errors
 /// If there is a tokenizer that cannot be loaded.
 pub fn load_prompt(model: &Model) -> Result<Option<PromptModel>, AssembleError> {
-    let TokenizerConfig::Huggingface { path } = &model.tokenizer else { return Ok(None) };
+    let Some(path) = tokenizer_path(model) else { return Ok(None) };
     let loaded = PromptModel::load(path, PromptOptions::default());
     let failed = |source| AssembleError::Tokenizer { model: model.name.clone(), source };
     loaded.map(Some).map_err(failed)
+}
+
+fn tokenizer_path(model: &Model) -> Option<&Path> {
+    match &model.tokenizer {
+        TokenizerConfig::Huggingface { path } => Some(path),
+        TokenizerConfig::None {} => None,
+    }
 }

@@ -8,12 +8,16 @@
 use std::path::Path;
 
 use serde_json::Value;
+use splitrail_settings::problem::Place;
 use splitrail_settings::{Dialect, endpoint, file, problem, reference, tree, words};
 
+mod addition;
+mod digest;
 pub mod model;
 mod rules;
 mod scalar;
 
+pub use addition::Addition;
 pub use model::*;
 pub use scalar::BlockSize;
 pub use splitrail_settings::{Problem, Problems, ResolvedSecret, SecretError};
@@ -38,6 +42,40 @@ pub struct Loaded {
     pub config: Config,
     /// Allowed, but perhaps not meant; sorted by place.
     pub warnings: Vec<Problem>,
+    /// Where everything stands in the file.
+    source: Source,
+}
+
+/// A file that has been checked, to say later where something stands in it.
+#[derive(Clone, Debug)]
+pub struct Source {
+    file: String,
+    root: tree::Node,
+}
+
+impl Loaded {
+    /// Where everything stands in the file.
+    pub fn source(&self) -> &Source {
+        &self.source
+    }
+}
+
+impl Source {
+    /// A problem with what stands under `path`, keys and places in lists; where that was left
+    /// out, with what it is missing from.
+    pub fn problem(&self, path: &[&str], message: String, hint: &str) -> Problem {
+        let step = |node, key: &&str| child(node, key).ok_or(node);
+        let (Ok(node) | Err(node)) = path.iter().try_fold(&self.root, step);
+        let Place { line, column } = node.at;
+        Problem { file: self.file.clone(), line, column, message, hint: hint.to_owned() }
+    }
+}
+
+fn child<'n>(node: &'n tree::Node, key: &str) -> Option<&'n tree::Node> {
+    match key.parse::<usize>() {
+        Ok(place) => node.items().get(place),
+        Err(_) => node.get(key),
+    }
 }
 
 /// Reads and checks a configuration file. Relative paths in it (tokenizers, secrets)
@@ -61,9 +99,11 @@ pub fn parse(name: &str, text: &str, base_dir: &Path) -> Result<Loaded, Problems
     let rules = |root: &tree::Node, report: &mut problem::Report| {
         rules::check(root, base_dir, report);
     };
-    let (mut config, warnings) = file::parse(name, text, &schema(), &DIALECT, rules)?;
+    let checked = file::parse(name, text, &schema(), &DIALECT, rules)?;
+    let file::Checked { value: mut config, warnings, root } = checked;
     anchor_paths(&mut config, base_dir);
-    Ok(Loaded { config, warnings })
+    let source = Source { file: name.to_owned(), root };
+    Ok(Loaded { config, warnings, source })
 }
 
 /// An engine's address, `http://HOST:PORT`, in a form in which equal ones are equal texts.

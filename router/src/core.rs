@@ -12,7 +12,9 @@ use splitrail_kv::HashSeed;
 use tokio::sync::Semaphore;
 use tokio_util::sync::CancellationToken;
 
-use crate::config::model::{FleetConfig, GateKind, Limits, Model, OnNoPrefill, RequestFlow};
+use crate::config::model::{
+    Config, FleetConfig, GateKind, Limits, Model, OnNoPrefill, RequestFlow,
+};
 use crate::error::{Error, Kind};
 use crate::fleet::budget::RetryBudget;
 use crate::fleet::{Networks, Pool, Worker};
@@ -22,6 +24,7 @@ use crate::ledger::book::Book;
 use crate::ledger::decisions::Decisions;
 use crate::pick::Leg;
 use crate::prompt::PromptModel;
+use crate::prompt::stamp::FileStamp;
 use crate::telemetry::metrics::Metrics;
 
 /// How long readiness waits for the first index synchronisation.
@@ -34,13 +37,15 @@ pub struct Served {
     /// Its workers and their index.
     pub pool: Arc<Pool>,
     /// Tokenizer and chat template, if it has them.
-    pub prompt: Option<PromptModel>,
+    pub prompt: Option<Arc<PromptModel>>,
+    /// The files that it was read from, as they were.
+    pub prompt_files: Vec<FileStamp>,
     /// The way to its engines.
     pub client: EngineClient,
     /// What is left for retries.
-    pub retry_budget: RetryBudget,
+    pub retry_budget: Arc<RetryBudget>,
     /// Hand-offs that nobody is going to use, on their way to be freed.
-    pub releases: Releases,
+    pub releases: Arc<Releases>,
     /// When a mismatch of token counts was last logged.
     pub mismatch: Seldom,
     /// When a prefill that could not be had was last logged.
@@ -116,11 +121,13 @@ pub struct Serving {
     pub names: BTreeMap<String, Named>,
     /// Bounds.
     pub limits: Limits,
+    /// The whole configuration.
+    pub config: Arc<Config>,
 }
 
 impl Serving {
-    /// Of these models.
-    pub fn new(models: Vec<Arc<Served>>, limits: Limits) -> Self {
+    /// These models, as a configuration says.
+    pub fn new(models: Vec<Arc<Served>>, config: Arc<Config>) -> Self {
         let mut names = BTreeMap::new();
         for (model, served) in models.iter().enumerate() {
             let config = &served.config;
@@ -131,7 +138,7 @@ impl Serving {
                 names.insert(adapter.clone(), Named { model, adapter: Some(adapter.clone()) });
             }
         }
-        Self { models, names, limits }
+        Self { models, names, limits: config.limits.clone(), config }
     }
 
     /// The model of a configured name.
@@ -169,6 +176,8 @@ pub struct Core {
     /// Ends streams that outlive a drain's grace.
     pub cut: CancellationToken,
     draining: AtomicBool,
+    /// Whether it was ready once: who joins later is not waited for.
+    settled: AtomicBool,
     started: Instant,
 }
 
@@ -176,16 +185,17 @@ impl Core {
     /// A core that serves `models`.
     pub fn new(
         models: Vec<Arc<Served>>,
-        limits: Limits,
-        hash_seed: HashSeed,
+        config: Arc<Config>,
         metrics: Metrics,
         ledger: Book,
     ) -> Self {
+        metrics.set_config(config.digest());
+        let limits = &config.limits;
         metrics.build_info.with_label_values(&[env!("CARGO_PKG_VERSION")]).set(1);
         let cores = std::thread::available_parallelism().map_or(1, usize::from);
-        let fleet = FleetConfig::default();
+        let fleet = config.fleet.clone();
         Self {
-            hash_seed,
+            hash_seed: HashSeed(config.hash_seed),
             networks: Networks::new(&fleet.networks),
             fleet,
             metrics,
@@ -198,14 +208,10 @@ impl Core {
             preparing_long: Arc::new(Semaphore::new((cores / 2).max(1))),
             cut: CancellationToken::new(),
             draining: AtomicBool::new(false),
+            settled: AtomicBool::new(false),
             started: Instant::now(),
-            serving: ArcSwap::from_pointee(Serving::new(models, limits)),
+            serving: ArcSwap::from_pointee(Serving::new(models, config)),
         }
-    }
-
-    /// The same core, with side-cars and workers' networks as configured.
-    pub fn with_fleet(self, fleet: FleetConfig) -> Self {
-        Self { networks: Networks::new(&fleet.networks), fleet, ..self }
     }
 
     /// What is served now. A request takes it once, and keeps to it.
@@ -213,9 +219,10 @@ impl Core {
         self.serving.load_full()
     }
 
-    /// From now on, this is served.
-    pub fn serve(&self, serving: Serving) {
-        self.serving.store(Arc::new(serving));
+    /// From now on, this is served. The fleet does this once it has the workers.
+    pub fn serve(&self, serving: Arc<Serving>) {
+        self.decisions.keep(serving.limits.decisions_kept);
+        self.serving.store(serving);
     }
 
     /// Counts a request that a door refuses because the router is full.
@@ -245,7 +252,7 @@ impl Core {
 
     /// Why the router is not ready, if it is not: draining, a model without a
     /// worker that is up for each leg of its flow, or an index that is still being
-    /// read (for as long as [`SYNC_PATIENCE`] after the start).
+    /// read (for as long as [`SYNC_PATIENCE`] after the start, until it was ready once).
     pub fn unready(&self) -> Option<String> {
         if self.is_draining() {
             return Some("draining".into());
@@ -269,21 +276,21 @@ impl Core {
             if pool.block_size() == 0 {
                 return Some(format!("no worker of model {name} has said its block size"));
             }
+            if self.settled.load(Relaxed) || self.started.elapsed() >= SYNC_PATIENCE {
+                continue;
+            }
             let waiting =
                 |worker: &&Arc<Worker>| worker.is_up() && worker.honours_threshold().is_none();
             let unasked = roster.iter().find(waiting);
-            if let Some(worker) = unasked.filter(|_| served.asks_for_thresholds())
-                && self.started.elapsed() < SYNC_PATIENCE
-            {
+            if let Some(worker) = unasked.filter(|_| served.asks_for_thresholds()) {
                 return Some(format!("worker {} is asked for its threshold", worker.id()));
             }
             let unsynced = roster.iter().find(|w| w.is_up() && !w.is_synced());
-            if let Some(worker) = unsynced
-                && self.started.elapsed() < SYNC_PATIENCE
-            {
+            if let Some(worker) = unsynced {
                 return Some(format!("the index of worker {} is being read", worker.id()));
             }
         }
+        self.settled.store(true, Relaxed);
         None
     }
 }

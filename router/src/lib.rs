@@ -15,6 +15,7 @@ pub mod pick;
 
 pub mod flow;
 
+pub mod reload;
 pub mod reply;
 
 pub mod ledger;

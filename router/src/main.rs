@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use clap::{Parser, Subcommand, ValueEnum};
 use splitrail::quickstart::QuickstartError;
-use splitrail::run::{Running, until_stopped, wait_ready};
+use splitrail::run::{Running, Signals, until_stopped, wait_ready};
 use splitrail::telemetry::logging::{self, LogFormat};
 use splitrail::{config, quickstart};
 use splitrail_settings::process::raise_descriptor_limit;
@@ -171,13 +171,16 @@ async fn serve(path: PathBuf, ready_file: Option<PathBuf>) -> Result<(), (u8, St
     raise_descriptor_limit(loaded.config.limits.in_flight_max, "limits.in_flight_max");
     let core = splitrail::assemble::assemble(loaded.config);
     let core = core.map_err(|error| (exit::UNAVAILABLE, error.to_string()))?;
-    let running = Running::start(core, &listen).await.map_err(os_error)?;
+    let running = Running::start_from(Some(path), core, &listen).await.map_err(os_error)?;
+    // From when it is said to be ready, it answers them.
+    let signals = Signals::watch().map_err(os_error)?;
     let addresses = running.addresses();
     tracing::info!(http = %addresses.http, grpc = addresses.grpc.map(tracing::field::display), admin = %addresses.admin, "serving");
     if let Some(path) = ready_file {
         running.write_ready_file(&path).map_err(os_error)?;
     }
-    until_stopped(running).await.map_err(os_error)
+    until_stopped(running, signals).await;
+    Ok(())
 }
 
 async fn run_quickstart(
@@ -197,12 +200,14 @@ async fn run_quickstart(
     if print_config {
         say(&started.yaml);
     }
+    let signals = Signals::watch().map_err(os_error)?;
     say(&started.hints());
     if let Some(path) = ready_file {
         started.running.write_ready_file(&path).map_err(os_error)?;
     }
     let (running, _engines) = started.split();
-    until_stopped(running).await.map_err(os_error)
+    until_stopped(running, signals).await;
+    Ok(())
 }
 
 fn os_error(error: std::io::Error) -> (u8, String) {

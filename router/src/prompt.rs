@@ -6,6 +6,7 @@
 
 pub mod normalise;
 pub mod request;
+pub mod stamp;
 pub mod template;
 pub mod tokenizer;
 

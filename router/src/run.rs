@@ -2,23 +2,25 @@
 
 use std::io;
 use std::net::SocketAddr;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
 use serde_json::json;
+use tokio::signal::unix::{Signal, SignalKind, signal};
 use tokio::task::JoinSet;
 use tokio_util::sync::CancellationToken;
 
 pub use splitrail_settings::process::write_whole;
 
-use crate::admin;
+use crate::admin::{self, Admin};
 use crate::config::Listen;
 use crate::core::Core;
 use crate::fleet::Fleet;
 use crate::fleet::attach::FleetDoor;
 use crate::ingress::{grpc, http, listener};
 use crate::ledger::summary::{self, Summary};
+use crate::reload::Reload;
 
 /// A router that is bound and serves.
 pub struct Running {
@@ -30,6 +32,8 @@ pub struct Running {
     doors: JoinSet<io::Result<()>>,
     /// The admin listener, which ends with the router.
     _admin_door: JoinSet<io::Result<()>>,
+    reload: Reload,
+    _reloading: JoinSet<()>,
     /// The fleet, whose tasks end with the router.
     fleet: Arc<Fleet>,
     /// Where side-cars attach; it outlives the doors.
@@ -56,11 +60,23 @@ pub struct Addresses {
 }
 
 impl Running {
-    /// Binds every address, then starts to serve.
+    /// Binds every address, then starts to serve. There is no file to reload.
     ///
     /// # Errors
     /// An address that cannot be bound.
     pub async fn start(core: Arc<Core>, listen: &Listen) -> io::Result<Self> {
+        Self::start_from(None, core, listen).await
+    }
+
+    /// The same; the configuration was read from `file`, and is reloaded from there.
+    ///
+    /// # Errors
+    /// An address that cannot be bound.
+    pub async fn start_from(
+        file: Option<PathBuf>,
+        core: Arc<Core>,
+        listen: &Listen,
+    ) -> io::Result<Self> {
         let http_socket = listener::bind(listen.http).await?;
         let admin_socket = listener::bind(listen.admin).await?;
         let grpc_socket = match listen.grpc {
@@ -85,8 +101,11 @@ impl Running {
         doors.spawn(listener::serve(http_socket, http::routes(Arc::clone(&core)), stop.clone()));
         let mut admin_door = JoinSet::new();
         // It tells about a drain to its end, and goes with the router.
-        let never = CancellationToken::new();
-        admin_door.spawn(listener::serve(admin_socket, admin::routes(Arc::clone(&core)), never));
+        let (reload, reloading) = Reload::start(Arc::clone(&core), Arc::clone(&fleet), file);
+        let admin =
+            Admin { core: Arc::clone(&core), fleet: Arc::clone(&fleet), reload: reload.clone() };
+        let routes = admin::routes(admin, addresses.admin);
+        admin_door.spawn(listener::serve_known_peers(admin_socket, routes));
         if let Some(socket) = grpc_socket {
             doors.spawn(listener::serve(socket, grpc::routes(&core, stop.clone()), stop.clone()));
         }
@@ -105,6 +124,8 @@ impl Running {
             stop,
             doors,
             _admin_door: admin_door,
+            reload,
+            _reloading: reloading,
             fleet,
             fleet_door,
             _summary: summary,
@@ -126,6 +147,11 @@ impl Running {
     /// Its workers.
     pub fn fleet(&self) -> &Arc<Fleet> {
         &self.fleet
+    }
+
+    /// Reads the configuration again.
+    pub fn reload(&self) -> &Reload {
+        &self.reload
     }
 
     /// Writes the ready file: the bound addresses and the models, as JSON. Written
@@ -202,41 +228,47 @@ impl Drop for Running {
     }
 }
 
-/// Waits for SIGTERM or SIGINT. SIGHUP, which asks for a reload, is answered in the
-/// log instead of ending the process.
-///
-/// # Errors
-/// If signals cannot be watched.
-pub async fn stop_signal() -> io::Result<()> {
-    use tokio::signal::unix::{SignalKind, signal};
-    let mut terminate = signal(SignalKind::terminate())?;
-    let mut interrupt = signal(SignalKind::interrupt())?;
-    let mut hang_up = signal(SignalKind::hangup())?;
-    loop {
-        tokio::select! {
-            _ = terminate.recv() => return Ok(()),
-            _ = interrupt.recv() => return Ok(()),
-            _ = hang_up.recv() => {
-                tracing::warn!("SIGHUP: this version does not reload; restart to change the configuration");
+/// The signals that a process answers. From when this is made, none of them ends it.
+pub struct Signals {
+    terminate: Signal,
+    interrupt: Signal,
+    hang_up: Signal,
+}
+
+impl Signals {
+    /// Watches SIGTERM, SIGINT and SIGHUP.
+    ///
+    /// # Errors
+    /// If signals cannot be watched.
+    pub fn watch() -> io::Result<Self> {
+        let terminate = signal(SignalKind::terminate())?;
+        let interrupt = signal(SignalKind::interrupt())?;
+        let hang_up = signal(SignalKind::hangup())?;
+        Ok(Self { terminate, interrupt, hang_up })
+    }
+
+    /// Waits for SIGTERM or SIGINT; SIGHUP is answered meanwhile.
+    pub async fn stopped(&mut self, hung_up: impl Fn()) {
+        loop {
+            tokio::select! {
+                _ = self.terminate.recv() => return,
+                _ = self.interrupt.recv() => return,
+                _ = self.hang_up.recv() => hung_up(),
             }
         }
     }
 }
 
-/// Serves until a stop signal, then drains; a second signal ends at once.
-///
-/// # Errors
-/// If signals cannot be watched.
-pub async fn until_stopped(running: Running) -> io::Result<()> {
-    stop_signal().await?;
+/// Serves until a stop signal, then drains; a second signal ends at once. SIGHUP reloads.
+pub async fn until_stopped(running: Running, mut signals: Signals) {
+    let reload = running.reload().clone();
+    signals.stopped(|| reload.soon()).await;
     tokio::select! {
         _cut = running.drain() => {}
-        second = stop_signal() => {
-            second?;
+        () = signals.stopped(|| tracing::warn!("SIGHUP: no reload while draining")) => {
             tracing::warn!("a second stop signal: ending at once");
         }
     }
-    Ok(())
 }
 
 /// Waits until the router is ready, for at most `patience`; says why not if not.

@@ -4,7 +4,7 @@ use std::path::PathBuf;
 
 use clap::{Args, ValueEnum};
 use serde_json::json;
-use splitrail::run::{stop_signal, write_whole};
+use splitrail::run::{Signals, write_whole};
 use splitrail_sim::{Role, SimConfig, SimEngine};
 
 /// What the engine is like.
@@ -81,6 +81,7 @@ pub(crate) async fn run(args: SimArgs) -> std::io::Result<()> {
         ..SimConfig::default()
     })
     .await?;
+    let mut signals = Signals::watch()?;
     let ready = json!({
         "http": engine.http_addr().to_string(),
         "kv_events": engine.kv_events_endpoint(),
@@ -91,7 +92,7 @@ pub(crate) async fn run(args: SimArgs) -> std::io::Result<()> {
     if let Some(path) = args.ready_file {
         write_whole(&path, &ready.to_string())?;
     }
-    stop_signal().await?;
+    signals.stopped(|| tracing::warn!("SIGHUP: an engine has nothing to reload")).await;
     engine.shutdown().await;
     Ok(())
 }

@@ -52,7 +52,7 @@ pub fn parse(text: &str, scheme: &str) -> Result<String, BadEndpoint> {
 }
 
 /// A host name (RFC 1123, and underscores, which cluster names have) or an IPv4 address.
-pub fn is_host(host: &str) -> bool {
+fn is_host(host: &str) -> bool {
     let label = |label: &str| {
         (1..=63).contains(&label.len())
             && label.chars().all(|c| c.is_ascii_alphanumeric() || matches!(c, '-' | '_'))

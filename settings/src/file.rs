@@ -42,8 +42,19 @@ pub fn read(path: &Path, name: &str, dialect: &Dialect) -> Result<String, Proble
     })
 }
 
+/// A file without a mistake.
+#[derive(Clone, Debug)]
+pub struct Checked<T> {
+    /// What it describes.
+    pub value: T,
+    /// Allowed, but perhaps not meant; sorted by place.
+    pub warnings: Vec<Problem>,
+    /// The file itself, in which every value knows its place.
+    pub root: Node,
+}
+
 /// Checks the text of a file called `name` against `schema` and then `rules`, and makes
-/// the value that it describes. With it come the warnings, sorted by place.
+/// the value that it describes.
 ///
 /// # Errors
 /// Every mistake of the text, each with its place.
@@ -53,7 +64,7 @@ pub fn parse<T: DeserializeOwned>(
     schema: &Json,
     dialect: &Dialect,
     rules: impl FnOnce(&Node, &mut Report),
-) -> Result<(T, Vec<Problem>), Problems> {
+) -> Result<Checked<T>, Problems> {
     let mut report = Report::new(name);
     if text.len() > FILE_MAX_BYTES {
         too_large(&mut report, dialect);
@@ -68,7 +79,7 @@ pub fn parse<T: DeserializeOwned>(
         return Err(report.into_problems());
     }
     match serde_json::from_value(root.to_json()) {
-        Ok(value) => Ok((value, report.into_warnings())),
+        Ok(value) => Ok(Checked { value, warnings: report.into_warnings(), root }),
         Err(error) => {
             let hint = "this mistake should have been found with its place: please report it";
             report.error(root.at, format!("the configuration is not valid: {error}"), hint);

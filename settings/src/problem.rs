@@ -97,7 +97,7 @@ pub struct Report {
 
 impl Report {
     /// Nothing is known to be wrong yet with the file of that name.
-    pub(crate) fn new(file: &str) -> Self {
+    pub fn new(file: &str) -> Self {
         Self { file: file.to_owned(), errors: Vec::new(), errors_omitted: 0, warnings: Vec::new() }
     }
 
@@ -121,7 +121,8 @@ impl Report {
         !self.errors.is_empty()
     }
 
-    pub(crate) fn into_problems(self) -> Problems {
+    /// All mistakes, sorted by place.
+    pub fn into_problems(self) -> Problems {
         Problems { listed: sorted(self.errors), omitted: self.errors_omitted }
     }
 

@@ -90,6 +90,16 @@ impl Client {
         whole(self.send(self.request(Method::GET, path, &[], Bytes::new())).await).await
     }
 
+    /// GET with headers, whole.
+    pub async fn get_with(&self, path: &str, headers: &[(&str, &str)]) -> Reply {
+        whole(self.send(self.request(Method::GET, path, headers, Bytes::new())).await).await
+    }
+
+    /// DELETE, whole.
+    pub async fn delete(&self, path: &str) -> Reply {
+        whole(self.send(self.request(Method::DELETE, path, &[], Bytes::new())).await).await
+    }
+
     /// POST of JSON, whole.
     pub async fn post(&self, path: &str, body: &Value) -> Reply {
         self.post_with(path, &[], body.to_string()).await

@@ -11,10 +11,13 @@ use splitrail::run::{Running, wait_ready};
 use splitrail_sim::{KvConnector, Role, SharedStorage, SimConfig, SimEngine};
 use tempfile::TempDir;
 
-use crate::client::Client;
+use crate::client::{Client, Reply};
 
 /// How long a condition may take to become true.
 const PATIENCE: Duration = Duration::from_secs(20);
+
+/// The configuration's name.
+const CONFIG: &str = "splitrail.yaml";
 
 /// What to start.
 pub struct Spec {
@@ -86,8 +89,10 @@ pub struct Cluster {
     pub http: Client,
     /// A client of the admin listener.
     pub admin: Client,
-    /// The model's files.
+    /// The model's files, and the configuration's.
     pub files: TempDir,
+    /// The configuration that it was started with.
+    pub yaml: String,
 }
 
 impl Cluster {
@@ -113,23 +118,32 @@ impl Cluster {
         }
         let tokenizer = spec.tokenizer.clone().unwrap_or_else(|| files.path().to_owned());
         let yaml = yaml(&spec, &engines, &tokenizer);
-        let loaded = config::parse("test.yaml", &yaml, files.path());
+        let file = files.path().join(CONFIG);
+        std::fs::write(&file, &yaml).expect("a configuration file");
+        let loaded = config::load(&file);
         let loaded = loaded.unwrap_or_else(|problems| panic!("{problems}\n{yaml}"));
         let listen = loaded.config.listen.clone();
         let core = assemble(loaded.config).expect("a core");
-        let running = Running::start(core, &listen).await.expect("a router");
+        let running = Running::start_from(Some(file), core, &listen).await.expect("a router");
         let cluster = Self {
             http: Client::new(running.addresses().http),
             admin: Client::new(running.addresses().admin),
             running,
             engines,
             files,
+            yaml,
         };
         if spec.extra_workers.is_empty() {
             let unready = wait_ready(cluster.running.core(), PATIENCE).await;
             assert_eq!(unready, None, "ready in time");
         }
         cluster
+    }
+
+    /// Has the router reload this configuration.
+    pub async fn reload(&self, yaml: &str) -> Reply {
+        std::fs::write(self.files.path().join(CONFIG), yaml).expect("a configuration file");
+        self.admin.post_with("/admin/reload", &[], "").await
     }
 
     /// An engine by name.

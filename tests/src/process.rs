@@ -90,9 +90,18 @@ impl Process {
 
     /// SIGTERM.
     pub fn terminate(&self) {
+        self.send("TERM");
+    }
+
+    /// SIGHUP.
+    pub fn hang_up(&self) {
+        self.send("HUP");
+    }
+
+    fn send(&self, signal: &str) {
         let pid = self.child.id();
-        let sent = Command::new("sh").args(["-c", &format!("kill -TERM {pid}")]).status();
-        assert!(sent.expect("a shell").success(), "SIGTERM to {}", self.name);
+        let sent = Command::new("sh").args(["-c", &format!("kill -{signal} {pid}")]).status();
+        assert!(sent.expect("a shell").success(), "SIG{signal} to {}", self.name);
     }
 
     /// Whether it still runs.

@@ -70,7 +70,7 @@ pub struct Listen {
     /// Where side-cars attach; left out, none can. Never a public address.
     #[schemars(with = "Option<scalar::Address>")]
     pub fleet: Option<SocketAddr>,
-    /// Metrics, health and decisions. Keep it off public addresses.
+    /// Metrics, health, decisions, and an operator's changes. Keep it off public addresses.
     #[schemars(with = "scalar::Address")]
     pub admin: SocketAddr,
 }

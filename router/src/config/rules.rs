@@ -16,7 +16,7 @@ mod flow;
 mod health;
 mod workers;
 
-use super::model::{AssumedConfig, Flow, Listen, Policy, Secret, TokenizerConfig};
+use super::model::{AssumedConfig, Connector, Flow, Listen, Policy, Secret, TokenizerConfig};
 use super::problem::{Place, Report};
 use super::scalar::parse_duration;
 use super::tree::Node;
@@ -46,6 +46,19 @@ pub(super) fn check(root: &Node, base_dir: &Path, report: &mut Report) {
         lease(model, &path, report);
         tokenizer(model, &path, base_dir, report);
         secret(model, &path, base_dir, report);
+    }
+}
+
+/// Reports every broken rule about a worker that joins a model with this flow and connector.
+pub(super) fn check_worker(
+    worker: &Node,
+    path: &str,
+    joins: Option<(Flow, Connector)>,
+    report: &mut Report,
+) {
+    Workers::check_one(worker, path, report);
+    if let Some((flow, connector)) = joins {
+        connector::worker(worker, path, (Some(flow), connector), report);
     }
 }
 

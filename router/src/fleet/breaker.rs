@@ -12,12 +12,12 @@ const LONGEST: u32 = 16;
 /// A breaker. It has no clock: every instant is its caller's.
 #[derive(Debug)]
 pub struct Breaker {
-    config: BreakerConfig,
     state: Mutex<State>,
 }
 
 #[derive(Clone, Copy, Debug, Default)]
 struct State {
+    config: BreakerConfig,
     /// Failures in a row.
     failures: u32,
     open: Option<Open>,
@@ -36,7 +36,12 @@ struct Open {
 impl Breaker {
     /// A closed breaker.
     pub fn new(config: BreakerConfig) -> Self {
-        Self { config, state: Mutex::default() }
+        Self { state: Mutex::new(State { config, ..State::default() }) }
+    }
+
+    /// From now on it goes by this; what it has seen stays.
+    pub fn set_config(&self, config: BreakerConfig) {
+        self.state().config = config;
     }
 
     /// Whether the worker may be asked.
@@ -66,32 +71,34 @@ impl Breaker {
         let mut state = self.state();
         let was_open = state.open.take().is_some();
         if was_open {
-            state.failures = self.config.failures.saturating_sub(1);
+            state.failures = state.config.failures.saturating_sub(1);
         }
         was_open
     }
 
     /// The worker has done its part. Says whether that closes the breaker.
     pub fn succeed(&self) -> bool {
-        std::mem::take(&mut *self.state()).open.is_some()
+        let mut state = self.state();
+        state.failures = 0;
+        state.open.take().is_some()
     }
 
     /// The worker has failed. Says whether that opens the breaker.
     pub fn fail(&self, now: Instant) -> bool {
-        let limit = self.config.failures;
         let mut state = self.state();
+        let config = state.config;
         state.failures = state.failures.saturating_add(1);
         let failures = state.failures;
         match &mut state.open {
             // What was sent before it opened says nothing new.
             Some(open) if !open.trying => false,
             Some(open) => {
-                let period = (open.period * 2).min(self.config.open * LONGEST);
+                let period = (open.period * 2).min(config.open * LONGEST);
                 *open = Open { until: now + period, period, trying: false };
                 false
             }
-            None if limit > 0 && failures >= limit => {
-                let period = self.config.open;
+            None if config.failures > 0 && failures >= config.failures => {
+                let period = config.open;
                 state.open = Some(Open { until: now + period, period, trying: false });
                 true
             }

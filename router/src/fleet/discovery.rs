@@ -5,6 +5,7 @@
 //! be reached says nothing, and so changes nothing.
 
 use std::net::{IpAddr, SocketAddr};
+use std::sync::Weak;
 use std::time::Duration;
 
 use prometheus::{IntCounter, IntGauge};
@@ -15,6 +16,8 @@ pub mod dns;
 #[cfg(feature = "kubernetes")]
 pub mod kubernetes;
 
+use super::claims::Source as Origin;
+use super::keeper::Fleet;
 use crate::config::model::{Discovery, Model, Worker};
 use crate::telemetry::metrics::Metrics;
 
@@ -98,6 +101,25 @@ pub fn follow(model: &Model, metrics: &Metrics, tasks: &mut JoinSet<()>) -> Vec<
         sources.push(Followed { place, name, found });
     }
     sources
+}
+
+/// The sources of a model, as the fleet knows them.
+pub fn kinds(model: &Model) -> impl Iterator<Item = Origin> + '_ {
+    model.discovery.iter().enumerate().map(|(place, discovery)| match discovery {
+        Discovery::Shim {} => Origin::Shim,
+        Discovery::Dns(_) => Origin::Dns(place),
+        Discovery::Kubernetes(_) => Origin::Kubernetes(place),
+    })
+}
+
+/// Lets in whom a source finds, and lets go whom it does not find any more.
+pub async fn enter(fleet: Weak<Fleet>, model: String, origin: Origin, mut source: Followed) {
+    while let Some(found) = source.found.recv().await {
+        let Some(fleet) = fleet.upgrade() else { return };
+        if let Err(error) = fleet.set_source(&model, origin, &found.workers) {
+            tracing::error!(model, source = source.name, %error, "a worker cannot be let in");
+        }
+    }
 }
 
 /// Runs a source again if it panics: what it said would stay, and be believed.

@@ -10,6 +10,21 @@ use super::worker::Worker;
 use super::{intake, poll, probe};
 use crate::core::{Core, Served};
 
+/// What follows a worker. Dropped, it ends.
+pub(super) struct Tasks {
+    /// Asks it, as its model's configuration says.
+    asking: JoinSet<()>,
+    /// Follows its KV events: nothing but the pool matters to that.
+    _events: JoinSet<()>,
+}
+
+impl Tasks {
+    /// The model's configuration is another, but the pool is the same.
+    pub(super) fn ask_anew(&mut self, served: &Arc<Served>, worker: &Arc<Worker>, leading: Source) {
+        self.asking = ask(served, worker, leading);
+    }
+}
+
 /// Starts what follows a worker: its load, whether it honours thresholds, its KV events. Of a
 /// worker whose side-car is attached, the side-car tells all of that.
 pub(super) fn follow(
@@ -17,7 +32,19 @@ pub(super) fn follow(
     served: &Arc<Served>,
     worker: &Arc<Worker>,
     leading: Source,
-) -> JoinSet<()> {
+) -> Tasks {
+    let mut events = JoinSet::new();
+    if leading != Source::Shim && worker.config.kv_events.is_some() {
+        let (core, pool, followed) = (Arc::clone(core), Arc::clone(&served.pool), worker.clone());
+        let model: Arc<str> = served.name().into();
+        events.spawn(supervise("KV events", Arc::clone(worker), move || {
+            intake::run(core.clone(), model.clone(), pool.clone(), followed.clone())
+        }));
+    }
+    Tasks { asking: ask(served, worker, leading), _events: events }
+}
+
+fn ask(served: &Arc<Served>, worker: &Arc<Worker>, leading: Source) -> JoinSet<()> {
     let mut tasks = JoinSet::new();
     if leading == Source::Shim {
         return tasks;
@@ -30,12 +57,6 @@ pub(super) fn follow(
         let (model, asked) = (Arc::clone(served), Arc::clone(worker));
         tasks.spawn(supervise("threshold", Arc::clone(worker), move || {
             probe::run(Arc::clone(&model), Arc::clone(&asked))
-        }));
-    }
-    if worker.config.kv_events.is_some() {
-        let (core, served, followed) = (Arc::clone(core), Arc::clone(served), Arc::clone(worker));
-        tasks.spawn(supervise("KV events", Arc::clone(worker), move || {
-            intake::run(Arc::clone(&core), Arc::clone(&served), Arc::clone(&followed))
         }));
     }
     tasks

@@ -7,9 +7,9 @@ use std::time::{Duration, Instant};
 
 use splitrail_kv::Applied;
 
-use super::pool::worker_key;
+use super::pool::{Pool, worker_key};
 use super::worker::Worker;
-use crate::core::{Core, Served, unix_ms};
+use crate::core::{Core, unix_ms};
 
 /// For how long a worker's index may lack blocks before it is made anew.
 const TRUNCATED_MIN: Duration = Duration::from_secs(60);
@@ -17,10 +17,12 @@ const TRUNCATED_MIN: Duration = Duration::from_secs(60);
 /// Between two log lines of one kind about one worker.
 const QUIET: Duration = Duration::from_secs(30);
 
-/// One worker's part of its model's index.
+/// One worker's part of its model's index. It outlives changes of the model's configuration
+/// that keep its pool, so it holds nothing else of the model.
 pub(super) struct Indexing {
     core: Arc<Core>,
-    pub(super) served: Arc<Served>,
+    model: Arc<str>,
+    pub(super) pool: Arc<Pool>,
     pub(super) worker: Arc<Worker>,
     /// When a log line of each kind was last written.
     said: BTreeMap<&'static str, Instant>,
@@ -36,20 +38,25 @@ impl Drop for Indexing {
 }
 
 impl Indexing {
-    pub(super) fn new(core: Arc<Core>, served: Arc<Served>, worker: Arc<Worker>) -> Self {
-        Self { core, served, worker, said: BTreeMap::new(), truncated: None }
+    pub(super) fn new(
+        core: Arc<Core>,
+        model: Arc<str>,
+        pool: Arc<Pool>,
+        worker: Arc<Worker>,
+    ) -> Self {
+        Self { core, model, pool, worker, said: BTreeMap::new(), truncated: None }
     }
 
     /// What the worker holds is known from here on: it is believed.
     pub(super) fn in_step(&self) {
         self.worker.set_synced();
         self.worker.set_events_current(true);
-        self.served.pool.assumed.confirmed(self.worker.index);
+        self.pool.assumed.confirmed(self.worker.index);
     }
 
     /// Blocks that the index holds of the worker, in its tiers.
     pub(super) fn blocks(&self) -> usize {
-        self.served.pool.index().block_counts(worker_key(self.worker.index)).iter().sum()
+        self.pool.index().block_counts(worker_key(self.worker.index)).iter().sum()
     }
 
     /// Events of the engine that were made then, in seconds since 1970, are being applied.
@@ -96,7 +103,7 @@ impl Indexing {
         if sum.malformed + sum.over_limit > 0 && self.may_log("rejected") {
             tracing::warn!(
                 worker = self.worker.id(),
-                block_size = self.served.pool.block_size(),
+                block_size = self.pool.block_size(),
                 malformed = sum.malformed,
                 over_limit = sum.over_limit,
                 "blocks cannot be indexed: is block_size the engine's, and \
@@ -112,7 +119,7 @@ impl Indexing {
         if !self.truncated.is_some_and(due) {
             return false;
         }
-        let index = self.served.pool.index();
+        let index = self.pool.index();
         let (_, limit) = index.room(worker_key(self.worker.index));
         limit.saturating_sub(index.held(self.worker.index as u32)) >= limit / 8
     }
@@ -126,8 +133,8 @@ impl Indexing {
     /// Drops all that the index holds of the worker, and all that is assumed of it.
     pub(super) fn forget(&mut self) {
         self.begin_whole();
-        self.served.pool.index().remove_worker(self.worker.index as u32);
-        self.served.pool.assumed.forget(self.worker.index);
+        self.pool.index().remove_worker(self.worker.index as u32);
+        self.pool.assumed.forget(self.worker.index);
     }
 
     pub(super) fn count_resync(&self, reason: &str) {
@@ -153,7 +160,11 @@ impl Indexing {
         due
     }
 
+    pub(super) fn model(&self) -> &str {
+        &self.model
+    }
+
     fn labels(&self) -> [&str; 2] {
-        [self.served.name(), self.worker.id()]
+        [self.model(), self.worker.id()]
     }
 }

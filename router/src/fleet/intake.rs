@@ -11,16 +11,16 @@ use tokio::sync::mpsc;
 use tokio_util::sync::CancellationToken;
 
 use super::indexing::Indexing;
-use super::pool::worker_key;
+use super::pool::{Pool, worker_key};
 use super::worker::Worker;
-use crate::core::{Core, Served};
+use crate::core::Core;
 
 /// Batches between the subscription and the index. A full queue holds the stream
 /// back in the kernel's buffers, and in the end at the engine.
 const QUEUE_BATCHES: usize = 256;
 
-/// Follows a worker until the task is ended.
-pub async fn run(core: Arc<Core>, served: Arc<Served>, worker: Arc<Worker>) {
+/// Follows a worker of a model until the task is ended.
+pub async fn run(core: Arc<Core>, model: Arc<str>, pool: Arc<Pool>, worker: Arc<Worker>) {
     let endpoint = |address: &Option<String>| -> Option<Endpoint> {
         address.as_deref().and_then(|address| address.parse().ok())
     };
@@ -30,9 +30,9 @@ pub async fn run(core: Arc<Core>, served: Arc<Served>, worker: Arc<Worker>) {
         tracing::error!(worker = worker.id(), "kv_events is not an address");
         return;
     };
-    served.pool.block_size_known().await;
+    pool.block_size_known().await;
     let replay = endpoint(&worker.config.kv_replay);
-    let mut intake = Intake(Indexing::new(core, served, worker));
+    let mut intake = Intake(Indexing::new(core, model, pool, worker));
     loop {
         let (sink, mut updates) = mpsc::channel(QUEUE_BATCHES);
         let subscription = Subscription::new(events.clone(), replay.clone());
@@ -109,17 +109,17 @@ impl Intake {
             }
             return;
         }
-        let Indexing { served, worker, .. } = &self.0;
+        let Indexing { pool, worker, .. } = &self.0;
         if batch.events.contains(&KvEvent::Cleared) {
-            served.pool.assumed.forget(worker.index);
+            pool.assumed.forget(worker.index);
         }
         let sum = self.index_events(batch);
         self.0.note(sum);
     }
 
     fn index_events(&self, batch: &EventBatch) -> Applied {
-        let Indexing { served, worker, .. } = &self.0;
-        let mut index = served.pool.index();
+        let Indexing { pool, worker, .. } = &self.0;
+        let mut index = pool.index();
         let mut sum = Applied::default();
         if worker.gone.is_cancelled() {
             return sum;

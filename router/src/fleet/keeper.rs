@@ -1,19 +1,19 @@
 //! Keeps the fleet: who is in it, on whose word, and the tasks that follow each worker.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, HashSet};
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 
 use http::uri::Authority;
 use tokio::task::JoinSet;
 
 use super::claims::{Claims, Source};
-use super::follow::follow;
-use super::health;
+use super::follow::{Tasks, follow};
 use super::state::Event;
 use super::worker::Worker;
+use super::{discovery, health};
 use crate::config::model::{Model, Worker as WorkerConfig};
-use crate::core::{Core, Served};
+use crate::core::{Core, Served, Serving};
 
 /// Why a worker cannot be let in.
 #[derive(Debug, PartialEq, Eq, thiserror::Error)]
@@ -51,6 +51,8 @@ pub struct Fleet {
     models: Mutex<BTreeMap<String, Members>>,
     /// Whether the first workers are in.
     has_begun: AtomicBool,
+    /// For the tasks that it owns, which must not keep it.
+    own: Weak<Self>,
 }
 
 /// One model's workers by name.
@@ -58,7 +60,9 @@ struct Members {
     served: Arc<Served>,
     by_id: BTreeMap<String, Member>,
     /// Compares its workers with each other.
-    _health: JoinSet<()>,
+    health: JoinSet<()>,
+    /// Looks for workers that nobody wrote down.
+    discovery: JoinSet<()>,
 }
 
 struct Member {
@@ -66,7 +70,7 @@ struct Member {
     leading: Source,
     worker: Arc<Worker>,
     /// What follows the worker; ends with it.
-    _tasks: JoinSet<()>,
+    tasks: Tasks,
 }
 
 /// A worker with those who say that it is there.
@@ -83,60 +87,104 @@ impl Fleet {
     /// # Errors
     /// A worker of the configuration that cannot be let in; such are refused before.
     pub fn start(core: Arc<Core>) -> Result<Arc<Self>, ClaimError> {
-        let fleet = Self { core, models: Mutex::default(), has_begun: AtomicBool::new(false) };
-        fleet.follow_configuration()?;
+        let serving = core.serving();
+        let fleet = Arc::new_cyclic(|own| Self {
+            core,
+            models: Mutex::default(),
+            has_begun: AtomicBool::new(false),
+            own: Weak::clone(own),
+        });
+        fleet.serve(serving)?;
         fleet.has_begun.store(true, Relaxed);
-        Ok(Arc::new(fleet))
+        Ok(fleet)
     }
 
-    /// Takes over what the core serves now: models come and go, and the configuration's
-    /// workers with them. Workers of other sources stay.
+    /// From now on, the core serves this: models come and go, and the configuration's workers
+    /// with them. Workers of other sources stay. No request finds a model before its workers
+    /// are there; those that found it earlier keep the workers that it had.
     ///
     /// # Errors
-    /// A worker of the configuration that cannot be let in.
-    pub fn follow_configuration(&self) -> Result<(), ClaimError> {
-        let serving = self.core.serving();
-        {
-            let mut models = self.models();
-            let gone: Vec<_> =
-                models.keys().filter(|name| serving.model(name).is_none()).cloned().collect();
-            for model in gone.iter().filter_map(|name| models.remove(name)) {
-                model.by_id.into_values().for_each(|member| self.let_go(&model.served, &member));
-            }
-            for served in &serving.models {
-                match models.get_mut(served.name()) {
-                    Some(members) => self.change(members, served),
-                    None => {
-                        let members = Members::new(Arc::clone(served));
-                        models.insert(served.name().to_owned(), members);
-                    }
-                }
-            }
-        }
+    /// A worker of the configuration that cannot be let in: then nothing has changed.
+    pub fn serve(&self, serving: Arc<Serving>) -> Result<(), ClaimError> {
+        let mut models = self.models();
         for served in &serving.models {
-            self.set_source(served.name(), Source::Config, &served.config.workers)?;
+            admissible(models.get(served.name()), served)?;
+        }
+        let mut left = Vec::new();
+        for served in &serving.models {
+            let none = || self.found(served);
+            let members = models.entry(served.name().to_owned()).or_insert_with(none);
+            self.change(members, served, &mut left);
+            self.set_members(members, Source::Config, &served.config.workers)?;
+        }
+        self.core.serve(Arc::clone(&serving));
+        left.into_iter().for_each(Member::retire);
+        for (model, members) in models.extract_if(.., |name, _| serving.model(name).is_none()) {
+            for (id, member) in members.by_id {
+                tracing::info!(model, worker = id, "a worker leaves with its model");
+                member.retire();
+                self.core.metrics.forget_worker(&model, &id);
+            }
         }
         Ok(())
     }
 
-    /// A model's configuration has changed: its workers are followed anew, and enter again
-    /// where the index is another.
-    fn change(&self, members: &mut Members, served: &Arc<Served>) {
+    /// A model of nobody so far, whose sources are asked.
+    fn found(&self, served: &Arc<Served>) -> Members {
+        let mut members = Members {
+            served: Arc::clone(served),
+            by_id: BTreeMap::new(),
+            health: watch(served),
+            discovery: JoinSet::new(),
+        };
+        self.discover(&mut members, served);
+        members
+    }
+
+    /// Asks a model's sources from now on, and no others.
+    fn discover(&self, members: &mut Members, before: &Served) {
+        members.discovery = JoinSet::new();
+        let kept: Vec<Source> = discovery::kinds(&members.served.config).collect();
+        for source in discovery::kinds(&before.config) {
+            if !kept.contains(&source) {
+                // Nobody is among those of a source that is not there.
+                let _none = self.set_members(members, source, &[]);
+            }
+        }
+        let Members { served, discovery, .. } = members;
+        let mut tasks = JoinSet::new();
+        for source in discovery::follow(&served.config, &self.core.metrics, &mut tasks) {
+            let origin = kept[source.place];
+            let (fleet, model) = (Weak::clone(&self.own), served.name().to_owned());
+            tasks.spawn(discovery::enter(fleet, model, origin, source));
+        }
+        *discovery = tasks;
+    }
+
+    /// A model's configuration has changed: its workers are asked anew, or enter again where
+    /// the pool is another. Those of the pool before go to `left`.
+    fn change(&self, members: &mut Members, served: &Arc<Served>, left: &mut Vec<Member>) {
         if Arc::ptr_eq(&members.served, served) {
             return;
         }
         let before = std::mem::replace(&mut members.served, Arc::clone(served));
-        members._health = watch(served);
+        members.health = watch(served);
+        if before.config.discovery != served.config.discovery {
+            self.discover(members, &before);
+        }
         let same_pool = Arc::ptr_eq(&before.pool, &served.pool);
         for member in members.by_id.values_mut() {
             if same_pool {
-                member._tasks = follow(&self.core, served, &member.worker, member.leading);
+                member.worker.set_breakers(served.config.breaker);
+                member.worker.set_slow_start(served.config.health.slow_start);
+                member.tasks.ask_anew(served, &member.worker, member.leading);
             } else {
-                self.let_go(&before, member);
-                let Worker { config, authority, .. } = member.worker.as_ref();
-                let (config, authority) = (config.clone(), authority.clone());
-                let (worker, tasks) = self.let_in(served, config, authority, member.leading);
-                (member.worker, member._tasks) = (worker, tasks);
+                let config = member.worker.config.clone();
+                let who = (config, member.worker.authority.clone(), member.leading);
+                let (worker, tasks) = self.let_in(served, who, Some(&member.worker));
+                let (claims, leading) = (member.claims.clone(), member.leading);
+                let entered = Member { claims, leading, worker, tasks };
+                left.push(std::mem::replace(member, entered));
             }
         }
     }
@@ -154,14 +202,22 @@ impl Fleet {
     ) -> Result<Arc<Worker>, ClaimError> {
         let mut models = self.models();
         let unknown = || ClaimError::UnknownModel(model.to_owned());
-        let members = models.get_mut(model).ok_or_else(unknown)?;
+        self.claim_in(models.get_mut(model).ok_or_else(unknown)?, source, config)
+    }
+
+    fn claim_in(
+        &self,
+        members: &mut Members,
+        source: Source,
+        config: WorkerConfig,
+    ) -> Result<Arc<Worker>, ClaimError> {
         let address = address(&config)?;
         if source != Source::Config && !members.is_written_down(&address) {
             self.admit(&config, &address)?;
         }
         let id = members.known_as(&config.id, &address).unwrap_or(&config.id).to_owned();
         if members.by_id.len() >= WORKERS_MAX && !members.by_id.contains_key(&id) {
-            return Err(ClaimError::Full(model.to_owned()));
+            return Err(ClaimError::Full(members.served.name().to_owned()));
         }
         let claims = members.by_id.get(&id).map(|member| member.claims.clone());
         let mut claims = claims.unwrap_or_default();
@@ -189,7 +245,12 @@ impl Fleet {
     /// A source takes back its word on a worker, by the name that it gave.
     pub fn revoke(&self, model: &str, source: Source, id: &str) {
         let mut models = self.models();
-        let Some(members) = models.get_mut(model) else { return };
+        if let Some(members) = models.get_mut(model) {
+            self.revoke_in(members, source, id);
+        }
+    }
+
+    fn revoke_in(&self, members: &mut Members, source: Source, id: &str) {
         let known = members.by_id.iter().find(|(_, member)| member.claims.has(source, id));
         let Some((name, member)) = known else { return };
         let (name, mut claims) = (name.clone(), member.claims.clone());
@@ -210,18 +271,32 @@ impl Fleet {
         source: Source,
         workers: &[WorkerConfig],
     ) -> Result<(), ClaimError> {
-        let named: Vec<String> = {
-            let models = self.models();
-            let members = models.get(model).into_iter().flat_map(|members| members.by_id.values());
-            members.flat_map(|member| member.claims.named_by(source)).map(str::to_owned).collect()
-        };
-        for id in named.iter().filter(|id| !workers.iter().any(|worker| worker.id == **id)) {
-            self.revoke(model, source, id);
-        }
+        let mut models = self.models();
+        let unknown = || ClaimError::UnknownModel(model.to_owned());
+        self.set_members(models.get_mut(model).ok_or_else(unknown)?, source, workers)
+    }
+
+    /// Who comes is there before others leave: a worker under a new name is not missed.
+    fn set_members(
+        &self,
+        members: &mut Members,
+        source: Source,
+        workers: &[WorkerConfig],
+    ) -> Result<(), ClaimError> {
+        let claimed = members.by_id.values().flat_map(|member| member.claims.named_by(source));
+        let kept: HashSet<_> = workers.iter().map(|worker| worker.id.as_str()).collect();
+        let gone = claimed.filter(|id| !kept.contains(id)).map(str::to_owned);
+        let gone: HashSet<String> = gone.collect();
         let mut result = Ok(());
         for worker in workers {
-            let claimed = self.claim(model, source, worker.clone());
+            if let Some(before) = members.rename(source, worker, &gone) {
+                self.core.metrics.forget_worker(members.served.name(), &before);
+            }
+            let claimed = self.claim_in(members, source, worker.clone());
             result = result.and(claimed.map(|_| ()));
+        }
+        for id in &gone {
+            self.revoke_in(members, source, id);
         }
         result
     }
@@ -232,6 +307,13 @@ impl Fleet {
         let worker = self.known(model, id)?.worker;
         let why = if draining { "an operator drains it" } else { "an operator wants it back" };
         Some(worker.set_draining(draining, why))
+    }
+
+    /// The name by which a source calls the worker of a name.
+    pub fn named_by(&self, model: &str, source: Source, id: &str) -> Option<String> {
+        let models = self.models();
+        let member = models.get(model)?.by_id.get(id)?;
+        member.claims.named_by(source).next().map(str::to_owned)
     }
 
     /// The worker of a name, with those who say that it is there.
@@ -266,11 +348,17 @@ impl Fleet {
             return Ok(Arc::clone(&member.worker));
         }
         let authority = address(&config)?;
-        if let Some(member) = members.by_id.remove(id) {
+        let before = members.by_id.remove(id);
+        let predecessor = before.as_ref().map(|member| &*member.worker);
+        let who = (config, authority, leading);
+        let (worker, tasks) = self.let_in(&served, who, predecessor);
+        if let Some(member) = before {
             self.let_go(&served, &member);
+            if member.worker.config.role != worker.config.role {
+                self.core.metrics.forget_worker(served.name(), id);
+            }
         }
-        let (worker, tasks) = self.let_in(&served, config, authority, leading);
-        let member = Member { claims, leading, worker: Arc::clone(&worker), _tasks: tasks };
+        let member = Member { claims, leading, worker: Arc::clone(&worker), tasks };
         members.by_id.insert(id.to_owned(), member);
         Ok(worker)
     }
@@ -278,18 +366,21 @@ impl Fleet {
     fn let_in(
         &self,
         served: &Arc<Served>,
-        config: WorkerConfig,
-        authority: Authority,
-        leading: Source,
-    ) -> (Arc<Worker>, JoinSet<()>) {
-        let written_down = served.config.workers.iter().any(|worker| worker.url == config.url);
+        (config, authority, leading): (WorkerConfig, Authority, Source),
+        predecessor: Option<&Worker>,
+    ) -> (Arc<Worker>, Tasks) {
         let Model { breaker, health, .. } = &served.config;
         let transitions = self.core.metrics.worker_transitions.clone();
+        let written_down = served.config.workers.iter().any(|worker| worker.url == config.url);
         let worker = served.pool.enter(|number| {
             let worker = Worker::new(number, config, authority).with_breakers(*breaker);
             let worker = worker.with_guard(!written_down);
             let worker = worker.watched(served.name(), health, transitions);
-            if self.has_begun.load(Relaxed) { worker } else { worker.founding() }
+            let worker = if self.has_begun.load(Relaxed) { worker } else { worker.founding() };
+            if let Some(predecessor) = predecessor {
+                worker.succeed_to(predecessor);
+            }
+            worker
         });
         tracing::info!(
             model = served.name(),
@@ -314,12 +405,15 @@ impl Fleet {
     }
 }
 
-impl Members {
-    fn new(served: Arc<Served>) -> Self {
-        let _health = watch(&served);
-        Self { served, by_id: BTreeMap::new(), _health }
+impl Member {
+    /// Its pool is no longer served: nobody follows it any more, but requests under way with
+    /// that pool may still be given to it.
+    fn retire(self) {
+        self.worker.gone.cancel();
     }
+}
 
+impl Members {
     fn is_written_down(&self, at: &Authority) -> bool {
         let mut workers = self.served.config.workers.iter();
         workers.any(|worker| address(worker).is_ok_and(|written| written == *at))
@@ -333,12 +427,46 @@ impl Members {
         let same = |(_, member): &(&String, &Member)| member.worker.authority == *address;
         self.by_id.iter().find(same).map(|(id, _)| id.as_str())
     }
+
+    /// Where the one source of a worker gives it another name, it gets that; says the one
+    /// before.
+    fn rename(
+        &mut self,
+        source: Source,
+        worker: &WorkerConfig,
+        gone: &HashSet<String>,
+    ) -> Option<String> {
+        let address = address(worker).ok()?;
+        let before = self.known_as(&worker.id, &address)?.to_owned();
+        let only = self.by_id.get(&before)?.claims.sources().eq([source]);
+        if before == worker.id || !gone.contains(&before) || !only {
+            return None;
+        }
+        let mut member = self.by_id.remove(&before)?;
+        member.claims = Claims::default();
+        self.by_id.insert(worker.id.clone(), member);
+        Some(before)
+    }
 }
 
 fn watch(served: &Arc<Served>) -> JoinSet<()> {
     let mut watching = JoinSet::new();
     watching.spawn(health::run(Arc::clone(served)));
     watching
+}
+
+/// Whether the workers of a model's configuration can all be let in beside those of others.
+fn admissible(members: Option<&Members>, served: &Served) -> Result<(), ClaimError> {
+    let workers = &served.config.workers;
+    workers.iter().try_for_each(|worker| address(worker).map(|_| ()))?;
+    // Who leaves does so when the new ones are there.
+    let known = members.map_or(0, |members| members.by_id.len());
+    let is_new = |worker: &&WorkerConfig| {
+        members.is_none_or(|members| !members.by_id.contains_key(&worker.id))
+    };
+    let all = known + workers.iter().filter(|worker| is_new(worker)).count();
+    let fits = all <= WORKERS_MAX;
+    fits.then_some(()).ok_or_else(|| ClaimError::Full(served.name().to_owned()))
 }
 
 fn address(config: &WorkerConfig) -> Result<Authority, ClaimError> {

@@ -2,7 +2,7 @@
 
 use std::fmt::Display;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU32, Ordering::Relaxed};
+use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU32, AtomicU64, Ordering::Relaxed};
 use std::time::{Duration, Instant};
 
 use arc_swap::ArcSwapOption;
@@ -42,16 +42,16 @@ pub struct Worker {
     pub booked: Arc<Booked>,
     /// What it reports, and how far the index was off.
     pub audit: Audit,
-    /// What its side-car tells of it.
-    pub told: Told,
     /// Where it is in its life.
     pub life: Life,
     /// What it has done lately.
     pub deeds: Deeds,
     /// For how long it gets a growing share once it is alive.
-    slow_start: Duration,
+    slow_start_ms: AtomicU64,
     /// Whether it has been here from the start, when all are new and none is spared.
     founder: AtomicBool,
+    /// What its side-car tells of it.
+    pub told: Told,
     /// Fires when it leaves the fleet.
     pub gone: CancellationToken,
     /// Whether its name must be looked up within the allowed networks: it is not written down.
@@ -95,11 +95,11 @@ impl Worker {
             bootstrap,
             booked: Arc::default(),
             audit: Audit::default(),
-            told: Told::default(),
             life,
             deeds: Deeds::default(),
-            slow_start: Duration::ZERO,
+            slow_start_ms: AtomicU64::new(0),
             founder: AtomicBool::new(false),
+            told: Told::default(),
             gone: CancellationToken::new(),
             guarded: false,
             up: AtomicBool::new(true),
@@ -126,10 +126,43 @@ impl Worker {
         Self { guarded, ..self }
     }
 
+    /// From now on its breakers go by this; what they have seen stays.
+    pub fn set_breakers(&self, config: BreakerConfig) {
+        self.breakers.iter().for_each(|breaker| breaker.set_config(config));
+    }
+
+    /// It takes the place of one that is described otherwise: what is known of the engine, if
+    /// it is the same, goes on.
+    pub fn succeed_to(&self, before: &Self) {
+        if self.authority != before.authority {
+            return;
+        }
+        let why = "as before it was described otherwise";
+        if before.is_draining() {
+            self.set_draining(true, why);
+        }
+        if before.is_probed() {
+            self.set_probed(before.is_up(), why);
+        }
+        self.founder.store(before.founder.load(Relaxed), Relaxed);
+    }
+
+    /// Whether it takes no new work by somebody's wish.
+    pub fn is_draining(&self) -> bool {
+        self.state() == State::Draining
+    }
+
     /// The same worker, watched as configured; its changes of state are counted.
     pub fn watched(self, model: &str, config: &HealthConfig, transitions: IntCounterVec) -> Self {
+        self.set_slow_start(config.slow_start);
         let life = self.life.counted(model, transitions);
-        Self { life, slow_start: config.slow_start, ..self }
+        Self { life, ..self }
+    }
+
+    /// From now on it starts slowly for so long.
+    pub fn set_slow_start(&self, lasts: Duration) {
+        let ms = u64::try_from(lasts.as_millis()).unwrap_or(u64::MAX);
+        self.slow_start_ms.store(ms, Relaxed);
     }
 
     /// The same worker, which is here from the start.
@@ -146,10 +179,11 @@ impl Worker {
     pub fn share(&self, now: Instant) -> f64 {
         const LEAST: f64 = 0.1;
         let warming = self.state() == State::Warming && !self.founder.load(Relaxed);
-        if !warming || self.slow_start.is_zero() {
+        let whole_ms = self.slow_start_ms.load(Relaxed);
+        if !warming || whole_ms == 0 {
             return 1.0;
         }
-        (self.life.age(now).as_secs_f64() / self.slow_start.as_secs_f64()).clamp(LEAST, 1.0)
+        (self.life.age(now).as_secs_f64() * 1e3 / whole_ms as f64).clamp(LEAST, 1.0)
     }
 
     /// Takes no new work from now on, or takes it again. Says whether that is news.

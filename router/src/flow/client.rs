@@ -102,6 +102,11 @@ impl EngineClient {
         }
     }
 
+    /// The router's own credential, marked as sensitive.
+    pub fn authorization(&self) -> Option<&HeaderValue> {
+        self.authorization.as_ref()
+    }
+
     /// Sends a JSON body; returns once a successful status line is there.
     ///
     /// # Errors

@@ -25,7 +25,7 @@ use crate::api::JsonObject;
 use crate::config::model::{Connector, OnNoPrefill};
 use crate::core::{Served, unix_ms};
 use crate::error::{Error, Fault, Kind};
-use crate::fleet::{Booking, Worker};
+use crate::fleet::{Booking, Hosts, Worker};
 use crate::ledger::audit;
 use crate::ledger::decisions::DecisionHandle;
 use crate::ledger::leg::{LegFacts, LegKind};
@@ -334,7 +334,10 @@ fn admit(
 ) -> Result<(), Error> {
     let hosts = &context.served.pool.roster().hosts;
     let networks = &context.served.config.hand_off_networks;
-    if hosts.admit(hand_off.remote_host(), peer, networks) {
+    let host = hand_off.remote_host();
+    // The worker itself may have left the fleet since it was asked.
+    let own = || Hosts::new([&worker.authority].into_iter()).admit(host, peer, networks);
+    if hosts.admit(host, peer, networks) || own() {
         return Ok(());
     }
     let message = format!(

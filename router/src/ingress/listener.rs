@@ -4,7 +4,7 @@ use std::net::SocketAddr;
 
 use axum::Router;
 use axum::serve::ListenerExt;
-use tokio::net::TcpListener;
+use tokio::net::{TcpListener, TcpStream};
 use tokio_util::sync::CancellationToken;
 
 /// Binds an address.
@@ -29,9 +29,21 @@ pub async fn serve(
     routes: Router,
     stop: CancellationToken,
 ) -> std::io::Result<()> {
-    let listener = listener.tap_io(|socket| {
-        // A socket that is already gone is found out by the next read.
-        let _gone = socket.set_nodelay(true);
-    });
+    let listener = listener.tap_io(prompt_socket);
     axum::serve(listener, routes).with_graceful_shutdown(stop.cancelled_owned()).await
+}
+
+/// The same until it is dropped, for routes that want to know who calls
+/// ([`ConnectInfo`](axum::extract::ConnectInfo) of the peer's address).
+///
+/// # Errors
+/// As [`serve`].
+pub async fn serve_known_peers(listener: TcpListener, routes: Router) -> std::io::Result<()> {
+    let routes = routes.into_make_service_with_connect_info::<SocketAddr>();
+    axum::serve(listener.tap_io(prompt_socket), routes).await
+}
+
+fn prompt_socket(socket: &mut TcpStream) {
+    // A socket that is already gone is found out by the next read.
+    let _gone = socket.set_nodelay(true);
 }

@@ -2,6 +2,7 @@
 //! prompt, no token ids, no completions.
 
 use std::collections::VecDeque;
+use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use serde::Serialize;
@@ -174,20 +175,25 @@ impl DecisionHandle {
 #[derive(Debug)]
 pub struct Decisions {
     ring: Mutex<VecDeque<DecisionHandle>>,
-    kept: usize,
+    kept: AtomicUsize,
 }
 
 impl Decisions {
     /// A ring of `kept` records.
     pub fn new(kept: usize) -> Self {
-        Self { ring: Mutex::default(), kept }
+        Self { ring: Mutex::default(), kept: AtomicUsize::new(kept) }
+    }
+
+    /// From now on so many are kept; those beyond go with the next one that comes.
+    pub fn keep(&self, kept: usize) {
+        self.kept.store(kept, Relaxed);
     }
 
     /// Starts a record; the oldest makes room.
     pub fn start(&self, decision: Decision) -> DecisionHandle {
         let handle = DecisionHandle(Arc::new(Mutex::new(decision)));
         let mut ring = self.ring.lock().unwrap_or_else(PoisonError::into_inner);
-        while ring.len() >= self.kept {
+        while ring.len() >= self.kept.load(Relaxed).max(1) {
             ring.pop_front();
         }
         ring.push_back(handle.clone());

@@ -3,10 +3,14 @@
 //! `model` is always a configured name, or `none` where a request named no known
 //! model: a client's string is never a label.
 
+use std::collections::BTreeSet;
+
 use prometheus::core::{Collector, MetricVec, MetricVecBuilder};
 use prometheus::{
     GaugeVec, HistogramOpts, HistogramVec, IntCounterVec, IntGaugeVec, Opts, Registry, TextEncoder,
 };
+
+use crate::core::unix_ms;
 
 /// Latency buckets, in seconds: 1 ms to about 2 minutes.
 const SECONDS: [f64; 18] = [
@@ -23,7 +27,7 @@ const BLOCKS: [f64; 14] =
     [0.0, 1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 64.0, 128.0, 256.0, 512.0, 1024.0, 4096.0, 16384.0];
 
 macro_rules! metrics {
-    ($($(#[doc = $help:literal])+ $field:ident: $kind:ident $([$buckets:ident])? ($name:literal; $($label:literal),+);)+) => {
+    ($($(#[doc = $help:literal])+ $field:ident: $kind:ident $([$buckets:ident])? ($name:literal; $($label:literal),*);)+) => {
         /// Every metric of a router.
         #[allow(missing_docs)]
         pub struct Metrics {
@@ -38,19 +42,19 @@ macro_rules! metrics {
             /// If two have one name, which a test excludes.
             pub fn new() -> Result<Self, prometheus::Error> {
                 let registry = Registry::new_custom(Some("splitrail".into()), None)?;
-                $(let $field = metrics!(@make $kind $([$buckets])? $name, concat!($($help),+).trim(), &[$($label),+])?;
+                $(let $field = metrics!(@make $kind $([$buckets])? $name, concat!($($help),+).trim(), &[$($label),*])?;
                 registry.register(Box::new($field.clone()))?;)+
                 Ok(Self { registry, $($field),+ })
             }
 
             /// Takes away the series of a worker that has left.
             pub fn forget_worker(&self, model: &str, worker: &str) {
-                $(forget_series(&self.$field, &[$($label),+], model, worker);)+
+                $(forget_series(&self.$field, &[$($label),*], model, worker);)+
             }
 
             /// Name, type, labels and meaning of each metric, for the reference.
             fn reference() -> Vec<(&'static str, &'static str, &'static [&'static str], &'static str)> {
-                vec![$(($name, stringify!($kind), &[$($label),+], concat!($($help),+).trim())),+]
+                vec![$(($name, stringify!($kind), &[$($label),*], concat!($($help),+).trim())),+]
             }
         }
     };
@@ -167,9 +171,17 @@ metrics! {
     index_rejected: IntCounterVec("index_rejected_total"; "model", "worker", "reason");
     /// From an event's creation in the engine to its presence in the index.
     index_event_lag: HistogramVec[SECONDS]("index_event_lag_seconds"; "model", "worker");
+    /// Attempts to read the configuration again: changed, unchanged or refused.
+    reloads: IntCounterVec("reloads_total"; "result");
+    /// A number of 48 bits for the running configuration: routers with the same one show the same.
+    config_hash: IntGaugeVec("config_hash";);
+    /// When the running configuration was last read, or found to be the file's still, in seconds since 1970.
+    config_loaded: GaugeVec("config_last_reload_success_timestamp_seconds";);
     /// 1, with the version as label.
     build_info: IntGaugeVec("build_info"; "version");
 }
+
+const NO_LABELS: [&str; 0] = [];
 
 fn forget_series<T: MetricVecBuilder>(
     metric: &MetricVec<T>,
@@ -211,9 +223,48 @@ impl Metrics {
         table
     }
 
-    /// The text that Prometheus scrapes.
+    /// All of it, as Prometheus would scrape it.
     pub fn encode(&self) -> String {
-        TextEncoder::new().encode_to_string(&self.registry.gather()).unwrap_or_default()
+        self.scrape(|_, _, _| true, |_, _| true)
+    }
+
+    /// The text that Prometheus scrapes, of those workers only that are `present` (model,
+    /// worker, and role where that is a label). Whatever was still counted for others after they had left is taken away,
+    /// unless they are there again `now`.
+    pub fn scrape(
+        &self,
+        present: impl Fn(&str, &str, Option<&str>) -> bool,
+        now: impl Fn(&str, &str) -> bool,
+    ) -> String {
+        let mut families = self.registry.gather();
+        let mut gone = BTreeSet::new();
+        for family in &mut families {
+            family.mut_metric().retain(|series| {
+                let label = |name| {
+                    let pair = series.get_label().iter().find(|pair| pair.name() == name);
+                    pair.map(|pair| pair.value().to_owned())
+                };
+                let (Some(model), Some(worker)) = (label("model"), label("worker")) else {
+                    return true;
+                };
+                let stays = present(&model, &worker, label("role").as_deref());
+                if !stays {
+                    gone.insert((model, worker));
+                }
+                stays
+            });
+        }
+        families.retain(|family| !family.get_metric().is_empty());
+        for (model, worker) in gone.iter().filter(|(model, worker)| !now(model, worker)) {
+            self.forget_worker(model, worker);
+        }
+        TextEncoder::new().encode_to_string(&families).unwrap_or_default()
+    }
+
+    /// From now on, this configuration runs.
+    pub fn set_config(&self, hash: u64) {
+        self.config_hash.with_label_values(&NO_LABELS).set(hash as i64);
+        self.config_loaded.with_label_values(&NO_LABELS).set(unix_ms() as f64 / 1e3);
     }
 }
 
@@ -221,6 +272,23 @@ impl Metrics {
 #[allow(clippy::unwrap_used)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_scrape_shows_nothing_of_who_has_left_and_forgets_it() {
+        let metrics = Metrics::new().unwrap();
+        let up = |worker| metrics.worker_up.with_label_values(&["m", worker, "both"]).set(1);
+        up("w");
+        up("v");
+        let text = metrics.scrape(|_, worker, _| worker == "v", |_, worker| worker == "v");
+        assert!(text.contains("worker=\"v\"") && !text.contains("worker=\"w\""), "{text}");
+        assert!(!metrics.encode().contains("worker=\"w\""));
+        // One that came back meanwhile keeps what is counted for it.
+        up("w");
+        assert!(
+            !metrics.scrape(|_, worker, _| worker == "v", |_, _| true).contains("worker=\"w\"")
+        );
+        assert!(metrics.encode().contains("worker=\"w\""));
+    }
 
     #[test]
     fn names_are_unique_and_prefixed() {

@@ -10,7 +10,7 @@ use crate::config::scalar;
 /// What workers are assumed to hold beyond what their KV events confirm, so that prompts that
 /// begin alike stay together. It helps to choose a worker, and does nothing else: no gate
 /// opens for it, and no `cached_tokens` is made of it.
-#[derive(Clone, Copy, Debug, Deserialize, Serialize, JsonSchema)]
+#[derive(Clone, Copy, Debug, Deserialize, Serialize, JsonSchema, PartialEq, Eq)]
 #[serde(deny_unknown_fields, default)]
 pub struct AssumedConfig {
     /// For how long a worker is assumed to hold a prompt from when it is sent there: prompts

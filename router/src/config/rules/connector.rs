@@ -12,11 +12,12 @@ use crate::config::words::shown;
 pub(super) fn check(model: &Node, path: &str, report: &mut Report) {
     let Some(connector) = typed_or(model, "connector", Connector::default()) else { return };
     networks(model, path, connector, report);
+    let flow = typed::<Flow>(model, "flow");
     let workers = model.get("workers").map(Node::items).unwrap_or_default();
-    for (index, worker) in workers.iter().enumerate() {
-        bootstrap(worker, &format!("{path}.workers[{index}]"), connector, report);
+    for (index, node) in workers.iter().enumerate() {
+        worker(node, &format!("{path}.workers[{index}]"), (flow, connector), report);
     }
-    if !connector.serves_alone() && typed::<Flow>(model, "flow") != Some(Flow::Aggregated) {
+    if !connector.serves_alone() && flow != Some(Flow::Aggregated) {
         only_pairs(model, path, report);
     }
 }
@@ -52,14 +53,21 @@ fn only_pairs(model: &Node, path: &str, report: &mut Report) {
         let hint = "a decode worker serves nothing without a prefill: delete it";
         report.error(place("local_prefill_max_tokens"), message, hint);
     }
-    for (index, worker) in
-        model.get("workers").map(Node::items).unwrap_or_default().iter().enumerate()
-    {
-        if typed::<Role>(worker, "role") == Some(Role::Both) {
-            let at = worker.get("role").unwrap_or(worker).at;
-            let message = format!("`{path}.workers[{index}].role: both` cannot be had of SGLang");
-            report.error(at, message, "an SGLang engine does either: prefill or decode");
-        }
+}
+
+/// Reports what a worker cannot have or be with its model's flow and connector.
+pub(super) fn worker(
+    worker: &Node,
+    path: &str,
+    (flow, connector): (Option<Flow>, Connector),
+    report: &mut Report,
+) {
+    bootstrap(worker, path, connector, report);
+    let pairs = !connector.serves_alone() && flow != Some(Flow::Aggregated);
+    if pairs && typed::<Role>(worker, "role") == Some(Role::Both) {
+        let at = worker.get("role").unwrap_or(worker).at;
+        let message = format!("`{path}.role: both` cannot be had of SGLang");
+        report.error(at, message, "an SGLang engine does either: prefill or decode");
     }
 }
 

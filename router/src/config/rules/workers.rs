@@ -72,6 +72,11 @@ impl<'n> Workers<'n> {
         self.decode_has_shim |= shim && role != Some(Role::Prefill);
     }
 
+    /// Checks a worker by itself.
+    pub(super) fn check_one(worker: &'n Node, path: &str, report: &mut Report) {
+        Self::default().add(worker, path, report);
+    }
+
     fn add(&mut self, worker: &'n Node, path: &str, report: &mut Report) {
         let role = typed::<Role>(worker, "role");
         let publishes = worker.get("kv_events").is_some_and(|node| node.text().is_some());

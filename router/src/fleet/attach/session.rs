@@ -187,7 +187,7 @@ impl Session {
             worker.set_unsynced();
             let blocks = Blocks::new(Arc::clone(&served.pool), Arc::clone(&worker));
             let core = Arc::clone(&self.house.core);
-            let indexing = Indexing::new(core, Arc::clone(served), worker);
+            let indexing = Indexing::new(core, name.into(), Arc::clone(&served.pool), worker);
             self.known = Some(Known { blocks, indexing, is_leaving: false });
         }
         self.learn(guest.capabilities.clone())
@@ -201,7 +201,7 @@ impl Session {
         if std::mem::take(is_leaving) {
             indexing.worker.set_draining(false, "its side-car is here again");
         }
-        let block_size = indexing.served.pool.block_size();
+        let block_size = indexing.pool.block_size();
         if block_size == 0 {
             return Err(Status::unavailable("the model's block size is not known yet"));
         }
@@ -216,7 +216,7 @@ impl Session {
             router_id: self.house.router_id.clone(),
             hash_seed: self.house.core.hash_seed.0,
             hash_layout: HASH_LAYOUT,
-            model: indexing.served.name().to_owned(),
+            model: indexing.model().to_owned(),
             block_size,
             blocks_max: self.house.core.serving().limits.index_blocks_per_worker_max as u64,
             load_interval_ms: u32::try_from(interval).unwrap_or(u32::MAX),
@@ -224,7 +224,7 @@ impl Session {
         };
         line.tell(Answer::Welcome(welcome));
         tracing::info!(
-            model = indexing.served.name(),
+            model = indexing.model(),
             worker = indexing.worker.id(),
             url = guest.config.url,
             known_sequence,
@@ -268,11 +268,11 @@ impl Session {
     /// Takes what the side-car knows of its engine.
     fn learn(&mut self, capabilities: v1::Capabilities) -> Result<(), Status> {
         let Some(known) = &self.known else { return Ok(()) };
-        let Indexing { served, worker, .. } = &known.indexing;
+        let Indexing { pool, worker, .. } = &known.indexing;
         if let Some(tokens) = capabilities.block_size
-            && !served.pool.learn_block_size(tokens)
+            && !pool.learn_block_size(tokens)
         {
-            let ours = served.pool.block_size();
+            let ours = pool.block_size();
             let message = format!("the engine's block size is {tokens}, the model's is {ours}");
             return Err(Status::failed_precondition(message));
         }
@@ -304,7 +304,7 @@ impl Known {
         if !self.blocks.is_restoring() {
             self.indexing.worker.set_events_current(false);
             self.indexing.begin_whole();
-            self.indexing.served.pool.assumed.forget(self.indexing.worker.index);
+            self.indexing.pool.assumed.forget(self.indexing.worker.index);
         }
         let mut sum = Applied::default();
         let taken = self.blocks.snapshot(part, &mut sum).await;
@@ -365,9 +365,9 @@ impl Known {
     }
 
     fn load(&self, load: &v1::Load, stale: std::time::Duration) {
-        let Indexing { served, worker, .. } = &self.indexing;
+        let Indexing { pool, worker, .. } = &self.indexing;
         let now = Instant::now();
-        let others = Others::beyond(load, &worker.booked, served.pool.block_size());
+        let others = Others::beyond(load, &worker.booked, pool.block_size());
         worker.told.set_others(now, stale, others);
         let age = std::time::Duration::from_millis(load.age_ms.into());
         let ratio = load.kv_used_ratio.filter(|ratio| (0.0..=1.0).contains(ratio));
@@ -381,7 +381,7 @@ impl Known {
         worker.set_load(now.checked_sub(age).unwrap_or(now), figures);
         if !load.up {
             // Nothing is known of its cache.
-            served.pool.assumed.forget(worker.index);
+            pool.assumed.forget(worker.index);
         } else if worker.honours_threshold().is_none() {
             let capabilities = worker.told.capabilities();
             worker.set_honours_threshold(capabilities.and_then(|known| known.honours_threshold));

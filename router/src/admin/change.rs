@@ -1,0 +1,186 @@
+//! What an operator may change while the router runs.
+
+use std::sync::Arc;
+
+use axum::extract::{Path, Query, State};
+use axum::response::{IntoResponse, Response};
+use bytes::Bytes;
+use http::header::CONTENT_TYPE;
+use http::{HeaderMap, StatusCode};
+use serde::Deserialize;
+use serde_json::json;
+
+use super::Admin;
+use super::refusal::Refusal;
+use super::workers::view;
+use crate::config::Addition;
+use crate::core::{Served, Serving};
+use crate::fleet::Source;
+use crate::fleet::keeper::Known;
+use crate::ingress::reply::json_reply;
+use crate::reload::Refused;
+
+type Result<T> = std::result::Result<T, Refusal>;
+
+/// Which model's worker is meant.
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(super) struct Which {
+    model: Option<String>,
+}
+
+/// Adds a worker, or describes one otherwise, until it is removed or the router ends.
+pub(super) async fn add(
+    State(admin): State<Admin>,
+    headers: HeaderMap,
+    body: Bytes,
+) -> Result<Response> {
+    let kind = headers.get(CONTENT_TYPE).and_then(|kind| kind.to_str().ok()).unwrap_or_default();
+    if kind.split(';').next().map(str::trim) != Some("application/json") {
+        let message = "send it as `content-type: application/json`";
+        return Err(Refusal::new(StatusCode::UNSUPPORTED_MEDIA_TYPE, "unsupported_media", message));
+    }
+    let text = std::str::from_utf8(&body)
+        .map_err(|_| Refusal::new(StatusCode::BAD_REQUEST, "invalid_json", "it is not UTF-8"))?;
+    let serving = admin.core.serving();
+    let joins = |model: Option<&str>| {
+        let config = &the_model(&serving, model).ok()?.config;
+        Some((config.flow, config.connector))
+    };
+    let Addition { model, worker } = Addition::parse(text, joins).map_err(|problems| {
+        let message = format!("the worker has {} problem(s)", problems.count());
+        Refusal::new(StatusCode::BAD_REQUEST, "invalid_request", message)
+            .with_problems(problems.as_slice())
+    })?;
+    let served = the_model(&serving, model.as_deref())?;
+    let before = served.pool.roster();
+    // Two that follow the same events would both be believed to hold all of it.
+    let publisher = worker.kv_events.as_deref();
+    let twin = before.iter().find(|other| {
+        publisher.is_some()
+            && other.config.kv_events.as_deref() == publisher
+            && other.id() != worker.id
+            && other.config.url != worker.url
+    });
+    if let Some(twin) = twin {
+        let message = format!("`worker.kv_events` is that of worker {} already", twin.id());
+        return Err(Refusal::new(StatusCode::CONFLICT, "conflict", message));
+    }
+    let joined = admin.fleet.claim(served.name(), Source::Admin, worker);
+    let worker = joined
+        .map_err(|error| Refusal::new(StatusCode::CONFLICT, "conflict", error.to_string()))?;
+    tracing::info!(model = served.name(), worker = worker.id(), "an operator has added a worker");
+    let known = before.get(worker.index).is_some() || before.named(worker.id()).is_some();
+    let status = if known { StatusCode::OK } else { StatusCode::CREATED };
+    Ok((status, json_reply(json!({"worker": view(&admin, served, &worker)}))).into_response())
+}
+
+/// Takes back an operator's word on a worker.
+pub(super) async fn remove(
+    State(admin): State<Admin>,
+    Path(id): Path<String>,
+    Query(which): Query<Which>,
+) -> Result<Response> {
+    let serving = admin.core.serving();
+    let (served, known) = the_worker(&admin, &serving, &id, which.model.as_deref())?;
+    let sources: Vec<_> = known.sources.iter().map(|source| source.name()).collect();
+    let Some(name) = admin.fleet.named_by(served.name(), Source::Admin, &id) else {
+        let message = format!(
+            "worker {id} was not added here; it is known from: {}. Take it out there, or drain it",
+            sources.join(", ")
+        );
+        let refusal = Refusal::new(StatusCode::CONFLICT, "conflict", message);
+        return Err(refusal.with("sources", json!(sources)));
+    };
+    admin.fleet.revoke(served.name(), Source::Admin, &name);
+    tracing::info!(model = served.name(), worker = id, "an operator has removed a worker");
+    let left = admin.fleet.known(served.name(), &id);
+    let left = left.map(|known| view(&admin, served, &known.worker));
+    // Others may still say that it is there.
+    Ok(json_reply(json!({"model": served.name(), "id": id, "worker": left})))
+}
+
+/// Takes a worker out of service: no new request is given to it while others can take it.
+pub(super) async fn drain(
+    State(admin): State<Admin>,
+    Path(id): Path<String>,
+    Query(which): Query<Which>,
+) -> Result<Response> {
+    set_draining(&admin, &id, &which, true)
+}
+
+/// Takes a worker back into service.
+pub(super) async fn undrain(
+    State(admin): State<Admin>,
+    Path(id): Path<String>,
+    Query(which): Query<Which>,
+) -> Result<Response> {
+    set_draining(&admin, &id, &which, false)
+}
+
+fn set_draining(admin: &Admin, id: &str, which: &Which, draining: bool) -> Result<Response> {
+    let serving = admin.core.serving();
+    let (served, known) = the_worker(admin, &serving, id, which.model.as_deref())?;
+    let why = if draining { "an operator drains it" } else { "an operator wants it back" };
+    known.worker.set_draining(draining, why);
+    Ok(json_reply(json!({"worker": view(admin, served, &known.worker)})))
+}
+
+/// Reads the configuration file again.
+pub(super) async fn reload(State(admin): State<Admin>) -> Result<Response> {
+    let report = admin.reload.now().await.map_err(|refused| {
+        let (status, code) = match &refused {
+            Refused::Problems { .. } => (StatusCode::UNPROCESSABLE_ENTITY, "configuration_refused"),
+            Refused::Fleet(_) | Refused::NoFile => (StatusCode::CONFLICT, "conflict"),
+            Refused::Draining | Refused::Busy => (StatusCode::SERVICE_UNAVAILABLE, "overloaded"),
+            Refused::Defect(_) => (StatusCode::INTERNAL_SERVER_ERROR, "internal"),
+        };
+        let message = format!("{refused}; nothing has changed");
+        Refusal::new(status, code, message).with_problems(refused.problems())
+    })?;
+    Ok(json_reply(report.to_json()))
+}
+
+/// The model of a name; where none is given, the only one.
+fn the_model<'s>(serving: &'s Serving, name: Option<&str>) -> Result<&'s Arc<Served>> {
+    match (name, &serving.models[..]) {
+        (Some(name), _) => serving.model(name).ok_or_else(|| {
+            let message = format!("model {name} is not served");
+            Refusal::new(StatusCode::NOT_FOUND, "model_not_found", message)
+        }),
+        (None, [only]) => Ok(only),
+        (None, all) => Err(ambiguous("there are several models", all.iter().map(|m| m.name()))),
+    }
+}
+
+/// The worker of a name, in the model of a name or in the only one that has it.
+fn the_worker<'s>(
+    admin: &Admin,
+    serving: &'s Serving,
+    id: &str,
+    model: Option<&str>,
+) -> Result<(&'s Arc<Served>, Known)> {
+    let models = match model {
+        Some(_) => std::slice::from_ref(the_model(serving, model)?),
+        None => &serving.models,
+    };
+    let knows = |served: &'s Arc<Served>| Some((served, admin.fleet.known(served.name(), id)?));
+    let mut found: Vec<_> = models.iter().filter_map(knows).collect();
+    match (found.pop(), found.is_empty()) {
+        (Some(only), true) => Ok(only),
+        (None, _) => {
+            let message = format!("there is no worker {id}");
+            Err(Refusal::new(StatusCode::NOT_FOUND, "worker_not_found", message))
+        }
+        (Some(last), false) => {
+            let models = found.iter().chain([&last]).map(|(served, _)| served.name());
+            Err(ambiguous(&format!("several models have a worker {id}"), models))
+        }
+    }
+}
+
+fn ambiguous<'m>(what: &str, models: impl Iterator<Item = &'m str>) -> Refusal {
+    let message = format!("{what}: say which one (`model`)");
+    let models: Vec<_> = models.collect();
+    Refusal::new(StatusCode::CONFLICT, "ambiguous", message).with("models", json!(models))
+}

@@ -1,0 +1,111 @@
+//! Who may use the admin listener.
+//!
+//! It asks for no credential, so it must not be reached by accident: not by another host that
+//! would change something, and not by a web page in the browser of somebody who can reach it.
+
+use std::net::{IpAddr, SocketAddr};
+
+use axum::extract::{ConnectInfo, Request};
+use axum::middleware::Next;
+use axum::response::{IntoResponse, Response};
+use http::header::{HOST, HeaderName, ORIGIN};
+use http::uri::Authority;
+use http::{Method, StatusCode};
+
+use super::refusal::Refusal;
+
+const SEC_FETCH_SITE: HeaderName = HeaderName::from_static("sec-fetch-site");
+
+/// Lets a request pass, or says why not.
+pub(super) async fn guard(
+    bound: SocketAddr,
+    ConnectInfo(peer): ConnectInfo<SocketAddr>,
+    request: Request,
+    next: Next,
+) -> Response {
+    match check(bound.ip(), peer.ip(), &request) {
+        Ok(()) => next.run(request).await,
+        Err(why) => Refusal::new(StatusCode::FORBIDDEN, "forbidden", why).into_response(),
+    }
+}
+
+fn check<B>(bound: IpAddr, peer: IpAddr, request: &http::Request<B>) -> Result<(), &'static str> {
+    // A name that a web page has made lead here brings that page's scripts along.
+    if bound.is_loopback() && !names_loopback(request) {
+        return Err("the admin listener is on loopback: call it by `127.0.0.1`, `[::1]` or \
+                    `localhost`");
+    }
+    if matches!(*request.method(), Method::GET | Method::HEAD) {
+        return Ok(());
+    }
+    if !peer.to_canonical().is_loopback() {
+        return Err("changes are taken from the router's own host only");
+    }
+    let site = request.headers().get(SEC_FETCH_SITE);
+    if request.headers().contains_key(ORIGIN) || site.is_some_and(|site| site != "none") {
+        return Err("changes are not taken from web pages");
+    }
+    Ok(())
+}
+
+/// Whether a request calls this host by an address of its own, if it says how it calls it.
+fn names_loopback<B>(request: &http::Request<B>) -> bool {
+    let header = || request.headers().get(HOST).map(|host| host.to_str().unwrap_or_default());
+    let called = request.uri().authority().map(Authority::as_str).or_else(header);
+    let Some(called) = called else { return true };
+    let Ok(authority) = called.parse::<Authority>() else { return false };
+    let host = authority.host();
+    let bare = host.strip_prefix('[').and_then(|host| host.strip_suffix(']')).unwrap_or(host);
+    bare.eq_ignore_ascii_case("localhost")
+        || bare.parse::<IpAddr>().is_ok_and(|ip| ip.to_canonical().is_loopback())
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used)]
+mod tests {
+    use super::*;
+
+    fn admitted(bound: &str, peer: &str, method: Method, headers: &[(&str, &str)]) -> bool {
+        let mut request = http::Request::builder().method(method).uri("/admin/reload");
+        for (name, value) in headers {
+            request = request.header(*name, *value);
+        }
+        let request = request.body(()).unwrap();
+        check(bound.parse().unwrap(), peer.parse().unwrap(), &request).is_ok()
+    }
+
+    #[test]
+    fn on_loopback_it_is_called_by_an_address_of_loopback() {
+        for (host, yes) in [
+            ("127.0.0.1:9090", true),
+            ("localhost:9090", true),
+            ("LOCALHOST", true),
+            ("[::1]:9090", true),
+            ("attacker.example:9090", false),
+            ("localhost.attacker.example", false),
+            ("127.0.0.1.attacker.example", false),
+            ("user@attacker.example", false),
+            ("10.0.0.1:9090", false),
+            ("", false),
+        ] {
+            let admitted = admitted("127.0.0.1", "127.0.0.1", Method::GET, &[("host", host)]);
+            assert_eq!(admitted, yes, "{host}");
+        }
+        assert!(admitted("127.0.0.1", "127.0.0.1", Method::GET, &[]));
+        assert!(admitted("0.0.0.0", "10.0.0.1", Method::GET, &[("host", "router:9090")]));
+    }
+
+    #[test]
+    fn changes_come_from_this_host_and_from_no_web_page() {
+        let change = |peer, headers: &[_]| admitted("::", peer, Method::POST, headers);
+        assert!(change("127.0.0.1", &[]));
+        assert!(change("::1", &[("sec-fetch-site", "none")]));
+        assert!(change("::ffff:127.0.0.1", &[]));
+        assert!(!change("10.0.0.1", &[]));
+        assert!(!change("127.0.0.1", &[("origin", "http://attacker.example")]));
+        assert!(!change("127.0.0.1", &[("origin", "null")]));
+        assert!(!change("127.0.0.1", &[("sec-fetch-site", "cross-site")]));
+        assert!(!admitted("::", "10.0.0.1", Method::DELETE, &[]));
+        assert!(admitted("::", "10.0.0.1", Method::GET, &[("origin", "http://a.example")]));
+    }
+}

@@ -1,0 +1,119 @@
+//! The text that Prometheus scrapes.
+
+use std::collections::HashMap;
+use std::time::Instant;
+
+use axum::extract;
+use axum::response::{IntoResponse, Response};
+use http::header::CONTENT_TYPE;
+use splitrail_kv::Tier;
+
+use super::Admin;
+use crate::core::{Core, Served};
+use crate::fleet::Worker;
+use crate::fleet::pool::worker_key;
+use crate::fleet::state::State;
+use crate::flow::plan::THRESHOLD;
+use crate::pick::Leg;
+
+pub(super) async fn metrics(extract::State(admin): extract::State<Admin>) -> Response {
+    let text = "text/plain; version=0.0.4; charset=utf-8";
+    ([(CONTENT_TYPE, text)], scrape(&admin.core)).into_response()
+}
+
+/// Sets the gauges of the fleet, which are set when they are read, and writes down everything.
+///
+/// Workers leave meanwhile, and requests that they had end later than they do: only series of
+/// those that were there when the gauges were set are shown, and what others left is forgotten.
+fn scrape(core: &Core) -> String {
+    let present = observe_fleet(core);
+    let here = |model: &str, worker: &str, role: Option<&str>| {
+        let is = present.get(&(model.to_owned(), worker.to_owned()));
+        is.is_some_and(|is| role.is_none_or(|role| role == *is))
+    };
+    let serving = core.serving();
+    let now = |model: &str, worker: &str| {
+        serving.model(model).is_some_and(|served| served.pool.roster().named(worker).is_some())
+    };
+    core.metrics.scrape(here, now)
+}
+
+/// The workers of each model, with the role that is a label of some of their series.
+type Present = HashMap<(String, String), &'static str>;
+
+/// Gauges of the fleet are set when they are read; says whose were.
+fn observe_fleet(core: &Core) -> Present {
+    let mut present = Present::new();
+    for served in &core.serving().models {
+        let model = served.name();
+        let threshold = served.config.cache_hit_threshold.unwrap_or(THRESHOLD);
+        core.metrics.cache_hit_threshold.with_label_values(&[model]).set(threshold);
+        for worker in served.pool.roster().iter() {
+            observe_worker(core, served, worker);
+            observe_index(core, served, worker);
+            let name = (model.to_owned(), worker.id().to_owned());
+            present.insert(name, worker.config.role.name());
+        }
+    }
+    present
+}
+
+fn observe_worker(core: &Core, served: &Served, worker: &Worker) {
+    let metrics = &core.metrics;
+    let (model, role) = (served.name(), worker.config.role.name());
+    let labels = [model, worker.id(), role];
+    metrics.worker_up.with_label_values(&labels).set(worker.is_up().into());
+    for state in State::ALL {
+        let labels = [labels[0], labels[1], state.name()];
+        let is = worker.state() == state;
+        metrics.worker_state.with_label_values(&labels).set(is.into());
+    }
+    for leg in [Leg::Prefill, Leg::Decode].into_iter().filter(|leg| worker.serves(*leg)) {
+        let labels = [model, worker.id(), role, leg.name()];
+        let open = worker.breaker(leg).is_open();
+        metrics.worker_breaker_open.with_label_values(&labels).set(open.into());
+    }
+    let requests = i64::from(worker.booked.requests());
+    metrics.worker_requests.with_label_values(&labels).set(requests);
+    let tokens = worker.booked.prefill_tokens() as i64;
+    metrics.worker_prefill_tokens.with_label_values(&labels).set(tokens);
+    if let Some(load) = worker.load(Instant::now())
+        && let (Some(total), Some(used)) = (load.total_blocks, load.kv_used_ratio)
+    {
+        let total = f64::from(total);
+        for (state, blocks) in [("total", total), ("used", total * used)] {
+            let labels = [model, worker.id(), role, state];
+            metrics.worker_kv_blocks.with_label_values(&labels).set(blocks);
+        }
+    }
+    let audit = worker.audit.view();
+    for (direction, blocks) in
+        [("over", audit.drift_over_blocks), ("under", audit.drift_under_blocks)]
+    {
+        metrics.worker_drift.with_label_values(&[model, worker.id(), direction]).set(blocks);
+    }
+}
+
+fn observe_index(core: &Core, served: &Served, worker: &Worker) {
+    let metrics = &core.metrics;
+    let labels = [served.name(), worker.id()];
+    if worker.tells_blocks() {
+        let current = metrics.index_events_current.with_label_values(&labels);
+        current.set(worker.events_are_current().into());
+        let truncated = metrics.index_truncated.with_label_values(&labels);
+        truncated.set(worker.index_is_truncated().into());
+    }
+    let [model, worker_id] = labels;
+    let assumed = served.pool.assumed.blocks(worker.index);
+    for (kind, blocks) in
+        [("speculative", assumed.speculative), ("approximate", assumed.approximate)]
+    {
+        let labels = [model, worker_id, kind];
+        metrics.index_assumed_blocks.with_label_values(&labels).set(blocks as i64);
+    }
+    let held = served.pool.index().block_counts(worker_key(worker.index));
+    for tier in Tier::ALL {
+        let labels = [model, worker_id, tier.name()];
+        metrics.index_blocks.with_label_values(&labels).set(held[tier as usize] as i64);
+    }
+}

@@ -1,0 +1,57 @@
+//! How the admin listener says no.
+
+use axum::body::Body;
+use axum::response::{IntoResponse, Response};
+use http::header::CONTENT_TYPE;
+use http::{HeaderValue, StatusCode};
+use serde_json::{Value, json};
+
+use crate::config::Problem;
+use crate::reload::problem_json;
+
+/// A refusal: the front door's error object, and what an operator may want to know beside it.
+pub(super) struct Refusal {
+    status: StatusCode,
+    code: &'static str,
+    message: String,
+    /// Further members of the reply.
+    more: Vec<(&'static str, Value)>,
+}
+
+impl Refusal {
+    pub(super) fn new(status: StatusCode, code: &'static str, message: impl Into<String>) -> Self {
+        Self { status, code, message: message.into(), more: Vec::new() }
+    }
+
+    /// With a further member of the reply.
+    pub(super) fn with(mut self, name: &'static str, value: Value) -> Self {
+        self.more.push((name, value));
+        self
+    }
+
+    /// With every problem and its place.
+    pub(super) fn with_problems(self, problems: &[Problem]) -> Self {
+        self.with("problems", problems.iter().map(problem_json).collect())
+    }
+}
+
+impl IntoResponse for Refusal {
+    fn into_response(self) -> Response {
+        let kind = match self.status.as_u16() {
+            404 => "not_found_error",
+            500.. => "service_unavailable_error",
+            _ => "invalid_request_error",
+        };
+        let error =
+            json!({"message": self.message, "type": kind, "param": null, "code": self.code});
+        let mut body = json!({"error": error});
+        for (name, value) in self.more {
+            body[name] = value;
+        }
+        let mut response = Response::new(Body::from(body.to_string()));
+        *response.status_mut() = self.status;
+        let json = HeaderValue::from_static("application/json");
+        response.headers_mut().insert(CONTENT_TYPE, json);
+        response
+    }
+}

@@ -1,0 +1,72 @@
+//! What is served, and what has happened lately.
+
+use axum::extract::{Query, State};
+use axum::response::{IntoResponse, Response};
+use http::HeaderValue;
+use http::header::{CONTENT_TYPE, ETAG};
+use serde::Deserialize;
+use serde_json::json;
+
+use super::Admin;
+use crate::ingress::reply::json_reply;
+
+/// The running configuration. It is a configuration file itself: JSON is YAML. Secrets are the
+/// references that they are in the file.
+pub(super) async fn config(State(admin): State<Admin>) -> Response {
+    let serving = admin.core.serving();
+    let text = serde_json::to_string_pretty(&*serving.config).unwrap_or_default();
+    let tag = format!("\"{:012x}\"", serving.config.digest());
+    let json = HeaderValue::from_static("application/json");
+    let mut reply = ([(CONTENT_TYPE, json)], text + "\n").into_response();
+    // Digits in quotes are always a header value.
+    if let Ok(tag) = HeaderValue::from_str(&tag) {
+        reply.headers_mut().insert(ETAG, tag);
+    }
+    reply
+}
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(super) struct DecisionsQuery {
+    request_id: Option<String>,
+    limit: Option<usize>,
+}
+
+pub(super) async fn decisions(
+    State(admin): State<Admin>,
+    query: Query<DecisionsQuery>,
+) -> Response {
+    let limit = query.limit.unwrap_or(100).min(admin.core.serving().limits.decisions_kept);
+    let decisions = admin.core.decisions.newest(query.request_id.as_deref(), limit);
+    json_reply(json!({ "decisions": decisions }))
+}
+
+pub(super) async fn models(State(admin): State<Admin>) -> Response {
+    let models: Vec<_> = admin
+        .core
+        .serving()
+        .models
+        .iter()
+        .map(|served| {
+            let config = &served.config;
+            json!({
+                "name": config.name,
+                "aliases": config.aliases,
+                "adapters": config.adapters,
+                "block_size": served.pool.block_size(),
+                "flow": config.flow,
+                "request_flows": config.request_flows,
+                "cache_hit_threshold": config.cache_hit_threshold,
+                "gate": config.gate,
+                "policy": config.policy,
+                "tokenizer": served.prompt.is_some(),
+            })
+        })
+        .collect();
+    json_reply(json!({ "models": models }))
+}
+
+pub(super) async fn requests(State(admin): State<Admin>) -> Response {
+    let live: Vec<_> = admin.core.live.iter().map(|entry| entry.value().clone()).collect();
+    json_reply(json!({ "requests": live }))
+}

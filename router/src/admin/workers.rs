@@ -1,0 +1,99 @@
+//! The workers as operators see them.
+
+use std::time::Instant;
+
+use axum::extract::State;
+use axum::response::Response;
+use serde_json::{Value, json};
+use splitrail_kv::Tier;
+use splitrail_proto::v1;
+
+use super::Admin;
+use crate::core::Served;
+use crate::fleet::Worker;
+use crate::fleet::pool::worker_key;
+use crate::ingress::reply::json_reply;
+use crate::pick::Leg;
+
+/// Every worker of every model.
+pub(super) async fn list(State(admin): State<Admin>) -> Response {
+    let serving = admin.core.serving();
+    let of_model = |served| -> Vec<Value> {
+        let served: &Served = served;
+        served.pool.roster().iter().map(|worker| view(&admin, served, worker)).collect()
+    };
+    let workers: Vec<_> = serving.models.iter().flat_map(|served| of_model(served)).collect();
+    json_reply(json!({ "workers": workers }))
+}
+
+/// One worker.
+pub(super) fn view(admin: &Admin, served: &Served, worker: &Worker) -> Value {
+    let known = admin.fleet.known(served.name(), worker.id());
+    let sources = known.into_iter().flat_map(|known| known.sources);
+    let sources: Vec<_> = sources.map(|source| source.name()).collect();
+    let load = worker.load(Instant::now());
+    let since = worker.life.since();
+    let open: Vec<_> = [Leg::Prefill, Leg::Decode]
+        .into_iter()
+        .filter(|leg| worker.serves(*leg) && worker.breaker(*leg).is_open())
+        .map(Leg::name)
+        .collect();
+    let blocks = served.pool.index().block_counts(worker_key(worker.index));
+    let blocks: serde_json::Map<_, _> = Tier::ALL
+        .iter()
+        .map(|tier| (tier.name().to_owned(), blocks[*tier as usize].into()))
+        .collect();
+    json!({
+        "model": served.name(),
+        "id": worker.id(),
+        "role": worker.config.role.name(),
+        "url": worker.config.url,
+        "sources": sources,
+        "up": worker.is_up(),
+        "state": worker.state().name(),
+        "state_since_unix_ms": since.unix_ms,
+        "state_why": since.why,
+        "draining": worker.is_draining(),
+        "kv_events": worker.config.kv_events,
+        "index_synced": worker.is_synced(),
+        "events_current": worker.events_are_current(),
+        "index_truncated": worker.index_is_truncated(),
+        "breakers_open": open,
+        "shim": worker.config.shim,
+        "capabilities": worker.told.capabilities().map(|known| capabilities(&known)),
+        "honours_threshold": worker.honours_threshold(),
+        "context_tokens": worker.context_tokens(),
+        "index_blocks": blocks,
+        "assumed_blocks": served.pool.assumed.blocks(worker.index),
+        "requests": worker.booked.requests(),
+        "prefill_tokens": worker.booked.prefill_tokens(),
+        "active_tokens": worker.booked.active_tokens(),
+        "audit": worker.audit.view(),
+        "engine_running": load.as_ref().and_then(|load| load.running),
+        "engine_waiting": load.as_ref().and_then(|load| load.waiting),
+        "engine_kv_used_ratio": load.as_ref().and_then(|load| load.kv_used_ratio),
+    })
+}
+
+/// What a side-car tells of its engine; a figure that is not known is null.
+fn capabilities(known: &v1::Capabilities) -> Value {
+    let text = |text: &str| (!text.is_empty()).then(|| text.to_owned());
+    json!({
+        "engine": text(&known.engine),
+        "engine_version": text(&known.engine_version),
+        "block_size": known.block_size,
+        "kv_blocks": known.kv_blocks,
+        "ranks": known.ranks,
+        "context_tokens": known.context_tokens,
+        "honours_threshold": known.honours_threshold,
+        "reports_cached_tokens": known.reports_cached_tokens,
+        "takes_rank_header": known.takes_rank_header,
+        "connector": text(&known.connector),
+        "connector_engine_id": text(&known.connector_engine_id),
+        "lease_ms": known.lease_ms,
+        "publishes_kv_events": known.publishes_kv_events,
+        "replays_kv_events": known.replays_kv_events,
+        "gates": known.gates,
+        "bootstrap": text(&known.bootstrap),
+    })
+}

@@ -1,0 +1,119 @@
+//! Reading the configuration again while the router runs.
+//!
+//! The file is read whole, checked whole, and everything that can fail is built; only then is
+//! it taken over, all at once. Until then, nothing has changed. One at a time.
+
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use tokio::sync::{mpsc, oneshot};
+use tokio::task::JoinSet;
+
+pub mod diff;
+mod prepare;
+mod report;
+
+pub use prepare::Refused;
+pub use report::{Report, problem_json};
+
+use crate::core::Core;
+use crate::fleet::Fleet;
+
+/// Reloads that wait for the one that runs; beyond them, one more would find the same file.
+const WAITING_MAX: usize = 16;
+
+/// Lines of the log that one reload may take.
+const LOGGED_MAX: usize = 50;
+
+/// Who wants to know how a reload ended.
+type Asker = oneshot::Sender<Result<Report, Refused>>;
+
+/// Asks for reloads. Cheap to clone.
+#[derive(Clone)]
+pub struct Reload {
+    asks: mpsc::Sender<Option<Asker>>,
+}
+
+impl Reload {
+    /// Starts the task that reloads `file`; dropping the set ends it. Without a file, every
+    /// reload is refused.
+    pub fn start(core: Arc<Core>, fleet: Arc<Fleet>, file: Option<PathBuf>) -> (Self, JoinSet<()>) {
+        let (asks, mut waiting) = mpsc::channel::<Option<Asker>>(WAITING_MAX);
+        let mut task = JoinSet::new();
+        task.spawn(async move {
+            while let Some(asker) = waiting.recv().await {
+                let outcome = once(&core, &fleet, file.as_deref()).await;
+                say(&core, &outcome);
+                if let Some(asker) = asker {
+                    // Who has left is not told; what was done stays.
+                    let _left = asker.send(outcome);
+                }
+            }
+        });
+        (Self { asks }, task)
+    }
+
+    /// Reloads, and says how that ended. Once asked for it is done, even if the caller leaves.
+    ///
+    /// # Errors
+    /// Why nothing has changed.
+    pub async fn now(&self) -> Result<Report, Refused> {
+        let (asker, outcome) = oneshot::channel();
+        if self.asks.try_send(Some(asker)).is_err() {
+            return Err(Refused::Busy);
+        }
+        outcome.await.unwrap_or(Err(Refused::Draining))
+    }
+
+    /// Reloads some time soon, and says in the log how that ended.
+    pub fn soon(&self) {
+        if self.asks.try_send(None).is_err() {
+            // Those that wait will read the file as it is now.
+            tracing::warn!("as many reloads as may are waiting already");
+        }
+    }
+}
+
+async fn once(core: &Core, fleet: &Fleet, file: Option<&Path>) -> Result<Report, Refused> {
+    let file = file.ok_or(Refused::NoFile)?.to_owned();
+    let running = || if core.is_draining() { Err(Refused::Draining) } else { Ok(()) };
+    running()?;
+    let before = core.serving();
+    // Tokenizers take a while, and files may.
+    let prepared = tokio::task::spawn_blocking(move || prepare::prepare(&file, &before)).await;
+    let (serving, report) = prepared.map_err(|error| Refused::Defect(error.to_string()))??;
+    running()?;
+    fleet.serve(Arc::new(serving)).map_err(Refused::Fleet)?;
+    core.metrics.set_config(report.config_digest);
+    Ok(report)
+}
+
+fn say(core: &Core, outcome: &Result<Report, Refused>) {
+    let result = match outcome {
+        Ok(report) if report.is_empty() => "unchanged",
+        Ok(_) => "changed",
+        Err(_) => "refused",
+    };
+    core.metrics.reloads.with_label_values(&[result]).inc();
+    match outcome {
+        Ok(report) => {
+            for warning in report.warnings.iter().take(LOGGED_MAX) {
+                tracing::warn!(%warning, "configuration");
+            }
+            for change in report.changes.iter().take(LOGGED_MAX) {
+                tracing::info!(%change, "configuration");
+            }
+            for renewed in report.renewed.iter().take(LOGGED_MAX) {
+                tracing::info!(renewed, "configuration");
+            }
+            let digest = format!("{:012x}", report.config_digest);
+            tracing::info!(changes = report.changes.len(), digest, "configuration reloaded");
+        }
+        Err(refused) => {
+            for problem in refused.problems().iter().take(LOGGED_MAX) {
+                tracing::error!(%problem, "configuration");
+            }
+            tracing::error!(%refused, "reload refused: the running configuration stays");
+        }
+    }
+}

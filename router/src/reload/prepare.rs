@@ -1,0 +1,112 @@
+//! Everything of a reload that can fail, before anything is touched.
+
+use std::path::Path;
+
+use super::diff::changes;
+use super::report::Report;
+use crate::assemble::{AssembleError, reassemble};
+use crate::config::{self, Problem, Problems, Source};
+use crate::core::Serving;
+use crate::fleet::keeper::ClaimError;
+
+/// Why a reload has changed nothing.
+#[derive(Debug, thiserror::Error)]
+pub enum Refused {
+    /// The file has mistakes, or changes what cannot change while the router runs.
+    #[error("the configuration has {count} problem(s)")]
+    Problems {
+        /// The first ones, sorted by place.
+        listed: Vec<Problem>,
+        /// How many there are.
+        count: usize,
+    },
+    /// A worker cannot be let in.
+    #[error("{0}")]
+    Fleet(ClaimError),
+    /// The router was not started from a file.
+    #[error("the router was not started from a file: there is nothing to read again")]
+    NoFile,
+    /// The router drains.
+    #[error("the router is draining")]
+    Draining,
+    /// As many as may are waiting already.
+    #[error("other reloads are waiting already")]
+    Busy,
+    /// A defect.
+    #[error("a defect: {0}")]
+    Defect(String),
+}
+
+impl Refused {
+    /// What is wrong with the file, where that is why.
+    pub fn problems(&self) -> &[Problem] {
+        match self {
+            Self::Problems { listed, .. } => listed,
+            _ => &[],
+        }
+    }
+
+    fn listing(mut listed: Vec<Problem>) -> Self {
+        listed.sort_by_key(|problem| (problem.line, problem.column));
+        Self::Problems { count: listed.len(), listed }
+    }
+}
+
+impl From<Problems> for Refused {
+    fn from(problems: Problems) -> Self {
+        Self::Problems { listed: problems.as_slice().to_vec(), count: problems.count() }
+    }
+}
+
+/// Keys that are acted on once, at the start. All below them is meant as well.
+const FIXED: [&[&str]; 7] = [
+    &["listen"],
+    &["hash_seed"],
+    &["fleet"],
+    &["draw_seed"],
+    &["ledger"],
+    &["limits", "body_max_bytes"],
+    &["limits", "in_flight_max"],
+];
+
+/// What is to be served according to a file, in place of what is served now, which stays as it
+/// is.
+pub(super) fn prepare(file: &Path, before: &Serving) -> Result<(Serving, Report), Refused> {
+    let loaded = config::load(file)?;
+    let changes = changes(&before.config, &loaded.config);
+    let fixed = changes.iter().filter_map(|change| {
+        let keys: Vec<&str> = change.path.split('.').collect();
+        FIXED.iter().find(|fixed| keys.starts_with(fixed))?;
+        let message = format!("`{}` cannot change while the router runs", change.path);
+        let hint = "restart the router for it, or put back what it was";
+        Some(loaded.source().problem(&keys, message, hint))
+    });
+    let fixed: Vec<_> = fixed.collect();
+    if !fixed.is_empty() {
+        return Err(Refused::listing(fixed));
+    }
+    let source = loaded.source().clone();
+    let places: Vec<String> = loaded.config.models.iter().map(|model| model.name.clone()).collect();
+    let serving = reassemble(loaded.config, before);
+    let serving = serving.map_err(|error| located(&error, &source, &places))?;
+    let report = Report::new(before, &serving, changes, loaded.warnings);
+    Ok((serving, report))
+}
+
+/// Where in the file it says what could not be had.
+fn located(error: &AssembleError, source: &Source, models: &[String]) -> Refused {
+    let (model, keys, hint): (&String, &[&str], &str) = match error {
+        AssembleError::Secret { model, .. } => {
+            (model, &["engine_api_key"], "the router must be able to read it")
+        }
+        AssembleError::Tokenizer { model, .. } => {
+            (model, &["tokenizer", "path"], "`splitrail check` says the same")
+        }
+        AssembleError::Ledger(_) | AssembleError::Defect(_) => {
+            return Refused::Defect(error.to_string());
+        }
+    };
+    let place = models.iter().position(|name| name == model).unwrap_or_default().to_string();
+    let path = [&["models", place.as_str()], keys].concat();
+    Refused::listing(vec![source.problem(&path, error.to_string(), hint)])
+}

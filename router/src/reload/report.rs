@@ -1,0 +1,99 @@
+//! What a reload has changed.
+
+use serde_json::{Value, json};
+
+use super::diff::Change;
+use crate::config::Problem;
+use crate::core::Serving;
+
+/// What a reload has changed.
+#[derive(Clone, Debug)]
+pub struct Report {
+    /// Every value that is another now.
+    pub changes: Vec<Change>,
+    /// Places whose value stayed while what it refers to is another now: a credential, the
+    /// files of a tokenizer.
+    pub renewed: Vec<String>,
+    /// Allowed, but perhaps not meant.
+    pub warnings: Vec<Problem>,
+    /// The number of the configuration that runs now, as in the metrics.
+    pub config_digest: u64,
+}
+
+impl Report {
+    pub(super) fn new(
+        before: &Serving,
+        after: &Serving,
+        changes: Vec<Change>,
+        warnings: Vec<Problem>,
+    ) -> Self {
+        let mut renewed = Vec::new();
+        for served in &after.models {
+            let name = served.name();
+            let Some(was) = before.model(name) else { continue };
+            if was.client.authorization() != served.client.authorization() {
+                renewed.push(format!("models[{name}].engine_api_key"));
+            }
+            if was.prompt_files != served.prompt_files {
+                renewed.push(format!("models[{name}].tokenizer"));
+            }
+        }
+        // A new reference is a change already.
+        renewed.retain(|place| !changes.iter().any(|change| change.path.starts_with(place)));
+        Self { changes, renewed, warnings, config_digest: after.config.digest() }
+    }
+
+    /// Whether nothing is another than before.
+    pub fn is_empty(&self) -> bool {
+        self.changes.is_empty() && self.renewed.is_empty()
+    }
+
+    /// The report for machines.
+    pub fn to_json(&self) -> Value {
+        json!({
+            "result": if self.is_empty() { "unchanged" } else { "changed" },
+            "config_digest": format!("{:012x}", self.config_digest),
+            "changes": self.changes,
+            "renewed": self.renewed,
+            "workers": self.workers(),
+            "warnings": self.warnings.iter().map(problem_json).collect::<Vec<_>>(),
+        })
+    }
+
+    /// Which workers of the file came, left or are described otherwise.
+    fn workers(&self) -> Value {
+        let [mut added, mut removed, mut changed] = [const { Vec::new() }; 3];
+        for change in &self.changes {
+            let Some((model, rest)) = change.path.split_once("].workers[") else {
+                let Some(model) = change.path.strip_prefix("models[") else { continue };
+                let Some(model) = model.strip_suffix(']') else { continue };
+                // A model comes or goes as a whole.
+                for (value, to) in [(&change.old, &mut removed), (&change.new, &mut added)] {
+                    let workers = value["workers"].as_object().into_iter().flatten();
+                    to.extend(
+                        workers.map(|(_, worker)| json!({"model": model, "id": worker["id"]})),
+                    );
+                }
+                continue;
+            };
+            let model = model.trim_start_matches("models[");
+            let id = rest.split_once(']').map_or(rest, |(id, _)| id);
+            let to = match (rest.ends_with(']'), change.old.is_null(), change.new.is_null()) {
+                (true, true, _) => &mut added,
+                (true, _, true) => &mut removed,
+                _ => &mut changed,
+            };
+            let worker = json!({"model": model, "id": id});
+            if !to.contains(&worker) {
+                to.push(worker);
+            }
+        }
+        json!({"added": added, "removed": removed, "changed": changed})
+    }
+}
+
+/// A problem for machines.
+pub fn problem_json(problem: &Problem) -> Value {
+    let Problem { file, line, column, message, hint } = problem;
+    json!({"file": file, "line": line, "column": column, "message": message, "hint": hint})
+}
