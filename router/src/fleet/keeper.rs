@@ -376,7 +376,6 @@ impl Fleet {
             let worker = Worker::new(number, config, authority).with_breakers(*breaker);
             let worker = worker.watched(served.name(), health, transitions);
             let worker = if self.has_begun.load(Relaxed) { worker } else { worker.founding() };
-            let worker = worker.with_guard(!written_down);
             if let Some(predecessor) = predecessor {
                 worker.succeed_to(predecessor);
             }
