@@ -374,6 +374,7 @@ impl Fleet {
         let written_down = served.config.workers.iter().any(|worker| worker.url == config.url);
         let worker = served.pool.enter(|number| {
             let worker = Worker::new(number, config, authority).with_breakers(*breaker);
+            let worker = worker.with_guard(!written_down);
             let worker = worker.watched(served.name(), health, transitions);
             let worker = if self.has_begun.load(Relaxed) { worker } else { worker.founding() };
             if let Some(predecessor) = predecessor {

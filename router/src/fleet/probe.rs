@@ -55,6 +55,7 @@ async fn ask(served: &Served, worker: &Arc<Worker>) -> Result<bool, Error> {
         traceparent: None,
         gate: None,
         rank: None,
+        prefill_tokens: None,
     };
     let path = Endpoint::Completions.path();
     match served.client.post(worker, path, Bytes::from(body), &envelope).await {

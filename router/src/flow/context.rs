@@ -100,6 +100,7 @@ pub(super) fn attempt(context: &Context, decision: &DecisionHandle) -> Envelope 
         traceparent: context.traceparent.clone(),
         gate: None,
         rank: None,
+        prefill_tokens: None,
     }
 }
 

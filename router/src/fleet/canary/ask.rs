@@ -117,6 +117,7 @@ async fn post(
         gate: None,
         // The rank whose blocks are looked for.
         rank: Some(0),
+        prefill_tokens: None,
     };
     let client = &served.client;
     let exchange = async {
