@@ -26,7 +26,7 @@ impl RouterProcess {
         let (config, ready) = (folder.join("splitrail.yaml"), folder.join("ready.json"));
         std::fs::write(&config, yaml).expect("a configuration file");
         let stderr = std::fs::File::create(log).expect("a log file");
-        let mut child = Command::new(built())
+        let mut child = Command::new(built("splitrail"))
             .args(["serve", "--config"])
             .arg(&config)
             .arg("--ready-file")
@@ -71,26 +71,18 @@ impl Drop for RouterProcess {
     }
 }
 
-/// Builds the binary with the profile of the running test, if it is not fresh, and
-/// says where it is: a test of another package does not have cargo do it.
-/// The binary, built if it is stale.
-pub fn built() -> PathBuf {
+/// A binary of the same build as the running test. A test of another package does not have
+/// cargo build it, but a run of the whole workspace does.
+pub fn built(name: &str) -> PathBuf {
     let test = std::env::current_exe().expect("the test's path");
+    // target/PROFILE/deps/TEST-HASH
     let folder = test.ancestors().nth(2).expect("the profile's folder");
-    let profile = match folder.file_name().and_then(|name| name.to_str()) {
-        None | Some("debug") => "dev",
-        Some(name) => name,
-    };
-    let cargo = std::env::var("CARGO").unwrap_or_else(|_| "cargo".into());
-    let manifest = Path::new(env!("CARGO_MANIFEST_DIR")).join("../Cargo.toml");
-    let target = folder.parent().expect("the target folder");
-    let status = Command::new(cargo)
-        .args(["build", "--quiet", "--package", "splitrail", "--bin", "splitrail"])
-        .args(["--profile", profile, "--manifest-path"])
-        .arg(manifest)
-        .arg("--target-dir")
-        .arg(target)
-        .status();
-    assert!(status.expect("cargo").success(), "the binary does not build");
-    folder.join("splitrail")
+    let binary = folder.join(name);
+    assert!(
+        binary.is_file(),
+        "{} is missing: `cargo test` in the root folder builds it, and so does \
+         `cargo build --bin {name}`",
+        binary.display()
+    );
+    binary
 }

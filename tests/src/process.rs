@@ -9,23 +9,9 @@ use serde_json::Value;
 use splitrail::quickstart::write_tokenizer;
 use tempfile::TempDir;
 
+use crate::binary::built;
 use crate::client::Client;
 use crate::cluster::eventually;
-
-/// A binary of the same build as the running test.
-fn binary(name: &str) -> PathBuf {
-    let test = std::env::current_exe().expect("the test's own path");
-    // target/PROFILE/deps/TEST-HASH
-    let profile = test.ancestors().nth(2).expect("a target folder");
-    let binary = profile.join(name);
-    assert!(
-        binary.is_file(),
-        "{} is missing: `cargo test` in the root folder builds it, and so does \
-         `cargo build --bin {name}`",
-        binary.display()
-    );
-    binary
-}
 
 /// A child process. Dropping it, also in a panic, kills it.
 pub struct Process {
@@ -51,7 +37,7 @@ impl Process {
         let log = folder.join(format!("{name}.log"));
         // Of an earlier process of this name.
         let _absent = std::fs::remove_file(&ready_file);
-        let child = Command::new(binary(program))
+        let child = Command::new(built(program))
             .args(args)
             .arg("--ready-file")
             .arg(&ready_file)

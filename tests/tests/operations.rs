@@ -39,7 +39,7 @@ models:
     let (config, ready) = (files.path().join("c.yaml"), files.path().join("ready.json"));
     std::fs::write(&config, yaml).unwrap();
     let full = OpenOptions::new().write(true).open("/dev/full").unwrap();
-    let mut router = Command::new(binary::built())
+    let mut router = Command::new(binary::built("splitrail"))
         .args(["serve", "--config"])
         .arg(&config)
         .arg("--ready-file")
@@ -66,7 +66,7 @@ models:
 
 #[tokio::test]
 async fn output_that_nobody_reads_is_no_panic() {
-    let mut command = Command::new(binary::built());
+    let mut command = Command::new(binary::built("splitrail"));
     command.args(["schema", "--markdown"]).stdin(Stdio::null()).stderr(Stdio::piped());
     let full = OpenOptions::new().write(true).open("/dev/full").unwrap();
     let said = command.stdout(full).output().unwrap();

@@ -119,7 +119,7 @@ models:
     for _ in 0..20 {
         assert_eq!(http.post(COMPLETIONS, &completion("hello there")).await.status, 200);
     }
-    let second = Command::new(binary::built())
+    let second = Command::new(binary::built("splitrail"))
         .args(["serve", "--config"])
         .arg(files.path().join("splitrail.yaml"))
         .stdin(Stdio::null())
