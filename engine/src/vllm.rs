@@ -2,6 +2,7 @@
 //! particular).
 
 pub mod events;
+pub mod identity;
 pub mod load;
 mod sequence;
 pub mod subscription;

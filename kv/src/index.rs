@@ -9,7 +9,9 @@ mod aside;
 mod check;
 mod compact;
 mod doubles;
+mod finder;
 mod forest;
+mod frozen;
 mod heads;
 mod holders;
 #[cfg(all(test, not(loom)))]
@@ -18,6 +20,7 @@ mod line;
 #[cfg(all(test, loom))]
 mod model_check;
 mod names;
+mod observe;
 mod overlaps;
 mod prefetch;
 #[cfg(all(test, not(loom)))]
@@ -37,6 +40,8 @@ use std::collections::BTreeMap;
 use std::fmt;
 use std::sync::Arc;
 
+pub use self::frozen::Frozen;
+pub use self::observe::Change;
 pub use self::overlaps::{Overlap, Overlaps};
 pub use self::reader::IndexReader;
 pub use self::restore::Restore;
@@ -44,9 +49,10 @@ pub use self::snapshot::{Named, SnapshotRun};
 
 use self::forest::Forest;
 use self::names::NAMES_MAX;
+use self::observe::Observer;
 use self::run::SLOTS_MAX;
 use self::worker::Worker;
-use crate::event::{EngineHash, KvEvent, StoredBlock, Tier};
+use crate::event::{EngineHash, StoredBlock, Tier};
 use crate::hash::{BlockHash, BlockHasher, HashSeed, Namespace};
 
 /// A worker as the index sees it: one cache. The ranks of a data-parallel
@@ -90,9 +96,10 @@ pub struct HashedBlock {
 
 /// What became of an event, in blocks.
 ///
-/// Of a [`KvEvent::Stored`], each block is counted once among `stored`, `aside`,
+/// Of a [`KvEvent::Stored`](crate::KvEvent::Stored), each block is counted once among `stored`, `aside`,
 /// `orphaned`, `malformed` and `over_limit` (and among `stored` later, when it
-/// joins); of a [`KvEvent::Removed`], each hash once among `removed` and `unknown`.
+/// joins); of a [`KvEvent::Removed`](crate::KvEvent::Removed), each hash once among `removed`
+/// and `unknown`.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Applied {
     /// Indexed, as new blocks or as further copies.
@@ -100,7 +107,8 @@ pub struct Applied {
     /// Those of `stored` whose engine hash stood for other content before: a
     /// sign that the worker restarted and nobody noticed.
     pub replaced: usize,
-    /// Copies taken away; for [`KvEvent::Cleared`], distinct blocks dropped.
+    /// Copies taken away; for [`KvEvent::Cleared`](crate::KvEvent::Cleared),
+    /// distinct blocks dropped.
     pub removed: usize,
     /// Stored under a parent that the worker is not known to hold (yet): kept
     /// aside, not indexed.
@@ -190,37 +198,14 @@ impl Index {
         self.reader().find(hashes, out);
     }
 
-    /// Applies one event of a worker. Events must come in the worker's order;
-    /// after a gap, clear the worker and start from a snapshot or a replay.
-    pub fn apply(&mut self, worker: WorkerKey, event: &KvEvent) -> Applied {
-        match event {
-            KvEvent::Stored { parent, blocks, adapter, salt, tier } => {
-                let before = match parent {
-                    None => Some(self.root(salt.as_deref(), adapter.as_deref())),
-                    Some(parent) => self.hash_of(worker, *parent),
-                };
-                let mut applied = match before {
-                    Some(before) => self.store_tokens(worker, *parent, before, blocks, *tier),
-                    None => self.keep_aside(worker, *parent, blocks, *tier),
-                };
-                applied += self.join(worker);
-                applied
-            }
-            KvEvent::Removed { hashes, tier } => self.remove(worker, hashes, *tier),
-            KvEvent::Cleared => {
-                Applied { removed: self.clear_worker(worker), ..Applied::default() }
-            }
-        }
-    }
-
     /// Hashes blocks behind `before` and stores them.
     fn store_tokens(
         &mut self,
         worker: WorkerKey,
         parent: Option<EngineHash>,
         mut before: BlockHash,
-        blocks: &[StoredBlock],
-        tier: Tier,
+        (blocks, tier): (&[StoredBlock], Tier),
+        observer: &mut impl Observer,
     ) -> Applied {
         let block_size = self.config.block_size as usize;
         let is_whole = |block: &&StoredBlock| block_size > 0 && block.tokens.len() == block_size;
@@ -235,6 +220,11 @@ impl Index {
             HashedBlock { engine: block.hash, hash: before }
         }));
         let mut applied = self.store(worker, parent, &hashed, tier);
+        if applied.stored > 0 {
+            // Whatever stops storing, stops it for all that follows.
+            let blocks = &hashed[..applied.stored];
+            observer.see(Change::Stored { parent, blocks, tier });
+        }
         if let Some(behind) = blocks.len().checked_sub(hashed.len() + 1) {
             applied.malformed += 1;
             applied.orphaned += behind;

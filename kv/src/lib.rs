@@ -17,8 +17,8 @@ pub mod usage;
 pub use event::{EngineHash, KvEvent, StoredBlock, Tier};
 pub use hash::{BlockHash, BlockHasher, HASH_LAYOUT, HashSeed, Namespace, chain_hashes, next_hash};
 pub use index::{
-    Applied, HashedBlock, Index, IndexConfig, IndexReader, Named, Overlap, Overlaps, Restore,
-    SnapshotRun, WorkerKey,
+    Applied, Change, Frozen, HashedBlock, Index, IndexConfig, IndexReader, Named, Overlap,
+    Overlaps, Restore, SnapshotRun, WorkerKey,
 };
 pub use invariants::Violation;
 pub use recent::{EXPIRED_BLOCKS_MAX, Recent, RecentConfig};

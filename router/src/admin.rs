@@ -18,6 +18,7 @@ use crate::reload::Reload;
 
 mod change;
 mod guard;
+mod index;
 mod metrics;
 mod refusal;
 mod show;
@@ -55,6 +56,7 @@ pub fn routes(admin: Admin, bound: SocketAddr) -> Router {
         .route("/admin/requests", get(show::requests))
         .route("/admin/workers", get(workers::list).post(change::add))
         .route("/admin/workers/{id}", delete(change::remove))
+        .route("/admin/workers/{id}/index", get(index::show))
         .route("/admin/workers/{id}/drain", post(change::drain).delete(change::undrain))
         .route("/admin/reload", post(change::reload))
         .fallback(async || reply_error(Error::new(Kind::UnknownPath, "there is no such path")))

@@ -17,6 +17,7 @@ use crate::config::model::{
 };
 use crate::error::{Error, Kind};
 use crate::fleet::budget::RetryBudget;
+use crate::fleet::parity::Parity;
 use crate::fleet::{Networks, Pool, Worker};
 use crate::flow::client::EngineClient;
 use crate::flow::staged::Releases;
@@ -284,6 +285,10 @@ impl Core {
             let unasked = roster.iter().find(waiting);
             if let Some(worker) = unasked.filter(|_| served.asks_for_thresholds()) {
                 return Some(format!("worker {} is asked for its threshold", worker.id()));
+            }
+            let unasked = roster.iter().find(|w| w.is_up() && w.parity.parity() == Parity::Pending);
+            if let Some(worker) = unasked {
+                return Some(format!("worker {} is asked whether it agrees", worker.id()));
             }
             let unsynced = roster.iter().find(|w| w.is_up() && !w.is_synced());
             if let Some(worker) = unsynced {

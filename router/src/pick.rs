@@ -28,7 +28,10 @@ pub struct Candidate {
     pub overlap_blocks: u32,
     /// The same blocks by the fastest tier that has them (`Tier as usize`).
     pub overlap_by_tier: [u32; Tier::COUNT],
-    /// Leading blocks that it is assumed to hold, `overlap_blocks` at least: what was sent
+    /// The share of the overlap that does not count, from 0 to 1, since the worker was seen to
+    /// find less than the index promised.
+    pub overlap_discount: f64,
+    /// Leading blocks that it is assumed to hold, the believed ones at least: what was sent
     /// there lately counts as well. It steers, and proves nothing.
     pub assumed_blocks: u32,
     /// Those of them that were sent moments ago and are not confirmed: another prompt has
@@ -48,9 +51,18 @@ impl Default for Candidate {
             active_tokens: 0,
             overlap_blocks: 0,
             overlap_by_tier: [0; Tier::COUNT],
+            overlap_discount: 0.0,
             assumed_blocks: 0,
             underway_blocks: 0,
         }
+    }
+}
+
+impl Candidate {
+    /// Leading blocks of its overlap that count.
+    pub fn believed_blocks(&self) -> u32 {
+        let share = (1.0 - self.overlap_discount).clamp(0.0, 1.0);
+        (f64::from(self.overlap_blocks) * share) as u32
     }
 }
 
@@ -140,22 +152,29 @@ fn spare_the_slow(eligible: &mut Vec<usize>, candidates: &[Candidate], draw: u64
     });
 }
 
-/// An even fraction in [0, 1) for each draw and worker (the finalizer of SplitMix64).
+/// An even fraction in [0, 1) for each draw and worker.
 fn even(draw: u64, worker: usize) -> f64 {
-    let mut bits = draw ^ (worker as u64 + 1).wrapping_mul(0x9e37_79b9_7f4a_7c15);
+    let bits = mix(draw ^ (worker as u64 + 1).wrapping_mul(0x9e37_79b9_7f4a_7c15));
+    (bits >> 11) as f64 / (1u64 << 53) as f64
+}
+
+/// The finalizer of SplitMix64: numbers that differ a little become numbers that have nothing
+/// in common.
+pub(crate) fn mix(mut bits: u64) -> u64 {
     bits = (bits ^ (bits >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
     bits = (bits ^ (bits >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-    ((bits ^ (bits >> 31)) >> 11) as f64 / (1u64 << 53) as f64
+    bits ^ (bits >> 31)
 }
 
 /// Keeps the live candidates that hold at least so many blocks; where none does, those
 /// that hold most.
 pub fn holders(candidates: &mut Vec<Candidate>, blocks: u32) {
     let up = |candidate: &&Candidate| candidate.up;
-    let most = candidates.iter().filter(up).map(|candidate| candidate.overlap_blocks).max();
+    let most = candidates.iter().filter(up).map(Candidate::believed_blocks).max();
     let least = most.unwrap_or(0).min(blocks);
     let any_up = most.is_some();
-    candidates.retain(|candidate| (candidate.up || !any_up) && candidate.overlap_blocks >= least);
+    candidates
+        .retain(|candidate| (candidate.up || !any_up) && candidate.believed_blocks() >= least);
 }
 
 /// A candidate's cost in blocks (`kv_overlap`) or tokens (`least_loaded`).
@@ -167,7 +186,7 @@ fn cost(policy: &Policy, candidate: &Candidate, query: Query) -> f64 {
     } as f64;
     match policy {
         Policy::KvOverlap { overlap_weight, load_weight, .. } => {
-            let held = candidate.overlap_blocks.max(candidate.assumed_blocks);
+            let held = candidate.believed_blocks().max(candidate.assumed_blocks);
             let missing = query.prompt_blocks.saturating_sub(held);
             // The part of the queue that is this very prompt's is computed once for all: to
             // wait for it is no dearer than to compute it elsewhere, and wastes nothing.
@@ -225,6 +244,22 @@ mod tests {
 
     fn up(worker: usize) -> Candidate {
         Candidate { worker, up: true, ..Candidate::default() }
+    }
+
+    #[test]
+    fn an_overlap_that_was_seen_to_be_less_counts_for_less() {
+        let full = Candidate { overlap_blocks: 8, ..up(0) };
+        let part = Candidate { overlap_discount: 0.5, ..full };
+        let none = Candidate { overlap_discount: 1.0, ..full };
+        let blocks = [full, part, none].map(|candidate| candidate.believed_blocks());
+        assert_eq!(blocks, [8, 4, 0]);
+        let other = Candidate { overlap_blocks: 5, ..up(1) };
+        assert_eq!(pick(&OVERLAP, &[full, other], query(Leg::Prefill)).unwrap().index, 0);
+        let choice = pick(&OVERLAP, &[part, other], query(Leg::Prefill)).unwrap();
+        assert_eq!((choice.index, choice.costs), (1, vec![6.0, 5.0]));
+        let mut candidates = vec![part, other];
+        holders(&mut candidates, 5);
+        assert_eq!(candidates, [other]);
     }
 
     #[test]

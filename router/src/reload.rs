@@ -10,9 +10,11 @@ use tokio::sync::{mpsc, oneshot};
 use tokio::task::JoinSet;
 
 pub mod diff;
+mod leftovers;
 mod prepare;
 mod report;
 
+use leftovers::Leftovers;
 pub use prepare::Refused;
 pub use report::{Report, problem_json};
 
@@ -41,8 +43,16 @@ impl Reload {
         let (asks, mut waiting) = mpsc::channel::<Option<Asker>>(WAITING_MAX);
         let mut task = JoinSet::new();
         task.spawn(async move {
-            while let Some(asker) = waiting.recv().await {
+            let mut leftovers = Leftovers::default();
+            loop {
+                let asked = tokio::select! {
+                    asked = waiting.recv() => asked,
+                    () = leftovers.clear() => continue,
+                };
+                let Some(asker) = asked else { return };
+                let before = core.serving();
                 let outcome = once(&core, &fleet, file.as_deref()).await;
+                leftovers.take(&before, &core.serving());
                 say(&core, &outcome);
                 if let Some(asker) = asker {
                     // Who has left is not told; what was done stays.
@@ -74,18 +84,28 @@ impl Reload {
     }
 }
 
-async fn once(core: &Core, fleet: &Fleet, file: Option<&Path>) -> Result<Report, Refused> {
+async fn once(
+    core: &Arc<Core>,
+    fleet: &Arc<Fleet>,
+    file: Option<&Path>,
+) -> Result<Report, Refused> {
     let file = file.ok_or(Refused::NoFile)?.to_owned();
-    let running = || if core.is_draining() { Err(Refused::Draining) } else { Ok(()) };
-    running()?;
+    if core.is_draining() {
+        return Err(Refused::Draining);
+    }
     let before = core.serving();
-    // Tokenizers take a while, and files may.
-    let prepared = tokio::task::spawn_blocking(move || prepare::prepare(&file, &before)).await;
-    let (serving, report) = prepared.map_err(|error| Refused::Defect(error.to_string()))??;
-    running()?;
-    fleet.serve(Arc::new(serving)).map_err(Refused::Fleet)?;
-    core.metrics.set_config(report.config_digest);
-    Ok(report)
+    let (core, fleet) = (Arc::clone(core), Arc::clone(fleet));
+    // Tokenizers take a while, files may, and to take workers out of an index does.
+    let reloading = tokio::task::spawn_blocking(move || {
+        let (serving, report) = prepare::prepare(&file, &before)?;
+        if core.is_draining() {
+            return Err(Refused::Draining);
+        }
+        fleet.serve(Arc::new(serving)).map_err(Refused::Fleet)?;
+        core.metrics.set_config(report.config_digest);
+        Ok(report)
+    });
+    reloading.await.unwrap_or_else(|error| Err(Refused::Defect(error.to_string())))
 }
 
 fn say(core: &Core, outcome: &Result<Report, Refused>) {

@@ -305,6 +305,12 @@ fn an_admin_address_that_others_reach_is_a_warning() {
 fn timeouts_are_not_zero() {
     refused("connect: 1s", "connect: 0s", (23, 26), "`models[0].timeouts.connect` is zero");
     accepted(&valid_but("drain_delay: 250ms", "drain_delay: 0s"));
+    refused(
+        "flow: prefill_first",
+        "flow: prefill_first\n    canary: { timeout: 0s }",
+        (17, 24),
+        "`models[0].canary.timeout` is zero",
+    );
 }
 
 #[test]

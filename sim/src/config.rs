@@ -4,6 +4,7 @@ use std::net::{IpAddr, Ipv4Addr};
 
 use serde::{Deserialize, Serialize};
 
+use crate::faults::Fault;
 use crate::storage::SharedStorage;
 
 /// Which legs of a disaggregated request the engine takes. Requests without
@@ -103,6 +104,22 @@ pub enum ThresholdReply {
     Status412,
 }
 
+/// How texts become prompts, where that is not as the shipped tokenizer files say: an engine
+/// that was started with another model, template or flag than the router knows.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum PromptDialect {
+    /// As the files say.
+    #[default]
+    Shipped,
+    /// Every prompt begins with one more special token.
+    Bos,
+    /// Chats are written otherwise.
+    OtherTemplate,
+    /// Every byte has another token.
+    OtherVocabulary,
+}
+
 /// Settings of one engine. Ports may be 0 for any free one.
 #[derive(Debug, Clone)]
 pub struct SimConfig {
@@ -170,6 +187,12 @@ pub struct SimConfig {
     /// Streams get their headers at once and errors inside the stream, as the
     /// real engine's do. Otherwise the first output decides on the status.
     pub early_stream_headers: bool,
+    /// How texts become prompts.
+    pub dialect: PromptDialect,
+    /// Whether `/tokenize` is there.
+    pub offers_tokenize: bool,
+    /// What goes wrong from the start.
+    pub faults: Vec<Fault>,
     /// What `/version` says.
     pub version: String,
 }
@@ -208,6 +231,9 @@ impl Default for SimConfig {
             event_form: EventForm::Map,
             hash_form: HashForm::U64,
             early_stream_headers: false,
+            dialect: PromptDialect::Shipped,
+            offers_tokenize: true,
+            faults: Vec::new(),
             version: "0.32.0".to_owned(),
         }
     }

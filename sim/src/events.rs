@@ -1,6 +1,7 @@
 //! KV events on ZMQ, in vLLM's dialect: a PUB socket for what happens and a
 //! ROUTER socket for what was missed.
 
+mod distort;
 mod encode;
 
 use std::collections::VecDeque;
@@ -54,6 +55,7 @@ pub(crate) struct EventSink {
     pub(crate) history: History,
     pub(crate) publisher: Option<mpsc::Sender<Batch>>,
     pub(crate) next_sequence: u64,
+    pub(crate) faults: Arc<FaultBoard>,
 }
 
 impl EventSink {
@@ -62,14 +64,17 @@ impl EventSink {
             return;
         }
         let seconds = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
-        let payload = Bytes::from(self.encoder.batch(seconds.as_secs_f64(), events));
-        let batch = (self.next_sequence, payload);
-        self.next_sequence += 1;
-        self.history.push(batch.clone());
+        let told = distort::distort(&self.faults, events);
+        let encode = |events: &[CacheEvent]| {
+            Bytes::from(self.encoder.batch(seconds.as_secs_f64(), events, told.rank))
+        };
+        let number = self.next_sequence;
+        self.history.push((number, encode(&told.replayed)));
         if let Some(publisher) = &self.publisher {
             // A publisher that is gone takes no events; the engine goes on.
-            let _ = publisher.send(batch).await;
+            let _ = publisher.send((number, encode(&told.live))).await;
         }
+        self.next_sequence += 1;
     }
 }
 

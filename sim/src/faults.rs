@@ -54,6 +54,20 @@ pub enum FaultKind {
     DropEventBatches,
     /// Event batches are published as random bytes (replay has the true ones).
     GarbageEvents,
+    /// Events do not say that blocks are gone: what was announced before is not there any
+    /// more. Replay has the true ones, unless `in_replay`.
+    HideRemovals {
+        /// Replay hides them as well.
+        in_replay: bool,
+    },
+    /// Events do not name cache salts.
+    DropSalts,
+    /// Events do not name adapters.
+    DropAdapters,
+    /// Events name a parent for a prompt's first block, which nobody has announced.
+    StrangeParents,
+    /// Events come from another data-parallel rank than 0.
+    OtherRank,
 }
 
 impl FaultKind {
@@ -70,6 +84,11 @@ impl FaultKind {
             Self::RefusePulls => "refuse_pulls",
             Self::DropEventBatches => "drop_event_batches",
             Self::GarbageEvents => "garbage_events",
+            Self::HideRemovals { .. } => "hide_removals",
+            Self::DropSalts => "drop_salts",
+            Self::DropAdapters => "drop_adapters",
+            Self::StrangeParents => "strange_parents",
+            Self::OtherRank => "other_rank",
         }
     }
 }
@@ -138,7 +157,7 @@ impl FaultBoard {
         faults
     }
 
-    fn take(&self, name: &str) -> Option<FaultKind> {
+    pub(crate) fn take(&self, name: &str) -> Option<FaultKind> {
         let mut active = self.lock();
         let fault = active.get_mut(name)?;
         let kind = fault.kind.clone();

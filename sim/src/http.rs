@@ -67,6 +67,7 @@ pub(crate) fn router(app: Arc<App>) -> Router {
         .route("/kv_event_sources", get(event_sources))
         .route("/metrics", get(metrics::metrics))
         .route("/sim/state", get(control::state))
+        .route("/sim/resident", get(control::resident))
         .route("/sim/requests", get(control::requests))
         .route(
             "/sim/faults",
@@ -237,12 +238,15 @@ async fn event_sources(State(app): Shared) -> Response {
 async fn tokenize(State(app): Shared, headers: HeaderMap, body: Bytes) -> Response {
     app.log.push("/tokenize", &headers, &body);
     let config = &app.engine.config;
+    if !config.offers_tokenize {
+        return ApiError::new(StatusCode::NOT_FOUND, "Not Found").into_response();
+    }
     let tokens = parse(&body).and_then(|body| {
         ask::read_model(&body, config)?;
         let tokens = match body.get("messages") {
-            Some(_) => ask::chat_prompt(&body)?,
+            Some(_) => ask::chat_prompt(&body, config.dialect)?,
             None => match body["prompt"].as_str() {
-                Some(text) => tokenizer::encode(text),
+                Some(text) => ask::text_prompt(text, config.dialect),
                 None => return Err(ApiError::bad_request("prompt", "prompt must be a string.")),
             },
         };

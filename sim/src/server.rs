@@ -50,6 +50,9 @@ impl SimEngine {
         };
         let mut tasks = JoinSet::new();
         let faults = Arc::new(FaultBoard::default());
+        for fault in &config.faults {
+            faults.set(fault.clone());
+        }
         let sockets = EventSockets::bind(&config).await?;
         let (events_endpoint, replay_endpoint) = sockets.endpoints();
         let sink = sockets.spawn(&config, &origin.topic, &faults, &mut tasks);
@@ -217,6 +220,7 @@ impl EventSockets {
             hashes: config.hash_form,
             block_size: config.block_size,
         };
-        EventSink { encoder, history, publisher, next_sequence: 0 }
+        let faults = Arc::clone(faults);
+        EventSink { encoder, history, publisher, next_sequence: 0, faults }
     }
 }

@@ -4,6 +4,7 @@
 #   engines.sh install                        packages, Python environment, tiny model; quick when already there
 #   engines.sh pd PREFILL_PORT DECODE_PORT    a prefill/decode pair joined by NIXL
 #   engines.sh plain PORT...                  servers on their own
+#   engines.sh crash_decode DECODE_PORT       kills the pair's decode server and starts another one in its place
 #   engines.sh status                         what runs, with its memory
 #   engines.sh stop [PORT...]                 ends the servers that this script started, no others
 #
@@ -225,6 +226,20 @@ pd() {
     await "$2"
 }
 
+# Another process in the decode server's place, as after a crash: nothing of its cache is left.
+crash_decode() {
+    [ $# -eq 1 ] || die "usage: engines.sh crash_decode DECODE_PORT"
+    local pid
+    pid=$(recorded_pid "$1") || die "no server on $1"
+    kill -KILL -- "-$pid"
+    while group_runs "$pid"; do sleep 0.1; done
+    rm -f "$servers/$1.pid"
+    export LD_PRELOAD=$dir/calm.so${LD_PRELOAD:+:$LD_PRELOAD}
+    launch "$1" --num-gpu-blocks-override $kv_blocks --kv-transfer-config "$(nixl kv_consumer "decode-$1")"
+    unset LD_PRELOAD
+    await "$1"
+}
+
 plain() {
     local port
     [ $# -ge 1 ] || die "usage: engines.sh plain PORT..."
@@ -236,6 +251,6 @@ plain() {
 command=${1:-}
 [ $# -eq 0 ] || shift
 case $command in
-    install | pd | plain | status | stop) "$command" "$@" ;;
+    install | pd | plain | crash_decode | status | stop) "$command" "$@" ;;
     *) sed -n '2,/^set /{/^set /d; s/^# \{0,1\}//; p}' "${BASH_SOURCE[0]}" >&2; exit 64 ;;
 esac

@@ -133,6 +133,39 @@ impl Client {
     }
 }
 
+/// Why there is no whole reply.
+#[derive(Debug)]
+pub enum Broken {
+    /// The connection could not be had, or broke off.
+    Connection(String),
+    /// Nothing came for as long as nothing may take.
+    Hang,
+}
+
+impl Client {
+    /// GET, whole, where somebody may have gone.
+    pub async fn try_get(&self, path: &str) -> Result<Reply, Broken> {
+        self.attempt(self.request(Method::GET, path, &[], Bytes::new())).await
+    }
+
+    /// POST of JSON, whole, where somebody may have gone.
+    pub async fn try_post(&self, path: &str, body: &Value) -> Result<Reply, Broken> {
+        self.attempt(self.request(Method::POST, path, &[], body.to_string())).await
+    }
+
+    async fn attempt(&self, request: Request<Full<Bytes>>) -> Result<Reply, Broken> {
+        let call = async {
+            let response = self.http.request(request).await;
+            let response = response.map_err(|error| Broken::Connection(error.to_string()))?;
+            let (status, headers) = (response.status(), response.headers().clone());
+            let body = response.into_body().collect().await;
+            let body = body.map_err(|error| Broken::Connection(error.to_string()))?.to_bytes();
+            Ok(Reply { status, headers, body })
+        };
+        tokio::time::timeout(PATIENCE, call).await.unwrap_or(Err(Broken::Hang))
+    }
+}
+
 async fn whole(response: http::Response<Incoming>) -> Reply {
     let status = response.status();
     let headers = response.headers().clone();

@@ -33,6 +33,8 @@ pub struct Spec {
     pub connector: KvConnector,
     /// The model's `policy`, as YAML.
     pub policy: &'static str,
+    /// The model's `block_size`.
+    pub block_size: &'static str,
     /// Further keys of the model, as YAML lines without indentation.
     pub model: String,
     /// Further top-level keys, as YAML lines. Relative paths start at [`Cluster::files`].
@@ -60,6 +62,7 @@ impl Default for Spec {
             flow: "prefill_first",
             connector: KvConnector::Nixl,
             policy: "{ kind: kv_overlap }",
+            block_size: "16",
             model: String::new(),
             top: String::new(),
             fleet: false,
@@ -239,6 +242,10 @@ fn yaml(spec: &Spec, engines: &[(String, SimEngine)], tokenizer: &std::path::Pat
     }
     let workers: String = workers.iter().map(|item| format!("      - {item}\n")).collect();
     let mut extra: String = spec.model.lines().map(|line| format!("    {line}\n")).collect();
+    // Tests that count what engines do ask for no canary unless they are about it.
+    if !extra.contains("canary:") {
+        extra += "    canary: { enabled: false }\n";
+    }
     let connector = match spec.connector {
         _ if spec.flow == "aggregated" => "none",
         KvConnector::Nixl => "nixl",
@@ -249,7 +256,6 @@ fn yaml(spec: &Spec, engines: &[(String, SimEngine)], tokenizer: &std::path::Pat
     if connector == "sglang" && !extra.contains("on_no_prefill") {
         extra += "    on_no_prefill: fail\n";
     }
-    let block_size = SimConfig::default().block_size;
     let fleet = if spec.fleet { ", fleet: 127.0.0.1:0" } else { "" };
     format!(
         "listen: {{ http: 127.0.0.1:0, grpc: 127.0.0.1:0, admin: 127.0.0.1:0{fleet} }}
@@ -259,7 +265,7 @@ limits: {}
 models:
   - name: sim
     aliases: [default]
-    block_size: {block_size}
+    block_size: {}
     tokenizer: {{ kind: huggingface, path: {:?} }}
     flow: {}
     connector: {connector}
@@ -268,6 +274,7 @@ models:
 {workers}",
         spec.limits,
         spec.top,
+        spec.block_size,
         tokenizer.display().to_string(),
         spec.flow,
         spec.policy,

@@ -12,6 +12,8 @@ pub mod process;
 pub mod raw;
 pub mod shape;
 pub mod side_car;
+pub mod stand;
+pub mod traffic;
 pub mod trial;
 pub mod unanswering;
 

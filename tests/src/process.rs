@@ -12,16 +12,16 @@ use tempfile::TempDir;
 use crate::client::Client;
 use crate::cluster::eventually;
 
-/// The binary `splitrail` of the same build as the running test.
-fn binary() -> PathBuf {
+/// A binary of the same build as the running test.
+fn binary(name: &str) -> PathBuf {
     let test = std::env::current_exe().expect("the test's own path");
     // target/PROFILE/deps/TEST-HASH
     let profile = test.ancestors().nth(2).expect("a target folder");
-    let binary = profile.join("splitrail");
+    let binary = profile.join(name);
     assert!(
         binary.is_file(),
         "{} is missing: `cargo test` in the root folder builds it, and so does \
-         `cargo build --bin splitrail`",
+         `cargo build --bin {name}`",
         binary.display()
     );
     binary
@@ -38,11 +38,20 @@ pub struct Process {
 impl Process {
     /// Starts `splitrail ARGS --ready-file FILE` and waits until the file is there.
     pub async fn start(name: &str, folder: &Path, args: &[String]) -> Self {
+        Self::run("splitrail", name, folder, args).await
+    }
+
+    /// Starts a side-car, `splitrail-shim ARGS --ready-file FILE`, and waits likewise.
+    pub async fn side_car(name: &str, folder: &Path, args: &[String]) -> Self {
+        Self::run("splitrail-shim", name, folder, args).await
+    }
+
+    async fn run(program: &str, name: &str, folder: &Path, args: &[String]) -> Self {
         let ready_file = folder.join(format!("{name}.ready.json"));
         let log = folder.join(format!("{name}.log"));
         // Of an earlier process of this name.
         let _absent = std::fs::remove_file(&ready_file);
-        let child = Command::new(binary())
+        let child = Command::new(binary(program))
             .args(args)
             .arg("--ready-file")
             .arg(&ready_file)
@@ -189,6 +198,7 @@ models:
     flow: prefill_first
     connector: nixl
     policy: {{ kind: kv_overlap }}
+    canary: {{ enabled: false }}
     workers:
 {workers}"
         );

@@ -21,7 +21,7 @@ fn with(mut body: Value, key: &str, value: impl Into<Value>) -> Value {
 }
 
 /// Names, types and labels that dashboards depend on, of what this version has.
-const METRICS: [(&str, &str, &[&str]); 30] = [
+const METRICS: [(&str, &str, &[&str]); 33] = [
     ("requests_total", "counter", &["model", "endpoint", "flow", "outcome"]),
     ("requests_in_flight", "gauge", &["model"]),
     ("ttft_seconds", "histogram", &["model", "flow"]),
@@ -45,6 +45,9 @@ const METRICS: [(&str, &str, &[&str]); 30] = [
     ("worker_transitions_total", "counter", &["model", "worker", "from", "to"]),
     ("worker_requests", "gauge", &["model", "worker", "role"]),
     ("worker_prefill_tokens", "gauge", &["model", "worker", "role"]),
+    ("worker_parity", "gauge", &["model", "worker", "result"]),
+    ("worker_kv_routing", "gauge", &["model", "worker"]),
+    ("worker_overlap_discount", "gauge", &["model", "worker"]),
     ("worker_kv_blocks", "gauge", &["model", "worker", "role", "state"]),
     ("index_blocks", "gauge", &["model", "worker", "tier"]),
     ("index_events_total", "counter", &["model", "worker"]),
@@ -153,7 +156,7 @@ fn check_values(text: &str) {
         ("endpoint", &["chat", "completions", "none"]),
         ("leg", &["prefill", "decode"]),
         ("direction", &["over", "under"]),
-        ("result", &["hit", "miss"]),
+        ("result", &["hit", "miss", "pending", "ok", "unknown", "mismatch"]),
         (
             "state",
             &[

@@ -5,6 +5,11 @@
 //! engine as a proxy that answers `x-splitrail-gate` at once.
 
 pub mod attach;
+pub mod config;
+pub mod drain;
 pub mod engine;
 pub mod mirror;
 pub mod proxy;
+pub mod run;
+pub mod status;
+pub mod telemetry;

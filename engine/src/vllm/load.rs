@@ -1,5 +1,7 @@
 //! An engine's load, from the Prometheus text of its `/metrics`.
 
+use std::collections::BTreeSet;
+
 mod line;
 
 use line::Line;
@@ -28,6 +30,23 @@ pub struct EngineLoad {
     pub block_size: Option<u32>,
     /// KV blocks in accelerator memory.
     pub total_blocks: Option<u32>,
+    /// Data-parallel engines in the process.
+    pub ranks: Option<u32>,
+    /// When the process began, in seconds since 1970.
+    pub started_at_s: Option<f64>,
+    /// What was generated since then, and how long it took.
+    pub inter_token: Option<InterToken>,
+    /// Whether there is a figure that only an engine with the NIXL connector has.
+    pub has_nixl: bool,
+}
+
+/// The waits between two tokens of one request since the engine's start: about a step each.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct InterToken {
+    /// How many there were.
+    pub count: u64,
+    /// How long they were together, in seconds.
+    pub sum_s: f64,
 }
 
 /// Prompt tokens since the engine's start, by where their KV came from.
@@ -46,17 +65,47 @@ impl EngineLoad {
     /// malformed or of no interest are passed over.
     pub fn parse(text: &str) -> Self {
         let mut load = Self::default();
-        let mut ratios = Mean::default();
-        for line in text.lines().filter_map(Line::parse) {
-            load.take(&line, &mut ratios);
+        let (mut ratios, mut engines) = (Mean::default(), BTreeSet::new());
+        for text in text.lines() {
+            if let Some(line) = Line::parse(text) {
+                load.take(&line, &mut ratios, &mut engines);
+            } else if let Some(value) = text.strip_prefix("process_start_time_seconds ") {
+                load.started_at_s = value.trim().parse().ok().filter(|at: &f64| at.is_finite());
+            }
         }
         load.kv_used_ratio = ratios.value();
+        load.ranks = u32::try_from(engines.len()).ok().filter(|engines| *engines > 0);
         load
     }
 
-    fn take(&mut self, line: &Line<'_>, ratios: &mut Mean) {
+    /// Whether these figures are of another process than those `before`: one that began at
+    /// another time, or that has counted less.
+    pub fn is_of_another_process(&self, before: &Self) -> bool {
+        let began = |load: &Self| load.started_at_s;
+        if let (Some(now), Some(then)) = (began(self), began(before)) {
+            return now != then;
+        }
+        let counted = |load: &Self| {
+            let by_source = &load.prompt_tokens_by_source;
+            [load.prefix_cache_queries_total, load.preemptions_total, by_source.local_compute]
+        };
+        let fell = |(now, then): (Option<u64>, Option<u64>)| now < then && now.is_some();
+        counted(self).into_iter().zip(counted(before)).any(fell)
+    }
+
+    fn take(&mut self, line: &Line<'_>, ratios: &mut Mean, engines: &mut BTreeSet<u16>) {
         match line.name {
-            "num_requests_running" => add(&mut self.running, line.count()),
+            "num_requests_running" => {
+                add(&mut self.running, line.count());
+                engines.extend(line.label("engine").and_then(|engine| engine.parse::<u16>().ok()));
+            }
+            "inter_token_latency_seconds_count" => {
+                let waits = self.inter_token.get_or_insert_default();
+                waits.count = waits.count.saturating_add(line.count().unwrap_or(0));
+            }
+            "inter_token_latency_seconds_sum" if line.value >= 0.0 => {
+                self.inter_token.get_or_insert_default().sum_s += line.value;
+            }
             "num_requests_waiting" => add(&mut self.waiting, line.count()),
             "kv_cache_usage_perc" => ratios.add(line.value),
             "num_preemptions_total" => add(&mut self.preemptions_total, line.count()),
@@ -81,8 +130,17 @@ impl EngineLoad {
                     self.total_blocks = Some(self.total_blocks.unwrap_or(0).saturating_add(blocks));
                 }
             }
-            _ => {}
+            name => self.has_nixl |= name.starts_with("nixl_"),
         }
+    }
+}
+
+impl InterToken {
+    /// The mean wait since `before`, in microseconds; `None` if there was none.
+    pub fn mean_us_since(&self, before: &Self) -> Option<u64> {
+        let count = self.count.checked_sub(before.count).filter(|count| *count > 0)?;
+        let mean_us = (self.sum_s - before.sum_s) / count as f64 * 1e6;
+        (0.0..1e12).contains(&mean_us).then_some(mean_us.round() as u64)
     }
 }
 

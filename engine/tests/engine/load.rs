@@ -2,7 +2,7 @@
 
 use crate::support::fixture_text;
 use proptest::prelude::*;
-use splitrail_engine::vllm::load::{EngineLoad, PromptTokensBySource};
+use splitrail_engine::vllm::load::{EngineLoad, InterToken, PromptTokensBySource};
 
 #[test]
 fn two_data_parallel_engines_are_summed() {
@@ -21,8 +21,42 @@ fn two_data_parallel_engines_are_summed() {
         },
         block_size: Some(32),
         total_blocks: Some(2 * 65_536),
+        ranks: Some(2),
+        started_at_s: load.started_at_s,
+        inter_token: load.inter_token,
+        has_nixl: false,
     };
     assert_eq!(load, expected);
+}
+
+#[test]
+fn what_was_generated_since_tells_the_time_of_a_step() {
+    let load = EngineLoad::parse(&fixture_text("metrics/dp2.txt"));
+    let waits = load.inter_token.unwrap();
+    assert_eq!(waits.count, 3 + 4);
+    assert_eq!(waits.mean_us_since(&InterToken::default()), Some(3090));
+    assert_eq!(waits.mean_us_since(&waits), None, "nothing was generated");
+    assert_eq!(InterToken::default().mean_us_since(&waits), None, "it began anew");
+}
+
+#[test]
+fn another_process_began_at_another_time_or_has_counted_less() {
+    let load = EngineLoad::parse(&fixture_text("metrics/a_after.txt"));
+    assert!(!load.is_of_another_process(&load));
+    assert_eq!(load.ranks, Some(1));
+    let later = EngineLoad { started_at_s: Some(1_795_149_000.0), ..load.clone() };
+    assert!(later.is_of_another_process(&load));
+    let unsaid = EngineLoad { started_at_s: None, ..load };
+    let fresh = EngineLoad { prefix_cache_queries_total: Some(0), ..unsaid.clone() };
+    assert!(fresh.is_of_another_process(&unsaid));
+    assert!(!unsaid.is_of_another_process(&fresh), "it has only worked on");
+    assert!(!EngineLoad::default().is_of_another_process(&unsaid), "nothing is known");
+}
+
+#[test]
+fn only_an_engine_with_nixl_counts_its_transfers() {
+    assert!(EngineLoad::parse(&fixture_text("metrics/d_nixl.txt")).has_nixl);
+    assert!(!EngineLoad::parse(&fixture_text("metrics/a_after.txt")).has_nixl);
 }
 
 #[test]
@@ -39,7 +73,8 @@ fn absent_figures_are_none_and_not_zero() {
     assert_eq!(EngineLoad::parse(""), EngineLoad::default());
     let text = "# HELP vllm:num_requests_running x\nother:num_requests_running 3\n\
                 vllm:num_requests_running_more 4\nvllm:num_requests_running{engine=\"0\"} 5\n";
-    assert_eq!(EngineLoad::parse(text), EngineLoad { running: Some(5), ..Default::default() });
+    let expected = EngineLoad { running: Some(5), ranks: Some(1), ..Default::default() };
+    assert_eq!(EngineLoad::parse(text), expected);
 }
 
 #[test]

@@ -2,6 +2,7 @@
 #![allow(clippy::unwrap_used)]
 
 mod fake_engine;
+mod identity;
 mod kv_events;
 mod load;
 mod nixl;

@@ -3,6 +3,7 @@
 
 use std::collections::VecDeque;
 
+use super::observe::Observer;
 use super::{Applied, Index, WorkerKey};
 use crate::event::{EngineHash, StoredBlock, Tier};
 
@@ -106,7 +107,7 @@ impl Index {
     }
 
     /// Stores what has waited for blocks that are there now.
-    pub(super) fn join(&mut self, worker: WorkerKey) -> Applied {
+    pub(super) fn join(&mut self, worker: WorkerKey, observer: &mut impl Observer) -> Applied {
         let mut applied = Applied::default();
         while let Some(known) = self.workers.get_mut(&worker) {
             if known.aside.is_empty() {
@@ -118,10 +119,11 @@ impl Index {
             };
             let Waiting { parent, blocks, tier, removed } = waiting;
             if let Some(before) = self.hash_of(worker, parent) {
-                applied += self.store_tokens(worker, Some(parent), before, &blocks, tier);
+                let blocks = (&blocks[..], tier);
+                applied += self.store_tokens(worker, Some(parent), before, blocks, observer);
             }
             // They were counted when they were removed.
-            self.remove(worker, &removed, tier);
+            self.remove_telling(worker, &removed, tier, observer);
         }
         applied
     }

@@ -82,6 +82,17 @@ impl Index {
 
     /// Takes one physical copy of each named block away from a tier.
     pub fn remove(&mut self, worker: WorkerKey, hashes: &[EngineHash], tier: Tier) -> Applied {
+        self.remove_each(worker, hashes, tier, |_| {})
+    }
+
+    /// [`Index::remove`], naming each block of which a copy was taken.
+    pub(super) fn remove_each(
+        &mut self,
+        worker: WorkerKey,
+        hashes: &[EngineHash],
+        tier: Tier,
+        mut taken: impl FnMut(EngineHash),
+    ) -> Applied {
         let mut applied = Applied::default();
         let Some(known) = self.workers.get_mut(&worker) else {
             return Applied { unknown: hashes.len(), ..applied };
@@ -104,9 +115,13 @@ impl Index {
             }
             match known.take_copy(&mut self.forest, lane, tier) {
                 None => applied.unknown += 1,
-                Some(false) => applied.removed += 1,
+                Some(false) => {
+                    applied.removed += 1;
+                    taken(*hash);
+                }
                 Some(true) => {
                     applied.removed += 1;
+                    taken(*hash);
                     let place = known.names.place(lane);
                     known.names.remove(lane);
                     if known.doubles.contains_key(&place) {

@@ -3,6 +3,9 @@
 //! A block's place in its strip never changes, whatever becomes of the runs that
 //! the strip is cut into; so workers remember places.
 
+use std::ops::Range;
+
+use super::finder::Finder;
 use super::sync::{AtomicU64, Ordering};
 use super::words::{Address, Allocator, capacity_of};
 
@@ -48,6 +51,8 @@ impl Pieces {
 pub(super) struct Strips {
     strips: Vec<Strip>,
     free: Vec<u32>,
+    /// Where hashes are, if anybody wants to know.
+    finder: Option<Finder>,
 }
 
 impl Strips {
@@ -61,12 +66,58 @@ impl Strips {
         let at = words.allocate(len as usize);
         fill(words.slice(at, len as usize), hashes);
         let strip = Strip { at: at.0, len, asked: len, pieces: Pieces::None };
-        if let Some(free) = self.free.pop() {
-            self.strips[free as usize] = strip;
-            return free;
+        let number = match self.free.pop() {
+            Some(free) => {
+                self.strips[free as usize] = strip;
+                free
+            }
+            None => {
+                self.strips.push(strip);
+                self.strips.len() as u32 - 1
+            }
+        };
+        self.enter(words, number, 0..len);
+        number
+    }
+
+    /// Enters every hash in a table, and from now on every new one.
+    pub(super) fn trace(&mut self, words: &Allocator) {
+        let blocks = self.strips.iter().map(|strip| strip.len as usize).sum();
+        // The old one goes first: there is never room for both.
+        self.finder = None;
+        let mut finder = Finder::with_room(blocks, self.count());
+        for strip in 0..self.count() {
+            let Strip { at, len, .. } = self.strips[strip as usize];
+            finder.add(strip, loaded(words.slice(Address(at), len as usize)));
         }
-        self.strips.push(strip);
-        self.strips.len() as u32 - 1
+        self.finder = Some(finder);
+    }
+
+    /// The strips that may have a hash, if they are traced.
+    pub(super) fn traced(&self, hash: u64) -> impl Iterator<Item = u32> + '_ {
+        self.finder.iter().flat_map(move |finder| finder.strips(hash))
+    }
+
+    /// Blocks of a strip that are new.
+    fn enter(&mut self, words: &Allocator, strip: u32, blocks: Range<u32>) {
+        let Some(finder) = &mut self.finder else {
+            return;
+        };
+        if !finder.has_room(blocks.len(), strip) {
+            return self.trace(words);
+        }
+        let at = Address(self.strips[strip as usize].at).plus(blocks.start);
+        finder.add(strip, loaded(words.slice(at, blocks.len())));
+    }
+
+    /// Blocks of a strip that are about to go.
+    fn withdraw(&mut self, words: &Allocator, strip: u32, blocks: Range<u32>) {
+        if let Some(finder) = &mut self.finder
+            && !blocks.is_empty()
+        {
+            let at = Address(self.strips[strip as usize].at).plus(blocks.start);
+            finder.remove(strip, loaded(words.slice(at, blocks.len())));
+        }
     }
 
     pub(super) fn address(&self, strip: u32) -> Address {
@@ -136,8 +187,10 @@ impl Strips {
                 was_last
             }
             _ => {
-                words.free(Address(this.at), this.asked as usize);
-                *this = Strip::default();
+                let (at, asked, len) = (this.at, this.asked, this.len);
+                self.withdraw(words, strip, 0..len);
+                words.free(Address(at), asked as usize);
+                self.strips[strip as usize] = Strip::default();
                 self.free.push(strip);
                 false
             }
@@ -160,6 +213,7 @@ impl Strips {
         let at = self.address(strip).plus(old_len);
         fill(words.slice(at, (len - old_len) as usize), hashes);
         self.strips[strip as usize].len = len;
+        self.enter(words, strip, old_len..len);
         moved
     }
 
@@ -170,6 +224,7 @@ impl Strips {
         strip: u32,
         len: u32,
     ) -> Option<(Address, usize)> {
+        self.withdraw(words, strip, len..self.len(strip).max(len));
         let this = &mut self.strips[strip as usize];
         this.len = len;
         if capacity_of(this.asked as usize) < 2 * capacity_of(len as usize) {
@@ -202,6 +257,7 @@ impl Strips {
         };
         self.strips.capacity() * size_of::<Strip>()
             + self.free.capacity() * size_of::<u32>()
+            + self.finder.as_ref().map_or(0, Finder::bytes)
             + self.strips.iter().map(many).sum::<usize>()
     }
 
@@ -210,11 +266,15 @@ impl Strips {
         let new = words.allocate(len as usize);
         let kept = old_len.min(len) as usize;
         let from = words.slice(Address(at), kept);
-        fill(words.slice(new, kept), from.iter().map(|word| word.load(Ordering::Relaxed)));
+        fill(words.slice(new, kept), loaded(from));
         let this = &mut self.strips[strip as usize];
         (this.at, this.asked) = (new.0, len);
         Some((Address(at), asked as usize))
     }
+}
+
+fn loaded(words: &[AtomicU64]) -> impl Iterator<Item = u64> + '_ {
+    words.iter().map(|word| word.load(Ordering::Relaxed))
 }
 
 fn fill(words: &[AtomicU64], hashes: impl Iterator<Item = u64>) {

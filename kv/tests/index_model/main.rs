@@ -2,6 +2,7 @@
 //! and finds overlaps by looking at everything.
 #![allow(clippy::unwrap_used)]
 
+mod followed;
 mod model;
 mod ops;
 
@@ -60,6 +61,14 @@ fn compare(index: &Index, model: &Model, overlaps: &mut Overlaps) -> Result<(), 
                 let overlap = overlaps.get(worker);
                 prop_assert!(check_overlap(&overlap).is_ok());
                 prop_assert_eq!(overlap, model.overlap(worker, space, &prompt));
+                // What can be asked by a prompt's last block alone is the same.
+                for blocks in [overlap.blocks, overlap.blocks + 1, hashes.len() as u32] {
+                    if let Some(hash) = hashes.get((blocks as usize).wrapping_sub(1)) {
+                        let holds = blocks <= overlap.blocks;
+                        prop_assert_eq!(index.holds(worker, blocks, *hash), holds);
+                        prop_assert!(!index.holds(worker, blocks + 1, *hash));
+                    }
+                }
             }
             prop_assert!(overlaps.iter().all(|(_, overlap)| overlap.blocks > 0));
         }
@@ -80,6 +89,7 @@ proptest! {
         });
         let mut model = Model::default();
         let mut overlaps = Overlaps::new();
+        index.trace_blocks();
         for op in &ops {
             step(&mut index, &mut model, op)?;
             compare(&index, &model, &mut overlaps)?;

@@ -15,18 +15,18 @@ use super::refusal::Refusal;
 use super::workers::view;
 use crate::config::Addition;
 use crate::core::{Served, Serving};
-use crate::fleet::Source;
 use crate::fleet::keeper::Known;
+use crate::fleet::{Fleet, Source};
 use crate::ingress::reply::json_reply;
 use crate::reload::Refused;
 
-type Result<T> = std::result::Result<T, Refusal>;
+pub(super) type Result<T> = std::result::Result<T, Refusal>;
 
 /// Which model's worker is meant.
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(super) struct Which {
-    model: Option<String>,
+    pub(super) model: Option<String>,
 }
 
 /// Adds a worker, or describes one otherwise, until it is removed or the router ends.
@@ -66,8 +66,10 @@ pub(super) async fn add(
         let message = format!("`worker.kv_events` is that of worker {} already", twin.id());
         return Err(Refusal::new(StatusCode::CONFLICT, "conflict", message));
     }
-    let joined = admin.fleet.claim(served.name(), Source::Admin, worker);
+    let model = served.name().to_owned();
+    let joined = off_reactor(&admin, move |fleet| fleet.claim(&model, Source::Admin, worker));
     let worker = joined
+        .await?
         .map_err(|error| Refusal::new(StatusCode::CONFLICT, "conflict", error.to_string()))?;
     tracing::info!(model = served.name(), worker = worker.id(), "an operator has added a worker");
     let known = before.get(worker.index).is_some() || before.named(worker.id()).is_some();
@@ -92,7 +94,8 @@ pub(super) async fn remove(
         let refusal = Refusal::new(StatusCode::CONFLICT, "conflict", message);
         return Err(refusal.with("sources", json!(sources)));
     };
-    admin.fleet.revoke(served.name(), Source::Admin, &name);
+    let model = served.name().to_owned();
+    off_reactor(&admin, move |fleet| fleet.revoke(&model, Source::Admin, &name)).await?;
     tracing::info!(model = served.name(), worker = id, "an operator has removed a worker");
     let left = admin.fleet.known(served.name(), &id);
     let left = left.map(|known| view(&admin, served, &known.worker));
@@ -141,6 +144,19 @@ pub(super) async fn reload(State(admin): State<Admin>) -> Result<Response> {
     Ok(json_reply(report.to_json()))
 }
 
+/// Changes the fleet where it disturbs nobody: to take a worker's blocks out of the index takes
+/// a while.
+async fn off_reactor<T: Send + 'static>(
+    admin: &Admin,
+    change: impl FnOnce(&Fleet) -> T + Send + 'static,
+) -> Result<T> {
+    let fleet = Arc::clone(&admin.fleet);
+    let changing = tokio::task::spawn_blocking(move || change(&fleet)).await;
+    changing.map_err(|error| {
+        Refusal::new(StatusCode::INTERNAL_SERVER_ERROR, "internal", error.to_string())
+    })
+}
+
 /// The model of a name; where none is given, the only one.
 fn the_model<'s>(serving: &'s Serving, name: Option<&str>) -> Result<&'s Arc<Served>> {
     match (name, &serving.models[..]) {
@@ -154,7 +170,7 @@ fn the_model<'s>(serving: &'s Serving, name: Option<&str>) -> Result<&'s Arc<Ser
 }
 
 /// The worker of a name, in the model of a name or in the only one that has it.
-fn the_worker<'s>(
+pub(super) fn the_worker<'s>(
     admin: &Admin,
     serving: &'s Serving,
     id: &str,

@@ -11,6 +11,7 @@ use splitrail_kv::Tier;
 use super::Admin;
 use crate::core::{Core, Served};
 use crate::fleet::Worker;
+use crate::fleet::parity::Parity;
 use crate::fleet::pool::worker_key;
 use crate::fleet::state::State;
 use crate::flow::plan::THRESHOLD;
@@ -97,6 +98,15 @@ fn observe_worker(core: &Core, served: &Served, worker: &Worker) {
 fn observe_index(core: &Core, served: &Served, worker: &Worker) {
     let metrics = &core.metrics;
     let labels = [served.name(), worker.id()];
+    let discount = metrics.worker_overlap_discount.with_label_values(&labels[..2]);
+    discount.set(worker.drift.discount());
+    let takes_part = metrics.worker_kv_routing.with_label_values(&labels[..2]);
+    takes_part.set(worker.takes_part_in_kv_routing().into());
+    let parity = worker.parity.parity().name();
+    for result in Parity::RESULTS {
+        let labels = [labels[0], labels[1], result];
+        metrics.worker_parity.with_label_values(&labels).set((result == parity).into());
+    }
     if worker.tells_blocks() {
         let current = metrics.index_events_current.with_label_values(&labels);
         current.set(worker.events_are_current().into());

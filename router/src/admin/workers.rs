@@ -11,6 +11,7 @@ use splitrail_proto::v1;
 use super::Admin;
 use crate::core::Served;
 use crate::fleet::Worker;
+use crate::fleet::parity::Cause;
 use crate::fleet::pool::worker_key;
 use crate::ingress::reply::json_reply;
 use crate::pick::Leg;
@@ -33,6 +34,7 @@ pub(super) fn view(admin: &Admin, served: &Served, worker: &Worker) -> Value {
     let sources: Vec<_> = sources.map(|source| source.name()).collect();
     let load = worker.load(Instant::now());
     let since = worker.life.since();
+    let parity = worker.parity.parity();
     let open: Vec<_> = [Leg::Prefill, Leg::Decode]
         .into_iter()
         .filter(|leg| worker.serves(*leg) && worker.breaker(*leg).is_open())
@@ -68,6 +70,12 @@ pub(super) fn view(admin: &Admin, served: &Served, worker: &Worker) -> Value {
         "requests": worker.booked.requests(),
         "prefill_tokens": worker.booked.prefill_tokens(),
         "active_tokens": worker.booked.active_tokens(),
+        "parity": parity.name(),
+        "parity_cause": parity.cause(),
+        "parity_advice": parity.cause().map(Cause::advice),
+        "kv_routing": worker.takes_part_in_kv_routing(),
+        "overlap_discount": worker.drift.discount(),
+        "drift": worker.drift.view(),
         "audit": worker.audit.view(),
         "engine_running": load.as_ref().and_then(|load| load.running),
         "engine_waiting": load.as_ref().and_then(|load| load.waiting),

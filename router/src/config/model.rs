@@ -14,6 +14,7 @@ use serde::{Deserialize, Serialize};
 use super::scalar::{self, BlockSize};
 
 mod assumed;
+mod canary;
 mod connector;
 mod discovery;
 mod fleet;
@@ -23,6 +24,7 @@ mod health;
 pub use splitrail_settings::Secret;
 
 pub use assumed::AssumedConfig;
+pub use canary::{CanaryConfig, DriftConfig};
 pub use connector::{Connector, Network, NotANetwork};
 pub use discovery::{AddressFamily, Discovery, DnsDiscovery, KubernetesDiscovery, PodPort};
 pub use fleet::{FleetConfig, FleetTls};
@@ -269,6 +271,12 @@ pub struct Model {
     /// What workers are assumed to hold beyond what their KV events confirm.
     #[serde(default)]
     pub assumed: AssumedConfig,
+    /// How workers are asked whether they agree with the router on prompts and KV blocks.
+    #[serde(default)]
+    pub canary: CanaryConfig,
+    /// What happens where the index and a worker's `cached_tokens` drift apart.
+    #[serde(default)]
+    pub drift: DriftConfig,
     /// Retries before the first byte has reached the client.
     #[serde(default)]
     pub retries: Retries,

@@ -43,6 +43,7 @@ pub(super) fn check(root: &Node, base_dir: &Path, report: &mut Report) {
         health::check(model, &path, report);
         policy(model, &path, &workers, report);
         timeouts(model, &path, report);
+        canary(model, &path, report);
         lease(model, &path, report);
         tokenizer(model, &path, base_dir, report);
         secret(model, &path, base_dir, report);
@@ -208,6 +209,16 @@ fn timeouts(model: &Node, path: &str, report: &mut Report) {
         if duration.is_some_and(|duration| duration.is_zero()) {
             let message = format!("`{path}.timeouts.{}` is zero", shown(&entry.key));
             report.error(entry.value.at, message, "every request would fail: give it time");
+        }
+    }
+}
+
+fn canary(model: &Node, path: &str, report: &mut Report) {
+    for key in ["timeout", "again_after"] {
+        let Some(node) = model.get("canary").and_then(|canary| canary.get(key)) else { continue };
+        if node.text().and_then(|text| parse_duration(text).ok()).is_some_and(|d| d.is_zero()) {
+            let message = format!("`{path}.canary.{key}` is zero");
+            report.error(node.at, message, "give it time, or switch it off with `enabled: false`");
         }
     }
 }

@@ -65,7 +65,7 @@ impl Assumed {
     /// that failed never comes here: what outlives it are seconds of speculation.
     pub fn computed(&self, now: Instant, worker: &Worker, hashes: &[BlockHash]) {
         if let Some(approximate) = &self.approximate
-            && !worker.events_are_current()
+            && !worker.overlap_is_believed()
         {
             approximate.record(now, worker, hashes);
         }

@@ -6,8 +6,9 @@ use std::time::Duration;
 use tokio::task::JoinSet;
 
 use super::claims::Source;
+use super::indexing::Indexing;
 use super::worker::Worker;
-use super::{intake, poll, probe};
+use super::{canary, intake, poll, probe};
 use crate::core::{Core, Served};
 
 /// What follows a worker. Dropped, it ends.
@@ -20,13 +21,20 @@ pub(super) struct Tasks {
 
 impl Tasks {
     /// The model's configuration is another, but the pool is the same.
-    pub(super) fn ask_anew(&mut self, served: &Arc<Served>, worker: &Arc<Worker>, leading: Source) {
-        self.asking = ask(served, worker, leading);
+    pub(super) fn ask_anew(
+        &mut self,
+        core: &Arc<Core>,
+        served: &Arc<Served>,
+        worker: &Arc<Worker>,
+        leading: Source,
+    ) {
+        self.asking = ask(core, served, worker, leading);
     }
 }
 
-/// Starts what follows a worker: its load, whether it honours thresholds, its KV events. Of a
-/// worker whose side-car is attached, the side-car tells all of that.
+/// Starts what follows a worker: whether it agrees with the router, its load, whether it
+/// honours thresholds, its KV events. Of a worker whose side-car is attached, the side-car tells
+/// all but the first.
 pub(super) fn follow(
     core: &Arc<Core>,
     served: &Arc<Served>,
@@ -38,14 +46,29 @@ pub(super) fn follow(
         let (core, pool, followed) = (Arc::clone(core), Arc::clone(&served.pool), worker.clone());
         let model: Arc<str> = served.name().into();
         events.spawn(supervise("KV events", Arc::clone(worker), move || {
-            intake::run(core.clone(), model.clone(), pool.clone(), followed.clone())
+            let part = Indexing::new(core.clone(), model.clone(), pool.clone(), followed.clone());
+            intake::run(part)
         }));
     }
-    Tasks { asking: ask(served, worker, leading), _events: events }
+    Tasks { asking: ask(core, served, worker, leading), _events: events }
 }
 
-fn ask(served: &Arc<Served>, worker: &Arc<Worker>, leading: Source) -> JoinSet<()> {
+fn ask(
+    core: &Arc<Core>,
+    served: &Arc<Served>,
+    worker: &Arc<Worker>,
+    leading: Source,
+) -> JoinSet<()> {
     let mut tasks = JoinSet::new();
+    // Without a tokenizer there is nothing to agree on.
+    let is_asked = served.config.canary.enabled && served.prompt.is_some();
+    worker.parity.set_asked(is_asked);
+    if is_asked {
+        let (core, served, asked) = (Arc::clone(core), Arc::clone(served), Arc::clone(worker));
+        tasks.spawn(supervise("canary", Arc::clone(worker), move || {
+            canary::run(Arc::clone(&core), Arc::clone(&served), Arc::clone(&asked), leading)
+        }));
+    }
     if leading == Source::Shim {
         return tasks;
     }

@@ -14,6 +14,12 @@ use crate::core::{Core, unix_ms};
 /// For how long a worker's index may lack blocks before it is made anew.
 const TRUNCATED_MIN: Duration = Duration::from_secs(60);
 
+/// That grows each time that it was, up to this.
+const TRUNCATED_MAX: Duration = Duration::from_secs(3600);
+
+/// The reason in metrics and logs of what was beyond the bound.
+pub(super) const OVER_LIMIT: &str = "over_limit";
+
 /// Between two log lines of one kind about one worker.
 const QUIET: Duration = Duration::from_secs(30);
 
@@ -28,6 +34,8 @@ pub(super) struct Indexing {
     said: BTreeMap<&'static str, Instant>,
     /// Since when the index lacks blocks of this worker that were beyond its bound.
     truncated: Option<Instant>,
+    /// For how long at least, before it is made anew.
+    pub(super) truncated_min: Duration,
 }
 
 /// However following ends, what it has left is not known to be true any more.
@@ -44,7 +52,15 @@ impl Indexing {
         pool: Arc<Pool>,
         worker: Arc<Worker>,
     ) -> Self {
-        Self { core, model, pool, worker, said: BTreeMap::new(), truncated: None }
+        Self {
+            core,
+            model,
+            pool,
+            worker,
+            said: BTreeMap::new(),
+            truncated: None,
+            truncated_min: TRUNCATED_MIN,
+        }
     }
 
     /// What the worker holds is known from here on: it is believed.
@@ -86,8 +102,9 @@ impl Indexing {
         }
     }
 
-    /// What became of events.
-    pub(super) fn note(&mut self, sum: Applied) {
+    /// What became of so many events.
+    pub(super) fn note(&mut self, events: usize, sum: Applied) {
+        self.worker.witness.applied(events, &sum);
         if sum.over_limit > 0 {
             self.truncated.get_or_insert_with(Instant::now);
             self.worker.set_index_truncated(true);
@@ -95,7 +112,7 @@ impl Indexing {
         for (reason, blocks) in [
             ("unknown_parent", sum.orphaned),
             ("block_size", sum.malformed),
-            ("over_limit", sum.over_limit),
+            (OVER_LIMIT, sum.over_limit),
             ("replaced", sum.replaced),
         ] {
             self.count_rejected(reason, blocks);
@@ -115,7 +132,7 @@ impl Indexing {
     /// Whether what was beyond the bound may fit now: then the index should start anew, for
     /// nobody says which blocks those were.
     pub(super) fn has_room_again(&self, now: Instant) -> bool {
-        let due = |since: Instant| now.duration_since(since) >= TRUNCATED_MIN;
+        let due = |since: Instant| now.duration_since(since) >= self.truncated_min;
         if !self.truncated.is_some_and(due) {
             return false;
         }
@@ -124,10 +141,22 @@ impl Indexing {
         limit.saturating_sub(index.held(self.worker.index as u32)) >= limit / 8
     }
 
-    /// What the index lacks is going to be told anew.
-    pub(super) fn begin_whole(&mut self) {
+    /// It is made anew for the room that there is: the same history may lead to the same place,
+    /// so the next time is later.
+    pub(super) fn wait_longer(&mut self) {
+        self.truncated_min = (self.truncated_min * 2).min(TRUNCATED_MAX);
+    }
+
+    /// What was left out is gone in the engine as well.
+    pub(super) fn nothing_is_left_out(&mut self) {
         self.truncated = None;
         self.worker.set_index_truncated(false);
+    }
+
+    /// All is going to be told anew.
+    pub(super) fn begin_whole(&mut self) {
+        self.nothing_is_left_out();
+        self.worker.index_begins_anew();
     }
 
     /// Drops all that the index holds of the worker, and all that is assumed of it.

@@ -10,17 +10,16 @@ use splitrail_kv::{Applied, KvEvent};
 use tokio::sync::mpsc;
 use tokio_util::sync::CancellationToken;
 
-use super::indexing::Indexing;
-use super::pool::{Pool, worker_key};
-use super::worker::Worker;
-use crate::core::Core;
+use super::indexing::{Indexing, OVER_LIMIT};
+use super::pool::worker_key;
 
 /// Batches between the subscription and the index. A full queue holds the stream
 /// back in the kernel's buffers, and in the end at the engine.
 const QUEUE_BATCHES: usize = 256;
 
-/// Follows a worker of a model until the task is ended.
-pub async fn run(core: Arc<Core>, model: Arc<str>, pool: Arc<Pool>, worker: Arc<Worker>) {
+/// Follows a worker until the task is ended.
+pub(super) async fn run(part: Indexing) {
+    let (worker, pool) = (Arc::clone(&part.worker), Arc::clone(&part.pool));
     let endpoint = |address: &Option<String>| -> Option<Endpoint> {
         address.as_deref().and_then(|address| address.parse().ok())
     };
@@ -32,25 +31,38 @@ pub async fn run(core: Arc<Core>, model: Arc<str>, pool: Arc<Pool>, worker: Arc<
     };
     pool.block_size_known().await;
     let replay = endpoint(&worker.config.kv_replay);
-    let mut intake = Intake(Indexing::new(core, model, pool, worker));
+    let mut intake = Intake(part);
     loop {
         let (sink, mut updates) = mpsc::channel(QUEUE_BATCHES);
         let subscription = Subscription::new(events.clone(), replay.clone());
         let following = subscription.run(sink, CancellationToken::new());
+        // What was wished for before comes true here.
+        let mut wishes = intake.0.worker.resync.wishes();
         // What was there before is not known to be true.
         intake.0.forget();
         let applying = async {
-            while let Some(update) = updates.recv().await {
-                intake.take(update);
+            loop {
+                tokio::select! {
+                    update = updates.recv() => match update {
+                        Some(update) => intake.take(update),
+                        None => std::future::pending().await,
+                    },
+                    reason = wishes.next() => return reason,
+                }
                 if intake.0.has_room_again(Instant::now()) {
-                    break;
+                    return OVER_LIMIT;
                 }
             }
         };
         // Both are parts of this task: ending it ends both.
         tokio::select! {
             () = following => return,
-            () = applying => intake.begin_anew(),
+            reason = applying => {
+                intake.begin_anew(reason);
+                if reason == OVER_LIMIT {
+                    intake.0.wait_longer();
+                }
+            }
         }
     }
 }
@@ -68,6 +80,8 @@ impl Intake {
             Update::Disconnected { error } => {
                 let worker = Arc::clone(&self.0.worker);
                 worker.set_events_current(false);
+                // Whatever comes back may be another version of it.
+                worker.parity.forget();
                 if self.0.may_log("disconnected") {
                     let endpoint = worker.config.kv_events.as_deref().unwrap_or_default();
                     tracing::warn!(
@@ -102,6 +116,7 @@ impl Intake {
         self.0.observe(batch.events.len(), batch.timestamp_s);
         if let Some(rank) = batch.rank.filter(|rank| *rank != 0) {
             // No request goes to a further data-parallel rank: what it holds is of no use.
+            self.0.worker.witness.of_other_rank(batch.events.len());
             self.0.count_rejected("rank", batch.events.len());
             if self.0.may_log("rank") {
                 let worker = self.0.worker.id();
@@ -109,12 +124,13 @@ impl Intake {
             }
             return;
         }
-        let Indexing { pool, worker, .. } = &self.0;
         if batch.events.contains(&KvEvent::Cleared) {
-            pool.assumed.forget(worker.index);
+            self.0.pool.assumed.forget(self.0.worker.index);
+            // What this batch leaves out counts below.
+            self.0.nothing_is_left_out();
         }
         let sum = self.index_events(batch);
-        self.0.note(sum);
+        self.0.note(batch.events.len(), sum);
     }
 
     fn index_events(&self, batch: &EventBatch) -> Applied {
@@ -130,14 +146,19 @@ impl Intake {
         sum
     }
 
-    /// The bound left blocks out that may fit now.
-    fn begin_anew(&self) {
-        self.0.count_resync("over_limit");
-        let worker = self.0.worker.id();
-        tracing::info!(worker, "index of this worker starts anew: what was left out may fit now");
+    /// All of its events are read again: the bound left blocks out that may fit now, or
+    /// somebody has asked for it.
+    fn begin_anew(&self, reason: &str) {
+        self.0.count_resync(reason);
+        self.0.worker.set_events_current(false);
+        tracing::info!(worker = self.0.worker.id(), reason, "index of this worker is read anew");
     }
 
     fn reset(&mut self, reason: ResetReason) {
+        // Unless batches were just lost on the way, nothing says that it is the same process.
+        if !matches!(reason, ResetReason::Gap | ResetReason::Garbage) {
+            self.0.worker.becomes_another();
+        }
         self.0.forget();
         self.0.count_resync(reason.name());
         if self.0.may_log("reset") {
@@ -146,3 +167,6 @@ impl Intake {
         }
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -177,7 +177,7 @@ impl Fleet {
             if same_pool {
                 member.worker.set_breakers(served.config.breaker);
                 member.worker.set_slow_start(served.config.health.slow_start);
-                member.tasks.ask_anew(served, &member.worker, member.leading);
+                member.tasks.ask_anew(&self.core, served, &member.worker, member.leading);
             } else {
                 let config = member.worker.config.clone();
                 let who = (config, member.worker.authority.clone(), member.leading);

@@ -139,6 +139,13 @@ impl Pool {
         self.roster.load().iter().filter_map(|worker| worker.context_tokens()).min()
     }
 
+    /// How much of a prompt the index has of a worker, in blocks, whether it is believed or not.
+    pub fn indexed_blocks(&self, worker: &Worker, hashes: &[BlockHash]) -> u32 {
+        let mut overlaps = Overlaps::new();
+        self.reader.find(hashes, &mut overlaps);
+        overlaps.get(worker_key(worker.index)).blocks
+    }
+
     /// Whether a worker outside `failed` may be asked for a leg.
     pub fn any_up(&self, leg: Leg, failed: &[usize]) -> bool {
         !self.ups(leg, failed).is_empty()
@@ -191,13 +198,13 @@ impl Pool {
                     .map_or(0, |load| load.running.unwrap_or(0) + load.waiting.unwrap_or(0));
                 // What may be out of date is not certain.
                 let key = worker_key(worker.index);
-                let current = worker.events_are_current();
+                let current = worker.overlap_is_believed();
                 let overlap = if current { overlaps.get(key) } else { Overlap::default() };
                 let sent = found.speculative.get(key).blocks;
                 let computed = found.approximate.get(key).blocks;
                 let others = worker.told.others(now, busiest);
                 let booked = &worker.booked;
-                Candidate {
+                let candidate = Candidate {
                     worker: worker.index,
                     up: worker.is_available(leg, now),
                     share: worker.share(now),
@@ -209,10 +216,13 @@ impl Pool {
                     active_tokens: booked.active_tokens().saturating_add(others.active_tokens),
                     overlap_blocks: overlap.blocks,
                     overlap_by_tier: overlap.by_tier,
-                    assumed_blocks: overlap.blocks.max(sent).max(computed),
+                    overlap_discount: worker.drift.discount(),
+                    assumed_blocks: 0,
                     // Without events nothing says when it has been computed.
                     underway_blocks: if current { sent.saturating_sub(overlap.blocks) } else { 0 },
-                }
+                };
+                let held = candidate.believed_blocks();
+                Candidate { assumed_blocks: held.max(sent).max(computed), ..candidate }
             })
             .collect();
         FOUND.set((overlaps, found));
@@ -232,6 +242,7 @@ mod tests {
 
     use super::*;
     use crate::fleet::assumed::AssumedBlocks;
+    use crate::fleet::parity::{Cause, Parity};
     use splitrail_engine::vllm::load::EngineLoad;
 
     fn index(block_size: u32) -> IndexConfig {
@@ -251,7 +262,7 @@ mod tests {
     }
 
     #[test]
-    fn overlap_is_believed_only_while_events_come_in() {
+    fn overlap_is_believed_only_while_events_come_in_and_the_worker_agrees() {
         let config: crate::config::model::Worker = serde_json::from_str(
             r#"{"id": "w", "role": "both", "url": "http://w:1", "kv_events": "tcp://w:2"}"#,
         )
@@ -280,6 +291,13 @@ mod tests {
         worker.set_events_current(true);
         assert_eq!(overlap(), 1);
         worker.set_events_current(false);
+        assert_eq!(overlap(), 0);
+        worker.set_events_current(true);
+        worker.parity.set_asked(true);
+        assert_eq!(overlap(), 0, "not asked yet");
+        worker.parity.judge(0, Parity::Ok);
+        assert_eq!(overlap(), 1);
+        worker.parity.judge(0, Parity::Mismatch(Cause::Template));
         assert_eq!(overlap(), 0);
     }
 

@@ -10,14 +10,14 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use http::HeaderValue;
+use splitrail_engine::vllm::identity::Trial;
 use tokio::time::MissedTickBehavior;
 
 use super::worker::Worker;
-use crate::api::{Endpoint, json};
+use crate::api::Endpoint;
 use crate::core::{Served, random_id};
 use crate::error::{Error, Kind};
 use crate::flow::client::Envelope;
-use crate::reply::choices::turned_away;
 
 /// Between two looks at whether an engine is to be asked.
 const PERIOD: Duration = Duration::from_millis(500);
@@ -48,20 +48,24 @@ pub async fn run(served: Arc<Served>, worker: Arc<Worker>) {
 }
 
 async fn ask(served: &Served, worker: &Arc<Worker>) -> Result<bool, Error> {
-    let model = json::quote(served.name());
-    let body = format!(
-        r#"{{"model":{model},"prompt":"splitrail","max_tokens":1,"temperature":0,"cache_hit_threshold":1.0}}"#
-    );
+    let body = Trial::Threshold.body(served.name());
     let request_id = HeaderValue::from_str(&random_id());
     let envelope = Envelope {
         request_id: request_id.unwrap_or_else(|_| HeaderValue::from_static("splitrail")),
         traceparent: None,
         gate: None,
         rank: None,
+        prefill_tokens: None,
     };
     let path = Endpoint::Completions.path();
     match served.client.post(worker, path, Bytes::from(body), &envelope).await {
-        Ok(response) => Ok(turned_away(&served.client.whole(worker, response.into_body()).await?)),
+        Ok(response) => {
+            let reply = served.client.whole(worker, response.into_body()).await?;
+            let outcome = Trial::Threshold.read(200, &reply).unwrap_or_default();
+            outcome
+                .honours_threshold
+                .ok_or_else(|| Error::engine(worker.id(), "sent no completion"))
+        }
         Err(error) => match error.kind() {
             Kind::EngineRejected(412) => Ok(true),
             // It does not serve this, or not so: then its index has to do.

@@ -15,10 +15,14 @@ use super::booking::Booked;
 use super::bootstrap::Bootstrap;
 use super::breaker::Breaker;
 use super::deeds::Deeds;
+use super::drift::Drift;
 use super::life::Life;
 use super::pace::Pace;
+use super::parity::Standing;
+use super::resync::Resync;
 use super::state::{Event, State};
 use super::told::Told;
+use super::witness::Witness;
 use crate::config::model::{BreakerConfig, HealthConfig, Role, Worker as WorkerConfig};
 use crate::error::{Error, Fault};
 use crate::ledger::audit::Audit;
@@ -52,6 +56,14 @@ pub struct Worker {
     founder: AtomicBool,
     /// What its side-car tells of it.
     pub told: Told,
+    /// What was made of that.
+    pub drift: Drift,
+    /// Whether it agrees with the router on tokens and blocks.
+    pub parity: Standing,
+    /// What became of its KV events.
+    pub witness: Witness,
+    /// Asks whoever follows its KV events to read all of them anew.
+    pub resync: Resync,
     /// Fires when it leaves the fleet.
     pub gone: CancellationToken,
     /// Whether its name must be looked up within the allowed networks: it is not written down.
@@ -100,6 +112,10 @@ impl Worker {
             slow_start_ms: AtomicU64::new(0),
             founder: AtomicBool::new(false),
             told: Told::default(),
+            drift: Drift::default(),
+            parity: Standing::default(),
+            witness: Witness::default(),
+            resync: Resync::default(),
             gone: CancellationToken::new(),
             guarded: false,
             up: AtomicBool::new(true),
@@ -236,7 +252,11 @@ impl Worker {
             self.founder.store(false, Relaxed);
         }
         self.life.change(if up { Event::Alive } else { Event::Dead }, why);
-        self.up.swap(up, Relaxed) != up
+        let is_news = self.up.swap(up, Relaxed) != up;
+        if is_news && !up {
+            self.becomes_another();
+        }
+        is_news
     }
 
     /// Whether it was probed at all.
@@ -278,6 +298,30 @@ impl Worker {
     /// Records that its KV events come in, or are cut off.
     pub fn set_events_current(&self, current: bool) {
         self.events_current.store(current, Relaxed);
+    }
+
+    /// Whether what the index has of it counts: its events come in, it agrees with the router
+    /// on tokens and blocks, and it keeps what the index promises.
+    pub fn overlap_is_believed(&self) -> bool {
+        self.events_are_current() && self.takes_part_in_kv_routing()
+    }
+
+    /// Whether its events would be believed, if they come in.
+    pub fn takes_part_in_kv_routing(&self) -> bool {
+        self.parity.is_believed() && !self.drift.has_given_up()
+    }
+
+    /// It is another process than before, or may be: nothing that it was seen to do counts.
+    pub fn becomes_another(&self) {
+        self.parity.forget();
+        self.drift.forget();
+        self.audit.restart();
+    }
+
+    /// What the index had of it is dropped: what comes now is measured afresh.
+    pub fn index_begins_anew(&self) {
+        self.audit.restart();
+        self.drift.index_begins_anew();
     }
 
     /// Whether the index lacks blocks of it that were beyond the bound: its overlap

@@ -47,6 +47,7 @@ pub(super) enum Answer {
 }
 
 /// A leg that answers the client, as it is sent.
+#[derive(Clone, Copy)]
 pub(super) struct Sending<'a> {
     pub(super) context: &'a Arc<Context>,
     pub(super) unit: &'a Unit,
@@ -134,6 +135,9 @@ pub(super) async fn generate(
     let mut prefilled = staged.take();
     let lease = prefilled.as_ref().and_then(Prefilled::lease);
     placed.worker.breaker(Leg::Decode).begin(started);
+    let to_compute = to_compute(sending, prefilled.is_some());
+    let envelope = &Envelope { prefill_tokens: Some(to_compute), ..sending.envelope.clone() };
+    let sending = &Sending { envelope, ..*sending };
     let account = account(sending, prefilled.is_some());
     let staged_now = prefilled.as_mut().and_then(|prefilled| prefilled.staged.as_mut());
     let hand_off = staged_now.and_then(Staged::spend);
@@ -216,14 +220,19 @@ fn below_if_412(begun: Result<First, Error>) -> Result<First, Error> {
     })
 }
 
+/// Prompt tokens that the worker has to compute before it answers.
+fn to_compute(sending: &Sending<'_>, handed_over: bool) -> u64 {
+    match handed_over {
+        true => 0,
+        false => uncached_tokens(sending.context, sending.unit, sending.placed.assumed_blocks),
+    }
+}
+
 /// What the answer owns until it has ended; its leg is entered in the ledger.
 pub(super) fn account(sending: &Sending<'_>, handed_over: bool) -> Account {
     let Sending { context, unit, decision, placed, .. } = *sending;
     let worker = &placed.worker;
-    let to_compute = match handed_over {
-        true => 0,
-        false => uncached_tokens(context, unit, placed.assumed_blocks),
-    };
+    let to_compute = to_compute(sending, handed_over);
     let leg = LegFacts::new(LegKind::Decode, worker.id(), expected(context, unit, placed));
     decision.update(|decision| decision.ledger.decode_sent(leg));
     Account {

@@ -73,7 +73,7 @@ fn local_ms(costs: &AutoCosts, work: Work, d: &Candidate) -> f64 {
 
 /// Tokens of the prompt that a worker does not hold. The last one is always computed.
 fn lacking(work: Work, candidate: &Candidate) -> f64 {
-    let held = u64::from(candidate.overlap_blocks) * u64::from(work.block_size);
+    let held = u64::from(candidate.believed_blocks()) * u64::from(work.block_size);
     work.prompt_tokens.saturating_sub(held).max(1) as f64
 }
 

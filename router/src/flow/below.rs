@@ -54,6 +54,7 @@ fn settle(
         block_size: context.served.pool.block_size(),
         bypasses_cache: context.options.bypasses_cache.is_some(),
         comparable: false,
+        epoch: 0,
     };
     let known = LegFacts {
         prompt_tokens: usage.map(|usage| usage.prompt_tokens),

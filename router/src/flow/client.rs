@@ -28,6 +28,7 @@ use guarded::Guarded;
 const TRACEPARENT: HeaderName = HeaderName::from_static("traceparent");
 const X_GATE: HeaderName = HeaderName::from_static("x-splitrail-gate");
 const X_RANK: HeaderName = HeaderName::from_static("x-data-parallel-rank");
+const X_PREFILL_TOKENS: HeaderName = HeaderName::from_static("x-splitrail-prefill-tokens");
 const X_REQUEST_ID: HeaderName = HeaderName::from_static("x-request-id");
 
 /// vLLM closes idle connections after 5 s. Ours end earlier, so that a request is
@@ -71,6 +72,8 @@ pub struct Envelope {
     pub gate: Option<HeaderValue>,
     /// The data-parallel rank that must take it.
     pub rank: Option<u32>,
+    /// Prompt tokens that are to be computed, for a side-car's count of what is queued.
+    pub prefill_tokens: Option<u64>,
 }
 
 impl EngineClient {
@@ -127,6 +130,9 @@ impl EngineClient {
         }
         if let Some(rank) = envelope.rank {
             headers.insert(X_RANK, rank.into());
+        }
+        if let Some(tokens) = envelope.prefill_tokens.filter(|_| worker.config.shim) {
+            headers.insert(X_PREFILL_TOKENS, tokens.into());
         }
         if let Some(gate) = &envelope.gate {
             headers.insert(X_GATE, gate.clone());

@@ -65,13 +65,14 @@ pub(super) fn expected(context: &Context, unit: &Unit, placed: &Placed) -> Expec
     let tokens_known = unit.prompt_tokens.is_some();
     // Of several samples, an engine reports the last: it finds what the first computed.
     let one_sample = context.options.samples == 1;
-    let indexed = placed.worker.events_are_current();
+    let indexed = placed.worker.overlap_is_believed();
     Expected {
         prompt_tokens: unit.prompt_tokens,
         overlap: Overlap { blocks: placed.overlap_blocks, by_tier: placed.overlap_by_tier },
         block_size: context.served.pool.block_size(),
         bypasses_cache,
         comparable: tokens_known && indexed && one_sample && !bypasses_cache,
+        epoch: placed.worker.audit.epoch(),
     }
 }
 
@@ -99,6 +100,7 @@ pub(super) fn attempt(context: &Context, decision: &DecisionHandle) -> Envelope 
         traceparent: context.traceparent.clone(),
         gate: None,
         rank: None,
+        prefill_tokens: None,
     }
 }
 

@@ -96,8 +96,8 @@ fn verdict(context: &Arc<Context>, unit: &Unit, placed: &Placed, need: &Need) ->
     let settings = &context.served.config.gate;
     let worker = &placed.worker;
     let gate = Gate::of(settings.kind, worker.config.shim, worker.honours_threshold());
-    let believed = unit.unknown.is_none() && worker.events_are_current();
-    judge(settings, gate, need, believed.then_some(placed.overlap_blocks))
+    let believed = unit.unknown.is_none() && worker.overlap_is_believed();
+    judge(settings, gate, need, believed.then_some(placed.believed_blocks))
 }
 
 async fn send(

@@ -21,6 +21,8 @@ const OTHERS_RECORDED: usize = 31;
 pub(super) struct Placed {
     pub(super) worker: Arc<Worker>,
     pub(super) overlap_blocks: u32,
+    /// What of it counts, where the worker was seen to find less than it should.
+    pub(super) believed_blocks: u32,
     /// Leading blocks that it is assumed to hold, those among them: for bookings.
     pub(super) assumed_blocks: u32,
     /// The same blocks as `overlap_blocks` by tier.
@@ -87,7 +89,8 @@ pub(super) fn place(
     }
     context.stages.mark("pick", started);
     let Candidate { overlap_blocks, overlap_by_tier, assumed_blocks, .. } = chosen;
-    Ok(Placed { worker, overlap_blocks, assumed_blocks, overlap_by_tier })
+    let believed_blocks = chosen.believed_blocks();
+    Ok(Placed { worker, overlap_blocks, believed_blocks, assumed_blocks, overlap_by_tier })
 }
 
 /// A placed leg is being sent, and leaves the prompt's KV on its worker: what begins alike

@@ -269,6 +269,7 @@ pub(super) async fn send(
     let uncached = uncached_tokens(context, unit, placed.assumed_blocks);
     worker.breaker(Leg::Prefill).begin(started);
     let _booking = Booking::new(&worker.booked, uncached, unit.weight_tokens);
+    let envelope = &Envelope { prefill_tokens: Some(uncached), ..envelope.clone() };
     let call = async {
         let response = client.post(worker, context.endpoint.path(), body, envelope).await?;
         // The engine has done the prompt and staged its blocks by now.

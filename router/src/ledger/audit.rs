@@ -10,6 +10,7 @@ use serde::Serialize;
 use super::leg::LegFacts;
 use crate::core::{Core, Served};
 use crate::fleet::Worker;
+use crate::fleet::drift::{self, Measured};
 
 /// Replies after which a worker that has never given a figure is named in the log.
 /// One that reports nothing instead of 0 needs a warm prompt to be heard.
@@ -24,6 +25,13 @@ pub struct Audit {
     usage: Reporting,
     cached_tokens: Reporting,
     comparisons: AtomicU64,
+    /// Grows each time that the index of this worker begins anew: what was promised before
+    /// says nothing about it.
+    epoch: AtomicU64,
+    /// Comparisons of this epoch.
+    samples: AtomicU64,
+    promised: Drift,
+    found: Drift,
     over: Drift,
     under: Drift,
 }
@@ -43,6 +51,10 @@ struct Drift(AtomicU64);
 impl Drift {
     fn get(&self) -> f64 {
         f64::from_bits(self.0.load(Relaxed))
+    }
+
+    fn restart(&self) {
+        self.0.store(0.0f64.to_bits(), Relaxed);
     }
 
     fn add(&self, sample: f64) {
@@ -92,6 +104,31 @@ impl Reporting {
 }
 
 impl Audit {
+    /// Which index of this worker promises are made from now.
+    pub fn epoch(&self) -> u64 {
+        self.epoch.load(Relaxed)
+    }
+
+    /// The index of this worker begins anew, and so does the comparison.
+    pub fn restart(&self) {
+        self.epoch.fetch_add(1, Relaxed);
+        self.samples.store(0, Relaxed);
+        for drift in [&self.promised, &self.found, &self.over, &self.under] {
+            drift.restart();
+        }
+    }
+
+    /// What was measured of the index as it is.
+    pub fn measured(&self) -> Measured {
+        Measured {
+            samples: self.samples.load(Relaxed),
+            promised_blocks: self.promised.get(),
+            found_blocks: self.found.get(),
+            over_blocks: self.over.get(),
+            under_blocks: self.under.get(),
+        }
+    }
+
     /// The audit as it is now.
     pub fn view(&self) -> AuditView {
         AuditView {
@@ -125,13 +162,21 @@ pub fn observe(core: &Core, served: &Served, worker: &Worker, leg: &LegFacts, ha
         return;
     }
     let estimate = leg.expected.cached_tokens(prompt_tokens);
-    let blocks = f64::from(estimate.abs_diff(engine)) / f64::from(leg.expected.block_size);
+    let in_blocks = |tokens: u32| f64::from(tokens) / f64::from(leg.expected.block_size);
+    let blocks = in_blocks(estimate.abs_diff(engine));
     let over = estimate > engine;
     let direction = if over { "over" } else { "under" };
     core.metrics.cached_tokens_error.with_label_values(&[model, direction]).observe(blocks);
     audit.comparisons.fetch_add(1, Relaxed);
+    if leg.expected.epoch != audit.epoch() {
+        return;
+    }
+    audit.samples.fetch_add(1, Relaxed);
+    audit.promised.add(in_blocks(estimate));
+    audit.found.add(in_blocks(engine));
     audit.over.add(if over { blocks } else { 0.0 });
     audit.under.add(if over { 0.0 } else { blocks });
+    drift::compared(served, worker);
 }
 
 fn count(core: &Core, reporting: &Reporting, labels: [&str; 3], reported: bool) {

@@ -22,6 +22,9 @@ pub struct CandidateRecord {
     pub up: bool,
     /// Leading blocks that it held.
     pub overlap_blocks: u32,
+    /// The share of them that did not count, since it was seen to find less than the index
+    /// promised.
+    pub overlap_discount: f64,
     /// Leading blocks that it was assumed to hold, those among them: a guess from what was
     /// sent there lately, which its cost went by.
     pub assumed_blocks: u32,
@@ -47,6 +50,7 @@ impl CandidateRecord {
             worker: worker.to_owned(),
             up: seen.up,
             overlap_blocks: seen.overlap_blocks,
+            overlap_discount: seen.overlap_discount,
             assumed_blocks: seen.assumed_blocks,
             underway_blocks: seen.underway_blocks,
             requests: seen.requests,

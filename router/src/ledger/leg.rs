@@ -67,6 +67,8 @@ pub struct Expected {
     /// Whether the engine's figure, if it gives one, is about exactly this: the worker's
     /// events come in, the router knows the tokens, and one sample is asked for.
     pub comparable: bool,
+    /// Which index of the worker this is from; see `ledger::audit`.
+    pub epoch: u64,
 }
 
 impl Expected {
@@ -240,6 +242,7 @@ mod tests {
             let expected = Expected {
                 prompt_tokens: known, overlap: overlap(by_tier), block_size, bypasses_cache,
                 comparable: true,
+                epoch: 0,
             };
             let leg = LegFacts {
                 prompt_tokens, cached_tokens, receives,

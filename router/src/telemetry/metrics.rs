@@ -100,6 +100,17 @@ metrics! {
     overlap_blocks_lost: IntCounterVec("overlap_blocks_lost_total"; "model");
     /// Moving average of the estimate's error on one worker, in blocks: too high or too low.
     worker_drift: GaugeVec("worker_cached_tokens_drift_blocks"; "model", "worker", "direction");
+    /// The share of the worker's overlap that does not count, since it was seen to find less than
+    /// the index promised.
+    worker_overlap_discount: GaugeVec("worker_overlap_discount"; "model", "worker");
+    /// Whether the worker takes part in KV routing: it agrees with the router on prompts and
+    /// blocks, as far as anybody can tell, and keeps what the index promises.
+    worker_kv_routing: IntGaugeVec("worker_kv_routing"; "model", "worker");
+    /// 1 for what came of asking the worker whether it agrees with the router on prompts and
+    /// blocks (ok, unknown, mismatch; pending: not asked yet), 0 for the others.
+    worker_parity: IntGaugeVec("worker_parity"; "model", "worker", "result");
+    /// Canary prompts, by what came of them, and why not `ok`.
+    canary: IntCounterVec("canary_total"; "model", "result", "cause");
     /// Replies of engines that could tell a figure (usage, cached_tokens), and whether they did.
     engine_reports: IntCounterVec("engine_reports_total"; "model", "worker", "figure", "reported");
     /// Records of ended requests for the ledger file: written, queue_full or write_failed.

@@ -20,14 +20,20 @@ pub(crate) struct Encoder {
 
 impl Encoder {
     /// `[timestamp, [events], data parallel rank]`.
-    pub(crate) fn batch(&self, seconds: f64, events: &[CacheEvent]) -> Vec<u8> {
+    pub(crate) fn batch(&self, seconds: f64, events: &[CacheEvent], rank: u16) -> Vec<u8> {
         let mut out = Vec::with_capacity(256);
         // Vec<u8> is an infallible writer, so there is no error to report.
-        let _ = self.write_batch(&mut out, seconds, events);
+        let _ = self.write_batch(&mut out, seconds, events, rank);
         out
     }
 
-    fn write_batch(&self, out: &mut Vec<u8>, seconds: f64, events: &[CacheEvent]) -> Written<()> {
+    fn write_batch(
+        &self,
+        out: &mut Vec<u8>,
+        seconds: f64,
+        events: &[CacheEvent],
+        rank: u16,
+    ) -> Written<()> {
         write_array_len(out, 3)?;
         write_f64(out, seconds)?;
         write_array_len(out, events.len() as u32)?;
@@ -47,7 +53,7 @@ impl Encoder {
                 }
             }
         }
-        write_uint(out, 0)?;
+        write_uint(out, rank.into())?;
         Ok(())
     }
 

@@ -5,7 +5,7 @@ use serde_json::Value;
 
 use super::remote::{is_deadly, read_remote};
 use crate::cache::Identity;
-use crate::config::{KvConnector, SimConfig};
+use crate::config::{KvConnector, PromptDialect, SimConfig};
 use crate::engine::request::{Ask, RemoteKv};
 use crate::error::ApiError;
 use crate::tokenizer;
@@ -66,8 +66,8 @@ pub(crate) fn read(
 ) -> Result<InferenceRequest, ApiError> {
     let (model, identity) = read_model(body, config)?;
     let prompts = match endpoint {
-        Endpoint::Chat => vec![chat_prompt(body)?],
-        Endpoint::Completions => completion_prompts(&body["prompt"])?,
+        Endpoint::Chat => vec![chat_prompt(body, config.dialect)?],
+        Endpoint::Completions => completion_prompts(&body["prompt"], config.dialect)?,
         Endpoint::Generate => vec![generate_prompt(body)?],
     };
     let sampling = match endpoint {
@@ -172,10 +172,30 @@ pub(crate) fn read_model(body: &Value, config: &SimConfig) -> Result<(String, Id
 }
 
 /// Tokens of a chat.
-pub(crate) fn chat_prompt(body: &Value) -> Result<Vec<u32>, ApiError> {
+pub(crate) fn chat_prompt(body: &Value, dialect: PromptDialect) -> Result<Vec<u32>, ApiError> {
     let text = tokenizer::render_chat(&body["messages"])
         .map_err(|what| ApiError::bad_request("messages", what))?;
-    Ok(tokenizer::encode(&text))
+    let text = match dialect {
+        PromptDialect::OtherTemplate => text.replace("<|im_start|>", "<|im_start|>role "),
+        _ => text,
+    };
+    Ok(text_prompt(&text, dialect))
+}
+
+/// Tokens of a text.
+pub(crate) fn text_prompt(text: &str, dialect: PromptDialect) -> Vec<u32> {
+    let ids = tokenizer::encode(text);
+    match dialect {
+        PromptDialect::Shipped | PromptDialect::OtherTemplate => ids,
+        PromptDialect::Bos => [0].into_iter().chain(ids).collect(),
+        PromptDialect::OtherVocabulary => ids.into_iter().map(other_token).collect(),
+    }
+}
+
+/// The same byte in another vocabulary.
+fn other_token(id: u32) -> u32 {
+    let first = tokenizer::FIRST_BYTE_TOKEN;
+    if id < first { id } else { first + (id - first) % 256 / 2 + 128 * (id % 2) }
 }
 
 /// The prompt of `/inference/v1/generate`, which takes no text.
@@ -208,13 +228,16 @@ fn read_variation(sampling: &Value, sample: usize) -> Result<u64, ApiError> {
 }
 
 /// Tokens of a completion's prompts: text, ids, or a list of either.
-pub(crate) fn completion_prompts(prompt: &Value) -> Result<Vec<Vec<u32>>, ApiError> {
+pub(crate) fn completion_prompts(
+    prompt: &Value,
+    dialect: PromptDialect,
+) -> Result<Vec<Vec<u32>>, ApiError> {
     let wrong = || {
         let message = "prompt must be a string, a list of strings, token ids or a list of those.";
         ApiError::bad_request("prompt", message)
     };
     let one = |prompt: &Value| match prompt {
-        Value::String(text) => Some(tokenizer::encode(text)),
+        Value::String(text) => Some(text_prompt(text, dialect)),
         Value::Array(ids) => ids.iter().map(|id| id.as_u64()?.try_into().ok()).collect(),
         _ => None,
     };

@@ -16,6 +16,13 @@ pub(super) async fn state(State(app): State<Arc<App>>) -> Response {
     json_response(StatusCode::OK, &json!(app.engine.state()))
 }
 
+/// The blocks that can be found, by the names under which they were announced.
+pub(super) async fn resident(State(app): State<Arc<App>>) -> Response {
+    let mut names: Vec<u64> = app.engine.core().cache.resident().map(|(name, _)| name).collect();
+    names.sort_unstable();
+    json_response(StatusCode::OK, &json!(names))
+}
+
 pub(super) async fn requests(State(app): State<Arc<App>>) -> Response {
     json_response(StatusCode::OK, &json!(app.log.list()))
 }

@@ -25,6 +25,8 @@ models:
     connector: nixl
     policy: {{ kind: {policy} }}
     local_prefill_max_tokens: 32
+    # Once, before it is ready: later it would be among what tests count.
+    canary: {{ again_after: 24h }}
 {more}    workers:
 {workers}
   # The same decode engine, used alone: what a P/D answer is compared with.
@@ -34,6 +36,7 @@ models:
     flow: aggregated
     connector: none
     policy: {{ kind: round_robin }}
+    canary: {{ enabled: false }}
     workers:
       - {{ id: a0, role: both, url: "{aggregated_url}" }}
 """

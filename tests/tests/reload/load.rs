@@ -119,6 +119,14 @@ async fn p23_fifty_reloads_by_sighup_under_load_fail_no_request() {
     );
     assert_eq!((all, ok), (ok, done.load(Relaxed) as f64));
     assert_eq!(metric_in(&scrape, "splitrail_reloads_total", &[("result", "refused")]), 0.0);
+    std::fs::write(&file, "models: [").unwrap();
+    router.hang_up();
+    eventually("a broken file is refused", async || {
+        let scrape = admin.get("/metrics").await.text();
+        metric_in(&scrape, "splitrail_reloads_total", &[("result", "refused")]) == 1.0
+    })
+    .await;
     let log = router.log();
+    assert!(log.contains("splitrail.yaml:2:1: "), "it says where: {log}");
     assert!(log.contains("models[sim].policy.kind"), "it says what changed: {log}");
 }

@@ -152,6 +152,42 @@ async fn another_block_size_makes_another_index_and_is_ready_all_the_while() {
 }
 
 #[tokio::test]
+async fn what_was_replaced_is_freed_with_the_last_request_that_uses_it() {
+    let spec =
+        Spec { engine: |_, config| config.decode_us_per_step = 2_000, ..Spec::aggregated(1) };
+    let cluster = Cluster::start(spec).await;
+    let mut body = completion(&prompt(8, "a"));
+    body["max_tokens"] = 200.into();
+    body["stream"] = true.into();
+    let mut events = cluster.http.stream(COMPLETIONS, &body).await;
+    events.next().await.unwrap();
+    let before = {
+        let served = cluster.running.core().serving().models[0].clone();
+        Arc::downgrade(&served.pool)
+    };
+    let yaml = but(&cluster.yaml, "block_size: 16", "block_size: auto");
+    taken(&cluster, &yaml).await;
+    assert!(before.upgrade().is_some(), "the stream under way has it");
+    assert!(events.chunks().await.len() > 100);
+    eventually("nothing holds the index before", async || before.upgrade().is_none()).await;
+}
+
+#[tokio::test]
+async fn reloads_at_once_are_done_one_after_the_other() {
+    let cluster = Cluster::start(Spec::aggregated(1)).await;
+    let yaml = but(&cluster.yaml, "kind: kv_overlap", "kind: random");
+    std::fs::write(cluster.files.path().join("splitrail.yaml"), yaml).unwrap();
+    let ask = || async { cluster.admin.post_with("/admin/reload", &[], "").await };
+    let replies = tokio::join!(ask(), ask(), ask(), ask());
+    let mut results = [replies.0, replies.1, replies.2, replies.3].map(|reply| {
+        assert_eq!(reply.status, 200, "{}", reply.text());
+        reply.json()["result"].as_str().unwrap().to_owned()
+    });
+    results.sort();
+    assert_eq!(results, ["changed", "unchanged", "unchanged", "unchanged"]);
+}
+
+#[tokio::test]
 async fn breakers_and_limits_are_those_of_the_file() {
     let cluster = Cluster::start(Spec::aggregated(1)).await;
     let mut body = completion(&prompt(4, "a"));

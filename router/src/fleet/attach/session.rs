@@ -15,7 +15,8 @@ use super::blocks::{Blocks, Fault};
 use super::greet::{self, Guest};
 use super::line::Line;
 use super::seats::{Chair, Newcomer};
-use crate::fleet::indexing::Indexing;
+use crate::fleet::indexing::{Indexing, OVER_LIMIT};
+use crate::fleet::resync::ResyncWishes;
 use crate::fleet::told::Others;
 
 /// An attached worker.
@@ -31,6 +32,8 @@ struct Known {
     indexing: Indexing,
     /// Its side-car has said good-bye.
     is_leaving: bool,
+    /// Hears that all should be told anew.
+    wishes: ResyncWishes,
 }
 
 /// What comes after a stream.
@@ -49,6 +52,8 @@ enum Step {
     After(After),
     /// The fleet has another worker in place of this one.
     Replaced,
+    /// Somebody wants all of it told anew.
+    Wished(&'static str),
     /// Something may be said.
     Due,
 }
@@ -110,6 +115,14 @@ impl Session {
                 Step::Said(said) => *said,
                 Step::After(after) => return after,
                 Step::Due => continue,
+                Step::Wished(reason) => {
+                    if let Some(known) = &mut self.known {
+                        known.blocks.distrust();
+                        known.indexing.worker.set_events_current(false);
+                    }
+                    line.resync.need(reason);
+                    continue;
+                }
                 Step::Replaced => match self.enter(&guest) {
                     Ok(()) => {
                         line.resync.need("worker_replaced");
@@ -146,6 +159,12 @@ impl Session {
             }
         };
         let outbound = line.outbound.clone();
+        let wished = async {
+            match &mut self.known {
+                Some(known) => known.wishes.next().await,
+                None => std::future::pending().await,
+            }
+        };
         tokio::select! {
             biased;
             () = self.house.stop.cancelled() => {
@@ -171,6 +190,7 @@ impl Session {
                 line.acked();
                 Step::Due
             }
+            reason = wished => Step::Wished(reason),
             () = asked => Step::Due,
             () = outbound.closed() => Step::After(After::Silence),
         }
@@ -187,15 +207,16 @@ impl Session {
             worker.set_unsynced();
             let blocks = Blocks::new(Arc::clone(&served.pool), Arc::clone(&worker));
             let core = Arc::clone(&self.house.core);
+            let wishes = worker.resync.wishes();
             let indexing = Indexing::new(core, name.into(), Arc::clone(&served.pool), worker);
-            self.known = Some(Known { blocks, indexing, is_leaving: false });
+            self.known = Some(Known { blocks, indexing, is_leaving: false, wishes });
         }
         self.learn(guest.capabilities.clone())
     }
 
     /// Says what the side-car needs to know, and what of its worker is known already.
     fn welcome(&mut self, guest: &Guest, line: &mut Line) -> Result<(), Status> {
-        let Some(Known { blocks, indexing, is_leaving }) = &mut self.known else {
+        let Some(Known { blocks, indexing, is_leaving, .. }) = &mut self.known else {
             return Err(Status::internal("a worker that has just entered is not there"));
         };
         if std::mem::take(is_leaving) {
@@ -207,6 +228,8 @@ impl Session {
         }
         let known_sequence = blocks.known(&guest.mirror_id);
         if known_sequence.is_none() {
+            // Another mirror may be another engine's.
+            indexing.worker.becomes_another();
             blocks.distrust();
             line.resync.asked(Instant::now());
         }
@@ -308,7 +331,7 @@ impl Known {
         }
         let mut sum = Applied::default();
         let taken = self.blocks.snapshot(part, &mut sum).await;
-        self.indexing.note(sum);
+        self.indexing.note(0, sum);
         match taken {
             Ok(None) => Ok(()),
             Ok(Some(sequence)) => {
@@ -331,13 +354,14 @@ impl Known {
         self.indexing.observe(events.changes.len(), events.engine_time_s);
         let mut sum = Applied::default();
         let taken = self.blocks.events(events, &mut sum).await;
-        self.indexing.note(sum);
+        self.indexing.note(events.changes.len(), sum);
         match taken {
             Ok(sequence) => {
                 line.applied(sequence);
                 self.believe();
                 if self.indexing.has_room_again(Instant::now()) {
-                    line.resync.need("over_limit");
+                    line.resync.need(OVER_LIMIT);
+                    self.indexing.wait_longer();
                 }
                 Ok(())
             }

@@ -1,0 +1,105 @@
+//! What an engine says of itself, from recorded answers.
+
+use crate::support::fixture_text;
+use proptest::prelude::*;
+use splitrail_engine::vllm::identity::{
+    SourcesError, Trial, TrialOutcome, event_sources, of_all_ranks, served_model, version,
+};
+
+/// The body of a recorded answer.
+fn body(name: &str) -> String {
+    let text = fixture_text(name);
+    let (_, reply) = text.rsplit_once("HTTP").unwrap();
+    reply[reply.find('{').unwrap()..].to_owned()
+}
+
+#[test]
+fn version_and_model_are_as_the_engine_lists_them() {
+    assert_eq!(version(&body("identity/version.txt")).as_deref(), Some("0.32.0"));
+    let model = served_model(&body("identity/v1_models.txt")).unwrap();
+    assert_eq!((model.name.as_str(), model.context_tokens), ("tiny", Some(2048)));
+    for text in ["", "{}", r#"{"version":""}"#, r#"{"version":"a\nb"}"#, r#"{"version":1}"#] {
+        assert_eq!(version(text), None, "{text}");
+    }
+}
+
+#[test]
+fn an_adapter_is_not_the_model() {
+    let text = r#"{"data":[{"id":"lora","parent":"m"},{"id":"m","parent":null}]}"#;
+    assert_eq!(served_model(text).unwrap().name, "m");
+    assert_eq!(served_model(r#"{"data":[]}"#), None);
+}
+
+#[test]
+fn what_an_engine_has_bound_is_reached_at_its_host() {
+    let sources = event_sources(&body("identity/kv_event_sources.txt"), "10.0.0.1").unwrap();
+    assert_eq!(sources.len(), 1);
+    assert_eq!(sources[0].rank, 0);
+    assert_eq!(sources[0].events.to_string(), "tcp://10.0.0.1:15557");
+    assert_eq!(sources[0].replay.as_ref().unwrap().to_string(), "tcp://10.0.0.1:15558");
+    let quiet = r#"{"0":{"enable_kv_cache_events":false,"publisher":"null"}}"#;
+    assert_eq!(event_sources(quiet, "h").unwrap(), []);
+    let local = r#"{"3":{"enable_kv_cache_events":true,"endpoint":"ipc:///x"}}"#;
+    assert_eq!(event_sources(local, "h"), Err(SourcesError::Endpoint { rank: 3 }));
+    assert_eq!(event_sources("[]", "h"), Err(SourcesError::Shape));
+}
+
+#[test]
+fn ranks_that_are_not_listed_publish_on_the_next_ports() {
+    let listed = event_sources(&body("identity/kv_event_sources.txt"), "[::1]").unwrap();
+    let all = of_all_ranks(&listed, 3);
+    let places: Vec<_> =
+        all.iter().map(|source| (source.rank, source.events.to_string())).collect();
+    let expected = ["tcp://[::1]:15557", "tcp://[::1]:15558", "tcp://[::1]:15559"];
+    assert_eq!(places, (0..3).zip(expected.map(str::to_owned)).collect::<Vec<_>>());
+    let mut own = all.clone();
+    own[1].events = "tcp://other:1".parse().unwrap();
+    assert_eq!(of_all_ranks(&own, 3), own, "what is listed counts");
+    assert_eq!(of_all_ranks(&[], 3), []);
+}
+
+#[test]
+fn the_recorded_engine_ignores_a_threshold_and_knows_its_ranks() {
+    let ignored = body("identity/cache_hit_threshold.txt");
+    let outcome = Trial::Threshold.read(200, ignored.as_bytes()).unwrap();
+    assert_eq!(outcome.honours_threshold, Some(false));
+    let refused = body("identity/rank_out_of_range.txt");
+    let outcome = Trial::Rank.read(400, refused.as_bytes()).unwrap();
+    assert_eq!(outcome.takes_rank_header, Some(true));
+    let other = Trial::Rank.read(400, br#"{"error":{"message":"no completions here"}}"#).unwrap();
+    assert_eq!(other.takes_rank_header, None, "refused for something else");
+    let detailed = body("http/completion_cold.txt");
+    let outcome = Trial::Usage.read(200, detailed.as_bytes()).unwrap();
+    assert_eq!(outcome.reports_cached_tokens, Some(true));
+    let bare = body("http/A_cold_nodetailsflag.txt");
+    let outcome = Trial::Usage.read(200, bare.as_bytes()).unwrap();
+    assert_eq!(outcome.reports_cached_tokens, Some(false));
+}
+
+#[test]
+fn an_engine_that_turns_a_threshold_away_says_nothing_of_its_usage() {
+    let reply = br#"{"choices":[{"finish_reason":"cache_threshold"}],"usage":{"prompt_tokens":9}}"#;
+    let expected = TrialOutcome { honours_threshold: Some(true), ..TrialOutcome::default() };
+    assert_eq!(Trial::Threshold.read(200, reply), Some(expected));
+    assert_eq!(Trial::Threshold.read(412, b""), Some(expected));
+}
+
+#[test]
+fn an_engine_that_is_full_or_stops_is_to_be_asked_again() {
+    for trial in [Trial::Threshold, Trial::Usage, Trial::Rank] {
+        for status in [401, 429, 500, 503] {
+            assert_eq!(trial.read(status, b"{}"), None);
+        }
+        assert_eq!(trial.read(200, b"no JSON"), None);
+    }
+}
+
+proptest! {
+    #[test]
+    fn no_text_is_too_strange(text in any::<String>(), status in 100_u16..600) {
+        let _read = (version(&text), served_model(&text), event_sources(&text, "h"));
+        for trial in [Trial::Threshold, Trial::Usage, Trial::Rank] {
+            let _outcome = trial.read(status, text.as_bytes());
+        }
+    }
+}

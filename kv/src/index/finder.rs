@@ -1,0 +1,162 @@
+//! From any chained hash to the strip that has it: for those who know a prompt's last
+//! block and not the way there.
+//!
+//! Four bytes a slot: the strip's number below, bits of the hash above. Where in its strip
+//! a block is follows from how deep in its prompt it is, so nothing else need be kept.
+
+use super::strips::Place;
+
+const EMPTY: u32 = 0;
+/// A slot that had something: searches go on behind it.
+const GONE: u32 = 1;
+/// Numbers below are taken by the two above.
+const FIRST: u32 = 2;
+/// The share of slots in use, gone ones included, at which the table is laid out anew.
+const FULL: (usize, usize) = (4, 5);
+const SLOTS_MIN: usize = 64;
+
+/// The table, or none as long as nobody has asked for it.
+#[derive(Debug, Default)]
+pub(super) struct Finder {
+    slots: Vec<u32>,
+    /// Slots that are not empty, gone ones included.
+    used: usize,
+    strip_bits: u32,
+}
+
+impl Finder {
+    /// A table with room for so many blocks and half as many again, in strips with numbers
+    /// up to twice this one.
+    pub(super) fn with_room(blocks: usize, strip: u32) -> Self {
+        let slots = (blocks * 3 / 2 * FULL.1 / FULL.0).max(SLOTS_MIN);
+        let strip_bits = (u32::BITS - (strip + FIRST).leading_zeros() + 1).min(u32::BITS);
+        Self { slots: vec![EMPTY; slots], used: 0, strip_bits }
+    }
+
+    /// Whether so many more blocks of a strip can be added.
+    pub(super) fn has_room(&self, blocks: usize, strip: u32) -> bool {
+        (self.used + blocks) * FULL.1 <= self.slots.len() * FULL.0
+            && u64::from(strip) + u64::from(FIRST) < 1 << self.strip_bits
+    }
+
+    /// Adds blocks of a strip; there must be [room](Finder::has_room).
+    pub(super) fn add(&mut self, strip: u32, hashes: impl Iterator<Item = u64>) {
+        for hash in hashes {
+            let mut at = self.home(hash);
+            while self.slots[at] > GONE {
+                at = self.behind(at);
+            }
+            self.used += usize::from(self.slots[at] == EMPTY);
+            self.slots[at] = self.slot(hash, strip);
+        }
+    }
+
+    /// Takes blocks of a strip out. Slots of one strip with the same bits of a hash stand for
+    /// each other: whichever goes, what is left can be reached by all.
+    pub(super) fn remove(&mut self, strip: u32, hashes: impl Iterator<Item = u64>) {
+        for hash in hashes {
+            let slot = self.slot(hash, strip);
+            let mut at = self.home(hash);
+            while self.slots[at] != slot {
+                if self.slots[at] == EMPTY {
+                    return;
+                }
+                at = self.behind(at);
+            }
+            // Before an empty slot no search needs a mark.
+            let is_end = self.slots[self.behind(at)] == EMPTY;
+            self.slots[at] = if is_end { EMPTY } else { GONE };
+            self.used -= usize::from(is_end);
+        }
+    }
+
+    /// The strips that may have a block.
+    pub(super) fn strips(&self, hash: u64) -> impl Iterator<Item = u32> + '_ {
+        let mut at = if self.slots.is_empty() { None } else { Some(self.home(hash)) };
+        let tag = self.slot(hash, 0) >> (self.strip_bits % u32::BITS);
+        let slots = std::iter::from_fn(move || {
+            let slot = self.slots[at?];
+            at = (slot != EMPTY).then(|| self.behind(at.unwrap_or_default()));
+            at.map(|_| slot)
+        });
+        let mask = self.mask();
+        let alike = move |slot: &u32| {
+            *slot > GONE && (mask == u32::MAX || slot >> (self.strip_bits % u32::BITS) == tag)
+        };
+        slots.filter(alike).filter_map(move |slot| (slot & mask).checked_sub(FIRST))
+    }
+
+    pub(super) fn bytes(&self) -> usize {
+        self.slots.capacity() * size_of::<u32>()
+    }
+
+    #[inline]
+    fn home(&self, hash: u64) -> usize {
+        // Chained hashes are even enough as they are.
+        (((hash >> 32) * self.slots.len() as u64) >> 32) as usize
+    }
+
+    #[inline]
+    fn behind(&self, at: usize) -> usize {
+        if at + 1 == self.slots.len() { 0 } else { at + 1 }
+    }
+
+    fn mask(&self) -> u32 {
+        u32::MAX >> (u32::BITS - self.strip_bits)
+    }
+
+    #[inline]
+    fn slot(&self, hash: u64, strip: u32) -> u32 {
+        let tag = (hash as u32).checked_shl(self.strip_bits).unwrap_or(0);
+        tag | (strip + FIRST)
+    }
+}
+
+impl super::Index {
+    /// From now on [`Index::holds`](super::Index::holds) can be asked. Takes about eight
+    /// bytes for each block.
+    pub fn trace_blocks(&mut self) {
+        self.forest.strips.trace(&self.forest.words);
+    }
+
+    /// Whether a worker holds, in any tier, the block with this chained hash and all before
+    /// it, `blocks` of them altogether; no block is always held. False where there is no
+    /// block of that hash so far from its prompt's start, and where
+    /// [`Index::trace_blocks`](super::Index::trace_blocks) was not called.
+    ///
+    /// Takes as many steps as the prompt lies along runs.
+    pub fn holds(&self, worker: super::WorkerKey, blocks: u32, last: crate::BlockHash) -> bool {
+        let Some(deepest) = blocks.checked_sub(1) else {
+            return true;
+        };
+        let Some(slot) = self.workers.get(&worker).map(|worker| worker.slot) else {
+            return false;
+        };
+        let Some(mut place) = self.find_traced(deepest, last.0) else {
+            return false;
+        };
+        while let Some((run, at)) = self.forest.locate(place) {
+            if self.forest.beginning(run, slot) <= at {
+                return false;
+            }
+            match self.forest.meta(run).parent {
+                None => return true,
+                Some(before) => place = before,
+            }
+        }
+        false
+    }
+
+    /// The place of a block with so many others before it.
+    fn find_traced(&self, depth: u32, hash: u64) -> Option<Place> {
+        let strips = &self.forest.strips;
+        strips.traced(hash).find_map(|strip| {
+            let &(start, run) = strips.pieces(strip).first()?;
+            let offset = (depth + start).checked_sub(self.forest.meta(run).depth)?;
+            let place = Place { strip, offset };
+            let is_there =
+                offset < strips.len(strip) && strips.hash(&self.forest.words, place) == hash;
+            is_there.then_some(place)
+        })
+    }
+}

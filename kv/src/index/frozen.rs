@@ -1,0 +1,226 @@
+//! A worker's blocks as they are at one moment, taken quickly and read at leisure.
+//!
+//! [`Index::snapshot`](super::Index::snapshot) borrows the index until its last run; this copies two words
+//! for each block in the order in which they lie in memory, and leaves all sorting for later.
+
+use std::collections::BTreeMap;
+use std::ops::Range;
+
+use super::forest::{Forest, ROOT};
+use super::strips::Place;
+use super::{Index, Named, SnapshotRun, WorkerKey};
+use crate::event::{EngineHash, Tier};
+use crate::hash::BlockHash;
+
+/// Longest run that is given out.
+const RUN_BLOCKS_MAX: usize = 1024;
+/// A run that the worker has no part in.
+const LEFT_OUT: u32 = u32::MAX;
+
+/// A name and its copies by tier.
+type Name = (EngineHash, [u32; Tier::COUNT]);
+
+/// All that a worker held at one moment.
+#[derive(Debug, Default)]
+pub struct Frozen {
+    runs: Vec<FrozenRun>,
+    hashes: Vec<u64>,
+    /// A name of each block, where it is held.
+    names: Vec<u64>,
+    held: Vec<u64>,
+    /// Blocks with other copies than one on the device, or with more than one name:
+    /// all names of theirs.
+    special: BTreeMap<u32, Vec<Name>>,
+}
+
+#[derive(Clone, Copy, Debug)]
+struct FrozenRun {
+    depth: u32,
+    /// Its first block among `hashes`.
+    from: u32,
+    len: u32,
+    /// Whether there is a block before it.
+    hangs: bool,
+    parent: u64,
+}
+
+/// The run that was met last. Neighbours in memory are mostly neighbours in their chain, so
+/// that the next block is mostly in the same one.
+#[derive(Default)]
+struct Near {
+    strip: u32,
+    blocks: Range<u32>,
+    run: u32,
+}
+
+impl Near {
+    #[inline]
+    fn locate(&mut self, forest: &Forest, place: Place) -> Option<(u32, u32)> {
+        if place.strip != self.strip || !self.blocks.contains(&place.offset) {
+            let (run, at) = forest.locate(place)?;
+            let start = place.offset - at;
+            *self = Self { strip: place.strip, blocks: start..start + forest.run(run).len(), run };
+        }
+        Some((self.run, place.offset - self.blocks.start))
+    }
+}
+
+impl Index {
+    /// A copy of all that a worker holds: the same as [`Index::snapshot`], at about twenty
+    /// bytes a block, without holding the index up for longer than the copying takes.
+    pub fn freeze(&self, worker: WorkerKey) -> Frozen {
+        let mut frozen = Frozen::default();
+        let Some(known) = self.workers.get(&worker) else {
+            return frozen;
+        };
+        frozen.hashes.reserve(known.names.len());
+        let bases = self.freeze_runs(worker, &mut frozen);
+        frozen.names = vec![0; frozen.hashes.len()];
+        frozen.held = vec![0; frozen.hashes.len().div_ceil(64)];
+        let mut near = Near::default();
+        for (lane, name, place) in known.names.iter() {
+            let Some((run, at)) = near.locate(&self.forest, place) else {
+                continue;
+            };
+            let block = bases[run as usize] + at;
+            let (word, bit) = (block as usize / 64, 1 << (block % 64));
+            let is_further = frozen.held[word] & bit != 0;
+            if is_further || known.names.is_special(lane) {
+                let first = EngineHash(frozen.names[block as usize]);
+                let all = frozen.special.entry(block).or_insert_with(|| match is_further {
+                    true => vec![(first, [1, 0, 0, 0])],
+                    false => Vec::new(),
+                });
+                all.push((EngineHash(name), known.copies(lane)));
+            }
+            frozen.held[word] |= bit;
+            frozen.names[block as usize] = name;
+        }
+        frozen
+    }
+
+    /// Copies the runs that a worker holds blocks of, and those before them; says where
+    /// each run begins in the copy.
+    fn freeze_runs(&self, worker: WorkerKey, frozen: &mut Frozen) -> Vec<u32> {
+        let mut bases = vec![LEFT_OUT; self.forest.metas.len()];
+        let Some(known) = self.workers.get(&worker) else {
+            return bases;
+        };
+        let mut near = Near::default();
+        for (mut place, present) in known.names.groups() {
+            let mut left = present;
+            while left != 0 {
+                place.offset += left.trailing_zeros();
+                left = (left >> left.trailing_zeros()) & !1;
+                let Some((mut run, _)) = near.locate(&self.forest, place) else {
+                    continue;
+                };
+                while run != ROOT && bases[run as usize] == LEFT_OUT {
+                    bases[run as usize] = frozen.hashes.len() as u32;
+                    self.freeze_run(run, frozen);
+                    run = self.forest.parent_of(run);
+                }
+            }
+        }
+        bases
+    }
+
+    fn freeze_run(&self, run: u32, frozen: &mut Frozen) {
+        let (meta, len) = (self.forest.meta(run), self.forest.run(run).len());
+        let parent = meta.parent.and_then(|place| self.forest.locate(place));
+        frozen.runs.push(FrozenRun {
+            depth: meta.depth,
+            from: frozen.hashes.len() as u32,
+            len,
+            hangs: parent.is_some(),
+            parent: parent.map_or(0, |(run, at)| self.forest.hash(run, at)),
+        });
+        let words = self.forest.strips.words(&self.forest.words, self.forest.place(run, 0), len);
+        frozen.hashes.extend(words.iter().map(|word| word.load(super::sync::Ordering::Relaxed)));
+    }
+}
+
+impl Frozen {
+    /// Bytes of memory that it takes.
+    pub fn bytes(&self) -> usize {
+        const PER_SPECIAL: usize = 2 * size_of::<(u32, Vec<Name>)>() + 2 * size_of::<Name>();
+        (self.hashes.capacity() + self.names.capacity() + self.held.capacity()) * 8
+            + self.runs.capacity() * size_of::<FrozenRun>()
+            + self.special.len() * PER_SPECIAL
+    }
+
+    /// Its runs, as [`Index::snapshot`] gives them: parents before children.
+    pub fn runs(&self) -> impl Iterator<Item = SnapshotRun> + '_ {
+        let order = self.order();
+        let mut at = 0;
+        let mut pieces = Vec::new().into_iter();
+        std::iter::from_fn(move || self.next(&order, &mut at, &mut pieces))
+    }
+
+    /// The runs' numbers, the least deep first. Sorting them is what takes time.
+    pub fn order(&self) -> Vec<u32> {
+        let mut order: Vec<u32> = (0..self.runs.len() as u32).collect();
+        order.sort_unstable_by_key(|run| {
+            let FrozenRun { depth, from, .. } = self.runs[*run as usize];
+            (depth, self.hashes[from as usize])
+        });
+        order
+    }
+
+    /// Consecutive blocks of one of its runs, cut where holding begins and ends.
+    pub fn pieces(&self, run: u32) -> Vec<SnapshotRun> {
+        let FrozenRun { from, len, hangs, parent, .. } = self.runs[run as usize];
+        let mut pieces = Vec::new();
+        let mut before = hangs.then_some(BlockHash(parent));
+        let (mut at, end) = (from, from + len);
+        while at < end {
+            let held = self.holds(at);
+            let longest = end.min(at + RUN_BLOCKS_MAX as u32);
+            let to = (at..longest).find(|block| self.holds(*block) != held).unwrap_or(longest);
+            let hashes: Vec<_> =
+                self.hashes[at as usize..to as usize].iter().map(|hash| BlockHash(*hash)).collect();
+            let names = if held { self.names(at, to) } else { Vec::new() };
+            let last = hashes.last().copied();
+            pieces.push(SnapshotRun { parent: before, hashes, names });
+            (before, at) = (last, to);
+        }
+        pieces
+    }
+
+    fn names(&self, from: u32, to: u32) -> Vec<Named> {
+        let mut names = Vec::with_capacity((to - from) as usize);
+        for block in from..to {
+            let at = block - from;
+            match self.special.get(&block) {
+                Some(all) => {
+                    let named = |&(engine, copies)| Named { at, engine, copies };
+                    names.extend(all.iter().map(named));
+                }
+                None => {
+                    let engine = EngineHash(self.names[block as usize]);
+                    names.push(Named { at, engine, copies: [1, 0, 0, 0] });
+                }
+            }
+        }
+        names
+    }
+
+    fn holds(&self, block: u32) -> bool {
+        self.held[block as usize / 64] >> (block % 64) & 1 == 1
+    }
+
+    fn next(
+        &self,
+        order: &[u32],
+        at: &mut usize,
+        pieces: &mut std::vec::IntoIter<SnapshotRun>,
+    ) -> Option<SnapshotRun> {
+        loop {
+            if let Some(piece) = pieces.next() {
+                return Some(piece);
+            }
+            *pieces = self.pieces(*order.get(*at)?).into_iter();
+            *at += 1;
+        }
+    }
+}

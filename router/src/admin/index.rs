@@ -1,0 +1,46 @@
+//! What the index holds of one worker, to be compared with what its engine says that it holds.
+
+use axum::extract::{Path, Query, State};
+use axum::response::Response;
+use serde_json::{Map, Value, json};
+use splitrail_kv::{Frozen, Tier, WorkerKey};
+
+use super::Admin;
+use super::change::{Result, Which, the_worker};
+use crate::ingress::reply::json_reply;
+use crate::pick::mix;
+
+/// A worker's blocks, counted and condensed, for each rank. The digest is the sum (modulo
+/// 2^64) of the engine's names of all blocks, each put through SplitMix64's finalizer: equal for
+/// equal sets, in whatever order they came to be.
+pub(super) async fn show(
+    State(admin): State<Admin>,
+    Path(id): Path<String>,
+    Query(which): Query<Which>,
+) -> Result<Response> {
+    let serving = admin.core.serving();
+    let (served, known) = the_worker(&admin, &serving, &id, which.model.as_deref())?;
+    let worker = known.worker.index as u32;
+    // Copied with the index in hand; what takes longer goes on without it.
+    let ranks: Vec<(WorkerKey, [usize; Tier::COUNT], Frozen)> = {
+        let index = served.pool.index();
+        let keys: Vec<_> = index.workers().filter(|key| key.worker == worker).collect();
+        keys.into_iter().map(|key| (key, index.block_counts(key), index.freeze(key))).collect()
+    };
+    let ranks: Vec<_> =
+        ranks.iter().map(|(key, counts, frozen)| view(*key, counts, frozen)).collect();
+    Ok(json_reply(json!({"model": served.name(), "id": id, "ranks": ranks})))
+}
+
+fn view(key: WorkerKey, counts: &[usize; Tier::COUNT], frozen: &Frozen) -> Value {
+    let (mut names, mut digest) = (0u64, 0u64);
+    for named in frozen.runs().flat_map(|run| run.names) {
+        names += 1;
+        digest = digest.wrapping_add(mix(named.engine.0));
+    }
+    let blocks: Map<String, Value> = Tier::ALL
+        .iter()
+        .map(|tier| (tier.name().to_owned(), counts[*tier as usize].into()))
+        .collect();
+    json!({"rank": key.rank, "names": names, "digest": format!("{digest:016x}"), "blocks": blocks})
+}

@@ -1,0 +1,258 @@
+//! What to do about a worker's drift: pure.
+
+use std::time::Instant;
+
+use crate::config::model::DriftConfig;
+
+/// What was measured of one worker since its index began: moving averages per reply.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct Measured {
+    /// Replies that were compared.
+    pub samples: u64,
+    /// Blocks that the index promised.
+    pub promised_blocks: f64,
+    /// Blocks that the engine found.
+    pub found_blocks: f64,
+    /// Blocks that were promised and not found.
+    pub over_blocks: f64,
+    /// Blocks that were found and not promised.
+    pub under_blocks: f64,
+}
+
+/// Which of the two had more.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Direction {
+    /// The index.
+    Over,
+    /// The engine.
+    Under,
+}
+
+impl Direction {
+    /// The label in metrics and logs.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Over => "over",
+            Self::Under => "under",
+        }
+    }
+}
+
+/// What was done so far.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Past {
+    /// Readings in a row after which the worker still found less than was promised.
+    pub over_resyncs: u32,
+    /// The same for more.
+    pub under_resyncs: u32,
+    /// When the last one was asked for.
+    pub last_resync: Option<Instant>,
+}
+
+impl Past {
+    /// What is done now is past.
+    pub fn note(&mut self, step: &Step, now: Instant) {
+        match step {
+            Step::Fine => (self.over_resyncs, self.under_resyncs) = (0, 0),
+            Step::Resync(direction) => {
+                self.last_resync = Some(now);
+                match direction {
+                    Direction::Over => self.over_resyncs += 1,
+                    Direction::Under => self.under_resyncs += 1,
+                }
+            }
+            Step::Wait | Step::Bear | Step::GiveUp => {}
+        }
+    }
+}
+
+/// What to do.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Step {
+    /// Nothing: all is well, so that readings before have helped.
+    Fine,
+    /// Nothing yet: too little is known, or it was read a moment ago.
+    Wait,
+    /// Nothing any more: reading it anew does not help, and it does no harm.
+    Bear,
+    /// Read its events anew.
+    Resync(Direction),
+    /// Take it out of KV routing.
+    GiveUp,
+}
+
+/// A decision.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Verdict {
+    /// The share of its overlap that does not count, from 0 to 1: what was promised and not
+    /// found, of what was promised.
+    pub discount: f64,
+    /// What to do.
+    pub step: Step,
+}
+
+/// Judges one worker.
+pub fn judge(config: &DriftConfig, measured: &Measured, past: &Past, now: Instant) -> Verdict {
+    if !config.enabled || measured.samples < config.samples_min {
+        return Verdict { discount: 0.0, step: Step::Wait };
+    }
+    let beyond =
+        |blocks: f64, bound: f64, whole: f64, share: f64| blocks > bound && blocks > share * whole;
+    let Measured { over_blocks, under_blocks, .. } = *measured;
+    let over =
+        beyond(over_blocks, config.bound_blocks, measured.promised_blocks, config.bound_share);
+    let under = beyond(
+        under_blocks,
+        config.under_bound_blocks,
+        measured.found_blocks,
+        config.under_bound_share,
+    );
+    let discount = match over {
+        true => (over_blocks / measured.promised_blocks.max(over_blocks)).clamp(0.0, 1.0),
+        false => 0.0,
+    };
+    let waits = past
+        .last_resync
+        .is_some_and(|last| now.saturating_duration_since(last) < config.resync_min);
+    let step = match (over, under) {
+        (false, false) => Step::Fine,
+        _ if waits => Step::Wait,
+        (true, _) if past.over_resyncs >= config.resyncs_max => Step::GiveUp,
+        (true, _) => Step::Resync(Direction::Over),
+        (false, true) if past.under_resyncs >= config.resyncs_max => Step::Bear,
+        (false, true) => Step::Resync(Direction::Under),
+    };
+    Verdict { discount, step }
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used)]
+mod tests {
+    use std::time::Duration;
+
+    use proptest::prelude::*;
+
+    use super::*;
+
+    const CONFIG: DriftConfig = DriftConfig {
+        enabled: true,
+        bound_blocks: 4.0,
+        bound_share: 0.25,
+        under_bound_blocks: 16.0,
+        under_bound_share: 0.5,
+        samples_min: 32,
+        resync_min: Duration::from_secs(300),
+        resyncs_max: 3,
+    };
+
+    fn measured(promised_blocks: f64, found_blocks: f64) -> Measured {
+        let difference = promised_blocks - found_blocks;
+        Measured {
+            samples: 100,
+            promised_blocks,
+            found_blocks,
+            over_blocks: difference.max(0.0),
+            under_blocks: (-difference).max(0.0),
+        }
+    }
+
+    fn first(measured: Measured) -> Verdict {
+        judge(&CONFIG, &measured, &Past::default(), Instant::now())
+    }
+
+    #[test]
+    fn a_promise_that_is_not_kept_counts_for_what_is_left_of_it() {
+        let verdict = first(measured(40.0, 10.0));
+        assert_eq!(verdict, Verdict { discount: 0.75, step: Step::Resync(Direction::Over) });
+        assert_eq!(first(measured(40.0, 0.0)).discount, 1.0);
+        for fine in [measured(40.0, 31.0), measured(3.0, 0.0), measured(0.0, 0.0)] {
+            assert_eq!(first(fine), Verdict { discount: 0.0, step: Step::Fine }, "{fine:?}");
+        }
+        let few = Measured { samples: 31, ..measured(40.0, 0.0) };
+        assert_eq!(first(few), Verdict { discount: 0.0, step: Step::Wait });
+    }
+
+    #[test]
+    fn to_find_more_than_was_promised_costs_nothing_but_readings() {
+        let more = measured(10.0, 60.0);
+        assert_eq!(first(more), Verdict { discount: 0.0, step: Step::Resync(Direction::Under) });
+        let tired = Past { under_resyncs: 3, ..Past::default() };
+        let verdict = judge(&CONFIG, &more, &tired, Instant::now());
+        assert_eq!(verdict, Verdict { discount: 0.0, step: Step::Bear });
+    }
+
+    /// The steps of a worker that is judged every minute.
+    fn course(minutes: u64, drifts: impl Fn(u64) -> Measured) -> Vec<Step> {
+        let (start, mut past) = (Instant::now(), Past::default());
+        let steps = (0..minutes).map(|minute| {
+            let now = start + Duration::from_secs(60 * minute);
+            let verdict = judge(&CONFIG, &drifts(minute), &past, now);
+            past.note(&verdict.step, now);
+            verdict.step
+        });
+        steps.collect()
+    }
+
+    #[test]
+    fn who_cannot_be_helped_is_read_as_often_as_allowed_and_then_given_up() {
+        let steps = course(20, |_| measured(40.0, 0.0));
+        let at =
+            |wanted: Step| (0..steps.len()).filter(|i| steps[*i] == wanted).collect::<Vec<_>>();
+        assert_eq!(at(Step::Resync(Direction::Over)), [0, 5, 10]);
+        assert_eq!(at(Step::GiveUp)[0], 15);
+    }
+
+    #[test]
+    fn what_helped_begins_a_new_count() {
+        // Drifts for a minute, every seven: each reading helps.
+        let drifts =
+            |minute: u64| measured(40.0, if minute.is_multiple_of(7) { 0.0 } else { 40.0 });
+        let steps = course(70, drifts);
+        let readings = steps.iter().filter(|step| matches!(step, Step::Resync(_))).count();
+        assert_eq!(readings, 10);
+        assert!(!steps.contains(&Step::GiveUp));
+    }
+
+    proptest! {
+        #[test]
+        fn only_a_broken_promise_ever_lowers_an_overlap_or_gives_up(
+            samples in 0u64..100, promised in 0.0..200.0f64, found in 0.0..200.0f64,
+            over in 0.0..200.0f64, under in 0.0..200.0f64,
+            over_resyncs in 0u32..5, under_resyncs in 0u32..5, ago in proptest::option::of(0u64..900),
+        ) {
+            let now = Instant::now() + Duration::from_secs(1000);
+            let measured = Measured {
+                samples,
+                promised_blocks: promised,
+                found_blocks: found,
+                over_blocks: over,
+                under_blocks: under,
+            };
+            let last_resync = ago.map(|ago| now - Duration::from_secs(ago));
+            let past = Past { over_resyncs, under_resyncs, last_resync };
+            let verdict = judge(&CONFIG, &measured, &past, now);
+            prop_assert!((0.0..=1.0).contains(&verdict.discount));
+            let broken = samples >= 32 && over > 4.0 && over > 0.25 * promised;
+            prop_assert_eq!(verdict.discount > 0.0, broken);
+            match verdict.step {
+                Step::GiveUp => prop_assert!(broken && over_resyncs >= 3),
+                Step::Resync(Direction::Over) => prop_assert!(broken && over_resyncs < 3),
+                Step::Resync(Direction::Under) => prop_assert!(!broken && under_resyncs < 3),
+                Step::Fine => prop_assert!(!broken),
+                Step::Wait | Step::Bear => {}
+            }
+            if matches!(verdict.step, Step::Resync(_) | Step::GiveUp) {
+                prop_assert!(ago.is_none_or(|ago| ago >= 300));
+            }
+        }
+
+        #[test]
+        fn a_larger_share_that_is_missing_never_counts_for_more(
+            promised in 1.0..200.0f64, a in 0.0..1.0f64, b in 0.0..1.0f64
+        ) {
+            let discount = |missing: f64| first(measured(promised, promised * (1.0 - missing))).discount;
+            let (less, more) = if a < b { (a, b) } else { (b, a) };
+            prop_assert!(discount(less) <= discount(more) + 1e-12);
+        }
+    }
+}

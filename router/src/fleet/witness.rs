@@ -1,0 +1,77 @@
+//! What became of one worker's KV events: counts that tell why its blocks are not found.
+
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+
+use splitrail_kv::Applied;
+
+/// Counts of one worker. They only grow, and order nothing.
+#[derive(Debug, Default)]
+pub struct Witness {
+    events: AtomicU64,
+    stored: AtomicU64,
+    parentless: AtomicU64,
+    malformed: AtomicU64,
+    over_limit: AtomicU64,
+    other_rank: AtomicU64,
+}
+
+/// The counts at one moment, or between two.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Witnessed {
+    /// Events that came.
+    pub events: u64,
+    /// Blocks that went into the index.
+    pub stored: u64,
+    /// Blocks under a parent that nobody knows.
+    pub parentless: u64,
+    /// Blocks of another size.
+    pub malformed: u64,
+    /// Blocks beyond the index's bound.
+    pub over_limit: u64,
+    /// Events of a data-parallel rank that is not indexed.
+    pub other_rank: u64,
+}
+
+impl Witness {
+    /// So many events came, and this became of them.
+    pub fn applied(&self, events: usize, sum: &Applied) {
+        let add = |counter: &AtomicU64, count: usize| counter.fetch_add(count as u64, Relaxed);
+        add(&self.events, events);
+        add(&self.stored, sum.stored);
+        add(&self.parentless, sum.aside + sum.orphaned);
+        add(&self.malformed, sum.malformed);
+        add(&self.over_limit, sum.over_limit);
+    }
+
+    /// So many events came that are of no use because of their rank.
+    pub fn of_other_rank(&self, events: usize) {
+        self.events.fetch_add(events as u64, Relaxed);
+        self.other_rank.fetch_add(events as u64, Relaxed);
+    }
+
+    /// The counts now.
+    pub fn now(&self) -> Witnessed {
+        Witnessed {
+            events: self.events.load(Relaxed),
+            stored: self.stored.load(Relaxed),
+            parentless: self.parentless.load(Relaxed),
+            malformed: self.malformed.load(Relaxed),
+            over_limit: self.over_limit.load(Relaxed),
+            other_rank: self.other_rank.load(Relaxed),
+        }
+    }
+}
+
+impl Witnessed {
+    /// What came after an earlier moment.
+    pub fn since(self, earlier: Self) -> Self {
+        Self {
+            events: self.events - earlier.events,
+            stored: self.stored - earlier.stored,
+            parentless: self.parentless - earlier.parentless,
+            malformed: self.malformed - earlier.malformed,
+            over_limit: self.over_limit - earlier.over_limit,
+            other_rank: self.other_rank - earlier.other_rank,
+        }
+    }
+}

@@ -1,0 +1,63 @@
+//! Events as an engine with a defect tells them.
+
+use crate::cache::{CacheEvent, StoredBlocks};
+use crate::faults::{FaultBoard, FaultKind};
+
+/// A parent that no engine has ever announced.
+const NOBODYS_HASH: u64 = 0x0bad_0bad_0bad_0bad;
+
+/// One step's events as they are told.
+pub(super) struct Told {
+    pub(super) live: Vec<CacheEvent>,
+    pub(super) replayed: Vec<CacheEvent>,
+    /// The data-parallel rank that is named.
+    pub(super) rank: u16,
+}
+
+/// What becomes of a step's events under the faults that strike now.
+pub(super) fn distort(faults: &FaultBoard, events: &[CacheEvent]) -> Told {
+    let salts = !faults.strikes("drop_salts");
+    let adapters = !faults.strikes("drop_adapters");
+    let parents = !faults.strikes("strange_parents");
+    let told = events.iter().cloned().map(|event| match event {
+        CacheEvent::Stored(mut stored) => {
+            stored.parent = stored.parent.or((!parents).then_some(NOBODYS_HASH));
+            let stored = if adapters { stored } else { without_adapter(stored) };
+            CacheEvent::Stored(if salts { stored } else { without_salt(stored) })
+        }
+        other => other,
+    });
+    let replayed: Vec<CacheEvent> = told.collect();
+    let is_stored = |event: &&CacheEvent| matches!(event, CacheEvent::Stored(_));
+    let stored = || replayed.iter().filter(is_stored).cloned().collect::<Vec<_>>();
+    let (live, replayed) = match faults.take("hide_removals") {
+        Some(FaultKind::HideRemovals { in_replay: true }) => (stored(), stored()),
+        Some(_) => (stored(), replayed),
+        None => (replayed.clone(), replayed),
+    };
+    Told { live, replayed, rank: u16::from(faults.strikes("other_rank")) }
+}
+
+fn without_adapter(mut stored: StoredBlocks) -> StoredBlocks {
+    if let Some((_, name)) = stored.adapter.take() {
+        forget_key(&mut stored, |key| *key == name);
+    }
+    stored
+}
+
+fn without_salt(mut stored: StoredBlocks) -> StoredBlocks {
+    let adapter = stored.adapter.as_ref().map(|(_, name)| name.clone());
+    forget_key(&mut stored, |key| Some(key) != adapter.as_ref());
+    stored
+}
+
+fn forget_key(stored: &mut StoredBlocks, forgotten: impl Fn(&String) -> bool) {
+    for keys in &mut stored.extra_keys {
+        if let Some(named) = keys {
+            named.retain(|key| !forgotten(key));
+            if named.is_empty() {
+                *keys = None;
+            }
+        }
+    }
+}

@@ -1,0 +1,85 @@
+"""`splitrail-shim` before a real engine."""
+
+import contextlib
+import json
+import os
+import pathlib
+import socket
+import subprocess
+
+from .engine import BLOCK_SIZE
+from .waiting import eventually
+
+CONFIG = """\
+listen:
+  http: 127.0.0.1:0
+  admin: 127.0.0.1:0
+  fleet: 127.0.0.1:{fleet_port}
+models:
+  - name: tiny
+    block_size: {block_size}
+    tokenizer: {{ kind: huggingface, path: "{model_path}" }}
+    flow: decode_first
+    connector: nixl
+    # Every prompt is asked about, whatever the index knows.
+    gate: {{ kind: shim, index_first: false }}
+    policy: {{ kind: kv_overlap }}
+    canary: {{ again_after: 24h }}
+    discovery: [ {{ kind: shim }} ]
+  - name: tiny-aggregated
+    block_size: {block_size}
+    tokenizer: {{ kind: huggingface, path: "{model_path}" }}
+    flow: aggregated
+    connector: none
+    policy: {{ kind: round_robin }}
+    canary: {{ enabled: false }}
+    workers:
+      - {{ id: a0, role: both, url: "{aggregated_url}" }}
+"""
+
+
+def free_port():
+    with socket.socket() as held:
+        held.bind(("127.0.0.1", 0))
+        return held.getsockname()[1]
+
+
+def router_config(fleet_port, aggregated):
+    return CONFIG.format(
+        fleet_port=fleet_port,
+        block_size=BLOCK_SIZE,
+        model_path=os.environ["SPLITRAIL_MODEL_PATH"],
+        aggregated_url=aggregated.url,
+    )
+
+
+@contextlib.contextmanager
+def attached(id, role, engine, routers, folder):
+    """Runs a side-car for as long as the body runs; ends it, drained, afterwards."""
+    folder.mkdir(parents=True, exist_ok=True)
+    ready_file, log_file = folder / f"{id}.json", folder / f"{id}.log"
+    ready_file.unlink(missing_ok=True)
+    binary = pathlib.Path(os.environ["SPLITRAIL_BIN"]).with_name("splitrail-shim")
+    command = [
+        binary, "--engine", engine.url, "--listen", "127.0.0.1:0", "--role", role, "--id", id,
+        "--router", ",".join(f"127.0.0.1:{port}" for port in routers),
+        "--ready-file", ready_file,
+    ]  # fmt: skip
+    with log_file.open("wb") as log:
+        process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=log, stderr=log)
+
+    def ready():
+        assert process.poll() is None, f"{id} ended:\n{log_file.read_text()[-4000:]}"
+        try:
+            return json.loads(ready_file.read_text())
+        except (FileNotFoundError, json.JSONDecodeError):
+            return None
+
+    try:
+        yield eventually(ready, bool, f"the ready file of {id}")
+        process.terminate()
+        assert process.wait(timeout=60) == 0, log_file.read_text()[-4000:]
+    finally:
+        if process.poll() is None:
+            process.kill()
+            process.wait()

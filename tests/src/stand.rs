@@ -1,0 +1,321 @@
+//! Engines, side-cars and routers, each a process of its own that can be killed and started
+//! again where it was.
+
+use std::collections::BTreeSet;
+use std::net::{SocketAddr, TcpListener};
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use serde_json::Value;
+use splitrail::quickstart::write_tokenizer;
+use tempfile::TempDir;
+
+use crate::client::Client;
+use crate::process::Process;
+
+/// How long the fleet may take to have a true picture again.
+const RECOVERY: Duration = Duration::from_secs(45);
+
+/// What a process is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Kind {
+    /// A simulated engine.
+    Engine,
+    /// The side-car of the engine of the same place.
+    SideCar,
+    /// A router.
+    Router,
+}
+
+/// A place where a process runs, now or later.
+pub struct Post {
+    /// What runs there.
+    pub kind: Kind,
+    /// Its name; that of the worker, for engines and side-cars.
+    pub name: String,
+    args: Vec<String>,
+    process: Option<Process>,
+    /// Where it serves HTTP.
+    pub http: SocketAddr,
+    /// A router's admin listener.
+    pub admin: SocketAddr,
+}
+
+/// A whole fleet on loopback.
+pub struct Stand {
+    /// Everything that runs.
+    pub posts: Vec<Post>,
+    folder: TempDir,
+}
+
+/// What to start.
+pub struct Plan {
+    /// Prefill engines, `p0`, ...
+    pub prefill: usize,
+    /// Decode engines, `d0`, ...
+    pub decode: usize,
+    /// Routers, `r0`, ...
+    pub routers: usize,
+    /// Further keys of the model, as YAML lines.
+    pub model: String,
+    /// Further top-level keys, as YAML lines.
+    pub top: String,
+    /// Further arguments of engines.
+    pub engine: Vec<String>,
+    /// The addresses of routers that side-cars attach to, from the routers' own: where something
+    /// stands between.
+    pub between: fn(SocketAddr) -> SocketAddr,
+}
+
+impl Default for Plan {
+    fn default() -> Self {
+        Self {
+            prefill: 2,
+            decode: 2,
+            routers: 2,
+            model: String::new(),
+            top: String::new(),
+            engine: Vec::new(),
+            between: |address| address,
+        }
+    }
+}
+
+/// Ports that nobody has: taken by asking for any, and given back at once.
+fn free_ports<const N: usize>() -> [u16; N] {
+    let held = [(); N].map(|()| TcpListener::bind("127.0.0.1:0").expect("a port"));
+    held.map(|listener| listener.local_addr().expect("an address").port())
+}
+
+fn loopback(port: u16) -> SocketAddr {
+    SocketAddr::from(([127, 0, 0, 1], port))
+}
+
+impl Stand {
+    /// Starts everything, and waits until every router serves every worker.
+    pub async fn start(plan: Plan) -> Self {
+        let folder = tempfile::tempdir().expect("a folder");
+        write_tokenizer(folder.path()).expect("tokenizer files");
+        let mut posts = Vec::new();
+        let mut attach = Vec::new();
+        for place in 0..plan.routers {
+            let [http, admin, fleet] = free_ports();
+            let name = format!("r{place}");
+            let config = router_config(folder.path(), &name, &plan, [http, admin, fleet]);
+            attach.push((plan.between)(loopback(fleet)).to_string());
+            let args = ["serve".to_owned(), "--config".into(), config.display().to_string()];
+            posts.push(Post::new(Kind::Router, &name, args.to_vec(), http, admin));
+        }
+        let roles = [("p", "prefill", plan.prefill), ("d", "decode", plan.decode)];
+        for (letter, role, count) in roles {
+            for place in 0..count {
+                let name = format!("{letter}{place}");
+                let [http, events, replay, listen] = free_ports();
+                let mut args: Vec<String> =
+                    ["sim-engine", "--role", role].map(str::to_owned).into();
+                for (flag, port) in [
+                    ("--http-port", http),
+                    ("--kv-events-port", events),
+                    ("--kv-replay-port", replay),
+                ] {
+                    args.extend([flag.to_owned(), port.to_string()]);
+                }
+                args.extend(plan.engine.clone());
+                posts.push(Post::new(Kind::Engine, &name, args, http, 0));
+                let engine = format!("http://{}", loopback(http));
+                let args = [
+                    "--engine",
+                    &engine,
+                    "--listen",
+                    &loopback(listen).to_string(),
+                    "--router",
+                    &attach.join(","),
+                    "--role",
+                    role,
+                    "--id",
+                    &name,
+                ];
+                let args = args.map(str::to_owned).to_vec();
+                posts.push(Post::new(Kind::SideCar, &name, args, listen, 0));
+            }
+        }
+        let mut stand = Self { posts, folder };
+        // Engines first: a side-car is ready once it has reached its own.
+        for kind in [Kind::Engine, Kind::Router, Kind::SideCar] {
+            for at in stand.of(kind) {
+                stand.run(at).await;
+            }
+        }
+        stand.true_picture("everything has started").await;
+        stand
+    }
+
+    /// The places of a kind.
+    pub fn of(&self, kind: Kind) -> Vec<usize> {
+        (0..self.posts.len()).filter(|at| self.posts[*at].kind == kind).collect()
+    }
+
+    /// The place of a process.
+    pub fn place(&self, kind: Kind, name: &str) -> usize {
+        let found = self.posts.iter().position(|post| post.kind == kind && post.name == name);
+        found.unwrap_or_else(|| panic!("no {kind:?} {name}"))
+    }
+
+    /// Starts what stands at a place.
+    pub async fn run(&mut self, at: usize) {
+        let folder = self.folder.path().to_owned();
+        self.posts[at].run(&folder).await;
+    }
+
+    /// SIGKILL.
+    pub fn kill(&mut self, at: usize) {
+        self.posts[at].process.take().expect("a process").kill();
+    }
+
+    /// SIGTERM, and waits for the end, which must be a good one.
+    pub async fn stop(&mut self, at: usize) {
+        let post = &mut self.posts[at];
+        let mut process = post.process.take().expect("a process");
+        process.terminate();
+        let status = process.ended().await;
+        assert!(status.success(), "{}: {status}\n{}", post.name, process.log());
+    }
+
+    /// What a process has logged.
+    pub fn log(&self, at: usize) -> String {
+        self.posts[at].process.as_ref().map(Process::log).unwrap_or_default()
+    }
+
+    /// Waits until every router's index holds of every worker exactly what its engine holds,
+    /// and believes it, and nobody has anything to do.
+    pub async fn true_picture(&self, after: &str) {
+        let started = std::time::Instant::now();
+        loop {
+            let Some(untrue) = self.untrue().await else { return };
+            if started.elapsed() > RECOVERY {
+                let logs: Vec<_> = (0..self.posts.len())
+                    .map(|at| format!("--- {}\n{}", self.posts[at].name, tail(&self.log(at))))
+                    .collect();
+                panic!("no true picture after {after}: {untrue}\n{}", logs.join("\n"));
+            }
+            tokio::time::sleep(Duration::from_millis(20)).await;
+        }
+    }
+
+    /// What is not as it should be, if something is not.
+    async fn untrue(&self) -> Option<String> {
+        for engine in self.of(Kind::Engine) {
+            let engine = &self.posts[engine];
+            let state = get(engine.http, "/sim/state").await?;
+            let busy = ["running", "waiting"].iter().any(|key| state[*key] != 0);
+            if busy {
+                return Some(format!("{} is busy: {state}", engine.name));
+            }
+            let held = get(engine.http, "/sim/resident").await?;
+            let names: BTreeSet<u64> = held.as_array()?.iter().filter_map(Value::as_u64).collect();
+            let digest = names.iter().fold(0u64, |sum, name| sum.wrapping_add(mix(*name)));
+            for router in self.of(Kind::Router) {
+                let router = &self.posts[router];
+                let said = self.said_by(router, &engine.name, names.len(), digest).await;
+                if let Some(said) = said {
+                    return Some(format!("{} of {}: {said}", router.name, engine.name));
+                }
+            }
+        }
+        None
+    }
+
+    /// How one router's picture of a worker differs.
+    async fn said_by(
+        &self,
+        router: &Post,
+        worker: &str,
+        names: usize,
+        digest: u64,
+    ) -> Option<String> {
+        let Some(all) = get(router.admin, "/admin/workers").await else {
+            return Some("no answer".into());
+        };
+        let all = all["workers"].as_array().cloned().unwrap_or_default();
+        let Some(seen) = all.iter().find(|seen| seen["id"] == worker) else {
+            return Some("not there".into());
+        };
+        let good = seen["up"] == true
+            && seen["events_current"] == true
+            && seen["requests"] == 0
+            && seen["prefill_tokens"] == 0
+            && seen["breakers_open"].as_array().is_some_and(Vec::is_empty);
+        if !good {
+            return Some(format!("{seen}"));
+        }
+        let index = get(router.admin, &format!("/admin/workers/{worker}/index")).await;
+        let ranks = index.and_then(|index| index["ranks"].as_array().cloned()).unwrap_or_default();
+        let expected = format!("{digest:016x}");
+        let is = match &ranks[..] {
+            [] => names == 0,
+            [rank] => rank["digest"] == expected && rank["names"] == names,
+            _ => false,
+        };
+        (!is).then(|| format!("{ranks:?}, where the engine has {names} names, {expected}"))
+    }
+}
+
+impl Post {
+    fn new(kind: Kind, name: &str, args: Vec<String>, http: u16, admin: u16) -> Self {
+        let (http, admin) = (loopback(http), loopback(admin));
+        Self { kind, name: name.to_owned(), args, process: None, http, admin }
+    }
+
+    async fn run(&mut self, folder: &Path) {
+        let log = format!("{}-{:?}", self.name, self.kind);
+        let process = match self.kind {
+            Kind::SideCar => Process::side_car(&log, folder, &self.args).await,
+            Kind::Engine | Kind::Router => Process::start(&log, folder, &self.args).await,
+        };
+        self.process = Some(process);
+    }
+}
+
+fn router_config(folder: &Path, name: &str, plan: &Plan, ports: [u16; 3]) -> PathBuf {
+    let [http, admin, fleet] = ports.map(loopback);
+    let (model, top) = (indented(&plan.model), &plan.top);
+    let yaml = format!(
+        "listen: {{ http: \"{http}\", admin: \"{admin}\", fleet: \"{fleet}\" }}
+limits: {{ drain_delay: 500ms, drain_grace: 20s }}
+{top}
+models:
+  - name: sim
+    block_size: 16
+    tokenizer: {{ kind: huggingface, path: . }}
+    flow: decode_first
+    connector: nixl
+    policy: {{ kind: kv_overlap }}
+    discovery: [ {{ kind: shim }} ]
+{model}"
+    );
+    let path = folder.join(format!("{name}.yaml"));
+    std::fs::write(&path, yaml).expect("a configuration");
+    path
+}
+
+fn indented(lines: &str) -> String {
+    lines.lines().map(|line| format!("    {line}\n")).collect()
+}
+
+async fn get(address: SocketAddr, path: &str) -> Option<Value> {
+    let client = Client::new(address);
+    let reply = client.try_get(path).await.ok()?;
+    serde_json::from_slice(&reply.body).ok()
+}
+
+fn tail(log: &str) -> String {
+    let lines: Vec<&str> = log.lines().collect();
+    lines[lines.len().saturating_sub(25)..].join("\n")
+}
+
+/// The finalizer of SplitMix64, as `/admin/workers/{id}/index` uses it.
+fn mix(mut bits: u64) -> u64 {
+    bits = (bits ^ (bits >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+    bits = (bits ^ (bits >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+    bits ^ (bits >> 31)
+}

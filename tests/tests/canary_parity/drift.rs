@@ -1,0 +1,133 @@
+//! A worker whose cache is not what its events say.
+
+use splitrail_sim::{Fault, FaultKind};
+use splitrail_tests::cluster::eventually;
+use splitrail_tests::{Client, Cluster, Spec};
+
+use super::support::{ask, overlap, text, worker};
+
+const DRIFT: [(&str, &str); 2] = [("worker", "w0"), ("reason", "drift")];
+
+/// Acts after few replies, and again as soon as there are as many.
+fn drifting(drift: &str) -> Spec {
+    let drift = format!("drift: {{ samples_min: 4, bound_blocks: 2{drift} }}");
+    Spec { model: drift, ..Spec::aggregated(1) }
+}
+
+/// Prompts of several blocks.
+fn prompts(count: usize) -> Vec<String> {
+    (0..count).map(|i| text(30, &format!("prompt{i}-"))).collect()
+}
+
+/// The engine's cache is emptied, and its events do not say so.
+async fn forget_in_silence(cluster: &Cluster, in_replay: bool) {
+    cluster.quiet().await;
+    let engine = cluster.engine("w0");
+    engine.set_fault(Fault { kind: FaultKind::HideRemovals { in_replay }, times: None });
+    let direct = Client::new(engine.http_addr());
+    assert_eq!(direct.post_with("/reset_prefix_cache", &[], "").await.status, 200);
+}
+
+#[tokio::test]
+async fn a_worker_that_lost_blocks_in_silence_is_discounted_read_anew_and_believed_again() {
+    // The replay knows better than the stream.
+    let cluster = Cluster::start(drifting(", resyncs_max: 1")).await;
+    let prompts = prompts(12);
+    for prompt in &prompts {
+        ask(&cluster, prompt).await;
+    }
+    cluster.settle().await;
+    forget_in_silence(&cluster, false).await;
+    // Each is promised, and none is there.
+    let mut asked = 0;
+    eventually("its events are read anew", async || {
+        if cluster.metric("splitrail_index_resyncs_total", &DRIFT).await == 0.0 && asked < 8 {
+            ask(&cluster, &prompts[asked]).await;
+            asked += 1;
+        }
+        cluster.metric("splitrail_index_resyncs_total", &DRIFT).await == 1.0
+            && worker(&cluster, "w0").await["events_current"] == true
+    })
+    .await;
+    cluster.engine("w0").clear_faults();
+    cluster.settle().await;
+    // What was lost is not promised any more, and what is there is.
+    assert!(asked < 8, "it took {asked}");
+    let lost = ask(&cluster, &prompts[8]).await;
+    assert_eq!(overlap(&cluster, &lost).await, (0, 0.0));
+    let held = ask(&cluster, &prompts[0]).await;
+    let (blocks, discount) = overlap(&cluster, &held).await;
+    assert!(blocks > 0 && discount == 0.0);
+    let seen = worker(&cluster, "w0").await;
+    assert_eq!((&seen["kv_routing"], &seen["drift"]["given_up"]), (&true.into(), &false.into()));
+    assert_eq!(seen["drift"]["over_resyncs"], 1);
+    for prompt in &prompts[..4] {
+        ask(&cluster, prompt).await;
+    }
+    assert_eq!(worker(&cluster, "w0").await["drift"]["over_resyncs"], 0, "it has helped");
+    assert_eq!(cluster.metric("splitrail_index_resyncs_total", &DRIFT).await, 1.0);
+}
+
+#[tokio::test]
+async fn a_worker_is_discounted_for_as_long_as_it_may_not_be_read_anew() {
+    let cluster = Cluster::start(drifting(", resync_min: 10m")).await;
+    let prompts = prompts(16);
+    for prompt in &prompts {
+        ask(&cluster, prompt).await;
+    }
+    cluster.settle().await;
+    forget_in_silence(&cluster, true).await;
+    for prompt in &prompts[..4] {
+        ask(&cluster, prompt).await;
+    }
+    eventually("its events are read anew", async || {
+        cluster.metric("splitrail_index_resyncs_total", &DRIFT).await == 1.0
+            && worker(&cluster, "w0").await["events_current"] == true
+    })
+    .await;
+    // The replay says the same: the promise is as wrong as before.
+    eventually("what was lost is promised again", async || {
+        cluster.metric("splitrail_index_blocks", &[("worker", "w0")]).await
+            > cluster.engine("w0").resident().len() as f64
+    })
+    .await;
+    for prompt in &prompts[8..12] {
+        ask(&cluster, prompt).await;
+    }
+    eventually("it is seen to be wrong", async || {
+        worker(&cluster, "w0").await["overlap_discount"].as_f64().unwrap() > 0.9
+    })
+    .await;
+    let reply = ask(&cluster, &prompts[12]).await;
+    let (blocks, discount) = overlap(&cluster, &reply).await;
+    assert!(blocks > 0 && discount > 0.9, "{blocks} {discount}");
+    let gauge = cluster.metric("splitrail_worker_overlap_discount", &[("worker", "w0")]).await;
+    assert!(gauge > 0.9, "{gauge}");
+    assert_eq!(cluster.metric("splitrail_index_resyncs_total", &DRIFT).await, 1.0);
+}
+
+#[tokio::test]
+async fn a_worker_that_reading_anew_does_not_help_takes_no_part_any_more() {
+    let cluster = Cluster::start(drifting(", resync_min: 0s, resyncs_max: 2")).await;
+    let prompts = prompts(40);
+    for prompt in &prompts {
+        ask(&cluster, prompt).await;
+    }
+    cluster.settle().await;
+    forget_in_silence(&cluster, true).await;
+    let mut asked = prompts.iter();
+    eventually("it is given up", async || {
+        // Before each, what the index promises is there again.
+        if worker(&cluster, "w0").await["events_current"] == true
+            && let Some(prompt) = asked.next()
+        {
+            ask(&cluster, prompt).await;
+        }
+        worker(&cluster, "w0").await["drift"]["given_up"] == true
+    })
+    .await;
+    assert_eq!(cluster.metric("splitrail_index_resyncs_total", &DRIFT).await, 2.0);
+    assert_eq!(cluster.metric("splitrail_worker_kv_routing", &[("worker", "w0")]).await, 0.0);
+    let reply = ask(&cluster, &prompts[39]).await;
+    assert_eq!(overlap(&cluster, &reply).await.0, 0, "nothing is believed");
+}

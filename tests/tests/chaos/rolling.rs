@@ -1,0 +1,46 @@
+//! Everything is exchanged, one after the other, under load: no request notices.
+
+use splitrail_tests::stand::{Kind, Plan, Stand};
+use splitrail_tests::traffic::Traffic;
+
+async fn stand_with_traffic() -> (Stand, Traffic) {
+    let stand = Stand::start(Plan::default()).await;
+    let routers: Vec<_> =
+        stand.of(Kind::Router).into_iter().map(|at| stand.posts[at].http).collect();
+    let traffic = Traffic::start(&routers, 4, 7).await;
+    (stand, traffic)
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn p29_all_workers_are_exchanged_and_no_request_fails() {
+    let (mut stand, traffic) = stand_with_traffic().await;
+    for side_car in stand.of(Kind::SideCar) {
+        let engine = stand.place(Kind::Engine, &stand.posts[side_car].name.clone());
+        // The side-car says that it goes, and waits for what is under way.
+        stand.stop(side_car).await;
+        stand.stop(engine).await;
+        stand.run(engine).await;
+        stand.run(side_car).await;
+        traffic.pause().await;
+        stand.true_picture("a worker was exchanged").await;
+        traffic.check_all_answered();
+        traffic.go_on();
+    }
+    traffic.pause().await;
+    traffic.check_all_answered();
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn p29_both_routers_are_exchanged_and_no_request_fails() {
+    let (mut stand, traffic) = stand_with_traffic().await;
+    for router in stand.of(Kind::Router) {
+        stand.stop(router).await;
+        stand.run(router).await;
+        traffic.pause().await;
+        stand.true_picture("a router was exchanged").await;
+        traffic.check_all_answered();
+        traffic.go_on();
+    }
+    traffic.pause().await;
+    traffic.check_all_answered();
+}

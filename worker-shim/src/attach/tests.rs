@@ -1,0 +1,120 @@
+//! Routers always know what the engine holds.
+#![allow(clippy::unwrap_used)]
+
+#[path = "../../tests/support/fake_router.rs"]
+mod fake_router;
+
+mod engine;
+mod failures;
+mod random;
+mod refusals;
+mod telling;
+mod tls;
+
+use std::time::Duration;
+
+use splitrail_proto::v1::{Capabilities, Load, WorkerRole};
+use tokio::sync::watch;
+use tokio::task::JoinSet;
+use tokio_util::sync::CancellationToken;
+
+use self::engine::{BLOCK_SIZE, Engine};
+use self::fake_router::{FakeRouter, content, welcome};
+use super::{Config, RouterStatus, Stage, Status, Timing};
+use crate::mirror::{self, Mirror};
+
+/// A side-car without its engine's sockets: what the engine does is told to its mirror.
+struct SideCar {
+    mirror: Mirror,
+    status: Status,
+    capabilities: watch::Sender<Capabilities>,
+    load: watch::Sender<Load>,
+    leaving: CancellationToken,
+    _tasks: JoinSet<()>,
+}
+
+fn config(routers: &[&FakeRouter]) -> Config {
+    Config {
+        routers: routers.iter().map(|router| router.address.to_string().parse().unwrap()).collect(),
+        worker_id: "p0".to_owned(),
+        role: WorkerRole::Prefill,
+        url: "http://127.0.0.1:1".to_owned(),
+        model: "engine-model".to_owned(),
+        grace: Duration::from_secs(3),
+        token: None,
+        tls: None,
+        timing: Timing {
+            retry_min: Duration::from_millis(2),
+            retry_max: Duration::from_millis(50),
+            refused_retry: Duration::from_millis(50),
+            resolve_interval: Duration::from_millis(200),
+            in_step_timeout: Duration::ZERO,
+            ..Timing::default()
+        },
+        status: Status::default(),
+    }
+}
+
+/// A mirror whose ring holds a few changes only.
+fn small_mirror() -> Mirror {
+    Mirror::new(mirror::Config {
+        blocks_max: 1 << 16,
+        ring_bytes_max: 4 << 10,
+        ..mirror::Config::default()
+    })
+}
+
+impl SideCar {
+    fn start(mirror: Mirror, config: Config) -> Self {
+        let (capabilities, told_capabilities) = watch::channel(Capabilities {
+            engine: "vllm".to_owned(),
+            block_size: Some(BLOCK_SIZE),
+            ..Capabilities::default()
+        });
+        let (load, told_load) = watch::channel(Load { up: true, ..Load::default() });
+        let (leaving, status) = (CancellationToken::new(), config.status.clone());
+        let mut tasks = JoinSet::new();
+        tasks.spawn(super::run(
+            config,
+            mirror.clone(),
+            told_capabilities,
+            told_load,
+            leaving.clone(),
+        ));
+        Self { mirror, status, capabilities, load, leaving, _tasks: tasks }
+    }
+
+    /// The only router's.
+    fn router(&self) -> RouterStatus {
+        self.status.routers().pop().unwrap()
+    }
+
+    /// Waits until the status of some router is as wanted.
+    async fn wait_for(&self, what: &str, is_so: impl Fn(&RouterStatus) -> bool) {
+        let waiting = async {
+            while !self.status.routers().iter().any(&is_so) {
+                tokio::time::sleep(Duration::from_millis(2)).await;
+            }
+        };
+        let waited = tokio::time::timeout(Duration::from_secs(10), waiting).await;
+        assert!(waited.is_ok(), "{what} never came: {:?}", self.status.routers());
+    }
+
+    /// Waits until a router has everything, and compares it with what the engine holds.
+    async fn agrees(&self, engine: &Engine, router: &FakeRouter) {
+        let is_there = |known: &fake_router::Known| {
+            let (_, mirror_id) = self.mirror.id();
+            let sequence = self.mirror.head().borrow().sequence;
+            !known.faults.is_empty()
+                || (!mirror_id.is_empty()
+                    && (&known.mirror_id, known.sequence) == (&mirror_id, sequence))
+        };
+        router.wait_for("everything", is_there).await;
+        let known = router.known();
+        assert_eq!(known.faults, Vec::<String>::new());
+        known.index.check().unwrap();
+        for rank in engine::RANKS {
+            assert_eq!(content(&known.index, rank), content(&engine.truth, rank), "rank {rank}");
+        }
+    }
+}

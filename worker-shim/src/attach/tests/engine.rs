@@ -1,0 +1,114 @@
+//! An engine that does as it pleases, and an index that says what is true of it.
+
+use splitrail_kv::{
+    EngineHash, HashSeed, Index, IndexConfig, KvEvent, StoredBlock, Tier, WorkerKey,
+};
+
+use crate::mirror::Mirror;
+
+pub(super) const BLOCK_SIZE: u32 = 2;
+pub(super) const RANKS: [u16; 2] = [0, 1];
+
+/// Draws that are the same for the same seed.
+pub(super) struct Draws(pub(super) u64);
+
+impl Draws {
+    pub(super) fn below(&mut self, bound: usize) -> usize {
+        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        let mixed = (self.0 ^ self.0 >> 30).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        ((mixed ^ mixed >> 31) >> 20) as usize % bound
+    }
+}
+
+pub(super) struct Engine {
+    pub(super) truth: Index,
+    draws: Draws,
+    mirror: Mirror,
+}
+
+impl Engine {
+    pub(super) fn new(seed: u64, mirror: Mirror) -> Self {
+        let truth = Index::new(IndexConfig {
+            model: "m".to_owned(),
+            block_size: BLOCK_SIZE,
+            seed: HashSeed(7),
+            max_blocks_per_worker: 1 << 16,
+        });
+        mirror.update(|state| {
+            state.expect(RANKS.into_iter());
+            RANKS.iter().for_each(|rank| state.set_current(*rank, true));
+        });
+        Self { truth, draws: Draws(seed), mirror }
+    }
+
+    /// Whether the mirror can take events: a router has said how blocks are hashed.
+    pub(super) fn is_mirrored(&self) -> bool {
+        *self.mirror.inner_epoch().borrow() > 0
+    }
+
+    /// So many events. What happens before there is a mirror, the engine's replay tells it
+    /// later; here it does not happen.
+    pub(super) fn work(&mut self, events: usize) {
+        if !self.is_mirrored() {
+            return;
+        }
+        for _ in 0..events {
+            let rank = RANKS[self.draws.below(RANKS.len())];
+            let event = self.event(rank);
+            self.truth.apply(WorkerKey { worker: 0, rank }, &event);
+            let mut rest = std::slice::from_ref(&event);
+            while !rest.is_empty() {
+                rest = self.mirror.update(|state| state.apply(rank, 1.5, rest).1);
+            }
+        }
+    }
+
+    /// It restarts, with nothing in its cache.
+    pub(super) fn restart(&mut self, rank: u16) {
+        self.truth.clear_worker(WorkerKey { worker: 0, rank });
+        self.mirror.update(|state| state.reset(rank, "engine_restarted"));
+    }
+
+    fn held(&self, rank: u16) -> Vec<EngineHash> {
+        let runs = self.truth.snapshot(WorkerKey { worker: 0, rank });
+        runs.flat_map(|run| run.names).map(|named| named.engine).collect()
+    }
+
+    fn event(&mut self, rank: u16) -> KvEvent {
+        let held = self.held(rank);
+        let tier = if self.draws.below(6) == 0 { Tier::Host } else { Tier::Device };
+        match self.draws.below(40) {
+            0 => KvEvent::Cleared,
+            1..=14 if !held.is_empty() => {
+                let count = 1 + self.draws.below(8);
+                let hashes = (0..count).map(|_| held[self.draws.below(held.len())]).collect();
+                KvEvent::Removed { hashes, tier }
+            }
+            // Under a parent that never comes, or comes later.
+            15 => {
+                let unknown = EngineHash(self.draws.below(50) as u64);
+                self.stored(Some(unknown), tier)
+            }
+            16..=30 if !held.is_empty() => {
+                let parent = held[self.draws.below(held.len())];
+                self.stored(Some(parent), tier)
+            }
+            _ => self.stored(None, tier),
+        }
+    }
+
+    fn stored(&mut self, parent: Option<EngineHash>, tier: Tier) -> KvEvent {
+        let mut before = parent.unwrap_or(EngineHash(0));
+        let count = 1 + self.draws.below(12);
+        let blocks = (0..count).map(|_| {
+            let tokens = vec![self.draws.below(3) as u32, 1];
+            let digits = before.0 ^ u64::from(tokens[0] + 1) << 40;
+            let named = digits.wrapping_mul(0x9e37_79b9_7f4a_7c15).rotate_left(17);
+            // Now and then a name that stands for something else already.
+            before = EngineHash(if self.draws.below(60) == 0 { 7 } else { named });
+            StoredBlock { hash: before, tokens, opaque: false }
+        });
+        let blocks = blocks.collect();
+        KvEvent::Stored { parent, blocks, adapter: None, salt: None, tier }
+    }
+}

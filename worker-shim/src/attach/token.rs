@@ -1,0 +1,76 @@
+//! What proves to a router who attaches.
+
+use std::fmt;
+use std::io;
+use std::path::PathBuf;
+
+use tonic::metadata::{Ascii, MetadataValue};
+
+/// Longest token, in bytes.
+const TOKEN_BYTES_MAX: usize = 16 << 10;
+
+/// A bearer token, which nobody is shown.
+#[derive(Clone)]
+pub enum Token {
+    /// In a file, which is read again for each connection: it may be replaced at any time.
+    File(PathBuf),
+    /// Itself.
+    Text(String),
+}
+
+impl fmt::Debug for Token {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::File(path) => f.debug_tuple("File").field(path).finish(),
+            Self::Text(_) => f.write_str("Text(..)"),
+        }
+    }
+}
+
+impl Token {
+    /// The value of `authorization`.
+    ///
+    /// # Errors
+    /// If the file cannot be read, or what is there can be no token.
+    pub(super) async fn bearer(&self) -> io::Result<MetadataValue<Ascii>> {
+        let text = match self {
+            Self::Text(text) => text.clone(),
+            Self::File(path) => {
+                let path = path.clone();
+                let read = tokio::task::spawn_blocking(move || std::fs::read_to_string(path));
+                read.await.map_err(io::Error::other)??
+            }
+        };
+        let token = text.trim();
+        let is_token = !token.is_empty()
+            && token.len() <= TOKEN_BYTES_MAX
+            && token.bytes().all(|byte| byte.is_ascii_graphic());
+        let unfit = || io::Error::new(io::ErrorKind::InvalidData, "it is not a bearer token");
+        let value = is_token.then(|| format!("Bearer {token}")).ok_or_else(unfit)?;
+        let mut value: MetadataValue<Ascii> = value.parse().map_err(|_| unfit())?;
+        value.set_sensitive(true);
+        Ok(value)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+    use super::*;
+
+    #[tokio::test]
+    async fn a_token_is_read_anew_and_shown_to_nobody() {
+        let file = tempfile::NamedTempFile::new().unwrap();
+        let token = Token::File(file.path().to_owned());
+        for secret in ["s3cret", "an0ther"] {
+            std::fs::write(file.path(), format!("{secret}\n")).unwrap();
+            let bearer = token.bearer().await.unwrap();
+            assert_eq!(bearer.to_str().unwrap(), format!("Bearer {secret}"));
+            assert!(!format!("{bearer:?}").contains(secret));
+        }
+        assert!(!format!("{:?}", Token::Text("s3cret".to_owned())).contains("s3cret"));
+        for unfit in ["", " \n", "two words", "ünfit"] {
+            assert!(Token::Text(unfit.to_owned()).bearer().await.is_err(), "{unfit:?}");
+        }
+    }
+}

@@ -1,0 +1,128 @@
+//! Rules that the schema cannot state: forms of addresses, and what lies outside.
+
+use std::net::SocketAddr;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use serde::de::DeserializeOwned;
+use splitrail_settings::problem::Report;
+use splitrail_settings::scalar::parse_duration;
+use splitrail_settings::tree::Node;
+use splitrail_settings::words::shown;
+use splitrail_settings::{Secret, endpoint};
+
+/// More often would disturb the engine; more rarely, nobody would know its load.
+const LOAD_INTERVAL: (Duration, Duration) = (Duration::from_millis(20), Duration::from_secs(10));
+
+/// Reports every broken rule of the tree under `root`.
+pub(super) fn check(root: &Node, base_dir: &Path, report: &mut Report) {
+    for (key, scheme) in [
+        ("engine", "http"),
+        ("advertise", "http"),
+        ("bootstrap", "http"),
+        ("kv_events", "tcp"),
+        ("kv_replay", "tcp"),
+    ] {
+        if let Some(node) = root.get(key)
+            && let Some(text) = node.text()
+            && let Err((why, hint)) = endpoint::parse(text, scheme)
+        {
+            report.error(node.at, format!("`{key}` {why}"), hint);
+        }
+    }
+    listen(root, report);
+    routers(root, report);
+    load_interval(root, report);
+    if let (Some(replay), None) = (root.get("kv_replay"), root.get("kv_events")) {
+        let message = "`kv_replay` stands without `kv_events`".to_owned();
+        report.error(replay.at, message, "name both, or neither: then the engine is asked");
+    }
+    for key in ["token", "engine_api_key"] {
+        secret(root, key, base_dir, report);
+    }
+    tls(root, base_dir, report);
+}
+
+/// The typed value under `key`; `None` where it is absent or refused.
+fn typed<T: DeserializeOwned>(node: &Node, key: &str) -> Option<T> {
+    serde_json::from_value(node.get(key)?.to_json()).ok()
+}
+
+fn listen(root: &Node, report: &mut Report) {
+    let Some(address) = typed::<SocketAddr>(root, "listen") else { return };
+    let at = root.get("listen").unwrap_or(root).at;
+    if address.ip().is_unspecified() && root.get("advertise").is_none() {
+        let message = format!("`listen` {address} does not say where routers reach it");
+        let hint = "add `advertise: http://HOST:PORT`, with this host's address as routers see it";
+        report.error(at, message, hint);
+    }
+}
+
+fn routers(root: &Node, report: &mut Report) {
+    let routers = root.get("router").map(Node::items).unwrap_or_default();
+    let mut seen: Vec<String> = Vec::new();
+    for (index, node) in routers.iter().enumerate() {
+        let Some(text) = node.text() else { continue };
+        if text.contains("://") {
+            let message = format!("`router[{index}]` has a scheme");
+            report.error(node.at, message, "write `HOST:PORT`; `tls` decides how to connect");
+            continue;
+        }
+        match endpoint::parse(&format!("http://{text}"), "http") {
+            Err((why, _)) => {
+                let message = format!("`router[{index}]` {why}");
+                report.error(node.at, message, "write `HOST:PORT`, a router's `listen.fleet`");
+            }
+            Ok(address) if seen.contains(&address) => {
+                let message = format!("`router[{index}]` is here a second time");
+                report.error(node.at, message, "name each router once");
+            }
+            Ok(address) => seen.push(address),
+        }
+    }
+}
+
+fn load_interval(root: &Node, report: &mut Report) {
+    let (least, most) = LOAD_INTERVAL;
+    if let Some(node) = root.get("load_interval")
+        && let Some(Ok(interval)) = node.text().map(parse_duration)
+        && !(least..=most).contains(&interval)
+    {
+        let message = "`load_interval` is out of range".to_owned();
+        report.error(node.at, message, "from 20ms to 10s");
+    }
+}
+
+fn secret(root: &Node, key: &str, base_dir: &Path, report: &mut Report) {
+    let Some(Some(mut secret)) = typed::<Option<Secret>>(root, key) else { return };
+    let at = root.get(key).unwrap_or(root).at;
+    if let Secret::File { path } = &mut secret {
+        *path = base_dir.join(&*path);
+    }
+    if let Err(error) = secret.resolve() {
+        let hint = match secret {
+            Secret::File { .. } => "the file must be readable here and hold the secret only",
+            Secret::Env { .. } => {
+                "set the variable where the side-car runs, and for checks as well"
+            }
+        };
+        report.error(at, format!("`{key}`: {error}"), hint);
+    }
+}
+
+fn tls(root: &Node, base_dir: &Path, report: &mut Report) {
+    let Some(section) = root.get("tls") else { return };
+    for key in ["ca", "cert", "key"] {
+        let Some(path) = typed::<PathBuf>(section, key) else { continue };
+        if let Err(error) = std::fs::File::open(base_dir.join(&path)) {
+            let at = section.get(key).unwrap_or(section).at;
+            let path = shown(&path.display().to_string());
+            let message = format!("`tls.{key}` \"{path}\" cannot be read: {error}");
+            report.error(at, message, "name a PEM file");
+        }
+    }
+    if section.get("cert").is_some() != section.get("key").is_some() {
+        let message = "`tls` has a certificate without its key, or a key alone".to_owned();
+        report.error(section.at, message, "name `cert` and `key`, or neither");
+    }
+}

@@ -1,0 +1,51 @@
+//! Follows the engine's events and attaches to routers, for as long as the engine is what it
+//! is. One that comes back as another is another worker: then both begin anew.
+
+use std::sync::Arc;
+
+use tokio_util::sync::CancellationToken;
+
+use crate::attach;
+use crate::engine::{Engine, Identity};
+use crate::mirror::{Mirror, Source};
+
+pub(super) struct Follow {
+    /// All but the model's name, where only the engine knows it.
+    pub(super) attach: attach::Config,
+    pub(super) mirror: Mirror,
+    pub(super) engine: Engine,
+    pub(super) leaving: CancellationToken,
+}
+
+/// Runs until dropped.
+pub(super) async fn run(follow: Follow) {
+    let mut identities = follow.engine.identity.clone();
+    loop {
+        let known = identities.wait_for(Option::is_some).await;
+        let Ok(Some(identity)) = known.map(|identity| identity.clone()) else { return };
+        // Both are parts of this task: leaving the branch ends them.
+        tokio::select! {
+            () = one_identity(&follow, &identity) => {}
+            next = identities.wait_for(|next| *next != Some(Arc::clone(&identity))) => {
+                if next.is_err() {
+                    return;
+                }
+                tracing::warn!(model = identity.model, "the engine is not what it was: attaching anew");
+            }
+        }
+    }
+}
+
+async fn one_identity(follow: &Follow, identity: &Identity) {
+    let source = |source: &splitrail_engine::vllm::identity::EventSource| Source {
+        rank: source.rank,
+        events: source.events.clone(),
+        replay: source.replay.clone(),
+    };
+    let sources = identity.sources.iter().map(source).collect();
+    let config = attach::Config { model: identity.model.clone(), ..follow.attach.clone() };
+    let (capabilities, load) = (follow.engine.capabilities.clone(), follow.engine.load.clone());
+    let attaching =
+        attach::run(config, follow.mirror.clone(), capabilities, load, follow.leaving.clone());
+    tokio::join!(follow.mirror.follow(sources), attaching);
+}

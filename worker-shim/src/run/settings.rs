@@ -1,0 +1,101 @@
+//! From the configuration to what each part wants to know.
+
+use std::io;
+use std::net::SocketAddr;
+use std::path::Path;
+
+use http::uri::Authority;
+use splitrail_proto::v1::WorkerRole;
+use splitrail_settings::Secret;
+
+use super::StartError;
+use crate::attach::{self, Address};
+use crate::config::{Config, Role, TOKEN_VARIABLE, Tls};
+use crate::{engine, proxy};
+
+pub(super) fn engine(config: &Config) -> Result<engine::Settings, StartError> {
+    let key = config.engine_api_key.as_ref().map(Secret::resolve).transpose();
+    let key = key.map_err(|source| StartError::Secret { key: "engine_api_key", source })?;
+    let engine = authority(config)?;
+    let endpoint = |key, text: &Option<String>| {
+        let parsed = text.as_deref().map(str::parse).transpose();
+        parsed.map_err(|_| StartError::Address(key))
+    };
+    Ok(engine::Settings {
+        url: config.engine.clone(),
+        host: engine.host().to_owned(),
+        authorization: key.map(|key| key.bearer()),
+        load_interval: config.load_interval,
+        model: config.model.clone(),
+        kv_events: endpoint("kv_events", &config.kv_events)?,
+        kv_replay: endpoint("kv_replay", &config.kv_replay)?,
+        connector: config.connector.map(|connector| connector.name().to_owned()),
+        connector_engine_id: config.connector_engine_id.clone(),
+        bootstrap: config.bootstrap.clone(),
+        lease: config.lease,
+    })
+}
+
+/// `HOST:PORT` of the engine.
+fn authority(config: &Config) -> Result<Authority, StartError> {
+    let address = config.engine.strip_prefix("http://").unwrap_or(&config.engine);
+    address.parse().map_err(|_| StartError::Address("engine"))
+}
+
+pub(super) fn proxy(config: &Config) -> Result<proxy::Config, StartError> {
+    let mut settings = proxy::Config::new(authority(config)?);
+    settings.limits.connections_max = config.limits.connections_max;
+    settings.limits.requests_max = config.limits.requests_max;
+    settings.lease = config.lease.unwrap_or(settings.lease);
+    Ok(settings)
+}
+
+pub(super) fn attach(
+    config: &Config,
+    bound: SocketAddr,
+    status: attach::Status,
+) -> Result<attach::Config, StartError> {
+    let routers: Result<Vec<Address>, _> =
+        config.router.iter().map(|router| router.parse()).collect();
+    let token = match &config.token {
+        Some(Secret::File { path }) => Some(attach::Token::File(path.clone())),
+        Some(secret) => {
+            let secret = secret.resolve();
+            let secret = secret.map_err(|source| StartError::Secret { key: "token", source })?;
+            Some(attach::Token::Text(secret.expose().to_owned()))
+        }
+        None => {
+            let set = std::env::var(TOKEN_VARIABLE).ok().filter(|token| !token.is_empty());
+            set.map(attach::Token::Text)
+        }
+    };
+    Ok(attach::Config {
+        routers: routers.map_err(|_| StartError::Address("router"))?,
+        worker_id: config.id.clone(),
+        role: match config.role {
+            Role::Prefill => WorkerRole::Prefill,
+            Role::Decode => WorkerRole::Decode,
+            Role::Both => WorkerRole::Both,
+        },
+        url: config.advertise.clone().unwrap_or_else(|| format!("http://{bound}")),
+        // Known once the engine was reached.
+        model: config.model.clone().unwrap_or_default(),
+        grace: config.drain.grace,
+        token,
+        tls: config.tls.as_ref().map(read_tls).transpose().map_err(StartError::Tls)?,
+        timing: attach::Timing::default(),
+        status,
+    })
+}
+
+fn read_tls(tls: &Tls) -> io::Result<attach::Tls> {
+    let read = |path: &Path| {
+        std::fs::read(path)
+            .map_err(|error| io::Error::new(error.kind(), format!("{}: {error}", path.display())))
+    };
+    let identity_pem = match (&tls.cert, &tls.key) {
+        (Some(cert), Some(key)) => Some((read(cert)?, read(key)?)),
+        _ => None,
+    };
+    Ok(attach::Tls { ca_pem: read(&tls.ca)?, identity_pem, server_name: tls.server_name.clone() })
+}

@@ -1,0 +1,190 @@
+//! What the side-car tells of itself, under `/splitrail/` on its listener.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use bytes::Bytes;
+use http::header::{CONTENT_TYPE, HeaderValue};
+use http::{Method, Request, Response, StatusCode};
+use serde_json::{Value, json};
+use splitrail_kv::Tier;
+use splitrail_proto::v1::Capabilities;
+
+use crate::attach::{self, Stage};
+use crate::config::Role;
+use crate::engine::Engine;
+use crate::mirror::Mirror;
+use crate::telemetry::Metrics;
+
+/// What the answers are made of.
+pub struct Status {
+    /// The worker's name.
+    pub id: String,
+    /// What it does.
+    pub role: Role,
+    /// What is known of the engine.
+    pub engine: Engine,
+    /// What it holds.
+    pub mirror: Mirror,
+    /// How each router stands.
+    pub routers: attach::Status,
+    /// Metrics.
+    pub metrics: Arc<Metrics>,
+    /// Whether the stop signal was received.
+    pub draining: AtomicBool,
+}
+
+impl Status {
+    /// The answer to a request under `/splitrail/`; `None` for what is not there.
+    pub fn respond(&self, request: &Request<()>) -> Option<Response<Bytes>> {
+        let (status, kind, body) = match request.uri().path() {
+            "/splitrail/health" => (StatusCode::OK, "text/plain", "ok\n".to_owned()),
+            "/splitrail/ready" => match self.unready() {
+                None => (StatusCode::OK, "text/plain", "ready\n".to_owned()),
+                Some(why) => (StatusCode::SERVICE_UNAVAILABLE, "text/plain", format!("{why}\n")),
+            },
+            "/splitrail/status" => (StatusCode::OK, "application/json", self.page().to_string()),
+            "/splitrail/metrics" => {
+                self.refresh();
+                (StatusCode::OK, "text/plain; version=0.0.4", self.metrics.text())
+            }
+            _ => return None,
+        };
+        let reads = [Method::GET, Method::HEAD].contains(request.method());
+        let (status, body) = match reads {
+            true => (status, body),
+            false => (StatusCode::METHOD_NOT_ALLOWED, String::new()),
+        };
+        let mut response = Response::new(Bytes::from(body));
+        *response.status_mut() = status;
+        response.headers_mut().insert(CONTENT_TYPE, HeaderValue::from_static(kind));
+        Some(response)
+    }
+
+    /// Why no work should be sent; `None` if it may be.
+    fn unready(&self) -> Option<&'static str> {
+        if self.draining.load(Ordering::Relaxed) {
+            Some("draining")
+        } else if self.engine.identity.borrow().is_none() {
+            Some("the engine was not reached yet")
+        } else if !self.engine.polled.borrow().up {
+            Some("the engine does not answer")
+        } else {
+            None
+        }
+    }
+
+    /// Brings those metrics up to date that are figures of other parts.
+    fn refresh(&self) {
+        let metrics = &self.metrics;
+        let age_s = self.engine.polled.borrow().at.map(|at| at.elapsed().as_secs_f64());
+        metrics.engine_figures_age.set(age_s.unwrap_or(f64::INFINITY));
+        let mirror = self.mirror.status();
+        metrics.mirror_bytes.set(signed(mirror.index_bytes + mirror.ring_bytes));
+        metrics.router_live.reset();
+        metrics.router_lag_changes.reset();
+        for router in self.routers.routers() {
+            let address = router.address.to_string();
+            let live = metrics.router_live.with_label_values(&[&address]);
+            live.set((router.stage == Stage::Live).into());
+            let lag = metrics.router_lag_changes.with_label_values(&[&address]);
+            lag.set(i64::try_from(router.lag()).unwrap_or(i64::MAX));
+        }
+        for rank in &mirror.ranks {
+            let name = rank.rank.to_string();
+            metrics.mirror_current.with_label_values(&[&name]).set(rank.current.into());
+            metrics.mirror_resets.with_label_values(&[&name]).set(rank.resets as f64);
+            for tier in Tier::ALL {
+                let blocks = metrics.mirror_blocks.with_label_values(&[name.as_str(), tier.name()]);
+                blocks.set(signed(rank.blocks[tier as usize]));
+            }
+        }
+    }
+
+    /// As routers are told, with the age that the figures have by now.
+    fn load(&self) -> Value {
+        let load = *self.engine.load.borrow();
+        let age = self.engine.polled.borrow().at.map(|at| at.elapsed().as_millis() as u64);
+        json!({
+            "up": load.up, "age_ms": age, "running": load.running, "waiting": load.waiting,
+            "requests": load.requests, "prefill_tokens_queued": load.prefill_tokens_queued,
+            "kv_used_ratio": load.kv_used_ratio, "kv_blocks": load.kv_blocks,
+            "step_us": load.step_us,
+        })
+    }
+
+    fn routers(&self) -> Vec<Value> {
+        let router = |router: &attach::RouterStatus| {
+            json!({
+                "name": router.name, "address": router.address.to_string(),
+                "stage": router.stage.name(), "router_id": router.router_id,
+                "sent_sequence": router.sent_sequence, "acked_sequence": router.acked_sequence,
+                "lag": router.lag(), "snapshots": router.snapshots,
+                "attached": router.attached, "last_error": router.last_error,
+            })
+        };
+        self.routers.routers().iter().map(router).collect()
+    }
+
+    fn page(&self) -> Value {
+        let identity = self.engine.identity.borrow().clone();
+        let mirror = self.mirror.status();
+        let ranks: Vec<Value> = mirror
+            .ranks
+            .iter()
+            .map(|rank| {
+                let tiers: serde_json::Map<String, Value> = Tier::ALL
+                    .into_iter()
+                    .map(|tier| (tier.name().to_owned(), rank.blocks[tier as usize].into()))
+                    .collect();
+                json!({
+                    "rank": rank.rank, "blocks": tiers, "current": rank.current,
+                    "truncated": rank.truncated, "resets": rank.resets,
+                    "last_reset": rank.last_reset, "gaps": rank.gaps, "rejected": rank.rejected,
+                })
+            })
+            .collect();
+        json!({
+            "id": self.id,
+            "role": self.role,
+            "ready": self.unready().is_none(),
+            "unready": self.unready(),
+            "model": identity.as_ref().map(|identity| &identity.model),
+            "process": self.engine.polled.borrow().process,
+            "capabilities": capabilities(&self.engine.capabilities.borrow()),
+            "load": self.load(),
+            "routers": self.routers(),
+            "mirror": {
+                "mirror_id": mirror.mirror_id, "sequence": mirror.sequence,
+                "ring_changes": mirror.ring_changes, "ring_bytes": mirror.ring_bytes,
+                "index_bytes": mirror.index_bytes, "snapshots": mirror.snapshots, "ranks": ranks,
+            },
+        })
+    }
+}
+
+fn capabilities(known: &Capabilities) -> Value {
+    let text = |text: &str| (!text.is_empty()).then(|| text.to_owned());
+    json!({
+        "engine": text(&known.engine),
+        "engine_version": text(&known.engine_version),
+        "block_size": known.block_size,
+        "kv_blocks": known.kv_blocks,
+        "ranks": known.ranks,
+        "context_tokens": known.context_tokens,
+        "honours_threshold": known.honours_threshold,
+        "reports_cached_tokens": known.reports_cached_tokens,
+        "takes_rank_header": known.takes_rank_header,
+        "connector": text(&known.connector),
+        "connector_engine_id": text(&known.connector_engine_id),
+        "lease_ms": known.lease_ms,
+        "publishes_kv_events": known.publishes_kv_events,
+        "replays_kv_events": known.replays_kv_events,
+        "gates": known.gates,
+        "bootstrap": text(&known.bootstrap),
+    })
+}
+
+fn signed(count: usize) -> i64 {
+    i64::try_from(count).unwrap_or(i64::MAX)
+}

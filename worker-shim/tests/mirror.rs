@@ -1,0 +1,223 @@
+//! A mirror of a simulated engine, over its sockets, and a router behind it.
+#![allow(clippy::unwrap_used)]
+
+#[path = "support/fake_router.rs"]
+mod fake_router;
+
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+use bytes::Bytes;
+use http_body_util::{BodyExt as _, Full};
+use hyper_util::client::legacy::Client;
+use hyper_util::rt::TokioExecutor;
+use splitrail_kv::{BlockHash, HashSeed, Namespace, chain_hashes};
+use splitrail_proto::v1::{Capabilities, Load, WorkerRole};
+use splitrail_shim::attach;
+use splitrail_shim::mirror::{self, Mirror, Source};
+use splitrail_sim::{Fault, FaultKind, SimConfig, SimEngine};
+use tokio::sync::watch;
+use tokio::task::JoinSet;
+use tokio_util::sync::CancellationToken;
+
+use fake_router::{FakeRouter, content, welcome};
+
+/// Generous: only a broken mirror takes so long.
+const PATIENCE: Duration = Duration::from_secs(30);
+const BLOCK_SIZE: u32 = 16;
+
+async fn complete(engine: &SimEngine, prompt: &[u32]) {
+    let body = serde_json::json!({"prompt": prompt, "max_tokens": 1}).to_string();
+    let client = Client::builder(TokioExecutor::new()).build_http::<Full<Bytes>>();
+    let request = http::Request::post(format!("{}/v1/completions", engine.url()));
+    let reply = client.request(request.body(Full::from(body)).unwrap()).await.unwrap();
+    assert_eq!(reply.status(), 200);
+    reply.into_body().collect().await.unwrap();
+}
+
+/// Prompts that share their beginnings, more of them than the cache has room for.
+fn prompt(seed: u32) -> Vec<u32> {
+    let (family, own) = (seed % 5, seed / 5);
+    let token = |at: u32| 3 + (if at < 64 { family } else { own + 7 } * 31 + at * 7) % 200;
+    (0..96 + seed * 13 % 160).map(token).collect()
+}
+
+fn source(engine: &SimEngine, rank: u16) -> Source {
+    Source {
+        rank,
+        events: engine.kv_events_endpoint().unwrap().parse().unwrap(),
+        replay: Some(engine.kv_replay_endpoint().unwrap().parse().unwrap()),
+    }
+}
+
+struct SideCar {
+    mirror: Mirror,
+    _tasks: JoinSet<()>,
+    _told: (watch::Sender<Capabilities>, watch::Sender<Load>),
+}
+
+fn side_car(sources: Vec<Source>, router: &FakeRouter) -> SideCar {
+    side_car_with(mirror::Config::default(), sources, router)
+}
+
+fn side_car_with(config: mirror::Config, sources: Vec<Source>, router: &FakeRouter) -> SideCar {
+    let mirror = Mirror::new(config);
+    let (capabilities, told_capabilities) = watch::channel(Capabilities::default());
+    let (load, told_load) = watch::channel(Load::default());
+    let config = attach::Config {
+        routers: vec![format!("localhost:{}", router.address.port()).parse().unwrap()],
+        worker_id: "p0".to_owned(),
+        role: WorkerRole::Both,
+        url: "http://127.0.0.1:1".to_owned(),
+        model: "sim".to_owned(),
+        grace: Duration::ZERO,
+        token: None,
+        tls: None,
+        timing: attach::Timing::default(),
+        status: attach::Status::default(),
+    };
+    let mut tasks = JoinSet::new();
+    let followed = mirror.clone();
+    tasks.spawn(async move { followed.follow(sources).await });
+    let leaving = CancellationToken::new();
+    tasks.spawn(attach::run(config, mirror.clone(), told_capabilities, told_load, leaving));
+    SideCar { mirror, _tasks: tasks, _told: (capabilities, load) }
+}
+
+/// Waits until the router knows of a rank what its engine holds.
+async fn agree(router: &FakeRouter, rank: u16, engine: &SimEngine) {
+    let what = format!("what rank {rank} holds");
+    router
+        .wait_for(&what, |known| {
+            assert_eq!(known.faults, Vec::<String>::new());
+            let told = content(&known.index, rank);
+            let told: BTreeMap<_, _> =
+                told.iter().map(|(name, (_, _, copies))| (*name, copies[0] as usize)).collect();
+            told == engine.resident().into_iter().collect()
+        })
+        .await;
+}
+
+async fn until(what: &str, holds: impl Fn() -> bool) {
+    let waiting = async {
+        while !holds() {
+            tokio::time::sleep(Duration::from_millis(2)).await;
+        }
+    };
+    tokio::time::timeout(PATIENCE, waiting).await.unwrap_or_else(|_| panic!("never: {what}"));
+}
+
+/// The chained hash of a prompt's last full block, and how many there are.
+fn asked(prompt: &[u32]) -> (u32, BlockHash) {
+    let namespace = Namespace { salt: None, model: "m", adapter: None, block_size: BLOCK_SIZE };
+    let mut hashes = Vec::new();
+    chain_hashes(&namespace, HashSeed(7), prompt, &mut hashes);
+    (u32::try_from(hashes.len()).unwrap(), *hashes.last().unwrap())
+}
+
+fn small() -> SimConfig {
+    SimConfig { kv_blocks: 80, ..SimConfig::default() }
+}
+
+#[tokio::test]
+async fn a_router_knows_what_the_engine_holds_whenever_it_comes() {
+    let engine = SimEngine::start(small()).await.unwrap();
+    // Some of it was there before the side-car, and is known by replay.
+    for seed in 0..10 {
+        complete(&engine, &prompt(seed)).await;
+    }
+    let router = FakeRouter::start(welcome(BLOCK_SIZE)).await;
+    let side_car = side_car(vec![source(&engine, 0)], &router);
+    agree(&router, 0, &engine).await;
+    for seed in 10..60 {
+        complete(&engine, &prompt(seed)).await;
+        if seed % 20 == 0 {
+            router.restart();
+        }
+    }
+    agree(&router, 0, &engine).await;
+
+    let (blocks, last) = asked(&prompt(59));
+    let namespace = BlockHash(0);
+    assert!(side_car.mirror.holds(namespace, 0, blocks, last));
+    assert!(!side_car.mirror.holds(namespace, 1, blocks, last), "another rank does not");
+    assert!(!side_car.mirror.holds(namespace, 0, blocks + 1, last));
+    for seed in 60..80 {
+        complete(&engine, &prompt(seed)).await;
+    }
+    until("the prompt is evicted", || !side_car.mirror.holds(namespace, 0, blocks, last)).await;
+}
+
+#[tokio::test]
+async fn an_engine_that_restarts_begins_anew_and_the_gate_is_shut_meanwhile() {
+    let engine = SimEngine::start(small()).await.unwrap();
+    let router = FakeRouter::start(welcome(BLOCK_SIZE)).await;
+    let side_car = side_car(vec![source(&engine, 0)], &router);
+    complete(&engine, &prompt(1)).await;
+    complete(&engine, &prompt(2)).await;
+    agree(&router, 0, &engine).await;
+    let before = router.known().mirror_id.clone();
+    let (blocks, last) = asked(&prompt(1));
+    let holds = || side_car.mirror.holds(BlockHash(0), 0, blocks, last);
+    until("events come", holds).await;
+
+    let port = |endpoint: Option<&str>| {
+        let port = endpoint.unwrap().rsplit_once(':').unwrap().1;
+        Some(port.parse::<u16>().unwrap())
+    };
+    let config = SimConfig {
+        kv_events_port: port(engine.kv_events_endpoint()),
+        kv_replay_port: port(engine.kv_replay_endpoint()),
+        ..small()
+    };
+    engine.shutdown().await;
+    until("the gate shuts", || !holds()).await;
+    assert!(!side_car.mirror.status().ranks[0].current);
+    let engine = SimEngine::start(config).await.unwrap();
+    complete(&engine, &prompt(3)).await;
+    agree(&router, 0, &engine).await;
+    assert_ne!(router.known().mirror_id, before);
+    assert!(!holds(), "what it held before is gone");
+    let status = side_car.mirror.status();
+    assert_eq!((status.ranks[0].resets, status.ranks[0].last_reset), (1, Some("engine_restarted")));
+}
+
+#[tokio::test]
+async fn events_that_are_lost_are_fetched_and_ranks_do_not_mix() {
+    let engines =
+        [SimEngine::start(small()).await.unwrap(), SimEngine::start(small()).await.unwrap()];
+    let router = FakeRouter::start(welcome(BLOCK_SIZE)).await;
+    let sources = vec![source(&engines[0], 0), source(&engines[1], 1)];
+    let side_car = side_car(sources, &router);
+    for round in 0..6 {
+        for (at, engine) in engines.iter().enumerate() {
+            let lost = FaultKind::DropEventBatches;
+            engine.set_fault(Fault { kind: lost, times: Some(round % 3) });
+            for seed in 0..5 {
+                complete(engine, &prompt(round * 7 + seed * 3 + at as u32)).await;
+            }
+        }
+    }
+    for (rank, engine) in engines.iter().enumerate() {
+        engine.clear_faults();
+        // What comes after a gap shows it.
+        complete(engine, &prompt(90)).await;
+        agree(&router, rank as u16, engine).await;
+    }
+    assert!(side_car.mirror.status().ranks.iter().all(|rank| rank.gaps > 0 && rank.resets == 0));
+}
+
+#[tokio::test]
+async fn what_an_engine_held_is_forgotten_when_it_stays_away() {
+    let engine = SimEngine::start(small()).await.unwrap();
+    let router = FakeRouter::start(welcome(BLOCK_SIZE)).await;
+    let config =
+        mirror::Config { cut_off_max: Duration::from_millis(200), ..mirror::Config::default() };
+    let side_car = side_car_with(config, vec![source(&engine, 0)], &router);
+    complete(&engine, &prompt(1)).await;
+    agree(&router, 0, &engine).await;
+    engine.shutdown().await;
+    router.wait_for("nothing", |known| known.index.workers().next().is_none()).await;
+    let status = side_car.mirror.status();
+    assert_eq!(status.ranks[0].last_reset, Some("cut_off"));
+}

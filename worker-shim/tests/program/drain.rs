@@ -1,0 +1,81 @@
+//! How a side-car ends.
+
+use http_body_util::BodyExt;
+use rustix::process::Signal;
+use serde_json::{Value, json};
+use splitrail_sim::{Role, SimConfig};
+
+use crate::support::{SideCar, ask, begin, completion, engine, router, until};
+
+/// A prefill leg.
+fn prefill() -> Value {
+    let mut body = completion(100, 100, 1);
+    body["kv_transfer_params"] = json!({ "do_remote_decode": true, "do_remote_prefill": false });
+    body
+}
+
+async fn draining(side_car: &SideCar) {
+    until("a drain", async || side_car.status().await["unready"] == "draining").await;
+}
+
+#[tokio::test]
+async fn p29_a_stream_that_has_begun_ends_as_it_should_before_the_side_car_does() {
+    let slow = SimConfig { decode_us_per_step: 10_000, ..SimConfig::default() };
+    let engine = engine(slow).await;
+    let router = router().await;
+    let mut side_car = SideCar::start(&engine.url(), &router, &["--role", "decode"]).await;
+    router.wait_for("an attachment", |known| known.attached == 1).await;
+    let mut body = completion(100, 32, 100);
+    body["stream"] = true.into();
+    body["ignore_eos"] = true.into();
+    let stream = begin(side_car.address, "/v1/completions", &[], Some(&body)).await;
+    side_car.signal(Signal::TERM);
+    router.wait_for("a bye", |known| !known.byes.is_empty()).await;
+    assert!(router.known().byes[0].grace_ms > 0);
+    draining(&side_car).await;
+    // Nobody is refused meanwhile: a router may have sent before it was told.
+    side_car.complete(&[], &completion(300, 32, 1)).await;
+    let text = stream.into_body().collect().await.unwrap().to_bytes();
+    let text = std::str::from_utf8(&text).unwrap();
+    assert!(text.ends_with("data: [DONE]\n\n"), "{text}");
+    assert_eq!(text.matches("\"index\":0").count(), 100);
+    assert_eq!(side_car.exited().await, 0);
+    assert_eq!(router.known().byes.len(), 1);
+}
+
+#[tokio::test]
+async fn a_prefill_side_car_stays_until_its_hand_offs_are_fetched() {
+    let prefill_engine = engine(SimConfig { role: Role::Prefill, ..SimConfig::default() }).await;
+    let decode_engine = engine(SimConfig { role: Role::Decode, ..SimConfig::default() }).await;
+    let router = router().await;
+    let url = prefill_engine.url();
+    let mut side_car = SideCar::start(&url, &router, &["--role", "prefill"]).await;
+    let reply = side_car.complete(&[("x-request-id", "r1")], &prefill()).await;
+    assert_eq!(prefill_engine.state().staged_handoffs, 1);
+    side_car.signal(Signal::TERM);
+    draining(&side_car).await;
+    // Past the time that stragglers have, only the hand-off can be what it waits for.
+    tokio::time::sleep(2 * splitrail_shim::drain::QUIET).await;
+    assert_eq!(side_car.exit_code(), None, "the hand-off waits to be fetched");
+    let mut body = completion(100, 100, 4);
+    body["kv_transfer_params"] = reply["kv_transfer_params"].clone();
+    let headers = [("x-request-id", "r1")];
+    let address = decode_engine.http_addr();
+    let (status, reply) = ask(address, "/v1/completions", &headers, Some(&body)).await;
+    assert_eq!(status, 200, "{reply}");
+    assert_eq!(side_car.exited().await, 0);
+    assert_eq!(prefill_engine.state().staged_handoffs, 0);
+}
+
+#[tokio::test]
+async fn a_second_signal_ends_it_at_once() {
+    let engine = engine(SimConfig { role: Role::Prefill, ..SimConfig::default() }).await;
+    let router = router().await;
+    let mut side_car = SideCar::start(&engine.url(), &router, &["--role", "prefill"]).await;
+    side_car.complete(&[], &prefill()).await;
+    side_car.signal(Signal::TERM);
+    draining(&side_car).await;
+    side_car.signal(Signal::INT);
+    assert_eq!(side_car.exited().await, 0);
+    assert_eq!(engine.state().staged_handoffs, 1, "nobody had fetched it");
+}

@@ -1,0 +1,174 @@
+//! What a router learns of an engine, from its start to its return.
+
+use splitrail_kv::{HashSeed, Namespace, chain_hashes};
+use splitrail_sim::{SimConfig, SimEngine};
+
+use crate::fake_router::{FakeRouter, content};
+use crate::support::{BLOCK_SIZE, SideCar, ask, completion, engine, router, until};
+
+/// Waits until the router's index is the engine's cache.
+async fn agree(router: &FakeRouter, engine: &SimEngine) {
+    router
+        .wait_for("the engine's blocks", |known| {
+            let held = content(&known.index, 0);
+            let copies = |copies: &[u32]| copies.iter().sum::<u32>() as usize;
+            let named = held.iter().map(|(name, (.., per_tier))| (*name, copies(per_tier)));
+            named.eq(engine.resident())
+        })
+        .await;
+}
+
+#[tokio::test]
+async fn a_router_learns_what_the_engine_is_can_do_and_holds() {
+    let engine = engine(SimConfig { honour_threshold: false, ..SimConfig::default() }).await;
+    let router = router().await;
+    let side_car = SideCar::start(&engine.url(), &router, &["--role", "decode"]).await;
+    router
+        .wait_for("all capabilities", |known| {
+            known.capabilities.as_ref().is_some_and(|known| known.takes_rank_header.is_some())
+        })
+        .await;
+    {
+        let known = router.known();
+        let hello = known.hello.as_ref().unwrap();
+        assert_eq!(hello.worker_id, "w0");
+        assert_eq!(hello.url, format!("http://{}", side_car.address));
+        assert_eq!((hello.model.as_str(), hello.role), ("sim", 2));
+        let known = known.capabilities.as_ref().unwrap();
+        assert_eq!((known.engine.as_str(), known.engine_version.as_str()), ("vllm", "0.32.0"));
+        assert_eq!(
+            (known.block_size, known.kv_blocks, known.ranks),
+            (Some(16), Some(4096), Some(1))
+        );
+        assert_eq!(
+            (known.honours_threshold, known.reports_cached_tokens),
+            (Some(false), Some(true))
+        );
+        assert_eq!((known.publishes_kv_events, known.replays_kv_events), (Some(true), Some(true)));
+        assert_eq!((known.gates, known.connector.as_str()), (Some(true), "nixl"));
+        assert_eq!(known.lease_ms, None, "nobody said it");
+    }
+    side_car.complete(&[], &completion(100, 100, 4)).await;
+    agree(&router, &engine).await;
+    assert!(engine.resident().len() >= 6);
+    assert_eq!(router.known().faults, Vec::<String>::new());
+    let load = |known: &crate::fake_router::Known| known.loads.last().copied();
+    router
+        .wait_for("a load of an idle engine", |known| {
+            load(known).is_some_and(|load| load.up && load.requests == Some(0))
+        })
+        .await;
+    let load = load(&router.known()).unwrap();
+    assert_eq!((load.running, load.waiting, load.kv_blocks), (Some(0), Some(0), Some(4096)));
+    assert!(load.age_ms < 60_000);
+}
+
+#[tokio::test]
+async fn the_gate_opens_for_what_the_engine_holds_and_for_nothing_else() {
+    let engine = engine(SimConfig { honour_threshold: false, ..SimConfig::default() }).await;
+    let router = router().await;
+    let side_car = SideCar::start(&engine.url(), &router, &["--role", "decode"]).await;
+    router.wait_for("a copy", |known| known.snapshots == 1).await;
+    let body = completion(100, 100, 1);
+    side_car.complete(&[], &body).await;
+    agree(&router, &engine).await;
+
+    let namespace = Namespace { salt: None, model: "m", adapter: None, block_size: BLOCK_SIZE };
+    let root = namespace.root(HashSeed(7));
+    let tokens: Vec<u32> = (100..200).collect();
+    let mut hashes = Vec::new();
+    chain_hashes(&namespace, HashSeed(7), &tokens, &mut hashes);
+    let header = |blocks: usize, hash: u64| format!("{:016x}:0:{blocks}:{hash:016x}", root.0);
+    let served = engine.state().totals.prompt_tokens;
+    let miss = header(6, hashes[5].0 ^ 1);
+    let reply = side_car.complete(&[("x-splitrail-gate", &miss)], &body).await;
+    assert_eq!(reply["choices"][0]["finish_reason"], "cache_threshold");
+    assert_eq!(engine.state().totals.prompt_tokens, served, "a miss never gets to the engine");
+    let hit = header(6, hashes[5].0);
+    let reply = side_car.complete(&[("x-splitrail-gate", &hit)], &body).await;
+    assert_eq!(reply["choices"][0]["finish_reason"], "length");
+    assert_eq!(reply["usage"]["prompt_tokens_details"]["cached_tokens"], 96);
+}
+
+#[tokio::test]
+async fn an_engine_that_returns_as_another_process_is_asked_again_and_followed_anew() {
+    let first = engine(SimConfig { honour_threshold: false, ..SimConfig::default() }).await;
+    let router = router().await;
+    let side_car = SideCar::start(&first.url(), &router, &["--role", "decode"]).await;
+    side_car.complete(&[], &completion(100, 100, 1)).await;
+    agree(&router, &first).await;
+    router
+        .wait_for("what it can do", |known| {
+            known.capabilities.as_ref().is_some_and(|known| known.honours_threshold == Some(false))
+        })
+        .await;
+    let port = |endpoint: Option<&str>| {
+        endpoint.and_then(|endpoint| endpoint.rsplit(':').next()?.parse::<u16>().ok())
+    };
+    let config = SimConfig {
+        http_port: first.http_addr().port(),
+        kv_events_port: port(first.kv_events_endpoint()),
+        kv_replay_port: port(first.kv_replay_endpoint()),
+        max_model_len: 1000,
+        ..SimConfig::default()
+    };
+    drop(first);
+    router.wait_for("word of its end", |known| known.loads.last().is_some_and(|l| !l.up)).await;
+    let (status, _) = ask(side_car.address, "/splitrail/ready", &[], None).await;
+    assert_eq!(status, 503);
+    let second = engine(config).await;
+    router
+        .wait_for("what the other one can do", |known| {
+            let honours = |known: &splitrail_proto::v1::Capabilities| {
+                known.honours_threshold == Some(true) && known.context_tokens == Some(1000)
+            };
+            known.loads.last().is_some_and(|load| load.up)
+                && known.capabilities.as_ref().is_some_and(honours)
+        })
+        .await;
+    side_car.complete(&[], &completion(500, 64, 1)).await;
+    agree(&router, &second).await;
+    assert_eq!(router.known().faults, Vec::<String>::new());
+    until("a status of two processes", async || side_car.status().await["process"] == 2).await;
+}
+
+#[tokio::test]
+async fn an_engine_that_starts_late_is_waited_for() {
+    // A port that nobody listens on.
+    let late = engine(SimConfig::default()).await;
+    let config = SimConfig { http_port: late.http_addr().port(), ..SimConfig::default() };
+    let url = late.url();
+    drop(late);
+    let router = router().await;
+    let starting = SideCar::start(&url, &router, &["--role", "both"]);
+    let late = async {
+        // Long enough for several looks in vain; what counts is that they do no harm.
+        tokio::time::sleep(std::time::Duration::from_millis(700)).await;
+        assert_eq!(router.known().attached, 0, "nobody knows yet what there is to attach");
+        engine(config).await
+    };
+    let (side_car, _engine) = tokio::join!(starting, late);
+    let (status, _) = ask(side_car.address, "/splitrail/ready", &[], None).await;
+    assert_eq!(status, 200);
+    router.wait_for("an attachment", |known| known.attached == 1).await;
+}
+
+#[tokio::test]
+async fn every_metric_is_documented_and_no_other() {
+    let engine = engine(SimConfig::default()).await;
+    let router = router().await;
+    let side_car = SideCar::start(&engine.url(), &router, &["--role", "both"]).await;
+    router.wait_for("a copy", |known| known.snapshots == 1).await;
+    let (_, text) = ask(side_car.address, "/splitrail/metrics", &[], None).await;
+    let text = text.as_str().unwrap();
+    let shown = text.lines().filter_map(|line| line.strip_prefix("# TYPE ")?.split(' ').next());
+    let mut shown: Vec<&str> = shown.collect();
+    shown.sort_unstable();
+    let page = concat!(env!("CARGO_MANIFEST_DIR"), "/../docs/side-car.md");
+    let page = std::fs::read_to_string(page).unwrap();
+    let rows = page.lines().filter_map(|line| line.strip_prefix("| `splitrail_shim_"));
+    let mut documented: Vec<String> =
+        rows.map(|row| format!("splitrail_shim_{}", row.split('`').next().unwrap())).collect();
+    documented.sort_unstable();
+    assert_eq!(shown, documented);
+}

@@ -1,0 +1,154 @@
+//! A side-car's process, and how to ask it.
+
+use std::net::SocketAddr;
+use std::process::{Child, Command, Stdio};
+use std::time::Duration;
+
+use bytes::Bytes;
+use http::Request;
+use http_body_util::{BodyExt, Full};
+use hyper::body::Incoming;
+use hyper_util::client::legacy::Client;
+use hyper_util::rt::TokioExecutor;
+use rustix::process::{Pid, Signal, kill_process};
+use serde_json::{Value, json};
+use splitrail_sim::{SimConfig, SimEngine};
+use tempfile::TempDir;
+
+use crate::fake_router::{FakeRouter, welcome};
+
+/// Generous: nothing takes so long, unless something hangs.
+pub(crate) const PATIENCE: Duration = Duration::from_secs(30);
+/// Between two looks.
+const LOOK: Duration = Duration::from_millis(10);
+
+pub(crate) const BLOCK_SIZE: u32 = 16;
+
+/// The process; killed if it still runs when this is dropped.
+pub(crate) struct SideCar {
+    child: Child,
+    pub(crate) address: SocketAddr,
+    _folder: TempDir,
+}
+
+impl SideCar {
+    /// Starts it, and waits until it is ready.
+    pub(crate) async fn start(engine: &str, router: &FakeRouter, more: &[&str]) -> Self {
+        let folder = tempfile::tempdir().unwrap();
+        let ready = folder.path().join("ready.json");
+        let router = router.address.to_string();
+        let child = Command::new(env!("CARGO_BIN_EXE_splitrail-shim"))
+            .args(["--engine", engine, "--listen", "127.0.0.1:0", "--router", &router])
+            .args(["--id", "w0", "--ready-file", ready.to_str().unwrap()])
+            .args(more)
+            .env("SPLITRAIL_FLEET_TOKEN", "s3cret")
+            .stderr(Stdio::null())
+            .spawn()
+            .unwrap();
+        let address = SocketAddr::from(([0, 0, 0, 0], 0));
+        let mut side_car = Self { child, address, _folder: folder };
+        until("a ready file", async || ready.exists() || side_car.exit_code().is_some()).await;
+        let text = std::fs::read_to_string(ready).unwrap();
+        let said: Value = serde_json::from_str(&text).unwrap();
+        assert_eq!(said["id"], "w0");
+        side_car.address = said["http"].as_str().unwrap().parse().unwrap();
+        side_car
+    }
+
+    pub(crate) fn signal(&self, signal: Signal) {
+        kill_process(Pid::from_child(&self.child), signal).unwrap();
+    }
+
+    /// The exit code, once there is one.
+    pub(crate) fn exit_code(&mut self) -> Option<i32> {
+        self.child.try_wait().unwrap().map(|status| status.code().unwrap_or(-1))
+    }
+
+    pub(crate) async fn exited(&mut self) -> i32 {
+        let mut code = None;
+        until("an exit", async || {
+            code = self.exit_code();
+            code.is_some()
+        })
+        .await;
+        code.unwrap()
+    }
+
+    pub(crate) async fn status(&self) -> Value {
+        ask(self.address, "/splitrail/status", &[], None).await.1
+    }
+
+    /// A completion for so many tokens of a prompt.
+    pub(crate) async fn complete(&self, headers: &[(&str, &str)], body: &Value) -> Value {
+        let (status, reply) = ask(self.address, "/v1/completions", headers, Some(body)).await;
+        assert_eq!(status, 200, "{reply}");
+        reply
+    }
+}
+
+impl Drop for SideCar {
+    fn drop(&mut self) {
+        let _gone = self.child.kill();
+        let _status = self.child.wait();
+    }
+}
+
+/// A router whose blocks are as large as the engine's.
+pub(crate) async fn router() -> FakeRouter {
+    let router = FakeRouter::start(welcome(BLOCK_SIZE)).await;
+    router.known().bearer = Some("Bearer s3cret".to_owned());
+    router
+}
+
+pub(crate) async fn engine(config: SimConfig) -> SimEngine {
+    SimEngine::start(config).await.unwrap()
+}
+
+/// A request for `max_tokens` after a prompt of so many tokens, of its own by `first`.
+pub(crate) fn completion(first: u32, tokens: u32, max_tokens: u32) -> Value {
+    let prompt: Vec<u32> = (first..first + tokens).collect();
+    json!({ "model": "sim", "prompt": prompt, "max_tokens": max_tokens, "temperature": 0 })
+}
+
+/// Begins an exchange: GET, or POST if there is a body.
+pub(crate) async fn begin(
+    address: SocketAddr,
+    path: &str,
+    headers: &[(&str, &str)],
+    body: Option<&Value>,
+) -> http::Response<Incoming> {
+    let client = Client::builder(TokioExecutor::new()).pool_max_idle_per_host(0).build_http();
+    let method = if body.is_some() { "POST" } else { "GET" };
+    let mut request = Request::builder().method(method).uri(format!("http://{address}{path}"));
+    for (name, value) in headers {
+        request = request.header(*name, *value);
+    }
+    let body = body.map(Value::to_string).unwrap_or_default();
+    let request = request.body(Full::new(Bytes::from(body))).unwrap();
+    tokio::time::timeout(PATIENCE, client.request(request)).await.unwrap().unwrap()
+}
+
+/// A whole exchange; the body as JSON, or as a JSON text if it is none.
+pub(crate) async fn ask(
+    address: SocketAddr,
+    path: &str,
+    headers: &[(&str, &str)],
+    body: Option<&Value>,
+) -> (u16, Value) {
+    let response = begin(address, path, headers, body).await;
+    let status = response.status().as_u16();
+    let body = tokio::time::timeout(PATIENCE, response.into_body().collect()).await;
+    let body = body.unwrap().unwrap().to_bytes();
+    let text = || Value::String(String::from_utf8_lossy(&body).into_owned());
+    (status, serde_json::from_slice(&body).unwrap_or_else(|_| text()))
+}
+
+/// Waits until it is so; panics if it never is.
+pub(crate) async fn until(what: &str, mut is_so: impl AsyncFnMut() -> bool) {
+    let waiting = async {
+        while !is_so().await {
+            tokio::time::sleep(LOOK).await;
+        }
+    };
+    assert!(tokio::time::timeout(PATIENCE, waiting).await.is_ok(), "never: {what}");
+}

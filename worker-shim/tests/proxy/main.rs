@@ -1,0 +1,11 @@
+//! The reverse proxy, before simulated engines and before servers that write any bytes.
+#![allow(clippy::unwrap_used)]
+
+mod bounds;
+mod counts;
+mod gate;
+mod paths;
+mod pieces;
+mod random;
+mod support;
+mod transparent;
