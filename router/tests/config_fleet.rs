@@ -69,10 +69,10 @@ fn tokens_and_certificates_are_there_and_can_be_used() {
 #[test]
 fn networks_and_times_make_sense() {
     let open = format!("{{ {TOKEN}, networks: [10.0.0.0/8, 300.0.0.0] }}");
-    refused(OPEN, &open, (2, 72), "`fleet.networks[1]` \"300.0.0.0\" is not an IP network");
+    refused(OPEN, &open, (2, 74), "`fleet.networks[1]` \"300.0.0.0\" is not an IP network");
     let times = |times: &str| format!("{{ {TOKEN}, {times} }}");
     refused(OPEN, &times("load_interval: 3s"), (2, 8), "less than two of");
-    refused(OPEN, &times("load_interval: 1ms"), (2, 68), "too short");
+    refused(OPEN, &times("load_interval: 1ms"), (2, 66), "too short");
     let config = parse(&with(OPEN, &times("load_interval: 100ms, load_stale: 1s"))).unwrap().config;
     assert_eq!(config.fleet.load_stale, Duration::from_secs(1));
     let allowed = |address: &str| {

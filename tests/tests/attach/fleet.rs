@@ -119,6 +119,10 @@ async fn another_worker_in_its_place_is_told_everything_anew() {
     assert_eq!(held(&router, "s0"), [1, 2]);
     // Without its side-car it is what the other source says it is.
     car.say(Message::Bye(v1::Bye::default())).await;
+    eventually("it drains", async || {
+        worker(&router, "s0").is_some_and(|worker| worker.is_draining())
+    })
+    .await;
     drop(car);
     eventually("it falls back", async || {
         worker(&router, "s0").is_some_and(|worker| !worker.config.shim)

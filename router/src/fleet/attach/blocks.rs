@@ -238,7 +238,9 @@ impl Blocks {
         tier: Tier,
         sum: &mut Applied,
     ) {
+        let mut left = blocks.len();
         for piece in blocks.chunks(PIECE_BLOCKS) {
+            left -= piece.len();
             {
                 let mut index = self.pool.index();
                 if !self.is_here() {
@@ -251,8 +253,13 @@ impl Blocks {
                     true => (piece, &[][..]),
                     false => piece.split_at(limit.saturating_sub(held).min(piece.len())),
                 };
-                *sum += index.store(key, parent, fits, tier);
-                sum.over_limit += beyond.len();
+                let applied = index.store(key, parent, fits, tier);
+                *sum += applied;
+                if applied.over_limit + beyond.len() > 0 {
+                    // What follows has no parent any more.
+                    sum.over_limit += beyond.len() + left;
+                    return;
+                }
             }
             parent = piece.last().map(|block| block.engine);
             if blocks.len() > PIECE_BLOCKS {
