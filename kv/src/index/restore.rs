@@ -113,12 +113,15 @@ impl Index {
                 Some(span) => span,
                 None => {
                     let (span, _) = self.forest.extend(cursor, rest, |hash| hash.0, None)?;
-                    self.forest.pin(span.run);
                     grafts.unheld += (span.to - span.from) as usize;
-                    grafts.pinned.push(self.forest.place(span.run, span.to - 1));
                     span
                 }
             };
+            // Whoever holds it may let go of it before what hangs behind it comes. A pin is at
+            // a run's end, wherever it is cut.
+            self.forest.pin(span.run);
+            let end = self.forest.run(span.run).len() - 1;
+            grafts.pinned.push(self.forest.place(span.run, end));
             cursor = Cursor { run: span.run, at: span.to };
             rest = &rest[(span.to - span.from) as usize..];
         }
