@@ -81,10 +81,14 @@ impl Default for Plan {
     }
 }
 
-/// Ports that nobody has: taken by asking for any, and given back at once.
+/// Ports that nobody has, below those that connections get for themselves: while a process is
+/// away, nobody takes its place.
 fn free_ports<const N: usize>() -> [u16; N] {
-    let held = [(); N].map(|()| TcpListener::bind("127.0.0.1:0").expect("a port"));
-    held.map(|listener| listener.local_addr().expect("an address").port())
+    let mut held = Vec::new();
+    while held.len() < N {
+        held.extend(TcpListener::bind(loopback(rand::random_range(12_000..32_000))));
+    }
+    std::array::from_fn(|at| held[at].local_addr().expect("an address").port())
 }
 
 fn loopback(port: u16) -> SocketAddr {
