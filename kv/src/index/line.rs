@@ -25,17 +25,21 @@ impl Line {
         self.equal(EMPTY, 0)
     }
 
-    /// Puts its slots into two empty lines, by one bit; says how many there are.
+    /// Puts its slots into two empty lines, by one bit.
     #[inline]
-    pub(super) fn split(&self, bit: u32, halves: &mut [Self; 2]) -> usize {
-        let mut filled = [0_usize; 2];
+    pub(super) fn split(&self, bit: u32, halves: &mut [Self; 2]) {
+        let [low, high] = halves;
+        let (mut lows, mut highs) = (0_usize, 0_usize);
         for slot in self.0 {
-            // No branch to be guessed: an empty slot is written, and written over.
-            let half = usize::from(slot & bit != 0);
-            halves[half].0[filled[half] % LINE_SLOTS] = slot;
-            filled[half] += usize::from(slot != EMPTY);
+            // No branch to be guessed: what does not belong to a half is written there as
+            // an empty slot, and written over.
+            let is_high = (slot >> bit & 1).wrapping_neg();
+            let (to_low, to_high) = (slot | is_high, slot | !is_high);
+            low.0[lows % LINE_SLOTS] = to_low;
+            lows += usize::from(to_low != EMPTY);
+            high.0[highs % LINE_SLOTS] = to_high;
+            highs += usize::from(to_high != EMPTY);
         }
-        filled[0] + filled[1]
     }
 
     /// One bit for each slot that, shifted right by `shift`, is `value`.
@@ -59,17 +63,15 @@ impl Line {
 #[inline]
 fn equal_sse2(slots: &[u32; LINE_SLOTS], value: u32, shift: u32) -> u16 {
     use std::arch::x86_64::{
-        _mm_cmpeq_epi32, _mm_cvtsi32_si128, _mm_movemask_epi8, _mm_packs_epi16, _mm_packs_epi32,
-        _mm_set_epi32, _mm_set1_epi32, _mm_srl_epi32,
+        __m128i, _mm_cmpeq_epi32, _mm_cvtsi32_si128, _mm_movemask_epi8, _mm_packs_epi16,
+        _mm_packs_epi32, _mm_set1_epi32, _mm_srl_epi32,
     };
+    // SAFETY: both are 64 bytes of which any content is a value.
+    let fours: [__m128i; 4] = unsafe { std::mem::transmute(*slots) };
     let (value, shift) = (_mm_set1_epi32(value as i32), _mm_cvtsi32_si128(shift as i32));
-    let four = |from: usize| {
-        let at = |place: usize| slots[from + place] as i32;
-        let four = _mm_set_epi32(at(3), at(2), at(1), at(0));
-        _mm_cmpeq_epi32(_mm_srl_epi32(four, shift), value)
-    };
-    let low = _mm_packs_epi32(four(0), four(4));
-    let high = _mm_packs_epi32(four(8), four(12));
+    let equal = fours.map(|four| _mm_cmpeq_epi32(_mm_srl_epi32(four, shift), value));
+    let low = _mm_packs_epi32(equal[0], equal[1]);
+    let high = _mm_packs_epi32(equal[2], equal[3]);
     _mm_movemask_epi8(_mm_packs_epi16(low, high)) as u16
 }
 

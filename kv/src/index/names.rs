@@ -4,7 +4,9 @@
 //! the place is paid once per group; a table of four-byte slots finds them.
 
 mod growth;
+mod overflow;
 
+use self::overflow::Overflow;
 use super::line::{EMPTY, LINE_SLOTS, Line};
 use super::prefetch::prefetch;
 use super::strips::Place;
@@ -52,7 +54,7 @@ pub(super) enum After {
     Known(Option<Lane>),
 }
 
-/// An empty slot of the table.
+/// An empty slot of the table; behind the last one of its line where that is full.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Slot {
     line: u32,
@@ -77,13 +79,13 @@ struct Group {
 #[derive(Debug, Default)]
 pub(super) struct Names {
     table: Vec<Line>,
+    /// Slots whose line in the table is full.
+    overflow: Overflow,
     /// Lines of the table when it was laid out, and how often they were doubled since.
     base_lines: u32,
     doublings: u32,
     /// Bits of a slot that say where.
     lane_bits: u32,
-    /// Slots that are not empty.
-    used: usize,
     live: usize,
     groups: Vec<Box<[Group]>>,
     group_count: usize,
@@ -156,25 +158,36 @@ impl Names {
     /// Where a name is, or the empty slot where its search ended.
     #[inline]
     pub(super) fn find_from(&self, home: Home, name: u64) -> Result<Lane, Slot> {
-        let mut at = home.line as usize;
-        loop {
-            let line = &self.table[at];
-            let mut alike = line.equal(home.tag, self.lane_bits);
-            while alike != 0 {
-                let slot = line.0[alike.trailing_zeros() as usize % LINE_SLOTS];
-                let lane = Lane(slot & !(EMPTY << self.lane_bits));
-                if slot != EMPTY && self.is(lane, name) {
-                    return Ok(lane);
-                }
-                alike &= alike - 1;
+        let line = &self.table[home.line as usize];
+        let mut alike = line.equal(home.tag, self.lane_bits);
+        while alike != 0 {
+            let slot = line.0[alike.trailing_zeros() as usize % LINE_SLOTS];
+            let lane = self.lane_in(slot);
+            if slot != EMPTY && self.is(lane, name) {
+                return Ok(lane);
             }
-            let empty = line.empty();
-            if empty != 0 {
-                return Err(Slot { line: at as u32, place: empty.trailing_zeros() });
-            }
-            // Only a full line sends the search on.
-            at = if at + 1 == self.table.len() { 0 } else { at + 1 };
+            alike &= alike - 1;
         }
+        let empty = line.empty();
+        if empty == 0 {
+            return self.find_beyond(home, name);
+        }
+        Err(Slot { line: home.line, place: empty.trailing_zeros() })
+    }
+
+    /// Where a name is whose line is full, without it.
+    #[cold]
+    fn find_beyond(&self, home: Home, name: u64) -> Result<Lane, Slot> {
+        let mut slots = self.overflow.of(home.line);
+        let found = slots
+            .find(|slot| slot >> self.lane_bits == home.tag && self.is(self.lane_in(*slot), name));
+        let full = Slot { line: home.line, place: LINE_SLOTS as u32 };
+        found.map(|slot| self.lane_in(slot)).ok_or(full)
+    }
+
+    #[inline]
+    fn lane_in(&self, slot: u32) -> Lane {
+        Lane(slot & !(EMPTY << self.lane_bits))
     }
 
     /// Where the searches for up to [`BATCH`] names begin, their memory already on
@@ -203,7 +216,7 @@ impl Names {
     pub(super) fn make_room(&mut self, names: usize) {
         let groups = (self.group_count + names).min(GROUPS_MAX);
         let slots = self.table.len() * LINE_SLOTS;
-        if (self.used + names) * FULL.1 > slots * FULL.0 || groups * LANES >= 1 << self.lane_bits {
+        if (self.live + names) * FULL.1 > slots * FULL.0 || groups * LANES >= 1 << self.lane_bits {
             self.enlarge(names);
         }
     }
@@ -226,7 +239,6 @@ impl Names {
     #[inline]
     pub(super) fn count(&mut self, added: usize) {
         self.live += added;
-        self.used += added;
     }
 
     /// Adds a name where the search for it ended; it is still to be counted.
@@ -250,8 +262,11 @@ impl Names {
         group.names[lane.0 as usize % LANES] = name;
         group.filled = (lane.0 as usize % LANES) as u8 + 1;
         group.present |= bit;
-        self.table[slot.line as usize].0[slot.place as usize % LINE_SLOTS] =
-            home.tag << self.lane_bits | lane.0;
+        let value = home.tag << self.lane_bits | lane.0;
+        match self.table[slot.line as usize].0.get_mut(slot.place as usize) {
+            Some(empty) => *empty = value,
+            None => self.overflow.add(slot.line, value),
+        }
         Some(lane)
     }
 
@@ -274,23 +289,18 @@ impl Names {
         }
     }
 
-    /// Empties a name's slot. In a full line it stays, pointing at nothing: searches
-    /// that went on from there must go on.
+    /// Empties a name's slot.
     #[inline]
     fn empty_slot(&mut self, home: Home, lane: Lane) {
         let slot = home.tag << self.lane_bits | lane.0;
-        let mut at = home.line as usize;
-        loop {
-            let line = &mut self.table[at];
-            let (same, empty) = (line.equal(slot, 0), line.empty());
-            if same != 0 && empty != 0 {
-                line.0[same.trailing_zeros() as usize % LINE_SLOTS] = EMPTY;
-                self.used -= 1;
-            }
-            if same != 0 || empty != 0 {
-                return;
-            }
-            at = if at + 1 == self.table.len() { 0 } else { at + 1 };
+        let line = &mut self.table[home.line as usize];
+        let (same, empty) = (line.equal(slot, 0), line.empty());
+        if same != 0 {
+            // Only a full line has slots elsewhere.
+            let other = if empty == 0 { self.overflow.take(home.line) } else { None };
+            line.0[same.trailing_zeros() as usize % LINE_SLOTS] = other.unwrap_or(EMPTY);
+        } else {
+            self.overflow.remove(home.line, slot);
         }
     }
 
@@ -318,6 +328,7 @@ impl Names {
     /// Bytes of memory that it takes.
     pub(super) fn bytes(&self) -> usize {
         self.table.capacity() * size_of::<Line>()
+            + self.overflow.bytes()
             + self.free.capacity() * size_of::<u32>()
             + self.groups.len() * GROUPS_PER_CHUNK * size_of::<Group>()
     }

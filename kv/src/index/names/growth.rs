@@ -1,31 +1,22 @@
 //! How a table of names grows, and how memory comes back.
 
-use super::super::line::{EMPTY, LINE_SLOTS, Line};
+use super::super::line::{LINE_SLOTS, Line};
 use super::super::prefetch::prefetch;
 use super::{
     BATCH, FREE, FULL, GROUPS_MAX, GROUPS_PER_CHUNK, Home, LANE_BITS_MAX, LANES, Lane, Names,
-    SPARSE_GROUPS_MIN, TAG_BITS_MIN,
+    Overflow, SPARSE_GROUPS_MIN, TAG_BITS_MIN,
 };
-
-/// The share of slots in use up to which a table is swept rather than enlarged.
-const SWEPT: (usize, usize) = (10, 16);
 
 impl Names {
     /// Doubles the table where that is enough and leaves enough of the tags.
     #[cold]
     pub(super) fn enlarge(&mut self, names: usize) {
         let groups = (self.group_count + names).min(GROUPS_MAX);
-        let stale = self.used - self.live;
         let doubled = self.table.len() * 2;
-        let suits = stale * 4 < self.used
-            && (self.used + names) * FULL.1 <= doubled * LINE_SLOTS * FULL.0
+        let suits = (self.live + names) * FULL.1 <= doubled * LINE_SLOTS * FULL.0
             && groups * LANES < 1 << self.lane_bits
             && self.doublings + TAG_BITS_MIN < u32::BITS - self.lane_bits;
-        let slots = self.table.len() * LINE_SLOTS;
-        if stale > 0 && (self.live + names) * SWEPT.1 <= slots * SWEPT.0 {
-            // What is in use is not too much: only what has gone takes the room.
-            self.lay_out_in(self.table.len());
-        } else if suits {
+        if suits {
             self.double();
         } else {
             self.lay_out((self.live + names) * 8 / 3);
@@ -33,40 +24,21 @@ impl Names {
     }
 
     /// Makes two lines of each, in one pass: a slot's tag says which of the two it
-    /// goes to. Only behind a full line may there be slots from elsewhere.
+    /// goes to.
     fn double(&mut self) {
-        let old = std::mem::take(&mut self.table);
+        let lines = std::mem::take(&mut self.table);
+        let overflow = std::mem::take(&mut self.overflow);
         self.doublings += 1;
-        self.table.reserve_exact(old.len() * 2);
-        let upper = 1 << (u32::BITS - self.doublings);
-        let mut astray = Vec::new();
-        let mut full_before = old.last().is_some_and(|line| line.empty() == 0);
-        self.used = 0;
-        for line in &old {
-            let mut halves = [Line::EMPTY, Line::EMPTY];
-            if full_before {
-                let slots = line.0.iter().filter(|slot| **slot != EMPTY);
-                astray.extend(slots.map(|slot| Lane(slot & !(EMPTY << self.lane_bits))));
-            } else {
-                self.used += line.split(upper, &mut halves);
+        let upper = u32::BITS - self.doublings;
+        self.table.reserve_exact(lines.len() * 2);
+        for line in &lines {
+            self.table.extend([Line::EMPTY, Line::EMPTY]);
+            if let Some(halves) = self.table.last_chunk_mut() {
+                line.split(upper, halves);
             }
-            self.table.extend(halves);
-            full_before = line.empty() == 0;
         }
-        for lanes in astray.chunks(BATCH) {
-            // What they need comes for all of them at once: names, then slots.
-            lanes.iter().for_each(|lane| prefetch(self.group(*lane).0));
-            let mut batch = Batch::default();
-            for lane in lanes {
-                let (group, place) = self.group(*lane);
-                if group.present >> place & 1 == 1 {
-                    let home = self.home(group.names[place]);
-                    prefetch(&self.table[home.line as usize]);
-                    batch.push(home, *lane);
-                }
-            }
-            self.used += batch.len;
-            self.add_slots(&mut batch);
+        for (line, slot) in overflow.iter() {
+            self.add_slot(line << 1 | slot >> upper & 1, slot);
         }
     }
 
@@ -101,12 +73,9 @@ impl Names {
     }
 
     /// Lays the table out anew with so many slots.
-    fn lay_out(&mut self, slots: usize) {
-        self.lay_out_in(slots.div_ceil(LINE_SLOTS).max(1));
-    }
-
     #[cold]
-    fn lay_out_in(&mut self, lines: usize) {
+    fn lay_out(&mut self, slots: usize) {
+        let lines = slots.div_ceil(LINE_SLOTS).max(1);
         // Room for as many doublings as leave enough of a tag.
         let lanes = (self.group_count + BATCH) * 2 * LANES;
         let needed = lanes.next_power_of_two().ilog2();
@@ -115,7 +84,7 @@ impl Names {
         self.table = Vec::new();
         self.table.resize(lines, Line::EMPTY);
         (self.base_lines, self.doublings) = (lines as u32, 0);
-        self.used = self.live;
+        self.overflow = Overflow::default();
         // Two batches: the memory for one comes while the other is placed.
         let mut batches = [Batch::default(), Batch::default()];
         let mut turn = 0;
@@ -141,17 +110,19 @@ impl Names {
 
     fn add_slots(&mut self, batch: &mut Batch) {
         for (home, lane) in &batch.slots[..batch.len] {
-            let mut at = home.line as usize;
-            let place = loop {
-                let empty = self.table[at].empty();
-                if empty != 0 {
-                    break empty.trailing_zeros() as usize;
-                }
-                at = if at + 1 == self.table.len() { 0 } else { at + 1 };
-            };
-            self.table[at].0[place % LINE_SLOTS] = home.tag << self.lane_bits | lane.0;
+            self.add_slot(home.line, home.tag << self.lane_bits | lane.0);
         }
         batch.len = 0;
+    }
+
+    #[inline]
+    fn add_slot(&mut self, line: u32, slot: u32) {
+        let this = &mut self.table[line as usize];
+        let place = this.empty().trailing_zeros();
+        match this.0.get_mut(place as usize) {
+            Some(empty) => *empty = slot,
+            None => self.overflow.add(line, slot),
+        }
     }
 }
 
