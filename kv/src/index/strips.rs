@@ -65,6 +65,7 @@ impl Strips {
             self.strips[free as usize] = strip;
             return free;
         }
+        reserve_some(&mut self.strips);
         self.strips.push(strip);
         self.strips.len() as u32 - 1
     }
@@ -214,6 +215,14 @@ impl Strips {
         let this = &mut self.strips[strip as usize];
         (this.at, this.asked) = (new.0, len);
         Some((Address(at), asked as usize))
+    }
+}
+
+/// Makes room for one more, and for a quarter of what there is: doubling would leave
+/// half of it unused under churn.
+pub(super) fn reserve_some<T>(items: &mut Vec<T>) {
+    if items.len() == items.capacity() {
+        items.reserve_exact(items.len() / 4 + 16);
     }
 }
 
