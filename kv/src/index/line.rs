@@ -28,17 +28,14 @@ impl Line {
     /// Puts its slots into two empty lines, by one bit.
     #[inline]
     pub(super) fn split(&self, bit: u32, halves: &mut [Self; 2]) {
-        let [low, high] = halves;
-        let (mut lows, mut highs) = (0_usize, 0_usize);
-        for slot in self.0 {
-            // No branch to be guessed: what does not belong to a half is written there as
-            // an empty slot, and written over.
-            let is_high = (slot >> bit & 1).wrapping_neg();
-            let (to_low, to_high) = (slot | is_high, slot | !is_high);
-            low.0[lows % LINE_SLOTS] = to_low;
-            lows += usize::from(to_low != EMPTY);
-            high.0[highs % LINE_SLOTS] = to_high;
-            highs += usize::from(to_high != EMPTY);
+        let (occupied, upper) = (!self.empty(), self.having(bit));
+        for (half, slots) in halves.iter_mut().zip([occupied & !upper, occupied & upper]) {
+            let (mut left, mut filled) = (slots, 0);
+            while left != 0 {
+                half.0[filled % LINE_SLOTS] = self.0[left.trailing_zeros() as usize % LINE_SLOTS];
+                filled += 1;
+                left &= left - 1;
+            }
         }
     }
 
@@ -47,7 +44,7 @@ impl Line {
     #[inline]
     pub(super) fn equal(&self, value: u32, shift: u32) -> u16 {
         // SAFETY: every x86-64 processor has SSE2.
-        unsafe { equal_sse2(&self.0, value, shift) }
+        unsafe { sse2::equal(&self.0, value, shift) }
     }
 
     #[cfg(not(target_arch = "x86_64"))]
@@ -56,23 +53,60 @@ impl Line {
         let bits = self.0.iter().enumerate();
         bits.fold(0, |bits, (at, slot)| bits | u16::from(slot >> shift == value) << at)
     }
+
+    /// One bit for each slot that has this bit.
+    #[cfg(target_arch = "x86_64")]
+    #[inline]
+    fn having(&self, bit: u32) -> u16 {
+        // SAFETY: every x86-64 processor has SSE2.
+        unsafe { sse2::having(&self.0, bit) }
+    }
+
+    #[cfg(not(target_arch = "x86_64"))]
+    #[inline]
+    fn having(&self, bit: u32) -> u16 {
+        let bits = self.0.iter().enumerate();
+        bits.fold(0, |bits, (at, slot)| bits | ((slot >> bit & 1) as u16) << at)
+    }
 }
 
 #[cfg(target_arch = "x86_64")]
-#[target_feature(enable = "sse2")]
-#[inline]
-fn equal_sse2(slots: &[u32; LINE_SLOTS], value: u32, shift: u32) -> u16 {
+mod sse2 {
     use std::arch::x86_64::{
         __m128i, _mm_cmpeq_epi32, _mm_cvtsi32_si128, _mm_movemask_epi8, _mm_packs_epi16,
-        _mm_packs_epi32, _mm_set1_epi32, _mm_srl_epi32,
+        _mm_packs_epi32, _mm_set1_epi32, _mm_sll_epi32, _mm_srl_epi32,
     };
-    // SAFETY: both are 64 bytes of which any content is a value.
-    let fours: [__m128i; 4] = unsafe { std::mem::transmute(*slots) };
-    let (value, shift) = (_mm_set1_epi32(value as i32), _mm_cvtsi32_si128(shift as i32));
-    let equal = fours.map(|four| _mm_cmpeq_epi32(_mm_srl_epi32(four, shift), value));
-    let low = _mm_packs_epi32(equal[0], equal[1]);
-    let high = _mm_packs_epi32(equal[2], equal[3]);
-    _mm_movemask_epi8(_mm_packs_epi16(low, high)) as u16
+
+    use super::LINE_SLOTS;
+
+    #[target_feature(enable = "sse2")]
+    #[inline]
+    pub(super) fn equal(slots: &[u32; LINE_SLOTS], value: u32, shift: u32) -> u16 {
+        let (value, shift) = (_mm_set1_epi32(value as i32), _mm_cvtsi32_si128(shift as i32));
+        signs(fours(slots).map(|four| _mm_cmpeq_epi32(_mm_srl_epi32(four, shift), value)))
+    }
+
+    #[target_feature(enable = "sse2")]
+    #[inline]
+    pub(super) fn having(slots: &[u32; LINE_SLOTS], bit: u32) -> u16 {
+        let shift = _mm_cvtsi32_si128((u32::BITS - 1 - bit) as i32);
+        signs(fours(slots).map(|four| _mm_sll_epi32(four, shift)))
+    }
+
+    #[inline(always)]
+    fn fours(slots: &[u32; LINE_SLOTS]) -> [__m128i; 4] {
+        // SAFETY: both are 64 bytes of which any content is a value.
+        unsafe { std::mem::transmute(*slots) }
+    }
+
+    /// One bit for each that is negative: narrowing keeps signs.
+    #[target_feature(enable = "sse2")]
+    #[inline]
+    fn signs(fours: [__m128i; 4]) -> u16 {
+        let low = _mm_packs_epi32(fours[0], fours[1]);
+        let high = _mm_packs_epi32(fours[2], fours[3]);
+        _mm_movemask_epi8(_mm_packs_epi16(low, high)) as u16
+    }
 }
 
 #[cfg(test)]
@@ -89,6 +123,24 @@ mod tests {
             assert_eq!(line.equal(0xabc, 20), !(u16::MAX << place << 1));
             assert_eq!(line.equal(0xabd, 20), 0);
             assert_eq!(line.equal(0xabc0_0000 | place as u32, 0), 1 << place);
+        }
+    }
+
+    #[test]
+    fn a_line_is_split_by_any_bit() {
+        for bit in [0, 7, 31] {
+            let mut line = Line::EMPTY;
+            for place in (0..LINE_SLOTS).filter(|place| place % 5 != 2) {
+                line.0[place] = (place as u32) << 8 | u32::from(place % 3 == 0) << bit;
+            }
+            let mut halves = [Line::EMPTY, Line::EMPTY];
+            line.split(bit, &mut halves);
+            for (upper, half) in halves.iter().enumerate() {
+                let belongs = |slot: &&u32| **slot != EMPTY && **slot >> bit & 1 == upper as u32;
+                let mut expected: Vec<u32> = line.0.iter().filter(belongs).copied().collect();
+                expected.resize(LINE_SLOTS, EMPTY);
+                assert_eq!(half.0.to_vec(), expected);
+            }
         }
     }
 }

@@ -2,24 +2,22 @@
 
 use super::super::line::{LINE_SLOTS, Line};
 use super::super::prefetch::prefetch;
-use super::{
-    BATCH, FREE, FULL, GROUPS_MAX, GROUPS_PER_CHUNK, Home, LANE_BITS_MAX, LANES, Lane, Names,
-    Overflow, SPARSE_GROUPS_MIN, TAG_BITS_MIN,
-};
+use super::groups::{GROUP_BITS_MAX, GROUPS_MAX};
+use super::{BATCH, FULL, Home, Lane, Names, Overflow, TAG_BITS_MIN};
 
 impl Names {
     /// Doubles the table where that is enough and leaves enough of the tags.
     #[cold]
     pub(super) fn enlarge(&mut self, names: usize) {
-        let groups = (self.group_count + names).min(GROUPS_MAX);
+        let groups = (self.groups.count() + names).min(GROUPS_MAX);
         let doubled = self.table.len() * 2;
         let suits = (self.live + names) * FULL.1 <= doubled * LINE_SLOTS * FULL.0
-            && groups * LANES < 1 << self.lane_bits
-            && self.doublings + TAG_BITS_MIN < u32::BITS - self.lane_bits;
+            && groups < 1 << self.group_bits
+            && self.doublings + TAG_BITS_MIN < u32::BITS - self.group_bits;
         if suits {
             self.double();
         } else {
-            self.lay_out((self.live + names) * 8 / 3);
+            self.lay_out((self.live + names) * 8 / 3, groups);
         }
     }
 
@@ -45,42 +43,26 @@ impl Names {
     /// Whether most of its groups are free.
     #[inline]
     pub(in super::super) fn is_sparse(&self) -> bool {
-        self.group_count > SPARSE_GROUPS_MIN && self.free.len() * 2 > self.group_count
+        self.groups.is_sparse()
     }
 
     /// Moves the groups in use together and gives the rest back; says where each
     /// lane has gone. Costs as much as there is, and at least as much went before.
     #[cold]
     pub(in super::super) fn shrink(&mut self) -> impl Fn(Lane) -> Lane + use<> {
-        let groups = std::mem::take(&mut self.groups);
-        let mut moved = vec![FREE; self.group_count];
-        let old_count = std::mem::take(&mut self.group_count);
-        self.free = Vec::new();
-        for (at, group) in groups.iter().flatten().take(old_count).enumerate() {
-            if group.present == 0 {
-                continue;
-            }
-            if let Some(new) = self.add_group() {
-                *self.group_mut(new) = group.clone();
-                moved[at] = new as u32;
-            }
-        }
-        self.lay_out(self.live * 8 / 3);
-        move |Lane(lane)| {
-            let (group, place) = (lane as usize / LANES, lane % LANES as u32);
-            Lane(moved[group] * LANES as u32 + place)
-        }
+        let moved = self.groups.shrink();
+        self.lay_out(self.live * 8 / 3, self.groups.count());
+        moved
     }
 
-    /// Lays the table out anew with so many slots.
+    /// Lays the table out anew, with so many slots, for so many groups.
     #[cold]
-    fn lay_out(&mut self, slots: usize) {
+    fn lay_out(&mut self, slots: usize, groups: usize) {
         let lines = slots.div_ceil(LINE_SLOTS).max(1);
         // Room for as many doublings as leave enough of a tag.
-        let lanes = (self.group_count + BATCH) * 2 * LANES;
-        let needed = lanes.next_power_of_two().ilog2();
+        let needed = (groups + 1).next_power_of_two().ilog2();
         let spare = (u32::BITS - TAG_BITS_MIN).saturating_sub(needed) / 2;
-        self.lane_bits = (needed + spare).min(LANE_BITS_MAX);
+        self.group_bits = (needed + spare).min(GROUP_BITS_MAX);
         self.table = Vec::new();
         self.table.resize(lines, Line::EMPTY);
         (self.base_lines, self.doublings) = (lines as u32, 0);
@@ -88,21 +70,19 @@ impl Names {
         // Two batches: the memory for one comes while the other is placed.
         let mut batches = [Batch::default(), Batch::default()];
         let mut turn = 0;
-        for group in 0..self.group_count {
-            let this = &self.groups[group / GROUPS_PER_CHUNK][group % GROUPS_PER_CHUNK];
-            let mut left = this.present;
-            while left != 0 {
-                let lane = left.trailing_zeros() as usize;
-                let home = self.home(this.names[lane]);
+        let groups = std::mem::take(&mut self.groups);
+        for (group, ..) in groups.iter() {
+            for (lane, name) in groups.names_of(group) {
+                let home = self.home(name);
                 prefetch(&self.table[home.line as usize]);
-                batches[turn].push(home, Lane((group * LANES + lane) as u32));
-                left &= left - 1;
-            }
-            if batches[turn].len + LANES > BATCH {
-                turn ^= 1;
-                self.add_slots(&mut batches[turn]);
+                if batches[turn].len == BATCH {
+                    turn ^= 1;
+                    self.add_slots(&mut batches[turn]);
+                }
+                batches[turn].push(home, lane);
             }
         }
+        self.groups = groups;
         for batch in &mut batches {
             self.add_slots(batch);
         }
@@ -110,7 +90,7 @@ impl Names {
 
     fn add_slots(&mut self, batch: &mut Batch) {
         for (home, lane) in &batch.slots[..batch.len] {
-            self.add_slot(home.line, home.tag << self.lane_bits | lane.0);
+            self.add_slot(home.line, self.slot_of(*home, *lane));
         }
         batch.len = 0;
     }
