@@ -2,7 +2,8 @@
 //! all at once, so that no branch has to be guessed, slot by slot.
 //!
 //! One of two files of this crate with `unsafe`: vector instructions are a matter of
-//! the target, and to call them where it is known to have them needs saying so.
+//! the target, and to call them where it is known to have them, on slots taken as
+//! vectors, needs saying so.
 #![allow(unsafe_code)]
 
 /// Slots of a line.

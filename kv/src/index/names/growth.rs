@@ -28,12 +28,9 @@ impl Names {
         let overflow = std::mem::take(&mut self.overflow);
         self.doublings += 1;
         let upper = u32::BITS - self.doublings;
-        self.table.reserve_exact(lines.len() * 2);
-        for line in &lines {
-            self.table.extend([Line::EMPTY, Line::EMPTY]);
-            if let Some(halves) = self.table.last_chunk_mut() {
-                line.split(upper, halves);
-            }
+        self.table = vec![Line::EMPTY; lines.len() * 2];
+        for (line, halves) in lines.iter().zip(self.table.as_chunks_mut().0) {
+            line.split(upper, halves);
         }
         for (line, slot) in overflow.iter() {
             self.add_slot(line << 1 | slot >> upper & 1, slot);
