@@ -6,14 +6,14 @@ use super::sync::Ordering;
 use super::words::Address;
 
 /// Unused words that are not worth a move; in unit tests, few are.
-const FLOOR_WORDS: usize = if cfg!(test) { 1 << 6 } else { 1 << 15 };
+const FLOOR_WORDS: usize = if cfg!(test) { 1 << 6 } else { 1 << 12 };
 
 impl Forest {
     /// Moves all words in use to new chunks and gives the old ones back, if more
     /// than half are unused. Costs as much as what is in use, and happens only after
     /// at least as much was freed.
     pub(super) fn compact_if_sparse(&mut self) {
-        if self.words.free_words() <= self.words.used_words() + FLOOR_WORDS {
+        if self.words.free_words() <= self.words.used_words() / 3 + FLOOR_WORDS {
             return;
         }
         let retired = self.words.retire();

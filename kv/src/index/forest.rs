@@ -12,7 +12,7 @@ use super::WorkerKey;
 use super::heads::Heads;
 use super::run::Run;
 use super::shared::{RUNS_PER_CHUNK, Shared, Slots, State};
-use super::strips::{Place, Strips};
+use super::strips::{Place, Strips, reserve_some};
 use super::sync::{AtomicU64, Ordering, Swapped};
 use super::words::{Allocator, CHUNK_WORDS, WORDS_MAX, capacity_of};
 
@@ -349,6 +349,7 @@ impl Forest {
                 }
                 self.publish();
             }
+            reserve_some(&mut self.metas);
             self.metas.push(Meta {
                 strip: 0,
                 start: 0,

@@ -2,7 +2,8 @@
 //! all at once, so that no branch has to be guessed, slot by slot.
 //!
 //! One of two files of this crate with `unsafe`: vector instructions are a matter of
-//! the target, and to call them where it is known to have them needs saying so.
+//! the target, and to call them where it is known to have them, on slots taken as
+//! vectors, needs saying so.
 #![allow(unsafe_code)]
 
 /// Slots of a line.
@@ -25,17 +26,18 @@ impl Line {
         self.equal(EMPTY, 0)
     }
 
-    /// Puts its slots into two empty lines, by one bit; says how many there are.
+    /// Puts its slots into two empty lines, by one bit.
     #[inline]
-    pub(super) fn split(&self, bit: u32, halves: &mut [Self; 2]) -> usize {
-        let mut filled = [0_usize; 2];
-        for slot in self.0 {
-            // No branch to be guessed: an empty slot is written, and written over.
-            let half = usize::from(slot & bit != 0);
-            halves[half].0[filled[half] % LINE_SLOTS] = slot;
-            filled[half] += usize::from(slot != EMPTY);
+    pub(super) fn split(&self, bit: u32, halves: &mut [Self; 2]) {
+        let (occupied, upper) = (!self.empty(), self.having(bit));
+        for (half, slots) in halves.iter_mut().zip([occupied & !upper, occupied & upper]) {
+            let (mut left, mut filled) = (slots, 0);
+            while left != 0 {
+                half.0[filled % LINE_SLOTS] = self.0[left.trailing_zeros() as usize % LINE_SLOTS];
+                filled += 1;
+                left &= left - 1;
+            }
         }
-        filled[0] + filled[1]
     }
 
     /// One bit for each slot that, shifted right by `shift`, is `value`.
@@ -43,7 +45,7 @@ impl Line {
     #[inline]
     pub(super) fn equal(&self, value: u32, shift: u32) -> u16 {
         // SAFETY: every x86-64 processor has SSE2.
-        unsafe { equal_sse2(&self.0, value, shift) }
+        unsafe { sse2::equal(&self.0, value, shift) }
     }
 
     #[cfg(not(target_arch = "x86_64"))]
@@ -52,25 +54,60 @@ impl Line {
         let bits = self.0.iter().enumerate();
         bits.fold(0, |bits, (at, slot)| bits | u16::from(slot >> shift == value) << at)
     }
+
+    /// One bit for each slot that has this bit.
+    #[cfg(target_arch = "x86_64")]
+    #[inline]
+    fn having(&self, bit: u32) -> u16 {
+        // SAFETY: every x86-64 processor has SSE2.
+        unsafe { sse2::having(&self.0, bit) }
+    }
+
+    #[cfg(not(target_arch = "x86_64"))]
+    #[inline]
+    fn having(&self, bit: u32) -> u16 {
+        let bits = self.0.iter().enumerate();
+        bits.fold(0, |bits, (at, slot)| bits | ((slot >> bit & 1) as u16) << at)
+    }
 }
 
 #[cfg(target_arch = "x86_64")]
-#[target_feature(enable = "sse2")]
-#[inline]
-fn equal_sse2(slots: &[u32; LINE_SLOTS], value: u32, shift: u32) -> u16 {
+mod sse2 {
     use std::arch::x86_64::{
-        _mm_cmpeq_epi32, _mm_cvtsi32_si128, _mm_movemask_epi8, _mm_packs_epi16, _mm_packs_epi32,
-        _mm_set_epi32, _mm_set1_epi32, _mm_srl_epi32,
+        __m128i, _mm_cmpeq_epi32, _mm_cvtsi32_si128, _mm_movemask_epi8, _mm_packs_epi16,
+        _mm_packs_epi32, _mm_set1_epi32, _mm_sll_epi32, _mm_srl_epi32,
     };
-    let (value, shift) = (_mm_set1_epi32(value as i32), _mm_cvtsi32_si128(shift as i32));
-    let four = |from: usize| {
-        let at = |place: usize| slots[from + place] as i32;
-        let four = _mm_set_epi32(at(3), at(2), at(1), at(0));
-        _mm_cmpeq_epi32(_mm_srl_epi32(four, shift), value)
-    };
-    let low = _mm_packs_epi32(four(0), four(4));
-    let high = _mm_packs_epi32(four(8), four(12));
-    _mm_movemask_epi8(_mm_packs_epi16(low, high)) as u16
+
+    use super::LINE_SLOTS;
+
+    #[target_feature(enable = "sse2")]
+    #[inline]
+    pub(super) fn equal(slots: &[u32; LINE_SLOTS], value: u32, shift: u32) -> u16 {
+        let (value, shift) = (_mm_set1_epi32(value as i32), _mm_cvtsi32_si128(shift as i32));
+        signs(fours(slots).map(|four| _mm_cmpeq_epi32(_mm_srl_epi32(four, shift), value)))
+    }
+
+    #[target_feature(enable = "sse2")]
+    #[inline]
+    pub(super) fn having(slots: &[u32; LINE_SLOTS], bit: u32) -> u16 {
+        let shift = _mm_cvtsi32_si128((u32::BITS - 1 - bit) as i32);
+        signs(fours(slots).map(|four| _mm_sll_epi32(four, shift)))
+    }
+
+    #[inline(always)]
+    fn fours(slots: &[u32; LINE_SLOTS]) -> [__m128i; 4] {
+        // SAFETY: both are 64 bytes of which any content is a value.
+        unsafe { std::mem::transmute(*slots) }
+    }
+
+    /// One bit for each that is negative: narrowing keeps signs.
+    #[target_feature(enable = "sse2")]
+    #[inline]
+    fn signs(fours: [__m128i; 4]) -> u16 {
+        let low = _mm_packs_epi32(fours[0], fours[1]);
+        let high = _mm_packs_epi32(fours[2], fours[3]);
+        _mm_movemask_epi8(_mm_packs_epi16(low, high)) as u16
+    }
 }
 
 #[cfg(test)]
@@ -87,6 +124,24 @@ mod tests {
             assert_eq!(line.equal(0xabc, 20), !(u16::MAX << place << 1));
             assert_eq!(line.equal(0xabd, 20), 0);
             assert_eq!(line.equal(0xabc0_0000 | place as u32, 0), 1 << place);
+        }
+    }
+
+    #[test]
+    fn a_line_is_split_by_any_bit() {
+        for bit in [0, 7, 31] {
+            let mut line = Line::EMPTY;
+            for place in (0..LINE_SLOTS).filter(|place| place % 5 != 2) {
+                line.0[place] = (place as u32) << 8 | u32::from(place % 3 == 0) << bit;
+            }
+            let mut halves = [Line::EMPTY, Line::EMPTY];
+            line.split(bit, &mut halves);
+            for (upper, half) in halves.iter().enumerate() {
+                let belongs = |slot: &&u32| **slot != EMPTY && **slot >> bit & 1 == upper as u32;
+                let mut expected: Vec<u32> = line.0.iter().filter(belongs).copied().collect();
+                expected.resize(LINE_SLOTS, EMPTY);
+                assert_eq!(half.0.to_vec(), expected);
+            }
         }
     }
 }

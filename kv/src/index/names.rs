@@ -3,38 +3,29 @@
 //! Names are kept in groups of eight consecutive blocks, so that what belongs to
 //! the place is paid once per group; a table of four-byte slots finds them.
 
+mod groups;
 mod growth;
+mod overflow;
 
+pub(super) use self::groups::{After, Lane};
+
+use self::groups::{GROUPS_MAX, Groups};
+use self::overflow::Overflow;
 use super::line::{EMPTY, LINE_SLOTS, Line};
 use super::prefetch::prefetch;
 use super::strips::Place;
 
-/// Where a name is: its group, and its place there.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
-pub(super) struct Lane(pub(super) u32);
-
-const LANES: usize = 8;
-/// The most bits of a slot that say where; the rest is part of the name's hash, more
-/// of it the fewer names there are.
-const LANE_BITS_MAX: u32 = 26;
-/// Groups that a slot can name; the last is left out, since it is in [`EMPTY`].
-const GROUPS_MAX: usize = (1 << LANE_BITS_MAX) / LANES - 1;
 /// The most names that a worker may have, whatever the configuration says.
 pub(super) const NAMES_MAX: usize = GROUPS_MAX;
 
-const GROUPS_PER_CHUNK: usize = 32;
-/// So few groups are not worth moving together.
-const SPARSE_GROUPS_MIN: usize = 4 * GROUPS_PER_CHUNK;
 /// Bits of a tag that must be left after a doubling: fewer would send searches to
-/// names that are not meant.
-const TAG_BITS_MIN: u32 = 9;
+/// names that are not meant, each a trip to memory.
+const TAG_BITS_MIN: u32 = 12;
 /// The share of slots in use at which a table is enlarged: at eleven of sixteen, one
-/// line of fifteen is full.
+/// line of ten is full.
 const FULL: (usize, usize) = (11, 16);
 /// Names that are looked up together.
 pub(super) const BATCH: usize = 32;
-/// In place of a strip: the group is free.
-const FREE: u32 = u32::MAX;
 
 /// Where the search for a name begins, and what its slot has of its hash.
 #[derive(Clone, Copy, Debug, Default)]
@@ -43,51 +34,35 @@ pub(super) struct Home {
     tag: u32,
 }
 
-/// What is known of the name of the block before.
-#[derive(Clone, Copy, Debug)]
-pub(super) enum After {
-    /// It was added last, and its block is the one before in the same strip.
-    Last(Lane),
-    /// Where it is, if it is known at all.
-    Known(Option<Lane>),
-}
-
-/// An empty slot of the table.
-#[derive(Clone, Copy, Debug)]
+/// A slot of the table; behind the last one of its line where that is full.
+#[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Slot {
     line: u32,
     place: u32,
 }
 
-#[derive(Clone, Debug)]
-struct Group {
-    names: [u64; LANES],
-    /// Of the first lane; the others follow.
-    strip: u32,
-    offset: u32,
-    /// Lanes that were given out, from the first.
-    filled: u8,
-    /// Lanes that are in use, one bit each.
-    present: u8,
-    /// Lanes with copies other than one in the fastest tier, one bit each.
-    special: u8,
+/// A slot that may be a name's, and what is in it.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct Guess {
+    at: Slot,
+    slot: u32,
 }
 
 /// The names of one worker.
 #[derive(Debug, Default)]
 pub(super) struct Names {
+    /// Per name the number of its group and, above, a part of its hash: its tag.
     table: Vec<Line>,
+    /// Slots whose line in the table is full.
+    overflow: Overflow,
     /// Lines of the table when it was laid out, and how often they were doubled since.
     base_lines: u32,
     doublings: u32,
-    /// Bits of a slot that say where.
-    lane_bits: u32,
-    /// Slots that are not empty.
-    used: usize,
+    /// Bits of a slot that name the group; the rest is the tag, more of it the fewer
+    /// groups there are.
+    group_bits: u32,
     live: usize,
-    groups: Vec<Box<[Group]>>,
-    group_count: usize,
-    free: Vec<u32>,
+    groups: Groups,
 }
 
 /// Engines may number their blocks in sequence: one wide multiplication spreads them.
@@ -108,40 +83,20 @@ impl Names {
         self.live == 0
     }
 
-    #[inline]
-    fn group(&self, lane: Lane) -> (&Group, usize) {
-        let (group, place) = (lane.0 as usize / LANES, lane.0 as usize % LANES);
-        (&self.groups[group / GROUPS_PER_CHUNK][group % GROUPS_PER_CHUNK], place)
-    }
-
-    #[inline]
-    fn group_mut(&mut self, group: usize) -> &mut Group {
-        &mut self.groups[group / GROUPS_PER_CHUNK][group % GROUPS_PER_CHUNK]
-    }
-
-    #[inline]
-    fn is(&self, lane: Lane, name: u64) -> bool {
-        let (group, place) = self.group(lane);
-        group.names[place] == name && group.present >> place & 1 == 1
-    }
-
     /// The block that a name stands for.
     #[inline]
     pub(super) fn place(&self, lane: Lane) -> Place {
-        let (group, place) = self.group(lane);
-        Place { strip: group.strip, offset: group.offset + place as u32 }
+        self.groups.place(lane)
     }
 
     /// Whether its copies are other than one in the fastest tier.
     #[inline]
     pub(super) fn is_special(&self, lane: Lane) -> bool {
-        let (group, place) = self.group(lane);
-        group.special >> place & 1 == 1
+        self.groups.is_special(lane)
     }
 
     pub(super) fn set_special(&mut self, lane: Lane) {
-        let (group, place) = (lane.0 as usize / LANES, lane.0 as usize % LANES);
-        self.group_mut(group).special |= 1 << place;
+        self.groups.set_special(lane);
     }
 
     /// Where a name is.
@@ -150,31 +105,54 @@ impl Names {
         if self.table.is_empty() {
             return None;
         }
-        self.find_from(self.home(name), name).ok()
+        self.find_from(self.home(name), name).ok().map(|(lane, _)| lane)
     }
 
-    /// Where a name is, or the empty slot where its search ended.
+    /// Where a name is, and its slot; or the empty slot where its search ended.
     #[inline]
-    pub(super) fn find_from(&self, home: Home, name: u64) -> Result<Lane, Slot> {
-        let mut at = home.line as usize;
-        loop {
-            let line = &self.table[at];
-            let mut alike = line.equal(home.tag, self.lane_bits);
-            while alike != 0 {
-                let slot = line.0[alike.trailing_zeros() as usize % LINE_SLOTS];
-                let lane = Lane(slot & !(EMPTY << self.lane_bits));
-                if slot != EMPTY && self.is(lane, name) {
-                    return Ok(lane);
-                }
-                alike &= alike - 1;
-            }
-            let empty = line.empty();
-            if empty != 0 {
-                return Err(Slot { line: at as u32, place: empty.trailing_zeros() });
-            }
-            // Only a full line sends the search on.
-            at = if at + 1 == self.table.len() { 0 } else { at + 1 };
+    pub(super) fn find_from(&self, home: Home, name: u64) -> Result<(Lane, Slot), Slot> {
+        let line = &self.table[home.line as usize];
+        let alike = line.equal(home.tag, self.group_bits);
+        if alike != 0
+            && let Some(found) = self.find_alike(home.line, alike, name)
+        {
+            return Ok(found);
         }
+        let empty = line.empty();
+        if empty == 0 {
+            return self.find_beyond(home, name);
+        }
+        Err(Slot { line: home.line, place: empty.trailing_zeros() })
+    }
+
+    /// Where a name is, and its slot, which is one of these of a line.
+    #[inline(never)]
+    fn find_alike(&self, line: u32, mut alike: u16, name: u64) -> Option<(Lane, Slot)> {
+        while alike != 0 {
+            let place = alike.trailing_zeros();
+            let slot = self.table[line as usize].0[place as usize % LINE_SLOTS];
+            if slot != EMPTY
+                && let Some(lane) = self.groups.find(self.group_in(slot), name)
+            {
+                return Some((lane, Slot { line, place }));
+            }
+            alike &= alike - 1;
+        }
+        None
+    }
+
+    /// Where a name is whose line is full, without it.
+    #[cold]
+    fn find_beyond(&self, home: Home, name: u64) -> Result<(Lane, Slot), Slot> {
+        let beyond = Slot { line: home.line, place: LINE_SLOTS as u32 };
+        let slots = self.overflow.of(home.line).filter(|slot| slot >> self.group_bits == home.tag);
+        let found = slots.filter_map(|slot| self.groups.find(self.group_in(slot), name)).next();
+        found.map(|lane| (lane, beyond)).ok_or(beyond)
+    }
+
+    #[inline]
+    fn group_in(&self, slot: u32) -> usize {
+        (slot & !(EMPTY << self.group_bits)) as usize
     }
 
     /// Where the searches for up to [`BATCH`] names begin, their memory already on
@@ -197,36 +175,53 @@ impl Names {
         }
     }
 
+    /// Looks at the slots of names that are probably there; what these lead to is
+    /// on its way then.
+    #[inline]
+    pub(super) fn guesses(&self, names: impl Iterator<Item = u64>) -> [Guess; BATCH] {
+        let mut guesses = [Guess::default(); BATCH];
+        if self.table.is_empty() {
+            return guesses;
+        }
+        for (guess, name) in guesses.iter_mut().zip(names) {
+            let home = self.home(name);
+            let line = &self.table[home.line as usize];
+            let place = line.equal(home.tag, self.group_bits).trailing_zeros();
+            let slot = line.0[place as usize % LINE_SLOTS];
+            *guess = Guess { at: Slot { line: home.line, place }, slot };
+            self.groups.fetch(self.group_in(slot));
+        }
+        guesses
+    }
+
+    /// Where a name is, and its slot, after a guess at it that may be out of date.
+    #[inline]
+    pub(super) fn find_guessed(&self, guess: Guess, name: u64) -> Option<(Lane, Slot)> {
+        let line = self.table.get(guess.at.line as usize)?;
+        if line.0.get(guess.at.place as usize) == Some(&guess.slot)
+            && guess.slot != EMPTY
+            && let Some(lane) = self.groups.find(self.group_in(guess.slot), name)
+        {
+            return Some((lane, guess.at));
+        }
+        self.find_from(self.home(name), name).ok()
+    }
+
     /// Makes room for so many more names, so that slots stay where they are while
     /// those are added.
     #[inline]
     pub(super) fn make_room(&mut self, names: usize) {
-        let groups = (self.group_count + names).min(GROUPS_MAX);
+        let groups = (self.groups.count() + names).min(GROUPS_MAX);
         let slots = self.table.len() * LINE_SLOTS;
-        if (self.used + names) * FULL.1 > slots * FULL.0 || groups * LANES >= 1 << self.lane_bits {
+        if (self.live + names) * FULL.1 > slots * FULL.0 || groups >= 1 << self.group_bits {
             self.enlarge(names);
         }
-    }
-
-    /// The same where the name is probably the neighbour of one that was asked for
-    /// before: engines evict blocks in the order of their chain.
-    #[inline]
-    pub(super) fn find_near(&self, near: Option<Lane>, name: u64) -> Option<Lane> {
-        if let Some(Lane(near)) = near {
-            for lane in [near.wrapping_sub(1), near + 1] {
-                if (lane as usize) < self.group_count * LANES && self.is(Lane(lane), name) {
-                    return Some(Lane(lane));
-                }
-            }
-        }
-        self.find(name)
     }
 
     /// Counts names that were added by [`Names::insert_at`].
     #[inline]
     pub(super) fn count(&mut self, added: usize) {
         self.live += added;
-        self.used += added;
     }
 
     /// Adds a name where the search for it ended; it is still to be counted.
@@ -239,87 +234,65 @@ impl Names {
         place: Place,
         after: After,
     ) -> Option<Lane> {
-        let lane = match after {
-            // The lane behind is free, and stands for the block behind.
-            After::Last(Lane(last)) if last as usize % LANES < LANES - 1 => Lane(last + 1),
-            After::Last(_) => self.new_lane(place, None)?,
-            After::Known(lane) => self.new_lane(place, lane)?,
-        };
-        let group = self.group_mut(lane.0 as usize / LANES);
-        let bit = 1 << (lane.0 as usize % LANES);
-        group.names[lane.0 as usize % LANES] = name;
-        group.filled = (lane.0 as usize % LANES) as u8 + 1;
-        group.present |= bit;
-        self.table[slot.line as usize].0[slot.place as usize % LINE_SLOTS] =
-            home.tag << self.lane_bits | lane.0;
+        let lane = self.groups.add(name, place, after)?;
+        let value = self.slot_of(home, lane);
+        match self.table[slot.line as usize].0.get_mut(slot.place as usize) {
+            Some(empty) => *empty = value,
+            None => self.overflow.add(slot.line, value),
+        }
         Some(lane)
     }
 
-    /// Takes a name out.
     #[inline]
+    fn slot_of(&self, home: Home, lane: Lane) -> u32 {
+        home.tag << self.group_bits | lane.group() as u32
+    }
+
+    /// Takes a name out.
     pub(super) fn remove(&mut self, lane: Lane) {
-        let (group_at, place) = (lane.0 as usize / LANES, lane.0 as usize % LANES);
-        let group = self.group_mut(group_at);
-        group.present &= !(1 << place);
-        let name = group.names[place];
-        if group.present == 0 {
-            group.strip = FREE;
-            self.free.push(group_at as u32);
-        }
+        let home = self.home(self.groups.name(lane));
+        let same = self.table[home.line as usize].equal(self.slot_of(home, lane), 0);
+        // Slots of one line that are equal are as good as each other.
+        self.remove_at(lane, Slot { line: home.line, place: same.trailing_zeros() });
+    }
+
+    /// Takes a name out whose slot is known.
+    #[inline]
+    pub(super) fn remove_at(&mut self, lane: Lane, at: Slot) {
         self.live -= 1;
         if self.live == 0 {
             *self = Self::default();
-        } else {
-            self.empty_slot(self.home(name), lane);
+            return;
         }
-    }
-
-    /// Empties a name's slot. In a full line it stays, pointing at nothing: searches
-    /// that went on from there must go on.
-    #[inline]
-    fn empty_slot(&mut self, home: Home, lane: Lane) {
-        let slot = home.tag << self.lane_bits | lane.0;
-        let mut at = home.line as usize;
-        loop {
-            let line = &mut self.table[at];
-            let (same, empty) = (line.equal(slot, 0), line.empty());
-            if same != 0 && empty != 0 {
-                line.0[same.trailing_zeros() as usize % LINE_SLOTS] = EMPTY;
-                self.used -= 1;
+        let line = &mut self.table[at.line as usize];
+        let is_full = line.empty() == 0;
+        match line.0.get_mut(at.place as usize) {
+            // Only a full line has slots elsewhere.
+            Some(slot) if is_full => *slot = self.overflow.take(at.line).unwrap_or(EMPTY),
+            Some(slot) => *slot = EMPTY,
+            None => {
+                let home = self.home(self.groups.name(lane));
+                self.overflow.remove(at.line, self.slot_of(home, lane));
             }
-            if same != 0 || empty != 0 {
-                return;
-            }
-            at = if at + 1 == self.table.len() { 0 } else { at + 1 };
         }
+        self.groups.remove(lane);
     }
 
     /// All names with their blocks.
     pub(super) fn iter(&self) -> impl Iterator<Item = (Lane, u64, Place)> + '_ {
-        let groups = self.groups.iter().flatten().take(self.group_count).enumerate();
-        groups.flat_map(|(at, group)| {
-            let lanes = (0..LANES).filter(|lane| group.present >> lane & 1 == 1);
-            lanes.map(move |lane| {
-                let place = Place { strip: group.strip, offset: group.offset + lane as u32 };
-                (Lane((at * LANES + lane) as u32), group.names[lane], place)
-            })
-        })
+        let names = self.groups.iter().flat_map(|(group, ..)| self.groups.names_of(group));
+        names.map(|(lane, name)| (lane, name, self.place(lane)))
     }
 
     /// The places of all names, a group at a time: its first block, and one bit for
     /// each of the eight from there on.
     pub(super) fn groups(&self) -> impl Iterator<Item = (Place, u8)> + '_ {
-        let groups = self.groups.iter().flatten().take(self.group_count);
-        groups
-            .filter(|group| group.present != 0)
-            .map(|group| (Place { strip: group.strip, offset: group.offset }, group.present))
+        self.groups.iter().map(|(_, place, present)| (place, present))
     }
 
     /// Bytes of memory that it takes.
     pub(super) fn bytes(&self) -> usize {
-        self.table.capacity() * size_of::<Line>()
-            + self.free.capacity() * size_of::<u32>()
-            + self.groups.len() * GROUPS_PER_CHUNK * size_of::<Group>()
+        self.table.capacity() * size_of::<Line>() + self.overflow.bytes() + self.groups.bytes()
     }
 
     /// A name's hash as a fraction of the table as it was laid out: its line there,
@@ -329,50 +302,8 @@ impl Names {
         let product = u128::from(mix(name)) * u128::from(self.base_lines);
         let (line, fraction) = ((product >> 64) as u32, product as u64);
         let below = ((fraction >> 32) >> (32 - self.doublings)) as u32;
-        let tag = (fraction >> 32) as u32 >> self.lane_bits;
+        let tag = (fraction >> 32) as u32 >> self.group_bits;
         Home { line: line << self.doublings | below, tag }
-    }
-
-    #[inline]
-    fn new_lane(&mut self, place: Place, after: Option<Lane>) -> Option<Lane> {
-        if let Some(after) = after.filter(|after| (after.0 as usize) < self.group_count * LANES) {
-            let (group, _) = self.group(after);
-            let next = u32::from(group.filled);
-            if group.strip == place.strip
-                && (next as usize) < LANES
-                && group.offset + next == place.offset
-            {
-                return Some(Lane(after.0 / LANES as u32 * LANES as u32 + next));
-            }
-        }
-        let group = match self.free.pop() {
-            Some(group) => group as usize,
-            None => self.add_group()?,
-        };
-        let this = self.group_mut(group);
-        (this.strip, this.offset) = (place.strip, place.offset);
-        // The names are those of before: they count where they are present.
-        (this.filled, this.present, this.special) = (0, 0, 0);
-        Some(Lane((group * LANES) as u32))
-    }
-
-    fn add_group(&mut self) -> Option<usize> {
-        if self.group_count == GROUPS_MAX {
-            return None;
-        }
-        if self.group_count.is_multiple_of(GROUPS_PER_CHUNK) {
-            let free = Group {
-                names: [0; LANES],
-                strip: FREE,
-                offset: 0,
-                filled: 0,
-                present: 0,
-                special: 0,
-            };
-            self.groups.push(vec![free; GROUPS_PER_CHUNK].into());
-        }
-        self.group_count += 1;
-        Some(self.group_count - 1)
     }
 }
 

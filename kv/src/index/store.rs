@@ -28,9 +28,9 @@ impl Index {
         let cursor = match parent {
             None => Cursor::START,
             Some(parent) => {
-                after = self.workers.get(&worker).and_then(|known| known.names.find(parent.0));
-                let place =
-                    after.and_then(|lane| Some(self.workers.get(&worker)?.names.place(lane)));
+                let names = self.workers.get(&worker).map(|known| &known.names);
+                after = names.and_then(|names| names.find(parent.0));
+                let place = names.zip(after).map(|(names, lane)| names.place(lane));
                 let Some((run, at)) = place.and_then(|place| self.forest.locate(place)) else {
                     return Applied { orphaned: blocks.len(), ..Applied::default() };
                 };
@@ -38,7 +38,9 @@ impl Index {
             }
         };
         let applied = self.store_at(worker, cursor, after, blocks, tier);
-        self.dismiss_if_empty(worker);
+        if applied.stored == 0 {
+            self.dismiss_if_empty(worker);
+        }
         applied
     }
 
@@ -97,48 +99,55 @@ impl Index {
         let Some(known) = self.workers.get_mut(&worker) else {
             return Applied { unknown: hashes.len(), ..applied };
         };
-        let mut near = None;
         let mut going: Option<Going> = None;
-        for (at, hash) in hashes.iter().enumerate() {
-            if at.is_multiple_of(BATCH) {
-                known.names.fetch(hashes[at..].iter().map(|hash| hash.0));
-            }
-            let Some(lane) = known.names.find_near(near, hash.0) else {
-                let aside = known.aside.remove(*hash, tier);
-                applied.removed += usize::from(aside);
-                applied.unknown += usize::from(!aside);
-                continue;
-            };
-            near = Some(lane);
-            if known.names.is_special(lane) || !known.doubles.is_empty() {
-                Going::end(&mut going, known, &mut self.forest);
-            }
-            match known.take_copy(&mut self.forest, lane, tier) {
-                None => applied.unknown += 1,
-                Some(false) => {
-                    applied.removed += 1;
-                    taken(*hash);
+        known.names.fetch(names(hashes));
+        for (at, batch) in hashes.chunks(BATCH).enumerate() {
+            // What the next batch needs comes while this one is taken out.
+            known.names.fetch(names(&hashes[hashes.len().min((at + 1) * BATCH)..]));
+            let guesses = known.names.guesses(names(batch));
+            for (hash, guess) in batch.iter().zip(guesses) {
+                let Some((lane, slot)) = known.names.find_guessed(guess, hash.0) else {
+                    let aside = known.aside.remove(*hash, tier);
+                    applied.removed += usize::from(aside);
+                    applied.unknown += usize::from(!aside);
+                    continue;
+                };
+                if known.names.is_special(lane) || !known.doubles.is_empty() {
+                    Going::end(&mut going, known, &mut self.forest);
                 }
-                Some(true) => {
-                    applied.removed += 1;
-                    taken(*hash);
-                    let place = known.names.place(lane);
-                    known.names.remove(lane);
-                    if known.doubles.contains_key(&place) {
-                        known.release(&mut self.forest, place, lane);
-                    } else if !going.as_mut().is_some_and(|going| going.takes(place)) {
-                        Going::end(&mut going, known, &mut self.forest);
-                        going = Some(Going::new(place));
+                match known.take_copy(&mut self.forest, lane, tier) {
+                    None => applied.unknown += 1,
+                    Some(false) => {
+                        applied.removed += 1;
+                        taken(*hash);
+                    }
+                    Some(true) => {
+                        applied.removed += 1;
+                        taken(*hash);
+                        let place = known.names.place(lane);
+                        known.names.remove_at(lane, slot);
+                        if known.doubles.contains_key(&place) {
+                            known.release(&mut self.forest, place, lane);
+                        } else if !going.as_mut().is_some_and(|going| going.takes(place)) {
+                            Going::end(&mut going, known, &mut self.forest);
+                            going = Some(Going::new(place));
+                        }
                     }
                 }
             }
         }
         Going::end(&mut going, known, &mut self.forest);
         known.shrink_if_sparse();
-        self.dismiss_if_empty(worker);
+        if known.names.is_empty() {
+            self.dismiss_if_empty(worker);
+        }
         self.forest.compact_if_sparse();
         applied
     }
+}
+
+fn names(hashes: &[EngineHash]) -> impl Iterator<Item = u64> + '_ {
+    hashes.iter().map(|hash| hash.0)
 }
 
 /// Consecutive blocks that are on their way out; engines evict chains from the end,
@@ -306,7 +315,7 @@ impl Storing<'_> {
                     }
                     entering.new.end = at + 1;
                 }
-                Ok(lane) => {
+                Ok((lane, _)) => {
                     self.count(std::mem::take(&mut added));
                     if self.worker.names.place(lane) == place {
                         self.copy(entering, lane);

@@ -72,6 +72,7 @@ impl Strips {
                 free
             }
             None => {
+                reserve_some(&mut self.strips);
                 self.strips.push(strip);
                 self.strips.len() as u32 - 1
             }
@@ -275,6 +276,14 @@ impl Strips {
 
 fn loaded(words: &[AtomicU64]) -> impl Iterator<Item = u64> + '_ {
     words.iter().map(|word| word.load(Ordering::Relaxed))
+}
+
+/// Makes room for one more, and for a quarter of what there is: doubling would leave
+/// half of it unused under churn.
+pub(super) fn reserve_some<T>(items: &mut Vec<T>) {
+    if items.len() == items.capacity() {
+        items.reserve_exact(items.len() / 4 + 16);
+    }
 }
 
 fn fill(words: &[AtomicU64], hashes: impl Iterator<Item = u64>) {

@@ -13,7 +13,7 @@ use super::sync::{AtomicU64, Ordering};
 /// Words of the largest chunk, and so of the longest extent.
 pub(super) const CHUNK_WORDS: usize = 1 << CHUNK_BITS;
 const CHUNK_BITS: u32 = 16;
-/// Words of the first chunk; each further one has twice as many, up to the largest.
+/// Words of the first chunk.
 const FIRST_CHUNK_WORDS: usize = if cfg!(test) { 1 << 4 } else { 1 << 10 };
 /// Chunks that an address can name.
 const CHUNKS_MAX: usize = 1 << (u32::BITS - CHUNK_BITS);
@@ -77,7 +77,6 @@ pub(super) struct Allocator {
     /// Words in free extents and in `rest`.
     free_words: usize,
     all_words: usize,
-    chunks_added: usize,
     /// Whether chunks were added since the last look, and one has an old number.
     grown: Option<bool>,
 }
@@ -120,7 +119,6 @@ impl Default for Allocator {
             rest: (Address::NONE, 0),
             free_words: 0,
             all_words: 0,
-            chunks_added: 0,
             grown: None,
         }
     }
@@ -238,9 +236,9 @@ impl Allocator {
         let vacant = self.words.chunks.iter().position(|chunk| chunk.is_empty());
         let chunk = vacant.unwrap_or(self.words.chunks.len());
         assert!(chunk < CHUNKS_MAX, "more blocks than `is_full` allows");
-        let words = (FIRST_CHUNK_WORDS << self.chunks_added.min(6)).min(CHUNK_WORDS);
-        let words = words.max(needed.next_power_of_two());
-        self.chunks_added += 1;
+        // An eighth of what there is: so little is too much at most.
+        let words = self.all_words.next_power_of_two() / 8;
+        let words = words.clamp(FIRST_CHUNK_WORDS, CHUNK_WORDS).max(needed.next_power_of_two());
         let new = (0..words).map(|_| AtomicU64::new(0)).collect();
         match vacant {
             Some(vacant) => self.words.chunks[vacant] = new,

@@ -1,0 +1,252 @@
+//! Groups of eight consecutive blocks: their names, and what they have in common.
+
+use super::super::prefetch::prefetch;
+use super::super::strips::Place;
+
+/// Where a name is: its group, and its place there.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
+pub(in super::super) struct Lane(pub(in super::super) u32);
+
+pub(super) const LANES: usize = 8;
+/// The most bits that name a group.
+pub(super) const GROUP_BITS_MAX: u32 = 23;
+/// The last group is left out: it is in what stands for an empty slot.
+pub(super) const GROUPS_MAX: usize = (1 << GROUP_BITS_MAX) - 1;
+
+const PER_CHUNK: usize = 32;
+/// So few groups are not worth moving together.
+const SPARSE_GROUPS_MIN: usize = 4 * PER_CHUNK;
+/// In place of a strip: the group is free.
+const FREE: u32 = u32::MAX;
+
+impl Lane {
+    fn new(group: usize, at: usize) -> Self {
+        Self((group * LANES + at) as u32)
+    }
+
+    #[inline]
+    pub(super) fn group(self) -> usize {
+        self.0 as usize / LANES
+    }
+
+    #[inline]
+    pub(super) fn at(self) -> usize {
+        self.0 as usize % LANES
+    }
+}
+
+/// What is known of the name of the block before.
+#[derive(Clone, Copy, Debug)]
+pub(in super::super) enum After {
+    /// It was added last, and its block is the one before in the same strip.
+    Last(Lane),
+    /// Where it is, if it is known at all.
+    Known(Option<Lane>),
+}
+
+/// The names of a group. Those that went are left standing: they count where the group
+/// says that they are present.
+#[derive(Clone, Debug)]
+struct Eight([u64; LANES]);
+
+#[derive(Clone, Debug)]
+struct Group {
+    /// Of the first lane; the others follow.
+    strip: u32,
+    offset: u32,
+    /// Lanes that were given out, from the first.
+    filled: u8,
+    /// Lanes that are in use, one bit each.
+    present: u8,
+    /// Lanes with copies other than one in the fastest tier, one bit each.
+    special: u8,
+}
+
+impl Group {
+    const UNUSED: Self = Self { strip: FREE, offset: 0, filled: 0, present: 0, special: 0 };
+
+    fn place(&self, at: usize) -> Place {
+        Place { strip: self.strip, offset: self.offset + at as u32 }
+    }
+}
+
+#[derive(Debug)]
+struct Chunk {
+    names: [Eight; PER_CHUNK],
+    groups: [Group; PER_CHUNK],
+}
+
+/// All groups of a worker.
+#[derive(Debug, Default)]
+pub(super) struct Groups {
+    // Boxed, so that growing moves none of them.
+    #[expect(clippy::vec_box)]
+    chunks: Vec<Box<Chunk>>,
+    count: usize,
+    free: Vec<u32>,
+}
+
+impl Groups {
+    /// Groups that there ever were at once.
+    pub(super) fn count(&self) -> usize {
+        self.count
+    }
+
+    #[inline]
+    fn group(&self, group: usize) -> &Group {
+        &self.chunks[group / PER_CHUNK].groups[group % PER_CHUNK]
+    }
+
+    #[inline]
+    fn group_mut(&mut self, group: usize) -> &mut Group {
+        &mut self.chunks[group / PER_CHUNK].groups[group % PER_CHUNK]
+    }
+
+    #[inline]
+    fn names(&self, group: usize) -> &[u64; LANES] {
+        &self.chunks[group / PER_CHUNK].names[group % PER_CHUNK].0
+    }
+
+    #[inline]
+    pub(super) fn name(&self, lane: Lane) -> u64 {
+        self.names(lane.group())[lane.at()]
+    }
+
+    /// Where a name is, if it is in this group.
+    #[inline]
+    pub(super) fn find(&self, group: usize, name: u64) -> Option<Lane> {
+        let names = self.names(group).iter().enumerate();
+        let alike = names.fold(0, |alike, (at, other)| alike | u8::from(*other == name) << at);
+        if alike == 0 {
+            return None;
+        }
+        let found = alike & self.group(group).present;
+        (found != 0).then(|| Lane::new(group, found.trailing_zeros() as usize))
+    }
+
+    #[inline]
+    pub(super) fn place(&self, lane: Lane) -> Place {
+        self.group(lane.group()).place(lane.at())
+    }
+
+    #[inline]
+    pub(super) fn is_special(&self, lane: Lane) -> bool {
+        self.group(lane.group()).special >> lane.at() & 1 == 1
+    }
+
+    pub(super) fn set_special(&mut self, lane: Lane) {
+        self.group_mut(lane.group()).special |= 1 << lane.at();
+    }
+
+    /// Has a group's memory fetched, if there is such a group.
+    #[inline]
+    pub(super) fn fetch(&self, group: usize) {
+        if let Some(chunk) = self.chunks.get(group / PER_CHUNK) {
+            prefetch(&chunk.names[group % PER_CHUNK]);
+            prefetch(&chunk.groups[group % PER_CHUNK]);
+        }
+    }
+
+    /// Adds a name of the block at `place`; `None` if there is no room.
+    #[inline(always)]
+    pub(super) fn add(&mut self, name: u64, place: Place, after: After) -> Option<Lane> {
+        let lane = match after {
+            // The lane behind is free, and stands for the block behind.
+            After::Last(last) if last.at() < LANES - 1 => Lane(last.0 + 1),
+            After::Last(_) => self.new_lane(place, None)?,
+            After::Known(lane) => self.new_lane(place, lane)?,
+        };
+        let (group, at) = (lane.group(), lane.at());
+        let chunk = &mut self.chunks[group / PER_CHUNK];
+        chunk.names[group % PER_CHUNK].0[at] = name;
+        let group = &mut chunk.groups[group % PER_CHUNK];
+        group.filled = at as u8 + 1;
+        group.present |= 1 << at;
+        Some(lane)
+    }
+
+    /// Takes a name out.
+    #[inline]
+    pub(super) fn remove(&mut self, lane: Lane) {
+        let group = self.group_mut(lane.group());
+        group.present &= !(1 << lane.at());
+        if group.present == 0 {
+            group.strip = FREE;
+            self.free.push(lane.group() as u32);
+        }
+    }
+
+    /// Per group its place and the lanes in use, one bit each; by the group's number.
+    pub(super) fn iter(&self) -> impl Iterator<Item = (usize, Place, u8)> + '_ {
+        let groups = self.chunks.iter().flat_map(|chunk| &chunk.groups);
+        let groups = groups.take(self.count).enumerate();
+        groups
+            .filter(|(_, group)| group.present != 0)
+            .map(|(at, group)| (at, group.place(0), group.present))
+    }
+
+    /// The names of a group that are in use, with their lanes.
+    #[inline]
+    pub(super) fn names_of(&self, group: usize) -> impl Iterator<Item = (Lane, u64)> + '_ {
+        let (names, present) = (self.names(group), self.group(group).present);
+        let lanes = (0..LANES).filter(move |at| present >> at & 1 == 1);
+        lanes.map(move |at| (Lane::new(group, at), names[at]))
+    }
+
+    /// Whether most groups are free.
+    #[inline]
+    pub(super) fn is_sparse(&self) -> bool {
+        self.count > SPARSE_GROUPS_MIN && self.free.len() * 2 > self.count
+    }
+
+    /// Moves the groups in use together and gives the rest back; says where each lane
+    /// has gone.
+    pub(super) fn shrink(&mut self) -> impl Fn(Lane) -> Lane + use<> {
+        let old = std::mem::take(self);
+        let mut moved = vec![FREE; old.count];
+        for (at, ..) in old.iter() {
+            if let Some(new) = self.add_group() {
+                let chunk = &mut self.chunks[new / PER_CHUNK];
+                chunk.names[new % PER_CHUNK] = Eight(*old.names(at));
+                chunk.groups[new % PER_CHUNK] = old.group(at).clone();
+                moved[at] = new as u32;
+            }
+        }
+        move |lane| Lane(moved[lane.group()] * LANES as u32 + lane.at() as u32)
+    }
+
+    pub(super) fn bytes(&self) -> usize {
+        self.free.capacity() * size_of::<u32>() + self.chunks.len() * size_of::<Chunk>()
+    }
+
+    #[inline]
+    fn new_lane(&mut self, place: Place, after: Option<Lane>) -> Option<Lane> {
+        if let Some(after) = after.filter(|after| after.group() < self.count) {
+            let group = self.group(after.group());
+            let next = usize::from(group.filled);
+            if next < LANES && group.place(next) == place {
+                return Some(Lane::new(after.group(), next));
+            }
+        }
+        let group = match self.free.pop() {
+            Some(group) => group as usize,
+            None => self.add_group()?,
+        };
+        *self.group_mut(group) =
+            Group { strip: place.strip, offset: place.offset, filled: 0, present: 0, special: 0 };
+        Some(Lane::new(group, 0))
+    }
+
+    fn add_group(&mut self) -> Option<usize> {
+        if self.count == GROUPS_MAX {
+            return None;
+        }
+        if self.count.is_multiple_of(PER_CHUNK) {
+            let names = [const { Eight([0; LANES]) }; PER_CHUNK];
+            let groups = [const { Group::UNUSED }; PER_CHUNK];
+            self.chunks.push(Box::new(Chunk { names, groups }));
+        }
+        self.count += 1;
+        Some(self.count - 1)
+    }
+}
