@@ -247,8 +247,7 @@ impl Stand {
         let good = seen["up"] == true
             && seen["events_current"] == true
             && seen["requests"] == 0
-            && seen["prefill_tokens"] == 0
-            && seen["breakers_open"].as_array().is_some_and(Vec::is_empty);
+            && seen["prefill_tokens"] == 0;
         if !good {
             return Some(format!("{seen}"));
         }

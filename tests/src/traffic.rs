@@ -152,6 +152,9 @@ impl Asking {
             Err(Broken::Hang) => self.wrong(format!("no answer from {router}")),
             Err(Broken::Connection(why)) => {
                 self.tally.broken.fetch_add(1, Relaxed);
+                // Until it says that it is ready again.
+                let gone = self.ready.iter().find(|(at, _)| *at == router);
+                gone.into_iter().for_each(|(_, is)| is.store(false, Relaxed));
                 self.failed(format!("{router}: {why}"));
             }
             Ok(reply) if streams => self.judge_stream(&question, &reply),

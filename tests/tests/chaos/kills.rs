@@ -25,8 +25,9 @@ async fn p30_after_any_kill_every_picture_is_true_again_and_no_answer_was_wrong(
     }
 }
 
+/// What it prints is shown where the test fails.
+#[allow(clippy::print_stderr)]
 async fn run(seed: u64, rounds: usize) {
-    // Shown where the test fails.
     eprintln!("SPLITRAIL_CHAOS_SEED={seed} SPLITRAIL_CHAOS_ROUNDS={rounds}");
     let mut rng = StdRng::seed_from_u64(seed);
     let mut stand = Stand::start(Plan::default()).await;
@@ -35,7 +36,7 @@ async fn run(seed: u64, rounds: usize) {
     let traffic = Traffic::start(&routers, 4, seed).await;
     for round in 0..rounds {
         traffic.go_on();
-        tokio::time::sleep(Duration::from_millis(rng.random_range(0..150))).await;
+        tokio::time::sleep(Duration::from_millis(rng.random_range(50..250))).await;
         let mut victims = Vec::new();
         for _ in 0..if rng.random_bool(0.2) { 2 } else { 1 } {
             let kind = *[Kind::Engine, Kind::SideCar, Kind::Router].choose(&mut rng).unwrap();

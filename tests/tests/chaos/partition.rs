@@ -74,7 +74,7 @@ fn between(router: SocketAddr) -> SocketAddr {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn p30_a_silent_cut_is_noticed_and_healed() {
     // The listeners exist before anybody connects to them: connections wait there.
-    let wires = tokio::spawn(async {
+    let wires = async {
         loop {
             let laid = std::mem::take(&mut *WIRES.lock().unwrap());
             if laid.len() == 2 {
@@ -83,10 +83,9 @@ async fn p30_a_silent_cut_is_noticed_and_healed() {
             WIRES.lock().unwrap().extend(laid);
             tokio::time::sleep(Duration::from_millis(5)).await;
         }
-    });
+    };
     let plan = Plan { between, ..Plan::default() };
-    let stand = Stand::start(plan).await;
-    let wires = wires.await.unwrap();
+    let (wires, stand) = tokio::join!(wires, Stand::start(plan));
     let routers: Vec<_> =
         stand.of(Kind::Router).into_iter().map(|at| stand.posts[at].http).collect();
     let traffic = Traffic::start(&routers, 4, 11).await;
