@@ -6,6 +6,11 @@
 #![allow(missing_docs, clippy::unwrap_used)]
 
 mod chaos {
+    use tokio::sync::Mutex;
+
+    /// One fleet of a dozen processes at a time.
+    static ALONE: Mutex<()> = Mutex::const_new(());
+
     mod kills;
     mod partition;
     mod rolling;

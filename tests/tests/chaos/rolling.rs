@@ -13,6 +13,7 @@ async fn stand_with_traffic() -> (Stand, Traffic) {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn p29_all_workers_are_exchanged_and_no_request_fails() {
+    let _alone = super::ALONE.lock().await;
     let (mut stand, traffic) = stand_with_traffic().await;
     for side_car in stand.of(Kind::SideCar) {
         let engine = stand.place(Kind::Engine, &stand.posts[side_car].name.clone());
@@ -32,6 +33,7 @@ async fn p29_all_workers_are_exchanged_and_no_request_fails() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn p29_both_routers_are_exchanged_and_no_request_fails() {
+    let _alone = super::ALONE.lock().await;
     let (mut stand, traffic) = stand_with_traffic().await;
     for router in stand.of(Kind::Router) {
         stand.stop(router).await;
