@@ -1,13 +1,21 @@
 //! What many workers cost a router, and what a side-car costs beside its engine: real
 //! processes on loopback, driven by scripts from this one.
 
+mod beside;
 mod cold_start;
+mod engine;
+mod events;
 mod http;
+mod membership;
 mod options;
 mod process;
 mod report;
+mod router;
 mod script;
 mod shape;
+mod side_car;
+mod traffic;
+mod two_routers;
 
 use std::error::Error;
 use std::fs;
@@ -24,7 +32,12 @@ pub type Failure = Box<dyn Error + Send + Sync>;
 type Workload = fn(&Options, &mut Report) -> Result<(), Failure>;
 
 /// All of them, in the order in which they run.
-const WORKLOADS: [(&str, Workload); 1] = [("cold_start", cold_start::run)];
+const WORKLOADS: [(&str, Workload); 4] = [
+    ("cold_start", cold_start::run),
+    ("membership", membership::run),
+    ("side_car", side_car::run),
+    ("two_routers", two_routers::run),
+];
 
 /// Runs what the command line asks for.
 ///

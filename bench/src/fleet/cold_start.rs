@@ -16,6 +16,7 @@ use tokio::time::{sleep, timeout};
 use super::options::Options;
 use super::process::{Process, Resident, free_ports};
 use super::report::Report;
+use super::router::yaml;
 use super::script::{SideCar, Whole, attach_all};
 use super::shape::Cache;
 use super::{Failure, block_on, http};
@@ -82,7 +83,7 @@ async fn measure(options: &Options, report: &mut Report) -> Result<(), Failure> 
     });
     let (ready, (filled, cpu, ours)) = (ready?, filled?);
     router.check(folder)?;
-    let held = http::metric(admin, "splitrail_index_blocks").await?;
+    let held = http::metric(admin, "/metrics", "splitrail_index_blocks").await?;
     if held != (WORKERS * BLOCKS) as f64 {
         return Err(format!("the index holds {held} blocks of {}", WORKERS * BLOCKS).into());
     }
@@ -156,19 +157,7 @@ struct Serves {
 impl Subject<'_> {
     fn configure(&self) -> Result<(), Failure> {
         write_tokenizer(self.folder)?;
-        let Self { http, admin, fleet, .. } = self;
-        let yaml = format!(
-            "listen: {{ http: \"{http}\", admin: \"{admin}\", fleet: \"{fleet}\" }}
-models:
-  - name: sim
-    block_size: 16
-    tokenizer: {{ kind: huggingface, path: . }}
-    flow: aggregated
-    canary: {{ enabled: false }}
-    policy: {{ kind: kv_overlap }}
-    discovery: [ {{ kind: shim }} ]
-"
-        );
+        let yaml = yaml([self.http, self.admin, self.fleet], 16);
         std::fs::write(self.folder.join("router.yaml"), yaml)?;
         Ok(())
     }

@@ -44,8 +44,8 @@ pub(super) async fn ask(
 ///
 /// # Errors
 /// If nobody answers.
-pub(super) async fn metric(admin: SocketAddr, name: &str) -> Result<f64, Failure> {
-    let (_, text) = ask(admin, "GET", "/metrics", "").await?;
+pub(super) async fn metric(address: SocketAddr, path: &str, name: &str) -> Result<f64, Failure> {
+    let (_, text) = ask(address, "GET", path, "").await?;
     let series = text.lines().filter(|line| {
         line.strip_prefix(name).is_some_and(|rest| rest.starts_with('{') || rest.starts_with(' '))
     });
