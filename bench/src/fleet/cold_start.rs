@@ -32,7 +32,8 @@ const MOST_S: f64 = 10.0;
 const PATIENCE: Duration = Duration::from_secs(300);
 /// Over which idle time is measured.
 const IDLE: Duration = Duration::from_secs(5);
-/// Between two looks at whether the router serves.
+/// Between two looks at whether the router is there, and at whether it serves.
+const LOOK: Duration = Duration::from_secs(1);
 const GLANCE: Duration = Duration::from_millis(10);
 
 /// Runs the workload.
@@ -69,8 +70,7 @@ async fn measure(options: &Options, report: &mut Report) -> Result<(), Failure> 
     let mut router = subject.start("first")?;
     let attached = attach_all(side_cars);
     let mut former = String::new();
-    fill(&mut seen, &mut former, Instant::now()).await?;
-    router.check(folder)?;
+    fill((&mut router, folder), &mut seen, &mut former, Instant::now()).await?;
     router.kill();
     drop(router);
 
@@ -78,7 +78,7 @@ async fn measure(options: &Options, report: &mut Report) -> Result<(), Failure> 
     let started = Instant::now();
     let mut router = subject.start("again")?;
     let (ready, filled) = tokio::join!(subject.serves(started), async {
-        let filled = fill(&mut seen, &mut former, started).await?;
+        let filled = fill((&mut router, folder), &mut seen, &mut former, started).await?;
         Ok::<_, Failure>((filled, router.cpu()?, cpu_time() - ours))
     });
     let (ready, (filled, cpu, ours)) = (ready?, filled?);
@@ -117,6 +117,7 @@ struct Filled {
 
 /// Waits until a router other than the former has everything.
 async fn fill(
+    (router, folder): (&mut Process, &Path),
     seen: &mut mpsc::Receiver<Whole>,
     former: &mut String,
     started: Instant,
@@ -126,7 +127,11 @@ async fn fill(
     let all = WORKERS * BLOCKS;
     let filling = async {
         loop {
-            let whole = seen.recv().await.ok_or("no side-car is left")?;
+            let Ok(whole) = timeout(LOOK, seen.recv()).await else {
+                router.check(folder)?;
+                continue;
+            };
+            let whole = whole.ok_or("no side-car is left")?;
             if whole.router_id == *former {
                 continue;
             }

@@ -12,6 +12,9 @@ use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 
 use super::Failure;
 
+/// Ports that are tried before it is given up.
+const PORTS_TRIED: usize = 100;
+
 /// A child process. Dropping it kills it.
 pub(super) struct Process {
     child: Child,
@@ -105,16 +108,19 @@ impl Drop for Process {
     }
 }
 
-/// Ports that nobody has: taken by asking for any, and given back at once.
+/// Ports that nobody has, below those that connections get: while a router is gone, none of the
+/// many that try to reach it is given its port.
 ///
 /// # Errors
 /// If there are none.
 pub(super) fn free_ports<const N: usize>() -> Result<[SocketAddr; N], Failure> {
-    let mut held = Vec::new();
-    for _ in 0..N {
-        held.push(TcpListener::bind("127.0.0.1:0")?);
-    }
+    let any = || SocketAddr::from(([127, 0, 0, 1], rand::random_range(20_000..30_000)));
+    let bound = (0..PORTS_TRIED).filter_map(|_| TcpListener::bind(any()).ok());
+    let held: Vec<TcpListener> = bound.take(N).collect();
     let mut addresses = [SocketAddr::from(([127, 0, 0, 1], 0)); N];
+    if held.len() < N {
+        return Err("no free ports".into());
+    }
     for (address, listener) in addresses.iter_mut().zip(&held) {
         *address = listener.local_addr()?;
     }
