@@ -5,7 +5,7 @@ pub mod alloc;
 mod check;
 mod child;
 mod goals;
-mod measure;
+pub(crate) mod measure;
 mod options;
 mod plan;
 mod report;

@@ -1,3 +1,4 @@
 //! Comparison benchmarks. Each program is a thin binary over one module.
 
+pub mod fleet;
 pub mod index;

@@ -96,13 +96,14 @@ impl Adapter for Ours {
     }
 
     fn snapshots(&self, workers: u32) -> Self::Snapshots {
-        (0..workers).map(|worker| (key(worker), self.index.snapshot(key(worker)).collect())).collect()
+        (0..workers)
+            .map(|worker| (key(worker), self.index.snapshot(key(worker)).collect()))
+            .collect()
     }
 
     fn load_snapshots(&mut self, snapshots: Self::Snapshots) -> Option<usize> {
-        let load = |(worker, runs): (WorkerKey, Vec<SnapshotRun>)| {
-            self.index.restore(worker, runs).stored
-        };
+        let load =
+            |(worker, runs): (WorkerKey, Vec<SnapshotRun>)| self.index.restore(worker, runs).stored;
         Some(snapshots.into_iter().map(load).sum())
     }
 }

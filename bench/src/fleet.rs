@@ -1,0 +1,68 @@
+//! What many workers cost a router, and what a side-car costs beside its engine: real
+//! processes on loopback, driven by scripts from this one.
+
+mod beside;
+mod cold_start;
+mod engine;
+mod events;
+mod http;
+mod membership;
+mod options;
+mod process;
+mod report;
+mod router;
+mod script;
+mod shape;
+mod side_car;
+mod traffic;
+mod two_routers;
+
+use std::error::Error;
+use std::fs;
+
+use serde_json::Value;
+
+use self::options::Options;
+use self::report::{Report, print_line};
+
+/// What goes wrong in a run, as a person reads it.
+pub type Failure = Box<dyn Error + Send + Sync>;
+
+/// A workload by its name.
+type Workload = fn(&Options, &mut Report) -> Result<(), Failure>;
+
+/// All of them, in the order in which they run.
+const WORKLOADS: [(&str, Workload); 4] = [
+    ("cold_start", cold_start::run),
+    ("membership", membership::run),
+    ("side_car", side_car::run),
+    ("two_routers", two_routers::run),
+];
+
+/// Runs what the command line asks for.
+///
+/// # Errors
+/// A wrong command line, programs that are not there or end, an output that cannot be written.
+pub fn main() -> Result<(), Failure> {
+    let options = Options::parse(std::env::args().skip(1))?;
+    process::allow_many_files()?;
+    let mut report = Report::default();
+    print_line(&format!("load average at the start: {}", process::load_average()))?;
+    report::print_head()?;
+    for (name, workload) in WORKLOADS {
+        if options.only.as_ref().is_none_or(|only| only == name) {
+            workload(&options, &mut report)?;
+        }
+    }
+    print_line(&format!("load average at the end: {}", process::load_average()))?;
+    if let Some(path) = &options.json {
+        let rows: Vec<Value> = report.rows.iter().map(report::Row::json).collect();
+        fs::write(path, serde_json::to_string_pretty(&rows)?)?;
+    }
+    Ok(())
+}
+
+/// Runs asynchronous work to its end, on as many threads as there are processors.
+fn block_on<T>(work: impl Future<Output = Result<T, Failure>>) -> Result<T, Failure> {
+    tokio::runtime::Builder::new_multi_thread().enable_all().build()?.block_on(work)
+}

@@ -1,0 +1,99 @@
+//! Workers join, leave and drain beside many others; and what a decision costs that sees all
+//! of them.
+
+use std::hint::black_box;
+use std::time::Instant;
+
+use splitrail::config::model::Role;
+use splitrail::config::model::Worker as WorkerConfig;
+use splitrail::fleet::pool::worker_key;
+use splitrail::fleet::{Roster, Source};
+use splitrail::pick::Leg;
+use splitrail_kv::{BlockHash, EngineHash, HashedBlock, Tier};
+
+use super::options::Options;
+use super::report::Report;
+use super::router::{MODEL, Router};
+use super::shape::mix;
+use super::{Failure, block_on};
+use crate::index::measure::Percentiles;
+
+/// Workers beside the one that comes and goes.
+const SIZES: [usize; 3] = [10, 100, 1000];
+/// Blocks of the prompt that all of them hold.
+const PROMPT_BLOCKS: u64 = 64;
+
+/// Runs the workload.
+///
+/// # Errors
+/// A worker that cannot be let in.
+pub(super) fn run(options: &Options, report: &mut Report) -> Result<(), Failure> {
+    let rounds = if options.quick { 200 } else { 2000 };
+    SIZES.into_iter().try_for_each(|size| block_on(beside(size, rounds, report)))
+}
+
+async fn beside(size: usize, rounds: usize, report: &mut Report) -> Result<(), Failure> {
+    let router = Router::start(16).await?;
+    let (fleet, pool) = (router.running.fleet(), &router.served.pool);
+    let prompt: Vec<HashedBlock> = (0..PROMPT_BLOCKS)
+        .map(|place| HashedBlock { engine: EngineHash(mix(place)), hash: BlockHash(!mix(place)) })
+        .collect();
+    for number in 0..size {
+        let worker = fleet.claim(MODEL, Source::Shim, worker(number)?)?;
+        pool.index().store(worker_key(worker.index), None, &prompt, Tier::Device);
+        worker.set_probed(true, "it is the benchmark's");
+        worker.set_events_current(true);
+    }
+    let [mut joins, mut drains, mut leaves, mut copies, mut looks] = [(); 5].map(|()| Vec::new());
+    let newcomer = worker(size)?;
+    for _ in 0..rounds {
+        let (id, config) = (newcomer.id.as_str(), newcomer.clone());
+        time(&mut joins, || fleet.claim(MODEL, Source::Shim, config)).map(drop)?;
+        time(&mut drains, || fleet.drain(MODEL, id, true)).ok_or("it is not there")?;
+        time(&mut leaves, || fleet.revoke(MODEL, Source::Shim, id));
+        let roster = pool.roster();
+        time(&mut copies, || black_box(Roster::new(roster.iter().cloned().collect())));
+    }
+    let hashes: Vec<BlockHash> = prompt.iter().map(|block| block.hash).collect();
+    let (roster, now) = (pool.roster(), Instant::now());
+    for _ in 0..rounds {
+        let seen =
+            time(&mut looks, || pool.candidates(&roster, Leg::Aggregated, &hashes, &[], now));
+        let holds = |place: u64| u64::from(seen[place as usize].overlap_blocks) == PROMPT_BLOCKS;
+        if seen.len() != size || !holds(0) || !holds(size as u64 - 1) {
+            return Err("a candidate is missing, or what it holds".into());
+        }
+    }
+    let name = format!("membership W={size}");
+    for (measure, samples) in [
+        ("a worker joins, p50", &mut joins),
+        ("a worker drains, p50", &mut drains),
+        ("a worker leaves, p50", &mut leaves),
+        ("copying the roster alone, p50", &mut copies),
+        ("candidates of one leg, all of them, p50", &mut looks),
+    ] {
+        report.add(&name, measure, "us", Percentiles::of(samples).p50 / 1e3)?;
+    }
+    Ok(())
+}
+
+fn time<T>(samples: &mut Vec<u64>, work: impl FnOnce() -> T) -> T {
+    let start = Instant::now();
+    let result = work();
+    samples.push(start.elapsed().as_nanos() as u64);
+    result
+}
+
+/// A worker that a side-car speaks for, so that nobody asks it anything.
+fn worker(number: usize) -> Result<WorkerConfig, Failure> {
+    Ok(WorkerConfig {
+        id: format!("w{number}"),
+        role: Role::Both,
+        url: format!("http://10.0.{}.{}:8000", number / 250, number % 250 + 1),
+        kv_events: None,
+        kv_replay: None,
+        bootstrap: None,
+        shim: true,
+        honours_threshold: Some(true),
+    })
+}

@@ -1,0 +1,144 @@
+//! Processes of the built programs, and what the system knows of them.
+
+use std::fs;
+use std::fs::File;
+use std::net::{SocketAddr, TcpListener};
+use std::path::Path;
+use std::process::{Child, Command, Stdio};
+use std::time::Duration;
+
+use rustix::param::clock_ticks_per_second;
+use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
+
+use super::Failure;
+
+/// Ports that are tried before it is given up.
+const PORTS_TRIED: usize = 100;
+
+/// A child process. Dropping it kills it.
+pub(super) struct Process {
+    child: Child,
+    name: String,
+}
+
+impl Process {
+    /// Starts a program; what it logs goes to `NAME.log` in a folder.
+    ///
+    /// # Errors
+    /// If it cannot be started, most likely because nobody has built it.
+    pub(super) fn start(
+        program: &Path,
+        name: &str,
+        folder: &Path,
+        args: &[&str],
+    ) -> Result<Self, Failure> {
+        let log = File::create(folder.join(format!("{name}.log")))?;
+        let child = Command::new(program)
+            .args(args)
+            .env("RUST_LOG", "warn")
+            .stdin(Stdio::null())
+            .stdout(Stdio::null())
+            .stderr(log)
+            .spawn();
+        let child = child.map_err(|error| {
+            let hint = "`cargo build --release` in the root folder builds it";
+            format!("{}: {error}; {hint}", program.display())
+        })?;
+        Ok(Self { child, name: name.to_owned() })
+    }
+
+    /// SIGKILL, and waits for the end.
+    pub(super) fn kill(&mut self) {
+        // It may have ended by itself.
+        let _gone = self.child.kill();
+        let _gone = self.child.wait();
+    }
+
+    /// Fails if it has ended.
+    pub(super) fn check(&mut self, folder: &Path) -> Result<(), Failure> {
+        let Some(status) = self.child.try_wait()? else { return Ok(()) };
+        let log = fs::read_to_string(folder.join(format!("{}.log", self.name)));
+        Err(format!("{} has ended: {status}\n{}", self.name, log.unwrap_or_default()).into())
+    }
+
+    /// Processor time so far, of all its threads.
+    ///
+    /// # Errors
+    /// Where `/proc` does not tell.
+    pub(super) fn cpu(&self) -> Result<Duration, Failure> {
+        let stat = fs::read_to_string(format!("/proc/{}/stat", self.child.id()))?;
+        // The name before it may hold anything.
+        let behind = stat.rsplit_once(')').ok_or("no name in /proc/PID/stat")?.1;
+        let field = |at: usize| -> Result<u64, Failure> {
+            Ok(behind.split_whitespace().nth(at).ok_or("too few fields")?.parse()?)
+        };
+        // The fields 14 and 15 of proc(5), of which two stand before.
+        let ticks = field(11)? + field(12)?;
+        Ok(Duration::from_secs_f64(ticks as f64 / clock_ticks_per_second() as f64))
+    }
+
+    /// Resident memory in MB (10^6 bytes): the most so far, or now.
+    ///
+    /// # Errors
+    /// Where `/proc` does not tell.
+    pub(super) fn resident_mb(&self, which: Resident) -> Result<f64, Failure> {
+        let key = match which {
+            Resident::Peak => "VmHWM:",
+            Resident::Now => "VmRSS:",
+        };
+        let status = fs::read_to_string(format!("/proc/{}/status", self.child.id()))?;
+        let line = status.lines().find_map(|line| line.strip_prefix(key)).ok_or("no memory")?;
+        let kib: f64 = line.split_whitespace().next().ok_or("no figure")?.parse()?;
+        Ok(kib * 1024.0 / 1e6)
+    }
+}
+
+/// Which resident memory.
+#[derive(Clone, Copy, Debug)]
+pub(super) enum Resident {
+    /// The most so far.
+    Peak,
+    /// Now.
+    Now,
+}
+
+impl Drop for Process {
+    fn drop(&mut self) {
+        self.kill();
+    }
+}
+
+/// Ports that nobody has, below those that connections get: while a router is gone, none of the
+/// many that try to reach it is given its port.
+///
+/// # Errors
+/// If there are none.
+pub(super) fn free_ports<const N: usize>() -> Result<[SocketAddr; N], Failure> {
+    let any = || SocketAddr::from(([127, 0, 0, 1], rand::random_range(20_000..30_000)));
+    let bound = (0..PORTS_TRIED).filter_map(|_| TcpListener::bind(any()).ok());
+    let held: Vec<TcpListener> = bound.take(N).collect();
+    let mut addresses = [SocketAddr::from(([127, 0, 0, 1], 0)); N];
+    if held.len() < N {
+        return Err("no free ports".into());
+    }
+    for (address, listener) in addresses.iter_mut().zip(&held) {
+        *address = listener.local_addr()?;
+    }
+    Ok(addresses)
+}
+
+/// Thousands of connections are open at once.
+///
+/// # Errors
+/// If the system refuses.
+pub(super) fn allow_many_files() -> Result<(), Failure> {
+    let limit = getrlimit(Resource::Nofile);
+    setrlimit(Resource::Nofile, Rlimit { current: limit.maximum, ..limit })?;
+    Ok(())
+}
+
+/// Of the last minute, five and fifteen.
+pub(super) fn load_average() -> String {
+    let text = fs::read_to_string("/proc/loadavg").unwrap_or_default();
+    text.split_whitespace().take(3).collect::<Vec<_>>().join(" ")
+}

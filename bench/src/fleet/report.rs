@@ -1,0 +1,151 @@
+//! Rows: for people as a table, for tools as JSON. There is no peer to compare with.
+
+use std::io::{self, Write};
+
+use serde_json::{Value, json};
+
+/// One measure of one workload.
+#[derive(Clone, Debug)]
+pub(super) struct Row {
+    workload: String,
+    measure: &'static str,
+    unit: &'static str,
+    figure: f64,
+    /// The most that it should be, in its unit.
+    goal: Option<f64>,
+}
+
+/// What was found out so far.
+#[derive(Debug, Default)]
+pub(super) struct Report {
+    /// In the order in which they were found.
+    pub(super) rows: Vec<Row>,
+}
+
+impl Report {
+    /// Adds a figure, and prints it.
+    ///
+    /// # Errors
+    /// Where standard output is closed.
+    pub(super) fn add(
+        &mut self,
+        workload: &str,
+        measure: &'static str,
+        unit: &'static str,
+        figure: f64,
+    ) -> io::Result<()> {
+        self.put(workload, measure, unit, figure, None)
+    }
+
+    /// The same for a figure which should be at most `goal`.
+    ///
+    /// # Errors
+    /// Where standard output is closed.
+    pub(super) fn add_bounded(
+        &mut self,
+        workload: &str,
+        measure: &'static str,
+        unit: &'static str,
+        (figure, goal): (f64, f64),
+    ) -> io::Result<()> {
+        self.put(workload, measure, unit, figure, Some(goal))
+    }
+
+    fn put(
+        &mut self,
+        workload: &str,
+        measure: &'static str,
+        unit: &'static str,
+        figure: f64,
+        goal: Option<f64>,
+    ) -> io::Result<()> {
+        let row = Row { workload: workload.to_owned(), measure, unit, figure, goal };
+        print_line(&row.line())?;
+        self.rows.push(row);
+        Ok(())
+    }
+}
+
+impl Row {
+    fn met(&self) -> Option<bool> {
+        self.goal.map(|goal| self.figure <= goal)
+    }
+
+    /// The row in the form which tools depend on.
+    pub(super) fn json(&self) -> Value {
+        json!({
+            "workload": self.workload,
+            "measure": self.measure,
+            "unit": self.unit,
+            "ours": self.figure,
+            "peer": null,
+            "theirs": null,
+            "ratio": null,
+            "goal": self.goal.map(|goal| format!("<= {goal}")),
+            "met": self.met(),
+        })
+    }
+
+    fn line(&self) -> String {
+        let goal = self.goal.map(|goal| format!("<= {goal}")).unwrap_or_default();
+        let met = match self.met() {
+            Some(true) => "met",
+            Some(false) => "MISSED",
+            None => "",
+        };
+        let figure = format!("{:.*}", decimals(self.figure), self.figure);
+        format!(
+            "{:<32} {:<44} {figure:>10} {:<14} {goal:<9} {met}",
+            self.workload, self.measure, self.unit
+        )
+    }
+}
+
+/// About three significant digits.
+fn decimals(figure: f64) -> usize {
+    match figure.abs() {
+        size if size >= 100.0 => 0,
+        size if size >= 10.0 => 1,
+        size if size >= 1.0 || size == 0.0 => 2,
+        _ => 3,
+    }
+}
+
+/// Prints the table's head.
+///
+/// # Errors
+/// Where standard output is closed.
+pub(super) fn print_head() -> io::Result<()> {
+    print_line(&format!(
+        "{:<32} {:<44} {:>10} {:<14} {:<9} met",
+        "workload", "measure", "figure", "unit", "goal"
+    ))
+}
+
+/// Prints a line at once: a run takes minutes.
+///
+/// # Errors
+/// Where standard output is closed.
+pub(super) fn print_line(line: &str) -> io::Result<()> {
+    let mut out = io::stdout().lock();
+    writeln!(out, "{line}")?;
+    out.flush()
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+
+    use super::*;
+
+    #[test]
+    fn a_row_says_whether_its_goal_is_met_and_names_no_peer() {
+        let mut report = Report::default();
+        report.add_bounded("w", "m", "s", (9.0, 10.0)).unwrap();
+        report.add_bounded("w", "m", "s", (10.1, 10.0)).unwrap();
+        report.add("w", "m", "s", 1.0).unwrap();
+        let met: Vec<_> = report.rows.iter().map(|row| row.json()["met"].clone()).collect();
+        assert_eq!(met, [json!(true), json!(false), Value::Null]);
+        assert_eq!(report.rows[0].json()["peer"], Value::Null);
+    }
+}

@@ -1,0 +1,61 @@
+//! A router in this process: what is asked of its parts directly.
+
+use std::sync::Arc;
+
+use splitrail::assemble::assemble;
+use splitrail::config;
+use splitrail::core::Served;
+use splitrail::quickstart::write_tokenizer;
+use splitrail::run::Running;
+use tempfile::TempDir;
+
+use super::Failure;
+
+/// A model's name.
+pub(super) const MODEL: &str = "sim";
+
+/// A running router without workers of its own.
+pub(super) struct Router {
+    /// The router.
+    pub(super) running: Running,
+    /// What it serves.
+    pub(super) served: Arc<Served>,
+    _files: TempDir,
+}
+
+impl Router {
+    /// Starts one.
+    ///
+    /// # Errors
+    /// Ports or files that cannot be had.
+    pub(super) async fn start(block_size: u32) -> Result<Self, Failure> {
+        let files = tempfile::tempdir()?;
+        write_tokenizer(files.path())?;
+        let any = "127.0.0.1:0".parse()?;
+        let yaml = yaml([any; 3], block_size);
+        let loaded = config::parse("bench.yaml", &yaml, files.path());
+        let config = loaded.map_err(|problems| problems.to_string())?.config;
+        let listen = config.listen.clone();
+        let running = Running::start(assemble(config)?, &listen).await?;
+        let serving = running.core().serving();
+        let served = Arc::clone(serving.model(MODEL).ok_or("no model")?);
+        Ok(Self { running, served, _files: files })
+    }
+}
+
+/// A configuration with listeners for requests, operators and side-cars. The canary is off:
+/// scripted engines have no tokenizer.
+pub(super) fn yaml([http, admin, fleet]: [std::net::SocketAddr; 3], block_size: u32) -> String {
+    format!(
+        "listen: {{ http: \"{http}\", admin: \"{admin}\", fleet: \"{fleet}\" }}
+models:
+  - name: {MODEL}
+    block_size: {block_size}
+    tokenizer: {{ kind: huggingface, path: . }}
+    flow: aggregated
+    canary: {{ enabled: false }}
+    policy: {{ kind: kv_overlap }}
+    discovery: [ {{ kind: shim }} ]
+"
+    )
+}
