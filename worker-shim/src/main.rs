@@ -90,7 +90,9 @@ enum Command {
 /// Exit code and message.
 type Failure = (u8, String);
 
-#[tokio::main]
+// One thread beside the main one: what a side-car does is passing on small pieces, and another
+// thread costs more in waking up than it takes off.
+#[tokio::main(worker_threads = 1)]
 async fn main() -> ExitCode {
     let args = match Args::try_parse() {
         Ok(args) => args,
