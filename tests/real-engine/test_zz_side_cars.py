@@ -15,7 +15,7 @@ import pytest
 from support import prompts, side_car
 from support import router as routers
 from support.engine import BLOCK_SIZE, full_hit
-from support.waiting import eventually
+from support.waiting import eventually, settled
 
 MAX_TOKENS = 12
 
@@ -58,6 +58,10 @@ def index(router, worker):
     return reply.json()["ranks"]
 
 
+def digests(fleet):
+    return [index(router, "d0")[0]["digest"] for router in fleet]
+
+
 def grown(before, after):
     return {source: after[source] - before[source] for source in after}
 
@@ -88,8 +92,14 @@ def test_a_miss_costs_decode_no_prefill_and_a_hit_costs_prefill_nothing(
     prompt = prompts.token_ids(300)
     expected = alone(first, prompt)
     before = prefill.prompt_tokens_by_source(), decode.prompt_tokens_by_source()
-    with second.indexing("d0", 300 // BLOCK_SIZE):
-        cold = first.complete(prompt, max_tokens=MAX_TOKENS, stream=stream)
+    held = digests(fleet)
+    cold = first.complete(prompt, max_tokens=MAX_TOKENS, stream=stream)
+    # The cache may be full: what comes in is seen by what is there, not by how much.
+    eventually(
+        lambda: settled(lambda: digests(fleet)),
+        lambda seen: seen[0] == seen[1] and seen != held,
+        "the prompt in both indexes",
+    )
     after = prefill.prompt_tokens_by_source(), decode.prompt_tokens_by_source()
     record = first.decision(cold.request_id)
     assert (record["gate"], record["decode_try"]) == ("shim", "rejected")
