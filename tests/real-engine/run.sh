@@ -5,7 +5,8 @@
 #
 # Installs and starts the engines (see engines.sh), runs the tests, stops what it
 # started, and exits as pytest did. Builds nothing: SPLITRAIL_BIN is the binary to
-# test (default: the release build, else the debug build, of this checkout).
+# test (default: the release build, else the debug build, of this checkout);
+# `splitrail-shim` is taken from beside it.
 #
 # SPLITRAIL_PREFILL_PORT, SPLITRAIL_DECODE_PORT   18101 and 18102; the thousands above are used too
 # SPLITRAIL_TEST_LOGS                             configurations and logs of the routers (default: a new folder)
