@@ -132,7 +132,8 @@ async fn answer(
     scope.admit()?;
     let tokenizing = Instant::now();
     let prepared = prepare(core, call.endpoint, call.body).await?;
-    let Prepared { served, endpoint, options, threshold, units, samples_apart } = prepared;
+    prepared.count(&core.metrics);
+    let Prepared { served, endpoint, options, threshold, units, samples_apart, .. } = prepared;
     let flow = call.steering.flow_for(&served.config)?;
     // What the body says goes before what a header says.
     let threshold = threshold.or(call.steering.threshold);
