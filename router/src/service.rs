@@ -155,7 +155,7 @@ async fn answer(
     });
     let decisions: Vec<DecisionHandle> =
         units.iter().map(|unit| start_decision(&context, unit, &call.request_id)).collect();
-    scope.place(&context, &call.request_id, decisions.clone());
+    scope.place(&context, &call.request_id, (&units, decisions.clone()));
     let legs = units.iter().zip(&decisions).map(|(unit, record)| begin(&context, unit, record));
     let begun = try_join_all(legs).await?;
     scope.begun();
