@@ -57,28 +57,41 @@ impl Coefficients {
             + self.prefill_seconds_per_token_pair * new * (context + new / 2.0)
     }
 
-    /// Time to prefill a prompt of which `cached_tokens` are there.
-    pub fn prefill_ns(&self, prompt_tokens: u64, cached_tokens: u64) -> u64 {
+    /// Seconds to prefill a prompt of which `cached_tokens` are there.
+    pub fn prefill_seconds(&self, prompt_tokens: u64, cached_tokens: u64) -> f64 {
         let new_tokens = prompt_tokens.saturating_sub(cached_tokens);
-        nanoseconds(self.prefill_base_seconds + self.span_seconds(new_tokens, cached_tokens))
+        self.prefill_base_seconds + self.span_seconds(new_tokens, cached_tokens)
     }
 
-    /// Time to hand over the KV of so many tokens.
-    pub fn hand_off_ns(&self, tokens: u64) -> u64 {
+    /// The same in nanoseconds.
+    pub fn prefill_ns(&self, prompt_tokens: u64, cached_tokens: u64) -> u64 {
+        nanoseconds(self.prefill_seconds(prompt_tokens, cached_tokens))
+    }
+
+    /// Seconds to hand over the KV of so many tokens.
+    pub fn hand_off_seconds(&self, tokens: u64) -> f64 {
         let transfer = tokens as f64 * self.kv_bytes_per_token / self.bandwidth_bytes_per_second;
-        nanoseconds(self.hand_off_base_seconds + transfer)
+        self.hand_off_base_seconds + transfer
     }
 
-    /// Time of a decode step of so many requests with so many tokens of context in all.
-    pub fn step_ns(&self, requests: u64, context_tokens: u64) -> u64 {
+    /// The same in nanoseconds.
+    pub fn hand_off_ns(&self, tokens: u64) -> u64 {
+        nanoseconds(self.hand_off_seconds(tokens))
+    }
+
+    /// Seconds of a decode step of so many requests with so many tokens of context in all.
+    pub fn step_seconds(&self, requests: u64, context_tokens: u64) -> f64 {
         if requests == 0 {
-            return 0;
+            return 0.0;
         }
-        nanoseconds(
-            self.step_base_seconds
-                + self.step_seconds_per_request * requests as f64
-                + self.step_seconds_per_context_token * context_tokens as f64,
-        )
+        self.step_base_seconds
+            + self.step_seconds_per_request * requests as f64
+            + self.step_seconds_per_context_token * context_tokens as f64
+    }
+
+    /// The same in nanoseconds.
+    pub fn step_ns(&self, requests: u64, context_tokens: u64) -> u64 {
+        nanoseconds(self.step_seconds(requests, context_tokens))
     }
 }
 
