@@ -8,6 +8,7 @@ pub mod breaker;
 pub mod budget;
 mod canary;
 pub mod claims;
+pub mod costs;
 mod deeds;
 pub mod discovery;
 pub mod drift;

@@ -209,6 +209,7 @@ impl Pool {
                 let computed = found.approximate.get(key).blocks;
                 let others = worker.told.others(now, busiest);
                 let booked = &worker.booked;
+                let costs = worker.costs.seen(now, others.prefill_tokens);
                 let candidate = Candidate {
                     worker: worker.index,
                     up: worker.is_available(leg, now),
@@ -225,10 +226,18 @@ impl Pool {
                     assumed_blocks: 0,
                     // Without events nothing says when it has been computed.
                     underway_blocks: if current { sent.saturating_sub(overlap.blocks) } else { 0 },
-                    ..Candidate::default()
+                    recent_blocks: 0,
+                    waiting: costs.waiting,
+                    wait_ns: costs.wait_ns,
+                    busy_share: costs.busy_share,
+                    coefficients: costs.coefficients,
                 };
                 let held = candidate.believed_blocks();
-                Candidate { assumed_blocks: held.max(sent).max(computed), ..candidate }
+                Candidate {
+                    assumed_blocks: held.max(sent).max(computed),
+                    recent_blocks: sent.max(computed),
+                    ..candidate
+                }
             })
             .collect();
         FOUND.set((overlaps, found));

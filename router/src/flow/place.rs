@@ -9,8 +9,8 @@ use super::context::Context;
 use crate::core::Served;
 use crate::error::{Error, Kind};
 use crate::fleet::{Pool, Roster, Worker};
-use crate::ledger::decisions::{CandidateRecord, DecisionHandle, DrawRecord};
-use crate::pick::{Candidate, Choice, Leg, Query, holders, pick};
+use crate::ledger::decisions::{CandidateRecord, DecisionHandle, DrawRecord, ShadowRecord};
+use crate::pick::{Candidate, Choice, Leg, Policy, Query, holders, pick};
 use crate::prepare::Unit;
 
 /// Candidates in a decision record beside the chosen one, the cheapest first: a
@@ -71,6 +71,7 @@ pub(super) fn place(
         return Err(Error::new(Kind::Internal, "a candidate is not in its roster"));
     };
     record(context, unit, decision, query, (&roster, &candidates), &choice);
+    shadow(context, decision, query, (&roster, &candidates), &choice);
     let metrics = &context.core.metrics;
     if unit.unknown.is_none() {
         let labels = [context.served.name(), leg.name()];
@@ -145,7 +146,8 @@ fn record(
     let records = std::iter::once(choice.index).chain(others).map(|i| {
         let name = name(candidates[i].worker);
         let is_chosen = i == choice.index;
-        CandidateRecord::new(leg.name(), name, &candidates[i], choice.costs[i], is_chosen)
+        let terms = choice.terms.get(i).copied();
+        CandidateRecord::new(leg.name(), name, &candidates[i], (choice.costs[i], terms), is_chosen)
     });
     let estimate = unit.prompt_tokens.map(|prompt_tokens| {
         let overlap =
@@ -168,5 +170,45 @@ fn record(
             decision.overlap_blocks = chosen.overlap_blocks;
             decision.estimated_cached_tokens = estimate;
         }
+    });
+}
+
+/// What the policy beside the first would have chosen, and what that is predicted to be worth.
+fn shadow(
+    context: &Context,
+    decision: &DecisionHandle,
+    query: Query,
+    (roster, candidates): (&Roster, &[Candidate]),
+    choice: &Choice,
+) {
+    let config = &context.served.config;
+    let Some(policy) = config.shadow.as_ref().map(|shadow| &shadow.policy) else { return };
+    let Some(other) = pick(policy, candidates, query) else { return };
+    let agrees = other.index == choice.index;
+    // In the one unit that means something to a client.
+    let gain_ms = match agrees {
+        true => 0.0,
+        false => pick(&Policy::predicted_ttft(), candidates, query)
+            .map_or(0.0, |told| told.costs[choice.index] - told.costs[other.index]),
+    };
+    let metrics = &context.core.metrics;
+    let (model, leg) = (config.name.as_str(), query.leg.name());
+    let said = if agrees { "same" } else { "other" };
+    metrics.shadow_decisions.with_label_values(&[model, leg, said]).inc();
+    if gain_ms != 0.0 {
+        let better = if gain_ms > 0.0 { "shadow" } else { "live" };
+        let seconds = metrics.shadow_seconds.with_label_values(&[model, leg, better]);
+        seconds.inc_by(gain_ms.abs() / 1e3);
+    }
+    let worker = roster.get(candidates[other.index].worker).map_or("", |worker| worker.id());
+    decision.update(|decision| {
+        decision.shadow.retain(|earlier| earlier.leg != leg);
+        decision.shadow.push(ShadowRecord {
+            leg,
+            policy: policy.name(),
+            worker: worker.to_owned(),
+            agrees,
+            predicted_gain_ms: gain_ms,
+        });
     });
 }

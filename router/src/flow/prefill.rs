@@ -13,7 +13,8 @@ use splitrail_engine::usage::EngineUsage;
 
 use super::client::Envelope;
 use super::context::{
-    Context, attempt, carried_threshold, count_local, expected, may_retry, uncached_tokens, within,
+    Context, attempt, book, carried_threshold, count_local, expected, may_retry, uncached_tokens,
+    within,
 };
 use super::hand_off::Lead;
 use super::lease::{Lease, left_by_engine};
@@ -25,7 +26,7 @@ use crate::api::JsonObject;
 use crate::config::model::{Connector, OnNoPrefill};
 use crate::core::{Served, unix_ms};
 use crate::error::{Error, Fault, Kind};
-use crate::fleet::{Booking, Hosts, Worker};
+use crate::fleet::{Hosts, Worker};
 use crate::ledger::audit;
 use crate::ledger::decisions::DecisionHandle;
 use crate::ledger::leg::{LegFacts, LegKind};
@@ -268,7 +269,7 @@ pub(super) async fn send(
     let worker = &placed.worker;
     let uncached = uncached_tokens(context, unit, placed.assumed_blocks);
     worker.breaker(Leg::Prefill).begin(started);
-    let _booking = Booking::new(&worker.booked, uncached, unit.weight_tokens);
+    let mut booking = book(context, unit, placed, true);
     let envelope = &Envelope { prefill_tokens: Some(uncached), ..envelope.clone() };
     let call = async {
         let response = client.post(worker, context.endpoint.path(), body, envelope).await?;
@@ -285,6 +286,7 @@ pub(super) async fn send(
     // Usage that makes no sense is usage that was not reported.
     let usage = reply.raw("usage").and_then(|raw| serde_json::from_str(raw).ok());
     let usage: Option<EngineUsage> = usage.and_then(|raw| EngineUsage::parse(raw).ok());
+    booking.prefill_done(usage.and_then(|usage| usage.cached_tokens));
     context.stages.mark("prefill", started);
     Ok(Said { reply, peer, begun, usage })
 }
