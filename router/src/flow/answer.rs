@@ -185,7 +185,10 @@ fn learn_hand_off(sending: &Sending<'_>, took: Duration) {
     let step = costs.seen(Instant::now(), 0).coefficients;
     let step_seconds = step.step_seconds(u64::from(requests), context_tokens);
     let held = u64::from(placed.believed_blocks) * u64::from(context.served.pool.block_size());
-    costs.handed_over(unit.weight_tokens.saturating_sub(held), took.as_secs_f64() - step_seconds);
+    let took_seconds = took.as_secs_f64();
+    // A step that is not learned yet may be thought to take longer than both.
+    let seconds = (took_seconds - step_seconds).max(took_seconds / 10.0);
+    costs.handed_over(unit.weight_tokens.saturating_sub(held), seconds);
 }
 
 /// What a leg that was to answer has come to. What was prefilled for one that failed may
