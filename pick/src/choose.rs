@@ -3,6 +3,7 @@
 use serde::Serialize;
 
 use crate::candidate::{Candidate, Leg, Query};
+use crate::coefficients::Coefficients;
 use crate::policy::Policy;
 use crate::predicted::{Terms, extra_work_price, terms};
 
@@ -121,11 +122,18 @@ impl Choice {
         let price = extra_work_weight.unwrap_or_else(|| extra_work_price(candidates, waiting_here));
         self.extra_work_price = price;
         self.terms.extend(candidates.iter().map(|candidate| terms(candidate, query)));
-        let prefills = self.eligible.iter().map(|i| self.terms[*i].prefill_ms);
-        let shortest = prefills.fold(f64::INFINITY, f64::min);
-        for term in &mut self.terms {
-            // Who cannot be chosen may be the quickest.
-            term.extra_work_ms = price * (term.prefill_ms - shortest).max(0.0);
+        let usual = Coefficients::usual(self.eligible.iter().map(|i| &candidates[*i].coefficients));
+        let work_ms = |candidate: &Candidate| {
+            let cached = query.cached_tokens(candidate.held_blocks());
+            usual.prefill_seconds(query.prompt_tokens, cached) * 1e3
+        };
+        let works = self.eligible.iter().map(|i| work_ms(&candidates[*i]));
+        let least = works.fold(f64::INFINITY, f64::min);
+        for (term, candidate) in self.terms.iter_mut().zip(candidates) {
+            if query.leg != Leg::Decode {
+                // Who cannot be chosen may hold the most.
+                term.extra_work_ms = price * (work_ms(candidate) - least).max(0.0);
+            }
             self.costs.push(term.total_ms());
         }
     }

@@ -50,6 +50,23 @@ impl Default for Coefficients {
 }
 
 impl Coefficients {
+    /// The prefill of a fleet's usual worker: so fast that as many of it compute as much.
+    /// All else is the first one's.
+    pub fn usual<'a>(all: impl Iterator<Item = &'a Self> + Clone) -> Self {
+        let harmonic = |of: &dyn Fn(&Self) -> f64| {
+            let (count, speeds) = all
+                .clone()
+                .fold((0.0, 0.0), |(count, sum), one| (count + 1.0, sum + 1.0 / of(one)));
+            if count > 0.0 { count / speeds } else { 0.0 }
+        };
+        Self {
+            prefill_base_seconds: harmonic(&|one| one.prefill_base_seconds),
+            prefill_seconds_per_token: harmonic(&|one| one.prefill_seconds_per_token),
+            prefill_seconds_per_token_pair: harmonic(&|one| one.prefill_seconds_per_token_pair),
+            ..all.clone().next().copied().unwrap_or_default()
+        }
+    }
+
     /// Seconds to compute `new_tokens` after `context_tokens`, without the base.
     pub fn span_seconds(&self, new_tokens: u64, context_tokens: u64) -> f64 {
         let (new, context) = (new_tokens as f64, context_tokens as f64);

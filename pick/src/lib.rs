@@ -12,6 +12,7 @@ mod predicted;
 
 pub mod auto;
 pub mod learn;
+pub mod queue;
 
 pub use auto::AutoCosts;
 pub use candidate::{Candidate, Leg, Query};

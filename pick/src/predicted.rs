@@ -1,13 +1,15 @@
 //! What a choice is predicted to cost, in milliseconds, term by term.
 //!
 //! ```text
-//! prefill leg     wait + prefill + hand-off(prompt)        + price x (prefill - shortest prefill)
-//! aggregated      wait + prefill + step                    + price x (prefill - shortest prefill)
+//! prefill leg     wait + prefill + hand-off(prompt) + price x (work - least work)
+//! aggregated      wait + prefill + step             + price x (work - least work)
 //! decode leg      wait + hand-off(what it lacks) + step
 //! ```
 //!
 //! `prefill` is that of what the worker will lack when it comes to this prompt: blocks of
-//! queued requests count as present. `step` is the first step of generation.
+//! queued requests count as present. `step` is the first step of generation. `work` is the
+//! same prefill on the fleet's usual worker: that a worker is slow costs the request that goes
+//! there, but takes nothing from others, who would lose by its standing idle.
 //!
 //! **The price of extra work.** To compute on one worker what another one holds takes its time
 //! from all who come later. How many those are follows from the load: a server that is busy
@@ -40,7 +42,7 @@ pub struct Terms {
     pub hand_off_ms: f64,
     /// Its first step of generation, among all that it generates.
     pub step_ms: f64,
-    /// What later requests lose since its prefill is not the shortest one.
+    /// What later requests lose since another worker would have had less to compute.
     pub extra_work_ms: f64,
 }
 
@@ -72,7 +74,7 @@ pub fn extra_work_price(candidates: &[Candidate], waiting_here: usize) -> f64 {
     (1.0 / idle + waiting / (2.0 * workers)).min(PRICE_MAX)
 }
 
-/// All terms but the extra work, which needs the shortest prefill of all.
+/// All terms but the extra work, which needs the least work of all.
 pub(crate) fn terms(candidate: &Candidate, query: &Query) -> Terms {
     let costs = &candidate.coefficients;
     let cached = query.cached_tokens(candidate.held_blocks());
