@@ -13,6 +13,7 @@ mod predicted;
 pub mod auto;
 pub mod learn;
 pub mod queue;
+pub mod threshold;
 
 pub use auto::AutoCosts;
 pub use candidate::{Candidate, Leg, Query};

@@ -65,10 +65,16 @@ impl<T> Queue<T> {
             return 0.0;
         }
         let free_ms = up().map(|c| c.wait_ns as f64 / 1e6).fold(f64::INFINITY, f64::min);
+        free_ms + self.ahead_ms(item.class, prefill_ms, workers)
+    }
+
+    /// How long those who would go before a request of this class and predicted prefill keep
+    /// so many workers busy.
+    pub fn ahead_ms(&self, class: i32, prefill_ms: f64, workers: usize) -> f64 {
         let before = self.waiting.iter().filter(|other| {
-            let class = other.item.class;
-            class > item.class || (class == item.class && other.prefill_ms <= prefill_ms)
+            let other_class = other.item.class;
+            other_class > class || (other_class == class && other.prefill_ms <= prefill_ms)
         });
-        free_ms + before.map(|other| other.prefill_ms).sum::<f64>() / workers as f64
+        before.map(|other| other.prefill_ms).sum::<f64>() / workers.max(1) as f64
     }
 }
