@@ -12,6 +12,7 @@ mod predicted;
 
 pub mod auto;
 pub mod learn;
+pub mod loss;
 pub mod queue;
 pub mod threshold;
 

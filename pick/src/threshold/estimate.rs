@@ -32,7 +32,8 @@ impl Threshold {
         let after = decode_ms(offer)?;
         let price = extra_work_price(offer.prefill, offer.waiting);
         let way = |(index, candidate): (usize, &Candidate)| {
-            let terms = terms(candidate, &Query { leg: Leg::Prefill, ..offer.query });
+            let query = Query { leg: Leg::Prefill, ..offer.query };
+            let terms = terms(candidate, &query, &candidate.coefficients);
             let raw_ms = offer.ahead_ms + terms.wait_ms + terms.prefill_ms + after;
             let ttft_ms = raw_ms * scale;
             let cost_ms = ttft_ms + price * terms.prefill_ms * scale;
@@ -125,6 +126,8 @@ impl Threshold {
 fn decode_ms(offer: &Offer<'_>) -> Option<f64> {
     let query = Query { leg: Leg::Decode, ..offer.query };
     let up = offer.decode.iter().filter(|candidate| candidate.up);
-    let after = |candidate| terms(candidate, &query).total_ms() + step_ms(candidate) / 2.0;
+    let after = |candidate: &Candidate| {
+        terms(candidate, &query, &candidate.coefficients).ttft_ms() + step_ms(candidate) / 2.0
+    };
     up.map(after).min_by(f64::total_cmp)
 }
