@@ -1,10 +1,13 @@
 //! The choice of a worker for a leg.
 
+use std::cmp::Ordering;
+
 use serde::Serialize;
 
 use crate::candidate::{Candidate, Leg, Query};
+use crate::coefficients::Coefficients;
 use crate::policy::Policy;
-use crate::predicted::{Terms, extra_work_price, terms};
+use crate::predicted::{Load, Terms, terms};
 
 /// A choice with its reasons. It can be decided again and again, to use its memory again.
 #[derive(Clone, Debug, Default, PartialEq)]
@@ -27,6 +30,7 @@ pub struct Choice {
     /// The most overlap that any candidate that could be chosen had.
     pub best_overlap_blocks: u32,
     eligible: Vec<usize>,
+    load: Load,
 }
 
 /// Why a worker could not be chosen.
@@ -78,25 +82,36 @@ impl Choice {
             }
             _ => cheapest(eligible, candidates, costs, query.draw),
         };
-        let others = eligible.iter().copied().filter(|i| *i != self.index);
-        self.runner_up = others.min_by(|a, b| costs[*a].total_cmp(&costs[*b]));
+        self.runner_up = cheapest_but(eligible, costs, self.index);
         self.margin = self.runner_up.map_or(0.0, |other| costs[other] - costs[self.index]);
-        let overlaps = eligible.iter().map(|i| candidates[*i].overlap_blocks);
-        self.best_overlap_blocks = overlaps.max().unwrap_or(0);
         true
     }
 
     /// Finds out who can be chosen.
     fn sift(&mut self, candidates: &[Candidate], draw: u64) {
-        let any_up = candidates.iter().any(|candidate| candidate.up);
-        let barred = |candidate: &Candidate| (any_up && !candidate.up).then_some(Veto::Down);
         self.vetoes.clear();
-        self.vetoes.extend(candidates.iter().map(barred));
         self.eligible.clear();
-        self.eligible.extend((0..candidates.len()).filter(|i| self.vetoes[*i].is_none()));
-        let considered = self.eligible.len();
-        spare_the_slow(&mut self.eligible, candidates, draw);
-        if self.eligible.len() < considered {
+        self.load = Load::default();
+        self.best_overlap_blocks = 0;
+        let (mut least, mut largest) = (f64::INFINITY, 0.0f64);
+        for (i, candidate) in candidates.iter().enumerate() {
+            if candidate.up {
+                self.eligible.push(i);
+                least = least.min(candidate.share);
+                largest = largest.max(candidate.share);
+                self.load.add(candidate);
+                // Who has any is not left out below.
+                self.best_overlap_blocks = self.best_overlap_blocks.max(candidate.overlap_blocks);
+            }
+            self.vetoes.push((!candidate.up).then_some(Veto::Down));
+        }
+        if self.eligible.is_empty() {
+            self.vetoes.fill(None);
+            self.eligible.extend(0..candidates.len());
+            let overlaps = candidates.iter().map(|candidate| candidate.overlap_blocks);
+            self.best_overlap_blocks = overlaps.max().unwrap_or(0);
+        } else if least < largest {
+            spare_the_slow(&mut self.eligible, candidates, largest, draw);
             let slow = self.vetoes.iter_mut().filter(|veto| veto.is_none());
             slow.for_each(|veto| *veto = Some(Veto::SlowStart));
             self.eligible.iter().for_each(|i| self.vetoes[*i] = None);
@@ -118,14 +133,15 @@ impl Choice {
             self.costs.extend(candidates.iter().map(|c| cost(policy, c, query)));
             return;
         };
-        let price = extra_work_weight.unwrap_or_else(|| extra_work_price(candidates, waiting_here));
+        let price = extra_work_weight.unwrap_or_else(|| self.load.price(waiting_here));
         self.extra_work_price = price;
-        self.terms.extend(candidates.iter().map(|candidate| terms(candidate, query)));
-        let prefills = self.eligible.iter().map(|i| self.terms[*i].prefill_ms);
-        let shortest = prefills.fold(f64::INFINITY, f64::min);
+        let usual = Coefficients::usual(self.eligible.iter().map(|i| &candidates[*i].coefficients));
+        self.terms.extend(candidates.iter().map(|candidate| terms(candidate, query, &usual)));
+        let works = self.eligible.iter().map(|i| self.terms[*i].extra_work_ms);
+        let least = works.fold(f64::INFINITY, f64::min);
         for term in &mut self.terms {
-            // Who cannot be chosen may be the quickest.
-            term.extra_work_ms = price * (term.prefill_ms - shortest).max(0.0);
+            // Who cannot be chosen may hold the most.
+            term.extra_work_ms = price * (term.extra_work_ms - least).max(0.0);
             self.costs.push(term.total_ms());
         }
     }
@@ -143,8 +159,7 @@ fn two_of(eligible: &[usize], draw: u64) -> Vec<usize> {
 
 /// Leaves those out whose share is less than the largest, in as many of all draws as it is
 /// less. Who holds some of the prompt is not cold, and stays.
-fn spare_the_slow(eligible: &mut Vec<usize>, candidates: &[Candidate], draw: u64) {
-    let largest = eligible.iter().map(|i| candidates[*i].share).fold(0.0, f64::max);
+fn spare_the_slow(eligible: &mut Vec<usize>, candidates: &[Candidate], largest: f64, draw: u64) {
     eligible.retain(|i| {
         let Candidate { share, worker, overlap_blocks, .. } = candidates[*i];
         share >= largest || overlap_blocks > 0 || even(draw, worker) * largest < share
@@ -200,15 +215,30 @@ fn cost(policy: &Policy, candidate: &Candidate, query: &Query) -> f64 {
 
 /// The lowest cost; on a tie the fewest requests; on a tie of both, drawn.
 fn cheapest(eligible: &[usize], candidates: &[Candidate], costs: &[f64], draw: u64) -> usize {
-    let key = |i: usize| (costs[i], candidates[i].requests);
-    let best = eligible
-        .iter()
-        .copied()
-        .map(key)
-        .min_by(|a, b| a.0.total_cmp(&b.0).then(a.1.cmp(&b.1)))
-        .unwrap_or((0.0, 0));
-    let tied: Vec<usize> = eligible.iter().copied().filter(|i| key(*i) == best).collect();
-    tied[(draw % tied.len().max(1) as u64) as usize]
+    let against = |one: usize, other: usize| {
+        let requests = || candidates[one].requests.cmp(&candidates[other].requests);
+        costs[one].total_cmp(&costs[other]).then_with(requests)
+    };
+    let mut best = eligible[0];
+    let mut tied = 1;
+    for i in eligible[1..].iter().copied() {
+        match against(i, best) {
+            Ordering::Less => (best, tied) = (i, 1),
+            Ordering::Equal => tied += 1,
+            Ordering::Greater => {}
+        }
+    }
+    if tied == 1 {
+        return best;
+    }
+    let mut equals = eligible.iter().copied().filter(|i| against(*i, best) == Ordering::Equal);
+    equals.nth((draw % tied) as usize).unwrap_or(best)
+}
+
+/// The lowest cost of the others.
+fn cheapest_but(eligible: &[usize], costs: &[f64], index: usize) -> Option<usize> {
+    let others = eligible.iter().copied().filter(|i| *i != index);
+    others.reduce(|best, i| if costs[i] < costs[best] { i } else { best })
 }
 
 /// Draws with probability in proportion to `exp(-cost / temperature)`.

@@ -50,6 +50,44 @@ impl Default for Coefficients {
 }
 
 impl Coefficients {
+    /// The prefill of a fleet's usual worker: so fast that as many of it compute as much.
+    /// All else is the first one's.
+    pub fn usual<'a>(all: impl Iterator<Item = &'a Self>) -> Self {
+        let mut all = all.peekable();
+        let Some(first) = all.peek().map(|first| **first) else { return Self::default() };
+        // Most often all are alike, and need no division.
+        let (mut alike, mut others, mut speeds) = (0.0, 0.0, [0.0; 3]);
+        for one in all {
+            if one.prefill() == first.prefill() {
+                alike += 1.0;
+            } else {
+                others += 1.0;
+                let each = speeds.iter_mut().zip(one.prefill());
+                each.for_each(|(speed, seconds)| *speed += 1.0 / seconds);
+            }
+        }
+        if others == 0.0 {
+            return first;
+        }
+        let [base, per_token, per_pair] = first.prefill();
+        let usual = |seconds: f64, speed: f64| (alike + others) / (alike / seconds + speed);
+        Self {
+            prefill_base_seconds: usual(base, speeds[0]),
+            prefill_seconds_per_token: usual(per_token, speeds[1]),
+            prefill_seconds_per_token_pair: usual(per_pair, speeds[2]),
+            ..first
+        }
+    }
+
+    /// What prefills cost: per prefill, per token, per pair of tokens.
+    pub(crate) fn prefill(&self) -> [f64; 3] {
+        [
+            self.prefill_base_seconds,
+            self.prefill_seconds_per_token,
+            self.prefill_seconds_per_token_pair,
+        ]
+    }
+
     /// Seconds to compute `new_tokens` after `context_tokens`, without the base.
     pub fn span_seconds(&self, new_tokens: u64, context_tokens: u64) -> f64 {
         let (new, context) = (new_tokens as f64, context_tokens as f64);

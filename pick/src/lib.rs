@@ -12,6 +12,9 @@ mod predicted;
 
 pub mod auto;
 pub mod learn;
+pub mod loss;
+pub mod queue;
+pub mod threshold;
 
 pub use auto::AutoCosts;
 pub use candidate::{Candidate, Leg, Query};

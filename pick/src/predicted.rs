@@ -1,13 +1,15 @@
 //! What a choice is predicted to cost, in milliseconds, term by term.
 //!
 //! ```text
-//! prefill leg     wait + prefill + hand-off(prompt)        + price x (prefill - shortest prefill)
-//! aggregated      wait + prefill + step                    + price x (prefill - shortest prefill)
+//! prefill leg     wait + prefill + hand-off(prompt) + price x (work - least work)
+//! aggregated      wait + prefill + step             + price x (work - least work)
 //! decode leg      wait + hand-off(what it lacks) + step
 //! ```
 //!
 //! `prefill` is that of what the worker will lack when it comes to this prompt: blocks of
-//! queued requests count as present. `step` is the first step of generation.
+//! queued requests count as present. `step` is the first step of generation. `work` is the
+//! same prefill on the fleet's usual worker: that a worker is slow costs the request that goes
+//! there, but takes nothing from others, who would lose by its standing idle.
 //!
 //! **The price of extra work.** To compute on one worker what another one holds takes its time
 //! from all who come later. How many those are follows from the load: a server that is busy
@@ -25,6 +27,7 @@
 use serde::Serialize;
 
 use crate::candidate::{Candidate, Leg, Query};
+use crate::coefficients::Coefficients;
 
 /// Where the price of extra work ends.
 const PRICE_MAX: f64 = 10.0;
@@ -40,7 +43,7 @@ pub struct Terms {
     pub hand_off_ms: f64,
     /// Its first step of generation, among all that it generates.
     pub step_ms: f64,
-    /// What later requests lose since its prefill is not the shortest one.
+    /// What later requests lose since another worker would have had less to compute.
     pub extra_work_ms: f64,
 }
 
@@ -59,46 +62,64 @@ impl Terms {
 /// How many later requests an extra millisecond of prefill delays: from the workers' load and
 /// the requests that wait, here and on the workers.
 pub fn extra_work_price(candidates: &[Candidate], waiting_here: usize) -> f64 {
-    let (mut busy, mut waiting, mut workers) = (0.0, waiting_here as f64, 0.0);
-    for candidate in candidates.iter().filter(|candidate| candidate.up) {
-        busy += candidate.busy_share.clamp(0.0, 1.0);
-        waiting += f64::from(candidate.waiting);
-        workers += 1.0;
-    }
-    if workers == 0.0 {
-        return 1.0;
-    }
-    let idle = (1.0 - busy / workers).max(1.0 / PRICE_MAX);
-    (1.0 / idle + waiting / (2.0 * workers)).min(PRICE_MAX)
+    let mut load = Load::default();
+    candidates.iter().filter(|candidate| candidate.up).for_each(|candidate| load.add(candidate));
+    load.price(waiting_here)
 }
 
-/// All terms but the extra work, which needs the shortest prefill of all.
-pub(crate) fn terms(candidate: &Candidate, query: &Query) -> Terms {
+/// What the price follows from, summed over live workers.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub(crate) struct Load {
+    busy: f64,
+    waiting: u64,
+    workers: u32,
+}
+
+impl Load {
+    pub(crate) fn add(&mut self, candidate: &Candidate) {
+        self.busy += candidate.busy_share.clamp(0.0, 1.0);
+        self.waiting += u64::from(candidate.waiting);
+        self.workers += 1;
+    }
+
+    pub(crate) fn price(&self, waiting_here: usize) -> f64 {
+        if self.workers == 0 {
+            return 1.0;
+        }
+        let workers = f64::from(self.workers);
+        let waiting = self.waiting as f64 + waiting_here as f64;
+        let idle = (1.0 - self.busy / workers).max(1.0 / PRICE_MAX);
+        (1.0 / idle + waiting / (2.0 * workers)).min(PRICE_MAX)
+    }
+}
+
+/// All terms; but the extra work is the whole work, as long as nobody knows the least.
+pub(crate) fn terms(candidate: &Candidate, query: &Query, usual: &Coefficients) -> Terms {
     let costs = &candidate.coefficients;
-    let cached = query.cached_tokens(candidate.held_blocks());
-    let prefill_ms = || ms(costs.prefill_seconds(query.prompt_tokens, cached));
+    let wait_ms = wait_ms(candidate, query.leg);
     let step_ms = || {
         let context = candidate.active_tokens.saturating_add(query.prompt_tokens);
         ms(costs.step_seconds(u64::from(candidate.requests) + 1, context))
     };
-    let wait_ms = wait_ms(candidate, query.leg);
-    match query.leg {
-        Leg::Prefill => Terms {
-            wait_ms,
-            prefill_ms: prefill_ms(),
-            hand_off_ms: ms(costs.hand_off_seconds(query.prompt_tokens)),
-            ..Terms::default()
-        },
-        Leg::Decode => {
-            let held = u64::from(candidate.believed_blocks()) * u64::from(query.block_size);
-            let lacking = query.prompt_tokens.saturating_sub(held);
-            let hand_off_ms = ms(costs.hand_off_seconds(lacking));
-            Terms { wait_ms, hand_off_ms, step_ms: step_ms(), ..Terms::default() }
-        }
-        Leg::Aggregated => {
-            Terms { wait_ms, prefill_ms: prefill_ms(), step_ms: step_ms(), ..Terms::default() }
-        }
+    if query.leg == Leg::Decode {
+        let held = u64::from(candidate.believed_blocks()) * u64::from(query.block_size);
+        let lacking = query.prompt_tokens.saturating_sub(held);
+        let hand_off_ms = ms(costs.hand_off_seconds(lacking));
+        return Terms { wait_ms, hand_off_ms, step_ms: step_ms(), ..Terms::default() };
     }
+    let cached = query.cached_tokens(candidate.held_blocks());
+    let prefill_ms = ms(costs.prefill_seconds(query.prompt_tokens, cached));
+    let extra_work_ms = if costs.prefill() == usual.prefill() {
+        prefill_ms
+    } else {
+        ms(usual.prefill_seconds(query.prompt_tokens, cached))
+    };
+    let (hand_off_ms, step_ms) = if query.leg == Leg::Prefill {
+        (ms(costs.hand_off_seconds(query.prompt_tokens)), 0.0)
+    } else {
+        (0.0, step_ms())
+    };
+    Terms { wait_ms, prefill_ms, hand_off_ms, step_ms, extra_work_ms }
 }
 
 /// Until the candidate can begin. Who predicts no times is asked for its queued tokens. A
@@ -133,17 +154,18 @@ mod tests {
 
     #[test]
     fn each_leg_has_the_terms_of_what_it_does() {
-        let idle = Candidate { up: true, ..Candidate::default() };
-        let prefill = terms(&idle, &query(Leg::Prefill));
+        let (idle, usual) =
+            (Candidate { up: true, ..Candidate::default() }, Coefficients::default());
+        let prefill = terms(&idle, &query(Leg::Prefill), &usual);
         assert!((prefill.prefill_ms - 1195.6).abs() < 1e-6, "{prefill:?}");
         // 5 ms and 12,000 x 327,680 bytes at 100 GB/s.
         assert!((prefill.hand_off_ms - 44.3216).abs() < 1e-6, "{prefill:?}");
         let decode = Candidate { requests: 9, active_tokens: 88_000, ..idle };
-        let decode = terms(&decode, &query(Leg::Decode));
+        let decode = terms(&decode, &query(Leg::Decode), &usual);
         // 15 ms, 10 x 0.1 ms, 100,000 x 30 ns.
         assert!((decode.step_ms - 19.0).abs() < 1e-6, "{decode:?}");
         assert!(decode.prefill_ms == 0.0 && decode.hand_off_ms == prefill.hand_off_ms);
-        let both = terms(&idle, &query(Leg::Aggregated));
+        let both = terms(&idle, &query(Leg::Aggregated), &usual);
         assert!(both.hand_off_ms == 0.0 && both.prefill_ms == prefill.prefill_ms);
         assert!(both.step_ms > 15.0);
     }

@@ -197,3 +197,122 @@ proptest! {
         }
     }
 }
+
+fn timed() -> impl Strategy<Value = Candidate> {
+    let wait_ns = 0..3_000_000_000u64;
+    let slow = 0.5f64..3.0;
+    (wait_ns, 0..40u32, 0..40u32, slow, 0.0f64..1.0, 0..5u32).prop_map(
+        |(wait_ns, overlap_blocks, assumed_blocks, slow, busy_share, requests)| {
+            let mut candidate = Candidate { up: true, wait_ns, busy_share, ..up(0) };
+            candidate.overlap_blocks = overlap_blocks;
+            candidate.assumed_blocks = assumed_blocks;
+            candidate.requests = requests;
+            candidate.coefficients.prefill_seconds_per_token *= slow;
+            candidate
+        },
+    )
+}
+
+fn fleet() -> impl Strategy<Value = Vec<Candidate>> {
+    proptest::collection::vec(timed(), 2..9).prop_map(|mut fleet| {
+        fleet.iter_mut().enumerate().for_each(|(worker, candidate)| candidate.worker = worker);
+        fleet
+    })
+}
+
+const LEGS: [Leg; 3] = [Leg::Prefill, Leg::Decode, Leg::Aggregated];
+
+fn long(leg: usize) -> Query {
+    Query { prompt_tokens: 16_000, prompt_blocks: 32, block_size: 500, ..query(LEGS[leg]) }
+}
+
+#[test]
+fn a_choice_says_what_it_is_made_of() {
+    let near = Candidate { overlap_blocks: 30, wait_ns: 100_000_000, ..up(0) };
+    let far = Candidate { wait_ns: 0, ..up(1) };
+    let down = Candidate { up: false, overlap_blocks: 32, ..up(2) };
+    let choice = pick(&Policy::predicted_ttft(), &[near, far, down], long(0)).unwrap();
+    assert_eq!((choice.index, choice.runner_up), (0, Some(1)));
+    assert_eq!(choice.vetoes, [None, None, Some(Veto::Down)]);
+    assert_eq!(choice.extra_work_price, 1.0);
+    assert!((choice.margin - (choice.costs[1] - choice.costs[0])).abs() < 1e-9);
+    let [near, far, _] = choice.terms[..] else { panic!() };
+    assert!((near.wait_ms - 100.0).abs() < 1e-9 && near.extra_work_ms == 0.0);
+    assert!((far.extra_work_ms - (far.prefill_ms - near.prefill_ms)).abs() < 1e-6);
+    assert!((far.total_ms() - choice.costs[1]).abs() < 1e-9);
+    assert!((far.ttft_ms() + far.extra_work_ms - choice.costs[1]).abs() < 1e-9);
+}
+
+#[test]
+fn of_two_that_are_drawn_the_less_loaded_is_taken() {
+    let candidates: Vec<Candidate> =
+        (0..4).map(|i| Candidate { prefill_tokens: 100 * i as u64, ..up(i) }).collect();
+    let mut taken = [0; 4];
+    for i in 0..6_000u64 {
+        let query = Query { draw: mix(i), ..query(Leg::Prefill) };
+        taken[pick(&Policy::PowerOfTwo {}, &candidates, query).unwrap().index] += 1;
+    }
+    // Of six pairs, three have the first, two the second, one the third.
+    for (count, sixths) in taken.into_iter().zip([3, 2, 1, 0]) {
+        assert!((count as i32 - sixths * 1_000).abs() < 150, "{taken:?}");
+    }
+    assert_eq!(pick(&Policy::PowerOfTwo {}, &candidates[3..], long(0)).unwrap().index, 0);
+}
+
+proptest! {
+    /// Who is better in every term is never passed over.
+    #[test]
+    fn dominance(fleet in fleet(), leg in 0usize..3) {
+        let choice = pick(&Policy::predicted_ttft(), &fleet, long(leg)).unwrap();
+        let chosen = choice.terms[choice.index];
+        for other in &choice.terms {
+            let better = other.wait_ms < chosen.wait_ms
+                && other.prefill_ms <= chosen.prefill_ms
+                && other.hand_off_ms <= chosen.hand_off_ms
+                && other.step_ms <= chosen.step_ms
+                && other.extra_work_ms <= chosen.extra_work_ms;
+            prop_assert!(!better, "{other:?} {chosen:?}");
+        }
+    }
+
+    /// The order in which workers are listed changes nothing.
+    #[test]
+    fn permutation(fleet in fleet(), leg in 0usize..3, turn in 0usize..9) {
+        let mut other = fleet.clone();
+        other.rotate_left(turn % fleet.len());
+        other.swap(0, fleet.len() - 1);
+        for policy in [Policy::predicted_ttft(), OVERLAP] {
+            let one = pick(&policy, &fleet, long(leg)).unwrap();
+            let two = pick(&policy, &other, long(leg)).unwrap();
+            for (candidate, cost) in other.iter().zip(&two.costs) {
+                let before = one.costs[candidate.worker];
+                prop_assert!((cost - before).abs() <= 1e-9 * before.abs().max(1.0));
+            }
+            let (one, two) = (one.costs[one.index], two.costs[two.index]);
+            prop_assert!((one - two).abs() <= 1e-9 * one.abs().max(1.0));
+        }
+    }
+
+    /// More overlap never makes a worker less likely.
+    #[test]
+    fn more_overlap_is_never_worse(
+        fleet in fleet(), leg in 0usize..3, which in 0usize..9, more in 1u32..20,
+        temperature in 1.0f64..2_000.0,
+    ) {
+        let which = which % fleet.len();
+        let mut other = fleet.clone();
+        other[which].overlap_blocks += more;
+        other[which].assumed_blocks += more;
+        for policy in [Policy::predicted_ttft(), OVERLAP] {
+            let before = pick(&policy, &fleet, long(leg)).unwrap();
+            let after = pick(&policy, &other, long(leg)).unwrap();
+            prop_assert!(before.index != which || after.index == which);
+            let weight = |costs: &[f64]| {
+                let of = |i: usize| (-(costs[i] - costs[which]) / temperature).exp();
+                (0..costs.len()).map(of).sum::<f64>()
+            };
+            // The chance is one over this sum.
+            prop_assert!(weight(&after.costs) <= weight(&before.costs) * (1.0 + 1e-9));
+        }
+    }
+}
