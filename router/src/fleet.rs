@@ -30,6 +30,7 @@ pub mod resync;
 pub mod roster;
 pub mod state;
 pub mod told;
+pub mod waiting;
 pub mod witness;
 pub mod worker;
 

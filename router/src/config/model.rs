@@ -32,6 +32,7 @@ pub use discovery::{AddressFamily, Discovery, DnsDiscovery, KubernetesDiscovery,
 pub use fleet::{FleetConfig, FleetTls};
 pub use flow::{BreakerConfig, Flow, Gate, GateKind, RequestFlow, Retries};
 pub use health::{EjectionConfig, HealthConfig};
+pub use splitrail_pick::queue::QueueConfig;
 pub use splitrail_pick::{AutoCosts, Policy};
 
 /// A whole configuration file.
@@ -296,6 +297,10 @@ pub struct Model {
     /// How a worker is chosen.
     #[serde(default)]
     pub policy: Policy,
+    /// Has requests wait here for a worker, in an order that gets most of them their first token
+    /// soonest. Left out, each goes to its worker at once, and waits in the engine's queue.
+    #[serde(default)]
+    pub queue: Option<QueueConfig>,
     /// A second policy that decides beside the first and moves nothing: metrics tell how often
     /// it would have chosen otherwise, and what that is predicted to be worth.
     #[serde(default)]

@@ -6,10 +6,11 @@
 //! how long it takes until one more can begin.
 
 use std::collections::VecDeque;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::Instant;
 
 use serde::Serialize;
+use tokio::sync::Notify;
 
 use crate::config::model::CostsConfig;
 use crate::pick::Coefficients;
@@ -23,6 +24,8 @@ const FRESH_NS: u64 = 500_000_000;
 #[derive(Debug)]
 pub struct Costs {
     epoch: Instant,
+    /// Told when a prompt is done.
+    freed: OnceLock<Arc<Notify>>,
     state: Mutex<State>,
 }
 
@@ -90,7 +93,12 @@ impl Costs {
             done_ns: 0,
             known: (prior, 0),
         };
-        Self { epoch: Instant::now(), state: Mutex::new(state) }
+        Self { epoch: Instant::now(), freed: OnceLock::new(), state: Mutex::new(state) }
+    }
+
+    /// From now on, these are told when a prompt is done.
+    pub fn tell(&self, freed: &Arc<Notify>) {
+        let _once = self.freed.set(Arc::clone(freed));
     }
 
     /// From now on this is configured. If it is news, what was learned is void.
@@ -177,6 +185,10 @@ impl Costs {
         state.done_ns = now_ns;
         if state.queue.is_empty() {
             state.busy.set(now_ns, false);
+        }
+        drop(state);
+        if let Some(freed) = self.freed.get() {
+            freed.notify_one();
         }
         Some(alone_ns as f64 / 1e9)
     }

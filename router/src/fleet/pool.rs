@@ -14,6 +14,7 @@ use tokio::sync::watch;
 use super::assumed::{Assumed, Found};
 use super::roster::Roster;
 use super::told::Others;
+use super::waiting::Waiting;
 use super::worker::Worker;
 use crate::config::model::AssumedConfig;
 use crate::pick::{Candidate, Leg};
@@ -38,6 +39,8 @@ pub struct Pool {
     reader: IndexReader,
     /// What workers are assumed to hold beyond it.
     pub assumed: Assumed,
+    /// Who waits for a worker here, where the configuration has requests wait here.
+    pub waiting: Waiting,
     turns: [AtomicU64; 3],
     draws: Mutex<StdRng>,
 }
@@ -56,6 +59,7 @@ impl Pool {
             reader: index.reader(),
             index: Mutex::new(index),
             assumed: Assumed::new(AssumedConfig::OFF),
+            waiting: Waiting::default(),
             turns: Default::default(),
             draws: Mutex::new(StdRng::seed_from_u64(seed)),
         }

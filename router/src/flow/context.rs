@@ -16,6 +16,7 @@ use crate::api::request::Options;
 use crate::config::model::{GateKind, RequestFlow};
 use crate::core::{Core, Served, random_id};
 use crate::error::{Error, Kind};
+use crate::fleet::waiting::Urgency;
 use crate::fleet::{Booking, Worker};
 use crate::ledger::decisions::DecisionHandle;
 use crate::ledger::leg::Expected;
@@ -40,6 +41,8 @@ pub struct Context {
     pub request_id: String,
     /// W3C trace context.
     pub traceparent: Option<HeaderValue>,
+    /// How urgent it is, where it has to wait.
+    pub urgency: Urgency,
     /// Times per stage.
     pub stages: Stages,
 }
@@ -61,6 +64,9 @@ pub(super) fn uncached_tokens(context: &Context, unit: &Unit, assumed_blocks: u3
 
 /// Books a leg that computes its prompt; how long that takes is learned where it is `heard`.
 pub(super) fn book(context: &Context, unit: &Unit, placed: &Placed, heard: bool) -> Booking {
+    if let Some(room) = placed.take_room() {
+        return room;
+    }
     let worker = &placed.worker;
     let uncached = uncached_tokens(context, unit, placed.assumed_blocks);
     let tokens = (uncached, unit.weight_tokens - uncached);

@@ -19,7 +19,7 @@ use super::context::{
 use super::hand_off::Lead;
 use super::lease::{Lease, left_by_engine};
 use super::legs;
-use super::place::{Placed, Wish, computed, place, sent};
+use super::place::{Placed, Wish, computed, place_in_turn, sent};
 use super::plan::LocalReason;
 use super::staged::Staged;
 use crate::api::JsonObject;
@@ -69,7 +69,7 @@ impl Tries {
     ///
     /// # Errors
     /// If there is none.
-    pub(super) fn place(
+    pub(super) async fn place(
         &self,
         context: &Context,
         unit: &Unit,
@@ -78,7 +78,8 @@ impl Tries {
         if !context.served.pool.any_up(Leg::Prefill, &self.excluded) {
             return Err(no_prefill_worker(context));
         }
-        place(context, unit, decision, Wish::any(Leg::Prefill, &self.excluded))
+        let wish = Wish::any(Leg::Prefill, &self.excluded);
+        place_in_turn(context, unit, decision, wish, true).await
     }
 
     /// A worker has failed, not by the client's fault.
@@ -119,8 +120,10 @@ pub(super) async fn prefill_or_local(
 ) -> Result<Option<Prefilled>, Error> {
     let mut tries = Tries::new(context, failed_decode);
     let last = loop {
-        let placed = match tries.place(context, unit, decision) {
+        let placed = match tries.place(context, unit, decision).await {
             Ok(placed) => placed,
+            // Too busy for this is too busy for worse.
+            Err(error) if error.is_busy() => return Err(error),
             Err(error) => break error,
         };
         sent(context, unit, &placed);

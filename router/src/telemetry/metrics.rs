@@ -99,6 +99,8 @@ metrics! {
     overlap_blocks: HistogramVec[BLOCKS]("overlap_blocks"; "model", "role");
     /// Best candidate's overlap minus the chosen one's.
     overlap_blocks_lost: IntCounterVec("overlap_blocks_lost_total"; "model");
+    /// Requests that wait here for a worker (`queue`).
+    queue_depth: IntGaugeVec("queue_depth"; "model");
     /// Choices that the policy beside the first would have made in the same way, or otherwise.
     shadow_decisions: IntCounterVec("shadow_decisions_total"; "model", "leg", "choice");
     /// Predicted seconds to the first token by which one of the two policies would have been better, where they chose otherwise.
