@@ -10,8 +10,8 @@ use std::time::Duration;
 
 use futures_util::Stream;
 use splitrail_kv::{
-    BlockHash, EngineHash, HASH_LAYOUT, HashSeed, HashedBlock, Index, IndexConfig, Named,
-    RunNames, SnapshotRun, Tier, WorkerKey,
+    BlockHash, EngineHash, HASH_LAYOUT, HashSeed, HashedBlock, Index, IndexConfig, Named, RunNames,
+    SnapshotRun, Tier, WorkerKey,
 };
 use splitrail_proto::v1::attach_request::Message;
 use splitrail_proto::v1::attach_response::Message as Answer;
