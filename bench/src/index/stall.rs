@@ -13,9 +13,9 @@ const LOOKS: usize = 64;
 pub struct Stall {
     /// What it took, whoever is to blame, in nanoseconds.
     pub longest_ns: u64,
-    /// For how long of that its thread was ready and had no processor, as far as this kernel
-    /// knows; what a hypervisor took is not in it.
-    pub waited_ns: u64,
+    /// The longest, each less the time in which its thread was ready and had no processor, as
+    /// far as this kernel knows: what a hypervisor took is still in it.
+    pub running_ns: u64,
 }
 
 impl Stall {
@@ -30,17 +30,21 @@ impl Stall {
                 look();
                 longest_ns = longest_ns.max(start.elapsed().as_nanos() as u64);
             }
-            if longest_ns > stall.longest_ns {
-                let waited_ns = (run_queue_wait_ns() - waited_ns).min(longest_ns);
-                stall = Self { longest_ns, waited_ns };
+            stall.longest_ns = stall.longest_ns.max(longest_ns);
+            if longest_ns > stall.running_ns {
+                let waited_ns = run_queue_wait_ns() - waited_ns;
+                stall.running_ns = stall.running_ns.max(longest_ns.saturating_sub(waited_ns));
             }
         }
         stall
     }
 
-    /// The longer of two.
-    pub fn or_longer(self, other: Self) -> Self {
-        if other.longest_ns > self.longest_ns { other } else { self }
+    /// The longer of each of two.
+    pub fn max(self, other: Self) -> Self {
+        Self {
+            longest_ns: self.longest_ns.max(other.longest_ns),
+            running_ns: self.running_ns.max(other.running_ns),
+        }
     }
 }
 
@@ -63,6 +67,6 @@ mod tests {
             done.store(looks > LOOKS, Ordering::Release);
         });
         assert!(stall.longest_ns >= 5_000_000, "{stall:?}");
-        assert!(stall.waited_ns <= stall.longest_ns);
+        assert!(stall.running_ns <= stall.longest_ns);
     }
 }
