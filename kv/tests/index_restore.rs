@@ -107,6 +107,57 @@ proptest! {
 }
 
 #[test]
+fn a_name_that_is_given_twice_stands_for_what_it_named_last() {
+    let run = |parent: Option<u64>, hashes: &[u64], names: &[u64]| SnapshotRun {
+        parent: parent.map(BlockHash),
+        hashes: hashes.iter().copied().map(BlockHash).collect(),
+        names: RunNames::Plain(names.iter().copied().map(EngineHash).collect()),
+    };
+    // Within a row of names that are entered together, and from another run.
+    let runs = [
+        run(None, &[1, 2, 3, 4], &[11, 12, 12, 14]),
+        run(None, &[5, 6], &[11, 16]),
+        run(Some(4), &[7], &[17]),
+    ];
+    for expected in [0, 7] {
+        let mut index = index(100);
+        let (mut restore, _) = index.begin_restore(TAKER, expected);
+        let applied = runs.iter().fold(Applied::default(), |mut applied, run| {
+            applied += index.restore_run(&mut restore, run);
+            applied
+        });
+        index.end_restore(restore);
+        index.check().unwrap();
+        assert_eq!((applied.stored, applied.replaced, applied.malformed), (7, 2, 0));
+        let mut named: Vec<(u64, u64)> = Vec::new();
+        for run in index.snapshot(TAKER) {
+            let names = run.names.iter();
+            named.extend(names.map(|name| (name.engine.0, run.hashes[name.at as usize].0)));
+        }
+        named.sort_unstable();
+        assert_eq!(named, [(11, 5), (12, 3), (14, 4), (16, 6), (17, 7)]);
+    }
+}
+
+#[test]
+fn room_for_names_that_do_not_come_is_given_back() {
+    let bytes = |expected| {
+        let mut index = index(1 << 20);
+        let (mut restore, _) = index.begin_restore(TAKER, expected);
+        let (hashes, names) = (1..200).map(|at| (BlockHash(at), EngineHash(at))).unzip();
+        let run = SnapshotRun { parent: None, hashes, names: RunNames::Plain(names) };
+        assert_eq!(index.restore_run(&mut restore, &run).stored, 199);
+        let during = index.bytes();
+        index.end_restore(restore);
+        index.check().unwrap();
+        (during, index.bytes())
+    };
+    let (told, lied) = (bytes(199), bytes(usize::MAX));
+    assert!(lied.0 > told.0 + (1 << 20), "{told:?} {lied:?}");
+    assert!(lied.1 < told.1 + (1 << 12), "{told:?} {lied:?}");
+}
+
+#[test]
 fn a_worker_cannot_fill_memory_with_blocks_that_it_does_not_hold() {
     let mut index = index(64);
     let (mut restore, _) = index.begin_restore(TAKER, usize::MAX);
