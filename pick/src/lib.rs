@@ -10,13 +10,11 @@ mod coefficients;
 mod policy;
 mod predicted;
 
-pub mod auto;
 pub mod learn;
 pub mod loss;
 pub mod queue;
 pub mod threshold;
 
-pub use auto::AutoCosts;
 pub use candidate::{Candidate, Leg, Query};
 pub use choose::{Choice, Veto, holders, mix, pick};
 pub use coefficients::{Coefficients, nanoseconds};

@@ -6,6 +6,7 @@ pub mod booking;
 pub mod bootstrap;
 pub mod breaker;
 pub mod budget;
+pub mod calibration;
 mod canary;
 pub mod claims;
 pub mod costs;

@@ -20,3 +20,4 @@ pub mod plan;
 mod prefill;
 pub mod run;
 pub mod staged;
+pub mod weigh;

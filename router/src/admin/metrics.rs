@@ -9,6 +9,7 @@ use http::header::CONTENT_TYPE;
 use splitrail_kv::Tier;
 
 use super::Admin;
+use crate::config::model::{HitThreshold, RequestFlow};
 use crate::core::{Core, Served};
 use crate::fleet::Worker;
 use crate::fleet::parity::Parity;
@@ -47,8 +48,16 @@ fn observe_fleet(core: &Core) -> Present {
     let mut present = Present::new();
     for served in &core.serving().models {
         let model = served.name();
-        let threshold = served.config.cache_hit_threshold.unwrap_or(THRESHOLD);
-        core.metrics.cache_hit_threshold.with_label_values(&[model]).set(threshold);
+        let learned = served.pool.calibration.learned(Instant::now());
+        let auto = RequestFlow::from(served.config.flow) == RequestFlow::Auto;
+        let (ratio, confidence) = match served.config.cache_hit_threshold {
+            Some(HitThreshold::Ratio(ratio)) => (ratio, 1.0),
+            Some(HitThreshold::Auto) => (learned.threshold_ratio, learned.confidence),
+            None if auto => (learned.threshold_ratio, learned.confidence),
+            None => (THRESHOLD, 1.0),
+        };
+        core.metrics.cache_hit_threshold.with_label_values(&[model]).set(ratio);
+        core.metrics.threshold_confidence.with_label_values(&[model]).set(confidence);
         let waiting = i64::try_from(served.pool.waiting.len()).unwrap_or(i64::MAX);
         core.metrics.queue_depth.with_label_values(&[model]).set(waiting);
         for worker in served.pool.roster().iter() {

@@ -1,5 +1,7 @@
 //! What is served, and what has happened lately.
 
+use std::time::Instant;
+
 use axum::extract::{Query, State};
 use axum::response::{IntoResponse, Response};
 use http::HeaderValue;
@@ -57,6 +59,7 @@ pub(super) async fn models(State(admin): State<Admin>) -> Response {
                 "flow": config.flow,
                 "request_flows": config.request_flows,
                 "cache_hit_threshold": config.cache_hit_threshold,
+                "learned_threshold": served.pool.calibration.learned(Instant::now()),
                 "gate": config.gate,
                 "policy": config.policy,
                 "tokenizer": served.prompt.is_some(),

@@ -11,6 +11,7 @@ use std::time::Duration;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
+pub use super::scalar::HitThreshold;
 use super::scalar::{self, BlockSize};
 
 mod assumed;
@@ -32,8 +33,9 @@ pub use discovery::{AddressFamily, Discovery, DnsDiscovery, KubernetesDiscovery,
 pub use fleet::{FleetConfig, FleetTls};
 pub use flow::{BreakerConfig, Flow, Gate, GateKind, RequestFlow, Retries};
 pub use health::{EjectionConfig, HealthConfig};
+pub use splitrail_pick::Policy;
 pub use splitrail_pick::queue::QueueConfig;
-pub use splitrail_pick::{AutoCosts, Policy};
+pub use splitrail_pick::threshold::ThresholdConfig;
 
 /// A whole configuration file.
 #[derive(Clone, Debug, Deserialize, Serialize, JsonSchema)]
@@ -255,17 +257,17 @@ pub struct Model {
     #[serde(default)]
     pub request_flows: Vec<RequestFlow>,
     /// The share of a prompt's tokens that a decode worker must hold to serve it without a
-    /// remote prefill, for requests that name none. Left out, `decode_first` takes 0.8, and
-    /// `auto` goes by its costs.
+    /// remote prefill, for requests that name none. `auto` finds it: the share above which a
+    /// local prefill of the rest pays. Left out, `decode_first` takes 0.8, and the flow `auto`
+    /// compares both ways for each request.
     #[serde(default)]
-    #[schemars(range(min = 0.0, max = 1.0))]
-    pub cache_hit_threshold: Option<f64>,
+    pub cache_hit_threshold: Option<HitThreshold>,
     /// Who applies the threshold.
     #[serde(default)]
     pub gate: Gate,
-    /// What `auto` reckons with.
+    /// What `auto` goes by beside `costs`.
     #[serde(default)]
-    pub auto: AutoCosts,
+    pub auto: ThresholdConfig,
     /// How KV gets from a prefill to a decode worker.
     #[serde(default)]
     pub connector: Connector,
@@ -424,7 +426,7 @@ impl Default for Timeouts {
 }
 
 /// One engine.
-#[derive(Clone, Debug, Deserialize, Serialize, JsonSchema, PartialEq, Eq)]
+#[derive(Clone, Debug, Deserialize, Serialize, JsonSchema, PartialEq)]
 #[serde(deny_unknown_fields)]
 pub struct Worker {
     /// Its name in logs, metrics and the route header; unique in its model.
@@ -450,6 +452,10 @@ pub struct Worker {
     /// Whether the engine honours `cache_hit_threshold`; left out, it is asked once.
     #[serde(default)]
     pub honours_threshold: Option<bool>,
+    /// What its work is taken to cost before anything was learned of it; left out, what the
+    /// model's is.
+    #[serde(default)]
+    pub costs: Option<CostsConfig>,
 }
 
 /// What a worker does.

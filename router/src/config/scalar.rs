@@ -82,3 +82,78 @@ impl JsonSchema for BlockSize {
         })
     }
 }
+
+/// The share of a prompt that must be cached.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum HitThreshold {
+    /// It is found: the share above which a local prefill of the rest pays.
+    Auto,
+    /// This, from 0 to 1.
+    Ratio(f64),
+}
+
+impl Serialize for HitThreshold {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        match self {
+            Self::Auto => serializer.serialize_str("auto"),
+            Self::Ratio(ratio) => serializer.serialize_f64(*ratio),
+        }
+    }
+}
+
+impl<'de> Deserialize<'de> for HitThreshold {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        deserializer.deserialize_any(HitThresholdVisitor)
+    }
+}
+
+struct HitThresholdVisitor;
+
+impl Visitor<'_> for HitThresholdVisitor {
+    type Value = HitThreshold;
+
+    fn expecting(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
+        out.write_str("a number from 0 to 1, or auto")
+    }
+
+    fn visit_f64<E: de::Error>(self, ratio: f64) -> Result<HitThreshold, E> {
+        match (0.0..=1.0).contains(&ratio) {
+            true => Ok(HitThreshold::Ratio(ratio)),
+            false => Err(E::invalid_value(de::Unexpected::Float(ratio), &self)),
+        }
+    }
+
+    fn visit_u64<E: de::Error>(self, ratio: u64) -> Result<HitThreshold, E> {
+        self.visit_f64(ratio as f64)
+    }
+
+    fn visit_i64<E: de::Error>(self, ratio: i64) -> Result<HitThreshold, E> {
+        self.visit_f64(ratio as f64)
+    }
+
+    fn visit_str<E: de::Error>(self, text: &str) -> Result<HitThreshold, E> {
+        match text {
+            "auto" => Ok(HitThreshold::Auto),
+            _ => Err(E::invalid_value(de::Unexpected::Str(text), &self)),
+        }
+    }
+}
+
+impl JsonSchema for HitThreshold {
+    fn inline_schema() -> bool {
+        true
+    }
+
+    fn schema_name() -> Cow<'static, str> {
+        "HitThreshold".into()
+    }
+
+    fn json_schema(_: &mut SchemaGenerator) -> Schema {
+        json_schema!({
+            "anyOf": [
+                { "type": "number", "minimum": 0.0, "maximum": 1.0 },
+                { "type": "string", "const": "auto" }
+            ]
+        })
+    }
+}

@@ -25,7 +25,7 @@ use crate::telemetry::metrics::Metrics;
 pub const WORKERS_MAX: usize = 4096;
 
 /// All workers that a source knows of now; replaces what it said before.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq)]
 pub struct Found {
     /// The workers, each once, sorted by id. A worker whose address has changed keeps its id.
     pub workers: Vec<Worker>,

@@ -12,6 +12,7 @@ use splitrail_kv::{BlockHash, Index, IndexConfig, IndexReader, Overlap, Overlaps
 use tokio::sync::watch;
 
 use super::assumed::{Assumed, Found};
+use super::calibration::Calibration;
 use super::roster::Roster;
 use super::told::Others;
 use super::waiting::Waiting;
@@ -41,6 +42,8 @@ pub struct Pool {
     pub assumed: Assumed,
     /// Who waits for a worker here, where the configuration has requests wait here.
     pub waiting: Waiting,
+    /// What was learned of when a remote prefill pays.
+    pub calibration: Calibration,
     turns: [AtomicU64; 3],
     draws: Mutex<StdRng>,
 }
@@ -60,6 +63,7 @@ impl Pool {
             index: Mutex::new(index),
             assumed: Assumed::new(AssumedConfig::OFF),
             waiting: Waiting::default(),
+            calibration: Calibration::default(),
             turns: Default::default(),
             draws: Mutex::new(StdRng::seed_from_u64(seed)),
         }

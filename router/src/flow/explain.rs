@@ -11,14 +11,13 @@ use super::decode_try::verdict;
 use super::gate::{Need, Verdict};
 use super::place::{Wish, candidates, query};
 use super::plan::{Facts, LocalReason, Plan, Then, plan};
-use super::run::reckoned;
+use super::weigh::{Weighed, WeighedRecord, is_open, learned_ratio, weigh};
 use crate::api::steering::Steering;
 use crate::config::model::{Model, OnNoPrefill, Policy};
 use crate::core::Served;
 use crate::error::Error;
 use crate::fleet::Roster;
 use crate::ledger::decisions::CandidateRecord;
-use crate::pick::auto::Estimate;
 use crate::pick::{Candidate, Choice, Leg, pick};
 use crate::prepare::{Prepared, Unit};
 
@@ -64,7 +63,7 @@ pub struct PromptExplained {
     /// Why a P/D model's prompt would be prefilled where it is decoded.
     pub local_reason: Option<&'static str>,
     /// What `auto` reckons with.
-    pub auto: Option<Estimate>,
+    pub auto: Option<WeighedRecord>,
     /// The gate before the first step, where there is one.
     pub gate: Option<GateExplained>,
     /// The choices, in the order in which they would be made.
@@ -120,11 +119,13 @@ pub fn explain(prepared: &Prepared, steering: Steering) -> Result<Explanation, E
     let flow = steering.flow_for(&served.config)?;
     let threshold = prepared.threshold.or(steering.threshold);
     let prompts = prepared.units.iter().filter(|unit| !unit.further_sample).map(|unit| {
-        let auto = reckoned(served, unit, (flow, threshold));
+        let open = is_open(served, flow, threshold);
+        let auto = open.then(|| weigh(served, unit, false));
         let facts = Facts {
             flow,
             threshold,
-            remote_pays: auto.map(|estimate| estimate.remote_pays()),
+            learned: open.then(|| learned_ratio(served)),
+            remote_pays: auto.and_then(|weighed| weighed.remote_pays()),
             prompt_tokens: unit.prompt_tokens,
             options: prepared.options,
             context_tokens: served.pool.context_tokens(),
@@ -168,8 +169,8 @@ impl<'a> Way<'a> {
         Self { served, unit, roster: served.pool.roster(), told }
     }
 
-    fn go(mut self, plan: Plan, auto: Option<Estimate>) -> PromptExplained {
-        self.told.auto = auto;
+    fn go(mut self, plan: Plan, auto: Option<Weighed>) -> PromptExplained {
+        self.told.auto = auto.map(|weighed| weighed.record());
         self.told.flow = plan.name();
         let serves = plan.gate.is_some_and(|threshold| self.decode_try(threshold));
         if !serves {

@@ -1,7 +1,7 @@
 //! Which legs a request needs: a pure function.
 
 use crate::api::request::Options;
-use crate::config::model::{Connector, Model, RequestFlow};
+use crate::config::model::{Connector, HitThreshold, Model, RequestFlow};
 
 /// The threshold of a request that names none and whose model names none.
 pub const THRESHOLD: f64 = 0.8;
@@ -13,7 +13,9 @@ pub struct Facts {
     pub flow: RequestFlow,
     /// The share of its prompt that it wants cached, if it says so.
     pub threshold: Option<f64>,
-    /// Whether a remote prefill pays by the costs of `auto`; `None` where that was not asked.
+    /// The share that was learned, where the model's is to be found.
+    pub learned: Option<f64>,
+    /// Whether a remote prefill pays, as predicted; `None` where that was not asked.
     pub remote_pays: Option<bool>,
     /// Its prompt's length, if the router knows its tokens.
     pub prompt_tokens: Option<u32>,
@@ -113,9 +115,17 @@ impl LocalReason {
 
 /// Plans a request's legs.
 pub fn plan(model: &Model, facts: Facts) -> Plan {
-    let threshold = facts.threshold.or(model.cache_hit_threshold);
+    let (said, learned) = match model.cache_hit_threshold {
+        Some(HitThreshold::Ratio(ratio)) => (Some(ratio), None),
+        Some(HitThreshold::Auto) => (None, facts.learned),
+        None => (None, None),
+    };
+    let threshold = facts.threshold.or(said);
     let gate = match facts.flow {
-        RequestFlow::DecodeFirst | RequestFlow::DecodeOnly => Some(threshold.unwrap_or(THRESHOLD)),
+        RequestFlow::DecodeFirst | RequestFlow::DecodeOnly => {
+            Some(threshold.or(learned).unwrap_or(THRESHOLD))
+        }
+        // One number for all is worse than to compare both ways of each.
         RequestFlow::Auto => threshold,
         RequestFlow::Aggregated | RequestFlow::PrefillFirst => None,
     };
@@ -182,6 +192,7 @@ mod tests {
         let mut facts = Facts {
             flow: RequestFlow::PrefillFirst,
             threshold: None,
+            learned: None,
             remote_pays: None,
             prompt_tokens: Some(100),
             options,
@@ -244,12 +255,20 @@ mod tests {
             let facts = facts(|facts| (facts.flow, facts.threshold) = (flow, threshold));
             plan(model, facts).gate
         };
-        let said = Model { cache_hit_threshold: Some(0.4), ..model() };
+        let said = Model { cache_hit_threshold: Some(HitThreshold::Ratio(0.4)), ..model() };
         for flow in [RequestFlow::DecodeFirst, RequestFlow::DecodeOnly] {
             assert_eq!(gate(&said, flow, Some(0.1)), Some(0.1));
             assert_eq!(gate(&said, flow, None), Some(0.4));
             assert_eq!(gate(&model(), flow, None), Some(0.8));
         }
+        let found = Model { cache_hit_threshold: Some(HitThreshold::Auto), ..model() };
+        assert_eq!(gate(&found, RequestFlow::DecodeFirst, Some(0.1)), Some(0.1));
+        let learned = facts(|facts| {
+            (facts.flow, facts.learned) = (RequestFlow::DecodeFirst, Some(0.65));
+        });
+        assert_eq!(plan(&found, learned).gate, Some(0.65));
+        assert_eq!(plan(&said, learned).gate, Some(0.4));
+        assert_eq!(gate(&found, RequestFlow::Auto, None), None);
         assert_eq!(gate(&said, RequestFlow::PrefillFirst, Some(0.1)), None);
         assert_eq!(gate(&said, RequestFlow::Auto, None), Some(0.4));
         assert_eq!(gate(&model(), RequestFlow::Auto, None), None);

@@ -13,13 +13,13 @@ use super::pair::{Paired, pair_or_local};
 use super::place::{Wish, computed, place, place_in_turn, sent};
 use super::plan::{Facts, LocalReason, Plan, Then, plan};
 use super::prefill::{Prefilled, no_prefill_worker, prefill_or_local, without_prefill};
-use crate::config::model::{OnNoPrefill, RequestFlow};
+use super::weigh::{is_open, learned_ratio, weigh};
+use crate::config::model::OnNoPrefill;
 use crate::core::Served;
 use crate::error::{Error, Kind};
 use crate::fleet::Worker;
 use crate::ledger::decisions::DecisionHandle;
 use crate::pick::Leg;
-use crate::pick::auto::{Estimate, Work, compare};
 use crate::prepare::Unit;
 
 /// Runs a prompt until its answer begins.
@@ -31,19 +31,39 @@ pub async fn begin(
     unit: &Unit,
     decision: &DecisionHandle,
 ) -> Result<Begun, Error> {
+    let served = &context.served;
+    let open = is_open(served, context.flow, context.threshold);
+    let weighed = open.then(|| weigh(served, unit, true));
+    decision.update(|decision| decision.auto = weighed.map(|weighed| weighed.record()));
     let facts = Facts {
         flow: context.flow,
         threshold: context.threshold,
-        remote_pays: remote_pays(context, unit, decision),
+        learned: open.then(|| learned_ratio(served)),
+        remote_pays: weighed.and_then(|weighed| weighed.remote_pays()),
         prompt_tokens: unit.prompt_tokens,
         options: context.options,
         context_tokens: context.served.pool.context_tokens(),
     };
-    let plan = plan(&context.served.config, facts);
-    context.served.retry_budget.deposit();
+    let plan = plan(&served.config, facts);
+    served.retry_budget.deposit();
+    let begun = go(context, unit, decision, &plan).await?;
+    // Only of a stream is it known when its first token came.
+    if let (Some(weighed), Begun::Stream(_)) = (weighed, &begun) {
+        weighed.begun(served, decision);
+    }
+    Ok(begun)
+}
+
+/// Goes as planned, until an answer begins.
+async fn go(
+    context: &Arc<Context>,
+    unit: &Unit,
+    decision: &DecisionHandle,
+    plan: &Plan,
+) -> Result<Begun, Error> {
     let mut attempts = Attempts::new(context);
     if plan.gate.is_some() {
-        match decode_try(context, unit, decision, &plan, &mut attempts).await? {
+        match decode_try(context, unit, decision, plan, &mut attempts).await? {
             Tried::Answered(begun) => return Ok(begun),
             Tried::Below(usage) if plan.then == Then::Tell => {
                 return below::tell(context, unit, decision, usage);
@@ -57,7 +77,7 @@ pub async fn begin(
         // A hand-off that no decode worker has seen serves the next one.
         if staged.is_none() {
             decision.begin_attempt(plan.name());
-            match first_leg(context, unit, decision, &plan, &mut attempts).await? {
+            match first_leg(context, unit, decision, plan, &mut attempts).await? {
                 FirstLeg::Prefilled(prefilled) => staged = Some(*prefilled),
                 FirstLeg::None(alone) => leg = alone,
                 FirstLeg::Answered(begun) => return Ok(begun),
@@ -69,32 +89,6 @@ pub async fn begin(
             return Ok(begun);
         }
     }
-}
-
-/// Whether a remote prefill pays, where the request goes by that.
-fn remote_pays(context: &Context, unit: &Unit, decision: &DecisionHandle) -> Option<bool> {
-    let estimate = reckoned(&context.served, unit, (context.flow, context.threshold))?;
-    decision.update(|decision| decision.auto = Some(estimate));
-    Some(estimate.remote_pays())
-}
-
-/// What either way would take, where the request's flow goes by that.
-pub(super) fn reckoned(
-    served: &Served,
-    unit: &Unit,
-    (flow, threshold): (RequestFlow, Option<f64>),
-) -> Option<Estimate> {
-    let Served { config, pool, .. } = served;
-    let gated = threshold.or(config.cache_hit_threshold).is_some();
-    if flow != RequestFlow::Auto || gated {
-        return None;
-    }
-    let now = Instant::now();
-    let roster = pool.roster();
-    let prefill = pool.candidates(&roster, Leg::Prefill, &unit.hashes, &[], now);
-    let decode = pool.candidates(&roster, Leg::Aggregated, &unit.hashes, &[], now);
-    let work = Work { prompt_tokens: unit.weight_tokens, block_size: pool.block_size() };
-    compare(&config.auto, work, &prefill, &decode)
 }
 
 /// What comes before the leg that answers.

@@ -9,7 +9,7 @@ use serde::{Serialize, Serializer};
 use splitrail_kv::Tier;
 
 use super::entry::Entry;
-use crate::pick::auto::Estimate;
+use crate::flow::weigh::WeighedRecord;
 use crate::pick::{Candidate, Terms};
 
 /// One candidate of a decision.
@@ -133,7 +133,7 @@ pub struct Decision {
     /// `failed`.
     pub decode_try: Option<&'static str>,
     /// What `auto` reckoned with.
-    pub auto: Option<Estimate>,
+    pub auto: Option<WeighedRecord>,
     /// When the first decision was made, in milliseconds since 1970.
     pub decided_unix_ms: u64,
     /// Attempts so far, the present one included.

@@ -132,6 +132,8 @@ metrics! {
     decode_first: IntCounterVec("decode_first_total"; "model", "gate", "outcome");
     /// The share of a prompt that decode workers must hold where a request names none.
     cache_hit_threshold: GaugeVec("cache_hit_threshold_ratio"; "model");
+    /// How much of what was at stake that share decides rightly, from 0 to 1; 1 where it is configured.
+    threshold_confidence: GaugeVec("cache_hit_threshold_confidence_ratio"; "model");
     /// Further attempts.
     retries: IntCounterVec("retries_total"; "model", "leg", "reason");
     /// Further attempts that were not made: the model's budget for them was spent.

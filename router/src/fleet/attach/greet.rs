@@ -116,6 +116,7 @@ fn guest(hello: v1::Hello, served: Option<Arc<Served>>) -> Result<Guest, Status>
         bootstrap,
         shim: true,
         honours_threshold: None,
+        costs: None,
     };
     Ok(Guest { served, config, authority, instance_id, mirror_id, capabilities })
 }

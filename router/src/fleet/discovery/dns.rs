@@ -151,6 +151,7 @@ fn worker(config: &DnsDiscovery, ip: IpAddr) -> Worker {
         bootstrap: at("http", config.bootstrap_port),
         shim: config.shim,
         honours_threshold: config.honours_threshold,
+        costs: None,
     }
 }
 

@@ -180,6 +180,7 @@ fn worker(config: &KubernetesDiscovery, pod: &Pod) -> Result<Worker, Unfit> {
         bootstrap: at("http", bootstrap),
         shim: config.shim,
         honours_threshold: config.honours_threshold,
+        costs: None,
     })
 }
 

@@ -1,0 +1,71 @@
+//! What a model has learned of when a decode worker had better compute a prompt itself.
+
+use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::time::Instant;
+
+use crate::config::model::ThresholdConfig;
+use crate::flow::plan::THRESHOLD;
+use crate::pick::threshold::{Learned, Offer, Threshold, Verdict, Way};
+
+/// A model's threshold, as far as it calibrates itself.
+#[derive(Debug)]
+pub struct Calibration {
+    epoch: Instant,
+    state: Mutex<State>,
+}
+
+#[derive(Debug)]
+struct State {
+    config: ThresholdConfig,
+    threshold: Threshold,
+}
+
+impl Default for Calibration {
+    fn default() -> Self {
+        let config = ThresholdConfig::default();
+        let threshold = Threshold::new(config, THRESHOLD);
+        Self { epoch: Instant::now(), state: Mutex::new(State { config, threshold }) }
+    }
+}
+
+impl Calibration {
+    /// From now on it goes by this. If it is news, what was learned is void.
+    pub fn configure(&self, config: ThresholdConfig) {
+        let mut state = self.lock();
+        if state.config != config {
+            *state = State { config, threshold: Threshold::new(config, THRESHOLD) };
+        }
+    }
+
+    /// Compares both ways; if the request is going to take one of them, that is taken note of.
+    pub fn compare(&self, now: Instant, offer: &Offer<'_>, goes: bool) -> Verdict {
+        let now_ns = self.ns(now);
+        let mut state = self.lock();
+        let verdict = state.threshold.compare(now_ns, offer);
+        if goes {
+            state.threshold.gone(now_ns, &verdict, offer);
+        }
+        verdict
+    }
+
+    /// A request that went a way had its first token after so long.
+    pub fn observe(&self, now: Instant, local: bool, way: &Way, ttft_ms: f64) {
+        let now_ns = self.ns(now);
+        self.lock().threshold.observe(now_ns, local, way, ttft_ms);
+    }
+
+    /// What has been learned so far.
+    pub fn learned(&self, now: Instant) -> Learned {
+        let now_ns = self.ns(now);
+        self.lock().threshold.learned(now_ns)
+    }
+
+    fn ns(&self, at: Instant) -> u64 {
+        let since = at.saturating_duration_since(self.epoch);
+        u64::try_from(since.as_nanos()).unwrap_or(u64::MAX)
+    }
+
+    fn lock(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}

@@ -1,0 +1,116 @@
+//! Both ways of a prompt compared, local prefill and remote, where the threshold is the
+//! router's to find.
+
+use std::time::Instant;
+
+use serde::Serialize;
+
+use crate::config::model::{HitThreshold, RequestFlow};
+use crate::core::Served;
+use crate::flow::place::query;
+use crate::ledger::decisions::DecisionHandle;
+use crate::pick::Leg;
+use crate::pick::threshold::{Offer, Verdict};
+use crate::prepare::Unit;
+
+/// The two ways of one request.
+#[derive(Clone, Copy, Debug)]
+pub struct Weighed {
+    verdict: Verdict,
+    at: Instant,
+}
+
+/// As it is written down. A way that there is not has no figures.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize)]
+pub struct WeighedRecord {
+    /// What a remote prefill would cost, in milliseconds: its time to the first token, and what
+    /// others lose by it.
+    pub remote_ms: Option<f64>,
+    /// What a local prefill would.
+    pub local_ms: Option<f64>,
+    /// The part of `remote_ms` that is this request's own time to the first token.
+    pub remote_ttft_ms: Option<f64>,
+    /// The part of `local_ms` that is.
+    pub local_ttft_ms: Option<f64>,
+    /// Whether the decode worker had better compute the prompt.
+    pub local: bool,
+    /// Whether that was chosen to learn about it, and not because it is cheaper.
+    pub explored: bool,
+    /// The share of the prompt that the decode worker with most of it holds.
+    pub hit_ratio: f64,
+}
+
+impl Weighed {
+    /// Whether a remote prefill pays; `None` where there are no two ways.
+    pub fn remote_pays(&self) -> Option<bool> {
+        let Verdict { local, at_decode, at_prefill, .. } = &self.verdict;
+        // Without a budget for long steps it is the remote way, whatever it costs.
+        at_prefill.as_ref().map(|_| !local || at_decode.is_none())
+    }
+
+    /// As it is written down.
+    pub fn record(&self) -> WeighedRecord {
+        let Verdict { local, explored, at_decode, at_prefill, hit_ratio } = self.verdict;
+        WeighedRecord {
+            remote_ms: at_prefill.map(|way| way.cost_ms),
+            local_ms: at_decode.map(|way| way.cost_ms),
+            remote_ttft_ms: at_prefill.map(|way| way.ttft_ms),
+            local_ttft_ms: at_decode.map(|way| way.ttft_ms),
+            local,
+            explored,
+            hit_ratio,
+        }
+    }
+
+    /// The first token of a stream has come: the way that it went is learned from.
+    pub fn begun(&self, served: &Served, decision: &DecisionHandle) {
+        let (alone, attempts) =
+            decision.with(|decision| (decision.prefill_worker.is_none(), decision.attempts));
+        // What was tried again says nothing about either way.
+        let expected = if alone { 1 } else { 2 };
+        let way = if alone { self.verdict.at_decode } else { self.verdict.at_prefill };
+        let Some(way) = way.filter(|_| attempts <= expected) else { return };
+        let now = Instant::now();
+        let ttft_ms = now.duration_since(self.at).as_secs_f64() * 1e3;
+        served.pool.calibration.observe(now, alone, &way, ttft_ms);
+    }
+}
+
+/// Whether a request's threshold is the router's to find: neither it nor its model names one.
+pub fn is_open(served: &Served, flow: RequestFlow, threshold: Option<f64>) -> bool {
+    let auto = served.config.cache_hit_threshold == Some(HitThreshold::Auto);
+    let left_out = served.config.cache_hit_threshold.is_none();
+    threshold.is_none()
+        && match flow {
+            RequestFlow::Auto => auto || left_out,
+            RequestFlow::DecodeFirst | RequestFlow::DecodeOnly => auto,
+            RequestFlow::Aggregated | RequestFlow::PrefillFirst => false,
+        }
+}
+
+/// Compares both ways of a prompt; `goes` if it is going to take one.
+pub fn weigh(served: &Served, unit: &Unit, goes: bool) -> Weighed {
+    let pool = &served.pool;
+    let now = Instant::now();
+    let roster = pool.roster();
+    let prefill = pool.candidates(&roster, Leg::Prefill, &unit.hashes, &[], now);
+    let mut decode = pool.candidates(&roster, Leg::Aggregated, &unit.hashes, &[], now);
+    // What is only assumed opens no gate, and so is no reason to try one.
+    for candidate in &mut decode {
+        candidate.assumed_blocks = candidate.believed_blocks();
+    }
+    let query = query(pool, unit, Leg::Prefill, (pool.turn(Leg::Prefill), rand::random()));
+    let shortest = prefill.iter().filter(|candidate| candidate.up).map(|candidate| {
+        let cached = query.cached_tokens(candidate.held_blocks());
+        candidate.coefficients.prefill_seconds(query.prompt_tokens, cached) * 1e3
+    });
+    let shortest_ms = shortest.fold(f64::INFINITY, f64::min);
+    let (waiting, ahead_ms) = pool.waiting.ahead(Leg::Prefill, shortest_ms, prefill.len());
+    let offer = Offer { query, prefill: &prefill, decode: &decode, waiting, ahead_ms };
+    Weighed { verdict: pool.calibration.compare(now, &offer, goes), at: now }
+}
+
+/// The share that a plan's gate asks for, where that is what was learned.
+pub fn learned_ratio(served: &Served) -> f64 {
+    served.pool.calibration.learned(Instant::now()).threshold_ratio
+}
