@@ -106,7 +106,7 @@ impl Upstream {
     ) -> Result<(response::Parts, Line), Failed> {
         request.headers_mut().entry(HOST).or_insert_with(|| self.name.clone());
         loop {
-            let (mut connection, is_new) = match self.idle.take() {
+            let (mut connection, is_new) = match self.idle.take(Instant::now()) {
                 Some(connection) => (connection, false),
                 None => (self.connect().await.map_err(Failed::Connect)?, true),
             };
@@ -135,7 +135,7 @@ impl Upstream {
     pub(super) async fn close_idle(&self) {
         loop {
             sleep(IDLE).await;
-            self.idle.close_old();
+            self.idle.close_old(Instant::now());
         }
     }
 
@@ -162,9 +162,9 @@ fn set_up(socket: &TcpStream) -> io::Result<()> {
 
 impl Idle {
     /// The one that was used last, since it is the least likely to be closed soon.
-    fn take(&self) -> Option<Connection> {
+    fn take(&self, now: Instant) -> Option<Connection> {
         let (since, connection) = self.lock().pop_back()?;
-        (since.elapsed() < IDLE).then_some(connection)
+        (now.duration_since(since) < IDLE).then_some(connection)
     }
 
     fn put(&self, connection: Connection) {
@@ -174,8 +174,7 @@ impl Idle {
         }
     }
 
-    fn close_old(&self) {
-        let now = Instant::now();
+    fn close_old(&self, now: Instant) {
         let mut kept = self.lock();
         let young = kept.iter().position(|(since, _)| now.duration_since(*since) < IDLE);
         let old = young.unwrap_or(kept.len());
@@ -184,5 +183,55 @@ impl Idle {
 
     fn lock(&self) -> MutexGuard<'_, VecDeque<(Instant, Connection)>> {
         self.kept.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used)]
+mod tests {
+    use tokio::io::AsyncReadExt;
+    use tokio::net::TcpListener;
+
+    use super::*;
+
+    #[tokio::test]
+    async fn what_is_idle_for_too_long_is_not_used_and_is_closed() {
+        let engine = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let name = engine.local_addr().unwrap().to_string().parse().unwrap();
+        let upstream = Upstream::new(&name, Duration::from_secs(30), 8192, 2);
+        let mut there = Vec::new();
+        let mut kept_at = Instant::now();
+        for _ in 0..3 {
+            // The third is one too many.
+            kept_at = Instant::now();
+            upstream.idle.put(upstream.connect().await.unwrap());
+            there.push(engine.accept().await.unwrap().0);
+        }
+        assert!(upstream.idle.take(kept_at).is_some());
+        assert!(upstream.idle.take(kept_at + 2 * IDLE).is_none());
+        upstream.idle.put(upstream.connect().await.unwrap());
+        let mut last = engine.accept().await.unwrap().0;
+        upstream.idle.close_old(Instant::now());
+        assert!(upstream.idle.take(Instant::now()).is_some_and(|connection| {
+            upstream.idle.put(connection);
+            true
+        }));
+        upstream.idle.close_old(Instant::now() + IDLE);
+        assert_eq!(last.read(&mut [0; 1]).await.unwrap(), 0, "closed");
+        assert!(upstream.idle.take(Instant::now()).is_none());
+    }
+
+    #[tokio::test]
+    async fn hosts_are_names_addresses_and_addresses_in_brackets() {
+        for (engine, host, port) in [
+            ("engine.example:8000", "engine.example", 8000),
+            ("10.0.0.1", "10.0.0.1", 80),
+            ("[::1]:9", "::1", 9),
+        ] {
+            let name = engine.parse().unwrap();
+            let upstream = Upstream::new(&name, Duration::from_secs(1), 8192, 1);
+            assert_eq!((upstream.host.as_str(), upstream.port), (host, port));
+            assert_eq!(upstream.name, engine);
+        }
     }
 }

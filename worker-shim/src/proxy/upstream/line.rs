@@ -19,26 +19,24 @@ use super::super::tasks::Tasks;
 use super::Idle;
 use super::wakes::Wakes;
 
+type Wire = http1::Connection<TokioIo<TcpStream>, Upload>;
 type Sent = Result<Response<Incoming>, TrySendError<http::Request<Upload>>>;
 
 /// A connection that goes on only while it is polled.
 pub(super) struct Connection {
     pub(super) sender: SendRequest<Upload>,
-    wire: http1::Connection<TokioIo<TcpStream>, Upload>,
-    ended: bool,
+    /// `None` once it has ended: only then is whoever waits told so.
+    wire: Option<Wire>,
     wakes: Arc<Wakes>,
     /// Of `wakes`.
     waker: Waker,
 }
 
 impl Connection {
-    pub(super) fn new(
-        sender: SendRequest<Upload>,
-        wire: http1::Connection<TokioIo<TcpStream>, Upload>,
-    ) -> Self {
+    pub(super) fn new(sender: SendRequest<Upload>, wire: Wire) -> Self {
         let wakes = Arc::new(Wakes::default());
         let waker = Waker::from(Arc::clone(&wakes));
-        Self { sender, wire, ended: false, wakes, waker }
+        Self { sender, wire: Some(wire), wakes, waker }
     }
 
     /// Goes on with the connection, then with what waits for something to come over it.
@@ -47,12 +45,12 @@ impl Connection {
         context: &mut Context<'_>,
         mut next: impl FnMut(&mut Context<'_>) -> Poll<T>,
     ) -> Poll<T> {
-        let Self { wire, ended, wakes, waker, .. } = self;
+        let Self { wire, wakes, waker, .. } = self;
         let mut own = Context::from_waker(waker);
         wakes.drive(context, || {
-            if !*ended {
-                // How it ends is said to whoever waits.
-                *ended = Pin::new(&mut *wire).poll(&mut own).is_ready();
+            if wire.as_mut().is_some_and(|wire| Pin::new(wire).poll(&mut own).is_ready()) {
+                // How it has ended is said to whoever waits.
+                *wire = None;
             }
             next(&mut own)
         })
@@ -69,8 +67,7 @@ impl Connection {
 
     /// Goes on in a task of its own until the request and its answer are through, and ends.
     pub(super) fn run_alone(self, tasks: &Tasks) {
-        let Self { wire, ended, .. } = self;
-        if !ended {
+        if let Some(wire) = self.wire {
             tasks.executor().execute(async move {
                 let _ended = wire.await;
             });
@@ -81,15 +78,18 @@ impl Connection {
     fn is_free(&mut self) -> bool {
         // Nobody is to be woken when it is closed: that is seen when it is used.
         let mut context = Context::from_waker(Waker::noop());
-        !self.ended
-            && Pin::new(&mut self.wire).poll(&mut context).is_pending()
+        let wire = self.wire.as_mut();
+        wire.is_some_and(|wire| Pin::new(wire).poll(&mut context).is_pending())
             && self.sender.is_ready()
     }
 }
 
 impl fmt::Debug for Connection {
     fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
-        formatter.debug_struct("Connection").field("ended", &self.ended).finish_non_exhaustive()
+        formatter
+            .debug_struct("Connection")
+            .field("ended", &self.wire.is_none())
+            .finish_non_exhaustive()
     }
 }
 
