@@ -53,12 +53,12 @@ impl Nginx {
 }
 
 fn installed() -> Option<PathBuf> {
-    let runs = |program: &&str| {
+    let runs = |program: &str| {
         let mut asking = Command::new(program);
         asking.arg("-v").stdout(Stdio::null()).stderr(Stdio::null());
         asking.status().is_ok_and(|status| status.success())
     };
-    PROGRAMS.iter().find(runs).map(PathBuf::from)
+    PROGRAMS.into_iter().find(|program| runs(program)).map(PathBuf::from)
 }
 
 fn configuration(folder: &Path, listen: SocketAddr, engine: SocketAddr) -> String {

@@ -34,7 +34,7 @@ pub(super) struct Connection {
 
 impl Connection {
     pub(super) fn new(sender: SendRequest<Upload>, wire: Wire) -> Self {
-        let wakes = Arc::new(Wakes::default());
+        let wakes = Arc::new(Wakes::new());
         let waker = Waker::from(Arc::clone(&wakes));
         Self { sender, wire: Some(wire), wakes, waker }
     }
@@ -77,6 +77,7 @@ impl Connection {
     /// Whether the next request can be sent, once an answer has been read.
     fn is_free(&mut self) -> bool {
         // Nobody is to be woken when it is closed: that is seen when it is used.
+        self.wakes.forget();
         let mut context = Context::from_waker(Waker::noop());
         let wire = self.wire.as_mut();
         wire.is_some_and(|wire| Pin::new(wire).poll(&mut context).is_pending())
