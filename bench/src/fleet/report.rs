@@ -36,7 +36,14 @@ impl Report {
         unit: &'static str,
         figure: f64,
     ) -> io::Result<()> {
-        self.put(Row { workload: workload.to_owned(), measure, unit, figure, goal: None, peer: None })
+        self.put(Row {
+            workload: workload.to_owned(),
+            measure,
+            unit,
+            figure,
+            goal: None,
+            peer: None,
+        })
     }
 
     /// The same for a figure which should be at most `goal`.

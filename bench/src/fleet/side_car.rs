@@ -65,7 +65,7 @@ async fn measure(options: &Options, report: &mut Report) -> Result<(), Failure> 
     let told = percent(&side_car.process, feed.run(span / 4)).await?;
     report.add(&name, "CPU at 100 KV events/s, no requests", "% of a core", told)?;
 
-    let mut stand = Stand { name, span, folder: folder.path(), side_car, nginx, feed };
+    let mut stand = Stand { name, span, folder: folder.path(), side_car, nginx, feed, told };
     stand.measure(Form::Whole, report).await?;
     stand.measure(Form::Streamed, report).await?;
     stand.memory(report).await
@@ -112,6 +112,8 @@ struct Stand<'a> {
     side_car: SideCar,
     nginx: Option<Nginx>,
     feed: Feed<'a>,
+    /// What it takes, in percent, without requests.
+    told: f64,
 }
 
 /// What the rows of one form of answers are called.
@@ -119,6 +121,7 @@ struct Names {
     rate: &'static str,
     percent: &'static str,
     each: &'static str,
+    relay: &'static str,
     failed: &'static str,
     first: &'static str,
     whole: &'static str,
@@ -128,6 +131,7 @@ const WHOLE: Names = Names {
     rate: "requests, answers not streamed",
     percent: "not streamed: CPU",
     each: "not streamed: CPU per request",
+    relay: "not streamed: the same without KV events",
     failed: "not streamed: failed, all ways",
     first: "not streamed: added until the first byte, p50",
     whole: "not streamed: added until the end, p50",
@@ -136,6 +140,7 @@ const STREAMED: Names = Names {
     rate: "requests, streams of 16 chunks",
     percent: "streams: CPU",
     each: "streams: CPU per request",
+    relay: "streams: the same without KV events",
     failed: "streams: failed, all ways",
     first: "streams: added until the first chunk, p50",
     whole: "streams: added until the end, p50",
@@ -166,12 +171,15 @@ impl Stand<'_> {
         report.add(name, names.rate, "1/s", rate)?;
         let percent = used.as_secs_f64() / took.as_secs_f64() * 100.0;
         report.add_bounded(name, names.percent, "% of a core", (percent, CPU_PERCENT))?;
+        report.add(name, names.each, "us", each(used, 1))?;
+        let told = took.mul_f64(self.told / 100.0);
+        let relay = each(used.saturating_sub(told), 1);
         match nginx_before.zip(nginx_after) {
             Some((before, after)) => {
                 let peer = ("nginx", each(after - before, 2));
-                report.add_beside(name, names.each, "us", each(used, 1), peer)?;
+                report.add_beside(name, names.relay, "us", relay, peer)?;
             }
-            None => report.add(name, names.each, "us", each(used, 1))?,
+            None => report.add(name, names.relay, "us", relay)?,
         }
         report.add(name, names.failed, "", failed as f64)?;
         let mut medians = times.iter_mut().map(|times| {

@@ -121,7 +121,7 @@ pub(super) async fn alternate(
     mut beside: impl AsyncFnMut(u64) -> Result<(), Failure>,
 ) -> Result<(), Failure> {
     let mut requests = JoinSet::new();
-    let mut tick = interval(Duration::from_secs(1) / per_second / ways.len() as u32);
+    let mut tick = interval(Duration::from_secs(1) / per_second / (ways.len() as u32 + 1));
     tick.set_missed_tick_behavior(MissedTickBehavior::Delay);
     let start = Instant::now();
     let mut number = 0;
@@ -130,6 +130,8 @@ pub(super) async fn alternate(
             tick.tick().await;
             requests.spawn(Arc::clone(way).request(form));
         }
+        // In a moment of its own, so that it stands in no request's way.
+        tick.tick().await;
         beside(number).await?;
         number += 1;
         while requests.try_join_next().is_some() {}
