@@ -64,7 +64,7 @@ pub(super) struct Upstream {
 /// Connections without a request, those that were used last at the end.
 #[derive(Debug)]
 pub(super) struct Idle {
-    kept: Mutex<VecDeque<(Instant, Connection)>>,
+    kept: Mutex<VecDeque<(Instant, Box<Connection>)>>,
     most: usize,
 }
 
@@ -139,7 +139,7 @@ impl Upstream {
         }
     }
 
-    async fn connect(&self) -> io::Result<Connection> {
+    async fn connect(&self) -> io::Result<Box<Connection>> {
         let connecting = TcpStream::connect((self.host.as_str(), self.port));
         let socket = match timeout(self.connect_timeout, connecting).await {
             Ok(socket) => socket?,
@@ -148,7 +148,7 @@ impl Upstream {
         set_up(&socket)?;
         let shaken = self.builder.handshake(TokioIo::new(socket)).await;
         let (sender, wire) = shaken.map_err(io::Error::other)?;
-        Ok(Connection::new(sender, wire))
+        Ok(Box::new(Connection::new(sender, wire)))
     }
 }
 
@@ -162,12 +162,12 @@ fn set_up(socket: &TcpStream) -> io::Result<()> {
 
 impl Idle {
     /// The one that was used last, since it is the least likely to be closed soon.
-    fn take(&self, now: Instant) -> Option<Connection> {
+    fn take(&self, now: Instant) -> Option<Box<Connection>> {
         let (since, connection) = self.lock().pop_back()?;
         (now.duration_since(since) < IDLE).then_some(connection)
     }
 
-    fn put(&self, connection: Connection) {
+    fn put(&self, connection: Box<Connection>) {
         let mut kept = self.lock();
         if kept.len() < self.most {
             kept.push_back((Instant::now(), connection));
@@ -181,7 +181,7 @@ impl Idle {
         kept.drain(..old);
     }
 
-    fn lock(&self) -> MutexGuard<'_, VecDeque<(Instant, Connection)>> {
+    fn lock(&self) -> MutexGuard<'_, VecDeque<(Instant, Box<Connection>)>> {
         self.kept.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }

@@ -66,7 +66,7 @@ impl Connection {
     }
 
     /// Goes on in a task of its own until the request and its answer are through, and ends.
-    pub(super) fn run_alone(self, tasks: &Tasks) {
+    pub(super) fn run_alone(self: Box<Self>, tasks: &Tasks) {
         if let Some(wire) = self.wire {
             tasks.executor().execute(async move {
                 let _ended = wire.await;
@@ -98,11 +98,11 @@ impl fmt::Debug for Connection {
 #[derive(Debug)]
 pub(in super::super) struct Line {
     body: Incoming,
-    connection: Option<(Connection, Arc<Idle>)>,
+    connection: Option<(Box<Connection>, Arc<Idle>)>,
 }
 
 impl Line {
-    pub(super) fn new(body: Incoming, connection: Connection, idle: Arc<Idle>) -> Self {
+    pub(super) fn new(body: Incoming, connection: Box<Connection>, idle: Arc<Idle>) -> Self {
         let mut line = Self { body, connection: Some((connection, idle)) };
         if line.body.is_end_stream() {
             line.give_back();
