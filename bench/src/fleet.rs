@@ -7,6 +7,7 @@ mod engine;
 mod events;
 mod http;
 mod membership;
+mod nginx;
 mod options;
 mod process;
 mod report;

@@ -90,9 +90,9 @@ enum Command {
 /// Exit code and message.
 type Failure = (u8, String);
 
-// One thread beside the main one: what a side-car does is passing on small pieces, and another
-// thread costs more in waking up than it takes off.
-#[tokio::main(worker_threads = 1)]
+// One thread: what a side-car does is passing on small pieces, and another thread costs more
+// in waking up than it takes off. Copies of everything are made on threads of their own.
+#[tokio::main(flavor = "current_thread")]
 async fn main() -> ExitCode {
     let args = match Args::try_parse() {
         Ok(args) => args,

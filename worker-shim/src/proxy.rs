@@ -16,6 +16,7 @@ mod paths;
 mod refusal;
 mod tasks;
 mod traffic;
+mod upstream;
 
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
@@ -24,9 +25,6 @@ use std::time::Duration;
 use bytes::Bytes;
 use http::uri::Authority;
 use http::{Request, Response};
-use hyper_util::client::legacy::Client;
-use hyper_util::client::legacy::connect::HttpConnector;
-use hyper_util::rt::TokioTimer;
 use prometheus::Registry;
 use splitrail_proto::v1::Capabilities;
 use tokio::sync::{Semaphore, watch};
@@ -37,14 +35,9 @@ pub use self::listen::serve;
 pub use self::paths::ExtraPath;
 pub use self::traffic::Traffic;
 
-use self::bodies::Upload;
 use self::metrics::Outcomes;
 use self::miss::Misses;
-use self::tasks::Tasks;
-
-/// vLLM closes idle connections after 5 s; ours end earlier, so that no request is written
-/// to one that is just being closed.
-const IDLE: Duration = Duration::from_secs(3);
+use self::upstream::Upstream;
 
 /// Where the proxy leads, and its bounds.
 #[derive(Clone, Debug)]
@@ -112,7 +105,7 @@ pub struct Proxy(Arc<Inner>);
 
 struct Inner {
     config: Config,
-    http: Client<HttpConnector, Upload>,
+    engine: Upstream,
     residency: Arc<dyn Residency>,
     capabilities: watch::Receiver<Capabilities>,
     local: LocalRoutes,
@@ -123,8 +116,6 @@ struct Inner {
     places: Arc<Semaphore>,
     /// Whether the last connection to the engine came about, for the log.
     reachable: AtomicBool,
-    /// The client's connections end with the proxy.
-    _connections: Tasks,
 }
 
 impl Proxy {
@@ -140,19 +131,14 @@ impl Proxy {
         local: LocalRoutes,
         registry: &Registry,
     ) -> prometheus::Result<Self> {
-        let connections = Tasks::default();
-        let mut connector = HttpConnector::new();
-        connector.set_nodelay(true);
-        connector.set_connect_timeout(Some(config.connect_timeout));
-        connector.set_keepalive(Some(Duration::from_secs(30)));
-        let http = Client::builder(connections.executor())
-            .pool_timer(TokioTimer::new())
-            .pool_idle_timeout(IDLE)
-            .http1_max_buf_size(config.limits.head_max_bytes.max(8192))
-            .build(connector);
         let limits = config.limits;
         Ok(Self(Arc::new(Inner {
-            http,
+            engine: Upstream::new(
+                &config.engine,
+                config.connect_timeout,
+                limits.head_max_bytes,
+                limits.requests_max,
+            ),
             residency,
             capabilities,
             local,
@@ -162,7 +148,6 @@ impl Proxy {
             places: Arc::new(Semaphore::new(limits.requests_max)),
             config,
             reachable: AtomicBool::new(true),
-            _connections: connections,
         })))
     }
 

@@ -1,4 +1,4 @@
-//! Rows: for people as a table, for tools as JSON. There is no peer to compare with.
+//! Rows: for people as a table, for tools as JSON. Few have a peer to compare with.
 
 use std::io::{self, Write};
 
@@ -13,6 +13,8 @@ pub(super) struct Row {
     figure: f64,
     /// The most that it should be, in its unit.
     goal: Option<f64>,
+    /// Who else was measured in the same run, and its figure.
+    peer: Option<(&'static str, f64)>,
 }
 
 /// What was found out so far.
@@ -34,7 +36,14 @@ impl Report {
         unit: &'static str,
         figure: f64,
     ) -> io::Result<()> {
-        self.put(workload, measure, unit, figure, None)
+        self.put(Row {
+            workload: workload.to_owned(),
+            measure,
+            unit,
+            figure,
+            goal: None,
+            peer: None,
+        })
     }
 
     /// The same for a figure which should be at most `goal`.
@@ -48,18 +57,27 @@ impl Report {
         unit: &'static str,
         (figure, goal): (f64, f64),
     ) -> io::Result<()> {
-        self.put(workload, measure, unit, figure, Some(goal))
+        let (workload, goal) = (workload.to_owned(), Some(goal));
+        self.put(Row { workload, measure, unit, figure, goal, peer: None })
     }
 
-    fn put(
+    /// The same for a figure beside that of a peer.
+    ///
+    /// # Errors
+    /// Where standard output is closed.
+    pub(super) fn add_beside(
         &mut self,
         workload: &str,
         measure: &'static str,
         unit: &'static str,
         figure: f64,
-        goal: Option<f64>,
+        peer: (&'static str, f64),
     ) -> io::Result<()> {
-        let row = Row { workload: workload.to_owned(), measure, unit, figure, goal };
+        let (workload, peer) = (workload.to_owned(), Some(peer));
+        self.put(Row { workload, measure, unit, figure, goal: None, peer })
+    }
+
+    fn put(&mut self, row: Row) -> io::Result<()> {
         print_line(&row.line())?;
         self.rows.push(row);
         Ok(())
@@ -67,6 +85,10 @@ impl Report {
 }
 
 impl Row {
+    fn ratio(&self) -> Option<f64> {
+        self.peer.map(|(_, theirs)| self.figure / theirs)
+    }
+
     fn met(&self) -> Option<bool> {
         self.goal.map(|goal| self.figure <= goal)
     }
@@ -78,9 +100,9 @@ impl Row {
             "measure": self.measure,
             "unit": self.unit,
             "ours": self.figure,
-            "peer": null,
-            "theirs": null,
-            "ratio": null,
+            "peer": self.peer.map(|(peer, _)| peer),
+            "theirs": self.peer.map(|(_, theirs)| theirs),
+            "ratio": self.ratio(),
             "goal": self.goal.map(|goal| format!("<= {goal}")),
             "met": self.met(),
         })
@@ -93,9 +115,17 @@ impl Row {
             Some(false) => "MISSED",
             None => "",
         };
+        let beside = match self.peer {
+            Some((peer, theirs)) => {
+                let decimals = decimals(theirs);
+                let ratio = self.figure / theirs;
+                format!("{peer} {theirs:.decimals$}, ratio {ratio:.2}")
+            }
+            None => String::new(),
+        };
         let figure = format!("{:.*}", decimals(self.figure), self.figure);
         format!(
-            "{:<32} {:<44} {figure:>10} {:<14} {goal:<9} {met}",
+            "{:<32} {:<44} {figure:>10} {:<14} {goal:<9} {met}{beside}",
             self.workload, self.measure, self.unit
         )
     }
@@ -139,7 +169,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_row_says_whether_its_goal_is_met_and_names_no_peer() {
+    fn a_row_says_whether_its_goal_is_met_and_names_a_peer_if_there_is_one() {
         let mut report = Report::default();
         report.add_bounded("w", "m", "s", (9.0, 10.0)).unwrap();
         report.add_bounded("w", "m", "s", (10.1, 10.0)).unwrap();
@@ -147,5 +177,9 @@ mod tests {
         let met: Vec<_> = report.rows.iter().map(|row| row.json()["met"].clone()).collect();
         assert_eq!(met, [json!(true), json!(false), Value::Null]);
         assert_eq!(report.rows[0].json()["peer"], Value::Null);
+        report.add_beside("w", "m", "us", 30.0, ("p", 20.0)).unwrap();
+        let beside = report.rows[3].json();
+        assert_eq!((&beside["peer"], &beside["theirs"]), (&json!("p"), &json!(20.0)));
+        assert_eq!(beside["ratio"], json!(1.5));
     }
 }

@@ -1,4 +1,5 @@
-//! When load is told: at once when it changes, and again before it is out of date.
+//! When load is told: at once when it changes after a while or by much, soon otherwise, and
+//! again before it is out of date.
 
 use std::time::Duration;
 
@@ -6,13 +7,31 @@ use splitrail_proto::v1::Load;
 use tokio::sync::watch;
 use tokio::time::Instant;
 
-/// Changes that come faster than this are told together.
+/// Changes that come faster than this are told together. A busy engine's load changes with
+/// each request, and telling each router of each would cost a good part of what relaying them
+/// does.
+const BETWEEN_SMALL: Duration = Duration::from_millis(100);
+/// The same of those by which a router would choose otherwise.
 const BETWEEN_MIN: Duration = Duration::from_millis(10);
+/// Fewer requests more or less are a small change,
+const REQUESTS_FEW: u64 = 4;
+/// and so are fewer tokens to be computed: some milliseconds of a step,
+const TOKENS_FEW: u64 = 1024;
+/// and less than one part in so many of what there was.
+const SMALL_PART: u64 = 4;
 /// What a router can ask for, whatever it says.
 const INTERVAL_MIN: Duration = Duration::from_millis(50);
 const INTERVAL_MAX: Duration = Duration::from_secs(10);
 /// Where it does not say.
 const INTERVAL: Duration = Duration::from_secs(1);
+
+/// What has changed since it was told.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Changed {
+    Nothing,
+    Little,
+    Much,
+}
 
 /// Tells one router of the engine's load.
 #[derive(Debug)]
@@ -22,13 +41,22 @@ pub(super) struct LoadTeller {
     /// When the present figures were first seen.
     seen_at: Instant,
     told_at: Option<Instant>,
-    changed: bool,
+    /// What was told then.
+    told: Load,
+    changed: Changed,
 }
 
 impl LoadTeller {
     pub(super) fn new(load: watch::Receiver<Load>) -> Self {
         let seen_at = Instant::now();
-        Self { load, interval: INTERVAL, seen_at, told_at: None, changed: true }
+        Self {
+            load,
+            interval: INTERVAL,
+            seen_at,
+            told_at: None,
+            told: Load::default(),
+            changed: Changed::Much,
+        }
     }
 
     /// How often the router wants to hear of it even if nothing changes.
@@ -47,8 +75,7 @@ impl LoadTeller {
 
     fn due_at(&mut self, now: Instant) -> Option<Load> {
         if self.load.has_changed().unwrap_or(false) {
-            self.load.mark_unchanged();
-            (self.changed, self.seen_at) = (true, now);
+            self.see(now);
         }
         if self.told_at.is_some_and(|told_at| now < self.next(told_at)) {
             return None;
@@ -56,7 +83,8 @@ impl LoadTeller {
         let mut load = *self.load.borrow();
         let since = now.duration_since(self.seen_at).as_millis();
         load.age_ms = load.age_ms.saturating_add(u32::try_from(since).unwrap_or(u32::MAX));
-        (self.changed, self.told_at) = (false, Some(now));
+        self.told = load;
+        (self.changed, self.told_at) = (Changed::Nothing, Some(now));
         Some(load)
     }
 
@@ -66,19 +94,42 @@ impl LoadTeller {
             return;
         };
         let sleep = tokio::time::sleep_until(next);
-        if self.changed || self.load.has_changed().is_err() {
+        // Its sender is gone with the engine's watch: then only time passes.
+        if self.changed == Changed::Much || self.load.has_changed().is_err() {
             return sleep.await;
         }
         tokio::select! {
             () = sleep => {}
-            // Its sender is gone with the engine's watch: then only time passes.
-            _ = self.load.changed() => (self.changed, self.seen_at) = (true, Instant::now()),
+            _ = self.load.changed() => self.see(Instant::now()),
         }
     }
 
-    fn next(&self, told_at: Instant) -> Instant {
-        told_at + if self.changed { BETWEEN_MIN } else { self.interval }
+    /// Takes in new figures.
+    fn see(&mut self, now: Instant) {
+        let load = *self.load.borrow_and_update();
+        self.seen_at = now;
+        self.changed = if is_much(&self.told, &load) { Changed::Much } else { Changed::Little };
     }
+
+    fn next(&self, told_at: Instant) -> Instant {
+        told_at
+            + match self.changed {
+                Changed::Much => BETWEEN_MIN,
+                Changed::Little => BETWEEN_SMALL.min(self.interval),
+                Changed::Nothing => self.interval,
+            }
+    }
+}
+
+/// Whether a router might choose otherwise for it.
+fn is_much(told: &Load, now: &Load) -> bool {
+    let much = |was: Option<u64>, is: Option<u64>, few: u64| {
+        let (was, is) = (was.unwrap_or_default(), is.unwrap_or_default());
+        was.abs_diff(is) >= few.max(was / SMALL_PART)
+    };
+    told.up != now.up
+        || much(told.requests, now.requests, REQUESTS_FEW)
+        || much(told.prefill_tokens_queued, now.prefill_tokens_queued, TOKENS_FEW)
 }
 
 #[cfg(test)]
@@ -101,13 +152,46 @@ mod tests {
             sender.send_replace(Load { running: Some(running), ..Load::default() });
             assert_eq!(teller.due_at(at(201)), None);
         }
-        let told = teller.due_at(at(210)).map(|load| (load.running, load.age_ms));
-        assert_eq!(told, Some((Some(3), 9)));
+        assert_eq!(teller.due_at(at(299)), None);
+        let told = teller.due_at(at(300)).map(|load| (load.running, load.age_ms));
+        assert_eq!(told, Some((Some(3), 99)));
 
         // Whoever measured is gone: what was measured last grows old.
         drop(sender);
-        assert_eq!(teller.due_at(at(409)), None);
-        assert_eq!(teller.due_at(at(410)).map(|load| load.age_ms), Some(209));
+        assert_eq!(teller.due_at(at(499)), None);
+        assert_eq!(teller.due_at(at(500)).map(|load| load.age_ms), Some(299));
+    }
+
+    #[test]
+    fn what_changes_by_much_is_not_kept_back_and_single_requests_are_told_together() {
+        let of = |requests, tokens, up| Load {
+            requests: Some(requests),
+            prefill_tokens_queued: Some(tokens),
+            up,
+            ..Load::default()
+        };
+        for (was, now, after_ms) in [
+            (of(0, 0, true), of(1, 300, true), 100),
+            (of(0, 0, true), of(4, 0, true), 10),
+            (of(9, 0, true), of(5, 0, true), 10),
+            (of(100, 0, true), of(110, 0, true), 100),
+            (of(100, 0, true), of(75, 0, true), 10),
+            (of(1, 0, true), of(1, 8000, true), 10),
+            (of(1, 80_000, true), of(1, 72_000, true), 100),
+            (of(1, 0, true), of(1, 0, false), 10),
+        ] {
+            let (sender, load) = watch::channel(was);
+            let mut teller = LoadTeller::new(load);
+            let start = teller.seen_at;
+            let at = |ms| start + Duration::from_millis(ms);
+            assert!(teller.due_at(start).is_some());
+            sender.send_replace(now);
+            assert_eq!(teller.due_at(at(after_ms - 1)), None, "{was:?} {now:?}");
+            assert_eq!(teller.due_at(at(after_ms)).map(|load| load.requests), Some(now.requests));
+            // After a while without a change, a small one is told at once too.
+            sender.send_replace(was);
+            assert!(teller.due_at(at(after_ms + 100)).is_some());
+        }
     }
 
     #[test]

@@ -9,8 +9,8 @@ use tokio::time::Instant;
 use super::Busy;
 use super::poll::Polled;
 
-/// Changes that come closer together are told at once.
-const COALESCE: Duration = Duration::from_millis(20);
+/// Changes that come closer together are told at once: each wait costs a wake-up.
+const COALESCE: Duration = Duration::from_millis(50);
 
 /// Tells until dropped: whenever the engine was asked, and when what is on its way changes.
 /// Whoever tells it on, later, adds the time that has passed to its age.

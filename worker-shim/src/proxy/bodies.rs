@@ -13,6 +13,7 @@ use tokio::sync::{OwnedSemaphorePermit, oneshot};
 
 use super::handoff::Scan;
 use super::traffic::{Meter, Ticket, Traffic};
+use super::upstream::Line;
 
 /// Bytes of a request's body that stand for one token, about, where nobody says.
 pub(super) const BYTES_PER_TOKEN: u64 = 4;
@@ -76,7 +77,7 @@ impl Body for Upload {
 /// which then drops the request.
 #[derive(Debug)]
 pub(super) struct Relay {
-    pub(super) body: Incoming,
+    pub(super) body: Line,
     /// Of a request that the engine computes for, until the last byte.
     pub(super) ticket: Option<Ticket>,
     /// Of a reply that may hand KV over.

@@ -8,8 +8,7 @@ use std::time::Duration;
 use bytes::Bytes;
 use http::header::{CONTENT_TYPE, HeaderMap, HeaderName};
 use http::request::Parts;
-use http::uri::Scheme;
-use http::{Request, Response, StatusCode, Uri, Version};
+use http::{Request, Response, StatusCode, Uri, Version, response};
 use http_body_util::Full;
 use hyper::body::{Body, Incoming};
 use tokio::sync::OwnedSemaphorePermit;
@@ -25,6 +24,7 @@ use super::metrics::Outcome;
 use super::paths::{self, Found, Kind};
 use super::refusal::Refusal;
 use super::traffic::Ticket;
+use super::upstream::{Failed, Line};
 
 /// By which vLLM pins a request to a data-parallel rank.
 const X_RANK: HeaderName = HeaderName::from_static("x-data-parallel-rank");
@@ -156,14 +156,14 @@ impl Inner {
         remove_hop_by_hop(&mut parts.headers);
         parts.extensions.clear();
         parts.version = Version::HTTP_11;
-        parts.uri = self.engine_uri(parts.uri)?;
-        let (body, unread) = Upload::new(body, meter);
-        match self.http.request(Request::from_parts(parts, body)).await {
-            Ok(response) => {
+        parts.uri = only_path(parts.uri)?;
+        let (body, mut unread) = Upload::new(body, meter);
+        match self.engine.send(Request::from_parts(parts, body), &mut unread).await {
+            Ok((head, body)) => {
                 if !self.reachable.swap(true, Ordering::Relaxed) {
                     tracing::info!(engine = %self.config.engine, "the engine answers again");
                 }
-                Ok(self.relay(kind, response, ticket, place))
+                Ok(self.relay(kind, head, body, ticket, place))
             }
             Err(error) => {
                 drop((ticket, place));
@@ -173,22 +173,14 @@ impl Inner {
         }
     }
 
-    fn engine_uri(&self, asked: Uri) -> Result<Uri, Refusal> {
-        let mut uri = http::uri::Parts::default();
-        uri.scheme = Some(Scheme::HTTP);
-        uri.authority = Some(self.config.engine.clone());
-        uri.path_and_query = asked.into_parts().path_and_query;
-        Uri::from_parts(uri).map_err(|_| Refusal::UnknownPath)
-    }
-
     fn relay(
         &self,
         kind: Kind,
-        response: Response<Incoming>,
+        mut parts: response::Parts,
+        body: Line,
         ticket: Option<Ticket>,
         place: OwnedSemaphorePermit,
     ) -> Response<Answer> {
-        let (mut parts, body) = response.into_parts();
         remove_hop_by_hop(&mut parts.headers);
         let streams = is_event_stream(&parts.headers);
         // Engines send a stream's head before they compute, and other heads after it.
@@ -210,19 +202,26 @@ impl Inner {
         known.map_or(self.config.lease, Duration::from_millis)
     }
 
-    fn failure(&self, error: &hyper_util::client::legacy::Error) -> Refusal {
+    fn failure(&self, error: &Failed) -> Refusal {
         let engine = &self.config.engine;
-        let cause = std::error::Error::source(error).unwrap_or(error);
-        if !error.is_connect() {
-            tracing::warn!(%engine, %cause, "the engine broke off before it answered");
-            return Refusal::EngineFailed;
-        }
+        let cause = match error {
+            Failed::Connect(cause) => cause,
+            Failed::Broken(cause) => {
+                tracing::warn!(%engine, %cause, "the engine broke off before it answered");
+                return Refusal::EngineFailed;
+            }
+        };
         // Once, however many requests find it out.
         if self.reachable.swap(false, Ordering::Relaxed) {
             tracing::warn!(%engine, %cause, "the engine cannot be reached");
         }
         Refusal::EngineUnreachable
     }
+}
+
+fn only_path(asked: Uri) -> Result<Uri, Refusal> {
+    let path = asked.into_parts().path_and_query;
+    path.map(Uri::from).ok_or(Refusal::UnknownPath)
 }
 
 fn is_event_stream(headers: &HeaderMap) -> bool {

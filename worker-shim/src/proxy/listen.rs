@@ -53,6 +53,7 @@ pub async fn serve(listener: TcpListener, proxy: Proxy, stop: CancellationToken)
     let streams = Tasks::default();
     let builder = Arc::new(builder(&streams, limits.head_max_bytes));
     let room = Arc::new(Semaphore::new(limits.connections_max));
+    let upstream = proxy.clone();
     let mut connections = JoinSet::new();
     let accepting = async {
         loop {
@@ -63,7 +64,8 @@ pub async fn serve(listener: TcpListener, proxy: Proxy, stop: CancellationToken)
             connections.spawn(connection(builder, socket, proxy, stop.clone(), place));
         }
     };
-    stop.run_until_cancelled(accepting).await;
+    let serving = async { tokio::join!(accepting, upstream.0.engine.close_idle()) };
+    stop.run_until_cancelled(serving).await;
     drop(listener);
     while connections.join_next().await.is_some() {}
 }

@@ -4,6 +4,7 @@
 mod bounds;
 mod counts;
 mod gate;
+mod lines;
 mod paths;
 mod pieces;
 mod random;
