@@ -95,5 +95,7 @@ fn worker(number: usize) -> Result<WorkerConfig, Failure> {
         bootstrap: None,
         shim: true,
         honours_threshold: Some(true),
+        data_parallel_ranks: None,
+        takes_rank_header: None,
     })
 }

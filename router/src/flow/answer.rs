@@ -108,8 +108,8 @@ impl Sending<'_> {
 
     /// Sends the leg that fetches a hand-off.
     pub(super) async fn fetch(&self, body: Parcel, lease: Option<Lease>) -> Result<(), Error> {
-        let Sending { context, envelope, .. } = *self;
-        let worker = &self.placed.worker;
+        let Sending { context, envelope, placed, .. } = *self;
+        let (worker, envelope) = (&placed.worker, &placed.pinned(envelope));
         let Served { config, client, .. } = context.served.as_ref();
         let call = async {
             let response = client.post(worker, context.endpoint.path(), body, envelope).await?;
@@ -239,7 +239,7 @@ pub(super) fn account(sending: &Sending<'_>, handed_over: bool) -> Account {
         core: Arc::clone(&context.core),
         served: Arc::clone(&context.served),
         decision: decision.clone(),
-        booking: Booking::new(&worker.booked, to_compute, unit.weight_tokens),
+        booking: Booking::on(worker, placed.rank, to_compute, unit.weight_tokens),
         worker: Arc::clone(worker),
         prompt_tokens: unit.prompt_tokens,
         settled: false,
@@ -270,8 +270,8 @@ async fn whole_reply(
     body: Parcel,
     lease: Option<Lease>,
 ) -> Result<First, Error> {
-    let Sending { context, envelope, .. } = *sending;
-    let worker = &sending.placed.worker;
+    let Sending { context, envelope, placed, .. } = *sending;
+    let (worker, envelope) = (&placed.worker, &placed.pinned(envelope));
     let Served { config, client, .. } = context.served.as_ref();
     let sent = Instant::now();
     let call = async {

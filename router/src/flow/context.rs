@@ -65,7 +65,7 @@ pub(super) fn expected(context: &Context, unit: &Unit, placed: &Placed) -> Expec
     let tokens_known = unit.prompt_tokens.is_some();
     // Of several samples, an engine reports the last: it finds what the first computed.
     let one_sample = context.options.samples == 1;
-    let indexed = placed.worker.overlap_is_believed();
+    let indexed = placed.is_comparable();
     Expected {
         prompt_tokens: unit.prompt_tokens,
         overlap: Overlap { blocks: placed.overlap_blocks, by_tier: placed.overlap_by_tier },

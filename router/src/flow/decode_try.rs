@@ -71,7 +71,7 @@ pub(super) async fn decode_try(
         context.stages.mark("decode_try", started);
         match answer {
             Ok(Answer::Begun(begun)) => {
-                computed(context, unit, &placed.worker);
+                computed(context, unit, &placed);
                 note(context, decision, decided, "served");
                 return Ok(Tried::Answered(begun));
             }
@@ -95,8 +95,10 @@ pub(super) async fn decode_try(
 fn verdict(context: &Arc<Context>, unit: &Unit, placed: &Placed, need: &Need) -> Verdict {
     let settings = &context.served.config.gate;
     let worker = &placed.worker;
-    let gate = Gate::of(settings.kind, worker.config.shim, worker.honours_threshold());
-    let believed = unit.unknown.is_none() && worker.overlap_is_believed();
+    // A side-car gates one rank: where the engine chooses, it can only refuse.
+    let shim = worker.config.shim && !worker.ranks.are_chosen_by_the_engine();
+    let gate = Gate::of(settings.kind, shim, worker.honours_threshold());
+    let believed = unit.unknown.is_none() && placed.is_believed;
     judge(settings, gate, need, believed.then_some(placed.believed_blocks))
 }
 
@@ -113,7 +115,7 @@ async fn send(
         _ => carried_threshold(context, &placed.worker, 0.0),
     };
     if gate == Some(Gate::Shim) {
-        let header = gate::header(unit.namespace, 0, need, &unit.hashes);
+        let header = gate::header(unit.namespace, placed.rank.unwrap_or(0), need, &unit.hashes);
         envelope.gate = header.and_then(|header| HeaderValue::from_str(&header).ok());
     }
     let sending = Sending { context, unit, decision, envelope: &envelope, placed, threshold };

@@ -217,7 +217,7 @@ impl Migration {
             sent(&context, &unit, &placed);
             match self.ask(&unit, &placed).await {
                 Ok(resumed) => {
-                    computed(&context, &unit, &placed.worker);
+                    computed(&context, &unit, &placed);
                     count(&context, "resumed");
                     return Some(resumed);
                 }
@@ -245,7 +245,7 @@ impl Migration {
         }
         let held = u64::from(placed.assumed_blocks) * u64::from(context.served.pool.block_size());
         let to_compute = unit.weight_tokens.saturating_sub(held);
-        let booking = Booking::new(&placed.worker.booked, to_compute, unit.weight_tokens);
+        let booking = Booking::on(&placed.worker, placed.rank, to_compute, unit.weight_tokens);
         let body: Parcel = legs::answer(&body, context.options, Carried::Nothing)?.into();
         let sending = Sending {
             context,

@@ -135,7 +135,7 @@ pub(super) async fn prefill_or_local(
         }
         let error = match prefilled {
             Ok(Some(prefilled)) => {
-                computed(context, unit, &placed.worker);
+                computed(context, unit, &placed);
                 return Ok(Some(prefilled));
             }
             Ok(None) => {
@@ -268,8 +268,8 @@ pub(super) async fn send(
     let worker = &placed.worker;
     let uncached = uncached_tokens(context, unit, placed.assumed_blocks);
     worker.breaker(Leg::Prefill).begin(started);
-    let _booking = Booking::new(&worker.booked, uncached, unit.weight_tokens);
-    let envelope = &Envelope { prefill_tokens: Some(uncached), ..envelope.clone() };
+    let _booking = Booking::on(worker, placed.rank, uncached, unit.weight_tokens);
+    let envelope = &Envelope { prefill_tokens: Some(uncached), ..placed.pinned(envelope) };
     let call = async {
         let response = client.post(worker, context.endpoint.path(), body, envelope).await?;
         // The engine has done the prompt and staged its blocks by now.

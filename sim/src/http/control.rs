@@ -25,10 +25,7 @@ pub(super) struct Which {
 }
 
 /// The blocks that can be found on a rank, by the names under which they were announced.
-pub(super) async fn resident(
-    State(app): State<Arc<App>>,
-    Query(which): Query<Which>,
-) -> Response {
+pub(super) async fn resident(State(app): State<Arc<App>>, Query(which): Query<Which>) -> Response {
     let Some(engine) = app.ranks.get(which.rank) else {
         return StatusCode::NOT_FOUND.into_response();
     };
@@ -71,8 +68,7 @@ pub(super) async fn clear_faults(State(app): State<Arc<App>>) -> Response {
 
 /// Forgets all prefixes, as vLLM's endpoint of this name does. Refused while blocks are in use.
 pub(super) async fn reset_prefix_cache(State(app): State<Arc<App>>) -> Response {
-    let cleared: Vec<bool> =
-        app.ranks.iter().map(|engine| engine.core().cache.clear()).collect();
+    let cleared: Vec<bool> = app.ranks.iter().map(|engine| engine.core().cache.clear()).collect();
     match cleared.into_iter().all(|cleared| cleared) {
         true => StatusCode::OK.into_response(),
         false => {

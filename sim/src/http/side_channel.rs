@@ -14,8 +14,8 @@ use serde_json::{Map, Value, json};
 
 use super::{App, BODY_LIMIT_BYTES};
 use crate::config::KvConnector;
-use crate::engine::{Engine, PULL_PATH, Pulled};
 use crate::engine::handoff::{PullRequest, refused};
+use crate::engine::{Engine, PULL_PATH, Pulled};
 use crate::error::{ApiError, json_response};
 
 /// The side channel's routes.

@@ -151,6 +151,8 @@ fn worker(config: &DnsDiscovery, ip: IpAddr) -> Worker {
         bootstrap: at("http", config.bootstrap_port),
         shim: config.shim,
         honours_threshold: config.honours_threshold,
+        data_parallel_ranks: None,
+        takes_rank_header: None,
     }
 }
 

@@ -180,6 +180,8 @@ fn worker(config: &KubernetesDiscovery, pod: &Pod) -> Result<Worker, Unfit> {
         bootstrap: at("http", bootstrap),
         shim: config.shim,
         honours_threshold: config.honours_threshold,
+        data_parallel_ranks: None,
+        takes_rank_header: None,
     })
 }
 
