@@ -19,7 +19,7 @@ use super::worker::Worker;
 use crate::api::Endpoint;
 use crate::core::{Served, random_id};
 use crate::error::{Error, Kind};
-use crate::flow::client::Envelope;
+use crate::flow::client::{Envelope, NO_SUCH_RANK};
 
 /// Between two looks at whether an engine is to be asked.
 const PERIOD: Duration = Duration::from_millis(500);
@@ -80,7 +80,7 @@ async fn ask_rank(served: &Served, worker: &Arc<Worker>) -> Result<bool, Error> 
     match send(served, worker, Trial::Rank, nowhere).await {
         Ok(_) => Ok(false),
         Err(error) => match error.kind() {
-            Kind::EngineRejected(400 | 422) if error.message().contains("rank") => Ok(true),
+            _ if error.message().ends_with(NO_SUCH_RANK) => Ok(true),
             // It refuses such requests, whatever they are pinned to.
             Kind::EngineRejected(400 | 404 | 405 | 422) => Ok(false),
             _ => Err(error),

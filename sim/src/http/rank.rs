@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
 
-use http::HeaderMap;
+use http::{HeaderMap, StatusCode};
 
 use super::App;
 use crate::engine::Engine;
@@ -25,12 +25,12 @@ impl App {
         let rank = rank.to_str().ok().and_then(|rank| rank.parse::<usize>().ok());
         let (Some(rank), None) = (rank, named.next()) else {
             let message = "data_parallel_rank must be a whole number, given once.";
-            return Err(ApiError::bad_request("data_parallel_rank", message));
+            return Err(ApiError::new(StatusCode::BAD_REQUEST, message));
         };
         self.ranks.get(rank).ok_or_else(|| {
             let ranks = self.ranks.len();
             let message = format!("data_parallel_rank {rank} is out of range [0, {ranks}).");
-            ApiError::bad_request("data_parallel_rank", message)
+            ApiError::new(StatusCode::BAD_REQUEST, message)
         })
     }
 

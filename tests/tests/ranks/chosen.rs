@@ -5,7 +5,7 @@ use splitrail_sim::SimConfig;
 use splitrail_tests::trial::{COMPLETIONS, completion};
 use splitrail_tests::{Spec, Trial};
 
-use super::support::{ask, in_step, known, pinned, text, two};
+use super::support::{ask, in_step, known, pinned, served, text, two};
 
 #[tokio::test]
 async fn a_rank_that_a_client_names_is_ignored() {
@@ -21,7 +21,7 @@ async fn a_rank_that_a_client_names_is_ignored() {
         let headers = [("content-type", "application/json"), ("x-data-parallel-rank", "7")];
         let reply = trial.cluster.http.post_with(COMPLETIONS, &headers, body.to_string()).await;
         assert_eq!(reply.status, 200, "{}", reply.text());
-        let asked = trial.asked("w0").pop().unwrap();
+        let asked = served(&trial, "w0").pop().unwrap();
         assert!(asked.body["data_parallel_rank"].is_null());
         assert_eq!(pinned(&asked).is_some(), pins);
         assert!(pinned(&asked).is_none_or(|rank| rank < 2));
@@ -46,7 +46,7 @@ async fn where_the_engine_chooses_only_what_all_its_ranks_hold_is_told() {
         assert_eq!(candidates.len(), 1, "one for the worker: {decision}");
         assert!(candidates[0]["rank"].is_null());
         assert_eq!(decision["overlap_blocks"], overlap_blocks);
-        assert_eq!(pinned(&trial.asked("w0").pop().unwrap()), None);
+        assert_eq!(pinned(&served(&trial, "w0").pop().unwrap()), None);
         in_step(&trial.cluster).await;
     }
     trial.finish().await;

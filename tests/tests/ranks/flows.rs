@@ -7,7 +7,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use splitrail_sim::{KvConnector, SimConfig};
 use splitrail_tests::{Spec, Trial};
 
-use super::support::{ask, cached, in_step, known, pinned, text, two, whole_hit};
+use super::support::{ask, cached, in_step, known, pinned, served, text, two, whole_hit};
 
 /// Enough that both ranks of some engine are as good as certain to get one.
 const PROMPTS: usize = 16;
@@ -74,11 +74,7 @@ fn hit_tokens(trial: &Trial) -> u64 {
 fn places(trial: &Trial) -> BTreeMap<String, BTreeSet<(String, Option<u32>)>> {
     let mut places = BTreeMap::<_, BTreeSet<_>>::new();
     for (name, _) in &trial.cluster.engines {
-        for request in trial.asked(name) {
-            // The question whether the header is known names a rank that there is not.
-            if request.body["prompt"] == "splitrail" {
-                continue;
-            }
+        for request in served(trial, name) {
             let place = (name.clone(), pinned(&request));
             places.entry(request.body["prompt"].to_string()).or_default().insert(place);
         }

@@ -79,6 +79,13 @@ pub(crate) async fn ask(trial: &mut Trial, text: &str) -> (Reply, Value) {
     (reply, decision)
 }
 
+/// The requests that an engine got, but for the one by which it is asked whether it can be
+/// told the rank.
+pub(crate) fn served(trial: &Trial, engine: &str) -> Vec<RecordedRequest> {
+    let asked = trial.asked(engine).into_iter();
+    asked.filter(|request| request.body["prompt"] != "splitrail").collect()
+}
+
 /// The rank to which a request was pinned.
 pub(crate) fn pinned(request: &RecordedRequest) -> Option<u32> {
     request.header("x-data-parallel-rank").map(|rank| rank.parse().unwrap())

@@ -6,7 +6,7 @@ use splitrail_tests::cluster::eventually;
 use splitrail_tests::trial::{COMPLETIONS, completion, streamed};
 use splitrail_tests::{Spec, Trial};
 
-use super::support::{known, pinned, text, two, workers};
+use super::support::{known, pinned, served, text, two, workers};
 
 fn slow(name: &str, config: &mut SimConfig) {
     two(name, config);
@@ -42,12 +42,12 @@ async fn a_drained_worker_lets_its_ranks_finish_and_gets_nothing_more() {
     }
     let reply = trial.cluster.admin.post_with("/admin/workers/w0/drain", &[], "").await;
     assert!(reply.status.is_success(), "{}", reply.text());
-    let before = trial.asked("w0").len();
+    let before = served(&trial, "w0").len();
     assert_eq!(before, 2, "four requests on four ranks");
     for number in 4..8 {
         trial.post("ok", COMPLETIONS, &completion(&text(number))).await;
     }
-    assert_eq!(trial.asked("w0").len(), before);
+    assert_eq!(served(&trial, "w0").len(), before);
     for stream in &mut streams {
         assert_eq!(stream.rest().await.last().unwrap(), "[DONE]");
     }
@@ -68,10 +68,8 @@ async fn an_answer_that_moves_is_pinned_where_it_goes_on() {
     let resumed = [("outcome", "resumed")];
     assert!(trial.cluster.metric("splitrail_migrations_total", &resumed).await >= 1.0);
     for engine in ["w0", "w1"] {
-        for request in trial.asked(engine) {
-            if request.body["prompt"] != "splitrail" {
-                assert!(pinned(&request).is_some_and(|rank| rank < 2), "{request:?}");
-            }
+        for request in served(&trial, engine) {
+            assert!(pinned(&request).is_some_and(|rank| rank < 2), "{request:?}");
         }
     }
     trial.finish().await;
