@@ -42,6 +42,9 @@ impl Page {
     }
 }
 
+/// A label's value, and what it counts.
+type Labelled = (&'static str, fn(&Counters) -> u64);
+
 /// A counter's name, its meaning, and its value.
 type Counter = (&'static str, &'static str, fn(&Counters) -> u64);
 
@@ -90,7 +93,7 @@ fn render(app: &App) -> String {
     by_source(&mut page);
     let name = "vllm:request_success_total";
     page.family(name, "counter", "Finished requests by reason.");
-    let reasons: [(&str, fn(&Counters) -> u64); 5] = [
+    let reasons: [Labelled; 5] = [
         ("stop", |totals| totals.finished_stop),
         ("length", |totals| totals.finished_length),
         ("abort", |totals| totals.aborted),
@@ -114,7 +117,7 @@ fn render(app: &App) -> String {
 fn by_source(page: &mut Page) {
     let name = "vllm:prompt_tokens_by_source_total";
     page.family(name, "counter", "Prompt tokens by source.");
-    let sources: [(&str, fn(&Counters) -> u64); 3] = [
+    let sources: [Labelled; 3] = [
         ("local_compute", |totals| totals.local_compute_tokens),
         ("local_cache_hit", |totals| totals.local_cache_hit_tokens),
         ("external_kv_transfer", |totals| totals.external_kv_transfer_tokens),
@@ -125,7 +128,7 @@ fn by_source(page: &mut Page) {
     }
     let name = "vllm:prompt_tokens_cached_by_source_total";
     page.family(name, "counter", "Prompt tokens not computed here, by the tier they came from.");
-    let tiers: [(&str, fn(&Counters) -> u64); 4] = [
+    let tiers: [Labelled; 4] = [
         ("device", |totals| totals.local_cache_hit_tokens),
         ("host", |_| 0),
         ("disk", |_| 0),

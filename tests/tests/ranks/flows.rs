@@ -70,8 +70,11 @@ fn hit_tokens(trial: &Trial) -> u64 {
     engines.map(|(_, engine)| engine.state().totals.local_cache_hit_tokens).sum()
 }
 
-/// Engines and ranks that each prompt was sent to.
-fn places(trial: &Trial) -> BTreeMap<String, BTreeSet<(String, Option<u32>)>> {
+/// An engine, and the rank that it was told.
+type Place = (String, Option<u32>);
+
+/// Where each prompt was sent.
+fn places(trial: &Trial) -> BTreeMap<String, BTreeSet<Place>> {
     let mut places = BTreeMap::<_, BTreeSet<_>>::new();
     for (name, _) in &trial.cluster.engines {
         for request in served(trial, name) {
