@@ -111,6 +111,11 @@ impl EngineIds {
         Ok(Self(entries.into_iter().map(|(rank, entry)| (rank, entry.engine_id)).collect()))
     }
 
+    /// The id of a rank's engine, and whether there are others.
+    pub fn of_rank(&self, rank: u32) -> Option<(&str, bool)> {
+        Some((self.0.get(&rank)?, self.0.len() > 1))
+    }
+
     /// The lowest rank with its engine's id, and whether there are others, so that a
     /// request must be pinned to it.
     pub fn first(&self) -> Option<(u32, &str, bool)> {

@@ -9,6 +9,9 @@ use crate::coefficients::Coefficients;
 pub struct Candidate {
     /// The worker's place in its model's list.
     pub worker: usize,
+    /// The data-parallel rank that the request would be pinned to: each is a candidate of its
+    /// own, with its own cache and queue. `None` where the worker has one, or chooses itself.
+    pub rank: Option<u16>,
     /// Whether its last probe or request found it alive, and its breaker lets it be asked.
     pub up: bool,
     /// How much of its share of new work it gets, above 0 and up to 1: less than 1 while it
@@ -54,6 +57,7 @@ impl Default for Candidate {
     fn default() -> Self {
         Self {
             worker: 0,
+            rank: None,
             up: false,
             share: 1.0,
             requests: 0,

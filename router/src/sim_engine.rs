@@ -34,6 +34,12 @@ pub(crate) struct SimArgs {
     /// Whether `cache_hit_threshold` gates requests.
     #[arg(long, default_value_t = true, action = clap::ArgAction::Set)]
     honour_threshold: bool,
+    /// Data-parallel ranks; rank r publishes, and replays, r ports further.
+    #[arg(long, default_value_t = 1, value_parser = clap::value_parser!(u16).range(1..=256))]
+    data_parallel: u16,
+    /// Whether `X-data-parallel-rank` pins a request to a rank.
+    #[arg(long, default_value_t = true, action = clap::ArgAction::Set)]
+    honour_rank_header: bool,
     /// Microseconds to compute one uncached prompt token.
     #[arg(long, default_value_t = 200)]
     prefill_us_per_token: u64,
@@ -78,6 +84,8 @@ pub(crate) async fn run(args: SimArgs) -> std::io::Result<()> {
         transfer_us_per_block: args.transfer_us_per_block,
         lease_ms: args.lease_ms,
         honour_threshold: args.honour_threshold,
+        data_parallel: args.data_parallel,
+        honour_rank_header: args.honour_rank_header,
         ..SimConfig::default()
     })
     .await?;

@@ -176,6 +176,12 @@ pub struct SimConfig {
     /// Whether the header `x-splitrail-gate` gates requests, as a side-car's does: by its
     /// third part, the number of leading blocks.
     pub honour_gate_header: bool,
+    /// Data-parallel ranks: each has a cache, a queue and events of its own, on ports that
+    /// follow one another.
+    pub data_parallel: u16,
+    /// Whether `X-data-parallel-rank` pins a request to a rank. Where it does not, or is left
+    /// out, each request goes to the next rank: a repeated prompt never finds its own blocks.
+    pub honour_rank_header: bool,
     /// Report of cached tokens.
     pub usage_report: UsageReport,
     /// Report of cached tokens on the decode leg.
@@ -226,6 +232,8 @@ impl Default for SimConfig {
             honour_threshold: true,
             threshold_reply: ThresholdReply::Finish,
             honour_gate_header: false,
+            data_parallel: 1,
+            honour_rank_header: true,
             usage_report: UsageReport::Details,
             decode_usage: DecodeUsage::RemotePrefill,
             event_form: EventForm::Map,

@@ -3,6 +3,7 @@
 
 mod distort;
 mod encode;
+mod sockets;
 
 use std::collections::VecDeque;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -16,6 +17,7 @@ use crate::cache::CacheEvent;
 use crate::faults::FaultBoard;
 
 pub(crate) use encode::Encoder;
+pub(crate) use sockets::{Endpoints, EventSockets};
 
 /// Batches that can be replayed; older ones are forgotten, as by the real engine.
 pub(crate) const REPLAY_BATCHES: usize = 10_000;
@@ -52,6 +54,8 @@ impl History {
 #[derive(Debug)]
 pub(crate) struct EventSink {
     pub(crate) encoder: Encoder,
+    /// Whose events these are.
+    pub(crate) rank: u16,
     pub(crate) history: History,
     pub(crate) publisher: Option<mpsc::Sender<Batch>>,
     pub(crate) next_sequence: u64,
@@ -64,7 +68,7 @@ impl EventSink {
             return;
         }
         let seconds = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
-        let told = distort::distort(&self.faults, events);
+        let told = distort::distort(&self.faults, self.rank, events);
         let encode = |events: &[CacheEvent]| {
             Bytes::from(self.encoder.batch(seconds.as_secs_f64(), events, told.rank))
         };

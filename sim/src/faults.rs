@@ -66,7 +66,7 @@ pub enum FaultKind {
     DropAdapters,
     /// Events name a parent for a prompt's first block, which nobody has announced.
     StrangeParents,
-    /// Events come from another data-parallel rank than 0.
+    /// Events say that they are of another data-parallel rank than they are.
     OtherRank,
 }
 

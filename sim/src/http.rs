@@ -4,12 +4,14 @@ pub(crate) mod ask;
 pub(crate) mod connection;
 mod control;
 mod metrics;
+mod rank;
 mod remote;
 mod reply;
 mod shape;
 mod side_channel;
 
 use std::sync::Arc;
+use std::sync::atomic::AtomicUsize;
 use std::time::{SystemTime, UNIX_EPOCH};
 
 use axum::Router;
@@ -18,11 +20,12 @@ use axum::response::{IntoResponse, Response};
 use axum::routing::{MethodRouter, get, post};
 use bytes::Bytes;
 use http::{HeaderMap, StatusCode, header};
-use serde_json::{Value, json};
+use serde_json::{Map, Value, json};
 
 use crate::config::{KvConnector, Role};
 use crate::engine::Engine;
 use crate::error::{ApiError, json_response};
+use crate::events::Endpoints;
 use crate::faults::{FaultBoard, RequestFaults};
 use crate::record::RequestLog;
 use crate::tokenizer;
@@ -39,13 +42,17 @@ const BODY_LIMIT_BYTES: usize = 64 * 1024 * 1024;
 /// What handlers share.
 #[derive(Debug)]
 pub(crate) struct App {
+    /// Rank 0, which speaks for all where they are alike.
     pub(crate) engine: Arc<Engine>,
+    pub(crate) ranks: Vec<Arc<Engine>>,
+    /// Where the next request goes that names no rank.
+    pub(crate) next_rank: AtomicUsize,
     pub(crate) faults: Arc<FaultBoard>,
     pub(crate) log: RequestLog,
     pub(crate) started_at: u64,
     pub(crate) fingerprint: String,
-    pub(crate) events_endpoint: Option<String>,
-    pub(crate) replay_endpoint: Option<String>,
+    /// By rank.
+    pub(crate) event_sources: Vec<Endpoints>,
 }
 
 type Shared = State<Arc<App>>;
@@ -134,8 +141,9 @@ async fn answer(
     body: &Value,
     faults: &RequestFaults,
 ) -> Result<Response, ApiError> {
-    let config = &app.engine.config;
-    if app.engine.core().dead {
+    let engine = app.of_request(headers)?;
+    let config = &engine.config;
+    if engine.core().dead {
         return Err(ApiError::engine_dead());
     }
     let prefix = endpoint.id_prefix();
@@ -146,7 +154,7 @@ async fn answer(
     };
     let mut request = ask::read(endpoint, body, config, &id)?;
     if request.deadly {
-        app.engine.die();
+        app.die();
         return Err(ApiError::engine_dead());
     }
     let shape = Shape {
@@ -163,12 +171,12 @@ async fn answer(
         ask.preempted = faults.preempt;
     }
     if config.honour_gate_header {
-        let needed_blocks = ask::gate_header(headers)?;
+        let needed_blocks = ask::gate_header(headers, config)?;
         for ask in &mut request.asks {
             ask.needed_blocks = needed_blocks;
         }
     }
-    let submission = app.engine.submit(request.asks.clone())?;
+    let submission = engine.submit(request.asks.clone())?;
     let stream = std::mem::take(&mut request.stream);
     let answer = Answer::new(shape, request, config.block_size);
     match stream {
@@ -189,7 +197,7 @@ fn parse(body: &[u8]) -> Result<Value, ApiError> {
 }
 
 async fn health(State(app): Shared) -> StatusCode {
-    match app.engine.core().dead {
+    match app.ranks.iter().any(|engine| engine.core().dead) {
         true => StatusCode::SERVICE_UNAVAILABLE,
         false => StatusCode::OK,
     }
@@ -200,8 +208,8 @@ async fn version(State(app): Shared) -> Response {
 }
 
 async fn load(State(app): Shared) -> Response {
-    let core = app.engine.core();
-    json_response(StatusCode::OK, &json!({"server_load": core.running() + core.waiting()}))
+    let state = app.state();
+    json_response(StatusCode::OK, &json!({"server_load": state.running + state.waiting}))
 }
 
 async fn models(State(app): Shared) -> Response {
@@ -224,15 +232,20 @@ async fn models(State(app): Shared) -> Response {
 }
 
 async fn event_sources(State(app): Shared) -> Response {
-    let source = json!({
-        "enable_kv_cache_events": app.events_endpoint.is_some(),
-        "publisher": "zmq",
-        "endpoint": app.events_endpoint,
-        "replay_endpoint": app.replay_endpoint,
-        "buffer_steps": crate::events::REPLAY_BATCHES,
-        "topic": app.topic(),
-    });
-    json_response(StatusCode::OK, &json!({"0": source}))
+    let source = |source: &Endpoints| {
+        json!({
+            "enable_kv_cache_events": source.events.is_some(),
+            "publisher": "zmq",
+            "endpoint": source.events,
+            "replay_endpoint": source.replay,
+            "buffer_steps": crate::events::REPLAY_BATCHES,
+            "topic": app.topic(),
+        })
+    };
+    let sources = app.event_sources.iter().enumerate();
+    let sources: Map<String, Value> =
+        sources.map(|(rank, endpoints)| (rank.to_string(), source(endpoints))).collect();
+    json_response(StatusCode::OK, &Value::Object(sources))
 }
 
 async fn tokenize(State(app): Shared, headers: HeaderMap, body: Bytes) -> Response {

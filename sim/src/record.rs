@@ -81,6 +81,24 @@ pub struct SimState {
     pub totals: Counters,
 }
 
+impl SimState {
+    /// Of two ranks of one engine together.
+    pub(crate) fn with(self, other: Self) -> Self {
+        Self {
+            engine_id: self.engine_id,
+            running: self.running + other.running,
+            waiting: self.waiting + other.waiting,
+            blocks_total: self.blocks_total + other.blocks_total,
+            blocks_used: self.blocks_used + other.blocks_used,
+            blocks_pinned: self.blocks_pinned + other.blocks_pinned,
+            resident_blocks: self.resident_blocks + other.resident_blocks,
+            staged_handoffs: self.staged_handoffs + other.staged_handoffs,
+            dead: self.dead || other.dead,
+            totals: self.totals.with(&other.totals),
+        }
+    }
+}
+
 impl Engine {
     pub(crate) fn state(&self) -> SimState {
         let core = self.core();

@@ -3,17 +3,17 @@
 use std::io;
 use std::net::SocketAddr;
 use std::sync::Arc;
+use std::sync::atomic::AtomicUsize;
 
 use axum::Router;
 use tokio::net::TcpListener;
-use tokio::sync::mpsc;
 use tokio::task::JoinSet;
 use tokio_util::sync::CancellationToken;
 
 use crate::config::SimConfig;
 use crate::engine::Engine;
 use crate::engine::core::Origin;
-use crate::events::{self, Encoder, EventSink, History};
+use crate::events::EventSockets;
 use crate::faults::{Fault, FaultBoard};
 use crate::http::ask::random_hex;
 use crate::http::connection::{ConnectionControl, CuttableListener};
@@ -35,8 +35,10 @@ impl SimEngine {
     /// # Errors
     /// When a listener cannot be bound, or the configuration has no usable KV block.
     pub async fn start(config: SimConfig) -> io::Result<Self> {
-        if config.kv_blocks < 2 || config.block_size == 0 || config.max_num_seqs == 0 {
-            let message = "an engine needs kv_blocks > 1, block_size > 0 and max_num_seqs > 0";
+        let none = [config.block_size, config.max_num_seqs, config.data_parallel.into()];
+        if config.kv_blocks < 2 || none.contains(&0) {
+            let message = "an engine needs kv_blocks > 1 and a block_size, max_num_seqs and \
+                           data_parallel above 0";
             return Err(io::Error::new(io::ErrorKind::InvalidInput, message));
         }
         let http = TcpListener::bind((config.host, config.http_port)).await?;
@@ -53,20 +55,25 @@ impl SimEngine {
         for fault in &config.faults {
             faults.set(fault.clone());
         }
-        let sockets = EventSockets::bind(&config).await?;
-        let (events_endpoint, replay_endpoint) = sockets.endpoints();
-        let sink = sockets.spawn(&config, &origin.topic, &faults, &mut tasks);
-        let engine = Arc::new(Engine::new(config, origin));
+        let (mut ranks, mut event_sources) = (Vec::new(), Vec::new());
+        for (rank, sockets) in EventSockets::bind(&config).await?.into_iter().enumerate() {
+            event_sources.push(sockets.endpoints());
+            let sink = sockets.spawn(rank as u16, &config, &origin.topic, &faults, &mut tasks);
+            let origin = Origin { engine_id: random_hex(16), ..origin.clone() };
+            let engine = Arc::new(Engine::new(config.clone(), origin));
+            tasks.spawn(Arc::clone(&engine).run(sink));
+            ranks.push(engine);
+        }
         let app = Arc::new(App {
-            engine: Arc::clone(&engine),
+            engine: Arc::clone(&ranks[0]),
+            ranks,
+            next_rank: AtomicUsize::new(0),
             faults,
             log: RequestLog::default(),
             started_at: unix_seconds(),
-            fingerprint: format!("vllm-{}-{}", engine.config.version, random_hex(4)),
-            events_endpoint,
-            replay_endpoint,
+            fingerprint: format!("vllm-{}-{}", config.version, random_hex(4)),
+            event_sources,
         });
-        tasks.spawn(engine.run(sink));
         let connections = CancellationToken::new();
         for (listener, routes) in
             [(http, router(Arc::clone(&app))), (side, side_channel_router(Arc::clone(&app)))]
@@ -98,16 +105,17 @@ impl SimEngine {
         format!("http://{}:{}", origin.host, origin.port)
     }
 
-    /// ZMQ endpoint of the KV events, for example `tcp://127.0.0.1:5557`.
+    /// ZMQ endpoint of the KV events, for example `tcp://127.0.0.1:5557`; rank r publishes r
+    /// ports further.
     #[must_use]
     pub fn kv_events_endpoint(&self) -> Option<&str> {
-        self.app.events_endpoint.as_deref()
+        self.app.event_sources[0].events.as_deref()
     }
 
-    /// ZMQ endpoint of the replay of KV events.
+    /// ZMQ endpoint of the replay of KV events, of rank 0 likewise.
     #[must_use]
     pub fn kv_replay_endpoint(&self) -> Option<&str> {
-        self.app.replay_endpoint.as_deref()
+        self.app.event_sources[0].replay.as_deref()
     }
 
     /// Settings that the engine was started with.
@@ -116,17 +124,32 @@ impl SimEngine {
         &self.app.engine.config
     }
 
-    /// What the engine holds now.
+    /// What the engine holds now, over all its ranks.
     #[must_use]
     pub fn state(&self) -> SimState {
-        self.app.engine.state()
+        self.app.state()
     }
 
-    /// Hashes that the prefix cache knows, with their number of physical
+    /// What each rank holds now.
+    #[must_use]
+    pub fn rank_states(&self) -> Vec<SimState> {
+        self.app.ranks.iter().map(|engine| engine.state()).collect()
+    }
+
+    /// Hashes that the prefix cache knows (rank 0's, of several), with their number of physical
     /// blocks, ordered by hash.
     #[must_use]
     pub fn resident(&self) -> Vec<(u64, usize)> {
-        let mut resident: Vec<_> = self.app.engine.core().cache.resident().collect();
+        self.rank_resident(0)
+    }
+
+    /// The same of a rank.
+    ///
+    /// # Panics
+    /// If there is no such rank.
+    #[must_use]
+    pub fn rank_resident(&self, rank: usize) -> Vec<(u64, usize)> {
+        let mut resident: Vec<_> = self.app.ranks[rank].core().cache.resident().collect();
         resident.sort_unstable();
         resident
     }
@@ -149,7 +172,7 @@ impl SimEngine {
 
     /// Kills the engine core, as a crash would: the HTTP server stays and answers errors.
     pub fn die(&self) {
-        self.app.engine.die();
+        self.app.die();
     }
 
     /// Ends all tasks, cuts all connections and waits until the ports are free.
@@ -169,58 +192,5 @@ async fn serve(listener: CuttableListener, routes: Router) {
     let service = routes.into_make_service_with_connect_info::<ConnectionControl>();
     if let Err(error) = axum::serve(listener, service).await {
         tracing::debug!(%error, "a listener of the simulated engine ended");
-    }
-}
-
-/// Sockets of KV events, bound before anything runs.
-#[derive(Default)]
-struct EventSockets {
-    publisher: Option<(zeromq::PubSocket, String)>,
-    replay: Option<(zeromq::RouterSocket, String)>,
-}
-
-impl EventSockets {
-    async fn bind(config: &SimConfig) -> io::Result<Self> {
-        let mut sockets = Self::default();
-        if let Some(port) = config.kv_events_port {
-            let address = format!("tcp://{}", SocketAddr::new(config.host, port));
-            sockets.publisher = Some(events::bind_pub(&address).await.map_err(io::Error::other)?);
-        }
-        if let Some(port) = config.kv_replay_port {
-            let address = format!("tcp://{}", SocketAddr::new(config.host, port));
-            sockets.replay = Some(events::bind_router(&address).await.map_err(io::Error::other)?);
-        }
-        Ok(sockets)
-    }
-
-    fn endpoints(&self) -> (Option<String>, Option<String>) {
-        let publisher = self.publisher.as_ref().map(|(_, endpoint)| endpoint.clone());
-        (publisher, self.replay.as_ref().map(|(_, endpoint)| endpoint.clone()))
-    }
-
-    /// Starts the tasks; returns where the engine puts its events.
-    fn spawn(
-        self,
-        config: &SimConfig,
-        topic: &str,
-        faults: &Arc<FaultBoard>,
-        tasks: &mut JoinSet<()>,
-    ) -> EventSink {
-        let history = History::default();
-        if let Some((socket, _)) = self.replay {
-            tasks.spawn(events::replay(socket, topic.to_owned(), history.clone()));
-        }
-        let publisher = self.publisher.map(|(socket, _)| {
-            let (sender, batches) = mpsc::channel(events::PUBLISH_QUEUE_BATCHES);
-            tasks.spawn(events::publish(socket, batches, topic.to_owned(), Arc::clone(faults)));
-            sender
-        });
-        let encoder = Encoder {
-            form: config.event_form,
-            hashes: config.hash_form,
-            block_size: config.block_size,
-        };
-        let faults = Arc::clone(faults);
-        EventSink { encoder, history, publisher, next_sequence: 0, faults }
     }
 }

@@ -177,7 +177,9 @@ impl Cluster {
             eventually(&what, async || {
                 let labels = [("worker", name.as_str()), ("tier", "device")];
                 let indexed = self.metric("splitrail_index_blocks", &labels).await;
-                indexed == engine.resident().len() as f64
+                let ranks = 0..usize::from(engine.config().data_parallel);
+                let held: usize = ranks.map(|rank| engine.rank_resident(rank).len()).sum();
+                indexed == held as f64
             })
             .await;
         }

@@ -6,7 +6,7 @@ use std::net::{SocketAddr, TcpListener};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use serde_json::Value;
+use serde_json::{Value, json};
 use splitrail::quickstart::write_tokenizer;
 use tempfile::TempDir;
 
@@ -62,6 +62,8 @@ pub struct Plan {
     pub top: String,
     /// Further arguments of engines.
     pub engine: Vec<String>,
+    /// Data-parallel ranks of each engine.
+    pub ranks: u16,
     /// The addresses of routers that side-cars attach to, from the routers' own: where something
     /// stands between.
     pub between: fn(SocketAddr) -> SocketAddr,
@@ -76,6 +78,7 @@ impl Default for Plan {
             model: String::new(),
             top: String::new(),
             engine: Vec::new(),
+            ranks: 1,
             between: |address| address,
         }
     }
@@ -89,6 +92,17 @@ fn free_ports<const N: usize>() -> [u16; N] {
         held.extend(TcpListener::bind(loopback(rand::random_range(12_000..32_000))));
     }
     std::array::from_fn(|at| held[at].local_addr().expect("an address").port())
+}
+
+/// The first of so many ports in a row that nobody has.
+fn free_run(ports: u16) -> u16 {
+    loop {
+        let first = rand::random_range(12_000..32_000 - ports);
+        let held: Vec<_> = (0..ports).map(|at| TcpListener::bind(loopback(first + at))).collect();
+        if held.iter().all(Result::is_ok) {
+            return first;
+        }
+    }
 }
 
 fn loopback(port: u16) -> SocketAddr {
@@ -114,13 +128,15 @@ impl Stand {
         for (letter, role, count) in roles {
             for place in 0..count {
                 let name = format!("{letter}{place}");
-                let [http, events, replay, listen] = free_ports();
+                let [http, listen] = free_ports();
+                let [events, replay] = [(); 2].map(|()| free_run(plan.ranks));
                 let mut args: Vec<String> =
                     ["sim-engine", "--role", role].map(str::to_owned).into();
                 for (flag, port) in [
                     ("--http-port", http),
                     ("--kv-events-port", events),
                     ("--kv-replay-port", replay),
+                    ("--data-parallel", plan.ranks),
                 ] {
                     args.extend([flag.to_owned(), port.to_string()]);
                 }
@@ -215,12 +231,18 @@ impl Stand {
             if busy {
                 return Some(format!("{} is busy: {state}", engine.name));
             }
-            let held = get(engine.http, "/sim/resident").await?;
-            let names: BTreeSet<u64> = held.as_array()?.iter().filter_map(Value::as_u64).collect();
-            let digest = names.iter().fold(0u64, |sum, name| sum.wrapping_add(mix(*name)));
+            let sources = get(engine.http, "/kv_event_sources").await?;
+            let mut ranks = Vec::new();
+            for rank in 0..sources.as_object()?.len() {
+                let held = get(engine.http, &format!("/sim/resident?rank={rank}")).await?;
+                let names: BTreeSet<u64> =
+                    held.as_array()?.iter().filter_map(Value::as_u64).collect();
+                let digest = names.iter().fold(0u64, |sum, name| sum.wrapping_add(mix(*name)));
+                ranks.push((names.len(), digest));
+            }
             for router in self.of(Kind::Router) {
                 let router = &self.posts[router];
-                let said = self.said_by(router, &engine.name, names.len(), digest).await;
+                let said = self.said_by(router, &engine.name, &ranks).await;
                 if let Some(said) = said {
                     return Some(format!("{} of {}: {said}", router.name, engine.name));
                 }
@@ -229,14 +251,9 @@ impl Stand {
         None
     }
 
-    /// How one router's picture of a worker differs.
-    async fn said_by(
-        &self,
-        router: &Post,
-        worker: &str,
-        names: usize,
-        digest: u64,
-    ) -> Option<String> {
+    /// How one router's picture of a worker differs: of each rank, how many blocks there are,
+    /// and their digest.
+    async fn said_by(&self, router: &Post, worker: &str, held: &[(usize, u64)]) -> Option<String> {
         let Some(all) = get(router.admin, "/admin/workers").await else {
             return Some("no answer".into());
         };
@@ -253,13 +270,14 @@ impl Stand {
         }
         let index = get(router.admin, &format!("/admin/workers/{worker}/index")).await;
         let ranks = index.and_then(|index| index["ranks"].as_array().cloned()).unwrap_or_default();
-        let expected = format!("{digest:016x}");
-        let is = match &ranks[..] {
-            [] => names == 0,
-            [rank] => rank["digest"] == expected && rank["names"] == names,
-            _ => false,
-        };
-        (!is).then(|| format!("{ranks:?}, where the engine has {names} names, {expected}"))
+        let expected: Vec<_> = (0usize..)
+            .zip(held)
+            .filter(|(_, (names, _))| *names > 0)
+            .map(|(rank, (names, digest))| json!([rank, names, format!("{digest:016x}")]))
+            .collect();
+        let said = |rank: &Value| json!([rank["rank"], rank["names"], rank["digest"]]);
+        let is = ranks.iter().map(said).eq(expected.iter().cloned());
+        (!is).then(|| format!("{ranks:?}, where the engine has {expected:?}"))
     }
 }
 

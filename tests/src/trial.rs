@@ -171,9 +171,12 @@ impl Trial {
             core.in_flight.available_permits() == serving.limits.in_flight_max
                 && pools.flat_map(|pool| pool.roster().iter().cloned().collect::<Vec<_>>()).all(
                     |worker| {
-                        let booked = &worker.booked;
-                        (booked.requests(), booked.prefill_tokens(), booked.active_tokens())
-                            == (0, 0, 0)
+                        let ranks = worker.ranks.all();
+                        let ranks = ranks.iter().map(|rank| &rank.booked);
+                        ranks.chain([&worker.booked]).all(|booked| {
+                            (booked.requests(), booked.prefill_tokens(), booked.active_tokens())
+                                == (0, 0, 0)
+                        })
                     },
                 )
         })

@@ -6,7 +6,7 @@ use std::time::Instant;
 
 use splitrail::config::model::Role;
 use splitrail::config::model::Worker as WorkerConfig;
-use splitrail::fleet::pool::worker_key;
+use splitrail::fleet::pool::rank_key;
 use splitrail::fleet::{Roster, Source};
 use splitrail::pick::Leg;
 use splitrail_kv::{BlockHash, EngineHash, HashedBlock, Tier};
@@ -40,7 +40,7 @@ async fn beside(size: usize, rounds: usize, report: &mut Report) -> Result<(), F
         .collect();
     for number in 0..size {
         let worker = fleet.claim(MODEL, Source::Shim, worker(number)?)?;
-        pool.index().store(worker_key(worker.index), None, &prompt, Tier::Device);
+        pool.index().store(rank_key(worker.index, 0), None, &prompt, Tier::Device);
         worker.set_probed(true, "it is the benchmark's");
         worker.set_events_current(true);
     }
@@ -95,5 +95,7 @@ fn worker(number: usize) -> Result<WorkerConfig, Failure> {
         bootstrap: None,
         shim: true,
         honours_threshold: Some(true),
+        data_parallel_ranks: None,
+        takes_rank_header: None,
     })
 }

@@ -1,6 +1,6 @@
 //! An engine's load, from the Prometheus text of its `/metrics`.
 
-use std::collections::BTreeSet;
+use std::collections::BTreeMap;
 
 mod line;
 
@@ -32,6 +32,9 @@ pub struct EngineLoad {
     pub total_blocks: Option<u32>,
     /// Data-parallel engines in the process.
     pub ranks: Option<u32>,
+    /// Requests that each of several engines computes or that wait for it, by their numbers;
+    /// empty where there is one, or they are not numbered from 0 on.
+    pub requests_by_rank: Vec<u64>,
     /// When the process began, in seconds since 1970.
     pub started_at_s: Option<f64>,
     /// What was generated since then, and how long it took.
@@ -65,7 +68,7 @@ impl EngineLoad {
     /// malformed or of no interest are passed over.
     pub fn parse(text: &str) -> Self {
         let mut load = Self::default();
-        let (mut ratios, mut engines) = (Mean::default(), BTreeSet::new());
+        let (mut ratios, mut engines) = (Mean::default(), BTreeMap::new());
         for text in text.lines() {
             if let Some(line) = Line::parse(text) {
                 load.take(&line, &mut ratios, &mut engines);
@@ -75,6 +78,10 @@ impl EngineLoad {
         }
         load.kv_used_ratio = ratios.value();
         load.ranks = u32::try_from(engines.len()).ok().filter(|engines| *engines > 0);
+        let are_numbered = engines.keys().copied().map(usize::from).eq(0..engines.len());
+        if engines.len() > 1 && are_numbered {
+            load.requests_by_rank = engines.into_values().collect();
+        }
         load
     }
 
@@ -93,11 +100,11 @@ impl EngineLoad {
         counted(self).into_iter().zip(counted(before)).any(fell)
     }
 
-    fn take(&mut self, line: &Line<'_>, ratios: &mut Mean, engines: &mut BTreeSet<u16>) {
+    fn take(&mut self, line: &Line<'_>, ratios: &mut Mean, engines: &mut Engines) {
         match line.name {
             "num_requests_running" => {
                 add(&mut self.running, line.count());
-                engines.extend(line.label("engine").and_then(|engine| engine.parse::<u16>().ok()));
+                count_on(engines, line);
             }
             "inter_token_latency_seconds_count" => {
                 let waits = self.inter_token.get_or_insert_default();
@@ -106,7 +113,10 @@ impl EngineLoad {
             "inter_token_latency_seconds_sum" if line.value >= 0.0 => {
                 self.inter_token.get_or_insert_default().sum_s += line.value;
             }
-            "num_requests_waiting" => add(&mut self.waiting, line.count()),
+            "num_requests_waiting" => {
+                add(&mut self.waiting, line.count());
+                count_on(engines, line);
+            }
             "kv_cache_usage_perc" => ratios.add(line.value),
             "num_preemptions_total" => add(&mut self.preemptions_total, line.count()),
             "prefix_cache_queries_total" => {
@@ -141,6 +151,16 @@ impl InterToken {
         let count = self.count.checked_sub(before.count).filter(|count| *count > 0)?;
         let mean_us = (self.sum_s - before.sum_s) / count as f64 * 1e6;
         (0.0..1e12).contains(&mean_us).then_some(mean_us.round() as u64)
+    }
+}
+
+/// Requests by the number of the engine that has them.
+type Engines = BTreeMap<u16, u64>;
+
+fn count_on(engines: &mut Engines, line: &Line<'_>) {
+    if let Some(engine) = line.label("engine").and_then(|engine| engine.parse().ok()) {
+        let requests = engines.entry(engine).or_default();
+        *requests = requests.saturating_add(line.count().unwrap_or(0));
     }
 }
 

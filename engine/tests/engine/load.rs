@@ -22,11 +22,25 @@ fn two_data_parallel_engines_are_summed() {
         block_size: Some(32),
         total_blocks: Some(2 * 65_536),
         ranks: Some(2),
+        requests_by_rank: vec![0, 0],
         started_at_s: load.started_at_s,
         inter_token: load.inter_token,
         has_nixl: false,
     };
     assert_eq!(load, expected);
+}
+
+#[test]
+fn requests_are_told_by_rank_where_there_are_several_in_order() {
+    let of = |rank: u32, running: u32, waiting: u32| {
+        let label = format!("{{engine=\"{rank}\",model_name=\"m\"}}");
+        let (name, queue) = ("vllm:num_requests_running", "vllm:num_requests_waiting");
+        format!("{name}{label} {running}.0\n{queue}{label} {waiting}.0\n")
+    };
+    let by_rank = |text: &str| EngineLoad::parse(text).requests_by_rank;
+    assert_eq!(by_rank(&(of(1, 3, 0) + &of(0, 1, 6))), [7, 3]);
+    assert!(by_rank(&of(0, 1, 6)).is_empty(), "the sum says it");
+    assert!(by_rank(&(of(1, 3, 0) + &of(2, 1, 6))).is_empty(), "nobody knows who is meant");
 }
 
 #[test]

@@ -11,6 +11,7 @@ const RENEWED: usize = 8;
 /// A worker with what this round has placed on it.
 struct Placed {
     worker: usize,
+    rank: Option<u16>,
     wait_ns: u64,
     /// Places in the queue of those that were placed on it.
     places: Vec<usize>,
@@ -80,7 +81,9 @@ impl<T> Queue<T> {
             }
         }
         for placed in &state.placed {
-            let Some(candidate) = find(&mut candidates, placed.worker) else { continue };
+            let Some(candidate) = find(&mut candidates, (placed.worker, placed.rank)) else {
+                continue;
+            };
             candidate.wait_ns = candidate.wait_ns.saturating_add(placed.wait_ns);
             let key = &self.waiting[place].item.key;
             let shared = |other: &usize| view.shared_blocks(key, &self.waiting[*other].item.key);
@@ -94,10 +97,13 @@ impl<T> Queue<T> {
         let chosen = candidates[choice.index];
         let cached = query.cached_tokens(chosen.held_blocks());
         let prefill_ns = chosen.coefficients.prefill_ns(query.prompt_tokens, cached);
-        let known = state.placed.iter().position(|placed| placed.worker == chosen.worker);
+        let known = state
+            .placed
+            .iter()
+            .position(|placed| (placed.worker, placed.rank) == (chosen.worker, chosen.rank));
         let at = known.unwrap_or_else(|| {
-            let worker = chosen.worker;
-            state.placed.push(Placed { worker, wait_ns: 0, places: Vec::new(), held: false });
+            let (worker, rank) = (chosen.worker, chosen.rank);
+            state.placed.push(Placed { worker, rank, wait_ns: 0, places: Vec::new(), held: false });
             state.placed.len() - 1
         });
         let placed = &mut state.placed[at];
@@ -162,13 +168,13 @@ impl<T> Queue<T> {
     }
 }
 
-/// The candidate that is a worker: most often at the worker's own place.
-fn find(candidates: &mut [Candidate], worker: usize) -> Option<&mut Candidate> {
-    let there = candidates.get(worker).is_some_and(|candidate| candidate.worker == worker);
-    let place = if there {
-        Some(worker)
-    } else {
-        candidates.iter().position(|candidate| candidate.worker == worker)
-    };
+/// The candidate that is a worker, or its rank: most often at the worker's own place.
+fn find(
+    candidates: &mut [Candidate],
+    (worker, rank): (usize, Option<u16>),
+) -> Option<&mut Candidate> {
+    let is = |candidate: &Candidate| (candidate.worker, candidate.rank) == (worker, rank);
+    let there = candidates.get(worker).is_some_and(is);
+    let place = if there { Some(worker) } else { candidates.iter().position(is) };
     place.and_then(|place| candidates.get_mut(place))
 }

@@ -13,7 +13,6 @@ use crate::config::model::{HitThreshold, RequestFlow};
 use crate::core::{Core, Served};
 use crate::fleet::Worker;
 use crate::fleet::parity::Parity;
-use crate::fleet::pool::worker_key;
 use crate::fleet::state::State;
 use crate::flow::plan::THRESHOLD;
 use crate::pick::Leg;
@@ -125,14 +124,14 @@ fn observe_index(core: &Core, served: &Served, worker: &Worker) {
         truncated.set(worker.index_is_truncated().into());
     }
     let [model, worker_id] = labels;
-    let assumed = served.pool.assumed.blocks(worker.index);
+    let assumed = served.pool.assumed.blocks(worker);
     for (kind, blocks) in
         [("speculative", assumed.speculative), ("approximate", assumed.approximate)]
     {
         let labels = [model, worker_id, kind];
         metrics.index_assumed_blocks.with_label_values(&labels).set(blocks as i64);
     }
-    let held = served.pool.index().block_counts(worker_key(worker.index));
+    let held = served.pool.block_counts(worker);
     for tier in Tier::ALL {
         let labels = [model, worker_id, tier.name()];
         metrics.index_blocks.with_label_values(&labels).set(held[tier as usize] as i64);

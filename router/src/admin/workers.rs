@@ -1,5 +1,6 @@
 //! The workers as operators see them.
 
+use std::sync::Arc;
 use std::time::Instant;
 
 use axum::extract::State;
@@ -12,7 +13,8 @@ use super::Admin;
 use crate::core::Served;
 use crate::fleet::Worker;
 use crate::fleet::parity::Cause;
-use crate::fleet::pool::worker_key;
+use crate::fleet::pool::rank_key;
+use crate::fleet::ranks::Rank;
 use crate::ingress::reply::json_reply;
 use crate::pick::Leg;
 
@@ -40,7 +42,7 @@ pub(super) fn view(admin: &Admin, served: &Served, worker: &Worker) -> Value {
         .filter(|leg| worker.serves(*leg) && worker.breaker(*leg).is_open())
         .map(Leg::name)
         .collect();
-    let blocks = served.pool.index().block_counts(worker_key(worker.index));
+    let blocks = served.pool.block_counts(worker);
     let blocks: serde_json::Map<_, _> = Tier::ALL
         .iter()
         .map(|tier| (tier.name().to_owned(), blocks[*tier as usize].into()))
@@ -66,7 +68,9 @@ pub(super) fn view(admin: &Admin, served: &Served, worker: &Worker) -> Value {
         "honours_threshold": worker.honours_threshold(),
         "context_tokens": worker.context_tokens(),
         "index_blocks": blocks,
-        "assumed_blocks": served.pool.assumed.blocks(worker.index),
+        "ranks": ranks(served, worker),
+        "takes_rank_header": worker.ranks.pins(),
+        "assumed_blocks": served.pool.assumed.blocks(worker),
         "requests": worker.booked.requests(),
         "prefill_tokens": worker.booked.prefill_tokens(),
         "active_tokens": worker.booked.active_tokens(),
@@ -82,6 +86,25 @@ pub(super) fn view(admin: &Admin, served: &Served, worker: &Worker) -> Value {
         "engine_waiting": load.as_ref().and_then(|load| load.waiting),
         "engine_kv_used_ratio": load.as_ref().and_then(|load| load.kv_used_ratio),
     })
+}
+
+/// The data-parallel ranks. Where requests cannot be pinned, bookings are the worker's alone.
+fn ranks(served: &Served, worker: &Worker) -> Vec<Value> {
+    let ranks = worker.ranks.all();
+    let index = served.pool.index();
+    let blocks = |rank| index.block_counts(rank_key(worker.index, rank)).iter().sum::<usize>();
+    let view = |(number, rank): (u16, &Arc<Rank>)| {
+        let booked = if ranks.len() == 1 { &worker.booked } else { &rank.booked };
+        json!({
+            "rank": number,
+            "events_current": worker.ranks.is_current(number),
+            "index_blocks": blocks(number),
+            "requests": booked.requests(),
+            "prefill_tokens": booked.prefill_tokens(),
+            "active_tokens": booked.active_tokens(),
+        })
+    };
+    (0..).zip(&ranks).map(view).collect()
 }
 
 /// What a side-car tells of its engine; a figure that is not known is null.

@@ -456,6 +456,17 @@ pub struct Worker {
     /// model's is.
     #[serde(default)]
     pub costs: Option<CostsConfig>,
+    /// Data-parallel ranks behind the address; left out, the engine's `/metrics` (or its
+    /// side-car) say it. Rank r publishes KV events, and replays them, r ports behind
+    /// `kv_events` and `kv_replay`.
+    #[serde(default)]
+    #[schemars(range(min = 1, max = 256))]
+    pub data_parallel_ranks: Option<u16>,
+    /// Whether the engine runs a request on the rank that `X-data-parallel-rank` names; left
+    /// out, one with several ranks is asked once. Where it does not, only what all ranks hold
+    /// counts.
+    #[serde(default)]
+    pub takes_rank_header: Option<bool>,
 }
 
 /// What a worker does.

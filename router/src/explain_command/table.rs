@@ -128,7 +128,8 @@ fn candidates(out: &mut String, all: Vec<&Value>, conditions: &[Value]) {
     for seen in all {
         let mark = if seen["chosen"] == true { "* " } else { "  " };
         let down = if seen["up"] == true { "" } else { " (down)" };
-        let mut row = vec![format!("{mark}{}{down}", text(&seen["worker"]))];
+        let rank = seen["rank"].as_u64().map(|rank| format!("/{rank}")).unwrap_or_default();
+        let mut row = vec![format!("{mark}{}{rank}{down}", text(&seen["worker"]))];
         row.extend(COLUMNS.iter().map(|(_, key)| figure(&seen[*key])));
         row.push(tiers(&seen["overlap_by_tier"]));
         row.push(terms(&seen["terms"]));

@@ -13,7 +13,7 @@ use std::time::{Duration, Instant};
 use serde::Serialize;
 use splitrail_kv::{BlockHash, IndexReader, Overlaps, Recent, RecentConfig};
 
-use super::pool::worker_key;
+use super::pool::rank_key;
 use super::worker::Worker;
 use crate::config::model::AssumedConfig;
 
@@ -54,20 +54,21 @@ impl Assumed {
         Self { speculative: guesses(config.speculative), approximate: guesses(config.approximate) }
     }
 
-    /// A prompt is being sent to a worker that will hold it then.
-    pub fn sent(&self, now: Instant, worker: &Worker, hashes: &[BlockHash]) {
+    /// A prompt is being sent to a worker, and there to a rank, that will hold it then. Of one
+    /// that chooses the rank itself nothing can be assumed.
+    pub fn sent(&self, now: Instant, worker: &Worker, rank: Option<u16>, hashes: &[BlockHash]) {
         if let Some(speculative) = &self.speculative {
-            speculative.record(now, worker, hashes);
+            speculative.record(now, worker, rank, hashes);
         }
     }
 
     /// A worker has a prompt's KV. Where its events come in, they say so better. An attempt
     /// that failed never comes here: what outlives it are seconds of speculation.
-    pub fn computed(&self, now: Instant, worker: &Worker, hashes: &[BlockHash]) {
+    pub fn computed(&self, now: Instant, worker: &Worker, rank: Option<u16>, hashes: &[BlockHash]) {
         if let Some(approximate) = &self.approximate
-            && !worker.overlap_is_believed()
+            && !worker.overlap_is_believed(rank)
         {
-            approximate.record(now, worker, hashes);
+            approximate.record(now, worker, rank, hashes);
         }
     }
 
@@ -106,7 +107,7 @@ impl Assumed {
     }
 
     /// Blocks that are assumed of a worker.
-    pub fn blocks(&self, worker: usize) -> AssumedBlocks {
+    pub fn blocks(&self, worker: &Worker) -> AssumedBlocks {
         let [speculative, approximate] =
             self.kinds().map(|guesses| guesses.map_or(0, |guesses| guesses.blocks(worker)));
         AssumedBlocks { speculative, approximate }
@@ -139,14 +140,17 @@ impl Guesses {
         }
     }
 
-    fn record(&self, now: Instant, worker: &Worker, hashes: &[BlockHash]) {
-        if hashes.is_empty() {
+    fn record(&self, now: Instant, worker: &Worker, rank: Option<u16>, hashes: &[BlockHash]) {
+        if hashes.is_empty() || (rank.is_none() && worker.ranks.are_chosen_by_the_engine()) {
             return;
         }
+        // Engines report the sum of all ranks.
+        let ranks = u32::from(worker.ranks.count());
         let capacity = worker.load(now).and_then(|load| load.total_blocks);
-        let capacity = capacity.map(|blocks| blocks as usize);
+        let capacity = capacity.map(|blocks| (blocks / ranks) as usize);
         let now_ms = self.ms(now);
-        self.change(|recent| recent.record(now_ms, worker_key(worker.index), hashes, capacity));
+        let key = rank_key(worker.index, rank.unwrap_or(0));
+        self.change(|recent| recent.record(now_ms, key, hashes, capacity));
     }
 
     fn find(&self, now: Instant, hashes: &[BlockHash], out: &mut Overlaps) {
@@ -163,8 +167,10 @@ impl Guesses {
         self.change(|recent| recent.forget(worker as u32));
     }
 
-    fn blocks(&self, worker: usize) -> usize {
-        self.lock().blocks(worker_key(worker))
+    fn blocks(&self, worker: &Worker) -> usize {
+        let recent = self.lock();
+        let keys = (0..worker.ranks.count()).map(|rank| rank_key(worker.index, rank));
+        keys.map(|key| recent.blocks(key)).sum()
     }
 
     fn change<T>(&self, change: impl FnOnce(&mut Recent) -> T) -> T {

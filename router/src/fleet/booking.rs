@@ -5,6 +5,7 @@ use std::sync::atomic::{AtomicU32, AtomicU64, Ordering::Relaxed};
 use std::time::Instant;
 
 use super::costs::Work;
+use super::worker::Worker;
 
 /// Sums of a worker's bookings. The counters are statistics for placement: they
 /// order nothing, so relaxed atomics suffice.
@@ -32,10 +33,12 @@ impl Booked {
     }
 }
 
-/// One request's place on a worker; dropping it gives everything back.
+/// One request's place on a worker, and on the rank that it is pinned to; dropping it gives
+/// everything back.
 #[derive(Debug)]
 pub struct Booking {
     booked: Arc<Booked>,
+    of_rank: Option<Arc<Booked>>,
     prefill_tokens: u64,
     active_tokens: u64,
     /// The prompt's place in the worker's queue, if it computes it.
@@ -45,10 +48,33 @@ pub struct Booking {
 impl Booking {
     /// Books a leg: `prefill_tokens` to compute, `active_tokens` to hold.
     pub fn new(booked: &Arc<Booked>, prefill_tokens: u64, active_tokens: u64) -> Self {
-        booked.requests.fetch_add(1, Relaxed);
-        booked.prefill_tokens.fetch_add(prefill_tokens, Relaxed);
-        booked.active_tokens.fetch_add(active_tokens, Relaxed);
-        Self { booked: Arc::clone(booked), prefill_tokens, active_tokens, work: None }
+        Self::both(Arc::clone(booked), None, prefill_tokens, active_tokens)
+    }
+
+    /// The same on a worker, and on one of its ranks if it is pinned there.
+    pub fn on(worker: &Worker, rank: Option<u16>, prefill_tokens: u64, active_tokens: u64) -> Self {
+        let of_rank = rank.and_then(|rank| worker.ranks.get(rank));
+        let of_rank = of_rank.map(|rank| Arc::clone(&rank.booked));
+        Self::both(Arc::clone(&worker.booked), of_rank, prefill_tokens, active_tokens)
+    }
+
+    fn both(
+        booked: Arc<Booked>,
+        of_rank: Option<Arc<Booked>>,
+        prefill_tokens: u64,
+        active_tokens: u64,
+    ) -> Self {
+        let booking = Self { booked, of_rank, prefill_tokens, active_tokens, work: None };
+        for booked in booking.places() {
+            booked.requests.fetch_add(1, Relaxed);
+            booked.prefill_tokens.fetch_add(prefill_tokens, Relaxed);
+            booked.active_tokens.fetch_add(active_tokens, Relaxed);
+        }
+        booking
+    }
+
+    fn places(&self) -> impl Iterator<Item = &Arc<Booked>> {
+        std::iter::once(&self.booked).chain(&self.of_rank)
     }
 
     /// The same booking, of a prompt that the worker computes: how long it takes is learned.
@@ -68,15 +94,19 @@ impl Booking {
 
     fn free_prefill(&mut self) {
         let tokens = std::mem::take(&mut self.prefill_tokens);
-        self.booked.prefill_tokens.fetch_sub(tokens, Relaxed);
+        for booked in self.places() {
+            booked.prefill_tokens.fetch_sub(tokens, Relaxed);
+        }
     }
 }
 
 impl Drop for Booking {
     fn drop(&mut self) {
         self.free_prefill();
-        self.booked.active_tokens.fetch_sub(self.active_tokens, Relaxed);
-        self.booked.requests.fetch_sub(1, Relaxed);
+        for booked in self.places() {
+            booked.active_tokens.fetch_sub(self.active_tokens, Relaxed);
+            booked.requests.fetch_sub(1, Relaxed);
+        }
     }
 }
 

@@ -27,11 +27,18 @@ const QUIET: Duration = Duration::from_secs(1);
 
 /// Who the engine behind a worker is, until it is started again.
 #[derive(Debug, PartialEq, Eq)]
-pub struct Engine {
-    /// Its id.
-    pub id: String,
-    /// The rank that requests must be pinned to, if it has several.
-    pub rank: Option<u32>,
+pub struct Engine(EngineIds);
+
+impl Engine {
+    /// Its id, and the rank that requests must be pinned to, if it has several: the one that
+    /// is wished for, else its first. `None` if there is no such rank.
+    pub fn of_rank(&self, rank: Option<u16>) -> Option<(&str, Option<u32>)> {
+        let (rank, id, several) = match rank.map(u32::from) {
+            Some(rank) => self.0.of_rank(rank).map(|(id, several)| (rank, id, several))?,
+            None => self.0.first()?,
+        };
+        Some((id, several.then_some(rank)))
+    }
 }
 
 impl Bootstrap {
@@ -101,8 +108,7 @@ impl Bootstrap {
     async fn query(&self, client: &EngineClient, guarded: bool) -> Result<Engine, String> {
         let text = client.ask(&self.authority, guarded, QUERY_PATH, MAX_QUERY_BYTES).await?;
         let ids = EngineIds::parse(&text).map_err(|error| error.to_string())?;
-        let (rank, id, several) = ids.first().ok_or("it names no engine")?;
-        Ok(Engine { id: id.to_owned(), rank: several.then_some(rank) })
+        Ok(Engine(ids))
     }
 
     /// Forgets an engine with which a transfer failed, unless another one is known by now:

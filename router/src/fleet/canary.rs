@@ -124,11 +124,19 @@ impl Canary {
     /// Whether its events come in, or begin to soon.
     async fn events_come(&self) -> bool {
         let coming = async {
-            while !self.worker.events_are_current() {
+            while !self.events_are_current() {
                 tokio::time::sleep(GLANCE).await;
             }
         };
         tokio::time::timeout(EVENTS_PATIENCE, coming).await.is_ok()
+    }
+
+    /// Those of the rank that is asked, which is the first; of any, where the engine chooses.
+    fn events_are_current(&self) -> bool {
+        match self.worker.ranks.are_pinned() {
+            true => self.worker.ranks.is_current(0),
+            false => self.worker.events_are_current(),
+        }
     }
 
     /// The same prompt to the first adapter: one is enough to see how events name them.
@@ -167,7 +175,7 @@ impl Canary {
             if blocks.is_settled() || Instant::now() >= deadline {
                 return diagnose::blocks(&Blocks { witnessed, ..blocks });
             }
-            if !worker.events_are_current() {
+            if !self.events_are_current() {
                 return Verdict::Unclear("events_cut_off");
             }
             tokio::time::sleep(GLANCE).await;

@@ -38,8 +38,8 @@ struct State {
     /// there are requests in flight.
     queue: VecDeque<Queued>,
     next: u64,
-    /// When a prompt was last done.
-    done_ns: u64,
+    /// When each rank last did a prompt; as many as the worker has ranks.
+    done: Vec<(Option<u16>, u64)>,
     /// The learner's word, and when it was given.
     known: (Coefficients, u64),
 }
@@ -47,10 +47,20 @@ struct State {
 #[derive(Clone, Copy, Debug)]
 struct Queued {
     number: u64,
+    rank: Option<u16>,
     begun_ns: u64,
     predicted_ns: u64,
     /// Whether nobody is going to say when it is computed: the reply comes as a whole.
     unheard: bool,
+}
+
+/// Whose queue is meant.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Whose {
+    /// A rank's, or that of a worker without.
+    Rank(Option<u16>),
+    /// That of whichever of so many ranks the engine is going to choose.
+    Any(u64),
 }
 
 /// What a pick wants to know of it.
@@ -90,7 +100,7 @@ impl Costs {
             busy: BusyShare::default(),
             queue: VecDeque::new(),
             next: 0,
-            done_ns: 0,
+            done: Vec::new(),
             known: (prior, 0),
         };
         Self { epoch: Instant::now(), freed: OnceLock::new(), state: Mutex::new(state) }
@@ -119,14 +129,21 @@ impl Costs {
     }
 
     /// What is known at this instant, where others have it compute so many tokens besides.
-    pub fn seen(&self, now: Instant, others_tokens: u64) -> Seen {
+    pub fn seen(&self, now: Instant, whose: Whose, others_tokens: u64) -> Seen {
         let now_ns = self.ns(now);
         let mut state = self.lock();
         let coefficients = state.coefficients(now_ns);
         let others = others_tokens as f64 * coefficients.prefill_seconds_per_token * 1e9;
+        let (left_ns, queued) = match whose {
+            Whose::Rank(rank) => state.left_ns(now_ns, rank),
+            Whose::Any(ranks) => {
+                let (left_ns, queued) = state.left_ns(now_ns, None);
+                (left_ns / ranks.max(1), queued.div_ceil(ranks.max(1) as usize))
+            }
+        };
         Seen {
-            wait_ns: state.left_ns(now_ns).saturating_add(others as u64),
-            waiting: u32::try_from(state.queue.len().saturating_sub(1)).unwrap_or(u32::MAX),
+            wait_ns: left_ns.saturating_add(others as u64),
+            waiting: u32::try_from(queued.saturating_sub(1)).unwrap_or(u32::MAX),
             busy_share: state.busy.at(now_ns),
             coefficients,
         }
@@ -137,6 +154,7 @@ impl Costs {
     pub fn begin(
         self: &Arc<Self>,
         now: Instant,
+        rank: Option<u16>,
         (new_tokens, context_tokens): (u64, u64),
         unheard: bool,
     ) -> Work {
@@ -147,7 +165,7 @@ impl Costs {
         let predicted_ns = coefficients.prefill_ns(prompt_tokens, context_tokens);
         let number = state.next;
         state.next += 1;
-        state.queue.push_back(Queued { number, begun_ns: now_ns, predicted_ns, unheard });
+        state.queue.push_back(Queued { number, rank, begun_ns: now_ns, predicted_ns, unheard });
         state.busy.set(now_ns, true);
         Work { costs: Arc::clone(self), number, new_tokens, context_tokens }
     }
@@ -181,8 +199,11 @@ impl Costs {
         let mut state = self.lock();
         let place = state.queue.iter().position(|queued| queued.number == number)?;
         let queued = state.queue.remove(place)?;
-        let alone_ns = now_ns.saturating_sub(queued.begun_ns.max(state.done_ns));
-        state.done_ns = now_ns;
+        let alone_ns = now_ns.saturating_sub(queued.begun_ns.max(state.done_ns(queued.rank)));
+        match state.done.iter_mut().find(|(rank, _)| *rank == queued.rank) {
+            Some((_, done_ns)) => *done_ns = now_ns,
+            None => state.done.push((queued.rank, now_ns)),
+        }
         if state.queue.is_empty() {
             state.busy.set(now_ns, false);
         }
@@ -204,18 +225,24 @@ impl Costs {
 }
 
 impl State {
-    /// What is left of the queue. Of prompts whose end is heard, the first is at work until
+    /// When a rank last did a prompt; 0 if it did none.
+    fn done_ns(&self, rank: Option<u16>) -> u64 {
+        self.done.iter().find(|(other, _)| *other == rank).map_or(0, |(_, done_ns)| *done_ns)
+    }
+
+    /// What is left of a rank's queue, and how many are in it. Of prompts whose end is heard, the first is at work until
     /// then; of others it is when the prediction says.
-    fn left_ns(&self, now_ns: u64) -> u64 {
-        let begun_ns = self.queue.front().map_or(now_ns, |head| head.begun_ns.max(self.done_ns));
+    fn left_ns(&self, now_ns: u64, rank: Option<u16>) -> (u64, usize) {
+        let own = || self.queue.iter().filter(|queued| queued.rank == rank);
+        let begun_ns = own().next().map_or(now_ns, |head| head.begun_ns.max(self.done_ns(rank)));
         let mut passed_ns = now_ns.saturating_sub(begun_ns);
         let mut left_ns = 0_u64;
-        for queued in &self.queue {
+        for queued in own() {
             let spent_ns = passed_ns.min(queued.predicted_ns);
             left_ns = left_ns.saturating_add(queued.predicted_ns - spent_ns);
             passed_ns = if queued.unheard { passed_ns - spent_ns } else { 0 };
         }
-        left_ns
+        (left_ns, own().count())
     }
 
     fn coefficients(&mut self, now_ns: u64) -> Coefficients {
@@ -271,18 +298,22 @@ mod tests {
     fn a_queue_is_as_long_as_what_is_left_of_it() {
         let (costs, at) = costs();
         // 12,000 tokens take 1195.6 ms by the prior.
-        let first = costs.begin(at(0), (12_000, 0), false);
-        let second = costs.begin(at(100), (12_000, 0), false);
-        let wait_ms = |ms| costs.seen(at(ms), 0).wait_ns / 1_000_000;
-        assert_eq!((wait_ms(100), costs.seen(at(100), 0).waiting), (2291, 1));
+        let first = costs.begin(at(0), None, (12_000, 0), false);
+        let second = costs.begin(at(100), None, (12_000, 0), false);
+        let wait_ms = |ms| costs.seen(at(ms), Whose::Rank(None), 0).wait_ns / 1_000_000;
+        assert_eq!((wait_ms(100), costs.seen(at(100), Whose::Rank(None), 0).waiting), (2291, 1));
         assert_eq!(wait_ms(1200), 1195, "what takes longer than predicted is about to end");
-        assert_eq!(costs.seen(at(1200), 1000).wait_ns / 1_000_000, 1280, "others' work waits too");
+        assert_eq!(
+            costs.seen(at(1200), Whose::Rank(None), 1000).wait_ns / 1_000_000,
+            1280,
+            "others' work waits too"
+        );
         first.done(at(1300), None);
         assert_eq!(wait_ms(1300), 1195);
         assert_eq!(wait_ms(1800), 695);
         drop(second);
         assert_eq!(wait_ms(1800), 0);
-        assert_eq!(costs.seen(at(1800), 0).waiting, 0);
+        assert_eq!(costs.seen(at(1800), Whose::Rank(None), 0).waiting, 0);
     }
 
     #[test]
@@ -293,7 +324,7 @@ mod tests {
         let mut queue = VecDeque::new();
         for i in 0..400_u64 {
             let (new, context) = (500 + i * 37 % 9000, i * 91 % 4000);
-            queue.push_back((costs.begin(at(now_ms), (new, context), false), new, context));
+            queue.push_back((costs.begin(at(now_ms), None, (new, context), false), new, context));
             if queue.len() < 3 {
                 continue;
             }
@@ -308,21 +339,36 @@ mod tests {
         assert!((1.9..2.1).contains(&ratio), "{ratio}");
         assert!(told.prefill.observations > 300 && told.busy_share > 0.9, "{told:?}");
         costs.forget();
-        assert_eq!(costs.seen(at(now_ms), 0).coefficients, prior);
+        assert_eq!(costs.seen(at(now_ms), Whose::Rank(None), 0).coefficients, prior);
     }
 
     #[test]
     fn a_prompt_whose_end_nobody_hears_is_done_when_it_should_be() {
         let (costs, at) = costs();
-        let _both = [0, 0].map(|_| costs.begin(at(0), (12_000, 0), true));
-        let wait_ms = |ms| costs.seen(at(ms), 0).wait_ns / 1_000_000;
+        let _both = [0, 0].map(|_| costs.begin(at(0), None, (12_000, 0), true));
+        let wait_ms = |ms| costs.seen(at(ms), Whose::Rank(None), 0).wait_ns / 1_000_000;
         assert_eq!((wait_ms(0), wait_ms(1195), wait_ms(2000), wait_ms(9000)), (2391, 1196, 391, 0));
+    }
+
+    #[test]
+    fn ranks_have_queues_of_their_own() {
+        let (costs, at) = costs();
+        let _first = costs.begin(at(0), Some(0), (12_000, 0), false);
+        let second = costs.begin(at(0), Some(1), (6_000, 0), false);
+        let wait_ms = |rank| costs.seen(at(0), Whose::Rank(Some(rank)), 0).wait_ns / 1_000_000;
+        assert_eq!((wait_ms(0), wait_ms(1), wait_ms(2)), (1195, 561, 0));
+        second.done(at(600), None);
+        let first = costs.seen(at(700), Whose::Rank(Some(0)), 0).wait_ns / 1_000_000;
+        assert_eq!(first, 495, "another rank's end says nothing of this one");
+        drop(_first);
+        let _any = [0, 0].map(|_| costs.begin(at(700), None, (12_000, 0), false));
+        assert_eq!(costs.seen(at(700), Whose::Any(2), 0).wait_ns / 1_000_000, 1195);
     }
 
     #[test]
     fn what_fails_teaches_nothing() {
         let (costs, at) = costs();
-        drop(costs.begin(at(0), (1000, 0), false));
+        drop(costs.begin(at(0), None, (1000, 0), false));
         assert_eq!(costs.view(at(5000)).prefill.observations, 0);
     }
 }

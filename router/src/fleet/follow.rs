@@ -6,7 +6,6 @@ use std::time::Duration;
 use tokio::task::JoinSet;
 
 use super::claims::Source;
-use super::indexing::Indexing;
 use super::worker::Worker;
 use super::{canary, intake, poll, probe};
 use crate::core::{Core, Served};
@@ -45,9 +44,10 @@ pub(super) fn follow(
     if leading != Source::Shim && worker.config.kv_events.is_some() {
         let (core, pool, followed) = (Arc::clone(core), Arc::clone(&served.pool), worker.clone());
         let model: Arc<str> = served.name().into();
+        // Its first answer says how many ranks there are.
+        worker.ranks.expect();
         events.spawn(supervise("KV events", Arc::clone(worker), move || {
-            let part = Indexing::new(core.clone(), model.clone(), pool.clone(), followed.clone());
-            intake::run(part)
+            intake::run(core.clone(), model.clone(), pool.clone(), followed.clone())
         }));
     }
     Tasks { asking: ask(core, served, worker, leading), _events: events }
@@ -82,13 +82,22 @@ fn ask(
             probe::run(Arc::clone(&model), Arc::clone(&asked))
         }));
     }
+    if worker.config.takes_rank_header.is_none() {
+        let (model, asked) = (Arc::clone(served), Arc::clone(worker));
+        tasks.spawn(supervise("rank", Arc::clone(worker), move || {
+            probe::run_rank(Arc::clone(&model), Arc::clone(&asked))
+        }));
+    }
     tasks
 }
 
 /// Runs a task again if it panics: a defect on one worker's bytes must not leave
 /// its part of the picture frozen and believed.
-async fn supervise<F>(what: &'static str, worker: Arc<Worker>, task: impl Fn() -> F + Send)
-where
+pub(super) async fn supervise<F>(
+    what: &'static str,
+    worker: Arc<Worker>,
+    task: impl Fn() -> F + Send,
+) where
     F: Future<Output = ()> + Send + 'static,
 {
     const PAUSE: Duration = Duration::from_secs(1);

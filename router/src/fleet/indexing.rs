@@ -1,13 +1,13 @@
-//! One worker's part of the index, for whoever follows its KV events: what was applied is
+//! One worker's part of the index, or one of its ranks', for whoever follows its KV events: what was applied is
 //! counted, what could not be is told, and whether the rest is to be believed.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use splitrail_kv::Applied;
+use splitrail_kv::{Applied, WorkerKey};
 
-use super::pool::{Pool, worker_key};
+use super::pool::{Pool, rank_key};
 use super::worker::Worker;
 use crate::core::{Core, unix_ms};
 
@@ -30,6 +30,8 @@ pub(super) struct Indexing {
     model: Arc<str>,
     pub(super) pool: Arc<Pool>,
     pub(super) worker: Arc<Worker>,
+    /// Of which rank; `None` where somebody tells of all of them.
+    rank: Option<u16>,
     /// When a log line of each kind was last written.
     said: BTreeMap<&'static str, Instant>,
     /// Since when the index lacks blocks of this worker that were beyond its bound.
@@ -41,7 +43,7 @@ pub(super) struct Indexing {
 /// However following ends, what it has left is not known to be true any more.
 impl Drop for Indexing {
     fn drop(&mut self) {
-        self.worker.set_events_current(false);
+        self.set_current(false);
     }
 }
 
@@ -51,12 +53,14 @@ impl Indexing {
         model: Arc<str>,
         pool: Arc<Pool>,
         worker: Arc<Worker>,
+        rank: Option<u16>,
     ) -> Self {
         Self {
             core,
             model,
             pool,
             worker,
+            rank,
             said: BTreeMap::new(),
             truncated: None,
             truncated_min: TRUNCATED_MIN,
@@ -65,14 +69,35 @@ impl Indexing {
 
     /// What the worker holds is known from here on: it is believed.
     pub(super) fn in_step(&self) {
-        self.worker.set_synced();
-        self.worker.set_events_current(true);
+        self.set_current(true);
+        if self.worker.events_are_current() {
+            self.worker.set_synced();
+        }
         self.pool.assumed.confirmed(self.worker.index);
     }
 
-    /// Blocks that the index holds of the worker, in its tiers.
+    /// Records that events come in, or are cut off.
+    pub(super) fn set_current(&self, current: bool) {
+        match self.rank {
+            None => self.worker.set_events_current(current),
+            Some(rank) => {
+                let rank = self.worker.ranks.get(rank);
+                rank.into_iter().for_each(|rank| rank.set_current(current));
+            }
+        }
+    }
+
+    /// Blocks that the index holds.
     pub(super) fn blocks(&self) -> usize {
-        self.pool.index().block_counts(worker_key(self.worker.index)).iter().sum()
+        match self.rank {
+            None => self.pool.index().held(self.worker.index as u32),
+            Some(_) => self.pool.index().block_counts(self.key()).iter().sum(),
+        }
+    }
+
+    /// The name in the index, of one rank or of the first.
+    pub(super) fn key(&self) -> WorkerKey {
+        rank_key(self.worker.index, self.rank.unwrap_or(0))
     }
 
     /// Events of the engine that were made then, in seconds since 1970, are being applied.
@@ -107,7 +132,7 @@ impl Indexing {
         self.worker.witness.applied(events, &sum);
         if sum.over_limit > 0 {
             self.truncated.get_or_insert_with(Instant::now);
-            self.worker.set_index_truncated(true);
+            self.worker.ranks.set_truncated(self.rank, true);
         }
         for (reason, blocks) in [
             ("unknown_parent", sum.orphaned),
@@ -137,8 +162,12 @@ impl Indexing {
             return false;
         }
         let index = self.pool.index();
-        let (_, limit) = index.room(worker_key(self.worker.index));
-        limit.saturating_sub(index.held(self.worker.index as u32)) >= limit / 8
+        let (room, limit) = index.room(self.key());
+        let room = match self.rank {
+            None => limit.saturating_sub(index.held(self.worker.index as u32)),
+            Some(_) => room,
+        };
+        room >= limit / 8
     }
 
     /// It is made anew for the room that there is: the same history may lead to the same place,
@@ -150,7 +179,7 @@ impl Indexing {
     /// What was left out is gone in the engine as well.
     pub(super) fn nothing_is_left_out(&mut self) {
         self.truncated = None;
-        self.worker.set_index_truncated(false);
+        self.worker.ranks.set_truncated(self.rank, false);
     }
 
     /// All is going to be told anew.
@@ -159,10 +188,13 @@ impl Indexing {
         self.worker.index_begins_anew();
     }
 
-    /// Drops all that the index holds of the worker, and all that is assumed of it.
+    /// Drops all that the index holds, and all that is assumed of the worker.
     pub(super) fn forget(&mut self) {
         self.begin_whole();
-        self.pool.index().remove_worker(self.worker.index as u32);
+        match self.rank {
+            None => self.pool.index().remove_worker(self.worker.index as u32),
+            Some(_) => self.pool.index().clear_worker(self.key()),
+        };
         self.pool.assumed.forget(self.worker.index);
     }
 

@@ -1,45 +1,92 @@
-//! Follows one worker's KV events into the index.
+//! Follows one worker's KV events into the index, those of each data-parallel rank on their
+//! own: ranks number their events apart, and one that falls behind says nothing of the others.
 
 use std::sync::Arc;
 use std::time::Instant;
 
 use splitrail_engine::vllm::events::EventBatch;
+use splitrail_engine::vllm::identity::{EventSource, of_all_ranks};
 use splitrail_engine::vllm::subscription::{ResetReason, Subscription, SyncOutcome, Update};
 use splitrail_engine::zmtp::Endpoint;
 use splitrail_kv::{Applied, KvEvent};
 use tokio::sync::mpsc;
+use tokio::task::JoinSet;
 use tokio_util::sync::CancellationToken;
 
+use super::follow::supervise;
 use super::indexing::{Indexing, OVER_LIMIT};
-use super::pool::worker_key;
+use super::pool::{Pool, rank_key};
+use super::worker::Worker;
+use crate::core::Core;
 
 /// Batches between the subscription and the index. A full queue holds the stream
 /// back in the kernel's buffers, and in the end at the engine.
 const QUEUE_BATCHES: usize = 256;
 
-/// Follows a worker until the task is ended.
-pub(super) async fn run(part: Indexing) {
-    let (worker, pool) = (Arc::clone(&part.worker), Arc::clone(&part.pool));
-    let endpoint = |address: &Option<String>| -> Option<Endpoint> {
-        address.as_deref().and_then(|address| address.parse().ok())
-    };
-    let events = endpoint(&worker.config.kv_events);
-    let Some(events) = events else {
+/// Follows a worker's ranks, as many as there are, until the task is ended.
+pub(super) async fn run(core: Arc<Core>, model: Arc<str>, pool: Arc<Pool>, worker: Arc<Worker>) {
+    let Some(first) = first_source(&worker) else {
         // Addresses are checked with the configuration.
         tracing::error!(worker = worker.id(), "kv_events is not an address");
         return;
     };
     pool.block_size_known().await;
-    let replay = endpoint(&worker.config.kv_replay);
-    let mut intake = Intake(part);
+    let mut counts = worker.ranks.follow();
+    let mut following: Vec<JoinSet<()>> = Vec::new();
+    loop {
+        // The sender is the worker, which the task keeps.
+        let Ok(count) = counts.wait_for(Option::is_some).await.map(|count| count.unwrap_or(1))
+        else {
+            return;
+        };
+        for (rank, mut gone) in (count..).zip(following.drain(..).skip(count.into())) {
+            gone.shutdown().await;
+            pool.index().clear_worker(rank_key(worker.index, rank));
+        }
+        let sources = of_all_ranks(std::slice::from_ref(&first), count.into());
+        if sources.len() < usize::from(count) {
+            let (worker, ranks) = (worker.id(), count);
+            tracing::error!(worker, ranks, "there are not so many ports behind kv_events");
+        }
+        for source in sources.into_iter().skip(following.len()) {
+            let (core, model, pool) = (Arc::clone(&core), Arc::clone(&model), Arc::clone(&pool));
+            let followed = Arc::clone(&worker);
+            let task = move || {
+                let (core, model, pool) = (core.clone(), model.clone(), pool.clone());
+                let part = Indexing::new(core, model, pool, followed.clone(), Some(source.rank));
+                follow(part, source.clone())
+            };
+            let mut tasks = JoinSet::new();
+            tasks.spawn(supervise("KV events", Arc::clone(&worker), task));
+            following.push(tasks);
+        }
+        if counts.changed().await.is_err() {
+            return;
+        }
+    }
+}
+
+/// Where the first rank publishes.
+fn first_source(worker: &Worker) -> Option<EventSource> {
+    let endpoint = |address: &Option<String>| -> Option<Endpoint> {
+        address.as_deref().and_then(|address| address.parse().ok())
+    };
+    let events = endpoint(&worker.config.kv_events)?;
+    Some(EventSource { rank: 0, events, replay: endpoint(&worker.config.kv_replay) })
+}
+
+/// Follows a rank until the task is ended.
+async fn follow(part: Indexing, source: EventSource) {
+    let mut intake = Intake { part, source, speaks: None };
     loop {
         let (sink, mut updates) = mpsc::channel(QUEUE_BATCHES);
-        let subscription = Subscription::new(events.clone(), replay.clone());
+        let EventSource { events, replay, .. } = intake.source.clone();
+        let subscription = Subscription::new(events, replay);
         let following = subscription.run(sink, CancellationToken::new());
         // What was wished for before comes true here.
-        let mut wishes = intake.0.worker.resync.wishes();
+        let mut wishes = intake.part.worker.resync.wishes();
         // What was there before is not known to be true.
-        intake.0.forget();
+        intake.part.forget();
         let applying = async {
             loop {
                 tokio::select! {
@@ -49,7 +96,7 @@ pub(super) async fn run(part: Indexing) {
                     },
                     reason = wishes.next() => return reason,
                 }
-                if intake.0.has_room_again(Instant::now()) {
+                if intake.part.has_room_again(Instant::now()) {
                     return OVER_LIMIT;
                 }
             }
@@ -60,14 +107,20 @@ pub(super) async fn run(part: Indexing) {
             reason = applying => {
                 intake.begin_anew(reason);
                 if reason == OVER_LIMIT {
-                    intake.0.wait_longer();
+                    intake.part.wait_longer();
                 }
             }
         }
     }
 }
 
-struct Intake(Indexing);
+struct Intake {
+    part: Indexing,
+    source: EventSource,
+    /// The rank that the stream says it is of, if it says so: one stream, one rank. An engine
+    /// that is one rank of many, each with an address of its own, may give any number.
+    speaks: Option<u16>,
+}
 
 impl Intake {
     fn take(&mut self, update: Update) {
@@ -75,18 +128,19 @@ impl Intake {
             Update::Batch { batch, .. } => self.apply(&batch),
             Update::Reset { reason } => self.reset(reason),
             Update::Synced { outcome } => self.synced(outcome),
-            Update::Gap { expected, sequence } => self.0.gap(sequence - expected),
-            Update::Garbage { error, .. } => self.0.garbage(&error),
+            Update::Gap { expected, sequence } => self.part.gap(sequence - expected),
+            Update::Garbage { error, .. } => self.part.garbage(&error),
             Update::Disconnected { error } => {
-                let worker = Arc::clone(&self.0.worker);
-                worker.set_events_current(false);
+                let worker = Arc::clone(&self.part.worker);
+                self.part.set_current(false);
                 // Whatever comes back may be another version of it.
                 worker.parity.forget();
-                if self.0.may_log("disconnected") {
-                    let endpoint = worker.config.kv_events.as_deref().unwrap_or_default();
+                if self.part.may_log("disconnected") {
+                    let (rank, endpoint) = (self.source.rank, &self.source.events);
                     tracing::warn!(
                         worker = worker.id(),
-                        endpoint,
+                        rank,
+                        %endpoint,
                         %error,
                         "KV events are cut off: no overlap is believed until they come again"
                     );
@@ -96,12 +150,12 @@ impl Intake {
     }
 
     fn synced(&mut self, outcome: SyncOutcome) {
-        self.0.in_step();
-        if !self.0.may_log("synced") {
+        self.part.in_step();
+        if !self.part.may_log("synced") {
             return;
         }
-        let blocks = self.0.blocks();
-        let worker = self.0.worker.id();
+        let blocks = self.part.blocks();
+        let worker = self.part.worker.id();
         match outcome {
             SyncOutcome::Replayed => tracing::info!(worker, blocks, "index is in step"),
             SyncOutcome::ReplayFailed | SyncOutcome::NoReplay => tracing::warn!(
@@ -113,35 +167,44 @@ impl Intake {
     }
 
     fn apply(&mut self, batch: &EventBatch) {
-        self.0.observe(batch.events.len(), batch.timestamp_s);
-        if let Some(rank) = batch.rank.filter(|rank| *rank != 0) {
-            // No request goes to a further data-parallel rank: what it holds is of no use.
-            self.0.worker.witness.of_other_rank(batch.events.len());
-            self.0.count_rejected("rank", batch.events.len());
-            if self.0.may_log("rank") {
-                let worker = self.0.worker.id();
-                tracing::warn!(worker, rank, "events of a further data-parallel rank are left out");
+        self.part.observe(batch.events.len(), batch.timestamp_s);
+        if let Some(rank) = batch.rank.filter(|rank| self.is_of_another_rank(*rank)) {
+            // A request that is pinned to this one would not find it.
+            self.part.worker.witness.of_other_rank(batch.events.len());
+            self.part.count_rejected("rank", batch.events.len());
+            if self.part.may_log("rank") {
+                let worker = self.part.worker.id();
+                tracing::warn!(worker, rank, "events of another data-parallel rank are left out");
             }
             return;
         }
         if batch.events.contains(&KvEvent::Cleared) {
-            self.0.pool.assumed.forget(self.0.worker.index);
+            self.part.pool.assumed.forget(self.part.worker.index);
             // What this batch leaves out counts below.
-            self.0.nothing_is_left_out();
+            self.part.nothing_is_left_out();
         }
         let sum = self.index_events(batch);
-        self.0.note(batch.events.len(), sum);
+        self.part.note(batch.events.len(), sum);
+    }
+
+    fn is_of_another_rank(&mut self, says: u16) -> bool {
+        let expected = match self.part.worker.ranks.count() {
+            1 => *self.speaks.get_or_insert(says),
+            _ => self.source.rank,
+        };
+        says != expected
     }
 
     fn index_events(&self, batch: &EventBatch) -> Applied {
-        let Indexing { pool, worker, .. } = &self.0;
+        let Indexing { pool, worker, .. } = &self.part;
+        let key = self.part.key();
         let mut index = pool.index();
         let mut sum = Applied::default();
         if worker.gone.is_cancelled() {
             return sum;
         }
         for event in &batch.events {
-            sum += index.apply(worker_key(worker.index), event);
+            sum += index.apply(key, event);
         }
         sum
     }
@@ -149,20 +212,21 @@ impl Intake {
     /// All of its events are read again: the bound left blocks out that may fit now, or
     /// somebody has asked for it.
     fn begin_anew(&self, reason: &str) {
-        self.0.count_resync(reason);
-        self.0.worker.set_events_current(false);
-        tracing::info!(worker = self.0.worker.id(), reason, "index of this worker is read anew");
+        self.part.count_resync(reason);
+        self.part.set_current(false);
+        tracing::info!(worker = self.part.worker.id(), reason, "index of this worker is read anew");
     }
 
     fn reset(&mut self, reason: ResetReason) {
         // Unless batches were just lost on the way, nothing says that it is the same process.
         if !matches!(reason, ResetReason::Gap | ResetReason::Garbage) {
-            self.0.worker.becomes_another();
+            self.part.worker.becomes_another();
         }
-        self.0.forget();
-        self.0.count_resync(reason.name());
-        if self.0.may_log("reset") {
-            let worker = self.0.worker.id();
+        self.speaks = None;
+        self.part.forget();
+        self.part.count_resync(reason.name());
+        if self.part.may_log("reset") {
+            let worker = self.part.worker.id();
             tracing::warn!(worker, reason = reason.name(), "index of this worker starts anew");
         }
     }

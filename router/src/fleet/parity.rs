@@ -104,7 +104,9 @@ impl Cause {
                  own address"
             }
             Self::UnknownParent => "give it kv_replay, so that earlier events can be read",
-            Self::Rank => "each data-parallel rank needs a worker of its own, or a side-car",
+            Self::Rank => {
+                "kv_events must be the first data-parallel rank's: rank r publishes r ports further"
+            }
             Self::Unmatched => {
                 "its events are not of its requests: kv_events and url must be the same engine's, \
                  with the same model"

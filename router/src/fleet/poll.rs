@@ -41,6 +41,7 @@ pub async fn run(served: Arc<Served>, worker: Arc<Worker>) {
                         "the engine's block size is another: nothing that it holds can be found"
                     );
                 }
+                worker.ranks.set_count(load.ranks.unwrap_or(1));
                 worker.set_load(asked, load);
                 if worker.context_tokens().is_none() {
                     learn_context(&served, &worker, config.probe_timeout).await;

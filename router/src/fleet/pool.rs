@@ -8,13 +8,13 @@ use std::time::{Duration, Instant};
 use arc_swap::ArcSwap;
 use rand::rngs::StdRng;
 use rand::{Rng, SeedableRng};
-use splitrail_kv::{BlockHash, Index, IndexConfig, IndexReader, Overlap, Overlaps, WorkerKey};
+use splitrail_kv::{BlockHash, Index, IndexConfig, IndexReader, Overlaps, Tier, WorkerKey};
 use tokio::sync::watch;
 
 use super::assumed::{Assumed, Found};
 use super::calibration::Calibration;
+use super::picture::Picture;
 use super::roster::Roster;
-use super::told::Others;
 use super::waiting::Waiting;
 use super::worker::Worker;
 use crate::config::model::AssumedConfig;
@@ -152,11 +152,24 @@ impl Pool {
         self.roster.load().iter().filter_map(|worker| worker.context_tokens()).min()
     }
 
-    /// How much of a prompt the index has of a worker, in blocks, whether it is believed or not.
+    /// How much of a prompt the index has of a worker, in blocks, whether it is believed or
+    /// not; of several ranks, the most that one has.
     pub fn indexed_blocks(&self, worker: &Worker, hashes: &[BlockHash]) -> u32 {
         let mut overlaps = Overlaps::new();
         self.reader.find(hashes, &mut overlaps);
-        overlaps.get(worker_key(worker.index)).blocks
+        let keys = (0..worker.ranks.count()).map(|rank| rank_key(worker.index, rank));
+        keys.map(|key| overlaps.get(key).blocks).max().unwrap_or(0)
+    }
+
+    /// Distinct blocks that the index has of a worker, in each tier: the sum over its ranks.
+    pub fn block_counts(&self, worker: &Worker) -> [usize; Tier::COUNT] {
+        let index = self.index();
+        let mut sum = [0; Tier::COUNT];
+        for rank in 0..worker.ranks.count() {
+            let counts = index.block_counts(rank_key(worker.index, rank));
+            sum.iter_mut().zip(counts).for_each(|(sum, count)| *sum += count);
+        }
+        sum
     }
 
     /// Whether a worker outside `failed` may be asked for a leg.
@@ -189,7 +202,7 @@ impl Pool {
     }
 
     /// The instant's picture of every worker of a roster that can take a leg and is not
-    /// excluded.
+    /// excluded: one for each rank that the leg could be pinned to.
     pub fn candidates(
         &self,
         roster: &Roster,
@@ -201,61 +214,21 @@ impl Pool {
         let (mut overlaps, mut found) = FOUND.take();
         self.reader.find(hashes, &mut overlaps);
         self.assumed.find(now, hashes, &mut found);
-        let busiest = Others::busiest(roster.iter().map(|worker| &worker.told), now);
-        let able = roster
-            .iter()
-            .filter(|worker| worker.serves(leg) && !excluded.contains(&worker.index))
-            .map(|worker| {
-                let reported = worker
-                    .load(now)
-                    .map_or(0, |load| load.running.unwrap_or(0) + load.waiting.unwrap_or(0));
-                // What may be out of date is not certain.
-                let key = worker_key(worker.index);
-                let current = worker.overlap_is_believed();
-                let overlap = if current { overlaps.get(key) } else { Overlap::default() };
-                let sent = found.speculative.get(key).blocks;
-                let computed = found.approximate.get(key).blocks;
-                let others = worker.told.others(now, busiest);
-                let booked = &worker.booked;
-                let costs = worker.costs.seen(now, others.prefill_tokens);
-                let candidate = Candidate {
-                    worker: worker.index,
-                    up: worker.is_available(leg, now),
-                    share: worker.share(now),
-                    requests: booked
-                        .requests()
-                        .saturating_add(others.requests)
-                        .max(u32::try_from(reported).unwrap_or(u32::MAX)),
-                    prefill_tokens: booked.prefill_tokens().saturating_add(others.prefill_tokens),
-                    active_tokens: booked.active_tokens().saturating_add(others.active_tokens),
-                    overlap_blocks: overlap.blocks,
-                    overlap_by_tier: overlap.by_tier,
-                    overlap_discount: worker.drift.discount(),
-                    assumed_blocks: 0,
-                    // Without events nothing says when it has been computed.
-                    underway_blocks: if current { sent.saturating_sub(overlap.blocks) } else { 0 },
-                    recent_blocks: 0,
-                    waiting: costs.waiting,
-                    wait_ns: costs.wait_ns,
-                    busy_share: costs.busy_share,
-                    coefficients: costs.coefficients,
-                };
-                let held = candidate.believed_blocks();
-                Candidate {
-                    assumed_blocks: held.max(sent).max(computed),
-                    recent_blocks: sent.max(computed),
-                    ..candidate
-                }
-            })
-            .collect();
+        let picture = Picture::new(roster, &overlaps, &found, now);
+        let mut able = Vec::with_capacity(roster.len());
+        for worker in roster.iter() {
+            if worker.serves(leg) && !excluded.contains(&worker.index) {
+                picture.add(worker, leg, &mut able);
+            }
+        }
         FOUND.set((overlaps, found));
         able
     }
 }
 
-/// A worker's name in the index: rank 0, the only one that requests go to.
-pub fn worker_key(index: usize) -> WorkerKey {
-    WorkerKey { worker: index as u32, rank: 0 }
+/// A rank's name in the index.
+pub fn rank_key(index: usize, rank: u16) -> WorkerKey {
+    WorkerKey { worker: index as u32, rank }
 }
 
 #[cfg(test)]
@@ -301,7 +274,7 @@ mod tests {
             salt: None,
             tier: Tier::Device,
         };
-        pool.index().apply(worker_key(0), &stored);
+        pool.index().apply(rank_key(0, 0), &stored);
         let namespace = Namespace { salt: None, model: "m", adapter: None, block_size: 2 };
         let mut hashes = Vec::new();
         chain_hashes(&namespace, HashSeed(1), &tokens, &mut hashes);
@@ -360,30 +333,30 @@ mod tests {
         let (pool, worker, hashes) = assuming(ASSUMED);
         worker.set_events_current(true);
         let start = Instant::now();
-        pool.assumed.sent(start, &worker, &hashes);
-        pool.assumed.computed(start, &worker, &hashes);
+        pool.assumed.sent(start, &worker, None, &hashes);
+        pool.assumed.computed(start, &worker, None, &hashes);
         assert_eq!(seen(&pool, &hashes, after(start, 1998)), (0, 3, 3));
         let block = StoredBlock { hash: EngineHash(1), tokens: vec![1, 2], opaque: false };
         let (blocks, tier) = (vec![block], Tier::Device);
         let stored = KvEvent::Stored { parent: None, blocks, adapter: None, salt: None, tier };
-        pool.index().apply(worker_key(0), &stored);
+        pool.index().apply(rank_key(0, 0), &stored);
         assert_eq!(seen(&pool, &hashes, after(start, 1999)), (1, 3, 2));
         assert_eq!(seen(&pool, &hashes, after(start, 2001)), (1, 1, 0));
-        assert_eq!(pool.assumed.blocks(0), AssumedBlocks::default());
+        assert_eq!(pool.assumed.blocks(&worker), AssumedBlocks::default());
     }
 
     #[test]
     fn without_events_what_was_computed_is_assumed_for_longer_and_renewed() {
         let (pool, worker, hashes) = assuming(ASSUMED);
         let start = Instant::now();
-        pool.assumed.computed(start, &worker, &hashes);
-        pool.assumed.computed(after(start, 100_000), &worker, &hashes[..2]);
+        pool.assumed.computed(start, &worker, None, &hashes);
+        pool.assumed.computed(after(start, 100_000), &worker, None, &hashes[..2]);
         assert_eq!(seen(&pool, &hashes, after(start, 119_998)), (0, 3, 0));
         assert_eq!(seen(&pool, &hashes, after(start, 120_001)), (0, 2, 0));
         assert_eq!(seen(&pool, &hashes, after(start, 219_998)), (0, 2, 0));
         assert_eq!(seen(&pool, &hashes, after(start, 220_001)), (0, 0, 0));
         // Once events tell, they count.
-        pool.assumed.computed(after(start, 220_001), &worker, &hashes);
+        pool.assumed.computed(after(start, 220_001), &worker, None, &hashes);
         pool.assumed.confirmed(0);
         assert_eq!(seen(&pool, &hashes, after(start, 220_002)), (0, 0, 0));
     }
@@ -393,7 +366,7 @@ mod tests {
         let (pool, worker, hashes) = assuming(ASSUMED);
         let start = Instant::now();
         worker.set_load(start, EngineLoad { total_blocks: Some(2), ..EngineLoad::default() });
-        pool.assumed.computed(start, &worker, &hashes);
+        pool.assumed.computed(start, &worker, None, &hashes);
         assert_eq!(seen(&pool, &hashes, start), (0, 2, 0));
     }
 
@@ -401,12 +374,12 @@ mod tests {
     fn nothing_is_assumed_where_that_is_off_or_the_worker_began_anew() {
         let (pool, worker, hashes) = assuming(AssumedConfig::OFF);
         let start = Instant::now();
-        pool.assumed.sent(start, &worker, &hashes);
-        pool.assumed.computed(start, &worker, &hashes);
+        pool.assumed.sent(start, &worker, None, &hashes);
+        pool.assumed.computed(start, &worker, None, &hashes);
         assert_eq!(seen(&pool, &hashes, start), (0, 0, 0));
         let (pool, worker, hashes) = assuming(ASSUMED);
-        pool.assumed.sent(start, &worker, &hashes);
-        pool.assumed.computed(start, &worker, &hashes);
+        pool.assumed.sent(start, &worker, None, &hashes);
+        pool.assumed.computed(start, &worker, None, &hashes);
         assert_eq!(seen(&pool, &hashes, start), (0, 3, 0));
         pool.assumed.forget(0);
         assert_eq!(seen(&pool, &hashes, start), (0, 0, 0));

@@ -1,9 +1,11 @@
-//! Asks each engine once whether it honours `cache_hit_threshold`.
+//! Asks each engine once whether it honours `cache_hit_threshold`, and one with several
+//! data-parallel ranks whether a request can be pinned to one of them.
 //!
 //! No engine says so of itself, and those that do not know the field ignore it (vLLM does).
 //! So it is sent a prompt of a few tokens of which all are to be cached: that can never be,
 //! since an engine computes the last token of every prompt. One that honours the field turns
-//! it away; one that does not generates a single token.
+//! it away; one that does not generates a single token. Of ranks, it is asked for one that
+//! there is not.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -17,7 +19,7 @@ use super::worker::Worker;
 use crate::api::Endpoint;
 use crate::core::{Served, random_id};
 use crate::error::{Error, Kind};
-use crate::flow::client::Envelope;
+use crate::flow::client::{Envelope, NO_SUCH_RANK};
 
 /// Between two looks at whether an engine is to be asked.
 const PERIOD: Duration = Duration::from_millis(500);
@@ -47,20 +49,69 @@ pub async fn run(served: Arc<Served>, worker: Arc<Worker>) {
     }
 }
 
-async fn ask(served: &Served, worker: &Arc<Worker>) -> Result<bool, Error> {
-    let body = Trial::Threshold.body(served.name());
+/// The same for ranks: it is asked when it is up, has several, and nobody knows.
+pub async fn run_rank(served: Arc<Served>, worker: Arc<Worker>) {
+    let mut counts = worker.ranks.follow();
+    loop {
+        // The sender is the worker, which the task keeps.
+        let several = |count: &Option<u16>| count.is_some_and(|count| count > 1);
+        if counts.wait_for(several).await.is_err() {
+            return;
+        }
+        if worker.is_up() && worker.is_probed() && worker.ranks.pins().is_none() {
+            match tokio::time::timeout(PATIENCE, ask_rank(&served, &worker)).await {
+                Ok(Ok(pins)) => {
+                    worker.ranks.set_pins(Some(pins));
+                    let ranks = worker.ranks.count();
+                    tracing::info!(worker = worker.id(), ranks, pins, "x-data-parallel-rank");
+                }
+                Ok(Err(error)) => {
+                    tracing::debug!(worker = worker.id(), %error, "cannot be asked for its ranks");
+                }
+                Err(_) => tracing::debug!(worker = worker.id(), "did not say in time"),
+            }
+        }
+        tokio::time::sleep(PERIOD).await;
+    }
+}
+
+async fn ask_rank(served: &Served, worker: &Arc<Worker>) -> Result<bool, Error> {
+    let nowhere = Trial::Rank.rank(worker.ranks.count().into());
+    match send(served, worker, Trial::Rank, nowhere).await {
+        Ok(_) => Ok(false),
+        Err(error) => match error.kind() {
+            _ if error.message().ends_with(NO_SUCH_RANK) => Ok(true),
+            // It refuses such requests, whatever they are pinned to.
+            Kind::EngineRejected(400 | 404 | 405 | 422) => Ok(false),
+            _ => Err(error),
+        },
+    }
+}
+
+/// The reply to a trial.
+async fn send(
+    served: &Served,
+    worker: &Arc<Worker>,
+    trial: Trial,
+    rank: Option<u32>,
+) -> Result<Bytes, Error> {
+    let body = Bytes::from(trial.body(served.name()));
     let request_id = HeaderValue::from_str(&random_id());
     let envelope = Envelope {
         request_id: request_id.unwrap_or_else(|_| HeaderValue::from_static("splitrail")),
         traceparent: None,
         gate: None,
-        rank: None,
+        rank,
         prefill_tokens: None,
     };
     let path = Endpoint::Completions.path();
-    match served.client.post(worker, path, Bytes::from(body), &envelope).await {
-        Ok(response) => {
-            let reply = served.client.whole(worker, response.into_body()).await?;
+    let response = served.client.post(worker, path, body, &envelope).await?;
+    served.client.whole(worker, response.into_body()).await
+}
+
+async fn ask(served: &Served, worker: &Arc<Worker>) -> Result<bool, Error> {
+    match send(served, worker, Trial::Threshold, None).await {
+        Ok(reply) => {
             let outcome = Trial::Threshold.read(200, &reply).unwrap_or_default();
             outcome
                 .honours_threshold

@@ -208,8 +208,9 @@ impl Waiting {
             let held = query.cached_tokens(chosen.held_blocks());
             let to_compute = query.prompt_tokens.saturating_sub(held);
             let Waiter { asked, reply } = release.item.key.as_ref();
-            let work = worker.costs.begin(now, (to_compute, held), !asked.heard);
-            let booking = Booking::new(&worker.booked, to_compute, query.prompt_tokens);
+            let rank = chosen.rank;
+            let work = worker.costs.begin(now, rank, (to_compute, held), !asked.heard);
+            let booking = Booking::on(worker, rank, to_compute, query.prompt_tokens);
             let granted = Granted {
                 roster: Arc::clone(&sight.roster),
                 candidates: release.candidates,
@@ -217,7 +218,7 @@ impl Waiting {
                 booking: booking.with_work(work),
             };
             // Siblings that follow see what this one leaves there.
-            pool.assumed.sent(now, worker, &asked.hashes);
+            pool.assumed.sent(now, worker, rank, &asked.hashes);
             let reply = reply.lock().unwrap_or_else(PoisonError::into_inner).take();
             // Who has left gives the room back with this.
             let _left = reply.map(|reply| reply.send(granted));

@@ -20,6 +20,7 @@ use super::drift::Drift;
 use super::life::Life;
 use super::pace::Pace;
 use super::parity::Standing;
+use super::ranks::Ranks;
 use super::resync::Resync;
 use super::state::{Event, State};
 use super::told::Told;
@@ -43,8 +44,10 @@ pub struct Worker {
     pub authority: Authority,
     /// Where decode workers meet it, for connectors that send both legs at once.
     pub bootstrap: Option<Bootstrap>,
-    /// What the router has given it to do.
+    /// What the router has given it to do, on all its ranks.
     pub booked: Arc<Booked>,
+    /// Its data-parallel ranks.
+    pub ranks: Ranks,
     /// What it reports, and how far the index was off.
     pub audit: Audit,
     /// Where it is in its life.
@@ -77,10 +80,6 @@ pub struct Worker {
     probed: AtomicBool,
     /// Whether its KV events are known from the beginning, or will not be.
     synced: AtomicBool,
-    /// Whether its KV events come in, so that the index is what it holds.
-    events_current: AtomicBool,
-    /// Whether the index lacks blocks of it that were beyond the bound.
-    index_truncated: AtomicBool,
     /// The longest sequence that it takes, in tokens; 0 until it has said so.
     context_tokens: AtomicU32,
     /// Whether it honours `cache_hit_threshold`: 1 for no, 2 for yes, 0 for not known.
@@ -101,6 +100,7 @@ impl Worker {
         let synced = AtomicBool::new(config.kv_events.is_none());
         let life = Life::new(&config.id);
         let bootstrap = Bootstrap::new(config.bootstrap.as_deref(), &authority);
+        let ranks = Ranks::new(config.data_parallel_ranks, config.takes_rank_header);
         let honours_threshold =
             AtomicU8::new(config.honours_threshold.map_or(0, |yes| 1 + u8::from(yes)));
         Self {
@@ -109,6 +109,7 @@ impl Worker {
             authority,
             bootstrap,
             booked: Arc::default(),
+            ranks,
             audit: Audit::default(),
             life,
             costs: Arc::new(Costs::new(Coefficients::default())),
@@ -125,8 +126,6 @@ impl Worker {
             up: AtomicBool::new(true),
             probed: AtomicBool::new(false),
             synced,
-            events_current: AtomicBool::new(false),
-            index_truncated: AtomicBool::new(false),
             context_tokens: AtomicU32::new(0),
             honours_threshold,
             breakers: [BreakerConfig::default(); 2].map(Breaker::new),
@@ -253,6 +252,7 @@ impl Worker {
         if !up {
             // Whatever comes back may be another version of it.
             self.set_honours_threshold(None);
+            self.ranks.set_pins(None);
             self.founder.store(false, Relaxed);
         }
         self.life.change(if up { Event::Alive } else { Event::Dead }, why);
@@ -294,20 +294,26 @@ impl Worker {
         self.synced.store(true, Relaxed);
     }
 
-    /// Whether its KV events come in, so that the index is what it holds.
+    /// Whether its KV events come in, those of all its ranks, so that the index is what it
+    /// holds.
     pub fn events_are_current(&self) -> bool {
-        self.events_current.load(Relaxed)
+        self.ranks.are_current()
     }
 
-    /// Records that its KV events come in, or are cut off.
+    /// Records that its KV events come in, or are cut off: those of all its ranks.
     pub fn set_events_current(&self, current: bool) {
-        self.events_current.store(current, Relaxed);
+        self.ranks.set_all_current(current);
     }
 
     /// Whether what the index has of it counts: its events come in, it agrees with the router
-    /// on tokens and blocks, and it keeps what the index promises.
-    pub fn overlap_is_believed(&self) -> bool {
-        self.events_are_current() && self.takes_part_in_kv_routing()
+    /// on tokens and blocks, and it keeps what the index promises. Of a rank, where requests
+    /// are pinned to one; else of all.
+    pub fn overlap_is_believed(&self, rank: Option<u16>) -> bool {
+        let current = match rank {
+            Some(rank) => self.ranks.is_current(rank),
+            None => self.ranks.are_current(),
+        };
+        current && self.takes_part_in_kv_routing()
     }
 
     /// Whether its events would be believed, if they come in.
@@ -332,12 +338,7 @@ impl Worker {
     /// Whether the index lacks blocks of it that were beyond the bound: its overlap
     /// is a lower bound then.
     pub fn index_is_truncated(&self) -> bool {
-        self.index_truncated.load(Relaxed)
-    }
-
-    /// Records whether the index lacks blocks of it.
-    pub fn set_index_truncated(&self, truncated: bool) {
-        self.index_truncated.store(truncated, Relaxed);
+        self.ranks.is_any_truncated()
     }
 
     /// The longest sequence that it takes, in tokens, if it has said so.

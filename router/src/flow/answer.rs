@@ -19,6 +19,7 @@ use super::staged::{Staged, UnderWay};
 use crate::api::JsonObject;
 use crate::core::Served;
 use crate::error::{Error, Kind};
+use crate::fleet::costs::Whose;
 use crate::fleet::{Booking, Worker};
 use crate::ledger::decisions::DecisionHandle;
 use crate::ledger::leg::{LegFacts, LegKind};
@@ -108,8 +109,8 @@ impl Sending<'_> {
 
     /// Sends the leg that fetches a hand-off.
     pub(super) async fn fetch(&self, body: Parcel, lease: Option<Lease>) -> Result<(), Error> {
-        let Sending { context, envelope, .. } = *self;
-        let worker = &self.placed.worker;
+        let Sending { context, envelope, placed, .. } = *self;
+        let (worker, envelope) = (&placed.worker, &placed.pinned(envelope));
         let Served { config, client, .. } = context.served.as_ref();
         let call = async {
             let response = client.post(worker, context.endpoint.path(), body, envelope).await?;
@@ -182,7 +183,7 @@ fn learn_hand_off(sending: &Sending<'_>, took: Duration) {
     let Sending { context, unit, placed, .. } = *sending;
     let (worker, costs) = (&placed.worker, &placed.worker.costs);
     let (requests, context_tokens) = (worker.booked.requests(), worker.booked.active_tokens());
-    let step = costs.seen(Instant::now(), 0).coefficients;
+    let step = costs.seen(Instant::now(), Whose::Rank(None), 0).coefficients;
     let step_seconds = step.step_seconds(u64::from(requests), context_tokens);
     let held = u64::from(placed.believed_blocks) * u64::from(context.served.pool.block_size());
     let took_seconds = took.as_secs_f64();
@@ -251,7 +252,7 @@ pub(super) fn account(sending: &Sending<'_>, handed_over: bool) -> Account {
     let Sending { context, unit, decision, placed, .. } = *sending;
     let worker = &placed.worker;
     let booking = match handed_over {
-        true => Booking::new(&worker.booked, 0, unit.weight_tokens),
+        true => Booking::on(worker, placed.rank, 0, unit.weight_tokens),
         false => book(context, unit, placed, context.options.stream),
     };
     let leg = LegFacts::new(LegKind::Decode, worker.id(), expected(context, unit, placed));
@@ -291,8 +292,8 @@ async fn whole_reply(
     body: Parcel,
     lease: Option<Lease>,
 ) -> Result<First, Error> {
-    let Sending { context, envelope, .. } = *sending;
-    let worker = &sending.placed.worker;
+    let Sending { context, envelope, placed, .. } = *sending;
+    let (worker, envelope) = (&placed.worker, &placed.pinned(envelope));
     let Served { config, client, .. } = context.served.as_ref();
     let sent = Instant::now();
     let call = async {

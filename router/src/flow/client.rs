@@ -60,6 +60,9 @@ pub struct EngineClient {
     finishing: Arc<Mutex<JoinSet<()>>>,
 }
 
+/// What is said of a worker that refuses the rank that a request is pinned to.
+pub const NO_SUCH_RANK: &str = "has no such data-parallel rank";
+
 /// What goes with a request, apart from its body. No header of the client's
 /// travels on but the trace context.
 #[derive(Clone, Debug)]
@@ -295,6 +298,10 @@ fn rejection(worker: &Worker, status: u16, said: Option<(String, Option<String>)
     let message = format!("worker {} refused with status {status}", worker.id());
     let own = Error::new(Kind::EngineRejected(status), message);
     match said {
+        // No client can name a rank.
+        Some((message, _)) if message.starts_with("data_parallel_rank") => {
+            Error::engine(worker.id(), NO_SUCH_RANK)
+        }
         // What the router wrote itself is not the client's fault: swapped roles, say.
         Some((_, Some(param))) if is_forbidden(&param) => {
             let what = format!("refused the hand-off (status {status}): is its role right?");

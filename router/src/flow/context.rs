@@ -70,8 +70,8 @@ pub(super) fn book(context: &Context, unit: &Unit, placed: &Placed, heard: bool)
     let worker = &placed.worker;
     let uncached = uncached_tokens(context, unit, placed.assumed_blocks);
     let tokens = (uncached, unit.weight_tokens - uncached);
-    let work = worker.costs.begin(Instant::now(), tokens, !heard);
-    Booking::new(&worker.booked, uncached, unit.weight_tokens).with_work(work)
+    let work = worker.costs.begin(Instant::now(), placed.rank, tokens, !heard);
+    Booking::on(worker, placed.rank, uncached, unit.weight_tokens).with_work(work)
 }
 
 /// What the router knows of a leg that it has placed.
@@ -80,7 +80,7 @@ pub(super) fn expected(context: &Context, unit: &Unit, placed: &Placed) -> Expec
     let tokens_known = unit.prompt_tokens.is_some();
     // Of several samples, an engine reports the last: it finds what the first computed.
     let one_sample = context.options.samples == 1;
-    let indexed = placed.worker.overlap_is_believed();
+    let indexed = placed.is_comparable();
     Expected {
         prompt_tokens: unit.prompt_tokens,
         overlap: Overlap { blocks: placed.overlap_blocks, by_tier: placed.overlap_by_tier },

@@ -54,7 +54,8 @@ pub(super) async fn decode_try(
             return Err(Error::new(Kind::NoWorker, message));
         }
         let held = placed.believed_blocks;
-        let (_, verdict) = verdict(&context.served.config, unit, &placed.worker, held, &need);
+        let place = (&*placed.worker, placed.rank);
+        let (_, verdict) = verdict(&context.served.config, unit, place, held, &need);
         let decided = match verdict {
             Verdict::Enough(decided) => {
                 sent(context, unit, &placed);
@@ -75,7 +76,7 @@ pub(super) async fn decode_try(
         context.stages.mark("decode_try", started);
         match answer {
             Ok(Answer::Begun(begun)) => {
-                computed(context, unit, &placed.worker);
+                computed(context, unit, &placed);
                 note(context, decision, decided, "served");
                 return Ok(Tried::Answered(begun));
             }
@@ -96,17 +97,19 @@ pub(super) async fn decode_try(
     }
 }
 
-/// Who is to say whether a worker holds enough, and what follows.
+/// Who is to say whether a place holds enough, and what follows.
 pub(super) fn verdict(
     config: &Model,
     unit: &Unit,
-    worker: &Worker,
+    (worker, rank): (&Worker, Option<u16>),
     believed_blocks: u32,
     need: &Need,
 ) -> (Gate, Verdict) {
     let settings = &config.gate;
-    let gate = Gate::of(settings.kind, worker.config.shim, worker.honours_threshold());
-    let believed = unit.unknown.is_none() && worker.overlap_is_believed();
+    // A side-car gates one rank: where the engine chooses, it can only refuse.
+    let shim = worker.config.shim && !worker.ranks.are_chosen_by_the_engine();
+    let gate = Gate::of(settings.kind, shim, worker.honours_threshold());
+    let believed = unit.unknown.is_none() && worker.overlap_is_believed(rank);
     (gate, judge(settings, gate, need, believed.then_some(believed_blocks)))
 }
 
@@ -123,7 +126,7 @@ async fn send(
         _ => carried_threshold(context, &placed.worker, 0.0),
     };
     if gate == Some(Gate::Shim) {
-        let header = gate::header(unit.namespace, 0, need, &unit.hashes);
+        let header = gate::header(unit.namespace, placed.rank.unwrap_or(0), need, &unit.hashes);
         envelope.gate = header.and_then(|header| HeaderValue::from_str(&header).ok());
     }
     let sending = Sending { context, unit, decision, envelope: &envelope, placed, threshold };

@@ -186,7 +186,8 @@ impl<'a> Way<'a> {
         let Some(chosen) = self.step("decode_try", wish) else { return true };
         let Some(worker) = self.roster.get(chosen.worker) else { return true };
         let held = chosen.believed_blocks();
-        let (gate, verdict) = verdict(&self.served.config, self.unit, worker, held, &need);
+        let place = (&**worker, chosen.rank);
+        let (gate, verdict) = verdict(&self.served.config, self.unit, place, held, &need);
         self.told.gate = Some(GateExplained {
             cache_hit_threshold: threshold,
             needed_blocks: need.blocks,

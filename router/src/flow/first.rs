@@ -30,8 +30,8 @@ const HELD_PER_SAMPLE: usize = 16;
 
 /// Sends a streamed leg and waits for its first events.
 pub(super) async fn first_events(sending: &Sending<'_>, body: Parcel) -> Result<First, Error> {
-    let Sending { context, envelope, .. } = *sending;
-    let worker = &sending.placed.worker;
+    let Sending { context, envelope, placed, .. } = *sending;
+    let (worker, envelope) = (&placed.worker, &placed.pinned(envelope));
     let Served { config, client, .. } = context.served.as_ref();
     let limit = config.timeouts.first_token;
     let idle = config.timeouts.stream_idle;

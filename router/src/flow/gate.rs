@@ -121,7 +121,7 @@ pub fn judge(settings: &Settings, gate: Gate, need: &Need, held: Option<u32>) ->
 /// the whole prefix; whether its blocks are resident is for the side-car to say.
 pub fn header(
     namespace: BlockHash,
-    rank: u32,
+    rank: u16,
     need: &Need,
     hashes: &[BlockHash],
 ) -> Option<String> {

@@ -217,7 +217,7 @@ impl Migration {
             sent(&context, &unit, &placed);
             match self.ask(&unit, &placed).await {
                 Ok(resumed) => {
-                    computed(&context, &unit, &placed.worker);
+                    computed(&context, &unit, &placed);
                     count(&context, "resumed");
                     return Some(resumed);
                 }

@@ -88,8 +88,8 @@ pub(super) async fn pair_or_local(
         sent(context, unit, &decode);
         let error = match pair(&sending, &prefill).await {
             Ok(answer) => {
-                computed(context, unit, &prefill.worker);
-                computed(context, unit, &decode.worker);
+                computed(context, unit, &prefill);
+                computed(context, unit, &decode);
                 return Ok(Paired::Answered(answer, decode.worker));
             }
             Err(Failed::Decode(error)) => {
@@ -120,21 +120,27 @@ pub(super) async fn pair_or_local(
 
 /// What both legs of one pair know.
 enum Appointment {
-    Transfer { params: [String; 2], engine: Arc<Engine> },
+    Transfer { params: [String; 2], engine: Arc<Engine>, rank: Option<u32> },
     Room(RoomMembers),
 }
 
 impl Appointment {
-    async fn make(context: &Context, worker: &Worker) -> Result<Self, Error> {
+    async fn make(context: &Context, placed: &Placed) -> Result<Self, Error> {
+        let worker = &placed.worker;
         let bootstrap = bootstrap(worker)?;
         if context.served.config.connector == Connector::Sglang {
             return Ok(Self::Room(room().into_members(bootstrap.host(), bootstrap.port())));
         }
         let engine = bootstrap.engine(&context.served.client, worker).await?;
+        let Some((id, rank)) = engine.of_rank(placed.rank) else {
+            bootstrap.forget(&engine);
+            let what = "cannot hand over, its bootstrap server does not know its rank";
+            return Err(Error::engine(worker.id(), what));
+        };
         let transfer = transfer();
         let prefill = transfer.prefill_params_json();
-        let decode = transfer.into_decode_params_json(&bootstrap.url(), &engine.id);
-        Ok(Self::Transfer { params: [prefill, decode], engine })
+        let decode = transfer.into_decode_params_json(&bootstrap.url(), id);
+        Ok(Self::Transfer { params: [prefill, decode], engine, rank })
     }
 
     fn lead(&self) -> Lead<'_> {
@@ -159,7 +165,7 @@ impl Appointment {
     /// The prefill leg's envelope: pinned to the engine whose id decode is told.
     fn envelope(&self, envelope: &Envelope) -> Envelope {
         let rank = match self {
-            Self::Transfer { engine, .. } => engine.rank,
+            Self::Transfer { rank, .. } => *rank,
             Self::Room(_) => None,
         };
         Envelope { rank, ..envelope.clone() }
@@ -182,7 +188,7 @@ fn bootstrap(worker: &Worker) -> Result<&Bootstrap, Error> {
 
 async fn pair(sending: &Sending<'_>, prefill: &Placed) -> Result<Answer, Failed> {
     let Sending { context, unit, decision, .. } = *sending;
-    let appointment = Appointment::make(context, &prefill.worker).await.map_err(Failed::Prefill)?;
+    let appointment = Appointment::make(context, prefill).await.map_err(Failed::Prefill)?;
     sending.placed.worker.breaker(Leg::Decode).begin(Instant::now());
     let expected = expected(context, unit, prefill);
     let leg = LegFacts::new(LegKind::Prefill, prefill.worker.id(), expected);
@@ -286,7 +292,7 @@ async fn estranged(
         Failed::Decode(error) if error.fault() == Fault::Engine => {
             bootstrap.forget(engine);
             match bootstrap.engine(&context.served.client, worker).await {
-                Ok(now) if now.id != engine.id => Failed::Strangers(error),
+                Ok(now) if now != *engine => Failed::Strangers(error),
                 _ => Failed::Decode(error),
             }
         }

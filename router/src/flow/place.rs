@@ -5,6 +5,7 @@ use std::time::Instant;
 
 use splitrail_kv::Tier;
 
+use super::client::Envelope;
 use super::context::Context;
 use crate::core::Served;
 use crate::error::{Error, Kind};
@@ -21,6 +22,10 @@ const OTHERS_RECORDED: usize = 31;
 /// A chosen worker with what was known of it.
 pub(super) struct Placed {
     pub(super) worker: Arc<Worker>,
+    /// The data-parallel rank that the leg is pinned to.
+    pub(super) rank: Option<u16>,
+    /// Whether `overlap_blocks` are by events that are believed.
+    pub(super) is_believed: bool,
     pub(super) overlap_blocks: u32,
     /// What of it counts, where the worker was seen to find less than it should.
     pub(super) believed_blocks: u32,
@@ -36,6 +41,19 @@ impl Placed {
     /// The room that it was given, if it was and nobody has taken it.
     pub(super) fn take_room(&self) -> Option<Booking> {
         self.room.lock().unwrap_or_else(PoisonError::into_inner).take()
+    }
+
+    /// What goes with a leg there: pinned to its rank, unless it is to another one already.
+    pub(super) fn pinned(&self, envelope: &Envelope) -> Envelope {
+        let rank = envelope.rank.or(self.rank.map(u32::from));
+        Envelope { rank, ..envelope.clone() }
+    }
+
+    /// Whether the engine's count of cached tokens should be what the index says: not where
+    /// it may run on any of several ranks.
+    pub(super) fn is_comparable(&self) -> bool {
+        let anywhere = self.rank.is_none() && self.worker.ranks.are_chosen_by_the_engine();
+        self.is_believed && !anywhere
     }
 }
 
@@ -158,9 +176,11 @@ fn settle(
         let lost = choice.best_overlap_blocks - chosen.overlap_blocks;
         metrics.overlap_blocks_lost.with_label_values(&labels[..1]).inc_by(lost.into());
     }
-    let Candidate { overlap_blocks, overlap_by_tier, assumed_blocks, .. } = chosen;
+    let Candidate { rank, overlap_blocks, overlap_by_tier, assumed_blocks, .. } = chosen;
     Ok(Placed {
+        is_believed: worker.overlap_is_believed(rank),
         worker,
+        rank,
         overlap_blocks,
         believed_blocks: chosen.believed_blocks(),
         assumed_blocks,
@@ -202,13 +222,15 @@ pub(super) fn query(pool: &Pool, unit: &Unit, leg: Leg, (turn, draw): (u64, u64)
 pub(super) fn sent(context: &Context, unit: &Unit, placed: &Placed) {
     // What is confirmed needs no guess.
     if (placed.overlap_blocks as usize) < unit.hashes.len() {
-        context.served.pool.assumed.sent(Instant::now(), &placed.worker, &unit.hashes);
+        let assumed = &context.served.pool.assumed;
+        assumed.sent(Instant::now(), &placed.worker, placed.rank, &unit.hashes);
     }
 }
 
 /// A leg has left the prompt's KV on its worker.
-pub(super) fn computed(context: &Context, unit: &Unit, worker: &Worker) {
-    context.served.pool.assumed.computed(Instant::now(), worker, &unit.hashes);
+pub(super) fn computed(context: &Context, unit: &Unit, placed: &Placed) {
+    let assumed = &context.served.pool.assumed;
+    assumed.computed(Instant::now(), &placed.worker, placed.rank, &unit.hashes);
 }
 
 /// Writes a choice down: before the engine is called.

@@ -139,7 +139,7 @@ pub(super) async fn prefill_or_local(
         }
         let error = match prefilled {
             Ok(Some(prefilled)) => {
-                computed(context, unit, &placed.worker);
+                computed(context, unit, &placed);
                 return Ok(Some(prefilled));
             }
             Ok(None) => {
@@ -273,7 +273,7 @@ pub(super) async fn send(
     let uncached = uncached_tokens(context, unit, placed.assumed_blocks);
     worker.breaker(Leg::Prefill).begin(started);
     let mut booking = book(context, unit, placed, true);
-    let envelope = &Envelope { prefill_tokens: Some(uncached), ..envelope.clone() };
+    let envelope = &Envelope { prefill_tokens: Some(uncached), ..placed.pinned(envelope) };
     let call = async {
         let response = client.post(worker, context.endpoint.path(), body, envelope).await?;
         // The engine has done the prompt and staged its blocks by now.

@@ -216,7 +216,7 @@ async fn answer(
     // A hand-off may be received: whatever comes after a failure needs a new one.
     let answered = generate(&sending, staged).await;
     if matches!(answered, Ok(Answer::Begun(_))) {
-        computed(context, unit, &placed.worker);
+        computed(context, unit, &placed);
     }
     conclude(context, attempts, leg, &placed.worker, answered)
 }

@@ -99,7 +99,7 @@ impl Staged {
         let params = hand_off.into_json();
         let body = legs::fetch(&self.body, self.endpoint, Carried::Params(params.get()));
         let Ok(body) = body else { return false };
-        let booking = Booking::new(&worker.booked, 0, self.weight_tokens);
+        let booking = Booking::on(&worker, None, 0, self.weight_tokens);
         let (core, served) = (Arc::clone(&self.core), Arc::clone(&self.served));
         let (envelope, path) = (self.envelope.clone(), self.endpoint.path());
         let release = async move {

@@ -19,6 +19,9 @@ pub struct CandidateRecord {
     pub leg: &'static str,
     /// The worker's name.
     pub worker: String,
+    /// The data-parallel rank that the request was to be pinned to, where there are several.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub rank: Option<u16>,
     /// Whether it was thought alive.
     pub up: bool,
     /// Leading blocks that it held.
@@ -61,6 +64,7 @@ impl CandidateRecord {
         Self {
             leg,
             worker: worker.to_owned(),
+            rank: seen.rank,
             up: seen.up,
             overlap_blocks: seen.overlap_blocks,
             overlap_by_tier: seen.overlap_by_tier,

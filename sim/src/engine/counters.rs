@@ -36,3 +36,28 @@ pub struct Counters {
     /// Engine steps.
     pub steps: u64,
 }
+
+impl Counters {
+    /// Of two ranks together.
+    pub(crate) fn with(&self, other: &Self) -> Self {
+        Self {
+            prompt_tokens: self.prompt_tokens + other.prompt_tokens,
+            local_compute_tokens: self.local_compute_tokens + other.local_compute_tokens,
+            local_cache_hit_tokens: self.local_cache_hit_tokens + other.local_cache_hit_tokens,
+            external_kv_transfer_tokens: self.external_kv_transfer_tokens
+                + other.external_kv_transfer_tokens,
+            generation_tokens: self.generation_tokens + other.generation_tokens,
+            finished_length: self.finished_length + other.finished_length,
+            finished_stop: self.finished_stop + other.finished_stop,
+            finished_cache_threshold: self.finished_cache_threshold
+                + other.finished_cache_threshold,
+            aborted: self.aborted + other.aborted,
+            failed: self.failed + other.failed,
+            handoffs_staged: self.handoffs_staged + other.handoffs_staged,
+            handoffs_pulled: self.handoffs_pulled + other.handoffs_pulled,
+            handoffs_expired: self.handoffs_expired + other.handoffs_expired,
+            pulls_refused: self.pulls_refused + other.pulls_refused,
+            steps: self.steps + other.steps,
+        }
+    }
+}

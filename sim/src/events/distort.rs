@@ -15,7 +15,7 @@ pub(super) struct Told {
 }
 
 /// What becomes of a step's events under the faults that strike now.
-pub(super) fn distort(faults: &FaultBoard, events: &[CacheEvent]) -> Told {
+pub(super) fn distort(faults: &FaultBoard, rank: u16, events: &[CacheEvent]) -> Told {
     let salts = !faults.strikes("drop_salts");
     let adapters = !faults.strikes("drop_adapters");
     let parents = !faults.strikes("strange_parents");
@@ -35,7 +35,7 @@ pub(super) fn distort(faults: &FaultBoard, events: &[CacheEvent]) -> Told {
         Some(_) => (stored(), replayed),
         None => (replayed.clone(), replayed),
     };
-    Told { live, replayed, rank: u16::from(faults.strikes("other_rank")) }
+    Told { live, replayed, rank: rank + u16::from(faults.strikes("other_rank")) }
 }
 
 fn without_adapter(mut stored: StoredBlocks) -> StoredBlocks {

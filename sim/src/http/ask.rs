@@ -123,14 +123,17 @@ pub(crate) fn read(
 }
 
 /// The blocks that the header `x-splitrail-gate` asks for:
-/// `<namespace>:<rank>:<blocks>:<hash>`; 0 without it.
-pub(crate) fn gate_header(headers: &HeaderMap) -> Result<usize, ApiError> {
+/// `<namespace>:<rank>:<blocks>:<hash>`; 0 without it. Of several ranks, it must ask for the
+/// one that the request is pinned to.
+pub(crate) fn gate_header(headers: &HeaderMap, config: &SimConfig) -> Result<usize, ApiError> {
     let Some(value) = headers.get("x-splitrail-gate") else { return Ok(0) };
     let wrong = || ApiError::bad_request("x-splitrail-gate", "not a gate header");
     let parts: Vec<&str> = value.to_str().map_err(|_| wrong())?.split(':').collect();
     let [namespace, rank, blocks, hash] = parts[..] else { return Err(wrong()) };
     let hex = |part: &str| u64::from_str_radix(part, 16).is_ok();
-    match (hex(namespace) && hex(hash), rank.parse::<u32>(), blocks.parse()) {
+    let pinned = headers.get("x-data-parallel-rank").and_then(|rank| rank.to_str().ok());
+    let is_right = config.data_parallel == 1 || pinned == Some(rank);
+    match (hex(namespace) && hex(hash) && is_right, rank.parse::<u32>(), blocks.parse()) {
         (true, Ok(_), Ok(blocks)) => Ok(blocks),
         _ => Err(wrong()),
     }

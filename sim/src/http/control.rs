@@ -2,10 +2,11 @@
 
 use std::sync::Arc;
 
-use axum::extract::State;
+use axum::extract::{Query, State};
 use axum::response::{IntoResponse, Response};
 use bytes::Bytes;
 use http::StatusCode;
+use serde::Deserialize;
 use serde_json::{Value, json};
 
 use super::App;
@@ -13,12 +14,22 @@ use crate::error::{ApiError, json_response};
 use crate::faults::Fault;
 
 pub(super) async fn state(State(app): State<Arc<App>>) -> Response {
-    json_response(StatusCode::OK, &json!(app.engine.state()))
+    json_response(StatusCode::OK, &json!(app.state()))
 }
 
-/// The blocks that can be found, by the names under which they were announced.
-pub(super) async fn resident(State(app): State<Arc<App>>) -> Response {
-    let mut names: Vec<u64> = app.engine.core().cache.resident().map(|(name, _)| name).collect();
+/// Whose blocks are asked for.
+#[derive(Deserialize)]
+pub(super) struct Which {
+    #[serde(default)]
+    rank: usize,
+}
+
+/// The blocks that can be found on a rank, by the names under which they were announced.
+pub(super) async fn resident(State(app): State<Arc<App>>, Query(which): Query<Which>) -> Response {
+    let Some(engine) = app.ranks.get(which.rank) else {
+        return StatusCode::NOT_FOUND.into_response();
+    };
+    let mut names: Vec<u64> = engine.core().cache.resident().map(|(name, _)| name).collect();
     names.sort_unstable();
     json_response(StatusCode::OK, &json!(names))
 }
@@ -57,7 +68,8 @@ pub(super) async fn clear_faults(State(app): State<Arc<App>>) -> Response {
 
 /// Forgets all prefixes, as vLLM's endpoint of this name does. Refused while blocks are in use.
 pub(super) async fn reset_prefix_cache(State(app): State<Arc<App>>) -> Response {
-    match app.engine.core().cache.clear() {
+    let cleared: Vec<bool> = app.ranks.iter().map(|engine| engine.core().cache.clear()).collect();
+    match cleared.into_iter().all(|cleared| cleared) {
         true => StatusCode::OK.into_response(),
         false => {
             let message = "Blocks are in use; the prefix cache was not reset.";

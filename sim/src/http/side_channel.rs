@@ -8,14 +8,15 @@ use axum::extract::{DefaultBodyLimit, State};
 use axum::response::{IntoResponse, Response};
 use axum::routing::{get, post};
 use bytes::Bytes;
+use futures_util::future::select_ok;
 use http::{HeaderMap, StatusCode};
-use serde_json::json;
+use serde_json::{Map, Value, json};
 
 use super::{App, BODY_LIMIT_BYTES};
 use crate::config::KvConnector;
-use crate::engine::PULL_PATH;
 use crate::engine::handoff::{PullRequest, refused};
-use crate::error::json_response;
+use crate::engine::{Engine, PULL_PATH, Pulled};
+use crate::error::{ApiError, json_response};
 
 /// The side channel's routes.
 pub(crate) fn router(app: Arc<App>) -> Router {
@@ -32,10 +33,15 @@ async fn query(State(app): State<Arc<App>>) -> Response {
         return StatusCode::NOT_FOUND.into_response();
     }
     app.log.push("/query", &HeaderMap::new(), b"");
-    let origin = &app.engine.origin;
-    let workers = json!({"0": {"0": format!("tcp://{}:{}", origin.host, origin.port)}});
-    let rank = json!({"engine_id": origin.engine_id, "worker_addr": workers});
-    json_response(StatusCode::OK, &json!({"0": rank}))
+    let rank = |engine: &Arc<Engine>| {
+        let origin = &engine.origin;
+        let workers = json!({"0": {"0": format!("tcp://{}:{}", origin.host, origin.port)}});
+        json!({"engine_id": origin.engine_id, "worker_addr": workers})
+    };
+    let ranks = app.ranks.iter().enumerate();
+    let ranks: Map<String, Value> =
+        ranks.map(|(number, engine)| (number.to_string(), rank(engine))).collect();
+    json_response(StatusCode::OK, &Value::Object(ranks))
 }
 
 async fn pull(State(app): State<Arc<App>>, body: Bytes) -> Response {
@@ -46,7 +52,7 @@ async fn pull(State(app): State<Arc<App>>, body: Bytes) -> Response {
         return refused("handoff_refused", "is refused by a fault").into_response();
     }
     // Held while the transfer takes; freed even if the decode engine goes away.
-    let pulled = match app.engine.take_handoff(&pull).await {
+    let pulled = match take(&app, &pull).await {
         Ok(pulled) => pulled,
         Err(error) => return error.into_response(),
     };
@@ -56,4 +62,17 @@ async fn pull(State(app): State<Arc<App>>, body: Bytes) -> Response {
     }
     drop(pulled);
     json_response(StatusCode::OK, &json!({"transferred_blocks": pull.wanted_blocks}))
+}
+
+/// Takes a hand-off from the rank that it names; where it names none, from whichever has it.
+async fn take(app: &App, pull: &PullRequest) -> Result<Pulled, ApiError> {
+    let named = |engine: &&Arc<Engine>| pull.engine_id.as_ref() == Some(&engine.origin.engine_id);
+    if let Some(engine) = app.ranks.iter().find(named) {
+        return engine.take_handoff(pull).await;
+    }
+    if pull.engine_id.is_some() || app.ranks.len() == 1 {
+        return app.engine.take_handoff(pull).await;
+    }
+    let asked = app.ranks.iter().map(|engine| Box::pin(engine.take_handoff(pull)));
+    select_ok(asked).await.map(|(pulled, _)| pulled)
 }

@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use splitrail::core::Served;
 use splitrail::fleet::Worker;
-use splitrail::fleet::pool::worker_key;
+use splitrail::fleet::pool::rank_key;
 use splitrail_proto::v1;
 use splitrail_tests::side_car::SideCar;
 use splitrail_tests::{Cluster, Spec};
@@ -42,7 +42,7 @@ pub(crate) fn held(cluster: &Cluster, id: &str) -> Vec<u64> {
     let Some(worker) = worker(cluster, id) else { return Vec::new() };
     let pool = &served(cluster).pool;
     let index = pool.index();
-    let runs = index.snapshot(worker_key(worker.index));
+    let runs = index.snapshot(rank_key(worker.index, 0));
     let mut names: Vec<u64> = Vec::new();
     for run in runs {
         names.extend(run.names.iter().map(|named| named.engine.0));

@@ -56,7 +56,10 @@ causes! {
     events_under_a_parent_that_nobody_knows: "unknown_parent",
         |config: &mut SimConfig| faulty(config, FaultKind::StrangeParents);
     events_of_another_rank: "rank",
-        |config: &mut SimConfig| faulty(config, FaultKind::OtherRank);
+        |config: &mut SimConfig| {
+            config.data_parallel = 2;
+            faulty(config, FaultKind::OtherRank);
+        };
 }
 
 /// The same without `/tokenize`: the blocks and the count tell.

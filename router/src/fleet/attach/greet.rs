@@ -117,6 +117,8 @@ fn guest(hello: v1::Hello, served: Option<Arc<Served>>) -> Result<Guest, Status>
         shim: true,
         honours_threshold: None,
         costs: None,
+        data_parallel_ranks: None,
+        takes_rank_header: None,
     };
     Ok(Guest { served, config, authority, instance_id, mirror_id, capabilities })
 }

@@ -208,7 +208,7 @@ impl Session {
             let blocks = Blocks::new(Arc::clone(&served.pool), Arc::clone(&worker));
             let core = Arc::clone(&self.house.core);
             let wishes = worker.resync.wishes();
-            let indexing = Indexing::new(core, name.into(), Arc::clone(&served.pool), worker);
+            let indexing = Indexing::new(core, name.into(), Arc::clone(&served.pool), worker, None);
             self.known = Some(Known { blocks, indexing, is_leaving: false, wishes });
         }
         self.learn(guest.capabilities.clone())
@@ -303,6 +303,8 @@ impl Session {
             worker.set_context_tokens(tokens);
         }
         worker.set_honours_threshold(capabilities.honours_threshold);
+        worker.ranks.set_count(capabilities.ranks.unwrap_or(1));
+        worker.ranks.set_pins(capabilities.takes_rank_header);
         if capabilities.publishes_kv_events == Some(false) {
             worker.set_synced();
         }
@@ -406,9 +408,14 @@ impl Known {
         if !load.up {
             // Nothing is known of its cache.
             pool.assumed.forget(worker.index);
-        } else if worker.honours_threshold().is_none() {
-            let capabilities = worker.told.capabilities();
-            worker.set_honours_threshold(capabilities.and_then(|known| known.honours_threshold));
+        } else if let Some(known) = worker.told.capabilities() {
+            // Forgotten while it was down.
+            if worker.honours_threshold().is_none() {
+                worker.set_honours_threshold(known.honours_threshold);
+            }
+            if worker.ranks.pins().is_none() {
+                worker.ranks.set_pins(known.takes_rank_header);
+            }
         }
         worker.set_probed(load.up, "its side-car says so");
     }

@@ -152,6 +152,8 @@ fn worker(config: &DnsDiscovery, ip: IpAddr) -> Worker {
         shim: config.shim,
         honours_threshold: config.honours_threshold,
         costs: None,
+        data_parallel_ranks: None,
+        takes_rank_header: None,
     }
 }
 

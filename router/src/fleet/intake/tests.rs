@@ -43,12 +43,13 @@ models:
 
 fn part(core: &Arc<Core>, served: &Served, worker: &Arc<Worker>) -> Indexing {
     let (core, pool) = (Arc::clone(core), Arc::clone(&served.pool));
-    Indexing::new(core, served.name().into(), pool, Arc::clone(worker))
+    Indexing::new(core, served.name().into(), pool, Arc::clone(worker), Some(0))
 }
 
 fn intake() -> Intake {
     let (core, served, worker) = core("tcp://127.0.0.1:1", "tcp://127.0.0.1:2");
-    Intake(part(&core, &served, &worker))
+    let source = first_source(&worker).unwrap();
+    Intake { part: part(&core, &served, &worker), source, speaks: None }
 }
 
 fn batch(event: KvEvent) -> Update {
@@ -83,33 +84,33 @@ fn removed(numbers: std::ops::Range<u64>) -> Update {
 
 /// A moment after the index may be made anew.
 fn due(intake: &Intake) -> Instant {
-    Instant::now() + intake.0.truncated_min
+    Instant::now() + intake.part.truncated_min
 }
 
 #[test]
 fn an_index_that_lacks_blocks_is_made_anew_once_there_is_room_and_not_at_once() {
     let mut intake = intake();
     stored(0..BOUND).into_iter().for_each(|update| intake.take(update));
-    assert!(!intake.0.worker.index_is_truncated());
-    assert!(!intake.0.has_room_again(due(&intake)), "it lacks nothing");
+    assert!(!intake.part.worker.index_is_truncated());
+    assert!(!intake.part.has_room_again(due(&intake)), "it lacks nothing");
     stored(BOUND..BOUND + 1).into_iter().for_each(|update| intake.take(update));
-    assert!(intake.0.worker.index_is_truncated());
-    assert!(!intake.0.has_room_again(due(&intake)), "there is no room");
+    assert!(intake.part.worker.index_is_truncated());
+    assert!(!intake.part.has_room_again(due(&intake)), "there is no room");
     intake.take(removed(0..1));
-    assert!(!intake.0.has_room_again(due(&intake)), "there is too little room");
+    assert!(!intake.part.has_room_again(due(&intake)), "there is too little room");
     intake.take(removed(1..4));
-    assert!(!intake.0.has_room_again(Instant::now()), "it was a moment ago");
-    assert!(intake.0.has_room_again(due(&intake)));
+    assert!(!intake.part.has_room_again(Instant::now()), "it was a moment ago");
+    assert!(intake.part.has_room_again(due(&intake)));
 }
 
 #[test]
 fn an_index_lacks_nothing_of_a_cache_that_is_empty() {
     let mut intake = intake();
     stored(0..BOUND + 4).into_iter().for_each(|update| intake.take(update));
-    assert!(intake.0.worker.index_is_truncated());
+    assert!(intake.part.worker.index_is_truncated());
     intake.take(batch(KvEvent::Cleared));
-    assert!(!intake.0.worker.index_is_truncated());
-    assert!(!intake.0.has_room_again(due(&intake)));
+    assert!(!intake.part.worker.index_is_truncated());
+    assert!(!intake.part.has_room_again(due(&intake)));
 }
 
 /// Waits for a condition, with patience.
@@ -148,7 +149,7 @@ async fn the_index_is_read_anew_when_evictions_make_room() {
     let mut tasks = JoinSet::new();
     let mut part = part(&core, &served, &worker);
     part.truncated_min = Duration::from_millis(1);
-    tasks.spawn(run(part));
+    tasks.spawn(follow(part, first_source(&worker).unwrap()));
     serve(&engine, &"long ".repeat(100), 1).await;
     eventually(|| worker.index_is_truncated()).await;
     // Many prompts of less than a block push the long one out, and leave nothing behind.

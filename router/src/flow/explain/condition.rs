@@ -74,7 +74,9 @@ pub(super) fn vetoed(
 
 /// The conditions of candidates.
 pub(super) fn of(roster: &Roster, seen: &[Candidate]) -> Vec<Condition> {
-    let workers = seen.iter().filter_map(|seen| roster.get(seen.worker));
+    // Ranks of one worker follow one another.
+    let ranks = seen.chunk_by(|one, next| one.worker == next.worker);
+    let workers = ranks.filter_map(|ranks| roster.get(ranks.first()?.worker));
     let conditions = workers.map(|worker| {
         let audit = worker.audit.view();
         Condition {

@@ -181,6 +181,8 @@ fn worker(config: &KubernetesDiscovery, pod: &Pod) -> Result<Worker, Unfit> {
         shim: config.shim,
         honours_threshold: config.honours_threshold,
         costs: None,
+        data_parallel_ranks: None,
+        takes_rank_header: None,
     })
 }
 

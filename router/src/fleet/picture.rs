@@ -1,0 +1,187 @@
+//! What a worker looks like at the instant of a decision, as one candidate for each place that
+//! a leg could be sent to.
+
+use std::time::Instant;
+
+use splitrail_engine::vllm::load::EngineLoad;
+use splitrail_kv::{Overlap, Overlaps};
+
+use super::assumed::Found;
+use super::booking::Booked;
+use super::costs::Whose;
+use super::pool::rank_key;
+use super::ranks::Rank;
+use super::roster::Roster;
+use super::told::Others;
+use super::worker::Worker;
+use crate::pick::{Candidate, Leg};
+
+/// What is known of one prompt at one instant.
+pub(super) struct Picture<'a> {
+    overlaps: &'a Overlaps,
+    found: &'a Found,
+    /// For workers whose side-cars have not been heard lately.
+    busiest: Others,
+    now: Instant,
+}
+
+/// How busy a place is.
+struct Work {
+    requests: u32,
+    prefill_tokens: u64,
+    /// Those of them that other routers have sent.
+    others_tokens: u64,
+    active_tokens: u64,
+}
+
+/// What of the prompt a place has.
+struct Held {
+    /// By its events; nothing where they are not believed.
+    overlap: Overlap,
+    /// Whether they are.
+    current: bool,
+    sent: u32,
+    computed: u32,
+}
+
+impl<'a> Picture<'a> {
+    pub(super) fn new(
+        roster: &Roster,
+        overlaps: &'a Overlaps,
+        found: &'a Found,
+        now: Instant,
+    ) -> Self {
+        let busiest = Others::busiest(roster.iter().map(|worker| &worker.told), now);
+        Self { overlaps, found, busiest, now }
+    }
+
+    /// Adds a worker, or each of its ranks where requests can be pinned to them.
+    pub(super) fn add(&self, worker: &Worker, leg: Leg, able: &mut Vec<Candidate>) {
+        let load = worker.load(self.now);
+        let ranks = match worker.ranks.are_pinned() {
+            true => worker.ranks.all(),
+            false => Vec::new(),
+        };
+        if ranks.is_empty() {
+            let held = match worker.ranks.are_chosen_by_the_engine() {
+                false => self.of_rank(worker, 0, worker.overlap_is_believed(None)),
+                true => self.of_whichever_rank(worker),
+            };
+            let work = self.work(worker, load.as_ref());
+            able.push(self.candidate(worker, leg, None, (work, held)));
+            return;
+        }
+        let takes_part = worker.takes_part_in_kv_routing();
+        let count = ranks.len() as u64;
+        for (number, rank) in (0..).zip(&ranks) {
+            let current = takes_part && worker.ranks.are_known() && rank.is_current();
+            let held = self.of_rank(worker, number, current);
+            let work = self.work_of_rank(worker, load.as_ref(), (number, rank), count);
+            able.push(self.candidate(worker, leg, Some(number), (work, held)));
+        }
+    }
+
+    fn candidate(
+        &self,
+        worker: &Worker,
+        leg: Leg,
+        rank: Option<u16>,
+        (work, held): (Work, Held),
+    ) -> Candidate {
+        let Held { overlap, current, sent, computed } = held;
+        let whose = match worker.ranks.are_chosen_by_the_engine() {
+            true => Whose::Any(worker.ranks.count().into()),
+            false => Whose::Rank(rank),
+        };
+        let costs = worker.costs.seen(self.now, whose, work.others_tokens);
+        let candidate = Candidate {
+            worker: worker.index,
+            rank,
+            up: worker.is_available(leg, self.now),
+            share: worker.share(self.now),
+            requests: work.requests,
+            prefill_tokens: work.prefill_tokens,
+            active_tokens: work.active_tokens,
+            overlap_blocks: overlap.blocks,
+            overlap_by_tier: overlap.by_tier,
+            overlap_discount: worker.drift.discount(),
+            assumed_blocks: 0,
+            // Without events nothing says when it has been computed.
+            underway_blocks: if current { sent.saturating_sub(overlap.blocks) } else { 0 },
+            recent_blocks: sent.max(computed),
+            waiting: costs.waiting,
+            wait_ns: costs.wait_ns,
+            busy_share: costs.busy_share,
+            coefficients: costs.coefficients,
+        };
+        let believed = candidate.believed_blocks();
+        Candidate { assumed_blocks: believed.max(sent).max(computed), ..candidate }
+    }
+
+    fn of_rank(&self, worker: &Worker, rank: u16, current: bool) -> Held {
+        let key = rank_key(worker.index, rank);
+        // What may be out of date is not certain.
+        let overlap = if current { self.overlaps.get(key) } else { Overlap::default() };
+        let sent = self.found.speculative.get(key).blocks;
+        let computed = self.found.approximate.get(key).blocks;
+        Held { overlap, current, sent, computed }
+    }
+
+    /// Of a worker that chooses the rank itself: what all of them have. Nothing is assumed,
+    /// since nobody knows where anything was sent.
+    fn of_whichever_rank(&self, worker: &Worker) -> Held {
+        let current = worker.overlap_is_believed(None);
+        let of_rank = |rank| self.overlaps.get(rank_key(worker.index, rank));
+        let ranks = (0..worker.ranks.count()).filter(|_| current);
+        let overlap = ranks.map(of_rank).min_by_key(|overlap| overlap.blocks).unwrap_or_default();
+        Held { overlap, current, sent: 0, computed: 0 }
+    }
+
+    /// The work of a whole worker; of one with several ranks, what each of them has on average.
+    fn work(&self, worker: &Worker, load: Option<&EngineLoad>) -> Work {
+        let reported = load.map_or(0, |load| load.running.unwrap_or(0) + load.waiting.unwrap_or(0));
+        let others = worker.told.others(self.now, self.busiest);
+        let work = booked_and(&worker.booked, others, reported);
+        match u64::from(worker.ranks.count()) {
+            1 => work,
+            ranks => Work {
+                requests: u64::from(work.requests).div_ceil(ranks) as u32,
+                prefill_tokens: work.prefill_tokens.div_ceil(ranks),
+                others_tokens: work.others_tokens.div_ceil(ranks),
+                active_tokens: work.active_tokens.div_ceil(ranks),
+            },
+        }
+    }
+
+    /// The work of a rank: the router's own is known for each, the engine may tell for each,
+    /// and that of other routers is spread evenly.
+    fn work_of_rank(
+        &self,
+        worker: &Worker,
+        load: Option<&EngineLoad>,
+        (number, rank): (u16, &Rank),
+        ranks: u64,
+    ) -> Work {
+        let others = worker.told.others(self.now, self.busiest);
+        let others = Others {
+            requests: u64::from(others.requests).div_ceil(ranks) as u32,
+            prefill_tokens: others.prefill_tokens.div_ceil(ranks),
+            active_tokens: others.active_tokens.div_ceil(ranks),
+        };
+        let reported = load.and_then(|load| load.requests_by_rank.get(usize::from(number)));
+        booked_and(&rank.booked, others, reported.copied().unwrap_or(0))
+    }
+}
+
+fn booked_and(booked: &Booked, others: Others, reported: u64) -> Work {
+    let requests = booked.requests().saturating_add(others.requests);
+    Work {
+        requests: requests.max(u32::try_from(reported).unwrap_or(u32::MAX)),
+        prefill_tokens: booked.prefill_tokens().saturating_add(others.prefill_tokens),
+        others_tokens: others.prefill_tokens,
+        active_tokens: booked.active_tokens().saturating_add(others.active_tokens),
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,49 @@
+//! Which data-parallel rank a request goes to.
+
+use std::sync::Arc;
+use std::sync::atomic::Ordering::Relaxed;
+
+use http::{HeaderMap, StatusCode};
+
+use super::App;
+use crate::engine::Engine;
+use crate::error::ApiError;
+use crate::record::SimState;
+
+/// Pins a request to a rank.
+const HEADER: &str = "x-data-parallel-rank";
+
+impl App {
+    /// The rank that is to serve a request: the one that it names, or whichever is next. The
+    /// real engine passes over what is no number; here nobody is to rely on that.
+    pub(super) fn of_request(&self, headers: &HeaderMap) -> Result<&Arc<Engine>, ApiError> {
+        let mut named = headers.get_all(HEADER).iter();
+        let Some(rank) = named.next().filter(|_| self.engine.config.honour_rank_header) else {
+            let next = self.next_rank.fetch_add(1, Relaxed);
+            return Ok(&self.ranks[next % self.ranks.len()]);
+        };
+        let rank = rank.to_str().ok().and_then(|rank| rank.parse::<usize>().ok());
+        let (Some(rank), None) = (rank, named.next()) else {
+            let message = "data_parallel_rank must be a whole number, given once.";
+            return Err(ApiError::new(StatusCode::BAD_REQUEST, message));
+        };
+        self.ranks.get(rank).ok_or_else(|| {
+            let ranks = self.ranks.len();
+            let message = format!("data_parallel_rank {rank} is out of range [0, {ranks}).");
+            ApiError::new(StatusCode::BAD_REQUEST, message)
+        })
+    }
+
+    /// What all ranks hold together.
+    pub(crate) fn state(&self) -> SimState {
+        let mut states = self.ranks.iter().map(|engine| engine.state());
+        // There is always one.
+        let first = states.next().unwrap_or_else(|| self.engine.state());
+        states.fold(first, SimState::with)
+    }
+
+    /// Ends all ranks, as a crash does.
+    pub(crate) fn die(&self) {
+        self.ranks.iter().for_each(|engine| engine.die());
+    }
+}
