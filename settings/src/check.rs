@@ -174,7 +174,10 @@ impl<'c> Checker<'c> {
         let fitting = options.iter().find(|option| {
             matches!(
                 (type_name(option), &node.value),
-                ("integer", Value::Int(_)) | ("object", Value::Map(_)) | ("array", Value::Seq(_))
+                ("integer" | "number", Value::Int(_))
+                    | ("number", Value::Float(_))
+                    | ("object", Value::Map(_))
+                    | ("array", Value::Seq(_))
             ) || node.text().is_some_and(|text| match constant(option) {
                 Some(constant) => constant == text,
                 None => type_name(option) == "string",

@@ -5,13 +5,16 @@ use splitrail_tests::client::whole_text;
 use splitrail_tests::trial::{COMPLETIONS, Reference, Trial, completion, prompt};
 use splitrail_tests::{Reply, Spec};
 
-/// A hand-off costs as much as 100 tokens computed locally.
-const COSTS: &str = "auto: { prefill_us_per_token: 50, decode_us_per_token: 200, \
-                     interference_percent: 10, hand_off_ms: 20, transfer_us_per_token: 1 }";
+/// A hand-off takes a while, and a decode worker computes slowly.
+const COSTS: &str = "costs: { prefill_us_per_token: 50, prefill_ns_per_token_pair: 0, \
+                     hand_off_base_ms: 80, step_base_ms: 1, step_us_per_request: 0 }";
+const SLOW: &str = ", costs: { prefill_us_per_token: 300, prefill_ns_per_token_pair: 0, \
+                    hand_off_base_ms: 80, step_base_ms: 1, step_us_per_request: 0 }";
 
 fn spec(model: &str) -> Spec {
-    let model = format!("{COSTS}\n{model}");
-    Spec { prefill: 1, decode: 1, flow: "auto", model, ..Spec::default() }
+    let model = format!("{COSTS}\nauto: {{ tbt_goal_ms: 10000 }}\n{model}");
+    let worker = |name: &str| if name == "d0" { SLOW } else { "" };
+    Spec { prefill: 1, decode: 1, flow: "auto", model, worker, ..Spec::default() }
 }
 
 async fn served(trial: &mut Trial, reference: &Reference, words: usize, salt: &str) -> Reply {
@@ -73,4 +76,33 @@ async fn without_prefill_workers_it_is_said_and_not_taken_for_cheaper() {
     assert_eq!(reply.route("local"), Some("no_prefill"));
     assert_eq!(trial.local_prefills().await, 1.0);
     trial.finish().await;
+}
+
+#[tokio::test]
+async fn a_threshold_that_is_found_gates_decode_first_and_is_told() {
+    let model = format!("{COSTS}\nauto: {{ tbt_goal_ms: 10000 }}\ncache_hit_threshold: auto\n");
+    let worker = |name: &str| if name == "d0" { SLOW } else { "" };
+    let spec =
+        Spec { prefill: 1, decode: 1, flow: "decode_first", model, worker, ..Spec::default() };
+    let cluster = splitrail_tests::Cluster::start(spec).await;
+    let ratio = async || cluster.metric("splitrail_cache_hit_threshold_ratio", &[]).await;
+    let confidence =
+        async || cluster.metric("splitrail_cache_hit_threshold_confidence_ratio", &[]).await;
+    assert_eq!(ratio().await, 0.8, "until something was learned");
+    for i in 0..12 {
+        let body =
+            splitrail_tests::trial::streamed(&completion(&prompt(150, &format!("s{}", i % 3))));
+        assert_eq!(cluster.http.post(COMPLETIONS, &body).await.status, 200);
+        cluster.settle().await;
+    }
+    let learned =
+        &cluster.admin.get("/admin/models").await.json()["models"][0]["learned_threshold"];
+    assert_eq!(learned["threshold_ratio"].as_f64().unwrap(), ratio().await);
+    assert!(learned["comparisons"].as_f64().unwrap() > 5.0, "{learned}");
+    assert!(confidence().await > 0.0, "{learned}");
+    let newest = &cluster.admin.get("/admin/decisions?limit=1").await.json()["decisions"][0];
+    // What was cached is served where it is, whatever exactly was learned.
+    assert!(newest["auto"]["hit_ratio"].as_f64().unwrap() > 0.9, "{newest}");
+    assert!(newest["auto"]["local_ttft_ms"].is_f64() && newest["auto"]["remote_ttft_ms"].is_f64());
+    cluster.quiet().await;
 }

@@ -11,8 +11,7 @@ use splitrail_tests::{Client, Cluster, Spec};
 const FLOWS: [&str; 4] = ["aggregated", "prefill_first", "decode_first", "auto"];
 
 /// A hand-off costs as much as 100 tokens computed on a decode worker.
-const COSTS: &str = "auto: { prefill_us_per_token: 50, decode_us_per_token: 200, \
-                     interference_percent: 10, hand_off_ms: 20, transfer_us_per_token: 1 }";
+const COSTS: &str = "costs: { prefill_us_per_token: 50, hand_off_base_ms: 20 }";
 
 /// What a request says of its threshold.
 #[derive(Clone, Copy, Debug, PartialEq)]
