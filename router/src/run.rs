@@ -77,10 +77,10 @@ impl Running {
         core: Arc<Core>,
         listen: &Listen,
     ) -> io::Result<Self> {
-        let http_socket = listener::bind(listen.http).await?;
+        let http_socket = listener::bind_clients(listen.http).await?;
         let admin_socket = listener::bind(listen.admin).await?;
         let grpc_socket = match listen.grpc {
-            Some(address) => Some(listener::bind(address).await?),
+            Some(address) => Some(listener::bind_clients(address).await?),
             None => None,
         };
         let fleet_socket = match listen.fleet {
