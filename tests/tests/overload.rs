@@ -244,7 +244,7 @@ async fn p28_a_greedy_client_does_not_starve_another() {
         modest.extend(ask(&solo.http, "modest").await);
     }
     let (greedy, modest) = (waits.len(), modest.len());
-    assert!(greedy.abs_diff(modest) <= 4, "greedy {greedy}, modest {modest}");
+    assert!(greedy.abs_diff(modest) <= 10, "greedy {greedy}, modest {modest}");
     let shed = [("reason", "fair_share")];
     assert!(solo.metric("splitrail_shed_total", &shed).await >= 120.0);
     // A third, without a key.

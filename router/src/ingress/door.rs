@@ -13,7 +13,7 @@ use axum::extract::ConnectInfo;
 use axum::response::Response;
 use axum::routing::future::RouteFuture;
 use http::header::{CONNECTION, UPGRADE};
-use http::{HeaderValue, Request, StatusCode, Version};
+use http::{HeaderValue, Method, Request, StatusCode, Version};
 use http_body::{Body as HttpBody, Frame, SizeHint};
 use hyper::body::Incoming;
 use tower::Service;
@@ -55,7 +55,8 @@ impl hyper::service::Service<Request<Incoming>> for Door {
         let active = Active::new(&self.pulse);
         let is_h1 = request.version() < Version::HTTP_2;
         // The protocol is never changed, so what follows could be read in two ways.
-        let last = is_h1 && request.headers().contains_key(UPGRADE);
+        let last = is_h1
+            && (request.headers().contains_key(UPGRADE) || request.method() == Method::CONNECT);
         let way = if !is_h1 && request.headers().len() > self.headers_max {
             Way::TooManyFields
         } else {

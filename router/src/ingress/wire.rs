@@ -115,8 +115,9 @@ impl Wire {
     /// 400, or a GOAWAY.
     pub(super) fn poison(&self) -> &'static [u8] {
         match &self.reader {
-            // No method, header, size or line has a NUL.
-            Reader::Unknown(_) | Reader::One(_) => &[0],
+            // No method, header, size or line has a NUL; and what seems to be no end is not
+            // looked at.
+            Reader::Unknown(_) | Reader::One(_) => b"\0\r\n\r\n",
             // DATA on stream 0 is a connection error; RFC 9113, section 6.1.
             Reader::Two(_) => &[0; 9],
         }
