@@ -165,9 +165,10 @@ fn pointer(path: &str) -> String {
 
 /// The few forms that defaults are documented in.
 fn as_json(text: &str) -> Value {
-    match text {
-        "{ kind: least_loaded }" => serde_json::json!({ "kind": "least_loaded" }),
-        _ => serde_json::from_str(text).unwrap_or_else(|_| Value::String(text.to_owned())),
+    let kind = text.strip_prefix("{ kind: ").and_then(|rest| rest.strip_suffix(" }"));
+    match kind {
+        Some(kind) => serde_json::json!({ "kind": kind }),
+        None => serde_json::from_str(text).unwrap_or_else(|_| Value::String(text.to_owned())),
     }
 }
 

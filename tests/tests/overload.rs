@@ -253,7 +253,7 @@ async fn p28_a_greedy_client_does_not_starve_another() {
 
 #[tokio::test]
 async fn p28_bodies_have_a_budget_together() {
-    let limits = "{ bodies_max_bytes: 1048576 }";
+    let limits = "{ body_max_bytes: 1000000, bodies_max_bytes: 1048576 }";
     let solo = Solo::start(limits, |heard| match is_streamed(heard) {
         true => held(),
         false => whole_answer(),
@@ -312,4 +312,58 @@ async fn p28_connections_are_bounded_and_those_that_are_there_go_on() {
         fresh.try_get("/health").await.is_ok_and(|reply| reply.status == 200)
     })
     .await;
+}
+
+#[tokio::test]
+async fn p29_accepting_outlives_a_lack_of_files() {
+    use rustix::process::{Pid, Resource, Rlimit, getrlimit, prlimit};
+    let solo = Solo::start("{}", |_| whole_answer()).await;
+    let pid = solo.router.pid();
+    let few = open_files(pid) + 16;
+    let limit = Rlimit { current: Some(few as u64), ..getrlimit(Resource::Nofile) };
+    let process = Pid::from_raw(i32::try_from(pid).unwrap());
+    let before = prlimit(process, Resource::Nofile, limit).unwrap();
+    let mut held = Vec::new();
+    for _ in 0..64 {
+        held.push(TcpStream::connect(solo.router.http).await.unwrap());
+    }
+    eventually("no file is left", async || open_files(pid) >= few).await;
+    // Some of those that wait are accepted now, and others later.
+    held.truncate(32);
+    drop(held);
+    eventually("there are files again", async || {
+        let fresh = Client::new(solo.router.http);
+        fresh.try_get("/health").await.is_ok_and(|reply| reply.status == 200)
+    })
+    .await;
+    prlimit(process, Resource::Nofile, before).unwrap();
+    assert_eq!(solo.http.post(COMPLETIONS, &completion("after")).await.status, 200);
+}
+
+/// Both protocols, on one door, on connections that go on.
+#[tokio::test]
+async fn clients_of_both_protocols_are_served_on_connections_that_last() {
+    let solo = Solo::start("{}", |_| whole_answer()).await;
+    let mut h1 = TcpStream::connect(solo.router.http).await.unwrap();
+    for _ in 0..3 {
+        h1.write_all(b"GET /health HTTP/1.1\r\nhost: x\r\n\r\n").await.unwrap();
+        let mut reply = Vec::new();
+        while !reply.ends_with(b"}") {
+            reply.push(h1.read_u8().await.unwrap());
+        }
+        assert!(reply.starts_with(b"HTTP/1.1 200 OK"));
+    }
+    let h2 = TcpStream::connect(solo.router.http).await.unwrap();
+    let (client, connection) =
+        http2::handshake(TokioExecutor::new(), TokioIo::new(h2)).await.unwrap();
+    let mut connections = JoinSet::new();
+    connections.spawn(connection);
+    for i in 0..3 {
+        let request = http::Request::post("http://x/v1/completions");
+        let body = completion(&format!("{i}")).to_string();
+        let request = request.body(Full::new(Bytes::from(body))).unwrap();
+        let reply = client.clone().send_request(request).await.unwrap();
+        assert_eq!((reply.status().as_u16(), reply.version()), (200, http::Version::HTTP_2));
+        assert!(!reply.into_body().collect().await.unwrap().to_bytes().is_empty());
+    }
 }

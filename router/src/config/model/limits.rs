@@ -105,7 +105,7 @@ pub struct Limits {
 impl Default for Limits {
     fn default() -> Self {
         Self {
-            connections_max: 16_384,
+            connections_max: 8192,
             header_timeout: Duration::from_secs(10),
             idle_timeout: Duration::from_secs(90),
             write_stall: Duration::from_secs(30),
