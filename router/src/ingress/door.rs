@@ -57,24 +57,19 @@ impl hyper::service::Service<Request<Incoming>> for Door {
         // The protocol is never changed, so what follows could be read in two ways.
         let last = is_h1
             && (request.headers().contains_key(UPGRADE) || request.method() == Method::CONNECT);
-        let way = if !is_h1 && request.headers().len() > self.headers_max {
-            Way::TooManyFields
-        } else {
+        let fits = is_h1 || request.headers().len() <= self.headers_max;
+        let routed = fits.then(|| {
             request.extensions_mut().insert(ConnectInfo(self.peer));
-            Way::Routes(self.routes.clone().call(request))
-        };
-        Answered { way, active: Some(active), last }
+            self.routes.clone().call(request)
+        });
+        Answered { routed, active: Some(active), last }
     }
-}
-
-enum Way {
-    Routes(RouteFuture<Infallible>),
-    TooManyFields,
 }
 
 /// An answer to come.
 pub(super) struct Answered {
-    way: Way,
+    /// What the routes say, unless the head has too many fields.
+    routed: Option<RouteFuture<Infallible>>,
     active: Option<Active>,
     /// Whether the connection ends with it.
     last: bool,
@@ -85,9 +80,9 @@ impl Future for Answered {
 
     fn poll(self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Self::Output> {
         let this = self.get_mut();
-        let mut response = match &mut this.way {
-            Way::Routes(routes) => ready!(Pin::new(routes).poll(context))?,
-            Way::TooManyFields => {
+        let mut response = match &mut this.routed {
+            Some(routed) => ready!(Pin::new(routed).poll(context))?,
+            None => {
                 let mut response = Response::new(Body::empty());
                 *response.status_mut() = StatusCode::REQUEST_HEADER_FIELDS_TOO_LARGE;
                 response
