@@ -94,16 +94,22 @@ pub(super) async fn serve(socket: TcpStream, peer: SocketAddr, bounds: Bounds, c
     let driven = Driven { pulse, refused, watch, common };
     let socket = TokioIo::new(socket);
     match protocol {
-        Protocol::Http1 => driven.drive(http1(bounds).serve_connection(socket, door)).await,
-        Protocol::Http2 => {
-            let cut = &driven.common.cut;
-            let stalled = cut.with_label_values(&[driven.common.listener, "stream_stall"]);
-            let streams = Streams::new(bounds.patience.write, stalled);
-            let connection = http2(bounds, streams.clone()).serve_connection(socket, door);
+        Protocol::Http1 => {
+            let connection = pin!(http1(bounds).serve_connection(socket, door));
             driven.drive(connection).await;
-            streams.end();
         }
+        // Boxed, since each connection of HTTP/1 would be as large else.
+        Protocol::Http2 => Box::pin(serve_http2(socket, door, bounds, driven)).await,
     }
+}
+
+async fn serve_http2(socket: Socket, door: Door, bounds: Bounds, driven: Driven) {
+    let stalled = [driven.common.listener, "stream_stall"];
+    let stalled = driven.common.cut.with_label_values(&stalled);
+    let streams = Streams::new(bounds.patience.write, stalled);
+    let connection = pin!(http2(bounds, streams.clone()).serve_connection(socket, door));
+    driven.drive(connection).await;
+    streams.end();
 }
 
 /// What of a connection does not depend on its protocol.
@@ -115,8 +121,7 @@ struct Driven {
 }
 
 impl Driven {
-    async fn drive(mut self, connection: impl Graceful) {
-        let mut connection = pin!(connection);
+    async fn drive(mut self, mut connection: Pin<&mut impl Graceful>) {
         let mut stop = pin!(self.common.stop.cancelled());
         let mut is_stopping = false;
         let mut timer = pin!(sleep_until(Instant::now()));
