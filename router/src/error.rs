@@ -42,6 +42,8 @@ pub enum Kind {
     Overloaded,
     /// The client has its fair share of the router.
     OverShare,
+    /// The model has too much to do; it may be tried again after so many seconds.
+    Busy(u32),
     /// No worker can take the request.
     NoWorker,
     /// An engine refused the request; its status is relayed.
@@ -113,6 +115,11 @@ impl Error {
         &self.message
     }
 
+    /// Whether the model has too much to do for the request.
+    pub fn is_busy(&self) -> bool {
+        matches!(self.kind, Kind::Busy(_))
+    }
+
     /// Whose fault it is.
     pub fn fault(&self) -> Fault {
         match self.kind {
@@ -136,7 +143,11 @@ impl Error {
             | Kind::BelowThreshold
             | Kind::LeaseExpired
             | Kind::DecodeLost => Fault::Engine,
-            Kind::Overloaded | Kind::OverShare | Kind::NoWorker | Kind::Internal => Fault::Router,
+            Kind::Overloaded
+            | Kind::OverShare
+            | Kind::Busy(_)
+            | Kind::NoWorker
+            | Kind::Internal => Fault::Router,
         }
     }
 
@@ -162,7 +173,9 @@ impl Error {
             Kind::UnknownModel | Kind::UnknownPath => StatusCode::NOT_FOUND,
             Kind::MethodNotAllowed => StatusCode::METHOD_NOT_ALLOWED,
             Kind::Overloaded | Kind::NoWorker => StatusCode::SERVICE_UNAVAILABLE,
-            Kind::OverShare | Kind::EngineRejected(429) => StatusCode::TOO_MANY_REQUESTS,
+            Kind::OverShare | Kind::Busy(_) | Kind::EngineRejected(429) => {
+                StatusCode::TOO_MANY_REQUESTS
+            }
             Kind::EngineRejected(_) if self.fault() == Fault::Engine => StatusCode::BAD_GATEWAY,
             Kind::EngineRejected(status) => {
                 StatusCode::from_u16(status).unwrap_or(StatusCode::BAD_REQUEST)
@@ -183,6 +196,7 @@ impl Error {
             Kind::Overloaded | Kind::OverShare | Kind::NoWorker | Kind::EngineRejected(429) => {
                 Some(1)
             }
+            Kind::Busy(seconds) => Some(seconds),
             _ => None,
         }
     }
@@ -200,6 +214,7 @@ impl Error {
             Kind::ClientGone => "cancelled",
             Kind::Overloaded => "overloaded",
             Kind::OverShare => "over_share",
+            Kind::Busy(_) => "busy",
             Kind::NoWorker => "no_worker",
             Kind::EngineRejected(_) => "engine_rejected",
             Kind::EngineUnreachable => "engine_unreachable",
@@ -218,7 +233,7 @@ impl Error {
         let kind = match (self.fault(), self.kind) {
             (Fault::Client, Kind::UnknownModel | Kind::UnknownPath) => "not_found_error",
             (Fault::Client, _) => "invalid_request_error",
-            (_, Kind::OverShare | Kind::EngineRejected(429)) => "rate_limit_error",
+            (_, Kind::OverShare | Kind::Busy(_) | Kind::EngineRejected(429)) => "rate_limit_error",
             (_, Kind::Overloaded | Kind::NoWorker) => "service_unavailable_error",
             (Fault::Engine, _) => "engine_error",
             (Fault::Router, _) => "internal_error",
@@ -239,7 +254,7 @@ impl Error {
         let code = match (self.fault(), self.kind) {
             (_, Kind::UnknownModel | Kind::UnknownPath) => Code::NotFound,
             (_, Kind::BodyTooLarge | Kind::Overloaded | Kind::OverShare) => Code::ResourceExhausted,
-            (_, Kind::EngineRejected(429)) => Code::ResourceExhausted,
+            (_, Kind::Busy(_) | Kind::EngineRejected(429)) => Code::ResourceExhausted,
             (_, Kind::BodyTimeout) => Code::DeadlineExceeded,
             (Fault::Client, _) => Code::InvalidArgument,
             (_, Kind::EngineTimeout | Kind::LeaseExpired) => Code::DeadlineExceeded,
