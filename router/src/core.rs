@@ -9,9 +9,10 @@ use arc_swap::ArcSwap;
 use dashmap::DashMap;
 use serde::Serialize;
 use splitrail_kv::HashSeed;
-use tokio::sync::Semaphore;
+use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use tokio_util::sync::CancellationToken;
 
+use crate::admission::{Admission, Share, ShareKey};
 use crate::assemble::Books;
 use crate::config::model::{
     Config, FleetConfig, GateKind, Limits, Model, OnNoPrefill, RequestFlow,
@@ -167,9 +168,8 @@ pub struct Core {
     pub live: DashMap<u64, LiveRequest>,
     /// Room for requests; `limits.in_flight_max` of it.
     pub in_flight: Arc<Semaphore>,
-    /// Room for requests that arrive or wait for their answer to begin, over all
-    /// doors; as much again. It bounds the bodies that are held.
-    pub arriving: Arc<Semaphore>,
+    /// Who has how much of that room, and what the bodies take.
+    pub admission: Arc<Admission>,
     /// Room for parsing and tokenising off the reactor: one per core.
     pub preparing: Arc<Semaphore>,
     /// How much of that long bodies may take: half, so that others pass them by.
@@ -204,7 +204,7 @@ impl Core {
             books,
             live: DashMap::new(),
             in_flight: Arc::new(Semaphore::new(limits.in_flight_max)),
-            arriving: Arc::new(Semaphore::new(limits.in_flight_max)),
+            admission: Arc::default(),
             preparing: Arc::new(Semaphore::new(cores)),
             preparing_long: Arc::new(Semaphore::new((cores / 2).max(1))),
             cut: CancellationToken::new(),
@@ -226,19 +226,49 @@ impl Core {
         self.serving.store(serving);
     }
 
-    /// Counts a request that a door refuses because the router is full.
-    pub fn shed_at_door(&self) -> Error {
-        let error = self.shed();
-        let labels = ["none", "none", "none", error.outcome()];
-        self.metrics.requests.with_label_values(&labels).inc();
-        error
+    /// Refuses a request that would find no room, before anything is done for it.
+    ///
+    /// # Errors
+    /// If there is no room, for anybody or for this client.
+    pub fn look_for_room(&self, client: Option<ShareKey>) -> Result<(), Error> {
+        match self.in_flight.available_permits() {
+            0 => Err(self.shed_full()),
+            free if self.admission.would_share(client, free) => Ok(()),
+            _ => Err(self.shed_share()),
+        }
     }
 
-    /// Counts the shedding of a request.
-    pub fn shed(&self) -> Error {
-        self.metrics.shed.with_label_values(&["none", "in_flight_max"]).inc();
+    /// Takes room for a request that is whole.
+    ///
+    /// # Errors
+    /// As [`look_for_room`](Self::look_for_room).
+    pub fn admit(&self, client: Option<ShareKey>) -> Result<(OwnedSemaphorePermit, Share), Error> {
+        let permit = Arc::clone(&self.in_flight).try_acquire_owned();
+        let permit = permit.map_err(|_| self.shed_full())?;
+        let free = self.in_flight.available_permits() + 1;
+        let share = self.admission.share(client, free).ok_or_else(|| self.shed_share())?;
+        Ok((permit, share))
+    }
+
+    fn shed(&self, reason: &str, kind: Kind, message: &'static str) -> Error {
+        self.metrics.shed.with_label_values(&["none", reason]).inc();
+        Error::new(kind, message)
+    }
+
+    fn shed_full(&self) -> Error {
         let message = "the router serves limits.in_flight_max requests already";
-        Error::new(Kind::Overloaded, message)
+        self.shed("in_flight_max", Kind::Overloaded, message)
+    }
+
+    fn shed_share(&self) -> Error {
+        let message = "the router is busy, and this client has its share (limits.fair_by)";
+        self.shed("fair_share", Kind::OverShare, message)
+    }
+
+    /// Counts a request that is refused because the bodies of others take all the room.
+    pub fn shed_body(&self) -> Error {
+        let message = "the router holds limits.bodies_max_bytes of requests already";
+        self.shed("bodies_max_bytes", Kind::Overloaded, message)
     }
 
     /// Starts to drain: not ready from now on.

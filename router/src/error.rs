@@ -40,6 +40,8 @@ pub enum Kind {
     ClientGone,
     /// The router is full or draining.
     Overloaded,
+    /// The client has its fair share of the router.
+    OverShare,
     /// The model has too much to do; it may be tried again after so many seconds.
     Busy(u32),
     /// No worker can take the request.
@@ -141,7 +143,11 @@ impl Error {
             | Kind::BelowThreshold
             | Kind::LeaseExpired
             | Kind::DecodeLost => Fault::Engine,
-            Kind::Overloaded | Kind::Busy(_) | Kind::NoWorker | Kind::Internal => Fault::Router,
+            Kind::Overloaded
+            | Kind::OverShare
+            | Kind::Busy(_)
+            | Kind::NoWorker
+            | Kind::Internal => Fault::Router,
         }
     }
 
@@ -167,7 +173,9 @@ impl Error {
             Kind::UnknownModel | Kind::UnknownPath => StatusCode::NOT_FOUND,
             Kind::MethodNotAllowed => StatusCode::METHOD_NOT_ALLOWED,
             Kind::Overloaded | Kind::NoWorker => StatusCode::SERVICE_UNAVAILABLE,
-            Kind::Busy(_) | Kind::EngineRejected(429) => StatusCode::TOO_MANY_REQUESTS,
+            Kind::OverShare | Kind::Busy(_) | Kind::EngineRejected(429) => {
+                StatusCode::TOO_MANY_REQUESTS
+            }
             Kind::EngineRejected(_) if self.fault() == Fault::Engine => StatusCode::BAD_GATEWAY,
             Kind::EngineRejected(status) => {
                 StatusCode::from_u16(status).unwrap_or(StatusCode::BAD_REQUEST)
@@ -185,7 +193,9 @@ impl Error {
     /// Seconds after which a client may try again, where that makes sense.
     pub fn retry_after_s(&self) -> Option<u32> {
         match self.kind {
-            Kind::Overloaded | Kind::NoWorker | Kind::EngineRejected(429) => Some(1),
+            Kind::Overloaded | Kind::OverShare | Kind::NoWorker | Kind::EngineRejected(429) => {
+                Some(1)
+            }
             Kind::Busy(seconds) => Some(seconds),
             _ => None,
         }
@@ -203,6 +213,7 @@ impl Error {
             Kind::MethodNotAllowed => "method_not_allowed",
             Kind::ClientGone => "cancelled",
             Kind::Overloaded => "overloaded",
+            Kind::OverShare => "over_share",
             Kind::Busy(_) => "busy",
             Kind::NoWorker => "no_worker",
             Kind::EngineRejected(_) => "engine_rejected",
@@ -222,7 +233,7 @@ impl Error {
         let kind = match (self.fault(), self.kind) {
             (Fault::Client, Kind::UnknownModel | Kind::UnknownPath) => "not_found_error",
             (Fault::Client, _) => "invalid_request_error",
-            (_, Kind::Busy(_) | Kind::EngineRejected(429)) => "rate_limit_error",
+            (_, Kind::OverShare | Kind::Busy(_) | Kind::EngineRejected(429)) => "rate_limit_error",
             (_, Kind::Overloaded | Kind::NoWorker) => "service_unavailable_error",
             (Fault::Engine, _) => "engine_error",
             (Fault::Router, _) => "internal_error",
@@ -242,10 +253,9 @@ impl Error {
         use tonic::Code;
         let code = match (self.fault(), self.kind) {
             (_, Kind::UnknownModel | Kind::UnknownPath) => Code::NotFound,
-            (
-                _,
-                Kind::BodyTooLarge | Kind::Overloaded | Kind::Busy(_) | Kind::EngineRejected(429),
-            ) => Code::ResourceExhausted,
+            (_, Kind::BodyTooLarge | Kind::Overloaded | Kind::OverShare) => Code::ResourceExhausted,
+            (_, Kind::Busy(_) | Kind::EngineRejected(429)) => Code::ResourceExhausted,
+            (_, Kind::BodyTimeout) => Code::DeadlineExceeded,
             (Fault::Client, _) => Code::InvalidArgument,
             (_, Kind::EngineTimeout | Kind::LeaseExpired) => Code::DeadlineExceeded,
             (_, Kind::DecodeLost) => Code::Aborted,

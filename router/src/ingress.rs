@@ -1,8 +1,15 @@
 //! The doors: bytes in, bounded; replies out.
 
+mod arriving;
+mod connection;
 pub mod context;
+mod door;
 pub mod grpc;
 mod grpc_body;
+mod guarded;
 pub mod http;
 pub mod listener;
+mod pulse;
 pub mod reply;
+mod streams;
+mod wire;

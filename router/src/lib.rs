@@ -7,6 +7,7 @@ pub mod ingress;
 
 pub mod service;
 
+pub mod admission;
 pub mod api;
 pub mod prepare;
 pub mod prompt;

@@ -77,10 +77,10 @@ impl Running {
         core: Arc<Core>,
         listen: &Listen,
     ) -> io::Result<Self> {
-        let http_socket = listener::bind(listen.http).await?;
+        let http_socket = listener::bind_clients(listen.http).await?;
         let admin_socket = listener::bind(listen.admin).await?;
         let grpc_socket = match listen.grpc {
-            Some(address) => Some(listener::bind(address).await?),
+            Some(address) => Some(listener::bind_clients(address).await?),
             None => None,
         };
         let fleet_socket = match listen.fleet {
@@ -98,7 +98,12 @@ impl Running {
         let fleet_door = fleet_socket.map(open).transpose()?;
         let stop = CancellationToken::new();
         let mut doors = JoinSet::new();
-        doors.spawn(listener::serve(http_socket, http::routes(Arc::clone(&core)), stop.clone()));
+        let doorway = |name, routes| {
+            let (core, stop) = (Arc::clone(&core), stop.clone());
+            listener::Doorway { name, routes, core, stop }
+        };
+        let routes = http::routes(Arc::clone(&core));
+        doors.spawn(listener::serve(http_socket, doorway("http", routes)));
         let mut admin_door = JoinSet::new();
         // It tells about a drain to its end, and goes with the router.
         let (reload, reloading) = Reload::start(Arc::clone(&core), Arc::clone(&fleet), file);
@@ -107,7 +112,8 @@ impl Running {
         let routes = admin::routes(admin, addresses.admin);
         admin_door.spawn(listener::serve_known_peers(admin_socket, routes));
         if let Some(socket) = grpc_socket {
-            doors.spawn(listener::serve(socket, grpc::routes(&core, stop.clone()), stop.clone()));
+            let routes = grpc::routes(&core, stop.clone());
+            doors.spawn(listener::serve(socket, doorway("grpc", routes)));
         }
         let mut summary = JoinSet::new();
         let log_every = core.serving().config.ledger.log_every;
@@ -223,8 +229,8 @@ const LEDGER_PATIENCE: Duration = Duration::from_secs(10);
 /// How long clients may take to read why their stream ends.
 const LAST_WORDS: Duration = Duration::from_secs(1);
 
-/// Dropped, a router stops to accept at once, and its fleet's tasks end; requests in
-/// flight end with their connections.
+/// Dropped, a router stops to accept at once; its connections end with all their requests,
+/// and its fleet's tasks end.
 impl Drop for Running {
     fn drop(&mut self) {
         self.stop.cancel();

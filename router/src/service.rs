@@ -142,7 +142,7 @@ async fn answer(
     let core = Arc::clone(core);
     let traceparent = call.traceparent;
     let request_id = call.request_id.clone();
-    let urgency = call.steering.urgency(&served.config, scope.arrived());
+    let urgency = call.steering.urgency(&served.config, scope.origin());
     let context = Arc::new(Context {
         core,
         served,

@@ -137,6 +137,10 @@ fn every_documented_default_is_the_default() {
             text.push_str(source);
         }
         // What is there only if it is asked for has its defaults then.
+        if path.contains("[].shadow.") {
+            let shadow = "flow: aggregated\n    shadow: { policy: { kind: kv_overlap } }";
+            text = text.replace("flow: aggregated", shadow);
+        }
         if path.contains("[].queue.") {
             text = text.replace("flow: aggregated", "flow: aggregated\n    queue: {}");
         }
@@ -172,9 +176,10 @@ fn pointer(path: &str) -> String {
 
 /// The few forms that defaults are documented in.
 fn as_json(text: &str) -> Value {
-    match text {
-        "{ kind: least_loaded }" => serde_json::json!({ "kind": "least_loaded" }),
-        _ => serde_json::from_str(text).unwrap_or_else(|_| Value::String(text.to_owned())),
+    let kind = text.strip_prefix("{ kind: ").and_then(|rest| rest.strip_suffix(" }"));
+    match kind {
+        Some(kind) => serde_json::json!({ "kind": kind }),
+        None => serde_json::from_str(text).unwrap_or_else(|_| Value::String(text.to_owned())),
     }
 }
 

@@ -339,3 +339,14 @@ fn the_ledger_file_has_a_folder_to_be_in() {
     assert!(parsed.path.unwrap().ends_with("tests/fixtures/config/ledger.jsonl"));
     assert_eq!((parsed.rotate.max_bytes, parsed.rotate.keep), (1 << 20, 4));
 }
+
+#[test]
+fn limits_leave_time_and_room() {
+    for key in ["header_timeout", "idle_timeout", "write_stall", "body_timeout"] {
+        let told = format!("`limits.{key}` is less than 10 ms");
+        refused("drain_delay: 250ms", &format!("{key}: 9ms"), (8, 5 + key.len()), &told);
+    }
+    let told =
+        "`limits.bodies_max_bytes` (1048576) is less than `limits.body_max_bytes` (33554432)";
+    refused("body_max_bytes: 1048576", "bodies_max_bytes: 1048576", (7, 21), told);
+}

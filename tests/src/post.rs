@@ -6,7 +6,8 @@ use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 use std::sync::{Arc, Mutex};
 
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
-use tokio::net::{TcpListener, TcpStream};
+use tokio::net::{TcpSocket, TcpStream};
+use tokio::sync::watch;
 use tokio::task::JoinSet;
 
 /// A request as it arrived.
@@ -53,7 +54,20 @@ pub enum Answer {
         /// When to end.
         max_bytes: usize,
     },
+    /// Bytes, and more of them once the post is told to let go, or the other side leaves.
+    Held {
+        /// Status line, headers and what comes at once.
+        first: Vec<u8>,
+        /// What comes at the end.
+        last: Vec<u8>,
+    },
 }
+
+/// What the system holds of an answer that nobody reads: thousands of them have room.
+const SEND_BUFFER_BYTES: u32 = 64 << 10;
+
+/// Connections that may wait to be accepted.
+const BACKLOG: u32 = 4096;
 
 impl Answer {
     /// A JSON reply.
@@ -88,18 +102,23 @@ struct Shared {
     heard: Mutex<Vec<Heard>>,
     written_bytes: AtomicUsize,
     open: AtomicUsize,
+    released: watch::Sender<bool>,
     script: Box<Script>,
 }
 
 impl ListeningPost {
     /// Opens a post that answers as `script` says.
     pub async fn start(script: impl Fn(&Heard) -> Answer + Send + Sync + 'static) -> Self {
-        let listener = TcpListener::bind("127.0.0.1:0").await.expect("a port");
+        let socket = TcpSocket::new_v4().expect("a socket");
+        socket.set_send_buffer_size(SEND_BUFFER_BYTES).expect("a buffer");
+        socket.bind(([127, 0, 0, 1], 0).into()).expect("a port");
+        let listener = socket.listen(BACKLOG).expect("a listener");
         let address = listener.local_addr().expect("an address");
         let shared = Arc::new(Shared {
             heard: Mutex::default(),
             written_bytes: AtomicUsize::new(0),
             open: AtomicUsize::new(0),
+            released: watch::Sender::new(false),
             script: Box::new(script),
         });
         let mut tasks = JoinSet::new();
@@ -133,7 +152,12 @@ impl ListeningPost {
         self.shared.written_bytes.load(Relaxed)
     }
 
-    /// Endless answers that have not ended.
+    /// Ends all answers that are held, and those that would be.
+    pub fn release(&self) {
+        self.shared.released.send_replace(true);
+    }
+
+    /// Endless and held answers that have not ended.
     pub fn open(&self) -> usize {
         self.shared.open.load(Relaxed)
     }
@@ -156,6 +180,20 @@ async fn attend(mut socket: TcpStream, shared: &Shared) -> std::io::Result<()> {
                 shared.written_bytes.fetch_add(piece.len(), Relaxed);
             }
             shared.open.fetch_sub(1, Relaxed);
+        }
+        Answer::Held { first, last } => {
+            socket.write_all(&first).await?;
+            shared.open.fetch_add(1, Relaxed);
+            let mut released = shared.released.subscribe();
+            let mut buffer = [0];
+            let lets_go = tokio::select! {
+                _ = released.wait_for(|released| *released) => true,
+                _ = socket.read(&mut buffer) => false,
+            };
+            shared.open.fetch_sub(1, Relaxed);
+            if lets_go {
+                socket.write_all(&last).await?;
+            }
         }
     }
     socket.shutdown().await

@@ -59,11 +59,11 @@ impl Steering {
 
     /// How urgent it is to a model that has its requests wait; what a client may not ask for
     /// is the most that it may.
-    pub fn urgency(self, model: &Model, arrived: Instant) -> Urgency {
+    pub fn urgency(self, model: &Model, (arrived, tenant): (Instant, u64)) -> Urgency {
         let most = model.queue.map_or(0, |queue| queue.priority_max);
         let deadline = self.ttft_ms.map(|ms| arrived + Duration::from_millis(ms.into()));
         let class = self.priority.unwrap_or(0).min(most);
-        Urgency { arrived, class, tenant: 0, deadline }
+        Urgency { arrived, class, tenant, deadline }
     }
 
     /// The flow that a request takes: the one it asks for, or the model's.

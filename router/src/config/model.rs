@@ -22,6 +22,7 @@ mod discovery;
 mod fleet;
 mod flow;
 mod health;
+mod limits;
 
 pub use splitrail_settings::Secret;
 
@@ -33,6 +34,7 @@ pub use discovery::{AddressFamily, Discovery, DnsDiscovery, KubernetesDiscovery,
 pub use fleet::{FleetConfig, FleetTls};
 pub use flow::{BreakerConfig, Flow, Gate, GateKind, RequestFlow, Retries};
 pub use health::{EjectionConfig, HealthConfig};
+pub use limits::{FairBy, Limits};
 pub use splitrail_pick::Policy;
 pub use splitrail_pick::queue::QueueConfig;
 pub use splitrail_pick::threshold::ThresholdConfig;
@@ -93,80 +95,6 @@ impl Default for Listen {
             grpc: None,
             fleet: None,
             admin: SocketAddr::from(([127, 0, 0, 1], 9090)),
-        }
-    }
-}
-
-/// Bounds. Each refusal names the key that was hit.
-#[derive(Clone, Debug, Deserialize, Serialize, JsonSchema)]
-#[serde(deny_unknown_fields, default)]
-pub struct Limits {
-    /// Largest request body, in bytes; more is a 413.
-    #[schemars(range(min = 1024, max = 1_073_741_824_u64))]
-    pub body_max_bytes: usize,
-    /// How long a request's body may take to arrive; then it is a 408.
-    #[serde(deserialize_with = "scalar::duration", serialize_with = "scalar::duration_text")]
-    #[schemars(with = "scalar::DurationText")]
-    pub body_timeout: Duration,
-    /// Longest prompt that is tokenised, in bytes of JSON; longer ones are placed by load
-    /// alone. Tokenising takes up to 200 bytes of memory per byte, on at most one prompt per
-    /// core, and on long ones (from 256 KiB) on half of the cores.
-    #[schemars(range(min = 1024, max = 1_073_741_824_u64))]
-    pub tokenize_max_bytes: usize,
-    /// Requests in flight over all models; more are shed with 503 and `Retry-After`.
-    #[schemars(range(min = 1, max = 1_000_000))]
-    pub in_flight_max: usize,
-    /// Prompts in one batched completions request.
-    #[schemars(range(min = 1, max = 1024))]
-    pub batch_prompts_max: usize,
-    /// Largest `n` and `best_of`.
-    #[schemars(range(min = 1, max = 1024))]
-    pub n_max: u32,
-    /// Largest `max_tokens` and its relatives.
-    #[schemars(range(min = 1))]
-    pub output_tokens_max: u32,
-    /// Entries in a `stop` list.
-    #[schemars(range(min = 0, max = 1024))]
-    pub stop_max: usize,
-    /// Bytes of one schema or grammar (`tools`, `response_format`, guided decoding).
-    #[schemars(range(min = 1024))]
-    pub schema_max_bytes: usize,
-    /// Bytes of an engine's non-streamed reply, or of one event of a stream.
-    #[schemars(range(min = 65_536, max = 1_073_741_824_u64))]
-    pub engine_reply_max_bytes: usize,
-    /// KV blocks that one worker can make the index hold.
-    #[schemars(range(min = 1))]
-    pub index_blocks_per_worker_max: usize,
-    /// Decision records kept for `/admin/decisions`.
-    #[schemars(range(min = 1, max = 1_000_000))]
-    pub decisions_kept: usize,
-    /// How long a stopping router says "not ready" while it still accepts.
-    #[serde(deserialize_with = "scalar::duration", serialize_with = "scalar::duration_text")]
-    #[schemars(with = "scalar::DurationText")]
-    pub drain_delay: Duration,
-    /// How long requests in flight may go on once it stops accepting.
-    #[serde(deserialize_with = "scalar::duration", serialize_with = "scalar::duration_text")]
-    #[schemars(with = "scalar::DurationText")]
-    pub drain_grace: Duration,
-}
-
-impl Default for Limits {
-    fn default() -> Self {
-        Self {
-            body_max_bytes: 32 << 20,
-            body_timeout: Duration::from_secs(60),
-            tokenize_max_bytes: 4 << 20,
-            in_flight_max: 4096,
-            batch_prompts_max: 64,
-            n_max: 128,
-            output_tokens_max: 1 << 20,
-            stop_max: 64,
-            schema_max_bytes: 1 << 20,
-            engine_reply_max_bytes: 64 << 20,
-            index_blocks_per_worker_max: 4 << 20,
-            decisions_kept: 1024,
-            drain_delay: Duration::from_secs(3),
-            drain_grace: Duration::from_secs(30),
         }
     }
 }

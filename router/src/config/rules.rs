@@ -14,6 +14,7 @@ mod discovery;
 mod fleet;
 mod flow;
 mod health;
+mod limits;
 mod workers;
 
 use super::model::{AssumedConfig, Connector, Flow, Listen, Policy, Secret, TokenizerConfig};
@@ -33,6 +34,7 @@ pub(super) fn check(root: &Node, base_dir: &Path, report: &mut Report) {
         file_of_lines(root, section, base_dir, report);
     }
     fleet::check(root, base_dir, report);
+    limits::check(root, report);
     let mut names = Names { seen: HashMap::new() };
     let models = root.get("models").map(Node::items).unwrap_or_default();
     for (index, model) in models.iter().enumerate() {

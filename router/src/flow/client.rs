@@ -31,6 +31,9 @@ const X_RANK: HeaderName = HeaderName::from_static("x-data-parallel-rank");
 const X_PREFILL_TOKENS: HeaderName = HeaderName::from_static("x-splitrail-prefill-tokens");
 const X_REQUEST_ID: HeaderName = HeaderName::from_static("x-request-id");
 
+/// Bytes that are read of an engine's answer before anybody asks for them, on one connection.
+const READ_AHEAD_BYTES: usize = 64 << 10;
+
 /// vLLM closes idle connections after 5 s. Ours end earlier, so that a request is
 /// never written to a connection that is just being closed: a hand-off that may
 /// have been received cannot be sent again.
@@ -90,6 +93,8 @@ impl EngineClient {
     ) -> Self {
         let mut builder = Client::builder(TokioExecutor::new());
         builder.pool_timer(TokioTimer::new()).pool_idle_timeout(IDLE);
+        // What is read ahead of a client that is slower than its engine.
+        builder.http1_max_buf_size(READ_AHEAD_BYTES);
         let http = builder.build(connector(HttpConnector::new(), connect));
         let guarded = HttpConnector::new_with_resolver(Guarded::new(networks));
         let guarded = builder.build(connector(guarded, connect));

@@ -4,14 +4,14 @@ use std::pin::Pin;
 use std::sync::Arc;
 use std::time::Duration;
 
+use axum::Router;
 use axum::body::Body;
-use axum::error_handling::HandleErrorLayer;
-use axum::middleware::map_request;
-use axum::{BoxError, Router};
+use axum::extract::State;
+use axum::middleware::{Next, from_fn_with_state};
 use bytes::Bytes;
 use futures_util::Stream;
 use futures_util::stream::{self, StreamExt};
-use http_body_util::Limited;
+use http_body_util::BodyExt;
 use prost::Message;
 use serde::Deserialize;
 use splitrail_proto::v1;
@@ -22,12 +22,12 @@ use tokio_util::sync::CancellationToken;
 use tonic::service::Routes;
 use tonic::{Request, Response, Status};
 use tonic_health::pb::health_server::{Health, HealthServer};
-use tower::ServiceBuilder;
-use tower::limit::GlobalConcurrencyLimitLayer;
 
+use super::arriving::Arriving;
 use super::context::{Identity, trace_context};
 use super::grpc_body::body_of;
-use super::http::log_failure;
+use super::http::{client_of, log_failure};
+use crate::admission::ShareKey;
 use crate::api::Endpoint;
 use crate::api::steering::Steering;
 use crate::core::Core;
@@ -45,21 +45,8 @@ pub fn routes(core: &Arc<Core>, stop: CancellationToken) -> Router {
     let max_bytes = core.serving().limits.body_max_bytes;
     let door = FrontDoorServiceServer::new(FrontDoor { core: Arc::clone(core) })
         .max_decoding_message_size(max_bytes);
-    let full = Arc::clone(core);
-    let layers = ServiceBuilder::new()
-        .layer(HandleErrorLayer::new(move |_: BoxError| {
-            // The only error of these layers is that they are full.
-            std::future::ready(full.shed_at_door().to_grpc().into_http::<Body>())
-        }))
-        .load_shed()
-        .layer(GlobalConcurrencyLimitLayer::with_semaphore(Arc::clone(&core.arriving)))
-        // A call of one message may be followed by any number of others, which the
-        // library reads to their end: the body as a whole is bounded too.
-        .layer(map_request(move |request: axum::extract::Request| {
-            let bound = max_bytes + FRAMING_BYTES;
-            std::future::ready(request.map(|body| Body::new(Limited::new(body, bound))))
-        }));
-    let door = Routes::new(door).into_axum_router().reset_fallback().layer(layers);
+    let arriving = from_fn_with_state(Arc::clone(core), arriving);
+    let door = Routes::new(door).into_axum_router().reset_fallback().layer(arriving);
     // Health and reflection answer however full the door is.
     let mut open = Routes::new(HealthServer::new(Readiness { core: Arc::clone(core), stop }));
     // Older clients ask for reflection by its earlier name.
@@ -71,6 +58,31 @@ pub fn routes(core: &Arc<Core>, stop: CancellationToken) -> Router {
     }
     open.into_axum_router().merge(door)
 }
+
+/// A call that would find no room is refused at once. A call of one message may be followed by
+/// any number of others, which the library reads to their end: the body as a whole is bounded,
+/// in bytes and time.
+async fn arriving(
+    State(core): State<Arc<Core>>,
+    mut request: axum::extract::Request,
+    next: Next,
+) -> axum::response::Response {
+    let serving = core.serving();
+    let client = client_of(&core, &serving.limits, &request);
+    if let Err(error) = core.look_for_room(client) {
+        let labels = ["none", "none", "none", error.outcome()];
+        core.metrics.requests.with_label_values(&labels).inc();
+        return error.to_grpc().into_http();
+    }
+    request.extensions_mut().insert(Client(client));
+    let body = |body| Arriving::new(body, &core, &serving.limits, FRAMING_BYTES);
+    let request = request.map(|given| Body::new(body(given).map_err(|error| error.to_grpc())));
+    next.run(request).await
+}
+
+/// Whose room a call takes.
+#[derive(Clone, Copy)]
+struct Client(Option<ShareKey>);
 
 fn reflection() -> tonic_reflection::server::Builder<'static> {
     tonic_reflection::server::Builder::configure()
@@ -97,12 +109,13 @@ impl FrontDoorService for FrontDoor {
             traceparent.and_then(|value| http::HeaderValue::from_bytes(value.as_bytes()).ok());
         let traceparent = trace_context(traceparent.as_ref());
         let steering = Steering::read(request.metadata().as_ref());
+        let client = request.extensions().get::<Client>().and_then(|client| client.0);
         let message = request.into_inner();
         let sent_id = Some(message.request_id.as_bytes()).filter(|id| !id.is_empty());
         let Identity { request_id, arrived } = Identity::new(sent_id);
         let is_chat = matches!(message.prompt, Some(Prompt::Chat(_)));
         let endpoint = if is_chat { Endpoint::Chat } else { Endpoint::Completions };
-        let mut scope = Scope::open(&self.core, endpoint, arrived);
+        let mut scope = Scope::open(&self.core, endpoint, arrived, client);
         let steering = steering.map_err(|error| {
             scope.end(error.outcome());
             status(&request_id, &error)

@@ -1,26 +1,26 @@
 //! The OpenAI HTTP front door. Only the paths listed here exist; engines are
 //! called by paths of the router's own. Promise 11.
 
+use std::net::SocketAddr;
 use std::sync::Arc;
 
-use axum::body::{Body, HttpBody};
-use axum::error_handling::HandleErrorLayer;
+use axum::body::Body;
 use axum::extract::rejection::PathRejection;
-use axum::extract::{Path, Request, State};
+use axum::extract::{ConnectInfo, Path, Request, State};
 use axum::response::Response;
 use axum::routing::{get, post};
-use axum::{BoxError, Extension, Router};
+use axum::{Extension, Router};
 use bytes::Bytes;
 use futures_util::StreamExt;
 use http::HeaderValue;
 use http::header::{CACHE_CONTROL, CONTENT_ENCODING, CONTENT_TYPE, HeaderMap, HeaderName};
-use http_body_util::{BodyExt, LengthLimitError, Limited};
 use serde_json::json;
 use tower::ServiceBuilder;
-use tower::limit::GlobalConcurrencyLimitLayer;
 
+use super::arriving::Arriving;
 use super::context::{Identify, Identity, trace_context};
 use super::reply::{health, json_reply, ready, reply_error};
+use crate::admission::{HeldBody, ShareKey};
 use crate::api::Endpoint;
 use crate::api::request::unknown_model;
 use crate::api::steering::Steering;
@@ -42,20 +42,10 @@ pub fn routes(core: Arc<Core>) -> Router {
             generate(core, endpoint, identity, request).await.unwrap_or_else(reply_error)
         })
     };
-    // Bounds the bodies that are held before a request is admitted by its model.
-    let full = Arc::clone(&core);
-    let shedding = ServiceBuilder::new()
-        .layer(HandleErrorLayer::new(move |_: BoxError| {
-            // The only error of these layers is that they are full.
-            std::future::ready(reply_error(full.shed_at_door()))
-        }))
-        .load_shed()
-        .layer(GlobalConcurrencyLimitLayer::with_semaphore(Arc::clone(&core.arriving)));
     Router::new()
         .route(Endpoint::Chat.path(), post_of(Endpoint::Chat))
         .route(Endpoint::Completions.path(), post_of(Endpoint::Completions))
         .route(Endpoint::Generate.path(), post_of(Endpoint::Generate))
-        .route_layer(shedding)
         .route("/v1/models", get(list_models))
         .route("/v1/models/{id}", get(show_model))
         .route("/health", get(health))
@@ -75,11 +65,15 @@ async fn generate(
     identity: Identity,
     request: Request,
 ) -> Result<Response, Error> {
-    let mut scope = Scope::open(&core, endpoint, identity.arrived);
+    let serving = core.serving();
+    let client = client_of(&core, &serving.limits, &request);
+    let mut scope = Scope::open(&core, endpoint, identity.arrived, client);
     let traceparent = trace_context(request.headers().get(TRACEPARENT));
     let usage_detail = request.headers().contains_key(X_USAGE);
-    let received = receive(request, &core.serving().limits).await;
-    let (steering, body) = received.inspect_err(|error| scope.end(error.outcome()))?;
+    let received = receive(&core, &serving.limits, client, request).await;
+    let (steering, body, held) = received.inspect_err(|error| scope.end(error.outcome()))?;
+    scope.hold(held);
+    drop(serving);
     let request_id = identity.request_id.clone();
     let body = Payload::Json(body);
     let call = Call { endpoint, body, steering, request_id, traceparent, usage_detail };
@@ -90,22 +84,35 @@ async fn generate(
     result.map(|reply| respond(reply, identity.request_id))
 }
 
-async fn receive(request: Request, limits: &Limits) -> Result<(Steering, Bytes), Error> {
+/// Whose room a request takes.
+pub(super) fn client_of<B>(
+    core: &Core,
+    limits: &Limits,
+    request: &http::Request<B>,
+) -> Option<ShareKey> {
+    let peer = request.extensions().get::<ConnectInfo<SocketAddr>>().map(|peer| peer.0.ip());
+    core.admission.key(&limits.fair_by, peer, request.headers())
+}
+
+async fn receive(
+    core: &Arc<Core>,
+    limits: &Limits,
+    client: Option<ShareKey>,
+    request: Request,
+) -> Result<(Steering, Bytes, HeldBody), Error> {
+    core.look_for_room(client)?;
     check_headers(request.headers())?;
     let steering = Steering::read(request.headers())?;
-    let body = read_body(request.into_body(), limits.body_max_bytes);
-    let body = tokio::time::timeout(limits.body_timeout, body).await.unwrap_or_else(|_| {
-        let message =
-            format!("the body took longer than {:?} (limits.body_timeout)", limits.body_timeout);
-        Err(Error::new(Kind::BodyTimeout, message))
-    });
-    Ok((steering, body?))
+    let body = Arriving::new(request.into_body(), core, limits, 0);
+    let (body, held) = body.whole().await?;
+    Ok((steering, body, held))
 }
 
 fn check_headers(headers: &HeaderMap) -> Result<(), Error> {
     let identity = HeaderValue::from_static("identity");
     if headers.get_all(CONTENT_ENCODING).iter().any(|encoding| encoding != identity) {
-        let message = "compressed bodies are not accepted; send it as it is";
+        let message = "compressed bodies are not accepted: send the body as it is, without \
+             `content-encoding`";
         return Err(Error::new(Kind::UnsupportedMedia, message));
     }
     if headers.get_all(X_USAGE).iter().any(|value| value != "detail") {
@@ -113,22 +120,6 @@ fn check_headers(headers: &HeaderMap) -> Result<(), Error> {
         return Err(Error::invalid("x-splitrail-usage", message));
     }
     Ok(())
-}
-
-async fn read_body(body: Body, max_bytes: usize) -> Result<Bytes, Error> {
-    if body.size_hint().lower() > max_bytes as u64 {
-        return Err(too_large(max_bytes));
-    }
-    match Limited::new(body, max_bytes).collect().await {
-        Ok(collected) => Ok(collected.to_bytes()),
-        Err(error) if error.is::<LengthLimitError>() => Err(too_large(max_bytes)),
-        Err(_) => Err(Error::new(Kind::ClientGone, "the body could not be read to its end")),
-    }
-}
-
-fn too_large(max_bytes: usize) -> Error {
-    let message = format!("the body has more than {max_bytes} bytes (limits.body_max_bytes)");
-    Error::new(Kind::BodyTooLarge, message)
 }
 
 fn respond(reply: Reply, request_id: String) -> Response {

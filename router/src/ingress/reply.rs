@@ -5,12 +5,12 @@ use std::sync::Arc;
 use axum::body::Body;
 use axum::extract::State;
 use axum::response::{IntoResponse, Response};
-use http::header::{CONTENT_TYPE, RETRY_AFTER};
+use http::header::{ACCEPT_ENCODING, CONNECTION, CONTENT_TYPE, RETRY_AFTER};
 use http::{HeaderValue, StatusCode};
 use serde_json::json;
 
 use crate::core::Core;
-use crate::error::Error;
+use crate::error::{Error, Kind};
 
 /// The one place where an error becomes an HTTP reply.
 pub fn reply_error(error: Error) -> Response {
@@ -20,6 +20,17 @@ pub fn reply_error(error: Error) -> Response {
     headers.insert(CONTENT_TYPE, HeaderValue::from_static("application/json"));
     if let Some(seconds) = error.retry_after_s() {
         headers.insert(RETRY_AFTER, HeaderValue::from(seconds));
+    }
+    match error.kind() {
+        // What would be accepted; RFC 9110, section 15.5.16.
+        Kind::UnsupportedMedia => {
+            headers.insert(ACCEPT_ENCODING, HeaderValue::from_static("identity"));
+        }
+        // The rest of the body is not read.
+        Kind::BodyTimeout => {
+            headers.insert(CONNECTION, HeaderValue::from_static("close"));
+        }
+        _ => {}
     }
     response
 }

@@ -8,6 +8,7 @@ use futures_util::StreamExt;
 use prometheus::IntGauge;
 use tokio::sync::OwnedSemaphorePermit;
 
+use crate::admission::{HeldBody, Share, ShareKey};
 use crate::api::Endpoint;
 use crate::core::{Core, LiveRequest, Served, unix_ms};
 use crate::error::{Error, Kind};
@@ -26,7 +27,11 @@ pub struct Scope {
     endpoint: &'static str,
     arrived: Instant,
     /// Room in the router, once the request is whole.
-    permit: Option<OwnedSemaphorePermit>,
+    permit: Option<(OwnedSemaphorePermit, Share)>,
+    /// Whose room it takes.
+    client: Option<ShareKey>,
+    /// Its body's room, until its end: further attempts need it.
+    body: Option<HeldBody>,
     /// From its arrival until its answer began.
     ttft_seconds: Option<f64>,
     /// Once the model is known.
@@ -54,8 +59,15 @@ static NUMBERS: AtomicU64 = AtomicU64::new(0);
 
 impl Scope {
     /// A request has begun to arrive.
-    pub fn open(core: &Arc<Core>, endpoint: Endpoint, arrived: Instant) -> Self {
+    pub fn open(
+        core: &Arc<Core>,
+        endpoint: Endpoint,
+        arrived: Instant,
+        client: Option<ShareKey>,
+    ) -> Self {
         Self {
+            client,
+            body: None,
             core: Arc::clone(core),
             endpoint: endpoint.name(),
             arrived,
@@ -71,9 +83,13 @@ impl Scope {
     /// # Errors
     /// If there is none left.
     pub(super) fn admit(&mut self) -> Result<(), Error> {
-        let permit = Arc::clone(&self.core.in_flight).try_acquire_owned();
-        self.permit = Some(permit.map_err(|_| self.core.shed())?);
+        self.permit = Some(self.core.admit(self.client)?);
         Ok(())
+    }
+
+    /// Keeps the room that the request's body takes.
+    pub fn hold(&mut self, body: HeldBody) {
+        self.body = Some(body);
     }
 
     /// The model is known, and a record of each prompt is begun.
@@ -111,9 +127,9 @@ impl Scope {
         });
     }
 
-    /// When it arrived.
-    pub(super) fn arrived(&self) -> Instant {
-        self.arrived
+    /// When it arrived, and on whose account: 0 where clients are not told apart.
+    pub(super) fn origin(&self) -> (Instant, u64) {
+        (self.arrived, self.client.map_or(0, ShareKey::number))
     }
 
     /// The answer has begun.

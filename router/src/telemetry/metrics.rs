@@ -144,6 +144,11 @@ metrics! {
     /// Hand-offs that nobody was going to use: fetched by a request for one token, so that their
     /// blocks are freed; failed at that; or left to the end of their lease.
     hand_offs_released: IntCounterVec("hand_offs_released_total"; "model", "outcome");
+    /// Open connections of clients.
+    connections: IntGaugeVec("connections"; "listener");
+    /// Connections that the router closed, and HTTP/2 streams that it reset (`stream_stall`), for
+    /// what the client did or did not do.
+    connections_cut: IntCounterVec("connections_cut_total"; "listener", "reason");
     /// Requests refused for load.
     shed: IntCounterVec("shed_total"; "model", "reason");
     /// Fields removed from requests because only the router may set them.

@@ -1,0 +1,242 @@
+//! Who gets how much of the router's room.
+//!
+//! Room in flight is shared by a dynamic threshold: a client may hold at most
+//! [`SHARE_OF_FREE`] times what is free. One greedy client alone gets all but a ninth; as
+//! others come, what is free shrinks, the greedy ones may take nothing new until they have
+//! come down, and all end at equal shares, while a client that holds little always finds
+//! room. Nobody queues, nothing is reserved for clients that are not there, and a decision
+//! looks at two numbers.
+
+use std::hash::{BuildHasher, RandomState};
+use std::net::IpAddr;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
+
+use dashmap::DashMap;
+use http::HeaderMap;
+
+use crate::config::model::FairBy;
+
+/// What a client may hold for each free place.
+const SHARE_OF_FREE: usize = 8;
+
+/// What is taken of the router's room, and by whom.
+#[derive(Debug, Default)]
+pub struct Admission {
+    /// Requests in flight by client; only clients that have some. Bounded, as they are, by
+    /// `limits.in_flight_max`.
+    shares: DashMap<ShareKey, usize>,
+    /// Bytes of bodies that are held.
+    body_bytes: AtomicUsize,
+    /// Clients cannot know which of their keys meet.
+    hasher: RandomState,
+}
+
+/// A client, as far as sharing goes. It is a hash: nothing of a key or an address is kept.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct ShareKey(u64);
+
+impl ShareKey {
+    /// A number that only this client has, or nearly so.
+    pub fn number(self) -> u64 {
+        self.0
+    }
+}
+
+impl Admission {
+    /// Whose room a request takes, if room is shared at all.
+    pub fn key(
+        &self,
+        fair_by: &FairBy,
+        peer: Option<IpAddr>,
+        headers: &HeaderMap,
+    ) -> Option<ShareKey> {
+        let hash = match fair_by {
+            FairBy::None {} => return None,
+            FairBy::Address {} => self.hasher.hash_one(peer.map(household)),
+            FairBy::Header { name } => {
+                self.hasher.hash_one(headers.get(name).map(|value| value.as_bytes()))
+            }
+        };
+        Some(ShareKey(hash))
+    }
+
+    /// Whether a client could take one of so many free places now.
+    pub fn would_share(&self, key: Option<ShareKey>, free: usize) -> bool {
+        let Some(key) = key else { return true };
+        let held = self.shares.get(&key).map_or(0, |held| *held);
+        held < free.saturating_mul(SHARE_OF_FREE)
+    }
+
+    /// Takes a place for a client, one of so many that are free; `None` if it has its share.
+    pub fn share(self: &Arc<Self>, key: Option<ShareKey>, free: usize) -> Option<Share> {
+        let Some(key) = key else { return Some(Share(None)) };
+        let mut held = self.shares.entry(key).or_insert(0);
+        if *held >= free.saturating_mul(SHARE_OF_FREE) {
+            return None;
+        }
+        *held += 1;
+        drop(held);
+        Some(Share(Some((Arc::clone(self), key))))
+    }
+
+    /// A body of which nothing has come yet.
+    pub fn body(self: &Arc<Self>) -> HeldBody {
+        HeldBody { admission: Arc::clone(self), bytes: 0 }
+    }
+}
+
+/// One household has 2^64 addresses of IPv6.
+fn household(address: IpAddr) -> IpAddr {
+    match address.to_canonical() {
+        IpAddr::V6(address) => IpAddr::V6((address.to_bits() >> 64 << 64).into()),
+        v4 => v4,
+    }
+}
+
+/// A client's place. Dropping it gives it back.
+#[derive(Debug)]
+pub struct Share(Option<(Arc<Admission>, ShareKey)>);
+
+impl Drop for Share {
+    fn drop(&mut self) {
+        let Some((admission, key)) = &self.0 else { return };
+        if let Some(mut held) = admission.shares.get_mut(key) {
+            *held -= 1;
+        }
+        admission.shares.remove_if(key, |_, held| *held == 0);
+    }
+}
+
+/// The bytes of a body that is held. Dropping it gives them back.
+#[derive(Debug)]
+pub struct HeldBody {
+    admission: Arc<Admission>,
+    bytes: usize,
+}
+
+impl HeldBody {
+    /// So many bytes more have come; whether there is room for them, of `max_bytes` for all.
+    #[must_use]
+    pub fn grow(&mut self, bytes: usize, max_bytes: usize) -> bool {
+        self.bytes += bytes;
+        self.admission.body_bytes.fetch_add(bytes, Relaxed) + bytes <= max_bytes
+    }
+}
+
+impl Drop for HeldBody {
+    fn drop(&mut self) {
+        self.admission.body_bytes.fetch_sub(self.bytes, Relaxed);
+    }
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    const PLACES: usize = 900;
+
+    struct Room {
+        admission: Arc<Admission>,
+        held: Vec<Vec<Share>>,
+    }
+
+    impl Room {
+        fn new(clients: usize) -> Self {
+            let held = (0..clients).map(|_| Vec::new()).collect();
+            Self { admission: Arc::default(), held }
+        }
+
+        fn free(&self) -> usize {
+            PLACES - self.held.iter().map(Vec::len).sum::<usize>()
+        }
+
+        /// Whether the client got a place.
+        fn ask(&mut self, client: usize) -> bool {
+            let (key, free) = (Some(ShareKey(client as u64)), self.free());
+            let share = (free > 0).then(|| self.admission.share(key, free)).flatten();
+            let taken = share.is_some();
+            self.held[client].extend(share);
+            taken
+        }
+    }
+
+    #[test]
+    fn p28_one_alone_gets_nearly_all_and_one_more_still_finds_room() {
+        let mut room = Room::new(2);
+        while room.ask(0) {}
+        assert_eq!(room.held[0].len(), PLACES * 8 / 9);
+        for _ in 0..50 {
+            assert!(room.ask(1), "the second client is served");
+        }
+    }
+
+    #[test]
+    fn p28_greedy_clients_come_to_equal_shares() {
+        let mut room = Room::new(3);
+        while room.ask(0) {}
+        for round in 0..20_000 {
+            // All ask for more than there is. A request ends, whosever it is.
+            for client in 0..3 {
+                room.ask(client);
+            }
+            let in_flight = PLACES - room.free();
+            let mut ends = round * 7919 % in_flight;
+            let whose = room.held.iter_mut().find(|held| {
+                let here = ends < held.len();
+                ends = ends.saturating_sub(held.len());
+                here
+            });
+            whose.unwrap().pop();
+        }
+        let counts: Vec<usize> = room.held.iter().map(Vec::len).collect();
+        let (least, most) = (counts.iter().min().unwrap(), counts.iter().max().unwrap());
+        assert!(most - least <= PLACES / 20, "{counts:?}");
+    }
+
+    #[test]
+    fn p28_a_client_is_a_household_or_a_header() {
+        let admission = Admission::default();
+        let mut headers = HeaderMap::new();
+        let key = |fair: &FairBy, peer: &str, headers: &HeaderMap| {
+            admission.key(fair, Some(peer.parse().unwrap()), headers)
+        };
+        let none = HeaderMap::new();
+        assert_eq!(key(&FairBy::None {}, "10.0.0.1", &none), None);
+        let by = FairBy::Address {};
+        assert_eq!(key(&by, "10.0.0.1", &none), key(&by, "::ffff:10.0.0.1", &none));
+        assert_ne!(key(&by, "10.0.0.1", &none), key(&by, "10.0.0.2", &none));
+        assert_eq!(key(&by, "2001:db8::1", &none), key(&by, "2001:db8::ffff:2", &none));
+        assert_ne!(key(&by, "2001:db8::1", &none), key(&by, "2001:db8:0:1::1", &none));
+        let by = FairBy::Header { name: "X-API-Key".into() };
+        headers.insert("x-api-key", "a".parse().unwrap());
+        assert_eq!(key(&by, "10.0.0.1", &headers), key(&by, "10.0.0.2", &headers));
+        assert_ne!(key(&by, "10.0.0.1", &headers), key(&by, "10.0.0.1", &none));
+    }
+
+    proptest! {
+        /// Whoever holds nothing is admitted wherever there is a free place, and nothing is
+        /// left of those who have gone.
+        #[test]
+        fn p28_nobody_is_starved_and_nobody_leaves_a_trace(
+            steps in prop::collection::vec((0_usize..8, any::<bool>()), 0..400),
+        ) {
+            let mut room = Room::new(8);
+            for (client, asks) in steps {
+                if asks {
+                    let (had, free) = (room.held[client].len(), room.free());
+                    room.ask(client);
+                    prop_assert!(had > 0 || free == 0 || room.held[client].len() == 1);
+                } else {
+                    room.held[client].pop();
+                }
+            }
+            let admission = Arc::clone(&room.admission);
+            drop(room);
+            prop_assert!(admission.shares.is_empty());
+        }
+    }
+}

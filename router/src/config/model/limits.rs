@@ -1,0 +1,157 @@
+//! Bounds on what clients may do and on what the router holds.
+
+use std::time::Duration;
+
+use schemars::JsonSchema;
+use serde::{Deserialize, Serialize};
+
+use crate::config::scalar;
+
+/// Bounds. Each refusal names the key that was hit.
+#[derive(Clone, Debug, Deserialize, Serialize, JsonSchema)]
+#[serde(deny_unknown_fields, default)]
+pub struct Limits {
+    /// Open connections of clients, for each listener; more are closed at once.
+    #[schemars(range(min = 1, max = 1_000_000))]
+    pub connections_max: usize,
+    /// How long a request's head may take from its first byte, and a new connection's first
+    /// head from the connection's beginning; then the connection is closed.
+    #[serde(deserialize_with = "scalar::duration", serialize_with = "scalar::duration_text")]
+    #[schemars(with = "scalar::DurationText")]
+    pub header_timeout: Duration,
+    /// How long a connection may be open without a request; balancers in front should give up
+    /// idle connections earlier than that.
+    #[serde(deserialize_with = "scalar::duration", serialize_with = "scalar::duration_text")]
+    #[schemars(with = "scalar::DurationText")]
+    pub idle_timeout: Duration,
+    /// How long a client may take nothing of what is sent to it; then its connection, or its
+    /// HTTP/2 stream, is closed and its requests are cancelled.
+    #[serde(deserialize_with = "scalar::duration", serialize_with = "scalar::duration_text")]
+    #[schemars(with = "scalar::DurationText")]
+    pub write_stall: Duration,
+    /// Bytes of a request's head; more is a 431.
+    #[schemars(range(min = 4096, max = 1_048_576))]
+    pub header_max_bytes: usize,
+    /// Fields of a request's head; more is a 431.
+    #[schemars(range(min = 16, max = 1024))]
+    pub headers_max: usize,
+    /// Requests at a time on one HTTP/2 connection.
+    #[schemars(range(min = 1, max = 100_000))]
+    pub http2_streams_max: u32,
+    /// Largest request body, in bytes; more is a 413.
+    #[schemars(range(min = 1024, max = 1_073_741_824_u64))]
+    pub body_max_bytes: usize,
+    /// How long a request's body may take to arrive; then it is a 408.
+    #[serde(deserialize_with = "scalar::duration", serialize_with = "scalar::duration_text")]
+    #[schemars(with = "scalar::DurationText")]
+    pub body_timeout: Duration,
+    /// How long a body may arrive more slowly than `body_min_bytes_per_s`.
+    #[serde(deserialize_with = "scalar::duration", serialize_with = "scalar::duration_text")]
+    #[schemars(with = "scalar::DurationText")]
+    pub body_grace: Duration,
+    /// The pace at which a body must arrive, on average after `body_grace`; else it is a 408.
+    /// 0 leaves it at `body_timeout`.
+    #[schemars(range(min = 0, max = 1_073_741_824_u64))]
+    pub body_min_bytes_per_s: u64,
+    /// Bytes of all bodies that are arriving or belong to requests in flight; past it, requests
+    /// are shed with 503 and `Retry-After`.
+    #[schemars(range(min = 1_048_576, max = 1_099_511_627_776_u64))]
+    pub bodies_max_bytes: usize,
+    /// Longest prompt that is tokenised, in bytes of JSON; longer ones are placed by load
+    /// alone. Tokenising takes up to 200 bytes of memory per byte, on at most one prompt per
+    /// core, and on long ones (from 256 KiB) on half of the cores.
+    #[schemars(range(min = 1024, max = 1_073_741_824_u64))]
+    pub tokenize_max_bytes: usize,
+    /// Requests in flight over all models; more are shed with 503 and `Retry-After`.
+    #[schemars(range(min = 1, max = 1_000_000))]
+    pub in_flight_max: usize,
+    /// Who shares the room in flight fairly with whom when it gets scarce; who has more than a
+    /// fair share is shed with 429 and `Retry-After`.
+    pub fair_by: FairBy,
+    /// Prompts in one batched completions request.
+    #[schemars(range(min = 1, max = 1024))]
+    pub batch_prompts_max: usize,
+    /// Largest `n` and `best_of`.
+    #[schemars(range(min = 1, max = 1024))]
+    pub n_max: u32,
+    /// Largest `max_tokens` and its relatives.
+    #[schemars(range(min = 1))]
+    pub output_tokens_max: u32,
+    /// Entries in a `stop` list.
+    #[schemars(range(min = 0, max = 1024))]
+    pub stop_max: usize,
+    /// Bytes of one schema or grammar (`tools`, `response_format`, guided decoding).
+    #[schemars(range(min = 1024))]
+    pub schema_max_bytes: usize,
+    /// Bytes of an engine's non-streamed reply, or of one event of a stream.
+    #[schemars(range(min = 65_536, max = 1_073_741_824_u64))]
+    pub engine_reply_max_bytes: usize,
+    /// KV blocks that one worker can make the index hold.
+    #[schemars(range(min = 1))]
+    pub index_blocks_per_worker_max: usize,
+    /// Decision records kept for `/admin/decisions`.
+    #[schemars(range(min = 1, max = 1_000_000))]
+    pub decisions_kept: usize,
+    /// How long a stopping router says "not ready" while it still accepts.
+    #[serde(deserialize_with = "scalar::duration", serialize_with = "scalar::duration_text")]
+    #[schemars(with = "scalar::DurationText")]
+    pub drain_delay: Duration,
+    /// How long requests in flight may go on once it stops accepting.
+    #[serde(deserialize_with = "scalar::duration", serialize_with = "scalar::duration_text")]
+    #[schemars(with = "scalar::DurationText")]
+    pub drain_grace: Duration,
+}
+
+impl Default for Limits {
+    fn default() -> Self {
+        Self {
+            connections_max: 8192,
+            header_timeout: Duration::from_secs(10),
+            idle_timeout: Duration::from_secs(90),
+            write_stall: Duration::from_secs(30),
+            header_max_bytes: 16 << 10,
+            headers_max: 100,
+            http2_streams_max: 200,
+            body_max_bytes: 32 << 20,
+            body_timeout: Duration::from_secs(60),
+            body_grace: Duration::from_secs(5),
+            body_min_bytes_per_s: 1024,
+            bodies_max_bytes: 1 << 30,
+            tokenize_max_bytes: 4 << 20,
+            in_flight_max: 4096,
+            fair_by: FairBy::None {},
+            batch_prompts_max: 64,
+            n_max: 128,
+            output_tokens_max: 1 << 20,
+            stop_max: 64,
+            schema_max_bytes: 1 << 20,
+            engine_reply_max_bytes: 64 << 20,
+            index_blocks_per_worker_max: 4 << 20,
+            decisions_kept: 1024,
+            drain_delay: Duration::from_secs(3),
+            drain_grace: Duration::from_secs(30),
+        }
+    }
+}
+
+/// Who shares the room in flight fairly with whom.
+#[derive(Clone, Debug, Deserialize, Serialize, JsonSchema, PartialEq, Eq)]
+#[serde(tag = "kind", rename_all = "snake_case", deny_unknown_fields)]
+pub enum FairBy {
+    /// Nobody: who comes first is served.
+    None {},
+    /// Clients by their address (IPv6: its first 64 bits). Not of use behind a balancer.
+    Address {},
+    /// Clients by the value of a header, say their API key; those without it are as one.
+    Header {
+        /// The header's name.
+        #[schemars(length(min = 1, max = 64), regex(pattern = r"^[A-Za-z0-9-]+$"))]
+        name: String,
+    },
+}
+
+impl Default for FairBy {
+    fn default() -> Self {
+        Self::None {}
+    }
+}

@@ -1,0 +1,34 @@
+//! Bounds that leave room for something.
+
+use super::typed;
+use crate::config::model::Limits;
+use crate::config::problem::Report;
+use crate::config::scalar::parse_duration;
+use crate::config::tree::Node;
+use crate::config::words::shown;
+
+/// Reports times in which no client could do its part, and bounds that exclude each other.
+pub(super) fn check(root: &Node, report: &mut Report) {
+    let Some(limits) = root.get("limits") else { return };
+    for key in ["header_timeout", "idle_timeout", "write_stall", "body_timeout"] {
+        let Some(node) = limits.get(key) else { continue };
+        let duration = node.text().and_then(|text| parse_duration(text).ok());
+        if duration.is_some_and(|duration| duration.as_millis() < 10) {
+            let message = format!("`limits.{key}` is less than 10 ms");
+            report.error(node.at, message, "clients would be cut off at once: give them time");
+        }
+    }
+    let Some(Limits { body_max_bytes, bodies_max_bytes, .. }) = typed(root, "limits") else {
+        return;
+    };
+    if bodies_max_bytes < body_max_bytes {
+        let node = limits.get("bodies_max_bytes").or(limits.get("body_max_bytes"));
+        let message = format!(
+            "`limits.bodies_max_bytes` ({}) is less than `limits.body_max_bytes` ({})",
+            shown(&bodies_max_bytes.to_string()),
+            shown(&body_max_bytes.to_string())
+        );
+        let hint = "all bodies together need room for the largest one";
+        report.error(node.unwrap_or(limits).at, message, hint);
+    }
+}

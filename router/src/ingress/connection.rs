@@ -1,0 +1,207 @@
+//! One client's connection, from the socket to its end.
+
+use std::future::{Future, poll_fn};
+use std::net::SocketAddr;
+use std::pin::{Pin, pin};
+use std::sync::Arc;
+use std::task::Poll;
+use std::time::Duration;
+
+use axum::Router;
+use hyper::server::conn::{http1, http2};
+use hyper_util::rt::TokioIo;
+use prometheus::IntCounterVec;
+use tokio::net::TcpStream;
+use tokio::time::{Instant, sleep_until};
+use tokio_util::sync::CancellationToken;
+
+use super::door::Door;
+use super::guarded::{Guarded, RefusedFor};
+use super::pulse::{Cut, Patience, Pulse, Watch};
+use super::streams::Streams;
+use super::wire::Protocol;
+use crate::config::model::Limits;
+
+/// What the HTTP library counts by itself, without a loss.
+const HTTP1_HEADERS: usize = 100;
+
+/// Bytes that are buffered each way on an HTTP/1 connection, at least.
+const HTTP1_BUFFER_BYTES: usize = 128 << 10;
+
+/// Bytes of an answer that wait for an HTTP/2 stream's window.
+const HTTP2_SEND_BYTES: usize = 64 << 10;
+
+/// Streams that may end because of what the client does wrong on them, before it is told to
+/// calm down.
+const HTTP2_FAULTS_MAX: usize = 64;
+
+/// How long a connection that has to end may take to say so.
+const LAST_WORDS: Duration = Duration::from_secs(1);
+
+/// What the connections of a listener have in common.
+#[derive(Clone)]
+pub(super) struct Common {
+    pub(super) routes: Router,
+    /// The listener's name in metrics.
+    pub(super) listener: &'static str,
+    pub(super) cut: IntCounterVec,
+    pub(super) stop: CancellationToken,
+}
+
+impl Common {
+    pub(super) fn count(&self, reason: &str) {
+        self.cut.with_label_values(&[self.listener, reason]).inc();
+    }
+}
+
+/// What one connection may do.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Bounds {
+    patience: Patience,
+    header_max_bytes: usize,
+    headers_max: usize,
+    http2_streams_max: u32,
+}
+
+impl From<&Limits> for Bounds {
+    fn from(limits: &Limits) -> Self {
+        let &Limits { header_max_bytes, headers_max, http2_streams_max, .. } = limits;
+        Self { patience: limits.into(), header_max_bytes, headers_max, http2_streams_max }
+    }
+}
+
+/// Serves a connection to its end: the client's, or the router's when it stops or has to cut
+/// it. Dropped, it ends with all its requests.
+pub(super) async fn serve(socket: TcpStream, peer: SocketAddr, bounds: Bounds, common: Common) {
+    let began = Instant::now();
+    let pulse = Arc::new(Pulse::default());
+    let refused = Arc::new(RefusedFor::default());
+    let mut socket = Guarded::new(socket, Arc::clone(&pulse), Arc::clone(&refused));
+    let protocol = tokio::select! {
+        known = tokio::time::timeout_at(began + bounds.patience.head, socket.protocol()) => known,
+        () = common.stop.cancelled() => return,
+    };
+    let Ok(known) = protocol else { return common.count(Cut::HeaderTimeout.name()) };
+    // An error is the client's end as well.
+    let Some(protocol) = known.ok().flatten() else { return };
+    let door = Door {
+        routes: common.routes.clone(),
+        pulse: Arc::clone(&pulse),
+        peer,
+        headers_max: bounds.headers_max,
+    };
+    let watch = Watch::new(bounds.patience, began);
+    let driven = Driven { pulse, refused, watch, common };
+    let socket = TokioIo::new(socket);
+    match protocol {
+        Protocol::Http1 => {
+            let connection = pin!(http1(bounds).serve_connection(socket, door));
+            driven.drive(connection).await;
+        }
+        // Boxed, since each connection of HTTP/1 would be as large else.
+        Protocol::Http2 => Box::pin(serve_http2(socket, door, bounds, driven)).await,
+    }
+}
+
+async fn serve_http2(socket: Socket, door: Door, bounds: Bounds, driven: Driven) {
+    let stalled = [driven.common.listener, "stream_stall"];
+    let stalled = driven.common.cut.with_label_values(&stalled);
+    let streams = Streams::new(bounds.patience.write, stalled);
+    let connection = pin!(http2(bounds, streams.clone()).serve_connection(socket, door));
+    driven.drive(connection).await;
+    streams.end();
+}
+
+/// What of a connection does not depend on its protocol.
+struct Driven {
+    pulse: Arc<Pulse>,
+    refused: Arc<RefusedFor>,
+    watch: Watch,
+    common: Common,
+}
+
+impl Driven {
+    async fn drive(mut self, mut connection: Pin<&mut impl Graceful>) {
+        let mut stop = pin!(self.common.stop.cancelled());
+        let mut is_stopping = false;
+        let mut timer = pin!(sleep_until(Instant::now()));
+        let cut = poll_fn(|context| {
+            if !is_stopping && stop.as_mut().poll(context).is_ready() {
+                is_stopping = true;
+                connection.as_mut().end_soon();
+            }
+            if connection.as_mut().poll(context).is_ready() {
+                // However it ended: what there was to say has been said to the client.
+                return Poll::Ready(self.refused.get());
+            }
+            loop {
+                let due = self.watch.look(&self.pulse, Instant::now);
+                // A timer that fires early costs less than one moved with each request.
+                if let Some((at, _)) = due.filter(|(at, _)| *at < timer.deadline()) {
+                    timer.as_mut().reset(at);
+                }
+                if timer.as_mut().poll(context).is_pending() {
+                    return Poll::Pending;
+                }
+                let now = Instant::now();
+                match due {
+                    Some((at, cut)) if at <= now => return Poll::Ready(Some(cut)),
+                    Some((at, _)) => timer.as_mut().reset(at),
+                    None => timer.as_mut().reset(now + self.watch.again()),
+                }
+            }
+        })
+        .await;
+        let Some(cut) = cut else { return };
+        self.common.count(cut.name());
+        match cut {
+            // An idle client is told, as far as its protocol has words for it.
+            Cut::Idle => {
+                connection.as_mut().end_soon();
+                let _silent = tokio::time::timeout(LAST_WORDS, connection).await;
+            }
+            Cut::WriteStall => self.pulse.discard(),
+            Cut::HeaderTimeout | Cut::Framing | Cut::Flood => {}
+        }
+    }
+}
+
+/// A connection that can be told to end once it has done what it is doing.
+trait Graceful: Future<Output = hyper::Result<()>> {
+    fn end_soon(self: Pin<&mut Self>);
+}
+
+type Socket = TokioIo<Guarded>;
+
+impl Graceful for http1::Connection<Socket, Door> {
+    fn end_soon(self: Pin<&mut Self>) {
+        self.graceful_shutdown();
+    }
+}
+
+impl Graceful for http2::Connection<Socket, Door, Streams> {
+    fn end_soon(self: Pin<&mut Self>) {
+        self.graceful_shutdown();
+    }
+}
+
+fn http1(bounds: Bounds) -> http1::Builder {
+    let mut library = http1::Builder::new();
+    library
+        .max_header_size(bounds.header_max_bytes)
+        .max_buf_size(HTTP1_BUFFER_BYTES.max(bounds.header_max_bytes));
+    if bounds.headers_max != HTTP1_HEADERS {
+        library.max_headers(bounds.headers_max);
+    }
+    library
+}
+
+fn http2(bounds: Bounds, streams: Streams) -> http2::Builder<Streams> {
+    let mut library = http2::Builder::new(streams);
+    library
+        .max_header_list_size(u32::try_from(bounds.header_max_bytes).unwrap_or(u32::MAX))
+        .max_concurrent_streams(bounds.http2_streams_max)
+        .max_local_error_reset_streams(HTTP2_FAULTS_MAX)
+        .max_send_buf_size(HTTP2_SEND_BYTES);
+    library
+}

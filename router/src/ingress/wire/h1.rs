@@ -1,0 +1,335 @@
+//! HTTP/1 framing (RFC 9112), strictly: lines end with CRLF, a request has one length or is
+//! chunked in the one plain way, and chunks have sizes and nothing else.
+//!
+//! Only what says where a message ends is judged here; all else is the HTTP library's. A
+//! line is kept only while it is cut in two by the end of a read.
+
+use std::io::BufRead;
+
+use super::Position;
+
+/// Bytes of a line that may be waited for. The library refuses far shorter ones.
+const LINE_MAX_BYTES: usize = 1 << 20;
+
+/// Empty lines before a request, which RFC 9112 (2.2) has a server ignore.
+const EMPTY_LINES_MAX: u8 = 2;
+
+const CONTENT_LENGTH: &[u8] = b"content-length";
+const TRANSFER_ENCODING: &[u8] = b"transfer-encoding";
+
+/// The heads and bodies of a connection's requests.
+#[derive(Debug, Default)]
+pub(super) struct Heads {
+    state: State,
+    /// The part of the current line that came with earlier reads.
+    cut: Vec<u8>,
+    head: Head,
+}
+
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+enum State {
+    /// Before a request, or in its first line.
+    #[default]
+    First,
+    /// In header lines.
+    Fields,
+    /// So many bytes of the body are to come.
+    Body(u64),
+    /// In a chunk's size: its value so far, and digits.
+    Size(u64, u8),
+    /// The line feed after a size is to come.
+    SizeEnd(u64),
+    /// So many bytes of a chunk are to come.
+    Chunk(u64),
+    /// CR and LF after a chunk's data.
+    ChunkEnd(u8),
+    /// In the lines after the last chunk.
+    Trailers,
+}
+
+/// What a head says of its body's length.
+#[derive(Clone, Copy, Debug, Default)]
+struct Head {
+    empty_lines: u8,
+    length: Option<u64>,
+    chunked: bool,
+}
+
+/// Something does not pass.
+#[derive(Debug)]
+struct Ambiguous;
+
+impl Heads {
+    /// Looks at the next bytes. Counts the heads that begin.
+    ///
+    /// # Errors
+    /// If a message among them cannot pass: how many bytes precede it.
+    pub(super) fn feed(&mut self, bytes: &[u8], heads: &mut u32) -> Result<(), usize> {
+        let mut rest = bytes;
+        let mut begun_at = 0;
+        while !rest.is_empty() {
+            if self.position() == Position::Between {
+                begun_at = bytes.len() - rest.len();
+                *heads = heads.wrapping_add(1);
+            }
+            let taken = self.step(rest).map_err(|Ambiguous| begun_at)?;
+            rest = &rest[taken..];
+        }
+        Ok(())
+    }
+
+    pub(super) fn position(&self) -> Position {
+        match self.state {
+            State::First if self.cut.is_empty() && self.head.empty_lines == 0 => Position::Between,
+            State::First | State::Fields => Position::Head,
+            _ => Position::Body,
+        }
+    }
+
+    /// Takes at least one byte.
+    fn step(&mut self, bytes: &[u8]) -> Result<usize, Ambiguous> {
+        match self.state {
+            State::First | State::Fields | State::Trailers => return self.line(bytes),
+            State::Body(left) => {
+                let taken = usize::try_from(left).unwrap_or(usize::MAX).min(bytes.len());
+                match left - taken as u64 {
+                    0 => self.state = State::First,
+                    left => self.state = State::Body(left),
+                }
+                return Ok(taken);
+            }
+            State::Chunk(left) => {
+                let taken = usize::try_from(left).unwrap_or(usize::MAX).min(bytes.len());
+                match left - taken as u64 {
+                    0 => self.state = State::ChunkEnd(b'\r'),
+                    left => self.state = State::Chunk(left),
+                }
+                return Ok(taken);
+            }
+            State::Size(size, digits) => {
+                self.state = match (bytes[0], digits) {
+                    (b'\r', 1..) => State::SizeEnd(size),
+                    // 15 digits are an exabyte; no count overflows.
+                    (digit, 0..15) => {
+                        let digit = char::from(digit).to_digit(16).ok_or(Ambiguous)?;
+                        State::Size(size << 4 | u64::from(digit), digits + 1)
+                    }
+                    _ => return Err(Ambiguous),
+                }
+            }
+            State::SizeEnd(size) => {
+                self.state = match (bytes[0], size) {
+                    (b'\n', 0) => State::Trailers,
+                    (b'\n', size) => State::Chunk(size),
+                    _ => return Err(Ambiguous),
+                }
+            }
+            State::ChunkEnd(expected) => {
+                self.state = match (bytes[0], expected) {
+                    (b'\r', b'\r') => State::ChunkEnd(b'\n'),
+                    (b'\n', b'\n') => State::Size(0, 0),
+                    _ => return Err(Ambiguous),
+                }
+            }
+        }
+        Ok(1)
+    }
+
+    /// Takes bytes up to the end of a line, or all.
+    fn line(&mut self, bytes: &[u8]) -> Result<usize, Ambiguous> {
+        // Finds a byte as fast as the standard library can; memory does not fail.
+        let mut after = bytes;
+        let taken = after.skip_until(b'\n').map_err(|_| Ambiguous)?;
+        let (piece, ended) = (&bytes[..taken], bytes[taken - 1] == b'\n');
+        if !ended || !self.cut.is_empty() {
+            if self.cut.len() + taken > LINE_MAX_BYTES {
+                return Err(Ambiguous);
+            }
+            self.cut.extend_from_slice(piece);
+        }
+        if ended {
+            let cut = std::mem::take(&mut self.cut);
+            let line = if cut.is_empty() { piece } else { &cut };
+            self.ended(line.strip_suffix(b"\r\n").ok_or(Ambiguous)?)?;
+        }
+        Ok(taken)
+    }
+
+    fn ended(&mut self, line: &[u8]) -> Result<(), Ambiguous> {
+        match (self.state, line) {
+            (State::First, []) => {
+                self.head.empty_lines += 1;
+                if self.head.empty_lines > EMPTY_LINES_MAX {
+                    return Err(Ambiguous);
+                }
+            }
+            (State::First, _) => self.state = State::Fields,
+            (State::Trailers, []) => self.next_message(State::First),
+            (State::Trailers, _) => {}
+            (_, []) => {
+                let body = match (self.head.length, self.head.chunked) {
+                    (Some(_), true) => return Err(Ambiguous),
+                    (None, true) => State::Size(0, 0),
+                    (None | Some(0), false) => State::First,
+                    (Some(length), false) => State::Body(length),
+                };
+                self.next_message(body);
+            }
+            (_, field) => self.head.field(field)?,
+        }
+        Ok(())
+    }
+
+    fn next_message(&mut self, state: State) {
+        self.state = state;
+        self.head = Head::default();
+    }
+}
+
+impl Head {
+    fn field(&mut self, field: &[u8]) -> Result<(), Ambiguous> {
+        if field[0] == b' ' || field[0] == b'\t' {
+            // A folded line is a part of the one before, or a field of its own.
+            return Err(Ambiguous);
+        }
+        if let Some(value) = value_of(field, CONTENT_LENGTH)? {
+            let digits = value.trim_ascii();
+            let text = std::str::from_utf8(digits)
+                .ok()
+                .filter(|_| self.length.is_none() && digits.iter().all(u8::is_ascii_digit));
+            self.length = Some(text.and_then(|text| text.parse().ok()).ok_or(Ambiguous)?);
+        } else if let Some(value) = value_of(field, TRANSFER_ENCODING)? {
+            if self.chunked || !value.trim_ascii().eq_ignore_ascii_case(b"chunked") {
+                return Err(Ambiguous);
+            }
+            self.chunked = true;
+        }
+        Ok(())
+    }
+}
+
+/// The value of a field of this name. A name that goes on with anything but a colon or
+/// another character of a name is no name.
+fn value_of<'a>(field: &'a [u8], name: &[u8]) -> Result<Option<&'a [u8]>, Ambiguous> {
+    match field.split_at_checked(name.len()) {
+        Some((start, rest)) if start.eq_ignore_ascii_case(name) => match rest.first() {
+            Some(b':') => Ok(Some(&rest[1..])),
+            Some(other) if other.is_ascii_graphic() => Ok(None),
+            _ => Err(Ambiguous),
+        },
+        _ => Ok(None),
+    }
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    fn feed(pieces: &[&[u8]]) -> Result<(Position, u32), (usize, usize)> {
+        let mut heads = Heads::default();
+        let mut begun = 0;
+        for (index, piece) in pieces.iter().enumerate() {
+            heads.feed(piece, &mut begun).map_err(|good| (index, good))?;
+        }
+        Ok((heads.position(), begun))
+    }
+
+    fn post(fields: &str, body: &str) -> Vec<u8> {
+        format!("POST / HTTP/1.1\r\nhost: x\r\n{fields}\r\n{body}").into_bytes()
+    }
+
+    #[test]
+    fn p05_plain_framing_passes_and_ends_where_it_says() {
+        for (fields, body) in [
+            ("", ""),
+            ("content-length: 0\r\n", ""),
+            ("Content-Length:5\r\n", "hello"),
+            ("content-length-hint: 5, 6\r\ntransfer-encodings: x\r\n", ""),
+            ("TRANSFER-ENCODING: Chunked\r\n", "5\r\nhello\r\n0\r\n\r\n"),
+            (
+                "transfer-encoding:chunked\r\n",
+                "00000A\r\n0123456789\r\n1\r\n\n\r\n0\r\na: b\r\n\r\n",
+            ),
+        ] {
+            let request = post(fields, body);
+            assert_eq!(feed(&[&request]), Ok((Position::Between, 1)), "{fields}{body}");
+            let twice = [request.clone(), request.clone()].concat();
+            assert_eq!(feed(&[&twice]), Ok((Position::Between, 2)), "{fields}{body}");
+            let cut = &request[..request.len() - 1];
+            assert_ne!(feed(&[cut]).unwrap().0, Position::Between);
+        }
+        assert_eq!(feed(&[b"\r\nGET / HTTP/1.1\r\n\r\n"]), Ok((Position::Between, 1)));
+    }
+
+    #[test]
+    fn p05_what_can_be_read_in_two_ways_does_not_pass() {
+        for (fields, body) in [
+            ("content-length: 5\r\ntransfer-encoding: chunked\r\n", "0\r\n\r\n"),
+            ("transfer-encoding: chunked\r\ncontent-length: 5\r\n", "0\r\n\r\n"),
+            ("transfer-encoding: chunked\r\ntransfer-encoding: chunked\r\n", "0\r\n\r\n"),
+            ("transfer-encoding: gzip, chunked\r\n", "0\r\n\r\n"),
+            ("transfer-encoding: identity\r\n", ""),
+            ("transfer-encoding: \x0bchunked\r\n", "0\r\n\r\n"),
+            ("transfer-encoding : chunked\r\n", "0\r\n\r\n"),
+            ("transfer-encoding\r\n", ""),
+            ("content-length: 5\r\ncontent-length: 5\r\n", "hello"),
+            ("content-length: 5\r\ncontent-length: 6\r\n", "hello"),
+            ("content-length: 5, 5\r\n", "hello"),
+            ("content-length: +5\r\n", "hello"),
+            ("content-length: 0x5\r\n", "hello"),
+            ("content-length:\r\n", "hello"),
+            ("content-length: 18446744073709551616\r\n", "hello"),
+            ("content-length : 5\r\n", "hello"),
+            ("a: b\n", ""),
+            ("a: b\r\n c\r\n", ""),
+            ("a: b\r\n\tcontent-length: 5\r\n", ""),
+            ("\n", ""),
+            ("transfer-encoding: chunked\r\n", "5;a=b\r\nhello\r\n0\r\n\r\n"),
+            ("transfer-encoding: chunked\r\n", "5 \r\nhello\r\n0\r\n\r\n"),
+            ("transfer-encoding: chunked\r\n", "5\nhello\r\n0\r\n\r\n"),
+            ("transfer-encoding: chunked\r\n", "5\r\nhello\n0\r\n\r\n"),
+            ("transfer-encoding: chunked\r\n", "5\r\nhelloX0\r\n\r\n"),
+            ("transfer-encoding: chunked\r\n", "\r\nhello\r\n0\r\n\r\n"),
+            ("transfer-encoding: chunked\r\n", "-5\r\nhello\r\n0\r\n\r\n"),
+            ("transfer-encoding: chunked\r\n", "0000000000000005\r\nhello\r\n0\r\n\r\n"),
+            ("transfer-encoding: chunked\r\n", "0\r\na: b\n\r\n"),
+        ] {
+            let good = post("", "");
+            let bad = post(fields, body);
+            assert_eq!(feed(&[&bad]), Err((0, 0)), "{fields:?} {body:?}");
+            let both = [good.clone(), bad].concat();
+            assert_eq!(feed(&[&both]), Err((0, good.len())), "what precedes it passes");
+        }
+        assert!(feed(&[b"\n"]).is_err());
+        assert!(feed(&[b"\r\n\r\n\r\nGET / HTTP/1.1\r\n\r\n"]).is_err());
+    }
+
+    proptest! {
+        /// However a connection's bytes are cut into reads, the same is said of them.
+        #[test]
+        fn p05_cuts_change_nothing(
+            parts in prop::collection::vec(prop::sample::select(vec![
+                "GET / HTTP/1.1\r\n", "a: b\r\n", "\r\n", "content-length: 3\r\n", "abc", "\n",
+                "transfer-encoding: chunked\r\n", "3\r\nabc\r\n", "0\r\n\r\n", "0\r\n", " ", "\r",
+            ]), 0..12),
+            cuts in prop::collection::vec(1_usize..9, 1..40),
+        ) {
+            let bytes = parts.concat().into_bytes();
+            let mut pieces = Vec::new();
+            let mut rest = &bytes[..];
+            for cut in cuts.iter().cycle() {
+                if rest.is_empty() { break }
+                let (piece, after) = rest.split_at((*cut).min(rest.len()));
+                pieces.push(piece);
+                rest = after;
+            }
+            match (feed(&[&bytes]), feed(&pieces)) {
+                (Ok(whole), Ok(cut)) => prop_assert_eq!(whole, cut),
+                (whole, cut) => prop_assert!(whole.is_err() && cut.is_err(), "{whole:?} {cut:?}"),
+            }
+        }
+    }
+}

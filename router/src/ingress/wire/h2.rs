@@ -1,0 +1,217 @@
+//! HTTP/2 frames (RFC 9113, section 4.1), counted: only their nine-byte headers are read.
+//!
+//! The HTTP library bounds header blocks, their continuations, empty and small DATA frames,
+//! and streams that are reset before or because of what it does. Two floods are left, which
+//! cost more here than at the client: requests that are cancelled once they are at work, and
+//! frames that ask for an answer or for nothing.
+
+use std::time::{Duration, Instant};
+
+use super::Position;
+
+const DATA: u8 = 0;
+const HEADERS: u8 = 1;
+const RST_STREAM: u8 = 3;
+const WINDOW_UPDATE: u8 = 8;
+const CONTINUATION: u8 = 9;
+const END_HEADERS: u8 = 4;
+const END_STREAM: u8 = 1;
+
+const FRAME_HEADER_BYTES: usize = 9;
+
+/// Resets that a client may send whatever else it does. Past them, at most half of its
+/// requests may be cancelled.
+const RESETS_FREE: u32 = 100;
+
+/// In this time a client may spend a budget on frames that carry nothing.
+const PERIOD: Duration = Duration::from_secs(10);
+
+/// The budget: 1,000 such frames, or 1,000,000 window updates, of which a careful client
+/// sends two for every event of a stream.
+const BUDGET: u32 = 1_000_000;
+const IDLE_FRAME_COST: u32 = 1_000;
+const WINDOW_UPDATE_COST: u32 = 1;
+
+/// The frames of a connection.
+#[derive(Debug, Default)]
+pub(super) struct Frames {
+    /// The current frame's header, as far as it has come.
+    header: [u8; FRAME_HEADER_BYTES],
+    header_bytes: usize,
+    /// What is to come of the current frame's payload.
+    payload_left: usize,
+    /// Whether a header block is open: only its continuation may follow.
+    in_block: bool,
+    requests: u32,
+    resets: u32,
+    cost: u32,
+    /// When the budget was begun.
+    since: Option<Instant>,
+    /// The current frame is the last.
+    flooded: bool,
+}
+
+impl Frames {
+    /// Looks at the next bytes. Counts the header blocks that begin.
+    ///
+    /// # Errors
+    /// If there is too much of something: how many bytes there are up to a frame's end. It
+    /// may be that these pass, and the first of the next bytes do not.
+    pub(super) fn feed(
+        &mut self,
+        bytes: &[u8],
+        heads: &mut u32,
+        now: impl Fn() -> Instant,
+    ) -> Result<(), usize> {
+        let mut at = 0;
+        while at < bytes.len() {
+            let rest = &bytes[at..];
+            if self.payload_left > 0 {
+                let taken = self.payload_left.min(rest.len());
+                self.payload_left -= taken;
+                at += taken;
+                continue;
+            }
+            if self.flooded && self.header_bytes == 0 {
+                return Err(at);
+            }
+            let taken = (FRAME_HEADER_BYTES - self.header_bytes).min(rest.len());
+            self.header[self.header_bytes..][..taken].copy_from_slice(&rest[..taken]);
+            self.header_bytes += taken;
+            at += taken;
+            if self.header_bytes == FRAME_HEADER_BYTES {
+                self.header_bytes = 0;
+                self.begun(heads, &now);
+            }
+        }
+        match self.flooded && self.payload_left == 0 && self.header_bytes == 0 {
+            true => Err(bytes.len()),
+            false => Ok(()),
+        }
+    }
+
+    fn begun(&mut self, heads: &mut u32, now: impl Fn() -> Instant) {
+        let [a, b, c, kind, flags, ..] = self.header;
+        let length = usize::from(a) << 16 | usize::from(b) << 8 | usize::from(c);
+        self.payload_left = length;
+        match kind {
+            HEADERS => {
+                *heads = heads.wrapping_add(1);
+                self.in_block = flags & END_HEADERS == 0;
+                self.requests = self.requests.saturating_add(1);
+                // A request may be told priorities, and a window or two.
+                self.cost = self.cost.saturating_sub(IDLE_FRAME_COST);
+            }
+            CONTINUATION => self.in_block &= flags & END_HEADERS == 0,
+            DATA if length > 0 || flags & END_STREAM != 0 => {}
+            WINDOW_UPDATE => self.spend(WINDOW_UPDATE_COST, now),
+            RST_STREAM => {
+                self.resets = self.resets.saturating_add(1);
+                self.flooded |= self.resets > RESETS_FREE && self.resets > self.requests / 2;
+            }
+            _ => self.spend(IDLE_FRAME_COST, now),
+        }
+    }
+
+    fn spend(&mut self, cost: u32, now: impl Fn() -> Instant) {
+        self.cost = self.cost.saturating_add(cost);
+        let since = *self.since.get_or_insert_with(&now);
+        if self.cost > BUDGET {
+            // The clock is looked at only here.
+            let now = now();
+            self.flooded |= now.saturating_duration_since(since) < PERIOD;
+            self.since = Some(now);
+            self.cost = 0;
+        }
+    }
+
+    pub(super) fn position(&self) -> Position {
+        let in_headers = self.payload_left > 0 && matches!(self.header[3], HEADERS | CONTINUATION);
+        match (self.in_block || in_headers, self.payload_left + self.header_bytes) {
+            (true, _) => Position::Head,
+            (false, 0) => Position::Between,
+            (false, _) => Position::Body,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn frame(kind: u8, flags: u8, payload: usize) -> Vec<u8> {
+        let mut bytes = vec![0, (payload >> 8) as u8, payload as u8, kind, flags, 0, 0, 0, 1];
+        bytes.resize(9 + payload, 7);
+        bytes
+    }
+
+    /// How many frames pass, of so many, sent at this pace.
+    fn passing(frame: &[u8], count: usize, pace: Duration) -> usize {
+        let start = Instant::now();
+        let mut frames = Frames::default();
+        let sent = |sent: usize| start + pace * u32::try_from(sent).unwrap_or(u32::MAX);
+        (0..count).take_while(|i| frames.feed(frame, &mut 0, || sent(*i)).is_ok()).count()
+    }
+
+    #[test]
+    fn p04_frames_that_carry_nothing_have_a_budget() {
+        let quick = Duration::from_micros(1);
+        let slow = Duration::from_millis(20);
+        for (what, frame) in
+            [("ping", frame(6, 0, 8)), ("settings", frame(4, 0, 0)), ("empty", frame(0, 0, 0))]
+        {
+            assert!((900..=1100).contains(&passing(&frame, 5000, quick)), "{what}");
+            assert_eq!(passing(&frame, 5000, slow), 5000, "{what}");
+        }
+        assert_eq!(passing(&frame(0, 0, 100), 5000, quick), 5000, "data");
+        assert_eq!(passing(&frame(8, 0, 4), 100_000, quick), 100_000, "window updates");
+        assert!(passing(&frame(8, 0, 4), 2_000_000, quick) < 1_100_000, "window updates");
+    }
+
+    #[test]
+    fn p04_cancelled_requests_may_be_half_of_all() {
+        let (request, reset) = (frame(HEADERS, 5, 10), frame(RST_STREAM, 0, 4));
+        let cancelled = [request.clone(), reset.clone()].concat();
+        assert_eq!(passing(&cancelled, 500, Duration::ZERO), 100);
+        let half = [request.clone(), request, reset].concat();
+        assert_eq!(passing(&half, 5000, Duration::ZERO), 5000);
+    }
+
+    #[test]
+    fn what_is_cut_off_ends_with_a_frame() {
+        let ping = frame(6, 0, 8);
+        let many = ping.repeat(2000);
+        for cut in [1, 7, 9, 10, 16, 17, 1000] {
+            let mut frames = Frames::default();
+            let mut passed = 0;
+            for piece in many.chunks(cut) {
+                match frames.feed(piece, &mut 0, Instant::now) {
+                    Ok(()) => passed += piece.len(),
+                    Err(good) => {
+                        passed += good;
+                        break;
+                    }
+                }
+            }
+            assert!(passed < many.len() && passed % ping.len() == 0, "{cut}: {passed}");
+        }
+    }
+
+    #[test]
+    fn a_header_block_is_open_until_its_last_frame() {
+        let mut frames = Frames::default();
+        let mut heads = 0;
+        let block =
+            [frame(HEADERS, 0, 3), frame(CONTINUATION, 0, 3), frame(CONTINUATION, END_HEADERS, 3)];
+        for (i, byte) in block.concat().into_iter().enumerate() {
+            assert_eq!(frames.feed(&[byte], &mut heads, Instant::now), Ok(()));
+            let expected = match i {
+                0..8 => Position::Body,
+                35 => Position::Between,
+                _ => Position::Head,
+            };
+            assert_eq!(frames.position(), expected, "{i}");
+        }
+        assert_eq!(heads, 1);
+    }
+}

@@ -1,0 +1,31 @@
+//! What the system says of a process.
+
+/// Memory that a process has at present, and at most had, in KiB.
+#[derive(Clone, Copy, Debug)]
+pub struct Memory {
+    /// Resident now.
+    pub now_kib: u64,
+    /// The most that was resident since the last [`reset_peak`], or ever.
+    pub peak_kib: u64,
+}
+
+/// The memory of a process.
+pub fn memory(pid: u32) -> Memory {
+    let status = std::fs::read_to_string(format!("/proc/{pid}/status")).expect("a status");
+    let figure = |key: &str| {
+        let line = status.lines().find(|line| line.starts_with(key)).expect("a line");
+        line.split_whitespace().nth(1).and_then(|kib| kib.parse().ok()).expect("a figure")
+    };
+    Memory { now_kib: figure("VmRSS:"), peak_kib: figure("VmHWM:") }
+}
+
+/// From now on, the peak is counted anew.
+pub fn reset_peak(pid: u32) {
+    // 5 means the peak; proc_pid_clear_refs(5).
+    std::fs::write(format!("/proc/{pid}/clear_refs"), "5").expect("a peak to reset");
+}
+
+/// Files and sockets that a process has open.
+pub fn open_files(pid: u32) -> usize {
+    std::fs::read_dir(format!("/proc/{pid}/fd")).expect("its files").count()
+}

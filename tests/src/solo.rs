@@ -1,0 +1,79 @@
+//! The router as a process of its own, before one engine that does what the test says: for
+//! what its clients do to its memory and its files.
+
+use serde_json::json;
+use splitrail::quickstart::write_tokenizer;
+use tempfile::TempDir;
+
+use crate::binary::RouterProcess;
+use crate::client::Client;
+use crate::cluster::{eventually, metric_in};
+use crate::post::{Answer, Heard, ListeningPost};
+
+/// The router, its engine and clients of both doors.
+pub struct Solo {
+    /// The engine.
+    pub post: ListeningPost,
+    /// The router.
+    pub router: RouterProcess,
+    /// A client of the front door.
+    pub http: Client,
+    /// A client of the admin listener.
+    pub admin: Client,
+    _files: TempDir,
+}
+
+/// An engine's answer to a completion that is not streamed.
+pub fn whole_answer() -> Answer {
+    let answer = json!({
+        "id": "x", "object": "text_completion", "created": 1, "model": "sim",
+        "choices": [{"index": 0, "text": "ok", "finish_reason": "stop"}],
+        "usage": {"prompt_tokens": 1, "completion_tokens": 1, "total_tokens": 2},
+    });
+    Answer::json(200, &answer.to_string())
+}
+
+impl Solo {
+    /// Starts both; `limits` is a YAML flow mapping. Requests for inference are answered by
+    /// `script`.
+    pub async fn start(
+        limits: &str,
+        script: impl Fn(&Heard) -> Answer + Send + Sync + 'static,
+    ) -> Self {
+        let post = ListeningPost::start(move |heard| match heard.is_inference() {
+            true => script(heard),
+            false => Answer::json(200, "{}"),
+        })
+        .await;
+        let files = tempfile::tempdir().expect("a temporary folder");
+        write_tokenizer(files.path()).expect("tokenizer files");
+        let yaml = format!(
+            "listen: {{ http: 127.0.0.1:0, grpc: 127.0.0.1:0, admin: 127.0.0.1:0 }}
+limits: {limits}
+models:
+  - name: sim
+    block_size: 16
+    tokenizer: {{ kind: huggingface, path: . }}
+    flow: aggregated
+    policy: {{ kind: round_robin }}
+    canary: {{ enabled: false }}
+    timeouts: {{ stream_idle: 600s, first_token: 600s, answer: 600s }}
+    workers:
+      - {{ id: w0, role: both, url: \"{}\" }}
+",
+            post.url()
+        );
+        let log = files.path().join("router.log");
+        let router = RouterProcess::serve(files.path(), &yaml, &[], &log).await;
+        let (http, admin) = (Client::new(router.http), Client::new(router.admin));
+        let solo = Self { post, router, http, admin, _files: files };
+        eventually("the router is ready", async || solo.http.get("/ready").await.status == 200)
+            .await;
+        solo
+    }
+
+    /// The sum of a metric's series whose labels contain all of `labels`.
+    pub async fn metric(&self, name: &str, labels: &[(&str, &str)]) -> f64 {
+        metric_in(&self.admin.get("/metrics").await.text(), name, labels)
+    }
+}
