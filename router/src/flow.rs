@@ -3,7 +3,6 @@
 
 pub mod answer;
 mod attempts;
-pub mod auto;
 mod below;
 pub mod client;
 pub mod context;

@@ -220,6 +220,7 @@ impl Pool {
                     assumed_blocks: 0,
                     // Without events nothing says when it has been computed.
                     underway_blocks: if current { sent.saturating_sub(overlap.blocks) } else { 0 },
+                    ..Candidate::default()
                 };
                 let held = candidate.believed_blocks();
                 Candidate { assumed_blocks: held.max(sent).max(computed), ..candidate }

@@ -65,7 +65,9 @@ pub(super) fn place(
     let started = Instant::now();
     let query = Query {
         leg,
+        prompt_tokens: unit.weight_tokens,
         prompt_blocks: unit.hashes.len() as u32,
+        first_blocks: [0, 1].map(|i| unit.hashes.get(i).map_or(0, |hash| hash.0)),
         block_size: pool.block_size(),
         turn: pool.next_turn(leg),
         draw: pool.draw(),

@@ -6,7 +6,6 @@ use std::time::Instant;
 
 use super::answer::{Answer, Begun, Sending, generate};
 use super::attempts::Attempts;
-use super::auto::{Work, compare};
 use super::below;
 use super::context::{Context, attempt, carried_threshold, count_local, preemption_guard};
 use super::decode_try::{Tried, decode_try};
@@ -20,6 +19,7 @@ use crate::error::{Error, Kind};
 use crate::fleet::Worker;
 use crate::ledger::decisions::DecisionHandle;
 use crate::pick::Leg;
+use crate::pick::auto::{Work, compare};
 use crate::prepare::Unit;
 
 /// Runs a prompt until its answer begins.

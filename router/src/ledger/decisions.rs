@@ -8,8 +8,8 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use serde::Serialize;
 
 use super::entry::Entry;
-use crate::flow::auto::Estimate;
 use crate::pick::Candidate;
+use crate::pick::auto::Estimate;
 
 /// One candidate of a decision.
 #[derive(Clone, Debug, Serialize)]
