@@ -10,9 +10,11 @@ mod coefficients;
 mod policy;
 
 pub mod auto;
+pub mod published;
 
 pub use auto::AutoCosts;
 pub use candidate::{Candidate, Leg, Query};
 pub use choose::{Choice, holders, mix, pick};
 pub use coefficients::{Coefficients, nanoseconds};
 pub use policy::Policy;
+pub use published::Published;

@@ -13,6 +13,14 @@ pub enum Cache {
 }
 
 impl Cache {
+    /// Whether it holds the block.
+    pub fn holds(&self, block: u32) -> bool {
+        match self {
+            Self::Lru(cache) => cache.holds(block),
+            Self::Clairvoyant(cache) => cache.holds(block),
+        }
+    }
+
     /// How many of these blocks it holds before the first that it does not.
     pub fn leading(&self, blocks: &[u32]) -> u32 {
         match self {
