@@ -6,13 +6,19 @@
 //! future ([`oracle`]) or share one cache between all workers.
 
 pub mod driver;
+pub mod entry;
 pub mod feed;
 pub mod named;
 pub mod oracle;
+pub mod preset;
 pub mod report;
 pub mod scenario;
+pub mod svg;
+pub mod table;
 pub mod trace;
 
-pub use named::Named;
+pub use entry::{Entry, sweep};
+pub use named::{Kind, Named};
+pub use preset::Model;
 pub use report::Report;
 pub use scenario::{Scenario, coefficients};

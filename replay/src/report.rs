@@ -39,6 +39,9 @@ impl Spread {
 pub struct Report {
     /// The policy.
     pub policy: String,
+    /// The share of the time for which all prefill workers would be busy if nothing were
+    /// cached, where that set the rate.
+    pub load: Option<f64>,
     /// Requests of the trace.
     pub requests: usize,
     /// Those that were refused.
@@ -94,6 +97,7 @@ impl Report {
         let last_arrival = rows.last().map_or(0, |row| row.arrival_ns);
         Self {
             policy: policy.to_owned(),
+            load: None,
             requests,
             rejected: requests - served.len(),
             local: rows.iter().filter(local).count(),

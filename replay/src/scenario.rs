@@ -38,7 +38,7 @@ impl Default for Scenario {
             utilisation: None,
             spread: false,
             local_threshold: None,
-            seed: 0,
+            seed: 1,
             told: Vec::new(),
         }
     }
@@ -81,13 +81,18 @@ impl Scenario {
         workload.arrivals_ns(rate, self.spread)
     }
 
-    /// Serves the trace.
-    pub fn run(&self, workload: &Workload, policy: &Named) -> Outcome {
+    /// Serves the trace. `watch` is told now and then how many requests have come.
+    pub fn run(
+        &self,
+        workload: &Workload,
+        policy: &Named,
+        watch: &mut dyn FnMut(usize),
+    ) -> Outcome {
         let arrivals_ns = self.arrivals_ns(workload);
-        let serve = |config: &ClusterConfig, chooser| {
+        let mut serve = |config: &ClusterConfig, chooser| {
             let mut router = PolicyRouter::new(chooser, self.told(), self.seed)
                 .with_local_threshold(self.local_threshold);
-            cluster::run(workload, &arrivals_ns, config, &mut router)
+            cluster::run(workload, &arrivals_ns, config, &mut router, watch)
         };
         match &policy.kind {
             Kind::Published(published) => serve(&self.cluster, Chooser::Published(*published)),
@@ -99,12 +104,12 @@ impl Scenario {
             }
             Kind::Oracle { look_ahead, fetch } => {
                 let mut router = OracleRouter::new(*look_ahead, *fetch, self.local_threshold);
-                cluster::run(workload, &arrivals_ns, &self.cluster, &mut router)
+                cluster::run(workload, &arrivals_ns, &self.cluster, &mut router, watch)
             }
             Kind::Pooled(pool) => {
                 let config = ClusterConfig { pool: *pool, ..self.cluster.clone() };
                 debug_assert_ne!(*pool, Pool::Separate);
-                cluster::run(workload, &arrivals_ns, &config, &mut Unasked)
+                cluster::run(workload, &arrivals_ns, &config, &mut Unasked, watch)
             }
         }
     }

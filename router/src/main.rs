@@ -13,12 +13,17 @@ use splitrail::telemetry::logging::{self, LogFormat};
 use splitrail::{config, quickstart};
 use splitrail_settings::process::raise_descriptor_limit;
 
+mod replay_command;
 mod sim_engine;
 
+use replay_command::ReplayArgs;
 use sim_engine::SimArgs;
 
 /// Exit codes as of sysexits.h.
 mod exit {
+    pub(crate) const USAGE: u8 = 64;
+    pub(crate) const DATA: u8 = 65;
+    pub(crate) const NO_INPUT: u8 = 66;
     pub(crate) const UNAVAILABLE: u8 = 69;
     pub(crate) const OS_ERROR: u8 = 71;
     pub(crate) const IO_ERROR: u8 = 74;
@@ -76,6 +81,8 @@ enum Command {
     },
     /// Runs one simulated engine.
     SimEngine(Box<SimArgs>),
+    /// Serves a trace on a cluster in virtual time, by this or that policy: what if?
+    Replay(Box<ReplayArgs>),
     /// Checks a configuration and prints every problem with its place.
     Check {
         /// The configuration file.
@@ -150,6 +157,7 @@ async fn run(command: Command) -> Result<(), (u8, String)> {
             run_quickstart(&options, ready_file, print_config).await
         }
         Command::SimEngine(args) => sim_engine::run(*args).await.map_err(os_error),
+        Command::Replay(args) => replay_command::run(&args),
         Command::Check { config } => check(&config),
         Command::Schema { markdown } => {
             if markdown {

@@ -98,7 +98,7 @@ fn a_prefix_is_fetched_only_where_that_is_sooner() {
     let fetched = chosen(Published::MooncakeFetch, &[idle, busy], query(10_000, 0));
     assert_eq!((fetched.index, fetched.fetch_blocks), (0, 10));
     // 5 ms of a transfer to save the one token after the last block are not worth it.
-    let barely = Candidate { overlap_blocks: 1, ..worker(1) };
+    let barely = Candidate { overlap_blocks: 1, wait_ns: 1_000_000_000, ..worker(1) };
     let kept = chosen(Published::MooncakeFetch, &[idle, barely], query(10, 0));
     assert_eq!((kept.index, kept.fetch_blocks), (0, 0));
 }

@@ -12,7 +12,11 @@ use super::router::{Decision, Placement, Router};
 use super::state::Cluster;
 use super::workload::Workload;
 
-/// Serves a workload, whose requests come at the given times, in ascending order.
+/// Arrivals between two words about progress.
+const WATCH_EVERY: usize = 1 << 12;
+
+/// Serves a workload, whose requests come at the given times, in ascending order. `watch` is
+/// told now and then how many have come.
 ///
 /// # Panics
 /// If there are not as many times as requests.
@@ -21,6 +25,7 @@ pub fn run<R: Router>(
     arrivals_ns: &[u64],
     config: &ClusterConfig,
     router: &mut R,
+    watch: &mut dyn FnMut(usize),
 ) -> Outcome {
     assert_eq!(workload.requests().len(), arrivals_ns.len(), "one arrival per request");
     let mut cluster = Cluster::new(workload, config);
@@ -28,6 +33,9 @@ pub fn run<R: Router>(
     for (request, arrival_ns) in arrivals_ns.iter().copied().enumerate() {
         while let Some(event) = cluster.events.pop_until(arrival_ns) {
             cluster.handle(event, router, &mut done);
+        }
+        if request % WATCH_EVERY == 0 {
+            watch(request);
         }
         cluster.now_ns = arrival_ns;
         cluster.rows[request].arrival_ns = arrival_ns;
