@@ -31,6 +31,17 @@ pub enum Policy {
     Random {},
 }
 
+impl Policy {
+    /// What its costs are in: what a margin between two workers means.
+    pub fn cost_unit(&self) -> &'static str {
+        match self {
+            Self::KvOverlap { .. } => "blocks",
+            Self::LeastLoaded {} => "tokens",
+            Self::RoundRobin {} | Self::Random {} => "none",
+        }
+    }
+}
+
 impl Default for Policy {
     fn default() -> Self {
         Self::LeastLoaded {}

@@ -35,7 +35,7 @@ pub(crate) fn run(args: &ReplayArgs) -> Result<(), Failure> {
     }
     let file = File::open(&args.trace).map_err(|error| io_failure(&args.trace, &error))?;
     let workload = trace::read(BufReader::new(file), args.block_tokens)
-        .map_err(|error| (exit::DATA, format!("{}: {error}", args.trace.display())))?;
+        .map_err(|error| (exit::DATA_ERROR, format!("{}: {error}", args.trace.display())))?;
     let mut bar = Bar::new(entries.len() * workload.requests().len());
     let mut reports = Vec::with_capacity(entries.len());
     for (i, entry) in entries.iter().enumerate() {
