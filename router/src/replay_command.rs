@@ -34,7 +34,8 @@ pub(crate) fn run(args: &ReplayArgs) -> Result<(), Failure> {
         entries = sweep(&entries, &args.loads);
     }
     let file = File::open(&args.trace).map_err(|error| io_failure(&args.trace, &error))?;
-    let workload = trace::read(BufReader::new(file), args.block_tokens)
+    let select = trace::Select { block_tokens: args.block_tokens, model: args.serve.as_deref() };
+    let workload = trace::read(BufReader::new(file), select)
         .map_err(|error| (exit::DATA_ERROR, format!("{}: {error}", args.trace.display())))?;
     let mut bar = Bar::new(entries.len() * workload.requests().len());
     let mut reports = Vec::with_capacity(entries.len());

@@ -10,14 +10,14 @@ use splitrail_sim::cluster::{ClusterConfig, InsertAt};
 /// table; docs/replay.md states the model.
 #[derive(Args)]
 pub(crate) struct ReplayArgs {
-    /// The trace: one JSON object per line, with `timestamp` (ms), `input_length`,
-    /// `output_length` and `hash_ids`.
+    /// The trace: what a router has recorded, or one JSON object per line with `timestamp`
+    /// (ms), `input_length`, `output_length` and `hash_ids`.
     #[arg(long)]
     pub(crate) trace: PathBuf,
     /// A router's configuration, for workers, flow and policy; may be given several times.
     #[arg(long)]
     pub(crate) config: Vec<PathBuf>,
-    /// The configured model to replay; left out, the first.
+    /// The configured model to replay, left out the first; of a record, only its requests.
     #[arg(long)]
     pub(crate) serve: Option<String>,
     /// A policy by name, or as JSON as a configuration would say it; may be given several
@@ -49,9 +49,9 @@ pub(crate) struct ReplayArgs {
     /// Decode workers; left out, as configured, or 4.
     #[arg(long, value_parser = clap::value_parser!(u32).range(1..=4096))]
     decode: Option<u32>,
-    /// Tokens of the trace's blocks.
-    #[arg(long, default_value_t = 512, value_parser = clap::value_parser!(u32).range(1..=65536))]
-    pub(crate) block_tokens: u32,
+    /// Tokens of the trace's blocks; left out, what a record says, or 512.
+    #[arg(long, value_parser = clap::value_parser!(u32).range(1..=65536))]
+    pub(crate) block_tokens: Option<u32>,
     /// Blocks in each prefill worker's cache, or `inf`.
     #[arg(long, default_value = "10000", value_parser = blocks)]
     capacity_blocks: usize,

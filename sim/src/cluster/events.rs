@@ -14,6 +14,8 @@ pub(super) enum Kind {
     KvArrive,
     /// A decode worker's step ends.
     StepEnd,
+    /// The router wants to be asked.
+    Router,
 }
 
 /// Ordered by time, kind, index (of a worker, or of a request) and creation.

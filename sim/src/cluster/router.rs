@@ -48,6 +48,12 @@ pub trait Router {
         None
     }
 
+    /// When it wants to be asked for a release again, if nothing happens before; looked at
+    /// when it has released what it can.
+    fn due_ns(&self) -> Option<u64> {
+        None
+    }
+
     /// The decode worker that receives the KV of a prefill which has just ended.
     fn decode_worker(&mut self, cluster: &Cluster<'_>, request: usize) -> usize {
         let _ = request;

@@ -44,6 +44,10 @@ pub fn run<R: Router>(
     while let Some(event) = cluster.events.pop_until(u64::MAX) {
         cluster.handle(event, router, &mut done);
     }
+    // Held to the end, and never given back.
+    for row in cluster.rows.iter_mut().filter(|row| row.decode_worker.is_none()) {
+        row.rejected = true;
+    }
     Outcome {
         rows: cluster.rows,
         prefill_busy_ns: cluster.prefill.iter().map(|worker| worker.busy_ns).collect(),
@@ -63,6 +67,10 @@ impl Cluster<'_> {
             Kind::Wake => self.start_prefill(index, router),
             Kind::KvArrive => self.kv_arrive(index),
             Kind::StepEnd => self.step_end(index, router),
+            Kind::Router => {
+                self.router_due_ns = None;
+                self.release(router);
+            }
         }
     }
 
@@ -80,6 +88,14 @@ impl Cluster<'_> {
     fn release<R: Router>(&mut self, router: &mut R) {
         while let Some((request, decision)) = router.release(self) {
             self.decide(request, decision, router);
+        }
+        // One event at a time: the soonest that was asked for.
+        if let Some(due_ns) = router.due_ns()
+            && self.router_due_ns.is_none_or(|known_ns| due_ns < known_ns)
+        {
+            let due_ns = due_ns.max(self.now_ns + 1);
+            self.router_due_ns = Some(due_ns);
+            self.events.push(due_ns, Kind::Router, 0);
         }
     }
 

@@ -28,6 +28,8 @@ pub struct Cluster<'a> {
     pub(super) shared_queue: VecDeque<usize>,
     pub(super) decode: Vec<DecodeWorker>,
     pub(super) links: Links,
+    /// When the router is going to be asked.
+    pub(super) router_due_ns: Option<u64>,
 }
 
 impl<'a> Cluster<'a> {
@@ -55,6 +57,7 @@ impl<'a> Cluster<'a> {
             shared_queue: VecDeque::new(),
             decode: (0..decode).map(|_| DecodeWorker::new(decode_cache())).collect(),
             links: Links::new(prefill, decode),
+            router_due_ns: None,
         }
     }
 
