@@ -24,7 +24,8 @@ models:
   - name: m
     tokenizer: { kind: none }
     flow: prefill_first
-    policy: { kind: kv_overlap }
+    connector: nixl
+    policy: { kind: round_robin }
     workers:
       - { id: p0, role: prefill, url: "http://127.0.0.1:1" }
       - { id: p1, role: prefill, url: "http://127.0.0.1:2" }
@@ -100,7 +101,7 @@ fn policies_and_loads_make_one_table_one_file_and_one_picture() {
     assert!(output.status.success(), "{output:?}");
     let table = String::from_utf8(output.stdout).unwrap();
     let first: Vec<_> = table.lines().filter_map(|line| line.split_whitespace().next()).collect();
-    assert_eq!(first, ["policy", "kv_overlap", "kv_overlap", "dynamo", "dynamo"]);
+    assert_eq!(first, ["policy", "round_robin", "round_robin", "dynamo", "dynamo"]);
     let rows: Value = serde_json::from_str(&files.read("out.json")).unwrap();
     assert_eq!(rows.as_array().unwrap().len(), 4);
     assert_eq!((&rows[1]["load"], &rows[1]["requests"]), (&1.0.into(), &3.into()));
@@ -116,7 +117,7 @@ fn a_record_is_a_trace_of_its_own_block_size() {
     let output = files.replay(&["--config", "splitrail.yaml", "--serve", "m", "--json", "-"]);
     assert!(output.status.success(), "{output:?}");
     let rows: Value = serde_json::from_slice(&output.stdout).unwrap();
-    assert_eq!((&rows[0]["policy"], &rows[0]["requests"]), (&"kv_overlap".into(), &1.into()));
+    assert_eq!((&rows[0]["policy"], &rows[0]["requests"]), (&"round_robin".into(), &1.into()));
 }
 
 #[test]

@@ -195,9 +195,8 @@ impl Cluster<'_> {
             let decode_worker = router.decode_worker(self, request);
             self.hand_off(worker, decode_worker, request);
         }
-        if self.config.pool == Pool::Separate {
-            self.start_prefill(worker, router);
-        } else {
+        self.start_prefill(worker, router);
+        if self.config.pool != Pool::Separate {
             self.serve_shared(router);
         }
     }
