@@ -13,6 +13,7 @@ mod predicted;
 pub mod auto;
 pub mod learn;
 pub mod loss;
+pub mod published;
 pub mod queue;
 pub mod threshold;
 
@@ -22,3 +23,4 @@ pub use choose::{Choice, Veto, holders, mix, pick};
 pub use coefficients::{Coefficients, nanoseconds};
 pub use policy::Policy;
 pub use predicted::{Terms, extra_work_price};
+pub use published::Published;

@@ -48,6 +48,16 @@ pub enum Policy {
 }
 
 impl Policy {
+    /// What its costs are in: what a margin between two workers means.
+    pub fn cost_unit(&self) -> &'static str {
+        match self {
+            Self::KvOverlap { .. } => "blocks",
+            Self::PredictedTtft { .. } => "ms",
+            Self::LeastLoaded {} | Self::PowerOfTwo {} => "tokens",
+            Self::RoundRobin {} | Self::Random {} => "none",
+        }
+    }
+
     /// The name in a configuration.
     pub fn name(&self) -> &'static str {
         match self {

@@ -7,6 +7,7 @@ mod below;
 pub mod client;
 pub mod context;
 mod decode_try;
+pub mod explain;
 mod first;
 pub mod gate;
 pub mod hand_off;

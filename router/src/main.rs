@@ -13,12 +13,19 @@ use splitrail::telemetry::logging::{self, LogFormat};
 use splitrail::{config, quickstart};
 use splitrail_settings::process::raise_descriptor_limit;
 
+mod explain_command;
+mod replay_command;
 mod sim_engine;
 
+use explain_command::{ExplainArgs, Failure};
+use replay_command::ReplayArgs;
 use sim_engine::SimArgs;
 
 /// Exit codes as of sysexits.h.
 mod exit {
+    pub(crate) const USAGE: u8 = 64;
+    pub(crate) const DATA_ERROR: u8 = 65;
+    pub(crate) const NO_INPUT: u8 = 66;
     pub(crate) const UNAVAILABLE: u8 = 69;
     pub(crate) const OS_ERROR: u8 = 71;
     pub(crate) const IO_ERROR: u8 = 74;
@@ -76,12 +83,16 @@ enum Command {
     },
     /// Runs one simulated engine.
     SimEngine(Box<SimArgs>),
+    /// Serves a trace on a cluster in virtual time, by this or that policy: what if?
+    Replay(Box<ReplayArgs>),
     /// Checks a configuration and prints every problem with its place.
     Check {
         /// The configuration file.
         #[arg(long)]
         config: PathBuf,
     },
+    /// Asks a running router where a request would go, or went, and why.
+    Explain(ExplainArgs),
     /// Prints the JSON Schema of the configuration, for editors.
     Schema {
         /// Prints the reference as Markdown instead.
@@ -150,7 +161,12 @@ async fn run(command: Command) -> Result<(), (u8, String)> {
             run_quickstart(&options, ready_file, print_config).await
         }
         Command::SimEngine(args) => sim_engine::run(*args).await.map_err(os_error),
+        Command::Replay(args) => replay_command::run(&args),
         Command::Check { config } => check(&config),
+        Command::Explain(args) => {
+            say(explain_command::run(args).await.map_err(failure)?.trim_end());
+            Ok(())
+        }
         Command::Schema { markdown } => {
             if markdown {
                 say(&config::reference_markdown());
@@ -208,6 +224,14 @@ async fn run_quickstart(
     let (running, _engines) = started.split();
     until_stopped(running, signals).await;
     Ok(())
+}
+
+fn failure(failure: Failure) -> (u8, String) {
+    match failure {
+        Failure::File(why) => (exit::NO_INPUT, why),
+        Failure::Unavailable(why) => (exit::UNAVAILABLE, why),
+        Failure::Refused(why) => (exit::DATA_ERROR, why),
+    }
 }
 
 fn os_error(error: std::io::Error) -> (u8, String) {

@@ -55,6 +55,9 @@ pub struct Config {
     /// What is written down of requests that have ended.
     #[serde(default)]
     pub ledger: Ledger,
+    /// What is written down of decisions, for replay.
+    #[serde(default)]
+    pub record: RecordConfig,
     /// The models that are served, one entry each.
     #[schemars(length(min = 1))]
     pub models: Vec<Model>,
@@ -185,7 +188,29 @@ impl Default for Ledger {
     }
 }
 
-/// When the ledger file makes room for a new one.
+/// What is written down of decisions, for replay.
+#[derive(Clone, Debug, Deserialize, Serialize, JsonSchema)]
+#[serde(deny_unknown_fields, default)]
+pub struct RecordConfig {
+    /// The file to which a line of JSON per prompt is appended when its request has ended:
+    /// hashes of its blocks, figures and the decision, no content. `splitrail replay` reads it
+    /// as a trace. Each router needs its own. Left out, there is none.
+    pub path: Option<PathBuf>,
+    /// When the file makes room for a new one.
+    pub rotate: Rotate,
+    /// The share of requests that are written down, drawn one by one. A replay of a part finds
+    /// less to reuse than there was.
+    #[schemars(range(min = 0.0, max = 1.0))]
+    pub sample: f64,
+}
+
+impl Default for RecordConfig {
+    fn default() -> Self {
+        Self { path: None, rotate: Rotate::default(), sample: 1.0 }
+    }
+}
+
+/// When a file of lines makes room for a new one.
 #[derive(Clone, Copy, Debug, Deserialize, Serialize, JsonSchema)]
 #[serde(deny_unknown_fields, default)]
 pub struct Rotate {
