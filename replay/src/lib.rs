@@ -8,6 +8,7 @@
 pub mod driver;
 pub mod entry;
 pub mod feed;
+pub mod held;
 pub mod named;
 pub mod oracle;
 pub mod preset;

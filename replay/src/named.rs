@@ -19,6 +19,8 @@ pub enum Kind {
     Published(Published),
     /// A policy of a configuration.
     Configured(Policy),
+    /// The same behind the router's queue.
+    Held(Policy),
     /// A reference that knows what every queue is going to do.
     Oracle {
         /// Whether what comes after counts.
@@ -50,7 +52,7 @@ impl Named {
     pub fn parse(text: &str) -> Option<Self> {
         let configured = |value| {
             let policy: Policy = serde_json::from_value(value).ok()?;
-            Some(Self::configured(kind_of(&policy), policy))
+            Some(Self::of(policy))
         };
         if text.starts_with('{') {
             return configured(serde_json::from_str(text).ok()?);
@@ -58,7 +60,7 @@ impl Named {
         Self::by_name(text).or_else(|| configured(serde_json::json!({ "kind": text })))
     }
 
-    /// A published policy or a reference, by its name.
+    /// A published policy, ours with its queue or without, or a reference, by its name.
     pub fn by_name(name: &str) -> Option<Self> {
         let oracle = |look_ahead, fetch| Kind::Oracle { look_ahead, fetch };
         let kind = match name {
@@ -66,6 +68,8 @@ impl Named {
             "oracle_la" => oracle(true, false),
             "oracle_fetch" => oracle(false, true),
             "oracle_fetch_la" => oracle(true, true),
+            "predicted_ttft" => Kind::Held(Policy::predicted_ttft()),
+            "predicted_ttft_direct" => Kind::Configured(Policy::predicted_ttft()),
             "pooled_lru" => Kind::Pooled(Pool::SharedLru),
             "pooled_belady" => Kind::Pooled(Pool::SharedClairvoyant),
             "pooled_sjf" => Kind::Pooled(Pool::SharedShortestFirst),
@@ -74,14 +78,21 @@ impl Named {
         Some(Self { name: name.to_owned(), kind })
     }
 
-    /// The policy of a configuration under the name that stands there.
+    /// The policy of a configuration under the name that stands there: as it serves traffic,
+    /// with the queue where that orders by what the policy predicts.
     pub fn of(policy: Policy) -> Self {
-        Self::configured(kind_of(&policy), policy)
+        let name = kind_of(&policy);
+        match policy {
+            Policy::PredictedTtft { .. } => Self { name, kind: Kind::Held(policy) },
+            _ => Self::configured(name, policy),
+        }
     }
 
     /// All names that [`by_name`](Self::by_name) knows.
     pub fn names() -> Vec<&'static str> {
         let references = [
+            "predicted_ttft",
+            "predicted_ttft_direct",
             "oracle",
             "oracle_la",
             "oracle_fetch",

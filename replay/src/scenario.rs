@@ -1,11 +1,13 @@
 //! One run: a trace, a cluster and a policy.
 
+use splitrail_pick::queue::QueueConfig;
 use splitrail_pick::{Coefficients, Published};
 use splitrail_sim::cluster::{
     self, Cluster, ClusterConfig, CostModel, Decision, Outcome, Pool, Router, Workload,
 };
 
 use crate::driver::{Chooser, PolicyRouter};
+use crate::held::HeldRouter;
 use crate::named::{Kind, Named};
 use crate::oracle::OracleRouter;
 
@@ -24,6 +26,10 @@ pub struct Scenario {
     /// Share of a prompt's blocks from which a decode worker that holds them computes the
     /// rest itself.
     pub local_threshold: Option<f64>,
+    /// How requests wait where a policy has the router's queue before it.
+    pub queue: QueueConfig,
+    /// Whether such a policy fits its coefficients to what it observes.
+    pub learns: bool,
     /// For draws and ties.
     pub seed: u64,
     /// What a router is told of each worker; empty for the truth, but for slowness.
@@ -38,6 +44,10 @@ impl Default for Scenario {
             utilisation: None,
             spread: false,
             local_threshold: None,
+            // The cluster tells at once when a prefill ends: nothing is on its way.
+            // And a what-if that refuses says nothing of the rest.
+            queue: QueueConfig { lead_ms: 0.0, max_waiting: usize::MAX, ..QueueConfig::default() },
+            learns: false,
             seed: 1,
             told: Vec::new(),
         }
@@ -97,6 +107,13 @@ impl Scenario {
         match &policy.kind {
             Kind::Published(published) => serve(&self.cluster, Chooser::Published(*published)),
             Kind::Configured(policy) => serve(&self.cluster, Chooser::Configured(policy.clone())),
+            Kind::Held(policy) => {
+                let (told, queue) = (self.told(), self.queue);
+                let mut router = HeldRouter::new(policy.clone(), queue, told, self.seed)
+                    .learning(self.learns)
+                    .with_local_threshold(self.local_threshold);
+                cluster::run(workload, &arrivals_ns, &self.cluster, &mut router, watch)
+            }
             // Nothing is exact where iterations mix requests: the nearest thing that is not.
             Kind::Oracle { fetch, .. } if self.cluster.budget_tokens.is_some() => {
                 let near = if *fetch { Published::MooncakeFetch } else { Published::Mooncake };
