@@ -4,6 +4,7 @@ use splitrail_pick::published::{Published, Sight};
 use splitrail_pick::{Candidate, Coefficients, Policy, mix, pick};
 use splitrail_sim::cluster::{Cluster, Decision, Placement, Router};
 
+use crate::auto::Sees;
 use crate::feed::Feed;
 
 /// A policy that can route.
@@ -120,6 +121,18 @@ pub fn local_worker(cluster: &Cluster<'_>, request: usize, threshold: f64) -> Op
     let (worker, hits) = cluster.best_decode_holder(request);
     let blocks = cluster.workload().requests()[request].blocks;
     (f64::from(hits) >= threshold * f64::from(blocks)).then_some(worker)
+}
+
+impl Sees for PolicyRouter {
+    fn see(
+        &mut self,
+        cluster: &Cluster<'_>,
+        request: usize,
+        out: &mut Vec<Candidate>,
+    ) -> (usize, f64) {
+        self.feed(cluster).candidates(cluster, request, out);
+        (0, 0.0)
+    }
 }
 
 impl Router for PolicyRouter {

@@ -1,5 +1,6 @@
 //! What a router would know of the cluster: the candidates of a decision.
 
+use splitrail_pick::learn::BusyShare;
 use splitrail_pick::published::Sight;
 use splitrail_pick::{Candidate, Coefficients, Leg, Query};
 use splitrail_sim::cluster::Cluster;
@@ -20,7 +21,8 @@ pub struct Feed {
     /// By worker: tokens to compute of what is outstanding, and estimates of what waits.
     booked_tokens: Vec<u64>,
     waiting_ns: Vec<u64>,
-    /// The same by request.
+    busy: Vec<BusyShare>,
+    /// Tokens and estimates by request.
     request_tokens: Vec<u64>,
     request_ns: Vec<u64>,
 }
@@ -40,6 +42,7 @@ impl Feed {
             recent: vec![vec![0; blocks]; of(Sight::Recent)],
             booked_tokens: vec![0; workers],
             waiting_ns: vec![0; workers],
+            busy: vec![BusyShare::default(); workers],
             request_tokens: vec![0; requests],
             request_ns: vec![0; requests],
         }
@@ -62,6 +65,7 @@ impl Feed {
                 underway_blocks: assumed_blocks - overlap_blocks,
                 recent_blocks: self.recent_blocks(cluster, worker, request),
                 waiting: cluster.waiting_requests(worker) as u32,
+                busy_share: self.busy[worker].at(cluster.now_ns()),
                 wait_ns: cluster.running_left_ns(worker) + self.waiting_ns[worker],
                 coefficients: self.coefficients[worker],
                 ..Candidate::default()
@@ -117,12 +121,15 @@ impl Feed {
     pub fn started(&mut self, cluster: &Cluster<'_>, request: usize) {
         let Some(worker) = cluster.row(request).prefill_worker else { return };
         self.waiting_ns[worker as usize] -= self.request_ns[request];
+        self.busy[worker as usize].set(cluster.now_ns(), true);
     }
 
     /// Its prefill is done.
     pub fn ended(&mut self, cluster: &Cluster<'_>, request: usize) {
         let Some(worker) = cluster.row(request).prefill_worker else { return };
         self.booked_tokens[worker as usize] -= self.request_tokens[request];
+        let busy = cluster.outstanding_requests(worker as usize) > 0;
+        self.busy[worker as usize].set(cluster.now_ns(), busy);
         if let Some(pending) = self.pending.get_mut(worker as usize) {
             for block in cluster.workload().blocks(request) {
                 pending[*block as usize] -= 1;

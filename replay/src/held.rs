@@ -3,12 +3,13 @@
 
 use std::collections::VecDeque;
 
-use splitrail_pick::learn::{BusyShare, Learner};
+use splitrail_pick::learn::Learner;
 use splitrail_pick::published::Sight;
 use splitrail_pick::queue::{Item, Queue, QueueConfig, View};
 use splitrail_pick::{Candidate, Coefficients, Policy, mix};
 use splitrail_sim::cluster::{Cluster, Decision, Placement, Router};
 
+use crate::auto::Sees;
 use crate::driver::local_worker;
 use crate::feed::Feed;
 
@@ -40,7 +41,6 @@ struct State {
 /// What is known of one.
 #[derive(Debug)]
 struct Known {
-    busy: BusyShare,
     learner: Option<Learner>,
     /// Prefills that it has begun, and when they are predicted to be done.
     running: Vec<(usize, u64)>,
@@ -95,7 +95,7 @@ impl State {
         let known = |worker: usize| {
             let prior = told.get(worker).or(told.last()).copied().unwrap_or_default();
             let learner = learns.then(|| Learner::new(prior));
-            Known { busy: BusyShare::default(), learner, running: Vec::new() }
+            Known { learner, running: Vec::new() }
         };
         Self {
             feed: Feed::new(cluster, Sight::Pending, &[Sight::Pending], told),
@@ -108,7 +108,6 @@ impl State {
         self.feed.candidates(cluster, request, out);
         let now_ns = cluster.now_ns();
         for (candidate, known) in out.iter_mut().zip(&self.workers) {
-            candidate.busy_share = known.busy.at(now_ns);
             let Some(learner) = &known.learner else { continue };
             candidate.coefficients = learner.coefficients(now_ns);
             // Who learns does not know when a prefill ends, and knows that it has not.
@@ -135,6 +134,25 @@ impl View<usize> for Now<'_, '_> {
         let workload = self.cluster.workload();
         let pairs = workload.blocks(*one).iter().zip(workload.blocks(*other));
         pairs.take_while(|(a, b)| a == b).count() as u32
+    }
+}
+
+impl Sees for HeldRouter {
+    fn see(
+        &mut self,
+        cluster: &Cluster<'_>,
+        request: usize,
+        out: &mut Vec<Candidate>,
+    ) -> (usize, f64) {
+        self.state(cluster).candidates(cluster, request, out);
+        let input = u64::from(cluster.workload().requests()[request].input_tokens);
+        let query = Feed::query(cluster, request, 0, 0);
+        let prefill_ms = out.iter().map(|candidate| {
+            let cached = query.cached_tokens(candidate.held_blocks());
+            candidate.coefficients.prefill_seconds(input, cached) * 1e3
+        });
+        let shortest_ms = prefill_ms.fold(f64::INFINITY, f64::min);
+        (self.queue.len(), self.queue.ahead_ms(0, shortest_ms, out.len()))
     }
 }
 
@@ -189,7 +207,6 @@ impl Router for HeldRouter {
         state.feed.started(cluster, request);
         state.began_ns[request] = now_ns;
         let known = &mut state.workers[worker];
-        known.busy.set(now_ns, true);
         if let Some(learner) = &known.learner {
             let takes_ns = learner.coefficients(now_ns).prefill_ns(input, cached);
             known.running.push((request, now_ns + takes_ns));
@@ -208,7 +225,6 @@ impl Router for HeldRouter {
         let seconds = (now_ns - state.began_ns[request]) as f64 / 1e9;
         let known = &mut state.workers[worker];
         known.running.retain(|(running, _)| *running != request);
-        known.busy.set(now_ns, cluster.outstanding_requests(worker) > 0);
         if let Some(learner) = &mut known.learner {
             learner.prefill(now_ns, input - cached, cached, seconds);
         }

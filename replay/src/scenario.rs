@@ -1,11 +1,13 @@
 //! One run: a trace, a cluster and a policy.
 
 use splitrail_pick::queue::QueueConfig;
+use splitrail_pick::threshold::ThresholdConfig;
 use splitrail_pick::{Coefficients, Published};
 use splitrail_sim::cluster::{
     self, Cluster, ClusterConfig, CostModel, Decision, Outcome, Pool, Router, Workload,
 };
 
+use crate::auto::{AutoRouter, Sees};
 use crate::driver::{Chooser, PolicyRouter};
 use crate::held::HeldRouter;
 use crate::named::{Kind, Named};
@@ -26,6 +28,9 @@ pub struct Scenario {
     /// Share of a prompt's blocks from which a decode worker that holds them computes the
     /// rest itself.
     pub local_threshold: Option<f64>,
+    /// Milliseconds between tokens that local prefills may cause, where the threshold finds
+    /// itself; oracles know no such thing, and follow `local_threshold`.
+    pub auto_tbt_goal_ms: Option<f64>,
     /// How requests wait where a policy has the router's queue before it.
     pub queue: QueueConfig,
     /// Whether such a policy fits its coefficients to what it observes.
@@ -44,6 +49,7 @@ impl Default for Scenario {
             utilisation: None,
             spread: false,
             local_threshold: None,
+            auto_tbt_goal_ms: None,
             // The cluster tells at once when a prefill ends: nothing is on its way.
             // And a what-if that refuses says nothing of the rest.
             queue: QueueConfig { lead_ms: 0.0, max_waiting: usize::MAX, ..QueueConfig::default() },
@@ -100,19 +106,19 @@ impl Scenario {
     ) -> Outcome {
         let arrivals_ns = self.arrivals_ns(workload);
         let mut serve = |config: &ClusterConfig, chooser| {
-            let mut router = PolicyRouter::new(chooser, self.told(), self.seed)
+            let router = PolicyRouter::new(chooser, self.told(), self.seed)
                 .with_local_threshold(self.local_threshold);
-            cluster::run(workload, &arrivals_ns, config, &mut router, watch)
+            self.run_router(workload, &arrivals_ns, config, router, watch)
         };
         match &policy.kind {
             Kind::Published(published) => serve(&self.cluster, Chooser::Published(*published)),
             Kind::Configured(policy) => serve(&self.cluster, Chooser::Configured(policy.clone())),
             Kind::Held(policy) => {
                 let (told, queue) = (self.told(), self.queue);
-                let mut router = HeldRouter::new(policy.clone(), queue, told, self.seed)
+                let router = HeldRouter::new(policy.clone(), queue, told, self.seed)
                     .learning(self.learns)
                     .with_local_threshold(self.local_threshold);
-                cluster::run(workload, &arrivals_ns, &self.cluster, &mut router, watch)
+                self.run_router(workload, &arrivals_ns, &self.cluster, router, watch)
             }
             // Nothing is exact where iterations mix requests: the nearest thing that is not.
             Kind::Oracle { fetch, .. } if self.cluster.budget_tokens.is_some() => {
@@ -129,6 +135,26 @@ impl Scenario {
                 cluster::run(workload, &arrivals_ns, &config, &mut Unasked, watch)
             }
         }
+    }
+
+    /// Runs a router, behind the threshold that finds itself if that is wanted.
+    fn run_router<R: Sees>(
+        &self,
+        workload: &Workload,
+        arrivals_ns: &[u64],
+        config: &ClusterConfig,
+        mut router: R,
+        watch: &mut dyn FnMut(usize),
+    ) -> Outcome {
+        let Some(tbt_goal_ms) = self.auto_tbt_goal_ms else {
+            return cluster::run(workload, arrivals_ns, config, &mut router, watch);
+        };
+        // An operator knows the engine's chunks; interference is left to be learned.
+        let chunk_tokens = config.chunk_tokens;
+        let auto = ThresholdConfig { tbt_goal_ms, chunk_tokens, ..ThresholdConfig::default() };
+        let told = coefficients(&config.cost);
+        let mut router = AutoRouter::new(router, auto, told, self.seed);
+        cluster::run(workload, arrivals_ns, config, &mut router, watch)
     }
 
     fn told(&self) -> Vec<Coefficients> {

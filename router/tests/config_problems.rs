@@ -80,14 +80,8 @@ fn what_later_versions_may_have_is_named_as_such() {
     }
     let isolation = valid_but("  - name: big\n", "  - name: big\n    cache_isolation: 1\n");
     cases.push(("models[0].cache_isolation".to_owned(), isolation));
-    for (from, key, value) in [
-        ("kind: huggingface", "tokenizer", "engine"),
-        ("kind: kv_overlap", "policy", "power_of_two"),
-        ("kind: kv_overlap", "policy", "predicted_ttft"),
-    ] {
-        let text = valid_but(from, &format!("kind: {value}"));
-        cases.push((format!("models[0].{key}.kind: {value}"), text));
-    }
+    let engine = valid_but("kind: huggingface", "kind: engine");
+    cases.push(("models[0].tokenizer.kind: engine".to_owned(), engine));
     for (name, text) in cases {
         let (_, _, told) = only_problem(&text);
         assert!(told.starts_with(&format!("`{name}` is not supported by this version")), "{told}");
