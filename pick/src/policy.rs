@@ -24,8 +24,8 @@ pub enum Policy {
         temperature: f64,
     },
     /// The soonest predicted first token, in milliseconds: the wait for the worker, the
-    /// prefill of what it lacks, the hand-off, and what a longer prefill than the shortest one
-    /// costs those who come later.
+    /// prefill of what it lacks, the hand-off, and what work that another worker would be
+    /// spared costs those who come later.
     PredictedTtft {
         /// How many later requests each extra millisecond of prefill delays. Without it, what
         /// the workers' load says: `1 / (1 - busy share)`, and at most 10.

@@ -13,7 +13,7 @@ mod args;
 pub(crate) use args::ReplayArgs;
 
 use crate::{exit, say, say_error};
-use args::Configured;
+use args::{Configured, Local};
 
 /// An exit code and what to say.
 type Failure = (u8, String);
@@ -128,16 +128,18 @@ fn configuration(path: &Path, model: Option<&str>) -> Result<(Configured, Named)
         let count = found.workers.iter().filter(|worker| fits(worker.role)).count();
         (count > 0).then_some(count)
     };
-    let local_threshold = match found.flow {
-        Flow::Aggregated => Some(0.0),
-        Flow::DecodeFirst => Some(found.cache_hit_threshold.unwrap_or(DEFAULT_THRESHOLD)),
-        Flow::Auto => found.cache_hit_threshold,
+    let local = match found.flow {
+        Flow::Aggregated => Some(Local::At(0.0)),
+        Flow::DecodeFirst => {
+            Some(Local::At(found.cache_hit_threshold.unwrap_or(DEFAULT_THRESHOLD)))
+        }
+        Flow::Auto => Some(found.cache_hit_threshold.map_or(Local::Auto, Local::At)),
         Flow::PrefillFirst => None,
     };
     let configured = Configured {
         prefill: count(|role| role == Role::Prefill),
         decode: count(|role| role != Role::Prefill),
-        local_threshold,
+        local,
     };
     Ok((configured, Named::of(found.policy)))
 }

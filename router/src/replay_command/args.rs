@@ -68,9 +68,12 @@ pub(crate) struct ReplayArgs {
     #[arg(long)]
     max_queue: Option<usize>,
     /// Share of a prompt's blocks from which a decode worker that holds them computes the
-    /// rest itself; left out, as configured, or never.
-    #[arg(long, value_parser = not_negative)]
-    local: Option<f64>,
+    /// rest itself, or `auto`; left out, as configured, or never.
+    #[arg(long, value_parser = local)]
+    local: Option<Local>,
+    /// Milliseconds between the tokens of a stream that `--local auto` keeps to.
+    #[arg(long, value_parser = positive, default_value_t = 200.0)]
+    tbt_goal: f64,
     /// Tokens of a local prefill beside one decode step; 0 for all.
     #[arg(long)]
     chunk: Option<u32>,
@@ -154,12 +157,12 @@ impl ReplayArgs {
             ModelArg::Reference => Model::Reference.cluster(),
             ModelArg::Engine => Model::Engine.cluster(),
         };
-        let local_threshold = self.local.or(configured.local_threshold);
+        let local = self.local.or(configured.local);
         let workers = |told: Option<u32>, count: Option<usize>, default| {
             told.map(|workers| workers as usize).or(count).unwrap_or(default)
         };
         // A threshold that somebody configured needs something to hit.
-        let decode_default = match configured.local_threshold.is_some() && self.local.is_none() {
+        let decode_default = match configured.local.is_some() && self.local.is_none() {
             true => base.decode_cache_blocks.max(self.capacity_blocks),
             false => base.decode_cache_blocks,
         };
@@ -186,7 +189,11 @@ impl ReplayArgs {
             rate: self.rate.unwrap_or(1.0),
             utilisation: self.utilisation,
             spread: self.spread,
-            local_threshold,
+            local_threshold: match local {
+                Some(Local::At(share)) => Some(share),
+                _ => None,
+            },
+            auto_tbt_goal_ms: (local == Some(Local::Auto)).then_some(self.tbt_goal),
             seed: self.seed,
             ..Scenario::default()
         }
@@ -219,7 +226,23 @@ pub(crate) struct Configured {
     /// Its other workers.
     pub(crate) decode: Option<usize>,
     /// From which share of a prompt on its decode workers serve alone.
-    pub(crate) local_threshold: Option<f64>,
+    pub(crate) local: Option<Local>,
+}
+
+/// From which share of a prompt on a decode worker serves alone.
+#[derive(Clone, Copy, PartialEq)]
+pub(crate) enum Local {
+    /// From this on.
+    At(f64),
+    /// From what is learned to pay.
+    Auto,
+}
+
+fn local(text: &str) -> Result<Local, String> {
+    match text {
+        "auto" => Ok(Local::Auto),
+        _ => not_negative(text).map(Local::At).map_err(|told| format!("{told}, nor `auto`")),
+    }
 }
 
 fn positive(text: &str) -> Result<f64, String> {
