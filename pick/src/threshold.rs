@@ -240,7 +240,7 @@ impl Threshold {
     fn explores(&self, now_ns: u64, cheaper: bool, local: &Way, remote: &Way, draw: u64) -> bool {
         let (other, best, seen_ns) =
             if cheaper { (remote, local, self.remote_ns) } else { (local, remote, self.local_ns) };
-        mix(draw ^ 0x6578_706c_6f72_6521) % EXPLORED_OF == 0
+        mix(draw ^ 0x6578_706c_6f72_6521).is_multiple_of(EXPLORED_OF)
             && other.cost_ms <= EXPLORED_COST * best.cost_ms
             && now_ns.saturating_sub(seen_ns) > EXPLORED_AFTER_NS
     }

@@ -254,7 +254,7 @@ fn of_two_that_are_drawn_the_less_loaded_is_taken() {
     }
     // Of six pairs, three have the first, two the second, one the third.
     for (count, sixths) in taken.into_iter().zip([3, 2, 1, 0]) {
-        assert!((count as i32 - sixths * 1_000).abs() < 150, "{taken:?}");
+        assert!((count - sixths * 1_000).abs() < 150, "{taken:?}");
     }
     assert_eq!(pick(&Policy::PowerOfTwo {}, &candidates[3..], long(0)).unwrap().index, 0);
 }
