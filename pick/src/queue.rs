@@ -60,6 +60,10 @@ pub struct QueueConfig {
     /// they come. Without it, none is.
     #[schemars(range(min = 1.0, max = 1e9))]
     pub ttft_goal_ms: Option<f64>,
+    /// The highest class that a client may ask for, by the header `x-splitrail-priority`;
+    /// higher ones are served first, and below 0 go before nobody.
+    #[schemars(range(min = 0, max = 100))]
+    pub priority_max: i32,
     /// Requests looked at in one round, the first ones in the order; bounds a round's cost.
     #[schemars(range(min = 1, max = 4096))]
     pub window: usize,
@@ -74,6 +78,7 @@ impl Default for QueueConfig {
             oldest_share: 0.1,
             fairness_ms: 10_000.0,
             ttft_goal_ms: None,
+            priority_max: 0,
             window: 32,
         }
     }

@@ -24,7 +24,7 @@ pub use splitrail_settings::{Problem, Problems, ResolvedSecret, SecretError};
 
 /// What the checks of this file say and know.
 const DIALECT: Dialect = Dialect {
-    later_keys: &["cache_isolation", "events", "queue", "tenants", "tls"],
+    later_keys: &["cache_isolation", "events", "tenants", "tls"],
     later_values: &[("tokenizer", "engine")],
     secret_keys: &["engine_api_key", "fleet.token"],
     empty: "start from deploy/splitrail.example.yaml",
