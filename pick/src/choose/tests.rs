@@ -247,7 +247,7 @@ fn a_choice_says_what_it_is_made_of() {
 fn of_two_that_are_drawn_the_less_loaded_is_taken() {
     let candidates: Vec<Candidate> =
         (0..4).map(|i| Candidate { prefill_tokens: 100 * i as u64, ..up(i) }).collect();
-    let mut taken = [0; 4];
+    let mut taken = [0i32; 4];
     for i in 0..6_000u64 {
         let query = Query { draw: mix(i), ..query(Leg::Prefill) };
         taken[pick(&Policy::PowerOfTwo {}, &candidates, query).unwrap().index] += 1;
