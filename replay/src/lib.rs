@@ -5,6 +5,7 @@
 //! policy of its own but references that no router could follow, which know the queue's
 //! future ([`oracle`]) or share one cache between all workers.
 
+pub mod compare;
 pub mod driver;
 pub mod entry;
 pub mod feed;

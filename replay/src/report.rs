@@ -3,6 +3,8 @@
 use serde::Serialize;
 use splitrail_sim::cluster::{Outcome, Row, Workload};
 
+use crate::compare::Difference;
+
 /// Mean and percentiles (nearest rank), in seconds.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize)]
 pub struct Spread {
@@ -66,6 +68,9 @@ pub struct Report {
     pub imbalance: f64,
     /// The prefill workers' mean busy time, against the time of the last arrival.
     pub utilisation: f64,
+    /// Against the first of two.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub differences: Option<Vec<Difference>>,
 }
 
 const SECOND_NS: u64 = 1_000_000_000;
@@ -110,6 +115,7 @@ impl Report {
             good5_50ms_percent: good(5 * SECOND_NS, 50 * MILLISECOND_NS),
             imbalance: ratio(busy.iter().copied().max().unwrap_or(0) as f64, busy_mean),
             utilisation: ratio(busy_mean, last_arrival as f64),
+            differences: None,
         }
     }
 }
