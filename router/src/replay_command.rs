@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use splitrail::config::{self, Flow, Role};
-use splitrail_replay::{Entry, Named, Report, svg, sweep, table, trace};
+use splitrail_replay::{Entry, Named, Report, compare, svg, sweep, table, trace};
 
 mod args;
 
