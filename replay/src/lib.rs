@@ -9,6 +9,7 @@ pub mod compare;
 pub mod driver;
 pub mod entry;
 pub mod feed;
+pub mod loss;
 pub mod named;
 pub mod oracle;
 pub mod preset;

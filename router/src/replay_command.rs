@@ -74,6 +74,9 @@ fn tell(args: &ReplayArgs, reports: &[Report]) -> Result<(), Failure> {
         None => {}
     }
     say(table::table(reports).trim_end());
+    if args.losses {
+        say(&format!("\n{}", table::losses(reports).trim_end()));
+    }
     if let [first, second] = reports
         && let Some(differences) = &second.differences
     {

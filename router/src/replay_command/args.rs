@@ -82,6 +82,9 @@ pub(crate) struct ReplayArgs {
     kappa: Option<f64>,
     #[command(flatten)]
     cost: CostArgs,
+    /// Says as well where cache hits were lost.
+    #[arg(long)]
+    pub(crate) losses: bool,
     /// Writes the reports as JSON; `-` for standard output in place of the table.
     #[arg(long)]
     pub(crate) json: Option<PathBuf>,
