@@ -6,10 +6,12 @@
 //! future ([`oracle`]) or share one cache between all workers.
 
 pub mod auto;
+pub mod compare;
 pub mod driver;
 pub mod entry;
 pub mod feed;
 pub mod held;
+pub mod loss;
 pub mod named;
 pub mod oracle;
 pub mod preset;

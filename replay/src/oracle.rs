@@ -4,9 +4,7 @@
 //! says. Doing the same to a copy when a request is routed gives the exact time at which the
 //! worker is free and the exact cache that the next request is going to find.
 
-use splitrail_sim::cluster::{
-    Cluster, CostModel, Decision, InsertAt, Lru, Placement, Router, cost::ns,
-};
+use splitrail_sim::cluster::{Cluster, Decision, InsertAt, Lru, Placement, Router, cost::ns};
 
 use crate::driver::local_worker;
 
@@ -113,8 +111,7 @@ impl OracleRouter {
                 }
             }
             if self.look_ahead {
-                option.0 +=
-                    GAMMA * self.pushed_out_ns(worker, request, blocks, now_ns, cost, cluster);
+                option.0 += GAMMA * self.pushed_out_ns(cluster, worker, request);
             }
             if option.0 < best.0 {
                 best = option;
@@ -125,15 +122,9 @@ impl OracleRouter {
 
     /// What the blocks are worth that the request would push out and nobody else has, in
     /// nanoseconds of computing them.
-    fn pushed_out_ns(
-        &self,
-        worker: usize,
-        request: usize,
-        blocks: &[u32],
-        now_ns: u64,
-        cost: &CostModel,
-        cluster: &Cluster<'_>,
-    ) -> f64 {
+    fn pushed_out_ns(&self, cluster: &Cluster<'_>, worker: usize, request: usize) -> f64 {
+        let blocks = cluster.workload().blocks(request);
+        let (cost, now_ns) = (&cluster.config().cost, cluster.now_ns());
         let Projected { cache, inserts, touched_ns, .. } = &self.projected[worker];
         let taken = &blocks[..blocks.len().min(cache.capacity())];
         let new = taken.iter().filter(|block| !cache.holds(**block)).count();

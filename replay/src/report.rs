@@ -1,7 +1,11 @@
 //! Figures of a run.
 
 use serde::Serialize;
+use splitrail_pick::loss::Loss;
 use splitrail_sim::cluster::{Outcome, Row, Workload};
+
+use crate::compare::Difference;
+use crate::loss::loss;
 
 /// Mean and percentiles (nearest rank), in seconds.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize)]
@@ -66,6 +70,11 @@ pub struct Report {
     pub imbalance: f64,
     /// The prefill workers' mean busy time, against the time of the last arrival.
     pub utilisation: f64,
+    /// Where hits were lost.
+    pub loss: Loss,
+    /// Against the first of two.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub differences: Option<Vec<Difference>>,
 }
 
 const SECOND_NS: u64 = 1_000_000_000;
@@ -110,6 +119,8 @@ impl Report {
             good5_50ms_percent: good(5 * SECOND_NS, 50 * MILLISECOND_NS),
             imbalance: ratio(busy.iter().copied().max().unwrap_or(0) as f64, busy_mean),
             utilisation: ratio(busy_mean, last_arrival as f64),
+            loss: loss(workload, outcome),
+            differences: None,
         }
     }
 }

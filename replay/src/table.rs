@@ -4,6 +4,7 @@ use std::fmt::Write;
 
 use crate::report::Report;
 
+/// One column of a table.
 type Column = (&'static str, fn(&Report) -> String);
 
 const COLUMNS: [Column; 16] = [
@@ -33,11 +34,36 @@ fn seconds(s: f64) -> String {
     }
 }
 
+/// Where hits were lost, in percent of the best possible ones.
+const LOSSES: [Column; 8] = [
+    ("policy", |r| r.policy.clone()),
+    ("load", |r| r.load.map_or_else(|| "-".to_owned(), |load| format!("{load:.2}"))),
+    ("hit", |r| of_best(r, r.loss.hit_blocks)),
+    ("cold", |r| of_best(r, r.loss.cold_blocks)),
+    ("evicted", |r| of_best(r, r.loss.evicted_blocks)),
+    ("diverted", |r| of_best(r, r.loss.diverted_blocks)),
+    ("stale", |r| of_best(r, r.loss.stale_blocks)),
+    ("parity", |r| of_best(r, r.loss.parity_blocks)),
+];
+
+fn of_best(report: &Report, blocks: u64) -> String {
+    format!("{:.1} %", 100.0 * blocks as f64 / report.loss.best_blocks.max(1) as f64)
+}
+
 /// One line per report, under a header; times in seconds.
 pub fn table(reports: &[Report]) -> String {
-    let header = COLUMNS.map(|(name, _)| name.to_owned());
-    let cells = reports.iter().map(|report| COLUMNS.map(|(_, cell)| cell(report)));
-    let lines: Vec<[String; COLUMNS.len()]> = std::iter::once(header).chain(cells).collect();
+    lines_of(&COLUMNS, reports)
+}
+
+/// The same of where hits were lost.
+pub fn losses(reports: &[Report]) -> String {
+    lines_of(&LOSSES, reports)
+}
+
+fn lines_of<const N: usize>(columns: &[Column; N], reports: &[Report]) -> String {
+    let header = columns.map(|(name, _)| name.to_owned());
+    let cells = reports.iter().map(|report| columns.map(|(_, cell)| cell(report)));
+    let lines: Vec<[String; N]> = std::iter::once(header).chain(cells).collect();
     let width = |column: usize| lines.iter().map(|line| line[column].chars().count()).max();
     let mut text = String::new();
     for line in &lines {
@@ -67,9 +93,10 @@ mod tests {
             requests: 12_345,
             ..Report::default()
         });
-        let text = table(&reports);
-        let lines: Vec<&str> = text.lines().collect();
-        assert_eq!(lines.len(), 3);
-        assert!(lines.iter().all(|line| line.len() == lines[0].len()), "{text}");
+        for text in [table(&reports), losses(&reports)] {
+            let lines: Vec<&str> = text.lines().collect();
+            assert_eq!(lines.len(), 3);
+            assert!(lines.iter().all(|line| line.len() == lines[0].len()), "{text}");
+        }
     }
 }

@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use splitrail::config::{self, Flow, Role};
-use splitrail_replay::{Entry, Named, Report, svg, sweep, table, trace};
+use splitrail_replay::{Entry, Named, Report, compare, svg, sweep, table, trace};
 
 mod args;
 
@@ -39,6 +39,8 @@ pub(crate) fn run(args: &ReplayArgs) -> Result<(), Failure> {
         .map_err(|error| (exit::DATA_ERROR, format!("{}: {error}", args.trace.display())))?;
     let mut bar = Bar::new(entries.len() * workload.requests().len());
     let mut reports = Vec::with_capacity(entries.len());
+    // Two of the same traffic are compared.
+    let mut outcomes = Vec::new();
     for (i, entry) in entries.iter().enumerate() {
         let before = i * workload.requests().len();
         let (outcome, report) = entry.serve(&workload, &mut |count| bar.at(before + count));
@@ -46,9 +48,15 @@ pub(crate) fn run(args: &ReplayArgs) -> Result<(), Failure> {
             let path = if entries.len() == 1 { path.clone() } else { numbered(path, i) };
             write_file(&path, |out| outcome.dump(out))?;
         }
+        if entries.len() == 2 && args.loads.is_empty() {
+            outcomes.push(outcome);
+        }
         reports.push(report);
     }
     bar.clear();
+    if let [first, second] = &outcomes[..] {
+        reports[1].differences = Some(compare::compare(&workload, first, second));
+    }
     tell(args, &reports)
 }
 
@@ -66,14 +74,24 @@ fn tell(args: &ReplayArgs, reports: &[Report]) -> Result<(), Failure> {
         None => {}
     }
     say(table::table(reports).trim_end());
+    if args.losses {
+        say(&format!("\n{}", table::losses(reports).trim_end()));
+    }
+    if let [first, second] = reports
+        && let Some(differences) = &second.differences
+    {
+        let text = compare::table(differences, &first.policy, &second.policy);
+        say(&format!("\n{}", text.trim_end()));
+    }
     Ok(())
 }
 
 /// One for each policy under each configuration.
 fn entries(args: &ReplayArgs) -> Result<Vec<Entry>, Failure> {
     let mut entries = Vec::new();
-    let several = args.config.len() > 1;
-    for path in &args.config {
+    let configs = if args.compare.is_empty() { &args.config } else { &args.compare };
+    let several = configs.len() > 1;
+    for path in configs {
         let (configured, policy) = configuration(path, args.serve.as_deref())?;
         let scenario = args.scenario(&configured);
         for mut policy in policies(&args.policy, Some(&policy))? {
@@ -83,7 +101,7 @@ fn entries(args: &ReplayArgs) -> Result<Vec<Entry>, Failure> {
             entries.push(Entry { policy, scenario: scenario.clone() });
         }
     }
-    if args.config.is_empty() {
+    if configs.is_empty() {
         let scenario = args.scenario(&Configured::default());
         for policy in policies(&args.policy, None)? {
             entries.push(Entry { policy, scenario: scenario.clone() });

@@ -109,6 +109,22 @@ fn policies_and_loads_make_one_table_one_file_and_one_picture() {
 }
 
 #[test]
+fn two_configurations_are_compared() {
+    let files = Files::new();
+    files.write("other.yaml", &CONFIG.replace("round_robin", "least_loaded"));
+    let output = files.replay(&["--compare", "splitrail.yaml", "other.yaml", "--json", "out.json"]);
+    assert!(output.status.success(), "{output:?}");
+    let text = String::from_utf8(output.stdout).unwrap();
+    assert!(
+        text.contains("other.yaml: least_loaded against splitrail.yaml: round_robin"),
+        "{text}"
+    );
+    let rows: Value = serde_json::from_str(&files.read("out.json")).unwrap();
+    assert_eq!(rows[0].get("differences"), None);
+    assert_eq!(rows[1]["differences"][0]["measure"], "TTFT mean, s");
+}
+
+#[test]
 fn a_record_is_a_trace_of_its_own_block_size() {
     let files = Files::new();
     let line = r#"{"version": 1, "timestamp": 1700000000000, "input_length": 40, "output_length": 3,

@@ -17,6 +17,9 @@ pub(crate) struct ReplayArgs {
     /// A router's configuration, for workers, flow and policy; may be given several times.
     #[arg(long)]
     pub(crate) config: Vec<PathBuf>,
+    /// Two configurations, and which of their differences may be chance.
+    #[arg(long, num_args = 2, value_names = ["A", "B"], conflicts_with = "config")]
+    pub(crate) compare: Vec<PathBuf>,
     /// The configured model to replay, left out the first; of a record, only its requests.
     #[arg(long)]
     pub(crate) serve: Option<String>,
@@ -82,6 +85,9 @@ pub(crate) struct ReplayArgs {
     kappa: Option<f64>,
     #[command(flatten)]
     cost: CostArgs,
+    /// Says as well where cache hits were lost.
+    #[arg(long)]
+    pub(crate) losses: bool,
     /// Writes the reports as JSON; `-` for standard output in place of the table.
     #[arg(long)]
     pub(crate) json: Option<PathBuf>,

@@ -15,6 +15,12 @@ pub struct Row {
     pub fetch_blocks: u32,
     /// When that fetch was done.
     pub fetch_ready_ns: u64,
+    /// When it was sent to a worker.
+    pub placed_ns: u64,
+    /// The most leading blocks that any worker held then.
+    pub held_blocks: u32,
+    /// Those that its own worker held then.
+    pub chosen_blocks: u32,
     /// When its prefill began.
     pub prefill_start_ns: u64,
     /// When its prefill was done.

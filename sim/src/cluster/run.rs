@@ -117,6 +117,7 @@ impl Cluster<'_> {
 
     fn enqueue<R: Router>(&mut self, request: usize, placement: Placement, router: &mut R) {
         let Placement { worker, fetch_blocks, fetch_ready_ns } = placement;
+        self.note_place(request, self.overlap_blocks(worker, request));
         let row = &mut self.rows[request];
         row.prefill_worker = Some(worker as u32);
         row.fetch_blocks = fetch_blocks;
@@ -130,6 +131,15 @@ impl Cluster<'_> {
         }
         router.placed(self, request);
         self.start_prefill(worker, router);
+    }
+
+    /// Writes down what caches hold of a request when it is placed.
+    fn note_place(&mut self, request: usize, chosen_blocks: u32) {
+        let held = (0..self.caches.len()).map(|worker| self.overlap_blocks(worker, request)).max();
+        let row = &mut self.rows[request];
+        row.placed_ns = self.now_ns;
+        row.chosen_blocks = chosen_blocks;
+        row.held_blocks = held.unwrap_or(0).max(chosen_blocks);
     }
 
     /// Begins an iteration if the worker is idle and has something that may start.
@@ -250,6 +260,7 @@ impl Cluster<'_> {
 
     fn enqueue_local<R: Router>(&mut self, request: usize, worker: usize, router: &mut R) {
         let input = self.workload.requests()[request].input_tokens;
+        self.note_place(request, self.decode_overlap_blocks(worker, request));
         self.rows[request].decode_worker = Some(worker as u32);
         self.decode[worker].assigned_tokens += u64::from(input);
         self.decode[worker].waiting.push_back(request);
