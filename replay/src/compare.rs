@@ -90,7 +90,11 @@ pub fn table(differences: &[Difference], first: &str, second: &str) -> String {
     let mut text = format!("{second} against {first}, and 95 % of traces drawn from this one:\n");
     for difference in differences {
         let Difference { measure, first, second, difference, low, high, matters } = difference;
-        let verdict = if *matters { "" } else { "  (may be chance)" };
+        let verdict = match matters {
+            true => "",
+            false if *difference == 0.0 => "  (the same)",
+            false => "  (may be chance)",
+        };
         text += &format!(
             "{measure:<18} {first:>10.3} -> {second:>10.3}  {difference:>+10.3}  \
              [{low:+.3}, {high:+.3}]{verdict}\n"

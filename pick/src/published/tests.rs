@@ -1,4 +1,5 @@
 use super::*;
+use crate::{Policy, pick};
 
 fn query(prompt_tokens: u64, draw: u64) -> Query {
     Query {
@@ -116,4 +117,19 @@ fn the_bound_passes_over_a_worker_above_its_share() {
     // ceil(1.25 x (10 + 1) / 4) = 4
     loaded[favourite].requests = 4;
     assert_ne!(chosen(Published::PrefixHashBl, &loaded, query(1024, 0)).index, favourite);
+}
+
+#[test]
+fn a_configuration_can_name_some_of_them_which_then_keep_off_the_dead() {
+    let holder = Candidate { overlap_blocks: 2, up: false, ..worker(0) };
+    let busy = Candidate { wait_ns: 9_000_000_000, prefill_tokens: 9_000, waiting: 3, ..worker(1) };
+    let idle = Candidate { active_tokens: 5, ..worker(2) };
+    for policy in [Policy::Dynamo {}, Policy::Mooncake {}, Policy::Llmd {}] {
+        let all = [holder, busy, idle];
+        let choice = pick(&policy, &all, query(1024, 0)).expect("there are workers");
+        assert_eq!((choice.index, choice.costs.len()), (2, 3), "{policy:?}");
+        // Who decodes is a matter of load alone.
+        let decode = Query { leg: crate::Leg::Decode, ..query(1024, 0) };
+        assert_eq!(pick(&policy, &all, decode).map(|choice| choice.index), Some(1), "{policy:?}");
+    }
 }
