@@ -52,7 +52,8 @@ impl Named {
     pub fn parse(text: &str) -> Option<Self> {
         let configured = |value| {
             let policy: Policy = serde_json::from_value(value).ok()?;
-            Some(Self::of(policy))
+            let held = matches!(policy, Policy::PredictedTtft { .. });
+            Some(Self::of(policy, held))
         };
         if text.starts_with('{') {
             return configured(serde_json::from_str(text).ok()?);
@@ -78,14 +79,12 @@ impl Named {
         Some(Self { name: name.to_owned(), kind })
     }
 
-    /// The policy of a configuration under the name that stands there: as it serves traffic,
-    /// with the queue where that orders by what the policy predicts.
-    pub fn of(policy: Policy) -> Self {
+    /// The policy of a configuration under the name that stands there, with the router's
+    /// queue before it or without.
+    pub fn of(policy: Policy, held: bool) -> Self {
         let name = kind_of(&policy);
-        match policy {
-            Policy::PredictedTtft { .. } => Self { name, kind: Kind::Held(policy) },
-            _ => Self::configured(name, policy),
-        }
+        let kind = if held { Kind::Held(policy) } else { Kind::Configured(policy) };
+        Self { name, kind }
     }
 
     /// All names that [`by_name`](Self::by_name) knows.
@@ -117,7 +116,10 @@ mod tests {
         let configured = Named::parse("kv_overlap").expect("a policy of the configuration");
         assert_eq!(configured.name, "kv_overlap");
         assert!(matches!(configured.kind, Kind::Configured(Policy::KvOverlap { .. })));
-        assert_eq!(Named::parse("{\"kind\": \"random\"}"), Some(Named::of(Policy::Random {})));
+        assert_eq!(
+            Named::parse("{\"kind\": \"random\"}"),
+            Some(Named::of(Policy::Random {}, false))
+        );
         assert_eq!((Named::parse("best"), Named::parse("{\"kind\": 1}")), (None, None));
     }
 }

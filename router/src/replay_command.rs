@@ -158,8 +158,9 @@ fn configuration(path: &Path, model: Option<&str>) -> Result<(Configured, Named)
         prefill: count(|role| role == Role::Prefill),
         decode: count(|role| role != Role::Prefill),
         local,
+        queue: found.queue,
     };
-    Ok((configured, Named::of(found.policy)))
+    Ok((configured, Named::of(found.policy, found.queue.is_some())))
 }
 
 fn numbered(path: &Path, number: usize) -> PathBuf {

@@ -3,6 +3,7 @@
 use std::path::PathBuf;
 
 use clap::{Args, ValueEnum};
+use splitrail_pick::queue::QueueConfig;
 use splitrail_replay::{Model, Scenario};
 use splitrail_sim::cluster::{ClusterConfig, InsertAt};
 
@@ -199,6 +200,7 @@ impl ReplayArgs {
                 Some(Local::At(share)) => Some(share),
                 _ => None,
             },
+            queue: configured.queue.unwrap_or(Scenario::default().queue),
             auto_tbt_goal_ms: (local == Some(Local::Auto)).then_some(self.tbt_goal),
             seed: self.seed,
             ..Scenario::default()
@@ -233,6 +235,8 @@ pub(crate) struct Configured {
     pub(crate) decode: Option<usize>,
     /// From which share of a prompt on its decode workers serve alone.
     pub(crate) local: Option<Local>,
+    /// How requests wait in the router.
+    pub(crate) queue: Option<QueueConfig>,
 }
 
 /// From which share of a prompt on a decode worker serves alone.
