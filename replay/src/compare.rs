@@ -44,7 +44,7 @@ struct Sample {
     blocks: f64,
 }
 
-type Measure = (&'static str, fn(&mut Vec<Sample>) -> f64);
+type Measure = (&'static str, fn(&mut [Sample]) -> f64);
 
 const MEASURES: [Measure; 6] = [
     ("TTFT mean, s", mean),
@@ -123,13 +123,13 @@ fn redraw(side: &[Sample], draw: usize, into: &mut Vec<Sample>) {
     }
 }
 
-fn mean(samples: &mut Vec<Sample>) -> f64 {
+fn mean(samples: &mut [Sample]) -> f64 {
     let times = || samples.iter().filter_map(|sample| sample.ttft_s);
     times().sum::<f64>() / times().count().max(1) as f64
 }
 
 /// By nearest rank; sorts out what was refused.
-fn percentile(samples: &mut Vec<Sample>, percent: usize) -> f64 {
+fn percentile(samples: &mut [Sample], percent: usize) -> f64 {
     let time = |sample: &Sample| sample.ttft_s.unwrap_or(f64::INFINITY);
     let served = samples.iter().filter(|sample| sample.ttft_s.is_some()).count();
     if served == 0 {
@@ -145,7 +145,7 @@ fn share(samples: &[Sample], fits: fn(&Sample) -> bool) -> f64 {
     100.0 * count as f64 / samples.len().max(1) as f64
 }
 
-fn hits(samples: &mut Vec<Sample>) -> f64 {
+fn hits(samples: &mut [Sample]) -> f64 {
     let hits: f64 = samples.iter().map(|sample| sample.hit_blocks).sum();
     let blocks: f64 = samples.iter().map(|sample| sample.blocks).sum();
     if blocks > 0.0 { 100.0 * hits / blocks } else { 0.0 }
