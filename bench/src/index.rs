@@ -15,6 +15,9 @@ mod subject;
 mod trace;
 mod workloads;
 
+pub(crate) use plan::mix;
+pub(crate) use trace::generate;
+
 use std::error::Error;
 use std::fs;
 use std::path::Path;
@@ -39,7 +42,7 @@ pub fn main() -> Result<(), Box<dyn Error>> {
     }
     let requests = match &options.trace {
         Some(path) => trace::load(Path::new(path))?,
-        None => trace::generate(),
+        None => generate(),
     };
     if let Some((index, case)) = &options.child {
         return Ok(workloads::child(index, case, &requests)?);

@@ -2,3 +2,4 @@
 
 pub mod fleet;
 pub mod index;
+pub mod replay;

@@ -129,6 +129,12 @@ impl Choice {
         self.costs.clear();
         self.terms.clear();
         self.extra_work_price = 0.0;
+        // They place prefills, and say nothing of who decodes.
+        if let Some(published) = policy.published().filter(|_| query.leg != Leg::Decode) {
+            let chosen = published.choose(candidates, *query);
+            self.costs.extend(chosen.into_iter().flat_map(|chosen| chosen.costs));
+            return;
+        }
         let Policy::PredictedTtft { extra_work_weight, .. } = policy else {
             self.costs.extend(candidates.iter().map(|c| cost(policy, c, query)));
             return;
@@ -208,7 +214,11 @@ fn cost(policy: &Policy, candidate: &Candidate, query: &Query) -> f64 {
             overlap_weight * f64::from(missing)
                 + load_weight * queued_tokens / f64::from(query.block_size.max(1))
         }
-        Policy::LeastLoaded {} | Policy::PowerOfTwo {} => queued_tokens(candidate.prefill_tokens),
+        Policy::LeastLoaded {}
+        | Policy::PowerOfTwo {}
+        | Policy::Dynamo {}
+        | Policy::Mooncake {}
+        | Policy::Llmd {} => queued_tokens(candidate.prefill_tokens),
         Policy::RoundRobin {} | Policy::Random {} | Policy::PredictedTtft { .. } => 0.0,
     }
 }

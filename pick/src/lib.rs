@@ -12,6 +12,7 @@ mod predicted;
 
 pub mod learn;
 pub mod loss;
+pub mod published;
 pub mod queue;
 pub mod threshold;
 
@@ -20,3 +21,4 @@ pub use choose::{Choice, Veto, holders, mix, pick};
 pub use coefficients::{Coefficients, nanoseconds};
 pub use policy::Policy;
 pub use predicted::{Terms, extra_work_price};
+pub use published::Published;

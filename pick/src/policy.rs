@@ -3,6 +3,8 @@
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
+use crate::published::Published;
+
 /// How a worker is chosen among the candidates.
 #[derive(Clone, Debug, Deserialize, Serialize, JsonSchema, PartialEq)]
 #[serde(tag = "kind", rename_all = "snake_case", deny_unknown_fields)]
@@ -24,8 +26,8 @@ pub enum Policy {
         temperature: f64,
     },
     /// The soonest predicted first token, in milliseconds: the wait for the worker, the
-    /// prefill of what it lacks, the hand-off, and what a longer prefill than the shortest one
-    /// costs those who come later.
+    /// prefill of what it lacks, the hand-off, and what work that another worker would be
+    /// spared costs those who come later.
     PredictedTtft {
         /// How many later requests each extra millisecond of prefill delays. Without it, what
         /// the workers' load says: `1 / (1 - busy share)`, and at most 10.
@@ -45,6 +47,13 @@ pub enum Policy {
     RoundRobin {},
     /// Any, evenly.
     Random {},
+    /// To compare with: the fewest blocks to compute, this prompt's and those that are queued.
+    Dynamo {},
+    /// To compare with: the soonest predicted end of the prefill.
+    Mooncake {},
+    /// To compare with: twice the share of the prompt that is there, and the shortness of the
+    /// queue.
+    Llmd {},
 }
 
 impl Policy {
@@ -55,8 +64,12 @@ impl Policy {
             Self::PredictedTtft { .. } => "ms",
             Self::LeastLoaded {} | Self::PowerOfTwo {} => "tokens",
             Self::RoundRobin {} | Self::Random {} => "none",
+            Self::Dynamo {} => "blocks",
+            Self::Mooncake {} => "ns",
+            Self::Llmd {} => "points",
         }
     }
+
     /// The name in a configuration.
     pub fn name(&self) -> &'static str {
         match self {
@@ -66,6 +79,19 @@ impl Policy {
             Self::LeastLoaded {} => "least_loaded",
             Self::RoundRobin {} => "round_robin",
             Self::Random {} => "random",
+            Self::Dynamo {} => "dynamo",
+            Self::Mooncake {} => "mooncake",
+            Self::Llmd {} => "llmd",
+        }
+    }
+
+    /// The published policy that it is, if it is one.
+    pub fn published(&self) -> Option<Published> {
+        match self {
+            Self::Dynamo {} => Some(Published::Dynamo),
+            Self::Mooncake {} => Some(Published::Mooncake),
+            Self::Llmd {} => Some(Published::Llmd),
+            _ => None,
         }
     }
 

@@ -20,8 +20,10 @@
 //! **What is learned.** The interference, and how far the predictions of either way are off,
 //! from the times of finished requests. A way that nobody has gone for minutes is believed
 //! again as configured; besides, one in 64 requests for which the other way is at most half
-//! as dear again goes that way, if it was not seen for ten seconds. That is all the
-//! exploration there is.
+//! as dear again goes that way, if it was not seen for ten seconds, and a dearer one if it was
+//! not seen for minutes: twice as dear for each two of them. All of that may take two
+//! percent of the time that requests wait for their first tokens. There is no other
+//! exploration.
 //!
 //! **A number.** Engines and side-cars that gate want a ratio, not a comparison. It is the
 //! one above which local prefills saved most in the last minutes ([`curve`]).
@@ -45,8 +47,17 @@ use guard::Guard;
 const TRUSTED_SECONDS: f64 = 60.0;
 /// After each further such time, half as far from what is configured.
 const HALF_LIFE_SECONDS: f64 = 120.0;
+/// From so long after the last observation on, the next one counts for more, the more the
+/// longer: where one way is hardly ever gone, few tries must tell.
+const DOUBTED_SECONDS: f64 = 10.0;
+/// Half as much is left of what was learned after each further such time.
+const DOUBT_HALF_LIFE_SECONDS: f64 = 60.0;
 /// One in so many requests may explore.
 const EXPLORED_OF: u64 = 64;
+/// Exploring may take so much of the time that all requests wait for their first tokens.
+const EXPLORED_SHARE: f64 = 0.02;
+/// What is not explored with is kept up to this.
+const EXPLORED_SAVED_MAX_MS: f64 = 3_000.0;
 /// The way explored costs at most so many times the other.
 const EXPLORED_COST: f64 = 1.5;
 /// It was not gone for so long.
@@ -104,8 +115,17 @@ pub struct Way {
     /// What the prediction was before it was corrected by what is learned: what is to be
     /// given back to [`Threshold::observe`].
     pub parts_ms: [f64; 2],
+    /// What the cheaper way was predicted to take, where this one is explored; else 0.
+    pub instead_ms: f64,
     /// What of the budget for long steps it uses up; 0 for the remote way.
     pub excess_ms: f64,
+}
+
+impl Way {
+    /// What is lost by exploring it, if it takes so long.
+    fn explored_ms(&self, ttft_ms: f64) -> f64 {
+        if self.instead_ms > 0.0 { (ttft_ms - self.instead_ms).max(0.0) } else { 0.0 }
+    }
 }
 
 /// Both ways compared.
@@ -161,6 +181,8 @@ pub struct Threshold {
     remote_ns: u64,
     guards: HashMap<usize, Guard>,
     curve: Curve,
+    /// Milliseconds that exploring may take.
+    exploring_ms: f64,
 }
 
 impl Threshold {
@@ -174,6 +196,7 @@ impl Threshold {
             remote_ns: 0,
             guards: HashMap::new(),
             curve: Curve::new(threshold_ratio),
+            exploring_ms: 0.0,
         }
     }
 
@@ -182,10 +205,15 @@ impl Threshold {
     pub fn compare(&self, now_ns: u64, offer: &Offer<'_>) -> Verdict {
         let at_prefill = self.at_prefill(now_ns, offer);
         let at_decode = self.at_decode(now_ns, offer);
-        let (local, explored) = match (at_decode, at_prefill) {
+        let (mut at_decode, mut at_prefill) = (at_decode, at_prefill);
+        let (local, explored) = match (&mut at_decode, &mut at_prefill) {
             (Some(local), Some(remote)) => {
                 let cheaper = local.cost_ms < remote.cost_ms;
-                let explored = self.explores(now_ns, cheaper, &local, &remote, offer.query.draw);
+                let explored = self.explores(now_ns, cheaper, local, remote, offer.query.draw);
+                if explored {
+                    let (other, best) = if cheaper { (remote, local) } else { (local, remote) };
+                    other.instead_ms = best.ttft_ms;
+                }
                 (cheaper != explored, explored)
             }
             (local, _) => (local.is_some(), false),
@@ -201,6 +229,10 @@ impl Threshold {
         if let (Some(local), Some(remote)) = (verdict.at_decode, verdict.at_prefill) {
             let saved_ms = remote.cost_ms - local.cost_ms;
             self.curve.compared(now_ns, verdict.hit_ratio, saved_ms);
+        }
+        if let Some(way) = verdict.way() {
+            let earned_ms = self.exploring_ms + EXPLORED_SHARE * way.ttft_ms;
+            self.exploring_ms = earned_ms.min(EXPLORED_SAVED_MAX_MS) - way.explored_ms(way.ttft_ms);
         }
         let Some(local) = verdict.at_decode.filter(|_| verdict.local) else { return };
         let Some(chosen) = offer.decode.get(local.index) else { return };
@@ -219,6 +251,13 @@ impl Threshold {
         } else {
             (&mut self.remote, &mut self.remote_ns)
         };
+        // It took what it took, whatever was predicted.
+        self.exploring_ms += way.explored_ms(way.ttft_ms) - way.explored_ms(ttft_ms);
+        let gap_seconds = now_ns.saturating_sub(*observed_ns) as f64 / 1e9;
+        let doubted = (gap_seconds - DOUBTED_SECONDS).max(0.0) / DOUBT_HALF_LIFE_SECONDS;
+        if doubted > 0.0 {
+            fit.doubt(1.0 - 0.5f64.powf(doubted));
+        }
         if fit.observe(way.parts_ms, ttft_ms) {
             *observed_ns = now_ns;
         }
@@ -241,7 +280,8 @@ impl Threshold {
         let (other, best, seen_ns) =
             if cheaper { (remote, local, self.remote_ns) } else { (local, remote, self.local_ns) };
         mix(draw ^ 0x6578_706c_6f72_6521).is_multiple_of(EXPLORED_OF)
-            && other.cost_ms <= EXPLORED_COST * best.cost_ms
+            && other.ttft_ms - best.ttft_ms <= self.exploring_ms
+            && other.cost_ms * trust(now_ns, seen_ns) <= EXPLORED_COST * best.cost_ms
             && now_ns.saturating_sub(seen_ns) > EXPLORED_AFTER_NS
     }
 }

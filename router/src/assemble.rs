@@ -210,6 +210,7 @@ fn pool(model: &Model, config: &Config) -> Pool {
     let pool = Pool::new(index, config.draw_seed).assuming(model.assumed);
     pool.waiting.configure(model.queue.unwrap_or_default());
     pool.calibration.configure(model.auto);
+    pool.losses.configure(model.loss);
     pool
 }
 

@@ -11,6 +11,7 @@ pub mod entry;
 pub mod file;
 pub mod leg;
 pub mod lines;
+pub mod losses;
 pub mod record;
 pub mod recorder;
 pub mod summary;

@@ -14,13 +14,16 @@ use splitrail::{config, quickstart};
 use splitrail_settings::process::raise_descriptor_limit;
 
 mod explain_command;
+mod replay_command;
 mod sim_engine;
 
 use explain_command::{ExplainArgs, Failure};
+use replay_command::ReplayArgs;
 use sim_engine::SimArgs;
 
 /// Exit codes as of sysexits.h.
 mod exit {
+    pub(crate) const USAGE: u8 = 64;
     pub(crate) const DATA_ERROR: u8 = 65;
     pub(crate) const NO_INPUT: u8 = 66;
     pub(crate) const UNAVAILABLE: u8 = 69;
@@ -80,6 +83,8 @@ enum Command {
     },
     /// Runs one simulated engine.
     SimEngine(Box<SimArgs>),
+    /// Serves a trace on a cluster in virtual time, by this or that policy: what if?
+    Replay(Box<ReplayArgs>),
     /// Checks a configuration and prints every problem with its place.
     Check {
         /// The configuration file.
@@ -156,6 +161,7 @@ async fn run(command: Command) -> Result<(), (u8, String)> {
             run_quickstart(&options, ready_file, print_config).await
         }
         Command::SimEngine(args) => sim_engine::run(*args).await.map_err(os_error),
+        Command::Replay(args) => replay_command::run(&args),
         Command::Check { config } => check(&config),
         Command::Explain(args) => {
             say(explain_command::run(args).await.map_err(failure)?.trim_end());

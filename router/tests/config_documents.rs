@@ -141,6 +141,9 @@ fn every_documented_default_is_the_default() {
             let shadow = "flow: aggregated\n    shadow: { policy: { kind: kv_overlap } }";
             text = text.replace("flow: aggregated", shadow);
         }
+        if path.contains("[].loss.") {
+            text = text.replace("flow: aggregated", "flow: aggregated\n    loss: {}");
+        }
         if path.contains("[].queue.") {
             text = text.replace("flow: aggregated", "flow: aggregated\n    queue: {}");
         }

@@ -11,6 +11,7 @@
 //! is therefore a test of both.
 
 pub mod cache;
+pub mod cluster;
 pub mod tokenizer;
 
 mod config;

@@ -247,14 +247,14 @@ fn a_choice_says_what_it_is_made_of() {
 fn of_two_that_are_drawn_the_less_loaded_is_taken() {
     let candidates: Vec<Candidate> =
         (0..4).map(|i| Candidate { prefill_tokens: 100 * i as u64, ..up(i) }).collect();
-    let mut taken = [0; 4];
+    let mut taken = [0i32; 4];
     for i in 0..6_000u64 {
         let query = Query { draw: mix(i), ..query(Leg::Prefill) };
         taken[pick(&Policy::PowerOfTwo {}, &candidates, query).unwrap().index] += 1;
     }
     // Of six pairs, three have the first, two the second, one the third.
     for (count, sixths) in taken.into_iter().zip([3, 2, 1, 0]) {
-        assert!((count as i32 - sixths * 1_000).abs() < 150, "{taken:?}");
+        assert!((count - sixths * 1_000).abs() < 150, "{taken:?}");
     }
     assert_eq!(pick(&Policy::PowerOfTwo {}, &candidates[3..], long(0)).unwrap().index, 0);
 }

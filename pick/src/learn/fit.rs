@@ -87,6 +87,16 @@ impl<const N: usize> Fit<N> {
         true
     }
 
+    /// Nobody observed it for a while: as much of what was learned as this share is doubted,
+    /// and the next observations count for more.
+    pub fn doubt(&mut self, share: f64) {
+        for (i, row) in self.covariance.iter_mut().enumerate() {
+            row[i] += share * VARIANCE;
+        }
+        self.bound_covariance();
+        self.usual_error += share * (1.0 - self.usual_error).max(0.0);
+    }
+
     /// The scales, as far from 1 as they are trusted.
     pub fn scales(&self, trust: f64) -> [f64; N] {
         // Between factors: half of "four times" is twice.

@@ -14,7 +14,7 @@ fn even(seed: u64, i: u64) -> f64 {
 /// Prompts between a hundred and some thirty thousand new tokens, half of them after a prefix.
 fn prompt(seed: u64, i: u64) -> (u64, u64) {
     let new = (100.0 * (even(seed, 3 * i) * 5.7).exp()) as u64;
-    let context = if i % 2 == 0 { 0 } else { (even(seed, 3 * i + 1) * 30_000.0) as u64 };
+    let context = if i.is_multiple_of(2) { 0 } else { (even(seed, 3 * i + 1) * 30_000.0) as u64 };
     (new, context)
 }
 

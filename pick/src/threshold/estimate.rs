@@ -37,7 +37,14 @@ impl Threshold {
             let raw_ms = offer.ahead_ms + terms.wait_ms + terms.prefill_ms + after;
             let ttft_ms = raw_ms * scale;
             let cost_ms = ttft_ms + price * terms.prefill_ms * scale;
-            Way { index, ttft_ms, cost_ms, parts_ms: [raw_ms, 0.0], excess_ms: 0.0 }
+            Way {
+                index,
+                ttft_ms,
+                cost_ms,
+                parts_ms: [raw_ms, 0.0],
+                instead_ms: 0.0,
+                excess_ms: 0.0,
+            }
         };
         let up = offer.prefill.iter().enumerate().filter(|(_, candidate)| candidate.up);
         up.map(way).min_by(|a, b| a.ttft_ms.total_cmp(&b.ttft_ms))
@@ -59,7 +66,8 @@ impl Threshold {
             let own_ms = local.own_longer_ms * scale + local.own_shorter_ms * interference;
             let cost_ms = ttft_ms + price * own_ms;
             let parts_ms = [local.longer_ms, local.shorter_ms];
-            Some(Way { index, ttft_ms, cost_ms, parts_ms, excess_ms: local.excess_ms })
+            let excess_ms = local.excess_ms;
+            Some(Way { index, ttft_ms, cost_ms, parts_ms, instead_ms: 0.0, excess_ms })
         };
         let up = offer.decode.iter().enumerate().filter(|(_, candidate)| candidate.up);
         up.filter_map(way).min_by(|a, b| a.cost_ms.total_cmp(&b.cost_ms))

@@ -208,3 +208,12 @@ fn the_ratio_is_where_local_prefills_begin_to_save() {
     }
     assert_eq!(curve.threshold_ratio(400 * SECOND), 1.0);
 }
+
+#[test]
+fn a_way_that_became_three_times_as_quick_is_found_by_few_tries() {
+    let mut threshold = gentle();
+    live(&mut threshold, 1, 600, (1.6, 3.8));
+    live(&mut threshold, 601, 600, (1.6, 0.3));
+    let [auto, remote, _] = live(&mut threshold, 1_201, 300, (1.6, 0.3));
+    assert!(auto <= 1.05 * remote, "{auto} {remote}");
+}

@@ -6,6 +6,7 @@ use std::time::Instant;
 use axum::extract;
 use axum::response::{IntoResponse, Response};
 use http::header::CONTENT_TYPE;
+use prometheus::IntGaugeVec;
 use splitrail_kv::Tier;
 
 use super::Admin;
@@ -57,6 +58,7 @@ fn observe_fleet(core: &Core) -> Present {
         };
         core.metrics.cache_hit_threshold.with_label_values(&[model]).set(ratio);
         core.metrics.threshold_confidence.with_label_values(&[model]).set(confidence);
+        observe_losses(core, served);
         let waiting = i64::try_from(served.pool.waiting.len()).unwrap_or(i64::MAX);
         core.metrics.queue_depth.with_label_values(&[model]).set(waiting);
         for worker in served.pool.roster().iter() {
@@ -67,6 +69,25 @@ fn observe_fleet(core: &Core) -> Present {
         }
     }
     present
+}
+
+fn observe_losses(core: &Core, served: &Served) {
+    let Some(loss) = served.pool.losses.sum() else { return };
+    let set = |gauge: &IntGaugeVec, label: &str, blocks: u64| {
+        let blocks = i64::try_from(blocks).unwrap_or(i64::MAX);
+        gauge.with_label_values(&[served.name(), label]).set(blocks);
+    };
+    for (reason, blocks) in [
+        ("cold", loss.cold_blocks),
+        ("evicted", loss.evicted_blocks),
+        ("diverted", loss.diverted_blocks),
+        ("stale", loss.stale_blocks),
+        ("parity", loss.parity_blocks),
+    ] {
+        set(&core.metrics.cache_loss_blocks, reason, blocks);
+    }
+    set(&core.metrics.cache_hit_blocks, "found", loss.hit_blocks);
+    set(&core.metrics.cache_hit_blocks, "best", loss.best_blocks);
 }
 
 fn observe_worker(core: &Core, served: &Served, worker: &Worker) {

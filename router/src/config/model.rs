@@ -231,6 +231,11 @@ pub struct Model {
     /// soonest. Left out, each goes to its worker at once, and waits in the engine's queue.
     #[serde(default)]
     pub queue: Option<QueueConfig>,
+    /// Watches where cache hits are lost, against the best that the stream of prompts allows.
+    /// It remembers the name of each block, at some 20 bytes, and takes a few microseconds for
+    /// each hundred blocks of a prompt. Left out, nobody watches.
+    #[serde(default)]
+    pub loss: Option<LossConfig>,
     /// A second policy that decides beside the first and moves nothing: metrics tell how often
     /// it would have chosen otherwise, and what that is predicted to be worth.
     #[serde(default)]
@@ -305,6 +310,25 @@ pub enum CachedTokensFallback {
     Zero,
     /// Nothing: the key is left out.
     Omit,
+}
+
+/// How losses of cache hits are watched.
+#[derive(Clone, Copy, Debug, Deserialize, Serialize, JsonSchema, PartialEq, Eq)]
+#[serde(deny_unknown_fields, default)]
+pub struct LossConfig {
+    /// The time over which they are summed.
+    #[serde(deserialize_with = "scalar::duration", serialize_with = "scalar::duration_text")]
+    #[schemars(with = "scalar::DurationText")]
+    pub window: Duration,
+    /// Blocks of the stream that are remembered, the latest ones; at least half as many.
+    #[schemars(range(min = 1024, max = 1_073_741_824))]
+    pub blocks_max: usize,
+}
+
+impl Default for LossConfig {
+    fn default() -> Self {
+        Self { window: Duration::from_secs(600), blocks_max: 4 << 20 }
+    }
 }
 
 /// A policy that is tried without being followed.

@@ -175,6 +175,7 @@ impl Fleet {
         let same_pool = Arc::ptr_eq(&before.pool, &served.pool);
         served.pool.waiting.configure(served.config.queue.unwrap_or_default());
         served.pool.calibration.configure(served.config.auto);
+        served.pool.losses.configure(served.config.loss);
         for member in members.by_id.values_mut() {
             if same_pool {
                 member.worker.set_breakers(served.config.breaker);

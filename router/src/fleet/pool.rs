@@ -18,6 +18,7 @@ use super::roster::Roster;
 use super::waiting::Waiting;
 use super::worker::Worker;
 use crate::config::model::AssumedConfig;
+use crate::ledger::losses::Losses;
 use crate::pick::{Candidate, Leg};
 
 thread_local! {
@@ -44,6 +45,8 @@ pub struct Pool {
     pub waiting: Waiting,
     /// What was learned of when a remote prefill pays.
     pub calibration: Calibration,
+    /// Where its cache hits were lost.
+    pub losses: Losses,
     turns: [AtomicU64; 3],
     draws: Mutex<StdRng>,
 }
@@ -64,6 +67,7 @@ impl Pool {
             assumed: Assumed::new(AssumedConfig::OFF),
             waiting: Waiting::default(),
             calibration: Calibration::default(),
+            losses: Losses::default(),
             turns: Default::default(),
             draws: Mutex::new(StdRng::seed_from_u64(seed)),
         }

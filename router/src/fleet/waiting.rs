@@ -92,7 +92,7 @@ pub struct NoRoom {
 #[derive(Debug)]
 struct Waiter {
     asked: Asked,
-    reply: Mutex<Option<oneshot::Sender<Granted>>>,
+    reply: Mutex<Option<oneshot::Sender<Box<Granted>>>>,
 }
 
 impl Default for Waiting {
@@ -154,7 +154,7 @@ impl Waiting {
                 room = &mut granted => match room {
                     Ok(room) => {
                         place.given();
-                        return Ok(room);
+                        return Ok(*room);
                     }
                     // Senders live in the queue, and leave it with a room only.
                     Err(_) => return Err(NoRoom { predicted_ttft_ms: None, retry_after_seconds: 1 }),
@@ -170,7 +170,7 @@ impl Waiting {
         &self,
         pool: &Pool,
         asked: Asked,
-        reply: oneshot::Sender<Granted>,
+        reply: oneshot::Sender<Box<Granted>>,
     ) -> Result<Place<'_>, NoRoom> {
         let now = Instant::now();
         let (leg, query, urgency) = (asked.leg, asked.query, asked.urgency);
@@ -221,7 +221,7 @@ impl Waiting {
             pool.assumed.sent(now, worker, rank, &asked.hashes);
             let reply = reply.lock().unwrap_or_else(PoisonError::into_inner).take();
             // Who has left gives the room back with this.
-            let _left = reply.map(|reply| reply.send(granted));
+            let _left = reply.map(|reply| reply.send(Box::new(granted)));
         }
     }
 

@@ -274,6 +274,7 @@ fn record(
             decision.decode_overlap_blocks = chosen.overlap_blocks;
         } else {
             decision.overlap_blocks = chosen.overlap_blocks;
+            decision.best_overlap_blocks = choice.best_overlap_blocks;
             decision.estimated_cached_tokens = estimate;
         }
     });

@@ -154,6 +154,8 @@ pub struct Decision {
     pub prompt_blocks: u32,
     /// Leading blocks on the worker that computes the prompt.
     pub overlap_blocks: u32,
+    /// The most that any candidate for computing it held.
+    pub best_overlap_blocks: u32,
     /// Leading blocks on the worker that generates, in P/D.
     pub decode_overlap_blocks: u32,
     /// Tokens that the prompt's worker is expected to find cached.

@@ -15,6 +15,7 @@ use crate::error::{Error, Kind};
 use crate::flow::context::{Context, flow_name};
 use crate::ledger::close::close;
 use crate::ledger::decisions::DecisionHandle;
+use crate::ledger::losses::Followed;
 use crate::ledger::record::Ended;
 use crate::ledger::recorder::{Prompt, Times};
 use crate::prepare::Unit;
@@ -48,6 +49,8 @@ struct Placed {
     decisions: Vec<DecisionHandle>,
     /// What is needed to write the request down, if it is to be.
     recorded: Option<Recorded>,
+    /// Its prompts, where losses of cache hits are watched.
+    followed: Vec<Followed>,
 }
 
 struct Recorded {
@@ -99,6 +102,11 @@ impl Scope {
         request_id: &str,
         (units, decisions): (&[Unit], Vec<DecisionHandle>),
     ) {
+        let losses = &context.served.pool.losses;
+        // A prompt of unknown tokens has no blocks, and further samples are no further prompts.
+        let counts = |unit: &Unit| unit.unknown.is_none() && !unit.further_sample;
+        let watched = units.iter().all(counts);
+        let came = |unit: &Unit| losses.came(&unit.hashes).filter(|_| watched);
         let recorded = self.core.books.recorder.takes_one().then(|| {
             let block_size = context.served.pool.block_size();
             let prompt = |unit: &Unit| Prompt::new(&unit.hashes, block_size, unit.weight_tokens);
@@ -124,6 +132,7 @@ impl Scope {
             in_flight,
             decisions,
             recorded,
+            followed: units.iter().filter_map(came).collect(),
         });
     }
 
@@ -136,6 +145,10 @@ impl Scope {
     pub(super) fn begun(&mut self) {
         let ttft = self.arrived.elapsed().as_secs_f64();
         self.ttft_seconds = Some(ttft);
+        if let Some(placed) = &self.placed {
+            let losses = &placed.served.pool.losses;
+            placed.followed.iter().for_each(|followed| losses.computed(followed));
+        }
         let (model, flow) = self.labels();
         self.core.metrics.ttft.with_label_values(&[model, flow]).observe(ttft);
     }
@@ -196,6 +209,12 @@ impl Scope {
             };
             close(&self.core, &ended, &placed.decisions);
             self.write_down(placed, arrived_unix_ms, seconds);
+            let pool = &placed.served.pool;
+            if outcome == "ok" {
+                for (followed, decision) in placed.followed.iter().zip(&placed.decisions) {
+                    decision.with(|decision| pool.losses.ended(pool, followed, decision));
+                }
+            }
         }
     }
 

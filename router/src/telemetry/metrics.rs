@@ -99,6 +99,10 @@ metrics! {
     overlap_blocks: HistogramVec[BLOCKS]("overlap_blocks"; "model", "role");
     /// Best candidate's overlap minus the chosen one's.
     overlap_blocks_lost: IntCounterVec("overlap_blocks_lost_total"; "model");
+    /// Blocks of the last while (`loss.window`) that could have been hits and were not, by reason: cold, evicted, diverted, stale, parity.
+    cache_loss_blocks: IntGaugeVec("cache_loss_blocks"; "model", "reason");
+    /// Blocks of the last while that were hits, and the best that its prompts allowed.
+    cache_hit_blocks: IntGaugeVec("cache_hit_blocks"; "model", "of");
     /// Requests that wait here for a worker (`queue`).
     queue_depth: IntGaugeVec("queue_depth"; "model");
     /// Choices that the policy beside the first would have made in the same way, or otherwise.

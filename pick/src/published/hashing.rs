@@ -1,0 +1,49 @@
+//! Rendezvous hashing: the same first blocks go to the same worker.
+
+use super::Chosen;
+use crate::candidate::{Candidate, Query};
+use crate::choose;
+
+/// How much above its even share of requests a worker may be.
+const BOUND: f64 = 1.25;
+
+/// SplitMix64's output function of a state: one step, then the finalizer.
+fn mix(state: u64) -> u64 {
+    choose::mix(state.wrapping_add(0x9e37_79b9_7f4a_7c15))
+}
+
+/// The worker with the most weight; of equal ones the last.
+pub(super) fn choose(candidates: &[Candidate], query: Query) -> Chosen {
+    let weights = weights(candidates, query);
+    let order = descending(&weights);
+    chosen(order[0], &order)
+}
+
+/// The first in descending weight that is within its bound of outstanding requests.
+pub(super) fn choose_bounded(candidates: &[Candidate], query: Query) -> Chosen {
+    let order = descending(&weights(candidates, query));
+    let total: u64 = candidates.iter().map(|candidate| u64::from(candidate.requests)).sum();
+    let bound = (BOUND * (total + 1) as f64 / candidates.len() as f64).ceil();
+    let within = order.iter().find(|i| f64::from(candidates[**i].requests) < bound);
+    chosen(*within.unwrap_or(&order[0]), &order)
+}
+
+fn weights(candidates: &[Candidate], query: Query) -> Vec<u64> {
+    let named = (query.prompt_blocks as usize).min(query.first_blocks.len());
+    let blocks = &query.first_blocks[..named];
+    let prompt = blocks.iter().fold(0, |hash, block| mix(hash ^ block.wrapping_add(1)));
+    candidates.iter().map(|candidate| mix(prompt ^ mix(candidate.worker as u64 + 1))).collect()
+}
+
+fn descending(weights: &[u64]) -> Vec<usize> {
+    let mut order: Vec<usize> = (0..weights.len()).collect();
+    order.sort_by_key(|i| std::cmp::Reverse((weights[*i], *i)));
+    order
+}
+
+/// A candidate's cost is its place in the order.
+fn chosen(index: usize, order: &[usize]) -> Chosen {
+    let mut costs = vec![0.0; order.len()];
+    order.iter().enumerate().for_each(|(rank, i)| costs[*i] = rank as f64);
+    Chosen { index, tied: 1, fetch_blocks: 0, costs }
+}

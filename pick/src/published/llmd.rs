@@ -1,0 +1,21 @@
+//! A weighted sum of scores: the prefix counts twice, the queue once.
+
+use crate::candidate::{Candidate, Query};
+
+const PREFIX_WEIGHT: f64 = 2.0;
+
+/// The scores, negated.
+pub(super) fn costs(candidates: &[Candidate], query: Query) -> Vec<f64> {
+    let waiting = candidates.iter().map(|candidate| candidate.waiting);
+    let (least, most) = waiting.fold((u32::MAX, 0), |(a, b), n| (a.min(n), b.max(n)));
+    let score = |candidate: &Candidate| {
+        let blocks = f64::from(query.prompt_blocks.max(1));
+        let prefix = PREFIX_WEIGHT * f64::from(candidate.overlap_blocks) / blocks;
+        let queue = match most == least {
+            true => 1.0,
+            false => f64::from(most - candidate.waiting) / f64::from(most - least),
+        };
+        -(prefix + queue)
+    };
+    candidates.iter().map(score).collect()
+}

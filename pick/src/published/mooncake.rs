@@ -1,0 +1,35 @@
+//! The soonest predicted end of the prefill.
+
+use super::{Chosen, Sight, cached_tokens};
+use crate::candidate::{Candidate, Query};
+
+/// In nanoseconds: the wait, and so many times the prefill.
+pub(super) fn cost(candidate: &Candidate, query: Query, sight: Sight, weight: f64) -> f64 {
+    candidate.wait_ns as f64 + weight * prefill_ns(candidate, query, sight.blocks(candidate)) as f64
+}
+
+fn prefill_ns(candidate: &Candidate, query: Query, blocks: u32) -> u64 {
+    let cached = cached_tokens(query, blocks);
+    candidate.coefficients.prefill_ns(query.prompt_tokens, cached)
+}
+
+/// Each candidate either computes what it lacks, or first fetches what the candidate with the
+/// most overlap has while it works on its queue.
+pub(super) fn choose_with_fetch(candidates: &[Candidate], query: Query) -> Chosen {
+    let best = candidates.iter().map(|candidate| candidate.overlap_blocks).max().unwrap_or(0);
+    let options: Vec<(f64, bool)> = candidates
+        .iter()
+        .map(|candidate| {
+            let computed = cost(candidate, query, Sight::Present, 1.0);
+            let lacking =
+                cached_tokens(query, best) - cached_tokens(query, candidate.overlap_blocks);
+            let fetch_ns = candidate.coefficients.hand_off_ns(lacking);
+            let start_ns = candidate.wait_ns.max(fetch_ns);
+            let fetched = (start_ns + prefill_ns(candidate, query, best)) as f64;
+            (computed.min(fetched), fetched < computed)
+        })
+        .collect();
+    let chosen = super::first(options.iter().map(|(cost, _)| *cost).collect());
+    let fetch_blocks = if options[chosen.index].1 { best } else { 0 };
+    Chosen { fetch_blocks, ..chosen }
+}

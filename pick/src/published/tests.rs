@@ -1,0 +1,135 @@
+use super::*;
+use crate::{Policy, pick};
+
+fn query(prompt_tokens: u64, draw: u64) -> Query {
+    Query {
+        leg: crate::Leg::Prefill,
+        prompt_tokens,
+        prompt_blocks: prompt_tokens.div_ceil(512) as u32,
+        first_blocks: [0, 1],
+        block_size: 512,
+        turn: 5,
+        draw,
+    }
+}
+
+fn worker(worker: usize) -> Candidate {
+    Candidate { worker, up: true, ..Candidate::default() }
+}
+
+fn chosen(policy: Published, candidates: &[Candidate], query: Query) -> Chosen {
+    policy.choose(candidates, query).expect("there are candidates")
+}
+
+#[test]
+fn each_has_its_name() {
+    for policy in Published::ALL {
+        assert_eq!(Published::named(policy.name()), Some(policy));
+    }
+    assert_eq!(Published::named("other"), None);
+}
+
+#[test]
+fn ties_go_to_the_first_or_to_the_draw() {
+    let all = [worker(0), worker(1), worker(2)];
+    for (policy, index, tied) in [
+        (Published::Random, 1, 3),
+        (Published::RoundRobin, 2, 1),
+        (Published::LeastLoaded, 0, 1),
+        (Published::ExactOverlap, 0, 1),
+        (Published::Dynamo, 1, 3),
+        (Published::Llmd, 1, 3),
+        (Published::Mooncake, 0, 1),
+        (Published::WorkAware, 0, 1),
+        (Published::MooncakeFetch, 0, 1),
+    ] {
+        let chosen = chosen(policy, &all, query(1000, 4));
+        assert_eq!((chosen.index, chosen.tied), (index, tied), "{policy:?}");
+    }
+}
+
+#[test]
+fn overlap_first_looks_at_load_only_among_equals() {
+    let a = Candidate { overlap_blocks: 2, active_tokens: 900, recent_blocks: 1, ..worker(0) };
+    let b = Candidate { overlap_blocks: 2, active_tokens: 800, ..worker(1) };
+    let idle = Candidate { overlap_blocks: 1, ..worker(2) };
+    assert_eq!(chosen(Published::ExactOverlap, &[a, b, idle], query(2000, 0)).index, 1);
+    assert_eq!(chosen(Published::ApproxPrefix, &[a, b, idle], query(2000, 0)).index, 0);
+    assert_eq!(chosen(Published::LeastLoaded, &[a, b, idle], query(2000, 0)).index, 2);
+}
+
+#[test]
+fn dynamo_counts_blocks_to_compute_here_and_in_the_queue() {
+    let holder = Candidate { overlap_blocks: 2, prefill_tokens: 1024, ..worker(0) };
+    let idle = worker(1);
+    let chosen = chosen(Published::Dynamo, &[holder, idle], query(1536, 1));
+    assert_eq!((chosen.costs, chosen.index, chosen.tied), (vec![3.0, 3.0], 1, 2));
+}
+
+#[test]
+fn llmd_scales_queues_between_the_shortest_and_the_longest() {
+    let a = Candidate { overlap_blocks: 1, waiting: 4, ..worker(0) };
+    let b = Candidate { waiting: 2, ..worker(1) };
+    let c = worker(2);
+    let chosen = chosen(Published::Llmd, &[a, b, c], query(1024, 0));
+    assert_eq!((chosen.costs, chosen.index), (vec![-1.0, -0.5, -1.0], 0));
+}
+
+#[test]
+fn mooncake_waits_for_an_overlap_as_long_as_it_saves() {
+    // 1,024 tokens: 98.2459 ms cold, 54.4... with one block.
+    let idle = worker(0);
+    let busy = |wait_ns| Candidate { overlap_blocks: 1, wait_ns, ..worker(1) };
+    let saved = idle.coefficients.prefill_ns(1024, 0) - idle.coefficients.prefill_ns(1024, 512);
+    let index = |wait| chosen(Published::Mooncake, &[idle, busy(wait)], query(1024, 0)).index;
+    assert_eq!((index(saved), index(saved - 1)), (0, 1));
+    // Who counts the work five times waits five times as long, but for the tie.
+    let index = |wait| chosen(Published::WorkAware, &[idle, busy(wait)], query(1024, 0)).index;
+    assert_eq!((index(5 * saved), index(5 * saved - 1)), (0, 1));
+    // What is only queued there counts for those who count it.
+    let queued = Candidate { assumed_blocks: 1, ..worker(1) };
+    assert_eq!(chosen(Published::Mooncake, &[idle, queued], query(1024, 0)).index, 0);
+    assert_eq!(chosen(Published::MooncakePending, &[idle, queued], query(1024, 0)).index, 1);
+}
+
+#[test]
+fn a_prefix_is_fetched_only_where_that_is_sooner() {
+    let idle = worker(0);
+    let busy = Candidate { overlap_blocks: 10, wait_ns: 10_000_000_000, ..worker(1) };
+    let fetched = chosen(Published::MooncakeFetch, &[idle, busy], query(10_000, 0));
+    assert_eq!((fetched.index, fetched.fetch_blocks), (0, 10));
+    // 5 ms of a transfer to save the one token after the last block are not worth it.
+    let barely = Candidate { overlap_blocks: 1, wait_ns: 1_000_000_000, ..worker(1) };
+    let kept = chosen(Published::MooncakeFetch, &[idle, barely], query(10, 0));
+    assert_eq!((kept.index, kept.fetch_blocks), (0, 0));
+}
+
+#[test]
+fn the_bound_passes_over_a_worker_above_its_share() {
+    let all: Vec<Candidate> = (0..4).map(worker).collect();
+    let favourite = chosen(Published::PrefixHash, &all, query(1024, 0)).index;
+    assert_eq!(chosen(Published::PrefixHashBl, &all, query(1024, 0)).index, favourite);
+    let mut loaded = all.clone();
+    loaded.iter_mut().for_each(|worker| worker.requests = 2);
+    // ceil(1.25 x (9 + 1) / 4) = 4
+    loaded[favourite].requests = 3;
+    assert_eq!(chosen(Published::PrefixHashBl, &loaded, query(1024, 0)).index, favourite);
+    // ceil(1.25 x (10 + 1) / 4) = 4
+    loaded[favourite].requests = 4;
+    assert_ne!(chosen(Published::PrefixHashBl, &loaded, query(1024, 0)).index, favourite);
+}
+
+#[test]
+fn a_configuration_can_name_some_of_them_which_then_keep_off_the_dead() {
+    let holder = Candidate { overlap_blocks: 2, up: false, ..worker(0) };
+    let busy = Candidate { wait_ns: 9_000_000_000, prefill_tokens: 9_000, waiting: 3, ..worker(1) };
+    let idle = Candidate { active_tokens: 5, ..worker(2) };
+    for policy in [Policy::Dynamo {}, Policy::Mooncake {}, Policy::Llmd {}] {
+        let all = [holder, busy, idle];
+        let choice = pick(&policy, &all, query(1024, 0)).expect("there are workers");
+        assert_eq!((choice.index, choice.costs.len()), (2, 3), "{policy:?}");
+        // Who decodes is a matter of load alone.
+        let decode = Query { leg: crate::Leg::Decode, ..query(1024, 0) };
+        assert_eq!(pick(&policy, &all, decode).map(|choice| choice.index), Some(1), "{policy:?}");
+    }
+}

@@ -1,0 +1,135 @@
+//! The threshold that finds itself, before a policy.
+
+use std::collections::HashMap;
+
+use splitrail_pick::learn::BusyShare;
+use splitrail_pick::threshold::{Learned, Offer, Threshold, ThresholdConfig, Way};
+use splitrail_pick::{Candidate, Coefficients, mix};
+use splitrail_sim::cluster::{Cluster, Decision, Router};
+
+use crate::feed::Feed;
+
+/// A router that tells what it knows of the prefill workers.
+pub trait Sees: Router {
+    /// Fills in the candidates for a request. Returns how many requests wait for any of them,
+    /// and how many milliseconds those before this one take.
+    fn see(
+        &mut self,
+        cluster: &Cluster<'_>,
+        request: usize,
+        out: &mut Vec<Candidate>,
+    ) -> (usize, f64);
+}
+
+/// Asks the threshold first, and a policy for what is to be prefilled remotely.
+#[derive(Debug)]
+pub struct AutoRouter<R> {
+    policy: R,
+    threshold: Threshold,
+    told: Coefficients,
+    seed: u64,
+    decode: Vec<Decode>,
+    /// Which way requests went that have no token yet.
+    gone: HashMap<usize, (bool, Way)>,
+}
+
+/// What was given to a decode worker to compute.
+#[derive(Clone, Debug, Default)]
+struct Decode {
+    /// Requests and what they lacked.
+    local: Vec<(usize, u64)>,
+    busy: BusyShare,
+}
+
+impl<R: Sees> AutoRouter<R> {
+    /// `told` is what decode workers are believed to cost.
+    pub fn new(policy: R, config: ThresholdConfig, told: Coefficients, seed: u64) -> Self {
+        // Until it knows better, as configurations that say nothing.
+        let threshold = Threshold::new(config, 0.8);
+        Self { policy, threshold, told, seed, decode: Vec::new(), gone: HashMap::new() }
+    }
+
+    /// What has been learned.
+    pub fn learned(&self, now_ns: u64) -> Learned {
+        self.threshold.learned(now_ns)
+    }
+
+    fn candidates(&mut self, cluster: &Cluster<'_>, request: usize) -> Vec<Candidate> {
+        self.decode.resize(cluster.decode_workers(), Decode::default());
+        let of = |(worker, known): (usize, &Decode)| {
+            let (requests, active_tokens) = cluster.decode_batch(worker);
+            let overlap_blocks = cluster.decode_overlap_blocks(worker, request);
+            Candidate {
+                worker,
+                up: true,
+                requests,
+                active_tokens,
+                prefill_tokens: known.local.iter().map(|(_, tokens)| tokens).sum(),
+                overlap_blocks,
+                assumed_blocks: overlap_blocks,
+                busy_share: known.busy.at(cluster.now_ns()),
+                coefficients: self.told,
+                ..Candidate::default()
+            }
+        };
+        self.decode.iter().enumerate().map(of).collect()
+    }
+}
+
+impl<R: Sees> Router for AutoRouter<R> {
+    fn arrive(&mut self, cluster: &Cluster<'_>, request: usize) -> Decision {
+        let now_ns = cluster.now_ns();
+        let mut prefill = Vec::new();
+        let (waiting, ahead_ms) = self.policy.see(cluster, request, &mut prefill);
+        let decode = self.candidates(cluster, request);
+        let draw = mix(self.seed ^ mix(request as u64));
+        let query = Feed::query(cluster, request, request as u64, draw);
+        let offer = Offer { query, prefill: &prefill, decode: &decode, waiting, ahead_ms };
+        let verdict = self.threshold.compare(now_ns, &offer);
+        self.threshold.gone(now_ns, &verdict, &offer);
+        let Some(way) = verdict.way().copied() else {
+            return self.policy.arrive(cluster, request);
+        };
+        self.gone.insert(request, (verdict.local, way));
+        if !verdict.local {
+            return self.policy.arrive(cluster, request);
+        }
+        let held = decode[way.index].held_blocks();
+        let lacking = query.prompt_tokens - query.cached_tokens(held);
+        let known = &mut self.decode[way.index];
+        known.local.push((request, lacking));
+        known.busy.set(now_ns, true);
+        Decision::Local(way.index)
+    }
+
+    fn release(&mut self, cluster: &Cluster<'_>) -> Option<(usize, Decision)> {
+        self.policy.release(cluster)
+    }
+
+    fn placed(&mut self, cluster: &Cluster<'_>, request: usize) {
+        self.policy.placed(cluster, request);
+    }
+
+    fn prefill_started(&mut self, cluster: &Cluster<'_>, request: usize) {
+        self.policy.prefill_started(cluster, request);
+    }
+
+    fn prefill_ended(&mut self, cluster: &Cluster<'_>, request: usize) {
+        let row = cluster.row(request);
+        if row.prefill_worker.is_some() {
+            return self.policy.prefill_ended(cluster, request);
+        }
+        let Some(worker) = row.decode_worker else { return };
+        let known = &mut self.decode[worker as usize];
+        known.local.retain(|(local, _)| *local != request);
+        known.busy.set(cluster.now_ns(), !known.local.is_empty());
+    }
+
+    fn first_token(&mut self, cluster: &Cluster<'_>, request: usize) {
+        if let Some((local, way)) = self.gone.remove(&request) {
+            let now_ns = cluster.now_ns();
+            let ttft_ms = (now_ns - cluster.row(request).arrival_ns) as f64 / 1e6;
+            self.threshold.observe(now_ns, local, &way, ttft_ms);
+        }
+    }
+}

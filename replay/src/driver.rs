@@ -1,0 +1,176 @@
+//! A policy as the cluster's router.
+
+use splitrail_pick::published::{Published, Sight};
+use splitrail_pick::{Candidate, Coefficients, Policy, mix, pick};
+use splitrail_sim::cluster::{Cluster, Decision, Placement, Router};
+
+use crate::auto::Sees;
+use crate::feed::Feed;
+
+/// A policy that can route.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Chooser {
+    /// One that others have published.
+    Published(Published),
+    /// One of a configuration: the router's own code decides.
+    Configured(Policy),
+}
+
+impl Chooser {
+    /// What bookings are made from.
+    fn sight(&self) -> Sight {
+        match self {
+            Self::Published(policy) => policy.sight(),
+            Self::Configured(_) => Sight::Pending,
+        }
+    }
+
+    /// What has to be known of candidates.
+    fn sees(&self) -> Vec<Sight> {
+        match self {
+            Self::Published(policy) => vec![policy.sight()],
+            Self::Configured(_) => vec![Sight::Pending, Sight::Recent],
+        }
+    }
+}
+
+/// SplitMix64, for draws and ties.
+#[derive(Clone, Debug)]
+struct Draws(u64);
+
+impl Draws {
+    const STEP: u64 = 0x9e37_79b9_7f4a_7c15;
+
+    /// What the next draw is going to be.
+    fn peek(&self) -> u64 {
+        mix(self.0.wrapping_add(Self::STEP))
+    }
+
+    fn advance(&mut self) {
+        self.0 = self.0.wrapping_add(Self::STEP);
+    }
+}
+
+/// Routes by a policy.
+#[derive(Debug)]
+pub struct PolicyRouter {
+    chooser: Chooser,
+    told: Vec<Coefficients>,
+    /// Share of a prompt's blocks from which a decode worker that holds them computes the
+    /// rest itself.
+    local_threshold: Option<f64>,
+    draws: Draws,
+    turn: u64,
+    feed: Option<Feed>,
+    candidates: Vec<Candidate>,
+    /// Whom the last decision took, and how many blocks it fetches.
+    last: (usize, u32),
+}
+
+impl PolicyRouter {
+    /// `told` are the coefficients that it believes each worker has; the last one stands for
+    /// all others.
+    pub fn new(chooser: Chooser, told: Vec<Coefficients>, seed: u64) -> Self {
+        Self {
+            chooser,
+            told,
+            local_threshold: None,
+            draws: Draws(seed),
+            turn: 0,
+            feed: None,
+            candidates: Vec::new(),
+            last: (0, 0),
+        }
+    }
+
+    /// Serves a request by a decode worker alone if that holds at least this share of its
+    /// blocks.
+    pub fn with_local_threshold(mut self, threshold: Option<f64>) -> Self {
+        self.local_threshold = threshold;
+        self
+    }
+
+    /// The place of the chosen candidate, and the leading blocks to fetch.
+    fn choose(&mut self, cluster: &Cluster<'_>, request: usize) -> (usize, u32) {
+        let query = Feed::query(cluster, request, self.turn, self.draws.peek());
+        match &self.chooser {
+            Chooser::Published(policy) => {
+                let Some(chosen) = policy.choose(&self.candidates, query) else { return (0, 0) };
+                if chosen.tied > 1 {
+                    self.draws.advance();
+                }
+                (chosen.index, chosen.fetch_blocks)
+            }
+            Chooser::Configured(policy) => {
+                self.draws.advance();
+                pick(policy, &self.candidates, query).map_or((0, 0), |choice| (choice.index, 0))
+            }
+        }
+    }
+
+    fn feed(&mut self, cluster: &Cluster<'_>) -> &mut Feed {
+        let (sight, sees) = (self.chooser.sight(), self.chooser.sees());
+        let told = &self.told;
+        self.feed.get_or_insert_with(|| Feed::new(cluster, sight, &sees, told))
+    }
+}
+
+/// The reference way of decode-first: the decode worker with most of the prompt, if that is
+/// enough.
+pub fn local_worker(cluster: &Cluster<'_>, request: usize, threshold: f64) -> Option<usize> {
+    let (worker, hits) = cluster.best_decode_holder(request);
+    let blocks = cluster.workload().requests()[request].blocks;
+    (f64::from(hits) >= threshold * f64::from(blocks)).then_some(worker)
+}
+
+impl Sees for PolicyRouter {
+    fn see(
+        &mut self,
+        cluster: &Cluster<'_>,
+        request: usize,
+        out: &mut Vec<Candidate>,
+    ) -> (usize, f64) {
+        self.feed(cluster).candidates(cluster, request, out);
+        (0, 0.0)
+    }
+}
+
+impl Router for PolicyRouter {
+    fn arrive(&mut self, cluster: &Cluster<'_>, request: usize) -> Decision {
+        let local = self.local_threshold.and_then(|t| local_worker(cluster, request, t));
+        if let Some(worker) = local {
+            return Decision::Local(worker);
+        }
+        let mut candidates = std::mem::take(&mut self.candidates);
+        self.feed(cluster).candidates(cluster, request, &mut candidates);
+        self.candidates = candidates;
+        self.last = self.choose(cluster, request);
+        let (index, fetch_blocks) = self.last;
+        let Candidate { worker, overlap_blocks, coefficients, .. } = self.candidates[index];
+        if fetch_blocks == 0 {
+            return Decision::Prefill(Placement::on(worker));
+        }
+        let cached = |blocks| u64::from(cluster.workload().cached_tokens(request, blocks));
+        let fetch_ns = coefficients.hand_off_ns(cached(fetch_blocks) - cached(overlap_blocks));
+        let fetch_ready_ns = cluster.now_ns() + fetch_ns;
+        Decision::Prefill(Placement { worker, fetch_blocks, fetch_ready_ns })
+    }
+
+    fn placed(&mut self, cluster: &Cluster<'_>, request: usize) {
+        if cluster.row(request).prefill_worker.is_none() {
+            return;
+        }
+        self.turn += 1;
+        let (index, fetch_blocks) = self.last;
+        let candidate = self.candidates[index];
+        self.feed(cluster).placed(cluster, request, &candidate, fetch_blocks);
+    }
+
+    fn prefill_started(&mut self, cluster: &Cluster<'_>, request: usize) {
+        self.feed(cluster).started(cluster, request);
+    }
+
+    fn prefill_ended(&mut self, cluster: &Cluster<'_>, request: usize) {
+        self.feed(cluster).ended(cluster, request);
+    }
+}

@@ -1,0 +1,163 @@
+//! What a router would know of the cluster: the candidates of a decision.
+
+use splitrail_pick::learn::BusyShare;
+use splitrail_pick::published::Sight;
+use splitrail_pick::{Candidate, Coefficients, Leg, Query};
+use splitrail_sim::cluster::Cluster;
+
+/// How long what was routed somewhere is remembered.
+const RECENT_NS: u64 = 120_000_000_000;
+
+/// A router's own bookings, kept by what it routed and what it saw end.
+#[derive(Debug)]
+pub struct Feed {
+    /// What bookings are made from.
+    sight: Sight,
+    coefficients: Vec<Coefficients>,
+    /// By worker and block: outstanding requests that have it. Empty where nobody looks.
+    pending: Vec<Vec<u32>>,
+    /// By worker and block: when it was last routed there, plus 1; 0 for never.
+    recent: Vec<Vec<u64>>,
+    /// By worker: tokens to compute of what is outstanding, and estimates of what waits.
+    booked_tokens: Vec<u64>,
+    waiting_ns: Vec<u64>,
+    busy: Vec<BusyShare>,
+    /// Tokens and estimates by request.
+    request_tokens: Vec<u64>,
+    request_ns: Vec<u64>,
+}
+
+impl Feed {
+    /// Bookings by what `sight` believes present; `sees` says what candidates tell.
+    pub fn new(cluster: &Cluster<'_>, sight: Sight, sees: &[Sight], told: &[Coefficients]) -> Self {
+        let workers = cluster.prefill_workers();
+        let blocks = cluster.workload().distinct_blocks() as usize;
+        let requests = cluster.workload().requests().len();
+        let of = |which| if sees.contains(&which) { workers } else { 0 };
+        let known = |worker| told.get(worker).or(told.last()).copied().unwrap_or_default();
+        Self {
+            sight,
+            coefficients: (0..workers).map(known).collect(),
+            pending: vec![vec![0; blocks]; of(Sight::Pending)],
+            recent: vec![vec![0; blocks]; of(Sight::Recent)],
+            booked_tokens: vec![0; workers],
+            waiting_ns: vec![0; workers],
+            busy: vec![BusyShare::default(); workers],
+            request_tokens: vec![0; requests],
+            request_ns: vec![0; requests],
+        }
+    }
+
+    /// What is known of the prefill workers, for a request.
+    pub fn candidates(&self, cluster: &Cluster<'_>, request: usize, into: &mut Vec<Candidate>) {
+        into.clear();
+        into.extend((0..cluster.prefill_workers()).map(|worker| {
+            let overlap_blocks = cluster.overlap_blocks(worker, request);
+            let assumed_blocks = self.pending_blocks(cluster, worker, request, overlap_blocks);
+            Candidate {
+                worker,
+                up: true,
+                requests: cluster.outstanding_requests(worker),
+                prefill_tokens: self.booked_tokens[worker],
+                active_tokens: cluster.outstanding_tokens(worker),
+                overlap_blocks,
+                assumed_blocks,
+                underway_blocks: assumed_blocks - overlap_blocks,
+                recent_blocks: self.recent_blocks(cluster, worker, request),
+                waiting: cluster.waiting_requests(worker) as u32,
+                busy_share: self.busy[worker].at(cluster.now_ns()),
+                wait_ns: cluster.running_left_ns(worker) + self.waiting_ns[worker],
+                coefficients: self.coefficients[worker],
+                ..Candidate::default()
+            }
+        }));
+    }
+
+    /// The question for a request.
+    pub fn query(cluster: &Cluster<'_>, request: usize, turn: u64, draw: u64) -> Query {
+        let workload = cluster.workload();
+        let blocks = workload.blocks(request);
+        Query {
+            leg: Leg::Prefill,
+            prompt_tokens: workload.requests()[request].input_tokens.into(),
+            prompt_blocks: blocks.len() as u32,
+            first_blocks: [0, 1].map(|i| blocks.get(i).map_or(0, |block| u64::from(*block))),
+            block_size: workload.block_tokens(),
+            turn,
+            draw,
+        }
+    }
+
+    /// A request goes to this candidate, and is going to fetch so many leading blocks.
+    pub fn placed(
+        &mut self,
+        cluster: &Cluster<'_>,
+        request: usize,
+        candidate: &Candidate,
+        fetch_blocks: u32,
+    ) {
+        let workload = cluster.workload();
+        let worker = candidate.worker;
+        let input = u64::from(workload.requests()[request].input_tokens);
+        let seen = self.sight.blocks(candidate);
+        let tokens = input.saturating_sub(u64::from(workload.block_tokens()) * u64::from(seen));
+        let cached = workload.cached_tokens(request, seen.max(fetch_blocks));
+        let prefill_ns = candidate.coefficients.prefill_ns(input, cached.into());
+        self.request_tokens[request] = tokens;
+        self.booked_tokens[worker] += tokens;
+        self.request_ns[request] = prefill_ns;
+        self.waiting_ns[worker] += prefill_ns;
+        for block in workload.blocks(request) {
+            if let Some(pending) = self.pending.get_mut(worker) {
+                pending[*block as usize] += 1;
+            }
+            if let Some(recent) = self.recent.get_mut(worker) {
+                recent[*block as usize] = cluster.now_ns() + 1;
+            }
+        }
+    }
+
+    /// A prefill worker has begun with it.
+    pub fn started(&mut self, cluster: &Cluster<'_>, request: usize) {
+        let Some(worker) = cluster.row(request).prefill_worker else { return };
+        self.waiting_ns[worker as usize] -= self.request_ns[request];
+        self.busy[worker as usize].set(cluster.now_ns(), true);
+    }
+
+    /// Its prefill is done.
+    pub fn ended(&mut self, cluster: &Cluster<'_>, request: usize) {
+        let Some(worker) = cluster.row(request).prefill_worker else { return };
+        self.booked_tokens[worker as usize] -= self.request_tokens[request];
+        let busy = cluster.outstanding_requests(worker as usize) > 0;
+        self.busy[worker as usize].set(cluster.now_ns(), busy);
+        if let Some(pending) = self.pending.get_mut(worker as usize) {
+            for block in cluster.workload().blocks(request) {
+                pending[*block as usize] -= 1;
+            }
+        }
+    }
+
+    /// Leading blocks that are present or that outstanding requests have; at least `present`.
+    fn pending_blocks(
+        &self,
+        cluster: &Cluster<'_>,
+        worker: usize,
+        request: usize,
+        present: u32,
+    ) -> u32 {
+        let Some(pending) = self.pending.get(worker) else { return present };
+        let cache = cluster.cache(worker);
+        let rest = &cluster.workload().blocks(request)[present as usize..];
+        let there = |block: &&u32| pending[**block as usize] > 0 || cache.holds(**block);
+        present + rest.iter().take_while(there).count() as u32
+    }
+
+    fn recent_blocks(&self, cluster: &Cluster<'_>, worker: usize, request: usize) -> u32 {
+        let Some(recent) = self.recent.get(worker) else { return 0 };
+        let there = |block: &&u32| {
+            let routed = recent[**block as usize];
+            routed > 0 && cluster.now_ns() - (routed - 1) <= RECENT_NS
+        };
+        cluster.workload().blocks(request).iter().take_while(there).count() as u32
+    }
+}

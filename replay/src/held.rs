@@ -1,0 +1,232 @@
+//! A policy with the router's own queue before it: requests are held, and bound to a worker
+//! when that is about to run dry.
+
+use std::collections::VecDeque;
+
+use splitrail_pick::learn::Learner;
+use splitrail_pick::published::Sight;
+use splitrail_pick::queue::{Item, Queue, QueueConfig, View};
+use splitrail_pick::{Candidate, Coefficients, Policy, mix};
+use splitrail_sim::cluster::{Cluster, Decision, Placement, Router};
+
+use crate::auto::Sees;
+use crate::driver::local_worker;
+use crate::feed::Feed;
+
+/// Holds requests, and routes them by a policy.
+#[derive(Debug)]
+pub struct HeldRouter {
+    policy: Policy,
+    queue: Queue<usize>,
+    state: Option<State>,
+    told: Vec<Coefficients>,
+    learns: bool,
+    local_threshold: Option<f64>,
+    /// Released in the last round, and not yet placed.
+    released: VecDeque<(usize, Candidate)>,
+    /// Whether something has happened since the last round.
+    due: bool,
+    seed: u64,
+}
+
+/// What is known of the prefill workers.
+#[derive(Debug)]
+struct State {
+    feed: Feed,
+    workers: Vec<Known>,
+    /// By request: when its prefill began.
+    began_ns: Vec<u64>,
+}
+
+/// What is known of one.
+#[derive(Debug)]
+struct Known {
+    learner: Option<Learner>,
+    /// Prefills that it has begun, and when they are predicted to be done.
+    running: Vec<(usize, u64)>,
+}
+
+impl HeldRouter {
+    /// `told` are the coefficients that it begins with for each worker, the last one for all
+    /// others. If it learns, they become what it sees.
+    pub fn new(policy: Policy, queue: QueueConfig, told: Vec<Coefficients>, seed: u64) -> Self {
+        Self {
+            policy,
+            queue: Queue::new(queue),
+            state: None,
+            told,
+            learns: false,
+            local_threshold: None,
+            released: VecDeque::new(),
+            due: false,
+            seed,
+        }
+    }
+
+    /// Fits the coefficients to what is observed.
+    pub fn learning(mut self, learns: bool) -> Self {
+        self.learns = learns;
+        self
+    }
+
+    /// Serves a request by a decode worker alone if that holds at least this share of its
+    /// blocks.
+    pub fn with_local_threshold(mut self, threshold: Option<f64>) -> Self {
+        self.local_threshold = threshold;
+        self
+    }
+
+    fn state(&mut self, cluster: &Cluster<'_>) -> &mut State {
+        let (told, learns) = (&self.told, self.learns);
+        self.state.get_or_insert_with(|| State::new(cluster, told, learns))
+    }
+
+    fn round(&mut self, cluster: &Cluster<'_>) {
+        self.due = false;
+        let Some(state) = &self.state else { return };
+        let round = self.queue.round(cluster.now_ns(), &self.policy, &mut Now { cluster, state });
+        let placed = round.releases.into_iter();
+        self.released.extend(placed.map(|one| (one.item.key, one.candidates[one.choice.index])));
+    }
+}
+
+impl State {
+    fn new(cluster: &Cluster<'_>, told: &[Coefficients], learns: bool) -> Self {
+        let known = |worker: usize| {
+            let prior = told.get(worker).or(told.last()).copied().unwrap_or_default();
+            let learner = learns.then(|| Learner::new(prior));
+            Known { learner, running: Vec::new() }
+        };
+        Self {
+            feed: Feed::new(cluster, Sight::Pending, &[Sight::Pending], told),
+            workers: (0..cluster.prefill_workers()).map(known).collect(),
+            began_ns: vec![0; cluster.workload().requests().len()],
+        }
+    }
+
+    fn candidates(&self, cluster: &Cluster<'_>, request: usize, out: &mut Vec<Candidate>) {
+        self.feed.candidates(cluster, request, out);
+        let now_ns = cluster.now_ns();
+        for (candidate, known) in out.iter_mut().zip(&self.workers) {
+            let Some(learner) = &known.learner else { continue };
+            candidate.coefficients = learner.coefficients(now_ns);
+            // Who learns does not know when a prefill ends, and knows that it has not.
+            let ends_ns = known.running.iter().map(|(_, ends_ns)| *ends_ns).max();
+            let left_ns = ends_ns.map_or(0, |ends_ns| ends_ns.saturating_sub(now_ns).max(1));
+            candidate.wait_ns += left_ns;
+            candidate.wait_ns -= cluster.running_left_ns(candidate.worker);
+        }
+    }
+}
+
+/// The cluster as the queue sees it.
+struct Now<'a, 'b> {
+    cluster: &'a Cluster<'b>,
+    state: &'a State,
+}
+
+impl View<usize> for Now<'_, '_> {
+    fn candidates(&mut self, key: &usize, out: &mut Vec<Candidate>) {
+        self.state.candidates(self.cluster, *key, out);
+    }
+
+    fn shared_blocks(&self, one: &usize, other: &usize) -> u32 {
+        let workload = self.cluster.workload();
+        let pairs = workload.blocks(*one).iter().zip(workload.blocks(*other));
+        pairs.take_while(|(a, b)| a == b).count() as u32
+    }
+}
+
+impl Sees for HeldRouter {
+    fn see(
+        &mut self,
+        cluster: &Cluster<'_>,
+        request: usize,
+        out: &mut Vec<Candidate>,
+    ) -> (usize, f64) {
+        self.state(cluster).candidates(cluster, request, out);
+        let input = u64::from(cluster.workload().requests()[request].input_tokens);
+        let query = Feed::query(cluster, request, 0, 0);
+        let prefill_ms = out.iter().map(|candidate| {
+            let cached = query.cached_tokens(candidate.held_blocks());
+            candidate.coefficients.prefill_seconds(input, cached) * 1e3
+        });
+        let shortest_ms = prefill_ms.fold(f64::INFINITY, f64::min);
+        (self.queue.len(), self.queue.ahead_ms(0, shortest_ms, out.len()))
+    }
+}
+
+impl Router for HeldRouter {
+    fn arrive(&mut self, cluster: &Cluster<'_>, request: usize) -> Decision {
+        if let Some(worker) = self.local_threshold.and_then(|t| local_worker(cluster, request, t)) {
+            return Decision::Local(worker);
+        }
+        let now_ns = cluster.now_ns();
+        let draw = mix(self.seed ^ mix(request as u64));
+        let item = Item {
+            key: request,
+            arrival_ns: now_ns,
+            class: 0,
+            tenant: 0,
+            tenant_weight: 1.0,
+            deadline_ns: None,
+            query: Feed::query(cluster, request, request as u64, draw),
+        };
+        self.due = true;
+        self.state(cluster);
+        let Some(state) = &self.state else { return Decision::Reject };
+        match self.queue.push(item, now_ns, &mut Now { cluster, state }) {
+            Ok(_) => Decision::Hold,
+            Err(_) => Decision::Reject,
+        }
+    }
+
+    fn release(&mut self, cluster: &Cluster<'_>) -> Option<(usize, Decision)> {
+        if self.released.is_empty() && self.due {
+            self.round(cluster);
+        }
+        let (request, candidate) = self.released.front()?;
+        Some((*request, Decision::Prefill(Placement::on(candidate.worker))))
+    }
+
+    fn placed(&mut self, cluster: &Cluster<'_>, request: usize) {
+        if cluster.row(request).prefill_worker.is_none() {
+            return;
+        }
+        let Some((_, candidate)) = self.released.pop_front() else { return };
+        self.state(cluster).feed.placed(cluster, request, &candidate, 0);
+    }
+
+    fn prefill_started(&mut self, cluster: &Cluster<'_>, request: usize) {
+        let row = cluster.row(request);
+        let Some(worker) = row.prefill_worker.map(|worker| worker as usize) else { return };
+        let (now_ns, hits) = (cluster.now_ns(), row.hit_blocks);
+        let input = u64::from(cluster.workload().requests()[request].input_tokens);
+        let cached = u64::from(cluster.workload().cached_tokens(request, hits));
+        let state = self.state(cluster);
+        state.feed.started(cluster, request);
+        state.began_ns[request] = now_ns;
+        let known = &mut state.workers[worker];
+        if let Some(learner) = &known.learner {
+            let takes_ns = learner.coefficients(now_ns).prefill_ns(input, cached);
+            known.running.push((request, now_ns + takes_ns));
+        }
+    }
+
+    fn prefill_ended(&mut self, cluster: &Cluster<'_>, request: usize) {
+        self.due = true;
+        let row = cluster.row(request);
+        let Some(worker) = row.prefill_worker.map(|worker| worker as usize) else { return };
+        let (now_ns, hits) = (cluster.now_ns(), row.hit_blocks);
+        let input = u64::from(cluster.workload().requests()[request].input_tokens);
+        let cached = u64::from(cluster.workload().cached_tokens(request, hits));
+        let state = self.state(cluster);
+        state.feed.ended(cluster, request);
+        let seconds = (now_ns - state.began_ns[request]) as f64 / 1e9;
+        let known = &mut state.workers[worker];
+        known.running.retain(|(running, _)| *running != request);
+        if let Some(learner) = &mut known.learner {
+            learner.prefill(now_ns, input - cached, cached, seconds);
+        }
+    }
+}

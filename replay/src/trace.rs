@@ -1,0 +1,154 @@
+//! Traces: one JSON object per line.
+
+use std::io::{self, BufRead};
+
+use serde::Deserialize;
+use splitrail_sim::cluster::Workload;
+use splitrail_sim::cluster::workload::WorkloadBuilder;
+use thiserror::Error;
+
+/// The most bytes of one line: about 400,000 block names.
+const LINE_BYTES_MAX: usize = 8 << 20;
+
+/// The most requests that are read, since all of them are kept.
+const REQUESTS_MAX: usize = 20_000_000;
+
+/// Why a trace cannot be read.
+#[derive(Debug, Error)]
+pub enum TraceError {
+    /// The file.
+    #[error(transparent)]
+    Io(#[from] io::Error),
+    /// A line that is no request.
+    #[error("line {line}: {reason}")]
+    Line {
+        /// From 1.
+        line: usize,
+        /// What is wrong with it.
+        reason: String,
+    },
+    /// Nothing to serve.
+    #[error("the trace has no requests")]
+    Empty,
+}
+
+/// Tokens per block where neither the reader nor the trace says: the public Mooncake traces'.
+const BLOCK_TOKENS: u32 = 512;
+
+/// What is read of a trace.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Select<'a> {
+    /// Tokens per block; left out, what the lines say, or 512.
+    pub block_tokens: Option<u32>,
+    /// Only this model's requests, where lines say whose they are.
+    pub model: Option<&'a str>,
+}
+
+/// A request in the form of the public Mooncake traces, or of a router's record, which adds
+/// what is optional.
+#[derive(Deserialize)]
+struct Line {
+    timestamp: f64,
+    input_length: u64,
+    output_length: u64,
+    hash_ids: Vec<u64>,
+    block_size: Option<u32>,
+    decision: Option<Decision>,
+}
+
+#[derive(Deserialize)]
+struct Decision {
+    model: Option<String>,
+}
+
+/// Reads a trace.
+///
+/// # Errors
+/// If it cannot be read, a line is no request or has blocks of another size, or there is none.
+pub fn read(mut input: impl BufRead, select: Select<'_>) -> Result<Workload, TraceError> {
+    let mut gathered: Option<(u32, WorkloadBuilder)> = None;
+    let (mut text, mut line, mut requests) = (Vec::new(), 0, 0);
+    loop {
+        text.clear();
+        line += 1;
+        let limit = LINE_BYTES_MAX as u64 + 1;
+        let read = io::Read::take(&mut input, limit).read_until(b'\n', &mut text)?;
+        if read == 0 {
+            break;
+        }
+        let fail = |reason: String| TraceError::Line { line, reason };
+        if read > LINE_BYTES_MAX {
+            return Err(fail(format!("longer than {LINE_BYTES_MAX} bytes")));
+        }
+        if text.trim_ascii().is_empty() {
+            continue;
+        }
+        let request: Line = serde_json::from_slice(&text).map_err(|e| fail(e.to_string()))?;
+        if request.is_of_another(select.model) {
+            continue;
+        }
+        let size = select.block_tokens.or(request.block_size).unwrap_or(BLOCK_TOKENS);
+        let (expected, builder) =
+            gathered.get_or_insert_with(|| (size, WorkloadBuilder::new(size)));
+        if size != *expected {
+            let reason = format!("blocks of {size} tokens after blocks of {expected}");
+            return Err(fail(format!("{reason}: one model at a time")));
+        }
+        requests += 1;
+        if requests > REQUESTS_MAX {
+            return Err(fail(format!("more than {REQUESTS_MAX} requests")));
+        }
+        let input_tokens = length("input_length", request.input_length).map_err(fail)?;
+        let output_tokens = length("output_length", request.output_length).map_err(fail)?;
+        builder.push(request.timestamp, input_tokens, output_tokens, &request.hash_ids);
+    }
+    gathered.map(|(_, builder)| builder.finish()).ok_or(TraceError::Empty)
+}
+
+impl Line {
+    fn is_of_another(&self, model: Option<&str>) -> bool {
+        let whose = self.decision.as_ref().and_then(|decision| decision.model.as_deref());
+        model.zip(whose).is_some_and(|(wanted, whose)| wanted != whose)
+    }
+}
+
+fn length(name: &str, tokens: u64) -> Result<u32, String> {
+    let fits = i32::try_from(tokens).map(i32::unsigned_abs);
+    fits.map_err(|_| format!("{name} is {tokens}, and the most is {}", i32::MAX))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn lines_are_read_and_bad_ones_are_named() {
+        let text =
+            "{\"timestamp\": 3, \"input_length\": 0, \"output_length\": 7, \"hash_ids\": [9]}\n\n";
+        let trace = read(text.as_bytes(), Select::default()).expect("a trace");
+        let request = trace.requests()[0];
+        assert_eq!((request.input_tokens, request.output_tokens, request.blocks), (1, 7, 1));
+        let bad = format!("{text}{{\"timestamp\": 3}}\n");
+        let error = read(bad.as_bytes(), Select::default()).expect_err("no request").to_string();
+        assert!(error.starts_with("line 3: missing field"), "{error}");
+        assert!(matches!(read(&b"\n"[..], Select::default()), Err(TraceError::Empty)));
+    }
+
+    fn recorded(model: &str, block_size: u32) -> String {
+        format!(
+            "{{\"version\": 1, \"timestamp\": 1, \"input_length\": 40, \"output_length\": 2, \
+             \"hash_ids\": [5, 6], \"block_size\": {block_size}, \
+             \"decision\": {{\"model\": \"{model}\", \"id\": 7}}}}\n"
+        )
+    }
+
+    #[test]
+    fn a_record_says_how_large_its_blocks_are_and_whose_they_are() {
+        let text = recorded("a", 16) + &recorded("b", 32);
+        let error = read(text.as_bytes(), Select::default()).expect_err("two sizes").to_string();
+        assert!(error.contains("32 tokens after blocks of 16"), "{error}");
+        let select = Select { model: Some("b"), ..Select::default() };
+        let trace = read(text.as_bytes(), select).expect("a trace");
+        assert_eq!((trace.requests().len(), trace.block_tokens()), (1, 32));
+    }
+}

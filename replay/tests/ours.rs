@@ -1,0 +1,121 @@
+//! What our own policy promises, on conversations that nobody has recorded.
+#![allow(clippy::unwrap_used)]
+
+use splitrail_pick::{Coefficients, mix};
+use splitrail_replay::trace::{Select, read};
+use splitrail_replay::{Entry, Named, Report, Scenario, coefficients};
+use splitrail_sim::cluster::{Outcome, Workload};
+
+/// An even fraction in (0, 1].
+fn even(seed: u64, i: u64) -> f64 {
+    ((mix(seed ^ mix(i)) >> 11) as f64 + 1.0) / (1u64 << 53) as f64
+}
+
+/// Conversations of some turns after one of a few system prompts; prompts with a long tail.
+fn conversations(requests: usize) -> Workload {
+    let mut turns: Vec<(u64, u64, u64, Vec<u64>)> = Vec::new();
+    let mut next = 1_000;
+    let mut seed = 0;
+    while turns.len() < requests {
+        seed += 1;
+        let system = (even(seed, 1) * even(seed, 2) * 12.0) as u64;
+        let mut blocks: Vec<u64> = (system * 10..system * 10 + 2).collect();
+        let mut at_ms = even(seed, 3) * 3_600e3;
+        for turn in 0..1 + (-even(seed, 4).ln() * 3.0) as u64 {
+            // Median 2,000 tokens, every twentieth more than 20,000.
+            let normal = (0..6).map(|i| even(seed, 100 * turn + 10 + i)).sum::<f64>() - 3.0;
+            let added = ((normal * 2.0).exp() * 4.0).clamp(1.0, 120.0) as u64;
+            blocks.extend(next..next + added);
+            next += added;
+            let output = 20 + (even(seed, 100 * turn + 20) * 400.0) as u64;
+            turns.push((at_ms as u64, blocks.len() as u64 * 512 - 40, output, blocks.clone()));
+            at_ms += 5e3 - even(seed, 100 * turn + 30).ln() * 60e3;
+        }
+    }
+    turns.sort();
+    let line = |(at, input, output, blocks): &(u64, u64, u64, Vec<u64>)| {
+        format!(
+            "{{\"timestamp\": {at}, \"input_length\": {input}, \"output_length\": {output}, \
+             \"hash_ids\": {blocks:?}}}\n"
+        )
+    };
+    let lines: String = turns.iter().map(line).collect();
+    read(lines.as_bytes(), Select::default()).unwrap()
+}
+
+/// As fast as keeps prefill workers busy, most of whose work hits spare.
+fn busy() -> Scenario {
+    let mut scenario = Scenario { utilisation: Some(1.7), ..Scenario::default() };
+    scenario.cluster.prefill_workers = 4;
+    scenario.cluster.decode_workers = 4;
+    scenario.cluster.prefill_cache_blocks = 4_000;
+    scenario
+}
+
+fn serve(workload: &Workload, name: &str, scenario: &Scenario) -> (Outcome, Report) {
+    let entry = Entry { policy: Named::parse(name).unwrap(), scenario: scenario.clone() };
+    entry.serve(workload, &mut |_| {})
+}
+
+fn mean_s(outcome: &Outcome, from: usize) -> f64 {
+    let rows = &outcome.rows[from..];
+    rows.iter().map(|row| row.ttft_ns() as f64 / 1e9).sum::<f64>() / rows.len() as f64
+}
+
+#[test]
+fn requests_wait_less_than_under_any_published_policy() {
+    let workload = conversations(1_500);
+    let mean = |name: &str| {
+        let (outcome, report) = serve(&workload, name, &busy());
+        assert_eq!(report.rejected, 0);
+        mean_s(&outcome, 0)
+    };
+    let ours = mean("predicted_ttft");
+    for other in ["mooncake", "work_aware", "dynamo", "llmd", "exact_overlap"] {
+        let theirs = mean(other);
+        assert!(ours < 0.9 * theirs, "{ours} s, {other} {theirs} s");
+    }
+    let direct = mean("predicted_ttft_direct");
+    let theirs = mean("work_aware");
+    assert!(direct < 1.02 * theirs, "without the queue {direct} s, work_aware {theirs} s");
+}
+
+#[test]
+fn wrong_coefficients_are_made_good_in_a_thousand_requests() {
+    let workload = conversations(2_000);
+    let mut scenario = busy();
+    scenario.utilisation = Some(1.4);
+    scenario.cluster.prefill_slowness = vec![2.0];
+    let truth = coefficients(&scenario.cluster.cost);
+    let times = |factor: f64| Coefficients {
+        prefill_base_seconds: truth.prefill_base_seconds * factor,
+        prefill_seconds_per_token: truth.prefill_seconds_per_token * factor,
+        prefill_seconds_per_token_pair: truth.prefill_seconds_per_token_pair * factor,
+        ..truth
+    };
+    let informed = Scenario { told: vec![times(2.0), truth], ..scenario.clone() };
+    let informed_s = mean_s(&serve(&workload, "predicted_ttft", &informed).0, 1_000);
+    for factor in [0.5, 2.0] {
+        let wrong = Scenario { told: vec![times(factor)], learns: true, ..scenario.clone() };
+        let learned_s = mean_s(&serve(&workload, "predicted_ttft", &wrong).0, 1_000);
+        assert!(learned_s < 1.1 * informed_s, "{factor}: {learned_s} s, informed {informed_s} s");
+    }
+}
+
+#[test]
+fn the_threshold_that_finds_itself_is_as_good_as_the_best_fixed_one() {
+    let workload = conversations(1_200);
+    for (bytes_per_s, interference) in [(100e9, 0.1), (100e9, 1.0), (3e9, 0.1), (3e9, 1.0)] {
+        let mut scenario = busy();
+        scenario.cluster.decode_cache_blocks = 4_000;
+        scenario.cluster.chunk_tokens = 512;
+        scenario.cluster.interference = interference;
+        scenario.cluster.cost.transfer_bytes_per_s = bytes_per_s;
+        let good = |change: Scenario| serve(&workload, "mooncake", &change).1.good5_percent;
+        let fixed = [0.3, 0.5, 0.7, 0.9, 1.1]
+            .map(|share| good(Scenario { local_threshold: Some(share), ..scenario.clone() }));
+        let best = fixed.into_iter().fold(0.0, f64::max);
+        let auto = good(Scenario { auto_tbt_goal_ms: Some(200.0), ..scenario.clone() });
+        assert!(auto > best - 1.0, "{bytes_per_s} {interference}: {auto} %, fixed {fixed:?}");
+    }
+}

@@ -1,0 +1,243 @@
+//! `splitrail replay`: a trace through the router's decisions, in virtual time.
+
+use std::fs::File;
+use std::io::{BufReader, BufWriter, IsTerminal, Write};
+use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
+
+use splitrail::config::{self, Flow, HitThreshold, Role};
+use splitrail_replay::{Entry, Named, Report, compare, svg, sweep, table, trace};
+
+mod args;
+
+pub(crate) use args::ReplayArgs;
+
+use crate::{exit, say, say_error};
+use args::{Configured, Local};
+
+/// An exit code and what to say.
+type Failure = (u8, String);
+
+/// The policy that a configuration names.
+const CONFIGURED: &str = "configured";
+
+/// Without a configuration.
+const DEFAULT_POLICY: &str = "least_loaded";
+
+/// From which share of a prompt on decode workers serve alone where `decode_first` is
+/// configured without a threshold.
+const DEFAULT_THRESHOLD: f64 = 0.8;
+
+pub(crate) fn run(args: &ReplayArgs) -> Result<(), Failure> {
+    let mut entries = entries(args)?;
+    if !args.loads.is_empty() {
+        entries = sweep(&entries, &args.loads);
+    }
+    let file = File::open(&args.trace).map_err(|error| io_failure(&args.trace, &error))?;
+    let select = trace::Select { block_tokens: args.block_tokens, model: args.serve.as_deref() };
+    let workload = trace::read(BufReader::new(file), select)
+        .map_err(|error| (exit::DATA_ERROR, format!("{}: {error}", args.trace.display())))?;
+    let mut bar = Bar::new(entries.len() * workload.requests().len());
+    let mut reports = Vec::with_capacity(entries.len());
+    // Two of the same traffic are compared.
+    let mut outcomes = Vec::new();
+    for (i, entry) in entries.iter().enumerate() {
+        let before = i * workload.requests().len();
+        let (outcome, report) = entry.serve(&workload, &mut |count| bar.at(before + count));
+        if let Some(path) = &args.dump {
+            let path = if entries.len() == 1 { path.clone() } else { numbered(path, i) };
+            write_file(&path, |out| outcome.dump(out))?;
+        }
+        if entries.len() == 2 && args.loads.is_empty() {
+            outcomes.push(outcome);
+        }
+        reports.push(report);
+    }
+    bar.clear();
+    if let [first, second] = &outcomes[..] {
+        reports[1].differences = Some(compare::compare(&workload, first, second));
+    }
+    tell(args, &reports)
+}
+
+fn tell(args: &ReplayArgs, reports: &[Report]) -> Result<(), Failure> {
+    if let Some(path) = &args.svg {
+        write_file(path, |out| out.write_all(svg::svg(reports).as_bytes()))?;
+    }
+    let json = serde_json::to_string_pretty(reports).unwrap_or_default();
+    match &args.json {
+        Some(path) if path.as_os_str() == "-" => {
+            say(&json);
+            return Ok(());
+        }
+        Some(path) => write_file(path, |out| writeln!(out, "{json}"))?,
+        None => {}
+    }
+    say(table::table(reports).trim_end());
+    if args.losses {
+        say(&format!("\n{}", table::losses(reports).trim_end()));
+    }
+    if let [first, second] = reports
+        && let Some(differences) = &second.differences
+    {
+        let text = compare::table(differences, &first.policy, &second.policy);
+        say(&format!("\n{}", text.trim_end()));
+    }
+    Ok(())
+}
+
+/// One for each policy under each configuration.
+fn entries(args: &ReplayArgs) -> Result<Vec<Entry>, Failure> {
+    let mut entries = Vec::new();
+    let configs = if args.compare.is_empty() { &args.config } else { &args.compare };
+    let several = configs.len() > 1;
+    for path in configs {
+        let (configured, policy) = configuration(path, args.serve.as_deref())?;
+        let scenario = args.scenario(&configured);
+        for mut policy in policies(&args.policy, Some(&policy))? {
+            if several {
+                policy.name = format!("{}: {}", path.display(), policy.name);
+            }
+            entries.push(Entry { policy, scenario: scenario.clone() });
+        }
+    }
+    if configs.is_empty() {
+        let scenario = args.scenario(&Configured::default());
+        for policy in policies(&args.policy, None)? {
+            entries.push(Entry { policy, scenario: scenario.clone() });
+        }
+    }
+    Ok(entries)
+}
+
+fn policies(names: &[String], configured: Option<&Named>) -> Result<Vec<Named>, Failure> {
+    let named = |name: &str| {
+        match configured {
+        Some(policy) if name == CONFIGURED => Ok(policy.clone()),
+        _ => Named::parse(name).ok_or_else(|| {
+            let names = Named::names().join(", ");
+            let message = format!(
+                "--policy {name}: not the name of a policy ({names}, or one that a configuration can name)"
+            );
+            (exit::USAGE, message)
+        }),
+    }
+    };
+    match (names, configured) {
+        ([], Some(policy)) => Ok(vec![policy.clone()]),
+        ([], None) => Ok(vec![named(DEFAULT_POLICY)?]),
+        (names, _) => names.iter().map(|name| named(name)).collect(),
+    }
+}
+
+/// What a configuration says of a model.
+fn configuration(path: &Path, model: Option<&str>) -> Result<(Configured, Named), Failure> {
+    let loaded = config::load(path).map_err(|problems| (exit::CONFIG, problems.to_string()))?;
+    let models = loaded.config.models;
+    let found = match model {
+        Some(name) => models.into_iter().find(|model| model.name == name),
+        None => models.into_iter().next(),
+    };
+    let Some(found) = found else {
+        let message = format!("{} has no model {}", path.display(), model.unwrap_or_default());
+        return Err((exit::CONFIG, message));
+    };
+    let count = |fits: fn(Role) -> bool| {
+        let count = found.workers.iter().filter(|worker| fits(worker.role)).count();
+        (count > 0).then_some(count)
+    };
+    let local = match found.flow {
+        Flow::Aggregated => Some(Local::At(0.0)),
+        Flow::DecodeFirst => match found.cache_hit_threshold {
+            Some(HitThreshold::Auto) => Some(Local::Auto),
+            Some(HitThreshold::Ratio(ratio)) => Some(Local::At(ratio)),
+            None => Some(Local::At(DEFAULT_THRESHOLD)),
+        },
+        Flow::Auto => match found.cache_hit_threshold {
+            Some(HitThreshold::Ratio(ratio)) => Some(Local::At(ratio)),
+            Some(HitThreshold::Auto) | None => Some(Local::Auto),
+        },
+        Flow::PrefillFirst => None,
+    };
+    let configured = Configured {
+        prefill: count(|role| role == Role::Prefill),
+        decode: count(|role| role != Role::Prefill),
+        local,
+        queue: found.queue,
+    };
+    Ok((configured, Named::of(found.policy, found.queue.is_some())))
+}
+
+fn numbered(path: &Path, number: usize) -> PathBuf {
+    let stem = path.file_stem().unwrap_or_default().to_string_lossy();
+    let name = match path.extension() {
+        Some(extension) => format!("{stem}.{number}.{}", extension.to_string_lossy()),
+        None => format!("{stem}.{number}"),
+    };
+    path.with_file_name(name)
+}
+
+fn write_file(
+    path: &Path,
+    write: impl FnOnce(&mut BufWriter<File>) -> std::io::Result<()>,
+) -> Result<(), Failure> {
+    let written = File::create(path).and_then(|file| {
+        let mut out = BufWriter::new(file);
+        write(&mut out)?;
+        out.flush()
+    });
+    written.map_err(|error| io_failure(path, &error))
+}
+
+fn io_failure(path: &Path, error: &std::io::Error) -> Failure {
+    let code = match error.kind() {
+        std::io::ErrorKind::NotFound => exit::NO_INPUT,
+        _ => exit::IO_ERROR,
+    };
+    (code, format!("{}: {error}", path.display()))
+}
+
+/// A progress bar on standard error, where somebody looks and it takes a while.
+struct Bar {
+    total: usize,
+    started: Instant,
+    drawn: Option<Instant>,
+    visible: bool,
+}
+
+impl Bar {
+    /// Before that it would only flicker.
+    const PATIENCE: Duration = Duration::from_millis(500);
+    const REDRAW: Duration = Duration::from_millis(100);
+    const WIDTH: usize = 40;
+
+    fn new(total: usize) -> Self {
+        let visible = std::io::stderr().is_terminal();
+        Self { total: total.max(1), started: Instant::now(), drawn: None, visible }
+    }
+
+    fn at(&mut self, done: usize) {
+        let now = Instant::now();
+        let recent = self.drawn.is_some_and(|drawn| now - drawn < Self::REDRAW);
+        if !self.visible || recent || now - self.started < Self::PATIENCE {
+            return;
+        }
+        self.drawn = Some(now);
+        let full = done * Self::WIDTH / self.total;
+        let (full, empty) = ("#".repeat(full), ".".repeat(Self::WIDTH - full));
+        draw(&format!("\r[{full}{empty}] {:3} %", done * 100 / self.total));
+    }
+
+    fn clear(&self) {
+        if self.drawn.is_some() {
+            draw("\r\x1b[K");
+        }
+    }
+}
+
+fn draw(text: &str) {
+    let mut err = std::io::stderr().lock();
+    if let Err(error) = err.write_all(text.as_bytes()).and_then(|()| err.flush()) {
+        say_error(&error.to_string());
+    }
+}

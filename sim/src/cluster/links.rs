@@ -1,0 +1,53 @@
+//! Transfers that share a sender or a receiver.
+
+use super::cost::{CostModel, ns};
+
+/// When each worker's link is free again. Transfers take turns: one that has to wait starts
+/// when both ends are free, and has them for itself.
+#[derive(Debug)]
+pub(super) struct Links {
+    sender_free_ns: Vec<u64>,
+    receiver_free_ns: Vec<u64>,
+}
+
+impl Links {
+    pub(super) fn new(senders: usize, receivers: usize) -> Self {
+        Self { sender_free_ns: vec![0; senders], receiver_free_ns: vec![0; receivers] }
+    }
+
+    /// When a transfer that is asked for now is done.
+    pub(super) fn transfer(
+        &mut self,
+        (from, to): (usize, usize),
+        tokens: u32,
+        now_ns: u64,
+        cost: &CostModel,
+    ) -> u64 {
+        let start = now_ns.max(self.sender_free_ns[from]).max(self.receiver_free_ns[to]);
+        let free = start + ns(cost.link_s(tokens));
+        self.sender_free_ns[from] = free;
+        self.receiver_free_ns[to] = free;
+        start + cost.transfer_ns(tokens)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn transfers_wait_only_for_those_that_share_an_end() {
+        let cost = CostModel {
+            transfer_base_s: 1.0,
+            kv_bytes_per_token: 1.0,
+            transfer_bytes_per_s: 1.0,
+            ..CostModel::default()
+        };
+        let mut links = Links::new(2, 2);
+        let s = 1_000_000_000;
+        assert_eq!(links.transfer((0, 0), 4, 0, &cost), 5 * s);
+        assert_eq!(links.transfer((1, 1), 2, 0, &cost), 3 * s);
+        assert_eq!(links.transfer((0, 1), 1, s, &cost), 4 * s + 2 * s);
+        assert_eq!(links.transfer((1, 0), 1, 9 * s, &cost), 11 * s);
+    }
+}
