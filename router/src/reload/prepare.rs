@@ -59,10 +59,11 @@ impl From<Problems> for Refused {
 }
 
 /// Keys that are acted on once, at the start. All below them is meant as well.
-const FIXED: [&[&str]; 7] = [
+const FIXED: [&[&str]; 8] = [
     &["listen"],
     &["hash_seed"],
     &["fleet"],
+    &["events"],
     &["draw_seed"],
     &["ledger"],
     &["limits", "body_max_bytes"],
