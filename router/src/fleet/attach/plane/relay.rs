@@ -31,7 +31,7 @@ const LOOK: Duration = Duration::from_millis(250);
 /// How long a session may take to say that it needs a snapshot.
 const SAYS_SO: Duration = Duration::from_secs(2);
 /// How long what is said to be in the stream may take to come, while nothing else comes.
-const LATE: Duration = Duration::from_secs(3);
+const LATE: Duration = Duration::from_secs(5);
 /// Between two questions for a new snapshot.
 const ASK_AGAIN: Duration = Duration::from_secs(5);
 /// How long a side-car that has said good-bye may be silent.
@@ -139,7 +139,7 @@ impl Relay<'_> {
         if !terms::agree(&ours, &theirs) {
             self.model.count_refused("terms");
             self.model.house.count(Code::FailedPrecondition);
-            let (worker, model) = (hello.worker_id.as_str(), self.model.name.as_str());
+            let (worker, model) = (self.slot.token.as_str(), self.model.name.as_str());
             tracing::error!(
                 model,
                 worker,
@@ -190,7 +190,7 @@ impl Relay<'_> {
         let most = self.model.config.cut_off_max;
         let most = if self.has_said_bye { most.min(BYE_SILENCE) } else { most };
         if silence >= most {
-            tracing::warn!(worker = self.hello.worker_id, "nothing is heard of a side-car");
+            tracing::warn!(worker = self.slot.token, "nothing is heard of a side-car");
             return Err(Over(SOON));
         }
         self.queue().await?;
@@ -369,7 +369,7 @@ impl Relay<'_> {
             }
             Err(error) => {
                 self.model.count_snapshot("failed");
-                let worker = self.hello.worker_id.as_str();
+                let worker = self.slot.token.as_str();
                 tracing::info!(worker, %error, "a snapshot cannot be fetched: trying again");
                 // Half of one is nothing: the session forgets it with the line.
                 if has_begun { Err(Over(SOON)) } else { Ok(()) }
