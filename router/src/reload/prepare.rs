@@ -59,13 +59,14 @@ impl From<Problems> for Refused {
 }
 
 /// Keys that are acted on once, at the start. All below them is meant as well.
-const FIXED: [&[&str]; 8] = [
+const FIXED: [&[&str]; 9] = [
     &["listen"],
     &["hash_seed"],
     &["fleet"],
     &["events"],
     &["draw_seed"],
     &["ledger"],
+    &["record"],
     &["limits", "body_max_bytes"],
     &["limits", "in_flight_max"],
 ];
@@ -103,7 +104,7 @@ fn located(error: &AssembleError, source: &Source, models: &[String]) -> Refused
         AssembleError::Tokenizer { model, .. } => {
             (model, &["tokenizer", "path"], "`splitrail check` says the same")
         }
-        AssembleError::Ledger(_) | AssembleError::Defect(_) => {
+        AssembleError::File(_) | AssembleError::Defect(_) => {
             return Refused::Defect(error.to_string());
         }
     };
