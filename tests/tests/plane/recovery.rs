@@ -1,6 +1,7 @@
 //! Whatever is lost on the way, the picture becomes true again.
 
 use splitrail_plane::{async_nats::jetstream, names};
+use splitrail_tests::cluster::eventually;
 use splitrail_tests::stand::{Kind, Stand};
 
 use super::support::{metric, plan, some_traffic, stranger};
@@ -45,10 +46,17 @@ async fn a_broker_that_has_forgotten_everything_gets_it_again() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_router_too_slow_for_the_stream_gets_a_snapshot() {
-    let stand = Stand::start(plan()).await;
+    let mut stand = Stand::start(plan()).await;
     let router = stand.place(Kind::Router, "r0");
     let resyncs = metric(&stand, router, "splitrail_plane_snapshots_total", &[]).await;
     stand.pause(router);
+    // What the broker has sent to it already is not in its hands any more either.
+    let broker = stand.place(Kind::Broker, "nats");
+    stand.kill(broker);
+    stand.run(broker).await;
+    let context = jetstream::new(stranger(&stand).await);
+    let mut stream = context.get_stream(names::stream("sim")).await.unwrap();
+    let before = stream.info().await.unwrap().state.last_sequence;
     let others = stand.of(Kind::Router).into_iter().filter(|at| *at != router);
     for at in others {
         let client = splitrail_tests::Client::new(stand.posts[at].http);
@@ -57,9 +65,11 @@ async fn a_router_too_slow_for_the_stream_gets_a_snapshot() {
             assert_eq!(client.post(splitrail_tests::trial::CHAT, &body).await.status, 200);
         }
     }
+    eventually("the side-cars have published", async || {
+        stream.info().await.unwrap().state.last_sequence > before
+    })
+    .await;
     // What it has not read is gone, as if it were too old.
-    let context = jetstream::new(stranger(&stand).await);
-    let stream = context.get_stream(names::stream("sim")).await.unwrap();
     stream.purge().await.unwrap();
     stand.go_on(router);
     stand.true_picture("messages aged out").await;

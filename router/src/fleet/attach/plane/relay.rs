@@ -83,6 +83,7 @@ struct At {
 #[derive(Debug)]
 struct Need {
     reason: String,
+    since: Instant,
     /// Nothing is done before; the session may have a word to say.
     not_before: Instant,
     /// Where the last change is known to be beyond reach: the snapshot must reach there.
@@ -311,7 +312,8 @@ impl Relay<'_> {
             Some(need) => need.not_before = need.not_before.min(not_before),
             None => {
                 let reason = reason.to_owned();
-                self.need = Some(Need { reason, not_before, least: None, asked_at: None });
+                let since = Instant::now();
+                self.need = Some(Need { reason, since, not_before, least: None, asked_at: None });
             }
         }
     }
@@ -330,7 +332,12 @@ impl Relay<'_> {
         if let Some(label) = label.filter(|label| self.is_usable(label)) {
             return self.fetch(&label).await;
         }
+        // A side-car that has only begun is about to store one.
+        let has_begun = self.latest.borrow().sequence.is_some();
         let Some(need) = &mut self.need else { return Ok(()) };
+        if !has_begun && now < need.since + LATE {
+            return Ok(());
+        }
         if need.asked_at.is_none_or(|at| now >= at + ASK_AGAIN) {
             need.asked_at = Some(now);
             let reason = need.reason.clone();
