@@ -129,3 +129,35 @@ fn note(latest: &mut Latest, report: v1::PlaneReport, now: Instant) -> bool {
     latest.bye = report.bye.or(latest.bye.take());
     true
 }
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used)]
+mod tests {
+    use super::super::slots::Slots;
+    use super::*;
+
+    fn report(instance_id: &str, url: Option<&str>) -> v1::PlaneReport {
+        let hello = url.map(|url| v1::Hello { url: url.to_owned(), ..v1::Hello::default() });
+        let load = Some(v1::Load::default());
+        let instance_id = instance_id.to_owned();
+        v1::PlaneReport { instance_id, hello, load, ..v1::PlaneReport::default() }
+    }
+
+    #[test]
+    fn one_side_car_speaks_for_a_worker_until_it_is_silent() {
+        let slot = Slots::new(1).slot("w").unwrap();
+        let mut latest = slot.latest.borrow().clone();
+        let now = Instant::now();
+        assert!(note(&mut latest, report("first", Some("http://a:1")), now));
+        // Without its address nobody takes the place of another, nor with another address.
+        assert!(!note(&mut latest, report("second", None), now));
+        assert!(!note(&mut latest, report("second", Some("http://b:1")), now));
+        assert!(note(&mut latest, report("first", None), now));
+        assert_eq!(latest.load.map(|(number, _)| number), Some(2));
+        assert_eq!(latest.hello.as_ref().map(|hello| hello.url.as_str()), Some("http://a:1"));
+        // It was started again where it was; somebody else comes when it is gone.
+        assert!(note(&mut latest, report("again", Some("http://a:1")), now));
+        assert!(note(&mut latest, report("other", Some("http://b:1")), now + OCCUPIED));
+        assert_eq!(latest.instance_id, "other");
+    }
+}
