@@ -148,30 +148,24 @@ impl Stand {
                 args.extend(plan.engine.clone());
                 posts.push(Post::new(Kind::Engine, &name, args, http, 0));
                 let engine = format!("http://{}", loopback(http));
-                let args = [
-                    "--engine",
-                    &engine,
-                    "--listen",
-                    &loopback(listen).to_string(),
-                    "--router",
-                    &attach.join(","),
-                    "--role",
-                    role,
-                    "--id",
-                    &name,
-                ];
+                let (at, role) = (loopback(listen), role.to_owned());
                 let args = match broker {
-                    None => args.map(str::to_owned).to_vec(),
+                    None => side_car_flags([
+                        engine,
+                        at.to_string(),
+                        attach.join(","),
+                        role,
+                        name.clone(),
+                    ]),
                     Some(broker) => {
-                        let listen = loopback(listen);
-                        let login = &plan.login;
-                        let keys = format!(
-                            "engine: \"{engine}\"\nlisten: \"{listen}\"\nrole: {role}\nid: {name}\n\
-                             events: {{ kind: nats, servers: [\"nats://{broker}\"]{login} }}\n"
+                        let events = format!(
+                            "{{ kind: nats, servers: [\"nats://{broker}\"]{} }}",
+                            plan.login
                         );
-                        let path = folder.path().join(format!("{name}.shim.yaml"));
-                        std::fs::write(&path, keys).expect("a configuration");
-                        vec!["--config".to_owned(), path.display().to_string()]
+                        side_car_file(
+                            folder.path(),
+                            [engine, at.to_string(), events, role, name.clone()],
+                        )
                     }
                 };
                 posts.push(Post::new(Kind::SideCar, &name, args, listen, 0));
@@ -328,6 +322,23 @@ impl Post {
         };
         self.process = Some(process);
     }
+}
+
+/// The flags of a side-car that attaches to routers.
+fn side_car_flags(values: [String; 5]) -> Vec<String> {
+    let flags = ["--engine", "--listen", "--router", "--role", "--id"];
+    flags.into_iter().zip(values).flat_map(|(flag, value)| [flag.to_owned(), value]).collect()
+}
+
+/// The file of one that speaks over a broker.
+fn side_car_file(folder: &Path, values: [String; 5]) -> Vec<String> {
+    let [engine, listen, events, role, id] = values;
+    let keys = format!(
+        "engine: \"{engine}\"\nlisten: \"{listen}\"\nevents: {events}\nrole: {role}\nid: {id}\n"
+    );
+    let path = folder.join(format!("{id}.shim.yaml"));
+    std::fs::write(&path, keys).expect("a configuration");
+    vec!["--config".to_owned(), path.display().to_string()]
 }
 
 fn router_config(

@@ -249,7 +249,8 @@ impl FleetService for Door {
             return Err(Status::resource_exhausted("`fleet.attach_max` side-cars are attached"));
         }
         tasks.spawn(
-            Arc::clone(&self.house).receive(Inbound::Stream(request.into_inner()), outbound),
+            Arc::clone(&self.house)
+                .receive(Inbound::Stream(Box::new(request.into_inner())), outbound),
         );
         drop(tasks);
         let answers = stream::unfold(answers, async |mut answers| {

@@ -46,7 +46,10 @@ pub(super) async fn greet(
 ) -> Result<Guest, Status> {
     let first = tokio::time::timeout(PATIENCE, inbound.said()).await;
     let first = first.map_err(|_| Status::unavailable("no hello came in time"))??;
-    let Some(Said::Message(Some(Message::Hello(hello)))) = first else {
+    let Some(Said::Message(Some(first))) = first else {
+        return Err(Status::invalid_argument("the first message must be `hello`"));
+    };
+    let Message::Hello(hello) = *first else {
         return Err(Status::invalid_argument("the first message must be `hello`"));
     };
     let serving = core.serving();

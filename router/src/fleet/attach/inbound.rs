@@ -8,7 +8,7 @@ use tonic::{Status, Streaming};
 /// Where they come from.
 pub(super) enum Inbound {
     /// Its own stream.
-    Stream(Streaming<v1::AttachRequest>),
+    Stream(Box<Streaming<v1::AttachRequest>>),
     /// The event plane.
     Plane(Relayed),
 }
@@ -23,7 +23,7 @@ pub(super) struct Relayed {
 /// What is said.
 pub(super) enum Said {
     /// As on a stream; none if only a later version knows.
-    Message(Option<Message>),
+    Message(Option<Box<Message>>),
     /// All that was said of blocks is still true.
     InStep,
     /// Nobody can tell whether it is.
@@ -36,7 +36,7 @@ impl Inbound {
         match self {
             Self::Stream(stream) => {
                 let request = stream.message().await?;
-                Ok(request.map(|request| Said::Message(request.message)))
+                Ok(request.map(|request| Said::Message(request.message.map(Box::new))))
             }
             Self::Plane(relayed) => Ok(relayed.said.recv().await),
         }

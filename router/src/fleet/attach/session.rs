@@ -274,7 +274,9 @@ impl Session {
 
     async fn hear(&mut self, said: Said, line: &mut Line) -> Result<(), Status> {
         match (said, &self.known) {
-            (Said::Message(message), _) => return self.take(message, line).await,
+            (Said::Message(message), _) => {
+                return self.take(message.map(|message| *message), line).await;
+            }
             (Said::InStep, Some(known)) if !line.resync.is_open() && known.blocks.is_whole() => {
                 known.believe();
             }

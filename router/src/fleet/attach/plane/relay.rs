@@ -149,7 +149,7 @@ impl Relay<'_> {
             return Err(Over(REFUSED));
         }
         self.hello = hello.clone();
-        self.say(Said::Message(Some(Message::Hello(hello)))).await?;
+        self.tell(Message::Hello(hello)).await?;
         let answer = tokio::time::timeout(WELCOME, self.answers.recv()).await;
         match answer.ok().flatten() {
             Some(Ok(v1::AttachResponse { message: Some(Answer::Welcome(welcome)) })) => {
@@ -229,18 +229,18 @@ impl Relay<'_> {
         }
         if hello.capabilities != self.hello.capabilities {
             let capabilities = hello.capabilities.clone().unwrap_or_default();
-            self.say(Said::Message(Some(Message::Capabilities(capabilities)))).await?;
+            self.tell(Message::Capabilities(capabilities)).await?;
         }
         self.hello = hello;
         if let Some(bye) = latest.bye.filter(|_| !self.has_said_bye) {
             self.has_said_bye = true;
-            self.say(Said::Message(Some(Message::Bye(bye)))).await?;
+            self.tell(Message::Bye(bye)).await?;
         }
         if let Some((number, load)) = latest.load
             && number != self.load_number
         {
             self.load_number = number;
-            self.say(Said::Message(Some(Message::Load(load)))).await?;
+            self.tell(Message::Load(load)).await?;
         }
         let (mirror_id, sequence) = (latest.mirror_id, latest.sequence);
         let since = Instant::now();
@@ -279,14 +279,14 @@ impl Relay<'_> {
                 self.slot.put_back(bytes, message);
                 self.at = None;
                 self.need("gap", SAYS_SO);
-                return self.say(Said::Message(Some(Message::Events(events)))).await;
+                return self.tell(Message::Events(events)).await;
             }
             for events in message.events {
                 let at = self.at.get_or_insert_with(|| at.clone());
                 if events.sequence == at.sequence + 1 {
                     at.sequence = events.sequence;
                     self.moved_at = Instant::now();
-                    self.say(Said::Message(Some(Message::Events(events)))).await?;
+                    self.tell(Message::Events(events)).await?;
                 }
             }
         }
@@ -394,7 +394,7 @@ impl Relay<'_> {
             match fetch.part().await {
                 Ok(Some(part)) => {
                     *has_begun = true;
-                    self.say(Said::Message(Some(Message::Snapshot(part)))).await?;
+                    self.tell(Message::Snapshot(part)).await?;
                 }
                 Ok(None) if *has_begun => return Ok(Ok(At { mirror_id, sequence })),
                 Ok(None) => return Ok(Err(std::io::ErrorKind::UnexpectedEof.into())),
@@ -431,6 +431,10 @@ impl Relay<'_> {
             return self.say(Said::OutOfStep).await;
         }
         Ok(())
+    }
+
+    async fn tell(&self, message: Message) -> Result<(), Over> {
+        self.say(Said::Message(Some(Box::new(message)))).await
     }
 
     async fn say(&self, said: Said) -> Result<(), Over> {
