@@ -136,6 +136,9 @@ fn every_documented_default_is_the_default() {
         {
             text.push_str(source);
         }
+        if path.starts_with("events.") {
+            text.push_str("events: { kind: nats, servers: ['nats://a:1'] }\n");
+        }
         if path.ends_with(".workers") {
             let (start, _workers) = text.split_once("    workers:").unwrap();
             text = format!("{start}{}", SOURCES[0].1);
@@ -166,6 +169,7 @@ fn pointer(path: &str) -> String {
 /// The few forms that defaults are documented in.
 fn as_json(text: &str) -> Value {
     match text {
+        "{ kind: direct }" => serde_json::json!({ "kind": "direct" }),
         "{ kind: least_loaded }" => serde_json::json!({ "kind": "least_loaded" }),
         _ => serde_json::from_str(text).unwrap_or_else(|_| Value::String(text.to_owned())),
     }
