@@ -73,21 +73,15 @@ fn unknown_keys_are_refused_at_every_level() {
 
 #[test]
 fn what_later_versions_may_have_is_named_as_such() {
-    let top = ["tls", "tenants", "queue", "cache_isolation"];
+    let top = ["tls", "tenants", "cache_isolation"];
     let mut cases: Vec<(String, String)> = Vec::new();
     for key in top {
         cases.push((key.to_owned(), valid_but("hash_seed: 7", &format!("hash_seed: 7\n{key}: 1"))));
     }
     let isolation = valid_but("  - name: big\n", "  - name: big\n    cache_isolation: 1\n");
     cases.push(("models[0].cache_isolation".to_owned(), isolation));
-    for (from, key, value) in [
-        ("kind: huggingface", "tokenizer", "engine"),
-        ("kind: kv_overlap", "policy", "power_of_two"),
-        ("kind: kv_overlap", "policy", "predicted_ttft"),
-    ] {
-        let text = valid_but(from, &format!("kind: {value}"));
-        cases.push((format!("models[0].{key}.kind: {value}"), text));
-    }
+    let text = valid_but("kind: huggingface", "kind: engine");
+    cases.push(("models[0].tokenizer.kind: engine".to_owned(), text));
     for (name, text) in cases {
         let (_, _, told) = only_problem(&text);
         assert!(told.starts_with(&format!("`{name}` is not supported by this version")), "{told}");
