@@ -136,6 +136,12 @@ fn every_documented_default_is_the_default() {
         {
             text.push_str(source);
         }
+        if path.contains(".queue.") {
+            text.push_str("    queue: {}\n");
+        }
+        if path.contains(".shadow.policy.") {
+            text.push_str("    shadow: { policy: { kind: kv_overlap } }\n");
+        }
         if path.starts_with("events.") {
             text.push_str("events: { kind: nats, servers: ['nats://a:1'] }\n");
         }
