@@ -106,7 +106,8 @@ mod tests {
     use super::*;
 
     fn part(rank: u32, last: bool) -> SnapshotPart {
-        SnapshotPart { mirror_id: "m".to_owned(), sequence: 7, rank, runs: Vec::new(), last }
+        let mirror_id = "m".to_owned();
+        SnapshotPart { mirror_id, sequence: 7, rank, last, ..SnapshotPart::default() }
     }
 
     #[tokio::test]
