@@ -24,9 +24,9 @@ pub use splitrail_settings::{Problem, Problems, ResolvedSecret, SecretError};
 
 /// What the checks of this file say and know.
 const DIALECT: Dialect = Dialect {
-    later_keys: &["cache_isolation", "events", "tenants", "tls"],
+    later_keys: &["cache_isolation", "tenants", "tls"],
     later_values: &[("tokenizer", "engine")],
-    secret_keys: &["engine_api_key", "fleet.token"],
+    secret_keys: &["engine_api_key", "fleet.token", "events.login"],
     empty: "start from deploy/splitrail.example.yaml",
     too_large: "split the fleet over several routers",
 };
@@ -137,6 +137,9 @@ fn anchor_paths(config: &mut Config, base_dir: &Path) {
     if let Some(tls) = &mut config.fleet.tls {
         let paths = [&mut tls.cert, &mut tls.key].into_iter().chain(&mut tls.client_ca);
         paths.for_each(|path| *path = base_dir.join(&*path));
+    }
+    if let Events::Nats(events) = &mut config.events {
+        events.anchor(base_dir);
     }
     for model in &mut config.models {
         if let TokenizerConfig::Huggingface { path } = &mut model.tokenizer {

@@ -15,7 +15,7 @@ use tokio_util::sync::CancellationToken;
 use crate::admission::{Admission, Share, ShareKey};
 use crate::assemble::Books;
 use crate::config::model::{
-    Config, FleetConfig, GateKind, Limits, Model, OnNoPrefill, RequestFlow,
+    Config, Events, FleetConfig, GateKind, Limits, Model, OnNoPrefill, RequestFlow,
 };
 use crate::error::{Error, Kind};
 use crate::fleet::budget::RetryBudget;
@@ -156,6 +156,10 @@ pub struct Core {
     pub hash_seed: HashSeed,
     /// How side-cars attach.
     pub fleet: FleetConfig,
+    /// How their words come here.
+    pub events: Events,
+    /// The port of the HTTP door, as configured.
+    pub http_port: u16,
     /// Where workers may be that the configuration does not name.
     pub networks: Networks,
     /// Counters.
@@ -199,6 +203,8 @@ impl Core {
             hash_seed: HashSeed(config.hash_seed),
             networks: Networks::new(&fleet.networks),
             fleet,
+            events: config.events.clone(),
+            http_port: config.listen.http.port(),
             metrics,
             decisions: Decisions::new(limits.decisions_kept),
             books,

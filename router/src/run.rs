@@ -14,7 +14,7 @@ use tokio_util::sync::CancellationToken;
 pub use splitrail_settings::process::write_whole;
 
 use crate::admin::{self, Admin};
-use crate::config::Listen;
+use crate::config::{Events, Listen};
 use crate::core::Core;
 use crate::fleet::Fleet;
 use crate::fleet::attach::FleetDoor;
@@ -94,8 +94,9 @@ impl Running {
             admin: admin_socket.local_addr()?,
         };
         let fleet = Fleet::start(Arc::clone(&core)).map_err(io::Error::other)?;
-        let open = |socket| FleetDoor::open(Arc::clone(&core), Arc::clone(&fleet), socket);
-        let fleet_door = fleet_socket.map(open).transpose()?;
+        let is_open = fleet_socket.is_some() || matches!(core.events, Events::Nats(_));
+        let open = || FleetDoor::open(Arc::clone(&core), Arc::clone(&fleet), fleet_socket);
+        let fleet_door = is_open.then(open).transpose()?;
         let stop = CancellationToken::new();
         let mut doors = JoinSet::new();
         let doorway = |name, routes| {

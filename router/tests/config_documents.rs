@@ -150,6 +150,9 @@ fn every_documented_default_is_the_default() {
         if path.contains("[].workers[].costs.") {
             text = text.replace("kv_events: 'tcp://w:2'", "kv_events: 'tcp://w:2', costs: {}");
         }
+        if path.starts_with("events.") {
+            text.push_str("events: { kind: nats, servers: ['nats://a:1'] }\n");
+        }
         if path.ends_with(".workers") {
             let (start, _workers) = text.split_once("    workers:").unwrap();
             text = format!("{start}{}", SOURCES[0].1);

@@ -3,6 +3,7 @@
 
 pub mod binary;
 pub mod books;
+pub mod broker;
 pub mod canned;
 pub mod client;
 pub mod cluster;

@@ -34,13 +34,28 @@ impl Process {
 
     async fn run(program: &str, name: &str, folder: &Path, args: &[String]) -> Self {
         let ready_file = folder.join(format!("{name}.ready.json"));
-        let log = folder.join(format!("{name}.log"));
         // Of an earlier process of this name.
         let _absent = std::fs::remove_file(&ready_file);
-        let child = Command::new(built(program))
+        let mut args = args.to_vec();
+        args.extend(["--ready-file".to_owned(), ready_file.display().to_string()]);
+        let mut process =
+            Self::of(&built(program), name, folder, &args, &|| ready_file.is_file()).await;
+        let ready = std::fs::read(&ready_file).expect("a ready file");
+        process.ready = serde_json::from_slice(&ready).expect("JSON");
+        process
+    }
+
+    /// Starts any program, and waits until it is ready.
+    pub async fn of(
+        program: &Path,
+        name: &str,
+        folder: &Path,
+        args: &[String],
+        is_ready: &(dyn Fn() -> bool + Sync),
+    ) -> Self {
+        let log = folder.join(format!("{name}.log"));
+        let child = Command::new(program)
             .args(args)
-            .arg("--ready-file")
-            .arg(&ready_file)
             .env("RUST_LOG", "info")
             .stdin(Stdio::null())
             .stdout(Stdio::null())
@@ -52,11 +67,9 @@ impl Process {
             if let Some(status) = process.child.try_wait().expect("a status") {
                 panic!("{} ended: {status}\n{}", process.name, process.log());
             }
-            ready_file.is_file()
+            is_ready()
         })
         .await;
-        let ready = std::fs::read(&ready_file).expect("a ready file");
-        process.ready = serde_json::from_slice(&ready).expect("JSON");
         process
     }
 
@@ -93,7 +106,7 @@ impl Process {
         self.send("HUP");
     }
 
-    fn send(&self, signal: &str) {
+    pub(crate) fn send(&self, signal: &str) {
         let pid = self.child.id();
         let sent = Command::new("sh").args(["-c", &format!("kill -{signal} {pid}")]).status();
         assert!(sent.expect("a shell").success(), "SIG{signal} to {}", self.name);

@@ -10,6 +10,7 @@ use serde_json::{Value, json};
 use splitrail::quickstart::write_tokenizer;
 use tempfile::TempDir;
 
+use crate::broker;
 use crate::client::Client;
 use crate::process::Process;
 
@@ -19,6 +20,8 @@ const RECOVERY: Duration = Duration::from_secs(45);
 /// What a process is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Kind {
+    /// The broker of the event plane.
+    Broker,
     /// A simulated engine.
     Engine,
     /// The side-car of the engine of the same place.
@@ -64,6 +67,14 @@ pub struct Plan {
     pub engine: Vec<String>,
     /// Data-parallel ranks of each engine.
     pub ranks: u16,
+    /// Whether side-cars and routers speak over a broker.
+    pub broker: bool,
+    /// Further lines of the broker's configuration.
+    pub broker_config: String,
+    /// Further keys of the routers' `events`, behind a comma.
+    pub events: String,
+    /// Further keys of everybody's, likewise.
+    pub login: String,
     /// The addresses of routers that side-cars attach to, from the routers' own: where something
     /// stands between.
     pub between: fn(SocketAddr) -> SocketAddr,
@@ -79,6 +90,10 @@ impl Default for Plan {
             top: String::new(),
             engine: Vec::new(),
             ranks: 1,
+            broker: false,
+            broker_config: String::new(),
+            events: String::new(),
+            login: String::new(),
             between: |address| address,
         }
     }
@@ -116,10 +131,16 @@ impl Stand {
         write_tokenizer(folder.path()).expect("tokenizer files");
         let mut posts = Vec::new();
         let mut attach = Vec::new();
+        let broker = plan.broker.then(|| {
+            let [port] = free_ports();
+            let args = broker::arguments("nats", folder.path(), port, &plan.broker_config);
+            posts.push(Post::new(Kind::Broker, "nats", args, port, 0));
+            loopback(port)
+        });
         for place in 0..plan.routers {
             let [http, admin, fleet] = free_ports();
             let name = format!("r{place}");
-            let config = router_config(folder.path(), &name, &plan, [http, admin, fleet]);
+            let config = router_config(folder.path(), &name, &plan, [http, admin, fleet], broker);
             attach.push((plan.between)(loopback(fleet)).to_string());
             let args = ["serve".to_owned(), "--config".into(), config.display().to_string()];
             posts.push(Post::new(Kind::Router, &name, args.to_vec(), http, admin));
@@ -143,25 +164,32 @@ impl Stand {
                 args.extend(plan.engine.clone());
                 posts.push(Post::new(Kind::Engine, &name, args, http, 0));
                 let engine = format!("http://{}", loopback(http));
-                let args = [
-                    "--engine",
-                    &engine,
-                    "--listen",
-                    &loopback(listen).to_string(),
-                    "--router",
-                    &attach.join(","),
-                    "--role",
-                    role,
-                    "--id",
-                    &name,
-                ];
-                let args = args.map(str::to_owned).to_vec();
+                let (at, role) = (loopback(listen), role.to_owned());
+                let args = match broker {
+                    None => side_car_flags([
+                        engine,
+                        at.to_string(),
+                        attach.join(","),
+                        role,
+                        name.clone(),
+                    ]),
+                    Some(broker) => {
+                        let events = format!(
+                            "{{ kind: nats, servers: [\"nats://{broker}\"]{} }}",
+                            plan.login
+                        );
+                        side_car_file(
+                            folder.path(),
+                            [engine, at.to_string(), events, role, name.clone()],
+                        )
+                    }
+                };
                 posts.push(Post::new(Kind::SideCar, &name, args, listen, 0));
             }
         }
         let mut stand = Self { posts, folder };
         // Engines first: a side-car is ready once it has reached its own.
-        for kind in [Kind::Engine, Kind::Router, Kind::SideCar] {
+        for kind in [Kind::Broker, Kind::Engine, Kind::Router, Kind::SideCar] {
             for at in stand.of(kind) {
                 stand.run(at).await;
             }
@@ -199,6 +227,22 @@ impl Stand {
         process.terminate();
         let status = process.ended().await;
         assert!(status.success(), "{}: {status}\n{}", post.name, process.log());
+    }
+
+    /// SIGSTOP.
+    pub fn pause(&self, at: usize) {
+        self.posts[at].process.as_ref().expect("a process").send("STOP");
+    }
+
+    /// SIGCONT.
+    pub fn go_on(&self, at: usize) {
+        self.posts[at].process.as_ref().expect("a process").send("CONT");
+    }
+
+    /// Throws away what the broker keeps, which must not run.
+    pub fn lose_broker_store(&self) {
+        let store = self.folder.path().join("nats.store");
+        std::fs::remove_dir_all(store).expect("a store");
     }
 
     /// What a process has logged.
@@ -290,6 +334,7 @@ impl Post {
     async fn run(&mut self, folder: &Path) {
         let log = format!("{}-{:?}", self.name, self.kind);
         let process = match self.kind {
+            Kind::Broker => broker::start(&log, folder, &self.args, self.http).await,
             Kind::SideCar => Process::side_car(&log, folder, &self.args).await,
             Kind::Engine | Kind::Router => Process::start(&log, folder, &self.args).await,
         };
@@ -297,11 +342,43 @@ impl Post {
     }
 }
 
-fn router_config(folder: &Path, name: &str, plan: &Plan, ports: [u16; 3]) -> PathBuf {
+/// The flags of a side-car that attaches to routers.
+fn side_car_flags(values: [String; 5]) -> Vec<String> {
+    let flags = ["--engine", "--listen", "--router", "--role", "--id"];
+    flags.into_iter().zip(values).flat_map(|(flag, value)| [flag.to_owned(), value]).collect()
+}
+
+/// The file of one that speaks over a broker.
+fn side_car_file(folder: &Path, values: [String; 5]) -> Vec<String> {
+    let [engine, listen, events, role, id] = values;
+    let keys = format!(
+        "engine: \"{engine}\"\nlisten: \"{listen}\"\nevents: {events}\nrole: {role}\nid: {id}\n"
+    );
+    let path = folder.join(format!("{id}.shim.yaml"));
+    std::fs::write(&path, keys).expect("a configuration");
+    vec!["--config".to_owned(), path.display().to_string()]
+}
+
+fn router_config(
+    folder: &Path,
+    name: &str,
+    plan: &Plan,
+    ports: [u16; 3],
+    broker: Option<SocketAddr>,
+) -> PathBuf {
     let [http, admin, fleet] = ports.map(loopback);
     let (model, top) = (indented(&plan.model), &plan.top);
+    let (fleet, events) = match broker {
+        None => (format!(", fleet: \"{fleet}\""), String::new()),
+        Some(broker) => {
+            let more = format!("{}{}", plan.events, plan.login);
+            let servers = format!("servers: [\"nats://{broker}\"], durable: {name}");
+            (String::new(), format!("events: {{ kind: nats, {servers}{more} }}"))
+        }
+    };
     let yaml = format!(
-        "listen: {{ http: \"{http}\", admin: \"{admin}\", fleet: \"{fleet}\" }}
+        "listen: {{ http: \"{http}\", admin: \"{admin}\"{fleet} }}
+{events}
 limits: {{ drain_delay: 500ms, drain_grace: 20s }}
 {top}
 models:

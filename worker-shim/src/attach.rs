@@ -27,6 +27,8 @@ use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 
 pub use self::address::{Address, AddressError};
+pub(crate) use self::load::LoadTeller;
+pub(crate) use self::refusal::PROTOCOL;
 pub use self::refusal::Refusal;
 pub use self::status::{RouterStatus, Stage, Status};
 pub use self::token::Token;

@@ -16,7 +16,7 @@ mod rules;
 #[cfg(test)]
 mod tests;
 
-pub use model::{Config, Drain, Limits, Role, Tls};
+pub use model::{Config, Drain, Events, Limits, Role, Tls};
 
 /// The environment variable that holds the token, where nothing else names one.
 pub const TOKEN_VARIABLE: &str = "SPLITRAIL_FLEET_TOKEN";
@@ -25,7 +25,7 @@ pub const TOKEN_VARIABLE: &str = "SPLITRAIL_FLEET_TOKEN";
 const DIALECT: Dialect = Dialect {
     later_keys: &[],
     later_values: &[],
-    secret_keys: &["token", "engine_api_key"],
+    secret_keys: &["token", "engine_api_key", "events.login"],
     empty: "start from deploy/side-car/splitrail-shim.yaml",
     too_large: "a side-car's file is a few lines",
 };

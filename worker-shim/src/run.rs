@@ -18,10 +18,11 @@ mod follow;
 mod settings;
 
 use crate::attach;
-use crate::config::{Config, Role};
+use crate::config::{Config, Events, Role};
 use crate::drain::{self, View, Waiting};
 use crate::engine::{Busy, Engine};
 use crate::mirror::{self, Mirror};
+use crate::plane;
 use crate::proxy::{self, Ask, Proxy, Residency, Traffic};
 use crate::status::Status;
 use crate::telemetry::Metrics;
@@ -104,12 +105,15 @@ impl Running {
             ..mirror::Config::default()
         });
         let attached = attach::Status::default();
+        let published = plane::Status::default();
+        let published = matches!(config.events, Events::Nats(_)).then_some(published);
         let status = Arc::new(Status {
             id: config.id.clone(),
             role: config.role,
             engine: engine.clone(),
             mirror: mirror.clone(),
             routers: attached.clone(),
+            plane: published.clone(),
             metrics: Arc::clone(&metrics),
             draining: AtomicBool::new(false),
         });
@@ -128,6 +132,7 @@ impl Running {
         let mut parts = JoinSet::new();
         parts.spawn(follow::run(follow::Follow {
             attach: settings::attach(&config, address, attached)?,
+            plane: settings::plane(&config, address, published.unwrap_or_default()),
             mirror,
             engine: engine.clone(),
             leaving: leaving.clone(),

@@ -14,6 +14,7 @@ use crate::attach::{self, Stage};
 use crate::config::Role;
 use crate::engine::Engine;
 use crate::mirror::Mirror;
+use crate::plane;
 use crate::telemetry::Metrics;
 
 /// What the answers are made of.
@@ -28,6 +29,8 @@ pub struct Status {
     pub mirror: Mirror,
     /// How each router stands.
     pub routers: attach::Status,
+    /// How the event plane stands, if there is one.
+    pub plane: Option<plane::Status>,
     /// Metrics.
     pub metrics: Arc<Metrics>,
     /// Whether the stop signal was received.
@@ -90,6 +93,11 @@ impl Status {
             let lag = metrics.router_lag_changes.with_label_values(&[&address]);
             lag.set(i64::try_from(router.lag()).unwrap_or(i64::MAX));
         }
+        if let Some(plane) = self.plane.as_ref().map(plane::Status::get) {
+            metrics.broker_connected.set(plane.connected.into());
+            metrics.broker_lag_changes.set(i64::try_from(plane.lag).unwrap_or(i64::MAX));
+            metrics.broker_losses.set(i64::try_from(plane.losses).unwrap_or(i64::MAX));
+        }
         for rank in &mirror.ranks {
             let name = rank.rank.to_string();
             metrics.mirror_current.with_label_values(&[&name]).set(rank.current.into());
@@ -126,6 +134,16 @@ impl Status {
         self.routers.routers().iter().map(router).collect()
     }
 
+    fn events(&self) -> Option<Value> {
+        let plane = self.plane.as_ref()?.get();
+        Some(json!({
+            "kind": "nats", "connected": plane.connected,
+            "published_sequence": plane.published_sequence, "lag": plane.lag,
+            "snapshots": plane.snapshots, "losses": plane.losses,
+            "failures": plane.failures, "last_error": plane.last_error,
+        }))
+    }
+
     fn page(&self) -> Value {
         let identity = self.engine.identity.borrow().clone();
         let mirror = self.mirror.status();
@@ -154,6 +172,7 @@ impl Status {
             "capabilities": capabilities(&self.engine.capabilities.borrow()),
             "load": self.load(),
             "routers": self.routers(),
+            "events": self.events(),
             "mirror": {
                 "mirror_id": mirror.mirror_id, "sequence": mirror.sequence,
                 "ring_changes": mirror.ring_changes, "ring_bytes": mirror.ring_bytes,

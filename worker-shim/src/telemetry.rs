@@ -27,6 +27,12 @@ pub struct Metrics {
     pub router_live: IntGaugeVec,
     /// Changes that a router was sent and has not in its index yet.
     pub router_lag_changes: IntGaugeVec,
+    /// 1 while there is a connection to the broker.
+    pub broker_connected: IntGauge,
+    /// Changes that are not in the broker's stream yet.
+    pub broker_lag_changes: IntGauge,
+    /// How often changes were lost on the way there, so that only a snapshot leads on.
+    pub broker_losses: IntGauge,
     /// 1 from the stop signal on.
     pub draining: IntGauge,
 }
@@ -89,6 +95,18 @@ impl Metrics {
                 "router_lag_changes",
                 "Changes that the router was sent and has not in its index yet.",
                 &["router"],
+            )?,
+            broker_connected: gauge(
+                "broker_connected",
+                "Whether there is a connection to the broker: 0 or 1.",
+            )?,
+            broker_lag_changes: gauge(
+                "broker_lag_changes",
+                "Changes that are not in the broker's stream yet.",
+            )?,
+            broker_losses: gauge(
+                "broker_losses",
+                "How often changes were lost on the way to the broker: a snapshot led on.",
             )?,
             draining: gauge("draining", "Whether the side-car is about to stop: 0 or 1.")?,
             registry,

@@ -19,6 +19,7 @@ mod canary;
 mod connector;
 mod costs;
 mod discovery;
+mod events;
 mod fleet;
 mod flow;
 mod health;
@@ -31,6 +32,7 @@ pub use canary::{CanaryConfig, DriftConfig};
 pub use connector::{Connector, Network, NotANetwork};
 pub use costs::CostsConfig;
 pub use discovery::{AddressFamily, Discovery, DnsDiscovery, KubernetesDiscovery, PodPort};
+pub use events::{Events, NatsEvents, Storage};
 pub use fleet::{FleetConfig, FleetTls};
 pub use flow::{BreakerConfig, Flow, Gate, GateKind, RequestFlow, Retries};
 pub use health::{EjectionConfig, HealthConfig};
@@ -59,6 +61,9 @@ pub struct Config {
     /// How side-cars attach, and where workers may be that the file does not name.
     #[serde(default)]
     pub fleet: FleetConfig,
+    /// How side-cars' words come to this router.
+    #[serde(default)]
+    pub events: Events,
     /// What is written down of requests that have ended.
     #[serde(default)]
     pub ledger: Ledger,

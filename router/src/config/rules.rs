@@ -11,6 +11,7 @@ use serde::de::DeserializeOwned;
 
 mod connector;
 mod discovery;
+mod events;
 mod fleet;
 mod flow;
 mod health;
@@ -35,6 +36,7 @@ pub(super) fn check(root: &Node, base_dir: &Path, report: &mut Report) {
     }
     fleet::check(root, base_dir, report);
     limits::check(root, report);
+    events::check(root, base_dir, report);
     let mut names = Names { seen: HashMap::new() };
     let models = root.get("models").map(Node::items).unwrap_or_default();
     for (index, model) in models.iter().enumerate() {

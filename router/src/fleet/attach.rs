@@ -7,7 +7,9 @@
 mod blocks;
 mod connection;
 mod greet;
+mod inbound;
 mod line;
+mod plane;
 mod seats;
 mod session;
 mod tls;
@@ -36,9 +38,10 @@ pub use tls::read_tls;
 pub use tokens::Tokens;
 
 use super::Fleet;
-use crate::config::model::FleetConfig;
+use crate::config::model::{Events, FleetConfig};
 use crate::core::{Core, random_id};
 use connection::Peer;
+use inbound::Inbound;
 use seats::{Newcomer, Outbound, Seated, Seats};
 use session::Session;
 
@@ -78,28 +81,18 @@ pub struct FleetDoor {
 }
 
 impl FleetDoor {
-    /// Opens it on a bound listener.
+    /// Opens it on a bound listener, and over the event plane; as far as they are configured.
     ///
     /// # Errors
     /// Tokens or certificates that cannot be had.
-    pub fn open(core: Arc<Core>, fleet: Arc<Fleet>, listener: TcpListener) -> io::Result<Self> {
-        let config = core.fleet.clone();
-        let mut server = Server::builder()
-            .http2_keepalive_interval(Some(KEEP_ALIVE))
-            .http2_keepalive_timeout(Some(KEEP_ALIVE))
-            .max_concurrent_streams(STREAMS_MAX)
-            .http2_max_header_list_size(HEADERS_MAX_BYTES);
-        if let Some(tls) = &config.tls {
-            let failed = |(key, why)| io::Error::other(format!("fleet.tls.{key} {why}"));
-            let tls = read_tls(tls).map_err(failed)?.timeout(connection::PROOF);
-            server = server.tls_config(tls).map_err(io::Error::other)?;
-        }
-        let tokens = config.token.clone().map(|source| Tokens::open(source, Instant::now()));
-        let failed = |error| io::Error::other(format!("fleet.token: {error}"));
-        let tokens = tokens.transpose().map_err(failed)?;
+    pub fn open(
+        core: Arc<Core>,
+        fleet: Arc<Fleet>,
+        listener: Option<TcpListener>,
+    ) -> io::Result<Self> {
+        let (config, events) = (core.fleet.clone(), core.events.clone());
         let stop = CancellationToken::new();
         let tasks = Tasks::default();
-        let connections_max = config.attach_max + CONNECTIONS_BESIDE;
         let house = Arc::new(House {
             router_id: random_id(),
             seats: Arc::new(Seats::new(Arc::clone(&fleet), config.attach_max)),
@@ -108,17 +101,13 @@ impl FleetDoor {
             fleet,
             config,
         });
-        let door = Door { house, tokens, tasks: Arc::clone(&tasks) };
-        let service = FleetServiceServer::new(door).max_decoding_message_size(MESSAGE_MAX_BYTES);
-        let incoming = connection::incoming(listener, connections_max);
-        let until = stop.clone().cancelled_owned();
         let mut serving = JoinSet::new();
-        serving.spawn(async move {
-            let served = server.add_service(service);
-            if let Err(error) = served.serve_with_incoming_shutdown(incoming, until).await {
-                tracing::error!(%error, "the fleet listener has ended");
-            }
-        });
+        if let Events::Nats(events) = events {
+            lock(&tasks).spawn(plane::run(Arc::clone(&house), events));
+        }
+        if let Some(listener) = listener {
+            serving.spawn(serve(house, Arc::clone(&tasks), listener)?);
+        }
         Ok(Self { stop, tasks, server: serving })
     }
 
@@ -132,6 +121,38 @@ impl FleetDoor {
         };
         let _in_time = tokio::time::timeout(LAST_WORDS, ended).await;
     }
+}
+
+/// Serves side-cars that connect.
+fn serve(
+    house: Arc<House>,
+    tasks: Tasks,
+    listener: TcpListener,
+) -> io::Result<impl Future<Output = ()> + Send + 'static> {
+    let config = &house.config;
+    let mut server = Server::builder()
+        .http2_keepalive_interval(Some(KEEP_ALIVE))
+        .http2_keepalive_timeout(Some(KEEP_ALIVE))
+        .max_concurrent_streams(STREAMS_MAX)
+        .http2_max_header_list_size(HEADERS_MAX_BYTES);
+    if let Some(tls) = &config.tls {
+        let failed = |(key, why)| io::Error::other(format!("fleet.tls.{key} {why}"));
+        let tls = read_tls(tls).map_err(failed)?.timeout(connection::PROOF);
+        server = server.tls_config(tls).map_err(io::Error::other)?;
+    }
+    let tokens = config.token.clone().map(|source| Tokens::open(source, Instant::now()));
+    let failed = |error| io::Error::other(format!("fleet.token: {error}"));
+    let tokens = tokens.transpose().map_err(failed)?;
+    let incoming = connection::incoming(listener, config.attach_max + CONNECTIONS_BESIDE);
+    let until = house.stop.clone().cancelled_owned();
+    let door = Door { house, tokens, tasks };
+    let service = FleetServiceServer::new(door).max_decoding_message_size(MESSAGE_MAX_BYTES);
+    Ok(async move {
+        let served = server.add_service(service);
+        if let Err(error) = served.serve_with_incoming_shutdown(incoming, until).await {
+            tracing::error!(%error, "the fleet listener has ended");
+        }
+    })
 }
 
 impl Drop for FleetDoor {
@@ -169,11 +190,7 @@ impl House {
     }
 
     /// Takes a stream from its first message to its end.
-    async fn receive(
-        self: Arc<Self>,
-        mut inbound: Streaming<v1::AttachRequest>,
-        outbound: Outbound,
-    ) {
+    async fn receive(self: Arc<Self>, mut inbound: Inbound, outbound: Outbound) {
         let greeting = greet::greet(&self.core, &self.fleet, &mut inbound);
         let greeted = tokio::select! {
             () = self.stop.cancelled() => Err(Status::unavailable("the router stops")),
@@ -231,7 +248,10 @@ impl FleetService for Door {
             self.house.count(Code::ResourceExhausted);
             return Err(Status::resource_exhausted("`fleet.attach_max` side-cars are attached"));
         }
-        tasks.spawn(Arc::clone(&self.house).receive(request.into_inner(), outbound));
+        tasks.spawn(
+            Arc::clone(&self.house)
+                .receive(Inbound::Stream(Box::new(request.into_inner())), outbound),
+        );
         drop(tasks);
         let answers = stream::unfold(answers, async |mut answers| {
             let answer = answers.recv().await?;

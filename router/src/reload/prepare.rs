@@ -59,10 +59,11 @@ impl From<Problems> for Refused {
 }
 
 /// Keys that are acted on once, at the start. All below them is meant as well.
-const FIXED: [&[&str]; 8] = [
+const FIXED: [&[&str]; 9] = [
     &["listen"],
     &["hash_seed"],
     &["fleet"],
+    &["events"],
     &["draw_seed"],
     &["ledger"],
     &["record"],

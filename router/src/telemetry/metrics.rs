@@ -80,6 +80,17 @@ metrics! {
     request: HistogramVec[SECONDS]("request_seconds"; "model", "flow");
     /// Time in each stage of a request: tokenize, match, pick, decode_try, prefill, first_token.
     stage: HistogramVec[FINE_SECONDS]("stage_seconds"; "model", "stage");
+    /// Whether there is a connection to the broker of the event plane.
+    broker_connected: IntGaugeVec("broker_connected"; );
+    /// Messages of side-cars that came over the event plane: events or reports.
+    plane_messages: IntCounterVec("plane_messages_total"; "model", "kind");
+    /// Messages that were not taken: spoofed (of another worker than it is said to be of),
+    /// nonsense, terms (blocks are hashed otherwise) or full.
+    plane_refused: IntCounterVec("plane_refused_total"; "model", "reason");
+    /// Snapshots over the event plane: applied, asked (of a side-car) or failed.
+    plane_snapshots: IntCounterVec("plane_snapshots_total"; "model", "result");
+    /// Messages that wait in the model's stream to be read by this router.
+    plane_pending: IntGaugeVec("plane_pending_messages"; "model");
     /// Prompt tokens of completed requests by leg and source. Never sum over legs.
     prompt_tokens: IntCounterVec("prompt_tokens_total"; "model", "leg", "source", "tier");
     /// Prompt tokens of completed requests, each prompt once: as clients are told.

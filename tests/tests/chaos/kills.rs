@@ -12,7 +12,7 @@ use splitrail_tests::traffic::Traffic;
 /// Seeds with which something was wrong once.
 const SEEDS: [u64; 0] = [];
 
-fn setting(name: &str) -> Option<u64> {
+pub(crate) fn setting(name: &str) -> Option<u64> {
     std::env::var(name).ok().map(|text| text.parse().unwrap_or_else(|_| panic!("{name}={text}")))
 }
 

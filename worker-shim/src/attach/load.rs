@@ -35,7 +35,7 @@ enum Changed {
 
 /// Tells one router of the engine's load.
 #[derive(Debug)]
-pub(super) struct LoadTeller {
+pub(crate) struct LoadTeller {
     load: watch::Receiver<Load>,
     interval: Duration,
     /// When the present figures were first seen.
@@ -47,7 +47,7 @@ pub(super) struct LoadTeller {
 }
 
 impl LoadTeller {
-    pub(super) fn new(load: watch::Receiver<Load>) -> Self {
+    pub(crate) fn new(load: watch::Receiver<Load>) -> Self {
         let seen_at = Instant::now();
         Self {
             load,
@@ -60,7 +60,7 @@ impl LoadTeller {
     }
 
     /// How often the router wants to hear of it even if nothing changes.
-    pub(super) fn set_interval(&mut self, interval_ms: u32) {
+    pub(crate) fn set_interval(&mut self, interval_ms: u32) {
         self.interval = match interval_ms {
             0 => INTERVAL,
             wanted => Duration::from_millis(u64::from(wanted)).clamp(INTERVAL_MIN, INTERVAL_MAX),
@@ -69,7 +69,7 @@ impl LoadTeller {
 
     /// What is to be told now, if anything. Figures that are told again are as much older as
     /// time has passed.
-    pub(super) fn due(&mut self) -> Option<Load> {
+    pub(crate) fn due(&mut self) -> Option<Load> {
         self.due_at(Instant::now())
     }
 
@@ -89,7 +89,7 @@ impl LoadTeller {
     }
 
     /// Waits until something is due.
-    pub(super) async fn wait(&mut self) {
+    pub(crate) async fn wait(&mut self) {
         let Some(next) = self.told_at.map(|told_at| self.next(told_at)) else {
             return;
         };

@@ -7,7 +7,7 @@ use tonic::Code;
 use crate::mirror::Disagreement;
 
 /// The protocol that is spoken.
-pub(super) const PROTOCOL: u32 = 1;
+pub(crate) const PROTOCOL: u32 = 1;
 
 /// Why the side-car does not go on with a router.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -33,7 +33,7 @@ pub enum Refusal {
 
 impl Refusal {
     /// Whether a welcome can be accepted, by itself.
-    pub(super) fn check(welcome: &Welcome, engine_block_size: Option<u32>) -> Result<(), Self> {
+    pub(crate) fn check(welcome: &Welcome, engine_block_size: Option<u32>) -> Result<(), Self> {
         if welcome.protocol != PROTOCOL {
             return Err(Self::Protocol(welcome.protocol));
         }

@@ -6,6 +6,7 @@ use std::time::Duration;
 
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
+use splitrail_plane::config::BrokerConfig;
 use splitrail_settings::{Secret, scalar};
 
 /// A whole configuration file.
@@ -23,9 +24,12 @@ pub struct Config {
     #[serde(default)]
     pub advertise: Option<String>,
     /// Routers to attach to: `HOST:PORT` of their `listen.fleet`. A name with several addresses
-    /// stands for a router at each.
-    #[schemars(length(min = 1))]
+    /// stands for a router at each. None with `events` of kind `nats`, else at least one.
+    #[serde(default)]
     pub router: Vec<String>,
+    /// How routers hear of the engine.
+    #[serde(default)]
+    pub events: Events,
     /// What the engine is used for.
     pub role: Role,
     /// The worker's name, unique in its model: letters, digits and `._:-`.
@@ -100,6 +104,22 @@ pub enum Role {
     Decode,
     /// Either.
     Both,
+}
+
+/// How routers hear of the engine.
+#[derive(Clone, Debug, Deserialize, Serialize, JsonSchema)]
+#[serde(tag = "kind", rename_all = "snake_case", deny_unknown_fields)]
+pub enum Events {
+    /// By a stream to each of them.
+    Direct {},
+    /// Over a NATS broker, which all routers listen to.
+    Nats(BrokerConfig),
+}
+
+impl Default for Events {
+    fn default() -> Self {
+        Self::Direct {}
+    }
 }
 
 /// How an engine hands KV over.
@@ -199,6 +219,9 @@ impl Config {
             if let Some(Secret::File { path }) = secret {
                 *path = base_dir.join(&*path);
             }
+        }
+        if let Events::Nats(broker) = &mut self.events {
+            broker.anchor(base_dir);
         }
         if let Some(Tls { ca, cert, key, .. }) = &mut self.tls {
             for path in [Some(ca), cert.as_mut(), key.as_mut()].into_iter().flatten() {

@@ -41,6 +41,9 @@ pub(super) fn check(root: &Node, base_dir: &Path, report: &mut Report) {
         secret(root, key, base_dir, report);
     }
     tls(root, base_dir, report);
+    if let Some(section) = root.get("events") {
+        splitrail_plane::config::check(section, "events", base_dir, report);
+    }
 }
 
 /// The typed value under `key`; `None` where it is absent or refused.
@@ -60,6 +63,16 @@ fn listen(root: &Node, report: &mut Report) {
 
 fn routers(root: &Node, report: &mut Report) {
     let routers = root.get("router").map(Node::items).unwrap_or_default();
+    let is_plane = root.get("events").and_then(|events| events.get("kind")?.text()) == Some("nats");
+    if !is_plane && routers.is_empty() {
+        let at = root.get("router").unwrap_or(root).at;
+        let message = "`router` names no router".to_owned();
+        report.error(at, message, "name each router's `listen.fleet`, or `events: { kind: nats }`");
+    }
+    if let (true, Some(node)) = (is_plane && !routers.is_empty(), root.get("router")) {
+        let message = "`router` is of no use with `events` of kind `nats`".to_owned();
+        report.error(node.at, message, "routers listen to the broker: delete it");
+    }
     let mut seen: Vec<String> = Vec::new();
     for (index, node) in routers.iter().enumerate() {
         let Some(text) = node.text() else { continue };

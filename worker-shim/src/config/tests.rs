@@ -131,3 +131,28 @@ proptest! {
         let _outcome = parse("f", &lines.join("\n"), Path::new(""));
     }
 }
+
+#[test]
+fn routers_are_reached_by_streams_or_over_a_broker_and_not_by_both() {
+    let with = |more: &str| {
+        let text =
+            format!("engine: http://e:1\nlisten: 127.0.0.1:8100\nrole: both\nid: w\n{more}\n");
+        parse("c", &text, Path::new(""))
+    };
+    let nats = "events: { kind: nats, servers: ['nats://b:4222'] }";
+    let loaded = with(nats).unwrap();
+    assert!(matches!(loaded.config.events, Events::Nats(_)));
+    assert!(matches!(with("router: [r:1]").unwrap().config.events, Events::Direct {}));
+    for (more, part) in [
+        ("", "`router` names no router"),
+        ("router: []", "`router` names no router"),
+        ("events: { kind: direct }", "`router` names no router"),
+        (&format!("router: [r:1]\n{nats}"), "of no use"),
+        ("events: { kind: nats, servers: ['http://b:1'] }", "another scheme"),
+        ("events: { kind: nats, servers: [] }", "servers"),
+    ] {
+        let problems = with(more).unwrap_err();
+        let told = problems.to_string();
+        assert!(problems.count() == 1 && told.contains(part), "{more}: {told}");
+    }
+}

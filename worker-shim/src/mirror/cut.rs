@@ -138,6 +138,11 @@ impl Parts {
         Self { cut, rank: 0, run: 0, pieces: Vec::new().into_iter(), ended: false }
     }
 
+    /// The mirror that the parts are of.
+    pub(crate) fn mirror_id(&self) -> &str {
+        &self.cut.mirror_id
+    }
+
     /// The copy that the parts are of.
     pub(crate) fn head(&self) -> Head {
         self.cut.head

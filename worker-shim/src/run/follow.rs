@@ -8,10 +8,13 @@ use tokio_util::sync::CancellationToken;
 use crate::attach;
 use crate::engine::{Engine, Identity};
 use crate::mirror::{Mirror, Source};
+use crate::plane;
 
 pub(super) struct Follow {
     /// All but the model's name, where only the engine knows it.
     pub(super) attach: attach::Config,
+    /// In place of streams to routers, if there is a broker.
+    pub(super) plane: Option<plane::Config>,
     pub(super) mirror: Mirror,
     pub(super) engine: Engine,
     pub(super) leaving: CancellationToken,
@@ -45,7 +48,15 @@ async fn one_identity(follow: &Follow, identity: &Identity) {
     let sources = identity.sources.iter().map(source).collect();
     let config = attach::Config { model: identity.model.clone(), ..follow.attach.clone() };
     let (capabilities, load) = (follow.engine.capabilities.clone(), follow.engine.load.clone());
-    let attaching =
-        attach::run(config, follow.mirror.clone(), capabilities, load, follow.leaving.clone());
-    tokio::join!(follow.mirror.follow(sources), attaching);
+    let (mirror, leaving) = (follow.mirror.clone(), follow.leaving.clone());
+    let telling = async {
+        match &follow.plane {
+            Some(plane) => {
+                let config = plane::Config { model: identity.model.clone(), ..plane.clone() };
+                plane::run(config, mirror, capabilities, load, leaving).await;
+            }
+            None => attach::run(config, mirror, capabilities, load, leaving).await,
+        }
+    };
+    tokio::join!(follow.mirror.follow(sources), telling);
 }

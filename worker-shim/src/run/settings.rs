@@ -10,8 +10,8 @@ use splitrail_settings::Secret;
 
 use super::StartError;
 use crate::attach::{self, Address};
-use crate::config::{Config, Role, TOKEN_VARIABLE, Tls};
-use crate::{engine, proxy};
+use crate::config::{Config, Events, Role, TOKEN_VARIABLE, Tls};
+use crate::{engine, plane, proxy};
 
 pub(super) fn engine(config: &Config) -> Result<engine::Settings, StartError> {
     let key = config.engine_api_key.as_ref().map(Secret::resolve).transpose();
@@ -72,12 +72,8 @@ pub(super) fn attach(
     Ok(attach::Config {
         routers: routers.map_err(|_| StartError::Address("router"))?,
         worker_id: config.id.clone(),
-        role: match config.role {
-            Role::Prefill => WorkerRole::Prefill,
-            Role::Decode => WorkerRole::Decode,
-            Role::Both => WorkerRole::Both,
-        },
-        url: config.advertise.clone().unwrap_or_else(|| format!("http://{bound}")),
+        role: role(config),
+        url: url(config, bound),
         // Known once the engine was reached.
         model: config.model.clone().unwrap_or_default(),
         grace: config.drain.grace,
@@ -86,6 +82,37 @@ pub(super) fn attach(
         timing: attach::Timing::default(),
         status,
     })
+}
+
+/// The event plane, if there is one.
+pub(super) fn plane(
+    config: &Config,
+    bound: SocketAddr,
+    status: plane::Status,
+) -> Option<plane::Config> {
+    let Events::Nats(broker) = &config.events else { return None };
+    Some(plane::Config {
+        broker: broker.clone(),
+        worker_id: config.id.clone(),
+        role: role(config),
+        url: url(config, bound),
+        // Known once the engine was reached.
+        model: config.model.clone().unwrap_or_default(),
+        grace: config.drain.grace,
+        status,
+    })
+}
+
+fn role(config: &Config) -> WorkerRole {
+    match config.role {
+        Role::Prefill => WorkerRole::Prefill,
+        Role::Decode => WorkerRole::Decode,
+        Role::Both => WorkerRole::Both,
+    }
+}
+
+fn url(config: &Config, bound: SocketAddr) -> String {
+    config.advertise.clone().unwrap_or_else(|| format!("http://{bound}"))
 }
 
 fn read_tls(tls: &Tls) -> io::Result<attach::Tls> {

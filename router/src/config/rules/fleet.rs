@@ -21,6 +21,7 @@ pub(super) fn check(root: &Node, base_dir: &Path, report: &mut Report) {
     });
     match listener {
         Some((at, address)) => proven(section, at, address, report),
+        None if super::events::is_plane(root) => {}
         None => open_models(root, report),
     }
     let Some(section) = section else { return };

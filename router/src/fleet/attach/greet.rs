@@ -7,8 +7,9 @@ use std::time::Duration;
 use http::uri::Authority;
 use splitrail_proto::v1;
 use splitrail_proto::v1::attach_request::Message;
-use tonic::{Status, Streaming};
+use tonic::Status;
 
+use super::inbound::{Inbound, Said};
 use crate::config::http_address;
 use crate::config::model::{Discovery, Role, Worker as WorkerConfig};
 use crate::core::{Core, Served};
@@ -41,11 +42,14 @@ pub(super) struct Guest {
 pub(super) async fn greet(
     core: &Core,
     fleet: &Fleet,
-    inbound: &mut Streaming<v1::AttachRequest>,
+    inbound: &mut Inbound,
 ) -> Result<Guest, Status> {
-    let first = tokio::time::timeout(PATIENCE, inbound.message()).await;
+    let first = tokio::time::timeout(PATIENCE, inbound.said()).await;
     let first = first.map_err(|_| Status::unavailable("no hello came in time"))??;
-    let Some(Message::Hello(hello)) = first.and_then(|request| request.message) else {
+    let Some(Said::Message(Some(first))) = first else {
+        return Err(Status::invalid_argument("the first message must be `hello`"));
+    };
+    let Message::Hello(hello) = *first else {
         return Err(Status::invalid_argument("the first message must be `hello`"));
     };
     let serving = core.serving();

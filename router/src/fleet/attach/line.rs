@@ -4,8 +4,9 @@ use std::time::{Duration, Instant};
 
 use splitrail_proto::v1;
 use splitrail_proto::v1::attach_response::Message;
-use tonic::{Status, Streaming};
+use tonic::Status;
 
+use super::inbound::Inbound;
 use super::seats::{Newcomer, Outbound};
 
 /// Between two requests for a snapshot.
@@ -19,7 +20,7 @@ const ACK_EVERY: u32 = 64;
 
 /// A stream.
 pub(super) struct Line {
-    pub(super) inbound: Streaming<v1::AttachRequest>,
+    pub(super) inbound: Inbound,
     pub(super) outbound: Outbound,
     pub(super) resync: Resync,
     /// The last change that is in the index, if the side-car was not told.

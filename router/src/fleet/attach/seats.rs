@@ -6,9 +6,10 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use http::uri::Authority;
 use tokio::sync::mpsc;
 use tokio_util::sync::CancellationToken;
-use tonic::{Status, Streaming};
+use tonic::Status;
 
 use super::greet::Guest;
+use super::inbound::Inbound;
 use crate::fleet::{Fleet, Source};
 use crate::telemetry::metrics::Metrics;
 use splitrail_proto::v1;
@@ -19,7 +20,7 @@ pub(super) type Outbound = mpsc::Sender<Result<v1::AttachResponse, Status>>;
 /// A stream that has said who it is.
 pub(super) struct Newcomer {
     pub(super) guest: Guest,
-    pub(super) inbound: Streaming<v1::AttachRequest>,
+    pub(super) inbound: Inbound,
     pub(super) outbound: Outbound,
 }
 

@@ -1,18 +1,20 @@
 //! One attached worker, over all streams of its side-car: a task that ends with it.
 
 use std::sync::Arc;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use splitrail_engine::vllm::load::EngineLoad;
 use splitrail_kv::{Applied, HASH_LAYOUT};
 use splitrail_proto::v1;
 use splitrail_proto::v1::attach_request::Message;
 use splitrail_proto::v1::attach_response::Message as Answer;
+use tokio::sync::watch;
 use tonic::Status;
 
 use super::House;
 use super::blocks::{Blocks, Fault};
 use super::greet::{self, Guest};
+use super::inbound::Said;
 use super::line::Line;
 use super::seats::{Chair, Newcomer};
 use crate::fleet::indexing::{Indexing, OVER_LIMIT};
@@ -24,6 +26,8 @@ pub(super) struct Session {
     house: Arc<House>,
     chair: Chair,
     known: Option<Known>,
+    /// Whether there is a way for the side-car to come back, where that can be away by itself.
+    plane: Option<watch::Receiver<bool>>,
 }
 
 /// The worker, and what is known of its blocks.
@@ -48,7 +52,7 @@ enum After {
 
 /// What a stream has brought, or what else has happened.
 enum Step {
-    Said(Box<Result<Option<v1::AttachRequest>, Status>>),
+    Said(Box<Result<Option<Said>, Status>>),
     After(After),
     /// The fleet has another worker in place of this one.
     Replaced,
@@ -58,9 +62,20 @@ enum Step {
     Due,
 }
 
+/// Waits for so long, not counting the time in which there is no way to come back.
+async fn grace(grace: Duration, plane: Option<watch::Receiver<bool>>) {
+    let Some(mut connected) = plane else { return tokio::time::sleep(grace).await };
+    while connected.wait_for(|connected| *connected).await.is_ok() {
+        let away = connected.wait_for(|connected| !*connected);
+        if tokio::time::timeout(grace, away).await.is_err() {
+            return;
+        }
+    }
+}
+
 impl Session {
     pub(super) fn new(house: Arc<House>, chair: Chair) -> Self {
-        Self { house, chair, known: None }
+        Self { house, chair, known: None, plane: None }
     }
 
     /// Serves its streams until it is gone for good.
@@ -95,12 +110,13 @@ impl Session {
             () = self.house.stop.cancelled() => None,
             () = self.chair.evicted.cancelled() => None,
             newcomer = self.chair.newcomers.recv() => newcomer,
-            () = tokio::time::sleep(self.house.config.rejoin_grace) => None,
+            () = grace(self.house.config.rejoin_grace, self.plane.clone()) => None,
         }
     }
 
     async fn serve(&mut self, newcomer: Newcomer) -> After {
         let (guest, mut line) = Line::new(newcomer, Instant::now());
+        self.plane = line.inbound.plane();
         if let Err(status) = self.enter(&guest).and_then(|()| self.welcome(&guest, &mut line)) {
             self.house.count(status.code());
             line.end(status);
@@ -132,7 +148,7 @@ impl Session {
                 },
             };
             let result = match said {
-                Ok(Some(request)) => self.take(request, &mut line).await,
+                Ok(Some(said)) => self.hear(said, &mut line).await,
                 Ok(None) if line.is_leaving => return After::Nothing,
                 Ok(None) => return After::Silence,
                 Err(status) => {
@@ -180,7 +196,7 @@ impl Session {
                 Step::After(newcomer.map_or(After::Nothing, After::Newcomer))
             }
             () = gone.cancelled() => Step::Replaced,
-            said = line.inbound.message() => Step::Said(Box::new(said)),
+            said = line.inbound.said() => Step::Said(Box::new(said)),
             room = outbound.reserve(), if line.unacked.is_some() => {
                 let sequence = line.unacked.unwrap_or_default();
                 let message = Some(Answer::Ack(v1::Ack { sequence }));
@@ -256,15 +272,29 @@ impl Session {
         Ok(())
     }
 
-    async fn take(&mut self, request: v1::AttachRequest, line: &mut Line) -> Result<(), Status> {
+    async fn hear(&mut self, said: Said, line: &mut Line) -> Result<(), Status> {
+        match (said, &self.known) {
+            (Said::Message(message), _) => {
+                return self.take(message.map(|message| *message), line).await;
+            }
+            (Said::InStep, Some(known)) if !line.resync.is_open() && known.blocks.is_whole() => {
+                known.believe();
+            }
+            (Said::OutOfStep, Some(known)) => known.indexing.worker.set_events_current(false),
+            _ => {}
+        }
+        Ok(())
+    }
+
+    async fn take(&mut self, message: Option<Message>, line: &mut Line) -> Result<(), Status> {
         let Some(known) = &mut self.known else { return Ok(()) };
-        match request.message {
+        match message {
             Some(Message::Load(load)) => {
                 known.load(&load, self.house.config.load_stale);
                 // Changes of the time without a stream come before the second.
                 line.loads += 1;
                 if line.loads > 1 && !line.resync.is_open() && known.blocks.is_whole() {
-                    known.believe();
+                    known.believe_unless_told(line);
                 }
                 Ok(())
             }
@@ -314,6 +344,13 @@ impl Session {
 }
 
 impl Known {
+    /// The order of words says what is known to be true; where it does not, that is said.
+    fn believe_unless_told(&self, line: &Line) {
+        if line.inbound.keeps_order() {
+            self.believe();
+        }
+    }
+
     /// What is in the index is what the worker holds.
     fn believe(&self) {
         let worker = &self.indexing.worker;
@@ -338,7 +375,7 @@ impl Known {
             Ok(None) => Ok(()),
             Ok(Some(sequence)) => {
                 line.applied(sequence);
-                self.believe();
+                self.believe_unless_told(line);
                 if self.indexing.may_log("synced") {
                     let (worker, blocks) = (self.indexing.worker.id(), self.indexing.blocks());
                     tracing::info!(worker, blocks, "index is in step");
@@ -360,7 +397,7 @@ impl Known {
         match taken {
             Ok(sequence) => {
                 line.applied(sequence);
-                self.believe();
+                self.believe_unless_told(line);
                 if self.indexing.has_room_again(Instant::now()) {
                     line.resync.need(OVER_LIMIT);
                     self.indexing.wait_longer();
@@ -390,12 +427,12 @@ impl Known {
         Ok(())
     }
 
-    fn load(&self, load: &v1::Load, stale: std::time::Duration) {
+    fn load(&self, load: &v1::Load, stale: Duration) {
         let Indexing { pool, worker, .. } = &self.indexing;
         let now = Instant::now();
         let others = Others::beyond(load, &worker.booked, pool.block_size());
         worker.told.set_others(now, stale, others);
-        let age = std::time::Duration::from_millis(load.age_ms.into());
+        let age = Duration::from_millis(load.age_ms.into());
         let ratio = load.kv_used_ratio.filter(|ratio| (0.0..=1.0).contains(ratio));
         let figures = EngineLoad {
             running: load.running,

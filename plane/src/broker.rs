@@ -1,0 +1,148 @@
+//! The connection to the broker: always being made again, and always known to be there or not.
+
+use std::time::Duration;
+
+use async_nats::jetstream::{self, Context};
+use async_nats::{Auth, AuthError, Client, ConnectOptions, Event, ServerAddr};
+use tokio::sync::watch;
+
+use crate::config::{BrokerConfig, Login};
+
+/// For a connection to be made, and for an answer of the broker.
+const TIMEOUT: Duration = Duration::from_secs(5);
+/// Between two signs of life; two in vain end a connection.
+const PING_INTERVAL: Duration = Duration::from_secs(5);
+/// Pause before another attempt to connect; it doubles with each ...
+const RETRY_MIN: Duration = Duration::from_millis(50);
+/// ... up to this.
+const RETRY_MAX: Duration = Duration::from_secs(2);
+/// Messages on their way to the broker; who has more waits.
+const OUTGOING_MAX: usize = 256;
+/// Messages of one subscription that wait to be read; further ones are lost, and counted.
+const INCOMING_MAX: usize = 8192;
+
+/// A connection to the broker, which comes back whenever it ends.
+#[derive(Clone)]
+pub struct Broker {
+    /// Subjects.
+    pub client: Client,
+    /// Streams and stores.
+    pub context: Context,
+    /// Whether it is there now.
+    pub connected: watch::Receiver<bool>,
+}
+
+/// Why there can be no connection, however often it is tried.
+#[derive(Debug, thiserror::Error)]
+pub enum BrokerError {
+    /// What the configuration says cannot be used.
+    #[error("the broker cannot be connected to: {0}")]
+    Unusable(String),
+}
+
+impl Broker {
+    /// Begins to connect, in the name of `name`. Does not wait until the broker is there.
+    ///
+    /// # Errors
+    /// If what the configuration says cannot be used.
+    pub async fn connect(config: &BrokerConfig, name: &str) -> Result<Self, BrokerError> {
+        let unusable = |error: &dyn std::fmt::Display| BrokerError::Unusable(error.to_string());
+        let servers: Result<Vec<ServerAddr>, _> =
+            config.servers.iter().map(|server| server.parse()).collect();
+        let servers = servers.map_err(|error| unusable(&error))?;
+        let (is_connected, connected) = watch::channel(false);
+        let said = move |event: Event| {
+            match &event {
+                Event::Connected => _ = is_connected.send_replace(true),
+                Event::Disconnected | Event::Closed => _ = is_connected.send_replace(false),
+                _ => {}
+            }
+            match event {
+                Event::Connected => tracing::info!("connected to the broker"),
+                Event::Disconnected => tracing::warn!("the broker is gone: connecting again"),
+                event => tracing::warn!(%event, "the broker's connection"),
+            }
+            std::future::ready(())
+        };
+        let mut options = match &config.login {
+            Some(login) => with_login(login.clone()),
+            None => ConnectOptions::new(),
+        };
+        if let Some(path) = &config.tls_ca {
+            options = options.add_root_certificates(path.clone());
+        }
+        let client = options
+            .name(name)
+            .retry_on_initial_connect()
+            .max_reconnects(None)
+            .reconnect_delay_callback(pause)
+            .connection_timeout(TIMEOUT)
+            .request_timeout(Some(TIMEOUT))
+            .ping_interval(PING_INTERVAL)
+            .client_capacity(OUTGOING_MAX)
+            .subscription_capacity(INCOMING_MAX)
+            .event_callback(said)
+            .connect(servers)
+            .await
+            .map_err(|error| unusable(&error))?;
+        let mut context = jetstream::new(client.clone());
+        context.set_timeout(TIMEOUT);
+        Ok(Self { client, context, connected })
+    }
+
+    /// Whether it is there now.
+    #[must_use]
+    pub fn is_connected(&self) -> bool {
+        *self.connected.borrow()
+    }
+
+    /// Waits until it is.
+    pub async fn until_connected(&self) {
+        let mut connected = self.connected.clone();
+        if connected.wait_for(|connected| *connected).await.is_err() {
+            // The library has given up, which it is told never to do.
+            std::future::pending().await
+        }
+    }
+}
+
+/// Secrets are read for each connection: they may be exchanged at any time.
+fn with_login(login: Login) -> ConnectOptions {
+    ConnectOptions::with_auth_callback(move |_| {
+        let login = login.clone();
+        async move {
+            let secret = login.secret().resolve().map_err(|error| {
+                tracing::error!(%error, "the broker's login");
+                AuthError::new(error)
+            })?;
+            let mut auth = Auth::new();
+            match login {
+                Login::User { name, .. } => {
+                    auth.username = Some(name);
+                    auth.password = Some(secret.expose().to_owned());
+                }
+                Login::Token { .. } => auth.token = Some(secret.expose().to_owned()),
+            }
+            Ok(auth)
+        }
+    })
+}
+
+/// Pause before an attempt, of which so many have failed.
+fn pause(attempts: usize) -> Duration {
+    let doublings = u32::try_from(attempts.saturating_sub(1)).unwrap_or(u32::MAX).min(10);
+    RETRY_MIN.saturating_mul(1 << doublings).min(RETRY_MAX)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn pauses_grow_to_a_bound() {
+        assert_eq!(pause(0), RETRY_MIN);
+        assert_eq!(pause(1), RETRY_MIN);
+        assert_eq!(pause(2), 2 * RETRY_MIN);
+        assert_eq!(pause(usize::MAX), RETRY_MAX);
+    }
+}

@@ -1,0 +1,123 @@
+//! How to get to the broker: the keys that both programs have.
+
+use std::path::{Path, PathBuf};
+
+use schemars::JsonSchema;
+use serde::{Deserialize, Serialize};
+use splitrail_settings::Secret;
+use splitrail_settings::problem::Report;
+use splitrail_settings::tree::Node;
+
+/// Where the broker is, and who asks.
+#[derive(Clone, Debug, Deserialize, Serialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub struct BrokerConfig {
+    /// Servers of one NATS cluster, `nats://HOST:PORT` or `tls://HOST:PORT`; the others are
+    /// learned from them. JetStream must be on.
+    #[schemars(length(min = 1, max = 32))]
+    pub servers: Vec<String>,
+    /// What the program proves itself with; left out, nothing. Read again for each connection.
+    #[serde(default)]
+    pub login: Option<Login>,
+    /// Certificates (PEM) that a `tls://` server's own must come from; left out, the system's.
+    #[serde(default)]
+    pub tls_ca: Option<PathBuf>,
+}
+
+/// What a program proves itself to the broker with.
+#[derive(Clone, Debug, Deserialize, Serialize, JsonSchema)]
+#[serde(tag = "kind", rename_all = "snake_case", deny_unknown_fields)]
+pub enum Login {
+    /// A user of the broker.
+    User {
+        /// Its name.
+        name: String,
+        /// Its password.
+        password: Secret,
+    },
+    /// A token.
+    Token {
+        /// The token.
+        token: Secret,
+    },
+}
+
+impl Login {
+    /// Its secret.
+    #[must_use]
+    pub fn secret(&self) -> &Secret {
+        match self {
+            Self::User { password, .. } => password,
+            Self::Token { token } => token,
+        }
+    }
+
+    fn secret_mut(&mut self) -> &mut Secret {
+        match self {
+            Self::User { password, .. } => password,
+            Self::Token { token } => token,
+        }
+    }
+}
+
+impl BrokerConfig {
+    /// Makes the paths independent of where the process runs.
+    pub fn anchor(&mut self, base_dir: &Path) {
+        if let Some(Secret::File { path }) = self.login.as_mut().map(Login::secret_mut) {
+            *path = base_dir.join(&*path);
+        }
+        if let Some(path) = &mut self.tls_ca {
+            *path = base_dir.join(&*path);
+        }
+    }
+}
+
+/// Reports every broken rule about the broker, which is described in `section` (`name` in
+/// messages).
+pub fn check(section: &Node, name: &str, base_dir: &Path, report: &mut Report) {
+    let servers = section.get("servers").map(Node::items).unwrap_or_default();
+    for (index, node) in servers.iter().enumerate() {
+        let Some(text) = node.text() else { continue };
+        if let Err(why) = server(text) {
+            let message = format!("`{name}.servers[{index}]` {why}");
+            report.error(node.at, message, "write `nats://HOST:PORT` or `tls://HOST:PORT`");
+        }
+    }
+    if let Some(node) = section.get("login")
+        && let Ok(mut login) = serde_json::from_value::<Login>(node.to_json())
+    {
+        if let Secret::File { path } = login.secret_mut() {
+            *path = base_dir.join(&*path);
+        }
+        if let Err(error) = login.secret().resolve() {
+            let hint = "a file that can be read here, or a variable that is set here";
+            report.error(node.at, format!("`{name}.login`: {error}"), hint);
+        }
+    }
+    if let Some(node) = section.get("tls_ca")
+        && let Some(path) = node.text()
+        && let Err(error) = std::fs::File::open(base_dir.join(path))
+    {
+        let message = format!("`{name}.tls_ca` cannot be read: {error}");
+        report.error(node.at, message, "name a PEM file");
+    }
+}
+
+/// Whether a text names a server; what is wrong with it, without the text.
+fn server(text: &str) -> Result<(), String> {
+    let scheme = if text.starts_with("tls://") { "tls" } else { "nats" };
+    splitrail_settings::endpoint::parse(text, scheme).map(|_| ()).map_err(|(why, _)| why)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn servers_have_a_scheme_and_no_password() {
+        assert!(server("nats://10.0.0.1:4222").is_ok() && server("tls://nats.svc:4222").is_ok());
+        for text in ["10.0.0.1:4222", "nats://u:p@a:1", "nats://a", "http://a:1", "nats://a:1/x"] {
+            assert!(server(text).is_err(), "{text}");
+        }
+    }
+}

@@ -1,0 +1,33 @@
+//! Rules about the event plane.
+
+use std::path::Path;
+use std::time::Duration;
+
+use super::typed;
+use crate::config::model::{Events, FleetConfig};
+use crate::config::problem::Report;
+use crate::config::tree::Node;
+
+/// Whether side-cars can speak over a broker.
+pub(super) fn is_plane(root: &Node) -> bool {
+    root.get("events").and_then(|events| events.get("kind")?.text()) == Some("nats")
+}
+
+/// Reports every broken rule about `events`.
+pub(super) fn check(root: &Node, base_dir: &Path, report: &mut Report) {
+    let Some(section) = root.get("events").filter(|_| is_plane(root)) else { return };
+    splitrail_plane::config::check(section, "events", base_dir, report);
+    let Some(Events::Nats(events)) = typed::<Events>(root, "events") else { return };
+    let fleet = root.get("fleet").map(|_| typed::<FleetConfig>(root, "fleet"));
+    let Some(fleet) = fleet.unwrap_or_else(|| Some(FleetConfig::default())) else { return };
+    if events.cut_off_max < fleet.load_interval * 2 {
+        let at = section.get("cut_off_max").unwrap_or(section).at;
+        let message = "`events.cut_off_max` is less than two of `fleet.load_interval`".to_owned();
+        report.error(at, message, "a single report that is lost would count: `10s` is usual");
+    }
+    if events.stream_max_age < Duration::from_secs(60) {
+        let at = section.get("stream_max_age").unwrap_or(section).at;
+        let message = "`events.stream_max_age` is too short".to_owned();
+        report.error(at, message, "at least `60s`: a router must be able to start meanwhile");
+    }
+}

@@ -1,0 +1,217 @@
+//! Follows a model's stream: a durable consumer, whose place the broker keeps.
+//!
+//! The index is in memory, so a router that starts moves its place back to where the stored
+//! snapshots are; from then on it is never moved, whatever becomes of the connection.
+
+use std::time::Duration;
+
+use futures_util::StreamExt as _;
+use prost::Message as _;
+use splitrail_plane::async_nats::jetstream::consumer::{
+    AckPolicy, DeliverPolicy, PullConsumer, pull,
+};
+use splitrail_plane::async_nats::jetstream::stream::{
+    Config as StreamConfig, DiscardPolicy, State, StorageType,
+};
+use splitrail_plane::async_nats::jetstream::{self, object_store};
+use splitrail_plane::names;
+use splitrail_proto::v1;
+use tokio::time::sleep;
+
+use super::Model;
+use crate::config::model::Storage;
+
+/// Messages that are asked for at once.
+const BATCH: usize = 128;
+/// Messages that are on their way and not acknowledged.
+const UNACKNOWLEDGED_MAX: i64 = 1024;
+/// Messages after which their receipt is acknowledged, if more are waiting.
+const ACKNOWLEDGE_EVERY: usize = 64;
+/// A silent broker says so as often as this.
+const HEARTBEAT: Duration = Duration::from_secs(1);
+/// How long a question for messages stands.
+const EXPIRES: Duration = Duration::from_secs(10);
+/// How long the broker keeps the place of a router that is gone.
+const PLACE_KEPT: Duration = Duration::from_secs(24 * 3600);
+/// How long it keeps snapshots that are not renewed.
+const SNAPSHOTS_KEPT: Duration = Duration::from_secs(6 * 3600);
+/// Messages that a router that starts reads again, at most; who needs more needs a snapshot.
+const TAIL_MAX: u64 = 20_000;
+/// Pause before trying again.
+const PAUSE: Duration = Duration::from_millis(200);
+
+/// Why following began anew.
+type Failure = Box<dyn std::error::Error + Send + Sync>;
+
+/// Follows it. Never ends.
+pub(super) async fn run(model: &Model) {
+    let mut follower = Follower { model, seen: None, unacknowledged: 0 };
+    loop {
+        model.broker.until_connected().await;
+        if let Err(error) = follower.follow().await {
+            // Broken connections are told where they break.
+            match model.broker.is_connected() {
+                true => tracing::warn!(model = model.name, %error, "the event stream"),
+                false => tracing::debug!(model = model.name, %error, "the event stream"),
+            }
+        }
+        sleep(PAUSE).await;
+    }
+}
+
+struct Follower<'m> {
+    model: &'m Model,
+    /// The last message that came, by the stream's number; none before the first look.
+    seen: Option<u64>,
+    unacknowledged: usize,
+}
+
+impl Follower<'_> {
+    /// Follows until something breaks.
+    async fn follow(&mut self) -> Result<(), Failure> {
+        let state = self.provide().await?;
+        let consumer = self.consumer(&state).await?;
+        let mut messages = consumer
+            .stream()
+            .max_messages_per_batch(BATCH)
+            .expires(EXPIRES)
+            .heartbeat(HEARTBEAT)
+            .messages()
+            .await?;
+        let mut connected = self.model.broker.connected.clone();
+        loop {
+            let message = tokio::select! {
+                message = messages.next() => message,
+                _ = connected.wait_for(|connected| !*connected) => return Ok(()),
+            };
+            match message {
+                Some(message) => self.take(message?).await?,
+                None => return Ok(()),
+            }
+        }
+    }
+
+    /// Makes the stream and the store, if they are not there; how the stream stands.
+    async fn provide(&self) -> Result<State, Failure> {
+        let (context, config) = (&self.model.broker.context, &self.model.config);
+        let storage = match config.storage {
+            Storage::File => StorageType::File,
+            Storage::Memory => StorageType::Memory,
+        };
+        let wanted = StreamConfig {
+            name: names::stream(&self.model.name),
+            description: Some(format!("KV events of {}", self.model.name)),
+            subjects: vec![names::kv_of_all(&self.model.name)],
+            max_bytes: i64::try_from(config.stream_max_bytes).unwrap_or(i64::MAX),
+            max_age: config.stream_max_age,
+            discard: DiscardPolicy::Old,
+            storage,
+            num_replicas: config.replicas,
+            ..StreamConfig::default()
+        };
+        let stream = match context.get_stream(&wanted.name).await {
+            Ok(stream) => {
+                let found = &stream.cached_info().config;
+                let limits = |config: &StreamConfig| (config.max_bytes, config.max_age);
+                if limits(found) != limits(&wanted) {
+                    let (max_bytes, max_age) = limits(&wanted);
+                    context
+                        .update_stream(StreamConfig { max_bytes, max_age, ..found.clone() })
+                        .await?;
+                }
+                stream
+            }
+            Err(_) => context.create_stream(wanted).await?,
+        };
+        let bucket = names::bucket(&self.model.name);
+        if context.get_object_store(&bucket).await.is_err() {
+            let made = context.create_object_store(object_store::Config {
+                bucket,
+                max_age: SNAPSHOTS_KEPT,
+                storage,
+                num_replicas: config.replicas,
+                ..object_store::Config::default()
+            });
+            made.await?;
+        }
+        Ok(stream.cached_info().state.clone())
+    }
+
+    async fn consumer(&mut self, state: &State) -> Result<PullConsumer, Failure> {
+        let (context, durable) = (&self.model.broker.context, &self.model.durable);
+        let stream = context.get_stream(names::stream(&self.model.name)).await?;
+        let kept = stream.get_consumer::<pull::Config>(durable).await;
+        let start = match self.seen {
+            // A stream that has less than was seen of it is another, or has lost some.
+            Some(seen) if seen <= state.last_sequence => {
+                if let Ok(consumer) = kept {
+                    return Ok(consumer);
+                }
+                seen + 1
+            }
+            Some(_) => state.first_sequence,
+            None => {
+                let oldest = self.model.oldest_snapshot().await;
+                let oldest =
+                    oldest.map_or(state.last_sequence, |oldest| oldest.min(state.last_sequence));
+                (oldest + 1).max((state.last_sequence + 1).saturating_sub(TAIL_MAX))
+            }
+        };
+        if kept.is_ok() {
+            stream.delete_consumer(durable).await?;
+        }
+        let start_sequence = start.max(1);
+        let consumer = stream
+            .create_consumer(pull::Config {
+                durable_name: Some(durable.clone()),
+                deliver_policy: DeliverPolicy::ByStartSequence { start_sequence },
+                ack_policy: AckPolicy::All,
+                max_ack_pending: UNACKNOWLEDGED_MAX,
+                filter_subject: names::kv_of_all(&self.model.name),
+                inactive_threshold: PLACE_KEPT,
+                ..pull::Config::default()
+            })
+            .await?;
+        tracing::info!(model = self.model.name, start_sequence, "following the event stream");
+        self.seen = Some(start_sequence - 1);
+        Ok(consumer)
+    }
+
+    async fn take(&mut self, message: jetstream::Message) -> Result<(), Failure> {
+        let info = message.info()?;
+        let (number, pending) = (info.stream_sequence, info.pending);
+        let metrics = &self.model.house.core.metrics;
+        let gauge = metrics.plane_pending.with_label_values(&[self.model.name.as_str()]);
+        gauge.set(i64::try_from(pending).unwrap_or(i64::MAX));
+        self.give(&message);
+        self.seen = Some(number.max(self.seen.unwrap_or_default()));
+        self.unacknowledged += 1;
+        if pending == 0 || self.unacknowledged >= ACKNOWLEDGE_EVERY {
+            message.ack().await?;
+            self.unacknowledged = 0;
+        }
+        self.model.slots.room().await;
+        Ok(())
+    }
+
+    /// Gives a message to its worker's slot, if it is of that worker.
+    fn give(&self, message: &jetstream::Message) {
+        let token = names::last(&message.subject);
+        let Ok(events) = v1::PlaneEvents::decode(message.payload.clone()) else {
+            self.model.count_refused("nonsense");
+            return;
+        };
+        if names::token(&events.worker_id) != token {
+            self.model.count_refused("spoofed");
+            return;
+        }
+        let Some(slot) = self.model.slots.slot(token) else {
+            self.model.count_refused("full");
+            return;
+        };
+        self.model.count_message("events");
+        if slot.push(events, message.payload.len()) {
+            self.model.count_refused("full");
+        }
+    }
+}

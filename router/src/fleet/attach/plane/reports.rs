@@ -1,0 +1,163 @@
+//! Signs of life: who is there, and how busy. A worker of which there are some gets a relay.
+
+use std::sync::Arc;
+use std::sync::atomic::Ordering::Relaxed;
+use std::time::{Duration, Instant};
+
+use futures_util::StreamExt as _;
+use prost::Message as _;
+use splitrail_plane::async_nats::{Message, Subscriber};
+use splitrail_plane::names;
+use splitrail_proto::v1;
+use tokio::task::JoinSet;
+use tokio::time::{MissedTickBehavior, interval, sleep};
+
+use super::slots::{Latest, Slot, lock};
+use super::{Model, relay};
+
+/// Between two looks at who needs a relay.
+const LOOK: Duration = Duration::from_millis(100);
+/// For how long after its last sign a side-car keeps another from speaking for its worker.
+const OCCUPIED: Duration = Duration::from_secs(3);
+/// Pause before subscribing again.
+const PAUSE: Duration = Duration::from_secs(1);
+
+/// Listens. Never ends.
+pub(super) async fn run(model: &Arc<Model>) {
+    let mut relays = JoinSet::new();
+    loop {
+        match model.broker.client.subscribe(names::load_of_all(&model.name)).await {
+            Ok(reports) => listen(model, reports, &mut relays).await,
+            Err(error) => tracing::warn!(%error, "side-cars cannot be listened to"),
+        }
+        sleep(PAUSE).await;
+    }
+}
+
+/// Until the subscription ends.
+async fn listen(model: &Arc<Model>, mut reports: Subscriber, relays: &mut JoinSet<()>) {
+    let mut look = interval(LOOK);
+    look.set_missed_tick_behavior(MissedTickBehavior::Delay);
+    let mut connected = model.broker.connected.clone();
+    connected.mark_changed();
+    loop {
+        tokio::select! {
+            report = reports.next() => match report {
+                Some(report) => hear(model, &report),
+                None => return,
+            },
+            // Whoever is there says so at once, and not only in time.
+            Ok(()) = connected.changed() => {
+                let is_connected = *connected.borrow_and_update();
+                if is_connected {
+                    model.ask(names::ask_all(&model.name), "who").await;
+                }
+            }
+            _ = look.tick() => {
+                while relays.try_join_next().is_some() {}
+                model.slots.forget(Instant::now());
+                for slot in model.slots.all() {
+                    if wants_relay(model, &slot) {
+                        slot.is_relayed.store(true, Relaxed);
+                        relays.spawn(relay::serve(Arc::clone(model), slot));
+                    }
+                }
+            }
+        }
+    }
+}
+
+fn wants_relay(model: &Model, slot: &Slot) -> bool {
+    let latest = slot.latest.borrow();
+    latest.hello.is_some()
+        && latest.terms.is_some()
+        && latest.at.elapsed() < model.config.cut_off_max
+        && !slot.is_relayed.load(Relaxed)
+        && Instant::now() >= *lock(&slot.not_before)
+}
+
+fn hear(model: &Model, message: &Message) {
+    let token = names::last(&message.subject);
+    let Ok(report) = v1::PlaneReport::decode(message.payload.clone()) else {
+        model.count_refused("nonsense");
+        return;
+    };
+    let speaks_for = |hello: &v1::Hello| {
+        hello.worker_id == report.worker_id && hello.instance_id == report.instance_id
+    };
+    let is_of_it = names::token(&report.worker_id) == token;
+    if !is_of_it || !report.hello.as_ref().is_none_or(speaks_for) {
+        model.count_refused("spoofed");
+        return;
+    }
+    let Some(slot) = model.slots.slot(token) else {
+        model.count_refused("full");
+        return;
+    };
+    model.count_message("report");
+    let mut is_taken = false;
+    slot.latest.send_if_modified(|latest| {
+        is_taken = note(latest, report, Instant::now());
+        is_taken
+    });
+    if !is_taken {
+        model.count_refused("occupied");
+    }
+}
+
+/// Takes a report, unless another side-car speaks for the worker.
+fn note(latest: &mut Latest, report: v1::PlaneReport, now: Instant) -> bool {
+    if latest.instance_id != report.instance_id {
+        let is_same_place = match (&latest.hello, &report.hello) {
+            (Some(known), Some(new)) => known.url == new.url,
+            (None, _) => true,
+            (Some(_), None) => false,
+        };
+        if !is_same_place && now.saturating_duration_since(latest.at) < OCCUPIED {
+            return false;
+        }
+        (latest.hello, latest.terms, latest.load, latest.bye) = (None, None, None, None);
+        latest.instance_id.clone_from(&report.instance_id);
+    }
+    let number = latest.load.map_or(0, |(number, _)| number);
+    latest.at = now;
+    latest.mirror_id = report.mirror_id;
+    latest.sequence = report.sequence;
+    latest.load = report.load.map(|load| (number + 1, load)).or(latest.load);
+    latest.hello = report.hello.or(latest.hello.take());
+    latest.terms = report.terms.or(latest.terms.take());
+    latest.bye = report.bye.or(latest.bye.take());
+    true
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used)]
+mod tests {
+    use super::super::slots::Slots;
+    use super::*;
+
+    fn report(instance_id: &str, url: Option<&str>) -> v1::PlaneReport {
+        let hello = url.map(|url| v1::Hello { url: url.to_owned(), ..v1::Hello::default() });
+        let load = Some(v1::Load::default());
+        let instance_id = instance_id.to_owned();
+        v1::PlaneReport { instance_id, hello, load, ..v1::PlaneReport::default() }
+    }
+
+    #[test]
+    fn one_side_car_speaks_for_a_worker_until_it_is_silent() {
+        let slot = Slots::new(1).slot("w").unwrap();
+        let mut latest = slot.latest.borrow().clone();
+        let now = Instant::now();
+        assert!(note(&mut latest, report("first", Some("http://a:1")), now));
+        // Without its address nobody takes the place of another, nor with another address.
+        assert!(!note(&mut latest, report("second", None), now));
+        assert!(!note(&mut latest, report("second", Some("http://b:1")), now));
+        assert!(note(&mut latest, report("first", None), now));
+        assert_eq!(latest.load.map(|(number, _)| number), Some(2));
+        assert_eq!(latest.hello.as_ref().map(|hello| hello.url.as_str()), Some("http://a:1"));
+        // It was started again where it was; somebody else comes when it is gone.
+        assert!(note(&mut latest, report("again", Some("http://a:1")), now));
+        assert!(note(&mut latest, report("other", Some("http://b:1")), now + OCCUPIED));
+        assert_eq!(latest.instance_id, "other");
+    }
+}

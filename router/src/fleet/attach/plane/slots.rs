@@ -1,0 +1,259 @@
+//! What came of each worker and was not relayed yet. Bounded: of one worker, and of all.
+
+use std::collections::{BTreeMap, VecDeque};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering::Relaxed};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+use splitrail_proto::v1;
+use tokio::sync::{Notify, watch};
+
+/// Bytes of one worker's changes that may wait: some more than lie between two snapshots.
+const SLOT_MAX_BYTES: usize = 16 << 20;
+/// Bytes of all workers' together.
+const ALL_MAX_BYTES: usize = 256 << 20;
+/// From here on the broker is to keep what it has.
+const FULL_BYTES: usize = ALL_MAX_BYTES / 2;
+/// How long one waits for room before things go on without.
+const ROOM_PATIENCE: Duration = Duration::from_secs(1);
+/// How long a slot stays of which nothing is heard.
+const FORGET: Duration = Duration::from_secs(60);
+/// Slots beside those of side-cars that may attach: of those that are gone.
+const BESIDE: usize = 64;
+
+/// All workers' of one model.
+pub(super) struct Slots {
+    max: usize,
+    by_token: Mutex<BTreeMap<String, Arc<Slot>>>,
+    held: Arc<Held>,
+}
+
+/// What is held of all.
+#[derive(Default)]
+struct Held {
+    bytes: AtomicUsize,
+    freed: Notify,
+}
+
+/// One worker's.
+pub(super) struct Slot {
+    /// Its name, as in subjects.
+    pub(super) token: String,
+    queue: Mutex<Queue>,
+    /// There is something in the queue.
+    pub(super) news: Notify,
+    pub(super) latest: watch::Sender<Latest>,
+    /// Whether a relay is at work.
+    pub(super) is_relayed: AtomicBool,
+    /// When the next one may begin.
+    pub(super) not_before: Mutex<Instant>,
+    held: Arc<Held>,
+}
+
+#[derive(Default)]
+struct Queue {
+    messages: VecDeque<(usize, v1::PlaneEvents)>,
+    bytes: usize,
+}
+
+/// What was last heard.
+#[derive(Clone, Debug)]
+pub(super) struct Latest {
+    pub(super) at: Instant,
+    pub(super) instance_id: String,
+    pub(super) mirror_id: String,
+    /// All changes up to here are in the stream.
+    pub(super) sequence: Option<u64>,
+    /// With its number.
+    pub(super) load: Option<(u64, v1::Load)>,
+    pub(super) hello: Option<v1::Hello>,
+    pub(super) terms: Option<v1::Welcome>,
+    pub(super) bye: Option<v1::Bye>,
+}
+
+impl Latest {
+    fn nothing() -> Self {
+        Self {
+            at: Instant::now(),
+            instance_id: String::new(),
+            mirror_id: String::new(),
+            sequence: None,
+            load: None,
+            hello: None,
+            terms: None,
+            bye: None,
+        }
+    }
+}
+
+impl Slots {
+    pub(super) fn new(workers_max: usize) -> Self {
+        let by_token = Mutex::default();
+        Self { max: workers_max + BESIDE, by_token, held: Arc::default() }
+    }
+
+    /// A worker's slot; none if there are too many.
+    pub(super) fn slot(&self, token: &str) -> Option<Arc<Slot>> {
+        let mut slots = lock(&self.by_token);
+        if let Some(slot) = slots.get(token) {
+            return Some(Arc::clone(slot));
+        }
+        if slots.len() >= self.max {
+            return None;
+        }
+        let slot = Arc::new(Slot {
+            token: token.to_owned(),
+            queue: Mutex::default(),
+            news: Notify::new(),
+            latest: watch::Sender::new(Latest::nothing()),
+            is_relayed: AtomicBool::new(false),
+            not_before: Mutex::new(Instant::now()),
+            held: Arc::clone(&self.held),
+        });
+        slots.insert(token.to_owned(), Arc::clone(&slot));
+        Some(slot)
+    }
+
+    /// All slots.
+    pub(super) fn all(&self) -> Vec<Arc<Slot>> {
+        lock(&self.by_token).values().cloned().collect()
+    }
+
+    /// Drops those of which nothing was heard for long.
+    pub(super) fn forget(&self, now: Instant) {
+        let is_old = |slot: &Slot| {
+            now.saturating_duration_since(slot.latest.borrow().at) >= FORGET
+                && !slot.is_relayed.load(Relaxed)
+        };
+        lock(&self.by_token).retain(|_, slot| !is_old(slot));
+    }
+
+    /// Waits until there is room for more, or for long enough.
+    pub(super) async fn room(&self) {
+        let free = async {
+            loop {
+                let mut freed = std::pin::pin!(self.held.freed.notified());
+                freed.as_mut().enable();
+                if self.held.bytes.load(Relaxed) < FULL_BYTES {
+                    return;
+                }
+                freed.await;
+            }
+        };
+        let _in_time = tokio::time::timeout(ROOM_PATIENCE, free).await;
+    }
+}
+
+impl Slot {
+    /// Adds a message of so many bytes. Where there is no room, all that waits is lost; says
+    /// whether it was.
+    pub(super) fn push(&self, message: v1::PlaneEvents, bytes: usize) -> bool {
+        let mut queue = lock(&self.queue);
+        let all = self.held.bytes.load(Relaxed);
+        let is_full = queue.bytes + bytes > SLOT_MAX_BYTES || all + bytes > ALL_MAX_BYTES;
+        if is_full {
+            self.free(queue.bytes);
+            *queue = Queue::default();
+        }
+        self.held.bytes.fetch_add(bytes, Relaxed);
+        queue.bytes += bytes;
+        queue.messages.push_back((bytes, message));
+        drop(queue);
+        self.news.notify_one();
+        is_full
+    }
+
+    /// Takes the oldest message, with its bytes.
+    pub(super) fn pop(&self) -> Option<(usize, v1::PlaneEvents)> {
+        let mut queue = lock(&self.queue);
+        let (bytes, message) = queue.messages.pop_front()?;
+        queue.bytes -= bytes;
+        self.free(bytes);
+        Some((bytes, message))
+    }
+
+    /// Puts back what was taken last.
+    pub(super) fn put_back(&self, bytes: usize, message: v1::PlaneEvents) {
+        let mut queue = lock(&self.queue);
+        self.held.bytes.fetch_add(bytes, Relaxed);
+        queue.bytes += bytes;
+        queue.messages.push_front((bytes, message));
+    }
+
+    /// Keeps only what is of one mirror.
+    pub(super) fn keep(&self, mirror_id: &str) {
+        let mut queue = lock(&self.queue);
+        let before = queue.bytes;
+        queue.messages.retain(|(_, message)| message.mirror_id == mirror_id);
+        queue.bytes = queue.messages.iter().map(|(bytes, _)| bytes).sum();
+        self.free(before - queue.bytes);
+    }
+
+    /// The first change of a mirror that waits.
+    pub(super) fn first(&self, mirror_id: &str) -> Option<u64> {
+        let queue = lock(&self.queue);
+        let mut of_it = queue.messages.iter().filter(|(_, message)| message.mirror_id == mirror_id);
+        of_it.find_map(|(_, message)| message.events.first()).map(|events| events.sequence)
+    }
+
+    /// Whether nothing waits.
+    pub(super) fn is_empty(&self) -> bool {
+        lock(&self.queue).messages.is_empty()
+    }
+
+    fn free(&self, bytes: usize) {
+        self.held.bytes.fetch_sub(bytes, Relaxed);
+        self.held.freed.notify_waiters();
+    }
+}
+
+impl Drop for Slot {
+    fn drop(&mut self) {
+        let bytes = lock(&self.queue).bytes;
+        self.free(bytes);
+    }
+}
+
+/// A poisoned lock still guards a whole value.
+pub(super) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used)]
+mod tests {
+    use super::*;
+
+    fn message(mirror_id: &str, sequence: u64) -> v1::PlaneEvents {
+        let events = vec![v1::Events { sequence, ..v1::Events::default() }];
+        v1::PlaneEvents { mirror_id: mirror_id.to_owned(), events, ..v1::PlaneEvents::default() }
+    }
+
+    #[test]
+    fn what_is_held_is_bounded_and_counted() {
+        let slots = Slots::new(1);
+        let slot = slots.slot("w").unwrap();
+        assert!(!slot.push(message("m", 1), SLOT_MAX_BYTES / 2));
+        assert!(!slot.push(message("m", 2), SLOT_MAX_BYTES / 2));
+        assert!(slot.push(message("m", 3), 1), "no room: the newest stays");
+        assert_eq!(slot.first("m"), Some(3));
+        assert_eq!(slots.held.bytes.load(Relaxed), 1);
+        slot.push(message("n", 1), 2);
+        slot.keep("n");
+        assert_eq!((slot.first("m"), slot.first("n")), (None, Some(1)));
+        let (bytes, taken) = slot.pop().unwrap();
+        assert!(slot.is_empty() && slots.held.bytes.load(Relaxed) == 0);
+        slot.put_back(bytes, taken);
+        assert_eq!(slots.held.bytes.load(Relaxed), 2);
+        drop(slot);
+        slots.forget(Instant::now() + FORGET);
+        assert_eq!(slots.held.bytes.load(Relaxed), 0, "what is forgotten is free");
+    }
+
+    #[test]
+    fn there_are_no_more_slots_than_side_cars_may_attach() {
+        let slots = Slots::new(1);
+        let taken = (0..100).filter(|name| slots.slot(&name.to_string()).is_some()).count();
+        assert_eq!(taken, 1 + BESIDE);
+    }
+}

@@ -1,0 +1,53 @@
+//! Rules about the event plane.
+#![allow(clippy::unwrap_used)]
+
+use std::time::Duration;
+
+#[path = "fixtures/config/support.rs"]
+mod support;
+
+use splitrail::config::Events;
+use support::{only_problem, parse};
+
+/// A configuration with these `events`, and a model that waits for side-cars.
+fn with(events: &str) -> String {
+    format!(
+        "events: {events}\nmodels:\n  - name: m\n    tokenizer: {{ kind: none }}\n    \
+         flow: aggregated\n    discovery: [{{ kind: shim }}]\n"
+    )
+}
+
+fn refused(events: &str, part: &str) {
+    let (line, _, told) = only_problem(&with(events));
+    assert!(line == 1 && told.contains(part), "{events}: {told}");
+}
+
+#[test]
+fn side_cars_come_over_a_broker_without_a_listener_for_them() {
+    let text = with(
+        "{ kind: nats, servers: ['nats://a:4222', 'tls://b:4222'], durable: r0, cut_off_max: 5s, \
+         login: { kind: user, name: u, password: { kind: file, path: engine.key } } }",
+    );
+    let loaded = parse(&text).unwrap();
+    assert_eq!(loaded.warnings.len(), 0, "{:?}", loaded.warnings);
+    let Events::Nats(events) = loaded.config.events else { panic!("nats") };
+    assert_eq!((events.cut_off_max, events.replicas), (Duration::from_secs(5), 1));
+    assert_eq!(events.broker().servers.len(), 2);
+
+    let direct = parse(&with("{ kind: direct }")).unwrap();
+    assert_eq!(direct.warnings.len(), 1, "there is no way for a side-car");
+}
+
+#[test]
+fn what_no_broker_can_be_reached_with_is_refused() {
+    refused("{ kind: nats, servers: ['nats://u:p@a:4222'] }", "has a user or password");
+    refused("{ kind: nats, servers: ['nats://a'] }", "has no port");
+    refused("{ kind: nats, servers: [] }", "servers");
+    refused("{ kind: nats }", "servers");
+    refused("{ kind: nats, servers: ['nats://a:1'], tls_ca: absent.pem }", "cannot be read");
+    let login = "login: { kind: token, token: { kind: file, path: absent } }";
+    refused(&format!("{{ kind: nats, servers: ['nats://a:1'], {login} }}"), "`events.login`");
+    refused("{ kind: nats, servers: ['nats://a:1'], cut_off_max: 1s }", "`events.cut_off_max`");
+    refused("{ kind: nats, servers: ['nats://a:1'], stream_max_age: 1s }", "too short");
+    refused("{ kind: direct, servers: ['nats://a:1'] }", "servers");
+}

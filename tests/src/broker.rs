@@ -1,0 +1,55 @@
+//! A NATS server as a process of its own, with JetStream in a folder that outlives it.
+
+use std::io::Read as _;
+use std::net::{SocketAddr, TcpStream};
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use crate::process::Process;
+
+/// Where the server is.
+///
+/// # Panics
+/// If it is nowhere.
+pub fn nats_server() -> PathBuf {
+    if let Some(named) = std::env::var_os("NATS_SERVER") {
+        return named.into();
+    }
+    let path = std::env::var_os("PATH").unwrap_or_default();
+    let folders = std::env::split_paths(&path).chain(["/usr/sbin".into(), "/usr/local/bin".into()]);
+    let found = folders.map(|folder| folder.join("nats-server")).find(|file| file.is_file());
+    found.expect(
+        "nats-server is missing, which tests of the event plane need: `apt-get install \
+         nats-server`, or name it in the variable NATS_SERVER",
+    )
+}
+
+/// The arguments of a server that listens on loopback and keeps its streams in a folder.
+/// `more` stands in its configuration file.
+pub fn arguments(name: &str, folder: &Path, port: u16, more: &str) -> Vec<String> {
+    let config = folder.join(format!("{name}.conf"));
+    let store = folder.join(format!("{name}.store"));
+    let text = format!(
+        "host: 127.0.0.1\nport: {port}\njetstream {{ store_dir: \"{}\" }}\n{more}\n",
+        store.display()
+    );
+    std::fs::write(&config, text).expect("a configuration");
+    vec!["-c".to_owned(), config.display().to_string()]
+}
+
+/// Starts it, and waits until it takes connections.
+pub async fn start(name: &str, folder: &Path, args: &[String], at: SocketAddr) -> Process {
+    Process::of(&nats_server(), name, folder, args, &|| greets(at)).await
+}
+
+/// Whether a server says who it is, and has JetStream.
+fn greets(at: SocketAddr) -> bool {
+    let greeting = || {
+        let mut stream = TcpStream::connect_timeout(&at, Duration::from_millis(200)).ok()?;
+        stream.set_read_timeout(Some(Duration::from_secs(1))).ok()?;
+        let mut said = [0; 2048];
+        let read = stream.read(&mut said).ok()?;
+        Some(String::from_utf8_lossy(&said[..read]).into_owned())
+    };
+    greeting().is_some_and(|said| said.starts_with("INFO") && said.contains("\"jetstream\":true"))
+}

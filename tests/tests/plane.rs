@@ -1,0 +1,10 @@
+//! Routers and side-cars over a broker (NATS): the same picture as over streams, whatever
+//! becomes of the broker. These tests need `nats-server`.
+#![allow(missing_docs, clippy::unwrap_used)]
+
+mod plane {
+    mod hostile;
+    mod picture;
+    mod recovery;
+    mod support;
+}

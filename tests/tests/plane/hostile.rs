@@ -1,0 +1,67 @@
+//! Whoever can reach the broker is not believed everything.
+
+use splitrail_plane::names;
+use splitrail_proto::v1;
+use splitrail_tests::Client;
+use splitrail_tests::cluster::eventually;
+use splitrail_tests::stand::{Kind, Stand};
+
+use super::support::{metric, plan, report, say, some_traffic, stranger, terms};
+
+/// Waits until every router has counted something.
+async fn counted(stand: &Stand, name: &str, labels: &[(&str, &str)], at_least: f64) {
+    for router in stand.of(Kind::Router) {
+        eventually(&format!("{name} {labels:?} is counted"), async || {
+            metric(stand, router, name, labels).await >= at_least
+        })
+        .await;
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn nobody_speaks_for_another_worker_nor_from_anywhere() {
+    let stand = Stand::start(plan()).await;
+    some_traffic(&stand, 12).await;
+    stand.true_picture("requests").await;
+    let client = stranger(&stand).await;
+    let terms = terms(&client).await;
+    let refused = "splitrail_plane_refused_total";
+
+    // Of another worker than the subject's.
+    let spoofed = report("d0", "http://127.0.0.1:9", terms.clone());
+    say(&client, names::load("sim", "p0"), spoofed).await;
+    let events = v1::PlaneEvents { worker_id: "d0".to_owned(), ..v1::PlaneEvents::default() };
+    say(&client, names::kv("sim", "p0"), events).await;
+    counted(&stand, refused, &[("reason", "spoofed")], 2.0).await;
+
+    // What is no message at all.
+    client.publish(names::kv("sim", "p0"), vec![0xff; 40].into()).await.unwrap();
+    client.publish(names::load("sim", "p0"), vec![0xff; 40].into()).await.unwrap();
+    counted(&stand, refused, &[("reason", "nonsense")], 2.0).await;
+
+    // From elsewhere, in the place of a side-car that is there.
+    let elsewhere = report("p0", "http://127.0.0.1:9", terms.clone());
+    say(&client, names::load("sim", "p0"), elsewhere).await;
+    counted(&stand, refused, &[("reason", "occupied")], 1.0).await;
+
+    // Outside of the networks in which workers may be.
+    let outside = report("far", "http://203.0.113.9:8000", terms.clone());
+    say(&client, names::load("sim", "far"), outside).await;
+    let attach = "splitrail_attach_total";
+    counted(&stand, attach, &[("result", "permission_denied")], 1.0).await;
+
+    // Hashed in another way.
+    let otherwise = v1::Welcome { hash_seed: terms.hash_seed + 1, ..terms };
+    let otherwise = report("other", "http://127.0.0.1:9", otherwise);
+    say(&client, names::load("sim", "other"), otherwise).await;
+    counted(&stand, refused, &[("reason", "terms")], 1.0).await;
+
+    for router in stand.of(Kind::Router) {
+        let shown = Client::new(stand.posts[router].admin).get("/admin/workers").await.json();
+        let workers = shown["workers"].as_array().unwrap();
+        let mut ids: Vec<_> = workers.iter().map(|worker| worker["id"].as_str().unwrap()).collect();
+        ids.sort_unstable();
+        assert_eq!(ids, ["d0", "p0"]);
+    }
+    stand.true_picture("nonsense was said").await;
+}

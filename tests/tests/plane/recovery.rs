@@ -1,0 +1,78 @@
+//! Whatever is lost on the way, the picture becomes true again.
+
+use splitrail_plane::{async_nats::jetstream, names};
+use splitrail_tests::cluster::eventually;
+use splitrail_tests::stand::{Kind, Stand};
+
+use super::support::{metric, plan, some_traffic, stranger};
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_router_that_restarts_has_the_picture_from_snapshots_and_the_tail() {
+    let mut stand = Stand::start(plan()).await;
+    some_traffic(&stand, 5).await;
+    let router = stand.place(Kind::Router, "r0");
+    stand.kill(router);
+    stand.run(router).await;
+    stand.true_picture("a router has restarted").await;
+    some_traffic(&stand, 6).await;
+    stand.true_picture("it serves").await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_broker_that_restarts_loses_nothing() {
+    let mut stand = Stand::start(plan()).await;
+    some_traffic(&stand, 7).await;
+    let broker = stand.place(Kind::Broker, "nats");
+    stand.kill(broker);
+    // Served, and told of by side-cars who cannot tell it now.
+    some_traffic(&stand, 8).await;
+    stand.run(broker).await;
+    stand.true_picture("the broker has restarted").await;
+    some_traffic(&stand, 9).await;
+    stand.true_picture("it goes on").await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_broker_that_has_forgotten_everything_gets_it_again() {
+    let mut stand = Stand::start(plan()).await;
+    some_traffic(&stand, 10).await;
+    let broker = stand.place(Kind::Broker, "nats");
+    stand.kill(broker);
+    stand.lose_broker_store();
+    stand.run(broker).await;
+    some_traffic(&stand, 11).await;
+    stand.true_picture("the broker is another").await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_router_too_slow_for_the_stream_gets_a_snapshot() {
+    let mut stand = Stand::start(plan()).await;
+    let router = stand.place(Kind::Router, "r0");
+    let resyncs = metric(&stand, router, "splitrail_plane_snapshots_total", &[]).await;
+    stand.pause(router);
+    // What the broker has sent to it already is not in its hands any more either.
+    let broker = stand.place(Kind::Broker, "nats");
+    stand.kill(broker);
+    stand.run(broker).await;
+    let context = jetstream::new(stranger(&stand).await);
+    let mut stream = context.get_stream(names::stream("sim")).await.unwrap();
+    let before = stream.info().await.unwrap().state.last_sequence;
+    let others = stand.of(Kind::Router).into_iter().filter(|at| *at != router);
+    for at in others {
+        let client = splitrail_tests::Client::new(stand.posts[at].http);
+        for salt in ["a", "b", "c"] {
+            let body = splitrail_tests::trial::chat(&splitrail_tests::trial::prompt(80, salt));
+            assert_eq!(client.post(splitrail_tests::trial::CHAT, &body).await.status, 200);
+        }
+    }
+    eventually("the side-cars have published", async || {
+        stream.info().await.unwrap().state.last_sequence > before
+    })
+    .await;
+    // What it has not read is gone, as if it were too old.
+    stream.purge().await.unwrap();
+    stand.go_on(router);
+    stand.true_picture("messages aged out").await;
+    let now = metric(&stand, router, "splitrail_plane_snapshots_total", &[]).await;
+    assert!(now > resyncs, "it had to fetch: {now} of {resyncs}");
+}
