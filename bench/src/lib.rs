@@ -1,4 +1,5 @@
 //! Comparison benchmarks. Each program is a thin binary over one module.
 
 pub mod fleet;
+pub mod frontdoor;
 pub mod index;
