@@ -17,6 +17,7 @@ use crate::ingress::reply::{health, ready, reply_error};
 use crate::reload::Reload;
 
 mod change;
+mod explain;
 mod guard;
 mod index;
 mod metrics;
@@ -46,12 +47,15 @@ impl FromRef<Admin> for Arc<Core> {
 
 /// The admin listener's routes; `bound` is its own address.
 pub fn routes(admin: Admin, bound: SocketAddr) -> Router {
+    // What is explained is as long as what is served.
+    let requests = DefaultBodyLimit::max(admin.core.serving().limits.body_max_bytes);
     Router::new()
         .route("/metrics", get(metrics::metrics))
         .route("/health", get(health))
         .route("/ready", get(ready))
         .route("/admin/config", get(show::config))
         .route("/admin/decisions", get(show::decisions))
+        .route("/admin/explain", post(explain::explain).layer(requests))
         .route("/admin/models", get(show::models))
         .route("/admin/requests", get(show::requests))
         .route("/admin/workers", get(workers::list).post(change::add))

@@ -11,7 +11,8 @@ use crate::core::{Core, Seldom, Served, Serving};
 use crate::fleet::budget::RetryBudget;
 use crate::fleet::{Networks, Pool};
 use crate::flow::client::EngineClient;
-use crate::ledger::book::Book;
+use crate::ledger::lines::Lines;
+use crate::ledger::recorder::Recorder;
 use crate::prompt::stamp::stamps;
 use crate::prompt::{PromptModel, PromptOptions};
 use crate::telemetry::metrics::Metrics;
@@ -35,9 +36,9 @@ pub enum AssembleError {
         /// Why.
         source: crate::prompt::LoadError,
     },
-    /// The ledger file cannot be written.
+    /// The ledger file, or the record's, cannot be written.
     #[error("{0}")]
-    Ledger(std::io::Error),
+    File(std::io::Error),
     /// A defect.
     #[error("{0}")]
     Defect(String),
@@ -51,8 +52,31 @@ pub fn assemble(config: Config) -> Result<Arc<Core>, AssembleError> {
     let config = Arc::new(config);
     let models = models(&config, None)?;
     let metrics = Metrics::new().map_err(|error| AssembleError::Defect(error.to_string()))?;
-    let ledger = Book::open(&config.ledger, &metrics).map_err(AssembleError::Ledger)?;
-    Ok(Arc::new(Core::new(models, config, metrics, ledger)))
+    let books = Books::open(&config, &metrics).map_err(AssembleError::File)?;
+    Ok(Arc::new(Core::new(models, config, metrics, books)))
+}
+
+/// The files to which ended requests are written.
+pub struct Books {
+    /// For billing.
+    pub ledger: Lines,
+    /// For replay.
+    pub recorder: Recorder,
+}
+
+impl Books {
+    /// Opens what a configuration names.
+    ///
+    /// # Errors
+    /// A file that cannot be written.
+    pub fn open(config: &Config, metrics: &Metrics) -> std::io::Result<Self> {
+        let Config { ledger, record, .. } = config;
+        let file = (ledger.path.as_deref(), ledger.rotate);
+        let records = Lines::open("ledger", file, metrics.ledger_records.clone())?;
+        let file = (record.path.as_deref(), record.rotate);
+        let lines = Lines::open("record", file, metrics.record_lines.clone())?;
+        Ok(Self { ledger: records, recorder: Recorder::new(lines, record) })
+    }
 }
 
 /// Builds what serves a configuration in place of another one, of which everything is taken

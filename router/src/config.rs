@@ -24,7 +24,7 @@ pub use splitrail_settings::{Problem, Problems, ResolvedSecret, SecretError};
 
 /// What the checks of this file say and know.
 const DIALECT: Dialect = Dialect {
-    later_keys: &["cache_isolation", "events", "queue", "record", "tenants", "tls"],
+    later_keys: &["cache_isolation", "events", "queue", "tenants", "tls"],
     later_values: &[
         ("tokenizer", "engine"),
         ("policy", "power_of_two"),
@@ -132,7 +132,7 @@ pub fn reference_markdown() -> String {
 
 /// Makes the paths independent of where the process runs.
 fn anchor_paths(config: &mut Config, base_dir: &Path) {
-    if let Some(path) = &mut config.ledger.path {
+    for path in [&mut config.ledger.path, &mut config.record.path].into_iter().flatten() {
         *path = base_dir.join(&*path);
     }
     if let Some(Secret::File { path }) = &mut config.fleet.token {

@@ -12,6 +12,7 @@ use splitrail_kv::HashSeed;
 use tokio::sync::Semaphore;
 use tokio_util::sync::CancellationToken;
 
+use crate::assemble::Books;
 use crate::config::model::{
     Config, FleetConfig, GateKind, Limits, Model, OnNoPrefill, RequestFlow,
 };
@@ -21,7 +22,6 @@ use crate::fleet::parity::Parity;
 use crate::fleet::{Networks, Pool, Worker};
 use crate::flow::client::EngineClient;
 use crate::flow::staged::Releases;
-use crate::ledger::book::Book;
 use crate::ledger::decisions::Decisions;
 use crate::pick::Leg;
 use crate::prompt::PromptModel;
@@ -162,7 +162,7 @@ pub struct Core {
     /// The last decisions.
     pub decisions: Decisions,
     /// Where ended requests are written down.
-    pub ledger: Book,
+    pub books: Books,
     /// Requests in flight, by a number of the router's own. Bounded by `in_flight`.
     pub live: DashMap<u64, LiveRequest>,
     /// Room for requests; `limits.in_flight_max` of it.
@@ -188,7 +188,7 @@ impl Core {
         models: Vec<Arc<Served>>,
         config: Arc<Config>,
         metrics: Metrics,
-        ledger: Book,
+        books: Books,
     ) -> Self {
         metrics.set_config(config.digest());
         let limits = &config.limits;
@@ -201,7 +201,7 @@ impl Core {
             fleet,
             metrics,
             decisions: Decisions::new(limits.decisions_kept),
-            ledger,
+            books,
             live: DashMap::new(),
             in_flight: Arc::new(Semaphore::new(limits.in_flight_max)),
             arriving: Arc::new(Semaphore::new(limits.in_flight_max)),

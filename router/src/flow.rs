@@ -3,11 +3,11 @@
 
 pub mod answer;
 mod attempts;
-pub mod auto;
 mod below;
 pub mod client;
 pub mod context;
 mod decode_try;
+pub mod explain;
 mod first;
 pub mod gate;
 pub mod hand_off;

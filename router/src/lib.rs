@@ -11,7 +11,8 @@ pub mod api;
 pub mod prepare;
 pub mod prompt;
 
-pub mod pick;
+/// The decisions; a crate of their own, for whatever decides as the router does.
+pub use splitrail_pick as pick;
 
 pub mod flow;
 

@@ -13,12 +13,16 @@ use splitrail::telemetry::logging::{self, LogFormat};
 use splitrail::{config, quickstart};
 use splitrail_settings::process::raise_descriptor_limit;
 
+mod explain_command;
 mod sim_engine;
 
+use explain_command::{ExplainArgs, Failure};
 use sim_engine::SimArgs;
 
 /// Exit codes as of sysexits.h.
 mod exit {
+    pub(crate) const DATA_ERROR: u8 = 65;
+    pub(crate) const NO_INPUT: u8 = 66;
     pub(crate) const UNAVAILABLE: u8 = 69;
     pub(crate) const OS_ERROR: u8 = 71;
     pub(crate) const IO_ERROR: u8 = 74;
@@ -82,6 +86,8 @@ enum Command {
         #[arg(long)]
         config: PathBuf,
     },
+    /// Asks a running router where a request would go, or went, and why.
+    Explain(ExplainArgs),
     /// Prints the JSON Schema of the configuration, for editors.
     Schema {
         /// Prints the reference as Markdown instead.
@@ -151,6 +157,10 @@ async fn run(command: Command) -> Result<(), (u8, String)> {
         }
         Command::SimEngine(args) => sim_engine::run(*args).await.map_err(os_error),
         Command::Check { config } => check(&config),
+        Command::Explain(args) => {
+            say(explain_command::run(args).await.map_err(failure)?.trim_end());
+            Ok(())
+        }
         Command::Schema { markdown } => {
             if markdown {
                 say(&config::reference_markdown());
@@ -208,6 +218,14 @@ async fn run_quickstart(
     let (running, _engines) = started.split();
     until_stopped(running, signals).await;
     Ok(())
+}
+
+fn failure(failure: Failure) -> (u8, String) {
+    match failure {
+        Failure::File(why) => (exit::NO_INPUT, why),
+        Failure::Unavailable(why) => (exit::UNAVAILABLE, why),
+        Failure::Refused(why) => (exit::DATA_ERROR, why),
+    }
 }
 
 fn os_error(error: std::io::Error) -> (u8, String) {

@@ -18,6 +18,7 @@ use crate::config::model::{Flow, Limits};
 use crate::core::{Core, Named, Served, unix_ms};
 use crate::error::{Error, Kind};
 use crate::prompt::{ChatRequestView, PromptError};
+use crate::telemetry::metrics::Metrics;
 
 /// Bodies up to this length are prepared on the reactor: under a millisecond with
 /// the slowest exact tokenizer.
@@ -43,6 +44,22 @@ pub struct Prepared {
     pub units: Vec<Unit>,
     /// Units per prompt.
     pub samples_apart: u32,
+    /// Fields of the body that are no client's business, and were taken out.
+    removed_fields: u64,
+}
+
+impl Prepared {
+    /// Counts what was found in a request that is going to be served.
+    pub fn count(&self, metrics: &Metrics) {
+        let name = self.served.name();
+        if self.removed_fields > 0 {
+            metrics.removed_fields.with_label_values(&[name]).inc_by(self.removed_fields);
+        }
+        let prompts = self.units.iter().filter(|unit| !unit.further_sample);
+        for reason in prompts.filter_map(|unit| unit.unknown) {
+            metrics.prompts_unknown.with_label_values(&[name, &label(reason)]).inc();
+        }
+    }
 }
 
 /// One prompt of a request, with the body that an engine gets for it.
@@ -137,10 +154,7 @@ fn compute(core: &Core, endpoint: Endpoint, text: Bytes) -> Result<Prepared, Err
         return Err(unknown_model(&inbound.model_name, &known));
     };
     let served = Arc::clone(&serving.models[model]);
-    if inbound.removed_fields > 0 {
-        let removed = inbound.removed_fields as u64;
-        core.metrics.removed_fields.with_label_values(&[served.name()]).inc_by(removed);
-    }
+    let removed_fields = inbound.removed_fields as u64;
     // Engines know the model under its own name, and an adapter under its.
     let engine_name = adapter.as_deref().unwrap_or(served.name());
     inbound.body.set("model", json::quote(engine_name));
@@ -178,8 +192,6 @@ fn compute(core: &Core, endpoint: Endpoint, text: Bytes) -> Result<Prepared, Err
             }
             Err(reason) => {
                 unit.unknown = Some(reason);
-                let labels = [served.name(), &label(reason)];
-                core.metrics.prompts_unknown.with_label_values(&labels).inc();
             }
         }
         let further = Unit { further_sample: true, ..unit.clone() };
@@ -187,7 +199,7 @@ fn compute(core: &Core, endpoint: Endpoint, text: Bytes) -> Result<Prepared, Err
         units.extend((1..samples_apart).map(|_| further.clone()));
     }
     let Inbound { options, threshold, .. } = inbound;
-    Ok(Prepared { served, endpoint, options, threshold, units, samples_apart })
+    Ok(Prepared { served, endpoint, options, threshold, units, samples_apart, removed_fields })
 }
 
 /// How many samples of a prompt are requests of their own: all of them where each needs a

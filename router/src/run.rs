@@ -110,13 +110,16 @@ impl Running {
             doors.spawn(listener::serve(socket, grpc::routes(&core, stop.clone()), stop.clone()));
         }
         let mut summary = JoinSet::new();
-        if !core.ledger.log_every.is_zero() {
-            summary.spawn(summary::run(Arc::clone(&core), core.ledger.log_every));
+        let log_every = core.serving().config.ledger.log_every;
+        if !log_every.is_zero() {
+            summary.spawn(summary::run(Arc::clone(&core), log_every));
         }
         let mut ledger = JoinSet::new();
         let close_ledger = CancellationToken::new();
-        if let Some(writer) = core.ledger.take_writer() {
-            ledger.spawn(writer.run(close_ledger.clone()));
+        for lines in [&core.books.ledger, core.books.recorder.lines()] {
+            if let Some(writer) = lines.take_writer() {
+                ledger.spawn(writer.run(close_ledger.clone()));
+            }
         }
         Ok(Self {
             core,

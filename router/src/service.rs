@@ -132,7 +132,8 @@ async fn answer(
     scope.admit()?;
     let tokenizing = Instant::now();
     let prepared = prepare(core, call.endpoint, call.body).await?;
-    let Prepared { served, endpoint, options, threshold, units, samples_apart } = prepared;
+    prepared.count(&core.metrics);
+    let Prepared { served, endpoint, options, threshold, units, samples_apart, .. } = prepared;
     let flow = call.steering.flow_for(&served.config)?;
     // What the body says goes before what a header says.
     let threshold = threshold.or(call.steering.threshold);
@@ -154,7 +155,7 @@ async fn answer(
     });
     let decisions: Vec<DecisionHandle> =
         units.iter().map(|unit| start_decision(&context, unit, &call.request_id)).collect();
-    scope.place(&context, &call.request_id, decisions.clone());
+    scope.place(&context, &call.request_id, (&units, decisions.clone()));
     let legs = units.iter().zip(&decisions).map(|(unit, record)| begin(&context, unit, record));
     let begun = try_join_all(legs).await?;
     scope.begun();

@@ -4,6 +4,8 @@ use std::fmt::Write as _;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Instant;
 
+use serde::{Serialize, Serializer};
+
 use crate::core::{Core, Served};
 
 /// Stages in the order in which they ended. A batch adds up its prompts.
@@ -11,6 +13,16 @@ pub struct Stages {
     core: Arc<Core>,
     served: Arc<Served>,
     seconds: Mutex<Vec<(&'static str, f64)>>,
+}
+
+/// The stages of one request, in milliseconds; as JSON, an object.
+#[derive(Clone, Debug, Default)]
+pub struct StageTimes(Vec<(&'static str, f64)>);
+
+impl Serialize for StageTimes {
+    fn serialize<S: Serializer>(&self, to: S) -> Result<S::Ok, S::Error> {
+        to.collect_map(self.0.iter().copied())
+    }
 }
 
 impl Stages {
@@ -29,6 +41,12 @@ impl Stages {
             Some((_, sum)) => *sum += seconds,
             None => stages.push((stage, seconds)),
         }
+    }
+
+    /// The stages so far.
+    pub fn times(&self) -> StageTimes {
+        let stages = self.seconds.lock().unwrap_or_else(PoisonError::into_inner);
+        StageTimes(stages.iter().map(|(stage, seconds)| (*stage, seconds * 1e3)).collect())
     }
 
     /// The `server-timing` header: milliseconds per stage.

@@ -28,8 +28,9 @@ pub use canary::{CanaryConfig, DriftConfig};
 pub use connector::{Connector, Network, NotANetwork};
 pub use discovery::{AddressFamily, Discovery, DnsDiscovery, KubernetesDiscovery, PodPort};
 pub use fleet::{FleetConfig, FleetTls};
-pub use flow::{AutoCosts, BreakerConfig, Flow, Gate, GateKind, RequestFlow, Retries};
+pub use flow::{BreakerConfig, Flow, Gate, GateKind, RequestFlow, Retries};
 pub use health::{EjectionConfig, HealthConfig};
+pub use splitrail_pick::{AutoCosts, Policy};
 
 /// A whole configuration file.
 #[derive(Clone, Debug, Deserialize, Serialize, JsonSchema)]
@@ -54,6 +55,9 @@ pub struct Config {
     /// What is written down of requests that have ended.
     #[serde(default)]
     pub ledger: Ledger,
+    /// What is written down of decisions, for replay.
+    #[serde(default)]
+    pub record: RecordConfig,
     /// The models that are served, one entry each.
     #[schemars(length(min = 1))]
     pub models: Vec<Model>,
@@ -184,7 +188,29 @@ impl Default for Ledger {
     }
 }
 
-/// When the ledger file makes room for a new one.
+/// What is written down of decisions, for replay.
+#[derive(Clone, Debug, Deserialize, Serialize, JsonSchema)]
+#[serde(deny_unknown_fields, default)]
+pub struct RecordConfig {
+    /// The file to which a line of JSON per prompt is appended when its request has ended:
+    /// hashes of its blocks, figures and the decision, no content. `splitrail replay` reads it
+    /// as a trace. Each router needs its own. Left out, there is none.
+    pub path: Option<PathBuf>,
+    /// When the file makes room for a new one.
+    pub rotate: Rotate,
+    /// The share of requests that are written down, drawn one by one. A replay of a part finds
+    /// less to reuse than there was.
+    #[schemars(range(min = 0.0, max = 1.0))]
+    pub sample: f64,
+}
+
+impl Default for RecordConfig {
+    fn default() -> Self {
+        Self { path: None, rotate: Rotate::default(), sample: 1.0 }
+    }
+}
+
+/// When a file of lines makes room for a new one.
 #[derive(Clone, Copy, Debug, Deserialize, Serialize, JsonSchema)]
 #[serde(deny_unknown_fields, default)]
 pub struct Rotate {
@@ -335,40 +361,6 @@ pub enum CachedTokensFallback {
     Zero,
     /// Nothing: the key is left out.
     Omit,
-}
-
-/// How a worker is chosen among the candidates.
-#[derive(Clone, Debug, Deserialize, Serialize, JsonSchema, PartialEq)]
-#[serde(tag = "kind", rename_all = "snake_case", deny_unknown_fields)]
-pub enum Policy {
-    /// Most overlap for least load: the lowest sum of
-    /// `overlap_weight` x blocks to compute and `load_weight` x blocks queued.
-    KvOverlap {
-        /// Weight of the blocks that the candidate would have to compute.
-        #[serde(default = "scalar::one")]
-        #[schemars(range(min = 0.0, max = 1e6))]
-        overlap_weight: f64,
-        /// Weight of the blocks that are queued on the candidate.
-        #[serde(default = "scalar::one")]
-        #[schemars(range(min = 0.0, max = 1e6))]
-        load_weight: f64,
-        /// 0 takes the best; above it, candidates are drawn by softmax of their costs.
-        #[serde(default)]
-        #[schemars(range(min = 0.0, max = 1e6))]
-        temperature: f64,
-    },
-    /// The fewest tokens in work.
-    LeastLoaded {},
-    /// Each in turn.
-    RoundRobin {},
-    /// Any, evenly.
-    Random {},
-}
-
-impl Default for Policy {
-    fn default() -> Self {
-        Self::LeastLoaded {}
-    }
 }
 
 /// How long each step may take.

@@ -29,7 +29,9 @@ const NAME_MAX: usize = 256;
 /// Reports every broken rule of the tree under `root`.
 pub(super) fn check(root: &Node, base_dir: &Path, report: &mut Report) {
     listen(root, report);
-    ledger(root, base_dir, report);
+    for section in ["ledger", "record"] {
+        file_of_lines(root, section, base_dir, report);
+    }
     fleet::check(root, base_dir, report);
     let mut names = Names { seen: HashMap::new() };
     let models = root.get("models").map(Node::items).unwrap_or_default();
@@ -102,17 +104,17 @@ fn listen(root: &Node, report: &mut Report) {
     }
 }
 
-fn ledger(root: &Node, base_dir: &Path, report: &mut Report) {
-    let Some(section) = root.get("ledger") else { return };
+fn file_of_lines(root: &Node, name: &str, base_dir: &Path, report: &mut Report) {
+    let Some(section) = root.get(name) else { return };
     let Some(Some(path)) = typed::<Option<std::path::PathBuf>>(section, "path") else { return };
     let at = section.get("path").unwrap_or(section).at;
     let place = base_dir.join(&path);
     let shown = shown(&path.display().to_string());
     if path.as_os_str().is_empty() || place.is_dir() {
-        let message = format!("`ledger.path` \"{shown}\" is not a file");
-        report.error(at, message, "name a file in that folder, such as `ledger.jsonl`");
+        let message = format!("`{name}.path` \"{shown}\" is not a file");
+        report.error(at, message, format!("name a file in that folder, such as `{name}.jsonl`"));
     } else if !place.parent().is_some_and(Path::is_dir) {
-        let message = format!("`ledger.path` \"{shown}\" is in a folder that does not exist");
+        let message = format!("`{name}.path` \"{shown}\" is in a folder that does not exist");
         let hint = "make the folder; relative paths start at the configuration's folder";
         report.error(at, message, hint);
     }

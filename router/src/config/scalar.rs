@@ -82,8 +82,3 @@ impl JsonSchema for BlockSize {
         })
     }
 }
-
-/// The default of a weight.
-pub(super) fn one() -> f64 {
-    1.0
-}

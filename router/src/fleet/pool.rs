@@ -134,6 +134,11 @@ impl Pool {
         self.turns[leg as usize].fetch_add(1, Relaxed)
     }
 
+    /// The same, and no pick is meant.
+    pub fn turn(&self, leg: Leg) -> u64 {
+        self.turns[leg as usize].load(Relaxed)
+    }
+
     /// The longest sequence that every worker takes which has said so.
     pub fn context_tokens(&self) -> Option<u32> {
         self.roster.load().iter().filter_map(|worker| worker.context_tokens()).min()
@@ -220,6 +225,7 @@ impl Pool {
                     assumed_blocks: 0,
                     // Without events nothing says when it has been computed.
                     underway_blocks: if current { sent.saturating_sub(overlap.blocks) } else { 0 },
+                    ..Candidate::default()
                 };
                 let held = candidate.believed_blocks();
                 Candidate { assumed_blocks: held.max(sent).max(computed), ..candidate }

@@ -4,6 +4,8 @@ use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
 use splitrail_kv::Applied;
 
+use crate::core::unix_ms;
+
 /// Counts of one worker. They only grow, and order nothing.
 #[derive(Debug, Default)]
 pub struct Witness {
@@ -13,6 +15,7 @@ pub struct Witness {
     malformed: AtomicU64,
     over_limit: AtomicU64,
     other_rank: AtomicU64,
+    heard_unix_ms: AtomicU64,
 }
 
 /// The counts at one moment, or between two.
@@ -36,11 +39,19 @@ impl Witness {
     /// So many events came, and this became of them.
     pub fn applied(&self, events: usize, sum: &Applied) {
         let add = |counter: &AtomicU64, count: usize| counter.fetch_add(count as u64, Relaxed);
+        if events > 0 {
+            self.heard_unix_ms.store(unix_ms(), Relaxed);
+        }
         add(&self.events, events);
         add(&self.stored, sum.stored);
         add(&self.parentless, sum.aside + sum.orphaned);
         add(&self.malformed, sum.malformed);
         add(&self.over_limit, sum.over_limit);
+    }
+
+    /// When events last came, in milliseconds since 1970; `None` if none did.
+    pub fn heard_unix_ms(&self) -> Option<u64> {
+        Some(self.heard_unix_ms.load(Relaxed)).filter(|ms| *ms > 0)
     }
 
     /// So many events came that are of no use because of their rank.

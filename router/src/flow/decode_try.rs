@@ -12,7 +12,9 @@ use super::context::{Context, attempt, carried_threshold};
 use super::gate::{self, Gate, Need, Verdict, judge};
 use super::place::{Placed, Wish, computed, place, sent};
 use super::plan::{Plan, Then};
+use crate::config::model::Model;
 use crate::error::{Error, Kind};
+use crate::fleet::Worker;
 use crate::ledger::decisions::DecisionHandle;
 use crate::pick::Leg;
 use crate::prepare::Unit;
@@ -51,7 +53,9 @@ pub(super) async fn decode_try(
                 format!("model {} has no decode worker that is up", context.served.name());
             return Err(Error::new(Kind::NoWorker, message));
         }
-        let decided = match verdict(context, unit, &placed, &need) {
+        let held = placed.believed_blocks;
+        let (_, verdict) = verdict(&context.served.config, unit, &placed.worker, held, &need);
+        let decided = match verdict {
             Verdict::Enough(decided) => {
                 sent(context, unit, &placed);
                 decided
@@ -92,12 +96,18 @@ pub(super) async fn decode_try(
     }
 }
 
-fn verdict(context: &Arc<Context>, unit: &Unit, placed: &Placed, need: &Need) -> Verdict {
-    let settings = &context.served.config.gate;
-    let worker = &placed.worker;
+/// Who is to say whether a worker holds enough, and what follows.
+pub(super) fn verdict(
+    config: &Model,
+    unit: &Unit,
+    worker: &Worker,
+    believed_blocks: u32,
+    need: &Need,
+) -> (Gate, Verdict) {
+    let settings = &config.gate;
     let gate = Gate::of(settings.kind, worker.config.shim, worker.honours_threshold());
     let believed = unit.unknown.is_none() && worker.overlap_is_believed();
-    judge(settings, gate, need, believed.then_some(placed.believed_blocks))
+    (gate, judge(settings, gate, need, believed.then_some(believed_blocks)))
 }
 
 async fn send(

@@ -8,7 +8,7 @@ use splitrail_kv::Tier;
 use super::context::Context;
 use crate::core::Served;
 use crate::error::{Error, Kind};
-use crate::fleet::{Roster, Worker};
+use crate::fleet::{Pool, Roster, Worker};
 use crate::ledger::decisions::{CandidateRecord, DecisionHandle, DrawRecord};
 use crate::pick::{Candidate, Choice, Leg, Query, holders, pick};
 use crate::prepare::Unit;
@@ -57,19 +57,10 @@ pub(super) fn place(
     let Served { config, pool, .. } = context.served.as_ref();
     let started = Instant::now();
     let roster = pool.roster();
-    let mut candidates = pool.candidates(&roster, leg, &unit.hashes, wish.excluded, started);
-    if let Some(blocks) = wish.blocks {
-        holders(&mut candidates, blocks);
-    }
+    let candidates = candidates(pool, &roster, unit, wish, started);
     context.stages.mark("match", started);
     let started = Instant::now();
-    let query = Query {
-        leg,
-        prompt_blocks: unit.hashes.len() as u32,
-        block_size: pool.block_size(),
-        turn: pool.next_turn(leg),
-        draw: pool.draw(),
-    };
+    let query = query(pool, unit, leg, (pool.next_turn(leg), pool.draw()));
     let Some(choice) = pick(&config.policy, &candidates, query) else {
         let message = format!("model {} has no worker left for {}", config.name, leg.name());
         return Err(Error::new(Kind::NoWorker, message));
@@ -91,6 +82,34 @@ pub(super) fn place(
     let Candidate { overlap_blocks, overlap_by_tier, assumed_blocks, .. } = chosen;
     let believed_blocks = chosen.believed_blocks();
     Ok(Placed { worker, overlap_blocks, believed_blocks, assumed_blocks, overlap_by_tier })
+}
+
+/// Who may take a leg, at this instant.
+pub(super) fn candidates(
+    pool: &Pool,
+    roster: &Roster,
+    unit: &Unit,
+    wish: Wish<'_>,
+    now: Instant,
+) -> Vec<Candidate> {
+    let mut candidates = pool.candidates(roster, wish.leg, &unit.hashes, wish.excluded, now);
+    if let Some(blocks) = wish.blocks {
+        holders(&mut candidates, blocks);
+    }
+    candidates
+}
+
+/// What is asked of them, with a turn and a draw.
+pub(super) fn query(pool: &Pool, unit: &Unit, leg: Leg, (turn, draw): (u64, u64)) -> Query {
+    Query {
+        leg,
+        prompt_tokens: unit.weight_tokens,
+        prompt_blocks: unit.hashes.len() as u32,
+        first_blocks: [0, 1].map(|i| unit.hashes.get(i).map_or(0, |hash| hash.0)),
+        block_size: pool.block_size(),
+        turn,
+        draw,
+    }
 }
 
 /// A placed leg is being sent, and leaves the prompt's KV on its worker: what begins alike

@@ -6,7 +6,6 @@ use std::time::Instant;
 
 use super::answer::{Answer, Begun, Sending, generate};
 use super::attempts::Attempts;
-use super::auto::{Work, compare};
 use super::below;
 use super::context::{Context, attempt, carried_threshold, count_local, preemption_guard};
 use super::decode_try::{Tried, decode_try};
@@ -20,6 +19,7 @@ use crate::error::{Error, Kind};
 use crate::fleet::Worker;
 use crate::ledger::decisions::DecisionHandle;
 use crate::pick::Leg;
+use crate::pick::auto::{Estimate, Work, compare};
 use crate::prepare::Unit;
 
 /// Runs a prompt until its answer begins.
@@ -73,9 +73,20 @@ pub async fn begin(
 
 /// Whether a remote prefill pays, where the request goes by that.
 fn remote_pays(context: &Context, unit: &Unit, decision: &DecisionHandle) -> Option<bool> {
-    let Served { config, pool, .. } = context.served.as_ref();
-    let gated = context.threshold.or(config.cache_hit_threshold).is_some();
-    if context.flow != RequestFlow::Auto || gated {
+    let estimate = reckoned(&context.served, unit, (context.flow, context.threshold))?;
+    decision.update(|decision| decision.auto = Some(estimate));
+    Some(estimate.remote_pays())
+}
+
+/// What either way would take, where the request's flow goes by that.
+pub(super) fn reckoned(
+    served: &Served,
+    unit: &Unit,
+    (flow, threshold): (RequestFlow, Option<f64>),
+) -> Option<Estimate> {
+    let Served { config, pool, .. } = served;
+    let gated = threshold.or(config.cache_hit_threshold).is_some();
+    if flow != RequestFlow::Auto || gated {
         return None;
     }
     let now = Instant::now();
@@ -83,9 +94,7 @@ fn remote_pays(context: &Context, unit: &Unit, decision: &DecisionHandle) -> Opt
     let prefill = pool.candidates(&roster, Leg::Prefill, &unit.hashes, &[], now);
     let decode = pool.candidates(&roster, Leg::Aggregated, &unit.hashes, &[], now);
     let work = Work { prompt_tokens: unit.weight_tokens, block_size: pool.block_size() };
-    let estimate = compare(&config.auto, work, &prefill, &decode)?;
-    decision.update(|decision| decision.auto = Some(estimate));
-    Some(estimate.remote_pays())
+    compare(&config.auto, work, &prefill, &decode)
 }
 
 /// What comes before the leg that answers.

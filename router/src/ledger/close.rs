@@ -25,7 +25,7 @@ pub fn close(core: &Core, ended: &Ended<'_>, decisions: &[DecisionHandle]) {
     }
     let record = RequestRecord::new(ended, &entries);
     count_request(&core.metrics, ended.model, &record);
-    core.ledger.write(&core.metrics, &record);
+    core.books.ledger.write(&record);
 }
 
 fn count_prompt(metrics: &Metrics, model: &str, entry: &Entry) {

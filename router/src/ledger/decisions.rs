@@ -5,11 +5,12 @@ use std::collections::VecDeque;
 use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use serde::Serialize;
+use serde::{Serialize, Serializer};
+use splitrail_kv::Tier;
 
 use super::entry::Entry;
-use crate::flow::auto::Estimate;
 use crate::pick::Candidate;
+use crate::pick::auto::Estimate;
 
 /// One candidate of a decision.
 #[derive(Clone, Debug, Serialize)]
@@ -22,6 +23,9 @@ pub struct CandidateRecord {
     pub up: bool,
     /// Leading blocks that it held.
     pub overlap_blocks: u32,
+    /// The same blocks by the fastest tier that had them; tiers without any are left out.
+    #[serde(serialize_with = "by_tier")]
+    pub overlap_by_tier: [u32; Tier::COUNT],
     /// The share of them that did not count, since it was seen to find less than the index
     /// promised.
     pub overlap_discount: f64,
@@ -50,6 +54,7 @@ impl CandidateRecord {
             worker: worker.to_owned(),
             up: seen.up,
             overlap_blocks: seen.overlap_blocks,
+            overlap_by_tier: seen.overlap_by_tier,
             overlap_discount: seen.overlap_discount,
             assumed_blocks: seen.assumed_blocks,
             underway_blocks: seen.underway_blocks,
@@ -60,6 +65,11 @@ impl CandidateRecord {
             chosen,
         }
     }
+}
+
+fn by_tier<S: Serializer>(blocks: &[u32; Tier::COUNT], to: S) -> Result<S::Ok, S::Error> {
+    let tiers = Tier::ALL.iter().map(|tier| (tier.name(), blocks[*tier as usize]));
+    to.collect_map(tiers.filter(|(_, blocks)| *blocks > 0))
 }
 
 /// What a decision took from outside the snapshot.

@@ -10,6 +10,8 @@ use crate::config::Rotate;
 #[derive(Debug)]
 pub struct LedgerFile {
     path: PathBuf,
+    /// The configuration's section, for logs.
+    section: &'static str,
     rotate: Rotate,
     file: File,
     /// Bytes of whole lines in `file`.
@@ -22,11 +24,11 @@ impl LedgerFile {
     ///
     /// # Errors
     /// If it cannot be written, or another process writes it.
-    pub fn open(path: &Path, rotate: Rotate) -> io::Result<Self> {
+    pub fn open(path: &Path, section: &'static str, rotate: Rotate) -> io::Result<Self> {
         let named = |error: io::Error| {
             io::Error::new(
                 error.kind(),
-                format!("cannot write the ledger {}: {error}", path.display()),
+                format!("cannot write {section}.path {}: {error}", path.display()),
             )
         };
         let (mut file, mut bytes) = begin(path).map_err(named)?;
@@ -34,7 +36,7 @@ impl LedgerFile {
             file.write_all(b"\n").map_err(named)?;
             bytes += 1;
         }
-        Ok(Self { path: path.to_owned(), rotate, file, bytes })
+        Ok(Self { path: path.to_owned(), section, rotate, file, bytes })
     }
 
     /// Appends whole lines; before them, a full file makes room.
@@ -85,7 +87,8 @@ impl LedgerFile {
         let last = free.unwrap_or(keep);
         if free.is_none() {
             let gone = self.aside(last);
-            tracing::warn!(file = %gone.display(), "the oldest ledger file makes room (ledger.rotate.keep)");
+            let section = self.section;
+            tracing::warn!(file = %gone.display(), "the oldest file makes room ({section}.rotate.keep)");
         }
         for number in (1..last).rev() {
             std::fs::rename(self.aside(number), self.aside(number + 1))?;
@@ -137,7 +140,8 @@ mod tests {
     fn full_files_move_aside_whole_and_the_oldest_is_given_up() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("ledger.jsonl");
-        let mut file = LedgerFile::open(&path, Rotate { max_bytes: 10, keep: 2 }).unwrap();
+        let mut file =
+            LedgerFile::open(&path, "ledger", Rotate { max_bytes: 10, keep: 2 }).unwrap();
         for line in ["one 1\n", "two 2\n", "three 3\n", "four 4\n"] {
             file.append(line.as_bytes()).unwrap();
         }
@@ -156,7 +160,7 @@ mod tests {
         let path = folder.path().join("l");
         std::fs::write(folder.path().join("l.1"), "new\n").unwrap();
         std::fs::write(folder.path().join("l.3"), "old\n").unwrap();
-        let mut file = LedgerFile::open(&path, Rotate { max_bytes: 2, keep: 3 }).unwrap();
+        let mut file = LedgerFile::open(&path, "ledger", Rotate { max_bytes: 2, keep: 3 }).unwrap();
         file.append(b"a\n").unwrap();
         file.append(b"b\n").unwrap();
         let held = ["l", "l.1", "l.2", "l.3"].map(|name| read(&folder.path().join(name)));
@@ -169,11 +173,11 @@ mod tests {
         let path = folder.path().join("l");
         std::fs::write(&path, "{\"whole\":1}\n{\"ha").unwrap();
         let rotate = Rotate::default();
-        let mut file = LedgerFile::open(&path, rotate).unwrap();
+        let mut file = LedgerFile::open(&path, "ledger", rotate).unwrap();
         file.append(b"{\"next\":2}\n").unwrap();
         let text = read(&path);
         assert_eq!(text.lines().collect::<Vec<_>>(), ["{\"whole\":1}", "{\"ha", "{\"next\":2}"]);
-        let taken = LedgerFile::open(&path, rotate).unwrap_err();
+        let taken = LedgerFile::open(&path, "ledger", rotate).unwrap_err();
         assert!(taken.to_string().contains("another process"), "{taken}");
     }
 }

@@ -59,12 +59,13 @@ impl From<Problems> for Refused {
 }
 
 /// Keys that are acted on once, at the start. All below them is meant as well.
-const FIXED: [&[&str]; 7] = [
+const FIXED: [&[&str]; 8] = [
     &["listen"],
     &["hash_seed"],
     &["fleet"],
     &["draw_seed"],
     &["ledger"],
+    &["record"],
     &["limits", "body_max_bytes"],
     &["limits", "in_flight_max"],
 ];
@@ -102,7 +103,7 @@ fn located(error: &AssembleError, source: &Source, models: &[String]) -> Refused
         AssembleError::Tokenizer { model, .. } => {
             (model, &["tokenizer", "path"], "`splitrail check` says the same")
         }
-        AssembleError::Ledger(_) | AssembleError::Defect(_) => {
+        AssembleError::File(_) | AssembleError::Defect(_) => {
             return Refused::Defect(error.to_string());
         }
     };

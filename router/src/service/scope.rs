@@ -15,6 +15,8 @@ use crate::flow::context::{Context, flow_name};
 use crate::ledger::close::close;
 use crate::ledger::decisions::DecisionHandle;
 use crate::ledger::record::Ended;
+use crate::ledger::recorder::{Prompt, Times};
+use crate::prepare::Unit;
 use crate::reply::merge::Events;
 
 /// Room in the router, its entry among the live ones, its place in the metrics and
@@ -25,6 +27,8 @@ pub struct Scope {
     arrived: Instant,
     /// Room in the router, once the request is whole.
     permit: Option<OwnedSemaphorePermit>,
+    /// From its arrival until its answer began.
+    ttft_seconds: Option<f64>,
     /// Once the model is known.
     placed: Option<Placed>,
     ended: bool,
@@ -37,6 +41,13 @@ struct Placed {
     request_id: String,
     in_flight: IntGauge,
     decisions: Vec<DecisionHandle>,
+    /// What is needed to write the request down, if it is to be.
+    recorded: Option<Recorded>,
+}
+
+struct Recorded {
+    context: Arc<Context>,
+    prompts: Vec<Prompt>,
 }
 
 static NUMBERS: AtomicU64 = AtomicU64::new(0);
@@ -49,6 +60,7 @@ impl Scope {
             endpoint: endpoint.name(),
             arrived,
             permit: None,
+            ttft_seconds: None,
             placed: None,
             ended: false,
         }
@@ -67,10 +79,16 @@ impl Scope {
     /// The model is known, and a record of each prompt is begun.
     pub(super) fn place(
         &mut self,
-        context: &Context,
+        context: &Arc<Context>,
         request_id: &str,
-        decisions: Vec<DecisionHandle>,
+        (units, decisions): (&[Unit], Vec<DecisionHandle>),
     ) {
+        let recorded = self.core.books.recorder.takes_one().then(|| {
+            let block_size = context.served.pool.block_size();
+            let prompt = |unit: &Unit| Prompt::new(&unit.hashes, block_size, unit.weight_tokens);
+            let prompts = units.iter().map(prompt).collect();
+            Recorded { context: Arc::clone(context), prompts }
+        });
         let model = context.served.name();
         let in_flight = self.core.metrics.requests_in_flight.with_label_values(&[model]);
         in_flight.inc();
@@ -89,12 +107,14 @@ impl Scope {
             request_id: request_id.to_owned(),
             in_flight,
             decisions,
+            recorded,
         });
     }
 
     /// The answer has begun.
     pub(super) fn begun(&mut self) {
         let ttft = self.arrived.elapsed().as_secs_f64();
+        self.ttft_seconds = Some(ttft);
         let (model, flow) = self.labels();
         self.core.metrics.ttft.with_label_values(&[model, flow]).observe(ttft);
     }
@@ -154,6 +174,23 @@ impl Scope {
                 ended_unix_ms,
             };
             close(&self.core, &ended, &placed.decisions);
+            self.write_down(placed, arrived_unix_ms, seconds);
+        }
+    }
+
+    /// Writes the request's decisions down, if it is one of those that are.
+    fn write_down(&self, placed: &Placed, arrived_unix_ms: u64, seconds: f64) {
+        let Some(Recorded { context, prompts }) = &placed.recorded else { return };
+        let times = Times {
+            arrived_unix_ms,
+            ttft_ms: self.ttft_seconds.map(|seconds| seconds * 1e3),
+            total_ms: seconds * 1e3,
+            stages: &context.stages.times(),
+        };
+        for (prompt, decision) in prompts.iter().zip(&placed.decisions) {
+            decision.with(|decision| {
+                self.core.books.recorder.write(self.endpoint, times, prompt, decision);
+            });
         }
     }
 

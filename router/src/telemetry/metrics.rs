@@ -115,6 +115,8 @@ metrics! {
     engine_reports: IntCounterVec("engine_reports_total"; "model", "worker", "figure", "reported");
     /// Records of ended requests for the ledger file: written, queue_full or write_failed.
     ledger_records: IntCounterVec("ledger_records_total"; "result");
+    /// Lines for the record file: written, queue_full or write_failed.
+    record_lines: IntCounterVec("record_lines_total"; "result");
     /// Completed requests with and without cached tokens.
     prefix_cache_requests: IntCounterVec("prefix_cache_requests_total"; "model", "result");
     /// Requests of P/D models that were prefilled where they are decoded.

@@ -1,21 +1,20 @@
-//! The way from ended requests to the ledger file: a queue that never makes a request
-//! wait, and the task that empties it.
+//! The way from ended requests to a file: a queue that never makes a request wait, and the
+//! task that empties it.
 
 use std::io;
+use std::path::Path;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, PoisonError};
-use std::time::Duration;
 
 use prometheus::IntCounterVec;
+use serde::Serialize;
 use serde_json::json;
 use tokio::sync::mpsc;
 use tokio_util::sync::CancellationToken;
 
 use super::file::LedgerFile;
-use super::record::RequestRecord;
-use crate::config::Ledger;
+use crate::config::Rotate;
 use crate::core::{Seldom, unix_ms};
-use crate::telemetry::metrics::Metrics;
 
 /// Lines that wait for the disk.
 const QUEUE_LINES: usize = 65_536;
@@ -24,11 +23,12 @@ const QUEUE_BYTES: usize = 64 << 20;
 /// Lines that are written at once.
 const BATCH_LINES: usize = 1024;
 
-/// Where ended requests are written down. Without a file, nowhere.
-#[derive(Debug, Default)]
-pub struct Book {
-    /// How often totals are logged; zero is never.
-    pub log_every: Duration,
+/// Of the lines that say that there is a gap.
+const VERSION: u32 = 1;
+
+/// A file of lines, one for each request that has ended. Without a path, none.
+#[derive(Debug)]
+pub struct Lines {
     queue: Option<mpsc::Sender<Vec<u8>>>,
     shared: Arc<Shared>,
     /// Until the task that writes is started.
@@ -36,8 +36,12 @@ pub struct Book {
 }
 
 /// What both ends of the queue see.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 struct Shared {
+    /// The configuration's section, for logs.
+    section: &'static str,
+    /// Lines by what became of them: written, queue_full or write_failed.
+    records: IntCounterVec,
     queued_bytes: AtomicUsize,
     /// Records lost since the last line that says so.
     lost: AtomicU64,
@@ -50,28 +54,37 @@ pub struct Writer {
     lines: mpsc::Receiver<Vec<u8>>,
     file: LedgerFile,
     shared: Arc<Shared>,
-    records: IntCounterVec,
 }
 
-impl Book {
-    /// A book for a configuration; its file is opened at once, so that a mistake is
-    /// found before anything is served.
+impl Lines {
+    /// Lines for the file that a section of the configuration names; it is opened at once, so
+    /// that a mistake is found before anything is served. `records` counts what becomes of them.
     ///
     /// # Errors
     /// A file that cannot be written.
-    pub fn open(config: &Ledger, metrics: &Metrics) -> io::Result<Self> {
-        let log_every = config.log_every;
-        let Some(path) = &config.path else { return Ok(Self { log_every, ..Self::default() }) };
-        let file = LedgerFile::open(path, config.rotate)?;
+    pub fn open(
+        section: &'static str,
+        (path, rotate): (Option<&Path>, Rotate),
+        records: IntCounterVec,
+    ) -> io::Result<Self> {
+        let (queued_bytes, lost, said) = Default::default();
+        let shared = Arc::new(Shared { section, records, queued_bytes, lost, said });
+        let Some(path) = path else {
+            return Ok(Self { queue: None, shared, writer: Mutex::default() });
+        };
+        let file = LedgerFile::open(path, section, rotate)?;
         let (queue, lines) = mpsc::channel(QUEUE_LINES);
-        let shared = Arc::<Shared>::default();
-        let records = metrics.ledger_records.clone();
-        let writer = Writer { lines, file, shared: Arc::clone(&shared), records };
-        Ok(Self { log_every, queue: Some(queue), shared, writer: Mutex::new(Some(writer)) })
+        let writer = Writer { lines, file, shared: Arc::clone(&shared) };
+        Ok(Self { queue: Some(queue), shared, writer: Mutex::new(Some(writer)) })
+    }
+
+    /// Whether there is a file.
+    pub fn is_open(&self) -> bool {
+        self.queue.is_some()
     }
 
     /// Puts a record into the queue, or counts it as lost: no request waits for a disk.
-    pub fn write(&self, metrics: &Metrics, record: &RequestRecord) {
+    pub fn write(&self, record: &impl Serialize) {
         let Some(queue) = &self.queue else { return };
         // Names and numbers always have a JSON form.
         let Ok(mut line) = serde_json::to_vec(record) else { return };
@@ -80,7 +93,7 @@ impl Book {
         let fits = self.shared.queued_bytes.fetch_add(bytes, Relaxed) + bytes <= QUEUE_BYTES;
         if !fits || queue.try_send(line).is_err() {
             self.shared.queued_bytes.fetch_sub(bytes, Relaxed);
-            self.shared.lose(&metrics.ledger_records, 1, "queue_full", "the disk does not keep up");
+            self.shared.lose(1, "queue_full", "the disk does not keep up");
         }
     }
 
@@ -91,15 +104,17 @@ impl Book {
 }
 
 impl Shared {
-    fn lose(&self, counter: &IntCounterVec, records: usize, result: &str, why: &str) {
+    fn lose(&self, records: usize, result: &str, why: &str) {
         self.lost.fetch_add(records as u64, Relaxed);
-        counter.with_label_values(&[result]).inc_by(records as u64);
+        self.records.with_label_values(&[result]).inc_by(records as u64);
         if self.said.may_say() {
+            let file = self.section;
             tracing::error!(
+                file,
                 records,
                 why,
-                "records are lost for the ledger file (said at most twice a minute; \
-                 ledger_records_total counts)"
+                "records are lost for this file (said at most twice a minute; \
+                 splitrail_ledger_records_total and splitrail_record_lines_total count)"
             );
         }
     }
@@ -134,7 +149,8 @@ impl Writer {
         let writing = tokio::task::spawn_blocking(move || {
             self.write(&batch);
             if sync && let Err(error) = self.file.sync() {
-                tracing::error!(%error, "the end of the ledger file may not be on the disk");
+                let file = self.shared.section;
+                tracing::error!(file, %error, "its end may not be on the disk");
             }
             self
         });
@@ -165,18 +181,17 @@ impl Writer {
             _ => self.file.append(&[gap(lost).as_bytes(), lines].concat()),
         };
         match written {
-            Ok(()) => self.records.with_label_values(&["written"]).inc_by(count as u64),
+            Ok(()) => self.shared.records.with_label_values(&["written"]).inc_by(count as u64),
             Err(error) => {
                 self.shared.lost.fetch_add(lost, Relaxed);
-                self.shared.lose(&self.records, count, "write_failed", &error.to_string());
+                self.shared.lose(count, "write_failed", &error.to_string());
             }
         }
     }
 }
 
 fn gap(lost: u64) -> String {
-    let version = RequestRecord::VERSION;
-    let gap = json!({"version": version, "lost_records": lost, "unix_ms": unix_ms()});
+    let gap = json!({"version": VERSION, "lost_records": lost, "unix_ms": unix_ms()});
     format!("{gap}\n")
 }
 
@@ -184,37 +199,27 @@ fn gap(lost: u64) -> String {
 #[allow(clippy::unwrap_used)]
 mod tests {
     use super::*;
-    use crate::config::Rotate;
-    use crate::ledger::record::Ended;
+    use crate::telemetry::metrics::Metrics;
 
-    fn record(request_id: &str) -> RequestRecord {
-        let ended = Ended {
-            request_id,
-            model: "m",
-            endpoint: "chat",
-            flow: "aggregated",
-            outcome: "ok",
-            arrived_unix_ms: 1,
-            ended_unix_ms: 2,
-        };
-        RequestRecord::new(&ended, &[])
+    fn open(path: &Path, rotate: Rotate) -> (Lines, Metrics) {
+        let metrics = Metrics::new().unwrap();
+        let records = metrics.ledger_records.clone();
+        (Lines::open("ledger", (Some(path), rotate), records).unwrap(), metrics)
     }
 
     #[tokio::test]
     async fn what_was_queued_is_written_in_order_before_the_task_ends() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("l");
-        let config = Ledger { path: Some(path.clone()), ..Ledger::default() };
-        let metrics = Metrics::new().unwrap();
-        let book = Book::open(&config, &metrics).unwrap();
+        let (book, metrics) = open(&path, Rotate::default());
         for number in 0..3000 {
-            book.write(&metrics, &record(&number.to_string()));
+            book.write(&json!({ "request_id": number.to_string() }));
         }
         let stop = CancellationToken::new();
         stop.cancel();
         book.take_writer().unwrap().run(stop).await;
         // Nobody takes lines any more: they are lost, and counted.
-        book.write(&metrics, &record("late"));
+        book.write(&json!({ "request_id": "late" }));
         let text = std::fs::read_to_string(&path).unwrap();
         let ids: Vec<String> = text
             .lines()
@@ -231,9 +236,7 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("l");
         let rotate = Rotate { max_bytes: 1, keep: 1 };
-        let config = Ledger { path: Some(path.clone()), rotate, ..Ledger::default() };
-        let metrics = Metrics::new().unwrap();
-        let book = Book::open(&config, &metrics).unwrap();
+        let (book, metrics) = open(&path, rotate);
         let mut writer = book.take_writer().unwrap();
         // These lines did not come through the queue.
         book.shared.queued_bytes.store(1000, Relaxed);

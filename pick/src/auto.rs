@@ -8,10 +8,43 @@
 //! local(d)     = (queue(d) + compute(d, what d lacks)) x interference(d's requests)
 //! ```
 
-use serde::Serialize;
+use schemars::JsonSchema;
+use serde::{Deserialize, Serialize};
 
-use crate::config::model::AutoCosts;
-use crate::pick::Candidate;
+use crate::candidate::Candidate;
+
+/// Coefficients of `auto`: what a prefill costs on either side.
+#[derive(Clone, Copy, Debug, Deserialize, Serialize, JsonSchema)]
+#[serde(deny_unknown_fields, default)]
+pub struct AutoCosts {
+    /// Microseconds in which a prefill worker computes one prompt token.
+    #[schemars(range(min = 0.0, max = 1e9))]
+    pub prefill_us_per_token: f64,
+    /// Microseconds in which a decode worker does.
+    #[schemars(range(min = 0.0, max = 1e9))]
+    pub decode_us_per_token: f64,
+    /// By how much each request that a decode worker has slows a prefill on it, in percent.
+    #[schemars(range(min = 0.0, max = 1e6))]
+    pub interference_percent: f64,
+    /// Milliseconds of a hand-off, however small.
+    #[schemars(range(min = 0.0, max = 1e6))]
+    pub hand_off_ms: f64,
+    /// Microseconds to transfer the KV of one token.
+    #[schemars(range(min = 0.0, max = 1e9))]
+    pub transfer_us_per_token: f64,
+}
+
+impl Default for AutoCosts {
+    fn default() -> Self {
+        Self {
+            prefill_us_per_token: 100.0,
+            decode_us_per_token: 100.0,
+            interference_percent: 10.0,
+            hand_off_ms: 10.0,
+            transfer_us_per_token: 5.0,
+        }
+    }
+}
 
 /// A prompt to be placed.
 #[derive(Clone, Copy, Debug)]

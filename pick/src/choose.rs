@@ -1,107 +1,7 @@
-//! Which worker takes a leg: a pure function of a snapshot.
-//!
-//! No clock, no I/O and no randomness inside: the turn and the draw are arguments,
-//! so that a recorded decision can be replayed.
+//! The choice of a worker for a leg.
 
-use splitrail_kv::Tier;
-
-use crate::config::model::Policy;
-
-/// What is known of one worker at the instant of a decision.
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub struct Candidate {
-    /// The worker's place in its model's list.
-    pub worker: usize,
-    /// Whether its last probe or request found it alive, and its breaker lets it be asked.
-    pub up: bool,
-    /// How much of its share of new work it gets, above 0 and up to 1: less than 1 while it
-    /// starts slowly.
-    pub share: f64,
-    /// Requests that it works on: the router's own bookings and what its side-car says that
-    /// others sent, or the engine's count of running and waiting ones if that is more.
-    pub requests: u32,
-    /// Prompt tokens that it still has to compute, by the same words.
-    pub prefill_tokens: u64,
-    /// Tokens of prompts whose requests it holds, by the same words.
-    pub active_tokens: u64,
-    /// Leading blocks of this prompt that it holds, confirmed by its events.
-    pub overlap_blocks: u32,
-    /// The same blocks by the fastest tier that has them (`Tier as usize`).
-    pub overlap_by_tier: [u32; Tier::COUNT],
-    /// The share of the overlap that does not count, from 0 to 1, since the worker was seen to
-    /// find less than the index promised.
-    pub overlap_discount: f64,
-    /// Leading blocks that it is assumed to hold, the believed ones at least: what was sent
-    /// there lately counts as well. It steers, and proves nothing.
-    pub assumed_blocks: u32,
-    /// Those of them that were sent moments ago and are not confirmed: another prompt has
-    /// them computed, and so they are in the worker's queue.
-    pub underway_blocks: u32,
-}
-
-/// A worker in full service that is not up and has nothing.
-impl Default for Candidate {
-    fn default() -> Self {
-        Self {
-            worker: 0,
-            up: false,
-            share: 1.0,
-            requests: 0,
-            prefill_tokens: 0,
-            active_tokens: 0,
-            overlap_blocks: 0,
-            overlap_by_tier: [0; Tier::COUNT],
-            overlap_discount: 0.0,
-            assumed_blocks: 0,
-            underway_blocks: 0,
-        }
-    }
-}
-
-impl Candidate {
-    /// Leading blocks of its overlap that count.
-    pub fn believed_blocks(&self) -> u32 {
-        let share = (1.0 - self.overlap_discount).clamp(0.0, 1.0);
-        (f64::from(self.overlap_blocks) * share) as u32
-    }
-}
-
-/// Which part of a request is placed.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Leg {
-    /// Only the prompt is computed.
-    Prefill,
-    /// Only generation; the prompt's KV is handed over.
-    Decode,
-    /// Both.
-    Aggregated,
-}
-
-impl Leg {
-    /// The name used in metrics and records.
-    pub fn name(self) -> &'static str {
-        match self {
-            Self::Prefill => "prefill",
-            Self::Decode => "decode",
-            Self::Aggregated => "aggregated",
-        }
-    }
-}
-
-/// What is asked.
-#[derive(Clone, Copy, Debug)]
-pub struct Query {
-    /// The part to place.
-    pub leg: Leg,
-    /// Full blocks of the prompt; 0 if its tokens are not known.
-    pub prompt_blocks: u32,
-    /// Tokens per block.
-    pub block_size: u32,
-    /// How many picks came before, for `round_robin`.
-    pub turn: u64,
-    /// Even random bits, for draws and ties.
-    pub draw: u64,
-}
+use crate::candidate::{Candidate, Leg, Query};
+use crate::policy::Policy;
 
 /// A choice with its reasons.
 #[derive(Clone, Debug, PartialEq)]
@@ -160,7 +60,7 @@ fn even(draw: u64, worker: usize) -> f64 {
 
 /// The finalizer of SplitMix64: numbers that differ a little become numbers that have nothing
 /// in common.
-pub(crate) fn mix(mut bits: u64) -> u64 {
+pub fn mix(mut bits: u64) -> u64 {
     bits = (bits ^ (bits >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
     bits = (bits ^ (bits >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
     bits ^ (bits >> 31)
@@ -239,7 +139,15 @@ mod tests {
         Policy::KvOverlap { overlap_weight: 1.0, load_weight: 1.0, temperature: 0.0 };
 
     fn query(leg: Leg) -> Query {
-        Query { leg, prompt_blocks: 10, block_size: 16, turn: 0, draw: 0 }
+        Query {
+            leg,
+            prompt_tokens: 160,
+            prompt_blocks: 10,
+            first_blocks: [0; 2],
+            block_size: 16,
+            turn: 0,
+            draw: 0,
+        }
     }
 
     fn up(worker: usize) -> Candidate {

@@ -1,0 +1,107 @@
+//! What a worker's work costs.
+
+/// Coefficients of one worker. Times are in seconds: the model is
+///
+/// ```text
+/// prefill(n new tokens after c)  = base + per_token x n + per_token_pair x n x (c + n / 2)
+/// hand-off(tokens)               = base + tokens x bytes_per_token / bandwidth
+/// step(requests, context tokens) = base + per_request x requests + per_context_token x tokens
+/// ```
+///
+/// The quadratic term is attention's: every new token looks at all before it.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Coefficients {
+    /// Of a prefill, however small.
+    pub prefill_base_seconds: f64,
+    /// Of each token that is computed.
+    pub prefill_seconds_per_token: f64,
+    /// Of each token that is computed, for each token before it.
+    pub prefill_seconds_per_token_pair: f64,
+    /// Of a hand-off, however small.
+    pub hand_off_base_seconds: f64,
+    /// KV of one token, in bytes.
+    pub kv_bytes_per_token: f64,
+    /// Of the network between the two workers.
+    pub bandwidth_bytes_per_second: f64,
+    /// Of a decode step, however small.
+    pub step_base_seconds: f64,
+    /// Of each request in a decode step.
+    pub step_seconds_per_request: f64,
+    /// Of each token of context in a decode step.
+    pub step_seconds_per_context_token: f64,
+}
+
+/// A model of 70 billion parameters on a node of eight accelerators; what is not known of a
+/// worker begins here.
+impl Default for Coefficients {
+    fn default() -> Self {
+        Self {
+            prefill_base_seconds: 10e-3,
+            prefill_seconds_per_token: 85e-6,
+            prefill_seconds_per_token_pair: 2.3e-9,
+            hand_off_base_seconds: 5e-3,
+            kv_bytes_per_token: 327_680.0,
+            bandwidth_bytes_per_second: 100e9,
+            step_base_seconds: 15e-3,
+            step_seconds_per_request: 0.1e-3,
+            step_seconds_per_context_token: 30e-9,
+        }
+    }
+}
+
+impl Coefficients {
+    /// Seconds to compute `new_tokens` after `context_tokens`, without the base.
+    pub fn span_seconds(&self, new_tokens: u64, context_tokens: u64) -> f64 {
+        let (new, context) = (new_tokens as f64, context_tokens as f64);
+        self.prefill_seconds_per_token * new
+            + self.prefill_seconds_per_token_pair * new * (context + new / 2.0)
+    }
+
+    /// Time to prefill a prompt of which `cached_tokens` are there.
+    pub fn prefill_ns(&self, prompt_tokens: u64, cached_tokens: u64) -> u64 {
+        let new_tokens = prompt_tokens.saturating_sub(cached_tokens);
+        nanoseconds(self.prefill_base_seconds + self.span_seconds(new_tokens, cached_tokens))
+    }
+
+    /// Time to hand over the KV of so many tokens.
+    pub fn hand_off_ns(&self, tokens: u64) -> u64 {
+        let transfer = tokens as f64 * self.kv_bytes_per_token / self.bandwidth_bytes_per_second;
+        nanoseconds(self.hand_off_base_seconds + transfer)
+    }
+
+    /// Time of a decode step of so many requests with so many tokens of context in all.
+    pub fn step_ns(&self, requests: u64, context_tokens: u64) -> u64 {
+        if requests == 0 {
+            return 0;
+        }
+        nanoseconds(
+            self.step_base_seconds
+                + self.step_seconds_per_request * requests as f64
+                + self.step_seconds_per_context_token * context_tokens as f64,
+        )
+    }
+}
+
+/// Seconds as whole nanoseconds, half away from zero; nothing below 0.
+pub fn nanoseconds(seconds: f64) -> u64 {
+    (seconds * 1e9).round() as u64
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn twelve_thousand_uncached_tokens_take_what_the_model_says() {
+        let costs = Coefficients::default();
+        assert_eq!(costs.prefill_ns(12_000, 0), 1_195_600_000);
+        assert!(costs.prefill_ns(12_000, 6_000) < 1_195_600_000);
+    }
+
+    #[test]
+    fn an_empty_step_takes_no_time() {
+        let costs = Coefficients::default();
+        assert_eq!(costs.step_ns(0, 0), 0);
+        assert_eq!(costs.step_ns(1, 0), 15_100_000);
+    }
+}

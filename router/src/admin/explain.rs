@@ -1,0 +1,136 @@
+//! Why a request goes where it goes: one that is sent here for nothing else, or one that was
+//! served lately.
+
+use axum::extract::{Query, State};
+use axum::response::Response;
+use bytes::Bytes;
+use http::header::CONTENT_TYPE;
+use http::{HeaderMap, StatusCode};
+use serde::Deserialize;
+use serde_json::{Value, json};
+
+use super::Admin;
+use super::change::Result;
+use super::refusal::Refusal;
+use crate::api::Endpoint;
+use crate::api::steering::Steering;
+use crate::error::Error;
+use crate::flow::explain::explain as dry_run;
+use crate::ingress::reply::json_reply;
+use crate::ledger::decisions::Decision;
+use crate::prepare::{Payload, prepare};
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(super) struct Wanted {
+    /// A request that was served lately.
+    request_id: Option<String>,
+    /// The path that the body is meant for; left out, its members tell.
+    endpoint: Option<String>,
+}
+
+/// Explains the request in the body, or the one that is named.
+pub(super) async fn explain(
+    State(admin): State<Admin>,
+    wanted: Query<Wanted>,
+    headers: HeaderMap,
+    body: Bytes,
+) -> Result<Response> {
+    if let Some(id) = &wanted.request_id {
+        return past(&admin, id);
+    }
+    let kind = headers.get(CONTENT_TYPE).and_then(|kind| kind.to_str().ok()).unwrap_or_default();
+    if kind.split(';').next().map(str::trim) != Some("application/json") {
+        let message = "send the request as `content-type: application/json`, or name one that \
+                       was served with `?request_id=`";
+        return Err(Refusal::new(StatusCode::UNSUPPORTED_MEDIA_TYPE, "unsupported_media", message));
+    }
+    let endpoint = endpoint(wanted.endpoint.as_deref(), &body)?;
+    let explained = async {
+        let steering = Steering::read(&headers)?;
+        let prepared = prepare(&admin.core, endpoint, Payload::Json(body)).await?;
+        dry_run(&prepared, steering)
+    };
+    let explanation = explained.await.map_err(refused)?;
+    Ok(json_reply(json!({ "dry_run": true, "explanation": explanation })))
+}
+
+/// The endpoint that a body is for.
+fn endpoint(named: Option<&str>, body: &[u8]) -> Result<Endpoint> {
+    const ALL: [Endpoint; 3] = [Endpoint::Chat, Endpoint::Generate, Endpoint::Completions];
+    if let Some(path) = named {
+        return ALL.into_iter().find(|endpoint| endpoint.path() == path).ok_or_else(|| {
+            let known = ALL.map(Endpoint::path).join(", ");
+            let message = format!("`endpoint` must be one of {known}");
+            Refusal::new(StatusCode::BAD_REQUEST, "invalid_request", message)
+        });
+    }
+    #[derive(Deserialize)]
+    struct Members<'a> {
+        #[serde(borrow)]
+        messages: Option<&'a serde_json::value::RawValue>,
+        #[serde(borrow)]
+        token_ids: Option<&'a serde_json::value::RawValue>,
+    }
+    // What is no JSON object is refused when it is prepared, with its place.
+    let members = serde_json::from_slice(body);
+    let Members { messages, token_ids } =
+        members.unwrap_or(Members { messages: None, token_ids: None });
+    Ok(match (messages, token_ids) {
+        (Some(_), _) => Endpoint::Chat,
+        (None, Some(_)) => Endpoint::Generate,
+        (None, None) => Endpoint::Completions,
+    })
+}
+
+/// As the front door would refuse it.
+fn refused(error: Error) -> Refusal {
+    let status = StatusCode::from_u16(error.status().as_u16());
+    let status = status.unwrap_or(StatusCode::INTERNAL_SERVER_ERROR);
+    Refusal::new(status, error.outcome(), error.message())
+}
+
+/// What was decided for a request, as far as it is still kept.
+fn past(admin: &Admin, id: &str) -> Result<Response> {
+    let mut decisions = admin.core.decisions.newest(Some(id), usize::MAX);
+    if decisions.is_empty() {
+        let message = format!(
+            "no decision of request {id} is kept; the last {} are (limits.decisions_kept)",
+            admin.core.serving().limits.decisions_kept
+        );
+        return Err(Refusal::new(StatusCode::NOT_FOUND, "unknown_request", message));
+    }
+    decisions.sort_by_key(|decision| decision.prompt_index);
+    let serving = admin.core.serving();
+    let explained: Vec<Value> = decisions
+        .iter()
+        .map(|decision| {
+            let policy = serving.model(&decision.model).map(|served| &served.config.policy);
+            json!({
+                "decision": decision,
+                "choices": choices(decision),
+                "cost_unit": policy.map(|policy| policy.cost_unit()),
+            })
+        })
+        .collect();
+    Ok(json_reply(json!({ "dry_run": false, "decisions": explained })))
+}
+
+/// Who was chosen for each leg, who would have been next, and by how much.
+fn choices(decision: &Decision) -> Vec<Value> {
+    let chosen = decision.candidates.iter().filter(|candidate| candidate.chosen);
+    chosen
+        .map(|chosen| {
+            let others = decision.candidates.iter().filter(|other| {
+                other.leg == chosen.leg && !other.chosen && (other.up || !chosen.up)
+            });
+            let next = others.min_by(|a, b| a.cost.total_cmp(&b.cost));
+            json!({
+                "leg": chosen.leg,
+                "chosen": chosen.worker,
+                "runner_up": next.map(|next| &next.worker),
+                "margin": next.map(|next| next.cost - chosen.cost),
+            })
+        })
+        .collect()
+}

@@ -1,0 +1,118 @@
+//! `splitrail explain`: asks a running router why a request goes where it goes.
+
+use std::fmt::Write;
+use std::path::PathBuf;
+
+use bytes::Bytes;
+use clap::Args;
+use http::header::CONTENT_TYPE;
+use http::{HeaderName, HeaderValue, Method, Request, Uri};
+use http_body_util::{BodyExt, Full, Limited};
+use hyper_util::client::legacy::Client;
+use hyper_util::client::legacy::connect::HttpConnector;
+use hyper_util::rt::TokioExecutor;
+use serde_json::Value;
+
+mod table;
+
+/// An explanation has a line per worker and prompt; this is far beyond any.
+const REPLY_MAX_BYTES: usize = 256 << 20;
+
+/// The arguments.
+#[derive(Args)]
+pub(crate) struct ExplainArgs {
+    /// The router's admin listener.
+    #[arg(long, default_value = "http://127.0.0.1:9090")]
+    admin: Uri,
+    /// A request's JSON body; it is not served.
+    #[arg(long, value_name = "FILE", required_unless_present = "request_id")]
+    request: Option<PathBuf>,
+    /// A request that was served lately, by its `x-request-id`.
+    #[arg(long, value_name = "ID", conflicts_with_all = ["request", "endpoint", "header"])]
+    request_id: Option<String>,
+    /// The path that the request is meant for; left out, its members tell.
+    #[arg(long, value_name = "PATH")]
+    endpoint: Option<String>,
+    /// A header that the request would have: `x-splitrail-flow: decode_first`.
+    #[arg(long, value_name = "NAME: VALUE", value_parser = header)]
+    header: Vec<(HeaderName, HeaderValue)>,
+    /// Prints what the router says as JSON.
+    #[arg(long)]
+    json: bool,
+}
+
+/// How it failed.
+pub(crate) enum Failure {
+    /// A file cannot be read.
+    File(String),
+    /// The router cannot be asked.
+    Unavailable(String),
+    /// It refuses the request.
+    Refused(String),
+}
+
+/// Asks, and returns what is to be printed.
+pub(crate) async fn run(args: ExplainArgs) -> Result<String, Failure> {
+    let body = match &args.request {
+        Some(path) => tokio::fs::read(path)
+            .await
+            .map_err(|error| Failure::File(format!("{}: {error}", path.display())))?,
+        None => Vec::new(),
+    };
+    let mut query = Vec::new();
+    let escaped = |text: &str| text.bytes().map(percent).collect::<String>();
+    query.extend(args.request_id.as_deref().map(|id| format!("request_id={}", escaped(id))));
+    query.extend(args.endpoint.as_deref().map(|path| format!("endpoint={}", escaped(path))));
+    let base = args.admin.to_string();
+    let uri = format!("{}/admin/explain?{}", base.trim_end_matches('/'), query.join("&"));
+    let mut request = Request::builder()
+        .method(Method::POST)
+        .uri(&uri)
+        .header(CONTENT_TYPE, "application/json")
+        .body(Full::new(Bytes::from(body)))
+        .map_err(|error| Failure::Unavailable(format!("--admin {base}: {error}")))?;
+    request.headers_mut().extend(args.header);
+    let (refused, reply) = ask(request).await.map_err(|error| {
+        Failure::Unavailable(format!("the admin listener at {base} cannot be asked: {error}"))
+    })?;
+    if refused {
+        let message = reply["error"]["message"].as_str().map_or(reply.to_string(), str::to_owned);
+        return Err(Failure::Refused(message));
+    }
+    if args.json {
+        return Ok(format!("{reply:#}"));
+    }
+    let mut text = String::new();
+    table::write(&mut text, &reply);
+    Ok(text)
+}
+
+/// Whether the router refuses, and what it says.
+async fn ask(
+    request: Request<Full<Bytes>>,
+) -> Result<(bool, Value), Box<dyn std::error::Error + Send + Sync>> {
+    let client: Client<HttpConnector, Full<Bytes>> =
+        Client::builder(TokioExecutor::new()).build_http();
+    let reply = client.request(request).await?;
+    let refused = !reply.status().is_success();
+    let body = Limited::new(reply.into_body(), REPLY_MAX_BYTES).collect().await?.to_bytes();
+    Ok((refused, serde_json::from_slice(&body)?))
+}
+
+fn header(text: &str) -> Result<(HeaderName, HeaderValue), String> {
+    let (name, value) = text.split_once(':').ok_or("must be `NAME: VALUE`")?;
+    let name = name.trim().parse().map_err(|_| format!("`{name}` is no header's name"))?;
+    let value = value.trim().parse().map_err(|_| format!("`{value}` is no header's value"))?;
+    Ok((name, value))
+}
+
+/// A byte as a query may have it.
+fn percent(byte: u8) -> String {
+    let mut text = String::new();
+    // Writing to a string does not fail.
+    let _written = match byte.is_ascii_alphanumeric() || b"-_./".contains(&byte) {
+        true => write!(text, "{}", char::from(byte)),
+        false => write!(text, "%{byte:02X}"),
+    };
+    text
+}

@@ -1,0 +1,214 @@
+//! An explanation as people read it.
+
+use serde_json::{Map, Value};
+
+/// Writes a reply of `POST /admin/explain`.
+pub(super) fn write(out: &mut String, reply: &Value) {
+    if reply["dry_run"] == true {
+        dry_run(out, &reply["explanation"]);
+    } else {
+        for one in list(&reply["decisions"]) {
+            past(out, one);
+        }
+    }
+}
+
+fn dry_run(out: &mut String, told: &Value) {
+    let unit = text(&told["cost_unit"]);
+    line(
+        out,
+        "",
+        &[
+            ("model", &told["model"]),
+            ("endpoint", &told["endpoint"]),
+            ("flow asked", &told["flow_asked"]),
+            ("policy", &told["policy"]["kind"]),
+        ],
+    );
+    for prompt in list(&told["prompts"]) {
+        out.push('\n');
+        prompt_line(out, prompt);
+        if let Some(gate) = prompt["gate"].as_object() {
+            fields(out, "  gate: ", gate);
+        }
+        if let Some(auto) = prompt["auto"].as_object() {
+            fields(out, "  auto: ", auto);
+        }
+        for step in list(&prompt["steps"]) {
+            let name = text(&step["step"]);
+            choice(out, &name, step, &unit);
+            candidates(out, list(&step["candidates"]).iter().collect(), list(&step["conditions"]));
+            if name == "decode_try" && prompt["gate"]["verdict"] == "asked" {
+                push(out, "  and where that one turns the prompt away:");
+            }
+            for veto in list(&step["vetoed"]) {
+                let reasons: Vec<_> = list(&veto["reasons"]).iter().map(text).collect();
+                // Who is there for something else is no news.
+                if reasons.iter().any(|reason| reason == "role") {
+                    continue;
+                }
+                push(out, &format!("    not {}: {}", text(&veto["worker"]), reasons.join(", ")));
+            }
+        }
+        if let Some(stops) = prompt["stops"].as_str() {
+            push(out, &format!("  ends: {stops}"));
+        }
+    }
+}
+
+fn past(out: &mut String, told: &Value) {
+    let decision = &told["decision"];
+    let unit = text(&told["cost_unit"]);
+    line(
+        out,
+        "",
+        &[
+            ("request", &decision["request_id"]),
+            ("model", &decision["model"]),
+            ("outcome", &decision["outcome"]),
+            ("attempts", &decision["attempts"]),
+        ],
+    );
+    prompt_line(out, decision);
+    line(
+        out,
+        "  ",
+        &[
+            ("gate", &decision["gate"]),
+            ("decode first", &decision["decode_try"]),
+            ("threshold", &decision["cache_hit_threshold"]),
+            ("estimated cached tokens", &decision["estimated_cached_tokens"]),
+            ("cached tokens", &decision["cached_tokens"]),
+        ],
+    );
+    let all = list(&decision["candidates"]);
+    for made in list(&told["choices"]) {
+        choice(out, &text(&made["leg"]), made, &unit);
+        candidates(out, all.iter().filter(|one| one["leg"] == made["leg"]).collect(), &[]);
+    }
+}
+
+fn prompt_line(out: &mut String, prompt: &Value) {
+    line(
+        out,
+        "",
+        &[
+            ("prompt", &prompt["prompt_index"]),
+            ("tokens", &prompt["prompt_tokens"]),
+            ("tokens unknown", &prompt["prompt_unknown"]),
+            ("blocks", &prompt["prompt_blocks"]),
+            ("block size", &prompt["block_size"]),
+            ("namespace", &prompt["namespace"]),
+            ("flow", &prompt["flow"]),
+            ("local", &prompt["local_reason"]),
+        ],
+    );
+}
+
+fn choice(out: &mut String, name: &str, made: &Value, unit: &str) {
+    let mut said = format!("  {name}: {}", text(&made["chosen"]));
+    if let (Some(next), Some(margin)) = (made["runner_up"].as_str(), made["margin"].as_f64()) {
+        said += &format!(" (next: {next}, by {margin:.1} {unit})");
+    }
+    push(out, &said);
+}
+
+/// A line per worker.
+fn candidates(out: &mut String, all: Vec<&Value>, conditions: &[Value]) {
+    const COLUMNS: [(&str, &str); 7] = [
+        ("cost", "cost"),
+        ("overlap", "overlap_blocks"),
+        ("assumed", "assumed_blocks"),
+        ("discount", "overlap_discount"),
+        ("requests", "requests"),
+        ("to prefill", "prefill_tokens"),
+        ("active", "active_tokens"),
+    ];
+    let mut rows = vec![header(&COLUMNS)];
+    for seen in all {
+        let mark = if seen["chosen"] == true { "* " } else { "  " };
+        let down = if seen["up"] == true { "" } else { " (down)" };
+        let mut row = vec![format!("{mark}{}{down}", text(&seen["worker"]))];
+        row.extend(COLUMNS.iter().map(|(_, key)| figure(&seen[*key])));
+        row.push(tiers(&seen["overlap_by_tier"]));
+        row.push(terms(&seen["terms"]));
+        let condition = conditions.iter().find(|one| one["worker"] == seen["worker"]);
+        row.push(condition.map(age).unwrap_or_default());
+        rows.push(row);
+    }
+    let widths: Vec<usize> = (0..rows[0].len())
+        .map(|column| rows.iter().map(|row| row[column].chars().count()).max().unwrap_or(0))
+        .collect();
+    for row in rows {
+        let cells = row.iter().zip(&widths).enumerate().map(|(column, (cell, width))| {
+            if column == 0 || column > COLUMNS.len() {
+                format!("{cell:<width$}")
+            } else {
+                format!("{cell:>width$}")
+            }
+        });
+        let said = cells.collect::<Vec<_>>().join("  ");
+        push(out, &format!("    {}", said.trim_end()));
+    }
+}
+
+fn header(columns: &[(&str, &str)]) -> Vec<String> {
+    let mut row = vec!["  worker".to_owned()];
+    row.extend(columns.iter().map(|(title, _)| (*title).to_owned()));
+    row.extend(["by tier", "terms", "index"].map(str::to_owned));
+    row
+}
+
+fn tiers(by_tier: &Value) -> String {
+    let tiers = by_tier.as_object().into_iter().flatten();
+    tiers.map(|(tier, blocks)| format!("{tier} {blocks}")).collect::<Vec<_>>().join(", ")
+}
+
+fn terms(terms: &Value) -> String {
+    let terms = terms.as_object().into_iter().flatten();
+    terms.map(|(name, cost)| format!("{name} {}", figure(cost))).collect::<Vec<_>>().join(" + ")
+}
+
+fn age(condition: &Value) -> String {
+    let age = match condition["index_age_ms"].as_u64() {
+        Some(ms) => format!("heard {ms} ms ago"),
+        None => "never heard".to_owned(),
+    };
+    match condition["events_current"] == true {
+        true => age,
+        false => format!("{age}, not current"),
+    }
+}
+
+/// The fields of an object that are not null, in one line.
+fn fields(out: &mut String, lead: &str, object: &Map<String, Value>) {
+    let said: Vec<(&str, &Value)> =
+        object.iter().map(|(name, value)| (name.as_str(), value)).collect();
+    line(out, lead, &said);
+}
+
+fn line(out: &mut String, lead: &str, fields: &[(&str, &Value)]) {
+    let told = fields.iter().filter(|(_, value)| !value.is_null());
+    let told = told.map(|(name, value)| format!("{} {}", name.replace('_', " "), figure(value)));
+    push(out, &format!("{lead}{}", told.collect::<Vec<_>>().join(", ")));
+}
+
+fn figure(value: &Value) -> String {
+    match value.as_f64() {
+        Some(number) if value.is_f64() => format!("{number:.1}"),
+        _ => text(value),
+    }
+}
+
+fn text(value: &Value) -> String {
+    value.as_str().map_or_else(|| value.to_string(), str::to_owned)
+}
+
+fn list(value: &Value) -> &[Value] {
+    value.as_array().map_or(&[], Vec::as_slice)
+}
+
+fn push(out: &mut String, said: &str) {
+    out.push_str(said);
+    out.push('\n');
+}

@@ -1,0 +1,296 @@
+//! What would become of a request, and why: the decisions of its way, made and not carried out.
+//!
+//! It asks the functions that serve traffic, in their order, about the same snapshot; nothing
+//! is booked, counted or sent. Counts, hashes and names only: no content.
+
+use std::time::Instant;
+
+use serde::Serialize;
+
+use super::decode_try::verdict;
+use super::gate::{Need, Verdict};
+use super::place::{Wish, candidates, query};
+use super::plan::{Facts, LocalReason, Plan, Then, plan};
+use super::run::reckoned;
+use crate::api::steering::Steering;
+use crate::config::model::{Model, OnNoPrefill, Policy};
+use crate::core::Served;
+use crate::error::Error;
+use crate::fleet::Roster;
+use crate::ledger::decisions::CandidateRecord;
+use crate::pick::auto::Estimate;
+use crate::pick::{Candidate, Choice, Leg, pick};
+use crate::prepare::{Prepared, Unit};
+
+mod condition;
+
+pub use condition::{Condition, Veto};
+
+/// A request, explained.
+#[derive(Clone, Debug, Serialize)]
+pub struct Explanation {
+    /// The model's configured name.
+    pub model: String,
+    /// Where the request would come in.
+    pub endpoint: &'static str,
+    /// The flow that it is to take.
+    pub flow_asked: &'static str,
+    /// How workers are chosen.
+    pub policy: Policy,
+    /// What the policy's costs are in.
+    pub cost_unit: &'static str,
+    /// Its prompts.
+    pub prompts: Vec<PromptExplained>,
+}
+
+/// One prompt's way.
+#[derive(Clone, Debug, Serialize)]
+pub struct PromptExplained {
+    /// Its place in the batch.
+    pub prompt_index: usize,
+    /// Its length; `None` if the router knows no tokens of it.
+    pub prompt_tokens: Option<u32>,
+    /// Why not.
+    pub prompt_unknown: Option<&'static str>,
+    /// Its full blocks.
+    pub prompt_blocks: u32,
+    /// Tokens per block.
+    pub block_size: u32,
+    /// What its first block's hash follows upon, in hex: equal only where salt, model, adapter
+    /// and block size are.
+    pub namespace: String,
+    /// The flow that it would take, as far as that is the router's to say.
+    pub flow: &'static str,
+    /// Why a P/D model's prompt would be prefilled where it is decoded.
+    pub local_reason: Option<&'static str>,
+    /// What `auto` reckons with.
+    pub auto: Option<Estimate>,
+    /// The gate before the first step, where there is one.
+    pub gate: Option<GateExplained>,
+    /// The choices, in the order in which they would be made.
+    pub steps: Vec<Step>,
+    /// Why there is no way, if there is none.
+    pub stops: Option<String>,
+}
+
+/// Whether a decode worker serves the prompt alone.
+#[derive(Clone, Debug, Serialize)]
+pub struct GateExplained {
+    /// The share of the prompt that must be cached, from 0 to 1.
+    pub cache_hit_threshold: f64,
+    /// The same in blocks; `None` if the prompt's tokens are not known.
+    pub needed_blocks: Option<u32>,
+    /// Blocks that count on the worker that holds most.
+    pub believed_blocks: u32,
+    /// Who would decide.
+    pub who: &'static str,
+    /// `enough`, `asked` (the engine or side-car decides when it gets the request),
+    /// `too_little` or `unknown`.
+    pub verdict: &'static str,
+}
+
+/// One choice.
+#[derive(Clone, Debug, Serialize)]
+pub struct Step {
+    /// `decode_try`, `prefill`, `decode` or `answer`.
+    pub step: &'static str,
+    /// The part of the request that is placed.
+    pub leg: &'static str,
+    /// The worker.
+    pub chosen: Option<String>,
+    /// Who would have been next.
+    pub runner_up: Option<String>,
+    /// By how much that one's cost is higher; below 0 where the policy does not go by costs
+    /// alone.
+    pub margin: Option<f64>,
+    /// Everyone who could take it, the cheapest first.
+    pub candidates: Vec<CandidateRecord>,
+    /// Workers of the model that could not, and why.
+    pub vetoed: Vec<Veto>,
+    /// What is known of the candidates' indexes.
+    pub conditions: Vec<Condition>,
+}
+
+/// Explains a request that was prepared as if it were to be served.
+///
+/// # Errors
+/// If its flow is not allowed here.
+pub fn explain(prepared: &Prepared, steering: Steering) -> Result<Explanation, Error> {
+    let served = &prepared.served;
+    let flow = steering.flow_for(&served.config)?;
+    let threshold = prepared.threshold.or(steering.threshold);
+    let prompts = prepared.units.iter().filter(|unit| !unit.further_sample).map(|unit| {
+        let auto = reckoned(served, unit, (flow, threshold));
+        let facts = Facts {
+            flow,
+            threshold,
+            remote_pays: auto.map(|estimate| estimate.remote_pays()),
+            prompt_tokens: unit.prompt_tokens,
+            options: prepared.options,
+            context_tokens: served.pool.context_tokens(),
+        };
+        Way::new(served, unit).go(plan(&served.config, facts), auto)
+    });
+    Ok(Explanation {
+        model: served.name().to_owned(),
+        endpoint: prepared.endpoint.name(),
+        flow_asked: flow.name(),
+        policy: served.config.policy.clone(),
+        cost_unit: served.config.policy.cost_unit(),
+        prompts: prompts.collect(),
+    })
+}
+
+/// One prompt on its way.
+struct Way<'a> {
+    served: &'a Served,
+    unit: &'a Unit,
+    roster: std::sync::Arc<Roster>,
+    told: PromptExplained,
+}
+
+impl<'a> Way<'a> {
+    fn new(served: &'a Served, unit: &'a Unit) -> Self {
+        let told = PromptExplained {
+            prompt_index: unit.prompt_index,
+            prompt_tokens: unit.prompt_tokens,
+            prompt_unknown: unit.unknown,
+            prompt_blocks: unit.hashes.len() as u32,
+            block_size: served.pool.block_size(),
+            namespace: format!("{:016x}", unit.namespace.0),
+            flow: "",
+            local_reason: None,
+            auto: None,
+            gate: None,
+            steps: Vec::new(),
+            stops: None,
+        };
+        Self { served, unit, roster: served.pool.roster(), told }
+    }
+
+    fn go(mut self, plan: Plan, auto: Option<Estimate>) -> PromptExplained {
+        self.told.auto = auto;
+        self.told.flow = plan.name();
+        let serves = plan.gate.is_some_and(|threshold| self.decode_try(threshold));
+        if !serves {
+            self.then(plan.then);
+        }
+        self.told
+    }
+
+    /// Whether a decode worker surely serves it alone.
+    fn decode_try(&mut self, threshold: f64) -> bool {
+        let need = Need::new(threshold, self.unit.prompt_tokens, self.served.pool.block_size());
+        let wish = Wish { leg: Leg::Aggregated, excluded: &[], blocks: need.blocks };
+        let Some(chosen) = self.step("decode_try", wish) else { return true };
+        let Some(worker) = self.roster.get(chosen.worker) else { return true };
+        let held = chosen.believed_blocks();
+        let (gate, verdict) = verdict(&self.served.config, self.unit, worker, held, &need);
+        self.told.gate = Some(GateExplained {
+            cache_hit_threshold: threshold,
+            needed_blocks: need.blocks,
+            believed_blocks: held,
+            who: gate.name(),
+            verdict: match verdict {
+                Verdict::Enough(_) => "enough",
+                Verdict::Ask(_) => "asked",
+                Verdict::TooLittle => "too_little",
+                Verdict::Unknown => "unknown",
+            },
+        });
+        matches!(verdict, Verdict::Enough(_))
+    }
+
+    fn then(&mut self, then: Then) {
+        let pool = &self.served.pool;
+        match then {
+            Then::Tell => self.told.stops = Some("the client is told `cache_threshold`".into()),
+            Then::Aggregated(reason) => self.alone(Leg::Aggregated, reason),
+            Then::OnPrefill if pool.any_up(Leg::Prefill, &[]) => {
+                self.alone(Leg::Prefill, Some(LocalReason::OneToken));
+            }
+            Then::OnPrefill => self.without(LocalReason::NoPrefill),
+            Then::PrefillFirst if !pool.any_up(Leg::Decode, &[]) => {
+                self.without(LocalReason::NoDecode);
+            }
+            Then::PrefillFirst => self.both(),
+        }
+    }
+
+    fn both(&mut self) {
+        // The last decode worker does not prefill for nobody.
+        let spared: Vec<usize> = self.served.pool.last_up(Leg::Decode, &[]).into_iter().collect();
+        if !self.served.pool.any_up(Leg::Prefill, &spared) {
+            return self.without(LocalReason::NoPrefill);
+        }
+        let Some(prefill) = self.step("prefill", Wish::any(Leg::Prefill, &spared)) else { return };
+        // An engine does not hand over to itself.
+        self.step("decode", Wish::any(Leg::Decode, &[prefill.worker]));
+    }
+
+    fn alone(&mut self, leg: Leg, reason: Option<LocalReason>) {
+        self.told.local_reason = reason.map(LocalReason::name);
+        self.step("answer", Wish::any(leg, &[]));
+    }
+
+    fn without(&mut self, reason: LocalReason) {
+        let Model { on_no_prefill, name, .. } = &self.served.config;
+        if *on_no_prefill == OnNoPrefill::Fail {
+            let what = if reason == LocalReason::NoDecode { "decode" } else { "prefill" };
+            self.told.stops = Some(format!("model {name} has no {what} worker that is up"));
+            return;
+        }
+        self.told.flow = "aggregated";
+        self.alone(Leg::Aggregated, Some(reason));
+    }
+
+    /// Makes a choice and writes it down; `None` if there is nobody.
+    fn step(&mut self, name: &'static str, wish: Wish<'_>) -> Option<Candidate> {
+        let now = Instant::now();
+        let pool = &self.served.pool;
+        let seen = candidates(pool, &self.roster, self.unit, wish, now);
+        // Ties are drawn anew: what is explained takes nobody's turn.
+        let query = query(pool, self.unit, wish.leg, (pool.turn(wish.leg), rand::random()));
+        let choice = pick(&self.served.config.policy, &seen, query);
+        let id = |index: usize| self.roster.get(index).map_or("", |worker| worker.id());
+        let mut step = Step {
+            step: name,
+            leg: wish.leg.name(),
+            chosen: None,
+            runner_up: None,
+            margin: None,
+            candidates: Vec::new(),
+            vetoed: condition::vetoed(&self.roster, wish.leg, &seen, wish.excluded, now),
+            conditions: condition::of(&self.roster, &seen),
+        };
+        let chosen = choice.map(|choice| {
+            let order = order(&choice);
+            let up_or_all = |i: &usize| seen[*i].up || !seen.iter().any(|other| other.up);
+            let next = order.iter().find(|i| **i != choice.index && up_or_all(i));
+            step.chosen = Some(id(seen[choice.index].worker).to_owned());
+            step.runner_up = next.map(|i| id(seen[*i].worker).to_owned());
+            step.margin = next.map(|i| choice.costs[*i] - choice.costs[choice.index]);
+            step.candidates = order
+                .iter()
+                .map(|i| {
+                    let (seen, cost) = (&seen[*i], choice.costs[*i]);
+                    let name = id(seen.worker);
+                    CandidateRecord::new(wish.leg.name(), name, seen, cost, *i == choice.index)
+                })
+                .collect();
+            seen[choice.index]
+        });
+        if chosen.is_none() {
+            self.told.stops = Some(format!("no worker is left for {} ({name})", wish.leg.name()));
+        }
+        self.told.steps.push(step);
+        chosen
+    }
+}
+
+/// The candidates' places, the cheapest first.
+fn order(choice: &Choice) -> Vec<usize> {
+    let mut order: Vec<usize> = (0..choice.costs.len()).collect();
+    order.sort_by(|a, b| choice.costs[*a].total_cmp(&choice.costs[*b]));
+    order
+}
