@@ -122,6 +122,8 @@ pub struct Serving {
     pub names: BTreeMap<String, Named>,
     /// Bounds.
     pub limits: Limits,
+    /// Whether every model's prompts are tokenised fast, or not at all.
+    pub tokenizes_fast: bool,
     /// The whole configuration.
     pub config: Arc<Config>,
 }
@@ -139,7 +141,11 @@ impl Serving {
                 names.insert(adapter.clone(), Named { model, adapter: Some(adapter.clone()) });
             }
         }
-        Self { models, names, limits: config.limits.clone(), config }
+        let is_fast = |served: &Arc<Served>| {
+            served.prompt.as_ref().is_none_or(|prompt| prompt.tokenizer().is_fast())
+        };
+        let tokenizes_fast = models.iter().all(is_fast);
+        Self { models, names, limits: config.limits.clone(), tokenizes_fast, config }
     }
 
     /// The model of a configured name.

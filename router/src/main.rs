@@ -19,6 +19,11 @@ mod sim_engine;
 use explain_command::{ExplainArgs, Failure};
 use sim_engine::SimArgs;
 
+/// A request is some hundred small allocations and a few of its body's size: what glibc's
+/// allocator takes for them is a sixth of a router's processor time.
+#[global_allocator]
+static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
+
 /// Exit codes as of sysexits.h.
 mod exit {
     pub(crate) const DATA_ERROR: u8 = 65;

@@ -14,7 +14,7 @@ use bytes::Bytes;
 use futures_util::StreamExt;
 use http::HeaderValue;
 use http::header::{CACHE_CONTROL, CONTENT_ENCODING, CONTENT_TYPE, HeaderMap, HeaderName};
-use http_body_util::{BodyExt, LengthLimitError, Limited};
+use http_body_util::BodyExt;
 use serde_json::json;
 use tower::ServiceBuilder;
 use tower::limit::GlobalConcurrencyLimitLayer;
@@ -34,6 +34,9 @@ const X_ROUTE: HeaderName = HeaderName::from_static("x-splitrail-route");
 const SERVER_TIMING: HeaderName = HeaderName::from_static("server-timing");
 const X_USAGE: HeaderName = HeaderName::from_static("x-splitrail-usage");
 const TRACEPARENT: HeaderName = HeaderName::from_static("traceparent");
+
+/// Room that is made for a body before any of it is there.
+const PROMISED_MAX_BYTES: usize = 256 << 10;
 
 /// The front door's routes.
 pub fn routes(core: Arc<Core>) -> Router {
@@ -115,15 +118,23 @@ fn check_headers(headers: &HeaderMap) -> Result<(), Error> {
     Ok(())
 }
 
-async fn read_body(body: Body, max_bytes: usize) -> Result<Bytes, Error> {
-    if body.size_hint().lower() > max_bytes as u64 {
+async fn read_body(mut body: Body, max_bytes: usize) -> Result<Bytes, Error> {
+    let expected = body.size_hint().lower();
+    if expected > max_bytes as u64 {
         return Err(too_large(max_bytes));
     }
-    match Limited::new(body, max_bytes).collect().await {
-        Ok(collected) => Ok(collected.to_bytes()),
-        Err(error) if error.is::<LengthLimitError>() => Err(too_large(max_bytes)),
-        Err(_) => Err(Error::new(Kind::ClientGone, "the body could not be read to its end")),
+    // What is promised is not believed beyond a bound until it comes.
+    let mut whole = Vec::with_capacity((expected as usize).min(PROMISED_MAX_BYTES));
+    while let Some(frame) = body.frame().await {
+        let gone = |_| Error::new(Kind::ClientGone, "the body could not be read to its end");
+        if let Ok(data) = frame.map_err(gone)?.into_data() {
+            if whole.len() + data.len() > max_bytes {
+                return Err(too_large(max_bytes));
+            }
+            whole.extend_from_slice(&data);
+        }
     }
+    Ok(whole.into())
 }
 
 fn too_large(max_bytes: usize) -> Error {
