@@ -7,6 +7,7 @@ use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use arc_swap::ArcSwap;
 use dashmap::DashMap;
+use prometheus::{Histogram, IntCounter};
 use serde::Serialize;
 use splitrail_kv::HashSeed;
 use tokio::sync::Semaphore;
@@ -27,6 +28,7 @@ use crate::pick::Leg;
 use crate::prompt::PromptModel;
 use crate::prompt::stamp::FileStamp;
 use crate::telemetry::metrics::Metrics;
+use crate::telemetry::series::Series;
 
 /// How long readiness waits for the first index synchronisation.
 pub const SYNC_PATIENCE: Duration = Duration::from_secs(15);
@@ -51,6 +53,10 @@ pub struct Served {
     pub mismatch: Seldom,
     /// When a prefill that could not be had was last logged.
     pub no_prefill: Seldom,
+    /// `stage_seconds` by stage.
+    pub stage_seconds: Series<Histogram, 1>,
+    /// `prompt_tokens_total` by leg, source and tier.
+    pub prompt_tokens_total: Series<IntCounter, 3>,
 }
 
 /// Lets a log line through once in a while.
@@ -313,5 +319,8 @@ pub fn unix_ms() -> u64 {
 
 /// A random id of 128 bits, as hex.
 pub fn random_id() -> String {
-    format!("{:032x}", rand::random::<u128>())
+    const DIGITS: &[u8; 16] = b"0123456789abcdef";
+    let bits = rand::random::<u128>();
+    let digit = |at: u32| char::from(DIGITS[(bits >> (4 * at)) as usize & 15]);
+    (0..32).map(digit).collect()
 }

@@ -211,9 +211,10 @@ fn compute(core: &Core, endpoint: Endpoint, text: Bytes) -> Result<Prepared, Err
                 unit.unknown = Some(reason);
             }
         }
-        let further = Unit { further_sample: true, ..unit.clone() };
+        let further = |unit: &Unit| Unit { further_sample: true, ..unit.clone() };
+        let samples: Vec<Unit> = (1..samples_apart).map(|_| further(&unit)).collect();
         units.push(unit);
-        units.extend((1..samples_apart).map(|_| further.clone()));
+        units.extend(samples);
     }
     let Inbound { options, threshold, .. } = inbound;
     Ok(Prepared { served, endpoint, options, threshold, units, samples_apart, removed_fields })

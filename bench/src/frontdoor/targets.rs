@@ -7,6 +7,7 @@ use std::net::SocketAddr;
 use std::path::Path;
 use std::time::{Duration, Instant};
 
+use rustix::process::{Pid, Signal, kill_process};
 use tokio::time::sleep;
 
 use super::engines::{Engines, Fleet};
@@ -109,6 +110,19 @@ impl Target {
             process,
             checks: false,
         })
+    }
+}
+
+/// nginx's workers outlive a master that is killed.
+impl Drop for Target {
+    fn drop(&mut self) {
+        let family = self.process.as_ref().and_then(|process| process.family().ok());
+        for id in family.into_iter().flatten().filter_map(|id| i32::try_from(id).ok()) {
+            if let Some(id) = Pid::from_raw(id) {
+                // It may have ended by itself.
+                let _gone = kill_process(id, Signal::KILL);
+            }
+        }
     }
 }
 
