@@ -25,7 +25,7 @@ use crate::telemetry::metrics::Metrics;
 const INLINE_MAX_BYTES: usize = 4096;
 
 /// The same where every tokenizer is fast, if the body is of words.
-const FAST_INLINE_MAX_BYTES: usize = 128 << 10;
+const FAST_INLINE_MAX_BYTES: usize = 96 << 10;
 
 /// Bodies from this length on are long: some tens of milliseconds, and more.
 const LONG_BYTES: usize = 256 << 10;
@@ -108,14 +108,16 @@ impl Payload {
     }
 
     /// Whether it is of the length and kind that a fast tokenizer has done in less than a
-    /// millisecond: of words, as far as samples tell, with nothing that goes on for long.
+    /// millisecond: of words, as far as samples tell, with nothing that goes on for long, and
+    /// not of many small messages, each of which costs the template its time.
     fn is_harmless(&self) -> bool {
         const SAMPLE: usize = 160;
         const APART: usize = 1024;
         let Self::Json(text) = self else { return false };
         let words = |part: &[u8]| {
             let part = &part[..part.len().min(SAMPLE)];
-            part.contains(&b' ') && part.iter().any(u8::is_ascii_alphabetic)
+            let objects = part.iter().filter(|byte| **byte == b'{').count();
+            objects < 2 && part.contains(&b' ') && part.iter().any(u8::is_ascii_alphabetic)
         };
         let mut parts = text.chunks_exact(APART);
         text.len() <= FAST_INLINE_MAX_BYTES && parts.all(words)
