@@ -114,13 +114,13 @@ impl Payload {
         const SAMPLE: usize = 160;
         const APART: usize = 1024;
         let Self::Json(text) = self else { return false };
-        let words = |part: &[u8]| {
-            let part = &part[..part.len().min(SAMPLE)];
-            let objects = part.iter().filter(|byte| **byte == b'{').count();
-            objects < 2 && part.contains(&b' ') && part.iter().any(u8::is_ascii_alphabetic)
-        };
-        let mut parts = text.chunks_exact(APART);
-        text.len() <= FAST_INLINE_MAX_BYTES && parts.all(words)
+        if text.len() > FAST_INLINE_MAX_BYTES {
+            return false;
+        }
+        let samples = || text.chunks_exact(APART).map(|part| &part[..SAMPLE]);
+        let words = |part: &[u8]| part.contains(&b' ') && part.iter().any(u8::is_ascii_alphabetic);
+        let objects = samples().flatten().filter(|byte| **byte == b'{').count();
+        objects <= samples().count() && samples().all(words)
     }
 
     fn into_json(self) -> Result<Bytes, Error> {

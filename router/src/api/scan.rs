@@ -197,7 +197,24 @@ fn next_special(text: &[u8], from: usize) -> Option<usize> {
         }
         at += STEP;
     }
+    // Text has line ends: the place is found by words, since it is looked for often.
+    while let Some(word) = text.get(at..at + 8) {
+        let found = specials(u64::from_le_bytes(word.try_into().ok()?));
+        if found != 0 {
+            return Some(at + found.trailing_zeros() as usize / 8);
+        }
+        at += 8;
+    }
     text.get(at..)?.iter().position(special).map(|found| at + found)
+}
+
+/// The highest bit of each special byte; above the lowest one found, of others perhaps as well.
+fn specials(word: u64) -> u64 {
+    const EACH: u64 = 0x0101_0101_0101_0101;
+    const HIGH: u64 = EACH << 7;
+    let zeros = |word: u64| word.wrapping_sub(EACH) & !word & HIGH;
+    let controls = word.wrapping_sub(EACH * b' ' as u64) & !word & HIGH;
+    controls | zeros(word ^ (EACH * b'"' as u64)) | zeros(word ^ (EACH * b'\\' as u64))
 }
 
 #[cfg(test)]
