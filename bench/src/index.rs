@@ -10,6 +10,7 @@ mod options;
 mod plan;
 mod report;
 mod run;
+mod stall;
 mod subject;
 mod trace;
 mod workloads;

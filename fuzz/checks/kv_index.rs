@@ -6,7 +6,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use splitrail_kv::invariants::check_overlap;
 use splitrail_kv::{
     Applied, BlockHash, EngineHash, HashSeed, Index, IndexConfig, KvEvent, Named, Namespace,
-    Overlaps, SnapshotRun, StoredBlock, Tier, WorkerKey, chain_hashes,
+    Overlaps, RunNames, SnapshotRun, StoredBlock, Tier, WorkerKey, chain_hashes,
 };
 
 const BLOCK_SIZE: u32 = 2;
@@ -158,7 +158,7 @@ fn content(runs: &[SnapshotRun], contradicted: bool) -> Content {
         let in_order = run.parent.is_none_or(|parent| known.contains(&parent));
         assert!(in_order || contradicted, "parents come first");
         known.extend(run.hashes.iter().copied());
-        for named in &run.names {
+        for named in run.names.iter() {
             let at = named.at as usize;
             let before = at.checked_sub(1).map_or(run.parent, |before| Some(run.hashes[before]));
             assert_eq!(content.insert(named.engine, (before, run.hashes[at], named.copies)), None);
@@ -245,6 +245,10 @@ impl Choices<'_> {
             3 => drop(names.pop()),
             _ => {}
         }
+        let names = match self.below(2) {
+            0 => RunNames::Each(names),
+            _ => RunNames::Plain(names.iter().map(|named| named.engine).collect()),
+        };
         SnapshotRun { parent, hashes, names }
     }
 

@@ -6,6 +6,7 @@
 //! engine's hashes to places in the forest. See `kv/README.md` for the layout.
 
 mod aside;
+mod chain;
 mod check;
 mod compact;
 mod doubles;
@@ -45,7 +46,7 @@ pub use self::observe::Change;
 pub use self::overlaps::{Overlap, Overlaps};
 pub use self::reader::IndexReader;
 pub use self::restore::Restore;
-pub use self::snapshot::{Named, SnapshotRun};
+pub use self::snapshot::{Named, RunNames, SnapshotRun};
 
 use self::forest::Forest;
 use self::names::NAMES_MAX;

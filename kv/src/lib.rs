@@ -18,7 +18,7 @@ pub use event::{EngineHash, KvEvent, StoredBlock, Tier};
 pub use hash::{BlockHash, BlockHasher, HASH_LAYOUT, HashSeed, Namespace, chain_hashes, next_hash};
 pub use index::{
     Applied, Change, Frozen, HashedBlock, Index, IndexConfig, IndexReader, Named, Overlap,
-    Overlaps, Restore, SnapshotRun, WorkerKey,
+    Overlaps, Restore, RunNames, SnapshotRun, WorkerKey,
 };
 pub use invariants::Violation;
 pub use recent::{EXPIRED_BLOCKS_MAX, Recent, RecentConfig};

@@ -9,8 +9,8 @@ use proptest::collection::vec;
 use proptest::prelude::*;
 use splitrail_kv::invariants::check_overlap;
 use splitrail_kv::{
-    BlockHash, EngineHash, HashSeed, HashedBlock, Index, IndexConfig, Overlap, Overlaps, Tier,
-    WorkerKey,
+    BlockHash, EngineHash, HashSeed, HashedBlock, Index, IndexConfig, Named, Overlap, Overlaps,
+    Tier, WorkerKey,
 };
 
 /// More than one word of bits.
@@ -232,8 +232,11 @@ impl Pair {
             }
             Op::Restore { from, to } if from != to => {
                 let mut runs: Vec<_> = self.index.snapshot(key(from)).collect();
-                for named in runs.iter_mut().flat_map(|run| &mut run.names) {
-                    named.engine = EngineHash(named.engine.0 ^ ((from ^ to) as u64) << 3);
+                let other = |engine: EngineHash| EngineHash(engine.0 ^ ((from ^ to) as u64) << 3);
+                for run in &mut runs {
+                    let names = run.names.iter();
+                    run.names =
+                        names.map(|named| Named { engine: other(named.engine), ..named }).collect();
                 }
                 let applied = self.index.restore(key(to), runs);
                 assert_eq!(applied.stored, self.model.0[from].len());

@@ -8,8 +8,8 @@ use std::sync::{Arc, Mutex};
 use std::thread;
 
 use splitrail_kv::{
-    BlockHash, EngineHash, HashSeed, HashedBlock, Index, IndexConfig, IndexReader, Overlaps, Tier,
-    WorkerKey,
+    BlockHash, EngineHash, HashSeed, HashedBlock, Index, IndexConfig, IndexReader, Named, Overlaps,
+    Tier, WorkerKey,
 };
 
 /// A generator of numbers that are the same in every run.
@@ -175,8 +175,10 @@ impl Writer {
         effects.extend(self.held[from].iter().map(copied));
         self.held[to] = self.held[from].clone();
         let mut runs: Vec<_> = self.index.snapshot(key(from)).collect();
-        for named in runs.iter_mut().flat_map(|run| &mut run.names) {
-            named.engine = EngineHash(named.engine.0 ^ ((from ^ to) as u64) << 3);
+        let other = |engine: EngineHash| EngineHash(engine.0 ^ ((from ^ to) as u64) << 3);
+        for run in &mut runs {
+            let names = run.names.iter();
+            run.names = names.map(|named| Named { engine: other(named.engine), ..named }).collect();
         }
         self.applied(effects, |index| {
             index.restore(key(to), runs);

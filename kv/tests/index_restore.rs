@@ -3,8 +3,8 @@
 
 use proptest::prelude::*;
 use splitrail_kv::{
-    Applied, BlockHash, EngineHash, HashSeed, HashedBlock, Index, IndexConfig, SnapshotRun, Tier,
-    WorkerKey,
+    Applied, BlockHash, EngineHash, HashSeed, HashedBlock, Index, IndexConfig, RunNames,
+    SnapshotRun, Tier, WorkerKey,
 };
 
 const GIVER: WorkerKey = WorkerKey { worker: 0, rank: 0 };
@@ -60,6 +60,7 @@ proptest! {
         before in proptest::collection::vec(step(), 0..10),
         between in proptest::collection::vec(step(), 0..20),
         cut_off in any::<bool>(),
+        expected in prop_oneof![Just(0), 0..200usize, Just(usize::MAX)],
     ) {
         let mut source = index(1000);
         given.iter().for_each(|step| _ = apply(&mut source, GIVER, step));
@@ -73,7 +74,7 @@ proptest! {
             apply(&mut mixed, OTHER, step);
             apply(&mut alone, OTHER, step);
         }
-        let (mut restore, _) = mixed.begin_restore(TAKER);
+        let (mut restore, _) = mixed.begin_restore(TAKER, expected);
         let mut others = between.iter();
         for run in &runs {
             prop_assert_eq!(mixed.restore_run(&mut restore, run).malformed, 0);
@@ -88,9 +89,12 @@ proptest! {
         let held: usize = runs.iter().map(|run| run.names.len()).sum();
         prop_assert_eq!(mixed.held(TAKER.worker), held);
         let names = |index: &Index, worker| {
-            let mut names: Vec<_> = index.snapshot(worker).flat_map(|run| run.names).collect();
-            names.sort_by_key(|named| named.engine);
-            names.into_iter().map(|named| (named.engine, named.copies)).collect::<Vec<_>>()
+            let mut names = Vec::new();
+            for run in index.snapshot(worker) {
+                names.extend(run.names.iter().map(|named| (named.engine, named.copies)));
+            }
+            names.sort();
+            names
         };
         if !cut_off {
             prop_assert_eq!(names(&mixed, TAKER), names(&source, GIVER));
@@ -103,13 +107,64 @@ proptest! {
 }
 
 #[test]
+fn a_name_that_is_given_twice_stands_for_what_it_named_last() {
+    let run = |parent: Option<u64>, hashes: &[u64], names: &[u64]| SnapshotRun {
+        parent: parent.map(BlockHash),
+        hashes: hashes.iter().copied().map(BlockHash).collect(),
+        names: RunNames::Plain(names.iter().copied().map(EngineHash).collect()),
+    };
+    // Within a row of names that are entered together, and from another run.
+    let runs = [
+        run(None, &[1, 2, 3, 4], &[11, 12, 12, 14]),
+        run(None, &[5, 6], &[11, 16]),
+        run(Some(4), &[7], &[17]),
+    ];
+    for expected in [0, 7] {
+        let mut index = index(100);
+        let (mut restore, _) = index.begin_restore(TAKER, expected);
+        let applied = runs.iter().fold(Applied::default(), |mut applied, run| {
+            applied += index.restore_run(&mut restore, run);
+            applied
+        });
+        index.end_restore(restore);
+        index.check().unwrap();
+        assert_eq!((applied.stored, applied.replaced, applied.malformed), (7, 2, 0));
+        let mut named: Vec<(u64, u64)> = Vec::new();
+        for run in index.snapshot(TAKER) {
+            let names = run.names.iter();
+            named.extend(names.map(|name| (name.engine.0, run.hashes[name.at as usize].0)));
+        }
+        named.sort_unstable();
+        assert_eq!(named, [(11, 5), (12, 3), (14, 4), (16, 6), (17, 7)]);
+    }
+}
+
+#[test]
+fn room_for_names_that_do_not_come_is_given_back() {
+    let bytes = |expected| {
+        let mut index = index(1 << 20);
+        let (mut restore, _) = index.begin_restore(TAKER, expected);
+        let (hashes, names) = (1..200).map(|at| (BlockHash(at), EngineHash(at))).unzip();
+        let run = SnapshotRun { parent: None, hashes, names: RunNames::Plain(names) };
+        assert_eq!(index.restore_run(&mut restore, &run).stored, 199);
+        let during = index.bytes();
+        index.end_restore(restore);
+        index.check().unwrap();
+        (during, index.bytes())
+    };
+    let (told, lied) = (bytes(199), bytes(usize::MAX));
+    assert!(lied.0 > told.0 + (1 << 20), "{told:?} {lied:?}");
+    assert!(lied.1 < told.1 + (1 << 12), "{told:?} {lied:?}");
+}
+
+#[test]
 fn a_worker_cannot_fill_memory_with_blocks_that_it_does_not_hold() {
     let mut index = index(64);
-    let (mut restore, _) = index.begin_restore(TAKER);
+    let (mut restore, _) = index.begin_restore(TAKER, usize::MAX);
     for prompt in 0..200u64 {
         let first = prompt * 100 + 1;
         let hashes = (first..first + 10).map(BlockHash).collect();
-        let run = SnapshotRun { parent: None, hashes, names: Vec::new() };
+        let run = SnapshotRun { parent: None, hashes, names: RunNames::Plain(Vec::new()) };
         index.restore_run(&mut restore, &run);
     }
     assert!(index.distinct_blocks() <= 64 + 10, "{}", index.distinct_blocks());

@@ -5,7 +5,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use splitrail_kv::{
     Applied, BlockHash, EngineHash, HashSeed, HashedBlock, Index, IndexConfig, KvEvent, Named,
-    Overlap, Overlaps, SnapshotRun, StoredBlock, Tier, WorkerKey,
+    Overlap, Overlaps, RunNames, SnapshotRun, StoredBlock, Tier, WorkerKey,
 };
 
 const W0: WorkerKey = WorkerKey { worker: 0, rank: 0 };
@@ -49,7 +49,7 @@ type Content = BTreeMap<EngineHash, (Option<BlockHash>, BlockHash, [u32; Tier::C
 fn content(runs: &[SnapshotRun]) -> Content {
     let mut content = Content::new();
     for run in runs {
-        for named in &run.names {
+        for named in run.names.iter() {
             let at = named.at as usize;
             let before = at.checked_sub(1).map_or(run.parent, |before| Some(run.hashes[before]));
             assert!(
@@ -182,7 +182,7 @@ fn a_restore_replaces_what_was_there() {
     let mut index = filled();
     let mut one = snapshot(&index, W0).swap_remove(0);
     one.hashes.truncate(1);
-    one.names.retain(|named| named.at == 0);
+    one.names = one.names.iter().filter(|named| named.at == 0).collect();
     let applied = index.restore(W0, [one.clone()]);
     assert_eq!(applied, Applied { stored: 1, removed: 11, ..Applied::default() });
     index.check().unwrap();
@@ -207,32 +207,34 @@ fn what_waited_for_its_parent_is_gone_after_a_restore() {
 
 /// A run of consecutive blocks with one plain name each.
 fn run(parent: Option<u64>, hashes: &[u64]) -> SnapshotRun {
-    let named = |(at, hash): (usize, &u64)| Named {
-        at: at as u32,
-        engine: EngineHash(*hash),
-        copies: PLAIN,
-    };
     SnapshotRun {
         parent: parent.map(BlockHash),
         hashes: hashes.iter().copied().map(BlockHash).collect(),
-        names: hashes.iter().enumerate().map(named).collect(),
+        names: RunNames::Plain(hashes.iter().copied().map(EngineHash).collect()),
     }
 }
 
 #[test]
 fn runs_that_contradict_themselves_or_others_are_refused() {
     let good = run(None, &[1, 2, 3]);
-    let mut copiless = good.clone();
-    copiless.names[1].copies = [0; Tier::COUNT];
-    let mut gap = good.clone();
-    gap.names.remove(1);
-    let mut short = good.clone();
-    short.names.pop();
-    let mut beyond = good.clone();
-    beyond.names.push(Named { at: 3, engine: EngineHash(9), copies: PLAIN });
+    let named = |names: Vec<Named>| SnapshotRun { names: RunNames::Each(names), ..good.clone() };
+    let each: Vec<Named> = good.names.iter().collect();
+    let mut copiless = each.clone();
+    copiless[1].copies = [0; Tier::COUNT];
+    let mut gap = each.clone();
+    gap.remove(1);
+    let short = each[..2].to_vec();
+    let mut beyond = each;
+    beyond.push(Named { at: 3, engine: EngineHash(9), copies: PLAIN });
+    let [copiless, gap, short, beyond] = [copiless, gap, short, beyond].map(named);
+    let plain = |names: &[u64]| SnapshotRun {
+        names: RunNames::Plain(names.iter().copied().map(EngineHash).collect()),
+        ..good.clone()
+    };
+    let (too_few, too_many) = (plain(&[1, 2]), plain(&[1, 2, 3, 4]));
     let no_blocks = SnapshotRun { hashes: Vec::new(), ..good.clone() };
     let too_early = run(Some(3), &[4, 5]);
-    for bad in [copiless, gap, short, beyond, no_blocks, too_early] {
+    for bad in [copiless, gap, short, beyond, too_few, too_many, no_blocks, too_early] {
         let mut index = index(100);
         let names = bad.names.len();
         let applied = index.restore(W0, [bad, good.clone()]);
@@ -249,7 +251,7 @@ fn a_hash_at_two_places_is_believed_at_the_first() {
     index.store(W1, None, &hashed([1, 2, 3], 0), Tier::Device);
     // A chained hash stands for one prefix only: 2 cannot follow 7.
     let mut lie = run(Some(7), &[2, 8]);
-    lie.names.iter_mut().for_each(|named| named.engine.0 += 40);
+    lie.names = RunNames::Plain(vec![EngineHash(42), EngineHash(48)]);
     let applied = index.restore(W0, [run(None, &[7]), lie]);
     index.check().unwrap();
     assert_eq!(applied.stored + applied.malformed, 3);
@@ -273,7 +275,7 @@ fn absurd_counts_of_copies_do_no_harm() {
     let mut index = index(100);
     let many = Named { at: 0, engine: EngineHash(99), copies: [u32::MAX; Tier::COUNT] };
     let twin = Named { engine: EngineHash(1), ..many };
-    let names = vec![many, many, twin];
+    let names = RunNames::Each(vec![many, many, twin]);
     let given = SnapshotRun { parent: None, hashes: vec![BlockHash(5)], names };
     assert_eq!(index.restore(W0, [given]).stored, 3);
     index.check().unwrap();
@@ -289,7 +291,8 @@ fn a_further_name_of_a_refused_block_is_refused_as_well() {
     // 2 is the second block of a prompt, so it is no first one.
     index.store(W2, None, &hashed([1, 3], 0), Tier::Device);
     let mut lie = run(None, &[2, 5]);
-    lie.names.push(Named { at: 1, engine: EngineHash(99), copies: PLAIN });
+    let further = Named { at: 1, engine: EngineHash(99), copies: PLAIN };
+    lie.names = lie.names.iter().chain([further]).collect();
     let applied = index.restore(W0, [lie]);
     assert_eq!(applied, Applied { malformed: 3, ..Applied::default() });
     index.check().unwrap();

@@ -42,6 +42,9 @@ pub struct Candidate {
     /// Predicted time until it could begin one more request: what is left of the work under
     /// way, and the estimates of what waits.
     pub wait_ns: u64,
+    /// The share of the last minute, from 0 to 1, in which it computed prompts: what
+    /// [`BusyShare`](crate::learn::BusyShare) says.
+    pub busy_share: f64,
     /// What its work costs.
     pub coefficients: Coefficients,
 }
@@ -64,6 +67,7 @@ impl Default for Candidate {
             recent_blocks: 0,
             waiting: 0,
             wait_ns: 0,
+            busy_share: 0.0,
             coefficients: Coefficients::default(),
         }
     }
@@ -74,6 +78,12 @@ impl Candidate {
     pub fn believed_blocks(&self) -> u32 {
         let share = (1.0 - self.overlap_discount).clamp(0.0, 1.0);
         (f64::from(self.overlap_blocks) * share) as u32
+    }
+
+    /// Leading blocks of a prompt that it will not compute: those that it is believed to hold,
+    /// and those that requests before this one leave there.
+    pub fn held_blocks(&self) -> u32 {
+        self.believed_blocks().max(self.assumed_blocks)
     }
 }
 
@@ -116,4 +126,13 @@ pub struct Query {
     pub turn: u64,
     /// Even random bits, for draws and ties.
     pub draw: u64,
+}
+
+impl Query {
+    /// Tokens of the prompt in so many leading blocks. The last token is always computed: an
+    /// engine needs its output.
+    pub fn cached_tokens(&self, blocks: u32) -> u64 {
+        let tokens = u64::from(blocks) * u64::from(self.block_size);
+        tokens.min(self.prompt_tokens.saturating_sub(1))
+    }
 }

@@ -1,17 +1,46 @@
 //! The choice of a worker for a leg.
 
-use crate::candidate::{Candidate, Leg, Query};
-use crate::policy::Policy;
+use std::cmp::Ordering;
 
-/// A choice with its reasons.
-#[derive(Clone, Debug, PartialEq)]
+use serde::Serialize;
+
+use crate::candidate::{Candidate, Leg, Query};
+use crate::coefficients::Coefficients;
+use crate::policy::Policy;
+use crate::predicted::{Load, Terms, terms};
+
+/// A choice with its reasons. It can be decided again and again, to use its memory again.
+#[derive(Clone, Debug, Default, PartialEq)]
 pub struct Choice {
     /// The place of the chosen one among the candidates given.
     pub index: usize,
     /// Every candidate's cost under the policy, in the order given; lower is better.
     pub costs: Vec<f64>,
-    /// The most overlap that any candidate had.
+    /// What the costs are made of, in the same order, where the policy counts milliseconds.
+    pub terms: Vec<Terms>,
+    /// Why a candidate could not be chosen, in the same order; `None` where it could.
+    pub vetoes: Vec<Option<Veto>>,
+    /// The place of the cheapest of the others that could be chosen.
+    pub runner_up: Option<usize>,
+    /// How much more the runner-up costs than the chosen one; below 0 where the policy did
+    /// not take the cheapest.
+    pub margin: f64,
+    /// What the policy counted for each millisecond of extra work; 0 where it does not.
+    pub extra_work_price: f64,
+    /// The most overlap that any candidate that could be chosen had.
     pub best_overlap_blocks: u32,
+    eligible: Vec<usize>,
+    load: Load,
+}
+
+/// Why a worker could not be chosen.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Veto {
+    /// It is not up, and others are.
+    Down,
+    /// It starts slowly, and this request is not in its share.
+    SlowStart,
 }
 
 /// Picks one of the candidates; `None` if there are none.
@@ -19,33 +48,118 @@ pub struct Choice {
 /// Workers that are down are considered only where all are: a real attempt then
 /// gives the client the real error.
 pub fn pick(policy: &Policy, candidates: &[Candidate], query: Query) -> Option<Choice> {
-    let any_up = candidates.iter().any(|candidate| candidate.up);
-    let mut eligible: Vec<usize> =
-        (0..candidates.len()).filter(|i| candidates[*i].up || !any_up).collect();
-    spare_the_slow(&mut eligible, candidates, query.draw);
-    if eligible.is_empty() {
-        return None;
+    let mut choice = Choice::default();
+    choice.decide(policy, candidates, &query, 0).then_some(choice)
+}
+
+impl Choice {
+    /// Picks one of the candidates, like [`pick`], where so many requests wait for any worker
+    /// beside those that wait on the workers; false if there are no candidates.
+    pub fn decide(
+        &mut self,
+        policy: &Policy,
+        candidates: &[Candidate],
+        query: &Query,
+        waiting_here: usize,
+    ) -> bool {
+        self.sift(candidates, query.draw);
+        if self.eligible.is_empty() {
+            return false;
+        }
+        self.reckon(policy, candidates, query, waiting_here);
+        let (eligible, costs) = (&self.eligible, &self.costs);
+        self.index = match policy {
+            Policy::RoundRobin {} => eligible[(query.turn % eligible.len() as u64) as usize],
+            Policy::Random {} => eligible[(query.draw % eligible.len() as u64) as usize],
+            Policy::KvOverlap { temperature, .. } | Policy::PredictedTtft { temperature, .. }
+                if *temperature > 0.0 =>
+            {
+                softmax(eligible, costs, *temperature, query.draw)
+            }
+            Policy::PowerOfTwo {} => {
+                let two = two_of(eligible, query.draw);
+                cheapest(&two, candidates, costs, query.draw)
+            }
+            _ => cheapest(eligible, candidates, costs, query.draw),
+        };
+        self.runner_up = cheapest_but(eligible, costs, self.index);
+        self.margin = self.runner_up.map_or(0.0, |other| costs[other] - costs[self.index]);
+        true
     }
-    let costs: Vec<f64> = candidates.iter().map(|c| cost(policy, c, query)).collect();
-    let index = match policy {
-        Policy::RoundRobin {} => eligible[(query.turn % eligible.len() as u64) as usize],
-        Policy::Random {} => eligible[(query.draw % eligible.len() as u64) as usize],
-        Policy::KvOverlap { temperature, .. } if *temperature > 0.0 => {
-            softmax(&eligible, &costs, *temperature, query.draw)
+
+    /// Finds out who can be chosen.
+    fn sift(&mut self, candidates: &[Candidate], draw: u64) {
+        self.vetoes.clear();
+        self.eligible.clear();
+        self.load = Load::default();
+        self.best_overlap_blocks = 0;
+        let (mut least, mut largest) = (f64::INFINITY, 0.0f64);
+        for (i, candidate) in candidates.iter().enumerate() {
+            if candidate.up {
+                self.eligible.push(i);
+                least = least.min(candidate.share);
+                largest = largest.max(candidate.share);
+                self.load.add(candidate);
+                // Who has any is not left out below.
+                self.best_overlap_blocks = self.best_overlap_blocks.max(candidate.overlap_blocks);
+            }
+            self.vetoes.push((!candidate.up).then_some(Veto::Down));
         }
-        Policy::KvOverlap { .. } | Policy::LeastLoaded {} => {
-            cheapest(&eligible, candidates, &costs, query.draw)
+        if self.eligible.is_empty() {
+            self.vetoes.fill(None);
+            self.eligible.extend(0..candidates.len());
+            let overlaps = candidates.iter().map(|candidate| candidate.overlap_blocks);
+            self.best_overlap_blocks = overlaps.max().unwrap_or(0);
+        } else if least < largest {
+            spare_the_slow(&mut self.eligible, candidates, largest, draw);
+            let slow = self.vetoes.iter_mut().filter(|veto| veto.is_none());
+            slow.for_each(|veto| *veto = Some(Veto::SlowStart));
+            self.eligible.iter().for_each(|i| self.vetoes[*i] = None);
         }
-    };
-    let best_overlap_blocks =
-        eligible.iter().map(|i| candidates[*i].overlap_blocks).max().unwrap_or(0);
-    Some(Choice { index, costs, best_overlap_blocks })
+    }
+
+    /// What each candidate costs.
+    fn reckon(
+        &mut self,
+        policy: &Policy,
+        candidates: &[Candidate],
+        query: &Query,
+        waiting_here: usize,
+    ) {
+        self.costs.clear();
+        self.terms.clear();
+        self.extra_work_price = 0.0;
+        let Policy::PredictedTtft { extra_work_weight, .. } = policy else {
+            self.costs.extend(candidates.iter().map(|c| cost(policy, c, query)));
+            return;
+        };
+        let price = extra_work_weight.unwrap_or_else(|| self.load.price(waiting_here));
+        self.extra_work_price = price;
+        let usual = Coefficients::usual(self.eligible.iter().map(|i| &candidates[*i].coefficients));
+        self.terms.extend(candidates.iter().map(|candidate| terms(candidate, query, &usual)));
+        let works = self.eligible.iter().map(|i| self.terms[*i].extra_work_ms);
+        let least = works.fold(f64::INFINITY, f64::min);
+        for term in &mut self.terms {
+            // Who cannot be chosen may hold the most.
+            term.extra_work_ms = price * (term.extra_work_ms - least).max(0.0);
+            self.costs.push(term.total_ms());
+        }
+    }
+}
+
+/// Two different ones, if there are two.
+fn two_of(eligible: &[usize], draw: u64) -> Vec<usize> {
+    let count = eligible.len() as u64;
+    let first = draw % count;
+    let other = (first + 1 + mix(draw) % (count - 1).max(1)) % count;
+    let mut two = vec![eligible[first as usize], eligible[other as usize]];
+    two.dedup();
+    two
 }
 
 /// Leaves those out whose share is less than the largest, in as many of all draws as it is
 /// less. Who holds some of the prompt is not cold, and stays.
-fn spare_the_slow(eligible: &mut Vec<usize>, candidates: &[Candidate], draw: u64) {
-    let largest = eligible.iter().map(|i| candidates[*i].share).fold(0.0, f64::max);
+fn spare_the_slow(eligible: &mut Vec<usize>, candidates: &[Candidate], largest: f64, draw: u64) {
     eligible.retain(|i| {
         let Candidate { share, worker, overlap_blocks, .. } = candidates[*i];
         share >= largest || overlap_blocks > 0 || even(draw, worker) * largest < share
@@ -77,8 +191,8 @@ pub fn holders(candidates: &mut Vec<Candidate>, blocks: u32) {
         .retain(|candidate| (candidate.up || !any_up) && candidate.believed_blocks() >= least);
 }
 
-/// A candidate's cost in blocks (`kv_overlap`) or tokens (`least_loaded`).
-fn cost(policy: &Policy, candidate: &Candidate, query: Query) -> f64 {
+/// A candidate's cost in blocks (`kv_overlap`) or tokens (`least_loaded`, `power_of_two`).
+fn cost(policy: &Policy, candidate: &Candidate, query: &Query) -> f64 {
     let queued_tokens = |prefill_tokens: u64| match query.leg {
         Leg::Prefill => prefill_tokens,
         Leg::Decode => candidate.active_tokens,
@@ -86,8 +200,7 @@ fn cost(policy: &Policy, candidate: &Candidate, query: Query) -> f64 {
     } as f64;
     match policy {
         Policy::KvOverlap { overlap_weight, load_weight, .. } => {
-            let held = candidate.believed_blocks().max(candidate.assumed_blocks);
-            let missing = query.prompt_blocks.saturating_sub(held);
+            let missing = query.prompt_blocks.saturating_sub(candidate.held_blocks());
             // The part of the queue that is this very prompt's is computed once for all: to
             // wait for it is no dearer than to compute it elsewhere, and wastes nothing.
             let shared = u64::from(candidate.underway_blocks) * u64::from(query.block_size);
@@ -95,22 +208,37 @@ fn cost(policy: &Policy, candidate: &Candidate, query: Query) -> f64 {
             overlap_weight * f64::from(missing)
                 + load_weight * queued_tokens / f64::from(query.block_size.max(1))
         }
-        Policy::LeastLoaded {} => queued_tokens(candidate.prefill_tokens),
-        Policy::RoundRobin {} | Policy::Random {} => 0.0,
+        Policy::LeastLoaded {} | Policy::PowerOfTwo {} => queued_tokens(candidate.prefill_tokens),
+        Policy::RoundRobin {} | Policy::Random {} | Policy::PredictedTtft { .. } => 0.0,
     }
 }
 
 /// The lowest cost; on a tie the fewest requests; on a tie of both, drawn.
 fn cheapest(eligible: &[usize], candidates: &[Candidate], costs: &[f64], draw: u64) -> usize {
-    let key = |i: usize| (costs[i], candidates[i].requests);
-    let best = eligible
-        .iter()
-        .copied()
-        .map(key)
-        .min_by(|a, b| a.0.total_cmp(&b.0).then(a.1.cmp(&b.1)))
-        .unwrap_or((0.0, 0));
-    let tied: Vec<usize> = eligible.iter().copied().filter(|i| key(*i) == best).collect();
-    tied[(draw % tied.len().max(1) as u64) as usize]
+    let against = |one: usize, other: usize| {
+        let requests = || candidates[one].requests.cmp(&candidates[other].requests);
+        costs[one].total_cmp(&costs[other]).then_with(requests)
+    };
+    let mut best = eligible[0];
+    let mut tied = 1;
+    for i in eligible[1..].iter().copied() {
+        match against(i, best) {
+            Ordering::Less => (best, tied) = (i, 1),
+            Ordering::Equal => tied += 1,
+            Ordering::Greater => {}
+        }
+    }
+    if tied == 1 {
+        return best;
+    }
+    let mut equals = eligible.iter().copied().filter(|i| against(*i, best) == Ordering::Equal);
+    equals.nth((draw % tied) as usize).unwrap_or(best)
+}
+
+/// The lowest cost of the others.
+fn cheapest_but(eligible: &[usize], costs: &[f64], index: usize) -> Option<usize> {
+    let others = eligible.iter().copied().filter(|i| *i != index);
+    others.reduce(|best, i| if costs[i] < costs[best] { i } else { best })
 }
 
 /// Draws with probability in proportion to `exp(-cost / temperature)`.
@@ -131,202 +259,4 @@ fn softmax(eligible: &[usize], costs: &[f64], temperature: f64, draw: u64) -> us
 
 #[cfg(test)]
 #[allow(clippy::unwrap_used)]
-mod tests {
-    use super::*;
-    use proptest::prelude::*;
-
-    const OVERLAP: Policy =
-        Policy::KvOverlap { overlap_weight: 1.0, load_weight: 1.0, temperature: 0.0 };
-
-    fn query(leg: Leg) -> Query {
-        Query {
-            leg,
-            prompt_tokens: 160,
-            prompt_blocks: 10,
-            first_blocks: [0; 2],
-            block_size: 16,
-            turn: 0,
-            draw: 0,
-        }
-    }
-
-    fn up(worker: usize) -> Candidate {
-        Candidate { worker, up: true, ..Candidate::default() }
-    }
-
-    #[test]
-    fn an_overlap_that_was_seen_to_be_less_counts_for_less() {
-        let full = Candidate { overlap_blocks: 8, ..up(0) };
-        let part = Candidate { overlap_discount: 0.5, ..full };
-        let none = Candidate { overlap_discount: 1.0, ..full };
-        let blocks = [full, part, none].map(|candidate| candidate.believed_blocks());
-        assert_eq!(blocks, [8, 4, 0]);
-        let other = Candidate { overlap_blocks: 5, ..up(1) };
-        assert_eq!(pick(&OVERLAP, &[full, other], query(Leg::Prefill)).unwrap().index, 0);
-        let choice = pick(&OVERLAP, &[part, other], query(Leg::Prefill)).unwrap();
-        assert_eq!((choice.index, choice.costs), (1, vec![6.0, 5.0]));
-        let mut candidates = vec![part, other];
-        holders(&mut candidates, 5);
-        assert_eq!(candidates, [other]);
-    }
-
-    #[test]
-    fn overlap_wins_until_its_holder_is_busier_than_the_overlap_is_worth() {
-        let warm = Candidate { overlap_blocks: 8, prefill_tokens: 7 * 16, ..up(0) };
-        let cold = up(1);
-        assert_eq!(pick(&OVERLAP, &[warm, cold], query(Leg::Prefill)).unwrap().index, 0);
-        let busy = Candidate { prefill_tokens: 9 * 16, ..warm };
-        let choice = pick(&OVERLAP, &[busy, cold], query(Leg::Prefill)).unwrap();
-        assert_eq!((choice.index, choice.best_overlap_blocks), (1, 8));
-        assert_eq!(choice.costs, vec![11.0, 10.0]);
-    }
-
-    #[test]
-    fn what_is_assumed_steers_as_if_it_were_held_and_is_not_told_as_overlap() {
-        let guess = Candidate { overlap_blocks: 2, assumed_blocks: 8, ..up(0) };
-        let known = Candidate { overlap_blocks: 5, assumed_blocks: 5, ..up(1) };
-        let choice = pick(&OVERLAP, &[guess, known], query(Leg::Prefill)).unwrap();
-        assert_eq!((choice.index, choice.best_overlap_blocks), (0, 5));
-        assert_eq!(choice.costs, vec![2.0, 5.0]);
-        let mut candidates = vec![guess, known];
-        holders(&mut candidates, 4);
-        assert_eq!(candidates, [known], "a guess does not count as holding");
-    }
-
-    #[test]
-    fn siblings_wait_for_the_first_until_others_queue_before_it() {
-        // The first has ten blocks and nine tokens, all of them queued.
-        let chosen = |prefill_tokens, underway_blocks| {
-            let mut first = up(0);
-            first.assumed_blocks = 10;
-            first.underway_blocks = underway_blocks;
-            first.prefill_tokens = prefill_tokens;
-            pick(&OVERLAP, &[first, up(1)], query(Leg::Prefill)).unwrap().index
-        };
-        assert_eq!(chosen(10 * 16 + 9, 10), 0);
-        assert_eq!(chosen(20 * 16 - 1, 10), 0);
-        assert_eq!(chosen(20 * 16 + 1, 10), 1);
-        // What was sent earlier and is done is not in the queue: all of that is others'.
-        assert_eq!(chosen(10 * 16 + 9, 0), 1);
-    }
-
-    #[test]
-    fn each_leg_reads_its_own_load() {
-        let a = Candidate { prefill_tokens: 100, active_tokens: 0, ..up(0) };
-        let b = Candidate { prefill_tokens: 0, active_tokens: 90, ..up(1) };
-        let least = Policy::LeastLoaded {};
-        assert_eq!(pick(&least, &[a, b], query(Leg::Prefill)).unwrap().index, 1);
-        assert_eq!(pick(&least, &[a, b], query(Leg::Decode)).unwrap().index, 0);
-        assert_eq!(pick(&least, &[a, b], query(Leg::Aggregated)).unwrap().index, 1);
-    }
-
-    #[test]
-    fn a_slow_starter_gets_its_share_unless_it_holds_the_prompt() {
-        let taken = |candidates: [Candidate; 2]| {
-            let draws = (0..4000u64).map(|i| i.wrapping_mul(0x2545_f491_4f6c_dd1d));
-            let picked = draws.filter(|draw| {
-                let query = Query { draw: *draw, ..query(Leg::Aggregated) };
-                pick(&Policy::LeastLoaded {}, &candidates, query).unwrap().index == 1
-            });
-            picked.count()
-        };
-        let busy = Candidate { active_tokens: 100, ..up(0) };
-        let cold = Candidate { share: 0.25, ..up(1) };
-        assert!((900..1100).contains(&taken([busy, cold])), "{}", taken([busy, cold]));
-        assert_eq!(taken([busy, Candidate { share: 1.0, ..cold }]), 4000);
-        assert_eq!(taken([busy, Candidate { overlap_blocks: 1, ..cold }]), 4000);
-        // All alike: nobody is spared.
-        let both = [Candidate { share: 0.25, ..busy }, cold];
-        assert_eq!(taken(both), 4000);
-    }
-
-    #[test]
-    fn round_robin_takes_each_live_one_in_turn() {
-        let candidates = [up(0), Candidate { up: false, ..up(1) }, up(2)];
-        let chosen: Vec<_> = (0..4)
-            .map(|turn| {
-                let query = Query { turn, ..query(Leg::Decode) };
-                pick(&Policy::RoundRobin {}, &candidates, query).unwrap().index
-            })
-            .collect();
-        assert_eq!(chosen, [0, 2, 0, 2]);
-    }
-
-    #[test]
-    fn the_dead_are_tried_only_where_nobody_lives() {
-        let dead = Candidate { up: false, ..up(0) };
-        assert_eq!(pick(&OVERLAP, &[], query(Leg::Prefill)), None);
-        assert!(pick(&OVERLAP, &[dead], query(Leg::Prefill)).is_some());
-        let good_but_dead = Candidate { overlap_blocks: 10, ..dead };
-        assert_eq!(pick(&OVERLAP, &[good_but_dead, up(1)], query(Leg::Prefill)).unwrap().index, 1);
-    }
-
-    #[test]
-    fn temperature_spreads_choices_in_proportion() {
-        let policy = Policy::KvOverlap { overlap_weight: 1.0, load_weight: 1.0, temperature: 1.0 };
-        let candidates = [Candidate { overlap_blocks: 1, ..up(0) }, up(1)];
-        let draws = 10_000_u64;
-        let first = (0..draws)
-            .filter(|i| {
-                let draw = i * (u64::MAX / draws);
-                let query = Query { draw, ..query(Leg::Prefill) };
-                pick(&policy, &candidates, query).unwrap().index == 0
-            })
-            .count();
-        // e / (1 + e) = 0.731
-        assert!((7300..7325).contains(&first), "{first}");
-    }
-
-    #[test]
-    fn holders_hold_enough_or_else_most() {
-        let of = |overlap_blocks, up| Candidate { up, overlap_blocks, ..Candidate::default() };
-        let all = vec![of(9, false), of(3, true), of(7, true), of(5, true)];
-        let kept = |blocks| {
-            let mut candidates = all.clone();
-            holders(&mut candidates, blocks);
-            candidates.iter().map(|candidate| candidate.overlap_blocks).collect::<Vec<_>>()
-        };
-        assert_eq!(kept(4), [7, 5]);
-        assert_eq!(kept(8), [7]);
-        assert_eq!(kept(0), [3, 7, 5]);
-        let mut down = vec![of(2, false), of(0, false)];
-        holders(&mut down, 1);
-        assert_eq!(down.len(), 2, "a real attempt gives the real error");
-    }
-
-    fn candidate() -> impl Strategy<Value = Candidate> {
-        (any::<bool>(), 0..9u32, 0..500u64, 0..500u64, 0..12u32).prop_map(
-            |(up, requests, prefill_tokens, active_tokens, overlap_blocks)| Candidate {
-                worker: 0,
-                up,
-                requests,
-                prefill_tokens,
-                active_tokens,
-                overlap_blocks,
-                ..Candidate::default()
-            },
-        )
-    }
-
-    proptest! {
-        #[test]
-        fn the_chosen_one_exists_and_is_never_beaten(
-            candidates in proptest::collection::vec(candidate(), 1..9), draw: u64, turn: u64
-        ) {
-            let query = Query { draw, turn, ..query(Leg::Aggregated) };
-            for policy in [OVERLAP, Policy::LeastLoaded {}, Policy::RoundRobin {}, Policy::Random {}] {
-                let choice = pick(&policy, &candidates, query).unwrap();
-                let chosen = candidates[choice.index];
-                let any_up = candidates.iter().any(|c| c.up);
-                prop_assert!(chosen.up || !any_up);
-                if matches!(policy, Policy::KvOverlap { .. } | Policy::LeastLoaded {}) {
-                    for (i, other) in candidates.iter().enumerate() {
-                        prop_assert!(
-                            (!other.up && any_up) || choice.costs[choice.index] <= choice.costs[i]
-                        );
-                    }
-                }
-            }
-        }
-    }
-}
+mod tests;

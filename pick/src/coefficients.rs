@@ -50,6 +50,44 @@ impl Default for Coefficients {
 }
 
 impl Coefficients {
+    /// The prefill of a fleet's usual worker: so fast that as many of it compute as much.
+    /// All else is the first one's.
+    pub fn usual<'a>(all: impl Iterator<Item = &'a Self>) -> Self {
+        let mut all = all.peekable();
+        let Some(first) = all.peek().map(|first| **first) else { return Self::default() };
+        // Most often all are alike, and need no division.
+        let (mut alike, mut others, mut speeds) = (0.0, 0.0, [0.0; 3]);
+        for one in all {
+            if one.prefill() == first.prefill() {
+                alike += 1.0;
+            } else {
+                others += 1.0;
+                let each = speeds.iter_mut().zip(one.prefill());
+                each.for_each(|(speed, seconds)| *speed += 1.0 / seconds);
+            }
+        }
+        if others == 0.0 {
+            return first;
+        }
+        let [base, per_token, per_pair] = first.prefill();
+        let usual = |seconds: f64, speed: f64| (alike + others) / (alike / seconds + speed);
+        Self {
+            prefill_base_seconds: usual(base, speeds[0]),
+            prefill_seconds_per_token: usual(per_token, speeds[1]),
+            prefill_seconds_per_token_pair: usual(per_pair, speeds[2]),
+            ..first
+        }
+    }
+
+    /// What prefills cost: per prefill, per token, per pair of tokens.
+    pub(crate) fn prefill(&self) -> [f64; 3] {
+        [
+            self.prefill_base_seconds,
+            self.prefill_seconds_per_token,
+            self.prefill_seconds_per_token_pair,
+        ]
+    }
+
     /// Seconds to compute `new_tokens` after `context_tokens`, without the base.
     pub fn span_seconds(&self, new_tokens: u64, context_tokens: u64) -> f64 {
         let (new, context) = (new_tokens as f64, context_tokens as f64);
@@ -57,28 +95,41 @@ impl Coefficients {
             + self.prefill_seconds_per_token_pair * new * (context + new / 2.0)
     }
 
-    /// Time to prefill a prompt of which `cached_tokens` are there.
-    pub fn prefill_ns(&self, prompt_tokens: u64, cached_tokens: u64) -> u64 {
+    /// Seconds to prefill a prompt of which `cached_tokens` are there.
+    pub fn prefill_seconds(&self, prompt_tokens: u64, cached_tokens: u64) -> f64 {
         let new_tokens = prompt_tokens.saturating_sub(cached_tokens);
-        nanoseconds(self.prefill_base_seconds + self.span_seconds(new_tokens, cached_tokens))
+        self.prefill_base_seconds + self.span_seconds(new_tokens, cached_tokens)
     }
 
-    /// Time to hand over the KV of so many tokens.
-    pub fn hand_off_ns(&self, tokens: u64) -> u64 {
+    /// The same in nanoseconds.
+    pub fn prefill_ns(&self, prompt_tokens: u64, cached_tokens: u64) -> u64 {
+        nanoseconds(self.prefill_seconds(prompt_tokens, cached_tokens))
+    }
+
+    /// Seconds to hand over the KV of so many tokens.
+    pub fn hand_off_seconds(&self, tokens: u64) -> f64 {
         let transfer = tokens as f64 * self.kv_bytes_per_token / self.bandwidth_bytes_per_second;
-        nanoseconds(self.hand_off_base_seconds + transfer)
+        self.hand_off_base_seconds + transfer
     }
 
-    /// Time of a decode step of so many requests with so many tokens of context in all.
-    pub fn step_ns(&self, requests: u64, context_tokens: u64) -> u64 {
+    /// The same in nanoseconds.
+    pub fn hand_off_ns(&self, tokens: u64) -> u64 {
+        nanoseconds(self.hand_off_seconds(tokens))
+    }
+
+    /// Seconds of a decode step of so many requests with so many tokens of context in all.
+    pub fn step_seconds(&self, requests: u64, context_tokens: u64) -> f64 {
         if requests == 0 {
-            return 0;
+            return 0.0;
         }
-        nanoseconds(
-            self.step_base_seconds
-                + self.step_seconds_per_request * requests as f64
-                + self.step_seconds_per_context_token * context_tokens as f64,
-        )
+        self.step_base_seconds
+            + self.step_seconds_per_request * requests as f64
+            + self.step_seconds_per_context_token * context_tokens as f64
+    }
+
+    /// The same in nanoseconds.
+    pub fn step_ns(&self, requests: u64, context_tokens: u64) -> u64 {
+        nanoseconds(self.step_seconds(requests, context_tokens))
     }
 }
 

@@ -8,11 +8,17 @@ mod candidate;
 mod choose;
 mod coefficients;
 mod policy;
+mod predicted;
 
 pub mod auto;
+pub mod learn;
+pub mod loss;
+pub mod queue;
+pub mod threshold;
 
 pub use auto::AutoCosts;
 pub use candidate::{Candidate, Leg, Query};
-pub use choose::{Choice, holders, mix, pick};
+pub use choose::{Choice, Veto, holders, mix, pick};
 pub use coefficients::{Coefficients, nanoseconds};
 pub use policy::Policy;
+pub use predicted::{Terms, extra_work_price};

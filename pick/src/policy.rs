@@ -23,6 +23,22 @@ pub enum Policy {
         #[schemars(range(min = 0.0, max = 1e6))]
         temperature: f64,
     },
+    /// The soonest predicted first token, in milliseconds: the wait for the worker, the
+    /// prefill of what it lacks, the hand-off, and what a longer prefill than the shortest one
+    /// costs those who come later.
+    PredictedTtft {
+        /// How many later requests each extra millisecond of prefill delays. Without it, what
+        /// the workers' load says: `1 / (1 - busy share)`, and at most 10.
+        #[serde(default)]
+        #[schemars(range(min = 0.0, max = 1e3))]
+        extra_work_weight: Option<f64>,
+        /// 0 takes the best; above it, candidates are drawn by softmax of their milliseconds.
+        #[serde(default)]
+        #[schemars(range(min = 0.0, max = 1e6))]
+        temperature: f64,
+    },
+    /// Two are drawn; of them, the one with the fewest tokens in work.
+    PowerOfTwo {},
     /// The fewest tokens in work.
     LeastLoaded {},
     /// Each in turn.
@@ -36,9 +52,26 @@ impl Policy {
     pub fn cost_unit(&self) -> &'static str {
         match self {
             Self::KvOverlap { .. } => "blocks",
-            Self::LeastLoaded {} => "tokens",
+            Self::PredictedTtft { .. } => "ms",
+            Self::LeastLoaded {} | Self::PowerOfTwo {} => "tokens",
             Self::RoundRobin {} | Self::Random {} => "none",
         }
+    }
+    /// The name in a configuration.
+    pub fn name(&self) -> &'static str {
+        match self {
+            Self::KvOverlap { .. } => "kv_overlap",
+            Self::PredictedTtft { .. } => "predicted_ttft",
+            Self::PowerOfTwo {} => "power_of_two",
+            Self::LeastLoaded {} => "least_loaded",
+            Self::RoundRobin {} => "round_robin",
+            Self::Random {} => "random",
+        }
+    }
+
+    /// `predicted_ttft` as it is without further words.
+    pub fn predicted_ttft() -> Self {
+        Self::PredictedTtft { extra_work_weight: None, temperature: 0.0 }
     }
 }
 

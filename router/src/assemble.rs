@@ -210,7 +210,9 @@ fn pool(model: &Model, config: &Config) -> Pool {
         seed: HashSeed(config.hash_seed),
         max_blocks_per_worker: config.limits.index_blocks_per_worker_max,
     };
-    Pool::new(index, config.draw_seed).assuming(model.assumed)
+    let pool = Pool::new(index, config.draw_seed).assuming(model.assumed);
+    pool.waiting.configure(model.queue.unwrap_or_default());
+    pool
 }
 
 /// Loads a model's tokenizer and chat template, if it has them.

@@ -24,12 +24,8 @@ pub use splitrail_settings::{Problem, Problems, ResolvedSecret, SecretError};
 
 /// What the checks of this file say and know.
 const DIALECT: Dialect = Dialect {
-    later_keys: &["cache_isolation", "events", "queue", "tenants", "tls"],
-    later_values: &[
-        ("tokenizer", "engine"),
-        ("policy", "power_of_two"),
-        ("policy", "predicted_ttft"),
-    ],
+    later_keys: &["cache_isolation", "events", "tenants", "tls"],
+    later_values: &[("tokenizer", "engine")],
     secret_keys: &["engine_api_key", "fleet.token"],
     empty: "start from deploy/splitrail.example.yaml",
     too_large: "split the fleet over several routers",

@@ -40,6 +40,8 @@ pub enum Kind {
     ClientGone,
     /// The router is full or draining.
     Overloaded,
+    /// The model has too much to do; it may be tried again after so many seconds.
+    Busy(u32),
     /// No worker can take the request.
     NoWorker,
     /// An engine refused the request; its status is relayed.
@@ -111,6 +113,11 @@ impl Error {
         &self.message
     }
 
+    /// Whether the model has too much to do for the request.
+    pub fn is_busy(&self) -> bool {
+        matches!(self.kind, Kind::Busy(_))
+    }
+
     /// Whose fault it is.
     pub fn fault(&self) -> Fault {
         match self.kind {
@@ -134,7 +141,7 @@ impl Error {
             | Kind::BelowThreshold
             | Kind::LeaseExpired
             | Kind::DecodeLost => Fault::Engine,
-            Kind::Overloaded | Kind::NoWorker | Kind::Internal => Fault::Router,
+            Kind::Overloaded | Kind::Busy(_) | Kind::NoWorker | Kind::Internal => Fault::Router,
         }
     }
 
@@ -160,7 +167,7 @@ impl Error {
             Kind::UnknownModel | Kind::UnknownPath => StatusCode::NOT_FOUND,
             Kind::MethodNotAllowed => StatusCode::METHOD_NOT_ALLOWED,
             Kind::Overloaded | Kind::NoWorker => StatusCode::SERVICE_UNAVAILABLE,
-            Kind::EngineRejected(429) => StatusCode::TOO_MANY_REQUESTS,
+            Kind::Busy(_) | Kind::EngineRejected(429) => StatusCode::TOO_MANY_REQUESTS,
             Kind::EngineRejected(_) if self.fault() == Fault::Engine => StatusCode::BAD_GATEWAY,
             Kind::EngineRejected(status) => {
                 StatusCode::from_u16(status).unwrap_or(StatusCode::BAD_REQUEST)
@@ -179,6 +186,7 @@ impl Error {
     pub fn retry_after_s(&self) -> Option<u32> {
         match self.kind {
             Kind::Overloaded | Kind::NoWorker | Kind::EngineRejected(429) => Some(1),
+            Kind::Busy(seconds) => Some(seconds),
             _ => None,
         }
     }
@@ -195,6 +203,7 @@ impl Error {
             Kind::MethodNotAllowed => "method_not_allowed",
             Kind::ClientGone => "cancelled",
             Kind::Overloaded => "overloaded",
+            Kind::Busy(_) => "busy",
             Kind::NoWorker => "no_worker",
             Kind::EngineRejected(_) => "engine_rejected",
             Kind::EngineUnreachable => "engine_unreachable",
@@ -213,7 +222,7 @@ impl Error {
         let kind = match (self.fault(), self.kind) {
             (Fault::Client, Kind::UnknownModel | Kind::UnknownPath) => "not_found_error",
             (Fault::Client, _) => "invalid_request_error",
-            (_, Kind::EngineRejected(429)) => "rate_limit_error",
+            (_, Kind::Busy(_) | Kind::EngineRejected(429)) => "rate_limit_error",
             (_, Kind::Overloaded | Kind::NoWorker) => "service_unavailable_error",
             (Fault::Engine, _) => "engine_error",
             (Fault::Router, _) => "internal_error",
@@ -233,9 +242,10 @@ impl Error {
         use tonic::Code;
         let code = match (self.fault(), self.kind) {
             (_, Kind::UnknownModel | Kind::UnknownPath) => Code::NotFound,
-            (_, Kind::BodyTooLarge | Kind::Overloaded | Kind::EngineRejected(429)) => {
-                Code::ResourceExhausted
-            }
+            (
+                _,
+                Kind::BodyTooLarge | Kind::Overloaded | Kind::Busy(_) | Kind::EngineRejected(429),
+            ) => Code::ResourceExhausted,
             (Fault::Client, _) => Code::InvalidArgument,
             (_, Kind::EngineTimeout | Kind::LeaseExpired) => Code::DeadlineExceeded,
             (_, Kind::DecodeLost) => Code::Aborted,

@@ -8,6 +8,7 @@ pub mod breaker;
 pub mod budget;
 mod canary;
 pub mod claims;
+pub mod costs;
 mod deeds;
 pub mod discovery;
 pub mod drift;
@@ -29,6 +30,7 @@ pub mod resync;
 pub mod roster;
 pub mod state;
 pub mod told;
+pub mod waiting;
 pub mod witness;
 pub mod worker;
 

@@ -165,6 +165,7 @@ async fn answer(
     let core = Arc::clone(core);
     let traceparent = call.traceparent;
     let request_id = call.request_id.clone();
+    let urgency = call.steering.urgency(&served.config, scope.arrived());
     let context = Arc::new(Context {
         core,
         served,
@@ -174,6 +175,7 @@ async fn answer(
         threshold,
         request_id,
         traceparent,
+        urgency,
         stages,
     });
     let decisions: Vec<DecisionHandle> =

@@ -81,7 +81,8 @@ impl SideCar {
     /// Says all that a worker is to hold: one chain per run.
     pub async fn snapshot(&self, mirror: &str, sequence: u64, runs: Vec<v1::Run>) {
         let mirror_id = mirror.to_owned();
-        let part = v1::SnapshotPart { mirror_id, sequence, rank: 0, runs, last: true };
+        let part =
+            v1::SnapshotPart { mirror_id, sequence, rank: 0, runs, last: true, rank_names: 0 };
         self.say(Message::Snapshot(part)).await;
     }
 

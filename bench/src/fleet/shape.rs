@@ -32,6 +32,7 @@ impl Cache {
             rank: 0,
             runs,
             last: false,
+            rank_names: 0,
         };
         for run in self.runs() {
             if blocks >= PART_BLOCKS {

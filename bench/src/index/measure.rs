@@ -68,7 +68,7 @@ pub fn resident_bytes() -> u64 {
 }
 
 /// How long the calling thread has been ready to run without a processor, in
-/// nanoseconds: what a stall owes to the machine and not to the index. 0 where
+/// nanoseconds: what a stall owes to other threads and not to the index. 0 where
 /// `/proc` is not there.
 pub fn run_queue_wait_ns() -> u64 {
     fs::read_to_string("/proc/thread-self/schedstat")

@@ -11,6 +11,7 @@ use std::time::{Duration, Instant};
 use super::adapters::Adapter;
 use super::measure::{Span, run_queue_wait_ns, span};
 use super::plan::{Chain, Op, Step};
+use super::stall::Stall;
 
 /// Batches end here where an index is too slow for all samples.
 const BATCHES_TIME: Duration = Duration::from_millis(200);
@@ -22,6 +23,15 @@ pub enum Deliver {
     Result,
     /// Every (worker, overlap) of it, read one by one.
     AllScores,
+}
+
+/// What a thread beside the writer looks at.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Look {
+    /// The index: it looks prompts up.
+    Up,
+    /// A clock only: what keeps it is the machine.
+    AtTheClock,
 }
 
 /// What a removed worker cost, in nanoseconds.
@@ -65,9 +75,8 @@ pub trait Subject {
     /// All scores of a query, sorted by worker.
     fn scores(&self, query: usize) -> Vec<(u32, u32)>;
     /// Applies all prepared events like [`Subject::time_contended`]; returns how
-    /// long that took, and the longest lookup in nanoseconds, less what the
-    /// reader waited for a processor.
-    fn longest_stall(&mut self) -> (Span, u64);
+    /// long that took, and the longest look of the thread beside.
+    fn longest_stall(&mut self, look: Look) -> (Span, Stall);
     /// Removes a worker while another thread watches these queries.
     fn remove_worker(&mut self, worker: u32, watched: &[usize]) -> Removal;
     /// Replaces the index with one that was loaded from snapshots of the
@@ -123,23 +132,6 @@ fn scores<A: Adapter>(reader: &A::Reader, query: &A::Query) -> Vec<(u32, u32)> {
     scores.retain(|&(_, blocks)| blocks > 0);
     scores.sort_unstable();
     scores
-}
-
-/// The longest of a few lookups, less the time in which the machine, and not the
-/// index, kept the reader waiting during all of them.
-fn stall_of<'a, A: Adapter>(
-    reader: &A::Reader,
-    queries: impl Iterator<Item = &'a A::Query>,
-) -> u64 {
-    let mut found = A::Found::default();
-    let waited_ns = run_queue_wait_ns();
-    let mut longest_ns = 0;
-    for query in queries {
-        let start = Instant::now();
-        find::<A>(reader, query, Deliver::Result, &mut found);
-        longest_ns = longest_ns.max(start.elapsed().as_nanos() as u64);
-    }
-    longest_ns.saturating_sub(run_queue_wait_ns() - waited_ns)
 }
 
 /// Finds out how long the machine kept a polling thread from running.
@@ -280,12 +272,14 @@ impl<A: Adapter> Subject for Bench<A> {
         (samples, span)
     }
 
-    fn longest_stall(&mut self) -> (Span, u64) {
+    fn longest_stall(&mut self, look: Look) -> (Span, Stall) {
         let events = std::mem::take(&mut self.events);
         let (index, queries) = (&mut self.index, &self.queries);
         let reader = index.reader();
         let done = AtomicBool::new(false);
-        let mut longest_ns = 0;
+        let mut found = A::Found::default();
+        let mut queries = queries.iter().cycle();
+        let mut stall = Stall::default();
         let span = span(|| {
             thread::scope(|scope| {
                 scope.spawn(|| {
@@ -293,13 +287,16 @@ impl<A: Adapter> Subject for Bench<A> {
                     events.into_iter().for_each(|event| index.apply(event));
                     index.flush();
                 });
-                let mut queries = queries.iter().cycle();
-                while !done.load(Ordering::Acquire) {
-                    longest_ns = longest_ns.max(stall_of::<A>(&reader, queries.by_ref().take(64)));
-                }
+                stall = Stall::watch(&done, || match (look, queries.next()) {
+                    (Look::Up, Some(query)) => {
+                        find::<A>(&reader, query, Deliver::Result, &mut found);
+                    }
+                    // About as long as a lookup.
+                    _ => (0..8).for_each(|_| _ = black_box(Instant::now())),
+                });
             });
         });
-        (span, longest_ns)
+        (span, stall)
     }
 
     fn scores(&self, query: usize) -> Vec<(u32, u32)> {

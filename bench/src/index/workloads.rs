@@ -4,6 +4,7 @@ mod churn;
 mod contended;
 mod depth;
 mod fleet;
+mod from_engine;
 mod hashing;
 mod memory;
 mod mixed;

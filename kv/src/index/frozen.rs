@@ -8,7 +8,7 @@ use std::ops::Range;
 
 use super::forest::{Forest, ROOT};
 use super::strips::Place;
-use super::{Index, Named, SnapshotRun, WorkerKey};
+use super::{Index, Named, RunNames, SnapshotRun, WorkerKey};
 use crate::event::{EngineHash, Tier};
 use crate::hash::BlockHash;
 
@@ -28,6 +28,8 @@ pub struct Frozen {
     /// A name of each block, where it is held.
     names: Vec<u64>,
     held: Vec<u64>,
+    /// How many names there are, further ones included.
+    names_count: usize,
     /// Blocks with other copies than one on the device, or with more than one name:
     /// all names of theirs.
     special: BTreeMap<u32, Vec<Name>>,
@@ -93,6 +95,7 @@ impl Index {
                 });
                 all.push((EngineHash(name), known.copies(lane)));
             }
+            frozen.names_count += 1;
             frozen.held[word] |= bit;
             frozen.names[block as usize] = name;
         }
@@ -141,6 +144,11 @@ impl Index {
 }
 
 impl Frozen {
+    /// Names of the blocks that were held.
+    pub fn names_count(&self) -> usize {
+        self.names_count
+    }
+
     /// Bytes of memory that it takes.
     pub fn bytes(&self) -> usize {
         const PER_SPECIAL: usize = 2 * size_of::<(u32, Vec<Name>)>() + 2 * size_of::<Name>();
@@ -179,7 +187,7 @@ impl Frozen {
             let to = (at..longest).find(|block| self.holds(*block) != held).unwrap_or(longest);
             let hashes: Vec<_> =
                 self.hashes[at as usize..to as usize].iter().map(|hash| BlockHash(*hash)).collect();
-            let names = if held { self.names(at, to) } else { Vec::new() };
+            let names = if held { self.names(at, to) } else { RunNames::Plain(Vec::new()) };
             let last = hashes.last().copied();
             pieces.push(SnapshotRun { parent: before, hashes, names });
             (before, at) = (last, to);
@@ -187,7 +195,11 @@ impl Frozen {
         pieces
     }
 
-    fn names(&self, from: u32, to: u32) -> Vec<Named> {
+    fn names(&self, from: u32, to: u32) -> RunNames {
+        if self.special.range(from..to).next().is_none() {
+            let names = self.names[from as usize..to as usize].iter();
+            return RunNames::Plain(names.map(|name| EngineHash(*name)).collect());
+        }
         let mut names = Vec::with_capacity((to - from) as usize);
         for block in from..to {
             let at = block - from;
@@ -198,11 +210,11 @@ impl Frozen {
                 }
                 None => {
                     let engine = EngineHash(self.names[block as usize]);
-                    names.push(Named { at, engine, copies: [1, 0, 0, 0] });
+                    names.push(Named::plain(at, engine));
                 }
             }
         }
-        names
+        names.into_iter().collect()
     }
 
     fn holds(&self, block: u32) -> bool {

@@ -7,7 +7,7 @@ mod groups;
 mod growth;
 mod overflow;
 
-pub(super) use self::groups::{After, Lane};
+pub(super) use self::groups::Lane;
 
 use self::groups::{GROUPS_MAX, Groups};
 use self::overflow::Overflow;
@@ -27,11 +27,25 @@ const FULL: (usize, usize) = (11, 16);
 /// Names that are looked up together.
 pub(super) const BATCH: usize = 32;
 
+/// Names that are looked up together, and where the search for each begins.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Row {
+    names: [u64; BATCH],
+    homes: [Home; BATCH],
+    len: usize,
+}
+
 /// Where the search for a name begins, and what its slot has of its hash.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Home {
     line: u32,
     tag: u32,
+}
+
+impl Row {
+    pub(super) fn len(&self) -> usize {
+        self.len
+    }
 }
 
 /// A slot of the table; behind the last one of its line where that is full.
@@ -67,7 +81,7 @@ pub(super) struct Names {
 
 /// Engines may number their blocks in sequence: one wide multiplication spreads them.
 #[inline]
-fn mix(name: u64) -> u64 {
+pub(super) fn mix(name: u64) -> u64 {
     const MULTIPLIER: u64 = 0x9e37_79b9_7f4a_7c15;
     let product = u128::from(name ^ MULTIPLIER) * u128::from(MULTIPLIER);
     (product as u64) ^ ((product >> 64) as u64)
@@ -155,23 +169,24 @@ impl Names {
         (slot & !(EMPTY << self.group_bits)) as usize
     }
 
-    /// Where the searches for up to [`BATCH`] names begin, their memory already on
-    /// its way.
+    /// Up to [`BATCH`] names, the memory where their searches begin already on its way.
     #[inline]
-    pub(super) fn homes(&self, names: impl Iterator<Item = u64>) -> [Home; BATCH] {
-        let mut homes = [Home::default(); BATCH];
-        for (home, name) in homes.iter_mut().zip(names) {
-            *home = self.home(name);
+    pub(super) fn row(&self, names: impl Iterator<Item = u64>) -> Row {
+        let mut row = Row { names: [0; BATCH], homes: [Home::default(); BATCH], len: 0 };
+        for (at, name) in names.take(BATCH).enumerate() {
+            let home = self.home(name);
             prefetch(&self.table[home.line as usize]);
+            (row.names[at], row.homes[at]) = (name, home);
+            row.len = at + 1;
         }
-        homes
+        row
     }
 
     /// Has the slots of up to [`BATCH`] names fetched.
     #[inline]
     pub(super) fn fetch(&self, names: impl Iterator<Item = u64>) {
         if !self.table.is_empty() {
-            self.homes(names);
+            self.row(names);
         }
     }
 
@@ -218,29 +233,72 @@ impl Names {
         }
     }
 
-    /// Counts names that were added by [`Names::insert_at`].
+    /// Adds names `from` to `to` of a row, for consecutive blocks from `place` on behind the
+    /// lane `after`; room for them was made. Stops before one that is there already, or
+    /// where there are too many. Says how many were added, and the lane of the last.
     #[inline]
-    pub(super) fn count(&mut self, added: usize) {
-        self.live += added;
+    pub(super) fn insert(
+        &mut self,
+        row: &Row,
+        from: usize,
+        to: usize,
+        place: Place,
+        after: Option<Lane>,
+    ) -> (usize, Option<Lane>) {
+        let (mut at, mut last) = (from, after);
+        while at < to {
+            let place = Place { offset: place.offset + (at - from) as u32, ..place };
+            let Some((lane, count)) = self.groups.write(&row.names[at..to], place, last) else {
+                break;
+            };
+            let added = self.insert_group(&row.names[at..at + count], &row.homes[at..], lane);
+            self.groups.settle(lane, added);
+            if added > 0 {
+                last = Some(lane.plus(added - 1));
+            }
+            at += added;
+            if added < count {
+                break;
+            }
+        }
+        self.live += at - from;
+        (at - from, last)
     }
 
-    /// Adds a name where the search for it ended; it is still to be counted.
-    #[inline(always)]
-    pub(super) fn insert_at(
-        &mut self,
-        slot: Slot,
-        home: Home,
-        name: u64,
-        place: Place,
-        after: After,
-    ) -> Option<Lane> {
-        let lane = self.groups.add(name, place, after)?;
-        let value = self.slot_of(home, lane);
+    /// Enters names that were written to a group's lanes; says how many, up to one that
+    /// is there already.
+    #[inline]
+    fn insert_group(&mut self, names: &[u64], homes: &[Home], lane: Lane) -> usize {
+        for (at, (name, home)) in names.iter().zip(homes).enumerate() {
+            let value = self.slot_of(*home, lane);
+            let line = &mut self.table[home.line as usize];
+            let (alike, empty) = (line.equal(home.tag, self.group_bits), line.empty());
+            if alike != 0 || empty == 0 {
+                // Seldom; then names of this row count as well.
+                self.groups.settle_some(lane, at);
+                match self.find_from(*home, *name) {
+                    Ok(_) => return at,
+                    Err(slot) => self.put(slot, value),
+                }
+                continue;
+            }
+            line.0[empty.trailing_zeros() as usize % LINE_SLOTS] = value;
+        }
+        names.len()
+    }
+
+    #[inline(never)]
+    fn put(&mut self, slot: Slot, value: u32) {
         match self.table[slot.line as usize].0.get_mut(slot.place as usize) {
             Some(empty) => *empty = value,
             None => self.overflow.add(slot.line, value),
         }
-        Some(lane)
+    }
+
+    /// Whether a name of a row is there already.
+    #[inline]
+    pub(super) fn find_in(&self, row: &Row, at: usize) -> Option<Lane> {
+        self.find_from(row.homes[at], row.names[at]).ok().map(|(lane, _)| lane)
     }
 
     #[inline]
@@ -314,11 +372,11 @@ mod tests {
 
     fn add(names: &mut Names, name: u64, place: Place) -> Lane {
         names.make_room(1);
-        let home = names.homes([name].into_iter())[0];
-        let slot = names.find_from(home, name).unwrap_err();
-        let lane = names.insert_at(slot, home, name, place, After::Known(None)).unwrap();
-        names.count(1);
-        lane
+        let row = names.row([name].into_iter());
+        assert_eq!(names.find_in(&row, 0), None);
+        let (added, lane) = names.insert(&row, 0, row.len(), place, None);
+        assert_eq!(added, 1);
+        lane.unwrap()
     }
 
     #[test]

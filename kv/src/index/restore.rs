@@ -1,9 +1,12 @@
 //! A snapshot back into an index.
 
-use std::collections::BTreeMap;
+use std::collections::HashMap;
+use std::hash::{BuildHasherDefault, Hasher};
 
+use super::chain;
 use super::forest::Cursor;
-use super::snapshot::{Named, SnapshotRun};
+use super::names::Lane;
+use super::snapshot::{Named, RunNames, SnapshotRun};
 use super::strips::Place;
 use super::{Applied, HashedBlock, Index, WorkerKey};
 use crate::event::Tier;
@@ -13,11 +16,33 @@ use crate::hash::BlockHash;
 #[derive(Debug, Default)]
 struct Grafts {
     /// The last block of every run so far.
-    ends: BTreeMap<BlockHash, Place>,
+    ends: HashMap<BlockHash, Place, BuildHasherDefault<Spread>>,
+    /// Where the name of the last block of the last run is, if known.
+    last: Option<Lane>,
+    /// Names for which room is to be made before the first one comes.
+    expected: usize,
     /// Last blocks of runs that live only because something may hang there.
     pinned: Vec<Place>,
     /// Blocks of such runs.
     unheld: usize,
+}
+
+/// Spreads chained hashes, whose givers may have chosen them.
+#[derive(Debug, Default)]
+struct Spread(u64);
+
+impl Hasher for Spread {
+    fn finish(&self) -> u64 {
+        self.0
+    }
+
+    fn write(&mut self, bytes: &[u8]) {
+        bytes.iter().for_each(|byte| self.write_u64(u64::from(*byte)));
+    }
+
+    fn write_u64(&mut self, value: u64) {
+        self.0 = super::names::mix(self.0 ^ value);
+    }
 }
 
 /// A snapshot that comes in parts. Other changes of the index may come between them, but
@@ -40,7 +65,7 @@ impl Index {
         worker: WorkerKey,
         runs: impl IntoIterator<Item = SnapshotRun>,
     ) -> Applied {
-        let (mut restore, removed) = self.begin_restore(worker);
+        let (mut restore, removed) = self.begin_restore(worker, 0);
         let mut applied = Applied { removed, ..Applied::default() };
         for run in runs {
             applied += self.restore_run(&mut restore, &run);
@@ -50,10 +75,13 @@ impl Index {
     }
 
     /// Begins to replace all that a worker holds by a snapshot that comes run by run; says
-    /// how many blocks were dropped for it.
-    pub fn begin_restore(&mut self, worker: WorkerKey) -> (Restore, usize) {
+    /// how many blocks were dropped for it. About `expected` names will come: memory for
+    /// them is taken at once, and what was too much is given back at the end; 0 where that
+    /// is not known.
+    pub fn begin_restore(&mut self, worker: WorkerKey, expected: usize) -> (Restore, usize) {
         let removed = self.clear_worker(worker);
-        (Restore { worker, grafts: Grafts::default() }, removed)
+        let expected = expected.min(self.limit().saturating_sub(self.held(worker.worker)));
+        (Restore { worker, grafts: Grafts { expected, ..Grafts::default() } }, removed)
     }
 
     /// The next run of a snapshot, as in [`Index::restore`].
@@ -67,11 +95,24 @@ impl Index {
             applied.malformed += run.names.len();
             return applied;
         };
-        let end = if run.names.is_empty() {
-            self.graft(cursor, &run.hashes, grafts)
-        } else {
-            applied += self.restore_names(worker, cursor, run);
-            self.place_of(worker, run)
+        let after = grafts.last.take();
+        let end = match &run.names {
+            names if names.is_empty() => self.graft(cursor, &run.hashes, grafts),
+            RunNames::Plain(names) => {
+                self.make_room(worker, &mut grafts.expected);
+                let named = chain::Named { names, hashes: &run.hashes };
+                let stored = self.store_at(worker, cursor, after, named, Tier::Device);
+                applied += stored.applied;
+                stored.end.map(|(cursor, last)| {
+                    grafts.last = last;
+                    self.forest.place(cursor.run, cursor.at - 1)
+                })
+            }
+            RunNames::Each(names) => {
+                self.make_room(worker, &mut grafts.expected);
+                applied += self.restore_names(worker, cursor, &run.hashes, names);
+                self.place_of(worker, &run.hashes, names)
+            }
         };
         grafts.ends.extend(run.hashes.last().copied().zip(end));
         applied
@@ -84,7 +125,20 @@ impl Index {
                 self.forest.unpin(run);
             }
         }
+        if let Some(known) = self.workers.get_mut(&restore.worker) {
+            known.names.fit();
+        }
         self.dismiss_if_empty(restore.worker);
+    }
+
+    /// Makes room for all names before the first one comes.
+    fn make_room(&mut self, worker: WorkerKey, expected: &mut usize) {
+        if *expected > 0
+            && self.admit(worker).is_some()
+            && let Some(known) = self.workers.get_mut(&worker)
+        {
+            known.names.expect(std::mem::take(expected));
+        }
     }
 
     /// Behind which block a run goes, if its parent has come.
@@ -128,20 +182,26 @@ impl Index {
         Some(self.forest.place(cursor.run, cursor.at.checked_sub(1)?))
     }
 
-    fn restore_names(&mut self, worker: WorkerKey, cursor: Cursor, run: &SnapshotRun) -> Applied {
+    fn restore_names(
+        &mut self,
+        worker: WorkerKey,
+        cursor: Cursor,
+        hashes: &[BlockHash],
+        names: &[Named],
+    ) -> Applied {
         let mut applied = Applied::default();
         // The place before, since names of the run itself may come and go meanwhile.
         let before = cursor.at.checked_sub(1).map(|at| self.forest.place(cursor.run, at));
-        let mut primary: Vec<HashedBlock> = Vec::with_capacity(run.hashes.len());
+        let mut primary: Vec<HashedBlock> = Vec::with_capacity(hashes.len());
         let mut further = Vec::new();
-        for named in &run.names {
+        for named in names {
             if named.at as usize == primary.len() {
-                primary.push(HashedBlock { engine: named.engine, hash: run.hashes[primary.len()] });
+                primary.push(HashedBlock { engine: named.engine, hash: hashes[primary.len()] });
             } else {
                 further.push(named);
             }
         }
-        applied += self.store_at(worker, cursor, None, &primary, Tier::Device);
+        applied += self.store_at(worker, cursor, None, &primary[..], Tier::Device).applied;
         for named in further {
             let mut blocks = primary[..=named.at as usize].to_vec();
             // The blocks on the way are there: only the last one gets a further name.
@@ -154,10 +214,10 @@ impl Index {
                 continue;
             };
             let block = HashedBlock { engine: named.engine, ..primary[named.at as usize] };
-            applied += self.store_at(worker, cursor, None, &[block], Tier::Device);
+            applied += self.store_at(worker, cursor, None, &[block][..], Tier::Device).applied;
         }
         let plain = [1, 0, 0, 0];
-        for named in run.names.iter().filter(|named| named.copies != plain) {
+        for named in names.iter().filter(|named| named.copies != plain) {
             self.set_copies(worker, named);
         }
         applied
@@ -199,18 +259,25 @@ impl Index {
         known.take_copy(&mut self.forest, lane, Tier::Device);
     }
 
-    fn place_of(&self, worker: WorkerKey, run: &SnapshotRun) -> Option<Place> {
-        let names = &self.workers.get(&worker)?.names;
-        let last = run.hashes.len().checked_sub(1)?;
-        let named = run.names.iter().find(|named| named.at as usize == last)?;
-        Some(names.place(names.find(named.engine.0)?))
+    fn place_of(&self, worker: WorkerKey, hashes: &[BlockHash], names: &[Named]) -> Option<Place> {
+        let known = &self.workers.get(&worker)?.names;
+        let last = hashes.len().checked_sub(1)?;
+        let named = names.iter().find(|named| named.at as usize == last)?;
+        Some(known.place(known.find(named.engine.0)?))
     }
 }
 
 /// Whether every block has a name, in order, or none has.
 fn is_sound(run: &SnapshotRun) -> bool {
+    let names = match &run.names {
+        RunNames::Plain(names) => {
+            let suits = names.is_empty() || names.len() == run.hashes.len();
+            return suits && !run.hashes.is_empty();
+        }
+        RunNames::Each(names) => names,
+    };
     let mut next = 0;
-    for named in &run.names {
+    for named in names {
         match named.at.cmp(&next) {
             std::cmp::Ordering::Greater => return false,
             std::cmp::Ordering::Equal => next += 1,
@@ -221,6 +288,6 @@ fn is_sound(run: &SnapshotRun) -> bool {
         }
     }
     !run.hashes.is_empty()
-        && (run.names.is_empty() || next as usize == run.hashes.len())
+        && (names.is_empty() || next as usize == run.hashes.len())
         && next as usize <= run.hashes.len()
 }

@@ -19,10 +19,56 @@ pub struct SnapshotRun {
     pub parent: Option<BlockHash>,
     /// Our own chained hashes of the blocks.
     pub hashes: Vec<BlockHash>,
-    /// The names of the blocks, one each in the same order, with further names of
-    /// the same blocks behind them. Empty where the worker holds none of the run,
-    /// which is there for what hangs behind it.
-    pub names: Vec<Named>,
+    /// The names of the blocks. Empty where the worker holds none of the run, which is
+    /// there for what hangs behind it.
+    pub names: RunNames,
+}
+
+/// The names of a run's blocks, one each in the same order, with further names of the
+/// same blocks behind them.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum RunNames {
+    /// Every block has one name and one copy, on the device: nearly always so. Empty
+    /// where none is held.
+    Plain(Vec<EngineHash>),
+    /// Some have more.
+    Each(Vec<Named>),
+}
+
+impl RunNames {
+    /// How many there are.
+    pub fn len(&self) -> usize {
+        match self {
+            Self::Plain(names) => names.len(),
+            Self::Each(names) => names.len(),
+        }
+    }
+
+    /// Whether the run's blocks are not held.
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+
+    /// All of them, with their blocks' places.
+    pub fn iter(&self) -> impl Iterator<Item = Named> + '_ {
+        let (plain, each) = match self {
+            Self::Plain(names) => (&names[..], &[][..]),
+            Self::Each(names) => (&[][..], &names[..]),
+        };
+        let plain = plain.iter().enumerate().map(|(at, engine)| Named::plain(at as u32, *engine));
+        plain.chain(each.iter().copied())
+    }
+}
+
+impl FromIterator<Named> for RunNames {
+    fn from_iter<T: IntoIterator<Item = Named>>(names: T) -> Self {
+        let names: Vec<Named> = names.into_iter().collect();
+        let is_plain = |(at, named): (u32, &Named)| *named == Named::plain(at, named.engine);
+        match (0..).zip(&names).all(is_plain) {
+            true => Self::Plain(names.into_iter().map(|named| named.engine).collect()),
+            false => Self::Each(names),
+        }
+    }
 }
 
 /// A block's name.
@@ -34,6 +80,13 @@ pub struct Named {
     pub engine: EngineHash,
     /// Physical copies per tier, indexed by `Tier as usize`; not all zero.
     pub copies: [u32; Tier::COUNT],
+}
+
+impl Named {
+    /// A name of a block that has one copy, on the device.
+    pub(super) fn plain(at: u32, engine: EngineHash) -> Self {
+        Self { at, engine, copies: [1, 0, 0, 0] }
+    }
 }
 
 impl Index {

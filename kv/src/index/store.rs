@@ -2,9 +2,10 @@
 
 use std::ops::Range;
 
+use super::chain::Chain;
 use super::forest::{Cursor, Forest, Span};
 use super::holders::ABSENT;
-use super::names::{After, BATCH, Home, Lane};
+use super::names::{BATCH, Lane, Row};
 use super::strips::Place;
 use super::worker::Worker;
 use super::{Applied, HashedBlock, Index, WorkerKey};
@@ -37,49 +38,54 @@ impl Index {
                 Cursor { run, at: at + 1 }
             }
         };
-        let applied = self.store_at(worker, cursor, after, blocks, tier);
+        let applied = self.store_at(worker, cursor, after, blocks, tier).applied;
         if applied.stored == 0 {
             self.dismiss_if_empty(worker);
         }
         applied
     }
 
+    /// Stores consecutive blocks behind a cursor; `after` is where the name of the block
+    /// before is, if known.
     pub(super) fn store_at(
         &mut self,
         worker: WorkerKey,
         mut cursor: Cursor,
         after: Option<Lane>,
-        blocks: &[HashedBlock],
+        blocks: impl Chain,
         tier: Tier,
-    ) -> Applied {
+    ) -> StoredAt {
         let limit = self.limit();
         if self.admit(worker).is_none() || self.forest.is_full(blocks.len()) {
-            return Applied { over_limit: blocks.len(), ..Applied::default() };
+            let applied = Applied { over_limit: blocks.len(), ..Applied::default() };
+            return StoredAt { applied, end: None };
         }
         let Self { forest, workers, .. } = self;
         let Some(worker) = workers.get_mut(&worker) else {
-            return Applied::default();
+            return StoredAt { applied: Applied::default(), end: None };
         };
-        worker.names.fetch(blocks.iter().map(|block| block.engine.0));
+        worker.names.fetch(blocks.names(0));
         let mut storing =
             Storing { forest, worker, tier, limit, after, applied: Applied::default() };
-        let mut rest = blocks;
-        while !rest.is_empty() {
+        let mut from = 0;
+        while from < blocks.len() {
+            let rest = blocks.part(from, blocks.len());
             let Some((span, held)) = storing.find_or_extend(cursor, rest) else {
                 storing.applied.malformed += rest.len();
                 storing.forest.tidy(cursor.run);
                 break;
             };
             let len = (span.to - span.from) as usize;
-            let entered = storing.enter(&rest[..len], span, held);
+            let entered = storing.enter(rest.part(0, len), span, held);
             if entered < len {
                 storing.applied.over_limit += rest.len() - entered;
                 break;
             }
             cursor = Cursor { run: span.run, at: span.to };
-            rest = &rest[len..];
+            from += len;
         }
-        storing.applied
+        let is_whole = from == blocks.len();
+        StoredAt { applied: storing.applied, end: is_whole.then_some((cursor, storing.after)) }
     }
 
     /// Takes one physical copy of each named block away from a tier.
@@ -146,6 +152,13 @@ impl Index {
     }
 }
 
+/// What became of blocks that were stored.
+pub(super) struct StoredAt {
+    pub(super) applied: Applied,
+    /// Behind the last one, if all were stored, and where its name is, if known.
+    pub(super) end: Option<(Cursor, Option<Lane>)>,
+}
+
 fn names(hashes: &[EngineHash]) -> impl Iterator<Item = u64> + '_ {
     hashes.iter().map(|hash| hash.0)
 }
@@ -196,25 +209,13 @@ struct Storing<'a> {
 }
 
 /// Blocks of an event along one run, whose names are being entered.
-struct Entering<'a> {
-    blocks: &'a [HashedBlock],
+struct Entering<T> {
+    blocks: T,
     span: Span,
     /// Whether readers are shown already that the worker holds them.
     held: bool,
     /// The blocks that were entered and are not shown yet.
     new: Range<usize>,
-}
-
-/// Names that were added in a row and are not counted yet.
-struct Added {
-    after: After,
-    names: usize,
-}
-
-impl Default for Added {
-    fn default() -> Self {
-        Self { after: After::Known(None), names: 0 }
-    }
 }
 
 /// Why a batch was not entered as a whole, and before which block.
@@ -228,28 +229,27 @@ enum Stop {
 impl Storing<'_> {
     /// Blocks along which the chain goes on, made if need be; and whether the worker
     /// is shown to hold them already. `None` where hashes contradict what is there.
-    fn find_or_extend(&mut self, cursor: Cursor, rest: &[HashedBlock]) -> Option<(Span, bool)> {
-        let hash = |block: &HashedBlock| block.hash.0;
-        if let Some(span) = self.forest.follow(cursor, rest, hash) {
+    fn find_or_extend(&mut self, cursor: Cursor, rest: impl Chain) -> Option<(Span, bool)> {
+        if let Some(span) = rest.follow(self.forest, cursor) {
             return Some((span, false));
         }
         let grows = (self.tier == Tier::Device).then_some(self.worker.slot);
-        self.forest.extend(cursor, rest, hash, grows)
+        rest.extend(self.forest, cursor, grows)
     }
 
     /// Enters the names of a span's blocks; says how many found room.
-    fn enter(&mut self, blocks: &[HashedBlock], span: Span, held: bool) -> usize {
+    fn enter(&mut self, blocks: impl Chain, span: Span, held: bool) -> usize {
         let replaced = self.applied.replaced;
         let mut entering = Entering { blocks, span, held, new: 0..0 };
         let mut entered = 0;
         'laid_out: while entered < blocks.len() {
             let room = self.limit.saturating_sub(self.worker.names.len());
             self.worker.names.make_room((blocks.len() - entered).min(room).max(1));
-            let mut homes = self.homes(blocks, entered);
+            let mut row = self.worker.names.row(blocks.names(entered));
             while entered < blocks.len() {
                 // The memory for the next batch comes while this one is entered.
-                let next = self.homes(blocks, entered + BATCH);
-                match self.enter_batch(&mut entering, entered, &homes) {
+                let next = self.worker.names.row(blocks.names(entered + BATCH));
+                match self.enter_row(&mut entering, entered, &row) {
                     Ok(end) => entered = end,
                     Err(Stop::LaidOut(end)) => {
                         entered = end;
@@ -260,7 +260,7 @@ impl Storing<'_> {
                         break 'laid_out;
                     }
                 }
-                homes = next;
+                row = next;
             }
         }
         self.hold(&mut entering);
@@ -274,74 +274,62 @@ impl Storing<'_> {
         entered
     }
 
-    fn homes(&self, blocks: &[HashedBlock], from: usize) -> [Home; BATCH] {
-        let batch = blocks.get(from..).unwrap_or_default();
-        self.worker.names.homes(batch.iter().map(|block| block.engine.0))
+    /// Enters the next blocks from `from` on; says where it stopped, and why.
+    fn enter_row(
+        &mut self,
+        entering: &mut Entering<impl Chain>,
+        from: usize,
+        row: &Row,
+    ) -> Result<usize, Stop> {
+        let span = entering.span;
+        let first = self.forest.place(span.run, span.from + from as u32);
+        let mut at = 0;
+        while at < row.len() {
+            let place = Place { offset: first.offset + at as u32, ..first };
+            let added = self.enter_new(row, at, place);
+            if added > 0 {
+                if entering.new.end != from + at {
+                    self.hold(entering);
+                    entering.new = from + at..from + at;
+                }
+                at += added;
+                entering.new.end = from + at;
+                continue;
+            }
+            let Some(lane) = self.worker.names.find_in(row, at) else {
+                return Err(Stop::Full(from + at));
+            };
+            if self.worker.names.place(lane) != place {
+                self.hold(entering);
+                self.replace(lane, span.run);
+                // The table may have been laid out anew: what was found in it is void.
+                return Err(Stop::LaidOut(from + at));
+            }
+            self.copy(entering, lane);
+            at += 1;
+        }
+        Ok(from + at)
     }
 
-    /// Enters the next blocks from `from` on; says where it stopped, and why.
-    fn enter_batch(
-        &mut self,
-        entering: &mut Entering<'_>,
-        from: usize,
-        homes: &[Home; BATCH],
-    ) -> Result<usize, Stop> {
-        let Entering { blocks, span, .. } = *entering;
-        let batch = &blocks[from..blocks.len().min(from + BATCH)];
-        let first = self.forest.place(span.run, span.from + from as u32);
-        let mut added = Added { after: After::Known(self.after), names: 0 };
-        for (at, (block, home)) in batch.iter().zip(homes).enumerate() {
-            let place = Place { offset: first.offset + at as u32, ..first };
-            let at = from + at;
-            match self.worker.names.find_from(*home, block.engine.0) {
-                Err(slot) => {
-                    let room = self.worker.names.len() + added.names < self.limit;
-                    let names = &mut self.worker.names;
-                    let lane = match room {
-                        true => names.insert_at(slot, *home, block.engine.0, place, added.after),
-                        false => None,
-                    };
-                    let Some(lane) = lane else {
-                        self.count(added);
-                        return Err(Stop::Full(at));
-                    };
-                    added = Added { after: After::Last(lane), names: added.names + 1 };
-                    if self.tier != Tier::Device {
-                        self.name_tier(lane);
-                    }
-                    if entering.new.end != at {
-                        self.hold(entering);
-                        entering.new = at..at;
-                    }
-                    entering.new.end = at + 1;
-                }
-                Ok((lane, _)) => {
-                    self.count(std::mem::take(&mut added));
-                    if self.worker.names.place(lane) == place {
-                        self.copy(entering, lane);
-                        added.after = After::Known(Some(lane));
-                        continue;
-                    }
-                    self.hold(entering);
-                    self.replace(lane, span.run);
-                    // The table may have been laid out anew: what was found in it is void.
-                    return Err(Stop::LaidOut(at));
-                }
+    /// Enters names of a row, from one on, up to one that is there already or finds no
+    /// room; says how many.
+    fn enter_new(&mut self, row: &Row, from: usize, place: Place) -> usize {
+        let room = self.limit.saturating_sub(self.worker.names.len());
+        // Slower tiers are noted name by name.
+        let most = if self.tier == Tier::Device { room } else { room.min(1) };
+        let to = row.len().min(from + most);
+        let (added, last) = self.worker.names.insert(row, from, to, place, self.after);
+        if added > 0 {
+            self.after = last;
+            self.worker.counts[self.tier as usize] += added;
+            self.applied.stored += added;
+            if self.tier != Tier::Device
+                && let Some(lane) = last
+            {
+                self.name_tier(lane);
             }
         }
-        self.count(added);
-        Ok(from + batch.len())
-    }
-
-    /// Counts names that were added to the table.
-    #[inline]
-    fn count(&mut self, added: Added) {
-        if let After::Last(lane) = added.after {
-            self.after = Some(lane);
-        }
-        self.worker.names.count(added.names);
-        self.worker.counts[self.tier as usize] += added.names;
-        self.applied.stored += added.names;
+        added
     }
 
     /// A new name's only copy is not in the fastest tier.
@@ -353,7 +341,7 @@ impl Storing<'_> {
     }
 
     /// One more copy of a block that is there under the same name.
-    fn copy(&mut self, entering: &mut Entering<'_>, lane: Lane) {
+    fn copy(&mut self, entering: &mut Entering<impl Chain>, lane: Lane) {
         // What is entered but not shown yet must be, before tiers change.
         self.hold(entering);
         self.worker.add_copies(self.forest, lane, self.tier, 1);
@@ -372,15 +360,16 @@ impl Storing<'_> {
     }
 
     /// Shows readers what was entered.
-    fn hold(&mut self, entering: &mut Entering<'_>) {
+    fn hold(&mut self, entering: &mut Entering<impl Chain>) {
         let Entering { blocks, span, held, .. } = *entering;
         let new = std::mem::take(&mut entering.new);
         if held || new.is_empty() {
             return;
         }
         let (from, to) = (span.from + new.start as u32, span.from + new.end as u32);
-        let lane_at =
-            |worker: &Worker, at| worker.names.find(blocks[(at - span.from) as usize].engine.0);
+        let lane_at = |worker: &Worker, at| {
+            worker.names.find(blocks.names((at - span.from) as usize).next()?)
+        };
         self.worker.hold(self.forest, Span { from, to, ..span }, self.tier as u8, lane_at);
     }
 }

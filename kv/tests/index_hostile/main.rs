@@ -9,7 +9,7 @@ mod counting;
 
 use splitrail_kv::{
     BlockHash, EngineHash, HashSeed, HashedBlock, Index, IndexConfig, KvEvent, Named, Overlaps,
-    SnapshotRun, StoredBlock, Tier, WorkerKey,
+    RunNames, SnapshotRun, StoredBlock, Tier, WorkerKey,
 };
 
 use crate::counting::allocated;
@@ -95,7 +95,11 @@ impl Draws {
                 engine: self.name(),
                 copies: [[1, 0, 0, 0], [0, 2, 0, 0], [u32::MAX; 4], [0; 4]][self.below(9) / 3],
             };
-            let names = (0..hashes.len()).map(named).collect();
+            let names: Vec<_> = (0..hashes.len()).map(named).collect();
+            let names = match self.below(2) {
+                0 => RunNames::Each(names),
+                _ => RunNames::Plain(names.iter().map(|named| named.engine).collect()),
+            };
             let parent = (self.below(2) > 0).then(|| BlockHash(self.next() % 500));
             SnapshotRun { parent, hashes, names }
         };

@@ -18,7 +18,7 @@ type Content = BTreeMap<EngineHash, (Option<BlockHash>, BlockHash, [u32; Tier::C
 fn content(runs: impl IntoIterator<Item = SnapshotRun>) -> Content {
     let mut content = Content::new();
     for run in runs {
-        for named in &run.names {
+        for named in run.names.iter() {
             let at = named.at as usize;
             let before = at.checked_sub(1).map_or(run.parent, |before| Some(run.hashes[before]));
             let said = (before, run.hashes[at], named.copies);

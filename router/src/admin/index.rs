@@ -34,9 +34,11 @@ pub(super) async fn show(
 
 fn view(key: WorkerKey, counts: &[usize; Tier::COUNT], frozen: &Frozen) -> Value {
     let (mut names, mut digest) = (0u64, 0u64);
-    for named in frozen.runs().flat_map(|run| run.names) {
-        names += 1;
-        digest = digest.wrapping_add(mix(named.engine.0));
+    for run in frozen.runs() {
+        for named in run.names.iter() {
+            names += 1;
+            digest = digest.wrapping_add(mix(named.engine.0));
+        }
     }
     let blocks: Map<String, Value> = Tier::ALL
         .iter()

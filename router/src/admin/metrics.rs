@@ -49,6 +49,8 @@ fn observe_fleet(core: &Core) -> Present {
         let model = served.name();
         let threshold = served.config.cache_hit_threshold.unwrap_or(THRESHOLD);
         core.metrics.cache_hit_threshold.with_label_values(&[model]).set(threshold);
+        let waiting = i64::try_from(served.pool.waiting.len()).unwrap_or(i64::MAX);
+        core.metrics.queue_depth.with_label_values(&[model]).set(waiting);
         for worker in served.pool.roster().iter() {
             observe_worker(core, served, worker);
             observe_index(core, served, worker);

@@ -76,6 +76,7 @@ pub(super) fn view(admin: &Admin, served: &Served, worker: &Worker) -> Value {
         "kv_routing": worker.takes_part_in_kv_routing(),
         "overlap_discount": worker.drift.discount(),
         "drift": worker.drift.view(),
+        "costs": worker.costs.view(Instant::now()),
         "audit": worker.audit.view(),
         "engine_running": load.as_ref().and_then(|load| load.running),
         "engine_waiting": load.as_ref().and_then(|load| load.waiting),

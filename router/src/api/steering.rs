@@ -1,16 +1,28 @@
 //! What a client says of a request's way in headers.
 
+use std::fmt::Display;
+use std::str::FromStr;
+use std::time::{Duration, Instant};
+
 use http::header::{HeaderMap, HeaderName};
 
 use super::request::check_threshold;
 use crate::config::model::{Model, RequestFlow};
 use crate::error::Error;
+use crate::fleet::waiting::Urgency;
 
 const FLOW: &str = "x-splitrail-flow";
 /// Names the flow that a request asks for.
 pub const X_FLOW: HeaderName = HeaderName::from_static(FLOW);
 /// The request's `cache_hit_threshold`, where its body names none.
 pub const X_THRESHOLD: HeaderName = HeaderName::from_static("x-splitrail-cache-hit-threshold");
+
+/// How urgent it is: higher numbers are served first.
+pub const X_PRIORITY: HeaderName = HeaderName::from_static("x-splitrail-priority");
+/// Milliseconds from its arrival within which its first token should come.
+pub const X_TTFT: HeaderName = HeaderName::from_static("x-splitrail-ttft-ms");
+const PRIORITY_MAX: i32 = 100;
+const TTFT_MAX_MS: u32 = 86_400_000;
 
 /// A request's wishes; none is the model's configuration.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
@@ -19,6 +31,10 @@ pub struct Steering {
     pub flow: Option<RequestFlow>,
     /// Its threshold, from 0 to 1.
     pub threshold: Option<f64>,
+    /// Before whom it would like to be served: higher ones go first.
+    pub priority: Option<i32>,
+    /// Within how many milliseconds of its arrival its first token should come.
+    pub ttft_ms: Option<u32>,
 }
 
 impl Steering {
@@ -36,7 +52,18 @@ impl Steering {
             let number = value.to_str().ok().and_then(|text| text.trim().parse::<f64>().ok());
             check_threshold(number.unwrap_or(f64::NAN))
         });
-        Ok(Self { flow: flow.transpose()?, threshold: threshold.transpose()? })
+        let priority = number(headers, &X_PRIORITY, -PRIORITY_MAX, PRIORITY_MAX)?;
+        let ttft_ms = number(headers, &X_TTFT, 1, TTFT_MAX_MS)?;
+        Ok(Self { flow: flow.transpose()?, threshold: threshold.transpose()?, priority, ttft_ms })
+    }
+
+    /// How urgent it is to a model that has its requests wait; what a client may not ask for
+    /// is the most that it may.
+    pub fn urgency(self, model: &Model, arrived: Instant) -> Urgency {
+        let most = model.queue.map_or(0, |queue| queue.priority_max);
+        let deadline = self.ttft_ms.map(|ms| arrived + Duration::from_millis(ms.into()));
+        let class = self.priority.unwrap_or(0).min(most);
+        Urgency { arrived, class, tenant: 0, deadline }
     }
 
     /// The flow that a request takes: the one it asks for, or the model's.
@@ -54,6 +81,20 @@ impl Steering {
             flow => Ok(flow.unwrap_or(own)),
         }
     }
+}
+
+/// A whole number in a header, if it is there.
+fn number<N: FromStr + PartialOrd + Display>(
+    headers: &HeaderMap,
+    name: &HeaderName,
+    least: N,
+    most: N,
+) -> Result<Option<N>, Error> {
+    let Some(value) = headers.get(name) else { return Ok(None) };
+    let number = value.to_str().ok().and_then(|text| text.trim().parse::<N>().ok());
+    let number = number.filter(|number| (&least..=&most).contains(&number));
+    let message = || format!("`{name}` must be a whole number from {least} to {most}");
+    number.map(Some).ok_or_else(|| Error::invalid(name.as_str().to_owned(), message()))
 }
 
 fn unknown_flow() -> String {
@@ -80,6 +121,12 @@ mod tests {
         for bad in ["", "Auto", "prefill-first", "auto, auto"] {
             let error = read(X_FLOW, bad).unwrap_err();
             assert!(error.to_openai().contains("x-splitrail-flow"), "{bad}");
+        }
+        assert_eq!(read(X_PRIORITY, "-3").unwrap().priority, Some(-3));
+        assert_eq!(read(X_TTFT, " 250").unwrap().ttft_ms, Some(250));
+        for (name, bad) in [(X_PRIORITY, "101"), (X_PRIORITY, "1.5"), (X_TTFT, "0")] {
+            let error = read(name.clone(), bad).unwrap_err();
+            assert!(error.to_openai().contains(name.as_str()), "{bad}");
         }
         for bad in ["", "1.01", "-0.1", "nan", "inf", "high", "0,5"] {
             assert_eq!(read(X_THRESHOLD, bad).unwrap_err().status(), 400, "{bad}");

@@ -16,6 +16,7 @@ use super::scalar::{self, BlockSize};
 mod assumed;
 mod canary;
 mod connector;
+mod costs;
 mod discovery;
 mod fleet;
 mod flow;
@@ -26,10 +27,12 @@ pub use splitrail_settings::Secret;
 pub use assumed::AssumedConfig;
 pub use canary::{CanaryConfig, DriftConfig};
 pub use connector::{Connector, Network, NotANetwork};
+pub use costs::CostsConfig;
 pub use discovery::{AddressFamily, Discovery, DnsDiscovery, KubernetesDiscovery, PodPort};
 pub use fleet::{FleetConfig, FleetTls};
 pub use flow::{BreakerConfig, Flow, Gate, GateKind, RequestFlow, Retries};
 pub use health::{EjectionConfig, HealthConfig};
+pub use splitrail_pick::queue::QueueConfig;
 pub use splitrail_pick::{AutoCosts, Policy};
 
 /// A whole configuration file.
@@ -294,6 +297,17 @@ pub struct Model {
     /// How a worker is chosen.
     #[serde(default)]
     pub policy: Policy,
+    /// Has requests wait here for a worker, in an order that gets most of them their first token
+    /// soonest. Left out, each goes to its worker at once, and waits in the engine's queue.
+    #[serde(default)]
+    pub queue: Option<QueueConfig>,
+    /// A second policy that decides beside the first and moves nothing: metrics tell how often
+    /// it would have chosen otherwise, and what that is predicted to be worth.
+    #[serde(default)]
+    pub shadow: Option<Shadow>,
+    /// What the workers' work is taken to cost before anything was learned of it.
+    #[serde(default)]
+    pub costs: CostsConfig,
     /// What workers are assumed to hold beyond what their KV events confirm.
     #[serde(default)]
     pub assumed: AssumedConfig,
@@ -361,6 +375,14 @@ pub enum CachedTokensFallback {
     Zero,
     /// Nothing: the key is left out.
     Omit,
+}
+
+/// A policy that is tried without being followed.
+#[derive(Clone, Debug, Deserialize, Serialize, JsonSchema, PartialEq)]
+#[serde(deny_unknown_fields)]
+pub struct Shadow {
+    /// It.
+    pub policy: Policy,
 }
 
 /// How long each step may take.

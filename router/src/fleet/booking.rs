@@ -2,6 +2,9 @@
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering::Relaxed};
+use std::time::Instant;
+
+use super::costs::Work;
 
 /// Sums of a worker's bookings. The counters are statistics for placement: they
 /// order nothing, so relaxed atomics suffice.
@@ -35,6 +38,8 @@ pub struct Booking {
     booked: Arc<Booked>,
     prefill_tokens: u64,
     active_tokens: u64,
+    /// The prompt's place in the worker's queue, if it computes it.
+    work: Option<Work>,
 }
 
 impl Booking {
@@ -43,11 +48,25 @@ impl Booking {
         booked.requests.fetch_add(1, Relaxed);
         booked.prefill_tokens.fetch_add(prefill_tokens, Relaxed);
         booked.active_tokens.fetch_add(active_tokens, Relaxed);
-        Self { booked: Arc::clone(booked), prefill_tokens, active_tokens }
+        Self { booked: Arc::clone(booked), prefill_tokens, active_tokens, work: None }
     }
 
-    /// The prompt is computed: its tokens no longer queue.
-    pub fn prefill_done(&mut self) {
+    /// The same booking, of a prompt that the worker computes: how long it takes is learned.
+    pub fn with_work(mut self, work: Work) -> Self {
+        self.work = Some(work);
+        self
+    }
+
+    /// The prompt is computed: its tokens no longer queue. So much of it was cached by the
+    /// engine's word, if it has given it.
+    pub fn prefill_done(&mut self, cached_tokens: Option<u32>) {
+        if let Some(work) = self.work.take() {
+            work.done(Instant::now(), cached_tokens.map(u64::from));
+        }
+        self.free_prefill();
+    }
+
+    fn free_prefill(&mut self) {
         let tokens = std::mem::take(&mut self.prefill_tokens);
         self.booked.prefill_tokens.fetch_sub(tokens, Relaxed);
     }
@@ -55,7 +74,7 @@ impl Booking {
 
 impl Drop for Booking {
     fn drop(&mut self) {
-        self.prefill_done();
+        self.free_prefill();
         self.booked.active_tokens.fetch_sub(self.active_tokens, Relaxed);
         self.booked.requests.fetch_sub(1, Relaxed);
     }
@@ -74,8 +93,8 @@ mod tests {
             (booked.requests(), booked.prefill_tokens(), booked.active_tokens()),
             (2, 15, 25)
         );
-        first.prefill_done();
-        first.prefill_done();
+        first.prefill_done(None);
+        first.prefill_done(None);
         assert_eq!(booked.prefill_tokens(), 5);
         drop(first);
         drop(second);

@@ -173,9 +173,11 @@ impl Fleet {
             self.discover(members, &before);
         }
         let same_pool = Arc::ptr_eq(&before.pool, &served.pool);
+        served.pool.waiting.configure(served.config.queue.unwrap_or_default());
         for member in members.by_id.values_mut() {
             if same_pool {
                 member.worker.set_breakers(served.config.breaker);
+                member.worker.costs.set_prior(served.config.costs.into());
                 member.worker.set_slow_start(served.config.health.slow_start);
                 member.tasks.ask_anew(&self.core, served, &member.worker, member.leading);
             } else {
@@ -375,6 +377,8 @@ impl Fleet {
         let worker = served.pool.enter(|number| {
             let worker = Worker::new(number, config, authority).with_breakers(*breaker);
             let worker = worker.with_guard(!written_down);
+            worker.costs.set_prior(served.config.costs.into());
+            worker.costs.tell(served.pool.waiting.freed());
             let worker = worker.watched(served.name(), health, transitions);
             let worker = if self.has_begun.load(Relaxed) { worker } else { worker.founding() };
             if let Some(predecessor) = predecessor {

@@ -14,6 +14,7 @@ use tokio::sync::watch;
 use super::assumed::{Assumed, Found};
 use super::roster::Roster;
 use super::told::Others;
+use super::waiting::Waiting;
 use super::worker::Worker;
 use crate::config::model::AssumedConfig;
 use crate::pick::{Candidate, Leg};
@@ -38,6 +39,8 @@ pub struct Pool {
     reader: IndexReader,
     /// What workers are assumed to hold beyond it.
     pub assumed: Assumed,
+    /// Who waits for a worker here, where the configuration has requests wait here.
+    pub waiting: Waiting,
     turns: [AtomicU64; 3],
     draws: Mutex<StdRng>,
 }
@@ -56,6 +59,7 @@ impl Pool {
             reader: index.reader(),
             index: Mutex::new(index),
             assumed: Assumed::new(AssumedConfig::OFF),
+            waiting: Waiting::default(),
             turns: Default::default(),
             draws: Mutex::new(StdRng::seed_from_u64(seed)),
         }
@@ -209,6 +213,7 @@ impl Pool {
                 let computed = found.approximate.get(key).blocks;
                 let others = worker.told.others(now, busiest);
                 let booked = &worker.booked;
+                let costs = worker.costs.seen(now, others.prefill_tokens);
                 let candidate = Candidate {
                     worker: worker.index,
                     up: worker.is_available(leg, now),
@@ -225,10 +230,18 @@ impl Pool {
                     assumed_blocks: 0,
                     // Without events nothing says when it has been computed.
                     underway_blocks: if current { sent.saturating_sub(overlap.blocks) } else { 0 },
-                    ..Candidate::default()
+                    recent_blocks: 0,
+                    waiting: costs.waiting,
+                    wait_ns: costs.wait_ns,
+                    busy_share: costs.busy_share,
+                    coefficients: costs.coefficients,
                 };
                 let held = candidate.believed_blocks();
-                Candidate { assumed_blocks: held.max(sent).max(computed), ..candidate }
+                Candidate {
+                    assumed_blocks: held.max(sent).max(computed),
+                    recent_blocks: sent.max(computed),
+                    ..candidate
+                }
             })
             .collect();
         FOUND.set((overlaps, found));

@@ -14,6 +14,7 @@ use tokio_util::sync::CancellationToken;
 use super::booking::Booked;
 use super::bootstrap::Bootstrap;
 use super::breaker::Breaker;
+use super::costs::Costs;
 use super::deeds::Deeds;
 use super::drift::Drift;
 use super::life::Life;
@@ -26,7 +27,7 @@ use super::witness::Witness;
 use crate::config::model::{BreakerConfig, HealthConfig, Role, Worker as WorkerConfig};
 use crate::error::{Error, Fault};
 use crate::ledger::audit::Audit;
-use crate::pick::Leg;
+use crate::pick::{Coefficients, Leg};
 
 /// A load report older than this says nothing about now.
 const LOAD_STALE: Duration = Duration::from_secs(5);
@@ -48,6 +49,8 @@ pub struct Worker {
     pub audit: Audit,
     /// Where it is in its life.
     pub life: Life,
+    /// What its work costs.
+    pub costs: Arc<Costs>,
     /// What it has done lately.
     pub deeds: Deeds,
     /// For how long it gets a growing share once it is alive.
@@ -108,6 +111,7 @@ impl Worker {
             booked: Arc::default(),
             audit: Audit::default(),
             life,
+            costs: Arc::new(Costs::new(Coefficients::default())),
             deeds: Deeds::default(),
             slow_start_ms: AtomicU64::new(0),
             founder: AtomicBool::new(false),
@@ -313,6 +317,7 @@ impl Worker {
 
     /// It is another process than before, or may be: nothing that it was seen to do counts.
     pub fn becomes_another(&self) {
+        self.costs.forget();
         self.parity.forget();
         self.drift.forget();
         self.audit.restart();

@@ -1,13 +1,13 @@
 //! The leg that answers the client.
 
 use std::sync::Arc;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use bytes::Bytes;
 use splitrail_engine::usage::EngineUsage;
 
 use super::client::{Envelope, Parcel};
-use super::context::{Context, expected, uncached_tokens, within};
+use super::context::{Context, book, expected, uncached_tokens, within};
 use super::first::{First, first_events};
 use super::hand_off::Carried;
 use super::lease::Lease;
@@ -25,7 +25,7 @@ use crate::ledger::leg::{LegFacts, LegKind};
 use crate::pick::Leg;
 use crate::prepare::Unit;
 use crate::reply::choices::turned_away;
-use crate::reply::relay::{Account, UnitStream, whole};
+use crate::reply::relay::{Account, Pace, UnitStream, whole};
 
 /// An answer that has begun: nothing of it has reached the client yet.
 pub enum Begun {
@@ -135,10 +135,11 @@ pub(super) async fn generate(
     let mut prefilled = staged.take();
     let lease = prefilled.as_ref().and_then(Prefilled::lease);
     placed.worker.breaker(Leg::Decode).begin(started);
-    let to_compute = to_compute(sending, prefilled.is_some());
+    let handed_over = prefilled.is_some();
+    let to_compute = to_compute(sending, handed_over);
     let envelope = &Envelope { prefill_tokens: Some(to_compute), ..sending.envelope.clone() };
     let sending = &Sending { envelope, ..*sending };
-    let account = account(sending, prefilled.is_some());
+    let account = account(sending, handed_over);
     let staged_now = prefilled.as_mut().and_then(|prefilled| prefilled.staged.as_mut());
     let hand_off = staged_now.and_then(Staged::spend);
     let carried = hand_off.as_deref().map_or(Carried::Nothing, |raw| Carried::Params(raw.get()));
@@ -158,6 +159,9 @@ pub(super) async fn generate(
     if matches!(begun, Ok(First::Events(..))) {
         placed.worker.pace.observe(started.elapsed(), ahead);
         placed.worker.deeds.began(started.elapsed());
+        if handed_over && ahead == 0 {
+            learn_hand_off(sending, started.elapsed());
+        }
     }
     let error = match conclude(sending, account, begun) {
         Ok(answer) => return Ok(answer),
@@ -171,6 +175,20 @@ pub(super) async fn generate(
         sending.decision.update(|decision| decision.ledger.discard(error.outcome()));
     }
     Err(error)
+}
+
+/// The first event of a leg that waited for nobody came after its KV and one step.
+fn learn_hand_off(sending: &Sending<'_>, took: Duration) {
+    let Sending { context, unit, placed, .. } = *sending;
+    let (worker, costs) = (&placed.worker, &placed.worker.costs);
+    let (requests, context_tokens) = (worker.booked.requests(), worker.booked.active_tokens());
+    let step = costs.seen(Instant::now(), 0).coefficients;
+    let step_seconds = step.step_seconds(u64::from(requests), context_tokens);
+    let held = u64::from(placed.believed_blocks) * u64::from(context.served.pool.block_size());
+    let took_seconds = took.as_secs_f64();
+    // A step that is not learned yet may be thought to take longer than both.
+    let seconds = (took_seconds - step_seconds).max(took_seconds / 10.0);
+    costs.handed_over(unit.weight_tokens.saturating_sub(held), seconds);
 }
 
 /// What a leg that was to answer has come to. What was prefilled for one that failed may
@@ -199,7 +217,7 @@ pub(super) fn conclude(
                 migration: Migration::new(context, unit, decision),
                 tells_usage: context.options.include_usage,
                 gaps: context.inter_token(decision),
-                last_event: Instant::now(),
+                pace: Pace::begin(Instant::now()),
             }))));
         }
         Ok(First::Below(usage)) => {
@@ -232,14 +250,17 @@ fn to_compute(sending: &Sending<'_>, handed_over: bool) -> u64 {
 pub(super) fn account(sending: &Sending<'_>, handed_over: bool) -> Account {
     let Sending { context, unit, decision, placed, .. } = *sending;
     let worker = &placed.worker;
-    let to_compute = to_compute(sending, handed_over);
+    let booking = match handed_over {
+        true => Booking::new(&worker.booked, 0, unit.weight_tokens),
+        false => book(context, unit, placed, context.options.stream),
+    };
     let leg = LegFacts::new(LegKind::Decode, worker.id(), expected(context, unit, placed));
     decision.update(|decision| decision.ledger.decode_sent(leg));
     Account {
         core: Arc::clone(&context.core),
         served: Arc::clone(&context.served),
         decision: decision.clone(),
-        booking: Booking::new(&worker.booked, to_compute, unit.weight_tokens),
+        booking,
         worker: Arc::clone(worker),
         prompt_tokens: unit.prompt_tokens,
         settled: false,

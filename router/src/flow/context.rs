@@ -1,7 +1,7 @@
 //! What the prompts of one request share, and what every leg needs.
 
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use http::HeaderValue;
 use prometheus::Histogram;
@@ -16,7 +16,8 @@ use crate::api::request::Options;
 use crate::config::model::{GateKind, RequestFlow};
 use crate::core::{Core, Served, random_id};
 use crate::error::{Error, Kind};
-use crate::fleet::Worker;
+use crate::fleet::waiting::Urgency;
+use crate::fleet::{Booking, Worker};
 use crate::ledger::decisions::DecisionHandle;
 use crate::ledger::leg::Expected;
 use crate::prepare::Unit;
@@ -40,6 +41,8 @@ pub struct Context {
     pub request_id: String,
     /// W3C trace context.
     pub traceparent: Option<HeaderValue>,
+    /// How urgent it is, where it has to wait.
+    pub urgency: Urgency,
     /// Times per stage.
     pub stages: Stages,
 }
@@ -57,6 +60,18 @@ impl Context {
 pub(super) fn uncached_tokens(context: &Context, unit: &Unit, assumed_blocks: u32) -> u64 {
     let cached = u64::from(assumed_blocks) * u64::from(context.served.pool.block_size());
     unit.weight_tokens.saturating_sub(cached)
+}
+
+/// Books a leg that computes its prompt; how long that takes is learned where it is `heard`.
+pub(super) fn book(context: &Context, unit: &Unit, placed: &Placed, heard: bool) -> Booking {
+    if let Some(room) = placed.take_room() {
+        return room;
+    }
+    let worker = &placed.worker;
+    let uncached = uncached_tokens(context, unit, placed.assumed_blocks);
+    let tokens = (uncached, unit.weight_tokens - uncached);
+    let work = worker.costs.begin(Instant::now(), tokens, !heard);
+    Booking::new(&worker.booked, uncached, unit.weight_tokens).with_work(work)
 }
 
 /// What the router knows of a leg that it has placed.

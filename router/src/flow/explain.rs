@@ -273,7 +273,8 @@ impl<'a> Way<'a> {
             step.candidates = order
                 .iter()
                 .map(|i| {
-                    let (seen, cost) = (&seen[*i], choice.costs[*i]);
+                    let (seen, cost) =
+                        (&seen[*i], (choice.costs[*i], choice.terms.get(*i).copied()));
                     let name = id(seen.worker);
                     CandidateRecord::new(wish.leg.name(), name, seen, cost, *i == choice.index)
                 })

@@ -18,7 +18,7 @@ use splitrail_kv::{BlockHash, next_hash};
 
 use super::answer::Sending;
 use super::client::Parcel;
-use super::context::{Context, attempt, carried_threshold, expected, may_retry};
+use super::context::{Context, attempt, book, carried_threshold, expected, may_retry};
 use super::first::{First, first_events};
 use super::hand_off::Carried;
 use super::legs;
@@ -243,9 +243,7 @@ impl Migration {
         if let Some(threshold) = threshold {
             body.set("cache_hit_threshold", threshold.to_string());
         }
-        let held = u64::from(placed.assumed_blocks) * u64::from(context.served.pool.block_size());
-        let to_compute = unit.weight_tokens.saturating_sub(held);
-        let booking = Booking::new(&placed.worker.booked, to_compute, unit.weight_tokens);
+        let booking = book(context, unit, placed, true);
         let body: Parcel = legs::answer(&body, context.options, Carried::Nothing)?.into();
         let sending = Sending {
             context,

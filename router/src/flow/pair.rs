@@ -65,8 +65,10 @@ pub(super) async fn pair_or_local(
 ) -> Result<Paired, Error> {
     let mut tries = Tries::new(context, attempts.failed());
     let last = loop {
-        let prefill = match tries.place(context, unit, decision) {
+        let prefill = match tries.place(context, unit, decision).await {
             Ok(placed) => placed,
+            // Too busy for this is too busy for worse.
+            Err(error) if error.is_busy() => return Err(error),
             Err(error) => break error,
         };
         let mut excluded = attempts.failed().to_vec();

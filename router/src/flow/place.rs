@@ -1,6 +1,6 @@
 //! Puts a leg on a worker and writes down why.
 
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Instant;
 
 use splitrail_kv::Tier;
@@ -8,9 +8,10 @@ use splitrail_kv::Tier;
 use super::context::Context;
 use crate::core::Served;
 use crate::error::{Error, Kind};
-use crate::fleet::{Pool, Roster, Worker};
-use crate::ledger::decisions::{CandidateRecord, DecisionHandle, DrawRecord};
-use crate::pick::{Candidate, Choice, Leg, Query, holders, pick};
+use crate::fleet::waiting::{Asked, Granted, NoRoom};
+use crate::fleet::{Booking, Pool, Roster, Worker};
+use crate::ledger::decisions::{CandidateRecord, DecisionHandle, DrawRecord, ShadowRecord};
+use crate::pick::{Candidate, Choice, Leg, Policy, Query, holders, pick};
 use crate::prepare::Unit;
 
 /// Candidates in a decision record beside the chosen one, the cheapest first: a
@@ -27,6 +28,15 @@ pub(super) struct Placed {
     pub(super) assumed_blocks: u32,
     /// The same blocks as `overlap_blocks` by tier.
     pub(super) overlap_by_tier: [u32; Tier::COUNT],
+    /// Its room, where it was given one before; whoever sends the leg takes it.
+    room: Mutex<Option<Booking>>,
+}
+
+impl Placed {
+    /// The room that it was given, if it was and nobody has taken it.
+    pub(super) fn take_room(&self) -> Option<Booking> {
+        self.room.lock().unwrap_or_else(PoisonError::into_inner).take()
+    }
 }
 
 /// What kind of worker a leg wants.
@@ -65,12 +75,82 @@ pub(super) fn place(
         let message = format!("model {} has no worker left for {}", config.name, leg.name());
         return Err(Error::new(Kind::NoWorker, message));
     };
+    let placed = settle(context, unit, decision, query, (&roster, &candidates, &choice), None);
+    context.stages.mark("pick", started);
+    placed
+}
+
+/// Places a leg that computes its prompt: in its turn, where the model's requests wait here.
+/// `heard` says whether it is known when its prompt is computed.
+pub(super) async fn place_in_turn(
+    context: &Context,
+    unit: &Unit,
+    decision: &DecisionHandle,
+    wish: Wish<'_>,
+    heard: bool,
+) -> Result<Placed, Error> {
+    let Served { config, pool, .. } = context.served.as_ref();
+    // Where nobody can be asked, there is nothing to wait for.
+    if config.queue.is_none() || !pool.any_up(wish.leg, wish.excluded) {
+        return place(context, unit, decision, wish);
+    }
+    let started = Instant::now();
+    let query = query(pool, unit, wish.leg, (pool.next_turn(wish.leg), pool.draw()));
+    let asked = Asked {
+        leg: wish.leg,
+        hashes: unit.hashes.clone(),
+        excluded: wish.excluded.to_vec(),
+        query,
+        heard,
+        urgency: context.urgency,
+    };
+    let granted = pool.waiting.wait(pool, &config.policy, asked).await;
+    context.stages.mark("admit", started);
+    let Granted { roster, candidates, choice, booking } =
+        granted.map_err(|no_room| refused(context, no_room))?;
+    let seen = (&*roster, candidates.as_slice(), &choice);
+    settle(context, unit, decision, query, seen, Some(booking))
+}
+
+fn refused(context: &Context, no_room: NoRoom) -> Error {
+    let name = context.served.name();
+    let seconds = u32::try_from(no_room.retry_after_seconds).unwrap_or(u32::MAX);
+    let (reason, message) = match no_room.predicted_ttft_ms {
+        Some(ms) => {
+            let message = format!(
+                "model {name} is too busy for its goal: the first token would come after \
+                 {:.1} s (queue.ttft_goal_ms)",
+                ms / 1e3
+            );
+            ("ttft_goal", message)
+        }
+        None => {
+            let message =
+                format!("as many requests as may wait for model {name} (queue.max_waiting)");
+            ("queue_full", message)
+        }
+    };
+    context.core.metrics.shed.with_label_values(&[name, reason]).inc();
+    Error::new(Kind::Busy(seconds), message)
+}
+
+/// Writes a choice down, and counts it.
+fn settle(
+    context: &Context,
+    unit: &Unit,
+    decision: &DecisionHandle,
+    query: Query,
+    (roster, candidates, choice): (&Roster, &[Candidate], &Choice),
+    room: Option<Booking>,
+) -> Result<Placed, Error> {
+    let leg = query.leg;
     let chosen = candidates[choice.index];
     let Some(worker) = roster.get(chosen.worker).map(Arc::clone) else {
         // Candidates are of the same roster.
         return Err(Error::new(Kind::Internal, "a candidate is not in its roster"));
     };
-    record(context, unit, decision, query, (&roster, &candidates), &choice);
+    record(context, unit, decision, query, (roster, candidates), choice);
+    shadow(context, decision, query, (roster, candidates), choice);
     let metrics = &context.core.metrics;
     if unit.unknown.is_none() {
         let labels = [context.served.name(), leg.name()];
@@ -78,10 +158,15 @@ pub(super) fn place(
         let lost = choice.best_overlap_blocks - chosen.overlap_blocks;
         metrics.overlap_blocks_lost.with_label_values(&labels[..1]).inc_by(lost.into());
     }
-    context.stages.mark("pick", started);
     let Candidate { overlap_blocks, overlap_by_tier, assumed_blocks, .. } = chosen;
-    let believed_blocks = chosen.believed_blocks();
-    Ok(Placed { worker, overlap_blocks, believed_blocks, assumed_blocks, overlap_by_tier })
+    Ok(Placed {
+        worker,
+        overlap_blocks,
+        believed_blocks: chosen.believed_blocks(),
+        assumed_blocks,
+        overlap_by_tier,
+        room: Mutex::new(room),
+    })
 }
 
 /// Who may take a leg, at this instant.
@@ -145,7 +230,8 @@ fn record(
     let records = std::iter::once(choice.index).chain(others).map(|i| {
         let name = name(candidates[i].worker);
         let is_chosen = i == choice.index;
-        CandidateRecord::new(leg.name(), name, &candidates[i], choice.costs[i], is_chosen)
+        let terms = choice.terms.get(i).copied();
+        CandidateRecord::new(leg.name(), name, &candidates[i], (choice.costs[i], terms), is_chosen)
     });
     let estimate = unit.prompt_tokens.map(|prompt_tokens| {
         let overlap =
@@ -168,5 +254,45 @@ fn record(
             decision.overlap_blocks = chosen.overlap_blocks;
             decision.estimated_cached_tokens = estimate;
         }
+    });
+}
+
+/// What the policy beside the first would have chosen, and what that is predicted to be worth.
+fn shadow(
+    context: &Context,
+    decision: &DecisionHandle,
+    query: Query,
+    (roster, candidates): (&Roster, &[Candidate]),
+    choice: &Choice,
+) {
+    let config = &context.served.config;
+    let Some(policy) = config.shadow.as_ref().map(|shadow| &shadow.policy) else { return };
+    let Some(other) = pick(policy, candidates, query) else { return };
+    let agrees = other.index == choice.index;
+    // In the one unit that means something to a client.
+    let gain_ms = match agrees {
+        true => 0.0,
+        false => pick(&Policy::predicted_ttft(), candidates, query)
+            .map_or(0.0, |told| told.costs[choice.index] - told.costs[other.index]),
+    };
+    let metrics = &context.core.metrics;
+    let (model, leg) = (config.name.as_str(), query.leg.name());
+    let said = if agrees { "same" } else { "other" };
+    metrics.shadow_decisions.with_label_values(&[model, leg, said]).inc();
+    if gain_ms != 0.0 {
+        let better = if gain_ms > 0.0 { "shadow" } else { "live" };
+        let seconds = metrics.shadow_seconds.with_label_values(&[model, leg, better]);
+        seconds.inc_by(gain_ms.abs() / 1e3);
+    }
+    let worker = roster.get(candidates[other.index].worker).map_or("", |worker| worker.id());
+    decision.update(|decision| {
+        decision.shadow.retain(|earlier| earlier.leg != leg);
+        decision.shadow.push(ShadowRecord {
+            leg,
+            policy: policy.name(),
+            worker: worker.to_owned(),
+            agrees,
+            predicted_gain_ms: gain_ms,
+        });
     });
 }

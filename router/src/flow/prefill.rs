@@ -12,19 +12,20 @@ use splitrail_engine::usage::EngineUsage;
 
 use super::client::{Envelope, Peer};
 use super::context::{
-    Context, attempt, carried_threshold, count_local, expected, may_retry, uncached_tokens, within,
+    Context, attempt, book, carried_threshold, count_local, expected, may_retry, uncached_tokens,
+    within,
 };
 use super::hand_off::Lead;
 use super::lease::{Lease, left_by_engine};
 use super::legs;
-use super::place::{Placed, Wish, computed, place, sent};
+use super::place::{Placed, Wish, computed, place_in_turn, sent};
 use super::plan::LocalReason;
 use super::staged::Staged;
 use crate::api::JsonObject;
 use crate::config::model::{Connector, OnNoPrefill};
 use crate::core::{Served, unix_ms};
 use crate::error::{Error, Fault, Kind};
-use crate::fleet::{Booking, Hosts, Worker};
+use crate::fleet::{Hosts, Worker};
 use crate::ledger::audit;
 use crate::ledger::decisions::DecisionHandle;
 use crate::ledger::leg::{LegFacts, LegKind};
@@ -67,7 +68,7 @@ impl Tries {
     ///
     /// # Errors
     /// If there is none.
-    pub(super) fn place(
+    pub(super) async fn place(
         &self,
         context: &Context,
         unit: &Unit,
@@ -76,7 +77,8 @@ impl Tries {
         if !context.served.pool.any_up(Leg::Prefill, &self.excluded) {
             return Err(no_prefill_worker(context));
         }
-        place(context, unit, decision, Wish::any(Leg::Prefill, &self.excluded))
+        let wish = Wish::any(Leg::Prefill, &self.excluded);
+        place_in_turn(context, unit, decision, wish, true).await
     }
 
     /// A worker has failed, not by the client's fault.
@@ -117,8 +119,10 @@ pub(super) async fn prefill_or_local(
 ) -> Result<Option<Prefilled>, Error> {
     let mut tries = Tries::new(context, failed_decode);
     let last = loop {
-        let placed = match tries.place(context, unit, decision) {
+        let placed = match tries.place(context, unit, decision).await {
             Ok(placed) => placed,
+            // Too busy for this is too busy for worse.
+            Err(error) if error.is_busy() => return Err(error),
             Err(error) => break error,
         };
         sent(context, unit, &placed);
@@ -267,7 +271,7 @@ pub(super) async fn send(
     let worker = &placed.worker;
     let uncached = uncached_tokens(context, unit, placed.assumed_blocks);
     worker.breaker(Leg::Prefill).begin(started);
-    let _booking = Booking::new(&worker.booked, uncached, unit.weight_tokens);
+    let mut booking = book(context, unit, placed, true);
     let envelope = &Envelope { prefill_tokens: Some(uncached), ..envelope.clone() };
     let call = async {
         let response = client.post(worker, context.endpoint.path(), body, envelope).await?;
@@ -284,6 +288,7 @@ pub(super) async fn send(
     // Usage that makes no sense is usage that was not reported.
     let usage = reply.raw("usage").and_then(|raw| serde_json::from_str(raw).ok());
     let usage: Option<EngineUsage> = usage.and_then(|raw| EngineUsage::parse(raw).ok());
+    booking.prefill_done(usage.and_then(|usage| usage.cached_tokens));
     context.stages.mark("prefill", started);
     Ok(Said { reply, peer, begun, usage })
 }

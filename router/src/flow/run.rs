@@ -10,7 +10,7 @@ use super::below;
 use super::context::{Context, attempt, carried_threshold, count_local, preemption_guard};
 use super::decode_try::{Tried, decode_try};
 use super::pair::{Paired, pair_or_local};
-use super::place::{Wish, computed, place, sent};
+use super::place::{Wish, computed, place, place_in_turn, sent};
 use super::plan::{Facts, LocalReason, Plan, Then, plan};
 use super::prefill::{Prefilled, no_prefill_worker, prefill_or_local, without_prefill};
 use crate::config::model::{OnNoPrefill, RequestFlow};
@@ -203,7 +203,14 @@ async fn answer(
         }
         None => attempt(context, decision),
     };
-    let placed = place(context, unit, decision, Wish::any(leg, &excluded))?;
+    let wish = Wish::any(leg, &excluded);
+    let placed = match leg {
+        Leg::Decode => place(context, unit, decision, wish)?,
+        Leg::Prefill | Leg::Aggregated => {
+            let heard = context.options.stream;
+            place_in_turn(context, unit, decision, wish, heard).await?
+        }
+    };
     sent(context, unit, &placed);
     let guard = match leg {
         Leg::Decode => preemption_guard(context, unit, decision),

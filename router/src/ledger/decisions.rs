@@ -9,8 +9,8 @@ use serde::{Serialize, Serializer};
 use splitrail_kv::Tier;
 
 use super::entry::Entry;
-use crate::pick::Candidate;
 use crate::pick::auto::Estimate;
+use crate::pick::{Candidate, Terms};
 
 /// One candidate of a decision.
 #[derive(Clone, Debug, Serialize)]
@@ -42,13 +42,22 @@ pub struct CandidateRecord {
     pub active_tokens: u64,
     /// Its cost under the policy; lower is better.
     pub cost: f64,
+    /// What the cost is made of, in milliseconds, where the policy counts those.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub terms: Option<Terms>,
     /// Whether it was chosen.
     pub chosen: bool,
 }
 
 impl CandidateRecord {
     /// A candidate as it was seen.
-    pub fn new(leg: &'static str, worker: &str, seen: &Candidate, cost: f64, chosen: bool) -> Self {
+    pub fn new(
+        leg: &'static str,
+        worker: &str,
+        seen: &Candidate,
+        (cost, terms): (f64, Option<Terms>),
+        chosen: bool,
+    ) -> Self {
         Self {
             leg,
             worker: worker.to_owned(),
@@ -62,6 +71,7 @@ impl CandidateRecord {
             prefill_tokens: seen.prefill_tokens,
             active_tokens: seen.active_tokens,
             cost,
+            terms,
             chosen,
         }
     }
@@ -81,6 +91,21 @@ pub struct DrawRecord {
     pub turn: u64,
     /// The random bits.
     pub draw: u64,
+}
+
+/// What the policy beside the first would have done.
+#[derive(Clone, Debug, Serialize)]
+pub struct ShadowRecord {
+    /// The part of the request that was placed.
+    pub leg: &'static str,
+    /// The policy.
+    pub policy: &'static str,
+    /// Whom it would have chosen.
+    pub worker: String,
+    /// Whether that is who was chosen.
+    pub agrees: bool,
+    /// By how much sooner the first token would have come, as predicted; below 0: later.
+    pub predicted_gain_ms: f64,
 }
 
 /// How one prompt was routed. Everything above `outcome` is written before an
@@ -133,6 +158,9 @@ pub struct Decision {
     pub candidates: Vec<CandidateRecord>,
     /// What else went into the choices.
     pub draws: Vec<DrawRecord>,
+    /// What the policy beside the first would have done, where there is one.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub shadow: Vec<ShadowRecord>,
     /// How it ended: `ok`, an error's name, or `cancelled`; `None` while it runs.
     pub outcome: Option<&'static str>,
     /// Cached tokens in the end.
@@ -171,6 +199,7 @@ impl DecisionHandle {
             decision.decode_worker = None;
             decision.candidates.clear();
             decision.draws.clear();
+            decision.shadow.clear();
             decision.outcome = None;
         });
     }

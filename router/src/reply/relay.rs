@@ -324,7 +324,28 @@ pub struct UnitStream {
     pub(crate) tells_usage: bool,
     /// Where the time between events goes.
     pub(crate) gaps: Histogram,
-    pub(crate) last_event: Instant,
+    pub(crate) pace: Pace,
+}
+
+/// When its events came.
+pub(crate) struct Pace {
+    first: Instant,
+    last: Instant,
+    /// Those after the first.
+    events: u32,
+}
+
+impl Pace {
+    pub(crate) fn begin(now: Instant) -> Self {
+        Self { first: now, last: now, events: 0 }
+    }
+
+    /// Seconds between two events on average; `None` if there were too few to say.
+    fn mean_seconds(&self) -> Option<f64> {
+        const FEW: u32 = 8;
+        let seconds = self.last.duration_since(self.first).as_secs_f64();
+        (self.events >= FEW).then(|| seconds / f64::from(self.events))
+    }
 }
 
 impl UnitStream {
@@ -339,6 +360,7 @@ impl UnitStream {
                         data
                     }
                     Ok(None) => {
+                        self.learn_step();
                         self.account.finish();
                         self.reader.give_back(&self.account.served.client);
                         return None;
@@ -349,7 +371,7 @@ impl UnitStream {
                     },
                 },
             };
-            self.account.booking.prefill_done();
+            self.account.booking.prefill_done(None);
             match self.relay(data) {
                 Ok(None) => {}
                 Ok(Some(data)) => return Some(Ok(data)),
@@ -365,8 +387,18 @@ impl UnitStream {
 
     fn observe_gap(&mut self) {
         let now = Instant::now();
-        let gap = now.duration_since(std::mem::replace(&mut self.last_event, now));
+        let gap = now.duration_since(std::mem::replace(&mut self.pace.last, now));
+        self.pace.events = self.pace.events.saturating_add(1);
         self.gaps.observe(gap.as_secs_f64());
+    }
+
+    /// What a step of generation takes among those that its worker generates now.
+    fn learn_step(&self) {
+        let worker = &self.account.worker;
+        let requests = u64::from(worker.booked.requests());
+        if let Some(seconds) = self.pace.mean_seconds() {
+            worker.costs.stepped(requests, worker.booked.active_tokens(), seconds);
+        }
     }
 
     /// The worker is lost: the answer goes on upon another one, or this is its end.

@@ -111,6 +111,11 @@ impl Scope {
         });
     }
 
+    /// When it arrived.
+    pub(super) fn arrived(&self) -> Instant {
+        self.arrived
+    }
+
     /// The answer has begun.
     pub(super) fn begun(&mut self) {
         let ttft = self.arrived.elapsed().as_secs_f64();

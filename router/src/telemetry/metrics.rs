@@ -7,7 +7,8 @@ use std::collections::BTreeSet;
 
 use prometheus::core::{Collector, MetricVec, MetricVecBuilder};
 use prometheus::{
-    GaugeVec, HistogramOpts, HistogramVec, IntCounterVec, IntGaugeVec, Opts, Registry, TextEncoder,
+    CounterVec, GaugeVec, HistogramOpts, HistogramVec, IntCounterVec, IntGaugeVec, Opts, Registry,
+    TextEncoder,
 };
 
 use crate::core::unix_ms;
@@ -98,6 +99,12 @@ metrics! {
     overlap_blocks: HistogramVec[BLOCKS]("overlap_blocks"; "model", "role");
     /// Best candidate's overlap minus the chosen one's.
     overlap_blocks_lost: IntCounterVec("overlap_blocks_lost_total"; "model");
+    /// Requests that wait here for a worker (`queue`).
+    queue_depth: IntGaugeVec("queue_depth"; "model");
+    /// Choices that the policy beside the first would have made in the same way, or otherwise.
+    shadow_decisions: IntCounterVec("shadow_decisions_total"; "model", "leg", "choice");
+    /// Predicted seconds to the first token by which one of the two policies would have been better, where they chose otherwise.
+    shadow_seconds: CounterVec("shadow_predicted_seconds_total"; "model", "leg", "better");
     /// Moving average of the estimate's error on one worker, in blocks: too high or too low.
     worker_drift: GaugeVec("worker_cached_tokens_drift_blocks"; "model", "worker", "direction");
     /// The share of the worker's overlap that does not count, since it was seen to find less than

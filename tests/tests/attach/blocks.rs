@@ -24,6 +24,7 @@ async fn a_snapshot_and_the_events_behind_it_are_the_index() {
         rank: 0,
         runs: vec![run(None, 1..=5)],
         last: false,
+        rank_names: 8,
     };
     let second = v1::SnapshotPart { runs: vec![run(Some(5), 6..=8)], last: true, ..first.clone() };
     car.say(Message::Snapshot(first)).await;

@@ -43,7 +43,10 @@ pub(crate) fn held(cluster: &Cluster, id: &str) -> Vec<u64> {
     let pool = &served(cluster).pool;
     let index = pool.index();
     let runs = index.snapshot(worker_key(worker.index));
-    let mut names: Vec<u64> = runs.flat_map(|run| run.names).map(|named| named.engine.0).collect();
+    let mut names: Vec<u64> = Vec::new();
+    for run in runs {
+        names.extend(run.names.iter().map(|named| named.engine.0));
+    }
     names.sort_unstable();
     names
 }

@@ -166,7 +166,10 @@ impl Iterator for Parts {
         if self.ended {
             return None;
         }
-        let rank = self.cut.ranks.get(self.rank).map_or(0, |(rank, ..)| *rank);
+        let (rank, rank_names) = match self.cut.ranks.get(self.rank) {
+            Some((rank, frozen, _)) => (*rank, frozen.names_count() as u64),
+            None => (0, 0),
+        };
         let (mut runs, mut blocks) = (Vec::new(), 0);
         while blocks < wire::MESSAGE_BLOCKS_MAX
             && self.has_more()
@@ -186,6 +189,7 @@ impl Iterator for Parts {
             rank: u32::from(rank),
             runs,
             last: self.ended,
+            rank_names,
         })
     }
 }

@@ -1,13 +1,11 @@
 //! Changes and runs of blocks as routers are told of them.
 
-use splitrail_kv::{Change, SnapshotRun, Tier};
+use splitrail_kv::{Change, RunNames, SnapshotRun, Tier};
 use splitrail_proto::v1;
 
 /// Most blocks that one message tells of, so that none becomes large. Few in tests, so that
 /// there are many messages.
 pub(super) const MESSAGE_BLOCKS_MAX: usize = if cfg!(test) { 16 } else { 4096 };
-/// One copy, on the device.
-const PLAIN: [u32; Tier::COUNT] = [1, 0, 0, 0];
 
 /// Changes on their way into messages of a bounded size.
 #[derive(Debug, Default)]
@@ -89,20 +87,19 @@ fn tier_of(tier: Tier) -> v1::BlockTier {
 
 /// A run of a snapshot; with plain names, which are half as long, where they say it all.
 pub(super) fn run(run: SnapshotRun) -> v1::Run {
-    let is_plain =
-        run.names.len() <= run.hashes.len() && run.names.iter().all(|named| named.copies == PLAIN);
-    let (names, named) = if is_plain {
-        (run.names.iter().map(|named| named.engine.0).collect(), Vec::new())
-    } else {
-        let named = run.names.iter().map(|named| v1::Named {
-            at: named.at,
-            name: named.engine.0,
-            copies: named.copies.to_vec(),
-        });
-        (Vec::new(), named.collect())
+    let (names, named) = match run.names {
+        RunNames::Plain(names) => (names.into_iter().map(|name| name.0).collect(), Vec::new()),
+        RunNames::Each(names) => {
+            let named = names.into_iter().map(|named| v1::Named {
+                at: named.at,
+                name: named.engine.0,
+                copies: named.copies.to_vec(),
+            });
+            (Vec::new(), named.collect())
+        }
     };
     let parent = run.parent.map(|hash| hash.0);
-    v1::Run { parent, hashes: run.hashes.iter().map(|hash| hash.0).collect(), names, named }
+    v1::Run { parent, hashes: run.hashes.into_iter().map(|hash| hash.0).collect(), names, named }
 }
 
 #[cfg(test)]

@@ -10,7 +10,7 @@ use std::time::Duration;
 
 use futures_util::Stream;
 use splitrail_kv::{
-    BlockHash, EngineHash, HASH_LAYOUT, HashSeed, HashedBlock, Index, IndexConfig, Named,
+    BlockHash, EngineHash, HASH_LAYOUT, HashSeed, HashedBlock, Index, IndexConfig, Named, RunNames,
     SnapshotRun, Tier, WorkerKey,
 };
 use splitrail_proto::v1::attach_request::Message;
@@ -33,7 +33,7 @@ pub type Content = BTreeMap<u64, (Option<u64>, u64, [u32; Tier::COUNT])>;
 pub fn content(index: &Index, rank: u16) -> Content {
     let mut content = Content::new();
     for run in index.snapshot(WorkerKey { worker: 0, rank }) {
-        for named in &run.names {
+        for named in run.names.iter() {
             let at = named.at as usize;
             let before = at.checked_sub(1).map_or(run.parent, |before| Some(run.hashes[before]));
             let said = (before.map(|hash| hash.0), run.hashes[at].0, named.copies);
@@ -367,20 +367,19 @@ fn tier(tier: i32) -> Tier {
 }
 
 fn run(run: Run) -> SnapshotRun {
-    let plain = run.names.iter().enumerate().map(|(at, &name)| Named {
-        at: u32::try_from(at).unwrap(),
-        engine: EngineHash(name),
-        copies: [1, 0, 0, 0],
-    });
     let named = run.named.iter().map(|named| Named {
         at: named.at,
         engine: EngineHash(named.name),
         copies: named.copies.clone().try_into().unwrap(),
     });
+    let names = match run.named.is_empty() {
+        true => RunNames::Plain(run.names.into_iter().map(EngineHash).collect()),
+        false => RunNames::Each(named.collect()),
+    };
     SnapshotRun {
         parent: run.parent.map(BlockHash),
-        hashes: run.hashes.iter().copied().map(BlockHash).collect(),
-        names: plain.chain(named).collect(),
+        hashes: run.hashes.into_iter().map(BlockHash).collect(),
+        names,
     }
 }
 

@@ -102,8 +102,15 @@ impl Adapter for Ours {
     }
 
     fn load_snapshots(&mut self, snapshots: Self::Snapshots) -> Option<usize> {
-        let load =
-            |(worker, runs): (WorkerKey, Vec<SnapshotRun>)| self.index.restore(worker, runs).stored;
+        // As a router does: run by run, told before how many names will come.
+        let load = |(worker, runs): (WorkerKey, Vec<SnapshotRun>)| {
+            let names = runs.iter().map(|run| run.names.len()).sum();
+            let (mut restore, _) = self.index.begin_restore(worker, names);
+            let run = |run: SnapshotRun| self.index.restore_run(&mut restore, &run).stored;
+            let stored: usize = runs.into_iter().map(run).sum();
+            self.index.end_restore(restore);
+            stored
+        };
         Some(snapshots.into_iter().map(load).sum())
     }
 }

@@ -1,6 +1,7 @@
 //! Hundreds of thousands of prompts that share nothing: stored, looked up and
-//! removed one block at a time while a reader goes on reading. In child
-//! processes with a watchdog, since peers panic or hang here.
+//! removed one block at a time while a reader goes on reading; then the same once more
+//! beside a thread that reads nothing but a clock. In child processes with a watchdog,
+//! since peers panic or hang here.
 
 use std::io;
 use std::time::Duration;
@@ -9,17 +10,18 @@ use serde_json::json;
 
 use super::super::child::{Outcome, run_alone};
 use super::super::goals::measure;
-use super::super::measure::{Percentiles, timer_overhead_ns};
+use super::super::measure::{Percentiles, Span, timer_overhead_ns};
 use super::super::plan::{Chain, Op, chain_of, mix};
 use super::super::report::{Better, NAMES, print_line};
 use super::super::run::Run;
-use super::super::subject::{Deliver, Subject};
+use super::super::stall::Stall;
+use super::super::subject::{Deliver, Look, Subject};
 use super::trace::MAX_BLOCKS;
 
 const WORKERS: u32 = 8;
 
 pub(super) fn run(run: &mut Run) -> io::Result<()> {
-    let limit = Duration::from_secs(run.pick(15, 120));
+    let limit = Duration::from_secs(run.pick(30, 240));
     // The smaller number is one that no peer panics at.
     for &roots in run.pick(&[400_000][..], &[150_000, 400_000]) {
         let workload = format!("roots {roots}");
@@ -37,6 +39,9 @@ pub(super) fn run(run: &mut Run) -> io::Result<()> {
             ("match_ns", measure::MATCH_P50, "ns"),
             ("remove_ns", "remove, per block", "ns"),
             ("stall_us", measure::STALL, "us"),
+            ("running_us", "the same, less waiting for a processor", "us"),
+            ("clock_us", "longest stall of a reader of clocks", "us"),
+            ("clock_running_us", "the same of clocks, less waiting", "us"),
         ] {
             let figures = std::array::from_fn(|at| outcomes[at].get(name));
             run.row(&workload, (measure, unit, Better::Less), figures, None)?;
@@ -56,23 +61,33 @@ pub(super) fn child(subject: &mut dyn Subject, roots: usize) -> io::Result<()> {
         |root: usize| Op::Remove { worker: worker(root), engines: vec![chains[root][0].engine] };
     let stores: Vec<Op> = (0..roots).map(store).collect();
     let removes: Vec<Op> = (0..roots).map(remove).collect();
-    let per_root = |seconds: f64| seconds * 1e9 / roots as f64;
 
-    subject.reset(WORKERS, MAX_BLOCKS);
     subject.prepare_queries(&chains);
-    subject.prepare_events(&chains, &stores);
-    let (loaded, load_stall_ns) = subject.longest_stall();
-    let mut stall_us = load_stall_ns as f64 / 1e3;
-    let load_ns = per_root(loaded.wall.as_secs_f64());
-    print_line(&json!({ "load_ns": load_ns, "stall_us": stall_us }).to_string())?;
-
-    let mut samples = Vec::with_capacity(roots);
-    subject.time_each(timer_overhead_ns(), Deliver::Result, &mut samples);
-    print_line(&json!({ "match_ns": Percentiles::of(&mut samples).p50 }).to_string())?;
-
-    subject.prepare_events(&chains, &removes);
-    let (removed, remove_stall_ns) = subject.longest_stall();
-    stall_us = stall_us.max(remove_stall_ns as f64 / 1e3);
-    let remove_ns = per_root(removed.wall.as_secs_f64());
-    print_line(&json!({ "remove_ns": remove_ns, "stall_us": stall_us }).to_string())
+    let mut pass = |look: Look, names: [&str; 4]| -> io::Result<()> {
+        subject.reset(WORKERS, MAX_BLOCKS);
+        subject.prepare_events(&chains, &stores);
+        let (loaded, load_stall) = subject.longest_stall(look);
+        let figures = |span: Span, stall: Stall| {
+            let stalled = [stall.longest_ns, stall.running_ns].map(|ns| ns as f64 / 1e3);
+            [span.wall.as_secs_f64() * 1e9 / roots as f64, stalled[0], stalled[1]]
+        };
+        let [load_ns, stall_us, running_us] = figures(loaded, load_stall);
+        print_line(
+            &json!({ names[0]: load_ns, names[2]: stall_us, names[3]: running_us }).to_string(),
+        )?;
+        if look == Look::Up {
+            let mut samples = Vec::with_capacity(roots);
+            subject.time_each(timer_overhead_ns(), Deliver::Result, &mut samples);
+            print_line(&json!({ "match_ns": Percentiles::of(&mut samples).p50 }).to_string())?;
+        }
+        subject.prepare_events(&chains, &removes);
+        let (removed, stall) = subject.longest_stall(look);
+        let [remove_ns, stall_us, running_us] = figures(removed, load_stall.max(stall));
+        print_line(
+            &json!({ names[1]: remove_ns, names[2]: stall_us, names[3]: running_us }).to_string(),
+        )
+    };
+    pass(Look::Up, ["load_ns", "remove_ns", "stall_us", "running_us"])?;
+    // The same once more, to see what the machine does by itself.
+    pass(Look::AtTheClock, ["clock_load_ns", "clock_remove_ns", "clock_us", "clock_running_us"])
 }

@@ -1,12 +1,15 @@
-//! Loading what eight workers hold from snapshots, against applying the events
-//! which led there.
+//! Loading what eight workers hold from snapshots, against applying the events which
+//! led there: with hashes, as side-cars send them, and for one worker as its engine sends
+//! them, of tokens and in bytes.
 
 use std::io;
 
 use super::super::check::check;
+use super::super::measure::median;
 use super::super::plan::{chains_of, without_eviction};
 use super::super::report::Better;
 use super::super::run::{Run, alternate, subjects};
+use super::from_engine;
 use super::trace::MAX_BLOCKS;
 
 const EXPAND: u32 = 32;
@@ -38,6 +41,18 @@ pub(super) fn run(run: &mut Run) -> io::Result<()> {
     let gain = std::array::from_fn(|at| Some(loaded[at]? / applied[at]?));
     run.row(&workload, ("snapshot over events", "x", Better::More), gain, None)?;
     run.row(&workload, ("blocks missing", "", Better::Less), missing, None)?;
+    let payloads = from_engine::payloads(0, &chains, &ops)?;
+    let mut rates = Vec::new();
+    for _ in 0..run.pick(2, 5) {
+        let (stored, span) = from_engine::apply(&payloads)?;
+        rates.push(stored as f64 / 1e6 / span.cpu.as_secs_f64());
+    }
+    drop(payloads);
+    let decoded = median(&rates);
+    let ours = [Some(decoded), None, None];
+    run.row(&workload, ("an engine's events per CPU second", unit, Better::More), ours, None)?;
+    let gain = [loaded[0].map(|loaded| loaded / decoded), None, None];
+    run.row(&workload, ("snapshot over an engine's events", "x", Better::More), gain, None)?;
     for (subject, loaded) in subjects.iter_mut().zip(loaded) {
         subject.prepare_queries(&chains);
         if loaded.is_none() {

@@ -33,15 +33,12 @@ impl Lane {
     pub(super) fn at(self) -> usize {
         self.0 as usize % LANES
     }
-}
 
-/// What is known of the name of the block before.
-#[derive(Clone, Copy, Debug)]
-pub(in super::super) enum After {
-    /// It was added last, and its block is the one before in the same strip.
-    Last(Lane),
-    /// Where it is, if it is known at all.
-    Known(Option<Lane>),
+    /// So many lanes further on, in the same group.
+    #[inline]
+    pub(super) fn plus(self, lanes: usize) -> Self {
+        Self(self.0 + lanes as u32)
+    }
 }
 
 /// The names of a group. Those that went are left standing: they count where the group
@@ -147,22 +144,43 @@ impl Groups {
         }
     }
 
-    /// Adds a name of the block at `place`; `None` if there is no room.
-    #[inline(always)]
-    pub(super) fn add(&mut self, name: u64, place: Place, after: After) -> Option<Lane> {
-        let lane = match after {
-            // The lane behind is free, and stands for the block behind.
-            After::Last(last) if last.at() < LANES - 1 => Lane(last.0 + 1),
-            After::Last(_) => self.new_lane(place, None)?,
-            After::Known(lane) => self.new_lane(place, lane)?,
-        };
+    /// Writes names of consecutive blocks from `place` on into one group, as many as it
+    /// takes; behind the lane `after`, if that is the block before and its group has room.
+    /// They count once they are [settled](Groups::settle). `None` if there is no room.
+    #[inline]
+    pub(super) fn write(
+        &mut self,
+        names: &[u64],
+        place: Place,
+        after: Option<Lane>,
+    ) -> Option<(Lane, usize)> {
+        let lane = self.new_lane(place, after)?;
         let (group, at) = (lane.group(), lane.at());
-        let chunk = &mut self.chunks[group / PER_CHUNK];
-        chunk.names[group % PER_CHUNK].0[at] = name;
-        let group = &mut chunk.groups[group % PER_CHUNK];
-        group.filled = at as u8 + 1;
-        group.present |= 1 << at;
-        Some(lane)
+        let row = &mut self.chunks[group / PER_CHUNK].names[group % PER_CHUNK].0[at..];
+        let count = row.len().min(names.len());
+        row[..count].copy_from_slice(&names[..count]);
+        Some((lane, count))
+    }
+
+    /// Of the names that were written from a lane on, so many count from now on; the rest
+    /// may follow.
+    #[inline]
+    pub(super) fn settle_some(&mut self, first: Lane, count: usize) {
+        let at = first.at();
+        let group = self.group_mut(first.group());
+        group.filled = (at + count) as u8;
+        group.present |= (((1_u16 << count) - 1) << at) as u8;
+    }
+
+    /// Of the names that were written from a lane on, so many count, and no more.
+    #[inline]
+    pub(super) fn settle(&mut self, first: Lane, count: usize) {
+        self.settle_some(first, count);
+        let group = self.group_mut(first.group());
+        if group.present == 0 {
+            group.strip = FREE;
+            self.free.push(first.group() as u32);
+        }
     }
 
     /// Takes a name out.

@@ -21,6 +21,21 @@ impl Names {
         }
     }
 
+    /// Makes room for names that are about to come, where there are none yet.
+    pub(in super::super) fn expect(&mut self, names: usize) {
+        if self.table.is_empty() && names > 0 {
+            // Half full then; a group is seldom filled by less than a half.
+            self.lay_out(names * 2, (names / 4).min(GROUPS_MAX - 1));
+        }
+    }
+
+    /// Gives back what was laid out for names that did not come.
+    pub(in super::super) fn fit(&mut self) {
+        if self.table.len() * LINE_SLOTS > 2 * LINE_SLOTS + self.live * 6 {
+            self.lay_out(self.live * 8 / 3, self.groups.count());
+        }
+    }
+
     /// Makes two lines of each, in one pass: a slot's tag says which of the two it
     /// goes to.
     fn double(&mut self) {

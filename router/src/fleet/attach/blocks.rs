@@ -131,7 +131,8 @@ impl Blocks {
         if rank > restoring.rank || restoring.restore.is_none() {
             restoring.end_rank();
             restoring.rank = rank;
-            let (restore, _) = self.pool.index().begin_restore(self.key(rank));
+            let expected = usize::try_from(part.rank_names).unwrap_or(usize::MAX);
+            let (restore, _) = self.pool.index().begin_restore(self.key(rank), expected);
             restoring.restore = Some(restore);
         }
         self.restore(&mut restoring, part.runs, sum).await?;

@@ -1,6 +1,6 @@
 //! What side-cars tell of blocks, as the index takes it. Hostile until proven otherwise.
 
-use splitrail_kv::{BlockHash, EngineHash, HashedBlock, Named, SnapshotRun, Tier};
+use splitrail_kv::{BlockHash, EngineHash, HashedBlock, Named, RunNames, SnapshotRun, Tier};
 use splitrail_proto::v1;
 
 /// Blocks of one run of a snapshot: a side-car's own index cuts longer ones.
@@ -18,13 +18,11 @@ pub(super) fn run(run: v1::Run) -> Result<SnapshotRun, Nonsense> {
         return Err("a run is empty or too long");
     }
     let names = match (run.names.is_empty(), run.named.is_empty()) {
-        (true, true) => Vec::new(),
-        (false, true) if run.names.len() == run.hashes.len() => {
-            let plain = |(at, name)| Named { at, engine: EngineHash(name), copies: [1, 0, 0, 0] };
-            (0..).zip(run.names).map(plain).collect()
+        (_, true) if run.names.is_empty() || run.names.len() == run.hashes.len() => {
+            RunNames::Plain(run.names.into_iter().map(EngineHash).collect())
         }
         (true, false) if run.named.len() <= 2 * RUN_BLOCKS_MAX => {
-            run.named.into_iter().map(named).collect::<Result<_, _>>()?
+            RunNames::Each(run.named.into_iter().map(named).collect::<Result<_, _>>()?)
         }
         _ => return Err("a run's names are not its blocks'"),
     };

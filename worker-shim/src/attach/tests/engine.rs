@@ -1,7 +1,7 @@
 //! An engine that does as it pleases, and an index that says what is true of it.
 
 use splitrail_kv::{
-    EngineHash, HashSeed, Index, IndexConfig, KvEvent, StoredBlock, Tier, WorkerKey,
+    EngineHash, HashSeed, Index, IndexConfig, KvEvent, SnapshotRun, StoredBlock, Tier, WorkerKey,
 };
 
 use crate::mirror::Mirror;
@@ -71,7 +71,9 @@ impl Engine {
 
     fn held(&self, rank: u16) -> Vec<EngineHash> {
         let runs = self.truth.snapshot(WorkerKey { worker: 0, rank });
-        runs.flat_map(|run| run.names).map(|named| named.engine).collect()
+        let names =
+            |run: SnapshotRun| run.names.iter().map(|named| named.engine).collect::<Vec<_>>();
+        runs.flat_map(names).collect()
     }
 
     fn event(&mut self, rank: u16) -> KvEvent {

@@ -1,0 +1,130 @@
+//! What a worker's work really costs, learned from what is observed.
+//!
+//! Each stage is a sum of a few terms ([`Coefficients`]), and each term has a prior from the
+//! configuration. What is learned is by how much each term is off: a scale, 1 at the start,
+//! fitted by recursive least squares over relative errors ([`Fit`]). Relative, since a long
+//! prompt tells no more of a worker than a short one.
+
+mod busy;
+mod fit;
+
+use serde::Serialize;
+
+use crate::coefficients::Coefficients;
+
+pub use busy::BusyShare;
+pub use fit::Fit;
+
+/// A worker that was not observed for so long is believed a little less each second.
+const TRUSTED_SECONDS: f64 = 60.0;
+/// After each further such time, half as far from its prior.
+const HALF_LIFE_SECONDS: f64 = 300.0;
+
+/// Learns the coefficients of one worker.
+///
+/// **Exploration.** A worker that was found slow gets little to do, and so would never be
+/// found quick again. Nothing is drawn for that: while nobody observes it, its coefficients
+/// return to the prior by half in each five minutes after the first, until it is chosen again
+/// and tells how it is now.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Learner {
+    prior: Coefficients,
+    prefill: Fit<3>,
+    hand_off: Fit<2>,
+    step: Fit<3>,
+    observed_ns: u64,
+}
+
+/// What an estimate rests on.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize)]
+pub struct Evidence {
+    /// Observations taken in.
+    pub observations: u64,
+    /// The usual relative error of a prediction, of late: 0.1 is ten percent. 1 at the start.
+    pub error: f64,
+}
+
+impl Learner {
+    /// Begins with what was configured.
+    pub fn new(prior: Coefficients) -> Self {
+        Self {
+            prior,
+            prefill: Fit::default(),
+            hand_off: Fit::default(),
+            step: Fit::default(),
+            observed_ns: 0,
+        }
+    }
+
+    /// A prefill of so many new tokens after `context_tokens` took so long, its wait in a
+    /// queue excluded.
+    pub fn prefill(&mut self, now_ns: u64, new_tokens: u64, context_tokens: u64, seconds: f64) {
+        let (new, context) = (new_tokens as f64, context_tokens as f64);
+        let parts = [
+            self.prior.prefill_base_seconds,
+            self.prior.prefill_seconds_per_token * new,
+            self.prior.prefill_seconds_per_token_pair * new * (context + new / 2.0),
+        ];
+        if self.prefill.observe(parts, seconds) {
+            self.observed_ns = now_ns;
+        }
+    }
+
+    /// A hand-off of the KV of so many tokens took so long.
+    pub fn hand_off(&mut self, tokens: u64, seconds: f64) {
+        let bytes = tokens as f64 * self.prior.kv_bytes_per_token;
+        let parts =
+            [self.prior.hand_off_base_seconds, bytes / self.prior.bandwidth_bytes_per_second];
+        self.hand_off.observe(parts, seconds);
+    }
+
+    /// A step of generation of so many requests with so much context in all took so long.
+    pub fn step(&mut self, requests: u64, context_tokens: u64, seconds: f64) {
+        let parts = [
+            self.prior.step_base_seconds,
+            self.prior.step_seconds_per_request * requests as f64,
+            self.prior.step_seconds_per_context_token * context_tokens as f64,
+        ];
+        self.step.observe(parts, seconds);
+    }
+
+    /// What its work is believed to cost now.
+    pub fn coefficients(&self, now_ns: u64) -> Coefficients {
+        let idle_seconds = now_ns.saturating_sub(self.observed_ns) as f64 / 1e9;
+        let half_lives = (idle_seconds - TRUSTED_SECONDS).max(0.0) / HALF_LIFE_SECONDS;
+        let trust = 0.5f64.powf(half_lives);
+        let [prefill_base, per_token, per_pair] = self.prefill.scales(trust);
+        let [hand_off_base, transfer] = self.hand_off.scales(trust);
+        let [step_base, per_request, per_context] = self.step.scales(trust);
+        let prior = &self.prior;
+        Coefficients {
+            prefill_base_seconds: prior.prefill_base_seconds * prefill_base,
+            prefill_seconds_per_token: prior.prefill_seconds_per_token * per_token,
+            prefill_seconds_per_token_pair: prior.prefill_seconds_per_token_pair * per_pair,
+            hand_off_base_seconds: prior.hand_off_base_seconds * hand_off_base,
+            kv_bytes_per_token: prior.kv_bytes_per_token,
+            bandwidth_bytes_per_second: prior.bandwidth_bytes_per_second / transfer,
+            step_base_seconds: prior.step_base_seconds * step_base,
+            step_seconds_per_request: prior.step_seconds_per_request * per_request,
+            step_seconds_per_context_token: prior.step_seconds_per_context_token * per_context,
+        }
+    }
+
+    /// What the cost of prefills rests on.
+    pub fn prefill_evidence(&self) -> Evidence {
+        self.prefill.evidence()
+    }
+
+    /// What the cost of hand-offs rests on.
+    pub fn hand_off_evidence(&self) -> Evidence {
+        self.hand_off.evidence()
+    }
+
+    /// What the cost of steps rests on.
+    pub fn step_evidence(&self) -> Evidence {
+        self.step.evidence()
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,149 @@
+//! Known truths are found, from wrong priors and through noise.
+
+use super::*;
+use crate::choose::mix;
+use proptest::prelude::*;
+
+const SECOND: u64 = 1_000_000_000;
+
+/// An even fraction in [0, 1).
+fn even(seed: u64, i: u64) -> f64 {
+    (mix(mix(seed) ^ i.wrapping_mul(0x9e37_79b9_7f4a_7c15)) >> 11) as f64 / (1u64 << 53) as f64
+}
+
+/// Prompts between a hundred and some thirty thousand new tokens, half of them after a prefix.
+fn prompt(seed: u64, i: u64) -> (u64, u64) {
+    let new = (100.0 * (even(seed, 3 * i) * 5.7).exp()) as u64;
+    let context = if i % 2 == 0 { 0 } else { (even(seed, 3 * i + 1) * 30_000.0) as u64 };
+    (new, context)
+}
+
+fn worst_error(learned: &Coefficients, truth: &Coefficients) -> f64 {
+    let prompts = [(500, 0), (2_000, 0), (12_000, 0), (1_000, 20_000), (30_000, 0)];
+    let error = |(new, context)| {
+        let of = |costs: &Coefficients| costs.prefill_seconds(new + context, context);
+        (of(learned) / of(truth) - 1.0).abs()
+    };
+    prompts.into_iter().map(error).fold(0.0, f64::max)
+}
+
+fn slower(costs: &Coefficients, factor: f64) -> Coefficients {
+    Coefficients {
+        prefill_base_seconds: costs.prefill_base_seconds * factor,
+        prefill_seconds_per_token: costs.prefill_seconds_per_token * factor,
+        prefill_seconds_per_token_pair: costs.prefill_seconds_per_token_pair * factor,
+        ..*costs
+    }
+}
+
+fn teach(learner: &mut Learner, truth: &Coefficients, seed: u64, count: u64, noise: f64) {
+    for i in 0..count {
+        let (new, context) = prompt(seed, i);
+        let seconds = truth.prefill_seconds(new + context, context);
+        let off = 1.0 + noise * (2.0 * even(seed, 3 * i + 2) - 1.0);
+        learner.prefill(i * SECOND, new, context, seconds * off);
+    }
+}
+
+proptest! {
+    /// Told twice, half or five times the truth, with a fifth of noise: within a tenth after
+    /// its share of a thousand requests on eight workers.
+    #[test]
+    fn a_wrong_prior_is_overcome(seed: u64, factor in 0.2f64..5.0) {
+        let truth = Coefficients::default();
+        let mut learner = Learner::new(slower(&truth, factor));
+        teach(&mut learner, &truth, seed, 125, 0.2);
+        let learned = learner.coefficients(125 * SECOND);
+        prop_assert!(worst_error(&learned, &truth) < 0.1, "{learned:?}");
+    }
+
+    #[test]
+    fn outliers_and_nonsense_move_little_and_nothing_leaves_its_bounds(
+        seed: u64, stalls in proptest::collection::vec(0.0f64..1e6, 1..8),
+    ) {
+        let truth = Coefficients::default();
+        let mut learner = Learner::new(truth);
+        teach(&mut learner, &truth, seed, 200, 0.05);
+        for seconds in stalls {
+            learner.prefill(200 * SECOND, 1_000, 0, seconds);
+        }
+        for nonsense in [f64::NAN, f64::INFINITY, -1.0, 0.0] {
+            learner.prefill(200 * SECOND, 1_000, 0, nonsense);
+        }
+        let learned = learner.coefficients(200 * SECOND);
+        let factor = learned.prefill_seconds(1_000, 0) / truth.prefill_seconds(1_000, 0);
+        prop_assert!((0.2..3.0).contains(&factor), "{factor}");
+        teach(&mut learner, &truth, seed ^ 1, 100, 0.05);
+        prop_assert!(worst_error(&learner.coefficients(100 * SECOND), &truth) < 0.1);
+    }
+}
+
+#[test]
+fn one_stall_moves_a_settled_estimate_by_less_than_a_tenth() {
+    let truth = Coefficients::default();
+    let mut learner = Learner::new(truth);
+    teach(&mut learner, &truth, 1, 200, 0.05);
+    learner.prefill(200 * SECOND, 2_000, 0, 100.0);
+    assert!(worst_error(&learner.coefficients(200 * SECOND), &truth) < 0.1);
+}
+
+#[test]
+fn a_worker_that_becomes_slow_is_known_to_be_after_some_dozens_of_requests() {
+    let truth = Coefficients::default();
+    let mut learner = Learner::new(truth);
+    teach(&mut learner, &truth, 1, 500, 0.1);
+    teach(&mut learner, &slower(&truth, 2.0), 2, 80, 0.1);
+    let learned = learner.coefficients(80 * SECOND);
+    assert!(worst_error(&learned, &slower(&truth, 2.0)) < 0.15, "{learned:?}");
+    assert!(learner.prefill_evidence().observations == 580);
+}
+
+#[test]
+fn who_is_not_observed_is_believed_less_and_less() {
+    let prior = Coefficients::default();
+    let mut learner = Learner::new(prior);
+    teach(&mut learner, &slower(&prior, 4.0), 3, 100, 0.0);
+    let at = |seconds: u64| {
+        let learned = learner.coefficients((99 + seconds) * SECOND);
+        learned.prefill_seconds_per_token / prior.prefill_seconds_per_token
+    };
+    assert!((3.8..4.2).contains(&at(60)), "{}", at(60));
+    assert!((1.9..2.1).contains(&at(360)), "{}", at(360));
+    assert!((1.0..1.01).contains(&at(36_000)), "{}", at(36_000));
+}
+
+#[test]
+fn hand_offs_and_steps_are_learned_as_well() {
+    let truth = Coefficients { bandwidth_bytes_per_second: 3e9, ..Coefficients::default() };
+    let mut learner = Learner::new(Coefficients { step_base_seconds: 5e-3, ..Default::default() });
+    for i in 0..200 {
+        let (tokens, requests) = (prompt(7, i).0, 1 + i % 60);
+        learner.hand_off(tokens, truth.hand_off_seconds(tokens));
+        let context = requests * 3_000;
+        learner.step(requests, context, truth.step_seconds(requests, context));
+    }
+    let learned = learner.coefficients(0);
+    for tokens in [200, 5_000, 20_000] {
+        let ratio = learned.hand_off_seconds(tokens) / truth.hand_off_seconds(tokens);
+        assert!((0.95..1.05).contains(&ratio), "{tokens}: {ratio}");
+    }
+    let ratio = learned.step_seconds(20, 60_000) / truth.step_seconds(20, 60_000);
+    assert!((0.95..1.05).contains(&ratio), "{ratio}");
+    assert!(learner.hand_off_evidence().error < 0.1 && learner.step_evidence().error < 0.1);
+}
+
+#[test]
+fn the_busy_share_follows_the_last_minute() {
+    let mut share = BusyShare::default();
+    assert_eq!(share.at(SECOND), 0.0);
+    share.set(SECOND, true);
+    assert!((share.at(61 * SECOND) - 0.632).abs() < 0.001, "{}", share.at(61 * SECOND));
+    share.set(601 * SECOND, false);
+    assert!((share.at(661 * SECOND) - 0.368).abs() < 0.001);
+    // Half of each second.
+    for i in 700..1_400 {
+        share.set(i * SECOND, true);
+        share.set(i * SECOND + SECOND / 2, false);
+    }
+    assert!((share.at(1_400 * SECOND) - 0.5).abs() < 0.01);
+}

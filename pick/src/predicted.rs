@@ -1,0 +1,188 @@
+//! What a choice is predicted to cost, in milliseconds, term by term.
+//!
+//! ```text
+//! prefill leg     wait + prefill + hand-off(prompt) + price x (work - least work)
+//! aggregated      wait + prefill + step             + price x (work - least work)
+//! decode leg      wait + hand-off(what it lacks) + step
+//! ```
+//!
+//! `prefill` is that of what the worker will lack when it comes to this prompt: blocks of
+//! queued requests count as present. `step` is the first step of generation. `work` is the
+//! same prefill on the fleet's usual worker: that a worker is slow costs the request that goes
+//! there, but takes nothing from others, who would lose by its standing idle.
+//!
+//! **The price of extra work.** To compute on one worker what another one holds takes its time
+//! from all who come later. How many those are follows from the load: a server that is busy
+//! for the share `rho` of its time catches up with an extra millisecond only after
+//! `1 / (1 - rho)` of them, and all who arrive meanwhile wait a millisecond longer. Requests
+//! that already wait for any worker are delayed as well: with `q` of them for `n` workers, and
+//! half of those on a worker after this one, `q / 2n`. On an idle fleet the price is 1, and
+//! prompts spread; on a busy one it rises, and they go where their prefix is. It ends at 10:
+//! beyond, a few queued hits would keep a worker from being used at all.
+//!
+//! Costs of evictions are no term. Pricing what a prompt pushes out of a worker's cache made
+//! placement worse wherever it changed anything: with little room, all that is worth keeping
+//! is used soon and stays by its own recency. Nor is a session: its prefix is the overlap.
+
+use serde::Serialize;
+
+use crate::candidate::{Candidate, Leg, Query};
+use crate::coefficients::Coefficients;
+
+/// Where the price of extra work ends.
+const PRICE_MAX: f64 = 10.0;
+
+/// Terms of one candidate, in milliseconds. Their sum is its cost.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize)]
+pub struct Terms {
+    /// Until it can begin.
+    pub wait_ms: f64,
+    /// To compute what it lacks of the prompt.
+    pub prefill_ms: f64,
+    /// To bring the KV to where the answer is generated.
+    pub hand_off_ms: f64,
+    /// Its first step of generation, among all that it generates.
+    pub step_ms: f64,
+    /// What later requests lose since another worker would have had less to compute.
+    pub extra_work_ms: f64,
+}
+
+impl Terms {
+    /// The cost.
+    pub fn total_ms(&self) -> f64 {
+        self.wait_ms + self.prefill_ms + self.hand_off_ms + self.step_ms + self.extra_work_ms
+    }
+
+    /// The predicted time to the first token, as far as this leg takes part in it.
+    pub fn ttft_ms(&self) -> f64 {
+        self.total_ms() - self.extra_work_ms
+    }
+}
+
+/// How many later requests an extra millisecond of prefill delays: from the workers' load and
+/// the requests that wait, here and on the workers.
+pub fn extra_work_price(candidates: &[Candidate], waiting_here: usize) -> f64 {
+    let mut load = Load::default();
+    candidates.iter().filter(|candidate| candidate.up).for_each(|candidate| load.add(candidate));
+    load.price(waiting_here)
+}
+
+/// What the price follows from, summed over live workers.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub(crate) struct Load {
+    busy: f64,
+    waiting: u64,
+    workers: u32,
+}
+
+impl Load {
+    pub(crate) fn add(&mut self, candidate: &Candidate) {
+        self.busy += candidate.busy_share.clamp(0.0, 1.0);
+        self.waiting += u64::from(candidate.waiting);
+        self.workers += 1;
+    }
+
+    pub(crate) fn price(&self, waiting_here: usize) -> f64 {
+        if self.workers == 0 {
+            return 1.0;
+        }
+        let workers = f64::from(self.workers);
+        let waiting = self.waiting as f64 + waiting_here as f64;
+        let idle = (1.0 - self.busy / workers).max(1.0 / PRICE_MAX);
+        (1.0 / idle + waiting / (2.0 * workers)).min(PRICE_MAX)
+    }
+}
+
+/// All terms; but the extra work is the whole work, as long as nobody knows the least.
+pub(crate) fn terms(candidate: &Candidate, query: &Query, usual: &Coefficients) -> Terms {
+    let costs = &candidate.coefficients;
+    let wait_ms = wait_ms(candidate, query.leg);
+    let step_ms = || {
+        let context = candidate.active_tokens.saturating_add(query.prompt_tokens);
+        ms(costs.step_seconds(u64::from(candidate.requests) + 1, context))
+    };
+    if query.leg == Leg::Decode {
+        let held = u64::from(candidate.believed_blocks()) * u64::from(query.block_size);
+        let lacking = query.prompt_tokens.saturating_sub(held);
+        let hand_off_ms = ms(costs.hand_off_seconds(lacking));
+        return Terms { wait_ms, hand_off_ms, step_ms: step_ms(), ..Terms::default() };
+    }
+    let cached = query.cached_tokens(candidate.held_blocks());
+    let prefill_ms = ms(costs.prefill_seconds(query.prompt_tokens, cached));
+    let extra_work_ms = if costs.prefill() == usual.prefill() {
+        prefill_ms
+    } else {
+        ms(usual.prefill_seconds(query.prompt_tokens, cached))
+    };
+    let (hand_off_ms, step_ms) = if query.leg == Leg::Prefill {
+        (ms(costs.hand_off_seconds(query.prompt_tokens)), 0.0)
+    } else {
+        (0.0, step_ms())
+    };
+    Terms { wait_ms, prefill_ms, hand_off_ms, step_ms, extra_work_ms }
+}
+
+/// Until the candidate can begin. Who predicts no times is asked for its queued tokens. A
+/// decode leg waits for no prompts but where its worker computes them.
+fn wait_ms(candidate: &Candidate, leg: Leg) -> f64 {
+    if candidate.wait_ns > 0 || leg == Leg::Decode {
+        return candidate.wait_ns as f64 / 1e6;
+    }
+    let queued = candidate.prefill_tokens as f64;
+    ms(queued * candidate.coefficients.prefill_seconds_per_token)
+}
+
+fn ms(seconds: f64) -> f64 {
+    seconds * 1e3
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn query(leg: Leg) -> Query {
+        Query {
+            leg,
+            prompt_tokens: 12_000,
+            prompt_blocks: 23,
+            first_blocks: [0; 2],
+            block_size: 512,
+            turn: 0,
+            draw: 0,
+        }
+    }
+
+    #[test]
+    fn each_leg_has_the_terms_of_what_it_does() {
+        let (idle, usual) =
+            (Candidate { up: true, ..Candidate::default() }, Coefficients::default());
+        let prefill = terms(&idle, &query(Leg::Prefill), &usual);
+        assert!((prefill.prefill_ms - 1195.6).abs() < 1e-6, "{prefill:?}");
+        // 5 ms and 12,000 x 327,680 bytes at 100 GB/s.
+        assert!((prefill.hand_off_ms - 44.3216).abs() < 1e-6, "{prefill:?}");
+        let decode = Candidate { requests: 9, active_tokens: 88_000, ..idle };
+        let decode = terms(&decode, &query(Leg::Decode), &usual);
+        // 15 ms, 10 x 0.1 ms, 100,000 x 30 ns.
+        assert!((decode.step_ms - 19.0).abs() < 1e-6, "{decode:?}");
+        assert!(decode.prefill_ms == 0.0 && decode.hand_off_ms == prefill.hand_off_ms);
+        let both = terms(&idle, &query(Leg::Aggregated), &usual);
+        assert!(both.hand_off_ms == 0.0 && both.prefill_ms == prefill.prefill_ms);
+        assert!(both.step_ms > 15.0);
+    }
+
+    #[test]
+    fn extra_work_is_cheap_on_an_idle_fleet_and_dear_on_a_busy_one() {
+        let with = |busy_share, waiting| Candidate {
+            up: true,
+            busy_share,
+            waiting,
+            ..Candidate::default()
+        };
+        let down = Candidate { up: false, busy_share: 1.0, waiting: 99, ..Candidate::default() };
+        assert_eq!(extra_work_price(&[with(0.0, 0), down], 0), 1.0);
+        assert_eq!(extra_work_price(&[with(0.5, 0), with(1.0, 0)], 0), 4.0);
+        assert_eq!(extra_work_price(&[with(0.5, 0), with(0.5, 1)], 3), 3.0);
+        assert_eq!(extra_work_price(&[with(1.0, 50)], 50), PRICE_MAX);
+        assert_eq!(extra_work_price(&[down], 7), 1.0);
+    }
+}

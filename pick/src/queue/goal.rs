@@ -1,0 +1,80 @@
+//! Early refusal: better at once than after a wait for nothing.
+
+use super::{Item, Queue, View, shortest_prefill_ms};
+use crate::candidate::Candidate;
+
+/// A request that may not wait.
+#[derive(Clone, Debug)]
+pub struct Refused<T> {
+    /// The request.
+    pub item: Item<T>,
+    /// The best that its time to the first token could be; `None` where the queue is full.
+    pub predicted_ttft_ms: Option<f64>,
+    /// When it may be tried again with some hope.
+    pub retry_after_ms: f64,
+}
+
+impl<T> Refused<T> {
+    pub(super) fn full(item: Item<T>, retry_after_ms: f64) -> Self {
+        Self { item, predicted_ttft_ms: None, retry_after_ms }
+    }
+
+    /// For the header `Retry-After`.
+    pub fn retry_after_seconds(&self) -> u64 {
+        (self.retry_after_ms / 1e3).ceil().clamp(1.0, 3600.0) as u64
+    }
+}
+
+impl<T> Queue<T> {
+    /// Refuses a request that cannot meet the goal however well things go: not if it may.
+    pub(super) fn check_goal(
+        &self,
+        item: Item<T>,
+        prefill_ms: f64,
+        now_ns: u64,
+        candidates: &[Candidate],
+    ) -> Result<Item<T>, Refused<T>> {
+        let Some(goal_ms) = self.config.ttft_goal_ms else { return Ok(item) };
+        let waited_ms = now_ns.saturating_sub(item.arrival_ns) as f64 / 1e6;
+        let wait_ms = self.wait_ms(&item, prefill_ms, candidates);
+        let predicted_ms = waited_ms + wait_ms + prefill_ms;
+        if predicted_ms <= goal_ms || prefill_ms > goal_ms || wait_ms == 0.0 {
+            // What is too long for the goal, or has nobody to wait for, does no better later.
+            return Ok(item);
+        }
+        let retry_after_ms = (predicted_ms - goal_ms).min(wait_ms);
+        Err(Refused { item, predicted_ttft_ms: Some(predicted_ms), retry_after_ms })
+    }
+
+    /// The wait of a request that has not come in, and its prefill.
+    pub(super) fn backlog_ms(&self, item: &Item<T>, view: &mut impl View<T>) -> Option<(f64, f64)> {
+        let mut candidates = Vec::new();
+        view.candidates(&item.key, &mut candidates);
+        let prefill_ms = shortest_prefill_ms(&candidates, &item.query);
+        candidates.iter().any(|candidate| candidate.up).then(|| {
+            let wait_ms = self.wait_ms(item, prefill_ms, &candidates);
+            (wait_ms, prefill_ms)
+        })
+    }
+
+    /// Until the first worker is free, and those who go before have been shared out among all.
+    fn wait_ms(&self, item: &Item<T>, prefill_ms: f64, candidates: &[Candidate]) -> f64 {
+        let up = || candidates.iter().filter(|candidate| candidate.up);
+        let workers = up().count();
+        if workers == 0 {
+            return 0.0;
+        }
+        let free_ms = up().map(|c| c.wait_ns as f64 / 1e6).fold(f64::INFINITY, f64::min);
+        free_ms + self.ahead_ms(item.class, prefill_ms, workers)
+    }
+
+    /// How long those who would go before a request of this class and predicted prefill keep
+    /// so many workers busy.
+    pub fn ahead_ms(&self, class: i32, prefill_ms: f64, workers: usize) -> f64 {
+        let before = self.waiting.iter().filter(|other| {
+            let other_class = other.item.class;
+            other_class > class || (other_class == class && other.prefill_ms <= prefill_ms)
+        });
+        before.map(|other| other.prefill_ms).sum::<f64>() / workers.max(1) as f64
+    }
+}

@@ -1,0 +1,174 @@
+//! A round: who goes where now, and who goes on waiting.
+
+use super::{Queue, Release, Round, Ticket, View, shortest_prefill_ms};
+use crate::candidate::Candidate;
+use crate::choose::Choice;
+use crate::policy::Policy;
+
+/// Estimates beside those in the window that each round renews, in turn.
+const RENEWED: usize = 8;
+
+/// A worker with what this round has placed on it.
+struct Placed {
+    worker: usize,
+    wait_ns: u64,
+    /// Places in the queue of those that were placed on it.
+    places: Vec<usize>,
+    /// Whether one of them waits for it.
+    held: bool,
+}
+
+/// What a round knows.
+#[derive(Default)]
+struct State {
+    placed: Vec<Placed>,
+    /// Workers with room left; `None` before any was seen.
+    rooms: Option<usize>,
+    due_ns: Option<u64>,
+    released: Vec<(usize, Choice, Vec<Candidate>)>,
+}
+
+impl<T> Queue<T> {
+    /// Releases whom a worker has room for. Costs at most a choice for each in the window.
+    pub fn round(&mut self, now_ns: u64, policy: &Policy, view: &mut impl View<T>) -> Round<T> {
+        let Some(oldest) = self.oldest() else {
+            return Round { releases: Vec::new(), due_ns: None };
+        };
+        let mut order = self.next(now_ns);
+        let owed = self.credit_ms >= self.waiting[oldest].prefill_ms;
+        if owed {
+            order.retain(|place| *place != oldest);
+            order.insert(0, oldest);
+        }
+        let mut state = State::default();
+        for place in order {
+            if state.rooms == Some(0) {
+                break;
+            }
+            self.bind(place, now_ns, policy, view, &mut state);
+        }
+        self.renew(view);
+        let releases = self.take(state.released, oldest, owed);
+        Round { releases, due_ns: state.due_ns }
+    }
+
+    /// Places one request, and releases it if it can begin.
+    fn bind(
+        &mut self,
+        place: usize,
+        now_ns: u64,
+        policy: &Policy,
+        view: &mut impl View<T>,
+        state: &mut State,
+    ) {
+        let mut candidates = Vec::new();
+        view.candidates(&self.waiting[place].item.key, &mut candidates);
+        let query = self.waiting[place].item.query;
+        self.waiting[place].prefill_ms = shortest_prefill_ms(&candidates, &query);
+        let lead_ns = (self.config.lead_ms * 1e6) as u64;
+        let any_up = candidates.iter().any(|candidate| candidate.up);
+        // Where nobody lives, a real attempt gives the client the real error.
+        let has_room = |candidate: &Candidate| !any_up || candidate.wait_ns <= lead_ns;
+        if state.rooms.is_none() {
+            let able = || candidates.iter().filter(|candidate| candidate.up || !any_up);
+            state.rooms = Some(able().filter(|candidate| has_room(candidate)).count());
+            let busy = able().filter(|candidate| !has_room(candidate));
+            let soonest_ns = busy.map(|candidate| candidate.wait_ns - lead_ns).min();
+            state.due_ns = soonest_ns.map(|wait_ns| now_ns.saturating_add(wait_ns));
+            if state.rooms == Some(0) {
+                return;
+            }
+        }
+        for placed in &state.placed {
+            let Some(candidate) = find(&mut candidates, placed.worker) else { continue };
+            candidate.wait_ns = candidate.wait_ns.saturating_add(placed.wait_ns);
+            let key = &self.waiting[place].item.key;
+            let shared = |other: &usize| view.shared_blocks(key, &self.waiting[*other].item.key);
+            let assumed = placed.places.iter().map(shared).max().unwrap_or(0);
+            candidate.assumed_blocks = candidate.assumed_blocks.max(assumed);
+        }
+        let mut choice = Choice::default();
+        if !choice.decide(policy, &candidates, &query, self.waiting.len() - state.released.len()) {
+            return;
+        }
+        let chosen = candidates[choice.index];
+        let cached = query.cached_tokens(chosen.held_blocks());
+        let prefill_ns = chosen.coefficients.prefill_ns(query.prompt_tokens, cached);
+        let known = state.placed.iter().position(|placed| placed.worker == chosen.worker);
+        let at = known.unwrap_or_else(|| {
+            let worker = chosen.worker;
+            state.placed.push(Placed { worker, wait_ns: 0, places: Vec::new(), held: false });
+            state.placed.len() - 1
+        });
+        let placed = &mut state.placed[at];
+        let free = !placed.held && has_room(&chosen);
+        placed.held |= !free;
+        let room_before = has_room(&chosen);
+        placed.wait_ns = placed.wait_ns.saturating_add(prefill_ns);
+        placed.places.push(place);
+        let room_after = !any_up || chosen.wait_ns.saturating_add(prefill_ns) <= lead_ns;
+        if room_before && !room_after {
+            state.rooms = state.rooms.map(|rooms| rooms.saturating_sub(1));
+        }
+        if free {
+            state.released.push((place, choice, candidates));
+        }
+    }
+
+    /// Takes the released ones out and settles accounts.
+    fn take(
+        &mut self,
+        released: Vec<(usize, Choice, Vec<Candidate>)>,
+        oldest: usize,
+        owed: bool,
+    ) -> Vec<Release<T>> {
+        // From the last place on, so that places stay what they are.
+        let mut order: Vec<usize> = (0..released.len()).collect();
+        order.sort_unstable_by_key(|i| std::cmp::Reverse(released[*i].0));
+        let mut entries: Vec<Option<super::Entry<T>>> = released.iter().map(|_| None).collect();
+        for i in order {
+            entries[i] = Some(self.waiting.swap_remove(released[i].0));
+        }
+        let mut releases = Vec::with_capacity(released.len());
+        for ((place, choice, candidates), entry) in released.into_iter().zip(entries) {
+            let Some(entry) = entry else { continue };
+            let chosen = &candidates[choice.index];
+            let query = &entry.item.query;
+            let cached = query.cached_tokens(chosen.held_blocks());
+            let spent_ms = chosen.coefficients.prefill_seconds(query.prompt_tokens, cached) * 1e3;
+            if place != oldest {
+                self.credit_ms += self.config.oldest_share * spent_ms;
+            } else if owed {
+                self.credit_ms = (self.credit_ms - spent_ms).max(0.0);
+            }
+            self.fair.served(entry.item.tenant, spent_ms, entry.item.tenant_weight);
+            let ticket = Ticket(entry.number);
+            releases.push(Release { ticket, item: entry.item, choice, candidates });
+        }
+        self.settle();
+        releases
+    }
+
+    /// Looks again at some of those that wait far behind: their prefix may have come or gone.
+    fn renew(&mut self, view: &mut impl View<T>) {
+        let mut candidates = Vec::new();
+        for _ in 0..RENEWED.min(self.waiting.len()) {
+            self.refreshed = (self.refreshed + 1) % self.waiting.len();
+            let entry = &mut self.waiting[self.refreshed];
+            candidates.clear();
+            view.candidates(&entry.item.key, &mut candidates);
+            entry.prefill_ms = shortest_prefill_ms(&candidates, &entry.item.query);
+        }
+    }
+}
+
+/// The candidate that is a worker: most often at the worker's own place.
+fn find(candidates: &mut [Candidate], worker: usize) -> Option<&mut Candidate> {
+    let there = candidates.get(worker).is_some_and(|candidate| candidate.worker == worker);
+    let place = if there {
+        Some(worker)
+    } else {
+        candidates.iter().position(|candidate| candidate.worker == worker)
+    };
+    place.and_then(|place| candidates.get_mut(place))
+}

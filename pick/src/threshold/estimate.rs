@@ -1,0 +1,133 @@
+//! What either way takes.
+
+use super::{Offer, Threshold, Way, trust};
+use crate::candidate::{Candidate, Leg, Query};
+use crate::predicted::{extra_work_price, terms};
+
+/// Steps up to so much of the goal are free; the rest is for what cannot be predicted.
+const FREE_SHARE: f64 = 0.9;
+
+/// A local prefill.
+struct Local {
+    /// The longer parts of its steps, and of those before it; its first step of generation.
+    longer_ms: f64,
+    /// The shorter parts, which count by the interference.
+    shorter_ms: f64,
+    /// Its own share of both.
+    own_longer_ms: f64,
+    own_shorter_ms: f64,
+    excess_ms: f64,
+}
+
+/// A step of generation on a worker as it is.
+pub(super) fn step_ms(candidate: &Candidate) -> f64 {
+    let requests = u64::from(candidate.requests);
+    candidate.coefficients.step_seconds(requests, candidate.active_tokens) * 1e3
+}
+
+impl Threshold {
+    /// The best prefill worker, and all that follows until the first token.
+    pub(super) fn at_prefill(&self, now_ns: u64, offer: &Offer<'_>) -> Option<Way> {
+        let [scale, _] = self.remote.scales(trust(now_ns, self.remote_ns));
+        let after = decode_ms(offer)?;
+        let price = extra_work_price(offer.prefill, offer.waiting);
+        let way = |(index, candidate): (usize, &Candidate)| {
+            let query = Query { leg: Leg::Prefill, ..offer.query };
+            let terms = terms(candidate, &query, &candidate.coefficients);
+            let raw_ms = offer.ahead_ms + terms.wait_ms + terms.prefill_ms + after;
+            let ttft_ms = raw_ms * scale;
+            let cost_ms = ttft_ms + price * terms.prefill_ms * scale;
+            Way { index, ttft_ms, cost_ms, parts_ms: [raw_ms, 0.0], excess_ms: 0.0 }
+        };
+        let up = offer.prefill.iter().enumerate().filter(|(_, candidate)| candidate.up);
+        up.map(way).min_by(|a, b| a.ttft_ms.total_cmp(&b.ttft_ms))
+    }
+
+    /// The best decode worker that has the budget for it.
+    pub(super) fn at_decode(&self, now_ns: u64, offer: &Offer<'_>) -> Option<Way> {
+        let [scale, interference] = self.local.scales(trust(now_ns, self.local_ns));
+        let price = extra_work_price(offer.decode, 0);
+        let way = |(index, candidate): (usize, &Candidate)| {
+            let local = self.local(candidate, &offer.query, scale, interference);
+            // Who was never sent a local prefill has spent nothing.
+            let guard = self.guards.get(&candidate.worker).copied().unwrap_or_default();
+            let budget_ms = guard.budget_ms(now_ns, self.config.tbt_goal_ms, step_ms(candidate));
+            if local.excess_ms > budget_ms {
+                return None;
+            }
+            let ttft_ms = local.longer_ms * scale + local.shorter_ms * interference;
+            let own_ms = local.own_longer_ms * scale + local.own_shorter_ms * interference;
+            let cost_ms = ttft_ms + price * own_ms;
+            let parts_ms = [local.longer_ms, local.shorter_ms];
+            Some(Way { index, ttft_ms, cost_ms, parts_ms, excess_ms: local.excess_ms })
+        };
+        let up = offer.decode.iter().enumerate().filter(|(_, candidate)| candidate.up);
+        up.filter_map(way).min_by(|a, b| a.cost_ms.total_cmp(&b.cost_ms))
+    }
+
+    /// The rest of a prompt, computed by a worker among its own steps.
+    fn local(&self, at: &Candidate, query: &Query, scale: f64, interference: f64) -> Local {
+        let cached = query.cached_tokens(at.held_blocks());
+        let new = query.prompt_tokens.saturating_sub(cached);
+        let step_ms = step_ms(at);
+        // What is ahead of it began somewhere in its prompt: no context is the best guess.
+        let (ahead_longer, ahead_shorter) = self.mixed(at, at.prefill_tokens, 0);
+        let (own_longer_ms, own_shorter_ms) = self.mixed(at, new, cached);
+        let base_ms = at.coefficients.prefill_base_seconds * 1e3;
+        let context = at.active_tokens.saturating_add(query.prompt_tokens);
+        let first_ms = at.coefficients.step_seconds(u64::from(at.requests) + 1, context) * 1e3;
+
+        // Half of the step that is under way when it comes.
+        let wait_ms = at.wait_ns as f64 / 1e6 + step_ms / 2.0;
+
+        // The last chunk looks at all before it, and takes the longest.
+        let last = self.chunk_tokens(new);
+        let last_ms = at.coefficients.span_seconds(last, query.prompt_tokens - last) * 1e3;
+        let longest_ms = step_ms.max(last_ms) * scale
+            + step_ms.min(last_ms) * self.config.interference * interference;
+        let free = longest_ms <= self.config.tbt_goal_ms * FREE_SHARE;
+        let taken_ms = own_longer_ms * scale + own_shorter_ms * interference;
+        let quiet_ms = self.steps(new) * step_ms;
+        Local {
+            longer_ms: wait_ms + ahead_longer + base_ms + own_longer_ms + first_ms,
+            shorter_ms: ahead_shorter + own_shorter_ms,
+            own_longer_ms: base_ms + own_longer_ms,
+            own_shorter_ms,
+            excess_ms: if free { 0.0 } else { (taken_ms - quiet_ms).max(0.0) },
+        }
+    }
+
+    /// The longer and the shorter parts of all steps that so many tokens take, the shorter
+    /// ones as configured.
+    fn mixed(&self, at: &Candidate, tokens: u64, context: u64) -> (f64, f64) {
+        let steps = self.steps(tokens);
+        if steps == 0.0 {
+            return (0.0, 0.0);
+        }
+        let chunk_ms = at.coefficients.span_seconds(tokens, context) * 1e3 / steps;
+        let step_ms = step_ms(at);
+        let shorter = chunk_ms.min(step_ms) * self.config.interference;
+        (steps * chunk_ms.max(step_ms), steps * shorter)
+    }
+
+    fn steps(&self, tokens: u64) -> f64 {
+        if tokens == 0 { 0.0 } else { tokens.div_ceil(self.chunk_tokens(tokens).max(1)) as f64 }
+    }
+
+    fn chunk_tokens(&self, tokens: u64) -> u64 {
+        match self.config.chunk_tokens {
+            0 => tokens,
+            chunk => tokens.min(u64::from(chunk)),
+        }
+    }
+}
+
+/// From the end of a remote prefill to the first token, on the best decode worker.
+fn decode_ms(offer: &Offer<'_>) -> Option<f64> {
+    let query = Query { leg: Leg::Decode, ..offer.query };
+    let up = offer.decode.iter().filter(|candidate| candidate.up);
+    let after = |candidate: &Candidate| {
+        terms(candidate, &query, &candidate.coefficients).ttft_ms() + step_ms(candidate) / 2.0
+    };
+    up.map(after).min_by(f64::total_cmp)
+}

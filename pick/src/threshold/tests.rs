@@ -1,0 +1,210 @@
+//! Which way is gone, what is learned, and what it costs to learn it.
+
+use super::*;
+use crate::candidate::Leg;
+use proptest::prelude::*;
+
+const SECOND: u64 = 1_000_000_000;
+const BLOCK: u32 = 512;
+
+fn query(prompt_tokens: u64, draw: u64) -> Query {
+    Query {
+        leg: Leg::Aggregated,
+        prompt_tokens,
+        prompt_blocks: prompt_tokens.div_ceil(u64::from(BLOCK)) as u32,
+        first_blocks: [0; 2],
+        block_size: BLOCK,
+        turn: 0,
+        draw,
+    }
+}
+
+fn worker(worker: usize) -> Candidate {
+    Candidate { worker, up: true, ..Candidate::default() }
+}
+
+/// A decode worker with streams, that holds some of the prompt.
+fn streaming(index: usize, overlap_blocks: u32) -> Candidate {
+    Candidate { requests: 40, active_tokens: 200_000, overlap_blocks, ..worker(index) }
+}
+
+fn offer<'a>(query: Query, prefill: &'a [Candidate], decode: &'a [Candidate]) -> Offer<'a> {
+    Offer { query, prefill, decode, waiting: 0, ahead_ms: 0.0 }
+}
+
+/// Steps never too long for anybody: no budget plays a part.
+fn gentle() -> Threshold {
+    let config = ThresholdConfig { chunk_tokens: 512, tbt_goal_ms: 1e4, ..Default::default() };
+    Threshold::new(config, 0.8)
+}
+
+/// Whether a prompt of so many tokens, of which decode holds some blocks, stays there.
+fn stays(tokens: u64, held: u32, change: impl Fn(&mut Candidate, &mut Candidate)) -> bool {
+    let (mut p, mut d) = (worker(0), streaming(1, held));
+    change(&mut p, &mut d);
+    let (p, d) = ([p], [d]);
+    gentle().compare(SECOND, &offer(query(tokens, 1), &p, &d)).local
+}
+
+#[test]
+fn short_tails_stay_and_long_ones_go_unless_the_other_side_is_busy() {
+    let as_is = |_: &mut Candidate, _: &mut Candidate| {};
+    assert!(stays(12_000, 23, as_is));
+    assert!(!stays(12_000, 0, as_is));
+    let queue = |p: &mut Candidate, _: &mut Candidate| p.wait_ns = 9 * SECOND;
+    assert!(stays(12_000, 0, queue));
+    let local_queue = |_: &mut Candidate, d: &mut Candidate| d.prefill_tokens = 30_000;
+    assert!(!stays(12_000, 23, local_queue));
+    let slow_network = |p: &mut Candidate, d: &mut Candidate| {
+        p.coefficients.bandwidth_bytes_per_second = 0.3e9;
+        d.coefficients.bandwidth_bytes_per_second = 0.3e9;
+    };
+    assert!(stays(12_000, 0, slow_network));
+    let holder = |p: &mut Candidate, _: &mut Candidate| p.overlap_blocks = 22;
+    assert!(!stays(12_000, 12, holder));
+    assert!(stays(12_000, 0, |p, _| p.up = false), "where nobody else can");
+    assert!(!stays(12_000, 23, |_, d| d.up = false));
+}
+
+#[test]
+fn long_steps_use_up_a_budget_that_comes_back() {
+    let config = ThresholdConfig { chunk_tokens: 0, ..ThresholdConfig::default() };
+    let mut threshold = Threshold::new(config, 0.8);
+    // A queue so long that every prompt would rather stay; its steps take some 600 ms.
+    let p = [Candidate { wait_ns: 60 * SECOND, ..worker(0) }];
+    let d = [streaming(1, 0)];
+    let long = offer(query(6_000, 1), &p, &d);
+    let mut at = 100 * SECOND;
+    let mut stay = 0;
+    while threshold.compare(at, &long).local {
+        let verdict = threshold.compare(at, &long);
+        assert!(verdict.at_decode.unwrap().excess_ms > 400.0);
+        threshold.gone(at, &verdict, &long);
+        at += SECOND / 100;
+        stay += 1;
+        assert!(stay < 10, "no bound on long steps");
+    }
+    assert!(stay >= 1);
+    // What fits between two tokens goes on.
+    let short = offer(query(1_000, 1), &p, &d);
+    assert!(threshold.compare(at, &short).local);
+    // 4.4 ms a step, 25 ms each: three to four seconds for one more.
+    assert!(threshold.compare(at + 10 * SECOND, &long).local);
+}
+
+/// Goes on for so many requests, one a second, where either way takes so many times what is
+/// predicted. Returns the seconds of all first tokens: as decided, always remote, always local.
+fn live(
+    threshold: &mut Threshold,
+    from: u64,
+    count: u64,
+    (local_off, remote_off): (f64, f64),
+) -> [f64; 3] {
+    let mut sums = [0.0; 3];
+    for i in from..from + count {
+        let now_ns = i * SECOND;
+        let draw = mix(i);
+        let tokens = 1_000 + draw % 15_000;
+        let held = (mix(draw) % (tokens / u64::from(BLOCK) + 1)) as u32;
+        let (p, d) = ([worker(0)], [streaming(1, held)]);
+        let offer = offer(query(tokens, draw), &p, &d);
+        let verdict = threshold.compare(now_ns, &offer);
+        let truth = |local| {
+            let way = if local { verdict.at_decode } else { verdict.at_prefill }.unwrap();
+            (way, (way.parts_ms[0] + way.parts_ms[1]) * if local { local_off } else { remote_off })
+        };
+        threshold.gone(now_ns, &verdict, &offer);
+        let (way, ttft_ms) = truth(verdict.local);
+        threshold.observe(now_ns, verdict.local, &way, ttft_ms);
+        sums[0] += ttft_ms / 1e3;
+        sums[1] += truth(false).1 / 1e3;
+        sums[2] += truth(true).1 / 1e3;
+    }
+    sums
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 32, ..ProptestConfig::default() })]
+
+    /// Whatever either way really takes, in steady state neither going always remote nor
+    /// always local would have been better by more than a twentieth.
+    #[test]
+    fn never_much_worse_than_the_better_of_always_and_never(
+        local_off in 0.3f64..4.0, remote_off in 0.3f64..4.0,
+    ) {
+        let mut threshold = gentle();
+        live(&mut threshold, 1, 300, (local_off, remote_off));
+        let [auto, remote, local] = live(&mut threshold, 301, 600, (local_off, remote_off));
+        prop_assert!(auto <= 1.05 * remote.min(local), "{auto} {remote} {local}");
+    }
+
+    /// The same from ten minutes after the network or the engines have changed.
+    #[test]
+    fn another_regime_is_learned_in_minutes(
+        before in (0.3f64..4.0, 0.3f64..4.0), after in (0.3f64..4.0, 0.3f64..4.0),
+    ) {
+        let mut threshold = gentle();
+        live(&mut threshold, 1, 600, before);
+        live(&mut threshold, 601, 600, after);
+        let [auto, remote, local] = live(&mut threshold, 1_201, 600, after);
+        prop_assert!(auto <= 1.05 * remote.min(local), "{auto} {remote} {local}");
+    }
+
+    /// However requests come, few of them explore.
+    #[test]
+    fn exploration_is_bounded(seed: u64, off in 0.5f64..2.0) {
+        let mut threshold = gentle();
+        let explored = (0..2_000u64).filter(|i| {
+            let (p, d) = ([worker(0)], [streaming(1, (mix(*i) % 20) as u32)]);
+            let offer = offer(query(10_240, mix(seed ^ mix(*i))), &p, &d);
+            let now_ns = i * SECOND / 10;
+            let verdict = threshold.compare(now_ns, &offer);
+            let way = *verdict.way().unwrap();
+            threshold.gone(now_ns, &verdict, &offer);
+            threshold.observe(now_ns, verdict.local, &way, way.ttft_ms * off);
+            verdict.explored
+        });
+        // 2,000 / 64 is 31, and each must be ten seconds after the last: 20 in 200 seconds.
+        prop_assert!(explored.count() <= 20);
+    }
+}
+
+#[test]
+fn a_dry_run_changes_nothing_and_says_what_is_learned() {
+    let mut threshold = gentle();
+    let begin = threshold.learned(SECOND);
+    assert_eq!((begin.threshold_ratio, begin.confidence), (0.8, 0.0));
+    let (p, d) = ([worker(0)], [streaming(1, 10)]);
+    let offer = offer(query(6_000, 1), &p, &d);
+    let verdict = threshold.compare(SECOND, &offer);
+    assert_eq!(verdict, threshold.compare(SECOND, &offer));
+    assert_eq!(begin, threshold.learned(SECOND));
+    assert!((verdict.hit_ratio - 5_120.0 / 5_999.0).abs() < 1e-9);
+
+    live(&mut threshold, 1, 300, (1.0, 1.0));
+    let learned = threshold.learned(301 * SECOND);
+    assert!((0.2..0.95).contains(&learned.threshold_ratio), "{learned:?}");
+    assert!(learned.confidence > 0.6 && learned.comparisons > 50.0, "{learned:?}");
+    assert!((0.8..1.2).contains(&learned.interference), "{learned:?}");
+    // An hour later, nothing of it counts.
+    let stale = threshold.learned(3_900 * SECOND);
+    assert_eq!(stale.threshold_ratio, 0.8);
+    assert!(stale.confidence < 0.01 && (stale.interference - 1.0).abs() < 1e-3, "{stale:?}");
+}
+
+#[test]
+fn the_ratio_is_where_local_prefills_begin_to_save() {
+    let mut curve = Curve::new(0.5);
+    for i in 0..400u64 {
+        let ratio = (i % 100) as f64 / 100.0;
+        curve.compared(i * SECOND / 4, ratio, (ratio - 0.62) * 1_000.0);
+    }
+    let now = 100 * SECOND;
+    assert!((0.59..0.66).contains(&curve.threshold_ratio(now)), "{}", curve.threshold_ratio(now));
+    assert!(curve.confidence(now) > 0.75, "{}", curve.confidence(now));
+    // The regime changes: local never pays. Five minutes later that is what is known.
+    for i in 400..1_600u64 {
+        curve.compared(i * SECOND / 4, (i % 100) as f64 / 100.0, -500.0);
+    }
+    assert_eq!(curve.threshold_ratio(400 * SECOND), 1.0);
+}

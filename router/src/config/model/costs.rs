@@ -1,0 +1,100 @@
+//! What workers' work costs, before anything was learned of it.
+
+use schemars::JsonSchema;
+use serde::{Deserialize, Serialize};
+
+use crate::pick::Coefficients;
+
+/// What a model's workers' work is taken to cost at first: the prior of what is learned of each
+/// from its own stage times. The defaults are those of a model of 70 billion parameters on a
+/// node of eight accelerators.
+///
+/// ```text
+/// prefill(n new tokens after c)  = base + per_token x n + per_token_pair x n x (c + n / 2)
+/// hand-off(tokens)               = base + tokens x kv_bytes_per_token / bandwidth
+/// step(requests, context tokens) = base + per_request x requests + per_context_token x tokens
+/// ```
+#[derive(Clone, Copy, Debug, Deserialize, Serialize, JsonSchema, PartialEq)]
+#[serde(deny_unknown_fields, default)]
+pub struct CostsConfig {
+    /// Milliseconds of a prefill, however small.
+    #[schemars(range(min = 0.0, max = 1e6))]
+    pub prefill_base_ms: f64,
+    /// Microseconds of each token that is computed.
+    #[schemars(range(min = 1e-3, max = 1e9))]
+    pub prefill_us_per_token: f64,
+    /// Nanoseconds of each token that is computed, for each token before it.
+    #[schemars(range(min = 0.0, max = 1e9))]
+    pub prefill_ns_per_token_pair: f64,
+    /// Milliseconds of a hand-off, however small.
+    #[schemars(range(min = 0.0, max = 1e6))]
+    pub hand_off_base_ms: f64,
+    /// KV of one token, in bytes.
+    #[schemars(range(min = 1.0, max = 1e9))]
+    pub kv_bytes_per_token: f64,
+    /// The network between prefill and decode workers, in gigabytes (10^9) per second.
+    #[schemars(range(min = 1e-3, max = 1e6))]
+    pub bandwidth_gb_per_second: f64,
+    /// Milliseconds of a step of generation, however small.
+    #[schemars(range(min = 1e-3, max = 1e6))]
+    pub step_base_ms: f64,
+    /// Microseconds of each request in a step.
+    #[schemars(range(min = 0.0, max = 1e9))]
+    pub step_us_per_request: f64,
+    /// Nanoseconds of each token of context in a step.
+    #[schemars(range(min = 0.0, max = 1e9))]
+    pub step_ns_per_context_token: f64,
+}
+
+impl Default for CostsConfig {
+    fn default() -> Self {
+        Coefficients::default().into()
+    }
+}
+
+impl From<Coefficients> for CostsConfig {
+    fn from(costs: Coefficients) -> Self {
+        // What is shown to people needs no more digits than they can tell apart.
+        let tidy = |value: f64| (value * 1e6).round() / 1e6;
+        Self {
+            prefill_base_ms: tidy(costs.prefill_base_seconds * 1e3),
+            prefill_us_per_token: tidy(costs.prefill_seconds_per_token * 1e6),
+            prefill_ns_per_token_pair: tidy(costs.prefill_seconds_per_token_pair * 1e9),
+            hand_off_base_ms: tidy(costs.hand_off_base_seconds * 1e3),
+            kv_bytes_per_token: costs.kv_bytes_per_token,
+            bandwidth_gb_per_second: tidy(costs.bandwidth_bytes_per_second / 1e9),
+            step_base_ms: tidy(costs.step_base_seconds * 1e3),
+            step_us_per_request: tidy(costs.step_seconds_per_request * 1e6),
+            step_ns_per_context_token: tidy(costs.step_seconds_per_context_token * 1e9),
+        }
+    }
+}
+
+impl From<CostsConfig> for Coefficients {
+    fn from(costs: CostsConfig) -> Self {
+        Self {
+            prefill_base_seconds: costs.prefill_base_ms / 1e3,
+            prefill_seconds_per_token: costs.prefill_us_per_token / 1e6,
+            prefill_seconds_per_token_pair: costs.prefill_ns_per_token_pair / 1e9,
+            hand_off_base_seconds: costs.hand_off_base_ms / 1e3,
+            kv_bytes_per_token: costs.kv_bytes_per_token,
+            bandwidth_bytes_per_second: costs.bandwidth_gb_per_second * 1e9,
+            step_base_seconds: costs.step_base_ms / 1e3,
+            step_seconds_per_request: costs.step_us_per_request / 1e6,
+            step_seconds_per_context_token: costs.step_ns_per_context_token / 1e9,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_defaults_are_the_model_s_in_both_forms() {
+        let back = Coefficients::from(CostsConfig::default());
+        assert_eq!(back.prefill_ns(12_000, 0), Coefficients::default().prefill_ns(12_000, 0));
+        assert_eq!(back.hand_off_ns(9000), Coefficients::default().hand_off_ns(9000));
+        assert_eq!(back.step_ns(9, 90_000), Coefficients::default().step_ns(9, 90_000));
+    }
+}
