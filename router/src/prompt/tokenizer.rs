@@ -123,6 +123,8 @@ impl Tokenizer {
             );
         }
         let plan = Plan::new(&files, &file);
+        // A tree of a hundred thousand entries: the next one takes its memory.
+        drop(file);
         notes.extend(plan.note.clone());
         let mut inner = tokenizers::Tokenizer::from_bytes(&plan.serialised)
             .map_err(|error| located(error.to_string()))?;
