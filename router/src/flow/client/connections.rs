@@ -38,9 +38,11 @@ const IDLE_MAX: usize = 1024;
 /// The connections to a model's engines.
 pub(super) struct Connections {
     connector: HttpConnector<Resolver>,
-    /// The longest idle first.
-    idle: DashMap<Authority, VecDeque<(Instant, Box<Wire>)>>,
+    idle: DashMap<Authority, Idle>,
 }
+
+/// Idle connections to one engine, each with since when: the longest idle first.
+type Idle = VecDeque<(Instant, Box<Wire>)>;
 
 /// Why a request got no answer.
 #[derive(Debug)]
@@ -166,7 +168,7 @@ impl Connections {
     }
 }
 
-fn forget_old(idle: &mut VecDeque<(Instant, Box<Wire>)>) {
+fn forget_old(idle: &mut Idle) {
     while idle.front().is_some_and(|(since, _)| since.elapsed() > IDLE) {
         idle.pop_front();
     }
