@@ -7,6 +7,7 @@ use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use arc_swap::ArcSwap;
 use dashmap::DashMap;
+use prometheus::{Histogram, IntCounter};
 use serde::Serialize;
 use splitrail_kv::HashSeed;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
@@ -28,6 +29,7 @@ use crate::pick::Leg;
 use crate::prompt::PromptModel;
 use crate::prompt::stamp::FileStamp;
 use crate::telemetry::metrics::Metrics;
+use crate::telemetry::series::Series;
 
 /// How long readiness waits for the first index synchronisation.
 pub const SYNC_PATIENCE: Duration = Duration::from_secs(15);
@@ -52,6 +54,10 @@ pub struct Served {
     pub mismatch: Seldom,
     /// When a prefill that could not be had was last logged.
     pub no_prefill: Seldom,
+    /// `stage_seconds` by stage.
+    pub stage_seconds: Series<Histogram, 1>,
+    /// `prompt_tokens_total` by leg, source and tier.
+    pub prompt_tokens_total: Series<IntCounter, 3>,
 }
 
 /// Lets a log line through once in a while.
@@ -123,6 +129,8 @@ pub struct Serving {
     pub names: BTreeMap<String, Named>,
     /// Bounds.
     pub limits: Limits,
+    /// Whether every model's prompts are tokenised fast, or not at all.
+    pub tokenizes_fast: bool,
     /// The whole configuration.
     pub config: Arc<Config>,
 }
@@ -140,7 +148,11 @@ impl Serving {
                 names.insert(adapter.clone(), Named { model, adapter: Some(adapter.clone()) });
             }
         }
-        Self { models, names, limits: config.limits.clone(), config }
+        let is_fast = |served: &Arc<Served>| {
+            served.prompt.as_ref().is_none_or(|prompt| prompt.tokenizer().is_fast())
+        };
+        let tokenizes_fast = models.iter().all(is_fast);
+        Self { models, names, limits: config.limits.clone(), tokenizes_fast, config }
     }
 
     /// The model of a configured name.
@@ -343,5 +355,8 @@ pub fn unix_ms() -> u64 {
 
 /// A random id of 128 bits, as hex.
 pub fn random_id() -> String {
-    format!("{:032x}", rand::random::<u128>())
+    const DIGITS: &[u8; 16] = b"0123456789abcdef";
+    let bits = rand::random::<u128>();
+    let digit = |at: u32| char::from(DIGITS[(bits >> (4 * at)) as usize & 15]);
+    (0..32).map(digit).collect()
 }

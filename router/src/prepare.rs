@@ -24,6 +24,9 @@ use crate::telemetry::metrics::Metrics;
 /// the slowest exact tokenizer.
 const INLINE_MAX_BYTES: usize = 4096;
 
+/// The same where every tokenizer is fast, if the body is of words.
+const FAST_INLINE_MAX_BYTES: usize = 96 << 10;
+
 /// Bodies from this length on are long: some tens of milliseconds, and more.
 const LONG_BYTES: usize = 256 << 10;
 
@@ -104,6 +107,22 @@ impl Payload {
         }
     }
 
+    /// Whether it is of the length and kind that a fast tokenizer has done in less than a
+    /// millisecond: of words, as far as samples tell, with nothing that goes on for long, and
+    /// not of many small messages, each of which costs the template its time.
+    fn is_harmless(&self) -> bool {
+        const SAMPLE: usize = 160;
+        const APART: usize = 1024;
+        let Self::Json(text) = self else { return false };
+        if text.len() > FAST_INLINE_MAX_BYTES {
+            return false;
+        }
+        let samples = || text.chunks_exact(APART).map(|part| &part[..SAMPLE]);
+        let words = |part: &[u8]| part.contains(&b' ') && part.iter().any(u8::is_ascii_alphabetic);
+        let objects = samples().flatten().filter(|byte| **byte == b'{').count();
+        objects <= samples().count() && samples().all(words)
+    }
+
     fn into_json(self) -> Result<Bytes, Error> {
         match self {
             Self::Json(text) => Ok(text),
@@ -122,7 +141,7 @@ pub async fn prepare(
     payload: Payload,
 ) -> Result<Prepared, Error> {
     let bytes = payload.bytes();
-    if bytes <= INLINE_MAX_BYTES {
+    if bytes <= INLINE_MAX_BYTES || (core.serving().tokenizes_fast && payload.is_harmless()) {
         return compute(core, endpoint, payload.into_json()?);
     }
     // The permits go with the work: a client that leaves does not free a core that
@@ -194,9 +213,10 @@ fn compute(core: &Core, endpoint: Endpoint, text: Bytes) -> Result<Prepared, Err
                 unit.unknown = Some(reason);
             }
         }
-        let further = Unit { further_sample: true, ..unit.clone() };
+        let further = |unit: &Unit| Unit { further_sample: true, ..unit.clone() };
+        let samples: Vec<Unit> = (1..samples_apart).map(|_| further(&unit)).collect();
         units.push(unit);
-        units.extend((1..samples_apart).map(|_| further.clone()));
+        units.extend(samples);
     }
     let Inbound { options, threshold, .. } = inbound;
     Ok(Prepared { served, endpoint, options, threshold, units, samples_apart, removed_fields })

@@ -1,5 +1,6 @@
 //! A request from its body to its reply: the core that HTTP and gRPC share.
 
+use std::fmt::Write as _;
 use std::sync::Arc;
 use std::time::Instant;
 
@@ -67,33 +68,55 @@ pub struct Route(pub Vec<DecisionHandle>);
 impl Route {
     /// The `x-splitrail-route` header: the first prompt's way, and the counts of all.
     pub fn header(&self) -> String {
-        let decisions: Vec<_> = self.0.iter().map(DecisionHandle::read).collect();
-        let Some(first) = decisions.first() else { return String::new() };
-        let mut parts = vec![format!("flow={}", first.flow)];
-        if let Some(prefill) = &first.prefill_worker {
-            parts.push(format!("prefill={prefill}"));
+        let Some(first) = self.0.first() else { return String::new() };
+        let mut out = first.with(route_of);
+        let (mut all_known, mut overlap_blocks) = (true, 0);
+        let (mut cached, mut source) = (Some(0), "engine");
+        for decision in &self.0 {
+            decision.with(|decision| {
+                all_known &= decision.prompt_tokens.is_some();
+                overlap_blocks += decision.overlap_blocks;
+                let told = decision.told_cached_tokens;
+                cached = cached.zip(told).map(|(sum, tokens)| sum + tokens);
+                if decision.cached_source == Some("estimate") {
+                    source = "estimate";
+                }
+            });
         }
-        if let Some(decode) = &first.decode_worker {
-            parts.push(format!("decode={decode}"));
+        // Writing to a string cannot fail.
+        if all_known {
+            let _infallible = write!(out, "; overlap_blocks={overlap_blocks}");
         }
-        if let Some(reason) = first.local_reason {
-            parts.push(format!("local={reason}"));
+        if let Some(tokens) = cached {
+            let _infallible = write!(out, "; cached_tokens={tokens}; cached_source={source}");
         }
-        if let (Some(gate), Some(outcome)) = (first.gate, first.decode_try) {
-            parts.push(format!("gate={gate}; try={outcome}"));
-        }
-        if decisions.iter().all(|decision| decision.prompt_tokens.is_some()) {
-            let overlap: u32 = decisions.iter().map(|decision| decision.overlap_blocks).sum();
-            parts.push(format!("overlap_blocks={overlap}"));
-        }
-        let cached = decisions.iter().map(|decision| decision.told_cached_tokens);
-        if let Some(cached) = cached.sum::<Option<u32>>() {
-            let estimated = decisions.iter().any(|d| d.cached_source == Some("estimate"));
-            let source = if estimated { "estimate" } else { "engine" };
-            parts.push(format!("cached_tokens={cached}; cached_source={source}"));
-        }
-        parts.join("; ")
+        out
     }
+}
+
+/// The way that one prompt took.
+fn route_of(decision: &Decision) -> String {
+    let mut out = String::with_capacity(96);
+    let mut put = |name: &str, value: &str| {
+        let separator = if out.is_empty() { "" } else { "; " };
+        out.extend([separator, name, "=", value]);
+    };
+    put("flow", decision.flow);
+    let told = [
+        ("prefill", decision.prefill_worker.as_deref()),
+        ("decode", decision.decode_worker.as_deref()),
+        ("local", decision.local_reason),
+    ];
+    for (name, value) in told {
+        if let Some(value) = value {
+            put(name, value);
+        }
+    }
+    if let (Some(gate), Some(outcome)) = (decision.gate, decision.decode_try) {
+        put("gate", gate);
+        put("try", outcome);
+    }
+    out
 }
 
 /// Serves one request. Dropping the future, or the reply, cancels what is left of
@@ -158,8 +181,13 @@ async fn answer(
     let decisions: Vec<DecisionHandle> =
         units.iter().map(|unit| start_decision(&context, unit, &call.request_id)).collect();
     scope.place(&context, &call.request_id, (&units, decisions.clone()));
-    let legs = units.iter().zip(&decisions).map(|(unit, record)| begin(&context, unit, record));
-    let begun = try_join_all(legs).await?;
+    let begun = match (&units[..], &decisions[..]) {
+        ([unit], [record]) => vec![begin(&context, unit, record).await?],
+        _ => {
+            let pairs = units.iter().zip(&decisions);
+            try_join_all(pairs.map(|(unit, record)| begin(&context, unit, record))).await?
+        }
+    };
     scope.begun();
     let fallback = context.served.config.cached_tokens_fallback;
     let detail =

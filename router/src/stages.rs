@@ -34,8 +34,8 @@ impl Stages {
     /// Adds a stage that began at `started` and ends now.
     pub fn mark(&self, stage: &'static str, started: Instant) {
         let seconds = started.elapsed().as_secs_f64();
-        let labels = [self.served.name(), stage];
-        self.core.metrics.stage.with_label_values(&labels).observe(seconds);
+        let find = || self.core.metrics.stage.with_label_values(&[self.served.name(), stage]);
+        self.served.stage_seconds.with([stage], find, |series| series.observe(seconds));
         let mut stages = self.seconds.lock().unwrap_or_else(PoisonError::into_inner);
         match stages.iter_mut().find(|(name, _)| *name == stage) {
             Some((_, sum)) => *sum += seconds,
@@ -56,7 +56,8 @@ impl Stages {
         for (stage, seconds) in stages.iter() {
             let separator = if out.is_empty() { "" } else { ", " };
             // Writing to a string cannot fail.
-            let _infallible = write!(out, "{separator}{stage};dur={:.3}", seconds * 1e3);
+            let us = (seconds * 1e6).round() as u64;
+            let _infallible = write!(out, "{separator}{stage};dur={}.{:03}", us / 1000, us % 1000);
         }
         out
     }

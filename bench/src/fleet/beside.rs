@@ -43,7 +43,7 @@ impl SideCar {
         let routers = fleet.join(",");
         let args = ["--engine", &engine, "--listen", &listen, "--router", &routers];
         let args = [&args[..], &["--role", "both", "--id", "w"]].concat();
-        let process = Process::start(&options.shim, "side-car", folder, &args)?;
+        let process = Process::start(&options.shim, "side-car", folder, &args, "warn")?;
         Ok(Self { process, address })
     }
 

@@ -169,7 +169,7 @@ impl Subject<'_> {
 
     fn start(&self, name: &str) -> Result<Process, Failure> {
         let config = self.folder.join("router.yaml").display().to_string();
-        Process::start(self.program, name, self.folder, &["serve", "--config", &config])
+        Process::start(self.program, name, self.folder, &["serve", "--config", &config], "warn")
     }
 
     /// Waits until it serves.

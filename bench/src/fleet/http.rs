@@ -16,7 +16,7 @@ const PATIENCE: Duration = Duration::from_secs(20);
 ///
 /// # Errors
 /// If nobody answers.
-pub(super) async fn ask(
+pub(crate) async fn ask(
     address: SocketAddr,
     method: &str,
     path: &str,

@@ -16,26 +16,27 @@ use super::Failure;
 const PORTS_TRIED: usize = 100;
 
 /// A child process. Dropping it kills it.
-pub(super) struct Process {
+pub(crate) struct Process {
     child: Child,
     name: String,
 }
 
 impl Process {
-    /// Starts a program; what it logs goes to `NAME.log` in a folder.
+    /// Starts a program; what it logs (`RUST_LOG`) goes to `NAME.log` in a folder.
     ///
     /// # Errors
     /// If it cannot be started, most likely because nobody has built it.
-    pub(super) fn start(
+    pub(crate) fn start(
         program: &Path,
         name: &str,
         folder: &Path,
         args: &[&str],
+        logs: &str,
     ) -> Result<Self, Failure> {
         let log = File::create(folder.join(format!("{name}.log")))?;
         let child = Command::new(program)
             .args(args)
-            .env("RUST_LOG", "warn")
+            .env("RUST_LOG", logs)
             .stdin(Stdio::null())
             .stdout(Stdio::null())
             .stderr(log)
@@ -48,14 +49,14 @@ impl Process {
     }
 
     /// SIGKILL, and waits for the end.
-    pub(super) fn kill(&mut self) {
+    pub(crate) fn kill(&mut self) {
         // It may have ended by itself.
         let _gone = self.child.kill();
         let _gone = self.child.wait();
     }
 
     /// Fails if it has ended.
-    pub(super) fn check(&mut self, folder: &Path) -> Result<(), Failure> {
+    pub(crate) fn check(&mut self, folder: &Path) -> Result<(), Failure> {
         let Some(status) = self.child.try_wait()? else { return Ok(()) };
         let log = fs::read_to_string(folder.join(format!("{}.log", self.name)));
         Err(format!("{} has ended: {status}\n{}", self.name, log.unwrap_or_default()).into())
@@ -65,37 +66,80 @@ impl Process {
     ///
     /// # Errors
     /// Where `/proc` does not tell.
-    pub(super) fn cpu(&self) -> Result<Duration, Failure> {
-        let stat = fs::read_to_string(format!("/proc/{}/stat", self.child.id()))?;
-        // The name before it may hold anything.
-        let behind = stat.rsplit_once(')').ok_or("no name in /proc/PID/stat")?.1;
-        let field = |at: usize| -> Result<u64, Failure> {
-            Ok(behind.split_whitespace().nth(at).ok_or("too few fields")?.parse()?)
-        };
-        // The fields 14 and 15 of proc(5), of which two stand before.
-        let ticks = field(11)? + field(12)?;
-        Ok(Duration::from_secs_f64(ticks as f64 / clock_ticks_per_second() as f64))
+    pub(crate) fn cpu(&self) -> Result<Duration, Failure> {
+        cpu_of(&self.child.id().to_string())
+    }
+
+    /// Its process, and those that it has started.
+    ///
+    /// # Errors
+    /// Where `/proc` does not tell.
+    pub(crate) fn family(&self) -> Result<Vec<u32>, Failure> {
+        let id = self.child.id();
+        let children = fs::read_to_string(format!("/proc/{id}/task/{id}/children"))?;
+        let children = children.split_whitespace().filter_map(|child| child.parse().ok());
+        Ok(std::iter::once(id).chain(children).collect())
     }
 
     /// Resident memory in MB (10^6 bytes): the most so far, or now.
     ///
     /// # Errors
     /// Where `/proc` does not tell.
-    pub(super) fn resident_mb(&self, which: Resident) -> Result<f64, Failure> {
-        let key = match which {
-            Resident::Peak => "VmHWM:",
-            Resident::Now => "VmRSS:",
-        };
-        let status = fs::read_to_string(format!("/proc/{}/status", self.child.id()))?;
-        let line = status.lines().find_map(|line| line.strip_prefix(key)).ok_or("no memory")?;
-        let kib: f64 = line.split_whitespace().next().ok_or("no figure")?.parse()?;
-        Ok(kib * 1024.0 / 1e6)
+    pub(crate) fn resident_mb(&self, which: Resident) -> Result<f64, Failure> {
+        resident_mb_of(self.child.id(), which)
     }
+}
+
+/// Processor time so far of a process, named as in `/proc`, and of all its threads.
+///
+/// # Errors
+/// Where `/proc` does not tell.
+pub(crate) fn cpu_of(process: &str) -> Result<Duration, Failure> {
+    let stat = fs::read_to_string(format!("/proc/{process}/stat"))?;
+    // The name before it may hold anything.
+    let behind = stat.rsplit_once(')').ok_or("no name in /proc/PID/stat")?.1;
+    let field = |at: usize| -> Result<u64, Failure> {
+        Ok(behind.split_whitespace().nth(at).ok_or("too few fields")?.parse()?)
+    };
+    // The fields 14 and 15 of proc(5), of which two stand before.
+    Ok(ticks(field(11)? + field(12)?))
+}
+
+/// Processor time of the whole system so far, idle time left out.
+///
+/// # Errors
+/// Where `/proc` does not tell.
+pub(crate) fn cpu_of_all() -> Result<Duration, Failure> {
+    let stat = fs::read_to_string("/proc/stat")?;
+    let line = stat.lines().next().ok_or("an empty /proc/stat")?;
+    let times: Vec<u64> = line.split_whitespace().filter_map(|time| time.parse().ok()).collect();
+    // user, nice, system, (idle, iowait,) irq, softirq, steal.
+    let busy = times.iter().enumerate().take(8).filter(|(at, _)| !matches!(at, 3 | 4));
+    Ok(ticks(busy.map(|(_, time)| time).sum()))
+}
+
+fn ticks(count: u64) -> Duration {
+    Duration::from_secs_f64(count as f64 / clock_ticks_per_second() as f64)
+}
+
+/// Resident memory of a process in MB (10^6 bytes).
+///
+/// # Errors
+/// Where `/proc` does not tell.
+pub(crate) fn resident_mb_of(process: u32, which: Resident) -> Result<f64, Failure> {
+    let key = match which {
+        Resident::Peak => "VmHWM:",
+        Resident::Now => "VmRSS:",
+    };
+    let status = fs::read_to_string(format!("/proc/{process}/status"))?;
+    let line = status.lines().find_map(|line| line.strip_prefix(key)).ok_or("no memory")?;
+    let kib: f64 = line.split_whitespace().next().ok_or("no figure")?.parse()?;
+    Ok(kib * 1024.0 / 1e6)
 }
 
 /// Which resident memory.
 #[derive(Clone, Copy, Debug)]
-pub(super) enum Resident {
+pub(crate) enum Resident {
     /// The most so far.
     Peak,
     /// Now.
@@ -113,7 +157,7 @@ impl Drop for Process {
 ///
 /// # Errors
 /// If there are none.
-pub(super) fn free_ports<const N: usize>() -> Result<[SocketAddr; N], Failure> {
+pub(crate) fn free_ports<const N: usize>() -> Result<[SocketAddr; N], Failure> {
     let any = || SocketAddr::from(([127, 0, 0, 1], rand::random_range(20_000..30_000)));
     let bound = (0..PORTS_TRIED).filter_map(|_| TcpListener::bind(any()).ok());
     let held: Vec<TcpListener> = bound.take(N).collect();
@@ -131,14 +175,14 @@ pub(super) fn free_ports<const N: usize>() -> Result<[SocketAddr; N], Failure> {
 ///
 /// # Errors
 /// If the system refuses.
-pub(super) fn allow_many_files() -> Result<(), Failure> {
+pub(crate) fn allow_many_files() -> Result<(), Failure> {
     let limit = getrlimit(Resource::Nofile);
     setrlimit(Resource::Nofile, Rlimit { current: limit.maximum, ..limit })?;
     Ok(())
 }
 
 /// Of the last minute, five and fifteen.
-pub(super) fn load_average() -> String {
+pub(crate) fn load_average() -> String {
     let text = fs::read_to_string("/proc/loadavg").unwrap_or_default();
     text.split_whitespace().take(3).collect::<Vec<_>>().join(" ")
 }

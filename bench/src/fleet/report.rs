@@ -156,7 +156,7 @@ pub(super) fn print_head() -> io::Result<()> {
 ///
 /// # Errors
 /// Where standard output is closed.
-pub(super) fn print_line(line: &str) -> io::Result<()> {
+pub(crate) fn print_line(line: &str) -> io::Result<()> {
     let mut out = io::stdout().lock();
     writeln!(out, "{line}")?;
     out.flush()

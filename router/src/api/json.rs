@@ -14,19 +14,23 @@ use bytes::Bytes;
 use serde::de::{DeserializeOwned, Deserializer, MapAccess, Visitor};
 use serde_json::value::RawValue;
 
-use super::strict::{Key, locate};
+use super::scan;
+use super::strict::{self, Key, locate};
 use crate::error::{Error, Kind};
 
 /// A JSON object as text, with its members' places.
 #[derive(Clone)]
 pub struct JsonObject {
     text: Arc<String>,
-    members: Vec<(String, Value)>,
+    members: Vec<(Text, Text)>,
 }
 
+/// A key, or a value as raw JSON.
 #[derive(Clone)]
-enum Value {
+enum Text {
+    /// A part of the client's text; of a key, what stands between its quotes.
     Original(Range<usize>),
+    /// Something else. Of a key, what it says.
     Edited(Box<str>),
 }
 
@@ -42,6 +46,29 @@ impl JsonObject {
         Self::from_text(text)
     }
 
+    /// The same of a client's body, which is proved harmless through and through; see
+    /// [`strict::check`].
+    ///
+    /// # Errors
+    /// A 400 with the place of what is wrong.
+    pub fn parse_strictly(text: Bytes) -> Result<Self, Error> {
+        // Takes the buffer over where it is the only owner.
+        let text = String::from_utf8(Vec::from(text))
+            .map_err(|_| Error::new(Kind::InvalidRequest, "the body is not valid UTF-8"))?;
+        match scan::members(&text) {
+            Some(members) => Ok(Self::scanned(text, members)),
+            None => {
+                strict::check(text.as_bytes())?;
+                Self::from_text(text)
+            }
+        }
+    }
+
+    fn scanned(text: String, members: Vec<scan::Member>) -> Self {
+        let place = |(key, value)| (Text::Original(key), Text::Original(value));
+        Self { text: Arc::new(text), members: members.into_iter().map(place).collect() }
+    }
+
     /// An object from text; see [`JsonObject::parse`].
     ///
     /// # Errors
@@ -51,6 +78,9 @@ impl JsonObject {
     }
 
     fn from_text(text: String) -> Result<Self, Error> {
+        if let Some(members) = scan::members(&text) {
+            return Ok(Self::scanned(text, members));
+        }
         let source = text.as_str();
         let base = source.as_ptr() as usize;
         let mut deserializer = serde_json::Deserializer::from_str(source);
@@ -70,15 +100,16 @@ impl JsonObject {
         }
         let place = |raw: &RawValue| {
             let start = raw.get().as_ptr() as usize - base;
-            Value::Original(start..start + raw.get().len())
+            Text::Original(start..start + raw.get().len())
         };
-        let members = found.into_iter().map(|(key, raw)| (key.into_owned(), place(raw))).collect();
+        let key = |key: Cow<'_, str>| Text::Edited(key.into());
+        let members = found.into_iter().map(|(name, raw)| (key(name), place(raw))).collect();
         Ok(Self { text: Arc::new(text), members })
     }
 
     /// The raw JSON of a member.
     pub fn raw(&self, key: &str) -> Option<&str> {
-        self.members.iter().find(|(name, _)| name == key).map(|(_, value)| self.text_of(value))
+        self.place(key).map(|at| self.text_of(&self.members[at].1))
     }
 
     /// A member as a value; `None` if absent or `null`.
@@ -99,58 +130,74 @@ impl JsonObject {
 
     /// Sets a member to a raw JSON value, in its place or at the end.
     pub fn set(&mut self, key: &str, raw: impl Into<Box<str>>) {
-        let value = Value::Edited(raw.into());
-        match self.members.iter_mut().find(|(name, _)| name == key) {
-            Some((_, old)) => *old = value,
-            None => self.members.push((key.to_owned(), value)),
+        let value = Text::Edited(raw.into());
+        match self.place(key) {
+            Some(at) => self.members[at].1 = value,
+            None => self.members.push((Text::Edited(key.into()), value)),
         }
+    }
+
+    fn place(&self, key: &str) -> Option<usize> {
+        self.members.iter().position(|(name, _)| self.text_of(name) == key)
     }
 
     /// Removes a member; says whether it was there.
     pub fn remove(&mut self, key: &str) -> bool {
-        let before = self.members.len();
-        self.members.retain(|(name, _)| name != key);
-        before != self.members.len()
+        self.place(key).map(|at| self.members.remove(at)).is_some()
     }
 
     /// Removes every member whose key fails the test; says how many.
     pub fn retain(&mut self, mut keep: impl FnMut(&str) -> bool) -> usize {
         let before = self.members.len();
-        self.members.retain(|(name, _)| keep(name));
+        let text = &self.text;
+        self.members.retain(|(name, _)| keep(name.of(text)));
         before - self.members.len()
     }
 
     /// Members in order: key and raw JSON.
     pub fn members(&self) -> impl Iterator<Item = (&str, &str)> {
-        self.members.iter().map(|(key, value)| (key.as_str(), self.text_of(value)))
+        self.members.iter().map(|(key, value)| (self.text_of(key), self.text_of(value)))
     }
 
     /// The object as JSON text.
     pub fn to_bytes(&self) -> Bytes {
-        let edits: usize =
-            self.members.iter().map(|(key, value)| key.len() + self.text_of(value).len() + 8).sum();
-        let mut out = String::with_capacity(edits + 2);
+        let bytes: usize = self.members().map(|(key, value)| key.len() + value.len() + 8).sum();
+        let mut out = String::with_capacity(bytes + 2);
         self.write_to(&mut out);
         Bytes::from(out)
     }
 
     fn write_to(&self, out: &mut String) {
         out.push('{');
-        for (i, (key, value)) in self.members().enumerate() {
+        for (i, (key, value)) in self.members.iter().enumerate() {
             if i > 0 {
                 out.push(',');
             }
-            out.push_str(&quote(key));
+            match key {
+                // Nothing in it is escaped.
+                Text::Original(place) => {
+                    out.push('"');
+                    out.push_str(&self.text[place.clone()]);
+                    out.push('"');
+                }
+                Text::Edited(key) => out.push_str(&quote(key)),
+            }
             out.push(':');
-            out.push_str(value);
+            out.push_str(self.text_of(value));
         }
         out.push('}');
     }
 
-    fn text_of<'a>(&'a self, value: &'a Value) -> &'a str {
-        match value {
-            Value::Edited(raw) => raw,
-            Value::Original(range) => &self.text[range.clone()],
+    fn text_of<'a>(&'a self, text: &'a Text) -> &'a str {
+        text.of(&self.text)
+    }
+}
+
+impl Text {
+    fn of<'a>(&'a self, original: &'a str) -> &'a str {
+        match self {
+            Self::Edited(text) => text,
+            Self::Original(place) => &original[place.clone()],
         }
     }
 }
@@ -166,12 +213,15 @@ impl fmt::Display for JsonObject {
 /// Keys only: values may be a prompt.
 impl fmt::Debug for JsonObject {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_set().entries(self.members.iter().map(|(key, _)| key)).finish()
+        f.debug_set().entries(self.members().map(|(key, _)| key)).finish()
     }
 }
 
 /// A string as JSON.
 pub fn quote(text: &str) -> String {
+    if text.bytes().all(|byte| byte >= b' ' && byte != b'"' && byte != b'\\') {
+        return ["\"", text, "\""].concat();
+    }
     serde_json::Value::from(text).to_string()
 }
 

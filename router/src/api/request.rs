@@ -5,7 +5,7 @@ use serde_json::value::RawValue;
 
 use super::json::JsonObject;
 use super::sampling::Sampling;
-use super::{bounds, sanitise, strict};
+use super::{bounds, sanitise};
 use crate::config::model::Limits;
 use crate::error::{Error, Kind};
 
@@ -114,8 +114,7 @@ impl Inbound {
     /// # Errors
     /// A 400 that names what is wrong.
     pub fn parse(endpoint: Endpoint, text: bytes::Bytes, limits: &Limits) -> Result<Self, Error> {
-        strict::check(&text)?;
-        let mut body = JsonObject::parse(text)?;
+        let mut body = JsonObject::parse_strictly(text)?;
         let removed_fields = sanitise::sanitise(&mut body)?;
         bounds::check(&body, limits)?;
         let model_name = body

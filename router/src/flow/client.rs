@@ -5,25 +5,27 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use bytes::Bytes;
+use futures_util::FutureExt;
 use http::header::{AUTHORIZATION, CONTENT_TYPE, HeaderName, HeaderValue};
-use http::uri::{Authority, Scheme};
+use http::uri::Authority;
 use http::{Method, Request, Response, StatusCode, Uri};
 use http_body_util::{BodyExt, Limited};
-use hyper::body::{Body, Incoming};
 use hyper_util::client::legacy::connect::HttpConnector;
-use hyper_util::client::legacy::{Client, Error as ClientError};
-use hyper_util::rt::{TokioExecutor, TokioTimer};
 use tokio::task::JoinSet;
 
+mod connections;
 mod guarded;
 mod parcel;
 
+pub use connections::EngineBody;
+pub(crate) use connections::Peer;
 pub use parcel::{Parcel, Receipt};
 
 use crate::api::sanitise::is_forbidden;
 use crate::error::{Error, Fault, Kind};
 use crate::fleet::{Networks, Worker};
-use guarded::Guarded;
+use connections::{Connections, Failure};
+use guarded::Resolver;
 
 const TRACEPARENT: HeaderName = HeaderName::from_static("traceparent");
 const X_GATE: HeaderName = HeaderName::from_static("x-splitrail-gate");
@@ -31,19 +33,13 @@ const X_RANK: HeaderName = HeaderName::from_static("x-data-parallel-rank");
 const X_PREFILL_TOKENS: HeaderName = HeaderName::from_static("x-splitrail-prefill-tokens");
 const X_REQUEST_ID: HeaderName = HeaderName::from_static("x-request-id");
 
-/// Bytes that are read of an engine's answer before anybody asks for them, on one connection.
-const READ_AHEAD_BYTES: usize = 64 << 10;
-
-/// vLLM closes idle connections after 5 s. Ours end earlier, so that a request is
-/// never written to a connection that is just being closed: a hand-off that may
-/// have been received cannot be sent again.
-const IDLE: Duration = Duration::from_secs(3);
-
 /// How long a server beside an engine may take to answer.
 const ASK: Duration = Duration::from_secs(2);
 
 /// How long an engine may take to end a body after its last event.
 const FINISH: Duration = Duration::from_millis(500);
+/// What is read of it without waiting.
+const FRAMES_AT_ONCE: usize = 4;
 /// Bodies that are read to their end at once; of others, the connection is dropped.
 const FINISHING_MAX: usize = 1024;
 
@@ -53,10 +49,10 @@ const ERROR_BODY_MAX_BYTES: usize = 64 << 10;
 /// A client for one model's engines. Cheap to clone.
 #[derive(Clone)]
 pub struct EngineClient {
-    http: Client<HttpConnector, Parcel>,
+    http: Arc<Connections>,
     /// For workers that are not written down: it looks their names up within the allowed
     /// networks only.
-    guarded: Client<HttpConnector<Guarded>, Parcel>,
+    guarded: Arc<Connections>,
     authorization: Option<HeaderValue>,
     reply_max_bytes: usize,
     /// Bodies that are read to their end after their last event.
@@ -91,26 +87,19 @@ impl EngineClient {
         reply_max_bytes: usize,
         networks: Networks,
     ) -> Self {
-        let mut builder = Client::builder(TokioExecutor::new());
-        builder.pool_timer(TokioTimer::new()).pool_idle_timeout(IDLE);
-        // What is read ahead of a client that is slower than its engine.
-        builder.http1_max_buf_size(READ_AHEAD_BYTES);
-        let http = builder.build(connector(HttpConnector::new(), connect));
-        let guarded = HttpConnector::new_with_resolver(Guarded::new(networks));
-        let guarded = builder.build(connector(guarded, connect));
+        let http = Connections::new(connector(Resolver::new(None), connect));
+        let guarded = Connections::new(connector(Resolver::new(Some(networks)), connect));
         Self { http, guarded, authorization, reply_max_bytes, finishing: Arc::default() }
     }
 
     /// Sends a request the way that is right for its worker. Redirects are not followed.
     async fn send(
         &self,
-        guarded: bool,
+        (guarded, authority): (bool, &Authority),
         request: Request<Parcel>,
-    ) -> Result<Response<Incoming>, ClientError> {
-        match guarded {
-            true => self.guarded.request(request).await,
-            false => self.http.request(request).await,
-        }
+    ) -> Result<Response<EngineBody>, Failure> {
+        let connections = if guarded { &self.guarded } else { &self.http };
+        connections.request(authority, request).await
     }
 
     /// The router's own credential, marked as sensitive.
@@ -128,8 +117,8 @@ impl EngineClient {
         path: &'static str,
         body: impl Into<Parcel>,
         envelope: &Envelope,
-    ) -> Result<Response<Incoming>, Error> {
-        let mut request = self.request(worker, Method::POST, path, body.into())?;
+    ) -> Result<Response<EngineBody>, Error> {
+        let mut request = self.request(Method::POST, path, body.into());
         let headers = request.headers_mut();
         headers.insert(CONTENT_TYPE, HeaderValue::from_static("application/json"));
         headers.insert(X_REQUEST_ID, envelope.request_id.clone());
@@ -145,7 +134,7 @@ impl EngineClient {
         if let Some(gate) = &envelope.gate {
             headers.insert(X_GATE, gate.clone());
         }
-        let response = self.send(worker.guarded, request).await;
+        let response = self.send((worker.guarded, &worker.authority), request).await;
         let response = response.map_err(|error| failure(worker, &error))?;
         if response.status() == StatusCode::OK {
             Ok(response)
@@ -158,7 +147,7 @@ impl EngineClient {
     ///
     /// # Errors
     /// If it is too long or breaks off.
-    pub async fn whole(&self, worker: &Worker, body: Incoming) -> Result<Bytes, Error> {
+    pub async fn whole(&self, worker: &Worker, body: EngineBody) -> Result<Bytes, Error> {
         match Limited::new(body, self.reply_max_bytes).collect().await {
             Ok(collected) => Ok(collected.to_bytes()),
             Err(error) if error.is::<http_body_util::LengthLimitError>() => {
@@ -173,8 +162,8 @@ impl EngineClient {
     /// # Errors
     /// If it cannot be had.
     pub async fn get(&self, worker: &Worker, path: &'static str) -> Result<String, Error> {
-        let request = self.request(worker, Method::GET, path, Bytes::new().into())?;
-        let response = self.send(worker.guarded, request).await;
+        let request = self.request(Method::GET, path, Bytes::new().into());
+        let response = self.send((worker.guarded, &worker.authority), request).await;
         let response = response.map_err(|error| failure(worker, &error))?;
         if response.status() != StatusCode::OK {
             return Err(Error::engine(worker.id(), "does not answer with 200"));
@@ -196,12 +185,10 @@ impl EngineClient {
         path: &'static str,
         max_bytes: usize,
     ) -> Result<String, &'static str> {
-        let uri = Uri::builder().scheme(Scheme::HTTP).authority(authority.clone());
-        let uri = uri.path_and_query(path).build().map_err(|_| "its address is malformed")?;
         let mut request = Request::new(Parcel::from(Bytes::new()));
-        *request.uri_mut() = uri;
+        *request.uri_mut() = Uri::from_static(path);
         let exchange = async {
-            let response = self.send(guarded, request).await;
+            let response = self.send((guarded, authority), request).await;
             let response = response.map_err(|_| "it cannot be reached")?;
             if response.status() != StatusCode::OK {
                 return Err("it does not answer with 200");
@@ -216,9 +203,14 @@ impl EngineClient {
 
     /// Reads a body to its end, which some engines send a moment after their last
     /// event: only then can the connection be used again. The answer does not wait.
-    pub fn finish(&self, mut body: Incoming) {
-        if body.is_end_stream() {
-            return;
+    pub fn finish(&self, mut body: EngineBody) {
+        // Most often it is there already.
+        for _ in 0..FRAMES_AT_ONCE {
+            match body.frame().now_or_never() {
+                Some(Some(Ok(_))) => {}
+                Some(_) => return,
+                None => break,
+            }
         }
         let mut finishing = self.finishing.lock().unwrap_or_else(PoisonError::into_inner);
         while finishing.try_join_next().is_some() {}
@@ -237,30 +229,19 @@ impl EngineClient {
         self.reply_max_bytes
     }
 
-    fn request(
-        &self,
-        worker: &Worker,
-        method: Method,
-        path: &'static str,
-        body: Parcel,
-    ) -> Result<Request<Parcel>, Error> {
-        let uri = Uri::builder()
-            .scheme(Scheme::HTTP)
-            .authority(worker.authority.clone())
-            .path_and_query(path)
-            .build();
-        let uri = uri.map_err(|_| Error::new(Kind::Internal, "a worker's address is malformed"))?;
+    fn request(&self, method: Method, path: &'static str, body: Parcel) -> Request<Parcel> {
         let mut request = Request::new(body);
         *request.method_mut() = method;
-        *request.uri_mut() = uri;
+        *request.uri_mut() = Uri::from_static(path);
         if let Some(value) = &self.authorization {
             request.headers_mut().insert(AUTHORIZATION, value.clone());
         }
-        Ok(request)
+        request
     }
 }
 
-fn connector<R>(mut connector: HttpConnector<R>, connect: Duration) -> HttpConnector<R> {
+fn connector(resolver: Resolver, connect: Duration) -> HttpConnector<Resolver> {
+    let mut connector = HttpConnector::new_with_resolver(resolver);
     connector.set_nodelay(true);
     connector.set_connect_timeout(Some(connect));
     connector.set_keepalive(Some(Duration::from_secs(30)));
@@ -268,11 +249,11 @@ fn connector<R>(mut connector: HttpConnector<R>, connect: Duration) -> HttpConne
 }
 
 /// What a request that got no reply means.
-fn failure(worker: &Worker, error: &ClientError) -> Error {
-    if !error.is_connect() {
+fn failure(worker: &Worker, failure: &Failure) -> Error {
+    let Failure::Connect(error) = failure else {
         return Error::engine(worker.id(), "closed the connection before it answered");
-    }
-    let cause = io_cause(error);
+    };
+    let cause = io_cause(error.as_ref());
     // Process and system limits on open files (EMFILE, ENFILE) say nothing of a worker.
     if matches!(cause.and_then(io::Error::raw_os_error), Some(23 | 24)) {
         tracing::error!("no file is left to connect to an engine: raise the limit on open files");
@@ -289,7 +270,7 @@ fn io_cause<'a>(error: &'a (dyn std::error::Error + 'static)) -> Option<&'a io::
 
 /// What an engine's error status means. Its own message is relayed where the
 /// client is at fault, since it tells the client what to change.
-async fn refusal(worker: &Worker, response: Response<Incoming>) -> Error {
+async fn refusal(worker: &Worker, response: Response<EngineBody>) -> Error {
     let status = response.status().as_u16();
     let body = Limited::new(response.into_body(), ERROR_BODY_MAX_BYTES).collect().await;
     let said = body.ok().and_then(|body| engine_message(&body.to_bytes()));

@@ -5,13 +5,12 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use bytes::Bytes;
-use hyper_util::client::legacy::connect::HttpInfo;
 use serde::Deserialize;
 use serde_json::value::RawValue;
 use splitrail_engine::nixl::{HandOff, HandOffError};
 use splitrail_engine::usage::EngineUsage;
 
-use super::client::Envelope;
+use super::client::{Envelope, Peer};
 use super::context::{
     Context, attempt, book, carried_threshold, count_local, expected, may_retry, uncached_tokens,
     within,
@@ -279,7 +278,7 @@ pub(super) async fn send(
         // The engine has done the prompt and staged its blocks by now.
         decision.update(|decision| decision.ledger.prefill_worked());
         let begun = tokio::time::Instant::now();
-        let peer = response.extensions().get::<HttpInfo>().map(|info| info.remote_addr().ip());
+        let peer = response.extensions().get::<Peer>().map(|peer| peer.0);
         Ok((client.whole(worker, response.into_body()).await?, begun, peer))
     };
     let limit = config.timeouts.prefill;

@@ -1,37 +1,52 @@
 //! The end of a request: its entries become figures in the metrics and a line in the
 //! ledger file, in one place and from one record, so that both always agree.
 
+use prometheus::IntCounter;
 use splitrail_kv::Tier;
 
 use super::decisions::DecisionHandle;
 use super::entry::Entry;
 use super::leg::{Figures, LegKind};
 use super::record::{Ended, RequestRecord};
-use crate::core::Core;
+use crate::core::{Core, Served};
 use crate::telemetry::metrics::Metrics;
+use crate::telemetry::series::Series;
 
 /// Closes a request's entries. Legs count as served where the request ended well, and
 /// as wasted everywhere else: nobody got what they were for.
-pub fn close(core: &Core, ended: &Ended<'_>, decisions: &[DecisionHandle]) {
-    let mut entries: Vec<Entry> = Vec::with_capacity(decisions.len());
+pub fn close(core: &Core, served: &Served, ended: &Ended<'_>, decisions: &[DecisionHandle]) {
+    // A record is made only where it is written down; what the metrics take of it alone is
+    // taken from the same entries by the same function.
+    let recorded = core.books.ledger.is_open();
+    let mut entries: Vec<Entry> = Vec::new();
+    let mut cached = Vec::with_capacity(1);
     for decision in decisions {
         decision.update(|decision| {
-            decision.ledger.close(ended.outcome);
-            entries.push(decision.ledger.clone());
+            let entry = &mut decision.ledger;
+            entry.close(ended.outcome);
+            let prompt_tokens = &served.prompt_tokens_total;
+            count_prompt(&core.metrics, (ended.model, prompt_tokens), entry);
+            let tokens = entry.cached().map(|cached| cached.tokens);
+            cached.push((entry.is_further_sample(), tokens));
+            if recorded {
+                entries.push(entry.clone());
+            }
         });
     }
-    for entry in &entries {
-        count_prompt(&core.metrics, ended.model, entry);
+    let cached = RequestRecord::cached_tokens(ended.outcome, cached.into_iter());
+    count_request(&core.metrics, ended.model, cached);
+    if recorded {
+        core.books.ledger.write(&RequestRecord::new(ended, &entries));
     }
-    let record = RequestRecord::new(ended, &entries);
-    count_request(&core.metrics, ended.model, &record);
-    core.books.ledger.write(&record);
 }
 
-fn count_prompt(metrics: &Metrics, model: &str, entry: &Entry) {
+/// `prompt_tokens_total` of a model.
+type PromptTokens = Series<IntCounter, 3>;
+
+fn count_prompt(metrics: &Metrics, (model, series): (&str, &PromptTokens), entry: &Entry) {
     for (leg, figures) in entry.legs() {
         if let Some(figures) = figures {
-            count_leg(metrics, model, leg.kind, &figures);
+            count_leg(metrics, (model, series), leg.kind, &figures);
         }
     }
     for discarded in entry.discarded() {
@@ -55,10 +70,16 @@ fn count_prompt(metrics: &Metrics, model: &str, entry: &Entry) {
     }
 }
 
-fn count_leg(metrics: &Metrics, model: &str, leg: LegKind, figures: &Figures) {
-    let count = |source: &str, tier: &str, tokens: u32| {
-        let labels = [model, leg.name(), source, tier];
-        metrics.prompt_tokens.with_label_values(&labels).inc_by(tokens.into());
+fn count_leg(
+    metrics: &Metrics,
+    (model, series): (&str, &PromptTokens),
+    leg: LegKind,
+    figures: &Figures,
+) {
+    let count = |source: &'static str, tier: &'static str, tokens: u32| {
+        let labels = [leg.name(), source, tier];
+        let find = || metrics.prompt_tokens.with_label_values(&[model, leg.name(), source, tier]);
+        series.with(labels, find, |series| series.inc_by(tokens.into()));
     };
     let tokens = &figures.tokens;
     for tier in Tier::ALL {
@@ -72,9 +93,9 @@ fn count_leg(metrics: &Metrics, model: &str, leg: LegKind, figures: &Figures) {
     count("local_compute", "none", tokens.local_compute);
 }
 
-fn count_request(metrics: &Metrics, model: &str, record: &RequestRecord) {
+fn count_request(metrics: &Metrics, model: &str, cached_tokens: Option<u64>) {
     // Only requests that ended well have a figure here.
-    if let Some(cached) = record.cached_tokens {
+    if let Some(cached) = cached_tokens {
         let result = if cached > 0 { "hit" } else { "miss" };
         metrics.prefix_cache_requests.with_label_values(&[model, result]).inc();
     }
@@ -101,7 +122,7 @@ mod tests {
         entry.decode_sent(LegFacts::new(LegKind::Decode, "w", expected));
         let (prompt_tokens, cached_tokens) = (100, Some(80));
         entry.decode_reported(EngineUsage { prompt_tokens, completion_tokens: 1, cached_tokens });
-        count_prompt(&metrics, "m", &entry);
+        count_prompt(&metrics, ("m", &Series::default()), &entry);
         let count = |source, tier| {
             metrics.prompt_tokens.with_label_values(&["m", "decode", source, tier]).get()
         };

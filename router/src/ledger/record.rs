@@ -238,6 +238,16 @@ impl RequestRecord {
     /// The form of today's lines; a change that readers would notice raises it.
     pub const VERSION: u32 = 1;
 
+    /// The cached tokens of a request that ended so, from those of its prompts, each with
+    /// whether it is a further sample of the one before it.
+    pub fn cached_tokens(
+        outcome: &str,
+        prompts: impl Iterator<Item = (bool, Option<u32>)>,
+    ) -> Option<u64> {
+        let counts = prompts.filter(|(further, _)| outcome == "ok" && !further);
+        total(counts.map(|(_, tokens)| tokens))
+    }
+
     /// A request that has ended. The figures of a batch are the sums of its prompts',
     /// where all of them have one: a part must not pass for the whole.
     pub fn new(ended: &Ended<'_>, entries: &[Entry]) -> Self {
@@ -257,7 +267,10 @@ impl RequestRecord {
             arrived_unix_ms: ended.arrived_unix_ms,
             ended_unix_ms: ended.ended_unix_ms,
             prompt_tokens: total(once().map(|prompt| prompt.prompt_tokens)),
-            cached_tokens: total(once().map(|prompt| prompt.cached_tokens)),
+            cached_tokens: Self::cached_tokens(
+                ended.outcome,
+                prompts.iter().map(|prompt| (prompt.further_sample, prompt.cached_tokens)),
+            ),
             completion_tokens: total(each().map(|prompt| prompt.completion_tokens)),
             wasted_prompt_tokens: wasted.map(|leg| u64::from(leg.wasted_prompt_tokens)).sum(),
             told: told_of(entries).filter(|_| ok || entries.len() == 1),

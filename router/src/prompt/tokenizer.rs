@@ -1,9 +1,12 @@
 //! Text to token ids, exactly as the engine's tokenizer does it.
 //!
 //! `tokenizers` 0.22 is the library that engines run; faster look-alikes with
-//! newer Unicode tables give other ids for some text.
+//! newer Unicode tables give other ids for some text. One of them does its work where it
+//! was seen to give the same ids (`fast`).
 
+mod fast;
 mod files;
+mod proof;
 mod rebuild;
 mod select;
 mod special;
@@ -15,6 +18,7 @@ use serde_json::Value;
 use tokenizers::AddedToken;
 
 use super::template::SpecialTokens;
+use fast::Fast;
 use files::Files;
 use rebuild::{Family, Finish};
 use select::Selected;
@@ -47,13 +51,35 @@ pub enum TokenizeError {
 
 /// A loaded tokenizer with the templates that came with it.
 pub struct Tokenizer {
-    inner: tokenizers::Tokenizer,
+    library: Library,
+    vocab_size: usize,
     special: SpecialTokens,
     templates: BTreeMap<String, String>,
     native_chat: Option<&'static str>,
     unsupported: Option<&'static str>,
     notes: Vec<String>,
     fingerprint: u64,
+}
+
+/// Who does the work.
+enum Library {
+    /// What engines run.
+    Reference(Box<tokenizers::Tokenizer>),
+    /// What was seen to give the same ids.
+    Fast(Box<Fast>),
+}
+
+impl Library {
+    fn choose(reference: tokenizers::Tokenizer) -> Self {
+        match Fast::prove(&reference) {
+            // The reference takes as much memory again, and has nothing to add.
+            Ok(fast) => Self::Fast(Box::new(fast)),
+            Err(why) => {
+                tracing::info!(why, "prompts are tokenised by the reference library, slowly");
+                Self::Reference(Box::new(reference))
+            }
+        }
+    }
 }
 
 impl std::fmt::Debug for Tokenizer {
@@ -97,6 +123,8 @@ impl Tokenizer {
             );
         }
         let plan = Plan::new(&files, &file);
+        // A tree of a hundred thousand entries: the next one takes its memory.
+        drop(file);
         notes.extend(plan.note.clone());
         let mut inner = tokenizers::Tokenizer::from_bytes(&plan.serialised)
             .map_err(|error| located(error.to_string()))?;
@@ -123,8 +151,14 @@ impl Tokenizer {
             fingerprint.write(name.as_bytes());
             fingerprint.write(text.as_bytes());
         }
+        let vocab_size = inner.get_vocab_size(true);
+        let library = match plan.unsupported {
+            Some(_) => Library::Reference(Box::new(inner)),
+            None => Library::choose(inner),
+        };
         Ok(Self {
-            inner,
+            library,
+            vocab_size,
             special,
             templates: files.templates,
             native_chat: files.native_chat,
@@ -145,15 +179,27 @@ impl Tokenizer {
         if let Some(reason) = self.unsupported {
             return Err(TokenizeError::Unsupported(reason));
         }
-        let encoding =
-            self.inner.encode_fast(text, add_special_tokens).map_err(|_| TokenizeError::Failed)?;
-        Ok(encoding.get_ids().to_vec())
+        match &self.library {
+            Library::Fast(fast) => {
+                fast.encode(text, add_special_tokens).ok_or(TokenizeError::Failed)
+            }
+            Library::Reference(reference) => {
+                let encoding = reference.encode_fast(text, add_special_tokens);
+                Ok(encoding.map_err(|_| TokenizeError::Failed)?.get_ids().to_vec())
+            }
+        }
+    }
+
+    /// Whether text of tens of kilobytes takes it less than a millisecond.
+    #[must_use]
+    pub fn is_fast(&self) -> bool {
+        matches!(self.library, Library::Fast(_)) || self.unsupported.is_some()
     }
 
     /// Number of tokens, added ones included.
     #[must_use]
     pub fn vocab_size(&self) -> usize {
-        self.inner.get_vocab_size(true)
+        self.vocab_size
     }
 
     /// Stable across processes: the same files give the same number. Two

@@ -9,7 +9,7 @@ pub const CACHE_THRESHOLD: &str = "cache_threshold";
 pub fn turned_away(data: &[u8]) -> bool {
     // Few bytes hold the word at all, and those may hold it as text.
     let word = CACHE_THRESHOLD.as_bytes();
-    if !data.windows(word.len()).any(|part| part == word) {
+    if memchr::memmem::find(data, word).is_none() {
         return false;
     }
     let reply: Value = serde_json::from_slice(data).unwrap_or_default();

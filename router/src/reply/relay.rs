@@ -6,7 +6,6 @@ use std::time::{Duration, Instant};
 
 use bytes::Bytes;
 use http_body_util::BodyExt;
-use hyper::body::Incoming;
 use prometheus::Histogram;
 use serde::Deserialize;
 use serde_json::value::RawValue;
@@ -19,7 +18,7 @@ use crate::api::JsonObject;
 use crate::core::{Core, Served};
 use crate::error::{Error, Kind};
 use crate::fleet::{Booking, Worker};
-use crate::flow::client::EngineClient;
+use crate::flow::client::{EngineBody, EngineClient};
 use crate::flow::migrate::Migration;
 use crate::ledger::audit;
 use crate::ledger::decisions::DecisionHandle;
@@ -29,7 +28,7 @@ use crate::pick::Leg;
 
 /// Events from an engine.
 pub struct EventReader {
-    body: Option<Incoming>,
+    body: Option<EngineBody>,
     splitter: Splitter,
     worker: Arc<Worker>,
     idle: Duration,
@@ -38,7 +37,7 @@ pub struct EventReader {
 
 impl EventReader {
     /// Reads events of up to `max_bytes`, at most `idle` apart.
-    pub fn new(body: Incoming, max_bytes: usize, worker: Arc<Worker>, idle: Duration) -> Self {
+    pub fn new(body: EngineBody, max_bytes: usize, worker: Arc<Worker>, idle: Duration) -> Self {
         let splitter = Splitter::new(max_bytes);
         Self { body: Some(body), splitter, worker, idle, done: false }
     }

@@ -66,7 +66,7 @@ impl Splitter {
 /// The place and the length of the blank line that ends an event.
 fn find_end(buffer: &[u8], from: usize) -> Option<(usize, usize)> {
     let mut at = from;
-    while let Some(found) = buffer[at..].iter().position(|byte| *byte == b'\n') {
+    while let Some(found) = memchr::memchr(b'\n', &buffer[at..]) {
         let newline = at + found;
         match buffer.get(newline + 1..) {
             Some([b'\n', ..]) => return Some((newline, 2)),

@@ -155,21 +155,24 @@ impl Scope {
 
     /// Ties the scope to a stream: it ends when the stream does.
     pub(super) fn guard(self, events: Events) -> Events {
-        let state = (Some(self), events);
-        Box::pin(futures_util::stream::unfold(state, |(scope, mut events)| async move {
+        // Asked for once: each asking takes a lock that all requests share.
+        let cut = Box::pin(self.core.cut.clone().cancelled_owned());
+        let state = (Some(self), events, cut);
+        Box::pin(futures_util::stream::unfold(state, |(scope, mut events, mut cut)| async move {
             let mut scope = scope?;
             let next = tokio::select! {
+                biased;
                 next = events.next() => next,
-                () = scope.core.cut.cancelled() => {
+                () = &mut cut => {
                     let message = "the answer broke off: the router is stopping";
                     Some(Err(Error::new(Kind::DecodeLost, message)))
                 }
             };
             match next {
-                Some(Ok(data)) => Some((Ok(data), (Some(scope), events))),
+                Some(Ok(data)) => Some((Ok(data), (Some(scope), events, cut))),
                 Some(Err(error)) => {
                     scope.end(error.outcome());
-                    Some((Err(error), (None, events)))
+                    Some((Err(error), (None, events, cut)))
                 }
                 None => {
                     scope.end("ok");
@@ -207,7 +210,7 @@ impl Scope {
                 arrived_unix_ms,
                 ended_unix_ms,
             };
-            close(&self.core, &ended, &placed.decisions);
+            close(&self.core, &placed.served, &ended, &placed.decisions);
             self.write_down(placed, arrived_unix_ms, seconds);
             let pool = &placed.served.pool;
             if outcome == "ok" {

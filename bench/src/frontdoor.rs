@@ -1,0 +1,238 @@
+//! What the router costs a request: real processes on loopback in front of engines that
+//! answer at once, side by side with nginx as a plain proxy.
+
+mod client;
+mod engines;
+mod feed;
+mod measure;
+mod mock;
+mod options;
+mod plot;
+mod report;
+mod targets;
+mod text;
+
+use std::fs;
+use std::path::Path;
+use std::sync::Arc;
+use std::time::Duration;
+
+use serde_json::Value;
+use tokio::runtime::{Builder, Runtime};
+
+use self::client::Load;
+use self::engines::{Engines, Fleet};
+use self::measure::{Figures, measure};
+use self::options::Options;
+use self::report::{Cell, Goal, Row};
+use self::targets::{Kind, Target};
+use self::text::{SIZES, Text};
+use crate::fleet::process::{self, Resident};
+use crate::fleet::report::print_line;
+
+pub use crate::fleet::Failure;
+
+/// The model's name.
+const MODEL: &str = "bench";
+/// Tokens per KV block.
+const BLOCK_SIZE: usize = 16;
+
+/// How much is measured.
+struct Effort {
+    rounds: usize,
+    lasts: Duration,
+    clients: &'static [usize],
+    memory: Duration,
+}
+
+impl Effort {
+    fn new(quick: bool) -> Self {
+        let seconds = Duration::from_secs;
+        match quick {
+            true => Self {
+                rounds: 3,
+                lasts: Duration::from_millis(1000),
+                clients: &[1, 16, 64],
+                memory: seconds(20),
+            },
+            false => Self {
+                rounds: 5,
+                lasts: seconds(3),
+                clients: &[1, 4, 16, 64],
+                memory: seconds(600),
+            },
+        }
+    }
+}
+
+/// Runs what the command line asks for.
+///
+/// # Errors
+/// A wrong command line, programs that are not there or end, an output that cannot be written.
+pub fn main() -> Result<(), Failure> {
+    let options = Options::parse(std::env::args().skip(1))?;
+    process::allow_many_files()?;
+    let effort = Effort::new(options.quick);
+    // Engines and clients have a thread each; every router has two.
+    let behind = Builder::new_multi_thread().worker_threads(1).enable_all().build()?;
+    let before = Builder::new_current_thread().enable_all().build()?;
+    let folder = tempfile::tempdir()?;
+    print_line(&format!("load average at the start: {}", process::load_average()))?;
+    let text = Text::new();
+    let engines = behind.block_on(Engines::start())?;
+    let (targets, _fleet) = start(&options, (&behind, &text, &engines), folder.path())?;
+    let mut cells = Vec::new();
+    if ["aggregated", "pd", "kv_aware"].iter().any(|workload| options.wants(workload)) {
+        for size in SIZES {
+            let load = Arc::new(Load::new(&text.prompts(size), false));
+            for clients in effort.clients {
+                let how = (*clients, false);
+                cells.push(cell(&before, &effort, &targets, (size.name, &load), how)?);
+            }
+        }
+    }
+    if options.wants("stream") {
+        let load = Arc::new(Load::new(&text.prompts(SIZES[0]), true));
+        let plain = |target: &&Target| !matches!(target.name, "pd" | "kv_aware");
+        let targets: Vec<&Target> = targets.iter().filter(plain).collect();
+        for clients in [1, 16] {
+            let how = (clients, true);
+            cells.push(cell(&before, &effort, &targets, ("64 chunks", &load), how)?);
+        }
+    }
+    let mut rows: Vec<Row> = cells.iter().flat_map(Cell::rows).collect();
+    if options.wants("memory") && (!options.quick || options.only.is_some()) {
+        rows.extend(memory(&before, &effort, &targets, &text)?);
+    }
+    for target in targets.iter().filter(|target| target.name != "nginx") {
+        rows.extend(peak(target)?);
+    }
+    print_line("\nwhat is wanted (ours, nginx, ratio)")?;
+    for row in rows.iter().filter(|row| row.goal.is_some()) {
+        print_line(&row.line())?;
+    }
+    print_line(&format!("load average at the end: {}", process::load_average()))?;
+    if let Some(path) = &options.json {
+        let rows: Vec<Value> = rows.iter().map(Row::json).collect();
+        fs::write(path, serde_json::to_string_pretty(&rows)?)?;
+    }
+    if let Some(path) = &options.svg {
+        fs::write(path, plot::draw(&cells))?;
+    }
+    Ok(())
+}
+
+/// Starts what is to be measured; what cannot be had is said and left out.
+fn start(
+    options: &Options,
+    (behind, text, engines): (&Runtime, &Text, &Engines),
+    folder: &Path,
+) -> Result<(Vec<Target>, Option<Fleet>), Failure> {
+    let mut targets = vec![Target::direct(engines)];
+    match behind.block_on(Target::nginx(engines, folder)) {
+        Ok(nginx) => targets.push(nginx),
+        Err(error) => print_line(&format!("without nginx: {error}"))?,
+    }
+    if let Some(program) = &options.vllm_router {
+        match behind.block_on(Target::vllm_router(engines, program, folder)) {
+            Ok(router) => targets.push(router),
+            Err(error) => print_line(&format!("without vllm-router: {error}"))?,
+        }
+    }
+    let mut ours = |name, kind| {
+        targets.push(behind.block_on(Target::ours(name, kind, options, folder))?);
+        Ok::<_, Failure>(())
+    };
+    if options.wants("aggregated") || options.wants("stream") {
+        ours("round_robin", Kind::Aggregated(engines))?;
+    }
+    if options.wants("pd") {
+        ours("pd", Kind::Pd(engines))?;
+    }
+    let mut fleet = None;
+    if options.wants("kv_aware") || options.wants("memory") {
+        match behind.block_on(Fleet::start(options, text)) {
+            Ok(started) => {
+                let started = fleet.insert(started);
+                ours("kv_aware", Kind::KvAware(started))?;
+            }
+            Err(error) => print_line(&format!("without kv_aware: {error}"))?,
+        }
+    }
+    Ok((targets, fleet))
+}
+
+/// One load on all targets in turn, round by round, each round beginning with another.
+fn cell<T: std::borrow::Borrow<Target>>(
+    runtime: &Runtime,
+    effort: &Effort,
+    targets: &[T],
+    (size, load): (&'static str, &Arc<Load>),
+    (clients, streams): (usize, bool),
+) -> Result<Cell, Failure> {
+    let mut rounds = vec![Vec::new(); targets.len()];
+    for round in 0..effort.rounds {
+        for turn in 0..targets.len() {
+            let at = (round + turn) % targets.len();
+            let target = targets[at].borrow();
+            let measuring = measure(target, load, (clients, streams), effort.lasts);
+            rounds[at].push(runtime.block_on(measuring)?);
+        }
+    }
+    let medians = targets.iter().zip(&rounds);
+    let figures = medians.map(|(target, rounds)| (target.borrow().name, Figures::median(rounds)));
+    let cell = Cell { size, clients, streams, figures: figures.collect() };
+    cell.print()?;
+    Ok(cell)
+}
+
+/// Long prompts for long: memory must not grow.
+fn memory(
+    runtime: &Runtime,
+    effort: &Effort,
+    targets: &[Target],
+    text: &Text,
+) -> Result<Vec<Row>, Failure> {
+    const PARTS: u32 = 10;
+    let Some(target) = targets.iter().find(|target| target.name == "kv_aware") else {
+        return Ok(Vec::new());
+    };
+    let Some(process) = &target.process else { return Ok(Vec::new()) };
+    let load = Arc::new(Load::new(&text.prompts(SIZES[1]), false));
+    let mut resident = Vec::new();
+    for _ in 0..PARTS {
+        runtime.block_on(measure(target, &load, (16, false), effort.memory / PARTS))?;
+        resident.push(process.resident_mb(Resident::Now)?);
+    }
+    let row = |measure: &str, unit, ours, goal| Row {
+        workload: "memory 64 KB c=16".to_owned(),
+        measure: measure.to_owned(),
+        unit,
+        ours,
+        theirs: None,
+        goal,
+        targets: Vec::new(),
+    };
+    let peak = process.resident_mb(Resident::Peak)?;
+    // The first half fills what is bounded.
+    let half = resident.len() / 2;
+    let growth = resident[resident.len() - 1] - resident[half];
+    Ok(vec![
+        row("peak", "MB", peak, Some(Goal::AtMost(150.0))),
+        row("growth, second half", "MB", growth, Some(Goal::AtMost(5.0))),
+    ])
+}
+
+/// The most memory that a target's process has had.
+fn peak(target: &Target) -> Result<Option<Row>, Failure> {
+    let Some(process) = &target.process else { return Ok(None) };
+    Ok(Some(Row {
+        workload: target.name.to_owned(),
+        measure: "peak memory".to_owned(),
+        unit: "MB",
+        ours: process.resident_mb(Resident::Peak)?,
+        theirs: None,
+        goal: None,
+        targets: Vec::new(),
+    }))
+}

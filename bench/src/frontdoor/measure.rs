@@ -1,0 +1,136 @@
+//! One target under one load, for a while.
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use tokio::time::sleep_until;
+
+use super::Failure;
+use super::client::{self, Load};
+use super::targets::Target;
+use crate::fleet::process::{cpu_of, cpu_of_all};
+
+/// Before anything counts: connections are opened.
+const WARM_UP: Duration = Duration::from_millis(250);
+/// Clients go on for so long after the last that counts.
+const OVERTIME: Duration = Duration::from_millis(60);
+
+/// What a target has done under one load.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub(super) struct Figures {
+    /// Requests per second.
+    pub(super) per_s: f64,
+    /// Latency, in milliseconds.
+    pub(super) p50_ms: f64,
+    /// Latency, in milliseconds.
+    pub(super) p99_ms: f64,
+    /// Processor time of the target per request, in microseconds; 0 if it is no process.
+    pub(super) cpu_us: f64,
+    /// Processor time of others, in percent of all there is.
+    pub(super) foreign_percent: f64,
+    /// Requests that were prefilled in the wrong place, in percent.
+    pub(super) misplaced_percent: f64,
+}
+
+impl Figures {
+    /// The median of each figure over the rounds.
+    pub(super) fn median(rounds: &[Self]) -> Self {
+        let of = |figure: fn(&Self) -> f64| {
+            let mut all: Vec<f64> = rounds.iter().map(figure).collect();
+            all.sort_by(f64::total_cmp);
+            let (low, high) = (all[(all.len() - 1) / 2], all[all.len() / 2]);
+            low.midpoint(high)
+        };
+        Self {
+            per_s: of(|f| f.per_s),
+            p50_ms: of(|f| f.p50_ms),
+            p99_ms: of(|f| f.p99_ms),
+            cpu_us: of(|f| f.cpu_us),
+            foreign_percent: of(|f| f.foreign_percent),
+            misplaced_percent: of(|f| f.misplaced_percent),
+        }
+    }
+}
+
+/// Processor times at an instant.
+struct Clocks {
+    at: Instant,
+    target: Duration,
+    /// This process: the clients and the engines.
+    own: Duration,
+    all: Duration,
+}
+
+impl Clocks {
+    fn read(family: &[u32]) -> Result<Self, Failure> {
+        let times: Result<Vec<Duration>, _> =
+            family.iter().map(|id| cpu_of(&id.to_string())).collect();
+        Ok(Self {
+            at: Instant::now(),
+            target: times?.iter().sum(),
+            own: cpu_of("self")?,
+            all: cpu_of_all()?,
+        })
+    }
+}
+
+/// Measures a target for so long.
+///
+/// # Errors
+/// A request that is not answered with 200, a process that has ended.
+pub(super) async fn measure(
+    target: &Target,
+    load: &Arc<Load>,
+    (clients, streams): (usize, bool),
+    lasts: Duration,
+) -> Result<Figures, Failure> {
+    let family = target.process.as_ref().map_or(Ok(Vec::new()), |process| process.family())?;
+    let from = Instant::now() + WARM_UP;
+    let ends = from + lasts;
+    let address = if streams { target.streams } else { target.whole };
+    let running = client::run(address, load, clients, ends + OVERTIME, target.checks);
+    let watching = async {
+        sleep_until(from.into()).await;
+        let before = Clocks::read(&family)?;
+        sleep_until(ends.into()).await;
+        Ok::<_, Failure>((before, Clocks::read(&family)?))
+    };
+    let (seen, clocks) = tokio::join!(running, watching);
+    let (seen, (before, after)) = (seen?, clocks?);
+    let total = seen.latencies.len();
+    let counted = seen.latencies.iter().filter(|(at, _)| (before.at..after.at).contains(at));
+    let mut latencies: Vec<u64> = counted.map(|(_, latency)| *latency).collect();
+    if latencies.is_empty() {
+        return Err(format!("{}: no answer in {lasts:?}", target.name).into());
+    }
+    latencies.sort_unstable();
+    let count = latencies.len();
+    let ms = |share: f64| latencies[((count - 1) as f64 * share) as usize] as f64 / 1e6;
+    let wall = (after.at - before.at).as_secs_f64();
+    let cpu = after.target.saturating_sub(before.target);
+    let own = after.own.saturating_sub(before.own);
+    let foreign = after.all.saturating_sub(before.all).saturating_sub(cpu + own);
+    let cores = std::thread::available_parallelism()?.get() as f64;
+    Ok(Figures {
+        per_s: count as f64 / wall,
+        p50_ms: ms(0.5),
+        p99_ms: ms(0.99),
+        cpu_us: cpu.as_secs_f64() * 1e6 / count as f64,
+        foreign_percent: foreign.as_secs_f64() / (wall * cores) * 100.0,
+        misplaced_percent: seen.misplaced as f64 / total as f64 * 100.0,
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_median_is_of_each_figure_alone() {
+        let round = |per_s, cpu_us| Figures { per_s, cpu_us, ..Figures::default() };
+        let median = Figures::median(&[round(1.0, 9.0), round(3.0, 7.0), round(2.0, 8.0)]);
+        assert_eq!((median.per_s, median.cpu_us), (2.0, 8.0));
+        let of_two = Figures::median(&[round(1.0, 9.0), round(3.0, 7.0)]);
+        assert_eq!((of_two.per_s, of_two.cpu_us), (2.0, 8.0));
+    }
+}

@@ -1,0 +1,214 @@
+//! Rows: for people as tables, for tools as JSON.
+
+use std::io;
+
+use serde_json::{Map, Value, json};
+
+use super::measure::Figures;
+use crate::fleet::report::print_line;
+
+/// A load, and what every target made of it.
+#[derive(Clone, Debug)]
+pub(super) struct Cell {
+    /// `1 KB`, `64 KB`; of streams, `64 chunks`.
+    pub(super) size: &'static str,
+    /// Clients at once.
+    pub(super) clients: usize,
+    /// Whether answers were streams.
+    pub(super) streams: bool,
+    /// By target.
+    pub(super) figures: Vec<(&'static str, Figures)>,
+}
+
+/// What is told of a cell, and which way is good.
+const MEASURES: [(&str, &str, fn(&Figures) -> f64); 4] = [
+    ("requests", "1/s", |f| f.per_s),
+    ("p50", "ms", |f| f.p50_ms),
+    ("p99", "ms", |f| f.p99_ms),
+    ("CPU per request", "us", |f| f.cpu_us),
+];
+
+/// Who is compared with whom.
+const OURS: [(&str, &str); 3] =
+    [("round_robin", "aggregated"), ("pd", "pd"), ("kv_aware", "kv_aware")];
+/// Whom ratios are to.
+const PEER: &str = "nginx";
+
+/// A figure of a row, over another one: at most, or at least.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(super) enum Goal {
+    /// The ratio is to be at most this.
+    RatioAtMost(f64),
+    /// The ratio is to be at least this.
+    RatioAtLeast(f64),
+    /// The figure is to be at most this.
+    AtMost(f64),
+}
+
+/// One figure with what it is compared with.
+#[derive(Clone, Debug)]
+pub(super) struct Row {
+    pub(super) workload: String,
+    pub(super) measure: String,
+    pub(super) unit: &'static str,
+    pub(super) ours: f64,
+    pub(super) theirs: Option<f64>,
+    pub(super) goal: Option<Goal>,
+    /// All targets' figures.
+    pub(super) targets: Vec<(&'static str, f64)>,
+}
+
+impl Goal {
+    fn text(self) -> String {
+        match self {
+            Self::RatioAtMost(goal) => format!("<= {goal} x"),
+            Self::RatioAtLeast(goal) => format!(">= {goal} x"),
+            Self::AtMost(goal) => format!("<= {goal}"),
+        }
+    }
+}
+
+impl Row {
+    fn ratio(&self) -> Option<f64> {
+        self.theirs.filter(|theirs| *theirs > 0.0).map(|theirs| self.ours / theirs)
+    }
+
+    fn met(&self) -> Option<bool> {
+        match self.goal? {
+            Goal::RatioAtMost(goal) => Some(self.ratio()? <= goal),
+            Goal::RatioAtLeast(goal) => Some(self.ratio()? >= goal),
+            Goal::AtMost(goal) => Some(self.ours <= goal),
+        }
+    }
+
+    /// In the form which tools depend on.
+    pub(super) fn json(&self) -> Value {
+        let targets: Map<String, Value> =
+            self.targets.iter().map(|(name, figure)| ((*name).to_owned(), json!(figure))).collect();
+        json!({
+            "workload": self.workload,
+            "measure": self.measure,
+            "unit": self.unit,
+            "ours": self.ours,
+            "peer": self.theirs.map(|_| PEER),
+            "theirs": self.theirs,
+            "ratio": self.ratio(),
+            "goal": self.goal.map(Goal::text),
+            "met": self.met(),
+            "targets": targets,
+        })
+    }
+
+    /// As a line of the table of goals.
+    pub(super) fn line(&self) -> String {
+        let met = match self.met() {
+            Some(true) => "met",
+            Some(false) => "MISSED",
+            None => "",
+        };
+        let text = |figure: Option<f64>| figure.map_or("-".to_owned(), |f| format!("{f:.2}"));
+        format!(
+            "{:<26} {:<22} {:>10} {:>10} {:<5} {:>6}  {:<10} {met}",
+            self.workload,
+            self.measure,
+            text(Some(self.ours)),
+            text(self.theirs),
+            self.unit,
+            text(self.ratio()),
+            self.goal.map(Goal::text).unwrap_or_default(),
+        )
+    }
+}
+
+impl Cell {
+    /// The rows of this router's targets.
+    pub(super) fn rows(&self) -> Vec<Row> {
+        let theirs =
+            self.figures.iter().find(|(name, _)| *name == PEER).map(|(_, figures)| figures);
+        let mut rows = Vec::new();
+        for (target, workload) in OURS {
+            let Some((_, ours)) = self.figures.iter().find(|(name, _)| *name == target) else {
+                continue;
+            };
+            let workload = if self.streams { "stream" } else { workload };
+            for (measure, unit, figure) in MEASURES {
+                rows.push(Row {
+                    workload: format!("{workload} {} c={}", self.size, self.clients),
+                    measure: measure.to_owned(),
+                    unit,
+                    ours: figure(ours),
+                    theirs: theirs.map(figure),
+                    goal: goal(workload, self.size, self.clients, measure),
+                    targets: self.figures.iter().map(|(name, f)| (*name, figure(f))).collect(),
+                });
+            }
+            if workload == "kv_aware" {
+                rows.push(Row {
+                    workload: format!("{workload} {} c={}", self.size, self.clients),
+                    measure: "wrong worker".to_owned(),
+                    unit: "%",
+                    ours: ours.misplaced_percent,
+                    theirs: None,
+                    goal: Some(Goal::AtMost(0.0)),
+                    targets: Vec::new(),
+                });
+            }
+        }
+        rows
+    }
+
+    /// Prints it.
+    ///
+    /// # Errors
+    /// Where standard output is closed.
+    pub(super) fn print(&self) -> io::Result<()> {
+        print_line(&format!("\n{}, {} at once", self.size, self.clients))?;
+        print_line(&format!(
+            "  {:<12} {:>10} {:>9} {:>9} {:>10} {:>11}",
+            "target", "answers/s", "p50 ms", "p99 ms", "CPU us", "foreign %"
+        ))?;
+        for (name, figures) in &self.figures {
+            let Figures { per_s, p50_ms, p99_ms, cpu_us, foreign_percent, .. } = figures;
+            let cpu = if *cpu_us > 0.0 { format!("{cpu_us:.1}") } else { "-".to_owned() };
+            print_line(&format!(
+                "  {name:<12} {per_s:>10.0} {p50_ms:>9.3} {p99_ms:>9.3} {cpu:>10} {foreign_percent:>11.1}"
+            ))?;
+        }
+        Ok(())
+    }
+}
+
+/// What is wanted, at 16 clients unless it is the latency of one.
+fn goal(workload: &str, size: &str, clients: usize, measure: &str) -> Option<Goal> {
+    let small = size == "1 KB";
+    Some(match (workload, clients, measure) {
+        ("aggregated", 16, "CPU per request") => Goal::RatioAtMost(if small { 1.5 } else { 1.3 }),
+        ("pd", 16, "CPU per request") => Goal::RatioAtMost(if small { 3.0 } else { 2.5 }),
+        ("kv_aware", 16, "CPU per request") => Goal::RatioAtMost(if small { 4.5 } else { 6.0 }),
+        ("stream", 1, "p50") => Goal::RatioAtMost(1.2),
+        ("stream", 16, "requests") => Goal::RatioAtLeast(0.85),
+        _ => return None,
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn goals_are_ratios_to_nginx_in_the_same_cell() {
+        let figures = |cpu_us| Figures { cpu_us, ..Figures::default() };
+        let cell = Cell {
+            size: "1 KB",
+            clients: 16,
+            streams: false,
+            figures: vec![("nginx", figures(20.0)), ("round_robin", figures(29.0))],
+        };
+        let rows = cell.rows();
+        let cpu = rows.iter().find(|row| row.measure == "CPU per request").map(Row::json);
+        let cpu = cpu.unwrap_or_default();
+        assert_eq!(cpu["workload"], "aggregated 1 KB c=16");
+        assert_eq!((cpu["ratio"].clone(), cpu["met"].clone()), (json!(1.45), json!(true)));
+        assert_eq!(rows[0].json()["goal"], Value::Null);
+    }
+}

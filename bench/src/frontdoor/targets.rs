@@ -1,0 +1,257 @@
+//! What stands before the engines: nothing, nginx, this router in three ways, and another
+//! router if it is there. All of them are processes with two threads for requests.
+
+use std::fmt::Write as _;
+use std::fs;
+use std::net::SocketAddr;
+use std::path::Path;
+use std::time::{Duration, Instant};
+
+use rustix::process::{Pid, Signal, kill_process};
+use tokio::time::sleep;
+
+use super::engines::{Engines, Fleet};
+use super::options::Options;
+use super::{Failure, MODEL};
+use crate::fleet::http;
+use crate::fleet::process::{Process, free_ports};
+
+/// How long a program may take until it serves.
+const PATIENCE: Duration = Duration::from_secs(60);
+
+/// Something that answers requests.
+pub(super) struct Target {
+    /// As rows and plots name it.
+    pub(super) name: &'static str,
+    /// Where requests go that are answered at once.
+    pub(super) whole: SocketAddr,
+    /// Where requests for streams go.
+    pub(super) streams: SocketAddr,
+    /// Its process, unless it is the engine itself.
+    pub(super) process: Option<Process>,
+    /// Whether it tells where it prefilled, and that can be wrong.
+    pub(super) checks: bool,
+}
+
+impl Target {
+    /// The engine itself.
+    pub(super) fn direct(engines: &Engines) -> Self {
+        let address = engines.aggregated[0].address;
+        Self { name: "direct", whole: address, streams: address, process: None, checks: false }
+    }
+
+    /// nginx as a plain proxy. Streams have a server of their own, which does not buffer.
+    ///
+    /// # Errors
+    /// If it does not come up.
+    pub(super) async fn nginx(engines: &Engines, folder: &Path) -> Result<Self, Failure> {
+        let [whole, streams] = free_ports()?;
+        let path = folder.join("nginx.conf");
+        fs::write(&path, nginx(engines, folder, [whole, streams]))?;
+        let path = path.to_string_lossy();
+        let error_log = folder.join("nginx-early.log");
+        let args = ["-c", &path, "-e", &error_log.to_string_lossy()];
+        let process = Process::start(Path::new("nginx"), "nginx", folder, &args, "warn")?;
+        up(process, folder, whole, "/health").await.map(|process| Self {
+            name: "nginx",
+            whole,
+            streams,
+            process,
+            checks: false,
+        })
+    }
+
+    /// This router.
+    ///
+    /// # Errors
+    /// If it does not become ready.
+    pub(super) async fn ours(
+        name: &'static str,
+        kind: Kind<'_>,
+        options: &Options,
+        folder: &Path,
+    ) -> Result<Self, Failure> {
+        let [whole, admin] = free_ports()?;
+        let path = folder.join(format!("{name}.yaml"));
+        let checks = matches!(kind, Kind::KvAware(_));
+        fs::write(&path, yaml(kind, whole, admin))?;
+        let args = ["serve", "--config", &path.to_string_lossy()];
+        let process = Process::start(&options.splitrail, name, folder, &args, &options.log)?;
+        up(process, folder, whole, "/ready").await.map(|process| Self {
+            name,
+            whole,
+            streams: whole,
+            process,
+            checks,
+        })
+    }
+
+    /// Another router, which forwards in turn.
+    ///
+    /// # Errors
+    /// If it does not come up.
+    pub(super) async fn vllm_router(
+        engines: &Engines,
+        program: &Path,
+        folder: &Path,
+    ) -> Result<Self, Failure> {
+        let [whole, metrics] = free_ports()?;
+        let (port, metrics) = (whole.port().to_string(), metrics.port().to_string());
+        let urls: Vec<String> =
+            engines.aggregated.iter().map(|mock| format!("http://{}", mock.address)).collect();
+        let mut args = vec!["--host", "127.0.0.1", "--port", &port, "--policy", "round_robin"];
+        args.extend(["--prometheus-port", &metrics, "--log-level", "warn", "--worker-urls"]);
+        args.extend(urls.iter().map(String::as_str));
+        let process = Process::start(program, "vllm-router", folder, &args, "warn")?;
+        up(process, folder, whole, "/health").await.map(|process| Self {
+            name: "vllm-router",
+            whole,
+            streams: whole,
+            process,
+            checks: false,
+        })
+    }
+}
+
+/// nginx's workers outlive a master that is killed.
+impl Drop for Target {
+    fn drop(&mut self) {
+        let family = self.process.as_ref().and_then(|process| process.family().ok());
+        for id in family.into_iter().flatten().filter_map(|id| i32::try_from(id).ok()) {
+            if let Some(id) = Pid::from_raw(id) {
+                // It may have ended by itself.
+                let _gone = kill_process(id, Signal::KILL);
+            }
+        }
+    }
+}
+
+/// Waits until a process answers.
+async fn up(
+    mut process: Process,
+    folder: &Path,
+    address: SocketAddr,
+    path: &str,
+) -> Result<Option<Process>, Failure> {
+    let started = Instant::now();
+    loop {
+        process.check(folder)?;
+        if let Ok((200, _)) = http::ask(address, "GET", path, "").await {
+            return Ok(Some(process));
+        }
+        if started.elapsed() > PATIENCE {
+            return Err(format!("{address}{path} does not answer with 200").into());
+        }
+        sleep(Duration::from_millis(50)).await;
+    }
+}
+
+fn nginx(engines: &Engines, folder: &Path, [whole, streams]: [SocketAddr; 2]) -> String {
+    let servers: String =
+        engines.aggregated.iter().map(|mock| format!("server {}; ", mock.address)).collect();
+    let folder = folder.display();
+    let paths: String = ["client_body", "proxy", "fastcgi", "uwsgi", "scgi"]
+        .map(|kind| format!("  {kind}_temp_path {folder}/nginx-{kind};\n"))
+        .concat();
+    let server = |address: SocketAddr, buffering: &str| {
+        format!(
+            "  server {{
+    listen {address} backlog=1024;
+    location / {{
+      proxy_pass http://engines;
+      proxy_http_version 1.1;
+      proxy_set_header Connection \"\";
+      proxy_buffering {buffering};
+    }}
+  }}
+"
+        )
+    };
+    format!(
+        "worker_processes 2;
+daemon off;
+pid {folder}/nginx.pid;
+error_log {folder}/nginx-error.log warn;
+events {{ worker_connections 4096; }}
+http {{
+  access_log off;
+  client_body_buffer_size 256k;
+  client_max_body_size 64m;
+{paths}  tcp_nodelay on;
+  keepalive_timeout 600s;
+  keepalive_requests 1000000000;
+  upstream engines {{ {servers} keepalive 256; keepalive_requests 1000000000; }}
+{}{}}}
+",
+        server(whole, "on"),
+        server(streams, "off"),
+    )
+}
+
+/// The ways in which this router is measured.
+pub(super) enum Kind<'a> {
+    /// One engine does it all; each in turn.
+    Aggregated(&'a Engines),
+    /// Prefill here, decode there; each in turn.
+    Pd(&'a Engines),
+    /// The same, where most of the prompt is.
+    KvAware(&'a Fleet),
+}
+
+const PREFILL_FIRST: &str = "flow: prefill_first\n    connector: nixl";
+
+fn yaml(kind: Kind<'_>, http: SocketAddr, admin: SocketAddr) -> String {
+    let (flow, policy, tokenizer) = match &kind {
+        Kind::Aggregated(_) => ("flow: aggregated", "round_robin", "none".to_owned()),
+        Kind::Pd(_) => (PREFILL_FIRST, "round_robin", "none".to_owned()),
+        Kind::KvAware(fleet) => {
+            let tokenizer = format!("huggingface, path: \"{}\"", fleet.tokenizer.display());
+            // So little weight on load that the right worker is always the one that holds most.
+            (PREFILL_FIRST, "kv_overlap, overlap_weight: 1, load_weight: 0.001", tokenizer)
+        }
+    };
+    let mut out = format!(
+        "listen: {{ http: \"{http}\", admin: \"{admin}\" }}
+models:
+  - name: {MODEL}
+    block_size: {}
+    tokenizer: {{ kind: {tokenizer} }}
+    {flow}
+    policy: {{ kind: {policy} }}
+    canary: {{ enabled: false }}
+    workers:
+",
+        super::BLOCK_SIZE
+    );
+    let mut worker = |id: &str, role: &str, address: SocketAddr, events: &str| {
+        // Writing to a string cannot fail.
+        let _infallible = writeln!(
+            out,
+            "      - {{ id: {id}, role: {role}, url: \"http://{address}\"{events} }}"
+        );
+    };
+    match kind {
+        Kind::Aggregated(engines) => {
+            for (at, mock) in engines.aggregated.iter().enumerate() {
+                worker(&format!("w{at}"), "both", mock.address, "");
+            }
+        }
+        Kind::Pd(engines) => {
+            for (role, short, mocks) in
+                [("prefill", 'p', &engines.prefill), ("decode", 'd', &engines.decode)]
+            {
+                for (at, mock) in mocks.iter().enumerate() {
+                    worker(&format!("{short}{at}"), role, mock.address, "");
+                }
+            }
+        }
+        Kind::KvAware(fleet) => {
+            for (id, role, mock, feed) in &fleet.members {
+                let [events, replay] = &feed.endpoints;
+                let events = format!(", kv_events: \"{events}\", kv_replay: \"{replay}\"");
+                worker(id, role, mock.address, &events);
+            }
+        }
+    }
+    out
+}

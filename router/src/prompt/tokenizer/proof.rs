@@ -1,0 +1,128 @@
+//! Hard texts: where tokenizers that are nearly alike differ.
+
+/// Pieces of text that are hard in some way, each for another reason.
+const PIECES: [&str; 64] = [
+    // White space of all kinds, in runs and at edges.
+    " ",
+    "  ",
+    "   ",
+    "\t",
+    "\n",
+    "\n\n",
+    "\r\n",
+    " \n ",
+    "\n    ",
+    "\t\t\n",
+    "\u{a0}",
+    "\u{2003}",
+    "\u{3000}",
+    "\u{85}",
+    "\u{2028}",
+    "\u{200b}",
+    "\u{feff}",
+    // Words and their ends.
+    "the",
+    " The",
+    "don't",
+    "I'LL",
+    "we\u{2019}ve",
+    "x's'd",
+    "naïve",
+    "İstanbul",
+    "straße",
+    "ǅ",
+    "ﬁnal",
+    "K\u{212a}",
+    "e\u{301}",
+    "\u{301}a",
+    "a\u{308}\u{323}",
+    "\u{1100}\u{1161}\u{11a8}",
+    "각",
+    "Å\u{212b}",
+    "Ω\u{2126}",
+    // Numbers.
+    "1",
+    "12",
+    "123",
+    "1234",
+    "1234567",
+    "3.14",
+    "½",
+    "٣٤٥",
+    "१२३",
+    "Ⅷ",
+    "𝟘𝟙𝟚",
+    "²³",
+    // Scripts without spaces.
+    "東京都に行く",
+    "你好，世界！",
+    "한국어",
+    "สวัสดี",
+    "नमस्ते",
+    "العربية",
+    "\u{202e}abc\u{202c}",
+    // Emoji and what joins them.
+    "👩\u{200d}👩\u{200d}👧",
+    "🇩🇪🇫🇷",
+    "👍🏽",
+    "❤\u{fe0f}",
+    // Signs, code, letters that are new to Unicode.
+    "!!!...---",
+    "}\n}\n",
+    "fn f(x: &mut [u8]) -> ()",
+    "\u{1c89}\u{a7cb}\u{10d40}",
+    "\u{fffd}\u{0}\u{7f}",
+];
+
+/// Texts that each have some of the pieces, and the added tokens at all kinds of places.
+pub(super) fn texts(added: &[&str]) -> Vec<String> {
+    let mut texts: Vec<String> = PIECES.iter().map(ToString::to_string).collect();
+    texts.push(String::new());
+    texts.push("ab".repeat(700) + &" ".repeat(300) + &"\n".repeat(90) + &"=".repeat(200));
+    texts.push("é".repeat(400) + &"本".repeat(300) + &"9".repeat(150) + &"🙂".repeat(60));
+    for pair in PIECES.windows(2) {
+        texts.push(pair.concat());
+        texts.push(format!("{}{}{}", pair[1], pair[0], pair[1]));
+    }
+    // Some models have a thousand of them, most of which are alike.
+    let step = (added.len() / 64).max(1);
+    for (at, token) in added.iter().enumerate().step_by(step) {
+        let piece = PIECES[at * 7 % PIECES.len()];
+        let cut: String = token.chars().skip(1).collect();
+        texts.push(format!("{piece}{token}{piece}"));
+        texts.push(format!("a {token} \n{token}{token}b {cut}{token}"));
+        texts.push(format!(" {}{piece} {token}", token.to_uppercase()));
+    }
+    let mut draws = Draws(0x5eed);
+    for _ in 0..160 {
+        let pieces = (0..draws.below(40)).map(|_| match draws.below(12) {
+            0 if !added.is_empty() => added[draws.below(added.len())].to_owned(),
+            1 => draws.character().to_string(),
+            _ => PIECES[draws.below(PIECES.len())].to_owned(),
+        });
+        texts.push(pieces.collect());
+    }
+    texts
+}
+
+/// Numbers that are the same in every run.
+struct Draws(u64);
+
+impl Draws {
+    fn next(&mut self) -> u64 {
+        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        let mut bits = self.0;
+        bits = (bits ^ (bits >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        bits = (bits ^ (bits >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+        bits ^ (bits >> 31)
+    }
+
+    fn below(&mut self, count: usize) -> usize {
+        (self.next() % count.max(1) as u64) as usize
+    }
+
+    /// Of the planes that have letters.
+    fn character(&mut self) -> char {
+        char::from_u32(self.below(0x3_2000) as u32).unwrap_or('\u{fffd}')
+    }
+}
