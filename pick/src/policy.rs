@@ -31,11 +31,11 @@ pub enum Policy {
     PredictedTtft {
         /// How many later requests each extra millisecond of prefill delays. Without it, what
         /// the workers' load says: `1 / (1 - busy share)`, and at most 10.
-        #[serde(default)]
+        #[serde(default, skip_serializing_if = "Option::is_none")]
         #[schemars(range(min = 0.0, max = 1e3))]
         extra_work_weight: Option<f64>,
         /// 0 takes the best; above it, candidates are drawn by softmax of their milliseconds.
-        #[serde(default)]
+        #[serde(default, skip_serializing_if = "is_zero")]
         #[schemars(range(min = 0.0, max = 1e6))]
         temperature: f64,
     },
@@ -103,8 +103,12 @@ impl Policy {
 
 impl Default for Policy {
     fn default() -> Self {
-        Self::LeastLoaded {}
+        Self::predicted_ttft()
     }
+}
+
+fn is_zero(number: &f64) -> bool {
+    *number == 0.0
 }
 
 fn one() -> f64 {

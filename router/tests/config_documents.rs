@@ -96,7 +96,7 @@ fn a_minimal_file_gets_the_defaults() {
     assert_eq!(model.local_prefill_max_tokens, 0);
     assert_eq!(model.on_no_prefill, OnNoPrefill::Local);
     assert_eq!(model.cached_tokens_fallback, CachedTokensFallback::Estimate);
-    assert_eq!(model.policy, Policy::LeastLoaded {});
+    assert_eq!(model.policy, Policy::predicted_ttft());
     assert_eq!((model.retries.prefill, model.retries.decode), (2, 1));
     assert_eq!(model.timeouts.connect, Duration::from_secs(2));
     assert_eq!(model.timeouts.first_token, Duration::from_secs(60));
@@ -128,7 +128,7 @@ fn every_documented_default_is_the_default() {
             continue;
         };
         stated += 1;
-        let policy = if path.contains(".policy.") { "kv_overlap" } else { "least_loaded" };
+        let policy = if path.contains(".policy.") { "kv_overlap" } else { "predicted_ttft" };
         let mut text = base(policy);
         // A key of one kind of source needs one of that kind.
         if let Some((_, source)) =

@@ -36,7 +36,7 @@ async fn what_goes_round_robin_loses_by_being_diverted_and_the_parts_add_up() {
 async fn what_was_evicted_is_told_from_what_was_never_there() {
     let spec = Spec {
         model: "loss: {}\n".into(),
-        engine: |_, config| config.kv_blocks = 64,
+        engine: |_, config| config.kv_blocks = 128,
         ..Spec::aggregated(1)
     };
     let cluster = Cluster::start(spec).await;

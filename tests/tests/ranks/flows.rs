@@ -149,9 +149,13 @@ async fn decode_first_where_a_side_car_gates_the_rank_that_is_pinned() {
 
 #[tokio::test]
 async fn auto_by_what_a_rank_holds() {
-    let model =
-        "auto: { hand_off_ms: 0.0, transfer_us_per_token: 0.0, decode_us_per_token: 1000.0 }";
-    let spec = Spec { flow: "auto", model: model.into(), engine: two, ..Spec::default() };
+    // Decode workers are taken to compute slowly, and hand-offs to cost nothing.
+    let model = "costs: { hand_off_base_ms: 0, bandwidth_gb_per_second: 1000 }";
+    let worker = |name: &str| match name.starts_with('d') {
+        true => ", costs: { prefill_us_per_token: 1000, hand_off_base_ms: 0 }",
+        false => "",
+    };
+    let spec = Spec { flow: "auto", model: model.into(), engine: two, worker, ..Spec::default() };
     let mut trial = Trial::start(spec).await;
     known(&trial.cluster, true).await;
     let (_, first) = ask(&mut trial, &text(1)).await;

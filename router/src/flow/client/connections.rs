@@ -30,7 +30,7 @@ use super::parcel::Parcel;
 
 /// Bytes that are read of an engine's answer before anybody asks for them, on one connection: what
 /// a client that is slower than its engine may have waiting.
-const READ_AHEAD_BYTES: usize = 64 << 10;
+const READ_AHEAD_BYTES: usize = 32 << 10;
 
 /// vLLM closes idle connections after 5 s. Ours end earlier, so that a request is
 /// never written to a connection that is just being closed: a hand-off that may
