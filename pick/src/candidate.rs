@@ -14,6 +14,8 @@ pub struct Candidate {
     pub rank: Option<u16>,
     /// Whether its last probe or request found it alive, and its breaker lets it be asked.
     pub up: bool,
+    /// Whether it has as much as it should, so that others are asked first.
+    pub busy: bool,
     /// How much of its share of new work it gets, above 0 and up to 1: less than 1 while it
     /// starts slowly.
     pub share: f64,
@@ -59,6 +61,7 @@ impl Default for Candidate {
             worker: 0,
             rank: None,
             up: false,
+            busy: false,
             share: 1.0,
             requests: 0,
             prefill_tokens: 0,

@@ -39,6 +39,8 @@ pub struct Choice {
 pub enum Veto {
     /// It is not up, and others are.
     Down,
+    /// It has as much as it should, and others have not.
+    Busy,
     /// It starts slowly, and this request is not in its share.
     SlowStart,
 }
@@ -94,8 +96,11 @@ impl Choice {
         self.load = Load::default();
         self.best_overlap_blocks = 0;
         let (mut least, mut largest) = (f64::INFINITY, 0.0f64);
+        // Where all have as much as they should, somebody has to take more.
+        let all_busy = candidates.iter().all(|candidate| candidate.busy || !candidate.up);
         for (i, candidate) in candidates.iter().enumerate() {
-            if candidate.up {
+            let spared = candidate.busy && !all_busy;
+            if candidate.up && !spared {
                 self.eligible.push(i);
                 least = least.min(candidate.share);
                 largest = largest.max(candidate.share);
@@ -103,7 +108,11 @@ impl Choice {
                 // Who has any is not left out below.
                 self.best_overlap_blocks = self.best_overlap_blocks.max(candidate.overlap_blocks);
             }
-            self.vetoes.push((!candidate.up).then_some(Veto::Down));
+            self.vetoes.push(match (candidate.up, spared) {
+                (false, _) => Some(Veto::Down),
+                (true, true) => Some(Veto::Busy),
+                (true, false) => None,
+            });
         }
         if self.eligible.is_empty() {
             self.vetoes.fill(None);

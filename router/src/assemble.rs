@@ -214,6 +214,7 @@ fn pool(model: &Model, config: &Config) -> Pool {
     pool.waiting.configure(model.queue.unwrap_or_default());
     pool.calibration.configure(model.auto);
     pool.losses.configure(model.loss);
+    pool.busy.store(Arc::new(model.busy));
     pool
 }
 

@@ -89,6 +89,19 @@ fn each_leg_reads_its_own_load() {
 }
 
 #[test]
+fn who_has_enough_is_spared_unless_all_have() {
+    let busy = Candidate { busy: true, overlap_blocks: 9, ..up(0) };
+    let idle = up(1);
+    let choice = pick(&OVERLAP, &[busy, idle], query(Leg::Prefill)).unwrap();
+    assert_eq!((choice.index, choice.best_overlap_blocks), (1, 0));
+    assert_eq!(choice.vetoes, [Some(Veto::Busy), None]);
+    let down = Candidate { up: false, ..up(2) };
+    let other = Candidate { busy: true, ..up(1) };
+    let choice = pick(&OVERLAP, &[busy, other, down], query(Leg::Prefill)).unwrap();
+    assert_eq!((choice.index, choice.vetoes), (0, vec![None, None, Some(Veto::Down)]));
+}
+
+#[test]
 fn a_slow_starter_gets_its_share_unless_it_holds_the_prompt() {
     let taken = |candidates: [Candidate; 2]| {
         let draws = (0..4000u64).map(|i| i.wrapping_mul(0x2545_f491_4f6c_dd1d));

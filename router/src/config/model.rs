@@ -236,6 +236,9 @@ pub struct Model {
     /// soonest. Left out, each goes to its worker at once, and waits in the engine's queue.
     #[serde(default)]
     pub queue: Option<QueueConfig>,
+    /// From when on a worker has enough, and gets more only if all have. Left out, none has.
+    #[serde(default)]
+    pub busy: BusyConfig,
     /// Watches where cache hits are lost, against the best that the stream of prompts allows.
     /// It remembers the name of each block, at some 20 bytes, and takes a few microseconds for
     /// each hundred blocks of a prompt. Left out, nobody watches.
@@ -315,6 +318,36 @@ pub enum CachedTokensFallback {
     Zero,
     /// Nothing: the key is left out.
     Omit,
+}
+
+/// From when on a worker has enough.
+#[derive(Clone, Copy, Debug, Default, Deserialize, Serialize, JsonSchema, PartialEq)]
+#[serde(deny_unknown_fields, default)]
+pub struct BusyConfig {
+    /// With so many requests.
+    #[schemars(range(min = 1, max = 1_000_000))]
+    pub requests: Option<u32>,
+    /// With so many prompt tokens that it still has to compute.
+    #[schemars(range(min = 1, max = 1_000_000_000))]
+    pub prefill_tokens: Option<u64>,
+    /// With so much of its KV blocks in use, in percent, by its own report.
+    #[schemars(range(min = 1.0, max = 100.0))]
+    pub kv_used_percent: Option<f64>,
+}
+
+impl BusyConfig {
+    /// Whether a worker has enough.
+    pub fn is_enough(
+        &self,
+        requests: u32,
+        prefill_tokens: u64,
+        kv_used_ratio: Option<f64>,
+    ) -> bool {
+        let used_percent = kv_used_ratio.map(|ratio| ratio * 100.0);
+        self.requests.is_some_and(|most| requests >= most)
+            || self.prefill_tokens.is_some_and(|most| prefill_tokens >= most)
+            || self.kv_used_percent.zip(used_percent).is_some_and(|(most, used)| used >= most)
+    }
 }
 
 /// How losses of cache hits are watched.

@@ -127,9 +127,9 @@ fn candidates(out: &mut String, all: Vec<&Value>, conditions: &[Value]) {
     let mut rows = vec![header(&COLUMNS)];
     for seen in all {
         let mark = if seen["chosen"] == true { "* " } else { "  " };
-        let down = if seen["up"] == true { "" } else { " (down)" };
+        let veto = seen["veto"].as_str().map(|veto| format!(" ({veto})")).unwrap_or_default();
         let rank = seen["rank"].as_u64().map(|rank| format!("/{rank}")).unwrap_or_default();
-        let mut row = vec![format!("{mark}{}{rank}{down}", text(&seen["worker"]))];
+        let mut row = vec![format!("{mark}{}{rank}{veto}", text(&seen["worker"]))];
         row.extend(COLUMNS.iter().map(|(_, key)| figure(&seen[*key])));
         row.push(tiers(&seen["overlap_by_tier"]));
         row.push(terms(&seen["terms"]));

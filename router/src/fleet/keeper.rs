@@ -176,6 +176,7 @@ impl Fleet {
         served.pool.waiting.configure(served.config.queue.unwrap_or_default());
         served.pool.calibration.configure(served.config.auto);
         served.pool.losses.configure(served.config.loss);
+        served.pool.busy.store(Arc::new(served.config.busy));
         for member in members.by_id.values_mut() {
             if same_pool {
                 member.worker.set_breakers(served.config.breaker);

@@ -14,6 +14,7 @@ use super::ranks::Rank;
 use super::roster::Roster;
 use super::told::Others;
 use super::worker::Worker;
+use crate::config::model::BusyConfig;
 use crate::pick::{Candidate, Leg};
 
 /// What is known of one prompt at one instant.
@@ -22,6 +23,7 @@ pub(super) struct Picture<'a> {
     found: &'a Found,
     /// For workers whose side-cars have not been heard lately.
     busiest: Others,
+    busy: BusyConfig,
     now: Instant,
 }
 
@@ -47,12 +49,12 @@ struct Held {
 impl<'a> Picture<'a> {
     pub(super) fn new(
         roster: &Roster,
-        overlaps: &'a Overlaps,
-        found: &'a Found,
+        (overlaps, found): (&'a Overlaps, &'a Found),
+        busy: BusyConfig,
         now: Instant,
     ) -> Self {
         let busiest = Others::busiest(roster.iter().map(|worker| &worker.told), now);
-        Self { overlaps, found, busiest, now }
+        Self { overlaps, found, busiest, busy, now }
     }
 
     /// Adds a worker, or each of its ranks where requests can be pinned to them.
@@ -68,7 +70,7 @@ impl<'a> Picture<'a> {
                 true => self.of_whichever_rank(worker),
             };
             let work = self.work(worker, load.as_ref());
-            able.push(self.candidate(worker, leg, None, (work, held)));
+            able.push(self.candidate(worker, (leg, None), load.as_ref(), (work, held)));
             return;
         }
         let takes_part = worker.takes_part_in_kv_routing();
@@ -77,15 +79,15 @@ impl<'a> Picture<'a> {
             let current = takes_part && worker.ranks.are_known() && rank.is_current();
             let held = self.of_rank(worker, number, current);
             let work = self.work_of_rank(worker, load.as_ref(), (number, rank), count);
-            able.push(self.candidate(worker, leg, Some(number), (work, held)));
+            able.push(self.candidate(worker, (leg, Some(number)), load.as_ref(), (work, held)));
         }
     }
 
     fn candidate(
         &self,
         worker: &Worker,
-        leg: Leg,
-        rank: Option<u16>,
+        (leg, rank): (Leg, Option<u16>),
+        load: Option<&EngineLoad>,
         (work, held): (Work, Held),
     ) -> Candidate {
         let Held { overlap, current, sent, computed } = held;
@@ -98,6 +100,11 @@ impl<'a> Picture<'a> {
             worker: worker.index,
             rank,
             up: worker.is_available(leg, self.now),
+            busy: self.busy.is_enough(
+                work.requests,
+                work.prefill_tokens,
+                load.and_then(|load| load.kv_used_ratio),
+            ),
             share: worker.share(self.now),
             requests: work.requests,
             prefill_tokens: work.prefill_tokens,

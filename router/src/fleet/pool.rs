@@ -17,7 +17,7 @@ use super::picture::Picture;
 use super::roster::Roster;
 use super::waiting::Waiting;
 use super::worker::Worker;
-use crate::config::model::AssumedConfig;
+use crate::config::model::{AssumedConfig, BusyConfig};
 use crate::ledger::losses::Losses;
 use crate::pick::{Candidate, Leg};
 
@@ -45,6 +45,8 @@ pub struct Pool {
     pub waiting: Waiting,
     /// What was learned of when a remote prefill pays.
     pub calibration: Calibration,
+    /// From when on its workers have enough.
+    pub busy: ArcSwap<BusyConfig>,
     /// Where its cache hits were lost.
     pub losses: Losses,
     turns: [AtomicU64; 3],
@@ -67,6 +69,7 @@ impl Pool {
             assumed: Assumed::new(AssumedConfig::OFF),
             waiting: Waiting::default(),
             calibration: Calibration::default(),
+            busy: ArcSwap::default(),
             losses: Losses::default(),
             turns: Default::default(),
             draws: Mutex::new(StdRng::seed_from_u64(seed)),
@@ -218,7 +221,7 @@ impl Pool {
         let (mut overlaps, mut found) = FOUND.take();
         self.reader.find(hashes, &mut overlaps);
         self.assumed.find(now, hashes, &mut found);
-        let picture = Picture::new(roster, &overlaps, &found, now);
+        let picture = Picture::new(roster, (&overlaps, &found), **self.busy.load(), now);
         let mut able = Vec::with_capacity(roster.len());
         for worker in roster.iter() {
             if worker.serves(leg) && !excluded.contains(&worker.index) {

@@ -9,7 +9,7 @@ use serde::Serialize;
 
 use super::decode_try::verdict;
 use super::gate::{Need, Verdict};
-use super::place::{Wish, candidates, query};
+use super::place::{Wish, candidates, figures, query};
 use super::plan::{Facts, LocalReason, Plan, Then, plan};
 use super::weigh::{Weighed, WeighedRecord, is_open, learned_ratio, weigh};
 use crate::api::steering::Steering;
@@ -267,18 +267,15 @@ impl<'a> Way<'a> {
         };
         let chosen = choice.map(|choice| {
             let order = order(&choice);
-            let up_or_all = |i: &usize| seen[*i].up || !seen.iter().any(|other| other.up);
-            let next = order.iter().find(|i| **i != choice.index && up_or_all(i));
             step.chosen = Some(id(seen[choice.index].worker).to_owned());
-            step.runner_up = next.map(|i| id(seen[*i].worker).to_owned());
-            step.margin = next.map(|i| choice.costs[*i] - choice.costs[choice.index]);
+            step.runner_up = choice.runner_up.map(|i| id(seen[i].worker).to_owned());
+            step.margin = choice.runner_up.map(|_| choice.margin);
             step.candidates = order
                 .iter()
                 .map(|i| {
-                    let (seen, cost) =
-                        (&seen[*i], (choice.costs[*i], choice.terms.get(*i).copied()));
+                    let (seen, told) = (&seen[*i], figures(&choice, *i));
                     let name = id(seen.worker);
-                    CandidateRecord::new(wish.leg.name(), name, seen, cost, *i == choice.index)
+                    CandidateRecord::new(wish.leg.name(), name, seen, told, *i == choice.index)
                 })
                 .collect();
             seen[choice.index]

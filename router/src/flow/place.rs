@@ -12,7 +12,7 @@ use crate::error::{Error, Kind};
 use crate::fleet::waiting::{Asked, Granted, NoRoom};
 use crate::fleet::{Booking, Pool, Roster, Worker};
 use crate::ledger::decisions::{CandidateRecord, DecisionHandle, DrawRecord, ShadowRecord};
-use crate::pick::{Candidate, Choice, Leg, Policy, Query, holders, pick};
+use crate::pick::{Candidate, Choice, Leg, Policy, Query, Terms, Veto, holders, pick};
 use crate::prepare::Unit;
 
 /// Candidates in a decision record beside the chosen one, the cheapest first: a
@@ -252,8 +252,7 @@ fn record(
     let records = std::iter::once(choice.index).chain(others).map(|i| {
         let name = name(candidates[i].worker);
         let is_chosen = i == choice.index;
-        let terms = choice.terms.get(i).copied();
-        CandidateRecord::new(leg.name(), name, &candidates[i], (choice.costs[i], terms), is_chosen)
+        CandidateRecord::new(leg.name(), name, &candidates[i], figures(choice, i), is_chosen)
     });
     let estimate = unit.prompt_tokens.map(|prompt_tokens| {
         let overlap =
@@ -278,6 +277,12 @@ fn record(
             decision.estimated_cached_tokens = estimate;
         }
     });
+}
+
+/// What a choice says of one candidate.
+pub(super) fn figures(choice: &Choice, i: usize) -> (f64, Option<Terms>, Option<Veto>) {
+    let veto = choice.vetoes.get(i).copied().flatten();
+    (choice.costs[i], choice.terms.get(i).copied(), veto)
 }
 
 /// What the policy beside the first would have chosen, and what that is predicted to be worth.

@@ -10,7 +10,7 @@ use splitrail_kv::Tier;
 
 use super::entry::Entry;
 use crate::flow::weigh::WeighedRecord;
-use crate::pick::{Candidate, Terms};
+use crate::pick::{Candidate, Terms, Veto};
 
 /// One candidate of a decision.
 #[derive(Clone, Debug, Serialize)]
@@ -48,6 +48,9 @@ pub struct CandidateRecord {
     /// What the cost is made of, in milliseconds, where the policy counts those.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub terms: Option<Terms>,
+    /// Why it could not be chosen, if so: `down`, `busy`, `slow_start`.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub veto: Option<Veto>,
     /// Whether it was chosen.
     pub chosen: bool,
 }
@@ -58,7 +61,7 @@ impl CandidateRecord {
         leg: &'static str,
         worker: &str,
         seen: &Candidate,
-        (cost, terms): (f64, Option<Terms>),
+        (cost, terms, veto): (f64, Option<Terms>, Option<Veto>),
         chosen: bool,
     ) -> Self {
         Self {
@@ -76,6 +79,7 @@ impl CandidateRecord {
             active_tokens: seen.active_tokens,
             cost,
             terms,
+            veto,
             chosen,
         }
     }
