@@ -97,5 +97,6 @@ fn worker(number: usize) -> Result<WorkerConfig, Failure> {
         honours_threshold: Some(true),
         data_parallel_ranks: None,
         takes_rank_header: None,
+        costs: None,
     })
 }

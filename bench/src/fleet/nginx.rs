@@ -39,7 +39,7 @@ impl Nginx {
         fs::write(&file, configuration(folder, address, engine))?;
         let (folder_arg, file_arg) = (folder.to_string_lossy(), file.to_string_lossy());
         let args = ["-p", &folder_arg, "-c", &file_arg, "-e", "stderr"];
-        let mut process = Process::start(&program, "nginx", folder, &args)?;
+        let mut process = Process::start(&program, "nginx", folder, &args, "warn")?;
         let listening = async {
             while TcpStream::connect(address).await.is_err() {
                 process.check(folder)?;
