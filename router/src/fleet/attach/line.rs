@@ -18,6 +18,10 @@ const NONSENSE_MAX: u32 = 16;
 /// Messages after which it is told how far they are, though more are there.
 const ACK_EVERY: u32 = 64;
 
+/// How long changes wait to be acknowledged together. Nothing waits for an acknowledgement; each
+/// costs the side-car about as much as an event does.
+const ACK_AFTER: Duration = Duration::from_millis(100);
+
 /// A stream.
 pub(super) struct Line {
     pub(super) inbound: Inbound,
@@ -25,6 +29,8 @@ pub(super) struct Line {
     pub(super) resync: Resync,
     /// The last change that is in the index, if the side-car was not told.
     pub(super) unacked: Option<u64>,
+    /// Since when something is.
+    unacked_since: Instant,
     since_ack: u32,
     nonsense: u32,
     /// Loads that came while nothing was believed.
@@ -95,6 +101,7 @@ impl Line {
             outbound,
             resync: Resync::new(now),
             unacked: None,
+            unacked_since: now,
             since_ack: 0,
             nonsense: 0,
             loads: 0,
@@ -119,8 +126,16 @@ impl Line {
 
     /// Changes up to here are in the index.
     pub(super) fn applied(&mut self, sequence: u64) {
+        if self.unacked.is_none() {
+            self.unacked_since = Instant::now();
+        }
         self.unacked = Some(sequence);
         self.since_ack += 1;
+    }
+
+    /// When what is applied is said: together with what comes soon after.
+    pub(super) fn ack_due(&self) -> Instant {
+        self.unacked_since + ACK_AFTER
     }
 
     pub(super) fn acked(&mut self) {

@@ -175,6 +175,11 @@ impl Session {
             }
         };
         let outbound = line.outbound.clone();
+        let ack_due = tokio::time::Instant::from_std(line.ack_due());
+        let acking = async {
+            tokio::time::sleep_until(ack_due).await;
+            outbound.reserve().await
+        };
         let wished = async {
             match &mut self.known {
                 Some(known) => known.wishes.next().await,
@@ -197,7 +202,7 @@ impl Session {
             }
             () = gone.cancelled() => Step::Replaced,
             said = line.inbound.said() => Step::Said(Box::new(said)),
-            room = outbound.reserve(), if line.unacked.is_some() => {
+            room = acking, if line.unacked.is_some() => {
                 let sequence = line.unacked.unwrap_or_default();
                 let message = Some(Answer::Ack(v1::Ack { sequence }));
                 if let Ok(room) = room {
