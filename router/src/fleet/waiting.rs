@@ -162,7 +162,10 @@ impl Waiting {
                 () = self.freed.notified() => {}
                 () = tokio::time::sleep_until(due.into()) => {}
             }
-            self.turn(pool, policy, leg);
+            // Whoever is woken turns the wheel for all: the room may be the others'.
+            for leg in [Leg::Prefill, Leg::Aggregated] {
+                self.turn(pool, policy, leg);
+            }
         }
     }
 
