@@ -97,7 +97,7 @@ models:
             .replace("id: w0", "id: w9");
         let told: Vec<_> =
             changes(&config(BEFORE), &config(&after)).iter().map(Change::to_string).collect();
-        assert_eq!(told[0], "models[a].policy.kind: \"least_loaded\" -> \"random\"");
+        assert_eq!(told[0], "models[a].policy.kind: \"predicted_ttft\" -> \"random\"");
         assert!(told[1].starts_with("models[a].workers[w0]: {"), "{told:#?}");
         assert!(told[1].ends_with("-> null"), "{told:#?}");
         assert_eq!(told[2], "models[a].workers[w1].url: \"http://a:2\" -> \"http://a:3\"");
