@@ -11,6 +11,9 @@ use crate::config::model::BreakerConfig;
 /// otherwise.
 const REMEMBERED: Duration = Duration::from_secs(30);
 
+/// What metrics and logs call what needs no model, where they tell legs apart.
+pub const TOKENIZER: &str = "tokenizer";
+
 /// What one worker was seen not to offer, and how it does what needs no model.
 #[derive(Debug)]
 pub struct Offers {

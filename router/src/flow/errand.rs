@@ -17,6 +17,7 @@ use crate::api::Endpoint;
 use crate::config::model::RequestFlow;
 use crate::core::Served;
 use crate::error::{Error, Kind};
+use crate::fleet::offers::TOKENIZER;
 use crate::fleet::{Pool, Worker};
 use crate::ledger::decisions::DecisionHandle;
 use crate::ledger::entry::Told;
@@ -78,7 +79,7 @@ pub(super) async fn run(
 }
 
 /// For which leg a worker is looked for, and who it must not be besides those that have
-/// failed: those that lack the endpoint.
+/// failed: those that lack the endpoint, or are left alone for it.
 ///
 /// # Errors
 /// If all that are up lack it.
@@ -92,11 +93,18 @@ pub(super) fn able(
     let lacks = |worker: &Worker| worker.offers.is_lacking(endpoint, now);
     let left = |worker: &&Arc<Worker>| !failed.contains(&worker.index);
     let lacking = roster.iter().filter(left).filter(|worker| lacks(worker));
-    let lacking: Vec<usize> = lacking.map(|worker| worker.index).collect();
+    let mut lacking: Vec<usize> = lacking.map(|worker| worker.index).collect();
     let may_have = |worker: &Arc<Worker>| worker.is_up() && !lacks(worker);
     if roster.iter().any(|worker| lacks(worker)) && !roster.iter().any(may_have) {
         let message = format!("no worker of model {} offers {}", served.name(), endpoint.path());
         return Err(Error::new(Kind::NotOffered, message));
+    }
+    // As with legs: if all are left alone, they are asked all the same.
+    let shut = |worker: &Worker| !endpoint.computes() && !worker.offers.breaker.allows(now);
+    let open = |worker: &Arc<Worker>| may_have(worker) && left(&worker) && !shut(worker);
+    if roster.iter().any(open) {
+        let shut = roster.iter().filter(|worker| shut(worker));
+        lacking.extend(shut.map(|worker| worker.index));
     }
     Ok((next_leg(&served.pool, &[failed, &lacking].concat()), lacking))
 }
@@ -127,10 +135,14 @@ fn begin(worker: &Worker, leg: Leg, endpoint: Endpoint) {
 fn end(worker: &Worker, leg: Leg, endpoint: Endpoint, failed: Option<&Error>) {
     if endpoint.computes() {
         worker.record(leg, failed);
-    } else if failed.is_some_and(Error::speaks_against_its_worker) {
-        worker.offers.breaker.fail(Instant::now());
-    } else {
-        worker.offers.breaker.succeed();
+        return;
+    }
+    let (breaker, id) = (&worker.offers.breaker, worker.id());
+    let failed = failed.is_some_and(Error::speaks_against_its_worker);
+    if failed && breaker.fail(Instant::now()) {
+        tracing::warn!(worker = id, leg = TOKENIZER, "breaker opened: too many failures in a row");
+    } else if !failed && breaker.succeed() {
+        tracing::info!(worker = id, leg = TOKENIZER, "breaker closed");
     }
 }
 
