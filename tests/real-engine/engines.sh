@@ -139,6 +139,7 @@ started_at() { sed -E 's/^.*\) //' "/proc/$1/stat" 2>/dev/null | cut -d' ' -f20;
 
 recorded_pid() { # recorded_pid PORT: the pid, if that very process still runs
     local pid start
+    [ -f "$servers/$1.pid" ] || return 1
     read -r pid start <"$servers/$1.pid" 2>/dev/null || return 1
     [ "$(started_at "$pid")" = "$start" ] && printf '%s\n' "$pid"
 }
