@@ -2,6 +2,7 @@
 //! the client's bytes.
 
 pub mod bounds;
+mod errand;
 pub mod json;
 pub mod request;
 pub mod sampling;

@@ -48,6 +48,8 @@ pub enum Kind {
     NoWorker,
     /// An engine refused the request; its status is relayed.
     EngineRejected(u16),
+    /// No worker of the model has the endpoint.
+    NotOffered,
     /// An engine could not be reached; it has not seen the request.
     EngineUnreachable,
     /// An engine failed, or answered nonsense.
@@ -105,9 +107,19 @@ impl Error {
         self
     }
 
+    /// The same error with the field at fault.
+    pub fn with_param(self, param: impl Into<Cow<'static, str>>) -> Self {
+        Self { param: Some(param.into()), ..self }
+    }
+
     /// What went wrong.
     pub fn kind(&self) -> Kind {
         self.kind
+    }
+
+    /// The field at fault, if one is named.
+    pub fn param(&self) -> Option<&str> {
+        self.param.as_deref()
     }
 
     /// The text for people.
@@ -130,11 +142,14 @@ impl Error {
             | Kind::UnknownModel
             | Kind::UnknownPath
             | Kind::MethodNotAllowed
+            | Kind::NotOffered
             | Kind::ClientGone => Fault::Client,
             // An engine that will not take the router's credential, does not know the
             // model or the path that the router knows of it, is asked too much of, or has
             // a threshold of its own (412) says nothing about the client's request.
-            Kind::EngineRejected(401 | 403 | 404 | 405 | 407 | 408 | 412 | 429) => Fault::Engine,
+            Kind::EngineRejected(401 | 403 | 404 | 405 | 407 | 408 | 412 | 429 | 501) => {
+                Fault::Engine
+            }
             Kind::EngineRejected(_) => Fault::Client,
             Kind::EngineUnreachable
             | Kind::EngineFailed
@@ -170,7 +185,7 @@ impl Error {
             Kind::BodyTooLarge => StatusCode::PAYLOAD_TOO_LARGE,
             Kind::BodyTimeout => StatusCode::REQUEST_TIMEOUT,
             Kind::UnsupportedMedia => StatusCode::UNSUPPORTED_MEDIA_TYPE,
-            Kind::UnknownModel | Kind::UnknownPath => StatusCode::NOT_FOUND,
+            Kind::UnknownModel | Kind::UnknownPath | Kind::NotOffered => StatusCode::NOT_FOUND,
             Kind::MethodNotAllowed => StatusCode::METHOD_NOT_ALLOWED,
             Kind::Overloaded | Kind::NoWorker => StatusCode::SERVICE_UNAVAILABLE,
             Kind::OverShare | Kind::Busy(_) | Kind::EngineRejected(429) => {
@@ -217,6 +232,7 @@ impl Error {
             Kind::Busy(_) => "busy",
             Kind::NoWorker => "no_worker",
             Kind::EngineRejected(_) => "engine_rejected",
+            Kind::NotOffered => "not_offered",
             Kind::EngineUnreachable => "engine_unreachable",
             Kind::EngineFailed => "engine_failed",
             Kind::ForeignHandOff => "foreign_hand_off",
@@ -231,7 +247,9 @@ impl Error {
     /// OpenAI's error object: `{"error": {message, type, param, code}}`.
     pub fn to_openai(&self) -> String {
         let kind = match (self.fault(), self.kind) {
-            (Fault::Client, Kind::UnknownModel | Kind::UnknownPath) => "not_found_error",
+            (Fault::Client, Kind::UnknownModel | Kind::UnknownPath | Kind::NotOffered) => {
+                "not_found_error"
+            }
             (Fault::Client, _) => "invalid_request_error",
             (_, Kind::OverShare | Kind::Busy(_) | Kind::EngineRejected(429)) => "rate_limit_error",
             (_, Kind::Overloaded | Kind::NoWorker) => "service_unavailable_error",
@@ -252,7 +270,7 @@ impl Error {
     pub fn to_grpc(&self) -> tonic::Status {
         use tonic::Code;
         let code = match (self.fault(), self.kind) {
-            (_, Kind::UnknownModel | Kind::UnknownPath) => Code::NotFound,
+            (_, Kind::UnknownModel | Kind::UnknownPath | Kind::NotOffered) => Code::NotFound,
             (_, Kind::BodyTooLarge | Kind::Overloaded | Kind::OverShare) => Code::ResourceExhausted,
             (_, Kind::Busy(_) | Kind::EngineRejected(429)) => Code::ResourceExhausted,
             (_, Kind::BodyTimeout) => Code::DeadlineExceeded,

@@ -15,7 +15,7 @@ use crate::api::request::{Options, Prompt, unknown_model};
 use crate::api::sampling::edit_sampling;
 use crate::api::{Endpoint, Inbound, JsonObject, json, strict};
 use crate::config::model::{Flow, Limits};
-use crate::core::{Core, Named, Served, unix_ms};
+use crate::core::{Core, Named, Served, Serving, unix_ms};
 use crate::error::{Error, Kind};
 use crate::prompt::{ChatRequestView, PromptError};
 use crate::telemetry::metrics::Metrics;
@@ -57,6 +57,9 @@ impl Prepared {
         let name = self.served.name();
         if self.removed_fields > 0 {
             metrics.removed_fields.with_label_values(&[name]).inc_by(self.removed_fields);
+        }
+        if !self.endpoint.generates() {
+            return;
         }
         let prompts = self.units.iter().filter(|unit| !unit.further_sample);
         for reason in prompts.filter_map(|unit| unit.unknown) {
@@ -168,10 +171,7 @@ async fn room(semaphore: &Arc<Semaphore>) -> Result<OwnedSemaphorePermit, Error>
 fn compute(core: &Core, endpoint: Endpoint, text: Bytes) -> Result<Prepared, Error> {
     let serving = core.serving();
     let mut inbound = Inbound::parse(endpoint, text, &serving.limits)?;
-    let Some(Named { model, adapter }) = serving.names.get(&inbound.model_name).cloned() else {
-        let known: Vec<String> = serving.names.keys().cloned().collect();
-        return Err(unknown_model(&inbound.model_name, &known));
-    };
+    let Named { model, adapter } = named(&serving, &inbound)?;
     let served = Arc::clone(&serving.models[model]);
     let removed_fields = inbound.removed_fields as u64;
     // Engines know the model under its own name, and an adapter under its.
@@ -192,7 +192,13 @@ fn compute(core: &Core, endpoint: Endpoint, text: Bytes) -> Result<Prepared, Err
         if let Some(raw) = raw {
             body.set("prompt", raw);
         }
-        let weight = body.raw(endpoint.prompt_member()).map_or(0, str::len);
+        let weight = match endpoint.computes() {
+            true => {
+                let prompt = body.raw(endpoint.prompt_member()).or_else(|| body.raw("messages"));
+                prompt.map_or(0, str::len)
+            }
+            false => 0,
+        };
         let mut unit = Unit {
             prompt_index,
             further_sample: false,
@@ -220,6 +226,22 @@ fn compute(core: &Core, endpoint: Endpoint, text: Bytes) -> Result<Prepared, Err
     }
     let Inbound { options, threshold, .. } = inbound;
     Ok(Prepared { served, endpoint, options, threshold, units, samples_apart, removed_fields })
+}
+
+/// What a request asks for by its model's name. Where the model does nothing, none need be
+/// given, as long as there is one only.
+fn named(serving: &Serving, inbound: &Inbound) -> Result<Named, Error> {
+    let name = &inbound.model_name;
+    if name.is_empty() && !inbound.endpoint.computes() {
+        return match serving.models.len() {
+            1 => Ok(Named { model: 0, adapter: None }),
+            _ => Err(Error::invalid("model", "`model` is missing")),
+        };
+    }
+    serving.names.get(name).cloned().ok_or_else(|| {
+        let known: Vec<String> = serving.names.keys().cloned().collect();
+        unknown_model(name, &known)
+    })
 }
 
 /// How many samples of a prompt are requests of their own: all of them where each needs a

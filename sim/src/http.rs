@@ -3,6 +3,7 @@
 pub(crate) mod ask;
 pub(crate) mod connection;
 mod control;
+mod embed;
 mod metrics;
 mod rank;
 mod remote;
@@ -63,6 +64,7 @@ pub(crate) fn router(app: Arc<App>) -> Router {
         .route(Endpoint::Chat.path(), inference(Endpoint::Chat))
         .route(Endpoint::Completions.path(), inference(Endpoint::Completions))
         .route(Endpoint::Generate.path(), inference(Endpoint::Generate))
+        .route(embed::PATH, post(embed::embed))
         .route("/v1/models", get(models))
         .route("/health", get(health))
         .route("/ping", get(health))
@@ -106,6 +108,9 @@ async fn infer(
     body: Bytes,
 ) -> Response {
     app.log.push(endpoint.path(), &headers, &body);
+    if app.engine.config.embeds {
+        return ApiError::new(StatusCode::NOT_FOUND, "Not Found").into_response();
+    }
     let body = match parse(&body) {
         Ok(body) => body,
         Err(error) => return error.into_response(),
@@ -280,8 +285,14 @@ async fn tokenize(State(app): Shared, headers: HeaderMap, body: Bytes) -> Respon
     json_response(StatusCode::OK, &body)
 }
 
-async fn detokenize(body: Bytes) -> Response {
+async fn detokenize(State(app): Shared, headers: HeaderMap, body: Bytes) -> Response {
+    app.log.push("/detokenize", &headers, &body);
+    let config = &app.engine.config;
+    if !config.offers_tokenize {
+        return ApiError::new(StatusCode::NOT_FOUND, "Not Found").into_response();
+    }
     let ids = parse(&body).and_then(|body| {
+        ask::read_model(&body, config)?;
         let ids = body["tokens"].as_array().and_then(|ids| {
             ids.iter().map(|id| id.as_u64()?.try_into().ok()).collect::<Option<Vec<u32>>>()
         });

@@ -5,7 +5,7 @@ use serde_json::value::RawValue;
 
 use super::json::JsonObject;
 use super::sampling::Sampling;
-use super::{bounds, sanitise};
+use super::{bounds, errand, sanitise};
 use crate::config::model::Limits;
 use crate::error::{Error, Kind};
 
@@ -19,6 +19,12 @@ pub enum Endpoint {
     /// `/inference/v1/generate`: token ids in, token ids out. Its sampling parameters
     /// stand in an object of their own.
     Generate,
+    /// `/v1/embeddings`: no text comes of it, but vectors.
+    Embeddings,
+    /// `/tokenize`: a text or a chat in, token ids out.
+    Tokenize,
+    /// `/detokenize`: token ids in, text out.
+    Detokenize,
 }
 
 impl Endpoint {
@@ -28,7 +34,21 @@ impl Endpoint {
             Self::Chat => "/v1/chat/completions",
             Self::Completions => "/v1/completions",
             Self::Generate => "/inference/v1/generate",
+            Self::Embeddings => "/v1/embeddings",
+            Self::Tokenize => "/tokenize",
+            Self::Detokenize => "/detokenize",
         }
+    }
+
+    /// Whether an answer is generated, token by token. What is not is an errand: one worker
+    /// does it whole.
+    pub fn generates(self) -> bool {
+        !matches!(self, Self::Embeddings | Self::Tokenize | Self::Detokenize)
+    }
+
+    /// Whether the model computes the prompt, so that there is usage.
+    pub fn computes(self) -> bool {
+        !matches!(self, Self::Tokenize | Self::Detokenize)
     }
 
     /// The member that holds the prompt.
@@ -37,6 +57,9 @@ impl Endpoint {
             Self::Chat => "messages",
             Self::Completions => "prompt",
             Self::Generate => "token_ids",
+            Self::Embeddings => "input",
+            Self::Tokenize => "prompt",
+            Self::Detokenize => "tokens",
         }
     }
 
@@ -46,6 +69,9 @@ impl Endpoint {
             Self::Chat => "chat",
             Self::Completions => "completions",
             Self::Generate => "generate",
+            Self::Embeddings => "embeddings",
+            Self::Tokenize => "tokenize",
+            Self::Detokenize => "detokenize",
         }
     }
 }
@@ -87,6 +113,20 @@ pub struct Options {
     pub max_tokens: Option<u32>,
 }
 
+impl Options {
+    /// Of a request that generates nothing.
+    const ERRAND: Self = Self {
+        stream: false,
+        include_usage: false,
+        samples: 1,
+        n: 1,
+        bypasses_cache: None,
+        embeds: false,
+        refusable: false,
+        max_tokens: None,
+    };
+}
+
 /// A request that was checked, bounded and stripped of forbidden fields.
 pub struct Inbound {
     /// Where it came in.
@@ -117,12 +157,33 @@ impl Inbound {
         let mut body = JsonObject::parse_strictly(text)?;
         let removed_fields = sanitise::sanitise(&mut body)?;
         bounds::check(&body, limits)?;
-        let model_name = body
-            .get::<String>("model", "a string")?
-            .ok_or_else(|| Error::invalid("model", "`model` is missing"))?;
+        let model_name = body.get::<String>("model", "a string")?;
+        let model_name = match (model_name, endpoint.computes()) {
+            (Some(name), _) => name,
+            // As an engine takes it: there may be one model only.
+            (None, false) => String::new(),
+            (None, true) => return Err(Error::invalid("model", "`model` is missing")),
+        };
         let threshold = body.get::<f64>("cache_hit_threshold", "a number from 0 to 1")?;
         let threshold = threshold.map(check_threshold).transpose()?;
         body.remove("cache_hit_threshold");
+        if !endpoint.generates() {
+            errand::check(&body, endpoint, limits)?;
+            let cache_salt = body.get("cache_salt", "a string")?;
+            let prompts = vec![(Prompt::Opaque(endpoint.name()), None)];
+            let options = Options::ERRAND;
+            let inbound = Self {
+                endpoint,
+                body,
+                model_name,
+                prompts,
+                options,
+                threshold,
+                cache_salt,
+                removed_fields,
+            };
+            return Ok(inbound);
+        }
         let stream = body.get::<bool>("stream", "true or false")?.unwrap_or(false);
         if body.raw("stream_options").is_some_and(|raw| raw.starts_with('[')) {
             // A struct would be read from a list as well.
@@ -140,7 +201,7 @@ impl Inbound {
         let prompts = match endpoint {
             Endpoint::Chat => chat_prompt(&body)?,
             Endpoint::Completions => completion_prompts(&body, limits)?,
-            Endpoint::Generate => token_prompt(&body, &sampling)?,
+            _ => token_prompt(&body, &sampling)?,
         };
         let options = Options {
             stream,

@@ -20,12 +20,12 @@ pub fn edit_sampling(
     edit: impl FnOnce(&mut JsonObject),
 ) -> Result<(), Error> {
     match endpoint {
-        Endpoint::Chat | Endpoint::Completions => edit(body),
         Endpoint::Generate => {
             let mut sampling = JsonObject::parse_str(body.raw(SAMPLING_PARAMS).unwrap_or("{}"))?;
             edit(&mut sampling);
             body.set(SAMPLING_PARAMS, sampling.to_string());
         }
+        _ => edit(body),
     }
     Ok(())
 }
@@ -43,7 +43,6 @@ impl<'a> Sampling<'a> {
     /// A 400 if they are missing where they must stand in an object of their own.
     pub fn of(body: &'a JsonObject, endpoint: Endpoint) -> Result<Self, Error> {
         let members = match endpoint {
-            Endpoint::Chat | Endpoint::Completions => Cow::Borrowed(body),
             Endpoint::Generate => match body.raw(SAMPLING_PARAMS) {
                 Some(raw) if raw.starts_with('{') => Cow::Owned(JsonObject::parse_str(raw)?),
                 Some(_) => {
@@ -55,6 +54,7 @@ impl<'a> Sampling<'a> {
                     return Err(Error::invalid(SAMPLING_PARAMS, message));
                 }
             },
+            _ => Cow::Borrowed(body),
         };
         Ok(Self { members, endpoint })
     }
@@ -89,7 +89,7 @@ impl<'a> Sampling<'a> {
     pub fn max_tokens(&self) -> Result<Option<u32>, Error> {
         let newer = match self.endpoint {
             Endpoint::Chat => self.count("max_completion_tokens")?,
-            Endpoint::Completions | Endpoint::Generate => None,
+            _ => None,
         };
         Ok(newer.or(self.count("max_tokens")?))
     }

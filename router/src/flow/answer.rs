@@ -32,6 +32,8 @@ use crate::reply::relay::{Account, Pace, UnitStream, whole};
 pub enum Begun {
     /// A whole reply.
     Whole(JsonObject),
+    /// A whole reply as its engine wrote it.
+    Verbatim(Bytes),
     /// A stream whose first events are there.
     Stream(Box<UnitStream>),
     /// Events that the router makes itself.

@@ -97,7 +97,7 @@ impl Told<'_> {
         let choices = (0..self.context.options.n).map(|index| self.choice(index, "message"));
         let object = match self.context.endpoint {
             Endpoint::Chat => "chat.completion",
-            Endpoint::Completions | Endpoint::Generate => "text_completion",
+            _ => "text_completion",
         };
         let mut reply = self.envelope(object, choices.collect());
         if let Some(usage) = usage {
@@ -109,7 +109,7 @@ impl Told<'_> {
     fn events(&self, usage: Option<&Value>) -> Vec<Bytes> {
         let object = match self.context.endpoint {
             Endpoint::Chat => "chat.completion.chunk",
-            Endpoint::Completions | Endpoint::Generate => "text_completion",
+            _ => "text_completion",
         };
         let chunks = (0..self.context.options.n).map(|index| {
             self.envelope(object, vec![self.choice(index, "delta")]).to_string().into()
@@ -128,8 +128,8 @@ impl Told<'_> {
         let mut choice = json!({"index": index});
         match self.context.endpoint {
             Endpoint::Chat => choice[says] = json!({"role": "assistant", "content": ""}),
-            Endpoint::Completions => choice["text"] = json!(""),
             Endpoint::Generate => choice["token_ids"] = json!([]),
+            _ => choice["text"] = json!(""),
         }
         choice["logprobs"] = Value::Null;
         choice["finish_reason"] = json!(CACHE_THRESHOLD);
@@ -139,7 +139,6 @@ impl Told<'_> {
     fn envelope(&self, object: &str, choices: Vec<Value>) -> Value {
         let prefix = match self.context.endpoint {
             Endpoint::Chat => "chatcmpl",
-            Endpoint::Completions => "cmpl",
             Endpoint::Generate => {
                 return json!({
                     "request_id": format!("generate-tokens-{}", self.id),
@@ -150,6 +149,7 @@ impl Told<'_> {
                     "choices": choices,
                 });
             }
+            _ => "cmpl",
         };
         json!({
             "id": format!("{prefix}-{}", self.id),

@@ -8,12 +8,14 @@ use std::time::Instant;
 use serde::Serialize;
 
 use super::decode_try::verdict;
+use super::errand;
 use super::gate::{Need, Verdict};
 use super::place::{Wish, candidates, figures, query};
 use super::plan::{Facts, LocalReason, Plan, Then, plan};
 use super::weigh::{Weighed, WeighedRecord, is_open, learned_ratio, weigh};
+use crate::api::Endpoint;
 use crate::api::steering::Steering;
-use crate::config::model::{Model, OnNoPrefill, Policy};
+use crate::config::model::{Model, OnNoPrefill, Policy, RequestFlow};
 use crate::core::Served;
 use crate::error::Error;
 use crate::fleet::Roster;
@@ -118,7 +120,12 @@ pub fn explain(prepared: &Prepared, steering: Steering) -> Result<Explanation, E
     let served = &prepared.served;
     let flow = steering.flow_for(&served.config)?;
     let threshold = prepared.threshold.or(steering.threshold);
+    let endpoint = prepared.endpoint;
+    let flow = if endpoint.generates() { flow } else { RequestFlow::Aggregated };
     let prompts = prepared.units.iter().filter(|unit| !unit.further_sample).map(|unit| {
+        if !endpoint.generates() {
+            return Way::new(served, unit).errand(endpoint);
+        }
         let open = is_open(served, flow, threshold);
         let auto = open.then(|| weigh(served, unit, false));
         let facts = Facts {
@@ -175,6 +182,18 @@ impl<'a> Way<'a> {
         let serves = plan.gate.is_some_and(|threshold| self.decode_try(threshold));
         if !serves {
             self.then(plan.then);
+        }
+        self.told
+    }
+
+    /// What generates nothing is one worker's.
+    fn errand(mut self, endpoint: Endpoint) -> PromptExplained {
+        self.told.flow = RequestFlow::Aggregated.name();
+        match errand::able(self.served, endpoint, &[], Instant::now()) {
+            Ok((leg, excluded)) => {
+                self.step("answer", Wish::any(leg, &excluded));
+            }
+            Err(error) => self.told.stops = Some(error.message().to_owned()),
         }
         self.told
     }

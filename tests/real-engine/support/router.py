@@ -41,6 +41,21 @@ models:
       - {{ id: a0, role: both, url: "{aggregated_url}" }}
 """
 
+# A model whose only worker embeds.
+EMBEDDING = """\
+listen:
+  http: 127.0.0.1:0
+  admin: 127.0.0.1:0
+models:
+  - name: tiny-embed
+    block_size: {block_size}
+    tokenizer: {{ kind: huggingface, path: "{model_path}" }}
+    flow: aggregated
+    connector: none
+    workers:
+{workers}
+"""
+
 
 def worker(id, role, engine):
     return (
@@ -69,6 +84,11 @@ def config(model_path, aggregated, workers, policy="kv_overlap", flow="prefill_f
         flow=flow,
         more="".join(f"    {line}\n" for line in more),
     )
+
+
+def embedding_config(model_path, workers):
+    workers = "\n".join(workers)
+    return EMBEDDING.format(block_size=BLOCK_SIZE, model_path=model_path, workers=workers)
 
 
 class Router:
