@@ -38,6 +38,11 @@ impl Identity {
         let request_id = kept.map_or_else(random_id, str::to_owned);
         Self { request_id, arrived: Instant::now() }
     }
+
+    /// The header that tells it to the client.
+    pub fn header(&self) -> Option<HeaderValue> {
+        HeaderValue::from_str(&self.request_id).ok()
+    }
 }
 
 /// A client's W3C trace context, if it has the form of one: engines get nothing else
@@ -87,12 +92,12 @@ where
     fn call(&mut self, mut request: Request) -> Self::Future {
         let identity =
             Identity::new(request.headers().get(X_REQUEST_ID).map(HeaderValue::as_bytes));
-        let header = HeaderValue::from_str(&identity.request_id);
+        let header = identity.header();
         request.extensions_mut().insert(identity);
         let reply = self.inner.call(request);
         Box::pin(async move {
             let mut reply = reply.await?;
-            if let Ok(header) = header {
+            if let Some(header) = header {
                 reply.headers_mut().insert(X_REQUEST_ID, header);
             }
             Ok(reply)
