@@ -16,7 +16,7 @@ use crate::ledger::recorder::Recorder;
 use crate::prompt::stamp::stamps;
 use crate::prompt::{PromptModel, PromptOptions};
 use crate::telemetry::metrics::Metrics;
-use crate::telemetry::series::Series;
+use crate::telemetry::model::ModelSeries;
 
 /// Why a configuration that is valid by itself cannot be served.
 #[derive(Debug, thiserror::Error)]
@@ -154,8 +154,7 @@ fn assemble_model(
         retry_budget,
         releases: before.map(|(served, _)| Arc::clone(&served.releases)).unwrap_or_default(),
         mismatch: Seldom::default(),
-        stage_seconds: Series::default(),
-        prompt_tokens_total: Series::default(),
+        series: ModelSeries::default(),
         no_prefill: Seldom::default(),
     }))
 }

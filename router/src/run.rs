@@ -216,7 +216,10 @@ impl Running {
         }
         let cut = self.core.live.len();
         for request in self.core.live.iter() {
-            tracing::warn!(request_id = request.request_id, "cut off: limits.drain_grace is over");
+            tracing::warn!(
+                request_id = &*request.request_id,
+                "cut off: limits.drain_grace is over"
+            );
         }
         // Streams end with an error event, so that no client takes them for complete.
         self.core.cut.cancel();

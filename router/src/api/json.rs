@@ -138,7 +138,7 @@ impl JsonObject {
     }
 
     fn place(&self, key: &str) -> Option<usize> {
-        self.members.iter().position(|(name, _)| self.text_of(name) == key)
+        self.members.iter().position(|(name, _)| name.is(key, &self.text))
     }
 
     /// Removes a member; says whether it was there.
@@ -194,6 +194,16 @@ impl JsonObject {
 }
 
 impl Text {
+    /// Whether it says this. Most lengths differ.
+    fn is(&self, key: &str, original: &str) -> bool {
+        match self {
+            Self::Edited(text) => **text == *key,
+            Self::Original(place) => {
+                place.len() == key.len() && original.as_bytes()[place.clone()] == *key.as_bytes()
+            }
+        }
+    }
+
     fn of<'a>(&'a self, original: &'a str) -> &'a str {
         match self {
             Self::Edited(text) => text,

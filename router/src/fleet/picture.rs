@@ -69,8 +69,8 @@ impl<'a> Picture<'a> {
                 false => self.of_rank(worker, 0, worker.overlap_is_believed(None)),
                 true => self.of_whichever_rank(worker),
             };
-            let work = self.work(worker, load.as_ref());
-            able.push(self.candidate(worker, (leg, None), load.as_ref(), (work, held)));
+            let work = self.work(worker, load.as_deref());
+            able.push(self.candidate(worker, (leg, None), load.as_deref(), (work, held)));
             return;
         }
         let takes_part = worker.takes_part_in_kv_routing();
@@ -78,8 +78,8 @@ impl<'a> Picture<'a> {
         for (number, rank) in (0..).zip(&ranks) {
             let current = takes_part && worker.ranks.are_known() && rank.is_current();
             let held = self.of_rank(worker, number, current);
-            let work = self.work_of_rank(worker, load.as_ref(), (number, rank), count);
-            able.push(self.candidate(worker, (leg, Some(number)), load.as_ref(), (work, held)));
+            let work = self.work_of_rank(worker, load.as_deref(), (number, rank), count);
+            able.push(self.candidate(worker, (leg, Some(number)), load.as_deref(), (work, held)));
         }
     }
 

@@ -12,6 +12,7 @@ use crate::error::{Error, Kind};
 use crate::fleet::waiting::{Asked, Granted, NoRoom};
 use crate::fleet::{Booking, Pool, Roster, Worker};
 use crate::ledger::decisions::{CandidateRecord, DecisionHandle, DrawRecord, ShadowRecord};
+use crate::name::Name;
 use crate::pick::{Candidate, Choice, Leg, Policy, Query, Terms, Veto, holders, pick};
 use crate::prepare::Unit;
 
@@ -86,15 +87,14 @@ pub(super) fn place(
     let started = Instant::now();
     let roster = pool.roster();
     let candidates = candidates(pool, &roster, unit, wish, started);
-    context.stages.mark("match", started);
-    let started = Instant::now();
+    let started = context.mark("match", started);
     let query = query(pool, unit, leg, (pool.next_turn(leg), pool.draw()));
     let Some(choice) = pick(&config.policy, &candidates, query) else {
         let message = format!("model {} has no worker left for {}", config.name, leg.name());
         return Err(Error::new(Kind::NoWorker, message));
     };
     let placed = settle(context, unit, decision, query, (&roster, &candidates, &choice), None);
-    context.stages.mark("pick", started);
+    context.mark("pick", started);
     placed
 }
 
@@ -123,7 +123,7 @@ pub(super) async fn place_in_turn(
         urgency: context.urgency,
     };
     let granted = pool.waiting.wait(pool, &config.policy, asked).await;
-    context.stages.mark("admit", started);
+    context.mark("admit", started);
     let Granted { roster, candidates, choice, booking } =
         granted.map_err(|no_room| refused(context, no_room))?;
     let seen = (&*roster, candidates.as_slice(), &choice);
@@ -229,6 +229,9 @@ pub(super) fn sent(context: &Context, unit: &Unit, placed: &Placed) {
 
 /// A leg has left the prompt's KV on its worker.
 pub(super) fn computed(context: &Context, unit: &Unit, placed: &Placed) {
+    if unit.hashes.is_empty() {
+        return;
+    }
     let assumed = &context.served.pool.assumed;
     assumed.computed(Instant::now(), &placed.worker, placed.rank, &unit.hashes);
 }
@@ -264,7 +267,7 @@ fn record(
         decision.candidates.extend(records);
         decision.draws.retain(|earlier| earlier.leg != leg.name());
         decision.draws.push(DrawRecord { leg: leg.name(), turn: query.turn, draw: query.draw });
-        let name = Some(name(chosen.worker).to_owned());
+        let name = Some(Name::from(name(chosen.worker)));
         match leg {
             Leg::Prefill => decision.prefill_worker = name,
             Leg::Decode | Leg::Aggregated => decision.decode_worker = name,
@@ -318,7 +321,7 @@ fn shadow(
         decision.shadow.push(ShadowRecord {
             leg,
             policy: policy.name(),
-            worker: worker.to_owned(),
+            worker: worker.into(),
             agrees,
             predicted_gain_ms: gain_ms,
         });

@@ -175,7 +175,7 @@ pub(super) fn without_prefill(
     if context.served.no_prefill.may_say() {
         tracing::warn!(
             model = context.served.name(),
-            request_id = context.request_id,
+            request_id = &*context.request_id,
             error = %last,
             "no prefill worker did its part: decode workers compute prompts \
              (said at most twice a minute; local_prefills_total counts)"
@@ -271,7 +271,7 @@ pub(super) async fn send(
     let worker = &placed.worker;
     let uncached = uncached_tokens(context, unit, placed.assumed_blocks);
     worker.breaker(Leg::Prefill).begin(started);
-    let mut booking = book(context, unit, placed, true);
+    let mut booking = book(context, unit, placed, (started, true));
     let envelope = &Envelope { prefill_tokens: Some(uncached), ..placed.pinned(envelope) };
     let call = async {
         let response = client.post(worker, context.endpoint.path(), body, envelope).await?;
@@ -289,7 +289,7 @@ pub(super) async fn send(
     let usage = reply.raw("usage").and_then(|raw| serde_json::from_str(raw).ok());
     let usage: Option<EngineUsage> = usage.and_then(|raw| EngineUsage::parse(raw).ok());
     booking.prefill_done(usage.and_then(|usage| usage.cached_tokens));
-    context.stages.mark("prefill", started);
+    context.mark("prefill", started);
     Ok(Said { reply, peer, begun, usage })
 }
 

@@ -29,6 +29,7 @@ use crate::api::steering::Steering;
 use crate::config::model::Limits;
 use crate::core::{Core, Named, Serving};
 use crate::error::{Error, Kind};
+use crate::name::Name;
 use crate::prepare::Payload;
 use crate::service::{Call, Reply, ReplyBody, Scope, serve};
 
@@ -164,7 +165,7 @@ fn check_headers(headers: &HeaderMap) -> Result<(), Error> {
     Ok(())
 }
 
-fn respond(reply: Reply, request_id: &str) -> http::Response<Outgoing> {
+fn respond(reply: Reply, request_id: &Name) -> http::Response<Outgoing> {
     let mut response = match reply.body {
         ReplyBody::Whole(body) => {
             let mut response = http::Response::new(Outgoing::Whole(Full::new(body)));
@@ -173,7 +174,7 @@ fn respond(reply: Reply, request_id: &str) -> http::Response<Outgoing> {
             response
         }
         ReplyBody::Events(events) => {
-            let request_id = request_id.to_owned();
+            let request_id = request_id.clone();
             let framed = events.map(Some).chain(futures_util::stream::iter([None]));
             let framed = framed.scan(false, move |failed, event| {
                 let frame = frame(event, failed, &request_id);

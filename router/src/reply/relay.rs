@@ -264,9 +264,8 @@ pub fn whole(account: &mut Account, reply: Bytes) -> Result<JsonObject, Error> {
     let nonsense = |_| Error::engine(account.worker.id(), "sent a reply that is not JSON");
     let mut reply = JsonObject::parse(reply).map_err(nonsense)?;
     account.began();
-    if let Some(raw) = reply.raw("usage").filter(|raw| *raw != "null").map(str::to_owned)
-        && let Some(told) = account.settle(&raw, None, true)
-    {
+    let usage = reply.raw("usage").filter(|raw| *raw != "null");
+    if let Some(told) = usage.and_then(|raw| account.settle(raw, None, true)) {
         reply.set("usage", told);
     }
     hide_hand_off(&mut reply);
