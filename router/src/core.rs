@@ -1,7 +1,6 @@
 //! What serves requests, whatever door they came through.
 
 use std::collections::BTreeMap;
-use std::hash::{BuildHasher, Hasher};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
@@ -28,6 +27,7 @@ use crate::name::Name;
 use crate::pick::Leg;
 use crate::prompt::PromptModel;
 use crate::prompt::stamp::FileStamp;
+use crate::quick_hash::QuickHash;
 use crate::service::Cut;
 use crate::telemetry::metrics::Metrics;
 use crate::telemetry::model::ModelSeries;
@@ -180,7 +180,7 @@ pub struct Core {
     /// Where ended requests are written down.
     pub books: Books,
     /// Requests in flight, by a number of the router's own. Bounded by `in_flight`.
-    pub live: DashMap<u64, LiveRequest, ByNumber>,
+    pub live: DashMap<u64, LiveRequest, QuickHash>,
     /// Room for requests; `limits.in_flight_max` of it.
     in_flight: Room,
     /// Who has how much of that room, and what the bodies take.
@@ -349,36 +349,6 @@ impl Core {
         }
         self.settled.store(true, Relaxed);
         None
-    }
-}
-
-/// Spreads the numbers of requests, which follow one another.
-#[derive(Clone, Copy, Debug, Default)]
-pub struct ByNumber;
-
-/// A number's hash.
-#[derive(Debug, Default)]
-pub struct NumberHash(u64);
-
-impl BuildHasher for ByNumber {
-    type Hasher = NumberHash;
-
-    fn build_hasher(&self) -> NumberHash {
-        NumberHash::default()
-    }
-}
-
-impl Hasher for NumberHash {
-    fn write(&mut self, bytes: &[u8]) {
-        bytes.iter().for_each(|byte| self.write_u64(self.0 ^ u64::from(*byte)));
-    }
-
-    fn write_u64(&mut self, number: u64) {
-        self.0 = number.wrapping_mul(0x9e37_79b9_7f4a_7c15).rotate_left(32);
-    }
-
-    fn finish(&self) -> u64 {
-        self.0
     }
 }
 

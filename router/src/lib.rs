@@ -29,6 +29,7 @@ pub mod core;
 pub mod error;
 pub mod fleet;
 pub mod name;
+pub mod quick_hash;
 pub mod quickstart;
 pub mod run;
 pub mod stages;

@@ -114,10 +114,10 @@ impl Sending<'_> {
         let Served { config, client, .. } = context.served.as_ref();
         let call = async {
             let response = client.post(worker, context.endpoint.path(), body, envelope).await?;
-            client.whole(worker, response.into_body()).await.map(drop)
+            client.whole(worker, response.body).await.map(drop)
         };
         let limit = config.timeouts.first_token;
-        in_lease(lease, worker, within(limit, worker, "timeouts.first_token", call)).await
+        in_lease(lease, worker, within(client, limit, worker, "timeouts.first_token", call)).await
     }
 }
 
@@ -303,7 +303,7 @@ async fn whole_reply(
         if !sending.is_gated() {
             account.began();
         }
-        client.whole(worker, response.into_body()).await
+        client.whole(worker, response.body).await
     };
     // The reply comes at the end of it all. Only the worker's reports tell whether the
     // request left the queue in time.
@@ -316,7 +316,7 @@ async fn whole_reply(
             std::future::pending::<()>().await;
         }
     };
-    let call = within(config.timeouts.answer, worker, "timeouts.answer", call);
+    let call = within(client, config.timeouts.answer, worker, "timeouts.answer", call);
     let reply = tokio::select! {
         reply = call => reply?,
         () = queued => return Err(lease_expired(worker)),

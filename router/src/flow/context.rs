@@ -7,7 +7,7 @@ use http::HeaderValue;
 use prometheus::Histogram;
 use splitrail_kv::Overlap;
 
-use super::client::Envelope;
+use super::client::{EngineClient, Envelope, Late};
 use super::gate::Need;
 use super::place::Placed;
 use super::plan::LocalReason;
@@ -107,12 +107,13 @@ pub(super) fn expected(context: &Context, unit: &Unit, placed: &Placed) -> Expec
 
 /// Bounds a call to an engine; `key` names the limit in the error.
 pub(super) async fn within<T>(
+    client: &EngineClient,
     limit: Duration,
     worker: &Worker,
     key: &str,
     call: impl Future<Output = Result<T, Error>>,
 ) -> Result<T, Error> {
-    tokio::time::timeout(limit, call).await.unwrap_or_else(|_| {
+    client.timers().bound(limit, call).await.unwrap_or_else(|Late| {
         let message = format!("worker {} took longer than {key} ({limit:?})", worker.id());
         Err(Error::new(Kind::EngineTimeout, message))
     })

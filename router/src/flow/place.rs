@@ -1,5 +1,6 @@
 //! Puts a leg on a worker and writes down why.
 
+use std::cell::RefCell;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Instant;
 
@@ -19,6 +20,11 @@ use crate::prepare::Unit;
 /// Candidates in a decision record beside the chosen one, the cheapest first: a
 /// fleet of hundreds must not fill memory with records.
 const OTHERS_RECORDED: usize = 31;
+
+thread_local! {
+    /// What a pick needs, kept so that none allocates.
+    static PICKING: RefCell<(Vec<Candidate>, Choice)> = RefCell::default();
+}
 
 /// A chosen worker with what was known of it.
 pub(super) struct Placed {
@@ -86,16 +92,21 @@ pub(super) fn place(
     let Served { config, pool, .. } = context.served.as_ref();
     let started = Instant::now();
     let roster = pool.roster();
-    let candidates = candidates(pool, &roster, unit, wish, started);
-    let started = context.mark("match", started);
-    let query = query(pool, unit, leg, (pool.next_turn(leg), pool.draw()));
-    let Some(choice) = pick(&config.policy, &candidates, query) else {
-        let message = format!("model {} has no worker left for {}", config.name, leg.name());
-        return Err(Error::new(Kind::NoWorker, message));
-    };
-    let placed = settle(context, unit, decision, query, (&roster, &candidates, &choice), None);
-    context.mark("pick", started);
-    placed
+    PICKING.with_borrow_mut(|(candidates, choice)| {
+        pool.picture(&roster, leg, &unit.hashes, wish.excluded, started, candidates);
+        if let Some(blocks) = wish.blocks {
+            holders(candidates, blocks);
+        }
+        let started = context.mark("match", started);
+        let query = query(pool, unit, leg, (pool.next_turn(leg), pool.draw()));
+        if !choice.decide(&config.policy, candidates, &query, 0) {
+            let message = format!("model {} has no worker left for {}", config.name, leg.name());
+            return Err(Error::new(Kind::NoWorker, message));
+        }
+        let placed = settle(context, unit, decision, query, (&roster, candidates, choice), None);
+        context.mark("pick", started);
+        placed
+    })
 }
 
 /// Places a leg that computes its prompt: in its turn, where the model's requests wait here.
@@ -249,14 +260,10 @@ fn record(
     let pool = &context.served.pool;
     let chosen = &candidates[choice.index];
     let name = |index| roster.get(index).map_or("", |worker| worker.id());
-    let mut order: Vec<usize> = (0..candidates.len()).collect();
-    order.sort_by(|a, b| choice.costs[*a].total_cmp(&choice.costs[*b]));
-    let others = order.into_iter().filter(|i| *i != choice.index).take(OTHERS_RECORDED);
-    let records = std::iter::once(choice.index).chain(others).map(|i| {
-        let name = name(candidates[i].worker);
-        let is_chosen = i == choice.index;
+    let record = |i: usize| {
+        let (name, is_chosen) = (name(candidates[i].worker), i == choice.index);
         CandidateRecord::new(leg.name(), name, &candidates[i], figures(choice, i), is_chosen)
-    });
+    };
     let estimate = unit.prompt_tokens.map(|prompt_tokens| {
         let overlap =
             if context.options.bypasses_cache.is_some() { 0 } else { chosen.overlap_blocks };
@@ -264,7 +271,9 @@ fn record(
     });
     decision.update(|decision| {
         decision.candidates.retain(|earlier| earlier.leg != leg.name());
-        decision.candidates.extend(records);
+        decision.candidates.reserve(candidates.len().min(1 + OTHERS_RECORDED));
+        decision.candidates.push(record(choice.index));
+        each_other(choice, |i| decision.candidates.push(record(i)));
         decision.draws.retain(|earlier| earlier.leg != leg.name());
         decision.draws.push(DrawRecord { leg: leg.name(), turn: query.turn, draw: query.draw });
         let name = Some(Name::from(name(chosen.worker)));
@@ -280,6 +289,18 @@ fn record(
             decision.estimated_cached_tokens = estimate;
         }
     });
+}
+
+/// Names the candidates beside the chosen one, the cheapest first, and not too many.
+fn each_other(choice: &Choice, mut name: impl FnMut(usize)) {
+    let others = (0..choice.costs.len()).filter(|i| *i != choice.index);
+    // Where all cost the same, as with policies that have no costs, they are in order already.
+    if choice.costs.is_sorted() {
+        return others.take(OTHERS_RECORDED).for_each(name);
+    }
+    let mut order: Vec<usize> = others.collect();
+    order.sort_by(|a, b| choice.costs[*a].total_cmp(&choice.costs[*b]));
+    order.into_iter().take(OTHERS_RECORDED).for_each(&mut name);
 }
 
 /// What a choice says of one candidate.

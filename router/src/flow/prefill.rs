@@ -278,11 +278,11 @@ pub(super) async fn send(
         // The engine has done the prompt and staged its blocks by now.
         decision.update(|decision| decision.ledger.prefill_worked());
         let begun = tokio::time::Instant::now();
-        let peer = response.extensions().get::<Peer>().map(|peer| peer.0);
-        Ok((client.whole(worker, response.into_body()).await?, begun, peer))
+        let peer = response.peer.map(|Peer(address)| address);
+        Ok((client.whole(worker, response.body).await?, begun, peer))
     };
     let limit = config.timeouts.prefill;
-    let (reply, begun, peer) = within(limit, worker, "timeouts.prefill", call).await?;
+    let (reply, begun, peer) = within(client, limit, worker, "timeouts.prefill", call).await?;
     let nonsense = |_| Error::engine(worker.id(), "sent a prefill reply that cannot be understood");
     let reply = JsonObject::parse(reply).map_err(nonsense)?;
     // Usage that makes no sense is usage that was not reported.
