@@ -6,7 +6,7 @@ use std::sync::Arc;
 use http::HeaderValue;
 use splitrail_kv::{HashSeed, IndexConfig};
 
-use crate::config::{BlockSize, Config, Model, TokenizerConfig};
+use crate::config::{BlockSize, Config, Model, RequestFlow, TokenizerConfig};
 use crate::core::{Core, Seldom, Served, Serving};
 use crate::fleet::budget::RetryBudget;
 use crate::fleet::{Networks, Pool};
@@ -159,6 +159,18 @@ fn assemble_model(
     }))
 }
 
+/// Whether a model's picks look at what work costs: its policy's, its queue's, or those that
+/// compare both ways of a prompt.
+pub fn reckons(model: &Model) -> bool {
+    let own = RequestFlow::from(model.flow);
+    let compares =
+        |flow: &RequestFlow| !matches!(flow, RequestFlow::Aggregated | RequestFlow::PrefillFirst);
+    model.policy.reckons()
+        || model.queue.is_some()
+        || model.shadow.is_some()
+        || std::iter::once(&own).chain(&model.request_flows).any(compares)
+}
+
 /// Which parts of a model stay.
 #[derive(Clone, Copy)]
 struct Kept {
@@ -214,6 +226,7 @@ fn pool(model: &Model, config: &Config) -> Pool {
     pool.calibration.configure(model.auto);
     pool.losses.configure(model.loss);
     pool.busy.store(Arc::new(model.busy));
+    pool.set_reckons(reckons(model));
     pool
 }
 

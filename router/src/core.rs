@@ -182,7 +182,7 @@ pub struct Core {
     /// Requests in flight, by a number of the router's own. Bounded by `in_flight`.
     pub live: DashMap<u64, LiveRequest, QuickHash>,
     /// Room for requests; `limits.in_flight_max` of it.
-    in_flight: Room,
+    pub in_flight: Room,
     /// Who has how much of that room, and what the bodies take.
     pub admission: Arc<Admission>,
     /// Room for parsing and tokenising off the reactor: one per core.

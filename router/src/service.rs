@@ -1,5 +1,6 @@
 //! A request from its body to its reply: the core that HTTP and gRPC share.
 
+use std::pin::pin;
 use std::sync::Arc;
 use std::time::Instant;
 
@@ -128,10 +129,15 @@ fn put_route(out: &mut String, decision: &Decision) {
 /// # Errors
 /// What the client must be told instead of an answer.
 pub async fn serve(core: &Arc<Core>, call: Call, mut scope: Scope) -> Result<Reply, Error> {
-    let answered = tokio::select! {
-        biased;
-        answered = answer(core, call, &mut scope) => answered,
-        () = core.cut.token().cancelled() => Err(Error::new(Kind::Overloaded, "the router is stopping")),
+    let answered = {
+        let answering = pin!(answer(core, call, &mut scope));
+        tokio::select! {
+            biased;
+            answered = answering => answered,
+            () = core.cut.token().cancelled() => {
+                Err(Error::new(Kind::Overloaded, "the router is stopping"))
+            }
+        }
     };
     match answered {
         Ok((route, server_timing, body)) => {
@@ -190,7 +196,8 @@ async fn answer(
         ([unit], [record]) => vec![begin(&context, unit, record).await?],
         _ => {
             let pairs = units.iter().zip(&decisions);
-            try_join_all(pairs.map(|(unit, record)| begin(&context, unit, record))).await?
+            let all = try_join_all(pairs.map(|(unit, record)| begin(&context, unit, record)));
+            Box::pin(all).await?
         }
     };
     scope.begun();

@@ -69,7 +69,7 @@ impl Stages {
         let mut out = String::with_capacity(32 * stages.len());
         for (stage, seconds) in stages.iter() {
             let separator = if out.is_empty() { "" } else { ", " };
-            let us = (seconds * 1e6).round() as u64;
+            let us = (seconds * 1e6 + 0.5) as u64;
             out.extend([separator, stage, ";dur="]);
             push_number(&mut out, us / 1000);
             let [hundreds, tens, ones] = [us / 100 % 10, us / 10 % 10, us % 10];

@@ -8,7 +8,7 @@ use splitrail_kv::{Overlap, Overlaps};
 
 use super::assumed::Found;
 use super::booking::Booked;
-use super::costs::Whose;
+use super::costs::{Seen, Whose};
 use super::pool::rank_key;
 use super::ranks::Rank;
 use super::roster::Roster;
@@ -24,6 +24,8 @@ pub(super) struct Picture<'a> {
     /// For workers whose side-cars have not been heard lately.
     busiest: Others,
     busy: BusyConfig,
+    /// Whether anybody looks at what work costs.
+    reckons: bool,
     now: Instant,
 }
 
@@ -50,11 +52,11 @@ impl<'a> Picture<'a> {
     pub(super) fn new(
         roster: &Roster,
         (overlaps, found): (&'a Overlaps, &'a Found),
-        busy: BusyConfig,
+        (busy, reckons): (BusyConfig, bool),
         now: Instant,
     ) -> Self {
         let busiest = Others::busiest(roster.iter().map(|worker| &worker.told), now);
-        Self { overlaps, found, busiest, busy, now }
+        Self { overlaps, found, busiest, busy, reckons, now }
     }
 
     /// Adds a worker, or each of its ranks where requests can be pinned to them.
@@ -95,7 +97,10 @@ impl<'a> Picture<'a> {
             true => Whose::Any(worker.ranks.count().into()),
             false => Whose::Rank(rank),
         };
-        let costs = worker.costs.seen(self.now, whose, work.others_tokens);
+        let costs = match self.reckons {
+            true => worker.costs.seen(self.now, whose, work.others_tokens),
+            false => Seen::default(),
+        };
         let candidate = Candidate {
             worker: worker.index,
             rank,

@@ -1,7 +1,7 @@
 //! One model's workers and the index of their KV blocks.
 
 use std::cell::RefCell;
-use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering::Relaxed};
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -45,6 +45,8 @@ pub struct Pool {
     pub calibration: Calibration,
     /// From when on its workers have enough.
     pub busy: ArcSwap<BusyConfig>,
+    /// Whether picks look at what work costs: to know it takes a lock of each worker.
+    reckons: AtomicBool,
     /// Where its cache hits were lost.
     pub losses: Losses,
     turns: [AtomicU64; 3],
@@ -68,6 +70,7 @@ impl Pool {
             waiting: Waiting::default(),
             calibration: Calibration::default(),
             busy: ArcSwap::default(),
+            reckons: AtomicBool::new(true),
             losses: Losses::default(),
             turns: Default::default(),
             draws: AtomicU64::new(seed),
@@ -128,6 +131,11 @@ impl Pool {
             }
         }
         self.block_size() == tokens
+    }
+
+    /// From now on picks look at what work costs, or do not.
+    pub fn set_reckons(&self, reckons: bool) {
+        self.reckons.store(reckons, Relaxed);
     }
 
     /// Even random bits for one decision.
@@ -242,7 +250,9 @@ impl Pool {
         FOUND.with_borrow_mut(|(overlaps, found)| {
             self.reader.find(hashes, overlaps);
             self.assumed.find(now, hashes, found);
-            let picture = Picture::new(roster, (overlaps, found), **self.busy.load(), now);
+            let reckons = self.reckons.load(Relaxed);
+            let busy = **self.busy.load();
+            let picture = Picture::new(roster, (overlaps, found), (busy, reckons), now);
             for worker in roster.iter() {
                 if worker.serves(leg) && !excluded.contains(&worker.index) {
                     picture.add(worker, leg, able);

@@ -133,7 +133,7 @@ pub(super) async fn place_in_turn(
         heard,
         urgency: context.urgency,
     };
-    let granted = pool.waiting.wait(pool, &config.policy, asked).await;
+    let granted = Box::pin(pool.waiting.wait(pool, &config.policy, asked)).await;
     context.mark("admit", started);
     let Granted { roster, candidates, choice, booking } =
         granted.map_err(|no_room| refused(context, no_room))?;

@@ -4,6 +4,7 @@
 //! an answer writes the request and reads the answer. That is all there is between a leg and its
 //! socket.
 
+use std::future::poll_fn;
 use std::io::{self, IoSlice};
 use std::net::IpAddr;
 use std::pin::{Pin, pin};
@@ -97,23 +98,30 @@ pub(super) struct Wire {
 
 /// What of a request is not written yet.
 struct Unsent {
-    pieces: Vec<Bytes>,
-    /// Pieces before this one are written.
-    at: usize,
+    head: Bytes,
+    body: Vec<<Parcel as Body>::Data>,
 }
 
 impl Unsent {
     fn is_empty(&self) -> bool {
-        self.at == self.pieces.len()
+        !self.head.has_remaining() && !self.body.iter().any(Buf::has_remaining)
+    }
+
+    fn slices<'a>(&'a self, into: &mut [IoSlice<'a>]) -> usize {
+        let mut count = self.head.chunks_vectored(into);
+        for data in &self.body {
+            count += data.chunks_vectored(&mut into[count..]);
+        }
+        count
     }
 
     fn wrote(&mut self, mut bytes: usize) {
-        while let Some(piece) = self.pieces.get_mut(self.at) {
-            if bytes < piece.len() {
-                return piece.advance(bytes);
-            }
-            bytes -= piece.len();
-            self.at += 1;
+        for data in std::iter::once(&mut self.head as &mut dyn Buf)
+            .chain(self.body.iter_mut().map(|data| data as &mut dyn Buf))
+        {
+            let of_this = bytes.min(data.remaining());
+            data.advance(of_this);
+            bytes -= of_this;
         }
     }
 }
@@ -142,7 +150,7 @@ impl Wire {
     /// If none does.
     pub(super) async fn exchange(&mut self, ask: Ask) -> Result<Begun, Broken> {
         let mut unsent = written(ask).await?;
-        std::future::poll_fn(|context| {
+        poll_fn(|context| {
             // An engine may answer before it has read all: what it says counts.
             let sending = self.poll_send(&mut unsent, context)?;
             let begun = ready!(self.poll_begun(context))?;
@@ -160,11 +168,8 @@ impl Wire {
         const AT_ONCE: usize = 16;
         while !unsent.is_empty() {
             let mut slices = [IoSlice::new(&[]); AT_ONCE];
-            let rest = &unsent.pieces[unsent.at..];
-            for (slice, piece) in slices.iter_mut().zip(rest) {
-                *slice = IoSlice::new(piece);
-            }
-            let slices = &slices[..rest.len().min(AT_ONCE)];
+            let count = unsent.slices(&mut slices);
+            let slices = &slices[..count];
             let bytes = ready!(Pin::new(&mut self.socket).poll_write_vectored(context, slices))?;
             if bytes == 0 {
                 return Poll::Ready(Err(Broken));
@@ -235,14 +240,11 @@ async fn written(ask: Ask) -> Result<Unsent, Broken> {
         }
     }
     head.extend_from_slice(b"\r\n");
-    let mut pieces = Vec::with_capacity(2);
-    pieces.push(head.into());
-    while let Some(frame) =
-        std::future::poll_fn(|context| Pin::new(&mut body).poll_frame(context)).await
-    {
+    let (head, mut pieces) = (head.into(), Vec::with_capacity(1));
+    while let Some(frame) = poll_fn(|context| Pin::new(&mut body).poll_frame(context)).await {
         pieces.extend(frame?.into_data());
     }
-    Ok(Unsent { pieces, at: 0 })
+    Ok(Unsent { head, body: pieces })
 }
 
 #[cfg(test)]
@@ -268,7 +270,7 @@ mod tests {
     async fn all(wire: &mut Wire, mut begun: Begun) -> Result<Vec<u8>, Broken> {
         let mut all = Vec::new();
         while let Some(piece) =
-            std::future::poll_fn(|context| wire.poll_piece(&mut begun.framing, context)).await
+            poll_fn(|context| wire.poll_piece(&mut begun.framing, context)).await
         {
             all.extend_from_slice(&piece?);
         }
