@@ -85,6 +85,15 @@ impl Policy {
         }
     }
 
+    /// Whether it looks at what the workers' work costs, or at how long they are busy.
+    pub fn reckons(&self) -> bool {
+        match self {
+            Self::PredictedTtft { .. } | Self::Mooncake {} | Self::Llmd {} => true,
+            Self::KvOverlap { .. } | Self::PowerOfTwo {} | Self::LeastLoaded {} => false,
+            Self::RoundRobin {} | Self::Random {} | Self::Dynamo {} => false,
+        }
+    }
+
     /// The published policy that it is, if it is one.
     pub fn published(&self) -> Option<Published> {
         match self {

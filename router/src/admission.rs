@@ -20,6 +20,32 @@ use crate::config::model::FairBy;
 /// What a client may hold for each free place.
 const SHARE_OF_FREE: usize = 8;
 
+/// Places that are free: a number, and no list of who waits, since nobody does.
+#[derive(Debug)]
+pub struct Room(AtomicUsize);
+
+impl Room {
+    /// So many places, all of them free.
+    pub fn new(places: usize) -> Self {
+        Self(AtomicUsize::new(places))
+    }
+
+    /// How many are free.
+    pub fn free(&self) -> usize {
+        self.0.load(Relaxed)
+    }
+
+    /// Takes one; says how many were free, or `None` if there was none.
+    pub fn enter(&self) -> Option<usize> {
+        self.0.fetch_update(Relaxed, Relaxed, |free| free.checked_sub(1)).ok()
+    }
+
+    /// Gives one back.
+    pub fn leave(&self) {
+        self.0.fetch_add(1, Relaxed);
+    }
+}
+
 /// What is taken of the router's room, and by whom.
 #[derive(Debug, Default)]
 pub struct Admission {

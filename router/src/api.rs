@@ -7,7 +7,7 @@ pub mod json;
 pub mod request;
 pub mod sampling;
 pub mod sanitise;
-mod scan;
+pub(crate) mod scan;
 pub mod steering;
 pub mod strict;
 

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use http::HeaderValue;
 use splitrail_kv::{HashSeed, IndexConfig};
 
-use crate::config::{BlockSize, Config, Model, TokenizerConfig};
+use crate::config::{BlockSize, Config, Model, RequestFlow, TokenizerConfig};
 use crate::core::{Core, Seldom, Served, Serving};
 use crate::fleet::budget::RetryBudget;
 use crate::fleet::{Networks, Pool};
@@ -16,7 +16,7 @@ use crate::ledger::recorder::Recorder;
 use crate::prompt::stamp::stamps;
 use crate::prompt::{PromptModel, PromptOptions};
 use crate::telemetry::metrics::Metrics;
-use crate::telemetry::series::Series;
+use crate::telemetry::model::ModelSeries;
 
 /// Why a configuration that is valid by itself cannot be served.
 #[derive(Debug, thiserror::Error)]
@@ -154,10 +154,21 @@ fn assemble_model(
         retry_budget,
         releases: before.map(|(served, _)| Arc::clone(&served.releases)).unwrap_or_default(),
         mismatch: Seldom::default(),
-        stage_seconds: Series::default(),
-        prompt_tokens_total: Series::default(),
+        series: ModelSeries::default(),
         no_prefill: Seldom::default(),
     }))
+}
+
+/// Whether a model's picks look at what work costs: its policy's, its queue's, or those that
+/// compare both ways of a prompt.
+pub fn reckons(model: &Model) -> bool {
+    let own = RequestFlow::from(model.flow);
+    let compares =
+        |flow: &RequestFlow| !matches!(flow, RequestFlow::Aggregated | RequestFlow::PrefillFirst);
+    model.policy.reckons()
+        || model.queue.is_some()
+        || model.shadow.is_some()
+        || std::iter::once(&own).chain(&model.request_flows).any(compares)
 }
 
 /// Which parts of a model stay.
@@ -215,6 +226,7 @@ fn pool(model: &Model, config: &Config) -> Pool {
     pool.calibration.configure(model.auto);
     pool.losses.configure(model.loss);
     pool.busy.store(Arc::new(model.busy));
+    pool.set_reckons(reckons(model));
     pool
 }
 

@@ -7,13 +7,11 @@ use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use arc_swap::ArcSwap;
 use dashmap::DashMap;
-use prometheus::{Histogram, IntCounter};
 use serde::Serialize;
 use splitrail_kv::HashSeed;
-use tokio::sync::{OwnedSemaphorePermit, Semaphore};
-use tokio_util::sync::CancellationToken;
+use tokio::sync::Semaphore;
 
-use crate::admission::{Admission, Share, ShareKey};
+use crate::admission::{Admission, Room, Share, ShareKey};
 use crate::assemble::Books;
 use crate::config::model::{
     Config, Events, FleetConfig, GateKind, Limits, Model, OnNoPrefill, RequestFlow,
@@ -25,11 +23,14 @@ use crate::fleet::{Networks, Pool, Worker};
 use crate::flow::client::EngineClient;
 use crate::flow::staged::Releases;
 use crate::ledger::decisions::Decisions;
+use crate::name::Name;
 use crate::pick::Leg;
 use crate::prompt::PromptModel;
 use crate::prompt::stamp::FileStamp;
+use crate::quick_hash::QuickHash;
+use crate::service::Cut;
 use crate::telemetry::metrics::Metrics;
-use crate::telemetry::series::Series;
+use crate::telemetry::model::ModelSeries;
 
 /// How long readiness waits for the first index synchronisation.
 pub const SYNC_PATIENCE: Duration = Duration::from_secs(15);
@@ -54,10 +55,8 @@ pub struct Served {
     pub mismatch: Seldom,
     /// When a prefill that could not be had was last logged.
     pub no_prefill: Seldom,
-    /// `stage_seconds` by stage.
-    pub stage_seconds: Series<Histogram, 1>,
-    /// `prompt_tokens_total` by leg, source and tier.
-    pub prompt_tokens_total: Series<IntCounter, 3>,
+    /// Series of its metrics that every request touches.
+    pub series: ModelSeries,
 }
 
 /// Lets a log line through once in a while.
@@ -112,9 +111,9 @@ pub struct Named {
 #[derive(Clone, Debug, Serialize)]
 pub struct LiveRequest {
     /// The id that the client sees.
-    pub request_id: String,
+    pub request_id: Name,
     /// The model's configured name.
-    pub model: String,
+    pub model: Name,
     /// The endpoint.
     pub endpoint: &'static str,
     /// When it arrived, in milliseconds since 1970.
@@ -181,9 +180,9 @@ pub struct Core {
     /// Where ended requests are written down.
     pub books: Books,
     /// Requests in flight, by a number of the router's own. Bounded by `in_flight`.
-    pub live: DashMap<u64, LiveRequest>,
+    pub live: DashMap<u64, LiveRequest, QuickHash>,
     /// Room for requests; `limits.in_flight_max` of it.
-    pub in_flight: Arc<Semaphore>,
+    pub in_flight: Room,
     /// Who has how much of that room, and what the bodies take.
     pub admission: Arc<Admission>,
     /// Room for parsing and tokenising off the reactor: one per core.
@@ -191,7 +190,7 @@ pub struct Core {
     /// How much of that long bodies may take: half, so that others pass them by.
     pub preparing_long: Arc<Semaphore>,
     /// Ends streams that outlive a drain's grace.
-    pub cut: CancellationToken,
+    pub cut: Cut,
     draining: AtomicBool,
     /// Whether it was ready once: who joins later is not waited for.
     settled: AtomicBool,
@@ -220,12 +219,12 @@ impl Core {
             metrics,
             decisions: Decisions::new(limits.decisions_kept),
             books,
-            live: DashMap::new(),
-            in_flight: Arc::new(Semaphore::new(limits.in_flight_max)),
+            live: DashMap::default(),
+            in_flight: Room::new(limits.in_flight_max),
             admission: Arc::default(),
             preparing: Arc::new(Semaphore::new(cores)),
             preparing_long: Arc::new(Semaphore::new((cores / 2).max(1))),
-            cut: CancellationToken::new(),
+            cut: Cut::default(),
             draining: AtomicBool::new(false),
             settled: AtomicBool::new(false),
             started: Instant::now(),
@@ -249,23 +248,28 @@ impl Core {
     /// # Errors
     /// If there is no room, for anybody or for this client.
     pub fn look_for_room(&self, client: Option<ShareKey>) -> Result<(), Error> {
-        match self.in_flight.available_permits() {
+        match self.in_flight.free() {
             0 => Err(self.shed_full()),
             free if self.admission.would_share(client, free) => Ok(()),
             _ => Err(self.shed_share()),
         }
     }
 
-    /// Takes room for a request that is whole.
+    /// Takes room for a request that is whole; [`leave`](Self::leave) gives it back.
     ///
     /// # Errors
     /// As [`look_for_room`](Self::look_for_room).
-    pub fn admit(&self, client: Option<ShareKey>) -> Result<(OwnedSemaphorePermit, Share), Error> {
-        let permit = Arc::clone(&self.in_flight).try_acquire_owned();
-        let permit = permit.map_err(|_| self.shed_full())?;
-        let free = self.in_flight.available_permits() + 1;
-        let share = self.admission.share(client, free).ok_or_else(|| self.shed_share())?;
-        Ok((permit, share))
+    pub fn admit(&self, client: Option<ShareKey>) -> Result<Share, Error> {
+        let free = self.in_flight.enter().ok_or_else(|| self.shed_full())?;
+        self.admission.share(client, free).ok_or_else(|| {
+            self.leave();
+            self.shed_share()
+        })
+    }
+
+    /// A request that was admitted has ended.
+    pub fn leave(&self) {
+        self.in_flight.leave();
     }
 
     fn shed(&self, reason: &str, kind: Kind, message: &'static str) -> Error {
@@ -356,7 +360,11 @@ pub fn unix_ms() -> u64 {
 /// A random id of 128 bits, as hex.
 pub fn random_id() -> String {
     const DIGITS: &[u8; 16] = b"0123456789abcdef";
-    let bits = rand::random::<u128>();
-    let digit = |at: u32| char::from(DIGITS[(bits >> (4 * at)) as usize & 15]);
-    (0..32).map(digit).collect()
+    let bits = rand::random::<u128>().to_be_bytes();
+    let mut id = String::with_capacity(32);
+    for byte in bits {
+        id.push(char::from(DIGITS[usize::from(byte >> 4)]));
+        id.push(char::from(DIGITS[usize::from(byte & 15)]));
+    }
+    id
 }

@@ -3,7 +3,7 @@
 mod arriving;
 mod connection;
 pub mod context;
-mod door;
+pub mod door;
 pub mod grpc;
 mod grpc_body;
 mod guarded;

@@ -28,6 +28,8 @@ pub mod config;
 pub mod core;
 pub mod error;
 pub mod fleet;
+pub mod name;
+pub mod quick_hash;
 pub mod quickstart;
 pub mod run;
 pub mod stages;

@@ -63,7 +63,7 @@ impl Prepared {
         }
         let prompts = self.units.iter().filter(|unit| !unit.further_sample);
         for reason in prompts.filter_map(|unit| unit.unknown) {
-            metrics.prompts_unknown.with_label_values(&[name, &label(reason)]).inc();
+            self.served.series.unknown(metrics, name, reason, || label(reason));
         }
     }
 }

@@ -18,6 +18,7 @@ use crate::config::{Events, Listen};
 use crate::core::Core;
 use crate::fleet::Fleet;
 use crate::fleet::attach::FleetDoor;
+use crate::ingress::door::Routes;
 use crate::ingress::{grpc, http, listener};
 use crate::ledger::summary::{self, Summary};
 use crate::reload::Reload;
@@ -99,7 +100,7 @@ impl Running {
         let fleet_door = is_open.then(open).transpose()?;
         let stop = CancellationToken::new();
         let mut doors = JoinSet::new();
-        let doorway = |name, routes| {
+        let doorway = |name, routes: Routes| {
             let (core, stop) = (Arc::clone(&core), stop.clone());
             listener::Doorway { name, routes, core, stop }
         };
@@ -114,7 +115,7 @@ impl Running {
         admin_door.spawn(listener::serve_known_peers(admin_socket, routes));
         if let Some(socket) = grpc_socket {
             let routes = grpc::routes(&core, stop.clone());
-            doors.spawn(listener::serve(socket, doorway("grpc", routes)));
+            doors.spawn(listener::serve(socket, doorway("grpc", routes.into())));
         }
         let mut summary = JoinSet::new();
         let log_every = core.serving().config.ledger.log_every;
@@ -215,7 +216,10 @@ impl Running {
         }
         let cut = self.core.live.len();
         for request in self.core.live.iter() {
-            tracing::warn!(request_id = request.request_id, "cut off: limits.drain_grace is over");
+            tracing::warn!(
+                request_id = &*request.request_id,
+                "cut off: limits.drain_grace is over"
+            );
         }
         // Streams end with an error event, so that no client takes them for complete.
         self.core.cut.cancel();

@@ -1,6 +1,6 @@
 //! A request from its body to its reply: the core that HTTP and gRPC share.
 
-use std::fmt::Write as _;
+use std::pin::pin;
 use std::sync::Arc;
 use std::time::Instant;
 
@@ -18,13 +18,16 @@ use crate::flow::context::{Context, flow_name};
 use crate::flow::run::begin;
 use crate::ledger::decisions::{Decision, DecisionHandle};
 use crate::ledger::entry::Entry;
+use crate::name::Name;
 use crate::prepare::{Payload, Prepared, Unit, prepare};
 use crate::reply::detail::Detail;
 use crate::reply::merge::{self, Events, Places};
-use crate::stages::Stages;
+use crate::stages::{Stages, push_number};
 
+mod cut;
 mod scope;
 
+pub use cut::Cut;
 pub use scope::Scope;
 
 /// A request as it came through a door.
@@ -36,7 +39,7 @@ pub struct Call {
     /// What it wants of its way.
     pub steering: Steering,
     /// The id that the client sees.
-    pub request_id: String,
+    pub request_id: Name,
     /// W3C trace context.
     pub traceparent: Option<HeaderValue>,
     /// Whether the client wants `usage.splitrail`.
@@ -70,7 +73,8 @@ impl Route {
     /// The `x-splitrail-route` header: the first prompt's way, and the counts of all.
     pub fn header(&self) -> String {
         let Some(first) = self.0.first() else { return String::new() };
-        let mut out = first.with(route_of);
+        let mut out = String::with_capacity(160);
+        first.with(|decision| put_route(&mut out, decision));
         let (mut all_known, mut overlap_blocks) = (true, 0);
         let (mut cached, mut source) = (Some(0), "engine");
         for decision in &self.0 {
@@ -84,20 +88,21 @@ impl Route {
                 }
             });
         }
-        // Writing to a string cannot fail.
         if all_known {
-            let _infallible = write!(out, "; overlap_blocks={overlap_blocks}");
+            out.push_str("; overlap_blocks=");
+            push_number(&mut out, u64::from(overlap_blocks));
         }
         if let Some(tokens) = cached {
-            let _infallible = write!(out, "; cached_tokens={tokens}; cached_source={source}");
+            out.push_str("; cached_tokens=");
+            push_number(&mut out, u64::from(tokens));
+            out.extend(["; cached_source=", source]);
         }
         out
     }
 }
 
 /// The way that one prompt took.
-fn route_of(decision: &Decision) -> String {
-    let mut out = String::with_capacity(96);
+fn put_route(out: &mut String, decision: &Decision) {
     let mut put = |name: &str, value: &str| {
         let separator = if out.is_empty() { "" } else { "; " };
         out.extend([separator, name, "=", value]);
@@ -117,7 +122,6 @@ fn route_of(decision: &Decision) -> String {
         put("gate", gate);
         put("try", outcome);
     }
-    out
 }
 
 /// Serves one request. Dropping the future, or the reply, cancels what is left of
@@ -126,15 +130,21 @@ fn route_of(decision: &Decision) -> String {
 /// # Errors
 /// What the client must be told instead of an answer.
 pub async fn serve(core: &Arc<Core>, call: Call, mut scope: Scope) -> Result<Reply, Error> {
-    let answered = tokio::select! {
-        answered = answer(core, call, &mut scope) => answered,
-        () = core.cut.cancelled() => Err(Error::new(Kind::Overloaded, "the router is stopping")),
+    let answered = {
+        let answering = pin!(answer(core, call, &mut scope));
+        tokio::select! {
+            biased;
+            answered = answering => answered,
+            () = core.cut.token().cancelled() => {
+                Err(Error::new(Kind::Overloaded, "the router is stopping"))
+            }
+        }
     };
     match answered {
         Ok((route, server_timing, body)) => {
             let body = match body {
                 ReplyBody::Whole(reply) => {
-                    scope.end("ok");
+                    scope.end_whole("ok");
                     ReplyBody::Whole(reply)
                 }
                 ReplyBody::Events(events) => ReplyBody::Events(scope.guard(events)),
@@ -164,11 +174,11 @@ async fn answer(
     };
     // What the body says goes before what a header says.
     let threshold = threshold.or(call.steering.threshold);
-    let stages = Stages::new(core, &served);
-    stages.mark("tokenize", tokenizing);
+    let stages = Stages::default();
+    stages.add(&core.metrics, &served, "tokenize", tokenizing.elapsed().as_secs_f64());
     let core = Arc::clone(core);
     let traceparent = call.traceparent;
-    let request_id = call.request_id.clone();
+    let request_id = call.request_id;
     let urgency = call.steering.urgency(&served.config, scope.origin());
     let context = Arc::new(Context {
         core,
@@ -182,14 +192,16 @@ async fn answer(
         urgency,
         stages,
     });
+    let now_unix_ms = unix_ms();
     let decisions: Vec<DecisionHandle> =
-        units.iter().map(|unit| start_decision(&context, unit, &call.request_id)).collect();
-    scope.place(&context, &call.request_id, (&units, decisions.clone()));
+        units.iter().map(|unit| start_decision(&context, unit, now_unix_ms)).collect();
+    scope.place(&context, now_unix_ms, (&units, decisions.clone()));
     let begun = match (&units[..], &decisions[..]) {
         ([unit], [record]) => vec![begin(&context, unit, record).await?],
         _ => {
             let pairs = units.iter().zip(&decisions);
-            try_join_all(pairs.map(|(unit, record)| begin(&context, unit, record))).await?
+            let all = try_join_all(pairs.map(|(unit, record)| begin(&context, unit, record)));
+            Box::pin(all).await?
         }
     };
     if context.endpoint.generates() {
@@ -252,7 +264,7 @@ fn merged(begun: impl Iterator<Item = Begun>, places: Places) -> Result<Merged, 
     }
 }
 
-fn start_decision(context: &Context, unit: &Unit, request_id: &str) -> DecisionHandle {
+fn start_decision(context: &Context, unit: &Unit, decided_unix_ms: u64) -> DecisionHandle {
     let ledger = match (unit.further_sample, context.endpoint.generates()) {
         (true, _) => Entry::further_sample(),
         (false, true) => Entry::default(),
@@ -260,13 +272,13 @@ fn start_decision(context: &Context, unit: &Unit, request_id: &str) -> DecisionH
     };
     context.core.decisions.start(Decision {
         ledger,
-        request_id: request_id.to_owned(),
+        request_id: context.request_id.clone(),
         prompt_index: unit.prompt_index,
-        model: context.served.name().to_owned(),
+        model: context.served.name().into(),
         flow: flow_name(context),
-        decided_unix_ms: unix_ms(),
+        decided_unix_ms,
         prompt_tokens: unit.prompt_tokens,
-        prompt_unknown: unit.unknown.map(str::to_owned),
+        prompt_unknown: unit.unknown,
         prompt_blocks: unit.hashes.len() as u32,
         ..Decision::default()
     })

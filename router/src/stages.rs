@@ -1,18 +1,31 @@
 //! Where a request's time goes, for `server-timing` and the stage histogram.
 
-use std::fmt::Write as _;
-use std::sync::{Arc, Mutex, PoisonError};
-use std::time::Instant;
+use std::sync::{Mutex, PoisonError};
 
 use serde::{Serialize, Serializer};
 
-use crate::core::{Core, Served};
+use crate::core::Served;
+use crate::telemetry::metrics::Metrics;
 
 /// Stages in the order in which they ended. A batch adds up its prompts.
 pub struct Stages {
-    core: Arc<Core>,
-    served: Arc<Served>,
     seconds: Mutex<Vec<(&'static str, f64)>>,
+}
+
+/// Stages of a usual request: room for so many is made at once.
+const USUAL: usize = 6;
+
+/// Writes a number. With so few digits per request, the formatting machinery is most of the
+/// cost of a header.
+pub(crate) fn push_number(out: &mut String, number: u64) {
+    if number >= 10 {
+        push_number(out, number / 10);
+    }
+    out.push(digit(number % 10));
+}
+
+fn digit(number: u64) -> char {
+    char::from(b'0' + (number % 10) as u8)
 }
 
 /// The stages of one request, in milliseconds; as JSON, an object.
@@ -25,17 +38,18 @@ impl Serialize for StageTimes {
     }
 }
 
-impl Stages {
-    /// None yet, of a request to a model.
-    pub fn new(core: &Arc<Core>, served: &Arc<Served>) -> Self {
-        Self { core: Arc::clone(core), served: Arc::clone(served), seconds: Mutex::default() }
+impl Default for Stages {
+    /// None yet.
+    fn default() -> Self {
+        Self { seconds: Mutex::new(Vec::with_capacity(USUAL)) }
     }
+}
 
-    /// Adds a stage that began at `started` and ends now.
-    pub fn mark(&self, stage: &'static str, started: Instant) {
-        let seconds = started.elapsed().as_secs_f64();
-        let find = || self.core.metrics.stage.with_label_values(&[self.served.name(), stage]);
-        self.served.stage_seconds.with([stage], find, |series| series.observe(seconds));
+impl Stages {
+    /// Adds a stage of so many seconds, of a request to a model.
+    pub fn add(&self, metrics: &Metrics, served: &Served, stage: &'static str, seconds: f64) {
+        let find = || metrics.stage.with_label_values(&[served.name(), stage]);
+        served.series.stage_seconds.with([stage], find, |series| series.observe(seconds));
         let mut stages = self.seconds.lock().unwrap_or_else(PoisonError::into_inner);
         match stages.iter_mut().find(|(name, _)| *name == stage) {
             Some((_, sum)) => *sum += seconds,
@@ -52,13 +66,30 @@ impl Stages {
     /// The `server-timing` header: milliseconds per stage.
     pub fn server_timing(&self) -> String {
         let stages = self.seconds.lock().unwrap_or_else(PoisonError::into_inner);
-        let mut out = String::new();
+        let mut out = String::with_capacity(32 * stages.len());
         for (stage, seconds) in stages.iter() {
             let separator = if out.is_empty() { "" } else { ", " };
-            // Writing to a string cannot fail.
-            let us = (seconds * 1e6).round() as u64;
-            let _infallible = write!(out, "{separator}{stage};dur={}.{:03}", us / 1000, us % 1000);
+            let us = (seconds * 1e6 + 0.5) as u64;
+            out.extend([separator, stage, ";dur="]);
+            push_number(&mut out, us / 1000);
+            let [hundreds, tens, ones] = [us / 100 % 10, us / 10 % 10, us % 10];
+            out.push('.');
+            out.extend([hundreds, tens, ones].map(digit));
         }
         out
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn numbers_are_written_as_everywhere() {
+        for number in [0, 7, 10, 99, 100, 12_345, u64::MAX] {
+            let mut out = String::new();
+            push_number(&mut out, number);
+            assert_eq!(out, number.to_string());
+        }
     }
 }

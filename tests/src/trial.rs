@@ -168,7 +168,7 @@ impl Trial {
         eventually("every permit and booking is back", async || {
             let serving = core.serving();
             let pools = serving.models.iter().map(|served| &served.pool);
-            core.in_flight.available_permits() == serving.limits.in_flight_max
+            core.in_flight.free() == serving.limits.in_flight_max
                 && pools.flat_map(|pool| pool.roster().iter().cloned().collect::<Vec<_>>()).all(
                     |worker| {
                         let ranks = worker.ranks.all();

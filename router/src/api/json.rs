@@ -23,6 +23,15 @@ use crate::error::{Error, Kind};
 pub struct JsonObject {
     text: Arc<String>,
     members: Vec<(Text, Text)>,
+    /// The [`mark`]s of all keys, and perhaps of some that are gone: most keys that are asked
+    /// for are not there.
+    marks: u64,
+}
+
+/// One of 64 marks that a key has.
+fn mark(key: &str) -> u64 {
+    let first = key.bytes().next().unwrap_or_default();
+    1 << (first.wrapping_mul(5).wrapping_add(key.len() as u8) & 63)
 }
 
 /// A key, or a value as raw JSON.
@@ -65,8 +74,9 @@ impl JsonObject {
     }
 
     fn scanned(text: String, members: Vec<scan::Member>) -> Self {
+        let marks = members.iter().fold(0, |marks, (key, _)| marks | mark(&text[key.clone()]));
         let place = |(key, value)| (Text::Original(key), Text::Original(value));
-        Self { text: Arc::new(text), members: members.into_iter().map(place).collect() }
+        Self { text: Arc::new(text), members: members.into_iter().map(place).collect(), marks }
     }
 
     /// An object from text; see [`JsonObject::parse`].
@@ -102,9 +112,10 @@ impl JsonObject {
             let start = raw.get().as_ptr() as usize - base;
             Text::Original(start..start + raw.get().len())
         };
+        let marks = found.iter().fold(0, |marks, (key, _)| marks | mark(key));
         let key = |key: Cow<'_, str>| Text::Edited(key.into());
         let members = found.into_iter().map(|(name, raw)| (key(name), place(raw))).collect();
-        Ok(Self { text: Arc::new(text), members })
+        Ok(Self { text: Arc::new(text), members, marks })
     }
 
     /// The raw JSON of a member.
@@ -133,12 +144,18 @@ impl JsonObject {
         let value = Text::Edited(raw.into());
         match self.place(key) {
             Some(at) => self.members[at].1 = value,
-            None => self.members.push((Text::Edited(key.into()), value)),
+            None => {
+                self.marks |= mark(key);
+                self.members.push((Text::Edited(key.into()), value));
+            }
         }
     }
 
     fn place(&self, key: &str) -> Option<usize> {
-        self.members.iter().position(|(name, _)| self.text_of(name) == key)
+        if self.marks & mark(key) == 0 {
+            return None;
+        }
+        self.members.iter().position(|(name, _)| name.is(key, &self.text))
     }
 
     /// Removes a member; says whether it was there.
@@ -194,6 +211,16 @@ impl JsonObject {
 }
 
 impl Text {
+    /// Whether it says this. Most lengths differ.
+    fn is(&self, key: &str, original: &str) -> bool {
+        match self {
+            Self::Edited(text) => **text == *key,
+            Self::Original(place) => {
+                place.len() == key.len() && original.as_bytes()[place.clone()] == *key.as_bytes()
+            }
+        }
+    }
+
     fn of<'a>(&'a self, original: &'a str) -> &'a str {
         match self {
             Self::Edited(text) => text,

@@ -28,6 +28,14 @@ pub enum Endpoint {
 }
 
 impl Endpoint {
+    /// All of them.
+    const ALL: [Self; 3] = [Self::Chat, Self::Completions, Self::Generate];
+
+    /// The endpoint at a path.
+    pub fn at(path: &str) -> Option<Self> {
+        Self::ALL.into_iter().find(|endpoint| endpoint.path() == path)
+    }
+
     /// The path, at the router as at the engine. Never built from a client's bytes.
     pub fn path(self) -> &'static str {
         match self {

@@ -8,7 +8,7 @@
 use std::ops::Range;
 
 /// Where a member's key (without quotes) and its value stand.
-pub(super) type Member = (Range<usize>, Range<usize>);
+pub(crate) type Member = (Range<usize>, Range<usize>);
 
 /// Containers inside one another; serde_json refuses more than 127.
 const DEPTH_MAX: usize = 100;
@@ -18,7 +18,7 @@ const KEYS_MAX: usize = 64;
 const DIGITS_MAX: usize = 15;
 
 /// The members of the object that is the whole of a text; `None` if that takes a closer look.
-pub(super) fn members(text: &str) -> Option<Vec<Member>> {
+pub(crate) fn members(text: &str) -> Option<Vec<Member>> {
     let mut scan = Scan { text: text.as_bytes(), at: 0 };
     scan.space();
     let mut found = Vec::with_capacity(12);

@@ -11,6 +11,8 @@ use crate::config::model::{Model, RequestFlow};
 use crate::error::Error;
 use crate::fleet::waiting::Urgency;
 
+/// What the names of all headers begin with that steer a request.
+const PREFIX: &str = "x-splitrail-";
 const FLOW: &str = "x-splitrail-flow";
 /// Names the flow that a request asks for.
 pub const X_FLOW: HeaderName = HeaderName::from_static(FLOW);
@@ -43,6 +45,10 @@ impl Steering {
     /// # Errors
     /// A 400 that names the header.
     pub fn read(headers: &HeaderMap) -> Result<Self, Error> {
+        // Few requests have any.
+        if !headers.keys().any(|name| name.as_str().starts_with(PREFIX)) {
+            return Ok(Self::default());
+        }
         let flow = headers.get(X_FLOW).map(|value| {
             let text = value.to_str().unwrap_or_default().trim();
             let known = RequestFlow::ALL.into_iter().find(|flow| flow.name() == text);

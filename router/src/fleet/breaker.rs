@@ -1,6 +1,7 @@
 //! Leaves a worker alone that fails one request after the other: one breaker for each leg,
 //! since an engine that cannot hand over may still decode.
 
+use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -12,6 +13,9 @@ const LONGEST: u32 = 16;
 /// A breaker. It has no clock: every instant is its caller's.
 #[derive(Debug)]
 pub struct Breaker {
+    /// Closed, and the last request has not failed: every pick asks that of every worker, and
+    /// needs no lock for it. Changed with the state's lock held.
+    calm: AtomicBool,
     state: Mutex<State>,
 }
 
@@ -36,7 +40,8 @@ struct Open {
 impl Breaker {
     /// A closed breaker.
     pub fn new(config: BreakerConfig) -> Self {
-        Self { state: Mutex::new(State { config, ..State::default() }) }
+        let state = Mutex::new(State { config, ..State::default() });
+        Self { calm: AtomicBool::new(true), state }
     }
 
     /// From now on it goes by this; what it has seen stays.
@@ -46,7 +51,7 @@ impl Breaker {
 
     /// Whether the worker may be asked.
     pub fn allows(&self, now: Instant) -> bool {
-        self.state().open.is_none_or(|open| now >= open.until)
+        self.calm.load(Relaxed) || self.state().open.is_none_or(|open| now >= open.until)
     }
 
     /// Whether it is open, a trial or not.
@@ -57,6 +62,9 @@ impl Breaker {
     /// The worker is asked. Where that is a trial, nobody else is let through meanwhile; a
     /// trial that is never heard of again makes room for the next one in time.
     pub fn begin(&self, now: Instant) {
+        if self.calm.load(Relaxed) {
+            return;
+        }
         if let Some(open) = &mut self.state().open
             && now >= open.until
         {
@@ -78,7 +86,11 @@ impl Breaker {
 
     /// The worker has done its part. Says whether that closes the breaker.
     pub fn succeed(&self) -> bool {
+        if self.calm.load(Relaxed) {
+            return false;
+        }
         let mut state = self.state();
+        self.calm.store(true, Relaxed);
         state.failures = 0;
         state.open.take().is_some()
     }
@@ -86,6 +98,7 @@ impl Breaker {
     /// The worker has failed. Says whether that opens the breaker.
     pub fn fail(&self, now: Instant) -> bool {
         let mut state = self.state();
+        self.calm.store(false, Relaxed);
         let config = state.config;
         state.failures = state.failures.saturating_add(1);
         let failures = state.failures;

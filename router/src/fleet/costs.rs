@@ -64,7 +64,7 @@ pub enum Whose {
 }
 
 /// What a pick wants to know of it.
-#[derive(Clone, Copy, Debug, PartialEq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Seen {
     /// Until one more prompt could begin.
     pub wait_ns: u64,

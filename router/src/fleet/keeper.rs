@@ -12,6 +12,7 @@ use super::follow::{Tasks, follow};
 use super::state::Event;
 use super::worker::Worker;
 use super::{discovery, health};
+use crate::assemble::reckons;
 use crate::config::model::{Model, Worker as WorkerConfig};
 use crate::core::{Core, Served, Serving};
 
@@ -177,6 +178,7 @@ impl Fleet {
         served.pool.calibration.configure(served.config.auto);
         served.pool.losses.configure(served.config.loss);
         served.pool.busy.store(Arc::new(served.config.busy));
+        served.pool.set_reckons(reckons(&served.config));
         for member in members.by_id.values_mut() {
             if same_pool {
                 member.worker.set_breakers(served.config.breaker);

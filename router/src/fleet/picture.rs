@@ -8,7 +8,7 @@ use splitrail_kv::{Overlap, Overlaps};
 
 use super::assumed::Found;
 use super::booking::Booked;
-use super::costs::Whose;
+use super::costs::{Seen, Whose};
 use super::pool::rank_key;
 use super::ranks::Rank;
 use super::roster::Roster;
@@ -24,6 +24,8 @@ pub(super) struct Picture<'a> {
     /// For workers whose side-cars have not been heard lately.
     busiest: Others,
     busy: BusyConfig,
+    /// Whether anybody looks at what work costs.
+    reckons: bool,
     now: Instant,
 }
 
@@ -50,11 +52,11 @@ impl<'a> Picture<'a> {
     pub(super) fn new(
         roster: &Roster,
         (overlaps, found): (&'a Overlaps, &'a Found),
-        busy: BusyConfig,
+        (busy, reckons): (BusyConfig, bool),
         now: Instant,
     ) -> Self {
         let busiest = Others::busiest(roster.iter().map(|worker| &worker.told), now);
-        Self { overlaps, found, busiest, busy, now }
+        Self { overlaps, found, busiest, busy, reckons, now }
     }
 
     /// Adds a worker, or each of its ranks where requests can be pinned to them.
@@ -69,8 +71,8 @@ impl<'a> Picture<'a> {
                 false => self.of_rank(worker, 0, worker.overlap_is_believed(None)),
                 true => self.of_whichever_rank(worker),
             };
-            let work = self.work(worker, load.as_ref());
-            able.push(self.candidate(worker, (leg, None), load.as_ref(), (work, held)));
+            let work = self.work(worker, load.as_deref());
+            able.push(self.candidate(worker, (leg, None), load.as_deref(), (work, held)));
             return;
         }
         let takes_part = worker.takes_part_in_kv_routing();
@@ -78,8 +80,8 @@ impl<'a> Picture<'a> {
         for (number, rank) in (0..).zip(&ranks) {
             let current = takes_part && worker.ranks.are_known() && rank.is_current();
             let held = self.of_rank(worker, number, current);
-            let work = self.work_of_rank(worker, load.as_ref(), (number, rank), count);
-            able.push(self.candidate(worker, (leg, Some(number)), load.as_ref(), (work, held)));
+            let work = self.work_of_rank(worker, load.as_deref(), (number, rank), count);
+            able.push(self.candidate(worker, (leg, Some(number)), load.as_deref(), (work, held)));
         }
     }
 
@@ -95,7 +97,10 @@ impl<'a> Picture<'a> {
             true => Whose::Any(worker.ranks.count().into()),
             false => Whose::Rank(rank),
         };
-        let costs = worker.costs.seen(self.now, whose, work.others_tokens);
+        let costs = match self.reckons {
+            true => worker.costs.seen(self.now, whose, work.others_tokens),
+            false => Seen::default(),
+        };
         let candidate = Candidate {
             worker: worker.index,
             rank,

@@ -1,13 +1,11 @@
 //! One model's workers and the index of their KV blocks.
 
 use std::cell::RefCell;
-use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering::Relaxed};
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use arc_swap::ArcSwap;
-use rand::rngs::StdRng;
-use rand::{Rng, SeedableRng};
 use splitrail_kv::{BlockHash, Index, IndexConfig, IndexReader, Overlaps, Tier, WorkerKey};
 use tokio::sync::watch;
 
@@ -47,10 +45,12 @@ pub struct Pool {
     pub calibration: Calibration,
     /// From when on its workers have enough.
     pub busy: ArcSwap<BusyConfig>,
+    /// Whether picks look at what work costs: to know it takes a lock of each worker.
+    reckons: AtomicBool,
     /// Where its cache hits were lost.
     pub losses: Losses,
     turns: [AtomicU64; 3],
-    draws: Mutex<StdRng>,
+    draws: AtomicU64,
 }
 
 impl Pool {
@@ -70,9 +70,10 @@ impl Pool {
             waiting: Waiting::default(),
             calibration: Calibration::default(),
             busy: ArcSwap::default(),
+            reckons: AtomicBool::new(true),
             losses: Losses::default(),
             turns: Default::default(),
-            draws: Mutex::new(StdRng::seed_from_u64(seed)),
+            draws: AtomicU64::new(seed),
         }
     }
 
@@ -132,9 +133,19 @@ impl Pool {
         self.block_size() == tokens
     }
 
+    /// From now on picks look at what work costs, or do not.
+    pub fn set_reckons(&self, reckons: bool) {
+        self.reckons.store(reckons, Relaxed);
+    }
+
     /// Even random bits for one decision.
     pub fn draw(&self) -> u64 {
-        self.draws.lock().unwrap_or_else(PoisonError::into_inner).next_u64()
+        // SplitMix64: all that threads share is a counter.
+        const STEP: u64 = 0x9e37_79b9_7f4a_7c15;
+        let mut bits = self.draws.fetch_add(STEP, Relaxed).wrapping_add(STEP);
+        bits = (bits ^ (bits >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        bits = (bits ^ (bits >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+        bits ^ (bits >> 31)
     }
 
     /// The index, for its writers and for what readers cannot see. A poisoned lock
@@ -181,15 +192,12 @@ impl Pool {
 
     /// Whether a worker outside `failed` may be asked for a leg.
     pub fn any_up(&self, leg: Leg, failed: &[usize]) -> bool {
-        !self.ups(leg, failed).is_empty()
+        self.ups(leg, failed, |ups| ups.next().is_some())
     }
 
     /// The one worker outside `failed` that may be asked for a leg, if it is the last.
     pub fn last_up(&self, leg: Leg, failed: &[usize]) -> Option<usize> {
-        match self.ups(leg, failed)[..] {
-            [only] => Some(only),
-            _ => None,
-        }
+        self.ups(leg, failed, |ups| ups.next().filter(|_| ups.next().is_none()))
     }
 
     /// Decode workers whose queue takes longer than this, by their own reports.
@@ -200,12 +208,17 @@ impl Pool {
         late.map(|worker| worker.index).collect()
     }
 
-    /// Up to two that are up: who asks wants to know if there is one, or only one.
-    fn ups(&self, leg: Leg, failed: &[usize]) -> Vec<usize> {
+    /// Reads who is up outside `failed`.
+    fn ups<T>(
+        &self,
+        leg: Leg,
+        failed: &[usize],
+        read: impl FnOnce(&mut dyn Iterator<Item = usize>) -> T,
+    ) -> T {
         let now = Instant::now();
         let roster = self.roster.load();
         let able = roster.iter().filter(|w| w.serves(leg) && w.is_available(leg, now));
-        able.map(|worker| worker.index).filter(|index| !failed.contains(index)).take(2).collect()
+        read(&mut able.map(|worker| worker.index).filter(|index| !failed.contains(index)))
     }
 
     /// The instant's picture of every worker of a roster that can take a leg and is not
@@ -218,18 +231,34 @@ impl Pool {
         excluded: &[usize],
         now: Instant,
     ) -> Vec<Candidate> {
-        let (mut overlaps, mut found) = FOUND.take();
-        self.reader.find(hashes, &mut overlaps);
-        self.assumed.find(now, hashes, &mut found);
-        let picture = Picture::new(roster, (&overlaps, &found), **self.busy.load(), now);
         let mut able = Vec::with_capacity(roster.len());
-        for worker in roster.iter() {
-            if worker.serves(leg) && !excluded.contains(&worker.index) {
-                picture.add(worker, leg, &mut able);
-            }
-        }
-        FOUND.set((overlaps, found));
+        self.picture(roster, leg, hashes, excluded, now, &mut able);
         able
+    }
+
+    /// The same, into a list that there is already.
+    pub fn picture(
+        &self,
+        roster: &Roster,
+        leg: Leg,
+        hashes: &[BlockHash],
+        excluded: &[usize],
+        now: Instant,
+        able: &mut Vec<Candidate>,
+    ) {
+        able.clear();
+        FOUND.with_borrow_mut(|(overlaps, found)| {
+            self.reader.find(hashes, overlaps);
+            self.assumed.find(now, hashes, found);
+            let reckons = self.reckons.load(Relaxed);
+            let busy = **self.busy.load();
+            let picture = Picture::new(roster, (overlaps, found), (busy, reckons), now);
+            for worker in roster.iter() {
+                if worker.serves(leg) && !excluded.contains(&worker.index) {
+                    picture.add(worker, leg, able);
+                }
+            }
+        });
     }
 }
 

@@ -106,7 +106,7 @@ async fn send(
     };
     let path = Endpoint::Completions.path();
     let response = served.client.post(worker, path, body, &envelope).await?;
-    served.client.whole(worker, response.into_body()).await
+    served.client.whole(worker, response.body).await
 }
 
 async fn ask(served: &Served, worker: &Arc<Worker>) -> Result<bool, Error> {

@@ -1,11 +1,12 @@
 //! One engine, as the router knows it.
 
 use std::fmt::Display;
+use std::ops::Deref;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU32, AtomicU64, Ordering::Relaxed};
 use std::time::{Duration, Instant};
 
-use arc_swap::ArcSwapOption;
+use arc_swap::{ArcSwap, ArcSwapOption, Guard};
 use http::uri::Authority;
 use prometheus::IntCounterVec;
 use splitrail_engine::vllm::load::EngineLoad;
@@ -33,6 +34,24 @@ use crate::pick::{Coefficients, Leg};
 
 /// A load report older than this says nothing about now.
 const LOAD_STALE: Duration = Duration::from_secs(5);
+
+/// A load report that is recent enough, without a copy of it.
+pub struct Recent(Guard<Arc<Report>>);
+
+#[derive(Debug, Default)]
+struct Report {
+    /// When it was asked for; `None` if none has come.
+    asked: Option<Instant>,
+    load: EngineLoad,
+}
+
+impl Deref for Recent {
+    type Target = EngineLoad;
+
+    fn deref(&self) -> &EngineLoad {
+        &self.0.load
+    }
+}
 
 /// One engine.
 #[derive(Debug)]
@@ -94,7 +113,7 @@ pub struct Worker {
     /// When it last said that nobody waits in its queue.
     idle_at: ArcSwapOption<Instant>,
     /// What it last said of its load.
-    load: ArcSwapOption<(Instant, EngineLoad)>,
+    load: ArcSwap<Report>,
 }
 
 impl Worker {
@@ -135,7 +154,7 @@ impl Worker {
             breakers: [BreakerConfig::default(); 2].map(Breaker::new),
             pace: Pace::default(),
             idle_at: ArcSwapOption::empty(),
-            load: ArcSwapOption::empty(),
+            load: ArcSwap::default(),
         }
     }
 
@@ -374,10 +393,9 @@ impl Worker {
     }
 
     /// Its load as last reported, unless that is too old to mean anything.
-    pub fn load(&self, now: Instant) -> Option<EngineLoad> {
+    pub fn load(&self, now: Instant) -> Option<Recent> {
         let report = self.load.load();
-        let (at, load) = report.as_deref()?;
-        (now.saturating_duration_since(*at) < LOAD_STALE).then(|| load.clone())
+        (now.saturating_duration_since(report.asked?) < LOAD_STALE).then(|| Recent(report))
     }
 
     /// Records a load report that was asked for at this instant.
@@ -385,7 +403,7 @@ impl Worker {
         if load.waiting == Some(0) {
             self.idle_at.store(Some(Arc::new(asked)));
         }
-        self.load.store(Some(Arc::new((asked, load))));
+        self.load.store(Arc::new(Report { asked: Some(asked), load }));
     }
 
     /// Requests that wait in its queue, by its own report; 0 where it has not said so.
@@ -397,9 +415,8 @@ impl Worker {
     /// was sent then may be among them. Without a report nothing says so.
     pub fn has_queued_since(&self, since: Instant) -> bool {
         let report = self.load.load();
-        let queues = report.as_deref().is_some_and(|(asked, load)| {
-            *asked >= since && load.waiting.is_some_and(|waiting| waiting > 0)
-        });
+        let queues = report.asked.is_some_and(|asked| asked >= since)
+            && report.load.waiting.is_some_and(|waiting| waiting > 0);
         queues && self.idle_at.load().as_deref().is_none_or(|idle| *idle < since)
     }
 

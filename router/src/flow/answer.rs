@@ -75,7 +75,7 @@ impl Sending<'_> {
 
     /// The body of the leg that answers.
     pub(super) fn body(&self, carried: Carried<'_>) -> Result<Bytes, Error> {
-        legs::answer(&self.gated_body(self.threshold), self.context.options, carried)
+        legs::answer(self.gated_body(self.threshold), self.context.options, carried)
     }
 
     /// The body of the leg that fetches a hand-off first.
@@ -116,10 +116,10 @@ impl Sending<'_> {
         let Served { config, client, .. } = context.served.as_ref();
         let call = async {
             let response = client.post(worker, context.endpoint.path(), body, envelope).await?;
-            client.whole(worker, response.into_body()).await.map(drop)
+            client.whole(worker, response.body).await.map(drop)
         };
         let limit = config.timeouts.first_token;
-        in_lease(lease, worker, within(limit, worker, "timeouts.first_token", call)).await
+        in_lease(lease, worker, within(client, limit, worker, "timeouts.first_token", call)).await
     }
 }
 
@@ -142,7 +142,7 @@ pub(super) async fn generate(
     let to_compute = to_compute(sending, handed_over);
     let envelope = &Envelope { prefill_tokens: Some(to_compute), ..sending.envelope.clone() };
     let sending = &Sending { envelope, ..*sending };
-    let account = account(sending, handed_over);
+    let account = account(sending, started, handed_over);
     let staged_now = prefilled.as_mut().and_then(|prefilled| prefilled.staged.as_mut());
     let hand_off = staged_now.and_then(Staged::spend);
     let carried = hand_off.as_deref().map_or(Carried::Nothing, |raw| Carried::Params(raw.get()));
@@ -158,7 +158,7 @@ pub(super) async fn generate(
     } else {
         sending.ask(&account, body, lease).await
     };
-    context.stages.mark("first_token", started);
+    context.mark("first_token", started);
     if matches!(begun, Ok(First::Events(..))) {
         placed.worker.pace.observe(started.elapsed(), ahead);
         placed.worker.deeds.began(started.elapsed());
@@ -250,12 +250,12 @@ fn to_compute(sending: &Sending<'_>, handed_over: bool) -> u64 {
 }
 
 /// What the answer owns until it has ended; its leg is entered in the ledger.
-pub(super) fn account(sending: &Sending<'_>, handed_over: bool) -> Account {
+pub(super) fn account(sending: &Sending<'_>, now: Instant, handed_over: bool) -> Account {
     let Sending { context, unit, decision, placed, .. } = *sending;
     let worker = &placed.worker;
     let booking = match handed_over {
         true => Booking::on(worker, placed.rank, 0, unit.weight_tokens),
-        false => book(context, unit, placed, context.options.stream),
+        false => book(context, unit, placed, (now, context.options.stream)),
     };
     let leg = LegFacts::new(LegKind::Decode, worker.id(), expected(context, unit, placed));
     decision.update(|decision| decision.ledger.decode_sent(leg));
@@ -297,7 +297,7 @@ async fn whole_reply(
     let Sending { context, envelope, placed, .. } = *sending;
     let (worker, envelope) = (&placed.worker, &placed.pinned(envelope));
     let Served { config, client, .. } = context.served.as_ref();
-    let sent = Instant::now();
+    let sent = lease.map(|_| Instant::now());
     let call = async {
         let response = client.post(worker, context.endpoint.path(), body, envelope).await?;
         // Engines send a whole reply's status once the answer is there; of a leg that may be
@@ -305,7 +305,7 @@ async fn whole_reply(
         if !sending.is_gated() {
             account.began();
         }
-        client.whole(worker, response.into_body()).await
+        client.whole(worker, response.body).await
     };
     // The reply comes at the end of it all. Only the worker's reports tell whether the
     // request left the queue in time.
@@ -314,11 +314,11 @@ async fn whole_reply(
             Some(lease) => tokio::time::sleep_until(lease.ends()).await,
             None => std::future::pending().await,
         }
-        if !worker.has_queued_since(sent) {
+        if sent.is_none_or(|sent| !worker.has_queued_since(sent)) {
             std::future::pending::<()>().await;
         }
     };
-    let call = within(config.timeouts.answer, worker, "timeouts.answer", call);
+    let call = within(client, config.timeouts.answer, worker, "timeouts.answer", call);
     let reply = tokio::select! {
         reply = call => reply?,
         () = queued => return Err(lease_expired(worker)),

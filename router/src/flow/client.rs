@@ -6,32 +6,40 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use futures_util::FutureExt;
-use http::header::{AUTHORIZATION, CONTENT_TYPE, HeaderName, HeaderValue};
+use http::StatusCode;
+use http::header::HeaderValue;
 use http::uri::Authority;
-use http::{Method, Request, Response, StatusCode, Uri};
 use http_body_util::{BodyExt, Limited};
+use hyper::body::Body as _;
 use hyper_util::client::legacy::connect::HttpConnector;
 use tokio::task::JoinSet;
 
 mod connections;
+mod framing;
 mod guarded;
 mod parcel;
+mod timers;
+mod wire;
 
-pub use connections::EngineBody;
-pub(crate) use connections::Peer;
+pub use connections::{EngineBody, Response};
 pub use parcel::{Parcel, Receipt};
+pub(crate) use timers::{Late, Timer, Timers};
 
 use crate::api::sanitise::is_forbidden;
 use crate::error::{Error, Fault, Kind};
 use crate::fleet::{Networks, Worker};
 use connections::{Connections, Failure};
 use guarded::Resolver;
+use wire::Ask;
+pub use wire::Broken;
+pub(crate) use wire::Peer;
 
-const TRACEPARENT: HeaderName = HeaderName::from_static("traceparent");
-const X_GATE: HeaderName = HeaderName::from_static("x-splitrail-gate");
-const X_RANK: HeaderName = HeaderName::from_static("x-data-parallel-rank");
-const X_PREFILL_TOKENS: HeaderName = HeaderName::from_static("x-splitrail-prefill-tokens");
-const X_REQUEST_ID: HeaderName = HeaderName::from_static("x-request-id");
+const TRACEPARENT: &str = "traceparent";
+const X_GATE: &str = "x-splitrail-gate";
+const X_RANK: &str = "x-data-parallel-rank";
+const X_PREFILL_TOKENS: &str = "x-splitrail-prefill-tokens";
+const X_REQUEST_ID: &str = "x-request-id";
+const JSON: HeaderValue = HeaderValue::from_static("application/json");
 
 /// How long a server beside an engine may take to answer.
 const ASK: Duration = Duration::from_secs(2);
@@ -57,6 +65,7 @@ pub struct EngineClient {
     reply_max_bytes: usize,
     /// Bodies that are read to their end after their last event.
     finishing: Arc<Mutex<JoinSet<()>>>,
+    timers: Arc<Timers>,
 }
 
 /// What is said of a worker that refuses the rank that a request is pinned to.
@@ -89,17 +98,24 @@ impl EngineClient {
     ) -> Self {
         let http = Connections::new(connector(Resolver::new(None), connect));
         let guarded = Connections::new(connector(Resolver::new(Some(networks)), connect));
-        Self { http, guarded, authorization, reply_max_bytes, finishing: Arc::default() }
+        Self {
+            http,
+            guarded,
+            authorization,
+            reply_max_bytes,
+            finishing: Arc::default(),
+            timers: Arc::default(),
+        }
     }
 
     /// Sends a request the way that is right for its worker. Redirects are not followed.
     async fn send(
         &self,
         (guarded, authority): (bool, &Authority),
-        request: Request<Parcel>,
-    ) -> Result<Response<EngineBody>, Failure> {
+        ask: Ask,
+    ) -> Result<Response, Failure> {
         let connections = if guarded { &self.guarded } else { &self.http };
-        connections.request(authority, request).await
+        connections.request(authority, ask).await
     }
 
     /// The router's own credential, marked as sensitive.
@@ -117,26 +133,25 @@ impl EngineClient {
         path: &'static str,
         body: impl Into<Parcel>,
         envelope: &Envelope,
-    ) -> Result<Response<EngineBody>, Error> {
-        let mut request = self.request(Method::POST, path, body.into());
-        let headers = request.headers_mut();
-        headers.insert(CONTENT_TYPE, HeaderValue::from_static("application/json"));
-        headers.insert(X_REQUEST_ID, envelope.request_id.clone());
+    ) -> Result<Response, Error> {
+        let mut ask = self.ask_of("POST", worker, path, body.into());
+        ask.field("content-type", &JSON);
+        ask.field(X_REQUEST_ID, &envelope.request_id);
         if let Some(trace) = &envelope.traceparent {
-            headers.insert(TRACEPARENT, trace.clone());
+            ask.field(TRACEPARENT, trace);
         }
         if let Some(rank) = envelope.rank {
-            headers.insert(X_RANK, rank.into());
+            ask.number(X_RANK, rank.into());
         }
         if let Some(tokens) = envelope.prefill_tokens.filter(|_| worker.config.shim) {
-            headers.insert(X_PREFILL_TOKENS, tokens.into());
+            ask.number(X_PREFILL_TOKENS, tokens);
         }
         if let Some(gate) = &envelope.gate {
-            headers.insert(X_GATE, gate.clone());
+            ask.field(X_GATE, gate);
         }
-        let response = self.send((worker.guarded, &worker.authority), request).await;
+        let response = self.send((worker.guarded, &worker.authority), ask).await;
         let response = response.map_err(|error| failure(worker, &error))?;
-        if response.status() == StatusCode::OK {
+        if response.status == StatusCode::OK {
             Ok(response)
         } else {
             Err(refusal(worker, response).await)
@@ -148,13 +163,18 @@ impl EngineClient {
     /// # Errors
     /// If it is too long or breaks off.
     pub async fn whole(&self, worker: &Worker, body: EngineBody) -> Result<Bytes, Error> {
-        match Limited::new(body, self.reply_max_bytes).collect().await {
-            Ok(collected) => Ok(collected.to_bytes()),
-            Err(error) if error.is::<http_body_util::LengthLimitError>() => {
+        match read_whole(body, self.reply_max_bytes).await {
+            Some(Ok(whole)) => Ok(whole),
+            Some(Err(_)) => Err(Error::engine(worker.id(), "closed the connection in mid-reply")),
+            None => {
                 Err(Error::engine(worker.id(), "sent a reply over limits.engine_reply_max_bytes"))
             }
-            Err(_) => Err(Error::engine(worker.id(), "closed the connection in mid-reply")),
         }
+    }
+
+    /// The timers of its calls.
+    pub(crate) fn timers(&self) -> &Arc<Timers> {
+        &self.timers
     }
 
     /// Fetches a text that an engine tells of itself.
@@ -162,13 +182,13 @@ impl EngineClient {
     /// # Errors
     /// If it cannot be had.
     pub async fn get(&self, worker: &Worker, path: &'static str) -> Result<String, Error> {
-        let request = self.request(Method::GET, path, Bytes::new().into());
-        let response = self.send((worker.guarded, &worker.authority), request).await;
+        let ask = self.ask_of("GET", worker, path, Bytes::new().into());
+        let response = self.send((worker.guarded, &worker.authority), ask).await;
         let response = response.map_err(|error| failure(worker, &error))?;
-        if response.status() != StatusCode::OK {
+        if response.status != StatusCode::OK {
             return Err(Error::engine(worker.id(), "does not answer with 200"));
         }
-        let text = self.whole(worker, response.into_body()).await?;
+        let text = self.whole(worker, response.body).await?;
         String::from_utf8(text.to_vec())
             .map_err(|_| Error::engine(worker.id(), "sent a text that is not UTF-8"))
     }
@@ -185,15 +205,14 @@ impl EngineClient {
         path: &'static str,
         max_bytes: usize,
     ) -> Result<String, &'static str> {
-        let mut request = Request::new(Parcel::from(Bytes::new()));
-        *request.uri_mut() = Uri::from_static(path);
+        let ask = Ask::new("GET", authority, path, Bytes::new().into());
         let exchange = async {
-            let response = self.send((guarded, authority), request).await;
+            let response = self.send((guarded, authority), ask).await;
             let response = response.map_err(|_| "it cannot be reached")?;
-            if response.status() != StatusCode::OK {
+            if response.status != StatusCode::OK {
                 return Err("it does not answer with 200");
             }
-            let body = Limited::new(response.into_body(), max_bytes).collect().await;
+            let body = Limited::new(response.body, max_bytes).collect().await;
             let body = body.map_err(|_| "its answer is too long, or broke off")?.to_bytes();
             String::from_utf8(body.to_vec()).map_err(|_| "its answer is not UTF-8")
         };
@@ -229,15 +248,38 @@ impl EngineClient {
         self.reply_max_bytes
     }
 
-    fn request(&self, method: Method, path: &'static str, body: Parcel) -> Request<Parcel> {
-        let mut request = Request::new(body);
-        *request.method_mut() = method;
-        *request.uri_mut() = Uri::from_static(path);
+    fn ask_of(&self, method: &str, worker: &Worker, path: &str, body: Parcel) -> Ask {
+        let mut ask = Ask::new(method, &worker.authority, path, body);
         if let Some(value) = &self.authorization {
-            request.headers_mut().insert(AUTHORIZATION, value.clone());
+            ask.field("authorization", value);
         }
-        request
+        ask
     }
+}
+
+/// All of a body, which is not copied if it comes in one piece; `None` if it is longer.
+async fn read_whole(mut body: EngineBody, max_bytes: usize) -> Option<Result<Bytes, Broken>> {
+    let mut first = Bytes::new();
+    let mut pieces = Vec::new();
+    while !body.is_end_stream() {
+        let data = match body.frame().await {
+            None => break,
+            Some(Err(error)) => return Some(Err(error)),
+            Some(Ok(frame)) => frame.into_data().unwrap_or_default(),
+        };
+        if first.len() + pieces.len() + data.len() > max_bytes {
+            return None;
+        }
+        if first.is_empty() {
+            first = data;
+        } else {
+            pieces.extend_from_slice(&data);
+        }
+    }
+    if pieces.is_empty() {
+        return Some(Ok(first));
+    }
+    Some(Ok([&first[..], &pieces].concat().into()))
 }
 
 fn connector(resolver: Resolver, connect: Duration) -> HttpConnector<Resolver> {
@@ -270,9 +312,9 @@ fn io_cause<'a>(error: &'a (dyn std::error::Error + 'static)) -> Option<&'a io::
 
 /// What an engine's error status means. Its own message is relayed where the
 /// client is at fault, since it tells the client what to change.
-async fn refusal(worker: &Worker, response: Response<EngineBody>) -> Error {
-    let status = response.status().as_u16();
-    let body = Limited::new(response.into_body(), ERROR_BODY_MAX_BYTES).collect().await;
+async fn refusal(worker: &Worker, response: Response) -> Error {
+    let status = response.status.as_u16();
+    let body = Limited::new(response.body, ERROR_BODY_MAX_BYTES).collect().await;
     let said = body.ok().and_then(|body| engine_message(&body.to_bytes()));
     // What an engine does not implement is no failure of its own.
     if !(400..500).contains(&status) && status != 501 {

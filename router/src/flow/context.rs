@@ -7,7 +7,7 @@ use http::HeaderValue;
 use prometheus::Histogram;
 use splitrail_kv::Overlap;
 
-use super::client::Envelope;
+use super::client::{EngineClient, Envelope, Late};
 use super::gate::Need;
 use super::place::Placed;
 use super::plan::LocalReason;
@@ -20,6 +20,7 @@ use crate::fleet::waiting::Urgency;
 use crate::fleet::{Booking, Worker};
 use crate::ledger::decisions::DecisionHandle;
 use crate::ledger::leg::Expected;
+use crate::name::Name;
 use crate::prepare::Unit;
 use crate::stages::Stages;
 
@@ -38,7 +39,7 @@ pub struct Context {
     /// The share of its prompts that it wants cached, if it says so.
     pub threshold: Option<f64>,
     /// The id that the client sees, for logs.
-    pub request_id: String,
+    pub request_id: Name,
     /// W3C trace context.
     pub traceparent: Option<HeaderValue>,
     /// How urgent it is, where it has to wait.
@@ -48,6 +49,14 @@ pub struct Context {
 }
 
 impl Context {
+    /// A stage that began at `started` ends now; says when that is, for the next.
+    pub(super) fn mark(&self, stage: &'static str, started: Instant) -> Instant {
+        let now = Instant::now();
+        let seconds = now.duration_since(started).as_secs_f64();
+        self.stages.add(&self.core.metrics, &self.served, stage, seconds);
+        now
+    }
+
     /// The histogram of the time between the events of an answer.
     pub(super) fn inter_token(&self, decision: &DecisionHandle) -> Histogram {
         let flow = decision.with(|decision| decision.flow);
@@ -63,14 +72,19 @@ pub(super) fn uncached_tokens(context: &Context, unit: &Unit, assumed_blocks: u3
 }
 
 /// Books a leg that computes its prompt; how long that takes is learned where it is `heard`.
-pub(super) fn book(context: &Context, unit: &Unit, placed: &Placed, heard: bool) -> Booking {
+pub(super) fn book(
+    context: &Context,
+    unit: &Unit,
+    placed: &Placed,
+    (now, heard): (Instant, bool),
+) -> Booking {
     if let Some(room) = placed.take_room() {
         return room;
     }
     let worker = &placed.worker;
     let uncached = uncached_tokens(context, unit, placed.assumed_blocks);
     let tokens = (uncached, unit.weight_tokens - uncached);
-    let work = worker.costs.begin(Instant::now(), placed.rank, tokens, !heard);
+    let work = worker.costs.begin(now, placed.rank, tokens, !heard);
     Booking::on(worker, placed.rank, uncached, unit.weight_tokens).with_work(work)
 }
 
@@ -93,12 +107,13 @@ pub(super) fn expected(context: &Context, unit: &Unit, placed: &Placed) -> Expec
 
 /// Bounds a call to an engine; `key` names the limit in the error.
 pub(super) async fn within<T>(
+    client: &EngineClient,
     limit: Duration,
     worker: &Worker,
     key: &str,
     call: impl Future<Output = Result<T, Error>>,
 ) -> Result<T, Error> {
-    tokio::time::timeout(limit, call).await.unwrap_or_else(|_| {
+    client.timers().bound(limit, call).await.unwrap_or_else(|Late| {
         let message = format!("worker {} took longer than {key} ({limit:?})", worker.id());
         Err(Error::new(Kind::EngineTimeout, message))
     })
@@ -173,6 +188,6 @@ pub(super) fn may_retry(
     let labels = [context.served.name(), leg, error.outcome()];
     context.core.metrics.retries.with_label_values(&labels).inc();
     let request_id = &context.request_id;
-    tracing::warn!(request_id, model = labels[0], leg, worker = worker.id(), %error, "trying another worker");
+    tracing::warn!(request_id = &**request_id, model = labels[0], leg, worker = worker.id(), %error, "trying another worker");
     true
 }

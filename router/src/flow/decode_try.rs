@@ -73,7 +73,7 @@ pub(super) async fn decode_try(
             }
         };
         let answer = send(context, unit, decision, &placed, (&need, decided)).await;
-        context.stages.mark("decode_try", started);
+        context.mark("decode_try", started);
         match answer {
             Ok(Answer::Begun(begun)) => {
                 computed(context, unit, &placed);

@@ -39,9 +39,8 @@ pub(super) async fn first_events(sending: &Sending<'_>, body: Parcel) -> Result<
         let response = client.post(worker, context.endpoint.path(), body, envelope).await?;
         // Until the first event, the leg's own time-out counts.
         let patience = limit.max(idle);
-        let max_bytes = client.reply_max_bytes();
-        let body = response.into_body();
-        let reader = EventReader::new(body, max_bytes, Arc::clone(worker), patience);
+        let body = response.body;
+        let reader = EventReader::new(client, body, Arc::clone(worker), patience);
         let samples = if sending.is_gated() { context.options.samples } else { 0 };
         match hold(reader, worker, samples as usize).await? {
             Held::Events(reader, events) => Ok(First::Events(reader.with_idle(idle), events)),
@@ -50,7 +49,7 @@ pub(super) async fn first_events(sending: &Sending<'_>, body: Parcel) -> Result<
             Held::Partly => Ok(First::Below(None)),
         }
     };
-    within(limit, worker, "timeouts.first_token", call).await
+    within(client, limit, worker, "timeouts.first_token", call).await
 }
 
 enum Held {

@@ -21,8 +21,8 @@ const OUTPUT_TOKENS: [&str; 2] = ["max_completion_tokens", "max_output_tokens"];
 ///
 /// # Errors
 /// A 400 if `stream_options` is no object.
-pub fn answer(body: &JsonObject, asked: Options, carried: Carried<'_>) -> Result<Bytes, Error> {
-    let mut body = with_usage(body.clone(), asked)?;
+pub fn answer(body: JsonObject, asked: Options, carried: Carried<'_>) -> Result<Bytes, Error> {
+    let mut body = with_usage(body, asked)?;
     carried.put(&mut body);
     Ok(body.to_bytes())
 }
@@ -177,7 +177,7 @@ mod tests {
         let sampling = whole.replace("\"stream\":true", "\"stream\":false");
         assert_eq!(led(Lead::Met(&members)), format!("{sampling}{meeting}"));
 
-        let given = |carried| text(answer(&body, asked(false), carried).unwrap());
+        let given = |carried| text(answer(body.clone(), asked(false), carried).unwrap());
         assert_eq!(given(Carried::Nothing), format!("{whole}}}"));
         let pushed = Carried::Params(r#"{"a":1}"#);
         assert_eq!(given(pushed), format!(r#"{whole},"kv_transfer_params":{{"a":1}}}}"#));
@@ -201,7 +201,7 @@ mod tests {
                 refusable: false,
                 max_tokens: None,
             };
-            let sent = answer(&body, asked, Carried::Nothing).unwrap();
+            let sent = answer(body.clone(), asked, Carried::Nothing).unwrap();
             serde_json::from_slice::<serde_json::Value>(&sent).unwrap()["stream_options"].clone()
         };
         assert_eq!(options(false), serde_json::json!({"include_usage": true, "x": 1}));

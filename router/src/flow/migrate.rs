@@ -243,8 +243,8 @@ impl Migration {
         if let Some(threshold) = threshold {
             body.set("cache_hit_threshold", threshold.to_string());
         }
-        let booking = book(context, unit, placed, true);
-        let body: Parcel = legs::answer(&body, context.options, Carried::Nothing)?.into();
+        let booking = book(context, unit, placed, (Instant::now(), true));
+        let body: Parcel = legs::answer(body, context.options, Carried::Nothing)?.into();
         let sending = Sending {
             context,
             unit,

@@ -193,7 +193,7 @@ async fn pair(sending: &Sending<'_>, prefill: &Placed) -> Result<Answer, Failed>
     let expected = expected(context, unit, prefill);
     let leg = LegFacts::new(LegKind::Prefill, prefill.worker.id(), expected);
     decision.update(|decision| decision.ledger.prefill_sent(leg));
-    let mut account = account(sending, true);
+    let mut account = account(sending, Instant::now(), true);
     let met = meet(sending, &account, prefill, &appointment).await;
     let failed = match met {
         Ok(begun) => match conclude(sending, account, Ok(begun)) {

@@ -1,5 +1,6 @@
 //! Puts a leg on a worker and writes down why.
 
+use std::cell::RefCell;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Instant;
 
@@ -12,12 +13,18 @@ use crate::error::{Error, Kind};
 use crate::fleet::waiting::{Asked, Granted, NoRoom, Why};
 use crate::fleet::{Booking, Pool, Roster, Worker};
 use crate::ledger::decisions::{CandidateRecord, DecisionHandle, DrawRecord, ShadowRecord};
+use crate::name::Name;
 use crate::pick::{Candidate, Choice, Leg, Policy, Query, Terms, Veto, holders, pick};
 use crate::prepare::Unit;
 
 /// Candidates in a decision record beside the chosen one, the cheapest first: a
 /// fleet of hundreds must not fill memory with records.
 const OTHERS_RECORDED: usize = 31;
+
+thread_local! {
+    /// What a pick needs, kept so that none allocates.
+    static PICKING: RefCell<(Vec<Candidate>, Choice)> = RefCell::default();
+}
 
 /// A chosen worker with what was known of it.
 pub(super) struct Placed {
@@ -85,17 +92,21 @@ pub(super) fn place(
     let Served { config, pool, .. } = context.served.as_ref();
     let started = Instant::now();
     let roster = pool.roster();
-    let candidates = candidates(pool, &roster, unit, wish, started);
-    context.stages.mark("match", started);
-    let started = Instant::now();
-    let query = query(pool, unit, leg, (pool.next_turn(leg), pool.draw()));
-    let Some(choice) = pick(&config.policy, &candidates, query) else {
-        let message = format!("model {} has no worker left for {}", config.name, leg.name());
-        return Err(Error::new(Kind::NoWorker, message));
-    };
-    let placed = settle(context, unit, decision, query, (&roster, &candidates, &choice), None);
-    context.stages.mark("pick", started);
-    placed
+    PICKING.with_borrow_mut(|(candidates, choice)| {
+        pool.picture(&roster, leg, &unit.hashes, wish.excluded, started, candidates);
+        if let Some(blocks) = wish.blocks {
+            holders(candidates, blocks);
+        }
+        let started = context.mark("match", started);
+        let query = query(pool, unit, leg, (pool.next_turn(leg), pool.draw()));
+        if !choice.decide(&config.policy, candidates, &query, 0) {
+            let message = format!("model {} has no worker left for {}", config.name, leg.name());
+            return Err(Error::new(Kind::NoWorker, message));
+        }
+        let placed = settle(context, unit, decision, query, (&roster, candidates, choice), None);
+        context.mark("pick", started);
+        placed
+    })
 }
 
 /// Places a leg that computes its prompt: in its turn, where the model's requests wait here.
@@ -122,8 +133,8 @@ pub(super) async fn place_in_turn(
         heard,
         urgency: context.urgency,
     };
-    let granted = pool.waiting.wait(pool, &config.policy, asked).await;
-    context.stages.mark("admit", started);
+    let granted = Box::pin(pool.waiting.wait(pool, &config.policy, asked)).await;
+    context.mark("admit", started);
     let Granted { roster, candidates, choice, booking } =
         granted.map_err(|no_room| refused(context, no_room))?;
     let seen = (&*roster, candidates.as_slice(), &choice);
@@ -235,6 +246,9 @@ pub(super) fn sent(context: &Context, unit: &Unit, placed: &Placed) {
 
 /// A leg has left the prompt's KV on its worker.
 pub(super) fn computed(context: &Context, unit: &Unit, placed: &Placed) {
+    if unit.hashes.is_empty() {
+        return;
+    }
     let assumed = &context.served.pool.assumed;
     assumed.computed(Instant::now(), &placed.worker, placed.rank, &unit.hashes);
 }
@@ -252,14 +266,10 @@ fn record(
     let pool = &context.served.pool;
     let chosen = &candidates[choice.index];
     let name = |index| roster.get(index).map_or("", |worker| worker.id());
-    let mut order: Vec<usize> = (0..candidates.len()).collect();
-    order.sort_by(|a, b| choice.costs[*a].total_cmp(&choice.costs[*b]));
-    let others = order.into_iter().filter(|i| *i != choice.index).take(OTHERS_RECORDED);
-    let records = std::iter::once(choice.index).chain(others).map(|i| {
-        let name = name(candidates[i].worker);
-        let is_chosen = i == choice.index;
+    let record = |i: usize| {
+        let (name, is_chosen) = (name(candidates[i].worker), i == choice.index);
         CandidateRecord::new(leg.name(), name, &candidates[i], figures(choice, i), is_chosen)
-    });
+    };
     let estimate = unit.prompt_tokens.map(|prompt_tokens| {
         let overlap =
             if context.options.bypasses_cache.is_some() { 0 } else { chosen.overlap_blocks };
@@ -267,10 +277,12 @@ fn record(
     });
     decision.update(|decision| {
         decision.candidates.retain(|earlier| earlier.leg != leg.name());
-        decision.candidates.extend(records);
+        decision.candidates.reserve(candidates.len().min(1 + OTHERS_RECORDED));
+        decision.candidates.push(record(choice.index));
+        each_other(choice, |i| decision.candidates.push(record(i)));
         decision.draws.retain(|earlier| earlier.leg != leg.name());
         decision.draws.push(DrawRecord { leg: leg.name(), turn: query.turn, draw: query.draw });
-        let name = Some(name(chosen.worker).to_owned());
+        let name = Some(Name::from(name(chosen.worker)));
         match leg {
             Leg::Prefill => decision.prefill_worker = name,
             Leg::Decode | Leg::Aggregated => decision.decode_worker = name,
@@ -283,6 +295,18 @@ fn record(
             decision.estimated_cached_tokens = estimate;
         }
     });
+}
+
+/// Names the candidates beside the chosen one, the cheapest first, and not too many.
+fn each_other(choice: &Choice, mut name: impl FnMut(usize)) {
+    let others = (0..choice.costs.len()).filter(|i| *i != choice.index);
+    // Where all cost the same, as with policies that have no costs, they are in order already.
+    if choice.costs.is_sorted() {
+        return others.take(OTHERS_RECORDED).for_each(name);
+    }
+    let mut order: Vec<usize> = others.collect();
+    order.sort_by(|a, b| choice.costs[*a].total_cmp(&choice.costs[*b]));
+    order.into_iter().take(OTHERS_RECORDED).for_each(&mut name);
 }
 
 /// What a choice says of one candidate.
@@ -324,7 +348,7 @@ fn shadow(
         decision.shadow.push(ShadowRecord {
             leg,
             policy: policy.name(),
-            worker: worker.to_owned(),
+            worker: worker.into(),
             agrees,
             predicted_gain_ms: gain_ms,
         });

@@ -175,7 +175,7 @@ pub(super) fn without_prefill(
     if context.served.no_prefill.may_say() {
         tracing::warn!(
             model = context.served.name(),
-            request_id = context.request_id,
+            request_id = &*context.request_id,
             error = %last,
             "no prefill worker did its part: decode workers compute prompts \
              (said at most twice a minute; local_prefills_total counts)"
@@ -271,25 +271,25 @@ pub(super) async fn send(
     let worker = &placed.worker;
     let uncached = uncached_tokens(context, unit, placed.assumed_blocks);
     worker.breaker(Leg::Prefill).begin(started);
-    let mut booking = book(context, unit, placed, true);
+    let mut booking = book(context, unit, placed, (started, true));
     let envelope = &Envelope { prefill_tokens: Some(uncached), ..placed.pinned(envelope) };
     let call = async {
         let response = client.post(worker, context.endpoint.path(), body, envelope).await?;
         // The engine has done the prompt and staged its blocks by now.
         decision.update(|decision| decision.ledger.prefill_worked());
         let begun = tokio::time::Instant::now();
-        let peer = response.extensions().get::<Peer>().map(|peer| peer.0);
-        Ok((client.whole(worker, response.into_body()).await?, begun, peer))
+        let peer = response.peer.map(|Peer(address)| address);
+        Ok((client.whole(worker, response.body).await?, begun, peer))
     };
     let limit = config.timeouts.prefill;
-    let (reply, begun, peer) = within(limit, worker, "timeouts.prefill", call).await?;
+    let (reply, begun, peer) = within(client, limit, worker, "timeouts.prefill", call).await?;
     let nonsense = |_| Error::engine(worker.id(), "sent a prefill reply that cannot be understood");
     let reply = JsonObject::parse(reply).map_err(nonsense)?;
     // Usage that makes no sense is usage that was not reported.
     let usage = reply.raw("usage").and_then(|raw| serde_json::from_str(raw).ok());
     let usage: Option<EngineUsage> = usage.and_then(|raw| EngineUsage::parse(raw).ok());
     booking.prefill_done(usage.and_then(|usage| usage.cached_tokens));
-    context.stages.mark("prefill", started);
+    context.mark("prefill", started);
     Ok(Said { reply, peer, begun, usage })
 }
 

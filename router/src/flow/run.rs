@@ -1,5 +1,8 @@
 //! One prompt's way through its legs: placed, sent, retried, until an answer has
 //! begun or an error is final.
+//!
+//! The futures of its legs are boxed: a future is as large as the largest of its parts, and is
+//! moved as a whole before it begins.
 
 use std::sync::Arc;
 use std::time::Instant;
@@ -67,7 +70,7 @@ async fn go(
 ) -> Result<Begun, Error> {
     let mut attempts = Attempts::new(context);
     if plan.gate.is_some() {
-        match decode_try(context, unit, decision, plan, &mut attempts).await? {
+        match Box::pin(decode_try(context, unit, decision, plan, &mut attempts)).await? {
             Tried::Answered(begun) => return Ok(begun),
             Tried::Below(usage) if plan.then == Then::Tell => {
                 return below::tell(context, unit, decision, usage);
@@ -134,9 +137,10 @@ async fn first_leg(
         }
         Then::PrefillFirst if pool.any_up(Leg::Decode, attempts.failed()) => {
             if config.connector.is_concurrent() {
-                return both_legs(context, unit, decision, attempts).await;
+                return Box::pin(both_legs(context, unit, decision, attempts)).await;
             }
-            let prefilled = prefill_or_local(context, unit, decision, attempts.failed()).await?;
+            let prefilled = prefill_or_local(context, unit, decision, attempts.failed());
+            let prefilled = Box::pin(prefilled).await?;
             Ok(prefilled.map_or(alone, |prefilled| FirstLeg::Prefilled(Box::new(prefilled))))
         }
         Then::PrefillFirst if config.on_no_prefill == OnNoPrefill::Fail => {
@@ -218,7 +222,7 @@ async fn answer(
     let sending =
         Sending { context, unit, decision, envelope: &envelope, placed: &placed, threshold };
     // A hand-off may be received: whatever comes after a failure needs a new one.
-    let answered = generate(&sending, staged).await;
+    let answered = Box::pin(generate(&sending, staged)).await;
     if matches!(answered, Ok(Answer::Begun(_))) {
         computed(context, unit, &placed);
     }

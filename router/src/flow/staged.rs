@@ -106,7 +106,7 @@ impl Staged {
             let _booking = booking;
             let fetched = async {
                 let response = served.client.post(&worker, path, body, &envelope).await?;
-                served.client.whole(&worker, response.into_body()).await
+                served.client.whole(&worker, response.body).await
             };
             let fetched = tokio::time::timeout(left, fetched).await;
             let outcome = if matches!(fetched, Ok(Ok(_))) { "fetched" } else { "failed" };

@@ -7,7 +7,6 @@ use std::sync::Arc;
 use std::task::Poll;
 use std::time::Duration;
 
-use axum::Router;
 use hyper::server::conn::{http1, http2};
 use hyper_util::rt::TokioIo;
 use prometheus::IntCounterVec;
@@ -15,7 +14,7 @@ use tokio::net::TcpStream;
 use tokio::time::{Instant, sleep_until};
 use tokio_util::sync::CancellationToken;
 
-use super::door::Door;
+use super::door::{Door, Routes};
 use super::guarded::{Guarded, RefusedFor};
 use super::pulse::{Cut, Patience, Pulse, Watch};
 use super::streams::Streams;
@@ -41,7 +40,7 @@ const LAST_WORDS: Duration = Duration::from_secs(1);
 /// What the connections of a listener have in common.
 #[derive(Clone)]
 pub(super) struct Common {
-    pub(super) routes: Router,
+    pub(super) routes: Routes,
     /// The listener's name in metrics.
     pub(super) listener: &'static str,
     pub(super) cut: IntCounterVec,

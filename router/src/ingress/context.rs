@@ -12,6 +12,7 @@ use http::header::HeaderName;
 use tower::{Layer, Service};
 
 use crate::core::random_id;
+use crate::name::Name;
 
 /// The header that carries a request's id, in and out.
 pub const X_REQUEST_ID: HeaderName = HeaderName::from_static("x-request-id");
@@ -23,7 +24,7 @@ const ID_MAX_BYTES: usize = 128;
 #[derive(Clone, Debug)]
 pub struct Identity {
     /// Its id for the client, logs and records. Engines never see it.
-    pub request_id: String,
+    pub request_id: Name,
     /// When it arrived.
     pub arrived: Instant,
 }
@@ -35,8 +36,13 @@ impl Identity {
         let kept = sent
             .filter(|id| (1..=ID_MAX_BYTES).contains(&id.len()) && id.iter().all(sane))
             .and_then(|id| std::str::from_utf8(id).ok());
-        let request_id = kept.map_or_else(random_id, str::to_owned);
+        let request_id = kept.map_or_else(|| random_id().as_str().into(), Name::from);
         Self { request_id, arrived: Instant::now() }
+    }
+
+    /// The header that tells it to the client.
+    pub fn header(&self) -> Option<HeaderValue> {
+        HeaderValue::from_str(&self.request_id).ok()
     }
 }
 
@@ -87,12 +93,12 @@ where
     fn call(&mut self, mut request: Request) -> Self::Future {
         let identity =
             Identity::new(request.headers().get(X_REQUEST_ID).map(HeaderValue::as_bytes));
-        let header = HeaderValue::from_str(&identity.request_id);
+        let header = identity.header();
         request.extensions_mut().insert(identity);
         let reply = self.inner.call(request);
         Box::pin(async move {
             let mut reply = reply.await?;
-            if let Ok(header) = header {
+            if let Some(header) = header {
                 reply.headers_mut().insert(X_REQUEST_ID, header);
             }
             Ok(reply)

@@ -10,20 +10,53 @@ use std::task::{Context, Poll, ready};
 use axum::Router;
 use axum::body::{Body, Bytes};
 use axum::extract::ConnectInfo;
-use axum::response::Response;
 use axum::routing::future::RouteFuture;
 use http::header::{CONNECTION, UPGRADE};
-use http::{HeaderValue, Method, Request, StatusCode, Version};
+use http::{HeaderValue, Method, Request, Response, StatusCode, Version};
 use http_body::{Body as HttpBody, Frame, SizeHint};
+use http_body_util::Full;
 use hyper::body::Incoming;
 use tower::Service;
 
+use super::http::answer;
 use super::pulse::Pulse;
 use super::streams::Taken;
+use crate::api::Endpoint;
+use crate::core::Core;
+
+/// What is behind a listener.
+#[derive(Clone)]
+pub struct Routes {
+    /// Who answers requests for engines, on a listener where those are told by method and path
+    /// alone: they are spared the layers of a router, each of which costs as much as reading a
+    /// head.
+    pub(super) direct: Option<Arc<Core>>,
+    /// All routes, those among them.
+    pub(super) all: Router,
+}
+
+impl From<Router> for Routes {
+    fn from(all: Router) -> Self {
+        Self { direct: None, all }
+    }
+}
+
+impl Routes {
+    fn call(&self, peer: SocketAddr, mut request: Request<Incoming>) -> Routed {
+        if let Some(core) = &self.direct
+            && request.method() == Method::POST
+            && let Some(endpoint) = Endpoint::at(request.uri().path())
+        {
+            return Routed::Direct(Box::pin(answer(Arc::clone(core), endpoint, peer, request)));
+        }
+        request.extensions_mut().insert(ConnectInfo(peer));
+        Routed::Any(self.all.clone().call(request))
+    }
+}
 
 /// The way to the routes. There is one for each connection.
 pub(super) struct Door {
-    pub(super) routes: Router,
+    pub(super) routes: Routes,
     pub(super) pulse: Arc<Pulse>,
     pub(super) peer: SocketAddr,
     /// Fields of a head. Over HTTP/1 the library counts them.
@@ -47,47 +80,64 @@ impl Drop for Active {
 }
 
 impl hyper::service::Service<Request<Incoming>> for Door {
-    type Response = http::Response<Answering>;
+    type Response = Response<Answering>;
     type Error = Infallible;
     type Future = Answered;
 
-    fn call(&self, mut request: Request<Incoming>) -> Answered {
+    fn call(&self, request: Request<Incoming>) -> Answered {
         let active = Active::new(&self.pulse);
         let is_h1 = request.version() < Version::HTTP_2;
         // The protocol is never changed, so what follows could be read in two ways.
         let last = is_h1
             && (request.headers().contains_key(UPGRADE) || request.method() == Method::CONNECT);
         let fits = is_h1 || request.headers().len() <= self.headers_max;
-        let routed = fits.then(|| {
-            request.extensions_mut().insert(ConnectInfo(self.peer));
-            self.routes.clone().call(request)
-        });
+        let routed = match fits {
+            true => self.routes.call(self.peer, request),
+            false => Routed::Nowhere,
+        };
         Answered { routed, active: Some(active), last }
+    }
+}
+
+/// Where a request went.
+enum Routed {
+    Direct(Pin<Box<dyn Future<Output = Response<Outgoing>> + Send>>),
+    Any(RouteFuture<Infallible>),
+    /// Its head has too many fields.
+    Nowhere,
+}
+
+impl Routed {
+    fn poll(&mut self, context: &mut Context<'_>) -> Poll<Response<Outgoing>> {
+        match self {
+            Self::Direct(answer) => answer.as_mut().poll(context),
+            Self::Any(answer) => {
+                let Ok(response) = ready!(Pin::new(answer).poll(context));
+                Poll::Ready(response.map(Outgoing::Any))
+            }
+            Self::Nowhere => {
+                let mut response = Response::new(Outgoing::Whole(Full::default()));
+                *response.status_mut() = StatusCode::REQUEST_HEADER_FIELDS_TOO_LARGE;
+                Poll::Ready(response)
+            }
+        }
     }
 }
 
 /// An answer to come.
 pub(super) struct Answered {
-    /// What the routes say, unless the head has too many fields.
-    routed: Option<RouteFuture<Infallible>>,
+    routed: Routed,
     active: Option<Active>,
     /// Whether the connection ends with it.
     last: bool,
 }
 
 impl Future for Answered {
-    type Output = Result<http::Response<Answering>, Infallible>;
+    type Output = Result<Response<Answering>, Infallible>;
 
     fn poll(self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Self::Output> {
         let this = self.get_mut();
-        let mut response = match &mut this.routed {
-            Some(routed) => ready!(Pin::new(routed).poll(context))?,
-            None => {
-                let mut response = Response::new(Body::empty());
-                *response.status_mut() = StatusCode::REQUEST_HEADER_FIELDS_TOO_LARGE;
-                response
-            }
-        };
+        let mut response = ready!(this.routed.poll(context));
         if this.last {
             response.headers_mut().insert(CONNECTION, HeaderValue::from_static("close"));
         }
@@ -97,9 +147,46 @@ impl Future for Answered {
     }
 }
 
+/// What an answer says.
+pub(super) enum Outgoing {
+    /// All of it is there.
+    Whole(Full<Bytes>),
+    /// It comes as it may.
+    Any(Body),
+}
+
+impl HttpBody for Outgoing {
+    type Data = Bytes;
+    type Error = axum::Error;
+
+    fn poll_frame(
+        self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+    ) -> Poll<Option<Result<Frame<Bytes>, axum::Error>>> {
+        match self.get_mut() {
+            Self::Whole(body) => Pin::new(body).poll_frame(context).map_err(|never| match never {}),
+            Self::Any(body) => Pin::new(body).poll_frame(context),
+        }
+    }
+
+    fn is_end_stream(&self) -> bool {
+        match self {
+            Self::Whole(body) => body.is_end_stream(),
+            Self::Any(body) => body.is_end_stream(),
+        }
+    }
+
+    fn size_hint(&self) -> SizeHint {
+        match self {
+            Self::Whole(body) => body.size_hint(),
+            Self::Any(body) => body.size_hint(),
+        }
+    }
+}
+
 /// The body of an answer.
 pub(super) struct Answering {
-    body: Body,
+    body: Outgoing,
     /// Whether the client takes it; known of HTTP/2 streams alone, since an HTTP/1 connection
     /// has but one.
     taken: Option<Arc<Taken>>,

@@ -33,6 +33,7 @@ use crate::api::steering::Steering;
 use crate::core::Core;
 use crate::error::{Error, Kind};
 use crate::ledger::decisions::DecisionHandle;
+use crate::name::Name;
 use crate::prepare::Payload;
 use crate::reply::merge::Events;
 use crate::service::{Call, ReplyBody, Scope, serve};
@@ -176,15 +177,15 @@ fn response(event: Event) -> v1::GenerateResponse {
     v1::GenerateResponse { event: Some(event) }
 }
 
-fn started(request_id: String, decision: &DecisionHandle) -> v1::GenerateResponse {
+fn started(request_id: Name, decision: &DecisionHandle) -> v1::GenerateResponse {
     let decision = decision.read();
     let route = v1::Route {
         flow: decision.flow.to_owned(),
-        prefill_worker: decision.prefill_worker,
-        decode_worker: decision.decode_worker.unwrap_or_default(),
+        prefill_worker: decision.prefill_worker.map(String::from),
+        decode_worker: decision.decode_worker.unwrap_or_default().into(),
         overlap_blocks: decision.overlap_blocks,
     };
-    response(Event::Started(v1::Started { request_id, route: Some(route) }))
+    response(Event::Started(v1::Started { request_id: request_id.into(), route: Some(route) }))
 }
 
 /// What this door reads of an OpenAI chunk.
@@ -226,7 +227,7 @@ struct Details {
 
 fn responses(
     events: Events,
-    request_id: String,
+    request_id: Name,
     decision: DecisionHandle,
     is_chat: bool,
 ) -> impl Stream<Item = Result<v1::GenerateResponse, Status>> + Send {

@@ -1,7 +1,7 @@
 //! The OpenAI HTTP front door. Only the paths listed here exist; engines are
 //! called by paths of the router's own. Promise 11.
 
-use std::net::SocketAddr;
+use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
 
 use axum::body::Body;
@@ -14,11 +14,13 @@ use bytes::Bytes;
 use futures_util::StreamExt;
 use http::HeaderValue;
 use http::header::{CACHE_CONTROL, CONTENT_ENCODING, CONTENT_TYPE, HeaderMap, HeaderName};
+use http_body_util::Full;
 use serde_json::json;
 use tower::ServiceBuilder;
 
 use super::arriving::Arriving;
-use super::context::{Identify, Identity, trace_context};
+use super::context::{Identify, Identity, X_REQUEST_ID, trace_context};
+use super::door::{Outgoing, Routes};
 use super::reply::{health, json_reply, ready, reply_error};
 use crate::admission::{HeldBody, ShareKey};
 use crate::api::Endpoint;
@@ -27,6 +29,7 @@ use crate::api::steering::Steering;
 use crate::config::model::Limits;
 use crate::core::{Core, Named, Serving};
 use crate::error::{Error, Kind};
+use crate::name::Name;
 use crate::prepare::Payload;
 use crate::service::{Call, Reply, ReplyBody, Scope, serve};
 
@@ -35,12 +38,22 @@ const SERVER_TIMING: HeaderName = HeaderName::from_static("server-timing");
 const X_USAGE: HeaderName = HeaderName::from_static("x-splitrail-usage");
 const TRACEPARENT: HeaderName = HeaderName::from_static("traceparent");
 
-/// The front door's routes.
-pub fn routes(core: Arc<Core>) -> Router {
+/// The front door's routes. Requests for engines, which most are, take a shorter way there.
+pub fn routes(core: Arc<Core>) -> Routes {
+    Routes { direct: Some(Arc::clone(&core)), all: all(core) }
+}
+
+fn all(core: Arc<Core>) -> Router {
     let post_of = |endpoint: Endpoint| {
-        post(move |State(core), Extension(identity), request| async move {
-            generate(core, endpoint, identity, request).await.unwrap_or_else(reply_error)
-        })
+        post(
+            move |State(core): State<Arc<Core>>,
+                  Extension(identity): Extension<Identity>,
+                  request: Request| async move {
+                let peer = peer_of(&request);
+                let reply = generate(&core, endpoint, &identity, peer, request).await;
+                reply.map_or_else(reply_error, |reply| reply.map(Body::new))
+            },
+        )
     };
     Router::new()
         .route(Endpoint::Chat.path(), post_of(Endpoint::Chat))
@@ -62,29 +75,57 @@ pub fn routes(core: Arc<Core>) -> Router {
         .with_state(core)
 }
 
-async fn generate(
+/// Answers a request for engines that has passed no layer: what layers would do is done here.
+pub(super) async fn answer<B>(
     core: Arc<Core>,
     endpoint: Endpoint,
-    identity: Identity,
-    request: Request,
-) -> Result<Response, Error> {
+    peer: SocketAddr,
+    request: http::Request<B>,
+) -> http::Response<Outgoing>
+where
+    B: http_body::Body<Data = Bytes> + Unpin,
+{
+    let sent = request.headers().get(X_REQUEST_ID).map(HeaderValue::as_bytes);
+    let identity = Identity::new(sent);
+    let reply = generate(&core, endpoint, &identity, Some(peer.ip()), request).await;
+    let mut reply = reply.unwrap_or_else(|error| reply_error(error).map(Outgoing::Any));
+    if let Some(header) = identity.header() {
+        reply.headers_mut().insert(X_REQUEST_ID, header);
+    }
+    reply
+}
+
+async fn generate<B>(
+    core: &Arc<Core>,
+    endpoint: Endpoint,
+    identity: &Identity,
+    peer: Option<IpAddr>,
+    request: http::Request<B>,
+) -> Result<http::Response<Outgoing>, Error>
+where
+    B: http_body::Body<Data = Bytes> + Unpin,
+{
     let serving = core.serving();
-    let client = client_of(&core, &serving.limits, &request);
-    let mut scope = Scope::open(&core, endpoint, identity.arrived, client);
+    let client = core.admission.key(&serving.limits.fair_by, peer, request.headers());
+    let mut scope = Scope::open(core, endpoint, identity.arrived, client);
     let traceparent = trace_context(request.headers().get(TRACEPARENT));
     let usage_detail = request.headers().contains_key(X_USAGE);
-    let received = receive(&core, &serving.limits, client, request).await;
+    let received = receive(core, &serving.limits, client, request).await;
     let (steering, body, held) = received.inspect_err(|error| scope.end(error.outcome()))?;
     scope.hold(held);
     drop(serving);
     let request_id = identity.request_id.clone();
     let body = Payload::Json(body);
     let call = Call { endpoint, body, steering, request_id, traceparent, usage_detail };
-    let result = serve(&core, call, scope).await;
+    let result = serve(core, call, scope).await;
     if let Err(error) = &result {
         log_failure(&identity.request_id, error);
     }
-    result.map(|reply| respond(reply, identity.request_id))
+    result.map(|reply| respond(reply, &identity.request_id))
+}
+
+fn peer_of<B>(request: &http::Request<B>) -> Option<IpAddr> {
+    request.extensions().get::<ConnectInfo<SocketAddr>>().map(|peer| peer.0.ip())
 }
 
 /// Whose room a request takes.
@@ -93,16 +134,18 @@ pub(super) fn client_of<B>(
     limits: &Limits,
     request: &http::Request<B>,
 ) -> Option<ShareKey> {
-    let peer = request.extensions().get::<ConnectInfo<SocketAddr>>().map(|peer| peer.0.ip());
-    core.admission.key(&limits.fair_by, peer, request.headers())
+    core.admission.key(&limits.fair_by, peer_of(request), request.headers())
 }
 
-async fn receive(
+async fn receive<B>(
     core: &Arc<Core>,
     limits: &Limits,
     client: Option<ShareKey>,
-    request: Request,
-) -> Result<(Steering, Bytes, HeldBody), Error> {
+    request: http::Request<B>,
+) -> Result<(Steering, Bytes, HeldBody), Error>
+where
+    B: http_body::Body<Data = Bytes> + Unpin,
+{
     core.look_for_room(client)?;
     check_headers(request.headers())?;
     let steering = Steering::read(request.headers())?;
@@ -125,21 +168,23 @@ fn check_headers(headers: &HeaderMap) -> Result<(), Error> {
     Ok(())
 }
 
-fn respond(reply: Reply, request_id: String) -> Response {
+fn respond(reply: Reply, request_id: &Name) -> http::Response<Outgoing> {
     let mut response = match reply.body {
         ReplyBody::Whole(body) => {
-            let mut response = Response::new(Body::from(body));
+            let mut response = http::Response::new(Outgoing::Whole(Full::new(body)));
             let json = HeaderValue::from_static("application/json");
             response.headers_mut().insert(CONTENT_TYPE, json);
             response
         }
         ReplyBody::Events(events) => {
+            let request_id = request_id.clone();
             let framed = events.map(Some).chain(futures_util::stream::iter([None]));
             let framed = framed.scan(false, move |failed, event| {
                 let frame = frame(event, failed, &request_id);
                 std::future::ready(frame.map(Ok::<_, std::convert::Infallible>))
             });
-            let mut response = Response::new(Body::from_stream(framed));
+            let body = Outgoing::Any(Body::from_stream(framed));
+            let mut response = http::Response::new(body);
             let headers = response.headers_mut();
             headers.insert(CONTENT_TYPE, HeaderValue::from_static("text/event-stream"));
             headers.insert(CACHE_CONTROL, HeaderValue::from_static("no-cache"));

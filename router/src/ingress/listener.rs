@@ -12,6 +12,7 @@ use tokio::task::JoinSet;
 use tokio_util::sync::CancellationToken;
 
 use super::connection::{self, Bounds, Common};
+use super::door::Routes;
 use crate::core::{Core, Seldom};
 
 /// How long accepting pauses when the system has no room for another socket.
@@ -67,7 +68,7 @@ pub struct Doorway {
     /// Its name in metrics.
     pub name: &'static str,
     /// What is behind it.
-    pub routes: Router,
+    pub routes: Routes,
     /// Bounds and counters.
     pub core: Arc<Core>,
     /// Ends the accepting.

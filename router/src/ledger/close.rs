@@ -1,7 +1,6 @@
 //! The end of a request: its entries become figures in the metrics and a line in the
 //! ledger file, in one place and from one record, so that both always agree.
 
-use prometheus::IntCounter;
 use splitrail_kv::Tier;
 
 use super::decisions::DecisionHandle;
@@ -10,7 +9,7 @@ use super::leg::{Figures, LegKind};
 use super::record::{Ended, RequestRecord};
 use crate::core::{Core, Served};
 use crate::telemetry::metrics::Metrics;
-use crate::telemetry::series::Series;
+use crate::telemetry::model::ModelSeries;
 
 /// Closes a request's entries. Legs count as served where the request ended well, and
 /// as wasted everywhere else: nobody got what they were for.
@@ -24,8 +23,7 @@ pub fn close(core: &Core, served: &Served, ended: &Ended<'_>, decisions: &[Decis
         decision.update(|decision| {
             let entry = &mut decision.ledger;
             entry.close(ended.outcome);
-            let prompt_tokens = &served.prompt_tokens_total;
-            count_prompt(&core.metrics, (ended.model, prompt_tokens), entry);
+            count_prompt(&core.metrics, (ended.model, &served.series), entry);
             let tokens = entry.cached().map(|cached| cached.tokens);
             cached.push((entry.is_further_sample(), tokens));
             if recorded {
@@ -34,16 +32,17 @@ pub fn close(core: &Core, served: &Served, ended: &Ended<'_>, decisions: &[Decis
         });
     }
     let cached = RequestRecord::cached_tokens(ended.outcome, cached.into_iter());
-    count_request(&core.metrics, ended.model, cached);
+    // Only requests that ended well have a figure here.
+    if let Some(cached) = cached {
+        let result = if cached > 0 { "hit" } else { "miss" };
+        served.series.hit_or_miss(&core.metrics, ended.model, result);
+    }
     if recorded {
         core.books.ledger.write(&RequestRecord::new(ended, &entries));
     }
 }
 
-/// `prompt_tokens_total` of a model.
-type PromptTokens = Series<IntCounter, 3>;
-
-fn count_prompt(metrics: &Metrics, (model, series): (&str, &PromptTokens), entry: &Entry) {
+fn count_prompt(metrics: &Metrics, (model, series): (&str, &ModelSeries), entry: &Entry) {
     for (leg, figures) in entry.legs() {
         if let Some(figures) = figures {
             count_leg(metrics, (model, series), leg.kind, &figures);
@@ -56,30 +55,26 @@ fn count_prompt(metrics: &Metrics, (model, series): (&str, &PromptTokens), entry
             metrics.wasted_prompt_tokens.with_label_values(&labels).inc_by(wasted);
         }
     }
-    let add = |counter: &prometheus::IntCounterVec, tokens: Option<u32>| {
-        counter.with_label_values(&[model]).inc_by(tokens.unwrap_or(0).into());
-    };
-    add(&metrics.generation_tokens, entry.completion_tokens());
+    series.generated(metrics, model, entry.completion_tokens().unwrap_or(0).into());
     if entry.is_further_sample() {
         return;
     }
-    add(&metrics.usage_prompt_tokens, entry.prompt_tokens());
+    series.prompted(metrics, model, entry.prompt_tokens().unwrap_or(0).into());
     if let Some(cached) = entry.cached() {
-        let labels = [model, cached.source.kind()];
-        metrics.cached_tokens.with_label_values(&labels).inc_by(cached.tokens.into());
+        series.cached(metrics, model, cached.source.kind(), cached.tokens.into());
     }
 }
 
 fn count_leg(
     metrics: &Metrics,
-    (model, series): (&str, &PromptTokens),
+    (model, series): (&str, &ModelSeries),
     leg: LegKind,
     figures: &Figures,
 ) {
     let count = |source: &'static str, tier: &'static str, tokens: u32| {
         let labels = [leg.name(), source, tier];
         let find = || metrics.prompt_tokens.with_label_values(&[model, leg.name(), source, tier]);
-        series.with(labels, find, |series| series.inc_by(tokens.into()));
+        series.prompt_tokens.with(labels, find, |series| series.inc_by(tokens.into()));
     };
     let tokens = &figures.tokens;
     for tier in Tier::ALL {
@@ -91,14 +86,6 @@ fn count_leg(
     }
     count("external_kv_transfer", "none", tokens.external_kv_transfer);
     count("local_compute", "none", tokens.local_compute);
-}
-
-fn count_request(metrics: &Metrics, model: &str, cached_tokens: Option<u64>) {
-    // Only requests that ended well have a figure here.
-    if let Some(cached) = cached_tokens {
-        let result = if cached > 0 { "hit" } else { "miss" };
-        metrics.prefix_cache_requests.with_label_values(&[model, result]).inc();
-    }
 }
 
 #[cfg(test)]
@@ -122,7 +109,7 @@ mod tests {
         entry.decode_sent(LegFacts::new(LegKind::Decode, "w", expected));
         let (prompt_tokens, cached_tokens) = (100, Some(80));
         entry.decode_reported(EngineUsage { prompt_tokens, completion_tokens: 1, cached_tokens });
-        count_prompt(&metrics, ("m", &Series::default()), &entry);
+        count_prompt(&metrics, ("m", &ModelSeries::default()), &entry);
         let count = |source, tier| {
             metrics.prompt_tokens.with_label_values(&["m", "decode", source, tier]).get()
         };

@@ -1,15 +1,17 @@
 //! The last decisions, kept for people and tests. Counts and hashes only: no
 //! prompt, no token ids, no completions.
 
-use std::collections::VecDeque;
-use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
+use std::cmp::Reverse;
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
+use arc_swap::ArcSwap;
 use serde::{Serialize, Serializer};
 use splitrail_kv::Tier;
 
 use super::entry::Entry;
 use crate::flow::weigh::WeighedRecord;
+use crate::name::Name;
 use crate::pick::{Candidate, Terms, Veto};
 
 /// One candidate of a decision.
@@ -18,7 +20,7 @@ pub struct CandidateRecord {
     /// The part of the request that was placed.
     pub leg: &'static str,
     /// The worker's name.
-    pub worker: String,
+    pub worker: Name,
     /// The data-parallel rank that the request was to be pinned to, where there are several.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub rank: Option<u16>,
@@ -66,7 +68,7 @@ impl CandidateRecord {
     ) -> Self {
         Self {
             leg,
-            worker: worker.to_owned(),
+            worker: worker.into(),
             rank: seen.rank,
             up: seen.up,
             overlap_blocks: seen.overlap_blocks,
@@ -109,7 +111,7 @@ pub struct ShadowRecord {
     /// The policy.
     pub policy: &'static str,
     /// Whom it would have chosen.
-    pub worker: String,
+    pub worker: Name,
     /// Whether that is who was chosen.
     pub agrees: bool,
     /// By how much sooner the first token would have come, as predicted; below 0: later.
@@ -121,11 +123,11 @@ pub struct ShadowRecord {
 #[derive(Clone, Debug, Default, Serialize)]
 pub struct Decision {
     /// The request's id, as the client sees it.
-    pub request_id: String,
+    pub request_id: Name,
     /// Which prompt of a batch this is.
     pub prompt_index: usize,
     /// The model's configured name.
-    pub model: String,
+    pub model: Name,
     /// The flow that was executed: `aggregated`, `prefill_first`, `decode_first`, `decode_only`.
     pub flow: &'static str,
     /// Why a P/D model's request was prefilled where it is decoded.
@@ -147,13 +149,13 @@ pub struct Decision {
     /// Attempts so far, the present one included.
     pub attempts: u32,
     /// The worker that computes the prompt, in P/D.
-    pub prefill_worker: Option<String>,
+    pub prefill_worker: Option<Name>,
     /// The worker that generates.
-    pub decode_worker: Option<String>,
+    pub decode_worker: Option<Name>,
     /// The prompt's length by the router's tokenizer; `None` if it knows no tokens.
     pub prompt_tokens: Option<u32>,
     /// Why the router knows no tokens of it.
-    pub prompt_unknown: Option<String>,
+    pub prompt_unknown: Option<&'static str>,
     /// Its full blocks.
     pub prompt_blocks: u32,
     /// Leading blocks on the worker that computes the prompt.
@@ -224,46 +226,80 @@ impl DecisionHandle {
     }
 }
 
-/// A bounded ring of decisions, newest last.
+/// A bounded ring of decisions.
 #[derive(Debug)]
 pub struct Decisions {
-    ring: Mutex<VecDeque<DecisionHandle>>,
-    kept: AtomicUsize,
+    ring: ArcSwap<Ring>,
+}
+
+/// Its places. Who starts a record takes the next number, and with it a place that nobody else
+/// is at, unless all others were taken meanwhile: requests do not wait for each other here.
+#[derive(Debug)]
+struct Ring {
+    next: AtomicU64,
+    places: Box<[Mutex<Option<Kept>>]>,
+}
+
+/// A record with its number: higher is newer.
+type Kept = (u64, DecisionHandle);
+
+impl Ring {
+    fn new(kept: usize) -> Self {
+        let places = std::iter::repeat_with(Mutex::default).take(kept.max(1));
+        Self { next: AtomicU64::new(0), places: places.collect() }
+    }
+
+    fn put(&self, handle: DecisionHandle) {
+        let number = self.next.fetch_add(1, Relaxed);
+        let place = &self.places[(number % self.places.len() as u64) as usize];
+        // What makes room is freed once nobody can wait for it.
+        let _oldest = lock(place).replace((number, handle));
+    }
+
+    /// The newest first.
+    fn newest(&self) -> Vec<DecisionHandle> {
+        let kept = self.places.iter().filter_map(|place| lock(place).clone());
+        let mut kept: Vec<Kept> = kept.collect();
+        kept.sort_unstable_by_key(|(number, _)| Reverse(*number));
+        kept.into_iter().map(|(_, handle)| handle).collect()
+    }
+}
+
+fn lock(place: &Mutex<Option<Kept>>) -> MutexGuard<'_, Option<Kept>> {
+    place.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 impl Decisions {
     /// A ring of `kept` records.
     pub fn new(kept: usize) -> Self {
-        Self { ring: Mutex::default(), kept: AtomicUsize::new(kept) }
+        Self { ring: ArcSwap::from_pointee(Ring::new(kept)) }
     }
 
-    /// From now on so many are kept; those beyond go with the next one that comes.
+    /// From now on so many are kept.
     pub fn keep(&self, kept: usize) {
-        self.kept.store(kept, Relaxed);
+        let before = self.ring.load();
+        if before.places.len() == kept.max(1) {
+            return;
+        }
+        let ring = Ring::new(kept);
+        let newest = before.newest();
+        newest.into_iter().take(kept).rev().for_each(|handle| ring.put(handle));
+        self.ring.store(Arc::new(ring));
     }
 
     /// Starts a record; the oldest makes room.
     pub fn start(&self, decision: Decision) -> DecisionHandle {
         let handle = DecisionHandle(Arc::new(Mutex::new(decision)));
-        let mut ring = self.ring.lock().unwrap_or_else(PoisonError::into_inner);
-        while ring.len() >= self.kept.load(Relaxed).max(1) {
-            ring.pop_front();
-        }
-        ring.push_back(handle.clone());
+        self.ring.load().put(handle.clone());
         handle
     }
 
     /// The newest records first, of one request if an id is given.
     pub fn newest(&self, request_id: Option<&str>, limit: usize) -> Vec<Decision> {
-        // Every request needs the ring: it is held for no longer than pointers take.
-        let handles: Vec<_> = {
-            let ring = self.ring.lock().unwrap_or_else(PoisonError::into_inner);
-            ring.iter().rev().cloned().collect()
-        };
         let wanted = |handle: &DecisionHandle| {
             request_id.is_none_or(|id| handle.with(|decision| decision.request_id == id))
         };
-        let found = handles.into_iter().filter(wanted).take(limit);
+        let found = self.ring.load().newest().into_iter().filter(wanted).take(limit);
         found.map(|handle| handle.read()).collect()
     }
 }
@@ -282,5 +318,20 @@ mod tests {
         assert_eq!(ids, ["c", "b"]);
         assert!(decisions.newest(Some("a"), 9).is_empty());
         assert_eq!(decisions.newest(Some("b"), 9).len(), 1);
+    }
+
+    #[test]
+    fn a_ring_of_another_size_keeps_the_newest() {
+        let decisions = Decisions::new(3);
+        let start = |id: &str| {
+            decisions.start(Decision { request_id: id.into(), ..Decision::default() });
+        };
+        let ids = || decisions.newest(None, 9).into_iter().map(|d| String::from(d.request_id));
+        ["a", "b", "c", "d"].into_iter().for_each(start);
+        decisions.keep(2);
+        assert!(ids().eq(["d", "c"]));
+        decisions.keep(4);
+        ["e", "f", "g"].into_iter().for_each(start);
+        assert!(ids().eq(["g", "f", "e", "d"]));
     }
 }

@@ -3,6 +3,8 @@
 use serde::Serialize;
 use splitrail_kv::{Overlap, Tier, estimate_cached_tokens};
 
+use crate::name::Name;
+
 /// Who gave a figure.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case")]
@@ -125,7 +127,7 @@ pub struct LegFacts {
     /// Which part of the request.
     pub kind: LegKind,
     /// The worker's name.
-    pub worker: String,
+    pub worker: Name,
     /// What the router knew when it placed the leg.
     pub expected: Expected,
     /// Prompt tokens by this leg's engine; `None` if it has not said.
@@ -159,7 +161,7 @@ impl LegFacts {
     pub fn new(kind: LegKind, worker: &str, expected: Expected) -> Self {
         Self {
             kind,
-            worker: worker.to_owned(),
+            worker: worker.into(),
             expected,
             prompt_tokens: None,
             cached_tokens: None,

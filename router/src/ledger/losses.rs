@@ -1,6 +1,7 @@
 //! Where a model's cache hits were lost lately: the best that its stream of prompts allows,
 //! less what its engines found, by reasons that add up.
 
+use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Instant;
 
@@ -15,6 +16,8 @@ use crate::pick::loss::{Loss, LossWindow, Reach, Stream};
 #[derive(Debug)]
 pub struct Losses {
     epoch: Instant,
+    /// Whether anybody watches: where nobody does, no request takes the lock.
+    is_watched: AtomicBool,
     state: Mutex<Option<State>>,
 }
 
@@ -34,7 +37,7 @@ pub struct Followed {
 
 impl Default for Losses {
     fn default() -> Self {
-        Self { epoch: Instant::now(), state: Mutex::default() }
+        Self { epoch: Instant::now(), is_watched: AtomicBool::new(false), state: Mutex::default() }
     }
 }
 
@@ -42,6 +45,7 @@ impl Losses {
     /// From now on this is watched. If it is news, what was seen is forgotten.
     pub fn configure(&self, config: Option<LossConfig>) {
         let mut state = self.lock();
+        self.is_watched.store(config.is_some(), Relaxed);
         if state.as_ref().map(|state| state.config) != config {
             *state = config.map(|config| State {
                 config,
@@ -55,6 +59,9 @@ impl Losses {
 
     /// A prompt has come; `None` if nobody watches.
     pub fn came(&self, hashes: &[BlockHash]) -> Option<Followed> {
+        if !self.is_watched.load(Relaxed) {
+            return None;
+        }
         let mut state = self.lock();
         let state = state.as_mut()?;
         let (seen_blocks, computed_blocks) = state.stream.came(names(hashes));

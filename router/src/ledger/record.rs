@@ -9,6 +9,7 @@ use splitrail_kv::Tier;
 use super::entry::{Entry, Told};
 use super::leg::{Figures, LegFacts, LegKind, Origin};
 use crate::config::model::CachedTokensFallback;
+use crate::name::Name;
 use crate::reply::usage::told;
 
 /// A request, as one line of the ledger file.
@@ -86,7 +87,7 @@ pub struct LegRecord {
     pub leg: LegKind,
     /// Who did it; not told to clients here.
     #[serde(skip_serializing_if = "Option::is_none")]
-    pub worker: Option<String>,
+    pub worker: Option<Name>,
     /// Its figures; absent if nobody knows the prompt's length.
     #[serde(flatten)]
     pub figures: Option<FiguresRecord>,

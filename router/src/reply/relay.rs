@@ -18,7 +18,7 @@ use crate::api::JsonObject;
 use crate::core::{Core, Served};
 use crate::error::{Error, Kind};
 use crate::fleet::{Booking, Worker};
-use crate::flow::client::{EngineBody, EngineClient};
+use crate::flow::client::{EngineBody, EngineClient, Timer};
 use crate::flow::migrate::Migration;
 use crate::ledger::audit;
 use crate::ledger::decisions::DecisionHandle;
@@ -31,20 +31,27 @@ pub struct EventReader {
     body: Option<EngineBody>,
     splitter: Splitter,
     worker: Arc<Worker>,
-    idle: Duration,
+    patience: Timer,
     done: bool,
 }
 
 impl EventReader {
-    /// Reads events of up to `max_bytes`, at most `idle` apart.
-    pub fn new(body: EngineBody, max_bytes: usize, worker: Arc<Worker>, idle: Duration) -> Self {
-        let splitter = Splitter::new(max_bytes);
-        Self { body: Some(body), splitter, worker, idle, done: false }
+    /// Reads events of up to what the client allows for a reply, at most `idle` apart.
+    pub fn new(
+        client: &EngineClient,
+        body: EngineBody,
+        worker: Arc<Worker>,
+        idle: Duration,
+    ) -> Self {
+        let splitter = Splitter::new(client.reply_max_bytes());
+        let patience = client.timers().of(idle);
+        Self { body: Some(body), splitter, worker, patience, done: false }
     }
 
     /// The same reader with another patience between pieces.
-    pub fn with_idle(self, idle: Duration) -> Self {
-        Self { idle, ..self }
+    pub fn with_idle(mut self, idle: Duration) -> Self {
+        self.patience.set_limit(idle);
+        self
     }
 
     /// Lets the connection be used again, once the engine has ended its body.
@@ -74,7 +81,7 @@ impl EventReader {
                 }
             }
             let Some(body) = &mut self.body else { return Ok(None) };
-            match tokio::time::timeout(self.idle, body.frame()).await {
+            match self.patience.bound(body.frame()).await {
                 Err(_) => {
                     let message = format!("worker {} fell silent in mid-stream", self.worker.id());
                     return Err(Error::new(Kind::EngineTimeout, message));
@@ -264,9 +271,8 @@ pub fn whole(account: &mut Account, reply: Bytes) -> Result<JsonObject, Error> {
     let nonsense = |_| Error::engine(account.worker.id(), "sent a reply that is not JSON");
     let mut reply = JsonObject::parse(reply).map_err(nonsense)?;
     account.began();
-    if let Some(raw) = reply.raw("usage").filter(|raw| *raw != "null").map(str::to_owned)
-        && let Some(told) = account.settle(&raw, None, true)
-    {
+    let usage = reply.raw("usage").filter(|raw| *raw != "null");
+    if let Some(told) = usage.and_then(|raw| account.settle(raw, None, true)) {
         reply.set("usage", told);
     }
     hide_hand_off(&mut reply);

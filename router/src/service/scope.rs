@@ -4,10 +4,6 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::time::Instant;
 
-use futures_util::StreamExt;
-use prometheus::IntGauge;
-use tokio::sync::OwnedSemaphorePermit;
-
 use crate::admission::{HeldBody, Share, ShareKey};
 use crate::api::Endpoint;
 use crate::core::{Core, LiveRequest, Served, unix_ms};
@@ -18,8 +14,10 @@ use crate::ledger::decisions::DecisionHandle;
 use crate::ledger::losses::Followed;
 use crate::ledger::record::Ended;
 use crate::ledger::recorder::{Prompt, Times};
+use crate::name::Name;
 use crate::prepare::Unit;
 use crate::reply::merge::Events;
+use futures_util::StreamExt;
 
 /// Room in the router, its entry among the live ones, its place in the metrics and
 /// its records: dropping it frees and closes them all, on whatever path.
@@ -28,13 +26,13 @@ pub struct Scope {
     endpoint: &'static str,
     arrived: Instant,
     /// Room in the router, once the request is whole.
-    permit: Option<(OwnedSemaphorePermit, Share)>,
+    permit: Option<Share>,
     /// Whose room it takes.
     client: Option<ShareKey>,
     /// Its body's room, until its end: further attempts need it.
     body: Option<HeldBody>,
-    /// From its arrival until its answer began.
-    ttft_seconds: Option<f64>,
+    /// When its answer began.
+    begun: Option<Instant>,
     /// Once the model is known.
     placed: Option<Placed>,
     ended: bool,
@@ -44,8 +42,7 @@ struct Placed {
     served: Arc<Served>,
     flow: &'static str,
     number: u64,
-    request_id: String,
-    in_flight: IntGauge,
+    request_id: Name,
     decisions: Vec<DecisionHandle>,
     /// What is needed to write the request down, if it is to be.
     recorded: Option<Recorded>,
@@ -75,7 +72,7 @@ impl Scope {
             endpoint: endpoint.name(),
             arrived,
             permit: None,
-            ttft_seconds: None,
+            begun: None,
             placed: None,
             ended: false,
         }
@@ -99,7 +96,7 @@ impl Scope {
     pub(super) fn place(
         &mut self,
         context: &Arc<Context>,
-        request_id: &str,
+        now_unix_ms: u64,
         (units, decisions): (&[Unit], Vec<DecisionHandle>),
     ) {
         let losses = &context.served.pool.losses;
@@ -115,23 +112,21 @@ impl Scope {
             let prompts = units.iter().map(prompt).collect();
             Recorded { context: Arc::clone(context), prompts }
         });
-        let model = context.served.name();
-        let in_flight = self.core.metrics.requests_in_flight.with_label_values(&[model]);
-        in_flight.inc();
+        let (model, request_id) = (context.served.name(), &context.request_id);
+        context.served.series.in_flight(&self.core.metrics, model, 1);
         let number = NUMBERS.fetch_add(1, Relaxed);
         let live = LiveRequest {
-            request_id: request_id.to_owned(),
-            model: model.to_owned(),
+            request_id: request_id.clone(),
+            model: model.into(),
             endpoint: self.endpoint,
-            arrived_unix_ms: unix_ms(),
+            arrived_unix_ms: now_unix_ms,
         };
         self.core.live.insert(number, live);
         self.placed = Some(Placed {
             served: Arc::clone(&context.served),
             flow: flow_name(context),
             number,
-            request_id: request_id.to_owned(),
-            in_flight,
+            request_id: request_id.clone(),
             decisions,
             recorded,
             followed: units.iter().filter_map(came).collect(),
@@ -145,20 +140,20 @@ impl Scope {
 
     /// The answer has begun.
     pub(super) fn begun(&mut self) {
-        let ttft = self.arrived.elapsed().as_secs_f64();
-        self.ttft_seconds = Some(ttft);
+        let now = Instant::now();
+        self.begun = Some(now);
         if let Some(placed) = &self.placed {
             let losses = &placed.served.pool.losses;
             placed.followed.iter().for_each(|followed| losses.computed(followed));
+            let ttft = now.duration_since(self.arrived).as_secs_f64();
+            placed.served.series.begun(&self.core.metrics, self.labels(), ttft);
         }
-        let (model, flow) = self.labels();
-        self.core.metrics.ttft.with_label_values(&[model, flow]).observe(ttft);
     }
 
     /// Ties the scope to a stream: it ends when the stream does.
     pub(super) fn guard(self, events: Events) -> Events {
         // Asked for once: each asking takes a lock that all requests share.
-        let cut = Box::pin(self.core.cut.clone().cancelled_owned());
+        let cut = Box::pin(self.core.cut.token().clone().cancelled_owned());
         let state = (Some(self), events, cut);
         Box::pin(futures_util::stream::unfold(state, |(scope, mut events, mut cut)| async move {
             let mut scope = scope?;
@@ -184,8 +179,20 @@ impl Scope {
         }))
     }
 
+    /// The request has ended with its answer's beginning, which was all of it.
+    pub(super) fn end_whole(&mut self, outcome: &'static str) {
+        let now = self.begun.unwrap_or_else(Instant::now);
+        self.end_at(now, outcome);
+    }
+
     /// The request has ended; a second call changes nothing.
     pub fn end(&mut self, outcome: &'static str) {
+        if !self.ended {
+            self.end_at(Instant::now(), outcome);
+        }
+    }
+
+    fn end_at(&mut self, now: Instant, outcome: &'static str) {
         if std::mem::replace(&mut self.ended, true) {
             return;
         }
@@ -196,29 +203,24 @@ impl Scope {
         }
         let (model, flow) = self.labels();
         let metrics = &self.core.metrics;
-        metrics.requests.with_label_values(&[model, self.endpoint, flow, outcome]).inc();
-        let seconds = self.arrived.elapsed().as_secs_f64();
-        metrics.request.with_label_values(&[model, flow]).observe(seconds);
-        if let Some(placed) = &self.placed {
-            let ended_unix_ms = unix_ms();
-            let arrived_unix_ms = ended_unix_ms.saturating_sub((seconds * 1e3) as u64);
-            let (endpoint, request_id) = (self.endpoint, &placed.request_id);
-            let ended = Ended {
-                request_id,
-                model,
-                endpoint,
-                flow,
-                outcome,
-                arrived_unix_ms,
-                ended_unix_ms,
-            };
-            close(&self.core, &placed.served, &ended, &placed.decisions);
-            self.write_down(placed, arrived_unix_ms, seconds);
-            let pool = &placed.served.pool;
-            if outcome == "ok" {
-                for (followed, decision) in placed.followed.iter().zip(&placed.decisions) {
-                    decision.with(|decision| pool.losses.ended(pool, followed, decision));
-                }
+        let seconds = now.duration_since(self.arrived).as_secs_f64();
+        let Some(placed) = &self.placed else {
+            metrics.requests.with_label_values(&[model, self.endpoint, flow, outcome]).inc();
+            metrics.request.with_label_values(&[model, flow]).observe(seconds);
+            return;
+        };
+        placed.served.series.ended(metrics, model, [self.endpoint, flow, outcome], seconds);
+        let ended_unix_ms = unix_ms();
+        let arrived_unix_ms = ended_unix_ms.saturating_sub((seconds * 1e3) as u64);
+        let (endpoint, request_id) = (self.endpoint, &placed.request_id);
+        let ended =
+            Ended { request_id, model, endpoint, flow, outcome, arrived_unix_ms, ended_unix_ms };
+        close(&self.core, &placed.served, &ended, &placed.decisions);
+        self.write_down(placed, arrived_unix_ms, seconds);
+        let pool = &placed.served.pool;
+        if outcome == "ok" {
+            for (followed, decision) in placed.followed.iter().zip(&placed.decisions) {
+                decision.with(|decision| pool.losses.ended(pool, followed, decision));
             }
         }
     }
@@ -228,7 +230,7 @@ impl Scope {
         let Some(Recorded { context, prompts }) = &placed.recorded else { return };
         let times = Times {
             arrived_unix_ms,
-            ttft_ms: self.ttft_seconds.map(|seconds| seconds * 1e3),
+            ttft_ms: self.begun.map(|at| at.duration_since(self.arrived).as_secs_f64() * 1e3),
             total_ms: seconds * 1e3,
             stages: &context.stages.times(),
         };
@@ -251,8 +253,11 @@ impl Drop for Scope {
     fn drop(&mut self) {
         self.end("cancelled");
         if let Some(placed) = &self.placed {
-            placed.in_flight.dec();
+            placed.served.series.in_flight(&self.core.metrics, placed.served.name(), -1);
             self.core.live.remove(&placed.number);
+        }
+        if self.permit.take().is_some() {
+            self.core.leave();
         }
     }
 }

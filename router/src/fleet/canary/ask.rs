@@ -122,7 +122,7 @@ async fn post(
     let client = &served.client;
     let exchange = async {
         let response = client.post(worker, path, Bytes::from(body.to_string()), &envelope).await?;
-        client.whole(worker, response.into_body()).await
+        client.whole(worker, response.body).await
     };
     match tokio::time::timeout(served.config.canary.timeout, exchange).await {
         Ok(Ok(reply)) => Ok(serde_json::from_slice(&reply).ok()),

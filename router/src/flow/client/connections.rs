@@ -6,31 +6,23 @@
 
 use std::collections::VecDeque;
 use std::error::Error as StdError;
-use std::future::poll_fn;
-use std::net::IpAddr;
-use std::pin::{Pin, pin};
+use std::pin::Pin;
 use std::sync::Arc;
 use std::task::{Context, Poll};
 use std::time::{Duration, Instant};
 
 use bytes::Bytes;
 use dashmap::DashMap;
-use http::header::{HOST, HeaderValue};
 use http::uri::{Authority, PathAndQuery, Scheme};
-use http::{Request, Response, Uri};
-use hyper::body::{Body, Frame, Incoming, SizeHint};
-use hyper::client::conn::http1::{Builder, Connection, SendRequest};
+use http::{StatusCode, Uri};
+use hyper::body::{Body, Frame, SizeHint};
 use hyper_util::client::legacy::connect::HttpConnector;
-use hyper_util::rt::TokioIo;
-use tokio::net::TcpStream;
 use tower::ServiceExt;
 
+use super::framing::Framing;
 use super::guarded::Resolver;
-use super::parcel::Parcel;
-
-/// Bytes that are read of an engine's answer before anybody asks for them, on one connection: what
-/// a client that is slower than its engine may have waiting.
-const READ_AHEAD_BYTES: usize = 32 << 10;
+use super::wire::{Ask, Begun, Broken, Peer, Wire};
+use crate::quick_hash::QuickHash;
 
 /// vLLM closes idle connections after 5 s. Ours end earlier, so that a request is
 /// never written to a connection that is just being closed: a hand-off that may
@@ -42,7 +34,7 @@ const IDLE_MAX: usize = 1024;
 /// The connections to a model's engines.
 pub(super) struct Connections {
     connector: HttpConnector<Resolver>,
-    idle: DashMap<Authority, Idle>,
+    idle: DashMap<Authority, Idle, QuickHash>,
 }
 
 /// Idle connections to one engine, each with since when: the longest idle first.
@@ -57,38 +49,26 @@ pub(super) enum Failure {
     Broken,
 }
 
-/// Who has answered, where that is known.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct Peer(pub(crate) IpAddr);
-
-/// A connection and what moves it along; that is gone once the connection is closed.
-struct Wire {
-    sender: SendRequest<Parcel>,
-    driver: Option<Connection<TokioIo<TcpStream>, Parcel>>,
-    peer: Option<Peer>,
+impl From<Broken> for Failure {
+    fn from(Broken: Broken) -> Self {
+        Self::Broken
+    }
 }
 
-impl Wire {
-    fn drive(&mut self, context: &mut Context<'_>) {
-        if let Some(driver) = &mut self.driver
-            && Pin::new(driver).poll(context).is_ready()
-        {
-            self.driver = None;
-        }
-    }
-
-    /// Whether a request can be sent at once.
-    fn is_ready(&mut self, context: &mut Context<'_>) -> bool {
-        // An engine that has hung up is found out here.
-        self.drive(context);
-        self.driver.is_some() && matches!(self.sender.poll_ready(context), Poll::Ready(Ok(())))
-    }
+/// An engine's answer, which has begun.
+pub struct Response {
+    /// What it begins with.
+    pub status: StatusCode,
+    /// Who answers, where that is known.
+    pub(crate) peer: Option<Peer>,
+    /// The rest.
+    pub body: EngineBody,
 }
 
 impl Connections {
     /// None yet.
     pub(super) fn new(connector: HttpConnector<Resolver>) -> Arc<Self> {
-        Arc::new(Self { connector, idle: DashMap::new() })
+        Arc::new(Self { connector, idle: DashMap::default() })
     }
 
     /// Sends a request, on an idle connection if there is one.
@@ -98,66 +78,42 @@ impl Connections {
     pub(super) async fn request(
         self: &Arc<Self>,
         authority: &Authority,
-        mut request: Request<Parcel>,
-    ) -> Result<Response<EngineBody>, Failure> {
-        // Authorities have no bytes that headers may not have.
-        if let Ok(host) = HeaderValue::from_str(authority.as_str()) {
-            request.headers_mut().insert(HOST, host);
-        }
-        loop {
-            let idle = self.check_out(authority).await;
-            let was_idle = idle.is_some();
-            let mut wire = match idle {
-                Some(wire) => wire,
-                None => self.connect(authority).await?,
-            };
-            let mut sending = pin!(wire.sender.try_send_request(request));
-            let answer = poll_fn(|context| {
-                wire.drive(context);
-                sending.as_mut().poll(context)
-            });
-            match answer.await {
-                Ok(mut response) => {
-                    if let Some(peer) = wire.peer {
-                        response.extensions_mut().insert(peer);
-                    }
-                    let way_back = Some((wire, Arc::clone(self), authority.clone()));
-                    return Ok(response.map(|body| EngineBody { body, way_back }));
-                }
-                // It was closed before anything was written to it.
-                Err(mut error) => match error.take_message().filter(|_| was_idle) {
-                    Some(unsent) => request = unsent,
-                    None => return Err(Failure::Broken),
-                },
-            }
-        }
+        ask: Ask,
+    ) -> Result<Response, Failure> {
+        let mut wire = match self.check_out(authority) {
+            Some(wire) => wire,
+            None => self.connect(authority).await?,
+        };
+        let Begun { status, framing, keeps } = wire.exchange(ask).await?;
+        let peer = wire.peer;
+        let way_back = keeps.then(|| (Arc::clone(self), authority.clone()));
+        let mut body = EngineBody { framing, wire: Some(wire), way_back };
+        body.has_moved();
+        Ok(Response { status, peer, body })
     }
 
-    async fn check_out(&self, authority: &Authority) -> Option<Box<Wire>> {
-        loop {
-            let mut wire = {
-                let mut idle = self.idle.get_mut(authority)?;
-                forget_old(&mut idle);
-                idle.pop_back()?.1
-            };
-            if poll_fn(|context| Poll::Ready(wire.is_ready(context))).await {
-                return Some(wire);
-            }
-        }
+    fn check_out(&self, authority: &Authority) -> Option<Box<Wire>> {
+        let now = Instant::now();
+        let mut idle = self.idle.get_mut(authority)?;
+        forget_old(&mut idle, now);
+        // An engine that has hung up is found out here.
+        std::iter::from_fn(|| idle.pop_back()).map(|(_, wire)| wire).find(|wire| wire.is_quiet())
     }
 
     fn check_in(&self, authority: Authority, wire: Box<Wire>) {
+        let now = Instant::now();
         let mut idle = self.idle.entry(authority).or_default();
-        forget_old(&mut idle);
+        forget_old(&mut idle, now);
         if idle.len() < IDLE_MAX {
-            idle.push_back((Instant::now(), wire));
+            idle.push_back((now, wire));
         }
     }
 
     async fn connect(&self, authority: &Authority) -> Result<Box<Wire>, Failure> {
         // Connections to engines that are gone go as well.
+        let now = Instant::now();
         self.idle.retain(|_, idle| {
-            forget_old(idle);
+            forget_old(idle, now);
             !idle.is_empty()
         });
         let uri = Uri::builder().scheme(Scheme::HTTP).authority(authority.clone());
@@ -165,32 +121,32 @@ impl Connections {
         let uri = uri.map_err(|error| Failure::Connect(error.into()))?;
         let stream = self.connector.clone().oneshot(uri).await;
         let stream = stream.map_err(|error| Failure::Connect(error.into()))?;
-        let peer = stream.inner().peer_addr().ok().map(|address| Peer(address.ip()));
-        let mut builder = Builder::new();
-        builder.max_buf_size(READ_AHEAD_BYTES);
-        let joined = builder.handshake(stream).await;
-        let (sender, driver) = joined.map_err(|error| Failure::Connect(error.into()))?;
-        Ok(Box::new(Wire { sender, driver: Some(driver), peer }))
+        Ok(Box::new(Wire::new(stream.into_inner())))
     }
 }
 
-fn forget_old(idle: &mut Idle) {
-    while idle.front().is_some_and(|(since, _)| since.elapsed() > IDLE) {
+fn forget_old(idle: &mut Idle, now: Instant) {
+    while idle.front().is_some_and(|(since, _)| now.duration_since(*since) > IDLE) {
         idle.pop_front();
     }
 }
 
-/// An engine's answer. Read to its end, its connection serves another request; dropped
-/// before, the connection is closed.
+/// The body of an engine's answer. Read to its end, its connection serves another request;
+/// dropped before, the connection is closed.
 pub struct EngineBody {
-    body: Incoming,
-    way_back: Option<(Box<Wire>, Arc<Connections>, Authority)>,
+    framing: Framing,
+    wire: Option<Box<Wire>>,
+    /// Where the connection goes, if it may be used again.
+    way_back: Option<(Arc<Connections>, Authority)>,
 }
 
 impl EngineBody {
-    fn give_back(&mut self) {
-        if let Some((wire, connections, authority)) = self.way_back.take()
-            && wire.driver.is_some()
+    /// Gives the connection back once nothing more is to come over it.
+    fn has_moved(&mut self) {
+        if self.framing.has_ended()
+            && let Some(wire) = self.wire.take()
+            && let Some((connections, authority)) = self.way_back.take()
+            && wire.is_drained()
         {
             connections.check_in(authority, wire);
         }
@@ -199,39 +155,34 @@ impl EngineBody {
 
 impl Body for EngineBody {
     type Data = Bytes;
-    type Error = hyper::Error;
+    type Error = Broken;
 
     fn poll_frame(
         mut self: Pin<&mut Self>,
         context: &mut Context<'_>,
-    ) -> Poll<Option<Result<Frame<Bytes>, hyper::Error>>> {
+    ) -> Poll<Option<Result<Frame<Bytes>, Broken>>> {
         let this = &mut *self;
-        let mut frame = Pin::new(&mut this.body).poll_frame(context);
-        if frame.is_pending()
-            && let Some((wire, ..)) = &mut this.way_back
-        {
-            wire.drive(context);
-            frame = Pin::new(&mut this.body).poll_frame(context);
+        let Some(wire) = &mut this.wire else { return Poll::Ready(None) };
+        let piece = wire.poll_piece(&mut this.framing, context);
+        match &piece {
+            Poll::Pending => {}
+            Poll::Ready(Some(Ok(_))) => this.has_moved(),
+            Poll::Ready(Some(Err(Broken)) | None) => {
+                this.has_moved();
+                this.wire = None;
+            }
         }
-        if matches!(frame, Poll::Ready(None)) {
-            this.give_back();
-        }
-        frame
+        piece.map(|piece| piece.map(|data| data.map(Frame::data)))
     }
 
     fn is_end_stream(&self) -> bool {
-        self.body.is_end_stream()
+        self.wire.is_none()
     }
 
     fn size_hint(&self) -> SizeHint {
-        self.body.size_hint()
-    }
-}
-
-impl Drop for EngineBody {
-    fn drop(&mut self) {
-        if self.body.is_end_stream() {
-            self.give_back();
+        match self.framing {
+            Framing::Length(left) => SizeHint::with_exact(left),
+            Framing::Chunked(_) | Framing::UntilClose => SizeHint::default(),
         }
     }
 }

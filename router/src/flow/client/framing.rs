@@ -1,0 +1,312 @@
+//! Where an engine's answer ends, and with it its part of the connection: RFC 9112, sections 6
+//! and 7. What can be read in two ways is refused.
+
+use std::mem::MaybeUninit;
+
+use bytes::{Buf, Bytes, BytesMut};
+use http::StatusCode;
+
+/// Header fields of an answer; more are refused.
+const FIELDS_MAX: usize = 100;
+/// Bytes of a line that says how long a chunk is, and of all trailers.
+const LINES_MAX_BYTES: usize = 8 << 10;
+
+/// It is not HTTP, or can be read in two ways.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Malformed;
+
+/// The head of an answer.
+#[derive(Debug)]
+pub(super) struct Head {
+    /// Its bytes.
+    pub(super) bytes: usize,
+    pub(super) status: StatusCode,
+    pub(super) framing: Framing,
+    /// Whether the connection may be used again after it.
+    pub(super) keeps: bool,
+}
+
+/// How an answer's body ends.
+#[derive(Debug, PartialEq, Eq)]
+pub(super) enum Framing {
+    /// After so many more bytes.
+    Length(u64),
+    /// With its last chunk.
+    Chunked(Chunks),
+    /// With the connection.
+    UntilClose,
+}
+
+/// Reads a head; `None` if more is to come.
+pub(super) fn head(bytes: &[u8]) -> Result<Option<Head>, Malformed> {
+    let mut fields = [const { MaybeUninit::uninit() }; FIELDS_MAX];
+    let mut response = httparse::Response::new(&mut []);
+    let config = httparse::ParserConfig::default();
+    let parsed = config.parse_response_with_uninit_headers(&mut response, bytes, &mut fields);
+    let httparse::Status::Complete(length) = parsed.map_err(|_| Malformed)? else {
+        return Ok(None);
+    };
+    let status = StatusCode::from_u16(response.code.ok_or(Malformed)?).map_err(|_| Malformed)?;
+    let mut said = Said { keeps: response.version == Some(1), ..Said::default() };
+    for field in response.headers.iter() {
+        said.take(field.name, field.value)?;
+    }
+    let framing = if matches!(status.as_u16(), 100..200 | 204 | 304) {
+        Framing::Length(0)
+    } else if said.is_encoded {
+        // Both at once are a sign of somebody in between who reads it otherwise.
+        said.keeps &= said.is_chunked && said.length.is_none();
+        if said.is_chunked { Framing::Chunked(Chunks::default()) } else { Framing::UntilClose }
+    } else {
+        said.length.map_or(Framing::UntilClose, Framing::Length)
+    };
+    Ok(Some(Head { bytes: length, status, framing, keeps: said.keeps }))
+}
+
+/// What a head says of its body.
+#[derive(Default)]
+struct Said {
+    length: Option<u64>,
+    is_encoded: bool,
+    is_chunked: bool,
+    keeps: bool,
+}
+
+impl Said {
+    fn take(&mut self, name: &str, value: &[u8]) -> Result<(), Malformed> {
+        if name.eq_ignore_ascii_case("content-length") {
+            let length = number(value, 10).ok_or(Malformed)?;
+            if self.length.is_some_and(|other| other != length) {
+                return Err(Malformed);
+            }
+            self.length = Some(length);
+        } else if name.eq_ignore_ascii_case("transfer-encoding") {
+            let last = value.rsplit(|byte| *byte == b',').next().unwrap_or_default();
+            self.is_encoded = true;
+            self.is_chunked = last.trim_ascii().eq_ignore_ascii_case(b"chunked");
+        } else if name.eq_ignore_ascii_case("connection") {
+            let mut words = value.split(|byte| *byte == b',').map(<[u8]>::trim_ascii);
+            self.keeps &= !words.any(|word| word.eq_ignore_ascii_case(b"close"));
+        }
+        Ok(())
+    }
+}
+
+/// Digits and nothing else, as a number.
+fn number(text: &[u8], radix: u32) -> Option<u64> {
+    let text = std::str::from_utf8(text.trim_ascii()).ok()?;
+    // The library takes a sign as well.
+    let is_plain = text.bytes().all(|byte| byte.is_ascii_hexdigit());
+    is_plain.then(|| u64::from_str_radix(text, radix).ok())?
+}
+
+/// Takes a chunked body apart.
+#[derive(Debug, Default, PartialEq, Eq)]
+pub(super) struct Chunks {
+    next: Next,
+    /// Bytes of trailers so far.
+    trailers: usize,
+}
+
+#[derive(Debug, Default, PartialEq, Eq)]
+enum Next {
+    /// A line that says how long the next chunk is.
+    #[default]
+    Size,
+    /// So many bytes of a chunk.
+    Data(u64),
+    /// The end of its line.
+    DataEnd,
+    Trailer,
+    Nothing,
+}
+
+/// A piece of a chunked body.
+#[derive(Debug, PartialEq, Eq)]
+pub(super) enum Piece {
+    Data(Bytes),
+    /// More has to be read.
+    More,
+    End,
+}
+
+impl Chunks {
+    /// Whether it has been read to its end.
+    pub(super) fn have_ended(&self) -> bool {
+        self.next == Next::Nothing
+    }
+
+    /// The next piece of what was read.
+    pub(super) fn next(&mut self, read: &mut BytesMut) -> Result<Piece, Malformed> {
+        loop {
+            match self.next {
+                Next::Size => {
+                    let Some(line) = line(read)? else { return Ok(Piece::More) };
+                    let size = line.split(|byte| *byte == b';').next().unwrap_or_default();
+                    self.next = match number(size, 16).ok_or(Malformed)? {
+                        0 => Next::Trailer,
+                        bytes => Next::Data(bytes),
+                    };
+                }
+                Next::Data(_) if read.is_empty() => return Ok(Piece::More),
+                Next::Data(left) => {
+                    let data = read.split_to(read.len().min(bounded(left))).freeze();
+                    let left = left - data.len() as u64;
+                    self.next = if left == 0 { Next::DataEnd } else { Next::Data(left) };
+                    return Ok(Piece::Data(data));
+                }
+                Next::DataEnd => {
+                    match read.get(..2) {
+                        None if b"\r\n".starts_with(&read[..]) => return Ok(Piece::More),
+                        Some(b"\r\n") => read.advance(2),
+                        _ => return Err(Malformed),
+                    }
+                    self.next = Next::Size;
+                }
+                Next::Trailer => {
+                    let Some(line) = line(read)? else { return Ok(Piece::More) };
+                    self.trailers += line.len();
+                    if line.is_empty() {
+                        self.next = Next::Nothing;
+                    } else if self.trailers > LINES_MAX_BYTES {
+                        return Err(Malformed);
+                    }
+                }
+                Next::Nothing => return Ok(Piece::End),
+            }
+        }
+    }
+}
+
+/// A line without its end; `None` if more of it is to come.
+fn line(read: &mut BytesMut) -> Result<Option<Bytes>, Malformed> {
+    let end = memchr::memchr(b'\n', read);
+    if end.unwrap_or(read.len()) > LINES_MAX_BYTES {
+        return Err(Malformed);
+    }
+    let Some(end) = end else { return Ok(None) };
+    let line = read.split_to(end + 1).freeze();
+    line.strip_suffix(b"\r\n").map(|text| Some(line.slice_ref(text))).ok_or(Malformed)
+}
+
+fn bounded(bytes: u64) -> usize {
+    usize::try_from(bytes).unwrap_or(usize::MAX)
+}
+
+impl Framing {
+    /// Whether nothing more is to come.
+    pub(super) fn has_ended(&self) -> bool {
+        match self {
+            Self::Length(left) => *left == 0,
+            Self::Chunked(chunks) => chunks.have_ended(),
+            Self::UntilClose => false,
+        }
+    }
+
+    /// The next piece of what was read.
+    pub(super) fn next(&mut self, read: &mut BytesMut) -> Result<Piece, Malformed> {
+        match self {
+            Self::Length(0) => Ok(Piece::End),
+            Self::Chunked(chunks) => chunks.next(read),
+            _ if read.is_empty() => Ok(Piece::More),
+            Self::UntilClose => Ok(Piece::Data(read.split().freeze())),
+            Self::Length(left) => {
+                let data = read.split_to(read.len().min(bounded(*left))).freeze();
+                *left -= data.len() as u64;
+                Ok(Piece::Data(data))
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    fn read(text: &str) -> Result<Option<Head>, Malformed> {
+        head(format!("{}\r\n\r\n", text.replace('\n', "\r\n")).as_bytes())
+    }
+
+    #[test]
+    fn an_answer_ends_where_its_head_says() {
+        let of = |text| read(text).map(|head| head.map(|head| (head.framing, head.keeps)));
+        let chunked = || Framing::Chunked(Chunks::default());
+        for (text, framing, keeps) in [
+            ("HTTP/1.1 200 OK\nContent-Length: 7", Framing::Length(7), true),
+            ("HTTP/1.1 200 OK\ncontent-length: 7\ncontent-length: 7", Framing::Length(7), true),
+            ("HTTP/1.1 200 OK\ncontent-length: 7\nconnection: x, Close", Framing::Length(7), false),
+            ("HTTP/1.0 200 OK\ncontent-length: 7", Framing::Length(7), false),
+            ("HTTP/1.1 204 No\ncontent-length: 7", Framing::Length(0), true),
+            ("HTTP/1.1 200 OK\ntransfer-encoding: Chunked", chunked(), true),
+            ("HTTP/1.1 200 OK\ntransfer-encoding: gzip, chunked", chunked(), true),
+            ("HTTP/1.1 200 OK\ntransfer-encoding: chunked\ncontent-length: 3", chunked(), false),
+            ("HTTP/1.1 200 OK\ntransfer-encoding: gzip", Framing::UntilClose, false),
+        ] {
+            assert_eq!(of(text), Ok(Some((framing, keeps))), "{text}");
+        }
+        assert_eq!(of("HTTP/1.1 200 OK\nx: y").unwrap().unwrap().0, Framing::UntilClose);
+    }
+
+    #[test]
+    fn what_can_be_read_in_two_ways_is_refused() {
+        for text in [
+            "HTTP/1.1 200 OK\ncontent-length: 7\ncontent-length: 8",
+            "HTTP/1.1 200 OK\ncontent-length: +7",
+            "HTTP/1.1 200 OK\ncontent-length: 7, 7",
+            "HTTP/1.1 200 OK\ncontent-length:",
+            "HTTP/1.1 200 OK\ncontent-length: 99999999999999999999",
+            "HTTP/2 200 OK",
+            "{}",
+        ] {
+            assert_eq!(read(text).err(), Some(Malformed), "{text}");
+        }
+        assert!(head(b"HTTP/1.1 200 OK\r\ncontent-le").unwrap().is_none());
+        for body in ["\r\n", "g\r\n", "-1\r\n", "3\r\nabcd\r\n", "3\nabc\r\n", "+3\r\n"] {
+            let mut chunks = Chunks::default();
+            let mut read = BytesMut::from(body);
+            let end = loop {
+                match chunks.next(&mut read) {
+                    Ok(Piece::Data(_)) => {}
+                    end => break end,
+                }
+            };
+            assert_eq!(end, Err(Malformed), "{body}");
+        }
+    }
+
+    proptest! {
+        #[test]
+        fn a_chunked_body_says_the_same_however_it_comes(
+            parts in prop::collection::vec("[a-z]{1,40}", 0..6), step in 1_usize..30,
+            tail in prop::sample::select(vec!["\r\n", "x: y\r\n\r\n"]),
+        ) {
+            let mut text = String::new();
+            for part in &parts {
+                text += &format!("{:X};q=1\r\n{part}\r\n", part.len());
+            }
+            text += &format!("0\r\n{tail}HTTP/1.1");
+            let (mut chunks, mut read, mut found) = (Chunks::default(), BytesMut::new(), Vec::new());
+            for piece in text.as_bytes().chunks(step) {
+                read.extend_from_slice(piece);
+                while let Piece::Data(data) = chunks.next(&mut read).unwrap() {
+                    found.extend_from_slice(&data);
+                }
+            }
+            prop_assert!(chunks.have_ended());
+            prop_assert_eq!(found, parts.concat().into_bytes());
+            prop_assert_eq!(&read[..], b"HTTP/1.1");
+        }
+
+        #[test]
+        fn no_bytes_break_it(bytes in prop::collection::vec(any::<u8>(), 0..200)) {
+            let _answer = head(&bytes);
+            let (mut chunks, mut read) = (Chunks::default(), BytesMut::from(&bytes[..]));
+            while let Ok(Piece::Data(data)) = chunks.next(&mut read) {
+                prop_assert!(!data.is_empty());
+            }
+        }
+    }
+}

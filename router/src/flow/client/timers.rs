@@ -1,0 +1,165 @@
+//! Time limits of calls that nearly all keep.
+//!
+//! To set a timer and to take it back costs a lock that all threads share. So a timer that was
+//! not needed is not taken back: the next call of the same limit, whose time ends later, has it
+//! fire too early once in a while, and sets it anew then.
+
+use std::future::poll_fn;
+use std::pin::{Pin, pin};
+use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::task::{Context, Poll, ready};
+use std::time::Duration;
+
+use tokio::time::{Instant, Sleep, sleep_until};
+
+/// Lists of spare timers: at least one for each of a few threads, so that they rarely meet.
+const PARTS: usize = 16;
+/// Spare timers in a list; more are taken back.
+const SPARE_MAX: usize = 64;
+
+/// Spare timers.
+#[derive(Debug, Default)]
+pub(crate) struct Timers {
+    parts: [Mutex<Vec<Spare>>; PARTS],
+}
+
+/// A timer that is set, for calls of a limit.
+#[derive(Debug)]
+struct Spare {
+    limit: Duration,
+    sleep: Pin<Box<Sleep>>,
+}
+
+thread_local! {
+    static PART: usize = {
+        static NEXT: AtomicUsize = AtomicUsize::new(0);
+        NEXT.fetch_add(1, Relaxed) % PARTS
+    };
+}
+
+/// The time of a call was over.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Late;
+
+impl Timers {
+    /// A timer for calls that may take so long; it is back among the spare ones once dropped.
+    pub(crate) fn of(self: &Arc<Self>, limit: Duration) -> Timer {
+        Timer { timers: Arc::clone(self), limit, sleep: None }
+    }
+
+    /// Bounds a call.
+    pub(crate) async fn bound<T>(
+        self: &Arc<Self>,
+        limit: Duration,
+        call: impl Future<Output = T>,
+    ) -> Result<T, Late> {
+        self.of(limit).bound(call).await
+    }
+
+    fn part(&self) -> &Mutex<Vec<Spare>> {
+        &self.parts[PART.with(|part| *part)]
+    }
+
+    fn take(&self, limit: Duration, due: Instant) -> Pin<Box<Sleep>> {
+        let mut spare = self.part().lock().unwrap_or_else(PoisonError::into_inner);
+        match spare.iter().rposition(|spare| spare.limit == limit) {
+            Some(place) => spare.swap_remove(place).sleep,
+            None => Box::pin(sleep_until(due)),
+        }
+    }
+}
+
+/// A timer. It is set when it is first waited for.
+#[derive(Debug)]
+pub(crate) struct Timer {
+    timers: Arc<Timers>,
+    limit: Duration,
+    sleep: Option<Pin<Box<Sleep>>>,
+}
+
+impl Timer {
+    /// From now on calls may take so long.
+    pub(crate) fn set_limit(&mut self, limit: Duration) {
+        self.give_back();
+        self.limit = limit;
+    }
+
+    /// Bounds a call.
+    pub(crate) async fn bound<T>(&mut self, call: impl Future<Output = T>) -> Result<T, Late> {
+        let due = Instant::now() + self.limit;
+        let mut call = pin!(call);
+        poll_fn(|context| match call.as_mut().poll(context) {
+            Poll::Ready(done) => Poll::Ready(Ok(done)),
+            Poll::Pending => self.poll_late(due, context).map(Err),
+        })
+        .await
+    }
+
+    fn poll_late(&mut self, due: Instant, context: &mut Context<'_>) -> Poll<Late> {
+        let sleep = self.sleep.get_or_insert_with(|| self.timers.take(self.limit, due));
+        if sleep.deadline() > due {
+            sleep.as_mut().reset(due);
+        }
+        loop {
+            ready!(sleep.as_mut().poll(context));
+            if Instant::now() >= due {
+                return Poll::Ready(Late);
+            }
+            sleep.as_mut().reset(due);
+        }
+    }
+
+    fn give_back(&mut self) {
+        let Some(sleep) = self.sleep.take() else { return };
+        let mut spare = self.timers.part().lock().unwrap_or_else(PoisonError::into_inner);
+        if spare.len() < SPARE_MAX {
+            spare.push(Spare { limit: self.limit, sleep });
+        }
+    }
+}
+
+impl Drop for Timer {
+    fn drop(&mut self) {
+        self.give_back();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::future::pending;
+
+    use tokio::time::sleep;
+
+    use super::*;
+
+    const MS: Duration = Duration::from_millis(1);
+
+    #[tokio::test(start_paused = true)]
+    async fn each_call_has_its_own_time_though_timers_are_used_again() {
+        let timers = Arc::new(Timers::default());
+        for _ in 0..5 {
+            assert_eq!(timers.bound(100 * MS, sleep(60 * MS)).await, Ok(()));
+        }
+        let began = Instant::now();
+        assert_eq!(timers.bound(100 * MS, pending::<()>()).await, Err(Late));
+        assert_eq!(began.elapsed(), 100 * MS, "an older timer fires earlier, and nobody minds");
+        let began = Instant::now();
+        assert_eq!(timers.bound(30 * MS, pending::<()>()).await, Err(Late));
+        assert_eq!(began.elapsed(), 30 * MS);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn one_timer_serves_many_waits_of_changing_patience() {
+        let timers = Arc::new(Timers::default());
+        let mut timer = timers.of(1000 * MS);
+        assert_eq!(timer.bound(sleep(900 * MS)).await, Ok(()));
+        timer.set_limit(200 * MS);
+        for _ in 0..20 {
+            assert_eq!(timer.bound(sleep(150 * MS)).await, Ok(()));
+        }
+        let began = Instant::now();
+        assert_eq!(timer.bound(pending::<()>()).await, Err(Late));
+        assert_eq!(began.elapsed(), 200 * MS);
+    }
+}

@@ -1,0 +1,84 @@
+//! The series of one model that every request touches, looked up once. Whoever looks a series
+//! up by its labels takes a lock that all requests share.
+
+use prometheus::{Histogram, IntCounter, IntGauge};
+
+use super::metrics::Metrics;
+use super::series::Series;
+
+/// Series of one model, each by the labels that differ.
+#[derive(Debug, Default)]
+pub struct ModelSeries {
+    /// `stage_seconds` by stage.
+    pub stage_seconds: Series<Histogram, 1>,
+    /// `prompt_tokens_total` by leg, source and tier.
+    pub prompt_tokens: Series<IntCounter, 3>,
+    in_flight: Series<IntGauge, 0>,
+    requests: Series<IntCounter, 3>,
+    ttft: Series<Histogram, 1>,
+    request: Series<Histogram, 1>,
+    generation_tokens: Series<IntCounter, 0>,
+    usage_prompt_tokens: Series<IntCounter, 0>,
+    cached_tokens: Series<IntCounter, 1>,
+    prefix_cache_requests: Series<IntCounter, 1>,
+    prompts_unknown: Series<IntCounter, 1>,
+}
+
+impl ModelSeries {
+    /// A request has come, or gone.
+    pub fn in_flight(&self, all: &Metrics, model: &str, more: i64) {
+        let find = || all.requests_in_flight.with_label_values(&[model]);
+        self.in_flight.with([], find, |series| series.add(more));
+    }
+
+    /// A request has begun to be answered, after so many seconds.
+    pub fn begun(&self, all: &Metrics, (model, flow): (&str, &'static str), seconds: f64) {
+        let find = || all.ttft.with_label_values(&[model, flow]);
+        self.ttft.with([flow], find, |series| series.observe(seconds));
+    }
+
+    /// A request of this endpoint, flow and outcome has ended after so many seconds.
+    pub fn ended(&self, all: &Metrics, model: &str, labels: [&'static str; 3], seconds: f64) {
+        let [endpoint, flow, outcome] = labels;
+        let find = || all.requests.with_label_values(&[model, endpoint, flow, outcome]);
+        self.requests.with(labels, find, IntCounter::inc);
+        let find = || all.request.with_label_values(&[model, flow]);
+        self.request.with([flow], find, |series| series.observe(seconds));
+    }
+
+    /// So many tokens were generated.
+    pub fn generated(&self, all: &Metrics, model: &str, tokens: u64) {
+        let find = || all.generation_tokens.with_label_values(&[model]);
+        self.generation_tokens.with([], find, |series| series.inc_by(tokens));
+    }
+
+    /// A prompt of so many tokens was served.
+    pub fn prompted(&self, all: &Metrics, model: &str, tokens: u64) {
+        let find = || all.usage_prompt_tokens.with_label_values(&[model]);
+        self.usage_prompt_tokens.with([], find, |series| series.inc_by(tokens));
+    }
+
+    /// So many of its tokens were cached, by this word.
+    pub fn cached(&self, all: &Metrics, model: &str, source: &'static str, tokens: u64) {
+        let find = || all.cached_tokens.with_label_values(&[model, source]);
+        self.cached_tokens.with([source], find, |series| series.inc_by(tokens));
+    }
+
+    /// A request was a hit or a miss.
+    pub fn hit_or_miss(&self, all: &Metrics, model: &str, result: &'static str) {
+        let find = || all.prefix_cache_requests.with_label_values(&[model, result]);
+        self.prefix_cache_requests.with([result], find, IntCounter::inc);
+    }
+
+    /// The tokens of a prompt are not known, for this reason, which is `label` in metrics.
+    pub fn unknown(
+        &self,
+        all: &Metrics,
+        model: &str,
+        reason: &'static str,
+        label: impl Fn() -> String,
+    ) {
+        let find = || all.prompts_unknown.with_label_values(&[model, &label()]);
+        self.prompts_unknown.with([reason], find, IntCounter::inc);
+    }
+}
