@@ -161,18 +161,18 @@ async fn ask(
     if endpoint.computes() {
         let leg = LegFacts::new(LegKind::Decode, worker.id(), expected(context, unit, placed));
         decision.update(|decision| decision.ledger.decode_sent(leg));
-        _booking = Some(book(context, unit, placed, false));
+        _booking = Some(book(context, unit, placed, (started, false)));
         envelope = Envelope { prefill_tokens: Some(unit.weight_tokens), ..envelope };
     }
     let call = async {
         let body = unit.body.to_bytes();
         let response = client.post(worker, endpoint.path(), body, &envelope).await?;
-        client.whole(worker, response.into_body()).await
+        client.whole(worker, response.body).await
     };
-    let reply = within(config.timeouts.answer, worker, "timeouts.answer", call).await;
+    let reply = within(client, config.timeouts.answer, worker, "timeouts.answer", call).await;
     let reply = reply.map_err(|error| offered(error, worker, endpoint))?;
     if endpoint.computes() {
-        context.stages.mark("first_token", started);
+        context.mark("first_token", started);
     }
     let read = read(context, reply).await;
     read.ok_or_else(|| Error::engine(worker.id(), "sent a reply that is not JSON"))
