@@ -232,7 +232,7 @@ impl Pool {
         now: Instant,
     ) -> Vec<Candidate> {
         let mut able = Vec::with_capacity(roster.len());
-        self.picture(roster, leg, hashes, excluded, now, &mut able);
+        self.picture(roster, (leg, now), hashes, excluded, &mut able);
         able
     }
 
@@ -240,10 +240,9 @@ impl Pool {
     pub fn picture(
         &self,
         roster: &Roster,
-        leg: Leg,
+        (leg, now): (Leg, Instant),
         hashes: &[BlockHash],
         excluded: &[usize],
-        now: Instant,
         able: &mut Vec<Candidate>,
     ) {
         able.clear();

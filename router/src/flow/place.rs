@@ -93,7 +93,7 @@ pub(super) fn place(
     let started = Instant::now();
     let roster = pool.roster();
     PICKING.with_borrow_mut(|(candidates, choice)| {
-        pool.picture(&roster, leg, &unit.hashes, wish.excluded, started, candidates);
+        pool.picture(&roster, (leg, started), &unit.hashes, wish.excluded, candidates);
         if let Some(blocks) = wish.blocks {
             holders(candidates, blocks);
         }

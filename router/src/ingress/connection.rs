@@ -73,6 +73,8 @@ impl From<&Limits> for Bounds {
 /// it. Dropped, it ends with all its requests.
 pub(super) async fn serve(socket: TcpStream, peer: SocketAddr, bounds: Bounds, common: Common) {
     let began = Instant::now();
+    // Whoever asks a token takes its lock: each connection has one of its own.
+    let common = Common { stop: common.stop.child_token(), ..common };
     let pulse = Arc::new(Pulse::default());
     let refused = Arc::new(RefusedFor::default());
     let mut socket = Guarded::new(socket, Arc::clone(&pulse), Arc::clone(&refused));

@@ -50,7 +50,7 @@ impl Routes {
             return Routed::Direct(Box::pin(answer(Arc::clone(core), endpoint, peer, request)));
         }
         request.extensions_mut().insert(ConnectInfo(peer));
-        Routed::Any(self.all.clone().call(request))
+        Routed::Any(Box::new(self.all.clone().call(request)))
     }
 }
 
@@ -102,7 +102,7 @@ impl hyper::service::Service<Request<Incoming>> for Door {
 /// Where a request went.
 enum Routed {
     Direct(Pin<Box<dyn Future<Output = Response<Outgoing>> + Send>>),
-    Any(RouteFuture<Infallible>),
+    Any(Box<RouteFuture<Infallible>>),
     /// Its head has too many fields.
     Nowhere,
 }

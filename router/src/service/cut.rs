@@ -44,6 +44,7 @@ impl Cut {
 }
 
 #[cfg(test)]
+#[allow(clippy::unwrap_used)]
 mod tests {
     use std::sync::Arc;
 
@@ -60,7 +61,7 @@ mod tests {
             .collect();
         cut.cancel();
         for thread in waiting {
-            thread.join().ok().expect("the thread ends").await;
+            thread.join().unwrap().await;
         }
         assert!(cut.token().is_cancelled());
     }

@@ -23,7 +23,9 @@ use super::parcel::Parcel;
 
 /// Bytes of an answer that are read at once, and that wait for a client which is slower than
 /// its engine.
-const READ_BYTES: usize = 16 << 10;
+const READ_BYTES: usize = 8 << 10;
+/// With less room than this, it is not worth while to read.
+const ROOM_MIN_BYTES: usize = 2 << 10;
 /// Bytes of an answer's head; a longer one is refused.
 const HEAD_MAX_BYTES: usize = 32 << 10;
 
@@ -151,11 +153,14 @@ impl Wire {
     pub(super) async fn exchange(&mut self, ask: Ask) -> Result<Begun, Broken> {
         let mut unsent = written(ask).await?;
         poll_fn(|context| {
-            // An engine may answer before it has read all: what it says counts.
-            let sending = self.poll_send(&mut unsent, context)?;
-            let begun = ready!(self.poll_begun(context))?;
-            let keeps = begun.keeps && sending.is_ready();
-            Poll::Ready(Ok(Begun { keeps, ..begun }))
+            // An engine may answer before it has read all, and hang up: what it says counts.
+            let sent = self.poll_send(&mut unsent, context);
+            let begun = match self.poll_begun(context) {
+                Poll::Pending if matches!(sent, Poll::Ready(Err(_))) => Err(Broken),
+                begun => ready!(begun),
+            };
+            let keeps = |begun: &Begun| begun.keeps && matches!(sent, Poll::Ready(Ok(())));
+            Poll::Ready(begun.map(|begun| Begun { keeps: keeps(&begun), ..begun }))
         })
         .await
     }
@@ -201,8 +206,9 @@ impl Wire {
 
     /// Reads more; 0 at the end.
     fn poll_read(&mut self, context: &mut Context<'_>) -> Poll<io::Result<usize>> {
-        if self.read.capacity() == self.read.len() {
-            self.read.reserve(READ_BYTES);
+        if self.read.capacity() - self.read.len() < ROOM_MIN_BYTES {
+            // What is not taken yet counts, so that the same memory can be used again.
+            self.read.reserve(READ_BYTES - self.read.len().min(READ_BYTES / 2));
         }
         pin!(self.socket.read_buf(&mut self.read)).poll(context)
     }
@@ -310,6 +316,11 @@ mod tests {
         engine.write_all(answer.as_bytes()).await.unwrap();
         let begun = wire.exchange(ask(vec![0; 64 << 20].into())).await.unwrap();
         assert_eq!((begun.status.as_u16(), begun.keeps), (413, false));
+        let (mut wire, mut engine) = pair().await;
+        engine.write_all(answer.as_bytes()).await.unwrap();
+        drop(engine);
+        let begun = wire.exchange(ask(vec![0; 64 << 20].into())).await.unwrap();
+        assert_eq!((begun.status.as_u16(), begun.keeps), (413, false), "it has hung up since");
     }
 
     #[tokio::test]
