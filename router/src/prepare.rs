@@ -93,12 +93,12 @@ pub struct Unit {
 pub enum Payload {
     /// An OpenAI body.
     Json(Bytes),
-    /// What makes an OpenAI body of about so many bytes.
+    /// What makes an OpenAI body of about so many bytes, which needs no check.
     Made {
         /// Its length, about.
         bytes: usize,
         /// Makes it.
-        make: Box<dyn FnOnce() -> Result<Bytes, Error> + Send>,
+        make: Box<dyn FnOnce() -> Result<JsonObject, Error> + Send>,
     },
 }
 
@@ -126,10 +126,10 @@ impl Payload {
         objects <= samples().count() && samples().all(words)
     }
 
-    fn into_json(self) -> Result<Bytes, Error> {
+    fn read(self, endpoint: Endpoint, limits: &Limits) -> Result<Inbound, Error> {
         match self {
-            Self::Json(text) => Ok(text),
-            Self::Made { make, .. } => make(),
+            Self::Json(text) => Inbound::parse(endpoint, text, limits),
+            Self::Made { make, .. } => Inbound::read(endpoint, make()?, limits),
         }
     }
 }
@@ -145,7 +145,7 @@ pub async fn prepare(
 ) -> Result<Prepared, Error> {
     let bytes = payload.bytes();
     if bytes <= INLINE_MAX_BYTES || (core.serving().tokenizes_fast && payload.is_harmless()) {
-        return compute(core, endpoint, payload.into_json()?);
+        return compute(core, endpoint, payload);
     }
     // The permits go with the work: a client that leaves does not free a core that
     // is still at work for it.
@@ -157,7 +157,7 @@ pub async fn prepare(
     let core = Arc::clone(core);
     let work = move || {
         let _permits = permits;
-        compute(&core, endpoint, payload.into_json()?)
+        compute(&core, endpoint, payload)
     };
     let defect = |_| Error::new(Kind::Internal, "a request could not be prepared");
     tokio::task::spawn_blocking(work).await.map_err(defect)?
@@ -168,9 +168,9 @@ async fn room(semaphore: &Arc<Semaphore>) -> Result<OwnedSemaphorePermit, Error>
     permit.map_err(|_| Error::new(Kind::Internal, "the router is stopping"))
 }
 
-fn compute(core: &Core, endpoint: Endpoint, text: Bytes) -> Result<Prepared, Error> {
+fn compute(core: &Core, endpoint: Endpoint, payload: Payload) -> Result<Prepared, Error> {
     let serving = core.serving();
-    let mut inbound = Inbound::parse(endpoint, text, &serving.limits)?;
+    let mut inbound = payload.read(endpoint, &serving.limits)?;
     let Named { model, adapter } = named(&serving, &inbound)?;
     let served = Arc::clone(&serving.models[model]);
     let removed_fields = inbound.removed_fields as u64;

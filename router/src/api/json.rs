@@ -14,6 +14,10 @@ use bytes::Bytes;
 use serde::de::{DeserializeOwned, Deserializer, MapAccess, Visitor};
 use serde_json::value::RawValue;
 
+mod build;
+
+pub use build::{Builder, write};
+
 use super::scan;
 use super::strict::{self, Key, locate};
 use crate::error::{Error, Kind};
@@ -35,7 +39,7 @@ fn mark(key: &str) -> u64 {
 }
 
 /// A key, or a value as raw JSON.
-#[derive(Clone)]
+#[derive(Clone, Debug)]
 enum Text {
     /// A part of the client's text; of a key, what stands between its quotes.
     Original(Range<usize>),

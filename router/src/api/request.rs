@@ -162,7 +162,14 @@ impl Inbound {
     /// # Errors
     /// A 400 that names what is wrong.
     pub fn parse(endpoint: Endpoint, text: bytes::Bytes, limits: &Limits) -> Result<Self, Error> {
-        let mut body = JsonObject::parse_strictly(text)?;
+        Self::read(endpoint, JsonObject::parse_strictly(text)?, limits)
+    }
+
+    /// The same of a body that is known to be harmless.
+    ///
+    /// # Errors
+    /// A 400 that names what is wrong.
+    pub fn read(endpoint: Endpoint, mut body: JsonObject, limits: &Limits) -> Result<Self, Error> {
         let removed_fields = sanitise::sanitise(&mut body)?;
         bounds::check(&body, limits)?;
         let model_name = body.get::<String>("model", "a string")?;
