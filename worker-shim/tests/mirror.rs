@@ -149,6 +149,43 @@ async fn a_router_knows_what_the_engine_holds_whenever_it_comes() {
 }
 
 #[tokio::test]
+async fn what_waits_for_its_beat_is_there_for_whoever_asks_and_comes_to_routers_in_whole() {
+    let engine = SimEngine::start(small()).await.unwrap();
+    let router = FakeRouter::start(welcome(BLOCK_SIZE)).await;
+    // A beat that no test lives to see: once the engine is busy, asking is all there is.
+    let read_every = Duration::from_secs(3600);
+    let config = mirror::Config { read_every, ..mirror::Config::default() };
+    let side_car = side_car_with(config, vec![source(&engine, 0)], &router);
+    for seed in 0..60 {
+        complete(&engine, &prompt(seed)).await;
+        let (blocks, last) = asked(&prompt(seed));
+        let asking = async {
+            while !side_car.mirror.holds(BlockHash(0), 0, blocks, last) {
+                tokio::time::sleep(Duration::from_millis(1)).await;
+                side_car.mirror.refresh(0).await;
+            }
+        };
+        let asked = tokio::time::timeout(PATIENCE, asking).await;
+        asked.unwrap_or_else(|_| panic!("never: the blocks of {seed}"));
+        if seed % 20 == 0 {
+            router.restart();
+        }
+    }
+    let asking = async {
+        loop {
+            side_car.mirror.refresh(0).await;
+            tokio::time::sleep(Duration::from_millis(1)).await;
+        }
+    };
+    // Evictions are no answer to any question.
+    tokio::select! {
+        () = agree(&router, 0, &engine) => {}
+        () = asking => unreachable!("it has no end"),
+    }
+    assert!(!side_car.mirror.holds(BlockHash(0), 0, 1, BlockHash(1)));
+}
+
+#[tokio::test]
 async fn an_engine_that_restarts_begins_anew_and_the_gate_is_shut_meanwhile() {
     let engine = SimEngine::start(small()).await.unwrap();
     let router = FakeRouter::start(welcome(BLOCK_SIZE)).await;

@@ -234,6 +234,12 @@ fn forget_series<T: MetricVecBuilder>(
     if !labels.contains(&"worker") {
         return;
     }
+    // Where a worker has one series its labels are known, and nobody else's are looked at.
+    if labels == ["model", "worker"] {
+        // It may never have had it.
+        let _gone = metric.remove_label_values(&[model, worker]);
+        return;
+    }
     for family in metric.collect() {
         for series in family.get_metric() {
             let value = |name: &str| {
