@@ -14,6 +14,7 @@
 //! to the blocks assumed, however often they are renewed.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap, VecDeque};
+use std::hash::{BuildHasher, Hasher, RandomState};
 
 use crate::event::{EngineHash, Tier};
 use crate::hash::{BlockHash, HashSeed};
@@ -53,7 +54,7 @@ struct Assumed {
     /// Its prompts among [`Recent::routed`].
     numbers: BTreeSet<u64>,
     /// The number of the last prompt that had a block.
-    owners: HashMap<BlockHash, u64>,
+    owners: HashMap<BlockHash, u64, Spread>,
 }
 
 #[derive(Debug)]
@@ -125,16 +126,25 @@ impl Recent {
     fn renew(&mut self, worker: WorkerKey, number: u64, hashes: &[BlockHash]) -> usize {
         let Some(assumed) = self.workers.get_mut(&worker) else { return 0 };
         let mut known = 0;
-        for hash in hashes {
-            let Some(owner) = assumed.owners.get_mut(hash) else { break };
-            known += 1;
+        while let Some(owner) = hashes.get(known).and_then(|hash| assumed.owners.get_mut(hash)) {
             let before = std::mem::replace(owner, number);
+            // Blocks that follow one another were mostly in one prompt's last, too.
+            let from = known;
+            known += 1;
+            while let Some(owner) = hashes.get(known).and_then(|hash| assumed.owners.get_mut(hash))
+                && *owner == before
+            {
+                *owner = number;
+                known += 1;
+            }
+            let run = &hashes[from..known];
             let Some(routed) = self.routed.get_mut(&before) else { continue };
-            // Prompts that share a block share all before it: it is the first one left, unless
-            // two blocks' hashes are equal by accident.
-            match routed.blocks.front() == Some(hash) {
-                true => drop(routed.blocks.pop_front()),
-                false => routed.blocks.retain(|block| block != hash),
+            // Prompts that share a block share all before it: these are the first ones left,
+            // unless two blocks' hashes are equal by accident.
+            let are_first = routed.blocks.iter().take(run.len()).eq(run);
+            match are_first {
+                true => drop(routed.blocks.drain(..run.len())),
+                false => routed.blocks.retain(|block| !run.contains(block)),
             }
             if routed.blocks.is_empty() {
                 self.routed.remove(&before);
@@ -224,6 +234,43 @@ impl Recent {
     /// however often they were renewed.
     pub fn listed_blocks(&self) -> usize {
         self.routed.values().map(|routed| routed.blocks.len()).sum()
+    }
+}
+
+/// Chained hashes are hashes already: one multiplication makes of them what nobody can foresee,
+/// who may know their seed.
+#[derive(Clone, Copy, Debug)]
+struct Spread {
+    key: u64,
+    spread: u64,
+}
+
+impl Default for Spread {
+    fn default() -> Self {
+        Self { key: RandomState::new().hash_one(0), spread: 0 }
+    }
+}
+
+impl BuildHasher for Spread {
+    type Hasher = Self;
+
+    fn build_hasher(&self) -> Self {
+        *self
+    }
+}
+
+impl Hasher for Spread {
+    fn finish(&self) -> u64 {
+        self.spread
+    }
+
+    fn write(&mut self, bytes: &[u8]) {
+        bytes.iter().for_each(|byte| self.write_u64(u64::from(*byte)));
+    }
+
+    fn write_u64(&mut self, value: u64) {
+        let product = u128::from(self.spread ^ value ^ self.key) * 0x9e37_79b9_7f4a_7c15;
+        self.spread = product as u64 ^ (product >> 64) as u64;
     }
 }
 

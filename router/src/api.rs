@@ -3,6 +3,7 @@
 
 pub mod bounds;
 pub mod json;
+mod parts;
 pub mod request;
 pub mod sampling;
 pub mod sanitise;
@@ -11,4 +12,5 @@ pub mod steering;
 pub mod strict;
 
 pub use json::JsonObject;
+pub use parts::Parts;
 pub use request::{Endpoint, Inbound};
