@@ -119,7 +119,7 @@ impl Payload {
         }
         let samples = || text.chunks_exact(APART).map(|part| &part[..SAMPLE]);
         let words = |part: &[u8]| part.contains(&b' ') && part.iter().any(u8::is_ascii_alphabetic);
-        let count = |part: &[u8]| part.iter().filter(|byte| **byte == b'{').count();
+        let count = |part: &[u8]| memchr::memchr_iter(b'{', part).count();
         let objects: usize = samples().map(count).sum();
         objects <= samples().count() && samples().all(words)
     }

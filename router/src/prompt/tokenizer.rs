@@ -15,6 +15,7 @@ mod special;
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
+use std::thread;
 
 use serde_json::Value;
 use tokenizers::AddedToken;
@@ -108,6 +109,13 @@ impl Tokenizer {
     /// # Errors
     /// [`LoadError`] with the file that cannot be read or understood.
     pub fn load(path: &Path) -> Result<Self, LoadError> {
+        // Reading takes several times the memory that the result has, and the quick library
+        // keeps some for each thread that has used it: all of that goes with this thread.
+        let loaded = thread::scope(|scope| scope.spawn(|| Self::read(path)).join());
+        loaded.unwrap_or_else(|panic| std::panic::resume_unwind(panic))
+    }
+
+    fn read(path: &Path) -> Result<Self, LoadError> {
         let mut files = files::read(path)?;
         let path = files.tokenizer_path.clone();
         let located = |message: String| LoadError {

@@ -12,7 +12,7 @@ use super::memo::{Memo, Tenant};
 use super::{pieces, proof};
 
 /// What is kept of pieces of text and their ids.
-const MEMO_BYTES: usize = 12 << 20;
+const MEMO_BYTES: usize = 8 << 20;
 /// Texts are cut into pieces of this length: a turn pays for its new text, and for one of them.
 const PIECE_BYTES: usize = 4 << 10;
 
