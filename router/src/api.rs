@@ -4,6 +4,7 @@
 pub mod bounds;
 mod errand;
 pub mod json;
+mod parts;
 pub mod request;
 pub mod sampling;
 pub mod sanitise;
@@ -12,4 +13,5 @@ pub mod steering;
 pub mod strict;
 
 pub use json::JsonObject;
+pub use parts::Parts;
 pub use request::{Endpoint, Inbound};

@@ -17,7 +17,7 @@ use crate::api::{Endpoint, Inbound, JsonObject, json, strict};
 use crate::config::model::{Flow, Limits};
 use crate::core::{Core, Named, Served, Serving, unix_ms};
 use crate::error::{Error, Kind};
-use crate::prompt::{ChatRequestView, PromptError};
+use crate::prompt::{ChatRequestView, PromptError, Tenant};
 use crate::telemetry::metrics::Metrics;
 
 /// Bodies up to this length are prepared on the reactor: under a millisecond with
@@ -122,7 +122,8 @@ impl Payload {
         }
         let samples = || text.chunks_exact(APART).map(|part| &part[..SAMPLE]);
         let words = |part: &[u8]| part.contains(&b' ') && part.iter().any(u8::is_ascii_alphabetic);
-        let objects = samples().flatten().filter(|byte| **byte == b'{').count();
+        let count = |part: &[u8]| memchr::memchr_iter(b'{', part).count();
+        let objects: usize = samples().map(count).sum();
         objects <= samples().count() && samples().all(words)
     }
 
@@ -209,7 +210,9 @@ fn compute(core: &Core, endpoint: Endpoint, payload: Payload) -> Result<Prepared
             weight_tokens: (weight / BYTES_PER_TOKEN) as u64,
             body,
         };
-        match tokenize(&served, &unit.body, prompt, weight, &serving.limits)? {
+        // Of whom nothing is shared by the engines, nothing is shared here.
+        let tenant = Tenant(unit.namespace.0);
+        match tokenize((&served, tenant), &unit.body, prompt, weight, &serving.limits)? {
             Ok(tokens) => {
                 unit.prompt_tokens = Some(tokens.len() as u32);
                 unit.weight_tokens = tokens.len() as u64;
@@ -274,7 +277,7 @@ fn label(reason: &'static str) -> String {
 
 /// The exact tokens, or why they cannot be known: the router never guesses.
 fn tokenize(
-    served: &Served,
+    (served, tenant): (&Served, Tenant),
     body: &JsonObject,
     prompt: Prompt,
     bytes: usize,
@@ -292,12 +295,12 @@ fn tokenize(
         (_, None) => return Ok(Err("no_tokenizer")),
         (Prompt::Text(text), Some(model)) => {
             let special = body.get::<bool>("add_special_tokens", "true or false")?.unwrap_or(true);
-            model.tokenize_text(&text, special)
+            model.tokenize_text_of(tenant, &text, special)
         }
         (Prompt::Chat, Some(model)) => {
             let fields = chat_fields(body)?;
             ChatRequestView::from_body(&fields)
-                .and_then(|view| model.tokenize_chat(&view, (unix_ms() / 1000) as i64))
+                .and_then(|view| model.tokenize_chat_of(tenant, &view, (unix_ms() / 1000) as i64))
         }
     };
     match tokens {

@@ -16,7 +16,7 @@ use super::migrate::{Migration, is_exact};
 use super::place::Placed;
 use super::prefill::Prefilled;
 use super::staged::{Staged, UnderWay};
-use crate::api::JsonObject;
+use crate::api::{JsonObject, Parts};
 use crate::core::Served;
 use crate::error::{Error, Kind};
 use crate::fleet::costs::Whose;
@@ -74,12 +74,12 @@ impl Sending<'_> {
     }
 
     /// The body of the leg that answers.
-    pub(super) fn body(&self, carried: Carried<'_>) -> Result<Bytes, Error> {
+    pub(super) fn body(&self, carried: Carried<'_>) -> Result<Parts, Error> {
         legs::answer(self.gated_body(self.threshold), self.context.options, carried)
     }
 
     /// The body of the leg that fetches a hand-off first.
-    pub(super) fn fetching_body(&self, carried: Carried<'_>) -> Result<Bytes, Error> {
+    pub(super) fn fetching_body(&self, carried: Carried<'_>) -> Result<Parts, Error> {
         let body = self.gated_body(self.threshold.map(|_| 0.0));
         legs::fetch(&body, self.context.endpoint, carried)
     }

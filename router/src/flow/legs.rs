@@ -1,11 +1,9 @@
 //! What each leg's engine is sent: the client's body with a few members replaced.
 
-use bytes::Bytes;
-
 use super::hand_off::{Carried, Lead};
 use crate::api::request::Options;
 use crate::api::sampling::edit_sampling;
-use crate::api::{Endpoint, JsonObject};
+use crate::api::{Endpoint, JsonObject, Parts};
 use crate::error::Error;
 
 /// Members that could end a one-token leg in another way than by its length, or make
@@ -21,10 +19,10 @@ const OUTPUT_TOKENS: [&str; 2] = ["max_completion_tokens", "max_output_tokens"];
 ///
 /// # Errors
 /// A 400 if `stream_options` is no object.
-pub fn answer(body: JsonObject, asked: Options, carried: Carried<'_>) -> Result<Bytes, Error> {
+pub fn answer(body: JsonObject, asked: Options, carried: Carried<'_>) -> Result<Parts, Error> {
     let mut body = with_usage(body, asked)?;
     carried.put(&mut body);
-    Ok(body.to_bytes())
+    Ok(body.to_parts())
 }
 
 /// The body of a prefill leg: one token, not streamed (a streamed prefill returns
@@ -32,11 +30,11 @@ pub fn answer(body: JsonObject, asked: Options, carried: Carried<'_>) -> Result<
 ///
 /// # Errors
 /// A 400 if `sampling_params` is no object where it must be one.
-pub fn prefill(body: &JsonObject, endpoint: Endpoint, lead: Lead<'_>) -> Result<Bytes, Error> {
+pub fn prefill(body: &JsonObject, endpoint: Endpoint, lead: Lead<'_>) -> Result<Parts, Error> {
     // An engine that samples for decode stops by itself after the first token.
     let mut body = if lead.samples() { unstreamed(body) } else { one_token(body, endpoint)? };
     lead.put(&mut body);
-    Ok(body.to_bytes())
+    Ok(body.to_parts())
 }
 
 /// The body of a decode leg that only fetches a hand-off: for the samples to come, which
@@ -45,10 +43,10 @@ pub fn prefill(body: &JsonObject, endpoint: Endpoint, lead: Lead<'_>) -> Result<
 ///
 /// # Errors
 /// A 400 if `sampling_params` is no object where it must be one.
-pub fn fetch(body: &JsonObject, endpoint: Endpoint, carried: Carried<'_>) -> Result<Bytes, Error> {
+pub fn fetch(body: &JsonObject, endpoint: Endpoint, carried: Carried<'_>) -> Result<Parts, Error> {
     let mut body = one_token(body, endpoint)?;
     carried.put(&mut body);
-    Ok(body.to_bytes())
+    Ok(body.to_parts())
 }
 
 /// A body that computes its prompt and one token, whatever token that is.
@@ -112,7 +110,7 @@ mod tests {
         let text = r#"{"model":"m","messages":[],"stream":true,"stream_options":{"include_usage":true},"max_tokens":50,"min_tokens":4,"stop":["x"],"temperature":0.25}"#;
         let body = JsonObject::parse_str(text).unwrap();
         let body = prefill(&body, Endpoint::Chat, Lead::Pulled).unwrap();
-        let sent: serde_json::Value = serde_json::from_slice(&body).unwrap();
+        let sent: serde_json::Value = serde_json::from_slice(&body.into_bytes()).unwrap();
         assert_eq!(
             sent,
             serde_json::json!({
@@ -129,7 +127,7 @@ mod tests {
         let body = JsonObject::parse_str(text).unwrap();
         let body = prefill(&body, Endpoint::Generate, Lead::Pulled).unwrap();
         assert_eq!(
-            String::from_utf8_lossy(&body),
+            String::from_utf8_lossy(&body.into_bytes()),
             r#"{"model":"m","token_ids":[1 ,2],"sampling_params":{"temperature":0.10,"max_tokens":1,"x":{"y" : 1},"ignore_eos":true},"stream":false,"max_tokens":7,"kv_transfer_params":{"do_remote_decode":true,"do_remote_prefill":false}}"#
         );
     }
@@ -139,7 +137,7 @@ mod tests {
         let text = r#"{"max_tokens":5,"max_completion_tokens":6,"max_output_tokens":7,"n":2,"best_of":4,"use_beam_search":true}"#;
         let body = JsonObject::parse_str(text).unwrap();
         let sent = prefill(&body, Endpoint::Completions, Lead::Stored).unwrap();
-        let sent: serde_json::Value = serde_json::from_slice(&sent).unwrap();
+        let sent: serde_json::Value = serde_json::from_slice(&sent.into_bytes()).unwrap();
         for key in ["max_tokens", "max_completion_tokens", "max_output_tokens"] {
             assert_eq!(sent[key], 1, "{key}");
         }
@@ -162,7 +160,7 @@ mod tests {
             refusable: false,
             max_tokens: None,
         };
-        let text = |bytes: Bytes| String::from_utf8_lossy(&bytes).into_owned();
+        let text = |parts: Parts| String::from_utf8_lossy(&parts.into_bytes()).into_owned();
         let room = splitrail_engine::sglang::Room::from_random(7);
         let members = room.into_members("10.0.0.1", 8998);
         let cut =
@@ -201,7 +199,7 @@ mod tests {
                 refusable: false,
                 max_tokens: None,
             };
-            let sent = answer(body.clone(), asked, Carried::Nothing).unwrap();
+            let sent = answer(body.clone(), asked, Carried::Nothing).unwrap().into_bytes();
             serde_json::from_slice::<serde_json::Value>(&sent).unwrap()["stream_options"].clone()
         };
         assert_eq!(options(false), serde_json::json!({"include_usage": true, "x": 1}));

@@ -4,7 +4,6 @@ use std::net::IpAddr;
 use std::sync::Arc;
 use std::time::Instant;
 
-use bytes::Bytes;
 use serde::Deserialize;
 use serde_json::value::RawValue;
 use splitrail_engine::nixl::{HandOff, HandOffError};
@@ -21,7 +20,7 @@ use super::legs;
 use super::place::{Placed, Wish, computed, place_in_turn, sent};
 use super::plan::LocalReason;
 use super::staged::Staged;
-use crate::api::JsonObject;
+use crate::api::{JsonObject, Parts};
 use crate::config::model::{Connector, OnNoPrefill};
 use crate::core::{Served, unix_ms};
 use crate::error::{Error, Fault, Kind};
@@ -249,7 +248,7 @@ pub(super) fn body(
     unit: &Unit,
     worker: &Worker,
     lead: Lead<'_>,
-) -> Result<Bytes, Error> {
+) -> Result<Parts, Error> {
     let mut body = unit.body.clone();
     if let Some(threshold) = carried_threshold(context, worker, 0.0) {
         body.set("cache_hit_threshold", threshold.to_string());
@@ -264,7 +263,7 @@ pub(super) async fn send(
     decision: &DecisionHandle,
     envelope: &Envelope,
     placed: &Placed,
-    body: Bytes,
+    body: Parts,
 ) -> Result<Said, Error> {
     let started = Instant::now();
     let Served { config, client, .. } = context.served.as_ref();
