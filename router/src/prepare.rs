@@ -177,6 +177,7 @@ fn compute(core: &Core, endpoint: Endpoint, text: Bytes) -> Result<Prepared, Err
     // Engines know the model under its own name, and an adapter under its.
     let engine_name = adapter.as_deref().unwrap_or(served.name());
     inbound.body.set("model", json::quote(engine_name));
+    check_connector(&served, endpoint)?;
     let samples_apart = samples_apart(&served, &mut inbound, &serving.limits)?;
     let namespace = Namespace {
         salt: inbound.cache_salt.as_deref(),
@@ -220,6 +221,18 @@ fn compute(core: &Core, endpoint: Endpoint, text: Bytes) -> Result<Prepared, Err
     }
     let Inbound { options, threshold, .. } = inbound;
     Ok(Prepared { served, endpoint, options, threshold, units, samples_apart, removed_fields })
+}
+
+/// Of engines that do nothing alone, none is known that meets another for these endpoints.
+fn check_connector(served: &Served, endpoint: Endpoint) -> Result<(), Error> {
+    let config = &served.config;
+    let alone = config.connector.serves_alone() || config.flow == Flow::Aggregated;
+    if alone || !endpoint.dialect().names_events() {
+        return Ok(());
+    }
+    let (path, connector) = (endpoint.path(), config.connector.name());
+    let message = format!("this model's workers (connector {connector}) cannot serve {path}");
+    Err(Error::new(Kind::InvalidRequest, message))
 }
 
 /// How many samples of a prompt are requests of their own: all of them where each needs a
@@ -268,6 +281,8 @@ fn tokenize(
         (Prompt::Opaque(reason), _) => return Ok(Err(reason)),
         (Prompt::Tokens(ids), _) => return Ok(Ok(ids)),
         (_, None) => return Ok(Err("no_tokenizer")),
+        (Prompt::Responses, Some(_)) => return Ok(Err("responses")),
+        (Prompt::Messages, Some(_)) => return Ok(Err("messages")),
         (Prompt::Text(text), Some(model)) => {
             let special = body.get::<bool>("add_special_tokens", "true or false")?.unwrap_or(true);
             model.tokenize_text(&text, special)

@@ -4,6 +4,7 @@ pub(crate) mod ask;
 pub(crate) mod connection;
 mod control;
 mod metrics;
+mod named;
 mod rank;
 mod remote;
 mod reply;
@@ -63,6 +64,8 @@ pub(crate) fn router(app: Arc<App>) -> Router {
         .route(Endpoint::Chat.path(), inference(Endpoint::Chat))
         .route(Endpoint::Completions.path(), inference(Endpoint::Completions))
         .route(Endpoint::Generate.path(), inference(Endpoint::Generate))
+        .route(Endpoint::Responses.path(), inference(Endpoint::Responses))
+        .route(Endpoint::Messages.path(), inference(Endpoint::Messages))
         .route("/v1/models", get(models))
         .route("/health", get(health))
         .route("/ping", get(health))
@@ -108,7 +111,7 @@ async fn infer(
     app.log.push(endpoint.path(), &headers, &body);
     let body = match parse(&body) {
         Ok(body) => body,
-        Err(error) => return error.into_response(),
+        Err(error) => return error.in_reply_of(endpoint),
     };
     let staging = body["kv_transfer_params"]["do_remote_decode"] == true;
     let prefill = staging || app.engine.config.role == Role::Prefill;
@@ -126,11 +129,11 @@ async fn infer(
     }
     if let Some(status) = faults.status {
         let status = StatusCode::from_u16(status).unwrap_or(StatusCode::INTERNAL_SERVER_ERROR);
-        return ApiError::new(status, "A fault was injected.").into_response();
+        return ApiError::new(status, "A fault was injected.").in_reply_of(endpoint);
     }
     match answer(&app, endpoint, &headers, &body, &faults).await {
         Ok(response) => response,
-        Err(error) => error.into_response(),
+        Err(error) => error.in_reply_of(endpoint),
     }
 }
 
@@ -166,6 +169,7 @@ async fn answer(
         report: config.usage_report,
         zero_is_null: config.connector == KvConnector::Sglang,
         threshold_reply: config.threshold_reply,
+        asked: body.clone(),
     };
     for ask in &mut request.asks {
         ask.preempted = faults.preempt;

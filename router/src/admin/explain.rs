@@ -57,7 +57,13 @@ pub(super) async fn explain(
 
 /// The endpoint that a body is for.
 fn endpoint(named: Option<&str>, body: &[u8]) -> Result<Endpoint> {
-    const ALL: [Endpoint; 3] = [Endpoint::Chat, Endpoint::Generate, Endpoint::Completions];
+    const ALL: [Endpoint; 5] = [
+        Endpoint::Chat,
+        Endpoint::Generate,
+        Endpoint::Completions,
+        Endpoint::Responses,
+        Endpoint::Messages,
+    ];
     if let Some(path) = named {
         return ALL.into_iter().find(|endpoint| endpoint.path() == path).ok_or_else(|| {
             let known = ALL.map(Endpoint::path).join(", ");
@@ -71,15 +77,18 @@ fn endpoint(named: Option<&str>, body: &[u8]) -> Result<Endpoint> {
         messages: Option<&'a serde_json::value::RawValue>,
         #[serde(borrow)]
         token_ids: Option<&'a serde_json::value::RawValue>,
+        #[serde(borrow)]
+        input: Option<&'a serde_json::value::RawValue>,
     }
     // What is no JSON object is refused when it is prepared, with its place.
     let members = serde_json::from_slice(body);
-    let Members { messages, token_ids } =
-        members.unwrap_or(Members { messages: None, token_ids: None });
-    Ok(match (messages, token_ids) {
-        (Some(_), _) => Endpoint::Chat,
-        (None, Some(_)) => Endpoint::Generate,
-        (None, None) => Endpoint::Completions,
+    let Members { messages, token_ids, input } =
+        members.unwrap_or(Members { messages: None, token_ids: None, input: None });
+    Ok(match (messages, token_ids, input) {
+        (Some(_), ..) => Endpoint::Chat,
+        (None, Some(_), _) => Endpoint::Generate,
+        (None, None, Some(_)) => Endpoint::Responses,
+        (None, None, None) => Endpoint::Completions,
     })
 }
 

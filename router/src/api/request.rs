@@ -2,14 +2,15 @@
 
 use serde::Deserialize;
 use serde_json::value::RawValue;
+use splitrail_engine::dialect::Dialect;
 
 use super::json::JsonObject;
 use super::sampling::Sampling;
-use super::{bounds, sanitise};
+use super::{bounds, responses, sanitise};
 use crate::config::model::Limits;
 use crate::error::{Error, Kind};
 
-/// An OpenAI endpoint that reaches engines.
+/// An endpoint that reaches engines.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Endpoint {
     /// `/v1/chat/completions`.
@@ -19,6 +20,10 @@ pub enum Endpoint {
     /// `/inference/v1/generate`: token ids in, token ids out. Its sampling parameters
     /// stand in an object of their own.
     Generate,
+    /// `/v1/responses`: OpenAI's Responses API.
+    Responses,
+    /// `/v1/messages`: Anthropic's Messages API.
+    Messages,
 }
 
 impl Endpoint {
@@ -28,15 +33,18 @@ impl Endpoint {
             Self::Chat => "/v1/chat/completions",
             Self::Completions => "/v1/completions",
             Self::Generate => "/inference/v1/generate",
+            Self::Responses => "/v1/responses",
+            Self::Messages => "/v1/messages",
         }
     }
 
     /// The member that holds the prompt.
     pub fn prompt_member(self) -> &'static str {
         match self {
-            Self::Chat => "messages",
+            Self::Chat | Self::Messages => "messages",
             Self::Completions => "prompt",
             Self::Generate => "token_ids",
+            Self::Responses => "input",
         }
     }
 
@@ -46,6 +54,17 @@ impl Endpoint {
             Self::Chat => "chat",
             Self::Completions => "completions",
             Self::Generate => "generate",
+            Self::Responses => "responses",
+            Self::Messages => "messages",
+        }
+    }
+
+    /// In whose words its replies are.
+    pub fn dialect(self) -> Dialect {
+        match self {
+            Self::Chat | Self::Completions | Self::Generate => Dialect::Chunks,
+            Self::Responses => Dialect::Responses,
+            Self::Messages => Dialect::Messages,
         }
     }
 }
@@ -57,6 +76,10 @@ pub enum Prompt {
     Chat,
     /// Text that the engine tokenises.
     Text(String),
+    /// What `/v1/responses` makes a chat of; its pieces stay in the body.
+    Responses,
+    /// What `/v1/messages` makes a chat of; its pieces stay in the body.
+    Messages,
     /// Token ids.
     Tokens(Vec<u32>),
     /// A prompt that only the engine understands (embeddings, say).
@@ -81,6 +104,8 @@ pub struct Options {
     pub bypasses_cache: Option<&'static str>,
     /// Whether the prompts are embeddings.
     pub embeds: bool,
+    /// Whether the engine may take further turns by itself, each with a prompt of its own.
+    pub engine_takes_turns: bool,
     /// Whether the answering engine is going to refuse it for what only that leg has.
     pub refusable: bool,
     /// Output tokens, if asked for; in chat, `max_completion_tokens` goes first.
@@ -124,31 +149,29 @@ impl Inbound {
         let threshold = threshold.map(check_threshold).transpose()?;
         body.remove("cache_hit_threshold");
         let stream = body.get::<bool>("stream", "true or false")?.unwrap_or(false);
-        if body.raw("stream_options").is_some_and(|raw| raw.starts_with('[')) {
-            // A struct would be read from a list as well.
-            let message = "`stream_options` must be an object with booleans";
-            return Err(Error::invalid("stream_options", message));
-        }
-        let stream_options: StreamOptions =
-            body.get("stream_options", "an object with booleans")?.unwrap_or_default();
-        if !stream && !matches!(body.raw("stream_options"), None | Some("null")) {
-            let message = "`stream_options` needs `stream: true`";
-            return Err(Error::invalid("stream_options", message));
-        }
+        let include_usage = include_usage(&body, endpoint, stream)?;
+        let response = match endpoint {
+            Endpoint::Responses => Some(responses::read(&mut body)?),
+            _ => None,
+        };
         let sampling = Sampling::of(&body, endpoint)?;
         let n = sampling.n()?;
         let prompts = match endpoint {
-            Endpoint::Chat => chat_prompt(&body)?,
+            Endpoint::Chat => chat_prompt(&body, Prompt::Chat)?,
+            Endpoint::Messages => chat_prompt(&body, Prompt::Messages)?,
+            Endpoint::Responses => response.into_iter().map(|prompt| (prompt, None)).collect(),
             Endpoint::Completions => completion_prompts(&body, limits)?,
             Endpoint::Generate => token_prompt(&body, &sampling)?,
         };
         let options = Options {
             stream,
-            include_usage: stream && stream_options.include_usage.unwrap_or(false),
+            include_usage,
             samples: sampling.samples()?,
             n,
             bypasses_cache: sampling.bypasses_cache()?,
             embeds: embeds(&body),
+            engine_takes_turns: endpoint == Endpoint::Responses
+                && responses::engine_takes_turns(&body),
             refusable: sampling.refusable()?,
             max_tokens: sampling.max_tokens()?,
         };
@@ -182,6 +205,26 @@ struct StreamOptions {
     include_usage: Option<bool>,
 }
 
+/// Whether the client wants usage in its stream. Streams of named events always have it, and
+/// `stream_options` is another thing there.
+fn include_usage(body: &JsonObject, endpoint: Endpoint, stream: bool) -> Result<bool, Error> {
+    if endpoint.dialect().names_events() {
+        return Ok(stream);
+    }
+    if body.raw("stream_options").is_some_and(|raw| raw.starts_with('[')) {
+        // A struct would be read from a list as well.
+        let message = "`stream_options` must be an object with booleans";
+        return Err(Error::invalid("stream_options", message));
+    }
+    let stream_options: StreamOptions =
+        body.get("stream_options", "an object with booleans")?.unwrap_or_default();
+    if !stream && !matches!(body.raw("stream_options"), None | Some("null")) {
+        let message = "`stream_options` needs `stream: true`";
+        return Err(Error::invalid("stream_options", message));
+    }
+    Ok(stream && stream_options.include_usage.unwrap_or(false))
+}
+
 fn embeds(body: &JsonObject) -> bool {
     !matches!(body.raw("prompt_embeds"), None | Some("null"))
 }
@@ -205,9 +248,9 @@ fn token_prompt(body: &JsonObject, sampling: &Sampling<'_>) -> Result<Vec<Entry>
     Ok(vec![(prompt, None)])
 }
 
-fn chat_prompt(body: &JsonObject) -> Result<Vec<Entry>, Error> {
+fn chat_prompt(body: &JsonObject, prompt: Prompt) -> Result<Vec<Entry>, Error> {
     match body.raw("messages") {
-        Some(raw) if raw.starts_with('[') => Ok(vec![(Prompt::Chat, None)]),
+        Some(raw) if raw.starts_with('[') => Ok(vec![(prompt, None)]),
         Some(_) => Err(Error::invalid("messages", "`messages` must be a list")),
         None => Err(Error::invalid("messages", "`messages` is missing")),
     }

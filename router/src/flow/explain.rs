@@ -12,6 +12,7 @@ use super::gate::{Need, Verdict};
 use super::place::{Wish, candidates, figures, query};
 use super::plan::{Facts, LocalReason, Plan, Then, plan};
 use super::weigh::{Weighed, WeighedRecord, is_open, learned_ratio, weigh};
+use crate::api::Endpoint;
 use crate::api::steering::Steering;
 use crate::config::model::{Model, OnNoPrefill, Policy};
 use crate::core::Served;
@@ -130,7 +131,7 @@ pub fn explain(prepared: &Prepared, steering: Steering) -> Result<Explanation, E
             options: prepared.options,
             context_tokens: served.pool.context_tokens(),
         };
-        Way::new(served, unit).go(plan(&served.config, facts), auto)
+        Way::new(served, prepared.endpoint, unit).go(plan(&served.config, facts), auto)
     });
     Ok(Explanation {
         model: served.name().to_owned(),
@@ -145,13 +146,14 @@ pub fn explain(prepared: &Prepared, steering: Steering) -> Result<Explanation, E
 /// One prompt on its way.
 struct Way<'a> {
     served: &'a Served,
+    endpoint: Endpoint,
     unit: &'a Unit,
     roster: std::sync::Arc<Roster>,
     told: PromptExplained,
 }
 
 impl<'a> Way<'a> {
-    fn new(served: &'a Served, unit: &'a Unit) -> Self {
+    fn new(served: &'a Served, endpoint: Endpoint, unit: &'a Unit) -> Self {
         let told = PromptExplained {
             prompt_index: unit.prompt_index,
             prompt_tokens: unit.prompt_tokens,
@@ -166,7 +168,7 @@ impl<'a> Way<'a> {
             steps: Vec::new(),
             stops: None,
         };
-        Self { served, unit, roster: served.pool.roster(), told }
+        Self { served, endpoint, unit, roster: served.pool.roster(), told }
     }
 
     fn go(mut self, plan: Plan, auto: Option<Weighed>) -> PromptExplained {
@@ -187,7 +189,8 @@ impl<'a> Way<'a> {
         let Some(worker) = self.roster.get(chosen.worker) else { return true };
         let held = chosen.believed_blocks();
         let place = (&**worker, chosen.rank);
-        let (gate, verdict) = verdict(&self.served.config, self.unit, place, held, &need);
+        let of = (&self.served.config, self.endpoint);
+        let (gate, verdict) = verdict(of, self.unit, place, held, &need);
         self.told.gate = Some(GateExplained {
             cache_hit_threshold: threshold,
             needed_blocks: need.blocks,

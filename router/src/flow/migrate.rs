@@ -244,7 +244,8 @@ impl Migration {
             body.set("cache_hit_threshold", threshold.to_string());
         }
         let booking = book(context, unit, placed, true);
-        let body: Parcel = legs::answer(&body, context.options, Carried::Nothing)?.into();
+        let body: Parcel =
+            legs::answer(&body, context.endpoint, context.options, Carried::Nothing)?.into();
         let sending = Sending {
             context,
             unit,

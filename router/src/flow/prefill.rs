@@ -5,8 +5,8 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use bytes::Bytes;
-use serde::Deserialize;
 use serde_json::value::RawValue;
+use splitrail_engine::dialect::Dialect;
 use splitrail_engine::nixl::{HandOff, HandOffError};
 use splitrail_engine::usage::EngineUsage;
 
@@ -31,6 +31,7 @@ use crate::ledger::decisions::DecisionHandle;
 use crate::ledger::leg::{LegFacts, LegKind};
 use crate::pick::Leg;
 use crate::prepare::Unit;
+use crate::reply::dialect;
 
 /// What the prefill leg left for the decode leg.
 pub(super) struct Prefilled {
@@ -198,6 +199,7 @@ pub(super) fn prefill_ended(context: &Context, decision: &DecisionHandle) {
 /// What a prefill engine has said.
 pub(super) struct Said {
     reply: JsonObject,
+    dialect: Dialect,
     /// Where it came from.
     peer: Option<IpAddr>,
     /// When it began to: the engine had staged the blocks by then.
@@ -209,13 +211,7 @@ impl Said {
     /// Whether the answer ended with its first token, of itself: an engine hands over only
     /// what its length cut off.
     pub(super) fn ended(&self) -> bool {
-        #[derive(Deserialize)]
-        struct Choice {
-            finish_reason: Option<String>,
-        }
-        let choices = self.reply.raw("choices").map(serde_json::from_str::<Vec<Choice>>);
-        let first = choices.and_then(Result::ok).and_then(|choices| choices.into_iter().next());
-        first.and_then(|choice| choice.finish_reason).is_some_and(|reason| reason != "length")
+        dialect::ended(self.dialect, &self.reply)
     }
 
     /// The hand-off in it; `None` if the answer ended instead.
@@ -285,12 +281,13 @@ pub(super) async fn send(
     let (reply, begun, peer) = within(limit, worker, "timeouts.prefill", call).await?;
     let nonsense = |_| Error::engine(worker.id(), "sent a prefill reply that cannot be understood");
     let reply = JsonObject::parse(reply).map_err(nonsense)?;
+    let dialect = context.endpoint.dialect();
     // Usage that makes no sense is usage that was not reported.
     let usage = reply.raw("usage").and_then(|raw| serde_json::from_str(raw).ok());
-    let usage: Option<EngineUsage> = usage.and_then(|raw| EngineUsage::parse(raw).ok());
+    let usage: Option<EngineUsage> = usage.and_then(|raw| EngineUsage::parse_in(dialect, raw).ok());
     booking.prefill_done(usage.and_then(|usage| usage.cached_tokens));
     context.stages.mark("prefill", started);
-    Ok(Said { reply, peer, begun, usage })
+    Ok(Said { reply, dialect, peer, begun, usage })
 }
 
 /// The prefill leg of a connector whose decode leg follows it; `None` if the answer ended

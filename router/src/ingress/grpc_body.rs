@@ -104,7 +104,7 @@ fn sampling(
     };
     let max_tokens = match endpoint {
         Endpoint::Chat => "max_completion_tokens",
-        Endpoint::Completions | Endpoint::Generate => "max_tokens",
+        _ => "max_tokens",
     };
     set(max_tokens, params.max_tokens.map(Value::from));
     set("min_tokens", params.min_tokens.map(Value::from));
