@@ -17,7 +17,7 @@ use crate::api::{Endpoint, Inbound, JsonObject, json, strict};
 use crate::config::model::{Flow, Limits};
 use crate::core::{Core, Named, Served, unix_ms};
 use crate::error::{Error, Kind};
-use crate::prompt::{ChatRequestView, PromptError};
+use crate::prompt::{ChatRequestView, PromptError, PromptModel, PromptTokens, messages, responses};
 use crate::telemetry::metrics::Metrics;
 
 /// Bodies up to this length are prepared on the reactor: under a millisecond with
@@ -193,7 +193,8 @@ fn compute(core: &Core, endpoint: Endpoint, text: Bytes) -> Result<Prepared, Err
         if let Some(raw) = raw {
             body.set("prompt", raw);
         }
-        let weight = body.raw(endpoint.prompt_member()).map_or(0, str::len);
+        let members = endpoint.prompt_members().iter();
+        let weight = members.map(|member| body.raw(member).map_or(0, str::len)).sum();
         let mut unit = Unit {
             prompt_index,
             further_sample: false,
@@ -277,31 +278,43 @@ fn tokenize(
     if !matches!(body.raw("truncate_prompt_tokens"), None | Some("null")) {
         return Ok(Err("truncate_prompt_tokens"));
     }
+    let member = if matches!(prompt, Prompt::Responses) { "input" } else { "messages" };
     let tokens = match (prompt, &served.prompt) {
         (Prompt::Opaque(reason), _) => return Ok(Err(reason)),
         (Prompt::Tokens(ids), _) => return Ok(Ok(ids)),
         (_, None) => return Ok(Err("no_tokenizer")),
-        (Prompt::Responses, Some(_)) => return Ok(Err("responses")),
-        (Prompt::Messages, Some(_)) => return Ok(Err("messages")),
         (Prompt::Text(text), Some(model)) => {
             let special = body.get::<bool>("add_special_tokens", "true or false")?.unwrap_or(true);
             model.tokenize_text(&text, special)
         }
-        (Prompt::Chat, Some(model)) => {
-            let fields = chat_fields(body)?;
-            ChatRequestView::from_body(&fields)
-                .and_then(|view| model.tokenize_chat(&view, (unix_ms() / 1000) as i64))
+        (prompt, Some(model)) => {
+            chat_fields(body).map(|fields| tokenize_chat(model, &prompt, fields))?
         }
     };
     match tokens {
         Ok(tokens) => Ok(Ok(tokens.ids)),
         Err(PromptError::Unsupported(reason)) => Ok(Err(reason)),
-        Err(PromptError::Client(message)) => Err(Error::invalid("messages", message)),
+        Err(PromptError::Client(message)) => Err(Error::invalid(member, message)),
         Err(PromptError::Internal(message)) => {
             tracing::error!(model = served.name(), error = message, "a prompt cannot be tokenised");
             Ok(Err("tokenizer_failed"))
         }
     }
+}
+
+/// The tokens of what is a chat, or is made one.
+fn tokenize_chat(
+    model: &PromptModel,
+    prompt: &Prompt,
+    fields: Map<String, Value>,
+) -> Result<PromptTokens, PromptError> {
+    let fields = match prompt {
+        Prompt::Messages => messages::chat_of(&fields)?,
+        Prompt::Responses => responses::chat_of(&fields)?,
+        _ => fields,
+    };
+    let view = ChatRequestView::from_body(&fields)?;
+    model.tokenize_chat(&view, (unix_ms() / 1000) as i64)
 }
 
 /// The body as values, for the template.

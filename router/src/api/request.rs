@@ -38,13 +38,14 @@ impl Endpoint {
         }
     }
 
-    /// The member that holds the prompt.
-    pub fn prompt_member(self) -> &'static str {
+    /// The members that hold the prompt.
+    pub fn prompt_members(self) -> &'static [&'static str] {
         match self {
-            Self::Chat | Self::Messages => "messages",
-            Self::Completions => "prompt",
-            Self::Generate => "token_ids",
-            Self::Responses => "input",
+            Self::Chat => &["messages"],
+            Self::Completions => &["prompt"],
+            Self::Generate => &["token_ids"],
+            Self::Responses => &["instructions", "input", "tools"],
+            Self::Messages => &["system", "messages", "tools"],
         }
     }
 

@@ -439,7 +439,10 @@ impl UnitStream {
             return Ok(Some(noted.flatten().unwrap_or(event)));
         };
         let told = match usage.is_final {
-            false => self.account.foretold(usage.raw.get()),
+            false => match self.account.foretold(usage.raw.get()) {
+                None => return Ok(Some(event)),
+                told => told,
+            },
             true => {
                 let whole = self.migration.as_ref();
                 let whole = whole.and_then(|migration| migration.usage(usage.raw.get()));
