@@ -2,12 +2,12 @@
 #![allow(missing_docs, clippy::unwrap_used)]
 
 mod support {
-    pub use serde_json::{Value, json};
-    pub use splitrail_tests::dialect::{
+    pub(crate) use serde_json::{Value, json};
+    pub(crate) use splitrail_tests::dialect::{
         BOTH, MESSAGES, RESPONSES, ask, chat_of, in_chat_words, of_events, request, text_of,
     };
-    pub use splitrail_tests::trial::{CHAT, prompt, streamed};
-    pub use splitrail_tests::{Cluster, Spec, Trial};
+    pub(crate) use splitrail_tests::trial::{CHAT, prompt, streamed};
+    pub(crate) use splitrail_tests::{Cluster, Spec, Trial};
 }
 
 #[path = "dialects/answers.rs"]

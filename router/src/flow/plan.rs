@@ -81,6 +81,8 @@ pub enum LocalReason {
     OneToken,
     /// The answer ended with its first token, and prefill hands over none that did.
     PrefillEnded,
+    /// The prefill engine hands nothing over on this path.
+    NoHandOff,
     /// Log-probabilities of the prompt exist only where it is computed.
     PromptLogprobs,
     /// Prompts that are embeddings: the router cannot tell how many there are.
@@ -106,6 +108,7 @@ impl LocalReason {
             Self::ShortPrompt => "short_prompt",
             Self::OneToken => "one_token",
             Self::PrefillEnded => "prefill_ended",
+            Self::NoHandOff => "no_hand_off",
             Self::PromptLogprobs => "prompt_logprobs",
             Self::PromptEmbeds => "prompt_embeds",
             Self::EngineTools => "engine_tools",

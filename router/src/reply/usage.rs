@@ -57,7 +57,8 @@ fn of_message(raw: &str, told: Option<u32>) -> Option<String> {
     let mut usage = JsonObject::parse_str(raw).ok()?;
     let count = |key| usage.get::<u64>(key, "a count").ok();
     let (rest, written) = (count("input_tokens")??, count(WRITTEN)?);
-    let prompt = rest + count(READ)?.unwrap_or(0) + written.unwrap_or(0);
+    let elsewhere = count(READ)?.unwrap_or(0).saturating_add(written.unwrap_or(0));
+    let prompt = rest.saturating_add(elsewhere);
     let read = u64::from(told.unwrap_or(0)).min(prompt);
     // In P/D, the two figures are of different engines.
     let fitting = written.map(|written| written.min(prompt - read));

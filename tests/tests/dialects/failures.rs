@@ -119,3 +119,24 @@ async fn a_message_that_ends_with_its_first_token_has_no_hand_off_and_is_served_
     }
     trial.finish().await;
 }
+
+#[tokio::test]
+async fn an_engine_that_has_no_place_for_a_hand_off_is_not_blamed_for_it() {
+    let spec = Spec {
+        prefill: 1,
+        decode: 1,
+        engine: |_, config| config.lease_ms = 500,
+        ..Spec::default()
+    };
+    let mut trial = Trial::start(spec).await;
+    // A message's reply leaves out what is null, and so has no member for it at all.
+    for (path, local) in [(MESSAGES, "no_hand_off"), (RESPONSES, "no_prefill")] {
+        trial.fault("p0", FaultKind::NoHandoff, Some(1));
+        let reply = trial.post("ok", path, &request(path, &prompt(30, path), 9)).await;
+        assert_eq!((reply.status.as_u16(), reply.route("local")), (200, Some(local)));
+        let usage = in_chat_words(path, &reply.json()["usage"]);
+        assert_eq!(usage["prompt_tokens_details"]["cached_tokens"], 0);
+    }
+    trial.staged_blocks_are_freed().await;
+    trial.finish().await;
+}
