@@ -1,4 +1,4 @@
-//! The OpenAI dialects: what routing needs is parsed, everything else stays as
+//! The APIs that clients speak: what routing needs is parsed, everything else stays as
 //! the client's bytes.
 
 pub mod bounds;
@@ -6,6 +6,7 @@ mod errand;
 pub mod json;
 mod parts;
 pub mod request;
+mod responses;
 pub mod sampling;
 pub mod sanitise;
 pub(crate) mod scan;

@@ -6,7 +6,8 @@
 use std::borrow::Cow;
 
 use http::StatusCode;
-use serde_json::json;
+use serde_json::{Value, json};
+use splitrail_engine::dialect::Dialect;
 
 /// Whose fault an error is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -246,6 +247,10 @@ impl Error {
 
     /// OpenAI's error object: `{"error": {message, type, param, code}}`.
     pub fn to_openai(&self) -> String {
+        json!({ "error": self.openai() }).to_string()
+    }
+
+    fn openai(&self) -> Value {
         let kind = match (self.fault(), self.kind) {
             (Fault::Client, Kind::UnknownModel | Kind::UnknownPath | Kind::NotOffered) => {
                 "not_found_error"
@@ -257,13 +262,50 @@ impl Error {
             (Fault::Router, _) => "internal_error",
         };
         let code = self.code.as_deref().unwrap_or_else(|| self.outcome());
-        json!({"error": {
-            "message": self.message,
-            "type": kind,
-            "param": self.param,
-            "code": code,
-        }})
-        .to_string()
+        json!({"message": self.message, "type": kind, "param": self.param, "code": code})
+    }
+
+    /// The error as the body of a reply in this dialect: OpenAI's object, around which
+    /// Anthropic has a `type` and other names for kinds of errors.
+    pub fn to_body(&self, dialect: Dialect) -> String {
+        match dialect {
+            Dialect::Chunks | Dialect::Responses => self.to_openai(),
+            Dialect::Messages => json!({"type": "error", "error": self.to_anthropic()}).to_string(),
+        }
+    }
+
+    /// The error as a stream's last event.
+    pub fn to_event(&self, dialect: Dialect) -> String {
+        match dialect {
+            Dialect::Chunks => format!("data: {}", self.to_openai()),
+            Dialect::Messages => format!("event: error\ndata: {}", self.to_body(dialect)),
+            Dialect::Responses => {
+                // OpenAI has the members at the top; its clients raise what stands in `error`.
+                let code = self.code.as_deref().unwrap_or_else(|| self.outcome());
+                let event = json!({
+                    "type": "error", "message": self.message, "code": code, "param": self.param,
+                    "error": self.openai(),
+                });
+                format!("event: error\ndata: {event}")
+            }
+        }
+    }
+
+    fn to_anthropic(&self) -> Value {
+        let kind = match self.status().as_u16() {
+            401 => "authentication_error",
+            403 => "permission_error",
+            404 => "not_found_error",
+            413 => "request_too_large",
+            429 => "rate_limit_error",
+            400..=499 => "invalid_request_error",
+            503 => "overloaded_error",
+            504 => "timeout_error",
+            _ => "api_error",
+        };
+        let mut error = self.openai();
+        error["type"] = json!(kind);
+        error
     }
 
     /// The same error for gRPC clients.
@@ -308,6 +350,31 @@ mod tests {
         assert!(refused.to_openai().contains("secret"), "the client itself is told");
         let failed = Error::new(Kind::EngineFailed, "worker p0 answered with status 500");
         assert!(failed.to_string().contains("p0"));
+    }
+
+    #[test]
+    fn each_dialect_has_errors_where_its_clients_look() {
+        let error = Error::invalid("input", "`input` is missing");
+        let body = |dialect| serde_json::from_str::<Value>(&error.to_body(dialect)).ok();
+        let openai = body(Dialect::Chunks);
+        assert_eq!(body(Dialect::Responses), openai);
+        let mut anthropic = openai.unwrap_or_default();
+        anthropic["type"] = json!("error");
+        assert_eq!(body(Dialect::Messages), Some(anthropic), "a superset");
+        for (kind, name) in [
+            (Kind::UnknownModel, "not_found_error"),
+            (Kind::BodyTooLarge, "request_too_large"),
+            (Kind::Busy(1), "rate_limit_error"),
+            (Kind::NoWorker, "overloaded_error"),
+            (Kind::EngineTimeout, "timeout_error"),
+            (Kind::EngineFailed, "api_error"),
+            (Kind::EngineRejected(422), "invalid_request_error"),
+        ] {
+            let event = Error::new(kind, "x").to_event(Dialect::Messages);
+            let data = event.strip_prefix("event: error\ndata: ").unwrap_or_default();
+            let told: Value = serde_json::from_str(data).unwrap_or_default();
+            assert_eq!((&told["type"], &told["error"]["type"]), (&json!("error"), &json!(name)));
+        }
     }
 
     #[test]

@@ -17,7 +17,9 @@ use crate::api::{Endpoint, Inbound, JsonObject, json, strict};
 use crate::config::model::{Flow, Limits};
 use crate::core::{Core, Named, Served, Serving, unix_ms};
 use crate::error::{Error, Kind};
-use crate::prompt::{ChatRequestView, PromptError, Tenant};
+use crate::prompt::{
+    ChatRequestView, PromptError, PromptModel, PromptTokens, Tenant, messages, responses,
+};
 use crate::telemetry::metrics::Metrics;
 
 /// Bodies up to this length are prepared on the reactor: under a millisecond with
@@ -178,6 +180,7 @@ fn compute(core: &Core, endpoint: Endpoint, payload: Payload) -> Result<Prepared
     // Engines know the model under its own name, and an adapter under its.
     let engine_name = adapter.as_deref().unwrap_or(served.name());
     inbound.body.set("model", json::quote(engine_name));
+    check_connector(&served, endpoint)?;
     let samples_apart = samples_apart(&served, &mut inbound, &serving.limits)?;
     let namespace = Namespace {
         salt: inbound.cache_salt.as_deref(),
@@ -195,8 +198,8 @@ fn compute(core: &Core, endpoint: Endpoint, payload: Payload) -> Result<Prepared
         }
         let weight = match endpoint.computes() {
             true => {
-                let prompt = body.raw(endpoint.prompt_member()).or_else(|| body.raw("messages"));
-                prompt.map_or(0, str::len)
+                let members = endpoint.prompt_members().iter();
+                members.map(|member| body.raw(member).map_or(0, str::len)).sum()
             }
             false => 0,
         };
@@ -247,6 +250,18 @@ fn named(serving: &Serving, inbound: &Inbound) -> Result<Named, Error> {
     })
 }
 
+/// Of engines that do nothing alone, none is known that meets another for these endpoints.
+fn check_connector(served: &Served, endpoint: Endpoint) -> Result<(), Error> {
+    let config = &served.config;
+    let alone = config.connector.serves_alone() || config.flow == Flow::Aggregated;
+    if alone || !endpoint.dialect().names_events() {
+        return Ok(());
+    }
+    let (path, connector) = (endpoint.path(), config.connector.name());
+    let message = format!("this model's workers (connector {connector}) cannot serve {path}");
+    Err(Error::new(Kind::InvalidRequest, message))
+}
+
 /// How many samples of a prompt are requests of their own: all of them where each needs a
 /// hand-off, and no engine serves any without.
 fn samples_apart(served: &Served, inbound: &mut Inbound, limits: &Limits) -> Result<u32, Error> {
@@ -289,6 +304,7 @@ fn tokenize(
     if !matches!(body.raw("truncate_prompt_tokens"), None | Some("null")) {
         return Ok(Err("truncate_prompt_tokens"));
     }
+    let member = if matches!(prompt, Prompt::Responses) { "input" } else { "messages" };
     let tokens = match (prompt, &served.prompt) {
         (Prompt::Opaque(reason), _) => return Ok(Err(reason)),
         (Prompt::Tokens(ids), _) => return Ok(Ok(ids)),
@@ -297,21 +313,34 @@ fn tokenize(
             let special = body.get::<bool>("add_special_tokens", "true or false")?.unwrap_or(true);
             model.tokenize_text_of(tenant, &text, special)
         }
-        (Prompt::Chat, Some(model)) => {
-            let fields = chat_fields(body)?;
-            ChatRequestView::from_body(&fields)
-                .and_then(|view| model.tokenize_chat_of(tenant, &view, (unix_ms() / 1000) as i64))
+        (prompt, Some(model)) => {
+            chat_fields(body).map(|fields| tokenize_chat((model, tenant), &prompt, fields))?
         }
     };
     match tokens {
         Ok(tokens) => Ok(Ok(tokens.ids)),
         Err(PromptError::Unsupported(reason)) => Ok(Err(reason)),
-        Err(PromptError::Client(message)) => Err(Error::invalid("messages", message)),
+        Err(PromptError::Client(message)) => Err(Error::invalid(member, message)),
         Err(PromptError::Internal(message)) => {
             tracing::error!(model = served.name(), error = message, "a prompt cannot be tokenised");
             Ok(Err("tokenizer_failed"))
         }
     }
+}
+
+/// The tokens of what is a chat, or is made one.
+fn tokenize_chat(
+    (model, tenant): (&PromptModel, Tenant),
+    prompt: &Prompt,
+    fields: Map<String, Value>,
+) -> Result<PromptTokens, PromptError> {
+    let fields = match prompt {
+        Prompt::Messages => messages::chat_of(&fields)?,
+        Prompt::Responses => responses::chat_of(&fields)?,
+        _ => fields,
+    };
+    let view = ChatRequestView::from_body(&fields)?;
+    model.tokenize_chat_of(tenant, &view, (unix_ms() / 1000) as i64)
 }
 
 /// The body as values, for the template.

@@ -4,8 +4,10 @@
 //! it off the reactor. What cannot be reproduced exactly is refused as
 //! [`PromptError::Unsupported`], and the engine is asked without token ids.
 
+pub mod messages;
 pub mod normalise;
 pub mod request;
+pub mod responses;
 pub mod stamp;
 pub mod template;
 pub mod tokenizer;

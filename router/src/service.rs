@@ -208,8 +208,12 @@ async fn answer(
         scope.begun();
     }
     let fallback = context.served.config.cached_tokens_fallback;
-    let detail =
-        call.usage_detail.then(|| Detail { decisions: decisions.clone().into(), fallback });
+    let dialect = endpoint.dialect();
+    let detail = call.usage_detail.then(|| Detail {
+        decisions: decisions.clone().into(),
+        fallback,
+        dialect,
+    });
     let body = one_reply(begun, Places { n: options.n, samples_apart }, detail)?;
     Ok((Route(decisions), context.stages.server_timing(), body))
 }

@@ -5,6 +5,7 @@ pub(crate) mod connection;
 mod control;
 mod embed;
 mod metrics;
+mod named;
 mod rank;
 mod remote;
 mod reply;
@@ -65,6 +66,8 @@ pub(crate) fn router(app: Arc<App>) -> Router {
         .route(Endpoint::Completions.path(), inference(Endpoint::Completions))
         .route(Endpoint::Generate.path(), inference(Endpoint::Generate))
         .route(embed::PATH, post(embed::embed))
+        .route(Endpoint::Responses.path(), inference(Endpoint::Responses))
+        .route(Endpoint::Messages.path(), inference(Endpoint::Messages))
         .route("/v1/models", get(models))
         .route("/health", get(health))
         .route("/ping", get(health))
@@ -113,7 +116,7 @@ async fn infer(
     }
     let body = match parse(&body) {
         Ok(body) => body,
-        Err(error) => return error.into_response(),
+        Err(error) => return error.in_reply_of(endpoint),
     };
     let staging = body["kv_transfer_params"]["do_remote_decode"] == true;
     let prefill = staging || app.engine.config.role == Role::Prefill;
@@ -131,11 +134,11 @@ async fn infer(
     }
     if let Some(status) = faults.status {
         let status = StatusCode::from_u16(status).unwrap_or(StatusCode::INTERNAL_SERVER_ERROR);
-        return ApiError::new(status, "A fault was injected.").into_response();
+        return ApiError::new(status, "A fault was injected.").in_reply_of(endpoint);
     }
     match answer(&app, endpoint, &headers, &body, &faults).await {
         Ok(response) => response,
-        Err(error) => error.into_response(),
+        Err(error) => error.in_reply_of(endpoint),
     }
 }
 
@@ -171,6 +174,7 @@ async fn answer(
         report: config.usage_report,
         zero_is_null: config.connector == KvConnector::Sglang,
         threshold_reply: config.threshold_reply,
+        asked: body.clone(),
     };
     for ask in &mut request.asks {
         ask.preempted = faults.preempt;

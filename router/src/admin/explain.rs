@@ -57,17 +57,9 @@ pub(super) async fn explain(
 
 /// The endpoint that a body is for.
 fn endpoint(named: Option<&str>, body: &[u8]) -> Result<Endpoint> {
-    const ALL: [Endpoint; 6] = [
-        Endpoint::Chat,
-        Endpoint::Generate,
-        Endpoint::Completions,
-        Endpoint::Embeddings,
-        Endpoint::Tokenize,
-        Endpoint::Detokenize,
-    ];
     if let Some(path) = named {
-        return ALL.into_iter().find(|endpoint| endpoint.path() == path).ok_or_else(|| {
-            let known = ALL.map(Endpoint::path).join(", ");
+        return Endpoint::at(path).ok_or_else(|| {
+            let known = Endpoint::ALL.map(Endpoint::path).join(", ");
             let message = format!("`endpoint` must be one of {known}");
             Refusal::new(StatusCode::BAD_REQUEST, "invalid_request", message)
         });
@@ -88,7 +80,7 @@ fn endpoint(named: Option<&str>, body: &[u8]) -> Result<Endpoint> {
     Ok(match members {
         Some(Members { messages: Some(_), .. }) => Endpoint::Chat,
         Some(Members { token_ids: Some(_), .. }) => Endpoint::Generate,
-        Some(Members { input: Some(_), .. }) => Endpoint::Embeddings,
+        Some(Members { input: Some(_), .. }) => Endpoint::Responses,
         Some(Members { tokens: Some(_), .. }) => Endpoint::Detokenize,
         _ => Endpoint::Completions,
     })

@@ -4,6 +4,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use bytes::Bytes;
+use splitrail_engine::dialect::Dialect;
 use splitrail_engine::usage::EngineUsage;
 
 use super::client::{Envelope, Parcel};
@@ -75,7 +76,8 @@ impl Sending<'_> {
 
     /// The body of the leg that answers.
     pub(super) fn body(&self, carried: Carried<'_>) -> Result<Parts, Error> {
-        legs::answer(self.gated_body(self.threshold), self.context.options, carried)
+        let Context { endpoint, options, .. } = *self.context;
+        legs::answer(self.gated_body(self.threshold), endpoint, options, carried)
     }
 
     /// The body of the leg that fetches a hand-off first.
@@ -265,6 +267,7 @@ pub(super) fn account(sending: &Sending<'_>, now: Instant, handed_over: bool) ->
         decision: decision.clone(),
         booking,
         worker: Arc::clone(worker),
+        dialect: context.endpoint.dialect(),
         prompt_tokens: unit.prompt_tokens,
         settled: false,
     }
@@ -323,14 +326,15 @@ async fn whole_reply(
         reply = call => reply?,
         () = queued => return Err(lease_expired(worker)),
     };
-    if turned_away(&reply) {
-        return Ok(First::Below(usage_of(&reply)));
+    let dialect = context.endpoint.dialect();
+    if turned_away(dialect, &reply) {
+        return Ok(First::Below(usage_of(dialect, &reply)));
     }
     Ok(First::Whole(reply))
 }
 
 /// What a reply or an event says of its tokens, where that makes sense.
-pub(super) fn usage_of(reply: &Bytes) -> Option<EngineUsage> {
+pub(super) fn usage_of(dialect: Dialect, reply: &Bytes) -> Option<EngineUsage> {
     let reply = JsonObject::parse(reply.clone()).ok()?;
-    EngineUsage::parse(serde_json::from_str(reply.raw("usage")?).ok()?).ok()
+    EngineUsage::parse_in(dialect, serde_json::from_str(reply.raw("usage")?).ok()?).ok()
 }

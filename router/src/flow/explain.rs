@@ -137,7 +137,7 @@ pub fn explain(prepared: &Prepared, steering: Steering) -> Result<Explanation, E
             options: prepared.options,
             context_tokens: served.pool.context_tokens(),
         };
-        Way::new(served, unit).go(plan(&served.config, facts), auto)
+        Way::new(served, prepared.endpoint, unit).go(plan(&served.config, facts), auto)
     });
     Ok(Explanation {
         model: served.name().to_owned(),
@@ -152,13 +152,14 @@ pub fn explain(prepared: &Prepared, steering: Steering) -> Result<Explanation, E
 /// One prompt on its way.
 struct Way<'a> {
     served: &'a Served,
+    endpoint: Endpoint,
     unit: &'a Unit,
     roster: std::sync::Arc<Roster>,
     told: PromptExplained,
 }
 
 impl<'a> Way<'a> {
-    fn new(served: &'a Served, unit: &'a Unit) -> Self {
+    fn new(served: &'a Served, endpoint: Endpoint, unit: &'a Unit) -> Self {
         let told = PromptExplained {
             prompt_index: unit.prompt_index,
             prompt_tokens: unit.prompt_tokens,
@@ -173,7 +174,7 @@ impl<'a> Way<'a> {
             steps: Vec::new(),
             stops: None,
         };
-        Self { served, unit, roster: served.pool.roster(), told }
+        Self { served, endpoint, unit, roster: served.pool.roster(), told }
     }
 
     fn go(mut self, plan: Plan, auto: Option<Weighed>) -> PromptExplained {
@@ -206,7 +207,8 @@ impl<'a> Way<'a> {
         let Some(worker) = self.roster.get(chosen.worker) else { return true };
         let held = chosen.believed_blocks();
         let place = (&**worker, chosen.rank);
-        let (gate, verdict) = verdict(&self.served.config, self.unit, place, held, &need);
+        let of = (&self.served.config, self.endpoint);
+        let (gate, verdict) = verdict(of, self.unit, place, held, &need);
         self.told.gate = Some(GateExplained {
             cache_hit_threshold: threshold,
             needed_blocks: need.blocks,

@@ -5,6 +5,7 @@ import json
 import secrets
 import subprocess
 
+import anthropic
 import httpx
 import openai
 
@@ -98,6 +99,9 @@ class Router:
         # No retries of the client's own: they would hide the router's failures.
         self.openai = openai.OpenAI(
             base_url=f"{self.http}/v1", api_key="unused", max_retries=0, timeout=120
+        )
+        self.anthropic = anthropic.Anthropic(
+            base_url=self.http, api_key="unused", max_retries=0, timeout=120
         )
 
     def post(self, path, **kwargs):
