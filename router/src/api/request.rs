@@ -166,6 +166,7 @@ impl Options {
         n: 1,
         bypasses_cache: None,
         embeds: false,
+        engine_takes_turns: false,
         refusable: false,
         max_tokens: None,
     };

@@ -119,8 +119,8 @@ impl<'a> Sampling<'a> {
         let said = self.max_tokens()?;
         let (default, stop) = match self.endpoint {
             Endpoint::Chat | Endpoint::Responses => (None, "stop"),
-            Endpoint::Completions | Endpoint::Generate => (Some(DEFAULT_TOKENS), "stop"),
             Endpoint::Messages => (Some(0), "stop_sequences"),
+            _ => (Some(DEFAULT_TOKENS), "stop"),
         };
         let min_tokens = self.count("min_tokens")?.unwrap_or(0);
         let stops = self.texts(stop)?;

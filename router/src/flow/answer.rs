@@ -76,8 +76,9 @@ impl Sending<'_> {
 
     /// The body of the leg that answers.
     pub(super) fn body(&self, carried: Carried<'_>) -> Result<Parts, Error> {
-        let Context { endpoint, options, .. } = *self.context;
-        legs::answer(self.gated_body(self.threshold), endpoint, options, carried)
+        let context = self.context;
+        let body = self.gated_body(self.threshold);
+        legs::answer(body, context.endpoint, context.options, carried)
     }
 
     /// The body of the leg that fetches a hand-off first.

@@ -124,7 +124,7 @@ pub fn explain(prepared: &Prepared, steering: Steering) -> Result<Explanation, E
     let flow = if endpoint.generates() { flow } else { RequestFlow::Aggregated };
     let prompts = prepared.units.iter().filter(|unit| !unit.further_sample).map(|unit| {
         if !endpoint.generates() {
-            return Way::new(served, unit).errand(endpoint);
+            return Way::new(served, endpoint, unit).errand();
         }
         let open = is_open(served, flow, threshold);
         let auto = open.then(|| weigh(served, unit, false));
@@ -188,9 +188,9 @@ impl<'a> Way<'a> {
     }
 
     /// What generates nothing is one worker's.
-    fn errand(mut self, endpoint: Endpoint) -> PromptExplained {
+    fn errand(mut self) -> PromptExplained {
         self.told.flow = RequestFlow::Aggregated.name();
-        match errand::able(self.served, endpoint, &[], Instant::now()) {
+        match errand::able(self.served, self.endpoint, &[], Instant::now()) {
             Ok((leg, excluded)) => {
                 self.step("answer", Wish::any(leg, &excluded));
             }

@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use serde::Serialize;
 
-use super::{JsonObject, Text};
+use super::{JsonObject, Text, mark};
 use crate::error::{Error, Kind};
 
 /// Writes an object, member after member.
@@ -13,6 +13,7 @@ use crate::error::{Error, Kind};
 pub struct Builder {
     text: Vec<u8>,
     members: Vec<(Text, Text)>,
+    marks: u64,
 }
 
 impl Builder {
@@ -20,7 +21,7 @@ impl Builder {
     pub fn with_capacity(bytes: usize) -> Self {
         let mut text = Vec::with_capacity(bytes);
         text.push(b'{');
-        Self { text, members: Vec::with_capacity(12) }
+        Self { text, members: Vec::with_capacity(12), marks: 0 }
     }
 
     /// Adds a member. No key may come twice.
@@ -37,6 +38,7 @@ impl Builder {
         self.text.push(b':');
         let start = self.text.len();
         write_value(&mut self.text);
+        self.marks |= mark(key);
         self.members.push((Text::Edited(key.into()), Text::Original(start..self.text.len())));
     }
 
@@ -48,7 +50,7 @@ impl Builder {
         self.text.push(b'}');
         let defect = |_| Error::new(Kind::Internal, "a body could not be made");
         let text = String::from_utf8(self.text).map_err(defect)?;
-        Ok(JsonObject { text: Arc::new(text), members: self.members })
+        Ok(JsonObject { text: Arc::new(text), members: self.members, marks: self.marks })
     }
 }
 
