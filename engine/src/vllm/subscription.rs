@@ -144,7 +144,8 @@ pub enum Update {
         /// What is wrong with it.
         error: GarbageError,
     },
-    /// All that had come when [`Pacing::asks`] was raised to this is delivered.
+    /// All that the system had said to be there when [`Pacing::asks`] was raised to this is
+    /// delivered, and what waited for its time.
     Fresh {
         /// The number.
         ask: u64,

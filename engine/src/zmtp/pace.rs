@@ -57,8 +57,10 @@ pub(super) struct Paced {
     read_at: Option<Instant>,
     /// Reads, each sooner than a beat after the one before.
     in_a_row: u32,
-    /// Read since it was last waited for more.
+    /// Read since the last rest.
     bytes: usize,
+    /// The last read brought all that was asked for: there may be more.
+    was_full: bool,
     /// Where an unwatched stream is read to first.
     scratch: Vec<u8>,
 }
@@ -66,7 +68,8 @@ pub(super) struct Paced {
 impl Paced {
     pub(super) fn new(stream: TcpStream) -> Self {
         let (stream, scratch) = (Stream::Watched(stream), Vec::new());
-        Self { stream, pace: None, read_at: None, in_a_row: 0, bytes: 0, scratch }
+        let (read_at, in_a_row, bytes, was_full) = (None, 0, 0, false);
+        Self { stream, pace: None, read_at, in_a_row, bytes, was_full, scratch }
     }
 
     /// From now on.
@@ -90,7 +93,7 @@ impl Paced {
         buffer: &mut BytesMut,
         is_between: bool,
     ) -> io::Result<usize> {
-        if is_between {
+        if is_between && !self.was_full {
             self.rest(Instant::now())?;
         } else if let Stream::Paused { until, .. } = &mut self.stream {
             *until = Instant::now();
@@ -137,6 +140,7 @@ impl Paced {
 
     fn has_read(&mut self, count: usize, now: Instant) {
         self.bytes += count;
+        self.was_full = count >= READ_BYTES;
         let Some(pace) = self.pace else { return };
         let is_soon = self.read_at.is_some_and(|last| now - last < pace.every);
         self.in_a_row = if is_soon { self.in_a_row.saturating_add(1) } else { 0 };
@@ -145,9 +149,9 @@ impl Paced {
 
     /// What was read is dealt with: a busy stream has a rest until the next beat.
     fn rest(&mut self, now: Instant) -> io::Result<()> {
-        let bytes = std::mem::take(&mut self.bytes);
-        let Some(pace) = self.pace.filter(|_| bytes > 0) else { return Ok(()) };
-        if bytes > PACED_BYTES_MAX {
+        let Some(pace) = self.pace.filter(|_| self.bytes > 0) else { return Ok(()) };
+        if std::mem::take(&mut self.bytes) > PACED_BYTES_MAX {
+            self.in_a_row = 0;
             return self.watch();
         }
         match &mut self.stream {
@@ -258,23 +262,30 @@ mod tests {
 
     #[tokio::test]
     async fn a_stream_with_much_to_say_is_not_held_back() {
+        const ALL: usize = 64 * PACED_BYTES_MAX;
         let (mut paced, mut peer) = pair(HOUR).await;
-        let writing = async {
-            peer.write_all(&vec![1; 64 * PACED_BYTES_MAX]).await.unwrap();
-            peer
-        };
+        messages(&mut paced, &mut peer, 1 + READS_IN_A_ROW).await;
+        paced.rest(Instant::now()).unwrap();
+        assert!(matches!(paced.stream, Stream::Paused { .. }));
+        let (mut all, mut buffer) = (0, BytesMut::new());
+        let writing = async { peer.write_all(&vec![1; ALL]).await.unwrap() };
         let reading = async {
-            let (mut all, mut buffer) = (0, BytesMut::with_capacity(4 * PACED_BYTES_MAX));
-            while all < 64 * PACED_BYTES_MAX {
+            while all == 0 {
+                // The first of it has come: from here on nobody waits.
+                all += paced.read_now(&mut buffer).unwrap().unwrap_or_default();
+                tokio::task::yield_now().await;
+            }
+            while all < ALL {
                 buffer.clear();
-                // No message is whole before more has come than pauses are for.
-                while buffer.len() <= PACED_BYTES_MAX && all < 64 * PACED_BYTES_MAX {
-                    buffer.reserve(READ_BYTES);
-                    let is_between = buffer.is_empty();
-                    all += paced.read(&mut buffer, is_between).await.unwrap();
-                }
+                buffer.reserve(READ_BYTES);
+                // As if a message ended wherever a read that was full does.
+                let is_between = paced.was_full;
+                all += paced.read(&mut buffer, is_between).await.unwrap();
             }
         };
-        let (_peer, ()) = tokio::join!(writing, reading);
+        let patience = Duration::from_secs(30);
+        tokio::time::timeout(patience, async { tokio::join!(writing, reading) }).await.unwrap();
+        paced.rest(Instant::now()).unwrap();
+        assert!(matches!(paced.stream, Stream::Watched(_)), "after much there is no rest");
     }
 }
