@@ -490,6 +490,16 @@ mod tests {
         ] {
             assert!(!refusable(Endpoint::Completions, members), "{members}");
         }
+        for members in
+            [r#""max_tokens":0"#, r#""stop":"x""#, r#""max_tokens":4,"stop_sequences":[""]"#]
+        {
+            assert!(refusable(Endpoint::Messages, members), "{members}: they must say how much");
+        }
+        assert!(!refusable(Endpoint::Messages, r#""max_tokens":4,"stop_sequences":["x"]"#));
+        let response =
+            |members: &str| refusable(Endpoint::Responses, &format!(r#""input":"x",{members}"#));
+        assert!(response(r#""max_output_tokens":0"#));
+        assert!(!response(r#""max_tokens":0"#), "it is not a response's");
         assert!(!refusable(Endpoint::Chat, r#""min_tokens":17"#));
         assert!(refusable(Endpoint::Chat, r#""min_tokens":5,"max_completion_tokens":4"#));
     }
