@@ -7,8 +7,11 @@ mod feed;
 mod measure;
 mod mock;
 mod options;
+mod peers;
 mod plot;
 mod report;
+mod settings;
+mod slow;
 mod targets;
 mod text;
 
@@ -65,6 +68,16 @@ impl Effort {
     }
 }
 
+/// What all measurements need.
+struct Bench<'a> {
+    /// Where clients run.
+    before: &'a Runtime,
+    /// Where engines run.
+    behind: &'a Runtime,
+    effort: &'a Effort,
+    options: &'a Options,
+}
+
 /// Runs what the command line asks for.
 ///
 /// # Errors
@@ -93,14 +106,25 @@ pub fn main() -> Result<(), Failure> {
     }
     if options.wants("stream") {
         let load = Arc::new(Load::new(&text.prompts(SIZES[0]), true));
-        let plain = |target: &&Target| !matches!(target.name, "pd" | "kv_aware");
-        let targets: Vec<&Target> = targets.iter().filter(plain).collect();
+        let targets: Vec<&Target> = targets.iter().filter(|target| target.is_plain()).collect();
         for clients in [1, 16] {
             let how = (clients, true);
             cells.push(cell(&before, &effort, &targets, ("64 chunks", &load), how)?);
         }
     }
     let mut rows: Vec<Row> = cells.iter().flat_map(Cell::rows).collect();
+    let bench = Bench { before: &before, behind: &behind, effort: &effort, options: &options };
+    rows.extend(settings::logging(&bench, &engines, &text, folder.path())?);
+    rows.extend(settings::threads(&bench, &engines, &text, folder.path())?);
+    if options.wants("slow") {
+        let plain = Arc::new(Load::new(&text.prompts(SIZES[0]), false));
+        let targets: Vec<&Target> = targets.iter().filter(|target| target.is_plain()).collect();
+        let body = text.prompts(SIZES[0])[0].slow();
+        rows.extend(slow::slow(&before, &effort, &targets, (&body, &plain))?);
+    }
+    for target in &targets {
+        rows.extend(idle(&before, target)?);
+    }
     if options.wants("memory") && (!options.quick || options.only.is_some()) {
         rows.extend(memory(&before, &effort, &targets, &text)?);
     }
@@ -133,8 +157,9 @@ fn start(
         Ok(nginx) => targets.push(nginx),
         Err(error) => print_line(&format!("without nginx: {error}"))?,
     }
-    if let Some(program) = &options.vllm_router {
-        match behind.block_on(Target::vllm_router(engines, program, folder)) {
+    for split in [false, true] {
+        let Some(program) = &options.vllm_router else { break };
+        match behind.block_on(Target::vllm_router(split, engines, program, folder)) {
             Ok(router) => targets.push(router),
             Err(error) => print_line(&format!("without vllm-router: {error}"))?,
         }
@@ -143,7 +168,7 @@ fn start(
         targets.push(behind.block_on(Target::ours(name, kind, options, folder))?);
         Ok::<_, Failure>(())
     };
-    if options.wants("aggregated") || options.wants("stream") {
+    if ["aggregated", "stream", "slow"].iter().any(|workload| options.wants(workload)) {
         ours("round_robin", Kind::Aggregated(engines))?;
     }
     if options.wants("pd") {
@@ -204,35 +229,31 @@ fn memory(
         runtime.block_on(measure(target, &load, (16, false), effort.memory / PARTS))?;
         resident.push(process.resident_mb(Resident::Now)?);
     }
-    let row = |measure: &str, unit, ours, goal| Row {
-        workload: "memory 64 KB c=16".to_owned(),
-        measure: measure.to_owned(),
-        unit,
-        ours,
-        theirs: None,
-        goal,
-        targets: Vec::new(),
-    };
+    let row = |measure, figure, goal| Row::alone("memory 64 KB c=16", measure, figure, Some(goal));
     let peak = process.resident_mb(Resident::Peak)?;
     // The first half fills what is bounded.
     let half = resident.len() / 2;
     let growth = resident[resident.len() - 1] - resident[half];
     Ok(vec![
-        row("peak", "MB", peak, Some(Goal::AtMost(150.0))),
-        row("growth, second half", "MB", growth, Some(Goal::AtMost(5.0))),
+        row("peak", (peak, "MB"), Goal::AtMost(150.0)),
+        row("growth, second half", (growth, "MB"), Goal::AtMost(5.0)),
     ])
 }
 
 /// The most memory that a target's process has had.
 fn peak(target: &Target) -> Result<Option<Row>, Failure> {
     let Some(process) = &target.process else { return Ok(None) };
-    Ok(Some(Row {
-        workload: target.name.to_owned(),
-        measure: "peak memory".to_owned(),
-        unit: "MB",
-        ours: process.resident_mb(Resident::Peak)?,
-        theirs: None,
-        goal: None,
-        targets: Vec::new(),
-    }))
+    let figure = (process.resident_mb(Resident::Peak)?, "MB");
+    Ok(Some(Row::alone(target.name, "peak memory", figure, None)))
+}
+
+/// What a target's process does while nobody asks it anything.
+fn idle(runtime: &Runtime, target: &Target) -> Result<Option<Row>, Failure> {
+    const LASTS: Duration = Duration::from_secs(5);
+    let Some(process) = &target.process else { return Ok(None) };
+    let before = process.cpu()?;
+    runtime.block_on(tokio::time::sleep(LASTS));
+    let percent = (process.cpu()? - before).as_secs_f64() / LASTS.as_secs_f64() * 100.0;
+    let goal = target.is_ours().then_some(Goal::AtMost(0.5));
+    Ok(Some(Row::alone(target.name, "CPU when idle", (percent, "%"), goal)))
 }

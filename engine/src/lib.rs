@@ -6,6 +6,7 @@
 //! reserved for it, every buffer has a bound, and no error or log line carries
 //! token ids or payload contents.
 
+pub mod dialect;
 mod json;
 pub mod mooncake;
 pub mod nixl;

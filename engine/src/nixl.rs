@@ -87,11 +87,17 @@ impl HandOff {
         if bytes > MAX_HAND_OFF_BYTES {
             return Err(HandOffError::TooLarge { bytes });
         }
-        let flags: Flags = crate::json::object(raw_kv_transfer_params)?;
-        if flags.do_remote_prefill != Some(true) {
-            return Err(HandOffError::NotForDecode);
-        }
-        let params: Params = crate::json::object(raw_kv_transfer_params)?;
+        let params: Params = match crate::json::object(raw_kv_transfer_params) {
+            Ok(params) => params,
+            // What tells nobody to fetch anything need not have the rest.
+            Err(error) => {
+                let flags: Flags = crate::json::object(raw_kv_transfer_params)?;
+                return Err(match flags.do_remote_prefill {
+                    Some(true) => error.into(),
+                    _ => HandOffError::NotForDecode,
+                });
+            }
+        };
         if params.do_remote_prefill != Some(true) || params.do_remote_decode == Some(true) {
             return Err(HandOffError::NotForDecode);
         }

@@ -3,6 +3,7 @@
 use serde::Deserialize;
 use serde_json::value::RawValue;
 
+use crate::dialect::Dialect;
 pub use crate::json::ShapeError;
 
 /// What an engine reports about one request's tokens.
@@ -51,7 +52,49 @@ struct Details {
     cached_tokens: Option<u32>,
 }
 
+/// Usage of `/v1/responses`.
+#[derive(Deserialize)]
+struct OfResponse<'a> {
+    input_tokens: u32,
+    output_tokens: Option<u32>,
+    #[serde(borrow)]
+    input_tokens_details: Option<&'a RawValue>,
+}
+
+/// Usage of `/v1/messages`, whose `input_tokens` are those that are in no other figure.
+#[derive(Deserialize)]
+struct OfMessage {
+    input_tokens: u32,
+    output_tokens: Option<u32>,
+    cache_read_input_tokens: Option<u32>,
+    cache_creation_input_tokens: Option<u32>,
+}
+
 impl EngineUsage {
+    /// Reads the value of `usage` in a reply or an event of this dialect.
+    ///
+    /// # Errors
+    /// Why it cannot be taken at its word.
+    pub fn parse_in(dialect: Dialect, usage: &RawValue) -> Result<Self, UsageError> {
+        match dialect {
+            Dialect::Chunks => Self::parse(usage),
+            _ if usage.get() == "null" => Err(UsageError::Absent),
+            Dialect::Responses => {
+                let usage: OfResponse<'_> = crate::json::object(usage)?;
+                Self::new(usage.input_tokens, usage.output_tokens, usage.input_tokens_details)
+            }
+            Dialect::Messages => {
+                let usage: OfMessage = crate::json::object(usage)?;
+                let cached_tokens = usage.cache_read_input_tokens;
+                let elsewhere = [cached_tokens, usage.cache_creation_input_tokens];
+                let sum = |sum: u32, more: Option<u32>| sum.saturating_add(more.unwrap_or(0));
+                let prompt_tokens = elsewhere.into_iter().fold(usage.input_tokens, sum);
+                let completion_tokens = usage.output_tokens.unwrap_or(0);
+                Ok(Self { prompt_tokens, completion_tokens, cached_tokens })
+            }
+        }
+    }
+
     /// Reads the value of `usage` in a reply of `/v1/completions`,
     /// `/v1/chat/completions` or `/v1/embeddings`, or in a stream's chunk.
     pub fn parse(usage: &RawValue) -> Result<Self, UsageError> {
@@ -59,13 +102,20 @@ impl EngineUsage {
             return Err(UsageError::Absent);
         }
         let usage: Usage<'_> = crate::json::object(usage)?;
-        let prompt_tokens = usage.prompt_tokens;
-        let details = usage.prompt_tokens_details.map(crate::json::object::<Details>);
+        Self::new(usage.prompt_tokens, usage.completion_tokens, usage.prompt_tokens_details)
+    }
+
+    fn new(
+        prompt_tokens: u32,
+        completion_tokens: Option<u32>,
+        details: Option<&RawValue>,
+    ) -> Result<Self, UsageError> {
+        let details = details.map(crate::json::object::<Details>);
         let cached_tokens = details.transpose()?.and_then(|details| details.cached_tokens);
         if let Some(cached_tokens) = cached_tokens.filter(|cached| *cached > prompt_tokens) {
             return Err(UsageError::CachedExceedsPrompt { cached_tokens, prompt_tokens });
         }
-        let completion_tokens = usage.completion_tokens.unwrap_or(0);
+        let completion_tokens = completion_tokens.unwrap_or(0);
         Ok(Self { prompt_tokens, completion_tokens, cached_tokens })
     }
 }

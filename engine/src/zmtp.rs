@@ -11,16 +11,18 @@ use std::io;
 use std::time::Duration;
 
 use bytes::{Buf, Bytes, BytesMut};
-use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
 
 mod endpoint;
 mod frame;
 mod handshake;
+mod pace;
 
 pub use endpoint::{Endpoint, EndpointError};
+pub use pace::Pace;
 
 use frame::Header;
+use pace::Paced;
 
 /// Bytes that are asked of the kernel at once.
 const READ_BYTES: usize = 16 << 10;
@@ -73,7 +75,7 @@ pub(crate) enum Role {
 
 /// A connection after the handshake.
 pub(crate) struct Connection {
-    stream: TcpStream,
+    stream: Paced,
     buffer: BytesMut,
     /// Frames of a message whose last frame has not come yet.
     frames: Vec<Bytes>,
@@ -94,7 +96,7 @@ impl Connection {
             let stream = TcpStream::connect(endpoint.address()).await?;
             stream.set_nodelay(true)?;
             let mut connection = Self {
-                stream,
+                stream: Paced::new(stream),
                 buffer: BytesMut::new(),
                 frames: Vec::new(),
                 frames_bytes: 0,
@@ -121,11 +123,40 @@ impl Connection {
         self.send(&[&[&[1], topic.as_bytes()].concat()]).await
     }
 
+    /// Busy, the connection is read at these times only.
+    pub(crate) fn set_pace(&mut self, pace: Pace) {
+        self.stream.set_pace(pace);
+    }
+
     /// The next message. Cancelling loses nothing: bytes that were read stay in
     /// the buffer.
     pub(crate) async fn receive(&mut self) -> Result<Vec<Bytes>, WireError> {
         loop {
-            let (header, body) = self.frame().await?;
+            if let Some(message) = self.message()? {
+                return Ok(message);
+            }
+            self.fill().await?;
+        }
+    }
+
+    /// The next message, if all of it has come: nothing is waited for.
+    pub(crate) fn receive_now(&mut self) -> Result<Option<Vec<Bytes>>, WireError> {
+        loop {
+            if let Some(message) = self.message()? {
+                return Ok(Some(message));
+            }
+            self.make_room();
+            match self.stream.read_now(&mut self.buffer)? {
+                None => return Ok(None),
+                Some(0) => return Err(WireError::Closed),
+                Some(_) => {}
+            }
+        }
+    }
+
+    /// The next message, if all of it is in the buffer.
+    fn message(&mut self) -> Result<Option<Vec<Bytes>>, WireError> {
+        while let Some((header, body)) = self.frame()? {
             if header.is_command {
                 // Of commands there is only PING, which nobody sends unasked.
                 continue;
@@ -134,41 +165,43 @@ impl Connection {
             self.frames.push(body);
             if !header.more {
                 self.frames_bytes = 0;
-                return Ok(std::mem::take(&mut self.frames));
+                return Ok(Some(std::mem::take(&mut self.frames)));
             }
         }
+        Ok(None)
     }
 
-    async fn frame(&mut self) -> Result<(Header, Bytes), WireError> {
-        loop {
-            if let Some(header) = Header::parse(&self.buffer) {
-                let room = self.max_message_bytes - self.frames_bytes;
-                if header.body_bytes > room as u64 || self.frames.len() == MAX_FRAMES {
-                    let limit_bytes = self.max_message_bytes;
-                    return Err(WireError::MessageTooLarge { limit_bytes });
-                }
-                let end = header.bytes + header.body_bytes as usize;
-                if let Some(body) = self.buffer.get(header.bytes..end) {
-                    // A copy, so that a kept message keeps its own bytes only and
-                    // not the buffer that it arrived in.
-                    let body = Bytes::copy_from_slice(body);
-                    self.buffer.advance(end);
-                    return Ok((header, body));
-                }
-            }
-            self.fill().await?;
+    /// The next frame, if all of it is in the buffer.
+    fn frame(&mut self) -> Result<Option<(Header, Bytes)>, WireError> {
+        let Some(header) = Header::parse(&self.buffer) else { return Ok(None) };
+        let room = self.max_message_bytes - self.frames_bytes;
+        if header.body_bytes > room as u64 || self.frames.len() == MAX_FRAMES {
+            let limit_bytes = self.max_message_bytes;
+            return Err(WireError::MessageTooLarge { limit_bytes });
         }
+        let end = header.bytes + header.body_bytes as usize;
+        let Some(body) = self.buffer.get(header.bytes..end) else { return Ok(None) };
+        // A copy, so that a kept message keeps its own bytes only and not the buffer that it
+        // arrived in.
+        let body = Bytes::copy_from_slice(body);
+        self.buffer.advance(end);
+        Ok(Some((header, body)))
     }
 
     /// Reads at least one more byte into the buffer.
     async fn fill(&mut self) -> Result<(), WireError> {
+        self.make_room();
+        let is_between = self.buffer.is_empty() && self.frames.is_empty();
+        match self.stream.read(&mut self.buffer, is_between).await? {
+            0 => Err(WireError::Closed),
+            _ => Ok(()),
+        }
+    }
+
+    fn make_room(&mut self) {
         if self.buffer.is_empty() && self.buffer.capacity() > KEPT_BUFFER_BYTES {
             self.buffer = BytesMut::new();
         }
         self.buffer.reserve(READ_BYTES);
-        match self.stream.read_buf(&mut self.buffer).await? {
-            0 => Err(WireError::Closed),
-            _ => Ok(()),
-        }
     }
 }

@@ -5,6 +5,7 @@ use serde_json::Value;
 use serde_json::value::RawValue;
 use splitrail::api::JsonObject;
 use splitrail::reply::{merge, usage};
+use splitrail_engine::dialect::Dialect;
 
 const BATCH: usize = 3;
 const N: u32 = 2;
@@ -42,20 +43,36 @@ pub(crate) fn check(data: &[u8]) {
 
 /// The client reads what it is told, and all else of the usage as it was.
 fn told(raw: &str) {
-    for figure in [None, Some(0), Some(u32::MAX)] {
-        let Some(written) = usage::rewrite(raw, figure) else {
-            continue;
-        };
-        let (Ok(before), Ok(after)) =
-            (serde_json::from_str::<Value>(raw), serde_json::from_str::<Value>(&written))
-        else {
-            continue;
-        };
-        let details = &after["prompt_tokens_details"];
-        assert_eq!(details["cached_tokens"].as_u64(), figure.map(u64::from), "{written}");
-        let same = |(key, value): (&String, &Value)| {
-            key == "prompt_tokens_details" || after.get(key) == Some(value)
-        };
-        assert!(before.as_object().is_some_and(|members| members.iter().all(same)), "{written}");
+    let dialects =
+        [(Dialect::Chunks, "prompt_tokens_details"), (Dialect::Responses, "input_tokens_details")];
+    for (dialect, key) in dialects {
+        for figure in [None, Some(0), Some(u32::MAX)] {
+            let Some((before, after)) = rewritten(dialect, raw, figure) else {
+                continue;
+            };
+            assert_eq!(after[key]["cached_tokens"].as_u64(), figure.map(u64::from), "{after}");
+            let same =
+                |(name, value): (&String, &Value)| name == key || after.get(name) == Some(value);
+            assert!(before.as_object().is_some_and(|members| members.iter().all(same)), "{after}");
+        }
     }
+    for figure in [None, Some(0), Some(7), Some(u32::MAX)] {
+        let Some((before, after)) = rewritten(Dialect::Messages, raw, figure) else {
+            continue;
+        };
+        const PARTS: [&str; 3] =
+            ["input_tokens", "cache_read_input_tokens", "cache_creation_input_tokens"];
+        let sum = |usage: &Value| {
+            PARTS.iter().fold(0u64, |sum, key| sum.saturating_add(usage[key].as_u64().unwrap_or(0)))
+        };
+        assert_eq!(sum(&before), sum(&after), "each token counts once: {before} {after}");
+        let read = after["cache_read_input_tokens"].as_u64();
+        assert_eq!(read, figure.map(|figure| u64::from(figure).min(sum(&before))), "{after}");
+    }
+}
+
+fn rewritten(dialect: Dialect, raw: &str, figure: Option<u32>) -> Option<(Value, Value)> {
+    let written = usage::rewrite(dialect, raw, figure)?;
+    let before = serde_json::from_str(raw).ok()?;
+    Some((before, serde_json::from_str(&written).ok()?))
 }

@@ -11,13 +11,18 @@
 //! later one has the common blocks, so what is left of the earlier one is its end; and
 //! what is taken out, for time or for room, is taken from the end. So no block is ever
 //! assumed without those before it, and each is listed once: memory is in proportion
-//! to the blocks assumed, however often they are renewed.
+//! to the blocks assumed, however often they are renewed. What begins alike is renewed
+//! as a whole (`tree`): that takes as long as comparing the hashes.
 
-use std::collections::{BTreeMap, BTreeSet, HashMap, VecDeque};
+use std::collections::{BTreeMap, BTreeSet};
 
 use crate::event::{EngineHash, Tier};
 use crate::hash::{BlockHash, HashSeed};
 use crate::index::{HashedBlock, Index, IndexConfig, IndexReader, WorkerKey};
+
+mod tree;
+
+use tree::{NodeId, Tree};
 
 /// How long guesses are kept, and how many.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -52,16 +57,16 @@ pub struct Recent {
 struct Assumed {
     /// Its prompts among [`Recent::routed`].
     numbers: BTreeSet<u64>,
-    /// The number of the last prompt that had a block.
-    owners: HashMap<BlockHash, u64>,
+    /// Their blocks, each with the number of the last prompt that had it.
+    tree: Tree,
 }
 
-#[derive(Debug)]
+#[derive(Clone, Copy, Debug)]
 struct Routed {
     worker: WorkerKey,
     expires_ms: u64,
-    /// The blocks that no later prompt had, in the prompt's order.
-    blocks: VecDeque<BlockHash>,
+    /// Where its last blocks are.
+    tail: NodeId,
 }
 
 impl Recent {
@@ -105,7 +110,7 @@ impl Recent {
         }
         self.count += 1;
         let number = self.count;
-        let known = self.renew(worker, number, hashes);
+        let (known, last) = self.renew(worker, number, hashes);
         // Room is made first: the index has the same bound.
         let excess = self.blocks(worker) + hashes.len() - known;
         self.make_room(worker, excess.saturating_sub(bound));
@@ -113,37 +118,33 @@ impl Recent {
         let parent = known.checked_sub(1).map(|last| EngineHash(hashes[last].0));
         self.index.store(worker, parent, &missing, Tier::Device);
         let assumed = self.workers.entry(worker).or_default();
-        assumed.owners.extend(hashes[known..].iter().map(|hash| (*hash, number)));
+        let Some(tail) = assumed.tree.append(last, number, &hashes[known..]) else { return };
         assumed.numbers.insert(number);
         let expires_ms = self.now_ms.saturating_add(self.config.lifetime_ms);
-        let blocks = hashes.iter().copied().collect();
-        self.routed.insert(number, Routed { worker, expires_ms, blocks });
+        self.routed.insert(number, Routed { worker, expires_ms, tail });
     }
 
     /// Gives a prompt's leading blocks that are assumed already to its new number, and says
-    /// how many those are.
-    fn renew(&mut self, worker: WorkerKey, number: u64, hashes: &[BlockHash]) -> usize {
-        let Some(assumed) = self.workers.get_mut(&worker) else { return 0 };
-        let mut known = 0;
-        for hash in hashes {
-            let Some(owner) = assumed.owners.get_mut(hash) else { break };
-            known += 1;
-            let before = std::mem::replace(owner, number);
-            let Some(routed) = self.routed.get_mut(&before) else { continue };
-            // Prompts that share a block share all before it: it is the first one left, unless
-            // two blocks' hashes are equal by accident.
-            match routed.blocks.front() == Some(hash) {
-                true => drop(routed.blocks.pop_front()),
-                false => routed.blocks.retain(|block| block != hash),
-            }
-            if routed.blocks.is_empty() {
+    /// how many those are, and where the last of them is.
+    fn renew(
+        &mut self,
+        worker: WorkerKey,
+        number: u64,
+        hashes: &[BlockHash],
+    ) -> (usize, Option<NodeId>) {
+        let Some(assumed) = self.workers.get_mut(&worker) else { return (0, None) };
+        let (mut known, mut last) = (0, None);
+        while let Some((node, blocks, before)) = assumed.tree.renew(last, number, &hashes[known..])
+        {
+            known += blocks;
+            last = Some(node);
+            // Later prompts have what is before this: nothing is left of that one.
+            if self.routed.get(&before).is_some_and(|routed| routed.tail == node) {
                 self.routed.remove(&before);
                 assumed.numbers.remove(&before);
-            } else if routed.blocks.len() < routed.blocks.capacity() / 4 {
-                routed.blocks.shrink_to_fit();
             }
         }
-        known
+        (known, last)
     }
 
     /// Takes out so many blocks of a worker, from the ends of its oldest prompts.
@@ -181,22 +182,21 @@ impl Recent {
     fn trim(&mut self, number: u64, most: usize) -> usize {
         let Some(routed) = self.routed.get_mut(&number) else { return 0 };
         let worker = routed.worker;
-        let left = routed.blocks.len().saturating_sub(most);
         // From the end, as an engine evicts.
-        let gone: Vec<_> = routed.blocks.drain(left..).rev().collect();
-        if let Some(assumed) = self.workers.get_mut(&worker) {
-            for hash in &gone {
-                assumed.owners.remove(hash);
-            }
-            if left == 0 {
+        let mut gone = Vec::new();
+        let Some(assumed) = self.workers.get_mut(&worker) else {
+            self.routed.remove(&number);
+            return 0;
+        };
+        match assumed.tree.trim(routed.tail, most, &mut gone) {
+            Some(tail) => routed.tail = tail,
+            None => {
+                self.routed.remove(&number);
                 assumed.numbers.remove(&number);
             }
-            if assumed.owners.is_empty() {
-                self.workers.remove(&worker);
-            }
         }
-        if left == 0 {
-            self.routed.remove(&number);
+        if assumed.tree.blocks() == 0 {
+            self.workers.remove(&worker);
         }
         let names: Vec<_> = gone.iter().map(|hash| EngineHash(hash.0)).collect();
         self.index.remove(worker, &names, Tier::Device);
@@ -217,13 +217,13 @@ impl Recent {
 
     /// Blocks that are assumed of a worker.
     pub fn blocks(&self, worker: WorkerKey) -> usize {
-        self.workers.get(&worker).map_or(0, |assumed| assumed.owners.len())
+        self.workers.get(&worker).map_or(0, |assumed| assumed.tree.blocks())
     }
 
     /// Blocks that are listed for their deadlines, over all workers: as many as are assumed,
     /// however often they were renewed.
     pub fn listed_blocks(&self) -> usize {
-        self.routed.values().map(|routed| routed.blocks.len()).sum()
+        self.workers.values().map(|assumed| assumed.tree.listed_blocks()).sum()
     }
 }
 

@@ -45,6 +45,10 @@ pub struct QueueConfig {
     /// Requests that may wait; further ones are refused.
     #[schemars(range(min = 1, max = 1_000_000))]
     pub max_waiting: usize,
+    /// How many milliseconds a request may wait; then it is refused. The default is the time
+    /// after which official clients give up.
+    #[schemars(range(min = 1.0, max = 1e9))]
+    pub max_wait_ms: f64,
     /// A worker gets its next request when it is predicted to be free within so many
     /// milliseconds: enough for the request to reach it.
     #[schemars(range(min = 0.0, max = 60_000.0))]
@@ -74,6 +78,7 @@ impl Default for QueueConfig {
         Self {
             order: Order::default(),
             max_waiting: 4096,
+            max_wait_ms: 600_000.0,
             lead_ms: 10.0,
             oldest_share: 0.1,
             fairness_ms: 10_000.0,
@@ -190,6 +195,11 @@ impl<T> Queue<T> {
             fair: Fair::default(),
             refreshed: 0,
         }
+    }
+
+    /// How requests wait.
+    pub fn config(&self) -> QueueConfig {
+        self.config
     }
 
     /// How requests wait from now on; those that wait stay.

@@ -1,9 +1,12 @@
-//! The OpenAI dialects: what routing needs is parsed, everything else stays as
+//! The APIs that clients speak: what routing needs is parsed, everything else stays as
 //! the client's bytes.
 
 pub mod bounds;
+mod errand;
 pub mod json;
+mod parts;
 pub mod request;
+mod responses;
 pub mod sampling;
 pub mod sanitise;
 pub(crate) mod scan;
@@ -11,4 +14,5 @@ pub mod steering;
 pub mod strict;
 
 pub use json::JsonObject;
+pub use parts::Parts;
 pub use request::{Endpoint, Inbound};

@@ -6,7 +6,8 @@
 use std::borrow::Cow;
 
 use http::StatusCode;
-use serde_json::json;
+use serde_json::{Value, json};
+use splitrail_engine::dialect::Dialect;
 
 /// Whose fault an error is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -48,6 +49,8 @@ pub enum Kind {
     NoWorker,
     /// An engine refused the request; its status is relayed.
     EngineRejected(u16),
+    /// No worker of the model has the endpoint.
+    NotOffered,
     /// An engine could not be reached; it has not seen the request.
     EngineUnreachable,
     /// An engine failed, or answered nonsense.
@@ -105,9 +108,19 @@ impl Error {
         self
     }
 
+    /// The same error with the field at fault.
+    pub fn with_param(self, param: impl Into<Cow<'static, str>>) -> Self {
+        Self { param: Some(param.into()), ..self }
+    }
+
     /// What went wrong.
     pub fn kind(&self) -> Kind {
         self.kind
+    }
+
+    /// The field at fault, if one is named.
+    pub fn param(&self) -> Option<&str> {
+        self.param.as_deref()
     }
 
     /// The text for people.
@@ -130,11 +143,14 @@ impl Error {
             | Kind::UnknownModel
             | Kind::UnknownPath
             | Kind::MethodNotAllowed
+            | Kind::NotOffered
             | Kind::ClientGone => Fault::Client,
             // An engine that will not take the router's credential, does not know the
             // model or the path that the router knows of it, is asked too much of, or has
             // a threshold of its own (412) says nothing about the client's request.
-            Kind::EngineRejected(401 | 403 | 404 | 405 | 407 | 408 | 412 | 429) => Fault::Engine,
+            Kind::EngineRejected(401 | 403 | 404 | 405 | 407 | 408 | 412 | 429 | 501) => {
+                Fault::Engine
+            }
             Kind::EngineRejected(_) => Fault::Client,
             Kind::EngineUnreachable
             | Kind::EngineFailed
@@ -170,7 +186,7 @@ impl Error {
             Kind::BodyTooLarge => StatusCode::PAYLOAD_TOO_LARGE,
             Kind::BodyTimeout => StatusCode::REQUEST_TIMEOUT,
             Kind::UnsupportedMedia => StatusCode::UNSUPPORTED_MEDIA_TYPE,
-            Kind::UnknownModel | Kind::UnknownPath => StatusCode::NOT_FOUND,
+            Kind::UnknownModel | Kind::UnknownPath | Kind::NotOffered => StatusCode::NOT_FOUND,
             Kind::MethodNotAllowed => StatusCode::METHOD_NOT_ALLOWED,
             Kind::Overloaded | Kind::NoWorker => StatusCode::SERVICE_UNAVAILABLE,
             Kind::OverShare | Kind::Busy(_) | Kind::EngineRejected(429) => {
@@ -217,6 +233,7 @@ impl Error {
             Kind::Busy(_) => "busy",
             Kind::NoWorker => "no_worker",
             Kind::EngineRejected(_) => "engine_rejected",
+            Kind::NotOffered => "not_offered",
             Kind::EngineUnreachable => "engine_unreachable",
             Kind::EngineFailed => "engine_failed",
             Kind::ForeignHandOff => "foreign_hand_off",
@@ -230,8 +247,14 @@ impl Error {
 
     /// OpenAI's error object: `{"error": {message, type, param, code}}`.
     pub fn to_openai(&self) -> String {
+        json!({ "error": self.openai() }).to_string()
+    }
+
+    fn openai(&self) -> Value {
         let kind = match (self.fault(), self.kind) {
-            (Fault::Client, Kind::UnknownModel | Kind::UnknownPath) => "not_found_error",
+            (Fault::Client, Kind::UnknownModel | Kind::UnknownPath | Kind::NotOffered) => {
+                "not_found_error"
+            }
             (Fault::Client, _) => "invalid_request_error",
             (_, Kind::OverShare | Kind::Busy(_) | Kind::EngineRejected(429)) => "rate_limit_error",
             (_, Kind::Overloaded | Kind::NoWorker) => "service_unavailable_error",
@@ -239,20 +262,57 @@ impl Error {
             (Fault::Router, _) => "internal_error",
         };
         let code = self.code.as_deref().unwrap_or_else(|| self.outcome());
-        json!({"error": {
-            "message": self.message,
-            "type": kind,
-            "param": self.param,
-            "code": code,
-        }})
-        .to_string()
+        json!({"message": self.message, "type": kind, "param": self.param, "code": code})
+    }
+
+    /// The error as the body of a reply in this dialect: OpenAI's object, around which
+    /// Anthropic has a `type` and other names for kinds of errors.
+    pub fn to_body(&self, dialect: Dialect) -> String {
+        match dialect {
+            Dialect::Chunks | Dialect::Responses => self.to_openai(),
+            Dialect::Messages => json!({"type": "error", "error": self.to_anthropic()}).to_string(),
+        }
+    }
+
+    /// The error as a stream's last event.
+    pub fn to_event(&self, dialect: Dialect) -> String {
+        match dialect {
+            Dialect::Chunks => format!("data: {}", self.to_openai()),
+            Dialect::Messages => format!("event: error\ndata: {}", self.to_body(dialect)),
+            Dialect::Responses => {
+                // OpenAI has the members at the top; its clients raise what stands in `error`.
+                let code = self.code.as_deref().unwrap_or_else(|| self.outcome());
+                let event = json!({
+                    "type": "error", "message": self.message, "code": code, "param": self.param,
+                    "error": self.openai(),
+                });
+                format!("event: error\ndata: {event}")
+            }
+        }
+    }
+
+    fn to_anthropic(&self) -> Value {
+        let kind = match self.status().as_u16() {
+            401 => "authentication_error",
+            403 => "permission_error",
+            404 => "not_found_error",
+            413 => "request_too_large",
+            429 => "rate_limit_error",
+            400..=499 => "invalid_request_error",
+            503 => "overloaded_error",
+            504 => "timeout_error",
+            _ => "api_error",
+        };
+        let mut error = self.openai();
+        error["type"] = json!(kind);
+        error
     }
 
     /// The same error for gRPC clients.
     pub fn to_grpc(&self) -> tonic::Status {
         use tonic::Code;
         let code = match (self.fault(), self.kind) {
-            (_, Kind::UnknownModel | Kind::UnknownPath) => Code::NotFound,
+            (_, Kind::UnknownModel | Kind::UnknownPath | Kind::NotOffered) => Code::NotFound,
             (_, Kind::BodyTooLarge | Kind::Overloaded | Kind::OverShare) => Code::ResourceExhausted,
             (_, Kind::Busy(_) | Kind::EngineRejected(429)) => Code::ResourceExhausted,
             (_, Kind::BodyTimeout) => Code::DeadlineExceeded,
@@ -290,6 +350,31 @@ mod tests {
         assert!(refused.to_openai().contains("secret"), "the client itself is told");
         let failed = Error::new(Kind::EngineFailed, "worker p0 answered with status 500");
         assert!(failed.to_string().contains("p0"));
+    }
+
+    #[test]
+    fn each_dialect_has_errors_where_its_clients_look() {
+        let error = Error::invalid("input", "`input` is missing");
+        let body = |dialect| serde_json::from_str::<Value>(&error.to_body(dialect)).ok();
+        let openai = body(Dialect::Chunks);
+        assert_eq!(body(Dialect::Responses), openai);
+        let mut anthropic = openai.unwrap_or_default();
+        anthropic["type"] = json!("error");
+        assert_eq!(body(Dialect::Messages), Some(anthropic), "a superset");
+        for (kind, name) in [
+            (Kind::UnknownModel, "not_found_error"),
+            (Kind::BodyTooLarge, "request_too_large"),
+            (Kind::Busy(1), "rate_limit_error"),
+            (Kind::NoWorker, "overloaded_error"),
+            (Kind::EngineTimeout, "timeout_error"),
+            (Kind::EngineFailed, "api_error"),
+            (Kind::EngineRejected(422), "invalid_request_error"),
+        ] {
+            let event = Error::new(kind, "x").to_event(Dialect::Messages);
+            let data = event.strip_prefix("event: error\ndata: ").unwrap_or_default();
+            let told: Value = serde_json::from_str(data).unwrap_or_default();
+            assert_eq!((&told["type"], &told["error"]["type"]), (&json!("error"), &json!(name)));
+        }
     }
 
     #[test]

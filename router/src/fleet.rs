@@ -22,6 +22,7 @@ pub mod intake;
 pub mod keeper;
 pub mod life;
 pub mod networks;
+pub mod offers;
 pub mod pace;
 pub mod parity;
 mod picture;

@@ -7,6 +7,7 @@ mod below;
 pub mod client;
 pub mod context;
 mod decode_try;
+mod errand;
 pub mod explain;
 mod first;
 pub mod gate;

@@ -15,9 +15,11 @@ use crate::api::request::{Options, Prompt, unknown_model};
 use crate::api::sampling::edit_sampling;
 use crate::api::{Endpoint, Inbound, JsonObject, json, strict};
 use crate::config::model::{Flow, Limits};
-use crate::core::{Core, Named, Served, unix_ms};
+use crate::core::{Core, Named, Served, Serving, unix_ms};
 use crate::error::{Error, Kind};
-use crate::prompt::{ChatRequestView, PromptError};
+use crate::prompt::{
+    ChatRequestView, PromptError, PromptModel, PromptTokens, Tenant, messages, responses,
+};
 use crate::telemetry::metrics::Metrics;
 
 /// Bodies up to this length are prepared on the reactor: under a millisecond with
@@ -58,6 +60,9 @@ impl Prepared {
         if self.removed_fields > 0 {
             metrics.removed_fields.with_label_values(&[name]).inc_by(self.removed_fields);
         }
+        if !self.endpoint.generates() {
+            return;
+        }
         let prompts = self.units.iter().filter(|unit| !unit.further_sample);
         for reason in prompts.filter_map(|unit| unit.unknown) {
             self.served.series.unknown(metrics, name, reason, || label(reason));
@@ -90,12 +95,12 @@ pub struct Unit {
 pub enum Payload {
     /// An OpenAI body.
     Json(Bytes),
-    /// What makes an OpenAI body of about so many bytes.
+    /// What makes an OpenAI body of about so many bytes, which needs no check.
     Made {
         /// Its length, about.
         bytes: usize,
         /// Makes it.
-        make: Box<dyn FnOnce() -> Result<Bytes, Error> + Send>,
+        make: Box<dyn FnOnce() -> Result<JsonObject, Error> + Send>,
     },
 }
 
@@ -119,14 +124,15 @@ impl Payload {
         }
         let samples = || text.chunks_exact(APART).map(|part| &part[..SAMPLE]);
         let words = |part: &[u8]| part.contains(&b' ') && part.iter().any(u8::is_ascii_alphabetic);
-        let objects = samples().flatten().filter(|byte| **byte == b'{').count();
+        let count = |part: &[u8]| memchr::memchr_iter(b'{', part).count();
+        let objects: usize = samples().map(count).sum();
         objects <= samples().count() && samples().all(words)
     }
 
-    fn into_json(self) -> Result<Bytes, Error> {
+    fn read(self, endpoint: Endpoint, limits: &Limits) -> Result<Inbound, Error> {
         match self {
-            Self::Json(text) => Ok(text),
-            Self::Made { make, .. } => make(),
+            Self::Json(text) => Inbound::parse(endpoint, text, limits),
+            Self::Made { make, .. } => Inbound::read(endpoint, make()?, limits),
         }
     }
 }
@@ -142,7 +148,7 @@ pub async fn prepare(
 ) -> Result<Prepared, Error> {
     let bytes = payload.bytes();
     if bytes <= INLINE_MAX_BYTES || (core.serving().tokenizes_fast && payload.is_harmless()) {
-        return compute(core, endpoint, payload.into_json()?);
+        return compute(core, endpoint, payload);
     }
     // The permits go with the work: a client that leaves does not free a core that
     // is still at work for it.
@@ -154,7 +160,7 @@ pub async fn prepare(
     let core = Arc::clone(core);
     let work = move || {
         let _permits = permits;
-        compute(&core, endpoint, payload.into_json()?)
+        compute(&core, endpoint, payload)
     };
     let defect = |_| Error::new(Kind::Internal, "a request could not be prepared");
     tokio::task::spawn_blocking(work).await.map_err(defect)?
@@ -165,18 +171,16 @@ async fn room(semaphore: &Arc<Semaphore>) -> Result<OwnedSemaphorePermit, Error>
     permit.map_err(|_| Error::new(Kind::Internal, "the router is stopping"))
 }
 
-fn compute(core: &Core, endpoint: Endpoint, text: Bytes) -> Result<Prepared, Error> {
+fn compute(core: &Core, endpoint: Endpoint, payload: Payload) -> Result<Prepared, Error> {
     let serving = core.serving();
-    let mut inbound = Inbound::parse(endpoint, text, &serving.limits)?;
-    let Some(Named { model, adapter }) = serving.names.get(&inbound.model_name).cloned() else {
-        let known: Vec<String> = serving.names.keys().cloned().collect();
-        return Err(unknown_model(&inbound.model_name, &known));
-    };
+    let mut inbound = payload.read(endpoint, &serving.limits)?;
+    let Named { model, adapter } = named(&serving, &inbound)?;
     let served = Arc::clone(&serving.models[model]);
     let removed_fields = inbound.removed_fields as u64;
     // Engines know the model under its own name, and an adapter under its.
     let engine_name = adapter.as_deref().unwrap_or(served.name());
     inbound.body.set("model", json::quote(engine_name));
+    check_connector(&served, endpoint)?;
     let samples_apart = samples_apart(&served, &mut inbound, &serving.limits)?;
     let namespace = Namespace {
         salt: inbound.cache_salt.as_deref(),
@@ -192,7 +196,13 @@ fn compute(core: &Core, endpoint: Endpoint, text: Bytes) -> Result<Prepared, Err
         if let Some(raw) = raw {
             body.set("prompt", raw);
         }
-        let weight = body.raw(endpoint.prompt_member()).map_or(0, str::len);
+        let weight = match endpoint.computes() {
+            true => {
+                let members = endpoint.prompt_members().iter();
+                members.map(|member| body.raw(member).map_or(0, str::len)).sum()
+            }
+            false => 0,
+        };
         let mut unit = Unit {
             prompt_index,
             further_sample: false,
@@ -203,7 +213,9 @@ fn compute(core: &Core, endpoint: Endpoint, text: Bytes) -> Result<Prepared, Err
             weight_tokens: (weight / BYTES_PER_TOKEN) as u64,
             body,
         };
-        match tokenize(&served, &unit.body, prompt, weight, &serving.limits)? {
+        // Of whom nothing is shared by the engines, nothing is shared here.
+        let tenant = Tenant(unit.namespace.0);
+        match tokenize((&served, tenant), &unit.body, prompt, weight, &serving.limits)? {
             Ok(tokens) => {
                 unit.prompt_tokens = Some(tokens.len() as u32);
                 unit.weight_tokens = tokens.len() as u64;
@@ -220,6 +232,34 @@ fn compute(core: &Core, endpoint: Endpoint, text: Bytes) -> Result<Prepared, Err
     }
     let Inbound { options, threshold, .. } = inbound;
     Ok(Prepared { served, endpoint, options, threshold, units, samples_apart, removed_fields })
+}
+
+/// What a request asks for by its model's name. Where the model does nothing, none need be
+/// given, as long as there is one only.
+fn named(serving: &Serving, inbound: &Inbound) -> Result<Named, Error> {
+    let name = &inbound.model_name;
+    if name.is_empty() && !inbound.endpoint.computes() {
+        return match serving.models.len() {
+            1 => Ok(Named { model: 0, adapter: None }),
+            _ => Err(Error::invalid("model", "`model` is missing")),
+        };
+    }
+    serving.names.get(name).cloned().ok_or_else(|| {
+        let known: Vec<String> = serving.names.keys().cloned().collect();
+        unknown_model(name, &known)
+    })
+}
+
+/// Of engines that do nothing alone, none is known that meets another for these endpoints.
+fn check_connector(served: &Served, endpoint: Endpoint) -> Result<(), Error> {
+    let config = &served.config;
+    let alone = config.connector.serves_alone() || config.flow == Flow::Aggregated;
+    if alone || !endpoint.dialect().names_events() {
+        return Ok(());
+    }
+    let (path, connector) = (endpoint.path(), config.connector.name());
+    let message = format!("this model's workers (connector {connector}) cannot serve {path}");
+    Err(Error::new(Kind::InvalidRequest, message))
 }
 
 /// How many samples of a prompt are requests of their own: all of them where each needs a
@@ -252,7 +292,7 @@ fn label(reason: &'static str) -> String {
 
 /// The exact tokens, or why they cannot be known: the router never guesses.
 fn tokenize(
-    served: &Served,
+    (served, tenant): (&Served, Tenant),
     body: &JsonObject,
     prompt: Prompt,
     bytes: usize,
@@ -264,29 +304,43 @@ fn tokenize(
     if !matches!(body.raw("truncate_prompt_tokens"), None | Some("null")) {
         return Ok(Err("truncate_prompt_tokens"));
     }
+    let member = if matches!(prompt, Prompt::Responses) { "input" } else { "messages" };
     let tokens = match (prompt, &served.prompt) {
         (Prompt::Opaque(reason), _) => return Ok(Err(reason)),
         (Prompt::Tokens(ids), _) => return Ok(Ok(ids)),
         (_, None) => return Ok(Err("no_tokenizer")),
         (Prompt::Text(text), Some(model)) => {
             let special = body.get::<bool>("add_special_tokens", "true or false")?.unwrap_or(true);
-            model.tokenize_text(&text, special)
+            model.tokenize_text_of(tenant, &text, special)
         }
-        (Prompt::Chat, Some(model)) => {
-            let fields = chat_fields(body)?;
-            ChatRequestView::from_body(&fields)
-                .and_then(|view| model.tokenize_chat(&view, (unix_ms() / 1000) as i64))
+        (prompt, Some(model)) => {
+            chat_fields(body).map(|fields| tokenize_chat((model, tenant), &prompt, fields))?
         }
     };
     match tokens {
         Ok(tokens) => Ok(Ok(tokens.ids)),
         Err(PromptError::Unsupported(reason)) => Ok(Err(reason)),
-        Err(PromptError::Client(message)) => Err(Error::invalid("messages", message)),
+        Err(PromptError::Client(message)) => Err(Error::invalid(member, message)),
         Err(PromptError::Internal(message)) => {
             tracing::error!(model = served.name(), error = message, "a prompt cannot be tokenised");
             Ok(Err("tokenizer_failed"))
         }
     }
+}
+
+/// The tokens of what is a chat, or is made one.
+fn tokenize_chat(
+    (model, tenant): (&PromptModel, Tenant),
+    prompt: &Prompt,
+    fields: Map<String, Value>,
+) -> Result<PromptTokens, PromptError> {
+    let fields = match prompt {
+        Prompt::Messages => messages::chat_of(&fields)?,
+        Prompt::Responses => responses::chat_of(&fields)?,
+        _ => fields,
+    };
+    let view = ChatRequestView::from_body(&fields)?;
+    model.tokenize_chat_of(tenant, &view, (unix_ms() / 1000) as i64)
 }
 
 /// The body as values, for the template.

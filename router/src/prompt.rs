@@ -4,8 +4,10 @@
 //! it off the reactor. What cannot be reproduced exactly is refused as
 //! [`PromptError::Unsupported`], and the engine is asked without token ids.
 
+pub mod messages;
 pub mod normalise;
 pub mod request;
+pub mod responses;
 pub mod stamp;
 pub mod template;
 pub mod tokenizer;
@@ -16,7 +18,7 @@ use serde_json::{Map, Value};
 
 pub use request::ChatRequestView;
 pub use template::ContentFormat;
-pub use tokenizer::{LoadError, TokenizeError, Tokenizer};
+pub use tokenizer::{LoadError, Tenant, TokenizeError, Tokenizer};
 
 use normalise::Unsupported;
 use template::{ChatInput, ChatTemplate, TemplateError};
@@ -144,7 +146,20 @@ impl PromptModel {
         text: &str,
         add_special_tokens: bool,
     ) -> Result<PromptTokens, PromptError> {
-        let ids = self.tokenizer.encode(text, add_special_tokens)?;
+        self.tokenize_text_of(Tenant::default(), text, add_special_tokens)
+    }
+
+    /// The same of a tenant's prompt; see [`Tokenizer::encode_of`].
+    ///
+    /// # Errors
+    /// As [`Self::tokenize_text`].
+    pub fn tokenize_text_of(
+        &self,
+        tenant: Tenant,
+        text: &str,
+        add_special_tokens: bool,
+    ) -> Result<PromptTokens, PromptError> {
+        let ids = self.tokenizer.encode_of(tenant, text, add_special_tokens)?;
         Ok(PromptTokens { ids, uses_clock: false })
     }
 
@@ -158,11 +173,24 @@ impl PromptModel {
         chat: &ChatRequestView<'_>,
         now_unix_s: i64,
     ) -> Result<PromptTokens, PromptError> {
+        self.tokenize_chat_of(Tenant::default(), chat, now_unix_s)
+    }
+
+    /// The same of a tenant's chat; see [`Tokenizer::encode_of`].
+    ///
+    /// # Errors
+    /// See [`PromptError`].
+    pub fn tokenize_chat_of(
+        &self,
+        tenant: Tenant,
+        chat: &ChatRequestView<'_>,
+        now_unix_s: i64,
+    ) -> Result<PromptTokens, PromptError> {
         if let Some(reason) = self.tokenizer.unsupported() {
             return Err(PromptError::Unsupported(reason));
         }
         let rendered = self.render_chat(chat, now_unix_s)?;
-        let prompt = self.tokenize_text(&rendered.text, chat.add_special_tokens)?;
+        let prompt = self.tokenize_text_of(tenant, &rendered.text, chat.add_special_tokens)?;
         Ok(PromptTokens { uses_clock: rendered.uses_clock, ..prompt })
     }
 

@@ -3,6 +3,7 @@
 
 pub mod choices;
 pub mod detail;
+pub(crate) mod dialect;
 pub mod merge;
 pub mod relay;
 pub mod sse;

@@ -10,6 +10,7 @@ use http::HeaderValue;
 
 use crate::api::steering::Steering;
 use crate::api::{Endpoint, JsonObject};
+use crate::config::model::RequestFlow;
 use crate::core::{Core, unix_ms};
 use crate::error::{Error, Kind};
 use crate::flow::answer::Begun;
@@ -167,7 +168,10 @@ async fn answer(
     let prepared = prepare(core, call.endpoint, call.body).await?;
     prepared.count(&core.metrics);
     let Prepared { served, endpoint, options, threshold, units, samples_apart, .. } = prepared;
-    let flow = call.steering.flow_for(&served.config)?;
+    let flow = match (call.steering.flow_for(&served.config)?, endpoint.generates()) {
+        (flow, true) => flow,
+        (_, false) => RequestFlow::Aggregated,
+    };
     // What the body says goes before what a header says.
     let threshold = threshold.or(call.steering.threshold);
     let stages = Stages::default();
@@ -200,10 +204,16 @@ async fn answer(
             Box::pin(all).await?
         }
     };
-    scope.begun();
+    if context.endpoint.generates() {
+        scope.begun();
+    }
     let fallback = context.served.config.cached_tokens_fallback;
-    let detail =
-        call.usage_detail.then(|| Detail { decisions: decisions.clone().into(), fallback });
+    let dialect = endpoint.dialect();
+    let detail = call.usage_detail.then(|| Detail {
+        decisions: decisions.clone().into(),
+        fallback,
+        dialect,
+    });
     let body = one_reply(begun, Places { n: options.n, samples_apart }, detail)?;
     Ok((Route(decisions), context.stages.server_timing(), body))
 }
@@ -217,6 +227,8 @@ fn one_reply(
     let merged = match (begun.len(), begun.pop()) {
         (1, Some(begun)) => match begun {
             Begun::Whole(reply) => Merged::Whole(reply),
+            Begun::Verbatim(reply) if detail.is_none() => return Ok(ReplyBody::Whole(reply)),
+            Begun::Verbatim(reply) => Merged::Whole(JsonObject::parse(reply)?),
             Begun::Stream(unit) => Merged::Events(merge::single(unit)),
             Begun::Made(events) => Merged::Events(merge::made(events)),
         },
@@ -244,6 +256,7 @@ fn merged(begun: impl Iterator<Item = Begun>, places: Places) -> Result<Merged, 
     for answer in begun {
         match answer {
             Begun::Whole(reply) => replies.push(reply),
+            Begun::Verbatim(reply) => replies.push(JsonObject::parse(reply)?),
             Begun::Stream(unit) => streams.push(merge::single(unit)),
             Begun::Made(events) => streams.push(merge::made(events)),
         }
@@ -256,9 +269,10 @@ fn merged(begun: impl Iterator<Item = Begun>, places: Places) -> Result<Merged, 
 }
 
 fn start_decision(context: &Context, unit: &Unit, decided_unix_ms: u64) -> DecisionHandle {
-    let ledger = match unit.further_sample {
-        true => Entry::further_sample(),
-        false => Entry::default(),
+    let ledger = match (unit.further_sample, context.endpoint.generates()) {
+        (true, _) => Entry::further_sample(),
+        (false, true) => Entry::default(),
+        (false, false) => Entry::without_cached_tokens(),
     };
     context.core.decisions.start(Decision {
         ledger,

@@ -34,6 +34,9 @@ pub(crate) struct SimArgs {
     /// Whether `cache_hit_threshold` gates requests.
     #[arg(long, default_value_t = true, action = clap::ArgAction::Set)]
     honour_threshold: bool,
+    /// Whether it serves `/v1/embeddings`, and then nothing that generates.
+    #[arg(long, default_value_t = false, action = clap::ArgAction::Set)]
+    embeds: bool,
     /// Data-parallel ranks; rank r publishes, and replays, r ports further.
     #[arg(long, default_value_t = 1, value_parser = clap::value_parser!(u16).range(1..=256))]
     data_parallel: u16,
@@ -84,6 +87,7 @@ pub(crate) async fn run(args: SimArgs) -> std::io::Result<()> {
         transfer_us_per_block: args.transfer_us_per_block,
         lease_ms: args.lease_ms,
         honour_threshold: args.honour_threshold,
+        embeds: args.embeds,
         data_parallel: args.data_parallel,
         honour_rank_header: args.honour_rank_header,
         ..SimConfig::default()

@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 
 use proptest::prelude::*;
 use serde_json::{Value, json};
-use splitrail::prompt::Tokenizer;
+use splitrail::prompt::{Tenant, Tokenizer};
 
 /// How well-known models cut text into words.
 const LLAMA: &str = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+";
@@ -155,6 +155,27 @@ fn a_conversation_has_the_references_ids_turn_after_turn() {
 }
 
 #[test]
+fn what_is_remembered_of_other_texts_changes_no_ids() {
+    let documents = documents();
+    let long = documents.iter().map(String::as_str).collect::<Vec<_>>().join("\n");
+    let ends = (0..).map(|at| 3000 + at * 1777).take_while(|end| *end < 60_000);
+    let starts: Vec<&str> =
+        ends.filter(|end| long.is_char_boundary(*end)).map(|end| &long[..end]).collect();
+    for pair in pairs() {
+        for (at, start) in starts.iter().enumerate() {
+            // In the middle of words, numbers and white space; then it goes on otherwise.
+            let other: String = documents[at % documents.len()].chars().take(400).collect();
+            let text = format!("{start}{other}");
+            let wanted = pair.reference.encode_fast(text.as_str(), false).unwrap();
+            for tenant in [1, 2, 1] {
+                let got = pair.ours.encode_of(Tenant(tenant), &text, false).unwrap();
+                assert!(got == wanted.get_ids(), "{}: {} bytes", pair.name, start.len());
+            }
+        }
+    }
+}
+
+#[test]
 fn what_the_quick_one_takes_another_way_is_left_to_the_reference() {
     let word = json!([{
         "id": 2048, "content": "whole", "single_word": true, "lstrip": false, "rstrip": false,
@@ -181,6 +202,15 @@ proptest! {
         }
         let specials = specials();
         let text = pieces.join(&specials[token.index(specials.len())]) + &pieces.concat();
-        PAIRS.with(|pairs| pairs.iter().for_each(|pair| pair.check(&text)));
+        // Texts of some length are cut into pieces, which are remembered: hard ones as well, with
+        // words between them.
+        let cut = pieces.join(" and so on ").repeat(5000 / (text.len() + 16) + 1);
+        PAIRS.with(|pairs| {
+            for pair in pairs {
+                pair.check(&text);
+                pair.check(&cut);
+                pair.check(&format!("{cut}{text}"));
+            }
+        });
     }
 }

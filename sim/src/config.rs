@@ -195,8 +195,10 @@ pub struct SimConfig {
     pub early_stream_headers: bool,
     /// How texts become prompts.
     pub dialect: PromptDialect,
-    /// Whether `/tokenize` is there.
+    /// Whether `/tokenize` and `/detokenize` are there.
     pub offers_tokenize: bool,
+    /// Whether it embeds (`/v1/embeddings`), and then generates nothing.
+    pub embeds: bool,
     /// What goes wrong from the start.
     pub faults: Vec<Fault>,
     /// What `/version` says.
@@ -241,6 +243,7 @@ impl Default for SimConfig {
             early_stream_headers: false,
             dialect: PromptDialect::Shipped,
             offers_tokenize: true,
+            embeds: false,
             faults: Vec::new(),
             version: "0.32.0".to_owned(),
         }

@@ -4,6 +4,8 @@ use axum::response::{IntoResponse, Response};
 use http::{StatusCode, header};
 use serde_json::{Value, json};
 
+use crate::http::ask::Endpoint;
+
 /// An error that a client gets to see.
 #[derive(Debug, Clone, thiserror::Error)]
 #[error("{status}: {message}")]
@@ -44,6 +46,15 @@ impl ApiError {
             "The engine core has died and takes no more requests.",
         )
         .with_code("engine_dead")
+    }
+
+    /// The reply of an endpoint: `/v1/messages` has a shape of its own.
+    pub(crate) fn in_reply_of(self, endpoint: Endpoint) -> Response {
+        if endpoint != Endpoint::Messages {
+            return self.into_response();
+        }
+        let error = json!({"type": self.kind, "message": self.message});
+        json_response(self.status, &json!({"type": "error", "error": error}))
     }
 
     pub(crate) fn body(&self) -> Value {

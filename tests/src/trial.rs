@@ -9,6 +9,7 @@ use splitrail_sim::{Fault, FaultKind, RecordedRequest};
 
 use crate::client::{Events, Reply, whole_text};
 use crate::cluster::{Cluster, Spec, eventually};
+use crate::dialect::{MESSAGES, RESPONSES};
 
 /// The chat endpoint.
 pub const CHAT: &str = "/v1/chat/completions";
@@ -126,8 +127,8 @@ impl Trial {
     /// The inference requests that an engine got, oldest first.
     pub fn asked(&self, engine: &str) -> Vec<RecordedRequest> {
         let requests = self.cluster.engine(engine).requests();
-        let inference =
-            |request: &RecordedRequest| [CHAT, COMPLETIONS, GENERATE].contains(&&*request.path);
+        let paths = [CHAT, COMPLETIONS, GENERATE, RESPONSES, MESSAGES];
+        let inference = |request: &RecordedRequest| paths.contains(&&*request.path);
         requests.into_iter().filter(inference).collect()
     }
 

@@ -544,6 +544,9 @@ async fn methods_that_a_path_does_not_have_are_refused_with_those_it_has() {
         (Method::PUT, COMPLETIONS, "POST"),
         (Method::DELETE, CHAT, "POST"),
         (Method::OPTIONS, CHAT, "POST"),
+        (Method::GET, "/v1/embeddings", "POST"),
+        (Method::GET, "/tokenize", "POST"),
+        (Method::DELETE, "/detokenize", "POST"),
         (Method::POST, "/v1/models", "GET"),
         (Method::POST, "/health", "GET"),
     ] {
@@ -554,7 +557,7 @@ async fn methods_that_a_path_does_not_have_are_refused_with_those_it_has() {
     }
     let head = send(Method::HEAD, CHAT).await;
     assert_eq!((head.status.as_u16(), head.body.len()), (405, 0));
-    for path in ["/", "/v1", "/v1/chat", "/v1/embeddings", "/v1/models/a/b"] {
+    for path in ["/", "/v1", "/v1/chat", "/v1/rerank", "/v1/models/a/b"] {
         let reply = send(Method::GET, path).await;
         check_error(&reply, 404, None, path);
     }

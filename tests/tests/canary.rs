@@ -294,6 +294,18 @@ async fn successes(world: &mut World) {
         assert_eq!(world.post(path, body.to_string()).await, 200, "{body}");
         assert_eq!(world.post(path, streamed(body).to_string()).await, 200);
     }
+    let ids: Vec<u32> = (FIRST_TOKEN..FIRST_TOKEN + 40).collect();
+    for (path, body) in [
+        ("/tokenize", json!({"model": "sim", "prompt": PROMPT, FIELD: FIELD, "user": USER})),
+        ("/tokenize", json!({"model": "sim", "messages": chat()["messages"]})),
+        ("/detokenize", json!({"model": "sim", "tokens": ids, FIELD: FIELD})),
+    ] {
+        assert_eq!(world.post(path, body.to_string()).await, 200, "{path}");
+    }
+    for input in [json!(PROMPT), json!([PROMPT, CONTENT]), json!(ids)] {
+        let body = json!({"model": "sim", "input": input, "user": USER, FIELD: FIELD});
+        assert_eq!(world.post("/v1/embeddings", body.to_string()).await, 404, "not offered");
+    }
     // Off the reactor.
     let mut long = completion("sim");
     long["prompt"] = format!("{PROMPT} ").repeat(400).into();

@@ -5,6 +5,7 @@
 use serde_json::{Value, json};
 use splitrail_sim::{FaultKind, KvConnector, SimConfig};
 use splitrail_tests::client::{streamed_text, whole_text};
+use splitrail_tests::dialect::{self, MESSAGES, RESPONSES};
 use splitrail_tests::trial::{CHAT, COMPLETIONS, GENERATE, Trial, generated_ids, token_ids};
 use splitrail_tests::{Client, Cluster, Spec};
 
@@ -34,11 +35,19 @@ struct Case {
     threshold: Threshold,
 }
 
-fn cases() -> Vec<Case> {
+/// All ways to ask engines of this connector.
+fn cases(connector: KvConnector) -> Vec<Case> {
     let mut cases = Vec::new();
-    for path in [CHAT, COMPLETIONS, GENERATE] {
+    for path in [CHAT, COMPLETIONS, GENERATE, RESPONSES, MESSAGES] {
+        let named = dialect::BOTH.contains(&path);
+        if named && connector == KvConnector::Sglang {
+            continue;
+        }
         for stream in [false, true] {
             for n in [1, 3] {
+                if named && n > 1 {
+                    continue;
+                }
                 for threshold in THRESHOLDS {
                     cases.push(Case { path, stream, n, threshold });
                 }
@@ -54,6 +63,7 @@ impl Case {
         let text = format!("{}{own}", "what they all begin with ".repeat(12));
         let mut body = json!({"model": "sim", "max_tokens": 5, "temperature": 0, "n": self.n});
         match self.path {
+            RESPONSES | MESSAGES => body = dialect::request(self.path, &text, 5),
             CHAT => body["messages"] = json!([{"role": "user", "content": text}]),
             COMPLETIONS => body["prompt"] = text.into(),
             _ => {
@@ -65,6 +75,8 @@ impl Case {
         }
         if self.stream {
             body["stream"] = true.into();
+        }
+        if self.stream && !dialect::BOTH.contains(&self.path) {
             body["stream_options"] = json!({"include_usage": true});
         }
         match self.threshold {
@@ -79,6 +91,10 @@ impl Case {
 
 /// Texts of all choices, and the usage.
 async fn ask(http: &Client, case: Case, body: &Value) -> (Vec<String>, Value) {
+    if dialect::BOTH.contains(&case.path) {
+        let (text, usage) = dialect::ask(http, case.path, body).await;
+        return (vec![text], usage);
+    }
     if case.stream {
         let mut events = http.stream(case.path, body).await;
         assert_eq!(events.status, 200, "{case:?}");
@@ -171,7 +187,7 @@ async fn every_case(flow: &'static str, connector: KvConnector, engine: fn(&str,
     let mut trial = Trial::start(spec(flow, connector, engine)).await;
     let reference = Cluster::start(Spec::aggregated(1)).await;
     let mut told = Told::default();
-    for (turn, case) in cases().into_iter().enumerate() {
+    for (turn, case) in cases(connector).into_iter().enumerate() {
         trial.cluster.settle().await;
         let body = case.body(turn);
         if case.threshold == Threshold::Invalid {
@@ -268,7 +284,7 @@ async fn every_fault(flow: &'static str, connector: KvConnector) {
     let mut trial =
         Trial::start(Spec { policy, model: keys.to_owned() + &spec.model, ..spec }).await;
     let reference = Cluster::start(Spec::aggregated(1)).await;
-    let all = cases();
+    let all = cases(connector);
     let cases = all.iter().filter(|case| case.threshold != Threshold::Invalid);
     for (turn, case) in cases.cycle().take(6 * FAULTS.len()).enumerate() {
         // Each fault meets other shapes every time.

@@ -154,3 +154,19 @@ async fn a_full_queue_refuses() {
     assert!(refused.text().contains("queue.max_waiting"), "{}", refused.text());
     assert_eq!(line.end().await, ["first", "second"]);
 }
+
+#[tokio::test]
+async fn who_has_waited_too_long_is_refused_and_may_come_again() {
+    let mut line = Line::begin("max_wait_ms: 300").await;
+    // Over a second of prefill.
+    line.send("first", 200, &[], 0.0).await;
+    let body = completion(&prompt(20, "second")).to_string();
+    let refused = line.cluster.http.post_with(COMPLETIONS, &[JSON], body).await;
+    assert_eq!(refused.status, 429, "{}", refused.text());
+    assert!(refused.text().contains("queue.max_wait_ms"), "{}", refused.text());
+    assert!(refused.header("retry-after").parse::<u32>().unwrap() >= 1);
+    let labels = [("reason", "max_wait")];
+    assert_eq!(line.cluster.metric("splitrail_shed_total", &labels).await, 1.0);
+    assert_eq!(line.cluster.metric("splitrail_queue_depth", &[]).await, 0.0);
+    assert_eq!(line.end().await, ["first"]);
+}

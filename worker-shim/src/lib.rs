@@ -5,6 +5,7 @@
 //! engine as a proxy that answers `x-splitrail-gate` at once.
 
 pub mod attach;
+mod beat;
 pub mod config;
 pub mod drain;
 pub mod engine;

@@ -18,11 +18,14 @@ mod wire;
 #[cfg(test)]
 mod tests;
 
+use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
+use splitrail_engine::vllm::subscription::Pacing;
 use splitrail_kv::{BlockHash, HashSeed};
 use tokio::sync::watch;
+use tokio::time::timeout;
 
 pub(crate) use self::cut::{Cut, Parts};
 pub(crate) use self::log::Head;
@@ -34,6 +37,7 @@ pub use self::terms::{Agreement, Disagreement, Terms};
 use self::cut::Cuts;
 use self::log::Lost;
 use self::state::State;
+use crate::beat;
 
 /// Bounds of a mirror.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -46,6 +50,9 @@ pub struct Config {
     pub ring_bytes_max: usize,
     /// How long what was known is kept while the engine's events are cut off.
     pub cut_off_max: Duration,
+    /// How seldom events are read while many come; zero reads them one by one. Routers are
+    /// told as much later, and [`Mirror::refresh`] waits for none of it.
+    pub read_every: Duration,
 }
 
 impl Default for Config {
@@ -55,6 +62,7 @@ impl Default for Config {
             seed: None,
             ring_bytes_max: 8 << 20,
             cut_off_max: Duration::from_secs(10),
+            read_every: beat::EVERY,
         }
     }
 }
@@ -75,12 +83,18 @@ struct Inner {
     /// Whether everything that the engines kept for replays is in.
     caught_up: watch::Sender<bool>,
     cuts: Cuts,
+    /// Raised by whoever cannot wait for the next read.
+    asks: watch::Sender<u64>,
+    /// The last of them that each rank has answered.
+    answers: watch::Sender<BTreeMap<u16, u64>>,
+    read_every: Duration,
 }
 
 impl Mirror {
     /// A mirror that waits for a router to say how blocks are hashed, and for
     /// [`Mirror::follow`].
     pub fn new(config: Config) -> Self {
+        let read_every = config.read_every;
         let state = State::new(config);
         let head = watch::Sender::new(state.head());
         let inner = Inner {
@@ -89,6 +103,9 @@ impl Mirror {
             epoch: watch::Sender::new(0),
             caught_up: watch::Sender::new(false),
             cuts: Cuts::default(),
+            asks: watch::Sender::new(0),
+            answers: watch::Sender::default(),
+            read_every,
         };
         Self { inner: Arc::new(inner) }
     }
@@ -108,6 +125,36 @@ impl Mirror {
     /// the hash. False while the engine's events are cut off or incomplete.
     pub fn holds(&self, _namespace: BlockHash, rank: u16, blocks: u32, last: BlockHash) -> bool {
         self.state().holds(rank, blocks, last)
+    }
+
+    /// Takes in what a rank of the engine has published so far, so that [`Mirror::holds`]
+    /// answers by it.
+    pub async fn refresh(&self, rank: u16) {
+        let Inner { asks, answers, read_every, .. } = &*self.inner;
+        if read_every.is_zero() || !self.state().is_current(rank) {
+            return;
+        }
+        let mut ask = 0;
+        asks.send_modify(|last| {
+            *last += 1;
+            ask = *last;
+        });
+        let mut answers = answers.subscribe();
+        let is_in = |answers: &BTreeMap<u16, u64>| answers.get(&rank).is_some_and(|at| *at >= ask);
+        // After this time it would have been read without being asked for.
+        let _in_time = timeout(*read_every, answers.wait_for(is_in)).await;
+    }
+
+    /// What a rank follows its engine by.
+    fn pacing(&self) -> Pacing {
+        Pacing { pace: beat::pace(self.inner.read_every), asks: self.inner.asks.subscribe() }
+    }
+
+    /// All that had come when this was asked for is in.
+    fn answer(&self, rank: u16, ask: u64) {
+        self.inner.answers.send_modify(|answers| {
+            answers.insert(rank, ask);
+        });
     }
 
     /// How things stand: for metrics and status pages. Looks at every strip of blocks.

@@ -7,6 +7,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
+use futures_util::future::BoxFuture;
 use splitrail_kv::HashSeed;
 use splitrail_settings::SecretError;
 use tokio::net::TcpListener;
@@ -246,8 +247,11 @@ async fn nothing_left(status: &Status, traffic: &Traffic, engine: &Engine) {
 struct Held(Mirror);
 
 impl Residency for Held {
-    fn holds(&self, ask: &Ask) -> bool {
-        self.0.holds(ask.namespace, ask.rank, ask.blocks, ask.last)
+    fn holds<'a>(&'a self, ask: &'a Ask) -> BoxFuture<'a, bool> {
+        Box::pin(async {
+            self.0.refresh(ask.rank).await;
+            self.0.holds(ask.namespace, ask.rank, ask.blocks, ask.last)
+        })
     }
 }
 

@@ -35,6 +35,13 @@ async fn complete(engine: &SimEngine, prompt: &[u32]) {
     reply.into_body().collect().await.unwrap();
 }
 
+/// Has the engine drop what no request holds.
+async fn clear(engine: &SimEngine) {
+    let client = Client::builder(TokioExecutor::new()).build_http::<Full<Bytes>>();
+    let request = http::Request::post(format!("{}/reset_prefix_cache", engine.url()));
+    client.request(request.body(Full::default()).unwrap()).await.unwrap();
+}
+
 /// Prompts that share their beginnings, more of them than the cache has room for.
 fn prompt(seed: u32) -> Vec<u32> {
     let (family, own) = (seed % 5, seed / 5);
@@ -146,6 +153,84 @@ async fn a_router_knows_what_the_engine_holds_whenever_it_comes() {
         complete(&engine, &prompt(seed)).await;
     }
     until("the prompt is evicted", || !side_car.mirror.holds(namespace, 0, blocks, last)).await;
+}
+
+#[tokio::test]
+async fn what_waits_for_its_beat_is_there_for_whoever_asks_and_comes_to_routers_in_whole() {
+    let engine = SimEngine::start(small()).await.unwrap();
+    let router = FakeRouter::start(welcome(BLOCK_SIZE)).await;
+    // A beat that no test lives to see: once the engine is busy, asking is all there is.
+    let read_every = Duration::from_secs(3600);
+    let config = mirror::Config { read_every, ..mirror::Config::default() };
+    let side_car = side_car_with(config, vec![source(&engine, 0)], &router);
+    for seed in 0..60 {
+        complete(&engine, &prompt(seed)).await;
+        let (blocks, last) = asked(&prompt(seed));
+        let asking = async {
+            while !side_car.mirror.holds(BlockHash(0), 0, blocks, last) {
+                tokio::time::sleep(Duration::from_millis(1)).await;
+                side_car.mirror.refresh(0).await;
+            }
+        };
+        let asked = tokio::time::timeout(PATIENCE, asking).await;
+        asked.unwrap_or_else(|_| panic!("never: the blocks of {seed}"));
+        if seed % 20 == 0 {
+            router.restart();
+        }
+    }
+    let asking = async {
+        loop {
+            side_car.mirror.refresh(0).await;
+            tokio::time::sleep(Duration::from_millis(1)).await;
+        }
+    };
+    // Evictions are no answer to any question.
+    tokio::select! {
+        () = agree(&router, 0, &engine) => {}
+        () = asking => unreachable!("it has no end"),
+    }
+    assert!(!side_car.mirror.holds(BlockHash(0), 0, 1, BlockHash(1)));
+}
+
+/// The next of a row of numbers that look like chance, and are the same each time.
+fn next(state: &mut u64) -> u64 {
+    *state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+    *state >> 33
+}
+
+/// The router finds a fault in each change that comes twice, or not in its turn.
+#[tokio::test]
+async fn whatever_happens_between_two_beats_every_change_is_told_once_and_in_order() {
+    for seed in 1..=3_u64 {
+        let engine = SimEngine::start(small()).await.unwrap();
+        let router = FakeRouter::start(welcome(BLOCK_SIZE)).await;
+        let side_car = side_car(vec![source(&engine, 0)], &router);
+        let mut chance = seed;
+        for at in 0..80 {
+            match next(&mut chance) % 16 {
+                0 => router.cut(),
+                1 => router.restart(),
+                2 => router.ask_again(),
+                3 => router.pause(true),
+                4..=5 => router.pause(false),
+                6 => clear(&engine).await,
+                7 => {
+                    let lost = FaultKind::DropEventBatches;
+                    engine.set_fault(Fault { kind: lost, times: Some(1) });
+                }
+                8..=9 => side_car.mirror.refresh(0).await,
+                10 => tokio::time::sleep(Duration::from_millis(next(&mut chance) % 60)).await,
+                _ => {}
+            }
+            complete(&engine, &prompt(at + next(&mut chance) as u32 % 3)).await;
+        }
+        router.pause(false);
+        engine.clear_faults();
+        // What comes after a gap shows it.
+        complete(&engine, &prompt(99)).await;
+        println!("seed {seed}");
+        agree(&router, 0, &engine).await;
+    }
 }
 
 #[tokio::test]

@@ -33,10 +33,24 @@ impl Process {
         args: &[&str],
         logs: &str,
     ) -> Result<Self, Failure> {
+        Self::start_in(program, name, folder, args, &[("RUST_LOG", logs)])
+    }
+
+    /// The same with any variables of its environment.
+    ///
+    /// # Errors
+    /// As [`Process::start`].
+    pub(crate) fn start_in(
+        program: &Path,
+        name: &str,
+        folder: &Path,
+        args: &[&str],
+        variables: &[(&str, &str)],
+    ) -> Result<Self, Failure> {
         let log = File::create(folder.join(format!("{name}.log")))?;
         let child = Command::new(program)
             .args(args)
-            .env("RUST_LOG", logs)
+            .envs(variables.iter().copied())
             .stdin(Stdio::null())
             .stdout(Stdio::null())
             .stderr(log)

@@ -1,11 +1,12 @@
-//! The KV events of an engine that holds some prompts and much else, for whoever asks for
-//! a replay of them.
+//! The KV events of an engine that holds some prompts and much else: a replay for whoever asks
+//! for it, and all the time new conversations that come and go.
 
-use std::time::{SystemTime, UNIX_EPOCH};
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use bytes::Bytes;
 use rmp::encode::{write_array_len, write_f64, write_map_len, write_nil, write_str, write_uint};
 use tokio::task::JoinSet;
+use tokio::time::{MissedTickBehavior, interval};
 use zeromq::{PubSocket, RouterSocket, Socket, SocketRecv, SocketSend, ZmqMessage};
 
 use super::text::mix;
@@ -13,6 +14,12 @@ use super::{BLOCK_SIZE, Failure};
 
 /// Blocks of an event.
 const BATCH_BLOCKS: usize = 128;
+/// A conversation comes or goes so often,
+const NEWS_EVERY: Duration = Duration::from_millis(50);
+/// is of so many blocks,
+const NEWS_BLOCKS: usize = 8;
+/// and so many are held.
+const NEWS_HELD: u64 = 64;
 /// What ends a replay.
 const END_OF_REPLAY: [u8; 8] = [0xff; 8];
 /// Token ids of what no prompt has.
@@ -35,21 +42,66 @@ impl Feed {
         held: &[Vec<u32>],
         blocks: usize,
     ) -> Result<Self, Failure> {
-        let batches = batches(seed, held, blocks)?;
+        let mut batches = batches(seed, held, blocks)?;
         let (mut live, mut replay) = (PubSocket::new(), RouterSocket::new());
         let events = live.bind("tcp://127.0.0.1:0").await?.to_string();
         let replays = replay.bind("tcp://127.0.0.1:0").await?.to_string();
         let mut tasks = JoinSet::new();
         tasks.spawn(async move {
-            // Nothing changes, but subscribers are to find it open.
-            let _live = live;
-            while let Ok(request) = replay.recv().await {
-                if tell(&mut replay, request, &batches).await.is_err() {
+            let mut news = News::new(seed);
+            let mut ticks = interval(NEWS_EVERY);
+            ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
+            loop {
+                let done = tokio::select! {
+                    request = replay.recv() => match request {
+                        Ok(request) => tell(&mut replay, request, &batches).await,
+                        Err(_) => return,
+                    },
+                    _ = ticks.tick() => news.publish(&mut live, &mut batches).await,
+                };
+                if done.is_err() {
                     return;
                 }
             }
         });
         Ok(Self { endpoints: [events, replays], _tasks: tasks })
+    }
+}
+
+/// Conversations that come, and go again when others have come.
+struct News {
+    seed: u64,
+    count: u64,
+}
+
+impl News {
+    fn new(seed: u64) -> Self {
+        Self { seed: mix(seed ^ 0xfeed), count: 0 }
+    }
+
+    /// Stores a conversation, or removes an old one: what is held stays as much.
+    async fn publish(
+        &mut self,
+        socket: &mut PubSocket,
+        batches: &mut Vec<Bytes>,
+    ) -> Result<(), Failure> {
+        let seed = |number: u64| mix(self.seed ^ number);
+        let (number, comes) = (self.count / 2, self.count.is_multiple_of(2));
+        self.count += 1;
+        if comes {
+            let tokens = 0..(NEWS_BLOCKS * BLOCK_SIZE) as u64;
+            let tokens = tokens.map(|at| (mix(seed(number) ^ at) % VOCABULARY) as u32);
+            chain(batches, seed(number), &tokens.collect::<Vec<_>>())?;
+        } else {
+            let Some(gone) = number.checked_sub(NEWS_HELD) else { return Ok(()) };
+            let names = (0..NEWS_BLOCKS).rev().map(|block| name(seed(gone), block));
+            batches.push(removed(&names.collect::<Vec<_>>())?.into());
+        }
+        let payload = batches.last().cloned().unwrap_or_default();
+        let number = Bytes::copy_from_slice(&(batches.len() as u64 - 1).to_be_bytes());
+        let message = ZmqMessage::try_from(vec![Bytes::new(), number, payload]);
+        socket.send(message.map_err(|_| "a message of no frames")?).await?;
+        Ok(())
     }
 }
 
@@ -95,9 +147,14 @@ fn batches(seed: u64, held: &[Vec<u32>], blocks: usize) -> Result<Vec<Bytes>, Fa
     Ok(out)
 }
 
+/// An engine's name of a block.
+fn name(seed: u64, block: usize) -> u64 {
+    mix(mix(seed) ^ block as u64)
+}
+
 /// The events of one chain of blocks.
 fn chain(out: &mut Vec<Bytes>, seed: u64, tokens: &[u32]) -> Result<(), Failure> {
-    let name = |block: usize| mix(mix(seed) ^ block as u64);
+    let name = |block: usize| name(seed, block);
     let pieces = tokens.chunks(BATCH_BLOCKS * BLOCK_SIZE).enumerate();
     for (piece, tokens) in pieces {
         let first = piece * BATCH_BLOCKS;
@@ -114,18 +171,11 @@ fn chain(out: &mut Vec<Bytes>, seed: u64, tokens: &[u32]) -> Result<(), Failure>
 /// `[timestamp, [BlockStored], data parallel rank]`, as vLLM 0.32 has it.
 fn stored(names: &[u64], parent: Option<u64>, tokens: &[u32]) -> Result<Vec<u8>, Failure> {
     let mut out = Vec::with_capacity(names.len() * 9 + tokens.len() * 5 + 200);
-    let seconds = SystemTime::now().duration_since(UNIX_EPOCH)?.as_secs_f64();
-    write_array_len(&mut out, 3)?;
-    write_f64(&mut out, seconds)?;
-    write_array_len(&mut out, 1)?;
+    begin(&mut out)?;
     write_map_len(&mut out, 8)?;
     write_str(&mut out, "type")?;
     write_str(&mut out, "BlockStored")?;
-    write_str(&mut out, "block_hashes")?;
-    write_array_len(&mut out, u32::try_from(names.len())?)?;
-    for name in names {
-        write_uint(&mut out, *name)?;
-    }
+    write_names(&mut out, names)?;
     write_str(&mut out, "parent_block_hash")?;
     match parent {
         Some(name) => drop(write_uint(&mut out, name)?),
@@ -146,4 +196,36 @@ fn stored(names: &[u64], parent: Option<u64>, tokens: &[u32]) -> Result<Vec<u8>,
     write_nil(&mut out)?;
     write_uint(&mut out, 0)?;
     Ok(out)
+}
+
+/// The same of blocks that are gone.
+fn removed(names: &[u64]) -> Result<Vec<u8>, Failure> {
+    let mut out = Vec::with_capacity(names.len() * 9 + 100);
+    begin(&mut out)?;
+    write_map_len(&mut out, 3)?;
+    write_str(&mut out, "type")?;
+    write_str(&mut out, "BlockRemoved")?;
+    write_names(&mut out, names)?;
+    write_str(&mut out, "medium")?;
+    write_str(&mut out, "GPU")?;
+    write_uint(&mut out, 0)?;
+    Ok(out)
+}
+
+/// A batch of one event, up to that.
+fn begin(out: &mut Vec<u8>) -> Result<(), Failure> {
+    let seconds = SystemTime::now().duration_since(UNIX_EPOCH)?.as_secs_f64();
+    write_array_len(out, 3)?;
+    write_f64(out, seconds)?;
+    write_array_len(out, 1)?;
+    Ok(())
+}
+
+fn write_names(out: &mut Vec<u8>, names: &[u64]) -> Result<(), Failure> {
+    write_str(out, "block_hashes")?;
+    write_array_len(out, u32::try_from(names.len())?)?;
+    for name in names {
+        write_uint(out, *name)?;
+    }
+    Ok(())
 }

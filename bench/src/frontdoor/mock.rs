@@ -2,10 +2,12 @@
 
 use std::net::SocketAddr;
 use std::sync::Arc;
+use std::time::Duration;
 
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::task::JoinSet;
+use tokio::time::sleep;
 
 use super::{Failure, MODEL};
 
@@ -14,6 +16,10 @@ const METRICS: &str =
     include_str!("../../../engine/tests/fixtures/vllm-0.32.0/metrics/a_after.txt");
 /// Chunks of a streamed answer.
 pub(super) const CHUNKS: usize = 64;
+/// What asks for a stream that goes on and on, in a request's body; a member that no engine knows.
+pub(super) const SLOW: &[u8] = b"\"slow\":true";
+/// Between the chunks of such a stream.
+const PAUSE: Duration = Duration::from_secs(2);
 /// What tells the kinds of requests apart stands this close to a body's begin or end.
 const EDGE_BYTES: usize = 1024;
 /// Tokens per block of a hand-off's block ids, and bytes per token of a prompt.
@@ -104,6 +110,13 @@ async fn answer(stream: &mut TcpStream, words: &Words, body: &[u8]) -> std::io::
     stream
         .write_all(b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\ntransfer-encoding: chunked\r\n\r\n")
         .await?;
+    if says(SLOW) {
+        // Until whoever asked has had enough.
+        for chunk in words.chunks[..CHUNKS - 1].iter().cycle() {
+            stream.write_all(chunk).await?;
+            sleep(PAUSE).await;
+        }
+    }
     for chunk in &words.chunks {
         stream.write_all(chunk).await?;
     }

@@ -3,7 +3,8 @@
 use std::path::PathBuf;
 
 /// What can be asked for alone.
-pub(super) const WORKLOADS: [&str; 5] = ["aggregated", "pd", "kv_aware", "stream", "memory"];
+pub(super) const WORKLOADS: [&str; 8] =
+    ["aggregated", "pd", "kv_aware", "stream", "slow", "logging", "threads", "memory"];
 
 /// What was asked for.
 #[derive(Debug, PartialEq, Eq)]

@@ -8,7 +8,8 @@ const WIDTH: f64 = 460.0;
 const HEIGHT: f64 = 320.0;
 const LEFT: f64 = 60.0;
 const TOP: f64 = 40.0;
-const COLOURS: [&str; 6] = ["#777777", "#2f7d32", "#1f5fbf", "#c0392b", "#8e44ad", "#d68910"];
+const COLOURS: [&str; 7] =
+    ["#777777", "#2f7d32", "#d68910", "#8c6d31", "#1f5fbf", "#c0392b", "#8e44ad"];
 
 /// A panel per size; latencies are medians, on a logarithmic scale.
 pub(super) fn draw(cells: &[Cell]) -> String {

@@ -52,7 +52,8 @@ pub(super) struct Row {
     pub(super) measure: String,
     pub(super) unit: &'static str,
     pub(super) ours: f64,
-    pub(super) theirs: Option<f64>,
+    /// Whose figure it is compared with, and that.
+    pub(super) theirs: Option<(&'static str, f64)>,
     pub(super) goal: Option<Goal>,
     /// All targets' figures.
     pub(super) targets: Vec<(&'static str, f64)>,
@@ -69,8 +70,19 @@ impl Goal {
 }
 
 impl Row {
+    /// A figure that is compared with nobody's.
+    pub(super) fn alone(
+        workload: &str,
+        measure: &str,
+        (ours, unit): (f64, &'static str),
+        goal: Option<Goal>,
+    ) -> Self {
+        let (workload, measure) = (workload.to_owned(), measure.to_owned());
+        Self { workload, measure, unit, ours, theirs: None, goal, targets: Vec::new() }
+    }
+
     fn ratio(&self) -> Option<f64> {
-        self.theirs.filter(|theirs| *theirs > 0.0).map(|theirs| self.ours / theirs)
+        self.theirs.filter(|(_, figure)| *figure > 0.0).map(|(_, figure)| self.ours / figure)
     }
 
     fn met(&self) -> Option<bool> {
@@ -90,8 +102,8 @@ impl Row {
             "measure": self.measure,
             "unit": self.unit,
             "ours": self.ours,
-            "peer": self.theirs.map(|_| PEER),
-            "theirs": self.theirs,
+            "peer": self.theirs.map(|(peer, _)| peer),
+            "theirs": self.theirs.map(|(_, figure)| figure),
             "ratio": self.ratio(),
             "goal": self.goal.map(Goal::text),
             "met": self.met(),
@@ -112,7 +124,7 @@ impl Row {
             self.workload,
             self.measure,
             text(Some(self.ours)),
-            text(self.theirs),
+            text(self.theirs.map(|(_, figure)| figure)),
             self.unit,
             text(self.ratio()),
             self.goal.map(Goal::text).unwrap_or_default(),
@@ -137,21 +149,18 @@ impl Cell {
                     measure: measure.to_owned(),
                     unit,
                     ours: figure(ours),
-                    theirs: theirs.map(figure),
+                    theirs: theirs.map(|theirs| (PEER, figure(theirs))),
                     goal: goal(workload, self.size, self.clients, measure),
                     targets: self.figures.iter().map(|(name, f)| (*name, figure(f))).collect(),
                 });
             }
             if workload == "kv_aware" {
-                rows.push(Row {
-                    workload: format!("{workload} {} c={}", self.size, self.clients),
-                    measure: "wrong worker".to_owned(),
-                    unit: "%",
-                    ours: ours.misplaced_percent,
-                    theirs: None,
-                    goal: Some(Goal::AtMost(0.0)),
-                    targets: Vec::new(),
-                });
+                rows.push(Row::alone(
+                    &format!("{workload} {} c={}", self.size, self.clients),
+                    "wrong worker",
+                    (ours.misplaced_percent, "%"),
+                    Some(Goal::AtMost(0.0)),
+                ));
             }
         }
         rows
@@ -164,14 +173,14 @@ impl Cell {
     pub(super) fn print(&self) -> io::Result<()> {
         print_line(&format!("\n{}, {} at once", self.size, self.clients))?;
         print_line(&format!(
-            "  {:<12} {:>10} {:>9} {:>9} {:>10} {:>11}",
+            "  {:<15} {:>10} {:>9} {:>9} {:>10} {:>11}",
             "target", "answers/s", "p50 ms", "p99 ms", "CPU us", "foreign %"
         ))?;
         for (name, figures) in &self.figures {
             let Figures { per_s, p50_ms, p99_ms, cpu_us, foreign_percent, .. } = figures;
             let cpu = if *cpu_us > 0.0 { format!("{cpu_us:.1}") } else { "-".to_owned() };
             print_line(&format!(
-                "  {name:<12} {per_s:>10.0} {p50_ms:>9.3} {p99_ms:>9.3} {cpu:>10} {foreign_percent:>11.1}"
+                "  {name:<15} {per_s:>10.0} {p50_ms:>9.3} {p99_ms:>9.3} {cpu:>10} {foreign_percent:>11.1}"
             ))?;
         }
         Ok(())

@@ -1,5 +1,5 @@
-//! What stands before the engines: nothing, nginx, this router in three ways, and another
-//! router if it is there. All of them are processes with two threads for requests.
+//! What stands before the engines: nothing, this router in several ways, and its peers
+//! (`peers`). All of them are processes with two threads for requests.
 
 use std::fmt::Write as _;
 use std::fs;
@@ -40,25 +40,14 @@ impl Target {
         Self { name: "direct", whole: address, streams: address, process: None, checks: false }
     }
 
-    /// nginx as a plain proxy. Streams have a server of their own, which does not buffer.
-    ///
-    /// # Errors
-    /// If it does not come up.
-    pub(super) async fn nginx(engines: &Engines, folder: &Path) -> Result<Self, Failure> {
-        let [whole, streams] = free_ports()?;
-        let path = folder.join("nginx.conf");
-        fs::write(&path, nginx(engines, folder, [whole, streams]))?;
-        let path = path.to_string_lossy();
-        let error_log = folder.join("nginx-early.log");
-        let args = ["-c", &path, "-e", &error_log.to_string_lossy()];
-        let process = Process::start(Path::new("nginx"), "nginx", folder, &args, "warn")?;
-        up(process, folder, whole, "/health").await.map(|process| Self {
-            name: "nginx",
-            whole,
-            streams,
-            process,
-            checks: false,
-        })
+    /// Whether it is this router.
+    pub(super) fn is_ours(&self) -> bool {
+        matches!(self.name, "round_robin" | "pd" | "kv_aware")
+    }
+
+    /// Whether one engine does all of a request.
+    pub(super) fn is_plain(&self) -> bool {
+        !matches!(self.name, "pd" | "kv_aware" | "vllm-router pd")
     }
 
     /// This router.
@@ -71,45 +60,28 @@ impl Target {
         options: &Options,
         folder: &Path,
     ) -> Result<Self, Failure> {
+        Self::ours_in(name, kind, options, folder, &[("RUST_LOG", options.log.as_str())]).await
+    }
+
+    /// This router in another environment.
+    ///
+    /// # Errors
+    /// If it does not become ready.
+    pub(super) async fn ours_in(
+        name: &'static str,
+        kind: Kind<'_>,
+        options: &Options,
+        folder: &Path,
+        variables: &[(&str, &str)],
+    ) -> Result<Self, Failure> {
         let [whole, admin] = free_ports()?;
         let path = folder.join(format!("{name}.yaml"));
         let checks = matches!(kind, Kind::KvAware(_));
         fs::write(&path, yaml(kind, whole, admin))?;
         let args = ["serve", "--config", &path.to_string_lossy()];
-        let process = Process::start(&options.splitrail, name, folder, &args, &options.log)?;
-        up(process, folder, whole, "/ready").await.map(|process| Self {
-            name,
-            whole,
-            streams: whole,
-            process,
-            checks,
-        })
-    }
-
-    /// Another router, which forwards in turn.
-    ///
-    /// # Errors
-    /// If it does not come up.
-    pub(super) async fn vllm_router(
-        engines: &Engines,
-        program: &Path,
-        folder: &Path,
-    ) -> Result<Self, Failure> {
-        let [whole, metrics] = free_ports()?;
-        let (port, metrics) = (whole.port().to_string(), metrics.port().to_string());
-        let urls: Vec<String> =
-            engines.aggregated.iter().map(|mock| format!("http://{}", mock.address)).collect();
-        let mut args = vec!["--host", "127.0.0.1", "--port", &port, "--policy", "round_robin"];
-        args.extend(["--prometheus-port", &metrics, "--log-level", "warn", "--worker-urls"]);
-        args.extend(urls.iter().map(String::as_str));
-        let process = Process::start(program, "vllm-router", folder, &args, "warn")?;
-        up(process, folder, whole, "/health").await.map(|process| Self {
-            name: "vllm-router",
-            whole,
-            streams: whole,
-            process,
-            checks: false,
-        })
+        let process = Process::start_in(&options.splitrail, name, folder, &args, variables)?;
+        let process = Some(up(process, folder, whole, "/ready").await?);
+        Ok(Self { name, whole, streams: whole, process, checks })
     }
 }
 
@@ -127,65 +99,23 @@ impl Drop for Target {
 }
 
 /// Waits until a process answers.
-async fn up(
+pub(super) async fn up(
     mut process: Process,
     folder: &Path,
     address: SocketAddr,
     path: &str,
-) -> Result<Option<Process>, Failure> {
+) -> Result<Process, Failure> {
     let started = Instant::now();
     loop {
         process.check(folder)?;
         if let Ok((200, _)) = http::ask(address, "GET", path, "").await {
-            return Ok(Some(process));
+            return Ok(process);
         }
         if started.elapsed() > PATIENCE {
             return Err(format!("{address}{path} does not answer with 200").into());
         }
         sleep(Duration::from_millis(50)).await;
     }
-}
-
-fn nginx(engines: &Engines, folder: &Path, [whole, streams]: [SocketAddr; 2]) -> String {
-    let servers: String =
-        engines.aggregated.iter().map(|mock| format!("server {}; ", mock.address)).collect();
-    let folder = folder.display();
-    let paths: String = ["client_body", "proxy", "fastcgi", "uwsgi", "scgi"]
-        .map(|kind| format!("  {kind}_temp_path {folder}/nginx-{kind};\n"))
-        .concat();
-    let server = |address: SocketAddr, buffering: &str| {
-        format!(
-            "  server {{
-    listen {address} backlog=1024;
-    location / {{
-      proxy_pass http://engines;
-      proxy_http_version 1.1;
-      proxy_set_header Connection \"\";
-      proxy_buffering {buffering};
-    }}
-  }}
-"
-        )
-    };
-    format!(
-        "worker_processes 2;
-daemon off;
-pid {folder}/nginx.pid;
-error_log {folder}/nginx-error.log warn;
-events {{ worker_connections 4096; }}
-http {{
-  access_log off;
-  client_body_buffer_size 256k;
-  client_max_body_size 64m;
-{paths}  tcp_nodelay on;
-  keepalive_timeout 600s;
-  keepalive_requests 1000000000;
-  upstream engines {{ {servers} keepalive 256; keepalive_requests 1000000000; }}
-{}{}}}
-",
-        server(whole, "on"),
-        server(streams, "off"),
-    )
 }
 
 /// The ways in which this router is measured.

@@ -3,6 +3,7 @@
 use serde_json::json;
 
 use super::MODEL;
+use super::mock::SLOW;
 
 /// Where the sentences are from.
 const DOCUMENTS: [&str; 6] = [
@@ -58,6 +59,13 @@ impl Prompt {
             "max_tokens": 16,
         })
         .to_string()
+    }
+
+    /// A chat whose answer goes on until whoever asked has had enough.
+    pub(super) fn slow(&self) -> String {
+        let chat = self.chat(true);
+        let open = chat.strip_suffix('}').unwrap_or(&chat);
+        format!("{open},{}}}", String::from_utf8_lossy(SLOW))
     }
 }
 

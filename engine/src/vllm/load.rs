@@ -70,7 +70,7 @@ impl EngineLoad {
         let mut load = Self::default();
         let (mut ratios, mut engines) = (Mean::default(), BTreeMap::new());
         for text in text.lines() {
-            if let Some(line) = Line::parse(text) {
+            if let Some(line) = Line::parse(text, is_read) {
                 load.take(&line, &mut ratios, &mut engines);
             } else if let Some(value) = text.strip_prefix("process_start_time_seconds ") {
                 load.started_at_s = value.trim().parse().ok().filter(|at: &f64| at.is_finite());
@@ -140,9 +140,29 @@ impl EngineLoad {
                     self.total_blocks = Some(self.total_blocks.unwrap_or(0).saturating_add(blocks));
                 }
             }
-            name => self.has_nixl |= name.starts_with("nixl_"),
+            name => self.has_nixl |= name.starts_with(NIXL),
         }
     }
+}
+
+/// What the names of metrics begin with that only an engine with this connector has.
+const NIXL: &str = "nixl_";
+/// The names of all other metrics that are read, out of hundreds of lines.
+const NAMES: [&str; 10] = [
+    "num_requests_running",
+    "num_requests_waiting",
+    "inter_token_latency_seconds_count",
+    "inter_token_latency_seconds_sum",
+    "kv_cache_usage_perc",
+    "num_preemptions_total",
+    "prefix_cache_queries_total",
+    "prefix_cache_hits_total",
+    "prompt_tokens_by_source_total",
+    "cache_config_info",
+];
+
+fn is_read(name: &str) -> bool {
+    NAMES.contains(&name) || name.starts_with(NIXL)
 }
 
 impl InterToken {

@@ -8,7 +8,7 @@
 
 use std::time::Duration;
 
-use tokio::sync::mpsc;
+use tokio::sync::{mpsc, watch};
 use tokio_util::sync::CancellationToken;
 
 mod message;
@@ -16,7 +16,7 @@ mod replay;
 mod session;
 
 use super::events::{DecodeError, DecodeLimits, EventBatch};
-use crate::zmtp::{Endpoint, WireError};
+use crate::zmtp::{Endpoint, Pace, WireError};
 use session::Session;
 
 /// What to subscribe to, and how. [`Subscription::new`] fills in defaults.
@@ -34,6 +34,18 @@ pub struct Subscription {
     pub buffer: BufferLimits,
     /// How long to wait for what.
     pub timing: Timing,
+    /// Puts reads of a busy stream together; `None` reads it as it comes.
+    pub pacing: Option<Pacing>,
+}
+
+/// Reads of a busy stream, put together.
+#[derive(Clone, Debug)]
+pub struct Pacing {
+    /// When it is read.
+    pub pace: Pace,
+    /// Raised by those who cannot wait for that: each number is answered by
+    /// [`Update::Fresh`], though not while the engine cannot be reached.
+    pub asks: watch::Receiver<u64>,
 }
 
 /// Bounds on live batches that wait; beyond them the oldest are dropped and
@@ -78,6 +90,7 @@ impl Subscription {
                 retry_max: Duration::from_secs(5),
                 idle_check: Some(Duration::from_secs(30)),
             },
+            pacing: None,
         }
     }
 
@@ -130,6 +143,12 @@ pub enum Update {
         sequence: Option<u64>,
         /// What is wrong with it.
         error: GarbageError,
+    },
+    /// All that the system had said to be there when [`Pacing::asks`] was raised to this is
+    /// delivered, and what waited for its time.
+    Fresh {
+        /// The number.
+        ask: u64,
     },
     /// The engine cannot be reached, so that what is known may be out of date;
     /// `Synced` ends this. Said once for each outage.

@@ -1,7 +1,6 @@
 //! The start of a connection: greetings, then a READY command from each side.
 
 use bytes::Buf;
-use tokio::io::AsyncWriteExt;
 
 use super::{Connection, Role, WireError, frame};
 
@@ -31,7 +30,12 @@ pub(super) async fn run(connection: &mut Connection, role: Role) -> Result<(), W
     check_greeting(&connection.buffer[..GREETING_BYTES])?;
     connection.buffer.advance(GREETING_BYTES);
 
-    let (header, body) = connection.frame().await?;
+    let (header, body) = loop {
+        match connection.frame()? {
+            Some(frame) => break frame,
+            None => connection.fill().await?,
+        }
+    };
     let properties = body
         .strip_prefix(b"\x05READY")
         .filter(|_| header.is_command)

@@ -4,11 +4,12 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use splitrail_engine::vllm::subscription::{
-    GarbageError, ResetReason, Subscription, SyncOutcome, Update,
+    GarbageError, Pacing, ResetReason, Subscription, SyncOutcome, Update,
 };
-use splitrail_engine::zmtp::Endpoint;
-use tokio::sync::mpsc;
+use splitrail_engine::zmtp::{Endpoint, Pace};
+use tokio::sync::{mpsc, watch};
 use tokio::task::JoinSet;
+use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
 use crate::fake_engine::{FakeEngine, ReplayForm, payload};
@@ -34,6 +35,7 @@ enum Seen {
     Synced(SyncOutcome),
     Garbage(Option<u64>),
     Disconnected,
+    Fresh(u64),
 }
 
 impl Follower {
@@ -63,6 +65,7 @@ impl Follower {
                     self.gaps += 1;
                     continue;
                 }
+                Update::Fresh { ask } => Seen::Fresh(ask),
             };
         }
     }
@@ -324,4 +327,70 @@ async fn cancelling_ends_the_subscription_and_so_does_a_closed_sink() {
     unheard.expect([SYNCED]).await;
     unheard.updates.close();
     tokio::time::timeout(PATIENCE, unheard.tasks.join_next()).await.unwrap();
+}
+
+#[tokio::test]
+async fn a_busy_stream_is_read_at_beats_in_whole_and_at_once_when_asked() {
+    let mut engine = FakeEngine::start(ReplayForm::EmptyFirst).await;
+    let (ask, asks) = watch::channel(0);
+    // A beat that no test lives to see: what comes then comes by asking.
+    let pace = Pace { every: Duration::from_secs(3600), since: Instant::now() };
+    let mut followed = subscription(&engine.events, Some(&engine.replay));
+    followed.pacing = Some(Pacing { pace, asks });
+    let mut follower = Follower::start(followed);
+    follower.expect([SYNCED]).await;
+    let mut next = 0;
+    let mut seen = 0;
+    // As many as it takes until one has to wait, and some more.
+    for round in 1..=50 {
+        for _ in 0..3 {
+            next = engine.publish(payload(next as f64)).await + 1;
+        }
+        ask.send_replace(round);
+        loop {
+            match follower.next().await {
+                Seen::Batch(sequence, _) => {
+                    assert_eq!(sequence, seen, "each once, and in order");
+                    seen += 1;
+                }
+                Seen::Fresh(answered) => {
+                    assert_eq!(answered, round);
+                    break;
+                }
+                other => panic!("{other:?}"),
+            }
+        }
+    }
+    // What a publisher has not sent yet when it is asked for comes with a later question.
+    let mut rounds = 51..;
+    for round in rounds.by_ref() {
+        ask.send_replace(round);
+        while follower.next().await != Seen::Fresh(round) {
+            seen += 1;
+        }
+        if seen == next {
+            break;
+        }
+    }
+    // A pause hides neither the engine's end nor its return.
+    let mut engine = engine.restart(ReplayForm::EmptyFirst).await;
+    for round in rounds {
+        ask.send_replace(round);
+        match follower.next().await {
+            Seen::Fresh(answered) => assert_eq!(answered, round),
+            other => {
+                assert_eq!(other, Seen::Disconnected);
+                break;
+            }
+        }
+    }
+    engine.lose(payload(0.0));
+    for expected in [Seen::Reset(ResetReason::EngineRestarted), batch(0), SYNCED] {
+        let mut next = follower.next().await;
+        // The last question may have been answered by the new engine's stream.
+        if matches!(next, Seen::Fresh(_)) {
+            next = follower.next().await;
+        }
+        assert_eq!(next, expected);
+    }
 }

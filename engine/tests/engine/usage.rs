@@ -3,6 +3,7 @@
 use crate::support::fixture_text;
 use serde::Deserialize;
 use serde_json::value::RawValue;
+use splitrail_engine::dialect::Dialect;
 use splitrail_engine::usage::{EngineUsage, UsageError};
 
 #[derive(Deserialize)]
@@ -47,6 +48,48 @@ fn a_cached_figure_that_the_engine_does_not_report_is_none() {
         let text = format!(r#"{{"prompt_tokens":3,"prompt_tokens_details":{details}}}"#);
         assert_eq!(parse(&text), Ok(usage(3, 0, None)), "{details}");
     }
+}
+
+/// Usages of a recorded reply in another dialect, wherever they stand in it.
+fn recorded_in(dialect: Dialect, name: &str) -> Vec<Result<EngineUsage, UsageError>> {
+    #[derive(Deserialize)]
+    struct Event<'a> {
+        #[serde(borrow)]
+        usage: Option<&'a RawValue>,
+        #[serde(borrow, alias = "message")]
+        response: Option<Reply<'a>>,
+    }
+    let text = fixture_text(&format!("http/{name}.txt"));
+    let reply = text.split("HTTP 200").nth(1).unwrap();
+    let objects = reply.lines().map(|line| line.trim_start_matches("data: "));
+    let usage = |line: &str| {
+        let event: Event<'_> = serde_json::from_str(line).unwrap();
+        let usage = event.usage.or(event.response.and_then(|response| response.usage));
+        usage.map(|usage| EngineUsage::parse_in(dialect, usage))
+    };
+    objects.filter(|line| line.starts_with('{')).filter_map(usage).collect()
+}
+
+#[test]
+fn responses_and_messages_have_fields_of_their_own() {
+    let of_response = |name| recorded_in(Dialect::Responses, name);
+    assert_eq!(of_response("responses_cold"), [Ok(usage(85, 4, Some(0)))]);
+    assert_eq!(of_response("responses_stream_warm"), [Ok(usage(85, 4, Some(64)))]);
+    // The parts of a message's prompt add up to it.
+    let of_message = |name| recorded_in(Dialect::Messages, name);
+    assert_eq!(of_message("messages_warm"), [Ok(usage(85, 4, Some(64)))]);
+    let streamed = [Ok(usage(85, 0, None)), Ok(usage(85, 4, Some(0)))];
+    assert_eq!(of_message("messages_stream_cold"), streamed);
+    let raw = |text: &'static str| serde_json::from_str::<&RawValue>(text).unwrap();
+    for dialect in [Dialect::Responses, Dialect::Messages] {
+        assert_eq!(EngineUsage::parse_in(dialect, raw("null")), Err(UsageError::Absent));
+        for text in [r#"{"input_tokens":-1}"#, r#"{"output_tokens":1}"#, "[1]"] {
+            let parsed = EngineUsage::parse_in(dialect, raw(text));
+            assert!(matches!(parsed, Err(UsageError::Shape(_))), "{text}");
+        }
+    }
+    let too_many = raw(r#"{"input_tokens":3,"input_tokens_details":{"cached_tokens":4}}"#);
+    assert!(EngineUsage::parse_in(Dialect::Responses, too_many).is_err());
 }
 
 fn parse(text: &str) -> Result<EngineUsage, UsageError> {

@@ -57,10 +57,9 @@ pub(super) async fn explain(
 
 /// The endpoint that a body is for.
 fn endpoint(named: Option<&str>, body: &[u8]) -> Result<Endpoint> {
-    const ALL: [Endpoint; 3] = [Endpoint::Chat, Endpoint::Generate, Endpoint::Completions];
     if let Some(path) = named {
-        return ALL.into_iter().find(|endpoint| endpoint.path() == path).ok_or_else(|| {
-            let known = ALL.map(Endpoint::path).join(", ");
+        return Endpoint::at(path).ok_or_else(|| {
+            let known = Endpoint::ALL.map(Endpoint::path).join(", ");
             let message = format!("`endpoint` must be one of {known}");
             Refusal::new(StatusCode::BAD_REQUEST, "invalid_request", message)
         });
@@ -71,15 +70,19 @@ fn endpoint(named: Option<&str>, body: &[u8]) -> Result<Endpoint> {
         messages: Option<&'a serde_json::value::RawValue>,
         #[serde(borrow)]
         token_ids: Option<&'a serde_json::value::RawValue>,
+        #[serde(borrow)]
+        input: Option<&'a serde_json::value::RawValue>,
+        #[serde(borrow)]
+        tokens: Option<&'a serde_json::value::RawValue>,
     }
     // What is no JSON object is refused when it is prepared, with its place.
-    let members = serde_json::from_slice(body);
-    let Members { messages, token_ids } =
-        members.unwrap_or(Members { messages: None, token_ids: None });
-    Ok(match (messages, token_ids) {
-        (Some(_), _) => Endpoint::Chat,
-        (None, Some(_)) => Endpoint::Generate,
-        (None, None) => Endpoint::Completions,
+    let members = serde_json::from_slice(body).ok();
+    Ok(match members {
+        Some(Members { messages: Some(_), .. }) => Endpoint::Chat,
+        Some(Members { token_ids: Some(_), .. }) => Endpoint::Generate,
+        Some(Members { input: Some(_), .. }) => Endpoint::Responses,
+        Some(Members { tokens: Some(_), .. }) => Endpoint::Detokenize,
+        _ => Endpoint::Completions,
     })
 }
 

@@ -13,6 +13,7 @@ use super::Admin;
 use crate::config::model::{HitThreshold, RequestFlow};
 use crate::core::{Core, Served};
 use crate::fleet::Worker;
+use crate::fleet::offers::TOKENIZER;
 use crate::fleet::parity::Parity;
 use crate::fleet::state::State;
 use crate::flow::plan::THRESHOLD;
@@ -105,6 +106,9 @@ fn observe_worker(core: &Core, served: &Served, worker: &Worker) {
         let open = worker.breaker(leg).is_open();
         metrics.worker_breaker_open.with_label_values(&labels).set(open.into());
     }
+    let breaker = [model, worker.id(), role, TOKENIZER];
+    let open = worker.offers.breaker.is_open();
+    metrics.worker_breaker_open.with_label_values(&breaker).set(open.into());
     let requests = i64::from(worker.booked.requests());
     metrics.worker_requests.with_label_values(&labels).set(requests);
     let tokens = worker.booked.prefill_tokens() as i64;

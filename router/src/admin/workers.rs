@@ -12,6 +12,7 @@ use splitrail_proto::v1;
 use super::Admin;
 use crate::core::Served;
 use crate::fleet::Worker;
+use crate::fleet::offers::TOKENIZER;
 use crate::fleet::parity::Cause;
 use crate::fleet::pool::rank_key;
 use crate::fleet::ranks::Rank;
@@ -41,6 +42,7 @@ pub(super) fn view(admin: &Admin, served: &Served, worker: &Worker) -> Value {
         .into_iter()
         .filter(|leg| worker.serves(*leg) && worker.breaker(*leg).is_open())
         .map(Leg::name)
+        .chain(worker.offers.breaker.is_open().then_some(TOKENIZER))
         .collect();
     let blocks = served.pool.block_counts(worker);
     let blocks: serde_json::Map<_, _> = Tier::ALL

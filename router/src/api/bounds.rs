@@ -11,10 +11,12 @@ const OUTPUT_TOKENS: [&str; 4] =
     ["max_tokens", "max_completion_tokens", "max_output_tokens", "min_tokens"];
 
 /// Members that hold a schema, a grammar or a list of tools.
-const SCHEMAS: [&str; 10] = [
+const SCHEMAS: [&str; 12] = [
     "tools",
     "functions",
     "response_format",
+    "output_config",
+    "text",
     "structured_outputs",
     "guided_json",
     "guided_regex",
@@ -47,7 +49,7 @@ fn check_object(body: &JsonObject, limits: &Limits) -> Result<(), Error> {
     for key in ["logprobs", "top_logprobs", "prompt_logprobs"] {
         bounded_logprobs(body, key)?;
     }
-    for key in ["stop", "stop_token_ids", "bad_words"] {
+    for key in ["stop", "stop_sequences", "stop_token_ids", "bad_words"] {
         stops(body, key, limits)?;
     }
     for key in SCHEMAS {

@@ -14,9 +14,17 @@ use bytes::Bytes;
 use serde::de::{DeserializeOwned, Deserializer, MapAccess, Visitor};
 use serde_json::value::RawValue;
 
+mod build;
+
+pub use build::{Builder, write};
+
+use super::parts::Parts;
 use super::scan;
 use super::strict::{self, Key, locate};
 use crate::error::{Error, Kind};
+
+/// A client's value from this length on is not copied into what an engine is sent.
+const APART_BYTES: usize = 4 << 10;
 
 /// A JSON object as text, with its members' places.
 #[derive(Clone)]
@@ -35,7 +43,7 @@ fn mark(key: &str) -> u64 {
 }
 
 /// A key, or a value as raw JSON.
-#[derive(Clone)]
+#[derive(Clone, Debug)]
 enum Text {
     /// A part of the client's text; of a key, what stands between its quotes.
     Original(Range<usize>),
@@ -184,29 +192,68 @@ impl JsonObject {
         Bytes::from(out)
     }
 
+    /// The same in parts; long values of the original text are parts of it.
+    pub fn to_parts(&self) -> Parts {
+        let is_apart =
+            |value: &Text| matches!(value, Text::Original(place) if place.len() >= APART_BYTES);
+        if !self.members.iter().any(|(_, value)| is_apart(value)) {
+            return self.to_bytes().into();
+        }
+        let original = Bytes::from_owner(Original(Arc::clone(&self.text)));
+        let mut parts = Parts::default();
+        let mut out = String::with_capacity(APART_BYTES / 4);
+        for (i, (key, value)) in self.members.iter().enumerate() {
+            out.push(if i == 0 { '{' } else { ',' });
+            self.write_key(key, &mut out);
+            match value {
+                Text::Original(place) if is_apart(value) => {
+                    parts.push(Bytes::from(std::mem::take(&mut out)));
+                    parts.push(original.slice(place.clone()));
+                }
+                value => out.push_str(self.text_of(value)),
+            }
+        }
+        out.push('}');
+        parts.push(Bytes::from(out));
+        parts
+    }
+
     fn write_to(&self, out: &mut String) {
         out.push('{');
         for (i, (key, value)) in self.members.iter().enumerate() {
             if i > 0 {
                 out.push(',');
             }
-            match key {
-                // Nothing in it is escaped.
-                Text::Original(place) => {
-                    out.push('"');
-                    out.push_str(&self.text[place.clone()]);
-                    out.push('"');
-                }
-                Text::Edited(key) => out.push_str(&quote(key)),
-            }
-            out.push(':');
+            self.write_key(key, out);
             out.push_str(self.text_of(value));
         }
         out.push('}');
     }
 
+    fn write_key(&self, key: &Text, out: &mut String) {
+        match key {
+            // Nothing in it is escaped.
+            Text::Original(place) => {
+                out.push('"');
+                out.push_str(&self.text[place.clone()]);
+                out.push('"');
+            }
+            Text::Edited(key) => out.push_str(&quote(key)),
+        }
+        out.push(':');
+    }
+
     fn text_of<'a>(&'a self, text: &'a Text) -> &'a str {
         text.of(&self.text)
+    }
+}
+
+/// The client's text, as the owner of its bytes.
+struct Original(Arc<String>);
+
+impl AsRef<[u8]> for Original {
+    fn as_ref(&self) -> &[u8] {
+        self.0.as_bytes()
     }
 }
 
@@ -297,6 +344,21 @@ mod tests {
         for text in ["[]", "1", "\"x\"", "null", "{\"a\":1,\"a\":2}", "{} {}", ""] {
             assert_eq!(JsonObject::parse_str(text).unwrap_err().status(), 400, "{text}");
         }
+    }
+
+    #[test]
+    fn a_long_value_is_sent_from_where_it_came_in() {
+        let long = format!("[\"{}\"]", "x".repeat(APART_BYTES));
+        let text = format!(r#"{{"a":1,"messages":{long} , "b" : 2,"more":{long}}}"#);
+        let mut object = JsonObject::parse(text.into()).unwrap();
+        object.set("a", "3");
+        object.set("c", "4");
+        let mut parts = object.to_parts();
+        assert_eq!(parts.clone().into_bytes(), object.to_bytes());
+        bytes::Buf::advance(&mut parts, r#"{"a":3,"messages":"#.len());
+        let original = object.raw("messages").unwrap();
+        assert_eq!(bytes::Buf::chunk(&parts), original.as_bytes());
+        assert_eq!(bytes::Buf::chunk(&parts).as_ptr(), original.as_ptr(), "not a copy");
     }
 
     proptest! {

@@ -2,14 +2,15 @@
 
 use serde::Deserialize;
 use serde_json::value::RawValue;
+use splitrail_engine::dialect::Dialect;
 
 use super::json::JsonObject;
 use super::sampling::Sampling;
-use super::{bounds, sanitise};
+use super::{bounds, errand, responses, sanitise};
 use crate::config::model::Limits;
 use crate::error::{Error, Kind};
 
-/// An OpenAI endpoint that reaches engines.
+/// An endpoint that reaches engines.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Endpoint {
     /// `/v1/chat/completions`.
@@ -19,11 +20,30 @@ pub enum Endpoint {
     /// `/inference/v1/generate`: token ids in, token ids out. Its sampling parameters
     /// stand in an object of their own.
     Generate,
+    /// `/v1/embeddings`: no text comes of it, but vectors.
+    Embeddings,
+    /// `/tokenize`: a text or a chat in, token ids out.
+    Tokenize,
+    /// `/detokenize`: token ids in, text out.
+    Detokenize,
+    /// `/v1/responses`: OpenAI's Responses API.
+    Responses,
+    /// `/v1/messages`: Anthropic's Messages API.
+    Messages,
 }
 
 impl Endpoint {
     /// All of them.
-    const ALL: [Self; 3] = [Self::Chat, Self::Completions, Self::Generate];
+    pub const ALL: [Self; 8] = [
+        Self::Chat,
+        Self::Completions,
+        Self::Generate,
+        Self::Responses,
+        Self::Messages,
+        Self::Embeddings,
+        Self::Tokenize,
+        Self::Detokenize,
+    ];
 
     /// The endpoint at a path.
     pub fn at(path: &str) -> Option<Self> {
@@ -36,15 +56,37 @@ impl Endpoint {
             Self::Chat => "/v1/chat/completions",
             Self::Completions => "/v1/completions",
             Self::Generate => "/inference/v1/generate",
+            Self::Embeddings => "/v1/embeddings",
+            Self::Tokenize => "/tokenize",
+            Self::Detokenize => "/detokenize",
+            Self::Responses => "/v1/responses",
+            Self::Messages => "/v1/messages",
         }
     }
 
-    /// The member that holds the prompt.
-    pub fn prompt_member(self) -> &'static str {
+    /// Whether an answer is generated, token by token. What is not is an errand: one worker
+    /// does it whole.
+    pub fn generates(self) -> bool {
+        !matches!(self, Self::Embeddings | Self::Tokenize | Self::Detokenize)
+    }
+
+    /// Whether the model computes the prompt, so that there is usage.
+    pub fn computes(self) -> bool {
+        !matches!(self, Self::Tokenize | Self::Detokenize)
+    }
+
+    /// The members that hold the prompt.
+    pub fn prompt_members(self) -> &'static [&'static str] {
         match self {
-            Self::Chat => "messages",
-            Self::Completions => "prompt",
-            Self::Generate => "token_ids",
+            Self::Chat => &["messages"],
+            Self::Completions => &["prompt"],
+            Self::Generate => &["token_ids"],
+            // vLLM takes messages as well.
+            Self::Embeddings => &["input", "messages"],
+            Self::Tokenize => &["prompt", "messages"],
+            Self::Detokenize => &["tokens"],
+            Self::Responses => &["instructions", "input", "tools"],
+            Self::Messages => &["system", "messages", "tools"],
         }
     }
 
@@ -54,6 +96,20 @@ impl Endpoint {
             Self::Chat => "chat",
             Self::Completions => "completions",
             Self::Generate => "generate",
+            Self::Embeddings => "embeddings",
+            Self::Tokenize => "tokenize",
+            Self::Detokenize => "detokenize",
+            Self::Responses => "responses",
+            Self::Messages => "messages",
+        }
+    }
+
+    /// In whose words its replies are.
+    pub fn dialect(self) -> Dialect {
+        match self {
+            Self::Responses => Dialect::Responses,
+            Self::Messages => Dialect::Messages,
+            _ => Dialect::Chunks,
         }
     }
 }
@@ -65,6 +121,10 @@ pub enum Prompt {
     Chat,
     /// Text that the engine tokenises.
     Text(String),
+    /// What `/v1/responses` makes a chat of; its pieces stay in the body.
+    Responses,
+    /// What `/v1/messages` makes a chat of; its pieces stay in the body.
+    Messages,
     /// Token ids.
     Tokens(Vec<u32>),
     /// A prompt that only the engine understands (embeddings, say).
@@ -89,10 +149,27 @@ pub struct Options {
     pub bypasses_cache: Option<&'static str>,
     /// Whether the prompts are embeddings.
     pub embeds: bool,
+    /// Whether the engine may take further turns by itself, each with a prompt of its own.
+    pub engine_takes_turns: bool,
     /// Whether the answering engine is going to refuse it for what only that leg has.
     pub refusable: bool,
     /// Output tokens, if asked for; in chat, `max_completion_tokens` goes first.
     pub max_tokens: Option<u32>,
+}
+
+impl Options {
+    /// Of a request that generates nothing.
+    const ERRAND: Self = Self {
+        stream: false,
+        include_usage: false,
+        samples: 1,
+        n: 1,
+        bypasses_cache: None,
+        embeds: false,
+        engine_takes_turns: false,
+        refusable: false,
+        max_tokens: None,
+    };
 }
 
 /// A request that was checked, bounded and stripped of forbidden fields.
@@ -122,41 +199,67 @@ impl Inbound {
     /// # Errors
     /// A 400 that names what is wrong.
     pub fn parse(endpoint: Endpoint, text: bytes::Bytes, limits: &Limits) -> Result<Self, Error> {
-        let mut body = JsonObject::parse_strictly(text)?;
+        Self::read(endpoint, JsonObject::parse_strictly(text)?, limits)
+    }
+
+    /// The same of a body that is known to be harmless.
+    ///
+    /// # Errors
+    /// A 400 that names what is wrong.
+    pub fn read(endpoint: Endpoint, mut body: JsonObject, limits: &Limits) -> Result<Self, Error> {
         let removed_fields = sanitise::sanitise(&mut body)?;
         bounds::check(&body, limits)?;
-        let model_name = body
-            .get::<String>("model", "a string")?
-            .ok_or_else(|| Error::invalid("model", "`model` is missing"))?;
+        let model_name = body.get::<String>("model", "a string")?;
+        let model_name = match (model_name, endpoint.computes()) {
+            (Some(name), _) => name,
+            // As an engine takes it: there may be one model only.
+            (None, false) => String::new(),
+            (None, true) => return Err(Error::invalid("model", "`model` is missing")),
+        };
         let threshold = body.get::<f64>("cache_hit_threshold", "a number from 0 to 1")?;
         let threshold = threshold.map(check_threshold).transpose()?;
         body.remove("cache_hit_threshold");
+        if !endpoint.generates() {
+            errand::check(&body, endpoint, limits)?;
+            let cache_salt = body.get("cache_salt", "a string")?;
+            let prompts = vec![(Prompt::Opaque(endpoint.name()), None)];
+            let options = Options::ERRAND;
+            let inbound = Self {
+                endpoint,
+                body,
+                model_name,
+                prompts,
+                options,
+                threshold,
+                cache_salt,
+                removed_fields,
+            };
+            return Ok(inbound);
+        }
         let stream = body.get::<bool>("stream", "true or false")?.unwrap_or(false);
-        if body.raw("stream_options").is_some_and(|raw| raw.starts_with('[')) {
-            // A struct would be read from a list as well.
-            let message = "`stream_options` must be an object with booleans";
-            return Err(Error::invalid("stream_options", message));
-        }
-        let stream_options: StreamOptions =
-            body.get("stream_options", "an object with booleans")?.unwrap_or_default();
-        if !stream && !matches!(body.raw("stream_options"), None | Some("null")) {
-            let message = "`stream_options` needs `stream: true`";
-            return Err(Error::invalid("stream_options", message));
-        }
+        let include_usage = include_usage(&body, endpoint, stream)?;
+        let response = match endpoint {
+            Endpoint::Responses => Some(responses::read(&mut body)?),
+            _ => None,
+        };
         let sampling = Sampling::of(&body, endpoint)?;
         let n = sampling.n()?;
         let prompts = match endpoint {
-            Endpoint::Chat => chat_prompt(&body)?,
+            Endpoint::Chat => chat_prompt(&body, Prompt::Chat)?,
+            Endpoint::Messages => chat_prompt(&body, Prompt::Messages)?,
+            Endpoint::Responses => response.into_iter().map(|prompt| (prompt, None)).collect(),
             Endpoint::Completions => completion_prompts(&body, limits)?,
-            Endpoint::Generate => token_prompt(&body, &sampling)?,
+            _ => token_prompt(&body, &sampling)?,
         };
         let options = Options {
             stream,
-            include_usage: stream && stream_options.include_usage.unwrap_or(false),
+            include_usage,
             samples: sampling.samples()?,
             n,
             bypasses_cache: sampling.bypasses_cache()?,
             embeds: embeds(&body),
+            engine_takes_turns: endpoint == Endpoint::Responses
+                && responses::engine_takes_turns(&body),
             refusable: sampling.refusable()?,
             max_tokens: sampling.max_tokens()?,
         };
@@ -190,6 +293,26 @@ struct StreamOptions {
     include_usage: Option<bool>,
 }
 
+/// Whether the client wants usage in its stream. Streams of named events always have it, and
+/// `stream_options` is another thing there.
+fn include_usage(body: &JsonObject, endpoint: Endpoint, stream: bool) -> Result<bool, Error> {
+    if endpoint.dialect().names_events() {
+        return Ok(stream);
+    }
+    if body.raw("stream_options").is_some_and(|raw| raw.starts_with('[')) {
+        // A struct would be read from a list as well.
+        let message = "`stream_options` must be an object with booleans";
+        return Err(Error::invalid("stream_options", message));
+    }
+    let stream_options: StreamOptions =
+        body.get("stream_options", "an object with booleans")?.unwrap_or_default();
+    if !stream && !matches!(body.raw("stream_options"), None | Some("null")) {
+        let message = "`stream_options` needs `stream: true`";
+        return Err(Error::invalid("stream_options", message));
+    }
+    Ok(stream && stream_options.include_usage.unwrap_or(false))
+}
+
 fn embeds(body: &JsonObject) -> bool {
     !matches!(body.raw("prompt_embeds"), None | Some("null"))
 }
@@ -213,9 +336,9 @@ fn token_prompt(body: &JsonObject, sampling: &Sampling<'_>) -> Result<Vec<Entry>
     Ok(vec![(prompt, None)])
 }
 
-fn chat_prompt(body: &JsonObject) -> Result<Vec<Entry>, Error> {
+fn chat_prompt(body: &JsonObject, prompt: Prompt) -> Result<Vec<Entry>, Error> {
     match body.raw("messages") {
-        Some(raw) if raw.starts_with('[') => Ok(vec![(Prompt::Chat, None)]),
+        Some(raw) if raw.starts_with('[') => Ok(vec![(prompt, None)]),
         Some(_) => Err(Error::invalid("messages", "`messages` must be a list")),
         None => Err(Error::invalid("messages", "`messages` is missing")),
     }

@@ -20,12 +20,12 @@ pub fn edit_sampling(
     edit: impl FnOnce(&mut JsonObject),
 ) -> Result<(), Error> {
     match endpoint {
-        Endpoint::Chat | Endpoint::Completions => edit(body),
         Endpoint::Generate => {
             let mut sampling = JsonObject::parse_str(body.raw(SAMPLING_PARAMS).unwrap_or("{}"))?;
             edit(&mut sampling);
             body.set(SAMPLING_PARAMS, sampling.to_string());
         }
+        _ => edit(body),
     }
     Ok(())
 }
@@ -43,7 +43,6 @@ impl<'a> Sampling<'a> {
     /// A 400 if they are missing where they must stand in an object of their own.
     pub fn of(body: &'a JsonObject, endpoint: Endpoint) -> Result<Self, Error> {
         let members = match endpoint {
-            Endpoint::Chat | Endpoint::Completions => Cow::Borrowed(body),
             Endpoint::Generate => match body.raw(SAMPLING_PARAMS) {
                 Some(raw) if raw.starts_with('{') => Cow::Owned(JsonObject::parse_str(raw)?),
                 Some(_) => {
@@ -55,6 +54,7 @@ impl<'a> Sampling<'a> {
                     return Err(Error::invalid(SAMPLING_PARAMS, message));
                 }
             },
+            _ => Cow::Borrowed(body),
         };
         Ok(Self { members, endpoint })
     }
@@ -64,11 +64,15 @@ impl<'a> Sampling<'a> {
         self.members.raw(key)
     }
 
-    /// Choices that the reply has per prompt.
+    /// Choices that the reply has per prompt. Messages and responses know one answer only,
+    /// whatever a client says.
     ///
     /// # Errors
     /// A 400 if that is no count.
     pub fn n(&self) -> Result<u32, Error> {
+        if self.has_one_answer() {
+            return Ok(1);
+        }
         Ok(self.count("n")?.unwrap_or(1))
     }
 
@@ -77,9 +81,16 @@ impl<'a> Sampling<'a> {
     /// # Errors
     /// A 400 that names the member of a wrong type.
     pub fn samples(&self) -> Result<u32, Error> {
+        if self.has_one_answer() {
+            return Ok(1);
+        }
         let best_of = self.count("best_of")?.unwrap_or(1);
         let beams = if self.flag("use_beam_search")? { 2 } else { 1 };
         Ok(self.n()?.max(best_of).max(beams))
+    }
+
+    fn has_one_answer(&self) -> bool {
+        matches!(self.endpoint, Endpoint::Responses | Endpoint::Messages)
     }
 
     /// Output tokens, if asked for; in chat, `max_completion_tokens` goes first.
@@ -87,35 +98,36 @@ impl<'a> Sampling<'a> {
     /// # Errors
     /// A 400 if that is no count.
     pub fn max_tokens(&self) -> Result<Option<u32>, Error> {
-        let newer = match self.endpoint {
-            Endpoint::Chat => self.count("max_completion_tokens")?,
-            Endpoint::Completions | Endpoint::Generate => None,
-        };
-        Ok(newer.or(self.count("max_tokens")?))
+        match self.endpoint {
+            Endpoint::Chat => {
+                let newer = self.count("max_completion_tokens")?;
+                Ok(newer.or(self.count("max_tokens")?))
+            }
+            Endpoint::Responses => self.count("max_output_tokens"),
+            _ => self.count("max_tokens"),
+        }
     }
 
-    /// Whether vLLM refuses what a prefill leg does not carry: `max_tokens` from 1,
-    /// `min_tokens` up to it (all but chats end after 16 where nothing is said), no
-    /// empty stop text, and stop texts only where there is text.
+    /// Whether vLLM refuses what a prefill leg does not carry: `max_tokens` from 1 (which
+    /// messages must say), `min_tokens` up to it (completions end after 16 where nothing is
+    /// said), no empty stop text, and stop texts only where there is text.
     ///
     /// # Errors
     /// A 400 that names the member of a wrong type.
     pub fn refusable(&self) -> Result<bool, Error> {
         const DEFAULT_TOKENS: u32 = 16;
         let said = self.max_tokens()?;
-        let default = (self.endpoint != Endpoint::Chat).then_some(DEFAULT_TOKENS);
-        let min_tokens = self.count("min_tokens")?.unwrap_or(0);
-        let members = &self.members;
-        let stops = match self.raw("stop") {
-            None | Some("null") => Vec::new(),
-            Some(raw) if raw.starts_with('[') => members
-                .get::<Vec<String>>("stop", "a string or a list of strings")?
-                .unwrap_or_default(),
-            Some(_) => members.get::<String>("stop", "a string or a list")?.into_iter().collect(),
+        let (default, stop) = match self.endpoint {
+            Endpoint::Chat | Endpoint::Responses => (None, "stop"),
+            Endpoint::Messages => (Some(0), "stop_sequences"),
+            _ => (Some(DEFAULT_TOKENS), "stop"),
         };
+        let min_tokens = self.count("min_tokens")?.unwrap_or(0);
+        let stops = self.texts(stop)?;
         let no_text = self.raw("detokenize") == Some("false");
-        Ok(said == Some(0)
-            || said.or(default).is_some_and(|max| min_tokens > max)
+        let most = said.or(default);
+        Ok(most == Some(0)
+            || most.is_some_and(|max| min_tokens > max)
             || stops.iter().any(String::is_empty)
             || (no_text && !stops.is_empty()))
     }
@@ -136,6 +148,17 @@ impl<'a> Sampling<'a> {
         } else {
             None
         })
+    }
+
+    fn texts(&self, key: &'static str) -> Result<Vec<String>, Error> {
+        const EXPECTED: &str = "a string or a list of strings";
+        match self.raw(key) {
+            None | Some("null") => Ok(Vec::new()),
+            Some(raw) if raw.starts_with('[') => {
+                Ok(self.members.get::<Vec<String>>(key, EXPECTED)?.unwrap_or_default())
+            }
+            Some(_) => Ok(self.members.get::<String>(key, EXPECTED)?.into_iter().collect()),
+        }
     }
 
     fn count(&self, key: &'static str) -> Result<Option<u32>, Error> {

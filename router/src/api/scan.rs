@@ -5,7 +5,11 @@
 //! is rare (escapes in keys, numbers with exponents, many keys), and leaves the answer, and
 //! the message, to the thorough pass.
 
+mod words;
+
 use std::ops::Range;
+
+use words::Specials;
 
 /// Where a member's key (without quotes) and its value stand.
 pub(crate) type Member = (Range<usize>, Range<usize>);
@@ -19,7 +23,8 @@ const DIGITS_MAX: usize = 15;
 
 /// The members of the object that is the whole of a text; `None` if that takes a closer look.
 pub(crate) fn members(text: &str) -> Option<Vec<Member>> {
-    let mut scan = Scan { text: text.as_bytes(), at: 0 };
+    let bytes = text.as_bytes();
+    let mut scan = Scan { text: bytes, at: 0, specials: Specials::new(bytes) };
     scan.space();
     let mut found = Vec::with_capacity(12);
     scan.object(0, &mut found)?;
@@ -30,6 +35,7 @@ pub(crate) fn members(text: &str) -> Option<Vec<Member>> {
 struct Scan<'a> {
     text: &'a [u8],
     at: usize,
+    specials: Specials<'a>,
 }
 
 impl Scan<'_> {
@@ -150,7 +156,7 @@ impl Scan<'_> {
         self.take(b'"')?;
         let mut plain = true;
         loop {
-            self.at = next_special(self.text, self.at)?;
+            self.at = self.specials.next(self.at)?;
             match self.text[self.at] {
                 b'"' => {
                     self.at += 1;
@@ -170,11 +176,11 @@ impl Scan<'_> {
             b'"' | b'\\' | b'/' | b'b' | b'f' | b'n' | b'r' | b't' => self.at += 2,
             b'u' => {
                 let digits = self.text.get(self.at + 2..self.at + 6)?;
-                let digits = digits.iter().try_fold(0, |code, digit| {
-                    Some(code << 4 | char::from(*digit).to_digit(16)?)
-                })?;
+                let values = digits.iter().map(|digit| HEX[usize::from(*digit)]);
+                // What is no digit makes the whole too large.
+                let code = values.fold(0, |code, value| code << 4 | value);
                 // Halves of pairs.
-                if (0xd800..0xe000).contains(&digits) {
+                if code > 0xffff || (0xd800..0xe000).contains(&code) {
                     return None;
                 }
                 self.at += 6;
@@ -185,37 +191,17 @@ impl Scan<'_> {
     }
 }
 
-/// The next byte of a string that is not just text, from a place on.
-fn next_special(text: &[u8], from: usize) -> Option<usize> {
-    const STEP: usize = 32;
-    let special = |byte: &u8| *byte == b'"' || *byte == b'\\' || *byte < b' ';
-    let mut at = from;
-    // Without a branch per byte, so that the compiler looks at many at once.
-    while let Some(step) = text.get(at..at + STEP) {
-        if step.iter().fold(false, |any, byte| any | special(byte)) {
-            break;
-        }
-        at += STEP;
+/// What a byte is worth as a hexadecimal digit; others are worth more than four digits can be.
+const HEX: [u32; 256] = {
+    let mut values = [0x1_0000; 256];
+    let mut value = 0;
+    while value < 16 {
+        values[b"0123456789abcdef"[value] as usize] = value as u32;
+        values[b"0123456789ABCDEF"[value] as usize] = value as u32;
+        value += 1;
     }
-    // Text has line ends: the place is found by words, since it is looked for often.
-    while let Some(word) = text.get(at..at + 8) {
-        let found = specials(u64::from_le_bytes(word.try_into().ok()?));
-        if found != 0 {
-            return Some(at + found.trailing_zeros() as usize / 8);
-        }
-        at += 8;
-    }
-    text.get(at..)?.iter().position(special).map(|found| at + found)
-}
-
-/// The highest bit of each special byte; above the lowest one found, of others perhaps as well.
-fn specials(word: u64) -> u64 {
-    const EACH: u64 = 0x0101_0101_0101_0101;
-    const HIGH: u64 = EACH << 7;
-    let zeros = |word: u64| word.wrapping_sub(EACH) & !word & HIGH;
-    let controls = word.wrapping_sub(EACH * b' ' as u64) & !word & HIGH;
-    controls | zeros(word ^ (EACH * b'"' as u64)) | zeros(word ^ (EACH * b'\\' as u64))
-}
+    values
+};
 
 #[cfg(test)]
 #[allow(clippy::unwrap_used)]

@@ -130,6 +130,8 @@ impl Intake {
             Update::Synced { outcome } => self.synced(outcome),
             Update::Gap { expected, sequence } => self.part.gap(sequence - expected),
             Update::Garbage { error, .. } => self.part.garbage(&error),
+            // Streams are read here as they come: nobody asks.
+            Update::Fresh { .. } => {}
             Update::Disconnected { error } => {
                 let worker = Arc::clone(&self.part.worker);
                 self.part.set_current(false);

@@ -4,6 +4,7 @@
 //! Nobody owns a task here: whoever waits turns the wheel, when it comes, when some worker has
 //! finished a prompt, and when one is predicted to.
 
+use std::pin::pin;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -79,13 +80,24 @@ pub struct Granted {
     pub booking: Booking,
 }
 
-/// Why a request may not wait.
+/// Why a request may not wait, or no longer.
 #[derive(Clone, Copy, Debug)]
 pub struct NoRoom {
-    /// The soonest that its first token could be there; `None` where the queue is full.
-    pub predicted_ttft_ms: Option<f64>,
+    /// Why.
+    pub why: Why,
     /// When it may be tried again with some hope.
     pub retry_after_seconds: u64,
+}
+
+/// Why a request may not wait, or no longer.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum Why {
+    /// The queue is full.
+    Full,
+    /// Its first token could not be there in time, but in so many milliseconds at best.
+    Late(f64),
+    /// It has waited for as long as any may.
+    Waited(Duration),
 }
 
 /// What a queue holds of a request.
@@ -134,7 +146,7 @@ impl Waiting {
     /// given meanwhile is free.
     ///
     /// # Errors
-    /// If it may not wait.
+    /// If it may not wait, or no longer.
     pub async fn wait(
         &self,
         pool: &Pool,
@@ -145,10 +157,13 @@ impl Waiting {
         let (reply, mut granted) = oneshot::channel();
         let place = self.join(pool, asked, reply)?;
         self.turn(pool, policy, leg);
+        let max_wait = lock(self.line(leg)).queue.config().max_wait_ms;
+        let max_wait = Duration::from_secs_f64(max_wait / 1e3);
+        let mut patience = pin!(tokio::time::sleep(max_wait));
         loop {
             let due = lock(self.line(leg)).due;
-            let look = Instant::now() + LOOK_AT_LEAST;
-            let due = due.map_or(look, |due| due.min(look));
+            let due = due.map(|due| due.saturating_duration_since(Instant::now()));
+            let look = due.map_or(LOOK_AT_LEAST, |due| due.min(LOOK_AT_LEAST));
             tokio::select! {
                 biased;
                 room = &mut granted => match room {
@@ -157,16 +172,26 @@ impl Waiting {
                         return Ok(*room);
                     }
                     // Senders live in the queue, and leave it with a room only.
-                    Err(_) => return Err(NoRoom { predicted_ttft_ms: None, retry_after_seconds: 1 }),
+                    Err(_) => return Err(NoRoom { why: Why::Full, retry_after_seconds: 1 }),
                 },
+                () = &mut patience => return Err(self.too_long(pool, leg, max_wait)),
                 () = self.freed.notified() => {}
-                () = tokio::time::sleep_until(due.into()) => {}
+                () = tokio::time::sleep(look) => {}
             }
             // Whoever is woken turns the wheel for all: the room may be the others'.
             for leg in [Leg::Prefill, Leg::Aggregated] {
                 self.turn(pool, policy, leg);
             }
         }
+    }
+
+    /// It may come again when those that wait now have been served.
+    fn too_long(&self, pool: &Pool, leg: Leg, max_wait: Duration) -> NoRoom {
+        let roster = pool.roster();
+        let able = roster.iter().filter(|worker| worker.serves(leg) && worker.is_up()).count();
+        let (_, ahead_ms) = self.ahead(leg, f64::INFINITY, able);
+        let retry_after_seconds = (ahead_ms / 1e3).ceil().clamp(1.0, 3600.0) as u64;
+        NoRoom { why: Why::Waited(max_wait), retry_after_seconds }
     }
 
     fn join(
@@ -190,7 +215,7 @@ impl Waiting {
         let mut queue = lock(line);
         let joined = queue.queue.push(item, self.ns(now), &mut Sight::new(pool, now));
         let ticket = joined.map_err(|refused: Refused<_>| NoRoom {
-            predicted_ttft_ms: refused.predicted_ttft_ms,
+            why: refused.predicted_ttft_ms.map_or(Why::Full, Why::Late),
             retry_after_seconds: refused.retry_after_seconds(),
         })?;
         Ok(Place { line, ticket, waits: true })
@@ -298,4 +323,49 @@ impl View<Arc<Waiter>> for Sight<'_> {
 
 fn lock(line: &Mutex<Line>) -> MutexGuard<'_, Line> {
     line.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used)]
+mod tests {
+    use splitrail_kv::{HashSeed, IndexConfig};
+
+    use super::*;
+
+    fn pool() -> Pool {
+        let seed = HashSeed(1);
+        let (model, max_blocks_per_worker) = ("m".into(), 8);
+        Pool::new(IndexConfig { model, block_size: 16, seed, max_blocks_per_worker }, Some(1))
+    }
+
+    fn asked() -> Asked {
+        let (leg, draw) = (Leg::Prefill, 0);
+        let prompt_tokens = 100;
+        let query = Query {
+            leg,
+            prompt_tokens,
+            prompt_blocks: 0,
+            first_blocks: [0; 2],
+            block_size: 16,
+            turn: 0,
+            draw,
+        };
+        let arrived = Instant::now();
+        let urgency = Urgency { arrived, class: 0, tenant: 0, deadline: None };
+        Asked { leg, hashes: Vec::new(), excluded: Vec::new(), query, heard: true, urgency }
+    }
+
+    #[tokio::test]
+    async fn nobody_waits_for_longer_than_that_and_who_has_is_out_of_the_queue() {
+        let pool = pool();
+        pool.waiting.configure(QueueConfig { max_wait_ms: 20.0, ..QueueConfig::default() });
+        let began = Instant::now();
+        // There is no worker: none will ever be free.
+        let waited = pool.waiting.wait(&pool, &Policy::predicted_ttft(), asked()).await;
+        let refused = waited.unwrap_err();
+        assert_eq!(refused.why, Why::Waited(Duration::from_millis(20)));
+        assert!(began.elapsed() >= Duration::from_millis(20));
+        assert!(refused.retry_after_seconds >= 1);
+        assert!(pool.waiting.is_empty());
+    }
 }

@@ -19,6 +19,7 @@ use super::costs::Costs;
 use super::deeds::Deeds;
 use super::drift::Drift;
 use super::life::Life;
+use super::offers::Offers;
 use super::pace::Pace;
 use super::parity::Standing;
 use super::ranks::Ranks;
@@ -75,6 +76,8 @@ pub struct Worker {
     pub costs: Arc<Costs>,
     /// What it has done lately.
     pub deeds: Deeds,
+    /// What it was seen not to offer, and how it does what needs no model.
+    pub offers: Offers,
     /// For how long it gets a growing share once it is alive.
     slow_start_ms: AtomicU64,
     /// Whether it has been here from the start, when all are new and none is spared.
@@ -133,6 +136,7 @@ impl Worker {
             life,
             costs: Arc::new(Costs::new(Coefficients::default())),
             deeds: Deeds::default(),
+            offers: Offers::default(),
             slow_start_ms: AtomicU64::new(0),
             founder: AtomicBool::new(false),
             told: Told::default(),
@@ -156,6 +160,7 @@ impl Worker {
 
     /// The same worker with breakers as configured.
     pub fn with_breakers(self, config: BreakerConfig) -> Self {
+        self.offers.breaker.set_config(config);
         Self { breakers: [config; 2].map(Breaker::new), ..self }
     }
 
@@ -166,7 +171,8 @@ impl Worker {
 
     /// From now on its breakers go by this; what they have seen stays.
     pub fn set_breakers(&self, config: BreakerConfig) {
-        self.breakers.iter().for_each(|breaker| breaker.set_config(config));
+        let breakers = self.breakers.iter().chain([&self.offers.breaker]);
+        breakers.for_each(|breaker| breaker.set_config(config));
     }
 
     /// It takes the place of one that is described otherwise: what is known of the engine, if
@@ -343,6 +349,7 @@ impl Worker {
     /// It is another process than before, or may be: nothing that it was seen to do counts.
     pub fn becomes_another(&self) {
         self.costs.forget();
+        self.offers.forget();
         self.parity.forget();
         self.drift.forget();
         self.audit.restart();

@@ -5,6 +5,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use bytes::Bytes;
+use splitrail_engine::dialect::Dialect;
 use splitrail_engine::usage::EngineUsage;
 
 use super::client::{Envelope, Parcel};
@@ -17,7 +18,7 @@ use super::migrate::{Migration, is_exact};
 use super::place::Placed;
 use super::prefill::Prefilled;
 use super::staged::{Staged, UnderWay};
-use crate::api::JsonObject;
+use crate::api::{JsonObject, Parts};
 use crate::core::Served;
 use crate::error::{Error, Kind};
 use crate::fleet::costs::Whose;
@@ -33,6 +34,8 @@ use crate::reply::relay::{Account, Pace, UnitStream, whole};
 pub enum Begun {
     /// A whole reply.
     Whole(JsonObject),
+    /// A whole reply as its engine wrote it.
+    Verbatim(Bytes),
     /// A stream whose first events are there.
     Stream(Box<UnitStream>),
     /// Events that the router makes itself.
@@ -73,12 +76,14 @@ impl Sending<'_> {
     }
 
     /// The body of the leg that answers.
-    pub(super) fn body(&self, carried: Carried<'_>) -> Result<Bytes, Error> {
-        legs::answer(self.gated_body(self.threshold), self.context.options, carried)
+    pub(super) fn body(&self, carried: Carried<'_>) -> Result<Parts, Error> {
+        let context = self.context;
+        let body = self.gated_body(self.threshold);
+        legs::answer(body, context.endpoint, context.options, carried)
     }
 
     /// The body of the leg that fetches a hand-off first.
-    pub(super) fn fetching_body(&self, carried: Carried<'_>) -> Result<Bytes, Error> {
+    pub(super) fn fetching_body(&self, carried: Carried<'_>) -> Result<Parts, Error> {
         let body = self.gated_body(self.threshold.map(|_| 0.0));
         legs::fetch(&body, self.context.endpoint, carried)
     }
@@ -270,6 +275,7 @@ pub(super) fn account(sending: &Sending<'_>, now: Instant, handed_over: bool) ->
         decision: decision.clone(),
         booking,
         worker: Arc::clone(worker),
+        dialect: context.endpoint.dialect(),
         prompt_tokens: unit.prompt_tokens,
         settled: false,
     }
@@ -328,14 +334,15 @@ async fn whole_reply(
         reply = call => reply?,
         () = queued => return Err(lease_expired(worker)),
     };
-    if turned_away(&reply) {
-        return Ok(First::Below(usage_of(&reply)));
+    let dialect = context.endpoint.dialect();
+    if turned_away(dialect, &reply) {
+        return Ok(First::Below(usage_of(dialect, &reply)));
     }
     Ok(First::Whole(reply))
 }
 
 /// What a reply or an event says of its tokens, where that makes sense.
-pub(super) fn usage_of(reply: &Bytes) -> Option<EngineUsage> {
+pub(super) fn usage_of(dialect: Dialect, reply: &Bytes) -> Option<EngineUsage> {
     let reply = JsonObject::parse(reply.clone()).ok()?;
-    EngineUsage::parse(serde_json::from_str(reply.raw("usage")?).ok()?).ok()
+    EngineUsage::parse_in(dialect, serde_json::from_str(reply.raw("usage")?).ok()?).ok()
 }

@@ -22,6 +22,11 @@ impl Attempts {
         &self.failed
     }
 
+    /// Nor are these.
+    pub(super) fn spare(&mut self, workers: Vec<usize>) {
+        self.failed.extend(workers);
+    }
+
     /// A worker has failed a leg.
     ///
     /// # Errors

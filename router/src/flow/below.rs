@@ -1,8 +1,11 @@
 //! What a client of `decode_only` is told where too little of its prompt is cached: the
 //! answer of an engine that honours the threshold, made by the router.
 
+mod named;
+
 use bytes::Bytes;
 use serde_json::{Value, json};
+use splitrail_engine::dialect::Dialect;
 use splitrail_engine::usage::EngineUsage;
 use splitrail_kv::Overlap;
 
@@ -31,7 +34,14 @@ pub(super) fn tell(
 ) -> Result<Begun, Error> {
     let usage_told = context.options.include_usage || !context.options.stream;
     let told_usage = settle(context, unit, decision, usage, usage_told);
-    let told = Told { context, id: random_id(), created_s: unix_ms() / 1000 };
+    let (id, created_s) = (random_id(), unix_ms() / 1000);
+    if let Some(named) = named::Told::new(context, &id, created_s, told_usage.as_ref()) {
+        if context.options.stream {
+            return Ok(Begun::Made(named.events()));
+        }
+        return JsonObject::parse(named.reply()).map(Begun::Whole);
+    }
+    let told = Told { context, id, created_s };
     if context.options.stream {
         return Ok(Begun::Made(told.events(told_usage.as_ref())));
     }
@@ -75,15 +85,40 @@ fn settle(
         if tells {
             decision.ledger.tell(ToldUsage { prompt_tokens, completion_tokens: 0, cached_tokens });
         }
-        let mut usage = json!({
-            "prompt_tokens": prompt_tokens, "total_tokens": prompt_tokens, "completion_tokens": 0,
-        });
-        if let Some(tokens) = cached_tokens {
-            usage["prompt_tokens_details"] = json!({"cached_tokens": tokens});
-        }
-        told_usage = Some(usage);
+        told_usage = Some(usage_in(context.endpoint.dialect(), prompt_tokens, cached_tokens));
     });
     told_usage
+}
+
+/// The usage of a prompt for which nothing was generated.
+fn usage_in(dialect: Dialect, prompt_tokens: u32, cached_tokens: Option<u32>) -> Value {
+    let details = cached_tokens.map(|tokens| json!({"cached_tokens": tokens}));
+    let (mut usage, key, details) = match dialect {
+        Dialect::Chunks => (
+            json!({
+                "prompt_tokens": prompt_tokens, "total_tokens": prompt_tokens,
+                "completion_tokens": 0,
+            }),
+            "prompt_tokens_details",
+            details,
+        ),
+        Dialect::Responses => (
+            json!({
+                "input_tokens": prompt_tokens, "total_tokens": prompt_tokens, "output_tokens": 0,
+            }),
+            "input_tokens_details",
+            details,
+        ),
+        Dialect::Messages => {
+            let rest = prompt_tokens.saturating_sub(cached_tokens.unwrap_or(0));
+            let usage = json!({"input_tokens": rest, "output_tokens": 0});
+            (usage, "cache_read_input_tokens", cached_tokens.map(Value::from))
+        }
+    };
+    if let Some(details) = details {
+        usage[key] = details;
+    }
+    usage
 }
 
 struct Told<'a> {
@@ -97,7 +132,7 @@ impl Told<'_> {
         let choices = (0..self.context.options.n).map(|index| self.choice(index, "message"));
         let object = match self.context.endpoint {
             Endpoint::Chat => "chat.completion",
-            Endpoint::Completions | Endpoint::Generate => "text_completion",
+            _ => "text_completion",
         };
         let mut reply = self.envelope(object, choices.collect());
         if let Some(usage) = usage {
@@ -109,7 +144,7 @@ impl Told<'_> {
     fn events(&self, usage: Option<&Value>) -> Vec<Bytes> {
         let object = match self.context.endpoint {
             Endpoint::Chat => "chat.completion.chunk",
-            Endpoint::Completions | Endpoint::Generate => "text_completion",
+            _ => "text_completion",
         };
         let chunks = (0..self.context.options.n).map(|index| {
             self.envelope(object, vec![self.choice(index, "delta")]).to_string().into()
@@ -128,8 +163,8 @@ impl Told<'_> {
         let mut choice = json!({"index": index});
         match self.context.endpoint {
             Endpoint::Chat => choice[says] = json!({"role": "assistant", "content": ""}),
-            Endpoint::Completions => choice["text"] = json!(""),
             Endpoint::Generate => choice["token_ids"] = json!([]),
+            _ => choice["text"] = json!(""),
         }
         choice["logprobs"] = Value::Null;
         choice["finish_reason"] = json!(CACHE_THRESHOLD);
@@ -139,7 +174,6 @@ impl Told<'_> {
     fn envelope(&self, object: &str, choices: Vec<Value>) -> Value {
         let prefix = match self.context.endpoint {
             Endpoint::Chat => "chatcmpl",
-            Endpoint::Completions => "cmpl",
             Endpoint::Generate => {
                 return json!({
                     "request_id": format!("generate-tokens-{}", self.id),
@@ -150,6 +184,7 @@ impl Told<'_> {
                     "choices": choices,
                 });
             }
+            _ => "cmpl",
         };
         json!({
             "id": format!("{prefix}-{}", self.id),

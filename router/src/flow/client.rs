@@ -316,7 +316,8 @@ async fn refusal(worker: &Worker, response: Response) -> Error {
     let status = response.status.as_u16();
     let body = Limited::new(response.body, ERROR_BODY_MAX_BYTES).collect().await;
     let said = body.ok().and_then(|body| engine_message(&body.to_bytes()));
-    if !(400..500).contains(&status) {
+    // What an engine does not implement is no failure of its own.
+    if !(400..500).contains(&status) && status != 501 {
         return Error::engine(worker.id(), &format!("answered with status {status}"));
     }
     rejection(worker, status, said)
@@ -338,6 +339,12 @@ fn rejection(worker: &Worker, status: u16, said: Option<(String, Option<String>)
         Some((message, param)) if own.fault() == Fault::Client => {
             Error::rejected(status, message, param)
         }
+        // Which of the two it does not know tells a model from a path.
+        Some((message, param)) if status == 404 => match param {
+            Some(param) => own.with_param(param),
+            None if message.starts_with("The model `") => own.with_param("model"),
+            None => own,
+        },
         _ => own,
     }
 }

@@ -137,8 +137,12 @@ pub(super) fn attempt(context: &Context, decision: &DecisionHandle) -> Envelope 
 
 /// The threshold that a leg's body carries, which nobody but the router sets: `wanted`
 /// where the engine honours the field, so that an engine with a default of its own never
-/// turns away what was not to be gated; nothing where it does not.
+/// turns away what was not to be gated; nothing where it does not, or where its replies have
+/// no form for that.
 pub(super) fn carried_threshold(context: &Context, worker: &Worker, wanted: f64) -> Option<f64> {
+    if context.endpoint.dialect().names_events() {
+        return None;
+    }
     let told = context.served.config.gate.kind == GateKind::Engine;
     worker.honours_threshold().unwrap_or(told).then_some(wanted)
 }

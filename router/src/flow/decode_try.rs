@@ -12,6 +12,7 @@ use super::context::{Context, attempt, carried_threshold};
 use super::gate::{self, Gate, Need, Verdict, judge};
 use super::place::{Placed, Wish, computed, place, sent};
 use super::plan::{Plan, Then};
+use crate::api::Endpoint;
 use crate::config::model::Model;
 use crate::error::{Error, Kind};
 use crate::fleet::Worker;
@@ -55,7 +56,8 @@ pub(super) async fn decode_try(
         }
         let held = placed.believed_blocks;
         let place = (&*placed.worker, placed.rank);
-        let (_, verdict) = verdict(&context.served.config, unit, place, held, &need);
+        let of = (&context.served.config, context.endpoint);
+        let (_, verdict) = verdict(of, unit, place, held, &need);
         let decided = match verdict {
             Verdict::Enough(decided) => {
                 sent(context, unit, &placed);
@@ -99,7 +101,7 @@ pub(super) async fn decode_try(
 
 /// Who is to say whether a place holds enough, and what follows.
 pub(super) fn verdict(
-    config: &Model,
+    (config, endpoint): (&Model, Endpoint),
     unit: &Unit,
     (worker, rank): (&Worker, Option<u16>),
     believed_blocks: u32,
@@ -108,7 +110,11 @@ pub(super) fn verdict(
     let settings = &config.gate;
     // A side-car gates one rank: where the engine chooses, it can only refuse.
     let shim = worker.config.shim && !worker.ranks.are_chosen_by_the_engine();
-    let gate = Gate::of(settings.kind, shim, worker.honours_threshold());
+    let gate = match endpoint.dialect().names_events() {
+        // No engine and no side-car has a form of reply there that turns a request away.
+        true => Gate::Router,
+        false => Gate::of(settings.kind, shim, worker.honours_threshold()),
+    };
     let believed = unit.unknown.is_none() && worker.overlap_is_believed(rank);
     (gate, judge(settings, gate, need, believed.then_some(believed_blocks)))
 }

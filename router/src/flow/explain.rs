@@ -8,12 +8,14 @@ use std::time::Instant;
 use serde::Serialize;
 
 use super::decode_try::verdict;
+use super::errand;
 use super::gate::{Need, Verdict};
 use super::place::{Wish, candidates, figures, query};
 use super::plan::{Facts, LocalReason, Plan, Then, plan};
 use super::weigh::{Weighed, WeighedRecord, is_open, learned_ratio, weigh};
+use crate::api::Endpoint;
 use crate::api::steering::Steering;
-use crate::config::model::{Model, OnNoPrefill, Policy};
+use crate::config::model::{Model, OnNoPrefill, Policy, RequestFlow};
 use crate::core::Served;
 use crate::error::Error;
 use crate::fleet::Roster;
@@ -118,7 +120,12 @@ pub fn explain(prepared: &Prepared, steering: Steering) -> Result<Explanation, E
     let served = &prepared.served;
     let flow = steering.flow_for(&served.config)?;
     let threshold = prepared.threshold.or(steering.threshold);
+    let endpoint = prepared.endpoint;
+    let flow = if endpoint.generates() { flow } else { RequestFlow::Aggregated };
     let prompts = prepared.units.iter().filter(|unit| !unit.further_sample).map(|unit| {
+        if !endpoint.generates() {
+            return Way::new(served, endpoint, unit).errand();
+        }
         let open = is_open(served, flow, threshold);
         let auto = open.then(|| weigh(served, unit, false));
         let facts = Facts {
@@ -130,7 +137,7 @@ pub fn explain(prepared: &Prepared, steering: Steering) -> Result<Explanation, E
             options: prepared.options,
             context_tokens: served.pool.context_tokens(),
         };
-        Way::new(served, unit).go(plan(&served.config, facts), auto)
+        Way::new(served, prepared.endpoint, unit).go(plan(&served.config, facts), auto)
     });
     Ok(Explanation {
         model: served.name().to_owned(),
@@ -145,13 +152,14 @@ pub fn explain(prepared: &Prepared, steering: Steering) -> Result<Explanation, E
 /// One prompt on its way.
 struct Way<'a> {
     served: &'a Served,
+    endpoint: Endpoint,
     unit: &'a Unit,
     roster: std::sync::Arc<Roster>,
     told: PromptExplained,
 }
 
 impl<'a> Way<'a> {
-    fn new(served: &'a Served, unit: &'a Unit) -> Self {
+    fn new(served: &'a Served, endpoint: Endpoint, unit: &'a Unit) -> Self {
         let told = PromptExplained {
             prompt_index: unit.prompt_index,
             prompt_tokens: unit.prompt_tokens,
@@ -166,7 +174,7 @@ impl<'a> Way<'a> {
             steps: Vec::new(),
             stops: None,
         };
-        Self { served, unit, roster: served.pool.roster(), told }
+        Self { served, endpoint, unit, roster: served.pool.roster(), told }
     }
 
     fn go(mut self, plan: Plan, auto: Option<Weighed>) -> PromptExplained {
@@ -179,6 +187,18 @@ impl<'a> Way<'a> {
         self.told
     }
 
+    /// What generates nothing is one worker's.
+    fn errand(mut self) -> PromptExplained {
+        self.told.flow = RequestFlow::Aggregated.name();
+        match errand::able(self.served, self.endpoint, &[], Instant::now()) {
+            Ok((leg, excluded)) => {
+                self.step("answer", Wish::any(leg, &excluded));
+            }
+            Err(error) => self.told.stops = Some(error.message().to_owned()),
+        }
+        self.told
+    }
+
     /// Whether a decode worker surely serves it alone.
     fn decode_try(&mut self, threshold: f64) -> bool {
         let need = Need::new(threshold, self.unit.prompt_tokens, self.served.pool.block_size());
@@ -187,7 +207,8 @@ impl<'a> Way<'a> {
         let Some(worker) = self.roster.get(chosen.worker) else { return true };
         let held = chosen.believed_blocks();
         let place = (&**worker, chosen.rank);
-        let (gate, verdict) = verdict(&self.served.config, self.unit, place, held, &need);
+        let of = (&self.served.config, self.endpoint);
+        let (gate, verdict) = verdict(of, self.unit, place, held, &need);
         self.told.gate = Some(GateExplained {
             cache_hit_threshold: threshold,
             needed_blocks: need.blocks,

@@ -5,6 +5,7 @@ use std::pin::pin;
 use std::sync::Arc;
 
 use bytes::Bytes;
+use splitrail_engine::dialect::Dialect;
 use splitrail_engine::usage::EngineUsage;
 
 use super::answer::{Sending, usage_of};
@@ -14,7 +15,8 @@ use crate::core::Served;
 use crate::error::Error;
 use crate::fleet::Worker;
 use crate::reply::choices::{begun, turned_away};
-use crate::reply::relay::{Chunk, EventReader};
+use crate::reply::dialect::{Chunk, data_of};
+use crate::reply::relay::EventReader;
 
 /// How a leg's answer begins.
 pub(super) enum First {
@@ -29,6 +31,9 @@ pub(super) enum First {
 /// Events that are held back until every sample of a gated leg runs: so many for each.
 const HELD_PER_SAMPLE: usize = 16;
 
+/// Events that only open an answer: so many at most are held back.
+const OPENING_MAX: usize = 16;
+
 /// Sends a streamed leg and waits for its first events.
 pub(super) async fn first_events(sending: &Sending<'_>, body: Parcel) -> Result<First, Error> {
     let Sending { context, envelope, placed, .. } = *sending;
@@ -40,12 +45,13 @@ pub(super) async fn first_events(sending: &Sending<'_>, body: Parcel) -> Result<
         let response = client.post(worker, context.endpoint.path(), body, envelope).await?;
         // Until the first event, the leg's own time-out counts.
         let patience = limit.max(idle);
-        let body = response.body;
-        let reader = EventReader::new(client, body, Arc::clone(worker), patience);
+        let dialect = context.endpoint.dialect();
+        let reader = EventReader::new(client, response.body, Arc::clone(worker), patience)
+            .of_dialect(dialect, client.reply_max_bytes());
         let samples = if sending.is_gated() { context.options.samples } else { 0 };
-        match hold(reader, worker, samples as usize).await? {
+        match hold(reader, dialect, worker, samples as usize).await? {
             Held::Events(reader, events) => Ok(First::Events(reader.with_idle(idle), events)),
-            Held::Below(reader, event) => below(reader, event, client).await,
+            Held::Below(reader, event) => below(reader, dialect, event, client).await,
             // Dropped with its connection: what runs of it is cancelled.
             Held::Partly => Ok(First::Below(None)),
         }
@@ -62,8 +68,14 @@ enum Held {
 }
 
 /// Reads until it is clear whether the engine runs all `samples`, which their first output
-/// shows; of an ungated leg, which has 0, until the first event. Then nothing waits.
-async fn hold(mut reader: EventReader, worker: &Worker, samples: usize) -> Result<Held, Error> {
+/// shows; of an ungated leg, which has 0, until the first event that does more than open the
+/// answer. Then nothing waits.
+async fn hold(
+    mut reader: EventReader,
+    dialect: Dialect,
+    worker: &Worker,
+    samples: usize,
+) -> Result<Held, Error> {
     let mut events = VecDeque::new();
     let mut running = BTreeSet::new();
     loop {
@@ -74,17 +86,27 @@ async fn hold(mut reader: EventReader, worker: &Worker, samples: usize) -> Resul
             // It ended without a word of output: so be it.
             return Ok(Held::Events(reader, events));
         };
-        match Chunk::read(&event).map(|chunk| chunk.error.is_some()) {
+        let data = data_of(dialect, &event);
+        let only_opens = match Chunk::read(dialect, &data) {
             None => return Err(Error::engine(worker.id(), "answered with no chunk")),
-            Some(true) => return Err(refusal_event(worker, &event)),
-            Some(false) => {}
-        }
-        if turned_away(&event) {
+            Some(chunk) if chunk.is_error => return Err(refusal_event(worker, &data)),
+            Some(chunk) => chunk.only_opens,
+        };
+        if turned_away(dialect, &data) {
             let only = running.is_empty();
+            drop(data);
             return Ok(if only { Held::Below(reader, event) } else { Held::Partly });
         }
-        running.extend(begun(&event));
+        match dialect {
+            Dialect::Chunks => running.extend(begun(&data)),
+            _ if only_opens => {}
+            _ => running.extend([0]),
+        }
+        drop(data);
         events.push_back(event);
+        if only_opens && events.len() < OPENING_MAX {
+            continue;
+        }
         if running.len() >= samples || events.len() >= HELD_PER_SAMPLE * samples {
             return Ok(Held::Events(reader, events));
         }
@@ -94,6 +116,7 @@ async fn hold(mut reader: EventReader, worker: &Worker, samples: usize) -> Resul
 /// Reads a stream that was turned away to its end, for its usage and its connection.
 async fn below(
     mut reader: EventReader,
+    dialect: Dialect,
     mut last: Bytes,
     client: &EngineClient,
 ) -> Result<First, Error> {
@@ -109,5 +132,5 @@ async fn below(
             Err(_) => break,
         }
     }
-    Ok(First::Below(usage_of(&last)))
+    Ok(First::Below(usage_of(dialect, &last)))
 }

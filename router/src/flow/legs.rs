@@ -1,30 +1,37 @@
 //! What each leg's engine is sent: the client's body with a few members replaced.
 
-use bytes::Bytes;
-
 use super::hand_off::{Carried, Lead};
 use crate::api::request::Options;
 use crate::api::sampling::edit_sampling;
-use crate::api::{Endpoint, JsonObject};
+use crate::api::{Endpoint, JsonObject, Parts};
 use crate::error::Error;
 
 /// Members that could end a one-token leg in another way than by its length, or make
 /// it do more than one sample.
-const NOT_IN_ONE_TOKEN: [&str; 6] =
-    ["min_tokens", "stop", "stop_token_ids", "n", "best_of", "use_beam_search"];
+const NOT_IN_ONE_TOKEN: [&str; 7] =
+    ["min_tokens", "stop", "stop_sequences", "stop_token_ids", "n", "best_of", "use_beam_search"];
 
 /// Members that ask for a number of output tokens, by the name of whatever endpoint.
-const OUTPUT_TOKENS: [&str; 2] = ["max_completion_tokens", "max_output_tokens"];
+const OUTPUT_TOKENS: [&str; 3] = ["max_tokens", "max_completion_tokens", "max_output_tokens"];
 
 /// The body of the leg that answers, with what it carries of a prefill leg. The engine is
 /// always asked for usage: without it nobody could say what was cached.
 ///
 /// # Errors
 /// A 400 if `stream_options` is no object.
-pub fn answer(body: JsonObject, asked: Options, carried: Carried<'_>) -> Result<Bytes, Error> {
-    let mut body = with_usage(body, asked)?;
+pub fn answer(
+    body: JsonObject,
+    endpoint: Endpoint,
+    asked: Options,
+    carried: Carried<'_>,
+) -> Result<Parts, Error> {
+    // Streams of named events have usage without being asked for it.
+    let mut body = match endpoint.dialect().names_events() {
+        true => body,
+        false => with_usage(body, asked)?,
+    };
     carried.put(&mut body);
-    Ok(body.to_bytes())
+    Ok(body.to_parts())
 }
 
 /// The body of a prefill leg: one token, not streamed (a streamed prefill returns
@@ -32,11 +39,11 @@ pub fn answer(body: JsonObject, asked: Options, carried: Carried<'_>) -> Result<
 ///
 /// # Errors
 /// A 400 if `sampling_params` is no object where it must be one.
-pub fn prefill(body: &JsonObject, endpoint: Endpoint, lead: Lead<'_>) -> Result<Bytes, Error> {
+pub fn prefill(body: &JsonObject, endpoint: Endpoint, lead: Lead<'_>) -> Result<Parts, Error> {
     // An engine that samples for decode stops by itself after the first token.
     let mut body = if lead.samples() { unstreamed(body) } else { one_token(body, endpoint)? };
     lead.put(&mut body);
-    Ok(body.to_bytes())
+    Ok(body.to_parts())
 }
 
 /// The body of a decode leg that only fetches a hand-off: for the samples to come, which
@@ -45,10 +52,10 @@ pub fn prefill(body: &JsonObject, endpoint: Endpoint, lead: Lead<'_>) -> Result<
 ///
 /// # Errors
 /// A 400 if `sampling_params` is no object where it must be one.
-pub fn fetch(body: &JsonObject, endpoint: Endpoint, carried: Carried<'_>) -> Result<Bytes, Error> {
+pub fn fetch(body: &JsonObject, endpoint: Endpoint, carried: Carried<'_>) -> Result<Parts, Error> {
     let mut body = one_token(body, endpoint)?;
     carried.put(&mut body);
-    Ok(body.to_bytes())
+    Ok(body.to_parts())
 }
 
 /// A body that computes its prompt and one token, whatever token that is.
@@ -66,7 +73,11 @@ fn cut_to_one_token(sampling: &mut JsonObject, endpoint: Endpoint) {
     for key in NOT_IN_ONE_TOKEN {
         sampling.remove(key);
     }
-    sampling.set("max_tokens", "1");
+    let own = match endpoint {
+        Endpoint::Responses => "max_output_tokens",
+        _ => "max_tokens",
+    };
+    sampling.set(own, "1");
     for key in OUTPUT_TOKENS {
         if sampling.raw(key).is_some() {
             sampling.set(key, "1");
@@ -75,7 +86,10 @@ fn cut_to_one_token(sampling: &mut JsonObject, endpoint: Endpoint) {
     if endpoint == Endpoint::Chat {
         sampling.set("max_completion_tokens", "1");
     }
-    sampling.set("ignore_eos", "true");
+    // Messages have no member for that: there, a first token may end the answer.
+    if endpoint != Endpoint::Messages {
+        sampling.set("ignore_eos", "true");
+    }
 }
 
 fn unstreamed(body: &JsonObject) -> JsonObject {
@@ -112,7 +126,7 @@ mod tests {
         let text = r#"{"model":"m","messages":[],"stream":true,"stream_options":{"include_usage":true},"max_tokens":50,"min_tokens":4,"stop":["x"],"temperature":0.25}"#;
         let body = JsonObject::parse_str(text).unwrap();
         let body = prefill(&body, Endpoint::Chat, Lead::Pulled).unwrap();
-        let sent: serde_json::Value = serde_json::from_slice(&body).unwrap();
+        let sent: serde_json::Value = serde_json::from_slice(&body.into_bytes()).unwrap();
         assert_eq!(
             sent,
             serde_json::json!({
@@ -129,9 +143,35 @@ mod tests {
         let body = JsonObject::parse_str(text).unwrap();
         let body = prefill(&body, Endpoint::Generate, Lead::Pulled).unwrap();
         assert_eq!(
-            String::from_utf8_lossy(&body),
+            String::from_utf8_lossy(&body.into_bytes()),
             r#"{"model":"m","token_ids":[1 ,2],"sampling_params":{"temperature":0.10,"max_tokens":1,"x":{"y" : 1},"ignore_eos":true},"stream":false,"max_tokens":7,"kv_transfer_params":{"do_remote_decode":true,"do_remote_prefill":false}}"#
         );
+    }
+
+    #[test]
+    fn a_prefill_leg_asks_for_one_token_in_its_endpoint_s_words_and_no_others() {
+        let params = r#""kv_transfer_params":{"do_remote_decode":true,"do_remote_prefill":false}"#;
+        for (endpoint, body, expected) in [
+            (
+                Endpoint::Responses,
+                r#"{"input":"a","max_output_tokens":9,"stop":["x"],"stream":true,"x":1.50}"#,
+                r#"{"input":"a","max_output_tokens":1,"stream":false,"x":1.50,"ignore_eos":true,"#,
+            ),
+            (
+                Endpoint::Responses,
+                r#"{"input":"a"}"#,
+                r#"{"input":"a","stream":false,"max_output_tokens":1,"ignore_eos":true,"#,
+            ),
+            (
+                Endpoint::Messages,
+                r#"{"messages":[],"max_tokens":9,"stop_sequences":["x"],"system":"s"}"#,
+                r#"{"messages":[],"max_tokens":1,"system":"s","stream":false,"#,
+            ),
+        ] {
+            let body = JsonObject::parse_str(body).unwrap();
+            let sent = prefill(&body, endpoint, Lead::Pulled).unwrap();
+            assert_eq!(String::from_utf8_lossy(&sent), format!("{expected}{params}}}"));
+        }
     }
 
     #[test]
@@ -139,7 +179,7 @@ mod tests {
         let text = r#"{"max_tokens":5,"max_completion_tokens":6,"max_output_tokens":7,"n":2,"best_of":4,"use_beam_search":true}"#;
         let body = JsonObject::parse_str(text).unwrap();
         let sent = prefill(&body, Endpoint::Completions, Lead::Stored).unwrap();
-        let sent: serde_json::Value = serde_json::from_slice(&sent).unwrap();
+        let sent: serde_json::Value = serde_json::from_slice(&sent.into_bytes()).unwrap();
         for key in ["max_tokens", "max_completion_tokens", "max_output_tokens"] {
             assert_eq!(sent[key], 1, "{key}");
         }
@@ -159,10 +199,11 @@ mod tests {
             n: 1,
             bypasses_cache: None,
             embeds: false,
+            engine_takes_turns: false,
             refusable: false,
             max_tokens: None,
         };
-        let text = |bytes: Bytes| String::from_utf8_lossy(&bytes).into_owned();
+        let text = |parts: Parts| String::from_utf8_lossy(&parts.into_bytes()).into_owned();
         let room = splitrail_engine::sglang::Room::from_random(7);
         let members = room.into_members("10.0.0.1", 8998);
         let cut =
@@ -177,7 +218,9 @@ mod tests {
         let sampling = whole.replace("\"stream\":true", "\"stream\":false");
         assert_eq!(led(Lead::Met(&members)), format!("{sampling}{meeting}"));
 
-        let given = |carried| text(answer(body.clone(), asked(false), carried).unwrap());
+        let completions = Endpoint::Completions;
+        let given =
+            |carried| text(answer(body.clone(), completions, asked(false), carried).unwrap());
         assert_eq!(given(Carried::Nothing), format!("{whole}}}"));
         let pushed = Carried::Params(r#"{"a":1}"#);
         assert_eq!(given(pushed), format!(r#"{whole},"kv_transfer_params":{{"a":1}}}}"#));
@@ -198,10 +241,12 @@ mod tests {
                 n: 1,
                 bypasses_cache: None,
                 embeds: false,
+                engine_takes_turns: false,
                 refusable: false,
                 max_tokens: None,
             };
-            let sent = answer(body.clone(), asked, Carried::Nothing).unwrap();
+            let sent = answer(body.clone(), Endpoint::Chat, asked, Carried::Nothing).unwrap();
+            let sent = sent.into_bytes();
             serde_json::from_slice::<serde_json::Value>(&sent).unwrap()["stream_options"].clone()
         };
         assert_eq!(options(false), serde_json::json!({"include_usage": true, "x": 1}));

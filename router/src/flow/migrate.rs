@@ -244,7 +244,8 @@ impl Migration {
             body.set("cache_hit_threshold", threshold.to_string());
         }
         let booking = book(context, unit, placed, (Instant::now(), true));
-        let body: Parcel = legs::answer(body, context.options, Carried::Nothing)?.into();
+        let body = legs::answer(body, context.endpoint, context.options, Carried::Nothing)?;
+        let body: Parcel = body.into();
         let sending = Sending {
             context,
             unit,

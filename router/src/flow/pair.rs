@@ -18,7 +18,7 @@ use super::first::First;
 use super::hand_off::{Carried, Lead, RoomMembers};
 use super::place::{Placed, Wish, computed, place, sent};
 use super::plan::LocalReason;
-use super::prefill::{self, Said, Tries, prefill_ended, without_prefill};
+use super::prefill::{self, Said, Tries, not_handed_over, without_prefill};
 use crate::config::model::Connector;
 use crate::error::{Error, Fault, Kind};
 use crate::fleet::Worker;
@@ -101,7 +101,7 @@ pub(super) async fn pair_or_local(
                 return Ok(Paired::Again);
             }
             Err(Failed::Ended) => {
-                prefill_ended(context, decision);
+                not_handed_over(context, decision, LocalReason::PrefillEnded);
                 return Ok(Paired::Local);
             }
             Err(Failed::Prefill(error)) => error,

@@ -10,7 +10,7 @@ use super::client::Envelope;
 use super::context::Context;
 use crate::core::Served;
 use crate::error::{Error, Kind};
-use crate::fleet::waiting::{Asked, Granted, NoRoom};
+use crate::fleet::waiting::{Asked, Granted, NoRoom, Why};
 use crate::fleet::{Booking, Pool, Roster, Worker};
 use crate::ledger::decisions::{CandidateRecord, DecisionHandle, DrawRecord, ShadowRecord};
 use crate::name::Name;
@@ -144,8 +144,8 @@ pub(super) async fn place_in_turn(
 fn refused(context: &Context, no_room: NoRoom) -> Error {
     let name = context.served.name();
     let seconds = u32::try_from(no_room.retry_after_seconds).unwrap_or(u32::MAX);
-    let (reason, message) = match no_room.predicted_ttft_ms {
-        Some(ms) => {
+    let (reason, message) = match no_room.why {
+        Why::Late(ms) => {
             let message = format!(
                 "model {name} is too busy for its goal: the first token would come after \
                  {:.1} s (queue.ttft_goal_ms)",
@@ -153,10 +153,16 @@ fn refused(context: &Context, no_room: NoRoom) -> Error {
             );
             ("ttft_goal", message)
         }
-        None => {
+        Why::Full => {
             let message =
                 format!("as many requests as may wait for model {name} (queue.max_waiting)");
             ("queue_full", message)
+        }
+        Why::Waited(limit) => {
+            let message = format!(
+                "model {name} is too busy: the request has waited for {limit:?} (queue.max_wait_ms)"
+            );
+            ("max_wait", message)
         }
     };
     context.core.metrics.shed.with_label_values(&[name, reason]).inc();

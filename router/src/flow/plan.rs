@@ -81,10 +81,15 @@ pub enum LocalReason {
     OneToken,
     /// The answer ended with its first token, and prefill hands over none that did.
     PrefillEnded,
+    /// The prefill engine hands nothing over on this path.
+    NoHandOff,
     /// Log-probabilities of the prompt exist only where it is computed.
     PromptLogprobs,
     /// Prompts that are embeddings: the router cannot tell how many there are.
     PromptEmbeds,
+    /// The engine may call tools and go on by itself: its further prompts would be sent with
+    /// the hand-off of the first.
+    EngineTools,
     /// No decode worker is up: nobody would fetch what a prefill stages.
     NoDecode,
     /// The answering engine is going to refuse it, with its own words: a prefill
@@ -103,8 +108,10 @@ impl LocalReason {
             Self::ShortPrompt => "short_prompt",
             Self::OneToken => "one_token",
             Self::PrefillEnded => "prefill_ended",
+            Self::NoHandOff => "no_hand_off",
             Self::PromptLogprobs => "prompt_logprobs",
             Self::PromptEmbeds => "prompt_embeds",
+            Self::EngineTools => "engine_tools",
             Self::NoDecode => "no_decode",
             Self::Refusable => "refusable",
             Self::NoPrefill => "no_prefill",
@@ -155,6 +162,8 @@ fn local_reason(model: &Model, facts: Facts) -> Option<LocalReason> {
         Some(LocalReason::PromptLogprobs)
     } else if facts.options.embeds {
         Some(LocalReason::PromptEmbeds)
+    } else if facts.options.engine_takes_turns {
+        Some(LocalReason::EngineTools)
     } else if short {
         Some(LocalReason::ShortPrompt)
     } else if facts.only_decode_refuses() {
@@ -186,6 +195,7 @@ mod tests {
             n: 1,
             bypasses_cache: None,
             embeds: false,
+            engine_takes_turns: false,
             refusable: false,
             max_tokens: Some(50),
         };
@@ -213,9 +223,10 @@ mod tests {
         assert_eq!(then(|facts| facts.context_tokens = None), Then::PrefillFirst);
         assert_eq!(then(|facts| facts.options.samples = 2), Then::PrefillFirst);
         assert_eq!(then(|facts| facts.options.max_tokens = Some(1)), Then::OnPrefill);
-        let reasons: [(Change, LocalReason); 5] = [
+        let reasons: [(Change, LocalReason); 6] = [
             (|facts| facts.prompt_tokens = Some(32), LocalReason::ShortPrompt),
             (|facts| facts.options.embeds = true, LocalReason::PromptEmbeds),
+            (|facts| facts.options.engine_takes_turns = true, LocalReason::EngineTools),
             (|facts| facts.options.bypasses_cache = Some("x"), LocalReason::PromptLogprobs),
             (|facts| facts.options.max_tokens = Some(51), LocalReason::Refusable),
             (|facts| facts.options.refusable = true, LocalReason::Refusable),

@@ -5,9 +5,8 @@ use std::pin::pin;
 use std::sync::Arc;
 use std::time::Instant;
 
-use bytes::Bytes;
-use serde::Deserialize;
 use serde_json::value::RawValue;
+use splitrail_engine::dialect::Dialect;
 use splitrail_engine::nixl::{HandOff, HandOffError};
 use splitrail_engine::usage::EngineUsage;
 
@@ -22,7 +21,7 @@ use super::legs;
 use super::place::{Placed, Wish, computed, place_in_turn, sent};
 use super::plan::LocalReason;
 use super::staged::Staged;
-use crate::api::JsonObject;
+use crate::api::{JsonObject, Parts};
 use crate::config::model::{Connector, OnNoPrefill};
 use crate::core::{Served, unix_ms};
 use crate::error::{Error, Fault, Kind};
@@ -32,6 +31,7 @@ use crate::ledger::decisions::DecisionHandle;
 use crate::ledger::leg::{LegFacts, LegKind};
 use crate::pick::Leg;
 use crate::prepare::Unit;
+use crate::reply::dialect;
 
 /// What the prefill leg left for the decode leg.
 pub(super) struct Prefilled {
@@ -138,12 +138,12 @@ pub(super) async fn prefill_or_local(
             placed.worker.deeds.began(started.elapsed());
         }
         let error = match prefilled {
-            Ok(Some(prefilled)) => {
+            Ok(Ok(prefilled)) => {
                 computed(context, unit, &placed);
                 return Ok(Some(prefilled));
             }
-            Ok(None) => {
-                prefill_ended(context, decision);
+            Ok(Err(reason)) => {
+                not_handed_over(context, decision, reason);
                 return Ok(None);
             }
             Err(error) => error,
@@ -187,18 +187,19 @@ pub(super) fn without_prefill(
     Ok(())
 }
 
-/// The prompt's first token ended the answer, and so nothing was handed over.
-pub(super) fn prefill_ended(context: &Context, decision: &DecisionHandle) {
-    count_local(context, decision, LocalReason::PrefillEnded);
+/// The prefill leg was answered, and for this reason nothing was handed over.
+pub(super) fn not_handed_over(context: &Context, decision: &DecisionHandle, reason: LocalReason) {
+    count_local(context, decision, reason);
     decision.update(|decision| {
         decision.prefill_worker = None;
-        decision.ledger.discard(LocalReason::PrefillEnded.name());
+        decision.ledger.discard(reason.name());
     });
 }
 
 /// What a prefill engine has said.
 pub(super) struct Said {
     reply: JsonObject,
+    dialect: Dialect,
     /// Where it came from.
     peer: Option<IpAddr>,
     /// When it began to: the engine had staged the blocks by then.
@@ -210,23 +211,21 @@ impl Said {
     /// Whether the answer ended with its first token, of itself: an engine hands over only
     /// what its length cut off.
     pub(super) fn ended(&self) -> bool {
-        #[derive(Deserialize)]
-        struct Choice {
-            finish_reason: Option<String>,
-        }
-        let choices = self.reply.raw("choices").map(serde_json::from_str::<Vec<Choice>>);
-        let first = choices.and_then(Result::ok).and_then(|choices| choices.into_iter().next());
-        first.and_then(|choice| choice.finish_reason).is_some_and(|reason| reason != "length")
+        dialect::ended(self.dialect, &self.reply)
     }
 
-    /// The hand-off in it; `None` if the answer ended instead.
-    fn hand_off(&self, worker: &Worker) -> Result<Option<HandOff>, Error> {
-        let raw = self.reply.raw("kv_transfer_params").unwrap_or("null");
-        let raw: &RawValue =
-            serde_json::from_str(raw).map_err(|_| Error::engine(worker.id(), "sent nonsense"))?;
+    /// The hand-off in it, or why there can be none.
+    fn hand_off(&self, worker: &Worker) -> Result<Result<HandOff, LocalReason>, Error> {
+        let said = self.reply.raw("kv_transfer_params");
+        let raw: &RawValue = serde_json::from_str(said.unwrap_or("null"))
+            .map_err(|_| Error::engine(worker.id(), "sent nonsense"))?;
         match HandOff::from_reply(raw) {
-            Ok(hand_off) => Ok(Some(hand_off)),
-            Err(HandOffError::Absent) if self.ended() => Ok(None),
+            Ok(hand_off) => Ok(Ok(hand_off)),
+            Err(HandOffError::Absent) if self.ended() => Ok(Err(LocalReason::PrefillEnded)),
+            // An engine that hands over for chats may not know the member here.
+            Err(HandOffError::Absent) if said.is_none() && self.dialect.names_events() => {
+                Ok(Err(LocalReason::NoHandOff))
+            }
             Err(error) => Err(Error::engine(worker.id(), &format!("gave no hand-off: {error}"))),
         }
     }
@@ -250,7 +249,7 @@ pub(super) fn body(
     unit: &Unit,
     worker: &Worker,
     lead: Lead<'_>,
-) -> Result<Bytes, Error> {
+) -> Result<Parts, Error> {
     let mut body = unit.body.clone();
     if let Some(threshold) = carried_threshold(context, worker, 0.0) {
         body.set("cache_hit_threshold", threshold.to_string());
@@ -265,7 +264,7 @@ pub(super) async fn send(
     decision: &DecisionHandle,
     envelope: &Envelope,
     placed: &Placed,
-    body: Bytes,
+    body: Parts,
 ) -> Result<Said, Error> {
     let started = Instant::now();
     let Served { config, client, .. } = context.served.as_ref();
@@ -286,23 +285,23 @@ pub(super) async fn send(
     let (reply, begun, peer) = within(client, limit, worker, "timeouts.prefill", call).await?;
     let nonsense = |_| Error::engine(worker.id(), "sent a prefill reply that cannot be understood");
     let reply = JsonObject::parse(reply).map_err(nonsense)?;
+    let dialect = context.endpoint.dialect();
     // Usage that makes no sense is usage that was not reported.
     let usage = reply.raw("usage").and_then(|raw| serde_json::from_str(raw).ok());
-    let usage: Option<EngineUsage> = usage.and_then(|raw| EngineUsage::parse(raw).ok());
+    let usage: Option<EngineUsage> = usage.and_then(|raw| EngineUsage::parse_in(dialect, raw).ok());
     booking.prefill_done(usage.and_then(|usage| usage.cached_tokens));
     context.mark("prefill", started);
-    Ok(Said { reply, peer, begun, usage })
+    Ok(Said { reply, dialect, peer, begun, usage })
 }
 
-/// The prefill leg of a connector whose decode leg follows it; `None` if the answer ended
-/// with it.
+/// The prefill leg of a connector whose decode leg follows it, or why nothing was handed over.
 async fn prefill(
     context: &Context,
     unit: &Unit,
     decision: &DecisionHandle,
     envelope: Envelope,
     placed: &Placed,
-) -> Result<Option<Prefilled>, Error> {
+) -> Result<Result<Prefilled, LocalReason>, Error> {
     let worker = &placed.worker;
     let stored = context.served.config.connector == Connector::SharedStorage;
     let lead = if stored { Lead::Stored } else { Lead::Pulled };
@@ -313,15 +312,18 @@ async fn prefill(
         None
     } else {
         let hand_off = said.hand_off(worker);
-        let named = hand_off.as_ref().ok().and_then(Option::as_ref);
+        let named = hand_off.as_ref().ok().and_then(|said| said.as_ref().ok());
         let carried = named.and_then(HandOff::remote_prefill_cached_tokens);
         said.report(context, decision, worker, carried);
-        let Some(hand_off) = hand_off? else { return Ok(None) };
+        let hand_off = match hand_off? {
+            Ok(hand_off) => hand_off,
+            Err(reason) => return Ok(Err(reason)),
+        };
         admit(context, worker, &hand_off, said.peer)?;
         let lease = lease(context, &hand_off, said.begun);
         Some(Staged::new(context, unit, (worker.index, &envelope), hand_off, lease))
     };
-    Ok(Some(Prefilled { worker: Arc::clone(worker), staged, envelope }))
+    Ok(Ok(Prefilled { worker: Arc::clone(worker), staged, envelope }))
 }
 
 fn lease(context: &Context, hand_off: &HandOff, begun: tokio::time::Instant) -> Lease {

@@ -12,6 +12,7 @@ use super::attempts::Attempts;
 use super::below;
 use super::context::{Context, attempt, carried_threshold, count_local, preemption_guard};
 use super::decode_try::{Tried, decode_try};
+use super::errand;
 use super::pair::{Paired, pair_or_local};
 use super::place::{Wish, computed, place, place_in_turn, sent};
 use super::plan::{Facts, LocalReason, Plan, Then, plan};
@@ -34,6 +35,9 @@ pub async fn begin(
     unit: &Unit,
     decision: &DecisionHandle,
 ) -> Result<Begun, Error> {
+    if !context.endpoint.generates() {
+        return errand::run(context, unit, decision).await;
+    }
     let served = &context.served;
     let open = is_open(served, context.flow, context.threshold);
     let weighed = open.then(|| weigh(served, unit, true));

@@ -1,6 +1,7 @@
 //! A request's body on its way in: bounded in bytes and time, and counted in what the router
 //! holds. It takes no room in flight before it is whole.
 
+use std::future::poll_fn;
 use std::pin::Pin;
 use std::sync::Arc;
 use std::task::{Context, Poll, ready};
@@ -8,13 +9,15 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use http_body::{Body, Frame, SizeHint};
-use http_body_util::BodyExt;
 use tokio::time::{Instant, Sleep, sleep_until};
 
 use crate::admission::HeldBody;
 use crate::config::model::Limits;
 use crate::core::Core;
 use crate::error::{Error, Kind};
+
+/// Room that is made for a body on its word, before its bytes are there.
+const RESERVED_MAX_BYTES: usize = 128 << 10;
 
 /// A body, passed on as it comes. The error is what the client is told.
 pub(super) struct Arriving<B> {
@@ -86,8 +89,16 @@ where
         if self.body.size_hint().lower() > self.bounds.max_bytes as u64 {
             return Err(self.too_large());
         }
-        let body = (&mut self).collect().await?.to_bytes();
-        Ok((body, self.held))
+        // Each piece goes to its place at once, so that the buffer it came in is free for the
+        // next one, and the whole is one buffer that nobody else has.
+        let told = usize::try_from(self.body.size_hint().lower()).unwrap_or(usize::MAX);
+        let mut whole = Vec::with_capacity(told.min(RESERVED_MAX_BYTES));
+        while let Some(frame) = poll_fn(|context| Pin::new(&mut self).poll_frame(context)).await {
+            if let Ok(piece) = frame?.into_data() {
+                whole.extend_from_slice(&piece);
+            }
+        }
+        Ok((whole.into(), self.held))
     }
 
     fn too_large(&self) -> Error {

@@ -1,7 +1,9 @@
 //! The gRPC front door: the same core behind another framing.
 
+use std::collections::VecDeque;
 use std::pin::Pin;
 use std::sync::Arc;
+use std::task::{Poll, ready};
 use std::time::Duration;
 
 use axum::Router;
@@ -231,15 +233,27 @@ fn responses(
     decision: DecisionHandle,
     is_chat: bool,
 ) -> impl Stream<Item = Result<v1::GenerateResponse, Status>> + Send {
-    events.flat_map(move |event| {
-        let items = match event {
-            Ok(data) => convert(&data, &decision, is_chat).unwrap_or_else(|| {
-                let what = "an engine sent a chunk that is not OpenAI's";
-                vec![Err(status(&request_id, &Error::new(Kind::EngineFailed, what)))]
-            }),
-            Err(error) => vec![Err(status(&request_id, &error))],
-        };
-        stream::iter(items)
+    let mut events = events;
+    // What one event has become, and is still to be said; its room serves all events.
+    let mut left = VecDeque::new();
+    stream::poll_fn(move |context| {
+        loop {
+            if let Some(said) = left.pop_front() {
+                return Poll::Ready(Some(Ok(said)));
+            }
+            let failed = match ready!(events.as_mut().poll_next(context)) {
+                None => return Poll::Ready(None),
+                Some(Ok(data)) => match convert(&data, &decision, is_chat, &mut left) {
+                    Some(()) => continue,
+                    None => {
+                        let what = "an engine sent a chunk that is not OpenAI's";
+                        Error::new(Kind::EngineFailed, what)
+                    }
+                },
+                Some(Err(error)) => error,
+            };
+            return Poll::Ready(Some(Err(status(&request_id, &failed))));
+        }
     })
 }
 
@@ -247,9 +261,9 @@ fn convert(
     data: &Bytes,
     decision: &DecisionHandle,
     is_chat: bool,
-) -> Option<Vec<Result<v1::GenerateResponse, Status>>> {
+    out: &mut VecDeque<v1::GenerateResponse>,
+) -> Option<()> {
     let chunk: Chunk = serde_json::from_slice(data).ok()?;
-    let mut out = Vec::new();
     for Choice { index, text, delta, finish_reason } in chunk.choices {
         let (text, reasoning) = match delta {
             Some(delta) if is_chat => (delta.content, delta.reasoning),
@@ -257,11 +271,11 @@ fn convert(
         };
         let text = text.unwrap_or_default();
         if !text.is_empty() || reasoning.is_some() {
-            out.push(Ok(response(Event::Delta(v1::Delta { index, text, reasoning }))));
+            out.push_back(response(Event::Delta(v1::Delta { index, text, reasoning })));
         }
         if let Some(finish_reason) = finish_reason {
             let finished = v1::Finished { index, finish_reason };
-            out.push(Ok(response(Event::Finished(finished))));
+            out.push_back(response(Event::Finished(finished)));
         }
     }
     // Running totals are not asked for here, so usage comes once, at the end.
@@ -272,14 +286,14 @@ fn convert(
             (Some(_), _) => v1::CachedSource::Estimate,
             (None, _) => v1::CachedSource::Unspecified,
         };
-        out.push(Ok(response(Event::Usage(v1::Usage {
+        out.push_back(response(Event::Usage(v1::Usage {
             prompt_tokens: usage.prompt_tokens,
             completion_tokens: usage.completion_tokens,
             cached_tokens,
             cached_source: source.into(),
-        }))));
+        })));
     }
-    Some(out)
+    Some(())
 }
 
 /// `grpc.health.v1`, in agreement with `/ready`.

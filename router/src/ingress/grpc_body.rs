@@ -1,11 +1,14 @@
 //! From a gRPC request to the OpenAI body that it stands for.
 
 use bytes::Bytes;
-use serde_json::{Value, json};
+use prost::Message;
+use serde::Serialize;
 use splitrail_proto::v1;
 use splitrail_proto::v1::generate_request::Prompt;
 
-use crate::api::{Endpoint, JsonObject, json};
+use crate::api::json::{Builder, write};
+use crate::api::request::check_threshold;
+use crate::api::{Endpoint, JsonObject};
 use crate::error::{Error, Kind};
 
 /// Members that the message has a place for.
@@ -36,78 +39,98 @@ const NO_PLACE: [&str; 6] =
     ["logprobs", "top_logprobs", "prompt_logprobs", "tools", "functions", "echo"];
 
 /// The body of a request, for chat if its prompt is one; always streamed, always with usage.
+/// It is written once, and never parsed.
 ///
 /// # Errors
 /// A request that cannot be served as written.
-pub(super) fn body_of(request: v1::GenerateRequest) -> Result<Bytes, Error> {
+pub(super) fn body_of(request: v1::GenerateRequest) -> Result<JsonObject, Error> {
+    const OF_ITS_OWN: usize = 512;
+    let mut body = Builder::with_capacity(request.encoded_len() + OF_ITS_OWN);
     let extra = request.extra_body_json.trim();
-    let mut body = JsonObject::parse_str(if extra.is_empty() { "{}" } else { extra })?;
-    if let Some((key, _)) = body.members().find(|(key, _)| OWN_FIELDS.contains(key)) {
-        let message = format!("`{key}` has a place of its own; it cannot be in extra_body_json");
-        return Err(Error::invalid("extra_body_json", message));
+    if !extra.is_empty() {
+        further(&mut body, extra)?;
     }
-    if let Some((key, _)) = body.members().find(|(key, _)| NO_PLACE.contains(key)) {
-        let message = format!("what `{key}` asks for has no place in gRPC replies; use HTTP");
-        return Err(Error::invalid("extra_body_json", message));
-    }
-    body.set("model", json::quote(&request.model));
-    let endpoint = match request.prompt {
+    body.put("model", &request.model);
+    let endpoint = match &request.prompt {
         None => return Err(Error::invalid("prompt", "a prompt is missing")),
         Some(Prompt::Text(text)) => {
-            body.set("prompt", json::quote(&text));
+            body.put("prompt", text);
             Endpoint::Completions
         }
         Some(Prompt::TokenIds(v1::TokenIds { ids })) => {
-            body.set("prompt", json!(ids).to_string());
+            body.put("prompt", ids);
             Endpoint::Completions
         }
         Some(Prompt::Chat(chat)) => {
-            let messages: Vec<Value> = chat.messages.into_iter().map(message).collect();
-            body.set("messages", Value::from(messages).to_string());
+            body.put_with("messages", |text| messages(text, &chat.messages));
             Endpoint::Chat
         }
     };
     if let Some(salt) = &request.cache_salt {
-        body.set("cache_salt", json::quote(salt));
+        body.put("cache_salt", salt);
     }
     if let Some(threshold) = request.cache_hit_threshold {
         // What is no JSON number is no threshold either.
-        crate::api::request::check_threshold(threshold)?;
-        body.set("cache_hit_threshold", json!(threshold).to_string());
+        body.put("cache_hit_threshold", check_threshold(threshold)?);
     }
-    sampling(&mut body, request.sampling.unwrap_or_default(), endpoint)?;
-    body.set("stream", "true");
-    body.set("stream_options", r#"{"include_usage":true}"#);
-    Ok(body.to_bytes())
+    sampling(&mut body, &request.sampling.unwrap_or_default(), endpoint)?;
+    body.put("stream", true);
+    body.put_with("stream_options", |text| text.extend(br#"{"include_usage":true}"#));
+    body.build()
 }
 
-fn message(message: v1::ChatMessage) -> Value {
-    let mut object = json!({"role": message.role, "content": message.content});
-    if let Some(name) = message.name {
-        object["name"] = name.into();
+/// What the message has no place for, as it was written. It is the one part that is checked.
+fn further(body: &mut Builder, extra: &str) -> Result<(), Error> {
+    let extra = JsonObject::parse_strictly(Bytes::copy_from_slice(extra.as_bytes()))?;
+    if let Some((key, _)) = extra.members().find(|(key, _)| OWN_FIELDS.contains(key)) {
+        let message = format!("`{key}` has a place of its own; it cannot be in extra_body_json");
+        return Err(Error::invalid("extra_body_json", message));
     }
-    if let Some(id) = message.tool_call_id {
-        object["tool_call_id"] = id.into();
+    if let Some((key, _)) = extra.members().find(|(key, _)| NO_PLACE.contains(key)) {
+        let message = format!("what `{key}` asks for has no place in gRPC replies; use HTTP");
+        return Err(Error::invalid("extra_body_json", message));
     }
-    object
+    for (key, raw) in extra.members() {
+        body.put_with(key, |text| text.extend(raw.as_bytes()));
+    }
+    Ok(())
+}
+
+fn messages(text: &mut Vec<u8>, messages: &[v1::ChatMessage]) {
+    for (i, message) in messages.iter().enumerate() {
+        text.extend(if i == 0 { br#"[{"role":"# } else { br#",{"role":"# });
+        write(text, &message.role);
+        text.extend(br#","content":"#);
+        write(text, &message.content);
+        for (key, value) in [("name", &message.name), ("tool_call_id", &message.tool_call_id)] {
+            if let Some(value) = value {
+                text.push(b',');
+                write(text, key);
+                text.push(b':');
+                write(text, value);
+            }
+        }
+        text.push(b'}');
+    }
+    text.extend(if messages.is_empty() { &b"[]"[..] } else { b"]" });
 }
 
 fn sampling(
-    body: &mut JsonObject,
-    params: v1::SamplingParams,
+    body: &mut Builder,
+    params: &v1::SamplingParams,
     endpoint: Endpoint,
 ) -> Result<(), Error> {
-    let mut set = |key: &str, value: Option<Value>| {
+    fn set(body: &mut Builder, key: &str, value: Option<impl Serialize>) {
         if let Some(value) = value {
-            body.set(key, value.to_string());
+            body.put(key, value);
         }
-    };
+    }
     let max_tokens = match endpoint {
         Endpoint::Chat => "max_completion_tokens",
-        Endpoint::Completions | Endpoint::Generate => "max_tokens",
+        _ => "max_tokens",
     };
-    set(max_tokens, params.max_tokens.map(Value::from));
-    set("min_tokens", params.min_tokens.map(Value::from));
+    set(body, max_tokens, params.max_tokens);
+    set(body, "min_tokens", params.min_tokens);
     for (key, value) in [
         ("temperature", params.temperature),
         ("top_p", params.top_p),
@@ -118,19 +141,21 @@ fn sampling(
             let message = format!("`{key}` is not a finite number");
             return Err(Error::new(Kind::InvalidRequest, message));
         }
-        set(key, value.map(Value::from));
+        set(body, key, value);
     }
-    set("top_k", params.top_k.map(Value::from));
-    set("seed", params.seed.map(Value::from));
-    set("n", params.n.map(Value::from));
-    set("ignore_eos", params.ignore_eos.map(Value::from));
-    set("stop", (!params.stop.is_empty()).then(|| params.stop.into()));
+    set(body, "top_k", params.top_k);
+    set(body, "seed", params.seed);
+    set(body, "n", params.n);
+    set(body, "ignore_eos", params.ignore_eos);
+    set(body, "stop", (!params.stop.is_empty()).then_some(&params.stop));
     Ok(())
 }
 
 #[cfg(test)]
 #[allow(clippy::unwrap_used)]
 mod tests {
+    use serde_json::{Value, json};
+
     use super::*;
 
     #[test]
@@ -141,6 +166,7 @@ mod tests {
                 messages: vec![v1::ChatMessage {
                     role: "user".into(),
                     content: "hi \"there\"".into(),
+                    name: Some("a\nb".into()),
                     ..Default::default()
                 }],
             })),
@@ -154,10 +180,10 @@ mod tests {
         };
         let body = body_of(request).unwrap();
         assert_eq!(
-            serde_json::from_slice::<Value>(&body).unwrap(),
+            serde_json::from_str::<Value>(&body.to_string()).unwrap(),
             json!({
                 "logit_bias": {"5": 1}, "model": "m",
-                "messages": [{"role": "user", "content": "hi \"there\""}],
+                "messages": [{"role": "user", "content": "hi \"there\"", "name": "a\nb"}],
                 "max_completion_tokens": 5, "temperature": 0.0,
                 "stream": true, "stream_options": {"include_usage": true}
             })

@@ -12,16 +12,17 @@ use axum::routing::{get, post};
 use axum::{Extension, Router};
 use bytes::Bytes;
 use futures_util::StreamExt;
-use http::HeaderValue;
 use http::header::{CACHE_CONTROL, CONTENT_ENCODING, CONTENT_TYPE, HeaderMap, HeaderName};
+use http::{HeaderValue, Uri};
 use http_body_util::Full;
 use serde_json::json;
+use splitrail_engine::dialect::Dialect;
 use tower::ServiceBuilder;
 
 use super::arriving::Arriving;
 use super::context::{Identify, Identity, X_REQUEST_ID, trace_context};
 use super::door::{Outgoing, Routes};
-use super::reply::{health, json_reply, ready, reply_error};
+use super::reply::{error_in, health, json_reply, ready, reply_error};
 use crate::admission::{HeldBody, ShareKey};
 use crate::api::Endpoint;
 use crate::api::request::unknown_model;
@@ -51,7 +52,8 @@ fn all(core: Arc<Core>) -> Router {
                   request: Request| async move {
                 let peer = peer_of(&request);
                 let reply = generate(&core, endpoint, &identity, peer, request).await;
-                reply.map_or_else(reply_error, |reply| reply.map(Body::new))
+                let refuse = |error| error_in(endpoint.dialect(), error);
+                reply.map_or_else(refuse, |reply| reply.map(Body::new))
             },
         )
     };
@@ -59,17 +61,39 @@ fn all(core: Arc<Core>) -> Router {
         .route(Endpoint::Chat.path(), post_of(Endpoint::Chat))
         .route(Endpoint::Completions.path(), post_of(Endpoint::Completions))
         .route(Endpoint::Generate.path(), post_of(Endpoint::Generate))
+        .route(Endpoint::Embeddings.path(), post_of(Endpoint::Embeddings))
+        .route(Endpoint::Tokenize.path(), post_of(Endpoint::Tokenize))
+        .route(Endpoint::Detokenize.path(), post_of(Endpoint::Detokenize))
+        .route(Endpoint::Responses.path(), post_of(Endpoint::Responses))
+        .route(Endpoint::Messages.path(), post_of(Endpoint::Messages))
+        .route("/v1/responses/{id}", get(no_response).delete(no_response))
         .route("/v1/models", get(list_models))
         .route("/v1/models/{id}", get(show_model))
         .route("/health", get(health))
         .route("/ready", get(ready))
-        .fallback(async || reply_error(Error::new(Kind::UnknownPath, "there is no such path")))
-        .method_not_allowed_fallback(async || {
+        .fallback(async |uri: Uri| {
+            error_in(spoken_at(&uri), Error::new(Kind::UnknownPath, "there is no such path"))
+        })
+        .method_not_allowed_fallback(async |uri: Uri| {
             let message = "the path exists, but not with this method";
-            reply_error(Error::new(Kind::MethodNotAllowed, message))
+            error_in(spoken_at(&uri), Error::new(Kind::MethodNotAllowed, message))
         })
         .layer(ServiceBuilder::new().layer(Identify))
         .with_state(core)
+}
+
+/// In whose words a client expects to be told what is wrong with a path.
+fn spoken_at(uri: &Uri) -> Dialect {
+    match uri.path().starts_with(Endpoint::Messages.path()) {
+        true => Dialect::Messages,
+        false => Dialect::Chunks,
+    }
+}
+
+/// Nobody keeps a response.
+async fn no_response() -> Response {
+    let message = "there is no such response: responses are not kept here";
+    reply_error(Error::new(Kind::UnknownPath, message).with_code("response_not_found"))
 }
 
 /// Answers a request for engines that has passed no layer: what layers would do is done here.
@@ -85,7 +109,8 @@ where
     let sent = request.headers().get(X_REQUEST_ID).map(HeaderValue::as_bytes);
     let identity = Identity::new(sent);
     let reply = generate(&core, endpoint, &identity, Some(peer.ip()), request).await;
-    let mut reply = reply.unwrap_or_else(|error| reply_error(error).map(Outgoing::Any));
+    let mut reply =
+        reply.unwrap_or_else(|error| error_in(endpoint.dialect(), error).map(Outgoing::Any));
     if let Some(header) = identity.header() {
         reply.headers_mut().insert(X_REQUEST_ID, header);
     }
@@ -118,7 +143,7 @@ where
     if let Err(error) = &result {
         log_failure(&identity.request_id, error);
     }
-    result.map(|reply| respond(reply, &identity.request_id))
+    result.map(|reply| respond(reply, endpoint.dialect(), &identity.request_id))
 }
 
 fn peer_of<B>(request: &http::Request<B>) -> Option<IpAddr> {
@@ -165,7 +190,7 @@ fn check_headers(headers: &HeaderMap) -> Result<(), Error> {
     Ok(())
 }
 
-fn respond(reply: Reply, request_id: &Name) -> http::Response<Outgoing> {
+fn respond(reply: Reply, dialect: Dialect, request_id: &Name) -> http::Response<Outgoing> {
     let mut response = match reply.body {
         ReplyBody::Whole(body) => {
             let mut response = http::Response::new(Outgoing::Whole(Full::new(body)));
@@ -177,7 +202,7 @@ fn respond(reply: Reply, request_id: &Name) -> http::Response<Outgoing> {
             let request_id = request_id.clone();
             let framed = events.map(Some).chain(futures_util::stream::iter([None]));
             let framed = framed.scan(false, move |failed, event| {
-                let frame = frame(event, failed, &request_id);
+                let frame = frame(event, dialect, failed, &request_id);
                 std::future::ready(frame.map(Ok::<_, std::convert::Infallible>))
             });
             let body = Outgoing::Any(Body::from_stream(framed));
@@ -198,27 +223,27 @@ fn respond(reply: Reply, request_id: &Name) -> http::Response<Outgoing> {
 }
 
 /// An event as bytes on the wire. A stream that failed ends with its error event
-/// and without `[DONE]`: no client can take it for complete.
+/// and without `[DONE]`: no client can take it for complete. Where events have names, they
+/// come as lines already, and one of them is the end.
 fn frame(
     event: Option<Result<Bytes, Error>>,
+    dialect: Dialect,
     failed: &mut bool,
     request_id: &str,
 ) -> Option<Bytes> {
-    let data = match event {
-        Some(Ok(data)) => data,
+    let named = dialect.names_events();
+    let (field, data) = match event {
+        Some(Ok(lines)) if named => ("", lines),
+        Some(Ok(data)) => ("data: ", data),
         Some(Err(error)) => {
             *failed = true;
             log_failure(request_id, &error);
-            Bytes::from(error.to_openai())
+            ("", Bytes::from(error.to_event(dialect)))
         }
-        None if *failed => return None,
-        None => Bytes::from_static(b"[DONE]"),
+        None if *failed || named => return None,
+        None => ("data: ", Bytes::from_static(b"[DONE]")),
     };
-    let mut framed = Vec::with_capacity(data.len() + 8);
-    framed.extend_from_slice(b"data: ");
-    framed.extend_from_slice(&data);
-    framed.extend_from_slice(b"\n\n");
-    Some(framed.into())
+    Some([field.as_bytes(), &data, b"\n\n"].concat().into())
 }
 
 /// Logs a failure by name; what it says of the request goes to the client alone.

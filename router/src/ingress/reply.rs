@@ -8,13 +8,19 @@ use axum::response::{IntoResponse, Response};
 use http::header::{ACCEPT_ENCODING, CONNECTION, CONTENT_TYPE, RETRY_AFTER};
 use http::{HeaderValue, StatusCode};
 use serde_json::json;
+use splitrail_engine::dialect::Dialect;
 
 use crate::core::Core;
 use crate::error::{Error, Kind};
 
-/// The one place where an error becomes an HTTP reply.
+/// An error as OpenAI's clients understand it.
 pub fn reply_error(error: Error) -> Response {
-    let mut response = Response::new(Body::from(error.to_openai()));
+    error_in(Dialect::Chunks, error)
+}
+
+/// The one place where an error becomes an HTTP reply.
+pub fn error_in(dialect: Dialect, error: Error) -> Response {
+    let mut response = Response::new(Body::from(error.to_body(dialect)));
     *response.status_mut() = error.status();
     let headers = response.headers_mut();
     headers.insert(CONTENT_TYPE, HeaderValue::from_static("application/json"));

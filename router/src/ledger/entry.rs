@@ -68,6 +68,8 @@ pub struct Entry {
     /// Whether it is a further sample of a prompt that has an entry already: its legs are
     /// its own, its prompt is not.
     further_sample: bool,
+    /// Whether nobody is told what was cached of it.
+    untold: bool,
     /// Whether its request has ended: what comes after that changes nothing.
     closed: bool,
 }
@@ -77,6 +79,11 @@ impl Entry {
     /// is accounted for as that of all others; its prompt is counted with the first sample.
     pub fn further_sample() -> Self {
         Self { further_sample: true, ..Self::default() }
+    }
+
+    /// An entry of a prompt whose cached tokens are no figure: those of embeddings.
+    pub fn without_cached_tokens() -> Self {
+        Self { untold: true, ..Self::default() }
     }
 
     /// Whether its prompt is counted with another entry.
@@ -270,6 +277,9 @@ impl Entry {
     /// How much of the prompt was cached where its work was done: on the prefill worker
     /// if there was one, and never what was handed over.
     pub fn cached(&self) -> Option<Cached> {
+        if self.untold {
+            return None;
+        }
         let work =
             self.prefill.as_ref().or(self.first_answering()).or(self.turned_away.as_ref())?;
         let figures = work.figures(self.elsewhere())?;

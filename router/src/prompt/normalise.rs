@@ -5,6 +5,8 @@
 //! What cannot be reproduced exactly is refused with a reason, never guessed:
 //! a wrong prompt would be a wrong cache key.
 
+use std::borrow::Cow;
+
 use serde_json::{Map, Value};
 
 use super::template::ContentFormat;
@@ -86,10 +88,12 @@ fn one_message(message: &Value, format: ContentFormat) -> Result<Value> {
             Value::Array(parts.into_iter().map(Part::into_value).collect())
         }
         // Tool results are plain text for every template.
-        ContentFormat::OpenAi => Value::from(joined(parts.iter())),
+        ContentFormat::OpenAi => Value::from(joined(parts)),
         // Here the engine drops empty parts before it joins.
         ContentFormat::String => {
-            Value::from(joined(parts.iter().filter(|part| !part.text.is_empty())))
+            let mut parts = parts;
+            parts.retain(|part| !part.text.is_empty());
+            Value::from(joined(parts))
         }
     };
     out.insert("content".to_owned(), content);
@@ -122,8 +126,12 @@ fn one_message(message: &Value, format: ContentFormat) -> Result<Value> {
     Ok(Value::Object(out))
 }
 
-fn joined<'a>(parts: impl Iterator<Item = &'a Part>) -> String {
-    parts.map(|part| part.text.as_str()).collect::<Vec<_>>().join("\n")
+fn joined(mut parts: Vec<Part<'_>>) -> String {
+    match &mut parts[..] {
+        // Most messages are one text, which may be long.
+        [part] => std::mem::take(&mut part.text).into_owned(),
+        parts => parts.iter().map(|part| &*part.text).collect::<Vec<_>>().join("\n"),
+    }
 }
 
 fn present(object: &Map<String, Value>, key: &str) -> bool {
@@ -131,12 +139,12 @@ fn present(object: &Map<String, Value>, key: &str) -> bool {
 }
 
 /// A text part: its text, and fields that the engine passes on unread.
-struct Part {
-    text: String,
+struct Part<'a> {
+    text: Cow<'a, str>,
     extra: Map<String, Value>,
 }
 
-impl Part {
+impl Part<'_> {
     fn into_value(self) -> Value {
         let mut out = Map::new();
         out.insert("type".to_owned(), Value::from("text"));
@@ -146,7 +154,7 @@ impl Part {
     }
 }
 
-fn text_parts(role: &str, message: &Map<String, Value>) -> Result<Vec<Part>> {
+fn text_parts<'a>(role: &str, message: &'a Map<String, Value>) -> Result<Vec<Part<'a>>> {
     let mut parts = match message.get("content") {
         None => Vec::new(),
         // The engine's request model takes null from these two only.
@@ -156,7 +164,7 @@ fn text_parts(role: &str, message: &Map<String, Value>) -> Result<Vec<Part>> {
         {
             Vec::new()
         }
-        Some(Value::String(text)) => vec![Part { text: text.clone(), extra: Map::new() }],
+        Some(Value::String(text)) => vec![Part { text: text.into(), extra: Map::new() }],
         Some(Value::Array(items)) => {
             items.iter().map(|item| part(role, item)).collect::<Result<_>>()?
         }
@@ -167,14 +175,15 @@ fn text_parts(role: &str, message: &Map<String, Value>) -> Result<Vec<Part>> {
             if !part.text.starts_with(BILLING_LINE) {
                 return true;
             }
-            part.text = part.text.split_once('\n').map_or("", |(_, rest)| rest).to_owned();
+            let rest = part.text.split_once('\n').map_or("", |(_, rest)| rest).to_owned();
+            part.text = rest.into();
             !part.text.is_empty()
         });
     }
     Ok(parts)
 }
 
-fn part(role: &str, item: &Value) -> Result<Part> {
+fn part<'a>(role: &str, item: &'a Value) -> Result<Part<'a>> {
     // Bare strings pass the engine's request model in some messages only.
     let part = item.as_object().ok_or(Unsupported("a content part that is not an object"))?;
     if MEDIA_FIELDS.iter().any(|field| part.contains_key(*field)) {
@@ -200,7 +209,7 @@ fn part(role: &str, item: &Value) -> Result<Part> {
     for value in extra.values() {
         plain_numbers(value)?;
     }
-    Ok(Part { text: text.clone(), extra })
+    Ok(Part { text: text.into(), extra })
 }
 
 fn assistant_fields(message: &Map<String, Value>, out: &mut Map<String, Value>) -> Result<()> {

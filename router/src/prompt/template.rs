@@ -153,7 +153,9 @@ impl ChatTemplate {
     pub fn render(&self, input: &ChatInput<'_>) -> Result<Rendered, TemplateError> {
         let template = self.environment.get_template(NAME).map_err(|error| syntax_error(&error))?;
         let context = self.context(input);
-        let mut out = Bounded { bytes: Vec::new(), overflow: false };
+        // All of the messages, and something around them.
+        let bytes = Vec::with_capacity(text_bytes(input.messages) * 17 / 16 + 1024);
+        let mut out = Bounded { bytes, overflow: false };
         let (result, uses_clock) = clock::with_now(input.now_unix_s, || {
             template.render_captured_to(context, &mut out).map(drop)
         });
@@ -180,6 +182,16 @@ impl ChatTemplate {
         context.insert("documents", input.documents.map_or_else(none, from_json));
         context.insert("add_generation_prompt", Value::from(input.add_generation_prompt));
         Value::from_pairs(context)
+    }
+}
+
+/// Bytes of the strings in a value.
+fn text_bytes(value: &Json) -> usize {
+    match value {
+        Json::String(text) => text.len(),
+        Json::Array(items) => items.iter().map(text_bytes).sum(),
+        Json::Object(fields) => fields.values().map(text_bytes).sum(),
+        Json::Null | Json::Bool(_) | Json::Number(_) => 0,
     }
 }
 

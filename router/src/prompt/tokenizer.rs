@@ -6,6 +6,8 @@
 
 mod fast;
 mod files;
+mod memo;
+mod pieces;
 mod proof;
 mod rebuild;
 mod select;
@@ -13,6 +15,7 @@ mod special;
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
+use std::thread;
 
 use serde_json::Value;
 use tokenizers::AddedToken;
@@ -20,6 +23,7 @@ use tokenizers::AddedToken;
 use super::template::SpecialTokens;
 use fast::Fast;
 use files::Files;
+pub use memo::Tenant;
 use rebuild::{Family, Finish};
 use select::Selected;
 use special::{Sources, Tokens};
@@ -105,6 +109,13 @@ impl Tokenizer {
     /// # Errors
     /// [`LoadError`] with the file that cannot be read or understood.
     pub fn load(path: &Path) -> Result<Self, LoadError> {
+        // Reading takes several times the memory that the result has, and the quick library
+        // keeps some for each thread that has used it: all of that goes with this thread.
+        let loaded = thread::scope(|scope| scope.spawn(|| Self::read(path)).join());
+        loaded.unwrap_or_else(|panic| std::panic::resume_unwind(panic))
+    }
+
+    fn read(path: &Path) -> Result<Self, LoadError> {
         let mut files = files::read(path)?;
         let path = files.tokenizer_path.clone();
         let located = |message: String| LoadError {
@@ -176,12 +187,26 @@ impl Tokenizer {
     /// [`TokenizeError::Unsupported`] for every text if the engine's tokenizer
     /// could not be rebuilt, [`TokenizeError::Failed`] if the library refuses.
     pub fn encode(&self, text: &str, add_special_tokens: bool) -> Result<Vec<u32>, TokenizeError> {
+        self.encode_of(Tenant::default(), text, add_special_tokens)
+    }
+
+    /// The same of a tenant's text: what is remembered of it, for the next text that has parts
+    /// of it, is of use to that tenant only.
+    ///
+    /// # Errors
+    /// As [`Self::encode`].
+    pub fn encode_of(
+        &self,
+        tenant: Tenant,
+        text: &str,
+        add_special_tokens: bool,
+    ) -> Result<Vec<u32>, TokenizeError> {
         if let Some(reason) = self.unsupported {
             return Err(TokenizeError::Unsupported(reason));
         }
         match &self.library {
             Library::Fast(fast) => {
-                fast.encode(text, add_special_tokens).ok_or(TokenizeError::Failed)
+                fast.encode(text, add_special_tokens, tenant).ok_or(TokenizeError::Failed)
             }
             Library::Reference(reference) => {
                 let encoding = reference.encode_fast(text, add_special_tokens);

@@ -1,12 +1,17 @@
 //! What the choices of a reply or an event say of the engine's decision to run them.
 
 use serde_json::Value;
+use splitrail_engine::dialect::Dialect;
 
 /// The finish reason by which an engine says that it holds too little of the prompt.
 pub const CACHE_THRESHOLD: &str = "cache_threshold";
 
-/// Whether a choice of this reply or event was turned away for its threshold.
-pub fn turned_away(data: &[u8]) -> bool {
+/// Whether a choice of this reply or event was turned away for its threshold. Only dialects
+/// with choices have a form for that.
+pub fn turned_away(dialect: Dialect, data: &[u8]) -> bool {
+    if dialect != Dialect::Chunks {
+        return false;
+    }
     // Few bytes hold the word at all, and those may hold it as text.
     let word = CACHE_THRESHOLD.as_bytes();
     if memchr::memmem::find(data, word).is_none() {
@@ -58,7 +63,7 @@ mod tests {
             r#"{"choices":[{"text":"a"},{"finish_reason":"cache_threshold"}]}"#,
             r#"{"choices":[{"delta":{},"finish_reason":"cache\u005fthreshold"},{"finish_reason":"cache_threshold"}]}"#,
         ] {
-            assert!(turned_away(data.as_bytes()), "{data}");
+            assert!(turned_away(Dialect::Chunks, data.as_bytes()), "{data}");
         }
         for data in [
             r#"{"choices":[{"text":"cache_threshold","finish_reason":null}]}"#,
@@ -66,7 +71,7 @@ mod tests {
             r#"{"choices":[],"x":"cache_threshold"}"#,
             "cache_threshold",
         ] {
-            assert!(!turned_away(data.as_bytes()), "{data}");
+            assert!(!turned_away(Dialect::Chunks, data.as_bytes()), "{data}");
         }
     }
 

@@ -6,9 +6,10 @@ use std::sync::Arc;
 use bytes::Bytes;
 use futures_util::StreamExt;
 use serde_json::json;
+use splitrail_engine::dialect::Dialect;
 
+use super::dialect::{self, Chunk, data_of};
 use super::merge::Events;
-use super::relay::Chunk;
 use crate::api::JsonObject;
 use crate::config::model::CachedTokensFallback;
 use crate::ledger::decisions::DecisionHandle;
@@ -21,6 +22,8 @@ pub struct Detail {
     pub decisions: Arc<[DecisionHandle]>,
     /// What clients are told where engines are silent.
     pub fallback: CachedTokensFallback,
+    /// In whose words the reply is.
+    pub dialect: Dialect,
 }
 
 impl Detail {
@@ -38,15 +41,15 @@ impl Detail {
 
     /// Adds it to the usage chunk of a stream.
     pub fn add_to_stream(self, events: Events) -> Events {
-        Box::pin(events.map(move |event| event.map(|data| self.with(data))))
+        Box::pin(events.map(move |event| event.map(|event| self.with(event))))
     }
 
-    fn with(&self, data: Bytes) -> Bytes {
-        if !Chunk::read(&data).is_some_and(|chunk| chunk.is_final_usage()) {
-            return data;
+    fn with(&self, event: Bytes) -> Bytes {
+        let data = data_of(self.dialect, &event);
+        if !Chunk::read(self.dialect, &data).is_some_and(|chunk| chunk.has_final_usage()) {
+            return event;
         }
-        let Ok(mut event) = JsonObject::parse(data.clone()) else { return data };
-        self.add(&mut event);
-        event.to_bytes()
+        let edited = dialect::edit(self.dialect, &event, |holder| self.add(holder));
+        edited.unwrap_or(event)
     }
 }

@@ -7,11 +7,11 @@ use std::time::{Duration, Instant};
 use bytes::Bytes;
 use http_body_util::BodyExt;
 use prometheus::Histogram;
-use serde::Deserialize;
-use serde_json::value::RawValue;
+use splitrail_engine::dialect::Dialect;
 use splitrail_engine::usage::{EngineUsage, UsageError};
 
 use super::choices::turned_away;
+use super::dialect::{self, Chunk, data_of};
 use super::sse::{Piece, Splitter};
 use super::usage::{rewrite, told};
 use crate::api::JsonObject;
@@ -30,6 +30,7 @@ use crate::pick::Leg;
 pub struct EventReader {
     body: Option<EngineBody>,
     splitter: Splitter,
+    dialect: Dialect,
     worker: Arc<Worker>,
     patience: Timer,
     done: bool,
@@ -45,7 +46,16 @@ impl EventReader {
     ) -> Self {
         let splitter = Splitter::new(client.reply_max_bytes());
         let patience = client.timers().of(idle);
-        Self { body: Some(body), splitter, worker, patience, done: false }
+        let dialect = Dialect::Chunks;
+        Self { body: Some(body), splitter, dialect, worker, patience, done: false }
+    }
+
+    /// The same of another dialect. Where events have names, they are given as they came.
+    pub fn of_dialect(mut self, dialect: Dialect, max_bytes: usize) -> Self {
+        if dialect.names_events() {
+            self.splitter = Splitter::of_whole_events(max_bytes);
+        }
+        Self { dialect, ..self }
     }
 
     /// The same reader with another patience between pieces.
@@ -61,7 +71,7 @@ impl EventReader {
         }
     }
 
-    /// The next event's data; `None` once the engine said that it is done. A
+    /// The next event; `None` once the engine said that it is done. A
     /// stream that just ends has broken off.
     ///
     /// # Errors
@@ -69,7 +79,10 @@ impl EventReader {
     pub async fn next(&mut self) -> Result<Option<Bytes>, Error> {
         while !self.done {
             match self.splitter.next_piece() {
-                Ok(Some(Piece::Data(data))) => return Ok(Some(data)),
+                Ok(Some(Piece::Data(event))) => {
+                    self.done = dialect::is_last(self.dialect, &event);
+                    return Ok(Some(event));
+                }
                 Ok(Some(Piece::Done)) => {
                     self.done = true;
                     break;
@@ -108,6 +121,8 @@ pub struct Account {
     pub(crate) decision: DecisionHandle,
     pub(crate) booking: Booking,
     pub(crate) worker: Arc<Worker>,
+    /// In whose words its engine answers.
+    pub(crate) dialect: Dialect,
     /// The prompt's length by the router's tokenizer.
     pub(crate) prompt_tokens: Option<u32>,
     /// Whether the engine has told its usage.
@@ -146,17 +161,27 @@ impl Account {
             decision.cached_source = Some(cached.source.kind());
             decision.told_cached_tokens = told_cached;
         });
-        rewrite(raw, told_cached)
+        rewrite(self.dialect, raw, told_cached)
+    }
+
+    /// The usage of an event that comes before the answer's own, by what is certain then.
+    fn foretold(&self, raw: &str) -> Option<String> {
+        let told = self.decision.with(|decision| decision.told_cached_tokens)?;
+        rewrite(self.dialect, raw, Some(told))
     }
 
     fn read(&self, raw: &str) -> Option<EngineUsage> {
         let worker = self.worker.id();
-        match EngineUsage::parse(serde_json::from_str(raw).ok()?) {
+        match EngineUsage::parse_in(self.dialect, serde_json::from_str(raw).ok()?) {
             Ok(usage) => Some(usage),
             Err(UsageError::CachedExceedsPrompt { prompt_tokens, .. }) => {
                 tracing::warn!(worker, "an engine reports more cached tokens than the prompt has");
                 let completion = JsonObject::parse_str(raw).ok()?;
-                let completion_tokens = completion.get("completion_tokens", "a count").ok()?;
+                let key = match self.dialect {
+                    Dialect::Chunks => "completion_tokens",
+                    Dialect::Responses | Dialect::Messages => "output_tokens",
+                };
+                let completion_tokens = completion.get(key, "a count").ok()?;
                 let completion_tokens = completion_tokens.unwrap_or(0);
                 Some(EngineUsage { prompt_tokens, completion_tokens, cached_tokens: None })
             }
@@ -287,37 +312,6 @@ fn hide_hand_off(reply: &mut JsonObject) {
     }
 }
 
-/// What the router reads of an event.
-#[derive(Deserialize)]
-pub(crate) struct Chunk<'a> {
-    /// An engine's error in place of a chunk.
-    #[serde(borrow)]
-    pub(crate) error: Option<&'a RawValue>,
-    #[serde(borrow)]
-    usage: Option<&'a RawValue>,
-    #[serde(borrow)]
-    choices: Option<&'a RawValue>,
-}
-
-impl<'a> Chunk<'a> {
-    /// Reads an event; `None` if it is no JSON object.
-    pub(crate) fn read(data: &'a [u8]) -> Option<Self> {
-        // A struct could be read from a list as well.
-        let is_object = data.trim_ascii_start().starts_with(b"{");
-        is_object.then(|| serde_json::from_slice(data).ok()).flatten()
-    }
-
-    /// Whether it is the chunk with usage that stands by itself. Running totals have no
-    /// details on engines of today; only this one has figures to rely on.
-    pub(crate) fn is_final_usage(&self) -> bool {
-        self.usage.is_some() && !self.has_choices()
-    }
-
-    fn has_choices(&self) -> bool {
-        self.choices.is_some_and(|raw| !raw.get().trim_matches(['[', ']', ' ']).is_empty())
-    }
-}
-
 /// A streamed answer, event by event.
 pub struct UnitStream {
     pub(crate) account: Account,
@@ -429,34 +423,51 @@ impl UnitStream {
     }
 
     /// What the client gets of an event; nothing of usage that it did not ask for.
-    fn relay(&mut self, data: Bytes) -> Result<Option<Bytes>, &'static str> {
-        let chunk = Chunk::read(&data).ok_or("sent an event that is no chunk")?;
-        if chunk.error.is_some() {
+    fn relay(&mut self, event: Bytes) -> Result<Option<Bytes>, &'static str> {
+        const NO_CHUNK: &str = "sent an event that is no chunk";
+        let dialect = self.account.dialect;
+        let data = data_of(dialect, &event);
+        let chunk = Chunk::read(dialect, &data).ok_or(NO_CHUNK)?;
+        if chunk.is_error {
             return Err("reported an error in mid-stream");
         }
-        if turned_away(&data) {
+        if turned_away(dialect, &data) {
             return Err("turned a part of the request away in mid-stream");
         }
-        let Some(usage) = chunk.usage.filter(|_| chunk.is_final_usage()) else {
-            let noted = self.migration.as_mut().map(|migration| migration.note(&data));
+        let Some(usage) = &chunk.usage else {
+            if dialect == Dialect::Responses && chunk.is_last {
+                return dialect::edit(dialect, &event, hide_hand_off).map(Some).ok_or(NO_CHUNK);
+            }
+            let noted = self.migration.as_mut().map(|migration| migration.note(&event));
             if let Some(None) = noted {
                 self.migration = None;
             }
-            return Ok(Some(noted.flatten().unwrap_or(data)));
+            return Ok(Some(noted.flatten().unwrap_or(event)));
         };
-        let whole = self.migration.as_ref().and_then(|migration| migration.usage(usage.get()));
-        let told = self.account.settle(usage.get(), whole.as_deref(), self.tells_usage);
+        let told = match usage.is_final {
+            false => match self.account.foretold(usage.raw.get()) {
+                None => return Ok(Some(event)),
+                told => told,
+            },
+            true => {
+                let whole = self.migration.as_ref();
+                let whole = whole.and_then(|migration| migration.usage(usage.raw.get()));
+                self.account.settle(usage.raw.get(), whole.as_deref(), self.tells_usage)
+            }
+        };
         if !self.tells_usage {
             return Ok(None);
         }
-        let mut event =
-            JsonObject::parse(data.clone()).map_err(|_| "sent an event that is no chunk")?;
-        if let Some(told) = told {
-            event.set("usage", told);
-        }
-        if let Some(migration) = &self.migration {
-            migration.unify(&mut event);
-        }
-        Ok(Some(event.to_bytes()))
+        let migration = self.migration.as_ref();
+        let edited = dialect::edit(dialect, &event, |holder| {
+            if let Some(told) = told {
+                holder.set("usage", told);
+            }
+            hide_hand_off(holder);
+            if let Some(migration) = migration {
+                migration.unify(holder);
+            }
+        });
+        edited.map(Some).ok_or(NO_CHUNK)
     }
 }

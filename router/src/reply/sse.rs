@@ -1,11 +1,13 @@
 //! Server-sent events, cut from a byte stream. Bounded.
 
+use std::borrow::Cow;
+
 use bytes::{Bytes, BytesMut};
 
 /// What a stream of events holds next.
 #[derive(Debug, PartialEq, Eq)]
 pub enum Piece {
-    /// The data of one event.
+    /// The data of one event; or all its lines, where names count.
     Data(Bytes),
     /// `[DONE]`: the answer is complete.
     Done,
@@ -22,12 +24,19 @@ pub struct Splitter {
     /// Bytes at the front that were searched without finding an end.
     searched: usize,
     max_bytes: usize,
+    /// Whether events are given with all their lines.
+    whole: bool,
 }
 
 impl Splitter {
     /// A splitter for events of up to `max_bytes`.
     pub fn new(max_bytes: usize) -> Self {
-        Self { buffer: BytesMut::new(), searched: 0, max_bytes }
+        Self { buffer: BytesMut::new(), searched: 0, max_bytes, whole: false }
+    }
+
+    /// The same, of events with all their lines.
+    pub fn of_whole_events(max_bytes: usize) -> Self {
+        Self { whole: true, ..Self::new(max_bytes) }
     }
 
     /// Takes bytes in.
@@ -35,8 +44,8 @@ impl Splitter {
         self.buffer.extend_from_slice(bytes);
     }
 
-    /// The next whole event, if there is one. Comments and fields other than
-    /// `data` carry nothing for OpenAI's dialects and are passed over.
+    /// The next whole event, if there is one. Comments by themselves are passed over, and
+    /// where events have no names, fields other than `data`.
     ///
     /// # Errors
     /// If an event is longer than the bound.
@@ -55,10 +64,17 @@ impl Splitter {
             }
             let event = self.buffer.split_to(end + gap).freeze();
             self.searched = 0;
-            if let Some(data) = data_of(&event.slice(..end)) {
-                let done = data.as_ref() == b"[DONE]";
-                return Ok(Some(if done { Piece::Done } else { Piece::Data(data) }));
+            let event = event.slice(..end);
+            let Some(data) = data_of(&event) else { continue };
+            if data.as_ref() == b"[DONE]" {
+                return Ok(Some(Piece::Done));
             }
+            let data = match data {
+                _ if self.whole => event,
+                Cow::Borrowed(data) => event.slice_ref(data),
+                Cow::Owned(data) => data.into(),
+            };
+            return Ok(Some(Piece::Data(data)));
         }
     }
 }
@@ -77,24 +93,40 @@ fn find_end(buffer: &[u8], from: usize) -> Option<(usize, usize)> {
     None
 }
 
+/// The value of a line's field, if that is `data`.
+fn value_of(line: &[u8]) -> Option<&[u8]> {
+    let line = line.strip_suffix(b"\r").unwrap_or(line);
+    let data = line.strip_prefix(b"data:")?;
+    Some(data.strip_prefix(b" ").unwrap_or(data))
+}
+
 /// The joined `data` lines of an event; `None` if it has none.
-fn data_of(event: &Bytes) -> Option<Bytes> {
-    let lines = event.split(|byte| *byte == b'\n').filter_map(|line| {
-        let line = line.strip_suffix(b"\r").unwrap_or(line);
-        let data = line.strip_prefix(b"data:")?;
-        Some(data.strip_prefix(b" ").unwrap_or(data))
-    });
-    let mut lines = lines.peekable();
-    let first = event.slice_ref(lines.next()?);
-    if lines.peek().is_none() {
-        return Some(first);
+pub(crate) fn data_of(event: &[u8]) -> Option<Cow<'_, [u8]>> {
+    let mut values = event.split(|byte| *byte == b'\n').filter_map(value_of);
+    let first = values.next()?;
+    let Some(second) = values.next() else { return Some(Cow::Borrowed(first)) };
+    let joined = [first, second].into_iter().chain(values).collect::<Vec<_>>().join(&b'\n');
+    Some(Cow::Owned(joined))
+}
+
+/// An event with other data, in one line, and its other lines as they came.
+pub(crate) fn with_data(event: &[u8], data: &[u8]) -> Bytes {
+    let mut out = BytesMut::with_capacity(event.len() + data.len());
+    let mut placed = false;
+    for line in event.split(|byte| *byte == b'\n') {
+        let is_data = value_of(line).is_some();
+        if is_data && std::mem::replace(&mut placed, true) {
+            continue;
+        }
+        if !out.is_empty() {
+            out.extend_from_slice(b"\n");
+        }
+        if is_data {
+            out.extend_from_slice(b"data: ");
+        }
+        out.extend_from_slice(if is_data { data } else { line });
     }
-    let mut joined = BytesMut::from(&first[..]);
-    for line in lines {
-        joined.extend_from_slice(b"\n");
-        joined.extend_from_slice(line);
-    }
-    Some(joined.freeze())
+    out.freeze()
 }
 
 #[cfg(test)]
@@ -122,6 +154,19 @@ mod tests {
         ]);
         let data = |text: &'static str| Piece::Data(Bytes::from_static(text.as_bytes()));
         assert_eq!(pieces, [data("{\"a\":1}"), data("1\n2"), Piece::Done]);
+    }
+
+    #[test]
+    fn whole_events_keep_their_names_and_comments_alone_are_none() {
+        let mut splitter = Splitter::of_whole_events(1 << 10);
+        splitter.push(
+            b": ping\n\nevent: a\nid: 1\ndata: {}\n\nevent: b\r\ndata: 2\r\n\r\ndata: [DONE]\n\n",
+        );
+        let mut next = || splitter.next_piece().unwrap().unwrap();
+        let data = |text: &'static str| Piece::Data(Bytes::from_static(text.as_bytes()));
+        assert_eq!(next(), data("event: a\nid: 1\ndata: {}"));
+        assert_eq!(next(), data("event: b\r\ndata: 2\r"));
+        assert_eq!(next(), Piece::Done);
     }
 
     #[test]

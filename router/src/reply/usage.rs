@@ -6,6 +6,8 @@
 //! all of that cached (`ledger::entry` knows the legs). Only where no engine spoke, the
 //! estimate from confirmed blocks stands in, or what `cached_tokens_fallback` says.
 
+use splitrail_engine::dialect::Dialect;
+
 use crate::api::{JsonObject, scan};
 use crate::config::model::CachedTokensFallback;
 use crate::ledger::entry::Cached;
@@ -21,25 +23,29 @@ pub fn told(cached: Cached, fallback: CachedTokensFallback) -> Option<u32> {
     }
 }
 
-/// A raw `usage` object with `prompt_tokens_details.cached_tokens` set (or taken
-/// out), and everything else as the engine wrote it.
-pub fn rewrite(raw: &str, told: Option<u32>) -> Option<String> {
-    spliced(raw, told).or_else(|| edited(raw, told))
+/// A raw `usage` object with the cached tokens set (or taken out) where its dialect has
+/// them, and everything else as the engine wrote it.
+pub fn rewrite(dialect: Dialect, raw: &str, told: Option<u32>) -> Option<String> {
+    let key = match dialect {
+        Dialect::Chunks => "prompt_tokens_details",
+        Dialect::Responses => "input_tokens_details",
+        Dialect::Messages => return of_message(raw, told),
+    };
+    spliced(raw, key, told).or_else(|| edited(raw, key, told))
 }
 
-const DETAILS: &str = "prompt_tokens_details";
 const CACHED: &str = "cached_tokens";
 
 /// The same in one pass over what needs no closer look.
-fn spliced(raw: &str, told: Option<u32>) -> Option<String> {
+fn spliced(raw: &str, details: &str, told: Option<u32>) -> Option<String> {
     let members = scan::members(raw)?;
-    let mut out = String::with_capacity(raw.len() + DETAILS.len() + CACHED.len() + 24);
+    let mut out = String::with_capacity(raw.len() + details.len() + CACHED.len() + 24);
     out.push('{');
     let mut has_details = false;
     for (key, value) in members {
         let (key, value) = (&raw[key], &raw[value]);
         put_key(&mut out, key);
-        match key == DETAILS {
+        match key == details {
             true => {
                 has_details = true;
                 put_details(&mut out, value, told)?;
@@ -48,7 +54,7 @@ fn spliced(raw: &str, told: Option<u32>) -> Option<String> {
         }
     }
     if let (false, Some(tokens)) = (has_details, told) {
-        put_key(&mut out, DETAILS);
+        put_key(&mut out, details);
         put_cached(&mut out, tokens);
     }
     out.push('}');
@@ -102,9 +108,9 @@ fn put_key(out: &mut String, key: &str) {
     out.extend(["\"", key, "\":"]);
 }
 
-fn edited(raw: &str, told: Option<u32>) -> Option<String> {
+fn edited(raw: &str, key: &'static str, told: Option<u32>) -> Option<String> {
     let mut usage = JsonObject::parse_str(raw).ok()?;
-    let details = usage.raw("prompt_tokens_details").filter(|raw| *raw != "null");
+    let details = usage.raw(key).filter(|raw| *raw != "null");
     let mut details = JsonObject::parse_str(details.unwrap_or("{}")).ok()?;
     match told {
         Some(tokens) => details.set("cached_tokens", tokens.to_string()),
@@ -114,7 +120,34 @@ fn edited(raw: &str, told: Option<u32>) -> Option<String> {
     }
     let details = details.to_string();
     if details != "{}" {
-        usage.set("prompt_tokens_details", details);
+        usage.set(key, details);
+    }
+    Some(usage.to_string())
+}
+
+/// A message's prompt is the sum of three figures: what was read of the cache, what was
+/// written to it, and the rest, which is `input_tokens`. The sum stays the engine's.
+fn of_message(raw: &str, told: Option<u32>) -> Option<String> {
+    const READ: &str = "cache_read_input_tokens";
+    const WRITTEN: &str = "cache_creation_input_tokens";
+    let mut usage = JsonObject::parse_str(raw).ok()?;
+    let count = |key| usage.get::<u64>(key, "a count").ok();
+    let (rest, written) = (count("input_tokens")??, count(WRITTEN)?);
+    let elsewhere = count(READ)?.unwrap_or(0).saturating_add(written.unwrap_or(0));
+    let prompt = rest.saturating_add(elsewhere);
+    let read = u64::from(told.unwrap_or(0)).min(prompt);
+    // In P/D, the two figures are of different engines.
+    let fitting = written.map(|written| written.min(prompt - read));
+    let rest = prompt - read - fitting.unwrap_or(0);
+    usage.set("input_tokens", rest.to_string());
+    if let Some(fitting) = fitting {
+        usage.set(WRITTEN, fitting.to_string());
+    }
+    match told {
+        Some(_) => usage.set(READ, read.to_string()),
+        None => {
+            usage.remove(READ);
+        }
     }
     Some(usage.to_string())
 }
@@ -124,6 +157,8 @@ fn edited(raw: &str, told: Option<u32>) -> Option<String> {
 mod tests {
     use super::*;
     use proptest::prelude::*;
+
+    const DETAILS: &str = "prompt_tokens_details";
 
     /// A part of a JSON object's text, with what may stand around it.
     fn member() -> impl Strategy<Value = String> {
@@ -152,8 +187,8 @@ mod tests {
             members in prop::collection::vec(member(), 0..5), told in prop::option::of(0..200_u32),
         ) {
             let raw = format!("{{ {} }}", members.join(" , "));
-            if let Some(spliced) = spliced(&raw, told) {
-                prop_assert_eq!(Some(spliced), edited(&raw, told), "{}", raw);
+            if let Some(spliced) = spliced(&raw, DETAILS, told) {
+                prop_assert_eq!(Some(spliced), edited(&raw, DETAILS, told), "{}", raw);
             }
         }
     }
@@ -177,15 +212,48 @@ mod tests {
     fn unknown_details_survive_the_rewrite() {
         let raw = r#"{"prompt_tokens":5,"prompt_tokens_details":{"audio_tokens":3,"cached_tokens":null},"x":[1 ,2]}"#;
         assert_eq!(
-            rewrite(raw, Some(0)).unwrap(),
+            rewrite(Dialect::Chunks, raw, Some(0)).unwrap(),
             r#"{"prompt_tokens":5,"prompt_tokens_details":{"audio_tokens":3,"cached_tokens":0},"x":[1 ,2]}"#
         );
         let null = r#"{"prompt_tokens":5,"prompt_tokens_details":null}"#;
-        assert!(rewrite(null, Some(4)).unwrap().contains(r#"{"cached_tokens":4}"#));
-        assert_eq!(rewrite(null, None).unwrap(), null);
+        assert!(
+            rewrite(Dialect::Chunks, null, Some(4)).unwrap().contains(r#"{"cached_tokens":4}"#)
+        );
+        assert_eq!(rewrite(Dialect::Chunks, null, None).unwrap(), null);
         assert_eq!(
-            rewrite(r#"{"prompt_tokens":5}"#, Some(4)).unwrap(),
+            rewrite(Dialect::Chunks, r#"{"prompt_tokens":5}"#, Some(4)).unwrap(),
             r#"{"prompt_tokens":5,"prompt_tokens_details":{"cached_tokens":4}}"#
         );
+    }
+
+    #[test]
+    fn each_dialect_has_cached_tokens_in_fields_of_its_own() {
+        let raw = r#"{"input_tokens":9,"input_tokens_details":{"cached_tokens":8,"x":1},"y":2}"#;
+        let told = |dialect, raw, told| rewrite(dialect, raw, told).unwrap();
+        assert_eq!(
+            told(Dialect::Responses, raw, Some(0)),
+            r#"{"input_tokens":9,"input_tokens_details":{"cached_tokens":0,"x":1},"y":2}"#
+        );
+        for (raw, tokens, expected) in [
+            (
+                r#"{"input_tokens":100,"output_tokens":3,"x":1.50}"#,
+                Some(64),
+                r#"{"input_tokens":36,"output_tokens":3,"x":1.50,"cache_read_input_tokens":64}"#,
+            ),
+            (
+                r#"{"input_tokens":4,"cache_read_input_tokens":96,"cache_creation_input_tokens":0}"#,
+                Some(0),
+                r#"{"input_tokens":100,"cache_read_input_tokens":0,"cache_creation_input_tokens":0}"#,
+            ),
+            (
+                r#"{"input_tokens":4,"cache_read_input_tokens":0,"cache_creation_input_tokens":96}"#,
+                Some(64),
+                r#"{"input_tokens":0,"cache_read_input_tokens":64,"cache_creation_input_tokens":36}"#,
+            ),
+            (r#"{"input_tokens":4,"cache_read_input_tokens":96}"#, None, r#"{"input_tokens":100}"#),
+        ] {
+            assert_eq!(told(Dialect::Messages, raw, tokens), expected);
+        }
+        assert_eq!(rewrite(Dialect::Messages, r#"{"output_tokens":3}"#, Some(1)), None);
     }
 }

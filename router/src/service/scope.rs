@@ -104,7 +104,9 @@ impl Scope {
         let counts = |unit: &Unit| unit.unknown.is_none() && !unit.further_sample;
         let watched = units.iter().all(counts);
         let came = |unit: &Unit| losses.came(&unit.hashes).filter(|_| watched);
-        let recorded = self.core.books.recorder.takes_one().then(|| {
+        // What generates nothing is nothing to replay.
+        let takes = context.endpoint.generates() && self.core.books.recorder.takes_one();
+        let recorded = takes.then(|| {
             let block_size = context.served.pool.block_size();
             let prompt = |unit: &Unit| Prompt::new(&unit.hashes, block_size, unit.weight_tokens);
             let prompts = units.iter().map(prompt).collect();

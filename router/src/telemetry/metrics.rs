@@ -180,7 +180,7 @@ metrics! {
     worker_state: IntGaugeVec("worker_state"; "model", "worker", "state");
     /// Changes of workers' states.
     worker_transitions: IntCounterVec("worker_transitions_total"; "model", "worker", "from", "to");
-    /// Whether the worker is left alone because it failed a leg too often.
+    /// Whether the worker is left alone because it failed a leg too often (leg `tokenizer`: what needs no model).
     worker_breaker_open: IntGaugeVec("worker_breaker_open"; "model", "worker", "role", "leg");
     /// Requests that the router has on the worker.
     worker_requests: IntGaugeVec("worker_requests"; "model", "worker", "role");
@@ -232,6 +232,12 @@ fn forget_series<T: MetricVecBuilder>(
     worker: &str,
 ) {
     if !labels.contains(&"worker") {
+        return;
+    }
+    // Where a worker has one series its labels are known, and nobody else's are looked at.
+    if labels == ["model", "worker"] {
+        // It may never have had it.
+        let _gone = metric.remove_label_values(&[model, worker]);
         return;
     }
     for family in metric.collect() {

@@ -3,6 +3,7 @@
 use http::{HeaderMap, StatusCode};
 use serde_json::Value;
 
+use super::named::chat_of;
 use super::remote::{is_deadly, read_remote};
 use crate::cache::Identity;
 use crate::config::{KvConnector, PromptDialect, SimConfig};
@@ -17,6 +18,8 @@ pub(crate) enum Endpoint {
     Completions,
     /// Token ids in, token ids out.
     Generate,
+    Responses,
+    Messages,
 }
 
 impl Endpoint {
@@ -26,16 +29,25 @@ impl Endpoint {
             Self::Chat => "/v1/chat/completions",
             Self::Completions => "/v1/completions",
             Self::Generate => "/inference/v1/generate",
+            Self::Responses => "/v1/responses",
+            Self::Messages => "/v1/messages",
         }
     }
 
     /// What its request ids begin with.
     pub(crate) fn id_prefix(self) -> &'static str {
         match self {
-            Self::Chat => "chatcmpl",
+            // Messages are served as chats, down to their ids.
+            Self::Chat | Self::Messages => "chatcmpl",
             Self::Completions => "cmpl",
             Self::Generate => "generate-tokens",
+            Self::Responses => "resp",
         }
+    }
+
+    /// Whether its requests are made chats of, and the events of its streams have names.
+    pub(crate) fn names_events(self) -> bool {
+        matches!(self, Self::Responses | Self::Messages)
     }
 }
 
@@ -64,15 +76,19 @@ pub(crate) fn read(
     config: &SimConfig,
     external_id: &str,
 ) -> Result<InferenceRequest, ApiError> {
+    let chat = endpoint.names_events().then(|| chat_of(endpoint, body)).transpose()?;
+    let body = chat.as_ref().unwrap_or(body);
     let (model, identity) = read_model(body, config)?;
     let prompts = match endpoint {
-        Endpoint::Chat => vec![chat_prompt(body, config.dialect)?],
+        Endpoint::Chat | Endpoint::Responses | Endpoint::Messages => {
+            vec![chat_prompt(body, config.dialect)?]
+        }
         Endpoint::Completions => completion_prompts(&body["prompt"], config.dialect)?,
         Endpoint::Generate => vec![generate_prompt(body)?],
     };
     let sampling = match endpoint {
         Endpoint::Generate => &body["sampling_params"],
-        Endpoint::Chat | Endpoint::Completions => body,
+        _ => body,
     };
     let samples = read_count(sampling, "n")?.unwrap_or(1);
     if samples == 0 || samples * prompts.len() > MAX_CHOICES {
@@ -87,7 +103,7 @@ pub(crate) fn read(
         for sample in 0..samples {
             let name = match endpoint {
                 Endpoint::Completions => format!("{external_id}-{index}-{}", random_hex(4)),
-                Endpoint::Chat | Endpoint::Generate => format!("{external_id}-{}", random_hex(4)),
+                _ => format!("{external_id}-{}", random_hex(4)),
             };
             let remote = match deadly {
                 true => RemoteKv::None,
@@ -284,8 +300,8 @@ impl Limits {
         };
         let room = limit - prompt_tokens;
         let default = match endpoint {
-            Endpoint::Chat => config.default_max_tokens,
             Endpoint::Completions | Endpoint::Generate => 16,
+            _ => config.default_max_tokens,
         };
         let max_tokens = asked.unwrap_or(default.min(room));
         if max_tokens == 0 {

@@ -8,9 +8,9 @@ use axum::response::{IntoResponse, Response};
 use bytes::Bytes;
 use futures_util::{StreamExt, stream};
 use http::{StatusCode, header};
-use serde_json::Value;
+use serde_json::{Value, json};
 
-use super::ask::InferenceRequest;
+use super::ask::{Endpoint, InferenceRequest};
 use super::shape::{Choice, Shape, Usage};
 use crate::config::ThresholdReply;
 use crate::engine::Submission;
@@ -29,6 +29,8 @@ pub(crate) struct Answer {
     choices: Vec<Progress>,
     cached_tokens: usize,
     completion_tokens: usize,
+    /// Named events so far.
+    events: u64,
 }
 
 #[derive(Debug, Default)]
@@ -40,12 +42,15 @@ struct Progress {
     finish_reason: Option<&'static str>,
     stop_reason: Option<String>,
     handoff: Option<Handoff>,
+    /// Text that was given out, where the end repeats it.
+    told: String,
 }
 
 impl Answer {
     pub(crate) fn new(shape: Shape, request: InferenceRequest, block_size: usize) -> Self {
         let choices = request.asks.iter().map(|_| Progress::default()).collect();
-        Self { shape, request, block_size, choices, cached_tokens: 0, completion_tokens: 0 }
+        let (cached_tokens, completion_tokens, events) = (0, 0, 0);
+        Self { shape, request, block_size, choices, cached_tokens, completion_tokens, events }
     }
 
     /// Takes in one output; an error ends the whole answer.
@@ -126,12 +131,69 @@ impl Answer {
         progress.text.drain(..ready).collect()
     }
 
+    /// The stream's events for what just came in.
+    fn events(&mut self, choice: usize) -> Vec<Bytes> {
+        match self.shape.endpoint.names_events() {
+            true => self.named_events(choice),
+            false => self.chunks(choice).iter().map(event).collect(),
+        }
+    }
+
+    /// The same where events have names; there is one choice only.
+    fn named_events(&mut self, choice: usize) -> Vec<Bytes> {
+        let text = self.releasable(choice);
+        let usage = self.usage();
+        let progress = &mut self.choices[choice];
+        let first_text = progress.told.is_empty() && !text.is_empty();
+        let opens = match self.shape.endpoint {
+            Endpoint::Messages => !std::mem::replace(&mut progress.given_any, true),
+            _ => first_text,
+        };
+        progress.told += &text;
+        let shape = &self.shape;
+        let mut events = if opens { shape.opening_events(usage, first_text) } else { Vec::new() };
+        if !text.is_empty() {
+            events.extend(shape.text_events(&text, first_text));
+        }
+        self.numbered(events)
+    }
+
+    fn numbered(&mut self, events: Vec<Value>) -> Vec<Bytes> {
+        let from = self.events;
+        self.events += events.len() as u64;
+        events.into_iter().zip(from..).map(|(event, at)| self.shape.named(event, at)).collect()
+    }
+
+    /// What is there before the engine has begun.
+    fn first_events(&mut self) -> Vec<Bytes> {
+        let events = self.shape.first_events();
+        self.numbered(events)
+    }
+
+    /// The events that end the stream.
+    fn last_events(&mut self) -> Vec<Bytes> {
+        if self.shape.endpoint.names_events() {
+            let progress = &mut self.choices[0];
+            let choice = Choice {
+                text: std::mem::take(&mut progress.told),
+                finish_reason: progress.finish_reason,
+                stop_reason: progress.stop_reason.take(),
+                ..Choice::default()
+            };
+            let events = self.shape.closing_events(&choice, self.usage());
+            return self.numbered(events);
+        }
+        let usage = self.request.include_usage.then(|| self.shape.usage_chunk(self.usage()));
+        let done = Bytes::from_static(b"data: [DONE]\n\n");
+        usage.iter().map(event).chain([done]).collect()
+    }
+
     /// The stream's chunks for what just came in.
     fn chunks(&mut self, choice: usize) -> Vec<Value> {
-        let chat = self.shape.endpoint == super::ask::Endpoint::Chat;
+        let chat = self.shape.endpoint == Endpoint::Chat;
         let per_prompt = self.choices.len() / self.request.prompts.len();
         // Tokens of which some text stays back may go out in `/inference/v1/generate`.
-        let tokens_only = self.shape.endpoint == super::ask::Endpoint::Generate;
+        let tokens_only = self.shape.endpoint == Endpoint::Generate;
         let text = self.releasable(choice);
         let ids = self.request.return_token_ids;
         let progress = &mut self.choices[choice];
@@ -216,8 +278,8 @@ pub(crate) async fn streamed(
     faults: &RequestFaults,
     early_headers: bool,
 ) -> Result<Response, ApiError> {
-    let mut ready = VecDeque::new();
-    if !early_headers {
+    let mut ready = VecDeque::from(answer.first_events());
+    if !early_headers && ready.is_empty() {
         // The transfers' results decide on the status, else the first output.
         let pulls = answer.request.asks.iter().any(|ask| matches!(ask.remote, RemoteKv::Pull(_)));
         let mut awaited = if pulls { answer.choices.len() } else { 1 };
@@ -229,7 +291,7 @@ pub(crate) async fn streamed(
             let started = matches!(output, Output::Started { .. });
             answer.take(choice, output)?;
             if !started {
-                ready.extend(answer.chunks(choice).iter().map(event));
+                ready.extend(answer.events(choice));
             }
         }
     }
@@ -288,23 +350,32 @@ impl Streaming {
             let started = matches!(output, Output::Started { .. });
             match self.answer.take(choice, output) {
                 Ok(()) if started => {}
-                Ok(()) => self.ready.extend(self.answer.chunks(choice).iter().map(event)),
-                Err(error) => {
-                    self.ready.push_back(event(&error.body()));
-                    self.close();
-                }
+                Ok(()) => self.ready.extend(self.answer.events(choice)),
+                Err(error) => self.fail(&error),
             }
             return;
         }
-        if self.answer.request.include_usage {
-            let usage = self.answer.shape.usage_chunk(self.answer.usage());
-            self.ready.push_back(event(&usage));
-        }
-        self.close();
+        self.ready.extend(self.answer.last_events());
+        self.closing = true;
     }
 
-    fn close(&mut self) {
-        self.ready.push_back(Bytes::from_static(b"data: [DONE]\n\n"));
+    /// An error after the headers; of a response the real engine says nothing, and breaks off.
+    fn fail(&mut self, error: &ApiError) {
+        match self.answer.shape.endpoint {
+            Endpoint::Responses => {
+                self.chunks_left = Some(self.ready.len());
+                self.ready.push_back(Bytes::new()); // never gets out
+            }
+            Endpoint::Messages => {
+                let told = json!({"type": "internal_error", "message": error.message});
+                let told = json!({"type": "error", "error": told});
+                self.ready.push_back(self.answer.shape.named(told, 0));
+            }
+            _ => {
+                let done = Bytes::from_static(b"data: [DONE]\n\n");
+                self.ready.extend([event(&error.body()), done]);
+            }
+        }
         self.closing = true;
     }
 }

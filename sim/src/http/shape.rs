@@ -5,6 +5,8 @@ use serde_json::{Value, json};
 use super::ask::Endpoint;
 use crate::config::{ThresholdReply, UsageReport};
 
+mod named;
+
 /// What all bodies of one request share.
 #[derive(Debug, Clone)]
 pub(crate) struct Shape {
@@ -17,6 +19,8 @@ pub(crate) struct Shape {
     /// As SGLang, which says nothing where nothing was cached.
     pub(crate) zero_is_null: bool,
     pub(crate) threshold_reply: ThresholdReply,
+    /// The request, of which responses repeat a part.
+    pub(crate) asked: Value,
 }
 
 /// Tokens of one request.
@@ -42,6 +46,9 @@ pub(crate) struct Choice {
 impl Shape {
     /// A whole reply.
     pub(crate) fn whole(&self, choices: &[Choice], usage: Usage, params: Option<Value>) -> Value {
+        if let Some(named) = self.whole_named(choices.first(), usage, &params) {
+            return named;
+        }
         let prompt_token_ids = choices.first().and_then(|choice| choice.prompt_token_ids.clone());
         let choices: Vec<Value> =
             choices.iter().enumerate().map(|(index, choice)| self.choice(index, choice)).collect();
@@ -74,7 +81,7 @@ impl Shape {
                 "ec_transfer_params": null,
                 "metrics": null,
             }),
-            Endpoint::Chat => json!({
+            _ => json!({
                 "id": self.id,
                 "object": "chat.completion",
                 "created": self.created,
@@ -106,7 +113,7 @@ impl Shape {
                 "prompt_token_ids": choice.prompt_token_ids,
                 "token_ids": choice.token_ids,
             }])),
-            Endpoint::Chat => {
+            _ => {
                 let delta = match role {
                     true => json!({"role": "assistant", "content": choice.text}),
                     false => json!({"content": choice.text}),
@@ -155,7 +162,6 @@ impl Shape {
     fn envelope(&self, choices: Value) -> Value {
         let object = match self.endpoint {
             Endpoint::Completions => "text_completion",
-            Endpoint::Chat => "chat.completion.chunk",
             Endpoint::Generate => {
                 return json!({
                     "request_id": self.id,
@@ -164,6 +170,7 @@ impl Shape {
                     "choices": choices,
                 });
             }
+            _ => "chat.completion.chunk",
         };
         json!({
             "id": self.id,
@@ -197,7 +204,7 @@ impl Shape {
                 "prompt_token_ids": choice.prompt_token_ids,
                 "routed_experts": null,
             }),
-            Endpoint::Chat => json!({
+            _ => json!({
                 "index": index,
                 "message": {
                     "role": "assistant",
@@ -254,6 +261,7 @@ impl Shape {
     }
 
     fn created_cache_tokens(&self, usage: Usage) -> Option<usize> {
-        (self.endpoint == Endpoint::Chat).then_some(usage.created_cache_tokens)
+        matches!(self.endpoint, Endpoint::Chat | Endpoint::Messages)
+            .then_some(usage.created_cache_tokens)
     }
 }

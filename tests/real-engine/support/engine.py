@@ -56,6 +56,10 @@ class Engine:
         except httpx.TransportError:
             return False
 
+    def post(self, path, body):
+        """A raw request to the engine itself."""
+        return httpx.post(f"{self.url}{path}", json=body, timeout=60)
+
     def tokenize(self, **body):
         """Token ids of `prompt=` or `messages=`, as the engine sees them."""
         reply = httpx.post(f"{self.url}/tokenize", json={"model": "tiny", **body}, timeout=30)

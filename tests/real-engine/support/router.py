@@ -5,6 +5,7 @@ import json
 import secrets
 import subprocess
 
+import anthropic
 import httpx
 import openai
 
@@ -41,6 +42,21 @@ models:
       - {{ id: a0, role: both, url: "{aggregated_url}" }}
 """
 
+# A model whose only worker embeds.
+EMBEDDING = """\
+listen:
+  http: 127.0.0.1:0
+  admin: 127.0.0.1:0
+models:
+  - name: tiny-embed
+    block_size: {block_size}
+    tokenizer: {{ kind: huggingface, path: "{model_path}" }}
+    flow: aggregated
+    connector: none
+    workers:
+{workers}
+"""
+
 
 def worker(id, role, engine):
     return (
@@ -71,6 +87,11 @@ def config(model_path, aggregated, workers, policy="kv_overlap", flow="prefill_f
     )
 
 
+def embedding_config(model_path, workers):
+    workers = "\n".join(workers)
+    return EMBEDDING.format(block_size=BLOCK_SIZE, model_path=model_path, workers=workers)
+
+
 class Router:
     def __init__(self, ready):
         self.http = f"http://{ready['http']}"
@@ -78,6 +99,9 @@ class Router:
         # No retries of the client's own: they would hide the router's failures.
         self.openai = openai.OpenAI(
             base_url=f"{self.http}/v1", api_key="unused", max_retries=0, timeout=120
+        )
+        self.anthropic = anthropic.Anthropic(
+            base_url=self.http, api_key="unused", max_retries=0, timeout=120
         )
 
     def post(self, path, **kwargs):

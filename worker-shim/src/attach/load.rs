@@ -7,6 +7,8 @@ use splitrail_proto::v1::Load;
 use tokio::sync::watch;
 use tokio::time::Instant;
 
+use crate::beat;
+
 /// Changes that come faster than this are told together. A busy engine's load changes with
 /// each request, and telling each router of each would cost a good part of what relaying them
 /// does.
@@ -93,9 +95,12 @@ impl LoadTeller {
         let Some(next) = self.told_at.map(|told_at| self.next(told_at)) else {
             return;
         };
-        let sleep = tokio::time::sleep_until(next);
+        if self.changed == Changed::Much {
+            return tokio::time::sleep_until(next).await;
+        }
+        let sleep = tokio::time::sleep_until(beat::after(next));
         // Its sender is gone with the engine's watch: then only time passes.
-        if self.changed == Changed::Much || self.load.has_changed().is_err() {
+        if self.load.has_changed().is_err() {
             return sleep.await;
         }
         tokio::select! {

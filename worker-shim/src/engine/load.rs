@@ -8,6 +8,7 @@ use tokio::time::Instant;
 
 use super::Busy;
 use super::poll::Polled;
+use crate::beat;
 
 /// Changes that come closer together are told at once: each wait costs a wake-up.
 const COALESCE: Duration = Duration::from_millis(50);
@@ -25,11 +26,14 @@ pub(super) async fn run(
         changed.borrow_and_update();
         let now = merged(&polled.borrow_and_update(), busy, Instant::now());
         load.send_if_modified(|was| std::mem::replace(was, now) != now);
-        tokio::time::sleep(COALESCE).await;
+        let not_before = Instant::now() + COALESCE;
         tokio::select! {
             Ok(()) = polled.changed() => {}
             Ok(()) = changed.changed() => {}
             else => return,
+        }
+        if Instant::now() < not_before {
+            tokio::time::sleep_until(beat::after(not_before)).await;
         }
     }
 }

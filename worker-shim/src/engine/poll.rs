@@ -8,6 +8,7 @@ use tokio::sync::watch;
 use tokio::time::{Instant, MissedTickBehavior};
 
 use super::client::{AskError, EngineClient};
+use crate::beat;
 use crate::telemetry::Metrics;
 
 /// An engine that takes longer to answer is not well.
@@ -38,7 +39,7 @@ pub(super) async fn run(
     polled: &watch::Sender<Polled>,
     metrics: &Metrics,
 ) {
-    let mut ticks = tokio::time::interval(interval);
+    let mut ticks = tokio::time::interval_at(beat::after(Instant::now()), interval);
     ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
     let mut said_down = false;
     loop {

@@ -36,6 +36,7 @@ pub(super) async fn follow(mirror: Mirror, source: Source) {
         let mut subscription =
             Subscription::new(intake.source.events.clone(), intake.source.replay.clone());
         subscription.buffer.max_bytes = BUFFER_BYTES_MAX;
+        subscription.pacing = Some(intake.mirror.pacing());
         let following = subscription.run(sink, CancellationToken::new());
         // All are parts of this future: dropping it ends all.
         tokio::select! {
@@ -128,6 +129,7 @@ impl Intake {
                     tracing::warn!(rank, %error, "a KV event message makes no sense");
                 }
             }
+            Update::Fresh { ask } => self.mirror.answer(rank, ask),
             Update::Disconnected { error } => {
                 self.mirror.update(|state| state.set_current(rank, false));
                 if self.mirror.state().blocks(rank) > 0 {

@@ -204,10 +204,13 @@ impl State {
         !self.ranks.is_empty() && self.ranks.values().all(|rank| rank.synced)
     }
 
+    /// The engine's events reach the mirror, and none is missing.
+    pub(crate) fn is_current(&self, rank: u16) -> bool {
+        self.ranks.get(&rank).is_some_and(|rank| rank.status.current && rank.gap_to.is_none())
+    }
+
     pub(crate) fn holds(&self, rank: u16, blocks: u32, last: BlockHash) -> bool {
-        let is_true =
-            self.ranks.get(&rank).is_some_and(|rank| rank.status.current && rank.gap_to.is_none());
-        let index = self.index.as_ref().filter(|_| is_true);
+        let index = self.index.as_ref().filter(|_| self.is_current(rank));
         blocks == 0 || index.is_some_and(|index| index.holds(key(rank), blocks, last))
     }
 

@@ -46,7 +46,7 @@ pub(super) async fn answer(
 ) -> Result<Response<Answer>, Infallible> {
     let mut counting = proxy.outcomes.begin();
     let (mut parts, mut body) = request.into_parts();
-    let (response, outcome) = match proxy.decide(&mut parts) {
+    let (response, outcome) = match proxy.decide(&mut parts).await {
         Decision::Local(response) => (response, Outcome::Local),
         Decision::Refuse(refusal) => {
             discard(&mut body).await;
@@ -88,7 +88,7 @@ fn outcome_of(refusal: Refusal) -> Outcome {
 
 impl Inner {
     /// Takes the gate's header away, and pins the rank if it is a hit.
-    fn decide(&self, parts: &mut Parts) -> Decision {
+    async fn decide(&self, parts: &mut Parts) -> Decision {
         let path = parts.uri.path();
         if path.starts_with("/splitrail/") {
             return self.decide_local(parts);
@@ -103,7 +103,7 @@ impl Inner {
             Ok(Some(_)) if !kind.can_be_gated() => {
                 return Decision::Refuse(Refusal::GateElsewhere);
             }
-            Ok(Some(ask)) if self.opens(&ask, &mut parts.headers) => Outcome::GateHit,
+            Ok(Some(ask)) if self.opens(&ask, &mut parts.headers).await => Outcome::GateHit,
             Ok(Some(_)) => return Decision::Miss(kind),
             Err(_) => return Decision::Refuse(Refusal::GateMalformed),
         };
@@ -126,14 +126,14 @@ impl Inner {
 
     /// Whether the engine holds the blocks on a rank that the request will surely run on.
     /// It is then pinned there.
-    fn opens(&self, ask: &Ask, headers: &mut HeaderMap) -> bool {
+    async fn opens(&self, ask: &Ask, headers: &mut HeaderMap) -> bool {
         let (several, takes_rank) = {
             let known = self.capabilities.borrow();
             (known.ranks.is_some_and(|ranks| ranks > 1), known.takes_rank_header == Some(true))
         };
         let pinned = several || ask.rank != 0;
         // What one rank holds says nothing where the engine may choose another one.
-        if (pinned && !takes_rank) || !self.residency.holds(ask) {
+        if (pinned && !takes_rank) || !self.residency.holds(ask).await {
             return false;
         }
         if pinned {

@@ -4,6 +4,7 @@
 //! The namespace and the hash are sixteen hex digits each. The hash is that of the last
 //! block asked for, chained from the namespace, and so names the whole prefix.
 
+use futures_util::future::BoxFuture;
 use http::{HeaderMap, HeaderName};
 use splitrail_kv::BlockHash;
 
@@ -26,8 +27,8 @@ pub struct Ask {
 /// What knows which blocks the engine holds.
 pub trait Residency: Send + Sync + 'static {
     /// Whether all blocks from the prompt's first to `ask.last` are in the engine's cache
-    /// now. Called on the reactor: it must not wait.
-    fn holds(&self, ask: &Ask) -> bool;
+    /// now. A request waits for it.
+    fn holds<'a>(&'a self, ask: &'a Ask) -> BoxFuture<'a, bool>;
 }
 
 /// A gate header that makes no sense, or stands there twice.

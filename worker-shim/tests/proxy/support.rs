@@ -6,6 +6,7 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use bytes::Bytes;
+use futures_util::future::BoxFuture;
 use http::{HeaderMap, Method, Request, Response};
 use http_body_util::{BodyExt, Full};
 use hyper_util::client::legacy::Client;
@@ -36,9 +37,9 @@ pub(crate) struct Holding {
 }
 
 impl Residency for Holding {
-    fn holds(&self, ask: &Ask) -> bool {
+    fn holds<'a>(&'a self, ask: &'a Ask) -> BoxFuture<'a, bool> {
         self.asked.lock().unwrap().push(*ask);
-        ask.blocks <= self.blocks.load(Ordering::Relaxed)
+        Box::pin(std::future::ready(ask.blocks <= self.blocks.load(Ordering::Relaxed)))
     }
 }
 

@@ -180,6 +180,27 @@ impl<'a> Cursor<'a> {
         self.unsigned(field)
     }
 
+    /// So many whole numbers of 32 bits: a prompt's tokens, which are most of a payload.
+    pub(super) fn u32s(&mut self, count: usize, field: &'static str) -> Result<Vec<u32>> {
+        let mut numbers = Vec::with_capacity(count.min(self.remaining()));
+        for _ in 0..count {
+            // The forms that encoders choose for them; others are read as any number is.
+            let rest = self.bytes.get(self.offset..).unwrap_or_default();
+            let (number, width) = match *rest {
+                [value @ 0..=0x7f, ..] => (u32::from(value), 1),
+                [0xcd, a, b, ..] => (u32::from(u16::from_be_bytes([a, b])), 3),
+                [0xce, a, b, c, d, ..] => (u32::from_be_bytes([a, b, c, d]), 5),
+                _ => {
+                    numbers.push(self.u32(field)?);
+                    continue;
+                }
+            };
+            numbers.push(number);
+            self.offset += width;
+        }
+        Ok(numbers)
+    }
+
     /// A block hash: any integer, its bits taken as they are, or a digest, whose
     /// last eight bytes are taken.
     pub(super) fn hash(&mut self, field: &'static str) -> Result<u64> {

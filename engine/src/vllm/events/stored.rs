@@ -67,11 +67,7 @@ impl<'a> Stored<'a> {
             }
             "token_ids" => {
                 let count = c.array_len("token_ids")?;
-                let mut tokens = Vec::with_capacity(count);
-                for _ in 0..count {
-                    tokens.push(c.u32("token_ids")?);
-                }
-                self.tokens = Some(tokens);
+                self.tokens = Some(c.u32s(count, "token_ids")?);
             }
             "block_size" => self.block_size = Some(c.u32("block_size")?),
             "lora_id" => {

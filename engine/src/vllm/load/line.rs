@@ -13,12 +13,15 @@ pub(super) struct Line<'a> {
 }
 
 impl<'a> Line<'a> {
-    /// The sample on this line; `None` for comments, others' metrics, and lines
-    /// that are malformed.
-    pub(super) fn parse(line: &'a str) -> Option<Self> {
+    /// The sample on this line, if its name is `wanted`; `None` for comments, others'
+    /// metrics, and lines that are malformed.
+    pub(super) fn parse(line: &'a str, wanted: impl Fn(&str) -> bool) -> Option<Self> {
         let line = line.strip_prefix("vllm:")?;
-        let name_end = line.find(['{', ' '])?;
+        let name_end = line.bytes().position(|byte| matches!(byte, b'{' | b' '))?;
         let (name, rest) = line.split_at(name_end);
+        if !wanted(name) {
+            return None;
+        }
         let (labels, rest) = match rest.strip_prefix('{') {
             Some(rest) => {
                 let labels = rest.split_at_checked(labels_len(rest)?)?;

@@ -1,6 +1,6 @@
 //! The life of a subscription: connect, follow, connect again.
 
-use tokio::sync::mpsc;
+use tokio::sync::{mpsc, watch};
 use tokio::time::{Instant, sleep, sleep_until};
 
 use super::super::events::Decoder;
@@ -36,6 +36,8 @@ pub(super) struct Session {
     idle_at: Option<Instant>,
     /// Whether the engine has said anything on this connection.
     heard: bool,
+    /// What is there is to be delivered at once, and this then to be said.
+    ask: Option<u64>,
 }
 
 impl Session {
@@ -50,6 +52,7 @@ impl Session {
             max_message_bytes,
             idle_at: None,
             heard: false,
+            ask: None,
             sink,
             subscription,
         }
@@ -91,6 +94,9 @@ impl Session {
         let mut connection =
             Connection::open(events_endpoint, Role::Sub, self.max_message_bytes, timeout).await?;
         connection.subscribe(topic).await?;
+        if let Some(pacing) = &self.subscription.pacing {
+            connection.set_pace(pacing.pace);
+        }
         Ok(connection)
     }
 
@@ -102,12 +108,25 @@ impl Session {
             if self.execute(&mut actions).await? == Next::Reconnect {
                 break WireError::TimedOut;
             }
+            if let Some(ask) = self.ask {
+                match live.receive_now() {
+                    Ok(Some(frames)) => self.live(frames, &mut actions).await?,
+                    Ok(None) => {
+                        self.ask = None;
+                        self.say(Update::Fresh { ask }).await?;
+                    }
+                    Err(error) => break error,
+                }
+                continue;
+            }
             let idle_at = self.idle_at;
+            let asks = self.subscription.pacing.as_mut().map(|pacing| &mut pacing.asks);
             tokio::select! {
                 message = live.receive() => match message {
                     Ok(frames) => self.live(frames, &mut actions).await?,
                     Err(error) => break error,
                 },
+                ask = asked(asks) => self.ask = Some(ask),
                 replayed = self.replay.next() => {
                     self.heard |= replayed.is_ok();
                     match replayed {
@@ -216,6 +235,16 @@ impl Session {
     fn restart_idle_timer(&mut self) {
         self.idle_at = self.subscription.timing.idle_check.map(|after| Instant::now() + after);
     }
+}
+
+async fn asked(asks: Option<&mut watch::Receiver<u64>>) -> u64 {
+    if let Some(asks) = asks
+        && asks.changed().await.is_ok()
+    {
+        return *asks.borrow_and_update();
+    }
+    // Nobody is there to ask.
+    std::future::pending().await
 }
 
 async fn idle(at: Option<Instant>) {

@@ -71,6 +71,9 @@ pub struct Limits {
     /// Prompts in one batched completions request.
     #[schemars(range(min = 1, max = 1024))]
     pub batch_prompts_max: usize,
+    /// Entries in the `input` of one embeddings request.
+    #[schemars(range(min = 1, max = 65_536))]
+    pub embedding_inputs_max: usize,
     /// Largest `n` and `best_of`.
     #[schemars(range(min = 1, max = 1024))]
     pub n_max: u32,
@@ -121,6 +124,7 @@ impl Default for Limits {
             in_flight_max: 4096,
             fair_by: FairBy::None {},
             batch_prompts_max: 64,
+            embedding_inputs_max: 2048,
             n_max: 128,
             output_tokens_max: 1 << 20,
             stop_max: 64,

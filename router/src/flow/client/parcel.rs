@@ -13,6 +13,8 @@ use bytes::Bytes;
 use http_body_util::Full;
 use hyper::body::{Body, Frame, SizeHint};
 
+use crate::api::Parts;
+
 const HERE: u8 = 0;
 const SENT: u8 = 1;
 const TAKEN_BACK: u8 = 2;
@@ -20,7 +22,7 @@ const TAKEN_BACK: u8 = 2;
 /// A body on its way.
 #[derive(Debug)]
 pub struct Parcel {
-    bytes: Full<Bytes>,
+    bytes: Full<Parts>,
     state: Arc<AtomicU8>,
 }
 
@@ -30,14 +32,20 @@ pub struct Receipt(Arc<AtomicU8>);
 
 impl Parcel {
     /// A body, and its sender's receipt.
-    pub fn new(bytes: Bytes) -> (Self, Receipt) {
+    pub fn new(bytes: impl Into<Parts>) -> (Self, Receipt) {
         let state = Arc::new(AtomicU8::new(HERE));
-        (Self { bytes: Full::new(bytes), state: Arc::clone(&state) }, Receipt(state))
+        (Self { bytes: Full::new(bytes.into()), state: Arc::clone(&state) }, Receipt(state))
     }
 }
 
 impl From<Bytes> for Parcel {
     fn from(bytes: Bytes) -> Self {
+        Self::new(bytes).0
+    }
+}
+
+impl From<Parts> for Parcel {
+    fn from(bytes: Parts) -> Self {
         Self::new(bytes).0
     }
 }
@@ -51,13 +59,13 @@ impl Receipt {
 }
 
 impl Body for Parcel {
-    type Data = Bytes;
+    type Data = Parts;
     type Error = io::Error;
 
     fn poll_frame(
         mut self: Pin<&mut Self>,
         context: &mut Context<'_>,
-    ) -> Poll<Option<Result<Frame<Bytes>, io::Error>>> {
+    ) -> Poll<Option<Result<Frame<Parts>, io::Error>>> {
         // Asked for its bytes by a connection that is going to write them.
         if self.state.compare_exchange(HERE, SENT, SeqCst, SeqCst) == Err(TAKEN_BACK) {
             return Poll::Ready(Some(Err(io::ErrorKind::ConnectionAborted.into())));

@@ -8,14 +8,20 @@ use std::thread;
 
 use tokenizers::AddedToken;
 
-use super::proof;
+use super::memo::{Memo, Tenant};
+use super::{pieces, proof};
 
-/// What is kept of segments between special tokens, so that a turn of a conversation pays for
-/// its new text only.
-const SEGMENT_CACHE_BYTES: usize = 16 << 20;
+/// What is kept of pieces of text and their ids.
+const MEMO_BYTES: usize = 8 << 20;
+/// Texts are cut into pieces of this length: a turn pays for its new text, and for one of them.
+const PIECE_BYTES: usize = 4 << 10;
 
 /// A tokenizer that has passed its proof.
-pub(super) struct Fast(fastokens::Tokenizer);
+pub(super) struct Fast {
+    library: fastokens::Tokenizer,
+    /// Where texts may be cut.
+    memo: Option<Memo>,
+}
 
 impl Fast {
     /// The same tokenizer as the reference.
@@ -33,25 +39,47 @@ impl Fast {
         }
         stay_on_one_thread();
         let described = serde_json::to_value(reference).map_err(|error| error.to_string())?;
-        let fast = fastokens::Tokenizer::from_json(described).map_err(|error| error.to_string())?;
-        let mut fast = Self(fast);
-        fast.0.enable_segment_cache(SEGMENT_CACHE_BYTES);
+        let mut can_be_cut = pieces::can_be_cut(&described, &added);
+        let library =
+            fastokens::Tokenizer::from_json(described).map_err(|error| error.to_string())?;
+        let fast = Self { library, memo: None };
         let contents: Vec<&str> = added.iter().map(|token| token.content.as_str()).collect();
         for text in proof::texts(&contents) {
             for special in [false, true] {
                 let wanted = reference.encode_fast(text.as_str(), special);
                 let wanted = wanted.map_err(|error| error.to_string())?;
-                if fast.encode(&text, special).as_deref() != Some(wanted.get_ids()) {
+                if fast.whole(&text, special).as_deref() != Some(wanted.get_ids()) {
                     return Err("other ids for a hard text".to_owned());
                 }
+                // Cut wherever it can be.
+                let pieces: Option<Vec<Vec<u32>>> =
+                    pieces::pieces(&text, 0).map(|piece| fast.whole(piece, false)).collect();
+                let ids = fast.library.post_process(pieces.unwrap_or_default().concat(), special);
+                can_be_cut &= ids == wanted.get_ids();
             }
         }
-        Ok(fast)
+        Ok(Self { memo: can_be_cut.then(|| Memo::new(MEMO_BYTES)), ..fast })
     }
 
-    /// Token ids; `None` if the library gives up.
-    pub(super) fn encode(&self, text: &str, add_special_tokens: bool) -> Option<Vec<u32>> {
-        self.0.encode_with_special_tokens(text, add_special_tokens).ok()
+    /// Token ids; `None` if the library gives up. What is kept of the text is for the tenant.
+    pub(super) fn encode(
+        &self,
+        text: &str,
+        add_special_tokens: bool,
+        tenant: Tenant,
+    ) -> Option<Vec<u32>> {
+        let Some(memo) = self.memo.as_ref().filter(|_| text.len() > PIECE_BYTES) else {
+            return self.whole(text, add_special_tokens);
+        };
+        let mut ids = Vec::with_capacity(text.len() / 3);
+        for piece in pieces::pieces(text, PIECE_BYTES) {
+            memo.append(tenant, piece, &mut ids, || self.whole(piece, false))?;
+        }
+        Some(self.library.post_process(ids, add_special_tokens))
+    }
+
+    fn whole(&self, text: &str, add_special_tokens: bool) -> Option<Vec<u32>> {
+        self.library.encode_with_special_tokens(text, add_special_tokens).ok()
     }
 }
 

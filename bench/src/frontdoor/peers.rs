@@ -1,0 +1,105 @@
+//! What this router is compared with: nginx as a plain proxy, and another router if it is there.
+
+use std::fs;
+use std::net::SocketAddr;
+use std::path::Path;
+
+use super::Failure;
+use super::engines::Engines;
+use super::mock::Mock;
+use super::targets::{Target, up};
+use crate::fleet::process::{Process, free_ports};
+
+impl Target {
+    /// nginx as a plain proxy. Streams have a server of their own, which does not buffer.
+    ///
+    /// # Errors
+    /// If it does not come up.
+    pub(super) async fn nginx(engines: &Engines, folder: &Path) -> Result<Self, Failure> {
+        let [whole, streams] = free_ports()?;
+        let path = folder.join("nginx.conf");
+        fs::write(&path, nginx(engines, folder, [whole, streams]))?;
+        let path = path.to_string_lossy();
+        let error_log = folder.join("nginx-early.log");
+        let args = ["-c", &path, "-e", &error_log.to_string_lossy()];
+        let process = Process::start(Path::new("nginx"), "nginx", folder, &args, "warn")?;
+        let process = Some(up(process, folder, whole, "/health").await?);
+        Ok(Self { name: "nginx", whole, streams, process, checks: false })
+    }
+
+    /// vllm-router, which forwards in turn: to engines that do it all, or from those that
+    /// prefill to those that decode.
+    ///
+    /// # Errors
+    /// If it does not come up.
+    pub(super) async fn vllm_router(
+        split: bool,
+        engines: &Engines,
+        program: &Path,
+        folder: &Path,
+    ) -> Result<Self, Failure> {
+        let name = if split { "vllm-router pd" } else { "vllm-router" };
+        let [whole, metrics] = free_ports()?;
+        let (port, metrics) = (whole.port().to_string(), metrics.port().to_string());
+        let mut args = vec!["--host", "127.0.0.1", "--port", &port, "--policy", "round_robin"];
+        args.extend(["--prometheus-port", &metrics, "--log-level", "warning"]);
+        let urls = |mocks: &[Mock]| -> Vec<String> {
+            mocks.iter().map(|mock| format!("http://{}", mock.address)).collect()
+        };
+        let [all, prefill, decode] =
+            [&engines.aggregated, &engines.prefill, &engines.decode].map(|mocks| urls(mocks));
+        if split {
+            args.extend(["--vllm-pd-disaggregation", "--kv-connector", "nixl"]);
+            args.extend(prefill.iter().flat_map(|url| ["--prefill", url]));
+            args.extend(decode.iter().flat_map(|url| ["--decode", url]));
+        } else {
+            args.push("--worker-urls");
+            args.extend(all.iter().map(String::as_str));
+        }
+        let process = Process::start(program, name, folder, &args, "warn")?;
+        let process = Some(up(process, folder, whole, "/health").await?);
+        Ok(Self { name, whole, streams: whole, process, checks: false })
+    }
+}
+
+fn nginx(engines: &Engines, folder: &Path, [whole, streams]: [SocketAddr; 2]) -> String {
+    let servers: String =
+        engines.aggregated.iter().map(|mock| format!("server {}; ", mock.address)).collect();
+    let folder = folder.display();
+    let paths: String = ["client_body", "proxy", "fastcgi", "uwsgi", "scgi"]
+        .map(|kind| format!("  {kind}_temp_path {folder}/nginx-{kind};\n"))
+        .concat();
+    let server = |address: SocketAddr, buffering: &str| {
+        format!(
+            "  server {{
+    listen {address} backlog=1024;
+    location / {{
+      proxy_pass http://engines;
+      proxy_http_version 1.1;
+      proxy_set_header Connection \"\";
+      proxy_buffering {buffering};
+    }}
+  }}
+"
+        )
+    };
+    format!(
+        "worker_processes 2;
+daemon off;
+pid {folder}/nginx.pid;
+error_log {folder}/nginx-error.log warn;
+events {{ worker_connections 4096; }}
+http {{
+  access_log off;
+  client_body_buffer_size 256k;
+  client_max_body_size 64m;
+{paths}  tcp_nodelay on;
+  keepalive_timeout 600s;
+  keepalive_requests 1000000000;
+  upstream engines {{ {servers} keepalive 256; keepalive_requests 1000000000; }}
+{}{}}}
+",
+        server(whole, "on"),
+        server(streams, "off"),
+    )
+}

@@ -1,0 +1,244 @@
+//! Thousands of streams at once that say a word now and then: what each costs in memory, and
+//! what they do to the requests beside them.
+
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
+use std::time::{Duration, Instant};
+
+use bytes::Bytes;
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::TcpStream;
+use tokio::runtime::Runtime;
+use tokio::sync::Semaphore;
+use tokio::task::JoinSet;
+use tokio::time::sleep;
+
+use super::client::Load;
+use super::measure::{Figures, measure};
+use super::mock::find;
+use super::report::{Goal, Row};
+use super::targets::Target;
+use super::{Effort, Failure};
+use crate::fleet::process::Resident;
+use crate::fleet::report::print_line;
+
+/// As many as are asked for.
+const STREAMS: usize = 10_000;
+/// Streams of one HTTP/2 connection.
+const PER_CONNECTION: usize = 100;
+/// Streams that are being opened at once.
+const OPENING: usize = 128;
+/// Until all of them have begun.
+const PATIENCE: Duration = Duration::from_secs(120);
+/// From then until their memory is read: each has had some chunks.
+const SETTLE: Duration = Duration::from_secs(6);
+/// Clients of requests that are answered at once, beside them.
+const BESIDE: usize = 4;
+
+/// How clients speak.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Version {
+    /// A connection per stream.
+    Http1,
+    /// A hundred streams per connection.
+    Http2,
+}
+
+/// Measures a router, or nginx.
+///
+/// # Errors
+/// A stream that is refused, a process that has ended.
+pub(super) fn slow(
+    runtime: &Runtime,
+    effort: &Effort,
+    targets: &[&Target],
+    (body, plain): (&str, &Arc<Load>),
+) -> Result<Vec<Row>, Failure> {
+    let mut rows = Vec::new();
+    for target in targets {
+        let Some(process) = &target.process else { continue };
+        let ours = target.name != "nginx";
+        for version in [Version::Http1, Version::Http2] {
+            if !ours && version == Version::Http2 {
+                continue;
+            }
+            let count = version.most()?;
+            let beside = || measure(target, plain, (BESIDE, false), effort.lasts);
+            let before = runtime.block_on(beside())?;
+            let empty_mb = process.resident_mb(Resident::Now)?;
+            let open = runtime.block_on(open(target.streams, version, count, body))?;
+            let full_mb = process.resident_mb(Resident::Now)?;
+            let during = runtime.block_on(beside())?;
+            drop(open);
+            // Their ends are the router's work: what follows is not to be measured beside it.
+            runtime.block_on(sleep(SETTLE));
+            let kib = (full_mb - empty_mb) * 1e6 / 1024.0 / count as f64;
+            let workload = format!("slow {} {version:?} n={count}", target.name);
+            print(&workload, kib, &before, &during)?;
+            let goal = ours.then_some(Goal::AtMost(40.0));
+            rows.push(Row::alone(&workload, "memory per stream", (kib, "KiB"), goal));
+            for (measure, figure) in [("p50", during.p50_ms), ("p99", during.p99_ms)] {
+                rows.push(Row::alone(
+                    &workload,
+                    &format!("{measure} beside"),
+                    (figure, "ms"),
+                    None,
+                ));
+            }
+        }
+    }
+    Ok(rows)
+}
+
+fn print(workload: &str, kib: f64, before: &Figures, during: &Figures) -> Result<(), Failure> {
+    print_line(&format!(
+        "\n{workload}: {kib:.1} KiB each; {BESIDE} clients beside: p50 {:.3} -> {:.3} ms, p99 {:.3} -> {:.3} ms",
+        before.p50_ms, during.p50_ms, before.p99_ms, during.p99_ms
+    ))?;
+    Ok(())
+}
+
+impl Version {
+    /// As many as this process and the router may have files for.
+    fn most(self) -> Result<usize, Failure> {
+        let files = rustix::process::getrlimit(rustix::process::Resource::Nofile).current;
+        let files = usize::try_from(files.unwrap_or(u64::MAX))?.saturating_sub(300);
+        Ok(match self {
+            Self::Http1 => STREAMS.min(files / 2),
+            Self::Http2 => STREAMS.min(files / (PER_CONNECTION + 1) * PER_CONNECTION),
+        })
+    }
+}
+
+/// Opens them all, and waits until each has its first chunk and some more. They end when the
+/// result is dropped.
+async fn open(
+    address: SocketAddr,
+    version: Version,
+    count: usize,
+    body: &str,
+) -> Result<JoinSet<Result<(), Failure>>, Failure> {
+    let begun = Arc::new(AtomicUsize::new(0));
+    let room = Arc::new(Semaphore::new(OPENING));
+    let body: Arc<str> = body.into();
+    let mut running = JoinSet::new();
+    match version {
+        Version::Http1 => {
+            for _ in 0..count {
+                let (begun, room, body) =
+                    (Arc::clone(&begun), Arc::clone(&room), Arc::clone(&body));
+                running.spawn(async move { http1(address, &body, &begun, &room).await });
+            }
+        }
+        Version::Http2 => {
+            for _ in 0..count / PER_CONNECTION {
+                let (begun, room, body) =
+                    (Arc::clone(&begun), Arc::clone(&room), Arc::clone(&body));
+                running.spawn(async move { http2(address, &body, &begun, &room).await });
+            }
+        }
+    }
+    let from = Instant::now();
+    while begun.load(Relaxed) < count {
+        if let Some(ended) = running.try_join_next() {
+            ended??;
+            return Err("a slow stream has ended".into());
+        }
+        if from.elapsed() > PATIENCE {
+            return Err(format!("{} of {count} slow streams begun", begun.load(Relaxed)).into());
+        }
+        sleep(Duration::from_millis(50)).await;
+    }
+    sleep(SETTLE).await;
+    Ok(running)
+}
+
+async fn http1(
+    address: SocketAddr,
+    body: &str,
+    begun: &AtomicUsize,
+    room: &Semaphore,
+) -> Result<(), Failure> {
+    let mut buffer = Vec::with_capacity(2048);
+    let mut stream = {
+        let _opening = room.acquire().await?;
+        let mut stream = TcpStream::connect(address).await?;
+        stream.set_nodelay(true)?;
+        let head = format!(
+            "POST /v1/chat/completions HTTP/1.1\r\nhost: router\r\n\
+             content-type: application/json\r\ncontent-length: {}\r\n\r\n",
+            body.len()
+        );
+        stream.write_all(&[head.as_bytes(), body.as_bytes()].concat()).await?;
+        while find(&buffer, b"data:").is_none() {
+            if stream.read_buf(&mut buffer).await? == 0 {
+                let text = String::from_utf8_lossy(&buffer);
+                return Err(format!("a slow stream is refused: {text}").into());
+            }
+        }
+        stream
+    };
+    begun.fetch_add(1, Relaxed);
+    loop {
+        buffer.clear();
+        if stream.read_buf(&mut buffer).await? == 0 {
+            return Ok(());
+        }
+    }
+}
+
+/// A connection with its streams.
+async fn http2(
+    address: SocketAddr,
+    body: &str,
+    begun: &AtomicUsize,
+    room: &Semaphore,
+) -> Result<(), Failure> {
+    let stream = TcpStream::connect(address).await?;
+    stream.set_nodelay(true)?;
+    let (sender, connection) = h2::client::handshake(stream).await?;
+    let streams = async {
+        let mut answers = Vec::with_capacity(PER_CONNECTION);
+        let mut sender = sender.ready().await?;
+        for _ in 0..PER_CONNECTION {
+            let _opening = room.acquire().await?;
+            let request = http::Request::post("http://router/v1/chat/completions")
+                .header("content-type", "application/json")
+                .body(())?;
+            sender = sender.ready().await?;
+            let (answer, mut send) = sender.send_request(request, false)?;
+            send.send_data(Bytes::copy_from_slice(body.as_bytes()), true)?;
+            let answer = answer.await?;
+            if answer.status() != 200 {
+                return Err(format!("a slow stream is refused: {}", answer.status()).into());
+            }
+            let mut data = answer.into_body();
+            release(&mut data).await?;
+            begun.fetch_add(1, Relaxed);
+            answers.push(data);
+        }
+        let mut reading = JoinSet::new();
+        for mut data in answers {
+            reading.spawn(async move { while let Ok(true) = release(&mut data).await {} });
+        }
+        while reading.join_next().await.is_some() {}
+        Ok::<_, Failure>(())
+    };
+    tokio::select! {
+        ended = connection => Ok(ended?),
+        ended = streams => ended,
+    }
+}
+
+/// Reads some of a stream; false at its end.
+async fn release(data: &mut h2::RecvStream) -> Result<bool, Failure> {
+    match data.data().await {
+        Some(chunk) => {
+            let bytes = chunk?.len();
+            data.flow_control().release_capacity(bytes)?;
+            Ok(true)
+        }
+        None => Ok(false),
+    }
+}

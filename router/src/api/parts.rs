@@ -1,0 +1,104 @@
+//! A body in parts, of which the long ones are somebody else's bytes.
+//!
+//! What an engine is sent is the client's text with a few members replaced. A prompt is not
+//! copied for that: its part is the client's buffer itself, whichever leg it is for and however
+//! often it is tried.
+
+use std::collections::VecDeque;
+use std::io::IoSlice;
+
+use bytes::{Buf, Bytes};
+
+/// A body, from its first byte that is still to be sent. Cheap to clone.
+#[derive(Clone, Debug, Default)]
+pub struct Parts {
+    /// Empty only if there is nothing left.
+    first: Bytes,
+    rest: VecDeque<Bytes>,
+}
+
+impl Parts {
+    /// Puts another part behind the others.
+    pub(super) fn push(&mut self, part: Bytes) {
+        if self.first.is_empty() {
+            self.first = part;
+        } else if !part.is_empty() {
+            self.rest.push_back(part);
+        }
+    }
+
+    /// All of it in one piece.
+    pub fn into_bytes(mut self) -> Bytes {
+        match self.rest.is_empty() {
+            true => self.first,
+            false => self.copy_to_bytes(self.remaining()),
+        }
+    }
+}
+
+impl From<Bytes> for Parts {
+    fn from(first: Bytes) -> Self {
+        Self { first, rest: VecDeque::new() }
+    }
+}
+
+impl Buf for Parts {
+    fn remaining(&self) -> usize {
+        self.first.len() + self.rest.iter().map(Bytes::len).sum::<usize>()
+    }
+
+    fn chunk(&self) -> &[u8] {
+        &self.first
+    }
+
+    fn chunks_vectored<'a>(&'a self, out: &mut [IoSlice<'a>]) -> usize {
+        let parts = std::iter::once(&self.first).filter(|first| !first.is_empty());
+        let mut count = 0;
+        for (slice, part) in out.iter_mut().zip(parts.chain(&self.rest)) {
+            *slice = IoSlice::new(part);
+            count += 1;
+        }
+        count
+    }
+
+    fn advance(&mut self, mut bytes: usize) {
+        while bytes >= self.first.len() && !self.first.is_empty() {
+            bytes -= self.first.len();
+            self.first = self.rest.pop_front().unwrap_or_default();
+        }
+        self.first.advance(bytes);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    proptest! {
+        #[test]
+        fn parts_read_as_one_however_they_are_read(
+            parts in prop::collection::vec(prop::collection::vec(any::<u8>(), 0..5), 0..6),
+            steps in prop::collection::vec(0usize..7, 0..30),
+        ) {
+            let whole = parts.concat();
+            let mut body = Parts::default();
+            parts.into_iter().for_each(|part| body.push(part.into()));
+            prop_assert_eq!(&body.clone().into_bytes(), &whole);
+            let mut rest = &whole[..];
+            for step in steps {
+                prop_assert_eq!(body.remaining(), rest.len());
+                prop_assert!(rest.starts_with(body.chunk()));
+                prop_assert_eq!(body.chunk().is_empty(), rest.is_empty());
+                let mut slices = [IoSlice::new(&[]); 4];
+                let count = body.chunks_vectored(&mut slices);
+                let seen = slices[..count].iter().flat_map(|slice| slice.to_vec()).collect::<Vec<_>>();
+                prop_assert!(rest.starts_with(&seen) && (count == 4 || seen.len() == rest.len()));
+                let step = step.min(rest.len());
+                body.advance(step);
+                rest = &rest[step..];
+            }
+        }
+    }
+}

@@ -1,0 +1,123 @@
+//! Where a JSON string stops being plain text, sixty-four bytes at a time.
+//!
+//! Of each block of the text a mask is made once, with a bit for every quote, backslash and
+//! control byte; then the next of them is a matter of counting zeros, however close together
+//! they stand. Prompts have line ends, so they are looked for thousands of times in a body.
+
+/// Bytes of a block: a bit each.
+pub(super) const BLOCK: usize = 64;
+
+/// The special bytes of a text, found from front to back.
+pub(super) struct Specials<'a> {
+    text: &'a [u8],
+    /// Where the block of `mask` begins.
+    block: usize,
+    mask: u64,
+}
+
+impl<'a> Specials<'a> {
+    pub(super) fn new(text: &'a [u8]) -> Self {
+        // No block begins there.
+        Self { text, block: usize::MAX, mask: 0 }
+    }
+
+    /// The first place from `at` on with a byte that is not just text inside a string.
+    #[inline]
+    pub(super) fn next(&mut self, mut at: usize) -> Option<usize> {
+        loop {
+            let block = at & !(BLOCK - 1);
+            if block != self.block {
+                self.mask = mask_at(self.text, block)?;
+                self.block = block;
+            }
+            let left = self.mask >> (at - block);
+            if left != 0 {
+                return Some(at + left.trailing_zeros() as usize);
+            }
+            at = block + BLOCK;
+        }
+    }
+}
+
+/// The mask of the block that begins there; `None` behind the end.
+#[inline]
+fn mask_at(text: &[u8], block: usize) -> Option<u64> {
+    if let Some(whole) = text.get(block..).and_then(<[u8]>::first_chunk) {
+        return Some(mask(whole));
+    }
+    let rest = text.get(block..).filter(|rest| !rest.is_empty())?;
+    let mut padded = [b' '; BLOCK];
+    padded[..rest.len()].copy_from_slice(rest);
+    Some(mask(&padded))
+}
+
+/// A bit for each special byte, the first one lowest.
+#[inline]
+fn mask(block: &[u8; BLOCK]) -> u64 {
+    // Without a branch, so that the compiler looks at many bytes at once.
+    let mut flags = [0_u8; BLOCK];
+    for (flag, byte) in flags.iter_mut().zip(block) {
+        *flag = u8::from(*byte == b'"') | u8::from(*byte == b'\\') | u8::from(*byte < b' ');
+    }
+    let (words, _) = flags.as_chunks();
+    // The product moves bit 8n to bit 56 + n; no two of its parts meet.
+    let gather = |flags: u64| flags.wrapping_mul(0x0102_0408_1020_4080) >> 56;
+    let words = words.iter().map(|word| gather(u64::from_le_bytes(*word)));
+    words.rev().fold(0, |mask, bits| mask << 8 | bits)
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    fn naive(text: &[u8], from: usize) -> Option<usize> {
+        let special = |byte: &u8| *byte == b'"' || *byte == b'\\' || *byte < b' ';
+        text.get(from..)?.iter().position(special).map(|found| from + found)
+    }
+
+    #[test]
+    fn each_byte_is_told_at_each_place_of_a_block() {
+        for byte in 0..=u8::MAX {
+            for place in 0..BLOCK {
+                for others in [b' ', 0x7f, 0x80, 0xff, b'!', b'#', b'[', b']'] {
+                    let mut block = [others; BLOCK];
+                    block[place] = byte;
+                    let wanted = u64::from(naive(&[byte], 0).is_some()) << place;
+                    assert_eq!(mask(&block), wanted, "{byte:#x} at {place} among {others:#x}");
+                }
+            }
+        }
+    }
+
+    proptest! {
+        #[test]
+        fn specials_are_where_a_look_at_each_byte_finds_them(
+            mut text in prop::collection::vec(any::<u8>(), 0..400),
+            dense in 0usize..40,
+            (begin, steps) in (0usize..70, prop::collection::vec(0usize..90, 1..40)),
+        ) {
+            // From none to all: a special byte every so many, where there is one.
+            for (at, byte) in text.iter_mut().enumerate() {
+                if dense == 0 || at % dense != 0 {
+                    *byte = (*byte).clamp(b'#', b'[');
+                }
+            }
+            let text = text.get(begin.min(text.len())..).unwrap();
+            let mut specials = Specials::new(text);
+            let mut at = 0;
+            for step in steps {
+                let found = specials.next(at);
+                prop_assert_eq!(found, naive(text, at));
+                let Some(found) = found else { break };
+                at = found + 1 + step;
+            }
+            // From any place, also backwards.
+            for at in (0..text.len() + 70).rev() {
+                prop_assert_eq!(specials.next(at), naive(text, at), "from {}", at);
+            }
+        }
+    }
+}

@@ -1,0 +1,88 @@
+//! What a worker offers beside generating: embeddings, and what needs no model at all.
+
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+use std::time::{Duration, Instant};
+
+use super::breaker::Breaker;
+use crate::api::Endpoint;
+use crate::config::model::BreakerConfig;
+
+/// How long a worker is spared what it was seen not to have: it may come back started
+/// otherwise.
+const REMEMBERED: Duration = Duration::from_secs(30);
+
+/// What metrics and logs call what needs no model, where they tell legs apart.
+pub const TOKENIZER: &str = "tokenizer";
+
+/// What one worker was seen not to offer, and how it does what needs no model.
+#[derive(Debug)]
+pub struct Offers {
+    epoch: Instant,
+    /// Until when it is not asked, by endpoint, in milliseconds since `epoch`.
+    lacks_until_ms: [AtomicU64; 3],
+    /// Of what needs no model: a tokenizer may fail whose engine does not, and the other way
+    /// round.
+    pub breaker: Breaker,
+}
+
+impl Default for Offers {
+    fn default() -> Self {
+        Self {
+            epoch: Instant::now(),
+            lacks_until_ms: Default::default(),
+            breaker: Breaker::new(BreakerConfig::default()),
+        }
+    }
+}
+
+impl Offers {
+    fn of(&self, endpoint: Endpoint) -> Option<&AtomicU64> {
+        let [embeddings, tokenize, detokenize] = &self.lacks_until_ms;
+        match endpoint {
+            Endpoint::Embeddings => Some(embeddings),
+            Endpoint::Tokenize => Some(tokenize),
+            Endpoint::Detokenize => Some(detokenize),
+            _ => None,
+        }
+    }
+
+    /// It has said that it has no such endpoint.
+    pub fn lacks(&self, endpoint: Endpoint, now: Instant) {
+        let until = (now + REMEMBERED).saturating_duration_since(self.epoch).as_millis();
+        if let Some(lacks_until_ms) = self.of(endpoint) {
+            lacks_until_ms.store(u64::try_from(until).unwrap_or(u64::MAX), Relaxed);
+        }
+    }
+
+    /// Whether it has said so lately.
+    pub fn is_lacking(&self, endpoint: Endpoint, now: Instant) -> bool {
+        let ms = now.saturating_duration_since(self.epoch).as_millis();
+        self.of(endpoint).is_some_and(|until| u128::from(until.load(Relaxed)) > ms)
+    }
+
+    /// It may be another process than before.
+    pub fn forget(&self) {
+        self.lacks_until_ms.iter().for_each(|until| until.store(0, Relaxed));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_a_worker_lacks_is_remembered_for_a_while_and_by_endpoint() {
+        let offers = Offers::default();
+        let now = Instant::now();
+        assert!(!offers.is_lacking(Endpoint::Embeddings, now));
+        offers.lacks(Endpoint::Embeddings, now);
+        offers.lacks(Endpoint::Chat, now);
+        assert!(offers.is_lacking(Endpoint::Embeddings, now));
+        assert!(!offers.is_lacking(Endpoint::Tokenize, now));
+        assert!(!offers.is_lacking(Endpoint::Chat, now));
+        assert!(!offers.is_lacking(Endpoint::Embeddings, now + REMEMBERED));
+        offers.lacks(Endpoint::Detokenize, now);
+        offers.forget();
+        assert!(!offers.is_lacking(Endpoint::Detokenize, now));
+    }
+}

@@ -1,0 +1,252 @@
+//! Requests that generate nothing: one worker does them whole, and hands nothing over.
+
+use std::sync::Arc;
+use std::time::Instant;
+
+use bytes::Bytes;
+use serde::Deserialize;
+use serde_json::value::RawValue;
+use splitrail_engine::usage::EngineUsage;
+
+use super::answer::Begun;
+use super::attempts::Attempts;
+use super::client::Envelope;
+use super::context::{Context, attempt, book, expected, within};
+use super::place::{Placed, Wish, place, place_in_turn};
+use crate::api::Endpoint;
+use crate::config::model::RequestFlow;
+use crate::core::Served;
+use crate::error::{Error, Kind};
+use crate::fleet::offers::TOKENIZER;
+use crate::fleet::{Pool, Worker};
+use crate::ledger::decisions::DecisionHandle;
+use crate::ledger::entry::Told;
+use crate::ledger::leg::{LegFacts, LegKind};
+use crate::pick::Leg;
+use crate::prepare::Unit;
+
+/// Replies from this length on are read off the reactor.
+const LONG_BYTES: usize = 256 << 10;
+
+/// Runs an errand until its reply is there.
+///
+/// # Errors
+/// The last attempt's, once no further one is allowed or makes sense.
+pub(super) async fn run(
+    context: &Arc<Context>,
+    unit: &Unit,
+    decision: &DecisionHandle,
+) -> Result<Begun, Error> {
+    let Served { pool, retry_budget, .. } = context.served.as_ref();
+    retry_budget.deposit();
+    let endpoint = context.endpoint;
+    let mut attempts = Attempts::new(context);
+    loop {
+        let (leg, lacking) = able(&context.served, endpoint, attempts.failed(), Instant::now())?;
+        attempts.spare(lacking);
+        decision.begin_attempt(RequestFlow::Aggregated.name());
+        let wish = Wish::any(leg, attempts.failed());
+        let placed = match endpoint.computes() {
+            true => place_in_turn(context, unit, decision, wish, false).await?,
+            false => place(context, unit, decision, wish)?,
+        };
+        let worker = &placed.worker;
+        begin(worker, leg, endpoint);
+        match ask(context, unit, decision, &placed).await {
+            Ok((reply, usage)) => {
+                end(worker, leg, endpoint, None);
+                decision.update(|decision| decision.outcome = Some("ok"));
+                usage.inspect(|usage| enter(decision, *usage));
+                return Ok(Begun::Verbatim(reply));
+            }
+            Err(error) => {
+                decision.update(|decision| {
+                    decision.outcome = Some(error.outcome());
+                    decision.ledger.discard_decode(error.outcome());
+                });
+                if error.kind() == Kind::NotOffered {
+                    // Each worker is asked once in a while: that needs no bound, and no budget.
+                    worker.offers.lacks(endpoint, Instant::now());
+                    continue;
+                }
+                end(worker, leg, endpoint, Some(&error));
+                let failed = [attempts.failed(), &[worker.index]].concat();
+                let leg = next_leg(pool, &failed);
+                attempts.again_elsewhere(context, leg, worker, error)?;
+            }
+        }
+    }
+}
+
+/// For which leg a worker is looked for, and who it must not be besides those that have
+/// failed: those that lack the endpoint, or are left alone for it.
+///
+/// # Errors
+/// If all that are up lack it.
+pub(super) fn able(
+    served: &Served,
+    endpoint: Endpoint,
+    failed: &[usize],
+    now: Instant,
+) -> Result<(Leg, Vec<usize>), Error> {
+    let roster = served.pool.roster();
+    let lacks = |worker: &Worker| worker.offers.is_lacking(endpoint, now);
+    let left = |worker: &&Arc<Worker>| !failed.contains(&worker.index);
+    let lacking = roster.iter().filter(left).filter(|worker| lacks(worker));
+    let mut lacking: Vec<usize> = lacking.map(|worker| worker.index).collect();
+    let may_have = |worker: &Arc<Worker>| worker.is_up() && !lacks(worker);
+    if roster.iter().any(|worker| lacks(worker)) && !roster.iter().any(may_have) {
+        let message = format!("no worker of model {} offers {}", served.name(), endpoint.path());
+        return Err(Error::new(Kind::NotOffered, message));
+    }
+    // As with legs: if all are left alone, they are asked all the same.
+    let shut = |worker: &Worker| !endpoint.computes() && !worker.offers.breaker.allows(now);
+    let open = |worker: &Arc<Worker>| may_have(worker) && left(&worker) && !shut(worker);
+    if roster.iter().any(open) {
+        let shut = roster.iter().filter(|worker| shut(worker));
+        lacking.extend(shut.map(|worker| worker.index));
+    }
+    Ok((next_leg(&served.pool, &[failed, &lacking].concat()), lacking))
+}
+
+/// What can do both legs or decode does errands, and prefill workers where nobody else is up.
+fn next_leg(pool: &Pool, excluded: &[usize]) -> Leg {
+    let can = |leg| {
+        let roster = pool.roster();
+        roster.iter().any(|worker| worker.serves(leg) && !excluded.contains(&worker.index))
+    };
+    let others = pool.any_up(Leg::Aggregated, excluded);
+    if others || (can(Leg::Aggregated) && !pool.any_up(Leg::Prefill, excluded)) {
+        Leg::Aggregated
+    } else {
+        Leg::Prefill
+    }
+}
+
+/// A worker's breaker for what its model computes is the leg's; what needs no model has its
+/// own, since it says nothing of the other.
+fn begin(worker: &Worker, leg: Leg, endpoint: Endpoint) {
+    match endpoint.computes() {
+        true => worker.breaker(leg).begin(Instant::now()),
+        false => worker.offers.breaker.begin(Instant::now()),
+    }
+}
+
+fn end(worker: &Worker, leg: Leg, endpoint: Endpoint, failed: Option<&Error>) {
+    if endpoint.computes() {
+        worker.record(leg, failed);
+        return;
+    }
+    let (breaker, id) = (&worker.offers.breaker, worker.id());
+    let failed = failed.is_some_and(Error::speaks_against_its_worker);
+    if failed && breaker.fail(Instant::now()) {
+        tracing::warn!(worker = id, leg = TOKENIZER, "breaker opened: too many failures in a row");
+    } else if !failed && breaker.succeed() {
+        tracing::info!(worker = id, leg = TOKENIZER, "breaker closed");
+    }
+}
+
+/// Asks one worker; gives its reply, and what it says of the prompts' tokens.
+async fn ask(
+    context: &Context,
+    unit: &Unit,
+    decision: &DecisionHandle,
+    placed: &Placed,
+) -> Result<(Bytes, Option<EngineUsage>), Error> {
+    let Served { config, client, .. } = context.served.as_ref();
+    let (worker, endpoint) = (&placed.worker, context.endpoint);
+    let started = Instant::now();
+    let mut envelope = attempt(context, decision);
+    let mut _booking = None;
+    if endpoint.computes() {
+        let leg = LegFacts::new(LegKind::Decode, worker.id(), expected(context, unit, placed));
+        decision.update(|decision| decision.ledger.decode_sent(leg));
+        _booking = Some(book(context, unit, placed, (started, false)));
+        envelope = Envelope { prefill_tokens: Some(unit.weight_tokens), ..envelope };
+    }
+    let call = async {
+        let body = unit.body.to_bytes();
+        let response = client.post(worker, endpoint.path(), body, &envelope).await?;
+        client.whole(worker, response.body).await
+    };
+    let reply = within(client, config.timeouts.answer, worker, "timeouts.answer", call).await;
+    let reply = reply.map_err(|error| offered(error, worker, endpoint))?;
+    if endpoint.computes() {
+        context.mark("first_token", started);
+    }
+    let read = read(context, reply).await;
+    read.ok_or_else(|| Error::engine(worker.id(), "sent a reply that is not JSON"))
+}
+
+/// An engine that has no such path, or does not implement it, is asked in vain and well all
+/// the same; one that does not know its model is not.
+fn offered(error: Error, worker: &Worker, endpoint: Endpoint) -> Error {
+    match (error.kind(), error.param()) {
+        (Kind::EngineRejected(404), Some("model")) => error,
+        (Kind::EngineRejected(404 | 405 | 501), _) => {
+            let message = format!("worker {} does not offer {}", worker.id(), endpoint.path());
+            Error::new(Kind::NotOffered, message)
+        }
+        _ => error,
+    }
+}
+
+/// What the router reads of a reply.
+#[derive(Deserialize)]
+struct Answer<'a> {
+    #[serde(borrow)]
+    usage: Option<&'a RawValue>,
+}
+
+/// The reply with its usage; `None` if it is no JSON object.
+async fn read(context: &Context, reply: Bytes) -> Option<(Bytes, Option<EngineUsage>)> {
+    if reply.len() < LONG_BYTES {
+        return usage(&reply).map(|usage| (reply, usage));
+    }
+    let permit = Arc::clone(&context.core.preparing).acquire_owned().await.ok()?;
+    let work = move || {
+        let _permit = permit;
+        usage(&reply).map(|usage| (reply, usage))
+    };
+    tokio::task::spawn_blocking(work).await.ok()?
+}
+
+fn usage(reply: &[u8]) -> Option<Option<EngineUsage>> {
+    // A struct could be read from a list as well.
+    if !reply.trim_ascii_start().starts_with(b"{") {
+        return None;
+    }
+    let answer: Answer<'_> = serde_json::from_slice(reply).ok()?;
+    Some(answer.usage.and_then(|usage| EngineUsage::parse(usage).ok()))
+}
+
+/// Enters what the engine says of the prompts, all of them together. Nobody is told what was
+/// cached of embeddings.
+fn enter(decision: &DecisionHandle, usage: EngineUsage) {
+    decision.update(|decision| {
+        decision.ledger.decode_reported(usage);
+        decision.ledger.tell(Told {
+            prompt_tokens: usage.prompt_tokens,
+            completion_tokens: usage.completion_tokens,
+            cached_tokens: None,
+        });
+    });
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn usage_is_found_wherever_it_stands_and_a_reply_is_an_object() {
+        let reply =
+            br#"{"data":[{"embedding":[0.5,1e-3]}],"usage":{"prompt_tokens":7,"total_tokens":7}}"#;
+        assert_eq!(usage(reply).unwrap().unwrap().prompt_tokens, 7);
+        assert_eq!(usage(br#" {"tokens":[1]}"#), Some(None));
+        assert_eq!(usage(br#"{"usage":null}"#), Some(None));
+        for nonsense in ["", "[]", "[{}]", "null", r#"{"usage":{"prompt_tokens":7}"#, "<html>"] {
+            assert_eq!(usage(nonsense.as_bytes()), None, "{nonsense}");
+        }
+    }
+}

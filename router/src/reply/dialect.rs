@@ -1,0 +1,306 @@
+//! What the router reads of replies and events, and where it writes, in each dialect.
+//!
+//! An event of a dialect that names them is kept as its lines came, name and all; of a chunk,
+//! only its data.
+
+use std::borrow::Cow;
+
+use bytes::Bytes;
+use memchr::memmem;
+use serde::Deserialize;
+use serde_json::value::RawValue;
+use splitrail_engine::dialect::Dialect;
+
+use super::sse;
+use crate::api::JsonObject;
+
+/// What the router reads of an event.
+#[derive(Default)]
+pub(crate) struct Chunk<'a> {
+    /// An engine's error in place of an event.
+    pub(crate) is_error: bool,
+    /// Whether it says nothing of the answer: engines send such before they run it.
+    pub(crate) only_opens: bool,
+    /// Whether no event follows; `[DONE]` is none.
+    pub(crate) is_last: bool,
+    /// The usage that the client gets to see rewritten.
+    pub(crate) usage: Option<Usage<'a>>,
+}
+
+/// Usage in an event.
+pub(crate) struct Usage<'a> {
+    /// The object.
+    pub(crate) raw: &'a RawValue,
+    /// Whether it is of the whole answer. Of a message, the first event has one before
+    /// anything was generated.
+    pub(crate) is_final: bool,
+}
+
+/// An event without a name.
+#[derive(Deserialize)]
+struct Unnamed<'a> {
+    #[serde(borrow)]
+    error: Option<&'a RawValue>,
+    #[serde(borrow)]
+    usage: Option<&'a RawValue>,
+    #[serde(borrow)]
+    choices: Option<&'a RawValue>,
+}
+
+impl Unnamed<'_> {
+    fn has_choices(&self) -> bool {
+        self.choices.is_some_and(|raw| !raw.get().trim_matches(['[', ']', ' ']).is_empty())
+    }
+}
+
+/// An event with a name, which its data repeats.
+#[derive(Deserialize)]
+struct Named<'a> {
+    #[serde(borrow, rename = "type")]
+    name: Option<Cow<'a, str>>,
+    #[serde(borrow)]
+    error: Option<&'a RawValue>,
+    #[serde(borrow)]
+    usage: Option<&'a RawValue>,
+    #[serde(borrow)]
+    message: Option<&'a RawValue>,
+    #[serde(borrow)]
+    response: Option<&'a RawValue>,
+}
+
+#[derive(Deserialize)]
+struct Holder<'a> {
+    #[serde(borrow)]
+    usage: Option<&'a RawValue>,
+}
+
+fn held<'a>(holder: Option<&'a RawValue>) -> Option<&'a RawValue> {
+    serde_json::from_str::<Holder<'a>>(holder?.get()).ok()?.usage
+}
+
+impl<'a> Chunk<'a> {
+    /// Reads an event's data; `None` if it is no JSON object.
+    pub(crate) fn read(dialect: Dialect, data: &'a [u8]) -> Option<Self> {
+        // A struct could be read from a list as well.
+        if !data.trim_ascii_start().starts_with(b"{") {
+            return None;
+        }
+        match dialect {
+            Dialect::Chunks => {
+                let event: Unnamed<'a> = serde_json::from_slice(data).ok()?;
+                // Running totals have no details on engines of today; only usage that stands
+                // by itself has figures to rely on.
+                let usage = event.usage.filter(|_| !event.has_choices());
+                let usage = usage.map(|raw| Usage { raw, is_final: true });
+                Some(Self { is_error: event.error.is_some(), usage, ..Self::default() })
+            }
+            Dialect::Responses => Some(Self::of_response(serde_json::from_slice(data).ok()?)),
+            Dialect::Messages => Some(Self::of_message(serde_json::from_slice(data).ok()?)),
+        }
+    }
+
+    fn of_response(event: Named<'a>) -> Self {
+        let name = event.name.as_deref().unwrap_or_default();
+        let is_last = matches!(name, "response.completed" | "response.incomplete");
+        let usage = held(event.response.filter(|_| is_last));
+        Self {
+            is_error: event.error.is_some() || matches!(name, "error" | "response.failed"),
+            only_opens: matches!(
+                name,
+                "response.created" | "response.queued" | "response.in_progress"
+            ),
+            is_last,
+            usage: usage.map(|raw| Usage { raw, is_final: true }),
+        }
+    }
+
+    fn of_message(event: Named<'a>) -> Self {
+        let name = event.name.as_deref().unwrap_or_default();
+        let usage = match name {
+            "message_start" => held(event.message).map(|raw| Usage { raw, is_final: false }),
+            "message_delta" => event.usage.map(|raw| Usage { raw, is_final: true }),
+            _ => None,
+        };
+        Self {
+            is_error: event.error.is_some() || name == "error",
+            only_opens: matches!(name, "message_start" | "ping"),
+            is_last: name == "message_stop",
+            usage,
+        }
+    }
+
+    /// Whether it has the usage of the whole answer.
+    pub(crate) fn has_final_usage(&self) -> bool {
+        self.usage.as_ref().is_some_and(|usage| usage.is_final)
+    }
+}
+
+/// The data of an event.
+pub(crate) fn data_of(dialect: Dialect, event: &Bytes) -> Cow<'_, [u8]> {
+    match dialect.names_events() {
+        false => Cow::Borrowed(event),
+        true => sse::data_of(event).unwrap_or_default(),
+    }
+}
+
+/// Whether a named event is a stream's last.
+pub(crate) fn is_last(dialect: Dialect, event: &Bytes) -> bool {
+    let names: &[&str] = match dialect {
+        Dialect::Chunks => &[],
+        Dialect::Responses => &["response.completed", "response.incomplete"],
+        Dialect::Messages => &["message_stop"],
+    };
+    // Few have the word in them at all, and those may have it as text.
+    names.iter().any(|name| memmem::find(event, name.as_bytes()).is_some())
+        && Chunk::read(dialect, &data_of(dialect, event)).is_some_and(|chunk| chunk.is_last)
+}
+
+/// Changes the object of an event that holds the usage; `None` if there is none. All else of
+/// the event stays as it came.
+pub(crate) fn edit(
+    dialect: Dialect,
+    event: &Bytes,
+    edit: impl FnOnce(&mut JsonObject),
+) -> Option<Bytes> {
+    let data = match dialect.names_events() {
+        false => event.clone(),
+        true => Bytes::copy_from_slice(&sse::data_of(event)?),
+    };
+    let mut object = JsonObject::parse(data).ok()?;
+    let holder = match dialect {
+        Dialect::Chunks => None,
+        Dialect::Responses => Some("response"),
+        Dialect::Messages => object.raw("message").map(|_| "message"),
+    };
+    match holder {
+        None => edit(&mut object),
+        Some(holder) => {
+            let mut inner = JsonObject::parse_str(object.raw(holder)?).ok()?;
+            edit(&mut inner);
+            object.set(holder, inner.to_string());
+        }
+    }
+    let data = object.to_bytes();
+    Some(if dialect.names_events() { sse::with_data(event, &data) } else { data })
+}
+
+/// Whether the answer of a prefill leg ended with its first token, of itself: an engine hands
+/// over only what its length cut off.
+pub(crate) fn ended(dialect: Dialect, reply: &JsonObject) -> bool {
+    #[derive(Deserialize)]
+    struct Choice {
+        finish_reason: Option<String>,
+    }
+    let text = |key| reply.raw(key).and_then(|raw| serde_json::from_str::<String>(raw).ok());
+    let (reason, cut_off) = match dialect {
+        Dialect::Chunks => {
+            let choices = reply.raw("choices").map(serde_json::from_str::<Vec<Choice>>);
+            let first = choices.and_then(Result::ok).and_then(|all| all.into_iter().next());
+            (first.and_then(|choice| choice.finish_reason), "length")
+        }
+        Dialect::Responses => (text("status"), "incomplete"),
+        Dialect::Messages => (text("stop_reason"), "max_tokens"),
+    };
+    reason.is_some_and(|reason| reason != cut_off)
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used)]
+mod tests {
+    use super::*;
+
+    fn read(dialect: Dialect, data: &str) -> Chunk<'_> {
+        Chunk::read(dialect, data.as_bytes()).unwrap()
+    }
+
+    #[test]
+    fn an_end_is_told_by_the_event_s_type_and_never_by_text() {
+        for (dialect, event, expected) in [
+            (Dialect::Messages, "event: message_stop\ndata: {\"type\":\"message_stop\"}", true),
+            (Dialect::Messages, "data: {\"type\":\"message_stop\"}", true),
+            (
+                Dialect::Messages,
+                "event: content_block_delta\ndata: {\"type\":\"content_block_delta\",\"delta\":{\"text\":\"message_stop\"}}",
+                false,
+            ),
+            (
+                Dialect::Responses,
+                "event: response.completed\ndata: {\"response\":{},\"type\":\"response.completed\"}",
+                true,
+            ),
+            (
+                Dialect::Responses,
+                "event: response.output_text.delta\ndata: {\"delta\":\"response.completed\",\"type\":\"response.output_text.delta\"}",
+                false,
+            ),
+            (Dialect::Chunks, "{\"type\":\"message_stop\"}", false),
+        ] {
+            assert_eq!(is_last(dialect, &Bytes::from(event)), expected, "{event}");
+        }
+    }
+
+    #[test]
+    fn only_what_opens_an_answer_proves_nothing() {
+        for (dialect, data, only_opens) in [
+            (Dialect::Responses, r#"{"type":"response.created","response":{}}"#, true),
+            (Dialect::Responses, r#"{"type":"response.in_progress","response":{}}"#, true),
+            (Dialect::Responses, r#"{"type":"response.output_item.added"}"#, false),
+            (Dialect::Messages, r#"{"type":"message_start","message":{}}"#, true),
+            (Dialect::Messages, r#"{"type":"ping"}"#, true),
+            (Dialect::Messages, r#"{"type":"content_block_start"}"#, false),
+            (Dialect::Chunks, r#"{"choices":[]}"#, false),
+        ] {
+            assert_eq!(read(dialect, data).only_opens, only_opens, "{data}");
+        }
+        for (dialect, data) in [
+            (Dialect::Responses, r#"{"type":"error","message":"x"}"#),
+            (Dialect::Responses, r#"{"type":"response.failed","response":{}}"#),
+            (Dialect::Messages, r#"{"type":"error","error":{"message":"x"}}"#),
+            (Dialect::Chunks, r#"{"error":{"message":"x"}}"#),
+        ] {
+            assert!(read(dialect, data).is_error, "{data}");
+        }
+    }
+
+    #[test]
+    fn an_edit_of_the_usage_leaves_the_rest_of_the_event_as_it_came() {
+        let set = |object: &mut JsonObject| object.set("usage", "1");
+        for (dialect, event, expected) in [
+            (Dialect::Chunks, r#"{"a": [1 ,2],"usage":{}}"#, r#"{"a":[1 ,2],"usage":1}"#),
+            (
+                Dialect::Responses,
+                "id: 7\nevent: response.completed\ndata: {\"response\":{\"x\":[1 ,2],\"usage\":{}},\"type\":\"response.completed\"}",
+                "id: 7\nevent: response.completed\ndata: {\"response\":{\"x\":[1 ,2],\"usage\":1},\"type\":\"response.completed\"}",
+            ),
+            (
+                Dialect::Messages,
+                "event: message_start\r\ndata: {\"message\":{\"usage\":{}}}",
+                "event: message_start\r\ndata: {\"message\":{\"usage\":1}}",
+            ),
+            (
+                Dialect::Messages,
+                "event: message_delta\ndata: {\"delta\":{},\ndata: \"usage\":{}}",
+                "event: message_delta\ndata: {\"delta\":{},\"usage\":1}",
+            ),
+        ] {
+            let edited = edit(dialect, &Bytes::from(event), set).unwrap();
+            assert_eq!(String::from_utf8_lossy(&edited), expected);
+        }
+    }
+
+    #[test]
+    fn a_prefill_leg_that_its_length_cut_off_has_not_ended() {
+        for (dialect, reply, expected) in [
+            (Dialect::Chunks, r#"{"choices":[{"finish_reason":"length"}]}"#, false),
+            (Dialect::Chunks, r#"{"choices":[{"finish_reason":"stop"}]}"#, true),
+            (Dialect::Responses, r#"{"status":"incomplete"}"#, false),
+            (Dialect::Responses, r#"{"status":"completed"}"#, true),
+            (Dialect::Messages, r#"{"stop_reason":"max_tokens"}"#, false),
+            (Dialect::Messages, r#"{"stop_reason":"end_turn"}"#, true),
+            (Dialect::Messages, r#"{"stop_reason":null}"#, false),
+        ] {
+            let object = JsonObject::parse_str(reply).unwrap();
+            assert_eq!(ended(dialect, &object), expected, "{reply}");
+        }
+    }
+}
