@@ -79,8 +79,6 @@ fn endpoint(named: Option<&str>, body: &[u8]) -> Result<Endpoint> {
         #[serde(borrow)]
         token_ids: Option<&'a serde_json::value::RawValue>,
         #[serde(borrow)]
-        input: Option<&'a serde_json::value::RawValue>,
-        #[serde(borrow)]
         tokens: Option<&'a serde_json::value::RawValue>,
     }
     // What is no JSON object is refused when it is prepared, with its place.
@@ -88,7 +86,6 @@ fn endpoint(named: Option<&str>, body: &[u8]) -> Result<Endpoint> {
     Ok(match members {
         Some(Members { messages: Some(_), .. }) => Endpoint::Chat,
         Some(Members { token_ids: Some(_), .. }) => Endpoint::Generate,
-        Some(Members { input: Some(_), .. }) => Endpoint::Embeddings,
         Some(Members { tokens: Some(_), .. }) => Endpoint::Detokenize,
         _ => Endpoint::Completions,
     })
