@@ -177,7 +177,7 @@ async fn p02_dripping_bodies_are_a_408_and_hold_no_place() {
     let mut told = Vec::new();
     // There is one place, and it is free.
     served_until(&cluster.http, "all slow bodies are refused", async || {
-        assert_eq!(core.in_flight.available_permits(), 1);
+        assert_eq!(core.in_flight.free(), 1);
         while let Some(reply) = slow.try_join_next() {
             told.push(reply.unwrap());
         }

@@ -1,5 +1,6 @@
 //! The leg that answers the client.
 
+use std::pin::pin;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -106,7 +107,8 @@ impl Sending<'_> {
         lease: Option<Lease>,
     ) -> Result<First, Error> {
         below_if_412(if self.context.options.stream {
-            in_lease(lease, &self.placed.worker, first_events(self, body)).await
+            let events = Box::pin(first_events(self, body));
+            in_lease(lease, &self.placed.worker, events).await
         } else {
             whole_reply(self, account, body, lease).await
         })
@@ -117,12 +119,13 @@ impl Sending<'_> {
         let Sending { context, envelope, placed, .. } = *self;
         let (worker, envelope) = (&placed.worker, &placed.pinned(envelope));
         let Served { config, client, .. } = context.served.as_ref();
-        let call = async {
+        let call = pin!(async {
             let response = client.post(worker, context.endpoint.path(), body, envelope).await?;
             client.whole(worker, response.body).await.map(drop)
-        };
+        });
         let limit = config.timeouts.first_token;
-        in_lease(lease, worker, within(client, limit, worker, "timeouts.first_token", call)).await
+        let call = pin!(within(client, limit, worker, "timeouts.first_token", call));
+        in_lease(lease, worker, call).await
     }
 }
 
@@ -153,13 +156,17 @@ pub(super) async fn generate(
     let body = if fetches { sending.fetching_body(carried)? } else { sending.body(carried)? };
     let (body, receipt) = Parcel::new(body);
     let mut under_way = UnderWay::new(prefilled, hand_off, receipt);
-    let begun = if fetches {
-        match sending.fetch(body, lease).await {
-            Ok(()) => sending.ask(&account, sending.body(Carried::Nothing)?.into(), None).await,
-            Err(error) => Err(error),
+    let (body, lease) = if fetches {
+        match Box::pin(sending.fetch(body, lease)).await {
+            Ok(()) => (Ok(sending.body(Carried::Nothing)?.into()), None),
+            Err(error) => (Err(error), None),
         }
     } else {
-        sending.ask(&account, body, lease).await
+        (Ok(body), lease)
+    };
+    let begun = match body {
+        Ok(body) => sending.ask(&account, body, lease).await,
+        Err(error) => Err(error),
     };
     context.mark("first_token", started);
     if matches!(begun, Ok(First::Events(..))) {
@@ -302,7 +309,7 @@ async fn whole_reply(
     let (worker, envelope) = (&placed.worker, &placed.pinned(envelope));
     let Served { config, client, .. } = context.served.as_ref();
     let sent = lease.map(|_| Instant::now());
-    let call = async {
+    let call = pin!(async {
         let response = client.post(worker, context.endpoint.path(), body, envelope).await?;
         // Engines send a whole reply's status once the answer is there; of a leg that may be
         // turned away, only its body tells whether it is one.
@@ -310,7 +317,7 @@ async fn whole_reply(
             account.began();
         }
         client.whole(worker, response.body).await
-    };
+    });
     // The reply comes at the end of it all. Only the worker's reports tell whether the
     // request left the queue in time.
     let queued = async {

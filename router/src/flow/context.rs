@@ -105,7 +105,8 @@ pub(super) fn expected(context: &Context, unit: &Unit, placed: &Placed) -> Expec
     }
 }
 
-/// Bounds a call to an engine; `key` names the limit in the error.
+/// Bounds a call to an engine; `key` names the limit in the error. Callers pin large calls: one
+/// that is handed on by value is moved, and takes its room, once more in each future around it.
 pub(super) async fn within<T>(
     client: &EngineClient,
     limit: Duration,

@@ -1,6 +1,7 @@
 //! The first events of a streamed leg: they prove that the engine runs it.
 
 use std::collections::{BTreeSet, VecDeque};
+use std::pin::pin;
 use std::sync::Arc;
 
 use bytes::Bytes;
@@ -40,7 +41,7 @@ pub(super) async fn first_events(sending: &Sending<'_>, body: Parcel) -> Result<
     let Served { config, client, .. } = context.served.as_ref();
     let limit = config.timeouts.first_token;
     let idle = config.timeouts.stream_idle;
-    let call = async {
+    let call = pin!(async {
         let response = client.post(worker, context.endpoint.path(), body, envelope).await?;
         // Until the first event, the leg's own time-out counts.
         let patience = limit.max(idle);
@@ -54,7 +55,7 @@ pub(super) async fn first_events(sending: &Sending<'_>, body: Parcel) -> Result<
             // Dropped with its connection: what runs of it is cancelled.
             Held::Partly => Ok(First::Below(None)),
         }
-    };
+    });
     within(client, limit, worker, "timeouts.first_token", call).await
 }
 

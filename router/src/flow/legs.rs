@@ -169,7 +169,7 @@ mod tests {
             ),
         ] {
             let body = JsonObject::parse_str(body).unwrap();
-            let sent = prefill(&body, endpoint, Lead::Pulled).unwrap();
+            let sent = prefill(&body, endpoint, Lead::Pulled).unwrap().into_bytes();
             assert_eq!(String::from_utf8_lossy(&sent), format!("{expected}{params}}}"));
         }
     }

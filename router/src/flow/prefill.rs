@@ -1,6 +1,7 @@
 //! The prefill leg, on one worker after the other until one has done it.
 
 use std::net::IpAddr;
+use std::pin::pin;
 use std::sync::Arc;
 use std::time::Instant;
 
@@ -272,14 +273,14 @@ pub(super) async fn send(
     worker.breaker(Leg::Prefill).begin(started);
     let mut booking = book(context, unit, placed, (started, true));
     let envelope = &Envelope { prefill_tokens: Some(uncached), ..placed.pinned(envelope) };
-    let call = async {
+    let call = pin!(async {
         let response = client.post(worker, context.endpoint.path(), body, envelope).await?;
         // The engine has done the prompt and staged its blocks by now.
         decision.update(|decision| decision.ledger.prefill_worked());
         let begun = tokio::time::Instant::now();
         let peer = response.peer.map(|Peer(address)| address);
         Ok((client.whole(worker, response.body).await?, begun, peer))
-    };
+    });
     let limit = config.timeouts.prefill;
     let (reply, begun, peer) = within(client, limit, worker, "timeouts.prefill", call).await?;
     let nonsense = |_| Error::engine(worker.id(), "sent a prefill reply that cannot be understood");
