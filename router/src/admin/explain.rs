@@ -71,6 +71,8 @@ fn endpoint(named: Option<&str>, body: &[u8]) -> Result<Endpoint> {
         #[serde(borrow)]
         token_ids: Option<&'a serde_json::value::RawValue>,
         #[serde(borrow)]
+        input: Option<&'a serde_json::value::RawValue>,
+        #[serde(borrow)]
         tokens: Option<&'a serde_json::value::RawValue>,
     }
     // What is no JSON object is refused when it is prepared, with its place.
