@@ -153,12 +153,10 @@ impl Wire {
     pub(super) async fn exchange(&mut self, ask: Ask) -> Result<Begun, Broken> {
         let mut unsent = written(ask).await?;
         poll_fn(|context| {
-            // An engine may answer before it has read all, and hang up: what it says counts.
+            // An engine may answer before it has read all, and hang up: what it says counts. A
+            // socket that cannot be written to is at its end for reading, too.
             let sent = self.poll_send(&mut unsent, context);
-            let begun = match self.poll_begun(context) {
-                Poll::Pending if matches!(sent, Poll::Ready(Err(_))) => Err(Broken),
-                begun => ready!(begun),
-            };
+            let begun = ready!(self.poll_begun(context));
             let keeps = |begun: &Begun| begun.keeps && matches!(sent, Poll::Ready(Ok(())));
             Poll::Ready(begun.map(|begun| Begun { keeps: keeps(&begun), ..begun }))
         })
