@@ -116,12 +116,7 @@ pub fn main() -> Result<(), Failure> {
     let bench = Bench { before: &before, behind: &behind, effort: &effort, options: &options };
     rows.extend(settings::logging(&bench, &engines, &text, folder.path())?);
     rows.extend(settings::threads(&bench, &engines, &text, folder.path())?);
-    if options.wants("slow") {
-        let plain = Arc::new(Load::new(&text.prompts(SIZES[0]), false));
-        let targets: Vec<&Target> = targets.iter().filter(|target| target.is_plain()).collect();
-        let body = text.prompts(SIZES[0])[0].slow();
-        rows.extend(slow::slow(&before, &effort, &targets, (&body, &plain))?);
-    }
+    rows.extend(slow::slow(&bench, &engines, &text, folder.path())?);
     for target in &targets {
         rows.extend(idle(&before, target)?);
     }
@@ -168,7 +163,7 @@ fn start(
         targets.push(behind.block_on(Target::ours(name, kind, options, folder))?);
         Ok::<_, Failure>(())
     };
-    if ["aggregated", "stream", "slow"].iter().any(|workload| options.wants(workload)) {
+    if options.wants("aggregated") || options.wants("stream") {
         ours("round_robin", Kind::Aggregated(engines))?;
     }
     if options.wants("pd") {
@@ -252,7 +247,7 @@ fn idle(runtime: &Runtime, target: &Target) -> Result<Option<Row>, Failure> {
     const LASTS: Duration = Duration::from_secs(5);
     let Some(process) = &target.process else { return Ok(None) };
     let before = process.cpu()?;
-    runtime.block_on(tokio::time::sleep(LASTS));
+    runtime.block_on(async { tokio::time::sleep(LASTS).await });
     let percent = (process.cpu()? - before).as_secs_f64() / LASTS.as_secs_f64() * 100.0;
     let goal = target.is_ours().then_some(Goal::AtMost(0.5));
     Ok(Some(Row::alone(target.name, "CPU when idle", (percent, "%"), goal)))

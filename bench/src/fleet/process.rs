@@ -95,6 +95,14 @@ impl Process {
         Ok(std::iter::once(id).chain(children).collect())
     }
 
+    /// Resident memory now of it and of the processes that it has started, in MB (10^6 bytes).
+    ///
+    /// # Errors
+    /// Where `/proc` does not tell.
+    pub(crate) fn family_mb(&self) -> Result<f64, Failure> {
+        self.family()?.into_iter().map(|id| resident_mb_of(id, Resident::Now)).sum()
+    }
+
     /// Resident memory in MB (10^6 bytes): the most so far, or now.
     ///
     /// # Errors

@@ -88,7 +88,7 @@ fn nginx(engines: &Engines, folder: &Path, [whole, streams]: [SocketAddr; 2]) ->
 daemon off;
 pid {folder}/nginx.pid;
 error_log {folder}/nginx-error.log warn;
-events {{ worker_connections 4096; }}
+events {{ worker_connections 16384; }}
 http {{
   access_log off;
   client_body_buffer_size 256k;

@@ -2,6 +2,7 @@
 //! what they do to the requests beside them.
 
 use std::net::SocketAddr;
+use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 use std::time::{Duration, Instant};
@@ -9,18 +10,18 @@ use std::time::{Duration, Instant};
 use bytes::Bytes;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
-use tokio::runtime::Runtime;
 use tokio::sync::Semaphore;
 use tokio::task::JoinSet;
 use tokio::time::sleep;
 
 use super::client::Load;
+use super::engines::Engines;
 use super::measure::{Figures, measure};
 use super::mock::find;
 use super::report::{Goal, Row};
-use super::targets::Target;
-use super::{Effort, Failure};
-use crate::fleet::process::Resident;
+use super::targets::{Kind, Target};
+use super::text::{SIZES, Text};
+use super::{Bench, Failure};
 use crate::fleet::report::print_line;
 
 /// As many as are asked for.
@@ -45,47 +46,51 @@ enum Version {
     Http2,
 }
 
-/// Measures a router, or nginx.
+/// Measures nginx and the router, each process with one kind of streams only: memory that it
+/// has had once would hide what the next ones take.
 ///
 /// # Errors
 /// A stream that is refused, a process that has ended.
 pub(super) fn slow(
-    runtime: &Runtime,
-    effort: &Effort,
-    targets: &[&Target],
-    (body, plain): (&str, &Arc<Load>),
+    bench: &Bench<'_>,
+    engines: &Engines,
+    text: &Text,
+    folder: &Path,
 ) -> Result<Vec<Row>, Failure> {
     let mut rows = Vec::new();
-    for target in targets {
+    if !bench.options.wants("slow") {
+        return Ok(rows);
+    }
+    let prompts = text.prompts(SIZES[0]);
+    let (body, plain) = (prompts[0].slow(), Arc::new(Load::new(&prompts, false)));
+    for (name, version) in
+        [("nginx", Version::Http1), ("slow h1", Version::Http1), ("slow h2", Version::Http2)]
+    {
+        let target = bench.behind.block_on(async {
+            match name {
+                "nginx" => Target::nginx(engines, folder).await,
+                _ => Target::ours(name, Kind::Aggregated(engines), bench.options, folder).await,
+            }
+        })?;
         let Some(process) = &target.process else { continue };
-        let ours = target.name != "nginx";
-        for version in [Version::Http1, Version::Http2] {
-            if !ours && version == Version::Http2 {
-                continue;
-            }
-            let count = version.most()?;
-            let beside = || measure(target, plain, (BESIDE, false), effort.lasts);
-            let before = runtime.block_on(beside())?;
-            let empty_mb = process.resident_mb(Resident::Now)?;
-            let open = runtime.block_on(open(target.streams, version, count, body))?;
-            let full_mb = process.resident_mb(Resident::Now)?;
-            let during = runtime.block_on(beside())?;
-            drop(open);
-            // Their ends are the router's work: what follows is not to be measured beside it.
-            runtime.block_on(sleep(SETTLE));
-            let kib = (full_mb - empty_mb) * 1e6 / 1024.0 / count as f64;
-            let workload = format!("slow {} {version:?} n={count}", target.name);
-            print(&workload, kib, &before, &during)?;
-            let goal = ours.then_some(Goal::AtMost(40.0));
-            rows.push(Row::alone(&workload, "memory per stream", (kib, "KiB"), goal));
-            for (measure, figure) in [("p50", during.p50_ms), ("p99", during.p99_ms)] {
-                rows.push(Row::alone(
-                    &workload,
-                    &format!("{measure} beside"),
-                    (figure, "ms"),
-                    None,
-                ));
-            }
+        let count = version.most()?;
+        let beside = || measure(&target, &plain, (BESIDE, false), bench.effort.lasts);
+        let before = bench.before.block_on(beside())?;
+        let empty_mb = process.family_mb()?;
+        let open = bench.before.block_on(open(target.streams, version, count, &body))?;
+        let full_mb = process.family_mb()?;
+        let during = bench.before.block_on(beside())?;
+        drop(open);
+        let kib = (full_mb - empty_mb) * 1e6 / 1024.0 / count as f64;
+        let workload = format!("{name} n={count}");
+        print(&workload, kib, &before, &during)?;
+        let goal = (name != "nginx").then_some(Goal::AtMost(40.0));
+        rows.push(Row::alone(&workload, "memory per stream", (kib, "KiB"), goal));
+        for (measure, before, during) in
+            [("p50", before.p50_ms, during.p50_ms), ("p99", before.p99_ms, during.p99_ms)]
+        {
+            rows.push(Row::alone(&workload, &format!("{measure} alone"), (before, "ms"), None));
+            rows.push(Row::alone(&workload, &format!("{measure} beside"), (during, "ms"), None));
         }
     }
     Ok(rows)

@@ -142,6 +142,7 @@ fn yaml(kind: Kind<'_>, http: SocketAddr, admin: SocketAddr) -> String {
     };
     let mut out = format!(
         "listen: {{ http: \"{http}\", admin: \"{admin}\" }}
+limits: {{ connections_max: 20000, in_flight_max: 20000 }}
 models:
   - name: {MODEL}
     block_size: {}

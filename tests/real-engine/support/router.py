@@ -9,10 +9,11 @@ import anthropic
 import httpx
 import openai
 
-from .engine import BLOCK_SIZE, SOURCES
+from .engine import BLOCK_SIZE, SOURCES, Engine
 from .metrics import Metrics
 from .waiting import eventually, settled
 
+SPARE_BLOCKS = 8
 CONFIG = """\
 listen:
   http: 127.0.0.1:0
@@ -145,16 +146,32 @@ class Router:
         assert len(found) == 1, found
         return found[0]
 
+    def index_state(self, worker):
+        """How many blocks the index holds of a worker, and a digest of which."""
+        reply = httpx.get(f"{self.admin}/admin/workers/{worker}/index", timeout=30)
+        reply.raise_for_status()
+        return self.index_blocks(worker), [rank["digest"] for rank in reply.json()["ranks"]]
+
     @contextlib.contextmanager
     def indexing(self, worker, blocks):
-        """Runs the body and returns once the index knows `blocks` more blocks of `worker`."""
-        before = settled(lambda: self.index_blocks(worker))
+        """Runs the body and returns once the index knows `blocks` more blocks of `worker`.
+
+        An engine whose cache is full drops a block for each new one: of that, only the digest
+        tells.
+        """
+        url = next(known["url"] for known in self.workers() if known["id"] == worker)
+        before, digest = settled(lambda: self.index_state(worker))
+        # Besides, a request has blocks that are not full, and its engine one that is no one's.
+        room = Engine(int(url.rsplit(":", 1)[1])).kv_blocks() - before
+        is_full = blocks + SPARE_BLOCKS >= room
         yield
         eventually(
-            lambda: self.index_blocks(worker) - before,
-            lambda grown: grown >= blocks,
-            f"growth of the index for {worker} by {blocks} blocks",
+            lambda: self.index_state(worker),
+            lambda now: now[0] - before >= blocks or (is_full and now[1] != digest),
+            f"growth of the index for {worker} from {before} by {blocks} blocks",
         )
+        if is_full:
+            settled(lambda: self.index_state(worker))
 
     def complete(self, prompt, model="tiny", max_tokens=8, **kwargs):
         """A greedy completion; see `Answer`."""

@@ -208,7 +208,12 @@ impl Wire {
             // What is not taken yet counts, so that the same memory can be used again.
             self.read.reserve(READ_BYTES - self.read.len().min(READ_BYTES / 2));
         }
-        pin!(self.socket.read_buf(&mut self.read)).poll(context)
+        let read = pin!(self.socket.read_buf(&mut self.read)).poll(context);
+        if read.is_pending() && self.read.is_empty() {
+            // Thousands of streams wait for their next word: none of them holds memory for it.
+            self.read = BytesMut::new();
+        }
+        read
     }
 
     /// The next piece of an answer's body; `None` at its end.
