@@ -13,7 +13,6 @@ from .engine import BLOCK_SIZE, SOURCES, Engine
 from .metrics import Metrics
 from .waiting import eventually, settled
 
-SPARE_BLOCKS = 8
 CONFIG = """\
 listen:
   http: 127.0.0.1:0
@@ -161,9 +160,9 @@ class Router:
         """
         url = next(known["url"] for known in self.workers() if known["id"] == worker)
         before, digest = settled(lambda: self.index_state(worker))
-        # Besides, a request has blocks that are not full, and its engine one that is no one's.
-        room = Engine(int(url.rsplit(":", 1)[1])).kv_blocks() - before
-        is_full = blocks + SPARE_BLOCKS >= room
+        # Blocks that are not full, or wait for somebody, are in no index.
+        capacity = Engine(int(url.rsplit(":", 1)[1])).kv_blocks()
+        is_full = before + blocks >= capacity * 9 // 10
         yield
         eventually(
             lambda: self.index_state(worker),
