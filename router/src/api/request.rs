@@ -158,8 +158,8 @@ pub struct Options {
 }
 
 impl Options {
-    /// Of a request that generates nothing.
-    const ERRAND: Self = Self {
+    /// Nothing asked for: one answer, whole.
+    pub(crate) const PLAIN: Self = Self {
         stream: false,
         include_usage: false,
         samples: 1,
@@ -223,7 +223,7 @@ impl Inbound {
             errand::check(&body, endpoint, limits)?;
             let cache_salt = body.get("cache_salt", "a string")?;
             let prompts = vec![(Prompt::Opaque(endpoint.name()), None)];
-            let options = Options::ERRAND;
+            let options = Options::PLAIN;
             let inbound = Self {
                 endpoint,
                 body,

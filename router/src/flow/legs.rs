@@ -192,17 +192,7 @@ mod tests {
     fn each_connector_adds_its_own_members_and_nothing_else() {
         let text = r#"{"model":"m","prompt":"x","stream":true,"max_tokens":9,"x":1.50}"#;
         let body = JsonObject::parse_str(text).unwrap();
-        let asked = |stream| Options {
-            stream,
-            include_usage: false,
-            samples: 1,
-            n: 1,
-            bypasses_cache: None,
-            embeds: false,
-            engine_takes_turns: false,
-            refusable: false,
-            max_tokens: None,
-        };
+        let asked = |stream| Options { stream, ..Options::PLAIN };
         let text = |parts: Parts| String::from_utf8_lossy(&parts.into_bytes()).into_owned();
         let room = splitrail_engine::sglang::Room::from_random(7);
         let members = room.into_members("10.0.0.1", 8998);
@@ -234,17 +224,7 @@ mod tests {
         let text = r#"{"stream":true,"stream_options":{"continuous_usage_stats":true,"x":1}}"#;
         let body = JsonObject::parse_str(text).unwrap();
         let options = |include_usage| {
-            let asked = Options {
-                stream: true,
-                include_usage,
-                samples: 1,
-                n: 1,
-                bypasses_cache: None,
-                embeds: false,
-                engine_takes_turns: false,
-                refusable: false,
-                max_tokens: None,
-            };
+            let asked = Options { stream: true, include_usage, ..Options::PLAIN };
             let sent = answer(body.clone(), Endpoint::Chat, asked, Carried::Nothing).unwrap();
             let sent = sent.into_bytes();
             serde_json::from_slice::<serde_json::Value>(&sent).unwrap()["stream_options"].clone()

@@ -188,17 +188,7 @@ mod tests {
     }
 
     fn facts(change: impl FnOnce(&mut Facts)) -> Facts {
-        let options = Options {
-            stream: false,
-            include_usage: false,
-            samples: 1,
-            n: 1,
-            bypasses_cache: None,
-            embeds: false,
-            engine_takes_turns: false,
-            refusable: false,
-            max_tokens: Some(50),
-        };
+        let options = Options { max_tokens: Some(50), ..Options::PLAIN };
         let mut facts = Facts {
             flow: RequestFlow::PrefillFirst,
             threshold: None,
