@@ -14,6 +14,7 @@ mod owned;
 mod refusal;
 mod routers;
 mod status;
+mod tls;
 mod token;
 
 #[cfg(test)]
@@ -31,6 +32,7 @@ pub(crate) use self::load::LoadTeller;
 pub(crate) use self::refusal::PROTOCOL;
 pub use self::refusal::Refusal;
 pub use self::status::{RouterStatus, Stage, Status};
+pub use self::tls::Tls;
 pub use self::token::Token;
 
 use crate::mirror::Mirror;
@@ -59,28 +61,6 @@ pub struct Config {
     pub timing: Timing,
     /// Where it is shown how each router stands.
     pub status: Status,
-}
-
-/// TLS towards routers.
-#[derive(Clone)]
-pub struct Tls {
-    /// Certificates of those who may vouch for a router, as PEM.
-    pub ca_pem: Vec<u8>,
-    /// The side-car's own certificate and key, as PEM, where routers ask for them.
-    pub identity_pem: Option<(Vec<u8>, Vec<u8>)>,
-    /// The name in a router's certificate, where it is not that of its address.
-    pub server_name: Option<String>,
-}
-
-/// Keys are shown to nobody.
-impl fmt::Debug for Tls {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { identity_pem, server_name, .. } = self;
-        let has_identity = identity_pem.is_some();
-        let mut shown = f.debug_struct("Tls");
-        shown.field("has_identity", &has_identity).field("server_name", server_name);
-        shown.finish_non_exhaustive()
-    }
 }
 
 /// Times of an attachment.

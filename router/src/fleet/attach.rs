@@ -30,7 +30,6 @@ use tokio::sync::mpsc;
 use tokio::task::JoinSet;
 use tokio_util::sync::CancellationToken;
 use tonic::transport::Server;
-use tonic::transport::server::TlsConnectInfo;
 use tonic::{Code, Request, Response, Status, Streaming};
 
 pub use blocks::{Blocks, Fault, RANKS_MAX};
@@ -44,6 +43,7 @@ use connection::Peer;
 use inbound::Inbound;
 use seats::{Newcomer, Outbound, Seated, Seats};
 use session::Session;
+use tls::Certificates;
 
 /// Longest message of a side-car, in bytes: theirs tell of some thousands of blocks each.
 const MESSAGE_MAX_BYTES: usize = 1 << 20;
@@ -135,15 +135,12 @@ fn serve(
         .http2_keepalive_timeout(Some(KEEP_ALIVE))
         .max_concurrent_streams(STREAMS_MAX)
         .http2_max_header_list_size(HEADERS_MAX_BYTES);
-    if let Some(tls) = &config.tls {
-        let failed = |(key, why)| io::Error::other(format!("fleet.tls.{key} {why}"));
-        let tls = read_tls(tls).map_err(failed)?.timeout(connection::PROOF);
-        server = server.tls_config(tls).map_err(io::Error::other)?;
-    }
+    let tls = config.tls.clone().map(|files| Certificates::open(files, Instant::now()));
     let tokens = config.token.clone().map(|source| Tokens::open(source, Instant::now()));
     let failed = |error| io::Error::other(format!("fleet.token: {error}"));
     let tokens = tokens.transpose().map_err(failed)?;
-    let incoming = connection::incoming(listener, config.attach_max + CONNECTIONS_BESIDE);
+    let incoming =
+        connection::incoming(listener, config.attach_max + CONNECTIONS_BESIDE, tls.transpose()?);
     let until = house.stop.clone().cancelled_owned();
     let door = Door { house, tokens, tasks };
     let service = FleetServiceServer::new(door).max_decoding_message_size(MESSAGE_MAX_BYTES);
@@ -236,9 +233,7 @@ impl FleetService for Door {
                 return Err(Status::unauthenticated("`authorization: Bearer TOKEN` is needed"));
             }
         }
-        let extensions = request.extensions();
-        let secured = extensions.get::<TlsConnectInfo<Peer>>().map(TlsConnectInfo::get_ref);
-        if let Some(peer) = extensions.get::<Peer>().or(secured) {
+        if let Some(peer) = request.extensions().get::<Peer>() {
             peer.prove();
         }
         let (outbound, answers) = mpsc::channel(ANSWERS_MAX);

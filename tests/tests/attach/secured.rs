@@ -1,8 +1,10 @@
 //! TLS between side-car and router.
 
 use std::path::Path;
+use std::time::Duration;
 
 use splitrail_tests::Cluster;
+use splitrail_tests::cluster::eventually;
 use splitrail_tests::side_car::{SideCar, hello};
 use tonic::transport::{Certificate, Channel, ClientTlsConfig, Endpoint, Identity};
 
@@ -20,7 +22,10 @@ fn pem(name: &str) -> Vec<u8> {
 async fn secured(client_ca: bool) -> Cluster {
     let ca =
         if client_ca { format!(", client_ca: {:?}", fixture("ca.pem")) } else { String::new() };
-    let (cert, key) = (fixture("router.pem"), fixture("router.key"));
+    secured_by(&fixture("router.pem"), &fixture("router.key"), &ca).await
+}
+
+async fn secured_by(cert: &str, key: &str, ca: &str) -> Cluster {
     router(&format!("fleet: {{ tls: {{ cert: {cert:?}, key: {key:?}{ca} }} }}")).await
 }
 
@@ -55,4 +60,28 @@ async fn only_certificates_of_the_authority_are_let_in() {
     }
     let car = SideCar::attach_over(channel(&router, Some("side-car")), None, hello).await;
     assert_eq!(car.expect("it may attach").welcome.model, "sim");
+}
+
+#[tokio::test]
+async fn a_certificate_is_exchanged_while_the_router_runs() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let path = |name: &str| folder.path().join(name).display().to_string();
+    let put = |name: &str| {
+        std::fs::copy(fixture(&format!("{name}.key")), path("tls.key")).expect("copied");
+        std::fs::copy(fixture(&format!("{name}.pem")), path("tls.pem")).expect("copied");
+    };
+    put("stranger");
+    let router = secured_by(&path("tls.pem"), &path("tls.key"), "").await;
+    let attach = async || {
+        SideCar::attach_over(channel(&router, None), None, hello("s0", "http://127.0.0.1:9")).await
+    };
+    assert!(attach().await.is_err(), "nobody vouches for it");
+
+    put("router");
+    // The files are looked at once a second.
+    eventually("the new certificate is shown", async || attach().await.is_ok()).await;
+
+    std::fs::write(path("tls.key"), "half of a k").expect("written");
+    tokio::time::sleep(Duration::from_millis(1100)).await;
+    assert!(attach().await.is_ok(), "the earlier one holds until there is a whole one");
 }

@@ -12,7 +12,6 @@ use tokio::time::{Instant, sleep, timeout};
 use tonic::transport::{Certificate, Channel, ClientTlsConfig, Endpoint, Identity};
 use tonic::{Request, Streaming};
 
-use super::Tls;
 use super::claims::Claim;
 use super::link::Link;
 use super::outgoing::{Outgoing, Pulse, Start, Steer};
@@ -167,21 +166,12 @@ async fn connect(link: &Link, tasks: &Tasks) -> Result<Channel, Ended> {
         endpoint = endpoint.origin(origin);
     }
     if let Some(tls) = &link.config.tls {
-        endpoint = endpoint.tls_config(client_tls(tls, link.name.host())).map_err(Ended::Tls)?;
+        let tls = tls.client(link.name.host()).await.map_err(Ended::Certificates)?;
+        endpoint = endpoint.tls_config(tls).map_err(Ended::Tls)?;
     }
     match timeout(timing.connect_timeout, endpoint.connect()).await {
         Ok(connected) => connected.map_err(failed),
         Err(_) => Err(Ended::Connect("no answer in time".to_owned())),
-    }
-}
-
-fn client_tls(tls: &Tls, host: &str) -> ClientTlsConfig {
-    let name = tls.server_name.as_deref().unwrap_or(host);
-    let config =
-        ClientTlsConfig::new().ca_certificate(Certificate::from_pem(&tls.ca_pem)).domain_name(name);
-    match &tls.identity_pem {
-        Some((certificate, key)) => config.identity(Identity::from_pem(certificate, key)),
-        None => config,
     }
 }
 

@@ -54,6 +54,8 @@ impl Refusal {
 pub(super) enum Ended {
     #[error("cannot read the token: {0}")]
     Token(std::io::Error),
+    #[error("cannot read the certificates: {0}")]
+    Certificates(std::io::Error),
     #[error("TLS cannot be set up: {0}")]
     Tls(tonic::transport::Error),
     #[error("cannot connect: {0}")]
@@ -78,7 +80,8 @@ impl Ended {
     /// Whether the next try is likely to end the same way, unless somebody does something.
     pub(super) fn is_for_good(&self) -> bool {
         match self {
-            Self::Token(_) | Self::Tls(_) | Self::NotWelcome | Self::Refused(_) => true,
+            Self::Token(_) | Self::Certificates(_) | Self::Tls(_) => true,
+            Self::NotWelcome | Self::Refused(_) => true,
             Self::Status(status) => matches!(
                 status.code(),
                 Code::Unauthenticated

@@ -2,7 +2,6 @@
 
 use std::io;
 use std::net::SocketAddr;
-use std::path::Path;
 
 use http::uri::Authority;
 use splitrail_proto::v1::WorkerRole;
@@ -78,7 +77,7 @@ pub(super) fn attach(
         model: config.model.clone().unwrap_or_default(),
         grace: config.drain.grace,
         token,
-        tls: config.tls.as_ref().map(read_tls).transpose().map_err(StartError::Tls)?,
+        tls: config.tls.as_ref().map(tls).transpose().map_err(StartError::Tls)?,
         timing: attach::Timing::default(),
         status,
     })
@@ -115,14 +114,10 @@ fn url(config: &Config, bound: SocketAddr) -> String {
     config.advertise.clone().unwrap_or_else(|| format!("http://{bound}"))
 }
 
-fn read_tls(tls: &Tls) -> io::Result<attach::Tls> {
-    let read = |path: &Path| {
-        std::fs::read(path)
-            .map_err(|error| io::Error::new(error.kind(), format!("{}: {error}", path.display())))
-    };
-    let identity_pem = match (&tls.cert, &tls.key) {
-        (Some(cert), Some(key)) => Some((read(cert)?, read(key)?)),
-        _ => None,
-    };
-    Ok(attach::Tls { ca_pem: read(&tls.ca)?, identity_pem, server_name: tls.server_name.clone() })
+/// Where the files are; whether they can be read is found out now rather than at the first router.
+fn tls(tls: &Tls) -> io::Result<attach::Tls> {
+    let identity = tls.cert.clone().zip(tls.key.clone());
+    let tls = attach::Tls { ca: tls.ca.clone(), identity, server_name: tls.server_name.clone() };
+    tls.read()?;
+    Ok(tls)
 }

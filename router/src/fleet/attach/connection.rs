@@ -5,7 +5,7 @@ use std::pin::Pin;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::task::{Context, Poll, ready};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use futures_util::Stream;
 use futures_util::stream;
@@ -13,10 +13,13 @@ use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use tokio::time::{Sleep, sleep};
+use tokio_rustls::{Accept, TlsAcceptor};
 use tonic::transport::server::Connected;
 
+use super::tls::Certificates;
+
 /// How long a connection may last before somebody has proven who they are.
-pub(super) const PROOF: Duration = Duration::from_secs(10);
+const PROOF: Duration = Duration::from_secs(10);
 /// After a failure to accept, for lack of files say.
 const PAUSE: Duration = Duration::from_millis(100);
 
@@ -35,10 +38,51 @@ impl Peer {
 
 /// A connection, which ends unless somebody proves who they are.
 pub(super) struct Connection {
-    io: TcpStream,
+    io: Io,
     peer: Peer,
     proof: Pin<Box<Sleep>>,
     _room: OwnedSemaphorePermit,
+}
+
+/// What bytes pass through.
+trait Duplex: AsyncRead + AsyncWrite + Send + Unpin {}
+
+impl<T: AsyncRead + AsyncWrite + Send + Unpin> Duplex for T {}
+
+enum Io {
+    /// The two ends agree on keys; whoever reads or writes first moves that on.
+    Greeting(Box<Accept<TcpStream>>),
+    Open(Box<dyn Duplex>),
+    /// They did not agree.
+    Failed,
+}
+
+impl Io {
+    fn new(stream: TcpStream, tls: Option<&Certificates>) -> Self {
+        match tls {
+            None => Self::Open(Box::new(stream)),
+            Some(tls) => {
+                let acceptor = TlsAcceptor::from(tls.current(Instant::now()));
+                Self::Greeting(Box::new(acceptor.accept(stream)))
+            }
+        }
+    }
+
+    /// The open connection, once it is.
+    fn poll_open(
+        &mut self,
+        context: &mut Context<'_>,
+    ) -> Poll<io::Result<Pin<&mut (dyn Duplex + 'static)>>> {
+        if let Self::Greeting(greeting) = self {
+            let greeted = ready!(Pin::new(&mut **greeting).poll(context));
+            *self = Self::Failed;
+            *self = Self::Open(Box::new(greeted?));
+        }
+        match self {
+            Self::Open(open) => Poll::Ready(Ok(Pin::new(&mut **open))),
+            _ => Poll::Ready(Err(io::ErrorKind::NotConnected.into())),
+        }
+    }
 }
 
 impl Connected for Connection {
@@ -55,7 +99,10 @@ impl AsyncRead for Connection {
         context: &mut Context<'_>,
         buffer: &mut ReadBuf<'_>,
     ) -> Poll<io::Result<()>> {
-        let read = Pin::new(&mut self.io).poll_read(context, buffer);
+        let read = match self.io.poll_open(context) {
+            Poll::Ready(open) => open?.poll_read(context, buffer),
+            Poll::Pending => Poll::Pending,
+        };
         if read.is_pending() && !self.proof.is_elapsed() {
             ready!(self.proof.as_mut().poll(context));
         }
@@ -72,15 +119,15 @@ impl AsyncWrite for Connection {
         context: &mut Context<'_>,
         bytes: &[u8],
     ) -> Poll<io::Result<usize>> {
-        Pin::new(&mut self.io).poll_write(context, bytes)
+        ready!(self.io.poll_open(context))?.poll_write(context, bytes)
     }
 
     fn poll_flush(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
-        Pin::new(&mut self.io).poll_flush(context)
+        ready!(self.io.poll_open(context))?.poll_flush(context)
     }
 
     fn poll_shutdown(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
-        Pin::new(&mut self.io).poll_shutdown(context)
+        ready!(self.io.poll_open(context))?.poll_shutdown(context)
     }
 
     fn poll_write_vectored(
@@ -88,21 +135,23 @@ impl AsyncWrite for Connection {
         context: &mut Context<'_>,
         bytes: &[io::IoSlice<'_>],
     ) -> Poll<io::Result<usize>> {
-        Pin::new(&mut self.io).poll_write_vectored(context, bytes)
+        ready!(self.io.poll_open(context))?.poll_write_vectored(context, bytes)
     }
 
     fn is_write_vectored(&self) -> bool {
-        self.io.is_write_vectored()
+        matches!(&self.io, Io::Open(open) if open.is_write_vectored())
     }
 }
 
-/// The connections that a listener accepts, no more than so many at once. No failure ends it.
+/// The connections that a listener accepts, no more than so many at once. No failure ends it,
+/// and nobody waits for another's greeting.
 pub(super) fn incoming(
     listener: TcpListener,
     connections_max: usize,
+    tls: Option<Certificates>,
 ) -> impl Stream<Item = io::Result<Connection>> {
     let room = Arc::new(Semaphore::new(connections_max));
-    stream::unfold((listener, room), async |(listener, room)| {
+    stream::unfold((listener, room, tls), async |(listener, room, tls)| {
         // Nobody closes it.
         let permit = Arc::clone(&room).acquire_owned().await.ok()?;
         let accepted = listener.accept().await;
@@ -110,7 +159,7 @@ pub(super) fn incoming(
             Ok((io, _)) => {
                 // A socket that is already gone is found out by the next read.
                 let _gone = io.set_nodelay(true);
-                let proof = Box::pin(sleep(PROOF));
+                let (io, proof) = (Io::new(io, tls.as_ref()), Box::pin(sleep(PROOF)));
                 Ok(Connection { io, peer: Peer::default(), proof, _room: permit })
             }
             Err(error) => {
@@ -118,6 +167,6 @@ pub(super) fn incoming(
                 Err(error)
             }
         };
-        Some((connection, (listener, room)))
+        Some((connection, (listener, room, tls)))
     })
 }
