@@ -42,7 +42,7 @@ pub struct Config {
     /// it is set.
     #[serde(default)]
     pub token: Option<Secret>,
-    /// TLS towards routers; left out, connections are in the clear.
+    /// TLS towards routers, its files read again for each connection; left out, connections are in the clear.
     #[serde(default)]
     pub tls: Option<Tls>,
     /// The seed of block hashes that routers must have; left out, the first router's. A router

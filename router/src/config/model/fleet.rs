@@ -22,7 +22,7 @@ pub struct FleetConfig {
     /// side-cars, of discovery and of the admin listener. Names are looked up first.
     #[schemars(with = "Vec<String>")]
     pub networks: Vec<Network>,
-    /// The fleet listener's certificate; left out, it speaks plain text.
+    /// The fleet listener's certificate, its files read again as side-cars connect; left out, it speaks plain text.
     pub tls: Option<FleetTls>,
     /// Side-cars that may be attached at once.
     #[schemars(range(min = 1, max = 65_000))]
