@@ -154,8 +154,8 @@ impl Connection {
         }
     }
 
-    /// The next message, if all of it is in the buffer.
-    fn message(&mut self) -> Result<Option<Vec<Bytes>>, WireError> {
+    /// The next message, if all of it is in the buffer: nothing is read.
+    pub(crate) fn message(&mut self) -> Result<Option<Vec<Bytes>>, WireError> {
         while let Some((header, body)) = self.frame()? {
             if header.is_command {
                 // Of commands there is only PING, which nobody sends unasked.

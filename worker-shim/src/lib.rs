@@ -15,3 +15,5 @@ pub mod proxy;
 pub mod run;
 pub mod status;
 pub mod telemetry;
+
+pub use beat::begin as begin_beats;

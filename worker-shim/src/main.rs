@@ -10,6 +10,7 @@ use splitrail_settings::logging::{self, LogFormat};
 use splitrail_settings::process::{raise_descriptor_limit, write_whole};
 use splitrail_shim::config::{self, Loaded};
 use splitrail_shim::run::{Ended, Running, StartError};
+use tokio::runtime::Builder;
 use tokio::signal::unix::{Signal, SignalKind, signal};
 
 /// Exit codes as of sysexits.h.
@@ -90,10 +91,20 @@ enum Command {
 /// Exit code and message.
 type Failure = (u8, String);
 
-// One thread: what a side-car does is passing on small pieces, and another thread costs more
-// in waking up than it takes off. Copies of everything are made on threads of their own.
-#[tokio::main(flavor = "current_thread")]
-async fn main() -> ExitCode {
+fn main() -> ExitCode {
+    // One thread: what a side-car does is passing on small pieces, and another thread costs more
+    // in waking up than it takes off. Copies of everything are made on threads of their own.
+    splitrail_shim::begin_beats();
+    match Builder::new_current_thread().enable_all().build() {
+        Ok(runtime) => runtime.block_on(command()),
+        Err(error) => {
+            say_error(&error.to_string());
+            exit::OS_ERROR.into()
+        }
+    }
+}
+
+async fn command() -> ExitCode {
     let args = match Args::try_parse() {
         Ok(args) => args,
         Err(error) => {

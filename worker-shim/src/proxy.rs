@@ -17,6 +17,7 @@ mod refusal;
 mod tasks;
 mod traffic;
 mod upstream;
+mod wakes;
 
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;

@@ -11,9 +11,9 @@
 //! that has forgotten too much.
 
 use std::collections::VecDeque;
-use std::hash::{DefaultHasher, Hash, Hasher};
 
 use bytes::Bytes;
+use xxhash_rust::xxh3::xxh3_64;
 
 use super::subscription::{BufferLimits, ResetReason, SyncOutcome};
 
@@ -326,7 +326,5 @@ impl Sequencer {
 }
 
 fn fingerprint(payload: &[u8]) -> u64 {
-    let mut hasher = DefaultHasher::new();
-    payload.hash(&mut hasher);
-    hasher.finish()
+    xxh3_64(payload)
 }

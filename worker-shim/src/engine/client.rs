@@ -65,10 +65,16 @@ impl EngineClient {
     }
 
     /// The text at a path.
-    pub(super) async fn get(&self, path: &str, patience: Duration) -> Result<String, AskError> {
+    pub(super) async fn text(&self, path: &str, patience: Duration) -> Result<String, AskError> {
+        let body = self.get(path, patience).await?;
+        String::from_utf8(body.into()).map_err(|_| AskError::Body)
+    }
+
+    /// What is at a path.
+    pub(super) async fn get(&self, path: &str, patience: Duration) -> Result<Bytes, AskError> {
         let answer = self.ask(Method::GET, path, None, Bytes::new(), patience).await?;
         match answer.status {
-            200 => String::from_utf8(answer.body.into()).map_err(|_| AskError::Body),
+            200 => Ok(answer.body),
             status => Err(AskError::Status(status)),
         }
     }

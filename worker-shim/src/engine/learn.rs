@@ -139,13 +139,13 @@ impl Learner<'_> {
     }
 
     async fn ask_identity(&self) -> Result<Told, AskError> {
-        let models = self.client.get(MODELS_PATH, PATIENCE).await?;
+        let models = self.client.text(MODELS_PATH, PATIENCE).await?;
         let served = identity::served_model(&models).ok_or(AskError::Body)?;
         let model = match &self.settings.model {
             Some(name) => ServedModel { name: name.clone(), ..served },
             None => served,
         };
-        let version = optional(self.client.get(VERSION_PATH, PATIENCE).await)?;
+        let version = optional(self.client.text(VERSION_PATH, PATIENCE).await)?;
         let version = version.as_deref().and_then(identity::version);
         let figures = self.polled.borrow().figures.clone();
         let sources = self.sources(figures.ranks.unwrap_or(1)).await?;
@@ -158,7 +158,7 @@ impl Learner<'_> {
             let first = EventSource { rank: 0, events, replay: settings.kv_replay.clone() };
             return Ok(Some(identity::of_all_ranks(&[first], ranks)));
         }
-        let Some(text) = optional(self.client.get(EVENT_SOURCES_PATH, PATIENCE).await)? else {
+        let Some(text) = optional(self.client.text(EVENT_SOURCES_PATH, PATIENCE).await)? else {
             return Ok(None);
         };
         match identity::event_sources(&text, &settings.host) {

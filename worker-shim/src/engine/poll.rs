@@ -104,7 +104,7 @@ impl Polled {
 async fn ask(client: &EngineClient) -> Result<Option<EngineLoad>, AskError> {
     client.get(HEALTH_PATH, PATIENCE).await?;
     match client.get(METRICS_PATH, PATIENCE).await {
-        Ok(text) => Ok(Some(EngineLoad::parse(&text))),
+        Ok(text) => Ok(Some(EngineLoad::from_bytes(&text))),
         Err(AskError::Status(_) | AskError::Body) => Ok(None),
         Err(error) => Err(error),
     }

@@ -4,11 +4,16 @@
 //! not streamed; all other replies say null there. Inside a JSON string the quotes of the
 //! key would be escaped, so no text can pass for it.
 
+use std::sync::LazyLock;
+
+use memchr::memmem::Finder;
+
 /// Replies are looked through up to here; a prefill's has one token, and a few bytes per
 /// block.
 const SCANNED_MAX_BYTES: usize = 256 << 10;
 
 const KEY: &[u8] = b"\"kv_transfer_params\"";
+static KEY_FINDER: LazyLock<Finder<'static>> = LazyLock::new(|| Finder::new(KEY));
 
 /// Looks for a hand-off in a reply that comes in pieces.
 #[derive(Debug, Default)]
@@ -39,10 +44,16 @@ impl Scan {
         let mut rest = &piece[..piece.len().min(left)];
         self.seen_bytes += rest.len();
         while self.state != State::Done {
-            if self.state == State::Outside {
+            if self.state == State::Outside && rest.len() >= KEY.len() {
                 // Most bytes are passed over here.
-                let Some(at) = rest.iter().position(|byte| *byte == KEY[0]) else { break };
-                rest = &rest[at..];
+                rest = match KEY_FINDER.find(rest) {
+                    Some(at) => {
+                        self.state = State::Colon;
+                        &rest[at + KEY.len()..]
+                    }
+                    // The key may begin in what is too short for it.
+                    None => &rest[rest.len() + 1 - KEY.len()..],
+                };
             }
             let Some((byte, behind)) = rest.split_first() else { break };
             rest = behind;

@@ -3,7 +3,6 @@
 //! by it again.
 
 mod line;
-mod wakes;
 
 use std::collections::VecDeque;
 use std::io;

@@ -183,20 +183,27 @@ impl<'a> Cursor<'a> {
     /// So many whole numbers of 32 bits: a prompt's tokens, which are most of a payload.
     pub(super) fn u32s(&mut self, count: usize, field: &'static str) -> Result<Vec<u32>> {
         let mut numbers = Vec::with_capacity(count.min(self.remaining()));
-        for _ in 0..count {
+        while numbers.len() < count {
             // The forms that encoders choose for them; others are read as any number is.
-            let rest = self.bytes.get(self.offset..).unwrap_or_default();
-            let (number, width) = match *rest {
-                [value @ 0..=0x7f, ..] => (u32::from(value), 1),
-                [0xcd, a, b, ..] => (u32::from(u16::from_be_bytes([a, b])), 3),
-                [0xce, a, b, c, d, ..] => (u32::from_be_bytes([a, b, c, d]), 5),
-                _ => {
-                    numbers.push(self.u32(field)?);
-                    continue;
-                }
-            };
-            numbers.push(number);
-            self.offset += width;
+            let mut rest = self.bytes.get(self.offset..).unwrap_or_default();
+            numbers.extend((numbers.len()..count).map_while(|_| {
+                let (number, behind) = match *rest {
+                    [0xce, a, b, c, d, ref behind @ ..] => {
+                        (u32::from_be_bytes([a, b, c, d]), behind)
+                    }
+                    [0xcd, a, b, ref behind @ ..] => {
+                        (u32::from(u16::from_be_bytes([a, b])), behind)
+                    }
+                    [value @ 0..=0x7f, ref behind @ ..] => (u32::from(value), behind),
+                    _ => return None,
+                };
+                rest = behind;
+                Some(number)
+            }));
+            self.offset = self.bytes.len() - rest.len();
+            if numbers.len() < count {
+                numbers.push(self.u32(field)?);
+            }
         }
         Ok(numbers)
     }

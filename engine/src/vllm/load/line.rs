@@ -15,13 +15,13 @@ pub(super) struct Line<'a> {
 impl<'a> Line<'a> {
     /// The sample on this line, if its name is `wanted`; `None` for comments, others'
     /// metrics, and lines that are malformed.
-    pub(super) fn parse(line: &'a str, wanted: impl Fn(&str) -> bool) -> Option<Self> {
-        let line = line.strip_prefix("vllm:")?;
-        let name_end = line.bytes().position(|byte| matches!(byte, b'{' | b' '))?;
-        let (name, rest) = line.split_at(name_end);
-        if !wanted(name) {
+    pub(super) fn parse(line: &'a [u8], wanted: impl Fn(&[u8]) -> bool) -> Option<Self> {
+        let line = line.strip_prefix(b"vllm:")?;
+        let name_end = memchr::memchr2(b'{', b' ', line)?;
+        if !wanted(&line[..name_end]) {
             return None;
         }
+        let (name, rest) = std::str::from_utf8(line).ok()?.split_at_checked(name_end)?;
         let (labels, rest) = match rest.strip_prefix('{') {
             Some(rest) => {
                 let labels = rest.split_at_checked(labels_len(rest)?)?;

@@ -119,6 +119,15 @@ impl Session {
                 }
                 continue;
             }
+            // What was read at once is dealt with at once, before it is looked who else has news.
+            match live.message() {
+                Ok(Some(frames)) => {
+                    self.live(frames, &mut actions).await?;
+                    continue;
+                }
+                Ok(None) => {}
+                Err(error) => break error,
+            }
             let idle_at = self.idle_at;
             let asks = self.subscription.pacing.as_mut().map(|pacing| &mut pacing.asks);
             tokio::select! {

@@ -16,8 +16,8 @@ use tokio::net::TcpStream;
 
 use super::super::bodies::Upload;
 use super::super::tasks::Tasks;
+use super::super::wakes::Wakes;
 use super::Idle;
-use super::wakes::Wakes;
 
 type Wire = http1::Connection<TokioIo<TcpStream>, Upload>;
 type Sent = Result<Response<Incoming>, TrySendError<http::Request<Upload>>>;

@@ -1,8 +1,9 @@
-//! The waker of a connection that is driven by whoever waits for what comes over it.
+//! The waker of a part of a task, such as a connection that is driven by whoever waits for what
+//! comes over it.
 //!
-//! Driver and connection are one task. What the connection tells its own body wakes nobody
-//! then: it is seen in the same round. Only what comes from outside wakes the task; and as long
-//! as nothing has come, there is nothing to see.
+//! Driver and part are one task. What the part tells itself, as a connection does its own body,
+//! wakes nobody then: it is seen in the same round. Only what comes from outside wakes the task;
+//! and as long as nothing has come for the part, it is not looked at.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU8, Ordering};
