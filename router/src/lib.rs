@@ -22,6 +22,8 @@ pub mod reply;
 
 pub mod ledger;
 
+mod memory;
+
 pub mod admin;
 pub mod assemble;
 pub mod config;

@@ -4,14 +4,19 @@
 //! newer Unicode tables give other ids for some text. One of them does its work where it
 //! was seen to give the same ids (`fast`).
 
+mod compact;
 mod fast;
+mod file;
 mod files;
 mod memo;
 mod pieces;
 mod proof;
 mod rebuild;
+mod reference;
+mod scanner;
 mod select;
 mod special;
+mod words;
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -21,7 +26,9 @@ use serde_json::Value;
 use tokenizers::AddedToken;
 
 use super::template::SpecialTokens;
-use fast::Fast;
+use crate::memory;
+use fast::{Example, Fast};
+use file::File;
 use files::Files;
 pub use memo::Tenant;
 use rebuild::{Family, Finish};
@@ -73,19 +80,6 @@ enum Library {
     Fast(Box<Fast>),
 }
 
-impl Library {
-    fn choose(reference: tokenizers::Tokenizer) -> Self {
-        match Fast::prove(&reference) {
-            // The reference takes as much memory again, and has nothing to add.
-            Ok(fast) => Self::Fast(Box::new(fast)),
-            Err(why) => {
-                tracing::info!(why, "prompts are tokenised by the reference library, slowly");
-                Self::Reference(Box::new(reference))
-            }
-        }
-    }
-}
-
 impl std::fmt::Debug for Tokenizer {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_struct("Tokenizer")
@@ -112,6 +106,7 @@ impl Tokenizer {
         // Reading takes several times the memory that the result has, and the quick library
         // keeps some for each thread that has used it: all of that goes with this thread.
         let loaded = thread::scope(|scope| scope.spawn(|| Self::read(path)).join());
+        memory::give_back();
         loaded.unwrap_or_else(|panic| std::panic::resume_unwind(panic))
     }
 
@@ -123,8 +118,7 @@ impl Tokenizer {
             message,
             hint: "the file must be a tokenizer of the Hugging Face `tokenizers` library, 0.22 or older",
         };
-        let file: Value = serde_json::from_slice(&files.tokenizer_json)
-            .map_err(|error| located(error.to_string()))?;
+        let text = std::mem::take(&mut files.tokenizer_json);
         let mut notes = std::mem::take(&mut files.notes);
         if files.model.is_none() {
             notes.push(
@@ -133,21 +127,13 @@ impl Tokenizer {
                     .to_owned(),
             );
         }
+        let file = File::read(&text).map_err(|error| located(error.to_string()))?;
         let plan = Plan::new(&files, &file);
-        // A tree of a hundred thousand entries: the next one takes its memory.
-        drop(file);
+        let text = plan.serialised.as_deref().unwrap_or(&text);
         notes.extend(plan.note.clone());
-        let mut inner = tokenizers::Tokenizer::from_bytes(&plan.serialised)
-            .map_err(|error| located(error.to_string()))?;
-        // A file may keep the lengths of its training run; engines switch both off.
-        inner.with_truncation(None).map_err(|error| located(error.to_string()))?;
-        inner.with_padding(None);
-        let split_special_tokens =
-            files.config.get("split_special_tokens") == Some(&Value::Bool(true));
-        inner.set_encode_special_tokens(split_special_tokens);
-        let size = inner.get_vocab_size(true);
-        let added = plan.add_tokens(&mut inner);
-        let grown = inner.get_vocab_size(true) - size;
+        let splits_special = files.config.get("split_special_tokens") == Some(&Value::Bool(true));
+        let build = || plan.build(text, splits_special).map_err(|error| located(error.to_string()));
+        let Built { tokenizer, described, grown, added } = build()?;
         if grown > 0 && plan.family.is_none() {
             notes.push(format!(
                 "{grown} tokens of the configuration were missing in tokenizer.json and were added"
@@ -155,17 +141,17 @@ impl Tokenizer {
         }
         let special = plan.tokens.variables();
         let mut fingerprint = Fnv::default();
-        fingerprint.write(&plan.serialised);
+        fingerprint.write(text);
         fingerprint.write(format!("{:?} {added:?}", plan.unsupported).as_bytes());
-        fingerprint.write(&[u8::from(split_special_tokens)]);
+        fingerprint.write(&[u8::from(splits_special)]);
         for (name, text) in special.iter().chain(&files.templates) {
             fingerprint.write(name.as_bytes());
             fingerprint.write(text.as_bytes());
         }
-        let vocab_size = inner.get_vocab_size(true);
+        let vocab_size = tokenizer.get_vocab_size(true);
         let library = match plan.unsupported {
-            Some(_) => Library::Reference(Box::new(inner)),
-            None => Library::choose(inner),
+            Some(_) => Library::Reference(Box::new(tokenizer)),
+            None => choose(text, tokenizer, described, || Ok(build()?.tokenizer))?,
         };
         Ok(Self {
             library,
@@ -266,32 +252,75 @@ impl Tokenizer {
     }
 }
 
+/// The quick library where it does the reference's work. The reference takes as much memory
+/// again, and has nothing to add: it is gone before the other is built, and built once more
+/// where that was in vain.
+fn choose(
+    text: &[u8],
+    reference: tokenizers::Tokenizer,
+    described: Option<Value>,
+    again: impl Fn() -> Result<tokenizers::Tokenizer, LoadError>,
+) -> Result<Library, LoadError> {
+    let slowly = |why: &str| {
+        tracing::info!(why, "prompts are tokenised by the reference library, slowly");
+    };
+    let example = described.ok_or_else(|| "a model that is not BPE".to_owned());
+    let example = match example.and_then(|described| Example::of(&reference, described)) {
+        Ok(example) => example,
+        Err(why) => {
+            slowly(&why);
+            return Ok(Library::Reference(Box::new(reference)));
+        }
+    };
+    drop(reference);
+    let file = File::read(text).map_err(|error| error.to_string());
+    match file.and_then(|file| Fast::prove(&file, &example)) {
+        Ok(fast) => Ok(Library::Fast(Box::new(fast))),
+        Err(why) => {
+            slowly(&why);
+            Ok(Library::Reference(Box::new(again()?)))
+        }
+    }
+}
+
 /// How the engine makes a tokenizer of the files.
 struct Plan {
     /// The class that rebuilds it; `None` uses the file as it is.
     family: Option<Family>,
     tokens: Tokens,
-    serialised: Vec<u8>,
+    /// The `tokenizer.json` of that class.
+    serialised: Option<Vec<u8>>,
     unsupported: Option<&'static str>,
     note: Option<String>,
 }
 
+/// A reference, and how it came about.
+struct Built {
+    tokenizer: tokenizers::Tokenizer,
+    /// What it says of itself, if it is of BPE; see [`reference::build`].
+    described: Option<Value>,
+    /// By how many tokens the configuration's made it grow.
+    grown: usize,
+    /// These tokens.
+    added: Vec<AddedToken>,
+}
+
 impl Plan {
-    fn new(files: &Files, file: &Value) -> Self {
+    fn new(files: &Files, file: &File<'_>) -> Self {
         let selected = select::select(&files.folder, &files.config, files.model.as_ref());
         let read = |family| {
             let sources = Sources {
                 config: &files.config,
                 special_map: &files.special_map,
                 added: &files.added,
-                file,
+                file: &file.rest,
             };
             Tokens::read(&sources, family)
         };
         let as_is = |what: Option<String>| Self {
             family: None,
             tokens: read(None),
-            serialised: files.tokenizer_json.clone(),
+            serialised: None,
             unsupported: what.is_some().then_some(REFUSAL),
             note: what.map(|what| {
                 format!(
@@ -307,16 +336,20 @@ impl Plan {
             Selected::Rebuilt(family) => family,
         };
         let tokens = read(Some(family));
-        match family.rebuild(file, &files.config, tokens.unknown()) {
+        let rebuilt = family.rebuild(file, &files.config, tokens.unknown()).and_then(|rebuilt| {
+            let text = serde_json::to_vec(&rebuilt).map_err(|_| "a file that cannot be written")?;
+            Ok((rebuilt.rest, text))
+        });
+        match rebuilt {
             Err(what) => as_is(Some(format!("its {family:?} tokenizer class on {what}"))),
-            Ok(rebuilt) => {
+            Ok((rest, text)) => {
                 let differs = ["normalizer", "pre_tokenizer"]
                     .iter()
-                    .any(|part| file[*part] != rebuilt[*part]);
+                    .any(|part| file.rest[*part] != rest[*part]);
                 Self {
                     family: Some(family),
                     tokens,
-                    serialised: rebuilt.to_string().into_bytes(),
+                    serialised: Some(text),
                     unsupported: None,
                     note: differs.then(|| {
                         format!(
@@ -327,6 +360,19 @@ impl Plan {
                 }
             }
         }
+    }
+
+    /// The reference of that text.
+    fn build(&self, text: &[u8], splits_special: bool) -> tokenizers::Result<Built> {
+        let (mut tokenizer, described) = reference::build(text)?;
+        // A file may keep the lengths of its training run; engines switch both off.
+        tokenizer.with_truncation(None)?;
+        tokenizer.with_padding(None);
+        tokenizer.set_encode_special_tokens(splits_special);
+        let size = tokenizer.get_vocab_size(true);
+        let added = self.add_tokens(&mut tokenizer);
+        let grown = tokenizer.get_vocab_size(true) - size;
+        Ok(Built { tokenizer, described, grown, added })
     }
 
     /// Adds the configured tokens and says which.

@@ -1,14 +1,20 @@
 //! A quicker tokenizer, believed only where it gives the reference's ids.
 //!
 //! `fastokens` reads the same files and is some thirty times as fast, for the kinds of
-//! tokenizers that most models have. Whether a model's is one of them is not asked of its
-//! words but of its work: it is compared with the reference on hard texts when it is loaded.
+//! tokenizers that most models have, and for most of these [`Compact`] is as fast in a tenth of
+//! the memory. Whether a model's is one of them is not asked of its words but of its work: it is
+//! compared with the reference on hard texts when it is loaded. The reference is gone by then:
+//! each of the three takes as much memory to build as all else.
 
 use std::thread;
 
+use serde_json::{Value, json};
 use tokenizers::AddedToken;
 
+use super::compact::Compact;
+use super::file::File;
 use super::memo::{Memo, Tenant};
+use super::words::spelled;
 use super::{pieces, proof};
 
 /// What is kept of pieces of text and their ids.
@@ -18,44 +24,106 @@ const PIECE_BYTES: usize = 4 << 10;
 
 /// A tokenizer that has passed its proof.
 pub(super) struct Fast {
-    library: fastokens::Tokenizer,
+    library: Library,
     /// Where texts may be cut.
     memo: Option<Memo>,
 }
 
-impl Fast {
-    /// The same tokenizer as the reference.
+/// Who does the work.
+enum Library {
+    /// With words of our own, in a tenth of the memory.
+    Compact(Compact),
+    Whole(Box<fastokens::Tokenizer>),
+}
+
+/// What the reference does, once it is gone.
+pub(super) struct Example {
+    /// What it says of itself, with its added tokens, without vocabulary and merges.
+    described: Value,
+    added: Vec<AddedToken>,
+    /// Hard texts with their ids, without and with special tokens.
+    answers: Vec<(String, [Vec<u32>; 2])>,
+}
+
+impl Example {
+    /// Has a reference show what it does.
     ///
     /// # Errors
-    /// Why it is not the same, or nobody can tell.
-    pub(super) fn prove(reference: &tokenizers::Tokenizer) -> Result<Self, String> {
+    /// Why nobody else can do it.
+    pub(super) fn of(
+        reference: &tokenizers::Tokenizer,
+        mut described: Value,
+    ) -> Result<Self, String> {
         if reference.get_encode_special_tokens() {
             return Err("special tokens are split".to_owned());
         }
-        let added: Vec<AddedToken> = reference.get_added_tokens_decoder().into_values().collect();
+        let mut added: Vec<(u32, AddedToken)> =
+            reference.get_added_tokens_decoder().into_iter().collect();
+        added.sort_unstable_by_key(|(id, _)| *id);
         // It takes note of this flag and goes by its own way.
-        if added.iter().any(|token| token.single_word) {
+        if added.iter().any(|(_, token)| token.single_word) {
             return Err("tokens that match as whole words only".to_owned());
         }
-        stay_on_one_thread();
-        let described = serde_json::to_value(reference).map_err(|error| error.to_string())?;
-        let mut can_be_cut = pieces::can_be_cut(&described, &added);
-        let library =
-            fastokens::Tokenizer::from_json(described).map_err(|error| error.to_string())?;
-        let fast = Self { library, memo: None };
+        described["added_tokens"] = added.iter().map(|(id, token)| with_id(*id, token)).collect();
+        let added: Vec<AddedToken> = added.into_iter().map(|(_, token)| token).collect();
         let contents: Vec<&str> = added.iter().map(|token| token.content.as_str()).collect();
-        for text in proof::texts(&contents) {
-            for special in [false, true] {
-                let wanted = reference.encode_fast(text.as_str(), special);
-                let wanted = wanted.map_err(|error| error.to_string())?;
-                if fast.whole(&text, special).as_deref() != Some(wanted.get_ids()) {
+        let mut answers = Vec::new();
+        for text in proof::texts(&contents, &words(reference)) {
+            let ids = |special| -> Result<Vec<u32>, String> {
+                let encoding = reference.encode_fast(text.as_str(), special);
+                Ok(encoding.map_err(|error| error.to_string())?.get_ids().to_vec())
+            };
+            let both = [ids(false)?, ids(true)?];
+            answers.push((text, both));
+        }
+        Ok(Self { described, added, answers })
+    }
+}
+
+fn with_id(id: u32, token: &AddedToken) -> Value {
+    let mut token = json!(token);
+    token["id"] = json!(id);
+    token
+}
+
+/// Some of the vocabulary, as text.
+fn words(reference: &tokenizers::Tokenizer) -> Vec<String> {
+    const COUNT: usize = 1024;
+    let size = reference.get_vocab_size(false);
+    let ids = (0..size).step_by((size / COUNT).max(1));
+    ids.filter_map(|id| spelled(&reference.id_to_token(id as u32)?)).collect()
+}
+
+impl Fast {
+    /// A tokenizer of the same file that does the same.
+    ///
+    /// # Errors
+    /// Why there is none, or nobody can tell.
+    pub(super) fn prove(file: &File<'_>, example: &Example) -> Result<Self, String> {
+        stay_on_one_thread();
+        match Compact::read(file, &example.described).map(Library::Compact) {
+            Ok(compact) => match Self::prove_library(compact, example) {
+                Ok(fast) => return Ok(fast),
+                Err(why) => tracing::info!(why, "the compact tokenizer is of no use here"),
+            },
+            Err(why) => tracing::debug!(why, "no compact tokenizer"),
+        }
+        Self::prove_library(whole(file, &example.described)?, example)
+    }
+
+    fn prove_library(library: Library, example: &Example) -> Result<Self, String> {
+        let fast = Self { library, memo: None };
+        let mut can_be_cut = pieces::can_be_cut(&example.described, &example.added);
+        for (text, answers) in &example.answers {
+            for (special, wanted) in [false, true].into_iter().zip(answers) {
+                if fast.whole(text, special).as_ref() != Some(wanted) {
                     return Err("other ids for a hard text".to_owned());
                 }
                 // Cut wherever it can be.
                 let pieces: Option<Vec<Vec<u32>>> =
-                    pieces::pieces(&text, 0).map(|piece| fast.whole(piece, false)).collect();
-                let ids = fast.library.post_process(pieces.unwrap_or_default().concat(), special);
-                can_be_cut &= ids == wanted.get_ids();
+                    pieces::pieces(text, 0).map(|piece| fast.whole(piece, false)).collect();
+                let ids = fast.finish(pieces.unwrap_or_default().concat(), special);
+                can_be_cut &= ids == *wanted;
             }
         }
         Ok(Self { memo: can_be_cut.then(|| Memo::new(MEMO_BYTES)), ..fast })
@@ -75,12 +143,35 @@ impl Fast {
         for piece in pieces::pieces(text, PIECE_BYTES) {
             memo.append(tenant, piece, &mut ids, || self.whole(piece, false))?;
         }
-        Some(self.library.post_process(ids, add_special_tokens))
+        Some(self.finish(ids, add_special_tokens))
     }
 
     fn whole(&self, text: &str, add_special_tokens: bool) -> Option<Vec<u32>> {
-        self.library.encode_with_special_tokens(text, add_special_tokens).ok()
+        match &self.library {
+            Library::Compact(compact) => compact.encode(text, add_special_tokens),
+            Library::Whole(whole) => {
+                whole.encode_with_special_tokens(text, add_special_tokens).ok()
+            }
+        }
     }
+
+    fn finish(&self, ids: Vec<u32>, add_special_tokens: bool) -> Vec<u32> {
+        match &self.library {
+            Library::Compact(compact) => compact.finish(ids, add_special_tokens),
+            Library::Whole(whole) => whole.post_process(ids, add_special_tokens),
+        }
+    }
+}
+
+/// All of it by `fastokens`.
+fn whole(file: &File<'_>, described: &Value) -> Result<Library, String> {
+    let mut described = described.clone();
+    for (name, text) in [("vocab", file.vocab), ("merges", file.merges)] {
+        let text = text.map_or("null", |text| text.get());
+        described["model"][name] = serde_json::from_str(text).map_err(|error| error.to_string())?;
+    }
+    let whole = fastokens::Tokenizer::from_json(described).map_err(|error| error.to_string())?;
+    Ok(Library::Whole(Box::new(whole)))
 }
 
 /// The library spreads long texts over threads of its own, as many as its first caller may

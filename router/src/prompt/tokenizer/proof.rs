@@ -74,8 +74,9 @@ const PIECES: [&str; 64] = [
     "\u{fffd}\u{0}\u{7f}",
 ];
 
-/// Texts that each have some of the pieces, and the added tokens at all kinds of places.
-pub(super) fn texts(added: &[&str]) -> Vec<String> {
+/// Texts that each have some of the pieces, and the added tokens at all kinds of places; and
+/// words of the vocabulary, without spaces between them, which must be merged anew.
+pub(super) fn texts(added: &[&str], words: &[String]) -> Vec<String> {
     let mut texts: Vec<String> = PIECES.iter().map(ToString::to_string).collect();
     texts.push(String::new());
     texts.push("ab".repeat(700) + &" ".repeat(300) + &"\n".repeat(90) + &"=".repeat(200));
@@ -101,6 +102,11 @@ pub(super) fn texts(added: &[&str]) -> Vec<String> {
             _ => PIECES[draws.below(PIECES.len())].to_owned(),
         });
         texts.push(pieces.collect());
+    }
+    for few in words.chunks(4) {
+        texts.push(few.concat());
+        let cut = |word: &String| word.chars().skip(1).collect::<String>();
+        texts.push(few.iter().rev().map(cut).collect());
     }
     texts
 }

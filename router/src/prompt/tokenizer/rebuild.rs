@@ -4,6 +4,8 @@
 
 use serde_json::{Map, Value, json};
 
+use super::file::File;
+
 /// Words, single digits, punctuation and white space as Qwen 2 and 3 split them.
 const QWEN2_SPLIT: &str = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+";
 
@@ -103,17 +105,18 @@ impl Family {
     /// # Errors
     /// What about the file the class would not take, or what is not known
     /// about the result.
-    pub(super) fn rebuild(
+    pub(super) fn rebuild<'a>(
         self,
-        file: &Value,
+        file: &File<'a>,
         config: &Map<String, Value>,
         unk_token: Option<&str>,
-    ) -> Result<Value, &'static str> {
-        let model = &file["model"];
-        if model.get("type").is_some_and(|kind| kind != "BPE") || !model["vocab"].is_object() {
+    ) -> Result<File<'a>, &'static str> {
+        let rest = &file.rest;
+        let other = rest["model"].get("type").is_some_and(|kind| kind != "BPE");
+        if other || !file.has_object_of_tokens() {
             return Err("a vocabulary that is not BPE");
         }
-        if self == Self::Llama && mentions_byte_level(file) {
+        if self == Self::Llama && mentions_byte_level(rest) {
             // transformers knows some of these by the name under which the
             // engine loads them, and then takes the file as it is.
             return Err("a byte-level tokenizer.json");
@@ -123,8 +126,8 @@ impl Family {
         let unknown = (self == Self::Gemma).then_some(unk_token.unwrap_or("None"));
         // GPT-NeoX's class ends with a post-processor that adds nothing.
         let post_processor =
-            if self == Self::GptNeoX { &Value::Null } else { &file["post_processor"] };
-        Ok(json!({
+            if self == Self::GptNeoX { &Value::Null } else { &rest["post_processor"] };
+        let rest = json!({
             "version": "1.0",
             "truncation": null,
             "padding": null,
@@ -132,7 +135,7 @@ impl Family {
             "normalizer": normalizer,
             "pre_tokenizer": pre_tokenizer,
             "post_processor": post_processor,
-            "decoder": file["decoder"],
+            "decoder": rest["decoder"],
             "model": {
                 "type": "BPE",
                 "dropout": null,
@@ -142,10 +145,9 @@ impl Family {
                 "fuse_unk": sentencepiece,
                 "byte_fallback": sentencepiece,
                 "ignore_merges": false,
-                "vocab": model["vocab"],
-                "merges": model["merges"],
             },
-        }))
+        });
+        Ok(File { rest, ..file.clone() })
     }
 
     /// The class's own normalizer and pre-tokenizer.

@@ -1,0 +1,57 @@
+//! A tokenizer of a few megabytes, for models whose words can be scanned.
+
+use serde_json::{Value, json};
+
+use super::file::File;
+use super::scanner::Scanner;
+use super::words::Words;
+
+/// Normaliser, added tokens and post-processor of `fastokens`, with words of our own.
+pub(super) struct Compact {
+    /// All but the model.
+    around: fastokens::Tokenizer,
+    scanner: Scanner,
+    words: Words,
+}
+
+impl Compact {
+    /// The tokenizer of a file; `described` is what the reference says of it, with the added
+    /// tokens.
+    ///
+    /// # Errors
+    /// What about it is not reproduced here.
+    pub(super) fn read(file: &File<'_>, described: &Value) -> Result<Self, String> {
+        let scanner = Scanner::of(&described["pre_tokenizer"])
+            .ok_or("a pre-tokenizer that cannot be scanned")?;
+        let mut around = described.clone();
+        around["pre_tokenizer"] = Value::Null;
+        around["decoder"] = Value::Null;
+        around["truncation"] = Value::Null;
+        around["padding"] = Value::Null;
+        // There must be one. It is never asked.
+        around["model"] = json!({ "type": "BPE", "vocab": { "a": 0 }, "merges": [] });
+        let around = fastokens::Tokenizer::from_json(around).map_err(|error| error.to_string())?;
+        Ok(Self { around, scanner, words: Words::read(file)? })
+    }
+
+    /// Token ids; `None` if the words are not all of the text.
+    pub(super) fn encode(&self, text: &str, add_special_tokens: bool) -> Option<Vec<u32>> {
+        let mut ids = Vec::with_capacity(text.len() / 3 + 8);
+        let split = self.around.build_pre_tokenized(text);
+        for part in split.splits() {
+            match part.token_id {
+                Some(id) => ids.push(id),
+                None => {
+                    let text = split.split_text(part);
+                    self.words.append(text, &self.scanner.words(text), &mut ids)?;
+                }
+            }
+        }
+        Some(self.finish(ids, add_special_tokens))
+    }
+
+    /// What the post-processor makes of the ids of a text.
+    pub(super) fn finish(&self, ids: Vec<u32>, add_special_tokens: bool) -> Vec<u32> {
+        self.around.post_process(ids, add_special_tokens)
+    }
+}

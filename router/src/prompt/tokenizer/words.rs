@@ -1,0 +1,300 @@
+//! Byte-pair encoding of words in a few megabytes, which all threads share.
+//!
+//! A word is looked up whole first: most words are one token. What is not is merged pair by
+//! pair, the pair of the lowest rank first and of its places the first, as the reference does.
+//! What a thread has merged lately it remembers (`recent`).
+
+mod merges;
+mod recent;
+
+use std::cell::RefCell;
+use std::collections::HashMap;
+use std::sync::LazyLock;
+use std::sync::atomic::{AtomicU32, Ordering};
+
+use xxhash_rust::xxh3::xxh3_64;
+
+use super::file::{File, Text};
+use merges::Merges;
+use recent::{Recent, Word};
+
+thread_local! {
+    static RECENT: RefCell<Recent> = const { RefCell::new(Recent::new()) };
+}
+
+/// So that what a thread remembers is of one vocabulary.
+static NEXT_NUMBER: AtomicU32 = AtomicU32::new(1);
+
+/// Words to tokens.
+pub(super) struct Words {
+    number: u32,
+    merges: Merges,
+    whole: Whole,
+}
+
+impl Words {
+    /// The model of a file.
+    ///
+    /// # Errors
+    /// What about it is not reproduced here.
+    pub(super) fn read(file: &File<'_>) -> Result<Self, &'static str> {
+        let model = &file.rest["model"];
+        let absent = |name: &str| model[name].is_null() || model[name] == "";
+        if model["type"] != "BPE" || !model["dropout"].is_null() {
+            return Err("a model that is not plain BPE");
+        }
+        if !absent("continuing_subword_prefix") || !absent("end_of_word_suffix") {
+            return Err("a model that marks the parts of words");
+        }
+        let tokens = file.tokens().ok_or("a vocabulary that cannot be read")?;
+        let pairs = file.pairs().ok_or("merges that cannot be read")?;
+        if tokens.values().any(|id| *id == u32::MAX) {
+            return Err("a token with the largest of all ids");
+        }
+        let mut of_byte = [None; 256];
+        for (character, byte) in &*BYTES {
+            let mut buffer = [0; 4];
+            let text = Text::from(&*character.encode_utf8(&mut buffer));
+            of_byte[usize::from(*byte)] = tokens.get(&text).copied();
+        }
+        if of_byte.contains(&None) {
+            return Err("bytes that are no tokens");
+        }
+        let merges = Merges::new(of_byte.map(Option::unwrap_or_default), &tokens, pairs)?;
+        let always = model["ignore_merges"] == true;
+        let whole = Whole::new(tokens, |word, id| always || merges.make(word, id));
+        Ok(Self { number: NEXT_NUMBER.fetch_add(1, Ordering::Relaxed), merges, whole })
+    }
+
+    /// Appends the tokens of a text that was cut into words there: pairs of where a word
+    /// begins and ends. `None` if that leaves something out.
+    pub(super) fn append(
+        &self,
+        text: &str,
+        words: &[(u32, u32)],
+        ids: &mut Vec<u32>,
+    ) -> Option<()> {
+        let text = text.as_bytes();
+        let mut ended = 0;
+        RECENT.with_borrow_mut(|recent| {
+            for (from, to) in words {
+                let (from, to) = (*from as usize, *to as usize);
+                if from != ended || to <= from {
+                    return None;
+                }
+                ended = to;
+                let word = Word::new(self.number, text, from, to);
+                if !recent.append(&word, ids) {
+                    let had = ids.len();
+                    self.make(word.bytes, ids);
+                    recent.keep(&word, &ids[had..]);
+                }
+            }
+            (ended == text.len()).then_some(())
+        })
+    }
+
+    fn make(&self, word: &[u8], ids: &mut Vec<u32>) {
+        match self.whole.get(word) {
+            Some(id) => ids.push(id),
+            None => self.merges.append(word, ids),
+        }
+    }
+}
+
+/// Words that are one token.
+struct Whole {
+    /// All of them, one behind the other.
+    text: Vec<u8>,
+    /// Where each begins in it, and its token; the last is none, and begins where all end.
+    words: Vec<(u32, u32)>,
+    /// By hash: the word's place, plus one.
+    slots: Box<[u32]>,
+}
+
+impl Whole {
+    /// The tokens for which that holds.
+    fn new(tokens: HashMap<Text<'_>, u32>, holds: impl Fn(&[u8], u32) -> bool) -> Self {
+        let (mut text, mut words) = (Vec::new(), Vec::new());
+        for (token, id) in tokens {
+            if let Some(word) = bytes(&token.0).filter(|word| !word.is_empty() && holds(word, id)) {
+                words.push((text.len() as u32, id));
+                text.extend(word);
+            }
+        }
+        words.push((text.len() as u32, 0));
+        text.shrink_to_fit();
+        words.shrink_to_fit();
+        let mut whole =
+            Self { slots: vec![0; (words.len() * 2).next_power_of_two()].into(), text, words };
+        for at in 0..whole.words.len() - 1 {
+            let slot = whole.slot(whole.word(at));
+            whole.slots[slot] = at as u32 + 1;
+        }
+        whole
+    }
+
+    fn word(&self, at: usize) -> &[u8] {
+        &self.text[self.words[at].0 as usize..self.words[at + 1].0 as usize]
+    }
+
+    /// Where a word is, or would be.
+    fn slot(&self, word: &[u8]) -> usize {
+        let mask = self.slots.len() - 1;
+        let mut slot = xxh3_64(word) as usize & mask;
+        // At least half of them are empty.
+        while self.slots[slot] != 0 && self.word(self.slots[slot] as usize - 1) != word {
+            slot = (slot + 1) & mask;
+        }
+        slot
+    }
+
+    fn get(&self, word: &[u8]) -> Option<u32> {
+        let at = self.slots[self.slot(word)].checked_sub(1)?;
+        Some(self.words[at as usize].1)
+    }
+}
+
+/// Vocabularies spell bytes as characters that can be seen: those that can, as themselves, the
+/// others in their order from U+0100 on.
+static BYTES: LazyLock<HashMap<char, u8>> = LazyLock::new(|| {
+    let is_seen = |byte: &u8| matches!(*byte, b'!'..=b'~' | 0xa1..=0xac | 0xae..);
+    let seen = (0..=u8::MAX).filter(is_seen).map(|byte| (char::from(byte), byte));
+    let unseen = (0..=u8::MAX).filter(|byte| !is_seen(byte));
+    seen.chain(('\u{100}'..).zip(unseen)).collect()
+});
+
+/// The bytes that a token of the vocabulary spells; nothing for special ones.
+fn bytes(token: &str) -> Option<Vec<u8>> {
+    token.chars().map(|character| BYTES.get(&character).copied()).collect()
+}
+
+/// The text that a token of the vocabulary spells, if it is one.
+pub(super) fn spelled(token: &str) -> Option<String> {
+    String::from_utf8(bytes(token)?).ok()
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used)]
+mod tests {
+    use serde_json::{Value, json};
+    use tokenizers::Model;
+    use tokenizers::models::bpe::BPE;
+
+    use super::*;
+
+    /// Numbers that are the same in every run.
+    struct Draws(u64);
+
+    impl Draws {
+        fn below(&mut self, count: usize) -> usize {
+            self.0 = self.0.wrapping_mul(0x5851_f42d_4c95_7f2d).wrapping_add(0x1405_7b7e_f767_814f);
+            (self.0 >> 33) as usize % count
+        }
+    }
+
+    /// A model of few letters with many merges, some of them of the same product.
+    fn model(draws: &mut Draws, ignore_merges: bool) -> Value {
+        let mut tokens: Vec<String> = BYTES.keys().map(char::to_string).collect();
+        tokens.sort();
+        let mut parts: Vec<String> = ["a", "b", "c", "Ġ"].map(str::to_owned).to_vec();
+        let mut merges: Vec<[String; 2]> = Vec::new();
+        while merges.len() < 300 {
+            let pair = [(); 2].map(|()| parts[draws.below(parts.len())].clone());
+            if merges.contains(&pair) || pair.concat().len() > 24 {
+                continue;
+            }
+            if !tokens.contains(&pair.concat()) {
+                tokens.push(pair.concat());
+                parts.push(pair.concat());
+            }
+            merges.push(pair);
+        }
+        // No merge makes this one.
+        tokens.push("abcabcaaab".to_owned());
+        let vocab: serde_json::Map<String, Value> =
+            tokens.into_iter().enumerate().map(|(id, token)| (token, json!(id))).collect();
+        json!({"type": "BPE", "vocab": vocab, "merges": merges, "ignore_merges": ignore_merges})
+    }
+
+    fn read(model: &Value) -> Result<Words, &'static str> {
+        Words::read(&File::read(json!({ "model": model }).to_string().as_bytes()).unwrap())
+    }
+
+    #[test]
+    fn words_have_the_tokens_of_the_reference() {
+        let mut draws = Draws(0x5eed);
+        for ignore_merges in [false, true].repeat(4) {
+            let model = model(&mut draws, ignore_merges);
+            let reference: BPE = serde_json::from_value(model.clone()).unwrap();
+            let words = read(&model).unwrap();
+            for turn in 0..600 {
+                let len = 1 + draws.below([6, 16, 70, 300][turn % 4]);
+                let mut word: String =
+                    (0..len).map(|_| ["a", "b", "c", "Ġ"][draws.below(4)]).collect();
+                if turn == 5 {
+                    word = "abcabcaaab".to_owned();
+                }
+                let wanted: Vec<u32> =
+                    reference.tokenize(&word).unwrap().iter().map(|token| token.id).collect();
+                let text = spelled(&word).unwrap();
+                // What is remembered is the same, in all of a text and at its end.
+                for around in ["", "", "ccc"] {
+                    let mut ids = Vec::new();
+                    let all = format!("{text}{around}");
+                    let at = text.len() as u32;
+                    let cut = [(0, at), (at, all.len() as u32)];
+                    let cut = &cut[..1 + usize::from(!around.is_empty())];
+                    words.append(&all, cut, &mut ids).unwrap();
+                    assert_eq!(ids[..wanted.len()], wanted, "{word}");
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn what_is_remembered_is_of_one_vocabulary() {
+        let mut draws = Draws(7);
+        let models = [(); 2].map(|()| model(&mut draws, false));
+        for _ in 0..2 {
+            for model in &models {
+                let reference: BPE = serde_json::from_value(model.clone()).unwrap();
+                let words = read(model).unwrap();
+                for word in ["abcab", "abcabcabcabcabcabcabcabc"] {
+                    let mut ids = Vec::new();
+                    words.append(word, &[(0, word.len() as u32)], &mut ids).unwrap();
+                    let wanted = reference.tokenize(word).unwrap();
+                    assert_eq!(ids, wanted.iter().map(|token| token.id).collect::<Vec<_>>());
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn words_that_leave_something_out_are_refused() {
+        let words = read(&model(&mut Draws(1), false)).unwrap();
+        for cut in
+            [&[(0, 1), (2, 3)][..], &[(0, 2)], &[(1, 3)], &[(0, 0), (0, 3)], &[(0, 2), (1, 3)]]
+        {
+            assert_eq!(words.append("abc", cut, &mut Vec::new()), None, "{cut:?}");
+        }
+        assert_eq!(words.append("", &[], &mut Vec::new()), Some(()));
+    }
+
+    #[test]
+    fn other_models_are_refused() {
+        let model = model(&mut Draws(1), false);
+        for (field, value) in [
+            ("type", json!("WordPiece")),
+            ("dropout", json!(0.1)),
+            ("continuing_subword_prefix", json!("##")),
+            ("end_of_word_suffix", json!("</w>")),
+            ("merges", json!(["a zz"])),
+            ("vocab", json!({"a": 0})),
+        ] {
+            let mut other = model.clone();
+            other[field] = value;
+            assert!(read(&other).is_err(), "{field}");
+        }
+    }
+}
