@@ -175,6 +175,7 @@ async fn answer(
         zero_is_null: config.connector == KvConnector::Sglang,
         threshold_reply: config.threshold_reply,
         asked: body.clone(),
+        names_hand_offs: config.names_hand_offs,
     };
     for ask in &mut request.asks {
         ask.preempted = faults.preempt;
