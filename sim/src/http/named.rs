@@ -60,12 +60,10 @@ fn taken(body: &Value, known: &[&str]) -> Map<String, Value> {
     members.map(|(key, value)| (key.clone(), value.clone())).collect()
 }
 
-fn of_message(body: &Value) -> Result<Value, ApiError> {
+/// The chat that a message's request stands for; none need say how long it may become.
+pub(super) fn of_message(body: &Value) -> Result<Value, ApiError> {
     let mut chat = taken(body, &OF_MESSAGES);
     let wrong = |what| ApiError::bad_request("messages", what);
-    if body["max_tokens"].as_u64().is_none_or(|tokens| tokens == 0) {
-        return Err(ApiError::bad_request("max_tokens", "max_tokens must be positive"));
-    }
     let messages = body["messages"].as_array().ok_or(wrong("messages must be a list"))?;
     let mut made = Vec::new();
     let system = match &body["system"] {
