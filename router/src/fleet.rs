@@ -15,6 +15,7 @@ pub mod discovery;
 pub mod drift;
 pub mod ejection;
 mod follow;
+pub mod hand_overs;
 mod health;
 pub mod hosts;
 mod indexing;

@@ -238,7 +238,7 @@ fn compute(core: &Core, endpoint: Endpoint, payload: Payload) -> Result<Prepared
 /// given, as long as there is one only.
 fn named(serving: &Serving, inbound: &Inbound) -> Result<Named, Error> {
     let name = &inbound.model_name;
-    if name.is_empty() && !inbound.endpoint.computes() {
+    if name.is_empty() && !inbound.endpoint.names_model() {
         return match serving.models.len() {
             1 => Ok(Named { model: 0, adapter: None }),
             _ => Err(Error::invalid("model", "`model` is missing")),
@@ -254,7 +254,7 @@ fn named(serving: &Serving, inbound: &Inbound) -> Result<Named, Error> {
 fn check_connector(served: &Served, endpoint: Endpoint) -> Result<(), Error> {
     let config = &served.config;
     let alone = config.connector.serves_alone() || config.flow == Flow::Aggregated;
-    if alone || !endpoint.dialect().names_events() {
+    if alone || !(endpoint.generates() && endpoint.dialect().names_events()) {
         return Ok(());
     }
     let (path, connector) = (endpoint.path(), config.connector.name());

@@ -195,7 +195,9 @@ pub struct SimConfig {
     pub early_stream_headers: bool,
     /// How texts become prompts.
     pub dialect: PromptDialect,
-    /// Whether `/tokenize` and `/detokenize` are there.
+    /// Whether responses and messages know `kv_transfer_params`; older releases do not.
+    pub names_hand_offs: bool,
+    /// Whether `/tokenize`, `/detokenize` and `/v1/messages/count_tokens` are there.
     pub offers_tokenize: bool,
     /// Whether it embeds (`/v1/embeddings`), and then generates nothing.
     pub embeds: bool,
@@ -242,6 +244,7 @@ impl Default for SimConfig {
             hash_form: HashForm::U64,
             early_stream_headers: false,
             dialect: PromptDialect::Shipped,
+            names_hand_offs: true,
             offers_tokenize: true,
             embeds: false,
             faults: Vec::new(),

@@ -57,6 +57,9 @@ pub(crate) struct App {
     pub(crate) event_sources: Vec<Endpoints>,
 }
 
+/// Where the prompts of messages are counted.
+const COUNT_TOKENS: &str = "/v1/messages/count_tokens";
+
 type Shared = State<Arc<App>>;
 
 /// All routes of the public listener.
@@ -75,6 +78,7 @@ pub(crate) fn router(app: Arc<App>) -> Router {
         .route("/load", get(load))
         .route("/tokenize", post(tokenize))
         .route("/detokenize", post(detokenize))
+        .route(COUNT_TOKENS, post(count_tokens))
         .route("/reset_prefix_cache", post(control::reset_prefix_cache))
         .route("/kv_event_sources", get(event_sources))
         .route("/metrics", get(metrics::metrics))
@@ -171,6 +175,7 @@ async fn answer(
         created: unix_seconds(),
         model: request.model.clone(),
         fingerprint: app.fingerprint.clone(),
+        names_hand_offs: config.names_hand_offs,
         report: config.usage_report,
         zero_is_null: config.connector == KvConnector::Sglang,
         threshold_reply: config.threshold_reply,
@@ -308,6 +313,23 @@ async fn detokenize(State(app): Shared, headers: HeaderMap, body: Bytes) -> Resp
             json_response(StatusCode::OK, &body)
         }
         Err(error) => error.into_response(),
+    }
+}
+
+async fn count_tokens(State(app): Shared, headers: HeaderMap, body: Bytes) -> Response {
+    app.log.push(COUNT_TOKENS, &headers, &body);
+    let config = &app.engine.config;
+    if !config.offers_tokenize {
+        return ApiError::new(StatusCode::NOT_FOUND, "Not Found").into_response();
+    }
+    let tokens = parse(&body).and_then(|body| {
+        let chat = named::of_message(&body)?;
+        ask::read_model(&chat, config)?;
+        ask::chat_prompt(&chat, config.dialect)
+    });
+    match tokens {
+        Ok(tokens) => json_response(StatusCode::OK, &json!({"input_tokens": tokens.len()})),
+        Err(error) => error.in_reply_of(Endpoint::Messages),
     }
 }
 

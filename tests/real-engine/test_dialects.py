@@ -147,6 +147,34 @@ def test_tools_of_a_message_get_the_engines_tokens(router):
         )
 
 
+def test_the_official_client_counts_a_message_s_tokens(router, decode):
+    system, text = conversation()
+    turns = [
+        {"role": "user", "content": text},
+        {"role": "assistant", "content": [{"type": "text", "text": "Let me look."}]},
+        {"role": "user", "content": [{"type": "text", "text": "And now?"}]},
+    ]
+    tool = {"name": "look", "description": "Looks.", "input_schema": {"properties": {"at": {}}}}
+    for more in ({}, {"tools": [tool], "tool_choice": {"type": "none"}}):
+        asked = dict(model="tiny", system=system, messages=turns, **more)
+        counted = router.anthropic.messages.count_tokens(**asked)
+        served = router.anthropic.messages.create(**asked, max_tokens=2).usage
+        assert counted.input_tokens == served.input_tokens + (
+            served.cache_read_input_tokens + (served.cache_creation_input_tokens or 0)
+        )
+    # The reply is the engine's, byte for byte, and only its words are new where it refuses.
+    path, body = "/v1/messages/count_tokens", dict(model="tiny", messages=turns)
+    own, told = decode.post(path, body), router.post(path, json=body)
+    assert (told.status_code, told.content) == (own.status_code, own.content)
+    assert own.status_code == 200, own.text
+    with pytest.raises(anthropic.NotFoundError) as caught:
+        router.anthropic.messages.count_tokens(**{**asked, "model": "nobody"})
+    assert caught.value.body["error"]["code"] == "model_not_found"
+    with pytest.raises(anthropic.BadRequestError) as caught:
+        router.anthropic.messages.count_tokens(model="tiny", messages=[{"role": "no", "content": "x"}])
+    assert caught.value.body["type"] == "error" and caught.value.body["error"]["message"]
+
+
 def test_the_clients_own_helpers_read_the_streams(router):
     system, text = conversation()
     with router.anthropic.messages.stream(

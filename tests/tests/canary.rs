@@ -299,6 +299,10 @@ async fn successes(world: &mut World) {
         ("/tokenize", json!({"model": "sim", "prompt": PROMPT, FIELD: FIELD, "user": USER})),
         ("/tokenize", json!({"model": "sim", "messages": chat()["messages"]})),
         ("/detokenize", json!({"model": "sim", "tokens": ids, FIELD: FIELD})),
+        (
+            "/v1/messages/count_tokens",
+            json!({"model": "sim", "system": PROMPT, "messages": chat()["messages"], FIELD: FIELD}),
+        ),
     ] {
         assert_eq!(world.post(path, body.to_string()).await, 200, "{path}");
     }

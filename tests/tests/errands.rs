@@ -1,16 +1,18 @@
-//! What generates nothing: embeddings, and texts to tokens and back. One worker does it whole.
+//! What generates nothing: embeddings, texts to tokens and back, and how long a prompt is. One worker does it whole.
 #![allow(missing_docs, clippy::unwrap_used)]
 
 use serde_json::{Value, json};
 use splitrail_sim::{FaultKind, RecordedRequest};
 use splitrail_tests::client::{Client, Reply};
 use splitrail_tests::cluster::eventually;
+use splitrail_tests::dialect::{MESSAGES, in_chat_words};
 use splitrail_tests::trial::{COMPLETIONS, NobodyHome, Trial, completion, error_of, prompt};
 use splitrail_tests::{Cluster, Spec};
 
 const EMBEDDINGS: &str = "/v1/embeddings";
 const TOKENIZE: &str = "/tokenize";
 const DETOKENIZE: &str = "/detokenize";
+const COUNT_TOKENS: &str = "/v1/messages/count_tokens";
 
 /// So many engines that embed, and take turns.
 fn embedding(workers: usize) -> Spec {
@@ -23,6 +25,11 @@ fn embedding(workers: usize) -> Spec {
 
 fn input(input: impl Into<Value>) -> Value {
     json!({"model": "sim", "input": input.into()})
+}
+
+/// A request for the length of a message's prompt.
+fn counted(messages: Value) -> Value {
+    json!({"model": "sim", "system": "Be brief.", "messages": messages})
 }
 
 /// The requests that an engine got at a path.
@@ -324,6 +331,69 @@ async fn tokens_and_texts_are_the_engines_own_byte_for_byte() {
 }
 
 #[tokio::test]
+async fn a_message_s_tokens_are_counted_as_it_will_be_served() {
+    let trial = &mut Trial::start(Spec::default()).await;
+    let body = counted(json!([
+        {"role": "user", "content": "h\u{e9}llo"},
+        {"role": "assistant", "content": [{"type": "text", "text": "so"}]},
+        {"role": "user", "content": prompt(20, "a")},
+    ]));
+    let reply = trial.post("ok", COUNT_TOKENS, &body).await;
+    let own = directly(trial, "d0", COUNT_TOKENS, &body).await;
+    assert_eq!((reply.status.as_u16(), &reply.body), (200, &own.body));
+    assert_eq!(reply.route("flow"), Some("aggregated"));
+    assert!(["d0", "d1"].contains(&reply.route("decode").unwrap()));
+    for (metric, count) in [
+        ("splitrail_requests_total", 1.0),
+        ("splitrail_ttft_seconds_count", 0.0),
+        ("splitrail_prompts_unknown_total", 0.0),
+    ] {
+        assert_eq!(trial.cluster.metric(metric, &[]).await, count, "{metric}");
+    }
+    let mut message = body.clone();
+    message["max_tokens"] = 3.into();
+    let message = trial.post("ok", MESSAGES, &message).await.json();
+    let usage = in_chat_words(MESSAGES, &message["usage"]);
+    assert_eq!(reply.json(), json!({"input_tokens": usage["prompt_tokens"]}), "{message}");
+
+    // What only the router may say does not get through, and nobody else's header either.
+    let mut meddling = body.clone();
+    meddling["kv_transfer_params"] = json!({"do_remote_prefill": true});
+    meddling["request_id"] = "mine".into();
+    meddling["cache_hit_threshold"] = 0.5.into();
+    let headers = [("x-request-id", "mine"), ("x-api-key", "secret")];
+    trial.expect("ok");
+    let reply = trial.cluster.http.post_with(COUNT_TOKENS, &headers, meddling.to_string()).await;
+    assert_eq!((reply.status.as_u16(), reply.header("x-request-id")), (200, "mine"));
+    let seen = ["d0", "d1"].map(|engine| asked(trial, engine, COUNT_TOKENS)).concat();
+    assert!(seen.iter().all(|seen| seen.body == body), "{seen:?}");
+    assert!(seen.iter().all(|seen| seen.header("x-api-key").is_none()));
+    assert!(seen.iter().all(|seen| seen.header("x-request-id") != Some("mine")));
+    trial.check().await;
+}
+
+#[tokio::test]
+async fn what_is_wrong_with_a_count_is_said_in_anthropic_s_words() {
+    let trial = &mut Trial::start(Spec::aggregated(1)).await;
+    let good = counted(json!([{"role": "user", "content": "x"}]));
+    for (key, value, outcome, status, kind) in [
+        ("model", Value::Null, "invalid_request", 400, "invalid_request_error"),
+        ("model", json!("x"), "model_not_found", 404, "not_found_error"),
+        ("messages", json!("x"), "invalid_request", 400, "invalid_request_error"),
+        // What the engine refuses is in its words.
+        ("messages", json!([{"role": "nobody"}]), "engine_rejected", 400, "invalid_request_error"),
+    ] {
+        let mut body = good.clone();
+        body[key] = value;
+        let reply = trial.post(outcome, COUNT_TOKENS, &body).await;
+        let error = reply.json();
+        assert_eq!((reply.status.as_u16(), &error["type"]), (status, &json!("error")), "{error}");
+        assert_eq!(error["error"]["type"], kind, "{error}");
+    }
+    trial.check().await;
+}
+
+#[tokio::test]
 async fn a_prefill_worker_tokenises_where_nobody_else_is_up() {
     let nobody = NobodyHome::new();
     let spec = Spec {
@@ -344,9 +414,17 @@ async fn a_prefill_worker_tokenises_where_nobody_else_is_up() {
 async fn without_a_tokenizer_endpoint_that_is_said() {
     let spec = Spec { engine: |_, config| config.offers_tokenize = false, ..Spec::aggregated(2) };
     let trial = &mut Trial::start(spec).await;
-    for (path, body) in [(TOKENIZE, json!({"prompt": "x"})), (DETOKENIZE, json!({"tokens": [9]}))] {
-        let reply = trial.post("not_offered", path, &body).await;
-        assert_eq!(reply.status, 404, "{}", reply.text());
+    for (path, body) in [
+        (TOKENIZE, json!({"prompt": "x"})),
+        (DETOKENIZE, json!({"tokens": [9]})),
+        (COUNT_TOKENS, counted(json!([{"role": "user", "content": "x"}]))),
+    ] {
+        for _ in 0..2 {
+            let reply = trial.post("not_offered", path, &body).await;
+            assert_eq!(reply.status, 404, "{}", reply.text());
+            assert_eq!(reply.json()["error"]["code"], "not_offered", "{}", reply.text());
+        }
+        assert_eq!(counts(trial, ["w0", "w1"], path), [1, 1], "each has said so once");
     }
     trial.check().await;
 }
@@ -365,6 +443,7 @@ async fn what_would_become_of_them_can_be_asked() {
         ("?endpoint=/v1/embeddings", input("x"), "embeddings"),
         ("?endpoint=/tokenize", json!({"prompt": "x"}), "tokenize"),
         ("", json!({"tokens": [1]}), "detokenize"),
+        ("?endpoint=/v1/messages/count_tokens", counted(json!([])), "count_tokens"),
     ] {
         let told = ask(query, body).await;
         assert_eq!(told["endpoint"], endpoint);

@@ -65,6 +65,7 @@ pub(super) fn view(admin: &Admin, served: &Served, worker: &Worker) -> Value {
         "events_current": worker.events_are_current(),
         "index_truncated": worker.index_is_truncated(),
         "breakers_open": open,
+        "no_hand_off": worker.hand_overs.missing(),
         "shim": worker.config.shim,
         "capabilities": worker.told.capabilities().map(|known| capabilities(&known)),
         "honours_threshold": worker.honours_threshold(),

@@ -5,7 +5,7 @@
 use serde_json::value::RawValue;
 
 use super::json::JsonObject;
-use super::request::Endpoint;
+use super::request::{Endpoint, check_messages};
 use crate::config::model::Limits;
 use crate::error::Error;
 
@@ -17,6 +17,7 @@ pub(super) fn check(body: &JsonObject, endpoint: Endpoint, limits: &Limits) -> R
     match endpoint {
         Endpoint::Embeddings => embeddings(body, limits),
         Endpoint::Detokenize => detokenize(body),
+        Endpoint::CountTokens => check_messages(body),
         _ => tokenize(body),
     }
 }
@@ -171,6 +172,10 @@ mod tests {
             (r#"{"messages":{}}"#, "messages"),
         ] {
             refused(Endpoint::Tokenize, body, param);
+        }
+        assert!(checked(Endpoint::CountTokens, r#"{"messages":[],"system":1}"#).is_ok());
+        for body in ["{}", r#"{"messages":null}"#, r#"{"messages":"x"}"#, r#"{"prompt":"x"}"#] {
+            refused(Endpoint::CountTokens, body, "messages");
         }
         assert!(checked(Endpoint::Detokenize, r#"{"tokens":[]}"#).is_ok());
         for body in ["{}", r#"{"tokens":"1"}"#, r#"{"tokens":[-1]}"#, r#"{"tokens":[[1]]}"#] {

@@ -30,11 +30,13 @@ pub enum Endpoint {
     Responses,
     /// `/v1/messages`: Anthropic's Messages API.
     Messages,
+    /// `/v1/messages/count_tokens`: a message's request in, the length of its prompt out.
+    CountTokens,
 }
 
 impl Endpoint {
     /// All of them.
-    pub const ALL: [Self; 8] = [
+    pub const ALL: [Self; 9] = [
         Self::Chat,
         Self::Completions,
         Self::Generate,
@@ -43,6 +45,7 @@ impl Endpoint {
         Self::Embeddings,
         Self::Tokenize,
         Self::Detokenize,
+        Self::CountTokens,
     ];
 
     /// The endpoint at a path.
@@ -61,17 +64,23 @@ impl Endpoint {
             Self::Detokenize => "/detokenize",
             Self::Responses => "/v1/responses",
             Self::Messages => "/v1/messages",
+            Self::CountTokens => "/v1/messages/count_tokens",
         }
     }
 
     /// Whether an answer is generated, token by token. What is not is an errand: one worker
     /// does it whole.
     pub fn generates(self) -> bool {
-        !matches!(self, Self::Embeddings | Self::Tokenize | Self::Detokenize)
+        self.computes() && self != Self::Embeddings
     }
 
     /// Whether the model computes the prompt, so that there is usage.
     pub fn computes(self) -> bool {
+        !matches!(self, Self::Tokenize | Self::Detokenize | Self::CountTokens)
+    }
+
+    /// Whether requests name their model; others may leave it out where there is one only.
+    pub fn names_model(self) -> bool {
         !matches!(self, Self::Tokenize | Self::Detokenize)
     }
 
@@ -86,7 +95,7 @@ impl Endpoint {
             Self::Tokenize => &["prompt", "messages"],
             Self::Detokenize => &["tokens"],
             Self::Responses => &["instructions", "input", "tools"],
-            Self::Messages => &["system", "messages", "tools"],
+            Self::Messages | Self::CountTokens => &["system", "messages", "tools"],
         }
     }
 
@@ -101,6 +110,7 @@ impl Endpoint {
             Self::Detokenize => "detokenize",
             Self::Responses => "responses",
             Self::Messages => "messages",
+            Self::CountTokens => "count_tokens",
         }
     }
 
@@ -108,7 +118,7 @@ impl Endpoint {
     pub fn dialect(self) -> Dialect {
         match self {
             Self::Responses => Dialect::Responses,
-            Self::Messages => Dialect::Messages,
+            Self::Messages | Self::CountTokens => Dialect::Messages,
             _ => Dialect::Chunks,
         }
     }
@@ -210,7 +220,7 @@ impl Inbound {
         let removed_fields = sanitise::sanitise(&mut body)?;
         bounds::check(&body, limits)?;
         let model_name = body.get::<String>("model", "a string")?;
-        let model_name = match (model_name, endpoint.computes()) {
+        let model_name = match (model_name, endpoint.names_model()) {
             (Some(name), _) => name,
             // As an engine takes it: there may be one model only.
             (None, false) => String::new(),
@@ -337,8 +347,16 @@ fn token_prompt(body: &JsonObject, sampling: &Sampling<'_>) -> Result<Vec<Entry>
 }
 
 fn chat_prompt(body: &JsonObject, prompt: Prompt) -> Result<Vec<Entry>, Error> {
+    check_messages(body).map(|()| vec![(prompt, None)])
+}
+
+/// A chat is a list of messages.
+///
+/// # Errors
+/// A 400 for what is not.
+pub(super) fn check_messages(body: &JsonObject) -> Result<(), Error> {
     match body.raw("messages") {
-        Some(raw) if raw.starts_with('[') => Ok(vec![(prompt, None)]),
+        Some(raw) if raw.starts_with('[') => Ok(()),
         Some(_) => Err(Error::invalid("messages", "`messages` must be a list")),
         None => Err(Error::invalid("messages", "`messages` is missing")),
     }

@@ -19,7 +19,7 @@ pub const TOKENIZER: &str = "tokenizer";
 pub struct Offers {
     epoch: Instant,
     /// Until when it is not asked, by endpoint, in milliseconds since `epoch`.
-    lacks_until_ms: [AtomicU64; 3],
+    lacks_until_ms: [AtomicU64; 4],
     /// Of what needs no model: a tokenizer may fail whose engine does not, and the other way
     /// round.
     pub breaker: Breaker,
@@ -37,11 +37,12 @@ impl Default for Offers {
 
 impl Offers {
     fn of(&self, endpoint: Endpoint) -> Option<&AtomicU64> {
-        let [embeddings, tokenize, detokenize] = &self.lacks_until_ms;
+        let [embeddings, tokenize, detokenize, count_tokens] = &self.lacks_until_ms;
         match endpoint {
             Endpoint::Embeddings => Some(embeddings),
             Endpoint::Tokenize => Some(tokenize),
             Endpoint::Detokenize => Some(detokenize),
+            Endpoint::CountTokens => Some(count_tokens),
             _ => None,
         }
     }
@@ -79,6 +80,8 @@ mod tests {
         offers.lacks(Endpoint::Chat, now);
         assert!(offers.is_lacking(Endpoint::Embeddings, now));
         assert!(!offers.is_lacking(Endpoint::Tokenize, now));
+        offers.lacks(Endpoint::CountTokens, now);
+        assert!(offers.is_lacking(Endpoint::CountTokens, now));
         assert!(!offers.is_lacking(Endpoint::Chat, now));
         assert!(!offers.is_lacking(Endpoint::Embeddings, now + REMEMBERED));
         offers.lacks(Endpoint::Detokenize, now);

@@ -18,6 +18,7 @@ use super::breaker::Breaker;
 use super::costs::Costs;
 use super::deeds::Deeds;
 use super::drift::Drift;
+use super::hand_overs::HandOvers;
 use super::life::Life;
 use super::offers::Offers;
 use super::pace::Pace;
@@ -78,6 +79,8 @@ pub struct Worker {
     pub deeds: Deeds,
     /// What it was seen not to offer, and how it does what needs no model.
     pub offers: Offers,
+    /// Where it was seen to hand nothing over.
+    pub hand_overs: HandOvers,
     /// For how long it gets a growing share once it is alive.
     slow_start_ms: AtomicU64,
     /// Whether it has been here from the start, when all are new and none is spared.
@@ -137,6 +140,7 @@ impl Worker {
             costs: Arc::new(Costs::new(Coefficients::default())),
             deeds: Deeds::default(),
             offers: Offers::default(),
+            hand_overs: HandOvers::default(),
             slow_start_ms: AtomicU64::new(0),
             founder: AtomicBool::new(false),
             told: Told::default(),
@@ -350,6 +354,7 @@ impl Worker {
     pub fn becomes_another(&self) {
         self.costs.forget();
         self.offers.forget();
+        self.hand_overs.forget();
         self.parity.forget();
         self.drift.forget();
         self.audit.restart();

@@ -10,6 +10,7 @@ use serde::Serialize;
 use super::decode_try::verdict;
 use super::errand;
 use super::gate::{Need, Verdict};
+use super::hand_off::{missing, none_comes};
 use super::place::{Wish, candidates, figures, query};
 use super::plan::{Facts, LocalReason, Plan, Then, plan};
 use super::weigh::{Weighed, WeighedRecord, is_open, learned_ratio, weigh};
@@ -136,6 +137,7 @@ pub fn explain(prepared: &Prepared, steering: Steering) -> Result<Explanation, E
             prompt_tokens: unit.prompt_tokens,
             options: prepared.options,
             context_tokens: served.pool.context_tokens(),
+            no_hand_off: none_comes(served, endpoint, Instant::now()),
         };
         Way::new(served, prepared.endpoint, unit).go(plan(&served.config, facts), auto)
     });
@@ -155,6 +157,8 @@ struct Way<'a> {
     endpoint: Endpoint,
     unit: &'a Unit,
     roster: std::sync::Arc<Roster>,
+    /// Who hands nothing over on its path.
+    missing: Vec<usize>,
     told: PromptExplained,
 }
 
@@ -174,7 +178,8 @@ impl<'a> Way<'a> {
             steps: Vec::new(),
             stops: None,
         };
-        Self { served, endpoint, unit, roster: served.pool.roster(), told }
+        let missing = missing(served, endpoint, Instant::now());
+        Self { served, endpoint, unit, roster: served.pool.roster(), missing, told }
     }
 
     fn go(mut self, plan: Plan, auto: Option<Weighed>) -> PromptExplained {
@@ -242,7 +247,9 @@ impl<'a> Way<'a> {
 
     fn both(&mut self) {
         // The last decode worker does not prefill for nobody.
-        let spared: Vec<usize> = self.served.pool.last_up(Leg::Decode, &[]).into_iter().collect();
+        let mut spared: Vec<usize> =
+            self.served.pool.last_up(Leg::Decode, &[]).into_iter().collect();
+        spared.extend(&self.missing);
         if !self.served.pool.any_up(Leg::Prefill, &spared) {
             return self.without(LocalReason::NoPrefill);
         }
@@ -283,7 +290,7 @@ impl<'a> Way<'a> {
             runner_up: None,
             margin: None,
             candidates: Vec::new(),
-            vetoed: condition::vetoed(&self.roster, wish.leg, &seen, wish.excluded, now),
+            vetoed: condition::vetoed(&self.roster, wish, &seen, &self.missing, now),
             conditions: condition::of(&self.roster, &seen),
         };
         let chosen = choice.map(|choice| {

@@ -1,8 +1,14 @@
 //! What ties a prefill leg to its decode leg, in each connector's words.
 
+use std::time::Instant;
+
 use splitrail_engine::nixl::PREFILL_PARAMS_JSON;
 
-use crate::api::JsonObject;
+use crate::api::{Endpoint, JsonObject};
+use crate::config::model::Connector;
+use crate::core::Served;
+use crate::fleet::Worker;
+use crate::pick::Leg;
 
 /// The member in which vLLM's connectors talk.
 const KV_TRANSFER_PARAMS: &str = "kv_transfer_params";
@@ -67,4 +73,28 @@ fn put_members(members: &RoomMembers, body: &mut JsonObject) {
     for (key, raw) in members {
         body.set(key, raw.as_str());
     }
+}
+
+/// Workers from which no hand-off is to be expected on a path, as was seen: none where the
+/// connector's replies carry none.
+pub(super) fn missing(served: &Served, endpoint: Endpoint, now: Instant) -> Vec<usize> {
+    let dialect = endpoint.dialect();
+    if served.config.connector != Connector::Nixl || !dialect.names_events() {
+        return Vec::new();
+    }
+    let misses = |worker: &&Worker| !worker.hand_overs.may_come(dialect, now);
+    let roster = served.pool.roster();
+    roster.iter().map(|worker| &**worker).filter(misses).map(|worker| worker.index).collect()
+}
+
+/// Whether no hand-off is to be expected from any prefill worker that could be asked.
+pub(super) fn none_comes(served: &Served, endpoint: Endpoint, now: Instant) -> bool {
+    let missing = missing(served, endpoint, now);
+    if missing.is_empty() {
+        return false;
+    }
+    // The last one that can decode prefills for nobody.
+    let spared: Vec<usize> = served.pool.last_up(Leg::Decode, &[]).into_iter().collect();
+    let others = served.pool.any_up(Leg::Prefill, &[&spared[..], &missing].concat());
+    !others && served.pool.any_up(Leg::Prefill, &spared)
 }

@@ -23,6 +23,8 @@ pub struct Facts {
     pub options: Options,
     /// The longest sequence that the model's engines take, if they have said it.
     pub context_tokens: Option<u32>,
+    /// Whether no prefill worker hands anything over on its path, as was seen.
+    pub no_hand_off: bool,
 }
 
 impl Facts {
@@ -81,7 +83,7 @@ pub enum LocalReason {
     OneToken,
     /// The answer ended with its first token, and prefill hands over none that did.
     PrefillEnded,
-    /// The prefill engine hands nothing over on this path.
+    /// The prefill engines hand nothing over on this path.
     NoHandOff,
     /// Log-probabilities of the prompt exist only where it is computed.
     PromptLogprobs,
@@ -170,6 +172,8 @@ fn local_reason(model: &Model, facts: Facts) -> Option<LocalReason> {
         Some(LocalReason::Refusable)
     } else if facts.options.max_tokens == Some(1) {
         Some(LocalReason::OneToken)
+    } else if facts.no_hand_off {
+        Some(LocalReason::NoHandOff)
     } else {
         None
     }
@@ -197,6 +201,7 @@ mod tests {
             prompt_tokens: Some(100),
             options,
             context_tokens: Some(150),
+            no_hand_off: false,
         };
         change(&mut facts);
         facts
@@ -213,13 +218,14 @@ mod tests {
         assert_eq!(then(|facts| facts.context_tokens = None), Then::PrefillFirst);
         assert_eq!(then(|facts| facts.options.samples = 2), Then::PrefillFirst);
         assert_eq!(then(|facts| facts.options.max_tokens = Some(1)), Then::OnPrefill);
-        let reasons: [(Change, LocalReason); 6] = [
+        let reasons: [(Change, LocalReason); 7] = [
             (|facts| facts.prompt_tokens = Some(32), LocalReason::ShortPrompt),
             (|facts| facts.options.embeds = true, LocalReason::PromptEmbeds),
             (|facts| facts.options.engine_takes_turns = true, LocalReason::EngineTools),
             (|facts| facts.options.bypasses_cache = Some("x"), LocalReason::PromptLogprobs),
             (|facts| facts.options.max_tokens = Some(51), LocalReason::Refusable),
             (|facts| facts.options.refusable = true, LocalReason::Refusable),
+            (|facts| facts.no_hand_off = true, LocalReason::NoHandOff),
         ];
         for (change, reason) in reasons {
             assert_eq!(then(change), Then::Aggregated(Some(reason)));
@@ -229,10 +235,11 @@ mod tests {
     #[test]
     fn what_serves_nothing_alone_always_has_both_legs() {
         let model = Model { connector: Connector::Sglang, ..model() };
-        let changes: [Change; 3] = [
+        let changes: [Change; 4] = [
             |facts| facts.prompt_tokens = Some(1),
             |facts| facts.options.max_tokens = Some(1),
             |facts| facts.options.refusable = true,
+            |facts| facts.no_hand_off = true,
         ];
         for change in changes {
             let expected = Plan { gate: None, then: Then::PrefillFirst };

@@ -15,17 +15,17 @@ use super::context::{
     Context, attempt, book, carried_threshold, count_local, expected, may_retry, uncached_tokens,
     within,
 };
-use super::hand_off::Lead;
+use super::hand_off::{Lead, missing};
 use super::lease::{Lease, left_by_engine};
 use super::legs;
 use super::place::{Placed, Wish, computed, place_in_turn, sent};
 use super::plan::LocalReason;
 use super::staged::Staged;
-use crate::api::{JsonObject, Parts};
+use crate::api::{Endpoint, JsonObject, Parts};
 use crate::config::model::{Connector, OnNoPrefill};
 use crate::core::{Served, unix_ms};
 use crate::error::{Error, Fault, Kind};
-use crate::fleet::{Hosts, Worker};
+use crate::fleet::{Hosts, Pool, Worker};
 use crate::ledger::audit;
 use crate::ledger::decisions::DecisionHandle;
 use crate::ledger::leg::{LegFacts, LegKind};
@@ -53,6 +53,8 @@ impl Prefilled {
 /// The workers that one prompt's prefill is tried on.
 pub(super) struct Tries {
     excluded: Vec<usize>,
+    /// Those that hand nothing over on this path.
+    missing: Vec<usize>,
     left: u32,
 }
 
@@ -62,7 +64,8 @@ impl Tries {
         let Served { config, pool, .. } = context.served.as_ref();
         // An engine does not hand over to itself: the last one that can decode is kept for it.
         let excluded = pool.last_up(Leg::Decode, failed_decode).into_iter().collect();
-        Self { excluded, left: config.retries.prefill }
+        let missing = missing(&context.served, context.endpoint, Instant::now());
+        Self { excluded, missing, left: config.retries.prefill }
     }
 
     /// The next worker.
@@ -75,11 +78,22 @@ impl Tries {
         unit: &Unit,
         decision: &DecisionHandle,
     ) -> Result<Placed, Error> {
-        if !context.served.pool.any_up(Leg::Prefill, &self.excluded) {
+        let excluded = self.left_out();
+        if !context.served.pool.any_up(Leg::Prefill, &excluded) {
             return Err(no_prefill_worker(context));
         }
-        let wish = Wish::any(Leg::Prefill, &self.excluded);
+        let wish = Wish::any(Leg::Prefill, &excluded);
         place_in_turn(context, unit, decision, wish, true).await
+    }
+
+    fn left_out(&self) -> Vec<usize> {
+        [&self.excluded[..], &self.missing].concat()
+    }
+
+    /// Whether all that are left hand nothing over.
+    fn only_missing(&self, pool: &Pool) -> bool {
+        let any_up = |excluded: &[usize]| pool.any_up(Leg::Prefill, excluded);
+        !any_up(&self.left_out()) && any_up(&self.excluded)
     }
 
     /// A worker has failed, not by the client's fault.
@@ -124,6 +138,11 @@ pub(super) async fn prefill_or_local(
             Ok(placed) => placed,
             // Too busy for this is too busy for worse.
             Err(error) if error.is_busy() => return Err(error),
+            Err(_) if tries.only_missing(&context.served.pool) => {
+                count_local(context, decision, LocalReason::NoHandOff);
+                decision.update(|decision| decision.prefill_worker = None);
+                return Ok(None);
+            }
             Err(error) => break error,
         };
         sent(context, unit, &placed);
@@ -306,12 +325,14 @@ async fn prefill(
     let stored = context.served.config.connector == Connector::SharedStorage;
     let lead = if stored { Lead::Stored } else { Lead::Pulled };
     let body = body(context, unit, worker, lead)?;
+    worker.hand_overs.begin(context.endpoint.dialect(), Instant::now());
     let said = send(context, unit, decision, &envelope, placed, body).await?;
     let staged = if stored {
         said.report(context, decision, worker, None);
         None
     } else {
         let hand_off = said.hand_off(worker);
+        note(worker, context.endpoint, &hand_off);
         let named = hand_off.as_ref().ok().and_then(|said| said.as_ref().ok());
         let carried = named.and_then(HandOff::remote_prefill_cached_tokens);
         said.report(context, decision, worker, carried);
@@ -324,6 +345,23 @@ async fn prefill(
         Some(Staged::new(context, unit, (worker.index, &envelope), hand_off, lease))
     };
     Ok(Ok(Prefilled { worker: Arc::clone(worker), staged, envelope }))
+}
+
+/// Remembers whether hand-offs come from a worker on a path.
+fn note(worker: &Worker, endpoint: Endpoint, said: &Result<Result<HandOff, LocalReason>, Error>) {
+    let (hand_overs, dialect) = (&worker.hand_overs, endpoint.dialect());
+    let (id, endpoint) = (worker.id(), endpoint.path());
+    match said {
+        Ok(Ok(_)) if hand_overs.came(dialect) => {
+            tracing::info!(worker = id, endpoint, "hands over on this path again");
+        }
+        Ok(Err(LocalReason::NoHandOff)) if hand_overs.missed(dialect, Instant::now()) => {
+            let what = "its replies on this path have no place for a hand-off: it is asked for \
+                        none there, but for a trial now and then";
+            tracing::warn!(worker = id, endpoint, "{what}");
+        }
+        _ => {}
+    }
 }
 
 fn lease(context: &Context, hand_off: &HandOff, begun: tokio::time::Instant) -> Lease {

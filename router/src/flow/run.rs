@@ -13,6 +13,7 @@ use super::below;
 use super::context::{Context, attempt, carried_threshold, count_local, preemption_guard};
 use super::decode_try::{Tried, decode_try};
 use super::errand;
+use super::hand_off::none_comes;
 use super::pair::{Paired, pair_or_local};
 use super::place::{Wish, computed, place, place_in_turn, sent};
 use super::plan::{Facts, LocalReason, Plan, Then, plan};
@@ -50,6 +51,7 @@ pub async fn begin(
         prompt_tokens: unit.prompt_tokens,
         options: context.options,
         context_tokens: context.served.pool.context_tokens(),
+        no_hand_off: none_comes(served, context.endpoint, Instant::now()),
     };
     let plan = plan(&served.config, facts);
     served.retry_budget.deposit();

@@ -66,6 +66,7 @@ fn all(core: Arc<Core>) -> Router {
         .route(Endpoint::Detokenize.path(), post_of(Endpoint::Detokenize))
         .route(Endpoint::Responses.path(), post_of(Endpoint::Responses))
         .route(Endpoint::Messages.path(), post_of(Endpoint::Messages))
+        .route(Endpoint::CountTokens.path(), post_of(Endpoint::CountTokens))
         .route("/v1/responses/{id}", get(no_response).delete(no_response))
         .route("/v1/models", get(list_models))
         .route("/v1/models/{id}", get(show_model))

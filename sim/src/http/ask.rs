@@ -76,7 +76,7 @@ pub(crate) fn read(
     config: &SimConfig,
     external_id: &str,
 ) -> Result<InferenceRequest, ApiError> {
-    let chat = endpoint.names_events().then(|| chat_of(endpoint, body)).transpose()?;
+    let chat = endpoint.names_events().then(|| chat_of(endpoint, body, config)).transpose()?;
     let body = chat.as_ref().unwrap_or(body);
     let (model, identity) = read_model(body, config)?;
     let prompts = match endpoint {

@@ -5,6 +5,7 @@ use http::StatusCode;
 use serde_json::{Map, Value, json};
 
 use super::ask::Endpoint;
+use crate::config::SimConfig;
 use crate::error::ApiError;
 
 /// Members of a message's request that mean the same in a chat.
@@ -35,11 +36,22 @@ const OF_RESPONSES: [&str; 11] = [
 ];
 
 /// The chat that a request of this endpoint stands for.
-pub(super) fn chat_of(endpoint: Endpoint, body: &Value) -> Result<Value, ApiError> {
-    match endpoint {
-        Endpoint::Messages => of_message(body),
-        _ => of_response(body),
+pub(super) fn chat_of(
+    endpoint: Endpoint,
+    body: &Value,
+    config: &SimConfig,
+) -> Result<Value, ApiError> {
+    let mut chat = match endpoint {
+        Endpoint::Messages if body["max_tokens"].as_u64().is_none_or(|tokens| tokens == 0) => {
+            return Err(ApiError::bad_request("max_tokens", "max_tokens must be positive"));
+        }
+        Endpoint::Messages => of_message(body)?,
+        _ => of_response(body)?,
+    };
+    if let Some(chat) = chat.as_object_mut().filter(|_| !config.names_hand_offs) {
+        chat.remove("kv_transfer_params");
     }
+    Ok(chat)
 }
 
 fn taken(body: &Value, known: &[&str]) -> Map<String, Value> {
@@ -48,12 +60,10 @@ fn taken(body: &Value, known: &[&str]) -> Map<String, Value> {
     members.map(|(key, value)| (key.clone(), value.clone())).collect()
 }
 
-fn of_message(body: &Value) -> Result<Value, ApiError> {
+/// The chat that a message's request stands for; none need say how long it may become.
+pub(super) fn of_message(body: &Value) -> Result<Value, ApiError> {
     let mut chat = taken(body, &OF_MESSAGES);
     let wrong = |what| ApiError::bad_request("messages", what);
-    if body["max_tokens"].as_u64().is_none_or(|tokens| tokens == 0) {
-        return Err(ApiError::bad_request("max_tokens", "max_tokens must be positive"));
-    }
     let messages = body["messages"].as_array().ok_or(wrong("messages must be a list"))?;
     let mut made = Vec::new();
     let system = match &body["system"] {

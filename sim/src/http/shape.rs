@@ -10,6 +10,8 @@ mod named;
 /// What all bodies of one request share.
 #[derive(Debug, Clone)]
 pub(crate) struct Shape {
+    /// Whether responses have a place for hand-offs.
+    pub(crate) names_hand_offs: bool,
     pub(crate) endpoint: Endpoint,
     pub(crate) id: String,
     pub(crate) created: u64,

@@ -27,6 +27,11 @@ async fn p25_what_fails_before_the_first_text_is_tried_elsewhere_and_nobody_sees
         let spec =
             Spec { model: keys.into(), engine: |_, config| config.lease_ms = 1_000, ..in_turn() };
         let mut trial = Trial::start(spec).await;
+        // Who has handed over and then does not is asked again, like whoever fails.
+        for engine in ["p0", "p1"] {
+            let reply = trial.post("ok", path, &request(path, &prompt(30, engine), 9)).await;
+            assert_eq!(reply.route("prefill"), Some(engine), "{path}");
+        }
         for (turn, (engine, fault)) in faults.iter().cycle().take(2 * faults.len()).enumerate() {
             let text = prompt(30, &format!("f{turn}{}", &path[4..6]));
             let (expected, _) = ask(&alone.http, path, &request(path, &text, 9)).await;
@@ -138,5 +143,94 @@ async fn an_engine_that_has_no_place_for_a_hand_off_is_not_blamed_for_it() {
         assert_eq!(usage["prompt_tokens_details"]["cached_tokens"], 0);
     }
     trial.staged_blocks_are_freed().await;
+    trial.finish().await;
+}
+
+/// Prefill engines of a release that knows hand-offs in chats alone.
+fn without_names(name: &str, config: &mut splitrail_sim::SimConfig) {
+    config.names_hand_offs = !name.starts_with('p');
+}
+
+#[tokio::test]
+async fn where_hand_offs_do_not_come_one_prefill_finds_it_out_for_all() {
+    const REQUESTS: usize = 12;
+    for flow in ["prefill_first", "decode_first"] {
+        let spec = Spec { prefill: 1, flow, engine: without_names, ..in_turn() };
+        let mut trial = Trial::start(spec).await;
+        for path in BOTH {
+            let before = trial.counts(["p0"])[0];
+            for turn in 0..REQUESTS {
+                let body = request(path, &prompt(30, &format!("n{turn}{}", &path[4..6])), 9);
+                let reply = trial.post("ok", path, &body).await;
+                assert_eq!(reply.route("local"), Some("no_hand_off"), "{path} {turn}");
+                assert_eq!(reply.route("prefill"), None, "{path} {turn}");
+                assert_eq!(reply.route("flow"), Some("aggregated"), "{path} {turn}");
+            }
+            assert_eq!(trial.counts(["p0"])[0] - before, 1, "{path} prefilled in vain");
+        }
+        let labels = [("reason", "no_hand_off")];
+        let counted = trial.cluster.metric("splitrail_local_prefills_total", &labels).await;
+        assert_eq!(counted, 2.0 * REQUESTS as f64);
+        // Of chats nothing was seen, and they go as before.
+        let chat = chat_of(&prompt(30, "chat"), 9);
+        assert_eq!(trial.post("ok", CHAT, &chat).await.route("prefill"), Some("p0"));
+        trial.finish().await;
+    }
+}
+
+#[tokio::test]
+async fn a_worker_from_which_no_hand_off_comes_is_passed_over_for_one_from_which_it_does() {
+    let spec = Spec {
+        engine: |name, config| config.names_hand_offs = name != "p0",
+        model: "on_no_prefill: fail".into(),
+        ..in_turn()
+    };
+    let mut trial = Trial::start(spec).await;
+    for turn in 0..8 {
+        let body = request(MESSAGES, &prompt(30, &format!("m{turn}")), 9);
+        let reply = trial.post("ok", MESSAGES, &body).await;
+        let both_ways = [(Some("no_hand_off"), None), (None, Some("p1"))];
+        let way = (reply.route("local"), reply.route("prefill"));
+        assert!(both_ways.contains(&way), "{way:?}");
+    }
+    assert_eq!(trial.counts(["p0"]), [1]);
+    let admin = &trial.cluster.admin;
+    let workers = admin.get("/admin/workers").await.json();
+    let workers = workers["workers"].as_array().unwrap();
+    let of = |id: &str| &workers.iter().find(|worker| worker["id"] == id).unwrap()["no_hand_off"];
+    assert_eq!((of("p0"), of("p1")), (&json!(["messages"]), &json!([])));
+
+    let body = request(MESSAGES, &prompt(30, "explained"), 9);
+    let json = [("content-type", "application/json")];
+    let told = admin.post_with("/admin/explain?endpoint=/v1/messages", &json, body.to_string());
+    let told = told.await.json();
+    let told = &told["explanation"]["prompts"][0];
+    assert_eq!((&told["local_reason"], &told["steps"][0]["chosen"]), (&Value::Null, &json!("p1")));
+    let vetoed = told["steps"][0]["vetoed"].as_array().unwrap();
+    assert!(vetoed.contains(&json!({"worker": "p0", "reasons": ["no_hand_off"]})), "{vetoed:?}");
+
+    // Nobody is left from whom one would come: as if it had been tried.
+    trial.fault("p1", FaultKind::Status { status: 500 }, None);
+    let reply = trial.post("ok", MESSAGES, &body).await;
+    assert_eq!((reply.status.as_u16(), reply.route("local")), (200, Some("no_hand_off")));
+    trial.finish().await;
+}
+
+#[tokio::test]
+async fn what_an_engine_was_seen_not_to_hand_over_says_nothing_of_the_next_process() {
+    let spec = Spec { prefill: 1, engine: without_names, ..in_turn() };
+    let mut trial = Trial::start(spec).await;
+    let mut asked = Vec::new();
+    for turn in 0..4 {
+        let body = request(MESSAGES, &prompt(30, &format!("a{turn}")), 9);
+        assert_eq!(trial.post("ok", MESSAGES, &body).await.route("local"), Some("no_hand_off"));
+        asked.extend(trial.counts(["p0"]));
+        if turn == 1 {
+            let core = trial.cluster.running.core();
+            let roster = core.serving().models[0].pool.roster();
+            roster.iter().for_each(|worker| worker.becomes_another());
+        }
+    }
+    assert_eq!(asked, [1, 1, 2, 2]);
     trial.finish().await;
 }

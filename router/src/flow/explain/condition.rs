@@ -6,14 +6,15 @@ use serde::Serialize;
 
 use crate::core::unix_ms;
 use crate::fleet::{Roster, Worker};
-use crate::pick::{Candidate, Leg};
+use crate::flow::place::Wish;
+use crate::pick::Candidate;
 
 /// A worker that could not take a leg.
 #[derive(Clone, Debug, Serialize)]
 pub struct Veto {
     /// Its name.
     pub worker: String,
-    /// `role`, `excluded`, `too_few_blocks`, `breaker_open`, or its state where that takes no
+    /// `role`, `excluded`, `no_hand_off`, `too_few_blocks`, `breaker_open`, or its state where that takes no
     /// work: `down`, `draining`, `ejected`, `left`.
     pub reasons: Vec<&'static str>,
 }
@@ -39,14 +40,15 @@ pub struct Condition {
     pub overlap_discount: f64,
 }
 
-/// The workers of a roster that cannot take a leg, or may not.
+/// The workers of a roster that cannot take a leg, or may not; `missing` hand nothing over.
 pub(super) fn vetoed(
     roster: &Roster,
-    leg: Leg,
+    wish: Wish<'_>,
     seen: &[Candidate],
-    excluded: &[usize],
+    missing: &[usize],
     now: Instant,
 ) -> Vec<Veto> {
+    let Wish { leg, excluded, .. } = wish;
     let is_candidate = |worker: &Worker| seen.iter().any(|seen| seen.worker == worker.index);
     let vetoes = roster.iter().map(|worker| {
         let mut reasons = Vec::new();
@@ -55,7 +57,9 @@ pub(super) fn vetoed(
         if !able {
             reasons.push("role");
         }
-        if left_out {
+        if left_out && missing.contains(&worker.index) {
+            reasons.push("no_hand_off");
+        } else if left_out {
             reasons.push("excluded");
         }
         if !worker.state().takes_work() {

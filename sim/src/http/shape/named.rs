@@ -69,7 +69,7 @@ impl Shape {
         let told = choice.filter(|choice| !choice.text.is_empty());
         let output: Vec<Value> =
             told.map(|choice| self.item(choice, "completed")).into_iter().collect();
-        json!({
+        let mut response = json!({
             "id": self.id, "created_at": self.created,
             "incomplete_details": incomplete.then(|| json!({"reason": "max_output_tokens"})),
             "instructions": self.asked["instructions"], "metadata": self.asked["metadata"],
@@ -84,7 +84,11 @@ impl Shape {
             "usage": choice.map(|_| response_usage(usage)), "user": null,
             "kv_transfer_params": params, "ec_transfer_params": null,
             "input_messages": null, "output_messages": null,
-        })
+        });
+        if let Some(members) = response.as_object_mut().filter(|_| !self.names_hand_offs) {
+            members.remove("kv_transfer_params");
+        }
+        response
     }
 
     fn item(&self, choice: &Choice, status: &str) -> Value {
