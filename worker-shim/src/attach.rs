@@ -20,7 +20,6 @@ mod token;
 #[cfg(test)]
 mod tests;
 
-use std::fmt;
 use std::time::Duration;
 
 use splitrail_proto::v1::{Capabilities, Load, WorkerRole};

@@ -9,7 +9,7 @@ use splitrail_proto::v1::fleet_service_client::FleetServiceClient;
 use splitrail_proto::v1::{AttachResponse, Welcome};
 use tokio::sync::watch;
 use tokio::time::{Instant, sleep, timeout};
-use tonic::transport::{Certificate, Channel, ClientTlsConfig, Endpoint, Identity};
+use tonic::transport::{Channel, Endpoint};
 use tonic::{Request, Streaming};
 
 use super::claims::Claim;

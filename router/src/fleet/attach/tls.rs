@@ -52,27 +52,23 @@ impl Certificates {
         let mut known = self.known.lock().unwrap_or_else(PoisonError::into_inner);
         if now.saturating_duration_since(known.read_at) >= FRESH {
             known.read_at = now;
-            match self.changed(&known.pems) {
-                Ok(None) => {}
-                Ok(Some((config, pems))) => {
-                    tracing::info!("fleet.tls: the files have changed, and are used from now on");
-                    (known.config, known.pems) = (config, pems);
-                }
+            if let Err((key, why)) = known.look_again(&self.files) {
                 // One file may be there before the other.
-                Err((key, why)) => {
-                    tracing::error!("fleet.tls.{key} {why}: the earlier ones still hold");
-                }
+                tracing::error!("fleet.tls.{key} {why}: the earlier ones still hold");
             }
         }
         Arc::clone(&known.config)
     }
+}
 
-    fn changed(&self, known: &Pems) -> Result<Option<(Arc<ServerConfig>, Pems)>, Wrong> {
-        let pems = Pems::read(&self.files)?;
-        if pems == *known {
-            return Ok(None);
+impl Known {
+    fn look_again(&mut self, files: &FleetTls) -> Result<(), Wrong> {
+        let pems = Pems::read(files)?;
+        if pems != self.pems {
+            (self.config, self.pems) = (usable(&pems)?, pems);
+            tracing::info!("fleet.tls: the files have changed, and are used from now on");
         }
-        Ok(Some((usable(&pems)?, pems)))
+        Ok(())
     }
 }
 

@@ -32,7 +32,7 @@ pub(super) struct Fast {
 /// Who does the work.
 enum Library {
     /// With words of our own, in a tenth of the memory.
-    Compact(Compact),
+    Compact(Box<Compact>),
     Whole(Box<fastokens::Tokenizer>),
 }
 
@@ -101,7 +101,9 @@ impl Fast {
     /// Why there is none, or nobody can tell.
     pub(super) fn prove(file: &File<'_>, example: &Example) -> Result<Self, String> {
         stay_on_one_thread();
-        match Compact::read(file, &example.described).map(Library::Compact) {
+        match Compact::read(file, &example.described)
+            .map(|compact| Library::Compact(Box::new(compact)))
+        {
             Ok(compact) => match Self::prove_library(compact, example) {
                 Ok(fast) => return Ok(fast),
                 Err(why) => tracing::info!(why, "the compact tokenizer is of no use here"),
