@@ -197,3 +197,74 @@ fn stay_on_one_thread() {
 
 #[cfg(not(target_os = "linux"))]
 fn stay_on_one_thread() {}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used)]
+mod tests {
+    use super::super::reference;
+    use super::*;
+
+    /// A model's file with another pre-tokenizer, in that many ways the same.
+    fn text(pattern: &str) -> Vec<u8> {
+        let folder = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/fixtures/tokenizer/model");
+        let text = std::fs::read(format!("{folder}/tokenizer.json")).unwrap();
+        let mut file: Value = serde_json::from_slice(&text).unwrap();
+        file["normalizer"] = json!({ "type": "NFC" });
+        file["pre_tokenizer"] = json!({ "type": "Sequence", "pretokenizers": [
+            { "type": "Split", "pattern": { "Regex": pattern }, "behavior": "Isolated", "invert": false },
+            { "type": "ByteLevel", "add_prefix_space": false, "trim_offsets": true, "use_regex": false },
+        ]});
+        file.to_string().into_bytes()
+    }
+
+    fn prove(text: &[u8]) -> Fast {
+        let (reference, described) = reference::build(text).unwrap();
+        let example = Example::of(&reference, described.unwrap()).unwrap();
+        Fast::prove(&File::read(text).unwrap(), &example).unwrap()
+    }
+
+    #[test]
+    fn words_that_can_be_scanned_take_little_memory_and_have_the_ids_of_the_reference() {
+        use fastokens::tiktoken::{CL100K_BASE_PATTERN, O200K_BASE_PATTERN, QWEN2_PATTERN};
+        let prose = include_str!("../../../../README.md");
+        for pattern in [CL100K_BASE_PATTERN, O200K_BASE_PATTERN, QWEN2_PATTERN] {
+            let text = text(pattern);
+            let fast = prove(&text);
+            assert!(matches!(fast.library, Library::Compact(_)), "{pattern}");
+            assert!(fast.memo.is_some(), "{pattern}");
+            let (reference, _) = reference::build(&text).unwrap();
+            // Twice: what is remembered is the same.
+            for _ in 0..2 {
+                let ids = fast.encode(prose, true, Tenant::default()).unwrap();
+                assert_eq!(ids, reference.encode_fast(prose, true).unwrap().get_ids(), "{pattern}");
+            }
+        }
+    }
+
+    #[test]
+    fn other_words_are_left_to_the_whole_library() {
+        let fast = prove(&text(r"\p{L}+|[^\p{L}]+"));
+        assert!(matches!(fast.library, Library::Whole(_)));
+    }
+
+    #[test]
+    fn who_does_otherwise_than_the_reference_is_not_believed() {
+        let text = text(fastokens::tiktoken::QWEN2_PATTERN);
+        let (reference, described) = reference::build(&text).unwrap();
+        let mut example = Example::of(&reference, described.unwrap()).unwrap();
+        let (_, answers) = example.answers.iter_mut().find(|(text, _)| text.len() > 40).unwrap();
+        answers[1].push(7);
+        let fast = Fast::prove(&File::read(&text).unwrap(), &example);
+        assert_eq!(fast.err().as_deref(), Some("other ids for a hard text"));
+    }
+
+    #[test]
+    fn a_reference_is_built_as_its_library_reads_it() {
+        let text = text(fastokens::tiktoken::QWEN2_PATTERN);
+        let (built, described) = reference::build(&text).unwrap();
+        assert!(described.unwrap()["model"].get("vocab").is_none());
+        let read = tokenizers::Tokenizer::from_bytes(&text).unwrap();
+        let whole = |tokenizer| serde_json::to_value(tokenizer).unwrap();
+        assert_eq!(whole(&built), whole(&read));
+    }
+}

@@ -1,67 +1,111 @@
 //! Words that a thread has had lately, and their tokens.
 //!
-//! Each word has one place, and the last word that came there: the memory is what the table
-//! takes, whoever sends what.
+//! Each word has one shelf, where the words that came there last are: the memory is what the
+//! shelves take, whoever sends what.
 
-/// Places of short words, of 32 bytes each.
-const SHORT_PLACES: usize = 1 << 14;
-/// Places of other words, with up to so many bytes of text and so many tokens.
-const LONG_PLACES: usize = 1 << 10;
+use xxhash_rust::xxh3::xxh3_64;
+
+/// Shelves of short words, of two words and 64 bytes each.
+const SHORT_SHELVES: usize = 1 << 14;
+/// Shelves of other words, of one each, with up to so many bytes of text and so many tokens.
+const LONG_SHELVES: usize = 1 << 10;
 const LONG_BYTES: usize = 64;
 const LONG_TOKENS: usize = 24;
-/// What fits into a key, and into a place beside it.
+/// What fits into a key, and beside it.
 const SHORT_BYTES: usize = 15;
-const SHORT_TOKENS: usize = 3;
+pub(super) const SHORT_TOKENS: usize = 3;
+/// Vocabularies have numbers below this one.
+pub(super) const NUMBERS: u32 = 1 << 30;
 
-/// A word, with what finds it.
-pub(super) struct Word<'a> {
-    pub(super) bytes: &'a [u8],
-    /// Whose tokens are asked for.
-    number: u32,
-    /// The bytes and how many they are, if they fit; else a hash.
-    key: u128,
-    place: u64,
+/// Masks of a key's first bytes.
+const FIRST_BYTES: [[u64; 2]; SHORT_BYTES + 1] = {
+    let mut masks = [[0; 2]; SHORT_BYTES + 1];
+    let mut len = 1;
+    while len <= SHORT_BYTES {
+        masks[len] = masks[len - 1];
+        masks[len][(len - 1) / 8] = masks[len][(len - 1) / 8] << 8 | 0xff;
+        len += 1;
+    }
+    masks
+};
+
+/// A word of a text: where it stands, and what finds it, in halves: what is written by halves and
+/// read as a whole waits for itself.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Word {
+    /// The first bytes; of a long word a hash.
+    low: u64,
+    /// The others, and how many they are in all; of a long word 0.
+    high: u64,
+    shelf: u32,
+    from: u32,
+    to: u32,
 }
 
-impl<'a> Word<'a> {
-    /// The word that stands there in a text.
-    pub(super) fn new(number: u32, text: &'a [u8], from: usize, to: usize) -> Self {
-        let bytes = &text[from..to];
-        let key = match (bytes.len(), text[from..].first_chunk::<16>()) {
-            (len @ 1..=SHORT_BYTES, Some(chunk)) => {
-                let kept = u128::MAX >> (128 - 8 * len as u32);
-                (u128::from_le_bytes(*chunk) & kept) | (len as u128) << 120
-            }
-            (len @ 1..=SHORT_BYTES, None) => {
-                let mut chunk = [0; 16];
-                chunk[..len].copy_from_slice(bytes);
-                chunk[15] = len as u8;
-                u128::from_le_bytes(chunk)
-            }
-            _ => u128::from(xxhash_rust::xxh3::xxh3_64(bytes)),
+impl Word {
+    /// The word that stands there, and is not empty.
+    #[inline(always)]
+    pub(super) fn new(number: u32, text: &[u8], (from, to): (u32, u32)) -> Self {
+        let len = (to - from) as usize;
+        let (low, high) = match text[from as usize..].first_chunk::<16>() {
+            Some(chunk) if len <= SHORT_BYTES => Self::key(*chunk, len),
+            _ => Self::rare_key(&text[from as usize..to as usize]),
         };
-        let folded = key as u64 ^ ((key >> 64) as u64).rotate_left(32) ^ u64::from(number);
-        let place = folded.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 32;
-        Self { bytes, number, key, place }
+        let folded = low ^ high.rotate_left(32) ^ u64::from(number);
+        let shelf = (folded.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 32) as u32;
+        Self { low, high, shelf, from, to }
     }
 
-    fn is_short(&self) -> bool {
-        self.bytes.len() <= SHORT_BYTES
+    /// That of a long word, or of one at the end of the text.
+    #[cold]
+    #[inline(never)]
+    fn rare_key(bytes: &[u8]) -> (u64, u64) {
+        if bytes.len() > SHORT_BYTES {
+            return (xxh3_64(bytes), 0);
+        }
+        let mut chunk = [0; 16];
+        chunk[..bytes.len()].copy_from_slice(bytes);
+        Self::key(chunk, bytes.len())
+    }
+
+    #[inline(always)]
+    fn key(chunk: [u8; 16], len: usize) -> (u64, u64) {
+        let chunk = u128::from_le_bytes(chunk);
+        let [low, high] = FIRST_BYTES[len];
+        (chunk as u64 & low, (chunk >> 64) as u64 & high | (len as u64) << 56)
+    }
+
+    /// Its bytes, in the text that it is of.
+    pub(super) fn bytes<'a>(&self, text: &'a [u8]) -> &'a [u8] {
+        &text[self.from as usize..self.to as usize]
     }
 }
 
 /// A word whose bytes are its key.
 #[derive(Clone, Copy)]
 struct Short {
-    key: u128,
-    /// Whose tokens these are; of a place that is empty, nobody's.
-    number: u32,
+    low: u64,
+    high: u64,
+    /// Whose tokens these are, four times, and how many: of most words one, two or three.
+    number_and_count: u32,
     ids: [u32; SHORT_TOKENS],
 }
 
-/// As many tokens as there are; the rest are no token.
-const NO_TOKEN: u32 = u32::MAX;
-const EMPTY: Short = Short { key: 0, number: 0, ids: [NO_TOKEN; SHORT_TOKENS] };
+impl Short {
+    #[inline]
+    fn is(&self, number: u32, word: &Word) -> bool {
+        let number = u64::from(self.number_and_count >> 2 ^ number);
+        (self.low ^ word.low) | (self.high ^ word.high) | number == 0
+    }
+}
+
+/// Nobody's.
+const EMPTY: Short = Short { low: 0, high: 0, number_and_count: 0, ids: [0; SHORT_TOKENS] };
+
+/// The last word first. As long as a line of the processor's cache, and on one.
+#[derive(Clone, Copy)]
+#[repr(align(64))]
+struct Shelf([Short; 2]);
 
 struct Long {
     number: u32,
@@ -71,7 +115,7 @@ struct Long {
 
 /// What one thread remembers.
 pub(super) struct Recent {
-    short: Vec<Short>,
+    short: Vec<Shelf>,
     long: Vec<Option<Long>>,
 }
 
@@ -81,38 +125,49 @@ impl Recent {
         Self { short: Vec::new(), long: Vec::new() }
     }
 
-    /// Appends the tokens of a word, if they are here.
-    pub(super) fn append(&self, word: &Word<'_>, ids: &mut Vec<u32>) -> bool {
-        if word.is_short() {
-            let Some(place) = self.short.get(word.place as usize % SHORT_PLACES) else {
-                return false;
-            };
-            if place.key == word.key && place.number == word.number {
-                ids.push(place.ids[0]);
-                ids.extend(place.ids[1..].iter().take_while(|id| **id != NO_TOKEN));
-                return true;
-            }
+    /// Makes room, at first.
+    pub(super) fn open(&mut self) {
+        if self.short.is_empty() {
+            self.short = vec![Shelf([EMPTY; 2]); SHORT_SHELVES];
+            self.long.resize_with(LONG_SHELVES, || None);
         }
-        let long = self.long.get(word.place as usize % LONG_PLACES).and_then(Option::as_ref);
-        let found = long.filter(|long| long.number == word.number && *long.bytes == *word.bytes);
-        ids.extend_from_slice(found.map_or(&[], |long| &long.ids));
-        found.is_some()
+    }
+
+    /// Something of a word's shelf, which is then near when the word is asked for.
+    #[inline]
+    pub(super) fn touch(&self, word: &Word) -> u32 {
+        self.short[word.shelf as usize % SHORT_SHELVES].0[0].number_and_count
+    }
+
+    /// Tokens of a short word, and how many of them are its own, if they are here.
+    #[inline]
+    pub(super) fn short(&self, number: u32, word: &Word) -> Option<(&[u32; SHORT_TOKENS], usize)> {
+        let Shelf(shelf) = &self.short[word.shelf as usize % SHORT_SHELVES];
+        // Which of the two it is nobody can foresee: that is no branch.
+        let first = shelf[0].is(number, word);
+        let short = &shelf[usize::from(!first)];
+        (first | shelf[1].is(number, word))
+            .then_some((&short.ids, (short.number_and_count & 3) as usize))
+    }
+
+    /// Tokens of a word that is not among the short ones, if they are here.
+    pub(super) fn long(&self, number: u32, word: &Word, bytes: &[u8]) -> Option<&[u32]> {
+        let long = self.long[word.shelf as usize % LONG_SHELVES].as_ref()?;
+        (long.number == number && *long.bytes == *bytes).then_some(&*long.ids)
     }
 
     /// Remembers a word's tokens, which are not here.
-    pub(super) fn keep(&mut self, word: &Word<'_>, ids: &[u32]) {
-        if self.short.is_empty() {
-            self.short = vec![EMPTY; SHORT_PLACES];
-            self.long.resize_with(LONG_PLACES, || None);
-        }
-        if word.is_short() && (1..=SHORT_TOKENS).contains(&ids.len()) {
-            let mut kept = [NO_TOKEN; SHORT_TOKENS];
+    pub(super) fn keep(&mut self, number: u32, word: &Word, bytes: &[u8], ids: &[u32]) {
+        if bytes.len() <= SHORT_BYTES && (1..=SHORT_TOKENS).contains(&ids.len()) {
+            let mut kept = [0; SHORT_TOKENS];
             kept[..ids.len()].copy_from_slice(ids);
-            let place = &mut self.short[word.place as usize % SHORT_PLACES];
-            *place = Short { key: word.key, number: word.number, ids: kept };
-        } else if word.bytes.len() <= LONG_BYTES && ids.len() <= LONG_TOKENS {
-            let long = Long { number: word.number, bytes: word.bytes.into(), ids: ids.into() };
-            self.long[word.place as usize % LONG_PLACES] = Some(long);
+            let number_and_count = number << 2 | ids.len() as u32;
+            let Shelf(shelf) = &mut self.short[word.shelf as usize % SHORT_SHELVES];
+            shelf[1] = shelf[0];
+            shelf[0] = Short { low: word.low, high: word.high, number_and_count, ids: kept };
+        } else if bytes.len() <= LONG_BYTES && ids.len() <= LONG_TOKENS {
+            let long = Long { number, bytes: bytes.into(), ids: ids.into() };
+            self.long[word.shelf as usize % LONG_SHELVES] = Some(long);
         }
     }
 }
