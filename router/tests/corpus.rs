@@ -12,6 +12,8 @@ mod client_body;
 mod config_yaml;
 #[path = "../../fuzz/checks/engine_reply.rs"]
 mod engine_reply;
+#[path = "../../fuzz/checks/engine_wire.rs"]
+mod engine_wire;
 #[path = "../../fuzz/checks/replay.rs"]
 mod replay;
 #[path = "../../fuzz/checks/sse.rs"]
@@ -45,4 +47,9 @@ fn chat_template() {
 #[test]
 fn engine_reply() {
     replay::replay("engine_reply", engine_reply::check);
+}
+
+#[test]
+fn engine_wire() {
+    replay::replay("engine_wire", engine_wire::check);
 }

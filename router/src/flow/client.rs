@@ -15,7 +15,7 @@ use hyper_util::client::legacy::connect::HttpConnector;
 use tokio::task::JoinSet;
 
 mod connections;
-mod framing;
+pub mod framing;
 mod guarded;
 mod parcel;
 mod timers;

@@ -19,9 +19,9 @@ use hyper::body::{Body, Frame, SizeHint};
 use hyper_util::client::legacy::connect::HttpConnector;
 use tower::ServiceExt;
 
-use super::framing::Framing;
+use super::framing::{Framing, Head};
 use super::guarded::Resolver;
-use super::wire::{Ask, Begun, Broken, Peer, Wire};
+use super::wire::{Ask, Broken, Peer, Wire};
 use crate::quick_hash::QuickHash;
 
 /// vLLM closes idle connections after 5 s. Ours end earlier, so that a request is
@@ -84,7 +84,7 @@ impl Connections {
             Some(wire) => wire,
             None => self.connect(authority).await?,
         };
-        let Begun { status, framing, keeps } = wire.exchange(ask).await?;
+        let Head { status, framing, keeps } = wire.exchange(ask).await?;
         let peer = wire.peer;
         let way_back = keeps.then(|| (Arc::clone(self), authority.clone()));
         let mut body = EngineBody { framing, wire: Some(wire), way_back };

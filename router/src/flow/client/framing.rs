@@ -8,27 +8,29 @@ use http::StatusCode;
 
 /// Header fields of an answer; more are refused.
 const FIELDS_MAX: usize = 100;
+/// Bytes of a head; a longer one is refused.
+pub const HEAD_MAX_BYTES: usize = 32 << 10;
 /// Bytes of a line that says how long a chunk is, and of all trailers.
-const LINES_MAX_BYTES: usize = 8 << 10;
+pub const LINES_MAX_BYTES: usize = 8 << 10;
 
 /// It is not HTTP, or can be read in two ways.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Malformed;
+pub struct Malformed;
 
 /// The head of an answer.
 #[derive(Debug)]
-pub(super) struct Head {
-    /// Its bytes.
-    pub(super) bytes: usize,
-    pub(super) status: StatusCode,
-    pub(super) framing: Framing,
+pub struct Head {
+    /// What it begins with.
+    pub status: StatusCode,
+    /// How its body ends.
+    pub framing: Framing,
     /// Whether the connection may be used again after it.
-    pub(super) keeps: bool,
+    pub keeps: bool,
 }
 
 /// How an answer's body ends.
 #[derive(Debug, PartialEq, Eq)]
-pub(super) enum Framing {
+pub enum Framing {
     /// After so many more bytes.
     Length(u64),
     /// With its last chunk.
@@ -37,8 +39,31 @@ pub(super) enum Framing {
     UntilClose,
 }
 
-/// Reads a head; `None` if more is to come.
-pub(super) fn head(bytes: &[u8]) -> Result<Option<Head>, Malformed> {
+/// Takes the head of an answer, and the interim answers before it, from what was read; `None` if
+/// more is to come.
+///
+/// # Errors
+/// If it is not HTTP, another protocol from now on, or too long.
+pub fn begun(read: &mut BytesMut) -> Result<Option<Head>, Malformed> {
+    while !read.is_empty() {
+        let found = head(read)?;
+        // However it came in: a head is too long, or it is not.
+        if found.as_ref().map_or(read.len(), |(bytes, _)| *bytes) > HEAD_MAX_BYTES {
+            return Err(Malformed);
+        }
+        let Some((bytes, head)) = found else { break };
+        read.advance(bytes);
+        match head.status.as_u16() {
+            101 => return Err(Malformed),
+            100..200 => {}
+            _ => return Ok(Some(head)),
+        }
+    }
+    Ok(None)
+}
+
+/// Reads a head; gives its length as well.
+fn head(bytes: &[u8]) -> Result<Option<(usize, Head)>, Malformed> {
     let mut fields = [const { MaybeUninit::uninit() }; FIELDS_MAX];
     let mut response = httparse::Response::new(&mut []);
     let config = httparse::ParserConfig::default();
@@ -60,7 +85,7 @@ pub(super) fn head(bytes: &[u8]) -> Result<Option<Head>, Malformed> {
     } else {
         said.length.map_or(Framing::UntilClose, Framing::Length)
     };
-    Ok(Some(Head { bytes: length, status, framing, keeps: said.keeps }))
+    Ok(Some((length, Head { status, framing, keeps: said.keeps })))
 }
 
 /// What a head says of its body.
@@ -102,7 +127,7 @@ fn number(text: &[u8], radix: u32) -> Option<u64> {
 
 /// Takes a chunked body apart.
 #[derive(Debug, Default, PartialEq, Eq)]
-pub(super) struct Chunks {
+pub struct Chunks {
     next: Next,
     /// Bytes of trailers so far.
     trailers: usize,
@@ -121,23 +146,25 @@ enum Next {
     Nothing,
 }
 
-/// A piece of a chunked body.
+/// A piece of a body.
 #[derive(Debug, PartialEq, Eq)]
-pub(super) enum Piece {
+pub enum Piece {
+    /// Some of it.
     Data(Bytes),
     /// More has to be read.
     More,
+    /// There is no more.
     End,
 }
 
 impl Chunks {
     /// Whether it has been read to its end.
-    pub(super) fn have_ended(&self) -> bool {
+    fn have_ended(&self) -> bool {
         self.next == Next::Nothing
     }
 
     /// The next piece of what was read.
-    pub(super) fn next(&mut self, read: &mut BytesMut) -> Result<Piece, Malformed> {
+    fn next(&mut self, read: &mut BytesMut) -> Result<Piece, Malformed> {
         loop {
             match self.next {
                 Next::Size => {
@@ -195,7 +222,7 @@ fn bounded(bytes: u64) -> usize {
 
 impl Framing {
     /// Whether nothing more is to come.
-    pub(super) fn has_ended(&self) -> bool {
+    pub fn has_ended(&self) -> bool {
         match self {
             Self::Length(left) => *left == 0,
             Self::Chunked(chunks) => chunks.have_ended(),
@@ -203,8 +230,16 @@ impl Framing {
         }
     }
 
+    /// Whether a connection that ends now ends it, and does not break it off.
+    pub fn ends_with_connection(&self) -> bool {
+        self.has_ended() || *self == Self::UntilClose
+    }
+
     /// The next piece of what was read.
-    pub(super) fn next(&mut self, read: &mut BytesMut) -> Result<Piece, Malformed> {
+    ///
+    /// # Errors
+    /// If it is not as its head said, or can be read in two ways.
+    pub fn next(&mut self, read: &mut BytesMut) -> Result<Piece, Malformed> {
         match self {
             Self::Length(0) => Ok(Piece::End),
             Self::Chunked(chunks) => chunks.next(read),
@@ -227,7 +262,7 @@ mod tests {
     use super::*;
 
     fn read(text: &str) -> Result<Option<Head>, Malformed> {
-        head(format!("{}\r\n\r\n", text.replace('\n', "\r\n")).as_bytes())
+        begun(&mut format!("{}\r\n\r\n", text.replace('\n', "\r\n")).as_bytes().into())
     }
 
     #[test]
@@ -263,7 +298,7 @@ mod tests {
         ] {
             assert_eq!(read(text).err(), Some(Malformed), "{text}");
         }
-        assert!(head(b"HTTP/1.1 200 OK\r\ncontent-le").unwrap().is_none());
+        assert!(begun(&mut (&b"HTTP/1.1 200 OK\r\ncontent-le"[..]).into()).unwrap().is_none());
         for body in ["\r\n", "g\r\n", "-1\r\n", "3\r\nabcd\r\n", "3\nabc\r\n", "+3\r\n"] {
             let mut chunks = Chunks::default();
             let mut read = BytesMut::from(body);
@@ -274,6 +309,33 @@ mod tests {
                 }
             };
             assert_eq!(end, Err(Malformed), "{body}");
+        }
+    }
+
+    #[test]
+    fn a_head_is_too_long_or_not_however_it_comes() {
+        let of = |bytes: usize| {
+            let frame = "HTTP/1.1 204 No\r\nx: \r\n\r\n".len();
+            format!("HTTP/1.1 204 No\r\nx: {}\r\n\r\n", "y".repeat(bytes - frame))
+        };
+        let interim = "HTTP/1.1 102 Processing\r\n\r\n";
+        for (bytes, fits) in [(HEAD_MAX_BYTES, true), (HEAD_MAX_BYTES + 1, false)] {
+            for step in [1 << 20, 9000, 4096] {
+                let text = [interim, &of(bytes), "rest"].concat();
+                let mut read = BytesMut::new();
+                let mut pieces = text.as_bytes().chunks(step);
+                let found = loop {
+                    match pieces.next() {
+                        Some(piece) => read.extend_from_slice(piece),
+                        None => break Ok(None),
+                    }
+                    match begun(&mut read) {
+                        Ok(None) => {}
+                        found => break found,
+                    }
+                };
+                assert_eq!(found.is_ok_and(|head| head.is_some()), fits, "{bytes} by {step}");
+            }
         }
     }
 
@@ -302,7 +364,7 @@ mod tests {
 
         #[test]
         fn no_bytes_break_it(bytes in prop::collection::vec(any::<u8>(), 0..200)) {
-            let _answer = head(&bytes);
+            let _answer = begun(&mut BytesMut::from(&bytes[..]));
             let (mut chunks, mut read) = (Chunks::default(), BytesMut::from(&bytes[..]));
             while let Ok(Piece::Data(data)) = chunks.next(&mut read) {
                 prop_assert!(!data.is_empty());

@@ -11,14 +11,13 @@ use std::pin::{Pin, pin};
 use std::task::{Context, Poll, ready};
 
 use bytes::{Buf, Bytes, BytesMut};
-use http::StatusCode;
 use http::header::HeaderValue;
 use http::uri::Authority;
 use hyper::body::Body;
 use tokio::io::{AsyncReadExt, AsyncWrite};
 use tokio::net::TcpStream;
 
-use super::framing::{self, Framing, Malformed, Piece};
+use super::framing::{Framing, Head, Malformed, Piece, begun};
 use super::parcel::Parcel;
 
 /// Bytes of an answer that are read at once, and that wait for a client which is slower than
@@ -26,8 +25,6 @@ use super::parcel::Parcel;
 const READ_BYTES: usize = 8 << 10;
 /// With less room than this, it is not worth while to read.
 const ROOM_MIN_BYTES: usize = 2 << 10;
-/// Bytes of an answer's head; a longer one is refused.
-const HEAD_MAX_BYTES: usize = 32 << 10;
 
 /// Who has answered, where that is known.
 #[derive(Clone, Copy, Debug)]
@@ -78,15 +75,6 @@ impl Ask {
     pub(super) fn number(&mut self, name: &str, value: u64) {
         self.field(name, &value.into());
     }
-}
-
-/// The beginning of an answer.
-#[derive(Debug)]
-pub(super) struct Begun {
-    pub(super) status: StatusCode,
-    pub(super) framing: Framing,
-    /// Whether the connection may be used again after it.
-    pub(super) keeps: bool,
 }
 
 /// A connection.
@@ -150,15 +138,15 @@ impl Wire {
     ///
     /// # Errors
     /// If none does.
-    pub(super) async fn exchange(&mut self, ask: Ask) -> Result<Begun, Broken> {
+    pub(super) async fn exchange(&mut self, ask: Ask) -> Result<Head, Broken> {
         let mut unsent = written(ask).await?;
         poll_fn(|context| {
             // An engine may answer before it has read all, and hang up: what it says counts. A
             // socket that cannot be written to is at its end for reading, too.
             let sent = self.poll_send(&mut unsent, context);
             let begun = ready!(self.poll_begun(context));
-            let keeps = |begun: &Begun| begun.keeps && matches!(sent, Poll::Ready(Ok(())));
-            Poll::Ready(begun.map(|begun| Begun { keeps: keeps(&begun), ..begun }))
+            let keeps = |begun: &Head| begun.keeps && matches!(sent, Poll::Ready(Ok(())));
+            Poll::Ready(begun.map(|begun| Head { keeps: keeps(&begun), ..begun }))
         })
         .await
     }
@@ -182,21 +170,12 @@ impl Wire {
         Poll::Ready(Ok(()))
     }
 
-    fn poll_begun(&mut self, context: &mut Context<'_>) -> Poll<Result<Begun, Broken>> {
+    fn poll_begun(&mut self, context: &mut Context<'_>) -> Poll<Result<Head, Broken>> {
         loop {
-            if !self.read.is_empty()
-                && let Some(head) = framing::head(&self.read)?
-            {
-                self.read.advance(head.bytes);
-                match head.status.as_u16() {
-                    101 => return Poll::Ready(Err(Broken)),
-                    100..200 => continue,
-                    _ => {}
-                }
-                let framing::Head { status, framing, keeps, .. } = head;
-                return Poll::Ready(Ok(Begun { status, framing, keeps }));
+            if let Some(head) = begun(&mut self.read)? {
+                return Poll::Ready(Ok(head));
             }
-            if self.read.len() > HEAD_MAX_BYTES || ready!(self.poll_read(context))? == 0 {
+            if ready!(self.poll_read(context))? == 0 {
                 return Poll::Ready(Err(Broken));
             }
         }
@@ -230,7 +209,7 @@ impl Wire {
                 Err(Malformed) => return Poll::Ready(Some(Err(Broken))),
             }
             match ready!(self.poll_read(context)) {
-                Ok(0) if *framing == Framing::UntilClose => return Poll::Ready(None),
+                Ok(0) if framing.ends_with_connection() => return Poll::Ready(None),
                 Ok(0) | Err(_) => return Poll::Ready(Some(Err(Broken))),
                 Ok(_) => {}
             }
@@ -259,6 +238,7 @@ async fn written(ask: Ask) -> Result<Unsent, Broken> {
 #[cfg(test)]
 #[allow(clippy::unwrap_used)]
 mod tests {
+    use http::StatusCode;
     use tokio::io::{AsyncReadExt, AsyncWriteExt};
     use tokio::net::TcpListener;
 
@@ -276,7 +256,7 @@ mod tests {
         ask
     }
 
-    async fn all(wire: &mut Wire, mut begun: Begun) -> Result<Vec<u8>, Broken> {
+    async fn all(wire: &mut Wire, mut begun: Head) -> Result<Vec<u8>, Broken> {
         let mut all = Vec::new();
         while let Some(piece) =
             poll_fn(|context| wire.poll_piece(&mut begun.framing, context)).await
