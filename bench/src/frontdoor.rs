@@ -4,6 +4,8 @@
 mod client;
 mod engines;
 mod feed;
+mod framings;
+mod http2;
 mod measure;
 mod mock;
 mod options;
@@ -114,6 +116,7 @@ pub fn main() -> Result<(), Failure> {
     }
     let mut rows: Vec<Row> = cells.iter().flat_map(Cell::rows).collect();
     let bench = Bench { before: &before, behind: &behind, effort: &effort, options: &options };
+    rows.extend(framings::framings(&bench, &engines, &text, folder.path())?);
     rows.extend(settings::logging(&bench, &engines, &text, folder.path())?);
     rows.extend(settings::threads(&bench, &engines, &text, folder.path())?);
     rows.extend(slow::slow(&bench, &engines, &text, folder.path())?);

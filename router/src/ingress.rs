@@ -5,7 +5,6 @@ mod connection;
 pub mod context;
 pub mod door;
 pub mod grpc;
-mod grpc_body;
 mod guarded;
 pub mod http;
 pub mod listener;

@@ -99,9 +99,37 @@ pub enum Payload {
     Made {
         /// Its length, about.
         bytes: usize,
+        /// As [`is_harmless`] has it.
+        is_harmless: bool,
         /// Makes it.
-        make: Box<dyn FnOnce() -> Result<JsonObject, Error> + Send>,
+        make: Box<dyn FnOnce() -> Result<Made, Error> + Send>,
     },
+}
+
+/// A body that the router wrote.
+pub struct Made {
+    /// The body.
+    pub body: JsonObject,
+    /// Its one prompt, where that is not read from the body.
+    pub prompt: Option<Prompt>,
+}
+
+/// Whether text of so many parts is of the length and kind that a fast tokenizer has done in
+/// less than a millisecond: of words, as far as samples tell, with nothing that goes on for
+/// long, and not of many small parts (a chat's messages), each of which costs the template its
+/// time.
+pub fn is_harmless(text: &[u8], parts: usize) -> bool {
+    let words = |part: &[u8]| part.contains(&b' ') && part.iter().any(u8::is_ascii_alphabetic);
+    text.len() <= FAST_INLINE_MAX_BYTES
+        && parts.saturating_mul(SAMPLE) <= text.len()
+        && samples(text).all(words)
+}
+
+const SAMPLE: usize = 160;
+const APART: usize = 1024;
+
+fn samples(text: &[u8]) -> impl Iterator<Item = &[u8]> {
+    text.chunks_exact(APART).map(|part| &part[..SAMPLE])
 }
 
 impl Payload {
@@ -112,27 +140,25 @@ impl Payload {
         }
     }
 
-    /// Whether it is of the length and kind that a fast tokenizer has done in less than a
-    /// millisecond: of words, as far as samples tell, with nothing that goes on for long, and
-    /// not of many small messages, each of which costs the template its time.
     fn is_harmless(&self) -> bool {
-        const SAMPLE: usize = 160;
-        const APART: usize = 1024;
-        let Self::Json(text) = self else { return false };
-        if text.len() > FAST_INLINE_MAX_BYTES {
-            return false;
+        match self {
+            Self::Json(text) => {
+                // Nearly every object in a body is a part.
+                let count = |part: &[u8]| memchr::memchr_iter(b'{', part).count();
+                let objects = || samples(text).map(count).sum::<usize>();
+                is_harmless(text, 0) && objects() <= samples(text).count()
+            }
+            Self::Made { is_harmless, .. } => *is_harmless,
         }
-        let samples = || text.chunks_exact(APART).map(|part| &part[..SAMPLE]);
-        let words = |part: &[u8]| part.contains(&b' ') && part.iter().any(u8::is_ascii_alphabetic);
-        let count = |part: &[u8]| memchr::memchr_iter(b'{', part).count();
-        let objects: usize = samples().map(count).sum();
-        objects <= samples().count() && samples().all(words)
     }
 
     fn read(self, endpoint: Endpoint, limits: &Limits) -> Result<Inbound, Error> {
         match self {
             Self::Json(text) => Inbound::parse(endpoint, text, limits),
-            Self::Made { make, .. } => Inbound::read(endpoint, make()?, limits),
+            Self::Made { make, .. } => {
+                let Made { body, prompt } = make()?;
+                Inbound::read(endpoint, body, prompt, limits)
+            }
         }
     }
 }

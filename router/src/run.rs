@@ -115,7 +115,7 @@ impl Running {
         admin_door.spawn(listener::serve_known_peers(admin_socket, routes));
         if let Some(socket) = grpc_socket {
             let routes = grpc::routes(&core, stop.clone());
-            doors.spawn(listener::serve(socket, doorway("grpc", routes.into())));
+            doors.spawn(listener::serve(socket, doorway("grpc", routes)));
         }
         let mut summary = JoinSet::new();
         let log_every = core.serving().config.ledger.log_every;

@@ -3,7 +3,14 @@
 
 use std::collections::BTreeMap;
 
+use bytes::Bytes;
 use futures_util::stream;
+use http_body_util::{BodyExt, StreamBody};
+use hyper::body::Frame;
+use hyper_util::client::legacy::Client as Hyper;
+use hyper_util::client::legacy::connect::HttpConnector;
+use hyper_util::rt::TokioExecutor;
+use prost::Message;
 use serde_json::{Value, json};
 use splitrail_proto::v1;
 use splitrail_proto::v1::front_door_service_client::FrontDoorServiceClient;
@@ -369,6 +376,72 @@ async fn engines_failures_are_told_by_status_code() {
     assert!(deltas > 0);
     let broken_off = [Code::Aborted, Code::Internal, Code::Unavailable];
     assert!(broken_off.contains(&status.code()), "{status:?}");
+    cluster.quiet().await;
+}
+
+/// Sends a call's body in these pieces; gives its status, and how many bytes the answer has.
+async fn call_of(cluster: &Cluster, pieces: Vec<Bytes>) -> (String, usize) {
+    let frames =
+        pieces.into_iter().map(|piece| Ok::<_, std::convert::Infallible>(Frame::data(piece)));
+    let http: Hyper<HttpConnector, _> =
+        Hyper::builder(TokioExecutor::new()).http2_only(true).build(HttpConnector::new());
+    let address = cluster.running.addresses().grpc.unwrap();
+    let request =
+        http::Request::post(format!("http://{address}/splitrail.v1.FrontDoorService/Generate"))
+            .header("content-type", "application/grpc")
+            .header("te", "trailers")
+            .body(StreamBody::new(stream::iter(frames)))
+            .unwrap();
+    let reply = http.request(request).await.unwrap();
+    assert_eq!(reply.status(), 200);
+    assert_eq!(reply.headers()["content-type"], "application/grpc");
+    let from_head = reply.headers().get("grpc-status").cloned();
+    let body = reply.into_body().collect().await.unwrap();
+    let from_end = body.trailers().and_then(|trailers| trailers.get("grpc-status").cloned());
+    let status = from_head.or(from_end).expect("a status");
+    (status.to_str().unwrap().to_owned(), body.to_bytes().len())
+}
+
+#[tokio::test]
+async fn a_message_is_one_however_it_comes_and_what_is_none_is_told() {
+    let cluster = Cluster::start(Spec::aggregated(1)).await;
+    let encoded = generate(Prompt::Text(words(2000, "p"))).encode_to_vec();
+    let prefix = [&[0][..], &(encoded.len() as u32).to_be_bytes()].concat();
+    let whole = Bytes::from([prefix, encoded].concat());
+    let cut = |at: usize| vec![whole.slice(..at), whole.slice(at..)];
+    for pieces in [
+        vec![whole.clone()],
+        cut(1),
+        cut(4),
+        cut(5),
+        cut(6),
+        cut(whole.len() - 1),
+        whole.chunks(1000).map(|piece| whole.slice_ref(piece)).collect(),
+        // What follows it means nothing, if it is whole.
+        vec![whole.clone(), Bytes::from_static(&[0, 0, 0, 0, 1, 9])],
+        vec![[&whole[..], &whole[..]].concat().into()],
+    ] {
+        let (status, bytes) = call_of(&cluster, pieces).await;
+        assert!(status == "0" && bytes > 0, "{status}");
+        let sent = cluster.engine("w0").requests().pop().unwrap();
+        assert_eq!(sent.body["prompt"], words(2000, "p"));
+    }
+    let served = cluster.engine("w0").requests().len();
+    let flagged = |flag: u8| Bytes::from([&[flag][..], &whole[1..]].concat());
+    for (what, body) in [
+        ("nothing", Bytes::new()),
+        ("a part of a prefix", whole.slice(..3)),
+        ("a prefix", whole.slice(..5)),
+        ("a part of a message", whole.slice(..whole.len() - 1)),
+        ("a part of a second", [&whole[..], &whole[..9]].concat().into()),
+        ("a compressed one", flagged(1)),
+        ("an unknown flag", flagged(2)),
+        ("no message", Bytes::from_static(&[0, 0, 0, 0, 2, 0xff, 0xff])),
+    ] {
+        let internal = (Code::Internal as i32).to_string();
+        assert_eq!(call_of(&cluster, vec![body]).await, (internal, 0), "{what}");
+    }
+    assert_eq!(cluster.engine("w0").requests().len(), served);
     cluster.quiet().await;
 }
 

@@ -8,7 +8,7 @@ use hyper::client::conn::http2;
 use hyper_util::rt::{TokioExecutor, TokioIo};
 use serde_json::{Value, json};
 use splitrail_tests::cluster::eventually;
-use splitrail_tests::grpc::{generate, text_request};
+use splitrail_tests::grpc::{front_door, generate, text_request};
 use splitrail_tests::post::{Answer, STREAM_HEAD};
 use splitrail_tests::proc::{memory, open_files};
 use splitrail_tests::solo::{Solo, whole_answer};
@@ -278,6 +278,32 @@ async fn p28_bodies_have_a_budget_together() {
         events.status == 200 && events.next().await.is_some()
     })
     .await;
+}
+
+/// A call's message counts as long as its answer lasts: further attempts need it.
+#[tokio::test]
+async fn p28_the_messages_of_grpc_calls_have_the_same_budget() {
+    let limits = "{ body_max_bytes: 1000000, bodies_max_bytes: 1048576 }";
+    let solo = Solo::start(limits, |heard| match is_streamed(heard) {
+        true => held(),
+        false => whole_answer(),
+    })
+    .await;
+    let request = || text_request(&"x".repeat(400 << 10), "");
+    let mut door = front_door(solo.router.grpc);
+    let mut holding = Vec::new();
+    for _ in 0..2 {
+        let mut events = door.generate(request()).await.unwrap().into_inner();
+        assert!(events.message().await.unwrap().is_some());
+        holding.push(events);
+    }
+    let refused = generate(solo.router.grpc, request()).await.unwrap_err();
+    assert_eq!(refused.code(), tonic::Code::ResourceExhausted);
+    assert!(refused.message().contains("limits.bodies_max_bytes"), "{refused:?}");
+    let shed = [("reason", "bodies_max_bytes")];
+    assert_eq!(solo.metric("splitrail_shed_total", &shed).await, 1.0);
+    drop(holding);
+    eventually("there is room again", async || door.generate(request()).await.is_ok()).await;
 }
 
 #[tokio::test]

@@ -5,43 +5,72 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 use std::time::{Duration, Instant};
 
+use bytes::Bytes;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
 use tokio::task::JoinSet;
 use tokio::time::timeout;
 
-use super::Failure;
 use super::mock::{content_length, find};
 use super::text::{GROUPS, Prompt};
+use super::{Failure, http2};
 
 /// How long one answer may take.
-const PATIENCE: Duration = Duration::from_secs(20);
+pub(super) const PATIENCE: Duration = Duration::from_secs(20);
 /// What ends a chunked answer.
 const LAST_CHUNK: &[u8] = b"\r\n0\r\n\r\n";
 
-/// What is sent, in turn, and by whom.
+/// How requests are framed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Framing {
+    /// HTTP/1.1, a connection for each client.
+    Http1,
+    /// HTTP/2, a connection for each client.
+    Http2,
+    /// gRPC, a connection for each client.
+    Grpc,
+    /// gRPC, all clients' calls on one connection.
+    GrpcShared,
+}
+
+/// What is sent, in turn, and how.
 pub(super) struct Load {
-    /// Whole requests, with the group of each.
-    pub(super) requests: Vec<(usize, Vec<u8>)>,
+    /// Whole requests, with the group of each; of HTTP/2, their bodies.
+    pub(super) requests: Vec<(usize, Bytes)>,
+    /// How they are framed.
+    pub(super) framing: Framing,
     next: AtomicUsize,
 }
 
 impl Load {
     /// Chats of these prompts.
     pub(super) fn new(prompts: &[Prompt], streams: bool) -> Self {
+        Self::framed(Framing::Http1, prompts, |prompt| prompt.chat(streams).into())
+    }
+
+    /// Chats of these prompts, with bodies of one's own.
+    pub(super) fn framed(
+        framing: Framing,
+        prompts: &[Prompt],
+        body: impl Fn(&Prompt) -> Bytes,
+    ) -> Self {
         let request = |prompt: &Prompt| {
-            let body = prompt.chat(streams);
+            let body = body(prompt);
+            if framing != Framing::Http1 {
+                return (prompt.group, body);
+            }
             let head = format!(
                 "POST /v1/chat/completions HTTP/1.1\r\nhost: router\r\n\
                  content-type: application/json\r\ncontent-length: {}\r\n\r\n",
                 body.len()
             );
-            (prompt.group, [head.into_bytes(), body.into_bytes()].concat())
+            (prompt.group, [head.as_bytes(), &body].concat().into())
         };
-        Self { requests: prompts.iter().map(request).collect(), next: AtomicUsize::new(0) }
+        let requests = prompts.iter().map(request).collect();
+        Self { requests, framing, next: AtomicUsize::new(0) }
     }
 
-    fn next(&self) -> &(usize, Vec<u8>) {
+    pub(super) fn next(&self) -> &(usize, Bytes) {
         &self.requests[self.next.fetch_add(1, Relaxed) % self.requests.len()]
     }
 }
@@ -67,9 +96,15 @@ pub(super) async fn run(
     checks: bool,
 ) -> Result<Seen, Failure> {
     let mut running = JoinSet::new();
-    for _ in 0..clients {
+    let connections = if load.framing == Framing::GrpcShared { 1 } else { clients };
+    for _ in 0..connections {
         let load = Arc::clone(load);
-        running.spawn(async move { one(address, &load, ends, checks).await });
+        running.spawn(async move {
+            match load.framing {
+                Framing::Http1 => one(address, &load, ends, checks).await,
+                _ => http2::run(address, &load, clients / connections, ends).await,
+            }
+        });
     }
     let mut all = Seen::default();
     while let Some(seen) = running.join_next().await {

@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 use tokio::time::sleep_until;
 
 use super::Failure;
-use super::client::{self, Load};
+use super::client::{self, Framing, Load};
 use super::targets::Target;
 use crate::fleet::process::{cpu_of, cpu_of_all};
 
@@ -87,7 +87,11 @@ pub(super) async fn measure(
     let family = target.process.as_ref().map_or(Ok(Vec::new()), |process| process.family())?;
     let from = Instant::now() + WARM_UP;
     let ends = from + lasts;
-    let address = if streams { target.streams } else { target.whole };
+    let address = match load.framing {
+        Framing::Http1 | Framing::Http2 if streams => target.streams,
+        Framing::Http1 | Framing::Http2 => target.whole,
+        Framing::Grpc | Framing::GrpcShared => target.grpc.ok_or("no door for gRPC")?,
+    };
     let running = client::run(address, load, clients, ends + OVERTIME, target.checks);
     let watching = async {
         sleep_until(from.into()).await;

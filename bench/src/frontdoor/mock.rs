@@ -18,6 +18,8 @@ const METRICS: &str =
 pub(super) const CHUNKS: usize = 64;
 /// What asks for a stream that goes on and on, in a request's body; a member that no engine knows.
 pub(super) const SLOW: &[u8] = b"\"slow\":true";
+/// What asks for one token only.
+const ONE_TOKEN: &[u8] = b"\"max_completion_tokens\":1,";
 /// Between the chunks of such a stream.
 const PAUSE: Duration = Duration::from_secs(2);
 /// What tells the kinds of requests apart stands this close to a body's begin or end.
@@ -38,7 +40,13 @@ struct Words {
     whole: Vec<u8>,
     chunks: Vec<Vec<u8>>,
     usage_chunk: Vec<u8>,
+    /// A streamed answer of one chunk, with usage: all of it at once.
+    brief: Vec<u8>,
 }
+
+/// What a streamed answer begins with.
+const STREAM_HEAD: &[u8] =
+    b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\ntransfer-encoding: chunked\r\n\r\n";
 
 impl Mock {
     /// Starts one.
@@ -107,9 +115,10 @@ async fn answer(stream: &mut TcpStream, words: &Words, body: &[u8]) -> std::io::
     if !says(b"\"stream\":true") && !says(b"\"stream\": true") {
         return stream.write_all(&words.whole).await;
     }
-    stream
-        .write_all(b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\ntransfer-encoding: chunked\r\n\r\n")
-        .await?;
+    if says(ONE_TOKEN) {
+        return stream.write_all(&words.brief).await;
+    }
+    stream.write_all(STREAM_HEAD).await?;
     if says(SLOW) {
         // Until whoever asked has had enough.
         for chunk in words.chunks[..CHUNKS - 1].iter().cycle() {
@@ -145,8 +154,10 @@ impl Words {
             "data: {{{head},\"object\":\"chat.completion.chunk\",\"choices\":[],{usage}}}\n\n"
         ));
         let last = |at| if at + 1 == CHUNKS { "\"length\"" } else { "null" };
-        let chunks = (0..CHUNKS).map(|at| chunk(" word", last(at))).collect();
-        Self { whole: reply("application/json", &whole), chunks, usage_chunk }
+        let chunks: Vec<Vec<u8>> = (0..CHUNKS).map(|at| chunk(" word", last(at))).collect();
+        let done = framed("data: [DONE]\n\n");
+        let brief = [STREAM_HEAD, &chunks[CHUNKS - 1], &usage_chunk, &done, b"0\r\n\r\n"].concat();
+        Self { whole: reply("application/json", &whole), chunks, usage_chunk, brief }
     }
 }
 

@@ -3,8 +3,8 @@
 use std::path::PathBuf;
 
 /// What can be asked for alone.
-pub(super) const WORKLOADS: [&str; 8] =
-    ["aggregated", "pd", "kv_aware", "stream", "slow", "logging", "threads", "memory"];
+pub(super) const WORKLOADS: [&str; 9] =
+    ["aggregated", "pd", "kv_aware", "stream", "grpc", "slow", "logging", "threads", "memory"];
 
 /// What was asked for.
 #[derive(Debug, PartialEq, Eq)]

@@ -24,7 +24,7 @@ impl Target {
         let args = ["-c", &path, "-e", &error_log.to_string_lossy()];
         let process = Process::start(Path::new("nginx"), "nginx", folder, &args, "warn")?;
         let process = Some(up(process, folder, whole, "/health").await?);
-        Ok(Self { name: "nginx", whole, streams, process, checks: false })
+        Ok(Self { name: "nginx", whole, streams, grpc: None, process, checks: false })
     }
 
     /// vllm-router, which forwards in turn: to engines that do it all, or from those that
@@ -58,7 +58,7 @@ impl Target {
         }
         let process = Process::start(program, name, folder, &args, "warn")?;
         let process = Some(up(process, folder, whole, "/health").await?);
-        Ok(Self { name, whole, streams: whole, process, checks: false })
+        Ok(Self { name, whole, streams: whole, grpc: None, process, checks: false })
     }
 }
 

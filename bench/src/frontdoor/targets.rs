@@ -27,6 +27,8 @@ pub(super) struct Target {
     pub(super) whole: SocketAddr,
     /// Where requests for streams go.
     pub(super) streams: SocketAddr,
+    /// Where gRPC calls go, if it has a door for them.
+    pub(super) grpc: Option<SocketAddr>,
     /// Its process, unless it is the engine itself.
     pub(super) process: Option<Process>,
     /// Whether it tells where it prefilled, and that can be wrong.
@@ -37,7 +39,8 @@ impl Target {
     /// The engine itself.
     pub(super) fn direct(engines: &Engines) -> Self {
         let address = engines.aggregated[0].address;
-        Self { name: "direct", whole: address, streams: address, process: None, checks: false }
+        let (whole, streams) = (address, address);
+        Self { name: "direct", whole, streams, grpc: None, process: None, checks: false }
     }
 
     /// Whether it is this router.
@@ -74,14 +77,14 @@ impl Target {
         folder: &Path,
         variables: &[(&str, &str)],
     ) -> Result<Self, Failure> {
-        let [whole, admin] = free_ports()?;
+        let [whole, grpc, admin] = free_ports()?;
         let path = folder.join(format!("{name}.yaml"));
         let checks = matches!(kind, Kind::KvAware(_));
-        fs::write(&path, yaml(kind, whole, admin))?;
+        fs::write(&path, yaml(kind, [whole, grpc, admin]))?;
         let args = ["serve", "--config", &path.to_string_lossy()];
         let process = Process::start_in(&options.splitrail, name, folder, &args, variables)?;
         let process = Some(up(process, folder, whole, "/ready").await?);
-        Ok(Self { name, whole, streams: whole, process, checks })
+        Ok(Self { name, whole, streams: whole, grpc: Some(grpc), process, checks })
     }
 }
 
@@ -130,7 +133,7 @@ pub(super) enum Kind<'a> {
 
 const PREFILL_FIRST: &str = "flow: prefill_first\n    connector: nixl";
 
-fn yaml(kind: Kind<'_>, http: SocketAddr, admin: SocketAddr) -> String {
+fn yaml(kind: Kind<'_>, [http, grpc, admin]: [SocketAddr; 3]) -> String {
     let (flow, policy, tokenizer) = match &kind {
         Kind::Aggregated(_) => ("flow: aggregated", "round_robin", "none".to_owned()),
         Kind::Pd(_) => (PREFILL_FIRST, "round_robin", "none".to_owned()),
@@ -141,7 +144,7 @@ fn yaml(kind: Kind<'_>, http: SocketAddr, admin: SocketAddr) -> String {
         }
     };
     let mut out = format!(
-        "listen: {{ http: \"{http}\", admin: \"{admin}\" }}
+        "listen: {{ http: \"{http}\", grpc: \"{grpc}\", admin: \"{admin}\" }}
 limits: {{ connections_max: 20000, in_flight_max: 20000 }}
 models:
   - name: {MODEL}

@@ -1,6 +1,9 @@
 //! Prompts of natural text: sentences of the project's own documents in random order.
 
+use bytes::Bytes;
+use prost::Message;
 use serde_json::json;
+use splitrail_proto::v1;
 
 use super::MODEL;
 use super::mock::SLOW;
@@ -59,6 +62,43 @@ impl Prompt {
             "max_tokens": 16,
         })
         .to_string()
+    }
+
+    /// A chat that is answered with so many tokens, as a stream with usage or whole.
+    pub(super) fn limited(&self, streams: bool, tokens: u32) -> String {
+        let mut chat = json!({
+            "model": MODEL,
+            "messages": [
+                {"role": "system", "content": self.shared},
+                {"role": "user", "content": self.own},
+            ],
+            "max_completion_tokens": tokens,
+            "stream": streams,
+        });
+        if streams {
+            chat["stream_options"] = json!({"include_usage": true});
+        }
+        chat.to_string()
+    }
+
+    /// The same chat as a gRPC message with its prefix. Its answer is always a stream.
+    pub(super) fn message(&self, tokens: u32) -> Bytes {
+        let message = |role: &str, content: &str| v1::ChatMessage {
+            role: role.to_owned(),
+            content: content.to_owned(),
+            ..Default::default()
+        };
+        let messages = vec![message("system", &self.shared), message("user", &self.own)];
+        let sampling = v1::SamplingParams { max_tokens: Some(tokens), ..Default::default() };
+        let request = v1::GenerateRequest {
+            model: MODEL.to_owned(),
+            prompt: Some(v1::generate_request::Prompt::Chat(v1::Chat { messages })),
+            sampling: Some(sampling),
+            ..Default::default()
+        };
+        let message = request.encode_to_vec();
+        // Not compressed, and its length.
+        [&[0][..], &(message.len() as u32).to_be_bytes(), &message].concat().into()
     }
 
     /// A chat whose answer goes on until whoever asked has had enough.

@@ -16,7 +16,7 @@ use serde_json::value::RawValue;
 
 mod build;
 
-pub use build::{Builder, write};
+pub use build::{Builder, write_text};
 
 use super::parts::Parts;
 use super::scan;

@@ -141,6 +141,12 @@ pub enum Prompt {
     Opaque(&'static str),
 }
 
+impl Prompt {
+    fn is_empty_list(&self) -> bool {
+        matches!(self, Self::Tokens(ids) if ids.is_empty())
+    }
+}
+
 /// A prompt, with its raw JSON where it is one of a batch.
 pub type Entry = (Prompt, Option<Box<str>>);
 
@@ -209,14 +215,20 @@ impl Inbound {
     /// # Errors
     /// A 400 that names what is wrong.
     pub fn parse(endpoint: Endpoint, text: bytes::Bytes, limits: &Limits) -> Result<Self, Error> {
-        Self::read(endpoint, JsonObject::parse_strictly(text)?, limits)
+        Self::read(endpoint, JsonObject::parse_strictly(text)?, None, limits)
     }
 
-    /// The same of a body that is known to be harmless.
+    /// The same of a body that is known to be harmless, and of its prompt where that is at
+    /// hand.
     ///
     /// # Errors
     /// A 400 that names what is wrong.
-    pub fn read(endpoint: Endpoint, mut body: JsonObject, limits: &Limits) -> Result<Self, Error> {
+    pub fn read(
+        endpoint: Endpoint,
+        mut body: JsonObject,
+        prompt: Option<Prompt>,
+        limits: &Limits,
+    ) -> Result<Self, Error> {
         let removed_fields = sanitise::sanitise(&mut body)?;
         bounds::check(&body, limits)?;
         let model_name = body.get::<String>("model", "a string")?;
@@ -258,7 +270,10 @@ impl Inbound {
             Endpoint::Chat => chat_prompt(&body, Prompt::Chat)?,
             Endpoint::Messages => chat_prompt(&body, Prompt::Messages)?,
             Endpoint::Responses => response.into_iter().map(|prompt| (prompt, None)).collect(),
-            Endpoint::Completions => completion_prompts(&body, limits)?,
+            Endpoint::Completions => match prompt {
+                Some(prompt) if !embeds(&body) && !prompt.is_empty_list() => vec![(prompt, None)],
+                _ => completion_prompts(&body, limits)?,
+            },
             _ => token_prompt(&body, &sampling)?,
         };
         let options = Options {

@@ -9,7 +9,7 @@ mod words;
 
 use std::ops::Range;
 
-use words::Specials;
+pub(crate) use words::Specials;
 
 /// Where a member's key (without quotes) and its value stand.
 pub(crate) type Member = (Range<usize>, Range<usize>);

@@ -17,7 +17,7 @@ use crate::core::Core;
 use crate::error::{Error, Kind};
 
 /// Room that is made for a body on its word, before its bytes are there.
-const RESERVED_MAX_BYTES: usize = 128 << 10;
+pub(super) const RESERVED_MAX_BYTES: usize = 128 << 10;
 
 /// A body, passed on as it comes. The error is what the client is told.
 pub(super) struct Arriving<B> {
@@ -99,6 +99,11 @@ where
             }
         }
         Ok((whole.into(), self.held))
+    }
+
+    /// What has come of it takes so much of the router's room.
+    pub(super) fn into_held(self) -> HeldBody {
+        self.held
     }
 
     fn too_large(&self) -> Error {

@@ -18,39 +18,64 @@ use http_body_util::Full;
 use hyper::body::Incoming;
 use tower::Service;
 
-use super::http::answer;
 use super::pulse::Pulse;
 use super::streams::Taken;
+use super::{grpc, http as openai};
 use crate::api::Endpoint;
 use crate::core::Core;
 
 /// What is behind a listener.
 #[derive(Clone)]
 pub struct Routes {
-    /// Who answers requests for engines, on a listener where those are told by method and path
-    /// alone: they are spared the layers of a router, each of which costs as much as reading a
-    /// head.
-    pub(super) direct: Option<Arc<Core>>,
-    /// All routes, those among them.
+    /// Who answers requests for engines, where those are told by method and path alone: they
+    /// are spared the layers of a router, each of which costs as much as reading a head.
+    pub(super) direct: Option<Direct>,
+    /// All other routes.
     pub(super) all: Router,
 }
 
-impl From<Router> for Routes {
-    fn from(all: Router) -> Self {
-        Self { direct: None, all }
+/// Whose requests are told by method and path alone.
+#[derive(Clone)]
+pub(super) enum Direct {
+    /// The OpenAI door's, for engines.
+    Http(Arc<Core>),
+    /// The gRPC door's, for its own service.
+    Grpc(Arc<Core>),
+}
+
+impl Direct {
+    /// What a request is for, if it is for these.
+    fn target(&self, request: &Request<Incoming>) -> Option<Target> {
+        match self {
+            Self::Http(core) if request.method() == Method::POST => {
+                let endpoint = Endpoint::at(request.uri().path())?;
+                Some(Target::Http(Arc::clone(core), endpoint))
+            }
+            Self::Http(_) => None,
+            Self::Grpc(core) => Some(Target::Grpc(Arc::clone(core), grpc::Method::of(request)?)),
+        }
     }
+}
+
+enum Target {
+    Http(Arc<Core>, Endpoint),
+    Grpc(Arc<Core>, grpc::Method),
 }
 
 impl Routes {
     fn call(&self, peer: SocketAddr, mut request: Request<Incoming>) -> Routed {
-        if let Some(core) = &self.direct
-            && request.method() == Method::POST
-            && let Some(endpoint) = Endpoint::at(request.uri().path())
-        {
-            return Routed::Direct(Box::pin(answer(Arc::clone(core), endpoint, peer, request)));
+        match self.direct.as_ref().and_then(|direct| direct.target(&request)) {
+            Some(Target::Http(core, endpoint)) => {
+                Routed::Direct(Box::pin(openai::answer(core, endpoint, peer, request)))
+            }
+            Some(Target::Grpc(core, method)) => {
+                Routed::Direct(Box::pin(grpc::answer(core, method, peer, request)))
+            }
+            None => {
+                request.extensions_mut().insert(ConnectInfo(peer));
+                Routed::Any(Box::new(self.all.clone().call(request)))
+            }
         }
-        request.extensions_mut().insert(ConnectInfo(peer));
-        Routed::Any(Box::new(self.all.clone().call(request)))
     }
 }
 

@@ -21,7 +21,7 @@ use tower::ServiceBuilder;
 
 use super::arriving::Arriving;
 use super::context::{Identify, Identity, X_REQUEST_ID, trace_context};
-use super::door::{Outgoing, Routes};
+use super::door::{Direct, Outgoing, Routes};
 use super::reply::{error_in, health, json_reply, ready, reply_error};
 use crate::admission::{HeldBody, ShareKey};
 use crate::api::Endpoint;
@@ -41,7 +41,7 @@ const TRACEPARENT: HeaderName = HeaderName::from_static("traceparent");
 
 /// The front door's routes. Requests for engines, which most are, take a shorter way there.
 pub fn routes(core: Arc<Core>) -> Routes {
-    Routes { direct: Some(Arc::clone(&core)), all: all(core) }
+    Routes { direct: Some(Direct::Http(Arc::clone(&core))), all: all(core) }
 }
 
 fn all(core: Arc<Core>) -> Router {
@@ -149,15 +149,6 @@ where
 
 fn peer_of<B>(request: &http::Request<B>) -> Option<IpAddr> {
     request.extensions().get::<ConnectInfo<SocketAddr>>().map(|peer| peer.0.ip())
-}
-
-/// Whose room a request takes.
-pub(super) fn client_of<B>(
-    core: &Core,
-    limits: &Limits,
-    request: &http::Request<B>,
-) -> Option<ShareKey> {
-    core.admission.key(&limits.fair_by, peer_of(request), request.headers())
 }
 
 async fn receive<B>(

@@ -1,7 +1,15 @@
 //! What the choices of a reply or an event say of the engine's decision to run them.
 
+use std::sync::LazyLock;
+
+use memchr::memmem::Finder;
+use serde::Deserialize;
 use serde_json::Value;
+use serde_json::value::RawValue;
 use splitrail_engine::dialect::Dialect;
+
+use super::dialect;
+use crate::api::JsonObject;
 
 /// The finish reason by which an engine says that it holds too little of the prompt.
 pub const CACHE_THRESHOLD: &str = "cache_threshold";
@@ -13,8 +21,8 @@ pub fn turned_away(dialect: Dialect, data: &[u8]) -> bool {
         return false;
     }
     // Few bytes hold the word at all, and those may hold it as text.
-    let word = CACHE_THRESHOLD.as_bytes();
-    if memchr::memmem::find(data, word).is_none() {
+    static WORD: LazyLock<Finder<'static>> = LazyLock::new(|| Finder::new(CACHE_THRESHOLD));
+    if WORD.find(data).is_none() {
         return false;
     }
     let reply: Value = serde_json::from_slice(data).unwrap_or_default();
@@ -23,32 +31,58 @@ pub fn turned_away(dialect: Dialect, data: &[u8]) -> bool {
 
 /// The places of the choices that an event gives some output of, or ends.
 pub fn begun(data: &[u8]) -> Vec<u64> {
-    let event: Value = serde_json::from_slice(data).unwrap_or_default();
-    let shown = choices(&event).filter(|choice| has_output(choice));
-    shown.map(|choice| choice["index"].as_u64().unwrap_or(0)).collect()
+    let event: Event<'_> = dialect::read(data).unwrap_or_default();
+    let shown = event.choices.iter().filter(|choice| choice.has_output());
+    shown.map(Choice::place).collect()
 }
 
 fn choices(reply: &Value) -> impl Iterator<Item = &Value> {
     reply["choices"].as_array().into_iter().flatten()
 }
 
-/// A chat's first chunk only names the role: it comes before the engine has decided.
-fn has_output(choice: &Value) -> bool {
-    let delta = choice["delta"].as_object().into_iter().flatten();
-    let said = |(key, value): (&String, &Value)| key != "role" && is_something(value);
-    is_something(&choice["finish_reason"])
-        || is_something(&choice["text"])
-        || is_something(&choice["token_ids"])
-        || delta.into_iter().any(said)
+/// What is read of an event to know whether its request runs; members of whatever type.
+#[derive(Default, Deserialize)]
+struct Event<'a> {
+    #[serde(borrow, default)]
+    choices: Vec<Choice<'a>>,
 }
 
-fn is_something(value: &Value) -> bool {
-    match value {
-        Value::Null => false,
-        Value::String(text) => !text.is_empty(),
-        Value::Array(items) => !items.is_empty(),
-        Value::Object(members) => !members.is_empty(),
-        Value::Bool(_) | Value::Number(_) => true,
+#[derive(Deserialize)]
+struct Choice<'a> {
+    #[serde(borrow)]
+    index: Option<&'a RawValue>,
+    #[serde(borrow)]
+    finish_reason: Option<&'a RawValue>,
+    #[serde(borrow)]
+    text: Option<&'a RawValue>,
+    #[serde(borrow)]
+    token_ids: Option<&'a RawValue>,
+    #[serde(borrow)]
+    delta: Option<&'a RawValue>,
+}
+
+impl Choice<'_> {
+    fn place(&self) -> u64 {
+        self.index.and_then(|index| index.get().parse().ok()).unwrap_or(0)
+    }
+
+    /// A chat's first chunk only names the role: it comes before the engine has decided.
+    fn has_output(&self) -> bool {
+        let of_choice = [self.finish_reason, self.text, self.token_ids];
+        of_choice.into_iter().flatten().any(|raw| is_something(raw.get()))
+            || self.delta.is_some_and(|delta| {
+                let said = |(key, raw): (&str, &str)| key != "role" && is_something(raw);
+                JsonObject::parse_str(delta.get()).is_ok_and(|delta| delta.members().any(said))
+            })
+    }
+}
+
+/// Whether a value is neither `null` nor empty.
+fn is_something(raw: &str) -> bool {
+    match raw.as_bytes() {
+        b"null" | b"\"\"" => false,
+        [b'[', inside @ .., b']'] | [b'{', inside @ .., b'}'] => !inside.trim_ascii().is_empty(),
+        _ => true,
     }
 }
 
@@ -85,6 +119,11 @@ mod tests {
             (r#"{"choices":[{"text":"","finish_reason":"stop"}]}"#, vec![0]),
             (r#"{"choices":[{"text":"","finish_reason":null}]}"#, vec![]),
             (r#"{"choices":[],"usage":{}}"#, vec![]),
+            (r#"{"choices":[{"text":"","delta":{"tool_calls":[ ],"content":null}}]}"#, vec![]),
+            (r#"{"choices":[{"index":3,"delta":{"a\u0062":{"x":1}}}]}"#, vec![3]),
+            (r#"{"choices":[{"index":null,"delta":null,"text":"a"}]}"#, vec![0]),
+            (r#"{"choices":null,"error":{}}"#, vec![]),
+            ("[]", vec![]),
         ] {
             assert_eq!(begun(data.as_bytes()), shown, "{data}");
         }

@@ -87,15 +87,15 @@ impl<'a> Chunk<'a> {
         }
         match dialect {
             Dialect::Chunks => {
-                let event: Unnamed<'a> = serde_json::from_slice(data).ok()?;
+                let event: Unnamed<'a> = read(data)?;
                 // Running totals have no details on engines of today; only usage that stands
                 // by itself has figures to rely on.
                 let usage = event.usage.filter(|_| !event.has_choices());
                 let usage = usage.map(|raw| Usage { raw, is_final: true });
                 Some(Self { is_error: event.error.is_some(), usage, ..Self::default() })
             }
-            Dialect::Responses => Some(Self::of_response(serde_json::from_slice(data).ok()?)),
-            Dialect::Messages => Some(Self::of_message(serde_json::from_slice(data).ok()?)),
+            Dialect::Responses => Some(Self::of_response(read(data)?)),
+            Dialect::Messages => Some(Self::of_message(read(data)?)),
         }
     }
 
@@ -132,6 +132,15 @@ impl<'a> Chunk<'a> {
     /// Whether it has the usage of the whole answer.
     pub(crate) fn has_final_usage(&self) -> bool {
         self.usage.as_ref().is_some_and(|usage| usage.is_final)
+    }
+}
+
+/// Reads an event's data, which is looked at as text once, and not each member by itself.
+pub(crate) fn read<'a, T: Deserialize<'a>>(data: &'a [u8]) -> Option<T> {
+    match std::str::from_utf8(data) {
+        Ok(text) => serde_json::from_str(text).ok(),
+        // What is no text may stand where nobody looks.
+        Err(_) => serde_json::from_slice(data).ok(),
     }
 }
 

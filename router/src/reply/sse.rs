@@ -102,6 +102,10 @@ fn value_of(line: &[u8]) -> Option<&[u8]> {
 
 /// The joined `data` lines of an event; `None` if it has none.
 pub(crate) fn data_of(event: &[u8]) -> Option<Cow<'_, [u8]>> {
+    // Most have one line.
+    if memchr::memchr(b'\n', event).is_none() {
+        return value_of(event).map(Cow::Borrowed);
+    }
     let mut values = event.split(|byte| *byte == b'\n').filter_map(value_of);
     let first = values.next()?;
     let Some(second) = values.next() else { return Some(Cow::Borrowed(first)) };

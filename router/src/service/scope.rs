@@ -1,8 +1,15 @@
 //! What a request holds from its arrival to its end.
 
+use std::future::Future;
+use std::pin::Pin;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+use std::task::{self, Poll, ready};
 use std::time::Instant;
+
+use bytes::Bytes;
+use futures_util::Stream;
+use tokio_util::sync::WaitForCancellationFutureOwned;
 
 use crate::admission::{HeldBody, Share, ShareKey};
 use crate::api::Endpoint;
@@ -17,7 +24,6 @@ use crate::ledger::recorder::{Prompt, Times};
 use crate::name::Name;
 use crate::prepare::Unit;
 use crate::reply::merge::Events;
-use futures_util::StreamExt;
 
 /// Room in the router, its entry among the live ones, its place in the metrics and
 /// its records: dropping it frees and closes them all, on whatever path.
@@ -154,29 +160,7 @@ impl Scope {
     pub(super) fn guard(self, events: Events) -> Events {
         // Asked for once: each asking takes a lock that all requests share.
         let cut = Box::pin(self.core.cut.token().clone().cancelled_owned());
-        let state = (Some(self), events, cut);
-        Box::pin(futures_util::stream::unfold(state, |(scope, mut events, mut cut)| async move {
-            let mut scope = scope?;
-            let next = tokio::select! {
-                biased;
-                next = events.next() => next,
-                () = &mut cut => {
-                    let message = "the answer broke off: the router is stopping";
-                    Some(Err(Error::new(Kind::DecodeLost, message)))
-                }
-            };
-            match next {
-                Some(Ok(data)) => Some((Ok(data), (Some(scope), events, cut))),
-                Some(Err(error)) => {
-                    scope.end(error.outcome());
-                    Some((Err(error), (None, events, cut)))
-                }
-                None => {
-                    scope.end("ok");
-                    None
-                }
-            }
-        }))
+        Box::pin(Guarded { scope: Some(self), events, cut })
     }
 
     /// The request has ended with its answer's beginning, which was all of it.
@@ -246,6 +230,40 @@ impl Scope {
         let Some(placed) = &self.placed else { return ("none", "none") };
         let executed = placed.decisions.first().map(|first| first.with(|decision| decision.flow));
         (placed.served.name(), executed.unwrap_or(placed.flow))
+    }
+}
+
+/// A stream with the scope of its request, until it has ended.
+struct Guarded {
+    scope: Option<Scope>,
+    events: Events,
+    cut: Pin<Box<WaitForCancellationFutureOwned>>,
+}
+
+impl Stream for Guarded {
+    type Item = Result<Bytes, Error>;
+
+    fn poll_next(
+        self: Pin<&mut Self>,
+        context: &mut task::Context<'_>,
+    ) -> Poll<Option<Self::Item>> {
+        let this = self.get_mut();
+        let Some(scope) = &mut this.scope else { return Poll::Ready(None) };
+        let next = match this.events.as_mut().poll_next(context) {
+            Poll::Pending => {
+                ready!(this.cut.as_mut().poll(context));
+                let message = "the answer broke off: the router is stopping";
+                Some(Err(Error::new(Kind::DecodeLost, message)))
+            }
+            Poll::Ready(next) => next,
+        };
+        match &next {
+            Some(Ok(_)) => return Poll::Ready(next),
+            Some(Err(error)) => scope.end(error.outcome()),
+            None => scope.end("ok"),
+        }
+        this.scope = None;
+        Poll::Ready(next)
     }
 }
 

@@ -1,17 +1,18 @@
 //! An object that the router writes itself: its members' places are known, so that nobody has
 //! to look for them.
 
+use std::fmt::Write;
 use std::sync::Arc;
 
 use serde::Serialize;
 
+use super::super::scan::Specials;
 use super::{JsonObject, Text, mark};
-use crate::error::{Error, Kind};
 
 /// Writes an object, member after member.
 #[derive(Debug)]
 pub struct Builder {
-    text: Vec<u8>,
+    text: String,
     members: Vec<(Text, Text)>,
     marks: u64,
 }
@@ -19,44 +20,73 @@ pub struct Builder {
 impl Builder {
     /// An object of about so many bytes.
     pub fn with_capacity(bytes: usize) -> Self {
-        let mut text = Vec::with_capacity(bytes);
-        text.push(b'{');
+        let mut text = String::with_capacity(bytes);
+        text.push('{');
         Self { text, members: Vec::with_capacity(12), marks: 0 }
     }
 
-    /// Adds a member. No key may come twice.
+    /// Adds a member: numbers, and lists. No key may come twice.
     pub fn put(&mut self, key: &str, value: impl Serialize) {
-        self.put_with(key, |text| write(text, value));
+        // Into memory, none of these fails.
+        let json = serde_json::to_string(&value).unwrap_or_default();
+        self.put_with(key, |text| text.push_str(&json));
+    }
+
+    /// Adds a member that is a text.
+    pub fn put_text(&mut self, key: &str, value: &str) {
+        self.put_with(key, |text| write_text(text, value));
     }
 
     /// Adds a member, whose value `write` appends as JSON.
-    pub fn put_with(&mut self, key: &str, write_value: impl FnOnce(&mut Vec<u8>)) {
+    pub fn put_with(&mut self, key: &str, write: impl FnOnce(&mut String)) {
         if self.text.len() > 1 {
-            self.text.push(b',');
+            self.text.push(',');
         }
-        write(&mut self.text, key);
-        self.text.push(b':');
+        // Most keys are the router's own, and short and plain.
+        if key.bytes().all(|byte| byte.is_ascii_alphanumeric() || byte == b'_') {
+            self.text.extend(["\"", key, "\""]);
+        } else {
+            write_text(&mut self.text, key);
+        }
+        self.text.push(':');
         let start = self.text.len();
-        write_value(&mut self.text);
+        write(&mut self.text);
         self.marks |= mark(key);
         self.members.push((Text::Edited(key.into()), Text::Original(start..self.text.len())));
     }
 
     /// The object.
-    ///
-    /// # Errors
-    /// If what was appended is no text, which is a defect.
-    pub fn build(mut self) -> Result<JsonObject, Error> {
-        self.text.push(b'}');
-        let defect = |_| Error::new(Kind::Internal, "a body could not be made");
-        let text = String::from_utf8(self.text).map_err(defect)?;
-        Ok(JsonObject { text: Arc::new(text), members: self.members, marks: self.marks })
+    pub fn build(mut self) -> JsonObject {
+        self.text.push('}');
+        JsonObject { text: Arc::new(self.text), members: self.members, marks: self.marks }
     }
 }
 
-/// Appends a value as JSON. Into memory, texts, numbers and lists of them never fail.
-pub fn write(text: &mut Vec<u8>, value: impl Serialize) {
-    let _infallible = serde_json::to_writer(text, &value);
+/// Appends a text as JSON. Long stretches of it are copied as they are.
+pub fn write_text(out: &mut String, text: &str) {
+    out.reserve(text.len() + 2);
+    out.push('"');
+    let mut specials = Specials::new(text.as_bytes());
+    let mut from = 0;
+    while let Some(at) = specials.next(from) {
+        out.push_str(&text[from..at]);
+        match text.as_bytes()[at] {
+            b'"' => out.push_str(r#"\""#),
+            b'\\' => out.push_str(r"\\"),
+            b'\x08' => out.push_str(r"\b"),
+            b'\x0c' => out.push_str(r"\f"),
+            b'\n' => out.push_str(r"\n"),
+            b'\r' => out.push_str(r"\r"),
+            b'\t' => out.push_str(r"\t"),
+            control => {
+                // Into memory, it never fails.
+                let _infallible = write!(out, "\\u{control:04x}");
+            }
+        }
+        from = at + 1;
+    }
+    out.push_str(&text[from..]);
+    out.push('"');
 }
 
 #[cfg(test)]
@@ -67,16 +97,23 @@ mod tests {
 
     proptest! {
         #[test]
+        fn a_text_is_written_as_json_is(text in "[a-z\"\\\\é😀\\x00-\\x1f\\x7f]{0,200}") {
+            let mut written = String::new();
+            write_text(&mut written, &text);
+            prop_assert_eq!(written, serde_json::to_string(&text).unwrap());
+        }
+
+        #[test]
         fn what_was_built_is_what_would_be_read(
             members in proptest::collection::btree_map(".{0,8}", ".{0,20}", 0..6),
             ids in proptest::collection::vec(0u32.., 0..5),
         ) {
             let mut builder = Builder::with_capacity(16);
             for (key, value) in &members {
-                builder.put(key, value);
+                builder.put_text(key, value);
             }
             builder.put("the ids", &ids);
-            let built = builder.build().unwrap();
+            let built = builder.build();
             let read = JsonObject::parse_str(&built.to_string()).unwrap();
             prop_assert_eq!(built.members().count(), members.len() + 1);
             prop_assert!(built.members().eq(read.members()));

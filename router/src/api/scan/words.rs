@@ -8,7 +8,7 @@
 pub(super) const BLOCK: usize = 64;
 
 /// The special bytes of a text, found from front to back.
-pub(super) struct Specials<'a> {
+pub(crate) struct Specials<'a> {
     text: &'a [u8],
     /// Where the block of `mask` begins.
     block: usize,
@@ -16,14 +16,14 @@ pub(super) struct Specials<'a> {
 }
 
 impl<'a> Specials<'a> {
-    pub(super) fn new(text: &'a [u8]) -> Self {
+    pub(crate) fn new(text: &'a [u8]) -> Self {
         // No block begins there.
         Self { text, block: usize::MAX, mask: 0 }
     }
 
     /// The first place from `at` on with a byte that is not just text inside a string.
     #[inline]
-    pub(super) fn next(&mut self, mut at: usize) -> Option<usize> {
+    pub(crate) fn next(&mut self, mut at: usize) -> Option<usize> {
         loop {
             let block = at & !(BLOCK - 1);
             if block != self.block {

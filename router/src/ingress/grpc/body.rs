@@ -1,15 +1,15 @@
 //! From a gRPC request to the OpenAI body that it stands for.
 
 use bytes::Bytes;
-use prost::Message;
 use serde::Serialize;
 use splitrail_proto::v1;
 use splitrail_proto::v1::generate_request::Prompt;
 
-use crate::api::json::{Builder, write};
-use crate::api::request::check_threshold;
+use crate::api::json::{Builder, write_text};
+use crate::api::request::{Prompt as Asked, check_threshold};
 use crate::api::{Endpoint, JsonObject};
 use crate::error::{Error, Kind};
+use crate::prepare::{Made, Payload, is_harmless};
 
 /// Members that the message has a place for.
 const OWN_FIELDS: [&str; 19] = [
@@ -38,45 +38,58 @@ const OWN_FIELDS: [&str; 19] = [
 const NO_PLACE: [&str; 6] =
     ["logprobs", "top_logprobs", "prompt_logprobs", "tools", "functions", "echo"];
 
-/// The body of a request, for chat if its prompt is one; always streamed, always with usage.
-/// It is written once, and never parsed.
+/// What makes a request's body, and how much work that is, of the request and as it was encoded.
+pub(super) fn payload(request: v1::GenerateRequest, encoded: &[u8]) -> Payload {
+    let bytes = encoded.len();
+    let parts = match &request.prompt {
+        Some(Prompt::Chat(chat)) => chat.messages.len(),
+        Some(Prompt::Text(_)) | None => 1,
+        // Numbers are no words.
+        Some(Prompt::TokenIds(_)) => usize::MAX,
+    };
+    let is_harmless = is_harmless(encoded, parts) && request.extra_body_json.is_empty();
+    Payload::Made { bytes, is_harmless, make: Box::new(move || body_of(request, bytes)) }
+}
+
+/// The body of a request of so many bytes, for chat if its prompt is one; always streamed,
+/// always with usage. It is written once, and never parsed.
 ///
 /// # Errors
 /// A request that cannot be served as written.
-pub(super) fn body_of(request: v1::GenerateRequest) -> Result<JsonObject, Error> {
+fn body_of(request: v1::GenerateRequest, bytes: usize) -> Result<Made, Error> {
     const OF_ITS_OWN: usize = 512;
-    let mut body = Builder::with_capacity(request.encoded_len() + OF_ITS_OWN);
+    let mut body = Builder::with_capacity(bytes + OF_ITS_OWN);
     let extra = request.extra_body_json.trim();
     if !extra.is_empty() {
         further(&mut body, extra)?;
     }
-    body.put("model", &request.model);
-    let endpoint = match &request.prompt {
+    body.put_text("model", &request.model);
+    let (endpoint, prompt) = match request.prompt {
         None => return Err(Error::invalid("prompt", "a prompt is missing")),
         Some(Prompt::Text(text)) => {
-            body.put("prompt", text);
-            Endpoint::Completions
+            body.put_text("prompt", &text);
+            (Endpoint::Completions, Some(Asked::Text(text)))
         }
         Some(Prompt::TokenIds(v1::TokenIds { ids })) => {
-            body.put("prompt", ids);
-            Endpoint::Completions
+            body.put("prompt", &ids);
+            (Endpoint::Completions, Some(Asked::Tokens(ids)))
         }
         Some(Prompt::Chat(chat)) => {
             body.put_with("messages", |text| messages(text, &chat.messages));
-            Endpoint::Chat
+            (Endpoint::Chat, None)
         }
     };
     if let Some(salt) = &request.cache_salt {
-        body.put("cache_salt", salt);
+        body.put_text("cache_salt", salt);
     }
     if let Some(threshold) = request.cache_hit_threshold {
         // What is no JSON number is no threshold either.
         body.put("cache_hit_threshold", check_threshold(threshold)?);
     }
     sampling(&mut body, &request.sampling.unwrap_or_default(), endpoint)?;
-    body.put("stream", true);
-    body.put_with("stream_options", |text| text.extend(br#"{"include_usage":true}"#));
-    body.build()
+    body.put_with("stream", |text| text.push_str("true"));
+    body.put_with("stream_options", |text| text.push_str(r#"{"include_usage":true}"#));
+    Ok(Made { body: body.build(), prompt })
 }
 
 /// What the message has no place for, as it was written. It is the one part that is checked.
@@ -91,28 +104,28 @@ fn further(body: &mut Builder, extra: &str) -> Result<(), Error> {
         return Err(Error::invalid("extra_body_json", message));
     }
     for (key, raw) in extra.members() {
-        body.put_with(key, |text| text.extend(raw.as_bytes()));
+        body.put_with(key, |text| text.push_str(raw));
     }
     Ok(())
 }
 
-fn messages(text: &mut Vec<u8>, messages: &[v1::ChatMessage]) {
+fn messages(text: &mut String, messages: &[v1::ChatMessage]) {
     for (i, message) in messages.iter().enumerate() {
-        text.extend(if i == 0 { br#"[{"role":"# } else { br#",{"role":"# });
-        write(text, &message.role);
-        text.extend(br#","content":"#);
-        write(text, &message.content);
+        text.push_str(if i == 0 { r#"[{"role":"# } else { r#",{"role":"# });
+        write_text(text, &message.role);
+        text.push_str(r#","content":"#);
+        write_text(text, &message.content);
         for (key, value) in [("name", &message.name), ("tool_call_id", &message.tool_call_id)] {
             if let Some(value) = value {
-                text.push(b',');
-                write(text, key);
-                text.push(b':');
-                write(text, value);
+                text.push(',');
+                write_text(text, key);
+                text.push(':');
+                write_text(text, value);
             }
         }
-        text.push(b'}');
+        text.push('}');
     }
-    text.extend(if messages.is_empty() { &b"[]"[..] } else { b"]" });
+    text.push_str(if messages.is_empty() { "[]" } else { "]" });
 }
 
 fn sampling(
@@ -178,7 +191,7 @@ mod tests {
             extra_body_json: r#"{"logit_bias":{"5":1}}"#.into(),
             ..Default::default()
         };
-        let body = body_of(request).unwrap();
+        let body = body_of(request, 0).unwrap().body;
         assert_eq!(
             serde_json::from_str::<Value>(&body.to_string()).unwrap(),
             json!({
@@ -197,7 +210,7 @@ mod tests {
             extra_body_json: r#"{"stream":false}"#.into(),
             ..Default::default()
         };
-        assert_eq!(body_of(request).unwrap_err().status(), 400);
-        assert_eq!(body_of(v1::GenerateRequest::default()).unwrap_err().status(), 400);
+        assert_eq!(body_of(request, 0).err().unwrap().status(), 400);
+        assert_eq!(body_of(v1::GenerateRequest::default(), 0).err().unwrap().status(), 400);
     }
 }

@@ -1,0 +1,163 @@
+//! One call of `FrontDoorService`, from its message to its answer.
+
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::time::Instant;
+
+use axum::body::Body;
+use bytes::{Bytes, BytesMut};
+use http::header::{CONTENT_TYPE, HeaderName};
+use http::{HeaderValue, Request, Response};
+use http_body_util::{BodyExt, Full};
+use splitrail_proto::v1;
+use splitrail_proto::v1::generate_request::Prompt;
+use tonic::Status;
+
+use super::super::arriving::Arriving;
+use super::super::context::{Identity, trace_context};
+use super::super::door::Outgoing;
+use super::super::http::log_failure;
+use super::Method;
+use super::body::payload;
+use super::events::Answer;
+use super::message::{check_encoding, decode, put, receive, succeeded};
+use crate::admission::{HeldBody, ShareKey};
+use crate::api::Endpoint;
+use crate::api::steering::Steering;
+use crate::core::Core;
+use crate::error::{Error, Kind};
+use crate::service::{Call, ReplyBody, Scope, serve};
+
+const TRACEPARENT: HeaderName = HeaderName::from_static("traceparent");
+
+/// A message's framing, and room for the trailers of others.
+const FRAMING_BYTES: usize = 64 << 10;
+
+/// Answers a call.
+pub(in super::super) async fn answer<B>(
+    core: Arc<Core>,
+    method: Method,
+    peer: SocketAddr,
+    request: Request<B>,
+) -> Response<Outgoing>
+where
+    B: http_body::Body<Data = Bytes> + Unpin,
+{
+    let answered = match method {
+        Method::Generate => generate(&core, peer, request).await,
+        Method::ListModels => list_models(&core, peer, request).await,
+    };
+    match answered {
+        Ok(body) => {
+            let mut response = Response::new(Outgoing::Any(body));
+            let grpc = HeaderValue::from_static("application/grpc");
+            response.headers_mut().insert(CONTENT_TYPE, grpc);
+            response
+        }
+        Err(status) => status.into_http::<()>().map(|()| Outgoing::Whole(Full::default())),
+    }
+}
+
+/// A call whose message is there.
+struct Received {
+    message: Bytes,
+    held: HeldBody,
+    client: Option<ShareKey>,
+}
+
+/// A call that would find no room is refused at once, before its message is waited for.
+async fn received<B>(
+    core: &Arc<Core>,
+    peer: SocketAddr,
+    request: Request<B>,
+) -> Result<Received, Status>
+where
+    B: http_body::Body<Data = Bytes> + Unpin,
+{
+    let serving = core.serving();
+    let limits = &serving.limits;
+    let client = core.admission.key(&limits.fair_by, Some(peer.ip()), request.headers());
+    core.look_for_room(client).map_err(|error| {
+        let labels = ["none", "none", "none", error.outcome()];
+        core.metrics.requests.with_label_values(&labels).inc();
+        error.to_grpc()
+    })?;
+    check_encoding(request.headers())?;
+    let body = Arriving::new(request.into_body(), core, limits, FRAMING_BYTES);
+    let (message, held) = receive(body, limits.body_max_bytes).await?;
+    Ok(Received { message, held, client })
+}
+
+async fn generate<B>(
+    core: &Arc<Core>,
+    peer: SocketAddr,
+    request: Request<B>,
+) -> Result<Body, Status>
+where
+    B: http_body::Body<Data = Bytes> + Unpin,
+{
+    let arrived = Instant::now();
+    let traceparent = trace_context(request.headers().get(TRACEPARENT));
+    let steering = Steering::read(request.headers());
+    let Received { message: encoded, held, client } = received(core, peer, request).await?;
+    let message: v1::GenerateRequest = decode(encoded.clone())?;
+    let sent_id = Some(message.request_id.as_bytes()).filter(|id| !id.is_empty());
+    let request_id = Identity::new(sent_id).request_id;
+    let is_chat = matches!(message.prompt, Some(Prompt::Chat(_)));
+    let endpoint = if is_chat { Endpoint::Chat } else { Endpoint::Completions };
+    let mut scope = Scope::open(core, endpoint, arrived, client);
+    scope.hold(held);
+    let steering = steering.map_err(|error| {
+        scope.end(error.outcome());
+        status(&request_id, &error)
+    })?;
+    let call = Call {
+        endpoint,
+        body: payload(message, &encoded),
+        steering,
+        request_id: request_id.clone(),
+        traceparent,
+        usage_detail: false,
+    };
+    drop(encoded);
+    let reply = serve(core, call, scope).await.map_err(|error| status(&request_id, &error))?;
+    let decision = reply.route.0.into_iter().next().unwrap_or_default();
+    let ReplyBody::Events(events) = reply.body else {
+        let error = Error::new(Kind::Internal, "a stream was asked for");
+        return Err(status(&request_id, &error));
+    };
+    Ok(Body::new(Answer::new(events, request_id, decision, is_chat)))
+}
+
+async fn list_models<B>(
+    core: &Arc<Core>,
+    peer: SocketAddr,
+    request: Request<B>,
+) -> Result<Body, Status>
+where
+    B: http_body::Body<Data = Bytes> + Unpin,
+{
+    let Received { message, .. } = received(core, peer, request).await?;
+    let v1::ListModelsRequest {} = decode(message)?;
+    let serving = core.serving();
+    let models = serving.models.iter().map(|served| v1::Model {
+        name: served.config.name.clone(),
+        aliases: served.config.aliases.clone(),
+        adapters: served.config.adapters.clone(),
+        block_size: served.pool.block_size(),
+    });
+    let mut out = BytesMut::new();
+    put(&mut out, &v1::ListModelsResponse { models: models.collect() });
+    let trailers = std::future::ready(Some(Ok(succeeded())));
+    Ok(Body::new(Full::new(out.freeze()).with_trailers(trailers)))
+}
+
+/// The one place where an error becomes a gRPC status.
+pub(super) fn status(request_id: &str, error: &Error) -> Status {
+    log_failure(request_id, error);
+    let mut status = error.to_grpc();
+    if let Ok(id) = request_id.parse() {
+        status.metadata_mut().insert("x-request-id", id);
+    }
+    status
+}

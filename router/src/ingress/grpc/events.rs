@@ -1,0 +1,208 @@
+//! An answer's events as messages, on their way to the client.
+
+use std::pin::Pin;
+use std::task::{Context, Poll};
+
+use bytes::{Bytes, BytesMut};
+use http::HeaderMap;
+use http_body::{Body, Frame};
+use serde::Deserialize;
+use splitrail_proto::v1;
+use splitrail_proto::v1::generate_response::Event;
+use tonic::Status;
+
+use super::call::status;
+use super::message::{put, succeeded};
+use crate::error::{Error, Kind};
+use crate::ledger::decisions::DecisionHandle;
+use crate::name::Name;
+use crate::reply::dialect::read;
+use crate::reply::merge::Events;
+
+/// What is at hand goes out once it is so much, whatever else there is.
+const FRAME_BYTES: usize = 32 << 10;
+/// Room for some messages; what is freed of it serves again.
+const ROOM_BYTES: usize = 1 << 10;
+
+/// The body of an answer: all messages that are there in one frame, and the status as trailers.
+pub(super) struct Answer {
+    events: Events,
+    request_id: Name,
+    decision: DecisionHandle,
+    is_chat: bool,
+    /// What is not sent yet.
+    out: BytesMut,
+    end: End,
+}
+
+/// How far an answer has come.
+enum End {
+    /// There may be events.
+    Open,
+    /// There are none, and this is to be said.
+    Known(HeaderMap),
+    /// All was said.
+    Told,
+}
+
+impl Answer {
+    /// An answer that has begun.
+    pub(super) fn new(
+        events: Events,
+        request_id: Name,
+        decision: DecisionHandle,
+        is_chat: bool,
+    ) -> Self {
+        let mut out = BytesMut::with_capacity(ROOM_BYTES);
+        let started = decision.with(|decision| {
+            let route = v1::Route {
+                flow: decision.flow.to_owned(),
+                prefill_worker: decision.prefill_worker.as_deref().map(str::to_owned),
+                decode_worker: decision.decode_worker.as_deref().unwrap_or_default().to_owned(),
+                overlap_blocks: decision.overlap_blocks,
+            };
+            v1::Started { request_id: request_id.to_string(), route: Some(route) }
+        });
+        say(&mut out, Event::Started(started));
+        Self { events, request_id, decision, is_chat, out, end: End::Open }
+    }
+
+    /// Takes the next event in.
+    fn take(&mut self, event: Option<Result<Bytes, Error>>) {
+        let failed = match event {
+            None => return self.end = End::Known(succeeded()),
+            Some(Ok(data)) => match convert(&data, &self.decision, self.is_chat, &mut self.out) {
+                Some(()) => return,
+                None => {
+                    let what = "an engine sent a chunk that is not OpenAI's";
+                    Error::new(Kind::EngineFailed, what)
+                }
+            },
+            Some(Err(error)) => error,
+        };
+        self.end = End::Known(trailers(&status(&self.request_id, &failed)));
+    }
+}
+
+/// A status as it stands at the end of an answer.
+fn trailers(status: &Status) -> HeaderMap {
+    let mut trailers = HeaderMap::with_capacity(3);
+    if status.add_header(&mut trailers).is_err() {
+        // A message that no header can carry: the code is what counts.
+        trailers.insert(Status::GRPC_STATUS, (status.code() as i32).into());
+    }
+    trailers
+}
+
+impl Body for Answer {
+    type Data = Bytes;
+    type Error = std::convert::Infallible;
+
+    fn poll_frame(
+        self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+    ) -> Poll<Option<Result<Frame<Bytes>, Self::Error>>> {
+        let this = self.get_mut();
+        while matches!(this.end, End::Open) && this.out.len() < FRAME_BYTES {
+            match this.events.as_mut().poll_next(context) {
+                Poll::Ready(event) => this.take(event),
+                Poll::Pending if this.out.is_empty() => return Poll::Pending,
+                Poll::Pending => break,
+            }
+        }
+        if !this.out.is_empty() {
+            return Poll::Ready(Some(Ok(Frame::data(this.out.split().freeze()))));
+        }
+        Poll::Ready(match std::mem::replace(&mut this.end, End::Told) {
+            End::Known(trailers) => Some(Ok(Frame::trailers(trailers))),
+            End::Open | End::Told => None,
+        })
+    }
+
+    fn is_end_stream(&self) -> bool {
+        matches!(self.end, End::Told)
+    }
+}
+
+/// What this door reads of an OpenAI chunk.
+#[derive(Deserialize)]
+struct Chunk {
+    #[serde(default)]
+    choices: Vec<Choice>,
+    usage: Option<ChunkUsage>,
+}
+
+#[derive(Deserialize)]
+struct Choice {
+    #[serde(default)]
+    index: u32,
+    text: Option<String>,
+    delta: Option<Delta>,
+    finish_reason: Option<String>,
+}
+
+#[derive(Deserialize)]
+struct Delta {
+    content: Option<String>,
+    #[serde(alias = "reasoning_content")]
+    reasoning: Option<String>,
+}
+
+#[derive(Deserialize)]
+struct ChunkUsage {
+    prompt_tokens: u64,
+    #[serde(default)]
+    completion_tokens: u64,
+    prompt_tokens_details: Option<Details>,
+}
+
+#[derive(Deserialize)]
+struct Details {
+    cached_tokens: Option<u64>,
+}
+
+/// Appends what a chunk says; `None` if it is none.
+fn convert(
+    data: &[u8],
+    decision: &DecisionHandle,
+    is_chat: bool,
+    out: &mut BytesMut,
+) -> Option<()> {
+    let chunk: Chunk = read(data)?;
+    for Choice { index, text, delta, finish_reason } in chunk.choices {
+        let (text, reasoning) = match delta {
+            Some(delta) if is_chat => (delta.content, delta.reasoning),
+            _ => (text, None),
+        };
+        let text = text.unwrap_or_default();
+        if !text.is_empty() || reasoning.is_some() {
+            say(out, Event::Delta(v1::Delta { index, text, reasoning }));
+        }
+        if let Some(finish_reason) = finish_reason {
+            say(out, Event::Finished(v1::Finished { index, finish_reason }));
+        }
+    }
+    // Running totals are not asked for here, so usage comes once, at the end.
+    if let Some(usage) = chunk.usage {
+        let cached_tokens = usage.prompt_tokens_details.and_then(|details| details.cached_tokens);
+        let source = match (cached_tokens, decision.with(|decision| decision.cached_source)) {
+            (Some(_), Some("engine")) => v1::CachedSource::Engine,
+            (Some(_), _) => v1::CachedSource::Estimate,
+            (None, _) => v1::CachedSource::Unspecified,
+        };
+        say(
+            out,
+            Event::Usage(v1::Usage {
+                prompt_tokens: usage.prompt_tokens,
+                completion_tokens: usage.completion_tokens,
+                cached_tokens,
+                cached_source: source.into(),
+            }),
+        );
+    }
+    Some(())
+}
+
+fn say(out: &mut BytesMut, event: Event) {
+    put(out, &v1::GenerateResponse { event: Some(event) });
+}

@@ -1,0 +1,156 @@
+//! Messages on the wire: a byte that says whether it is compressed, four that give its length,
+//! and the message.
+
+use std::future::poll_fn;
+use std::pin::Pin;
+
+use bytes::{Buf, BufMut, Bytes, BytesMut};
+use http::{HeaderMap, HeaderValue};
+use http_body::Body;
+use prost::Message;
+use tonic::Status;
+
+use super::super::arriving::{Arriving, RESERVED_MAX_BYTES};
+use crate::admission::HeldBody;
+
+/// What stands before each message.
+pub(super) const PREFIX_BYTES: usize = 5;
+
+/// Refuses compressed messages: nothing is inflated.
+///
+/// # Errors
+/// `UNIMPLEMENTED`, with what would be accepted.
+pub(super) fn check_encoding(headers: &HeaderMap) -> Result<(), Status> {
+    let Some(encoding) = headers.get("grpc-encoding").filter(|encoding| *encoding != "identity")
+    else {
+        return Ok(());
+    };
+    let named = encoding.to_str().unwrap_or("unknown");
+    let mut status = Status::unimplemented(format!(
+        "messages compressed with `{named}` are not accepted: send them as they are"
+    ));
+    let accepted = tonic::metadata::MetadataValue::from_static("identity");
+    status.metadata_mut().insert("grpc-accept-encoding", accepted);
+    Err(status)
+}
+
+/// The message of a call that has one, still encoded, and what its body takes of the router's
+/// room. A call may be followed by any number of other messages, which are read to their end
+/// and mean nothing; the body as a whole is bounded, in bytes and time.
+///
+/// # Errors
+/// If the message is too large or too slow, compressed or not whole, there is no room for it,
+/// or the client leaves.
+pub(super) async fn receive<B>(
+    mut body: Arriving<B>,
+    max_bytes: usize,
+) -> Result<(Bytes, HeldBody), Status>
+where
+    B: Body<Data = Bytes> + Unpin,
+{
+    let mut gathered = Gathered::default();
+    let mut checked = false;
+    while let Some(frame) = poll_fn(|context| Pin::new(&mut body).poll_frame(context)).await {
+        let frame = frame.map_err(|error| error.to_grpc())?;
+        let Ok(piece) = frame.into_data() else { continue };
+        gathered.push(piece);
+        if !checked && let Some(bytes) = length(gathered.bytes(), max_bytes)? {
+            gathered.expect(PREFIX_BYTES + bytes);
+            checked = true;
+        }
+    }
+    let all = gathered.whole();
+    let cut_off = || Status::internal("the call ends within a message");
+    let first = length(&all, max_bytes)?.ok_or_else(|| match all.is_empty() {
+        true => Status::internal("the call has no message"),
+        false => cut_off(),
+    })?;
+    let end = PREFIX_BYTES + first;
+    let mut rest = all.get(end..).ok_or_else(cut_off)?;
+    while !rest.is_empty() {
+        let bytes = length(rest, max_bytes)?.ok_or_else(cut_off)?;
+        rest = rest.get(PREFIX_BYTES + bytes..).ok_or_else(cut_off)?;
+    }
+    Ok((all.slice(PREFIX_BYTES..end), body.into_held()))
+}
+
+/// How long the message is that begins here; `None` while its prefix is not whole.
+fn length(text: &[u8], max_bytes: usize) -> Result<Option<usize>, Status> {
+    let Some(mut prefix) = text.get(..PREFIX_BYTES) else { return Ok(None) };
+    match prefix.get_u8() {
+        0 => {}
+        1 => return Err(Status::internal("a compressed message, and no `grpc-encoding`")),
+        _ => return Err(Status::internal("a message whose first byte is neither 0 nor 1")),
+    }
+    let bytes = prefix.get_u32() as usize;
+    if bytes > max_bytes {
+        let message = format!(
+            "the message has {bytes} bytes; at most {max_bytes} are allowed (limits.body_max_bytes)"
+        );
+        return Err(Status::out_of_range(message));
+    }
+    Ok(Some(bytes))
+}
+
+/// A body's pieces. One alone stays where it came in; else each goes to its place at once, so
+/// that the buffer it came in is free for the next one.
+#[derive(Default)]
+struct Gathered {
+    only: Bytes,
+    several: Vec<u8>,
+    expected: usize,
+}
+
+impl Gathered {
+    fn push(&mut self, piece: Bytes) {
+        if self.bytes().is_empty() {
+            self.only = piece;
+            return;
+        }
+        let only = std::mem::take(&mut self.only);
+        if self.several.is_empty() {
+            // Room is made for a message on its word, before its bytes are there.
+            self.several.reserve(self.expected.min(RESERVED_MAX_BYTES));
+        }
+        self.several.extend_from_slice(&only);
+        self.several.extend_from_slice(&piece);
+    }
+
+    /// So many bytes are to come in all.
+    fn expect(&mut self, bytes: usize) {
+        self.expected = bytes;
+    }
+
+    fn bytes(&self) -> &[u8] {
+        if self.several.is_empty() { &self.only } else { &self.several }
+    }
+
+    fn whole(self) -> Bytes {
+        if self.several.is_empty() { self.only } else { self.several.into() }
+    }
+}
+
+/// Reads a message.
+///
+/// # Errors
+/// `INTERNAL` for bytes that are none.
+pub(super) fn decode<M: Message + Default>(message: Bytes) -> Result<M, Status> {
+    M::decode(message).map_err(|error| Status::internal(error.to_string()))
+}
+
+/// Appends a message with its prefix.
+pub(super) fn put(out: &mut BytesMut, message: &impl Message) {
+    let bytes = message.encoded_len();
+    out.reserve(PREFIX_BYTES + bytes);
+    out.put_u8(0);
+    // Answers are bounded far below (limits.engine_reply_max_bytes).
+    out.put_u32(u32::try_from(bytes).unwrap_or(u32::MAX));
+    message.encode_raw(out);
+}
+
+/// The trailers of a call that has succeeded.
+pub(super) fn succeeded() -> HeaderMap {
+    let mut trailers = HeaderMap::with_capacity(1);
+    trailers.insert(Status::GRPC_STATUS, HeaderValue::from_static("0"));
+    trailers
+}
