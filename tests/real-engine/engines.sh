@@ -156,11 +156,13 @@ launch() { # launch PORT [vllm flags...]
     # vLLM binds its event socket only where the address has a `*`; another one it connects to.
     local events="{\"enable_kv_cache_events\": true, \"publisher\": \"zmq\", \"topic\": \"kv@127.0.0.1:$port@tiny\",
         \"endpoint\": \"tcp://*:$((port + 1000))\", \"replay_endpoint\": \"tcp://127.0.0.1:$((port + 2000))\"}"
+    # Not bfloat16: where a processor multiplies such matrices by itself (AMX), the last bits of a step
+    # depend on what else is in its batch, and of two tokens as likely as each other the other one comes.
     env HF_HUB_OFFLINE=1 TRANSFORMERS_OFFLINE=1 VLLM_NO_USAGE_STATS=1 DO_NOT_TRACK=1 \
         VLLM_CPU_KVCACHE_SPACE=1 VLLM_CPU_OMP_THREADS_BIND=nobind OMP_NUM_THREADS=1 \
         VLLM_NIXL_SIDE_CHANNEL_HOST=127.0.0.1 VLLM_NIXL_SIDE_CHANNEL_PORT=$((port + 3000)) UCX_TLS=tcp,self,sm \
         setsid "$venv/bin/vllm" serve "$model" --served-model-name tiny tiny-aggregated \
-        --host 127.0.0.1 --port "$port" --dtype bfloat16 --enforce-eager \
+        --host 127.0.0.1 --port "$port" --dtype float32 --enforce-eager \
         --max-model-len 2048 --max-num-seqs 16 --max-num-batched-tokens 2048 \
         --block-size $block_size --enable-prefix-caching --enable-prompt-tokens-details \
         --enable-scale-out --enable-request-id-headers --kv-events-config "$events" "$@" \
