@@ -15,7 +15,7 @@ pub struct EngineLoad {
     pub running: Option<u64>,
     /// Requests that wait for room.
     pub waiting: Option<u64>,
-    /// Used part of the KV cache, from 0 to 1; the mean over the engines, which
+    /// Used part of the KV cache, from 0 to 1; the mean over the engines that tell it, which
     /// all have the same number of blocks.
     pub kv_used_ratio: Option<f64>,
     /// Requests that lost their KV to others, since the engine's start.
@@ -28,12 +28,13 @@ pub struct EngineLoad {
     pub prompt_tokens_by_source: PromptTokensBySource,
     /// Tokens per KV block.
     pub block_size: Option<u32>,
-    /// KV blocks in accelerator memory.
+    /// KV blocks in accelerator memory, of all engines together.
     pub total_blocks: Option<u32>,
     /// Data-parallel engines in the process.
     pub ranks: Option<u32>,
-    /// Requests that each of several engines computes or that wait for it, by their numbers;
-    /// empty where there is one, or they are not numbered from 0 on.
+    /// Requests that each of several engines computes or that wait for it, by their numbers:
+    /// none for one that has not had any yet, of which vLLM may not tell them. Empty where
+    /// there is one, or they are not numbered from 0 on.
     pub requests_by_rank: Vec<u64>,
     /// When the process began, in seconds since 1970.
     pub started_at_s: Option<f64>,
@@ -111,7 +112,7 @@ impl EngineLoad {
         match line.name {
             "num_requests_running" => {
                 add(&mut self.running, line.count());
-                count_on(engines, line);
+                count_on(engines, line, line.count());
             }
             "inter_token_latency_seconds_count" => {
                 let waits = self.inter_token.get_or_insert_default();
@@ -122,7 +123,7 @@ impl EngineLoad {
             }
             "num_requests_waiting" => {
                 add(&mut self.waiting, line.count());
-                count_on(engines, line);
+                count_on(engines, line, line.count());
             }
             "kv_cache_usage_perc" => ratios.add(line.value),
             "num_preemptions_total" => add(&mut self.preemptions_total, line.count()),
@@ -143,9 +144,11 @@ impl EngineLoad {
             "cache_config_info" => {
                 let number = |name| line.label(name).and_then(|value| value.parse::<u32>().ok());
                 self.block_size = self.block_size.or(number("block_size"));
-                if let Some(blocks) = number("num_gpu_blocks") {
-                    self.total_blocks = Some(self.total_blocks.unwrap_or(0).saturating_add(blocks));
-                }
+                // Each engine's line has the sum over all of them.
+                self.total_blocks = self.total_blocks.max(number("num_gpu_blocks"));
+                // With several API servers, vLLM's default for several ranks, nothing tells an
+                // engine's requests before its first one; its configuration is there at once.
+                count_on(engines, line, None);
             }
             name => self.has_nixl |= name.starts_with(NIXL),
         }
@@ -194,10 +197,10 @@ impl InterToken {
 /// Requests by the number of the engine that has them.
 type Engines = BTreeMap<u16, u64>;
 
-fn count_on(engines: &mut Engines, line: &Line<'_>) {
+fn count_on(engines: &mut Engines, line: &Line<'_>, count: Option<u64>) {
     if let Some(engine) = line.label("engine").and_then(|engine| engine.parse().ok()) {
         let requests = engines.entry(engine).or_default();
-        *requests = requests.saturating_add(line.count().unwrap_or(0));
+        *requests = requests.saturating_add(count.unwrap_or(0));
     }
 }
 

@@ -20,7 +20,8 @@ fn two_data_parallel_engines_are_summed() {
             external_kv_transfer: Some(0),
         },
         block_size: Some(32),
-        total_blocks: Some(2 * 65_536),
+        // 32,768 each, of 1 GiB: the sum is in both lines.
+        total_blocks: Some(65_536),
         ranks: Some(2),
         requests_by_rank: vec![0, 0],
         started_at_s: load.started_at_s,
@@ -28,6 +29,19 @@ fn two_data_parallel_engines_are_summed() {
         has_nixl: false,
     };
     assert_eq!(load, expected);
+}
+
+#[test]
+fn two_data_parallel_engines_are_two_before_their_first_request() {
+    let load = EngineLoad::parse(&fixture_text("metrics/dp2_fresh.txt"));
+    assert_eq!((load.ranks, load.total_blocks), (Some(2), Some(2 * 800)));
+    assert_eq!((load.running, load.waiting), (None, None), "two API servers do not say it yet");
+    assert_eq!(load.requests_by_rank, [0, 0]);
+    // The first one has had a request: the other one's figures are still missing.
+    let first = "vllm:num_requests_running{engine=\"0\"} 3\n";
+    let load = EngineLoad::parse(&(fixture_text("metrics/dp2_fresh.txt") + first));
+    assert_eq!((load.ranks, load.running), (Some(2), Some(3)));
+    assert_eq!(load.requests_by_rank, [3, 0]);
 }
 
 #[test]

@@ -28,9 +28,13 @@ impl Page {
     }
 
     fn sample(&mut self, name: &str, extra: &str, value: impl Fn(&SimState) -> f64) {
+        self.sample_of(name, extra, |state| Some(value(state)));
+    }
+
+    fn sample_of(&mut self, name: &str, extra: &str, value: impl Fn(&SimState) -> Option<f64>) {
         let Self { text, model, states } = self;
         for (rank, state) in states.iter().enumerate() {
-            let value = value(state);
+            let Some(value) = value(state) else { continue };
             let labels = format!("engine=\"{rank}\",model_name=\"{model}\"{extra}");
             let _ = writeln!(text, "{name}{{{labels}}} {value:?}");
         }
@@ -39,6 +43,17 @@ impl Page {
     fn one(&mut self, name: &str, kind: &str, help: &str, value: impl Fn(&SimState) -> f64) {
         self.family(name, kind, help);
         self.sample(name, "", value);
+    }
+
+    /// A gauge that vLLM with several ranks, which then has several API servers, shows of a
+    /// rank from its first request on.
+    fn load(&mut self, name: &str, help: &str, value: impl Fn(&SimState) -> f64) {
+        self.family(name, "gauge", help);
+        let alone = self.states.len() == 1;
+        self.sample_of(name, "", |state| {
+            let has_begun = state.running + state.waiting > 0 || state.totals.prompt_tokens > 0;
+            (alone || has_begun).then(|| value(state))
+        });
     }
 }
 
@@ -77,13 +92,9 @@ fn render(app: &App) -> String {
     let config = &app.engine.config;
     let states = app.ranks.iter().map(|engine| engine.state()).collect();
     let mut page = Page { text: String::new(), model: config.model.clone(), states };
-    page.one("vllm:num_requests_running", "gauge", "Requests that run.", |state| {
-        state.running as f64
-    });
-    page.one("vllm:num_requests_waiting", "gauge", "Requests that wait.", |state| {
-        state.waiting as f64
-    });
-    page.one("vllm:kv_cache_usage_perc", "gauge", "KV cache usage, 1 is full.", |state| {
+    page.load("vllm:num_requests_running", "Requests that run.", |state| state.running as f64);
+    page.load("vllm:num_requests_waiting", "Requests that wait.", |state| state.waiting as f64);
+    page.load("vllm:kv_cache_usage_perc", "KV cache usage, 1 is full.", |state| {
         state.blocks_used as f64 / state.blocks_total as f64
     });
     page.one("vllm:num_preemptions_total", "counter", "Preemptions.", |_| 0.0);
@@ -106,9 +117,11 @@ fn render(app: &App) -> String {
     }
     let name = "vllm:cache_config_info";
     page.family(name, "gauge", "The cache's configuration.");
+    // As vLLM has it, each rank's line has the sum over all of them.
     let info = format!(
         ",block_size=\"{}\",enable_prefix_caching=\"True\",num_gpu_blocks=\"{}\",prefix_caching_hash_algo=\"xxh3\"",
-        config.block_size, config.kv_blocks
+        config.block_size,
+        config.kv_blocks.saturating_mul(page.states.len() as u32)
     );
     page.sample(name, &info, |_| 1.0);
     page.text
