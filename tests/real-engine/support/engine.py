@@ -28,11 +28,11 @@ class Engine:
     def metrics(self):
         return Metrics.scrape(f"{self.url}/metrics")
 
-    def prompt_tokens_by_source(self):
+    def prompt_tokens_by_source(self, **labels):
         """Where the tokens of all prompts so far came from, by the engine's own count."""
         metrics = self.metrics()
         name = "vllm:prompt_tokens_by_source_total"
-        return {source: int(metrics.sum(name, source=source)) for source in SOURCES}
+        return {source: int(metrics.sum(name, source=source, **labels)) for source in SOURCES}
 
     def running_requests(self):
         metrics = self.metrics()
@@ -56,9 +56,9 @@ class Engine:
         except httpx.TransportError:
             return False
 
-    def post(self, path, body):
+    def post(self, path, body, **kwargs):
         """A raw request to the engine itself."""
-        return httpx.post(f"{self.url}{path}", json=body, timeout=60)
+        return httpx.post(f"{self.url}{path}", json=body, timeout=60, **kwargs)
 
     def tokenize(self, **body):
         """Token ids of `prompt=` or `messages=`, as the engine sees them."""
