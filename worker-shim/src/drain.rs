@@ -9,11 +9,15 @@ use std::time::Duration;
 
 use tokio::time::Instant;
 
+use crate::beat;
 use crate::engine::Polled;
 
 /// After the routers were told, requests that were under way to us may still arrive; this
 /// long without any, none is taken to come.
 pub const QUIET: Duration = Duration::from_millis(500);
+
+/// What the last request had the engine publish is read within a beat, and told then.
+const _: () = assert!(4 * beat::EVERY.as_millis() <= QUIET.as_millis());
 
 /// What a drain looks at.
 #[derive(Clone, Copy, Debug)]

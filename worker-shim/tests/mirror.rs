@@ -59,6 +59,7 @@ fn source(engine: &SimEngine, rank: u16) -> Source {
 
 struct SideCar {
     mirror: Mirror,
+    leaving: CancellationToken,
     _tasks: JoinSet<()>,
     _told: (watch::Sender<Capabilities>, watch::Sender<Load>),
 }
@@ -87,8 +88,9 @@ fn side_car_with(config: mirror::Config, sources: Vec<Source>, router: &FakeRout
     let followed = mirror.clone();
     tasks.spawn(async move { followed.follow(sources).await });
     let leaving = CancellationToken::new();
-    tasks.spawn(attach::run(config, mirror.clone(), told_capabilities, told_load, leaving));
-    SideCar { mirror, _tasks: tasks, _told: (capabilities, load) }
+    let told = (mirror.clone(), told_capabilities, told_load, leaving.clone());
+    tasks.spawn(attach::run(config, told.0, told.1, told.2, told.3));
+    SideCar { mirror, leaving, _tasks: tasks, _told: (capabilities, load) }
 }
 
 /// Waits until the router knows of a rank what its engine holds.
@@ -190,6 +192,47 @@ async fn what_waits_for_its_beat_is_there_for_whoever_asks_and_comes_to_routers_
         () = asking => unreachable!("it has no end"),
     }
     assert!(!side_car.mirror.holds(BlockHash(0), 0, 1, BlockHash(1)));
+}
+
+#[tokio::test]
+async fn a_bye_waits_for_no_beat_and_what_does_is_told_behind_it() {
+    let engine = SimEngine::start(small()).await.unwrap();
+    let router = FakeRouter::start(welcome(BLOCK_SIZE)).await;
+    // As above: once the engine is busy, nothing is read that nobody asks for.
+    let read_every = Duration::from_secs(3600);
+    let config = mirror::Config { read_every, ..mirror::Config::default() };
+    let side_car = side_car_with(config, vec![source(&engine, 0)], &router);
+    let holds = |seed| {
+        let (blocks, last) = asked(&prompt(seed));
+        side_car.mirror.holds(BlockHash(0), 0, blocks, last)
+    };
+    for seed in 0..10 {
+        complete(&engine, &prompt(seed)).await;
+        let asking = async {
+            while !holds(seed) {
+                tokio::time::sleep(Duration::from_millis(1)).await;
+                side_car.mirror.refresh(0).await;
+            }
+        };
+        tokio::time::timeout(PATIENCE, asking).await.unwrap();
+    }
+    complete(&engine, &prompt(11)).await;
+    side_car.leaving.cancel();
+    router.wait_for("a bye", |known| known.byes.len() == 1).await;
+    assert!(!holds(11), "it waits for its beat");
+    let asking = async {
+        loop {
+            side_car.mirror.refresh(0).await;
+            tokio::time::sleep(Duration::from_millis(1)).await;
+        }
+    };
+    tokio::select! {
+        () = agree(&router, 0, &engine) => {}
+        () = asking => unreachable!("it has no end"),
+    }
+    assert!(holds(11), "the gate opens for what it holds while it leaves as before");
+    let known = router.known();
+    assert_eq!((known.byes.len(), known.attached), (1, 1));
 }
 
 /// The next of a row of numbers that look like chance, and are the same each time.

@@ -1,5 +1,7 @@
 //! What a router learns of an engine, from its start to its return.
 
+use std::ops::Range;
+
 use splitrail_kv::{HashSeed, Namespace, chain_hashes};
 use splitrail_sim::{SimConfig, SimEngine};
 
@@ -7,7 +9,7 @@ use crate::fake_router::{FakeRouter, content};
 use crate::support::{BLOCK_SIZE, SideCar, ask, completion, engine, router, until};
 
 /// Waits until the router's index is the engine's cache.
-async fn agree(router: &FakeRouter, engine: &SimEngine) {
+pub(crate) async fn agree(router: &FakeRouter, engine: &SimEngine) {
     router
         .wait_for("the engine's blocks", |known| {
             let held = content(&known.index, 0);
@@ -16,6 +18,18 @@ async fn agree(router: &FakeRouter, engine: &SimEngine) {
             named.eq(engine.resident())
         })
         .await;
+}
+
+/// The gate's header for a prompt of these tokens: with a last block that nobody holds, and as
+/// it is.
+pub(crate) fn gate(tokens: Range<u32>) -> (String, String) {
+    let namespace = Namespace { salt: None, model: "m", adapter: None, block_size: BLOCK_SIZE };
+    let root = namespace.root(HashSeed(7));
+    let mut hashes = Vec::new();
+    chain_hashes(&namespace, HashSeed(7), &tokens.collect::<Vec<_>>(), &mut hashes);
+    let (blocks, last) = (hashes.len(), hashes[hashes.len() - 1].0);
+    let header = |hash: u64| format!("{:016x}:0:{blocks}:{hash:016x}", root.0);
+    (header(last ^ 1), header(last))
 }
 
 #[tokio::test]
@@ -73,18 +87,11 @@ async fn the_gate_opens_for_what_the_engine_holds_and_for_nothing_else() {
     side_car.complete(&[], &body).await;
     agree(&router, &engine).await;
 
-    let namespace = Namespace { salt: None, model: "m", adapter: None, block_size: BLOCK_SIZE };
-    let root = namespace.root(HashSeed(7));
-    let tokens: Vec<u32> = (100..200).collect();
-    let mut hashes = Vec::new();
-    chain_hashes(&namespace, HashSeed(7), &tokens, &mut hashes);
-    let header = |blocks: usize, hash: u64| format!("{:016x}:0:{blocks}:{hash:016x}", root.0);
+    let (miss, hit) = gate(100..200);
     let served = engine.state().totals.prompt_tokens;
-    let miss = header(6, hashes[5].0 ^ 1);
     let reply = side_car.complete(&[("x-splitrail-gate", &miss)], &body).await;
     assert_eq!(reply["choices"][0]["finish_reason"], "cache_threshold");
     assert_eq!(engine.state().totals.prompt_tokens, served, "a miss never gets to the engine");
-    let hit = header(6, hashes[5].0);
     let reply = side_car.complete(&[("x-splitrail-gate", &hit)], &body).await;
     assert_eq!(reply["choices"][0]["finish_reason"], "length");
     assert_eq!(reply["usage"]["prompt_tokens_details"]["cached_tokens"], 96);

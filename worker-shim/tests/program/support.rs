@@ -34,13 +34,27 @@ pub(crate) struct SideCar {
 impl SideCar {
     /// Starts it, and waits until it is ready.
     pub(crate) async fn start(engine: &str, router: &FakeRouter, more: &[&str]) -> Self {
-        let folder = tempfile::tempdir().unwrap();
-        let ready = folder.path().join("ready.json");
         let router = router.address.to_string();
+        let flags = ["--engine", engine, "--listen", "127.0.0.1:0", "--router", &router];
+        let folder = tempfile::tempdir().unwrap();
+        Self::run(folder, &[&flags[..], &["--id", "w0"], more].concat()).await
+    }
+
+    /// The same by a file, with these keys in it as well.
+    pub(crate) async fn start_by_file(engine: &str, router: &FakeRouter, keys: &str) -> Self {
+        let router = router.address;
+        let places = format!("engine: {engine}\nlisten: 127.0.0.1:0\nrouter: [\"{router}\"]\n");
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("shim.yaml");
+        std::fs::write(&path, format!("{places}id: w0\n{keys}")).unwrap();
+        Self::run(folder, &["--config", path.to_str().unwrap()]).await
+    }
+
+    async fn run(folder: TempDir, flags: &[&str]) -> Self {
+        let ready = folder.path().join("ready.json");
         let child = Command::new(env!("CARGO_BIN_EXE_splitrail-shim"))
-            .args(["--engine", engine, "--listen", "127.0.0.1:0", "--router", &router])
-            .args(["--id", "w0", "--ready-file", ready.to_str().unwrap()])
-            .args(more)
+            .args(flags)
+            .args(["--ready-file", ready.to_str().unwrap()])
             .env("SPLITRAIL_FLEET_TOKEN", "s3cret")
             .stderr(Stdio::null())
             .spawn()
