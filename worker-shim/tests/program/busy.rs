@@ -4,24 +4,25 @@
 
 use std::net::SocketAddr;
 
-use http_body_util::BodyExt;
 use rustix::process::Signal;
 use serde_json::json;
 use splitrail_sim::{SimConfig, SimEngine};
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::TcpStream;
 use tokio::task::JoinSet;
 
 use crate::fake_router::{FakeRouter, Known};
 use crate::life::{agree, gate};
-use crate::support::{SideCar, ask, begin, completion, engine, router, until};
+use crate::support::{SideCar, ask, completion, engine, router, until};
 
-/// Streams at once, each in another place of a block: nearly every step fills some block.
-const STREAMS: u32 = 16;
+/// Requests at once, each in another place of a block: every step fills some block.
+const REQUESTS: u32 = 16;
 /// Tokens of each: more than any test waits for.
 const ENDLESS: u32 = 16_000;
 /// Changes after which an engine is surely read at beats.
 const MANY: u64 = 50;
 
-/// An engine whose steps are far shorter than a beat, and that has room for all streams.
+/// An engine whose steps are far shorter than a beat, and that has room for all requests.
 async fn busy_engine() -> SimEngine {
     let config = SimConfig {
         decode_us_per_step: 2000,
@@ -32,21 +33,26 @@ async fn busy_engine() -> SimEngine {
     engine(config).await
 }
 
-/// Streams that only end when this is dropped.
-async fn streams(at: SocketAddr) -> JoinSet<()> {
-    let mut reading = JoinSet::new();
-    for place in 0..STREAMS {
+/// Requests that only end when this is dropped. Not streamed: to pass tokens on would slow the
+/// engine down.
+async fn requests(engine: &SimEngine, at: SocketAddr) -> JoinSet<()> {
+    let mut asking = JoinSet::new();
+    for place in 0..REQUESTS {
         let mut body = completion(1000 * (place + 1), 32 + place, ENDLESS);
-        body["stream"] = true.into();
         body["ignore_eos"] = true.into();
-        let stream = begin(at, "/v1/completions", &[], Some(&body)).await;
-        assert_eq!(stream.status(), 200);
-        reading.spawn(async move {
-            let mut body = stream.into_body();
-            while let Some(Ok(_)) = body.frame().await {}
+        let (body, head) = (body.to_string(), "POST /v1/completions HTTP/1.1\r\nhost: engine\r\n");
+        let kind = "content-type: application/json\r\n";
+        let request = format!("{head}{kind}content-length: {}\r\n\r\n{body}", body.len());
+        let mut stream = TcpStream::connect(at).await.unwrap();
+        asking.spawn(async move {
+            stream.write_all(request.as_bytes()).await.unwrap();
+            // No answer comes, but perhaps an end.
+            let _broken = stream.read_to_end(&mut Vec::new()).await;
         });
     }
-    reading
+    let all = REQUESTS as usize;
+    until("requests under way", async || engine.state().running == all).await;
+    asking
 }
 
 /// Waits for so many changes more.
@@ -74,7 +80,7 @@ async fn p29_what_a_busy_engine_publishes_while_its_side_car_drains_is_told_to_t
     let router = router().await;
     let mut side_car = SideCar::start(&engine.url(), &router, &["--role", "decode"]).await;
     router.wait_for("a copy", |known| known.snapshots == 1).await;
-    let streams = streams(side_car.address).await;
+    let under_way = requests(&engine, side_car.address).await;
     tells_more(&router, MANY).await;
 
     side_car.signal(Signal::TERM);
@@ -102,7 +108,7 @@ async fn p29_what_a_busy_engine_publishes_while_its_side_car_drains_is_told_to_t
     tells_more(&router, MANY).await;
     assert_eq!(side_car.exit_code(), None, "there are requests under way");
 
-    drop(streams);
+    drop(under_way);
     is_idle(&engine).await;
     assert_eq!(side_car.exited().await, 0);
     agree(&router, &engine).await;
@@ -123,13 +129,13 @@ async fn what_is_published_while_hand_offs_wait_is_told_though_no_request_is_und
     let reply = side_car.complete(&[("x-request-id", "r1")], &body).await;
     assert_eq!(prefill_engine.state().staged_handoffs, 1);
     // None of these pass the side-car: it waits for none of them.
-    let streams = streams(prefill_engine.http_addr()).await;
+    let under_way = requests(&prefill_engine, prefill_engine.http_addr()).await;
     tells_more(&router, MANY).await;
 
     side_car.signal(Signal::TERM);
     router.wait_for("a bye", has_byes(1)).await;
     tells_more(&router, MANY).await;
-    drop(streams);
+    drop(under_way);
     is_idle(&prefill_engine).await;
     agree(&router, &prefill_engine).await;
     assert_eq!(side_car.exit_code(), None, "the hand-off waits to be fetched");
@@ -155,13 +161,29 @@ async fn a_drain_ends_with_its_grace_however_busy_the_engine_and_routers_are_tol
         let drain = format!("drain: {{ grace: {grace} }}\nrole: prefill\n");
         let mut side_car = SideCar::start_by_file(&engine.url(), &router, &drain).await;
         router.wait_for("a copy", |known| known.snapshots == 1).await;
-        let streams = streams(side_car.address).await;
+        let under_way = requests(&engine, side_car.address).await;
         tells_more(&router, MANY).await;
         side_car.signal(Signal::TERM);
         assert_eq!(side_car.exited().await, 0, "{grace}");
-        // None of them had ended by itself.
-        drop(streams);
+        // None of them could end by itself.
+        drop(under_way);
         router.wait_for(&format!("a bye within {grace}"), has_byes(1)).await;
         assert_no_fault(&router);
     }
+}
+
+#[tokio::test]
+async fn routers_are_told_of_an_end_without_any_grace_and_without_any_request() {
+    let engine = busy_engine().await;
+    let router = router().await;
+    let drain = "drain: { grace: 0s }\nrole: prefill\n";
+    let mut side_car = SideCar::start_by_file(&engine.url(), &router, drain).await;
+    router.wait_for("a copy", |known| known.snapshots == 1).await;
+    // Nothing passes the side-car, so that nothing is there to wait for.
+    let _under_way = requests(&engine, engine.http_addr()).await;
+    tells_more(&router, MANY).await;
+    side_car.signal(Signal::TERM);
+    assert_eq!(side_car.exited().await, 0);
+    router.wait_for("a bye", has_byes(1)).await;
+    assert_no_fault(&router);
 }
