@@ -2,13 +2,16 @@
 //! processes on loopback, driven by scripts from this one.
 
 mod beside;
+mod broker;
 mod cold_start;
+mod cold_start_nats;
 mod engine;
 mod events;
 pub(crate) mod http;
 mod membership;
 mod nginx;
 mod options;
+mod plane;
 pub(crate) mod process;
 pub(crate) mod report;
 mod router;
@@ -33,8 +36,9 @@ pub type Failure = Box<dyn Error + Send + Sync>;
 type Workload = fn(&Options, &mut Report) -> Result<(), Failure>;
 
 /// All of them, in the order in which they run.
-const WORKLOADS: [(&str, Workload); 4] = [
+const WORKLOADS: [(&str, Workload); 5] = [
     ("cold_start", cold_start::run),
+    ("cold_start_nats", cold_start_nats::run),
     ("membership", membership::run),
     ("side_car", side_car::run),
     ("two_routers", two_routers::run),

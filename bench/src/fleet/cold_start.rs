@@ -23,13 +23,13 @@ use super::{Failure, block_on, http};
 use crate::index::measure::cpu_time;
 
 /// Workers, and KV blocks of each.
-const WORKERS: usize = 1000;
-const BLOCKS: usize = 16_384;
+pub(super) const WORKERS: usize = 1000;
+pub(super) const BLOCKS: usize = 16_384;
 /// The first request that is answered, and 95 % of the blocks, may take so long.
-const SERVES_MS: f64 = 1000.0;
-const MOST_S: f64 = 10.0;
+pub(super) const SERVES_MS: f64 = 1000.0;
+pub(super) const MOST_S: f64 = 10.0;
 /// How long all blocks may take.
-const PATIENCE: Duration = Duration::from_secs(300);
+pub(super) const PATIENCE: Duration = Duration::from_secs(300);
 /// Over which idle time is measured.
 const IDLE: Duration = Duration::from_secs(5);
 /// Between two looks at whether the router is there, and at whether it serves.
@@ -45,20 +45,24 @@ pub(super) fn run(options: &Options, report: &mut Report) -> Result<(), Failure>
 }
 
 /// A router's process, and where it is.
-struct Subject<'a> {
-    program: &'a Path,
-    folder: &'a Path,
-    http: SocketAddr,
-    admin: SocketAddr,
-    fleet: SocketAddr,
+pub(super) struct Subject<'a> {
+    /// What runs.
+    pub(super) program: &'a Path,
+    /// Where its configuration and its log lie.
+    pub(super) folder: &'a Path,
+    /// Where it serves.
+    pub(super) http: SocketAddr,
+    /// Where it shows its metrics.
+    pub(super) admin: SocketAddr,
 }
 
 async fn measure(options: &Options, report: &mut Report) -> Result<(), Failure> {
     let folder = tempfile::tempdir()?;
     let [http, admin, fleet] = free_ports()?;
     let (program, folder) = (options.splitrail.as_path(), folder.path());
-    let subject = Subject { program, folder, http, admin, fleet };
-    subject.configure()?;
+    write_tokenizer(folder)?;
+    std::fs::write(folder.join("router.yaml"), yaml([http, admin, fleet], 16))?;
+    let subject = Subject { program, folder, http, admin };
     let (engines, _serving) = engines(WORKERS).await?;
     let (wholes, mut seen) = mpsc::channel(WORKERS);
     let side_cars = engines.iter().zip(0..).map(|(&engine, worker)| SideCar {
@@ -110,9 +114,13 @@ async fn measure(options: &Options, report: &mut Report) -> Result<(), Failure> 
 }
 
 /// Until a router has all blocks.
-struct Filled {
-    most: Duration,
-    all: Duration,
+pub(super) struct Filled {
+    /// 95 % of them.
+    pub(super) most: Duration,
+    /// All of them.
+    pub(super) all: Duration,
+    /// All, and all workers believed.
+    pub(super) believed: Duration,
 }
 
 /// Waits until a router other than the former has everything.
@@ -149,31 +157,34 @@ async fn fill(
     let after = timeout(PATIENCE, filling).await;
     let all = after.map_err(|_| "the index does not fill in time")??;
     *former = present;
-    Ok(Filled { most: most.unwrap_or(all), all })
+    // What is acknowledged is believed.
+    Ok(Filled { most: most.unwrap_or(all), all, believed: all })
 }
 
 /// From the start of a process.
-struct Serves {
+pub(super) struct Serves {
     accepts: Duration,
-    ready: Duration,
-    answers: Duration,
+    /// Until `/ready` is good.
+    pub(super) ready: Duration,
+    /// Until a request is answered.
+    pub(super) answers: Duration,
 }
 
 impl Subject<'_> {
-    fn configure(&self) -> Result<(), Failure> {
-        write_tokenizer(self.folder)?;
-        let yaml = yaml([self.http, self.admin, self.fleet], 16);
-        std::fs::write(self.folder.join("router.yaml"), yaml)?;
-        Ok(())
-    }
-
-    fn start(&self, name: &str) -> Result<Process, Failure> {
+    /// Starts it.
+    ///
+    /// # Errors
+    /// If it cannot be started.
+    pub(super) fn start(&self, name: &str) -> Result<Process, Failure> {
         let config = self.folder.join("router.yaml").display().to_string();
         Process::start(self.program, name, self.folder, &["serve", "--config", &config], "warn")
     }
 
     /// Waits until it serves.
-    async fn serves(&self, started: Instant) -> Result<Serves, Failure> {
+    ///
+    /// # Errors
+    /// If it never does.
+    pub(super) async fn serves(&self, started: Instant) -> Result<Serves, Failure> {
         let accepts = self.until(started, "GET", "/health", "").await?;
         let body = r#"{"model": "sim", "prompt": "Where are the maps?", "max_tokens": 1}"#;
         let (answers, ready) = tokio::join!(
@@ -202,7 +213,10 @@ impl Subject<'_> {
 }
 
 /// Engines that answer at once, each at an address of its own: no two workers share one.
-async fn engines(count: usize) -> Result<(Vec<SocketAddr>, JoinSet<()>), Failure> {
+///
+/// # Errors
+/// Ports that cannot be had.
+pub(super) async fn engines(count: usize) -> Result<(Vec<SocketAddr>, JoinSet<()>), Failure> {
     let answer = r#"{"id": "c", "object": "text_completion", "created": 0, "model": "sim",
         "choices": [{"index": 0, "text": "a", "finish_reason": "length", "logprobs": null}],
         "usage": {"prompt_tokens": 4, "completion_tokens": 1, "total_tokens": 5}}"#;

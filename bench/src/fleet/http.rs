@@ -45,9 +45,23 @@ pub(crate) async fn ask(
 /// # Errors
 /// If nobody answers.
 pub(super) async fn metric(address: SocketAddr, path: &str, name: &str) -> Result<f64, Failure> {
+    let [sum] = metrics(address, path, [name]).await?;
+    Ok(sum)
+}
+
+/// The same of several metrics, at one time.
+///
+/// # Errors
+/// If nobody answers.
+pub(super) async fn metrics<const N: usize>(
+    address: SocketAddr,
+    path: &str,
+    names: [&str; N],
+) -> Result<[f64; N], Failure> {
     let (_, text) = ask(address, "GET", path, "").await?;
-    let series = text.lines().filter(|line| {
-        line.strip_prefix(name).is_some_and(|rest| rest.starts_with('{') || rest.starts_with(' '))
-    });
-    Ok(series.filter_map(|line| line.rsplit(' ').next()?.parse::<f64>().ok()).sum())
+    Ok(names.map(|name| {
+        let is_of_it = |rest: &str| rest.starts_with('{') || rest.starts_with(' ');
+        let series = text.lines().filter(|line| line.strip_prefix(name).is_some_and(is_of_it));
+        series.filter_map(|line| line.rsplit(' ').next()?.parse::<f64>().ok()).sum()
+    }))
 }

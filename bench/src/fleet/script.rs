@@ -73,34 +73,12 @@ impl SideCar {
         }
     }
 
-    fn hello(&self) -> v1::Hello {
-        let id = format!("w{}", self.cache.worker);
-        let capabilities = v1::Capabilities {
-            block_size: Some(16),
-            kv_blocks: u32::try_from(self.cache.blocks).ok(),
-            publishes_kv_events: Some(true),
-            replays_kv_events: Some(true),
-            gates: Some(true),
-            honours_threshold: Some(true),
-            ..v1::Capabilities::default()
-        };
-        v1::Hello {
-            protocol: 1,
-            instance_id: format!("{id}-instance"),
-            mirror_id: format!("{id}-mirror"),
-            worker_id: id,
-            role: v1::WorkerRole::Both.into(),
-            url: format!("http://{}", self.engine),
-            model: "sim".to_owned(),
-            capabilities: Some(capabilities),
-        }
-    }
-
     async fn attach(&self) -> Result<(), Failure> {
         let endpoint = Endpoint::from_shared(format!("http://{}", self.router))?.tcp_nodelay(true);
         let channel = endpoint.connect().await?;
         let (say, mut said) = mpsc::channel(AHEAD);
-        let message = Some(Message::Hello(self.hello()));
+        let message =
+            Some(Message::Hello(hello(self.cache.worker, self.engine, self.cache.blocks)));
         say.send(v1::AttachRequest { message }).await?;
         let stream = futures_util::stream::poll_fn(move |context| said.poll_recv(context));
         let mut client = FleetServiceClient::new(channel);
@@ -150,15 +128,42 @@ impl SideCar {
     }
 }
 
+/// Who the side-car of a worker is.
+pub(super) fn hello(worker: u64, engine: SocketAddr, blocks: usize) -> v1::Hello {
+    let id = format!("w{worker}");
+    let capabilities = v1::Capabilities {
+        block_size: Some(16),
+        kv_blocks: u32::try_from(blocks).ok(),
+        publishes_kv_events: Some(true),
+        replays_kv_events: Some(true),
+        gates: Some(true),
+        honours_threshold: Some(true),
+        ..v1::Capabilities::default()
+    };
+    v1::Hello {
+        protocol: 1,
+        instance_id: format!("{id}-instance"),
+        mirror_id: format!("{id}-mirror"),
+        worker_id: id,
+        role: v1::WorkerRole::Both.into(),
+        url: format!("http://{engine}"),
+        model: "sim".to_owned(),
+        capabilities: Some(capabilities),
+    }
+}
+
 /// An engine that is up and has nothing to do.
-fn load() -> v1::AttachRequest {
-    let load = v1::Load {
+pub(super) fn idle() -> v1::Load {
+    v1::Load {
         up: true,
         running: Some(0),
         waiting: Some(0),
         requests: Some(0),
         prefill_tokens_queued: Some(0),
         ..v1::Load::default()
-    };
-    v1::AttachRequest { message: Some(Message::Load(load)) }
+    }
+}
+
+fn load() -> v1::AttachRequest {
+    v1::AttachRequest { message: Some(Message::Load(idle())) }
 }
