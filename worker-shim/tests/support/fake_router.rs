@@ -56,6 +56,8 @@ pub struct Known {
     /// Streams that were opened, and those that went on without a copy.
     pub attached: u64,
     pub went_on: u64,
+    /// Streams that are over.
+    pub ended: u64,
     pub snapshots: u64,
     /// Parts of the longest copy.
     pub parts_max: usize,
@@ -129,6 +131,7 @@ impl FakeRouter {
             byes: Vec::new(),
             attached: 0,
             went_on: 0,
+            ended: 0,
             snapshots: 0,
             parts_max: 0,
             faults: Vec::new(),
@@ -397,7 +400,12 @@ impl FleetService for FakeRouter {
             return Err(Status::unauthenticated("who are you?"));
         }
         let (answers, mut outgoing) = mpsc::channel(64);
-        self.spawn(self.clone().serve(request.into_inner(), answers));
+        let router = self.clone();
+        self.spawn(async move {
+            router.clone().serve(request.into_inner(), answers).await;
+            router.known().ended += 1;
+            router.changed.send_modify(|changed| *changed += 1);
+        });
         let stream = futures_util::stream::poll_fn(move |context| outgoing.poll_recv(context));
         Ok(Response::new(Box::pin(stream)))
     }
