@@ -131,7 +131,9 @@ fn choices(decision: &Decision) -> Vec<Value> {
             json!({
                 "leg": chosen.leg,
                 "chosen": chosen.worker,
+                "chosen_rank": chosen.rank,
                 "runner_up": next.map(|next| &next.worker),
+                "runner_up_rank": next.and_then(|next| next.rank),
                 "margin": next.map(|next| next.cost - chosen.cost),
             })
         })

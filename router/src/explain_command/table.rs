@@ -106,9 +106,12 @@ fn prompt_line(out: &mut String, prompt: &Value) {
 }
 
 fn choice(out: &mut String, name: &str, made: &Value, unit: &str) {
-    let mut said = format!("  {name}: {}", text(&made["chosen"]));
+    let rank =
+        |which: &str| made[which].as_u64().map(|rank| format!("/{rank}")).unwrap_or_default();
+    let mut said = format!("  {name}: {}{}", text(&made["chosen"]), rank("chosen_rank"));
     if let (Some(next), Some(margin)) = (made["runner_up"].as_str(), made["margin"].as_f64()) {
-        said += &format!(" (next: {next}, by {margin:.1} {unit})");
+        let rank = rank("runner_up_rank");
+        said += &format!(" (next: {next}{rank}, by {margin:.1} {unit})");
     }
     push(out, &said);
 }

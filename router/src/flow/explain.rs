@@ -100,8 +100,12 @@ pub struct Step {
     pub leg: &'static str,
     /// The worker.
     pub chosen: Option<String>,
+    /// Its data-parallel rank, where it has several.
+    pub chosen_rank: Option<u16>,
     /// Who would have been next.
     pub runner_up: Option<String>,
+    /// The same of that one.
+    pub runner_up_rank: Option<u16>,
     /// By how much that one's cost is higher; below 0 where the policy does not go by costs
     /// alone.
     pub margin: Option<f64>,
@@ -287,7 +291,9 @@ impl<'a> Way<'a> {
             step: name,
             leg: wish.leg.name(),
             chosen: None,
+            chosen_rank: None,
             runner_up: None,
+            runner_up_rank: None,
             margin: None,
             candidates: Vec::new(),
             vetoed: condition::vetoed(&self.roster, wish, &seen, &self.missing, now),
@@ -296,7 +302,9 @@ impl<'a> Way<'a> {
         let chosen = choice.map(|choice| {
             let order = order(&choice);
             step.chosen = Some(id(seen[choice.index].worker).to_owned());
+            step.chosen_rank = seen[choice.index].rank;
             step.runner_up = choice.runner_up.map(|i| id(seen[i].worker).to_owned());
+            step.runner_up_rank = choice.runner_up.and_then(|i| seen[i].rank);
             step.margin = choice.runner_up.map(|_| choice.margin);
             step.candidates = order
                 .iter()

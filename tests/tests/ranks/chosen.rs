@@ -70,3 +70,30 @@ async fn where_the_engine_chooses_the_gate_opens_when_all_its_ranks_hold_enough(
         trial.finish().await;
     }
 }
+
+#[tokio::test]
+async fn the_rank_that_was_chosen_is_explained_before_and_after() {
+    let mut trial = Trial::start(Spec { engine: two, ..Spec::aggregated(1) }).await;
+    known(&trial.cluster, true).await;
+    let (_, first) = ask(&mut trial, &text(0)).await;
+    in_step(&trial.cluster).await;
+    let rank = &first["candidates"][0]["rank"];
+    let explain = async |query: &str, body: String| {
+        let path = format!("/admin/explain{query}");
+        let headers = [("content-type", "application/json")];
+        let reply = trial.cluster.admin.post_with(&path, &headers, body).await;
+        assert_eq!(reply.status, 200, "{}", reply.text());
+        reply.json()
+    };
+    let told = explain("", completion(&text(0)).to_string()).await;
+    let step = &told["explanation"]["prompts"][0]["steps"][0];
+    assert_eq!((&step["chosen"], &step["chosen_rank"]), (&"w0".into(), rank), "{told}");
+    assert_eq!(step["runner_up"], "w0");
+    assert_ne!(&step["runner_up_rank"], rank);
+    let id = first["request_id"].as_str().unwrap();
+    let told = explain(&format!("?request_id={id}"), String::new()).await;
+    let choice = &told["decisions"][0]["choices"][0];
+    assert_eq!(&choice["chosen_rank"], rank, "{told}");
+    assert_ne!(&choice["runner_up_rank"], rank);
+    trial.finish().await;
+}
