@@ -22,6 +22,7 @@ pub mod reply;
 
 pub mod ledger;
 
+mod boxed;
 mod memory;
 
 pub mod admin;

@@ -19,6 +19,7 @@ use super::place::Placed;
 use super::prefill::Prefilled;
 use super::staged::{Staged, UnderWay};
 use crate::api::{JsonObject, Parts};
+use crate::boxed::pinned;
 use crate::core::Served;
 use crate::error::{Error, Kind};
 use crate::fleet::costs::Whose;
@@ -157,7 +158,7 @@ pub(super) async fn generate(
     let (body, receipt) = Parcel::new(body);
     let mut under_way = UnderWay::new(prefilled, hand_off, receipt);
     let (body, lease) = if fetches {
-        match Box::pin(sending.fetch(body, lease)).await {
+        match pinned(|| sending.fetch(body, lease)).await {
             Ok(()) => (Ok(sending.body(Carried::Nothing)?.into()), None),
             Err(error) => (Err(error), None),
         }

@@ -19,6 +19,7 @@ use super::place::{Wish, computed, place, place_in_turn, sent};
 use super::plan::{Facts, LocalReason, Plan, Then, plan};
 use super::prefill::{Prefilled, no_prefill_worker, prefill_or_local, without_prefill};
 use super::weigh::{is_open, learned_ratio, weigh};
+use crate::boxed::pinned;
 use crate::config::model::OnNoPrefill;
 use crate::core::Served;
 use crate::error::{Error, Kind};
@@ -141,8 +142,8 @@ async fn first_leg(
             if config.connector.is_concurrent() {
                 return Box::pin(both_legs(context, unit, decision, attempts)).await;
             }
-            let prefilled = prefill_or_local(context, unit, decision, attempts.failed());
-            let prefilled = Box::pin(prefilled).await?;
+            let failed = attempts.failed();
+            let prefilled = pinned(|| prefill_or_local(context, unit, decision, failed)).await?;
             Ok(prefilled.map_or(alone, |prefilled| FirstLeg::Prefilled(Box::new(prefilled))))
         }
         Then::PrefillFirst if config.on_no_prefill == OnNoPrefill::Fail => {
@@ -224,7 +225,7 @@ async fn answer(
     let sending =
         Sending { context, unit, decision, envelope: &envelope, placed: &placed, threshold };
     // A hand-off may be received: whatever comes after a failure needs a new one.
-    let answered = Box::pin(generate(&sending, staged)).await;
+    let answered = pinned(|| generate(&sending, staged)).await;
     if matches!(answered, Ok(Answer::Begun(_))) {
         computed(context, unit, &placed);
     }

@@ -22,6 +22,7 @@ use super::pulse::Pulse;
 use super::streams::Taken;
 use super::{grpc, http as openai};
 use crate::api::Endpoint;
+use crate::boxed::pinned;
 use crate::core::Core;
 
 /// What is behind a listener.
@@ -66,10 +67,10 @@ impl Routes {
     fn call(&self, peer: SocketAddr, mut request: Request<Incoming>) -> Routed {
         match self.direct.as_ref().and_then(|direct| direct.target(&request)) {
             Some(Target::Http(core, endpoint)) => {
-                Routed::Direct(Box::pin(openai::answer(core, endpoint, peer, request)))
+                Routed::Direct(pinned(|| openai::answer(core, endpoint, peer, request)))
             }
             Some(Target::Grpc(core, method)) => {
-                Routed::Direct(Box::pin(grpc::answer(core, method, peer, request)))
+                Routed::Direct(pinned(|| grpc::answer(core, method, peer, request)))
             }
             None => {
                 request.extensions_mut().insert(ConnectInfo(peer));

@@ -4,6 +4,8 @@
 //! control byte; then the next of them is a matter of counting zeros, however close together
 //! they stand. Prompts have line ends, so they are looked for thousands of times in a body.
 
+use wide::u8x16;
+
 /// Bytes of a block: a bit each.
 pub(super) const BLOCK: usize = 64;
 
@@ -54,16 +56,16 @@ fn mask_at(text: &[u8], block: usize) -> Option<u64> {
 /// A bit for each special byte, the first one lowest.
 #[inline]
 fn mask(block: &[u8; BLOCK]) -> u64 {
-    // Without a branch, so that the compiler looks at many bytes at once.
-    let mut flags = [0_u8; BLOCK];
-    for (flag, byte) in flags.iter_mut().zip(block) {
-        *flag = u8::from(*byte == b'"') | u8::from(*byte == b'\\') | u8::from(*byte < b' ');
-    }
-    let (words, _) = flags.as_chunks();
-    // The product moves bit 8n to bit 56 + n; no two of its parts meet.
-    let gather = |flags: u64| flags.wrapping_mul(0x0102_0408_1020_4080) >> 56;
-    let words = words.iter().map(|word| gather(u64::from_le_bytes(*word)));
-    words.rev().fold(0, |mask, bits| mask << 8 | bits)
+    let (parts, _) = block.as_chunks();
+    parts.iter().rev().fold(0, |mask, part| mask << 16 | u64::from(bits(*part)))
+}
+
+#[inline]
+fn bits(part: [u8; 16]) -> u32 {
+    let part = u8x16::new(part);
+    let is = |byte: u8| part.simd_eq(u8x16::splat(byte));
+    let is_control = part.min(u8x16::splat(0x1f)).simd_eq(part);
+    (is(b'"') | is(b'\\') | is_control).to_bitmask()
 }
 
 #[cfg(test)]
