@@ -5,17 +5,20 @@ use std::fs::File;
 use std::net::{SocketAddr, TcpListener};
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use rustix::param::clock_ticks_per_second;
-use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
+use rustix::process::{Pid, Resource, Rlimit, Signal, getrlimit, kill_process, setrlimit};
 
 use super::Failure;
 
 /// Ports that are tried before it is given up.
 const PORTS_TRIED: usize = 100;
 
-/// A child process. Dropping it kills it.
+/// How long a process may take to end by itself.
+const ENDING: Duration = Duration::from_secs(10);
+
+/// A child process. Dropping it ends it.
 pub(crate) struct Process {
     child: Child,
     name: String,
@@ -67,6 +70,17 @@ impl Process {
         // It may have ended by itself.
         let _gone = self.child.kill();
         let _gone = self.child.wait();
+    }
+
+    /// SIGTERM, and waits for the end: what it has counted of itself is written only then.
+    fn end(&mut self) {
+        let Some(id) = i32::try_from(self.child.id()).ok().and_then(Pid::from_raw) else { return };
+        let since = Instant::now();
+        let asked =
+            matches!(self.child.try_wait(), Ok(None)) && kill_process(id, Signal::TERM).is_ok();
+        while asked && matches!(self.child.try_wait(), Ok(None)) && since.elapsed() < ENDING {
+            std::thread::sleep(Duration::from_millis(10));
+        }
     }
 
     /// Fails if it has ended.
@@ -170,6 +184,7 @@ pub(crate) enum Resident {
 
 impl Drop for Process {
     fn drop(&mut self) {
+        self.end();
         self.kill();
     }
 }

@@ -83,6 +83,11 @@ impl Fleet {
         }
         Ok(Self { members, tokenizer })
     }
+
+    /// Has no engine tell of anything new.
+    pub(super) fn hush(&self) {
+        self.members.iter().for_each(|(.., feed)| feed.hush());
+    }
 }
 
 /// The tokens that a group's prompts have in common, in whole blocks.

@@ -1,6 +1,8 @@
 //! The KV events of an engine that holds some prompts and much else: a replay for whoever asks
 //! for it, and all the time new conversations that come and go.
 
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use bytes::Bytes;
@@ -29,6 +31,7 @@ const VOCABULARY: u64 = 100_000;
 pub(super) struct Feed {
     /// Where events come from, and where they are replayed.
     pub(super) endpoints: [String; 2],
+    is_quiet: Arc<AtomicBool>,
     _tasks: JoinSet<()>,
 }
 
@@ -47,6 +50,8 @@ impl Feed {
         let events = live.bind("tcp://127.0.0.1:0").await?.to_string();
         let replays = replay.bind("tcp://127.0.0.1:0").await?.to_string();
         let mut tasks = JoinSet::new();
+        let is_quiet = Arc::new(AtomicBool::new(false));
+        let hushed = Arc::clone(&is_quiet);
         tasks.spawn(async move {
             let mut news = News::new(seed);
             let mut ticks = interval(NEWS_EVERY);
@@ -57,14 +62,22 @@ impl Feed {
                         Ok(request) => tell(&mut replay, request, &batches).await,
                         Err(_) => return,
                     },
-                    _ = ticks.tick() => news.publish(&mut live, &mut batches).await,
+                    _ = ticks.tick() => match hushed.load(Ordering::Relaxed) {
+                        true => Ok(()),
+                        false => news.publish(&mut live, &mut batches).await,
+                    },
                 };
                 if done.is_err() {
                     return;
                 }
             }
         });
-        Ok(Self { endpoints: [events, replays], _tasks: tasks })
+        Ok(Self { endpoints: [events, replays], is_quiet, _tasks: tasks })
+    }
+
+    /// No conversation comes or goes any more.
+    pub(super) fn hush(&self) {
+        self.is_quiet.store(true, Ordering::Relaxed);
     }
 }
 

@@ -108,7 +108,7 @@ impl Version {
     /// As many as this process and the router may have files for.
     fn most(self) -> Result<usize, Failure> {
         let files = rustix::process::getrlimit(rustix::process::Resource::Nofile).current;
-        let files = usize::try_from(files.unwrap_or(u64::MAX))?.saturating_sub(300);
+        let files = usize::try_from(files.unwrap_or(u64::MAX))?.saturating_sub(1000);
         Ok(match self {
             Self::Http1 => STREAMS.min(files / 2),
             Self::Http2 => STREAMS.min(files / (PER_CONNECTION + 1) * PER_CONNECTION),
