@@ -26,6 +26,9 @@ use sim_engine::SimArgs;
 #[global_allocator]
 static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
 
+/// The profile that optimised builds are guided by; see `pgo/README.md`.
+const PROFILE: &str = if cfg!(profile_guided) { "guided" } else { "none" };
+
 /// Exit codes as of sysexits.h.
 mod exit {
     pub(crate) const USAGE: u8 = 64;
@@ -196,7 +199,7 @@ async fn serve(path: PathBuf, ready_file: Option<PathBuf>) -> Result<(), (u8, St
     // From when it is said to be ready, it answers them.
     let signals = Signals::watch().map_err(os_error)?;
     let addresses = running.addresses();
-    tracing::info!(http = %addresses.http, grpc = addresses.grpc.map(tracing::field::display), admin = %addresses.admin, "serving");
+    tracing::info!(version = env!("CARGO_PKG_VERSION"), profile = PROFILE, http = %addresses.http, grpc = addresses.grpc.map(tracing::field::display), admin = %addresses.admin, "serving");
     if let Some(path) = ready_file {
         running.write_ready_file(&path).map_err(os_error)?;
     }
