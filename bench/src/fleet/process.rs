@@ -15,10 +15,13 @@ use super::Failure;
 /// Ports that are tried before it is given up.
 const PORTS_TRIED: usize = 100;
 
-/// How long a process may take to end by itself.
+/// Set where processes count how often their code runs (`pgo/record`): they write that down as
+/// they end by themselves.
+const COUNTS: &str = "LLVM_PROFILE_FILE";
+/// How long one may take for it.
 const ENDING: Duration = Duration::from_secs(10);
 
-/// A child process. Dropping it ends it.
+/// A child process. Dropping it kills it.
 pub(crate) struct Process {
     child: Child,
     name: String,
@@ -72,7 +75,7 @@ impl Process {
         let _gone = self.child.wait();
     }
 
-    /// SIGTERM, and waits for the end: what it has counted of itself is written only then.
+    /// SIGTERM, and waits for the end.
     fn end(&mut self) {
         let Some(id) = i32::try_from(self.child.id()).ok().and_then(Pid::from_raw) else { return };
         let since = Instant::now();
@@ -184,7 +187,9 @@ pub(crate) enum Resident {
 
 impl Drop for Process {
     fn drop(&mut self) {
-        self.end();
+        if std::env::var_os(COUNTS).is_some() {
+            self.end();
+        }
         self.kill();
     }
 }
