@@ -92,6 +92,8 @@ impl Target {
 impl Drop for Target {
     fn drop(&mut self) {
         let family = self.process.as_ref().and_then(|process| process.family().ok());
+        // Alone, it may have something to write as it ends.
+        let family = family.filter(|family| family.len() > 1);
         for id in family.into_iter().flatten().filter_map(|id| i32::try_from(id).ok()) {
             if let Some(id) = Pid::from_raw(id) {
                 // It may have ended by itself.
