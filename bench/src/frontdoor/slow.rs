@@ -92,6 +92,10 @@ pub(super) fn slow(
             rows.push(Row::alone(&workload, &format!("{measure} alone"), (before, "ms"), None));
             rows.push(Row::alone(&workload, &format!("{measure} beside"), (during, "ms"), None));
         }
+        // Clients' sockets are closed as their runtime runs on, and engines notice at their
+        // streams' next word: together with the next ones they were more than may be open.
+        drop(target);
+        bench.before.block_on(async { sleep(SETTLE).await });
     }
     Ok(rows)
 }
