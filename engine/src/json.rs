@@ -1,7 +1,11 @@
-//! Reading typed fields out of an engine's raw JSON.
+//! Reading JSON that has come from elsewhere, without building what nobody asks for.
+
+pub mod scan;
 
 use serde::Deserialize;
-use serde_json::value::RawValue;
+
+/// What JSON has for space.
+const SPACE: [char; 4] = [' ', '\n', '\r', '\t'];
 
 /// JSON that does not have the expected shape. Names the place and never the
 /// content: serde's own message would quote the offending value.
@@ -15,10 +19,10 @@ pub struct ShapeError {
 }
 
 /// Reads an object; serde by itself would take an array for a struct as well.
-pub(crate) fn object<'a, T: Deserialize<'a>>(raw: &'a RawValue) -> Result<T, ShapeError> {
-    if !raw.get().starts_with('{') {
+pub(crate) fn object<'a, T: Deserialize<'a>>(raw: &'a str) -> Result<T, ShapeError> {
+    if !raw.trim_start_matches(SPACE).starts_with('{') {
         return Err(ShapeError { line: 1, column: 1 });
     }
-    serde_json::from_str(raw.get())
+    serde_json::from_str(raw)
         .map_err(|error| ShapeError { line: error.line(), column: error.column() })
 }

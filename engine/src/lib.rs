@@ -7,7 +7,7 @@
 //! token ids or payload contents.
 
 pub mod dialect;
-mod json;
+pub mod json;
 pub mod mooncake;
 pub mod nixl;
 pub mod sglang;

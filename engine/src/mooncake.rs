@@ -10,7 +10,6 @@ use std::collections::BTreeMap;
 
 use serde::Deserialize;
 use serde_json::json;
-use serde_json::value::RawValue;
 
 use crate::json::ShapeError;
 
@@ -97,10 +96,7 @@ impl EngineIds {
         if text.len() > MAX_QUERY_BYTES {
             return Err(QueryError::OutOfBounds);
         }
-        let shape =
-            |error: serde_json::Error| ShapeError { line: error.line(), column: error.column() };
-        let raw: &RawValue = serde_json::from_str(text).map_err(shape)?;
-        let entries: BTreeMap<u32, Entry> = crate::json::object(raw)?;
+        let entries: BTreeMap<u32, Entry> = crate::json::object(text)?;
         if entries.is_empty() {
             return Err(QueryError::NoEngine);
         }

@@ -4,17 +4,19 @@
 use std::fmt;
 
 use serde::Deserialize;
-use serde_json::value::RawValue;
 
 mod blocks;
 
-use crate::json::ShapeError;
+use crate::json::{ShapeError, scan};
 use blocks::BlockCount;
 
 /// The prefill leg's `kv_transfer_params`. The leg must not be streamed: a
 /// streamed reply carries no hand-off, and its blocks stay pinned until the
 /// lease ends.
 pub const PREFILL_PARAMS_JSON: &str = r#"{"do_remote_decode":true,"do_remote_prefill":false}"#;
+
+/// The member that names blocks.
+const IDS: &str = "remote_block_ids";
 
 /// Largest hand-off that is accepted, in bytes: block ids of several million
 /// tokens.
@@ -26,7 +28,7 @@ pub const MAX_HAND_OFF_BYTES: usize = 4 << 20;
 /// to be overwritten, and an engine that is given it again answers 200 with wrong
 /// text. So it cannot be cloned, and turning it into a request consumes it.
 pub struct HandOff {
-    raw: Box<RawValue>,
+    raw: Box<str>,
     params: Params,
 }
 
@@ -78,20 +80,27 @@ struct Flags {
 }
 
 impl HandOff {
-    /// Reads the value of `kv_transfer_params` in a prefill leg's reply.
-    pub fn from_reply(raw_kv_transfer_params: &RawValue) -> Result<Self, HandOffError> {
-        let bytes = raw_kv_transfer_params.get().len();
-        if raw_kv_transfer_params.get() == "null" {
+    /// Reads the value of `kv_transfer_params` in a prefill leg's reply, as JSON.
+    ///
+    /// # Errors
+    /// Why decode cannot be given it.
+    pub fn from_reply(raw: &str) -> Result<Self, HandOffError> {
+        let bytes = raw.len();
+        if raw == "null" {
             return Err(HandOffError::Absent);
         }
         if bytes > MAX_HAND_OFF_BYTES {
             return Err(HandOffError::TooLarge { bytes });
         }
-        let params: Params = match crate::json::object(raw_kv_transfer_params) {
+        let params = match Params::with_counted(raw) {
+            Some(params) => Ok(params),
+            None => crate::json::object(raw),
+        };
+        let params = match params {
             Ok(params) => params,
             // What tells nobody to fetch anything need not have the rest.
             Err(error) => {
-                let flags: Flags = crate::json::object(raw_kv_transfer_params)?;
+                let flags: Flags = crate::json::object(raw)?;
                 return Err(match flags.do_remote_prefill {
                     Some(true) => error.into(),
                     _ => HandOffError::NotForDecode,
@@ -107,11 +116,11 @@ impl HandOff {
         if params.transfer_mode.as_deref().is_some_and(|mode| mode != "pull") {
             return Err(HandOffError::NotPull);
         }
-        Ok(Self { raw: raw_kv_transfer_params.to_owned(), params })
+        Ok(Self { raw: raw.into(), params })
     }
 
     /// The decode leg's `kv_transfer_params`: what prefill sent, byte for byte.
-    pub fn into_json(self) -> Box<RawValue> {
+    pub fn into_json(self) -> Box<str> {
         self.raw
     }
 
@@ -160,6 +169,16 @@ impl HandOff {
 }
 
 impl Params {
+    /// Counts block ids where they stand, a thousand of them for a long prompt, and reads the
+    /// rest; `None` if that takes a closer look.
+    fn with_counted(raw: &str) -> Option<Self> {
+        let (_, ids) = scan::members(raw)?.into_iter().find(|(key, _)| raw[key.clone()] == *IDS)?;
+        let count = BlockCount::of_text(&raw[ids.clone()])?;
+        let rest = [&raw[..ids.start], "null", &raw[ids.end..]].concat();
+        let params: Self = crate::json::object(&rest).ok()?;
+        Some(Self { remote_block_ids: Some(count), ..params })
+    }
+
     fn block_count(&self) -> usize {
         self.remote_block_ids.as_ref().map_or(0, |count| count.0)
     }

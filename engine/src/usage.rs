@@ -80,11 +80,11 @@ impl EngineUsage {
             Dialect::Chunks => Self::parse(usage),
             _ if usage.get() == "null" => Err(UsageError::Absent),
             Dialect::Responses => {
-                let usage: OfResponse<'_> = crate::json::object(usage)?;
+                let usage: OfResponse<'_> = crate::json::object(usage.get())?;
                 Self::new(usage.input_tokens, usage.output_tokens, usage.input_tokens_details)
             }
             Dialect::Messages => {
-                let usage: OfMessage = crate::json::object(usage)?;
+                let usage: OfMessage = crate::json::object(usage.get())?;
                 let cached_tokens = usage.cache_read_input_tokens;
                 let elsewhere = [cached_tokens, usage.cache_creation_input_tokens];
                 let sum = |sum: u32, more: Option<u32>| sum.saturating_add(more.unwrap_or(0));
@@ -101,7 +101,7 @@ impl EngineUsage {
         if usage.get() == "null" {
             return Err(UsageError::Absent);
         }
-        let usage: Usage<'_> = crate::json::object(usage)?;
+        let usage: Usage<'_> = crate::json::object(usage.get())?;
         Self::new(usage.prompt_tokens, usage.completion_tokens, usage.prompt_tokens_details)
     }
 
@@ -110,7 +110,7 @@ impl EngineUsage {
         completion_tokens: Option<u32>,
         details: Option<&RawValue>,
     ) -> Result<Self, UsageError> {
-        let details = details.map(crate::json::object::<Details>);
+        let details = details.map(|raw| crate::json::object::<Details>(raw.get()));
         let cached_tokens = details.transpose()?.and_then(|details| details.cached_tokens);
         if let Some(cached_tokens) = cached_tokens.filter(|cached| *cached > prompt_tokens) {
             return Err(UsageError::CachedExceedsPrompt { cached_tokens, prompt_tokens });

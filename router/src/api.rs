@@ -9,7 +9,6 @@ pub mod request;
 mod responses;
 pub mod sampling;
 pub mod sanitise;
-pub(crate) mod scan;
 pub mod steering;
 pub mod strict;
 

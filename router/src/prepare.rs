@@ -8,6 +8,7 @@ use std::sync::Arc;
 
 use bytes::Bytes;
 use serde_json::{Map, Value};
+use splitrail_engine::json::scan;
 use splitrail_kv::{BlockHash, Namespace, chain_hashes};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
@@ -373,7 +374,7 @@ fn tokenize_chat(
 fn chat_fields(body: &JsonObject) -> Result<Map<String, Value>, Error> {
     body.members()
         .map(|(key, raw)| {
-            let value = serde_json::from_str(raw);
+            let value = scan::value(raw).map_or_else(|| serde_json::from_str(raw), Ok);
             value.map(|value| (key.to_owned(), value)).map_err(|error| strict::locate(&error))
         })
         .collect()

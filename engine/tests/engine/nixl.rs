@@ -20,13 +20,13 @@ fn recorded(name: &str) -> Box<RawValue> {
 }
 
 fn hand_off(text: &str) -> Result<HandOff, HandOffError> {
-    HandOff::from_reply(serde_json::from_str(text).unwrap())
+    HandOff::from_reply(text)
 }
 
 #[test]
 fn a_recorded_hand_off_is_read_and_kept_verbatim() {
     let raw = recorded("nixl_warm_both_prefill");
-    let hand_off = HandOff::from_reply(&raw).unwrap();
+    let hand_off = HandOff::from_reply(raw.get()).unwrap();
     assert_eq!(hand_off.remote_engine_id(), "b460a44b-3cba-433d-9652-ff925ec0575a");
     assert_eq!((hand_off.remote_host(), hand_off.remote_port()), ("127.0.0.1", 15711));
     assert_eq!(
@@ -37,16 +37,16 @@ fn a_recorded_hand_off_is_read_and_kept_verbatim() {
     assert_eq!(hand_off.remote_prefill_cached_tokens(), Some(192));
     assert_eq!(hand_off.remote_blocks_expiry_s(), None);
     assert_eq!(hand_off.block_count(), 7);
-    assert_eq!(hand_off.into_json().get(), raw.get());
+    assert_eq!(*hand_off.into_json(), *raw.get());
 }
 
 #[test]
 fn every_recorded_pull_hand_off_is_usable() {
-    let cold = HandOff::from_reply(&recorded("nixl_cold_prefill")).unwrap();
+    let cold = HandOff::from_reply(recorded("nixl_cold_prefill").get()).unwrap();
     assert_eq!(cold.remote_prefill_cached_tokens(), Some(0));
-    HandOff::from_reply(&recorded("nixl_chat_prefill")).unwrap();
+    HandOff::from_reply(recorded("nixl_chat_prefill").get()).unwrap();
     // An engine may leave the cached figure out.
-    let without = HandOff::from_reply(&recorded("prefill_min_params_maxtok3")).unwrap();
+    let without = HandOff::from_reply(recorded("prefill_min_params_maxtok3").get()).unwrap();
     assert_eq!(without.remote_prefill_cached_tokens(), None);
     assert_eq!(without.remote_num_tokens(), Some(122));
 }
@@ -54,10 +54,13 @@ fn every_recorded_pull_hand_off_is_usable() {
 #[test]
 fn what_is_no_hand_off_is_refused() {
     assert_eq!(
-        HandOff::from_reply(&recorded("nixl_cold_decode")).unwrap_err(),
+        HandOff::from_reply(recorded("nixl_cold_decode").get()).unwrap_err(),
         HandOffError::Absent
     );
-    assert_eq!(HandOff::from_reply(&recorded("push1_prefill")).unwrap_err(), HandOffError::NotPull);
+    assert_eq!(
+        HandOff::from_reply(recorded("push1_prefill").get()).unwrap_err(),
+        HandOffError::NotPull
+    );
     let where_from = r#""remote_engine_id":"e","remote_host":"h","remote_port":1"#;
     for (text, error) in [
         ("{}".to_owned(), HandOffError::NotForDecode),

@@ -13,13 +13,13 @@ use std::sync::Arc;
 use bytes::Bytes;
 use serde::de::{DeserializeOwned, Deserializer, MapAccess, Visitor};
 use serde_json::value::RawValue;
+use splitrail_engine::json::scan;
 
 mod build;
 
 pub use build::{Builder, write_text};
 
 use super::parts::Parts;
-use super::scan;
 use super::strict::{self, Key, locate};
 use crate::error::{Error, Kind};
 

@@ -131,6 +131,9 @@ impl<'de> Deserialize<'de> for Key<'de> {
 #[cfg(test)]
 #[allow(clippy::unwrap_used)]
 mod tests {
+    use proptest::prelude::*;
+    use splitrail_engine::json::scan;
+
     use super::*;
 
     #[test]
@@ -153,5 +156,52 @@ mod tests {
             assert!(error.message().contains(part), "{} lacks {part}", error.message());
         }
         assert!(check(b"{\"a\":\"\xff\"}").unwrap_err().message().contains("UTF-8"));
+    }
+
+    fn quick(text: &str) -> Option<Vec<(&str, &str)>> {
+        let members = scan::members(text)?;
+        Some(members.into_iter().map(|(key, value)| (&text[key], &text[value])).collect())
+    }
+
+    fn value() -> impl Strategy<Value = String> {
+        let leaf = prop_oneof![
+            "-?[0-9]{1,4}(\\.[0-9]{1,25})?",
+            "\"[ -~é本]{0,12}\"",
+            "[ntf\"\\\\{\\[:,]{0,3}",
+            Just("null".to_owned()),
+            Just("\"\\u00e9\\n\"".to_owned()),
+        ];
+        leaf.prop_recursive(4, 24, 4, |inner| {
+            prop_oneof![
+                (prop::collection::vec(inner.clone(), 0..4), ",|, | ,|,  ")
+                    .prop_map(|(items, between)| format!("[{}]", items.join(&between))),
+                prop::collection::vec(("[a-c]{1,2}", inner), 0..4).prop_map(|members| {
+                    let members = members.iter().map(|(key, value)| format!("\"{key}\" :{value}"));
+                    format!("{{{}}}", members.collect::<Vec<_>>().join(", "))
+                }),
+            ]
+        })
+    }
+
+    proptest! {
+        #[test]
+        fn what_a_quick_pass_accepts_is_accepted_with_the_same_members(
+            text in value(), cut in 0usize..200, byte in proptest::option::of(any::<char>()),
+        ) {
+            let mut text = text;
+            if let Some(byte) = byte
+                && text.is_char_boundary(cut.min(text.len()))
+            {
+                text.insert(cut.min(text.len()), byte);
+            }
+            let Some(members) = quick(&text) else { return Ok(()) };
+            prop_assert!(check(text.as_bytes()).is_ok(), "{}", text);
+            let thorough: serde_json::Map<String, serde_json::Value> = serde_json::from_str(&text).unwrap();
+            prop_assert_eq!(members.len(), thorough.len());
+            for ((key, raw), (name, value)) in members.iter().zip(&thorough) {
+                prop_assert_eq!(key, &name.as_str());
+                prop_assert_eq!(&serde_json::from_str::<serde_json::Value>(raw).unwrap(), value);
+            }
+        }
     }
 }

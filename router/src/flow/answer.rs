@@ -152,7 +152,7 @@ pub(super) async fn generate(
     let account = account(sending, started, handed_over);
     let staged_now = prefilled.as_mut().and_then(|prefilled| prefilled.staged.as_mut());
     let hand_off = staged_now.and_then(Staged::spend);
-    let carried = hand_off.as_deref().map_or(Carried::Nothing, |raw| Carried::Params(raw.get()));
+    let carried = hand_off.as_deref().map_or(Carried::Nothing, Carried::Params);
     let fetches = hand_off.is_some() && sending.fetches_first();
     let body = if fetches { sending.fetching_body(carried)? } else { sending.body(carried)? };
     let (body, receipt) = Parcel::new(body);

@@ -5,7 +5,6 @@ use std::pin::pin;
 use std::sync::Arc;
 use std::time::Instant;
 
-use serde_json::value::RawValue;
 use splitrail_engine::dialect::Dialect;
 use splitrail_engine::nixl::{HandOff, HandOffError};
 use splitrail_engine::usage::EngineUsage;
@@ -236,9 +235,7 @@ impl Said {
     /// The hand-off in it, or why there can be none.
     fn hand_off(&self, worker: &Worker) -> Result<Result<HandOff, LocalReason>, Error> {
         let said = self.reply.raw("kv_transfer_params");
-        let raw: &RawValue = serde_json::from_str(said.unwrap_or("null"))
-            .map_err(|_| Error::engine(worker.id(), "sent nonsense"))?;
-        match HandOff::from_reply(raw) {
+        match HandOff::from_reply(said.unwrap_or("null")) {
             Ok(hand_off) => Ok(Ok(hand_off)),
             Err(HandOffError::Absent) if self.ended() => Ok(Err(LocalReason::PrefillEnded)),
             // An engine that hands over for chats may not know the member here.

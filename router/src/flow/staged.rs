@@ -7,7 +7,6 @@
 
 use std::sync::{Arc, Mutex, PoisonError};
 
-use serde_json::value::RawValue;
 use splitrail_engine::nixl::HandOff;
 use tokio::runtime::Handle;
 use tokio::task::JoinSet;
@@ -88,7 +87,7 @@ impl Staged {
     }
 
     /// The hand-off as JSON, to be sent: from here on it may have been used.
-    pub(super) fn spend(&mut self) -> Option<Box<RawValue>> {
+    pub(super) fn spend(&mut self) -> Option<Box<str>> {
         self.hand_off.take().map(HandOff::into_json)
     }
 
@@ -97,7 +96,7 @@ impl Staged {
         let left = self.lease.left(Instant::now());
         let Some(worker) = self.fetcher().filter(|_| !left.is_zero()) else { return false };
         let params = hand_off.into_json();
-        let body = legs::fetch(&self.body, self.endpoint, Carried::Params(params.get()));
+        let body = legs::fetch(&self.body, self.endpoint, Carried::Params(&params));
         let Ok(body) = body else { return false };
         let booking = Booking::on(&worker, None, 0, self.weight_tokens);
         let (core, served) = (Arc::clone(&self.core), Arc::clone(&self.served));
@@ -128,7 +127,7 @@ impl Staged {
 /// A prefill whose hand-off is being sent. Dropped before that, it is released.
 pub(super) struct UnderWay {
     prefilled: Option<Prefilled>,
-    json: Option<Box<RawValue>>,
+    json: Option<Box<str>>,
     receipt: Receipt,
 }
 
@@ -136,7 +135,7 @@ impl UnderWay {
     /// The hand-off was put into the body that this is the receipt of.
     pub(super) fn new(
         prefilled: Option<Prefilled>,
-        json: Option<Box<RawValue>>,
+        json: Option<Box<str>>,
         receipt: Receipt,
     ) -> Self {
         Self { prefilled, json, receipt }

@@ -7,8 +7,9 @@
 //! estimate from confirmed blocks stands in, or what `cached_tokens_fallback` says.
 
 use splitrail_engine::dialect::Dialect;
+use splitrail_engine::json::scan;
 
-use crate::api::{JsonObject, scan};
+use crate::api::JsonObject;
 use crate::config::model::CachedTokensFallback;
 use crate::ledger::entry::Cached;
 use crate::ledger::leg::Origin;

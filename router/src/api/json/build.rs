@@ -5,8 +5,8 @@ use std::fmt::Write;
 use std::sync::Arc;
 
 use serde::Serialize;
+use splitrail_engine::json::scan::Specials;
 
-use super::super::scan::Specials;
 use super::{JsonObject, Text, mark};
 
 /// Writes an object, member after member.

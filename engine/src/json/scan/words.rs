@@ -10,7 +10,7 @@ use wide::u8x16;
 pub(super) const BLOCK: usize = 64;
 
 /// The special bytes of a text, found from front to back.
-pub(crate) struct Specials<'a> {
+pub struct Specials<'a> {
     text: &'a [u8],
     /// Where the block of `mask` begins.
     block: usize,
@@ -18,25 +18,36 @@ pub(crate) struct Specials<'a> {
 }
 
 impl<'a> Specials<'a> {
-    pub(crate) fn new(text: &'a [u8]) -> Self {
+    /// Of a whole text: nothing has been looked at yet.
+    #[must_use]
+    pub fn new(text: &'a [u8]) -> Self {
         // No block begins there.
         Self { text, block: usize::MAX, mask: 0 }
     }
 
     /// The first place from `at` on with a byte that is not just text inside a string.
     #[inline]
-    pub(crate) fn next(&mut self, mut at: usize) -> Option<usize> {
-        loop {
-            let block = at & !(BLOCK - 1);
-            if block != self.block {
-                self.mask = mask_at(self.text, block)?;
-                self.block = block;
-            }
-            let left = self.mask >> (at - block);
+    pub fn next(&mut self, at: usize) -> Option<usize> {
+        if at & !(BLOCK - 1) == self.block {
+            let left = self.mask >> (at % BLOCK);
             if left != 0 {
                 return Some(at + left.trailing_zeros() as usize);
             }
-            at = block + BLOCK;
+            return self.next_block(self.block + BLOCK, 0);
+        }
+        self.next_block(at & !(BLOCK - 1), at % BLOCK)
+    }
+
+    /// The same from a place of a block on.
+    fn next_block(&mut self, mut block: usize, mut place: usize) -> Option<usize> {
+        loop {
+            let mask = mask_at(self.text, block)?;
+            let left = mask >> place;
+            if left != 0 {
+                (self.block, self.mask) = (block, mask);
+                return Some(block + place + left.trailing_zeros() as usize);
+            }
+            (block, place) = (block + BLOCK, 0);
         }
     }
 }
@@ -44,13 +55,20 @@ impl<'a> Specials<'a> {
 /// The mask of the block that begins there; `None` behind the end.
 #[inline]
 fn mask_at(text: &[u8], block: usize) -> Option<u64> {
-    if let Some(whole) = text.get(block..).and_then(<[u8]>::first_chunk) {
-        return Some(mask(whole));
+    let rest = text.get(block..)?;
+    match rest.first_chunk() {
+        Some(whole) => Some(mask(whole)),
+        None => mask_of_last(rest),
     }
-    let rest = text.get(block..).filter(|rest| !rest.is_empty())?;
+}
+
+/// The mask of what is left of a text.
+#[cold]
+#[inline(never)]
+fn mask_of_last(rest: &[u8]) -> Option<u64> {
     let mut padded = [b' '; BLOCK];
     padded[..rest.len()].copy_from_slice(rest);
-    Some(mask(&padded))
+    (!rest.is_empty()).then(|| mask(&padded))
 }
 
 /// A bit for each special byte, the first one lowest.

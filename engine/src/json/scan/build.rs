@@ -1,0 +1,178 @@
+//! The value that a text is, where the quick pass takes it.
+
+use serde_json::{Map, Value};
+
+use super::words::Specials;
+use super::{DEPTH_MAX, KEYS_MAX, Scan};
+
+/// The value that is the whole of a text; `None` if that takes a closer look. Long strings are
+/// copied by the stretches between their escapes.
+#[must_use]
+pub fn value(text: &str) -> Option<Value> {
+    let mut scan = Scan::new(text);
+    let at = scan.space(0);
+    let (value, end) = build(&mut scan, text, at, 0)?;
+    (scan.space(end) == text.len()).then_some(value)
+}
+
+/// A value, and where it ends.
+fn build(scan: &mut Scan<'_>, text: &str, at: usize, depth: usize) -> Option<(Value, usize)> {
+    match scan.byte(at) {
+        b'"' => string(scan, text, at).map(|(text, end)| (Value::String(text), end)),
+        b'{' if depth < DEPTH_MAX => object(scan, text, at, depth + 1),
+        b'[' if depth < DEPTH_MAX => list(scan, text, at, depth + 1),
+        _ => {
+            let end = scan.value(at, DEPTH_MAX, &mut Vec::new())?;
+            Some((serde_json::from_str(&text[at..end]).ok()?, end))
+        }
+    }
+}
+
+fn object(scan: &mut Scan<'_>, text: &str, at: usize, depth: usize) -> Option<(Value, usize)> {
+    let mut fields = Map::new();
+    let mut at = scan.space(at + 1);
+    if scan.byte(at) == b'}' {
+        return Some((fields.into(), at + 1));
+    }
+    loop {
+        if scan.byte(at) != b'"' {
+            return None;
+        }
+        let (key, end) = string(scan, text, at)?;
+        at = scan.space(end);
+        if scan.byte(at) != b':' {
+            return None;
+        }
+        at = scan.space(at + 1);
+        let (value, end) = build(scan, text, at, depth)?;
+        // What becomes of a key that is there twice is the thorough reader's to say.
+        if fields.len() >= KEYS_MAX || fields.insert(key, value).is_some() {
+            return None;
+        }
+        at = scan.space(end);
+        match scan.byte(at) {
+            b',' => at = scan.space(at + 1),
+            b'}' => return Some((fields.into(), at + 1)),
+            _ => return None,
+        }
+    }
+}
+
+fn list(scan: &mut Scan<'_>, text: &str, at: usize, depth: usize) -> Option<(Value, usize)> {
+    let mut items = Vec::new();
+    let mut at = scan.space(at + 1);
+    if scan.byte(at) == b']' {
+        return Some((items.into(), at + 1));
+    }
+    loop {
+        let (item, end) = build(scan, text, at, depth)?;
+        items.push(item);
+        at = scan.space(end);
+        match scan.byte(at) {
+            b',' => at = scan.space(at + 1),
+            b']' => return Some((items.into(), at + 1)),
+            _ => return None,
+        }
+    }
+}
+
+fn string(scan: &mut Scan<'_>, text: &str, at: usize) -> Option<(String, usize)> {
+    let (end, plain) = scan.string(at)?;
+    let raw = &text[at + 1..end - 1];
+    let said = if plain { raw.to_owned() } else { unescaped(raw)? };
+    Some((said, end))
+}
+
+/// What a string says, of what stands between its quotes and was found to be right.
+fn unescaped(raw: &str) -> Option<String> {
+    let mut out = String::with_capacity(raw.len());
+    let mut specials = Specials::new(raw.as_bytes());
+    let mut from = 0;
+    while let Some(at) = specials.next(from) {
+        out.push_str(&raw[from..at]);
+        let (character, len) = match raw.as_bytes().get(at + 1)? {
+            b'b' => ('\x08', 2),
+            b'f' => ('\x0c', 2),
+            b'n' => ('\n', 2),
+            b'r' => ('\r', 2),
+            b't' => ('\t', 2),
+            b'u' => {
+                let code = u32::from_str_radix(raw.get(at + 2..at + 6)?, 16).ok()?;
+                (char::from_u32(code)?, 6)
+            }
+            itself => (char::from(*itself), 2),
+        };
+        out.push(character);
+        from = at + len;
+    }
+    out.push_str(&raw[from..]);
+    Some(out)
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    #[test]
+    fn every_kind_of_value_is_built() {
+        let text =
+            r#" {"a":[1,-2.5,true,false,null,[],{}],"b\n\"\\\/\b\f\r\t\u00e9":"x","c":"本"} "#;
+        let wanted: Value = serde_json::from_str(text).unwrap();
+        assert_eq!(value(text), Some(wanted));
+    }
+
+    #[test]
+    fn what_takes_a_closer_look_is_not_built() {
+        let deep = |n: usize| format!("{}1{}", "[".repeat(n), "]".repeat(n));
+        assert!(value(&deep(90)).is_some());
+        for text in
+            ["", "[1,]", "{\"a\":1,\"a\":2}", r#""\ud83d\ude00""#, "1 2", "\"\n\"", &deep(200)]
+        {
+            assert_eq!(value(text), None, "{text}");
+        }
+    }
+
+    fn json() -> impl Strategy<Value = Value> {
+        let leaf = prop_oneof![
+            Just(Value::Null),
+            any::<bool>().prop_map(Value::from),
+            any::<i32>().prop_map(Value::from),
+            (-1e6..1e6).prop_map(|number: f64| Value::from((number * 8.0).round() / 8.0)),
+            "[a-z\"\\\\é😀\\x00-\\x1f\\x7f]{0,90}".prop_map(Value::from),
+        ];
+        leaf.prop_recursive(4, 24, 4, |inner| {
+            prop_oneof![
+                prop::collection::vec(inner.clone(), 0..4).prop_map(Value::from),
+                prop::collection::vec(("[a-z\\n]{0,3}", inner), 0..4)
+                    .prop_map(|fields| Value::Object(fields.into_iter().collect())),
+            ]
+        })
+    }
+
+    proptest! {
+        #[test]
+        fn what_was_written_is_built_again(json in json(), pretty in any::<bool>()) {
+            let text = if pretty { format!("{json:#}") } else { json.to_string() };
+            prop_assert_eq!(value(&text), Some(json));
+        }
+
+        #[test]
+        fn what_is_built_is_what_a_thorough_reader_builds(
+            json in json(), cut in 0usize..200, byte in any::<char>(), removes in any::<bool>(),
+        ) {
+            let mut text = json.to_string();
+            let cut = text.floor_char_boundary(cut.min(text.len()));
+            if removes && cut < text.len() {
+                text.remove(cut);
+            } else {
+                text.insert(cut, byte);
+            }
+            if let Some(built) = value(&text) {
+                prop_assert_eq!(serde_json::from_str::<Value>(&text).unwrap(), built);
+            }
+        }
+    }
+}
