@@ -28,6 +28,7 @@ use crate::ledger::decisions::DecisionHandle;
 use crate::ledger::leg::{LegFacts, LegKind};
 use crate::pick::Leg;
 use crate::prepare::Unit;
+use crate::reply::alike::Alike;
 use crate::reply::choices::turned_away;
 use crate::reply::relay::{Account, Pace, UnitStream, whole};
 
@@ -232,6 +233,7 @@ pub(super) fn conclude(
                 tells_usage: context.options.include_usage,
                 gaps: context.inter_token(decision),
                 pace: Pace::begin(Instant::now()),
+                alike: Alike::default(),
             }))));
         }
         Ok(First::Below(usage)) => {

@@ -221,7 +221,7 @@ fn frame(
     event: Option<Result<Bytes, Error>>,
     dialect: Dialect,
     failed: &mut bool,
-    request_id: &str,
+    request_id: &Name,
 ) -> Option<Bytes> {
     let named = dialect.names_events();
     let (field, data) = match event {

@@ -10,6 +10,7 @@ use memchr::memmem;
 use serde::Deserialize;
 use serde_json::value::RawValue;
 use splitrail_engine::dialect::Dialect;
+use splitrail_engine::json::scan;
 
 use super::sse;
 use crate::api::JsonObject;
@@ -29,14 +30,26 @@ pub(crate) struct Chunk<'a> {
 
 /// Usage in an event.
 pub(crate) struct Usage<'a> {
-    /// The object.
-    pub(crate) raw: &'a RawValue,
+    /// The object, as JSON.
+    pub(crate) raw: &'a str,
     /// Whether it is of the whole answer. Of a message, the first event has one before
     /// anything was generated.
     pub(crate) is_final: bool,
 }
 
-/// An event without a name.
+/// What is read of an event's members, `null` being none.
+#[derive(Default)]
+struct Members<'a> {
+    /// Its `type`, where events have names, which their data repeats.
+    name: Cow<'a, str>,
+    error: Option<&'a str>,
+    usage: Option<&'a str>,
+    choices: Option<&'a str>,
+    message: Option<&'a str>,
+    response: Option<&'a str>,
+}
+
+/// The same as serde reads it.
 #[derive(Deserialize)]
 struct Unnamed<'a> {
     #[serde(borrow)]
@@ -47,13 +60,7 @@ struct Unnamed<'a> {
     choices: Option<&'a RawValue>,
 }
 
-impl Unnamed<'_> {
-    fn has_choices(&self) -> bool {
-        self.choices.is_some_and(|raw| !raw.get().trim_matches(['[', ']', ' ']).is_empty())
-    }
-}
-
-/// An event with a name, which its data repeats.
+/// The same of an event with a name.
 #[derive(Deserialize)]
 struct Named<'a> {
     #[serde(borrow, rename = "type")]
@@ -68,14 +75,64 @@ struct Named<'a> {
     response: Option<&'a RawValue>,
 }
 
-#[derive(Deserialize)]
-struct Holder<'a> {
-    #[serde(borrow)]
-    usage: Option<&'a RawValue>,
+impl<'a> Members<'a> {
+    fn read(dialect: Dialect, data: &'a [u8]) -> Option<Self> {
+        Self::found(data).or_else(|| Self::parsed(dialect, data))
+    }
+
+    /// In one quick pass; `None` if that takes a closer look.
+    fn found(data: &'a [u8]) -> Option<Self> {
+        let text = std::str::from_utf8(data).ok()?;
+        let mut members = Self::default();
+        for (key, value) in scan::members(text)? {
+            let raw = &text[value];
+            let said = (raw != "null").then_some(raw);
+            match &text[key] {
+                "type" => members.name = said.map_or(Some(""), plain)?.into(),
+                "error" => members.error = said,
+                "usage" => members.usage = said,
+                "choices" => members.choices = said,
+                "message" => members.message = said,
+                "response" => members.response = said,
+                _ => {}
+            }
+        }
+        Some(members)
+    }
+
+    fn parsed(dialect: Dialect, data: &'a [u8]) -> Option<Self> {
+        let text = |raw: Option<&'a RawValue>| raw.map(RawValue::get);
+        if dialect.names_events() {
+            let Named { name, error, usage, message, response } = read(data)?;
+            let [error, usage, message, response] = [error, usage, message, response].map(text);
+            let name = name.unwrap_or_default();
+            Some(Self { name, error, usage, message, response, choices: None })
+        } else {
+            let Unnamed { error, usage, choices } = read(data)?;
+            let [error, usage, choices] = [error, usage, choices].map(text);
+            Some(Self { error, usage, choices, ..Self::default() })
+        }
+    }
+
+    fn has_choices(&self) -> bool {
+        self.choices.is_some_and(|raw| !raw.trim_matches(['[', ']', ' ']).is_empty())
+    }
 }
 
-fn held<'a>(holder: Option<&'a RawValue>) -> Option<&'a RawValue> {
-    serde_json::from_str::<Holder<'a>>(holder?.get()).ok()?.usage
+/// What a string says in which nothing is escaped.
+fn plain(raw: &str) -> Option<&str> {
+    let said = raw.strip_prefix('"')?.strip_suffix('"')?;
+    (!said.contains('\\')).then_some(said)
+}
+
+/// The usage of an object in an event.
+fn held(holder: Option<&str>) -> Option<&str> {
+    #[derive(Deserialize)]
+    struct Holder<'a> {
+        #[serde(borrow)]
+        usage: Option<&'a RawValue>,
+    }
+    serde_json::from_str::<Holder<'_>>(holder?).ok()?.usage.map(RawValue::get)
 }
 
 impl<'a> Chunk<'a> {
@@ -85,22 +142,22 @@ impl<'a> Chunk<'a> {
         if !data.trim_ascii_start().starts_with(b"{") {
             return None;
         }
-        match dialect {
+        let event = Members::read(dialect, data)?;
+        Some(match dialect {
             Dialect::Chunks => {
-                let event: Unnamed<'a> = read(data)?;
                 // Running totals have no details on engines of today; only usage that stands
                 // by itself has figures to rely on.
                 let usage = event.usage.filter(|_| !event.has_choices());
                 let usage = usage.map(|raw| Usage { raw, is_final: true });
-                Some(Self { is_error: event.error.is_some(), usage, ..Self::default() })
+                Self { is_error: event.error.is_some(), usage, ..Self::default() }
             }
-            Dialect::Responses => Some(Self::of_response(read(data)?)),
-            Dialect::Messages => Some(Self::of_message(read(data)?)),
-        }
+            Dialect::Responses => Self::of_response(&event),
+            Dialect::Messages => Self::of_message(&event),
+        })
     }
 
-    fn of_response(event: Named<'a>) -> Self {
-        let name = event.name.as_deref().unwrap_or_default();
+    fn of_response(event: &Members<'a>) -> Self {
+        let name = &*event.name;
         let is_last = matches!(name, "response.completed" | "response.incomplete");
         let usage = held(event.response.filter(|_| is_last));
         Self {
@@ -114,8 +171,8 @@ impl<'a> Chunk<'a> {
         }
     }
 
-    fn of_message(event: Named<'a>) -> Self {
-        let name = event.name.as_deref().unwrap_or_default();
+    fn of_message(event: &Members<'a>) -> Self {
+        let name = &*event.name;
         let usage = match name {
             "message_start" => held(event.message).map(|raw| Usage { raw, is_final: false }),
             "message_delta" => event.usage.map(|raw| Usage { raw, is_final: true }),
@@ -245,6 +302,30 @@ mod tests {
             (Dialect::Chunks, "{\"type\":\"message_stop\"}", false),
         ] {
             assert_eq!(is_last(dialect, &Bytes::from(event)), expected, "{event}");
+        }
+    }
+
+    #[test]
+    fn what_takes_a_closer_look_is_read_alike() {
+        for (dialect, data) in [
+            (Dialect::Chunks, r#"{"choices":[ ],"usage":{"prompt_tokens":3},"error":null}"#),
+            (Dialect::Chunks, r#"{"choices":[{"index":0}],"usage":{"prompt_tokens":3}}"#),
+            (Dialect::Chunks, r#"{"error":{},"type":7}"#),
+            (Dialect::Chunks, r#"{"type":"\u0065rror"}"#),
+            (Dialect::Messages, r#"{"type":"m\u0065ssage_stop"}"#),
+            (Dialect::Messages, r#"{"type":null,"usage":{}}"#),
+            (Dialect::Messages, r#"{"type":"message_delta","usage":{"output_tokens":1}}"#),
+            (Dialect::Messages, r#"{"type":"message_start","message":{"usage":{"a":1}}}"#),
+            (Dialect::Responses, r#"{"type":"response.completed","response":{"usage":{}}}"#),
+            (Dialect::Responses, r#"{"type":"response.completed","response":null}"#),
+        ] {
+            let rare = data.replacen('{', r#"{"x":1e5,"#, 1);
+            let figures = |data| {
+                let Chunk { is_error, only_opens, is_last, usage } = read(dialect, data);
+                let usage = usage.map(|usage| (usage.raw.to_owned(), usage.is_final));
+                (is_error, only_opens, is_last, usage)
+            };
+            assert_eq!(figures(data), figures(&rare), "{data}");
         }
     }
 

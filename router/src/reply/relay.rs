@@ -10,6 +10,7 @@ use prometheus::Histogram;
 use splitrail_engine::dialect::Dialect;
 use splitrail_engine::usage::{EngineUsage, UsageError};
 
+use super::alike::Alike;
 use super::choices::turned_away;
 use super::dialect::{self, Chunk, data_of};
 use super::sse::{Piece, Splitter};
@@ -325,6 +326,8 @@ pub struct UnitStream {
     /// Where the time between events goes.
     pub(crate) gaps: Histogram,
     pub(crate) pace: Pace,
+    /// What need not be read of its events.
+    pub(crate) alike: Alike,
 }
 
 /// When its events came.
@@ -422,12 +425,28 @@ impl UnitStream {
         lost
     }
 
+    /// What the router has to know of an event.
+    fn read<'a>(&mut self, dialect: Dialect, data: &'a [u8]) -> Option<Chunk<'a>> {
+        // A name is a text as well, and decides what is read.
+        if dialect.names_events() {
+            return Chunk::read(dialect, data);
+        }
+        if self.alike.covers(data) {
+            return Some(Chunk::default());
+        }
+        let chunk = Chunk::read(dialect, data)?;
+        if !chunk.is_error && chunk.usage.is_none() {
+            self.alike.learn(data);
+        }
+        Some(chunk)
+    }
+
     /// What the client gets of an event; nothing of usage that it did not ask for.
     fn relay(&mut self, event: Bytes) -> Result<Option<Bytes>, &'static str> {
         const NO_CHUNK: &str = "sent an event that is no chunk";
         let dialect = self.account.dialect;
         let data = data_of(dialect, &event);
-        let chunk = Chunk::read(dialect, &data).ok_or(NO_CHUNK)?;
+        let chunk = self.read(dialect, &data).ok_or(NO_CHUNK)?;
         if chunk.is_error {
             return Err("reported an error in mid-stream");
         }
@@ -445,14 +464,14 @@ impl UnitStream {
             return Ok(Some(noted.flatten().unwrap_or(event)));
         };
         let told = match usage.is_final {
-            false => match self.account.foretold(usage.raw.get()) {
+            false => match self.account.foretold(usage.raw) {
                 None => return Ok(Some(event)),
                 told => told,
             },
             true => {
                 let whole = self.migration.as_ref();
-                let whole = whole.and_then(|migration| migration.usage(usage.raw.get()));
-                self.account.settle(usage.raw.get(), whole.as_deref(), self.tells_usage)
+                let whole = whole.and_then(|migration| migration.usage(usage.raw));
+                self.account.settle(usage.raw, whole.as_deref(), self.tells_usage)
             }
         };
         if !self.tells_usage {

@@ -1,0 +1,145 @@
+//! Events that are like the one before them but for a text.
+//!
+//! Most of a stream's events differ from one another in the text of one string alone. Once an
+//! event has been read, nothing is left to learn of others that are the same up to that
+//! string and behind it: that takes two comparisons.
+
+use splitrail_engine::json::scan::string_around;
+
+/// Longer events are rare, and are kept by nobody.
+const MAX_BYTES: usize = 1 << 10;
+/// Events in a row that differ in something else; there are streams of nothing but such.
+const MISSES_MAX: u32 = 8;
+
+/// The last event that was read of a stream whose events have no names, and its text.
+#[derive(Debug, Default)]
+pub(crate) struct Alike {
+    event: Vec<u8>,
+    /// Where the text begins and ends in it, once that is known.
+    text: Option<(usize, usize)>,
+    misses: u32,
+}
+
+impl Alike {
+    /// Whether an event is the same but for a text in which nothing is escaped: then what was
+    /// read of the last one goes for it as well.
+    pub(crate) fn covers(&self, event: &[u8]) -> bool {
+        let Some((from, to)) = self.text else { return !event.is_empty() && *event == self.event };
+        let (before, behind) = (&self.event[..from], &self.event[to..]);
+        let rest = event.strip_prefix(before);
+        rest.and_then(|rest| rest.strip_suffix(behind)).is_some_and(is_plain)
+    }
+
+    /// Takes note of an event that was read, and has neither an error nor usage.
+    pub(crate) fn learn(&mut self, event: &[u8]) {
+        if event.len() > MAX_BYTES || self.misses > MISSES_MAX {
+            return;
+        }
+        let differ = self.event.iter().zip(event).position(|(before, now)| before != now);
+        let text = differ.and_then(|at| string_around(event, at));
+        // A key decides what is read.
+        let text = text.filter(|text| !event[text.end + 1..].trim_ascii_start().starts_with(b":"));
+        self.misses = text.as_ref().map_or(self.misses + 1, |_| 0);
+        self.text = text.map(|text| (text.start, text.end));
+        self.event.clear();
+        self.event.extend_from_slice(event);
+    }
+}
+
+/// Whether this can stand in a string as it is.
+fn is_plain(text: &[u8]) -> bool {
+    text.iter().all(|byte| *byte >= b' ' && !matches!(byte, b'"' | b'\\'))
+        && std::str::from_utf8(text).is_ok()
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+    use splitrail_engine::dialect::Dialect;
+
+    use super::super::dialect::Chunk;
+    use super::*;
+
+    fn chunk(text: &str) -> String {
+        format!(r#"{{"id":"a","choices":[{{"index":0,"delta":{{"content":"{text}"}},"x":null}}]}}"#)
+    }
+
+    fn after(events: &[&str]) -> Alike {
+        let mut alike = Alike::default();
+        events.iter().for_each(|event| alike.learn(event.as_bytes()));
+        alike
+    }
+
+    #[test]
+    fn events_that_differ_in_their_text_are_covered() {
+        let alike = after(&[&chunk("a"), &chunk(" the")]);
+        for text in ["", "x", " the", "日本", "a long stretch of text that goes on and on"] {
+            assert!(alike.covers(chunk(text).as_bytes()), "{text}");
+        }
+        let finish = chunk("").replace("null", "\"stop\"");
+        let usage = r#"{"id":"a","choices":[],"usage":{"prompt_tokens":1}}"#;
+        for event in [&*chunk("\\n"), &chunk("\u{1}"), &finish, usage, "", "{"] {
+            assert!(!alike.covers(event.as_bytes()), "{event}");
+        }
+        assert!(!alike.covers(&[chunk("\u{e9}").as_bytes(), b"\xff"].concat()));
+    }
+
+    #[test]
+    fn what_differs_in_anything_else_teaches_nothing() {
+        for events in [
+            [r#"{"choices":[1]}"#, r#"{"choices":[2]}"#],
+            // As keys, they would cover usage and errors.
+            [r#"{"some":{}}"#, r#"{"other":{}}"#],
+            [r#"{"some" : {}}"#, r#"{"other" : {}}"#],
+            [r#"{"a":null}"#, r#"{"a":"x"}"#],
+        ] {
+            let alike = after(&events);
+            for event in [r#"{"error":{}}"#, r#"{"usage" : {}}"#, events[0], r#"{"a":"y"}"#, ""] {
+                assert!(!alike.covers(event.as_bytes()), "{events:?} {event}");
+            }
+            assert!(alike.covers(events[1].as_bytes()), "but the same once more");
+        }
+    }
+
+    #[test]
+    fn a_stream_without_such_events_is_soon_left_alone() {
+        let mut alike = Alike::default();
+        for number in 0..100 {
+            alike.learn(format!(r#"{{"choices":[{number}]}}"#).as_bytes());
+        }
+        assert!(alike.event.starts_with(br#"{"choices":[8]"#), "and is kept no longer");
+        alike.learn(&[b' '; MAX_BYTES + 1]);
+        assert!(alike.event.len() < MAX_BYTES);
+    }
+
+    /// JSON or nearly.
+    fn event() -> impl Strategy<Value = String> {
+        let key = "choices|error|usage|a";
+        let value = prop_oneof![
+            r#""[a-z"\\ n:{]{0,3}""#.prop_map(|text| text),
+            "null|1|2|\\{\\}|\\[\\]|\\{\"a\":\"[xy]\"\\}".prop_map(|text| text),
+        ];
+        proptest::collection::vec((key, value), 0..3).prop_map(|members| {
+            let members = members.iter().map(|(key, value)| format!("\"{key}\":{value}"));
+            format!("{{{}}}", members.collect::<Vec<_>>().join(","))
+        })
+    }
+
+    proptest! {
+        #[test]
+        fn what_is_covered_would_be_read_as_nothing_special(
+            events in proptest::collection::vec(event(), 2..12),
+        ) {
+            let mut alike = Alike::default();
+            for event in &events {
+                let read = Chunk::read(Dialect::Chunks, event.as_bytes());
+                let is_plain = read.is_some_and(|read| !read.is_error && read.usage.is_none());
+                if alike.covers(event.as_bytes()) {
+                    prop_assert!(is_plain, "{:?}", events);
+                } else if is_plain {
+                    alike.learn(event.as_bytes());
+                }
+            }
+        }
+    }
+}
