@@ -5,6 +5,7 @@
 //! `{% generation %}` tag; values print and behave as Python's. All of this is
 //! reproduced on minijinja, which is close to Jinja2 but not the same.
 
+mod apart;
 mod clock;
 mod content_format;
 mod pyjson;
@@ -126,6 +127,7 @@ impl ChatTemplate {
             .map_err(|error| syntax_error(&error))?;
         let content_format = content_format::detect(&tree);
         drop(tree);
+        let source = apart::printed_apart(&source, syntax.clone());
         let mut environment = environment(syntax);
         environment
             .add_template_owned(NAME.to_owned(), source)
@@ -234,6 +236,7 @@ fn environment(syntax: SyntaxConfig) -> Environment<'static> {
         Err(Error::new(ErrorKind::InvalidOperation, "raise_exception").with_source(Raised(message)))
     });
     env.add_function("strftime_now", clock::strftime_now);
+    env.add_filter(apart::TEXT, apart::text);
     env.add_filter("tojson", pyjson::tojson);
     env.add_filter("indent", pystr::indent);
     env.add_filter("trim", |value: Value, chars: Option<&str>| {

@@ -1,0 +1,221 @@
+//! Texts that a template joins only to print them are printed one by one.
+//!
+//! `{{ '<|im_start|>' + role + '\n' + content + '<|im_end|>' }}` copies the content for each `+`,
+//! twice. Where one part is a text that stands in the template, all others must be texts as well,
+//! or joining fails: so what is printed is the same without joining. The template's tokens say
+//! where that is so; all else of it stays as it was written.
+
+use minijinja::machinery::{Token, tokenize};
+use minijinja::syntax::SyntaxConfig;
+use minijinja::value::ValueKind;
+use minijinja::{Error, ErrorKind, Value};
+
+/// The filter that lets texts through and nothing else. Of a filter's name, unlike a function's,
+/// no variable can make something else.
+pub(super) const TEXT: &str = "__text";
+
+/// Words that are operators, and have no place in a plain sum.
+const OPERATORS: [&str; 7] = ["and", "else", "if", "in", "is", "not", "or"];
+
+/// Fails where joining something to a text would.
+pub(super) fn text(value: Value) -> Result<Value, Error> {
+    match value.kind() {
+        ValueKind::String => Ok(value),
+        _ => Err(Error::new(ErrorKind::InvalidOperation, "joining a text and something else")),
+    }
+}
+
+/// The template without joints. What is no template is left to the one who compiles it.
+pub(super) fn printed_apart(source: &str, syntax: SyntaxConfig) -> String {
+    rewritten(source, syntax).unwrap_or_else(|| source.to_owned())
+}
+
+fn rewritten(source: &str, syntax: SyntaxConfig) -> Option<String> {
+    let mut out = String::with_capacity(source.len() * 5 / 4);
+    let mut copied = 0;
+    let mut sum: Option<Sum> = None;
+    for token in tokenize(source, false, syntax) {
+        let (token, span) = token.ok()?;
+        let place = (span.start_offset as usize, span.end_offset as usize);
+        match (&token, &mut sum) {
+            (Token::VariableStart, _) => sum = Some(Sum::default()),
+            (Token::VariableEnd, _) => {
+                let Some(sum) = sum.take().filter(Sum::is_of_texts) else { continue };
+                for part in sum.parts {
+                    out.push_str(source.get(copied..part.from)?);
+                    copied = part.to;
+                    let text = source.get(part.from..part.to)?;
+                    match part.kind {
+                        Kind::Literal => out.push_str(text),
+                        Kind::Other => out.extend(["(", text, ")|", TEXT]),
+                        Kind::Joint if text == "+" => out.push_str("}}{{"),
+                        // Its place is not where it was said to be.
+                        Kind::Joint => return None,
+                    }
+                }
+            }
+            (token, Some(sum)) => sum.take(token, place),
+            (_, None) => {}
+        }
+    }
+    out.push_str(source.get(copied..)?);
+    Some(out)
+}
+
+/// What is printed, as far as it was read.
+#[derive(Default)]
+struct Sum {
+    parts: Vec<Part>,
+    /// Brackets that are open.
+    depth: usize,
+    /// Something in it is no sum, or no plain one.
+    is_other: bool,
+}
+
+/// A piece of the source.
+struct Part {
+    from: usize,
+    to: usize,
+    kind: Kind,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Kind {
+    /// A text that stands there.
+    Literal,
+    /// Anything else that is joined.
+    Other,
+    /// What joins them.
+    Joint,
+}
+
+impl Sum {
+    fn take(&mut self, token: &Token<'_>, (from, to): (usize, usize)) {
+        let kind = match token {
+            Token::BracketOpen | Token::ParenOpen | Token::BraceOpen => {
+                self.depth += 1;
+                Kind::Other
+            }
+            Token::BracketClose | Token::ParenClose | Token::BraceClose => {
+                self.depth = self.depth.saturating_sub(1);
+                Kind::Other
+            }
+            _ if self.depth > 0 => Kind::Other,
+            Token::Plus => Kind::Joint,
+            Token::Str(_) | Token::String(_) => Kind::Literal,
+            // These bind closer than a sum.
+            Token::Ident(_) | Token::Dot | Token::Pipe | Token::Tilde => Kind::Other,
+            _ => {
+                self.is_other = true;
+                Kind::Other
+            }
+        };
+        self.is_other |=
+            self.depth == 0 && matches!(token, Token::Ident(name) if OPERATORS.contains(name));
+        match self.parts.last_mut() {
+            // One after the other, tokens are one part.
+            Some(last) if last.kind != Kind::Joint && kind != Kind::Joint => {
+                (last.to, last.kind) = (to, Kind::Other);
+            }
+            _ => self.parts.push(Part { from, to, kind }),
+        }
+    }
+
+    /// Whether it joins several, of which one is surely a text.
+    fn is_of_texts(&self) -> bool {
+        let kinds = || self.parts.iter().map(|part| part.kind);
+        let in_turn = kinds().enumerate().all(|(at, kind)| (kind == Kind::Joint) == (at % 2 == 1));
+        let is_sum = self.parts.len() > 2 && self.parts.len() % 2 == 1 && in_turn;
+        !self.is_other && self.depth == 0 && is_sum && kinds().any(|kind| kind == Kind::Literal)
+    }
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used)]
+mod tests {
+    use minijinja::{Environment, context};
+    use proptest::prelude::*;
+
+    use super::*;
+
+    fn syntax() -> SyntaxConfig {
+        SyntaxConfig::builder().trim_blocks(true).lstrip_blocks(true).build().unwrap()
+    }
+
+    fn apart(source: &str) -> String {
+        printed_apart(source, syntax())
+    }
+
+    #[test]
+    fn sums_with_a_text_are_printed_one_by_one() {
+        for (source, wanted) in [
+            ("{{ 'a' + b }}", "{{ 'a' }}{{ (b)|__text }}"),
+            (
+                "x{{- '<' + m['role'] + \"\\n\" + m.content|trim + f(1, g + 'h') -}}y",
+                "x{{- '<' }}{{ (m['role'])|__text }}{{ \"\\n\" }}{{ (m.content|trim)|__text }}{{ \
+                 (f(1, g + 'h'))|__text -}}y",
+            ),
+            ("{{ a ~ b + 'c' }}", "{{ (a ~ b)|__text }}{{ 'c' }}"),
+            (
+                "{% if x %}{{ (a) + 'b' }}{% endif %}",
+                "{% if x %}{{ ((a))|__text }}{{ 'b' }}{% endif %}",
+            ),
+        ] {
+            assert_eq!(apart(source), wanted);
+        }
+    }
+
+    #[test]
+    fn all_else_stays_as_it_was_written() {
+        for source in [
+            "",
+            "{{ a + b }}",
+            "{{ loop.index + 1 }}",
+            "{{ 'a' }}{{ b }}",
+            "{{ ('a' + b) }}",
+            "{{ 'a' + b if c else d }}",
+            "{{ 'a' + b == c }}",
+            "{{ 'a' in b + c }}",
+            "{{ not 'a' + b }}",
+            "{{ 'a' + b - c }}",
+            "{{ 'a' + 2 * b }}",
+            "{{ a ~ 1|string + 'b' ~ c + 'd' }}",
+            "{{ a ~ 1|string + 'b' }}",
+            "{{ 'a' + }}",
+            "{{ 'a' + b",
+            "{% set x = 'a' + b %}{% raw %}{{ 'a' + b }}{% endraw %}{# {{ 'a' + b }} #}",
+        ] {
+            assert_eq!(apart(source), source);
+        }
+    }
+
+    fn rendered(source: &str) -> Option<String> {
+        let mut env = Environment::new();
+        env.set_syntax(syntax());
+        env.add_filter(TEXT, text);
+        let given =
+            context! { s => "x", t => "", n => 3, l => [1], u => (), m => context! { s => "y" } };
+        env.render_str(source, given).ok()
+    }
+
+    proptest! {
+        #[test]
+        fn what_is_rendered_is_the_same(
+            parts in prop::collection::vec((
+                "'a'|\"b c\"|''|s|t|n|l|u|m|m\\.s|m\\['s'\\]|s\\|upper|\\(s \\+ t\\)|\\(1 \\+ n\\)|none|s ~ n|1|missing|'a'\\*2",
+                " \\+ |\\+|  \\+\n| ~ | - | if t else | == ",
+            ), 1..5),
+            (before, behind) in ("|x |\n", "|\n y"),
+            (open, close) in ("\\{\\{|\\{\\{-|\\{\\{ ", "\\}\\}|-\\}\\}| \\}\\}"),
+        ) {
+            let mut source = format!("{before}{open}");
+            for (at, (part, joint)) in parts.iter().enumerate() {
+                source.push_str(if at == 0 { "" } else { joint });
+                source.push_str(part);
+            }
+            source.push_str(&close);
+            source.push_str(&behind);
+            prop_assert_eq!(rendered(&apart(&source)), rendered(&source), "{}", source);
+        }
+    }
+}
