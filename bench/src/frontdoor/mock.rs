@@ -20,6 +20,11 @@ pub(super) const CHUNKS: usize = 64;
 pub(super) const SLOW: &[u8] = b"\"slow\":true";
 /// What asks for one token only.
 const ONE_TOKEN: &[u8] = b"\"max_completion_tokens\":1,";
+/// What chunks say in turn, as an engine would write it: no chunk is like the one before it.
+const WORDS: [&str; 16] = [
+    "The", " router", " asks", " one", " of", " them", ",", " and", " waits", " for", " its",
+    " answer", ".", r"\n\n", r#"\"So"#, " it",
+];
 /// Between the chunks of such a stream.
 const PAUSE: Duration = Duration::from_secs(2);
 /// What tells the kinds of requests apart stands this close to a body's begin or end.
@@ -154,7 +159,8 @@ impl Words {
             "data: {{{head},\"object\":\"chat.completion.chunk\",\"choices\":[],{usage}}}\n\n"
         ));
         let last = |at| if at + 1 == CHUNKS { "\"length\"" } else { "null" };
-        let chunks: Vec<Vec<u8>> = (0..CHUNKS).map(|at| chunk(" word", last(at))).collect();
+        let chunks = (0..CHUNKS).map(|at| chunk(WORDS[at % WORDS.len()], last(at)));
+        let chunks: Vec<Vec<u8>> = chunks.collect();
         let done = framed("data: [DONE]\n\n");
         let brief = [STREAM_HEAD, &chunks[CHUNKS - 1], &usage_chunk, &done, b"0\r\n\r\n"].concat();
         Self { whole: reply("application/json", &whole), chunks, usage_chunk, brief }
