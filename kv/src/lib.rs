@@ -21,5 +21,5 @@ pub use index::{
     Overlaps, Restore, RunNames, SnapshotRun, WorkerKey,
 };
 pub use invariants::Violation;
-pub use recent::{EXPIRED_BLOCKS_MAX, Recent, RecentConfig};
+pub use recent::{EXPIRED_BLOCKS_MAX, Recent, RecentConfig, RecentOverlaps};
 pub use usage::estimate_cached_tokens;

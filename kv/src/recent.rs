@@ -11,18 +11,20 @@
 //! later one has the common blocks, so what is left of the earlier one is its end; and
 //! what is taken out, for time or for room, is taken from the end. So no block is ever
 //! assumed without those before it, and each is listed once: memory is in proportion
-//! to the blocks assumed, however often they are renewed. What begins alike is renewed
-//! as a whole (`tree`): that takes as long as comparing the hashes.
+//! to the blocks assumed, however often they are renewed. What begins alike is found and
+//! renewed as a whole (`runs`): a prompt costs steps for the runs that it consists of, and a
+//! copy of what of it is new, but nothing for a block.
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use crate::event::{EngineHash, Tier};
-use crate::hash::{BlockHash, HashSeed};
-use crate::index::{HashedBlock, Index, IndexConfig, IndexReader, WorkerKey};
+use crate::hash::BlockHash;
+use crate::index::WorkerKey;
 
-mod tree;
+mod found;
+mod runs;
 
-use tree::{NodeId, Tree};
+pub use found::RecentOverlaps;
+use runs::{RunId, Runs};
 
 /// How long guesses are kept, and how many.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -42,7 +44,7 @@ pub const EXPIRED_BLOCKS_MAX: usize = 4096;
 #[derive(Debug)]
 pub struct Recent {
     config: RecentConfig,
-    index: Index,
+    runs: Runs,
     /// Prompts that still have a block, by number: oldest first, and first to expire.
     routed: BTreeMap<u64, Routed>,
     workers: BTreeMap<WorkerKey, Assumed>,
@@ -57,8 +59,8 @@ pub struct Recent {
 struct Assumed {
     /// Its prompts among [`Recent::routed`].
     numbers: BTreeSet<u64>,
-    /// Their blocks, each with the number of the last prompt that had it.
-    tree: Tree,
+    /// Blocks that it holds.
+    blocks: usize,
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -66,31 +68,20 @@ struct Routed {
     worker: WorkerKey,
     expires_ms: u64,
     /// Where its last blocks are.
-    tail: NodeId,
+    tail: RunId,
 }
 
 impl Recent {
     /// Nothing yet.
     pub fn new(config: RecentConfig) -> Self {
-        let index = Index::new(IndexConfig {
-            model: String::new(),
-            block_size: 0,
-            seed: HashSeed(0),
-            max_blocks_per_worker: config.max_blocks_per_worker,
-        });
         Self {
             config,
-            index,
+            runs: Runs::default(),
             routed: BTreeMap::new(),
             workers: BTreeMap::new(),
             count: 0,
             now_ms: 0,
         }
-    }
-
-    /// A view for any thread. Its overlaps are guesses.
-    pub fn reader(&self) -> IndexReader {
-        self.index.reader()
     }
 
     /// A prompt was sent to a worker; `capacity_blocks` is what the worker can hold,
@@ -111,40 +102,65 @@ impl Recent {
         self.count += 1;
         let number = self.count;
         let (known, last) = self.renew(worker, number, hashes);
-        // Room is made first: the index has the same bound.
-        let excess = self.blocks(worker) + hashes.len() - known;
-        self.make_room(worker, excess.saturating_sub(bound));
-        let missing: Vec<_> = hashes[known..].iter().map(named).collect();
-        let parent = known.checked_sub(1).map(|last| EngineHash(hashes[last].0));
-        self.index.store(worker, parent, &missing, Tier::Device);
         let assumed = self.workers.entry(worker).or_default();
-        let Some(tail) = assumed.tree.append(last, number, &hashes[known..]) else { return };
+        let rest = &hashes[known..];
+        let tail = match (last, rest) {
+            (Some(last), []) => last,
+            (last, rest) => self.runs.append(last, (worker, number), rest),
+        };
+        assumed.blocks += rest.len();
         assumed.numbers.insert(number);
+        let excess = assumed.blocks.saturating_sub(bound);
         let expires_ms = self.now_ms.saturating_add(self.config.lifetime_ms);
         self.routed.insert(number, Routed { worker, expires_ms, tail });
+        self.make_room(worker, excess);
     }
 
-    /// Gives a prompt's leading blocks that are assumed already to its new number, and says
+    /// Gives the leading blocks of a prompt that are in some run to its new number, and says
     /// how many those are, and where the last of them is.
     fn renew(
         &mut self,
         worker: WorkerKey,
         number: u64,
         hashes: &[BlockHash],
-    ) -> (usize, Option<NodeId>) {
-        let Some(assumed) = self.workers.get_mut(&worker) else { return (0, None) };
+    ) -> (usize, Option<RunId>) {
+        let assumed = self.workers.entry(worker).or_default();
         let (mut known, mut last) = (0, None);
-        while let Some((node, blocks, before)) = assumed.tree.renew(last, number, &hashes[known..])
-        {
-            known += blocks;
-            last = Some(node);
-            // Later prompts have what is before this: nothing is left of that one.
-            if self.routed.get(&before).is_some_and(|routed| routed.tail == node) {
-                self.routed.remove(&before);
-                assumed.numbers.remove(&before);
+        while let Some((mut run, alike)) = self.runs.next(last, &hashes[known..]) {
+            if alike < self.runs.get(run).blocks.len() {
+                run = self.runs.cut(run, alike);
             }
+            match self.runs.give(run, worker, number) {
+                None => assumed.blocks += alike,
+                // Later prompts have what is before this: nothing is left of that one.
+                Some(before) if self.routed.get(&before).is_some_and(|it| it.tail == run) => {
+                    self.routed.remove(&before);
+                    assumed.numbers.remove(&before);
+                }
+                Some(_) => {}
+            }
+            known += alike;
+            last = Some(run);
         }
         (known, last)
+    }
+
+    /// Who is assumed to hold how much of a prompt, by what has not been taken out yet.
+    pub fn find(&self, hashes: &[BlockHash], out: &mut RecentOverlaps) {
+        out.clear();
+        let (mut known, mut last) = (0, None);
+        while let Some((at, alike)) = self.runs.next(last, &hashes[known..]) {
+            known += alike;
+            let run = self.runs.get(at);
+            match last {
+                None => out.begin(&run.holders, known as u32),
+                Some(_) => out.deepen(&run.holders, known as u32),
+            }
+            if alike < run.blocks.len() {
+                return;
+            }
+            last = Some(at);
+        }
     }
 
     /// Takes out so many blocks of a worker, from the ends of its oldest prompts.
@@ -178,56 +194,46 @@ impl Recent {
         self.routed.first_key_value().map(|(_, routed)| routed.expires_ms)
     }
 
-    /// Takes up to so many blocks off a prompt's end; says how many.
+    /// Takes up to so many blocks off a prompt's end, as an engine evicts; says how many.
     fn trim(&mut self, number: u64, most: usize) -> usize {
         let Some(routed) = self.routed.get_mut(&number) else { return 0 };
         let worker = routed.worker;
-        // From the end, as an engine evicts.
-        let mut gone = Vec::new();
-        let Some(assumed) = self.workers.get_mut(&worker) else {
-            self.routed.remove(&number);
-            return 0;
-        };
-        match assumed.tree.trim(routed.tail, most, &mut gone) {
+        let (gone, tail) = self.runs.trim(routed.tail, (worker, number), most);
+        match tail {
             Some(tail) => routed.tail = tail,
             None => {
                 self.routed.remove(&number);
-                assumed.numbers.remove(&number);
             }
         }
-        if assumed.tree.blocks() == 0 {
-            self.workers.remove(&worker);
+        if let Some(assumed) = self.workers.get_mut(&worker) {
+            assumed.blocks -= gone;
+            if tail.is_none() {
+                assumed.numbers.remove(&number);
+            }
+            if assumed.blocks == 0 {
+                self.workers.remove(&worker);
+            }
         }
-        let names: Vec<_> = gone.iter().map(|hash| EngineHash(hash.0)).collect();
-        self.index.remove(worker, &names, Tier::Device);
-        gone.len()
+        gone
     }
 
     /// Assumes nothing of a worker any more: it is gone, or began anew.
     pub fn forget(&mut self, worker: u32) {
         let ranks = WorkerKey { worker, rank: 0 }..=WorkerKey { worker, rank: u16::MAX };
-        while let Some((&key, _)) = self.workers.range(ranks.clone()).next() {
-            let numbers = self.workers.remove(&key).unwrap_or_default().numbers;
-            for number in numbers {
-                self.routed.remove(&number);
-            }
+        while let Some((_, assumed)) = self.workers.range(ranks.clone()).next() {
+            let Some(oldest) = assumed.numbers.first().copied() else { return };
+            self.trim(oldest, usize::MAX);
         }
-        self.index.remove_worker(worker);
     }
 
     /// Blocks that are assumed of a worker.
     pub fn blocks(&self, worker: WorkerKey) -> usize {
-        self.workers.get(&worker).map_or(0, |assumed| assumed.tree.blocks())
+        self.workers.get(&worker).map_or(0, |assumed| assumed.blocks)
     }
 
     /// Blocks that are listed for their deadlines, over all workers: as many as are assumed,
     /// however often they were renewed.
     pub fn listed_blocks(&self) -> usize {
-        self.workers.values().map(|assumed| assumed.tree.listed_blocks()).sum()
+        self.runs.listed_blocks()
     }
-}
-
-/// The index wants an engine's name for each block; its hash is as good as any.
-fn named(hash: &BlockHash) -> HashedBlock {
-    HashedBlock { engine: EngineHash(hash.0), hash: *hash }
 }

@@ -5,8 +5,8 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use proptest::prelude::*;
 use splitrail_kv::{
-    BlockHash, EXPIRED_BLOCKS_MAX, HashSeed, IndexReader, Namespace, Overlaps, Recent,
-    RecentConfig, WorkerKey, chain_hashes,
+    BlockHash, EXPIRED_BLOCKS_MAX, HashSeed, Namespace, Recent, RecentConfig, RecentOverlaps,
+    WorkerKey, chain_hashes,
 };
 
 const LIFETIME_MS: u64 = 100;
@@ -32,76 +32,73 @@ fn prompt(name: u32, len: u32) -> Vec<BlockHash> {
     hashes(&std::iter::once(name).chain(0..len - 1).collect::<Vec<_>>())
 }
 
-fn overlap(reader: &IndexReader, worker: WorkerKey, prompt: &[BlockHash]) -> u32 {
-    let mut found = Overlaps::new();
-    reader.find(prompt, &mut found);
-    found.get(worker).blocks
+fn overlap(recent: &Recent, worker: WorkerKey, prompt: &[BlockHash]) -> u32 {
+    let mut found = RecentOverlaps::default();
+    recent.find(prompt, &mut found);
+    found.get(worker)
 }
 
 #[test]
 fn a_prompt_is_assumed_where_it_was_sent_until_its_time_has_come() {
     let mut recent = recent(100);
-    let reader = recent.reader();
     let (a, longer) = (prompt(1, 5), prompt(1, 8));
     recent.record(10, worker(0), &a, None);
-    assert_eq!(overlap(&reader, worker(0), &longer), 5);
-    assert_eq!(overlap(&reader, worker(1), &longer), 0);
+    assert_eq!(overlap(&recent, worker(0), &longer), 5);
+    assert_eq!(overlap(&recent, worker(1), &longer), 0);
     assert_eq!((recent.blocks(worker(0)), recent.next_expiry_ms()), (5, Some(110)));
     assert!(!recent.expire(109));
-    assert_eq!(overlap(&reader, worker(0), &a), 5);
+    assert_eq!(overlap(&recent, worker(0), &a), 5);
     assert!(!recent.expire(110));
-    assert_eq!(overlap(&reader, worker(0), &a), 0);
+    assert_eq!(overlap(&recent, worker(0), &a), 0);
     assert_eq!((recent.blocks(worker(0)), recent.next_expiry_ms()), (0, None));
 }
 
 #[test]
 fn what_is_sent_again_stays_and_the_rest_of_it_goes() {
     let mut recent = recent(100);
-    let reader = recent.reader();
     let whole = prompt(1, 9);
     recent.record(0, worker(0), &whole, None);
     recent.record(60, worker(0), &whole[..4], None);
     assert_eq!((recent.blocks(worker(0)), recent.listed_blocks()), (9, 9));
     recent.expire(100);
-    assert_eq!(overlap(&reader, worker(0), &whole), 4);
+    assert_eq!(overlap(&recent, worker(0), &whole), 4);
     recent.expire(160);
-    assert_eq!(overlap(&reader, worker(0), &whole), 0);
+    assert_eq!(overlap(&recent, worker(0), &whole), 0);
 }
 
 #[test]
 fn the_end_of_what_was_sent_longest_ago_makes_room() {
     let mut recent = recent(10);
-    let reader = recent.reader();
     let (a, b, c) = (prompt(1, 5), prompt(2, 5), prompt(3, 3));
     recent.record(0, worker(0), &a, None);
     recent.record(1, worker(0), &b, None);
     recent.record(2, worker(0), &c, None);
-    let held = |prompt: &[BlockHash]| overlap(&reader, worker(0), prompt);
-    assert_eq!((held(&a), held(&b), held(&c)), (2, 5, 3));
+    let held = |recent: &Recent| [&a, &b, &c].map(|prompt| overlap(recent, worker(0), prompt));
+    assert_eq!(held(&recent), [2, 5, 3]);
     // The engine turns out to have less room than that.
     recent.record(3, worker(0), &c, Some(4));
-    assert_eq!((held(&a), held(&b), held(&c)), (0, 1, 3));
+    assert_eq!(held(&recent), [0, 1, 3]);
     recent.record(4, worker(0), &prompt(4, 30), Some(4));
-    assert_eq!((held(&prompt(4, 30)), recent.blocks(worker(0))), (4, 4));
+    assert_eq!(overlap(&recent, worker(0), &prompt(4, 30)), 4);
+    assert_eq!(recent.blocks(worker(0)), 4);
     // One worker's room is not another's.
     recent.record(5, worker(1), &a, None);
-    assert_eq!(overlap(&reader, worker(1), &a), 5);
+    assert_eq!(overlap(&recent, worker(1), &a), 5);
     assert_eq!(recent.blocks(worker(0)), 4);
 }
 
 #[test]
 fn nothing_is_assumed_of_a_worker_that_began_anew() {
     let mut recent = recent(100);
-    let reader = recent.reader();
     let a = prompt(1, 5);
     recent.record(0, worker(0), &a, None);
     recent.record(0, worker(1), &a, None);
     recent.forget(0);
-    assert_eq!(overlap(&reader, worker(0), &a), 0);
-    assert_eq!(overlap(&reader, worker(1), &a), 5);
+    assert_eq!(overlap(&recent, worker(0), &a), 0);
+    assert_eq!(overlap(&recent, worker(1), &a), 5);
     assert_eq!(recent.listed_blocks(), 5);
     recent.record(1, worker(0), &a, None);
-    assert_eq!(overlap(&reader, worker(0), &a), 5);
+    assert_eq!(overlap(&recent, worker(0), &a), 5);
 }
 
 #[test]
@@ -125,7 +122,7 @@ fn one_call_takes_out_no_more_than_its_share() {
     recent.record(0, worker(0), &prompt(1, len), None);
     assert!(recent.expire(LIFETIME_MS), "some is left");
     assert_eq!(recent.blocks(worker(0)), 10);
-    assert_eq!(overlap(&recent.reader(), worker(0), &prompt(1, len)), 10, "the end went first");
+    assert_eq!(overlap(&recent, worker(0), &prompt(1, len)), 10, "the end went first");
     assert!(!recent.expire(LIFETIME_MS));
     assert_eq!(recent.blocks(worker(0)), 0);
 }
@@ -202,8 +199,7 @@ proptest! {
     fn it_is_as_the_model(ops in proptest::collection::vec(op(), 1..60)) {
         const BOUND: usize = 12;
         let mut recent = recent(BOUND);
-        let reader = recent.reader();
-        let mut model = Model::default();
+            let mut model = Model::default();
         let mut now_ms = 0;
         let bits = |bits: u32| (0..6).map(|at| bits >> at & 1).collect::<Vec<_>>();
         let all: Vec<_> = (0..64).map(|number| hashes(&bits(number))).collect();
@@ -234,7 +230,7 @@ proptest! {
                     let expected = prompt.iter().take_while(|hash| held.contains(hash)).count();
                     // No hole: none is held whose beginning is not.
                     prop_assert!(prompt[expected..].iter().all(|hash| !held.contains(hash)));
-                    prop_assert_eq!(overlap(&reader, worker(number), prompt), expected as u32);
+                    prop_assert_eq!(overlap(&recent, worker(number), prompt), expected as u32);
                 }
             }
             prop_assert_eq!(recent.listed_blocks(), listed);

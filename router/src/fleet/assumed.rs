@@ -11,7 +11,7 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use serde::Serialize;
-use splitrail_kv::{BlockHash, IndexReader, Overlaps, Recent, RecentConfig};
+use splitrail_kv::{BlockHash, Recent, RecentConfig, RecentOverlaps};
 
 use super::pool::rank_key;
 use super::worker::Worker;
@@ -28,9 +28,9 @@ pub struct Assumed {
 #[derive(Debug, Default)]
 pub struct Found {
     /// Leading blocks that were just sent to a worker.
-    pub speculative: Overlaps,
+    pub speculative: RecentOverlaps,
     /// Leading blocks that a worker without events has computed.
-    pub approximate: Overlaps,
+    pub approximate: RecentOverlaps,
 }
 
 /// Blocks assumed of one worker.
@@ -121,9 +121,8 @@ impl Assumed {
 /// One kind of guesses.
 #[derive(Debug)]
 struct Guesses {
-    /// Prompts go through `reader`; this is for those who change something.
+    /// Held for a walk along a prompt, which takes steps by what it shares, not by its blocks.
     recent: Mutex<Recent>,
-    reader: IndexReader,
     /// When the next one has had its time; `u64::MAX` if there is none.
     next_expiry_ms: AtomicU64,
     started: Instant,
@@ -131,10 +130,8 @@ struct Guesses {
 
 impl Guesses {
     fn new(config: RecentConfig) -> Self {
-        let recent = Recent::new(config);
         Self {
-            reader: recent.reader(),
-            recent: Mutex::new(recent),
+            recent: Mutex::new(Recent::new(config)),
             next_expiry_ms: AtomicU64::new(u64::MAX),
             started: Instant::now(),
         }
@@ -153,9 +150,15 @@ impl Guesses {
         self.change(|recent| recent.record(now_ms, key, hashes, capacity));
     }
 
-    fn find(&self, now: Instant, hashes: &[BlockHash], out: &mut Overlaps) {
-        self.expire(now);
-        self.reader.find(hashes, out);
+    fn find(&self, now: Instant, hashes: &[BlockHash], out: &mut RecentOverlaps) {
+        match self.next_expiry_ms.load(Relaxed) {
+            u64::MAX => out.clear(),
+            next if next <= self.ms(now) => self.change(|recent| {
+                recent.expire(self.ms(now));
+                recent.find(hashes, out);
+            }),
+            _ => self.lock().find(hashes, out),
+        }
     }
 
     fn expire(&self, now: Instant) -> bool {

@@ -134,8 +134,8 @@ impl<'a> Picture<'a> {
         let key = rank_key(worker.index, rank);
         // What may be out of date is not certain.
         let overlap = if current { self.overlaps.get(key) } else { Overlap::default() };
-        let sent = self.found.speculative.get(key).blocks;
-        let computed = self.found.approximate.get(key).blocks;
+        let sent = self.found.speculative.get(key);
+        let computed = self.found.approximate.get(key);
         Held { overlap, current, sent, computed }
     }
 
