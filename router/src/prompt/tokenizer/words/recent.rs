@@ -3,6 +3,8 @@
 //! Each word has one shelf, where the words that came there last are: the memory is what the
 //! shelves take, whoever sends what.
 
+use std::hint::select_unpredictable;
+
 use xxhash_rust::xxh3::xxh3_64;
 
 /// Shelves of short words, of two words and 64 bytes each.
@@ -143,11 +145,10 @@ impl Recent {
     #[inline]
     pub(super) fn short(&self, number: u32, word: &Word) -> Option<(&[u32; SHORT_TOKENS], usize)> {
         let Shelf(shelf) = &self.short[word.shelf as usize % SHORT_SHELVES];
-        // Which of the two it is nobody can foresee: that is no branch.
-        let first = shelf[0].is(number, word);
-        let short = &shelf[usize::from(!first)];
-        (first | shelf[1].is(number, word))
-            .then_some((&short.ids, (short.number_and_count & 3) as usize))
+        let (first, second) = (shelf[0].is(number, word), shelf[1].is(number, word));
+        // Which of the two it is nobody can foresee.
+        let short = select_unpredictable(first, &shelf[0], &shelf[1]);
+        (first | second).then_some((&short.ids, (short.number_and_count & 3) as usize))
     }
 
     /// Tokens of a word that is not among the short ones, if they are here.
