@@ -129,11 +129,11 @@ impl Process {
     }
 }
 
-/// Processor time so far of a process, named as in `/proc`, and of all its threads.
+/// Processor time of a process so far, as user and in the system.
 ///
 /// # Errors
-/// Where `/proc` does not tell.
-pub(crate) fn cpu_of(process: &str) -> Result<Duration, Failure> {
+/// Where `/proc` does not tell: the process is gone.
+pub(crate) fn cpu_parts_of(process: &str) -> Result<(Duration, Duration), Failure> {
     let stat = fs::read_to_string(format!("/proc/{process}/stat"))?;
     // The name before it may hold anything.
     let behind = stat.rsplit_once(')').ok_or("no name in /proc/PID/stat")?.1;
@@ -141,7 +141,16 @@ pub(crate) fn cpu_of(process: &str) -> Result<Duration, Failure> {
         Ok(behind.split_whitespace().nth(at).ok_or("too few fields")?.parse()?)
     };
     // The fields 14 and 15 of proc(5), of which two stand before.
-    Ok(ticks(field(11)? + field(12)?))
+    Ok((ticks(field(11)?), ticks(field(12)?)))
+}
+
+/// Processor time so far of a process, named as in `/proc`, and of all its threads.
+///
+/// # Errors
+/// Where `/proc` does not tell.
+pub(crate) fn cpu_of(process: &str) -> Result<Duration, Failure> {
+    let (user, system) = cpu_parts_of(process)?;
+    Ok(user + system)
 }
 
 /// Processor time of the whole system so far, idle time left out.

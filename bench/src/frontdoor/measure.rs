@@ -8,7 +8,7 @@ use tokio::time::sleep_until;
 use super::Failure;
 use super::client::{self, Framing, Load};
 use super::targets::Target;
-use crate::fleet::process::{cpu_of, cpu_of_all};
+use crate::fleet::process::{cpu_of, cpu_of_all, cpu_parts_of};
 
 /// Before anything counts: connections are opened.
 const WARM_UP: Duration = Duration::from_millis(250);
@@ -26,6 +26,8 @@ pub(super) struct Figures {
     pub(super) p99_ms: f64,
     /// Processor time of the target per request, in microseconds; 0 if it is no process.
     pub(super) cpu_us: f64,
+    /// What of it was the system's.
+    pub(super) system_us: f64,
     /// Processor time of others, in percent of all there is.
     pub(super) foreign_percent: f64,
     /// Requests that were prefilled in the wrong place, in percent.
@@ -46,6 +48,7 @@ impl Figures {
             p50_ms: of(|f| f.p50_ms),
             p99_ms: of(|f| f.p99_ms),
             cpu_us: of(|f| f.cpu_us),
+            system_us: of(|f| f.system_us),
             foreign_percent: of(|f| f.foreign_percent),
             misplaced_percent: of(|f| f.misplaced_percent),
         }
@@ -56,6 +59,8 @@ impl Figures {
 struct Clocks {
     at: Instant,
     target: Duration,
+    /// The target's in the system.
+    system: Duration,
     /// This process: the clients and the engines.
     own: Duration,
     all: Duration,
@@ -63,14 +68,13 @@ struct Clocks {
 
 impl Clocks {
     fn read(family: &[u32]) -> Result<Self, Failure> {
-        let times: Result<Vec<Duration>, _> =
-            family.iter().map(|id| cpu_of(&id.to_string())).collect();
-        Ok(Self {
-            at: Instant::now(),
-            target: times?.iter().sum(),
-            own: cpu_of("self")?,
-            all: cpu_of_all()?,
-        })
+        let (mut target, mut system) = (Duration::ZERO, Duration::ZERO);
+        for id in family {
+            let (as_user, in_system) = cpu_parts_of(&id.to_string())?;
+            target += as_user + in_system;
+            system += in_system;
+        }
+        Ok(Self { at: Instant::now(), target, system, own: cpu_of("self")?, all: cpu_of_all()? })
     }
 }
 
@@ -112,6 +116,7 @@ pub(super) async fn measure(
     let ms = |share: f64| latencies[((count - 1) as f64 * share) as usize] as f64 / 1e6;
     let wall = (after.at - before.at).as_secs_f64();
     let cpu = after.target.saturating_sub(before.target);
+    let system = after.system.saturating_sub(before.system);
     let own = after.own.saturating_sub(before.own);
     let foreign = after.all.saturating_sub(before.all).saturating_sub(cpu + own);
     let cores = std::thread::available_parallelism()?.get() as f64;
@@ -120,6 +125,7 @@ pub(super) async fn measure(
         p50_ms: ms(0.5),
         p99_ms: ms(0.99),
         cpu_us: cpu.as_secs_f64() * 1e6 / count as f64,
+        system_us: system.as_secs_f64() * 1e6 / count as f64,
         foreign_percent: foreign.as_secs_f64() / (wall * cores) * 100.0,
         misplaced_percent: seen.misplaced as f64 / total as f64 * 100.0,
     })

@@ -21,11 +21,12 @@ pub(super) struct Cell {
 }
 
 /// What is told of a cell, and which way is good.
-const MEASURES: [(&str, &str, fn(&Figures) -> f64); 4] = [
+const MEASURES: [(&str, &str, fn(&Figures) -> f64); 5] = [
     ("requests", "1/s", |f| f.per_s),
     ("p50", "ms", |f| f.p50_ms),
     ("p99", "ms", |f| f.p99_ms),
     ("CPU per request", "us", |f| f.cpu_us),
+    ("of it the system's", "us", |f| f.system_us),
 ];
 
 /// Who is compared with whom.
@@ -173,14 +174,18 @@ impl Cell {
     pub(super) fn print(&self) -> io::Result<()> {
         print_line(&format!("\n{}, {} at once", self.size, self.clients))?;
         print_line(&format!(
-            "  {:<15} {:>10} {:>9} {:>9} {:>10} {:>11}",
-            "target", "answers/s", "p50 ms", "p99 ms", "CPU us", "foreign %"
+            "  {:<15} {:>10} {:>9} {:>9} {:>10} {:>10} {:>11}",
+            "target", "answers/s", "p50 ms", "p99 ms", "CPU us", "system us", "foreign %"
         ))?;
         for (name, figures) in &self.figures {
-            let Figures { per_s, p50_ms, p99_ms, cpu_us, foreign_percent, .. } = figures;
-            let cpu = if *cpu_us > 0.0 { format!("{cpu_us:.1}") } else { "-".to_owned() };
+            let Figures { per_s, p50_ms, p99_ms, foreign_percent, .. } = figures;
+            let [cpu, system] = [figures.cpu_us, figures.system_us].map(|us| match us > 0.0 {
+                true => format!("{us:.1}"),
+                false => "-".to_owned(),
+            });
             print_line(&format!(
-                "  {name:<15} {per_s:>10.0} {p50_ms:>9.3} {p99_ms:>9.3} {cpu:>10} {foreign_percent:>11.1}"
+                "  {name:<15} {per_s:>10.0} {p50_ms:>9.3} {p99_ms:>9.3} {cpu:>10} {system:>10} \
+                 {foreign_percent:>11.1}"
             ))?;
         }
         Ok(())
