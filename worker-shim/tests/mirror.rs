@@ -64,6 +64,34 @@ struct SideCar {
     _told: (watch::Sender<Capabilities>, watch::Sender<Load>),
 }
 
+impl SideCar {
+    /// Whether the gate would find every block of a prompt.
+    fn holds(&self, seed: u32) -> bool {
+        let (blocks, last) = asked(&prompt(seed));
+        self.mirror.holds(BlockHash(0), 0, blocks, last)
+    }
+
+    /// Has the engine read, again and again, as requests at the gate do.
+    async fn ask_until(&self, what: &str, enough: impl Fn() -> bool) {
+        let asking = async {
+            while !enough() {
+                tokio::time::sleep(Duration::from_millis(1)).await;
+                self.mirror.refresh(0).await;
+            }
+        };
+        tokio::time::timeout(PATIENCE, asking).await.unwrap_or_else(|_| panic!("never: {what}"));
+    }
+
+    /// As [`agree`], where nothing is read that nobody asks for. Evictions are no answer to any
+    /// question, so that no question ends by them.
+    async fn agree_when_asked(&self, router: &FakeRouter, engine: &SimEngine) {
+        tokio::select! {
+            () = agree(router, 0, engine) => {}
+            () = self.ask_until("both agree", || false) => unreachable!("it has no end"),
+        }
+    }
+}
+
 fn side_car(sources: Vec<Source>, router: &FakeRouter) -> SideCar {
     side_car_with(mirror::Config::default(), sources, router)
 }
@@ -167,30 +195,12 @@ async fn what_waits_for_its_beat_is_there_for_whoever_asks_and_comes_to_routers_
     let side_car = side_car_with(config, vec![source(&engine, 0)], &router);
     for seed in 0..60 {
         complete(&engine, &prompt(seed)).await;
-        let (blocks, last) = asked(&prompt(seed));
-        let asking = async {
-            while !side_car.mirror.holds(BlockHash(0), 0, blocks, last) {
-                tokio::time::sleep(Duration::from_millis(1)).await;
-                side_car.mirror.refresh(0).await;
-            }
-        };
-        let asked = tokio::time::timeout(PATIENCE, asking).await;
-        asked.unwrap_or_else(|_| panic!("never: the blocks of {seed}"));
+        side_car.ask_until("the blocks just computed", || side_car.holds(seed)).await;
         if seed % 20 == 0 {
             router.restart();
         }
     }
-    let asking = async {
-        loop {
-            side_car.mirror.refresh(0).await;
-            tokio::time::sleep(Duration::from_millis(1)).await;
-        }
-    };
-    // Evictions are no answer to any question.
-    tokio::select! {
-        () = agree(&router, 0, &engine) => {}
-        () = asking => unreachable!("it has no end"),
-    }
+    side_car.agree_when_asked(&router, &engine).await;
     assert!(!side_car.mirror.holds(BlockHash(0), 0, 1, BlockHash(1)));
 }
 
@@ -202,35 +212,16 @@ async fn a_bye_waits_for_no_beat_and_what_does_is_told_behind_it() {
     let read_every = Duration::from_secs(3600);
     let config = mirror::Config { read_every, ..mirror::Config::default() };
     let side_car = side_car_with(config, vec![source(&engine, 0)], &router);
-    let holds = |seed| {
-        let (blocks, last) = asked(&prompt(seed));
-        side_car.mirror.holds(BlockHash(0), 0, blocks, last)
-    };
     for seed in 0..10 {
         complete(&engine, &prompt(seed)).await;
-        let asking = async {
-            while !holds(seed) {
-                tokio::time::sleep(Duration::from_millis(1)).await;
-                side_car.mirror.refresh(0).await;
-            }
-        };
-        tokio::time::timeout(PATIENCE, asking).await.unwrap();
+        side_car.ask_until("the blocks just computed", || side_car.holds(seed)).await;
     }
     complete(&engine, &prompt(11)).await;
     side_car.leaving.cancel();
     router.wait_for("a bye", |known| known.byes.len() == 1).await;
-    assert!(!holds(11), "it waits for its beat");
-    let asking = async {
-        loop {
-            side_car.mirror.refresh(0).await;
-            tokio::time::sleep(Duration::from_millis(1)).await;
-        }
-    };
-    tokio::select! {
-        () = agree(&router, 0, &engine) => {}
-        () = asking => unreachable!("it has no end"),
-    }
-    assert!(holds(11), "the gate opens for what it holds while it leaves as before");
+    assert!(!side_car.holds(11), "it waits for its beat");
+    side_car.agree_when_asked(&router, &engine).await;
+    assert!(side_car.holds(11), "the gate opens for what it holds while it leaves as before");
     let known = router.known();
     assert_eq!((known.byes.len(), known.attached), (1, 1));
 }

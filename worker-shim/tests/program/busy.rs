@@ -5,7 +5,6 @@
 use std::net::SocketAddr;
 
 use rustix::process::Signal;
-use serde_json::json;
 use splitrail_sim::{SimConfig, SimEngine};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
@@ -13,7 +12,7 @@ use tokio::task::JoinSet;
 
 use crate::fake_router::{FakeRouter, Known};
 use crate::life::{agree, gate};
-use crate::support::{SideCar, ask, completion, engine, router, until};
+use crate::support::{SideCar, completion, engine, fetch, prefill, router, until};
 
 /// Requests at once, each in another place of a block: every step fills some block.
 const REQUESTS: u32 = 16;
@@ -130,9 +129,7 @@ async fn what_is_published_while_hand_offs_wait_is_told_though_no_request_is_und
     let url = prefill_engine.url();
     let mut side_car = SideCar::start(&url, &router, &["--role", "prefill"]).await;
     router.wait_for("a copy", |known| known.snapshots == 1).await;
-    let mut body = completion(100, 100, 1);
-    body["kv_transfer_params"] = json!({ "do_remote_decode": true, "do_remote_prefill": false });
-    let reply = side_car.complete(&[("x-request-id", "r1")], &body).await;
+    let reply = side_car.complete(&[("x-request-id", "r1")], &prefill()).await;
     assert_eq!(prefill_engine.state().staged_handoffs, 1);
     // None of these pass the side-car: it waits for none of them.
     let under_way = requests(&prefill_engine, prefill_engine.http_addr()).await;
@@ -146,12 +143,7 @@ async fn what_is_published_while_hand_offs_wait_is_told_though_no_request_is_und
     agree(&router, &prefill_engine).await;
     assert_eq!(side_car.exit_code(), None, "the hand-off waits to be fetched");
 
-    let mut body = completion(100, 100, 4);
-    body["kv_transfer_params"] = reply["kv_transfer_params"].clone();
-    let headers = [("x-request-id", "r1")];
-    let address = decode_engine.http_addr();
-    let (status, reply) = ask(address, "/v1/completions", &headers, Some(&body)).await;
-    assert_eq!(status, 200, "{reply}");
+    fetch(&decode_engine, &reply).await;
     assert_eq!(side_car.exited().await, 0);
     assert_eq!(prefill_engine.state().staged_handoffs, 0);
     agree(&router, &prefill_engine).await;

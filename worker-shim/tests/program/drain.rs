@@ -2,17 +2,9 @@
 
 use http_body_util::BodyExt;
 use rustix::process::Signal;
-use serde_json::{Value, json};
 use splitrail_sim::{Role, SimConfig};
 
-use crate::support::{SideCar, ask, begin, completion, engine, router, until};
-
-/// A prefill leg.
-fn prefill() -> Value {
-    let mut body = completion(100, 100, 1);
-    body["kv_transfer_params"] = json!({ "do_remote_decode": true, "do_remote_prefill": false });
-    body
-}
+use crate::support::{SideCar, begin, completion, engine, fetch, prefill, router, until};
 
 async fn draining(side_car: &SideCar) {
     until("a drain", async || side_car.status().await["unready"] == "draining").await;
@@ -57,12 +49,7 @@ async fn a_prefill_side_car_stays_until_its_hand_offs_are_fetched() {
     // Past the time that stragglers have, only the hand-off can be what it waits for.
     tokio::time::sleep(2 * splitrail_shim::drain::QUIET).await;
     assert_eq!(side_car.exit_code(), None, "the hand-off waits to be fetched");
-    let mut body = completion(100, 100, 4);
-    body["kv_transfer_params"] = reply["kv_transfer_params"].clone();
-    let headers = [("x-request-id", "r1")];
-    let address = decode_engine.http_addr();
-    let (status, reply) = ask(address, "/v1/completions", &headers, Some(&body)).await;
-    assert_eq!(status, 200, "{reply}");
+    fetch(&decode_engine, &reply).await;
     assert_eq!(side_car.exited().await, 0);
     assert_eq!(prefill_engine.state().staged_handoffs, 0);
 }

@@ -124,6 +124,23 @@ pub(crate) fn completion(first: u32, tokens: u32, max_tokens: u32) -> Value {
     json!({ "model": "sim", "prompt": prompt, "max_tokens": max_tokens, "temperature": 0 })
 }
 
+/// A prefill leg.
+pub(crate) fn prefill() -> Value {
+    let mut body = completion(100, 100, 1);
+    body["kv_transfer_params"] = json!({ "do_remote_decode": true, "do_remote_prefill": false });
+    body
+}
+
+/// Has a decode engine fetch what [`prefill`] left behind, by its reply.
+pub(crate) async fn fetch(decode_engine: &SimEngine, reply: &Value) {
+    let mut body = completion(100, 100, 4);
+    body["kv_transfer_params"] = reply["kv_transfer_params"].clone();
+    let headers = [("x-request-id", "r1")];
+    let address = decode_engine.http_addr();
+    let (status, reply) = ask(address, "/v1/completions", &headers, Some(&body)).await;
+    assert_eq!(status, 200, "{reply}");
+}
+
 /// Begins an exchange: GET, or POST if there is a body.
 pub(crate) async fn begin(
     address: SocketAddr,
