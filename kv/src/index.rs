@@ -23,7 +23,6 @@ mod model_check;
 mod names;
 mod observe;
 mod overlaps;
-mod prefetch;
 #[cfg(all(test, not(loom)))]
 mod probe;
 mod reader;

@@ -11,6 +11,7 @@ pub mod event;
 pub mod hash;
 pub mod index;
 pub mod invariants;
+pub mod prefetch;
 pub mod recent;
 pub mod usage;
 

@@ -12,8 +12,8 @@ pub(super) use self::groups::Lane;
 use self::groups::{GROUPS_MAX, Groups};
 use self::overflow::Overflow;
 use super::line::{EMPTY, LINE_SLOTS, Line};
-use super::prefetch::prefetch;
 use super::strips::Place;
+use crate::prefetch::prefetch;
 
 /// The most names that a worker may have, whatever the configuration says.
 pub(super) const NAMES_MAX: usize = GROUPS_MAX;

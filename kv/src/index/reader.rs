@@ -3,11 +3,11 @@
 use std::sync::Arc;
 
 use super::overlaps::Overlaps;
-use super::prefetch::prefetch;
 use super::run::{Full, Partial, Run, Stretch, View};
 use super::shared::{Shared, State};
 use super::sync::{Ordering, look_again};
 use crate::hash::BlockHash;
+use crate::prefetch::prefetch;
 
 /// Looks into an index from any thread, while its writer goes on.
 ///

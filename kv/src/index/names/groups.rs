@@ -1,7 +1,7 @@
 //! Groups of eight consecutive blocks: their names, and what they have in common.
 
-use super::super::prefetch::prefetch;
 use super::super::strips::Place;
+use crate::prefetch::prefetch;
 
 /// Where a name is: its group, and its place there.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]

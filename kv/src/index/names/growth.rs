@@ -1,9 +1,9 @@
 //! How a table of names grows, and how memory comes back.
 
 use super::super::line::{LINE_SLOTS, Line};
-use super::super::prefetch::prefetch;
 use super::groups::{GROUP_BITS_MAX, GROUPS_MAX};
 use super::{BATCH, FULL, Home, Lane, Names, Overflow, TAG_BITS_MIN};
+use crate::prefetch::prefetch;
 
 impl Names {
     /// Doubles the table where that is enough and leaves enough of the tags.

@@ -5,6 +5,7 @@
 
 use std::hint::select_unpredictable;
 
+use splitrail_kv::prefetch::prefetch;
 use xxhash_rust::xxh3::xxh3_64;
 
 /// Shelves of short words, of two words and 64 bytes each.
@@ -135,10 +136,10 @@ impl Recent {
         }
     }
 
-    /// Something of a word's shelf, which is then near when the word is asked for.
+    /// Has a word's shelf fetched, which is then near when the word is asked for.
     #[inline]
-    pub(super) fn touch(&self, word: &Word) -> u32 {
-        self.short[word.shelf as usize % SHORT_SHELVES].0[0].number_and_count
+    pub(super) fn prefetch(&self, word: &Word) {
+        prefetch(&self.short[word.shelf as usize % SHORT_SHELVES]);
     }
 
     /// Tokens of a short word, and how many of them are its own, if they are here.
