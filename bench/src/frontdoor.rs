@@ -48,7 +48,7 @@ const BLOCK_SIZE: usize = 16;
 struct Effort {
     rounds: usize,
     lasts: Duration,
-    clients: &'static [usize],
+    clients: Vec<usize>,
     memory: Duration,
 }
 
@@ -59,13 +59,13 @@ impl Effort {
             true => Self {
                 rounds: 3,
                 lasts: Duration::from_millis(1000),
-                clients: &[1, 16, 64],
+                clients: vec![1, 16, 64],
                 memory: seconds(20),
             },
             false => Self {
                 rounds: 5,
                 lasts: seconds(3),
-                clients: &[1, 4, 16, 64],
+                clients: vec![1, 4, 16, 64],
                 memory: seconds(600),
             },
         }
@@ -89,7 +89,11 @@ struct Bench<'a> {
 pub fn main() -> Result<(), Failure> {
     let options = Options::parse(std::env::args().skip(1))?;
     process::allow_many_files()?;
-    let effort = Effort::new(options.quick);
+    let mut effort = Effort::new(options.quick);
+    effort.rounds = options.rounds.unwrap_or(effort.rounds);
+    if let Some(clients) = options.clients {
+        effort.clients = vec![clients];
+    }
     // Engines and clients have a thread each; every router has two.
     let behind = Builder::new_multi_thread().worker_threads(1).enable_all().build()?;
     let before = Builder::new_current_thread().enable_all().build()?;
@@ -102,7 +106,7 @@ pub fn main() -> Result<(), Failure> {
     if ["aggregated", "pd", "kv_aware"].iter().any(|workload| options.wants(workload)) {
         for size in SIZES {
             let load = Arc::new(Load::new(&text.prompts(size), false));
-            for clients in effort.clients {
+            for clients in &effort.clients {
                 let how = (*clients, false);
                 cells.push(cell(&before, &effort, &targets, (size.name, &load), how)?);
             }
@@ -111,7 +115,7 @@ pub fn main() -> Result<(), Failure> {
     if options.wants("stream") {
         let load = Arc::new(Load::new(&text.prompts(SIZES[0]), true));
         let targets: Vec<&Target> = targets.iter().filter(|target| target.is_plain()).collect();
-        for clients in [1, 16] {
+        for clients in [1, 16].into_iter().filter(|c| options.clients.is_none_or(|o| o == *c)) {
             let how = (clients, true);
             cells.push(cell(&before, &effort, &targets, ("64 chunks", &load), how)?);
         }
@@ -169,7 +173,14 @@ fn start(
         }
     }
     let mut ours = |name, kind| {
-        targets.push(behind.block_on(Target::ours(name, kind, options, folder))?);
+        let programs = [
+            Some((name, &options.splitrail)),
+            options.beside.as_ref().map(|other| (Target::beside(name), other)),
+        ];
+        for (name, program) in programs.into_iter().flatten() {
+            let how = (program.as_path(), options.program().1);
+            targets.push(behind.block_on(Target::ours(name, kind, how, folder))?);
+        }
         Ok::<_, Failure>(())
     };
     if options.wants("aggregated") || options.wants("stream") {

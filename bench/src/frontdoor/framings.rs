@@ -53,7 +53,8 @@ pub(super) fn framings(
     if !bench.options.wants("grpc") {
         return Ok(rows);
     }
-    let starting = Target::ours("framings", Kind::Aggregated(engines), bench.options, folder);
+    let starting =
+        Target::ours("framings", Kind::Aggregated(engines), bench.options.program(), folder);
     let target = bench.behind.block_on(starting)?;
     for shape in &SHAPES {
         let cell = cell(bench, &target, text, shape)?;

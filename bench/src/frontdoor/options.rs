@@ -1,6 +1,6 @@
 //! The command line.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 /// What can be asked for alone.
 pub(super) const WORKLOADS: [&str; 9] =
@@ -19,6 +19,12 @@ pub(super) struct Options {
     pub(super) svg: Option<PathBuf>,
     /// The router's program.
     pub(super) splitrail: PathBuf,
+    /// Another build of it, to be measured beside it.
+    pub(super) beside: Option<PathBuf>,
+    /// This many clients only.
+    pub(super) clients: Option<usize>,
+    /// More rounds, or fewer.
+    pub(super) rounds: Option<usize>,
     /// A folder with a `tokenizer.json`.
     pub(super) tokenizer: PathBuf,
     /// Whether to fetch it where it is not there.
@@ -30,7 +36,8 @@ pub(super) struct Options {
 }
 
 const USAGE: &str = "usage: frontdoor [--quick] [--only WORKLOAD] [--json FILE] [--svg FILE] \
-                     [--splitrail PATH] [--tokenizer FOLDER] [--vllm-router PATH] [--log FILTER]";
+                     [--splitrail PATH] [--beside PATH] [--clients N] [--rounds N] \
+                     [--tokenizer FOLDER] [--vllm-router PATH] [--log FILTER]";
 
 impl Options {
     /// Reads the arguments after the program's name.
@@ -45,6 +52,9 @@ impl Options {
             json: None,
             svg: None,
             splitrail: here.join("../target/release/splitrail"),
+            beside: None,
+            clients: None,
+            rounds: None,
             tokenizer: here.join("target/frontdoor-tokenizer"),
             fetch: true,
             vllm_router: None,
@@ -60,6 +70,9 @@ impl Options {
                 "--json" => options.json = Some(value()?.into()),
                 "--svg" => options.svg = Some(value()?.into()),
                 "--splitrail" => options.splitrail = value()?.into(),
+                "--beside" => options.beside = Some(value()?.into()),
+                "--clients" => options.clients = Some(count(&value()?)?),
+                "--rounds" => options.rounds = Some(count(&value()?)?),
                 "--tokenizer" => {
                     options.tokenizer = value()?.into();
                     options.fetch = false;
@@ -72,10 +85,20 @@ impl Options {
         Ok(options)
     }
 
+    /// The router's program, and what it logs.
+    pub(super) fn program(&self) -> (&Path, &str) {
+        (&self.splitrail, &self.log)
+    }
+
     /// Whether a workload is to run.
     pub(super) fn wants(&self, workload: &str) -> bool {
         self.only.as_ref().is_none_or(|only| only == workload)
     }
+}
+
+fn count(text: &str) -> Result<usize, String> {
+    let count = text.parse().ok().filter(|count| *count > 0);
+    count.ok_or_else(|| format!("{text} is no number above 0\n{USAGE}"))
 }
 
 fn known(name: String) -> Result<String, String> {
@@ -102,5 +125,7 @@ mod tests {
         let options = parse(&["--quick", "--only", "pd", "--tokenizer", "t"]).unwrap();
         assert!(options.quick && options.wants("pd") && !options.wants("stream"));
         assert!(!options.fetch);
+        assert!(parse(&["--rounds", "0"]).unwrap_err().contains("above 0"));
+        assert_eq!(parse(&["--clients", "16"]).unwrap().clients, Some(16));
     }
 }

@@ -63,7 +63,7 @@ fn compare(
     for (name, variable) in variants {
         let kind = Kind::Aggregated(engines);
         let variables = [variable];
-        let starting = Target::ours_in(name, kind, bench.options, folder, &variables);
+        let starting = Target::ours_in(name, kind, &bench.options.splitrail, folder, &variables);
         targets.push(bench.behind.block_on(starting)?);
     }
     let load = Arc::new(Load::new(&text.prompts(SIZES[0]), false));

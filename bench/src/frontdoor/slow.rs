@@ -69,7 +69,10 @@ pub(super) fn slow(
         let target = bench.behind.block_on(async {
             match name {
                 "nginx" => Target::nginx(engines, folder).await,
-                _ => Target::ours(name, Kind::Aggregated(engines), bench.options, folder).await,
+                _ => {
+                    Target::ours(name, Kind::Aggregated(engines), bench.options.program(), folder)
+                        .await
+                }
             }
         })?;
         let Some(process) = &target.process else { continue };

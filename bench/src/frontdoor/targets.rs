@@ -11,7 +11,6 @@ use rustix::process::{Pid, Signal, kill_process};
 use tokio::time::sleep;
 
 use super::engines::{Engines, Fleet};
-use super::options::Options;
 use super::{Failure, MODEL};
 use crate::fleet::http;
 use crate::fleet::process::{Process, free_ports};
@@ -48,9 +47,18 @@ impl Target {
         matches!(self.name, "round_robin" | "pd" | "kv_aware")
     }
 
+    /// What another build is called that is measured beside it.
+    pub(super) const fn beside(name: &str) -> &'static str {
+        match name.as_bytes() {
+            b"round_robin" => "rr beside",
+            b"pd" => "pd beside",
+            _ => "kv beside",
+        }
+    }
+
     /// Whether one engine does all of a request.
     pub(super) fn is_plain(&self) -> bool {
-        !matches!(self.name, "pd" | "kv_aware" | "vllm-router pd")
+        !matches!(self.name, "pd" | "kv_aware" | "vllm-router pd" | "pd beside" | "kv beside")
     }
 
     /// This router.
@@ -60,10 +68,10 @@ impl Target {
     pub(super) async fn ours(
         name: &'static str,
         kind: Kind<'_>,
-        options: &Options,
+        (program, log): (&Path, &str),
         folder: &Path,
     ) -> Result<Self, Failure> {
-        Self::ours_in(name, kind, options, folder, &[("RUST_LOG", options.log.as_str())]).await
+        Self::ours_in(name, kind, program, folder, &[("RUST_LOG", log)]).await
     }
 
     /// This router in another environment.
@@ -73,7 +81,7 @@ impl Target {
     pub(super) async fn ours_in(
         name: &'static str,
         kind: Kind<'_>,
-        options: &Options,
+        program: &Path,
         folder: &Path,
         variables: &[(&str, &str)],
     ) -> Result<Self, Failure> {
@@ -82,7 +90,7 @@ impl Target {
         let checks = matches!(kind, Kind::KvAware(_));
         fs::write(&path, yaml(kind, [whole, grpc, admin]))?;
         let args = ["serve", "--config", &path.to_string_lossy()];
-        let process = Process::start_in(&options.splitrail, name, folder, &args, variables)?;
+        let process = Process::start_in(program, name, folder, &args, variables)?;
         let process = Some(up(process, folder, whole, "/ready").await?);
         Ok(Self { name, whole, streams: whole, grpc: Some(grpc), process, checks })
     }
@@ -124,6 +132,7 @@ pub(super) async fn up(
 }
 
 /// The ways in which this router is measured.
+#[derive(Clone, Copy)]
 pub(super) enum Kind<'a> {
     /// One engine does it all; each in turn.
     Aggregated(&'a Engines),
