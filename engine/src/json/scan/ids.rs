@@ -1,38 +1,74 @@
-//! Lists of plain numbers: of block ids and tokens there are thousands.
+//! Lists of plain numbers, sixty-four bytes at a time: of block ids and tokens there are thousands.
+
+use wide::u8x16;
 
 use super::DIGITS_MAX;
-
-/// Bytes that are looked at together.
-const BYTES: usize = size_of::<u64>();
+use super::words::BLOCK;
 
 /// Where plain numbers that begin there end, each with a comma behind it and perhaps a space.
 /// What follows is for others to look at; so is any number that is not as plain as that.
 pub(super) fn end(text: &[u8], mut at: usize) -> usize {
-    while let Some(digits) = digits(text, at) {
-        let has_zero_before = digits > 1 && text[at] == b'0';
-        let behind = at + digits;
-        if digits == 0 || has_zero_before || text.get(behind) != Some(&b',') {
+    while let Some(rest) = text.get(at..) {
+        let numbers = match rest.first_chunk() {
+            Some(block) => numbers(block),
+            None => numbers_of_last(rest),
+        };
+        if numbers == 0 {
             return at;
         }
-        at = behind + 1 + usize::from(text.get(behind + 1) == Some(&b' '));
+        at += numbers;
+        at += usize::from(text.get(at) == Some(&b' '));
     }
     at
 }
 
-/// How many digits stand there; `None` if that takes a closer look.
+/// The same of less than a block.
+#[cold]
+#[inline(never)]
+fn numbers_of_last(rest: &[u8]) -> usize {
+    let mut padded = [b']'; BLOCK];
+    padded[..rest.len()].copy_from_slice(rest);
+    numbers(&padded)
+}
+
+/// The bytes of a block up to its last comma that has only numbers before it, which begin where
+/// the block does; 0 if there is none.
 #[inline]
-fn digits(text: &[u8], at: usize) -> Option<usize> {
-    let Some(bytes) = text.get(at..).and_then(<[u8]>::first_chunk::<BYTES>) else {
-        let rest = text.get(at..)?;
-        return Some(rest.iter().take_while(|byte| byte.is_ascii_digit()).count());
-    };
-    // Of each byte its difference to a zero, which of a digit is below ten: the highest bit of
-    // what is not is set by the sum, or was before it.
-    let values = u64::from_le_bytes(*bytes) ^ 0x3030_3030_3030_3030;
-    let others = (values.wrapping_add(0x7676_7676_7676_7676) | values) & 0x8080_8080_8080_8080;
-    let digits = others.trailing_zeros() as usize / 8;
-    const { assert!(BYTES <= DIGITS_MAX) };
-    (digits < BYTES).then_some(digits)
+fn numbers(block: &[u8; BLOCK]) -> usize {
+    let is = |byte: u8| move |part: u8x16| part.simd_eq(u8x16::splat(byte));
+    let commas = mask(block, is(b','));
+    let spaces = mask(block, is(b' '));
+    let zeros = mask(block, is(b'0'));
+    let digits = mask(block, |part| {
+        let value = part - u8x16::splat(b'0');
+        value.min(u8x16::splat(9)).simd_eq(value)
+    });
+    let behind = |mask: u64| mask << 1;
+    let leading_zeros = zeros & !behind(digits);
+    let wrong = !(digits | commas | spaces)
+        | commas & !behind(digits)
+        | spaces & !behind(commas)
+        | behind(spaces) & !digits
+        | behind(leading_zeros) & digits
+        | too_long(digits);
+    let right = wrong.trailing_zeros();
+    let commas = commas & 1_u64.checked_shl(right).map_or(u64::MAX, |bit| bit - 1);
+    (u64::BITS - commas.leading_zeros()) as usize
+}
+
+/// Where more digits stand one behind the other than a number that surely fits has.
+#[inline]
+fn too_long(digits: u64) -> u64 {
+    const { assert!(DIGITS_MAX == 15) };
+    [1, 2, 4, 8].iter().fold(digits, |runs, step| runs & runs << step)
+}
+
+/// A bit for each byte of which that holds, the first one lowest.
+#[inline]
+fn mask(block: &[u8; BLOCK], holds: impl Fn(u8x16) -> u8x16) -> u64 {
+    let (parts, _) = block.as_chunks();
+    let bits = |part: &[u8; 16]| u64::from(holds(u8x16::new(*part)).to_bitmask());
+    parts.iter().rev().fold(0, |mask, part| mask << 16 | bits(part))
 }
 
 #[cfg(test)]
@@ -41,27 +77,59 @@ mod tests {
 
     use super::*;
 
+    /// One byte after the other.
+    fn naive(text: &[u8], mut at: usize) -> usize {
+        loop {
+            let rest = &text[at.min(text.len())..];
+            let digits = rest.iter().take_while(|byte| byte.is_ascii_digit()).count();
+            let plain = (1..=DIGITS_MAX).contains(&digits) && (digits == 1 || rest[0] != b'0');
+            if !plain || rest.get(digits) != Some(&b',') {
+                return at;
+            }
+            at += digits + 1 + usize::from(rest.get(digits + 1) == Some(&b' '));
+        }
+    }
+
     #[test]
     fn numbers_with_a_comma_behind_them_are_passed_over() {
         for (text, rest) in [
             ("1,22, 333,4]", "4]"),
-            ("0,1234567,12345678,9]", "12345678,9]"),
+            ("0,1234567,12345678,9]", "9]"),
+            ("123456789012345,1234567890123456,9]", "1234567890123456,9]"),
             ("1,01,2]", "01,2]"),
             ("1,  2,3]", " 2,3]"),
             ("1 ,2]", "1 ,2]"),
+            ("1,,2]", ",2]"),
             ("7,", ""),
+            ("7, ", ""),
             ("-1,2]", "-1,2]"),
+            (" 1,2]", " 1,2]"),
             ("", ""),
         ] {
             assert_eq!(&text[end(text.as_bytes(), 0)..], rest, "{text}");
+            let long = format!("{}{text}", "12345, ".repeat(40));
+            assert_eq!(end(long.as_bytes(), 0), naive(long.as_bytes(), 0), "{long}");
         }
+        assert_eq!(end(b"1,2", 9), 9, "behind the end there is nothing");
     }
 
     proptest! {
         #[test]
-        fn digits_are_counted_as_one_by_one(text in prop::collection::vec(any::<u8>(), 0..20)) {
-            let count = text.iter().take_while(|byte| byte.is_ascii_digit()).count();
-            prop_assert_eq!(digits(&text, 0), (count < BYTES || text.len() < BYTES).then_some(count));
+        fn numbers_end_where_a_look_at_each_byte_finds_their_end(
+            numbers in prop::collection::vec((0_u64..1 << 60, 0..64_u32, any::<bool>()), 0..90),
+            (place, byte) in (any::<prop::sample::Index>(), prop::sample::select(&b",, 019-]x."[..])),
+            spoilt in any::<bool>(),
+        ) {
+            let text = |(number, bits, space): &(u64, u32, bool)| {
+                format!("{},{}", number >> bits, if *space { " " } else { "" })
+            };
+            let mut text: Vec<u8> = numbers.iter().map(text).collect::<String>().into();
+            if spoilt && !text.is_empty() {
+                let at = place.index(text.len());
+                text[at] = byte;
+            }
+            text.extend(b"7]");
+            prop_assert_eq!(end(&text, 0), naive(&text, 0));
         }
     }
 }
