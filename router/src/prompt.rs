@@ -191,7 +191,9 @@ impl PromptModel {
         }
         let rendered = self.render_chat(chat, now_unix_s)?;
         let prompt = self.tokenize_text_of(tenant, &rendered.text, chat.add_special_tokens)?;
-        Ok(PromptTokens { uses_clock: rendered.uses_clock, ..prompt })
+        let uses_clock = rendered.uses_clock;
+        rendered.give_back();
+        Ok(PromptTokens { uses_clock, ..prompt })
     }
 
     /// The text that [`Self::tokenize_chat`] tokenizes.

@@ -11,6 +11,7 @@ mod content_format;
 mod pyjson;
 mod pystr;
 
+use std::cell::Cell;
 use std::collections::BTreeMap;
 use std::error::Error as _;
 
@@ -156,7 +157,8 @@ impl ChatTemplate {
         let template = self.environment.get_template(NAME).map_err(|error| syntax_error(&error))?;
         let context = self.context(input);
         // All of the messages, and something around them.
-        let bytes = Vec::with_capacity(text_bytes(input.messages) * 17 / 16 + 1024);
+        let mut bytes = SPARE.take();
+        bytes.reserve(text_bytes(input.messages) * 17 / 16 + 1024);
         let mut out = Bounded { bytes, overflow: false };
         let (result, uses_clock) = clock::with_now(input.now_unix_s, || {
             template.render_captured_to(context, &mut out).map(drop)
@@ -184,6 +186,26 @@ impl ChatTemplate {
         context.insert("documents", input.documents.map_or_else(none, from_json));
         context.insert("add_generation_prompt", Value::from(input.add_generation_prompt));
         Value::from_pairs(context)
+    }
+}
+
+thread_local! {
+    /// A buffer for the next prompt, so that long ones are not written into memory that the
+    /// processor has to fetch first.
+    static SPARE: Cell<Vec<u8>> = const { Cell::new(Vec::new()) };
+}
+
+/// Larger buffers are not kept.
+const SPARE_MAX_BYTES: usize = 256 << 10;
+
+impl Rendered {
+    /// To be called once the text is of no more use: the thread's next prompt is written there.
+    pub fn give_back(self) {
+        let mut bytes = self.text.into_bytes();
+        if bytes.capacity() <= SPARE_MAX_BYTES {
+            bytes.clear();
+            SPARE.set(bytes);
+        }
     }
 }
 

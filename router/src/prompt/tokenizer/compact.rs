@@ -37,17 +37,24 @@ impl Compact {
     /// Token ids; `None` if the words are not all of the text.
     pub(super) fn encode(&self, text: &str, add_special_tokens: bool) -> Option<Vec<u32>> {
         let mut ids = Vec::with_capacity(text.len() / 3 + 8);
+        self.append(text, &mut ids)?;
+        Some(self.finish(ids, add_special_tokens))
+    }
+
+    /// Appends the ids of a text that goes on or will, before what the post-processor does;
+    /// `None` if the words are not all of the text.
+    pub(super) fn append(&self, text: &str, ids: &mut Vec<u32>) -> Option<()> {
         let split = self.around.build_pre_tokenized(text);
         for part in split.splits() {
             match part.token_id {
                 Some(id) => ids.push(id),
                 None => {
                     let text = split.split_text(part);
-                    self.words.append(text, &self.scanner.words(text), &mut ids)?;
+                    self.words.append(text, &self.scanner.words(text), ids)?;
                 }
             }
         }
-        Some(self.finish(ids, add_special_tokens))
+        Some(())
     }
 
     /// What the post-processor makes of the ids of a text.

@@ -122,10 +122,10 @@ impl Fast {
                     return Err("other ids for a hard text".to_owned());
                 }
                 // Cut wherever it can be.
-                let pieces: Option<Vec<Vec<u32>>> =
-                    pieces::pieces(text, 0).map(|piece| fast.whole(piece, false)).collect();
-                let ids = fast.finish(pieces.unwrap_or_default().concat(), special);
-                can_be_cut &= ids == *wanted;
+                let mut ids = Vec::new();
+                let mut pieces = pieces::pieces(text, 0);
+                let all = pieces.try_for_each(|piece| fast.append(piece, &mut ids));
+                can_be_cut &= all.is_some() && fast.finish(ids, special) == *wanted;
             }
         }
         Ok(Self { memo: can_be_cut.then(|| Memo::new(MEMO_BYTES)), ..fast })
@@ -143,7 +143,7 @@ impl Fast {
         };
         let mut ids = Vec::with_capacity(text.len() / 3);
         for piece in pieces::pieces(text, PIECE_BYTES) {
-            memo.append(tenant, piece, &mut ids, || self.whole(piece, false))?;
+            memo.append(tenant, piece, &mut ids, |ids| self.append(piece, ids))?;
         }
         Some(self.finish(ids, add_special_tokens))
     }
@@ -153,6 +153,17 @@ impl Fast {
             Library::Compact(compact) => compact.encode(text, add_special_tokens),
             Library::Whole(whole) => {
                 whole.encode_with_special_tokens(text, add_special_tokens).ok()
+            }
+        }
+    }
+
+    /// Appends a piece's ids.
+    fn append(&self, piece: &str, ids: &mut Vec<u32>) -> Option<()> {
+        match &self.library {
+            Library::Compact(compact) => compact.append(piece, ids),
+            Library::Whole(whole) => {
+                ids.extend(whole.encode_with_special_tokens(piece, false).ok()?);
+                Some(())
             }
         }
     }

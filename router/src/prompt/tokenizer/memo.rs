@@ -79,13 +79,13 @@ impl Memo {
         Self { shards: Default::default(), max_bytes: max_bytes / SHARDS / 2 }
     }
 
-    /// Appends a piece's ids, which `make` makes if they are not here.
+    /// Appends a piece's ids, which `make` appends if they are not here.
     pub(super) fn append(
         &self,
         tenant: Tenant,
         text: &str,
         ids: &mut Vec<u32>,
-        make: impl FnOnce() -> Option<Vec<u32>>,
+        make: impl FnOnce(&mut Vec<u32>) -> Option<()>,
     ) -> Option<()> {
         let key = (tenant, xxh3_64(text.as_bytes()));
         let shard = &self.shards[(key.1 >> 32) as usize % SHARDS];
@@ -95,9 +95,9 @@ impl Memo {
             ids.extend_from_slice(&piece.ids);
             return Some(());
         }
-        let made = make()?;
-        ids.extend_from_slice(&made);
-        let piece = Piece { text: text.into(), ids: made.into() };
+        let had = ids.len();
+        make(ids)?;
+        let piece = Piece { text: text.into(), ids: ids[had..].into() };
         if piece.bytes() <= self.max_bytes / 2 {
             lock().put(key, Arc::new(piece), self.max_bytes);
         }
@@ -123,9 +123,10 @@ mod tests {
     /// The ids of a text, and whether they had to be made.
     fn ask(memo: &Memo, tenant: u64, text: &str) -> (Vec<u32>, bool) {
         let (mut ids, mut made) = (vec![7], false);
-        let make = || {
+        let make = |ids: &mut Vec<u32>| {
             made = true;
-            Some(text.bytes().map(u32::from).collect())
+            ids.extend(text.bytes().map(u32::from));
+            Some(())
         };
         memo.append(Tenant(tenant), text, &mut ids, make).unwrap();
         (ids, made)
@@ -137,7 +138,7 @@ mod tests {
         assert_eq!(ask(&memo, 1, "ab"), (vec![7, 97, 98], true));
         assert_eq!(ask(&memo, 1, "ab"), (vec![7, 97, 98], false));
         assert_eq!(ask(&memo, 2, "ab"), (vec![7, 97, 98], true), "and tells others nothing");
-        assert_eq!(memo.append(Tenant(1), "x", &mut Vec::new(), || None), None);
+        assert_eq!(memo.append(Tenant(1), "x", &mut Vec::new(), |_| None), None);
         assert!(ask(&memo, 1, "x").1, "what failed is not kept");
     }
 
