@@ -3,7 +3,9 @@
 
 use std::collections::BTreeSet;
 use std::net::{SocketAddr, TcpListener};
+use std::ops::Range;
 use std::path::{Path, PathBuf};
+use std::sync::Mutex;
 use std::time::Duration;
 
 use serde_json::{Value, json};
@@ -99,22 +101,29 @@ impl Default for Plan {
     }
 }
 
-/// Ports that nobody has, below those that connections get for themselves: while a process is
-/// away, nobody takes its place.
+/// Where ports are taken from: below those that connections get for themselves, so that while a
+/// process is away, nobody takes its place.
+const PORTS: Range<u16> = 12_000..32_000;
+
+/// Holds a port for now, if nobody has it and it was not given before: whom it was given to may
+/// not have begun to listen.
+fn hold(port: u16) -> Option<TcpListener> {
+    static GIVEN: Mutex<BTreeSet<u16>> = Mutex::new(BTreeSet::new());
+    let held = TcpListener::bind(loopback(port)).ok()?;
+    GIVEN.lock().expect("ports").insert(port).then_some(held)
+}
+
+/// Ports that nobody has.
 fn free_ports<const N: usize>() -> [u16; N] {
-    let mut held = Vec::new();
-    while held.len() < N {
-        held.extend(TcpListener::bind(loopback(rand::random_range(12_000..32_000))));
-    }
-    std::array::from_fn(|at| held[at].local_addr().expect("an address").port())
+    std::array::from_fn(|_| free_run(1))
 }
 
 /// The first of so many ports in a row that nobody has.
 fn free_run(ports: u16) -> u16 {
     loop {
-        let first = rand::random_range(12_000..32_000 - ports);
-        let held: Vec<_> = (0..ports).map(|at| TcpListener::bind(loopback(first + at))).collect();
-        if held.iter().all(Result::is_ok) {
+        let first = rand::random_range(PORTS.start..PORTS.end - ports);
+        let held: Option<Vec<_>> = (first..first + ports).map(hold).collect();
+        if held.is_some() {
             return first;
         }
     }
@@ -416,4 +425,15 @@ fn mix(mut bits: u64) -> u64 {
     bits = (bits ^ (bits >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
     bits = (bits ^ (bits >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
     bits ^ (bits >> 31)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn no_port_is_given_twice() {
+        let given: BTreeSet<u16> = (0..500).flat_map(|_| free_ports::<4>()).collect();
+        assert_eq!(given.len(), 2000);
+    }
 }
