@@ -48,10 +48,10 @@ impl Target {
     }
 
     /// What another build is called that is measured beside it.
-    pub(super) const fn beside(name: &str) -> &'static str {
-        match name.as_bytes() {
-            b"round_robin" => "rr beside",
-            b"pd" => "pd beside",
+    pub(super) fn beside(name: &str) -> &'static str {
+        match name {
+            "round_robin" => "rr beside",
+            "pd" => "pd beside",
             _ => "kv beside",
         }
     }
