@@ -50,8 +50,8 @@ pub(crate) fn check(data: &[u8]) {
         return;
     };
     for model in MODELS.iter() {
-        let rendered = model.render_chat(&view, 0);
-        match model.tokenize_chat(&view, 0) {
+        let rendered = model.render_chat(view.clone(), 0);
+        match model.tokenize_chat(view.clone(), 0) {
             Ok(prompt) => {
                 assert!(rendered.is_ok_and(|rendered| rendered.uses_clock == prompt.uses_clock));
                 let vocabulary = model.tokenizer().vocab_size();

@@ -361,13 +361,13 @@ fn tokenize_chat(
     prompt: &Prompt,
     fields: Map<String, Value>,
 ) -> Result<PromptTokens, PromptError> {
-    let fields = match prompt {
+    let mut fields = match prompt {
         Prompt::Messages => messages::chat_of(&fields)?,
         Prompt::Responses => responses::chat_of(&fields)?,
         _ => fields,
     };
-    let view = ChatRequestView::from_body(&fields)?;
-    model.tokenize_chat_of(tenant, &view, (unix_ms() / 1000) as i64)
+    let view = ChatRequestView::taken_from(&mut fields)?;
+    model.tokenize_chat_of(tenant, view, (unix_ms() / 1000) as i64)
 }
 
 /// The body as values, for the template.

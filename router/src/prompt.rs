@@ -170,7 +170,7 @@ impl PromptModel {
     /// See [`PromptError`].
     pub fn tokenize_chat(
         &self,
-        chat: &ChatRequestView<'_>,
+        chat: ChatRequestView<'_>,
         now_unix_s: i64,
     ) -> Result<PromptTokens, PromptError> {
         self.tokenize_chat_of(Tenant::default(), chat, now_unix_s)
@@ -183,14 +183,15 @@ impl PromptModel {
     pub fn tokenize_chat_of(
         &self,
         tenant: Tenant,
-        chat: &ChatRequestView<'_>,
+        chat: ChatRequestView<'_>,
         now_unix_s: i64,
     ) -> Result<PromptTokens, PromptError> {
         if let Some(reason) = self.tokenizer.unsupported() {
             return Err(PromptError::Unsupported(reason));
         }
+        let special = chat.add_special_tokens;
         let rendered = self.render_chat(chat, now_unix_s)?;
-        let prompt = self.tokenize_text_of(tenant, &rendered.text, chat.add_special_tokens)?;
+        let prompt = self.tokenize_text_of(tenant, &rendered.text, special)?;
         let uses_clock = rendered.uses_clock;
         rendered.give_back();
         Ok(PromptTokens { uses_clock, ..prompt })
@@ -202,24 +203,25 @@ impl PromptModel {
     /// See [`PromptError`].
     pub fn render_chat(
         &self,
-        chat: &ChatRequestView<'_>,
+        mut chat: ChatRequestView<'_>,
         now_unix_s: i64,
     ) -> Result<template::Rendered, PromptError> {
-        let tools = self.tools(chat)?;
+        let tools = self.tools(&chat)?;
         let template = match (&tools, &self.tool_chat) {
             (Some(_), Some(template)) => template,
             _ => &self.chat,
         };
         let template = template.as_ref().map_err(|reason| PromptError::Unsupported(reason))?;
         let format = self.options.content_format.unwrap_or(template.content_format());
-        let mut messages = normalise::conversation(chat.messages, format)?;
+        let messages = std::mem::take(&mut chat.messages).into_owned();
+        let mut messages = normalise::conversation(messages, format)?;
         if messages.is_empty() {
             return Err(PromptError::Client("`messages` must not be empty".to_owned()));
         }
         if !template.knows_developer() {
             messages = normalise::without_developer(messages);
         }
-        let kwargs = request::template_kwargs(chat, &self.options.default_kwargs)?;
+        let kwargs = request::template_kwargs(&chat, &self.options.default_kwargs)?;
         let input = ChatInput {
             messages: &Value::Array(messages),
             tools: tools.as_ref(),

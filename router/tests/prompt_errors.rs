@@ -21,7 +21,7 @@ fn model(template: Option<&str>) -> PromptModel {
 
 fn tokenize(model: &PromptModel, body: &Value) -> Result<Vec<u32>, PromptError> {
     let view = ChatRequestView::from_body(body.as_object().unwrap())?;
-    Ok(model.tokenize_chat(&view, 0)?.ids)
+    Ok(model.tokenize_chat(view, 0)?.ids)
 }
 
 fn chat(message: Value) -> Value {
@@ -153,9 +153,9 @@ fn a_broken_template_costs_chats_only() {
 fn the_date_in_a_prompt_is_reported() {
     let body = chat(json!({"role": "user", "content": "hi"}));
     let view = ChatRequestView::from_body(body.as_object().unwrap()).unwrap();
-    let dated = model(Some("{{ strftime_now('%Y') }}")).render_chat(&view, 0).unwrap();
+    let dated = model(Some("{{ strftime_now('%Y') }}")).render_chat(view.clone(), 0).unwrap();
     assert_eq!((dated.text.as_str(), dated.uses_clock), ("1970", true));
-    assert!(!model(None).tokenize_chat(&view, 0).unwrap().uses_clock);
+    assert!(!model(None).tokenize_chat(view, 0).unwrap().uses_clock);
 }
 
 #[test]
@@ -214,7 +214,7 @@ fn tools_get_their_own_template_where_the_model_has_one() {
     let mut body = chat(json!({"role": "user", "content": "hi"}));
     let text = |body: &Value| {
         let view = ChatRequestView::from_body(body.as_object().unwrap()).unwrap();
-        model.render_chat(&view, 0).unwrap().text
+        model.render_chat(view, 0).unwrap().text
     };
     assert_eq!(text(&body), "plain");
     body["tools"] = json!([{"type": "function", "function": {"name": "f"}}]);

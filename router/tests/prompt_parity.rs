@@ -54,8 +54,8 @@ fn tokenize(
     now: i64,
 ) -> Result<(String, Vec<u32>), PromptError> {
     let view = ChatRequestView::from_body(body)?;
-    let text = model.render_chat(&view, now)?.text;
-    Ok((text, model.tokenize_chat(&view, now)?.ids))
+    let text = model.render_chat(view.clone(), now)?.text;
+    Ok((text, model.tokenize_chat(view, now)?.ids))
 }
 
 #[test]

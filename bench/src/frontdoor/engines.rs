@@ -94,7 +94,7 @@ impl Fleet {
 fn shared_tokens(model: &PromptModel, prompts: &[Prompt]) -> Result<Vec<Vec<u32>>, Failure> {
     let tokens = |prompt: &Prompt| -> Result<Vec<u32>, Failure> {
         let body: Map<String, Value> = serde_json::from_str(&prompt.chat(false))?;
-        Ok(model.tokenize_chat(&ChatRequestView::from_body(&body)?, 0)?.ids)
+        Ok(model.tokenize_chat(ChatRequestView::from_body(&body)?, 0)?.ids)
     };
     let common = |group: usize| {
         let (first, second) = (tokens(&prompts[group])?, tokens(&prompts[group + GROUPS])?);

@@ -8,9 +8,9 @@ use std::borrow::Cow;
 use std::collections::HashSet;
 use std::fmt;
 use std::ops::Range;
-use std::sync::Arc;
 
 use bytes::Bytes;
+use bytestring::ByteString;
 use serde::de::{DeserializeOwned, Deserializer, MapAccess, Visitor};
 use serde_json::value::RawValue;
 use splitrail_engine::json::scan;
@@ -29,7 +29,7 @@ const APART_BYTES: usize = 4 << 10;
 /// A JSON object as text, with its members' places.
 #[derive(Clone)]
 pub struct JsonObject {
-    text: Arc<String>,
+    text: ByteString,
     members: Vec<(Text, Text)>,
     /// The [`mark`]s of all keys, and perhaps of some that are gone: most keys that are asked
     /// for are not there.
@@ -57,10 +57,7 @@ impl JsonObject {
     /// # Errors
     /// A 400 if the text is no JSON object, or has a key twice.
     pub fn parse(text: Bytes) -> Result<Self, Error> {
-        // Takes the buffer over where it is the only owner.
-        let text = String::from_utf8(Vec::from(text))
-            .map_err(|_| Error::new(Kind::InvalidRequest, "the body is not valid UTF-8"))?;
-        Self::from_text(text)
+        Self::from_text(utf8(text)?)
     }
 
     /// The same of a client's body, which is proved harmless through and through; see
@@ -69,9 +66,7 @@ impl JsonObject {
     /// # Errors
     /// A 400 with the place of what is wrong.
     pub fn parse_strictly(text: Bytes) -> Result<Self, Error> {
-        // Takes the buffer over where it is the only owner.
-        let text = String::from_utf8(Vec::from(text))
-            .map_err(|_| Error::new(Kind::InvalidRequest, "the body is not valid UTF-8"))?;
+        let text = utf8(text)?;
         match scan::members(&text) {
             Some(members) => Ok(Self::scanned(text, members)),
             None => {
@@ -81,10 +76,10 @@ impl JsonObject {
         }
     }
 
-    fn scanned(text: String, members: Vec<scan::Member>) -> Self {
+    fn scanned(text: ByteString, members: Vec<scan::Member>) -> Self {
         let marks = members.iter().fold(0, |marks, (key, _)| marks | mark(&text[key.clone()]));
         let place = |(key, value)| (Text::Original(key), Text::Original(value));
-        Self { text: Arc::new(text), members: members.into_iter().map(place).collect(), marks }
+        Self { text, members: members.into_iter().map(place).collect(), marks }
     }
 
     /// An object from text; see [`JsonObject::parse`].
@@ -92,14 +87,14 @@ impl JsonObject {
     /// # Errors
     /// A 400 if the text is no JSON object, or has a key twice.
     pub fn parse_str(text: &str) -> Result<Self, Error> {
-        Self::from_text(text.to_owned())
+        Self::from_text(text.into())
     }
 
-    fn from_text(text: String) -> Result<Self, Error> {
+    fn from_text(text: ByteString) -> Result<Self, Error> {
         if let Some(members) = scan::members(&text) {
             return Ok(Self::scanned(text, members));
         }
-        let source = text.as_str();
+        let source: &str = &text;
         let base = source.as_ptr() as usize;
         let mut deserializer = serde_json::Deserializer::from_str(source);
         let found = (&mut deserializer).deserialize_map(Members).map_err(|error| match error {
@@ -123,7 +118,7 @@ impl JsonObject {
         let marks = found.iter().fold(0, |marks, (key, _)| marks | mark(key));
         let key = |key: Cow<'_, str>| Text::Edited(key.into());
         let members = found.into_iter().map(|(name, raw)| (key(name), place(raw))).collect();
-        Ok(Self { text: Arc::new(text), members, marks })
+        Ok(Self { text, members, marks })
     }
 
     /// The raw JSON of a member.
@@ -199,7 +194,7 @@ impl JsonObject {
         if !self.members.iter().any(|(_, value)| is_apart(value)) {
             return self.to_bytes().into();
         }
-        let original = Bytes::from_owner(Original(Arc::clone(&self.text)));
+        let original = self.text.as_bytes();
         let mut parts = Parts::default();
         let mut out = String::with_capacity(APART_BYTES / 4);
         for (i, (key, value)) in self.members.iter().enumerate() {
@@ -248,15 +243,6 @@ impl JsonObject {
     }
 }
 
-/// The client's text, as the owner of its bytes.
-struct Original(Arc<String>);
-
-impl AsRef<[u8]> for Original {
-    fn as_ref(&self) -> &[u8] {
-        self.0.as_bytes()
-    }
-}
-
 impl Text {
     /// Whether it says this. Most lengths differ.
     fn is(&self, key: &str, original: &str) -> bool {
@@ -282,6 +268,12 @@ impl fmt::Display for JsonObject {
         self.write_to(&mut out);
         f.write_str(&out)
     }
+}
+
+/// The text that bytes are.
+fn utf8(bytes: Bytes) -> Result<ByteString, Error> {
+    ByteString::try_from(bytes)
+        .map_err(|_| Error::new(Kind::InvalidRequest, "the body is not valid UTF-8"))
 }
 
 /// Keys only: values may be a prompt.

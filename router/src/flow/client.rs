@@ -51,6 +51,9 @@ const FRAMES_AT_ONCE: usize = 4;
 /// Bodies that are read to their end at once; of others, the connection is dropped.
 const FINISHING_MAX: usize = 1024;
 
+/// Room that is made for a reply on its engine's word, before its bytes are there.
+const RESERVED_MAX_BYTES: usize = 128 << 10;
+
 /// Of an error reply, this much is read to learn its message.
 const ERROR_BODY_MAX_BYTES: usize = 64 << 10;
 
@@ -189,7 +192,7 @@ impl EngineClient {
             return Err(Error::engine(worker.id(), "does not answer with 200"));
         }
         let text = self.whole(worker, response.body).await?;
-        String::from_utf8(text.to_vec())
+        String::from_utf8(text.into())
             .map_err(|_| Error::engine(worker.id(), "sent a text that is not UTF-8"))
     }
 
@@ -214,7 +217,7 @@ impl EngineClient {
             }
             let body = Limited::new(response.body, max_bytes).collect().await;
             let body = body.map_err(|_| "its answer is too long, or broke off")?.to_bytes();
-            String::from_utf8(body.to_vec()).map_err(|_| "its answer is not UTF-8")
+            String::from_utf8(body.into()).map_err(|_| "its answer is not UTF-8")
         };
         let late = |_| Err("it does not answer in time");
         tokio::time::timeout(ASK, exchange).await.unwrap_or_else(late)
@@ -259,27 +262,29 @@ impl EngineClient {
 
 /// All of a body, which is not copied if it comes in one piece; `None` if it is longer.
 async fn read_whole(mut body: EngineBody, max_bytes: usize) -> Option<Result<Bytes, Broken>> {
-    let mut first = Bytes::new();
-    let mut pieces = Vec::new();
+    let (mut first, mut whole) = (Bytes::new(), Vec::new());
     while !body.is_end_stream() {
         let data = match body.frame().await {
             None => break,
             Some(Err(error)) => return Some(Err(error)),
             Some(Ok(frame)) => frame.into_data().unwrap_or_default(),
         };
-        if first.len() + pieces.len() + data.len() > max_bytes {
+        if first.len() + whole.len() + data.len() > max_bytes {
             return None;
         }
-        if first.is_empty() {
+        if first.is_empty() && whole.is_empty() {
+            // Most replies are one piece.
             first = data;
-        } else {
-            pieces.extend_from_slice(&data);
+            continue;
         }
+        if whole.is_empty() {
+            let left = usize::try_from(body.size_hint().lower()).unwrap_or(usize::MAX);
+            whole.reserve_exact(first.len() + data.len() + left.min(RESERVED_MAX_BYTES));
+            whole.extend_from_slice(&std::mem::take(&mut first));
+        }
+        whole.extend_from_slice(&data);
     }
-    if pieces.is_empty() {
-        return Some(Ok(first));
-    }
-    Some(Ok([&first[..], &pieces].concat().into()))
+    Some(Ok(if whole.is_empty() { first } else { whole.into() }))
 }
 
 fn connector(resolver: Resolver, connect: Duration) -> HttpConnector<Resolver> {

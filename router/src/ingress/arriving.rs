@@ -19,6 +19,10 @@ use crate::error::{Error, Kind};
 /// Room that is made for a body on its word, before its bytes are there.
 pub(super) const RESERVED_MAX_BYTES: usize = 128 << 10;
 
+/// A body from this length on that comes in one piece is left in the buffer it came in, which
+/// has at most [`super::connection::HTTP1_BUFFER_BYTES`].
+const LEFT_MIN_BYTES: usize = 32 << 10;
+
 /// A body, passed on as it comes. The error is what the client is told.
 pub(super) struct Arriving<B> {
     body: B,
@@ -89,16 +93,24 @@ where
         if self.body.size_hint().lower() > self.bounds.max_bytes as u64 {
             return Err(self.too_large());
         }
-        // Each piece goes to its place at once, so that the buffer it came in is free for the
-        // next one, and the whole is one buffer that nobody else has.
         let told = usize::try_from(self.body.size_hint().lower()).unwrap_or(usize::MAX);
-        let mut whole = Vec::with_capacity(told.min(RESERVED_MAX_BYTES));
+        let (mut left, mut whole) = (Bytes::new(), Vec::new());
         while let Some(frame) = poll_fn(|context| Pin::new(&mut self).poll_frame(context)).await {
-            if let Ok(piece) = frame?.into_data() {
-                whole.extend_from_slice(&piece);
+            let Ok(piece) = frame?.into_data() else { continue };
+            if piece.len() == told && told >= LEFT_MIN_BYTES && left.is_empty() {
+                left = piece;
+                continue;
             }
+            // Each piece goes to its place at once, so that the buffer it came in is free for
+            // the next one.
+            if whole.is_empty() {
+                whole.reserve_exact(told.min(RESERVED_MAX_BYTES));
+                whole.extend_from_slice(&std::mem::take(&mut left));
+            }
+            whole.extend_from_slice(&piece);
         }
-        Ok((whole.into(), self.held))
+        let whole = if whole.is_empty() { left } else { whole.into() };
+        Ok((whole, self.held))
     }
 
     /// What has come of it takes so much of the router's room.

@@ -5,8 +5,6 @@
 //! What cannot be reproduced exactly is refused with a reason, never guessed:
 //! a wrong prompt would be a wrong cache key.
 
-use std::borrow::Cow;
-
 use serde_json::{Map, Value};
 
 use super::template::ContentFormat;
@@ -61,22 +59,26 @@ const MEDIA_FIELDS: [&str; 14] = [
 /// every request; the engine drops it.
 const BILLING_LINE: &str = "x-anthropic-billing-header";
 
-/// The conversation that a template sees.
+/// The conversation that a template sees. Texts are moved, not copied: they may be long.
 ///
 /// # Errors
 /// [`Unsupported`] for media, unknown parts and shapes that the engine's own
 /// validation may refuse or reorder.
-pub fn conversation(messages: &Value, format: ContentFormat) -> Result<Vec<Value>> {
-    let messages = messages.as_array().ok_or(Unsupported("messages are not an array"))?;
-    messages.iter().map(|message| one_message(message, format)).collect()
+pub fn conversation(messages: Value, format: ContentFormat) -> Result<Vec<Value>> {
+    let Value::Array(messages) = messages else {
+        return Err(Unsupported("messages are not an array"));
+    };
+    messages.into_iter().map(|message| one_message(message, format)).collect()
 }
 
-fn one_message(message: &Value, format: ContentFormat) -> Result<Value> {
-    let message = message.as_object().ok_or(Unsupported("a message is not an object"))?;
-    let role = message
-        .get("role")
-        .and_then(Value::as_str)
-        .ok_or(Unsupported("a message without a role"))?;
+fn one_message(message: Value, format: ContentFormat) -> Result<Value> {
+    let Value::Object(mut message) = message else {
+        return Err(Unsupported("a message is not an object"));
+    };
+    let Some(Value::String(role)) = message.get_mut("role").map(Value::take) else {
+        return Err(Unsupported("a message without a role"));
+    };
+    let (role, message) = (role.as_str(), &mut message);
     if message.contains_key("author") || present(message, "audio") {
         return Err(Unsupported("a message with an author or audio"));
     }
@@ -126,10 +128,10 @@ fn one_message(message: &Value, format: ContentFormat) -> Result<Value> {
     Ok(Value::Object(out))
 }
 
-fn joined(mut parts: Vec<Part<'_>>) -> String {
+fn joined(mut parts: Vec<Part>) -> String {
     match &mut parts[..] {
-        // Most messages are one text, which may be long.
-        [part] => std::mem::take(&mut part.text).into_owned(),
+        // Most messages are one text.
+        [part] => std::mem::take(&mut part.text),
         parts => parts.iter().map(|part| &*part.text).collect::<Vec<_>>().join("\n"),
     }
 }
@@ -139,12 +141,12 @@ fn present(object: &Map<String, Value>, key: &str) -> bool {
 }
 
 /// A text part: its text, and fields that the engine passes on unread.
-struct Part<'a> {
-    text: Cow<'a, str>,
+struct Part {
+    text: String,
     extra: Map<String, Value>,
 }
 
-impl Part<'_> {
+impl Part {
     fn into_value(self) -> Value {
         let mut out = Map::new();
         out.insert("type".to_owned(), Value::from("text"));
@@ -154,8 +156,8 @@ impl Part<'_> {
     }
 }
 
-fn text_parts<'a>(role: &str, message: &'a Map<String, Value>) -> Result<Vec<Part<'a>>> {
-    let mut parts = match message.get("content") {
+fn text_parts(role: &str, message: &mut Map<String, Value>) -> Result<Vec<Part>> {
+    let mut parts = match message.get_mut("content").map(Value::take) {
         None => Vec::new(),
         // The engine's request model takes null from these two only.
         Some(Value::Null)
@@ -164,9 +166,9 @@ fn text_parts<'a>(role: &str, message: &'a Map<String, Value>) -> Result<Vec<Par
         {
             Vec::new()
         }
-        Some(Value::String(text)) => vec![Part { text: text.into(), extra: Map::new() }],
+        Some(Value::String(text)) => vec![Part { text, extra: Map::new() }],
         Some(Value::Array(items)) => {
-            items.iter().map(|item| part(role, item)).collect::<Result<_>>()?
+            items.into_iter().map(|item| part(role, item)).collect::<Result<_>>()?
         }
         Some(_) => return Err(Unsupported("content that is neither text nor parts")),
     };
@@ -175,17 +177,18 @@ fn text_parts<'a>(role: &str, message: &'a Map<String, Value>) -> Result<Vec<Par
             if !part.text.starts_with(BILLING_LINE) {
                 return true;
             }
-            let rest = part.text.split_once('\n').map_or("", |(_, rest)| rest).to_owned();
-            part.text = rest.into();
+            part.text = part.text.split_once('\n').map_or("", |(_, rest)| rest).to_owned();
             !part.text.is_empty()
         });
     }
     Ok(parts)
 }
 
-fn part<'a>(role: &str, item: &'a Value) -> Result<Part<'a>> {
+fn part(role: &str, item: Value) -> Result<Part> {
     // Bare strings pass the engine's request model in some messages only.
-    let part = item.as_object().ok_or(Unsupported("a content part that is not an object"))?;
+    let Value::Object(mut part) = item else {
+        return Err(Unsupported("a content part that is not an object"));
+    };
     if MEDIA_FIELDS.iter().any(|field| part.contains_key(*field)) {
         return Err(Unsupported("images, audio, video or files"));
     }
@@ -195,21 +198,18 @@ fn part<'a>(role: &str, item: &'a Value) -> Result<Part<'a>> {
         Some("thinking") => "thinking",
         _ => return Err(Unsupported("a content part of an unknown type")),
     };
-    let Some(Value::String(text)) = part.get(key) else {
+    let Some(Value::String(text)) = part.get_mut(key).map(Value::take) else {
         return Err(Unsupported("a content part without its text"));
     };
-    let extra: Map<String, Value> = part
-        .iter()
-        .filter(|(name, _)| !KNOWN_PART_FIELDS.contains(&name.as_str()))
-        .map(|(name, value)| (name.clone(), value.clone()))
-        .collect();
+    part.retain(|name, _| !KNOWN_PART_FIELDS.contains(&name.as_str()));
+    let extra = part;
     if role == "system" && key != "text" {
         return Err(Unsupported("a system message of other parts than text"));
     }
     for value in extra.values() {
         plain_numbers(value)?;
     }
-    Ok(Part { text: text.into(), extra })
+    Ok(Part { text, extra })
 }
 
 fn assistant_fields(message: &Map<String, Value>, out: &mut Map<String, Value>) -> Result<()> {

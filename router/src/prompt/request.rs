@@ -1,5 +1,7 @@
 //! The fields of a chat request that decide its prompt.
 
+use std::borrow::Cow;
+
 use serde_json::{Map, Value};
 
 use super::PromptError;
@@ -42,10 +44,10 @@ const ENGINE_ONLY: [(&str, &str); 4] = [
 /// A chat request, as far as its prompt goes. All else in a request
 /// (`response_format`, sampling, `parallel_tool_calls`, ...) never reaches the
 /// template in vLLM 0.32.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Debug)]
 pub struct ChatRequestView<'a> {
     /// `messages`.
-    pub messages: &'a Value,
+    pub messages: Cow<'a, Value>,
     /// `tools`, if not null.
     pub tools: Option<&'a Value>,
     /// `tool_choice`, if not null; matters to engines that hide tools on `none`.
@@ -69,6 +71,22 @@ impl<'a> ChatRequestView<'a> {
     /// [`PromptError::Client`] without `messages`; [`PromptError::Unsupported`]
     /// for fields that are the engine's to interpret or to refuse.
     pub fn from_body(body: &'a Map<String, Value>) -> Result<Self, PromptError> {
+        Self::of(body, body.get("messages").map(Cow::Borrowed))
+    }
+
+    /// The same, with the messages taken out of the body: their texts are not copied.
+    ///
+    /// # Errors
+    /// As [`Self::from_body`].
+    pub fn taken_from(body: &'a mut Map<String, Value>) -> Result<Self, PromptError> {
+        let messages = body.get_mut("messages").map(Value::take);
+        Self::of(body, messages.map(Cow::Owned))
+    }
+
+    fn of(
+        body: &'a Map<String, Value>,
+        messages: Option<Cow<'a, Value>>,
+    ) -> Result<Self, PromptError> {
         let field = |name: &str| body.get(name).filter(|value| !value.is_null());
         let flag = |name: &str, default: bool| match body.get(name) {
             None => Ok(default),
@@ -83,7 +101,8 @@ impl<'a> ChatRequestView<'a> {
         if flag("continue_final_message", false)? {
             return Err(PromptError::Unsupported("continue_final_message"));
         }
-        let messages = field("messages")
+        let messages = messages
+            .filter(|messages| !messages.is_null())
             .ok_or_else(|| PromptError::Client("`messages` is required".to_owned()))?;
         let chat_template_kwargs = match field("chat_template_kwargs") {
             None => None,

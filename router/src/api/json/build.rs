@@ -2,7 +2,6 @@
 //! to look for them.
 
 use std::fmt::Write;
-use std::sync::Arc;
 
 use serde::Serialize;
 use splitrail_engine::json::scan::Specials;
@@ -58,7 +57,7 @@ impl Builder {
     /// The object.
     pub fn build(mut self) -> JsonObject {
         self.text.push('}');
-        JsonObject { text: Arc::new(self.text), members: self.members, marks: self.marks }
+        JsonObject { text: self.text.into(), members: self.members, marks: self.marks }
     }
 }
 
@@ -117,7 +116,7 @@ mod tests {
             let read = JsonObject::parse_str(&built.to_string()).unwrap();
             prop_assert_eq!(built.members().count(), members.len() + 1);
             prop_assert!(built.members().eq(read.members()));
-            prop_assert_eq!(&*built.text, &built.to_string());
+            prop_assert_eq!(&*built.text, built.to_string());
         }
     }
 }

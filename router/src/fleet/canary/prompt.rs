@@ -71,7 +71,7 @@ fn compute(
     let chat = {
         let body = Map::from_iter([("messages".to_owned(), messages(&text))]);
         let view = ChatRequestView::from_body(&body);
-        view.and_then(|view| model.tokenize_chat(&view, (unix_ms() / 1000) as i64))
+        view.and_then(|view| model.tokenize_chat(view, (unix_ms() / 1000) as i64))
     };
     let chat = chat.ok().map(|tokens| tokens.ids);
     Ok(Prompt { text, tokens: Tokens { chat, plain: Some(whole) }, leading })

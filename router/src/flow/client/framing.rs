@@ -235,6 +235,14 @@ impl Framing {
         self.has_ended() || *self == Self::UntilClose
     }
 
+    /// Bytes that are still to come, where that is known.
+    pub fn left(&self) -> usize {
+        match self {
+            Self::Length(left) => bounded(*left),
+            Self::Chunked(_) | Self::UntilClose => 0,
+        }
+    }
+
     /// The next piece of what was read.
     ///
     /// # Errors

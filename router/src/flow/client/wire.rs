@@ -23,6 +23,8 @@ use super::parcel::Parcel;
 /// Bytes of an answer that are read at once, and that wait for a client which is slower than
 /// its engine.
 const READ_BYTES: usize = 8 << 10;
+/// The same of one whose length is known: each read is a call of the system.
+const READ_MAX_BYTES: usize = 64 << 10;
 /// With less room than this, it is not worth while to read.
 const ROOM_MIN_BYTES: usize = 2 << 10;
 
@@ -175,17 +177,18 @@ impl Wire {
             if let Some(head) = begun(&mut self.read)? {
                 return Poll::Ready(Ok(head));
             }
-            if ready!(self.poll_read(context))? == 0 {
+            if ready!(self.poll_read(READ_BYTES, context))? == 0 {
                 return Poll::Ready(Err(Broken));
             }
         }
     }
 
-    /// Reads more; 0 at the end.
-    fn poll_read(&mut self, context: &mut Context<'_>) -> Poll<io::Result<usize>> {
-        if self.read.capacity() - self.read.len() < ROOM_MIN_BYTES {
+    /// Reads more, about so much at once; 0 at the end.
+    fn poll_read(&mut self, bytes: usize, context: &mut Context<'_>) -> Poll<io::Result<usize>> {
+        let room = self.read.capacity() - self.read.len();
+        if room < ROOM_MIN_BYTES || room < bytes && bytes > READ_BYTES {
             // What is not taken yet counts, so that the same memory can be used again.
-            self.read.reserve(READ_BYTES - self.read.len().min(READ_BYTES / 2));
+            self.read.reserve(bytes - self.read.len().min(bytes / 2));
         }
         let read = pin!(self.socket.read_buf(&mut self.read)).poll(context);
         if read.is_pending() && self.read.is_empty() {
@@ -208,7 +211,8 @@ impl Wire {
                 Ok(Piece::More) => {}
                 Err(Malformed) => return Poll::Ready(Some(Err(Broken))),
             }
-            match ready!(self.poll_read(context)) {
+            let bytes = framing.left().clamp(READ_BYTES, READ_MAX_BYTES);
+            match ready!(self.poll_read(bytes, context)) {
                 Ok(0) if framing.ends_with_connection() => return Poll::Ready(None),
                 Ok(0) | Err(_) => return Poll::Ready(Some(Err(Broken))),
                 Ok(_) => {}

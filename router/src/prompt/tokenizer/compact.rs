@@ -50,7 +50,7 @@ impl Compact {
                 Some(id) => ids.push(id),
                 None => {
                     let text = split.split_text(part);
-                    self.words.append(text, &self.scanner.words(text), ids)?;
+                    self.words.append(text, self.scanner.words(text), ids)?;
                 }
             }
         }

@@ -134,7 +134,7 @@ pub(super) fn pieces(text: &str, min_bytes: usize) -> impl Iterator<Item = &str>
 }
 
 /// The first place from there on between a letter and a space with a letter behind it.
-fn next_cut(text: &[u8], from: usize) -> Option<usize> {
+pub(super) fn next_cut(text: &[u8], from: usize) -> Option<usize> {
     let from = from.max(1);
     let spaces = memchr::memchr_iter(b' ', text.get(from..)?).map(|at| from + at);
     let letter = |at: usize| text.get(at).is_some_and(u8::is_ascii_alphabetic);

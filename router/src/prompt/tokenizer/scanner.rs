@@ -1,12 +1,18 @@
-//! Text to words, by the scanners of `fastokens` for the expressions that most models have.
+//! Text to words, for the expressions that most models have: by the scanners of `fastokens`, and
+//! plain text of the most common ones by our own (`plain`), which says of each word where it ends
+//! as soon as that is known.
 //!
-//! Its own way to them goes through its whole tokenizer, with some 60 MB for a model of 128,000
+//! The library's own way to them goes through its whole tokenizer, with some 60 MB for a model of 128,000
 //! tokens and 16 MB for each thread. The version is fixed in the workspace's `Cargo.toml`, since
 //! what is called here is none of its promises; that it has the right words is seen when a
 //! tokenizer is proven.
 
+mod plain;
+
 use fastokens::tiktoken;
 use serde_json::Value;
+
+pub(super) use plain::Words;
 
 /// The expressions that can be scanned.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -57,7 +63,12 @@ impl Scanner {
     }
 
     /// Where the words of a text begin and end.
-    pub(super) fn words(self, text: &str) -> Vec<(u32, u32)> {
+    pub(super) fn words(self, text: &str) -> Words<'_> {
+        Words::new(self, text)
+    }
+
+    /// The same by the library.
+    fn scanned(self, text: &str) -> Vec<(u32, u32)> {
         let name = match self {
             Self::DeepSeek => "deepseek",
             Self::Cl100k | Self::Qwen => "cl100k",
@@ -143,10 +154,9 @@ mod tests {
             [Scanner::DeepSeek, Scanner::Cl100k, Scanner::Qwen, Scanner::O200k, Scanner::Kimi]
         {
             let words = scanner.words(text);
-            let whole: String =
-                words.iter().map(|(from, to)| &text[*from as usize..*to as usize]).collect();
+            let whole: String = words.map(|(from, to)| &text[from as usize..to as usize]).collect();
             assert_eq!(whole, text, "{scanner:?}");
-            assert!(scanner.words("").is_empty());
+            assert_eq!(scanner.words("").count(), 0);
         }
     }
 
@@ -154,7 +164,7 @@ mod tests {
     fn qwen_has_every_digit_by_itself() {
         let words = |text: &str| -> Vec<String> {
             let words = Scanner::Qwen.words(text);
-            words.iter().map(|(from, to)| text[*from as usize..*to as usize].to_owned()).collect()
+            words.map(|(from, to)| text[from as usize..to as usize].to_owned()).collect()
         };
         assert_eq!(words("ab 1234x"), ["ab", " ", "1", "2", "3", "4", "x"]);
         assert_eq!(words("²½\u{663}"), ["²", "½", "\u{663}"]);

@@ -70,35 +70,51 @@ impl Words {
         Ok(Self { number: number.max(1), merges, whole })
     }
 
-    /// Appends the tokens of a text that was cut into words there: pairs of where a word
+    /// Appends the tokens of a text that is cut into words there: pairs of where a word
     /// begins and ends. `None` if that leaves something out.
-    pub(super) fn append(&self, text: &str, cut: &[(u32, u32)], ids: &mut Vec<u32>) -> Option<()> {
+    pub(super) fn append(
+        &self,
+        text: &str,
+        mut cuts: impl Iterator<Item = (u32, u32)>,
+        ids: &mut Vec<u32>,
+    ) -> Option<()> {
         let text = text.as_bytes();
+        let mut words = Vec::with_capacity(AT_ONCE.min(text.len()));
         let mut ended = 0;
-        let follow =
-            cut.iter().all(|(from, to)| *from == std::mem::replace(&mut ended, *to) && from < to);
-        if !follow || ended as usize != text.len() {
-            return None;
-        }
-        let mut words = Vec::with_capacity(cut.len().min(AT_ONCE));
         RECENT.with_borrow_mut(|recent| {
             recent.open();
-            for cut in cut.chunks(AT_ONCE) {
+            loop {
                 words.clear();
-                self.find(recent, text, cut, &mut words);
+                ended = self.find(recent, text, ended, &mut cuts, &mut words)?;
+                if words.is_empty() {
+                    return (ended as usize == text.len()).then_some(());
+                }
                 self.look_up(recent, text, &words, ids);
             }
-        });
-        Some(())
+        })
     }
 
-    #[inline(never)]
-    fn find(&self, recent: &Recent, text: &[u8], cut: &[(u32, u32)], words: &mut Vec<Word>) {
-        words.extend(cut.iter().map(|place| {
-            let word = Word::new(self.number, text, *place);
+    /// The next words, of which the first begins where the last one ended; says where the last
+    /// of them ends.
+    #[inline]
+    fn find(
+        &self,
+        recent: &Recent,
+        text: &[u8],
+        mut ended: u32,
+        cuts: &mut impl Iterator<Item = (u32, u32)>,
+        words: &mut Vec<Word>,
+    ) -> Option<u32> {
+        for (from, to) in cuts.take(AT_ONCE) {
+            if from != ended || to <= from || to as usize > text.len() {
+                return None;
+            }
+            let word = Word::new(self.number, text, (from, to));
             recent.prefetch(&word);
-            word
-        }));
+            words.push(word);
+            ended = to;
+        }
+        Some(ended)
     }
 
     #[inline(never)]
@@ -278,7 +294,7 @@ mod tests {
                     let at = text.len() as u32;
                     let cut = [(0, at), (at, all.len() as u32)];
                     let cut = &cut[..1 + usize::from(!around.is_empty())];
-                    words.append(&all, cut, &mut ids).unwrap();
+                    words.append(&all, cut.iter().copied(), &mut ids).unwrap();
                     assert_eq!(ids[..wanted.len()], wanted, "{word}");
                 }
             }
@@ -295,7 +311,7 @@ mod tests {
                 let words = read(model).unwrap();
                 for word in ["abcab", "abcabcabcabcabcabcabcabc"] {
                     let mut ids = Vec::new();
-                    words.append(word, &[(0, word.len() as u32)], &mut ids).unwrap();
+                    words.append(word, [(0, word.len() as u32)].into_iter(), &mut ids).unwrap();
                     let wanted = reference.tokenize(word).unwrap();
                     assert_eq!(ids, wanted.iter().map(|token| token.id).collect::<Vec<_>>());
                 }
@@ -306,12 +322,18 @@ mod tests {
     #[test]
     fn words_that_leave_something_out_are_refused() {
         let words = read(&model(&mut Draws(1), false)).unwrap();
-        for cut in
-            [&[(0, 1), (2, 3)][..], &[(0, 2)], &[(1, 3)], &[(0, 0), (0, 3)], &[(0, 2), (1, 3)]]
-        {
-            assert_eq!(words.append("abc", cut, &mut Vec::new()), None, "{cut:?}");
+        for cut in [
+            &[(0, 1), (2, 3)][..],
+            &[(0, 2)],
+            &[(1, 3)],
+            &[(0, 0), (0, 3)],
+            &[(0, 2), (1, 3)],
+            &[(0, 4)],
+        ] {
+            let cuts = cut.iter().copied();
+            assert_eq!(words.append("abc", cuts, &mut Vec::new()), None, "{cut:?}");
         }
-        assert_eq!(words.append("", &[], &mut Vec::new()), Some(()));
+        assert_eq!(words.append("", [].into_iter(), &mut Vec::new()), Some(()));
     }
 
     #[test]
