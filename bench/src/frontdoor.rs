@@ -210,20 +210,44 @@ fn cell<T: std::borrow::Borrow<Target>>(
     (size, load): (&'static str, &Arc<Load>),
     (clients, streams): (usize, bool),
 ) -> Result<Cell, Failure> {
-    let mut rounds = vec![Vec::new(); targets.len()];
+    let rounds = rounds(runtime, effort, targets, load, (clients, streams))?;
+    Cell::of(size, (clients, streams), rounds)
+}
+
+/// What each target has done, and in each round.
+type Rounds = Vec<(&'static str, Vec<Figures>)>;
+
+fn rounds<T: std::borrow::Borrow<Target>>(
+    runtime: &Runtime,
+    effort: &Effort,
+    targets: &[T],
+    load: &Arc<Load>,
+    how: (usize, bool),
+) -> Result<Rounds, Failure> {
+    let mut rounds: Rounds =
+        targets.iter().map(|target| (target.borrow().name, Vec::new())).collect();
     for round in 0..effort.rounds {
         for turn in 0..targets.len() {
             let at = (round + turn) % targets.len();
-            let target = targets[at].borrow();
-            let measuring = measure(target, load, (clients, streams), effort.lasts);
-            rounds[at].push(runtime.block_on(measuring)?);
+            let measuring = measure(targets[at].borrow(), load, how, effort.lasts);
+            rounds[at].1.push(runtime.block_on(measuring)?);
         }
     }
-    let medians = targets.iter().zip(&rounds);
-    let figures = medians.map(|(target, rounds)| (target.borrow().name, Figures::median(rounds)));
-    let cell = Cell { size, clients, streams, figures: figures.collect() };
-    cell.print()?;
-    Ok(cell)
+    Ok(rounds)
+}
+
+impl Cell {
+    /// The medians, which are told at once.
+    fn of(
+        size: &'static str,
+        (clients, streams): (usize, bool),
+        rounds: Rounds,
+    ) -> Result<Self, Failure> {
+        let medians = rounds.iter().map(|(name, rounds)| (*name, Figures::median(rounds)));
+        let cell = Self { size, clients, streams, figures: medians.collect() };
+        cell.print()?;
+        Ok(cell)
+    }
 }
 
 /// Long prompts for long: memory must not grow.

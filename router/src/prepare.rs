@@ -19,7 +19,8 @@ use crate::config::model::{Flow, Limits};
 use crate::core::{Core, Named, Served, Serving, unix_ms};
 use crate::error::{Error, Kind};
 use crate::prompt::{
-    ChatRequestView, PromptError, PromptModel, PromptTokens, Tenant, messages, responses,
+    ChatRequestView, PromptError, PromptModel, PromptTokens, Tenant, give_back_ids, messages,
+    responses,
 };
 use crate::telemetry::metrics::Metrics;
 
@@ -247,6 +248,7 @@ fn compute(core: &Core, endpoint: Endpoint, payload: Payload) -> Result<Prepared
                 unit.prompt_tokens = Some(tokens.len() as u32);
                 unit.weight_tokens = tokens.len() as u64;
                 chain_hashes(&namespace, core.hash_seed, &tokens, &mut unit.hashes);
+                give_back_ids(tokens);
             }
             Err(reason) => {
                 unit.unknown = Some(reason);

@@ -8,6 +8,7 @@ pub mod messages;
 pub mod normalise;
 pub mod request;
 pub mod responses;
+mod spare;
 pub mod stamp;
 pub mod template;
 pub mod tokenizer;
@@ -17,6 +18,7 @@ use std::path::Path;
 use serde_json::{Map, Value};
 
 pub use request::ChatRequestView;
+pub use spare::give_back_ids;
 pub use template::ContentFormat;
 pub use tokenizer::{LoadError, Tenant, TokenizeError, Tokenizer};
 

@@ -11,7 +11,6 @@ mod content_format;
 mod pyjson;
 mod pystr;
 
-use std::cell::Cell;
 use std::collections::BTreeMap;
 use std::error::Error as _;
 
@@ -19,6 +18,8 @@ use minijinja::syntax::SyntaxConfig;
 use minijinja::value::{Serde, ValueKind};
 use minijinja::{AutoEscape, Environment, Error, ErrorKind, UndefinedBehavior, Value};
 use serde_json::{Map, Value as Json};
+
+use super::spare;
 
 /// Bound on template steps of one render; an instruction is some tens of
 /// nanoseconds, and a prompt of 2,000 messages takes about half a million.
@@ -157,8 +158,7 @@ impl ChatTemplate {
         let template = self.environment.get_template(NAME).map_err(|error| syntax_error(&error))?;
         let context = self.context(input);
         // All of the messages, and something around them.
-        let mut bytes = SPARE.take();
-        bytes.reserve(text_bytes(input.messages) * 17 / 16 + 1024);
+        let bytes = spare::text(text_bytes(input.messages) * 17 / 16 + 1024);
         let mut out = Bounded { bytes, overflow: false };
         let (result, uses_clock) = clock::with_now(input.now_unix_s, || {
             template.render_captured_to(context, &mut out).map(drop)
@@ -189,23 +189,10 @@ impl ChatTemplate {
     }
 }
 
-thread_local! {
-    /// A buffer for the next prompt, so that long ones are not written into memory that the
-    /// processor has to fetch first.
-    static SPARE: Cell<Vec<u8>> = const { Cell::new(Vec::new()) };
-}
-
-/// Larger buffers are not kept.
-const SPARE_MAX_BYTES: usize = 256 << 10;
-
 impl Rendered {
     /// To be called once the text is of no more use: the thread's next prompt is written there.
     pub fn give_back(self) {
-        let mut bytes = self.text.into_bytes();
-        if bytes.capacity() <= SPARE_MAX_BYTES {
-            bytes.clear();
-            SPARE.set(bytes);
-        }
+        spare::give_back_text(self.text.into_bytes());
     }
 }
 
@@ -261,8 +248,9 @@ fn environment(syntax: SyntaxConfig) -> Environment<'static> {
     env.add_filter(apart::TEXT, apart::text);
     env.add_filter("tojson", pyjson::tojson);
     env.add_filter("indent", pystr::indent);
-    env.add_filter("trim", |value: Value, chars: Option<&str>| {
-        pystr::strip(&value.to_string(), chars, true, true).to_owned()
+    env.add_filter("trim", |value: Value, chars: Option<&str>| match value.as_str() {
+        Some(text) => pystr::stripped(&value, text, chars, (true, true)),
+        None => Value::from(pystr::strip(&value.to_string(), chars, true, true)),
     });
     // Jinja2 asks Python: a string has a length and items, a mapping as well.
     env.add_test("iterable", |value: &Value| {

@@ -34,18 +34,22 @@ pub(super) fn unknown_method(
 ) -> Result<Value, Error> {
     if value.kind() == ValueKind::String
         && let Some(text) = value.as_str()
-        && let Some(result) = string_method(text, method, args)?
+        && let Some(result) = string_method((value, text), method, args)?
     {
         return Ok(result);
     }
     minijinja_contrib::pycompat::unknown_method_callback(state, value, method, args)
 }
 
-fn string_method(text: &str, method: &str, args: &[Value]) -> Result<Option<Value>, Error> {
+fn string_method(
+    (value, text): (&Value, &str),
+    method: &str,
+    args: &[Value],
+) -> Result<Option<Value>, Error> {
     Ok(Some(match method {
         "strip" | "lstrip" | "rstrip" => {
             let (chars,): (Option<&str>,) = from_args(args)?;
-            Value::from(strip(text, chars, method != "rstrip", method != "lstrip"))
+            stripped(value, text, chars, (method != "rstrip", method != "lstrip"))
         }
         "split" => {
             let (separator, limit): (Option<&str>, Option<i64>) = from_args(args)?;
@@ -94,6 +98,19 @@ fn string_method(text: &str, method: &str, args: &[Value]) -> Result<Option<Valu
 
 fn unsupported(method: &str) -> Error {
     Error::new(ErrorKind::InvalidOperation, format!("{method}: arguments not supported"))
+}
+
+/// `str.strip` of a value that is this text. One that stays as it is is not copied: it may be long.
+pub(super) fn stripped(
+    value: &Value,
+    text: &str,
+    chars: Option<&str>,
+    (left, right): (bool, bool),
+) -> Value {
+    match strip(text, chars, left, right) {
+        same if same.len() == text.len() => value.clone(),
+        less => Value::from(less),
+    }
 }
 
 /// `str.strip` and its one-sided forms.

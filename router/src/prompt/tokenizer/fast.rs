@@ -16,6 +16,7 @@ use super::file::File;
 use super::memo::{Memo, Tenant};
 use super::words::spelled;
 use super::{pieces, proof};
+use crate::prompt::spare;
 
 /// What is kept of pieces of text and their ids.
 const MEMO_BYTES: usize = 8 << 20;
@@ -141,7 +142,7 @@ impl Fast {
         let Some(memo) = self.memo.as_ref().filter(|_| text.len() > PIECE_BYTES) else {
             return self.whole(text, add_special_tokens);
         };
-        let mut ids = Vec::with_capacity(text.len() / 3);
+        let mut ids = spare::ids(text.len() / 3);
         for piece in pieces::pieces(text, PIECE_BYTES) {
             memo.append(tenant, piece, &mut ids, |ids| self.append(piece, ids))?;
         }

@@ -20,25 +20,45 @@ pub(in crate::prompt::tokenizer) struct Words<'a> {
     text: &'a str,
     /// Where the next word begins, unless there are some in `scanned`.
     at: usize,
-    /// How many digits a word may have.
-    digits_max: usize,
+    rules: Rules,
     letters: Letters<'a>,
     /// What the library's scanner has found, from that place on.
     scanned: vec::IntoIter<(u32, u32)>,
     scanned_from: u32,
 }
 
+/// What the expressions that are known here do not have in common, as far as ASCII goes:
+///
+/// - `cl100k`: `(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}|`
+///   `?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+`; Qwen's has single digits.
+/// - DeepSeek's is three: `\p{N}{1,3}`, one for Chinese and Japanese, and of what these leave
+///   ``[!-/:-@\[-`{-~][A-Za-z]+|[^\r\n\p{L}\p{P}\p{S}]?[\p{L}\p{M}]+| ?[\p{P}\p{S}]+[\r\n]*|``
+///   `\s*[\r\n]+|\s+(?!\S)|\s+`. So spaces before a digit are at the end of a text.
+#[derive(Clone, Copy)]
+struct Rules {
+    /// How many digits a word may have.
+    digits_max: usize,
+    /// Whether `'s` and the like are words.
+    contracts: bool,
+    /// Whether digits are parted from all else before it is looked at, and what is neither
+    /// letter nor sign nor space is left over.
+    parts: bool,
+}
+
+const CL100K: Rules = Rules { digits_max: 3, contracts: true, parts: false };
+const QWEN: Rules = Rules { digits_max: 1, ..CL100K };
+const DEEP_SEEK: Rules = Rules { digits_max: 3, contracts: false, parts: true };
+
 impl<'a> Words<'a> {
     pub(super) fn new(scanner: Scanner, text: &'a str) -> Self {
-        let (at, digits_max, scanned) = match scanner {
-            Scanner::Cl100k => (0, 3, Vec::new()),
-            Scanner::Qwen => (0, 1, Vec::new()),
-            Scanner::DeepSeek | Scanner::O200k | Scanner::Kimi => {
-                (text.len(), 0, scanner.scanned(text))
-            }
+        let (at, rules, scanned) = match scanner {
+            Scanner::Cl100k => (0, CL100K, Vec::new()),
+            Scanner::Qwen => (0, QWEN, Vec::new()),
+            Scanner::DeepSeek => (0, DEEP_SEEK, Vec::new()),
+            Scanner::O200k | Scanner::Kimi => (text.len(), CL100K, scanner.scanned(text)),
         };
         let (scanned, letters) = (scanned.into_iter(), Letters::new(text.as_bytes()));
-        Self { scanner, text, at, digits_max, letters, scanned, scanned_from: 0 }
+        Self { scanner, text, at, rules, letters, scanned, scanned_from: 0 }
     }
 
     #[inline]
@@ -47,16 +67,14 @@ impl<'a> Words<'a> {
         self.text.as_bytes().get(at).copied().unwrap_or(b'\0')
     }
 
-    /// The end of the word that begins at `at`, as far as ASCII goes:
-    ///
-    /// `(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}|`
-    /// `?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+`
+    /// The end of the word that begins at `at`, as far as that is known without the library: else
+    /// the place of a byte that is not ASCII, or `at`.
     #[inline]
     fn end(&mut self) -> usize {
         let (at, first) = (self.at, self.byte(self.at));
         let next = self.byte(at + 1);
         let begins = match first {
-            b'\'' if next.is_ascii_alphabetic() => {
+            b'\'' if self.rules.contracts && next.is_ascii_alphabetic() => {
                 if let Some(end) = self.contraction() {
                     return end;
                 }
@@ -90,8 +108,12 @@ impl<'a> Words<'a> {
         let signs = at + usize::from(first == b' ');
         if first.is_ascii_digit() {
             let digits = self.run(at, |byte| byte.is_ascii_digit());
-            return digits.min(at + self.digits_max);
+            return digits.min(at + self.rules.digits_max);
         }
+        if self.rules.parts && first.is_ascii_control() && !is_space(first) {
+            return at;
+        }
+        let is_sign = |byte: u8| is_sign(byte) && !(self.rules.parts && byte.is_ascii_control());
         if is_sign(self.byte(signs)) && signs < self.text.len() {
             let end = self.run(signs, is_sign);
             return self.run(end, |byte| matches!(byte, b'\r' | b'\n'));
@@ -104,6 +126,7 @@ impl<'a> Words<'a> {
         match spaces.iter().rposition(|byte| matches!(byte, b'\r' | b'\n')) {
             Some(last) => at + last + 1,
             None if end == self.text.len() => end,
+            None if self.rules.parts && self.byte(end).is_ascii_digit() => end,
             // The last one may be part of what comes then.
             None => (end - 1).max(at + 1),
         }
@@ -149,7 +172,7 @@ impl Iterator for Words<'_> {
         }
         let end = self.end();
         // How the word goes on there is not known here.
-        if !self.byte(at).is_ascii() || !self.byte(end).is_ascii() {
+        if end == at || !self.byte(end).is_ascii() {
             return self.scan(end);
         }
         self.at = end;
@@ -237,7 +260,7 @@ mod tests {
     use super::*;
 
     fn same(text: &str) -> Result<(), TestCaseError> {
-        for scanner in [Scanner::Cl100k, Scanner::Qwen] {
+        for scanner in [Scanner::Cl100k, Scanner::Qwen, Scanner::DeepSeek] {
             let words: Vec<_> = scanner.words(text).collect();
             prop_assert_eq!(words, scanner.scanned(text), "{:?} {:?}", scanner, text);
         }
@@ -258,7 +281,7 @@ mod tests {
         #[test]
         fn words_are_those_of_the_library(
             parts in prop::collection::vec(
-                "[a-zA-Z]{1,20}|[a-z ]{1,90}| {1,4}|[0-9]{1,9}|[\\n\\r\\t \\x0b\\x0c]{1,5}|[!-/]{1,4}|'(?i:s|t|re|ve|m|ll|d|l|x)|[’é東\u{301}\u{a0}²\u{663}ſ]{1,2}|[ -~]{1,30}",
+                "[a-zA-Z]{1,20}|[a-z ]{1,90}| {1,4}|[0-9]{1,9}|[\\n\\r\\t \\x0b\\x0c]{1,5}|[!-/]{1,4}|[\\x00-\\x1f]{1,3}|'(?i:s|t|re|ve|m|ll|d|l|x)|[’é東\u{301}\u{a0}²\u{663}ſ]{1,2}|[ -~]{1,30}",
                 0..40,
             ),
         ) {

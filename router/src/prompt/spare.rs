@@ -1,0 +1,72 @@
+//! Buffers that a thread keeps for its next prompt, so that long ones are not written into memory
+//! that the processor has to fetch first.
+
+use std::cell::Cell;
+
+/// Larger buffers are not kept.
+const MAX_BYTES: usize = 256 << 10;
+
+thread_local! {
+    static TEXT: Spare<u8> = const { Spare::new() };
+    static IDS: Spare<u32> = const { Spare::new() };
+}
+
+struct Spare<T>(Cell<Vec<T>>);
+
+impl<T> Spare<T> {
+    const fn new() -> Self {
+        Self(Cell::new(Vec::new()))
+    }
+
+    fn take(&self, capacity: usize) -> Vec<T> {
+        let mut buffer = self.0.take();
+        buffer.reserve(capacity);
+        buffer
+    }
+
+    fn give_back(&self, mut buffer: Vec<T>) {
+        if buffer.capacity() * size_of::<T>() <= MAX_BYTES {
+            buffer.clear();
+            self.0.set(buffer);
+        }
+    }
+}
+
+/// An empty buffer for a rendered prompt, with room for so many bytes.
+pub(super) fn text(capacity: usize) -> Vec<u8> {
+    TEXT.with(|spare| spare.take(capacity))
+}
+
+/// To be called once the text is of no more use: the thread's next prompt is written there.
+pub(super) fn give_back_text(buffer: Vec<u8>) {
+    TEXT.with(|spare| spare.give_back(buffer));
+}
+
+/// An empty buffer for token ids, with room for so many.
+pub(super) fn ids(capacity: usize) -> Vec<u32> {
+    IDS.with(|spare| spare.take(capacity))
+}
+
+/// The same of token ids as [`give_back_text`] of texts.
+pub fn give_back_ids(buffer: Vec<u32>) {
+    IDS.with(|spare| spare.give_back(buffer));
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_buffer_that_is_given_back_is_the_next_one_and_empty() {
+        let mut buffer = ids(100);
+        buffer.extend([1, 2]);
+        let place = buffer.as_ptr();
+        give_back_ids(buffer);
+        let again = ids(50);
+        assert_eq!((again.as_ptr(), again.len()), (place, 0));
+        let other = ids(50);
+        assert_ne!(other.as_ptr(), place, "nobody else has it");
+        give_back_ids(Vec::with_capacity(MAX_BYTES));
+        assert!(ids(1).capacity() < MAX_BYTES, "what is too large is not kept");
+    }
+}
