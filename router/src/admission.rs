@@ -142,11 +142,15 @@ pub struct HeldBody {
 }
 
 impl HeldBody {
-    /// So many bytes more have come; whether there is room for them, of `max_bytes` for all.
+    /// Takes room for so many bytes more, of `max_bytes` for all; whether there was any.
     #[must_use]
     pub fn grow(&mut self, bytes: usize, max_bytes: usize) -> bool {
-        self.bytes += bytes;
-        self.admission.body_bytes.fetch_add(bytes, Relaxed) + bytes <= max_bytes
+        let fits = self.admission.body_bytes.fetch_add(bytes, Relaxed) + bytes <= max_bytes;
+        match fits {
+            true => self.bytes += bytes,
+            false => _ = self.admission.body_bytes.fetch_sub(bytes, Relaxed),
+        }
+        fits
     }
 }
 

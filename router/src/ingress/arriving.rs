@@ -11,6 +11,7 @@ use bytes::Bytes;
 use http_body::{Body, Frame, SizeHint};
 use tokio::time::{Instant, Sleep, sleep_until};
 
+use super::connection::HTTP1_BUFFER_BYTES;
 use crate::admission::HeldBody;
 use crate::config::model::Limits;
 use crate::core::Core;
@@ -19,8 +20,8 @@ use crate::error::{Error, Kind};
 /// Room that is made for a body on its word, before its bytes are there.
 pub(super) const RESERVED_MAX_BYTES: usize = 128 << 10;
 
-/// A body from this length on that comes in one piece is left in the buffer it came in, which
-/// has at most [`super::connection::HTTP1_BUFFER_BYTES`].
+/// A body from this length on that comes in one piece is left in the buffer it came in, and
+/// counted with it.
 const LEFT_MIN_BYTES: usize = 32 << 10;
 
 /// A body, passed on as it comes. The error is what the client is told.
@@ -98,8 +99,11 @@ where
         while let Some(frame) = poll_fn(|context| Pin::new(&mut self).poll_frame(context)).await {
             let Ok(piece) = frame?.into_data() else { continue };
             if piece.len() == told && told >= LEFT_MIN_BYTES && left.is_empty() {
-                left = piece;
-                continue;
+                let beside = HTTP1_BUFFER_BYTES.saturating_sub(told);
+                if self.held.grow(beside, self.bounds.all_max_bytes) {
+                    left = piece;
+                    continue;
+                }
             }
             // Each piece goes to its place at once, so that the buffer it came in is free for
             // the next one.

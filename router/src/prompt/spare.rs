@@ -25,10 +25,10 @@ impl<T> Spare<T> {
     }
 
     fn give_back(&self, mut buffer: Vec<T>) {
-        if buffer.capacity() * size_of::<T>() <= MAX_BYTES {
-            buffer.clear();
-            self.0.set(buffer);
-        }
+        let other = self.0.take();
+        let fits = buffer.capacity() * size_of::<T>() <= MAX_BYTES;
+        buffer.clear();
+        self.0.set(if fits && buffer.capacity() > other.capacity() { buffer } else { other });
     }
 }
 
@@ -66,7 +66,10 @@ mod tests {
         assert_eq!((again.as_ptr(), again.len()), (place, 0));
         let other = ids(50);
         assert_ne!(other.as_ptr(), place, "nobody else has it");
-        give_back_ids(Vec::with_capacity(MAX_BYTES));
-        assert!(ids(1).capacity() < MAX_BYTES, "what is too large is not kept");
+        for capacity in [10, 1000, 100, MAX_BYTES] {
+            give_back_ids(Vec::with_capacity(capacity));
+        }
+        let largest = ids(1).capacity();
+        assert!((1000..MAX_BYTES).contains(&largest), "the largest is kept that is not too large");
     }
 }

@@ -8,6 +8,7 @@
 //! tokenizer is proven.
 
 mod plain;
+mod starts;
 
 use fastokens::tiktoken;
 use serde_json::Value;

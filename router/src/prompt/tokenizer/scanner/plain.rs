@@ -1,18 +1,19 @@
 //! Words of plain text, one after the other.
 //!
-//! Letters are found sixty-four bytes at a time; most words are a space and letters, and take a
-//! shift and a count of zeros. What is not ASCII is left to the library's scanner, from the word
-//! that it begins in up to the next place where words end whatever stands around.
+//! Where most of them begin is found sixty-four bytes at a time (`starts`); a word that is as long,
+//! and those at the end of a text, are looked at byte by byte. What is not ASCII is left to the
+//! library's scanner, from the word that it begins in up to the next place where words end whatever
+//! stands around.
 
 use std::vec;
 
-use wide::u8x16;
-
 use super::Scanner;
+use super::starts::{contraction, starts};
 use crate::prompt::tokenizer::pieces;
 
-/// Bytes of a block: a bit each.
-const BLOCK: usize = 64;
+/// Where one byte is not ASCII others are near, and each call of the library costs something: it
+/// is given at least so much, if there is.
+const SCANNED_MIN_BYTES: usize = 64;
 
 /// Where the words of a text begin and end.
 pub(in crate::prompt::tokenizer) struct Words<'a> {
@@ -21,7 +22,10 @@ pub(in crate::prompt::tokenizer) struct Words<'a> {
     /// Where the next word begins, unless there are some in `scanned`.
     at: usize,
     rules: Rules,
-    letters: Letters<'a>,
+    /// Where the words behind that begin, as far as that is known: a bit for each byte from
+    /// `known_from` on.
+    known: u64,
+    known_from: usize,
     /// What the library's scanner has found, from that place on.
     scanned: vec::IntoIter<(u32, u32)>,
     scanned_from: u32,
@@ -35,14 +39,14 @@ pub(in crate::prompt::tokenizer) struct Words<'a> {
 ///   ``[!-/:-@\[-`{-~][A-Za-z]+|[^\r\n\p{L}\p{P}\p{S}]?[\p{L}\p{M}]+| ?[\p{P}\p{S}]+[\r\n]*|``
 ///   `\s*[\r\n]+|\s+(?!\S)|\s+`. So spaces before a digit are at the end of a text.
 #[derive(Clone, Copy)]
-struct Rules {
+pub(super) struct Rules {
     /// How many digits a word may have.
-    digits_max: usize,
+    pub(super) digits_max: usize,
     /// Whether `'s` and the like are words.
-    contracts: bool,
+    pub(super) contracts: bool,
     /// Whether digits are parted from all else before it is looked at, and what is neither
     /// letter nor sign nor space is left over.
-    parts: bool,
+    pub(super) parts: bool,
 }
 
 const CL100K: Rules = Rules { digits_max: 3, contracts: true, parts: false };
@@ -57,8 +61,9 @@ impl<'a> Words<'a> {
             Scanner::DeepSeek => (0, DEEP_SEEK, Vec::new()),
             Scanner::O200k | Scanner::Kimi => (text.len(), CL100K, scanner.scanned(text)),
         };
-        let (scanned, letters) = (scanned.into_iter(), Letters::new(text.as_bytes()));
-        Self { scanner, text, at, rules, letters, scanned, scanned_from: 0 }
+        let (known, known_from, scanned_from) = (0, 0, 0);
+        let scanned = scanned.into_iter();
+        Self { scanner, text, at, rules, known, known_from, scanned, scanned_from }
     }
 
     #[inline]
@@ -69,14 +74,13 @@ impl<'a> Words<'a> {
 
     /// The end of the word that begins at `at`, as far as that is known without the library: else
     /// the place of a byte that is not ASCII, or `at`.
-    #[inline]
-    fn end(&mut self) -> usize {
+    fn end(&self) -> usize {
         let (at, first) = (self.at, self.byte(self.at));
         let next = self.byte(at + 1);
         let begins = match first {
             b'\'' if self.rules.contracts && next.is_ascii_alphabetic() => {
-                if let Some(end) = self.contraction() {
-                    return end;
+                if let Some(bytes) = contraction(&self.text.as_bytes()[at..]) {
+                    return at + bytes;
                 }
                 true
             }
@@ -85,30 +89,19 @@ impl<'a> Words<'a> {
             _ => next.is_ascii_alphabetic(),
         };
         match begins {
-            true => self.letters.end(at + 1),
+            true => self.run(at + 1, |byte| byte.is_ascii_alphabetic()),
             false => self.end_of_others(first),
         }
     }
 
-    /// That of `'s` and the like.
-    #[inline(never)]
-    fn contraction(&self) -> Option<usize> {
-        let letters = [self.byte(self.at + 1), self.byte(self.at + 2)];
-        match letters.map(|letter| letter.to_ascii_lowercase()) {
-            [b's' | b't' | b'm' | b'd', _] => Some(self.at + 2),
-            [b'r' | b'v', b'e'] | [b'l', b'l'] => Some(self.at + 3),
-            _ => None,
-        }
-    }
-
     /// That of digits, of signs and of spaces.
-    #[inline(never)]
     fn end_of_others(&self, first: u8) -> usize {
         let at = self.at;
         let signs = at + usize::from(first == b' ');
         if first.is_ascii_digit() {
-            let digits = self.run(at, |byte| byte.is_ascii_digit());
-            return digits.min(at + self.rules.digits_max);
+            let digits = (at + 1..at + self.rules.digits_max)
+                .take_while(|at| self.byte(*at).is_ascii_digit());
+            return at + 1 + digits.count();
         }
         if self.rules.parts && first.is_ascii_control() && !is_space(first) {
             return at;
@@ -144,11 +137,38 @@ impl<'a> Words<'a> {
     #[inline(never)]
     fn scan(&mut self, behind: usize) -> Option<(u32, u32)> {
         let rest = &self.text[self.at..];
-        let end = pieces::next_cut(rest.as_bytes(), behind - self.at).unwrap_or(rest.len());
+        let from = behind - self.at + SCANNED_MIN_BYTES;
+        let end = pieces::next_cut(rest.as_bytes(), from).unwrap_or(rest.len());
         self.scanned = self.scanner.scanned(&rest[..end]).into_iter();
         self.scanned_from = self.at as u32;
         self.at += end;
         self.next_scanned()
+    }
+
+    /// The next word where its end has to be found first.
+    #[inline(never)]
+    fn next_unknown(&mut self) -> Option<(u32, u32)> {
+        if let Some(word) = self.next_scanned() {
+            return Some(word);
+        }
+        let at = self.at;
+        if let Some(bytes) = self.text.as_bytes().get(at..).and_then(|rest| rest.first_chunk()) {
+            // Of the first it is known already that it begins there.
+            (self.known, self.known_from) = (starts(bytes, self.rules) & !1, at);
+            if self.known != 0 {
+                return self.next();
+            }
+        }
+        if at >= self.text.len() {
+            return None;
+        }
+        let end = self.end();
+        // How the word goes on there is not known here.
+        if end == at || !self.byte(end).is_ascii() {
+            return self.scan(end);
+        }
+        self.at = end;
+        Some((at as u32, end as u32))
     }
 
     #[inline]
@@ -163,18 +183,11 @@ impl Iterator for Words<'_> {
 
     #[inline]
     fn next(&mut self) -> Option<(u32, u32)> {
-        if let Some(word) = self.next_scanned() {
-            return Some(word);
+        if self.known == 0 {
+            return self.next_unknown();
         }
-        let at = self.at;
-        if at >= self.text.len() {
-            return None;
-        }
-        let end = self.end();
-        // How the word goes on there is not known here.
-        if end == at || !self.byte(end).is_ascii() {
-            return self.scan(end);
-        }
+        let (at, end) = (self.at, self.known_from + self.known.trailing_zeros() as usize);
+        self.known &= self.known - 1;
         self.at = end;
         Some((at as u32, end as u32))
     }
@@ -188,69 +201,6 @@ fn is_sign(byte: u8) -> bool {
 /// As Unicode has it.
 fn is_space(byte: u8) -> bool {
     matches!(byte, b'\t'..=b'\r' | b' ')
-}
-
-/// Where letters stand.
-struct Letters<'a> {
-    text: &'a [u8],
-    /// Where the block of `others` begins.
-    block: usize,
-    /// A bit for each byte that is no letter.
-    others: u64,
-}
-
-impl<'a> Letters<'a> {
-    fn new(text: &'a [u8]) -> Self {
-        // No block begins there.
-        Self { text, block: usize::MAX, others: 0 }
-    }
-
-    /// The first place from there on without a letter.
-    #[inline]
-    fn end(&mut self, at: usize) -> usize {
-        let mut at = at;
-        loop {
-            if at & !(BLOCK - 1) != self.block {
-                self.turn_to(at & !(BLOCK - 1));
-            }
-            let others = self.others >> (at % BLOCK);
-            if others != 0 {
-                return at + others.trailing_zeros() as usize;
-            }
-            at = self.block + BLOCK;
-        }
-    }
-
-    #[inline]
-    fn turn_to(&mut self, block: usize) {
-        let rest = self.text.get(block..).unwrap_or_default();
-        self.others = match rest.first_chunk() {
-            Some(whole) => others(whole),
-            None => others_of_last(rest),
-        };
-        self.block = block;
-    }
-}
-
-#[cold]
-#[inline(never)]
-fn others_of_last(rest: &[u8]) -> u64 {
-    let mut padded = [b' '; BLOCK];
-    padded[..rest.len()].copy_from_slice(rest);
-    others(&padded)
-}
-
-#[inline]
-fn others(block: &[u8; BLOCK]) -> u64 {
-    let (parts, _) = block.as_chunks();
-    let letters = parts.iter().rev().fold(0, |mask, part| mask << 16 | u64::from(letters(*part)));
-    !letters
-}
-
-#[inline]
-fn letters(part: [u8; 16]) -> u32 {
-    let place = (u8x16::new(part) | u8x16::splat(0x20)) - u8x16::splat(b'a');
-    place.min(u8x16::splat(25)).simd_eq(place).to_bitmask()
 }
 
 #[cfg(test)]
@@ -273,6 +223,19 @@ mod tests {
             let pair = format!("{}{}", char::from(first), char::from(second));
             for text in [format!("{pair}"), format!("ab{pair}"), format!(" {pair} {pair}ll x\n")] {
                 assert!(same(&text).is_ok(), "{text:?}");
+            }
+        }
+    }
+
+    #[test]
+    fn no_text_is_looked_at_again_and_again() {
+        // Each of these takes minutes if a word costs the length of what follows it.
+        for part in ["1", " ", "\t", "\n", "!", "'", "a", "é", "é ", "1 ", " \n", "\u{1}", "'é"]
+        {
+            let text = part.repeat((1 << 20) / part.len());
+            for scanner in [Scanner::Cl100k, Scanner::Qwen, Scanner::DeepSeek] {
+                let ends = scanner.words(&text).last().map(|(_, to)| to as usize);
+                assert_eq!(ends, Some(text.len()), "{part:?}");
             }
         }
     }

@@ -1,0 +1,178 @@
+//! Where words begin in sixty-four bytes of plain text, all at once: a bit for each byte.
+//!
+//! Branches that depend on the kind of each word are foreseen one time in two, and cost more than
+//! all else there is to do. Here there are none for most text.
+
+use wide::u8x16;
+
+use super::plain::Rules;
+
+/// Bytes that are looked at.
+pub(super) const BYTES: usize = 64;
+
+/// The places where words begin, of a text of which these bytes are a part and a word begins with
+/// the first of them: a bit for each, as far as what follows cannot change it.
+#[inline]
+pub(super) fn starts(bytes: &[u8; BYTES], rules: Rules) -> u64 {
+    let kinds = Kinds::of(bytes);
+    let Kinds { letters, digits, newlines, blanks, plain_blanks, .. } = kinds;
+    let strange = kinds.strange(rules);
+    let signs = !(letters | digits | newlines | blanks | strange);
+    let spaces = blanks | newlines;
+    let behind = |mask: u64| mask << 1;
+    let before = |mask: u64| mask >> 1;
+    // A blank goes with the letters behind it, and so does a sign that stands alone.
+    let alone = signs & !behind(signs | plain_blanks) & !before(signs);
+    let words = letters & !behind(letters | blanks | alone);
+    // A plain blank goes with the signs behind it, and line ends go with the signs before them.
+    let runs_of_signs = signs & !behind(signs | plain_blanks);
+    let eaten = newlines & !newlines.wrapping_add(newlines & behind(signs));
+    let left = spaces & !eaten;
+    // Of several spaces the last one may be part of what comes then; where digits are parted from
+    // the rest, nothing comes.
+    let first_spaces = left & !behind(left);
+    let parted = if rules.parts { before(digits) } else { 0 };
+    let last_blanks = blanks & !before(spaces) & !parted;
+    let all = 1
+        | words
+        | runs_of_signs
+        | first_spaces
+        | last_blanks
+        | of_digits(digits, rules.digits_max)
+        | behind_line_ends(blanks, newlines & !eaten)
+        | if rules.contracts { behind_contractions(bytes, alone, letters) } else { 0 };
+    all & known(spaces, strange)
+}
+
+/// Where numbers begin, each of at most so many digits.
+#[inline]
+fn of_digits(digits: u64, digits_max: usize) -> u64 {
+    if digits_max == 1 {
+        return digits;
+    }
+    let mut begun = digits & !(digits << 1);
+    let mut all = begun;
+    // Where three digits have a fourth one behind them.
+    let fourth = digits & digits << 1 & digits << 2;
+    while begun != 0 {
+        begun = begun << 3 & fourth;
+        all |= begun;
+    }
+    all
+}
+
+/// Blanks behind the last line end of some spaces: those with another one behind them are not.
+#[inline]
+fn behind_line_ends(blanks: u64, newlines: u64) -> u64 {
+    let mut begun = blanks & newlines << 1;
+    let mut all = 0;
+    while begun != 0 {
+        let run = blanks >> begun.trailing_zeros();
+        let end = begun.trailing_zeros() + run.trailing_ones();
+        let is_last = newlines.checked_shr(end).unwrap_or_default() & 1 == 0;
+        all |= if is_last { begun & begun.wrapping_neg() } else { 0 };
+        begun &= begun - 1;
+    }
+    all
+}
+
+/// Letters that go on behind `'s` and the like.
+#[inline]
+fn behind_contractions(bytes: &[u8; BYTES], alone: u64, letters: u64) -> u64 {
+    let mut candidates = alone & letters >> 1;
+    let mut all = 0;
+    while candidates != 0 {
+        let at = candidates.trailing_zeros() as usize;
+        let rest = &bytes[at..];
+        if rest[0] == b'\''
+            && let Some(end) = contraction(rest)
+            && at + end < BYTES
+        {
+            all |= 1 << (at + end) & letters;
+        }
+        candidates &= candidates - 1;
+    }
+    all
+}
+
+/// How many bytes of a text that begins with an apostrophe are one of
+/// `'s`, `'t`, `'m`, `'d`, `'re`, `'ve` and `'ll`.
+pub(super) fn contraction(text: &[u8]) -> Option<usize> {
+    let letter = |at: usize| text.get(at).map_or(0, u8::to_ascii_lowercase);
+    match [letter(1), letter(2)] {
+        [b's' | b't' | b'm' | b'd', _] => Some(2),
+        [b'r' | b'v', b'e'] | [b'l', b'l'] => Some(3),
+        _ => None,
+    }
+}
+
+/// Where it does not matter what follows: before the first strange byte, or the end, and before
+/// the spaces that stand there.
+#[inline]
+fn known(spaces: u64, strange: u64) -> u64 {
+    let ends = strange.trailing_zeros();
+    let here = u64::MAX.checked_shr(u64::BITS - ends).unwrap_or_default();
+    let others = here & !spaces;
+    u64::MAX.checked_shr(others.leading_zeros()).unwrap_or_default() | 1
+}
+
+/// What kinds of bytes stand where.
+struct Kinds {
+    letters: u64,
+    digits: u64,
+    newlines: u64,
+    /// Spaces that are no line ends.
+    blanks: u64,
+    /// Of these, U+0020.
+    plain_blanks: u64,
+    /// Controls that are no spaces.
+    controls: u64,
+    /// What is not ASCII.
+    others: u64,
+}
+
+impl Kinds {
+    #[inline]
+    fn of(bytes: &[u8; BYTES]) -> Self {
+        let mut all = Self {
+            letters: 0,
+            digits: 0,
+            newlines: 0,
+            blanks: 0,
+            plain_blanks: 0,
+            controls: 0,
+            others: 0,
+        };
+        let (parts, _) = bytes.as_chunks();
+        for part in parts.iter().rev() {
+            let part = u8x16::new(*part);
+            let is = |byte: u8| part.simd_eq(u8x16::splat(byte));
+            let among = |first: u8, count: u8, part: u8x16| {
+                let place = part - u8x16::splat(first);
+                place.min(u8x16::splat(count - 1)).simd_eq(place)
+            };
+            let newline = is(b'\n') | is(b'\r');
+            let plain = is(b' ');
+            let blank = plain | is(b'\t') | is(0x0b) | is(0x0c);
+            let control = (among(0, 32, part) | is(0x7f)) & !(newline | blank);
+            for (mask, bits) in [
+                (&mut all.letters, among(b'a', 26, part | u8x16::splat(0x20))),
+                (&mut all.digits, among(b'0', 10, part)),
+                (&mut all.newlines, newline),
+                (&mut all.blanks, blank),
+                (&mut all.plain_blanks, plain),
+                (&mut all.controls, control),
+                (&mut all.others, among(0x80, 0x80, part)),
+            ] {
+                *mask = *mask << 16 | u64::from(bits.to_bitmask());
+            }
+        }
+        all
+    }
+
+    /// What is not known here.
+    #[inline]
+    fn strange(&self, rules: Rules) -> u64 {
+        if rules.parts { self.others | self.controls } else { self.others }
+    }
+}
