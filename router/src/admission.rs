@@ -142,15 +142,11 @@ pub struct HeldBody {
 }
 
 impl HeldBody {
-    /// Takes room for so many bytes more, of `max_bytes` for all; whether there was any.
+    /// So many bytes more have come; whether there is room for them, of `max_bytes` for all.
     #[must_use]
     pub fn grow(&mut self, bytes: usize, max_bytes: usize) -> bool {
-        let fits = self.admission.body_bytes.fetch_add(bytes, Relaxed) + bytes <= max_bytes;
-        match fits {
-            true => self.bytes += bytes,
-            false => _ = self.admission.body_bytes.fetch_sub(bytes, Relaxed),
-        }
-        fits
+        self.bytes += bytes;
+        self.admission.body_bytes.fetch_add(bytes, Relaxed) + bytes <= max_bytes
     }
 }
 

@@ -269,9 +269,6 @@ async fn read_whole(mut body: EngineBody, max_bytes: usize) -> Option<Result<Byt
             Some(Err(error)) => return Some(Err(error)),
             Some(Ok(frame)) => frame.into_data().unwrap_or_default(),
         };
-        if data.is_empty() {
-            continue;
-        }
         if first.len() + whole.len() + data.len() > max_bytes {
             return None;
         }

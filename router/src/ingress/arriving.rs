@@ -11,7 +11,6 @@ use bytes::Bytes;
 use http_body::{Body, Frame, SizeHint};
 use tokio::time::{Instant, Sleep, sleep_until};
 
-use super::connection::HTTP1_BUFFER_BYTES;
 use crate::admission::HeldBody;
 use crate::config::model::Limits;
 use crate::core::Core;
@@ -20,9 +19,9 @@ use crate::error::{Error, Kind};
 /// Room that is made for a body on its word, before its bytes are there.
 pub(super) const RESERVED_MAX_BYTES: usize = 128 << 10;
 
-/// A body from this length on that comes in one piece is left in the buffer it came in, and
-/// counted with it.
-const LEFT_MIN_BYTES: usize = 32 << 10;
+/// A body from this length on that comes in one piece is left in the buffer it came in. Such
+/// buffers have twice as much, about, which is not counted: a shorter one is copied.
+const LEFT_MIN_BYTES: usize = 64 << 10;
 
 /// A body, passed on as it comes. The error is what the client is told.
 pub(super) struct Arriving<B> {
@@ -99,11 +98,8 @@ where
         while let Some(frame) = poll_fn(|context| Pin::new(&mut self).poll_frame(context)).await {
             let Ok(piece) = frame?.into_data() else { continue };
             if piece.len() == told && told >= LEFT_MIN_BYTES && left.is_empty() {
-                let beside = HTTP1_BUFFER_BYTES.saturating_sub(told);
-                if self.held.grow(beside, self.bounds.all_max_bytes) {
-                    left = piece;
-                    continue;
-                }
+                left = piece;
+                continue;
             }
             // Each piece goes to its place at once, so that the buffer it came in is free for
             // the next one.

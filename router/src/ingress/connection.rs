@@ -25,7 +25,7 @@ use crate::config::model::Limits;
 const HTTP1_HEADERS: usize = 100;
 
 /// Bytes that are buffered each way on an HTTP/1 connection, at least.
-pub(super) const HTTP1_BUFFER_BYTES: usize = 128 << 10;
+const HTTP1_BUFFER_BYTES: usize = 128 << 10;
 
 /// Bytes of an answer that wait for an HTTP/2 stream's window.
 const HTTP2_SEND_BYTES: usize = 64 << 10;

@@ -100,8 +100,7 @@ impl Connections {
         std::iter::from_fn(|| idle.pop_back()).map(|(_, wire)| wire).find(|wire| wire.is_quiet())
     }
 
-    fn check_in(&self, authority: Authority, mut wire: Box<Wire>) {
-        wire.rest();
+    fn check_in(&self, authority: Authority, wire: Box<Wire>) {
         let now = Instant::now();
         let mut idle = self.idle.entry(authority).or_default();
         forget_old(&mut idle, now);

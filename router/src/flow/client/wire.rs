@@ -23,8 +23,9 @@ use super::parcel::Parcel;
 /// Bytes of an answer that are read at once, and that wait for a client which is slower than
 /// its engine.
 const READ_BYTES: usize = 8 << 10;
-/// The same of one whose length is known: each read is a call of the system.
-const READ_MAX_BYTES: usize = 64 << 10;
+/// The same of one whose length is known: each read is a call of the system. A connection that
+/// waits for its next request may keep so much.
+const READ_MAX_BYTES: usize = 16 << 10;
 /// With less room than this, it is not worth while to read.
 const ROOM_MIN_BYTES: usize = 2 << 10;
 
@@ -86,8 +87,6 @@ pub(super) struct Wire {
     pub(super) peer: Option<Peer>,
     /// What was read and nobody has taken.
     read: BytesMut,
-    /// Whether that is in more memory than a connection keeps that waits for a request.
-    is_large: bool,
 }
 
 /// What of a request is not written yet.
@@ -123,14 +122,7 @@ impl Unsent {
 impl Wire {
     pub(super) fn new(socket: TcpStream) -> Self {
         let peer = socket.peer_addr().ok().map(|address| Peer(address.ip()));
-        Self { socket, peer, read: BytesMut::new(), is_large: false }
-    }
-
-    /// To be called when an answer has ended, and the next request may be long in coming.
-    pub(super) fn rest(&mut self) {
-        if std::mem::take(&mut self.is_large) {
-            self.read = BytesMut::new();
-        }
+        Self { socket, peer, read: BytesMut::new() }
     }
 
     /// Whether a request can be sent: the engine has neither hung up nor said anything that it
@@ -198,7 +190,6 @@ impl Wire {
         if room < ROOM_MIN_BYTES || room < bytes && bytes > READ_BYTES {
             // What is not taken yet counts, so that the same memory can be used again.
             self.read.reserve(bytes - self.read.len().min(bytes / 2));
-            self.is_large |= bytes > READ_BYTES;
         }
         let read = pin!(self.socket.read_buf(&mut self.read)).poll(context);
         if read.is_pending() && self.read.is_empty() {
