@@ -19,8 +19,8 @@ use crate::error::{Error, Kind};
 /// Room that is made for a body on its word, before its bytes are there.
 pub(super) const RESERVED_MAX_BYTES: usize = 128 << 10;
 
-/// A body from this length on that comes in one piece is left in the buffer it came in. Such
-/// buffers have twice as much, about, which is not counted: a shorter one is copied.
+/// A body from this length on that comes in one piece is left in the buffer it came in. Such a
+/// buffer may be four times as long, which is not counted: shorter bodies are copied.
 const LEFT_MIN_BYTES: usize = 64 << 10;
 
 /// A body, passed on as it comes. The error is what the client is told.

@@ -1,18 +1,17 @@
 //! Words of plain text, one after the other.
 //!
-//! Where most of them begin is found sixty-four bytes at a time (`starts`); a word that is as long,
-//! and those at the end of a text, are looked at byte by byte. What is not ASCII is left to the
-//! library's scanner, from the word that it begins in up to the next place where words end whatever
-//! stands around.
+//! Where most of them begin is found sixty-four bytes at a time (`starts`). What is not ASCII, a
+//! word that is as long, and the end of a text are left to the library's scanner, from the word that
+//! is begun up to the next place where words end whatever stands around.
 
 use std::vec;
 
 use super::Scanner;
-use super::starts::{contraction, starts};
+use super::starts::starts;
 use crate::prompt::tokenizer::pieces;
 
 /// Where one byte is not ASCII others are near, and each call of the library costs something: it
-/// is given at least so much, if there is.
+/// is given at least so much, if there is, and so no byte is looked at again and again.
 const SCANNED_MIN_BYTES: usize = 64;
 
 /// Where the words of a text begin and end.
@@ -66,79 +65,12 @@ impl<'a> Words<'a> {
         Self { scanner, text, at, rules, known, known_from, scanned, scanned_from }
     }
 
-    #[inline]
-    fn byte(&self, at: usize) -> u8 {
-        // Behind the end there is none that a word could go on with.
-        self.text.as_bytes().get(at).copied().unwrap_or(b'\0')
-    }
-
-    /// The end of the word that begins at `at`, as far as that is known without the library: else
-    /// the place of a byte that is not ASCII, or `at`.
-    fn end(&self) -> usize {
-        let (at, first) = (self.at, self.byte(self.at));
-        let next = self.byte(at + 1);
-        let begins = match first {
-            b'\'' if self.rules.contracts && next.is_ascii_alphabetic() => {
-                if let Some(bytes) = contraction(&self.text.as_bytes()[at..]) {
-                    return at + bytes;
-                }
-                true
-            }
-            _ if first.is_ascii_alphabetic() => true,
-            b'\r' | b'\n' | b'0'..=b'9' | 0x80.. => false,
-            _ => next.is_ascii_alphabetic(),
-        };
-        match begins {
-            true => self.run(at + 1, |byte| byte.is_ascii_alphabetic()),
-            false => self.end_of_others(first),
-        }
-    }
-
-    /// That of digits, of signs and of spaces.
-    fn end_of_others(&self, first: u8) -> usize {
-        let at = self.at;
-        let signs = at + usize::from(first == b' ');
-        if first.is_ascii_digit() {
-            let digits = (at + 1..at + self.rules.digits_max)
-                .take_while(|at| self.byte(*at).is_ascii_digit());
-            return at + 1 + digits.count();
-        }
-        if self.rules.parts && first.is_ascii_control() && !is_space(first) {
-            return at;
-        }
-        let is_sign = |byte: u8| is_sign(byte) && !(self.rules.parts && byte.is_ascii_control());
-        if is_sign(self.byte(signs)) && signs < self.text.len() {
-            let end = self.run(signs, is_sign);
-            return self.run(end, |byte| matches!(byte, b'\r' | b'\n'));
-        }
-        let end = self.run(at, is_space);
-        if !self.byte(end).is_ascii() {
-            return end;
-        }
-        let spaces = &self.text.as_bytes()[at..end];
-        match spaces.iter().rposition(|byte| matches!(byte, b'\r' | b'\n')) {
-            Some(last) => at + last + 1,
-            None if end == self.text.len() => end,
-            None if self.rules.parts && self.byte(end).is_ascii_digit() => end,
-            // The last one may be part of what comes then.
-            None => (end - 1).max(at + 1),
-        }
-    }
-
-    /// Where bytes of a kind end that begin there.
-    #[inline]
-    fn run(&self, at: usize, is: impl Fn(u8) -> bool) -> usize {
-        let rest = self.text.as_bytes().get(at..).unwrap_or_default();
-        at + rest.iter().take_while(|byte| is(**byte)).count()
-    }
-
-    /// The library takes over, up to where words end for sure behind that place.
+    /// The library takes over, up to where words end for sure.
     #[cold]
     #[inline(never)]
-    fn scan(&mut self, behind: usize) -> Option<(u32, u32)> {
+    fn scan(&mut self) -> Option<(u32, u32)> {
         let rest = &self.text[self.at..];
-        let from = behind - self.at + SCANNED_MIN_BYTES;
-        let end = pieces::next_cut(rest.as_bytes(), from).unwrap_or(rest.len());
+        let end = pieces::next_cut(rest.as_bytes(), SCANNED_MIN_BYTES).unwrap_or(rest.len());
         self.scanned = self.scanner.scanned(&rest[..end]).into_iter();
         self.scanned_from = self.at as u32;
         self.at += end;
@@ -159,16 +91,7 @@ impl<'a> Words<'a> {
                 return self.next();
             }
         }
-        if at >= self.text.len() {
-            return None;
-        }
-        let end = self.end();
-        // How the word goes on there is not known here.
-        if end == at || !self.byte(end).is_ascii() {
-            return self.scan(end);
-        }
-        self.at = end;
-        Some((at as u32, end as u32))
+        if at < self.text.len() { self.scan() } else { None }
     }
 
     #[inline]
@@ -191,16 +114,6 @@ impl Iterator for Words<'_> {
         self.at = end;
         Some((at as u32, end as u32))
     }
-}
-
-/// Neither space nor letter nor digit, and ASCII.
-fn is_sign(byte: u8) -> bool {
-    byte.is_ascii() && !byte.is_ascii_alphanumeric() && !is_space(byte)
-}
-
-/// As Unicode has it.
-fn is_space(byte: u8) -> bool {
-    matches!(byte, b'\t'..=b'\r' | b' ')
 }
 
 #[cfg(test)]

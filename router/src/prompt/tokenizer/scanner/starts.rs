@@ -97,7 +97,7 @@ fn behind_contractions(bytes: &[u8; BYTES], alone: u64, letters: u64) -> u64 {
 
 /// How many bytes of a text that begins with an apostrophe are one of
 /// `'s`, `'t`, `'m`, `'d`, `'re`, `'ve` and `'ll`.
-pub(super) fn contraction(text: &[u8]) -> Option<usize> {
+fn contraction(text: &[u8]) -> Option<usize> {
     let letter = |at: usize| text.get(at).map_or(0, u8::to_ascii_lowercase);
     match [letter(1), letter(2)] {
         [b's' | b't' | b'm' | b'd', _] => Some(2),
