@@ -28,6 +28,11 @@ const MAX_STEPS: u64 = 10_000_000;
 /// Bound on a rendered prompt, bytes.
 const MAX_RENDERED_BYTES: usize = 64 << 20;
 
+/// Texts are copied in steps of this length. What is longer some C libraries copy by `rep movsb`,
+/// and that takes Zen 3 and Zen 4 up to twenty times as long where the text comes to lie a few
+/// bytes further on in its page: 14 us for 48 KB (glibc bug 30994).
+const STEP_BYTES: usize = 2 << 10;
+
 /// Bound on nested macro calls and includes.
 const MAX_RECURSION: usize = 120;
 
@@ -297,7 +302,9 @@ impl std::io::Write for Bounded {
             self.overflow = true;
             return Err(std::io::ErrorKind::WriteZero.into());
         }
-        self.bytes.extend_from_slice(data);
+        for step in data.chunks(STEP_BYTES) {
+            self.bytes.extend_from_slice(step);
+        }
         Ok(data.len())
     }
 

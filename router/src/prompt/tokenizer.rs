@@ -9,6 +9,7 @@ mod fast;
 mod file;
 mod files;
 mod memo;
+mod openings;
 mod pieces;
 mod proof;
 mod rebuild;

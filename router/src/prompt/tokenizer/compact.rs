@@ -3,6 +3,7 @@
 use serde_json::{Value, json};
 
 use super::file::File;
+use super::openings::Openings;
 use super::scanner::Scanner;
 use super::words::Words;
 
@@ -10,6 +11,8 @@ use super::words::Words;
 pub(super) struct Compact {
     /// All but the model.
     around: fastokens::Tokenizer,
+    /// Which texts it has nothing to do with.
+    openings: Option<Openings>,
     scanner: Scanner,
     words: Words,
 }
@@ -31,7 +34,7 @@ impl Compact {
         // There must be one. It is never asked.
         around["model"] = json!({ "type": "BPE", "vocab": { "a": 0 }, "merges": [] });
         let around = fastokens::Tokenizer::from_json(around).map_err(|error| error.to_string())?;
-        Ok(Self { around, scanner, words: Words::read(file)? })
+        Ok(Self { around, openings: Openings::of(described), scanner, words: Words::read(file)? })
     }
 
     /// Token ids; `None` if the words are not all of the text.
@@ -44,6 +47,9 @@ impl Compact {
     /// Appends the ids of a text that goes on or will, before what the post-processor does;
     /// `None` if the words are not all of the text.
     pub(super) fn append(&self, text: &str, ids: &mut Vec<u32>) -> Option<()> {
+        if self.openings.as_ref().is_some_and(|openings| openings.spare(text)) {
+            return self.words.append(text, self.scanner.words(text), ids);
+        }
         let split = self.around.build_pre_tokenized(text);
         for part in split.splits() {
             match part.token_id {

@@ -63,8 +63,9 @@ pub(super) fn can_be_cut(described: &Value, added: &[AddedToken]) -> bool {
         && cuts_into_words(&described["pre_tokenizer"])
 }
 
-/// What composes letters leaves alone what stands before a space, and the space.
-fn keeps_words_apart(normalizer: &Value) -> bool {
+/// What composes letters leaves alone what stands before a space, and the space; and all that is
+/// ASCII.
+pub(super) fn keeps_words_apart(normalizer: &Value) -> bool {
     match normalizer["normalizers"].as_array() {
         Some(steps) if normalizer["type"] == "Sequence" => steps.iter().all(keeps_words_apart),
         _ => normalizer.is_null() || normalizer["type"] == "NFC",

@@ -15,14 +15,17 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use xxhash_rust::xxh3::xxh3_64;
 
 use super::file::{File, Text};
+use super::scanner::Ends;
 use merges::Merges;
 use recent::{NUMBERS, Recent, SHORT_TOKENS, Word};
 
 thread_local! {
-    static RECENT: RefCell<Recent> = const { RefCell::new(Recent::new()) };
+    /// Most threads have no words.
+    static RECENT: RefCell<Option<Recent>> = const { RefCell::new(None) };
 }
 
-/// Words are looked up so many at once: while one is waited for, the next ones are under way.
+/// Words are looked up so many at once, or a little fewer: while one is waited for, the next ones
+/// are under way.
 const AT_ONCE: usize = 128;
 
 /// So that what a thread remembers is of one vocabulary.
@@ -70,51 +73,37 @@ impl Words {
         Ok(Self { number: number.max(1), merges, whole })
     }
 
-    /// Appends the tokens of a text that is cut into words there: pairs of where a word
-    /// begins and ends. `None` if that leaves something out.
+    /// Appends the tokens of a text of which it is said where each word ends, the next one
+    /// beginning there. `None` if that is not all of the text.
     pub(super) fn append(
         &self,
         text: &str,
-        mut cuts: impl Iterator<Item = (u32, u32)>,
+        words: impl Iterator<Item = Ends>,
         ids: &mut Vec<u32>,
     ) -> Option<()> {
         let text = text.as_bytes();
-        let mut words = Vec::with_capacity(AT_ONCE.min(text.len()));
-        let mut ended = 0;
         RECENT.with_borrow_mut(|recent| {
-            recent.open();
-            loop {
-                words.clear();
-                ended = self.find(recent, text, ended, &mut cuts, &mut words)?;
-                if words.is_empty() {
-                    return (ended as usize == text.len()).then_some(());
+            if recent.is_none() {
+                *recent = Recent::new();
+            }
+            let recent = recent.as_mut()?;
+            let (mut found, mut count) = ([Word::default(); AT_ONCE], 0);
+            let mut ended = 0;
+            for ends in words {
+                if count > AT_ONCE - u64::BITS as usize {
+                    self.look_up(recent, text, &found[..count], ids);
+                    count = 0;
                 }
-                self.look_up(recent, text, &words, ids);
+                for end in ends {
+                    let word = Word::new(self.number, text, (ended, end))?;
+                    recent.prefetch(&word);
+                    found[count] = word;
+                    (ended, count) = (end, count + 1);
+                }
             }
+            self.look_up(recent, text, &found[..count], ids);
+            (ended as usize == text.len()).then_some(())
         })
-    }
-
-    /// The next words, of which the first begins where the last one ended; says where the last
-    /// of them ends.
-    #[inline]
-    fn find(
-        &self,
-        recent: &Recent,
-        text: &[u8],
-        mut ended: u32,
-        cuts: &mut impl Iterator<Item = (u32, u32)>,
-        words: &mut Vec<Word>,
-    ) -> Option<u32> {
-        for (from, to) in cuts.take(AT_ONCE) {
-            if from != ended || to <= from || to as usize > text.len() {
-                return None;
-            }
-            let word = Word::new(self.number, text, (from, to));
-            recent.prefetch(&word);
-            words.push(word);
-            ended = to;
-        }
-        Some(ended)
     }
 
     #[inline(never)]
@@ -270,6 +259,11 @@ mod tests {
         Words::read(&File::read(json!({ "model": model }).to_string().as_bytes()).unwrap())
     }
 
+    /// Ends of words, one at a time.
+    fn each(ends: &[usize]) -> impl Iterator<Item = Ends> {
+        ends.iter().map(|end| Ends { from: *end as u32, bits: 1 })
+    }
+
     #[test]
     fn words_have_the_tokens_of_the_reference() {
         let mut draws = Draws(0x5eed);
@@ -291,10 +285,9 @@ mod tests {
                 for around in ["", "", "ccc"] {
                     let mut ids = Vec::new();
                     let all = format!("{text}{around}");
-                    let at = text.len() as u32;
-                    let cut = [(0, at), (at, all.len() as u32)];
-                    let cut = &cut[..1 + usize::from(!around.is_empty())];
-                    words.append(&all, cut.iter().copied(), &mut ids).unwrap();
+                    let ends = [text.len(), all.len()];
+                    let ends = &ends[..1 + usize::from(!around.is_empty())];
+                    words.append(&all, each(ends), &mut ids).unwrap();
                     assert_eq!(ids[..wanted.len()], wanted, "{word}");
                 }
             }
@@ -311,7 +304,7 @@ mod tests {
                 let words = read(model).unwrap();
                 for word in ["abcab", "abcabcabcabcabcabcabcabc"] {
                     let mut ids = Vec::new();
-                    words.append(word, [(0, word.len() as u32)].into_iter(), &mut ids).unwrap();
+                    words.append(word, each(&[word.len()]), &mut ids).unwrap();
                     let wanted = reference.tokenize(word).unwrap();
                     assert_eq!(ids, wanted.iter().map(|token| token.id).collect::<Vec<_>>());
                 }
@@ -322,18 +315,11 @@ mod tests {
     #[test]
     fn words_that_leave_something_out_are_refused() {
         let words = read(&model(&mut Draws(1), false)).unwrap();
-        for cut in [
-            &[(0, 1), (2, 3)][..],
-            &[(0, 2)],
-            &[(1, 3)],
-            &[(0, 0), (0, 3)],
-            &[(0, 2), (1, 3)],
-            &[(0, 4)],
-        ] {
-            let cuts = cut.iter().copied();
-            assert_eq!(words.append("abc", cuts, &mut Vec::new()), None, "{cut:?}");
+        for ends in [&[1][..], &[2], &[0, 3], &[2, 2, 3], &[2, 1, 3], &[4], &[]] {
+            assert_eq!(words.append("abc", each(ends), &mut Vec::new()), None, "{ends:?}");
         }
-        assert_eq!(words.append("", [].into_iter(), &mut Vec::new()), Some(()));
+        assert_eq!(words.append("abc", each(&[1, 3]), &mut Vec::new()), Some(()));
+        assert_eq!(words.append("", each(&[]), &mut Vec::new()), Some(()));
     }
 
     #[test]

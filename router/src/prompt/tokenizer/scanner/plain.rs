@@ -14,17 +14,33 @@ use crate::prompt::tokenizer::pieces;
 /// is given at least so much, if there is, and so no byte is looked at again and again.
 const SCANNED_MIN_BYTES: usize = 64;
 
-/// Where the words of a text begin and end.
+/// Where some words end that stand one behind the other: a bit for each byte from there on.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(in crate::prompt::tokenizer) struct Ends {
+    pub(in crate::prompt::tokenizer) from: u32,
+    pub(in crate::prompt::tokenizer) bits: u64,
+}
+
+impl Iterator for Ends {
+    type Item = u32;
+
+    #[inline(always)]
+    fn next(&mut self) -> Option<u32> {
+        let end = (self.bits != 0).then(|| self.from + self.bits.trailing_zeros())?;
+        self.bits &= self.bits - 1;
+        Some(end)
+    }
+}
+
+/// Where the words of a text end, some at a time. If that is not said of all of the text, there is
+/// nothing to be said of it.
 pub(in crate::prompt::tokenizer) struct Words<'a> {
     scanner: Scanner,
     text: &'a str,
     /// Where the next word begins, unless there are some in `scanned`.
     at: usize,
-    rules: Rules,
-    /// Where the words behind that begin, as far as that is known: a bit for each byte from
-    /// `known_from` on.
-    known: u64,
-    known_from: usize,
+    /// None where all is left to the library.
+    rules: Option<Rules>,
     /// What the library's scanner has found, from that place on.
     scanned: vec::IntoIter<(u32, u32)>,
     scanned_from: u32,
@@ -54,65 +70,60 @@ const DEEP_SEEK: Rules = Rules { digits_max: 3, contracts: false, parts: true };
 
 impl<'a> Words<'a> {
     pub(super) fn new(scanner: Scanner, text: &'a str) -> Self {
-        let (at, rules, scanned) = match scanner {
-            Scanner::Cl100k => (0, CL100K, Vec::new()),
-            Scanner::Qwen => (0, QWEN, Vec::new()),
-            Scanner::DeepSeek => (0, DEEP_SEEK, Vec::new()),
-            Scanner::O200k | Scanner::Kimi => (text.len(), CL100K, scanner.scanned(text)),
+        let rules = match scanner {
+            Scanner::Cl100k => Some(CL100K),
+            Scanner::Qwen => Some(QWEN),
+            Scanner::DeepSeek => Some(DEEP_SEEK),
+            Scanner::O200k | Scanner::Kimi => None,
         };
-        let (known, known_from, scanned_from) = (0, 0, 0);
-        let scanned = scanned.into_iter();
-        Self { scanner, text, at, rules, known, known_from, scanned, scanned_from }
+        let scanned = Vec::new().into_iter();
+        Self { scanner, text, at: 0, rules, scanned, scanned_from: 0 }
     }
 
     /// The library takes over, up to where words end for sure.
     #[cold]
     #[inline(never)]
-    fn scan(&mut self) -> Option<(u32, u32)> {
+    fn scan(&mut self) -> Option<Ends> {
         let rest = &self.text[self.at..];
-        let end = pieces::next_cut(rest.as_bytes(), SCANNED_MIN_BYTES).unwrap_or(rest.len());
-        self.scanned = self.scanner.scanned(&rest[..end]).into_iter();
+        let cut = self.rules.and_then(|_| pieces::next_cut(rest.as_bytes(), SCANNED_MIN_BYTES));
+        let end = cut.unwrap_or(rest.len());
+        let words = self.scanner.scanned(&rest[..end]);
+        if !are_whole(&words, end) {
+            self.at = self.text.len();
+            return None;
+        }
+        self.scanned = words.into_iter();
         self.scanned_from = self.at as u32;
         self.at += end;
-        self.next_scanned()
-    }
-
-    /// The next word where its end has to be found first.
-    #[inline(never)]
-    fn next_unknown(&mut self) -> Option<(u32, u32)> {
-        if let Some(word) = self.next_scanned() {
-            return Some(word);
-        }
-        let at = self.at;
-        if let Some(bytes) = self.text.as_bytes().get(at..).and_then(|rest| rest.first_chunk()) {
-            // Of the first it is known already that it begins there.
-            (self.known, self.known_from) = (starts(bytes, self.rules) & !1, at);
-            if self.known != 0 {
-                return self.next();
-            }
-        }
-        if at < self.text.len() { self.scan() } else { None }
-    }
-
-    #[inline]
-    fn next_scanned(&mut self) -> Option<(u32, u32)> {
-        let (from, to) = self.scanned.next()?;
-        Some((self.scanned_from + from, self.scanned_from + to))
+        self.next()
     }
 }
 
+/// Whether words are all of a text of that length.
+fn are_whole(words: &[(u32, u32)], len: usize) -> bool {
+    let ended = words.iter().try_fold(0, |ended, (from, to)| (*from == ended).then_some(*to));
+    ended.is_some_and(|ended| ended as usize == len)
+}
+
 impl Iterator for Words<'_> {
-    type Item = (u32, u32);
+    type Item = Ends;
 
     #[inline]
-    fn next(&mut self) -> Option<(u32, u32)> {
-        if self.known == 0 {
-            return self.next_unknown();
+    fn next(&mut self) -> Option<Ends> {
+        if let Some((_, end)) = self.scanned.next() {
+            return Some(Ends { from: self.scanned_from + end, bits: 1 });
         }
-        let (at, end) = (self.at, self.known_from + self.known.trailing_zeros() as usize);
-        self.known &= self.known - 1;
-        self.at = end;
-        Some((at as u32, end as u32))
+        let rest = &self.text.as_bytes()[self.at..];
+        if let (Some(rules), Some(bytes)) = (self.rules, rest.first_chunk()) {
+            // With the first of them a word begins and none ends.
+            let bits = starts(bytes, rules) & !1;
+            if let Some(last) = bits.checked_ilog2() {
+                let from = self.at as u32;
+                self.at += last as usize;
+                return Some(Ends { from, bits });
+            }
+        }
+        if rest.is_empty() { None } else { self.scan() }
     }
 }
 
@@ -124,8 +135,9 @@ mod tests {
 
     fn same(text: &str) -> Result<(), TestCaseError> {
         for scanner in [Scanner::Cl100k, Scanner::Qwen, Scanner::DeepSeek] {
-            let words: Vec<_> = scanner.words(text).collect();
-            prop_assert_eq!(words, scanner.scanned(text), "{:?} {:?}", scanner, text);
+            let ends: Vec<u32> = scanner.words(text).flatten().collect();
+            let wanted: Vec<u32> = scanner.scanned(text).into_iter().map(|(_, to)| to).collect();
+            prop_assert_eq!(ends, wanted, "{:?} {:?}", scanner, text);
         }
         Ok(())
     }
@@ -141,14 +153,23 @@ mod tests {
     }
 
     #[test]
+    fn words_that_leave_something_out_are_no_words() {
+        assert!(are_whole(&[(0, 1), (1, 3)], 3));
+        assert!(are_whole(&[], 0));
+        for words in [&[(0, 1), (2, 3)][..], &[(0, 2)], &[(1, 3)], &[(0, 2), (1, 3)], &[]] {
+            assert!(!are_whole(words, 3), "{words:?}");
+        }
+    }
+
+    #[test]
     fn no_text_is_looked_at_again_and_again() {
         // Each of these takes minutes if a word costs the length of what follows it.
         for part in ["1", " ", "\t", "\n", "!", "'", "a", "é", "é ", "1 ", " \n", "\u{1}", "'é"]
         {
             let text = part.repeat((1 << 20) / part.len());
             for scanner in [Scanner::Cl100k, Scanner::Qwen, Scanner::DeepSeek] {
-                let ends = scanner.words(&text).last().map(|(_, to)| to as usize);
-                assert_eq!(ends, Some(text.len()), "{part:?}");
+                let ends = scanner.words(&text).flatten().last();
+                assert_eq!(ends, Some(text.len() as u32), "{part:?}");
             }
         }
     }

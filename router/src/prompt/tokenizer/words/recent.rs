@@ -34,7 +34,7 @@ const FIRST_BYTES: [[u64; 2]; SHORT_BYTES + 1] = {
 
 /// A word of a text: where it stands, and what finds it, in halves: what is written by halves and
 /// read as a whole waits for itself.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Word {
     /// The first bytes; of a long word a hash.
     low: u64,
@@ -46,29 +46,29 @@ pub(super) struct Word {
 }
 
 impl Word {
-    /// The word that stands there, and is not empty.
+    /// The word that stands there; none if it is empty or the text ends before it.
     #[inline(always)]
-    pub(super) fn new(number: u32, text: &[u8], (from, to): (u32, u32)) -> Self {
-        let len = (to - from) as usize;
-        let (low, high) = match text[from as usize..].first_chunk::<16>() {
-            Some(chunk) if len <= SHORT_BYTES => Self::key(*chunk, len),
-            _ => Self::rare_key(&text[from as usize..to as usize]),
+    pub(super) fn new(number: u32, text: &[u8], (from, to): (u32, u32)) -> Option<Self> {
+        let len = to.checked_sub(from)? as usize;
+        let (low, high) = match text.get(from as usize..)?.first_chunk::<16>() {
+            Some(chunk) if (1..=SHORT_BYTES).contains(&len) => Self::key(*chunk, len),
+            _ => Self::rare_key(text.get(from as usize..to as usize)?)?,
         };
         let folded = low ^ high.rotate_left(32) ^ u64::from(number);
         let shelf = (folded.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 32) as u32;
-        Self { low, high, shelf, from, to }
+        Some(Self { low, high, shelf, from, to })
     }
 
-    /// That of a long word, or of one at the end of the text.
+    /// That of a long word, or of one at the end of the text. An empty one has none.
     #[cold]
     #[inline(never)]
-    fn rare_key(bytes: &[u8]) -> (u64, u64) {
+    fn rare_key(bytes: &[u8]) -> Option<(u64, u64)> {
         if bytes.len() > SHORT_BYTES {
-            return (xxh3_64(bytes), 0);
+            return Some((xxh3_64(bytes), 0));
         }
         let mut chunk = [0; 16];
         chunk[..bytes.len()].copy_from_slice(bytes);
-        Self::key(chunk, bytes.len())
+        (!bytes.is_empty()).then(|| Self::key(chunk, bytes.len()))
     }
 
     #[inline(always)]
@@ -110,6 +110,7 @@ const EMPTY: Short = Short { low: 0, high: 0, number_and_count: 0, ids: [0; SHOR
 #[repr(align(64))]
 struct Shelf([Short; 2]);
 
+#[derive(Clone)]
 struct Long {
     number: u32,
     bytes: Box<[u8]>,
@@ -118,22 +119,14 @@ struct Long {
 
 /// What one thread remembers.
 pub(super) struct Recent {
-    short: Vec<Shelf>,
-    long: Vec<Option<Long>>,
+    short: Box<[Shelf; SHORT_SHELVES]>,
+    long: Box<[Option<Long>; LONG_SHELVES]>,
 }
 
 impl Recent {
-    /// Nothing, and no room for it yet: most threads have no words.
-    pub(super) const fn new() -> Self {
-        Self { short: Vec::new(), long: Vec::new() }
-    }
-
-    /// Makes room, at first.
-    pub(super) fn open(&mut self) {
-        if self.short.is_empty() {
-            self.short = vec![Shelf([EMPTY; 2]); SHORT_SHELVES];
-            self.long.resize_with(LONG_SHELVES, || None);
-        }
+    /// Nothing yet.
+    pub(super) fn new() -> Option<Self> {
+        Some(Self { short: shelves(Shelf([EMPTY; 2]))?, long: shelves(None)? })
     }
 
     /// Has a word's shelf fetched, which is then near when the word is asked for.
@@ -172,4 +165,9 @@ impl Recent {
             self.long[word.shelf as usize % LONG_SHELVES] = Some(long);
         }
     }
+}
+
+/// An array that is never on a stack, for which it is too large.
+fn shelves<T: Clone, const COUNT: usize>(empty: T) -> Option<Box<[T; COUNT]>> {
+    vec![empty; COUNT].into_boxed_slice().try_into().ok()
 }

@@ -1,0 +1,109 @@
+//! Texts in which added tokens need not be looked for.
+//!
+//! The library copies a text and looks for a thousand tokens in it. Those that an ASCII text may
+//! have begin alike, mostly with a bracket and a bar, and few texts have that anywhere.
+
+use serde_json::Value;
+
+use super::pieces;
+
+/// A text is gone through once for each first byte: with more, the library is as quick.
+const FIRST_BYTES: usize = 3;
+
+/// How the added tokens begin that may be in an ASCII text.
+pub(super) struct Openings {
+    /// First bytes.
+    first: Vec<u8>,
+    /// First bytes with what follows them.
+    pairs: Vec<[u8; 2]>,
+}
+
+impl Openings {
+    /// Those of a tokenizer; `described` is its `tokenizer.json` with its added tokens. `None` if
+    /// there is more to be done with a text, or they begin in too many ways.
+    pub(super) fn of(described: &Value) -> Option<Self> {
+        let normalizer = &described["normalizer"];
+        // These have nothing to do with ASCII.
+        if !pieces::keeps_words_apart(normalizer) {
+            return None;
+        }
+        let (mut first, mut pairs) = (Vec::new(), Vec::new());
+        for token in described["added_tokens"].as_array()? {
+            let content = token["content"].as_str()?;
+            match *content.as_bytes() {
+                [one, other, ..] if content.is_ascii() => {
+                    first.push(one);
+                    pairs.push([one, other]);
+                }
+                // Composed, a few letters are ASCII: the sign for kelvins is a K.
+                _ if content.is_ascii()
+                    || (token["normalized"] != false && composes(normalizer)) =>
+                {
+                    return None;
+                }
+                _ => {}
+            }
+        }
+        first.sort_unstable();
+        first.dedup();
+        pairs.sort_unstable();
+        pairs.dedup();
+        (first.len() <= FIRST_BYTES).then_some(Self { first, pairs })
+    }
+
+    /// Whether none of the tokens is in a text, and it stays as it is.
+    pub(super) fn spare(&self, text: &str) -> bool {
+        let text = text.as_bytes();
+        let opens = |at: usize| self.pairs.iter().any(|pair| text[at..].starts_with(pair));
+        let lacks = |byte: &u8| !memchr::memchr_iter(*byte, text).any(opens);
+        text.is_ascii() && self.first.iter().all(lacks)
+    }
+}
+
+/// Whether a normalizer composes letters.
+fn composes(normalizer: &Value) -> bool {
+    let mut steps = normalizer["normalizers"].as_array().into_iter().flatten();
+    normalizer["type"] == "NFC" || steps.any(composes)
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    fn of(normalizer: &Value, tokens: &[(&str, bool)]) -> Option<Openings> {
+        let token = |(content, normalized): &(&str, bool)| json!({"content": content, "normalized": normalized});
+        let tokens: Vec<Value> = tokens.iter().map(token).collect();
+        Openings::of(&json!({"normalizer": normalizer, "added_tokens": tokens}))
+    }
+
+    #[test]
+    fn texts_without_an_opening_are_spared() {
+        let tokens =
+            [("<|end|>", true), ("<think>", false), ("[INST]", false), ("<｜end｜>", true)];
+        let openings = of(&Value::Null, &tokens).unwrap();
+        for text in ["", "a < b <= c, x[0] | |> <", "<", "[", "tI<"] {
+            assert!(openings.spare(text), "{text}");
+        }
+        for text in ["a<|end|>", "<t", "x[I", "é", "<｜", "a < b <|"] {
+            assert!(!openings.spare(text), "{text}");
+        }
+    }
+
+    #[test]
+    fn what_may_be_in_any_text_is_left_to_the_library() {
+        let nfc = json!({"type": "Sequence", "normalizers": [{"type": "NFC"}]});
+        let none = json!({"type": "Sequence", "normalizers": []});
+        assert!(of(&none, &[("<\u{212a}>", true)]).is_some());
+        assert!(of(&nfc, &[("<a>", true), ("<｜a｜>", false)]).is_some());
+        assert!(of(&nfc, &[("<\u{212a}>", true)]).is_none(), "composed, it is ASCII");
+        assert!(of(&Value::Null, &[("\n", false)]).is_none(), "of one byte");
+        assert!(of(&Value::Null, &[("", false)]).is_none());
+        assert!(of(&json!({"type": "Lowercase"}), &[]).is_none());
+        let many = [("<a", false), ("[a", false), ("(a", false), ("{a", false)];
+        assert!(of(&Value::Null, &many).is_none());
+        assert!(of(&Value::Null, &many[..3]).is_some());
+    }
+}
