@@ -128,7 +128,7 @@ pub fn is_harmless(text: &[u8], parts: usize) -> bool {
 }
 
 const SAMPLE: usize = 160;
-const APART: usize = 2048;
+const APART: usize = 1024;
 
 fn samples(text: &[u8]) -> impl Iterator<Item = &[u8]> {
     text.chunks_exact(APART).map(|part| &part[..SAMPLE])
