@@ -120,6 +120,17 @@ pub struct LiveRequest {
     pub arrived_unix_ms: u64,
 }
 
+/// What becomes of prompts here.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Tokenizing {
+    /// Nothing: no tokenizer is configured.
+    None,
+    /// They are tokenised in less than a millisecond, if they are of words.
+    Fast,
+    /// They are tokenised by the reference.
+    Slow,
+}
+
 /// What a configuration says is served: replaced as a whole when it changes.
 pub struct Serving {
     /// The models, in the configuration's order.
@@ -128,8 +139,8 @@ pub struct Serving {
     pub names: BTreeMap<String, Named>,
     /// Bounds.
     pub limits: Limits,
-    /// Whether every model's prompts are tokenised fast, or not at all.
-    pub tokenizes_fast: bool,
+    /// What the slowest of all models does with prompts.
+    pub tokenizing: Tokenizing,
     /// The whole configuration.
     pub config: Arc<Config>,
 }
@@ -147,11 +158,13 @@ impl Serving {
                 names.insert(adapter.clone(), Named { model, adapter: Some(adapter.clone()) });
             }
         }
-        let is_fast = |served: &Arc<Served>| {
-            served.prompt.as_ref().is_none_or(|prompt| prompt.tokenizer().is_fast())
+        let of = |served: &Arc<Served>| match &served.prompt {
+            None => Tokenizing::None,
+            Some(prompt) if prompt.tokenizer().is_fast() => Tokenizing::Fast,
+            Some(_) => Tokenizing::Slow,
         };
-        let tokenizes_fast = models.iter().all(is_fast);
-        Self { models, names, limits: config.limits.clone(), tokenizes_fast, config }
+        let tokenizing = models.iter().map(of).max().unwrap_or(Tokenizing::None);
+        Self { models, names, limits: config.limits.clone(), tokenizing, config }
     }
 
     /// The model of a configured name.

@@ -16,7 +16,7 @@ use crate::api::request::{Options, Prompt, unknown_model};
 use crate::api::sampling::edit_sampling;
 use crate::api::{Endpoint, Inbound, JsonObject, json, strict};
 use crate::config::model::{Flow, Limits};
-use crate::core::{Core, Named, Served, Serving, unix_ms};
+use crate::core::{Core, Named, Served, Serving, Tokenizing, unix_ms};
 use crate::error::{Error, Kind};
 use crate::prompt::{
     ChatRequestView, PromptError, PromptModel, PromptTokens, Tenant, give_back_ids, messages,
@@ -28,7 +28,7 @@ use crate::telemetry::metrics::Metrics;
 /// the slowest exact tokenizer.
 const INLINE_MAX_BYTES: usize = 4096;
 
-/// The same where every tokenizer is fast, if the body is of words.
+/// The same where nothing is tokenised, and where every tokenizer is fast if the body is of words.
 const FAST_INLINE_MAX_BYTES: usize = 96 << 10;
 
 /// Bodies from this length on are long: some tens of milliseconds, and more.
@@ -175,7 +175,15 @@ pub async fn prepare(
     payload: Payload,
 ) -> Result<Prepared, Error> {
     let bytes = payload.bytes();
-    if bytes <= INLINE_MAX_BYTES || (core.serving().tokenizes_fast && payload.is_harmless()) {
+    let is_short = match core.serving().tokenizing {
+        _ if bytes <= INLINE_MAX_BYTES => true,
+        // It is read in one quick pass, and what is not plain by a reader that takes some ten
+        // times as long.
+        Tokenizing::None => bytes <= FAST_INLINE_MAX_BYTES,
+        Tokenizing::Fast => payload.is_harmless(),
+        Tokenizing::Slow => false,
+    };
+    if is_short {
         return compute(core, endpoint, payload);
     }
     // The permits go with the work: a client that leaves does not free a core that

@@ -26,6 +26,13 @@ const DIGITS_MAX: usize = 15;
 /// The members of the object that is the whole of a text; `None` if that takes a closer look.
 #[must_use]
 pub fn members(text: &str) -> Option<Vec<Member>> {
+    members_of_bytes(text.as_bytes()).map(|(members, _)| members)
+}
+
+/// The same of bytes of which nobody knows yet whether they are UTF-8, and whether all of them
+/// were seen to be ASCII.
+#[must_use]
+pub fn members_of_bytes(text: &[u8]) -> Option<(Vec<Member>, bool)> {
     let mut scan = Scan::new(text);
     let at = scan.space(0);
     let mut found = Vec::with_capacity(12);
@@ -33,14 +40,15 @@ pub fn members(text: &str) -> Option<Vec<Member>> {
         return None;
     }
     let end = scan.object(at, 0, &mut found)?;
-    (scan.space(end) == text.len()).then_some(found)
+    // All that is not inside a string is one of the few bytes that stand there.
+    (scan.space(end) == text.len()).then(|| (found, scan.specials.saw_ascii()))
 }
 
 /// The string, without its quotes, inside of which a place of a JSON text is; `None` if it is in
 /// none, or the text is none.
 #[must_use]
 pub fn string_around(text: &[u8], at: usize) -> Option<Range<usize>> {
-    let mut scan = Scan { text, specials: Specials::new(text) };
+    let mut scan = Scan::new(text);
     let mut from = 0;
     loop {
         let quote = scan.specials.next(from).filter(|quote| *quote < at)?;
@@ -49,7 +57,7 @@ pub fn string_around(text: &[u8], at: usize) -> Option<Range<usize>> {
             from = quote + 1;
             continue;
         }
-        let (end, _) = scan.string(quote)?;
+        let end = scan.string(quote)?;
         if at < end {
             return Some(quote + 1..end - 1);
         }
@@ -64,8 +72,7 @@ struct Scan<'a> {
 }
 
 impl<'a> Scan<'a> {
-    fn new(text: &'a str) -> Self {
-        let text = text.as_bytes();
+    fn new(text: &'a [u8]) -> Self {
         Self { text, specials: Specials::new(text) }
     }
 
@@ -141,7 +148,7 @@ impl<'a> Scan<'a> {
 
     fn value(&mut self, at: usize, depth: usize, found: &mut Vec<Member>) -> Option<usize> {
         match self.byte(at) {
-            b'"' => self.string(at).map(|(end, _)| end),
+            b'"' => self.string(at),
             b't' => self.word(at, b"true"),
             b'f' => self.word(at, b"false"),
             b'n' => self.word(at, b"null"),
@@ -197,13 +204,13 @@ impl<'a> Scan<'a> {
         from + rest.iter().take_while(|byte| byte.is_ascii_digit()).count()
     }
 
-    /// A string from its first quote on, to behind its last; whether nothing in it is escaped.
+    /// A string from its first quote on, to behind its last.
     #[inline]
-    fn string(&mut self, at: usize) -> Option<(usize, bool)> {
+    fn string(&mut self, at: usize) -> Option<usize> {
         let end = self.specials.next(at + 1)?;
         match self.byte(end) {
-            b'"' => Some((end + 1, true)),
-            _ => self.escaped_string(end).map(|end| (end, false)),
+            b'"' => Some(end + 1),
+            _ => self.escaped_string(end),
         }
     }
 

@@ -16,6 +16,7 @@ use serde_json::value::RawValue;
 use splitrail_engine::json::scan;
 
 mod build;
+mod scanned;
 
 pub use build::{Builder, write_text};
 
@@ -66,10 +67,10 @@ impl JsonObject {
     /// # Errors
     /// A 400 with the place of what is wrong.
     pub fn parse_strictly(text: Bytes) -> Result<Self, Error> {
-        let text = utf8(text)?;
-        match scan::members(&text) {
-            Some(members) => Ok(Self::scanned(text, members)),
-            None => {
+        match scanned::members(text) {
+            Ok((text, members)) => Ok(Self::scanned(text, members)),
+            Err(text) => {
+                let text = utf8(text)?;
                 strict::check(text.as_bytes())?;
                 Self::from_text(text)
             }

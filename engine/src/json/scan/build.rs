@@ -2,14 +2,16 @@
 
 use serde_json::{Map, Value};
 
-use super::words::Specials;
 use super::{DEPTH_MAX, KEYS_MAX, Scan};
 
-/// The value that is the whole of a text; `None` if that takes a closer look. Long strings are
-/// copied by the stretches between their escapes.
+/// Room that is made for a string with escapes before its end is found.
+const ROOM_MAX_BYTES: usize = 64 << 10;
+
+/// The value that is the whole of a text; `None` if that takes a closer look. Strings are
+/// copied by the stretches between their escapes, as these are found.
 #[must_use]
 pub fn value(text: &str) -> Option<Value> {
-    let mut scan = Scan::new(text);
+    let mut scan = Scan::new(text.as_bytes());
     let at = scan.space(0);
     let (value, end) = build(&mut scan, text, at, 0)?;
     (scan.space(end) == text.len()).then_some(value)
@@ -76,37 +78,42 @@ fn list(scan: &mut Scan<'_>, text: &str, at: usize, depth: usize) -> Option<(Val
     }
 }
 
+/// A string from its first quote on, as what it says, and where it ends.
 fn string(scan: &mut Scan<'_>, text: &str, at: usize) -> Option<(String, usize)> {
-    let (end, plain) = scan.string(at)?;
-    let raw = &text[at + 1..end - 1];
-    let said = if plain { raw.to_owned() } else { unescaped(raw)? };
-    Some((said, end))
+    let mut from = at + 1;
+    let mut end = scan.specials.next(from)?;
+    if scan.byte(end) == b'"' {
+        return Some((text[from..end].to_owned(), end + 1));
+    }
+    // How long it is will be known when all of it is written.
+    let mut out = String::with_capacity((text.len() - from).min(ROOM_MAX_BYTES));
+    loop {
+        out.push_str(&text[from..end]);
+        match scan.byte(end) {
+            b'"' => break,
+            b'\\' => from = scan.escape(end)?,
+            _ => return None,
+        }
+        out.push(said(&text[end..from])?);
+        end = scan.specials.next(from)?;
+    }
+    if out.len() < out.capacity() / 2 {
+        out.shrink_to_fit();
+    }
+    Some((out, end + 1))
 }
 
-/// What a string says, of what stands between its quotes and was found to be right.
-fn unescaped(raw: &str) -> Option<String> {
-    let mut out = String::with_capacity(raw.len());
-    let mut specials = Specials::new(raw.as_bytes());
-    let mut from = 0;
-    while let Some(at) = specials.next(from) {
-        out.push_str(&raw[from..at]);
-        let (character, len) = match raw.as_bytes().get(at + 1)? {
-            b'b' => ('\x08', 2),
-            b'f' => ('\x0c', 2),
-            b'n' => ('\n', 2),
-            b'r' => ('\r', 2),
-            b't' => ('\t', 2),
-            b'u' => {
-                let code = u32::from_str_radix(raw.get(at + 2..at + 6)?, 16).ok()?;
-                (char::from_u32(code)?, 6)
-            }
-            itself => (char::from(*itself), 2),
-        };
-        out.push(character);
-        from = at + len;
-    }
-    out.push_str(&raw[from..]);
-    Some(out)
+/// What an escape says that was found to be right.
+fn said(escape: &str) -> Option<char> {
+    Some(match *escape.as_bytes().get(1)? {
+        b'b' => '\x08',
+        b'f' => '\x0c',
+        b'n' => '\n',
+        b'r' => '\r',
+        b't' => '\t',
+        b'u' => char::from_u32(u32::from_str_radix(escape.get(2..)?, 16).ok()?)?,
+        itself => char::from(itself),
+    })
 }
 
 #[cfg(test)]

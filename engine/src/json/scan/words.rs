@@ -15,6 +15,8 @@ pub struct Specials<'a> {
     /// Where the block of `mask` begins.
     block: usize,
     mask: u64,
+    /// The bits that bytes have of all blocks that were looked at.
+    bits: u8x16,
 }
 
 impl<'a> Specials<'a> {
@@ -22,7 +24,12 @@ impl<'a> Specials<'a> {
     #[must_use]
     pub fn new(text: &'a [u8]) -> Self {
         // No block begins there.
-        Self { text, block: usize::MAX, mask: 0 }
+        Self { text, block: usize::MAX, mask: 0, bits: u8x16::splat(0) }
+    }
+
+    /// Whether what was looked at is ASCII: all from a place that was asked for to the one found.
+    pub(super) fn saw_ascii(&self) -> bool {
+        self.bits.to_bitmask() == 0
     }
 
     /// The first place from `at` on with a byte that is not just text inside a string.
@@ -41,7 +48,7 @@ impl<'a> Specials<'a> {
     /// The same from a place of a block on.
     fn next_block(&mut self, mut block: usize, mut place: usize) -> Option<usize> {
         loop {
-            let mask = mask_at(self.text, block)?;
+            let mask = self.mask_at(block)?;
             let left = mask >> place;
             if left != 0 {
                 (self.block, self.mask) = (block, mask);
@@ -50,40 +57,50 @@ impl<'a> Specials<'a> {
             (block, place) = (block + BLOCK, 0);
         }
     }
-}
 
-/// The mask of the block that begins there; `None` behind the end.
-#[inline]
-fn mask_at(text: &[u8], block: usize) -> Option<u64> {
-    let rest = text.get(block..)?;
-    match rest.first_chunk() {
-        Some(whole) => Some(mask(whole)),
-        None => mask_of_last(rest),
+    /// The mask of the block that begins there; `None` behind the end.
+    #[inline]
+    fn mask_at(&mut self, block: usize) -> Option<u64> {
+        let rest = self.text.get(block..)?;
+        match rest.first_chunk() {
+            Some(whole) => Some(mask(whole, &mut self.bits)),
+            None => mask_of_last(rest, &mut self.bits),
+        }
     }
 }
 
 /// The mask of what is left of a text.
 #[cold]
 #[inline(never)]
-fn mask_of_last(rest: &[u8]) -> Option<u64> {
+fn mask_of_last(rest: &[u8], seen: &mut u8x16) -> Option<u64> {
     let mut padded = [b' '; BLOCK];
     padded[..rest.len()].copy_from_slice(rest);
-    (!rest.is_empty()).then(|| mask(&padded))
+    (!rest.is_empty()).then(|| mask(&padded, seen))
 }
 
-/// A bit for each special byte, the first one lowest.
+/// A bit for each special byte, the first one lowest. Most blocks of a prompt have none.
 #[inline]
-fn mask(block: &[u8; BLOCK]) -> u64 {
+fn mask(block: &[u8; BLOCK], seen: &mut u8x16) -> u64 {
     let (parts, _) = block.as_chunks();
-    parts.iter().rev().fold(0, |mask, part| mask << 16 | u64::from(bits(*part)))
+    let parts = [0, 1, 2, 3].map(|at| u8x16::new(parts[at]));
+    let [a, b, c, d] = parts;
+    *seen = *seen | ((a | b) | (c | d));
+    if special(parts).to_bitmask() == 0 {
+        return 0;
+    }
+    let bits = |part: &u8x16| u64::from(special([*part]).to_bitmask());
+    parts.iter().rev().fold(0, |mask, part| mask << 16 | bits(part))
 }
 
+/// All bits of each place at which one of these has a special byte.
 #[inline]
-fn bits(part: [u8; 16]) -> u32 {
-    let part = u8x16::new(part);
-    let is = |byte: u8| part.simd_eq(u8x16::splat(byte));
-    let is_control = part.min(u8x16::splat(0x1f)).simd_eq(part);
-    (is(b'"') | is(b'\\') | is_control).to_bitmask()
+fn special<const COUNT: usize>(parts: [u8x16; COUNT]) -> u8x16 {
+    // The least of them says it for all.
+    let least = |parts: [u8x16; COUNT]| parts.into_iter().fold(u8x16::splat(0xff), u8x16::min);
+    // Quotes come next to control bytes, and backslashes become zero.
+    let turned = least(parts.map(|part| part ^ u8x16::splat(b'"' ^ b' ')));
+    let slashed = least(parts.map(|part| part ^ u8x16::splat(b'\\')));
+    turned.saturating_sub(u8x16::splat(b' ')).min(slashed).simd_eq(u8x16::splat(0))
 }
 
 #[cfg(test)]
@@ -106,7 +123,10 @@ mod tests {
                     let mut block = [others; BLOCK];
                     block[place] = byte;
                     let wanted = u64::from(naive(&[byte], 0).is_some()) << place;
-                    assert_eq!(mask(&block), wanted, "{byte:#x} at {place} among {others:#x}");
+                    let mut seen = u8x16::splat(0);
+                    let found = mask(&block, &mut seen);
+                    assert_eq!(found, wanted, "{byte:#x} at {place} among {others:#x}");
+                    assert_eq!(seen.to_bitmask() == 0, block.is_ascii());
                 }
             }
         }

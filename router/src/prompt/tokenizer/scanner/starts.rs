@@ -15,10 +15,10 @@ pub(super) const BYTES: usize = 64;
 #[inline]
 pub(super) fn starts(bytes: &[u8; BYTES], rules: Rules) -> u64 {
     let kinds = Kinds::of(bytes);
-    let Kinds { letters, digits, newlines, blanks, plain_blanks, .. } = kinds;
-    let strange = kinds.strange(rules);
-    let signs = !(letters | digits | newlines | blanks | strange);
-    let spaces = blanks | newlines;
+    let Kinds { letters, digits, spaces, newlines, plain_blanks, .. } = kinds;
+    let strange = kinds.others | if rules.parts { controls(bytes) & !spaces } else { 0 };
+    let signs = !(letters | digits | spaces | strange);
+    let blanks = spaces & !newlines;
     let behind = |mask: u64| mask << 1;
     let before = |mask: u64| mask >> 1;
     // A blank goes with the letters behind it, and so does a sign that stands alone.
@@ -117,16 +117,15 @@ fn known(spaces: u64, strange: u64) -> u64 {
 }
 
 /// What kinds of bytes stand where.
+#[derive(Default)]
 struct Kinds {
     letters: u64,
     digits: u64,
+    /// Line ends, too.
+    spaces: u64,
     newlines: u64,
-    /// Spaces that are no line ends.
-    blanks: u64,
-    /// Of these, U+0020.
+    /// U+0020.
     plain_blanks: u64,
-    /// Controls that are no spaces.
-    controls: u64,
     /// What is not ASCII.
     others: u64,
 }
@@ -134,45 +133,42 @@ struct Kinds {
 impl Kinds {
     #[inline]
     fn of(bytes: &[u8; BYTES]) -> Self {
-        let mut all = Self {
-            letters: 0,
-            digits: 0,
-            newlines: 0,
-            blanks: 0,
-            plain_blanks: 0,
-            controls: 0,
-            others: 0,
-        };
+        let mut all = Self::default();
         let (parts, _) = bytes.as_chunks();
         for part in parts.iter().rev() {
             let part = u8x16::new(*part);
             let is = |byte: u8| part.simd_eq(u8x16::splat(byte));
-            let among = |first: u8, count: u8, part: u8x16| {
-                let place = part - u8x16::splat(first);
-                place.min(u8x16::splat(count - 1)).simd_eq(place)
-            };
-            let newline = is(b'\n') | is(b'\r');
             let plain = is(b' ');
-            let blank = plain | is(b'\t') | is(0x0b) | is(0x0c);
-            let control = (among(0, 32, part) | is(0x7f)) & !(newline | blank);
             for (mask, bits) in [
                 (&mut all.letters, among(b'a', 26, part | u8x16::splat(0x20))),
                 (&mut all.digits, among(b'0', 10, part)),
-                (&mut all.newlines, newline),
-                (&mut all.blanks, blank),
+                // From the tabulator on, all of them but one.
+                (&mut all.spaces, among(b'\t', 5, part) | plain),
+                (&mut all.newlines, is(b'\n') | is(b'\r')),
                 (&mut all.plain_blanks, plain),
-                (&mut all.controls, control),
-                (&mut all.others, among(0x80, 0x80, part)),
+                // Their highest bits.
+                (&mut all.others, part),
             ] {
                 *mask = *mask << 16 | u64::from(bits.to_bitmask());
             }
         }
         all
     }
+}
 
-    /// What is not known here.
-    #[inline]
-    fn strange(&self, rules: Rules) -> u64 {
-        if rules.parts { self.others | self.controls } else { self.others }
-    }
+/// Controls, some of which are spaces.
+fn controls(bytes: &[u8; BYTES]) -> u64 {
+    let (parts, _) = bytes.as_chunks();
+    parts.iter().rev().fold(0, |mask, part| {
+        let part = u8x16::new(*part);
+        let bits = among(0, 32, part) | part.simd_eq(u8x16::splat(0x7f));
+        mask << 16 | u64::from(bits.to_bitmask())
+    })
+}
+
+/// All bits of the bytes that are among so many, from a first one on.
+#[inline]
+fn among(first: u8, count: u8, part: u8x16) -> u8x16 {
+    let place = part - u8x16::splat(first);
+    place.min(u8x16::splat(count - 1)).simd_eq(place)
 }
