@@ -28,7 +28,7 @@ use crate::telemetry::metrics::Metrics;
 /// the slowest exact tokenizer.
 const INLINE_MAX_BYTES: usize = 4096;
 
-/// The same where nothing is tokenised, and where every tokenizer is fast if the body is of words.
+/// The same where every tokenizer is fast, or there is none, if the body is of words.
 const FAST_INLINE_MAX_BYTES: usize = 96 << 10;
 
 /// Bodies from this length on are long: some tens of milliseconds, and more.
@@ -117,21 +117,26 @@ pub struct Made {
 }
 
 /// Whether text of so many parts is of the length and kind that a fast tokenizer has done in
-/// less than a millisecond: of words, as far as samples tell, with nothing that goes on for
-/// long, and not of many small parts (a chat's messages), each of which costs the template its
-/// time.
+/// less than a millisecond: of words, with nothing that goes on for long, and not of many small
+/// parts (a chat's messages), each of which costs the template its time.
 pub fn is_harmless(text: &[u8], parts: usize) -> bool {
+    parts.saturating_mul(SAMPLE) <= text.len() && is_of_words(text, APART)
+}
+
+/// Whether text is short enough, and of words as far as samples tell that are so far apart.
+fn is_of_words(text: &[u8], apart: usize) -> bool {
     let words = |part: &[u8]| part.contains(&b' ') && part.iter().any(u8::is_ascii_alphabetic);
-    text.len() <= FAST_INLINE_MAX_BYTES
-        && parts.saturating_mul(SAMPLE) <= text.len()
-        && samples(text).all(words)
+    text.len() <= FAST_INLINE_MAX_BYTES && samples(text, apart).all(words)
 }
 
 const SAMPLE: usize = 160;
 const APART: usize = 1024;
+/// The same of a body that is read and not tokenised: a list of small values takes its reader two
+/// or three milliseconds at most.
+const FAR_APART: usize = 4096;
 
-fn samples(text: &[u8]) -> impl Iterator<Item = &[u8]> {
-    text.chunks_exact(APART).map(|part| &part[..SAMPLE])
+fn samples(text: &[u8], apart: usize) -> impl Iterator<Item = &[u8]> {
+    text.chunks_exact(apart).map(|part| &part[..SAMPLE])
 }
 
 impl Payload {
@@ -147,9 +152,16 @@ impl Payload {
             Self::Json(text) => {
                 // Nearly every object in a body is a part.
                 let count = |part: &[u8]| memchr::memchr_iter(b'{', part).count();
-                let objects = || samples(text).map(count).sum::<usize>();
-                is_harmless(text, 0) && objects() <= samples(text).count()
+                let objects = || samples(text, APART).map(count).sum::<usize>();
+                is_harmless(text, 0) && objects() <= samples(text, APART).count()
             }
+            Self::Made { is_harmless, .. } => *is_harmless,
+        }
+    }
+
+    fn is_of_words(&self) -> bool {
+        match self {
+            Self::Json(text) => is_of_words(text, FAR_APART),
             Self::Made { is_harmless, .. } => *is_harmless,
         }
     }
@@ -177,9 +189,7 @@ pub async fn prepare(
     let bytes = payload.bytes();
     let is_short = match core.serving().tokenizing {
         _ if bytes <= INLINE_MAX_BYTES => true,
-        // It is read in one quick pass, and what is not plain by a reader that takes some ten
-        // times as long.
-        Tokenizing::None => bytes <= FAST_INLINE_MAX_BYTES,
+        Tokenizing::None => payload.is_of_words(),
         Tokenizing::Fast => payload.is_harmless(),
         Tokenizing::Slow => false,
     };

@@ -84,7 +84,7 @@ fn mask(block: &[u8; BLOCK], seen: &mut u8x16) -> u64 {
     let (parts, _) = block.as_chunks();
     let parts = [0, 1, 2, 3].map(|at| u8x16::new(parts[at]));
     let [a, b, c, d] = parts;
-    *seen = *seen | ((a | b) | (c | d));
+    *seen |= (a | b) | (c | d);
     if special(parts).to_bitmask() == 0 {
         return 0;
     }
