@@ -340,6 +340,17 @@ mod tests {
     }
 
     #[test]
+    fn a_body_that_is_not_utf8_is_told_so_wherever_that_is() {
+        for text in
+            [&b"{\"a\":\"\xff\"}"[..], b"{\"\xc3\":1}", b"{\"a\":1}\x80", b"\xff", b"{\"a\":\xe9}"]
+        {
+            let error = JsonObject::parse_strictly(Bytes::from_static(text)).unwrap_err();
+            assert_eq!(error.status(), 400);
+            assert_eq!(error.message(), "the body is not valid UTF-8");
+        }
+    }
+
+    #[test]
     fn a_long_value_is_sent_from_where_it_came_in() {
         let long = format!("[\"{}\"]", "x".repeat(APART_BYTES));
         let text = format!(r#"{{"a":1,"messages":{long} , "b" : 2,"more":{long}}}"#);

@@ -4,9 +4,6 @@ use serde_json::{Map, Value};
 
 use super::{DEPTH_MAX, KEYS_MAX, Scan};
 
-/// Room that is made for a string with escapes before its end is found.
-const ROOM_MAX_BYTES: usize = 64 << 10;
-
 /// The value that is the whole of a text; `None` if that takes a closer look. Strings are
 /// copied by the stretches between their escapes, as these are found.
 #[must_use]
@@ -85,9 +82,13 @@ fn string(scan: &mut Scan<'_>, text: &str, at: usize) -> Option<(String, usize)>
     if scan.byte(end) == b'"' {
         return Some((text[from..end].to_owned(), end + 1));
     }
-    // How long it is will be known when all of it is written.
-    let mut out = String::with_capacity((text.len() - from).min(ROOM_MAX_BYTES));
+    // How long it is will be known when all of it is written: short ones are many, and long ones
+    // are to be copied seldom.
+    let mut out = String::with_capacity(end - from + 64);
     loop {
+        if out.capacity() - out.len() < end - from {
+            out.reserve(end - from + 3 * out.len());
+        }
         out.push_str(&text[from..end]);
         match scan.byte(end) {
             b'"' => break,
