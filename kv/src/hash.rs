@@ -7,6 +7,8 @@
 
 use xxhash_rust::xxh3::Xxh3;
 
+use crate::chain::Chain;
+
 /// The version of how namespaces and blocks are hashed. Routers and side-cars exchange
 /// hashes only if theirs is the same.
 pub const HASH_LAYOUT: u32 = 2;
@@ -163,15 +165,8 @@ pub fn chain_hashes(
     tokens: &[u32],
     out: &mut Vec<BlockHash>,
 ) {
-    out.clear();
-    let block_size = namespace.block_size as usize;
-    if block_size == 0 {
-        return;
-    }
-    let hasher = BlockHasher::new(seed);
-    let mut parent = namespace.root(seed);
-    out.extend(tokens.chunks_exact(block_size).map(|block| {
-        parent = hasher.next(parent, block);
-        parent
-    }));
+    let mut chain = Chain::new(namespace, seed);
+    chain.reuse(std::mem::take(out));
+    chain.append(tokens);
+    *out = chain.into_hashes();
 }

@@ -1,12 +1,13 @@
 //! The pure core of Splitrail: which worker holds which part of a prompt.
 //!
 //! Prompts and KV events meet in one currency, the chained [`BlockHash`]: the
-//! router hashes a prompt ([`hash::chain_hashes`]), the [`Index`] hashes the
+//! router hashes a prompt ([`Chain`]), the [`Index`] hashes the
 //! blocks which workers report ([`Index::apply`]), and [`Index::find`] says how
 //! many blocks of the prompt each worker has. Nothing here reads a clock, opens
 //! a socket, logs or draws a random number: the same calls give the same
 //! results, in production as in simulation.
 
+pub mod chain;
 pub mod event;
 pub mod hash;
 pub mod index;
@@ -15,6 +16,7 @@ pub mod prefetch;
 pub mod recent;
 pub mod usage;
 
+pub use chain::Chain;
 pub use event::{EngineHash, KvEvent, StoredBlock, Tier};
 pub use hash::{BlockHash, BlockHasher, HASH_LAYOUT, HashSeed, Namespace, chain_hashes, next_hash};
 pub use index::{

@@ -2,7 +2,7 @@
 #![allow(clippy::unwrap_used)]
 
 use proptest::prelude::*;
-use splitrail_kv::{BlockHash, HashSeed, Namespace, chain_hashes, next_hash};
+use splitrail_kv::{BlockHash, Chain, HashSeed, Namespace, chain_hashes, next_hash};
 
 const SEED: HashSeed = HashSeed(7);
 const PLAIN: Namespace<'_> =
@@ -174,5 +174,38 @@ proptest! {
             flips += (next_hash(SEED, BlockHash(parent), &other).0 ^ whole).count_ones();
         }
         prop_assert!((14_000..19_000).contains(&flips), "{flips} of {} bits", 512 * 64);
+    }
+}
+
+proptest! {
+    #[test]
+    fn a_chain_is_the_same_however_its_tokens_come(
+        portions in proptest::collection::vec(proptest::collection::vec(0_u32..3, 0..40), 0..12),
+        block_size in 0_u32..20,
+        split in 0_usize..12,
+    ) {
+        let namespace = Namespace { block_size, ..PLAIN };
+        let tokens = portions.concat();
+        let wanted = chain(&namespace, SEED, &tokens);
+        let (mut ours, mut behind) = (Chain::new(&namespace, SEED), Chain::new(&namespace, SEED));
+        for (at, portion) in portions.iter().enumerate() {
+            let (blocks, had) = (ours.hashes().len(), ours.tokens());
+            ours.append(portion);
+            // What one chain has done another one is told, for some of it.
+            if at < split {
+                let made = &ours.hashes()[blocks..];
+                behind.append_done(ours.tokens() - had, made, ours.rest());
+            } else {
+                behind.append(portion);
+            }
+        }
+        for got in [ours, behind] {
+            prop_assert_eq!(got.tokens(), tokens.len());
+            prop_assert_eq!(got.root(), namespace.root(SEED));
+            let full = wanted.len() * block_size as usize;
+            prop_assert_eq!(got.rest(), if block_size == 0 { &[][..] } else { &tokens[full..] });
+            let hashes: Vec<u64> = got.into_hashes().into_iter().map(|hash| hash.0).collect();
+            prop_assert_eq!(&hashes, &wanted);
+        }
     }
 }

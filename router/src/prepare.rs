@@ -9,7 +9,7 @@ use std::sync::Arc;
 use bytes::Bytes;
 use serde_json::{Map, Value};
 use splitrail_engine::json::scan;
-use splitrail_kv::{BlockHash, Namespace, chain_hashes};
+use splitrail_kv::{BlockHash, Chain, Namespace};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
 use crate::api::request::{Options, Prompt, unknown_model};
@@ -18,10 +18,7 @@ use crate::api::{Endpoint, Inbound, JsonObject, json, strict};
 use crate::config::model::{Flow, Limits};
 use crate::core::{Core, Named, Served, Serving, Tokenizing, unix_ms};
 use crate::error::{Error, Kind};
-use crate::prompt::{
-    ChatRequestView, PromptError, PromptModel, PromptTokens, Tenant, give_back_ids, messages,
-    responses,
-};
+use crate::prompt::{ChatRequestView, PromptError, PromptModel, messages, responses};
 use crate::telemetry::metrics::Metrics;
 
 /// Bodies up to this length are prepared on the reactor: under a millisecond with
@@ -241,24 +238,22 @@ fn compute(core: &Core, endpoint: Endpoint, payload: Payload) -> Result<Prepared
             }
             false => 0,
         };
+        let mut chain = Chain::new(&namespace, core.hash_seed);
         let mut unit = Unit {
             prompt_index,
             further_sample: false,
             prompt_tokens: None,
             unknown: None,
-            namespace: namespace.root(core.hash_seed),
+            namespace: chain.root(),
             hashes: Vec::new(),
             weight_tokens: (weight / BYTES_PER_TOKEN) as u64,
             body,
         };
-        // Of whom nothing is shared by the engines, nothing is shared here.
-        let tenant = Tenant(unit.namespace.0);
-        match tokenize((&served, tenant), &unit.body, prompt, weight, &serving.limits)? {
-            Ok(tokens) => {
-                unit.prompt_tokens = Some(tokens.len() as u32);
-                unit.weight_tokens = tokens.len() as u64;
-                chain_hashes(&namespace, core.hash_seed, &tokens, &mut unit.hashes);
-                give_back_ids(tokens);
+        match tokenize(&served, &unit.body, prompt, weight, &serving.limits, &mut chain)? {
+            Ok(()) => {
+                unit.prompt_tokens = Some(chain.tokens() as u32);
+                unit.weight_tokens = chain.tokens() as u64;
+                unit.hashes = chain.into_hashes();
             }
             Err(reason) => {
                 unit.unknown = Some(reason);
@@ -329,14 +324,16 @@ fn label(reason: &'static str) -> String {
     reason.chars().map(plain).collect()
 }
 
-/// The exact tokens, or why they cannot be known: the router never guesses.
+/// The blocks of the exact tokens, or why they cannot be known: the router never guesses. Of
+/// whom nothing is shared by the engines, whose chains have other roots, nothing is shared here.
 fn tokenize(
-    (served, tenant): (&Served, Tenant),
+    served: &Served,
     body: &JsonObject,
     prompt: Prompt,
     bytes: usize,
     limits: &Limits,
-) -> Result<Result<Vec<u32>, &'static str>, Error> {
+    chain: &mut Chain,
+) -> Result<Result<(), &'static str>, Error> {
     if bytes > limits.tokenize_max_bytes {
         return Ok(Err("longer than limits.tokenize_max_bytes"));
     }
@@ -344,20 +341,24 @@ fn tokenize(
         return Ok(Err("truncate_prompt_tokens"));
     }
     let member = if matches!(prompt, Prompt::Responses) { "input" } else { "messages" };
-    let tokens = match (prompt, &served.prompt) {
+    let done = match (prompt, &served.prompt) {
         (Prompt::Opaque(reason), _) => return Ok(Err(reason)),
-        (Prompt::Tokens(ids), _) => return Ok(Ok(ids)),
+        (Prompt::Tokens(ids), _) => {
+            chain.append(&ids);
+            Ok(())
+        }
         (_, None) => return Ok(Err("no_tokenizer")),
         (Prompt::Text(text), Some(model)) => {
             let special = body.get::<bool>("add_special_tokens", "true or false")?.unwrap_or(true);
-            model.tokenize_text_of(tenant, &text, special)
+            model.chain_text(&text, special, chain)
         }
         (prompt, Some(model)) => {
-            chat_fields(body).map(|fields| tokenize_chat((model, tenant), &prompt, fields))?
+            let fields = chat_fields(body)?;
+            tokenize_chat(model, &prompt, fields, chain)
         }
     };
-    match tokens {
-        Ok(tokens) => Ok(Ok(tokens.ids)),
+    match done {
+        Ok(()) => Ok(Ok(())),
         Err(PromptError::Unsupported(reason)) => Ok(Err(reason)),
         Err(PromptError::Client(message)) => Err(Error::invalid(member, message)),
         Err(PromptError::Internal(message)) => {
@@ -367,19 +368,20 @@ fn tokenize(
     }
 }
 
-/// The tokens of what is a chat, or is made one.
+/// The same of what is a chat, or is made one.
 fn tokenize_chat(
-    (model, tenant): (&PromptModel, Tenant),
+    model: &PromptModel,
     prompt: &Prompt,
     fields: Map<String, Value>,
-) -> Result<PromptTokens, PromptError> {
+    chain: &mut Chain,
+) -> Result<(), PromptError> {
     let mut fields = match prompt {
         Prompt::Messages => messages::chat_of(&fields)?,
         Prompt::Responses => responses::chat_of(&fields)?,
         _ => fields,
     };
     let view = ChatRequestView::taken_from(&mut fields)?;
-    model.tokenize_chat_of(tenant, view, (unix_ms() / 1000) as i64)
+    model.chain_chat(view, (unix_ms() / 1000) as i64, chain)
 }
 
 /// The body as values, for the template.

@@ -16,11 +16,11 @@ pub mod tokenizer;
 use std::path::Path;
 
 use serde_json::{Map, Value};
+use splitrail_kv::Chain;
 
 pub use request::ChatRequestView;
-pub use spare::give_back_ids;
 pub use template::ContentFormat;
-pub use tokenizer::{LoadError, Tenant, TokenizeError, Tokenizer};
+pub use tokenizer::{LoadError, TokenizeError, Tokenizer};
 
 use normalise::Unsupported;
 use template::{ChatInput, ChatTemplate, TemplateError};
@@ -148,21 +148,21 @@ impl PromptModel {
         text: &str,
         add_special_tokens: bool,
     ) -> Result<PromptTokens, PromptError> {
-        self.tokenize_text_of(Tenant::default(), text, add_special_tokens)
+        let ids = self.tokenizer.encode(text, add_special_tokens)?;
+        Ok(PromptTokens { ids, uses_clock: false })
     }
 
-    /// The same of a tenant's prompt; see [`Tokenizer::encode_of`].
+    /// Appends the same ids to a chain; see [`Tokenizer::chain`].
     ///
     /// # Errors
     /// As [`Self::tokenize_text`].
-    pub fn tokenize_text_of(
+    pub fn chain_text(
         &self,
-        tenant: Tenant,
         text: &str,
         add_special_tokens: bool,
-    ) -> Result<PromptTokens, PromptError> {
-        let ids = self.tokenizer.encode_of(tenant, text, add_special_tokens)?;
-        Ok(PromptTokens { ids, uses_clock: false })
+        chain: &mut Chain,
+    ) -> Result<(), PromptError> {
+        Ok(self.tokenizer.chain(text, add_special_tokens, chain)?)
     }
 
     /// Token ids of a chat request, rendered at `now_unix_s` (seconds since
@@ -175,28 +175,39 @@ impl PromptModel {
         chat: ChatRequestView<'_>,
         now_unix_s: i64,
     ) -> Result<PromptTokens, PromptError> {
-        self.tokenize_chat_of(Tenant::default(), chat, now_unix_s)
+        let special = chat.add_special_tokens;
+        let rendered = self.render_supported(chat, now_unix_s)?;
+        let prompt = self.tokenize_text(&rendered.text, special)?;
+        Ok(PromptTokens { uses_clock: rendered.uses_clock, ..prompt })
     }
 
-    /// The same of a tenant's chat; see [`Tokenizer::encode_of`].
+    /// Appends the same ids to a chain; see [`Tokenizer::chain`].
     ///
     /// # Errors
     /// See [`PromptError`].
-    pub fn tokenize_chat_of(
+    pub fn chain_chat(
         &self,
-        tenant: Tenant,
         chat: ChatRequestView<'_>,
         now_unix_s: i64,
-    ) -> Result<PromptTokens, PromptError> {
-        if let Some(reason) = self.tokenizer.unsupported() {
-            return Err(PromptError::Unsupported(reason));
-        }
+        chain: &mut Chain,
+    ) -> Result<(), PromptError> {
         let special = chat.add_special_tokens;
-        let rendered = self.render_chat(chat, now_unix_s)?;
-        let prompt = self.tokenize_text_of(tenant, &rendered.text, special)?;
-        let uses_clock = rendered.uses_clock;
+        let rendered = self.render_supported(chat, now_unix_s)?;
+        self.chain_text(&rendered.text, special, chain)?;
         rendered.give_back();
-        Ok(PromptTokens { uses_clock, ..prompt })
+        Ok(())
+    }
+
+    /// A chat's text, if its tokens can be known.
+    fn render_supported(
+        &self,
+        chat: ChatRequestView<'_>,
+        now_unix_s: i64,
+    ) -> Result<template::Rendered, PromptError> {
+        match self.tokenizer.unsupported() {
+            Some(reason) => Err(PromptError::Unsupported(reason)),
+            None => self.render_chat(chat, now_unix_s),
+        }
     }
 
     /// The text that [`Self::tokenize_chat`] tokenizes.

@@ -6,7 +6,8 @@ use std::path::{Path, PathBuf};
 
 use proptest::prelude::*;
 use serde_json::{Value, json};
-use splitrail::prompt::{Tenant, Tokenizer};
+use splitrail::prompt::Tokenizer;
+use splitrail_kv::{Chain, HashSeed, Namespace};
 
 /// How well-known models cut text into words.
 const LLAMA: &str = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+";
@@ -50,7 +51,22 @@ impl Pair {
             let wanted = self.reference.encode_fast(text, special).unwrap();
             let got = self.ours.encode(text, special).unwrap();
             assert!(got == wanted.get_ids(), "{}: other ids for {text:?}", self.name);
+            self.check_chain("a tenant", text, special, wanted.get_ids());
         }
+    }
+
+    /// The blocks that the router knows a prompt by, some of which it remembers.
+    fn check_chain(&self, salt: &str, text: &str, special: bool, wanted: &[u32]) {
+        let namespace =
+            Namespace { salt: Some(salt), model: self.name, adapter: None, block_size: 16 };
+        let [mut all, mut got] = [(); 2].map(|()| Chain::new(&namespace, HashSeed(7)));
+        all.append(wanted);
+        self.ours.chain(text, special, &mut got).unwrap();
+        assert!(
+            (got.hashes(), got.rest(), got.tokens()) == (all.hashes(), all.rest(), all.tokens()),
+            "{}: other blocks for {text:?}",
+            self.name
+        );
     }
 }
 
@@ -166,10 +182,11 @@ fn what_is_remembered_of_other_texts_changes_no_ids() {
             // In the middle of words, numbers and white space; then it goes on otherwise.
             let other: String = documents[at % documents.len()].chars().take(400).collect();
             let text = format!("{start}{other}");
-            let wanted = pair.reference.encode_fast(text.as_str(), false).unwrap();
-            for tenant in [1, 2, 1] {
-                let got = pair.ours.encode_of(Tenant(tenant), &text, false).unwrap();
-                assert!(got == wanted.get_ids(), "{}: {} bytes", pair.name, start.len());
+            for special in [false, true] {
+                let wanted = pair.reference.encode_fast(text.as_str(), special).unwrap();
+                for tenant in ["a", "b", "a"] {
+                    pair.check_chain(tenant, &text, special, wanted.get_ids());
+                }
             }
         }
     }

@@ -48,7 +48,7 @@ pub(super) fn ids(capacity: usize) -> Vec<u32> {
 }
 
 /// The same of token ids as [`give_back_text`] of texts.
-pub fn give_back_ids(buffer: Vec<u32>) {
+pub(super) fn give_back_ids(buffer: Vec<u32>) {
     IDS.with(|spare| spare.give_back(buffer));
 }
 

@@ -24,6 +24,7 @@ use std::path::{Path, PathBuf};
 use std::thread;
 
 use serde_json::Value;
+use splitrail_kv::Chain;
 use tokenizers::AddedToken;
 
 use super::template::SpecialTokens;
@@ -31,7 +32,6 @@ use crate::memory;
 use fast::{Example, Fast};
 use file::File;
 use files::Files;
-pub use memo::Tenant;
 use rebuild::{Family, Finish};
 use select::Selected;
 use special::{Sources, Tokens};
@@ -174,32 +174,38 @@ impl Tokenizer {
     /// [`TokenizeError::Unsupported`] for every text if the engine's tokenizer
     /// could not be rebuilt, [`TokenizeError::Failed`] if the library refuses.
     pub fn encode(&self, text: &str, add_special_tokens: bool) -> Result<Vec<u32>, TokenizeError> {
-        self.encode_of(Tenant::default(), text, add_special_tokens)
+        self.check()?;
+        match &self.library {
+            Library::Fast(fast) => fast.encode(text, add_special_tokens),
+            Library::Reference(reference) => {
+                let encoding = reference.encode_fast(text, add_special_tokens).ok();
+                encoding.map(|encoding| encoding.get_ids().to_vec())
+            }
+        }
+        .ok_or(TokenizeError::Failed)
     }
 
-    /// The same of a tenant's text: what is remembered of it, for the next text that has parts
-    /// of it, is of use to that tenant only.
+    /// Appends the same ids to a chain that has none yet. What is remembered of the text, for the
+    /// next one that begins like it, is of use to chains of the same root only.
     ///
     /// # Errors
-    /// As [`Self::encode`].
-    pub fn encode_of(
+    /// As [`Self::encode`]; what the chain has then is of no use.
+    pub fn chain(
         &self,
-        tenant: Tenant,
         text: &str,
         add_special_tokens: bool,
-    ) -> Result<Vec<u32>, TokenizeError> {
-        if let Some(reason) = self.unsupported {
-            return Err(TokenizeError::Unsupported(reason));
+        chain: &mut Chain,
+    ) -> Result<(), TokenizeError> {
+        self.check()?;
+        if let Library::Fast(fast) = &self.library {
+            return fast.chain(text, add_special_tokens, chain).ok_or(TokenizeError::Failed);
         }
-        match &self.library {
-            Library::Fast(fast) => {
-                fast.encode(text, add_special_tokens, tenant).ok_or(TokenizeError::Failed)
-            }
-            Library::Reference(reference) => {
-                let encoding = reference.encode_fast(text, add_special_tokens);
-                Ok(encoding.map_err(|_| TokenizeError::Failed)?.get_ids().to_vec())
-            }
-        }
+        chain.append(&self.encode(text, add_special_tokens)?);
+        Ok(())
+    }
+
+    fn check(&self) -> Result<(), TokenizeError> {
+        self.unsupported.map_or(Ok(()), |reason| Err(TokenizeError::Unsupported(reason)))
     }
 
     /// Whether text of tens of kilobytes takes it less than a millisecond.

@@ -1,52 +1,73 @@
-//! The ids of pieces of text, kept: what was tokenised once is looked up when it comes again,
-//! so that a turn of a conversation pays for its new text only.
+//! What became of beginnings of texts, kept: a turn of a conversation pays for its new text only.
 //!
-//! A piece is found by all of its text and by whose it is: the time that a request takes tells
-//! nobody what another tenant has sent. Two generations bound the memory: what was not asked
-//! for while a generation filled up goes with the one before it.
+//! A text is known piece by piece, each piece together with all of the text before it; so of a
+//! piece nothing need be kept but the hashes of the blocks that it fills, which is a tenth of its
+//! text and ids. A beginning is found by what its blocks' hashes follow upon and by a keyed hash
+//! of 128 bits of it: the time that a request takes tells nobody what another tenant has sent.
+//! Two generations bound the memory: what was not asked for while a generation filled up goes
+//! with the one before it.
 
 use std::collections::HashMap;
+use std::hash::{BuildHasher, RandomState};
 use std::sync::{Arc, Mutex, PoisonError};
 
-use xxhash_rust::xxh3::xxh3_64;
+use splitrail_kv::{BlockHash, Chain};
+use xxhash_rust::xxh3::xxh3_128_with_seed;
 
-/// Whoever has a number of their own shares nothing with others here.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
-pub struct Tenant(pub u64);
+use crate::quick_hash::QuickHash;
 
 /// Locks that are taken one at a time, each for some of the pieces.
 const SHARDS: usize = 16;
-/// What a piece takes beside its text and ids.
-const OVERHEAD_BYTES: usize = 128;
+/// What a piece takes beside its hashes and ids.
+const OVERHEAD_BYTES: usize = 160;
 
-/// Pieces and their ids.
+/// Beginnings of texts and what became of them.
 #[derive(Debug)]
 pub(super) struct Memo {
     shards: [Mutex<Shard>; SHARDS],
     /// Of one generation of a shard.
     max_bytes: usize,
+    /// Nobody can choose where their pieces go, nor two texts that are taken for one.
+    seed: u64,
 }
 
-/// Whose a piece is, and a hash of it. The map's own hash is keyed: nobody can choose where
-/// their pieces go.
-type Key = (Tenant, u64);
+/// The beginning of a text.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(super) struct Key {
+    low: u64,
+    high: u64,
+}
 
+impl Key {
+    /// That with one piece more. Keys that differ still do behind the same piece: the halves are
+    /// a seed of the next hash, and a part of the sum.
+    #[must_use]
+    pub(super) fn with(self, piece: &str) -> Self {
+        let hash = xxh3_128_with_seed(piece.as_bytes(), self.low);
+        let high =
+            ((hash >> 64) as u64).wrapping_add(self.high.wrapping_mul(0x9e37_79b9_7f4a_7c15));
+        Self { low: hash as u64, high }
+    }
+}
+
+/// What a piece makes of a chain that has come to it.
 #[derive(Debug)]
 struct Piece {
-    text: Box<str>,
-    ids: Box<[u32]>,
+    tokens: usize,
+    hashes: Box<[BlockHash]>,
+    rest: Box<[u32]>,
 }
 
 impl Piece {
     fn bytes(&self) -> usize {
-        self.text.len() + size_of_val(&*self.ids) + OVERHEAD_BYTES
+        size_of_val(&*self.hashes) + size_of_val(&*self.rest) + OVERHEAD_BYTES
     }
 }
 
 #[derive(Debug, Default)]
 struct Shard {
-    young: HashMap<Key, Arc<Piece>>,
-    old: HashMap<Key, Arc<Piece>>,
+    young: HashMap<Key, Arc<Piece>, QuickHash>,
+    old: HashMap<Key, Arc<Piece>, QuickHash>,
     young_bytes: usize,
 }
 
@@ -76,28 +97,38 @@ impl Shard {
 impl Memo {
     /// Nothing yet, and never more than so many bytes.
     pub(super) fn new(max_bytes: usize) -> Self {
-        Self { shards: Default::default(), max_bytes: max_bytes / SHARDS / 2 }
+        let seed = RandomState::new().hash_one(0);
+        Self { shards: Default::default(), max_bytes: max_bytes / SHARDS / 2, seed }
     }
 
-    /// Appends a piece's ids, which `make` appends if they are not here.
+    /// The beginning of all texts whose chains are like this one. What stands before the text,
+    /// if anything, is the same for all of one `kind`.
+    pub(super) fn start(&self, chain: &Chain, kind: bool) -> Key {
+        Key { low: self.seed ^ u64::from(kind), high: chain.root().0 }
+    }
+
+    /// Appends to a chain what the last piece before `key` becomes, which `make` appends if it
+    /// is not here.
     pub(super) fn append(
         &self,
-        tenant: Tenant,
-        text: &str,
-        ids: &mut Vec<u32>,
-        make: impl FnOnce(&mut Vec<u32>) -> Option<()>,
+        key: Key,
+        chain: &mut Chain,
+        make: impl FnOnce(&mut Chain) -> Option<()>,
     ) -> Option<()> {
-        let key = (tenant, xxh3_64(text.as_bytes()));
-        let shard = &self.shards[(key.1 >> 32) as usize % SHARDS];
+        let shard = &self.shards[(key.high >> 32) as usize % SHARDS];
         let lock = || shard.lock().unwrap_or_else(PoisonError::into_inner);
         let found = lock().get(key, self.max_bytes);
-        if let Some(piece) = found.filter(|piece| *piece.text == *text) {
-            ids.extend_from_slice(&piece.ids);
+        if let Some(Piece { tokens, hashes, rest }) = found.as_deref() {
+            chain.append_done(*tokens, hashes, rest);
             return Some(());
         }
-        let had = ids.len();
-        make(ids)?;
-        let piece = Piece { text: text.into(), ids: ids[had..].into() };
+        let (tokens, blocks) = (chain.tokens(), chain.hashes().len());
+        make(chain)?;
+        let piece = Piece {
+            tokens: chain.tokens() - tokens,
+            hashes: chain.hashes()[blocks..].into(),
+            rest: chain.rest().into(),
+        };
         if piece.bytes() <= self.max_bytes / 2 {
             lock().put(key, Arc::new(piece), self.max_bytes);
         }
@@ -118,42 +149,73 @@ impl Memo {
 #[cfg(test)]
 #[allow(clippy::unwrap_used)]
 mod tests {
+    use splitrail_kv::{HashSeed, Namespace};
+
     use super::*;
 
-    /// The ids of a text, and whether they had to be made.
-    fn ask(memo: &Memo, tenant: u64, text: &str) -> (Vec<u32>, bool) {
-        let (mut ids, mut made) = (vec![7], false);
-        let make = |ids: &mut Vec<u32>| {
-            made = true;
-            ids.extend(text.bytes().map(u32::from));
-            Some(())
-        };
-        memo.append(Tenant(tenant), text, &mut ids, make).unwrap();
-        (ids, made)
+    fn chain(salt: &str) -> Chain {
+        let namespace = Namespace { salt: Some(salt), model: "m", adapter: None, block_size: 4 };
+        Chain::new(&namespace, HashSeed(7))
+    }
+
+    /// A text in two pieces as a chain, and whether each of them had to be made.
+    fn ask(memo: &Memo, salt: &str, kind: bool, text: [&str; 2]) -> (Chain, [bool; 2]) {
+        let mut chain = chain(salt);
+        let mut key = memo.start(&chain, kind);
+        let made = text.map(|piece| {
+            let mut made = false;
+            let ids: Vec<u32> = piece.bytes().map(u32::from).collect();
+            key = key.with(piece);
+            let make = |chain: &mut Chain| {
+                made = true;
+                chain.append(&ids);
+                Some(())
+            };
+            memo.append(key, &mut chain, make).unwrap();
+            made
+        });
+        (chain, made)
     }
 
     #[test]
-    fn a_piece_is_made_once_for_each_tenant() {
+    fn a_piece_is_made_once_behind_the_same_text_for_each_tenant() {
         let memo = Memo::new(1 << 20);
-        assert_eq!(ask(&memo, 1, "ab"), (vec![7, 97, 98], true));
-        assert_eq!(ask(&memo, 1, "ab"), (vec![7, 97, 98], false));
-        assert_eq!(ask(&memo, 2, "ab"), (vec![7, 97, 98], true), "and tells others nothing");
-        assert_eq!(memo.append(Tenant(1), "x", &mut Vec::new(), |_| None), None);
-        assert!(ask(&memo, 1, "x").1, "what failed is not kept");
+        for (salt, kind, text, wanted) in [
+            ("a", false, ["one two", " three"], [true, true]),
+            ("a", false, ["one two", " three"], [false, false]),
+            ("a", false, ["one two", " four"], [false, true]),
+            ("a", false, ["one too", " three"], [true, true]),
+            ("b", false, ["one two", " three"], [true, true]),
+            ("a", true, ["one two", " three"], [true, true]),
+            ("b", false, ["one two", " four"], [false, true]),
+        ] {
+            let (got, made) = ask(&memo, salt, kind, text);
+            assert_eq!(made, wanted, "{salt} {kind} {text:?}");
+            let mut all = chain(salt);
+            all.append(&text.concat().bytes().map(u32::from).collect::<Vec<_>>());
+            assert_eq!(
+                (got.hashes(), got.rest(), got.tokens()),
+                (all.hashes(), all.rest(), all.tokens())
+            );
+        }
+        let mut chain = chain("a");
+        let key = memo.start(&chain, false).with("x");
+        assert_eq!(memo.append(key, &mut chain, |_| None), None);
+        assert!(ask(&memo, "a", false, ["x", "y"]).1[0], "what failed is not kept");
     }
 
     #[test]
     fn memory_is_bounded_and_what_is_used_stays() {
         let memo = Memo::new(1 << 18);
-        let often = "often used".repeat(20);
-        ask(&memo, 0, &often);
+        let often = ["often ", "used"];
+        ask(&memo, "a", false, often);
         for number in 0..4000 {
-            ask(&memo, 0, &format!("{number:200}"));
-            assert!(!ask(&memo, 0, &often).1, "{number}");
+            ask(&memo, "a", false, [&format!("{number:200}"), ""]);
+            assert_eq!(ask(&memo, "a", false, often).1, [false; 2], "{number}");
             assert!(memo.bytes() <= 1 << 18);
         }
         assert!(memo.bytes() > 1 << 16, "most of the room is in use");
-        ask(&memo, 0, &"x".repeat(1 << 18));
+        ask(&memo, "a", false, [&"x".repeat(1 << 18), ""]);
         assert!(memo.bytes() <= 1 << 18, "what is too long is not kept");
     }
 }
