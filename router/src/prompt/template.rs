@@ -10,6 +10,7 @@ mod clock;
 mod content_format;
 mod pyjson;
 mod pystr;
+mod shared;
 
 use std::collections::BTreeMap;
 use std::error::Error as _;
@@ -20,6 +21,7 @@ use minijinja::{AutoEscape, Environment, Error, ErrorKind, UndefinedBehavior, Va
 use serde_json::{Map, Value as Json};
 
 use super::spare;
+use shared::Shared;
 
 /// Bound on template steps of one render; an instruction is some tens of
 /// nanoseconds, and a prompt of 2,000 messages takes about half a million.
@@ -29,8 +31,9 @@ const MAX_STEPS: u64 = 10_000_000;
 const MAX_RENDERED_BYTES: usize = 64 << 20;
 
 /// Texts are copied in steps of this length. What is longer glibc copies by `rep movsb` (2.36, where
-/// the processor says that this is fast), and where the text comes to lie one to fifteen bytes further
-/// on in its page, that took a Zen 4 sixteen times as long: 13.7 us for 48 KB, 0.84 elsewhere.
+/// the processor says that this is fast). Where the copy comes to lie a little further on in its page,
+/// that took sixteen times as long for 48 KB as elsewhere: 13.7 us of a Zen 4, up to 15 bytes further
+/// on, and 16 us of a Zen 3, up to 31.
 const STEP_BYTES: usize = 2 << 10;
 
 /// Bound on nested macro calls and includes.
@@ -212,7 +215,7 @@ fn text_bytes(value: &Json) -> usize {
 }
 
 fn from_json(value: &Json) -> Value {
-    Value::from(Serde(value))
+    Value::from(Serde(Shared(value)))
 }
 
 fn syntax() -> Result<SyntaxConfig, Error> {

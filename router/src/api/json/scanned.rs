@@ -1,6 +1,6 @@
 //! A client's body as text, by one look at its bytes.
 //!
-//! One of two files of this crate with `unsafe`: that bytes are ASCII is seen where an object's
+//! One of three files of this crate with `unsafe`: that bytes are ASCII is seen where an object's
 //! members are looked for, and the standard library would look at all of them once more.
 
 #![allow(unsafe_code)]

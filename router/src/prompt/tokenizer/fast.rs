@@ -19,7 +19,7 @@ use super::words::spelled;
 use super::{pieces, proof};
 use crate::prompt::spare;
 
-/// What is kept of texts: the blocks of some fifty megabytes.
+/// What is kept of texts: the blocks of tens of megabytes.
 const MEMO_BYTES: usize = 8 << 20;
 /// Texts are cut into pieces of this length: a turn pays for its new text, and for one of them.
 const PIECE_BYTES: usize = 4 << 10;
