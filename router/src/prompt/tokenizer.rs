@@ -176,7 +176,7 @@ impl Tokenizer {
     pub fn encode(&self, text: &str, add_special_tokens: bool) -> Result<Vec<u32>, TokenizeError> {
         self.check()?;
         match &self.library {
-            Library::Fast(fast) => fast.encode(text, add_special_tokens),
+            Library::Fast(fast) => fast.whole(text, add_special_tokens),
             Library::Reference(reference) => {
                 let encoding = reference.encode_fast(text, add_special_tokens).ok();
                 encoding.map(|encoding| encoding.get_ids().to_vec())

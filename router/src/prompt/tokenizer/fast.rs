@@ -164,11 +164,6 @@ impl Fast {
         Some([of(false)?, of(true)?])
     }
 
-    /// Token ids; `None` if the library gives up.
-    pub(super) fn encode(&self, text: &str, add_special_tokens: bool) -> Option<Vec<u32>> {
-        self.whole(text, add_special_tokens)
-    }
-
     /// Appends the ids to a chain that has none yet. What is kept of the text is for chains of
     /// the same root.
     pub(super) fn chain(
@@ -201,7 +196,8 @@ impl Fast {
         Some(())
     }
 
-    fn whole(&self, text: &str, add_special_tokens: bool) -> Option<Vec<u32>> {
+    /// Token ids of a text that is taken whole; `None` if the library gives up.
+    pub(super) fn whole(&self, text: &str, add_special_tokens: bool) -> Option<Vec<u32>> {
         match &self.library {
             Library::Compact(compact) => compact.encode(text, add_special_tokens),
             Library::Whole(whole) => {
@@ -298,7 +294,7 @@ mod tests {
             assert!(fast.cut.is_some(), "{pattern}");
             let (reference, _) = reference::build(&text).unwrap();
             let wanted = reference.encode_fast(prose, true).unwrap();
-            assert_eq!(fast.encode(prose, true).unwrap(), wanted.get_ids(), "{pattern}");
+            assert_eq!(fast.whole(prose, true).unwrap(), wanted.get_ids(), "{pattern}");
         }
     }
 
