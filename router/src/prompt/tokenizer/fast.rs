@@ -261,6 +261,8 @@ fn stay_on_one_thread() {}
 #[cfg(test)]
 #[allow(clippy::unwrap_used)]
 mod tests {
+    use splitrail_kv::{HashSeed, Namespace, chain_hashes};
+
     use super::super::reference;
     use super::*;
 
@@ -295,6 +297,16 @@ mod tests {
             let (reference, _) = reference::build(&text).unwrap();
             let wanted = reference.encode_fast(prose, true).unwrap();
             assert_eq!(fast.whole(prose, true).unwrap(), wanted.get_ids(), "{pattern}");
+            let namespace = Namespace { salt: None, model: "m", adapter: None, block_size: 16 };
+            let mut hashes = Vec::new();
+            chain_hashes(&namespace, HashSeed(7), wanted.get_ids(), &mut hashes);
+            // Twice: what is remembered is the same.
+            for _ in 0..2 {
+                let mut chain = Chain::new(&namespace, HashSeed(7));
+                fast.chain(prose, true, &mut chain).unwrap();
+                assert_eq!(chain.tokens(), wanted.len(), "{pattern}");
+                assert_eq!(chain.into_hashes(), hashes, "{pattern}");
+            }
         }
     }
 

@@ -27,7 +27,9 @@ pub(super) struct Memo {
     shards: [Mutex<Shard>; SHARDS],
     /// Of one generation of a shard.
     max_bytes: usize,
-    /// Nobody can choose where their pieces go, nor two texts that are taken for one.
+    /// Another one in each process: nobody knows where their pieces go. The hash is none of
+    /// cryptography; who found two texts that it takes for one would have prompts of the same root
+    /// placed by the wrong blocks, as with two blocks of one hash, which has half as many bits.
     seed: u64,
 }
 
