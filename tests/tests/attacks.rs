@@ -1,0 +1,20 @@
+//! Attacks and faults, run against the shipped binary through its sockets.
+//!
+//! Every test is a case that a hostile or broken client, engine, shim or operator could cause, and
+//! asserts its safe result: the status on the wire, the peak of resident memory, what an engine was
+//! sent. `docs/security.md` says what the router promises and which tests here prove it.
+#![allow(missing_docs, clippy::unwrap_used)]
+
+mod attacks {
+    mod admin;
+    mod engines;
+    mod fields;
+    mod files;
+    mod fleet;
+    mod grpc;
+    mod http1;
+    mod http2;
+    mod json;
+    mod memory;
+    mod soak;
+}

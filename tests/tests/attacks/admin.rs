@@ -1,0 +1,1 @@
+//! The admin listener: who may read and change, and how long a connection may take.

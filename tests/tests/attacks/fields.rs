@@ -1,0 +1,1 @@
+//! What a request's fields can reach: fields that steer an engine, and cache salts.

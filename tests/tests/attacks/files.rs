@@ -1,0 +1,1 @@
+//! Files that the router writes, and the deployment examples.

@@ -1,0 +1,1 @@
+//! The gRPC listener: streams that stay open, malformed messages, deadlines.

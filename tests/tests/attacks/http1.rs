@@ -1,0 +1,1 @@
+//! HTTP/1.1 clients: framing, slow readers and writers, connections that are given up.

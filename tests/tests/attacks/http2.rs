@@ -1,0 +1,1 @@
+//! HTTP/2 clients: answers that are not read, resets, floods of frames.

@@ -1,0 +1,1 @@
+//! Bodies: differences between JSON parsers, and Unicode.

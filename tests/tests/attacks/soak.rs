@@ -1,0 +1,1 @@
+//! Seeded network faults under load for minutes: memory, descriptors and series stay flat.
