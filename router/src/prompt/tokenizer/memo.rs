@@ -3,7 +3,8 @@
 //! A text is known piece by piece, each piece together with all of the text before it; so of a
 //! piece nothing need be kept but the hashes of the blocks that it fills, which is a tenth of its
 //! text and ids. A beginning is found by what its blocks' hashes follow upon and by a keyed hash
-//! of 128 bits of it: the time that a request takes tells nobody what another tenant has sent.
+//! of 128 bits of it: from this cache, the time that a request takes reveals nothing about prompts
+//! with another salt. (Words are kept per thread for all clients; see `words/recent.rs`.)
 //! Two generations bound the memory: what was not asked for while a generation filled up goes
 //! with the one before it.
 

@@ -1,7 +1,8 @@
 //! Words that a thread has had lately, and their tokens.
 //!
 //! Each word has one shelf, where the words that came there last are: the memory is what the
-//! shelves take, whoever sends what.
+//! shelves take, whoever sends what. All clients share the shelves: how long a word takes reveals,
+//! weakly, whether a request on the same thread had it lately (docs/security.md).
 
 use std::hint::select_unpredictable;
 
