@@ -52,8 +52,6 @@ pub struct Admission {
     /// Requests in flight by client; only clients that have some. Bounded, as they are, by
     /// `limits.in_flight_max`.
     shares: DashMap<ShareKey, usize>,
-    /// Bytes of bodies that are held.
-    body_bytes: AtomicUsize,
     /// Clients cannot know which of their keys meet.
     hasher: RandomState,
 }
@@ -105,11 +103,6 @@ impl Admission {
         drop(held);
         Some(Share(Some((Arc::clone(self), key))))
     }
-
-    /// A body of which nothing has come yet.
-    pub fn body(self: &Arc<Self>) -> HeldBody {
-        HeldBody { admission: Arc::clone(self), bytes: 0 }
-    }
 }
 
 /// One household has 2^64 addresses of IPv6.
@@ -131,28 +124,6 @@ impl Drop for Share {
             *held -= 1;
         }
         admission.shares.remove_if(key, |_, held| *held == 0);
-    }
-}
-
-/// The bytes of a body that is held. Dropping it gives them back.
-#[derive(Debug)]
-pub struct HeldBody {
-    admission: Arc<Admission>,
-    bytes: usize,
-}
-
-impl HeldBody {
-    /// So many bytes more have come; whether there is room for them, of `max_bytes` for all.
-    #[must_use]
-    pub fn grow(&mut self, bytes: usize, max_bytes: usize) -> bool {
-        self.bytes += bytes;
-        self.admission.body_bytes.fetch_add(bytes, Relaxed) + bytes <= max_bytes
-    }
-}
-
-impl Drop for HeldBody {
-    fn drop(&mut self) {
-        self.admission.body_bytes.fetch_sub(self.bytes, Relaxed);
     }
 }
 

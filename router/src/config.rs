@@ -26,6 +26,7 @@ pub use splitrail_settings::{Problem, Problems, ResolvedSecret, SecretError};
 const DIALECT: Dialect = Dialect {
     later_keys: &["cache_isolation", "tenants", "tls"],
     later_values: &[("tokenizer", "engine")],
+    renamed_keys: &[("limits.bodies_max_bytes", "request_memory_max_bytes")],
     secret_keys: &["engine_api_key", "fleet.token", "events.login"],
     empty: "start from deploy/splitrail.example.yaml",
     too_large: "split the fleet over several routers",

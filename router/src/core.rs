@@ -23,6 +23,7 @@ use crate::fleet::{Networks, Pool, Worker};
 use crate::flow::client::EngineClient;
 use crate::flow::staged::Releases;
 use crate::ledger::decisions::Decisions;
+use crate::memory_budget::MemoryBudget;
 use crate::name::Name;
 use crate::pick::Leg;
 use crate::prompt::PromptModel;
@@ -196,8 +197,10 @@ pub struct Core {
     pub live: DashMap<u64, LiveRequest, QuickHash>,
     /// Room for requests; `limits.in_flight_max` of it.
     pub in_flight: Room,
-    /// Who has how much of that room, and what the bodies take.
+    /// Who has how much of that room.
     pub admission: Arc<Admission>,
+    /// Memory that requests hold; at most `limits.request_memory_max_bytes`.
+    pub memory: Arc<MemoryBudget>,
     /// Room for parsing and tokenising off the reactor: one per core.
     pub preparing: Arc<Semaphore>,
     /// How much of that long bodies may take: half, so that others pass them by.
@@ -235,6 +238,7 @@ impl Core {
             live: DashMap::default(),
             in_flight: Room::new(limits.in_flight_max),
             admission: Arc::default(),
+            memory: Arc::default(),
             preparing: Arc::new(Semaphore::new(cores)),
             preparing_long: Arc::new(Semaphore::new((cores / 2).max(1))),
             cut: Cut::default(),
@@ -300,10 +304,11 @@ impl Core {
         self.shed("fair_share", Kind::OverShare, message)
     }
 
-    /// Counts a request that is refused because the bodies of others take all the room.
-    pub fn shed_body(&self) -> Error {
-        let message = "the router holds limits.bodies_max_bytes of requests already";
-        self.shed("bodies_max_bytes", Kind::Overloaded, message)
+    /// Counts a request that is refused for want of memory, and says why: all requests together
+    /// would hold more than `limits.request_memory_max_bytes`.
+    pub fn shed_memory(&self) -> Error {
+        let message = "requests hold limits.request_memory_max_bytes of memory already";
+        self.shed("request_memory", Kind::Overloaded, message)
     }
 
     /// Starts to drain: not ready from now on.

@@ -24,6 +24,7 @@ pub mod ledger;
 
 mod boxed;
 mod memory;
+pub mod memory_budget;
 
 pub mod admin;
 pub mod assemble;

@@ -12,6 +12,8 @@ pub struct Dialect {
     pub later_keys: &'static [&'static str],
     /// The same for values: the key that they belong to, and the value.
     pub later_values: &'static [(&'static str, &'static str)],
+    /// Keys that had another name in an earlier version: their old path, and their new name.
+    pub renamed_keys: &'static [(&'static str, &'static str)],
     /// Keys below which a secret may have been written by mistake: no message repeats
     /// what is there.
     pub secret_keys: &'static [&'static str],
@@ -25,6 +27,12 @@ impl Dialect {
     /// Whether `key` is for a later version.
     pub(crate) fn is_later_key(&self, key: &str) -> bool {
         self.later_keys.contains(&key)
+    }
+
+    /// The name of the key whose path was `path` in an earlier version.
+    pub(crate) fn new_name(&self, path: &str) -> Option<&'static str> {
+        let renamed = self.renamed_keys.iter().find(|(old, _)| *old == path);
+        renamed.map(|(_, new)| *new)
     }
 
     /// Whether `value` of the key that ends `path` is for a later version.

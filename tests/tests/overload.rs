@@ -253,7 +253,7 @@ async fn p28_a_greedy_client_does_not_starve_another() {
 
 #[tokio::test]
 async fn p28_bodies_have_a_budget_together() {
-    let limits = "{ body_max_bytes: 1000000, bodies_max_bytes: 1048576 }";
+    let limits = "{ body_max_bytes: 1000000, request_memory_max_bytes: 1048576 }";
     let solo = Solo::start(limits, |heard| match is_streamed(heard) {
         true => held(),
         false => whole_answer(),
@@ -270,7 +270,7 @@ async fn p28_bodies_have_a_budget_together() {
     }
     let refused = solo.http.post(COMPLETIONS, &body).await;
     assert_eq!((refused.status.as_u16(), refused.header("retry-after")), (503, "1"));
-    assert!(refused.text().contains("limits.bodies_max_bytes"), "{}", refused.text());
+    assert!(refused.text().contains("limits.request_memory_max_bytes"), "{}", refused.text());
     assert_eq!(solo.http.post(COMPLETIONS, &completion("small")).await.status, 200);
     drop(holding);
     eventually("there is room again", async || {
@@ -283,7 +283,7 @@ async fn p28_bodies_have_a_budget_together() {
 /// A call's message counts as long as its answer lasts: further attempts need it.
 #[tokio::test]
 async fn p28_the_messages_of_grpc_calls_have_the_same_budget() {
-    let limits = "{ body_max_bytes: 1000000, bodies_max_bytes: 1048576 }";
+    let limits = "{ body_max_bytes: 1000000, request_memory_max_bytes: 1048576 }";
     let solo = Solo::start(limits, |heard| match is_streamed(heard) {
         true => held(),
         false => whole_answer(),
@@ -299,8 +299,8 @@ async fn p28_the_messages_of_grpc_calls_have_the_same_budget() {
     }
     let refused = generate(solo.router.grpc, request()).await.unwrap_err();
     assert_eq!(refused.code(), tonic::Code::ResourceExhausted);
-    assert!(refused.message().contains("limits.bodies_max_bytes"), "{refused:?}");
-    let shed = [("reason", "bodies_max_bytes")];
+    assert!(refused.message().contains("limits.request_memory_max_bytes"), "{refused:?}");
+    let shed = [("reason", "request_memory")];
     assert_eq!(solo.metric("splitrail_shed_total", &shed).await, 1.0);
     drop(holding);
     eventually("there is room again", async || door.generate(request()).await.is_ok()).await;

@@ -25,6 +25,7 @@ pub const TOKEN_VARIABLE: &str = "SPLITRAIL_FLEET_TOKEN";
 const DIALECT: Dialect = Dialect {
     later_keys: &[],
     later_values: &[],
+    renamed_keys: &[],
     secret_keys: &["token", "engine_api_key", "events.login"],
     empty: "start from deploy/side-car/splitrail-shim.yaml",
     too_large: "a side-car's file is a few lines",

@@ -30,6 +30,8 @@ pub(super) async fn metrics(extract::State(admin): extract::State<Admin>) -> Res
 /// those that were there when the gauges were set are shown, and what others left is forgotten.
 fn scrape(core: &Core) -> String {
     let present = observe_fleet(core);
+    let held = i64::try_from(core.memory.held_bytes()).unwrap_or(i64::MAX);
+    core.metrics.request_memory.with_label_values::<&str>(&[]).set(held);
     let here = |model: &str, worker: &str, role: Option<&str>| {
         let is = present.get(&(model.to_owned(), worker.to_owned()));
         is.is_some_and(|is| role.is_none_or(|role| role == *is))

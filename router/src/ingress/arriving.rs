@@ -11,10 +11,10 @@ use bytes::Bytes;
 use http_body::{Body, Frame, SizeHint};
 use tokio::time::{Instant, Sleep, sleep_until};
 
-use crate::admission::HeldBody;
 use crate::config::model::Limits;
 use crate::core::Core;
 use crate::error::{Error, Kind};
+use crate::memory_budget::Charge;
 
 /// Room that is made for a body on its word, before its bytes are there.
 pub(super) const RESERVED_MAX_BYTES: usize = 128 << 10;
@@ -28,7 +28,7 @@ pub(super) struct Arriving<B> {
     body: B,
     bounds: Bounds,
     core: Arc<Core>,
-    held: HeldBody,
+    held: Charge,
     bytes: usize,
     /// Since when the client is waited for, and until when: only once it is.
     waiting: Option<(Instant, Pin<Box<Sleep>>)>,
@@ -78,10 +78,10 @@ where
         let bounds = Bounds {
             max_bytes: limits.body_max_bytes + framing_bytes,
             told_max_bytes: limits.body_max_bytes,
-            all_max_bytes: limits.bodies_max_bytes,
+            all_max_bytes: limits.request_memory_max_bytes,
             pace,
         };
-        let (core, held) = (Arc::clone(core), core.admission.body());
+        let (core, held) = (Arc::clone(core), core.memory.charge());
         Self { body, bounds, core, held, bytes: 0, waiting: None }
     }
 
@@ -89,7 +89,7 @@ where
     ///
     /// # Errors
     /// If it is too large or too slow, there is no room for it, or the client leaves.
-    pub(super) async fn whole(mut self) -> Result<(Bytes, HeldBody), Error> {
+    pub(super) async fn whole(mut self) -> Result<(Bytes, Charge), Error> {
         if self.body.size_hint().lower() > self.bounds.max_bytes as u64 {
             return Err(self.too_large());
         }
@@ -114,7 +114,7 @@ where
     }
 
     /// What has come of it takes so much of the router's room.
-    pub(super) fn into_held(self) -> HeldBody {
+    pub(super) fn into_held(self) -> Charge {
         self.held
     }
 
@@ -142,7 +142,7 @@ where
             return Err(self.too_large());
         }
         if !self.held.grow(bytes, self.bounds.all_max_bytes) {
-            return Err(self.core.shed_body());
+            return Err(self.core.shed_memory());
         }
         Ok(())
     }

@@ -23,13 +23,14 @@ use super::arriving::Arriving;
 use super::context::{Identify, Identity, X_REQUEST_ID, trace_context};
 use super::door::{Direct, Outgoing, Routes};
 use super::reply::{error_in, health, json_reply, ready, reply_error};
-use crate::admission::{HeldBody, ShareKey};
+use crate::admission::ShareKey;
 use crate::api::Endpoint;
 use crate::api::request::unknown_model;
 use crate::api::steering::Steering;
 use crate::config::model::Limits;
 use crate::core::{Core, Named, Serving};
 use crate::error::{Error, Kind};
+use crate::memory_budget::Charge;
 use crate::name::Name;
 use crate::prepare::Payload;
 use crate::service::{Call, Reply, ReplyBody, Scope, serve};
@@ -156,7 +157,7 @@ async fn receive<B>(
     limits: &Limits,
     client: Option<ShareKey>,
     request: http::Request<B>,
-) -> Result<(Steering, Bytes, HeldBody), Error>
+) -> Result<(Steering, Bytes, Charge), Error>
 where
     B: http_body::Body<Data = Bytes> + Unpin,
 {

@@ -11,7 +11,7 @@ use bytes::Bytes;
 use futures_util::Stream;
 use tokio_util::sync::WaitForCancellationFutureOwned;
 
-use crate::admission::{HeldBody, Share, ShareKey};
+use crate::admission::{Share, ShareKey};
 use crate::api::Endpoint;
 use crate::core::{Core, LiveRequest, Served, unix_ms};
 use crate::error::{Error, Kind};
@@ -21,6 +21,7 @@ use crate::ledger::decisions::DecisionHandle;
 use crate::ledger::losses::Followed;
 use crate::ledger::record::Ended;
 use crate::ledger::recorder::{Prompt, Times};
+use crate::memory_budget::Charge;
 use crate::name::Name;
 use crate::prepare::Unit;
 use crate::reply::merge::Events;
@@ -36,7 +37,7 @@ pub struct Scope {
     /// Whose room it takes.
     client: Option<ShareKey>,
     /// Its body's room, until its end: further attempts need it.
-    body: Option<HeldBody>,
+    body: Option<Charge>,
     /// When its answer began.
     begun: Option<Instant>,
     /// Once the model is known.
@@ -94,7 +95,7 @@ impl Scope {
     }
 
     /// Keeps the room that the request's body takes.
-    pub fn hold(&mut self, body: HeldBody) {
+    pub fn hold(&mut self, body: Charge) {
         self.body = Some(body);
     }
 

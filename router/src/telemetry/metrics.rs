@@ -72,6 +72,8 @@ metrics! {
     requests: IntCounterVec("requests_total"; "model", "endpoint", "flow", "outcome");
     /// Requests that clients wait for.
     requests_in_flight: IntGaugeVec("requests_in_flight"; "model");
+    /// Bytes of memory that requests hold now, as charged to `limits.request_memory_max_bytes`.
+    request_memory: IntGaugeVec("request_memory_bytes";);
     /// From a request's arrival to the first event of its answer.
     ttft: HistogramVec[SECONDS]("ttft_seconds"; "model", "flow");
     /// Between two events of a stream.

@@ -53,10 +53,11 @@ pub struct Limits {
     /// 0 leaves it at `body_timeout`.
     #[schemars(range(min = 0, max = 1_073_741_824_u64))]
     pub body_min_bytes_per_s: u64,
-    /// Bytes of all bodies that are arriving or belong to requests in flight; past it, requests
-    /// are shed with 503 and `Retry-After`.
+    /// Bytes of memory that all requests may make the router hold: bodies that are arriving or
+    /// belong to requests in flight, and what is built from them; past it, requests are shed with
+    /// 503 and `Retry-After`.
     #[schemars(range(min = 1_048_576, max = 1_099_511_627_776_u64))]
-    pub bodies_max_bytes: usize,
+    pub request_memory_max_bytes: usize,
     /// Longest prompt that is tokenised, in bytes of JSON; longer ones are placed by load
     /// alone. Tokenising takes up to 200 bytes of memory per byte, on at most one prompt per
     /// core, and on long ones (from 256 KiB) on half of the cores.
@@ -119,7 +120,7 @@ impl Default for Limits {
             body_timeout: Duration::from_secs(60),
             body_grace: Duration::from_secs(5),
             body_min_bytes_per_s: 1024,
-            bodies_max_bytes: 1 << 30,
+            request_memory_max_bytes: 1 << 30,
             tokenize_max_bytes: 4 << 20,
             in_flight_max: 4096,
             fair_by: FairBy::None {},

@@ -18,17 +18,18 @@ pub(super) fn check(root: &Node, report: &mut Report) {
             report.error(node.at, message, "clients would be cut off at once: give them time");
         }
     }
-    let Some(Limits { body_max_bytes, bodies_max_bytes, .. }) = typed(root, "limits") else {
+    let Some(Limits { body_max_bytes, request_memory_max_bytes, .. }) = typed(root, "limits")
+    else {
         return;
     };
-    if bodies_max_bytes < body_max_bytes {
-        let node = limits.get("bodies_max_bytes").or(limits.get("body_max_bytes"));
+    if request_memory_max_bytes < body_max_bytes {
+        let node = limits.get("request_memory_max_bytes").or(limits.get("body_max_bytes"));
         let message = format!(
-            "`limits.bodies_max_bytes` ({}) is less than `limits.body_max_bytes` ({})",
-            shown(&bodies_max_bytes.to_string()),
+            "`limits.request_memory_max_bytes` ({}) is less than `limits.body_max_bytes` ({})",
+            shown(&request_memory_max_bytes.to_string()),
             shown(&body_max_bytes.to_string())
         );
-        let hint = "all bodies together need room for the largest one";
+        let hint = "requests together need room for the largest body";
         report.error(node.unwrap_or(limits).at, message, hint);
     }
 }

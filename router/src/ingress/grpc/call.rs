@@ -21,11 +21,12 @@ use super::Method;
 use super::body::payload;
 use super::events::Answer;
 use super::message::{check_encoding, decode, put, receive, succeeded};
-use crate::admission::{HeldBody, ShareKey};
+use crate::admission::ShareKey;
 use crate::api::Endpoint;
 use crate::api::steering::Steering;
 use crate::core::Core;
 use crate::error::{Error, Kind};
+use crate::memory_budget::Charge;
 use crate::service::{Call, ReplyBody, Scope, serve};
 
 const TRACEPARENT: HeaderName = HeaderName::from_static("traceparent");
@@ -61,7 +62,7 @@ where
 /// A call whose message is there.
 struct Received {
     message: Bytes,
-    held: HeldBody,
+    held: Charge,
     client: Option<ShareKey>,
 }
 

@@ -11,7 +11,7 @@ use prost::Message;
 use tonic::Status;
 
 use super::super::arriving::{Arriving, RESERVED_MAX_BYTES};
-use crate::admission::HeldBody;
+use crate::memory_budget::Charge;
 
 /// What stands before each message.
 pub(super) const PREFIX_BYTES: usize = 5;
@@ -44,7 +44,7 @@ pub(super) fn check_encoding(headers: &HeaderMap) -> Result<(), Status> {
 pub(super) async fn receive<B>(
     mut body: Arriving<B>,
     max_bytes: usize,
-) -> Result<(Bytes, HeldBody), Status>
+) -> Result<(Bytes, Charge), Status>
 where
     B: Body<Data = Bytes> + Unpin,
 {

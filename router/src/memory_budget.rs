@@ -1,0 +1,120 @@
+//! The memory that requests make the router hold, under one bound.
+//!
+//! Whatever a client, or an engine on its behalf, can make the router keep is charged here before
+//! it is allocated: the bytes of a body, what is built from them, and the bytes of an answer that
+//! wait for the client. `limits.request_memory_max_bytes` is the bound. A [`Charge`] travels with
+//! the bytes that it stands for, and gives them back when it is dropped.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
+
+/// The bytes that are charged now, over all requests.
+#[derive(Debug, Default)]
+pub struct MemoryBudget {
+    held_bytes: AtomicUsize,
+}
+
+impl MemoryBudget {
+    /// A charge of no bytes yet.
+    pub fn charge(self: &Arc<Self>) -> Charge {
+        Charge { budget: Arc::clone(self), bytes: 0 }
+    }
+
+    /// The bytes that all charges hold together.
+    pub fn held_bytes(&self) -> usize {
+        self.held_bytes.load(Relaxed)
+    }
+}
+
+/// A part of the budget, for bytes that are held or about to be. Dropping it gives them back.
+#[derive(Debug)]
+pub struct Charge {
+    budget: Arc<MemoryBudget>,
+    bytes: usize,
+}
+
+impl Charge {
+    /// Charges `bytes` more, if all charges together then hold at most `max_bytes`. If they would
+    /// hold more, it returns `false` and the charge is what it was: the request must be refused,
+    /// with [`Core::shed_memory`](crate::core::Core::shed_memory), before anything is allocated.
+    #[must_use]
+    pub fn grow(&mut self, bytes: usize, max_bytes: usize) -> bool {
+        let before = self.budget.held_bytes.fetch_add(bytes, Relaxed);
+        let fits = before.checked_add(bytes).is_some_and(|held| held <= max_bytes);
+        match fits {
+            true => self.bytes += bytes,
+            false => drop(self.budget.held_bytes.fetch_sub(bytes, Relaxed)),
+        }
+        fits
+    }
+
+    /// Gives back `bytes`, or all that the charge holds if that is less.
+    pub fn shrink(&mut self, bytes: usize) {
+        let bytes = bytes.min(self.bytes);
+        self.bytes -= bytes;
+        self.budget.held_bytes.fetch_sub(bytes, Relaxed);
+    }
+
+    /// The bytes that it holds.
+    pub fn bytes(&self) -> usize {
+        self.bytes
+    }
+}
+
+impl Drop for Charge {
+    fn drop(&mut self) {
+        self.budget.held_bytes.fetch_sub(self.bytes, Relaxed);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    #[test]
+    fn a_charge_that_does_not_fit_changes_nothing() {
+        let budget = Arc::new(MemoryBudget::default());
+        let (mut first, mut second) = (budget.charge(), budget.charge());
+        assert!(first.grow(70, 100));
+        assert!(!second.grow(31, 100), "one byte too many");
+        assert!(!second.grow(usize::MAX, 100), "nor does the sum overflow");
+        assert_eq!((second.bytes(), budget.held_bytes()), (0, 70));
+        assert!(second.grow(30, 100));
+        first.shrink(20);
+        assert!(second.grow(20, 100));
+        drop(first);
+        assert_eq!(budget.held_bytes(), 50);
+    }
+
+    proptest! {
+        #[test]
+        fn what_is_held_is_the_sum_of_the_charges(
+            steps in prop::collection::vec((0_usize..4, 0_usize..400, any::<bool>()), 0..60),
+        ) {
+            const MAX_BYTES: usize = 1000;
+            let budget = Arc::new(MemoryBudget::default());
+            let mut charges: Vec<Charge> = (0..4).map(|_| budget.charge()).collect();
+            for (at, bytes, grows) in steps {
+                let before = charges[at].bytes();
+                match grows {
+                    true => {
+                        let fits = budget.held_bytes() + bytes <= MAX_BYTES;
+                        prop_assert_eq!(charges[at].grow(bytes, MAX_BYTES), fits);
+                        let grown = if fits { bytes } else { 0 };
+                        prop_assert_eq!(charges[at].bytes(), before + grown);
+                    }
+                    false => {
+                        charges[at].shrink(bytes);
+                        prop_assert_eq!(charges[at].bytes(), before.saturating_sub(bytes));
+                    }
+                }
+                let sum: usize = charges.iter().map(Charge::bytes).sum();
+                prop_assert_eq!(budget.held_bytes(), sum);
+            }
+            drop(charges);
+            prop_assert_eq!(budget.held_bytes(), 0);
+        }
+    }
+}
