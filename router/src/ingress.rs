@@ -4,6 +4,7 @@ mod arriving;
 mod connection;
 pub mod context;
 pub mod door;
+pub mod framing;
 pub mod grpc;
 mod guarded;
 pub mod http;

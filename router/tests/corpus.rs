@@ -14,6 +14,8 @@ mod config_yaml;
 mod engine_reply;
 #[path = "../../fuzz/checks/engine_wire.rs"]
 mod engine_wire;
+#[path = "../../fuzz/checks/ingress_wire.rs"]
+mod ingress_wire;
 #[path = "../../fuzz/checks/replay.rs"]
 mod replay;
 #[path = "../../fuzz/checks/sse.rs"]
@@ -52,4 +54,9 @@ fn engine_reply() {
 #[test]
 fn engine_wire() {
     replay::replay("engine_wire", engine_wire::check);
+}
+
+#[test]
+fn ingress_wire() {
+    replay::replay("ingress_wire", ingress_wire::check);
 }

@@ -1,7 +1,9 @@
 //! Logs go to stderr through `tracing`. No prompt, completion, token id or key is
 //! ever a field of an event, at any level.
 
+use std::backtrace::{Backtrace, BacktraceStatus};
 use std::io::IsTerminal;
+use std::panic::PanicHookInfo;
 
 use clap::ValueEnum;
 use tracing_subscriber::EnvFilter;
@@ -16,7 +18,7 @@ pub enum LogFormat {
     Json,
 }
 
-/// Starts logging. `RUST_LOG` filters; the default is `info`. `directives` are added to
+/// Starts logging, of panics as well. `RUST_LOG` filters; the default is `info`. `directives` are added to
 /// what it says: for libraries whose lower levels would spell content out.
 pub fn init(format: LogFormat, directives: &[&str]) {
     let asked = std::env::var("RUST_LOG").ok().filter(|asked| !asked.is_empty());
@@ -38,7 +40,23 @@ pub fn init(format: LogFormat, directives: &[&str]) {
         LogFormat::Text => builder.try_init(),
         LogFormat::Json => builder.json().try_init(),
     };
+    std::panic::set_hook(Box::new(log_panic));
     if let Some(problem) = ignored {
         tracing::warn!(problem, "RUST_LOG is not understood; logging at info");
+    }
+}
+
+/// Logs where a panic happened, and with `RUST_BACKTRACE` how it came there. Not its message: that
+/// of a failed `unwrap` or of a text cut within a character quotes what it was about.
+fn log_panic(panic: &PanicHookInfo<'_>) {
+    let place = panic.location().map(ToString::to_string).unwrap_or_default();
+    let thread = std::thread::current();
+    let thread = thread.name().unwrap_or_default();
+    let backtrace = Backtrace::capture();
+    match backtrace.status() {
+        BacktraceStatus::Captured => {
+            tracing::error!(place, thread, %backtrace, "panicked; please report this");
+        }
+        _ => tracing::error!(place, thread, "panicked; please report this"),
     }
 }

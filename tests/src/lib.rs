@@ -8,6 +8,7 @@ pub mod canned;
 pub mod client;
 pub mod cluster;
 pub mod dialect;
+pub mod fault_proxy;
 pub mod frames;
 pub mod grpc;
 pub mod post;

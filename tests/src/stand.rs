@@ -290,7 +290,7 @@ impl Stand {
                 let held = get(engine.http, &format!("/sim/resident?rank={rank}")).await?;
                 let names: BTreeSet<u64> =
                     held.as_array()?.iter().filter_map(Value::as_u64).collect();
-                let digest = names.iter().fold(0u64, |sum, name| sum.wrapping_add(mix(*name)));
+                let digest = digest(names.iter().copied());
                 ranks.push((names.len(), digest));
             }
             for router in self.of(Kind::Router) {
@@ -420,7 +420,12 @@ fn tail(log: &str) -> String {
     lines[lines.len().saturating_sub(25)..].join("\n")
 }
 
-/// The finalizer of SplitMix64, as `/admin/workers/{id}/index` uses it.
+/// The digest of blocks' names, as `/admin/workers/{id}/index` computes it.
+pub fn digest(names: impl IntoIterator<Item = u64>) -> u64 {
+    names.into_iter().fold(0, |sum, name| sum.wrapping_add(mix(name)))
+}
+
+/// The finalizer of SplitMix64.
 fn mix(mut bits: u64) -> u64 {
     bits = (bits ^ (bits >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
     bits = (bits ^ (bits >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);

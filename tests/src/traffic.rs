@@ -19,6 +19,9 @@ use crate::trial::{CHAT, COMPLETIONS, Reference, chat, completion, prompt, strea
 /// Prompts that differ; some begin alike.
 const PROMPTS: usize = 24;
 
+/// Failed requests whose reasons are kept.
+const KEPT: usize = 200;
+
 /// What became of the requests so far.
 #[derive(Debug, Default)]
 pub struct Tally {
@@ -30,7 +33,7 @@ pub struct Tally {
     pub broken: AtomicU64,
     /// What must never be: wrong answers, answers without an end, silence.
     pub wrong: Mutex<Vec<String>>,
-    /// The last that were told, for whoever wants none.
+    /// The first of those that were told, with their reasons.
     pub last_told: Mutex<Vec<String>>,
 }
 
@@ -55,7 +58,17 @@ impl Traffic {
     /// So many clients of these routers. Each asks any of the routers that say that they are
     /// ready, as behind a balancer.
     pub async fn start(routers: &[SocketAddr], clients: usize, seed: u64) -> Self {
-        let questions = Arc::new(questions().await);
+        Self::with_prompts(PROMPTS, routers, clients, seed).await
+    }
+
+    /// The same, with this many different prompts.
+    pub async fn with_prompts(
+        prompts: usize,
+        routers: &[SocketAddr],
+        clients: usize,
+        seed: u64,
+    ) -> Self {
+        let questions = Arc::new(questions(prompts).await);
         let ready: Arc<Vec<(SocketAddr, AtomicBool)>> =
             Arc::new(routers.iter().map(|router| (*router, AtomicBool::new(true))).collect());
         let (tally, busy) = (Arc::new(Tally::default()), Arc::new(AtomicU64::new(0)));
@@ -215,7 +228,10 @@ impl Asking {
     }
 
     fn failed(&self, what: String) {
-        self.tally.last_told.lock().expect("a list").push(what);
+        let mut told = self.tally.last_told.lock().expect("a list");
+        if told.len() < KEPT {
+            told.push(what);
+        }
     }
 
     fn wrong(&self, what: String) {
@@ -224,12 +240,12 @@ impl Asking {
 }
 
 /// Prompts of which three at a time begin alike, with what an engine alone says to each.
-async fn questions() -> Vec<Question> {
+async fn questions(prompts: usize) -> Vec<Question> {
     let reference = Reference::start().await;
     let mut questions = Vec::new();
-    for number in 0..PROMPTS {
+    for number in 0..prompts {
         let shared = prompt(60, &format!("group{}-", number / 3));
-        let text = format!("{shared} {}", prompt(10 + number, &format!("own{number}-")));
+        let text = format!("{shared} {}", prompt(10 + number % PROMPTS, &format!("own{number}-")));
         let (path, body) = match number % 2 {
             0 => (COMPLETIONS, completion(&text)),
             _ => (CHAT, chat(&text)),

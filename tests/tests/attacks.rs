@@ -11,10 +11,10 @@ mod attacks {
     mod fields;
     mod files;
     mod fleet;
+    mod framing;
     mod grpc;
     mod http1;
     mod http2;
     mod json;
     mod memory;
-    mod soak;
 }

@@ -39,7 +39,9 @@ pub(super) async fn attach_all(config: Config, told: Told) {
         let found = find(&config.routers, &routers, &mut quiet).await;
         while let Some(ended) = tasks.try_join_next() {
             if let Err(error) = ended {
-                tracing::error!(%error, "a task of a router has ended");
+                // The error's own words quote the panic's message, which may have content.
+                let is_panic = error.is_panic();
+                tracing::error!(is_panic, "a task of a router has ended");
             }
         }
         routers.retain(|address, router| {
