@@ -1,14 +1,35 @@
 //! The body of a client's request, at each endpoint.
 
+use std::sync::LazyLock;
+
 use bytes::Bytes;
 use serde_json::Value;
-use splitrail::api::sanitise::is_forbidden;
 use splitrail::api::{Endpoint, Inbound, JsonObject, strict};
 use splitrail::config::Limits;
 
+/// The engines' request classes, and the fields of theirs that no client's request may hold.
+static ENGINES: LazyLock<Value> = LazyLock::new(|| {
+    let text = include_str!("../../tests/fixtures/engine_fields.json");
+    serde_json::from_str(text).expect("JSON")
+});
+
 /// Objects whose members engines read as if they stood at the top level.
-const CARRIERS: [&str; 5] =
-    ["sampling_params", "vllm_xargs", "extra_args", "extra_body", "custom_params"];
+const CARRIERS: [&str; 4] = ["sampling_params", "vllm_xargs", "extra_args", "custom_params"];
+
+fn is_held_back(name: &str) -> bool {
+    name.starts_with("bootstrap_") || !ENGINES["held_back"][name].is_null()
+}
+
+/// Whether an engine has the field at this endpoint, and clients may set it.
+fn is_known(endpoint: Endpoint, name: &str) -> bool {
+    let engines = ENGINES["engines"].as_array().into_iter().flatten();
+    let mut requests = engines.flat_map(|engine| engine["requests"].as_array()).flatten();
+    let known = requests.any(|request| {
+        let mut fields = request["fields"].as_array().into_iter().flatten();
+        request["endpoint"] == endpoint.name() && fields.any(|field| field == name)
+    });
+    known && !is_held_back(name)
+}
 
 pub(crate) fn check(body: &[u8]) {
     let body = Bytes::copy_from_slice(body);
@@ -59,34 +80,52 @@ fn accepted(inbound: &Inbound, original: &Bytes, limits: &Limits) {
     let kept_nowhere = inbound.endpoint == Endpoint::Responses;
     assert!(!kept_nowhere || value["store"] == false, "{value}");
 
-    // Everything else is as the client wrote it, in its order.
+    // Everything else is as the client wrote it, in its order, and no field is lost that an
+    // engine has and a client may set.
     let original = JsonObject::parse(original.clone()).expect("it was accepted");
-    let mut kept =
-        original.members().filter(|(key, _)| !is_forbidden(key) && *key != "cache_hit_threshold");
+    let mut rest = original.members();
     for (key, raw) in inbound.body.members() {
         // Where a request of a response says nothing of it, the router does.
         if kept_nowhere && key == "store" && original.raw("store").is_none() {
             continue;
         }
-        let (kept_key, kept_raw) = kept.next().expect("a member that nobody sent");
-        assert_eq!(key, kept_key);
-        let router_s = CARRIERS.contains(&key) || (kept_nowhere && key == "store");
-        assert!(raw == kept_raw || router_s, "{key}: {raw}");
+        let kept_raw = loop {
+            let (name, raw) = rest.next().expect("a member that nobody sent");
+            if name == key {
+                break raw;
+            }
+            assert!(!is_known(inbound.endpoint, name), "{name} was lost");
+        };
+        let router_s = CARRIERS.contains(&key) || key == "stream_options";
+        assert!(raw == kept_raw || router_s || (kept_nowhere && key == "store"), "{key}: {raw}");
     }
-    assert_eq!(kept.next(), None, "a member was lost");
+    for (name, _) in rest {
+        assert!(!is_known(inbound.endpoint, name), "{name} was lost");
+    }
 
     let again = Inbound::parse(inbound.endpoint, sent, limits).expect("clean once, clean twice");
-    assert_eq!(again.removed_fields, 0);
+    assert_eq!(again.removed.header(), None);
     assert_eq!(again.body.to_bytes(), inbound.body.to_bytes());
 }
 
-/// No field that only the router may set stands where an engine reads it.
+/// No field that is held back stands where an engine reads it.
 fn is_clean(value: &Value) -> bool {
     let Some(members) = value.as_object() else {
         return true;
     };
-    !members.keys().any(|key| is_forbidden(key))
-        && CARRIERS.iter().all(|carrier| is_clean(&value[*carrier]))
+    !members.keys().any(|key| is_held_back(key))
+        && CARRIERS.iter().all(|carrier| is_clean_throughout(&value[*carrier]))
+}
+
+/// The same of the objects of extensions, at any depth and in lists.
+fn is_clean_throughout(value: &Value) -> bool {
+    match value {
+        Value::Object(members) => {
+            members.iter().all(|(key, value)| !is_held_back(key) && is_clean_throughout(value))
+        }
+        Value::Array(items) => items.iter().all(is_clean_throughout),
+        _ => true,
+    }
 }
 
 /// Members that are set, replaced and removed read back as such, and the others

@@ -3,6 +3,7 @@
 
 pub mod bounds;
 mod errand;
+pub mod fields;
 pub mod json;
 mod parts;
 pub mod request;

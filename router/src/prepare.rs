@@ -14,8 +14,9 @@ use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
 use crate::api::request::{Options, Prompt, unknown_model};
 use crate::api::sampling::edit_sampling;
+use crate::api::sanitise::Removed;
 use crate::api::{Endpoint, Inbound, JsonObject, json, strict};
-use crate::config::model::{Flow, Limits};
+use crate::config::model::{Connector, Flow, Limits};
 use crate::core::{Core, Named, Served, Serving, Tokenizing, unix_ms};
 use crate::error::{Error, Kind};
 use crate::prompt::{ChatRequestView, PromptError, PromptModel, messages, responses};
@@ -48,16 +49,17 @@ pub struct Prepared {
     pub units: Vec<Unit>,
     /// Units per prompt.
     pub samples_apart: u32,
-    /// Fields of the body that are no client's business, and were taken out.
-    removed_fields: u64,
+    /// The fields of the body that engines are not sent.
+    pub removed: Removed,
 }
 
 impl Prepared {
     /// Counts what was found in a request that is going to be served.
     pub fn count(&self, metrics: &Metrics) {
         let name = self.served.name();
-        if self.removed_fields > 0 {
-            metrics.removed_fields.with_label_values(&[name]).inc_by(self.removed_fields);
+        for (reason, count) in self.removed.counts().filter(|(_, count)| *count > 0) {
+            let labels = [name, reason.name()];
+            metrics.removed_fields.with_label_values(&labels).inc_by(count.into());
         }
         if !self.endpoint.generates() {
             return;
@@ -162,14 +164,19 @@ impl Payload {
         }
     }
 
-    fn read(self, endpoint: Endpoint, limits: &Limits) -> Result<Inbound, Error> {
-        match self {
-            Self::Json(text) => Inbound::parse(endpoint, text, limits),
+    fn read(self, endpoint: Endpoint, serving: &Serving) -> Result<Inbound, Error> {
+        let (body, prompt) = match self {
+            Self::Json(text) => (JsonObject::parse_strictly(text)?, None),
             Self::Made { make, .. } => {
                 let Made { body, prompt } = make()?;
-                Inbound::read(endpoint, body, prompt, limits)
+                (body, prompt)
             }
-        }
+        };
+        let opened = |name: &str| -> &[String] {
+            let named = named(serving, endpoint, name);
+            named.map_or(&[], |named| &serving.models[named.model].config.pass_unknown)
+        };
+        Inbound::read(endpoint, body, prompt, &serving.limits, opened)
     }
 }
 
@@ -208,14 +215,14 @@ async fn room(semaphore: &Arc<Semaphore>) -> Result<OwnedSemaphorePermit, Error>
 
 fn compute(core: &Core, endpoint: Endpoint, payload: Payload) -> Result<Prepared, Error> {
     let serving = core.serving();
-    let mut inbound = payload.read(endpoint, &serving.limits)?;
-    let Named { model, adapter } = named(&serving, &inbound)?;
+    let mut inbound = payload.read(endpoint, &serving)?;
+    let Named { model, adapter } = named(&serving, endpoint, &inbound.model_name)?;
     let served = Arc::clone(&serving.models[model]);
-    let removed_fields = inbound.removed_fields as u64;
     // Engines know the model under its own name, and an adapter under its.
     let engine_name = adapter.as_deref().unwrap_or(served.name());
     inbound.body.set("model", json::quote(engine_name));
     check_connector(&served, endpoint)?;
+    check_salt(&served, &inbound)?;
     let samples_apart = samples_apart(&served, &mut inbound, &serving.limits)?;
     let namespace = Namespace {
         salt: inbound.cache_salt.as_deref(),
@@ -264,15 +271,14 @@ fn compute(core: &Core, endpoint: Endpoint, payload: Payload) -> Result<Prepared
         units.push(unit);
         units.extend(samples);
     }
-    let Inbound { options, threshold, .. } = inbound;
-    Ok(Prepared { served, endpoint, options, threshold, units, samples_apart, removed_fields })
+    let Inbound { options, threshold, removed, .. } = inbound;
+    Ok(Prepared { served, endpoint, options, threshold, units, samples_apart, removed })
 }
 
 /// What a request asks for by its model's name. Where the model does nothing, none need be
 /// given, as long as there is one only.
-fn named(serving: &Serving, inbound: &Inbound) -> Result<Named, Error> {
-    let name = &inbound.model_name;
-    if name.is_empty() && !inbound.endpoint.names_model() {
+fn named(serving: &Serving, endpoint: Endpoint, name: &str) -> Result<Named, Error> {
+    if name.is_empty() && !endpoint.names_model() {
         return match serving.models.len() {
             1 => Ok(Named { model: 0, adapter: None }),
             _ => Err(Error::invalid("model", "`model` is missing")),
@@ -294,6 +300,18 @@ fn check_connector(served: &Served, endpoint: Endpoint) -> Result<(), Error> {
     let (path, connector) = (endpoint.path(), config.connector.name());
     let message = format!("this model's workers (connector {connector}) cannot serve {path}");
     Err(Error::new(Kind::InvalidRequest, message))
+}
+
+/// SGLang has no `cache_salt` on these endpoints: it would serve what others have cached.
+fn check_salt(served: &Served, inbound: &Inbound) -> Result<(), Error> {
+    let endpoint = inbound.endpoint;
+    let unsalted = matches!(endpoint, Endpoint::Messages | Endpoint::Embeddings);
+    if inbound.cache_salt.is_none() || !unsalted || served.config.connector != Connector::Sglang {
+        return Ok(());
+    }
+    let message =
+        format!("this model's engines (SGLang) have no `cache_salt` on {}", endpoint.path());
+    Err(Error::invalid("cache_salt", message))
 }
 
 /// How many samples of a prompt are requests of their own: all of them where each needs a

@@ -52,6 +52,8 @@ pub struct Reply {
     pub route: Route,
     /// Milliseconds per stage, as a `server-timing` header.
     pub server_timing: String,
+    /// The fields that engines were not sent, as the `x-splitrail-removed-fields` header.
+    pub removed_fields: Option<String>,
     /// The answer.
     pub body: ReplyBody,
 }
@@ -141,15 +143,15 @@ pub async fn serve(core: &Arc<Core>, call: Call, mut scope: Scope) -> Result<Rep
         }
     };
     match answered {
-        Ok((route, server_timing, body)) => {
-            let body = match body {
-                ReplyBody::Whole(reply) => {
+        Ok(reply) => {
+            let body = match reply.body {
+                ReplyBody::Whole(body) => {
                     scope.end_whole("ok");
-                    ReplyBody::Whole(reply)
+                    ReplyBody::Whole(body)
                 }
                 ReplyBody::Events(events) => ReplyBody::Events(scope.guard(events)),
             };
-            Ok(Reply { route, server_timing, body })
+            Ok(Reply { body, ..reply })
         }
         Err(error) => {
             scope.end(error.outcome());
@@ -158,16 +160,12 @@ pub async fn serve(core: &Arc<Core>, call: Call, mut scope: Scope) -> Result<Rep
     }
 }
 
-async fn answer(
-    core: &Arc<Core>,
-    call: Call,
-    scope: &mut Scope,
-) -> Result<(Route, String, ReplyBody), Error> {
+async fn answer(core: &Arc<Core>, call: Call, scope: &mut Scope) -> Result<Reply, Error> {
     scope.admit()?;
     let tokenizing = Instant::now();
     let prepared = prepare(core, call.endpoint, call.body).await?;
     prepared.count(&core.metrics);
-    let Prepared { served, endpoint, options, threshold, units, samples_apart, .. } = prepared;
+    let Prepared { served, endpoint, options, threshold, units, samples_apart, removed } = prepared;
     let flow = match (call.steering.flow_for(&served.config)?, endpoint.generates()) {
         (flow, true) => flow,
         (_, false) => RequestFlow::Aggregated,
@@ -215,7 +213,8 @@ async fn answer(
         dialect,
     });
     let body = one_reply(begun, Places { n: options.n, samples_apart }, detail)?;
-    Ok((Route(decisions), context.stages.server_timing(), body))
+    let server_timing = context.stages.server_timing();
+    Ok(Reply { route: Route(decisions), server_timing, removed_fields: removed.header(), body })
 }
 
 /// The reply that the answers of all prompts make.

@@ -41,6 +41,17 @@ fn the_documentation_holds_the_reference_of_all_keys() {
 }
 
 #[test]
+fn the_documentation_lists_the_fields_that_engines_are_sent() {
+    let document = fs::read_to_string(repository().join("docs/fields.md")).unwrap();
+    let reference = splitrail::api::fields::reference_markdown();
+    if !document.contains(&reference) {
+        let expected = Path::new(env!("CARGO_TARGET_TMPDIR")).join("fields-reference.md");
+        fs::write(&expected, reference).unwrap();
+        panic!("docs/fields.md is out of date: replace its tables by {}", expected.display());
+    }
+}
+
+#[test]
 fn every_example_is_valid() {
     let mut examples = Vec::new();
     let folder_of = |name| fs::read_dir(repository().join(name)).unwrap();

@@ -35,6 +35,16 @@ fn names_lead_to_one_model() {
 }
 
 #[test]
+fn a_model_opens_no_field_that_only_the_router_may_set() {
+    let opened = |names: &str| format!("name: small\n    pass_unknown: [{names}]");
+    accepted(&valid_but("name: small", &opened("priority, made_up")));
+    for name in ["kv_transfer_params", "bootstrap_anything", "rid"] {
+        let part = format!("`models[1].pass_unknown[1]` \"{name}\" can be set by the router only");
+        refused("name: small", &opened(&format!("priority, {name}")), (33, 30), &part);
+    }
+}
+
+#[test]
 fn worker_ids_and_addresses_are_unique_in_a_model() {
     refused(
         "id: d0",
@@ -347,5 +357,5 @@ fn limits_leave_time_and_room() {
         refused("drain_delay: 250ms", &format!("{key}: 9ms"), (8, 5 + key.len()), &told);
     }
     let told = "`limits.request_memory_max_bytes` (1048576) is less than `limits.body_max_bytes` (33554432)";
-    refused("body_max_bytes: 1048576", "request_memory_max_bytes: 1048576", (7, 21), told);
+    refused("body_max_bytes: 1048576", "request_memory_max_bytes: 1048576", (7, 29), told);
 }

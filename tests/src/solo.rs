@@ -40,6 +40,15 @@ impl Solo {
         limits: &str,
         script: impl Fn(&Heard) -> Answer + Send + Sync + 'static,
     ) -> Self {
+        Self::start_with(limits, "", script).await
+    }
+
+    /// The same with further lines for the model, each indented by four spaces.
+    pub async fn start_with(
+        limits: &str,
+        model: &str,
+        script: impl Fn(&Heard) -> Answer + Send + Sync + 'static,
+    ) -> Self {
         let post = ListeningPost::start(move |heard| match heard.is_inference() {
             true => script(heard),
             false => Answer::json(200, "{}"),
@@ -58,7 +67,7 @@ models:
     policy: {{ kind: round_robin }}
     canary: {{ enabled: false }}
     timeouts: {{ stream_idle: 600s, first_token: 600s, answer: 600s }}
-    workers:
+{model}    workers:
       - {{ id: w0, role: both, url: \"{}\" }}
 ",
             post.url()

@@ -83,11 +83,11 @@ async fn an_engine_gets_what_the_client_wrote_without_what_is_not_its_business()
         ..spec
     })
     .await;
-    let unknown = r#""unknown": {"a" : 1.50, "b":"\u00e9"}"#;
+    let further = r#""user": {"a" : 1.50, "b":"\u00e9"}"#;
     for (name, known_as) in [("default", "sim"), ("sim", "sim"), ("my-lora", "my-lora")] {
         trial.expect("ok");
         let body = format!(
-            r#"{{"input":"x","model":"{name}",{unknown},"kv_transfer_params":{{"do_remote_prefill":
+            r#"{{"input":"x","model":"{name}",{further},"kv_transfer_params":{{"do_remote_prefill":
             true}},"request_id":"mine","rid":"mine","cache_hit_threshold":0.5}}"#
         );
         let headers = [("x-splitrail-flow", "aggregated"), ("x-request-id", "mine")];
@@ -98,7 +98,7 @@ async fn an_engine_gets_what_the_client_wrote_without_what_is_not_its_business()
         assert_eq!((reply.route("cached_tokens"), reply.route("prefill")), (None, None));
         assert!(reply.header("server-timing").contains("first_token"));
         let seen = asked(trial, "w0", EMBEDDINGS).pop().unwrap();
-        let expected = json!({"input": "x", "model": known_as, "unknown": {"a": 1.5, "b": "é"}});
+        let expected = json!({"input": "x", "model": known_as, "user": {"a": 1.5, "b": "é"}});
         assert_eq!(seen.body, expected);
         assert_ne!(seen.header("x-request-id"), Some("mine"));
     }

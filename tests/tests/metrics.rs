@@ -39,7 +39,7 @@ const METRICS: [(&str, &str, &[&str]); 33] = [
     ("local_prefills_total", "counter", &["model", "reason"]),
     ("retries_total", "counter", &["model", "leg", "reason"]),
     ("shed_total", "counter", &["model", "reason"]),
-    ("removed_fields_total", "counter", &["model"]),
+    ("removed_fields_total", "counter", &["model", "reason"]),
     ("worker_up", "gauge", &["model", "worker", "role"]),
     ("worker_state", "gauge", &["model", "worker", "state"]),
     ("worker_transitions_total", "counter", &["model", "worker", "from", "to"]),

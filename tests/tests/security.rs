@@ -174,6 +174,9 @@ async fn p11_the_grpc_door_has_no_other_paths_either() {
 
 const CARRIERS: [&str; 4] = ["sampling_params", "vllm_xargs", "extra_args", "extra_body"];
 
+/// The one of them that engines have on both endpoints.
+const EXTENSIONS: &str = "vllm_xargs";
+
 const FORBIDDEN: [&str; 13] = [
     "kv_transfer_params",
     "ec_transfer_params",
@@ -416,9 +419,11 @@ async fn inject_everywhere(spec: Spec, legs_per_prompt: usize) {
         assert_eq!(seen.len(), prompts.len() * legs_per_prompt, "{case:?}");
         for seen in &seen {
             check_engine_request(seen, &ids, &prompts);
-            assert_eq!(seen.body["tools"], lookalikes(), "{case:?}");
+            if case.shape == 0 {
+                assert_eq!(seen.body["tools"], lookalikes(), "{case:?}");
+            }
             for carrier in CARRIERS {
-                let sent = body.get(carrier).map(harmless);
+                let sent = body.get(carrier).filter(|_| carrier == EXTENSIONS).map(harmless);
                 assert_eq!(seen.body.get(carrier), sent.as_ref(), "{case:?}");
             }
         }

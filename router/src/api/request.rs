@@ -6,6 +6,7 @@ use splitrail_engine::dialect::Dialect;
 
 use super::json::JsonObject;
 use super::sampling::Sampling;
+use super::sanitise::Removed;
 use super::{bounds, errand, responses, sanitise};
 use crate::config::model::Limits;
 use crate::error::{Error, Kind};
@@ -204,8 +205,8 @@ pub struct Inbound {
     pub threshold: Option<f64>,
     /// The salt that the engine is sent; part of the namespace.
     pub cache_salt: Option<String>,
-    /// Forbidden fields that were removed.
-    pub removed_fields: usize,
+    /// The fields that engines are not to be sent, and that were removed.
+    pub removed: Removed,
 }
 
 impl Inbound {
@@ -215,23 +216,26 @@ impl Inbound {
     /// # Errors
     /// A 400 that names what is wrong.
     pub fn parse(endpoint: Endpoint, text: bytes::Bytes, limits: &Limits) -> Result<Self, Error> {
-        Self::read(endpoint, JsonObject::parse_strictly(text)?, None, limits)
+        Self::read(endpoint, JsonObject::parse_strictly(text)?, None, limits, |_| &[])
     }
 
     /// The same of a body that is known to be harmless, and of its prompt where that is at
-    /// hand.
+    /// hand. `opened` says which further fields a model's engines are sent, by the name that the
+    /// client used.
     ///
     /// # Errors
     /// A 400 that names what is wrong.
-    pub fn read(
+    pub fn read<'a>(
         endpoint: Endpoint,
         mut body: JsonObject,
         prompt: Option<Prompt>,
         limits: &Limits,
+        opened: impl FnOnce(&str) -> &'a [String],
     ) -> Result<Self, Error> {
-        let removed_fields = sanitise::sanitise(&mut body)?;
-        bounds::check(&body, limits)?;
         let model_name = body.get::<String>("model", "a string")?;
+        let opened = opened(model_name.as_deref().unwrap_or_default());
+        bounds::check(&body, limits)?;
+        let removed = sanitise::sanitise(&mut body, endpoint, opened)?;
         let model_name = match (model_name, endpoint.names_model()) {
             (Some(name), _) => name,
             // As an engine takes it: there may be one model only.
@@ -254,7 +258,7 @@ impl Inbound {
                 options,
                 threshold,
                 cache_salt,
-                removed_fields,
+                removed,
             };
             return Ok(inbound);
         }
@@ -294,7 +298,7 @@ impl Inbound {
             options,
             threshold,
             cache_salt: body.get("cache_salt", "a string")?,
-            removed_fields,
+            removed,
             prompts,
             body,
         })
@@ -511,7 +515,6 @@ mod tests {
             r#""min_tokens":5,"max_tokens":4"#,
             r#""stop":["a",""]"#,
             r#""stop":"""#,
-            r#""stop":"a","detokenize":false"#,
         ] {
             assert!(refusable(Endpoint::Completions, members), "{members}");
         }
@@ -549,7 +552,9 @@ mod tests {
         let options = inbound.options;
         assert_eq!((options.n, options.samples, options.max_tokens), (2, 2, Some(7)));
         assert_eq!(options.bypasses_cache, Some("skip_reading_prefix_cache"));
-        assert!(read("[1]", r#"{"min_tokens":17}"#).unwrap().options.refusable);
+        for sampling in [r#"{"min_tokens":17}"#, r#"{"stop":"a","detokenize":false}"#] {
+            assert!(read("[1]", sampling).unwrap().options.refusable, "{sampling}");
+        }
         let truncated = read("[1]", r#"{"truncate_prompt_tokens":1}"#).unwrap();
         assert!(matches!(truncated.prompts[0].0, Prompt::Opaque("truncate_prompt_tokens")));
         for (ids, sampling, param) in [

@@ -1,118 +1,339 @@
-//! Fields that a client may not steer an engine with, removed in one place.
+//! Removes from a client's body what an engine is not to be sent; see [`fields`](super::fields).
 //!
-//! Hand-off fields decide from where a decode engine pulls KV; a single
-//! `{"do_remote_prefill": true}` from outside stops a vLLM decode server. They are
-//! removed wherever an engine reads them: at the top level and in the nested
-//! objects whose members vLLM copies into its sampling parameters. Elsewhere (a
-//! tool's schema with a property of that name) bytes stay untouched. Promise 12.
+//! A single `{"do_remote_prefill": true}` from outside stops a vLLM decode server, and a
+//! `priority` or `lora_path` takes what the operator did not offer. Fields are looked at wherever
+//! engines read them: at the top level, in `sampling_params` and `stream_options`, and in the
+//! objects of an operator's own extensions (`vllm_xargs`, `extra_args`, `custom_params`), at any depth
+//! and in lists. Elsewhere (a tool's schema with a property of such a name) bytes stay untouched.
 
-use super::json::JsonObject;
+use std::fmt;
+
+use serde::de::{Deserializer, Error as _, MapAccess, SeqAccess, Visitor};
+use serde_json::value::RawValue;
+
+use super::fields::{Places, Rule, rule, table};
+use super::json::{JsonObject, quote};
+use super::request::Endpoint;
+use super::strict::{Key, locate};
 use crate::error::Error;
 
-/// Objects whose members engines read as if they stood at the top level.
-const CARRIERS: [&str; 5] =
-    ["sampling_params", "vllm_xargs", "extra_args", "extra_body", "custom_params"];
+/// Levels of objects and lists that are searched within an object of extensions. What is nested
+/// more deeply is removed unseen.
+const NESTED_MAX: u32 = 8;
 
-/// Fields that only the router may set.
-///
-/// vLLM: `kv_transfer_params`, `ec_transfer_params`, `request_id`, `data_parallel_rank`.
-/// SGLang: `bootstrap_*`, `rid`, `routed_dp_rank`, `disagg_prefill_dp_rank`.
-/// TensorRT-LLM: `disaggregated_params`, `conversation_params`.
-const FORBIDDEN: [&str; 9] = [
-    "kv_transfer_params",
-    "ec_transfer_params",
-    "disaggregated_params",
-    "conversation_params",
-    "request_id",
-    "rid",
-    "data_parallel_rank",
-    "routed_dp_rank",
-    "disagg_prefill_dp_rank",
-];
+/// Bytes of the names that a client is told.
+const NAMES_MAX_BYTES: usize = 256;
 
-const FORBIDDEN_PREFIX: &str = "bootstrap_";
-
-/// How deep carriers are followed into one another. The body's own depth is
-/// bounded before; below this, a carrier is dropped instead of searched.
-const CARRIER_DEPTH_MAX: u32 = 4;
-
-/// Whether only the router may set this field.
-pub fn is_forbidden(key: &str) -> bool {
-    FORBIDDEN.contains(&key) || key.starts_with(FORBIDDEN_PREFIX)
+/// Why a field was removed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Reason {
+    /// Only the router may set it.
+    RouterOnly,
+    /// It steers the engine, and the model's `pass_unknown` does not name it.
+    Steers,
+    /// Neither the API nor an engine is known to have it in this place.
+    Unknown,
 }
 
-/// Removes forbidden fields from a body; says how many there were.
+impl Reason {
+    /// All of them.
+    pub const ALL: [Self; 3] = [Self::RouterOnly, Self::Steers, Self::Unknown];
+
+    /// The metric's `reason` label.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::RouterOnly => "router_only",
+            Self::Steers => "steers",
+            Self::Unknown => "unknown",
+        }
+    }
+}
+
+/// The fields that were removed from a body.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Removed {
+    counts: [u32; Reason::ALL.len()],
+    names: String,
+    /// How many names that are.
+    named: u32,
+}
+
+impl Removed {
+    /// How many there are, by reason.
+    pub fn counts(&self) -> impl Iterator<Item = (Reason, u32)> {
+        Reason::ALL.into_iter().zip(self.counts)
+    }
+
+    /// What the client who sent them is told in a header, if there are any: names, as many as there
+    /// is room for, of letters, digits, `-`, `_` and `.`; and how many others there are. Content, like
+    /// the body: never to be logged.
+    pub fn header(&self) -> Option<String> {
+        let others: u32 = self.counts.iter().sum::<u32>() - self.named;
+        match (self.named, others) {
+            (0, 0) => None,
+            (_, 0) => Some(self.names.clone()),
+            (0, others) => Some(format!("others={others}")),
+            (_, others) => Some(format!("{}; others={others}", self.names)),
+        }
+    }
+
+    fn add(&mut self, reason: Reason, name: &str) {
+        self.counts[reason as usize] += 1;
+        let is_plain = |byte: u8| byte.is_ascii_alphanumeric() || b"-_.".contains(&byte);
+        let separator = if self.names.is_empty() { "" } else { ", " };
+        let fits = self.names.len() + separator.len() + name.len() <= NAMES_MAX_BYTES;
+        if fits && !name.is_empty() && name.bytes().all(is_plain) {
+            self.names.extend([separator, name]);
+            self.named += 1;
+        }
+    }
+}
+
+/// Removes from a body what an engine is not to be sent. `opened` are the names that the model's
+/// `pass_unknown` lists.
 ///
 /// # Errors
 /// None beyond those of parsing a nested object, which the body's check excludes.
-pub fn sanitise(body: &mut JsonObject) -> Result<usize, Error> {
-    strip(body, CARRIER_DEPTH_MAX)
+pub fn sanitise(
+    body: &mut JsonObject,
+    endpoint: Endpoint,
+    opened: &[String],
+) -> Result<Removed, Error> {
+    let mut pass = Pass { opened, removed: Removed::default() };
+    pass.body(body, place_of(endpoint))?;
+    Ok(pass.removed)
 }
 
-fn strip(object: &mut JsonObject, depth: u32) -> Result<usize, Error> {
-    let mut removed = object.retain(|key| !is_forbidden(key));
-    for carrier in CARRIERS {
-        let Some(raw) = object.raw(carrier) else {
-            continue;
-        };
-        if !raw.starts_with('{') {
-            continue;
-        }
-        if depth == 0 {
-            object.remove(carrier);
-            removed += 1;
-            continue;
-        }
-        let mut nested = JsonObject::parse_str(raw)?;
-        let found = strip(&mut nested, depth - 1)?;
-        if found > 0 {
-            removed += found;
-            object.set(carrier, nested.to_string());
+/// Where the members of an endpoint's body stand.
+fn place_of(endpoint: Endpoint) -> Places {
+    match endpoint {
+        Endpoint::Chat => table::CHAT,
+        Endpoint::Completions => table::COMPLETIONS,
+        Endpoint::Generate => table::GENERATE,
+        Endpoint::Responses => table::RESPONSES,
+        Endpoint::Messages => table::MESSAGES,
+        Endpoint::CountTokens => table::COUNT_TOKENS,
+        Endpoint::Embeddings => table::EMBEDDINGS,
+        Endpoint::Tokenize => table::TOKENIZE,
+        Endpoint::Detokenize => table::DETOKENIZE,
+    }
+}
+
+/// One pass over a body.
+struct Pass<'a> {
+    opened: &'a [String],
+    removed: Removed,
+}
+
+/// Which members of a nested object pass.
+#[derive(Clone, Copy)]
+enum Inside {
+    /// Those that the table lists for this place.
+    Listed(Places),
+    /// All but those that steer an engine.
+    Open,
+}
+
+impl Inside {
+    /// Of the objects that have rules of their own for their members.
+    fn of(rule: Option<Rule>) -> Option<Self> {
+        match rule {
+            Some(Rule::PassesWith(_, place)) => Some(Self::Listed(place)),
+            Some(Rule::PassesOpen(_)) => Some(Self::Open),
+            _ => None,
         }
     }
-    Ok(removed)
+}
+
+impl Pass<'_> {
+    fn body(&mut self, body: &mut JsonObject, place: Places) -> Result<(), Error> {
+        let mut nested: Vec<(String, Inside)> = Vec::new();
+        body.retain(|name| {
+            let rule = rule(name);
+            let kept = self.keeps(name, rule, Inside::Listed(place));
+            if kept && let Some(inside) = Inside::of(rule) {
+                nested.push((name.to_owned(), inside));
+            }
+            kept
+        });
+        for (name, inside) in nested {
+            let Some(raw) = body.raw(&name).filter(|raw| raw.starts_with(['{', '['])) else {
+                continue;
+            };
+            let before = self.removed.counts;
+            let mut cleaned = String::with_capacity(raw.len());
+            self.nested(raw, inside, NESTED_MAX, &mut cleaned).map_err(|error| locate(&error))?;
+            if before != self.removed.counts {
+                body.set(&name, cleaned);
+            }
+        }
+        Ok(())
+    }
+
+    /// Whether a member stays; else it is counted.
+    fn keeps(&mut self, name: &str, rule: Option<Rule>, inside: Inside) -> bool {
+        let passes = match (inside, rule) {
+            (Inside::Listed(place), rule) => rule.is_some_and(|rule| rule.passes_in(place)),
+            (Inside::Open, Some(Rule::Steers(_) | Rule::RouterOnly)) => false,
+            (Inside::Open, _) => true,
+        };
+        passes || self.may_pass(name, rule)
+    }
+
+    /// Writes a value without the members that do not stay, at whatever depth and in lists. Besides
+    /// what is written it takes no memory, however many members there are.
+    fn nested(
+        &mut self,
+        raw: &str,
+        inside: Inside,
+        levels: u32,
+        out: &mut String,
+    ) -> Result<(), serde_json::Error> {
+        if !raw.starts_with(['{', '[']) {
+            out.push_str(raw);
+            return Ok(());
+        }
+        if levels == 0 {
+            self.removed.add(Reason::Unknown, "");
+            out.push_str("null");
+            return Ok(());
+        }
+        let writing = Writing { pass: self, inside, levels: levels - 1, out };
+        serde_json::Deserializer::from_str(raw).deserialize_any(writing)
+    }
+
+    /// Whether a field that does not pass by itself is opened; else it is written down as removed.
+    fn may_pass(&mut self, name: &str, rule: Option<Rule>) -> bool {
+        let reason = match rule {
+            Some(Rule::RouterOnly) => Reason::RouterOnly,
+            _ if self.opened.iter().any(|opened| opened == name) => return true,
+            Some(Rule::Steers(_)) => Reason::Steers,
+            _ => Reason::Unknown,
+        };
+        self.removed.add(reason, name);
+        false
+    }
+}
+
+/// Writes the members or the items of a value.
+struct Writing<'p, 'o, 'out> {
+    pass: &'p mut Pass<'o>,
+    inside: Inside,
+    levels: u32,
+    out: &'out mut String,
+}
+
+impl<'de> Visitor<'de> for Writing<'_, '_, '_> {
+    type Value = ();
+
+    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("an object or a list")
+    }
+
+    fn visit_map<A: MapAccess<'de>>(self, mut members: A) -> Result<(), A::Error> {
+        let mut separator = '{';
+        while let Some(Key(name)) = members.next_key::<Key<'de>>()? {
+            let raw = members.next_value::<&'de RawValue>()?.get();
+            let rule = rule(&name);
+            if !self.pass.keeps(&name, rule, self.inside) {
+                continue;
+            }
+            self.out.push(separator);
+            separator = ',';
+            self.out.push_str(&quote(&name));
+            self.out.push(':');
+            let inside = match self.inside {
+                Inside::Listed(_) => Inside::of(rule),
+                Inside::Open => Some(Inside::Open),
+            };
+            let Some(inside) = inside else {
+                self.out.push_str(raw);
+                continue;
+            };
+            let written = self.pass.nested(raw, inside, self.levels, self.out);
+            written.map_err(A::Error::custom)?;
+        }
+        self.out.push_str(if separator == '{' { "{}" } else { "}" });
+        Ok(())
+    }
+
+    fn visit_seq<A: SeqAccess<'de>>(self, mut items: A) -> Result<(), A::Error> {
+        let mut separator = '[';
+        while let Some(item) = items.next_element::<&'de RawValue>()? {
+            self.out.push(separator);
+            separator = ',';
+            let written = self.pass.nested(item.get(), self.inside, self.levels, self.out);
+            written.map_err(A::Error::custom)?;
+        }
+        self.out.push_str(if separator == '[' { "[]" } else { "]" });
+        Ok(())
+    }
 }
 
 #[cfg(test)]
 #[allow(clippy::unwrap_used)]
 mod tests {
     use super::*;
-    use proptest::prelude::*;
 
-    fn clean(text: &str) -> (usize, String) {
+    fn clean(text: &str, opened: &[&str]) -> (String, [u32; 3], String) {
         let mut object = JsonObject::parse_str(text).unwrap();
-        let removed = sanitise(&mut object).unwrap();
-        (removed, object.to_string())
+        let opened: Vec<String> = opened.iter().map(|&name| name.to_owned()).collect();
+        let removed = sanitise(&mut object, Endpoint::Completions, &opened).unwrap();
+        (object.to_string(), removed.counts, removed.names)
     }
 
     #[test]
-    fn p12_hand_off_fields_go_and_lookalikes_stay() {
+    fn what_is_not_listed_goes_and_what_looks_alike_in_a_value_stays() {
         let tools = r#"[{"function":{"parameters":{"properties":{"kv_transfer_params":{"type":"string"}}}}}]"#;
         let text = format!(
-            r#"{{"model":"m","kv\u005ftransfer_params":{{"do_remote_prefill":true}},"tools":{tools},"bootstrap_room":7,"vllm_xargs":{{"a":1,"kv_transfer_params":{{}}}}}}"#
+            r#"{{"model":"m","kv\u005ftransfer_params":{{"do_remote_prefill":true}},"response_format":{tools},"bootstrap_room":7,"priority":1,"ünknown":1,"made_up":2}}"#
         );
-        let (removed, left) = clean(&text);
-        assert_eq!(removed, 3);
-        assert_eq!(left, format!(r#"{{"model":"m","tools":{tools},"vllm_xargs":{{"a":1}}}}"#));
+        let (left, counts, names) = clean(&text, &[]);
+        assert_eq!(left, format!(r#"{{"model":"m","response_format":{tools}}}"#));
+        assert_eq!(counts, [2, 1, 2]);
+        assert_eq!(names, "kv_transfer_params, bootstrap_room, priority, made_up");
     }
 
-    fn nest(path: &[usize], field: &str) -> String {
-        path.iter().rev().fold(format!("{{\"{field}\":{{\"x\":1}},\"keep\":1}}"), |inner, i| {
-            format!("{{\"{}\":{inner},\"keep\":1}}", CARRIERS[*i])
-        })
-    }
-
-    proptest! {
-        #[test]
-        fn p12_no_path_of_carriers_hides_a_forbidden_field(
-            path in proptest::collection::vec(0..CARRIERS.len(), 0..8),
-            which in 0..FORBIDDEN.len() + 1,
-        ) {
-            let field = FORBIDDEN.get(which).copied().unwrap_or("bootstrap_host");
-            let (removed, left) = clean(&nest(&path, field));
-            prop_assert_eq!(removed, 1);
-            prop_assert!(!left.contains(field), "{left}");
-            prop_assert!(left.contains("keep"));
+    #[test]
+    fn extensions_keep_all_but_what_steers_at_any_depth_and_in_lists() {
+        for (extensions, left) in [
+            (r#"{"a":1.50,"kv_transfer_params":{}}"#, r#"{"a":1.50}"#),
+            (r#"{"kv_transfer_params":{}}"#, "{}"),
+            (r#"[{"rid":1},2,[{"x":{"priority":1}}]]"#, r#"[{},2,[{"x":{}}]]"#),
+            (
+                r#"{"vllm_xargs":{"kv\u005ftransfer_params":1,"é":[ ]}}"#,
+                r#"{"vllm_xargs":{"é":[]}}"#,
+            ),
+            (r#"[[[[[[[[[{"rid":1}]]]]]]]]]"#, "[[[[[[[[null]]]]]]]]"),
+        ] {
+            let (out, counts, _) = clean(&format!(r#"{{"vllm_xargs":{extensions}}}"#), &[]);
+            assert_eq!(out, format!(r#"{{"vllm_xargs":{left}}}"#));
+            assert_ne!(counts, [0; 3], "{extensions}");
         }
+        let untouched = r#"{"vllm_xargs":{ "a" : [ 1 , {"b":null} ], "c": "rid" }}"#;
+        let spaces_gone = untouched.replacen("{\"vllm_xargs\":", "", 1);
+        assert!(
+            clean(untouched, &[]).0.contains(spaces_gone.trim_end_matches('}')),
+            "byte for byte"
+        );
+    }
+
+    #[test]
+    fn what_a_model_opens_passes_except_what_only_the_router_may_set() {
+        let text = r#"{"priority":1,"made_up":2,"rid":3,"bootstrap_host":"h","vllm_xargs":{"session_id":"s","rid":4}}"#;
+        let opened = ["priority", "made_up", "rid", "bootstrap_host", "session_id"];
+        let (left, counts, names) = clean(text, &opened);
+        assert_eq!(left, r#"{"priority":1,"made_up":2,"vllm_xargs":{"session_id":"s"}}"#);
+        assert_eq!((counts, &*names), ([3, 0, 0], "rid, bootstrap_host, rid"));
+    }
+
+    #[test]
+    fn a_client_is_told_as_many_names_as_there_is_room_for() {
+        let members: Vec<String> = (0..1000).map(|i| format!(r#""unknown_{i}":0"#)).collect();
+        let (_, counts, names) = clean(&format!("{{{}}}", members.join(",")), &[]);
+        assert_eq!(counts, [0, 0, 1000]);
+        assert!(names.len() <= NAMES_MAX_BYTES && names.starts_with("unknown_0, unknown_1"));
+        let (_, _, odd) = clean(r#"{"a b":1,"":2}"#, &[]);
+        assert_eq!(odd, "");
     }
 }

@@ -260,6 +260,12 @@ pub struct Model {
     /// What happens where the index and a worker's `cached_tokens` drift apart.
     #[serde(default)]
     pub drift: DriftConfig,
+    /// Fields of requests that this model's engines are sent although they steer an engine, or
+    /// are not known to the router; see [fields](fields.md). Fields that only the router may set
+    /// (hand-offs, ranks, ids) cannot be opened.
+    #[serde(default)]
+    #[schemars(length(max = 64))]
+    pub pass_unknown: Vec<String>,
     /// Retries before the first byte has reached the client.
     #[serde(default)]
     pub retries: Retries,

@@ -23,6 +23,7 @@ use super::problem::{Place, Report};
 use super::scalar::parse_duration;
 use super::tree::Node;
 use super::words::shown;
+use crate::api::fields::is_router_only;
 use workers::Workers;
 
 /// Characters of a name that clients send as `model`.
@@ -53,6 +54,7 @@ pub(super) fn check(root: &Node, base_dir: &Path, report: &mut Report) {
         lease(model, &path, report);
         tokenizer(model, &path, base_dir, report);
         secret(model, &path, base_dir, report);
+        pass_unknown(model, &path, report);
     }
 }
 
@@ -176,6 +178,20 @@ impl Names {
             report.error(node.at, message, hint);
         } else {
             self.seen.insert(name.to_owned(), node.at);
+        }
+    }
+}
+
+/// What only the router may set, no model opens.
+fn pass_unknown(model: &Node, path: &str, report: &mut Report) {
+    let items = model.get("pass_unknown").map(Node::items).unwrap_or_default();
+    for (index, item) in items.iter().enumerate() {
+        if item.text().is_some_and(is_router_only) {
+            let name = shown(item.text().unwrap_or_default());
+            let message =
+                format!("`{path}.pass_unknown[{index}]` \"{name}\" can be set by the router only");
+            let hint = "it moves KV, or names a rank or a request: take it out of the list";
+            report.error(item.at, message, hint);
         }
     }
 }

@@ -25,7 +25,7 @@ pub use connections::{EngineBody, Response};
 pub use parcel::{Parcel, Receipt};
 pub(crate) use timers::{Late, Timer, Timers};
 
-use crate::api::sanitise::is_forbidden;
+use crate::api::fields::is_router_only;
 use crate::error::{Error, Fault, Kind};
 use crate::fleet::{Networks, Worker};
 use connections::{Connections, Failure};
@@ -337,7 +337,7 @@ fn rejection(worker: &Worker, status: u16, said: Option<(String, Option<String>)
             Error::engine(worker.id(), NO_SUCH_RANK)
         }
         // What the router wrote itself is not the client's fault: swapped roles, say.
-        Some((_, Some(param))) if is_forbidden(&param) => {
+        Some((_, Some(param))) if is_router_only(&param) => {
             let what = format!("refused the hand-off (status {status}): is its role right?");
             Error::engine(worker.id(), &what)
         }

@@ -37,6 +37,8 @@ use crate::service::{Call, Reply, ReplyBody, Scope, serve};
 
 const X_ROUTE: HeaderName = HeaderName::from_static("x-splitrail-route");
 const SERVER_TIMING: HeaderName = HeaderName::from_static("server-timing");
+pub(super) const X_REMOVED_FIELDS: HeaderName =
+    HeaderName::from_static("x-splitrail-removed-fields");
 const X_USAGE: HeaderName = HeaderName::from_static("x-splitrail-usage");
 const TRACEPARENT: HeaderName = HeaderName::from_static("traceparent");
 
@@ -211,6 +213,9 @@ fn respond(reply: Reply, dialect: Dialect, request_id: &Name) -> http::Response<
         if let Ok(value) = HeaderValue::from_str(&value) {
             headers.insert(name, value);
         }
+    }
+    if let Some(removed) = reply.removed_fields.and_then(|names| names.parse().ok()) {
+        headers.insert(X_REMOVED_FIELDS, removed);
     }
     response
 }

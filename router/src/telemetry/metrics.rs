@@ -168,8 +168,10 @@ metrics! {
     connections_cut: IntCounterVec("connections_cut_total"; "listener", "reason");
     /// Requests refused for load.
     shed: IntCounterVec("shed_total"; "model", "reason");
-    /// Fields removed from requests because only the router may set them.
-    removed_fields: IntCounterVec("removed_fields_total"; "model");
+    /// Fields that were removed from requests, since engines are not to be sent them: only the
+    /// router may set them (`router_only`), they steer the engine (`steers`), or neither the API
+    /// nor an engine is known to have them there (`unknown`).
+    removed_fields: IntCounterVec("removed_fields_total"; "model", "reason");
     /// Prompts whose tokens the router cannot know.
     prompts_unknown: IntCounterVec("prompts_unknown_total"; "model", "reason");
     /// Workers that a source found last; a source that cannot be reached keeps its figure.

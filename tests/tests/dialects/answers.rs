@@ -60,7 +60,7 @@ async fn both_legs_are_asked_on_the_same_path_in_its_own_words() {
     let mut trial = Trial::start(Spec { prefill: 1, decode: 1, ..Spec::default() }).await;
     for path in BOTH {
         let mut body = streamed(&request(path, &prompt(30, path), 12));
-        body["unknown"] = json!({"a": [1, 2]});
+        body["metadata"] = json!({"a": [1, 2]});
         body["kv_transfer_params"] = json!({"do_remote_prefill": true});
         body["vllm_xargs"] = json!({"kv_transfer_params": "x", "mine": 1});
         trial.expect("ok");
@@ -76,7 +76,7 @@ async fn both_legs_are_asked_on_the_same_path_in_its_own_words() {
         assert_eq!(fetched["do_remote_prefill"], true);
         assert!(fetched["remote_request_id"].is_string(), "the router's own: {fetched}");
         for leg in [&prefill.body, &decode.body] {
-            assert_eq!(leg["unknown"], json!({"a": [1, 2]}));
+            assert_eq!(leg["metadata"], json!({"a": [1, 2]}));
             assert_eq!(leg["vllm_xargs"], json!({"mine": 1}));
             assert!(leg.get("stream_options").is_none());
             assert_eq!(leg.get("store").is_some(), path == RESPONSES, "engines keep none");

@@ -16,7 +16,7 @@ use tonic::Status;
 use super::super::arriving::Arriving;
 use super::super::context::{Identity, trace_context};
 use super::super::door::Outgoing;
-use super::super::http::log_failure;
+use super::super::http::{X_REMOVED_FIELDS, log_failure};
 use super::Method;
 use super::body::payload;
 use super::events::Answer;
@@ -49,15 +49,21 @@ where
         Method::ListModels => list_models(&core, peer, request).await,
     };
     match answered {
-        Ok(body) => {
+        Ok((body, removed_fields)) => {
             let mut response = Response::new(Outgoing::Any(body));
-            let grpc = HeaderValue::from_static("application/grpc");
-            response.headers_mut().insert(CONTENT_TYPE, grpc);
+            let headers = response.headers_mut();
+            headers.insert(CONTENT_TYPE, HeaderValue::from_static("application/grpc"));
+            if let Some(removed) = removed_fields.and_then(|names| names.parse().ok()) {
+                headers.insert(X_REMOVED_FIELDS, removed);
+            }
             response
         }
         Err(status) => status.into_http::<()>().map(|()| Outgoing::Whole(Full::default())),
     }
 }
+
+/// An answer, and the fields of `extra_body_json` that engines were not sent.
+type Answered = (Body, Option<String>);
 
 /// A call whose message is there.
 struct Received {
@@ -93,7 +99,7 @@ async fn generate<B>(
     core: &Arc<Core>,
     peer: SocketAddr,
     request: Request<B>,
-) -> Result<Body, Status>
+) -> Result<Answered, Status>
 where
     B: http_body::Body<Data = Bytes> + Unpin,
 {
@@ -127,14 +133,15 @@ where
         let error = Error::new(Kind::Internal, "a stream was asked for");
         return Err(status(&request_id, &error));
     };
-    Ok(Body::new(Answer::new(events, request_id, decision, is_chat)))
+    let answer = Answer::new(events, request_id, decision, is_chat);
+    Ok((Body::new(answer), reply.removed_fields))
 }
 
 async fn list_models<B>(
     core: &Arc<Core>,
     peer: SocketAddr,
     request: Request<B>,
-) -> Result<Body, Status>
+) -> Result<Answered, Status>
 where
     B: http_body::Body<Data = Bytes> + Unpin,
 {
@@ -150,7 +157,7 @@ where
     let mut out = BytesMut::new();
     put(&mut out, &v1::ListModelsResponse { models: models.collect() });
     let trailers = std::future::ready(Some(Ok(succeeded())));
-    Ok(Body::new(Full::new(out.freeze()).with_trailers(trailers)))
+    Ok((Body::new(Full::new(out.freeze()).with_trailers(trailers)), None))
 }
 
 /// The one place where an error becomes a gRPC status.
