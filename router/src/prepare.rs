@@ -19,7 +19,7 @@ use crate::api::{Endpoint, Inbound, JsonObject, json, strict};
 use crate::config::model::{Connector, Flow, Limits};
 use crate::core::{Core, Named, Served, Serving, Tokenizing, unix_ms};
 use crate::error::{Error, Kind};
-use crate::prompt::{ChatRequestView, PromptError, PromptModel, messages, responses};
+use crate::prompt::{ChatRequestView, Extent, PromptError, PromptModel, messages, responses};
 use crate::telemetry::metrics::Metrics;
 
 /// Bodies up to this length are prepared on the reactor: under a millisecond with
@@ -31,6 +31,9 @@ const FAST_INLINE_MAX_BYTES: usize = 96 << 10;
 
 /// Bodies from this length on are long: some tens of milliseconds, and more.
 const LONG_BYTES: usize = 256 << 10;
+
+/// Why only a prompt's first blocks are known.
+pub const MEDIA_FOLLOWS: &str = "media after the known blocks";
 
 /// A prompt of unknown tokens weighs this many bytes per token in the load view.
 const BYTES_PER_TOKEN: usize = 4;
@@ -82,11 +85,11 @@ pub struct Unit {
     pub body: JsonObject,
     /// The prompt's length, if its tokens are known.
     pub prompt_tokens: Option<u32>,
-    /// Why they are not.
+    /// Why they are not, or not all of them: [`MEDIA_FOLLOWS`].
     pub unknown: Option<&'static str>,
     /// What its first block's hash follows upon.
     pub namespace: BlockHash,
-    /// Hashes of its full blocks; none where the tokens are not known.
+    /// Hashes of its full blocks, as far as its tokens are known.
     pub hashes: Vec<BlockHash>,
     /// The prompt's weight in the load view, in tokens.
     pub weight_tokens: u64,
@@ -257,9 +260,15 @@ fn compute(core: &Core, endpoint: Endpoint, payload: Payload) -> Result<Prepared
             body,
         };
         match tokenize(&served, &unit.body, prompt, weight, &serving.limits, &mut chain)? {
-            Ok(()) => {
+            Ok(Extent::Whole) => {
                 unit.prompt_tokens = Some(chain.tokens() as u32);
                 unit.weight_tokens = chain.tokens() as u64;
+                unit.hashes = chain.into_hashes();
+            }
+            Ok(Extent::BeforeMedia) => {
+                unit.unknown = Some(MEDIA_FOLLOWS);
+                // Something follows, if only the medium.
+                unit.weight_tokens = unit.weight_tokens.max(chain.tokens() as u64 + 1);
                 unit.hashes = chain.into_hashes();
             }
             Err(reason) => {
@@ -351,7 +360,7 @@ fn tokenize(
     bytes: usize,
     limits: &Limits,
     chain: &mut Chain,
-) -> Result<Result<(), &'static str>, Error> {
+) -> Result<Result<Extent, &'static str>, Error> {
     if bytes > limits.tokenize_max_bytes {
         return Ok(Err("longer than limits.tokenize_max_bytes"));
     }
@@ -363,12 +372,12 @@ fn tokenize(
         (Prompt::Opaque(reason), _) => return Ok(Err(reason)),
         (Prompt::Tokens(ids), _) => {
             chain.append(&ids);
-            Ok(())
+            Ok(Extent::Whole)
         }
         (_, None) => return Ok(Err("no_tokenizer")),
         (Prompt::Text(text), Some(model)) => {
             let special = body.get::<bool>("add_special_tokens", "true or false")?.unwrap_or(true);
-            model.chain_text(&text, special, chain)
+            model.chain_text(&text, special, chain).map(|()| Extent::Whole)
         }
         (prompt, Some(model)) => {
             let fields = chat_fields(body)?;
@@ -376,7 +385,7 @@ fn tokenize(
         }
     };
     match done {
-        Ok(()) => Ok(Ok(())),
+        Ok(extent) => Ok(Ok(extent)),
         Err(PromptError::Unsupported(reason)) => Ok(Err(reason)),
         Err(PromptError::Client(message)) => Err(Error::invalid(member, message)),
         Err(PromptError::Internal(message)) => {
@@ -392,7 +401,7 @@ fn tokenize_chat(
     prompt: &Prompt,
     fields: Map<String, Value>,
     chain: &mut Chain,
-) -> Result<(), PromptError> {
+) -> Result<Extent, PromptError> {
     let mut fields = match prompt {
         Prompt::Messages => messages::chat_of(&fields)?,
         Prompt::Responses => responses::chat_of(&fields)?,

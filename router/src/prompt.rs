@@ -4,6 +4,7 @@
 //! it off the reactor. What cannot be reproduced exactly is refused as
 //! [`PromptError::Unsupported`], and the engine is asked without token ids.
 
+mod media;
 pub mod messages;
 pub mod normalise;
 pub mod request;
@@ -64,6 +65,15 @@ pub struct PromptTokens {
     /// The template wrote the time into the prompt; see
     /// [`template::Rendered::uses_clock`].
     pub uses_clock: bool,
+}
+
+/// How much of a prompt its tokens are known of.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Extent {
+    /// All of it.
+    Whole,
+    /// What comes before its first image, audio or video.
+    BeforeMedia,
 }
 
 /// How the engines of a model were started, where that changes prompts.
@@ -181,7 +191,21 @@ impl PromptModel {
         Ok(PromptTokens { uses_clock: rendered.uses_clock, ..prompt })
     }
 
-    /// Appends the same ids to a chain; see [`Tokenizer::chain`].
+    /// Token ids of a chat request's text before its first medium, as far as no medium can
+    /// change them.
+    ///
+    /// # Errors
+    /// See [`PromptError`].
+    pub fn tokenize_before_media(
+        &self,
+        chat: ChatRequestView<'_>,
+        now_unix_s: i64,
+    ) -> Result<Vec<u32>, PromptError> {
+        media::tokens_before(self, chat, now_unix_s)
+    }
+
+    /// Appends the same ids to a chain; see [`Tokenizer::chain`]. Of a chat with media, those of
+    /// [`Self::tokenize_before_media`].
     ///
     /// # Errors
     /// See [`PromptError`].
@@ -190,12 +214,16 @@ impl PromptModel {
         chat: ChatRequestView<'_>,
         now_unix_s: i64,
         chain: &mut Chain,
-    ) -> Result<(), PromptError> {
+    ) -> Result<Extent, PromptError> {
+        if media::has_media(&chat.messages) {
+            chain.append(&self.tokenize_before_media(chat, now_unix_s)?);
+            return Ok(Extent::BeforeMedia);
+        }
         let special = chat.add_special_tokens;
         let rendered = self.render_supported(chat, now_unix_s)?;
         self.chain_text(&rendered.text, special, chain)?;
         rendered.give_back();
-        Ok(())
+        Ok(Extent::Whole)
     }
 
     /// A chat's text, if its tokens can be known.
@@ -219,41 +247,9 @@ impl PromptModel {
         mut chat: ChatRequestView<'_>,
         now_unix_s: i64,
     ) -> Result<template::Rendered, PromptError> {
-        let tools = self.tools(&chat)?;
-        let template = match (&tools, &self.tool_chat) {
-            (Some(_), Some(template)) => template,
-            _ => &self.chat,
-        };
-        let template = template.as_ref().map_err(|reason| PromptError::Unsupported(reason))?;
-        let format = self.options.content_format.unwrap_or(template.content_format());
+        let scene = Scene::new(self, &chat, now_unix_s)?;
         let messages = std::mem::take(&mut chat.messages).into_owned();
-        let mut messages = normalise::conversation(messages, format)?;
-        if messages.is_empty() {
-            return Err(PromptError::Client("`messages` must not be empty".to_owned()));
-        }
-        if !template.knows_developer() {
-            messages = normalise::without_developer(messages);
-        }
-        let kwargs = request::template_kwargs(&chat, &self.options.default_kwargs)?;
-        let input = ChatInput {
-            messages: &Value::Array(messages),
-            tools: tools.as_ref(),
-            documents: chat.documents,
-            add_generation_prompt: chat.add_generation_prompt,
-            kwargs: Some(&kwargs),
-            now_unix_s,
-        };
-        template.render(&input).map_err(|error| match error {
-            TemplateError::Raised(message) => PromptError::Client(message),
-            // The engine's own template language decides what becomes of these.
-            TemplateError::Render { .. } => {
-                PromptError::Unsupported("the chat template cannot work with this request")
-            }
-            TemplateError::TooMuch(_) => {
-                PromptError::Unsupported("rendering the chat takes too many steps")
-            }
-            TemplateError::Syntax { .. } => PromptError::Internal(error.to_string()),
-        })
+        scene.render(normalise::conversation(messages, scene.format)?)
     }
 
     fn tools(&self, chat: &ChatRequestView<'_>) -> Result<Option<Value>, PromptError> {
@@ -266,5 +262,69 @@ impl PromptModel {
             }
             None => Ok(None),
         }
+    }
+}
+
+/// What a template needs of a request beside its messages.
+struct Scene<'a> {
+    template: &'a ChatTemplate,
+    /// The shape in which the template gets the messages' content.
+    format: ContentFormat,
+    tools: Option<Value>,
+    documents: Option<&'a Value>,
+    add_generation_prompt: bool,
+    kwargs: Map<String, Value>,
+    now_unix_s: i64,
+}
+
+impl<'a> Scene<'a> {
+    fn new(
+        model: &'a PromptModel,
+        chat: &ChatRequestView<'a>,
+        now_unix_s: i64,
+    ) -> Result<Self, PromptError> {
+        let tools = model.tools(chat)?;
+        let template = match (&tools, &model.tool_chat) {
+            (Some(_), Some(template)) => template,
+            _ => &model.chat,
+        };
+        let template = template.as_ref().map_err(|reason| PromptError::Unsupported(reason))?;
+        Ok(Self {
+            template,
+            format: model.options.content_format.unwrap_or(template.content_format()),
+            tools,
+            documents: chat.documents,
+            add_generation_prompt: chat.add_generation_prompt,
+            kwargs: request::template_kwargs(chat, &model.options.default_kwargs)?,
+            now_unix_s,
+        })
+    }
+
+    fn render(&self, mut messages: Vec<Value>) -> Result<template::Rendered, PromptError> {
+        if messages.is_empty() {
+            return Err(PromptError::Client("`messages` must not be empty".to_owned()));
+        }
+        if !self.template.knows_developer() {
+            messages = normalise::without_developer(messages);
+        }
+        let input = ChatInput {
+            messages: &Value::Array(messages),
+            tools: self.tools.as_ref(),
+            documents: self.documents,
+            add_generation_prompt: self.add_generation_prompt,
+            kwargs: Some(&self.kwargs),
+            now_unix_s: self.now_unix_s,
+        };
+        self.template.render(&input).map_err(|error| match error {
+            TemplateError::Raised(message) => PromptError::Client(message),
+            // The engine's own template language decides what becomes of these.
+            TemplateError::Render { .. } => {
+                PromptError::Unsupported("the chat template cannot work with this request")
+            }
+            TemplateError::TooMuch(_) => {
+                PromptError::Unsupported("rendering the chat takes too many steps")
+            }
+            TemplateError::Syntax { .. } => PromptError::Internal(error.to_string()),
+        })
     }
 }

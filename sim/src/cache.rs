@@ -15,7 +15,7 @@ mod sequence;
 
 use std::collections::HashMap;
 
-pub use sequence::{Identity, Sequence};
+pub use sequence::{ExtraKey, Identity, Media, Sequence};
 
 use free_list::FreeList;
 
@@ -44,8 +44,8 @@ pub struct StoredBlocks {
     pub tokens: Vec<u32>,
     /// Adapter name and number.
     pub adapter: Option<(u32, String)>,
-    /// Per block what the hash includes beside tokens (adapter, salt).
-    pub extra_keys: Vec<Option<Vec<String>>>,
+    /// Per block what the hash includes beside tokens (adapter, images, salt).
+    pub extra_keys: Vec<Option<Vec<ExtraKey>>>,
 }
 
 #[derive(Debug, Clone, Copy, Default)]

@@ -271,7 +271,7 @@ async fn tokenize(State(app): Shared, headers: HeaderMap, body: Bytes) -> Respon
     let tokens = parse(&body).and_then(|body| {
         ask::read_model(&body, config)?;
         let tokens = match body.get("messages") {
-            Some(_) => ask::chat_prompt(&body, config.dialect)?,
+            Some(_) => ask::chat_prompt(&body, config.dialect)?.0,
             None => match body["prompt"].as_str() {
                 Some(text) => ask::text_prompt(text, config.dialect),
                 None => return Err(ApiError::bad_request("prompt", "prompt must be a string.")),
@@ -325,7 +325,7 @@ async fn count_tokens(State(app): Shared, headers: HeaderMap, body: Bytes) -> Re
     let tokens = parse(&body).and_then(|body| {
         let chat = named::of_message(&body)?;
         ask::read_model(&chat, config)?;
-        ask::chat_prompt(&chat, config.dialect)
+        ask::chat_prompt(&chat, config.dialect).map(|(tokens, _)| tokens)
     });
     match tokens {
         Ok(tokens) => json_response(StatusCode::OK, &json!({"input_tokens": tokens.len()})),

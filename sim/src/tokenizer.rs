@@ -18,6 +18,11 @@ pub const EOS_TOKEN: u32 = 2;
 /// Id of byte 0; byte `b` has id `FIRST_BYTE_TOKEN + b`.
 pub const FIRST_BYTE_TOKEN: u32 = 3;
 
+/// What the chat template prints for an image; the engine puts the image's tokens in its place.
+pub const IMAGE: &str = "<|image|>";
+/// The token that stands for every part of an image.
+pub const IMAGE_TOKEN: u32 = 0;
+
 /// Tokens of a text. Special tokens that are written out in the text become
 /// themselves, as Hugging Face's added tokens do.
 #[must_use]
@@ -76,8 +81,8 @@ pub fn decode(ids: &[u32], skip_special: bool) -> String {
 /// The prompt of a chat: one block per message, then the opening of the answer.
 ///
 /// # Errors
-/// Says what is wrong when `messages` is not a list of messages with a role
-/// and string, null or text-part content.
+/// Says what is wrong when `messages` is not a list of messages with a role and content that is
+/// a string, null or a list of text and image parts.
 pub fn render_chat(messages: &Value) -> Result<String, String> {
     let messages = messages.as_array().ok_or("messages must be a list")?;
     let mut text = String::new();
@@ -95,6 +100,14 @@ pub fn render_chat(messages: &Value) -> Result<String, String> {
     Ok(text)
 }
 
+/// The addresses of a chat's images, in the order in which they are printed.
+#[must_use]
+pub fn images(messages: &Value) -> Vec<&str> {
+    let messages = messages.as_array().into_iter().flatten();
+    let parts = messages.filter_map(|message| message["content"].as_array()).flatten();
+    parts.filter_map(|part| part["image_url"]["url"].as_str()).collect()
+}
+
 fn push_content(text: &mut String, content: &Value) -> Result<(), String> {
     match content {
         Value::Null => Ok(()),
@@ -104,11 +117,13 @@ fn push_content(text: &mut String, content: &Value) -> Result<(), String> {
         }
         Value::Array(parts) => {
             for (index, part) in parts.iter().enumerate() {
-                let part = part["text"].as_str().ok_or("only text parts are supported")?;
                 if index > 0 {
                     text.push('\n');
                 }
-                text.push_str(part);
+                text.push_str(match part.get("image_url") {
+                    Some(_) => IMAGE,
+                    None => part["text"].as_str().ok_or("only text and images are supported")?,
+                });
             }
             Ok(())
         }

@@ -187,7 +187,7 @@ fn settle(
     record(context, unit, decision, query, (roster, candidates), choice);
     shadow(context, decision, query, (roster, candidates), choice);
     let metrics = &context.core.metrics;
-    if unit.unknown.is_none() {
+    if unit.unknown.is_none() || !unit.hashes.is_empty() {
         let labels = [context.served.name(), leg.name()];
         metrics.overlap_blocks.with_label_values(&labels).observe(chosen.overlap_blocks.into());
         let lost = choice.best_overlap_blocks - chosen.overlap_blocks;
@@ -270,7 +270,10 @@ fn record(
         let (name, is_chosen) = (name(candidates[i].worker), i == choice.index);
         CandidateRecord::new(leg.name(), name, &candidates[i], figures(choice, i), is_chosen)
     };
-    let estimate = unit.prompt_tokens.map(|prompt_tokens| {
+    // Of a prompt with media, what is known has an end before the prompt's.
+    let known = (unit.hashes.len() as u32).saturating_mul(pool.block_size()).saturating_add(1);
+    let prompt_tokens = unit.prompt_tokens.or((!unit.hashes.is_empty()).then_some(known));
+    let estimate = prompt_tokens.map(|prompt_tokens| {
         let overlap =
             if context.options.bypasses_cache.is_some() { 0 } else { chosen.overlap_blocks };
         splitrail_kv::estimate_cached_tokens(overlap, prompt_tokens, pool.block_size())

@@ -37,23 +37,24 @@ const KNOWN_PART_FIELDS: [&str; 18] = [
     "video_url",
 ];
 
-/// Fields that make a part something else than text, whatever its type says.
-const MEDIA_FIELDS: [&str; 14] = [
-    "audio_embeds",
-    "audio_url",
-    "data",
-    "file",
-    "image_embeds",
-    "image_pil",
-    "image_url",
-    "input_audio",
-    "input_image",
-    "prompt_cache_breakpoint",
-    "prompt_embeds",
-    "uuid",
-    "video_embeds",
-    "video_url",
+/// Why a prompt with media is left to the engine.
+pub(super) const MEDIA: &str = "images, audio, video or files";
+
+/// Fields that make a part a medium, whatever its type says, with the medium's kind.
+const MEDIA_FIELDS: [(&str, &str); 8] = [
+    ("audio_embeds", "audio"),
+    ("audio_url", "audio"),
+    ("image_embeds", "image"),
+    ("image_pil", "image"),
+    ("image_url", "image"),
+    ("input_audio", "audio"),
+    ("video_embeds", "video"),
+    ("video_url", "video"),
 ];
+
+/// Fields that make a part something that the router has no placeholder for.
+const OTHER_FIELDS: [&str; 5] =
+    ["data", "file", "input_image", "prompt_cache_breakpoint", "prompt_embeds"];
 
 /// A line that one coding client puts before its system prompt, different for
 /// every request; the engine drops it.
@@ -65,13 +66,27 @@ const BILLING_LINE: &str = "x-anthropic-billing-header";
 /// [`Unsupported`] for media, unknown parts and shapes that the engine's own
 /// validation may refuse or reorder.
 pub fn conversation(messages: Value, format: ContentFormat) -> Result<Vec<Value>> {
+    conversation_with(messages, format, None)
+}
+
+/// The same of messages with media. Where the template wants parts, a medium is one, as the
+/// engine writes it (`{"type": "image"}`). Where it wants text, the engine puts placeholders of
+/// its model's own before a message's text: `mark` is there instead.
+///
+/// # Errors
+/// As [`conversation`], but for media.
+pub fn conversation_with(
+    messages: Value,
+    format: ContentFormat,
+    mark: Option<&str>,
+) -> Result<Vec<Value>> {
     let Value::Array(messages) = messages else {
         return Err(Unsupported("messages are not an array"));
     };
-    messages.into_iter().map(|message| one_message(message, format)).collect()
+    messages.into_iter().map(|message| one_message(message, format, mark)).collect()
 }
 
-fn one_message(message: Value, format: ContentFormat) -> Result<Value> {
+fn one_message(message: Value, format: ContentFormat, mark: Option<&str>) -> Result<Value> {
     let Value::Object(mut message) = message else {
         return Err(Unsupported("a message is not an object"));
     };
@@ -82,11 +97,15 @@ fn one_message(message: Value, format: ContentFormat) -> Result<Value> {
     if message.contains_key("author") || present(message, "audio") {
         return Err(Unsupported("a message with an author or audio"));
     }
-    let parts = text_parts(role, message)?;
+    let parts = parts(role, message)?;
+    let has_media = parts.iter().any(|part| part.medium.is_some());
+    let Some(mark) = mark.or((!has_media).then_some("")) else {
+        return Err(Unsupported(MEDIA));
+    };
     let mut out = Map::new();
     out.insert("role".to_owned(), Value::from(role));
     let content = match format {
-        ContentFormat::OpenAi if role != "tool" => {
+        ContentFormat::OpenAi if role != "tool" || has_media => {
             Value::Array(parts.into_iter().map(Part::into_value).collect())
         }
         // Tool results are plain text for every template.
@@ -95,7 +114,10 @@ fn one_message(message: Value, format: ContentFormat) -> Result<Value> {
         ContentFormat::String => {
             let mut parts = parts;
             parts.retain(|part| !part.text.is_empty());
-            Value::from(joined(parts))
+            match has_media {
+                true => Value::from(mark.to_owned() + &joined(parts)),
+                false => Value::from(joined(parts)),
+            }
         }
     };
     out.insert("content".to_owned(), content);
@@ -140,23 +162,27 @@ fn present(object: &Map<String, Value>, key: &str) -> bool {
     object.get(key).is_some_and(|value| !value.is_null())
 }
 
-/// A text part: its text, and fields that the engine passes on unread.
+/// A part: its text, unless it is a medium, and fields that the engine passes on unread.
 struct Part {
     text: String,
+    /// What kind of medium it is, as templates call it.
+    medium: Option<&'static str>,
     extra: Map<String, Value>,
 }
 
 impl Part {
     fn into_value(self) -> Value {
         let mut out = Map::new();
-        out.insert("type".to_owned(), Value::from("text"));
-        out.insert("text".to_owned(), Value::from(self.text));
+        out.insert("type".to_owned(), Value::from(self.medium.unwrap_or("text")));
+        if self.medium.is_none() {
+            out.insert("text".to_owned(), Value::from(self.text));
+        }
         out.extend(self.extra);
         Value::Object(out)
     }
 }
 
-fn text_parts(role: &str, message: &mut Map<String, Value>) -> Result<Vec<Part>> {
+fn parts(role: &str, message: &mut Map<String, Value>) -> Result<Vec<Part>> {
     let mut parts = match message.get_mut("content").map(Value::take) {
         None => Vec::new(),
         // The engine's request model takes null from these two only.
@@ -166,7 +192,7 @@ fn text_parts(role: &str, message: &mut Map<String, Value>) -> Result<Vec<Part>>
         {
             Vec::new()
         }
-        Some(Value::String(text)) => vec![Part { text, extra: Map::new() }],
+        Some(Value::String(text)) => vec![Part { text, medium: None, extra: Map::new() }],
         Some(Value::Array(items)) => {
             items.into_iter().map(|item| part(role, item)).collect::<Result<_>>()?
         }
@@ -174,7 +200,7 @@ fn text_parts(role: &str, message: &mut Map<String, Value>) -> Result<Vec<Part>>
     };
     if role == "system" {
         parts.retain_mut(|part| {
-            if !part.text.starts_with(BILLING_LINE) {
+            if part.medium.is_some() || !part.text.starts_with(BILLING_LINE) {
                 return true;
             }
             part.text = part.text.split_once('\n').map_or("", |(_, rest)| rest).to_owned();
@@ -189,8 +215,15 @@ fn part(role: &str, item: Value) -> Result<Part> {
     let Value::Object(mut part) = item else {
         return Err(Unsupported("a content part that is not an object"));
     };
-    if MEDIA_FIELDS.iter().any(|field| part.contains_key(*field)) {
-        return Err(Unsupported("images, audio, video or files"));
+    let medium = medium(&part);
+    let has = |field: &str| part.contains_key(field);
+    if OTHER_FIELDS.into_iter().any(has) || (medium.is_none() && has("uuid")) {
+        return Err(Unsupported(MEDIA));
+    }
+    if medium.is_some() {
+        part.retain(|name, _| !KNOWN_PART_FIELDS.contains(&name.as_str()));
+        part.values().try_for_each(plain_numbers)?;
+        return Ok(Part { text: String::new(), medium, extra: part });
     }
     let key = match part.get("type").and_then(Value::as_str) {
         Some("text") => "text",
@@ -209,7 +242,18 @@ fn part(role: &str, item: Value) -> Result<Part> {
     for value in extra.values() {
         plain_numbers(value)?;
     }
-    Ok(Part { text, extra })
+    Ok(Part { text, medium: None, extra })
+}
+
+/// Whether this field of a part has a medium's content.
+pub(super) fn is_medium_field(name: &str) -> bool {
+    MEDIA_FIELDS.iter().any(|(field, _)| *field == name)
+}
+
+/// What kind of medium a part is, if it is one, as templates call it.
+pub(super) fn medium(part: &Map<String, Value>) -> Option<&'static str> {
+    let found = MEDIA_FIELDS.iter().find(|(field, _)| part.contains_key(*field));
+    found.map(|(_, medium)| *medium)
 }
 
 fn assistant_fields(message: &Map<String, Value>, out: &mut Map<String, Value>) -> Result<()> {

@@ -11,6 +11,28 @@ pub struct Identity {
     pub adapter: Option<String>,
     /// Number of the adapter, as events name it.
     pub adapter_id: Option<u32>,
+    /// Images, in order; part of the hash of each block that has a token of theirs.
+    pub media: Vec<Media>,
+}
+
+/// One image of a prompt.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Media {
+    /// Names its content.
+    pub identifier: String,
+    /// Place of its first token in the prompt.
+    pub from: usize,
+    /// Place behind its last token.
+    pub to: usize,
+}
+
+/// What a block's hash includes beside its tokens, as events say it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum ExtraKey {
+    /// A salt or an adapter's name.
+    Text(String),
+    /// An image, and where it begins, counted from the block's first token.
+    Media(String, i64),
 }
 
 /// Tokens of one request with the hashes of their full blocks and the blocks
@@ -82,10 +104,15 @@ impl Sequence {
     }
 
     /// The untyped keys that go into block `index` beside its tokens, in the engine's order.
-    pub(super) fn extra_keys(&self, index: usize) -> Option<Vec<String>> {
-        let adapter = self.identity.adapter.iter();
-        let salt = self.identity.salt.iter().filter(|_| index == 0);
-        let keys: Vec<String> = adapter.chain(salt).cloned().collect();
+    pub(super) fn extra_keys(&self, index: usize) -> Option<Vec<ExtraKey>> {
+        let text = |text: &String| ExtraKey::Text(text.clone());
+        let adapter = self.identity.adapter.iter().map(text);
+        let salt = self.identity.salt.iter().filter(|_| index == 0).map(text);
+        let (from, to) = (index * self.block_size, (index + 1) * self.block_size);
+        let media = self.identity.media.iter().filter(|one| one.from < to && one.to > from);
+        let media =
+            media.map(|one| ExtraKey::Media(one.identifier.clone(), one.from as i64 - from as i64));
+        let keys: Vec<ExtraKey> = adapter.chain(media).chain(salt).collect();
         (!keys.is_empty()).then_some(keys)
     }
 
@@ -99,7 +126,13 @@ impl Sequence {
             }
             for key in self.extra_keys(index).unwrap_or_default() {
                 bytes.push(0xff); // never part of UTF-8: keys cannot run into each other
-                bytes.extend_from_slice(key.as_bytes());
+                match key {
+                    ExtraKey::Text(text) => bytes.extend_from_slice(text.as_bytes()),
+                    ExtraKey::Media(identifier, offset) => {
+                        bytes.extend_from_slice(identifier.as_bytes());
+                        bytes.extend_from_slice(&offset.to_le_bytes());
+                    }
+                }
             }
             self.hashes.push(xxh3_64_with_seed(&bytes, parent));
         }

@@ -128,10 +128,13 @@ pub(crate) struct PullRequest {
     pub(crate) wanted_blocks: u64,
 }
 
-/// Equal only for equal prompts under equal adapters: the KV of one serves the other.
+/// Equal only for equal prompts with equal images under equal adapters: the KV of one serves the other.
 pub(crate) fn prompt_fingerprint(prompt: &[u32], identity: &Identity) -> u64 {
     let mut bytes: Vec<u8> = prompt.iter().flat_map(|token| token.to_le_bytes()).collect();
     bytes.extend_from_slice(identity.adapter.as_deref().unwrap_or_default().as_bytes());
+    for one in &identity.media {
+        bytes.extend_from_slice(one.identifier.as_bytes());
+    }
     xxh3_64_with_seed(&bytes, prompt.len() as u64)
 }
 

@@ -1,6 +1,6 @@
 //! Events as an engine with a defect tells them.
 
-use crate::cache::{CacheEvent, StoredBlocks};
+use crate::cache::{CacheEvent, ExtraKey, StoredBlocks};
 use crate::faults::{FaultBoard, FaultKind};
 
 /// A parent that no engine has ever announced.
@@ -40,18 +40,20 @@ pub(super) fn distort(faults: &FaultBoard, rank: u16, events: &[CacheEvent]) -> 
 
 fn without_adapter(mut stored: StoredBlocks) -> StoredBlocks {
     if let Some((_, name)) = stored.adapter.take() {
-        forget_key(&mut stored, |key| *key == name);
+        forget_key(&mut stored, |key| *key == ExtraKey::Text(name.clone()));
     }
     stored
 }
 
 fn without_salt(mut stored: StoredBlocks) -> StoredBlocks {
-    let adapter = stored.adapter.as_ref().map(|(_, name)| name.clone());
-    forget_key(&mut stored, |key| Some(key) != adapter.as_ref());
+    let adapter = stored.adapter.as_ref().map(|(_, name)| ExtraKey::Text(name.clone()));
+    forget_key(&mut stored, |key| {
+        matches!(key, ExtraKey::Text(_)) && Some(key) != adapter.as_ref()
+    });
     stored
 }
 
-fn forget_key(stored: &mut StoredBlocks, forgotten: impl Fn(&String) -> bool) {
+fn forget_key(stored: &mut StoredBlocks, forgotten: impl Fn(&ExtraKey) -> bool) {
     for keys in &mut stored.extra_keys {
         if let Some(named) = keys {
             named.retain(|key| !forgotten(key));

@@ -1,10 +1,11 @@
 //! MessagePack of event batches.
 
 use rmp::encode::{
-    write_array_len, write_bin, write_f64, write_map_len, write_nil, write_str, write_uint,
+    write_array_len, write_bin, write_f64, write_map_len, write_nil, write_sint, write_str,
+    write_uint,
 };
 
-use crate::cache::{CacheEvent, StoredBlocks};
+use crate::cache::{CacheEvent, ExtraKey, StoredBlocks};
 use crate::config::{EventForm, HashForm};
 
 /// Writing into memory cannot fail; the error type only comes with the trait.
@@ -168,6 +169,17 @@ fn write_lora_name(out: &mut Vec<u8>, stored: &StoredBlocks) -> Written<()> {
     }
 }
 
+fn write_extra_key(out: &mut Vec<u8>, key: &ExtraKey) -> Written<()> {
+    match key {
+        ExtraKey::Text(text) => write_str(out, text),
+        ExtraKey::Media(identifier, offset) => {
+            write_array_len(out, 2)?;
+            write_str(out, identifier)?;
+            write_sint(out, *offset).map(|_| ())
+        }
+    }
+}
+
 fn write_extra_keys(out: &mut Vec<u8>, stored: &StoredBlocks) -> Written<()> {
     write_array_len(out, stored.extra_keys.len() as u32)?;
     for keys in &stored.extra_keys {
@@ -175,7 +187,7 @@ fn write_extra_keys(out: &mut Vec<u8>, stored: &StoredBlocks) -> Written<()> {
             None => nil(out)?,
             Some(keys) => {
                 write_array_len(out, keys.len() as u32)?;
-                keys.iter().try_for_each(|key| write_str(out, key))?;
+                keys.iter().try_for_each(|key| write_extra_key(out, key))?;
             }
         }
     }

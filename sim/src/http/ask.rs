@@ -2,10 +2,11 @@
 
 use http::{HeaderMap, StatusCode};
 use serde_json::Value;
+use xxhash_rust::xxh3::xxh3_64_with_seed;
 
 use super::named::chat_of;
 use super::remote::{is_deadly, read_remote};
-use crate::cache::Identity;
+use crate::cache::{Identity, Media};
 use crate::config::{KvConnector, PromptDialect, SimConfig};
 use crate::engine::request::{Ask, RemoteKv};
 use crate::error::ApiError;
@@ -78,10 +79,12 @@ pub(crate) fn read(
 ) -> Result<InferenceRequest, ApiError> {
     let chat = endpoint.names_events().then(|| chat_of(endpoint, body, config)).transpose()?;
     let body = chat.as_ref().unwrap_or(body);
-    let (model, identity) = read_model(body, config)?;
+    let (model, mut identity) = read_model(body, config)?;
     let prompts = match endpoint {
         Endpoint::Chat | Endpoint::Responses | Endpoint::Messages => {
-            vec![chat_prompt(body, config.dialect)?]
+            let (prompt, media) = chat_prompt(body, config.dialect)?;
+            identity.media = media;
+            vec![prompt]
         }
         Endpoint::Completions => completion_prompts(&body["prompt"], config.dialect)?,
         Endpoint::Generate => vec![generate_prompt(body)?],
@@ -190,24 +193,51 @@ pub(crate) fn read_model(body: &Value, config: &SimConfig) -> Result<(String, Id
     Ok((name.to_owned(), identity))
 }
 
-/// Tokens of a chat.
-pub(crate) fn chat_prompt(body: &Value, dialect: PromptDialect) -> Result<Vec<u32>, ApiError> {
+/// Tokens of a chat, and where its images are among them.
+pub(crate) fn chat_prompt(
+    body: &Value,
+    dialect: PromptDialect,
+) -> Result<(Vec<u32>, Vec<Media>), ApiError> {
     let text = tokenizer::render_chat(&body["messages"])
         .map_err(|what| ApiError::bad_request("messages", what))?;
     let text = match dialect {
         PromptDialect::OtherTemplate => text.replace("<|im_start|>", "<|im_start|>role "),
         _ => text,
     };
-    Ok(text_prompt(&text, dialect))
+    Ok(with_images(&text, &tokenizer::images(&body["messages"]), dialect))
+}
+
+/// The tokens of a text in which each image has the place of its placeholder. Their number
+/// depends on the image, as it does where images are of several sizes.
+fn with_images(text: &str, urls: &[&str], dialect: PromptDialect) -> (Vec<u32>, Vec<Media>) {
+    let mut pieces = text.splitn(urls.len() + 1, tokenizer::IMAGE);
+    let mut tokens = text_prompt(pieces.next().unwrap_or_default(), dialect);
+    let mut media = Vec::new();
+    for (url, piece) in urls.iter().zip(pieces) {
+        let from = tokens.len();
+        let identifier = format!("{:016x}", xxh3_64_with_seed(url.as_bytes(), 0));
+        tokens.extend(std::iter::repeat_n(tokenizer::IMAGE_TOKEN, 24 + url.len() % 16));
+        media.push(Media { identifier, from, to: tokens.len() });
+        tokens.extend(plain_tokens(piece, dialect));
+    }
+    (tokens, media)
 }
 
 /// Tokens of a text.
 pub(crate) fn text_prompt(text: &str, dialect: PromptDialect) -> Vec<u32> {
+    let mut ids = plain_tokens(text, dialect);
+    if dialect == PromptDialect::Bos {
+        ids.insert(0, 0);
+    }
+    ids
+}
+
+/// The same without a first special token.
+fn plain_tokens(text: &str, dialect: PromptDialect) -> Vec<u32> {
     let ids = tokenizer::encode(text);
     match dialect {
-        PromptDialect::Shipped | PromptDialect::OtherTemplate => ids,
-        PromptDialect::Bos => [0].into_iter().chain(ids).collect(),
         PromptDialect::OtherVocabulary => ids.into_iter().map(other_token).collect(),
+        _ => ids,
     }
 }
 
