@@ -1,22 +1,29 @@
 //! From a validated configuration to a core that serves it.
 
-use std::path::Path;
+use std::io::Read as _;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use http::HeaderValue;
 use splitrail_kv::{HashSeed, IndexConfig};
 
-use crate::config::{BlockSize, Config, Model, RequestFlow, TokenizerConfig};
+use crate::config::{
+    BlockSize, Config, ContentFormatConfig, HuggingfaceTokenizer, Model, RequestFlow,
+    TokenizerConfig,
+};
 use crate::core::{Core, Seldom, Served, Serving};
 use crate::fleet::budget::RetryBudget;
 use crate::fleet::{Networks, Pool};
 use crate::flow::client::EngineClient;
 use crate::ledger::lines::Lines;
 use crate::ledger::recorder::Recorder;
-use crate::prompt::stamp::stamps;
-use crate::prompt::{PromptModel, PromptOptions};
+use crate::prompt::stamp::{FileStamp, stamp, stamps};
+use crate::prompt::{ContentFormat, PromptModel, PromptOptions};
 use crate::telemetry::metrics::Metrics;
 use crate::telemetry::model::ModelSeries;
+
+/// Bound on a chat template's file; real ones have some ten kilobytes.
+const TEMPLATE_MAX_BYTES: u64 = 4 << 20;
 
 /// Why a configuration that is valid by itself cannot be served.
 #[derive(Debug, thiserror::Error)]
@@ -36,6 +43,16 @@ pub enum AssembleError {
         model: String,
         /// Why.
         source: crate::prompt::LoadError,
+    },
+    /// A chat template cannot be read.
+    #[error("model {model}: the chat template {path}: {source}")]
+    ChatTemplate {
+        /// The model's name.
+        model: String,
+        /// The template's file.
+        path: String,
+        /// Why.
+        source: std::io::Error,
     },
     /// The ledger file, or the record's, cannot be written.
     #[error("{0}")]
@@ -106,7 +123,7 @@ fn assemble_model(
     before: Option<(&Arc<Served>, &Serving)>,
 ) -> Result<Arc<Served>, AssembleError> {
     let authorization = authorization(model)?;
-    let prompt_files = tokenizer_path(model).map(stamps).unwrap_or_default();
+    let prompt_files = prompt_files(model);
     let kept = before.map(|(served, serving)| {
         let mut kept = Kept::of(served, serving, model, config);
         kept.credential &= served.client.authorization() == authorization.as_ref();
@@ -235,15 +252,52 @@ fn pool(model: &Model, config: &Config) -> Pool {
 /// # Errors
 /// If there is a tokenizer that cannot be loaded.
 pub fn load_prompt(model: &Model) -> Result<Option<PromptModel>, AssembleError> {
-    let Some(path) = tokenizer_path(model) else { return Ok(None) };
-    let loaded = PromptModel::load(path, PromptOptions::default());
-    let failed = |source| AssembleError::Tokenizer { model: model.name.clone(), source };
-    loaded.map(Some).map_err(failed)
+    let TokenizerConfig::Huggingface(tokenizer) = &model.tokenizer else { return Ok(None) };
+    let name = || model.name.clone();
+    let options = prompt_options(tokenizer);
+    let options = options.map_err(|(path, source)| AssembleError::ChatTemplate {
+        model: name(),
+        path,
+        source,
+    })?;
+    let loaded = PromptModel::load(&tokenizer.path, options);
+    loaded.map(Some).map_err(|source| AssembleError::Tokenizer { model: name(), source })
 }
 
-fn tokenizer_path(model: &Model) -> Option<&Path> {
-    match &model.tokenizer {
-        TokenizerConfig::Huggingface { path } => Some(path),
-        TokenizerConfig::None {} => None,
+/// What a model's engines were started with; or the file that cannot be read, and why.
+fn prompt_options(
+    tokenizer: &HuggingfaceTokenizer,
+) -> Result<PromptOptions, (String, std::io::Error)> {
+    let read = |path: &PathBuf| {
+        let text = read_template(path);
+        text.map_err(|error| (path.display().to_string(), error))
+    };
+    Ok(PromptOptions {
+        chat_template: tokenizer.chat_template.as_ref().map(read).transpose()?,
+        content_format: match tokenizer.chat_template_content_format {
+            ContentFormatConfig::Auto => None,
+            ContentFormatConfig::String => Some(ContentFormat::String),
+            ContentFormatConfig::Openai => Some(ContentFormat::OpenAi),
+        },
+        default_kwargs: tokenizer.default_chat_template_kwargs.clone(),
+        exclude_tools_when_tool_choice_none: tokenizer.exclude_tools_when_tool_choice_none,
+    })
+}
+
+fn read_template(path: &Path) -> std::io::Result<String> {
+    let mut text = String::new();
+    let file = std::fs::File::open(path)?;
+    file.take(TEMPLATE_MAX_BYTES + 1).read_to_string(&mut text)?;
+    if text.len() as u64 > TEMPLATE_MAX_BYTES {
+        return Err(std::io::Error::other(format!("longer than {TEMPLATE_MAX_BYTES} bytes")));
     }
+    Ok(text)
+}
+
+/// The files that decide how a model's prompts become tokens, as they are now.
+fn prompt_files(model: &Model) -> Vec<FileStamp> {
+    let TokenizerConfig::Huggingface(tokenizer) = &model.tokenizer else { return Vec::new() };
+    let mut files = stamps(&tokenizer.path);
+    files.extend(tokenizer.chat_template.clone().and_then(stamp));
+    files
 }

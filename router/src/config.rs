@@ -143,8 +143,9 @@ fn anchor_paths(config: &mut Config, base_dir: &Path) {
         events.anchor(base_dir);
     }
     for model in &mut config.models {
-        if let TokenizerConfig::Huggingface { path } = &mut model.tokenizer {
-            *path = base_dir.join(&*path);
+        if let TokenizerConfig::Huggingface(tokenizer) = &mut model.tokenizer {
+            let paths = [&mut tokenizer.path].into_iter().chain(&mut tokenizer.chat_template);
+            paths.for_each(|path| *path = base_dir.join(&*path));
         }
         if let Some(Secret::File { path }) = &mut model.engine_api_key {
             *path = base_dir.join(&*path);

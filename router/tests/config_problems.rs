@@ -187,7 +187,9 @@ fn messages_are_short_and_hold_no_control_characters() {
 #[test]
 fn files_are_read_from_their_own_folder() {
     let loaded = config::load(&folder().join("valid.yaml")).unwrap_or_else(|p| panic!("{p}"));
-    let config::TokenizerConfig::Huggingface { path } = &loaded.config.models[0].tokenizer else {
+    let config::TokenizerConfig::Huggingface(config::HuggingfaceTokenizer { path, .. }) =
+        &loaded.config.models[0].tokenizer
+    else {
         panic!("no tokenizer");
     };
     assert_eq!(path, &folder().join("tokenizer"));

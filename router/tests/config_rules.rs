@@ -328,6 +328,16 @@ fn tokenizers_and_secrets_must_be_there() {
     refused("path: tokenizer", "path: nowhere", (15, 43), "\"nowhere\" does not exist");
     refused("path: tokenizer", "path: .", (15, 43), "has no `tokenizer.json`");
     accepted(&valid_but("path: tokenizer", "path: tokenizer/tokenizer.json"));
+    let template = "path: tokenizer, chat_template: tokenizer/nowhere.jinja";
+    let what = "`models[0].tokenizer.chat_template` \"tokenizer/nowhere.jinja\" is not a file";
+    refused("path: tokenizer", template, (15, 69), what);
+    let kwargs =
+        "path: tokenizer, default_chat_template_kwargs: { enable_thinking: false, tools: [] }";
+    let what = "default_chat_template_kwargs.tools` is not a template's variable";
+    refused("path: tokenizer", kwargs, (15, 110), what);
+    accepted(&valid_but("path: tokenizer", &kwargs.replace("tools: []", "depth: 2")));
+    let format = "path: tokenizer, chat_template_content_format: open_ai";
+    refused("path: tokenizer", format, (15, 84), "did you mean `openai`");
     refused("path: engine.key", "path: nowhere.key", (24, 21), "file cannot be read");
     refused("path: engine.key", "path: .", (24, 21), "file cannot be read");
     refused("path: engine.key", "path: valid.yaml", (24, 21), "no header can carry");

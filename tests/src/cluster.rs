@@ -47,6 +47,8 @@ pub struct Spec {
     pub extra_workers: Vec<String>,
     /// Another tokenizer's folder than the simulated model's.
     pub tokenizer: Option<PathBuf>,
+    /// Further keys of the tokenizer, as they follow others: `, chat_template: "FILE"`.
+    pub tokenizer_keys: String,
     /// Further keys of a worker, by name, as they follow others: `, shim: true`.
     pub worker: fn(&str) -> &'static str,
     /// Changes the engines' settings, by name.
@@ -69,6 +71,7 @@ impl Default for Spec {
             limits: "{ drain_delay: 10ms, drain_grace: 5s }",
             extra_workers: Vec::new(),
             tokenizer: None,
+            tokenizer_keys: String::new(),
             worker: |_| "",
             engine: |_, _| {},
         }
@@ -268,7 +271,7 @@ models:
   - name: sim
     aliases: [default]
     block_size: {}
-    tokenizer: {{ kind: huggingface, path: {:?} }}
+    tokenizer: {{ kind: huggingface, path: {:?}{} }}
     flow: {}
     connector: {connector}
     policy: {}
@@ -278,6 +281,7 @@ models:
         spec.top,
         spec.block_size,
         tokenizer.display().to_string(),
+        spec.tokenizer_keys,
         spec.flow,
         spec.policy,
     )

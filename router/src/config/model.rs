@@ -24,6 +24,7 @@ mod fleet;
 mod flow;
 mod health;
 mod limits;
+mod tokenizer;
 
 pub use splitrail_settings::Secret;
 
@@ -40,6 +41,7 @@ pub use limits::{FairBy, Limits};
 pub use splitrail_pick::Policy;
 pub use splitrail_pick::queue::QueueConfig;
 pub use splitrail_pick::threshold::ThresholdConfig;
+pub use tokenizer::{ContentFormatConfig, HuggingfaceTokenizer, TokenizerConfig};
 
 /// A whole configuration file.
 #[derive(Clone, Debug, Deserialize, Serialize, JsonSchema)]
@@ -287,19 +289,6 @@ pub struct Model {
     /// Where more workers come from.
     #[serde(default)]
     pub discovery: Vec<Discovery>,
-}
-
-/// How prompts become tokens.
-#[derive(Clone, Debug, Deserialize, Serialize, JsonSchema, PartialEq, Eq)]
-#[serde(tag = "kind", rename_all = "snake_case", deny_unknown_fields)]
-pub enum TokenizerConfig {
-    /// A Hugging Face `tokenizer.json` with its chat template.
-    Huggingface {
-        /// The model's folder, or the `tokenizer.json` itself.
-        path: PathBuf,
-    },
-    /// None: the router knows no tokens, and no policy that needs them can be used.
-    None {},
 }
 
 /// What happens where no prefill worker could do its part.

@@ -16,6 +16,7 @@ mod fleet;
 mod flow;
 mod health;
 mod limits;
+mod tokenizer;
 mod workers;
 
 use super::model::{AssumedConfig, Connector, Flow, Listen, Policy, Secret, TokenizerConfig};
@@ -52,7 +53,7 @@ pub(super) fn check(root: &Node, base_dir: &Path, report: &mut Report) {
         timeouts(model, &path, report);
         canary(model, &path, report);
         lease(model, &path, report);
-        tokenizer(model, &path, base_dir, report);
+        tokenizer::check(model, &path, base_dir, report);
         secret(model, &path, base_dir, report);
         pass_unknown(model, &path, report);
     }
@@ -250,26 +251,6 @@ fn lease(model: &Node, path: &str, report: &mut Report) {
     if node.text().and_then(|text| parse_duration(text).ok()).is_some_and(|d| d.is_zero()) {
         let message = format!("`{path}.lease` is zero");
         report.error(node.at, message, "no hand-off would be in time: as long as the engines'");
-    }
-}
-
-fn tokenizer(model: &Node, path: &str, base_dir: &Path, report: &mut Report) {
-    let tokenizer = typed::<TokenizerConfig>(model, "tokenizer");
-    let Some(TokenizerConfig::Huggingface { path: folder }) = tokenizer else {
-        return;
-    };
-    let node = model.get("tokenizer").unwrap_or(model);
-    let at = node.get("path").unwrap_or(node).at;
-    let place = base_dir.join(&folder);
-    let shown = shown(&folder.display().to_string());
-    let hint = "the model's folder with `tokenizer.json`, or that file; \
-                relative paths start at the configuration's folder";
-    if folder.as_os_str().is_empty() || !place.exists() {
-        let message = format!("`{path}.tokenizer.path` \"{shown}\" does not exist");
-        report.error(at, message, hint);
-    } else if place.is_dir() && !place.join("tokenizer.json").is_file() {
-        let message = format!("`{path}.tokenizer.path` \"{shown}\" has no `tokenizer.json`");
-        report.error(at, message, hint);
     }
 }
 

@@ -79,8 +79,9 @@ impl Cause {
     pub fn advice(self) -> &'static str {
         match self {
             Self::Template => {
-                "give the router the engine's chat template: the same model folder, no \
-                 --chat-template on the engine; if it writes the date, the same clock and time zone"
+                "give the router the engine's chat template: the same model folder, and \
+                 the engine's template options under tokenizer; if it writes the date, the same \
+                 clock and time zone"
             }
             Self::SpecialTokens => {
                 "the engine adds or leaves out a special token (BOS, EOS): the same \

@@ -30,6 +30,12 @@ const CONTROL_KWARGS: [&str; 15] = [
     "truncation",
 ];
 
+/// Whether an argument of this name steers the engine instead of reaching the template.
+#[must_use]
+pub fn is_control_kwarg(name: &str) -> bool {
+    CONTROL_KWARGS.contains(&name)
+}
+
 /// Names that Jinja2 defines itself: arguments of these names are dropped.
 const JINJA_GLOBALS: [&str; 6] = ["cycler", "dict", "joiner", "lipsum", "namespace", "range"];
 
@@ -150,7 +156,7 @@ pub(super) fn template_kwargs(
     let mut kwargs = defaults.clone();
     let client = chat.chat_template_kwargs;
     for (name, value) in client.into_iter().flatten() {
-        if CONTROL_KWARGS.contains(&name.as_str()) {
+        if is_control_kwarg(name) {
             return Err(PromptError::Unsupported("chat_template_kwargs that steer the engine"));
         }
         if !value.is_null() && value != "auto" {

@@ -23,14 +23,16 @@ pub fn stamps(path: &Path) -> Vec<FileStamp> {
     let folders = [folder.to_path_buf(), folder.join("additional_chat_templates")];
     let entries = folders.iter().filter_map(|folder| std::fs::read_dir(folder).ok()).flatten();
     let files = entries.take(FILES_MAX).filter_map(|entry| Some(entry.ok()?.path()));
-    let stamp = |path: PathBuf| {
-        // Links are followed: where they lead to is what is read.
-        let found = std::fs::metadata(&path).ok().filter(std::fs::Metadata::is_file)?;
-        Some(FileStamp { path, bytes: found.len(), modified: found.modified().ok() })
-    };
     let mut stamps: Vec<_> = files.filter(|path| matters(path)).filter_map(stamp).collect();
     stamps.sort_unstable();
     stamps
+}
+
+/// One file as it is now; `None` if it cannot be looked at.
+pub fn stamp(path: PathBuf) -> Option<FileStamp> {
+    // Links are followed: where they lead to is what is read.
+    let found = std::fs::metadata(&path).ok().filter(std::fs::Metadata::is_file)?;
+    Some(FileStamp { path, bytes: found.len(), modified: found.modified().ok() })
 }
 
 fn matters(path: &Path) -> bool {

@@ -104,6 +104,9 @@ fn located(error: &AssembleError, source: &Source, models: &[String]) -> Refused
         AssembleError::Tokenizer { model, .. } => {
             (model, &["tokenizer", "path"], "`splitrail check` says the same")
         }
+        AssembleError::ChatTemplate { model, .. } => {
+            (model, &["tokenizer", "chat_template"], "the router must be able to read it")
+        }
         AssembleError::File(_) | AssembleError::Defect(_) => {
             return Refused::Defect(error.to_string());
         }

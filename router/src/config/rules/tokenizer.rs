@@ -1,0 +1,49 @@
+//! A model's tokenizer and chat template.
+
+use std::path::Path;
+
+use super::typed;
+use crate::config::model::TokenizerConfig;
+use crate::config::problem::Report;
+use crate::config::tree::Node;
+use crate::config::words::shown;
+use crate::prompt::is_control_kwarg;
+
+pub(super) fn check(model: &Node, path: &str, base_dir: &Path, report: &mut Report) {
+    let tokenizer = typed::<TokenizerConfig>(model, "tokenizer");
+    let Some(TokenizerConfig::Huggingface(tokenizer)) = tokenizer else {
+        return;
+    };
+    let node = model.get("tokenizer").unwrap_or(model);
+    let at = |key: &str| node.get(key).unwrap_or(node).at;
+    let place = base_dir.join(&tokenizer.path);
+    let named = shown(&tokenizer.path.display().to_string());
+    let hint = "the model's folder with `tokenizer.json`, or that file; \
+                relative paths start at the configuration's folder";
+    if tokenizer.path.as_os_str().is_empty() || !place.exists() {
+        let message = format!("`{path}.tokenizer.path` \"{named}\" does not exist");
+        report.error(at("path"), message, hint);
+    } else if place.is_dir() && !place.join("tokenizer.json").is_file() {
+        let message = format!("`{path}.tokenizer.path` \"{named}\" has no `tokenizer.json`");
+        report.error(at("path"), message, hint);
+    }
+    if let Some(template) = &tokenizer.chat_template {
+        let place = base_dir.join(template);
+        if template.as_os_str().is_empty() || !place.is_file() {
+            let named = shown(&template.display().to_string());
+            let message =
+                format!("`{path}.tokenizer.chat_template` \"{named}\" is not a file that exists");
+            let hint = "the file that the engines have as `--chat-template`; \
+                        relative paths start at the configuration's folder";
+            report.error(at("chat_template"), message, hint);
+        }
+    }
+    let key = "default_chat_template_kwargs";
+    for entry in node.get(key).map(Node::entries).unwrap_or_default() {
+        if is_control_kwarg(&entry.key) {
+            let name = shown(&entry.key);
+            let message = format!("`{path}.tokenizer.{key}.{name}` is not a template's variable");
+            report.error(entry.key_at, message, "engines refuse or overwrite it: delete it");
+        }
+    }
+}
