@@ -6,7 +6,7 @@ use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use splitrail_settings::Secret;
 use splitrail_settings::problem::Report;
-use splitrail_settings::tree::Node;
+use splitrail_settings::tree::{Node, Value};
 
 /// Where the broker is, and who asks.
 #[derive(Clone, Debug, Deserialize, Serialize, JsonSchema)]
@@ -83,6 +83,7 @@ pub fn check(section: &Node, name: &str, base_dir: &Path, report: &mut Report) {
             report.error(node.at, message, "write `nats://HOST:PORT` or `tls://HOST:PORT`");
         }
     }
+    exposed(section, name, report);
     if let Some(node) = section.get("login")
         && let Ok(mut login) = serde_json::from_value::<Login>(node.to_json())
     {
@@ -103,6 +104,38 @@ pub fn check(section: &Node, name: &str, base_dir: &Path, report: &mut Report) {
     }
 }
 
+/// Warns of a broker on another host that everybody can use, and of a login that can be read on
+/// its way there.
+fn exposed(section: &Node, name: &str, report: &mut Report) {
+    let login = section.get("login").filter(|login| login.value != Value::Null);
+    let servers = section.get("servers").map(Node::items).unwrap_or_default();
+    let elsewhere = servers.iter().find(|node| node.text().is_some_and(|text| !is_here(text)));
+    let in_clear = |text: &str| text.starts_with("nats://") && !is_here(text);
+    let clear = servers.iter().find(|node| node.text().is_some_and(in_clear));
+    if let (Some(node), None) = (elsewhere, login) {
+        let message = format!(
+            "`{name}.login` is missing: any program that reaches the broker can speak for any worker"
+        );
+        report.warn(node.at, message, "give each shim a user of its own: docs/event-plane.md");
+    }
+    if let (Some(node), Some(_)) = (clear, login) {
+        let message = format!("`{name}.login` travels in clear text");
+        report.warn(
+            node.at,
+            message,
+            "`tls://HOST:PORT`, with `tls_ca` for an authority of your own",
+        );
+    }
+}
+
+/// Whether a server is on this host. What is no address is reported elsewhere.
+fn is_here(text: &str) -> bool {
+    let address = text.split_once("://").map_or(text, |(_, address)| address);
+    let host = address.rsplit_once(':').map_or(address, |(host, _)| host);
+    let bare = host.trim_start_matches('[').trim_end_matches(']');
+    host == "localhost" || bare.parse().is_ok_and(|ip: std::net::IpAddr| ip.is_loopback())
+}
+
 /// Whether a text names a server; what is wrong with it, without the text.
 fn server(text: &str) -> Result<(), String> {
     let scheme = if text.starts_with("tls://") { "tls" } else { "nats" };
@@ -112,6 +145,19 @@ fn server(text: &str) -> Result<(), String> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn servers_of_this_host_are_told_from_others() {
+        for (text, here) in [
+            ("nats://127.0.0.1:4222", true),
+            ("tls://[::1]:4222", true),
+            ("nats://localhost:4222", true),
+            ("nats://10.0.0.1:4222", false),
+            ("nats://nats.svc:4222", false),
+        ] {
+            assert_eq!(is_here(text), here, "{text}");
+        }
+    }
 
     #[test]
     fn servers_have_a_scheme_and_no_password() {

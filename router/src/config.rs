@@ -132,8 +132,11 @@ fn anchor_paths(config: &mut Config, base_dir: &Path) {
     for path in [&mut config.ledger.path, &mut config.record.path].into_iter().flatten() {
         *path = base_dir.join(&*path);
     }
-    if let Some(Secret::File { path }) = &mut config.fleet.token {
-        *path = base_dir.join(&*path);
+    let bound = config.fleet.tokens.iter_mut().map(|bound| &mut bound.token);
+    for secret in config.fleet.token.iter_mut().chain(bound) {
+        if let Secret::File { path } = secret {
+            *path = base_dir.join(&*path);
+        }
     }
     if let Some(tls) = &mut config.fleet.tls {
         let paths = [&mut tls.cert, &mut tls.key].into_iter().chain(&mut tls.client_ca);

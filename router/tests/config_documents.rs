@@ -164,7 +164,10 @@ fn every_documented_default_is_the_default() {
         if path.starts_with("events.") {
             text.push_str("events: { kind: nats, servers: ['nats://a:1'] }\n");
         }
-        if path.ends_with(".workers") {
+        if path.starts_with("fleet.tls.") {
+            text.push_str("fleet: { tls: { cert: tls/router.pem, key: tls/router.key } }\n");
+        }
+        if path.ends_with("[].workers") && !path.starts_with("fleet.") {
             let (start, _workers) = text.split_once("    workers:").unwrap();
             text = format!("{start}{}", SOURCES[0].1);
         }

@@ -25,7 +25,7 @@ fn refused(events: &str, part: &str) {
 #[test]
 fn side_cars_come_over_a_broker_without_a_listener_for_them() {
     let text = with(
-        "{ kind: nats, servers: ['nats://a:4222', 'tls://b:4222'], durable: r0, cut_off_max: 5s, \
+        "{ kind: nats, servers: ['nats://127.0.0.1:4222', 'tls://b:4222'], durable: r0, cut_off_max: 5s, \
          login: { kind: user, name: u, password: { kind: file, path: engine.key } } }",
     );
     let loaded = parse(&text).unwrap();
@@ -36,6 +36,22 @@ fn side_cars_come_over_a_broker_without_a_listener_for_them() {
 
     let direct = parse(&with("{ kind: direct }")).unwrap();
     assert_eq!(direct.warnings.len(), 1, "there is no way for a side-car");
+}
+
+#[test]
+fn a_broker_elsewhere_wants_a_login_that_cannot_be_read_on_the_way() {
+    let login = "login: { kind: user, name: u, password: { kind: file, path: engine.key } }";
+    for (events, part) in [
+        ("servers: ['nats://127.0.0.1:1']".to_owned(), None),
+        ("servers: ['tls://a:1']".to_owned(), Some("can speak for any worker")),
+        (format!("servers: ['nats://a:1'], {login}"), Some("travels in clear text")),
+        (format!("servers: ['tls://a:1'], {login}"), None),
+    ] {
+        let warnings = parse(&with(&format!("{{ kind: nats, {events} }}"))).unwrap().warnings;
+        assert_eq!(warnings.len(), usize::from(part.is_some()), "{events}: {warnings:?}");
+        let said = |part| warnings.iter().any(|warning| warning.message.contains(part));
+        assert!(part.is_none_or(said), "{events}: {warnings:?}");
+    }
 }
 
 #[test]

@@ -36,14 +36,47 @@ const CERT: &str = "cert: tls/router.pem, key: tls/router.key";
 fn side_cars_are_not_let_in_from_elsewhere_without_proof() {
     refused(OPEN, "{}", (1, 18), "let anybody who reaches it attach");
     refused(OPEN, &format!("{{ tls: {{ {CERT} }} }}"), (1, 18), "let anybody");
-    assert_eq!(warnings(OPEN, &format!("{{ {TOKEN} }}")), [""; 0]);
-    let mutual = format!("{{ tls: {{ {CERT}, client_ca: tls/ca.pem }} }}");
-    assert_eq!(warnings(OPEN, &mutual), [""; 0]);
+    refused(OPEN, "{ token: null, tokens: [] }", (1, 18), "let anybody");
     let told = warnings("{ fleet: 127.0.0.1:8002 }", "{}");
     assert!(told.len() == 1 && told[0].contains("every program on this host"), "{told:?}");
     let told = warnings("{}", &format!("{{ {TOKEN} }}"));
     assert!(told.len() == 1 && told[0].contains("has no listener"), "{told:?}");
     refused("{ fleet: 0.0.0.0:8000 }", &format!("{{ {TOKEN} }}"), (1, 18), "`listen.http`");
+}
+
+#[test]
+fn credentials_off_loopback_are_encrypted_and_bound_to_workers() {
+    let (clear, shared) = ("travels in clear text", "all shims share a credential");
+    let bound = |workers: &str| {
+        format!("tokens: [{{ token: {{ kind: file, path: engine.key }}, workers: [{workers}] }}]")
+    };
+    let tls = |more: &str| format!("tls: {{ {CERT}{more} }}");
+    let (ca, by_name) = (", client_ca: tls/ca.pem", ", client_workers: dns_names");
+    for (fleet, expected) in [
+        (TOKEN.to_owned(), &[clear, shared][..]),
+        (format!("{TOKEN}, {}", tls("")), &[shared]),
+        (format!("{TOKEN}, {}", bound("w")), &[clear, shared]),
+        (bound("w"), &[clear]),
+        (format!("{}, {}", bound("w, 'd*'"), tls("")), &[]),
+        (format!("{}, {}", bound("'*'"), tls("")), &[shared]),
+        (tls(ca), &[shared]),
+        (tls(&format!("{ca}{by_name}")), &[]),
+        (format!("{TOKEN}, {}", tls(&format!("{ca}{by_name}"))), &[]),
+    ] {
+        let fleet = format!("{{ {fleet} }}");
+        let said = warnings(OPEN, &fleet);
+        assert_eq!(said.len(), expected.len(), "{fleet}: {said:?}");
+        for part in expected {
+            assert!(said.iter().any(|said| said.contains(part)), "{fleet}: {said:?}");
+        }
+        assert_eq!(warnings("{ fleet: 127.0.0.1:8002 }", &fleet), [""; 0]);
+    }
+    let wrong = format!("{{ {TOKEN}, {} }}", tls(by_name));
+    assert!(only_problem(&with(OPEN, &wrong)).2.contains("needs certificates of shims"));
+    for workers in ["", "''", "'a b'", "'*a'"] {
+        let wrong = with(OPEN, &format!("{{ {} }}", bound(workers)));
+        assert!(parse(&wrong).is_err(), "{workers}");
+    }
 }
 
 #[test]
@@ -54,6 +87,9 @@ fn tokens_and_certificates_are_there_and_can_be_used() {
     };
     refused("{ token: { kind: file, path: nowhere } }", "`fleet.token`: the secret's file");
     refused("{ token: { kind: file, path: valid.yaml } }", "no header can carry");
+    let second = "{ kind: file, path: nowhere }";
+    let second = format!("{{ {TOKEN}, tokens: [{{ token: {second}, workers: [w] }}] }}");
+    refused(&second, "`fleet.tokens[0].token`: the secret's file");
     let tls = |cert: &str, key: &str, ca: &str| {
         format!("{{ {TOKEN}, tls: {{ cert: {cert}, key: {key}{ca} }} }}")
     };
@@ -88,4 +124,16 @@ fn a_model_that_waits_for_side_cars_wants_a_listener() {
         with("{}", "{}").replace("    workers:", "    discovery: [{ kind: shim }]\n    workers:");
     let warnings = parse(&text).unwrap().warnings;
     assert!(warnings.len() == 1 && warnings[0].message.contains("no fleet listener"));
+    // A shim that attaches to no router mirrors nothing.
+    let behind = with("{}", "{}").replace("http://w:1'", "http://w:1', shim: true");
+    let dns = "discovery: [{ kind: dns, name: engines, port: 8000, role: both, shim: true }]";
+    let found = with("{}", "{}").replace("    workers:", &format!("    {dns}\n    workers:"));
+    for text in [behind, found] {
+        let warnings = parse(&text).unwrap().warnings;
+        assert!(warnings.len() == 1, "{warnings:?}");
+        assert!(warnings[0].message.contains("no fleet listener"), "{warnings:?}");
+        let listening = text.replace("listen: {}", "listen: { fleet: 127.0.0.1:8002 }");
+        let warnings = parse(&listening.replace("fleet: {}", &format!("fleet: {{ {TOKEN} }}")));
+        assert!(warnings.unwrap().warnings.is_empty());
+    }
 }

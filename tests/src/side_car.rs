@@ -25,6 +25,7 @@ pub fn hello(id: &str, url: &str) -> v1::Hello {
         model: "sim".to_owned(),
         capabilities: Some(v1::Capabilities::default()),
         mirror_id: format!("{id}-mirror"),
+        instance_secret: format!("the secret of {id}, first process").into_bytes(),
     }
 }
 

@@ -116,6 +116,7 @@ pub async fn run(
     leaving: CancellationToken,
 ) {
     let instance_id = format!("{:032x}", rand::random::<u128>());
-    let told = link::Told { instance_id, mirror, capabilities, load, leaving };
+    let secret = link::Secret(rand::random());
+    let told = link::Told { instance_id, secret, mirror, capabilities, load, leaving };
     routers::attach_all(config, told).await;
 }

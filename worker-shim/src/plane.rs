@@ -171,6 +171,8 @@ impl Plane {
             model: self.config.model.clone(),
             capabilities: Some(self.capabilities.borrow().clone()),
             mirror_id: published.mirror_id.clone(),
+            // Whoever reads the subject would know it.
+            instance_secret: Vec::new(),
         }
     }
 

@@ -149,6 +149,7 @@ pub(super) fn hello(worker: u64, engine: SocketAddr, blocks: usize) -> v1::Hello
         url: format!("http://{engine}"),
         model: "sim".to_owned(),
         capabilities: Some(capabilities),
+        instance_secret: Vec::new(),
     }
 }
 

@@ -34,7 +34,7 @@ pub use connector::{Connector, Network, NotANetwork};
 pub use costs::CostsConfig;
 pub use discovery::{AddressFamily, Discovery, DnsDiscovery, KubernetesDiscovery, PodPort};
 pub use events::{Events, NatsEvents, Storage};
-pub use fleet::{FleetConfig, FleetTls};
+pub use fleet::{ClientWorkers, FleetConfig, FleetTls, FleetToken};
 pub use flow::{BreakerConfig, Flow, Gate, GateKind, RequestFlow, Retries};
 pub use health::{EjectionConfig, HealthConfig};
 pub use limits::{FairBy, Limits};

@@ -6,6 +6,7 @@
 
 mod blocks;
 mod connection;
+mod credentials;
 mod greet;
 mod inbound;
 mod line;
@@ -37,9 +38,10 @@ pub use tls::read_tls;
 pub use tokens::Tokens;
 
 use super::Fleet;
-use crate::config::model::{Events, FleetConfig};
+use crate::config::model::{ClientWorkers, Events, FleetConfig};
 use crate::core::{Core, random_id};
 use connection::Peer;
+use credentials::Allowed;
 use inbound::Inbound;
 use seats::{Newcomer, Outbound, Seated, Seats};
 use session::Session;
@@ -136,9 +138,7 @@ fn serve(
         .max_concurrent_streams(STREAMS_MAX)
         .http2_max_header_list_size(HEADERS_MAX_BYTES);
     let tls = config.tls.clone().map(|files| Certificates::open(files, Instant::now()));
-    let tokens = config.token.clone().map(|source| Tokens::open(source, Instant::now()));
-    let failed = |error| io::Error::other(format!("fleet.token: {error}"));
-    let tokens = tokens.transpose().map_err(failed)?;
+    let tokens = Tokens::open(config, Instant::now()).map_err(io::Error::other)?;
     let incoming =
         connection::incoming(listener, config.attach_max + CONNECTIONS_BESIDE, tls.transpose()?);
     let until = house.stop.clone().cancelled_owned();
@@ -187,8 +187,8 @@ impl House {
     }
 
     /// Takes a stream from its first message to its end.
-    async fn receive(self: Arc<Self>, mut inbound: Inbound, outbound: Outbound) {
-        let greeting = greet::greet(&self.core, &self.fleet, &mut inbound);
+    async fn receive(self: Arc<Self>, mut inbound: Inbound, outbound: Outbound, allowed: Allowed) {
+        let greeting = greet::greet(&self.core, &self.fleet, &mut inbound, &allowed);
         let greeted = tokio::select! {
             () = self.stop.cancelled() => Err(Status::unavailable("the router stops")),
             () = outbound.closed() => return,
@@ -226,14 +226,22 @@ impl FleetService for Door {
         &self,
         request: Request<Streaming<v1::AttachRequest>>,
     ) -> Result<Response<Self::AttachStream>, Status> {
+        let mut allowed = Allowed::default();
         if let Some(tokens) = &self.tokens {
             let given = request.metadata().get("authorization").map(|value| value.as_bytes());
-            if !tokens.accept(given, Instant::now()) {
+            let Some(workers) = tokens.accept(given, Instant::now()) else {
                 self.house.count(Code::Unauthenticated);
                 return Err(Status::unauthenticated("`authorization: Bearer TOKEN` is needed"));
-            }
+            };
+            allowed.bind_to_token(workers);
         }
-        if let Some(peer) = request.extensions().get::<Peer>() {
+        let tls = self.house.config.tls.as_ref();
+        let by_names = tls.is_some_and(|tls| tls.client_workers == ClientWorkers::DnsNames);
+        let peer = request.extensions().get::<Peer>();
+        if by_names {
+            allowed.bind_to_certificate(peer.and_then(Peer::certificate));
+        }
+        if let Some(peer) = peer {
             peer.prove();
         }
         let (outbound, answers) = mpsc::channel(ANSWERS_MAX);
@@ -243,10 +251,11 @@ impl FleetService for Door {
             self.house.count(Code::ResourceExhausted);
             return Err(Status::resource_exhausted("`fleet.attach_max` side-cars are attached"));
         }
-        tasks.spawn(
-            Arc::clone(&self.house)
-                .receive(Inbound::Stream(Box::new(request.into_inner())), outbound),
-        );
+        tasks.spawn(Arc::clone(&self.house).receive(
+            Inbound::Stream(Box::new(request.into_inner())),
+            outbound,
+            allowed,
+        ));
         drop(tasks);
         let answers = stream::unfold(answers, async |mut answers| {
             let answer = answers.recv().await?;

@@ -7,7 +7,8 @@ use serde::Serialize;
 use crate::config::model::Worker as WorkerConfig;
 
 /// Who says that a worker is there. The first of those that name a worker leads: its word
-/// counts, the others fill what it leaves out.
+/// counts, the others fill what it leaves out. A shim leads only where no operator has written
+/// the worker down at another address.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Source {
@@ -66,11 +67,21 @@ impl Claims {
         self.0.keys().filter(move |(by, _)| *by == source).map(|(_, id)| id.as_str())
     }
 
+    /// What an operator wrote of it: at the admin listener, else in the file.
+    pub(super) fn written(&self) -> Option<&WorkerConfig> {
+        let by_an_operator = |source: Source| matches!(source, Source::Admin | Source::Config);
+        self.0.iter().find(|((source, _), _)| by_an_operator(*source)).map(|(_, config)| config)
+    }
+
     /// The worker as all of them describe it, under the name it has: `None` if nobody does.
     /// Only sources that give the same address fill gaps: another address may be another
-    /// engine's.
+    /// engine's. A shim at another address than the one that is written down does not count.
     pub(super) fn worker(&self, id: &str) -> Option<(Source, WorkerConfig)> {
-        let mut claims = self.0.iter();
+        let written = self.written().map(|config| config.url.as_str());
+        let counts = |source: Source, config: &WorkerConfig| {
+            source != Source::Shim || written.is_none_or(|url| url == config.url)
+        };
+        let mut claims = self.0.iter().filter(|((source, _), config)| counts(*source, config));
         let ((source, _), leading) = claims.next()?;
         let mut worker = WorkerConfig { id: id.to_owned(), ..leading.clone() };
         for (_, other) in claims.filter(|(_, other)| other.url == leading.url) {
@@ -115,9 +126,22 @@ mod tests {
     #[test]
     fn another_address_fills_nothing() {
         let mut claims = Claims::default();
-        claims.insert(Source::Config, worker("w0", "http://a:1", Some("tcp://a:5557")));
+        claims.insert(Source::Dns(0), worker("w0", "http://a:1", Some("tcp://a:5557")));
         claims.insert(Source::Shim, worker("w0", "http://a:9", None));
         let merged = claims.worker("w0").unwrap().1;
         assert_eq!((merged.url.as_str(), merged.kv_events), ("http://a:9", None));
+    }
+
+    #[test]
+    fn a_shim_leads_only_at_the_address_that_is_written_down() {
+        for source in [Source::Config, Source::Admin] {
+            let mut claims = Claims::default();
+            claims.insert(Source::Shim, worker("w0", "http://a:9", None));
+            claims.insert(source, worker("w0", "http://a:1", None));
+            let (leading, merged) = claims.worker("w0").unwrap();
+            assert_eq!((leading, merged.url.as_str(), merged.shim), (source, "http://a:1", false));
+            claims.remove(source, "w0");
+            assert_eq!(claims.worker("w0").unwrap().0, Source::Shim);
+        }
     }
 }

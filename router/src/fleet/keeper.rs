@@ -238,6 +238,23 @@ impl Fleet {
         self.models().get(model).is_some_and(|members| members.is_written_down(address))
     }
 
+    /// Whether an operator, in the file or at the admin listener, has written a worker of this
+    /// name down at another address.
+    pub fn is_written_elsewhere(&self, model: &str, id: &str, address: &Authority) -> bool {
+        let models = self.models();
+        let member = models.get(model).and_then(|members| members.by_id.get(id));
+        let written = member.and_then(|member| member.claims.written());
+        written.is_some_and(|worker| self::address(worker).is_ok_and(|there| there != *address))
+    }
+
+    /// The name of the worker at an address, if there is one.
+    pub fn name_at(&self, model: &str, address: &Authority) -> Option<String> {
+        let models = self.models();
+        let mut members = models.get(model)?.by_id.iter();
+        let found = members.find(|(_, member)| member.worker.authority == *address);
+        found.map(|(id, _)| id.clone())
+    }
+
     /// Whether a worker that is not written down may be where it is said to be. Names are
     /// looked up when they are connected to.
     fn admit(&self, config: &WorkerConfig, address: &Authority) -> Result<(), ClaimError> {

@@ -16,11 +16,15 @@ async fn p21_one_side_car_cannot_speak_for_anothers_worker() {
     let mut car = attach(&router, hello("s0", URL)).await;
     car.snapshot("m", 1, vec![run(None, 1..=3)]).await;
     car.acked(1).await;
-    let thief = v1::Hello { instance_id: "thief".into(), ..hello("s0", "http://127.0.0.1:8") };
-    let refused = SideCar::attach(door(&router), thief).await.err().expect("it is refused");
+    let thief = v1::Hello {
+        instance_id: "thief".into(),
+        instance_secret: b"the secret of another process".to_vec(),
+        ..hello("s0", "http://127.0.0.1:8")
+    };
+    let refused = SideCar::attach(door(&router), thief.clone()).await.err().expect("it is refused");
     assert_eq!(refused.code(), Code::AlreadyExists);
     // Nor by another name for the same address.
-    let other = v1::Hello { instance_id: "thief".into(), ..hello("a0", URL) };
+    let other = v1::Hello { worker_id: "a0".into(), url: URL.into(), ..thief.clone() };
     let refused = SideCar::attach(door(&router), other).await.err().expect("it is refused");
     assert_eq!(refused.code(), Code::AlreadyExists);
     car.stored(2, [4]).await;
@@ -38,10 +42,23 @@ async fn a_newer_stream_of_the_same_side_car_takes_over() {
     let newer = attach(&router, hello("s0", URL)).await;
     assert_eq!(older.ended().await, Code::Aborted);
     assert_eq!(newer.welcome.known_sequence, Some(3));
-    // The same address with a new process: the side-car was started again.
-    let again = v1::Hello { instance_id: "second".into(), ..hello("s0", URL) };
-    let again = v1::Hello { mirror_id: "second".into(), ..again };
-    let mut third = attach(&router, again).await;
+    // The same address with a new process: the shim was started again.
+    let again = v1::Hello {
+        instance_id: "second".into(),
+        instance_secret: b"the secret of the second process".to_vec(),
+        mirror_id: "second".into(),
+        ..hello("s0", URL)
+    };
+    let refused = SideCar::attach(door(&router), again.clone()).await.err().expect("it is refused");
+    assert_eq!(refused.code(), Code::AlreadyExists, "the stream before is open");
+    drop(newer);
+    let mut third = None;
+    eventually("it attaches once that stream has ended", async || {
+        third = SideCar::attach(door(&router), again.clone()).await.ok();
+        third.is_some()
+    })
+    .await;
+    let mut third = third.expect("it is attached");
     assert_eq!(third.welcome.known_sequence, None);
     third.snapshot("second", 1, vec![run(None, 7..=8)]).await;
     third.acked(1).await;
@@ -62,6 +79,8 @@ async fn what_makes_no_sense_or_is_not_served_is_refused() {
         (v1::Hello { worker_id: "a b".into(), ..good.clone() }, Code::InvalidArgument),
         (v1::Hello { worker_id: String::new(), ..good.clone() }, Code::InvalidArgument),
         (v1::Hello { instance_id: String::new(), ..good.clone() }, Code::InvalidArgument),
+        (v1::Hello { instance_secret: vec![7; 15], ..good.clone() }, Code::InvalidArgument),
+        (v1::Hello { instance_secret: vec![7; 65], ..good.clone() }, Code::InvalidArgument),
         (v1::Hello { role: 0, ..good.clone() }, Code::InvalidArgument),
         (v1::Hello { url: "https://127.0.0.1:9".into(), ..good.clone() }, Code::InvalidArgument),
         (v1::Hello { url: "http://127.0.0.1:9/x".into(), ..good.clone() }, Code::InvalidArgument),

@@ -6,6 +6,7 @@ use std::time::Duration;
 use splitrail_tests::Cluster;
 use splitrail_tests::cluster::eventually;
 use splitrail_tests::side_car::{SideCar, hello};
+use tonic::Code;
 use tonic::transport::{Certificate, Channel, ClientTlsConfig, Endpoint, Identity};
 
 use super::support::{door, router};
@@ -60,6 +61,21 @@ async fn only_certificates_of_the_authority_are_let_in() {
     }
     let car = SideCar::attach_over(channel(&router, Some("side-car")), None, hello).await;
     assert_eq!(car.expect("it may attach").welcome.model, "sim");
+}
+
+#[tokio::test]
+async fn a_certificate_speaks_for_the_workers_that_it_names() {
+    let more = format!(", client_ca: {:?}, client_workers: dns_names", fixture("ca.pem"));
+    let router = secured_by(&fixture("router.pem"), &fixture("router.key"), &more).await;
+    let attach = async |id: &str| {
+        let hello = hello(id, "http://127.0.0.1:9");
+        let car = SideCar::attach_over(channel(&router, Some("side-car")), None, hello).await;
+        car.map(|car| car.welcome.model).map_err(|status| status.code())
+    };
+    for id in ["s0", "side-car-2", "w0", "s:0", "127.0.0.1"] {
+        assert_eq!(attach(id).await, Err(Code::PermissionDenied), "{id}");
+    }
+    assert_eq!(attach("side-car").await.as_deref(), Ok("sim"));
 }
 
 #[tokio::test]

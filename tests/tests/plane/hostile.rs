@@ -65,3 +65,30 @@ async fn nobody_speaks_for_another_worker_nor_from_anywhere() {
     }
     stand.true_picture("nonsense was said").await;
 }
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn another_process_is_not_believed_while_a_worker_speaks() {
+    let stand = Stand::start(plan()).await;
+    some_traffic(&stand, 5).await;
+    stand.true_picture("requests").await;
+    let client = stranger(&stand).await;
+    let terms = terms(&client).await;
+    let admin = |router: usize| Client::new(stand.posts[router].admin);
+    let shown = admin(stand.of(Kind::Router)[0]).get("/admin/workers").await.json();
+    let workers = shown["workers"].as_array().unwrap().clone();
+    let p0 = workers.iter().find(|worker| worker["id"] == "p0").unwrap();
+    // At the worker's own address: it is down, and stops.
+    let mut thief = report("p0", p0["url"].as_str().unwrap(), terms);
+    (thief.load, thief.bye) = (Some(v1::Load::default()), Some(v1::Bye::default()));
+    for _ in 0..5 {
+        say(&client, names::load("sim", "p0"), thief.clone()).await;
+    }
+    counted(&stand, "splitrail_plane_refused_total", &[("reason", "occupied")], 5.0).await;
+    for router in stand.of(Kind::Router) {
+        let shown = admin(router).get("/admin/workers").await.json();
+        for worker in shown["workers"].as_array().unwrap() {
+            assert_eq!(worker["state"], "serving", "{worker}");
+        }
+    }
+    stand.true_picture("another process spoke").await;
+}

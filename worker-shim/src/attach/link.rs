@@ -1,5 +1,6 @@
 //! One router: attach, and attach again.
 
+use std::fmt;
 use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Duration;
@@ -18,12 +19,23 @@ use crate::mirror::{Mirror, Quiet};
 /// What all routers are told.
 #[derive(Clone, Debug)]
 pub(super) struct Told {
-    /// Made anew with each process.
+    /// Made for each process.
     pub(super) instance_id: String,
+    pub(super) secret: Secret,
     pub(super) mirror: Mirror,
     pub(super) capabilities: watch::Receiver<Capabilities>,
     pub(super) load: watch::Receiver<Load>,
     pub(super) leaving: CancellationToken,
+}
+
+/// Shown to routers, so that a stream of another process does not take this one's place.
+#[derive(Clone)]
+pub(super) struct Secret(pub(super) [u8; 32]);
+
+impl fmt::Debug for Secret {
+    fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
+        out.write_str("Secret(..)")
+    }
 }
 
 /// One router, at one address.

@@ -104,6 +104,7 @@ impl Outgoing {
             model: config.model.clone(),
             capabilities: Some(capabilities.borrow_and_update().clone()),
             mirror_id,
+            instance_secret: told.secret.0.to_vec(),
         };
         let grace_ms = u64::try_from(config.grace.as_millis()).unwrap_or(u64::MAX);
         Self {

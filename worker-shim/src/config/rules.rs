@@ -1,6 +1,6 @@
 //! Rules that the schema cannot state: forms of addresses, and what lies outside.
 
-use std::net::SocketAddr;
+use std::net::{IpAddr, SocketAddr};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
@@ -92,6 +92,18 @@ fn routers(root: &Node, report: &mut Report) {
             }
             Ok(address) => seen.push(address),
         }
+    }
+    let is_elsewhere = |text: &String| {
+        let host: Option<http::uri::Authority> = text.trim_start_matches("http://").parse().ok();
+        let host = host.map(|authority| authority.host().to_owned()).unwrap_or_default();
+        let bare = host.trim_start_matches('[').trim_end_matches(']');
+        host != "localhost" && !bare.parse().is_ok_and(|ip: IpAddr| ip.is_loopback())
+    };
+    if let Some(token) = root.get("token").filter(|_| root.get("tls").is_none())
+        && seen.iter().any(is_elsewhere)
+    {
+        let message = "`token` travels to routers in clear text".to_owned();
+        report.warn(token.at, message, "add `tls: { ca: ... }`, and `fleet.tls` at the routers");
     }
 }
 

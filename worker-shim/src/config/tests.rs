@@ -36,6 +36,23 @@ fn a_minimal_file_gets_the_defaults() {
 }
 
 #[test]
+fn a_token_that_leaves_the_host_in_clear_text_is_a_warning() {
+    let file = tempfile::NamedTempFile::new().unwrap();
+    std::fs::write(file.path(), "s3cret").unwrap();
+    let token = format!("token: {{ kind: file, path: {:?} }}\n", file.path());
+    let away = MINIMAL.replace("[127.0.0.1:8002]", "[routers:8002]");
+    for (text, warned) in [
+        (format!("{MINIMAL}{token}"), 0),
+        (format!("{away}{token}"), 1),
+        (format!("{away}{token}tls: {{ ca: {:?} }}\n", file.path()), 0),
+        (away.clone(), 0),
+    ] {
+        let warnings = parse("f", &text, Path::new("")).unwrap().warnings;
+        assert_eq!(warnings.len(), warned, "{text}{warnings:?}");
+    }
+}
+
+#[test]
 fn every_mistake_is_reported_with_its_place() {
     let text = "\
 engine: https://h:1

@@ -18,6 +18,9 @@ pub struct FleetConfig {
     /// to a line, each of which is accepted; it is read again when it changes, so that tokens
     /// can be exchanged while routers and side-cars run.
     pub token: Option<Secret>,
+    /// Tokens that are each for some workers only: whoever shows one can attach as no other
+    /// worker. Beside `token`, or in its place.
+    pub tokens: Vec<FleetToken>,
     /// Networks in which workers must lie that are not written down under `workers`: those of
     /// side-cars, of discovery and of the admin listener. Names are looked up first.
     #[schemars(with = "Vec<String>")]
@@ -43,6 +46,22 @@ pub struct FleetConfig {
     pub load_stale: Duration,
 }
 
+/// A token, and the workers that it is for.
+#[derive(Clone, Debug, Deserialize, Serialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub struct FleetToken {
+    /// The token; a file may hold several, as for `fleet.token`.
+    pub token: Secret,
+    /// The ids of the workers for which shims that show it may speak; an id that ends in `*`
+    /// stands for all that begin so. Where the router knows the worker at a shim's address by
+    /// another id, both must be listed.
+    #[schemars(
+        length(min = 1),
+        inner(length(min = 1, max = 128), regex(pattern = r"^[A-Za-z0-9._:*-]+$"))
+    )]
+    pub workers: Vec<String>,
+}
+
 /// What the fleet listener shows, and asks to be shown. PEM files.
 #[derive(Clone, Debug, Deserialize, Serialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
@@ -54,6 +73,20 @@ pub struct FleetTls {
     /// The authority whose certificates side-cars must show; left out, they need none.
     #[serde(default)]
     pub client_ca: Option<PathBuf>,
+    /// The workers for which a shim with a certificate of `client_ca` may speak.
+    #[serde(default)]
+    pub client_workers: ClientWorkers,
+}
+
+/// The workers for which a certificate is good.
+#[derive(Clone, Copy, Debug, Default, Deserialize, Serialize, JsonSchema, PartialEq, Eq)]
+#[serde(rename_all = "snake_case")]
+pub enum ClientWorkers {
+    /// All.
+    #[default]
+    Any,
+    /// Those whose ids are DNS names of the certificate (its subject alternative names).
+    DnsNames,
 }
 
 /// Loopback and what is private by RFC 1918 and RFC 4193.
@@ -70,6 +103,7 @@ impl Default for FleetConfig {
     fn default() -> Self {
         Self {
             token: None,
+            tokens: Vec::new(),
             networks: PRIVATE.map(|(address, bits)| Network::new(address, bits)).to_vec(),
             tls: None,
             attach_max: 4096,

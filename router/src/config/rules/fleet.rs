@@ -5,10 +5,10 @@ use std::path::Path;
 use std::time::Duration;
 
 use super::typed;
-use crate::config::model::{FleetConfig, FleetTls, Network, Secret};
+use crate::config::model::{ClientWorkers, FleetConfig, FleetTls, Network, Secret};
 use crate::config::problem::{Place, Report};
 use crate::config::scalar::parse_duration;
-use crate::config::tree::Node;
+use crate::config::tree::{Node, Value};
 use crate::config::words::shown;
 use crate::fleet::attach::{Tokens, read_tls};
 
@@ -27,43 +27,78 @@ pub(super) fn check(root: &Node, base_dir: &Path, report: &mut Report) {
     let Some(section) = section else { return };
     networks(section, report);
     durations(section, report);
-    token(section, base_dir, report);
+    tokens(section, base_dir, report);
     tls(section, base_dir, report);
     if listener.is_none() {
-        for node in ["token", "tls"].into_iter().filter_map(|key| section.get(key)) {
+        for node in ["token", "tokens", "tls"].into_iter().filter_map(|key| section.get(key)) {
             let message = "the fleet has no listener that would need this".to_owned();
             report.warn(node.at, message, "add `listen.fleet: IP:PORT`, or delete it");
         }
     }
 }
 
-/// Whoever reaches the listener can send prompts to any address it is allowed to name.
+/// A program that reaches the listener can have prompts sent to any address that it may name.
 fn proven(section: Option<&Node>, at: Place, address: SocketAddr, report: &mut Report) {
-    let client_ca = section.and_then(|fleet| fleet.get("tls")?.get("client_ca"));
-    if client_ca.or(section.and_then(|fleet| fleet.get("token"))).is_some() {
+    let key = |key: &str| {
+        let node = section.and_then(|fleet| fleet.get(key));
+        node.filter(|node| node.value != Value::Null)
+    };
+    let tls = key("tls");
+    let tokens = key("tokens").filter(|tokens| !tokens.items().is_empty());
+    let client_ca = tls.and_then(|tls| tls.get("client_ca"));
+    let client_ca = client_ca.filter(|node| node.value != Value::Null);
+    let Some(credential) = key("token").or(tokens).or(client_ca) else {
+        let hint = "add `fleet.tokens: [{ token: { kind: file, path: ... }, workers: [...] }]`, or \
+                    `fleet.tls` with a `client_ca`";
+        if address.ip().is_loopback() {
+            let message = "`listen.fleet` lets every program on this host attach as a worker";
+            report.warn(at, message.to_owned(), hint);
+        } else {
+            let message = "`listen.fleet` would let anybody who reaches it attach as a worker";
+            report.error(at, message.to_owned(), hint);
+        }
+        return;
+    };
+    if address.ip().is_loopback() {
         return;
     }
-    let hint = "add `fleet.token: { kind: file, path: ... }`, or `fleet.tls` with a `client_ca`";
-    if address.ip().is_loopback() {
-        let message = "`listen.fleet` lets every program on this host attach as a worker";
-        report.warn(at, message.to_owned(), hint);
-    } else {
-        let message = "`listen.fleet` would let anybody who reaches it attach as a worker";
-        report.error(at, message.to_owned(), hint);
+    if let Some(token) = key("token").or(tokens)
+        && tls.is_none()
+    {
+        let message = "the token of shims travels in clear text, and who reads it can attach";
+        report.warn(token.at, message.to_owned(), "add `fleet.tls` with `cert` and `key`");
+    }
+    let names = tls.and_then(|tls| tls.get("client_workers")).and_then(Node::text);
+    let is_shared = key("token").is_some() || tokens.is_none() || tokens.is_some_and(any_worker);
+    if is_shared && names != Some("dns_names") {
+        let message = "all shims share a credential: one of them can attach as any other";
+        let hint = "bind tokens to worker ids with `fleet.tokens`, or certificates with \
+                    `fleet.tls.client_workers: dns_names`";
+        report.warn(credential.at, message.to_owned(), hint);
     }
 }
 
-/// Models that wait for side-cars which have nowhere to go.
+/// Whether an entry of `fleet.tokens` is for all workers.
+fn any_worker(tokens: &Node) -> bool {
+    let workers = tokens.items().iter().filter_map(|token| token.get("workers"));
+    workers.flat_map(Node::items).any(|worker| worker.text() == Some("*"))
+}
+
+/// Models that wait for shims which have nowhere to attach. A shim that no router attaches to
+/// mirrors no blocks, so that every gate that asks it says no.
 fn open_models(root: &Node, report: &mut Report) {
     for (index, model) in root.get("models").map(Node::items).unwrap_or_default().iter().enumerate()
     {
         let sources = model.get("discovery").map(Node::items).unwrap_or_default();
         let is_shim = |source: &&Node| source.get("kind").and_then(Node::text) == Some("shim");
-        if let Some(source) = sources.iter().find(is_shim) {
-            let message = format!(
-                "`models[{index}].discovery` waits for side-cars, but there is no fleet listener"
-            );
-            report.warn(source.at, message, "add `listen.fleet: IP:PORT`");
+        let has_shim = |node: &&Node| typed::<bool>(node, "shim") == Some(true);
+        let workers = model.get("workers").map(Node::items).unwrap_or_default();
+        let behind = sources.iter().chain(workers).find(has_shim).map(|node| (node, "names shims"));
+        let waits = sources.iter().find(is_shim).map(|node| (node, "waits for shims"));
+        if let Some((node, does)) = waits.or(behind) {
+            let message =
+                format!("`models[{index}]` {does}, which have no fleet listener to attach to");
+            report.warn(node.at, message, "add `listen.fleet: IP:PORT`");
         }
     }
 }
@@ -103,9 +138,27 @@ fn durations(section: &Node, report: &mut Report) {
     }
 }
 
-fn token(section: &Node, base_dir: &Path, report: &mut Report) {
-    let Some(node) = section.get("token") else { return };
-    let Some(Some(mut secret)) = typed::<Option<Secret>>(section, "token") else { return };
+fn tokens(section: &Node, base_dir: &Path, report: &mut Report) {
+    let shared = section.get("token").map(|node| ("fleet.token".to_owned(), node));
+    let secret = typed::<Option<Secret>>(section, "token").flatten();
+    token(shared.zip(secret), base_dir, report);
+    let bound = section.get("tokens").map(Node::items).unwrap_or_default();
+    for (index, entry) in bound.iter().enumerate() {
+        let node = entry.get("token").map(|node| (format!("fleet.tokens[{index}].token"), node));
+        token(node.zip(typed::<Secret>(entry, "token")), base_dir, report);
+        for id in entry.get("workers").map(Node::items).unwrap_or_default() {
+            let text = id.text().unwrap_or_default();
+            if text.strip_suffix('*').unwrap_or(text).contains('*') {
+                let message =
+                    format!("`fleet.tokens[{index}].workers` has a `*` that is not at the end");
+                report.error(id.at, message, "an id, or how ids begin: `prefill-*`");
+            }
+        }
+    }
+}
+
+fn token(found: Option<((String, &Node), Secret)>, base_dir: &Path, report: &mut Report) {
+    let Some(((key, node), mut secret)) = found else { return };
     if let Secret::File { path } = &mut secret {
         *path = base_dir.join(&*path);
     }
@@ -116,7 +169,7 @@ fn token(section: &Node, base_dir: &Path, report: &mut Report) {
             }
             Secret::Env { .. } => "set the variable where the router runs, and for checks as well",
         };
-        report.error(node.at, format!("`fleet.token`: {error}"), hint);
+        report.error(node.at, format!("`{key}`: {error}"), hint);
     }
 }
 
@@ -125,6 +178,11 @@ fn tls(section: &Node, base_dir: &Path, report: &mut Report) {
     let Some(Some(mut tls)) = typed::<Option<FleetTls>>(section, "tls") else { return };
     for path in [&mut tls.cert, &mut tls.key].into_iter().chain(&mut tls.client_ca) {
         *path = base_dir.join(&*path);
+    }
+    if tls.client_workers == ClientWorkers::DnsNames && tls.client_ca.is_none() {
+        let at = node.get("client_workers").unwrap_or(node).at;
+        let message = "`fleet.tls.client_workers` needs certificates of shims".to_owned();
+        report.error(at, message, "add `fleet.tls.client_ca`");
     }
     if let Err((key, why)) = read_tls(&tls) {
         let at = node.get(key).unwrap_or(node).at;

@@ -2,13 +2,14 @@
 
 use std::io;
 use std::pin::Pin;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
+use std::sync::{Arc, OnceLock};
 use std::task::{Context, Poll, ready};
 use std::time::{Duration, Instant};
 
 use futures_util::Stream;
 use futures_util::stream;
+use rustls::pki_types::CertificateDer;
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
@@ -27,12 +28,19 @@ const PAUSE: Duration = Duration::from_millis(100);
 #[derive(Clone, Debug, Default)]
 pub(super) struct Peer {
     proven: Arc<AtomicBool>,
+    /// Its certificate, once it has shown one that an authority vouches for.
+    certificate: Arc<OnceLock<CertificateDer<'static>>>,
 }
 
 impl Peer {
     /// Somebody at the other end has proven who they are.
     pub(super) fn prove(&self) {
         self.proven.store(true, Relaxed);
+    }
+
+    /// The certificate that the other end has shown; none without TLS, or if none was asked for.
+    pub(super) fn certificate(&self) -> Option<CertificateDer<'static>> {
+        self.certificate.get().cloned()
     }
 }
 
@@ -71,17 +79,32 @@ impl Io {
     /// The open connection, once it is.
     fn poll_open(
         &mut self,
+        peer: &Peer,
         context: &mut Context<'_>,
     ) -> Poll<io::Result<Pin<&mut (dyn Duplex + 'static)>>> {
         if let Self::Greeting(greeting) = self {
             let greeted = ready!(Pin::new(&mut **greeting).poll(context));
             *self = Self::Failed;
-            *self = Self::Open(Box::new(greeted?));
+            let open = greeted?;
+            let shown = open.get_ref().1.peer_certificates();
+            if let Some(certificate) = shown.and_then(<[_]>::first) {
+                peer.certificate.get_or_init(|| certificate.clone().into_owned());
+            }
+            *self = Self::Open(Box::new(open));
         }
         match self {
             Self::Open(open) => Poll::Ready(Ok(Pin::new(&mut **open))),
             _ => Poll::Ready(Err(io::ErrorKind::NotConnected.into())),
         }
+    }
+}
+
+impl Connection {
+    fn open(
+        &mut self,
+        context: &mut Context<'_>,
+    ) -> Poll<io::Result<Pin<&mut (dyn Duplex + 'static)>>> {
+        self.io.poll_open(&self.peer, context)
     }
 }
 
@@ -99,7 +122,7 @@ impl AsyncRead for Connection {
         context: &mut Context<'_>,
         buffer: &mut ReadBuf<'_>,
     ) -> Poll<io::Result<()>> {
-        let read = match self.io.poll_open(context) {
+        let read = match self.open(context) {
             Poll::Ready(open) => open?.poll_read(context, buffer),
             Poll::Pending => Poll::Pending,
         };
@@ -115,27 +138,27 @@ impl AsyncRead for Connection {
 
 impl AsyncWrite for Connection {
     fn poll_write(
-        mut self: Pin<&mut Self>,
+        self: Pin<&mut Self>,
         context: &mut Context<'_>,
         bytes: &[u8],
     ) -> Poll<io::Result<usize>> {
-        ready!(self.io.poll_open(context))?.poll_write(context, bytes)
+        ready!(self.get_mut().open(context))?.poll_write(context, bytes)
     }
 
-    fn poll_flush(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
-        ready!(self.io.poll_open(context))?.poll_flush(context)
+    fn poll_flush(self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
+        ready!(self.get_mut().open(context))?.poll_flush(context)
     }
 
-    fn poll_shutdown(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
-        ready!(self.io.poll_open(context))?.poll_shutdown(context)
+    fn poll_shutdown(self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
+        ready!(self.get_mut().open(context))?.poll_shutdown(context)
     }
 
     fn poll_write_vectored(
-        mut self: Pin<&mut Self>,
+        self: Pin<&mut Self>,
         context: &mut Context<'_>,
         bytes: &[io::IoSlice<'_>],
     ) -> Poll<io::Result<usize>> {
-        ready!(self.io.poll_open(context))?.poll_write_vectored(context, bytes)
+        ready!(self.get_mut().open(context))?.poll_write_vectored(context, bytes)
     }
 
     fn is_write_vectored(&self) -> bool {

@@ -9,6 +9,7 @@ use splitrail_proto::v1;
 use splitrail_proto::v1::attach_request::Message;
 use tonic::Status;
 
+use super::credentials::Allowed;
 use super::inbound::{Inbound, Said};
 use crate::config::http_address;
 use crate::config::model::{Discovery, Role, Worker as WorkerConfig};
@@ -26,6 +27,8 @@ const LOOK_UP: Duration = Duration::from_secs(5);
 const ID_MAX: usize = 128;
 /// Characters of any other text.
 const TEXT_MAX: usize = 256;
+/// Bytes of the secret of a shim's process.
+const SECRET_BYTES: std::ops::RangeInclusive<usize> = 16..=64;
 
 /// A worker that may attach.
 pub(super) struct Guest {
@@ -33,7 +36,8 @@ pub(super) struct Guest {
     /// As the fleet takes it.
     pub(super) config: WorkerConfig,
     pub(super) authority: Authority,
-    pub(super) instance_id: String,
+    /// What proves that a stream is of the same process; empty if nothing does.
+    pub(super) secret: Vec<u8>,
     pub(super) mirror_id: String,
     pub(super) capabilities: v1::Capabilities,
 }
@@ -43,6 +47,7 @@ pub(super) async fn greet(
     core: &Core,
     fleet: &Fleet,
     inbound: &mut Inbound,
+    allowed: &Allowed,
 ) -> Result<Guest, Status> {
     let first = tokio::time::timeout(PATIENCE, inbound.said()).await;
     let first = first.map_err(|_| Status::unavailable("no hello came in time"))??;
@@ -57,11 +62,10 @@ pub(super) async fn greet(
     let named = serving.names.get(&hello.model).filter(|named| named.adapter.is_none());
     let served = named.map(|named| Arc::clone(&serving.models[named.model]));
     let guest = guest(hello, served)?;
-    let config = &guest.served.config;
-    let is_open = config.discovery.contains(&Discovery::Shim {});
-    let is_known = config.workers.iter().any(|worker| worker.id == guest.config.id);
+    may_speak_for(fleet, &guest, allowed)?;
+    let is_open = guest.served.config.discovery.contains(&Discovery::Shim {});
     let is_written_down = fleet.is_written_down(guest.served.name(), &guest.authority);
-    if !(is_open || is_known || is_written_down) {
+    if !(is_open || is_written_down) {
         return Err(Status::not_found("this model has no `discovery` of kind `shim`"));
     }
     if !is_written_down {
@@ -76,6 +80,25 @@ pub(super) async fn greet(
     Ok(guest)
 }
 
+/// Whether a caller with these credentials may speak for the worker that it names, and for the
+/// one that is known at the address that it gives.
+fn may_speak_for(fleet: &Fleet, guest: &Guest, allowed: &Allowed) -> Result<(), Status> {
+    let (model, id) = (guest.served.name(), guest.config.id.as_str());
+    let there = fleet.name_at(model, &guest.authority);
+    if let Some(id) =
+        [Some(id), there.as_deref()].into_iter().flatten().find(|id| !allowed.permits(id))
+    {
+        let message = format!("this credential is not for worker {id}");
+        return Err(Status::permission_denied(message));
+    }
+    if fleet.is_written_elsewhere(model, id, &guest.authority) {
+        let message =
+            format!("worker {id} is written down at another address than {}", guest.config.url);
+        return Err(Status::permission_denied(message));
+    }
+    Ok(())
+}
+
 fn guest(hello: v1::Hello, served: Option<Arc<Served>>) -> Result<Guest, Status> {
     if hello.protocol != PROTOCOL {
         let message = format!("protocol {} is not spoken here, but {PROTOCOL}", hello.protocol);
@@ -88,6 +111,10 @@ fn guest(hello: v1::Hello, served: Option<Arc<Served>>) -> Result<Guest, Status>
         v1::WorkerRole::Unspecified => return Err(invalid("role", "prefill, decode or both")),
     };
     let v1::Hello { worker_id, instance_id, url, mirror_id, capabilities, .. } = hello;
+    let secret = hello.instance_secret;
+    if !secret.is_empty() && !SECRET_BYTES.contains(&secret.len()) {
+        return Err(invalid("instance_secret", "16 to 64 random bytes, or none"));
+    }
     let in_ids = |c: char| c.is_ascii_alphanumeric() || "._:-".contains(c);
     if worker_id.is_empty() || worker_id.len() > ID_MAX || !worker_id.chars().all(in_ids) {
         return Err(invalid("worker_id", "1 to 128 of A-Z a-z 0-9 . _ : -"));
@@ -124,7 +151,7 @@ fn guest(hello: v1::Hello, served: Option<Arc<Served>>) -> Result<Guest, Status>
         data_parallel_ranks: None,
         takes_rank_header: None,
     };
-    Ok(Guest { served, config, authority, instance_id, mirror_id, capabilities })
+    Ok(Guest { served, config, authority, secret, mirror_id, capabilities })
 }
 
 /// Whether what is told of an engine is of a sane size.

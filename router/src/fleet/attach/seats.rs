@@ -10,6 +10,7 @@ use tonic::Status;
 
 use super::greet::Guest;
 use super::inbound::Inbound;
+use super::tokens::same;
 use crate::fleet::{Fleet, Source};
 use crate::telemetry::metrics::Metrics;
 use splitrail_proto::v1;
@@ -40,11 +41,12 @@ struct Taken {
 
 struct Seat {
     number: u64,
-    instance_id: String,
+    /// That of the process whose stream came last; empty if it has none.
+    secret: Vec<u8>,
     authority: Authority,
     /// Whether somebody is on the line.
     is_live: bool,
-    /// Where a newer stream of the same side-car goes.
+    /// Where a newer stream of the same shim goes.
     newcomers: mpsc::Sender<Box<Newcomer>>,
     /// Fires when somebody else takes the worker.
     evicted: CancellationToken,
@@ -63,7 +65,7 @@ pub(super) struct Chair {
 pub(super) enum Seated {
     /// It has a seat of its own.
     Own(Chair, Box<Newcomer>),
-    /// Whoever speaks for its worker already, and is the same side-car, goes on with it.
+    /// The session that the worker has goes on with it.
     Passed,
     /// There is none for it.
     Refused(Status, Outbound),
@@ -80,36 +82,38 @@ impl Seats {
         let model = guest.served.name();
         let key = (model.to_owned(), guest.config.id.clone());
         let mut taken = self.taken();
-        let concerned = |(other, seat): &(&(String, String), &Seat)| {
+        let is_concerned = |(other, seat): &(&(String, String), &Seat)| {
             other.0 == model && (other.1 == key.1 || seat.authority == guest.authority)
         };
-        let others: Vec<_> =
-            taken.by_name.iter().filter(concerned).map(|(other, _)| other.clone()).collect();
-        for other in others {
-            let Some(seat) = taken.by_name.get_mut(&other) else { continue };
-            let is_same = other == key
-                && (seat.instance_id == guest.instance_id || seat.authority == guest.authority);
-            if is_same {
-                seat.instance_id.clone_from(&guest.instance_id);
-                seat.authority.clone_from(&guest.authority);
-                return match seat.newcomers.try_send(newcomer) {
-                    Ok(()) => Seated::Passed,
-                    Err(full) => {
-                        let status = Status::unavailable("another stream of it is just beginning");
-                        Seated::Refused(status, full.into_inner().outbound)
-                    }
-                };
-            }
-            if seat.is_live {
-                let status = Status::already_exists("another side-car speaks for this worker");
-                return Seated::Refused(status, newcomer.outbound);
-            }
-            // It may come back, but somebody is here.
-            if let Some(seat) = taken.by_name.remove(&other) {
-                seat.evicted.cancel();
-                self.fleet.revoke(&other.0, Source::Shim, &other.1);
-            }
+        let concerned: Vec<_> = taken.by_name.iter().filter(is_concerned).collect();
+        if concerned
+            .iter()
+            .any(|(other, seat)| seat.is_live && !(**other == key && seat.is_of(guest)))
+        {
+            let status = Status::already_exists("another process speaks for this worker");
+            return Seated::Refused(status, newcomer.outbound);
         }
+        let others = concerned.into_iter().map(|(other, _)| other.clone());
+        let others: Vec<_> = others.filter(|other| *other != key).collect();
+        // Their streams have ended. They may come back, but this one is here.
+        others.iter().for_each(|other| self.evict(&mut taken, other));
+        if let Some(seat) = taken.by_name.get_mut(&key)
+            && (seat.is_of(guest) || seat.authority == guest.authority)
+        {
+            seat.secret.clone_from(&guest.secret);
+            seat.authority.clone_from(&guest.authority);
+            return match seat.newcomers.try_send(newcomer) {
+                Ok(()) => {
+                    seat.is_live = true;
+                    Seated::Passed
+                }
+                Err(full) => {
+                    let status = Status::unavailable("another stream of it is just beginning");
+                    Seated::Refused(status, full.into_inner().outbound)
+                }
+            };
+        }
+        self.evict(&mut taken, &key);
         if taken.by_name.len() >= self.max {
             let status = Status::resource_exhausted("`fleet.attach_max` side-cars are attached");
             return Seated::Refused(status, newcomer.outbound);
@@ -119,7 +123,7 @@ impl Seats {
         taken.next += 1;
         let seat = Seat {
             number,
-            instance_id: guest.instance_id.clone(),
+            secret: guest.secret.clone(),
             authority: guest.authority.clone(),
             is_live: true,
             newcomers: sender,
@@ -130,8 +134,23 @@ impl Seats {
         Seated::Own(Chair { seats, key, number, newcomers, evicted }, newcomer)
     }
 
+    /// Ends what is left of a seat, if it is there.
+    fn evict(&self, taken: &mut Taken, key: &(String, String)) {
+        if let Some(seat) = taken.by_name.remove(key) {
+            seat.evicted.cancel();
+            self.fleet.revoke(&key.0, Source::Shim, &key.1);
+        }
+    }
+
     fn taken(&self) -> MutexGuard<'_, Taken> {
         self.taken.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Seat {
+    /// Whether a caller has shown that it is the process whose stream came last.
+    fn is_of(&self, guest: &Guest) -> bool {
+        !self.secret.is_empty() && same(&guest.secret, &self.secret)
     }
 }
 

@@ -6,28 +6,51 @@ use std::io::Read;
 use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
+use super::credentials::Workers;
 use crate::config::SecretError;
-use crate::config::model::Secret;
+use crate::config::model::{FleetConfig, Secret};
 
 /// A file of tokens is no longer than this.
 const FILE_MAX_BYTES: u64 = 64 << 10;
 /// The file is read no more often than this, however many call.
 const FRESH: Duration = Duration::from_secs(1);
 
-/// The tokens that are accepted now: those in the configured file, each on a line of its own.
+/// The tokens that are accepted now: those in the configured files, each on a line of its own.
 pub struct Tokens {
-    source: Secret,
-    known: Mutex<(Instant, Vec<String>)>,
+    sources: Vec<Source>,
+    read_at: Mutex<Instant>,
+}
+
+/// A file or variable with tokens, and the workers that they are for.
+struct Source {
+    /// Its key in the configuration.
+    key: String,
+    secret: Secret,
+    workers: Workers,
+    known: Mutex<Vec<String>>,
 }
 
 impl Tokens {
-    /// Reads them for the first time.
+    /// Reads them for the first time; `None` if no tokens are configured.
     ///
     /// # Errors
-    /// They cannot be had, or are none.
-    pub fn open(source: Secret, now: Instant) -> Result<Self, SecretError> {
-        let known = Mutex::new((now, Self::read(&source)?));
-        Ok(Self { source, known })
+    /// They cannot be had, or are none: with the key of the configuration.
+    pub fn open(config: &FleetConfig, now: Instant) -> Result<Option<Self>, String> {
+        let shared =
+            config.token.iter().map(|secret| ("fleet.token".to_owned(), secret, Workers::Any));
+        let bound = config.tokens.iter().enumerate().map(|(place, token)| {
+            let workers = Workers::Listed(token.workers.clone().into());
+            (format!("fleet.tokens[{place}].token"), &token.token, workers)
+        });
+        let sources: Result<Vec<Source>, String> = shared
+            .chain(bound)
+            .map(|(key, secret, workers)| {
+                let known = Self::read(secret).map_err(|error| format!("{key}: {error}"))?;
+                Ok(Source { key, secret: secret.clone(), workers, known: Mutex::new(known) })
+            })
+            .collect();
+        let sources = sources?;
+        Ok((!sources.is_empty()).then(|| Self { sources, read_at: Mutex::new(now) }))
     }
 
     /// What a file or variable has on its lines.
@@ -62,33 +85,48 @@ impl Tokens {
         Ok(tokens)
     }
 
-    /// Whether the value of an `authorization` header names one of them. How long it takes
-    /// says nothing of any but its length.
-    pub fn accept(&self, authorization: Option<&[u8]>, now: Instant) -> bool {
+    /// The workers that the value of an `authorization` header is for; `None` if it names no
+    /// token that is accepted. How long that takes says nothing of any token but its length.
+    pub fn accept(&self, authorization: Option<&[u8]>, now: Instant) -> Option<Vec<Workers>> {
         const SCHEME: &[u8] = b"bearer ";
-        let mut known = self.known.lock().unwrap_or_else(PoisonError::into_inner);
-        if now.saturating_duration_since(known.0) >= FRESH {
-            known.0 = now;
-            match Self::read(&self.source) {
-                Ok(tokens) => known.1 = tokens,
-                // It may be in the middle of being exchanged.
-                Err(error) => tracing::error!(%error, "fleet.token: the earlier ones still hold"),
+        self.look_again(now);
+        let (scheme, given) = authorization.and_then(|value| value.split_at_checked(7))?;
+        let mut accepted = Vec::new();
+        for source in &self.sources {
+            let mut is_one = false;
+            for token in source.known.lock().unwrap_or_else(PoisonError::into_inner).iter() {
+                is_one |= same(given, token.as_bytes());
+            }
+            if is_one {
+                accepted.push(source.workers.clone());
             }
         }
-        let Some((scheme, given)) = authorization.and_then(|value| value.split_at_checked(7))
-        else {
-            return false;
-        };
-        let mut accepted = false;
-        for token in &known.1 {
-            accepted |= same(given, token.as_bytes());
+        (!accepted.is_empty() && scheme.eq_ignore_ascii_case(SCHEME)).then_some(accepted)
+    }
+
+    /// Reads the files again, if that was not done just now.
+    fn look_again(&self, now: Instant) {
+        let mut read_at = self.read_at.lock().unwrap_or_else(PoisonError::into_inner);
+        if now.saturating_duration_since(*read_at) < FRESH {
+            return;
         }
-        accepted & scheme.eq_ignore_ascii_case(SCHEME)
+        *read_at = now;
+        for source in &self.sources {
+            match Self::read(&source.secret) {
+                Ok(tokens) => {
+                    *source.known.lock().unwrap_or_else(PoisonError::into_inner) = tokens;
+                }
+                // It may be in the middle of being exchanged.
+                Err(error) => {
+                    tracing::error!(%error, "{}: the earlier ones still hold", source.key);
+                }
+            }
+        }
     }
 }
 
 /// Whether two texts are the same, looking at every byte wherever they differ.
-fn same(given: &[u8], known: &[u8]) -> bool {
+pub(super) fn same(given: &[u8], known: &[u8]) -> bool {
     let mut differs = u8::from(given.len() != known.len());
     for (given, known) in given.iter().zip(known) {
         differs = black_box(differs | (given ^ known));
@@ -100,6 +138,7 @@ fn same(given: &[u8], known: &[u8]) -> bool {
 #[allow(clippy::unwrap_used)]
 mod tests {
     use super::*;
+    use crate::config::model::FleetToken;
 
     #[test]
     fn every_line_is_accepted_and_a_new_file_replaces_them() {
@@ -107,16 +146,19 @@ mod tests {
         let path = folder.path().join("tokens");
         std::fs::write(&path, "one-token\n\n  two-token \n").unwrap();
         let start = Instant::now();
-        let tokens = Tokens::open(Secret::File { path: path.clone() }, start).unwrap();
-        let accepts =
-            |token: &str, now| tokens.accept(Some(format!("Bearer {token}").as_bytes()), now);
+        let token = Some(Secret::File { path: path.clone() });
+        let config = FleetConfig { token, ..FleetConfig::default() };
+        let tokens = Tokens::open(&config, start).unwrap().unwrap();
+        let accepts = |token: &str, now| {
+            tokens.accept(Some(format!("Bearer {token}").as_bytes()), now).is_some()
+        };
         assert!(accepts("one-token", start) && accepts("two-token", start));
         for other in ["", "one-toke", "one-tokenX", "one-tokem", "one-token two-token"] {
             assert!(!accepts(other, start), "{other}");
         }
-        assert!(!tokens.accept(None, start));
-        assert!(!tokens.accept(Some(b"one-token"), start));
-        assert!(!tokens.accept(Some(b"Basic  one-token"), start));
+        assert!(tokens.accept(None, start).is_none());
+        assert!(tokens.accept(Some(b"one-token"), start).is_none());
+        assert!(tokens.accept(Some(b"Basic  one-token"), start).is_none());
 
         std::fs::write(&path, "two-token\nthree-token").unwrap();
         assert!(accepts("one-token", start), "not looked at again so soon");
@@ -126,6 +168,28 @@ mod tests {
 
         std::fs::remove_file(&path).unwrap();
         assert!(accepts("three-token", later + FRESH), "until there are others");
+    }
+
+    #[test]
+    fn a_token_is_for_the_workers_of_every_entry_that_holds_it() {
+        let folder = tempfile::tempdir().unwrap();
+        let file = |name: &str, text: &str| {
+            let path = folder.path().join(name);
+            std::fs::write(&path, text).unwrap();
+            Secret::File { path }
+        };
+        let entry = |token, workers: &str| FleetToken { token, workers: vec![workers.to_owned()] };
+        let config = FleetConfig {
+            tokens: vec![entry(file("a", "one\nboth"), "p*"), entry(file("b", "two\nboth"), "d*")],
+            ..FleetConfig::default()
+        };
+        let now = Instant::now();
+        let tokens = Tokens::open(&config, now).unwrap().unwrap();
+        let of = |text: &str| Workers::Listed([text.to_owned()].into());
+        assert_eq!(tokens.accept(Some(b"Bearer one"), now), Some(vec![of("p*")]));
+        assert_eq!(tokens.accept(Some(b"Bearer both"), now), Some(vec![of("p*"), of("d*")]));
+        assert_eq!(tokens.accept(Some(b"Bearer three"), now), None);
+        assert!(Tokens::open(&FleetConfig::default(), now).unwrap().is_none());
     }
 
     #[test]

@@ -14,6 +14,7 @@ use splitrail_proto::v1::attach_response::Message as Answer;
 use tokio::sync::{mpsc, watch};
 use tonic::{Code, Status};
 
+use super::super::credentials::Allowed;
 use super::super::inbound::{Inbound, Relayed, Said};
 use super::slots::{Latest, Slot, lock};
 use super::{Model, terms};
@@ -46,7 +47,8 @@ pub(super) async fn serve(model: Arc<Model>, slot: Arc<Slot>) {
     let (answer, answers) = mpsc::channel(ANSWERS_MAX);
     let connected = model.broker.connected.clone();
     let inbound = Inbound::Plane(Relayed { said: heard, connected });
-    let receiving = Arc::clone(&model.house).receive(inbound, answer);
+    // Who may publish for which worker is the broker's to say.
+    let receiving = Arc::clone(&model.house).receive(inbound, answer, Allowed::default());
     let relaying = async {
         let latest = slot.latest.subscribe();
         let now = Instant::now();
@@ -149,6 +151,8 @@ impl Relay<'_> {
             return Err(Over(REFUSED));
         }
         self.hello = hello.clone();
+        // `reports` has seen to it that the same process speaks, or that the one before is gone.
+        let hello = v1::Hello { instance_secret: self.slot.secret.to_vec(), ..hello };
         self.tell(Message::Hello(hello)).await?;
         let answer = tokio::time::timeout(WELCOME, self.answers.recv()).await;
         match answer.ok().flatten() {

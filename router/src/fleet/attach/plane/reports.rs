@@ -17,8 +17,11 @@ use super::{Model, relay};
 
 /// Between two looks at who needs a relay.
 const LOOK: Duration = Duration::from_millis(100);
-/// For how long after its last sign a side-car keeps another from speaking for its worker.
+/// For how long after its last sign a process keeps another from speaking for its worker: at
+/// least this ...
 const OCCUPIED: Duration = Duration::from_secs(3);
+/// ... and at least as many of `fleet.load_interval`.
+const OCCUPIED_INTERVALS: u32 = 3;
 /// Pause before subscribing again.
 const PAUSE: Duration = Duration::from_secs(1);
 
@@ -95,9 +98,10 @@ fn hear(model: &Model, message: &Message) {
         return;
     };
     model.count_message("report");
+    let occupied = OCCUPIED.max(OCCUPIED_INTERVALS * model.house.config.load_interval);
     let mut is_taken = false;
     slot.latest.send_if_modified(|latest| {
-        is_taken = note(latest, report, Instant::now());
+        is_taken = note(latest, report, Instant::now(), occupied);
         is_taken
     });
     if !is_taken {
@@ -105,17 +109,19 @@ fn hear(model: &Model, message: &Message) {
     }
 }
 
-/// Takes a report, unless another side-car speaks for the worker.
-fn note(latest: &mut Latest, report: v1::PlaneReport, now: Instant) -> bool {
-    if latest.instance_id != report.instance_id {
-        let is_same_place = match (&latest.hello, &report.hello) {
-            (Some(known), Some(new)) => known.url == new.url,
-            (None, _) => true,
-            (Some(_), None) => false,
-        };
-        if !is_same_place && now.saturating_duration_since(latest.at) < OCCUPIED {
+/// Takes a report, unless another process speaks for the worker, or says that it is elsewhere.
+/// A process that has been silent for `occupied` gives way to another that says who it is.
+fn note(latest: &mut Latest, report: v1::PlaneReport, now: Instant, occupied: Duration) -> bool {
+    let is_other = latest.instance_id != report.instance_id;
+    if let Some(known) = &latest.hello {
+        let is_silent = now.saturating_duration_since(latest.at) >= occupied;
+        let may_change = is_silent && report.hello.is_some();
+        let is_elsewhere = report.hello.as_ref().is_some_and(|hello| hello.url != known.url);
+        if (is_other || is_elsewhere) && !may_change {
             return false;
         }
+    }
+    if is_other {
         (latest.hello, latest.terms, latest.load, latest.bye) = (None, None, None, None);
         latest.instance_id.clone_from(&report.instance_id);
     }
@@ -144,20 +150,31 @@ mod tests {
     }
 
     #[test]
-    fn one_side_car_speaks_for_a_worker_until_it_is_silent() {
+    fn one_process_speaks_for_a_worker_until_it_is_silent() {
         let slot = Slots::new(1).slot("w").unwrap();
         let mut latest = slot.latest.borrow().clone();
         let now = Instant::now();
+        let note = |latest: &mut Latest, report, now| note(latest, report, now, OCCUPIED);
         assert!(note(&mut latest, report("first", Some("http://a:1")), now));
-        // Without its address nobody takes the place of another, nor with another address.
-        assert!(!note(&mut latest, report("second", None), now));
-        assert!(!note(&mut latest, report("second", Some("http://b:1")), now));
+        // No other process takes its place, wherever it is, nor moves it elsewhere.
+        for (instance_id, url) in [
+            ("second", None),
+            ("second", Some("http://a:1")),
+            ("second", Some("http://b:1")),
+            ("first", Some("http://b:1")),
+        ] {
+            let bye = Some(v1::Bye::default());
+            let other = v1::PlaneReport { bye, ..report(instance_id, url) };
+            assert!(!note(&mut latest, other, now), "{instance_id} {url:?}");
+        }
+        assert!(latest.bye.is_none());
         assert!(note(&mut latest, report("first", None), now));
         assert_eq!(latest.load.map(|(number, _)| number), Some(2));
         assert_eq!(latest.hello.as_ref().map(|hello| hello.url.as_str()), Some("http://a:1"));
-        // It was started again where it was; somebody else comes when it is gone.
-        assert!(note(&mut latest, report("again", Some("http://a:1")), now));
-        assert!(note(&mut latest, report("other", Some("http://b:1")), now + OCCUPIED));
+        // Once it is silent, one that says who it is comes in its place.
+        let later = now + OCCUPIED;
+        assert!(!note(&mut latest, report("other", None), later));
+        assert!(note(&mut latest, report("other", Some("http://b:1")), later));
         assert_eq!(latest.instance_id, "other");
     }
 }

@@ -39,6 +39,8 @@ struct Held {
 pub(super) struct Slot {
     /// Its name, as in subjects.
     pub(super) token: String,
+    /// By which one relay of it takes the place of another. Only this router knows it.
+    pub(super) secret: [u8; 32],
     queue: Mutex<Queue>,
     /// There is something in the queue.
     pub(super) news: Notify,
@@ -103,6 +105,7 @@ impl Slots {
         }
         let slot = Arc::new(Slot {
             token: token.to_owned(),
+            secret: rand::random(),
             queue: Mutex::default(),
             news: Notify::new(),
             latest: watch::Sender::new(Latest::nothing()),

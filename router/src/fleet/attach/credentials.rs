@@ -1,0 +1,95 @@
+//! Which workers a caller may speak for: as its token and its certificate say.
+
+use std::sync::Arc;
+
+use rustls::client::verify_server_name;
+use rustls::pki_types::{CertificateDer, ServerName};
+use rustls::server::ParsedCertificate;
+
+/// The workers that a token is for.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Workers {
+    /// All.
+    Any,
+    /// Those whose names are listed, or begin as an entry that ends in `*`.
+    Listed(Arc<[String]>),
+}
+
+impl Workers {
+    fn include(&self, id: &str) -> bool {
+        let Self::Listed(listed) = self else { return true };
+        listed.iter().any(|entry| match entry.strip_suffix('*') {
+            Some(beginning) => id.starts_with(beginning),
+            None => entry == id,
+        })
+    }
+}
+
+/// The workers that a caller may speak for: all that are left by each of its credentials.
+#[derive(Clone, Debug, Default)]
+pub(super) struct Allowed {
+    /// By its tokens, any of which is enough; empty where none was asked for.
+    by_token: Vec<Workers>,
+    by_certificate: Option<Option<CertificateDer<'static>>>,
+}
+
+impl Allowed {
+    /// Those that its token is for. The same token may be listed several times.
+    pub(super) fn bind_to_token(&mut self, workers: Vec<Workers>) {
+        self.by_token = workers;
+    }
+
+    /// Those that its certificate names; no worker if it has shown none.
+    pub(super) fn bind_to_certificate(&mut self, certificate: Option<CertificateDer<'static>>) {
+        self.by_certificate = Some(certificate);
+    }
+
+    /// Whether the worker of this name is one of them.
+    pub(super) fn permits(&self, id: &str) -> bool {
+        let token = self.by_token.is_empty() || self.by_token.iter().any(|w| w.include(id));
+        let named = |certificate: &Option<_>| certificate.as_ref().is_some_and(|c| names(c, id));
+        token && self.by_certificate.as_ref().is_none_or(named)
+    }
+}
+
+/// Whether the worker's name is among the DNS names of a certificate.
+fn names(certificate: &CertificateDer<'static>, id: &str) -> bool {
+    let Ok(ServerName::DnsName(name)) = ServerName::try_from(id) else { return false };
+    let parsed = ParsedCertificate::try_from(certificate);
+    parsed.is_ok_and(|parsed| verify_server_name(&parsed, &ServerName::DnsName(name)).is_ok())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_and_beginnings_of_names_are_listed() {
+        let listed = |entries: &[&str]| {
+            let entries = entries.iter().map(|entry| (*entry).to_owned());
+            let mut allowed = Allowed::default();
+            allowed.bind_to_token(vec![Workers::Listed(entries.collect())]);
+            allowed
+        };
+        let prefill = listed(&["p-*", "d0"]);
+        for (id, permitted) in [
+            ("p-0", true),
+            ("p-", true),
+            ("d0", true),
+            ("d00", false),
+            ("p", false),
+            ("xp-0", false),
+        ] {
+            assert_eq!(prefill.permits(id), permitted, "{id}");
+        }
+        assert!(listed(&["*"]).permits("x") && !listed(&[]).permits("x"));
+        assert!(Allowed::default().permits("x"));
+    }
+
+    #[test]
+    fn a_caller_without_a_certificate_speaks_for_no_worker_where_certificates_name_them() {
+        let mut allowed = Allowed::default();
+        allowed.bind_to_certificate(None);
+        assert!(!allowed.permits("p0"));
+    }
+}
