@@ -18,7 +18,7 @@ use http::HeaderMap;
 use crate::config::model::FairBy;
 
 /// What a client may hold for each free place.
-const SHARE_OF_FREE: usize = 8;
+pub const SHARE_OF_FREE: usize = 8;
 
 /// Places that are free: a number, and no list of who waits, since nobody does.
 #[derive(Debug)]
@@ -105,8 +105,8 @@ impl Admission {
     }
 }
 
-/// One household has 2^64 addresses of IPv6.
-fn household(address: IpAddr) -> IpAddr {
+/// The address that stands for a client: one household has 2^64 addresses of IPv6.
+pub fn household(address: IpAddr) -> IpAddr {
     match address.to_canonical() {
         IpAddr::V6(address) => IpAddr::V6((address.to_bits() >> 64 << 64).into()),
         v4 => v4,

@@ -29,8 +29,10 @@ pub enum Kind {
     BodyTooLarge,
     /// The body took longer than `limits.body_timeout`.
     BodyTimeout,
-    /// The body's encoding is not accepted.
+    /// The body's type or encoding is not accepted.
     UnsupportedMedia,
+    /// The router is called by a host name that is not in `listen.http_hosts`.
+    ForbiddenHost,
     /// No such model.
     UnknownModel,
     /// No such path.
@@ -140,6 +142,7 @@ impl Error {
             | Kind::BodyTooLarge
             | Kind::BodyTimeout
             | Kind::UnsupportedMedia
+            | Kind::ForbiddenHost
             | Kind::UnknownModel
             | Kind::UnknownPath
             | Kind::MethodNotAllowed
@@ -186,6 +189,7 @@ impl Error {
             Kind::BodyTooLarge => StatusCode::PAYLOAD_TOO_LARGE,
             Kind::BodyTimeout => StatusCode::REQUEST_TIMEOUT,
             Kind::UnsupportedMedia => StatusCode::UNSUPPORTED_MEDIA_TYPE,
+            Kind::ForbiddenHost => StatusCode::FORBIDDEN,
             Kind::UnknownModel | Kind::UnknownPath | Kind::NotOffered => StatusCode::NOT_FOUND,
             Kind::MethodNotAllowed => StatusCode::METHOD_NOT_ALLOWED,
             Kind::Overloaded | Kind::NoWorker => StatusCode::SERVICE_UNAVAILABLE,
@@ -224,6 +228,7 @@ impl Error {
             Kind::BodyTooLarge => "body_too_large",
             Kind::BodyTimeout => "body_timeout",
             Kind::UnsupportedMedia => "unsupported_media",
+            Kind::ForbiddenHost => "forbidden_host",
             Kind::UnknownModel => "model_not_found",
             Kind::UnknownPath => "path_not_found",
             Kind::MethodNotAllowed => "method_not_allowed",

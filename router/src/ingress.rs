@@ -1,5 +1,6 @@
 //! The doors: bytes in, bounded; replies out.
 
+mod addresses;
 mod arriving;
 mod connection;
 pub mod context;
@@ -7,8 +8,10 @@ pub mod door;
 pub mod framing;
 pub mod grpc;
 mod guarded;
+mod head;
 pub mod http;
 pub mod listener;
+mod pace;
 mod pulse;
 pub mod reply;
 mod streams;

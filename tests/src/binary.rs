@@ -59,6 +59,11 @@ impl RouterProcess {
         self.child.id()
     }
 
+    /// Sends a signal, named as `kill` names it.
+    pub fn signal(&self, name: &str) {
+        crate::proc::signal(self.pid(), name);
+    }
+
     /// Ends the process and waits until it is gone: its log is complete.
     pub fn end(self) {}
 }

@@ -69,7 +69,8 @@ impl Client {
         sent.expect("a reply in time").expect("a reply")
     }
 
-    /// A request to this client's address.
+    /// A request to this client's address; of JSON where it has a body, unless `headers` say
+    /// otherwise.
     pub fn request(
         &self,
         method: Method,
@@ -78,7 +79,11 @@ impl Client {
         body: impl Into<Bytes>,
     ) -> Request<Full<Bytes>> {
         let mut request =
-            Request::builder().method(method).uri(format!("http://{}{path}", self.address));
+            Request::builder().method(&method).uri(format!("http://{}{path}", self.address));
+        let is_typed = headers.iter().any(|(name, _)| *name == "content-type");
+        if method == Method::POST && !is_typed {
+            request = request.header("content-type", "application/json");
+        }
         for (name, value) in headers {
             request = request.header(*name, *value);
         }

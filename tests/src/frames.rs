@@ -80,13 +80,31 @@ fn string(bytes: &mut Vec<u8>, text: &str) {
     bytes.extend(text.as_bytes());
 }
 
-/// The header block of `POST PATH` without further fields.
+/// The header block of `POST PATH` with a body of JSON.
 pub fn post(path: &str) -> Vec<u8> {
     // Of the static table: POST is 3, the scheme http 6.
     let mut block = vec![0x83, 0x86];
     block.extend(field(":path", path));
     block.extend(field(":authority", "x"));
+    block.extend(field("content-type", "application/json"));
     block
+}
+
+/// A request to `path` with a whole body, as frames.
+pub fn request(stream: u32, path: &str, body: &[u8]) -> Vec<u8> {
+    let head = frame(kind::HEADERS, kind::END_HEADERS, stream, &post(path));
+    [head, frame(kind::DATA, kind::END_STREAM, stream, body)].concat()
+}
+
+/// Lets the other side send so many bytes more on a stream, or on the connection (0).
+pub fn window(stream: u32, bytes: u32) -> Vec<u8> {
+    frame(kind::WINDOW_UPDATE, 0, stream, &bytes.to_be_bytes())
+}
+
+/// The setting of the window that a new stream has.
+pub fn initial_window(bytes: u32) -> Vec<u8> {
+    const NAME: [u8; 2] = [0, 4];
+    [&NAME[..], &bytes.to_be_bytes()].concat()
 }
 
 /// A connection on which a client has said that it speaks HTTP/2.

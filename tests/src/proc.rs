@@ -1,4 +1,6 @@
-//! What the system says of a process.
+//! What the system says of a process, and does to it.
+
+use std::process::Command;
 
 /// Memory that a process has at present, and at most had, in KiB.
 #[derive(Clone, Copy, Debug)]
@@ -28,4 +30,10 @@ pub fn reset_peak(pid: u32) {
 /// Files and sockets that a process has open.
 pub fn open_files(pid: u32) -> usize {
     std::fs::read_dir(format!("/proc/{pid}/fd")).expect("its files").count()
+}
+
+/// Sends a process a signal, named as `kill` names it.
+pub fn signal(pid: u32, name: &str) {
+    let sent = Command::new("sh").args(["-c", &format!("kill -{name} {pid}")]).status();
+    assert!(sent.expect("a shell").success(), "signal {name} to {pid}");
 }

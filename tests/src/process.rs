@@ -107,9 +107,7 @@ impl Process {
     }
 
     pub(crate) fn send(&self, signal: &str) {
-        let pid = self.child.id();
-        let sent = Command::new("sh").args(["-c", &format!("kill -{signal} {pid}")]).status();
-        assert!(sent.expect("a shell").success(), "SIG{signal} to {}", self.name);
+        crate::proc::signal(self.child.id(), signal);
     }
 
     /// Whether it still runs.

@@ -1,10 +1,10 @@
 //! Bytes on a socket: for requests that no well-behaved client would send.
 
-use std::net::SocketAddr;
+use std::net::{Ipv4Addr, SocketAddr};
 use std::time::Duration;
 
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
-use tokio::net::TcpStream;
+use tokio::net::{TcpSocket, TcpStream};
 
 /// Nothing takes longer, unless something hangs.
 const PATIENCE: Duration = Duration::from_secs(30);
@@ -38,14 +38,50 @@ impl RawReply {
     }
 }
 
-/// A request's head and body as bytes, on a connection that is closed after it.
+/// A request's head and body of JSON as bytes, on a connection that is closed after it.
 pub fn request(method: &str, target: &str, headers: &[(&str, &str)], body: &[u8]) -> Vec<u8> {
     let mut bytes = format!("{method} {target} HTTP/1.1\r\nhost: splitrail\r\n");
+    if method == "POST" {
+        bytes += "content-type: application/json\r\n";
+    }
     for (name, value) in headers {
         bytes += &format!("{name}: {value}\r\n");
     }
     bytes += &format!("content-length: {}\r\nconnection: close\r\n\r\n", body.len());
     [bytes.as_bytes(), body].concat()
+}
+
+/// Connects from an address of this host.
+pub async fn connect_from(own: Ipv4Addr, address: SocketAddr) -> TcpStream {
+    let socket = TcpSocket::new_v4().expect("a socket");
+    socket.bind((own, 0).into()).expect("an address of this host");
+    socket.connect(address).await.expect("a connection")
+}
+
+/// Connects with little room for what is not read, so that it is the other side that waits.
+pub async fn connect_narrow(address: SocketAddr) -> TcpStream {
+    const ROOM_BYTES: u32 = 4096;
+    let socket = TcpSocket::new_v4().expect("a socket");
+    socket.set_recv_buffer_size(ROOM_BYTES).expect("a buffer");
+    socket.connect(address).await.expect("a connection")
+}
+
+/// Reads so many bytes at a time until the connection ends, with a pause after each; how many
+/// there were.
+pub async fn read_slowly(socket: &mut TcpStream, at_once: usize, pause: Duration) -> usize {
+    let mut buffer = vec![0; at_once];
+    let mut bytes = 0;
+    loop {
+        let mut piece = 0;
+        while piece < at_once {
+            match socket.read(&mut buffer[piece..]).await {
+                Ok(count @ 1..) => piece += count,
+                _ => return bytes + piece,
+            }
+        }
+        bytes += piece;
+        tokio::time::sleep(pause).await;
+    }
 }
 
 /// Sends bytes and reads what comes back until the connection ends; `None` if it

@@ -25,9 +25,14 @@ pub struct Solo {
 
 /// An engine's answer to a completion that is not streamed.
 pub fn whole_answer() -> Answer {
+    answer_of("ok")
+}
+
+/// The same with this text.
+pub fn answer_of(text: &str) -> Answer {
     let answer = json!({
         "id": "x", "object": "text_completion", "created": 1, "model": "sim",
-        "choices": [{"index": 0, "text": "ok", "finish_reason": "stop"}],
+        "choices": [{"index": 0, "text": text, "finish_reason": "stop"}],
         "usage": {"prompt_tokens": 1, "completion_tokens": 1, "total_tokens": 2},
     });
     Answer::json(200, &answer.to_string())
@@ -40,11 +45,29 @@ impl Solo {
         limits: &str,
         script: impl Fn(&Heard) -> Answer + Send + Sync + 'static,
     ) -> Self {
-        Self::start_with(limits, "", script).await
+        Self::start_from("", limits, "", script).await
     }
 
     /// The same with further lines for the model, each indented by four spaces.
     pub async fn start_with(
+        limits: &str,
+        model: &str,
+        script: impl Fn(&Heard) -> Answer + Send + Sync + 'static,
+    ) -> Self {
+        Self::start_from("", limits, model, script).await
+    }
+
+    /// The same with further members of `listen`.
+    pub async fn start_listening(
+        listen: &str,
+        limits: &str,
+        script: impl Fn(&Heard) -> Answer + Send + Sync + 'static,
+    ) -> Self {
+        Self::start_from(listen, limits, "", script).await
+    }
+
+    async fn start_from(
+        listen: &str,
         limits: &str,
         model: &str,
         script: impl Fn(&Heard) -> Answer + Send + Sync + 'static,
@@ -57,7 +80,7 @@ impl Solo {
         let files = tempfile::tempdir().expect("a temporary folder");
         write_tokenizer(files.path()).expect("tokenizer files");
         let yaml = format!(
-            "listen: {{ http: 127.0.0.1:0, grpc: 127.0.0.1:0, admin: 127.0.0.1:0 }}
+            "listen: {{ http: 127.0.0.1:0, grpc: 127.0.0.1:0, admin: 127.0.0.1:0, {listen} }}
 limits: {limits}
 models:
   - name: sim

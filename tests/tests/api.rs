@@ -512,7 +512,9 @@ async fn a_connection_serves_one_request_after_another() {
         ];
         for (body, status) in bodies {
             sender.ready().await.expect("the connection is still open");
-            let request = Request::post(CHAT).header("host", "splitrail");
+            let request = Request::post(CHAT)
+                .header("host", "splitrail")
+                .header("content-type", "application/json");
             let request = request.body(Full::new(Bytes::from(body))).unwrap();
             let reply = sender.send_request(request).await.unwrap();
             assert_eq!(reply.status(), status);

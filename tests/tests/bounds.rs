@@ -52,7 +52,7 @@ fn body_of_bytes(bytes: usize) -> String {
 
 fn chunked(body: &str) -> Vec<u8> {
     let head = format!(
-        "POST {COMPLETIONS} HTTP/1.1\r\nhost: x\r\ntransfer-encoding: chunked\r\nconnection: close\r\n\r\n"
+        "POST {COMPLETIONS} HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\ntransfer-encoding: chunked\r\nconnection: close\r\n\r\n"
     );
     let mut bytes = head.into_bytes();
     for piece in body.as_bytes().chunks(10_000) {
@@ -87,7 +87,7 @@ async fn p06_an_endless_body_is_a_413_and_is_not_read_on() {
     let cluster = one_engine("{ body_max_bytes: 65536 }").await;
     let door = cluster.running.addresses().http;
     let piece = [&b"4000\r\n"[..], &[b' '; 0x4000], b"\r\n"].concat();
-    let head = format!("POST {CHAT} HTTP/1.1\r\nhost: x\r\n");
+    let head = format!("POST {CHAT} HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\n");
     for (framing, piece) in [
         ("transfer-encoding: chunked\r\n\r\n", piece),
         ("content-length: 1099511627776\r\n\r\n", vec![b' '; 0x4000]),

@@ -128,7 +128,7 @@ async fn a_body_that_does_not_come_is_a_408_and_frees_its_place() {
     let cluster = Cluster::start(Spec { limits, ..Spec::aggregated(1) }).await;
     let mut socket =
         tokio::net::TcpStream::connect(cluster.running.addresses().http).await.unwrap();
-    let head = "POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-length: 100\r\n\r\n{";
+    let head = "POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\ncontent-length: 100\r\n\r\n{";
     socket.write_all(head.as_bytes()).await.unwrap();
     let mut reply = [0; 12];
     socket.read_exact(&mut reply).await.unwrap();

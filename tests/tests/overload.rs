@@ -72,7 +72,8 @@ async fn p28_ten_thousand_streams_at_once() {
         let mut asked = JoinSet::new();
         for _ in 0..PER_CONNECTION {
             let mut client = client.clone();
-            let request = http::Request::post("http://x/v1/completions");
+            let request = http::Request::post("http://x/v1/completions")
+                .header("content-type", "application/json");
             let request = request.body(Full::new(body.clone())).unwrap();
             asked.spawn(async move {
                 let reply = client.send_request(request).await.unwrap();
@@ -129,7 +130,8 @@ async fn p28_streams_over_http1_have_a_budget_of_memory_and_files() {
     body["stream"] = true.into();
     let body = body.to_string();
     let head = format!(
-        "POST {COMPLETIONS} HTTP/1.1\r\nhost: x\r\nconnection: close\r\ncontent-length: {}\r\n\r\n",
+        "POST {COMPLETIONS} HTTP/1.1\r\nhost: x\r\n\
+         content-type: application/json\r\nconnection: close\r\ncontent-length: {}\r\n\r\n",
         body.len()
     );
     let mut begun = Vec::new();
@@ -177,8 +179,9 @@ async fn p28_overload_is_told_at_once_and_no_body_is_waited_for() {
     let heard = solo.post.heard().len();
     for _ in 0..20 {
         let mut socket = TcpStream::connect(solo.router.http).await.unwrap();
-        let head =
-            format!("POST {COMPLETIONS} HTTP/1.1\r\nhost: x\r\ncontent-length: 99999\r\n\r\n");
+        let head = format!(
+            "POST {COMPLETIONS} HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\ncontent-length: 99999\r\n\r\n"
+        );
         socket.write_all(head.as_bytes()).await.unwrap();
         let mut reply = String::new();
         socket.read_to_string(&mut reply).await.unwrap();
@@ -385,7 +388,8 @@ async fn clients_of_both_protocols_are_served_on_connections_that_last() {
     let mut connections = JoinSet::new();
     connections.spawn(connection);
     for i in 0..3 {
-        let request = http::Request::post("http://x/v1/completions");
+        let request = http::Request::post("http://x/v1/completions")
+            .header("content-type", "application/json");
         let body = completion(&format!("{i}")).to_string();
         let request = request.body(Full::new(Bytes::from(body))).unwrap();
         let reply = client.clone().send_request(request).await.unwrap();

@@ -170,7 +170,7 @@ async fn p02_dripping_bodies_are_a_408_and_hold_no_place() {
                 0 => "content-length: 1000000\r\n\r\n{",
                 _ => "transfer-encoding: chunked\r\n\r\nf0000\r\n{",
             };
-            let head = format!("POST {COMPLETIONS} HTTP/1.1\r\nhost: x\r\n{framing}");
+            let head = format!("POST {COMPLETIONS} HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\n{framing}");
             String::from_utf8(drip(door, head.as_bytes(), b' ').await).unwrap()
         });
     }
@@ -218,7 +218,8 @@ async fn p02_a_body_that_is_slow_but_quick_enough_is_served() {
     let http: Hyper<HttpConnector, _> =
         Hyper::builder(TokioExecutor::new()).build(HttpConnector::new());
     let url = format!("http://{}{COMPLETIONS}", cluster.running.addresses().http);
-    let request = http::Request::post(url).body(in_pieces(pieces, false)).unwrap();
+    let request = http::Request::post(url).header("content-type", "application/json");
+    let request = request.body(in_pieces(pieces, false)).unwrap();
     assert_eq!(http.request(request).await.unwrap().status(), 200);
 }
 
@@ -276,7 +277,7 @@ async fn p27_a_thousand_clients_that_do_not_read_are_cut_and_others_are_served()
     reset_peak(solo.router.pid());
     let body = streamed().to_string();
     let head = format!(
-        "POST {COMPLETIONS} HTTP/1.1\r\nhost: x\r\ncontent-length: {}\r\n\r\n{body}",
+        "POST {COMPLETIONS} HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\ncontent-length: {}\r\n\r\n{body}",
         body.len()
     );
     let mut silent = Vec::new();

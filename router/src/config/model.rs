@@ -84,6 +84,10 @@ pub struct Listen {
     /// The OpenAI HTTP front door.
     #[schemars(with = "scalar::Address")]
     pub http: SocketAddr,
+    /// Host names (without ports) by which clients may call the HTTP front door; others get a 403,
+    /// on all paths but `/health` and `/ready`. Empty, any name is taken. A list protects against
+    /// web pages whose own name is made to lead to this router (DNS rebinding).
+    pub http_hosts: Vec<String>,
     /// The gRPC front door; left out, there is none.
     #[schemars(with = "Option<scalar::Address>")]
     pub grpc: Option<SocketAddr>,
@@ -99,6 +103,7 @@ impl Default for Listen {
     fn default() -> Self {
         Self {
             http: SocketAddr::from(([0, 0, 0, 0], 8000)),
+            http_hosts: Vec::new(),
             grpc: None,
             fleet: None,
             admin: SocketAddr::from(([127, 0, 0, 1], 9090)),

@@ -34,6 +34,10 @@ const HTTP2_SEND_BYTES: usize = 64 << 10;
 /// calm down.
 const HTTP2_FAULTS_MAX: usize = 64;
 
+/// How long a client that has connected and said nothing is waited for when the router stops:
+/// its request may be on its way.
+const FIRST_WORDS: Duration = Duration::from_secs(1);
+
 /// How long a connection that has to end may take to say so.
 const LAST_WORDS: Duration = Duration::from_secs(1);
 
@@ -79,8 +83,9 @@ pub(super) async fn serve(socket: TcpStream, peer: SocketAddr, bounds: Bounds, c
     let refused = Arc::new(RefusedFor::default());
     let mut socket = Guarded::new(socket, Arc::clone(&pulse), Arc::clone(&refused));
     let protocol = tokio::select! {
+        biased;
         known = tokio::time::timeout_at(began + bounds.patience.head, socket.protocol()) => known,
-        () = common.stop.cancelled() => return,
+        () = silent_at_stop(&common.stop, &pulse) => return,
     };
     let Ok(known) = protocol else { return common.count(Cut::HeaderTimeout.name()) };
     // An error is the client's end as well.
@@ -104,10 +109,19 @@ pub(super) async fn serve(socket: TcpStream, peer: SocketAddr, bounds: Bounds, c
     }
 }
 
+/// Waits until the router has stopped and the client has had its time to begin a request. One
+/// that has sent a byte by then is waited for, as any other is.
+async fn silent_at_stop(stop: &CancellationToken, pulse: &Pulse) {
+    stop.cancelled().await;
+    tokio::time::sleep(FIRST_WORDS).await;
+    if pulse.is_in_head() {
+        std::future::pending().await
+    }
+}
+
 async fn serve_http2(socket: Socket, door: Door, bounds: Bounds, driven: Driven) {
-    let stalled = [driven.common.listener, "stream_stall"];
-    let stalled = driven.common.cut.with_label_values(&stalled);
-    let streams = Streams::new(bounds.patience.write, stalled);
+    let pulse = Arc::clone(&driven.pulse);
+    let streams = Streams::new(bounds.patience.taking, pulse, &driven.common);
     let connection = pin!(http2(bounds, streams.clone()).serve_connection(socket, door));
     driven.drive(connection).await;
     streams.end();
@@ -124,16 +138,22 @@ struct Driven {
 impl Driven {
     async fn drive(mut self, mut connection: Pin<&mut impl Graceful>) {
         let mut stop = pin!(self.common.stop.cancelled());
+        let mut is_told = false;
         let mut is_stopping = false;
         let mut timer = pin!(sleep_until(Instant::now()));
         let cut = poll_fn(|context| {
-            if !is_stopping && stop.as_mut().poll(context).is_ready() {
-                is_stopping = true;
+            is_stopping = is_stopping || stop.as_mut().poll(context).is_ready();
+            loop {
+                if connection.as_mut().poll(context).is_ready() {
+                    // However it ended: what there was to say has been said to the client.
+                    return Poll::Ready(self.refused.get());
+                }
+                // A request that has begun is served. So it is whole, or none is on its way.
+                if !is_stopping || is_told || self.pulse.is_in_head() {
+                    break;
+                }
+                is_told = true;
                 connection.as_mut().end_soon();
-            }
-            if connection.as_mut().poll(context).is_ready() {
-                // However it ended: what there was to say has been said to the client.
-                return Poll::Ready(self.refused.get());
             }
             loop {
                 let due = self.watch.look(&self.pulse, Instant::now);
@@ -161,7 +181,7 @@ impl Driven {
                 connection.as_mut().end_soon();
                 let _silent = tokio::time::timeout(LAST_WORDS, connection).await;
             }
-            Cut::WriteStall => self.pulse.discard(),
+            Cut::WriteStall | Cut::WritePace => self.pulse.discard(),
             Cut::HeaderTimeout | Cut::Framing | Cut::Flood => {}
         }
     }

@@ -12,12 +12,13 @@ use axum::body::{Body, Bytes};
 use axum::extract::ConnectInfo;
 use axum::routing::future::RouteFuture;
 use http::header::{CONNECTION, UPGRADE};
-use http::{HeaderValue, Method, Request, Response, StatusCode, Version};
+use http::{HeaderValue, Method, Request, Response, Version};
 use http_body::{Body as HttpBody, Frame, SizeHint};
 use http_body_util::Full;
 use hyper::body::Incoming;
 use tower::Service;
 
+use super::head::Heads;
 use super::pulse::Pulse;
 use super::streams::Taken;
 use super::{grpc, http as openai};
@@ -33,6 +34,8 @@ pub struct Routes {
     pub(super) direct: Option<Direct>,
     /// All other routes.
     pub(super) all: Router,
+    /// Names by which the listener may be called; empty, any.
+    pub(super) hosts: Arc<[String]>,
 }
 
 /// Whose requests are told by method and path alone.
@@ -116,10 +119,10 @@ impl hyper::service::Service<Request<Incoming>> for Door {
         // The protocol is never changed, so what follows could be read in two ways.
         let last = is_h1
             && (request.headers().contains_key(UPGRADE) || request.method() == Method::CONNECT);
-        let fits = is_h1 || request.headers().len() <= self.headers_max;
-        let routed = match fits {
-            true => self.routes.call(self.peer, request),
-            false => Routed::Nowhere,
+        let heads = Heads { headers_max: self.headers_max, hosts: &self.routes.hosts };
+        let routed = match heads.refusal(&request) {
+            None => self.routes.call(self.peer, request),
+            Some(refusal) => Routed::Refused(Some(Box::new(refusal))),
         };
         Answered { routed, active: Some(active), last }
     }
@@ -129,8 +132,8 @@ impl hyper::service::Service<Request<Incoming>> for Door {
 enum Routed {
     Direct(Pin<Box<dyn Future<Output = Response<Outgoing>> + Send>>),
     Any(Box<RouteFuture<Infallible>>),
-    /// Its head has too many fields.
-    Nowhere,
+    /// Nowhere: its head does not pass.
+    Refused(Option<Box<Response<Body>>>),
 }
 
 impl Routed {
@@ -141,10 +144,9 @@ impl Routed {
                 let Ok(response) = ready!(Pin::new(answer).poll(context));
                 Poll::Ready(response.map(Outgoing::Any))
             }
-            Self::Nowhere => {
-                let mut response = Response::new(Outgoing::Whole(Full::default()));
-                *response.status_mut() = StatusCode::REQUEST_HEADER_FIELDS_TOO_LARGE;
-                Poll::Ready(response)
+            Self::Refused(refusal) => {
+                let refusal = refusal.take().map_or_else(Response::default, |refusal| *refusal);
+                Poll::Ready(refusal.map(Outgoing::Any))
             }
         }
     }
@@ -169,7 +171,7 @@ impl Future for Answered {
         }
         let active = this.active.take();
         let taken = Taken::of_this_stream();
-        Poll::Ready(Ok(response.map(|body| Answering { body, taken, _active: active })))
+        Poll::Ready(Ok(response.map(|body| Answering::new(body, taken, active))))
     }
 }
 
@@ -210,13 +212,49 @@ impl HttpBody for Outgoing {
     }
 }
 
-/// The body of an answer.
+/// The body of an answer, in pieces.
+///
+/// The library takes whatever a body gives, however little of it the client has asked for. So
+/// what was given is not watched, and not bounded; what is kept here is.
 pub(super) struct Answering {
     body: Outgoing,
-    /// Whether the client takes it; known of HTTP/2 streams alone, since an HTTP/1 connection
-    /// has but one.
+    /// What is not given yet of what the body gave.
+    rest: Bytes,
+    /// What the client takes; known of HTTP/2 streams alone, since an HTTP/1 connection has but
+    /// one.
     taken: Option<Arc<Taken>>,
     _active: Option<Active>,
+}
+
+/// Bytes that the library gets at once for an HTTP/1 connection: it writes that much in one go.
+const HTTP1_PIECE_BYTES: usize = 64 << 10;
+
+/// The same for an HTTP/2 stream: a frame's length.
+const HTTP2_PIECE_BYTES: usize = 16 << 10;
+
+/// Bytes of a piece that an HTTP/2 stream may have more than its window takes, without being
+/// watched.
+const HTTP2_UNWATCHED_BYTES: usize = 1 << 10;
+
+impl Answering {
+    fn new(body: Outgoing, taken: Option<Arc<Taken>>, active: Option<Active>) -> Self {
+        Self { body, rest: Bytes::new(), taken, _active: active }
+    }
+
+    /// The next piece of what the body gave.
+    ///
+    /// The library gives a piece to an HTTP/2 stream as soon as its window takes one byte, and
+    /// ends the stream's task with the last one. So of a piece that ends long, the last byte goes
+    /// by itself: the window has taken all before it by then.
+    fn piece(&mut self) -> Bytes {
+        let bytes = self.rest.len();
+        match self.taken {
+            None if bytes <= HTTP1_PIECE_BYTES => std::mem::take(&mut self.rest),
+            None => self.rest.split_to(HTTP1_PIECE_BYTES),
+            Some(_) if bytes <= HTTP2_UNWATCHED_BYTES => std::mem::take(&mut self.rest),
+            Some(_) => self.rest.split_to(HTTP2_PIECE_BYTES.min(bytes - 1)),
+        }
+    }
 }
 
 impl HttpBody for Answering {
@@ -228,18 +266,41 @@ impl HttpBody for Answering {
         context: &mut Context<'_>,
     ) -> Poll<Option<Result<Frame<Bytes>, axum::Error>>> {
         let this = self.get_mut();
-        let frame = Pin::new(&mut this.body).poll_frame(context);
-        if let Some(taken) = &this.taken {
-            taken.set(frame.is_pending());
+        if this.rest.is_empty() {
+            match Pin::new(&mut this.body).poll_frame(context) {
+                Poll::Ready(Some(Ok(frame))) => match frame.into_data() {
+                    Ok(data) => this.rest = data,
+                    Err(trailers) => {
+                        this.taken.iter().for_each(|taken| taken.gave(0));
+                        return Poll::Ready(Some(Ok(trailers)));
+                    }
+                },
+                Poll::Pending => {
+                    this.taken.iter().for_each(|taken| taken.waits_for_body());
+                    return Poll::Pending;
+                }
+                end => {
+                    this.taken.iter().for_each(|taken| taken.gave(0));
+                    return end;
+                }
+            }
         }
-        frame
+        let piece = this.piece();
+        this.taken.iter().for_each(|taken| taken.gave(piece.len()));
+        Poll::Ready(Some(Ok(Frame::data(piece))))
     }
 
     fn is_end_stream(&self) -> bool {
-        self.body.is_end_stream()
+        self.rest.is_empty() && self.body.is_end_stream()
     }
 
     fn size_hint(&self) -> SizeHint {
-        self.body.size_hint()
+        let (body, rest) = (self.body.size_hint(), self.rest.len() as u64);
+        let mut hint = SizeHint::new();
+        hint.set_lower(body.lower() + rest);
+        if let Some(upper) = body.upper() {
+            hint.set_upper(upper + rest);
+        }
+        hint
     }
 }

@@ -29,7 +29,8 @@ use health::Readiness;
 /// The gRPC door: `FrontDoorService`, health and reflection.
 pub fn routes(core: &Arc<Core>, stop: CancellationToken) -> Routes {
     let all = open(core, stop);
-    Routes { direct: Some(Direct::Grpc(Arc::clone(core))), all }
+    let hosts = Arc::default();
+    Routes { direct: Some(Direct::Grpc(Arc::clone(core))), all, hosts }
 }
 
 /// What answers however full the door is.

@@ -22,7 +22,7 @@ use tower::ServiceBuilder;
 use super::arriving::Arriving;
 use super::context::{Identify, Identity, X_REQUEST_ID, trace_context};
 use super::door::{Direct, Outgoing, Routes};
-use super::reply::{error_in, health, json_reply, ready, reply_error};
+use super::reply::{error_in, health, json_reply, ready, reply_error, spoken_at};
 use crate::admission::ShareKey;
 use crate::api::Endpoint;
 use crate::api::request::unknown_model;
@@ -33,6 +33,7 @@ use crate::error::{Error, Kind};
 use crate::memory_budget::Charge;
 use crate::name::Name;
 use crate::prepare::Payload;
+use crate::reply::sse::put_data;
 use crate::service::{Call, Reply, ReplyBody, Scope, serve};
 
 const X_ROUTE: HeaderName = HeaderName::from_static("x-splitrail-route");
@@ -44,7 +45,8 @@ const TRACEPARENT: HeaderName = HeaderName::from_static("traceparent");
 
 /// The front door's routes. Requests for engines, which most are, take a shorter way there.
 pub fn routes(core: Arc<Core>) -> Routes {
-    Routes { direct: Some(Direct::Http(Arc::clone(&core))), all: all(core) }
+    let hosts = core.serving().config.listen.http_hosts.clone().into();
+    Routes { direct: Some(Direct::Http(Arc::clone(&core))), all: all(core), hosts }
 }
 
 fn all(core: Arc<Core>) -> Router {
@@ -84,14 +86,6 @@ fn all(core: Arc<Core>) -> Router {
         })
         .layer(ServiceBuilder::new().layer(Identify))
         .with_state(core)
-}
-
-/// In whose words a client expects to be told what is wrong with a path.
-fn spoken_at(uri: &Uri) -> Dialect {
-    match uri.path().starts_with(Endpoint::Messages.path()) {
-        true => Dialect::Messages,
-        false => Dialect::Chunks,
-    }
 }
 
 /// Nobody keeps a response.
@@ -172,6 +166,7 @@ where
 }
 
 fn check_headers(headers: &HeaderMap) -> Result<(), Error> {
+    check_content_type(headers)?;
     let identity = HeaderValue::from_static("identity");
     if headers.get_all(CONTENT_ENCODING).iter().any(|encoding| encoding != identity) {
         let message = "compressed bodies are not accepted: send the body as it is, without \
@@ -183,6 +178,34 @@ fn check_headers(headers: &HeaderMap) -> Result<(), Error> {
         return Err(Error::invalid("x-splitrail-usage", message));
     }
     Ok(())
+}
+
+/// A web page of another site can send any body, but for JSON its browser asks the router first,
+/// which does not agree. So nothing else is taken.
+fn check_content_type(headers: &HeaderMap) -> Result<(), Error> {
+    let mut given = headers.get_all(CONTENT_TYPE).iter();
+    let (first, second) = (given.next(), given.next());
+    let is_json = first.is_some_and(|value| is_json(value.as_bytes()));
+    if is_json && second.is_none() {
+        return Ok(());
+    }
+    let message = "the body must be JSON: send the header `content-type: application/json`";
+    Err(Error::new(Kind::UnsupportedMedia, message).with_param("content-type"))
+}
+
+/// Whether a media type is JSON's, or one that is written in JSON (`application/x+json`).
+fn is_json(value: &[u8]) -> bool {
+    let essence = value.split(|byte| *byte == b';').next().unwrap_or_default().trim_ascii();
+    let is = |other: &[u8]| essence.eq_ignore_ascii_case(other);
+    let is_type = essence.iter().all(|byte| byte.is_ascii_graphic() && *byte != b',');
+    let within = essence.split_at_checked(b"application/".len());
+    is(b"application/json")
+        || is_type
+            && within.is_some_and(|(kind, name)| {
+                kind.eq_ignore_ascii_case(b"application/")
+                    && name.len() > b"+json".len()
+                    && name[name.len() - b"+json".len()..].eq_ignore_ascii_case(b"+json")
+            })
 }
 
 fn respond(reply: Reply, dialect: Dialect, request_id: &Name) -> http::Response<Outgoing> {
@@ -229,19 +252,25 @@ fn frame(
     failed: &mut bool,
     request_id: &Name,
 ) -> Option<Bytes> {
+    const ENDS: &[u8] = b"\n\n";
     let named = dialect.names_events();
-    let (field, data) = match event {
-        Some(Ok(lines)) if named => ("", lines),
-        Some(Ok(data)) => ("data: ", data),
+    let lines = match event {
+        Some(Ok(lines)) if named => lines,
+        Some(Ok(data)) => {
+            let mut framed = Vec::with_capacity(b"data: ".len() + data.len() + ENDS.len());
+            put_data(&mut framed, &data);
+            framed.extend_from_slice(ENDS);
+            return Some(framed.into());
+        }
         Some(Err(error)) => {
             *failed = true;
             log_failure(request_id, &error);
-            ("", Bytes::from(error.to_event(dialect)))
+            Bytes::from(error.to_event(dialect))
         }
         None if *failed || named => return None,
-        None => ("data: ", Bytes::from_static(b"[DONE]")),
+        None => return Some(Bytes::from_static(b"data: [DONE]\n\n")),
     };
-    Some([field.as_bytes(), &data, b"\n\n"].concat().into())
+    Some([&lines, ENDS].concat().into())
 }
 
 /// Logs a failure by name; what it says of the request goes to the client alone.
@@ -279,4 +308,30 @@ async fn show_model(
 fn describe(serving: &Serving, name: &str, named: &Named) -> serde_json::Value {
     let root = serving.models[named.model].name();
     json!({"id": name, "object": "model", "created": 0, "owned_by": "splitrail", "root": root})
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn json_is_known_by_its_type() {
+        for (value, expected) in [
+            ("application/json", true),
+            ("Application/JSON; charset=utf-8", true),
+            ("application/json ;charset=utf-8", true),
+            ("application/vnd.x+json", true),
+            ("application/+json", false),
+            ("text/plain", false),
+            ("text/plain; application/json", false),
+            ("text/json", false),
+            ("application/json, text/plain", false),
+            ("text/plain, application/x+json", false),
+            ("application/jsonx", false),
+            ("application/x-www-form-urlencoded", false),
+            ("", false),
+        ] {
+            assert_eq!(is_json(value.as_bytes()), expected, "{value}");
+        }
+    }
 }

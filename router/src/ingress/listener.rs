@@ -7,12 +7,15 @@ use std::time::Duration;
 
 use axum::Router;
 use axum::serve::ListenerExt;
+use prometheus::IntGauge;
 use tokio::net::{TcpListener, TcpSocket, TcpStream};
 use tokio::task::JoinSet;
 use tokio_util::sync::CancellationToken;
 
+use super::addresses::Addresses;
 use super::connection::{self, Bounds, Common};
 use super::door::Routes;
+use crate::config::model::Limits;
 use crate::core::{Core, Seldom};
 
 /// How long accepting pauses when the system has no room for another socket.
@@ -81,47 +84,97 @@ pub struct Doorway {
 /// # Errors
 /// Never: accepting goes on whatever happens to one connection.
 pub async fn serve(listener: TcpListener, doorway: Doorway) -> io::Result<()> {
-    let Doorway { name, routes, core, stop } = doorway;
-    let cut = core.metrics.connections_cut.clone();
-    let open = core.metrics.connections.with_label_values(&[name]);
-    let common = Common { routes, listener: name, cut, stop };
-    let mut connections = JoinSet::new();
+    let name = doorway.name;
+    let mut open = Open::new(doorway);
+    let stop = open.common.stop.clone();
     let seldom = Seldom::default();
     loop {
         let accepted = tokio::select! {
             accepted = listener.accept() => accepted,
-            Some(_ended) = connections.join_next() => {
-                open.set(connections.len() as i64);
-                continue;
-            }
-            () = common.stop.cancelled() => break,
+            () = open.one_ends() => continue,
+            () = stop.cancelled() => break,
         };
-        let (socket, peer) = match accepted {
-            Ok(accepted) => accepted,
-            Err(error) => {
-                not_accepted(&error, name, &seldom).await;
-                continue;
-            }
-        };
-        let (bounds, max) = {
-            let limits = &core.serving().limits;
-            (Bounds::from(limits), limits.connections_max)
-        };
-        if connections.len() >= max {
-            common.count("connections_max");
-            // Whether it is heard is the client's affair.
-            let _unheard = socket.try_write(ONE_TOO_MANY);
-            continue;
+        match accepted {
+            Ok((socket, peer)) => open.take(socket, peer),
+            Err(error) => not_accepted(&error, name, &seldom).await,
         }
-        prompt_socket(&socket);
-        connections.spawn(connection::serve(socket, peer, bounds, common.clone()));
-        open.set(connections.len() as i64);
     }
-    drop(listener);
-    while connections.join_next().await.is_some() {
-        open.set(connections.len() as i64);
+    open.take_queued(listener);
+    while !open.connections.is_empty() {
+        open.one_ends().await;
     }
     Ok(())
+}
+
+/// The open connections of a listener.
+struct Open {
+    core: Arc<Core>,
+    common: Common,
+    connections: JoinSet<()>,
+    addresses: Addresses,
+    /// How many there are, as a metric.
+    count: IntGauge,
+}
+
+impl Open {
+    fn new(doorway: Doorway) -> Self {
+        let Doorway { name, routes, core, stop } = doorway;
+        let cut = core.metrics.connections_cut.clone();
+        let count = core.metrics.connections.with_label_values(&[name]);
+        let common = Common { routes, listener: name, cut, stop };
+        let (connections, addresses) = (JoinSet::new(), Addresses::default());
+        Self { core, common, connections, addresses, count }
+    }
+
+    /// Serves a connection, if there is room for it.
+    fn take(&mut self, socket: TcpStream, peer: SocketAddr) {
+        let (bounds, max, of_one_max) = {
+            let limits = &self.core.serving().limits;
+            let Limits { connections_max, connections_per_address_max, .. } = *limits;
+            (Bounds::from(limits), connections_max, connections_per_address_max)
+        };
+        let free = max.saturating_sub(self.connections.len());
+        let has_share = self.addresses.has_room(peer.ip(), free, of_one_max);
+        if free == 0 || !has_share {
+            self.common.count(if free == 0 {
+                "connections_max"
+            } else {
+                "connections_per_address"
+            });
+            // Whether it is heard is the client's affair.
+            let _unheard = socket.try_write(ONE_TOO_MANY);
+            return;
+        }
+        prompt_socket(&socket);
+        let serving = connection::serve(socket, peer, bounds, self.common.clone());
+        let task = self.connections.spawn(serving).id();
+        self.addresses.begins(task, peer.ip());
+        self.count.set(self.connections.len() as i64);
+    }
+
+    /// Takes the connections that the system has accepted: it would reset them when their
+    /// listener is closed. The listener is asked itself; what the runtime knows of it may be old.
+    fn take_queued(&mut self, listener: TcpListener) {
+        let Ok(listener) = listener.into_std() else { return };
+        while let Ok((socket, peer)) = listener.accept() {
+            let socket = socket.set_nonblocking(true).and_then(|()| TcpStream::from_std(socket));
+            if let Ok(socket) = socket {
+                self.take(socket, peer);
+            }
+        }
+    }
+
+    /// Waits until a connection ends.
+    async fn one_ends(&mut self) {
+        let task = match self.connections.join_next_with_id().await {
+            Some(Ok((task, ()))) => task,
+            Some(Err(panicked)) => panicked.id(),
+            // There is none.
+            None => std::future::pending().await,
+        };
+        self.addresses.ends(task);
+        self.count.set(self.connections.len() as i64);
+    }
 }
 
 /// A client that left before it was accepted is nobody's concern; else there is no room for

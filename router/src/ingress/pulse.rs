@@ -9,6 +9,7 @@ use std::time::Duration;
 
 use tokio::time::Instant;
 
+use super::pace::{Seen, Slow, Taking, Waiting};
 use super::wire::Offence;
 use crate::config::model::Limits;
 
@@ -21,6 +22,8 @@ pub(super) enum Cut {
     Idle,
     /// The client does not read.
     WriteStall,
+    /// The client reads too slowly.
+    WritePace,
     /// Its bytes can be read in two ways.
     Framing,
     /// It sends too much that costs work and carries nothing.
@@ -34,6 +37,7 @@ impl Cut {
             Self::HeaderTimeout => "header_timeout",
             Self::Idle => "idle",
             Self::WriteStall => "write_stall",
+            Self::WritePace => "write_pace",
             Self::Framing => "framing",
             Self::Flood => "flood",
         }
@@ -45,6 +49,15 @@ impl From<Offence> for Cut {
         match offence {
             Offence::Framing => Self::Framing,
             Offence::Flood => Self::Flood,
+        }
+    }
+}
+
+impl From<Slow> for Cut {
+    fn from(slow: Slow) -> Self {
+        match slow {
+            Slow::Stalled => Self::WriteStall,
+            Slow::Dribbling => Self::WritePace,
         }
     }
 }
@@ -62,8 +75,10 @@ pub(super) struct Pulse {
     requests: AtomicU32,
     /// Bytes that the client's side has taken.
     written_bytes: AtomicU64,
-    /// Whether it took none of what was offered last.
+    /// Whether it took none of what was offered last: then something waits to be written.
     is_blocked: AtomicBool,
+    /// HTTP/2 streams of which something waits for the client.
+    waiting_streams: AtomicU32,
     /// Whether what is not sent yet is to be thrown away at the end.
     discards: AtomicBool,
 }
@@ -92,6 +107,24 @@ impl Pulse {
         self.active.fetch_sub(1, Relaxed);
     }
 
+    /// Whether a head has begun and not ended.
+    pub(super) fn is_in_head(&self) -> bool {
+        self.in_head.load(Relaxed)
+    }
+
+    pub(super) fn stream_waits(&self) {
+        self.waiting_streams.fetch_add(1, Relaxed);
+    }
+
+    pub(super) fn stream_goes_on(&self) {
+        self.waiting_streams.fetch_sub(1, Relaxed);
+    }
+
+    /// HTTP/2 streams of which something waits for the client.
+    pub(super) fn waiting_streams(&self) -> u32 {
+        self.waiting_streams.load(Relaxed)
+    }
+
     /// The socket's buffers hold what nobody reads: they are not to outlive it.
     pub(super) fn discard(&self) {
         self.discards.store(true, Relaxed);
@@ -110,13 +143,13 @@ pub(super) struct Patience {
     pub(super) head: Duration,
     /// Between requests.
     pub(super) idle: Duration,
-    /// Without taking anything.
-    pub(super) write: Duration,
+    /// How what is sent has to be taken.
+    pub(super) taking: Taking,
 }
 
 impl From<&Limits> for Patience {
     fn from(limits: &Limits) -> Self {
-        Self { head: limits.header_timeout, idle: limits.idle_timeout, write: limits.write_stall }
+        Self { head: limits.header_timeout, idle: limits.idle_timeout, taking: limits.into() }
     }
 }
 
@@ -149,18 +182,14 @@ enum Doing {
 pub(super) struct Watch {
     patience: Patience,
     doing: Since<Doing>,
-    /// Blocked, since so many bytes were written.
-    blocked: Since<Option<u64>>,
+    /// What waits for the socket.
+    blocked: Waiting,
 }
 
 impl Watch {
     /// Over a connection that began at this time: its first head is awaited.
     pub(super) fn new(patience: Patience, at: Instant) -> Self {
-        Self {
-            patience,
-            doing: Since { state: Doing::Head(0), at },
-            blocked: Since { state: None, at },
-        }
+        Self { patience, doing: Since { state: Doing::Head(0), at }, blocked: Waiting::default() }
     }
 
     /// When the connection has to end if nothing happens until then, and why. `None` while it
@@ -173,9 +202,11 @@ impl Watch {
         now: impl Fn() -> Instant,
     ) -> Option<(Instant, Cut)> {
         let (requests, heads) = (pulse.requests.load(Relaxed), pulse.heads.load(Relaxed));
-        let doing = if pulse.in_head.load(Relaxed) || requests == 0 && heads == 0 {
+        let is_blocked = pulse.is_blocked.load(Relaxed);
+        let doing = if pulse.is_in_head() || requests == 0 && heads == 0 {
             Doing::Head(heads)
-        } else if pulse.active.load(Relaxed) == 0 {
+        } else if pulse.active.load(Relaxed) == 0 && !is_blocked {
+            // The last bytes of an answer may wait after its request has ended.
             Doing::Idle(requests)
         } else {
             Doing::Serving
@@ -186,10 +217,10 @@ impl Watch {
             Doing::Idle(_) => Some((since + self.patience.idle, Cut::Idle)),
             Doing::Serving => None,
         };
-        let written = pulse.written_bytes.load(Relaxed);
-        let blocked = pulse.is_blocked.load(Relaxed).then_some(written);
-        let since = self.blocked.see(blocked, &now);
-        let writing = blocked.map(|_| (since + self.patience.write, Cut::WriteStall));
+        let taken_bytes = pulse.written_bytes.load(Relaxed);
+        let seen = Seen { waits: is_blocked, taken_bytes, sharers: 1 };
+        let writing = self.blocked.see(seen, &self.patience.taking, &now);
+        let writing = writing.map(|(at, slow)| (at, slow.into()));
         reading.into_iter().chain(writing).min_by_key(|(at, _)| *at)
     }
 
@@ -207,7 +238,8 @@ mod tests {
     const MS: Duration = Duration::from_millis(1);
 
     fn watch() -> (Watch, Pulse, Instant) {
-        let patience = Patience { head: 100 * MS, idle: 1000 * MS, write: 300 * MS };
+        let taking = Taking { stall: 300 * MS, grace: 10_000 * MS, min_bytes_per_s: 1 };
+        let patience = Patience { head: 100 * MS, idle: 1000 * MS, taking };
         let start = Instant::now();
         (Watch::new(patience, start), Pulse::default(), start)
     }
@@ -246,7 +278,21 @@ mod tests {
     }
 
     #[test]
-    fn p27_a_client_that_takes_nothing_is_cut_and_a_slow_one_is_not() {
+    fn an_answer_that_waits_to_be_written_is_no_idleness() {
+        let (mut watch, pulse, start) = watch();
+        pulse.reads(false, 1);
+        pulse.request_begins();
+        pulse.request_ends();
+        pulse.blocked();
+        let due = Some((start + 300 * MS, Cut::WriteStall));
+        assert_eq!(watch.look(&pulse, || start), due);
+        pulse.wrote(1);
+        let now = start + 200 * MS;
+        assert_eq!(watch.look(&pulse, || now), Some((now + 1000 * MS, Cut::Idle)));
+    }
+
+    #[test]
+    fn a_client_that_takes_nothing_is_cut_and_a_slow_one_is_not() {
         let (mut watch, pulse, start) = watch();
         pulse.reads(false, 1);
         pulse.request_begins();

@@ -5,11 +5,12 @@ use std::sync::Arc;
 use axum::body::Body;
 use axum::extract::State;
 use axum::response::{IntoResponse, Response};
-use http::header::{ACCEPT_ENCODING, CONNECTION, CONTENT_TYPE, RETRY_AFTER};
-use http::{HeaderValue, StatusCode};
+use http::header::{ACCEPT, ACCEPT_ENCODING, CONNECTION, CONTENT_TYPE, RETRY_AFTER};
+use http::{HeaderValue, StatusCode, Uri};
 use serde_json::json;
 use splitrail_engine::dialect::Dialect;
 
+use crate::api::Endpoint;
 use crate::core::Core;
 use crate::error::{Error, Kind};
 
@@ -29,6 +30,9 @@ pub fn error_in(dialect: Dialect, error: Error) -> Response {
     }
     match error.kind() {
         // What would be accepted; RFC 9110, section 15.5.16.
+        Kind::UnsupportedMedia if error.param() == Some("content-type") => {
+            headers.insert(ACCEPT, HeaderValue::from_static("application/json"));
+        }
         Kind::UnsupportedMedia => {
             headers.insert(ACCEPT_ENCODING, HeaderValue::from_static("identity"));
         }
@@ -39,6 +43,14 @@ pub fn error_in(dialect: Dialect, error: Error) -> Response {
         _ => {}
     }
     response
+}
+
+/// In whose words a client expects to be told what is wrong with a path.
+pub(super) fn spoken_at(uri: &Uri) -> Dialect {
+    match uri.path().starts_with(Endpoint::Messages.path()) {
+        true => Dialect::Messages,
+        false => Dialect::Chunks,
+    }
 }
 
 /// That the process is alive.

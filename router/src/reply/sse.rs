@@ -2,7 +2,7 @@
 
 use std::borrow::Cow;
 
-use bytes::{Bytes, BytesMut};
+use bytes::{BufMut, Bytes, BytesMut};
 
 /// What a stream of events holds next.
 #[derive(Debug, PartialEq, Eq)]
@@ -113,7 +113,24 @@ pub(crate) fn data_of(event: &[u8]) -> Option<Cow<'_, [u8]>> {
     Some(Cow::Owned(joined))
 }
 
-/// An event with other data, in one line, and its other lines as they came.
+/// Writes data as the field `data` of an event. Data of several lines has the field's name before
+/// each of them, and is the same once the client has joined them.
+pub(crate) fn put_data(out: &mut impl BufMut, data: &[u8]) {
+    const NAME: &[u8] = b"data: ";
+    out.put_slice(NAME);
+    let mut rest = data;
+    // Most have one line. A carriage return by itself also ends a line.
+    while let Some(end) = memchr::memchr2(b'\n', b'\r', rest) {
+        let is_pair = rest[end..].starts_with(b"\r\n");
+        out.put_slice(&rest[..end]);
+        out.put_slice(b"\n");
+        out.put_slice(NAME);
+        rest = &rest[end + 1 + usize::from(is_pair)..];
+    }
+    out.put_slice(rest);
+}
+
+/// An event with other data, and its other lines as they came.
 pub(crate) fn with_data(event: &[u8], data: &[u8]) -> Bytes {
     let mut out = BytesMut::with_capacity(event.len() + data.len());
     let mut placed = false;
@@ -125,10 +142,10 @@ pub(crate) fn with_data(event: &[u8], data: &[u8]) -> Bytes {
         if !out.is_empty() {
             out.extend_from_slice(b"\n");
         }
-        if is_data {
-            out.extend_from_slice(b"data: ");
+        match is_data {
+            true => put_data(&mut out, data),
+            false => out.extend_from_slice(line),
         }
-        out.extend_from_slice(if is_data { data } else { line });
     }
     out.freeze()
 }
@@ -171,6 +188,19 @@ mod tests {
         assert_eq!(next(), data("event: a\nid: 1\ndata: {}"));
         assert_eq!(next(), data("event: b\r\ndata: 2\r"));
         assert_eq!(next(), Piece::Done);
+    }
+
+    #[test]
+    fn each_line_of_data_has_its_name() {
+        let put = |data: &str| {
+            let mut out = Vec::new();
+            put_data(&mut out, data.as_bytes());
+            String::from_utf8(out).unwrap()
+        };
+        assert_eq!(put("{}"), "data: {}");
+        assert_eq!(put("{\n\"a\":\r1\r\n}"), "data: {\ndata: \"a\":\ndata: 1\ndata: }");
+        let event = with_data(b"event: a\ndata: 1\ndata: 2\nid: 3", b"4\n5");
+        assert_eq!(event, "event: a\ndata: 4\ndata: 5\nid: 3");
     }
 
     #[test]

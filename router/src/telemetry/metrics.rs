@@ -163,7 +163,7 @@ metrics! {
     hand_offs_released: IntCounterVec("hand_offs_released_total"; "model", "outcome");
     /// Open connections of clients.
     connections: IntGaugeVec("connections"; "listener");
-    /// Connections that the router closed, and HTTP/2 streams that it reset (`stream_stall`), for
+    /// Connections that the router closed, and HTTP/2 streams that it reset (`stream_*`), for
     /// what the client did or did not do.
     connections_cut: IntCounterVec("connections_cut_total"; "listener", "reason");
     /// Requests refused for load.

@@ -1,1 +1,6 @@
 //! HTTP/1.1 clients: framing, slow readers and writers, connections that are given up.
+
+mod connections;
+mod heads;
+mod readers;
+mod stop;

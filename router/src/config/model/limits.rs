@@ -14,6 +14,12 @@ pub struct Limits {
     /// Open connections of clients, for each listener; more are closed at once.
     #[schemars(range(min = 1, max = 1_000_000))]
     pub connections_max: usize,
+    /// Open connections from one client address (IPv6: its first 64 bits), for each listener; more
+    /// are closed at once. 0 sets no such bound. Without one, an address may still hold no more
+    /// than eight times as many as are free: one alone, such as a balancer, gets 8/9 of
+    /// `connections_max`, and others always find room.
+    #[schemars(range(min = 0, max = 1_000_000))]
+    pub connections_per_address_max: usize,
     /// How long a request's head may take from its first byte, and a new connection's first
     /// head from the connection's beginning; then the connection is closed.
     #[serde(deserialize_with = "scalar::duration", serialize_with = "scalar::duration_text")]
@@ -29,6 +35,16 @@ pub struct Limits {
     #[serde(deserialize_with = "scalar::duration", serialize_with = "scalar::duration_text")]
     #[schemars(with = "scalar::DurationText")]
     pub write_stall: Duration,
+    /// How long an answer may be read more slowly than `answer_min_bytes_per_s`.
+    #[serde(deserialize_with = "scalar::duration", serialize_with = "scalar::duration_text")]
+    #[schemars(with = "scalar::DurationText")]
+    pub answer_grace: Duration,
+    /// The pace at which a client must read what waits for it, on average after `answer_grace`;
+    /// else its connection, or its HTTP/2 stream, is closed and its requests are cancelled. Only
+    /// the time counts in which bytes wait for the client, so an engine may be slow. The waiting
+    /// streams of one HTTP/2 connection share the pace. 0 leaves it at `write_stall`.
+    #[schemars(range(min = 0, max = 1_073_741_824_u64))]
+    pub answer_min_bytes_per_s: u64,
     /// Bytes of a request's head; more is a 431.
     #[schemars(range(min = 4096, max = 1_048_576))]
     pub header_max_bytes: usize,
@@ -110,9 +126,12 @@ impl Default for Limits {
     fn default() -> Self {
         Self {
             connections_max: 8192,
+            connections_per_address_max: 0,
             header_timeout: Duration::from_secs(10),
             idle_timeout: Duration::from_secs(90),
             write_stall: Duration::from_secs(30),
+            answer_grace: Duration::from_secs(30),
+            answer_min_bytes_per_s: 4096,
             header_max_bytes: 16 << 10,
             headers_max: 100,
             http2_streams_max: 200,

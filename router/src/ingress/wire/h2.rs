@@ -42,6 +42,8 @@ pub(super) struct Frames {
     payload_left: usize,
     /// Whether a header block is open: only its continuation may follow.
     in_block: bool,
+    /// The highest stream on which a request has begun.
+    last_stream: u32,
     requests: u32,
     resets: u32,
     cost: u32,
@@ -91,16 +93,14 @@ impl Frames {
     }
 
     fn begun(&mut self, heads: &mut u32, now: impl Fn() -> Instant) {
-        let [a, b, c, kind, flags, ..] = self.header;
+        let [a, b, c, kind, flags, s, t, u, v] = self.header;
         let length = usize::from(a) << 16 | usize::from(b) << 8 | usize::from(c);
         self.payload_left = length;
         match kind {
             HEADERS => {
                 *heads = heads.wrapping_add(1);
                 self.in_block = flags & END_HEADERS == 0;
-                self.requests = self.requests.saturating_add(1);
-                // A request may be told priorities, and a window or two.
-                self.cost = self.cost.saturating_sub(IDLE_FRAME_COST);
+                self.headers_on(u32::from_be_bytes([s & 0x7f, t, u, v]));
             }
             CONTINUATION => self.in_block &= flags & END_HEADERS == 0,
             DATA if length > 0 || flags & END_STREAM != 0 => {}
@@ -110,6 +110,17 @@ impl Frames {
                 self.flooded |= self.resets > RESETS_FREE && self.resets > self.requests / 2;
             }
             _ => self.spend(IDLE_FRAME_COST, now),
+        }
+    }
+
+    /// A header block begins on a stream: a request, or the trailers of one, which pay for nothing.
+    fn headers_on(&mut self, stream: u32) {
+        let is_new = stream % 2 == 1 && stream > self.last_stream;
+        if is_new {
+            self.last_stream = stream;
+            self.requests = self.requests.saturating_add(1);
+            // A request may be told priorities, and a window or two.
+            self.cost = self.cost.saturating_sub(IDLE_FRAME_COST);
         }
     }
 
@@ -139,18 +150,28 @@ impl Frames {
 mod tests {
     use super::*;
 
-    fn frame(kind: u8, flags: u8, payload: usize) -> Vec<u8> {
-        let mut bytes = vec![0, (payload >> 8) as u8, payload as u8, kind, flags, 0, 0, 0, 1];
+    fn frame_on(stream: u32, kind: u8, flags: u8, payload: usize) -> Vec<u8> {
+        let mut bytes = vec![0, (payload >> 8) as u8, payload as u8, kind, flags];
+        bytes.extend(stream.to_be_bytes());
         bytes.resize(9 + payload, 7);
         bytes
     }
 
+    fn frame(kind: u8, flags: u8, payload: usize) -> Vec<u8> {
+        frame_on(1, kind, flags, payload)
+    }
+
     /// How many frames pass, of so many, sent at this pace.
     fn passing(frame: &[u8], count: usize, pace: Duration) -> usize {
+        passing_each(|_| frame.to_vec(), count, pace)
+    }
+
+    /// The same of frames that are not alike.
+    fn passing_each(each: impl Fn(u32) -> Vec<u8>, count: usize, pace: Duration) -> usize {
         let start = Instant::now();
         let mut frames = Frames::default();
-        let sent = |sent: usize| start + pace * u32::try_from(sent).unwrap_or(u32::MAX);
-        (0..count).take_while(|i| frames.feed(frame, &mut 0, || sent(*i)).is_ok()).count()
+        let passes = |i: &u32| frames.feed(&each(*i), &mut 0, || start + pace * *i).is_ok();
+        (0..u32::try_from(count).unwrap_or(u32::MAX)).take_while(passes).count()
     }
 
     #[test]
@@ -169,12 +190,27 @@ mod tests {
     }
 
     #[test]
-    fn p04_cancelled_requests_may_be_half_of_all() {
-        let (request, reset) = (frame(HEADERS, 5, 10), frame(RST_STREAM, 0, 4));
-        let cancelled = [request.clone(), reset.clone()].concat();
-        assert_eq!(passing(&cancelled, 500, Duration::ZERO), 100);
-        let half = [request.clone(), request, reset].concat();
-        assert_eq!(passing(&half, 5000, Duration::ZERO), 5000);
+    fn cancelled_requests_may_be_half_of_all() {
+        let request = |stream| frame_on(stream, HEADERS, 5, 10);
+        let reset = |stream| frame_on(stream, RST_STREAM, 0, 4);
+        let cancelled = |i: u32| [request(2 * i + 1), reset(2 * i + 1)].concat();
+        assert_eq!(passing_each(cancelled, 500, Duration::ZERO), 100);
+        let half = |i: u32| [request(4 * i + 1), request(4 * i + 3), reset(4 * i + 1)].concat();
+        assert_eq!(passing_each(half, 5000, Duration::ZERO), 5000);
+    }
+
+    #[test]
+    fn trailers_are_no_requests() {
+        let cancelled = |i: u32| {
+            let stream = 2 * i + 1;
+            let head = frame_on(stream, HEADERS, END_HEADERS, 10);
+            let trailers = frame_on(stream, HEADERS, END_HEADERS | END_STREAM, 10);
+            [head, trailers, frame_on(stream, RST_STREAM, 0, 4)].concat()
+        };
+        assert_eq!(passing_each(cancelled, 500, Duration::ZERO), 100);
+        // Nor do they pay for frames that carry nothing.
+        let pinged = |_| [frame_on(1, HEADERS, 5, 10), frame_on(0, 6, 0, 8)].concat();
+        assert!(passing_each(pinged, 5000, Duration::from_micros(1)) < 1100);
     }
 
     #[test]

@@ -1,0 +1,156 @@
+//! What a request's head must say before its request is looked at: whom it calls, and in how many
+//! fields.
+
+use axum::body::Body;
+use http::header::{CONNECTION, HOST};
+use http::{HeaderMap, HeaderValue, Request, Response, StatusCode, Version};
+
+use super::reply::{error_in, spoken_at};
+use crate::error::{Error, Kind};
+
+/// Paths that are asked for by address: by health checks.
+const ANY_HOST: [&str; 2] = ["/health", "/ready"];
+
+/// What heads are held to.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Heads<'a> {
+    /// Fields of a head. Over HTTP/1 the library counts them.
+    pub(super) headers_max: usize,
+    /// Names by which the listener may be called; empty, any.
+    pub(super) hosts: &'a [String],
+}
+
+impl Heads<'_> {
+    /// The reply to a request whose head does not pass.
+    pub(super) fn refusal<B>(&self, request: &Request<B>) -> Option<Response<Body>> {
+        if request.version() >= Version::HTTP_2 && request.headers().len() > self.headers_max {
+            let mut response = Response::new(Body::empty());
+            *response.status_mut() = StatusCode::REQUEST_HEADER_FIELDS_TOO_LARGE;
+            return Some(response);
+        }
+        let error = self.check_host(request).err()?;
+        let is_malformed = error.kind() == Kind::InvalidRequest;
+        let mut response = error_in(spoken_at(request.uri()), error);
+        if is_malformed && request.version() < Version::HTTP_2 {
+            // Others may have read the head otherwise, and what follows it.
+            response.headers_mut().insert(CONNECTION, HeaderValue::from_static("close"));
+        }
+        Some(response)
+    }
+
+    /// RFC 9112, section 3.2: HTTP/1.1 has one `Host`. What is called is what the target says, if
+    /// it has an authority (section 3.2.2), else what `Host` says.
+    fn check_host<B>(&self, request: &Request<B>) -> Result<(), Error> {
+        let field = host_field(request.headers())?;
+        if field.is_none() && request.version() == Version::HTTP_11 {
+            return Err(malformed("the request has no `host` header"));
+        }
+        let named = request.uri().authority().map(http::uri::Authority::as_str);
+        if request.version() >= Version::HTTP_2
+            && let (Some(named), Some(field)) = (named, field)
+            && !named.eq_ignore_ascii_case(field)
+        {
+            return Err(malformed("`host` and `:authority` differ"));
+        }
+        if self.hosts.is_empty() || ANY_HOST.contains(&request.uri().path()) {
+            return Ok(());
+        }
+        let host = name_of(named.or(field).unwrap_or_default());
+        match self.hosts.iter().any(|allowed| name_of(allowed).eq_ignore_ascii_case(host)) {
+            true => Ok(()),
+            false => {
+                let message = "the router is not called by this host name (listen.http_hosts)";
+                Err(Error::new(Kind::ForbiddenHost, message))
+            }
+        }
+    }
+}
+
+/// The value of `Host`, if there is one.
+fn host_field(headers: &HeaderMap) -> Result<Option<&str>, Error> {
+    let mut fields = headers.get_all(HOST).iter();
+    let Some(first) = fields.next() else { return Ok(None) };
+    if fields.next().is_some() {
+        return Err(malformed("the request has more than one `host` header"));
+    }
+    // The characters of a name, an address and a port; RFC 3986, section 3.2.
+    let passes = |byte: &u8| byte.is_ascii_alphanumeric() || b"-._~%!$&'()*+,;=:[]".contains(byte);
+    match first.to_str() {
+        Ok(text) if text.as_bytes().iter().all(passes) => Ok(Some(text)),
+        _ => Err(malformed("the `host` header names no host")),
+    }
+}
+
+fn malformed(message: &'static str) -> Error {
+    Error::invalid("host", message)
+}
+
+/// A host without its port, brackets and last dot.
+fn name_of(host: &str) -> &str {
+    let host = match host.strip_prefix('[') {
+        Some(rest) => rest.split(']').next().unwrap_or_default(),
+        // An address of IPv6 that is written without brackets has more colons than one.
+        None => match host.rsplit_once(':') {
+            Some((name, _)) if !name.contains(':') => name,
+            _ => host,
+        },
+    };
+    host.strip_suffix('.').unwrap_or(host)
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used)]
+mod tests {
+    use super::*;
+
+    fn status(hosts: &[&str], version: Version, target: &str, fields: &[&str]) -> u16 {
+        let mut request = Request::builder().version(version).uri(target);
+        for field in fields {
+            request = request.header(HOST, *field);
+        }
+        let hosts: Vec<String> = hosts.iter().map(|host| (*host).to_owned()).collect();
+        let heads = Heads { headers_max: 1, hosts: &hosts };
+        let refusal = heads.refusal(&request.body(()).unwrap());
+        refusal.map_or(200, |refusal| refusal.status().as_u16())
+    }
+
+    #[test]
+    fn a_request_says_once_whom_it_calls() {
+        let one = Version::HTTP_11;
+        for (version, target, fields, expected) in [
+            (one, "/", &["a.example:80"][..], 200),
+            (one, "/", &[""], 200),
+            (one, "/", &["[::1]:80"], 200),
+            (one, "/", &[], 400),
+            (one, "/", &["a", "a"], 400),
+            (one, "/", &["a", "b"], 400),
+            (one, "/", &["user@a"], 400),
+            (one, "/", &["a b"], 400),
+            (one, "/", &["a/b"], 400),
+            (one, "http://a.example/", &["b.example"], 200),
+            (one, "http://a.example/", &[], 400),
+            (Version::HTTP_10, "/", &[], 200),
+            (Version::HTTP_10, "/", &["a", "b"], 400),
+            (Version::HTTP_2, "http://a.example/", &[], 200),
+            (Version::HTTP_2, "http://a.example/", &["A.example"], 200),
+            (Version::HTTP_2, "http://a.example/", &["b.example"], 400),
+        ] {
+            assert_eq!(status(&[], version, target, fields), expected, "{target} {fields:?}");
+        }
+    }
+
+    #[test]
+    fn a_list_of_hosts_lets_no_other_name_pass() {
+        let hosts = ["llm.example", "10.0.0.5", "[::1]"];
+        let call = |target: &str, field: &str| status(&hosts, Version::HTTP_11, target, &[field]);
+        for host in ["llm.example", "LLM.example.:8000", "10.0.0.5:8000", "[::1]:8000", "[::1]"] {
+            assert_eq!(call("/v1/models", host), 200, "{host}");
+        }
+        for host in ["evil.example", "llm.example.evil", "", "10.0.0.50", "[::2]", "::1:8000"] {
+            assert_eq!(call("/v1/models", host), 403, "{host}");
+        }
+        assert_eq!(call("http://evil.example/v1/models", "llm.example"), 403, "the target's name");
+        assert_eq!(call("http://llm.example/v1/models", "evil.example"), 200, "the target's name");
+        assert_eq!(call("/ready", "10.1.2.3:8000"), 200, "a health check");
+    }
+}

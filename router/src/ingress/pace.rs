@@ -1,0 +1,154 @@
+//! How long what is sent to a client may wait for it.
+//!
+//! A client that takes nothing is one that has gone or attacks; one that takes little for long
+//! makes the router hold an answer for hours. Only the time counts in which bytes wait for the
+//! client: an engine may take as long as it likes between two events.
+
+use std::time::Duration;
+
+use tokio::time::Instant;
+
+use crate::config::model::Limits;
+
+/// How a client has to take what is sent to it.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Taking {
+    /// How long it may take nothing.
+    pub(super) stall: Duration,
+    /// How long it may be slower than `min_bytes_per_s`.
+    pub(super) grace: Duration,
+    /// The least pace; 0 is none.
+    pub(super) min_bytes_per_s: u64,
+}
+
+impl From<&Limits> for Taking {
+    fn from(limits: &Limits) -> Self {
+        Self {
+            stall: limits.write_stall,
+            grace: limits.answer_grace,
+            min_bytes_per_s: limits.answer_min_bytes_per_s,
+        }
+    }
+}
+
+/// What is wrong with how a client reads.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Slow {
+    /// It takes nothing.
+    Stalled,
+    /// It takes too little.
+    Dribbling,
+}
+
+/// What waits for a client, as it is seen.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Seen {
+    /// Whether anything waits.
+    pub(super) waits: bool,
+    /// Bytes that the client has taken up to now.
+    pub(super) taken_bytes: u64,
+    /// How many share the pace that is asked for: the streams of one connection that wait.
+    pub(super) sharers: u32,
+}
+
+/// For how long bytes have waited for a client.
+#[derive(Debug, Default)]
+pub(super) struct Waiting {
+    /// What had been taken when nothing more was, and when that was.
+    since: Option<(u64, Instant)>,
+    /// Time that bytes have waited, less what the bytes that were taken pay for.
+    debt: Duration,
+}
+
+impl Waiting {
+    /// When the client is to be given up if it takes nothing until then, and why. The clock is
+    /// read only where something has changed.
+    pub(super) fn see(
+        &mut self,
+        seen: Seen,
+        taking: &Taking,
+        now: impl FnOnce() -> Instant,
+    ) -> Option<(Instant, Slow)> {
+        let at = match self.since {
+            None if !seen.waits => return None,
+            Some((taken_bytes, at)) if seen.waits && taken_bytes == seen.taken_bytes => at,
+            before => {
+                let now = now();
+                if let Some((taken_bytes, at)) = before {
+                    let bytes = seen.taken_bytes.saturating_sub(taken_bytes);
+                    let paid = paid_for(bytes, seen.sharers, taking.min_bytes_per_s);
+                    let waited = now.saturating_duration_since(at);
+                    self.debt = self.debt.saturating_add(waited).saturating_sub(paid);
+                }
+                self.since = seen.waits.then_some((seen.taken_bytes, now));
+                now
+            }
+        };
+        self.since?;
+        let stalls = (at + taking.stall, Slow::Stalled);
+        let dribbles = (at + taking.grace.saturating_sub(self.debt), Slow::Dribbling);
+        let is_paced = taking.min_bytes_per_s > 0 && dribbles.0 < stalls.0;
+        Some(if is_paced { dribbles } else { stalls })
+    }
+}
+
+/// The time that bytes may take.
+fn paid_for(bytes: u64, sharers: u32, min_bytes_per_s: u64) -> Duration {
+    if min_bytes_per_s == 0 {
+        return Duration::MAX;
+    }
+    let seconds = bytes as f64 * f64::from(sharers.max(1)) / min_bytes_per_s as f64;
+    Duration::try_from_secs_f64(seconds).unwrap_or(Duration::MAX)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const S: Duration = Duration::from_secs(1);
+    const TAKING: Taking = Taking { stall: Duration::from_secs(30), grace: S, min_bytes_per_s: 10 };
+
+    /// Sees a client that takes so many bytes after each so many seconds, while bytes wait; after
+    /// how many such steps it is given up, and why.
+    fn reads(taking: Taking, sharers: u32, step: (u64, Duration)) -> Option<(u32, Slow)> {
+        let start = Instant::now();
+        let mut waiting = Waiting::default();
+        for i in 0..1000 {
+            let seen = Seen { waits: true, taken_bytes: u64::from(i) * step.0, sharers };
+            let now = start + i * step.1;
+            let (at, slow) = waiting.see(seen, &taking, || now)?;
+            if at <= now + step.1 {
+                return Some((i, slow));
+            }
+        }
+        None
+    }
+
+    #[test]
+    fn a_client_has_the_grace_and_what_its_bytes_pay_for() {
+        assert_eq!(reads(TAKING, 1, (11, S)), None, "quick enough for ever");
+        let grace = Taking { grace: 10 * S, ..TAKING };
+        assert_eq!(reads(grace, 1, (5, S)), Some((18, Slow::Dribbling)), "half of each second");
+        assert_eq!(reads(grace, 2, (5, S)), None, "two share the pace");
+        let none = Taking { min_bytes_per_s: 0, ..TAKING };
+        assert_eq!(reads(none, 1, (1, 29 * S)), None, "no pace is asked for");
+        assert_eq!(reads(none, 1, (1, 30 * S)), Some((0, Slow::Stalled)));
+    }
+
+    #[test]
+    fn time_in_which_nothing_waits_costs_nothing() {
+        let start = Instant::now();
+        let mut waiting = Waiting::default();
+        for i in 0..100 {
+            let seen = |waits| Seen { waits, taken_bytes: u64::from(i), sharers: 1 };
+            let due = waiting.see(seen(true), &TAKING, || start + i * S);
+            assert_eq!(due, Some((start + i * S + S, Slow::Dribbling)));
+            let after = start + i * S + S / 20;
+            assert_eq!(
+                waiting
+                    .see(Seen { taken_bytes: u64::from(i) + 1, ..seen(false) }, &TAKING, || after),
+                None
+            );
+        }
+    }
+}

@@ -1,0 +1,128 @@
+//! Answers that wait for a client which does not read them, or reads slowly.
+
+use std::time::Duration;
+
+use serde_json::json;
+use splitrail_tests::cluster::eventually;
+use splitrail_tests::frames::{self, Raw2, kind};
+use splitrail_tests::proc::memory;
+use splitrail_tests::solo::{Solo, answer_of};
+
+const COMPLETIONS: &str = "/v1/completions";
+
+fn completion(prompt: &str) -> Vec<u8> {
+    json!({"model": "sim", "max_tokens": 4, "prompt": prompt}).to_string().into_bytes()
+}
+
+/// A router whose engine answers with a text of so many bytes, but for prompts that are `short`.
+async fn answering(limits: &str, bytes: usize) -> Solo {
+    let text = "y".repeat(bytes);
+    Solo::start(limits, move |heard| match heard.text().contains("short") {
+        true => answer_of("ok"),
+        false => answer_of(&text),
+    })
+    .await
+}
+
+/// Reads a stream to its end, and lets it send more for each byte that has come; how many bytes
+/// there were, and whether the end was that of the answer.
+async fn read(client: &mut Raw2, stream: u32, pause: Duration) -> (usize, bool) {
+    let mut bytes = 0;
+    while let Some(frame) = client.next_of(stream).await {
+        if frame.kind == kind::DATA {
+            let taken = u32::try_from(frame.payload.len()).unwrap();
+            bytes += frame.payload.len();
+            if taken > 0 {
+                tokio::time::sleep(pause).await;
+                let more = [frames::window(stream, taken), frames::window(0, taken)].concat();
+                client.write(&more).await;
+            }
+        }
+        match (frame.kind, frame.flags & kind::END_STREAM) {
+            (kind::RST_STREAM, _) => return (bytes, false),
+            (_, 0) => {}
+            _ => return (bytes, true),
+        }
+    }
+    (bytes, false)
+}
+
+/// The window and the send buffer take most of an answer's end when its request is over.
+#[tokio::test]
+async fn a_steady_reader_gets_all_of_a_long_answer_however_short_the_idle_timeout() {
+    const BYTES: usize = 2 << 20;
+    let solo = answering("{ idle_timeout: 300ms }", BYTES).await;
+    let mut client = Raw2::connect(solo.router.http, &[]).await;
+    client.write(&frames::request(1, COMPLETIONS, &completion("long"))).await;
+    let (bytes, ended) = read(&mut client, 1, Duration::from_millis(8)).await;
+    assert!(ended && bytes > BYTES, "{bytes}");
+}
+
+/// Each stream's window takes one byte: enough for the HTTP library to be given an answer.
+#[tokio::test]
+async fn finished_answers_that_are_not_read_are_reset_and_their_memory_comes_back() {
+    const STREAMS: u32 = 40;
+    let solo = answering("{ write_stall: 1s, idle_timeout: 600s }", 1 << 20).await;
+    assert_eq!(
+        solo.http.post(COMPLETIONS, &json!({"model": "sim", "prompt": "short"})).await.status,
+        200
+    );
+    let before = memory(solo.router.pid());
+    let mut client = Raw2::connect(solo.router.http, &frames::initial_window(1)).await;
+    client.write(&frames::window(0, 1 << 20)).await;
+    for i in 0..STREAMS {
+        client.write(&frames::request(2 * i + 1, COMPLETIONS, &completion("long"))).await;
+    }
+    let mut reset = 0;
+    while reset < STREAMS {
+        let frame = client.next().await.expect("the connection goes on");
+        reset += u32::from(frame.kind == kind::RST_STREAM);
+    }
+    let stalled = [("listener", "http"), ("reason", "stream_stall")];
+    let cut = solo.metric("splitrail_connections_cut_total", &stalled).await;
+    assert_eq!(cut, f64::from(STREAMS));
+    eventually("the memory has come back", async || {
+        memory(solo.router.pid()).now_kib < before.now_kib + (16 << 10)
+    })
+    .await;
+    let stream = 2 * STREAMS + 1;
+    let ask = frames::request(stream, COMPLETIONS, &completion("short"));
+    client.write(&[ask, frames::window(stream, 1 << 20)].concat()).await;
+    let (bytes, ended) = read(&mut client, stream, Duration::ZERO).await;
+    assert!(ended && bytes > 0, "the connection serves others");
+}
+
+/// The rest of an answer whose end the library holds is watched as well as its beginning.
+#[tokio::test]
+async fn the_last_bytes_of_an_answer_are_waited_for_no_longer_than_the_first() {
+    const BYTES: usize = 10_000;
+    let solo = answering("{ write_stall: 1s, idle_timeout: 600s }", BYTES).await;
+    let mut client = Raw2::connect(solo.router.http, &frames::initial_window(9_000)).await;
+    client.write(&frames::request(1, COMPLETIONS, &completion("long"))).await;
+    let mut bytes = 0;
+    loop {
+        let frame = client.next_of(1).await.expect("the connection goes on");
+        match frame.kind {
+            kind::DATA => bytes += frame.payload.len(),
+            kind::RST_STREAM => break,
+            _ => {}
+        }
+    }
+    assert_eq!(bytes, 9_000, "as much as the window takes");
+}
+
+#[tokio::test]
+async fn a_stream_that_is_read_without_end_and_slowly_is_reset_and_others_go_on() {
+    let limits = "{ write_stall: 600s, idle_timeout: 600s, answer_grace: 1s, \
+                  answer_min_bytes_per_s: 1048576 }";
+    let solo = answering(limits, 4 << 20).await;
+    let mut client = Raw2::connect(solo.router.http, &frames::initial_window(4096)).await;
+    client.write(&frames::request(1, COMPLETIONS, &completion("long"))).await;
+    let (bytes, ended) = read(&mut client, 1, Duration::from_millis(50)).await;
+    assert!(!ended && bytes < 4 << 20, "{bytes}");
+    let slow = [("listener", "http"), ("reason", "stream_pace")];
+    assert_eq!(solo.metric("splitrail_connections_cut_total", &slow).await, 1.0);
+    client.write(&frames::request(3, COMPLETIONS, &completion("short"))).await;
+    let (bytes, ended) = read(&mut client, 3, Duration::ZERO).await;
+    assert!(ended && bytes > 0, "the connection serves others");
+}
