@@ -55,7 +55,7 @@ pub fn routes(admin: Admin, bound: SocketAddr) -> Router {
         .route("/ready", get(ready))
         .route("/admin/config", get(show::config))
         .route("/admin/decisions", get(show::decisions))
-        .route("/admin/explain", post(explain::explain).layer(requests))
+        .route("/admin/explain", post(explain::show).layer(requests))
         .route("/admin/models", get(show::models))
         .route("/admin/requests", get(show::requests))
         .route("/admin/workers", get(workers::list).post(change::add))

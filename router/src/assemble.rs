@@ -173,6 +173,7 @@ fn assemble_model(
         mismatch: Seldom::default(),
         series: ModelSeries::default(),
         no_prefill: Seldom::default(),
+        below_threshold: Seldom::default(),
     }))
 }
 

@@ -56,6 +56,8 @@ pub struct Served {
     pub mismatch: Seldom,
     /// When a prefill that could not be had was last logged.
     pub no_prefill: Seldom,
+    /// When a prompt of which too little is cached was last logged at `info`.
+    pub below_threshold: Seldom,
     /// Series of its metrics that every request touches.
     pub series: ModelSeries,
 }

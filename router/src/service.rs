@@ -25,6 +25,7 @@ use crate::reply::merge::{self, Events, Places};
 use crate::stages::{Stages, push_number};
 
 mod cut;
+pub mod explain;
 mod scope;
 
 pub use cut::Cut;

@@ -312,6 +312,21 @@ fn an_admin_address_that_others_reach_is_a_warning() {
 }
 
 #[test]
+fn an_explain_that_clients_reach_is_a_warning() {
+    let warnings = |grpc: &str| {
+        let listen = format!("grpc: {grpc}\n  grpc_explain: true");
+        let loaded = parse(&valid_but("grpc: 0.0.0.0:8001", &listen)).unwrap();
+        assert!(loaded.config.listen.grpc_explain);
+        loaded.warnings
+    };
+    let [warning] = &warnings("0.0.0.0:8001")[..] else { panic!("no warning") };
+    assert!(warning.message.contains("other clients' load"), "{}", warning.message);
+    assert!(warnings("127.0.0.1:8001").is_empty());
+    let [warning] = &warnings("null")[..] else { panic!("no warning") };
+    assert!(warning.message.contains("does nothing"), "{}", warning.message);
+}
+
+#[test]
 fn timeouts_are_not_zero() {
     refused("connect: 1s", "connect: 0s", (23, 26), "`models[0].timeouts.connect` is zero");
     accepted(&valid_but("drain_delay: 250ms", "drain_delay: 0s"));

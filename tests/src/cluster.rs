@@ -39,6 +39,8 @@ pub struct Spec {
     pub model: String,
     /// Further top-level keys, as YAML lines. Relative paths start at [`Cluster::files`].
     pub top: String,
+    /// Whether the gRPC door serves `Explain`.
+    pub grpc_explain: bool,
     /// Whether side-cars can attach.
     pub fleet: bool,
     /// The `limits`, as a YAML flow mapping.
@@ -67,6 +69,7 @@ impl Default for Spec {
             block_size: "16",
             model: String::new(),
             top: String::new(),
+            grpc_explain: false,
             fleet: false,
             limits: "{ drain_delay: 10ms, drain_grace: 5s }",
             extra_workers: Vec::new(),
@@ -262,8 +265,9 @@ fn yaml(spec: &Spec, engines: &[(String, SimEngine)], tokenizer: &std::path::Pat
         extra += "    on_no_prefill: fail\n";
     }
     let fleet = if spec.fleet { ", fleet: 127.0.0.1:0" } else { "" };
+    let explain = if spec.grpc_explain { ", grpc_explain: true" } else { "" };
     format!(
-        "listen: {{ http: 127.0.0.1:0, grpc: 127.0.0.1:0, admin: 127.0.0.1:0{fleet} }}
+        "listen: {{ http: 127.0.0.1:0, grpc: 127.0.0.1:0, admin: 127.0.0.1:0{fleet}{explain} }}
 hash_seed: 7
 limits: {}
 {}

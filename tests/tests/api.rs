@@ -104,6 +104,28 @@ async fn models_are_listed_by_all_their_names() {
 }
 
 #[tokio::test]
+async fn a_model_whose_name_has_a_slash_is_shown_by_its_plain_path() {
+    let spec = Spec { model: "adapters: [Qwen/Qwen3-8B]".into(), ..Spec::aggregated(1) };
+    let cluster = Cluster::start(spec).await;
+    for path in ["/v1/models/Qwen/Qwen3-8B", "/v1/models/Qwen%2FQwen3-8B"] {
+        let one = cluster.http.get(path).await;
+        assert_eq!((one.status.as_u16(), one.json()["id"].as_str()), (200, Some("Qwen/Qwen3-8B")));
+    }
+    for path in [
+        "/v1/models/",
+        "/v1/models/sim/",
+        "/v1/models//sim",
+        "/v1/models/Qwen",
+        "/v1/models/Qwen/",
+        "/v1/models/Qwen//Qwen3-8B",
+        "/v1/models/Qwen/Qwen3-8B/",
+        "/v1/models/x/../sim",
+    ] {
+        check_error(&cluster.http.get(path).await, 404, None, path);
+    }
+}
+
+#[tokio::test]
 async fn an_unknown_model_is_a_404_that_names_it_and_reaches_no_engine() {
     let cluster = start().await;
     for (path, body) in [(CHAT, chat("hi")), (COMPLETIONS, completion("hi"))] {

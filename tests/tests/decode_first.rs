@@ -6,6 +6,8 @@
 mod gates;
 #[path = "decode_first/guard.rs"]
 mod guard;
+#[path = "decode_first/logged.rs"]
+mod logged;
 #[path = "decode_first/only.rs"]
 mod only;
 #[path = "decode_first/rejected.rs"]

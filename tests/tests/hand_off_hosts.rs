@@ -116,3 +116,19 @@ async fn p13_no_id_of_a_client_reaches_an_engine() {
     }
     trial.finish().await;
 }
+
+#[tokio::test]
+async fn a_worker_that_handed_over_from_outside_the_fleet_is_named_in_the_decision() {
+    let foreign = Canned::start(hand_off_from("10.0.0.1"), Then::Close).await;
+    let other = Canned::start(hand_off_from("10.0.0.1"), Then::Close).await;
+    let workers = vec![foreign.worker("x0", "prefill"), other.worker("x1", "prefill")];
+    let mut trial = Trial::start(Spec { extra_workers: workers, ..spec(&foreign, "") }).await;
+    let reply = trial.post("ok", COMPLETIONS, &completion(&prompt(30, "host"))).await;
+    assert_eq!(reply.route("local"), Some("no_prefill"));
+    let told = trial.cluster.admin.get("/admin/decisions").await.json();
+    let vetoed = told["decisions"][0]["vetoed"].as_array().unwrap().clone();
+    let [veto] = &vetoed[..] else { panic!("{vetoed:?}") };
+    assert_eq!((&veto["leg"], &veto["reason"]), (&json!("prefill"), &json!("foreign_hand_off")));
+    assert!(["x0", "x1"].map(Value::from).contains(&veto["worker"]), "{veto}");
+    trial.finish().await;
+}

@@ -7,7 +7,6 @@ use bytes::Bytes;
 use http::header::CONTENT_TYPE;
 use http::{HeaderMap, StatusCode};
 use serde::Deserialize;
-use serde_json::{Value, json};
 
 use super::Admin;
 use super::change::Result;
@@ -15,10 +14,9 @@ use super::refusal::Refusal;
 use crate::api::Endpoint;
 use crate::api::steering::Steering;
 use crate::error::Error;
-use crate::flow::explain::explain as dry_run;
 use crate::ingress::reply::json_reply;
-use crate::ledger::decisions::Decision;
-use crate::prepare::{Payload, prepare};
+use crate::prepare::Payload;
+use crate::service::explain;
 
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
@@ -30,7 +28,7 @@ pub(super) struct Wanted {
 }
 
 /// Explains the request in the body, or the one that is named.
-pub(super) async fn explain(
+pub(super) async fn show(
     State(admin): State<Admin>,
     wanted: Query<Wanted>,
     headers: HeaderMap,
@@ -46,13 +44,9 @@ pub(super) async fn explain(
         return Err(Refusal::new(StatusCode::UNSUPPORTED_MEDIA_TYPE, "unsupported_media", message));
     }
     let endpoint = endpoint(wanted.endpoint.as_deref(), &body)?;
-    let explained = async {
-        let steering = Steering::read(&headers)?;
-        let prepared = prepare(&admin.core, endpoint, Payload::Json(body)).await?;
-        dry_run(&prepared, steering)
-    };
-    let explanation = explained.await.map_err(refused)?;
-    Ok(json_reply(json!({ "dry_run": true, "explanation": explanation })))
+    let steering = Steering::read(&headers).map_err(refused)?;
+    let explained = explain::dry_run(&admin.core, endpoint, Payload::Json(body), steering);
+    Ok(json_reply(explained.await.map_err(refused)?))
 }
 
 /// The endpoint that a body is for.
@@ -95,47 +89,8 @@ fn refused(error: Error) -> Refusal {
 
 /// What was decided for a request, as far as it is still kept.
 fn past(admin: &Admin, id: &str) -> Result<Response> {
-    let mut decisions = admin.core.decisions.newest(Some(id), usize::MAX);
-    if decisions.is_empty() {
-        let message = format!(
-            "no decision of request {id} is kept; the last {} are (limits.decisions_kept)",
-            admin.core.serving().limits.decisions_kept
-        );
-        return Err(Refusal::new(StatusCode::NOT_FOUND, "unknown_request", message));
-    }
-    decisions.sort_by_key(|decision| decision.prompt_index);
-    let serving = admin.core.serving();
-    let explained: Vec<Value> = decisions
-        .iter()
-        .map(|decision| {
-            let policy = serving.model(&decision.model).map(|served| &served.config.policy);
-            json!({
-                "decision": decision,
-                "choices": choices(decision),
-                "cost_unit": policy.map(|policy| policy.cost_unit()),
-            })
-        })
-        .collect();
-    Ok(json_reply(json!({ "dry_run": false, "decisions": explained })))
-}
-
-/// Who was chosen for each leg, who would have been next, and by how much.
-fn choices(decision: &Decision) -> Vec<Value> {
-    let chosen = decision.candidates.iter().filter(|candidate| candidate.chosen);
-    chosen
-        .map(|chosen| {
-            let others = decision.candidates.iter().filter(|other| {
-                other.leg == chosen.leg && !other.chosen && (other.up || !chosen.up)
-            });
-            let next = others.min_by(|a, b| a.cost.total_cmp(&b.cost));
-            json!({
-                "leg": chosen.leg,
-                "chosen": chosen.worker,
-                "chosen_rank": chosen.rank,
-                "runner_up": next.map(|next| &next.worker),
-                "runner_up_rank": next.and_then(|next| next.rank),
-                "margin": next.map(|next| next.cost - chosen.cost),
-            })
-        })
-        .collect()
+    explain::past(&admin.core, id).map(json_reply).ok_or_else(|| {
+        let message = explain::not_kept(&admin.core, id);
+        Refusal::new(StatusCode::NOT_FOUND, "unknown_request", message)
+    })
 }

@@ -91,6 +91,9 @@ pub struct Listen {
     /// The gRPC front door; left out, there is none.
     #[schemars(with = "Option<scalar::Address>")]
     pub grpc: Option<SocketAddr>,
+    /// Whether the gRPC front door serves `Explain`, which shows other clients' load and which
+    /// prompts are cached. Only where no client but operators reaches that listener.
+    pub grpc_explain: bool,
     /// Where side-cars attach; left out, none can. Never a public address.
     #[schemars(with = "Option<scalar::Address>")]
     pub fleet: Option<SocketAddr>,
@@ -105,6 +108,7 @@ impl Default for Listen {
             http: SocketAddr::from(([0, 0, 0, 0], 8000)),
             http_hosts: Vec::new(),
             grpc: None,
+            grpc_explain: false,
             fleet: None,
             admin: SocketAddr::from(([127, 0, 0, 1], 9090)),
         }

@@ -109,6 +109,24 @@ fn listen(root: &Node, report: &mut Report) {
         }
         bound.push((key, address));
     }
+    let explains = section.and_then(|section| section.get("grpc_explain"));
+    let is_on = section.and_then(|section| typed_or(section, "grpc_explain", false));
+    let grpc = bound.iter().find(|(key, _)| *key == "grpc");
+    if let (Some(node), Some(true)) = (explains, is_on) {
+        match grpc {
+            None => {
+                let message = "`listen.grpc_explain` without `listen.grpc` does nothing".to_owned();
+                report.warn(node.at, message, "give `listen.grpc` an address, or leave both out");
+            }
+            Some((_, address)) if !address.ip().is_loopback() => {
+                let message = "every client of `listen.grpc` can see other clients' load and \
+                               which prompts are cached";
+                let hint = "leave `grpc_explain` out where clients reach this listener";
+                report.warn(node.at, message.to_owned(), hint);
+            }
+            Some(_) => {}
+        }
+    }
 }
 
 fn file_of_lines(root: &Node, name: &str, base_dir: &Path, report: &mut Report) {

@@ -44,10 +44,9 @@ fn dry_run(out: &mut String, told: &Value) {
             for veto in list(&step["vetoed"]) {
                 let reasons: Vec<_> = list(&veto["reasons"]).iter().map(text).collect();
                 // Who is there for something else is no news.
-                if reasons.iter().any(|reason| reason == "role") {
-                    continue;
+                if !reasons.iter().any(|reason| reason == "role") {
+                    vetoed(out, veto, &reasons.join(", "));
                 }
-                push(out, &format!("    not {}: {}", text(&veto["worker"]), reasons.join(", ")));
             }
         }
         if let Some(stops) = prompt["stops"].as_str() {
@@ -77,6 +76,7 @@ fn past(out: &mut String, told: &Value) {
             ("gate", &decision["gate"]),
             ("decode first", &decision["decode_try"]),
             ("threshold", &decision["cache_hit_threshold"]),
+            ("hit rate", &decision["cache_hit_ratio"]),
             ("estimated cached tokens", &decision["estimated_cached_tokens"]),
             ("cached tokens", &decision["cached_tokens"]),
         ],
@@ -85,7 +85,15 @@ fn past(out: &mut String, told: &Value) {
     for made in list(&told["choices"]) {
         choice(out, &text(&made["leg"]), made, &unit);
         candidates(out, all.iter().filter(|one| one["leg"] == made["leg"]).collect(), &[]);
+        for veto in list(&decision["vetoed"]).iter().filter(|veto| veto["leg"] == made["leg"]) {
+            vetoed(out, veto, &text(&veto["reason"]));
+        }
     }
+}
+
+/// A worker that could not take a leg, and why.
+fn vetoed(out: &mut String, veto: &Value, reasons: &str) {
+    push(out, &format!("    not {}: {reasons}", text(&veto["worker"])));
 }
 
 fn prompt_line(out: &mut String, prompt: &Value) {
@@ -137,7 +145,7 @@ fn candidates(out: &mut String, all: Vec<&Value>, conditions: &[Value]) {
         row.push(tiers(&seen["overlap_by_tier"]));
         row.push(terms(&seen["terms"]));
         let condition = conditions.iter().find(|one| one["worker"] == seen["worker"]);
-        row.push(condition.map(age).unwrap_or_default());
+        row.push(age(condition.unwrap_or(seen)));
         rows.push(row);
     }
     let widths: Vec<usize> = (0..rows[0].len())
@@ -173,14 +181,15 @@ fn terms(terms: &Value) -> String {
     terms.map(|(name, cost)| format!("{name} {}", figure(cost))).collect::<Vec<_>>().join(" + ")
 }
 
+/// How old the index is, by a condition or by a candidate of a past decision.
 fn age(condition: &Value) -> String {
     let age = match condition["index_age_ms"].as_u64() {
         Some(ms) => format!("heard {ms} ms ago"),
         None => "never heard".to_owned(),
     };
-    match condition["events_current"] == true {
-        true => age,
-        false => format!("{age}, not current"),
+    match condition["events_current"] == false {
+        true => format!("{age}, not current"),
+        false => age,
     }
 }
 
@@ -199,6 +208,11 @@ fn line(out: &mut String, lead: &str, fields: &[(&str, &Value)]) {
 
 fn figure(value: &Value) -> String {
     match value.as_f64() {
+        // Shares, which a tenth says too little of.
+        Some(number) if value.is_f64() && number > 0.0 && number < 1.0 => {
+            let figure = format!("{number:.3}");
+            figure.trim_end_matches('0').to_owned()
+        }
         Some(number) if value.is_f64() => format!("{number:.1}"),
         _ => text(value),
     }

@@ -70,6 +70,7 @@ impl Indexing {
     /// What the worker holds is known from here on: it is believed.
     pub(super) fn in_step(&self) {
         self.set_current(true);
+        self.worker.witness.heard();
         if self.worker.events_are_current() {
             self.worker.set_synced();
         }

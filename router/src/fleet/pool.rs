@@ -11,6 +11,7 @@ use tokio::sync::watch;
 
 use super::assumed::{Assumed, Found};
 use super::calibration::Calibration;
+use super::exclusion::{Exclusion, VetoReason, excluded};
 use super::picture::Picture;
 use super::roster::Roster;
 use super::waiting::Waiting;
@@ -191,34 +192,37 @@ impl Pool {
     }
 
     /// Whether a worker outside `failed` may be asked for a leg.
-    pub fn any_up(&self, leg: Leg, failed: &[usize]) -> bool {
+    pub fn any_up(&self, leg: Leg, failed: &[Exclusion]) -> bool {
         self.ups(leg, failed, |ups| ups.next().is_some())
     }
 
     /// The one worker outside `failed` that may be asked for a leg, if it is the last.
-    pub fn last_up(&self, leg: Leg, failed: &[usize]) -> Option<usize> {
+    pub fn last_up(&self, leg: Leg, failed: &[Exclusion]) -> Option<usize> {
         self.ups(leg, failed, |ups| ups.next().filter(|_| ups.next().is_none()))
     }
 
-    /// Decode workers whose queue takes longer than this, by their own reports.
-    pub fn late(&self, left: Duration, now: Instant) -> Vec<usize> {
+    /// Decode workers whose queue takes longer than this, by their own reports: the lease of a
+    /// hand-off would run out before they fetch it.
+    pub fn late(&self, left: Duration, now: Instant) -> Vec<Exclusion> {
         let roster = self.roster.load();
         let able = roster.iter().filter(|worker| worker.serves(Leg::Decode));
         let late = able.filter(|worker| worker.pace.wait(worker.waiting(now)) > left);
-        late.map(|worker| worker.index).collect()
+        late.map(|worker| Exclusion::new(worker.index, VetoReason::Lease)).collect()
     }
 
     /// Reads who is up outside `failed`.
     fn ups<T>(
         &self,
         leg: Leg,
-        failed: &[usize],
+        failed: &[Exclusion],
         read: impl FnOnce(&mut dyn Iterator<Item = usize>) -> T,
     ) -> T {
         let now = Instant::now();
         let roster = self.roster.load();
         let able = roster.iter().filter(|w| w.serves(leg) && w.is_available(leg, now));
-        read(&mut able.map(|worker| worker.index).filter(|index| !failed.contains(index)))
+        read(
+            &mut able.map(|worker| worker.index).filter(|index| excluded(failed, *index).is_none()),
+        )
     }
 
     /// The instant's picture of every worker of a roster that can take a leg and is not
@@ -228,11 +232,11 @@ impl Pool {
         roster: &Roster,
         leg: Leg,
         hashes: &[BlockHash],
-        excluded: &[usize],
+        exclusions: &[Exclusion],
         now: Instant,
     ) -> Vec<Candidate> {
         let mut able = Vec::with_capacity(roster.len());
-        self.picture(roster, (leg, now), hashes, excluded, &mut able);
+        self.picture(roster, (leg, now), hashes, exclusions, &mut able);
         able
     }
 
@@ -242,7 +246,7 @@ impl Pool {
         roster: &Roster,
         (leg, now): (Leg, Instant),
         hashes: &[BlockHash],
-        excluded: &[usize],
+        exclusions: &[Exclusion],
         able: &mut Vec<Candidate>,
     ) {
         able.clear();
@@ -253,7 +257,7 @@ impl Pool {
             let busy = **self.busy.load();
             let picture = Picture::new(roster, (overlaps, found), (busy, reckons), now);
             for worker in roster.iter() {
-                if worker.serves(leg) && !excluded.contains(&worker.index) {
+                if worker.serves(leg) && excluded(exclusions, worker.index).is_none() {
                     picture.add(worker, leg, able);
                 }
             }

@@ -12,6 +12,7 @@ use splitrail_kv::BlockHash;
 use tokio::sync::{Notify, oneshot};
 
 use super::booking::Booking;
+use super::exclusion::Exclusion;
 use super::pool::Pool;
 use super::roster::Roster;
 use crate::pick::queue::{Item, Queue, QueueConfig, Refused, Ticket, View};
@@ -45,7 +46,7 @@ pub struct Asked {
     /// Its blocks.
     pub hashes: Vec<BlockHash>,
     /// Workers that it must not have.
-    pub excluded: Vec<usize>,
+    pub excluded: Vec<Exclusion>,
     /// What is asked of the workers.
     pub query: Query,
     /// Whether it is heard when its prompt is computed.

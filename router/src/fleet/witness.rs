@@ -40,7 +40,7 @@ impl Witness {
     pub fn applied(&self, events: usize, sum: &Applied) {
         let add = |counter: &AtomicU64, count: usize| counter.fetch_add(count as u64, Relaxed);
         if events > 0 {
-            self.heard_unix_ms.store(unix_ms(), Relaxed);
+            self.heard();
         }
         add(&self.events, events);
         add(&self.stored, sum.stored);
@@ -49,9 +49,15 @@ impl Witness {
         add(&self.over_limit, sum.over_limit);
     }
 
-    /// When events last came, in milliseconds since 1970; `None` if none did.
-    pub fn heard_unix_ms(&self) -> Option<u64> {
-        Some(self.heard_unix_ms.load(Relaxed)).filter(|ms| *ms > 0)
+    /// Events came, or a synchronisation of the index ended.
+    pub fn heard(&self) {
+        self.heard_unix_ms.store(unix_ms(), Relaxed);
+    }
+
+    /// Milliseconds since the last event or synchronisation; `None` if there was none.
+    pub fn index_age_ms(&self, now_unix_ms: u64) -> Option<u64> {
+        let heard = Some(self.heard_unix_ms.load(Relaxed)).filter(|ms| *ms > 0);
+        heard.map(|heard| now_unix_ms.saturating_sub(heard))
     }
 
     /// So many events came that are of no use because of their rank.

@@ -2,12 +2,12 @@
 
 use super::context::{Context, may_retry};
 use crate::error::{Error, Kind};
-use crate::fleet::Worker;
+use crate::fleet::{Exclusion, VetoReason, Worker};
 use crate::pick::Leg;
 
 /// The decode workers that failed one prompt, and its further attempts.
 pub(super) struct Attempts {
-    failed: Vec<usize>,
+    failed: Vec<Exclusion>,
     left: u32,
 }
 
@@ -18,12 +18,12 @@ impl Attempts {
     }
 
     /// Workers that are not asked again.
-    pub(super) fn failed(&self) -> &[usize] {
+    pub(super) fn failed(&self) -> &[Exclusion] {
         &self.failed
     }
 
     /// Nor are these.
-    pub(super) fn spare(&mut self, workers: Vec<usize>) {
+    pub(super) fn spare(&mut self, workers: Vec<Exclusion>) {
         self.failed.extend(workers);
     }
 
@@ -39,7 +39,8 @@ impl Attempts {
         worker: &Worker,
         error: Error,
     ) -> Result<(), Error> {
-        self.failed.push(worker.index);
+        let reason = VetoReason::of_failure(error.kind());
+        self.failed.push(Exclusion::new(worker.index, reason));
         let others = context.served.pool.any_up(leg, &self.failed);
         if error.kind() == Kind::LeaseExpired && !others {
             // It was too slow once; with a new prefill it may be in time.

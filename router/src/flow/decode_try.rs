@@ -1,10 +1,12 @@
 //! Decode first: a decode worker that holds enough of a prompt serves it alone.
 
+use std::fmt;
 use std::sync::Arc;
 use std::time::Instant;
 
 use http::HeaderValue;
 use splitrail_engine::usage::EngineUsage;
+use splitrail_kv::estimate_cached_tokens;
 
 use super::answer::{Answer, Begun, Sending, generate};
 use super::attempts::Attempts;
@@ -58,6 +60,8 @@ pub(super) async fn decode_try(
         let place = (&*placed.worker, placed.rank);
         let of = (&context.served.config, context.endpoint);
         let (_, verdict) = verdict(of, unit, place, held, &need);
+        let ratio = hit_ratio(unit, place, held, pool.block_size());
+        decision.update(|decision| decision.cache_hit_ratio = ratio);
         let decided = match verdict {
             Verdict::Enough(decided) => {
                 sent(context, unit, &placed);
@@ -67,6 +71,7 @@ pub(super) async fn decode_try(
             Verdict::Ask(gate) => Some(gate),
             Verdict::TooLittle => {
                 note(context, decision, Some(Gate::Router), "skipped");
+                rejected(context, decision, (&placed.worker, Gate::Router), need.threshold);
                 return Ok(Tried::Below(None));
             }
             Verdict::Unknown => {
@@ -86,6 +91,11 @@ pub(super) async fn decode_try(
                 // An engine has a say of its own, whoever was to decide.
                 let gate = decided.filter(|gate| *gate == Gate::Shim).unwrap_or(Gate::Engine);
                 note(context, decision, Some(gate), "rejected");
+                decision.update(|decision| {
+                    let engine = usage.and_then(engine_ratio);
+                    decision.cache_hit_ratio = engine.or(decision.cache_hit_ratio);
+                });
+                rejected(context, decision, (&placed.worker, gate), need.threshold);
                 return Ok(Tried::Below(usage));
             }
             Err(error) => {
@@ -117,6 +127,73 @@ pub(super) fn verdict(
     };
     let believed = unit.unknown.is_none() && worker.overlap_is_believed(rank);
     (gate, judge(settings, gate, need, believed.then_some(believed_blocks)))
+}
+
+/// The share of a prompt's tokens that a place finds cached, by the index; `None` if the index is
+/// not believed about it or the prompt's tokens are not known. An engine finds whole blocks only,
+/// and never the last token.
+pub(super) fn hit_ratio(
+    unit: &Unit,
+    (worker, rank): (&Worker, Option<u16>),
+    believed_blocks: u32,
+    block_size: u32,
+) -> Option<f64> {
+    let tokens = unit.prompt_tokens.filter(|tokens| *tokens > 0 && block_size > 0)?;
+    let is_believed = unit.unknown.is_none() && worker.overlap_is_believed(rank);
+    let cached = estimate_cached_tokens(believed_blocks, tokens, block_size);
+    is_believed.then(|| f64::from(cached) / f64::from(tokens))
+}
+
+/// The share of a prompt's tokens that an engine reports as cached.
+fn engine_ratio(usage: EngineUsage) -> Option<f64> {
+    let cached = usage.cached_tokens.filter(|_| usage.prompt_tokens > 0)?;
+    Some(f64::from(cached) / f64::from(usage.prompt_tokens))
+}
+
+/// Logs that a worker holds too little of a prompt to serve it alone: at `info` at most twice a
+/// minute per model, since a cold prompt is an ordinary event, and at `debug` otherwise.
+fn rejected(
+    context: &Context,
+    decision: &DecisionHandle,
+    (worker, gate): (&Worker, Gate),
+    threshold: f64,
+) {
+    let (request_id, model) = (&*context.request_id, context.served.name());
+    let (worker, gate) = (worker.id(), gate.name());
+    let hit_rate = decision.with(|decision| decision.cache_hit_ratio);
+    let below = Below { hit_rate, threshold };
+    if context.served.below_threshold.may_say() {
+        tracing::info!(
+            request_id,
+            model,
+            worker,
+            gate,
+            "{below} (at this level at most twice a minute; each request at debug; \
+             decode_first_total counts)"
+        );
+    } else {
+        tracing::debug!(request_id, model, worker, gate, "{below}");
+    }
+}
+
+/// By how much a prompt missed its threshold, in the log's words.
+struct Below {
+    /// The share of the prompt that is cached, from 0 to 1, where that is known.
+    hit_rate: Option<f64>,
+    threshold: f64,
+}
+
+impl fmt::Display for Below {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let threshold = self.threshold;
+        // A rate that would pass belongs to an index that is behind its engine.
+        match self.hit_rate.filter(|rate| *rate < threshold) {
+            Some(rate) => {
+                write!(f, "cache hit rate {rate:.3} < threshold {threshold:.3}, rejected")
+            }
+            None => write!(f, "cache hit rate not known, below threshold {threshold:.3}, rejected"),
+        }
+    }
 }
 
 async fn send(

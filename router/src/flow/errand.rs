@@ -18,7 +18,7 @@ use crate::config::model::RequestFlow;
 use crate::core::Served;
 use crate::error::{Error, Kind};
 use crate::fleet::offers::TOKENIZER;
-use crate::fleet::{Pool, Worker};
+use crate::fleet::{Exclusion, Pool, VetoReason, Worker, excluded};
 use crate::ledger::decisions::DecisionHandle;
 use crate::ledger::entry::Told;
 use crate::ledger::leg::{LegFacts, LegKind};
@@ -70,7 +70,8 @@ pub(super) async fn run(
                     continue;
                 }
                 end(worker, leg, endpoint, Some(&error));
-                let failed = [attempts.failed(), &[worker.index]].concat();
+                let again = Exclusion::new(worker.index, VetoReason::Failed);
+                let failed = [attempts.failed(), &[again]].concat();
                 let leg = next_leg(pool, &failed);
                 attempts.again_elsewhere(context, leg, worker, error)?;
             }
@@ -86,14 +87,15 @@ pub(super) async fn run(
 pub(super) fn able(
     served: &Served,
     endpoint: Endpoint,
-    failed: &[usize],
+    failed: &[Exclusion],
     now: Instant,
-) -> Result<(Leg, Vec<usize>), Error> {
+) -> Result<(Leg, Vec<Exclusion>), Error> {
     let roster = served.pool.roster();
     let lacks = |worker: &Worker| worker.offers.is_lacking(endpoint, now);
-    let left = |worker: &&Arc<Worker>| !failed.contains(&worker.index);
+    let left = |worker: &&Arc<Worker>| excluded(failed, worker.index).is_none();
     let lacking = roster.iter().filter(left).filter(|worker| lacks(worker));
-    let mut lacking: Vec<usize> = lacking.map(|worker| worker.index).collect();
+    let veto = |reason| move |worker: &Arc<Worker>| Exclusion::new(worker.index, reason);
+    let mut lacking: Vec<Exclusion> = lacking.map(veto(VetoReason::LacksEndpoint)).collect();
     let may_have = |worker: &Arc<Worker>| worker.is_up() && !lacks(worker);
     if roster.iter().any(|worker| lacks(worker)) && !roster.iter().any(may_have) {
         let message = format!("no worker of model {} offers {}", served.name(), endpoint.path());
@@ -104,19 +106,21 @@ pub(super) fn able(
     let open = |worker: &Arc<Worker>| may_have(worker) && left(&worker) && !shut(worker);
     if roster.iter().any(open) {
         let shut = roster.iter().filter(|worker| shut(worker));
-        lacking.extend(shut.map(|worker| worker.index));
+        lacking.extend(shut.map(veto(VetoReason::BreakerOpen)));
     }
     Ok((next_leg(&served.pool, &[failed, &lacking].concat()), lacking))
 }
 
 /// What can do both legs or decode does errands, and prefill workers where nobody else is up.
-fn next_leg(pool: &Pool, excluded: &[usize]) -> Leg {
+fn next_leg(pool: &Pool, exclusions: &[Exclusion]) -> Leg {
     let can = |leg| {
         let roster = pool.roster();
-        roster.iter().any(|worker| worker.serves(leg) && !excluded.contains(&worker.index))
+        roster
+            .iter()
+            .any(|worker| worker.serves(leg) && excluded(exclusions, worker.index).is_none())
     };
-    let others = pool.any_up(Leg::Aggregated, excluded);
-    if others || (can(Leg::Aggregated) && !pool.any_up(Leg::Prefill, excluded)) {
+    let others = pool.any_up(Leg::Aggregated, exclusions);
+    if others || (can(Leg::Aggregated) && !pool.any_up(Leg::Prefill, exclusions)) {
         Leg::Aggregated
     } else {
         Leg::Prefill

@@ -7,19 +7,20 @@ use std::time::Instant;
 
 use serde::Serialize;
 
-use super::decode_try::verdict;
+use super::decode_try::{hit_ratio, verdict};
 use super::errand;
 use super::gate::{Need, Verdict};
-use super::hand_off::{missing, none_comes};
+use super::hand_off::{kept_for_decode, missing, none_comes};
+use super::lease::usable;
 use super::place::{Wish, candidates, figures, query};
 use super::plan::{Facts, LocalReason, Plan, Then, plan};
 use super::weigh::{Weighed, WeighedRecord, is_open, learned_ratio, weigh};
 use crate::api::Endpoint;
 use crate::api::steering::Steering;
-use crate::config::model::{Model, OnNoPrefill, Policy, RequestFlow};
-use crate::core::Served;
+use crate::config::model::{Connector, Model, OnNoPrefill, Policy, RequestFlow};
+use crate::core::{Served, unix_ms};
 use crate::error::Error;
-use crate::fleet::Roster;
+use crate::fleet::{Exclusion, Roster, VetoReason};
 use crate::ledger::decisions::CandidateRecord;
 use crate::pick::{Candidate, Choice, Leg, pick};
 use crate::prepare::{Prepared, Unit};
@@ -84,6 +85,9 @@ pub struct GateExplained {
     pub needed_blocks: Option<u32>,
     /// Blocks that count on the worker that holds most.
     pub believed_blocks: u32,
+    /// The share of the prompt that it has cached by the index, from 0 to 1; `None` if the index
+    /// is not believed about it or the prompt's tokens are not known.
+    pub cache_hit_ratio: Option<f64>,
     /// Who would decide.
     pub who: &'static str,
     /// `enough`, `asked` (the engine or side-car decides when it gets the request),
@@ -162,7 +166,7 @@ struct Way<'a> {
     unit: &'a Unit,
     roster: std::sync::Arc<Roster>,
     /// Who hands nothing over on its path.
-    missing: Vec<usize>,
+    missing: Vec<Exclusion>,
     told: PromptExplained,
 }
 
@@ -222,6 +226,7 @@ impl<'a> Way<'a> {
             cache_hit_threshold: threshold,
             needed_blocks: need.blocks,
             believed_blocks: held,
+            cache_hit_ratio: hit_ratio(self.unit, place, held, self.served.pool.block_size()),
             who: gate.name(),
             verdict: match verdict {
                 Verdict::Enough(_) => "enough",
@@ -250,16 +255,31 @@ impl<'a> Way<'a> {
     }
 
     fn both(&mut self) {
-        // The last decode worker does not prefill for nobody.
-        let mut spared: Vec<usize> =
-            self.served.pool.last_up(Leg::Decode, &[]).into_iter().collect();
+        let pool = &self.served.pool;
+        let mut spared = kept_for_decode(pool, &[]);
         spared.extend(&self.missing);
-        if !self.served.pool.any_up(Leg::Prefill, &spared) {
+        if !pool.any_up(Leg::Prefill, &spared) {
             return self.without(LocalReason::NoPrefill);
         }
         let Some(prefill) = self.step("prefill", Wish::any(Leg::Prefill, &spared)) else { return };
-        // An engine does not hand over to itself.
-        self.step("decode", Wish::any(Leg::Decode, &[prefill.worker]));
+        let mut excluded = vec![Exclusion::new(prefill.worker, VetoReason::SameWorker)];
+        let others = pool.any_up(Leg::Decode, &excluded);
+        excluded.extend(self.too_late());
+        self.step("decode", Wish::any(Leg::Decode, &excluded));
+        if others && !pool.any_up(Leg::Decode, &excluded) {
+            let message = "no decode worker can take a hand-off in time: by their queues its lease \
+                           runs out first";
+            self.told.stops = Some(message.to_owned());
+        }
+    }
+
+    /// Decode workers whose queue takes longer than the lease of a hand-off made now.
+    fn too_late(&self) -> Vec<Exclusion> {
+        let Model { connector, lease, .. } = &self.served.config;
+        match connector {
+            Connector::Nixl => self.served.pool.late(usable(*lease), Instant::now()),
+            _ => Vec::new(),
+        }
     }
 
     fn alone(&mut self, leg: Leg, reason: Option<LocalReason>) {
@@ -286,6 +306,7 @@ impl<'a> Way<'a> {
         // Ties are drawn anew: what is explained takes nobody's turn.
         let query = query(pool, self.unit, wish.leg, (pool.turn(wish.leg), rand::random()));
         let choice = pick(&self.served.config.policy, &seen, query);
+        let now_unix_ms = unix_ms();
         let id = |index: usize| self.roster.get(index).map_or("", |worker| worker.id());
         let mut step = Step {
             step: name,
@@ -296,7 +317,7 @@ impl<'a> Way<'a> {
             runner_up_rank: None,
             margin: None,
             candidates: Vec::new(),
-            vetoed: condition::vetoed(&self.roster, wish, &seen, &self.missing, now),
+            vetoed: condition::vetoed(&self.roster, wish, &seen, now),
             conditions: condition::of(&self.roster, &seen),
         };
         let chosen = choice.map(|choice| {
@@ -309,7 +330,9 @@ impl<'a> Way<'a> {
             step.candidates = order
                 .iter()
                 .map(|i| {
-                    let (seen, told) = (&seen[*i], figures(&choice, *i));
+                    let seen = &seen[*i];
+                    let of = (self.roster.get(seen.worker), wish.leg);
+                    let told = figures(&choice, *i, of, (now, now_unix_ms));
                     let name = id(seen.worker);
                     CandidateRecord::new(wish.leg.name(), name, seen, told, *i == choice.index)
                 })

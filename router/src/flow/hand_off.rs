@@ -7,7 +7,7 @@ use splitrail_engine::nixl::PREFILL_PARAMS_JSON;
 use crate::api::{Endpoint, JsonObject};
 use crate::config::model::Connector;
 use crate::core::Served;
-use crate::fleet::Worker;
+use crate::fleet::{Exclusion, Pool, VetoReason, Worker};
 use crate::pick::Leg;
 
 /// The member in which vLLM's connectors talk.
@@ -77,14 +77,22 @@ fn put_members(members: &RoomMembers, body: &mut JsonObject) {
 
 /// Workers from which no hand-off is to be expected on a path, as was seen: none where the
 /// connector's replies carry none.
-pub(super) fn missing(served: &Served, endpoint: Endpoint, now: Instant) -> Vec<usize> {
+pub(super) fn missing(served: &Served, endpoint: Endpoint, now: Instant) -> Vec<Exclusion> {
     let dialect = endpoint.dialect();
     if served.config.connector != Connector::Nixl || !dialect.names_events() {
         return Vec::new();
     }
     let misses = |worker: &&Worker| !worker.hand_overs.may_come(dialect, now);
     let roster = served.pool.roster();
-    roster.iter().map(|worker| &**worker).filter(misses).map(|worker| worker.index).collect()
+    let missing = roster.iter().map(|worker| &**worker).filter(misses);
+    missing.map(|worker| Exclusion::new(worker.index, VetoReason::NoHandOff)).collect()
+}
+
+/// The last worker that can decode: it is not asked for the prefill, since an engine does not
+/// hand over to itself.
+pub(super) fn kept_for_decode(pool: &Pool, failed: &[Exclusion]) -> Vec<Exclusion> {
+    let last = pool.last_up(Leg::Decode, failed);
+    last.map(|worker| Exclusion::new(worker, VetoReason::KeptForDecode)).into_iter().collect()
 }
 
 /// Whether no hand-off is to be expected from any prefill worker that could be asked.
@@ -93,8 +101,7 @@ pub(super) fn none_comes(served: &Served, endpoint: Endpoint, now: Instant) -> b
     if missing.is_empty() {
         return false;
     }
-    // The last one that can decode prefills for nobody.
-    let spared: Vec<usize> = served.pool.last_up(Leg::Decode, &[]).into_iter().collect();
+    let spared = kept_for_decode(&served.pool, &[]);
     let others = served.pool.any_up(Leg::Prefill, &[&spared[..], &missing].concat());
     !others && served.pool.any_up(Leg::Prefill, &spared)
 }

@@ -24,9 +24,8 @@ impl Lease {
         engine: Option<Duration>,
         now: Instant,
     ) -> Self {
-        let less = |whole: Duration| whole - whole / 10;
-        let own = started + less(configured);
-        let said = engine.map(|left| now + less(left));
+        let own = started + usable(configured);
+        let said = engine.map(|left| now + usable(left));
         Self { ends: said.map_or(own, |said| said.min(own)) }
     }
 
@@ -39,6 +38,11 @@ impl Lease {
     pub fn left(&self, now: Instant) -> Duration {
         self.ends.saturating_duration_since(now)
     }
+}
+
+/// The part of a lease in which a decode worker may be sent: a tenth is kept for the way.
+pub fn usable(lease: Duration) -> Duration {
+    lease - lease / 10
 }
 
 /// What an engine's expiry leaves, both in seconds since 1970. Engines that give the time of

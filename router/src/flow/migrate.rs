@@ -25,7 +25,7 @@ use super::legs;
 use super::place::{Placed, Wish, computed, place, sent};
 use crate::api::{Endpoint, JsonObject};
 use crate::error::Error;
-use crate::fleet::{Booking, Worker};
+use crate::fleet::{Booking, Exclusion, VetoReason, Worker};
 use crate::ledger::decisions::DecisionHandle;
 use crate::ledger::leg::{LegFacts, LegKind};
 use crate::pick::Leg;
@@ -98,7 +98,7 @@ pub struct Migration {
     finished: bool,
     /// The first event's id and creation time, which all events carry.
     first: Option<JsonObject>,
-    lost: Vec<usize>,
+    lost: Vec<Exclusion>,
     left: u32,
 }
 
@@ -205,7 +205,7 @@ impl Migration {
         let mut failed = Arc::clone(worker);
         while let Some(left) = self.left.checked_sub(1) {
             self.left = left;
-            self.lost.push(failed.index);
+            self.lost.push(Exclusion::new(failed.index, VetoReason::Failed));
             let pool = &context.served.pool;
             let others = pool.any_up(Leg::Decode, &self.lost);
             if !others || !may_retry(&context, "migrate", &failed, &error) {

@@ -21,8 +21,8 @@ use super::plan::LocalReason;
 use super::prefill::{self, Said, Tries, not_handed_over, without_prefill};
 use crate::config::model::Connector;
 use crate::error::{Error, Fault, Kind};
-use crate::fleet::Worker;
 use crate::fleet::bootstrap::{Bootstrap, Engine};
+use crate::fleet::{Exclusion, VetoReason, Worker};
 use crate::ledger::decisions::DecisionHandle;
 use crate::ledger::leg::{LegFacts, LegKind};
 use crate::pick::Leg;
@@ -72,7 +72,7 @@ pub(super) async fn pair_or_local(
             Err(error) => break error,
         };
         let mut excluded = attempts.failed().to_vec();
-        excluded.push(prefill.worker.index);
+        excluded.push(Exclusion::new(prefill.worker.index, VetoReason::SameWorker));
         let decode = place(context, unit, decision, Wish::any(Leg::Decode, &excluded))?;
         let envelope = attempt(context, decision);
         let guard = preemption_guard(context, unit, decision);

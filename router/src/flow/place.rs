@@ -8,18 +8,18 @@ use splitrail_kv::Tier;
 
 use super::client::Envelope;
 use super::context::Context;
-use crate::core::Served;
+use crate::core::{Served, unix_ms};
 use crate::error::{Error, Kind};
 use crate::fleet::waiting::{Asked, Granted, NoRoom, Why};
-use crate::fleet::{Booking, Pool, Roster, Worker};
-use crate::ledger::decisions::{CandidateRecord, DecisionHandle, DrawRecord, ShadowRecord};
-use crate::name::Name;
-use crate::pick::{Candidate, Choice, Leg, Policy, Query, Terms, Veto, holders, pick};
+use crate::fleet::{Booking, Exclusion, Pool, Roster, Worker};
+use crate::ledger::decisions::DecisionHandle;
+use crate::pick::{Candidate, Choice, Leg, Query, holders};
 use crate::prepare::Unit;
 
-/// Candidates in a decision record beside the chosen one, the cheapest first: a
-/// fleet of hundreds must not fill memory with records.
-const OTHERS_RECORDED: usize = 31;
+mod record;
+
+pub(super) use record::{figures, note_vetoed};
+use record::{record, shadow};
 
 thread_local! {
     /// What a pick needs, kept so that none allocates.
@@ -69,14 +69,14 @@ impl Placed {
 pub(super) struct Wish<'a> {
     pub(super) leg: Leg,
     /// Workers that it must not be.
-    pub(super) excluded: &'a [usize],
+    pub(super) excluded: &'a [Exclusion],
     /// Blocks that it should hold; where none does, one that holds most is taken.
     pub(super) blocks: Option<u32>,
 }
 
 impl<'a> Wish<'a> {
     /// Any worker for a leg but these.
-    pub(super) fn any(leg: Leg, excluded: &'a [usize]) -> Self {
+    pub(super) fn any(leg: Leg, excluded: &'a [Exclusion]) -> Self {
         Self { leg, excluded, blocks: None }
     }
 }
@@ -100,10 +100,12 @@ pub(super) fn place(
         let started = context.mark("match", started);
         let query = query(pool, unit, leg, (pool.next_turn(leg), pool.draw()));
         if !choice.decide(&config.policy, candidates, &query, 0) {
+            note_vetoed(decision, &roster, wish, candidates, (started, unix_ms()));
             let message = format!("model {} has no worker left for {}", config.name, leg.name());
             return Err(Error::new(Kind::NoWorker, message));
         }
-        let placed = settle(context, unit, decision, query, (&roster, candidates, choice), None);
+        let placed =
+            settle(context, unit, decision, (query, wish), (&roster, candidates, choice), None);
         context.mark("pick", started);
         placed
     })
@@ -138,7 +140,7 @@ pub(super) async fn place_in_turn(
     let Granted { roster, candidates, choice, booking } =
         granted.map_err(|no_room| refused(context, no_room))?;
     let seen = (&*roster, candidates.as_slice(), &choice);
-    settle(context, unit, decision, query, seen, Some(booking))
+    settle(context, unit, decision, (query, wish), seen, Some(booking))
 }
 
 fn refused(context: &Context, no_room: NoRoom) -> Error {
@@ -174,7 +176,7 @@ fn settle(
     context: &Context,
     unit: &Unit,
     decision: &DecisionHandle,
-    query: Query,
+    (query, wish): (Query, Wish<'_>),
     (roster, candidates, choice): (&Roster, &[Candidate], &Choice),
     room: Option<Booking>,
 ) -> Result<Placed, Error> {
@@ -184,7 +186,7 @@ fn settle(
         // Candidates are of the same roster.
         return Err(Error::new(Kind::Internal, "a candidate is not in its roster"));
     };
-    record(context, unit, decision, query, (roster, candidates), choice);
+    record(context, unit, decision, (query, wish), (roster, candidates), choice);
     shadow(context, decision, query, (roster, candidates), choice);
     let metrics = &context.core.metrics;
     if unit.unknown.is_none() || !unit.hashes.is_empty() {
@@ -251,109 +253,4 @@ pub(super) fn computed(context: &Context, unit: &Unit, placed: &Placed) {
     }
     let assumed = &context.served.pool.assumed;
     assumed.computed(Instant::now(), &placed.worker, placed.rank, &unit.hashes);
-}
-
-/// Writes a choice down: before the engine is called.
-fn record(
-    context: &Context,
-    unit: &Unit,
-    decision: &DecisionHandle,
-    query: Query,
-    (roster, candidates): (&Roster, &[Candidate]),
-    choice: &Choice,
-) {
-    let leg = query.leg;
-    let pool = &context.served.pool;
-    let chosen = &candidates[choice.index];
-    let name = |index| roster.get(index).map_or("", |worker| worker.id());
-    let record = |i: usize| {
-        let (name, is_chosen) = (name(candidates[i].worker), i == choice.index);
-        CandidateRecord::new(leg.name(), name, &candidates[i], figures(choice, i), is_chosen)
-    };
-    // Of a prompt with media, what is known has an end before the prompt's.
-    let known = (unit.hashes.len() as u32).saturating_mul(pool.block_size()).saturating_add(1);
-    let prompt_tokens = unit.prompt_tokens.or((!unit.hashes.is_empty()).then_some(known));
-    let estimate = prompt_tokens.map(|prompt_tokens| {
-        let overlap =
-            if context.options.bypasses_cache.is_some() { 0 } else { chosen.overlap_blocks };
-        splitrail_kv::estimate_cached_tokens(overlap, prompt_tokens, pool.block_size())
-    });
-    decision.update(|decision| {
-        decision.candidates.retain(|earlier| earlier.leg != leg.name());
-        decision.candidates.reserve(candidates.len().min(1 + OTHERS_RECORDED));
-        decision.candidates.push(record(choice.index));
-        each_other(choice, |i| decision.candidates.push(record(i)));
-        decision.draws.retain(|earlier| earlier.leg != leg.name());
-        decision.draws.push(DrawRecord { leg: leg.name(), turn: query.turn, draw: query.draw });
-        let name = Some(Name::from(name(chosen.worker)));
-        match leg {
-            Leg::Prefill => decision.prefill_worker = name,
-            Leg::Decode | Leg::Aggregated => decision.decode_worker = name,
-        }
-        if leg == Leg::Decode {
-            decision.decode_overlap_blocks = chosen.overlap_blocks;
-        } else {
-            decision.overlap_blocks = chosen.overlap_blocks;
-            decision.best_overlap_blocks = choice.best_overlap_blocks;
-            decision.estimated_cached_tokens = estimate;
-        }
-    });
-}
-
-/// Names the candidates beside the chosen one, the cheapest first, and not too many.
-fn each_other(choice: &Choice, mut name: impl FnMut(usize)) {
-    let others = (0..choice.costs.len()).filter(|i| *i != choice.index);
-    // Where all cost the same, as with policies that have no costs, they are in order already.
-    if choice.costs.is_sorted() {
-        return others.take(OTHERS_RECORDED).for_each(name);
-    }
-    let mut order: Vec<usize> = others.collect();
-    order.sort_by(|a, b| choice.costs[*a].total_cmp(&choice.costs[*b]));
-    order.into_iter().take(OTHERS_RECORDED).for_each(&mut name);
-}
-
-/// What a choice says of one candidate.
-pub(super) fn figures(choice: &Choice, i: usize) -> (f64, Option<Terms>, Option<Veto>) {
-    let veto = choice.vetoes.get(i).copied().flatten();
-    (choice.costs[i], choice.terms.get(i).copied(), veto)
-}
-
-/// What the policy beside the first would have chosen, and what that is predicted to be worth.
-fn shadow(
-    context: &Context,
-    decision: &DecisionHandle,
-    query: Query,
-    (roster, candidates): (&Roster, &[Candidate]),
-    choice: &Choice,
-) {
-    let config = &context.served.config;
-    let Some(policy) = config.shadow.as_ref().map(|shadow| &shadow.policy) else { return };
-    let Some(other) = pick(policy, candidates, query) else { return };
-    let agrees = other.index == choice.index;
-    // In the one unit that means something to a client.
-    let gain_ms = match agrees {
-        true => 0.0,
-        false => pick(&Policy::predicted_ttft(), candidates, query)
-            .map_or(0.0, |told| told.costs[choice.index] - told.costs[other.index]),
-    };
-    let metrics = &context.core.metrics;
-    let (model, leg) = (config.name.as_str(), query.leg.name());
-    let said = if agrees { "same" } else { "other" };
-    metrics.shadow_decisions.with_label_values(&[model, leg, said]).inc();
-    if gain_ms != 0.0 {
-        let better = if gain_ms > 0.0 { "shadow" } else { "live" };
-        let seconds = metrics.shadow_seconds.with_label_values(&[model, leg, better]);
-        seconds.inc_by(gain_ms.abs() / 1e3);
-    }
-    let worker = roster.get(candidates[other.index].worker).map_or("", |worker| worker.id());
-    decision.update(|decision| {
-        decision.shadow.retain(|earlier| earlier.leg != leg);
-        decision.shadow.push(ShadowRecord {
-            leg,
-            policy: policy.name(),
-            worker: worker.into(),
-            agrees,
-            predicted_gain_ms: gain_ms,
-        });
-    });
 }

@@ -14,7 +14,7 @@ use super::context::{
     Context, attempt, book, carried_threshold, count_local, expected, may_retry, uncached_tokens,
     within,
 };
-use super::hand_off::{Lead, missing};
+use super::hand_off::{Lead, kept_for_decode, missing};
 use super::lease::{Lease, left_by_engine};
 use super::legs;
 use super::place::{Placed, Wish, computed, place_in_turn, sent};
@@ -24,7 +24,7 @@ use crate::api::{Endpoint, JsonObject, Parts};
 use crate::config::model::{Connector, OnNoPrefill};
 use crate::core::{Served, unix_ms};
 use crate::error::{Error, Fault, Kind};
-use crate::fleet::{Hosts, Pool, Worker};
+use crate::fleet::{Exclusion, Hosts, Pool, VetoReason, Worker};
 use crate::ledger::audit;
 use crate::ledger::decisions::DecisionHandle;
 use crate::ledger::leg::{LegFacts, LegKind};
@@ -51,18 +51,17 @@ impl Prefilled {
 
 /// The workers that one prompt's prefill is tried on.
 pub(super) struct Tries {
-    excluded: Vec<usize>,
+    excluded: Vec<Exclusion>,
     /// Those that hand nothing over on this path.
-    missing: Vec<usize>,
+    missing: Vec<Exclusion>,
     left: u32,
 }
 
 impl Tries {
     /// As many as the model's configuration allows.
-    pub(super) fn new(context: &Context, failed_decode: &[usize]) -> Self {
+    pub(super) fn new(context: &Context, failed_decode: &[Exclusion]) -> Self {
         let Served { config, pool, .. } = context.served.as_ref();
-        // An engine does not hand over to itself: the last one that can decode is kept for it.
-        let excluded = pool.last_up(Leg::Decode, failed_decode).into_iter().collect();
+        let excluded = kept_for_decode(pool, failed_decode);
         let missing = missing(&context.served, context.endpoint, Instant::now());
         Self { excluded, missing, left: config.retries.prefill }
     }
@@ -85,13 +84,13 @@ impl Tries {
         place_in_turn(context, unit, decision, wish, true).await
     }
 
-    fn left_out(&self) -> Vec<usize> {
+    fn left_out(&self) -> Vec<Exclusion> {
         [&self.excluded[..], &self.missing].concat()
     }
 
     /// Whether all that are left hand nothing over.
     fn only_missing(&self, pool: &Pool) -> bool {
-        let any_up = |excluded: &[usize]| pool.any_up(Leg::Prefill, excluded);
+        let any_up = |excluded: &[Exclusion]| pool.any_up(Leg::Prefill, excluded);
         !any_up(&self.left_out()) && any_up(&self.excluded)
     }
 
@@ -106,7 +105,8 @@ impl Tries {
         worker: &Worker,
         error: Error,
     ) -> Result<(), Error> {
-        self.excluded.push(worker.index);
+        let reason = VetoReason::of_failure(error.kind());
+        self.excluded.push(Exclusion::new(worker.index, reason));
         let others = context.served.pool.any_up(Leg::Prefill, &self.excluded);
         let worth = self.left > 0 && others && error.worth_another_worker();
         if !worth || !may_retry(context, "prefill", worker, &error) {
@@ -129,7 +129,7 @@ pub(super) async fn prefill_or_local(
     context: &Context,
     unit: &Unit,
     decision: &DecisionHandle,
-    failed_decode: &[usize],
+    failed_decode: &[Exclusion],
 ) -> Result<Option<Prefilled>, Error> {
     let mut tries = Tries::new(context, failed_decode);
     let last = loop {

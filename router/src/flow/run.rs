@@ -15,15 +15,15 @@ use super::decode_try::{Tried, decode_try};
 use super::errand;
 use super::hand_off::none_comes;
 use super::pair::{Paired, pair_or_local};
-use super::place::{Wish, computed, place, place_in_turn, sent};
+use super::place::{Wish, computed, note_vetoed, place, place_in_turn, sent};
 use super::plan::{Facts, LocalReason, Plan, Then, plan};
 use super::prefill::{Prefilled, no_prefill_worker, prefill_or_local, without_prefill};
 use super::weigh::{is_open, learned_ratio, weigh};
 use crate::boxed::pinned;
 use crate::config::model::OnNoPrefill;
-use crate::core::Served;
+use crate::core::{Served, unix_ms};
 use crate::error::{Error, Kind};
-use crate::fleet::Worker;
+use crate::fleet::{Exclusion, VetoReason, Worker};
 use crate::ledger::decisions::DecisionHandle;
 use crate::pick::Leg;
 use crate::prepare::Unit;
@@ -188,13 +188,14 @@ async fn answer(
     // Both legs of an attempt carry one id.
     let envelope = match &staged {
         Some(prefilled) => {
-            // An engine cannot pull from itself.
-            excluded.push(prefilled.worker.index);
+            excluded.push(Exclusion::new(prefilled.worker.index, VetoReason::SameWorker));
             let left = prefilled.lease().map(|lease| lease.left(tokio::time::Instant::now()));
             let late = left.map(|left| pool.late(left, Instant::now())).unwrap_or_default();
             excluded.extend(&late);
             let over = left.is_some_and(|left| left.is_zero());
             if over || (!late.is_empty() && !pool.any_up(leg, &excluded)) {
+                let now = (Instant::now(), unix_ms());
+                note_vetoed(decision, &pool.roster(), Wish::any(leg, &excluded), &[], now);
                 let prefill = Arc::clone(&prefilled.worker);
                 let message =
                     format!("no decode worker can take worker {}'s hand-off in time", prefill.id());

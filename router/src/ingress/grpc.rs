@@ -20,6 +20,7 @@ use crate::core::Core;
 mod body;
 mod call;
 mod events;
+mod explain;
 mod health;
 mod message;
 
@@ -56,6 +57,7 @@ fn reflection() -> tonic_reflection::server::Builder<'static> {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Method {
     Generate,
+    Explain,
     ListModels,
 }
 
@@ -65,6 +67,7 @@ impl Method {
         let path = request.uri().path().strip_prefix('/')?.strip_prefix(SERVICE_NAME)?;
         match path {
             "/Generate" => Some(Self::Generate),
+            "/Explain" => Some(Self::Explain),
             "/ListModels" => Some(Self::ListModels),
             _ => None,
         }

@@ -74,7 +74,8 @@ fn all(core: Arc<Core>) -> Router {
         .route(Endpoint::CountTokens.path(), post_of(Endpoint::CountTokens))
         .route("/v1/responses/{id}", get(no_response).delete(no_response))
         .route("/v1/models", get(list_models))
-        .route("/v1/models/{id}", get(show_model))
+        // Names may contain slashes: `Qwen/Qwen3-8B`.
+        .route("/v1/models/{*id}", get(show_model))
         .route("/health", get(health))
         .route("/ready", get(ready))
         .fallback(async |uri: Uri| {

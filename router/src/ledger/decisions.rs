@@ -10,9 +10,10 @@ use serde::{Serialize, Serializer};
 use splitrail_kv::Tier;
 
 use super::entry::Entry;
+use crate::fleet::VetoReason;
 use crate::flow::weigh::WeighedRecord;
 use crate::name::Name;
-use crate::pick::{Candidate, Terms, Veto};
+use crate::pick::{Candidate, Terms};
 
 /// One candidate of a decision.
 #[derive(Clone, Debug, Serialize)]
@@ -50,9 +51,11 @@ pub struct CandidateRecord {
     /// What the cost is made of, in milliseconds, where the policy counts those.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub terms: Option<Terms>,
-    /// Why it could not be chosen, if so: `down`, `busy`, `slow_start`.
+    /// Why it could not be chosen, if so: its load or its health.
     #[serde(skip_serializing_if = "Option::is_none")]
-    pub veto: Option<Veto>,
+    pub veto: Option<VetoReason>,
+    /// Milliseconds since its last KV event or index synchronisation; `None` if there was none.
+    pub index_age_ms: Option<u64>,
     /// Whether it was chosen.
     pub chosen: bool,
 }
@@ -63,9 +66,10 @@ impl CandidateRecord {
         leg: &'static str,
         worker: &str,
         seen: &Candidate,
-        (cost, terms, veto): (f64, Option<Terms>, Option<Veto>),
+        figures: Figures,
         chosen: bool,
     ) -> Self {
+        let Figures { cost, terms, veto, index_age_ms } = figures;
         Self {
             leg,
             worker: worker.into(),
@@ -82,9 +86,36 @@ impl CandidateRecord {
             cost,
             terms,
             veto,
+            index_age_ms,
             chosen,
         }
     }
+}
+
+/// What a choice and the fleet say of one candidate.
+#[derive(Clone, Copy, Debug)]
+pub struct Figures {
+    /// Its cost under the policy.
+    pub cost: f64,
+    /// What the cost is made of, in milliseconds.
+    pub terms: Option<Terms>,
+    /// Why it could not be chosen.
+    pub veto: Option<VetoReason>,
+    /// Milliseconds since its last KV event or index synchronisation.
+    pub index_age_ms: Option<u64>,
+}
+
+/// A worker that has the role for a leg and was no candidate for it.
+#[derive(Clone, Debug, Serialize)]
+pub struct VetoRecord {
+    /// The part of the request that was placed.
+    pub leg: &'static str,
+    /// The worker's name.
+    pub worker: Name,
+    /// Why it was no candidate.
+    pub reason: VetoReason,
+    /// Milliseconds since its last KV event or index synchronisation; `None` if there was none.
+    pub index_age_ms: Option<u64>,
 }
 
 fn by_tier<S: Serializer>(blocks: &[u32; Tier::COUNT], to: S) -> Result<S::Ok, S::Error> {
@@ -137,6 +168,9 @@ pub struct Decision {
     pub counted_reason: Option<&'static str>,
     /// The share of the prompt that a decode worker was to hold.
     pub cache_hit_threshold: Option<f64>,
+    /// The share of the prompt that the decode worker tried first had cached, from 0 to 1: the
+    /// engine's figure where it turned the prompt away, else the index's; `None` if neither knows.
+    pub cache_hit_ratio: Option<f64>,
     /// Who decided whether one does: `engine`, `shim`, `router`, or `none`.
     pub gate: Option<&'static str>,
     /// What came of trying decode first: `served`, `rejected`, `skipped`, `unsupported` or
@@ -168,6 +202,9 @@ pub struct Decision {
     pub estimated_cached_tokens: Option<u32>,
     /// Who was considered: the chosen ones, and the cheapest others.
     pub candidates: Vec<CandidateRecord>,
+    /// Who was not considered, and why: workers with the role for a leg, at most 32 for each.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub vetoed: Vec<VetoRecord>,
     /// What else went into the choices.
     pub draws: Vec<DrawRecord>,
     /// What the policy beside the first would have done, where there is one.
@@ -210,6 +247,7 @@ impl DecisionHandle {
             decision.prefill_worker = None;
             decision.decode_worker = None;
             decision.candidates.clear();
+            decision.vetoed.clear();
             decision.draws.clear();
             decision.shadow.clear();
             decision.outcome = None;

@@ -5,7 +5,7 @@ use std::time::Instant;
 use serde::Serialize;
 
 use crate::core::unix_ms;
-use crate::fleet::{Roster, Worker};
+use crate::fleet::{Roster, VetoReason, Worker};
 use crate::flow::place::Wish;
 use crate::pick::Candidate;
 
@@ -14,9 +14,8 @@ use crate::pick::Candidate;
 pub struct Veto {
     /// Its name.
     pub worker: String,
-    /// `role`, `excluded`, `no_hand_off`, `too_few_blocks`, `breaker_open`, or its state where that takes no
-    /// work: `down`, `draining`, `ejected`, `left`.
-    pub reasons: Vec<&'static str>,
+    /// Everything that speaks against it.
+    pub reasons: Vec<VetoReason>,
 }
 
 /// How good the router's word about a worker's blocks is.
@@ -26,7 +25,8 @@ pub struct Condition {
     pub worker: String,
     /// Whether its KV events come in, so that the index is what it holds.
     pub events_current: bool,
-    /// Milliseconds since the last of them; `None` if none came.
+    /// Milliseconds since the last of them, or since an index synchronisation; `None` if there
+    /// was none.
     pub index_age_ms: Option<u64>,
     /// Whether the index lacks blocks that were beyond its bound.
     pub index_truncated: bool,
@@ -40,36 +40,26 @@ pub struct Condition {
     pub overlap_discount: f64,
 }
 
-/// The workers of a roster that cannot take a leg, or may not; `missing` hand nothing over.
+/// The workers of a roster that cannot take a leg, or may not.
 pub(super) fn vetoed(
     roster: &Roster,
     wish: Wish<'_>,
     seen: &[Candidate],
-    missing: &[usize],
     now: Instant,
 ) -> Vec<Veto> {
     let Wish { leg, excluded, .. } = wish;
     let is_candidate = |worker: &Worker| seen.iter().any(|seen| seen.worker == worker.index);
     let vetoes = roster.iter().map(|worker| {
         let mut reasons = Vec::new();
-        let able = worker.serves(leg);
-        let left_out = excluded.contains(&worker.index);
-        if !able {
-            reasons.push("role");
+        if !worker.serves(leg) {
+            reasons.push(VetoReason::Role);
         }
-        if left_out && missing.contains(&worker.index) {
-            reasons.push("no_hand_off");
-        } else if left_out {
-            reasons.push("excluded");
-        }
-        if !worker.state().takes_work() {
-            reasons.push(worker.state().name());
-        }
-        if able && !worker.breaker(leg).allows(now) {
-            reasons.push("breaker_open");
-        }
+        let named = excluded.iter().filter(|one| one.worker == worker.index);
+        reasons.extend(named.map(|one| one.reason));
+        let health = VetoReason::of_health(worker, leg, now);
+        reasons.extend(health.filter(|health| !reasons.contains(health)));
         if reasons.is_empty() && !is_candidate(worker) {
-            reasons.push("too_few_blocks");
+            reasons.push(VetoReason::TooFewBlocks);
         }
         Veto { worker: worker.id().to_owned(), reasons }
     });
@@ -86,7 +76,7 @@ pub(super) fn of(roster: &Roster, seen: &[Candidate]) -> Vec<Condition> {
         Condition {
             worker: worker.id().to_owned(),
             events_current: worker.events_are_current(),
-            index_age_ms: worker.witness.heard_unix_ms().map(|ms| unix_ms().saturating_sub(ms)),
+            index_age_ms: worker.witness.index_age_ms(unix_ms()),
             index_truncated: worker.index_is_truncated(),
             parity: worker.parity.parity().name(),
             drift_over_blocks: audit.drift_over_blocks,

@@ -9,6 +9,7 @@ use bytes::{Bytes, BytesMut};
 use http::header::{CONTENT_TYPE, HeaderName};
 use http::{HeaderValue, Request, Response};
 use http_body_util::{BodyExt, Full};
+use prost::Message;
 use splitrail_proto::v1;
 use splitrail_proto::v1::generate_request::Prompt;
 use tonic::Status;
@@ -20,6 +21,7 @@ use super::super::http::{X_REMOVED_FIELDS, log_failure};
 use super::Method;
 use super::body::payload;
 use super::events::Answer;
+use super::explain::explain;
 use super::message::{check_encoding, decode, put, receive, succeeded};
 use crate::admission::ShareKey;
 use crate::api::Endpoint;
@@ -46,6 +48,7 @@ where
 {
     let answered = match method {
         Method::Generate => generate(&core, peer, request).await,
+        Method::Explain => explain(&core, peer, request).await,
         Method::ListModels => list_models(&core, peer, request).await,
     };
     match answered {
@@ -63,17 +66,17 @@ where
 }
 
 /// An answer, and the fields of `extra_body_json` that engines were not sent.
-type Answered = (Body, Option<String>);
+pub(super) type Answered = (Body, Option<String>);
 
 /// A call whose message is there.
-struct Received {
-    message: Bytes,
-    held: Charge,
+pub(super) struct Received {
+    pub(super) message: Bytes,
+    pub(super) held: Charge,
     client: Option<ShareKey>,
 }
 
 /// A call that would find no room is refused at once, before its message is waited for.
-async fn received<B>(
+pub(super) async fn received<B>(
     core: &Arc<Core>,
     peer: SocketAddr,
     request: Request<B>,
@@ -154,10 +157,15 @@ where
         adapters: served.config.adapters.clone(),
         block_size: served.pool.block_size(),
     });
+    Ok(whole(&v1::ListModelsResponse { models: models.collect() }))
+}
+
+/// The answer of a call that is answered by one message.
+pub(super) fn whole(message: &impl Message) -> Answered {
     let mut out = BytesMut::new();
-    put(&mut out, &v1::ListModelsResponse { models: models.collect() });
+    put(&mut out, message);
     let trailers = std::future::ready(Some(Ok(succeeded())));
-    Ok((Body::new(Full::new(out.freeze()).with_trailers(trailers)), None))
+    (Body::new(Full::new(out.freeze()).with_trailers(trailers)), None)
 }
 
 /// The one place where an error becomes a gRPC status.

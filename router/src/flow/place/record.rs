@@ -1,0 +1,198 @@
+//! Writes a choice down: who was considered, who was not and why, and what else went into it.
+
+use std::sync::Arc;
+use std::time::Instant;
+
+use super::Wish;
+use crate::core::unix_ms;
+use crate::fleet::{Roster, VetoReason, Worker, excluded};
+use crate::flow::context::Context;
+use crate::ledger::decisions::{
+    CandidateRecord, DecisionHandle, DrawRecord, Figures, ShadowRecord, VetoRecord,
+};
+use crate::name::Name;
+use crate::pick::{Candidate, Choice, Leg, Policy, Query, Veto, pick};
+use crate::prepare::Unit;
+
+/// Candidates in a decision record beside the chosen one, the cheapest first: a
+/// fleet of hundreds must not fill memory with records.
+const OTHERS_RECORDED: usize = 31;
+
+/// Workers in a decision record that were no candidates for a leg, at most.
+const VETOED_RECORDED: usize = 32;
+
+/// Writes a choice down: before the engine is called.
+pub(super) fn record(
+    context: &Context,
+    unit: &Unit,
+    decision: &DecisionHandle,
+    (query, wish): (Query, Wish<'_>),
+    (roster, candidates): (&Roster, &[Candidate]),
+    choice: &Choice,
+) {
+    let leg = query.leg;
+    let (now, now_unix_ms) = (Instant::now(), unix_ms());
+    let pool = &context.served.pool;
+    let chosen = &candidates[choice.index];
+    let name = |index| roster.get(index).map_or("", |worker| worker.id());
+    let record = |i: usize| {
+        let (name, is_chosen) = (name(candidates[i].worker), i == choice.index);
+        let worker = roster.get(candidates[i].worker);
+        let figures = figures(choice, i, (worker, leg), (now, now_unix_ms));
+        CandidateRecord::new(leg.name(), name, &candidates[i], figures, is_chosen)
+    };
+    // Of a prompt with media, what is known has an end before the prompt's.
+    let known = (unit.hashes.len() as u32).saturating_mul(pool.block_size()).saturating_add(1);
+    let prompt_tokens = unit.prompt_tokens.or((!unit.hashes.is_empty()).then_some(known));
+    let estimate = prompt_tokens.map(|prompt_tokens| {
+        let overlap =
+            if context.options.bypasses_cache.is_some() { 0 } else { chosen.overlap_blocks };
+        splitrail_kv::estimate_cached_tokens(overlap, prompt_tokens, pool.block_size())
+    });
+    note_vetoed(decision, roster, wish, candidates, (now, now_unix_ms));
+    decision.update(|decision| {
+        decision.candidates.retain(|earlier| earlier.leg != leg.name());
+        decision.candidates.reserve(candidates.len().min(1 + OTHERS_RECORDED));
+        decision.candidates.push(record(choice.index));
+        each_other(choice, |i| decision.candidates.push(record(i)));
+        decision.draws.retain(|earlier| earlier.leg != leg.name());
+        decision.draws.push(DrawRecord { leg: leg.name(), turn: query.turn, draw: query.draw });
+        let name = Some(Name::from(name(chosen.worker)));
+        match leg {
+            Leg::Prefill => decision.prefill_worker = name,
+            Leg::Decode | Leg::Aggregated => decision.decode_worker = name,
+        }
+        if leg == Leg::Decode {
+            decision.decode_overlap_blocks = chosen.overlap_blocks;
+        } else {
+            decision.overlap_blocks = chosen.overlap_blocks;
+            decision.best_overlap_blocks = choice.best_overlap_blocks;
+            decision.estimated_cached_tokens = estimate;
+        }
+    });
+}
+
+/// Writes down which workers are no candidates for a leg, and why.
+pub(in super::super) fn note_vetoed(
+    decision: &DecisionHandle,
+    roster: &Roster,
+    wish: Wish<'_>,
+    candidates: &[Candidate],
+    (now, now_unix_ms): (Instant, u64),
+) {
+    let leg = wish.leg.name();
+    let vetoed = vetoed(roster, wish, candidates, now).take(VETOED_RECORDED);
+    decision.update(|decision| {
+        decision.vetoed.retain(|earlier| earlier.leg != leg);
+        decision.vetoed.extend(vetoed.map(|(worker, reason)| VetoRecord {
+            leg,
+            worker: worker.id().into(),
+            reason,
+            index_age_ms: worker.witness.index_age_ms(now_unix_ms),
+        }));
+    });
+}
+
+/// Names the candidates beside the chosen one, the cheapest first, and not too many.
+fn each_other(choice: &Choice, mut name: impl FnMut(usize)) {
+    let others = (0..choice.costs.len()).filter(|i| *i != choice.index);
+    // Where all cost the same, as with policies that have no costs, they are in order already.
+    if choice.costs.is_sorted() {
+        return others.take(OTHERS_RECORDED).for_each(name);
+    }
+    let mut order: Vec<usize> = others.collect();
+    order.sort_by(|a, b| choice.costs[*a].total_cmp(&choice.costs[*b]));
+    order.into_iter().take(OTHERS_RECORDED).for_each(&mut name);
+}
+
+/// What a choice and the fleet say of one candidate, whose worker is given.
+pub(in super::super) fn figures(
+    choice: &Choice,
+    i: usize,
+    (worker, leg): (Option<&Arc<Worker>>, Leg),
+    (now, now_unix_ms): (Instant, u64),
+) -> Figures {
+    let veto = choice.vetoes.get(i).copied().flatten().map(|veto| match veto {
+        Veto::Down => worker
+            .and_then(|worker| VetoReason::of_health(worker, leg, now))
+            .unwrap_or(VetoReason::Down),
+        Veto::Busy => VetoReason::Busy,
+        Veto::SlowStart => VetoReason::SlowStart,
+    });
+    Figures {
+        cost: choice.costs[i],
+        terms: choice.terms.get(i).copied(),
+        veto,
+        index_age_ms: worker.and_then(|worker| worker.witness.index_age_ms(now_unix_ms)),
+    }
+}
+
+/// The workers of a roster that have the role for a leg and are no candidates for it, with the
+/// reason. Where no blocks are asked for, only what is excluded is no candidate: nothing else is
+/// looked at then.
+fn vetoed<'a>(
+    roster: &'a Roster,
+    wish: Wish<'a>,
+    candidates: &'a [Candidate],
+    now: Instant,
+) -> impl Iterator<Item = (&'a Worker, VetoReason)> {
+    let named = wish.excluded.iter().filter_map(|one| Some((roster.get(one.worker)?, one.reason)));
+    let named = named.map(|(worker, reason)| (&**worker, reason));
+    let named = named.filter(move |(worker, _)| worker.serves(wish.leg));
+    // Candidates are in the roster's order, the ranks of one worker side by side.
+    let mut candidates = candidates.iter().map(|seen| seen.worker).peekable();
+    let all = if wish.blocks.is_some() { roster.len() } else { 0 };
+    let dropped = roster.iter().take(all).filter_map(move |worker| {
+        let mut is_candidate = false;
+        while candidates.next_if_eq(&worker.index).is_some() {
+            is_candidate = true;
+        }
+        let left_out = is_candidate || excluded(wish.excluded, worker.index).is_some();
+        if left_out || !worker.serves(wish.leg) {
+            return None;
+        }
+        let health = VetoReason::of_health(worker, wish.leg, now);
+        Some((&**worker, health.unwrap_or(VetoReason::TooFewBlocks)))
+    });
+    named.chain(dropped)
+}
+
+/// What the policy beside the first would have chosen, and what that is predicted to be worth.
+pub(super) fn shadow(
+    context: &Context,
+    decision: &DecisionHandle,
+    query: Query,
+    (roster, candidates): (&Roster, &[Candidate]),
+    choice: &Choice,
+) {
+    let config = &context.served.config;
+    let Some(policy) = config.shadow.as_ref().map(|shadow| &shadow.policy) else { return };
+    let Some(other) = pick(policy, candidates, query) else { return };
+    let agrees = other.index == choice.index;
+    // In the one unit that means something to a client.
+    let gain_ms = match agrees {
+        true => 0.0,
+        false => pick(&Policy::predicted_ttft(), candidates, query)
+            .map_or(0.0, |told| told.costs[choice.index] - told.costs[other.index]),
+    };
+    let metrics = &context.core.metrics;
+    let (model, leg) = (config.name.as_str(), query.leg.name());
+    let said = if agrees { "same" } else { "other" };
+    metrics.shadow_decisions.with_label_values(&[model, leg, said]).inc();
+    if gain_ms != 0.0 {
+        let better = if gain_ms > 0.0 { "shadow" } else { "live" };
+        let seconds = metrics.shadow_seconds.with_label_values(&[model, leg, better]);
+        seconds.inc_by(gain_ms.abs() / 1e3);
+    }
+    let worker = roster.get(candidates[other.index].worker).map_or("", |worker| worker.id());
+    decision.update(|decision| {
+        decision.shadow.retain(|earlier| earlier.leg != leg);
+        decision.shadow.push(ShadowRecord {
+            leg,
+            policy: policy.name(),
+            worker: worker.into(),
+            agrees,
+            predicted_gain_ms: gain_ms,
+        });
+    });
+}

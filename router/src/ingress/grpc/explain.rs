@@ -1,0 +1,62 @@
+//! The call `Explain`: the facts of `POST /admin/explain`, for operators.
+//!
+//! They include other clients' load and which prompts are cached, so the call is refused unless
+//! the configuration allows it. A loopback peer is no proof of an operator on this listener: a
+//! proxy beside the router makes every client one.
+
+use std::net::SocketAddr;
+use std::sync::Arc;
+
+use bytes::Bytes;
+use http::Request;
+use splitrail_proto::v1;
+use splitrail_proto::v1::explain_request::Subject;
+use splitrail_proto::v1::generate_request::Prompt;
+use tonic::Status;
+
+use super::body::payload;
+use super::call::{Answered, Received, received, whole};
+use super::message::decode;
+use crate::api::Endpoint;
+use crate::api::steering::Steering;
+use crate::core::Core;
+use crate::service::explain::{dry_run, not_kept, past};
+
+const NOT_ALLOWED: &str = "Explain shows other clients' load and cached prompts, and is off: set \
+                           `listen.grpc_explain: true` where only operators reach `listen.grpc`, or \
+                           use `POST /admin/explain` on `listen.admin`";
+
+/// Explains a request that is given, or one that was served lately.
+pub(super) async fn explain<B>(
+    core: &Arc<Core>,
+    peer: SocketAddr,
+    request: Request<B>,
+) -> Result<Answered, Status>
+where
+    B: http_body::Body<Data = Bytes> + Unpin,
+{
+    if !core.serving().config.listen.grpc_explain {
+        return Err(Status::permission_denied(NOT_ALLOWED));
+    }
+    let steering = Steering::read(request.headers());
+    // What is held for the message is held until it is explained.
+    let Received { message, held: _held, .. } = received(core, peer, request).await?;
+    let asked: v1::ExplainRequest = decode(message.clone())?;
+    let explained = match asked.subject {
+        None => {
+            let missing = "name what to explain: `request` or `request_id`";
+            return Err(Status::invalid_argument(missing));
+        }
+        Some(Subject::RequestId(id)) => {
+            past(core, &id).ok_or_else(|| Status::not_found(not_kept(core, &id)))?
+        }
+        Some(Subject::Request(request)) => {
+            let steering = steering.map_err(|error| error.to_grpc())?;
+            let is_chat = matches!(request.prompt, Some(Prompt::Chat(_)));
+            let endpoint = if is_chat { Endpoint::Chat } else { Endpoint::Completions };
+            let explained = dry_run(core, endpoint, payload(request, &message), steering);
+            explained.await.map_err(|error| error.to_grpc())?
+        }
+    };
+    Ok(whole(&v1::ExplainResponse { explanation_json: explained.to_string() }))
+}

@@ -1,0 +1,76 @@
+//! Why a request goes where it goes, for operators on either listener: counts, hashes and names.
+
+use std::sync::Arc;
+
+use serde_json::{Value, json};
+
+use crate::api::Endpoint;
+use crate::api::steering::Steering;
+use crate::core::Core;
+use crate::error::Error;
+use crate::flow::explain::explain;
+use crate::ledger::decisions::Decision;
+use crate::prepare::{Payload, prepare};
+
+/// What would become of a request. Nothing is sent, booked or counted.
+///
+/// # Errors
+/// Those with which the front door would refuse it.
+pub async fn dry_run(
+    core: &Arc<Core>,
+    endpoint: Endpoint,
+    payload: Payload,
+    steering: Steering,
+) -> Result<Value, Error> {
+    let prepared = prepare(core, endpoint, payload).await?;
+    let explanation = explain(&prepared, steering)?;
+    Ok(json!({ "dry_run": true, "explanation": explanation }))
+}
+
+/// What was decided for a request that was served lately; `None` if no decision of it is kept.
+pub fn past(core: &Core, request_id: &str) -> Option<Value> {
+    let mut decisions = core.decisions.newest(Some(request_id), usize::MAX);
+    decisions.sort_by_key(|decision| decision.prompt_index);
+    let serving = core.serving();
+    let explained: Vec<Value> = decisions
+        .iter()
+        .map(|decision| {
+            let policy = serving.model(&decision.model).map(|served| &served.config.policy);
+            json!({
+                "decision": decision,
+                "choices": choices(decision),
+                "cost_unit": policy.map(|policy| policy.cost_unit()),
+            })
+        })
+        .collect();
+    (!explained.is_empty()).then(|| json!({ "dry_run": false, "decisions": explained }))
+}
+
+/// The message for a request of which no decision is kept.
+pub fn not_kept(core: &Core, request_id: &str) -> String {
+    let kept = core.serving().limits.decisions_kept;
+    format!(
+        "no decision of request {request_id} is kept; the last {kept} are (limits.decisions_kept)"
+    )
+}
+
+/// Who was chosen for each leg, who would have been next, and by how much.
+fn choices(decision: &Decision) -> Vec<Value> {
+    let chosen = decision.candidates.iter().filter(|candidate| candidate.chosen);
+    chosen
+        .map(|chosen| {
+            let others = decision.candidates.iter().filter(|other| {
+                other.leg == chosen.leg && !other.chosen && (other.up || !chosen.up)
+            });
+            let next = others.min_by(|a, b| a.cost.total_cmp(&b.cost));
+            json!({
+                "leg": chosen.leg,
+                "chosen": chosen.worker,
+                "chosen_rank": chosen.rank,
+                "runner_up": next.map(|next| &next.worker),
+                "runner_up_rank": next.and_then(|next| next.rank),
+                "margin": next.map(|next| next.cost - chosen.cost),
+            })
+        })
+        .collect()
+}
