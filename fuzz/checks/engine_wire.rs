@@ -3,7 +3,7 @@
 
 use bytes::BytesMut;
 use splitrail::flow::client::framing::{
-    Framing, HEAD_MAX_BYTES, Head, LINES_MAX_BYTES, Malformed, Piece, begun,
+    Framing, HEAD_MAX_BYTES, Head, Interim, LINES_MAX_BYTES, Malformed, Piece, begun,
 };
 
 pub(crate) fn check(data: &[u8]) {
@@ -53,10 +53,10 @@ struct Answer {
 fn read<'a>(parts: impl Iterator<Item = &'a [u8]>) -> Answer {
     let mut answer =
         Answer { head: None, length: None, body: Vec::new(), end: End::Open { may_close: false } };
-    let (mut held, mut framing) = (BytesMut::new(), None);
+    let (mut held, mut framing, mut interim) = (BytesMut::new(), None, Interim::default());
     let mut parts = parts.fuse();
     loop {
-        match step(&mut held, &mut framing, &mut answer) {
+        match step(&mut held, (&mut interim, &mut framing), &mut answer) {
             Ok(Step::On) => {}
             Ok(Step::More) => {
                 let max = if framing.is_none() { HEAD_MAX_BYTES } else { LINES_MAX_BYTES };
@@ -68,7 +68,7 @@ fn read<'a>(parts: impl Iterator<Item = &'a [u8]>) -> Answer {
                 parts.for_each(|part| held.extend_from_slice(part));
                 return Answer { end: End::Whole(held.to_vec()), ..answer };
             }
-            Err(Malformed) => return Answer { end: End::Refused, ..answer },
+            Err(_) => return Answer { end: End::Refused, ..answer },
         }
     }
     let may_close = framing.is_some_and(|framing| framing.ends_with_connection());
@@ -83,11 +83,11 @@ enum Step {
 
 fn step(
     held: &mut BytesMut,
-    framing: &mut Option<Framing>,
+    (interim, framing): (&mut Interim, &mut Option<Framing>),
     answer: &mut Answer,
 ) -> Result<Step, Malformed> {
     let Some(framing) = framing else {
-        let Some(Head { status, framing: found, keeps }) = begun(held)? else {
+        let Some(Head { status, framing: found, keeps }) = begun(held, interim)? else {
             return Ok(Step::More);
         };
         answer.head = Some((status.as_u16(), keeps));

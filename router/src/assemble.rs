@@ -146,21 +146,22 @@ fn assemble_model(
             prompt.map(Arc::new)
         }
     };
-    let client = match keep(|kept| kept.client && kept.credential) {
+    let retry_budget = match keep(|kept| kept.budget) {
+        Some(served) => Arc::clone(&served.retry_budget),
+        None => Arc::new(RetryBudget::new(model.retries.budget_percent)),
+    };
+    let client = match keep(|kept| kept.client && kept.credential && kept.budget) {
         Some(served) => served.client.clone(),
         None => {
             let reply_max_bytes = config.limits.engine_reply_max_bytes;
             let networks = Networks::new(&config.fleet.networks);
-            EngineClient::new(model.timeouts.connect, authorization, reply_max_bytes, networks)
+            let (connect, budget) = (model.timeouts.connect, Arc::clone(&retry_budget));
+            EngineClient::new(connect, authorization, reply_max_bytes, networks, budget)
         }
     };
     let pool = match keep(|kept| kept.pool) {
         Some(served) => Arc::clone(&served.pool),
         None => Arc::new(pool(model, config)),
-    };
-    let retry_budget = match keep(|kept| kept.budget) {
-        Some(served) => Arc::clone(&served.retry_budget),
-        None => Arc::new(RetryBudget::new(model.retries.budget_percent)),
     };
     Ok(Arc::new(Served {
         config: model.clone(),

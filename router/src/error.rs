@@ -57,6 +57,12 @@ pub enum Kind {
     EngineUnreachable,
     /// An engine failed, or answered nonsense.
     EngineFailed,
+    /// A kept connection to an engine ended just as the request was written to it.
+    StaleConnection,
+    /// An engine sent what answers another request; it was dropped.
+    ForeignAnswer,
+    /// The answer is larger than `limits.engine_reply_max_bytes`.
+    ReplyTooLarge,
     /// A prefill engine named a host for its blocks that is not of the fleet.
     ForeignHandOff,
     /// An engine took longer than a configured time-out.
@@ -147,6 +153,8 @@ impl Error {
             | Kind::UnknownPath
             | Kind::MethodNotAllowed
             | Kind::NotOffered
+            // What makes an answer so large is in the request: its `n`, `logprobs`, `max_tokens`.
+            | Kind::ReplyTooLarge
             | Kind::ClientGone => Fault::Client,
             // An engine that will not take the router's credential, does not know the
             // model or the path that the router knows of it, is asked too much of, or has
@@ -157,6 +165,8 @@ impl Error {
             Kind::EngineRejected(_) => Fault::Client,
             Kind::EngineUnreachable
             | Kind::EngineFailed
+            | Kind::StaleConnection
+            | Kind::ForeignAnswer
             | Kind::ForeignHandOff
             | Kind::EngineTimeout
             | Kind::BelowThreshold
@@ -176,16 +186,26 @@ impl Error {
     }
 
     /// Whether the worker that it came from is at fault, so that others should be spared it:
-    /// neither where it is only full, nor where the request was.
+    /// neither where it is only full, nor where the request or a connection was.
     pub fn speaks_against_its_worker(&self) -> bool {
         let full = matches!(self.kind, Kind::EngineRejected(408 | 429) | Kind::BelowThreshold);
-        self.fault() == Fault::Engine && !full
+        self.fault() == Fault::Engine && !full && !self.is_of_the_connection()
+    }
+
+    /// Whether it came of a connection, and says nothing of the worker behind it: the same worker
+    /// may be asked again.
+    pub fn is_of_the_connection(&self) -> bool {
+        matches!(self.kind, Kind::StaleConnection | Kind::ForeignAnswer)
     }
 
     /// The HTTP status of the reply.
     pub fn status(&self) -> StatusCode {
         match self.kind {
-            Kind::InvalidRequest | Kind::ClientGone => StatusCode::BAD_REQUEST,
+            // Clients send again what failed with a 5xx: an answer that is too large would be
+            // generated several times for nothing.
+            Kind::InvalidRequest | Kind::ReplyTooLarge | Kind::ClientGone => {
+                StatusCode::BAD_REQUEST
+            }
             Kind::BodyTooLarge => StatusCode::PAYLOAD_TOO_LARGE,
             Kind::BodyTimeout => StatusCode::REQUEST_TIMEOUT,
             Kind::UnsupportedMedia => StatusCode::UNSUPPORTED_MEDIA_TYPE,
@@ -202,6 +222,8 @@ impl Error {
             }
             Kind::EngineUnreachable
             | Kind::EngineFailed
+            | Kind::StaleConnection
+            | Kind::ForeignAnswer
             | Kind::ForeignHandOff
             | Kind::BelowThreshold
             | Kind::DecodeLost => StatusCode::BAD_GATEWAY,
@@ -241,6 +263,9 @@ impl Error {
             Kind::NotOffered => "not_offered",
             Kind::EngineUnreachable => "engine_unreachable",
             Kind::EngineFailed => "engine_failed",
+            Kind::StaleConnection => "stale_connection",
+            Kind::ForeignAnswer => "foreign_answer",
+            Kind::ReplyTooLarge => "reply_too_large",
             Kind::ForeignHandOff => "foreign_hand_off",
             Kind::EngineTimeout => "engine_timeout",
             Kind::BelowThreshold => "below_threshold",

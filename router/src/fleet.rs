@@ -13,6 +13,7 @@ pub mod costs;
 mod deeds;
 pub mod discovery;
 pub mod drift;
+pub mod echoes;
 pub mod ejection;
 pub mod exclusion;
 mod follow;

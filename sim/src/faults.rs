@@ -26,7 +26,7 @@ pub enum FaultKind {
         /// For example 500, 503 or 429.
         status: u16,
     },
-    /// The connection is reset before any byte of the reply.
+    /// The connection is reset in the middle of the reply's head.
     Reset,
     /// The request is never answered.
     Hang,

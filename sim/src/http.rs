@@ -133,7 +133,7 @@ async fn infer(
         return std::future::pending().await;
     }
     if faults.reset {
-        connection.cut();
+        connection.cut_in_head();
         return StatusCode::INTERNAL_SERVER_ERROR.into_response(); // never gets out
     }
     if let Some(status) = faults.status {

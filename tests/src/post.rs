@@ -199,7 +199,8 @@ async fn attend(mut socket: TcpStream, shared: &Shared) -> std::io::Result<()> {
     socket.shutdown().await
 }
 
-async fn read_request(socket: &mut TcpStream) -> std::io::Result<Option<Heard>> {
+/// Reads a request; `None` if the connection ends before it is whole.
+pub(crate) async fn read_request(socket: &mut TcpStream) -> std::io::Result<Option<Heard>> {
     let mut bytes = Vec::new();
     let mut buffer = vec![0; 16 << 10];
     let head_bytes = loop {

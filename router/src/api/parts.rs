@@ -27,6 +27,21 @@ impl Parts {
         }
     }
 
+    /// The bytes from `skip` on, as far as `out` has room; says how many slices there are.
+    pub fn slices_from<'a>(&'a self, mut skip: usize, out: &mut [IoSlice<'a>]) -> usize {
+        let mut count = 0;
+        for part in std::iter::once(&self.first).chain(&self.rest) {
+            if skip >= part.len() {
+                skip -= part.len();
+                continue;
+            }
+            let Some(slice) = out.get_mut(count) else { break };
+            *slice = IoSlice::new(&part[std::mem::take(&mut skip)..]);
+            count += 1;
+        }
+        count
+    }
+
     /// All of it in one piece.
     pub fn into_bytes(mut self) -> Bytes {
         match self.rest.is_empty() {
@@ -86,7 +101,7 @@ mod tests {
             let mut body = Parts::default();
             parts.into_iter().for_each(|part| body.push(part.into()));
             prop_assert_eq!(&body.clone().into_bytes(), &whole);
-            let mut rest = &whole[..];
+            let (whole_body, mut rest) = (body.clone(), &whole[..]);
             for step in steps {
                 prop_assert_eq!(body.remaining(), rest.len());
                 prop_assert!(rest.starts_with(body.chunk()));
@@ -95,6 +110,10 @@ mod tests {
                 let count = body.chunks_vectored(&mut slices);
                 let seen = slices[..count].iter().flat_map(|slice| slice.to_vec()).collect::<Vec<_>>();
                 prop_assert!(rest.starts_with(&seen) && (count == 4 || seen.len() == rest.len()));
+                let mut slices = [IoSlice::new(&[]); 2];
+                let count = whole_body.slices_from(whole.len() - rest.len(), &mut slices);
+                let seen = slices[..count].iter().flat_map(|slice| slice.to_vec()).collect::<Vec<_>>();
+                prop_assert!(rest.starts_with(&seen) && seen.is_empty() == rest.is_empty());
                 let step = step.min(rest.len());
                 body.advance(step);
                 rest = &rest[step..];

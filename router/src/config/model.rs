@@ -401,7 +401,7 @@ pub struct Timeouts {
     #[serde(deserialize_with = "scalar::duration", serialize_with = "scalar::duration_text")]
     #[schemars(with = "scalar::DurationText")]
     pub answer: Duration,
-    /// Between two pieces of a stream.
+    /// Between two pieces of a stream. Comments alone keep a stream open for ten times as long.
     #[serde(deserialize_with = "scalar::duration", serialize_with = "scalar::duration_text")]
     #[schemars(with = "scalar::DurationText")]
     pub stream_idle: Duration,

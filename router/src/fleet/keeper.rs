@@ -404,6 +404,7 @@ impl Fleet {
             worker.costs.set_prior(costs.into());
             worker.costs.tell(served.pool.waiting.freed());
             let worker = worker.watched(served.name(), health, transitions);
+            let worker = worker.with_counts(served.name(), &self.core.metrics);
             let worker = if self.has_begun.load(Relaxed) { worker } else { worker.founding() };
             if let Some(predecessor) = predecessor {
                 worker.succeed_to(predecessor);

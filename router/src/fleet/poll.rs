@@ -12,13 +12,19 @@ use crate::core::Served;
 use crate::error::{Error, Kind};
 use crate::flow::client::EngineClient;
 
+/// Bytes of an engine's `/metrics` or `/v1/models`; vLLM's metrics are some 60 kB, and with
+/// hundreds of adapters and ranks ten times that.
+const REPORT_MAX_BYTES: usize = 4 << 20;
+/// Characters of a model's name that an engine tells, in a log line.
+const NAME_MAX_CHARS: usize = 128;
+
 /// Polls one worker until the task is ended.
 pub async fn run(served: Arc<Served>, worker: Arc<Worker>) {
     let config = served.config.health;
     let mut ticks = tokio::time::interval(config.probe_interval);
     ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
     let mut block_size_said = false;
-    let (mut passed, mut failed) = (0u32, 0u32);
+    let (mut passed, mut failed, mut started_at_s) = (0u32, 0u32, None);
     let pass_after = config.pass_after;
     loop {
         ticks.tick().await;
@@ -40,6 +46,9 @@ pub async fn run(served: Arc<Served>, worker: Arc<Worker>) {
                         engine = tokens,
                         "the engine's block size is another: nothing that it holds can be found"
                     );
+                }
+                if begins_anew(&mut started_at_s, load.started_at_s) {
+                    worker.begins_anew();
                 }
                 worker.ranks.set_count(load.ranks.unwrap_or(1));
                 worker.set_load(asked, load);
@@ -65,6 +74,12 @@ pub async fn run(served: Arc<Served>, worker: Arc<Worker>) {
     }
 }
 
+/// Whether an engine's process is another one than the last that told when it began.
+fn begins_anew(known: &mut Option<f64>, said: Option<f64>) -> bool {
+    let Some(said) = said else { return false };
+    known.replace(said).is_some_and(|before| before != said)
+}
+
 /// vLLM lists the longest sequence as `max_model_len` of each model it serves.
 async fn learn_context(served: &Served, worker: &Worker, patience: Duration) {
     #[derive(Deserialize)]
@@ -76,14 +91,16 @@ async fn learn_context(served: &Served, worker: &Worker, patience: Duration) {
         id: String,
         max_model_len: Option<u32>,
     }
-    let asked = tokio::time::timeout(patience, served.client.get(worker, "/v1/models")).await;
+    let get = served.client.get(worker, "/v1/models", REPORT_MAX_BYTES);
+    let asked = tokio::time::timeout(patience, get).await;
     let Ok(Ok(text)) = asked else { return };
     let Ok(Models { data }) = serde_json::from_str(&text) else { return };
     // An engine that does not say it is not asked again.
     let said = data.iter().filter_map(|card| card.max_model_len).min();
     worker.set_context_tokens(said.unwrap_or(u32::MAX));
     if !data.iter().any(|card| card.id == served.name()) {
-        let serves: Vec<_> = data.iter().map(|card| card.id.as_str()).take(8).collect();
+        let shown = |id: &str| id.chars().take(NAME_MAX_CHARS).collect::<String>();
+        let serves: Vec<_> = data.iter().map(|card| shown(&card.id)).take(8).collect();
         tracing::error!(
             worker = worker.id(),
             model = served.name(),
@@ -99,7 +116,8 @@ async fn ask(
     client: &EngineClient,
     patience: Duration,
 ) -> Result<EngineLoad, Error> {
-    let asked = tokio::time::timeout(patience, client.get(worker, "/metrics")).await;
+    let get = client.get(worker, "/metrics", REPORT_MAX_BYTES);
+    let asked = tokio::time::timeout(patience, get).await;
     let late = |_| Error::new(Kind::EngineTimeout, "no answer to /metrics in time");
     Ok(EngineLoad::parse(&asked.map_err(late)??))
 }

@@ -19,7 +19,7 @@ use super::worker::Worker;
 use crate::api::Endpoint;
 use crate::core::{Served, random_id};
 use crate::error::{Error, Kind};
-use crate::flow::client::{Envelope, NO_SUCH_RANK};
+use crate::flow::client::{Envelope, NO_SUCH_RANK, Shape};
 
 /// Between two looks at whether an engine is to be asked.
 const PERIOD: Duration = Duration::from_millis(500);
@@ -104,9 +104,9 @@ async fn send(
         rank,
         prefill_tokens: None,
     };
-    let path = Endpoint::Completions.path();
-    let response = served.client.post(worker, path, body, &envelope).await?;
-    served.client.whole(worker, response.body).await
+    let shape = Shape::whole(Endpoint::Completions);
+    let response = served.client.post(worker, shape, body, &envelope).await?;
+    served.client.whole(worker, response).await
 }
 
 async fn ask(served: &Served, worker: &Arc<Worker>) -> Result<bool, Error> {

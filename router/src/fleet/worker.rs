@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 
 use arc_swap::{ArcSwap, ArcSwapOption, Guard};
 use http::uri::Authority;
-use prometheus::IntCounterVec;
+use prometheus::{IntCounter, IntCounterVec};
 use splitrail_engine::vllm::load::EngineLoad;
 use tokio_util::sync::CancellationToken;
 
@@ -18,6 +18,7 @@ use super::breaker::Breaker;
 use super::costs::Costs;
 use super::deeds::Deeds;
 use super::drift::Drift;
+use super::echoes::Echoes;
 use super::hand_overs::HandOvers;
 use super::life::Life;
 use super::offers::Offers;
@@ -32,6 +33,7 @@ use crate::config::model::{BreakerConfig, HealthConfig, Role, Worker as WorkerCo
 use crate::error::{Error, Fault};
 use crate::ledger::audit::Audit;
 use crate::pick::{Coefficients, Leg};
+use crate::telemetry::metrics::Metrics;
 
 /// A load report older than this says nothing about now.
 const LOAD_STALE: Duration = Duration::from_secs(5);
@@ -81,6 +83,14 @@ pub struct Worker {
     pub offers: Offers,
     /// Where it was seen to hand nothing over.
     pub hand_overs: HandOvers,
+    /// Which of its answers carry the id of their request.
+    pub echoes: Echoes,
+    /// How many processes it was before this one, as far as was seen.
+    processes: AtomicU32,
+    /// Counts requests that were sent to it again, since a kept connection had ended.
+    resent: Option<IntCounter>,
+    /// Counts its answers that were for another request.
+    foreign_answers: Option<IntCounter>,
     /// For how long it gets a growing share once it is alive.
     slow_start_ms: AtomicU64,
     /// Whether it has been here from the start, when all are new and none is spared.
@@ -141,6 +151,10 @@ impl Worker {
             deeds: Deeds::default(),
             offers: Offers::default(),
             hand_overs: HandOvers::default(),
+            echoes: Echoes::default(),
+            processes: AtomicU32::new(0),
+            resent: None,
+            foreign_answers: None,
             slow_start_ms: AtomicU64::new(0),
             founder: AtomicBool::new(false),
             told: Told::default(),
@@ -205,6 +219,24 @@ impl Worker {
         self.set_slow_start(config.slow_start);
         let life = self.life.counted(model, transitions);
         Self { life, ..self }
+    }
+
+    /// The same worker, whose connections' faults are counted.
+    pub fn with_counts(self, model: &str, metrics: &Metrics) -> Self {
+        let labels = [model, self.id()];
+        let resent = metrics.resent_requests.with_label_values(&labels);
+        let foreign_answers = metrics.foreign_answers.with_label_values(&labels);
+        Self { resent: Some(resent), foreign_answers: Some(foreign_answers), ..self }
+    }
+
+    /// A request was sent to it again: a kept connection had ended.
+    pub fn count_resent(&self) {
+        self.resent.iter().for_each(IntCounter::inc);
+    }
+
+    /// It has sent an answer to another request.
+    pub fn count_foreign_answer(&self) {
+        self.foreign_answers.iter().for_each(IntCounter::inc);
     }
 
     /// From now on it starts slowly for so long.
@@ -355,9 +387,22 @@ impl Worker {
         self.costs.forget();
         self.offers.forget();
         self.hand_overs.forget();
+        self.begins_anew();
         self.parity.forget();
         self.drift.forget();
         self.audit.restart();
+    }
+
+    /// Its process has begun anew: no connection leads to it yet.
+    pub fn begins_anew(&self) {
+        self.processes.fetch_add(1, Relaxed);
+        self.echoes.forget();
+    }
+
+    /// The process that it is, as far as the router can tell one from the next: another number
+    /// for each, over all workers of its model.
+    pub fn process(&self) -> u64 {
+        (self.index as u64) << 32 | u64::from(self.processes.load(Relaxed))
     }
 
     /// What the index had of it is dropped: what comes now is measured afresh.

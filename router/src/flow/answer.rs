@@ -8,7 +8,7 @@ use bytes::Bytes;
 use splitrail_engine::dialect::Dialect;
 use splitrail_engine::usage::EngineUsage;
 
-use super::client::{Envelope, Parcel};
+use super::client::{Envelope, Parcel, Shape};
 use super::context::{Context, book, expected, uncached_tokens, within};
 use super::first::{First, first_events};
 use super::hand_off::Carried;
@@ -122,8 +122,9 @@ impl Sending<'_> {
         let (worker, envelope) = (&placed.worker, &placed.pinned(envelope));
         let Served { config, client, .. } = context.served.as_ref();
         let call = pin!(async {
-            let response = client.post(worker, context.endpoint.path(), body, envelope).await?;
-            client.whole(worker, response.body).await.map(drop)
+            let shape = Shape::whole(context.endpoint);
+            let response = client.post(worker, shape, body, envelope).await?;
+            client.whole(worker, response).await.map(drop)
         });
         let limit = config.timeouts.first_token;
         let call = pin!(within(client, limit, worker, "timeouts.first_token", call));
@@ -157,6 +158,7 @@ pub(super) async fn generate(
     let fetches = hand_off.is_some() && sending.fetches_first();
     let body = if fetches { sending.fetching_body(carried)? } else { sending.body(carried)? };
     let (body, receipt) = Parcel::new(body);
+    let body = if hand_off.is_some() { body.once() } else { body };
     let mut under_way = UnderWay::new(prefilled, hand_off, receipt);
     let (body, lease) = if fetches {
         match pinned(|| sending.fetch(body, lease)).await {
@@ -313,13 +315,14 @@ async fn whole_reply(
     let Served { config, client, .. } = context.served.as_ref();
     let sent = lease.map(|_| Instant::now());
     let call = pin!(async {
-        let response = client.post(worker, context.endpoint.path(), body, envelope).await?;
+        let shape = Shape::whole(context.endpoint);
+        let response = client.post(worker, shape, body, envelope).await?;
         // Engines send a whole reply's status once the answer is there; of a leg that may be
         // turned away, only its body tells whether it is one.
         if !sending.is_gated() {
             account.began();
         }
-        client.whole(worker, response.body).await
+        client.whole(worker, response).await
     });
     // The reply comes at the end of it all. Only the worker's reports tell whether the
     // request left the queue in time.

@@ -42,8 +42,11 @@ impl Attempts {
         let reason = VetoReason::of_failure(error.kind());
         self.failed.push(Exclusion::new(worker.index, reason));
         let others = context.served.pool.any_up(leg, &self.failed);
-        if error.kind() == Kind::LeaseExpired && !others {
-            // It was too slow once; with a new prefill it may be in time.
+        let stale = error.kind() == Kind::StaleConnection;
+        if stale || !others && (error.kind() == Kind::LeaseExpired || error.is_of_the_connection())
+        {
+            // It was too slow once; with a new prefill it may be in time. Or a connection to it
+            // was lost, which says nothing of the next.
             self.failed.pop();
         } else if !(others && error.worth_another_worker()) {
             return Err(error);

@@ -1,6 +1,5 @@
 //! HTTP towards engines.
 
-use std::io;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
@@ -9,26 +8,34 @@ use futures_util::FutureExt;
 use http::StatusCode;
 use http::header::HeaderValue;
 use http::uri::Authority;
-use http_body_util::{BodyExt, Limited};
-use hyper::body::Body as _;
+use http_body_util::BodyExt;
 use hyper_util::client::legacy::connect::HttpConnector;
 use tokio::task::JoinSet;
 
 mod connections;
+mod failure;
 pub mod framing;
+mod gather;
 mod guarded;
 mod parcel;
+mod proof;
 mod timers;
 mod wire;
 
-pub use connections::{EngineBody, Response};
+pub use connections::EngineBody;
+pub(crate) use failure::refusal_event;
+pub(crate) use gather::too_large;
 pub use parcel::{Parcel, Receipt};
+pub use proof::{Proof, Shape};
 pub(crate) use timers::{Late, Timer, Timers};
 
-use crate::api::fields::is_router_only;
-use crate::error::{Error, Fault, Kind};
+use crate::core::random_id;
+use crate::error::Error;
+use crate::fleet::budget::RetryBudget;
 use crate::fleet::{Networks, Worker};
-use connections::{Connections, Failure};
+use connections::{Begun, Class, Connections, Destination, Failure};
+use failure::{failure, refusal};
+use gather::gather;
 use guarded::Resolver;
 use wire::Ask;
 pub use wire::Broken;
@@ -41,6 +48,11 @@ const X_PREFILL_TOKENS: &str = "x-splitrail-prefill-tokens";
 const X_REQUEST_ID: &str = "x-request-id";
 const JSON: HeaderValue = HeaderValue::from_static("application/json");
 
+/// The class of connections for what an engine says of itself.
+const REPORTS: Class = 255;
+/// The class of connections to servers beside engines.
+const BESIDE: Class = 254;
+
 /// How long a server beside an engine may take to answer.
 const ASK: Duration = Duration::from_secs(2);
 
@@ -51,12 +63,6 @@ const FRAMES_AT_ONCE: usize = 4;
 /// Bodies that are read to their end at once; of others, the connection is dropped.
 const FINISHING_MAX: usize = 1024;
 
-/// Room that is made for a reply on its engine's word, before its bytes are there.
-const RESERVED_MAX_BYTES: usize = 128 << 10;
-
-/// Of an error reply, this much is read to learn its message.
-const ERROR_BODY_MAX_BYTES: usize = 64 << 10;
-
 /// A client for one model's engines. Cheap to clone.
 #[derive(Clone)]
 pub struct EngineClient {
@@ -66,6 +72,8 @@ pub struct EngineClient {
     guarded: Arc<Connections>,
     authorization: Option<HeaderValue>,
     reply_max_bytes: usize,
+    /// What the model's requests have left for retries.
+    retry_budget: Arc<RetryBudget>,
     /// Bodies that are read to their end after their last event.
     finishing: Arc<Mutex<JoinSet<()>>>,
     timers: Arc<Timers>,
@@ -98,6 +106,7 @@ impl EngineClient {
         authorization: Option<HeaderValue>,
         reply_max_bytes: usize,
         networks: Networks,
+        retry_budget: Arc<RetryBudget>,
     ) -> Self {
         let http = Connections::new(connector(Resolver::new(None), connect));
         let guarded = Connections::new(connector(Resolver::new(Some(networks)), connect));
@@ -106,19 +115,10 @@ impl EngineClient {
             guarded,
             authorization,
             reply_max_bytes,
+            retry_budget,
             finishing: Arc::default(),
             timers: Arc::default(),
         }
-    }
-
-    /// Sends a request the way that is right for its worker. Redirects are not followed.
-    async fn send(
-        &self,
-        (guarded, authority): (bool, &Authority),
-        ask: Ask,
-    ) -> Result<Response, Failure> {
-        let connections = if guarded { &self.guarded } else { &self.http };
-        connections.request(authority, ask).await
     }
 
     /// The router's own credential, marked as sensitive.
@@ -126,20 +126,25 @@ impl EngineClient {
         self.authorization.as_ref()
     }
 
-    /// Sends a JSON body; returns once a successful status line is there.
+    /// Sends a JSON body; returns once a successful status line is there. Where a kept connection
+    /// turns out to have ended, the body is sent once more, with another id, on a new one: if an
+    /// engine may receive it twice, and the model's budget for retries allows it.
     ///
     /// # Errors
     /// As of whom is at fault: unreachable, refused (with the engine's message), failed.
     pub async fn post(
         &self,
         worker: &Arc<Worker>,
-        path: &'static str,
+        shape: Shape,
         body: impl Into<Parcel>,
         envelope: &Envelope,
     ) -> Result<Response, Error> {
-        let mut ask = self.ask_of("POST", worker, path, body.into());
+        let mut ask = Ask::new("POST", &worker.authority, shape.path(), body.into());
+        if let Some(value) = &self.authorization {
+            ask.field("authorization", value);
+        }
         ask.field("content-type", &JSON);
-        ask.field(X_REQUEST_ID, &envelope.request_id);
+        ask.id(X_REQUEST_ID, &envelope.request_id);
         if let Some(trace) = &envelope.traceparent {
             ask.field(TRACEPARENT, trace);
         }
@@ -152,27 +157,57 @@ impl EngineClient {
         if let Some(gate) = &envelope.gate {
             ask.field(X_GATE, gate);
         }
-        let response = self.send((worker.guarded, &worker.authority), ask).await;
-        let response = response.map_err(|error| failure(worker, &error))?;
-        if response.status == StatusCode::OK {
-            Ok(response)
-        } else {
-            Err(refusal(worker, response).await)
+        let mut request_id = envelope.request_id.clone();
+        let again = |ask: &mut Ask| {
+            let allowed = self.retry_budget.withdraw();
+            if allowed {
+                // The engine may still be at work for the first.
+                request_id = another_id(&request_id);
+                ask.set_id(&request_id);
+                worker.count_resent();
+            }
+            allowed
+        };
+        let class = shape.number();
+        let proves = worker.echoes.are_expected(class);
+        let begun = self.send((worker, class, proves), &mut ask.ended(), again).await;
+        let Begun { status, peer, mut body } = begun.map_err(|error| failure(worker, &error))?;
+        if status != StatusCode::OK {
+            // Nothing can be told of errors.
+            body.prove();
+            return Err(refusal(worker, status, body).await);
         }
+        let proof = Proof { request_id, shape, teaches: envelope.gate.is_none() };
+        Ok(Response { peer, body, proof })
+    }
+
+    /// Sends a request the way that is right for its worker. Redirects are not followed.
+    async fn send(
+        &self,
+        (worker, class, proves): (&Worker, Class, bool),
+        ask: &mut Ask,
+        again: impl FnOnce(&mut Ask) -> bool,
+    ) -> Result<Begun, Failure> {
+        let (authority, process) = (&worker.authority, worker.process());
+        let to = Destination { authority, process, class, proves };
+        self.connections(worker.guarded).request(to, ask, again).await
+    }
+
+    fn connections(&self, guarded: bool) -> &Arc<Connections> {
+        if guarded { &self.guarded } else { &self.http }
     }
 
     /// Reads a whole reply, up to `limits.engine_reply_max_bytes`.
     ///
     /// # Errors
-    /// If it is too long or breaks off.
-    pub async fn whole(&self, worker: &Worker, body: EngineBody) -> Result<Bytes, Error> {
-        match read_whole(body, self.reply_max_bytes).await {
-            Some(Ok(whole)) => Ok(whole),
-            Some(Err(_)) => Err(Error::engine(worker.id(), "closed the connection in mid-reply")),
-            None => {
-                Err(Error::engine(worker.id(), "sent a reply over limits.engine_reply_max_bytes"))
-            }
-        }
+    /// If it is too long, breaks off, or is for another request.
+    pub async fn whole(&self, worker: &Worker, response: Response) -> Result<Bytes, Error> {
+        let Response { mut body, proof, .. } = response;
+        let reply = gather(&mut body, self.reply_max_bytes).await;
+        let reply = reply.map_err(|error| error.of(worker, "limits.engine_reply_max_bytes"))?;
+        proof.check(worker, &reply)?;
+        body.prove();
+        Ok(reply)
     }
 
     /// The timers of its calls.
@@ -180,18 +215,28 @@ impl EngineClient {
         &self.timers
     }
 
-    /// Fetches a text that an engine tells of itself.
+    /// Fetches a text of up to `max_bytes` that an engine tells of itself.
     ///
     /// # Errors
     /// If it cannot be had.
-    pub async fn get(&self, worker: &Worker, path: &'static str) -> Result<String, Error> {
-        let ask = self.ask_of("GET", worker, path, Bytes::new().into());
-        let response = self.send((worker.guarded, &worker.authority), ask).await;
-        let response = response.map_err(|error| failure(worker, &error))?;
-        if response.status != StatusCode::OK {
+    pub async fn get(
+        &self,
+        worker: &Worker,
+        path: &'static str,
+        max_bytes: usize,
+    ) -> Result<String, Error> {
+        let mut ask = Ask::new("GET", &worker.authority, path, Bytes::new().into());
+        if let Some(value) = &self.authorization {
+            ask.field("authorization", value);
+        }
+        let begun = self.send((worker, REPORTS, false), &mut ask.ended(), |_| true).await;
+        let Begun { status, mut body, .. } = begun.map_err(|error| failure(worker, &error))?;
+        body.prove();
+        if status != StatusCode::OK {
             return Err(Error::engine(worker.id(), "does not answer with 200"));
         }
-        let text = self.whole(worker, response.body).await?;
+        let text = gather(&mut body, max_bytes).await;
+        let text = text.map_err(|error| error.of_report(worker))?;
         String::from_utf8(text.into())
             .map_err(|_| Error::engine(worker.id(), "sent a text that is not UTF-8"))
     }
@@ -208,15 +253,17 @@ impl EngineClient {
         path: &'static str,
         max_bytes: usize,
     ) -> Result<String, &'static str> {
-        let ask = Ask::new("GET", authority, path, Bytes::new().into());
+        let mut ask = Ask::new("GET", authority, path, Bytes::new().into()).ended();
+        let to = Destination { authority, process: 0, class: BESIDE, proves: false };
         let exchange = async {
-            let response = self.send((guarded, authority), ask).await;
-            let response = response.map_err(|_| "it cannot be reached")?;
-            if response.status != StatusCode::OK {
+            let begun = self.connections(guarded).request(to, &mut ask, |_| true).await;
+            let Begun { status, mut body, .. } = begun.map_err(|_| "it cannot be reached")?;
+            body.prove();
+            if status != StatusCode::OK {
                 return Err("it does not answer with 200");
             }
-            let body = Limited::new(response.body, max_bytes).collect().await;
-            let body = body.map_err(|_| "its answer is too long, or broke off")?.to_bytes();
+            let body = gather(&mut body, max_bytes).await;
+            let body = body.map_err(|_| "its answer is too long, or broke off")?;
             String::from_utf8(body.into()).map_err(|_| "its answer is not UTF-8")
         };
         let late = |_| Err("it does not answer in time");
@@ -250,41 +297,23 @@ impl EngineClient {
     pub fn reply_max_bytes(&self) -> usize {
         self.reply_max_bytes
     }
-
-    fn ask_of(&self, method: &str, worker: &Worker, path: &str, body: Parcel) -> Ask {
-        let mut ask = Ask::new(method, &worker.authority, path, body);
-        if let Some(value) = &self.authorization {
-            ask.field("authorization", value);
-        }
-        ask
-    }
 }
 
-/// All of a body, which is not copied if it comes in one piece; `None` if it is longer.
-async fn read_whole(mut body: EngineBody, max_bytes: usize) -> Option<Result<Bytes, Broken>> {
-    let (mut first, mut whole) = (Bytes::new(), Vec::new());
-    while !body.is_end_stream() {
-        let data = match body.frame().await {
-            None => break,
-            Some(Err(error)) => return Some(Err(error)),
-            Some(Ok(frame)) => frame.into_data().unwrap_or_default(),
-        };
-        if first.len() + whole.len() + data.len() > max_bytes {
-            return None;
-        }
-        if first.is_empty() && whole.is_empty() {
-            // Most replies are one piece.
-            first = data;
-            continue;
-        }
-        if whole.is_empty() {
-            let left = usize::try_from(body.size_hint().lower()).unwrap_or(usize::MAX);
-            whole.reserve_exact(first.len() + data.len() + left.min(RESERVED_MAX_BYTES));
-            whole.extend_from_slice(&std::mem::take(&mut first));
-        }
-        whole.extend_from_slice(&data);
-    }
-    Some(Ok(if whole.is_empty() { first } else { whole.into() }))
+/// An engine's answer to a request for inference, which has begun with a 200.
+pub struct Response {
+    /// Who answers, where that is known.
+    pub(crate) peer: Option<Peer>,
+    /// The rest.
+    pub body: EngineBody,
+    /// What shows that it is for the request.
+    pub proof: Proof,
+}
+
+/// An id for a request that is sent again.
+fn another_id(before: &HeaderValue) -> HeaderValue {
+    let id = HeaderValue::from_str(&random_id()).ok();
+    // Ids are written over each other.
+    id.filter(|id| id.len() == before.len()).unwrap_or_else(|| before.clone())
 }
 
 fn connector(resolver: Resolver, connect: Duration) -> HttpConnector<Resolver> {
@@ -293,87 +322,4 @@ fn connector(resolver: Resolver, connect: Duration) -> HttpConnector<Resolver> {
     connector.set_connect_timeout(Some(connect));
     connector.set_keepalive(Some(Duration::from_secs(30)));
     connector
-}
-
-/// What a request that got no reply means.
-fn failure(worker: &Worker, failure: &Failure) -> Error {
-    let Failure::Connect(error) = failure else {
-        return Error::engine(worker.id(), "closed the connection before it answered");
-    };
-    let cause = io_cause(error.as_ref());
-    // Process and system limits on open files (EMFILE, ENFILE) say nothing of a worker.
-    if matches!(cause.and_then(io::Error::raw_os_error), Some(23 | 24)) {
-        tracing::error!("no file is left to connect to an engine: raise the limit on open files");
-        return Error::new(Kind::Overloaded, "the router has no file left to reach an engine");
-    }
-    let cause = cause.map_or_else(|| "no connection in time".to_owned(), ToString::to_string);
-    worker.set_up(false, format_args!("it cannot be reached: {cause}"));
-    Error::new(Kind::EngineUnreachable, format!("worker {} cannot be reached", worker.id()))
-}
-
-fn io_cause<'a>(error: &'a (dyn std::error::Error + 'static)) -> Option<&'a io::Error> {
-    std::iter::successors(Some(error), |error| error.source()).find_map(|e| e.downcast_ref())
-}
-
-/// What an engine's error status means. Its own message is relayed where the
-/// client is at fault, since it tells the client what to change.
-async fn refusal(worker: &Worker, response: Response) -> Error {
-    let status = response.status.as_u16();
-    let body = Limited::new(response.body, ERROR_BODY_MAX_BYTES).collect().await;
-    let said = body.ok().and_then(|body| engine_message(&body.to_bytes()));
-    // What an engine does not implement is no failure of its own.
-    if !(400..500).contains(&status) && status != 501 {
-        return Error::engine(worker.id(), &format!("answered with status {status}"));
-    }
-    rejection(worker, status, said)
-}
-
-fn rejection(worker: &Worker, status: u16, said: Option<(String, Option<String>)>) -> Error {
-    let message = format!("worker {} refused with status {status}", worker.id());
-    let own = Error::new(Kind::EngineRejected(status), message);
-    match said {
-        // No client can name a rank.
-        Some((message, _)) if message.starts_with("data_parallel_rank") => {
-            Error::engine(worker.id(), NO_SUCH_RANK)
-        }
-        // What the router wrote itself is not the client's fault: swapped roles, say.
-        Some((_, Some(param))) if is_router_only(&param) => {
-            let what = format!("refused the hand-off (status {status}): is its role right?");
-            Error::engine(worker.id(), &what)
-        }
-        Some((message, param)) if own.fault() == Fault::Client => {
-            Error::rejected(status, message, param)
-        }
-        // Which of the two it does not know tells a model from a path.
-        Some((message, param)) if status == 404 => match param {
-            Some(param) => own.with_param(param),
-            None if message.starts_with("The model `") => own.with_param("model"),
-            None => own,
-        },
-        _ => own,
-    }
-}
-
-/// An error event in place of a stream's first chunk: engines that send their
-/// headers early say there what their status would have been.
-pub(crate) fn refusal_event(worker: &Worker, event: &[u8]) -> Error {
-    let status = serde_json::from_slice::<serde_json::Value>(event)
-        .ok()
-        .and_then(|event| event.get("error")?.get("code")?.as_u64())
-        .and_then(|code| u16::try_from(code).ok())
-        .filter(|code| (400..500).contains(code));
-    match status {
-        Some(status) => rejection(worker, status, engine_message(event)),
-        None => Error::engine(worker.id(), "answered with an error event"),
-    }
-}
-
-/// Message and parameter of OpenAI's error shape, nested or (older engines) flat.
-fn engine_message(body: &[u8]) -> Option<(String, Option<String>)> {
-    const MESSAGE_MAX_CHARS: usize = 2000;
-    let value: serde_json::Value = serde_json::from_slice(body).ok()?;
-    let error = value.get("error").unwrap_or(&value);
-    let message = error.get("message")?.as_str()?.chars().take(MESSAGE_MAX_CHARS).collect();
-    let param = error.get("param").and_then(|param| param.as_str()).map(str::to_owned);
-    Some((message, param))
 }

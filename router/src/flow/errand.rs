@@ -10,7 +10,7 @@ use splitrail_engine::usage::EngineUsage;
 
 use super::answer::Begun;
 use super::attempts::Attempts;
-use super::client::Envelope;
+use super::client::{Envelope, Shape};
 use super::context::{Context, attempt, book, expected, within};
 use super::place::{Placed, Wish, place, place_in_turn};
 use crate::api::Endpoint;
@@ -170,8 +170,8 @@ async fn ask(
     }
     let call = async {
         let body = unit.body.to_bytes();
-        let response = client.post(worker, endpoint.path(), body, &envelope).await?;
-        client.whole(worker, response.body).await
+        let response = client.post(worker, Shape::whole(endpoint), body, &envelope).await?;
+        client.whole(worker, response).await
     };
     let reply = within(client, config.timeouts.answer, worker, "timeouts.answer", call).await;
     let reply = reply.map_err(|error| offered(error, worker, endpoint))?;

@@ -9,7 +9,7 @@ use splitrail_engine::dialect::Dialect;
 use splitrail_engine::usage::EngineUsage;
 
 use super::answer::{Sending, usage_of};
-use super::client::{EngineClient, Parcel, refusal_event};
+use super::client::{EngineClient, Parcel, Shape, refusal_event};
 use super::context::within;
 use crate::core::Served;
 use crate::error::Error;
@@ -42,11 +42,12 @@ pub(super) async fn first_events(sending: &Sending<'_>, body: Parcel) -> Result<
     let limit = config.timeouts.first_token;
     let idle = config.timeouts.stream_idle;
     let call = pin!(async {
-        let response = client.post(worker, context.endpoint.path(), body, envelope).await?;
+        let shape = Shape::streamed(context.endpoint);
+        let response = client.post(worker, shape, body, envelope).await?;
         // Until the first event, the leg's own time-out counts.
         let patience = limit.max(idle);
         let dialect = context.endpoint.dialect();
-        let reader = EventReader::new(client, response.body, Arc::clone(worker), patience)
+        let reader = EventReader::new(client, response, Arc::clone(worker), patience)
             .of_dialect(dialect, client.reply_max_bytes());
         let samples = if sending.is_gated() { context.options.samples } else { 0 };
         match hold(reader, dialect, worker, samples as usize).await? {

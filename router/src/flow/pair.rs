@@ -12,7 +12,7 @@ use splitrail_engine::sglang::Room;
 
 use super::answer::{Answer, Sending, account, conclude};
 use super::attempts::Attempts;
-use super::client::Envelope;
+use super::client::{Envelope, Parcel};
 use super::context::{Context, attempt, carried_threshold, expected, preemption_guard};
 use super::first::First;
 use super::hand_off::{Carried, Lead, RoomMembers};
@@ -223,7 +223,9 @@ async fn meet(
 ) -> Result<First, Failed> {
     let Sending { context, unit, decision, .. } = *sending;
     let body = prefill::body(context, unit, &prefill.worker, appointment.lead());
-    let body = body.map_err(Failed::Prefill)?;
+    // Each meets the other under a name that is used once.
+    let once = |body| Parcel::new(body).0.once();
+    let body = once(body.map_err(Failed::Prefill)?);
     let envelope = appointment.envelope(sending.envelope);
     let mut prefilling = pin!(prefill::send(context, unit, decision, &envelope, prefill, body));
     let mut answering = pin!(answer(sending, account, appointment.carried()));
@@ -273,9 +275,9 @@ async fn answer(
     carried: Carried<'_>,
 ) -> Result<First, Error> {
     if !sending.fetches_first() {
-        return sending.ask(account, sending.body(carried)?.into(), None).await;
+        return sending.ask(account, Parcel::new(sending.body(carried)?).0.once(), None).await;
     }
-    sending.fetch(sending.fetching_body(carried)?.into(), None).await?;
+    sending.fetch(Parcel::new(sending.fetching_body(carried)?).0.once(), None).await?;
     sending.ask(account, sending.body(Carried::Nothing)?.into(), None).await
 }
 

@@ -9,7 +9,7 @@ use splitrail_engine::dialect::Dialect;
 use splitrail_engine::nixl::{HandOff, HandOffError};
 use splitrail_engine::usage::EngineUsage;
 
-use super::client::{Envelope, Peer};
+use super::client::{Envelope, Parcel, Peer, Shape};
 use super::context::{
     Context, attempt, book, carried_threshold, count_local, expected, may_retry, uncached_tokens,
     within,
@@ -108,7 +108,11 @@ impl Tries {
         let reason = VetoReason::of_failure(error.kind());
         self.excluded.push(Exclusion::new(worker.index, reason));
         let others = context.served.pool.any_up(Leg::Prefill, &self.excluded);
-        let worth = self.left > 0 && others && error.worth_another_worker();
+        let same = error.is_of_the_connection();
+        if same {
+            self.excluded.pop();
+        }
+        let worth = self.left > 0 && (others || same) && error.worth_another_worker();
         if !worth || !may_retry(context, "prefill", worker, &error) {
             return Err(error);
         }
@@ -280,7 +284,7 @@ pub(super) async fn send(
     decision: &DecisionHandle,
     envelope: &Envelope,
     placed: &Placed,
-    body: Parts,
+    body: Parcel,
 ) -> Result<Said, Error> {
     let started = Instant::now();
     let Served { config, client, .. } = context.served.as_ref();
@@ -290,12 +294,13 @@ pub(super) async fn send(
     let mut booking = book(context, unit, placed, (started, true));
     let envelope = &Envelope { prefill_tokens: Some(uncached), ..placed.pinned(envelope) };
     let call = pin!(async {
-        let response = client.post(worker, context.endpoint.path(), body, envelope).await?;
+        let shape = Shape::whole(context.endpoint);
+        let response = client.post(worker, shape, body, envelope).await?;
         // The engine has done the prompt and staged its blocks by now.
         decision.update(|decision| decision.ledger.prefill_worked());
         let begun = tokio::time::Instant::now();
         let peer = response.peer.map(|Peer(address)| address);
-        Ok((client.whole(worker, response.body).await?, begun, peer))
+        Ok((client.whole(worker, response).await?, begun, peer))
     });
     let limit = config.timeouts.prefill;
     let (reply, begun, peer) = within(client, limit, worker, "timeouts.prefill", call).await?;
@@ -323,7 +328,7 @@ async fn prefill(
     let lead = if stored { Lead::Stored } else { Lead::Pulled };
     let body = body(context, unit, worker, lead)?;
     worker.hand_overs.begin(context.endpoint.dialect(), Instant::now());
-    let said = send(context, unit, decision, &envelope, placed, body).await?;
+    let said = send(context, unit, decision, &envelope, placed, body.into()).await?;
     let staged = if stored {
         said.report(context, decision, worker, None);
         None

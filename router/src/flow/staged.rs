@@ -12,7 +12,7 @@ use tokio::runtime::Handle;
 use tokio::task::JoinSet;
 use tokio::time::Instant;
 
-use super::client::{Envelope, Receipt};
+use super::client::{Envelope, Parcel, Receipt, Shape};
 use super::context::Context;
 use super::hand_off::Carried;
 use super::lease::Lease;
@@ -100,12 +100,13 @@ impl Staged {
         let Ok(body) = body else { return false };
         let booking = Booking::on(&worker, None, 0, self.weight_tokens);
         let (core, served) = (Arc::clone(&self.core), Arc::clone(&self.served));
-        let (envelope, path) = (self.envelope.clone(), self.endpoint.path());
+        let (envelope, shape) = (self.envelope.clone(), Shape::whole(self.endpoint));
+        let body = Parcel::new(body).0.once();
         let release = async move {
             let _booking = booking;
             let fetched = async {
-                let response = served.client.post(&worker, path, body, &envelope).await?;
-                served.client.whole(&worker, response.body).await
+                let response = served.client.post(&worker, shape, body, &envelope).await?;
+                served.client.whole(&worker, response).await
             };
             let fetched = tokio::time::timeout(left, fetched).await;
             let outcome = if matches!(fetched, Ok(Ok(_))) { "fetched" } else { "failed" };

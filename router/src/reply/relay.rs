@@ -13,13 +13,13 @@ use splitrail_engine::usage::{EngineUsage, UsageError};
 use super::alike::Alike;
 use super::choices::turned_away;
 use super::dialect::{self, Chunk, data_of};
-use super::sse::{Piece, Splitter};
+use super::sse::{Piece, Splitter, Uncut};
 use super::usage::{rewrite, told};
 use crate::api::JsonObject;
 use crate::core::{Core, Served};
 use crate::error::{Error, Kind};
 use crate::fleet::{Booking, Worker};
-use crate::flow::client::{EngineBody, EngineClient, Timer};
+use crate::flow::client::{Broken, EngineBody, EngineClient, Proof, Response, Timer, too_large};
 use crate::flow::migrate::Migration;
 use crate::ledger::audit;
 use crate::ledger::decisions::DecisionHandle;
@@ -27,9 +27,17 @@ use crate::ledger::entry::Told;
 use crate::ledger::leg::Origin;
 use crate::pick::Leg;
 
+/// How many times as long as an engine may be silent it may send comments and no event: they
+/// keep the connection open, but are no progress.
+const COMMENTS_PATIENCE: u32 = 10;
+
 /// Events from an engine.
 pub struct EventReader {
     body: Option<EngineBody>,
+    /// What shows that the first event is for the request; none once it was looked at.
+    proof: Option<Proof>,
+    /// When what is no event began to come, since the last event.
+    waits_since: Option<Instant>,
     splitter: Splitter,
     dialect: Dialect,
     worker: Arc<Worker>,
@@ -41,14 +49,16 @@ impl EventReader {
     /// Reads events of up to what the client allows for a reply, at most `idle` apart.
     pub fn new(
         client: &EngineClient,
-        body: EngineBody,
+        response: Response,
         worker: Arc<Worker>,
         idle: Duration,
     ) -> Self {
         let splitter = Splitter::new(client.reply_max_bytes());
         let patience = client.timers().of(idle);
         let dialect = Dialect::Chunks;
-        Self { body: Some(body), splitter, dialect, worker, patience, done: false }
+        let Response { body, proof, .. } = response;
+        let (body, proof) = (Some(body), Some(proof));
+        Self { body, proof, waits_since: None, splitter, dialect, worker, patience, done: false }
     }
 
     /// The same of another dialect. Where events have names, they are given as they came.
@@ -76,11 +86,15 @@ impl EventReader {
     /// stream that just ends has broken off.
     ///
     /// # Errors
-    /// If the connection breaks, an event is too long, or nothing comes in time.
+    /// If the connection breaks, an event is too long, none comes in time, or the first is for
+    /// another request.
     pub async fn next(&mut self) -> Result<Option<Bytes>, Error> {
+        let mut has_read = false;
         while !self.done {
             match self.splitter.next_piece() {
                 Ok(Some(Piece::Data(event))) => {
+                    self.waits_since = None;
+                    self.prove(&event)?;
                     self.done = dialect::is_last(self.dialect, &event);
                     return Ok(Some(event));
                 }
@@ -88,11 +102,11 @@ impl EventReader {
                     self.done = true;
                     break;
                 }
+                // Only then has something come that is no event.
+                Ok(None) if has_read => self.wait_on()?,
                 Ok(None) => {}
-                Err(_) => {
-                    let what = "sent an event over limits.engine_reply_max_bytes";
-                    return Err(Error::engine(self.worker.id(), what));
-                }
+                Err(Uncut::TooLong) => return Err(too_large("limits.engine_reply_max_bytes")),
+                Err(Uncut::Comments) => return Err(self.only_comments()),
             }
             let Some(body) = &mut self.body else { return Ok(None) };
             match self.patience.bound(body.frame()).await {
@@ -103,14 +117,39 @@ impl EventReader {
                 Ok(Some(Ok(frame))) => {
                     if let Some(data) = frame.data_ref() {
                         self.splitter.push(data);
+                        has_read = true;
                     }
                 }
-                Ok(Some(Err(_)) | None) => {
+                Ok(Some(Err(Broken::Malformed(malformed)))) => {
+                    return Err(Error::engine(self.worker.id(), &malformed.to_string()));
+                }
+                Ok(Some(Err(Broken::Closed)) | None) => {
                     return Err(Error::engine(self.worker.id(), "broke off in mid-stream"));
                 }
             }
         }
         Ok(None)
+    }
+
+    /// Looks at the first event.
+    fn prove(&mut self, event: &Bytes) -> Result<(), Error> {
+        if let Some(proof) = self.proof.take() {
+            proof.check(&self.worker, &data_of(self.dialect, event))?;
+            if let Some(body) = &mut self.body {
+                body.prove();
+            }
+        }
+        Ok(())
+    }
+
+    fn wait_on(&mut self) -> Result<(), Error> {
+        let since = *self.waits_since.get_or_insert_with(Instant::now);
+        let over = since.elapsed() > self.patience.limit() * COMMENTS_PATIENCE;
+        if over { Err(self.only_comments()) } else { Ok(()) }
+    }
+
+    fn only_comments(&self) -> Error {
+        Error::engine(self.worker.id(), "sends comments and no event")
     }
 }
 
@@ -263,6 +302,10 @@ impl Account {
     /// The answering leg came to nothing; what was prefilled for it may serve another.
     pub fn fail_leg(&mut self, error: &Error) {
         self.worker.record(Leg::Decode, Some(error));
+        self.discard_leg(error);
+    }
+
+    fn discard_leg(&mut self, error: &Error) {
         self.decision.update(|decision| {
             decision.outcome = Some(error.outcome());
             decision.ledger.discard_decode(error.outcome());
@@ -270,14 +313,15 @@ impl Account {
     }
 
     /// Nor does what was prefilled for it.
-    pub fn waste_prefill(&mut self, error: &Error) {
+    fn discard(&mut self, error: &Error) {
+        self.discard_leg(error);
         self.decision.update(|decision| decision.ledger.discard(error.outcome()));
     }
 
     /// The answer broke off.
     pub fn fail(&mut self, error: &Error) {
-        self.fail_leg(error);
-        self.waste_prefill(error);
+        self.worker.record(Leg::Decode, Some(error));
+        self.discard(error);
     }
 
     /// There is no answer, through no fault of its worker's.
@@ -406,7 +450,8 @@ impl UnitStream {
 
     /// The worker is lost: the answer goes on upon another one, or this is its end.
     async fn go_on(&mut self, error: Error) -> Result<(), Error> {
-        let Some(mut migration) = self.migration.take() else { return Err(self.lost(&error)) };
+        let migration = self.migration.take().filter(|_| error.worth_another_worker());
+        let Some(mut migration) = migration else { return Err(self.lost(&error)) };
         let Some(resumed) = migration.resume(&error, &self.account.worker).await else {
             return Err(self.lost(&error));
         };
@@ -421,7 +466,8 @@ impl UnitStream {
     fn lost(&mut self, error: &Error) -> Error {
         let message = format!("the answer broke off: {}", error.message());
         let lost = Error::new(Kind::DecodeLost, message);
-        self.account.fail(&lost);
+        self.account.worker.record(Leg::Decode, Some(error));
+        self.account.discard(&lost);
         lost
     }
 

@@ -13,9 +13,18 @@ pub enum Piece {
     Done,
 }
 
-/// An event grew beyond the bound.
-#[derive(Debug, PartialEq, Eq)]
-pub struct TooLong;
+/// Bytes of comments and blank lines, and of events without data, between two events. Engines
+/// and proxies send a comment of some bytes every few seconds to keep a connection open.
+const PASSED_MAX_BYTES: usize = 64 << 10;
+
+/// Why no event can be cut from what was pushed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Uncut {
+    /// An event grew beyond the bound.
+    TooLong,
+    /// There are too many comments, and no event.
+    Comments,
+}
 
 /// Cuts pushed bytes into events.
 #[derive(Debug)]
@@ -23,6 +32,8 @@ pub struct Splitter {
     buffer: BytesMut,
     /// Bytes at the front that were searched without finding an end.
     searched: usize,
+    /// Bytes that were passed over since the last event.
+    passed: usize,
     max_bytes: usize,
     /// Whether events are given with all their lines.
     whole: bool,
@@ -31,7 +42,7 @@ pub struct Splitter {
 impl Splitter {
     /// A splitter for events of up to `max_bytes`.
     pub fn new(max_bytes: usize) -> Self {
-        Self { buffer: BytesMut::new(), searched: 0, max_bytes, whole: false }
+        Self { buffer: BytesMut::new(), searched: 0, passed: 0, max_bytes, whole: false }
     }
 
     /// The same, of events with all their lines.
@@ -48,24 +59,31 @@ impl Splitter {
     /// where events have no names, fields other than `data`.
     ///
     /// # Errors
-    /// If an event is longer than the bound.
-    pub fn next_piece(&mut self) -> Result<Option<Piece>, TooLong> {
+    /// If an event is longer than the bound, or none comes among all the comments.
+    pub fn next_piece(&mut self) -> Result<Option<Piece>, Uncut> {
         loop {
             let Some((end, gap)) = find_end(&self.buffer, self.searched) else {
                 self.searched = self.buffer.len().saturating_sub(3);
                 return if self.buffer.len() > self.max_bytes.saturating_add(2) {
-                    Err(TooLong)
+                    Err(Uncut::TooLong)
                 } else {
                     Ok(None)
                 };
             };
             if end > self.max_bytes {
-                return Err(TooLong);
+                return Err(Uncut::TooLong);
             }
             let event = self.buffer.split_to(end + gap).freeze();
             self.searched = 0;
             let event = event.slice(..end);
-            let Some(data) = data_of(&event) else { continue };
+            let Some(data) = data_of(&event) else {
+                self.passed += end + gap;
+                if self.passed > PASSED_MAX_BYTES {
+                    return Err(Uncut::Comments);
+                }
+                continue;
+            };
+            self.passed = 0;
             if data.as_ref() == b"[DONE]" {
                 return Ok(Some(Piece::Done));
             }
@@ -208,7 +226,25 @@ mod tests {
         let mut splitter = Splitter::new(100);
         // An event of the bound, and the blank line after it.
         splitter.push(&[b'x'; 103]);
-        assert_eq!(splitter.next_piece(), Err(TooLong));
+        assert_eq!(splitter.next_piece(), Err(Uncut::TooLong));
+    }
+
+    #[test]
+    fn comments_are_passed_over_but_not_without_end() {
+        for filler in [": ping\n\n", "\n\n", "event: x\n\n", ": ping\r\n\r\n"] {
+            let mut splitter = Splitter::new(1 << 20);
+            let few = filler.repeat(PASSED_MAX_BYTES / filler.len());
+            for _ in 0..3 {
+                splitter.push(few.as_bytes());
+                splitter.push(b"data: x\n\n");
+                let event = Piece::Data(Bytes::from_static(b"x"));
+                assert_eq!(splitter.next_piece(), Ok(Some(event)), "{filler:?}");
+            }
+            splitter.push(few.as_bytes());
+            assert_eq!(splitter.next_piece(), Ok(None), "{filler:?}");
+            splitter.push([filler; 2].concat().as_bytes());
+            assert_eq!(splitter.next_piece(), Err(Uncut::Comments), "{filler:?}");
+        }
     }
 
     proptest! {

@@ -155,6 +155,12 @@ metrics! {
     retries: IntCounterVec("retries_total"; "model", "leg", "reason");
     /// Further attempts that were not made: the model's budget for them was spent.
     retries_refused: IntCounterVec("retries_refused_total"; "model", "leg");
+    /// Requests that were sent once more to the same worker on a new connection: the kept one had
+    /// ended as they were written to it.
+    resent_requests: IntCounterVec("resent_requests_total"; "model", "worker");
+    /// Answers of an engine that were for another request, as their id shows: they were dropped
+    /// with their connection. An engine, or a proxy before it, sends what was not asked for.
+    foreign_answers: IntCounterVec("foreign_answers_total"; "model", "worker");
     /// Answers whose decode worker was lost in mid-stream and that could have gone on exactly:
     /// resumed on another worker, or lost.
     migrations: IntCounterVec("migrations_total"; "model", "outcome");

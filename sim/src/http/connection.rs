@@ -3,6 +3,8 @@
 use std::io;
 use std::net::SocketAddr;
 use std::pin::Pin;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::task::{Context, Poll};
 use std::time::Duration;
 
@@ -35,7 +37,8 @@ impl Listener for CuttableListener {
                     let _ = stream.set_nodelay(true); // only speed is lost without it
                     let cut = self.all.child_token();
                     let is_cut = Box::pin(cut.clone().cancelled_owned());
-                    return (CuttableStream { stream, cut, is_cut }, peer);
+                    let begins = Arc::default();
+                    return (CuttableStream { stream, cut, is_cut, begins }, peer);
                 }
                 // Out of file descriptors, most likely: later it may work again.
                 Err(_) => tokio::time::sleep(Duration::from_millis(50)).await,
@@ -53,12 +56,17 @@ pub(crate) struct CuttableStream {
     stream: TcpStream,
     cut: CancellationToken,
     is_cut: Pin<Box<WaitForCancellationFutureOwned>>,
+    /// Whether a reply begins before the connection is cut.
+    begins: Arc<AtomicBool>,
 }
 
 impl CuttableStream {
     /// Fails once the connection is cut. The peer then sees a reset, not an orderly end.
     fn check(&self) -> io::Result<()> {
         if self.cut.is_cancelled() {
+            if self.begins.swap(false, Relaxed) {
+                let _ = self.stream.try_write(b"HTTP/1.1 "); // the cut itself is what counts
+            }
             let _ = self.stream.set_zero_linger(); // a plain close is the next best
             return Err(io::ErrorKind::ConnectionReset.into());
         }
@@ -102,16 +110,23 @@ impl AsyncWrite for CuttableStream {
 
 /// Lets a handler cut the connection that its request came on.
 #[derive(Debug, Clone)]
-pub(crate) struct ConnectionControl(CancellationToken);
+pub(crate) struct ConnectionControl {
+    cut: CancellationToken,
+    begins: Arc<AtomicBool>,
+}
 
 impl ConnectionControl {
-    pub(crate) fn cut(&self) {
-        self.0.cancel();
+    /// Cuts it in the head of the reply. One that is cut before any byte of a reply looks like
+    /// one that had ended before the request came, and the request is sent again.
+    pub(crate) fn cut_in_head(&self) {
+        self.begins.store(true, Relaxed);
+        self.cut.cancel();
     }
 }
 
 impl Connected<IncomingStream<'_, CuttableListener>> for ConnectionControl {
     fn connect_info(stream: IncomingStream<'_, CuttableListener>) -> Self {
-        Self(stream.io().cut.clone())
+        let CuttableStream { cut, begins, .. } = stream.io();
+        Self { cut: cut.clone(), begins: Arc::clone(begins) }
     }
 }

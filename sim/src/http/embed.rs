@@ -52,7 +52,7 @@ async fn strike(faults: &RequestFaults, connection: &ConnectionControl) -> Optio
         std::future::pending::<()>().await;
     }
     if faults.reset {
-        connection.cut();
+        connection.cut_in_head();
     }
     let status = faults.reset.then_some(500).or(faults.status)?;
     let status = StatusCode::from_u16(status).unwrap_or(StatusCode::INTERNAL_SERVER_ERROR);

@@ -37,7 +37,7 @@ async fn lasting_faults_end_when_cleared() {
 }
 
 #[tokio::test]
-async fn a_reset_gives_no_byte_of_a_reply() {
+async fn a_reset_gives_no_reply() {
     let engine = start(SimConfig::default()).await;
     engine.set_fault(once(FaultKind::Reset));
     let error = try_post(&engine, "/v1/completions", json!({"prompt": "x"})).await.err().unwrap();

@@ -12,7 +12,7 @@ use crate::api::Endpoint;
 use crate::core::{Served, random_id};
 use crate::error::Kind;
 use crate::fleet::Worker;
-use crate::flow::client::Envelope;
+use crate::flow::client::{Envelope, Shape};
 
 /// The engine's reply to the prompt.
 pub(super) struct Reply {
@@ -44,21 +44,21 @@ pub(super) async fn tokens(
             "model": model, "messages": messages(text),
             "add_generation_prompt": true, "add_special_tokens": false,
         });
-        tokens.chat = match post(served, worker, "/tokenize", &body).await? {
+        tokens.chat = match post(served, worker, Shape::whole(Endpoint::Tokenize), &body).await? {
             Some(reply) => ids(&reply["tokens"]),
             None => {
                 let body = json!({"model": model, "messages": messages(text), "max_tokens": 1});
-                let path = "/v1/chat/completions/render";
-                post(served, worker, path, &body).await?.and_then(|reply| ids(&reply["token_ids"]))
+                let shape = Shape::RENDERED_CHAT;
+                post(served, worker, shape, &body).await?.and_then(|reply| ids(&reply["token_ids"]))
             }
         };
     }
     let body = json!({"model": model, "prompt": text, "add_special_tokens": true});
-    tokens.plain = match post(served, worker, "/tokenize", &body).await? {
+    tokens.plain = match post(served, worker, Shape::whole(Endpoint::Tokenize), &body).await? {
         Some(reply) => ids(&reply["tokens"]),
         None => {
             let body = json!({"model": model, "prompt": text, "max_tokens": 1});
-            let reply = post(served, worker, "/v1/completions/render", &body).await?;
+            let reply = post(served, worker, Shape::RENDERED_COMPLETION, &body).await?;
             reply.and_then(|reply| ids(&reply[0]["token_ids"]))
         }
     };
@@ -90,7 +90,8 @@ pub(super) async fn serve(
             true => body["messages"] = messages(text),
             false => body["prompt"] = text.into(),
         }
-        let reply = post(served, worker, endpoint.path(), &body).await.map_err(Refused)?;
+        let shape = Shape::whole(endpoint);
+        let reply = post(served, worker, shape, &body).await.map_err(Refused)?;
         if let Some(reply) = reply {
             let usage = &reply["usage"];
             return Ok(Reply {
@@ -107,7 +108,7 @@ pub(super) async fn serve(
 async fn post(
     served: &Served,
     worker: &Arc<Worker>,
-    path: &'static str,
+    shape: Shape,
     body: &Value,
 ) -> Result<Option<Value>, &'static str> {
     let request_id = HeaderValue::from_str(&random_id());
@@ -121,15 +122,15 @@ async fn post(
     };
     let client = &served.client;
     let exchange = async {
-        let response = client.post(worker, path, Bytes::from(body.to_string()), &envelope).await?;
-        client.whole(worker, response.body).await
+        let response = client.post(worker, shape, Bytes::from(body.to_string()), &envelope).await?;
+        client.whole(worker, response).await
     };
     match tokio::time::timeout(served.config.canary.timeout, exchange).await {
         Ok(Ok(reply)) => Ok(serde_json::from_slice(&reply).ok()),
         Ok(Err(error)) => match error.kind() {
             Kind::EngineRejected(400 | 404 | 405 | 422) => Ok(None),
             _ => {
-                tracing::debug!(worker = worker.id(), path, %error, "the canary got no answer");
+                tracing::debug!(worker = worker.id(), path = shape.path(), %error, "the canary got no answer");
                 Err("no_answer")
             }
         },

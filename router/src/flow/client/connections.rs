@@ -1,8 +1,11 @@
 //! Connections to engines, kept for the next request.
 //!
-//! A connection has no task of its own: whoever waits for an answer moves it along. That
-//! spares each leg four changes of tasks, and dropping the answer closes the connection,
-//! which is how an engine learns that nobody wants it any more.
+//! A connection has no task of its own: the task that waits for an answer moves it along. That
+//! spares each leg four changes of tasks, and dropping the answer closes the connection, which is
+//! how an engine learns that it is not wanted any more.
+//!
+//! A kept connection serves requests of one class only, to the engine process that it was made
+//! to: whatever a faulty engine or proxy leaves in it is then no answer to anything else.
 
 use std::collections::VecDeque;
 use std::error::Error as StdError;
@@ -19,17 +22,31 @@ use hyper::body::{Body, Frame, SizeHint};
 use hyper_util::client::legacy::connect::HttpConnector;
 use tower::ServiceExt;
 
-use super::framing::{Framing, Head};
+use super::framing::{Framing, Head, Malformed};
 use super::guarded::Resolver;
-use super::wire::{Ask, Broken, Peer, Wire};
+use super::wire::{Ask, Broken, Peer, Unanswered, Wire};
 use crate::quick_hash::QuickHash;
 
-/// vLLM closes idle connections after 5 s. Ours end earlier, so that a request is
-/// never written to a connection that is just being closed: a hand-off that may
+/// vLLM closes idle connections after 5 s. The router's end earlier, so that a request is
+/// rarely written to a connection that is just being closed: a hand-off that may
 /// have been received cannot be sent again.
 const IDLE: Duration = Duration::from_secs(3);
 /// Idle connections to one engine; more are closed.
 const IDLE_MAX: usize = 1024;
+
+/// What a connection is used for: a number of an endpoint's, apart for streams.
+pub(super) type Class = u8;
+
+/// Where a request goes, and what for.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Destination<'a> {
+    pub(super) authority: &'a Authority,
+    /// The engine's process, as far as the router can tell one from the next.
+    pub(super) process: u64,
+    pub(super) class: Class,
+    /// Whether the answer itself will prove that it is for the request.
+    pub(super) proves: bool,
+}
 
 /// The connections to a model's engines.
 pub(super) struct Connections {
@@ -37,32 +54,53 @@ pub(super) struct Connections {
     idle: DashMap<Authority, Idle, QuickHash>,
 }
 
-/// Idle connections to one engine, each with since when: the longest idle first.
-type Idle = VecDeque<(Instant, Box<Wire>)>;
+/// Idle connections to one engine, for each class the longest idle first.
+#[derive(Default)]
+struct Idle {
+    classes: Vec<(Class, VecDeque<Kept>)>,
+    count: usize,
+}
+
+struct Kept {
+    since: Instant,
+    process: u64,
+    wire: Box<Wire>,
+}
 
 /// Why a request got no answer.
 #[derive(Debug)]
 pub(super) enum Failure {
     /// There is no connection.
     Connect(Box<dyn StdError + Send + Sync>),
-    /// There was one, and it broke.
-    Broken,
+    /// A kept connection had ended, and the request may have been received all the same.
+    Stale,
+    /// A new connection ended before the answer.
+    Closed,
+    /// An answer came before the request was sent.
+    Early,
+    /// What came is not HTTP.
+    Malformed(Malformed),
+    /// The request's body must not be sent.
+    Withdrawn,
 }
 
-impl From<Broken> for Failure {
-    fn from(Broken: Broken) -> Self {
-        Self::Broken
+impl From<Unanswered> for Failure {
+    fn from(unanswered: Unanswered) -> Self {
+        match unanswered {
+            Unanswered::Stale { .. } => Self::Stale,
+            Unanswered::Closed => Self::Closed,
+            Unanswered::Early => Self::Early,
+            Unanswered::Malformed(malformed) => Self::Malformed(malformed),
+            Unanswered::Withdrawn => Self::Withdrawn,
+        }
     }
 }
 
 /// An engine's answer, which has begun.
-pub struct Response {
-    /// What it begins with.
-    pub status: StatusCode,
-    /// Who answers, where that is known.
-    pub(crate) peer: Option<Peer>,
-    /// The rest.
-    pub body: EngineBody,
+pub(super) struct Begun {
+    pub(super) status: StatusCode,
+    pub(super) peer: Option<Peer>,
+    pub(super) body: EngineBody,
 }
 
 impl Connections {
@@ -71,50 +109,71 @@ impl Connections {
         Arc::new(Self { connector, idle: DashMap::default() })
     }
 
-    /// Sends a request, on an idle connection if there is one.
+    /// Sends a request, on an idle connection if there is one. Where that had ended, the request
+    /// is sent on a new one, if `again` agrees, which may change it: once, and only one that an
+    /// engine may receive twice.
     ///
     /// # Errors
     /// If no answer begins.
     pub(super) async fn request(
         self: &Arc<Self>,
-        authority: &Authority,
-        ask: Ask,
-    ) -> Result<Response, Failure> {
-        let mut wire = match self.check_out(authority) {
-            Some(wire) => wire,
-            None => self.connect(authority).await?,
-        };
-        let Head { status, framing, keeps } = wire.exchange(ask).await?;
-        let peer = wire.peer;
-        let way_back = keeps.then(|| (Arc::clone(self), authority.clone()));
-        let mut body = EngineBody { framing, wire: Some(wire), way_back };
-        body.has_moved();
-        Ok(Response { status, peer, body })
-    }
-
-    fn check_out(&self, authority: &Authority) -> Option<Box<Wire>> {
-        let now = Instant::now();
-        let mut idle = self.idle.get_mut(authority)?;
-        forget_old(&mut idle, now);
-        // An engine that has hung up is found out here.
-        std::iter::from_fn(|| idle.pop_back()).map(|(_, wire)| wire).find(|wire| wire.is_quiet())
-    }
-
-    fn check_in(&self, authority: Authority, wire: Box<Wire>) {
-        let now = Instant::now();
-        let mut idle = self.idle.entry(authority).or_default();
-        forget_old(&mut idle, now);
-        if idle.len() < IDLE_MAX {
-            idle.push_back((now, wire));
+        to: Destination<'_>,
+        ask: &mut Ask,
+        again: impl FnOnce(&mut Ask) -> bool,
+    ) -> Result<Begun, Failure> {
+        while let Some(mut wire) = self.check_out(to) {
+            match wire.exchange(ask, to.proves).await {
+                Ok(head) => return Ok(self.begun(to, wire, head)),
+                Err(Unanswered::Stale { sent: false }) => {}
+                Err(Unanswered::Stale { sent: true }) => {
+                    // The others are as old.
+                    self.idle.remove(to.authority);
+                    if !ask.is_repeatable() || !again(ask) {
+                        return Err(Failure::Stale);
+                    }
+                    break;
+                }
+                Err(unanswered) => return Err(unanswered.into()),
+            }
         }
+        let mut wire = self.connect(to.authority).await?;
+        let head = wire.exchange(ask, to.proves).await?;
+        Ok(self.begun(to, wire, head))
+    }
+
+    fn begun(self: &Arc<Self>, to: Destination<'_>, wire: Box<Wire>, head: Head) -> Begun {
+        let Head { status, framing, keeps } = head;
+        let peer = wire.peer;
+        let way_back = keeps.then(|| WayBack {
+            connections: Arc::clone(self),
+            authority: to.authority.clone(),
+            process: to.process,
+            class: to.class,
+        });
+        let body = EngineBody { framing, wire: Some(wire), way_back, is_proven: false };
+        Begun { status, peer, body }
+    }
+
+    fn check_out(&self, to: Destination<'_>) -> Option<Box<Wire>> {
+        let now = Instant::now();
+        let mut idle = self.idle.get_mut(to.authority)?;
+        idle.forget_old(now);
+        idle.take(to)
+    }
+
+    fn check_in(&self, back: WayBack, wire: Box<Wire>) {
+        let since = Instant::now();
+        let mut idle = self.idle.entry(back.authority).or_default();
+        idle.forget_old(since);
+        idle.put(back.class, Kept { since, process: back.process, wire });
     }
 
     async fn connect(&self, authority: &Authority) -> Result<Box<Wire>, Failure> {
         // Connections to engines that are gone go as well.
         let now = Instant::now();
         self.idle.retain(|_, idle| {
-            forget_old(idle, now);
-            !idle.is_empty()
+            idle.forget_old(now);
+            idle.count > 0
         });
         let uri = Uri::builder().scheme(Scheme::HTTP).authority(authority.clone());
         let uri = uri.path_and_query(PathAndQuery::from_static("/")).build();
@@ -125,30 +184,77 @@ impl Connections {
     }
 }
 
-fn forget_old(idle: &mut Idle, now: Instant) {
-    while idle.front().is_some_and(|(since, _)| now.duration_since(*since) > IDLE) {
-        idle.pop_front();
+impl Idle {
+    fn forget_old(&mut self, now: Instant) {
+        for (_, kept) in &mut self.classes {
+            while kept.front().is_some_and(|kept| now.duration_since(kept.since) > IDLE) {
+                kept.pop_front();
+                self.count -= 1;
+            }
+        }
+    }
+
+    /// The connection that was used last.
+    fn take(&mut self, to: Destination<'_>) -> Option<Box<Wire>> {
+        let (_, kept) = self.classes.iter_mut().find(|(class, _)| *class == to.class)?;
+        while let Some(last) = kept.pop_back() {
+            self.count -= 1;
+            if last.process == to.process {
+                return Some(last.wire);
+            }
+        }
+        None
+    }
+
+    fn put(&mut self, class: Class, kept: Kept) {
+        if self.count == IDLE_MAX {
+            return;
+        }
+        self.count += 1;
+        match self.classes.iter_mut().find(|(known, _)| *known == class) {
+            Some((_, all)) => all.push_back(kept),
+            None => self.classes.push((class, VecDeque::from([kept]))),
+        }
     }
 }
 
-/// The body of an engine's answer. Read to its end, its connection serves another request;
-/// dropped before, the connection is closed.
+/// Where a connection goes once its answer has ended.
+struct WayBack {
+    connections: Arc<Connections>,
+    authority: Authority,
+    process: u64,
+    class: Class,
+}
+
+/// The body of an engine's answer. Proven and read to its end, its connection serves another
+/// request; dropped before, the connection is closed.
 pub struct EngineBody {
     framing: Framing,
     wire: Option<Box<Wire>>,
     /// Where the connection goes, if it may be used again.
-    way_back: Option<(Arc<Connections>, Authority)>,
+    way_back: Option<WayBack>,
+    /// Whether it is for the request that was sent, as far as that can be told.
+    is_proven: bool,
 }
 
 impl EngineBody {
+    /// It is for the request that was sent, as far as that can be told: its connection may serve
+    /// another one once it has ended.
+    pub(crate) fn prove(&mut self) {
+        self.is_proven = true;
+        self.has_moved();
+    }
+
     /// Gives the connection back once nothing more is to come over it.
     fn has_moved(&mut self) {
-        if self.framing.has_ended()
+        if self.is_proven
+            && self.framing.has_ended()
             && let Some(wire) = self.wire.take()
-            && let Some((connections, authority)) = self.way_back.take()
+            && let Some(way_back) = self.way_back.take()
             && wire.is_drained()
         {
-            connections.check_in(authority, wire);
+            let connections = Arc::clone(&way_back.connections);
+            connections.check_in(way_back, wire);
         }
     }
 }
@@ -162,21 +268,21 @@ impl Body for EngineBody {
         context: &mut Context<'_>,
     ) -> Poll<Option<Result<Frame<Bytes>, Broken>>> {
         let this = &mut *self;
-        let Some(wire) = &mut this.wire else { return Poll::Ready(None) };
+        let Some(wire) = this.wire.as_mut().filter(|_| !this.framing.has_ended()) else {
+            return Poll::Ready(None);
+        };
         let piece = wire.poll_piece(&mut this.framing, context);
         match &piece {
             Poll::Pending => {}
             Poll::Ready(Some(Ok(_))) => this.has_moved(),
-            Poll::Ready(Some(Err(Broken)) | None) => {
-                this.has_moved();
-                this.wire = None;
-            }
+            Poll::Ready(None) => this.has_moved(),
+            Poll::Ready(Some(Err(_))) => this.wire = None,
         }
         piece.map(|piece| piece.map(|data| data.map(Frame::data)))
     }
 
     fn is_end_stream(&self) -> bool {
-        self.wire.is_none()
+        self.wire.is_none() || self.framing.has_ended()
     }
 
     fn size_hint(&self) -> SizeHint {

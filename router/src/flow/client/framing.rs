@@ -13,9 +13,35 @@ pub const HEAD_MAX_BYTES: usize = 32 << 10;
 /// Bytes of a line that says how long a chunk is, and of all trailers.
 pub const LINES_MAX_BYTES: usize = 8 << 10;
 
-/// It is not HTTP, or can be read in two ways.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Malformed;
+/// Interim answers (1xx) before one answer; more are refused. A proxy that sends one every few
+/// seconds while an engine works stays far below.
+pub const INTERIM_MAX: u32 = 256;
+
+/// Why bytes are not an answer: they are not HTTP, can be read in two ways, or have no end.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum Malformed {
+    /// The head of the answer cannot be read.
+    #[error("sent a head that is not HTTP")]
+    Head,
+    /// The head is longer than [`HEAD_MAX_BYTES`], or has more than 100 fields.
+    #[error("sent a head of more than 32 KiB or 100 fields")]
+    HeadTooLong,
+    /// More than [`INTERIM_MAX`] interim answers, or [`HEAD_MAX_BYTES`] of them.
+    #[error("sent too many interim answers (1xx)")]
+    Interim,
+    /// Status 101, which was not asked for.
+    #[error("switched to another protocol")]
+    Switched,
+    /// A transfer coding other than `chunked`.
+    #[error("sent its answer in a transfer coding other than chunked")]
+    Coding,
+    /// A `content-length` that is no number, or two that differ.
+    #[error("sent a content-length that cannot be understood")]
+    Length,
+    /// The chunks of a body are not as they must be.
+    #[error("sent a body whose chunks cannot be read")]
+    Chunks,
+}
 
 /// The head of an answer.
 #[derive(Debug)]
@@ -39,23 +65,44 @@ pub enum Framing {
     UntilClose,
 }
 
+/// The interim answers (1xx) that came before an answer.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Interim {
+    count: u32,
+    bytes: usize,
+}
+
+impl Interim {
+    /// Whether there was none.
+    pub fn is_empty(self) -> bool {
+        self.count == 0
+    }
+
+    fn take(&mut self, bytes: usize) -> Result<(), Malformed> {
+        self.count += 1;
+        self.bytes += bytes;
+        let fits = self.count <= INTERIM_MAX && self.bytes <= HEAD_MAX_BYTES;
+        if fits { Ok(()) } else { Err(Malformed::Interim) }
+    }
+}
+
 /// Takes the head of an answer, and the interim answers before it, from what was read; `None` if
-/// more is to come.
+/// more is to come. `interim` counts over all calls for one answer.
 ///
 /// # Errors
 /// If it is not HTTP, another protocol from now on, or too long.
-pub fn begun(read: &mut BytesMut) -> Result<Option<Head>, Malformed> {
+pub fn begun(read: &mut BytesMut, interim: &mut Interim) -> Result<Option<Head>, Malformed> {
     while !read.is_empty() {
         let found = head(read)?;
         // However it came in: a head is too long, or it is not.
         if found.as_ref().map_or(read.len(), |(bytes, _)| *bytes) > HEAD_MAX_BYTES {
-            return Err(Malformed);
+            return Err(Malformed::HeadTooLong);
         }
         let Some((bytes, head)) = found else { break };
         read.advance(bytes);
         match head.status.as_u16() {
-            101 => return Err(Malformed),
-            100..200 => {}
+            101 => return Err(Malformed::Switched),
+            100..200 => interim.take(bytes)?,
             _ => return Ok(Some(head)),
         }
     }
@@ -68,20 +115,25 @@ fn head(bytes: &[u8]) -> Result<Option<(usize, Head)>, Malformed> {
     let mut response = httparse::Response::new(&mut []);
     let config = httparse::ParserConfig::default();
     let parsed = config.parse_response_with_uninit_headers(&mut response, bytes, &mut fields);
-    let httparse::Status::Complete(length) = parsed.map_err(|_| Malformed)? else {
+    let httparse::Status::Complete(length) = parsed.map_err(|error| match error {
+        httparse::Error::TooManyHeaders => Malformed::HeadTooLong,
+        _ => Malformed::Head,
+    })?
+    else {
         return Ok(None);
     };
-    let status = StatusCode::from_u16(response.code.ok_or(Malformed)?).map_err(|_| Malformed)?;
+    let code = response.code.ok_or(Malformed::Head)?;
+    let status = StatusCode::from_u16(code).map_err(|_| Malformed::Head)?;
     let mut said = Said { keeps: response.version == Some(1), ..Said::default() };
     for field in response.headers.iter() {
         said.take(field.name, field.value)?;
     }
     let framing = if matches!(status.as_u16(), 100..200 | 204 | 304) {
         Framing::Length(0)
-    } else if said.is_encoded {
-        // Both at once are a sign of somebody in between who reads it otherwise.
-        said.keeps &= said.is_chunked && said.length.is_none();
-        if said.is_chunked { Framing::Chunked(Chunks::default()) } else { Framing::UntilClose }
+    } else if said.is_chunked {
+        // Both at once are a sign that a proxy in between reads it in another way.
+        said.keeps &= said.length.is_none();
+        Framing::Chunked(Chunks::default())
     } else {
         said.length.map_or(Framing::UntilClose, Framing::Length)
     };
@@ -92,7 +144,6 @@ fn head(bytes: &[u8]) -> Result<Option<(usize, Head)>, Malformed> {
 #[derive(Default)]
 struct Said {
     length: Option<u64>,
-    is_encoded: bool,
     is_chunked: bool,
     keeps: bool,
 }
@@ -100,15 +151,19 @@ struct Said {
 impl Said {
     fn take(&mut self, name: &str, value: &[u8]) -> Result<(), Malformed> {
         if name.eq_ignore_ascii_case("content-length") {
-            let length = number(value, 10).ok_or(Malformed)?;
+            let length = number(value, 10).ok_or(Malformed::Length)?;
             if self.length.is_some_and(|other| other != length) {
-                return Err(Malformed);
+                return Err(Malformed::Length);
             }
             self.length = Some(length);
         } else if name.eq_ignore_ascii_case("transfer-encoding") {
-            let last = value.rsplit(|byte| *byte == b',').next().unwrap_or_default();
-            self.is_encoded = true;
-            self.is_chunked = last.trim_ascii().eq_ignore_ascii_case(b"chunked");
+            // No other coding was asked for, and `identity` is none since RFC 9112: what its
+            // sender means by it, and where the body ends, is anybody's guess. Nor is a body
+            // chunked twice.
+            let is_chunked = value.trim_ascii().eq_ignore_ascii_case(b"chunked");
+            if !is_chunked || std::mem::replace(&mut self.is_chunked, true) {
+                return Err(Malformed::Coding);
+            }
         } else if name.eq_ignore_ascii_case("connection") {
             let mut words = value.split(|byte| *byte == b',').map(<[u8]>::trim_ascii);
             self.keeps &= !words.any(|word| word.eq_ignore_ascii_case(b"close"));
@@ -170,7 +225,7 @@ impl Chunks {
                 Next::Size => {
                     let Some(line) = line(read)? else { return Ok(Piece::More) };
                     let size = line.split(|byte| *byte == b';').next().unwrap_or_default();
-                    self.next = match number(size, 16).ok_or(Malformed)? {
+                    self.next = match number(size, 16).ok_or(Malformed::Chunks)? {
                         0 => Next::Trailer,
                         bytes => Next::Data(bytes),
                     };
@@ -186,7 +241,7 @@ impl Chunks {
                     match read.get(..2) {
                         None if b"\r\n".starts_with(&read[..]) => return Ok(Piece::More),
                         Some(b"\r\n") => read.advance(2),
-                        _ => return Err(Malformed),
+                        _ => return Err(Malformed::Chunks),
                     }
                     self.next = Next::Size;
                 }
@@ -196,7 +251,7 @@ impl Chunks {
                     if line.is_empty() {
                         self.next = Next::Nothing;
                     } else if self.trailers > LINES_MAX_BYTES {
-                        return Err(Malformed);
+                        return Err(Malformed::Chunks);
                     }
                 }
                 Next::Nothing => return Ok(Piece::End),
@@ -209,11 +264,11 @@ impl Chunks {
 fn line(read: &mut BytesMut) -> Result<Option<Bytes>, Malformed> {
     let end = memchr::memchr(b'\n', read);
     if end.unwrap_or(read.len()) > LINES_MAX_BYTES {
-        return Err(Malformed);
+        return Err(Malformed::Chunks);
     }
     let Some(end) = end else { return Ok(None) };
     let line = read.split_to(end + 1).freeze();
-    line.strip_suffix(b"\r\n").map(|text| Some(line.slice_ref(text))).ok_or(Malformed)
+    line.strip_suffix(b"\r\n").map(|text| Some(line.slice_ref(text))).ok_or(Malformed::Chunks)
 }
 
 fn bounded(bytes: u64) -> usize {
@@ -270,7 +325,8 @@ mod tests {
     use super::*;
 
     fn read(text: &str) -> Result<Option<Head>, Malformed> {
-        begun(&mut format!("{}\r\n\r\n", text.replace('\n', "\r\n")).as_bytes().into())
+        let text = format!("{}\r\n\r\n", text.replace('\n', "\r\n"));
+        begun(&mut text.as_bytes().into(), &mut Interim::default())
     }
 
     #[test]
@@ -284,9 +340,7 @@ mod tests {
             ("HTTP/1.0 200 OK\ncontent-length: 7", Framing::Length(7), false),
             ("HTTP/1.1 204 No\ncontent-length: 7", Framing::Length(0), true),
             ("HTTP/1.1 200 OK\ntransfer-encoding: Chunked", chunked(), true),
-            ("HTTP/1.1 200 OK\ntransfer-encoding: gzip, chunked", chunked(), true),
             ("HTTP/1.1 200 OK\ntransfer-encoding: chunked\ncontent-length: 3", chunked(), false),
-            ("HTTP/1.1 200 OK\ntransfer-encoding: gzip", Framing::UntilClose, false),
         ] {
             assert_eq!(of(text), Ok(Some((framing, keeps))), "{text}");
         }
@@ -295,18 +349,29 @@ mod tests {
 
     #[test]
     fn what_can_be_read_in_two_ways_is_refused() {
-        for text in [
-            "HTTP/1.1 200 OK\ncontent-length: 7\ncontent-length: 8",
-            "HTTP/1.1 200 OK\ncontent-length: +7",
-            "HTTP/1.1 200 OK\ncontent-length: 7, 7",
-            "HTTP/1.1 200 OK\ncontent-length:",
-            "HTTP/1.1 200 OK\ncontent-length: 99999999999999999999",
-            "HTTP/2 200 OK",
-            "{}",
+        for (text, why) in [
+            ("HTTP/1.1 200 OK\ncontent-length: 7\ncontent-length: 8", Malformed::Length),
+            ("HTTP/1.1 200 OK\ncontent-length: +7", Malformed::Length),
+            ("HTTP/1.1 200 OK\ncontent-length: 7, 7", Malformed::Length),
+            ("HTTP/1.1 200 OK\ncontent-length:", Malformed::Length),
+            ("HTTP/1.1 200 OK\ncontent-length: 99999999999999999999", Malformed::Length),
+            ("HTTP/1.1 200 OK\ntransfer-encoding: identity\ncontent-length: 7", Malformed::Coding),
+            ("HTTP/1.1 200 OK\ntransfer-encoding: gzip", Malformed::Coding),
+            ("HTTP/1.1 200 OK\ntransfer-encoding: gzip, chunked", Malformed::Coding),
+            ("HTTP/1.1 200 OK\ntransfer-encoding: chunked, chunked", Malformed::Coding),
+            (
+                "HTTP/1.1 200 OK\ntransfer-encoding: chunked\ntransfer-encoding: chunked",
+                Malformed::Coding,
+            ),
+            ("HTTP/1.1 101 Switching\nupgrade: x", Malformed::Switched),
+            ("HTTP/2 200 OK", Malformed::Head),
+            ("HTTP/1.1 000 OK", Malformed::Head),
+            ("{}", Malformed::Head),
         ] {
-            assert_eq!(read(text).err(), Some(Malformed), "{text}");
+            assert_eq!(read(text).err(), Some(why), "{text}");
         }
-        assert!(begun(&mut (&b"HTTP/1.1 200 OK\r\ncontent-le"[..]).into()).unwrap().is_none());
+        let half = &b"HTTP/1.1 200 OK\r\ncontent-le"[..];
+        assert!(begun(&mut half.into(), &mut Interim::default()).unwrap().is_none());
         for body in ["\r\n", "g\r\n", "-1\r\n", "3\r\nabcd\r\n", "3\nabc\r\n", "+3\r\n"] {
             let mut chunks = Chunks::default();
             let mut read = BytesMut::from(body);
@@ -316,8 +381,32 @@ mod tests {
                     end => break end,
                 }
             };
-            assert_eq!(end, Err(Malformed), "{body}");
+            assert_eq!(end, Err(Malformed::Chunks), "{body}");
         }
+    }
+
+    #[test]
+    fn interim_answers_are_passed_over_and_have_an_end() {
+        let of = |line: &str, count: usize| {
+            let text = format!("HTTP/1.1 102 Processing\r\n{line}\r\n").repeat(count);
+            let mut read = (text + "HTTP/1.1 204 No\r\n\r\n").as_bytes().into();
+            begun(&mut read, &mut Interim::default()).map(|head| head.map(|head| head.status))
+        };
+        let answered = Ok(Some(StatusCode::NO_CONTENT));
+        assert_eq!(of("", INTERIM_MAX as usize), answered);
+        assert_eq!(of("", INTERIM_MAX as usize + 1), Err(Malformed::Interim));
+        let link = format!("link: {}\r\n", "x".repeat(4 << 10));
+        assert_eq!(of(&link, 7), answered);
+        assert_eq!(of(&link, 8), Err(Malformed::Interim));
+        // Over several reads as well.
+        let mut interim = Interim::default();
+        let one = &b"HTTP/1.1 102 Processing\r\n\r\n"[..];
+        let read =
+            |interim: &mut Interim| begun(&mut one.into(), interim).map(|head| head.is_none());
+        for _ in 0..INTERIM_MAX {
+            assert_eq!(read(&mut interim), Ok(true));
+        }
+        assert_eq!(read(&mut interim), Err(Malformed::Interim));
     }
 
     #[test]
@@ -330,14 +419,14 @@ mod tests {
         for (bytes, fits) in [(HEAD_MAX_BYTES, true), (HEAD_MAX_BYTES + 1, false)] {
             for step in [1 << 20, 9000, 4096] {
                 let text = [interim, &of(bytes), "rest"].concat();
-                let mut read = BytesMut::new();
+                let (mut read, mut interim) = (BytesMut::new(), Interim::default());
                 let mut pieces = text.as_bytes().chunks(step);
                 let found = loop {
                     match pieces.next() {
                         Some(piece) => read.extend_from_slice(piece),
                         None => break Ok(None),
                     }
-                    match begun(&mut read) {
+                    match begun(&mut read, &mut interim) {
                         Ok(None) => {}
                         found => break found,
                     }
@@ -372,7 +461,7 @@ mod tests {
 
         #[test]
         fn no_bytes_break_it(bytes in prop::collection::vec(any::<u8>(), 0..200)) {
-            let _answer = begun(&mut BytesMut::from(&bytes[..]));
+            let _answer = begun(&mut BytesMut::from(&bytes[..]), &mut Interim::default());
             let (mut chunks, mut read) = (Chunks::default(), BytesMut::from(&bytes[..]));
             while let Ok(Piece::Data(data)) = chunks.next(&mut read) {
                 prop_assert!(!data.is_empty());

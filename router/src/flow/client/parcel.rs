@@ -1,17 +1,13 @@
-//! A request's body that knows whether it was sent.
+//! A request's body that knows whether it may have been sent.
 //!
 //! A hand-off that an engine may have received is spent. One whose request waited in vain
 //! for a connection, or was dropped before, is not: no byte of its body was written.
 
-use std::io;
-use std::pin::Pin;
+use std::fmt;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU8, Ordering::SeqCst};
-use std::task::{Context, Poll};
 
 use bytes::Bytes;
-use http_body_util::Full;
-use hyper::body::{Body, Frame, SizeHint};
 
 use crate::api::Parts;
 
@@ -19,11 +15,12 @@ const HERE: u8 = 0;
 const SENT: u8 = 1;
 const TAKEN_BACK: u8 = 2;
 
-/// A body on its way.
-#[derive(Debug)]
+/// A request's body on its way.
 pub struct Parcel {
-    bytes: Full<Parts>,
+    parts: Parts,
     state: Arc<AtomicU8>,
+    /// Whether an engine may receive it once only.
+    once: bool,
 }
 
 /// What its sender keeps of a [`Parcel`].
@@ -31,10 +28,49 @@ pub struct Parcel {
 pub struct Receipt(Arc<AtomicU8>);
 
 impl Parcel {
-    /// A body, and its sender's receipt.
-    pub fn new(bytes: impl Into<Parts>) -> (Self, Receipt) {
+    /// A body that can be sent again where a connection was lost before it was answered, and
+    /// its sender's receipt.
+    pub fn new(parts: impl Into<Parts>) -> (Self, Receipt) {
         let state = Arc::new(AtomicU8::new(HERE));
-        (Self { bytes: Full::new(bytes.into()), state: Arc::clone(&state) }, Receipt(state))
+        (Self { parts: parts.into(), state: Arc::clone(&state), once: false }, Receipt(state))
+    }
+
+    /// The same body, which an engine must not receive twice: it carries a hand-off, or the name
+    /// under which two legs meet.
+    pub fn once(self) -> Self {
+        Self { once: true, ..self }
+    }
+
+    /// Whether it may be sent again once an engine may have received it.
+    pub fn is_repeatable(&self) -> bool {
+        !self.once
+    }
+
+    /// Whether no byte of it was sent, and it was not taken back.
+    fn is_here(&self) -> bool {
+        self.state.load(SeqCst) == HERE
+    }
+
+    /// The bytes, for a connection that is going to write them now: from now on an engine may
+    /// have received them. `None` if the body was taken back, or would be sent a second time and
+    /// must not be.
+    pub(super) fn send(&self) -> Option<&Parts> {
+        let before = self.state.compare_exchange(HERE, SENT, SeqCst, SeqCst);
+        let may = before.is_ok() || (before == Err(SENT) && !self.once);
+        may.then_some(&self.parts)
+    }
+
+    /// The bytes, to be counted.
+    pub(super) fn parts(&self) -> &Parts {
+        &self.parts
+    }
+}
+
+/// Bodies are prompts: their bytes are not shown.
+impl fmt::Debug for Parcel {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let mut parcel = f.debug_struct("Parcel");
+        parcel.field("is_here", &self.is_here()).field("once", &self.once).finish_non_exhaustive()
     }
 }
 
@@ -45,8 +81,8 @@ impl From<Bytes> for Parcel {
 }
 
 impl From<Parts> for Parcel {
-    fn from(bytes: Parts) -> Self {
-        Self::new(bytes).0
+    fn from(parts: Parts) -> Self {
+        Self::new(parts).0
     }
 }
 
@@ -58,45 +94,36 @@ impl Receipt {
     }
 }
 
-impl Body for Parcel {
-    type Data = Parts;
-    type Error = io::Error;
-
-    fn poll_frame(
-        mut self: Pin<&mut Self>,
-        context: &mut Context<'_>,
-    ) -> Poll<Option<Result<Frame<Parts>, io::Error>>> {
-        // Asked for its bytes by a connection that is going to write them.
-        if self.state.compare_exchange(HERE, SENT, SeqCst, SeqCst) == Err(TAKEN_BACK) {
-            return Poll::Ready(Some(Err(io::ErrorKind::ConnectionAborted.into())));
-        }
-        Pin::new(&mut self.bytes).poll_frame(context).map_err(|never| match never {})
-    }
-
-    fn is_end_stream(&self) -> bool {
-        self.bytes.is_end_stream()
-    }
-
-    fn size_hint(&self) -> SizeHint {
-        self.bytes.size_hint()
-    }
-}
-
 #[cfg(test)]
-#[allow(clippy::unwrap_used)]
 mod tests {
-    use http_body_util::BodyExt;
-
     use super::*;
 
-    #[tokio::test]
-    async fn what_was_sent_cannot_be_taken_back_nor_the_other_way_round() {
-        let (parcel, receipt) = Parcel::new(Bytes::from_static(b"x"));
-        assert_eq!(parcel.collect().await.unwrap().to_bytes(), "x");
+    const BODY: Bytes = Bytes::from_static(b"body");
+
+    #[test]
+    fn a_body_that_may_have_been_sent_cannot_be_taken_back_nor_the_other_way_round() {
+        let (parcel, receipt) = Parcel::new(BODY);
+        assert_eq!(parcel.send().cloned().map(Parts::into_bytes), Some(BODY));
         assert!(!receipt.take_back());
-        let (parcel, receipt) = Parcel::new(Bytes::from_static(b"x"));
+        let (parcel, receipt) = Parcel::new(BODY);
         assert!(receipt.take_back());
         assert!(!receipt.take_back(), "it can be used once");
-        assert!(parcel.collect().await.is_err());
+        assert!(parcel.send().is_none());
+    }
+
+    #[test]
+    fn a_hand_off_is_sent_once_and_another_body_as_often_as_connections_are_lost() {
+        let (parcel, _) = Parcel::new(BODY);
+        assert!(parcel.send().is_some() && parcel.send().is_some());
+        let (parcel, _) = Parcel::new(BODY);
+        let parcel = parcel.once();
+        assert!(parcel.send().is_some() && parcel.send().is_none());
+    }
+
+    #[test]
+    fn a_body_shows_none_of_its_bytes() {
+        let (parcel, _) = Parcel::new(BODY);
+        let shown = format!("{parcel:?}");
+        assert!(!shown.contains("body") && !shown.contains("98"), "{shown}");
     }
 }

@@ -79,6 +79,11 @@ pub(crate) struct Timer {
 }
 
 impl Timer {
+    /// How long calls may take.
+    pub(crate) fn limit(&self) -> Duration {
+        self.limit
+    }
+
     /// From now on calls may take so long.
     pub(crate) fn set_limit(&mut self, limit: Duration) {
         self.give_back();

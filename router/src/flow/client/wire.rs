@@ -1,23 +1,31 @@
 //! One connection to an engine: HTTP/1.1, one request after the other.
 //!
-//! It has no task of its own, and nothing in it waits for another part of it: whoever waits for
-//! an answer writes the request and reads the answer. That is all there is between a leg and its
-//! socket.
+//! It has no task of its own, and nothing in it waits for another part of it: the task that waits
+//! for an answer writes the request and reads the answer. That is all there is between a leg and
+//! its socket.
+//!
+//! A connection that was kept since its last answer may have died meanwhile, or carry bytes that
+//! answer nothing: a second answer of a faulty engine, the `408` of a proxy that gives up. Such
+//! bytes must not become the answer of the next request. So the socket is asked right before the
+//! request is written, and again right after it; what is there by then came for another request.
 
+use std::fmt;
 use std::future::poll_fn;
 use std::io::{self, IoSlice};
 use std::net::IpAddr;
 use std::pin::{Pin, pin};
 use std::task::{Context, Poll, ready};
+use std::time::{Duration, Instant};
 
 use bytes::{Buf, Bytes, BytesMut};
+use http::StatusCode;
 use http::header::HeaderValue;
 use http::uri::Authority;
-use hyper::body::Body;
+use rustix::net::{RecvFlags, recv};
 use tokio::io::{AsyncReadExt, AsyncWrite};
 use tokio::net::TcpStream;
 
-use super::framing::{Framing, Head, Malformed, Piece, begun};
+use super::framing::{Framing, Head, Interim, Malformed, Piece, begun};
 use super::parcel::Parcel;
 
 /// Bytes of an answer that are read at once, and that wait for a client which is slower than
@@ -29,31 +37,53 @@ const READ_MAX_BYTES: usize = 16 << 10;
 /// With less room than this, it is not worth while to read.
 const ROOM_MIN_BYTES: usize = 2 << 10;
 
+/// No engine answers sooner: it has to be woken, to read and parse a request, and to run it.
+const SOONEST_ANSWER: Duration = Duration::from_micros(40);
+
 /// Who has answered, where that is known.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Peer(pub(crate) IpAddr);
 
-/// The connection broke, or what came over it is not HTTP.
+/// An answer that has begun does not end as it should.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("the connection to an engine broke")]
-pub struct Broken;
-
-impl From<Malformed> for Broken {
-    fn from(Malformed: Malformed) -> Self {
-        Self
-    }
+pub enum Broken {
+    /// The connection ended.
+    #[error("closed the connection in mid-reply")]
+    Closed,
+    /// What came is not HTTP.
+    #[error("{0}")]
+    Malformed(#[from] Malformed),
 }
 
 impl From<io::Error> for Broken {
     fn from(_: io::Error) -> Self {
-        Self
+        Self::Closed
     }
 }
 
+/// Why a request got no answer on a connection.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Unanswered {
+    /// A kept connection had ended, or carried what answers no request.
+    Stale {
+        /// Whether the engine may have received the request all the same.
+        sent: bool,
+    },
+    /// A new connection ended before any byte of an answer, or in the middle of its head.
+    Closed,
+    /// An answer came before the whole request was sent, and is no error.
+    Early,
+    /// What came is not HTTP.
+    Malformed(Malformed),
+    /// The request's body must not be sent (any more).
+    Withdrawn,
+}
+
 /// A request as it is written: a head and the body that follows it.
-#[derive(Debug)]
 pub(super) struct Ask {
     head: Vec<u8>,
+    /// Where the request's id stands in the head.
+    id_at: usize,
     body: Parcel,
 }
 
@@ -64,7 +94,12 @@ impl Ask {
         for part in [method, " ", path, " HTTP/1.1\r\nhost: ", authority.as_str(), "\r\n"] {
             head.extend_from_slice(part.as_bytes());
         }
-        Self { head, body }
+        let length = body.parts().remaining();
+        let mut ask = Self { head, id_at: 0, body };
+        if length > 0 || method != "GET" {
+            ask.number("content-length", length as u64);
+        }
+        ask
     }
 
     /// The same with a field. Values have no line ends, as their type knows.
@@ -78,43 +113,76 @@ impl Ask {
     pub(super) fn number(&mut self, name: &str, value: u64) {
         self.field(name, &value.into());
     }
+
+    /// The same with its id.
+    pub(super) fn id(&mut self, name: &str, id: &HeaderValue) {
+        self.field(name, id);
+        self.id_at = self.head.len() - b"\r\n".len() - id.len();
+    }
+
+    /// Gives it another id of the same length.
+    pub(super) fn set_id(&mut self, id: &HeaderValue) {
+        self.head[self.id_at..][..id.len()].copy_from_slice(id.as_bytes());
+    }
+
+    /// The same, whose head has ended.
+    pub(super) fn ended(mut self) -> Self {
+        self.head.extend_from_slice(b"\r\n");
+        self
+    }
+
+    /// Whether it may be sent again once an engine may have received it.
+    pub(super) fn is_repeatable(&self) -> bool {
+        self.body.is_repeatable()
+    }
+}
+
+/// Heads carry the router's credential, and bodies prompts: neither is shown.
+impl fmt::Debug for Ask {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Ask").field("body", &self.body).finish_non_exhaustive()
+    }
 }
 
 /// A connection.
-#[derive(Debug)]
 pub(super) struct Wire {
     socket: TcpStream,
     pub(super) peer: Option<Peer>,
-    /// What was read and nobody has taken.
+    /// Whether it has carried an answer before.
+    is_kept: bool,
+    /// What was read and not taken.
     read: BytesMut,
 }
 
-/// What of a request is not written yet.
-struct Unsent {
-    head: Bytes,
-    body: Vec<<Parcel as Body>::Data>,
+/// What was read of an answer is not shown.
+impl fmt::Debug for Wire {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let mut wire = f.debug_struct("Wire");
+        wire.field("peer", &self.peer).field("is_kept", &self.is_kept);
+        wire.field("read_bytes", &self.read.len()).finish_non_exhaustive()
+    }
 }
 
-impl Unsent {
-    fn is_empty(&self) -> bool {
-        !self.head.has_remaining() && !self.body.iter().any(Buf::has_remaining)
+/// A request that is being written.
+struct Sending<'a> {
+    ask: &'a Ask,
+    written: usize,
+    length: usize,
+}
+
+impl Sending<'_> {
+    fn is_done(&self) -> bool {
+        self.written == self.length
     }
 
     fn slices<'a>(&'a self, into: &mut [IoSlice<'a>]) -> usize {
-        let mut count = self.head.chunks_vectored(into);
-        for data in &self.body {
-            count += data.chunks_vectored(&mut into[count..]);
-        }
-        count
-    }
-
-    fn wrote(&mut self, mut bytes: usize) {
-        for data in std::iter::once(&mut self.head as &mut dyn Buf)
-            .chain(self.body.iter_mut().map(|data| data as &mut dyn Buf))
-        {
-            let of_this = bytes.min(data.remaining());
-            data.advance(of_this);
-            bytes -= of_this;
+        let (head, body) = (&self.ask.head, self.ask.body.parts());
+        match head.get(self.written..).filter(|left| !left.is_empty()) {
+            Some(left) => {
+                into[0] = IoSlice::new(left);
+                1 + body.slices_from(0, &mut into[1..])
+            }
+            None => body.slices_from(self.written - head.len(), into),
         }
     }
 }
@@ -122,14 +190,15 @@ impl Unsent {
 impl Wire {
     pub(super) fn new(socket: TcpStream) -> Self {
         let peer = socket.peer_addr().ok().map(|address| Peer(address.ip()));
-        Self { socket, peer, read: BytesMut::new() }
+        Self { socket, peer, is_kept: false, read: BytesMut::new() }
     }
 
-    /// Whether a request can be sent: the engine has neither hung up nor said anything that it
-    /// was not asked for.
-    pub(super) fn is_quiet(&self) -> bool {
-        let nothing = |error: io::Error| error.kind() == io::ErrorKind::WouldBlock;
-        self.read.is_empty() && self.socket.try_read(&mut [0]).is_err_and(nothing)
+    /// Whether the engine has neither hung up nor said anything. The socket itself is asked:
+    /// what the runtime knows of it may be older.
+    fn is_quiet(&self) -> bool {
+        let nothing = |error| matches!(error, rustix::io::Errno::AGAIN | rustix::io::Errno::INTR);
+        let looked = recv(&self.socket, &mut [0; 1][..], RecvFlags::PEEK | RecvFlags::DONTWAIT);
+        self.read.is_empty() && looked.is_err_and(nothing)
     }
 
     /// Whether nothing of what was read is left: what follows an answer belongs to no request.
@@ -137,49 +206,94 @@ impl Wire {
         self.read.is_empty()
     }
 
-    /// Sends a request, and reads until its answer begins.
+    /// Sends a request, and reads until its answer begins. `proves` is whether the answer itself
+    /// will prove that it is for this request; else the socket is looked at once more.
     ///
     /// # Errors
     /// If none does.
-    pub(super) async fn exchange(&mut self, ask: Ask) -> Result<Head, Broken> {
-        let mut unsent = written(ask).await?;
+    pub(super) async fn exchange(&mut self, ask: &Ask, proves: bool) -> Result<Head, Unanswered> {
+        let kept = std::mem::replace(&mut self.is_kept, true);
+        if kept && !self.is_quiet() {
+            return Err(Unanswered::Stale { sent: false });
+        }
+        let body = ask.body.send().ok_or(Unanswered::Withdrawn)?;
+        let length = ask.head.len() + body.remaining();
+        let mut sending = Sending { ask, written: 0, length };
+        let (mut interim, mut looks) = (Interim::default(), kept && !proves);
         poll_fn(|context| {
+            let began = std::mem::take(&mut looks).then(Instant::now);
             // An engine may answer before it has read all, and hang up: what it says counts. A
             // socket that cannot be written to is at its end for reading, too.
-            let sent = self.poll_send(&mut unsent, context);
-            let begun = ready!(self.poll_begun(context));
-            let keeps = |begun: &Head| begun.keeps && matches!(sent, Poll::Ready(Ok(())));
-            Poll::Ready(begun.map(|begun| Head { keeps: keeps(&begun), ..begun }))
+            let sent = matches!(self.poll_send(&mut sending, context), Poll::Ready(Ok(())));
+            if let Some(began) = began
+                && sent
+                && !self.is_quiet()
+                && began.elapsed() < SOONEST_ANSWER
+            {
+                return Poll::Ready(Err(Unanswered::Stale { sent: true }));
+            }
+            let head = ready!(self.poll_begun(&mut interim, context));
+            Poll::Ready(self.judge(head, kept, sent, interim))
         })
         .await
     }
 
+    /// What has come in answer to a request that was `sent` as a whole, or was not.
+    fn judge(
+        &self,
+        head: Result<Head, Broken>,
+        kept: bool,
+        sent: bool,
+        interim: Interim,
+    ) -> Result<Head, Unanswered> {
+        const STALE: Unanswered = Unanswered::Stale { sent: true };
+        match head {
+            // Nothing of an answer has come.
+            Err(Broken::Closed) if kept && self.read.is_empty() && interim.is_empty() => Err(STALE),
+            Err(Broken::Closed) => Err(Unanswered::Closed),
+            Err(Broken::Malformed(malformed)) => Err(Unanswered::Malformed(malformed)),
+            // A server that gave up waiting says so before it closes the connection.
+            Ok(head) if kept && head.status == StatusCode::REQUEST_TIMEOUT => Err(STALE),
+            Ok(head) if sent => Ok(head),
+            Ok(head) if head.status.is_client_error() || head.status.is_server_error() => {
+                Ok(Head { keeps: false, ..head })
+            }
+            // It cannot be this request's.
+            Ok(_) if kept => Err(STALE),
+            Ok(_) => Err(Unanswered::Early),
+        }
+    }
+
     fn poll_send(
         &mut self,
-        unsent: &mut Unsent,
+        sending: &mut Sending<'_>,
         context: &mut Context<'_>,
     ) -> Poll<Result<(), Broken>> {
         const AT_ONCE: usize = 16;
-        while !unsent.is_empty() {
+        while !sending.is_done() {
             let mut slices = [IoSlice::new(&[]); AT_ONCE];
-            let count = unsent.slices(&mut slices);
+            let count = sending.slices(&mut slices);
             let slices = &slices[..count];
             let bytes = ready!(Pin::new(&mut self.socket).poll_write_vectored(context, slices))?;
             if bytes == 0 {
-                return Poll::Ready(Err(Broken));
+                return Poll::Ready(Err(Broken::Closed));
             }
-            unsent.wrote(bytes);
+            sending.written += bytes;
         }
         Poll::Ready(Ok(()))
     }
 
-    fn poll_begun(&mut self, context: &mut Context<'_>) -> Poll<Result<Head, Broken>> {
+    fn poll_begun(
+        &mut self,
+        interim: &mut Interim,
+        context: &mut Context<'_>,
+    ) -> Poll<Result<Head, Broken>> {
         loop {
-            if let Some(head) = begun(&mut self.read)? {
+            if let Some(head) = begun(&mut self.read, interim)? {
                 return Poll::Ready(Ok(head));
             }
             if ready!(self.poll_read(READ_BYTES, context))? == 0 {
-                return Poll::Ready(Err(Broken));
+                return Poll::Ready(Err(Broken::Closed));
             }
         }
     }
@@ -210,136 +324,18 @@ impl Wire {
                 Ok(Piece::Data(data)) => return Poll::Ready(Some(Ok(data))),
                 Ok(Piece::End) => return Poll::Ready(None),
                 Ok(Piece::More) => {}
-                Err(Malformed) => return Poll::Ready(Some(Err(Broken))),
+                Err(malformed) => return Poll::Ready(Some(Err(malformed.into()))),
             }
             let bytes = framing.left().clamp(READ_BYTES, READ_MAX_BYTES);
             match ready!(self.poll_read(bytes, context)) {
                 Ok(0) if framing.ends_with_connection() => return Poll::Ready(None),
-                Ok(0) | Err(_) => return Poll::Ready(Some(Err(Broken))),
+                Ok(0) | Err(_) => return Poll::Ready(Some(Err(Broken::Closed))),
                 Ok(_) => {}
             }
         }
     }
 }
 
-/// A request as it goes over the wire: from now on it may have been sent.
-async fn written(ask: Ask) -> Result<Unsent, Broken> {
-    let Ask { mut head, mut body } = ask;
-    let length = body.size_hint().exact().ok_or(Broken)?;
-    if length > 0 || !head.starts_with(b"GET ") {
-        let value = HeaderValue::from(length);
-        for part in [b"content-length: ", value.as_bytes(), b"\r\n"] {
-            head.extend_from_slice(part);
-        }
-    }
-    head.extend_from_slice(b"\r\n");
-    let (head, mut pieces) = (head.into(), Vec::with_capacity(1));
-    while let Some(frame) = poll_fn(|context| Pin::new(&mut body).poll_frame(context)).await {
-        pieces.extend(frame?.into_data());
-    }
-    Ok(Unsent { head, body: pieces })
-}
-
 #[cfg(test)]
 #[allow(clippy::unwrap_used)]
-mod tests {
-    use http::StatusCode;
-    use tokio::io::{AsyncReadExt, AsyncWriteExt};
-    use tokio::net::TcpListener;
-
-    use super::*;
-
-    async fn pair() -> (Wire, TcpStream) {
-        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
-        let near = TcpStream::connect(listener.local_addr().unwrap()).await.unwrap();
-        (Wire::new(near), listener.accept().await.unwrap().0)
-    }
-
-    fn ask(body: Bytes) -> Ask {
-        let mut ask = Ask::new("POST", &"engine:8000".parse().unwrap(), "/v1/x", body.into());
-        ask.field("x-request-id", &HeaderValue::from_static("id"));
-        ask
-    }
-
-    async fn all(wire: &mut Wire, mut begun: Head) -> Result<Vec<u8>, Broken> {
-        let mut all = Vec::new();
-        while let Some(piece) =
-            poll_fn(|context| wire.poll_piece(&mut begun.framing, context)).await
-        {
-            all.extend_from_slice(&piece?);
-        }
-        Ok(all)
-    }
-
-    #[tokio::test]
-    async fn a_request_is_written_as_it_is_and_its_answer_read_to_its_end() {
-        let (mut wire, mut engine) = pair().await;
-        let expected = "POST /v1/x HTTP/1.1\r\nhost: engine:8000\r\nx-request-id: id\r\n\
-                        content-length: 4\r\n\r\nbody";
-        for answer in [
-            "content-length: 5\r\n\r\nhello",
-            "transfer-encoding: chunked\r\n\r\n3\r\nhel\r\n2\r\nlo\r\n0\r\n\r\n",
-        ] {
-            let exchange = wire.exchange(ask("body".into()));
-            let engine = async {
-                let mut request = vec![0; expected.len()];
-                engine.read_exact(&mut request).await.unwrap();
-                assert_eq!(String::from_utf8_lossy(&request), expected);
-                let interim = "HTTP/1.1 102 Processing\r\n\r\n";
-                let answer = format!("{interim}HTTP/1.1 200 OK\r\n{answer}");
-                engine.write_all(answer.as_bytes()).await.unwrap();
-            };
-            let (begun, ()) = tokio::join!(exchange, engine);
-            let begun = begun.unwrap();
-            assert_eq!((begun.status, begun.keeps), (StatusCode::OK, true));
-            assert_eq!(all(&mut wire, begun).await.unwrap(), b"hello");
-            assert!(wire.is_quiet());
-        }
-    }
-
-    #[tokio::test]
-    async fn an_answer_before_the_end_of_a_request_counts_and_the_connection_is_spent() {
-        let (mut wire, mut engine) = pair().await;
-        let answer = "HTTP/1.1 413 Too Large\r\ncontent-length: 0\r\n\r\n";
-        engine.write_all(answer.as_bytes()).await.unwrap();
-        let begun = wire.exchange(ask(vec![0; 64 << 20].into())).await.unwrap();
-        assert_eq!((begun.status.as_u16(), begun.keeps), (413, false));
-        let (mut wire, mut engine) = pair().await;
-        engine.write_all(answer.as_bytes()).await.unwrap();
-        drop(engine);
-        let begun = wire.exchange(ask(vec![0; 64 << 20].into())).await.unwrap();
-        assert_eq!((begun.status.as_u16(), begun.keeps), (413, false), "it has hung up since");
-    }
-
-    #[tokio::test]
-    async fn an_engine_that_breaks_off_or_talks_unasked_is_found_out() {
-        for answer in [
-            "",
-            "HTTP/1.1 200 OK\r\ncontent-length: 9\r\n\r\nhel",
-            "HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n3\r\nhel\r\n",
-        ] {
-            let (mut wire, mut engine) = pair().await;
-            engine.write_all(answer.as_bytes()).await.unwrap();
-            engine.shutdown().await.unwrap();
-            let read = async {
-                let begun = wire.exchange(ask("x".into())).await?;
-                all(&mut wire, begun).await
-            };
-            assert_eq!(read.await, Err(Broken), "{answer}");
-        }
-        let (wire, mut engine) = pair().await;
-        assert!(wire.is_quiet());
-        engine.write_all(b"HTTP/1.1 408 Late\r\n\r\n").await.unwrap();
-        wire.socket.readable().await.unwrap();
-        assert!(!wire.is_quiet());
-    }
-
-    #[tokio::test]
-    async fn an_answer_that_ends_with_its_connection_is_read_to_that_end() {
-        let (mut wire, mut engine) = pair().await;
-        engine.write_all(b"HTTP/1.1 200 OK\r\n\r\nhello").await.unwrap();
-        engine.shutdown().await.unwrap();
-        let begun = wire.exchange(ask("x".into())).await.unwrap();
-        assert_eq!(all(&mut wire, begun).await.unwrap(), b"hello");
-    }
-}
+mod tests;

@@ -1,0 +1,163 @@
+//! That an answer is for the request that was sent, where its engine repeats the request's id.
+//!
+//! The id is 128 random bits of the router's own, for one attempt: an answer that has them
+//! anywhere was made for it. They are looked for as bytes, so that no answer is parsed for that.
+
+use http::HeaderValue;
+use memchr::memmem;
+
+use crate::api::{Endpoint, JsonObject};
+use crate::error::{Error, Kind};
+use crate::fleet::Worker;
+use crate::fleet::echoes::Foreign;
+
+/// Where an answer's id is looked for while it is not known whether it has one: engines write it
+/// first.
+const FRONT_BYTES: usize = 256;
+
+/// Which answers of an engine are alike: those of an endpoint, and its streams apart from them.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Shape {
+    path: &'static str,
+    /// A number of its own, below 32.
+    number: u8,
+}
+
+impl Shape {
+    /// The tokens of a chat, from the engine that would answer it.
+    pub const RENDERED_CHAT: Self = Self { path: "/v1/chat/completions/render", number: 30 };
+    /// The tokens of a completion's prompt.
+    pub const RENDERED_COMPLETION: Self = Self { path: "/v1/completions/render", number: 31 };
+
+    /// A whole reply of an endpoint.
+    pub fn whole(endpoint: Endpoint) -> Self {
+        Self { path: endpoint.path(), number: endpoint as u8 * 2 }
+    }
+
+    /// A stream of an endpoint.
+    pub fn streamed(endpoint: Endpoint) -> Self {
+        Self { path: endpoint.path(), number: endpoint as u8 * 2 + 1 }
+    }
+
+    /// The path that is asked for it.
+    pub fn path(self) -> &'static str {
+        self.path
+    }
+
+    pub(super) fn number(self) -> u8 {
+        self.number
+    }
+}
+
+/// What an answer must carry.
+#[derive(Debug)]
+pub struct Proof {
+    pub(super) request_id: HeaderValue,
+    pub(super) shape: Shape,
+    /// Whether it is learned from the answer what later ones must carry: not from one that a shim
+    /// may have made in its engine's place.
+    pub(super) teaches: bool,
+}
+
+impl Proof {
+    /// Looks at an answer, or at the first event of one.
+    ///
+    /// # Errors
+    /// If it is for another request.
+    pub(crate) fn check(&self, worker: &Worker, answer: &[u8]) -> Result<(), Error> {
+        let (id, kind) = (self.request_id.as_bytes(), self.shape.number());
+        let front = &answer[..answer.len().min(FRONT_BYTES)];
+        if memmem::find(front, id).is_some() {
+            if self.teaches {
+                worker.echoes.came(kind);
+            }
+            return Ok(());
+        }
+        let expected = worker.echoes.are_expected(kind);
+        if !expected || memmem::find(answer, id).is_some() || is_error(answer) {
+            return Ok(());
+        }
+        worker.count_foreign_answer();
+        if worker.echoes.missed() == Foreign::Unlearned {
+            let path = self.shape.path();
+            tracing::warn!(
+                worker = worker.id(),
+                path,
+                "its answers do not carry the request's id any more: none is expected from now on"
+            );
+        }
+        let message = format!("worker {} sent an answer to another request", worker.id());
+        Err(Error::new(Kind::ForeignAnswer, message))
+    }
+}
+
+/// Errors have no id.
+fn is_error(answer: &[u8]) -> bool {
+    if memmem::find(answer, b"\"error\"").is_none() {
+        return false;
+    }
+    let parsed = JsonObject::parse_str(&String::from_utf8_lossy(answer));
+    parsed.is_ok_and(|object| !matches!(object.raw("error"), None | Some("null")))
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used)]
+mod tests {
+    use super::*;
+
+    const MINE: &str = "0123456789abcdef0123456789abcdef";
+
+    fn worker() -> Worker {
+        let config = serde_json::from_value(serde_json::json!({
+            "id": "w", "role": "both", "url": "http://127.0.0.1:1"
+        }));
+        Worker::new(0, config.unwrap(), "127.0.0.1:1".parse().unwrap())
+    }
+
+    fn proof(teaches: bool) -> Proof {
+        let request_id = HeaderValue::from_static(MINE);
+        Proof { request_id, shape: Shape::whole(Endpoint::Chat), teaches }
+    }
+
+    #[test]
+    fn an_answer_must_carry_the_id_once_one_of_its_kind_did() {
+        let (worker, proof) = (worker(), proof(true));
+        let foreign = br#"{"id":"chatcmpl-fedcba9876543210fedcba9876543210","choices":[]}"#;
+        assert!(proof.check(&worker, foreign).is_ok(), "nothing is known yet");
+        let mine = format!(r#"{{"id":"chatcmpl-{MINE}","choices":[]}}"#);
+        assert!(proof.check(&worker, mine.as_bytes()).is_ok());
+        let refused = proof.check(&worker, foreign).unwrap_err();
+        assert_eq!(refused.kind(), Kind::ForeignAnswer);
+        let streamed = Proof { shape: Shape::streamed(Endpoint::Chat), ..proof };
+        assert!(streamed.check(&worker, foreign).is_ok(), "of its streams nothing is known");
+    }
+
+    #[test]
+    fn the_id_may_stand_anywhere_and_errors_need_none() {
+        let (worker, proof) = (worker(), proof(true));
+        worker.echoes.came(proof.shape.number());
+        let far = format!(r#"{{"data":"{}","id":"{MINE}"}}"#, "x".repeat(FRONT_BYTES));
+        assert!(proof.check(&worker, far.as_bytes()).is_ok());
+        assert!(proof.check(&worker, br#"{"error":{"message":"no"}}"#).is_ok());
+        for foreign in [r#"{"error":null}"#, r#"{"text":"\"error\""}"#, "", "\"error\""] {
+            assert!(proof.check(&worker, foreign.as_bytes()).is_err(), "{foreign}");
+        }
+    }
+
+    #[test]
+    fn a_reply_that_a_shim_may_have_made_teaches_nothing() {
+        let (worker, proof) = (worker(), proof(false));
+        assert!(proof.check(&worker, MINE.as_bytes()).is_ok());
+        assert!(proof.check(&worker, b"{}").is_ok());
+    }
+
+    #[test]
+    fn shapes_have_numbers_of_their_own() {
+        let all = Endpoint::ALL.into_iter();
+        let all = all.flat_map(|endpoint| [Shape::whole(endpoint), Shape::streamed(endpoint)]);
+        let all = all.chain([Shape::RENDERED_CHAT, Shape::RENDERED_COMPLETION]);
+        let numbers: std::collections::BTreeSet<u8> = all.map(Shape::number).collect();
+        assert_eq!(numbers.len(), 20);
+        assert!(numbers.iter().all(|number| *number < 32));
+    }
+}

@@ -1,0 +1,95 @@
+//! Answers, and reports of engines, that are larger than is allowed.
+
+use serde_json::json;
+use splitrail_tests::canned::Canned;
+use splitrail_tests::cluster::eventually;
+use splitrail_tests::front::Front;
+use splitrail_tests::post::{Answer, ListeningPost};
+use splitrail_tests::proc::memory;
+use splitrail_tests::raw_engine::{RawEngine, Turn, reply};
+
+use super::{COMPLETIONS, ask, generated, no_breaker_is_open};
+
+const LIMITS: &str = "{ engine_reply_max_bytes: 65536 }";
+
+async fn with_replies(bytes: String) -> (RawEngine, Front) {
+    let engine = RawEngine::start(move |_| Turn::answer(bytes.clone())).await;
+    // One engine by two names: another worker would be asked if that made sense.
+    let again = engine.url().replace("127.0.0.1", "localhost");
+    let front = Front::start(LIMITS, "", &[engine.url(), again]).await;
+    (engine, front)
+}
+
+#[tokio::test]
+async fn a_reply_that_is_too_large_is_the_client_s_own_doing() {
+    let long = generated("cmpl-1", &"x".repeat(70_000));
+    let (engine, front) = with_replies(reply(200, "application/json", &long)).await;
+    // More than open a breaker.
+    for asked in 1..=8 {
+        let reply = ask(&front, "x").await;
+        assert_eq!(reply.status, 400, "{}", reply.text());
+        let error = &reply.json()["error"];
+        assert_eq!(error["code"], "reply_too_large");
+        assert!(error["message"].as_str().unwrap().contains("limits.engine_reply_max_bytes"));
+        assert_eq!(engine.heard().len(), asked, "it is not generated again");
+    }
+    no_breaker_is_open(&front).await;
+}
+
+#[tokio::test]
+async fn an_event_that_is_too_large_is_the_client_s_own_doing() {
+    let event = |text: &str| {
+        let finish = generated("cmpl-1", text).replace("\"stop\"", "null");
+        format!("data: {finish}\n\n")
+    };
+    let long = event(&"x".repeat(70_000));
+    let body = json!({"model": "sim", "prompt": "x", "max_tokens": 2, "stream": true});
+    let (engine, front) = with_replies(Canned::reply("text/event-stream", &long)).await;
+    for asked in 1..=8 {
+        let reply = front.http.post(COMPLETIONS, &body).await;
+        assert_eq!(reply.status, 400, "{}", reply.text());
+        assert_eq!(engine.heard().len(), asked);
+    }
+    no_breaker_is_open(&front).await;
+    let (_engine, front) =
+        with_replies(Canned::reply("text/event-stream", &(event("a") + &long))).await;
+    for _ in 0..8 {
+        let events = front.http.stream(COMPLETIONS, &body).await.rest().await;
+        assert!(events[1].contains("decode_lost"), "{events:?}");
+    }
+    no_breaker_is_open(&front).await;
+}
+
+#[tokio::test]
+async fn an_engine_that_says_too_much_of_itself_costs_neither_memory_nor_log() {
+    const ASKED: usize = 5;
+    let metrics = format!("# HELP {}\n", "x".repeat(48 << 20));
+    let card = json!({"id": "\u{1b}[31m\n".repeat(10_000), "max_model_len": 2048});
+    let models = json!({"data": vec![card; 20]}).to_string();
+    for (path, text) in [("/metrics", metrics), ("/v1/models", models)] {
+        let post = ListeningPost::start(move |heard| match heard.target == path {
+            true => Answer::json(200, &text),
+            false => Answer::json(200, "{}"),
+        })
+        .await;
+        // The router is ready with this one, whatever it makes of the other.
+        let good = RawEngine::start(|_| Turn::answer("")).await;
+        let workers = [post.url(), good.url()];
+        let front = Front::start("{}", "health: { probe_interval: 100ms }", &workers).await;
+        let before = memory(front.router.pid());
+        eventually("it was asked several times", async || {
+            let all = post.heard();
+            all.iter().filter(|heard| heard.target == "/metrics").count() > ASKED
+        })
+        .await;
+        let grown = memory(front.router.pid()).peak_kib.saturating_sub(before.now_kib);
+        assert!(grown < 32 << 10, "{path}: {grown} KiB");
+        let log = front.log();
+        let longest = log.lines().map(str::len).max().unwrap_or_default();
+        assert!(longest < 4 << 10, "{path}: a line of {longest} bytes");
+        assert!(
+            !log.contains('\u{1b}') || path == "/metrics",
+            "{path}: what is no text is escaped"
+        );
+    }
+}
