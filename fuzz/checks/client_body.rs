@@ -6,6 +6,7 @@ use bytes::Bytes;
 use serde_json::Value;
 use splitrail::api::{Endpoint, Inbound, JsonObject, strict};
 use splitrail::config::Limits;
+use splitrail::memory_budget::Memory;
 
 /// The engines' request classes, and the fields of theirs that no client's request may hold.
 static ENGINES: LazyLock<Value> = LazyLock::new(|| {
@@ -47,7 +48,7 @@ pub(crate) fn check(body: &[u8]) {
         Endpoint::Responses,
         Endpoint::Messages,
     ] {
-        match Inbound::parse(endpoint, body.clone(), &limits) {
+        match Inbound::parse(endpoint, body.clone(), &limits, &mut Memory::free()) {
             Ok(inbound) => accepted(&inbound, &body, &limits),
             Err(error) => {
                 assert_eq!(error.status(), 400, "{error}");
@@ -66,7 +67,10 @@ fn accepted(inbound: &Inbound, original: &Bytes, limits: &Limits) {
     assert!((1..=limits.batch_prompts_max).contains(&inbound.prompts.len()));
 
     let sent = inbound.body.to_bytes();
-    assert!(strict::check(&sent).is_ok(), "an engine is sent what a client may send");
+    assert!(
+        strict::check(&sent, limits.object_members_max).is_ok(),
+        "an engine is sent what a client may send"
+    );
     let value: Value = serde_json::from_slice(&sent).expect("an engine is sent JSON");
     assert!(is_clean(&value), "{value}");
     assert_eq!(value["model"].as_str().unwrap_or_default(), inbound.model_name);
@@ -103,7 +107,8 @@ fn accepted(inbound: &Inbound, original: &Bytes, limits: &Limits) {
         assert!(!is_known(inbound.endpoint, name), "{name} was lost");
     }
 
-    let again = Inbound::parse(inbound.endpoint, sent, limits).expect("clean once, clean twice");
+    let again = Inbound::parse(inbound.endpoint, sent, limits, &mut Memory::free());
+    let again = again.expect("clean once, clean twice");
     assert_eq!(again.removed.header(), None);
     assert_eq!(again.body.to_bytes(), inbound.body.to_bytes());
 }

@@ -20,29 +20,37 @@ use crate::config::model::FairBy;
 /// What a client may hold for each free place.
 pub const SHARE_OF_FREE: usize = 8;
 
-/// Places that are free: a number, and no list of who waits, since nobody does.
+/// Places that are free: a number, and no list of requests that wait, since none does.
 #[derive(Debug)]
-pub struct Room(AtomicUsize);
+pub struct Room {
+    places: usize,
+    free: AtomicUsize,
+}
 
 impl Room {
     /// So many places, all of them free.
     pub fn new(places: usize) -> Self {
-        Self(AtomicUsize::new(places))
+        Self { places, free: AtomicUsize::new(places) }
+    }
+
+    /// How many there are.
+    pub fn places(&self) -> usize {
+        self.places
     }
 
     /// How many are free.
     pub fn free(&self) -> usize {
-        self.0.load(Relaxed)
+        self.free.load(Relaxed)
     }
 
-    /// Takes one; says how many were free, or `None` if there was none.
-    pub fn enter(&self) -> Option<usize> {
-        self.0.fetch_update(Relaxed, Relaxed, |free| free.checked_sub(1)).ok()
+    /// Takes places; says how many were free, or `None` if there were fewer than that.
+    pub fn enter(&self, places: usize) -> Option<usize> {
+        self.free.fetch_update(Relaxed, Relaxed, |free| free.checked_sub(places)).ok()
     }
 
-    /// Gives one back.
-    pub fn leave(&self) {
-        self.0.fetch_add(1, Relaxed);
+    /// Gives places back.
+    pub fn leave(&self, places: usize) {
+        self.free.fetch_add(places, Relaxed);
     }
 }
 
@@ -92,16 +100,33 @@ impl Admission {
         held < free.saturating_mul(SHARE_OF_FREE)
     }
 
-    /// Takes a place for a client, one of so many that are free; `None` if it has its share.
-    pub fn share(self: &Arc<Self>, key: Option<ShareKey>, free: usize) -> Option<Share> {
-        let Some(key) = key else { return Some(Share(None)) };
+    /// Takes places for a client, of so many that are free; `None` if it would have more than its
+    /// share.
+    pub fn share(
+        self: &Arc<Self>,
+        key: Option<ShareKey>,
+        free: usize,
+        places: usize,
+    ) -> Option<Share> {
+        let Some(key) = key else { return Some(Share { places, of: None }) };
         let mut held = self.shares.entry(key).or_insert(0);
-        if *held >= free.saturating_mul(SHARE_OF_FREE) {
-            return None;
+        // As if it took one after the other: the last one finds the least that is free.
+        let others = places.saturating_sub(1);
+        let is_fair = *held + others < free.saturating_sub(others).saturating_mul(SHARE_OF_FREE);
+        if is_fair {
+            *held += places;
         }
-        *held += 1;
+        let is_new = *held == 0;
         drop(held);
-        Some(Share(Some((Arc::clone(self), key))))
+        if is_new {
+            self.forget(key);
+        }
+        is_fair.then(|| Share { places, of: Some((Arc::clone(self), key)) })
+    }
+
+    /// Takes note that a client may hold nothing any more.
+    fn forget(&self, key: ShareKey) {
+        self.shares.remove_if(&key, |_, held| *held == 0);
     }
 }
 
@@ -113,17 +138,27 @@ pub fn household(address: IpAddr) -> IpAddr {
     }
 }
 
-/// A client's place. Dropping it gives it back.
+/// A client's places. Dropping them takes them off its share.
 #[derive(Debug)]
-pub struct Share(Option<(Arc<Admission>, ShareKey)>);
+pub struct Share {
+    places: usize,
+    of: Option<(Arc<Admission>, ShareKey)>,
+}
+
+impl Share {
+    /// How many there are.
+    pub fn places(&self) -> usize {
+        self.places
+    }
+}
 
 impl Drop for Share {
     fn drop(&mut self) {
-        let Some((admission, key)) = &self.0 else { return };
+        let Some((admission, key)) = &self.of else { return };
         if let Some(mut held) = admission.shares.get_mut(key) {
-            *held -= 1;
+            *held -= self.places;
         }
-        admission.shares.remove_if(key, |_, held| *held == 0);
+        admission.forget(*key);
     }
 }
 
@@ -154,7 +189,7 @@ mod tests {
         /// Whether the client got a place.
         fn ask(&mut self, client: usize) -> bool {
             let (key, free) = (Some(ShareKey(client as u64)), self.free());
-            let share = (free > 0).then(|| self.admission.share(key, free)).flatten();
+            let share = (free > 0).then(|| self.admission.share(key, free, 1)).flatten();
             let taken = share.is_some();
             self.held[client].extend(share);
             taken
@@ -212,6 +247,23 @@ mod tests {
         headers.insert("x-api-key", "a".parse().unwrap());
         assert_eq!(key(&by, "10.0.0.1", &headers), key(&by, "10.0.0.2", &headers));
         assert_ne!(key(&by, "10.0.0.1", &headers), key(&by, "10.0.0.1", &none));
+    }
+
+    #[test]
+    fn a_batch_takes_as_many_places_as_its_prompts_would_one_by_one() {
+        let admission = Arc::new(Admission::default());
+        let key = Some(ShareKey(1));
+        let one_by_one = |free: usize, places: usize| {
+            let admission = Arc::new(Admission::default());
+            let all: Vec<_> = (0..places).map(|i| admission.share(key, free - i, 1)).collect();
+            all.iter().all(Option::is_some)
+        };
+        for (free, places) in [(90, 80), (90, 81), (64, 64), (9, 8), (1, 1), (4, 2)] {
+            let batch = admission.share(key, free, places);
+            assert_eq!(batch.is_some(), one_by_one(free, places), "{places} of {free}");
+            drop(batch);
+            assert!(admission.shares.is_empty(), "nothing is left, refused or not");
+        }
     }
 
     proptest! {

@@ -5,6 +5,7 @@ pub mod bounds;
 mod errand;
 pub mod fields;
 pub mod json;
+mod list;
 mod parts;
 pub mod request;
 mod responses;

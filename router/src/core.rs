@@ -274,21 +274,22 @@ impl Core {
         }
     }
 
-    /// Takes room for a request that is whole; [`leave`](Self::leave) gives it back.
+    /// Takes room for a request that is whole, or for so many more legs of it;
+    /// [`leave`](Self::leave) gives it back.
     ///
     /// # Errors
     /// As [`look_for_room`](Self::look_for_room).
-    pub fn admit(&self, client: Option<ShareKey>) -> Result<Share, Error> {
-        let free = self.in_flight.enter().ok_or_else(|| self.shed_full())?;
-        self.admission.share(client, free).ok_or_else(|| {
-            self.leave();
+    pub fn admit(&self, client: Option<ShareKey>, places: usize) -> Result<Share, Error> {
+        let free = self.in_flight.enter(places).ok_or_else(|| self.shed_full())?;
+        self.admission.share(client, free, places).ok_or_else(|| {
+            self.in_flight.leave(places);
             self.shed_share()
         })
     }
 
-    /// A request that was admitted has ended.
-    pub fn leave(&self) {
-        self.in_flight.leave();
+    /// Takes back the room of a request that has ended.
+    pub fn leave(&self, share: Share) {
+        self.in_flight.leave(share.places());
     }
 
     fn shed(&self, reason: &str, kind: Kind, message: &'static str) -> Error {

@@ -132,11 +132,19 @@ impl From<FlowArg> for config::Flow {
     }
 }
 
-#[tokio::main]
-async fn main() -> ExitCode {
+fn main() -> ExitCode {
     let args = Args::parse();
     logging::init(args.log_format);
-    match run(args.command).await {
+    let ended = match tokio::runtime::Runtime::new() {
+        Ok(runtime) => {
+            let ended = runtime.block_on(run(args.command));
+            // A prompt that is still being computed is not waited for.
+            runtime.shutdown_background();
+            ended
+        }
+        Err(error) => Err(os_error(error)),
+    };
+    match ended {
         Ok(()) => ExitCode::SUCCESS,
         Err((code, message)) => {
             say_error(&message);

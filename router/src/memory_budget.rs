@@ -8,6 +8,8 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 
+use crate::error::{Error, Kind};
+
 /// The bytes that are charged now, over all requests.
 #[derive(Debug, Default)]
 pub struct MemoryBudget {
@@ -64,6 +66,66 @@ impl Charge {
 impl Drop for Charge {
     fn drop(&mut self) {
         self.budget.held_bytes.fetch_sub(self.bytes, Relaxed);
+    }
+}
+
+/// A [`Charge`] with the bound of the budget, and the error of a request that finds no room in it.
+pub struct Meter<'a> {
+    charge: Charge,
+    max_bytes: usize,
+    refuse: &'a (dyn Fn() -> Error + Sync),
+}
+
+impl<'a> Meter<'a> {
+    /// A meter that grows `charge` while all charges together hold at most `max_bytes`.
+    pub fn new(charge: Charge, max_bytes: usize, refuse: &'a (dyn Fn() -> Error + Sync)) -> Self {
+        Self { charge, max_bytes, refuse }
+    }
+
+    /// Charges bytes that are about to be allocated.
+    ///
+    /// # Errors
+    /// If there is no room for them.
+    pub fn take(&mut self, bytes: usize) -> Result<(), Error> {
+        match self.charge.grow(bytes, self.max_bytes) {
+            true => Ok(()),
+            false => Err((self.refuse)()),
+        }
+    }
+
+    /// Gives back bytes that were freed.
+    pub fn give_back(&mut self, bytes: usize) {
+        self.charge.shrink(bytes);
+    }
+
+    /// The charge, for what is kept.
+    pub fn into_charge(self) -> Charge {
+        self.charge
+    }
+}
+
+impl Meter<'static> {
+    /// A meter of a budget of its own, without a bound.
+    pub fn free() -> Self {
+        fn full() -> Error {
+            Error::new(Kind::Internal, "a budget without a bound is full")
+        }
+        Self::new(Arc::new(MemoryBudget::default()).charge(), usize::MAX, &full)
+    }
+}
+
+/// The meters of a request that is prepared.
+pub struct Memory<'a> {
+    /// What it holds until it ends.
+    pub kept: Meter<'a>,
+    /// What is freed once it is prepared.
+    pub work: Meter<'a>,
+}
+
+impl Memory<'static> {
+    /// Meters without a bound.
+    pub fn free() -> Self {
+        Self { kept: Meter::free(), work: Meter::free() }
     }
 }
 

@@ -5,29 +5,28 @@
 //! reactor never waits for a prompt. Promise 10.
 
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 
 use bytes::Bytes;
-use serde_json::{Map, Value};
-use splitrail_engine::json::scan;
 use splitrail_kv::{BlockHash, Chain, Namespace};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
 use crate::api::request::{Options, Prompt, unknown_model};
 use crate::api::sampling::edit_sampling;
 use crate::api::sanitise::Removed;
-use crate::api::{Endpoint, Inbound, JsonObject, json, strict};
+use crate::api::{Endpoint, Inbound, JsonObject, json};
 use crate::config::model::{Connector, Flow, Limits};
-use crate::core::{Core, Named, Served, Serving, Tokenizing, unix_ms};
+use crate::core::{Core, Named, Served, Serving};
 use crate::error::{Error, Kind};
-use crate::prompt::{ChatRequestView, Extent, PromptError, PromptModel, messages, responses};
+use crate::memory_budget::{Charge, Memory, Meter};
+use crate::prompt::Extent;
+use crate::prompt::watch::{self, Watch};
 use crate::telemetry::metrics::Metrics;
 
-/// Bodies up to this length are prepared on the reactor: under a millisecond with
-/// the slowest exact tokenizer.
-const INLINE_MAX_BYTES: usize = 4096;
+mod short;
+mod tokens;
 
-/// The same where every tokenizer is fast, or there is none, if the body is of words.
-const FAST_INLINE_MAX_BYTES: usize = 96 << 10;
+pub use short::is_harmless;
 
 /// Bodies from this length on are long: some tens of milliseconds, and more.
 const LONG_BYTES: usize = 256 << 10;
@@ -54,6 +53,8 @@ pub struct Prepared {
     pub samples_apart: u32,
     /// The fields of the body that engines are not sent.
     pub removed: Removed,
+    /// What the units take of the request's memory.
+    pub memory: Charge,
 }
 
 impl Prepared {
@@ -90,7 +91,7 @@ pub struct Unit {
     /// What its first block's hash follows upon.
     pub namespace: BlockHash,
     /// Hashes of its full blocks, as far as its tokens are known.
-    pub hashes: Vec<BlockHash>,
+    pub hashes: Arc<[BlockHash]>,
     /// The prompt's weight in the load view, in tokens.
     pub weight_tokens: u64,
 }
@@ -103,10 +104,10 @@ pub enum Payload {
     Made {
         /// Its length, about.
         bytes: usize,
-        /// As [`is_harmless`] has it.
+        /// As [`is_harmless`] says.
         is_harmless: bool,
         /// Makes it.
-        make: Box<dyn FnOnce() -> Result<Made, Error> + Send>,
+        make: Box<dyn FnOnce(&Limits) -> Result<Made, Error> + Send>,
     },
 }
 
@@ -118,29 +119,6 @@ pub struct Made {
     pub prompt: Option<Prompt>,
 }
 
-/// Whether text of so many parts is of the length and kind that a fast tokenizer has done in
-/// less than a millisecond: of words, with nothing that goes on for long, and not of many small
-/// parts (a chat's messages), each of which costs the template its time.
-pub fn is_harmless(text: &[u8], parts: usize) -> bool {
-    parts.saturating_mul(SAMPLE) <= text.len() && is_of_words(text, APART)
-}
-
-/// Whether text is short enough, and of words as far as samples tell that are so far apart.
-fn is_of_words(text: &[u8], apart: usize) -> bool {
-    let words = |part: &[u8]| part.contains(&b' ') && part.iter().any(u8::is_ascii_alphabetic);
-    text.len() <= FAST_INLINE_MAX_BYTES && samples(text, apart).all(words)
-}
-
-const SAMPLE: usize = 160;
-const APART: usize = 1024;
-/// The same of a body that is read and not tokenised. Text costs next to nothing there, a list of
-/// small values did a millisecond or more for 90 KB.
-const FAR_APART: usize = 4096;
-
-fn samples(text: &[u8], apart: usize) -> impl Iterator<Item = &[u8]> {
-    text.chunks_exact(apart).map(|part| &part[..SAMPLE])
-}
-
 impl Payload {
     fn bytes(&self) -> usize {
         match self {
@@ -149,29 +127,20 @@ impl Payload {
         }
     }
 
-    /// Whether it may be prepared where it stands: it holds nobody up.
-    fn is_short(&self, tokenizing: Tokenizing) -> bool {
-        if self.bytes() <= INLINE_MAX_BYTES {
-            return true;
-        }
-        match (self, tokenizing) {
-            (_, Tokenizing::Slow) => false,
-            (Self::Made { is_harmless, .. }, _) => *is_harmless,
-            (Self::Json(text), Tokenizing::None) => is_of_words(text, FAR_APART),
-            (Self::Json(text), Tokenizing::Fast) => {
-                // Nearly every object in a body is a part.
-                let count = |part: &[u8]| memchr::memchr_iter(b'{', part).count();
-                let objects = || samples(text, APART).map(count).sum::<usize>();
-                is_harmless(text, 0) && objects() <= samples(text, APART).count()
-            }
-        }
-    }
-
-    fn read(self, endpoint: Endpoint, serving: &Serving) -> Result<Inbound, Error> {
+    fn read(
+        self,
+        endpoint: Endpoint,
+        serving: &Serving,
+        memory: &mut Memory<'_>,
+    ) -> Result<Inbound, Error> {
+        let limits = &serving.limits;
         let (body, prompt) = match self {
-            Self::Json(text) => (JsonObject::parse_strictly(text)?, None),
+            Self::Json(text) => {
+                let charge = |bytes| memory.kept.take(bytes);
+                (JsonObject::parse_strictly(text, limits.object_members_max, charge)?, None)
+            }
             Self::Made { make, .. } => {
-                let Made { body, prompt } = make()?;
+                let Made { body, prompt } = make(limits)?;
                 (body, prompt)
             }
         };
@@ -179,7 +148,7 @@ impl Payload {
             let named = named(serving, endpoint, name);
             named.map_or(&[], |named| &serving.models[named.model].config.pass_unknown)
         };
-        Inbound::read(endpoint, body, prompt, &serving.limits, opened)
+        Inbound::read(endpoint, body, prompt, (limits, &mut memory.work), opened)
     }
 }
 
@@ -192,9 +161,13 @@ pub async fn prepare(
     endpoint: Endpoint,
     payload: Payload,
 ) -> Result<Prepared, Error> {
-    if payload.is_short(core.serving().tokenizing) {
-        return compute(core, endpoint, payload);
+    let serving = core.serving();
+    let template_max = serving.limits.template_timeout;
+    if short::is_short(&payload, serving.tokenizing) {
+        let watch = Watch { abandoned: None, template_max };
+        return watch::with(watch, || compute(core, endpoint, payload));
     }
+    drop(serving);
     // The permits go with the work: a client that leaves does not free a core that
     // is still at work for it.
     let long = match payload.bytes() > LONG_BYTES {
@@ -203,12 +176,26 @@ pub async fn prepare(
     };
     let permits = (room(&core.preparing).await?, long);
     let core = Arc::clone(core);
+    let waiting = Waiting::default();
+    let watch = Watch { abandoned: Some(Arc::clone(&waiting.is_over)), template_max };
     let work = move || {
         let _permits = permits;
-        compute(&core, endpoint, payload)
+        watch::with(watch, || compute(&core, endpoint, payload))
     };
     let defect = |_| Error::new(Kind::Internal, "a request could not be prepared");
     tokio::task::spawn_blocking(work).await.map_err(defect)?
+}
+
+/// A client that waits for its request to be prepared, until this is dropped.
+#[derive(Default)]
+struct Waiting {
+    is_over: Arc<AtomicBool>,
+}
+
+impl Drop for Waiting {
+    fn drop(&mut self) {
+        self.is_over.store(true, Relaxed);
+    }
 }
 
 async fn room(semaphore: &Arc<Semaphore>) -> Result<OwnedSemaphorePermit, Error> {
@@ -218,7 +205,11 @@ async fn room(semaphore: &Arc<Semaphore>) -> Result<OwnedSemaphorePermit, Error>
 
 fn compute(core: &Core, endpoint: Endpoint, payload: Payload) -> Result<Prepared, Error> {
     let serving = core.serving();
-    let mut inbound = payload.read(endpoint, &serving)?;
+    let limits = &serving.limits;
+    let refuse = || core.shed_memory();
+    let meter = || Meter::new(core.memory.charge(), limits.request_memory_max_bytes, &refuse);
+    let mut memory = Memory { kept: meter(), work: meter() };
+    let mut inbound = payload.read(endpoint, &serving, &mut memory)?;
     let Named { model, adapter } = named(&serving, endpoint, &inbound.model_name)?;
     let served = Arc::clone(&serving.models[model]);
     // Engines know the model under its own name, and an adapter under its.
@@ -226,7 +217,7 @@ fn compute(core: &Core, endpoint: Endpoint, payload: Payload) -> Result<Prepared
     inbound.body.set("model", json::quote(engine_name));
     check_connector(&served, endpoint)?;
     check_salt(&served, &inbound)?;
-    let samples_apart = samples_apart(&served, &mut inbound, &serving.limits)?;
+    let samples_apart = samples_apart(&served, &mut inbound, limits)?;
     let namespace = Namespace {
         salt: inbound.cache_salt.as_deref(),
         model: served.name(),
@@ -237,9 +228,12 @@ fn compute(core: &Core, endpoint: Endpoint, payload: Payload) -> Result<Prepared
     for (prompt_index, (prompt, raw)) in
         std::mem::take(&mut inbound.prompts).into_iter().enumerate()
     {
+        if watch::is_abandoned() {
+            return Err(Error::new(Kind::ClientGone, "the client left"));
+        }
         let mut body = inbound.body.clone();
         if let Some(raw) = raw {
-            body.set("prompt", raw);
+            body.set_piece("prompt", raw);
         }
         let weight = match endpoint.computes() {
             true => {
@@ -255,33 +249,38 @@ fn compute(core: &Core, endpoint: Endpoint, payload: Payload) -> Result<Prepared
             prompt_tokens: None,
             unknown: None,
             namespace: chain.root(),
-            hashes: Vec::new(),
+            hashes: Arc::default(),
             weight_tokens: (weight / BYTES_PER_TOKEN) as u64,
             body,
         };
-        match tokenize(&served, &unit.body, prompt, weight, &serving.limits, &mut chain)? {
+        let means = (limits, &mut memory.work);
+        match tokens::tokenize(&served, &unit.body, prompt, weight, means, &mut chain)? {
             Ok(Extent::Whole) => {
                 unit.prompt_tokens = Some(chain.tokens() as u32);
                 unit.weight_tokens = chain.tokens() as u64;
-                unit.hashes = chain.into_hashes();
+                unit.hashes = chain.into_hashes().into();
+                memory.kept.take(size_of_val(&*unit.hashes))?;
             }
             Ok(Extent::BeforeMedia) => {
                 unit.unknown = Some(MEDIA_FOLLOWS);
                 // Something follows, if only the medium.
                 unit.weight_tokens = unit.weight_tokens.max(chain.tokens() as u64 + 1);
-                unit.hashes = chain.into_hashes();
+                unit.hashes = chain.into_hashes().into();
+                memory.kept.take(size_of_val(&*unit.hashes))?;
             }
             Err(reason) => {
                 unit.unknown = Some(reason);
             }
         }
+        memory.kept.take(samples_apart as usize * size_of::<Unit>())?;
         let further = |unit: &Unit| Unit { further_sample: true, ..unit.clone() };
         let samples: Vec<Unit> = (1..samples_apart).map(|_| further(&unit)).collect();
         units.push(unit);
         units.extend(samples);
     }
     let Inbound { options, threshold, removed, .. } = inbound;
-    Ok(Prepared { served, endpoint, options, threshold, units, samples_apart, removed })
+    let memory = memory.kept.into_charge();
+    Ok(Prepared { served, endpoint, options, threshold, units, samples_apart, removed, memory })
 }
 
 /// What a request asks for by its model's name. Where the model does nothing, none need be
@@ -349,109 +348,4 @@ fn samples_apart(served: &Served, inbound: &mut Inbound, limits: &Limits) -> Res
 fn label(reason: &'static str) -> String {
     let plain = |c: char| if c.is_ascii_alphanumeric() { c.to_ascii_lowercase() } else { '_' };
     reason.chars().map(plain).collect()
-}
-
-/// The blocks of the exact tokens, or why they cannot be known: the router never guesses. Of
-/// whom nothing is shared by the engines, whose chains have other roots, nothing is shared here.
-fn tokenize(
-    served: &Served,
-    body: &JsonObject,
-    prompt: Prompt,
-    bytes: usize,
-    limits: &Limits,
-    chain: &mut Chain,
-) -> Result<Result<Extent, &'static str>, Error> {
-    if bytes > limits.tokenize_max_bytes {
-        return Ok(Err("longer than limits.tokenize_max_bytes"));
-    }
-    if !matches!(body.raw("truncate_prompt_tokens"), None | Some("null")) {
-        return Ok(Err("truncate_prompt_tokens"));
-    }
-    let member = if matches!(prompt, Prompt::Responses) { "input" } else { "messages" };
-    let done = match (prompt, &served.prompt) {
-        (Prompt::Opaque(reason), _) => return Ok(Err(reason)),
-        (Prompt::Tokens(ids), _) => {
-            chain.append(&ids);
-            Ok(Extent::Whole)
-        }
-        (_, None) => return Ok(Err("no_tokenizer")),
-        (Prompt::Text(text), Some(model)) => {
-            let special = body.get::<bool>("add_special_tokens", "true or false")?.unwrap_or(true);
-            model.chain_text(&text, special, chain).map(|()| Extent::Whole)
-        }
-        (prompt, Some(model)) => {
-            let fields = chat_fields(body)?;
-            tokenize_chat(model, &prompt, fields, chain)
-        }
-    };
-    match done {
-        Ok(extent) => Ok(Ok(extent)),
-        Err(PromptError::Unsupported(reason)) => Ok(Err(reason)),
-        Err(PromptError::Client(message)) => Err(Error::invalid(member, message)),
-        Err(PromptError::Internal(message)) => {
-            tracing::error!(model = served.name(), error = message, "a prompt cannot be tokenised");
-            Ok(Err("tokenizer_failed"))
-        }
-    }
-}
-
-/// The same of what is a chat, or is made one.
-fn tokenize_chat(
-    model: &PromptModel,
-    prompt: &Prompt,
-    fields: Map<String, Value>,
-    chain: &mut Chain,
-) -> Result<Extent, PromptError> {
-    let mut fields = match prompt {
-        Prompt::Messages => messages::chat_of(&fields)?,
-        Prompt::Responses => responses::chat_of(&fields)?,
-        _ => fields,
-    };
-    let view = ChatRequestView::taken_from(&mut fields)?;
-    model.chain_chat(view, (unix_ms() / 1000) as i64, chain)
-}
-
-/// The body as values, for the template.
-fn chat_fields(body: &JsonObject) -> Result<Map<String, Value>, Error> {
-    body.members()
-        .map(|(key, raw)| {
-            let value = scan::value(raw).map_or_else(|| serde_json::from_str(raw), Ok);
-            value.map(|value| (key.to_owned(), value)).map_err(|error| strict::locate(&error))
-        })
-        .collect()
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    fn is_short(body: String, tokenizing: Tokenizing) -> bool {
-        Payload::Json(body.into()).is_short(tokenizing)
-    }
-
-    /// A body of a part that is repeated up to so many kilobytes.
-    fn body(part: &str, kilobytes: usize) -> String {
-        let parts = vec![part; (kilobytes << 10) / (part.len() + 1)];
-        format!(r#"{{"model": "m", "messages": [{}]}}"#, parts.join(","))
-    }
-
-    #[test]
-    fn p10_what_takes_its_time_is_not_prepared_where_it_stands() {
-        use Tokenizing::{Fast, None, Slow};
-
-        let prose = format!(r#"{{"role": "user", "content": "{}"}}"#, "some words ".repeat(300));
-        for tokenizing in [None, Fast, Slow] {
-            assert!(is_short(body("[]", 3), tokenizing), "whatever it is");
-            assert!(!is_short(body(&prose, 104), tokenizing), "too long");
-            for part in ["[]", r#"{"a":1}"#, "1e5", r#""\n""#] {
-                assert!(!is_short(body(part, 64), tokenizing), "{part} {tokenizing:?}");
-            }
-        }
-        let short = [None, Fast, Slow].map(|tokenizing| is_short(body(&prose, 64), tokenizing));
-        assert_eq!(short, [true, true, false]);
-        // Each message costs a template its time, and nothing else.
-        let message = r#"{"role": "user", "content": "yes or no"}"#;
-        let short = [None, Fast, Slow].map(|tokenizing| is_short(body(message, 64), tokenizing));
-        assert_eq!(short, [true, false, false]);
-    }
 }

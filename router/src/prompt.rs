@@ -13,6 +13,7 @@ mod spare;
 pub mod stamp;
 pub mod template;
 pub mod tokenizer;
+pub mod watch;
 
 use std::path::Path;
 
@@ -322,7 +323,7 @@ impl<'a> Scene<'a> {
                 PromptError::Unsupported("the chat template cannot work with this request")
             }
             TemplateError::TooMuch(_) => {
-                PromptError::Unsupported("rendering the chat takes too many steps")
+                PromptError::Unsupported("rendering the chat takes too much time or room")
             }
             TemplateError::Syntax { .. } => PromptError::Internal(error.to_string()),
         })

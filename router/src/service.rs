@@ -166,7 +166,10 @@ async fn answer(core: &Arc<Core>, call: Call, scope: &mut Scope) -> Result<Reply
     let tokenizing = Instant::now();
     let prepared = prepare(core, call.endpoint, call.body).await?;
     prepared.count(&core.metrics);
-    let Prepared { served, endpoint, options, threshold, units, samples_apart, removed } = prepared;
+    let Prepared { served, endpoint, options, threshold, units, samples_apart, removed, memory } =
+        prepared;
+    scope.hold_prepared(memory);
+    scope.admit_units(units.len())?;
     let flow = match (call.steering.flow_for(&served.config)?, endpoint.generates()) {
         (flow, true) => flow,
         (_, false) => RequestFlow::Aggregated,

@@ -64,6 +64,11 @@ impl RouterProcess {
         crate::proc::signal(self.pid(), name);
     }
 
+    /// Whether the process has ended.
+    pub fn has_ended(&mut self) -> bool {
+        self.child.try_wait().expect("its state").is_some()
+    }
+
     /// Ends the process and waits until it is gone: its log is complete.
     pub fn end(self) {}
 }

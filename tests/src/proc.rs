@@ -27,6 +27,14 @@ pub fn reset_peak(pid: u32) {
     std::fs::write(format!("/proc/{pid}/clear_refs"), "5").expect("a peak to reset");
 }
 
+/// Processor time that a process has had, in ticks of 10 ms.
+pub fn processor_ticks(pid: u32) -> u64 {
+    let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).expect("a state");
+    // The name before may have any character in it; proc_pid_stat(5).
+    let fields = stat.rsplit(')').next().expect("fields behind the name").split_whitespace();
+    fields.skip(11).take(2).filter_map(|field| field.parse::<u64>().ok()).sum()
+}
+
 /// Files and sockets that a process has open.
 pub fn open_files(pid: u32) -> usize {
     std::fs::read_dir(format!("/proc/{pid}/fd")).expect("its files").count()

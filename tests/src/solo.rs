@@ -45,7 +45,7 @@ impl Solo {
         limits: &str,
         script: impl Fn(&Heard) -> Answer + Send + Sync + 'static,
     ) -> Self {
-        Self::start_from("", limits, "", script).await
+        Self::start_from("", limits, ("", None), script).await
     }
 
     /// The same with further lines for the model, each indented by four spaces.
@@ -54,7 +54,7 @@ impl Solo {
         model: &str,
         script: impl Fn(&Heard) -> Answer + Send + Sync + 'static,
     ) -> Self {
-        Self::start_from("", limits, model, script).await
+        Self::start_from("", limits, (model, None), script).await
     }
 
     /// The same with further members of `listen`.
@@ -63,13 +63,22 @@ impl Solo {
         limits: &str,
         script: impl Fn(&Heard) -> Answer + Send + Sync + 'static,
     ) -> Self {
-        Self::start_from(listen, limits, "", script).await
+        Self::start_from(listen, limits, ("", None), script).await
+    }
+
+    /// The same with another chat template.
+    pub async fn with_template(
+        limits: &str,
+        template: &str,
+        script: impl Fn(&Heard) -> Answer + Send + Sync + 'static,
+    ) -> Self {
+        Self::start_from("", limits, ("", Some(template)), script).await
     }
 
     async fn start_from(
         listen: &str,
         limits: &str,
-        model: &str,
+        (model, template): (&str, Option<&str>),
         script: impl Fn(&Heard) -> Answer + Send + Sync + 'static,
     ) -> Self {
         let post = ListeningPost::start(move |heard| match heard.is_inference() {
@@ -79,6 +88,13 @@ impl Solo {
         .await;
         let files = tempfile::tempdir().expect("a temporary folder");
         write_tokenizer(files.path()).expect("tokenizer files");
+        if let Some(template) = template {
+            let path = files.path().join("tokenizer_config.json");
+            let config = std::fs::read(&path).expect("a tokenizer's configuration");
+            let mut config: serde_json::Value = serde_json::from_slice(&config).expect("JSON");
+            config["chat_template"] = template.into();
+            std::fs::write(&path, config.to_string()).expect("a template");
+        }
         let yaml = format!(
             "listen: {{ http: 127.0.0.1:0, grpc: 127.0.0.1:0, admin: 127.0.0.1:0, {listen} }}
 limits: {limits}

@@ -6,11 +6,13 @@
 
 mod build;
 mod ids;
+mod weigh;
 mod words;
 
 use std::ops::Range;
 
 pub use build::value;
+pub use weigh::{Weight, weigh};
 pub use words::Specials;
 
 /// Where a member's key (without quotes) and its value stand.

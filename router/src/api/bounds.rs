@@ -1,8 +1,11 @@
 //! Bounds on what one request may ask for. Promise 9.
 
+use std::borrow::Cow;
+
 use serde_json::value::RawValue;
 
 use super::json::JsonObject;
+use super::list::{self, Fault};
 use crate::config::model::Limits;
 use crate::error::Error;
 
@@ -99,29 +102,25 @@ fn bounded_logprobs(body: &JsonObject, key: &'static str) -> Result<(), Error> {
 
 fn stops(body: &JsonObject, key: &'static str, limits: &Limits) -> Result<(), Error> {
     const STOP_MAX_BYTES: usize = 4096;
+    let Some(raw) = body.raw(key).filter(|raw| *raw != "null") else { return Ok(()) };
+    let max = limits.stop_max;
     // Engines look at these only in the answering leg: a mistake is told before
     // any prompt is computed.
-    if key == "stop_token_ids" {
-        body.get::<Vec<i64>>(key, "a list of token ids")?;
-    } else if !body.raw(key).is_some_and(|raw| raw.starts_with('"')) {
-        body.get::<Vec<String>>(key, "a string or a list of strings")?;
-    }
-    let Some(raw) = body.raw(key) else { return Ok(()) };
-    let too_long = |raw: &str| raw.len() > STOP_MAX_BYTES;
-    let (count, oversized) = if raw.starts_with('[') {
-        let list = body.get::<Vec<Box<RawValue>>>(key, "a list")?.unwrap_or_default();
-        (list.len(), list.iter().any(|item| too_long(item.get())))
-    } else {
-        (1, too_long(raw))
+    let (read, expected) = match (key, raw.starts_with('"')) {
+        ("stop_token_ids", _) => (list::entries::<i64>(raw, max).map(drop), "a list of token ids"),
+        (_, true) => (Ok(()), ""),
+        _ => (list::entries::<Cow<'_, str>>(raw, max).map(drop), "a string or a list of strings"),
     };
-    if count > limits.stop_max {
-        let max = limits.stop_max;
-        return Err(Error::invalid(
-            key,
-            format!("`{key}` has {count} entries; at most {max} are allowed (limits.stop_max)"),
-        ));
-    }
-    if oversized {
+    read.map_err(|fault| match fault {
+        Fault::Wrong => Error::invalid(key, format!("`{key}` must be {expected}")),
+        Fault::TooLong => {
+            let message = format!("`{key}` has more than {max} entries (limits.stop_max)");
+            Error::invalid(key, message)
+        }
+    })?;
+    let too_long = |raw: &str| raw.len() > STOP_MAX_BYTES;
+    let texts = list::entries::<&RawValue>(raw, max).unwrap_or_default();
+    if texts.iter().any(|text| too_long(text.get())) || (raw.starts_with('"') && too_long(raw)) {
         return Err(Error::invalid(
             key,
             format!("an entry of `{key}` has more than {STOP_MAX_BYTES} bytes"),

@@ -5,6 +5,7 @@
 use serde_json::value::RawValue;
 
 use super::json::JsonObject;
+use super::list::{self, Fault};
 use super::request::{Endpoint, check_messages};
 use crate::config::model::Limits;
 use crate::error::Error;
@@ -53,25 +54,24 @@ fn check_input(raw: &str, limits: &Limits) -> Result<(), Error> {
     }
     let inside = raw.strip_prefix('[').ok_or_else(wrong)?.trim_start();
     if matches!(first(inside), b'-' | b'0'..=b'9') {
-        return serde_json::from_str::<Vec<u32>>(raw).map(drop).map_err(|_| wrong());
-    }
-    let entries: Vec<&RawValue> = serde_json::from_str(raw).map_err(|_| wrong())?;
-    if entries.is_empty() {
-        return Err(Error::invalid("input", "`input` is an empty list"));
+        return if list::is_of::<u32>(raw) { Ok(()) } else { Err(wrong()) };
     }
     let max = limits.embedding_inputs_max;
-    if entries.len() > max {
-        let message = format!(
-            "`input` has {} entries; at most {max} are allowed (limits.embedding_inputs_max)",
-            entries.len()
-        );
-        return Err(Error::invalid("input", message));
+    let entries: Vec<&RawValue> = list::entries(raw, max).map_err(|fault| match fault {
+        Fault::Wrong => wrong(),
+        Fault::TooLong => {
+            let limit = "limits.embedding_inputs_max";
+            Error::invalid("input", format!("`input` has more than {max} entries ({limit})"))
+        }
+    })?;
+    if entries.is_empty() {
+        return Err(Error::invalid("input", "`input` is an empty list"));
     }
     let is_good = |entry: &&RawValue| match first(entry.get()) {
         b'"' | b'{' => true,
         b'[' => {
             let inside = entry.get().trim_start_matches(['[', ' ', '\t', '\n', '\r']);
-            first(inside) == b'{' || serde_json::from_str::<Vec<u32>>(entry.get()).is_ok()
+            first(inside) == b'{' || list::is_of::<u32>(entry.get())
         }
         _ => false,
     };
@@ -91,8 +91,9 @@ fn tokenize(body: &JsonObject) -> Result<(), Error> {
 }
 
 fn detokenize(body: &JsonObject) -> Result<(), Error> {
-    match body.get::<Vec<u64>>("tokens", "a list of token ids")? {
-        Some(_) => Ok(()),
+    match given(body, "tokens") {
+        Some(tokens) if list::is_of::<u64>(tokens) => Ok(()),
+        Some(_) => Err(Error::invalid("tokens", "`tokens` must be a list of token ids")),
         None => Err(Error::invalid("tokens", "`tokens` is missing")),
     }
 }

@@ -8,6 +8,7 @@ use std::borrow::Cow;
 use std::collections::HashSet;
 use std::fmt;
 use std::ops::Range;
+use std::sync::Arc;
 
 use bytes::Bytes;
 use bytestring::ByteString;
@@ -27,15 +28,24 @@ use crate::error::{Error, Kind};
 /// A client's value from this length on is not copied into what an engine is sent.
 const APART_BYTES: usize = 4 << 10;
 
-/// A JSON object as text, with its members' places.
+/// A JSON object as text, with its members' places. Copies share the text and the places: what a
+/// copy takes of memory is its own edits.
 #[derive(Clone)]
 pub struct JsonObject {
     text: ByteString,
-    members: Vec<(Text, Text)>,
+    members: Arc<Vec<(Text, Text)>>,
     /// The [`mark`]s of all keys, and perhaps of some that are gone: most keys that are asked
     /// for are not there.
     marks: u64,
+    /// New values of members by their place, in order; `None` for one that was removed. Empty
+    /// while nobody else has the members, which are edited themselves then.
+    changed: Vec<(usize, Option<Text>)>,
+    /// Further members.
+    added: Vec<(Text, Text)>,
 }
+
+/// Bytes that a member takes in the table of an object, and while that table is made.
+const MEMBER_BYTES: usize = 128;
 
 /// One of 64 marks that a key has.
 fn mark(key: &str) -> u64 {
@@ -52,6 +62,10 @@ enum Text {
     Edited(Box<str>),
 }
 
+/// A value that may be set in an object and its copies; see [`JsonObject::piece`].
+#[derive(Clone, Debug)]
+pub struct Piece(Text);
+
 impl JsonObject {
     /// Finds the members of an object.
     ///
@@ -62,16 +76,22 @@ impl JsonObject {
     }
 
     /// The same of a client's body, which is proved harmless through and through; see
-    /// [`strict::check`].
+    /// [`strict::check`]. `charge` is called with the bytes of the table of members before a
+    /// table of more than a few is allocated.
     ///
     /// # Errors
-    /// A 400 with the place of what is wrong.
-    pub fn parse_strictly(text: Bytes) -> Result<Self, Error> {
+    /// A 400 with the place of what is wrong, or what `charge` says.
+    pub fn parse_strictly(
+        text: Bytes,
+        members_max: usize,
+        charge: impl FnOnce(usize) -> Result<(), Error>,
+    ) -> Result<Self, Error> {
         match scanned::members(text) {
             Ok((text, members)) => Ok(Self::scanned(text, members)),
             Err(text) => {
                 let text = utf8(text)?;
-                strict::check(text.as_bytes())?;
+                let members = strict::check(text.as_bytes(), members_max)?;
+                charge(members * MEMBER_BYTES)?;
                 Self::from_text(text)
             }
         }
@@ -80,7 +100,12 @@ impl JsonObject {
     fn scanned(text: ByteString, members: Vec<scan::Member>) -> Self {
         let marks = members.iter().fold(0, |marks, (key, _)| marks | mark(&text[key.clone()]));
         let place = |(key, value)| (Text::Original(key), Text::Original(value));
-        Self { text, members: members.into_iter().map(place).collect(), marks }
+        Self::new(text, members.into_iter().map(place).collect(), marks)
+    }
+
+    fn new(text: ByteString, members: Vec<(Text, Text)>, marks: u64) -> Self {
+        let members = Arc::new(members);
+        Self { text, members, marks, changed: Vec::new(), added: Vec::new() }
     }
 
     /// An object from text; see [`JsonObject::parse`].
@@ -96,7 +121,6 @@ impl JsonObject {
             return Ok(Self::scanned(text, members));
         }
         let source: &str = &text;
-        let base = source.as_ptr() as usize;
         let mut deserializer = serde_json::Deserializer::from_str(source);
         let found = (&mut deserializer).deserialize_map(Members).map_err(|error| match error {
             error if error.is_data() => {
@@ -112,19 +136,28 @@ impl JsonObject {
             let message = "the body has a key twice in one object";
             return Err(Error::new(Kind::InvalidRequest, message).with_code("invalid_json"));
         }
-        let place = |raw: &RawValue| {
-            let start = raw.get().as_ptr() as usize - base;
-            Text::Original(start..start + raw.get().len())
-        };
+        drop(distinct);
         let marks = found.iter().fold(0, |marks, (key, _)| marks | mark(key));
-        let key = |key: Cow<'_, str>| Text::Edited(key.into());
-        let members = found.into_iter().map(|(name, raw)| (key(name), place(raw))).collect();
-        Ok(Self { text, members, marks })
+        let key = |key: Cow<'_, str>| match key {
+            // Nothing in it is escaped.
+            Cow::Borrowed(key) => part(source, key),
+            Cow::Owned(key) => Text::Edited(key.into()),
+        };
+        let member = |(name, raw): (_, &RawValue)| (key(name), part(source, raw.get()));
+        let members = found.into_iter().map(member).collect();
+        Ok(Self::new(text, members, marks))
     }
 
     /// The raw JSON of a member.
     pub fn raw(&self, key: &str) -> Option<&str> {
-        self.place(key).map(|at| self.text_of(&self.members[at].1))
+        if self.marks & mark(key) == 0 {
+            return None;
+        }
+        let value = match self.place(key) {
+            Some(at) => self.value_at(at),
+            None => self.added_place(key).map(|at| &self.added[at].1),
+        };
+        value.map(|value| self.text_of(value))
     }
 
     /// A member as a value; `None` if absent or `null`.
@@ -145,39 +178,131 @@ impl JsonObject {
 
     /// Sets a member to a raw JSON value, in its place or at the end.
     pub fn set(&mut self, key: &str, raw: impl Into<Box<str>>) {
-        let value = Text::Edited(raw.into());
-        match self.place(key) {
-            Some(at) => self.members[at].1 = value,
-            None => {
-                self.marks |= mark(key);
-                self.members.push((Text::Edited(key.into()), value));
+        self.put(key, Text::Edited(raw.into()));
+    }
+
+    /// A value to be set later, in this object or in copies of it. A part of the object's own
+    /// text is not copied.
+    pub fn piece(&self, raw: &str) -> Piece {
+        Piece(part(&self.text, raw))
+    }
+
+    /// Sets a member to a [piece](Self::piece) of this object, or of the one it is a copy of.
+    pub fn set_piece(&mut self, key: &str, piece: Piece) {
+        self.put(key, piece.0);
+    }
+
+    fn put(&mut self, key: &str, value: Text) {
+        let known = self.marks & mark(key) != 0;
+        if let Some(at) = known.then(|| self.place(key)).flatten() {
+            match self.own() {
+                Some(members) => members[at].1 = value,
+                None => self.change(at, Some(value)),
+            }
+        } else if let Some(at) = known.then(|| self.added_place(key)).flatten() {
+            self.added[at].1 = value;
+        } else {
+            self.marks |= mark(key);
+            let member = (Text::Edited(key.into()), value);
+            match self.own() {
+                Some(members) => members.push(member),
+                None => self.added.push(member),
             }
         }
     }
 
-    fn place(&self, key: &str) -> Option<usize> {
-        if self.marks & mark(key) == 0 {
-            return None;
+    /// The members, if they may be edited themselves: no copy shares them.
+    fn own(&mut self) -> Option<&mut Vec<(Text, Text)>> {
+        let is_plain = self.changed.is_empty() && self.added.is_empty();
+        is_plain.then(|| Arc::get_mut(&mut self.members)).flatten()
+    }
+
+    fn change(&mut self, at: usize, value: Option<Text>) {
+        match self.changed.binary_search_by_key(&at, |(place, _)| *place) {
+            Ok(found) => self.changed[found].1 = value,
+            Err(behind) => self.changed.insert(behind, (at, value)),
         }
+    }
+
+    /// Where the text has a member, which may have been removed.
+    fn place(&self, key: &str) -> Option<usize> {
         self.members.iter().position(|(name, _)| name.is(key, &self.text))
+    }
+
+    fn added_place(&self, key: &str) -> Option<usize> {
+        self.added.iter().position(|(name, _)| name.is(key, &self.text))
+    }
+
+    fn value_at(&self, at: usize) -> Option<&Text> {
+        match self.changed.binary_search_by_key(&at, |(place, _)| *place) {
+            Ok(found) => self.changed[found].1.as_ref(),
+            Err(_) => Some(&self.members[at].1),
+        }
     }
 
     /// Removes a member; says whether it was there.
     pub fn remove(&mut self, key: &str) -> bool {
-        self.place(key).map(|at| self.members.remove(at)).is_some()
+        if self.marks & mark(key) == 0 {
+            return false;
+        }
+        let Some(at) = self.place(key) else {
+            return self.added_place(key).map(|at| self.added.remove(at)).is_some();
+        };
+        let was_there = self.value_at(at).is_some();
+        match self.own() {
+            Some(members) => drop(members.remove(at)),
+            None => self.change(at, None),
+        }
+        was_there
     }
 
     /// Removes every member whose key fails the test; says how many.
     pub fn retain(&mut self, mut keep: impl FnMut(&str) -> bool) -> usize {
-        let before = self.members.len();
+        self.settle();
         let text = &self.text;
-        self.members.retain(|(name, _)| keep(name.of(text)));
-        before - self.members.len()
+        let members = Arc::make_mut(&mut self.members);
+        let before = members.len();
+        members.retain(|(name, _)| keep(name.of(text)));
+        before - members.len()
+    }
+
+    /// Makes all edits in the members themselves.
+    fn settle(&mut self) {
+        if self.changed.is_empty() && self.added.is_empty() {
+            return;
+        }
+        let members = Arc::make_mut(&mut self.members);
+        let mut changed = std::mem::take(&mut self.changed).into_iter().peekable();
+        let mut at = 0;
+        members.retain_mut(|(_, value)| {
+            let change = changed.next_if(|(place, _)| *place == at);
+            at += 1;
+            match change {
+                None => true,
+                Some((_, None)) => false,
+                Some((_, Some(new))) => {
+                    *value = new;
+                    true
+                }
+            }
+        });
+        members.append(&mut self.added);
+    }
+
+    fn entries(&self) -> impl Iterator<Item = (&Text, &Text)> {
+        let mut changed = self.changed.iter().peekable();
+        let found = self.members.iter().enumerate().filter_map(move |(at, (key, value))| {
+            match changed.next_if(|(place, _)| *place == at) {
+                None => Some((key, value)),
+                Some((_, new)) => new.as_ref().map(|new| (key, new)),
+            }
+        });
+        found.chain(self.added.iter().map(|(key, value)| (key, value)))
     }
 
     /// Members in order: key and raw JSON.
     pub fn members(&self) -> impl Iterator<Item = (&str, &str)> {
-        self.members.iter().map(|(key, value)| (self.text_of(key), self.text_of(value)))
+        self.entries().map(|(key, value)| (self.text_of(key), self.text_of(value)))
     }
 
     /// The object as JSON text.
@@ -188,35 +313,75 @@ impl JsonObject {
         Bytes::from(out)
     }
 
-    /// The same in parts; long values of the original text are parts of it.
+    /// The same in parts: long stretches of the original text are parts of it, be they one value
+    /// or many members.
     pub fn to_parts(&self) -> Parts {
-        let is_apart =
-            |value: &Text| matches!(value, Text::Original(place) if place.len() >= APART_BYTES);
-        if !self.members.iter().any(|(_, value)| is_apart(value)) {
+        if self.text.len() < APART_BYTES {
             return self.to_bytes().into();
         }
-        let original = self.text.as_bytes();
         let mut parts = Parts::default();
         let mut out = String::with_capacity(APART_BYTES / 4);
-        for (i, (key, value)) in self.members.iter().enumerate() {
-            out.push(if i == 0 { '{' } else { ',' });
+        out.push('{');
+        let mut stretch = 0..0;
+        for (i, (key, value)) in self.entries().enumerate() {
+            match value {
+                Text::Original(place) if self.follows(stretch.end, key, place) => {
+                    stretch.end = place.end;
+                    continue;
+                }
+                _ => {}
+            }
+            self.put_stretch(std::mem::take(&mut stretch), &mut out, &mut parts);
+            if i > 0 {
+                out.push(',');
+            }
             self.write_key(key, &mut out);
             match value {
-                Text::Original(place) if is_apart(value) => {
-                    parts.push(Bytes::from(std::mem::take(&mut out)));
-                    parts.push(original.slice(place.clone()));
-                }
-                value => out.push_str(self.text_of(value)),
+                Text::Original(place) => stretch = place.clone(),
+                Text::Edited(value) => out.push_str(value),
             }
         }
+        self.put_stretch(stretch, &mut out, &mut parts);
         out.push('}');
         parts.push(Bytes::from(out));
         parts
     }
 
+    /// Writes a stretch of the original text, or makes it a part.
+    fn put_stretch(&self, stretch: Range<usize>, out: &mut String, parts: &mut Parts) {
+        if stretch.len() < APART_BYTES {
+            out.push_str(&self.text[stretch]);
+            return;
+        }
+        parts.push(Bytes::from(std::mem::take(out)));
+        parts.push(self.text.as_bytes().slice(stretch));
+    }
+
+    /// Whether the member of this key, whose value is there in the original text, is the next one
+    /// in it behind the value that ends at `end`.
+    fn follows(&self, end: usize, key: &Text, value: &Range<usize>) -> bool {
+        let Some(gap) = self.text.get(end..value.start).filter(|_| end > 0) else { return false };
+        match key {
+            Text::Original(key) => {
+                let before = self.text.get(end..key.start.saturating_sub(1));
+                let behind = self.text.get(key.end + 1..value.start);
+                before.is_some_and(|gap| is_mark(gap, ','))
+                    && behind.is_some_and(|gap| is_mark(gap, ':'))
+            }
+            Text::Edited(key) => {
+                // A key that was escaped: it is read again.
+                let (Some(from), Some(to)) = (gap.find('"'), gap.rfind('"')) else { return false };
+                let said = serde_json::from_str::<String>(&gap[from..=to]);
+                is_mark(&gap[..from], ',')
+                    && is_mark(&gap[to + 1..], ':')
+                    && said.is_ok_and(|said| *said == **key)
+            }
+        }
+    }
+
     fn write_to(&self, out: &mut String) {
         out.push('{');
-        for (i, (key, value)) in self.members.iter().enumerate() {
+        for (i, (key, value)) in self.entries().enumerate() {
             if i > 0 {
                 out.push(',');
             }
@@ -242,6 +407,21 @@ impl JsonObject {
     fn text_of<'a>(&'a self, text: &'a Text) -> &'a str {
         text.of(&self.text)
     }
+}
+
+/// Whether a text is this mark and space around it.
+fn is_mark(text: &str, mark: char) -> bool {
+    text.trim_matches([' ', '\n', '\r', '\t']) == mark.encode_utf8(&mut [0; 4])
+}
+
+/// A part of a text by its place in it, or a copy of what is none.
+fn part(text: &str, raw: &str) -> Text {
+    let start = (raw.as_ptr() as usize).checked_sub(text.as_ptr() as usize);
+    let place = start.and_then(|start| Some(start..start.checked_add(raw.len())?));
+    let is_part = |place: &Range<usize>| {
+        text.get(place.clone()).is_some_and(|part| std::ptr::eq(part.as_bytes(), raw.as_bytes()))
+    };
+    place.filter(is_part).map_or_else(|| Text::Edited(raw.into()), Text::Original)
 }
 
 impl Text {
@@ -344,7 +524,8 @@ mod tests {
         for text in
             [&b"{\"a\":\"\xff\"}"[..], b"{\"\xc3\":1}", b"{\"a\":1}\x80", b"\xff", b"{\"a\":\xe9}"]
         {
-            let error = JsonObject::parse_strictly(Bytes::from_static(text)).unwrap_err();
+            let error =
+                JsonObject::parse_strictly(Bytes::from_static(text), 9, |_| Ok(())).unwrap_err();
             assert_eq!(error.status(), 400);
             assert_eq!(error.message(), "the body is not valid UTF-8");
         }
@@ -358,14 +539,128 @@ mod tests {
         object.set("a", "3");
         object.set("c", "4");
         let mut parts = object.to_parts();
-        assert_eq!(parts.clone().into_bytes(), object.to_bytes());
+        assert_eq!(value_of(parts.clone()), value_of(object.to_bytes().into()));
         bytes::Buf::advance(&mut parts, r#"{"a":3,"messages":"#.len());
         let original = object.raw("messages").unwrap();
-        assert_eq!(bytes::Buf::chunk(&parts), original.as_bytes());
+        assert!(bytes::Buf::chunk(&parts).starts_with(original.as_bytes()));
         assert_eq!(bytes::Buf::chunk(&parts).as_ptr(), original.as_ptr(), "not a copy");
     }
 
+    fn value_of(parts: Parts) -> serde_json::Value {
+        serde_json::from_slice(&parts.into_bytes()).unwrap()
+    }
+
+    #[test]
+    fn many_short_members_are_sent_from_where_they_came_in() {
+        let members = (0..2000).map(|i| format!(r#""plain{i}" : [{i}], "esc\u0061ped{i}":"x""#));
+        let text =
+            format!(r#"{{"first":1,{},"last":[2] }}"#, members.collect::<Vec<_>>().join(","));
+        let mut object = JsonObject::parse_str(&text).unwrap();
+        object.set("plain1000", "null");
+        object.remove("escaped1500");
+        object.set("own", "true");
+        let parts = object.to_parts();
+        assert_eq!(value_of(parts.clone()), value_of(object.to_bytes().into()));
+        let mut slices = [std::io::IoSlice::new(&[]); 16];
+        let count = bytes::Buf::chunks_vectored(&parts, &mut slices);
+        let (from, to) = (object.text.as_ptr() as usize, object.text.len());
+        let is_original =
+            |slice: &&std::io::IoSlice<'_>| (slice.as_ptr() as usize).wrapping_sub(from) < to;
+        let copied: usize = slices[..count]
+            .iter()
+            .filter(|slice| !is_original(slice))
+            .map(|slice| slice.len())
+            .sum();
+        assert!(count < 12 && copied < 200, "{count} parts, {copied} bytes of them are copies");
+    }
+
+    #[test]
+    fn copies_share_their_members_and_not_their_edits() {
+        let mut object = JsonObject::parse_str(r#"{"a":1,"b":[2,3],"c":3}"#).unwrap();
+        object.set("a", "10");
+        let piece = object.piece(&object.raw("b").unwrap()[1..2]);
+        let (mut left, mut right) = (object.clone(), object.clone());
+        left.set_piece("b", piece);
+        assert!(right.remove("a") && !right.remove("a"));
+        right.set("d", "4");
+        left.set("c", "30");
+        assert!(Arc::ptr_eq(&left.members, &object.members));
+        assert_eq!(object.to_string(), r#"{"a":10,"b":[2,3],"c":3}"#);
+        assert_eq!(left.to_string(), r#"{"a":10,"b":2,"c":30}"#);
+        assert_eq!(right.to_string(), r#"{"b":[2,3],"c":3,"d":4}"#);
+        assert_eq!((right.raw("a"), right.raw("d")), (None, Some("4")));
+        assert_eq!(right.retain(|key| key != "b"), 1);
+        assert_eq!(right.to_string(), r#"{"c":3,"d":4}"#);
+    }
+
+    #[test]
+    fn an_object_has_a_bounded_number_of_members_at_every_depth() {
+        let object = |members: usize| {
+            let members = (0..members).map(|i| format!(r#""k{i}":0"#)).collect::<Vec<_>>();
+            format!("{{{}}}", members.join(","))
+        };
+        for (text, members) in [
+            (object(100), Some(100)),
+            (object(101), None),
+            (format!(r#"{{"a":[{}]}}"#, object(100)), Some(1)),
+            (format!(r#"{{"a":[{}]}}"#, object(101)), None),
+        ] {
+            let mut charged = 0;
+            let charge = |bytes| {
+                charged = bytes;
+                Ok(())
+            };
+            let parsed = JsonObject::parse_strictly(text.into(), 100, charge);
+            match (parsed, members) {
+                (Ok(object), Some(members)) => {
+                    assert_eq!(object.members().count(), members);
+                    assert_eq!(charged, members * MEMBER_BYTES);
+                }
+                (Err(error), None) => {
+                    assert_eq!((error.status().as_u16(), charged), (400, 0));
+                    let told = error.message();
+                    assert!(told.contains("more than 100 members"), "{told}");
+                    assert!(told.contains("limits.object_members_max") && told.contains("line 1"));
+                }
+                (_, members) => panic!("{members:?}"),
+            }
+        }
+        let full = JsonObject::parse_strictly(object(100).into(), 100, |_| {
+            Err(Error::new(Kind::Overloaded, "no room"))
+        });
+        assert_eq!(full.unwrap_err().status(), 503);
+    }
+
     proptest! {
+        /// Whatever is edited, and whether or not somebody shares the members.
+        #[test]
+        fn an_object_and_its_copies_are_edited_alike(
+            steps in proptest::collection::vec((0usize..6, "[a-f]", any::<bool>()), 0..24),
+        ) {
+            let text = r#"{"a":1,"b":"x","\u0063":[1]}"#;
+            let mut alone = JsonObject::parse_str(text).unwrap();
+            let origin = JsonObject::parse_str(text).unwrap();
+            let mut shared = origin.clone();
+            let mut copies = Vec::new();
+            for (what, key, copy) in steps {
+                if copy {
+                    copies.push(shared.clone());
+                }
+                match what {
+                    0 => prop_assert_eq!(alone.remove(&key), shared.remove(&key)),
+                    1 => prop_assert_eq!(alone.retain(|k| k != key), shared.retain(|k| k != key)),
+                    n => {
+                        alone.set(&key, n.to_string());
+                        shared.set(&key, n.to_string());
+                    }
+                }
+                let value = |object: &JsonObject| value_of(object.to_bytes().into());
+                prop_assert_eq!(value(&alone), value(&shared));
+                prop_assert_eq!(alone.raw(&key), shared.raw(&key));
+            }
+            prop_assert_eq!(origin.to_string(), r#"{"a":1,"b":"x","c":[1]}"#);
+        }
+
         #[test]
         fn members_survive_a_round_trip(
             keys in proptest::collection::btree_set(".{0,8}", 0..8), value in ".{0,20}"

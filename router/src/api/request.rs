@@ -3,13 +3,16 @@
 use serde::Deserialize;
 use serde_json::value::RawValue;
 use splitrail_engine::dialect::Dialect;
+use splitrail_engine::json::scan;
 
-use super::json::JsonObject;
+use super::json::{JsonObject, Piece};
+use super::list::{self, Fault};
 use super::sampling::Sampling;
 use super::sanitise::Removed;
 use super::{bounds, errand, responses, sanitise};
 use crate::config::model::Limits;
 use crate::error::{Error, Kind};
+use crate::memory_budget::{Memory, Meter};
 
 /// An endpoint that reaches engines.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -149,7 +152,7 @@ impl Prompt {
 }
 
 /// A prompt, with its raw JSON where it is one of a batch.
-pub type Entry = (Prompt, Option<Box<str>>);
+pub type Entry = (Prompt, Option<Piece>);
 
 /// How a request is to be answered, as far as its legs depend on it.
 #[derive(Clone, Copy, Debug)]
@@ -215,13 +218,20 @@ impl Inbound {
     ///
     /// # Errors
     /// A 400 that names what is wrong.
-    pub fn parse(endpoint: Endpoint, text: bytes::Bytes, limits: &Limits) -> Result<Self, Error> {
-        Self::read(endpoint, JsonObject::parse_strictly(text)?, None, limits, |_| &[])
+    pub fn parse(
+        endpoint: Endpoint,
+        text: bytes::Bytes,
+        limits: &Limits,
+        memory: &mut Memory<'_>,
+    ) -> Result<Self, Error> {
+        let charge = |bytes| memory.kept.take(bytes);
+        let body = JsonObject::parse_strictly(text, limits.object_members_max, charge)?;
+        Self::read(endpoint, body, None, (limits, &mut memory.work), |_| &[])
     }
 
     /// The same of a body that is known to be harmless, and of its prompt where that is at
-    /// hand. `opened` says which further fields a model's engines are sent, by the name that the
-    /// client used.
+    /// hand. Prompts that are copied are charged to `work`. `opened` says which further fields a
+    /// model's engines are sent, by the name that the client used.
     ///
     /// # Errors
     /// A 400 that names what is wrong.
@@ -229,7 +239,7 @@ impl Inbound {
         endpoint: Endpoint,
         mut body: JsonObject,
         prompt: Option<Prompt>,
-        limits: &Limits,
+        (limits, work): (&Limits, &mut Meter<'_>),
         opened: impl FnOnce(&str) -> &'a [String],
     ) -> Result<Self, Error> {
         let model_name = body.get::<String>("model", "a string")?;
@@ -265,20 +275,20 @@ impl Inbound {
         let stream = body.get::<bool>("stream", "true or false")?.unwrap_or(false);
         let include_usage = include_usage(&body, endpoint, stream)?;
         let response = match endpoint {
-            Endpoint::Responses => Some(responses::read(&mut body)?),
+            Endpoint::Responses => Some(responses::read(&mut body, limits)?),
             _ => None,
         };
         let sampling = Sampling::of(&body, endpoint)?;
         let n = sampling.n()?;
         let prompts = match endpoint {
-            Endpoint::Chat => chat_prompt(&body, Prompt::Chat)?,
-            Endpoint::Messages => chat_prompt(&body, Prompt::Messages)?,
+            Endpoint::Chat => chat_prompt(&body, Prompt::Chat, limits)?,
+            Endpoint::Messages => chat_prompt(&body, Prompt::Messages, limits)?,
             Endpoint::Responses => response.into_iter().map(|prompt| (prompt, None)).collect(),
             Endpoint::Completions => match prompt {
                 Some(prompt) if !embeds(&body) && !prompt.is_empty_list() => vec![(prompt, None)],
-                _ => completion_prompts(&body, limits)?,
+                _ => completion_prompts(&body, limits, work)?,
             },
-            _ => token_prompt(&body, &sampling)?,
+            _ => token_prompt(&body, &sampling, work)?,
         };
         let options = Options {
             stream,
@@ -347,9 +357,15 @@ fn embeds(body: &JsonObject) -> bool {
 }
 
 /// Token ids as they are, unless the engine does something to them.
-fn token_prompt(body: &JsonObject, sampling: &Sampling<'_>) -> Result<Vec<Entry>, Error> {
-    let ids = body.get::<Vec<u32>>("token_ids", "a list of token ids")?;
-    let ids = ids.ok_or_else(|| Error::invalid("token_ids", "`token_ids` is missing"))?;
+fn token_prompt(
+    body: &JsonObject,
+    sampling: &Sampling<'_>,
+    work: &mut Meter<'_>,
+) -> Result<Vec<Entry>, Error> {
+    let raw = body.raw("token_ids").filter(|raw| *raw != "null");
+    let raw = raw.ok_or_else(|| Error::invalid("token_ids", "`token_ids` is missing"))?;
+    let wrong = || Error::invalid("token_ids", "`token_ids` must be a list of token ids");
+    let ids = list::token_ids(raw, work)?.ok_or_else(wrong)?;
     if ids.is_empty() {
         return Err(Error::invalid("token_ids", "`token_ids` is an empty list"));
     }
@@ -365,8 +381,31 @@ fn token_prompt(body: &JsonObject, sampling: &Sampling<'_>) -> Result<Vec<Entry>
     Ok(vec![(prompt, None)])
 }
 
-fn chat_prompt(body: &JsonObject, prompt: Prompt) -> Result<Vec<Entry>, Error> {
-    check_messages(body).map(|()| vec![(prompt, None)])
+fn chat_prompt(body: &JsonObject, prompt: Prompt, limits: &Limits) -> Result<Vec<Entry>, Error> {
+    check_messages(body)?;
+    check_length(body, "messages", limits)?;
+    Ok(vec![(prompt, None)])
+}
+
+/// A chat's list may have `limits.messages_max` entries.
+///
+/// # Errors
+/// A 400 if it has more.
+pub(super) fn check_length(
+    body: &JsonObject,
+    key: &'static str,
+    limits: &Limits,
+) -> Result<(), Error> {
+    let max = limits.messages_max;
+    // An entry takes two bytes at least.
+    let long = body.raw(key).filter(|raw| raw.starts_with('[') && raw.len() / 2 > max);
+    match long.map(|raw| scan::weigh(raw.as_bytes(), usize::MAX).entries) {
+        Some(entries) if entries > max => {
+            let message = format!("`{key}` has more than {max} entries (limits.messages_max)");
+            Err(Error::invalid(key, message))
+        }
+        _ => Ok(()),
+    }
 }
 
 /// A chat is a list of messages.
@@ -384,10 +423,14 @@ pub(super) fn check_messages(body: &JsonObject) -> Result<(), Error> {
 enum PromptField {
     Text(String),
     Tokens(Vec<u32>),
-    Several(Vec<Box<RawValue>>),
+    Several,
 }
 
-fn completion_prompts(body: &JsonObject, limits: &Limits) -> Result<Vec<Entry>, Error> {
+fn completion_prompts(
+    body: &JsonObject,
+    limits: &Limits,
+    work: &mut Meter<'_>,
+) -> Result<Vec<Entry>, Error> {
     const EXPECTED: &str = "a string, a list of strings, a list of token ids or a list of those";
     if embeds(body) {
         if !matches!(body.raw("prompt"), None | Some("null")) {
@@ -399,48 +442,48 @@ fn completion_prompts(body: &JsonObject, limits: &Limits) -> Result<Vec<Entry>, 
     let Some(raw) = body.raw("prompt") else {
         return Err(Error::invalid("prompt", "`prompt` is missing"));
     };
-    let field = parse_field(raw)
-        .ok_or_else(|| Error::invalid("prompt", format!("`prompt` must be {EXPECTED}")))?;
-    let items = match field {
+    let wrong = || Error::invalid("prompt", format!("`prompt` must be {EXPECTED}"));
+    match parse_field(raw, work)?.ok_or_else(wrong)? {
         PromptField::Text(text) => return Ok(vec![(Prompt::Text(text), None)]),
         PromptField::Tokens(ids) if !ids.is_empty() => {
             return Ok(vec![(Prompt::Tokens(ids), None)]);
         }
-        PromptField::Tokens(_) => Vec::new(),
-        PromptField::Several(items) => items,
+        PromptField::Tokens(_) => {
+            return Err(Error::invalid("prompt", "`prompt` is an empty list"));
+        }
+        PromptField::Several => {}
+    }
+    let max = limits.batch_prompts_max;
+    let items: Vec<&RawValue> = list::entries(raw, max).map_err(|fault| match fault {
+        Fault::Wrong => wrong(),
+        Fault::TooLong => {
+            let limit = "limits.batch_prompts_max";
+            Error::invalid("prompt", format!("`prompt` has more than {max} entries ({limit})"))
+        }
+    })?;
+    let entry = |item: &RawValue| {
+        let piece = || Some(body.piece(item.get()));
+        match parse_field(item.get(), work)?.ok_or_else(wrong)? {
+            PromptField::Text(text) => Ok((Prompt::Text(text), piece())),
+            PromptField::Tokens(ids) => Ok((Prompt::Tokens(ids), piece())),
+            PromptField::Several => Err(wrong()),
+        }
     };
-    if items.is_empty() {
-        return Err(Error::invalid("prompt", "`prompt` is an empty list"));
-    }
-    if items.len() > limits.batch_prompts_max {
-        let max = limits.batch_prompts_max;
-        return Err(Error::invalid(
-            "prompt",
-            format!(
-                "`prompt` has {} entries; at most {max} are allowed (limits.batch_prompts_max)",
-                items.len()
-            ),
-        ));
-    }
-    items
-        .into_iter()
-        .map(|item| match parse_field(item.get()) {
-            Some(PromptField::Text(text)) => Ok((Prompt::Text(text), Some(item.get().into()))),
-            Some(PromptField::Tokens(ids)) => Ok((Prompt::Tokens(ids), Some(item.get().into()))),
-            _ => Err(Error::invalid("prompt", format!("`prompt` must be {EXPECTED}"))),
-        })
-        .collect()
+    items.into_iter().map(entry).collect()
 }
 
 /// Untagged enums buffer their input, which raw values do not survive: the first
 /// bytes decide what to parse instead.
-fn parse_field(raw: &str) -> Option<PromptField> {
+fn parse_field(raw: &str, work: &mut Meter<'_>) -> Result<Option<PromptField>, Error> {
     let inside = raw.strip_prefix('[').map(str::trim_start);
-    match inside.and_then(|rest| rest.bytes().next()) {
-        None => serde_json::from_str(raw).ok().map(PromptField::Text),
-        Some(b'0'..=b'9' | b']') => serde_json::from_str(raw).ok().map(PromptField::Tokens),
-        Some(_) => serde_json::from_str(raw).ok().map(PromptField::Several),
-    }
+    Ok(match inside.and_then(|rest| rest.bytes().next()) {
+        None => {
+            work.take(raw.len())?;
+            serde_json::from_str(raw).ok().map(PromptField::Text)
+        }
+        Some(b'0'..=b'9' | b']') => list::token_ids(raw, work)?.map(PromptField::Tokens),
+        Some(_) => Some(PromptField::Several),
+    })
 }
 
 /// A 404 for a name that no model has.
@@ -459,7 +502,8 @@ mod tests {
     use super::*;
 
     fn parse(endpoint: Endpoint, text: &str) -> Result<Inbound, Error> {
-        Inbound::parse(endpoint, bytes::Bytes::copy_from_slice(text.as_bytes()), &Limits::default())
+        let text = bytes::Bytes::copy_from_slice(text.as_bytes());
+        Inbound::parse(endpoint, text, &Limits::default(), &mut Memory::free())
     }
 
     #[test]

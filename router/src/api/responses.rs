@@ -9,7 +9,8 @@ use serde::Deserialize;
 use serde_json::value::RawValue;
 
 use super::json::JsonObject;
-use super::request::Prompt;
+use super::request::{Prompt, check_length};
+use crate::config::model::Limits;
 use crate::error::Error;
 
 /// Tools that the client runs. Engines run others by themselves, in further turns.
@@ -19,7 +20,7 @@ const CLIENT_TOOLS: [&str; 3] = ["function", "custom", "namespace"];
 ///
 /// # Errors
 /// A 400 for what would need a kept response, and for a missing `input`.
-pub(super) fn read(body: &mut JsonObject) -> Result<Prompt, Error> {
+pub(super) fn read(body: &mut JsonObject, limits: &Limits) -> Result<Prompt, Error> {
     const ALL: &str = "responses are not kept here: send the whole conversation as `input`";
     if body.get::<bool>("background", "true or false")? == Some(true) {
         let message = "`background` is not supported: responses are not kept here, and nobody \
@@ -38,6 +39,7 @@ pub(super) fn read(body: &mut JsonObject) -> Result<Prompt, Error> {
         return Err(Error::invalid("store", message));
     }
     body.set("store", "false");
+    check_length(body, "input", limits)?;
     match body.raw("input") {
         Some(raw) if raw.starts_with(['"', '[']) => Ok(Prompt::Responses),
         Some(_) => Err(Error::invalid("input", "`input` must be a string or a list of items")),
@@ -83,13 +85,13 @@ mod tests {
             (r#""input":{}"#, "input"),
             (r#""store":false"#, "input"),
         ] {
-            let error = read(&mut object(members)).err().unwrap();
+            let error = read(&mut object(members), &Limits::default()).err().unwrap();
             assert_eq!(error.status(), 400);
             assert!(error.to_openai().contains(&format!("\"param\":\"{param}\"")), "{members}");
         }
         for said in ["", r#","store":null"#, r#","store":false"#, r#","background":false"#] {
             let mut body = object(&format!(r#""input":[]{said},"previous_response_id":null"#));
-            assert!(matches!(read(&mut body), Ok(Prompt::Responses)), "{said}");
+            assert!(matches!(read(&mut body, &Limits::default()), Ok(Prompt::Responses)), "{said}");
             assert_eq!(body.raw("store"), Some("false"), "{said}");
         }
     }

@@ -44,7 +44,7 @@ pub struct Asked {
     /// Prefill, or aggregated.
     pub leg: Leg,
     /// Its blocks.
-    pub hashes: Vec<BlockHash>,
+    pub hashes: Arc<[BlockHash]>,
     /// Workers that it must not have.
     pub excluded: Vec<Exclusion>,
     /// What is asked of the workers.
@@ -353,7 +353,7 @@ mod tests {
         };
         let arrived = Instant::now();
         let urgency = Urgency { arrived, class: 0, tenant: 0, deadline: None };
-        Asked { leg, hashes: Vec::new(), excluded: Vec::new(), query, heard: true, urgency }
+        Asked { leg, hashes: Arc::default(), excluded: Vec::new(), query, heard: true, urgency }
     }
 
     #[tokio::test]

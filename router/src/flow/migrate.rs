@@ -298,7 +298,7 @@ impl Migration {
         })
     }
 
-    fn hashes(&self, tokens: &[u32], block_size: u32) -> Vec<BlockHash> {
+    fn hashes(&self, tokens: &[u32], block_size: u32) -> Arc<[BlockHash]> {
         let mut parent = self.namespace;
         let blocks = tokens.chunks_exact(block_size as usize);
         blocks

@@ -129,7 +129,7 @@ pub(super) async fn place_in_turn(
     let query = query(pool, unit, wish.leg, (pool.next_turn(wish.leg), pool.draw()));
     let asked = Asked {
         leg: wish.leg,
-        hashes: unit.hashes.clone(),
+        hashes: Arc::clone(&unit.hashes),
         excluded: wish.excluded.to_vec(),
         query,
         heard,

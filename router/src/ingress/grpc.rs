@@ -23,6 +23,7 @@ mod events;
 mod explain;
 mod health;
 mod message;
+mod weigh;
 
 pub(super) use call::answer;
 use health::Readiness;

@@ -6,6 +6,17 @@ use serde_json::{Map, Value, json};
 
 use super::normalise::Unsupported;
 
+/// Members of a message's request that [`chat_of`] reads.
+pub const MEMBERS: [&str; 7] = [
+    "system",
+    "messages",
+    "tools",
+    "tool_choice",
+    "thinking",
+    "output_config",
+    "chat_template_kwargs",
+];
+
 type Result<T> = std::result::Result<T, Unsupported>;
 type Fields = Map<String, Value>;
 

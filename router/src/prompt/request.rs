@@ -47,6 +47,23 @@ const ENGINE_ONLY: [(&str, &str); 4] = [
     ("media_io_kwargs", "media_io_kwargs"),
 ];
 
+/// Members of a chat request that [`ChatRequestView::from_body`] reads.
+pub const MEMBERS: [&str; 9] = [
+    "messages",
+    "tools",
+    "tool_choice",
+    "documents",
+    "add_generation_prompt",
+    "add_special_tokens",
+    "continue_final_message",
+    "chat_template_kwargs",
+    "reasoning_effort",
+];
+
+/// Members of which it only looks whether they are there.
+pub const PRESENCE: [&str; 4] =
+    ["chat_template", "truncate_prompt_tokens", "mm_processor_kwargs", "media_io_kwargs"];
+
 /// A chat request, as far as its prompt goes. All else in a request
 /// (`response_format`, sampling, `parallel_tool_calls`, ...) never reaches the
 /// template in vLLM 0.32.

@@ -5,6 +5,14 @@ use serde_json::{Map, Value, json};
 
 use super::normalise::Unsupported;
 
+/// Members of a response's request that [`chat_of`] reads.
+pub const MEMBERS: [&str; 5] =
+    ["truncation", "instructions", "input", "reasoning", "chat_template_kwargs"];
+
+/// Members of which it only looks whether there is anything in them.
+pub const PRESENCE: [&str; 5] =
+    ["tools", "prompt", "previous_input_messages", "mm_processor_kwargs", "media_io_kwargs"];
+
 type Result<T> = std::result::Result<T, Unsupported>;
 type Fields = Map<String, Value>;
 

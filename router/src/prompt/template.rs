@@ -11,6 +11,7 @@ mod content_format;
 mod pyjson;
 mod pystr;
 mod shared;
+mod watched;
 
 use std::collections::BTreeMap;
 use std::error::Error as _;
@@ -20,7 +21,7 @@ use minijinja::value::{Serde, ValueKind};
 use minijinja::{AutoEscape, Environment, Error, ErrorKind, UndefinedBehavior, Value};
 use serde_json::{Map, Value as Json};
 
-use super::spare;
+use super::{spare, watch};
 use shared::Shared;
 
 /// Bound on template steps of one render; an instruction is some tens of
@@ -81,7 +82,7 @@ pub enum TemplateError {
         /// The kind of failure, without any value.
         kind: String,
     },
-    /// Rendering passed a bound on steps, recursion or size.
+    /// Rendering passed a bound on steps, time, recursion or size.
     #[error("the chat template exceeds the bound on {0}")]
     TooMuch(&'static str),
 }
@@ -168,9 +169,14 @@ impl ChatTemplate {
         // All of the messages, and something around them.
         let bytes = spare::text(text_bytes(input.messages) * 17 / 16 + 1024);
         let mut out = Bounded { bytes, overflow: false };
-        let (result, uses_clock) = clock::with_now(input.now_unix_s, || {
-            template.render_captured_to(context, &mut out).map(drop)
+        let ((result, uses_clock), is_over) = watch::rendering(|| {
+            clock::with_now(input.now_unix_s, || {
+                template.render_captured_to(context, &mut out).map(drop)
+            })
         });
+        if is_over {
+            return Err(TemplateError::TooMuch("processor time"));
+        }
         if out.overflow {
             return Err(TemplateError::TooMuch("the size of a prompt"));
         }

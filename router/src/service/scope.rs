@@ -32,12 +32,14 @@ pub struct Scope {
     core: Arc<Core>,
     endpoint: &'static str,
     arrived: Instant,
-    /// Room in the router, once the request is whole.
-    permit: Option<Share>,
+    /// Room in the router: once the request is whole, and once its units are known.
+    permits: [Option<Share>; 2],
     /// Whose room it takes.
     client: Option<ShareKey>,
     /// Its body's room, until its end: further attempts need it.
     body: Option<Charge>,
+    /// What was made of it.
+    prepared: Option<Charge>,
     /// When its answer began.
     begun: Option<Instant>,
     /// Once the model is known.
@@ -75,10 +77,11 @@ impl Scope {
         Self {
             client,
             body: None,
+            prepared: None,
             core: Arc::clone(core),
             endpoint: endpoint.name(),
             arrived,
-            permit: None,
+            permits: [None, None],
             begun: None,
             placed: None,
             ended: false,
@@ -90,13 +93,38 @@ impl Scope {
     /// # Errors
     /// If there is none left.
     pub(super) fn admit(&mut self) -> Result<(), Error> {
-        self.permit = Some(self.core.admit(self.client)?);
+        self.permits[0] = Some(self.core.admit(self.client, 1)?);
         Ok(())
     }
 
-    /// Keeps the room that the request's body takes.
+    /// The request has so many units, each of which is served as a request of its own: all but
+    /// the first take room as such.
+    ///
+    /// # Errors
+    /// If there is none left; a 400 if there can never be so much.
+    pub(super) fn admit_units(&mut self, units: usize) -> Result<(), Error> {
+        let max = self.core.in_flight.places();
+        if units > max {
+            let message = format!(
+                "the request has more than {max} prompts, or samples that are sent apart \
+                 (limits.in_flight_max)"
+            );
+            return Err(Error::new(Kind::InvalidRequest, message));
+        }
+        if units > 1 {
+            self.permits[1] = Some(self.core.admit(self.client, units - 1)?);
+        }
+        Ok(())
+    }
+
+    /// Keeps the memory that the request's body takes.
     pub fn hold(&mut self, body: Charge) {
         self.body = Some(body);
+    }
+
+    /// Keeps the memory that was made of the body.
+    pub(super) fn hold_prepared(&mut self, prepared: Charge) {
+        self.prepared = Some(prepared);
     }
 
     /// The model is known, and a record of each prompt is begun.
@@ -275,8 +303,8 @@ impl Drop for Scope {
             placed.served.series.in_flight(&self.core.metrics, placed.served.name(), -1);
             self.core.live.remove(&placed.number);
         }
-        if self.permit.take().is_some() {
-            self.core.leave();
+        for share in self.permits.iter_mut().filter_map(Option::take) {
+            self.core.leave(share);
         }
     }
 }

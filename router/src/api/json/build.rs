@@ -57,7 +57,7 @@ impl Builder {
     /// The object.
     pub fn build(mut self) -> JsonObject {
         self.text.push('}');
-        JsonObject { text: self.text.into(), members: self.members, marks: self.marks }
+        JsonObject::new(self.text.into(), self.members, self.marks)
     }
 }
 

@@ -74,12 +74,24 @@ pub struct Limits {
     /// 503 and `Retry-After`.
     #[schemars(range(min = 1_048_576, max = 1_099_511_627_776_u64))]
     pub request_memory_max_bytes: usize,
-    /// Longest prompt that is tokenised, in bytes of JSON; longer ones are placed by load
-    /// alone. Tokenising takes up to 200 bytes of memory per byte, on at most one prompt per
-    /// core, and on long ones (from 256 KiB) on half of the cores.
+    /// Members of any one object in a request's body, at every depth; more is a 400.
+    #[schemars(range(min = 64, max = 262_144))]
+    pub object_members_max: usize,
+    /// Messages of one chat, or items of one response's `input`; more is a 400.
+    #[schemars(range(min = 1, max = 1_000_000))]
+    pub messages_max: usize,
+    /// Longest prompt that is tokenised, in bytes of JSON, with all that its chat template reads;
+    /// longer ones are placed by load alone. Tokenising takes up to 200 bytes of memory per byte,
+    /// on at most one prompt per core, and on long ones (from 256 KiB) on half of the cores.
     #[schemars(range(min = 1024, max = 1_073_741_824_u64))]
     pub tokenize_max_bytes: usize,
-    /// Requests in flight over all models; more are shed with 503 and `Retry-After`.
+    /// Processor time that a chat template may take for one prompt; then the request is placed by
+    /// load alone.
+    #[serde(deserialize_with = "scalar::duration", serialize_with = "scalar::duration_text")]
+    #[schemars(with = "scalar::DurationText")]
+    pub template_timeout: Duration,
+    /// Requests in flight over all models, each prompt of a batch counted, and each sample that
+    /// is sent apart; more are shed with 503 and `Retry-After`.
     #[schemars(range(min = 1, max = 1_000_000))]
     pub in_flight_max: usize,
     /// Who shares the room in flight fairly with whom when it gets scarce; who has more than a
@@ -140,7 +152,10 @@ impl Default for Limits {
             body_grace: Duration::from_secs(5),
             body_min_bytes_per_s: 1024,
             request_memory_max_bytes: 1 << 30,
+            object_members_max: 4096,
+            messages_max: 4096,
             tokenize_max_bytes: 4 << 20,
+            template_timeout: Duration::from_secs(1),
             in_flight_max: 4096,
             fair_by: FairBy::None {},
             batch_prompts_max: 64,

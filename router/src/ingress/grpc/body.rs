@@ -8,6 +8,7 @@ use splitrail_proto::v1::generate_request::Prompt;
 use crate::api::json::{Builder, write_text};
 use crate::api::request::{Prompt as Asked, check_threshold};
 use crate::api::{Endpoint, JsonObject};
+use crate::config::model::Limits;
 use crate::error::{Error, Kind};
 use crate::prepare::{Made, Payload, is_harmless};
 
@@ -48,7 +49,11 @@ pub(super) fn payload(request: v1::GenerateRequest, encoded: &[u8]) -> Payload {
         Some(Prompt::TokenIds(_)) => usize::MAX,
     };
     let is_harmless = is_harmless(encoded, parts) && request.extra_body_json.is_empty();
-    Payload::Made { bytes, is_harmless, make: Box::new(move || body_of(request, bytes)) }
+    Payload::Made {
+        bytes,
+        is_harmless,
+        make: Box::new(move |limits| body_of(request, bytes, limits)),
+    }
 }
 
 /// The body of a request of so many bytes, for chat if its prompt is one; always streamed,
@@ -56,12 +61,12 @@ pub(super) fn payload(request: v1::GenerateRequest, encoded: &[u8]) -> Payload {
 ///
 /// # Errors
 /// A request that cannot be served as written.
-fn body_of(request: v1::GenerateRequest, bytes: usize) -> Result<Made, Error> {
+fn body_of(request: v1::GenerateRequest, bytes: usize, limits: &Limits) -> Result<Made, Error> {
     const OF_ITS_OWN: usize = 512;
     let mut body = Builder::with_capacity(bytes + OF_ITS_OWN);
     let extra = request.extra_body_json.trim();
     if !extra.is_empty() {
-        further(&mut body, extra)?;
+        further(&mut body, extra, limits)?;
     }
     body.put_text("model", &request.model);
     let (endpoint, prompt) = match request.prompt {
@@ -93,8 +98,10 @@ fn body_of(request: v1::GenerateRequest, bytes: usize) -> Result<Made, Error> {
 }
 
 /// What the message has no place for, as it was written. It is the one part that is checked.
-fn further(body: &mut Builder, extra: &str) -> Result<(), Error> {
-    let extra = JsonObject::parse_strictly(Bytes::copy_from_slice(extra.as_bytes()))?;
+fn further(body: &mut Builder, extra: &str, limits: &Limits) -> Result<(), Error> {
+    let text = Bytes::copy_from_slice(extra.as_bytes());
+    // A table of this bound is no more than the message was charged for.
+    let extra = JsonObject::parse_strictly(text, limits.object_members_max, |_| Ok(()))?;
     if let Some((key, _)) = extra.members().find(|(key, _)| OWN_FIELDS.contains(key)) {
         let message = format!("`{key}` has a place of its own; it cannot be in extra_body_json");
         return Err(Error::invalid("extra_body_json", message));
@@ -191,7 +198,7 @@ mod tests {
             extra_body_json: r#"{"logit_bias":{"5":1}}"#.into(),
             ..Default::default()
         };
-        let body = body_of(request, 0).unwrap().body;
+        let body = body_of(request, 0, &Limits::default()).unwrap().body;
         assert_eq!(
             serde_json::from_str::<Value>(&body.to_string()).unwrap(),
             json!({
@@ -210,7 +217,10 @@ mod tests {
             extra_body_json: r#"{"stream":false}"#.into(),
             ..Default::default()
         };
-        assert_eq!(body_of(request, 0).err().unwrap().status(), 400);
-        assert_eq!(body_of(v1::GenerateRequest::default(), 0).err().unwrap().status(), 400);
+        assert_eq!(body_of(request, 0, &Limits::default()).err().unwrap().status(), 400);
+        assert_eq!(
+            body_of(v1::GenerateRequest::default(), 0, &Limits::default()).err().unwrap().status(),
+            400
+        );
     }
 }

@@ -23,6 +23,7 @@ use super::body::payload;
 use super::events::Answer;
 use super::explain::explain;
 use super::message::{check_encoding, decode, put, receive, succeeded};
+use super::weigh::decoded_bytes;
 use crate::admission::ShareKey;
 use crate::api::Endpoint;
 use crate::api::steering::Steering;
@@ -109,7 +110,10 @@ where
     let arrived = Instant::now();
     let traceparent = trace_context(request.headers().get(TRACEPARENT));
     let steering = Steering::read(request.headers());
-    let Received { message: encoded, held, client } = received(core, peer, request).await?;
+    let Received { message: encoded, mut held, client } = received(core, peer, request).await?;
+    if !held.grow(decoded_bytes(&encoded), core.serving().limits.request_memory_max_bytes) {
+        return Err(core.shed_memory().to_grpc());
+    }
     let message: v1::GenerateRequest = decode(encoded.clone())?;
     let sent_id = Some(message.request_id.as_bytes()).filter(|id| !id.is_empty());
     let request_id = Identity::new(sent_id).request_id;

@@ -1,4 +1,4 @@
-//! Texts as values that templates share.
+//! Texts and lists as values that templates share.
 //!
 //! One of three files of this crate with `unsafe`: a shared text has two counts of sixteen bytes
 //! before it, and the standard library copies it there at once. That is just what some processors
@@ -9,10 +9,12 @@
 use std::sync::Arc;
 
 use minijinja::Value;
+use minijinja::value::Serde;
 use serde::{Serialize, Serializer};
 use serde_json::Value as Json;
 
 use super::STEP_BYTES;
+use super::watched::Watched;
 
 /// A JSON value whose long texts are copied in steps.
 pub(super) struct Shared<'a>(pub(super) &'a Json);
@@ -23,7 +25,10 @@ impl Serialize for Shared<'_> {
             Json::String(text) if text.len() > STEP_BYTES => {
                 Value::from(shared(text)).serialize(serializer)
             }
-            Json::Array(items) => serializer.collect_seq(items.iter().map(Shared)),
+            Json::Array(items) => {
+                let items = items.iter().map(|item| Value::from(Serde(Shared(item)))).collect();
+                Value::from_object(Watched(items)).serialize(serializer)
+            }
             Json::Object(fields) => {
                 serializer.collect_map(fields.iter().map(|(name, value)| (name, Shared(value))))
             }
@@ -50,7 +55,6 @@ fn shared(text: &str) -> Arc<str> {
 #[cfg(test)]
 #[allow(clippy::unwrap_used)]
 mod tests {
-    use minijinja::value::Serde;
     use serde_json::json;
 
     use super::*;

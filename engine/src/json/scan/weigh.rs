@@ -1,0 +1,143 @@
+//! How much would be built of a JSON text: its values are counted without building any.
+
+use super::words::Specials;
+
+/// What a JSON text is made of.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Weight {
+    /// Entries of the list, or members of the object, that the text is; 1 for anything else.
+    pub entries: usize,
+    /// Values at every depth: texts, numbers, words, lists and objects.
+    pub values: usize,
+    /// Members of all objects.
+    pub members: usize,
+    /// Objects.
+    pub objects: usize,
+}
+
+/// Counts what a JSON text is made of. Strings are passed over sixty-four bytes at a time. Of a
+/// text that is not JSON, the counts mean nothing. Counting ends early once there are more than
+/// `values_max` values.
+#[must_use]
+pub fn weigh(text: &[u8], values_max: usize) -> Weight {
+    let mut weight = Weight { entries: 1, values: 1, ..Weight::default() };
+    let mut specials = Specials::new(text);
+    let (mut at, mut depth) = (0, 0_usize);
+    while let Some(byte) = text.get(at) {
+        at += 1;
+        match byte {
+            b'"' => at = behind_string(&mut specials, text, at),
+            // The first entry of a list is counted with its bracket: an empty one is rare.
+            b'[' | b'{' => {
+                weight.values += 1;
+                weight.objects += usize::from(*byte == b'{');
+                depth += 1;
+            }
+            b']' | b'}' => depth = depth.saturating_sub(1),
+            b',' => {
+                weight.values += 1;
+                weight.entries += usize::from(depth == 1);
+            }
+            b':' => weight.members += 1,
+            _ => {}
+        }
+        if weight.values > values_max {
+            break;
+        }
+    }
+    weight
+}
+
+/// The place behind the string of which `at` is the first byte after its quote.
+fn behind_string(specials: &mut Specials<'_>, text: &[u8], mut at: usize) -> usize {
+    while let Some(special) = specials.next(at) {
+        at = match text[special] {
+            b'"' => return special + 1,
+            b'\\' => special + 2,
+            _ => special + 1,
+        };
+    }
+    text.len()
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used)]
+mod tests {
+    use proptest::prelude::*;
+    use serde_json::Value;
+
+    use super::*;
+
+    fn of(text: &str) -> Weight {
+        weigh(text.as_bytes(), usize::MAX)
+    }
+
+    #[test]
+    fn entries_are_those_of_the_outer_list() {
+        for (text, entries) in [
+            ("[1,[2,3],4]", 3),
+            (r#"[{"a":1,"b":[1,2]},{"a":",\",[{"}]"#, 2),
+            (r#"["\ud83d\ude00,\\",2]"#, 2),
+            (r#""a,b""#, 1),
+            ("7", 1),
+        ] {
+            assert_eq!(of(text).entries, entries, "{text}");
+        }
+    }
+
+    #[test]
+    fn counting_ends_where_there_are_too_many() {
+        let text = format!("[0{}]", ",0".repeat(10_000));
+        assert_eq!(weigh(text.as_bytes(), 100).values, 101);
+    }
+
+    #[test]
+    fn what_is_not_json_ends_as_well() {
+        for text in ["", "\"", "\"\\", "]]]", "[\"a", "\"\n\u{1}"] {
+            let _any = of(text);
+        }
+    }
+
+    fn value() -> impl Strategy<Value = Value> {
+        let leaf = prop_oneof![
+            any::<i32>().prop_map(Value::from),
+            "[a,:{}\\[\\]\"\\\\é😀\n]{0,80}".prop_map(Value::from),
+            Just(Value::Null),
+        ];
+        leaf.prop_recursive(4, 40, 5, |inner| {
+            prop_oneof![
+                prop::collection::vec(inner.clone(), 1..5).prop_map(Value::from),
+                prop::collection::btree_map("[a,:\"é]{1,9}", inner, 1..5)
+                    .prop_map(Value::from_iter),
+            ]
+        })
+    }
+
+    /// Values, members and objects of a value without empty lists and objects.
+    fn count(value: &Value) -> (usize, usize, usize) {
+        let sum = |items: &mut dyn Iterator<Item = &Value>| {
+            items.map(count).fold((1, 0, 0), |sum, of| (sum.0 + of.0, sum.1 + of.1, sum.2 + of.2))
+        };
+        match value {
+            Value::Array(items) => sum(&mut items.iter()),
+            Value::Object(members) => {
+                let (values, inner, objects) = sum(&mut members.values());
+                (values, inner + members.len(), objects + 1)
+            }
+            _ => (1, 0, 0),
+        }
+    }
+
+    proptest! {
+        #[test]
+        fn what_is_counted_is_what_would_be_built(value in value()) {
+            let (values, members, objects) = count(&value);
+            for text in [value.to_string(), serde_json::to_string_pretty(&value).unwrap()] {
+                let weight = of(&text);
+                prop_assert_eq!(
+                    (weight.values, weight.members, weight.objects), (values, members, objects)
+                );
+            }
+        }
+    }
+}

@@ -1,0 +1,135 @@
+//! Lists of a client's body, of which no more is built than the client may ask for.
+
+use std::cell::Cell;
+use std::fmt;
+use std::marker::PhantomData;
+
+use serde::de::{Deserialize, DeserializeSeed, Deserializer, Error as _, SeqAccess, Visitor};
+
+use crate::error::Error;
+use crate::memory_budget::Meter;
+
+/// Why a list is not read.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Fault {
+    /// It has more entries than it may have.
+    TooLong,
+    /// It is not a list of such entries.
+    Wrong,
+}
+
+/// The entries of a list that may have at most `max`.
+///
+/// # Errors
+/// As soon as there is an entry too many, or one of another type.
+pub(super) fn entries<'a, T: Deserialize<'a>>(raw: &'a str, max: usize) -> Result<Vec<T>, Fault> {
+    let mut list = Vec::new();
+    let is_full = Cell::new(false);
+    let read = each(raw, |entry| {
+        is_full.set(list.len() == max);
+        if !is_full.get() {
+            list.push(entry);
+        }
+        !is_full.get()
+    });
+    match (read, is_full.get()) {
+        (_, true) => Err(Fault::TooLong),
+        (false, _) => Err(Fault::Wrong),
+        (true, _) => Ok(list),
+    }
+}
+
+/// Whether a text is a list of such entries. None is kept.
+pub(super) fn is_of<'a, T: Deserialize<'a>>(raw: &'a str) -> bool {
+    each(raw, |_: T| true)
+}
+
+/// Token ids, whose memory is charged before it is allocated; `None` if there is anything else in
+/// the list.
+///
+/// # Errors
+/// If there is no memory for them.
+pub(super) fn token_ids(raw: &str, meter: &mut Meter<'_>) -> Result<Option<Vec<u32>>, Error> {
+    let most = memchr::memchr_iter(b',', raw.as_bytes()).count() + 1;
+    meter.take(most * size_of::<u32>())?;
+    let mut ids = Vec::with_capacity(most);
+    let read = each(raw, |id| {
+        ids.push(id);
+        true
+    });
+    Ok(read.then_some(ids))
+}
+
+/// Hands over each entry, until one is not taken; whether all were there and were taken.
+fn each<'a, T: Deserialize<'a>>(raw: &'a str, take: impl FnMut(T) -> bool) -> bool {
+    let mut deserializer = serde_json::Deserializer::from_str(raw);
+    let read = Each { take, entry: PhantomData }.deserialize(&mut deserializer);
+    read.and_then(|()| deserializer.end()).is_ok()
+}
+
+struct Each<T, F> {
+    take: F,
+    entry: PhantomData<T>,
+}
+
+impl<'de, T: Deserialize<'de>, F: FnMut(T) -> bool> DeserializeSeed<'de> for Each<T, F> {
+    type Value = ();
+
+    fn deserialize<D: Deserializer<'de>>(self, deserializer: D) -> Result<(), D::Error> {
+        deserializer.deserialize_seq(self)
+    }
+}
+
+impl<'de, T: Deserialize<'de>, F: FnMut(T) -> bool> Visitor<'de> for Each<T, F> {
+    type Value = ();
+
+    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("a list")
+    }
+
+    fn visit_seq<A: SeqAccess<'de>>(mut self, mut items: A) -> Result<(), A::Error> {
+        while let Some(item) = items.next_element()? {
+            if !(self.take)(item) {
+                return Err(A::Error::custom("not taken"));
+            }
+        }
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used)]
+mod tests {
+    use std::sync::Arc;
+
+    use serde_json::value::RawValue;
+
+    use super::*;
+    use crate::error::Kind;
+    use crate::memory_budget::MemoryBudget;
+
+    #[test]
+    fn no_more_is_built_than_may_be_there() {
+        assert_eq!(entries::<u32>("[1, 2]", 2), Ok(vec![1, 2]));
+        assert_eq!(entries::<u32>("[]", 0), Ok(vec![]));
+        // What follows an entry too many is not looked at.
+        assert_eq!(entries::<u32>("[1,2,3,\"x\"", 2), Err(Fault::TooLong));
+        for wrong in ["[1,\"a\"]", "[1", "[1] 2", "7", "{}", "[-1]", "null"] {
+            assert_eq!(entries::<u32>(wrong, 2), Err(Fault::Wrong), "{wrong}");
+            assert!(!is_of::<u32>(wrong), "{wrong}");
+        }
+        assert!(is_of::<u32>("[1,2,3]") && is_of::<&RawValue>("[{},[],\"\"]"));
+    }
+
+    #[test]
+    fn token_ids_are_charged_before_they_are_there() {
+        let budget = Arc::new(MemoryBudget::default());
+        let full = || Error::new(Kind::Overloaded, "full");
+        let mut meter = Meter::new(budget.charge(), 12, &full);
+        assert_eq!(token_ids("[1,2, 3]", &mut meter).unwrap(), Some(vec![1, 2, 3]));
+        assert_eq!(budget.held_bytes(), 12);
+        assert_eq!(token_ids("[1]", &mut meter).unwrap_err().status(), 503);
+        let mut meter = Meter::free();
+        assert_eq!(token_ids("[1,-2]", &mut meter).unwrap(), None);
+    }
+}

@@ -1,0 +1,113 @@
+//! Which bodies are prepared where they stand: those that hold nobody up for a millisecond.
+//!
+//! All of a body is looked at, not samples of it: what a client can hide between samples costs
+//! the reactor milliseconds. Sixty-four kilobytes take some ten microseconds.
+
+use splitrail_engine::json::scan;
+
+use super::Payload;
+use crate::core::Tokenizing;
+
+/// Bodies up to this length are prepared on the reactor: under a millisecond with
+/// the slowest exact tokenizer.
+const INLINE_MAX_BYTES: usize = 4096;
+
+/// The same where every tokenizer is fast, or there is none, if the body is of words.
+const FAST_INLINE_MAX_BYTES: usize = 96 << 10;
+
+/// Bytes of which each has a space and a letter in text of words.
+const STRETCH_BYTES: usize = 160;
+
+/// Least bytes per value or member of a body that is read and not tokenised. Text costs next to
+/// nothing there; a list of small values did a millisecond or more for 90 KB.
+const BYTES_PER_VALUE: usize = 8;
+
+/// Whether text of so many parts is of the length and kind that a fast tokenizer has done in
+/// less than a millisecond: of words, with nothing that goes on for long, and not of many small
+/// parts (a chat's messages), each of which costs the template its time.
+pub fn is_harmless(text: &[u8], parts: usize) -> bool {
+    let words = |part: &[u8]| part.contains(&b' ') && part.iter().any(u8::is_ascii_alphabetic);
+    text.len() <= FAST_INLINE_MAX_BYTES
+        && parts.saturating_mul(STRETCH_BYTES) <= text.len()
+        && text.chunks_exact(STRETCH_BYTES).all(words)
+}
+
+/// Whether a body may be prepared where it stands.
+pub(super) fn is_short(payload: &Payload, tokenizing: Tokenizing) -> bool {
+    if payload.bytes() <= INLINE_MAX_BYTES {
+        return true;
+    }
+    match (payload, tokenizing) {
+        (_, Tokenizing::Slow) => false,
+        (Payload::Made { is_harmless, .. }, _) => *is_harmless,
+        (Payload::Json(text), _) if text.len() > FAST_INLINE_MAX_BYTES => false,
+        (Payload::Json(text), tokenizing) => {
+            let max = text.len() / BYTES_PER_VALUE;
+            let weight = scan::weigh(text, max);
+            let is_sparse = weight.values + weight.members <= max;
+            // Nearly every object in a body is a part.
+            is_sparse && (tokenizing == Tokenizing::None || is_harmless(text, weight.objects))
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn is_short(body: String, tokenizing: Tokenizing) -> bool {
+        super::is_short(&Payload::Json(body.into()), tokenizing)
+    }
+
+    /// A body of a part that is repeated up to so many kilobytes.
+    fn body(part: &str, kilobytes: usize) -> String {
+        let parts = vec![part; (kilobytes << 10) / (part.len() + 1)];
+        format!(r#"{{"model": "m", "messages": [{}]}}"#, parts.join(","))
+    }
+
+    #[test]
+    fn p10_what_takes_its_time_is_not_prepared_where_it_stands() {
+        use Tokenizing::{Fast, None, Slow};
+
+        let prose = format!(r#"{{"role": "user", "content": "{}"}}"#, "some words ".repeat(300));
+        for tokenizing in [None, Fast, Slow] {
+            assert!(is_short(body("[]", 3), tokenizing), "whatever it is");
+            assert!(!is_short(body(&prose, 104), tokenizing), "too long");
+            for part in ["[]", r#"{"a":1}"#, "1e5", r#""\n""#] {
+                assert!(!is_short(body(part, 64), tokenizing), "{part} {tokenizing:?}");
+            }
+        }
+        let short = [None, Fast, Slow].map(|tokenizing| is_short(body(&prose, 64), tokenizing));
+        assert_eq!(short, [true, true, false]);
+        // Each message costs a template its time, and nothing else.
+        let message = r#"{"role": "user", "content": "yes or no"}"#;
+        let short = [None, Fast, Slow].map(|tokenizing| is_short(body(message, 64), tokenizing));
+        assert_eq!(short, [true, false, false]);
+    }
+
+    #[test]
+    fn nothing_dense_hides_between_words() {
+        let words = "some plain words ";
+        // Where a body was sampled: its first bytes of each kilobyte, or of each four.
+        for (apart, sample) in [(1024, 160), (4096, 160)] {
+            for part in ["[],", "1,", "{},", r#""\n","#] {
+                let mut body = String::from(r#"{"model":"m","messages":["#);
+                while body.len() < 90 << 10 {
+                    let text = words.repeat(sample / words.len() + 2);
+                    body += &format!(r#""{text}","#);
+                    while !body.len().is_multiple_of(apart) {
+                        body += if body.len() % apart + part.len() <= apart { part } else { " " };
+                    }
+                }
+                body += "0]}";
+                for tokenizing in [Tokenizing::None, Tokenizing::Fast] {
+                    assert!(!is_short(body.clone(), tokenizing), "{part} {apart} {tokenizing:?}");
+                }
+            }
+            // One long word, too.
+            let stretch = words.repeat(20) + &"x".repeat(apart - 340);
+            let text = format!(r#"{{"prompt":"{}"}}"#, stretch.repeat((64 << 10) / apart));
+            assert!(!is_short(text, Tokenizing::Fast), "{apart}");
+        }
+    }
+}

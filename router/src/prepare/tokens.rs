@@ -1,0 +1,183 @@
+//! The blocks of a prompt's exact tokens, or why they cannot be known.
+
+use serde_json::{Map, Value};
+use splitrail_engine::json::scan;
+use splitrail_kv::{BlockHash, Chain};
+
+use crate::api::request::Prompt;
+use crate::api::{JsonObject, strict};
+use crate::config::model::Limits;
+use crate::core::{Served, unix_ms};
+use crate::error::Error;
+use crate::memory_budget::Meter;
+use crate::prompt::{
+    ChatRequestView, Extent, PromptError, PromptModel, messages, request, responses,
+};
+
+/// Bytes that a JSON value takes, with the copies that a template is given of it.
+const VALUE_BYTES: usize = 128;
+
+/// The same of a member's name and place.
+const MEMBER_BYTES: usize = 160;
+
+/// Copies of a text: as a value, as the template has it, and in the prompt.
+const TEXT_COPIES: usize = 3;
+
+/// A chat's members up to this length take no more than a request takes anyhow.
+const SMALL_BYTES: usize = 4 << 10;
+
+/// The blocks of the exact tokens, or why they cannot be known: the router never guesses. Of
+/// whom nothing is shared by the engines, whose chains have other roots, nothing is shared here.
+pub(super) fn tokenize(
+    served: &Served,
+    body: &JsonObject,
+    prompt: Prompt,
+    bytes: usize,
+    (limits, work): (&Limits, &mut Meter<'_>),
+    chain: &mut Chain,
+) -> Result<Result<Extent, &'static str>, Error> {
+    const TOO_LONG: &str = "longer than limits.tokenize_max_bytes";
+    if bytes > limits.tokenize_max_bytes {
+        return Ok(Err(TOO_LONG));
+    }
+    if !matches!(body.raw("truncate_prompt_tokens"), None | Some("null")) {
+        return Ok(Err("truncate_prompt_tokens"));
+    }
+    let hashes_bytes = bytes / served.pool.block_size().max(1) as usize * size_of::<BlockHash>();
+    let member = if matches!(prompt, Prompt::Responses) { "input" } else { "messages" };
+    let done = match (prompt, &served.prompt) {
+        (Prompt::Opaque(reason), _) => return Ok(Err(reason)),
+        (Prompt::Tokens(ids), _) => {
+            work.take(hashes_bytes)?;
+            chain.append(&ids);
+            Ok(Extent::Whole)
+        }
+        (_, None) => return Ok(Err("no_tokenizer")),
+        (Prompt::Text(text), Some(model)) => {
+            work.take(hashes_bytes)?;
+            let special = body.get::<bool>("add_special_tokens", "true or false")?.unwrap_or(true);
+            model.chain_text(&text, special, chain).map(|()| Extent::Whole)
+        }
+        (prompt, Some(model)) => {
+            let read = Read::of(&prompt);
+            let (members_bytes, values_bytes) = read.weigh(body);
+            if members_bytes > limits.tokenize_max_bytes {
+                return Ok(Err(TOO_LONG));
+            }
+            work.take(hashes_bytes + values_bytes)?;
+            tokenize_chat(model, &prompt, read.fields(body)?, chain)
+        }
+    };
+    match done {
+        Ok(extent) => Ok(Ok(extent)),
+        Err(PromptError::Unsupported(reason)) => Ok(Err(reason)),
+        Err(PromptError::Client(message)) => Err(Error::invalid(member, message)),
+        Err(PromptError::Internal(message)) => {
+            tracing::error!(model = served.name(), error = message, "a prompt cannot be tokenised");
+            Ok(Err("tokenizer_failed"))
+        }
+    }
+}
+
+/// The same of what is a chat, or is made one.
+fn tokenize_chat(
+    model: &PromptModel,
+    prompt: &Prompt,
+    fields: Map<String, Value>,
+    chain: &mut Chain,
+) -> Result<Extent, PromptError> {
+    let mut fields = match prompt {
+        Prompt::Messages => messages::chat_of(&fields)?,
+        Prompt::Responses => responses::chat_of(&fields)?,
+        _ => fields,
+    };
+    let view = ChatRequestView::taken_from(&mut fields)?;
+    model.chain_chat(view, (unix_ms() / 1000) as i64, chain)
+}
+
+/// The members of a body that decide a chat's prompt. Of all others no values are made.
+#[derive(Clone, Copy)]
+struct Read {
+    /// Members of which the values count.
+    members: &'static [&'static str],
+    /// Members of which it only counts whether there is anything.
+    presence: &'static [&'static str],
+}
+
+impl Read {
+    fn of(prompt: &Prompt) -> Self {
+        let (members, presence): (&[_], &[_]) = match prompt {
+            Prompt::Messages => (&messages::MEMBERS, &[]),
+            Prompt::Responses => (&responses::MEMBERS, &responses::PRESENCE),
+            _ => (&request::MEMBERS, &request::PRESENCE),
+        };
+        Self { members, presence }
+    }
+
+    /// Bytes of JSON that the members have, and of memory that their values take.
+    fn weigh(self, body: &JsonObject) -> (usize, usize) {
+        let raws = || self.members.iter().filter_map(|member| body.raw(member));
+        let bytes = raws().map(str::len).sum();
+        if bytes <= SMALL_BYTES {
+            return (bytes, 0);
+        }
+        let values = raws().map(|raw| {
+            let weight = scan::weigh(raw.as_bytes(), usize::MAX);
+            weight.values * VALUE_BYTES + weight.members * MEMBER_BYTES
+        });
+        (bytes, bytes * TEXT_COPIES + values.sum::<usize>())
+    }
+
+    /// The values.
+    fn fields(self, body: &JsonObject) -> Result<Map<String, Value>, Error> {
+        let value = |raw: &str| {
+            let value = scan::value(raw).map_or_else(|| serde_json::from_str(raw), Ok);
+            value.map_err(|error| strict::locate(&error))
+        };
+        let mut fields = Map::new();
+        for member in self.members {
+            if let Some(raw) = body.raw(member) {
+                fields.insert((*member).to_owned(), value(raw)?);
+            }
+        }
+        for member in self.presence {
+            if !matches!(body.raw(member), None | Some("null" | "[]")) {
+                fields.insert((*member).to_owned(), Value::Bool(true));
+            }
+        }
+        Ok(fields)
+    }
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_what_a_template_reads_becomes_values() {
+        let text = r#"{"model":"m","messages":[{"role":"user"}],"x":[0,0,0],"tools":null,
+            "chat_template":"{{ 1 }}","media_io_kwargs":null,"reasoning_effort":"low"}"#;
+        let body = JsonObject::parse_str(text).unwrap();
+        let fields = Read::of(&Prompt::Chat).fields(&body).unwrap();
+        let names: Vec<&str> = fields.keys().map(String::as_str).collect();
+        assert_eq!(names, ["messages", "tools", "reasoning_effort", "chat_template"]);
+        assert_eq!(fields["chat_template"], Value::Bool(true), "its text is not needed");
+    }
+
+    #[test]
+    fn values_weigh_what_they_take() {
+        let body = |zeros: usize| {
+            let text = format!(
+                r#"{{"messages":[0{}],"x":[{}]}}"#,
+                ",0".repeat(zeros),
+                "1,".repeat(9000) + "1"
+            );
+            Read::of(&Prompt::Chat).weigh(&JsonObject::parse_str(&text).unwrap())
+        };
+        assert_eq!(body(100), (203, 0), "small ones take no more than any request");
+        let (bytes, values_bytes) = body(9999);
+        assert_eq!(bytes, 20_001);
+        assert_eq!(values_bytes, bytes * TEXT_COPIES + 10_001 * VALUE_BYTES);
+    }
+}

@@ -1,0 +1,31 @@
+//! Lists as templates see them: taking an item is where a render is stopped that takes too long.
+
+use std::sync::Arc;
+
+use minijinja::value::{Enumerator, Object, ObjectRepr};
+use minijinja::{Error, ErrorKind, Value};
+
+use super::super::watch;
+
+/// A list of a request.
+#[derive(Debug)]
+pub(super) struct Watched(pub(super) Vec<Value>);
+
+impl Object for Watched {
+    fn repr(self: &Arc<Self>) -> ObjectRepr {
+        ObjectRepr::Seq
+    }
+
+    fn get_value(self: &Arc<Self>, key: &Value) -> Option<Value> {
+        let item = self.0.get(key.as_usize()?)?;
+        if watch::render_is_over() {
+            // A value that cannot be used: the render ends where it is.
+            return Some(Value::from(Error::from(ErrorKind::OutOfFuel)));
+        }
+        Some(item.clone())
+    }
+
+    fn enumerate(self: &Arc<Self>) -> Enumerator {
+        Enumerator::Seq(self.0.len())
+    }
+}

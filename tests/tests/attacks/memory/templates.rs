@@ -1,0 +1,87 @@
+//! Chat templates whose work grows with the square of a chat: bounded in time, and given up with
+//! the client.
+
+use std::time::Duration;
+
+use serde_json::json;
+use splitrail_tests::client::Client;
+use splitrail_tests::cluster::eventually;
+use splitrail_tests::proc::processor_ticks;
+use splitrail_tests::raw::request;
+use splitrail_tests::solo::{Solo, whole_answer};
+use tokio::io::AsyncWriteExt;
+use tokio::net::TcpStream;
+
+const CHAT: &str = "/v1/chat/completions";
+
+/// It gathers system messages before it prints anything, as DeepSeek's templates do.
+const GATHERING: &str = "{% set ns = namespace(s='') %}{% for m in messages %}\
+    {% set ns.s = ns.s + '\\n\\n' + m['content'] %}{% endfor %}{{ ns.s }}";
+
+/// The same for each message: hours for a chat of some megabytes, within any bound on steps.
+const ENDLESS: &str = "{% for n in messages %}{% set ns = namespace(s='') %}{% for m in messages %}\
+    {% set ns.s = ns.s + m['content'] %}{% endfor %}{% endfor %}x";
+
+fn chat(messages: usize, bytes: usize) -> String {
+    let message = json!({"role": "system", "content": "words ".repeat(bytes / 6)});
+    json!({"model": "sim", "max_tokens": 1, "messages": vec![message; messages]}).to_string()
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_chat_has_a_bounded_number_of_messages() {
+    let solo = Solo::with_template("{}", GATHERING, |_| whole_answer()).await;
+    let refused = solo.http.post_with(CHAT, &[], chat(40_000, 60)).await;
+    assert_eq!(refused.status, 400);
+    let told = refused.text();
+    assert!(told.contains("`messages` has more than 4096 entries (limits.messages_max)"), "{told}");
+    assert_eq!(solo.http.post_with(CHAT, &[], chat(1000, 60)).await.status, 200);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_template_that_takes_too_long_is_given_up_and_its_request_served() {
+    let limits = "{ template_timeout: 50ms }";
+    let solo = Solo::with_template(limits, ENDLESS, |_| whole_answer()).await;
+    let reply = solo.http.post_with(CHAT, &[], chat(4000, 500)).await;
+    assert_eq!(reply.status, 200, "{}", reply.text());
+    let reason = "rendering_the_chat_takes_too_much_time_or_room";
+    let unknown = solo.metric("splitrail_prompts_unknown_total", &[("reason", reason)]).await;
+    assert_eq!(unknown, 1.0, "it was placed by load alone");
+}
+
+/// A router at work on a chat that takes hours, and the client that waits for it.
+async fn rendering() -> (Solo, TcpStream) {
+    let limits = "{ template_timeout: 24h, drain_delay: 10ms, drain_grace: 1h }";
+    let solo = Solo::with_template(limits, ENDLESS, |_| whole_answer()).await;
+    let mut client = TcpStream::connect(solo.router.http).await.unwrap();
+    client.write_all(&request("POST", CHAT, &[], chat(4000, 1000).as_bytes())).await.unwrap();
+    let before = processor_ticks(solo.router.pid());
+    eventually("the template is rendered", async || {
+        processor_ticks(solo.router.pid()) >= before + 100
+    })
+    .await;
+    (solo, client)
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_template_is_given_up_when_its_client_leaves() {
+    let (solo, client) = rendering().await;
+    drop(client);
+    eventually("the router rests", async || {
+        let before = processor_ticks(solo.router.pid());
+        tokio::time::sleep(Duration::from_millis(500)).await;
+        processor_ticks(solo.router.pid()) <= before + 10
+    })
+    .await;
+    let short = json!({"model": "sim", "messages": [{"role": "user", "content": "a"}]});
+    assert_eq!(Client::new(solo.router.http).post(CHAT, &short).await.status, 200);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_second_stop_signal_waits_for_no_template() {
+    let (solo, _client) = rendering().await;
+    solo.router.signal("TERM");
+    eventually("it drains", async || solo.http.get("/ready").await.status == 503).await;
+    solo.router.signal("TERM");
+    let mut router = solo.router;
+    eventually("the process has ended", async || router.has_ended()).await;
+}
