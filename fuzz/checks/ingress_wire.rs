@@ -58,7 +58,7 @@ struct Messages {
 /// Reads byte by byte, so that each end shows. `None` for what may become HTTP/2: its first
 /// bytes are judged together.
 fn messages(stream: &[u8]) -> Option<Messages> {
-    if stream.starts_with(b"PRI") {
+    if stream.starts_with(b"PRI") || b"PRI".starts_with(stream) {
         return None;
     }
     let mut check = FramingCheck::new();

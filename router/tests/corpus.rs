@@ -14,8 +14,12 @@ mod config_yaml;
 mod engine_reply;
 #[path = "../../fuzz/checks/engine_wire.rs"]
 mod engine_wire;
+#[path = "../../fuzz/checks/grpc_call.rs"]
+mod grpc_call;
 #[path = "../../fuzz/checks/ingress_wire.rs"]
 mod ingress_wire;
+#[path = "../../fuzz/checks/plane.rs"]
+mod plane;
 #[path = "../../fuzz/checks/replay.rs"]
 mod replay;
 #[path = "../../fuzz/checks/sse.rs"]
@@ -59,4 +63,14 @@ fn engine_wire() {
 #[test]
 fn ingress_wire() {
     replay::replay("ingress_wire", ingress_wire::check);
+}
+
+#[test]
+fn grpc_call() {
+    replay::replay("grpc_call", grpc_call::check);
+}
+
+#[test]
+fn plane() {
+    replay::replay("plane", plane::check);
 }

@@ -17,6 +17,8 @@ pub struct RouterProcess {
     pub grpc: SocketAddr,
     /// The admin listener.
     pub admin: SocketAddr,
+    /// The fleet listener, where there is one.
+    pub fleet: Option<SocketAddr>,
 }
 
 impl RouterProcess {
@@ -51,7 +53,9 @@ impl RouterProcess {
             let text = ready[key].as_str().unwrap_or_else(|| panic!("no {key}"));
             text.parse().expect("an address")
         };
-        Self { child, http: address("http"), grpc: address("grpc"), admin: address("admin") }
+        let fleet = ready["fleet"].as_str().map(|_| address("fleet"));
+        let (http, grpc, admin) = (address("http"), address("grpc"), address("admin"));
+        Self { child, http, grpc, admin, fleet }
     }
 
     /// The process's id.

@@ -39,7 +39,7 @@ pub fn arguments(name: &str, folder: &Path, port: u16, more: &str) -> Vec<String
 
 /// Starts it, and waits until it takes connections.
 pub async fn start(name: &str, folder: &Path, args: &[String], at: SocketAddr) -> Process {
-    Process::of(&nats_server(), name, folder, args, &|| greets(at)).await
+    Process::of(&nats_server(), name, folder, args, &[], &|| greets(at)).await
 }
 
 /// Whether a server says who it is, and has JetStream.

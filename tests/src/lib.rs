@@ -12,6 +12,8 @@ pub mod fault_proxy;
 pub mod frames;
 pub mod front;
 pub mod grpc;
+pub mod json_reader;
+pub mod leaks;
 pub mod post;
 pub mod proc;
 pub mod process;

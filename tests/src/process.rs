@@ -24,22 +24,38 @@ pub struct Process {
 impl Process {
     /// Starts `splitrail ARGS --ready-file FILE` and waits until the file is there.
     pub async fn start(name: &str, folder: &Path, args: &[String]) -> Self {
-        Self::run("splitrail", name, folder, args).await
+        Self::run("splitrail", name, folder, args, &[]).await
     }
 
     /// Starts a side-car, `splitrail-shim ARGS --ready-file FILE`, and waits likewise.
     pub async fn side_car(name: &str, folder: &Path, args: &[String]) -> Self {
-        Self::run("splitrail-shim", name, folder, args).await
+        Self::run("splitrail-shim", name, folder, args, &[]).await
     }
 
-    async fn run(program: &str, name: &str, folder: &Path, args: &[String]) -> Self {
+    /// The same, with these variables in its environment.
+    pub async fn side_car_with(
+        name: &str,
+        folder: &Path,
+        args: &[String],
+        env: &[(&str, &str)],
+    ) -> Self {
+        Self::run("splitrail-shim", name, folder, args, env).await
+    }
+
+    async fn run(
+        program: &str,
+        name: &str,
+        folder: &Path,
+        args: &[String],
+        env: &[(&str, &str)],
+    ) -> Self {
         let ready_file = folder.join(format!("{name}.ready.json"));
         // Of an earlier process of this name.
         let _absent = std::fs::remove_file(&ready_file);
         let mut args = args.to_vec();
         args.extend(["--ready-file".to_owned(), ready_file.display().to_string()]);
         let mut process =
-            Self::of(&built(program), name, folder, &args, &|| ready_file.is_file()).await;
+            Self::of(&built(program), name, folder, &args, env, &|| ready_file.is_file()).await;
         let ready = std::fs::read(&ready_file).expect("a ready file");
         process.ready = serde_json::from_slice(&ready).expect("JSON");
         process
@@ -51,12 +67,14 @@ impl Process {
         name: &str,
         folder: &Path,
         args: &[String],
+        env: &[(&str, &str)],
         is_ready: &(dyn Fn() -> bool + Sync),
     ) -> Self {
         let log = folder.join(format!("{name}.log"));
         let child = Command::new(program)
             .args(args)
             .env("RUST_LOG", "info")
+            .envs(env.iter().copied())
             .stdin(Stdio::null())
             .stdout(Stdio::null())
             .stderr(File::create(&log).expect("a log file"))

@@ -13,8 +13,11 @@ mod attacks {
     mod fleet;
     mod framing;
     mod grpc;
+    mod hand_off;
     mod http1;
     mod http2;
+    mod http2_frames;
     mod json;
+    mod leaving;
     mod memory;
 }

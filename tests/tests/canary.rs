@@ -14,6 +14,7 @@ use splitrail_tests::Client;
 use splitrail_tests::binary::RouterProcess;
 use splitrail_tests::cluster::eventually;
 use splitrail_tests::grpc::{front_door, generate, text_request};
+use splitrail_tests::leaks::{leaks, spelled};
 use splitrail_tests::post::{Answer, Heard, ListeningPost};
 
 const CHAT: &str = "/v1/chat/completions";
@@ -453,48 +454,6 @@ async fn engine_failures(world: &mut World) {
     .await;
     world.engines[3].die();
     world.post(COMPLETIONS, completion("sim").to_string()).await;
-}
-
-/// A text as it stands, as bytes in a list, as hex, and escaped.
-fn forms(text: &str) -> Vec<String> {
-    let list: Vec<_> = text.bytes().map(|byte| byte.to_string()).collect();
-    let hex: String = text.bytes().map(|byte| format!("{byte:02x}")).collect();
-    let mut forms = vec![text.to_owned(), list.join(", "), hex];
-    forms.extend([
-        text.escape_debug().to_string(),
-        json!(text).to_string().trim_matches('"').to_owned(),
-    ]);
-    forms
-}
-
-fn leaks(place: &str, said: &str, secrets: &[String], found: &mut Vec<String>) {
-    for secret in secrets {
-        for form in forms(secret) {
-            if let Some(at) = said.find(&form) {
-                let line_start = said[..at].rfind('\n').map_or(0, |end| end + 1);
-                let line: String = said[line_start..]
-                    .lines()
-                    .next()
-                    .unwrap_or_default()
-                    .chars()
-                    .take(250)
-                    .collect();
-                let count = said.matches(&form).count();
-                found.push(format!("{place} has {secret:?} ({count} times): {line}"));
-                break;
-            }
-        }
-    }
-}
-
-/// Characters that a library writes one line each, put together again.
-fn spelled(log: &str) -> String {
-    log.lines()
-        .filter_map(|line| {
-            let (_, quoted) = line.split_once("Replacing char '")?;
-            quoted.chars().next()
-        })
-        .collect()
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

@@ -5,9 +5,11 @@
 //! (`events`), is done here, and the message becomes what the core takes (`body`). The library
 //! serves health and reflection, which are asked for seldom.
 
+use std::net::SocketAddr;
 use std::sync::Arc;
 
 use axum::Router;
+use bytes::Bytes;
 use http::Request;
 use splitrail_proto::v1::front_door_service_server::SERVICE_NAME;
 use tokio_util::sync::CancellationToken;
@@ -52,6 +54,18 @@ fn reflection() -> tonic_reflection::server::Builder<'static> {
     tonic_reflection::server::Builder::configure()
         .register_encoded_file_descriptor_set(splitrail_proto::FILE_DESCRIPTOR_SET)
         .register_encoded_file_descriptor_set(tonic_health::pb::FILE_DESCRIPTOR_SET)
+}
+
+/// The status of a `Generate` call that fails before its answer begins; `None` where it does not.
+/// For checks of what messages do.
+pub async fn refusal<B>(core: &Arc<Core>, request: Request<B>) -> Option<i32>
+where
+    B: http_body::Body<Data = Bytes> + Unpin,
+{
+    let peer = SocketAddr::from(([127, 0, 0, 1], 0));
+    let response = answer(Arc::clone(core), Method::Generate, peer, request).await;
+    let status = response.headers().get("grpc-status")?;
+    Some(status.to_str().ok()?.parse().unwrap_or(-1))
 }
 
 /// A method of `FrontDoorService`.

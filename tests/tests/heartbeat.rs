@@ -1,0 +1,173 @@
+//! What one poll of the router costs the thread that serves all connections, however large the
+//! requests are that arrive.
+//!
+//! A router runs on one thread, whose scheduler takes turns between a task that does nothing and
+//! one poll of anything else. The thread's own processor time between two turns of that task is
+//! what a poll costs: other processes and threads, which take the processor away, do not count.
+//! The promise is 5 ms in an optimised build:
+//!
+//!     cargo test --release -p splitrail-tests --test heartbeat -- --nocapture
+#![allow(missing_docs, clippy::unwrap_used)]
+
+use std::path::Path;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
+use std::time::Duration;
+
+use rustix::time::{ClockId, clock_gettime};
+use serde_json::{Value, json};
+use splitrail::assemble::assemble;
+use splitrail::config;
+use splitrail::quickstart::write_tokenizer;
+use splitrail::run::Running;
+use splitrail_tests::Client;
+use splitrail_tests::cluster::eventually;
+use splitrail_tests::post::{Answer, ListeningPost};
+use splitrail_tests::solo::whole_answer;
+use tokio::sync::oneshot;
+
+const CHAT: &str = "/v1/chat/completions";
+const COMPLETIONS: &str = "/v1/completions";
+/// Length of a large request.
+const LONG_BYTES: usize = if cfg!(debug_assertions) { 4 << 20 } else { 10 << 20 };
+
+/// The promise.
+const POLL_MAX: Duration = Duration::from_millis(5);
+/// How many times longer a poll may take without optimisation.
+const UNOPTIMISED: u32 = if cfg!(debug_assertions) { 8 } else { 1 };
+
+/// Processor time that this thread has used.
+fn used() -> Duration {
+    let now = clock_gettime(ClockId::ThreadCPUTime);
+    Duration::new(now.tv_sec.try_into().unwrap(), now.tv_nsec.try_into().unwrap())
+}
+
+/// A router whose connections all share one thread.
+struct OneThread {
+    http: Client,
+    longest_ns: Arc<AtomicU64>,
+    ended: Arc<AtomicBool>,
+    thread: Option<std::thread::JoinHandle<()>>,
+}
+
+impl OneThread {
+    async fn start(folder: &Path, engine: &str) -> Self {
+        write_tokenizer(folder).unwrap();
+        let file = folder.join("splitrail.yaml");
+        let yaml = format!(
+            "listen: {{ http: 127.0.0.1:0, grpc: 127.0.0.1:0, admin: 127.0.0.1:0 }}
+limits: {{ tokenize_max_bytes: 33554432 }}
+models:
+  - name: sim
+    block_size: 16
+    tokenizer: {{ kind: huggingface, path: . }}
+    flow: aggregated
+    canary: {{ enabled: false }}
+    workers:
+      - {{ id: w0, role: both, url: \"{engine}\" }}
+"
+        );
+        std::fs::write(&file, yaml).unwrap();
+        let (longest_ns, ended) = (Arc::<AtomicU64>::default(), Arc::<AtomicBool>::default());
+        let (tell, told) = oneshot::channel();
+        let (longest, end) = (Arc::clone(&longest_ns), Arc::clone(&ended));
+        let thread = std::thread::spawn(move || {
+            // One poll, and one look at sockets, between two turns of the first task.
+            let mut runtime = tokio::runtime::Builder::new_current_thread();
+            let runtime = runtime.enable_all().event_interval(1).build().unwrap();
+            runtime.block_on(async {
+                let loaded = config::load(&file).unwrap_or_else(|problems| panic!("{problems}"));
+                let listen = loaded.config.listen.clone();
+                let core = assemble(loaded.config).unwrap();
+                let running = Running::start_from(Some(file), core, &listen).await.unwrap();
+                tell.send(running.addresses().http).unwrap();
+                let mut last = used();
+                while !end.load(Relaxed) {
+                    tokio::task::yield_now().await;
+                    let now = used();
+                    longest.fetch_max((now - last).as_nanos() as u64, Relaxed);
+                    last = now;
+                }
+            });
+        });
+        let http = Client::new(told.await.unwrap());
+        eventually("the router is ready", async || http.get("/ready").await.status == 200).await;
+        Self { http, longest_ns, ended, thread: Some(thread) }
+    }
+
+    /// The longest poll since the last question.
+    fn longest(&self) -> Duration {
+        Duration::from_nanos(self.longest_ns.swap(0, Relaxed))
+    }
+}
+
+impl Drop for OneThread {
+    fn drop(&mut self) {
+        self.ended.store(true, Relaxed);
+        let _panicked = self.thread.take().map(std::thread::JoinHandle::join);
+    }
+}
+
+fn words(bytes: usize) -> String {
+    let words = (0..).flat_map(|i| format!("word{} ", i * 7).into_bytes());
+    String::from_utf8(words.take(bytes).collect()).unwrap()
+}
+
+fn completion(prompt: Value) -> String {
+    json!({"model": "sim", "max_tokens": 2, "prompt": prompt}).to_string()
+}
+
+/// A completion with a further member of this value.
+fn with(value: &str) -> String {
+    format!("{{\"model\":\"sim\",\"max_tokens\":2,\"prompt\":\"p\",\"x\":{value}}}")
+}
+
+fn large() -> Vec<(&'static str, &'static str, String)> {
+    let text = words(LONG_BYTES);
+    let chat = json!({"model": "sim", "messages": [{"role": "user", "content": text}]}).to_string();
+    let batch: Vec<String> = (0..64).map(|i| format!("{i} {}", words(LONG_BYTES / 64))).collect();
+    let nested: String = (0..LONG_BYTES / 10).map(|i| format!("\"{i:06}\":0,")).collect();
+    // As long as what is tokenised at once, and dense between the places that are looked at.
+    let dense: String = (0..24).map(|_| "word ".repeat(40) + &"!?".repeat(1900)).collect();
+    let tokens: Vec<u32> = (0..LONG_BYTES as u32 / 8).map(|i| i % 256).collect();
+    vec![
+        ("a long text", COMPLETIONS, completion(text.into())),
+        ("a long chat", CHAT, chat),
+        ("64 prompts", COMPLETIONS, completion(batch.into())),
+        ("token ids", COMPLETIONS, completion(tokens.into())),
+        ("numbers", COMPLETIONS, with(&format!("[{}0]", "0,".repeat(LONG_BYTES / 2)))),
+        ("an object of many members", COMPLETIONS, with(&format!("{{{nested}\"y\":0}}"))),
+        ("96 KB that are dense in places", COMPLETIONS, completion(dense.into())),
+    ]
+}
+
+/// What it prints are the figures, which a run with `--nocapture` shows.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+#[allow(clippy::print_stderr)]
+async fn no_poll_of_a_large_request_holds_the_thread_that_serves_all_connections() {
+    let answer = |heard: &splitrail_tests::post::Heard| match heard.is_inference() {
+        true => whole_answer(),
+        false => Answer::json(200, "{}"),
+    };
+    let engine = ListeningPost::start(answer).await;
+    let files = tempfile::tempdir().unwrap();
+    let router = OneThread::start(files.path(), &engine.url()).await;
+    let headers = [("content-type", "application/json")];
+    for i in 0..20 {
+        let body = completion(format!("warm {i}").into());
+        let reply = router.http.post_with(COMPLETIONS, &headers, body).await;
+        assert_eq!(reply.status, 200, "{}", reply.text());
+    }
+    let usual = router.longest();
+    let mut longest = Vec::new();
+    for (what, path, body) in large() {
+        router.longest();
+        let reply = router.http.post_with(path, &headers, body).await;
+        let poll = router.longest();
+        eprintln!("{what}: {poll:?} (status {})", reply.status);
+        longest.push((what, poll));
+    }
+    let allowed = POLL_MAX * UNOPTIMISED;
+    longest.retain(|(_, poll)| *poll > allowed);
+    assert!(longest.is_empty(), "{longest:?}, where {allowed:?} are allowed and {usual:?} usual");
+}
