@@ -114,7 +114,8 @@ impl Running {
         let routes = admin::routes(admin, addresses.admin);
         admin_door.spawn(listener::serve_known_peers(admin_socket, routes));
         if let Some(socket) = grpc_socket {
-            let routes = grpc::routes(&core, stop.clone());
+            let (routes, told) = grpc::routes(&core, stop.clone());
+            doors.spawn(told);
             doors.spawn(listener::serve(socket, doorway("grpc", routes)));
         }
         let mut summary = JoinSet::new();

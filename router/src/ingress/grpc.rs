@@ -5,10 +5,13 @@
 //! (`events`), is done here, and the message becomes what the core takes (`body`). The library
 //! serves health and reflection, which are asked for seldom.
 
+use std::future::Future;
+use std::io;
 use std::net::SocketAddr;
 use std::sync::Arc;
 
 use axum::Router;
+use axum::middleware::from_fn_with_state;
 use bytes::Bytes;
 use http::Request;
 use splitrail_proto::v1::front_door_service_server::SERVICE_NAME;
@@ -23,23 +26,35 @@ mod body;
 mod call;
 mod events;
 mod explain;
+mod head;
 mod health;
+mod library;
 mod message;
+mod places;
 mod weigh;
 
 pub(super) use call::answer;
 use health::Readiness;
+use library::Guard;
+use places::Places;
 
-/// The gRPC door: `FrontDoorService`, health and reflection.
-pub fn routes(core: &Arc<Core>, stop: CancellationToken) -> Routes {
-    let all = open(core, stop);
+/// The gRPC door: `FrontDoorService`, health and reflection. The future looks after what health
+/// watches are told, until the router stops.
+pub fn routes(
+    core: &Arc<Core>,
+    stop: CancellationToken,
+) -> (Routes, impl Future<Output = io::Result<()>> + use<>) {
+    let places = Places::new(Arc::clone(core));
+    let (readiness, told) = Readiness::new(Arc::clone(core), stop, Arc::clone(&places));
+    let guard = Guard { core: Arc::clone(core), places };
+    let all = open(readiness).layer(from_fn_with_state(guard, library::guarded));
     let hosts = Arc::default();
-    Routes { direct: Some(Direct::Grpc(Arc::clone(core))), all, hosts }
+    (Routes { direct: Some(Direct::Grpc(Arc::clone(core))), all, hosts }, told)
 }
 
 /// What answers however full the door is.
-fn open(core: &Arc<Core>, stop: CancellationToken) -> Router {
-    let mut open = Services::new(HealthServer::new(Readiness { core: Arc::clone(core), stop }));
+fn open(readiness: Readiness) -> Router {
+    let mut open = Services::new(HealthServer::new(readiness));
     // Older clients ask for reflection by its earlier name.
     match (reflection().build_v1(), reflection().build_v1alpha()) {
         (Ok(v1), Ok(v1alpha)) => open = open.add_service(v1).add_service(v1alpha),

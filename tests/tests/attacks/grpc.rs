@@ -1,1 +1,283 @@
 //! The gRPC listener: streams that stay open, malformed messages, deadlines.
+
+use std::convert::Infallible;
+use std::net::SocketAddr;
+use std::pin::Pin;
+use std::time::Duration;
+
+use bytes::Bytes;
+use futures_util::{Stream, StreamExt, stream};
+use http_body_util::{BodyExt, StreamBody};
+use hyper::body::{Frame, Incoming};
+use hyper_util::client::legacy::Client as Hyper;
+use hyper_util::client::legacy::connect::HttpConnector;
+use hyper_util::rt::TokioExecutor;
+use splitrail_tests::cluster::eventually;
+use splitrail_tests::post::{Answer, Heard, STREAM_HEAD};
+use splitrail_tests::raw::{exchange, request};
+use splitrail_tests::solo::Solo;
+
+const GENERATE: &str = "/splitrail.v1.FrontDoorService/Generate";
+const WATCH: &str = "/grpc.health.v1.Health/Watch";
+const CHECK: &str = "/grpc.health.v1.Health/Check";
+const REFLECT: &str = "/grpc.reflection.v1.ServerReflection/ServerReflectionInfo";
+
+/// Nothing takes longer, unless something hangs.
+const PATIENCE: Duration = Duration::from_secs(60);
+
+/// `model: "sim", text: "a"`.
+const MESSAGE: &[u8] = b"\x0a\x03sim\x12\x01a";
+
+/// A message without any field.
+const EMPTY: &[u8] = &[0, 0, 0, 0, 0];
+
+const CHUNK: &str = "data: {\"id\":\"x\",\"object\":\"text_completion\",\"created\":1,\"model\":\"sim\",\"choices\":[{\"index\":0,\"text\":\"ok\",\"finish_reason\":null}]}\n\n";
+
+const LAST: &str = "data: {\"id\":\"x\",\"object\":\"text_completion\",\"created\":1,\"model\":\"sim\",\"choices\":[{\"index\":0,\"text\":\"\",\"finish_reason\":\"stop\"}],\"usage\":{\"prompt_tokens\":1,\"completion_tokens\":1,\"total_tokens\":2}}\n\ndata: [DONE]\n\n";
+
+type Fields<'a> = &'a [(&'a str, &'a str)];
+type Pieces = StreamBody<Pin<Box<dyn Stream<Item = Result<Frame<Bytes>, Infallible>> + Send>>>;
+
+const USUAL: Fields<'static> = &[("content-type", "application/grpc"), ("te", "trailers")];
+
+fn framed(message: &[u8]) -> Vec<u8> {
+    let length = u32::try_from(message.len()).unwrap().to_be_bytes();
+    [&[0][..], &length, message].concat()
+}
+
+fn engine(_: &Heard) -> Answer {
+    Answer::events(&[CHUNK, LAST].concat())
+}
+
+/// A client with one connection.
+struct Caller {
+    http: Hyper<HttpConnector, Pieces>,
+    address: SocketAddr,
+}
+
+/// What came of a call: the HTTP status, and the gRPC status if there is one.
+type Outcome = (u16, Option<String>);
+
+impl Caller {
+    fn new(solo: &Solo) -> Self {
+        let http =
+            Hyper::builder(TokioExecutor::new()).http2_only(true).build(HttpConnector::new());
+        Self { http, address: solo.router.grpc }
+    }
+
+    /// Sends a head and a body; the body does not end if it is `open`.
+    async fn begin(
+        &self,
+        path: &str,
+        fields: Fields<'_>,
+        body: &[u8],
+        open: bool,
+    ) -> Result<http::Response<Incoming>, hyper_util::client::legacy::Error> {
+        let mut request = http::Request::post(format!("http://{}{path}", self.address));
+        for (name, value) in fields {
+            request = request.header(*name, *value);
+        }
+        let pieces: Vec<Bytes> = body.chunks(16_000).map(Bytes::copy_from_slice).collect();
+        let pieces = stream::iter(pieces).map(|piece| Ok(Frame::data(piece)));
+        let body: Pieces = match open {
+            true => StreamBody::new(Box::pin(pieces.chain(stream::pending()))),
+            false => StreamBody::new(Box::pin(pieces)),
+        };
+        self.http.request(request.body(body).unwrap()).await
+    }
+
+    async fn call(&self, path: &str, fields: Fields<'_>, body: &[u8]) -> Outcome {
+        let whole = async { end_of(self.begin(path, fields, body, false).await.unwrap()).await };
+        tokio::time::timeout(PATIENCE, whole).await.expect("an end")
+    }
+}
+
+async fn end_of(reply: http::Response<Incoming>) -> Outcome {
+    let http = reply.status().as_u16();
+    let from_head = reply.headers().get("grpc-status").cloned();
+    let body = reply.into_body().collect().await.ok();
+    let from_end = body.and_then(|body| body.trailers()?.get("grpc-status").cloned());
+    let status = from_head.or(from_end);
+    (http, status.map(|status| status.to_str().unwrap().to_owned()))
+}
+
+/// A message whose fields are nested so deeply in one another.
+fn nested(depth: usize) -> Vec<u8> {
+    (0..depth).fold(Vec::new(), |inner, _| {
+        let mut field = vec![0x7a];
+        let mut length = inner.len();
+        while length > 127 {
+            field.push((length & 127 | 128) as u8);
+            length >>= 7;
+        }
+        field.push(length as u8);
+        [field, inner].concat()
+    })
+}
+
+#[tokio::test]
+async fn a_call_of_a_wrong_form_gets_a_status_and_reaches_no_engine() {
+    let solo = Solo::start("{}", engine).await;
+    let caller = Caller::new(&solo);
+    let whole = framed(MESSAGE);
+    assert_eq!(caller.call(GENERATE, USUAL, &whole).await, (200, Some("0".into())));
+    let served = || solo.post.heard().iter().filter(|heard| heard.is_inference()).count();
+    assert_eq!(served(), 1);
+
+    let kind = |kind| [("content-type", kind), ("te", "trailers")];
+    let no_call = [
+        (&USUAL[1..], 415),
+        (&kind("application/json")[..], 415),
+        (&kind("application/grpc-web")[..], 415),
+        (&kind("application/grpc+json")[..], 415),
+        (&kind("application/grpcx")[..], 415),
+    ];
+    for (fields, status) in no_call {
+        for path in [GENERATE, WATCH, REFLECT] {
+            assert_eq!(caller.call(path, fields, &whole).await, (status, None), "{fields:?}");
+        }
+    }
+    let with = |name, value| [USUAL[0], USUAL[1], (name, value)];
+    let heads = [
+        (&USUAL[..1], "13"),
+        (&with("grpc-encoding", "gzip")[..], "12"),
+        (
+            &[&with("grpc-encoding", "identity")[..], &[("grpc-encoding", "gzip")]].concat()[..],
+            "12",
+        ),
+        (&with("grpc-timeout", "99999999999H")[..], "3"),
+        (&with("grpc-timeout", "-1S")[..], "3"),
+        (&with("grpc-timeout", "soon")[..], "3"),
+        (&with("grpc-timeout", "0n")[..], "4"),
+        (&with("x-splitrail-flow", "evil")[..], "3"),
+    ];
+    for (fields, status) in heads {
+        let outcome = caller.call(GENERATE, fields, &whole).await;
+        assert_eq!(outcome, (200, Some(status.into())), "{fields:?}");
+    }
+    let flagged = |flag: u8| [&[flag][..], &whole[1..]].concat();
+    let long = |bytes: u32| [&[0][..], &bytes.to_be_bytes(), MESSAGE].concat();
+    let bodies = [
+        ("no message", Vec::new()),
+        ("a part of a prefix", vec![0; 4]),
+        ("two messages", [&whole[..], &whole[..]].concat()),
+        ("a message and a part", [&whole[..], &[0]].concat()),
+        ("a compressed message", flagged(1)),
+        ("an unknown flag", flagged(2)),
+        ("a message that is cut", long(MESSAGE.len() as u32 + 5)),
+        ("text that is not UTF-8", framed(b"\x0a\x03sim\x12\x01\xff")),
+        ("an unknown wire type", framed(b"\x0f\x01\x01")),
+        ("a number of 11 bytes", framed(&[&[8][..], &[0xff; 11]].concat())),
+        ("groups that never end", framed(&[MESSAGE, &[0x7b; 10_000]].concat())),
+    ];
+    for (what, body) in bodies {
+        let outcome = caller.call(GENERATE, USUAL, &body).await;
+        assert_eq!(outcome, (200, Some("13".into())), "{what}");
+    }
+    for bytes in [u32::MAX, (32 << 20) + 1] {
+        assert_eq!(caller.call(GENERATE, USUAL, &long(bytes)).await.1.as_deref(), Some("11"));
+    }
+    let raw = request("POST", GENERATE, USUAL, &whole);
+    assert_eq!(exchange(solo.router.grpc, &raw).await.unwrap().status(), 505, "HTTP/1.1");
+    assert_eq!(served(), 1, "no engine was asked");
+
+    // Fields that are not known, however deep, are skipped.
+    let deep = framed(&[MESSAGE, &nested(100)].concat());
+    assert_eq!(caller.call(GENERATE, USUAL, &deep).await, (200, Some("0".into())));
+}
+
+#[tokio::test]
+async fn a_deadline_ends_a_call_and_its_work_at_the_engine() {
+    let head = |_: &Heard| Answer::Held { first: Vec::new(), last: Vec::new() };
+    let within = |_: &Heard| Answer::Held {
+        first: [STREAM_HEAD, CHUNK.as_bytes()].concat(),
+        last: Vec::new(),
+    };
+    let scripts: [fn(&Heard) -> Answer; 2] = [head, within];
+    for script in scripts {
+        let solo = Solo::start("{}", script).await;
+        let fields = [USUAL[0], USUAL[1], ("grpc-timeout", "300m")];
+        let outcome = Caller::new(&solo).call(GENERATE, &fields, &framed(MESSAGE)).await;
+        assert_eq!(outcome, (200, Some("4".into())));
+        eventually("the engine's work has ended", async || solo.post.open() == 0).await;
+        assert_eq!(solo.metric("splitrail_requests_in_flight", &[]).await, 0.0);
+    }
+    let solo = Solo::start("{}", engine).await;
+    for timeout in ["1H", "99999999H"] {
+        let fields = [USUAL[0], USUAL[1], ("grpc-timeout", timeout)];
+        let outcome = Caller::new(&solo).call(GENERATE, &fields, &framed(MESSAGE)).await;
+        assert_eq!(outcome, (200, Some("0".into())), "{timeout}");
+    }
+    let fields = [USUAL[0], USUAL[1], ("grpc-timeout", "200m")];
+    let watch = Caller::new(&solo).call(WATCH, &fields, EMPTY).await;
+    assert_eq!(watch, (200, Some("4".into())), "a watch as well");
+}
+
+/// Opens a watch; keeps it, unless it is refused.
+async fn open_watch(caller: &Caller) -> Option<http::Response<Incoming>> {
+    let mut reply = caller.begin(WATCH, USUAL, EMPTY, false).await.unwrap();
+    match reply.headers().get("grpc-status") {
+        None => {
+            reply.body_mut().frame().await.unwrap().unwrap();
+            Some(reply)
+        }
+        Some(status) => {
+            assert_eq!(status, "8", "RESOURCE_EXHAUSTED");
+            None
+        }
+    }
+}
+
+#[tokio::test]
+async fn watches_are_bounded_and_connections_with_no_other_use_do_not_shut_others_out() {
+    let limits = "{ connections_max: 40, grpc_watches_max: 9, idle_timeout: 300ms }";
+    let solo = Solo::start(limits, engine).await;
+    let callers: Vec<Caller> = (0..30).map(|_| Caller::new(&solo)).collect();
+    let mut watches = Vec::new();
+    for caller in &callers {
+        watches.extend(open_watch(caller).await);
+    }
+    assert!((1..=9).contains(&watches.len()), "{} watches", watches.len());
+    let one = &callers[0];
+    for _ in 0..20 {
+        assert!(open_watch(one).await.is_none(), "no more on one connection either");
+    }
+    assert!(solo.metric("splitrail_shed_total", &[("reason", "grpc_watches")]).await >= 41.0);
+    let open = watches.len() as f64;
+    eventually("the other connections are closed", async || {
+        let labels = [("listener", "grpc")];
+        solo.metric("splitrail_connections", &labels).await <= open + 1.0
+    })
+    .await;
+    let check = Caller::new(&solo).call(CHECK, USUAL, EMPTY).await;
+    assert_eq!(check, (200, Some("0".into())), "another client is served");
+    // What is given back serves others.
+    drop((watches, callers));
+    let caller = Caller::new(&solo);
+    eventually("there is room again", async || open_watch(&caller).await.is_some()).await;
+}
+
+#[tokio::test]
+async fn calls_of_the_library_that_say_nothing_are_ended() {
+    let solo = Solo::start("{ body_grace: 200ms, grpc_watches_max: 90 }", engine).await;
+    let caller = Caller::new(&solo);
+    // Neither a part of a message nor nothing at all keeps them open.
+    for (path, body) in [(REFLECT, &[][..]), (REFLECT, &[0, 0]), (WATCH, &[0, 0]), (CHECK, &[])] {
+        let silent = async {
+            match caller.begin(path, USUAL, body, true).await {
+                Ok(reply) => drop(end_of(reply).await),
+                // A reset is an end as well.
+                Err(_) => {}
+            }
+        };
+        let ended = tokio::time::timeout(PATIENCE, silent).await;
+        assert!(ended.is_ok(), "{path} stays open");
+    }
+    let calls = (0..200).map(|_| async {
+        let reply = caller.begin(REFLECT, USUAL, &[], true).await.ok()?;
+        reply.headers().get("grpc-status").cloned()
+    });
+    let refused = futures_util::future::join_all(calls).await;
+    let refused = refused.iter().flatten().filter(|status| *status == "8").count();
+    assert!(refused >= 110, "{refused} of 200 were refused");
+}

@@ -54,6 +54,11 @@ pub struct Limits {
     /// Requests at a time on one HTTP/2 connection.
     #[schemars(range(min = 1, max = 100_000))]
     pub http2_streams_max: u32,
+    /// Open health watches and reflection calls of gRPC clients; more are refused with
+    /// `RESOURCE_EXHAUSTED`. A watch may stay open for as long as its connection. One client address
+    /// (IPv6: its first 64 bits) may hold no more than eight times as many as are free.
+    #[schemars(range(min = 1, max = 1_000_000))]
+    pub grpc_watches_max: usize,
     /// Largest request body, in bytes; more is a 413.
     #[schemars(range(min = 1024, max = 1_073_741_824_u64))]
     pub body_max_bytes: usize,
@@ -147,6 +152,7 @@ impl Default for Limits {
             header_max_bytes: 16 << 10,
             headers_max: 100,
             http2_streams_max: 200,
+            grpc_watches_max: 1024,
             body_max_bytes: 32 << 20,
             body_timeout: Duration::from_secs(60),
             body_grace: Duration::from_secs(5),

@@ -1,6 +1,7 @@
 //! One call of `FrontDoorService`, from its message to its answer.
 
 use std::net::SocketAddr;
+use std::pin::pin;
 use std::sync::Arc;
 use std::time::Instant;
 
@@ -22,6 +23,7 @@ use super::Method;
 use super::body::payload;
 use super::events::Answer;
 use super::explain::explain;
+use super::head::{self, Deadline};
 use super::message::{check_encoding, decode, put, receive, succeeded};
 use super::weigh::decoded_bytes;
 use crate::admission::ShareKey;
@@ -47,10 +49,26 @@ pub(in super::super) async fn answer<B>(
 where
     B: http_body::Body<Data = Bytes> + Unpin,
 {
-    let answered = match method {
-        Method::Generate => generate(&core, peer, request).await,
-        Method::Explain => explain(&core, peer, request).await,
-        Method::ListModels => list_models(&core, peer, request).await,
+    let deadline = match head::check(&request, Instant::now()) {
+        Ok(deadline) => deadline,
+        Err(refusal) => {
+            return refusal.into_response::<()>().map(|()| Outgoing::Whole(Full::default()));
+        }
+    };
+    let mut answered = pin!(async {
+        match method {
+            Method::Generate => generate(&core, peer, request, deadline).await,
+            Method::Explain => explain(&core, peer, request).await,
+            Method::ListModels => list_models(&core, peer, request).await,
+        }
+    });
+    let answered = match deadline {
+        None => answered.await,
+        Some(deadline) if deadline.is_over() => Err(Deadline::status()),
+        Some(deadline) => {
+            let in_time = tokio::time::timeout_at(deadline.at(), answered.as_mut()).await;
+            in_time.unwrap_or_else(|_| Err(Deadline::status()))
+        }
     };
     match answered {
         Ok((body, removed_fields)) => {
@@ -103,6 +121,7 @@ async fn generate<B>(
     core: &Arc<Core>,
     peer: SocketAddr,
     request: Request<B>,
+    deadline: Option<Deadline>,
 ) -> Result<Answered, Status>
 where
     B: http_body::Body<Data = Bytes> + Unpin,
@@ -140,7 +159,7 @@ where
         let error = Error::new(Kind::Internal, "a stream was asked for");
         return Err(status(&request_id, &error));
     };
-    let answer = Answer::new(events, request_id, decision, is_chat);
+    let answer = Answer::new(events, request_id, decision, is_chat, deadline);
     Ok((Body::new(answer), reply.removed_fields))
 }
 

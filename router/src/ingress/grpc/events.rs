@@ -1,5 +1,6 @@
 //! An answer's events as messages, on their way to the client.
 
+use std::future::Future;
 use std::pin::Pin;
 use std::task::{Context, Poll};
 
@@ -9,9 +10,11 @@ use http_body::{Body, Frame};
 use serde::Deserialize;
 use splitrail_proto::v1;
 use splitrail_proto::v1::generate_response::Event;
+use tokio::time::{Sleep, sleep_until};
 use tonic::Status;
 
 use super::call::status;
+use super::head::Deadline;
 use super::message::{put, succeeded};
 use crate::error::{Error, Kind};
 use crate::ledger::decisions::DecisionHandle;
@@ -33,6 +36,8 @@ pub(super) struct Answer {
     /// What is not sent yet.
     out: BytesMut,
     end: End,
+    /// Fires at the call's deadline, if it has one.
+    deadline: Option<Pin<Box<Sleep>>>,
 }
 
 /// How far an answer has come.
@@ -52,6 +57,7 @@ impl Answer {
         request_id: Name,
         decision: DecisionHandle,
         is_chat: bool,
+        deadline: Option<Deadline>,
     ) -> Self {
         let mut out = BytesMut::with_capacity(ROOM_BYTES);
         let started = decision.with(|decision| {
@@ -64,7 +70,8 @@ impl Answer {
             v1::Started { request_id: request_id.to_string(), route: Some(route) }
         });
         say(&mut out, Event::Started(started));
-        Self { events, request_id, decision, is_chat, out, end: End::Open }
+        let deadline = deadline.map(|deadline| Box::pin(sleep_until(deadline.at())));
+        Self { events, request_id, decision, is_chat, out, end: End::Open, deadline }
     }
 
     /// Takes the next event in.
@@ -103,6 +110,14 @@ impl Body for Answer {
         context: &mut Context<'_>,
     ) -> Poll<Option<Result<Frame<Bytes>, Self::Error>>> {
         let this = self.get_mut();
+        if matches!(this.end, End::Open)
+            && let Some(deadline) = &mut this.deadline
+            && deadline.as_mut().poll(context).is_ready()
+        {
+            // The legs end with their events.
+            this.events = Box::pin(futures_util::stream::empty());
+            this.end = End::Known(trailers(&Deadline::status()));
+        }
         while matches!(this.end, End::Open) && this.out.len() < FRAME_BYTES {
             match this.events.as_mut().poll_next(context) {
                 Poll::Ready(event) => this.take(event),

@@ -1,33 +1,53 @@
 //! `grpc.health.v1`: the word of `/ready` in gRPC's framing.
+//!
+//! A client that checks health by itself holds one watch for as long as its channel. So watches may stay
+//! open, are bounded in number, and have one timer in common.
 
+use std::future::Future;
+use std::io;
+use std::net::SocketAddr;
 use std::pin::Pin;
 use std::sync::Arc;
 use std::time::Duration;
 
+use axum::extract::ConnectInfo;
 use futures_util::Stream;
 use futures_util::stream::{self, StreamExt};
 use splitrail_proto::v1::front_door_service_server::SERVICE_NAME;
+use tokio::sync::watch;
+use tokio::time::sleep_until;
 use tokio_util::sync::CancellationToken;
 use tonic::{Request, Response, Status};
+use tonic_health::ServingStatus;
 use tonic_health::pb::health_server::Health;
+use tonic_health::pb::{HealthCheckRequest, HealthCheckResponse};
 
+use super::head::Deadline;
+use super::places::{Place, Places};
 use crate::core::Core;
 
 /// `grpc.health.v1`, in agreement with `/ready`.
 pub(super) struct Readiness {
-    pub(super) core: Arc<Core>,
-    pub(super) stop: CancellationToken,
+    core: Arc<Core>,
+    stop: CancellationToken,
+    places: Arc<Places>,
+    /// What watches are told.
+    told: Arc<watch::Sender<ServingStatus>>,
 }
 
-/// Between two looks of a health watch.
+/// Between two looks at the workers, on behalf of all health watches.
 const WATCH_PERIOD: Duration = Duration::from_millis(500);
 
 impl Readiness {
-    fn status(core: &Core) -> tonic_health::pb::HealthCheckResponse {
-        use tonic_health::ServingStatus;
-        let ready = core.unready().is_none();
-        let status = if ready { ServingStatus::Serving } else { ServingStatus::NotServing };
-        tonic_health::pb::HealthCheckResponse { status: status as i32 }
+    /// The service, and what looks at the workers for it until the router stops.
+    pub(super) fn new(
+        core: Arc<Core>,
+        stop: CancellationToken,
+        places: Arc<Places>,
+    ) -> (Self, impl Future<Output = io::Result<()>> + use<>) {
+        let told = Arc::new(watch::Sender::new(status_of(&core)));
+        let looking = look_again(Arc::clone(&core), stop.clone(), Arc::clone(&told));
+        (Self { core, stop, places, told }, looking)
     }
 
     fn known(service: &str) -> Result<(), Status> {
@@ -38,36 +58,103 @@ impl Readiness {
     }
 }
 
+async fn look_again(
+    core: Arc<Core>,
+    stop: CancellationToken,
+    told: Arc<watch::Sender<ServingStatus>>,
+) -> io::Result<()> {
+    loop {
+        tokio::select! {
+            () = tokio::time::sleep(WATCH_PERIOD) => look(&core, &told),
+            () = stop.cancelled() => return Ok(()),
+        }
+    }
+}
+
+/// Has all watches told what is true now, if that is something else.
+fn look(core: &Core, told: &watch::Sender<ServingStatus>) {
+    let now = status_of(core);
+    told.send_if_modified(|told| std::mem::replace(told, now) != now);
+}
+
+fn status_of(core: &Core) -> ServingStatus {
+    match core.unready() {
+        None => ServingStatus::Serving,
+        Some(_) => ServingStatus::NotServing,
+    }
+}
+
+fn reply(status: ServingStatus) -> HealthCheckResponse {
+    HealthCheckResponse { status: status as i32 }
+}
+
 #[tonic::async_trait]
 impl Health for Readiness {
-    type WatchStream =
-        Pin<Box<dyn Stream<Item = Result<tonic_health::pb::HealthCheckResponse, Status>> + Send>>;
+    type WatchStream = Pin<Box<dyn Stream<Item = Result<HealthCheckResponse, Status>> + Send>>;
 
     async fn check(
         &self,
-        request: Request<tonic_health::pb::HealthCheckRequest>,
-    ) -> Result<Response<tonic_health::pb::HealthCheckResponse>, Status> {
+        request: Request<HealthCheckRequest>,
+    ) -> Result<Response<HealthCheckResponse>, Status> {
         Self::known(&request.get_ref().service)?;
-        Ok(Response::new(Self::status(&self.core)))
+        Ok(Response::new(reply(status_of(&self.core))))
     }
 
     async fn watch(
         &self,
-        request: Request<tonic_health::pb::HealthCheckRequest>,
+        request: Request<HealthCheckRequest>,
     ) -> Result<Response<Self::WatchStream>, Status> {
         Self::known(&request.get_ref().service)?;
-        let state = (Arc::clone(&self.core), None::<i32>);
-        let changes = stream::unfold(state, |(core, last)| async move {
-            loop {
-                let now = Self::status(&core);
-                if Some(now.status) != last {
-                    return Some((Ok(now), (core, Some(now.status))));
-                }
-                tokio::time::sleep(WATCH_PERIOD).await;
-            }
-        });
+        let extensions = request.extensions();
+        let peer = extensions.get::<ConnectInfo<SocketAddr>>().map(|peer| peer.0.ip());
+        let peer = peer.ok_or_else(|| Status::internal("a call without an address"))?;
+        let place = self.places.take(peer)?;
+        let deadline = extensions.get::<Option<Deadline>>().copied().flatten();
+        look(&self.core, &self.told);
+        let status = self.told.subscribe();
+        let watching = Watching { status, last: None, deadline, is_over: false, _place: place };
+        let changes = stream::unfold(watching, Watching::next);
         // A watch never ends by itself: it must not hold a drain up.
         let stop = self.stop.clone().cancelled_owned();
         Ok(Response::new(Box::pin(changes.take_until(stop))))
+    }
+}
+
+/// An open watch.
+struct Watching {
+    status: watch::Receiver<ServingStatus>,
+    /// What its client was told last.
+    last: Option<ServingStatus>,
+    deadline: Option<Deadline>,
+    is_over: bool,
+    _place: Place,
+}
+
+impl Watching {
+    /// Waits for the next thing to tell.
+    async fn next(mut self) -> Option<(Result<HealthCheckResponse, Status>, Self)> {
+        while !self.is_over {
+            let now = *self.status.borrow_and_update();
+            if self.last != Some(now) {
+                self.last = Some(now);
+                return Some((Ok(reply(now)), self));
+            }
+            tokio::select! {
+                changed = self.status.changed() => changed.ok()?,
+                () = passes(self.deadline) => {
+                    self.is_over = true;
+                    return Some((Err(Deadline::status()), self));
+                }
+            }
+        }
+        None
+    }
+}
+
+/// Waits until a deadline has passed: for ever, if there is none.
+async fn passes(deadline: Option<Deadline>) {
+    match deadline {
+        Some(deadline) => sleep_until(deadline.at()).await,
+        None => std::future::pending().await,
     }
 }

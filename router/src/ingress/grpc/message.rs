@@ -21,8 +21,8 @@ pub(super) const PREFIX_BYTES: usize = 5;
 /// # Errors
 /// `UNIMPLEMENTED`, with what would be accepted.
 pub(super) fn check_encoding(headers: &HeaderMap) -> Result<(), Status> {
-    let Some(encoding) = headers.get("grpc-encoding").filter(|encoding| *encoding != "identity")
-    else {
+    let mut encodings = headers.get_all("grpc-encoding").iter();
+    let Some(encoding) = encodings.find(|encoding| *encoding != "identity") else {
         return Ok(());
     };
     let named = encoding.to_str().unwrap_or("unknown");
@@ -35,12 +35,11 @@ pub(super) fn check_encoding(headers: &HeaderMap) -> Result<(), Status> {
 }
 
 /// The message of a call that has one, still encoded, and what its body takes of the router's
-/// room. A call may be followed by any number of other messages, which are read to their end
-/// and mean nothing; the body as a whole is bounded, in bytes and time.
+/// room. The body is read to its end first, which good clients send with the message.
 ///
 /// # Errors
-/// If the message is too large or too slow, compressed or not whole, there is no room for it,
-/// or the client leaves.
+/// If the message is too large or too slow, compressed or not whole, or another one follows it,
+/// there is no room for it, or the client leaves.
 pub(super) async fn receive<B>(
     mut body: Arriving<B>,
     max_bytes: usize,
@@ -49,29 +48,27 @@ where
     B: Body<Data = Bytes> + Unpin,
 {
     let mut gathered = Gathered::default();
-    let mut checked = false;
+    let mut end = None;
     while let Some(frame) = poll_fn(|context| Pin::new(&mut body).poll_frame(context)).await {
         let frame = frame.map_err(|error| error.to_grpc())?;
         let Ok(piece) = frame.into_data() else { continue };
         gathered.push(piece);
-        if !checked && let Some(bytes) = length(gathered.bytes(), max_bytes)? {
+        if end.is_none()
+            && let Some(bytes) = length(gathered.bytes(), max_bytes)?
+        {
             gathered.expect(PREFIX_BYTES + bytes);
-            checked = true;
+            end = Some(PREFIX_BYTES + bytes);
+        }
+        if end.is_some_and(|end| gathered.bytes().len() > end) {
+            return Err(Status::internal("the call has more than one message"));
         }
     }
     let all = gathered.whole();
-    let cut_off = || Status::internal("the call ends within a message");
-    let first = length(&all, max_bytes)?.ok_or_else(|| match all.is_empty() {
-        true => Status::internal("the call has no message"),
-        false => cut_off(),
-    })?;
-    let end = PREFIX_BYTES + first;
-    let mut rest = all.get(end..).ok_or_else(cut_off)?;
-    while !rest.is_empty() {
-        let bytes = length(rest, max_bytes)?.ok_or_else(cut_off)?;
-        rest = rest.get(PREFIX_BYTES + bytes..).ok_or_else(cut_off)?;
+    match end {
+        Some(end) if all.len() == end => Ok((all.slice(PREFIX_BYTES..), body.into_held())),
+        None if all.is_empty() => Err(Status::internal("the call has no message")),
+        _ => Err(Status::internal("the call ends within its message")),
     }
-    Ok((all.slice(PREFIX_BYTES..end), body.into_held()))
 }
 
 /// How long the message is that begins here; `None` while its prefix is not whole.

@@ -1,0 +1,79 @@
+//! What a call must pass before the library serves it.
+
+use std::net::SocketAddr;
+use std::pin::Pin;
+use std::sync::Arc;
+use std::task::{Context, Poll};
+use std::time::Instant;
+
+use axum::body::{Body, Bytes};
+use axum::extract::{ConnectInfo, Request, State};
+use axum::middleware::Next;
+use axum::response::Response;
+use http_body::{Body as HttpBody, Frame};
+
+use super::super::arriving::Arriving;
+use super::head::{self, Deadline};
+use super::places::{Place, Places};
+use crate::core::Core;
+use crate::error::Error;
+
+/// What the check needs.
+#[derive(Clone)]
+pub(super) struct Guard {
+    pub(super) core: Arc<Core>,
+    pub(super) places: Arc<Places>,
+}
+
+/// What all services of reflection begin with.
+const REFLECTION: &str = "/grpc.reflection.";
+
+/// Checks a call's head, bounds its body in bytes and time, and the calls of reflection in number: they
+/// would stay open for as long as their client says nothing.
+pub(super) async fn guarded(
+    State(guard): State<Guard>,
+    ConnectInfo(peer): ConnectInfo<SocketAddr>,
+    mut request: Request,
+    next: Next,
+) -> Response {
+    let deadline = match head::check(&request, Instant::now()) {
+        Ok(deadline) => deadline,
+        Err(refusal) => return refusal.into_response(),
+    };
+    if deadline.is_some_and(Deadline::is_over) {
+        return Deadline::status().into_http();
+    }
+    request.extensions_mut().insert(deadline);
+    let place = match request.uri().path().starts_with(REFLECTION) {
+        true => match guard.places.take(peer.ip()) {
+            Ok(place) => Some(place),
+            Err(status) => return status.into_http(),
+        },
+        false => None,
+    };
+    let serving = guard.core.serving();
+    let request = request.map(|body| {
+        let arriving = Arriving::new(body, &guard.core, &serving.limits, 0);
+        Body::new(Placed { arriving, _place: place })
+    });
+    drop(serving);
+    next.run(request).await
+}
+
+/// The body of a call, with its place.
+struct Placed {
+    arriving: Arriving<Body>,
+    _place: Option<Place>,
+}
+
+impl HttpBody for Placed {
+    type Data = Bytes;
+    type Error = Error;
+
+    fn poll_frame(
+        self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+    ) -> Poll<Option<Result<Frame<Bytes>, Error>>> {
+        Pin::new(&mut self.get_mut().arriving).poll_frame(context)
+    }
+}
