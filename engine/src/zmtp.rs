@@ -7,7 +7,10 @@
 //! message has a bound that is checked before its bytes are read, a connection is
 //! a value, and what is not read stays in the kernel until TCP slows the sender.
 
+use std::fmt;
 use std::io;
+use std::net::{IpAddr, SocketAddr};
+use std::sync::Arc;
 use std::time::Duration;
 
 use bytes::{Buf, Bytes, BytesMut};
@@ -37,6 +40,9 @@ pub enum WireError {
     /// The network refused or failed.
     #[error("network: {0}")]
     Network(io::ErrorKind),
+    /// No address of the endpoint may be connected to.
+    #[error("its address lies outside the allowed networks")]
+    Outside,
     /// Connecting or shaking hands took too long.
     #[error("no answer in time")]
     TimedOut,
@@ -66,6 +72,35 @@ impl From<io::Error> for WireError {
     }
 }
 
+/// Says whether an address may be connected to, once a name has been looked up.
+#[derive(Clone)]
+pub struct Admits(Arc<dyn Fn(IpAddr) -> bool + Send + Sync>);
+
+impl Admits {
+    /// Admits the addresses for which `admits` holds.
+    pub fn new(admits: impl Fn(IpAddr) -> bool + Send + Sync + 'static) -> Self {
+        Self(Arc::new(admits))
+    }
+}
+
+impl fmt::Debug for Admits {
+    fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
+        out.write_str("Admits(..)")
+    }
+}
+
+async fn connect(endpoint: &Endpoint, admits: Option<&Admits>) -> Result<TcpStream, WireError> {
+    let Some(Admits(admits)) = admits else {
+        return Ok(TcpStream::connect(endpoint.address()).await?);
+    };
+    let found = tokio::net::lookup_host(endpoint.address()).await?;
+    let admitted: Vec<SocketAddr> = found.filter(|address| admits(address.ip())).collect();
+    match admitted.is_empty() {
+        true => Err(WireError::Outside),
+        false => Ok(TcpStream::connect(&admitted[..]).await?),
+    }
+}
+
 /// What this end of a connection is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Role {
@@ -84,16 +119,17 @@ pub(crate) struct Connection {
 }
 
 impl Connection {
-    /// Connects and shakes hands within `timeout`. Messages received will have at
-    /// most `max_message_bytes`, all frames together.
+    /// Connects to an address that is admitted, and shakes hands, within `timeout`. Messages
+    /// received will have at most `max_message_bytes`, all frames together.
     pub(crate) async fn open(
         endpoint: &Endpoint,
+        admits: Option<&Admits>,
         role: Role,
         max_message_bytes: usize,
         timeout: Duration,
     ) -> Result<Self, WireError> {
         let open = async {
-            let stream = TcpStream::connect(endpoint.address()).await?;
+            let stream = connect(endpoint, admits).await?;
             stream.set_nodelay(true)?;
             let mut connection = Self {
                 stream: Paced::new(stream),

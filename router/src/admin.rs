@@ -48,6 +48,7 @@ impl FromRef<Admin> for Arc<Core> {
 /// The admin listener's routes; `bound` is its own address.
 pub fn routes(admin: Admin, bound: SocketAddr) -> Router {
     // What is explained is as long as what is served.
+    let core = Arc::clone(&admin.core);
     let requests = DefaultBodyLimit::max(admin.core.serving().limits.body_max_bytes);
     Router::new()
         .route("/metrics", get(metrics::metrics))
@@ -69,6 +70,8 @@ pub fn routes(admin: Admin, bound: SocketAddr) -> Router {
             reply_error(Error::new(Kind::MethodNotAllowed, message))
         })
         .layer(DefaultBodyLimit::max(BODY_MAX_BYTES))
-        .layer(from_fn(move |peer, request, next| guard::guard(bound, peer, request, next)))
+        .layer(from_fn(move |peer, request, next| {
+            guard::guard(bound, Arc::clone(&core), peer, request, next)
+        }))
         .with_state(admin)
 }

@@ -20,4 +20,5 @@ mod attacks {
     mod json;
     mod leaving;
     mod memory;
+    mod support;
 }

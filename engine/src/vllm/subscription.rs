@@ -16,7 +16,7 @@ mod replay;
 mod session;
 
 use super::events::{DecodeError, DecodeLimits, EventBatch};
-use crate::zmtp::{Endpoint, Pace, WireError};
+use crate::zmtp::{Admits, Endpoint, Pace, WireError};
 use session::Session;
 
 /// What to subscribe to, and how. [`Subscription::new`] fills in defaults.
@@ -36,6 +36,10 @@ pub struct Subscription {
     pub timing: Timing,
     /// Puts reads of a busy stream together; `None` reads it as it comes.
     pub pacing: Option<Pacing>,
+    /// Which addresses may be connected to, each time that names are looked up; all without.
+    pub admits: Option<Admits>,
+    /// Becomes true once the engine's publisher has shaken hands.
+    pub connected: Option<watch::Sender<bool>>,
 }
 
 /// Reads of a busy stream, put together.
@@ -91,6 +95,8 @@ impl Subscription {
                 idle_check: Some(Duration::from_secs(30)),
             },
             pacing: None,
+            admits: None,
+            connected: None,
         }
     }
 

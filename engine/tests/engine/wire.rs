@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use splitrail_engine::vllm::subscription::{Subscription, Update};
-use splitrail_engine::zmtp::WireError;
+use splitrail_engine::zmtp::{Admits, Endpoint, WireError};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpListener;
 use tokio::sync::mpsc;
@@ -48,6 +48,24 @@ async fn outcome(bytes: Vec<u8>) -> WireError {
             return error;
         }
     }
+}
+
+#[tokio::test]
+async fn addresses_that_are_not_admitted_are_not_connected_to() {
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let port = listener.local_addr().unwrap().port();
+    let endpoint: Endpoint = format!("tcp://localhost:{port}").parse().unwrap();
+    let admits = Some(Admits::new(|ip| !ip.is_loopback()));
+    let subscription = Subscription { admits, ..Subscription::new(endpoint, None) };
+    let (sink, mut updates) = mpsc::channel(4);
+    let mut tasks = JoinSet::new();
+    tasks.spawn(subscription.run(sink, CancellationToken::new()));
+    let update = tokio::time::timeout(Duration::from_secs(30), updates.recv()).await;
+    let Update::Disconnected { error } = update.unwrap().unwrap() else { panic!("connected") };
+    assert_eq!(error, WireError::Outside);
+    drop(tasks);
+    let accepted = tokio::time::timeout(Duration::from_millis(50), listener.accept()).await;
+    assert!(accepted.is_err(), "the name leads to an address that is not admitted");
 }
 
 #[tokio::test]

@@ -4,6 +4,7 @@
 //! would change something, and not by a web page in the browser of somebody who can reach it.
 
 use std::net::{IpAddr, SocketAddr};
+use std::sync::Arc;
 
 use axum::extract::{ConnectInfo, Request};
 use axum::middleware::Next;
@@ -13,19 +14,28 @@ use http::uri::Authority;
 use http::{Method, StatusCode};
 
 use super::refusal::Refusal;
+use crate::core::Core;
+use crate::ingress::http::whole;
+use crate::ingress::reply::reply_error;
 
 const SEC_FETCH_SITE: HeaderName = HeaderName::from_static("sec-fetch-site");
 
-/// Lets a request pass, or says why not.
+/// Lets a request pass once its body is whole, or says why not. The body is bounded in bytes and
+/// in time as those of clients are.
 pub(super) async fn guard(
     bound: SocketAddr,
+    core: Arc<Core>,
     ConnectInfo(peer): ConnectInfo<SocketAddr>,
     request: Request,
     next: Next,
 ) -> Response {
-    match check(bound.ip(), peer.ip(), &request) {
-        Ok(()) => next.run(request).await,
-        Err(why) => Refusal::new(StatusCode::FORBIDDEN, "forbidden", why).into_response(),
+    if let Err(why) = check(bound.ip(), peer.ip(), &request) {
+        return Refusal::new(StatusCode::FORBIDDEN, "forbidden", why).into_response();
+    }
+    let (parts, body) = request.into_parts();
+    match whole(body, &core).await {
+        Ok((body, _held)) => next.run(Request::from_parts(parts, body.into())).await,
+        Err(error) => reply_error(error),
     }
 }
 

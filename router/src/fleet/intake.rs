@@ -7,14 +7,15 @@ use std::time::Instant;
 use splitrail_engine::vllm::events::EventBatch;
 use splitrail_engine::vllm::identity::{EventSource, of_all_ranks};
 use splitrail_engine::vllm::subscription::{ResetReason, Subscription, SyncOutcome, Update};
-use splitrail_engine::zmtp::Endpoint;
+use splitrail_engine::zmtp::{Admits, Endpoint};
 use splitrail_kv::{Applied, KvEvent};
-use tokio::sync::mpsc;
+use tokio::sync::{mpsc, watch};
 use tokio::task::JoinSet;
 use tokio_util::sync::CancellationToken;
 
 use super::follow::supervise;
 use super::indexing::{Indexing, OVER_LIMIT};
+use super::networks::literal;
 use super::pool::{Pool, rank_key};
 use super::worker::Worker;
 use crate::core::Core;
@@ -23,7 +24,16 @@ use crate::core::Core;
 /// back in the kernel's buffers, and in the end at the engine.
 const QUEUE_BATCHES: usize = 256;
 
-/// Follows a worker's ranks, as many as there are, until the task is ended.
+/// The task that follows one rank.
+struct Following {
+    tasks: JoinSet<()>,
+    /// Whether there is a publisher where the rank is said to be.
+    connected: watch::Receiver<bool>,
+}
+
+/// Follows a worker's ranks, as many as there are, until the task is ended. How many there are
+/// is the engine's word: a rank is only connected to once there was a publisher at the port of
+/// the one before, so that no word of an engine makes the router try the ports of a host.
 pub(super) async fn run(core: Arc<Core>, model: Arc<str>, pool: Arc<Pool>, worker: Arc<Worker>) {
     let Some(first) = first_source(&worker) else {
         // Addresses are checked with the configuration.
@@ -32,38 +42,67 @@ pub(super) async fn run(core: Arc<Core>, model: Arc<str>, pool: Arc<Pool>, worke
     };
     pool.block_size_known().await;
     let mut counts = worker.ranks.follow();
-    let mut following: Vec<JoinSet<()>> = Vec::new();
+    let mut following: Vec<Following> = Vec::new();
     loop {
         // The sender is the worker, which the task keeps.
         let Ok(count) = counts.wait_for(Option::is_some).await.map(|count| count.unwrap_or(1))
         else {
             return;
         };
-        for (rank, mut gone) in (count..).zip(following.drain(..).skip(count.into())) {
-            gone.shutdown().await;
+        let kept = following.len().min(count.into());
+        for (rank, mut gone) in (count..).zip(following.drain(kept..)) {
+            gone.tasks.shutdown().await;
             pool.index().clear_worker(rank_key(worker.index, rank));
         }
         let sources = of_all_ranks(std::slice::from_ref(&first), count.into());
-        if sources.len() < usize::from(count) {
+        let reachable = sources.len();
+        if reachable < usize::from(count) && following.is_empty() {
             let (worker, ranks) = (worker.id(), count);
             tracing::error!(worker, ranks, "there are not so many ports behind kv_events");
         }
-        for source in sources.into_iter().skip(following.len()) {
+        let is_confirmed = |last: &Following| *last.connected.borrow();
+        if following.last().is_none_or(is_confirmed)
+            && let Some(source) = sources.into_iter().nth(following.len())
+        {
             let (core, model, pool) = (Arc::clone(&core), Arc::clone(&model), Arc::clone(&pool));
-            let followed = Arc::clone(&worker);
+            let (followed, (sender, connected)) = (Arc::clone(&worker), watch::channel(false));
+            let admits = admits(&core, &worker);
             let task = move || {
                 let (core, model, pool) = (core.clone(), model.clone(), pool.clone());
                 let part = Indexing::new(core, model, pool, followed.clone(), Some(source.rank));
-                follow(part, source.clone())
+                follow(part, source.clone(), admits.clone(), sender.clone())
             };
             let mut tasks = JoinSet::new();
             tasks.spawn(supervise("KV events", Arc::clone(&worker), task));
-            following.push(tasks);
+            following.push(Following { tasks, connected });
         }
-        if counts.changed().await.is_err() {
-            return;
+        let is_short = following.len() < reachable;
+        let next_may_begin = async {
+            match following.last_mut() {
+                Some(last) if !is_confirmed(last) => {
+                    // Its sender is the task's, which is kept.
+                    let _connected = last.connected.wait_for(|connected| *connected).await;
+                }
+                Some(_) if is_short => {}
+                _ => std::future::pending().await,
+            }
+        };
+        tokio::select! {
+            changed = counts.changed() => if changed.is_err() {
+                return;
+            },
+            () = next_may_begin => {}
         }
     }
+}
+
+/// Which addresses a worker's publisher may have, where an operator has not written them down.
+/// Names are looked up each time that they are connected to.
+fn admits(core: &Core, worker: &Worker) -> Option<Admits> {
+    let networks = core.networks.clone();
+    // Beside a worker that is written down is where it is written down.
+    let own = literal(worker.authority.host()).filter(|_| !worker.guarded);
+    worker.guards_events.then(|| Admits::new(move |ip| networks.admit(ip) || own == Some(ip)))
 }
 
 /// Where the first rank publishes.
@@ -76,12 +115,21 @@ fn first_source(worker: &Worker) -> Option<EventSource> {
 }
 
 /// Follows a rank until the task is ended.
-async fn follow(part: Indexing, source: EventSource) {
+async fn follow(
+    part: Indexing,
+    source: EventSource,
+    admits: Option<Admits>,
+    connected: watch::Sender<bool>,
+) {
     let mut intake = Intake { part, source, speaks: None };
     loop {
         let (sink, mut updates) = mpsc::channel(QUEUE_BATCHES);
         let EventSource { events, replay, .. } = intake.source.clone();
-        let subscription = Subscription::new(events, replay);
+        let subscription = Subscription {
+            admits: admits.clone(),
+            connected: Some(connected.clone()),
+            ..Subscription::new(events, replay)
+        };
         let following = subscription.run(sink, CancellationToken::new());
         // What was wished for before comes true here.
         let mut wishes = intake.part.worker.resync.wishes();

@@ -220,8 +220,8 @@ impl Fleet {
         config: WorkerConfig,
     ) -> Result<Arc<Worker>, ClaimError> {
         let address = address(&config)?;
-        if source != Source::Config && !members.is_written_down(&address) {
-            self.admit(&config, &address)?;
+        if source != Source::Config {
+            self.admit(&config, &address, members.is_written_down(&address))?;
         }
         let id = members.known_as(&config.id, &address).unwrap_or(&config.id).to_owned();
         if members.by_id.len() >= WORKERS_MAX && !members.by_id.contains_key(&id) {
@@ -255,16 +255,26 @@ impl Fleet {
         found.map(|(id, _)| id.clone())
     }
 
-    /// Whether a worker that is not written down may be where it is said to be. Names are
-    /// looked up when they are connected to.
-    fn admit(&self, config: &WorkerConfig, address: &Authority) -> Result<(), ClaimError> {
+    /// Whether a worker may be where a source other than the file says that it is, and publish
+    /// its events there; its own host may be written down. Names are looked up when they are
+    /// connected to.
+    fn admit(
+        &self,
+        config: &WorkerConfig,
+        address: &Authority,
+        is_written_down: bool,
+    ) -> Result<(), ClaimError> {
         let networks = &self.core.networks;
-        let bootstrap = config.bootstrap.as_deref().and_then(|url| url.parse::<http::Uri>().ok());
-        let beside = bootstrap.as_ref().and_then(|uri| uri.host());
-        if networks.admit_host(address.host()) && beside.is_none_or(|h| networks.admit_host(h)) {
-            return Ok(());
+        let beside = [&config.bootstrap, &config.kv_events, &config.kv_replay];
+        for url in [Some(&config.url)].into_iter().chain(beside.map(Option::as_ref)).flatten() {
+            let uri = url.parse::<http::Uri>().ok();
+            let host = uri.as_ref().and_then(|uri| uri.host()).unwrap_or_default();
+            let is_own = is_written_down && host == address.host();
+            if !is_own && !networks.admit_host(host) {
+                return Err(ClaimError::Outside { id: config.id.clone(), url: url.clone() });
+            }
         }
-        Err(ClaimError::Outside { id: config.id.clone(), url: config.url.clone() })
+        Ok(())
     }
 
     /// A source takes back its word on a worker, by the name that it gave.
@@ -396,10 +406,15 @@ impl Fleet {
     ) -> (Arc<Worker>, Tasks) {
         let Model { breaker, health, .. } = &served.config;
         let transitions = self.core.metrics.worker_transitions.clone();
-        let written_down = served.config.workers.iter().any(|worker| worker.url == config.url);
+        let written = &served.config.workers;
+        let written_down = written.iter().any(|worker| worker.url == config.url);
+        let publisher = (&config.kv_events, &config.kv_replay);
+        let has_events =
+            |worker: &WorkerConfig| (&worker.kv_events, &worker.kv_replay) == publisher;
+        let events_written_down = written.iter().any(has_events);
         let worker = served.pool.enter(|number| {
             let worker = Worker::new(number, config, authority).with_breakers(*breaker);
-            let worker = worker.with_guard(!written_down);
+            let worker = worker.with_guard(!written_down, !events_written_down);
             let costs = worker.config.costs.unwrap_or(served.config.costs);
             worker.costs.set_prior(costs.into());
             worker.costs.tell(served.pool.waiting.freed());

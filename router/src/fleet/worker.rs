@@ -109,6 +109,8 @@ pub struct Worker {
     pub gone: CancellationToken,
     /// Whether its name must be looked up within the allowed networks: it is not written down.
     pub guarded: bool,
+    /// Whether the same holds of where it publishes KV events.
+    pub guards_events: bool,
     /// Whether its last probe or request found it alive.
     up: AtomicBool,
     /// Whether it was probed at all.
@@ -164,6 +166,7 @@ impl Worker {
             resync: Resync::default(),
             gone: CancellationToken::new(),
             guarded: false,
+            guards_events: false,
             up: AtomicBool::new(true),
             probed: AtomicBool::new(false),
             synced,
@@ -182,9 +185,10 @@ impl Worker {
         Self { breakers: [config; 2].map(Breaker::new), ..self }
     }
 
-    /// The same worker, whose name must be looked up within the allowed networks, or not.
-    pub fn with_guard(self, guarded: bool) -> Self {
-        Self { guarded, ..self }
+    /// The same worker, whose name must be looked up within the allowed networks, or not, and
+    /// likewise the name of its publisher.
+    pub fn with_guard(self, guarded: bool, guards_events: bool) -> Self {
+        Self { guarded, guards_events, ..self }
     }
 
     /// From now on its breakers go by this; what they have seen stays.

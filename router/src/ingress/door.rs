@@ -38,6 +38,12 @@ pub struct Routes {
     pub(super) hosts: Arc<[String]>,
 }
 
+impl From<Router> for Routes {
+    fn from(all: Router) -> Self {
+        Self { direct: None, all }
+    }
+}
+
 /// Whose requests are told by method and path alone.
 #[derive(Clone)]
 pub(super) enum Direct {

@@ -166,6 +166,16 @@ where
     Ok((steering, body, held))
 }
 
+/// All of a request's body, bounded by `limits` in bytes and in time, and what it takes of the
+/// room for requests.
+///
+/// # Errors
+/// As the front door's.
+pub(crate) async fn whole(body: Body, core: &Arc<Core>) -> Result<(Bytes, Charge), Error> {
+    let serving = core.serving();
+    Arriving::new(body, core, &serving.limits, 0).whole().await
+}
+
 fn check_headers(headers: &HeaderMap) -> Result<(), Error> {
     check_content_type(headers)?;
     let identity = HeaderValue::from_static("identity");

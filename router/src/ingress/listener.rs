@@ -5,8 +5,6 @@ use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
-use axum::Router;
-use axum::serve::ListenerExt;
 use prometheus::IntGauge;
 use tokio::net::{TcpListener, TcpSocket, TcpStream};
 use tokio::task::JoinSet;
@@ -188,17 +186,6 @@ async fn not_accepted(error: &io::Error, name: &str, seldom: &Seldom) {
         tracing::error!(%error, listener = name, "no connection can be accepted");
     }
     tokio::time::sleep(NO_ROOM).await;
-}
-
-/// Serves until it is dropped, for routes that want to know who calls
-/// ([`ConnectInfo`](axum::extract::ConnectInfo) of the peer's address) and whom only operators
-/// reach.
-///
-/// # Errors
-/// Accepting never ends with an error; the type is the library's.
-pub async fn serve_known_peers(listener: TcpListener, routes: Router) -> io::Result<()> {
-    let routes = routes.into_make_service_with_connect_info::<SocketAddr>();
-    axum::serve(listener.tap_io(|socket| prompt_socket(socket)), routes).await
 }
 
 /// Nagle's algorithm is off: it would hold the small chunks of a stream back until the

@@ -1,1 +1,143 @@
 //! The admin listener: who may read and change, and how long a connection may take.
+
+use std::time::Duration;
+
+use serde_json::json;
+use splitrail_tests::cluster::eventually;
+use splitrail_tests::raw;
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::TcpStream;
+
+use super::support::{Site, engine};
+
+async fn site(top: &str) -> Site {
+    Site::start(top, "", tempfile::tempdir().unwrap()).await
+}
+
+/// Waits until the router has closed a connection; what it said before.
+async fn closed(connection: &mut TcpStream) -> String {
+    let mut said = Vec::new();
+    let reading = connection.read_to_end(&mut said);
+    // A reset is an end as well.
+    let _ended = tokio::time::timeout(Duration::from_secs(30), reading).await.unwrap();
+    String::from_utf8_lossy(&said).into_owned()
+}
+
+#[tokio::test]
+async fn heads_that_never_end_neither_stay_nor_keep_metrics_from_being_read() {
+    let site = site("limits: { header_timeout: 3s }").await;
+    let mut dripping = Vec::new();
+    for _ in 0..200 {
+        let mut connection = TcpStream::connect(site.admin_at).await.unwrap();
+        connection.write_all(b"GET /metrics HTTP/1.1\r\nhost: 127.0.0.1\r\nx: ").await.unwrap();
+        dripping.push(connection);
+    }
+    let cut = [("listener", "admin"), ("reason", "header_timeout")];
+    assert!(site.metric("splitrail_connections", &[("listener", "admin")]).await >= 1.0);
+    for connection in &mut dripping {
+        // A byte now and then does not help.
+        let _gone = connection.write_all(b"a").await;
+    }
+    for connection in &mut dripping {
+        closed(connection).await;
+    }
+    assert!(site.metric("splitrail_connections_cut_total", &cut).await >= 200.0);
+}
+
+#[tokio::test]
+async fn connections_that_carry_nothing_are_closed_and_no_more_than_the_bound_are_open() {
+    let site = site("limits: { idle_timeout: 1s, connections_max: 20 }").await;
+    let mut kept = TcpStream::connect(site.admin_at).await.unwrap();
+    kept.write_all(b"GET /health HTTP/1.1\r\nhost: 127.0.0.1\r\n\r\n").await.unwrap();
+    let said = closed(&mut kept).await;
+    assert!(said.starts_with("HTTP/1.1 200"), "{said}");
+    let mut open = Vec::new();
+    for _ in 0..40 {
+        open.push(TcpStream::connect(site.admin_at).await.unwrap());
+    }
+    let mut refused = 0;
+    for connection in &mut open {
+        refused += usize::from(closed(connection).await.starts_with("HTTP/1.1 503"));
+    }
+    assert!(refused >= 20, "{refused}");
+    eventually("it answers again", async || {
+        site.admin.try_get("/metrics").await.is_ok_and(|reply| reply.status == 200)
+    })
+    .await;
+}
+
+#[tokio::test]
+async fn a_body_that_does_not_come_ends_its_request() {
+    let site = site("limits: { body_timeout: 1s, body_grace: 100ms }").await;
+    let mut connection = TcpStream::connect(site.admin_at).await.unwrap();
+    let head = "POST /admin/workers HTTP/1.1\r\nhost: 127.0.0.1\r\nconnection: close\r\n\
+                content-type: application/json\r\ncontent-length: 100\r\n\r\n{";
+    connection.write_all(head.as_bytes()).await.unwrap();
+    let said = closed(&mut connection).await;
+    assert!(said.starts_with("HTTP/1.1 408"), "{said}");
+}
+
+#[tokio::test]
+async fn web_pages_and_other_names_neither_read_nor_change_anything() {
+    let site = site("").await;
+    let get =
+        |host: &str| format!("GET /admin/workers HTTP/1.1\r\n{host}connection: close\r\n\r\n");
+    let post = |headers: &str| {
+        format!(
+            "POST /admin/workers/w0/drain HTTP/1.1\r\nhost: 127.0.0.1\r\n{headers}\
+             content-length: 0\r\nconnection: close\r\n\r\n"
+        )
+    };
+    for (request, status) in [
+        (get("host: 127.0.0.1:9090\r\n"), 200),
+        (get("host: [::1]\r\n"), 200),
+        (get("host: [::ffff:127.0.0.1]\r\n"), 200),
+        (get("host: evil.example:19090\r\n"), 403),
+        (get("host: localhost.evil.example\r\n"), 403),
+        (get("host: localhost.\r\n"), 403),
+        (get("host: 127.0.0.1@evil.example\r\n"), 403),
+        ("GET /health HTTP/1.0\r\n\r\n".to_owned(), 200),
+        ("GET http://evil.example/metrics HTTP/1.1\r\nhost: 127.0.0.1\r\nconnection: close\r\n\r\n".to_owned(), 403),
+        (post("origin: http://evil.example\r\n"), 403),
+        (post("origin: null\r\n"), 403),
+        (post("sec-fetch-site: cross-site\r\n"), 403),
+        (post("sec-fetch-site: same-origin\r\n"), 403),
+    ] {
+        let reply = raw::exchange(site.admin_at, request.as_bytes()).await.expect(&request);
+        assert_eq!(reply.status(), status, "{request}{}", reply.text());
+    }
+    assert_eq!(site.worker("w0").await["draining"], false);
+    let drained = raw::exchange(site.admin_at, post("").as_bytes()).await.expect("a reply");
+    assert_eq!(drained.status(), 200);
+    assert_eq!(site.worker("w0").await["draining"], true);
+}
+
+#[tokio::test]
+async fn a_worker_is_added_only_where_workers_and_their_events_may_be() {
+    let site = site("fleet: { networks: [127.0.0.1/32] }").await;
+    let beside = engine().await;
+    let add = async |id: &str, url: &str, more: serde_json::Value| {
+        let mut worker = json!({"id": id, "role": "both", "url": url});
+        worker.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
+        let json = [("content-type", "application/json")];
+        let body = json!({"worker": worker}).to_string();
+        site.admin.post_with("/admin/workers", &json, body).await
+    };
+    let metadata = "tcp://169.254.169.254:80";
+    let near = "tcp://127.0.0.1:9";
+    for (url, more) in [
+        ("http://127.0.0.9:8000", json!({})),
+        (&*beside.url(), json!({"kv_events": metadata})),
+        (&*beside.url(), json!({"kv_events": "tcp://127.0.0.9:5557"})),
+        (&*beside.url(), json!({"kv_events": near, "kv_replay": metadata})),
+        // Nor beside a worker that is written down.
+        (&*site.engine.url(), json!({"kv_events": metadata})),
+    ] {
+        let refused = add("x", url, more.clone()).await;
+        assert_eq!(refused.status, 409, "{url} {more} {}", refused.text());
+        assert!(refused.text().contains("outside fleet.networks"), "{}", refused.text());
+    }
+    assert_eq!(site.worker("x").await, serde_json::Value::Null);
+    let added = add("x", &beside.url(), json!({"kv_events": near})).await;
+    assert_eq!(added.status, 201, "{}", added.text());
+}

@@ -1,101 +1,28 @@
 //! Shims and brokers: who may speak for which worker, and what hostile events cost.
 
-use std::net::SocketAddr;
+use std::net::TcpListener;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 
-use serde_json::{Value, json};
+use serde_json::json;
 use splitrail_proto::v1;
-use splitrail_tests::Client;
 use splitrail_tests::cluster::eventually;
-use splitrail_tests::post::ListeningPost;
-use splitrail_tests::process::Process;
+use splitrail_tests::post::{Answer, ListeningPost};
 use splitrail_tests::side_car::{SideCar, hello, run};
-use splitrail_tests::solo::whole_answer;
-use tempfile::TempDir;
 use tonic::Code;
 use tonic::transport::Endpoint;
 
-/// A router process with a fleet listener, in front of one engine that is written down as `w0`.
-struct Fleet {
-    engine: ListeningPost,
-    door: SocketAddr,
-    http: Client,
-    admin: Client,
-    _router: Process,
-    _files: TempDir,
+use super::support::{Site, engine};
+
+/// A router to which shims may attach under names of their own.
+async fn open() -> Site {
+    Site::start("", "    discovery: [{ kind: shim }]", tempfile::tempdir().unwrap()).await
 }
 
-impl Fleet {
-    /// `top` holds further lines of the file, `model` further lines of its model.
-    async fn start(top: &str, model: &str, files: TempDir) -> Self {
-        let engine = engine().await;
-        let (key, config) = (files.path().join("key"), files.path().join("splitrail.yaml"));
-        std::fs::write(key, "the-key-of-the-engine").unwrap();
-        let yaml = format!(
-            "listen: {{ http: 127.0.0.1:0, fleet: 127.0.0.1:0, admin: 127.0.0.1:0 }}
-{top}
-models:
-  - name: sim
-    block_size: 16
-    tokenizer: {{ kind: none }}
-    flow: aggregated
-    policy: {{ kind: round_robin }}
-    engine_api_key: {{ kind: file, path: key }}
-    workers: [{{ id: w0, role: both, url: \"{}\" }}]
-{model}
-",
-            engine.url()
-        );
-        std::fs::write(&config, yaml).unwrap();
-        let args = ["serve".to_owned(), "--config".into(), config.display().to_string()];
-        let router = Process::start("router", files.path(), &args).await;
-        let door = router.told("fleet").parse().unwrap();
-        let (http, admin) = (router.client("http"), router.client("admin"));
-        let fleet = Self { engine, door, http, admin, _router: router, _files: files };
-        eventually("the router is ready", async || fleet.http.get("/ready").await.status == 200)
-            .await;
-        fleet
-    }
-
-    /// The same with shims that attach under names of their own.
-    async fn open() -> Self {
-        Self::start("", "    discovery: [{ kind: shim }]", tempfile::tempdir().unwrap()).await
-    }
-
-    async fn attach(&self, hello: v1::Hello) -> Result<SideCar, Code> {
-        self.attach_with(None, hello).await
-    }
-
-    async fn attach_with(&self, token: Option<&str>, hello: v1::Hello) -> Result<SideCar, Code> {
-        let endpoint = Endpoint::from_shared(format!("http://{}", self.door)).unwrap();
-        let attached = SideCar::attach_over(endpoint.connect_lazy(), token, hello).await;
-        attached.map_err(|status| status.code())
-    }
-
-    /// What the router shows of a worker; null if it is not there.
-    async fn worker(&self, id: &str) -> Value {
-        let shown = self.admin.get("/admin/workers").await.json();
-        let mut workers = shown["workers"].as_array().unwrap().iter();
-        workers.find(|worker| worker["id"] == id).cloned().unwrap_or_default()
-    }
-
-    /// Sends prompts, all of which must be answered.
-    async fn prompts(&self) {
-        let body = json!({"model": "sim", "prompt": "once upon a time", "max_tokens": 2});
-        for _ in 0..6 {
-            let reply = self.http.post("/v1/completions", &body).await;
-            assert_eq!(reply.status, 200, "{}", reply.text());
-        }
-    }
-}
-
-/// An engine that answers everything.
-async fn engine() -> ListeningPost {
-    let models = r#"{"data":[{"id":"sim"}]}"#;
-    ListeningPost::start(move |heard| match heard.is_inference() {
-        true => whole_answer(),
-        false => splitrail_tests::post::Answer::json(200, models),
-    })
-    .await
+async fn attach(site: &Site, token: Option<&str>, hello: v1::Hello) -> Result<SideCar, Code> {
+    let endpoint = Endpoint::from_shared(format!("http://{}", site.door)).unwrap();
+    let attached = SideCar::attach_over(endpoint.connect_lazy(), token, hello).await;
+    attached.map_err(|status| status.code())
 }
 
 /// The same worker, said by another process.
@@ -109,16 +36,16 @@ fn thief(hello: &v1::Hello) -> v1::Hello {
 
 #[tokio::test]
 async fn a_worker_that_is_written_down_is_not_taken_to_another_address() {
-    for fleet in [Fleet::open().await, Fleet::start("", "", tempfile::tempdir().unwrap()).await] {
+    for fleet in [open().await, Site::start("", "", tempfile::tempdir().unwrap()).await] {
         let elsewhere = engine().await;
-        let refused = fleet.attach(hello("w0", &elsewhere.url())).await.err();
+        let refused = attach(&fleet, None, hello("w0", &elsewhere.url())).await.err();
         assert_eq!(refused, Some(Code::PermissionDenied));
         assert_eq!(fleet.worker("w0").await["url"], fleet.engine.url());
-        fleet.prompts().await;
+        fleet.prompts(6).await;
         assert!(elsewhere.heard().is_empty(), "prompts and the key go where the file says");
         assert!(fleet.engine.heard().iter().any(|heard| heard.is_inference()));
         // Where it is written down it may attach.
-        let shim = fleet.attach(hello("w0", &fleet.engine.url())).await.ok().unwrap();
+        let shim = attach(&fleet, None, hello("w0", &fleet.engine.url())).await.ok().unwrap();
         shim.load(0, 0).await;
         eventually("the shim leads", async || fleet.worker("w0").await["shim"] == true).await;
     }
@@ -126,10 +53,10 @@ async fn a_worker_that_is_written_down_is_not_taken_to_another_address() {
 
 #[tokio::test]
 async fn a_live_worker_is_not_taken_over_without_the_proof_of_its_process() {
-    let fleet = Fleet::open().await;
+    let fleet = open().await;
     let (own, other) = (engine().await, engine().await);
     let hello = hello("s0", &own.url());
-    let mut shim = fleet.attach(hello.clone()).await.ok().unwrap();
+    let mut shim = attach(&fleet, None, hello.clone()).await.ok().unwrap();
     shim.snapshot("s0-mirror", 3, vec![run(None, 1..=3)]).await;
     shim.acked(3).await;
     shim.load(0, 0).await;
@@ -139,7 +66,7 @@ async fn a_live_worker_is_not_taken_over_without_the_proof_of_its_process() {
     let moved = v1::Hello { url: other.url(), ..unproven.clone() };
     let renamed = v1::Hello { worker_id: "s1".into(), ..thief(&hello) };
     for other in [thief(&hello), unproven, guessed, moved, renamed] {
-        let refused = fleet.attach(other.clone()).await.err();
+        let refused = attach(&fleet, None, other.clone()).await.err();
         assert_eq!(refused, Some(Code::AlreadyExists), "{other:?}");
     }
     // The true one was not disturbed, and is believed.
@@ -149,7 +76,7 @@ async fn a_live_worker_is_not_taken_over_without_the_proof_of_its_process() {
     assert_eq!(shown["state"], "serving");
     assert_eq!(shown["index_blocks"]["device"], 4);
     // Its own process may open another stream at once: a connection can be dead on one side.
-    let mut newer = fleet.attach(hello).await.ok().unwrap();
+    let mut newer = attach(&fleet, None, hello).await.ok().unwrap();
     assert_eq!(shim.ended().await, Code::Aborted);
     assert_eq!(newer.welcome.known_sequence, Some(4));
     newer.stored(5, [5]).await;
@@ -158,23 +85,23 @@ async fn a_live_worker_is_not_taken_over_without_the_proof_of_its_process() {
 
 #[tokio::test]
 async fn a_restarted_shim_and_one_of_the_previous_release_attach_once_the_stream_has_ended() {
-    let fleet = Fleet::open().await;
+    let fleet = open().await;
     let url = engine().await.url();
     let previous = v1::Hello { instance_secret: Vec::new(), ..hello("s0", &url) };
-    let first = fleet.attach(previous.clone()).await.ok().unwrap();
-    assert_eq!(fleet.attach(previous.clone()).await.err(), Some(Code::AlreadyExists));
+    let first = attach(&fleet, None, previous.clone()).await.ok().unwrap();
+    assert_eq!(attach(&fleet, None, previous.clone()).await.err(), Some(Code::AlreadyExists));
     drop(first);
     let mut next = None;
     eventually("it attaches again", async || {
-        next = fleet.attach(previous.clone()).await.ok();
+        next = attach(&fleet, None, previous.clone()).await.ok();
         next.is_some()
     })
     .await;
     let restarted = v1::Hello { instance_id: "second".into(), ..hello("s0", &url) };
-    assert_eq!(fleet.attach(restarted.clone()).await.err(), Some(Code::AlreadyExists));
+    assert_eq!(attach(&fleet, None, restarted.clone()).await.err(), Some(Code::AlreadyExists));
     drop(next);
     eventually("another process of it attaches", async || {
-        fleet.attach(restarted.clone()).await.is_ok()
+        attach(&fleet, None, restarted.clone()).await.is_ok()
     })
     .await;
 }
@@ -189,16 +116,16 @@ async fn a_token_speaks_only_for_the_workers_that_it_is_for() {
   tokens:
     - { token: { kind: file, path: prefill }, workers: [\"p-*\", w0] }
     - { token: { kind: file, path: decode }, workers: [d-0] }";
-    let fleet = Fleet::start(top, "    discovery: [{ kind: shim }]", files).await;
+    let fleet = Site::start(top, "    discovery: [{ kind: shim }]", files).await;
     let urls = [engine().await.url(), engine().await.url()];
-    let attach = async |token: &str, id: &str, url: &str| {
+    let say_hello = async |token: &str, id: &str, url: &str| {
         let token = Some(token).filter(|token| !token.is_empty());
-        fleet.attach_with(token, hello(id, url)).await
+        attach(&fleet, token, hello(id, url)).await
     };
     let (prefill, decode) = ("token-of-prefill", "token-of-decode");
     let kept = [
-        attach(prefill, "p-0", &urls[0]).await.ok().unwrap(),
-        attach(decode, "d-0", &urls[1]).await.ok().unwrap(),
+        say_hello(prefill, "p-0", &urls[0]).await.ok().unwrap(),
+        say_hello(decode, "d-0", &urls[1]).await.ok().unwrap(),
     ];
     let written_down = fleet.engine.url();
     for (token, id, url, code) in [
@@ -211,8 +138,60 @@ async fn a_token_speaks_only_for_the_workers_that_it_is_for() {
         (decode, "d-0", &urls[0], Code::PermissionDenied),
         (decode, "d-0", &written_down, Code::PermissionDenied),
     ] {
-        assert_eq!(attach(token, id, url).await.err(), Some(code), "{token} {id} {url}");
+        assert_eq!(say_hello(token, id, url).await.err(), Some(code), "{token} {id} {url}");
     }
-    attach(prefill, "w0", &written_down).await.ok().unwrap();
+    say_hello(prefill, "w0", &written_down).await.ok().unwrap();
     drop(kept);
+}
+
+/// Ports in a row, each with the number of connections that came to it.
+fn listening_ports(count: u16) -> (u16, Vec<Arc<AtomicUsize>>) {
+    loop {
+        let first = rand::random_range(12_000..32_000 - count);
+        let bind = |port| TcpListener::bind(("127.0.0.1", port)).ok();
+        let listeners: Option<Vec<_>> = (first..first + count).map(bind).collect();
+        let Some(listeners) = listeners else { continue };
+        let count = |listener: TcpListener| {
+            let counter = Arc::new(AtomicUsize::new(0));
+            let seen = Arc::clone(&counter);
+            // Ends with the test's process.
+            std::thread::spawn(move || {
+                for connection in listener.incoming() {
+                    seen.fetch_add(usize::from(connection.is_ok()), Relaxed);
+                }
+            });
+            counter
+        };
+        return (first, listeners.into_iter().map(count).collect());
+    }
+}
+
+#[tokio::test]
+async fn an_engine_that_claims_256_ranks_does_not_make_the_router_try_the_ports_of_a_host() {
+    let metrics: String = (0..256)
+        .map(|rank| format!("vllm:num_requests_running{{engine=\"{rank}\"}} 0\n"))
+        .collect();
+    let claiming = ListeningPost::start(move |heard| match heard.target.as_str() {
+        "/metrics" => Answer::Bytes(
+            format!("HTTP/1.1 200 OK\r\nconnection: close\r\n\r\n{metrics}").into_bytes(),
+        ),
+        _ => Answer::json(200, r#"{"data":[{"id":"sim"}]}"#),
+    })
+    .await;
+    let (first, ports) = listening_ports(40);
+    let site = Site::start("", "", tempfile::tempdir().unwrap()).await;
+    let events = format!("tcp://127.0.0.1:{first}");
+    let worker = json!({"id": "x", "role": "both", "url": claiming.url(), "kv_events": events});
+    let json = [("content-type", "application/json")];
+    let body = json!({"worker": worker}).to_string();
+    let added = site.admin.post_with("/admin/workers", &json, body).await;
+    assert_eq!(added.status, 201, "{}", added.text());
+    eventually("the ranks were said", async || {
+        site.worker("x").await["ranks"].as_array().is_some_and(|ranks| ranks.len() == 256)
+    })
+    .await;
+    // Nothing at the first port speaks as a publisher does: it is tried again.
+    eventually("the first port was tried again", async || ports[0].load(Relaxed) >= 3).await;
+    let tried: Vec<_> = ports.iter().skip(1).map(|port| port.load(Relaxed)).collect();
+    assert!(tried.iter().all(|connections| *connections == 0), "{tried:?}");
 }

@@ -7,7 +7,7 @@ use std::time::Duration;
 use tokio::time::{Instant, sleep_until};
 
 use super::message::{self, Replayed};
-use crate::zmtp::{Connection, Endpoint, Role, WireError};
+use crate::zmtp::{Admits, Connection, Endpoint, Role, WireError};
 
 /// Pause before connecting to a replay endpoint again, within the timeout.
 const RETRY: Duration = Duration::from_millis(100);
@@ -27,6 +27,7 @@ pub(super) struct ReplayClient {
     deadline: Instant,
     timeout: Duration,
     max_message_bytes: usize,
+    admits: Option<Admits>,
 }
 
 /// A replay that brings nothing any more.
@@ -36,19 +37,20 @@ pub(super) struct ReplayFailed;
 impl ReplayClient {
     /// A client that is idle, gives up after a silence of `timeout`, and takes
     /// messages of up to `max_message_bytes`.
-    pub(super) fn new(timeout: Duration, max_message_bytes: usize) -> Self {
-        Self { state: State::Idle, deadline: Instant::now(), timeout, max_message_bytes }
+    pub(super) fn new(timeout: Duration, max_message_bytes: usize, admits: Option<Admits>) -> Self {
+        Self { state: State::Idle, deadline: Instant::now(), timeout, max_message_bytes, admits }
     }
 
     /// Asks for the batches from a number on, giving up a replay under way.
     pub(super) fn start(&mut self, endpoint: &Endpoint, from: u64) {
-        let endpoint = endpoint.clone();
+        let (endpoint, admits) = (endpoint.clone(), self.admits.clone());
         let (timeout, max_message_bytes) = (self.timeout, self.max_message_bytes);
         self.deadline = Instant::now() + timeout;
         self.state = State::Opening(Box::pin(async move {
             loop {
+                let (admits, role) = (admits.as_ref(), Role::Dealer);
                 let opened =
-                    Connection::open(&endpoint, Role::Dealer, max_message_bytes, timeout).await;
+                    Connection::open(&endpoint, admits, role, max_message_bytes, timeout).await;
                 match opened {
                     Ok(mut connection) => {
                         // The empty frame is what a REQ socket would send, for

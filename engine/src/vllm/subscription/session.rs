@@ -48,7 +48,11 @@ impl Session {
         Self {
             sequencer: Sequencer::new(has_replay, subscription.buffer.clone()),
             decoder: Decoder::new(subscription.limits.clone()),
-            replay: ReplayClient::new(subscription.timing.replay_timeout, max_message_bytes),
+            replay: ReplayClient::new(
+                subscription.timing.replay_timeout,
+                max_message_bytes,
+                subscription.admits.clone(),
+            ),
             max_message_bytes,
             idle_at: None,
             heard: false,
@@ -89,10 +93,14 @@ impl Session {
     }
 
     async fn connect(&mut self) -> Result<Connection, WireError> {
-        let Subscription { events_endpoint, topic, timing, .. } = &self.subscription;
-        let timeout = timing.connect_timeout;
+        let Subscription { events_endpoint, admits, topic, timing, .. } = &self.subscription;
+        let (admits, timeout) = (admits.as_ref(), timing.connect_timeout);
+        let (role, max_bytes) = (Role::Sub, self.max_message_bytes);
         let mut connection =
-            Connection::open(events_endpoint, Role::Sub, self.max_message_bytes, timeout).await?;
+            Connection::open(events_endpoint, admits, role, max_bytes, timeout).await?;
+        if let Some(connected) = &self.subscription.connected {
+            connected.send_replace(true);
+        }
         connection.subscribe(topic).await?;
         if let Some(pacing) = &self.subscription.pacing {
             connection.set_pace(pacing.pace);
