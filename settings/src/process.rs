@@ -1,19 +1,37 @@
 //! What a process asks of its system.
 
-use std::io;
-use std::path::Path;
+use std::fs::OpenOptions;
+use std::hash::{BuildHasher as _, RandomState};
+use std::io::{self, Write as _};
+use std::os::unix::fs::OpenOptionsExt as _;
+use std::path::{Path, PathBuf};
 
-/// Writes a file beside its place and moves it there, so that nobody reads half of it.
+/// Permissions of the files that a process writes: they name workers, models and clients' requests.
+pub const PRIVATE_MODE: u32 = 0o600;
+
+/// Writes a file beside its place and moves it there, so that no reader sees half of it. The file
+/// can be read by the process's user alone.
+///
+/// The name beside it is new: no file of that name is overwritten, and no link followed.
 ///
 /// # Errors
 /// If it cannot be written, with its name.
 pub fn write_whole(path: &Path, text: &str) -> io::Result<()> {
-    let beside = path.with_extension("partial");
-    let written = std::fs::write(&beside, text).and_then(|()| std::fs::rename(&beside, path));
-    written.map_err(|error| {
-        // What could not be finished is not left lying about; it may not even be there.
-        let _absent = std::fs::remove_file(&beside);
+    let mut beside = path.as_os_str().to_owned();
+    let unpredictable = RandomState::new().hash_one(std::process::id());
+    beside.push(format!(".{unpredictable:016x}.partial"));
+    let beside = PathBuf::from(beside);
+    let named = |error: io::Error| {
         io::Error::new(error.kind(), format!("cannot write {}: {error}", path.display()))
+    };
+    let mut new = OpenOptions::new();
+    let mut file =
+        new.write(true).create_new(true).mode(PRIVATE_MODE).open(&beside).map_err(named)?;
+    let written = file.write_all(text.as_bytes()).and_then(|()| std::fs::rename(&beside, path));
+    written.map_err(|error| {
+        // What could not be finished is not left behind; it may not even be there.
+        let _absent = std::fs::remove_file(&beside);
+        named(error)
     })
 }
 

@@ -2,7 +2,10 @@
 
 use std::fs::{File, OpenOptions, TryLockError};
 use std::io::{self, Read, Seek, SeekFrom, Write};
+use std::os::unix::fs::OpenOptionsExt as _;
 use std::path::{Path, PathBuf};
+
+use splitrail_settings::process::PRIVATE_MODE;
 
 use crate::config::Rotate;
 
@@ -73,11 +76,13 @@ impl LedgerFile {
     /// Moves the full file aside and begins a new one.
     fn make_room(&mut self) -> io::Result<()> {
         self.file.sync_data()?;
+        let permissions = self.file.metadata()?.permissions();
         if self.path.exists() {
             self.move_aside()?;
         }
         (self.file, self.bytes) = begin(&self.path)?;
-        Ok(())
+        // Who may read the full file may read the next one.
+        self.file.set_permissions(permissions)
     }
 
     fn move_aside(&self) -> io::Result<()> {
@@ -105,7 +110,8 @@ impl LedgerFile {
 
 /// Opens a file to append to, and takes it for this process.
 fn begin(path: &Path) -> io::Result<(File, u64)> {
-    let file = OpenOptions::new().read(true).append(true).create(true).open(path)?;
+    let mut options = OpenOptions::new();
+    let file = options.read(true).append(true).create(true).mode(PRIVATE_MODE).open(path)?;
     match file.try_lock() {
         Ok(()) => {}
         Err(TryLockError::WouldBlock) => {
