@@ -257,7 +257,7 @@ async fn p28_a_greedy_client_does_not_starve_another() {
 #[tokio::test]
 async fn p28_bodies_have_a_budget_together() {
     // Beside two bodies and their hashes, there is no room to tokenise a third.
-    let limits = "{ body_max_bytes: 1000000, request_memory_max_bytes: 1700000 }";
+    let limits = "{ body_max_bytes: 1000000, request_memory_max_bytes: 2050000 }";
     let solo = Solo::start(limits, |heard| match is_streamed(heard) {
         true => held(),
         false => whole_answer(),
@@ -288,7 +288,7 @@ async fn p28_bodies_have_a_budget_together() {
 #[tokio::test]
 async fn p28_the_messages_of_grpc_calls_have_the_same_budget() {
     // A message is there twice: as it was sent, and decoded.
-    let limits = "{ body_max_bytes: 1000000, request_memory_max_bytes: 2200000 }";
+    let limits = "{ body_max_bytes: 1000000, request_memory_max_bytes: 2600000 }";
     let solo = Solo::start(limits, |heard| match is_streamed(heard) {
         true => held(),
         false => whole_answer(),
