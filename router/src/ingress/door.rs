@@ -40,7 +40,7 @@ pub struct Routes {
 
 impl From<Router> for Routes {
     fn from(all: Router) -> Self {
-        Self { direct: None, all }
+        Self { direct: None, all, hosts: Arc::default() }
     }
 }
 
