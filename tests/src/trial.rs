@@ -83,6 +83,11 @@ impl Reference {
         Self(Cluster::start(Spec::aggregated(1)).await)
     }
 
+    /// The chunks of a streamed request.
+    pub async fn chunks(&self, path: &str, body: &Value) -> Vec<Value> {
+        self.0.http.stream(path, &streamed(body)).await.chunks().await
+    }
+
     /// The right text of a request with one prompt.
     pub async fn text(&self, path: &str, body: &Value) -> String {
         whole_text(&self.0.http.post(path, body).await.json(), 0)

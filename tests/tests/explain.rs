@@ -158,7 +158,8 @@ async fn what_the_front_door_refuses_is_refused_here_in_its_words() {
     }
     let reply = ask(admin, "?endpoint=/v1/nothing", &[], &completion("x")).await;
     assert!(reply.status == 400 && reply.text().contains(CHAT), "{}", reply.text());
-    let reply = admin.post_with("/admin/explain", &[], completion("x").to_string()).await;
+    let form = [("content-type", "text/plain")];
+    let reply = admin.post_with("/admin/explain", &form, completion("x").to_string()).await;
     assert_eq!(reply.status, 415, "a page elsewhere cannot ask without being asked first");
 }
 

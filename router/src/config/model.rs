@@ -233,8 +233,8 @@ pub struct Model {
     #[serde(deserialize_with = "scalar::duration", serialize_with = "scalar::duration_text")]
     #[schemars(with = "scalar::DurationText")]
     pub lease: Duration,
-    /// Whether an answer whose decode worker is lost goes on upon another one, where that is
-    /// exact.
+    /// Whether a streamed completion or chat whose decode worker is lost goes on upon another
+    /// one, where that is exact.
     #[serde(default)]
     pub migrate: bool,
     /// What clients are told where an engine reports no `cached_tokens`.

@@ -109,7 +109,7 @@ impl Sending<'_> {
         lease: Option<Lease>,
     ) -> Result<First, Error> {
         below_if_412(if self.context.options.stream {
-            let events = Box::pin(first_events(self, body));
+            let events = Box::pin(first_events(self, self.context.endpoint, body));
             in_lease(lease, &self.placed.worker, events).await
         } else {
             whole_reply(self, account, body, lease).await

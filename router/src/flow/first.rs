@@ -11,6 +11,7 @@ use splitrail_engine::usage::EngineUsage;
 use super::answer::{Sending, usage_of};
 use super::client::{EngineClient, Parcel, Shape, refusal_event};
 use super::context::within;
+use crate::api::Endpoint;
 use crate::core::Served;
 use crate::error::Error;
 use crate::fleet::Worker;
@@ -34,19 +35,22 @@ const HELD_PER_SAMPLE: usize = 16;
 /// Events that only open an answer: so many at most are held back.
 const OPENING_MAX: usize = 16;
 
-/// Sends a streamed leg and waits for its first events.
-pub(super) async fn first_events(sending: &Sending<'_>, body: Parcel) -> Result<First, Error> {
+/// Sends a streamed leg to an endpoint and waits for its first events.
+pub(super) async fn first_events(
+    sending: &Sending<'_>,
+    endpoint: Endpoint,
+    body: Parcel,
+) -> Result<First, Error> {
     let Sending { context, envelope, placed, .. } = *sending;
     let (worker, envelope) = (&placed.worker, &placed.pinned(envelope));
     let Served { config, client, .. } = context.served.as_ref();
     let limit = config.timeouts.first_token;
     let idle = config.timeouts.stream_idle;
     let call = pin!(async {
-        let shape = Shape::streamed(context.endpoint);
-        let response = client.post(worker, shape, body, envelope).await?;
+        let response = client.post(worker, Shape::streamed(endpoint), body, envelope).await?;
         // Until the first event, the leg's own time-out counts.
         let patience = limit.max(idle);
-        let dialect = context.endpoint.dialect();
+        let dialect = endpoint.dialect();
         let reader = EventReader::new(client, response, Arc::clone(worker), patience)
             .of_dialect(dialect, client.reply_max_bytes());
         let samples = if sending.is_gated() { context.options.samples } else { 0 };

@@ -1,11 +1,11 @@
 //! An answer whose decode worker is lost in mid-stream goes on upon another one, from the
 //! tokens that were delivered.
 //!
-//! Only where that is exact: a single sample of a completion whose sampling depends on
+//! Only where that is exact: a single sample of a completion or a chat whose sampling depends on
 //! nothing but the tokens before it. Penalties count output apart from the prompt, stop texts
 //! may straddle the seam, grammars and seeds have a state: such answers are not migrated. The
 //! engine is asked for token ids (`return_token_ids`), so the new prompt is exactly what the
-//! lost one had, whatever its text.
+//! lost one had, whatever its text. A chat goes on as a completion of these ids (`chat`).
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -32,53 +32,11 @@ use crate::pick::Leg;
 use crate::prepare::Unit;
 use crate::reply::relay::EventReader;
 
-/// Members whose effect on a token depends on nothing but the tokens before it. A request
-/// with any other is not migrated.
-const EXACT: [&str; 22] = [
-    "model",
-    "prompt",
-    "max_tokens",
-    "min_tokens",
-    "stream",
-    "stream_options",
-    "temperature",
-    "top_p",
-    "top_k",
-    "min_p",
-    "logit_bias",
-    "allowed_token_ids",
-    "ignore_eos",
-    "stop_token_ids",
-    "n",
-    "best_of",
-    "user",
-    "cache_salt",
-    "priority",
-    "add_special_tokens",
-    "skip_special_tokens",
-    "return_token_ids",
-];
+mod chat;
+mod exact;
 
-/// What completions generate where nothing is said.
-const COMPLETION_TOKENS: u32 = 16;
-
-/// Whether a request can be migrated exactly.
-pub(super) fn is_exact(context: &Context, body: &JsonObject) -> bool {
-    let options = context.options;
-    let totals = body.raw("stream_options").is_some_and(|raw| raw.contains("continuous_usage"));
-    // Without a draw there is nothing that a seed could repeat.
-    let greedy = body.raw("temperature").and_then(|raw| raw.parse::<f64>().ok()) == Some(0.0);
-    let exact = |(key, raw): (&str, &str)| {
-        EXACT.contains(&key) || raw == "null" || (key == "seed" && greedy)
-    };
-    context.served.config.migrate
-        && context.served.config.connector.serves_alone()
-        && context.endpoint == Endpoint::Completions
-        && options.stream
-        && options.samples == 1
-        && !totals
-        && body.members().all(exact)
-}
+pub(super) use exact::is_exact;
+use exact::limit;
 
 /// What a lost answer needs to go on.
 pub struct Migration {
@@ -96,6 +54,8 @@ pub struct Migration {
     pending: Vec<u32>,
     /// Whether the engine has said how the answer ended.
     finished: bool,
+    /// Whether a parser made a part of the answer, which no other engine could go on with.
+    parsed: bool,
     /// The first event's id and creation time, which all events carry.
     first: Option<JsonObject>,
     lost: Vec<Exclusion>,
@@ -118,6 +78,12 @@ struct Choice {
     prompt_token_ids: Option<Vec<u32>>,
 }
 
+#[derive(Deserialize)]
+struct ChatChoice {
+    finish_reason: Option<String>,
+    token_ids: Option<Vec<u32>>,
+}
+
 impl Migration {
     /// Of an answer that is about to be asked for; `None` where it could not go on exactly.
     pub(super) fn new(
@@ -135,6 +101,7 @@ impl Migration {
             delivered: Vec::new(),
             pending: Vec::new(),
             finished: false,
+            parsed: false,
             first: None,
             lost: Vec::new(),
             left: context.served.config.retries.decode,
@@ -146,13 +113,21 @@ impl Migration {
         !self.lost.is_empty()
     }
 
+    /// Whether the answer is a chat that goes on as a completion: its events need to be changed.
+    pub(crate) fn is_converted(&self) -> bool {
+        self.has_moved() && self.context.endpoint == Endpoint::Chat
+    }
+
     /// Takes note of an event; gives what the client gets of it. `None` if it is not what
     /// an engine sends that gives token ids: then the answer cannot go on elsewhere.
     pub(crate) fn note(&mut self, data: &Bytes) -> Option<Bytes> {
         let mut event = JsonObject::parse(data.clone()).ok()?;
         let choices: Vec<Box<RawValue>> = serde_json::from_str(event.raw("choices")?).ok()?;
         if let [choice] = &choices[..] {
-            let told = self.note_choice(choice)?;
+            let told = match self.context.endpoint == Endpoint::Chat && !self.has_moved() {
+                true => self.note_chat(&mut event, choice)?,
+                false => self.note_choice(choice)?,
+            };
             event.set("choices", format!("[{told}]"));
         }
         if self.first.is_none() {
@@ -165,7 +140,7 @@ impl Migration {
     /// Gives an event of a further worker the identity of the answer that it is a part of.
     pub(crate) fn unify(&self, event: &mut JsonObject) {
         if let Some(first) = self.first.as_ref().filter(|_| self.has_moved()) {
-            for key in ["id", "created"] {
+            for key in ["id", "object", "created"] {
                 first.raw(key).into_iter().for_each(|raw| event.set(key, raw));
             }
         }
@@ -183,23 +158,49 @@ impl Migration {
         if self.prompt.is_none() {
             self.prompt = Some(prompt_token_ids?);
         }
-        let mut choice = JsonObject::parse_str(raw.get()).ok()?;
+        let choice = JsonObject::parse_str(raw.get()).ok()?;
         let hidden: &[&str] = match (self.told_ids, self.has_moved()) {
             (false, _) => &["token_ids", "prompt_token_ids"],
             // The prompt that the second worker has is none of the client's.
             (true, true) => &["prompt_token_ids"],
             (true, false) => &[],
         };
-        for key in hidden {
-            if choice.raw(key).is_some() {
-                choice.set(key, "null");
-            }
+        let choice = without(choice, hidden);
+        match self.is_converted() {
+            true => chat::from_completion(&choice),
+            false => Some(choice.to_string()),
         }
-        Some(choice.to_string())
+    }
+
+    /// The same for the choice of a chat's event. Its engine says the prompt in the first one.
+    fn note_chat(&mut self, event: &mut JsonObject, raw: &RawValue) -> Option<String> {
+        let ChatChoice { finish_reason, token_ids } = serde_json::from_str(raw.get()).ok()?;
+        let choice = JsonObject::parse_str(raw.get()).ok()?;
+        let added = chat::read_delta(&choice)?;
+        if self.prompt.is_none() {
+            self.prompt = Some(serde_json::from_str(event.raw("prompt_token_ids")?).ok()?);
+        }
+        if token_ids.is_none() && (added.has_text || finish_reason.is_some()) {
+            return None;
+        }
+        self.finished |= finish_reason.is_some();
+        self.parsed |= added.is_parsed;
+        self.pending.extend(token_ids.unwrap_or_default());
+        if added.has_text {
+            self.delivered.append(&mut self.pending);
+        }
+        if self.told_ids {
+            return Some(raw.get().to_owned());
+        }
+        *event = without(event.clone(), &["prompt_token_ids"]);
+        Some(without(choice, &["token_ids"]).to_string())
     }
 
     /// Finds the answer another worker, on which it goes on; `None` if it cannot.
     pub(crate) async fn resume(&mut self, lost: &Error, worker: &Arc<Worker>) -> Option<Resumed> {
+        if self.parsed {
+            return None;
+        }
         let context = Arc::clone(&self.context);
         let mut error = lost.clone();
         let mut failed = Arc::clone(worker);
@@ -244,7 +245,7 @@ impl Migration {
             body.set("cache_hit_threshold", threshold.to_string());
         }
         let booking = book(context, unit, placed, (Instant::now(), true));
-        let body = legs::answer(body, context.endpoint, context.options, Carried::Nothing)?;
+        let body = legs::answer(body, Endpoint::Completions, context.options, Carried::Nothing)?;
         let body: Parcel = body.into();
         let sending = Sending {
             context,
@@ -257,7 +258,7 @@ impl Migration {
         let expected = expected(context, unit, placed);
         let leg = LegFacts::new(LegKind::Decode, placed.worker.id(), expected);
         self.decision.update(|decision| decision.ledger.decode_resumed(leg));
-        match first_events(&sending, body).await? {
+        match first_events(&sending, Endpoint::Completions, body).await? {
             First::Events(reader, held) => {
                 self.decision.update(|decision| decision.ledger.decode_worked());
                 Ok(Resumed { worker: Arc::clone(&placed.worker), booking, reader, held })
@@ -277,8 +278,15 @@ impl Migration {
         tokens.extend(&self.delivered);
         let done = self.delivered.len() as u32;
         let count = |key| self.body.get::<u32>(key, "an integer").ok().flatten();
-        let left = count("max_tokens").unwrap_or(COMPLETION_TOKENS).checked_sub(done)?;
+        let endpoint = self.context.endpoint;
+        let left = limit(endpoint, &self.body)?.checked_sub(done)?;
         let mut body = self.body.clone();
+        if endpoint == Endpoint::Chat {
+            if !chat::are_text(body.raw("messages")?) {
+                return None;
+            }
+            body.retain(|key| !chat::MEMBERS.contains(&key));
+        }
         body.set("prompt", serde_json::to_string(&tokens).ok()?);
         body.set("max_tokens", left.to_string());
         if let Some(least) = count("min_tokens") {
@@ -329,6 +337,16 @@ impl Migration {
         }
         Some(usage.to_string())
     }
+}
+
+/// An object whose members of these names, where it has them, are null.
+fn without(mut object: JsonObject, keys: &[&str]) -> JsonObject {
+    for key in keys {
+        if object.raw(key).is_some() {
+            object.set(key, "null");
+        }
+    }
+    object
 }
 
 fn count(context: &Context, outcome: &str) {

@@ -503,11 +503,15 @@ impl UnitStream {
             if dialect == Dialect::Responses && chunk.is_last {
                 return dialect::edit(dialect, &event, hide_hand_off).map(Some).ok_or(NO_CHUNK);
             }
-            let noted = self.migration.as_mut().map(|migration| migration.note(&event));
-            if let Some(None) = noted {
-                self.migration = None;
-            }
-            return Ok(Some(noted.flatten().unwrap_or(event)));
+            let Some(migration) = &mut self.migration else { return Ok(Some(event)) };
+            return match migration.note(&event) {
+                Some(told) => Ok(Some(told)),
+                None if migration.is_converted() => Err("does not go on with an answer"),
+                None => {
+                    self.migration = None;
+                    Ok(Some(event))
+                }
+            };
         };
         let told = match usage.is_final {
             false => match self.account.foretold(usage.raw) {

@@ -1,0 +1,71 @@
+//! Which answers can go on elsewhere exactly.
+
+use super::chat;
+use crate::api::{Endpoint, JsonObject};
+use crate::config::model::Model;
+use crate::flow::context::Context;
+
+/// Members whose effect on a token depends on nothing but the tokens before it. A request
+/// with any other is not migrated.
+const EXACT: [&str; 20] = [
+    "model",
+    "max_tokens",
+    "min_tokens",
+    "stream",
+    "stream_options",
+    "temperature",
+    "top_p",
+    "top_k",
+    "min_p",
+    "logit_bias",
+    "allowed_token_ids",
+    "ignore_eos",
+    "stop_token_ids",
+    "n",
+    "user",
+    "cache_salt",
+    "priority",
+    "add_special_tokens",
+    "skip_special_tokens",
+    "return_token_ids",
+];
+
+/// Members that a completion may have besides.
+const OF_COMPLETIONS: [&str; 2] = ["prompt", "best_of"];
+
+/// What completions generate where nothing is said.
+const COMPLETION_TOKENS: u32 = 16;
+
+/// Whether a request can be migrated exactly.
+pub(in super::super) fn is_exact(context: &Context, body: &JsonObject) -> bool {
+    let Model { migrate, connector, .. } = &context.served.config;
+    let own: &[&str] = match context.endpoint {
+        Endpoint::Completions => &OF_COMPLETIONS,
+        Endpoint::Chat => &chat::MEMBERS,
+        _ => return false,
+    };
+    if !*migrate || !connector.serves_alone() {
+        return false;
+    }
+    let options = context.options;
+    let totals = body.raw("stream_options").is_some_and(|raw| raw.contains("continuous_usage"));
+    // Without a draw there is nothing that a seed could repeat.
+    let greedy = body.raw("temperature").and_then(|raw| raw.parse::<f64>().ok()) == Some(0.0);
+    let exact = |(key, raw): (&str, &str)| {
+        EXACT.contains(&key) || own.contains(&key) || raw == "null" || (key == "seed" && greedy)
+    };
+    options.stream
+        && options.samples == 1
+        && !totals
+        && limit(context.endpoint, body).is_some()
+        && body.members().all(exact)
+}
+
+/// The most tokens that a request asks for; `None` where only its engine knows.
+pub(super) fn limit(endpoint: Endpoint, body: &JsonObject) -> Option<u32> {
+    let count = |key| body.get::<u32>(key, "an integer").ok().flatten();
+    match endpoint {
+        Endpoint::Chat => count("max_completion_tokens").or_else(|| count("max_tokens")),
+        _ => Some(count("max_tokens").unwrap_or(COMPLETION_TOKENS)),
+    }
+}
