@@ -111,13 +111,10 @@ impl Running {
         let (reload, reloading) = Reload::start(Arc::clone(&core), Arc::clone(&fleet), file);
         let admin =
             Admin { core: Arc::clone(&core), fleet: Arc::clone(&fleet), reload: reload.clone() };
-        let admin_doorway = listener::Doorway {
-            name: "admin",
-            routes: admin::routes(admin, addresses.admin).into(),
-            core: Arc::clone(&core),
-            stop: CancellationToken::new(),
-        };
-        admin_door.spawn(listener::serve(admin_socket, admin_doorway));
+        let routes = admin::routes(admin, addresses.admin).into();
+        let admin =
+            listener::Doorway { stop: CancellationToken::new(), ..doorway("admin", routes) };
+        admin_door.spawn(listener::serve(admin_socket, admin));
         if let Some(socket) = grpc_socket {
             let (routes, told) = grpc::routes(&core, stop.clone());
             doors.spawn(told);

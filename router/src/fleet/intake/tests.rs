@@ -149,7 +149,7 @@ async fn the_index_is_read_anew_when_evictions_make_room() {
     let mut tasks = JoinSet::new();
     let mut part = part(&core, &served, &worker);
     part.truncated_min = Duration::from_millis(1);
-    tasks.spawn(follow(part, first_source(&worker).unwrap()));
+    tasks.spawn(follow(part, first_source(&worker).unwrap(), None, watch::Sender::new(false)));
     serve(&engine, &"long ".repeat(100), 1).await;
     eventually(|| worker.index_is_truncated()).await;
     // Many prompts of less than a block push the long one out, and leave nothing behind.
