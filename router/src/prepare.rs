@@ -96,6 +96,9 @@ pub struct Unit {
     pub weight_tokens: u64,
 }
 
+/// Makes a body, within bounds.
+pub type Make = Box<dyn FnOnce(&Limits) -> Result<Made, Error> + Send>;
+
 /// A request's body, as its door has it.
 pub enum Payload {
     /// An OpenAI body.
@@ -107,7 +110,7 @@ pub enum Payload {
         /// As [`is_harmless`] says.
         is_harmless: bool,
         /// Makes it.
-        make: Box<dyn FnOnce(&Limits) -> Result<Made, Error> + Send>,
+        make: Make,
     },
 }
 
@@ -235,13 +238,7 @@ fn compute(core: &Core, endpoint: Endpoint, payload: Payload) -> Result<Prepared
         if let Some(raw) = raw {
             body.set_piece("prompt", raw);
         }
-        let weight = match endpoint.computes() {
-            true => {
-                let members = endpoint.prompt_members().iter();
-                members.map(|member| body.raw(member).map_or(0, str::len)).sum()
-            }
-            false => 0,
-        };
+        let weight = prompt_bytes(endpoint, &body);
         let mut chain = Chain::new(&namespace, core.hash_seed);
         let mut unit = Unit {
             prompt_index,
@@ -281,6 +278,12 @@ fn compute(core: &Core, endpoint: Endpoint, payload: Payload) -> Result<Prepared
     let Inbound { options, threshold, removed, .. } = inbound;
     let memory = memory.kept.into_charge();
     Ok(Prepared { served, endpoint, options, threshold, units, samples_apart, removed, memory })
+}
+
+/// Bytes of JSON of the members that hold the prompt, where the model computes one.
+fn prompt_bytes(endpoint: Endpoint, body: &JsonObject) -> usize {
+    let members = if endpoint.computes() { endpoint.prompt_members() } else { &[] };
+    members.iter().map(|member| body.raw(member).map_or(0, str::len)).sum()
 }
 
 /// What a request asks for by its model's name. Where the model does nothing, none need be

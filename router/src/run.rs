@@ -125,13 +125,8 @@ impl Running {
         if !log_every.is_zero() {
             summary.spawn(summary::run(Arc::clone(&core), log_every));
         }
-        let mut ledger = JoinSet::new();
         let close_ledger = CancellationToken::new();
-        for lines in [&core.books.ledger, core.books.recorder.lines()] {
-            if let Some(writer) = lines.take_writer() {
-                ledger.spawn(writer.run(close_ledger.clone()));
-            }
-        }
+        let ledger = ledger_writers(&core, &close_ledger);
         Ok(Self {
             core,
             addresses,
@@ -229,6 +224,17 @@ impl Running {
         let _in_time = tokio::time::timeout(LAST_WORDS, all_closed).await;
         cut
     }
+}
+
+/// Writes down what has ended, until told to close.
+fn ledger_writers(core: &Core, close: &CancellationToken) -> JoinSet<()> {
+    let mut writers = JoinSet::new();
+    for lines in [&core.books.ledger, core.books.recorder.lines()] {
+        if let Some(writer) = lines.take_writer() {
+            writers.spawn(writer.run(close.clone()));
+        }
+    }
+    writers
 }
 
 /// How long a disk may take for the last lines of the ledger file.
