@@ -14,9 +14,10 @@ use crate::config::{
 use crate::core::{Core, Seldom, Served, Serving};
 use crate::fleet::budget::RetryBudget;
 use crate::fleet::{Networks, Pool};
-use crate::flow::client::EngineClient;
+use crate::flow::client::{EngineClient, ReplyMemory};
 use crate::ledger::lines::Lines;
 use crate::ledger::recorder::Recorder;
+use crate::memory_budget::MemoryBudget;
 use crate::prompt::stamp::{FileStamp, stamp, stamps};
 use crate::prompt::{ContentFormat, PromptModel, PromptOptions};
 use crate::telemetry::metrics::Metrics;
@@ -68,10 +69,11 @@ pub enum AssembleError {
 /// What cannot be had from outside: credentials, tokenizers, the ledger file.
 pub fn assemble(config: Config) -> Result<Arc<Core>, AssembleError> {
     let config = Arc::new(config);
-    let models = models(&config, None)?;
     let metrics = Metrics::new().map_err(|error| AssembleError::Defect(error.to_string()))?;
+    let memory = Arc::default();
+    let models = models(&config, (&memory, &metrics), None)?;
     let books = Books::open(&config, &metrics).map_err(AssembleError::File)?;
-    Ok(Arc::new(Core::new(models, config, metrics, books)))
+    Ok(Arc::new(Core::new(models, config, metrics, memory, books)))
 }
 
 /// The files to which ended requests are written.
@@ -103,16 +105,23 @@ impl Books {
 ///
 /// # Errors
 /// As [`assemble`], but for the ledger's file, which stays.
-pub fn reassemble(config: Config, before: &Serving) -> Result<Serving, AssembleError> {
+pub fn reassemble(config: Config, core: &Core, before: &Serving) -> Result<Serving, AssembleError> {
     let config = Arc::new(config);
-    let models = models(&config, Some(before))?;
+    let models = models(&config, (&core.memory, &core.metrics), Some(before))?;
     Ok(Serving::new(models, config))
 }
 
-fn models(config: &Config, before: Option<&Serving>) -> Result<Vec<Arc<Served>>, AssembleError> {
+/// What all models share.
+type Common<'a> = (&'a Arc<MemoryBudget>, &'a Metrics);
+
+fn models(
+    config: &Config,
+    common: Common<'_>,
+    before: Option<&Serving>,
+) -> Result<Vec<Arc<Served>>, AssembleError> {
     let assembled = config.models.iter().map(|model| {
         let predecessor = before.and_then(|before| Some((before.model(&model.name)?, before)));
-        assemble_model(model, config, predecessor)
+        assemble_model(model, config, common, predecessor)
     });
     assembled.collect()
 }
@@ -120,6 +129,7 @@ fn models(config: &Config, before: Option<&Serving>) -> Result<Vec<Arc<Served>>,
 fn assemble_model(
     model: &Model,
     config: &Config,
+    (memory, metrics): Common<'_>,
     before: Option<(&Arc<Served>, &Serving)>,
 ) -> Result<Arc<Served>, AssembleError> {
     let authorization = authorization(model)?;
@@ -155,8 +165,14 @@ fn assemble_model(
         None => {
             let reply_max_bytes = config.limits.engine_reply_max_bytes;
             let networks = Networks::new(&config.fleet.networks);
+            let memory = ReplyMemory {
+                budget: Arc::clone(memory),
+                max_bytes: config.limits.request_memory_max_bytes,
+                shed: metrics.shed.clone(),
+            };
             let (connect, budget) = (model.timeouts.connect, Arc::clone(&retry_budget));
-            EngineClient::new(connect, authorization, reply_max_bytes, networks, budget)
+            let replies = (reply_max_bytes, memory);
+            EngineClient::new(connect, authorization, replies, networks, budget)
         }
     };
     let pool = match keep(|kept| kept.pool) {
@@ -207,7 +223,8 @@ impl Kept {
         let limits = &config.limits;
         let tokenizer = was.tokenizer == model.tokenizer;
         let client = was.timeouts.connect == model.timeouts.connect
-            && bounds.engine_reply_max_bytes == limits.engine_reply_max_bytes;
+            && bounds.engine_reply_max_bytes == limits.engine_reply_max_bytes
+            && bounds.request_memory_max_bytes == limits.request_memory_max_bytes;
         let pool = was.block_size == model.block_size
             && was.assumed == model.assumed
             && bounds.index_blocks_per_worker_max == limits.index_blocks_per_worker_max;

@@ -23,7 +23,7 @@ use crate::fleet::{Networks, Pool, Worker};
 use crate::flow::client::EngineClient;
 use crate::flow::staged::Releases;
 use crate::ledger::decisions::Decisions;
-use crate::memory_budget::MemoryBudget;
+use crate::memory_budget::{self, MemoryBudget};
 use crate::name::Name;
 use crate::pick::Leg;
 use crate::prompt::PromptModel;
@@ -221,6 +221,7 @@ impl Core {
         models: Vec<Arc<Served>>,
         config: Arc<Config>,
         metrics: Metrics,
+        memory: Arc<MemoryBudget>,
         books: Books,
     ) -> Self {
         metrics.set_config(config.digest());
@@ -240,7 +241,7 @@ impl Core {
             live: DashMap::default(),
             in_flight: Room::new(limits.in_flight_max),
             admission: Arc::default(),
-            memory: Arc::default(),
+            memory,
             preparing: Arc::new(Semaphore::new(cores)),
             preparing_long: Arc::new(Semaphore::new((cores / 2).max(1))),
             cut: Cut::default(),
@@ -310,8 +311,7 @@ impl Core {
     /// Counts a request that is refused for want of memory, and says why: all requests together
     /// would hold more than `limits.request_memory_max_bytes`.
     pub fn shed_memory(&self) -> Error {
-        let message = "requests hold limits.request_memory_max_bytes of memory already";
-        self.shed("request_memory", Kind::Overloaded, message)
+        memory_budget::shed(&self.metrics.shed)
     }
 
     /// Starts to drain: not ready from now on.

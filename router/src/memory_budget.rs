@@ -8,7 +8,18 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 
+use bytes::Bytes;
+use prometheus::IntCounterVec;
+
 use crate::error::{Error, Kind};
+
+/// Counts a request that is refused for want of memory, and says why: all requests together
+/// would hold more than `limits.request_memory_max_bytes`.
+pub fn shed(counted: &IntCounterVec) -> Error {
+    counted.with_label_values(&["none", "request_memory"]).inc();
+    let message = "requests hold limits.request_memory_max_bytes of memory already";
+    Error::new(Kind::Overloaded, message)
+}
 
 /// The bytes that are charged now, over all requests.
 #[derive(Debug, Default)]
@@ -57,9 +68,26 @@ impl Charge {
         self.budget.held_bytes.fetch_sub(bytes, Relaxed);
     }
 
+    /// Bytes that carry the charge: it is given back when the last part of them is dropped.
+    pub fn hold(self, bytes: Vec<u8>) -> Bytes {
+        Bytes::from_owner(Held { bytes, _charge: self })
+    }
+
     /// The bytes that it holds.
     pub fn bytes(&self) -> usize {
         self.bytes
+    }
+}
+
+/// Bytes, and the charge that stands for them.
+struct Held {
+    bytes: Vec<u8>,
+    _charge: Charge,
+}
+
+impl AsRef<[u8]> for Held {
+    fn as_ref(&self) -> &[u8] {
+        &self.bytes
     }
 }
 
@@ -148,6 +176,19 @@ mod tests {
         assert!(second.grow(20, 100));
         drop(first);
         assert_eq!(budget.held_bytes(), 50);
+    }
+
+    #[test]
+    fn bytes_give_back_their_charge_with_their_last_part() {
+        let budget = Arc::new(MemoryBudget::default());
+        let mut charge = budget.charge();
+        assert!(charge.grow(4, 100));
+        let mut bytes = charge.hold(b"body".to_vec());
+        let part = bytes.split_to(2);
+        drop(bytes);
+        assert_eq!((&part[..], budget.held_bytes()), (&b"bo"[..], 4));
+        drop(part);
+        assert_eq!(budget.held_bytes(), 0);
     }
 
     proptest! {

@@ -97,7 +97,7 @@ async fn once(
     let (core, fleet) = (Arc::clone(core), Arc::clone(fleet));
     // Tokenizers take a while, files may, and to take workers out of an index does.
     let reloading = tokio::task::spawn_blocking(move || {
-        let (serving, report) = prepare::prepare(&file, &before)?;
+        let (serving, report) = prepare::prepare(&file, &core, &before)?;
         if core.is_draining() {
             return Err(Refused::Draining);
         }

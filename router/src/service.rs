@@ -216,13 +216,14 @@ async fn answer(core: &Arc<Core>, call: Call, scope: &mut Scope) -> Result<Reply
         fallback,
         dialect,
     });
-    let body = one_reply(begun, Places { n: options.n, samples_apart }, detail)?;
+    let body = one_reply(&context.core, begun, Places { n: options.n, samples_apart }, detail)?;
     let server_timing = context.stages.server_timing();
     Ok(Reply { route: Route(decisions), server_timing, removed_fields: removed.header(), body })
 }
 
 /// The reply that the answers of all prompts make.
 fn one_reply(
+    core: &Core,
     mut begun: Vec<Begun>,
     places: Places,
     detail: Option<Detail>,
@@ -238,14 +239,28 @@ fn one_reply(
         (_, last) => merged(begun.into_iter().chain(last), places)?,
     };
     Ok(match (merged, detail) {
-        (Merged::Whole(reply), None) => ReplyBody::Whole(reply.to_bytes()),
+        (Merged::Whole(reply), None) => ReplyBody::Whole(written(core, &reply)?),
         (Merged::Events(events), None) => ReplyBody::Events(events),
         (Merged::Whole(mut reply), Some(detail)) => {
             detail.add(&mut reply);
-            ReplyBody::Whole(reply.to_bytes())
+            ReplyBody::Whole(written(core, &reply)?)
         }
         (Merged::Events(events), Some(detail)) => ReplyBody::Events(detail.add_to_stream(events)),
     })
+}
+
+/// A reply as it is sent; the memory of a long one is charged until it is.
+fn written(core: &Core, reply: &JsonObject) -> Result<Bytes, Error> {
+    const LONG_BYTES: usize = 64 << 10;
+    let bytes = reply.bytes();
+    if bytes < LONG_BYTES {
+        return Ok(reply.to_bytes());
+    }
+    let mut charge = core.memory.charge();
+    if !charge.grow(bytes, core.serving().limits.request_memory_max_bytes) {
+        return Err(core.shed_memory());
+    }
+    Ok(charge.hold(reply.to_bytes().into()))
 }
 
 enum Merged {

@@ -305,10 +305,14 @@ impl JsonObject {
         self.entries().map(|(key, value)| (self.text_of(key), self.text_of(value)))
     }
 
+    /// The length of its text in bytes, or a little more.
+    pub fn bytes(&self) -> usize {
+        self.members().map(|(key, value)| key.len() + value.len() + 8).sum::<usize>() + 2
+    }
+
     /// The object as JSON text.
     pub fn to_bytes(&self) -> Bytes {
-        let bytes: usize = self.members().map(|(key, value)| key.len() + value.len() + 8).sum();
-        let mut out = String::with_capacity(bytes + 2);
+        let mut out = String::with_capacity(self.bytes());
         self.write_to(&mut out);
         Bytes::from(out)
     }

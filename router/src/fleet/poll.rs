@@ -9,7 +9,7 @@ use tokio::time::MissedTickBehavior;
 
 use super::worker::Worker;
 use crate::core::Served;
-use crate::error::{Error, Kind};
+use crate::error::{Error, Fault, Kind};
 use crate::flow::client::EngineClient;
 
 /// Bytes of an engine's `/metrics` or `/v1/models`; vLLM's metrics are some 60 kB, and with
@@ -62,6 +62,8 @@ pub async fn run(served: Arc<Served>, worker: Arc<Worker>) {
                     served.pool.assumed.forget(worker.index);
                 }
             }
+            // The router has no memory left for the answer: that says nothing of the engine.
+            Err(error) if error.fault() == Fault::Router => {}
             Err(error) => {
                 // Whoever found it down first: nothing is known of its cache.
                 served.pool.assumed.forget(worker.index);

@@ -24,6 +24,7 @@ mod wire;
 
 pub use connections::EngineBody;
 pub(crate) use failure::refusal_event;
+pub use gather::ReplyMemory;
 pub(crate) use gather::too_large;
 pub use parcel::{Parcel, Receipt};
 pub use proof::{Proof, Shape};
@@ -72,6 +73,7 @@ pub struct EngineClient {
     guarded: Arc<Connections>,
     authorization: Option<HeaderValue>,
     reply_max_bytes: usize,
+    memory: ReplyMemory,
     /// What the model's requests have left for retries.
     retry_budget: Arc<RetryBudget>,
     /// Bodies that are read to their end after their last event.
@@ -104,7 +106,7 @@ impl EngineClient {
     pub fn new(
         connect: Duration,
         authorization: Option<HeaderValue>,
-        reply_max_bytes: usize,
+        (reply_max_bytes, memory): (usize, ReplyMemory),
         networks: Networks,
         retry_budget: Arc<RetryBudget>,
     ) -> Self {
@@ -115,6 +117,7 @@ impl EngineClient {
             guarded,
             authorization,
             reply_max_bytes,
+            memory,
             retry_budget,
             finishing: Arc::default(),
             timers: Arc::default(),
@@ -203,8 +206,9 @@ impl EngineClient {
     /// If it is too long, breaks off, or is for another request.
     pub async fn whole(&self, worker: &Worker, response: Response) -> Result<Bytes, Error> {
         let Response { mut body, proof, .. } = response;
-        let reply = gather(&mut body, self.reply_max_bytes).await;
-        let reply = reply.map_err(|error| error.of(worker, "limits.engine_reply_max_bytes"))?;
+        const KEY: &str = "limits.engine_reply_max_bytes";
+        let reply = gather(&mut body, self.reply_max_bytes, &self.memory).await;
+        let reply = reply.map_err(|error| error.of(worker, KEY, &self.memory))?;
         proof.check(worker, &reply)?;
         body.prove();
         Ok(reply)
@@ -235,8 +239,8 @@ impl EngineClient {
         if status != StatusCode::OK {
             return Err(Error::engine(worker.id(), "does not answer with 200"));
         }
-        let text = gather(&mut body, max_bytes).await;
-        let text = text.map_err(|error| error.of_report(worker))?;
+        let text = gather(&mut body, max_bytes, &self.memory).await;
+        let text = text.map_err(|error| error.of_report(worker, &self.memory))?;
         String::from_utf8(text.into())
             .map_err(|_| Error::engine(worker.id(), "sent a text that is not UTF-8"))
     }
@@ -262,7 +266,7 @@ impl EngineClient {
             if status != StatusCode::OK {
                 return Err("it does not answer with 200");
             }
-            let body = gather(&mut body, max_bytes).await;
+            let body = gather(&mut body, max_bytes, &self.memory).await;
             let body = body.map_err(|_| "its answer is too long, or broke off")?;
             String::from_utf8(body.into()).map_err(|_| "its answer is not UTF-8")
         };
@@ -291,6 +295,11 @@ impl EngineClient {
                 let _in_time = tokio::time::timeout(FINISH, ended).await;
             });
         }
+    }
+
+    /// The memory that replies may take.
+    pub(crate) fn memory(&self) -> &ReplyMemory {
+        &self.memory
     }
 
     /// The largest reply, or event of a stream, that is accepted.

@@ -6,7 +6,7 @@ use super::diff::changes;
 use super::report::Report;
 use crate::assemble::{AssembleError, reassemble};
 use crate::config::{self, Problem, Problems, Source};
-use crate::core::Serving;
+use crate::core::{Core, Serving};
 use crate::fleet::keeper::ClaimError;
 
 /// Why a reload has changed nothing.
@@ -73,7 +73,11 @@ const FIXED: [&[&str]; 9] = [
 
 /// What is to be served according to a file, in place of what is served now, which stays as it
 /// is.
-pub(super) fn prepare(file: &Path, before: &Serving) -> Result<(Serving, Report), Refused> {
+pub(super) fn prepare(
+    file: &Path,
+    core: &Core,
+    before: &Serving,
+) -> Result<(Serving, Report), Refused> {
     let loaded = config::load(file)?;
     let changes = changes(&before.config, &loaded.config);
     let fixed = changes.iter().filter_map(|change| {
@@ -89,7 +93,7 @@ pub(super) fn prepare(file: &Path, before: &Serving) -> Result<(Serving, Report)
     }
     let source = loaded.source().clone();
     let places: Vec<String> = loaded.config.models.iter().map(|model| model.name.clone()).collect();
-    let serving = reassemble(loaded.config, before);
+    let serving = reassemble(loaded.config, core, before);
     let serving = serving.map_err(|error| located(&error, &source, &places))?;
     let report = Report::new(before, &serving, changes, loaded.warnings);
     Ok((serving, report))

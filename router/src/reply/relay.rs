@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use bytes::Bytes;
 use http_body_util::BodyExt;
-use prometheus::Histogram;
+use prometheus::{Histogram, IntCounterVec};
 use splitrail_engine::dialect::Dialect;
 use splitrail_engine::usage::{EngineUsage, UsageError};
 
@@ -25,6 +25,7 @@ use crate::ledger::audit;
 use crate::ledger::decisions::DecisionHandle;
 use crate::ledger::entry::Told;
 use crate::ledger::leg::Origin;
+use crate::memory_budget::{Charge, shed};
 use crate::pick::Leg;
 
 /// How many times as long as an engine may be silent it may send comments and no event: they
@@ -36,6 +37,10 @@ pub struct EventReader {
     body: Option<EngineBody>,
     /// What shows that the first event is for the request; none once it was looked at.
     proof: Option<Proof>,
+    /// For an event that is long and not whole yet.
+    charge: Charge,
+    memory_max_bytes: usize,
+    shed: IntCounterVec,
     /// When what is no event began to come, since the last event.
     waits_since: Option<Instant>,
     splitter: Splitter,
@@ -58,7 +63,21 @@ impl EventReader {
         let dialect = Dialect::Chunks;
         let Response { body, proof, .. } = response;
         let (body, proof) = (Some(body), Some(proof));
-        Self { body, proof, waits_since: None, splitter, dialect, worker, patience, done: false }
+        let memory = client.memory();
+        let (charge, memory_max_bytes) = (memory.budget.charge(), memory.max_bytes);
+        Self {
+            body,
+            proof,
+            charge,
+            memory_max_bytes,
+            shed: memory.shed.clone(),
+            waits_since: None,
+            splitter,
+            dialect,
+            worker,
+            patience,
+            done: false,
+        }
     }
 
     /// The same of another dialect. Where events have names, they are given as they came.
@@ -118,6 +137,7 @@ impl EventReader {
                     if let Some(data) = frame.data_ref() {
                         self.splitter.push(data);
                         has_read = true;
+                        self.charge_for_long()?;
                     }
                 }
                 Ok(Some(Err(Broken::Malformed(malformed)))) => {
@@ -138,6 +158,20 @@ impl EventReader {
             if let Some(body) = &mut self.body {
                 body.prove();
             }
+        }
+        Ok(())
+    }
+
+    /// Charges for what is held of an event that is long, in steps as the memory for it grows.
+    fn charge_for_long(&mut self) -> Result<(), Error> {
+        const FREE_BYTES: usize = 64 << 10;
+        let (held, charged) = (self.splitter.held_bytes(), self.charge.bytes());
+        if held <= FREE_BYTES {
+            self.charge.shrink(charged);
+        } else if held > charged
+            && !self.charge.grow(held.next_power_of_two() - charged, self.memory_max_bytes)
+        {
+            return Err(shed(&self.shed));
         }
         Ok(())
     }

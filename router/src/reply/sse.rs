@@ -55,6 +55,11 @@ impl Splitter {
         self.buffer.extend_from_slice(bytes);
     }
 
+    /// The bytes that are held of what was pushed.
+    pub fn held_bytes(&self) -> usize {
+        self.buffer.len()
+    }
+
     /// The next whole event, if there is one. Comments by themselves are passed over, and
     /// where events have no names, fields other than `data`.
     ///

@@ -41,7 +41,7 @@ record: { path: record.jsonl, rotate: { max_bytes: 4096 } }";
     shell.extend(["--ready-file".to_owned(), ready_file.display().to_string()]);
     let is_ready = || ready_file.is_file();
     let _router =
-        Process::of(Path::new("/bin/sh"), "router", files.path(), &shell, &is_ready).await;
+        Process::of(Path::new("/bin/sh"), "router", files.path(), &shell, &[], &is_ready).await;
     let ready: Value = serde_json::from_slice(&std::fs::read(&ready_file).unwrap()).unwrap();
     let http = splitrail_tests::Client::new(ready["http"].as_str().unwrap().parse().unwrap());
     let body = serde_json::json!({"model": "sim", "prompt": "once upon a time", "max_tokens": 2});

@@ -1,5 +1,6 @@
 //! Answers, and reports of engines, that are larger than is allowed.
 
+use futures_util::future::join_all;
 use serde_json::json;
 use splitrail_tests::canned::Canned;
 use splitrail_tests::cluster::eventually;
@@ -7,6 +8,7 @@ use splitrail_tests::front::Front;
 use splitrail_tests::post::{Answer, ListeningPost};
 use splitrail_tests::proc::memory;
 use splitrail_tests::raw_engine::{RawEngine, Turn, reply};
+use splitrail_tests::solo::Solo;
 
 use super::{COMPLETIONS, ask, generated, no_breaker_is_open};
 
@@ -92,4 +94,44 @@ async fn an_engine_that_says_too_much_of_itself_costs_neither_memory_nor_log() {
             "{path}: what is no text is escaped"
         );
     }
+}
+
+#[tokio::test]
+async fn replies_that_are_gathered_have_a_bound_in_common() {
+    const CLIENTS: usize = 12;
+    // All but the last byte comes, so that each reply is held as it is gathered.
+    let whole = reply(200, "application/json", &generated("cmpl-1", &"x".repeat(2 << 20)));
+    let (first, last) = whole.as_bytes().split_at(whole.len() - 1);
+    let (first, last) = (first.to_vec(), last.to_vec());
+    let solo =
+        Solo::start("{ body_max_bytes: 65536, request_memory_max_bytes: 8388608 }", move |_| {
+            Answer::Held { first: first.clone(), last: last.clone() }
+        })
+        .await;
+    let body = json!({"model": "sim", "prompt": "x", "max_tokens": 2});
+    let all = join_all((0..CLIENTS).map(|_| solo.http.post(COMPLETIONS, &body)));
+    let shed = [("reason", "request_memory")];
+    let release = async {
+        eventually("some are refused, and others held", async || {
+            let refused = solo.metric("splitrail_shed_total", &shed).await as usize;
+            refused > 0 && refused + solo.post.open() == CLIENTS
+        })
+        .await;
+        assert!(solo.metric("splitrail_request_memory_bytes", &[]).await <= 8_388_608.0);
+        solo.post.release();
+    };
+    let (replies, ()) = futures_util::future::join(all, release).await;
+    let refused = replies.iter().filter(|reply| reply.status == 503);
+    for reply in refused.clone() {
+        assert_eq!(reply.json()["error"]["code"], "overloaded");
+        assert!(!reply.header("retry-after").is_empty());
+    }
+    let served = replies.iter().filter(|reply| reply.status == 200).count();
+    assert!(served > 0, "those that fit are served");
+    assert!(served + refused.count() == CLIENTS);
+    assert_eq!(solo.metric("splitrail_worker_breaker_open", &[]).await, 0.0);
+    eventually("all memory is given back", async || {
+        solo.metric("splitrail_request_memory_bytes", &[]).await == 0.0
+    })
+    .await;
 }
