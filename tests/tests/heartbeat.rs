@@ -126,6 +126,8 @@ fn large() -> Vec<(&'static str, &'static str, String)> {
     let text = words(LONG_BYTES);
     let chat = json!({"model": "sim", "messages": [{"role": "user", "content": text}]}).to_string();
     let batch: Vec<String> = (0..64).map(|i| format!("{i} {}", words(LONG_BYTES / 64))).collect();
+    let members: String = (0..LONG_BYTES / 10).map(|i| format!(",\"{i:06}\":0")).collect();
+    let flat = format!("{{\"model\":\"sim\",\"prompt\":\"p\"{members}}}");
     let nested: String = (0..LONG_BYTES / 10).map(|i| format!("\"{i:06}\":0,")).collect();
     // As long as what is tokenised at once, and dense between the places that are looked at.
     let dense: String = (0..24).map(|_| "word ".repeat(40) + &"!?".repeat(1900)).collect();
@@ -136,6 +138,7 @@ fn large() -> Vec<(&'static str, &'static str, String)> {
         ("64 prompts", COMPLETIONS, completion(batch.into())),
         ("token ids", COMPLETIONS, completion(tokens.into())),
         ("numbers", COMPLETIONS, with(&format!("[{}0]", "0,".repeat(LONG_BYTES / 2)))),
+        ("members", COMPLETIONS, flat),
         ("an object of many members", COMPLETIONS, with(&format!("{{{nested}\"y\":0}}"))),
         ("96 KB that are dense in places", COMPLETIONS, completion(dense.into())),
     ]
