@@ -4,7 +4,7 @@ use std::io;
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use serde_json::json;
 use tokio::signal::unix::{Signal, SignalKind, signal};
@@ -191,7 +191,8 @@ impl Running {
         if let Some(door) = self.fleet_door.take() {
             door.close().await;
         }
-        Summary::default().say(&self.core);
+        let now = Instant::now();
+        Summary::new(now).say(&self.core, now);
         self.close_ledger.cancel();
         let written = async { while self.ledger.join_next().await.is_some() {} };
         if tokio::time::timeout(LEDGER_PATIENCE, written).await.is_err() {

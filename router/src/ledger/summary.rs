@@ -2,8 +2,9 @@
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
+use prometheus::core::Collector as _;
 use tokio::time::MissedTickBehavior;
 
 use crate::core::Core;
@@ -20,6 +21,15 @@ pub struct Totals {
     pub prompt_tokens: u64,
     /// Of these: cached.
     pub cached_tokens: u64,
+    /// Prompt tokens that workers found in their own caches. Where a prompt has a prefill and a
+    /// decode leg, what both hold counts twice.
+    pub local_hit_tokens: u64,
+    /// Prompt tokens whose KV decode workers were handed over.
+    pub transferred_tokens: u64,
+    /// Prompt tokens that workers computed.
+    pub computed_tokens: u64,
+    /// Generated tokens.
+    pub generation_tokens: u64,
 }
 
 impl Totals {
@@ -32,6 +42,10 @@ impl Totals {
             miss_requests: requests("miss").get(),
             prompt_tokens: metrics.usage_prompt_tokens.with_label_values(&[model]).get(),
             cached_tokens: cached("engine").get() + cached("estimate").get(),
+            local_hit_tokens: by_source(metrics, model, "local_cache_hit"),
+            transferred_tokens: by_source(metrics, model, "external_kv_transfer"),
+            computed_tokens: by_source(metrics, model, "local_compute"),
+            generation_tokens: metrics.generation_tokens.with_label_values(&[model]).get(),
         }
     }
 
@@ -57,8 +71,34 @@ impl Totals {
             miss_requests: self.miss_requests - earlier.miss_requests,
             prompt_tokens: self.prompt_tokens - earlier.prompt_tokens,
             cached_tokens: self.cached_tokens - earlier.cached_tokens,
+            local_hit_tokens: self.local_hit_tokens - earlier.local_hit_tokens,
+            transferred_tokens: self.transferred_tokens - earlier.transferred_tokens,
+            computed_tokens: self.computed_tokens - earlier.computed_tokens,
+            generation_tokens: self.generation_tokens - earlier.generation_tokens,
         }
     }
+}
+
+/// The sum of `splitrail_prompt_tokens_total` over a model's legs and tiers.
+fn by_source(metrics: &Metrics, model: &str, source: &str) -> u64 {
+    let mut sum = 0.0;
+    for family in metrics.prompt_tokens.collect() {
+        for series in family.get_metric() {
+            let has = |name: &str, value: &str| {
+                series.get_label().iter().any(|pair| pair.name() == name && pair.value() == value)
+            };
+            if has("model", model) && has("source", source) {
+                sum += series.get_counter().get_value();
+            }
+        }
+    }
+    sum as u64
+}
+
+/// Tokens per second, rounded to tenths; `None` if no time has passed.
+fn per_second(tokens: u64, passed: Duration) -> Option<f64> {
+    let rate = tokens as f64 / passed.as_secs_f64();
+    rate.is_finite().then_some((rate * 10.0).round() / 10.0)
 }
 
 fn share(part: u64, whole: u64) -> f64 {
@@ -66,14 +106,21 @@ fn share(part: u64, whole: u64) -> f64 {
 }
 
 /// Writes the totals into the log.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub struct Summary {
     last: BTreeMap<String, Totals>,
+    said: Instant,
 }
 
 impl Summary {
+    /// Nothing was said before `now`.
+    pub fn new(now: Instant) -> Self {
+        Self { last: BTreeMap::new(), said: now }
+    }
+
     /// Says the totals of each model that has had requests since the last time.
-    pub fn say(&mut self, core: &Core) {
+    pub fn say(&mut self, core: &Core, now: Instant) {
+        let passed = now.saturating_duration_since(std::mem::replace(&mut self.said, now));
         let serving = core.serving();
         self.last.retain(|model, _| serving.model(model).is_some());
         for served in &serving.models {
@@ -92,8 +139,13 @@ impl Summary {
                 prompt_tokens = totals.prompt_tokens,
                 cached_tokens = totals.cached_tokens,
                 token_hit_rate = totals.token_hit_rate(),
+                local_hit_tokens = totals.local_hit_tokens,
+                transferred_tokens = totals.transferred_tokens,
+                computed_tokens = totals.computed_tokens,
                 recent_requests = recent.requests(),
                 recent_token_hit_rate = recent.token_hit_rate(),
+                prompt_tokens_per_s = per_second(recent.prompt_tokens, passed),
+                generation_tokens_per_s = per_second(recent.generation_tokens, passed),
                 "prefix cache"
             );
         }
@@ -102,12 +154,12 @@ impl Summary {
 
 /// Says the totals from time to time, until the task is ended.
 pub async fn run(core: Arc<Core>, every: Duration) {
-    let mut summary = Summary::default();
+    let mut summary = Summary::new(Instant::now());
     let mut ticks = tokio::time::interval(every);
     ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
     loop {
         ticks.tick().await;
-        summary.say(&core);
+        summary.say(&core, Instant::now());
     }
 }
 
@@ -131,5 +183,21 @@ mod tests {
             (4, 0.25, 0.333)
         );
         assert_eq!(totals.since(totals), Totals::default());
+        for (leg, source, tier, tokens) in [
+            ("prefill", "local_cache_hit", "device", 30),
+            ("decode", "local_cache_hit", "host", 3),
+            ("decode", "external_kv_transfer", "none", 67),
+            ("prefill", "local_compute", "none", 70),
+        ] {
+            let labels = ["m", leg, source, tier];
+            metrics.prompt_tokens.with_label_values(&labels).inc_by(tokens);
+        }
+        metrics.prompt_tokens.with_label_values(&["n", "decode", "local_compute", "none"]).inc();
+        let totals = Totals::read(&metrics, "m");
+        let by_source =
+            [totals.local_hit_tokens, totals.transferred_tokens, totals.computed_tokens];
+        assert_eq!(by_source, [33, 67, 70]);
+        assert_eq!(per_second(1234, Duration::from_secs(10)), Some(123.4));
+        assert_eq!(per_second(1, Duration::ZERO), None);
     }
 }

@@ -112,12 +112,19 @@ async fn the_log_says_the_metrics_totals_from_time_to_time() {
     let log = world.files.path().join("log");
     let scrape = Scrape::parse(&world.admin.get("/metrics").await.text());
     let sum = |name: &str| scrape.sum(&format!("splitrail_{name}"));
+    let sources = scrape.by("splitrail_prompt_tokens_total", &["source"]);
+    let by_source = |source: &str| sources.get(&[source.to_owned()][..]).copied().unwrap_or(0);
+    assert!(by_source("local_compute") > 0);
     let (prompt_tokens, cached) = (sum("usage_prompt_tokens_total"), sum("cached_tokens_total"));
     assert!(cached > 0.0 && cached < prompt_tokens);
     let rate = (cached / prompt_tokens * 1e4).round() / 1e4;
     let expected = format!(
         "requests=4 hit_requests=3 miss_requests=1 hit_rate=0.75 prompt_tokens={prompt_tokens} \
-         cached_tokens={cached} token_hit_rate={rate}"
+         cached_tokens={cached} token_hit_rate={rate} local_hit_tokens={} transferred_tokens={} \
+         computed_tokens={}",
+        by_source("local_cache_hit"),
+        by_source("external_kv_transfer"),
+        by_source("local_compute"),
     );
     eventually("the totals are in the log", async || !lines(&log, &expected).is_empty()).await;
     let said = lines(&log, "hit_rate=").len();
