@@ -40,7 +40,7 @@ pub use goal::Refused;
 #[derive(Clone, Copy, Debug, Deserialize, Serialize, JsonSchema, PartialEq)]
 #[serde(deny_unknown_fields, default)]
 pub struct QueueConfig {
-    /// Who is served first, apart from classes, tenants and deadlines.
+    /// Who is served first, apart from priorities, fairness between clients and deadlines.
     pub order: Order,
     /// Requests that may wait; further ones are refused.
     #[schemars(range(min = 1, max = 1_000_000))]
@@ -56,8 +56,8 @@ pub struct QueueConfig {
     /// The share of the released work that goes to whoever has waited longest.
     #[schemars(range(min = 0.01, max = 1.0))]
     pub oldest_share: f64,
-    /// By how many milliseconds of prefill, for a weight of 1, a tenant may get ahead of
-    /// another that waits.
+    /// How many milliseconds of prefill a client may get ahead of another client that waits.
+    /// `limits.fair_by` tells clients apart; without it, they are all one.
     #[schemars(range(min = 1.0, max = 1e9))]
     pub fairness_ms: f64,
     /// Requests whose first token cannot be had within so many milliseconds are refused when

@@ -271,7 +271,7 @@ impl Metrics {
         let mut table = String::from("| name | type | labels | meaning |\n|---|---|---|---|\n");
         for (name, kind, labels, help) in Self::reference() {
             let kind = match kind {
-                "IntCounterVec" => "counter",
+                "IntCounterVec" | "CounterVec" => "counter",
                 "HistogramVec" => "histogram",
                 _ => "gauge",
             };
