@@ -83,7 +83,7 @@ fn child<'n>(node: &'n tree::Node, key: &str) -> Option<&'n tree::Node> {
 pub fn load(path: &Path) -> Result<Loaded, Problems> {
     let name = path.display().to_string();
     let text = file::read(path, &name, &DIALECT)?;
-    parse(&name, &text, path.parent().unwrap_or(Path::new("")))
+    parse(&name, &text, file::folder(path))
 }
 
 /// Checks the text of a configuration file. `name` stands for the file in problems;

@@ -7,10 +7,12 @@ use std::process::ExitCode;
 use std::time::Duration;
 
 use clap::{Parser, Subcommand, ValueEnum};
+use splitrail::assemble::AssembleError;
 use splitrail::quickstart::QuickstartError;
 use splitrail::run::{Running, Signals, until_stopped, wait_ready};
 use splitrail::telemetry::logging::{self, LogFormat};
 use splitrail::{config, quickstart};
+use splitrail_settings::logging::{report, warn_of};
 use splitrail_settings::process::raise_descriptor_limit;
 
 mod explain_command;
@@ -133,11 +135,25 @@ impl From<FlowArg> for config::Flow {
 }
 
 fn main() -> ExitCode {
-    let args = Args::parse();
+    let args = match Args::try_parse() {
+        Ok(args) => args,
+        Err(error) => {
+            // Help and version are answers, not mistakes; where they cannot be written, the exit
+            // code has to do.
+            let _unsaid = error.print();
+            return if error.use_stderr() { exit::USAGE.into() } else { ExitCode::SUCCESS };
+        }
+    };
     logging::init(args.log_format);
+    // Of what runs on, logs are all that anybody reads.
+    let runs_on = matches!(
+        args.command,
+        Command::Serve { .. } | Command::Quickstart { .. } | Command::SimEngine(_)
+    );
+    let logs = runs_on && args.log_format == LogFormat::Json;
     let ended = match tokio::runtime::Runtime::new() {
         Ok(runtime) => {
-            let ended = runtime.block_on(run(args.command));
+            let ended = runtime.block_on(run(args.command, logs));
             // A prompt that is still being computed is not waited for.
             runtime.shutdown_background();
             ended
@@ -147,15 +163,18 @@ fn main() -> ExitCode {
     match ended {
         Ok(()) => ExitCode::SUCCESS,
         Err((code, message)) => {
-            say_error(&message);
+            match logs {
+                true => tracing::error!(exit_code = code, "{message}"),
+                false => say_error(&message),
+            }
             ExitCode::from(code)
         }
     }
 }
 
-async fn run(command: Command) -> Result<(), (u8, String)> {
+async fn run(command: Command, logs: bool) -> Result<(), (u8, String)> {
     match command {
-        Command::Serve { config, ready_file } => serve(config, ready_file).await,
+        Command::Serve { config, ready_file } => serve(config, ready_file, logs).await,
         Command::Quickstart {
             prefill,
             decode,
@@ -194,15 +213,21 @@ async fn run(command: Command) -> Result<(), (u8, String)> {
     }
 }
 
-async fn serve(path: PathBuf, ready_file: Option<PathBuf>) -> Result<(), (u8, String)> {
-    let loaded = config::load(&path).map_err(|problems| (exit::CONFIG, problems.to_string()))?;
-    for warning in &loaded.warnings {
-        tracing::warn!(%warning, "configuration");
-    }
+/// `logs` has mistakes of the configuration logged, a record each.
+async fn serve(path: PathBuf, ready_file: Option<PathBuf>, logs: bool) -> Result<(), (u8, String)> {
+    let loaded = config::load(&path).map_err(|problems| {
+        let (code, message) = not_loaded(&problems);
+        if !logs {
+            return (code, message);
+        }
+        report(problems.as_slice());
+        (code, format!("the configuration has {} problem(s)", problems.count()))
+    })?;
+    warn_of(&loaded.warnings);
     let listen = loaded.config.listen.clone();
     raise_descriptor_limit(loaded.config.limits.in_flight_max, "limits.in_flight_max");
     let core = splitrail::assemble::assemble(loaded.config);
-    let core = core.map_err(|error| (exit::UNAVAILABLE, error.to_string()))?;
+    let core = core.map_err(not_assembled)?;
     let running = Running::start_from(Some(path), core, &listen).await.map_err(os_error)?;
     // From when it is said to be ready, it answers them.
     let signals = Signals::watch().map_err(os_error)?;
@@ -254,14 +279,31 @@ fn os_error(error: std::io::Error) -> (u8, String) {
     (exit::OS_ERROR, error.to_string())
 }
 
+fn not_loaded(problems: &config::Problems) -> (u8, String) {
+    let code = if problems.is_unreadable() { exit::NO_INPUT } else { exit::CONFIG };
+    (code, problems.to_string())
+}
+
+/// What a file names and cannot be used is the file's mistake; a file that cannot be written is
+/// not.
+fn not_assembled(error: AssembleError) -> (u8, String) {
+    let code = match error {
+        AssembleError::Secret { .. }
+        | AssembleError::Tokenizer { .. }
+        | AssembleError::ChatTemplate { .. } => exit::CONFIG,
+        AssembleError::File(_) | AssembleError::Defect(_) => exit::UNAVAILABLE,
+    };
+    (code, error.to_string())
+}
+
 fn check(path: &std::path::Path) -> Result<(), (u8, String)> {
-    let loaded = config::load(path).map_err(|problems| (exit::CONFIG, problems.to_string()))?;
+    let loaded = config::load(path).map_err(|problems| not_loaded(&problems))?;
     for warning in &loaded.warnings {
         say(&format!("warning: {warning}"));
     }
     for model in &loaded.config.models {
         let prompt = splitrail::assemble::load_prompt(model);
-        let prompt = prompt.map_err(|error| (exit::CONFIG, error.to_string()))?;
+        let prompt = prompt.map_err(not_assembled)?;
         for note in prompt.iter().flat_map(|prompt| prompt.notes()) {
             say(&format!("warning: model {}: tokenizer: {note}", model.name));
         }

@@ -6,6 +6,7 @@
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
+use splitrail_settings::logging::{self, warn_of};
 use tokio::sync::{mpsc, oneshot};
 use tokio::task::JoinSet;
 
@@ -117,9 +118,7 @@ fn say(core: &Core, outcome: &Result<Report, Refused>) {
     core.metrics.reloads.with_label_values(&[result]).inc();
     match outcome {
         Ok(report) => {
-            for warning in report.warnings.iter().take(LOGGED_MAX) {
-                tracing::warn!(%warning, "configuration");
-            }
+            warn_of(&report.warnings[..report.warnings.len().min(LOGGED_MAX)]);
             for change in report.changes.iter().take(LOGGED_MAX) {
                 tracing::info!(%change, "configuration");
             }
@@ -130,9 +129,8 @@ fn say(core: &Core, outcome: &Result<Report, Refused>) {
             tracing::info!(changes = report.changes.len(), digest, "configuration reloaded");
         }
         Err(refused) => {
-            for problem in refused.problems().iter().take(LOGGED_MAX) {
-                tracing::error!(%problem, "configuration");
-            }
+            let problems = refused.problems();
+            logging::report(&problems[..problems.len().min(LOGGED_MAX)]);
             tracing::error!(%refused, "reload refused: the running configuration stays");
         }
     }

@@ -12,7 +12,7 @@ mod args;
 
 pub(crate) use args::ReplayArgs;
 
-use crate::{exit, say, say_error};
+use crate::{exit, not_loaded, say, say_error};
 use args::{Configured, Local};
 
 /// An exit code and what to say.
@@ -132,7 +132,7 @@ fn policies(names: &[String], configured: Option<&Named>) -> Result<Vec<Named>, 
 
 /// What a configuration says of a model.
 fn configuration(path: &Path, model: Option<&str>) -> Result<(Configured, Named), Failure> {
-    let loaded = config::load(path).map_err(|problems| (exit::CONFIG, problems.to_string()))?;
+    let loaded = config::load(path).map_err(|problems| not_loaded(&problems))?;
     let models = loaded.config.models;
     let found = match model {
         Some(name) => models.into_iter().find(|model| model.name == name),

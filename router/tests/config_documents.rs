@@ -1,6 +1,7 @@
 //! The documentation and the examples of the configuration are true.
 #![allow(clippy::unwrap_used)]
 
+use std::collections::BTreeSet;
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -72,9 +73,21 @@ fn every_example_is_valid() {
         let secrets =
             ["/run/secrets/splitrail-fleet/prefill", "/run/secrets/splitrail-fleet/decode"];
         let text = secrets.iter().fold(text, |text, secret| text.replace(secret, "engine.key"));
-        if let Err(problems) = config::parse(&name, &text, &folder()) {
-            panic!("{problems}");
-        }
+        let loaded = match config::parse(&name, &text, &folder()) {
+            Ok(loaded) => loaded,
+            Err(problems) => panic!("{problems}"),
+        };
+        // As `/admin/config` shows it: with every default written out.
+        let written = serde_json::to_string_pretty(&loaded.config).unwrap();
+        let again = match config::parse(&name, &written, &folder()) {
+            Ok(again) => again,
+            Err(problems) => panic!("{problems}\n{written}"),
+        };
+        let messages = |loaded: &config::Loaded| {
+            let messages = loaded.warnings.iter().map(|warning| warning.message.clone());
+            messages.collect::<BTreeSet<_>>()
+        };
+        assert_eq!(messages(&again), messages(&loaded), "{name}");
     }
 }
 

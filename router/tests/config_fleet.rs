@@ -37,6 +37,8 @@ fn side_cars_are_not_let_in_from_elsewhere_without_proof() {
     refused(OPEN, "{}", (1, 18), "let anybody who reaches it attach");
     refused(OPEN, &format!("{{ tls: {{ {CERT} }} }}"), (1, 18), "let anybody");
     refused(OPEN, "{ token: null, tokens: [] }", (1, 18), "let anybody");
+    refused(OPEN, &format!("{{ tls: {{ {CERT}, client_ca: null }} }}"), (1, 18), "let anybody");
+    assert_eq!(warnings("{}", "{ token: null, tokens: [], tls: null }"), [""; 0]);
     let told = warnings("{ fleet: 127.0.0.1:8002 }", "{}");
     assert!(told.len() == 1 && told[0].contains("every program on this host"), "{told:?}");
     let told = warnings("{}", &format!("{{ {TOKEN} }}"));

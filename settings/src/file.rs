@@ -10,7 +10,7 @@ use serde_json::Value as Json;
 use crate::check;
 use crate::problem::{Place, Problem, Problems, Report};
 use crate::tree::{self, Node};
-use crate::words::Dialect;
+use crate::words::{Dialect, join, place_name, shown};
 
 /// A configuration file is no longer than this; a fleet of 10,000 workers is about 2 MB.
 const FILE_MAX_BYTES: usize = 4 << 20;
@@ -27,7 +27,7 @@ pub fn read(path: &Path, name: &str, dialect: &Dialect) -> Result<String, Proble
     if let Err(error) = read {
         let hint = "name a readable YAML file";
         report.error(Place::START, format!("the file cannot be read: {error}"), hint);
-        return Err(report.into_problems());
+        return Err(report.into_problems().of_unreadable_file());
     }
     if bytes.len() > FILE_MAX_BYTES {
         too_large(&mut report, dialect);
@@ -40,6 +40,13 @@ pub fn read(path: &Path, name: &str, dialect: &Dialect) -> Result<String, Proble
         report.error(Place::after(&before), "here is a byte that is not UTF-8".to_owned(), hint);
         report.into_problems()
     })
+}
+
+/// The folder of a configuration file, at which relative paths in it start. Of a name without a
+/// folder, that is the one in which the process runs.
+#[must_use]
+pub fn folder(path: &Path) -> &Path {
+    path.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."))
 }
 
 /// A file without a mistake.
@@ -75,6 +82,7 @@ pub fn parse<T: DeserializeOwned>(
     };
     check::check(&root, schema, dialect, &mut report);
     rules(&root, &mut report);
+    variables(&root, "", dialect, &mut report);
     if report.has_errors() {
         return Err(report.into_problems());
     }
@@ -86,6 +94,39 @@ pub fn parse<T: DeserializeOwned>(
             Err(report.into_problems())
         }
     }
+}
+
+/// Warns of texts that look as if environment variables were put in their place.
+fn variables(node: &Node, path: &str, dialect: &Dialect, report: &mut Report) {
+    match &node.value {
+        tree::Value::Str(text) if !dialect.is_secret(path) => {
+            let Some(variable) = variable(text) else { return };
+            let variable = shown(variable);
+            let message = format!("{} has `{variable}`, which is taken as it is", place_name(path));
+            let hint = "variables of the environment are not put in here: write the value";
+            report.warn(node.at, message, hint);
+        }
+        tree::Value::Seq(items) => {
+            for (index, item) in items.iter().enumerate() {
+                variables(item, &format!("{path}[{index}]"), dialect, report);
+            }
+        }
+        tree::Value::Map(entries) => {
+            for entry in entries {
+                variables(&entry.value, &join(path, &entry.key), dialect, report);
+            }
+        }
+        _ => {}
+    }
+}
+
+/// The first `${NAME}` of a text.
+fn variable(text: &str) -> Option<&str> {
+    text.match_indices("${").find_map(|(at, _)| {
+        let end = text[at..].find('}')?;
+        let name = text[at + 2..at + end].bytes().next()?;
+        (name.is_ascii_alphabetic() || name == b'_').then(|| &text[at..=at + end])
+    })
 }
 
 fn too_large(report: &mut Report, dialect: &Dialect) {

@@ -8,6 +8,8 @@ use std::panic::PanicHookInfo;
 use clap::ValueEnum;
 use tracing_subscriber::EnvFilter;
 
+use crate::Problem;
+
 /// How log lines look.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
 pub enum LogFormat {
@@ -16,6 +18,20 @@ pub enum LogFormat {
     Text,
     /// One JSON object a line.
     Json,
+}
+
+/// Logs what may not be meant in a configuration, a record each.
+pub fn warn_of(problems: &[Problem]) {
+    for Problem { file, line, column, message, hint } in problems {
+        tracing::warn!(place = %format_args!("{file}:{line}:{column}"), hint, "configuration: {message}");
+    }
+}
+
+/// Logs the mistakes of a configuration, a record each.
+pub fn report(problems: &[Problem]) {
+    for Problem { file, line, column, message, hint } in problems {
+        tracing::error!(place = %format_args!("{file}:{line}:{column}"), hint, "configuration: {message}");
+    }
 }
 
 /// Starts logging, of panics as well. `RUST_LOG` filters; the default is `info`. `directives` are added to

@@ -55,6 +55,7 @@ impl fmt::Display for Problem {
 pub struct Problems {
     listed: Vec<Problem>,
     omitted: usize,
+    unreadable: bool,
 }
 
 impl Problems {
@@ -62,6 +63,16 @@ impl Problems {
     #[must_use]
     pub fn as_slice(&self) -> &[Problem] {
         &self.listed
+    }
+
+    /// Whether there is no text to check: the file is missing or cannot be read.
+    #[must_use]
+    pub fn is_unreadable(&self) -> bool {
+        self.unreadable
+    }
+
+    pub(crate) fn of_unreadable_file(self) -> Self {
+        Self { unreadable: true, ..self }
     }
 
     /// How many mistakes there are, listed or not.
@@ -123,7 +134,7 @@ impl Report {
 
     /// All mistakes, sorted by place.
     pub fn into_problems(self) -> Problems {
-        Problems { listed: sorted(self.errors), omitted: self.errors_omitted }
+        Problems { listed: sorted(self.errors), omitted: self.errors_omitted, unreadable: false }
     }
 
     pub(crate) fn into_warnings(self) -> Vec<Problem> {

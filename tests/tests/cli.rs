@@ -211,7 +211,7 @@ fn check_is_content_with_a_good_file_and_says_so() {
     let missing = files.path().join("nowhere.yaml").display().to_string();
     for command in ["check", "serve"] {
         let output = run(&[command, "--config", &missing]);
-        assert!(matches!(output.status.code(), Some(66 | 78)), "{command}");
+        assert_eq!(output.status.code(), Some(66), "{command}");
         assert!(said(&output).contains(&missing), "{}", said(&output));
     }
 }
@@ -315,7 +315,7 @@ fn arguments_that_do_not_exist_are_refused_with_a_way_on() {
     ] {
         let output = run(arguments);
         let text = said(&output);
-        assert!(matches!(output.status.code(), Some(2 | 64)), "{arguments:?}: {text}");
+        assert_eq!(output.status.code(), Some(64), "{arguments:?}: {text}");
         assert!(output.stdout.is_empty(), "{arguments:?}");
         let way_on = ["--help", "Usage", "possible values"];
         assert!(way_on.iter().any(|hint| text.contains(hint)), "{arguments:?}: {text}");

@@ -6,6 +6,7 @@ use std::process::ExitCode;
 
 use clap::{Parser, Subcommand};
 use serde_json::{Map, Value, json};
+use splitrail_settings::Problems;
 use splitrail_settings::logging::{self, LogFormat};
 use splitrail_settings::process::{raise_descriptor_limit, write_whole};
 use splitrail_shim::config::{self, Loaded};
@@ -16,6 +17,7 @@ use tokio::signal::unix::{Signal, SignalKind, signal};
 /// Exit codes as of sysexits.h.
 mod exit {
     pub(crate) const USAGE: u8 = 64;
+    pub(crate) const NO_INPUT: u8 = 66;
     pub(crate) const SOFTWARE: u8 = 70;
     pub(crate) const OS_ERROR: u8 = 71;
     pub(crate) const IO_ERROR: u8 = 74;
@@ -115,25 +117,38 @@ async fn command() -> ExitCode {
         }
     };
     logging::init(args.log_format, &[]);
+    // Of what runs on, logs are all that anybody reads.
+    let logs = args.command.is_none() && args.log_format == LogFormat::Json;
     let outcome = match args.command {
         Some(Command::Check { config }) => check(&config),
         Some(Command::Schema { markdown: true }) => say(&config::reference_markdown()),
         Some(Command::Schema { markdown: false }) => say(&format!("{:#}", config::schema())),
-        None => run(args.run).await,
+        None => run(args.run, logs).await,
     };
     match outcome {
         Ok(()) => ExitCode::SUCCESS,
         Err((code, message)) => {
-            say_error(&message);
+            match logs {
+                true => tracing::error!(exit_code = code, "{message}"),
+                false => say_error(&message),
+            }
             ExitCode::from(code)
         }
     }
 }
 
 impl RunArgs {
-    fn load(&self) -> Result<Loaded, Failure> {
+    /// `logs` has mistakes of the file logged, a record each.
+    fn load(&self, logs: bool) -> Result<Loaded, Failure> {
         if let Some(path) = &self.config {
-            return config::load(path).map_err(|problems| (exit::CONFIG, problems.to_string()));
+            return config::load(path).map_err(|problems| {
+                let (code, message) = not_loaded(&problems);
+                if !logs {
+                    return (code, message);
+                }
+                logging::report(problems.as_slice());
+                (code, format!("the configuration has {} problem(s)", problems.count()))
+            });
         }
         let mut keys = Map::new();
         for (key, value) in [
@@ -162,11 +177,9 @@ impl RunArgs {
     }
 }
 
-async fn run(args: RunArgs) -> Result<(), Failure> {
-    let Loaded { config, warnings } = args.load()?;
-    for warning in &warnings {
-        tracing::warn!(%warning, "configuration");
-    }
+async fn run(args: RunArgs, logs: bool) -> Result<(), Failure> {
+    let Loaded { config, warnings } = args.load(logs)?;
+    logging::warn_of(&warnings);
     raise_descriptor_limit(config.limits.connections_max, "limits.connections_max");
     let id = config.id.clone();
     let mut signals = Signals::watch().map_err(os_error)?;
@@ -228,8 +241,13 @@ impl Signals {
     }
 }
 
+fn not_loaded(problems: &Problems) -> Failure {
+    let code = if problems.is_unreadable() { exit::NO_INPUT } else { exit::CONFIG };
+    (code, problems.to_string())
+}
+
 fn check(path: &Path) -> Result<(), Failure> {
-    let loaded = config::load(path).map_err(|problems| (exit::CONFIG, problems.to_string()))?;
+    let loaded = config::load(path).map_err(|problems| not_loaded(&problems))?;
     for warning in &loaded.warnings {
         say(&format!("warning: {warning}"))?;
     }

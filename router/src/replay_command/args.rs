@@ -84,8 +84,6 @@ pub(crate) struct ReplayArgs {
     /// How much of the shorter part of a mixed step adds to the longer one.
     #[arg(long, value_parser = not_negative)]
     kappa: Option<f64>,
-    #[command(flatten)]
-    cost: CostArgs,
     /// Says as well where cache hits were lost.
     #[arg(long)]
     pub(crate) losses: bool,
@@ -99,6 +97,9 @@ pub(crate) struct ReplayArgs {
     /// Draws TTFT percentiles and the hit share against load.
     #[arg(long, requires = "loads")]
     pub(crate) svg: Option<PathBuf>,
+    // Last: what follows would stand under its heading.
+    #[command(flatten)]
+    cost: CostArgs,
 }
 
 /// Coefficients, where they are not the default ones.

@@ -30,7 +30,14 @@ pub(super) fn check(root: &Node, base_dir: &Path, report: &mut Report) {
     tokens(section, base_dir, report);
     tls(section, base_dir, report);
     if listener.is_none() {
-        for node in ["token", "tokens", "tls"].into_iter().filter_map(|key| section.get(key)) {
+        // Null and an empty list are as good as nothing.
+        let given = |node: &&Node| match &node.value {
+            Value::Null => false,
+            Value::Seq(items) => !items.is_empty(),
+            _ => true,
+        };
+        let keys = ["token", "tokens", "tls"].into_iter();
+        for node in keys.filter_map(|key| section.get(key)).filter(given) {
             let message = "the fleet has no listener that would need this".to_owned();
             report.warn(node.at, message, "add `listen.fleet: IP:PORT`, or delete it");
         }
