@@ -229,7 +229,7 @@ pub(super) fn conclude(
             account.foretell();
             return Ok(Answer::Begun(Begun::Stream(Box::new(UnitStream {
                 account,
-                reader,
+                reader: *reader,
                 held,
                 migration: Migration::new(context, unit, decision),
                 tells_usage: context.options.include_usage,

@@ -24,7 +24,7 @@ pub(super) enum First {
     /// With all of it.
     Whole(Bytes),
     /// With these events.
-    Events(EventReader, VecDeque<Bytes>),
+    Events(Box<EventReader>, VecDeque<Bytes>),
     /// Not at all: the engine turned it away for its threshold.
     Below(Option<EngineUsage>),
 }
@@ -55,7 +55,9 @@ pub(super) async fn first_events(
             .of_dialect(dialect, client.reply_max_bytes());
         let samples = if sending.is_gated() { context.options.samples } else { 0 };
         match hold(reader, dialect, worker, samples as usize).await? {
-            Held::Events(reader, events) => Ok(First::Events(reader.with_idle(idle), events)),
+            Held::Events(reader, events) => {
+                Ok(First::Events(Box::new(reader.with_idle(idle)), events))
+            }
             Held::Below(reader, event) => below(reader, dialect, event, client).await,
             // Dropped with its connection: what runs of it is cancelled.
             Held::Partly => Ok(First::Below(None)),

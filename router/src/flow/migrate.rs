@@ -261,7 +261,7 @@ impl Migration {
         match first_events(&sending, Endpoint::Completions, body).await? {
             First::Events(reader, held) => {
                 self.decision.update(|decision| decision.ledger.decode_worked());
-                Ok(Resumed { worker: Arc::clone(&placed.worker), booking, reader, held })
+                Ok(Resumed { worker: Arc::clone(&placed.worker), booking, reader: *reader, held })
             }
             First::Below(_) | First::Whole(_) => {
                 Err(Error::engine(placed.worker.id(), "does not go on with an answer"))
