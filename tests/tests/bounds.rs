@@ -302,6 +302,7 @@ async fn p09_counts_and_sizes_out_of_bounds_are_a_400_that_no_engine_sees() {
 }
 
 #[tokio::test]
+#[allow(clippy::too_many_lines)] // One table of cases.
 async fn counts_and_sizes_are_bounded_on_every_endpoint_and_in_every_object() {
     let limits = "{ stop_max: 16, schema_max_bytes: 4096, messages_max: 8 }";
     let cluster = one_engine(limits).await;
