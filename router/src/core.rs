@@ -314,6 +314,13 @@ impl Core {
         memory_budget::shed(&self.metrics.shed)
     }
 
+    /// Counts a request that is refused because its client does not take other answers.
+    pub fn shed_unread(&self) -> Error {
+        let message = "limits.unread_answers_max_bytes of answers wait on this connection, and \
+                       are not read";
+        self.shed("unread_answers", Kind::OverShare, message)
+    }
+
     /// Starts to drain: not ready from now on.
     pub fn drain(&self) {
         self.draining.store(true, Relaxed);

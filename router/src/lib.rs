@@ -25,6 +25,7 @@ pub mod ledger;
 mod boxed;
 mod memory;
 pub mod memory_budget;
+pub mod unread;
 
 pub mod admin;
 pub mod assemble;

@@ -23,6 +23,7 @@ use crate::prepare::{Payload, Prepared, Unit, prepare};
 use crate::reply::detail::Detail;
 use crate::reply::merge::{self, Events, Places};
 use crate::stages::{Stages, push_number};
+use crate::unread::{Unread, UnreadRoom};
 
 mod cut;
 pub mod explain;
@@ -45,6 +46,8 @@ pub struct Call {
     pub traceparent: Option<HeaderValue>,
     /// Whether the client wants `usage.splitrail`.
     pub usage_detail: bool,
+    /// Where its answer has to find room, if other answers may wait there.
+    pub room: Option<Arc<UnreadRoom>>,
 }
 
 /// What the client gets.
@@ -182,6 +185,7 @@ async fn answer(core: &Arc<Core>, call: Call, scope: &mut Scope) -> Result<Reply
     let traceparent = call.traceparent;
     let request_id = call.request_id;
     let urgency = call.steering.urgency(&served.config, scope.origin());
+    let unread = Arc::new(Unread::new(&core, call.room, units.len() > 1));
     let context = Arc::new(Context {
         core,
         served,
@@ -193,6 +197,7 @@ async fn answer(core: &Arc<Core>, call: Call, scope: &mut Scope) -> Result<Reply
         traceparent,
         urgency,
         stages,
+        unread,
     });
     let now_unix_ms = unix_ms();
     let decisions: Vec<DecisionHandle> =
@@ -217,6 +222,10 @@ async fn answer(core: &Arc<Core>, call: Call, scope: &mut Scope) -> Result<Reply
         dialect,
     });
     let body = one_reply(&context.core, begun, Places { n: options.n, samples_apart }, detail)?;
+    let body = match body {
+        ReplyBody::Whole(reply) => ReplyBody::Whole(Arc::clone(&context.unread).bind(reply)),
+        events => events,
+    };
     let server_timing = context.stages.server_timing();
     Ok(Reply { route: Route(decisions), server_timing, removed_fields: removed.header(), body })
 }

@@ -322,7 +322,7 @@ async fn whole_reply(
         if !sending.is_gated() {
             account.began();
         }
-        client.whole(worker, response).await
+        client.whole_answer(worker, response, &context.unread).await
     });
     // The reply comes at the end of it all. Only the worker's reports tell whether the
     // request left the queue in time.

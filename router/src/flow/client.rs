@@ -34,6 +34,7 @@ use crate::core::random_id;
 use crate::error::Error;
 use crate::fleet::budget::RetryBudget;
 use crate::fleet::{Networks, Worker};
+use crate::unread::Unread;
 use connections::{Begun, Class, Connections, Destination, Failure};
 use failure::{failure, refusal};
 use gather::gather;
@@ -205,9 +206,31 @@ impl EngineClient {
     /// # Errors
     /// If it is too long, breaks off, or is for another request.
     pub async fn whole(&self, worker: &Worker, response: Response) -> Result<Bytes, Error> {
+        self.gathered(worker, response, None).await
+    }
+
+    /// The same of a reply for a client, which waits for room among its client's other answers.
+    ///
+    /// # Errors
+    /// As [`whole`](Self::whole), or if the client does not take those.
+    pub async fn whole_answer(
+        &self,
+        worker: &Worker,
+        response: Response,
+        unread: &Unread,
+    ) -> Result<Bytes, Error> {
+        self.gathered(worker, response, Some(unread)).await
+    }
+
+    async fn gathered(
+        &self,
+        worker: &Worker,
+        response: Response,
+        unread: Option<&Unread>,
+    ) -> Result<Bytes, Error> {
         let Response { mut body, proof, .. } = response;
         const KEY: &str = "limits.engine_reply_max_bytes";
-        let reply = gather(&mut body, self.reply_max_bytes, &self.memory).await;
+        let reply = gather(&mut body, self.reply_max_bytes, &self.memory, unread).await;
         let reply = reply.map_err(|error| error.of(worker, KEY, &self.memory))?;
         proof.check(worker, &reply)?;
         body.prove();
@@ -239,7 +262,7 @@ impl EngineClient {
         if status != StatusCode::OK {
             return Err(Error::engine(worker.id(), "does not answer with 200"));
         }
-        let text = gather(&mut body, max_bytes, &self.memory).await;
+        let text = gather(&mut body, max_bytes, &self.memory, None).await;
         let text = text.map_err(|error| error.of_report(worker, &self.memory))?;
         String::from_utf8(text.into())
             .map_err(|_| Error::engine(worker.id(), "sent a text that is not UTF-8"))
@@ -266,7 +289,7 @@ impl EngineClient {
             if status != StatusCode::OK {
                 return Err("it does not answer with 200");
             }
-            let body = gather(&mut body, max_bytes, &self.memory).await;
+            let body = gather(&mut body, max_bytes, &self.memory, None).await;
             let body = body.map_err(|_| "its answer is too long, or broke off")?;
             String::from_utf8(body.into()).map_err(|_| "its answer is not UTF-8")
         };

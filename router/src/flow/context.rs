@@ -23,6 +23,7 @@ use crate::ledger::leg::Expected;
 use crate::name::Name;
 use crate::prepare::Unit;
 use crate::stages::Stages;
+use crate::unread::Unread;
 
 /// What the prompts of one request share.
 pub struct Context {
@@ -46,6 +47,8 @@ pub struct Context {
     pub urgency: Urgency,
     /// Times per stage.
     pub stages: Stages,
+    /// What is held of its answer.
+    pub unread: Arc<Unread>,
 }
 
 impl Context {

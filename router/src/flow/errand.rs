@@ -171,7 +171,7 @@ async fn ask(
     let call = async {
         let body = unit.body.to_bytes();
         let response = client.post(worker, Shape::whole(endpoint), body, &envelope).await?;
-        client.whole(worker, response).await
+        client.whole_answer(worker, response, &context.unread).await
     };
     let reply = within(client, config.timeouts.answer, worker, "timeouts.answer", call).await;
     let reply = reply.map_err(|error| offered(error, worker, endpoint))?;

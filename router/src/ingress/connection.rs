@@ -20,6 +20,7 @@ use super::pulse::{Cut, Patience, Pulse, Watch};
 use super::streams::Streams;
 use super::wire::Protocol;
 use crate::config::model::Limits;
+use crate::unread::{RoomBounds, UnreadRoom};
 
 /// What the HTTP library counts by itself, without a loss.
 const HTTP1_HEADERS: usize = 100;
@@ -64,12 +65,14 @@ pub(super) struct Bounds {
     header_max_bytes: usize,
     headers_max: usize,
     http2_streams_max: u32,
+    unread: RoomBounds,
 }
 
 impl From<&Limits> for Bounds {
     fn from(limits: &Limits) -> Self {
         let &Limits { header_max_bytes, headers_max, http2_streams_max, .. } = limits;
-        Self { patience: limits.into(), header_max_bytes, headers_max, http2_streams_max }
+        let (patience, unread) = (limits.into(), limits.into());
+        Self { patience, header_max_bytes, headers_max, http2_streams_max, unread }
     }
 }
 
@@ -90,11 +93,15 @@ pub(super) async fn serve(socket: TcpStream, peer: SocketAddr, bounds: Bounds, c
     let Ok(known) = protocol else { return common.count(Cut::HeaderTimeout.name()) };
     // An error is the client's end as well.
     let Some(protocol) = known.ok().flatten() else { return };
+    // An HTTP/1 connection has one answer at a time.
+    let room = || Arc::new(UnreadRoom::new(bounds.unread, pulse.written_bytes()));
+    let room = (protocol == Protocol::Http2).then(room);
     let door = Door {
         routes: common.routes.clone(),
         pulse: Arc::clone(&pulse),
         peer,
         headers_max: bounds.headers_max,
+        room,
     };
     let watch = Watch::new(bounds.patience, began);
     let driven = Driven { pulse, refused, watch, common };

@@ -25,6 +25,7 @@ use super::{grpc, http as openai};
 use crate::api::Endpoint;
 use crate::boxed::pinned;
 use crate::core::Core;
+use crate::unread::UnreadRoom;
 
 /// What is behind a listener.
 #[derive(Clone)]
@@ -73,10 +74,11 @@ enum Target {
 }
 
 impl Routes {
-    fn call(&self, peer: SocketAddr, mut request: Request<Incoming>) -> Routed {
+    fn call(&self, caller: Caller, mut request: Request<Incoming>) -> Routed {
+        let peer = caller.peer;
         match self.direct.as_ref().and_then(|direct| direct.target(&request)) {
             Some(Target::Http(core, endpoint)) => {
-                Routed::Direct(pinned(|| openai::answer(core, endpoint, peer, request)))
+                Routed::Direct(pinned(|| openai::answer(core, endpoint, caller, request)))
             }
             Some(Target::Grpc(core, method)) => {
                 Routed::Direct(pinned(|| grpc::answer(core, method, peer, request)))
@@ -89,6 +91,13 @@ impl Routes {
     }
 }
 
+/// Who sends a request.
+pub(super) struct Caller {
+    pub(super) peer: SocketAddr,
+    /// Where its answer finds room, if others of its connection may wait there.
+    pub(super) room: Option<Arc<UnreadRoom>>,
+}
+
 /// The way to the routes. There is one for each connection.
 pub(super) struct Door {
     pub(super) routes: Routes,
@@ -96,6 +105,8 @@ pub(super) struct Door {
     pub(super) peer: SocketAddr,
     /// Fields of a head. Over HTTP/1 the library counts them.
     pub(super) headers_max: usize,
+    /// Room for its answers, where it may have several at a time.
+    pub(super) room: Option<Arc<UnreadRoom>>,
 }
 
 /// A request that is being answered: the connection is not idle meanwhile.
@@ -127,7 +138,10 @@ impl hyper::service::Service<Request<Incoming>> for Door {
             && (request.headers().contains_key(UPGRADE) || request.method() == Method::CONNECT);
         let heads = Heads { headers_max: self.headers_max, hosts: &self.routes.hosts };
         let routed = match heads.refusal(&request) {
-            None => self.routes.call(self.peer, request),
+            None => {
+                let caller = Caller { peer: self.peer, room: self.room.clone() };
+                self.routes.call(caller, request)
+            }
             Some(refusal) => Routed::Refused(Some(Box::new(refusal))),
         };
         Answered { routed, active: Some(active), last }

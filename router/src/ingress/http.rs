@@ -21,7 +21,7 @@ use tower::ServiceBuilder;
 
 use super::arriving::Arriving;
 use super::context::{Identify, Identity, X_REQUEST_ID, trace_context};
-use super::door::{Direct, Outgoing, Routes};
+use super::door::{Caller, Direct, Outgoing, Routes};
 use super::reply::{error_in, health, json_reply, ready, reply_error, spoken_at};
 use crate::admission::ShareKey;
 use crate::api::Endpoint;
@@ -35,6 +35,7 @@ use crate::name::Name;
 use crate::prepare::Payload;
 use crate::reply::sse::put_data;
 use crate::service::{Call, Reply, ReplyBody, Scope, serve};
+use crate::unread::UnreadRoom;
 
 const X_ROUTE: HeaderName = HeaderName::from_static("x-splitrail-route");
 const SERVER_TIMING: HeaderName = HeaderName::from_static("server-timing");
@@ -55,8 +56,8 @@ fn all(core: Arc<Core>) -> Router {
             move |State(core): State<Arc<Core>>,
                   Extension(identity): Extension<Identity>,
                   request: Request| async move {
-                let peer = peer_of(&request);
-                let reply = generate(&core, endpoint, &identity, peer, request).await;
+                let from = (peer_of(&request), None);
+                let reply = generate(&core, endpoint, &identity, from, request).await;
                 let refuse = |error| error_in(endpoint.dialect(), error);
                 reply.map_or_else(refuse, |reply| reply.map(Body::new))
             },
@@ -99,7 +100,7 @@ async fn no_response() -> Response {
 pub(super) async fn answer<B>(
     core: Arc<Core>,
     endpoint: Endpoint,
-    peer: SocketAddr,
+    Caller { peer, room }: Caller,
     request: http::Request<B>,
 ) -> http::Response<Outgoing>
 where
@@ -107,7 +108,7 @@ where
 {
     let sent = request.headers().get(X_REQUEST_ID).map(HeaderValue::as_bytes);
     let identity = Identity::new(sent);
-    let reply = generate(&core, endpoint, &identity, Some(peer.ip()), request).await;
+    let reply = generate(&core, endpoint, &identity, (Some(peer.ip()), room), request).await;
     let mut reply =
         reply.unwrap_or_else(|error| error_in(endpoint.dialect(), error).map(Outgoing::Any));
     if let Some(header) = identity.header() {
@@ -120,7 +121,7 @@ async fn generate<B>(
     core: &Arc<Core>,
     endpoint: Endpoint,
     identity: &Identity,
-    peer: Option<IpAddr>,
+    (peer, room): (Option<IpAddr>, Option<Arc<UnreadRoom>>),
     request: http::Request<B>,
 ) -> Result<http::Response<Outgoing>, Error>
 where
@@ -137,7 +138,7 @@ where
     drop(serving);
     let request_id = identity.request_id.clone();
     let body = Payload::Json(body);
-    let call = Call { endpoint, body, steering, request_id, traceparent, usage_detail };
+    let call = Call { endpoint, body, steering, request_id, traceparent, usage_detail, room };
     let result = serve(core, call, scope).await;
     if let Err(error) = &result {
         log_failure(&identity.request_id, error);

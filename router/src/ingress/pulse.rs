@@ -4,6 +4,7 @@
 //! connection's own future, which is woken by all of it, sees for how long it has been so.
 //! One timer per connection is enough for that, however many requests it carries.
 
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering::Relaxed};
 use std::time::Duration;
 
@@ -74,7 +75,7 @@ pub(super) struct Pulse {
     /// Requests up to now.
     requests: AtomicU32,
     /// Bytes that the client's side has taken.
-    written_bytes: AtomicU64,
+    written_bytes: Arc<AtomicU64>,
     /// Whether it took none of what was offered last: then something waits to be written.
     is_blocked: AtomicBool,
     /// HTTP/2 streams of which something waits for the client.
@@ -92,6 +93,11 @@ impl Pulse {
     pub(super) fn wrote(&self, bytes: usize) {
         self.written_bytes.fetch_add(bytes as u64, Relaxed);
         self.is_blocked.store(false, Relaxed);
+    }
+
+    /// The count of bytes that the client's side has taken.
+    pub(super) fn written_bytes(&self) -> Arc<AtomicU64> {
+        Arc::clone(&self.written_bytes)
     }
 
     pub(super) fn blocked(&self) {

@@ -45,6 +45,12 @@ pub struct Limits {
     /// streams of one HTTP/2 connection share the pace. 0 leaves it at `write_stall`.
     #[schemars(range(min = 0, max = 1_073_741_824_u64))]
     pub answer_min_bytes_per_s: u64,
+    /// Bytes of long answers (over 256 KiB) that are held for one HTTP/2 connection, whose client
+    /// may ask for many at a time and read none: an engine's further replies are not read before
+    /// there is room. If the client does not read in the meantime, these requests are shed with
+    /// 429 and `Retry-After`. A longer answer goes alone.
+    #[schemars(range(min = 1_048_576, max = 1_099_511_627_776_u64))]
+    pub unread_answers_max_bytes: usize,
     /// Bytes of a request's head; more is a 431.
     #[schemars(range(min = 4096, max = 1_048_576))]
     pub header_max_bytes: usize,
@@ -149,6 +155,7 @@ impl Default for Limits {
             write_stall: Duration::from_secs(30),
             answer_grace: Duration::from_secs(30),
             answer_min_bytes_per_s: 4096,
+            unread_answers_max_bytes: 64 << 20,
             header_max_bytes: 16 << 10,
             headers_max: 100,
             http2_streams_max: 200,

@@ -12,6 +12,7 @@ use super::wire::Broken;
 use crate::error::{Error, Kind};
 use crate::fleet::Worker;
 use crate::memory_budget::{Charge, MemoryBudget, shed};
+use crate::unread::Unread;
 
 /// Room that is made at first for a reply of several pieces, if it may become as long.
 const RESERVED_MIN_BYTES: usize = 128 << 10;
@@ -35,7 +36,7 @@ impl ReplyMemory {
 }
 
 /// Why there is no whole reply.
-#[derive(Clone, Copy, Debug)]
+#[derive(Debug)]
 pub(super) enum NotWhole {
     /// It breaks off.
     Broken(Broken),
@@ -43,6 +44,8 @@ pub(super) enum NotWhole {
     TooLong,
     /// Requests hold as much memory as they may.
     NoMemory,
+    /// Its client does not take its other answers.
+    NoRoom(Error),
 }
 
 impl NotWhole {
@@ -52,6 +55,7 @@ impl NotWhole {
             Self::NoMemory => memory.shed(),
             Self::Broken(broken) => Error::engine(worker.id(), &broken.to_string()),
             Self::TooLong => too_large(key),
+            Self::NoRoom(error) => error,
         }
     }
 
@@ -63,6 +67,7 @@ impl NotWhole {
             Self::TooLong => {
                 Error::engine(worker.id(), "says more of itself than is read of that (4 MiB)")
             }
+            Self::NoRoom(error) => error,
         }
     }
 }
@@ -77,11 +82,13 @@ pub(crate) fn too_large(key: &str) -> Error {
 }
 
 /// All of a body. One that comes in one piece is not copied; of one that does not, each byte is
-/// charged before it is held, for as long as any part of it is.
+/// charged before it is held, for as long as any part of it is. A long one waits for room among
+/// what its client has not taken.
 pub(super) async fn gather(
     body: &mut EngineBody,
     max_bytes: usize,
     memory: &ReplyMemory,
+    unread: Option<&Unread>,
 ) -> Result<Bytes, NotWhole> {
     let mut first = Bytes::new();
     let mut whole: Option<Gathered> = None;
@@ -102,6 +109,10 @@ pub(super) async fn gather(
             continue;
         }
         let left = usize::try_from(body.size_hint().lower()).unwrap_or(usize::MAX);
+        if let Some(unread) = unread {
+            let whole_bytes = body.size_hint().exact().map(|_| length.saturating_add(left));
+            unread.room_for(length, whole_bytes).await.map_err(NotWhole::NoRoom)?;
+        }
         let whole = whole.get_or_insert_with(|| Gathered::new(memory));
         for data in [std::mem::take(&mut first), data] {
             whole.push(&data, left.min(max_bytes - length), memory.max_bytes)?;

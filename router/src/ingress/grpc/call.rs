@@ -151,6 +151,8 @@ where
         request_id: request_id.clone(),
         traceparent,
         usage_detail: false,
+        // Its answers are streams.
+        room: None,
     };
     drop(encoded);
     let reply = serve(core, call, scope).await.map_err(|error| status(&request_id, &error))?;

@@ -5,7 +5,7 @@ use std::time::Duration;
 use serde_json::json;
 use splitrail_tests::cluster::eventually;
 use splitrail_tests::frames::{self, Raw2, kind};
-use splitrail_tests::proc::memory;
+use splitrail_tests::proc::{memory, reset_peak};
 use splitrail_tests::solo::{Solo, answer_of};
 
 const COMPLETIONS: &str = "/v1/completions";
@@ -82,7 +82,8 @@ async fn finished_answers_that_are_not_read_are_reset_and_their_memory_comes_bac
     let cut = solo.metric("splitrail_connections_cut_total", &stalled).await;
     assert_eq!(cut, f64::from(STREAMS));
     eventually("the memory has come back", async || {
-        memory(solo.router.pid()).now_kib < before.now_kib + (16 << 10)
+        solo.metric("splitrail_request_memory_bytes", &[]).await == 0.0
+            && memory(solo.router.pid()).now_kib < before.now_kib + (16 << 10)
     })
     .await;
     let stream = 2 * STREAMS + 1;
@@ -90,6 +91,61 @@ async fn finished_answers_that_are_not_read_are_reset_and_their_memory_comes_bac
     client.write(&[ask, frames::window(stream, 1 << 20)].concat()).await;
     let (bytes, ended) = read(&mut client, stream, Duration::ZERO).await;
     assert!(ended && bytes > 0, "the connection serves others");
+}
+
+/// The engine's replies wait at the engine, but for a beginning of each.
+#[tokio::test]
+async fn answers_that_nobody_reads_are_not_gathered_beyond_the_room_of_their_connection() {
+    const STREAMS: u32 = 100;
+    let limits = "{ write_stall: 1s, idle_timeout: 600s, unread_answers_max_bytes: 2097152 }";
+    let solo = answering(limits, 1 << 20).await;
+    let short = json!({"model": "sim", "prompt": "short"});
+    assert_eq!(solo.http.post(COMPLETIONS, &short).await.status, 200);
+    let before = memory(solo.router.pid());
+    reset_peak(solo.router.pid());
+    let mut client = Raw2::connect(solo.router.http, &frames::initial_window(1)).await;
+    for i in 0..STREAMS {
+        client.write(&frames::request(2 * i + 1, COMPLETIONS, &completion("long"))).await;
+    }
+    let refused = [("reason", "unread_answers")];
+    let stalled = [("reason", "stream_stall")];
+    eventually("all are reset or refused", async || {
+        let refused = solo.metric("splitrail_shed_total", &refused).await;
+        let stalled = solo.metric("splitrail_connections_cut_total", &stalled).await;
+        // What is refused and not read is reset as well.
+        refused > 0.0
+            && stalled > 0.0
+            && solo.metric("splitrail_requests_in_flight", &[]).await == 0.0
+    })
+    .await;
+    eventually("nothing is held", async || {
+        solo.metric("splitrail_request_memory_bytes", &[]).await == 0.0
+    })
+    .await;
+    let grown_kib = memory(solo.router.pid()).peak_kib.saturating_sub(before.now_kib);
+    // A quarter of a megabyte of each, and some answers with their copies.
+    assert!(grown_kib < 60 << 10, "{grown_kib} KiB");
+}
+
+#[tokio::test]
+async fn many_long_answers_at_a_time_reach_a_client_that_reads_them() {
+    const STREAMS: u32 = 30;
+    let solo = answering("{ unread_answers_max_bytes: 1048576, write_stall: 5s }", 1 << 20).await;
+    let mut client = Raw2::connect(solo.router.http, &frames::initial_window(1 << 24)).await;
+    client.write(&frames::window(0, 1 << 30)).await;
+    for i in 0..STREAMS {
+        client.write(&frames::request(2 * i + 1, COMPLETIONS, &completion("long"))).await;
+    }
+    let (mut bytes, mut ended) = (0, 0);
+    while ended < STREAMS {
+        let frame = client.next().await.expect("a frame");
+        assert_ne!(frame.kind, kind::RST_STREAM);
+        if frame.kind == kind::DATA {
+            bytes += frame.payload.len();
+            ended += u32::from(frame.flags & kind::END_STREAM != 0);
+        }
+    }
+    assert!(bytes > (STREAMS as usize) << 20, "{bytes}: whole answers, and no refusals");
 }
 
 /// The rest of an answer whose end the library holds is watched as well as its beginning.
