@@ -46,6 +46,8 @@ const SERIES_GROWTH_MAX: usize = 200;
 /// Of the requests that a fault hits before their answer begins, one in so many may fail: the
 /// others must be served by another worker.
 const RESCUED_BUT_ONE_IN: u64 = 5;
+/// Further failures that a short run may have by chance: two faults on one request.
+const CHANCE: u64 = 4;
 
 fn setting(name: &str) -> Option<u64> {
     std::env::var(name).ok().map(|text| text.parse().unwrap_or_else(|_| panic!("{name}={text}")))
@@ -251,7 +253,7 @@ fn within_budget(traffic: &Traffic, hits: Hits) {
     let tally = &traffic.tally;
     let (right, failed) = (tally.right.load(Relaxed), tally.told.load(Relaxed));
     assert_eq!(tally.broken.load(Relaxed), 0, "connections of clients that the router broke");
-    let allowed = hits.in_answer + hits.before_answer / RESCUED_BUT_ONE_IN;
+    let allowed = hits.in_answer + hits.before_answer / RESCUED_BUT_ONE_IN + CHANCE;
     let reasons = tally.last_told.lock().unwrap();
     assert!(failed <= allowed, "{failed} of {right} failed, {hits:?}: {reasons:#?}");
     assert!(right > 100 && hits.before_answer > 0, "{right} right answers, {hits:?}");
