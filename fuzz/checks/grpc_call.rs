@@ -82,6 +82,7 @@ fn framed(stream: &[u8]) -> Framed<'_> {
 async fn call(pieces: Vec<&[u8]>) -> Option<i32> {
     let pieces = pieces.into_iter().map(Bytes::copy_from_slice).collect();
     let request = Request::post("/splitrail.v1.FrontDoorService/Generate")
+        .version(hyper::Version::HTTP_2)
         .header("content-type", "application/grpc")
         .header("te", "trailers")
         .body(Pieces(pieces));

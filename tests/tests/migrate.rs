@@ -172,7 +172,7 @@ async fn token_ids_that_a_chat_s_client_asked_for_are_whole_too() {
     let chunks = trial.stream("ok", CHAT, &body).await.chunks().await;
     assert_eq!(migrations(&trial, "resumed").await, 1.0);
     let whole = trial.post("ok", CHAT, &body).await.json();
-    assert_eq!(generated_ids(&chunks, 0), generated_ids(&[whole.clone()], 0));
+    assert_eq!(generated_ids(&chunks, 0), generated_ids(std::slice::from_ref(&whole), 0));
     let prompts: Vec<_> = chunks
         .iter()
         .map(|chunk| &chunk["prompt_token_ids"])

@@ -126,7 +126,8 @@ mod tests {
 
     #[test]
     fn a_client_has_the_grace_and_what_its_bytes_pay_for() {
-        assert_eq!(reads(TAKING, 1, (11, S)), None, "quick enough for ever");
+        let quick = Taking { grace: 2 * S, ..TAKING };
+        assert_eq!(reads(quick, 1, (11, S)), None, "quick enough for ever");
         let grace = Taking { grace: 10 * S, ..TAKING };
         assert_eq!(reads(grace, 1, (5, S)), Some((18, Slow::Dribbling)), "half of each second");
         assert_eq!(reads(grace, 2, (5, S)), None, "two share the pace");

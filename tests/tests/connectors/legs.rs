@@ -13,9 +13,11 @@ use splitrail_tests::trial::{
 use crate::{CONNECTORS, pd, requests};
 
 #[tokio::test]
-async fn unknown_fields_travel_in_both_legs_of_every_connector() {
+async fn fields_that_a_model_opens_travel_in_both_legs_of_every_connector() {
     for connector in CONNECTORS {
-        let mut trial = Trial::start(pd(connector, 1, 1)).await;
+        let mut spec = pd(connector, 1, 1);
+        spec.model += "    pass_unknown: [x_unknown]\n";
+        let mut trial = Trial::start(spec).await;
         for (path, mut body) in requests(11) {
             body["x_unknown"] = json!({"kept": [1.50, null, "\u{e9}"]});
             assert_eq!(trial.post("ok", path, &body).await.status, 200, "{connector:?}");

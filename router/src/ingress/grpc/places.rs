@@ -83,7 +83,7 @@ mod tests {
             open[&address]
         };
         assert_eq!(fill("10.0.0.1"), 80);
-        assert_eq!(fill("10.0.0.2"), 8);
+        assert_eq!(fill("10.0.0.2"), 9);
         assert_eq!(fill("10.0.0.3"), 1);
         assert!(!has_room(&open, "10.0.0.4".parse().unwrap(), 88), "a lower bound came");
     }
