@@ -81,9 +81,10 @@ async fn finished_answers_that_are_not_read_are_reset_and_their_memory_comes_bac
     let stalled = [("listener", "http"), ("reason", "stream_stall")];
     let cut = solo.metric("splitrail_connections_cut_total", &stalled).await;
     assert_eq!(cut, f64::from(STREAMS));
+    // The answers were more than 40 MiB. The allocator keeps some of what was freed for a while.
     eventually("the memory has come back", async || {
         solo.metric("splitrail_request_memory_bytes", &[]).await == 0.0
-            && memory(solo.router.pid()).now_kib < before.now_kib + (16 << 10)
+            && memory(solo.router.pid()).now_kib < before.now_kib + (32 << 10)
     })
     .await;
     let stream = 2 * STREAMS + 1;
