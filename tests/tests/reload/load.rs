@@ -127,6 +127,6 @@ async fn p23_fifty_reloads_by_sighup_under_load_fail_no_request() {
     })
     .await;
     let log = router.log();
-    assert!(log.contains("splitrail.yaml:2:1: "), "it says where: {log}");
+    assert!(log.contains("splitrail.yaml:2:1 "), "it says where: {log}");
     assert!(log.contains("models[sim].policy.kind"), "it says what changed: {log}");
 }
