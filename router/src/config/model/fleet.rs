@@ -18,8 +18,8 @@ pub struct FleetConfig {
     /// to a line, each of which is accepted; it is read again when it changes, so that tokens
     /// can be exchanged while routers and side-cars run.
     pub token: Option<Secret>,
-    /// Tokens that are each for some workers only: whoever shows one can attach as no other
-    /// worker. Beside `token`, or in its place.
+    /// Tokens that are each for some workers only: a shim that shows one of them can attach as no
+    /// other worker. Beside `token`, or in its place.
     pub tokens: Vec<FleetToken>,
     /// Networks in which workers must lie that are not written down under `workers`: those of
     /// side-cars, of discovery and of the admin listener. Names are looked up first.
