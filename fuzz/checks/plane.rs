@@ -7,8 +7,8 @@ use prost::Message as _;
 use splitrail::config::model::Worker as WorkerConfig;
 use splitrail::fleet::attach::Blocks;
 use splitrail::fleet::{Pool, Worker};
+use splitrail_event_plane::{names, snapshot};
 use splitrail_kv::{Applied, HashSeed, IndexConfig};
-use splitrail_plane::{names, snapshot};
 use splitrail_proto::v1::{PlaneAsk, PlaneEvents, PlaneReport};
 
 const LIMIT: usize = 16;

@@ -13,7 +13,7 @@ pub mod prepare;
 pub mod prompt;
 
 /// The decisions; a crate of their own, for whatever decides as the router does.
-pub use splitrail_pick as pick;
+pub use splitrail_policy as pick;
 
 pub mod flow;
 

@@ -15,8 +15,8 @@ mod terms;
 
 use std::time::Duration;
 
-use splitrail_plane::Broker;
-use splitrail_plane::config::BrokerConfig;
+use splitrail_event_plane::Broker;
+use splitrail_event_plane::config::BrokerConfig;
 use splitrail_proto::v1::{Capabilities, Hello, Load, Welcome, WorkerRole};
 use tokio::sync::{Mutex, Notify, watch};
 use tokio::time::sleep;

@@ -5,8 +5,8 @@ use std::path::Path;
 use std::time::{Duration, Instant};
 
 use splitrail::quickstart::write_tokenizer;
-use splitrail_plane::Broker;
-use splitrail_plane::config::BrokerConfig;
+use splitrail_event_plane::Broker;
+use splitrail_event_plane::config::BrokerConfig;
 use tokio::time::{sleep, timeout};
 
 use super::cold_start::{BLOCKS, Filled, MOST_S, PATIENCE, SERVES_MS, Subject, WORKERS, engines};

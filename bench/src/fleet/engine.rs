@@ -22,7 +22,7 @@ use super::events::{Chain, batch};
 
 /// What an engine of vLLM 0.32.0 shows; a side-car reads it several times a second.
 const METRICS: &str =
-    include_str!("../../../engine/tests/fixtures/vllm-0.32.0/metrics/a_after.txt");
+    include_str!("../../../crates/engine/tests/fixtures/vllm-0.32.0/metrics/a_after.txt");
 /// Tokens per KV block, by that.
 pub(super) const BLOCK_SIZE: u32 = 32;
 /// Chunks of a streamed answer, and the time between two.

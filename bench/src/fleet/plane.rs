@@ -8,10 +8,10 @@ use std::time::{Duration, Instant};
 
 use futures_util::StreamExt as _;
 use prost::Message as _;
-use splitrail_plane::async_nats::Client;
-use splitrail_plane::async_nats::jetstream::object_store::ObjectMetadata;
-use splitrail_plane::snapshot::{Label, Stored};
-use splitrail_plane::{Broker, names};
+use splitrail_event_plane::async_nats::Client;
+use splitrail_event_plane::async_nats::jetstream::object_store::ObjectMetadata;
+use splitrail_event_plane::snapshot::{Label, Stored};
+use splitrail_event_plane::{Broker, names};
 use splitrail_proto::v1;
 use tokio::time::{sleep, timeout};
 

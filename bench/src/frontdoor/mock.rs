@@ -13,7 +13,7 @@ use super::{Failure, MODEL};
 
 /// What an engine of vLLM 0.32.0 shows.
 const METRICS: &str =
-    include_str!("../../../engine/tests/fixtures/vllm-0.32.0/metrics/a_after.txt");
+    include_str!("../../../crates/engine/tests/fixtures/vllm-0.32.0/metrics/a_after.txt");
 /// Chunks of a streamed answer.
 pub(super) const CHUNKS: usize = 64;
 /// What asks for a stream that goes on and on, in a request's body; a member that no engine knows.

@@ -4,7 +4,7 @@ use std::hint::black_box;
 use std::time::Instant;
 
 use serde_json::json;
-use splitrail_pick::{Candidate, Leg, Policy, Query, pick};
+use splitrail_policy::{Candidate, Leg, Policy, Query, pick};
 
 use super::report::{Goal, Row};
 use super::{Failure, Run};

@@ -1,6 +1,6 @@
 //! What policies reach: ours against the best of the published ones that can be built.
 
-use splitrail_pick::Published;
+use splitrail_policy::Published;
 use splitrail_replay::{Entry, Named, Report, Scenario};
 
 use super::report::{Goal, Row, print_line};

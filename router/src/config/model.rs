@@ -38,9 +38,9 @@ pub use fleet::{ClientWorkers, FleetConfig, FleetTls, FleetToken};
 pub use flow::{BreakerConfig, Flow, Gate, GateKind, RequestFlow, Retries};
 pub use health::{EjectionConfig, HealthConfig};
 pub use limits::{FairBy, Limits};
-pub use splitrail_pick::Policy;
-pub use splitrail_pick::queue::QueueConfig;
-pub use splitrail_pick::threshold::ThresholdConfig;
+pub use splitrail_policy::Policy;
+pub use splitrail_policy::queue::QueueConfig;
+pub use splitrail_policy::threshold::ThresholdConfig;
 pub use tokenizer::{ContentFormatConfig, HuggingfaceTokenizer, TokenizerConfig};
 
 /// A whole configuration file.

@@ -3,7 +3,7 @@
 use std::path::PathBuf;
 
 use clap::{Args, ValueEnum};
-use splitrail_pick::queue::QueueConfig;
+use splitrail_policy::queue::QueueConfig;
 use splitrail_replay::{Model, Scenario};
 use splitrail_sim::cluster::{ClusterConfig, InsertAt};
 

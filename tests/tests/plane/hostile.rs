@@ -1,6 +1,6 @@
 //! Whoever can reach the broker is not believed everything.
 
-use splitrail_plane::names;
+use splitrail_event_plane::names;
 use splitrail_proto::v1;
 use splitrail_tests::Client;
 use splitrail_tests::cluster::eventually;

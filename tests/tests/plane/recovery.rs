@@ -1,6 +1,6 @@
 //! Whatever is lost on the way, the picture becomes true again.
 
-use splitrail_plane::{async_nats::jetstream, names};
+use splitrail_event_plane::{async_nats::jetstream, names};
 use splitrail_tests::cluster::eventually;
 use splitrail_tests::stand::{Kind, Stand};
 

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use prost::Message;
-use splitrail_plane::async_nats::{self, Client};
+use splitrail_event_plane::async_nats::{self, Client};
 use splitrail_proto::v1;
 use splitrail_tests::cluster::{eventually, metric_in};
 use splitrail_tests::stand::{Kind, Plan, Stand};
@@ -63,7 +63,7 @@ pub(crate) fn report(worker_id: &str, url: &str, terms: v1::Welcome) -> v1::Plan
 /// How the routers hash.
 pub(crate) async fn terms(client: &Client) -> v1::Welcome {
     let ask = v1::PlaneAsk { model: "sim".to_owned(), ..v1::PlaneAsk::default() };
-    let subject = splitrail_plane::names::terms("sim");
+    let subject = splitrail_event_plane::names::terms("sim");
     let asked = client.request(subject, ask.encode_to_vec().into());
     let reply = tokio::time::timeout(Duration::from_secs(10), asked).await.unwrap().unwrap();
     v1::Welcome::decode(reply.payload).unwrap()

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
-use splitrail_plane::config::BrokerConfig;
+use splitrail_event_plane::config::BrokerConfig;
 use splitrail_settings::{Secret, scalar};
 
 /// A whole configuration file.

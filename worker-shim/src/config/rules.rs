@@ -42,7 +42,7 @@ pub(super) fn check(root: &Node, base_dir: &Path, report: &mut Report) {
     }
     tls(root, base_dir, report);
     if let Some(section) = root.get("events") {
-        splitrail_plane::config::check(section, "events", base_dir, report);
+        splitrail_event_plane::config::check(section, "events", base_dir, report);
     }
 }
 

@@ -4,8 +4,8 @@ use std::time::Duration;
 
 use futures_util::StreamExt as _;
 use prost::Message as _;
-use splitrail_plane::async_nats::Subscriber;
-use splitrail_plane::names;
+use splitrail_event_plane::async_nats::Subscriber;
+use splitrail_event_plane::names;
 use splitrail_proto::v1::PlaneAsk;
 use tokio::time::sleep;
 

@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use prost::Message as _;
-use splitrail_plane::names;
+use splitrail_event_plane::names;
 use splitrail_proto::v1::{Events, PlaneEvents};
 use tokio::sync::watch;
 use tokio::time::{Instant, sleep, timeout};

@@ -4,7 +4,7 @@
 use std::time::Duration;
 
 use prost::Message as _;
-use splitrail_plane::names;
+use splitrail_event_plane::names;
 use splitrail_proto::v1::{Bye, Load, PlaneReport};
 use tokio::time::Instant;
 

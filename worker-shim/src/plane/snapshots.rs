@@ -2,9 +2,9 @@
 
 use std::time::Duration;
 
-use splitrail_plane::async_nats::jetstream::object_store::ObjectMetadata;
-use splitrail_plane::names;
-use splitrail_plane::snapshot::{Label, Stored};
+use splitrail_event_plane::async_nats::jetstream::object_store::ObjectMetadata;
+use splitrail_event_plane::names;
+use splitrail_event_plane::snapshot::{Label, Stored};
 use tokio::time::{Instant, sleep_until, timeout, timeout_at};
 
 use super::Plane;

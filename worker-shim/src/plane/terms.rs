@@ -4,8 +4,8 @@ use std::time::Duration;
 
 use futures_util::StreamExt as _;
 use prost::Message as _;
+use splitrail_event_plane::{Broker, names};
 use splitrail_kv::HashSeed;
-use splitrail_plane::{Broker, names};
 use splitrail_proto::v1::{Capabilities, PlaneAsk, Welcome};
 use tokio::sync::watch;
 use tokio::time::{Instant, sleep, timeout_at};

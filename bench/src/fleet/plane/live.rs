@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use futures_util::StreamExt as _;
 use prost::Message as _;
-use splitrail_plane::names;
+use splitrail_event_plane::names;
 use splitrail_proto::v1;
 use tokio::task::JoinSet;
 use tokio::time::{MissedTickBehavior, interval};

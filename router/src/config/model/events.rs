@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
-use splitrail_plane::config::{BrokerConfig, Login};
+use splitrail_event_plane::config::{BrokerConfig, Login};
 
 use crate::config::scalar;
 

@@ -16,7 +16,7 @@ pub(super) fn is_plane(root: &Node) -> bool {
 /// Reports every broken rule about `events`.
 pub(super) fn check(root: &Node, base_dir: &Path, report: &mut Report) {
     let Some(section) = root.get("events").filter(|_| is_plane(root)) else { return };
-    splitrail_plane::config::check(section, "events", base_dir, report);
+    splitrail_event_plane::config::check(section, "events", base_dir, report);
     let Some(Events::Nats(events)) = typed::<Events>(root, "events") else { return };
     let fleet = root.get("fleet").map(|_| typed::<FleetConfig>(root, "fleet"));
     let Some(fleet) = fleet.unwrap_or_else(|| Some(FleetConfig::default())) else { return };

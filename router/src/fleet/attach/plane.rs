@@ -18,7 +18,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use prost::Message as _;
-use splitrail_plane::{Broker, names};
+use splitrail_event_plane::{Broker, names};
 use splitrail_proto::v1;
 use tokio::sync::Semaphore;
 use tokio::task::{AbortHandle, JoinSet};

@@ -7,14 +7,14 @@ use std::time::Duration;
 
 use futures_util::StreamExt as _;
 use prost::Message as _;
-use splitrail_plane::async_nats::jetstream::consumer::{
+use splitrail_event_plane::async_nats::jetstream::consumer::{
     AckPolicy, DeliverPolicy, PullConsumer, pull,
 };
-use splitrail_plane::async_nats::jetstream::stream::{
+use splitrail_event_plane::async_nats::jetstream::stream::{
     Config as StreamConfig, DiscardPolicy, State, StorageType,
 };
-use splitrail_plane::async_nats::jetstream::{self, object_store};
-use splitrail_plane::names;
+use splitrail_event_plane::async_nats::jetstream::{self, object_store};
+use splitrail_event_plane::names;
 use splitrail_proto::v1;
 use tokio::time::sleep;
 

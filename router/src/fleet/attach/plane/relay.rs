@@ -6,8 +6,8 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
 use std::time::{Duration, Instant};
 
-use splitrail_plane::names;
-use splitrail_plane::snapshot::Label;
+use splitrail_event_plane::names;
+use splitrail_event_plane::snapshot::Label;
 use splitrail_proto::v1;
 use splitrail_proto::v1::attach_request::Message;
 use splitrail_proto::v1::attach_response::Message as Answer;

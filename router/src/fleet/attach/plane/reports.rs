@@ -6,8 +6,8 @@ use std::time::{Duration, Instant};
 
 use futures_util::StreamExt as _;
 use prost::Message as _;
-use splitrail_plane::async_nats::{Message, Subscriber};
-use splitrail_plane::names;
+use splitrail_event_plane::async_nats::{Message, Subscriber};
+use splitrail_event_plane::names;
 use splitrail_proto::v1;
 use tokio::task::JoinSet;
 use tokio::time::{MissedTickBehavior, interval, sleep};

@@ -4,9 +4,9 @@ use std::io;
 use std::time::Duration;
 
 use futures_util::StreamExt as _;
-use splitrail_plane::async_nats::jetstream::object_store::Object;
-use splitrail_plane::names;
-use splitrail_plane::snapshot::{self, Label};
+use splitrail_event_plane::async_nats::jetstream::object_store::Object;
+use splitrail_event_plane::names;
+use splitrail_event_plane::snapshot::{self, Label};
 use splitrail_proto::v1;
 use tokio::time::timeout;
 

@@ -4,8 +4,8 @@ use std::time::Duration;
 
 use futures_util::StreamExt as _;
 use prost::Message as _;
+use splitrail_event_plane::{Broker, names};
 use splitrail_kv::HASH_LAYOUT;
-use splitrail_plane::{Broker, names};
 use splitrail_proto::v1;
 use tokio::time::sleep;
 

@@ -1,6 +1,6 @@
 //! What if: a trace through the decisions that serve traffic, over a cluster in virtual time.
 //!
-//! The cluster is [`splitrail_sim::cluster`]; the decisions are [`splitrail_pick`]'s. This
+//! The cluster is [`splitrail_sim::cluster`]; the decisions are [`splitrail_policy`]'s. This
 //! crate reads traces, tells the one what it would know of the other, and reports. It has no
 //! policy of its own but references that no router could follow, which know the queue's
 //! future ([`oracle`]) or share one cache between all workers.

@@ -1,6 +1,6 @@
 //! Policies by name.
 
-use splitrail_pick::{Policy, Published};
+use splitrail_policy::{Policy, Published};
 use splitrail_sim::cluster::Pool;
 
 /// What places requests, under the name that a report has.

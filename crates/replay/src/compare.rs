@@ -6,7 +6,7 @@
 //! what is hard for both cancels out.
 
 use serde::Serialize;
-use splitrail_pick::mix;
+use splitrail_policy::mix;
 use splitrail_sim::cluster::{Outcome, Workload};
 
 /// Stretches that a trace is cut into.

@@ -1,8 +1,8 @@
 //! What a router would know of the cluster: the candidates of a decision.
 
-use splitrail_pick::learn::BusyShare;
-use splitrail_pick::published::Sight;
-use splitrail_pick::{Candidate, Coefficients, Leg, Query};
+use splitrail_policy::learn::BusyShare;
+use splitrail_policy::published::Sight;
+use splitrail_policy::{Candidate, Coefficients, Leg, Query};
 use splitrail_sim::cluster::Cluster;
 
 /// How long what was routed somewhere is remembered.

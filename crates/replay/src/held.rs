@@ -3,10 +3,10 @@
 
 use std::collections::VecDeque;
 
-use splitrail_pick::learn::Learner;
-use splitrail_pick::published::Sight;
-use splitrail_pick::queue::{Item, Queue, QueueConfig, View};
-use splitrail_pick::{Candidate, Coefficients, Policy, mix};
+use splitrail_policy::learn::Learner;
+use splitrail_policy::published::Sight;
+use splitrail_policy::queue::{Item, Queue, QueueConfig, View};
+use splitrail_policy::{Candidate, Coefficients, Policy, mix};
 use splitrail_sim::cluster::{Cluster, Decision, Placement, Router};
 
 use crate::auto::Sees;

@@ -1,7 +1,7 @@
 //! A policy as the cluster's router.
 
-use splitrail_pick::published::{Published, Sight};
-use splitrail_pick::{Candidate, Coefficients, Policy, mix, pick};
+use splitrail_policy::published::{Published, Sight};
+use splitrail_policy::{Candidate, Coefficients, Policy, mix, pick};
 use splitrail_sim::cluster::{Cluster, Decision, Placement, Router};
 
 use crate::auto::Sees;

@@ -2,15 +2,15 @@
 //! fuzz/README.md says how they came about.
 #![allow(clippy::unwrap_used, missing_docs)]
 
-#[path = "../../fuzz/checks/engine_metrics.rs"]
+#[path = "../../../fuzz/checks/engine_metrics.rs"]
 mod engine_metrics;
-#[path = "../../fuzz/checks/hand_off.rs"]
+#[path = "../../../fuzz/checks/hand_off.rs"]
 mod hand_off;
-#[path = "../../fuzz/checks/kv_events.rs"]
+#[path = "../../../fuzz/checks/kv_events.rs"]
 mod kv_events;
-#[path = "../../fuzz/checks/replay.rs"]
+#[path = "../../../fuzz/checks/replay.rs"]
 mod replay;
-#[path = "../../fuzz/checks/usage.rs"]
+#[path = "../../../fuzz/checks/usage.rs"]
 mod usage;
 
 #[test]

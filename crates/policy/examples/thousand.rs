@@ -1,10 +1,10 @@
 //! How long one decision among a thousand workers takes: `cargo run --release -p
-//! splitrail-pick --example thousand`. Prints the median and the 99th percentile.
+//! splitrail-policy --example thousand`. Prints the median and the 99th percentile.
 #![allow(clippy::print_stdout)]
 
 use std::time::Instant;
 
-use splitrail_pick::{Candidate, Choice, Leg, Policy, Query, mix};
+use splitrail_policy::{Candidate, Choice, Leg, Policy, Query, mix};
 
 const DECISIONS: usize = 20_000;
 

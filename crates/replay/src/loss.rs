@@ -1,6 +1,6 @@
 //! Where a run's cache hits were lost.
 
-use splitrail_pick::loss::{Loss, Reach};
+use splitrail_policy::loss::{Loss, Reach};
 use splitrail_sim::cluster::{Outcome, Workload};
 
 /// The best possible hits, what there was, and where the rest went. What was refused was not

@@ -1,7 +1,7 @@
 //! What our own policy promises, on conversations that nobody has recorded.
 #![allow(clippy::unwrap_used)]
 
-use splitrail_pick::{Coefficients, mix};
+use splitrail_policy::{Coefficients, mix};
 use splitrail_replay::trace::{Select, read};
 use splitrail_replay::{Entry, Named, Report, Scenario, coefficients};
 use splitrail_sim::cluster::{Outcome, Workload};

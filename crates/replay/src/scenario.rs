@@ -1,8 +1,8 @@
 //! One run: a trace, a cluster and a policy.
 
-use splitrail_pick::queue::QueueConfig;
-use splitrail_pick::threshold::ThresholdConfig;
-use splitrail_pick::{Coefficients, Published};
+use splitrail_policy::queue::QueueConfig;
+use splitrail_policy::threshold::ThresholdConfig;
+use splitrail_policy::{Coefficients, Published};
 use splitrail_sim::cluster::{
     self, Cluster, ClusterConfig, CostModel, Decision, Outcome, Pool, Router, Workload,
 };

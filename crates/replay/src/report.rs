@@ -1,7 +1,7 @@
 //! Figures of a run.
 
 use serde::Serialize;
-use splitrail_pick::loss::Loss;
+use splitrail_policy::loss::Loss;
 use splitrail_sim::cluster::{Outcome, Row, Workload};
 
 use crate::compare::Difference;

@@ -2,9 +2,9 @@
 //! fuzz/README.md says how they came about.
 #![allow(clippy::unwrap_used, missing_docs)]
 
-#[path = "../../fuzz/checks/kv_index.rs"]
+#[path = "../../../fuzz/checks/kv_index.rs"]
 mod kv_index;
-#[path = "../../fuzz/checks/replay.rs"]
+#[path = "../../../fuzz/checks/replay.rs"]
 mod replay;
 
 #[test]

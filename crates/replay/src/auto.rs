@@ -2,9 +2,9 @@
 
 use std::collections::HashMap;
 
-use splitrail_pick::learn::BusyShare;
-use splitrail_pick::threshold::{Learned, Offer, Threshold, ThresholdConfig, Way};
-use splitrail_pick::{Candidate, Coefficients, mix};
+use splitrail_policy::learn::BusyShare;
+use splitrail_policy::threshold::{Learned, Offer, Threshold, ThresholdConfig, Way};
+use splitrail_policy::{Candidate, Coefficients, mix};
 use splitrail_sim::cluster::{Cluster, Decision, Router};
 
 use crate::feed::Feed;
