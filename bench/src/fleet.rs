@@ -1,4 +1,4 @@
-//! What many workers cost a router, and what a side-car costs beside its engine: real
+//! What many workers cost a router, and what a shim costs beside its engine: real
 //! processes on loopback, driven by scripts from this one.
 
 mod beside;
@@ -17,7 +17,7 @@ pub(crate) mod report;
 mod router;
 mod script;
 mod shape;
-mod side_car;
+mod shim;
 mod traffic;
 mod two_routers;
 
@@ -40,7 +40,7 @@ const WORKLOADS: [(&str, Workload); 5] = [
     ("cold_start", cold_start::run),
     ("cold_start_nats", cold_start_nats::run),
     ("membership", membership::run),
-    ("side_car", side_car::run),
+    ("shim", shim::run),
     ("two_routers", two_routers::run),
 ];
 

@@ -1,4 +1,4 @@
-//! What a side-car sends, message by message, against the index: bounded, sound, and only
+//! What a shim sends, message by message, against the index: bounded, sound, and only
 //! known as whole when it is.
 
 use std::sync::Arc;

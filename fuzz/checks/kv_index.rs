@@ -103,7 +103,7 @@ fn step(index: &mut Index, choices: &mut Choices<'_>, state: &mut State) {
             waiting.remove(&worker);
         }
         _ => {
-            // What another router or a side-car claims, true or not.
+            // What another router or a shim claims, true or not.
             let count = choices.below(5);
             let honest = choices.below(4) > 0;
             state.contradicted |= !honest;

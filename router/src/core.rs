@@ -181,7 +181,7 @@ pub struct Core {
     serving: ArcSwap<Serving>,
     /// Seed of the block hashes.
     pub hash_seed: HashSeed,
-    /// How side-cars attach.
+    /// How shims attach.
     pub fleet: FleetConfig,
     /// How their words come here.
     pub events: Events,

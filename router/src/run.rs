@@ -37,7 +37,7 @@ pub struct Running {
     _reloading: JoinSet<()>,
     /// The fleet, whose tasks end with the router.
     fleet: Arc<Fleet>,
-    /// Where side-cars attach; it outlives the doors.
+    /// Where shims attach; it outlives the doors.
     fleet_door: Option<FleetDoor>,
     /// Writes the totals into the log.
     _summary: JoinSet<()>,

@@ -9,7 +9,7 @@ mod support;
 use splitrail::config::Events;
 use support::{only_problem, parse};
 
-/// A configuration with these `events`, and a model that waits for side-cars.
+/// A configuration with these `events`, and a model that waits for shims.
 fn with(events: &str) -> String {
     format!(
         "events: {events}\nmodels:\n  - name: m\n    tokenizer: {{ kind: none }}\n    \
@@ -23,7 +23,7 @@ fn refused(events: &str, part: &str) {
 }
 
 #[test]
-fn side_cars_come_over_a_broker_without_a_listener_for_them() {
+fn shims_come_over_a_broker_without_a_listener_for_them() {
     let text = with(
         "{ kind: nats, servers: ['nats://127.0.0.1:4222', 'tls://b:4222'], durable: r0, cut_off_max: 5s, \
          login: { kind: user, name: u, password: { kind: file, path: engine.key } } }",
@@ -35,7 +35,7 @@ fn side_cars_come_over_a_broker_without_a_listener_for_them() {
     assert_eq!(events.broker().servers.len(), 2);
 
     let direct = parse(&with("{ kind: direct }")).unwrap();
-    assert_eq!(direct.warnings.len(), 1, "there is no way for a side-car");
+    assert_eq!(direct.warnings.len(), 1, "there is no way for a shim");
 }
 
 #[test]

@@ -33,7 +33,7 @@ const TOKEN: &str = "token: { kind: file, path: engine.key }";
 const CERT: &str = "cert: tls/router.pem, key: tls/router.key";
 
 #[test]
-fn side_cars_are_not_let_in_from_elsewhere_without_proof() {
+fn shims_are_not_let_in_from_elsewhere_without_proof() {
     refused(OPEN, "{}", (1, 18), "let anybody who reaches it attach");
     refused(OPEN, &format!("{{ tls: {{ {CERT} }} }}"), (1, 18), "let anybody");
     refused(OPEN, "{ token: null, tokens: [] }", (1, 18), "let anybody");
@@ -121,7 +121,7 @@ fn networks_and_times_make_sense() {
 }
 
 #[test]
-fn a_model_that_waits_for_side_cars_wants_a_listener() {
+fn a_model_that_waits_for_shims_wants_a_listener() {
     let text =
         with("{}", "{}").replace("    workers:", "    discovery: [{ kind: shim }]\n    workers:");
     let warnings = parse(&text).unwrap().warnings;

@@ -1,4 +1,4 @@
-"""One server with two data-parallel ranks, with a side-car and without: each is a place of its own.
+"""One server with two data-parallel ranks, with a shim and without: each is a place of its own.
 
 Its tests come late by name, since the server takes longer to start than they take.
 """
@@ -12,7 +12,7 @@ import subprocess
 import httpx
 import pytest
 
-from support import prompts, side_car
+from support import prompts, shim
 from support import router as routers
 from support.engine import BLOCK_SIZE, Engine, full_hit
 from support.waiting import eventually, settled
@@ -50,15 +50,15 @@ def engine():
         subprocess.run([script, "stop", port], check=True, timeout=60)
 
 
-# The side-car first: it asks once, and this server has not had a request yet. Until then
+# The shim first: it asks once, and this server has not had a request yet. Until then
 # vLLM's metrics do not tell the load of its ranks.
-@pytest.fixture(scope="module", params=["side-car", "direct"])
+@pytest.fixture(scope="module", params=["shim", "direct"])
 def router(request, engine):
     """A router that nobody told how many ranks there are."""
     logs = pathlib.Path(os.environ["SPLITRAIL_TEST_LOGS"]) / "ranks"
-    fleet_port = side_car.free_port()
+    fleet_port = shim.free_port()
     workers = {
-        "side-car": "    discovery: [ { kind: shim } ]",
+        "shim": "    discovery: [ { kind: shim } ]",
         "direct": "    workers:\n" + routers.worker("w0", "both", engine),
     }
     yaml = CONFIG.format(
@@ -70,8 +70,8 @@ def router(request, engine):
     with contextlib.ExitStack() as stack:
         binary = os.environ["SPLITRAIL_BIN"]
         router = stack.enter_context(routers.running(binary, yaml, logs / request.param))
-        if request.param == "side-car":
-            stack.enter_context(side_car.attached("w0", "both", engine, [fleet_port], logs))
+        if request.param == "shim":
+            stack.enter_context(shim.attached("w0", "both", engine, [fleet_port], logs))
         eventually(
             lambda: [known(worker) for worker in router.workers()],
             lambda seen: seen == [([(rank, True) for rank in RANKS], True, "ok")],

@@ -41,7 +41,7 @@ pub struct Spec {
     pub top: String,
     /// Whether the gRPC door serves `Explain`.
     pub grpc_explain: bool,
-    /// Whether side-cars can attach.
+    /// Whether shims can attach.
     pub fleet: bool,
     /// The `limits`, as a YAML flow mapping.
     pub limits: &'static str,

@@ -20,7 +20,7 @@ pub mod process;
 pub mod raw;
 pub mod raw_engine;
 pub mod shape;
-pub mod side_car;
+pub mod shim;
 pub mod solo;
 pub mod stand;
 pub mod traffic;

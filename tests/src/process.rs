@@ -27,13 +27,13 @@ impl Process {
         Self::run("splitrail", name, folder, args, &[]).await
     }
 
-    /// Starts a side-car, `splitrail-shim ARGS --ready-file FILE`, and waits likewise.
-    pub async fn side_car(name: &str, folder: &Path, args: &[String]) -> Self {
+    /// Starts a shim, `splitrail-shim ARGS --ready-file FILE`, and waits likewise.
+    pub async fn shim(name: &str, folder: &Path, args: &[String]) -> Self {
         Self::run("splitrail-shim", name, folder, args, &[]).await
     }
 
     /// The same, with these variables in its environment.
-    pub async fn side_car_with(
+    pub async fn shim_with(
         name: &str,
         folder: &Path,
         args: &[String],

@@ -1,4 +1,4 @@
-//! Engines, side-cars and routers, each a process of its own that can be killed and started
+//! Engines, shims and routers, each a process of its own that can be killed and started
 //! again where it was.
 
 use std::collections::BTreeSet;
@@ -26,8 +26,8 @@ pub enum Kind {
     Broker,
     /// A simulated engine.
     Engine,
-    /// The side-car of the engine of the same place.
-    SideCar,
+    /// The shim of the engine of the same place.
+    Shim,
     /// A router.
     Router,
 }
@@ -36,7 +36,7 @@ pub enum Kind {
 pub struct Post {
     /// What runs there.
     pub kind: Kind,
-    /// Its name; that of the worker, for engines and side-cars.
+    /// Its name; that of the worker, for engines and shims.
     pub name: String,
     args: Vec<String>,
     process: Option<Process>,
@@ -69,7 +69,7 @@ pub struct Plan {
     pub engine: Vec<String>,
     /// Data-parallel ranks of each engine.
     pub ranks: u16,
-    /// Whether side-cars and routers speak over a broker.
+    /// Whether shims and routers speak over a broker.
     pub broker: bool,
     /// Further lines of the broker's configuration.
     pub broker_config: String,
@@ -77,7 +77,7 @@ pub struct Plan {
     pub events: String,
     /// Further keys of everybody's, likewise.
     pub login: String,
-    /// The addresses of routers that side-cars attach to, from the routers' own: where something
+    /// The addresses of routers that shims attach to, from the routers' own: where something
     /// stands between.
     pub between: fn(SocketAddr) -> SocketAddr,
 }
@@ -175,30 +175,26 @@ impl Stand {
                 let engine = format!("http://{}", loopback(http));
                 let (at, role) = (loopback(listen), role.to_owned());
                 let args = match broker {
-                    None => side_car_flags([
-                        engine,
-                        at.to_string(),
-                        attach.join(","),
-                        role,
-                        name.clone(),
-                    ]),
+                    None => {
+                        shim_flags([engine, at.to_string(), attach.join(","), role, name.clone()])
+                    }
                     Some(broker) => {
                         let events = format!(
                             "{{ kind: nats, servers: [\"nats://{broker}\"]{} }}",
                             plan.login
                         );
-                        side_car_file(
+                        shim_file(
                             folder.path(),
                             [engine, at.to_string(), events, role, name.clone()],
                         )
                     }
                 };
-                posts.push(Post::new(Kind::SideCar, &name, args, listen, 0));
+                posts.push(Post::new(Kind::Shim, &name, args, listen, 0));
             }
         }
         let mut stand = Self { posts, folder };
-        // Engines first: a side-car is ready once it has reached its own.
-        for kind in [Kind::Broker, Kind::Engine, Kind::Router, Kind::SideCar] {
+        // Engines first: a shim is ready once it has reached its own.
+        for kind in [Kind::Broker, Kind::Engine, Kind::Router, Kind::Shim] {
             for at in stand.of(kind) {
                 stand.run(at).await;
             }
@@ -344,21 +340,21 @@ impl Post {
         let log = format!("{}-{:?}", self.name, self.kind);
         let process = match self.kind {
             Kind::Broker => broker::start(&log, folder, &self.args, self.http).await,
-            Kind::SideCar => Process::side_car(&log, folder, &self.args).await,
+            Kind::Shim => Process::shim(&log, folder, &self.args).await,
             Kind::Engine | Kind::Router => Process::start(&log, folder, &self.args).await,
         };
         self.process = Some(process);
     }
 }
 
-/// The flags of a side-car that attaches to routers.
-fn side_car_flags(values: [String; 5]) -> Vec<String> {
+/// The flags of a shim that attaches to routers.
+fn shim_flags(values: [String; 5]) -> Vec<String> {
     let flags = ["--engine", "--listen", "--router", "--role", "--id"];
     flags.into_iter().zip(values).flat_map(|(flag, value)| [flag.to_owned(), value]).collect()
 }
 
 /// The file of one that speaks over a broker.
-fn side_car_file(folder: &Path, values: [String; 5]) -> Vec<String> {
+fn shim_file(folder: &Path, values: [String; 5]) -> Vec<String> {
     let [engine, listen, events, role, id] = values;
     let keys = format!(
         "engine: \"{engine}\"\nlisten: \"{listen}\"\nevents: {events}\nrole: {role}\nid: {id}\n"

@@ -1,4 +1,4 @@
-//! Side-cars by script against a real router: who may attach, what becomes of what they tell.
+//! Shims by script against a real router: who may attach, what becomes of what they tell.
 
 mod attach {
     mod admission;

@@ -68,7 +68,7 @@ models:
         ];
         let args = args.concat().into_iter().map(str::to_owned).collect::<Vec<_>>();
         let env = [("RUST_LOG", "trace"), ("NO_COLOR", "1")];
-        let shim = Process::side_car_with("shim", folder, &args, &env).await;
+        let shim = Process::shim_with("shim", folder, &args, &env).await;
         let http = Client::new(router.http);
         eventually("the shim has joined", async || http.get("/ready").await.status == 200).await;
         Self { engine, shim, router, http, completions: Vec::new() }

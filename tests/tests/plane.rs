@@ -1,4 +1,4 @@
-//! Routers and side-cars over a broker (NATS): the same picture as over streams, whatever
+//! Routers and shims over a broker (NATS): the same picture as over streams, whatever
 //! becomes of the broker. These tests need `nats-server`.
 #![allow(missing_docs, clippy::unwrap_used)]
 

@@ -7,8 +7,8 @@ mod chosen;
 mod events;
 #[path = "ranks/flows.rs"]
 mod flows;
-#[path = "ranks/side_car.rs"]
-mod side_car;
+#[path = "ranks/shim.rs"]
+mod shim;
 #[path = "ranks/support.rs"]
 mod support;
 #[path = "ranks/work.rs"]

@@ -1,4 +1,4 @@
-//! Common times for what is done again and again. Waking up costs a side-car more than most of
+//! Common times for what is done again and again. Waking up costs a shim more than most of
 //! what it wakes up for, so that which can wait a little waits for the same moment.
 
 use std::sync::OnceLock;

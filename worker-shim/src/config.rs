@@ -1,4 +1,4 @@
-//! The side-car's configuration: from a file, or from the command line.
+//! The shim's configuration: from a file, or from the command line.
 //!
 //! Both are held against one schema and one set of rules; every mistake is reported at once.
 //! Addresses are checked here, so that nothing that follows has to.
@@ -27,8 +27,8 @@ const DIALECT: Dialect = Dialect {
     later_values: &[],
     renamed_keys: &[],
     secret_keys: &["token", "engine_api_key", "events.login"],
-    empty: "start from deploy/side-car/splitrail-shim.yaml",
-    too_large: "a side-car's file is a few lines",
+    empty: "start from deploy/shim/splitrail-shim.yaml",
+    too_large: "a shim's file is a few lines",
 };
 
 /// A configuration that can be run, and what its author may want to know about it.
@@ -79,7 +79,7 @@ pub fn from_arguments(keys: Map<String, Value>) -> Result<Loaded, Problems> {
 #[must_use]
 pub fn schema() -> Value {
     let mut schema = schemars::schema_for!(Config);
-    schema.insert("title".to_owned(), "Splitrail side-car configuration".into());
+    schema.insert("title".to_owned(), "Splitrail shim configuration".into());
     schema.to_value()
 }
 

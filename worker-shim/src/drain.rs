@@ -1,7 +1,7 @@
-//! When a side-car that is about to stop may do so.
+//! When a shim that is about to stop may do so.
 //!
 //! Requests in flight are waited for, and so is KV that decode workers still have to fetch
-//! from a prefill engine: that is in no request. Nobody tells the side-car of a fetch; but a
+//! from a prefill engine: that is in no request. Nobody tells the shim of a fetch; but a
 //! hand-off is pinned no longer than its lease, and an engine whose figures, taken after the
 //! last request, show no used block has nothing pinned.
 
@@ -55,7 +55,7 @@ impl Waiting {
     }
 }
 
-/// What there is to wait for; `None` if nothing, so that the side-car may stop.
+/// What there is to wait for; `None` if nothing, so that the shim may stop.
 #[must_use]
 pub fn waiting(view: &View<'_>, now: Instant) -> Option<Waiting> {
     if view.requests > 0 {

@@ -3,7 +3,7 @@
 //! [`Engine`] holds what is known, as it changes; [`Watcher`] finds it out: `poll` asks for
 //! health and figures again and again, and notices that the engine is another process than
 //! before; `learn` asks each process once for what it is; `load` tells how busy it is, the
-//! side-car's own counts included.
+//! shim's own counts included.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -74,7 +74,7 @@ pub struct Engine {
     pub polled: watch::Receiver<Polled>,
 }
 
-/// How busy the side-car knows the engine to be by what passes through it.
+/// How busy the shim knows the engine to be by what passes through it.
 pub trait Busy: Send + Sync + 'static {
     /// Requests under way.
     fn requests(&self) -> u64;

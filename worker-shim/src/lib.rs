@@ -1,4 +1,4 @@
-//! The side-car of one engine.
+//! The shim of one engine.
 //!
 //! It keeps an exact mirror of the engine's KV blocks, tells every router that it is attached
 //! to what changes, counts what runs on the engine whoever sent it, and stands before the

@@ -24,7 +24,7 @@ mod exit {
     pub(crate) const CONFIG: u8 = 78;
 }
 
-/// The side-car of one engine: tells routers what it holds, and gates for it.
+/// The shim of one engine: tells routers what it holds, and gates for it.
 #[derive(Parser)]
 #[command(version, about, args_conflicts_with_subcommands = true)]
 struct Args {
@@ -94,7 +94,7 @@ enum Command {
 type Failure = (u8, String);
 
 fn main() -> ExitCode {
-    // One thread: what a side-car does is passing on small pieces, and another thread costs more
+    // One thread: what a shim does is passing on small pieces, and another thread costs more
     // in waking up than it takes off. Copies of everything are made on threads of their own.
     splitrail_shim::begin_beats();
     match Builder::new_current_thread().enable_all().build() {
@@ -234,7 +234,7 @@ impl Signals {
                 _ = self.terminate.recv() => return,
                 _ = self.interrupt.recv() => return,
                 _ = self.hang_up.recv() => {
-                    tracing::warn!("SIGHUP: a side-car does not reload; restart it, it keeps no state");
+                    tracing::warn!("SIGHUP: a shim does not reload; restart it, it keeps no state");
                 }
             }
         }

@@ -1,4 +1,4 @@
-//! The side-car as one program: binds, watches its engine, serves, attaches, drains.
+//! The shim as one program: binds, watches its engine, serves, attaches, drains.
 
 use std::fmt;
 use std::io;
@@ -33,7 +33,7 @@ const LOOK_AGAIN: Duration = Duration::from_millis(50);
 /// How long open connections may take to end once nothing is in flight.
 const CLOSING: Duration = Duration::from_secs(1);
 
-/// Why a side-car cannot start.
+/// Why a shim cannot start.
 #[derive(Debug, thiserror::Error)]
 pub enum StartError {
     /// `listen` cannot be bound.
@@ -58,7 +58,7 @@ pub enum StartError {
     Defect(#[from] prometheus::Error),
 }
 
-/// A part of the side-car has ended, which none does while it runs.
+/// A part of the shim has ended, which none does while it runs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Ended {
     /// Whether it panicked.
@@ -68,13 +68,13 @@ pub struct Ended {
 impl fmt::Display for Ended {
     fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
         out.write_str(match self.is_panic {
-            true => "a part of the side-car broke off: please report what was logged before",
-            false => "a part of the side-car ended: please report this",
+            true => "a part of the shim broke off: please report what was logged before",
+            false => "a part of the shim ended: please report this",
         })
     }
 }
 
-/// A side-car that is bound and serves. Dropped, it ends at once.
+/// A shim that is bound and serves. Dropped, it ends at once.
 pub struct Running {
     address: SocketAddr,
     grace: Duration,
@@ -166,7 +166,7 @@ impl Running {
         }
     }
 
-    /// Waits for a part to end, which is a defect: half a side-car is none.
+    /// Waits for a part to end, which is a defect: half a shim is none.
     pub async fn ended(&mut self) -> Ended {
         let ended = tokio::select! {
             Some(ended) = self.parts.join_next() => ended,

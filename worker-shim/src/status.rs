@@ -1,4 +1,4 @@
-//! What the side-car tells of itself, under `/splitrail/` on its listener.
+//! What the shim tells of itself, under `/splitrail/` on its listener.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};

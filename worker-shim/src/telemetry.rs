@@ -1,4 +1,4 @@
-//! The side-car's own metrics.
+//! The shim's own metrics.
 
 use prometheus::{Gauge, GaugeVec, IntCounter, IntGauge, IntGaugeVec, Opts, Registry, TextEncoder};
 
@@ -9,7 +9,7 @@ pub struct Metrics {
     registry: Registry,
     /// 1 while the engine answers.
     pub engine_up: IntGauge,
-    /// Processes of the engine that were seen since the side-car began.
+    /// Processes of the engine that were seen since the shim began.
     pub engine_processes: IntGauge,
     /// How often all that an engine can do was found out.
     pub engine_learned: IntCounter,
@@ -74,7 +74,7 @@ impl Metrics {
             engine_up: gauge("engine_up", "Whether the engine answers: 0 or 1.")?,
             engine_processes: gauge(
                 "engine_processes",
-                "Processes of the engine seen since the side-car began.",
+                "Processes of the engine seen since the shim began.",
             )?,
             engine_learned,
             engine_figures_age,
@@ -108,12 +108,12 @@ impl Metrics {
                 "broker_losses",
                 "How often changes were lost on the way to the broker: a snapshot led on.",
             )?,
-            draining: gauge("draining", "Whether the side-car is about to stop: 0 or 1.")?,
+            draining: gauge("draining", "Whether the shim is about to stop: 0 or 1.")?,
             registry,
         })
     }
 
-    /// Where the side-car's metrics are registered, each under its full name.
+    /// Where the shim's metrics are registered, each under its full name.
     pub fn registry(&self) -> &Registry {
         &self.registry
     }

@@ -57,14 +57,14 @@ fn source(engine: &SimEngine, rank: u16) -> Source {
     }
 }
 
-struct SideCar {
+struct Shim {
     mirror: Mirror,
     leaving: CancellationToken,
     _tasks: JoinSet<()>,
     _told: (watch::Sender<Capabilities>, watch::Sender<Load>),
 }
 
-impl SideCar {
+impl Shim {
     /// Whether the gate would find every block of a prompt.
     fn holds(&self, seed: u32) -> bool {
         let (blocks, last) = asked(&prompt(seed));
@@ -92,11 +92,11 @@ impl SideCar {
     }
 }
 
-fn side_car(sources: Vec<Source>, router: &FakeRouter) -> SideCar {
-    side_car_with(mirror::Config::default(), sources, router)
+fn shim(sources: Vec<Source>, router: &FakeRouter) -> Shim {
+    shim_with(mirror::Config::default(), sources, router)
 }
 
-fn side_car_with(config: mirror::Config, sources: Vec<Source>, router: &FakeRouter) -> SideCar {
+fn shim_with(config: mirror::Config, sources: Vec<Source>, router: &FakeRouter) -> Shim {
     let mirror = Mirror::new(config);
     let (capabilities, told_capabilities) = watch::channel(Capabilities::default());
     let (load, told_load) = watch::channel(Load::default());
@@ -118,7 +118,7 @@ fn side_car_with(config: mirror::Config, sources: Vec<Source>, router: &FakeRout
     let leaving = CancellationToken::new();
     let told = (mirror.clone(), told_capabilities, told_load, leaving.clone());
     tasks.spawn(attach::run(config, told.0, told.1, told.2, told.3));
-    SideCar { mirror, leaving, _tasks: tasks, _told: (capabilities, load) }
+    Shim { mirror, leaving, _tasks: tasks, _told: (capabilities, load) }
 }
 
 /// Waits until the router knows of a rank what its engine holds.
@@ -159,12 +159,12 @@ fn small() -> SimConfig {
 #[tokio::test]
 async fn a_router_knows_what_the_engine_holds_whenever_it_comes() {
     let engine = SimEngine::start(small()).await.unwrap();
-    // Some of it was there before the side-car, and is known by replay.
+    // Some of it was there before the shim, and is known by replay.
     for seed in 0..10 {
         complete(&engine, &prompt(seed)).await;
     }
     let router = FakeRouter::start(welcome(BLOCK_SIZE)).await;
-    let side_car = side_car(vec![source(&engine, 0)], &router);
+    let shim = shim(vec![source(&engine, 0)], &router);
     agree(&router, 0, &engine).await;
     for seed in 10..60 {
         complete(&engine, &prompt(seed)).await;
@@ -176,13 +176,13 @@ async fn a_router_knows_what_the_engine_holds_whenever_it_comes() {
 
     let (blocks, last) = asked(&prompt(59));
     let namespace = BlockHash(0);
-    assert!(side_car.mirror.holds(namespace, 0, blocks, last));
-    assert!(!side_car.mirror.holds(namespace, 1, blocks, last), "another rank does not");
-    assert!(!side_car.mirror.holds(namespace, 0, blocks + 1, last));
+    assert!(shim.mirror.holds(namespace, 0, blocks, last));
+    assert!(!shim.mirror.holds(namespace, 1, blocks, last), "another rank does not");
+    assert!(!shim.mirror.holds(namespace, 0, blocks + 1, last));
     for seed in 60..80 {
         complete(&engine, &prompt(seed)).await;
     }
-    until("the prompt is evicted", || !side_car.mirror.holds(namespace, 0, blocks, last)).await;
+    until("the prompt is evicted", || !shim.mirror.holds(namespace, 0, blocks, last)).await;
 }
 
 #[tokio::test]
@@ -192,16 +192,16 @@ async fn what_waits_for_its_beat_is_there_for_whoever_asks_and_comes_to_routers_
     // A beat that no test lives to see: once the engine is busy, asking is all there is.
     let read_every = Duration::from_secs(3600);
     let config = mirror::Config { read_every, ..mirror::Config::default() };
-    let side_car = side_car_with(config, vec![source(&engine, 0)], &router);
+    let shim = shim_with(config, vec![source(&engine, 0)], &router);
     for seed in 0..60 {
         complete(&engine, &prompt(seed)).await;
-        side_car.ask_until("the blocks just computed", || side_car.holds(seed)).await;
+        shim.ask_until("the blocks just computed", || shim.holds(seed)).await;
         if seed % 20 == 0 {
             router.restart();
         }
     }
-    side_car.agree_when_asked(&router, &engine).await;
-    assert!(!side_car.mirror.holds(BlockHash(0), 0, 1, BlockHash(1)));
+    shim.agree_when_asked(&router, &engine).await;
+    assert!(!shim.mirror.holds(BlockHash(0), 0, 1, BlockHash(1)));
 }
 
 #[tokio::test]
@@ -211,17 +211,17 @@ async fn a_bye_waits_for_no_beat_and_what_does_is_told_behind_it() {
     // As above: once the engine is busy, nothing is read that nobody asks for.
     let read_every = Duration::from_secs(3600);
     let config = mirror::Config { read_every, ..mirror::Config::default() };
-    let side_car = side_car_with(config, vec![source(&engine, 0)], &router);
+    let shim = shim_with(config, vec![source(&engine, 0)], &router);
     for seed in 0..10 {
         complete(&engine, &prompt(seed)).await;
-        side_car.ask_until("the blocks just computed", || side_car.holds(seed)).await;
+        shim.ask_until("the blocks just computed", || shim.holds(seed)).await;
     }
     complete(&engine, &prompt(11)).await;
-    side_car.leaving.cancel();
+    shim.leaving.cancel();
     router.wait_for("a bye", |known| known.byes.len() == 1).await;
-    assert!(!side_car.holds(11), "it waits for its beat");
-    side_car.agree_when_asked(&router, &engine).await;
-    assert!(side_car.holds(11), "the gate opens for what it holds while it leaves as before");
+    assert!(!shim.holds(11), "it waits for its beat");
+    shim.agree_when_asked(&router, &engine).await;
+    assert!(shim.holds(11), "the gate opens for what it holds while it leaves as before");
     let known = router.known();
     assert_eq!((known.byes.len(), known.attached), (1, 1));
 }
@@ -238,7 +238,7 @@ async fn whatever_happens_between_two_beats_every_change_is_told_once_and_in_ord
     for seed in 1..=3_u64 {
         let engine = SimEngine::start(small()).await.unwrap();
         let router = FakeRouter::start(welcome(BLOCK_SIZE)).await;
-        let side_car = side_car(vec![source(&engine, 0)], &router);
+        let shim = shim(vec![source(&engine, 0)], &router);
         let mut chance = seed;
         for at in 0..80 {
             match next(&mut chance) % 16 {
@@ -252,7 +252,7 @@ async fn whatever_happens_between_two_beats_every_change_is_told_once_and_in_ord
                     let lost = FaultKind::DropEventBatches;
                     engine.set_fault(Fault { kind: lost, times: Some(1) });
                 }
-                8..=9 => side_car.mirror.refresh(0).await,
+                8..=9 => shim.mirror.refresh(0).await,
                 10 => tokio::time::sleep(Duration::from_millis(next(&mut chance) % 60)).await,
                 _ => {}
             }
@@ -271,13 +271,13 @@ async fn whatever_happens_between_two_beats_every_change_is_told_once_and_in_ord
 async fn an_engine_that_restarts_begins_anew_and_the_gate_is_shut_meanwhile() {
     let engine = SimEngine::start(small()).await.unwrap();
     let router = FakeRouter::start(welcome(BLOCK_SIZE)).await;
-    let side_car = side_car(vec![source(&engine, 0)], &router);
+    let shim = shim(vec![source(&engine, 0)], &router);
     complete(&engine, &prompt(1)).await;
     complete(&engine, &prompt(2)).await;
     agree(&router, 0, &engine).await;
     let before = router.known().mirror_id.clone();
     let (blocks, last) = asked(&prompt(1));
-    let holds = || side_car.mirror.holds(BlockHash(0), 0, blocks, last);
+    let holds = || shim.mirror.holds(BlockHash(0), 0, blocks, last);
     until("events come", holds).await;
 
     let port = |endpoint: Option<&str>| {
@@ -291,13 +291,13 @@ async fn an_engine_that_restarts_begins_anew_and_the_gate_is_shut_meanwhile() {
     };
     engine.shutdown().await;
     until("the gate shuts", || !holds()).await;
-    assert!(!side_car.mirror.status().ranks[0].current);
+    assert!(!shim.mirror.status().ranks[0].current);
     let engine = SimEngine::start(config).await.unwrap();
     complete(&engine, &prompt(3)).await;
     agree(&router, 0, &engine).await;
     assert_ne!(router.known().mirror_id, before);
     assert!(!holds(), "what it held before is gone");
-    let status = side_car.mirror.status();
+    let status = shim.mirror.status();
     assert_eq!((status.ranks[0].resets, status.ranks[0].last_reset), (1, Some("engine_restarted")));
 }
 
@@ -307,7 +307,7 @@ async fn events_that_are_lost_are_fetched_and_ranks_do_not_mix() {
         [SimEngine::start(small()).await.unwrap(), SimEngine::start(small()).await.unwrap()];
     let router = FakeRouter::start(welcome(BLOCK_SIZE)).await;
     let sources = vec![source(&engines[0], 0), source(&engines[1], 1)];
-    let side_car = side_car(sources, &router);
+    let shim = shim(sources, &router);
     // What is lost before anybody listens leaves no gap: the first replay has it.
     for (rank, engine) in engines.iter().enumerate() {
         complete(engine, &prompt(95)).await;
@@ -328,7 +328,7 @@ async fn events_that_are_lost_are_fetched_and_ranks_do_not_mix() {
         complete(engine, &prompt(90)).await;
         agree(&router, rank as u16, engine).await;
     }
-    assert!(side_car.mirror.status().ranks.iter().all(|rank| rank.gaps > 0 && rank.resets == 0));
+    assert!(shim.mirror.status().ranks.iter().all(|rank| rank.gaps > 0 && rank.resets == 0));
 }
 
 #[tokio::test]
@@ -337,11 +337,11 @@ async fn what_an_engine_held_is_forgotten_when_it_stays_away() {
     let router = FakeRouter::start(welcome(BLOCK_SIZE)).await;
     let config =
         mirror::Config { cut_off_max: Duration::from_millis(200), ..mirror::Config::default() };
-    let side_car = side_car_with(config, vec![source(&engine, 0)], &router);
+    let shim = shim_with(config, vec![source(&engine, 0)], &router);
     complete(&engine, &prompt(1)).await;
     agree(&router, 0, &engine).await;
     engine.shutdown().await;
     router.wait_for("nothing", |known| known.index.workers().next().is_none()).await;
-    let status = side_car.mirror.status();
+    let status = shim.mirror.status();
     assert_eq!(status.ranks[0].last_reset, Some("cut_off"));
 }

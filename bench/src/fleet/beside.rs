@@ -1,4 +1,4 @@
-//! A real side-car beside a scripted engine.
+//! A real shim beside a scripted engine.
 
 use std::net::SocketAddr;
 use std::path::Path;
@@ -17,15 +17,15 @@ const PATIENCE: Duration = Duration::from_secs(180);
 /// Between two looks.
 const GLANCE: Duration = Duration::from_millis(100);
 
-/// A side-car's process.
-pub(super) struct SideCar {
+/// A shim's process.
+pub(super) struct Shim {
     /// The process.
     pub(super) process: Process,
     /// Its listener.
     pub(super) address: SocketAddr,
 }
 
-impl SideCar {
+impl Shim {
     /// Starts one that attaches to routers.
     ///
     /// # Errors
@@ -43,7 +43,7 @@ impl SideCar {
         let routers = fleet.join(",");
         let args = ["--engine", &engine, "--listen", &listen, "--router", &routers];
         let args = [&args[..], &["--role", "both", "--id", "w"]].concat();
-        let process = Process::start(&options.shim, "side-car", folder, &args, "warn")?;
+        let process = Process::start(&options.shim, "shim", folder, &args, "warn")?;
         Ok(Self { process, address })
     }
 
@@ -73,7 +73,7 @@ impl SideCar {
         };
         match timeout(PATIENCE, looking).await {
             Ok(looked) => looked,
-            Err(_) => Err(format!("the side-car has {seen:?} of blocks and routers").into()),
+            Err(_) => Err(format!("the shim has {seen:?} of blocks and routers").into()),
         }
     }
 

@@ -1,4 +1,4 @@
-//! A router is killed and started again under a whole fleet of side-cars: how long until it
+//! A router is killed and started again under a whole fleet of shims: how long until it
 //! serves, and until its index is what it was.
 
 use std::net::SocketAddr;
@@ -17,7 +17,7 @@ use super::options::Options;
 use super::process::{Process, Resident, free_ports};
 use super::report::Report;
 use super::router::yaml;
-use super::script::{SideCar, Whole, attach_all};
+use super::script::{Shim, Whole, attach_all};
 use super::shape::Cache;
 use super::{Failure, block_on, http};
 use crate::index::measure::cpu_time;
@@ -65,14 +65,14 @@ async fn measure(options: &Options, report: &mut Report) -> Result<(), Failure> 
     let subject = Subject { program, folder, http, admin };
     let (engines, _serving) = engines(WORKERS).await?;
     let (wholes, mut seen) = mpsc::channel(WORKERS);
-    let side_cars = engines.iter().zip(0..).map(|(&engine, worker)| SideCar {
+    let shims = engines.iter().zip(0..).map(|(&engine, worker)| Shim {
         router: fleet,
         engine,
         cache: Cache { worker, blocks: BLOCKS },
         wholes: wholes.clone(),
     });
     let mut router = subject.start("first")?;
-    let attached = attach_all(side_cars);
+    let attached = attach_all(shims);
     let mut former = String::new();
     fill((&mut router, folder), &mut seen, &mut former, Instant::now()).await?;
     router.kill();
@@ -101,7 +101,7 @@ async fn measure(options: &Options, report: &mut Report) -> Result<(), Failure> 
     report.add_bounded(&name, "95 % of the blocks after", "s", most)?;
     report.add(&name, "all blocks after", "s", filled.all.as_secs_f64())?;
     report.add(&name, "router's CPU until then", "s", cpu.as_secs_f64())?;
-    report.add(&name, "side-cars' CPU until then (this process)", "s", ours.as_secs_f64())?;
+    report.add(&name, "shims' CPU until then (this process)", "s", ours.as_secs_f64())?;
     let peak = router.resident_mb(Resident::Peak)?;
     report.add(&name, "router's peak RSS", "MB", peak)?;
     report.add(&name, "router's RSS per block", "bytes", peak * 1e6 / held)?;
@@ -139,7 +139,7 @@ async fn fill(
                 router.check(folder)?;
                 continue;
             };
-            let whole = whole.ok_or("no side-car is left")?;
+            let whole = whole.ok_or("no shim is left")?;
             if whole.router_id == *former {
                 continue;
             }

@@ -1,4 +1,4 @@
-//! The same as `cold_start` where side-cars speak over a broker: a router is killed and started
+//! The same as `cold_start` where shims speak over a broker: a router is killed and started
 //! again, and reads all snapshots and what follows them from there.
 
 use std::path::Path;
@@ -49,7 +49,7 @@ async fn measure(options: &Options, server: &Path, report: &mut Report) -> Resul
 
     let mut router = subject.start("first")?;
     let config = BrokerConfig { servers: vec![format!("nats://{at}")], login: None, tls_ca: None };
-    let broker = Broker::connect(&config, "side-cars").await?;
+    let broker = Broker::connect(&config, "shims").await?;
     let publishers = Publishers::greet(broker.clone(), &engines, BLOCKS).await?;
     let started = Instant::now();
     publishers.publish().await?;
@@ -83,7 +83,7 @@ async fn measure(options: &Options, server: &Path, report: &mut Report) -> Resul
     report.add(&name, "all workers believed after", "s", filled.believed.as_secs_f64())?;
     report.add(&name, "router's CPU until then", "s", cpu.as_secs_f64())?;
     report.add(&name, "broker's CPU until then", "s", theirs.as_secs_f64())?;
-    report.add(&name, "side-cars' CPU until then (this process)", "s", ours.as_secs_f64())?;
+    report.add(&name, "shims' CPU until then (this process)", "s", ours.as_secs_f64())?;
     report.add(&name, "snapshots asked for anew", "", asked as f64)?;
     report.add(&name, "router's peak RSS", "MB", router.resident_mb(Resident::Peak)?)?;
     report.add(&name, "broker's peak RSS", "MB", nats.resident_mb(Resident::Peak)?)?;

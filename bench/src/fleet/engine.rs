@@ -20,7 +20,7 @@ use zeromq::{PubSocket, RouterSocket, Socket, SocketRecv, SocketSend, ZmqMessage
 use super::Failure;
 use super::events::{Chain, batch};
 
-/// What an engine of vLLM 0.32.0 shows; a side-car reads it several times a second.
+/// What an engine of vLLM 0.32.0 shows; a shim reads it several times a second.
 const METRICS: &str =
     include_str!("../../../crates/engine/tests/fixtures/vllm-0.32.0/metrics/a_after.txt");
 /// Tokens per KV block, by that.

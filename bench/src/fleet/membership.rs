@@ -84,7 +84,7 @@ fn time<T>(samples: &mut Vec<u64>, work: impl FnOnce() -> T) -> T {
     result
 }
 
-/// A worker that a side-car speaks for, so that nobody asks it anything.
+/// A worker that a shim speaks for, so that nobody asks it anything.
 fn worker(number: usize) -> Result<WorkerConfig, Failure> {
     Ok(WorkerConfig {
         id: format!("w{number}"),

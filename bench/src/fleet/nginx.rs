@@ -1,4 +1,4 @@
-//! nginx in a side-car's place, passing on and nothing else: what the same streams cost
+//! nginx in a shim's place, passing on and nothing else: what the same streams cost
 //! whoever reads and writes them.
 
 use std::fs;

@@ -15,7 +15,7 @@ pub(super) struct Options {
     pub(super) json: Option<String>,
     /// The router's program.
     pub(super) splitrail: PathBuf,
-    /// The side-car's program.
+    /// The shim's program.
     pub(super) shim: PathBuf,
 }
 

@@ -1,4 +1,4 @@
-//! Side-cars by script over the event plane: snapshots in the broker's store, a tail of changes
+//! Shims by script over the event plane: snapshots in the broker's store, a tail of changes
 //! behind each, signs of life, and answers to routers' questions, in the forms of real ones.
 
 use std::net::SocketAddr;
@@ -36,7 +36,7 @@ const PATIENCE: Duration = Duration::from_secs(30);
 /// Between two questions.
 const GLANCE: Duration = Duration::from_millis(50);
 
-/// All side-cars.
+/// All shims.
 #[derive(Clone)]
 pub(super) struct Publishers {
     broker: Broker,

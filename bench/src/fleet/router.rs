@@ -43,14 +43,14 @@ impl Router {
     }
 }
 
-/// A configuration with listeners for requests, operators and side-cars. The canary is off:
+/// A configuration with listeners for requests, operators and shims. The canary is off:
 /// scripted engines have no tokenizer.
 pub(super) fn yaml([http, admin, fleet]: [std::net::SocketAddr; 3], block_size: u32) -> String {
     let listen = format!("{{ http: \"{http}\", admin: \"{admin}\", fleet: \"{fleet}\" }}");
     format!("listen: {listen}\n{}", model(block_size))
 }
 
-/// The same without a listener for side-cars: they speak over a broker.
+/// The same without a listener for shims: they speak over a broker.
 pub(super) fn yaml_nats(
     [http, admin]: [std::net::SocketAddr; 2],
     broker: std::net::SocketAddr,

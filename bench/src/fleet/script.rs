@@ -1,4 +1,4 @@
-//! Side-cars by script: they attach as the real ones do, tell what they are told to hold, and
+//! Shims by script: they attach as the real ones do, tell what they are told to hold, and
 //! attach again when the router is gone.
 
 use std::net::SocketAddr;
@@ -17,7 +17,7 @@ use tonic::{Request, Streaming};
 use super::Failure;
 use super::shape::Cache;
 
-/// Pauses between attempts, as side-cars make them.
+/// Pauses between attempts, as shims make them.
 const RETRY_MIN: Duration = Duration::from_millis(100);
 const RETRY_MAX: Duration = Duration::from_secs(5);
 /// Messages that wait for room in a stream: a snapshot is made as it is sent.
@@ -36,9 +36,9 @@ pub(super) struct Whole {
     pub(super) blocks: usize,
 }
 
-/// One scripted side-car.
+/// One scripted shim.
 #[derive(Clone, Debug)]
-pub(super) struct SideCar {
+pub(super) struct Shim {
     /// Where the router's fleet listener is.
     pub(super) router: SocketAddr,
     /// Where the router sends requests.
@@ -49,16 +49,16 @@ pub(super) struct SideCar {
     pub(super) wholes: mpsc::Sender<Whole>,
 }
 
-/// Runs side-cars until the set is dropped.
-pub(super) fn attach_all(side_cars: impl Iterator<Item = SideCar>) -> JoinSet<()> {
+/// Runs shims until the set is dropped.
+pub(super) fn attach_all(shims: impl Iterator<Item = Shim>) -> JoinSet<()> {
     let mut attached = JoinSet::new();
-    for side_car in side_cars {
-        attached.spawn(side_car.run());
+    for shim in shims {
+        attached.spawn(shim.run());
     }
     attached
 }
 
-impl SideCar {
+impl Shim {
     async fn run(self) {
         let mut pause = RETRY_MIN;
         loop {
@@ -128,7 +128,7 @@ impl SideCar {
     }
 }
 
-/// Who the side-car of a worker is.
+/// Who the shim of a worker is.
 pub(super) fn hello(worker: u64, engine: SocketAddr, blocks: usize) -> v1::Hello {
     let id = format!("w{worker}");
     let capabilities = v1::Capabilities {

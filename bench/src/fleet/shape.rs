@@ -8,7 +8,7 @@ const COMMON: u64 = 32;
 const HELD: u64 = 4;
 /// Blocks of a conversation behind a common prompt.
 const CONVERSATION: usize = 96;
-/// Blocks of one message, and of one run in it, as side-cars send them.
+/// Blocks of one message, and of one run in it, as shims send them.
 const PART_BLOCKS: usize = 4096;
 const RUN_BLOCKS: usize = 1024;
 
@@ -46,7 +46,7 @@ impl Cache {
         parts
     }
 
-    /// The least deep first, as side-cars have them.
+    /// The least deep first, as shims have them.
     fn runs(self) -> impl Iterator<Item = Run> {
         let common_len = self.blocks / 4 / HELD as usize;
         let common = move |place: u64| (self.worker * 7 + place * 8) % COMMON;

@@ -1,11 +1,11 @@
-//! One side-car, two routers: how long from an engine's event until prompts find its blocks.
+//! One shim, two routers: how long from an engine's event until prompts find its blocks.
 
 use std::time::{Duration, Instant};
 
 use splitrail_kv::BlockHash;
 use tokio::time::sleep;
 
-use super::beside::SideCar;
+use super::beside::Shim;
 use super::engine::{BLOCK_SIZE, Engine};
 use super::events::Chain;
 use super::options::Options;
@@ -38,8 +38,8 @@ async fn measure(options: &Options, report: &mut Report) -> Result<(), Failure> 
     let folder = tempfile::tempdir()?;
     let engine = Engine::start(CHAINS, CHAIN_BLOCKS).await?;
     let (first, second) = (Router::start(BLOCK_SIZE).await?, Router::start(BLOCK_SIZE).await?);
-    let mut side_car = SideCar::start(options, folder.path(), &engine, &[&first, &second])?;
-    side_car.until(folder.path(), CHAINS as usize * CHAIN_BLOCKS, 2).await?;
+    let mut shim = Shim::start(options, folder.path(), &engine, &[&first, &second])?;
+    shim.until(folder.path(), CHAINS as usize * CHAIN_BLOCKS, 2).await?;
     let mut delays = [Vec::new(), Vec::new(), Vec::new()];
     for number in CHAINS..CHAINS + events {
         let chain = Chain::new(number, EVENT_BLOCKS);
@@ -55,7 +55,7 @@ async fn measure(options: &Options, report: &mut Report) -> Result<(), Failure> 
         }
         sleep(PAUSE).await;
     }
-    side_car.process.check(folder.path())?;
+    shim.process.check(folder.path())?;
     let names = [
         ["first router, p50", "first router, p99"],
         ["second router, p50", "second router, p99"],
@@ -73,7 +73,7 @@ async fn measure(options: &Options, report: &mut Report) -> Result<(), Failure> 
 async fn seen(router: &Router, hashes: &[BlockHash], start: Instant) -> Result<Duration, Failure> {
     let pool = &router.served.pool;
     let roster = pool.roster();
-    let worker = roster.named("w").ok_or("the side-car is not attached")?;
+    let worker = roster.named("w").ok_or("the shim is not attached")?;
     while start.elapsed() < PATIENCE {
         if pool.indexed_blocks(worker, hashes) as usize == hashes.len() {
             return Ok(start.elapsed());

@@ -35,10 +35,8 @@ pub(super) struct Size {
 const PROMPTS: usize = 4096;
 
 /// The sizes that are measured.
-pub(super) const SIZES: [Size; 2] = [
-    Size { name: "1 KB", bytes: 1 << 10 },
-    Size { name: "64 KB", bytes: 64 << 10 },
-];
+pub(super) const SIZES: [Size; 2] =
+    [Size { name: "1 KB", bytes: 1 << 10 }, Size { name: "64 KB", bytes: 64 << 10 }];
 
 /// One prompt: three quarters are its group's, the rest is its own.
 #[derive(Clone, Debug)]

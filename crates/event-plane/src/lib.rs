@@ -1,4 +1,4 @@
-//! The event plane over NATS: what routers and side-cars have in common there. Names of
+//! The event plane over NATS: what routers and shims have in common there. Names of
 //! subjects and stores, the connection to the broker, and the form of a stored snapshot.
 //! What is said stands in `splitrail/v1/plane.proto`; when and why is the programs' own.
 

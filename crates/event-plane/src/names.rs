@@ -39,7 +39,7 @@ pub fn kv_of_all(model: &str) -> String {
     format!("{ROOT}.kv.{}.*", token(model))
 }
 
-/// Where a worker's side-car says how it is.
+/// Where a worker's shim says how it is.
 #[must_use]
 pub fn load(model: &str, worker: &str) -> String {
     format!("{ROOT}.load.{}.{}", token(model), token(worker))
@@ -51,7 +51,7 @@ pub fn load_of_all(model: &str) -> String {
     format!("{ROOT}.load.{}.*", token(model))
 }
 
-/// Where all side-cars of a model are asked.
+/// Where all shims of a model are asked.
 #[must_use]
 pub fn ask_all(model: &str) -> String {
     format!("{ROOT}.ask.{}", token(model))

@@ -1,6 +1,6 @@
 //! Namespaces and chained block hashes.
 //!
-//! The byte layout below is a contract: routers and side-cars of different
+//! The byte layout below is a contract: routers and shims of different
 //! versions exchange these hashes, so a change of layout needs a new
 //! `NAMESPACE_DOMAIN` and an agreement at attach time. A pinned value in the
 //! tests guards it.
@@ -9,14 +9,14 @@ use xxhash_rust::xxh3::Xxh3;
 
 use crate::chain::Chain;
 
-/// The version of how namespaces and blocks are hashed. Routers and side-cars exchange
+/// The version of how namespaces and blocks are hashed. Routers and shims exchange
 /// hashes only if theirs is the same.
 pub const HASH_LAYOUT: u32 = 2;
 
 /// Names the layout of a namespace's serialisation, with its version.
 const NAMESPACE_DOMAIN: &[u8] = b"splitrail/namespace/2";
 
-/// The seed of every hash; the same for all routers and side-cars of a cluster.
+/// The seed of every hash; the same for all routers and shims of a cluster.
 ///
 /// Keep it out of clients' sight: whoever knows it can look for collisions.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]

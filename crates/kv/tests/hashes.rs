@@ -15,7 +15,7 @@ fn chain(namespace: &Namespace<'_>, seed: HashSeed, tokens: &[u32]) -> Vec<u64> 
 }
 
 /// The values come from another implementation of the layout, in another language.
-/// If this test fails, routers and side-cars of two versions disagree.
+/// If this test fails, routers and shims of two versions disagree.
 #[test]
 fn the_layout_is_pinned() {
     let next = |parent, tokens: std::ops::Range<u32>| {

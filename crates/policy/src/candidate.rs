@@ -19,7 +19,7 @@ pub struct Candidate {
     /// How much of its share of new work it gets, above 0 and up to 1: less than 1 while it
     /// starts slowly.
     pub share: f64,
-    /// Requests that it works on: the router's own bookings and what its side-car says that
+    /// Requests that it works on: the router's own bookings and what its shim says that
     /// others sent, or the engine's count of running and waiting ones if that is more.
     pub requests: u32,
     /// Prompt tokens that it still has to compute, by the same words.

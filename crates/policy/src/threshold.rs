@@ -25,7 +25,7 @@
 //! percent of the time that requests wait for their first tokens. There is no other
 //! exploration.
 //!
-//! **A number.** Engines and side-cars that gate want a ratio, not a comparison. It is the
+//! **A number.** Engines and shims that gate want a ratio, not a comparison. It is the
 //! one above which local prefills saved most in the last minutes ([`curve`]).
 
 mod curve;

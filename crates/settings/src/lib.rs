@@ -1,4 +1,4 @@
-//! What the router and the side-car do alike before they serve: read a configuration file
+//! What the router and the shim do alike before they serve: read a configuration file
 //! and check it whole, fetch secrets, start logging.
 //!
 //! A file becomes a tree in which every value knows its place ([`tree`]). The tree is held

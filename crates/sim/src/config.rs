@@ -173,7 +173,7 @@ pub struct SimConfig {
     pub honour_threshold: bool,
     /// How those below it are turned away.
     pub threshold_reply: ThresholdReply,
-    /// Whether the header `x-splitrail-gate` gates requests, as a side-car's does: by its
+    /// Whether the header `x-splitrail-gate` gates requests, as a shim's does: by its
     /// third part, the number of leading blocks.
     pub honour_gate_header: bool,
     /// Data-parallel ranks: each has a cache, a queue and events of its own, on ports that

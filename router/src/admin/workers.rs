@@ -110,7 +110,7 @@ fn ranks(served: &Served, worker: &Worker) -> Vec<Value> {
     (0..).zip(&ranks).map(view).collect()
 }
 
-/// What a side-car tells of its engine; a figure that is not known is null.
+/// What a shim tells of its engine; a figure that is not known is null.
 fn capabilities(known: &v1::Capabilities) -> Value {
     let text = |text: &str| (!text.is_empty()).then(|| text.to_owned());
     json!({

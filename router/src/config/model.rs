@@ -50,7 +50,7 @@ pub struct Config {
     /// Where the router listens.
     #[serde(default)]
     pub listen: Listen,
-    /// Seed of the block hashes; the same for all routers and side-cars of a cluster.
+    /// Seed of the block hashes; the same for all routers and shims of a cluster.
     #[serde(default)]
     pub hash_seed: u64,
     /// Seed of the draws that break ties and drive `random` and `temperature`; set, a run
@@ -60,10 +60,10 @@ pub struct Config {
     /// Bounds on what clients may ask for and on what the router holds.
     #[serde(default)]
     pub limits: Limits,
-    /// How side-cars attach, and where workers may be that the file does not name.
+    /// How shims attach, and where workers may be that the file does not name.
     #[serde(default)]
     pub fleet: FleetConfig,
-    /// How side-cars' words come to this router.
+    /// How shims' words come to this router.
     #[serde(default)]
     pub events: Events,
     /// What is written down of requests that have ended.
@@ -94,7 +94,7 @@ pub struct Listen {
     /// Whether the gRPC front door serves `Explain`, which shows other clients' load and which
     /// prompts are cached. Only where no client but operators reaches that listener.
     pub grpc_explain: bool,
-    /// Where side-cars attach; left out, none can. Never a public address.
+    /// Where shims attach; left out, none can. Never a public address.
     #[schemars(with = "Option<scalar::Address>")]
     pub fleet: Option<SocketAddr>,
     /// Metrics, health, decisions, and an operator's changes. Keep it off public addresses.
@@ -440,7 +440,7 @@ pub struct Worker {
     /// and `sglang`; left out, port 8998 of the host in `url`.
     #[serde(default)]
     pub bootstrap: Option<String>,
-    /// Whether the address is a side-car's, which gates by `x-splitrail-gate`.
+    /// Whether the address is a shim's, which gates by `x-splitrail-gate`.
     #[serde(default)]
     pub shim: bool,
     /// Whether the engine honours `cache_hit_threshold`; left out, it is asked once.
@@ -451,7 +451,7 @@ pub struct Worker {
     #[serde(default)]
     pub costs: Option<CostsConfig>,
     /// Data-parallel ranks behind the address; left out, the engine's `/metrics` (or its
-    /// side-car) say it. Rank r publishes KV events, and replays them, r ports behind
+    /// shim) say it. Rank r publishes KV events, and replays them, r ports behind
     /// `kv_events` and `kv_replay`.
     #[serde(default)]
     #[schemars(range(min = 1, max = 256))]

@@ -1,8 +1,8 @@
-//! Where side-cars attach: `FleetService` on a listener of its own.
+//! Where shims attach: `FleetService` on a listener of its own.
 //!
-//! A stream is greeted (who is it, may it be here), gets a seat (one side-car speaks for a
+//! A stream is greeted (who is it, may it be here), gets a seat (one shim speaks for a
 //! worker), and is served by the session that has it: a task which lives as long as the
-//! worker is attached, over all streams of its side-car.
+//! worker is attached, over all streams of its shim.
 
 mod blocks;
 mod connection;
@@ -47,13 +47,13 @@ use seats::{Newcomer, Outbound, Seated, Seats};
 use session::Session;
 use tls::Certificates;
 
-/// Longest message of a side-car, in bytes: theirs tell of some thousands of blocks each.
+/// Longest message of a shim, in bytes: theirs tell of some thousands of blocks each.
 const MESSAGE_MAX_BYTES: usize = 1 << 20;
-/// Streams of one connection: a side-car needs one, and one more to take its place.
+/// Streams of one connection: a shim needs one, and one more to take its place.
 const STREAMS_MAX: u32 = 4;
-/// Connections beside those of attached side-cars, which are being opened or closed.
+/// Connections beside those of attached shims, which are being opened or closed.
 const CONNECTIONS_BESIDE: usize = 64;
-/// Answers that wait for a side-car to read them.
+/// Answers that wait for a shim to read them.
 const ANSWERS_MAX: usize = 8;
 /// Header bytes of a call.
 const HEADERS_MAX_BYTES: u32 = 16 << 10;
@@ -75,7 +75,7 @@ struct House {
     stop: CancellationToken,
 }
 
-/// The open door for side-cars. Dropped, it closes, and whoever is attached leaves.
+/// The open door for shims. Dropped, it closes, and whoever is attached leaves.
 pub struct FleetDoor {
     stop: CancellationToken,
     tasks: Tasks,
@@ -125,7 +125,7 @@ impl FleetDoor {
     }
 }
 
-/// Serves side-cars that connect.
+/// Serves shims that connect.
 fn serve(
     house: Arc<House>,
     tasks: Tasks,
@@ -206,7 +206,7 @@ impl House {
         };
         let (status, outbound) = refused;
         self.count(status.code());
-        tracing::warn!(%status, "a side-car is turned away");
+        tracing::warn!(%status, "a shim is turned away");
         let _gone = outbound.try_send(Err(status));
     }
 }
@@ -249,7 +249,7 @@ impl FleetService for Door {
         while tasks.try_join_next().is_some() {}
         if tasks.len() >= 2 * self.house.config.attach_max + CONNECTIONS_BESIDE {
             self.house.count(Code::ResourceExhausted);
-            return Err(Status::resource_exhausted("`fleet.attach_max` side-cars are attached"));
+            return Err(Status::resource_exhausted("`fleet.attach_max` shims are attached"));
         }
         tasks.spawn(Arc::clone(&self.house).receive(
             Inbound::Stream(Box::new(request.into_inner())),

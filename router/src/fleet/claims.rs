@@ -12,7 +12,7 @@ use crate::config::model::Worker as WorkerConfig;
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Source {
-    /// Its side-car, which is attached.
+    /// Its shim, which is attached.
     Shim,
     /// An operator, at the admin listener.
     Admin,
@@ -109,7 +109,7 @@ mod tests {
     }
 
     #[test]
-    fn the_side_car_leads_and_the_file_fills_gaps() {
+    fn the_shim_leads_and_the_file_fills_gaps() {
         let mut claims = Claims::default();
         claims.insert(Source::Config, worker("w0", "http://a:1", Some("tcp://a:5557")));
         assert_eq!(claims.worker("w0").unwrap().0, Source::Config);

@@ -69,7 +69,7 @@ pub struct Followed {
     pub found: mpsc::Receiver<Found>,
 }
 
-/// Follows the sources of `model`, other than its side-cars, with tasks in `tasks` that end
+/// Follows the sources of `model`, other than its shims, with tasks in `tasks` that end
 /// with it. A task that breaks off begins again.
 pub fn follow(model: &Model, metrics: &Metrics, tasks: &mut JoinSet<()>) -> Vec<Followed> {
     let mut sources = Vec::new();

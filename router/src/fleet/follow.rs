@@ -32,7 +32,7 @@ impl Tasks {
 }
 
 /// Starts what follows a worker: whether it agrees with the router, its load, whether it
-/// honours thresholds, its KV events. Of a worker whose side-car is attached, the side-car tells
+/// honours thresholds, its KV events. Of a worker whose shim is attached, the shim tells
 /// all but the first.
 pub(super) fn follow(
     core: &Arc<Core>,

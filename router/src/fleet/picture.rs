@@ -21,7 +21,7 @@ use crate::pick::{Candidate, Leg};
 pub(super) struct Picture<'a> {
     overlaps: &'a Overlaps,
     found: &'a Found,
-    /// For workers whose side-cars have not been heard lately.
+    /// For workers whose shims have not been heard lately.
     busiest: Others,
     busy: BusyConfig,
     /// Whether anybody looks at what work costs.

@@ -38,7 +38,7 @@ pub enum Event {
     Eject,
     /// It has been left alone for long enough.
     Readmit,
-    /// An operator or its side-car wants no new work on it.
+    /// An operator or its shim wants no new work on it.
     Drain,
     /// They have thought better of it.
     Undrain,

@@ -1,7 +1,7 @@
-//! What a side-car tells of its engine: what it can do, and how busy others keep it.
+//! What a shim tells of its engine: what it can do, and how busy others keep it.
 //!
 //! A router knows exactly what it has sent to a worker itself; what other routers have sent
-//! there it knows from the side-car alone, which sees all. So a report is split when it
+//! there it knows from the shim alone, which sees all. So a report is split when it
 //! comes: what is beyond the router's own bookings at that moment is others'. From then on
 //! the own part is counted as it changes, and the others' as it was reported.
 
@@ -13,7 +13,7 @@ use splitrail_proto::v1;
 
 use super::booking::Booked;
 
-/// What a side-car has told of its worker; nothing where there is none.
+/// What a shim has told of its worker; nothing where there is none.
 #[derive(Debug, Default)]
 pub struct Told {
     capabilities: ArcSwapOption<v1::Capabilities>,
@@ -47,7 +47,7 @@ impl Others {
         if requests == 0 {
             return Self::default();
         }
-        // A side-car counts whole prompts, bookings only what is to be computed of them: the
+        // A shim counts whole prompts, bookings only what is to be computed of them: the
         // others' part cannot be more than their part of the requests.
         let share =
             |tokens: u64| (u128::from(tokens) * u128::from(requests) / u128::from(all)) as u64;
@@ -82,7 +82,7 @@ impl Others {
 }
 
 impl Told {
-    /// What the engine can do, if a side-car has told.
+    /// What the engine can do, if a shim has told.
     pub fn capabilities(&self) -> Option<Arc<v1::Capabilities>> {
         self.capabilities.load_full()
     }
@@ -92,7 +92,7 @@ impl Told {
         self.capabilities.store(Some(Arc::new(capabilities)));
     }
 
-    /// Whether a side-car tells what the engine holds.
+    /// Whether a shim tells what the engine holds.
     pub fn publishes(&self) -> bool {
         let capabilities = self.capabilities.load();
         capabilities.as_deref().is_some_and(|known| known.publishes_kv_events != Some(false))
@@ -164,6 +164,6 @@ mod tests {
         };
         assert_eq!(seen(now), [of(1, 900), of(7, 10), of(0, 0)]);
         let late = seen(now + lasts);
-        assert_eq!(late, [of(7, 900), of(7, 10), of(0, 0)], "one without a side-car is known");
+        assert_eq!(late, [of(7, 900), of(7, 10), of(0, 0)], "one without a shim is known");
     }
 }

@@ -95,7 +95,7 @@ pub struct Worker {
     slow_start_ms: AtomicU64,
     /// Whether it has been here from the start, when all are new and none is spared.
     founder: AtomicBool,
-    /// What its side-car tells of it.
+    /// What its shim tells of it.
     pub told: Told,
     /// What was made of that.
     pub drift: Drift,

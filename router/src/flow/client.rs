@@ -93,11 +93,11 @@ pub struct Envelope {
     pub request_id: HeaderValue,
     /// W3C trace context.
     pub traceparent: Option<HeaderValue>,
-    /// The blocks that a side-car is to look for.
+    /// The blocks that a shim is to look for.
     pub gate: Option<HeaderValue>,
     /// The data-parallel rank that must take it.
     pub rank: Option<u32>,
-    /// Prompt tokens that are to be computed, for a side-car's count of what is queued.
+    /// Prompt tokens that are to be computed, for a shim's count of what is queued.
     pub prefill_tokens: Option<u64>,
 }
 

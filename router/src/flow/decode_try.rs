@@ -118,10 +118,10 @@ pub(super) fn verdict(
     need: &Need,
 ) -> (Gate, Verdict) {
     let settings = &config.gate;
-    // A side-car gates one rank: where the engine chooses, it can only refuse.
+    // A shim gates one rank: where the engine chooses, it can only refuse.
     let shim = worker.config.shim && !worker.ranks.are_chosen_by_the_engine();
     let gate = match endpoint.dialect().names_events() {
-        // No engine and no side-car has a form of reply there that turns a request away.
+        // No engine and no shim has a form of reply there that turns a request away.
         true => Gate::Router,
         false => Gate::of(settings.kind, shim, worker.honours_threshold()),
     };

@@ -90,7 +90,7 @@ pub struct GateExplained {
     pub cache_hit_ratio: Option<f64>,
     /// Who would decide.
     pub who: &'static str,
-    /// `enough`, `asked` (the engine or side-car decides when it gets the request),
+    /// `enough`, `asked` (the engine or shim decides when it gets the request),
     /// `too_little` or `unknown`.
     pub verdict: &'static str,
 }

@@ -12,7 +12,7 @@ use crate::config::model::{Gate as Settings, GateKind};
 pub enum Gate {
     /// The engine, by the field `cache_hit_threshold`.
     Engine,
-    /// The worker's side-car, by the header `x-splitrail-gate`.
+    /// The worker's shim, by the header `x-splitrail-gate`.
     Shim,
     /// The router's index.
     Router,
@@ -118,7 +118,7 @@ pub fn judge(settings: &Settings, gate: Gate, need: &Need, held: Option<u32>) ->
 
 /// The value of `x-splitrail-gate`: `<namespace>:<rank>:<blocks>:<chained hash>`, the
 /// namespace and the hash in hex. The hash is that of the last block needed, and so names
-/// the whole prefix; whether its blocks are resident is for the side-car to say.
+/// the whole prefix; whether its blocks are resident is for the shim to say.
 pub fn header(
     namespace: BlockHash,
     rank: u16,

@@ -84,12 +84,12 @@ metrics! {
     stage: HistogramVec[FINE_SECONDS]("stage_seconds"; "model", "stage");
     /// Whether there is a connection to the broker of the event plane.
     broker_connected: IntGaugeVec("broker_connected"; );
-    /// Messages of side-cars that came over the event plane: events or reports.
+    /// Messages of shims that came over the event plane: events or reports.
     plane_messages: IntCounterVec("plane_messages_total"; "model", "kind");
     /// Messages that were not taken: spoofed (of another worker than it is said to be of),
     /// nonsense, terms (blocks are hashed otherwise) or full.
     plane_refused: IntCounterVec("plane_refused_total"; "model", "reason");
-    /// Snapshots over the event plane: applied, asked (of a side-car) or failed.
+    /// Snapshots over the event plane: applied, asked (of a shim) or failed.
     plane_snapshots: IntCounterVec("plane_snapshots_total"; "model", "result");
     /// Messages that wait in the model's stream to be read by this router.
     plane_pending: IntGaugeVec("plane_pending_messages"; "model");
@@ -198,9 +198,9 @@ metrics! {
     worker_prefill_tokens: IntGaugeVec("worker_prefill_tokens"; "model", "worker", "role");
     /// The worker's KV blocks by its own report.
     worker_kv_blocks: GaugeVec("worker_kv_blocks"; "model", "worker", "role", "state");
-    /// Side-cars that are attached.
+    /// Shims that are attached.
     attached_workers: IntGaugeVec("attached_workers"; "model");
-    /// Calls of side-cars: attached, resumed (with what was known before), or why they were
+    /// Calls of shims: attached, resumed (with what was known before), or why they were
     /// turned away.
     attach: IntCounterVec("attach_total"; "result");
     /// Whether the worker's KV events come in, so that its overlap is believed.

@@ -2,7 +2,7 @@
 
 use splitrail_proto::v1;
 use splitrail_tests::cluster::eventually;
-use splitrail_tests::side_car::{SideCar, hello, run};
+use splitrail_tests::shim::{Shim, hello, run};
 use tonic::Code;
 use tonic::transport::Endpoint;
 
@@ -11,30 +11,30 @@ use super::support::{attach, door, held, router, worker};
 const URL: &str = "http://127.0.0.1:9";
 
 #[tokio::test]
-async fn p21_one_side_car_cannot_speak_for_anothers_worker() {
+async fn p21_one_shim_cannot_speak_for_anothers_worker() {
     let router = router("").await;
-    let mut car = attach(&router, hello("s0", URL)).await;
-    car.snapshot("m", 1, vec![run(None, 1..=3)]).await;
-    car.acked(1).await;
+    let mut shim = attach(&router, hello("s0", URL)).await;
+    shim.snapshot("m", 1, vec![run(None, 1..=3)]).await;
+    shim.acked(1).await;
     let thief = v1::Hello {
         instance_id: "thief".into(),
         instance_secret: b"the secret of another process".to_vec(),
         ..hello("s0", "http://127.0.0.1:8")
     };
-    let refused = SideCar::attach(door(&router), thief.clone()).await.err().expect("it is refused");
+    let refused = Shim::attach(door(&router), thief.clone()).await.err().expect("it is refused");
     assert_eq!(refused.code(), Code::AlreadyExists);
     // Nor by another name for the same address.
     let other = v1::Hello { worker_id: "a0".into(), url: URL.into(), ..thief.clone() };
-    let refused = SideCar::attach(door(&router), other).await.err().expect("it is refused");
+    let refused = Shim::attach(door(&router), other).await.err().expect("it is refused");
     assert_eq!(refused.code(), Code::AlreadyExists);
-    car.stored(2, [4]).await;
-    car.acked(2).await;
+    shim.stored(2, [4]).await;
+    shim.acked(2).await;
     assert_eq!(held(&router, "s0"), [1, 2, 3, 4]);
     assert!(worker(&router, "a0").is_none());
 }
 
 #[tokio::test]
-async fn a_newer_stream_of_the_same_side_car_takes_over() {
+async fn a_newer_stream_of_the_same_shim_takes_over() {
     let router = router("").await;
     let mut older = attach(&router, hello("s0", URL)).await;
     older.snapshot("s0-mirror", 3, vec![run(None, 1..=3)]).await;
@@ -49,12 +49,12 @@ async fn a_newer_stream_of_the_same_side_car_takes_over() {
         mirror_id: "second".into(),
         ..hello("s0", URL)
     };
-    let refused = SideCar::attach(door(&router), again.clone()).await.err().expect("it is refused");
+    let refused = Shim::attach(door(&router), again.clone()).await.err().expect("it is refused");
     assert_eq!(refused.code(), Code::AlreadyExists, "the stream before is open");
     drop(newer);
     let mut third = None;
     eventually("it attaches once that stream has ended", async || {
-        third = SideCar::attach(door(&router), again.clone()).await.ok();
+        third = Shim::attach(door(&router), again.clone()).await.ok();
         third.is_some()
     })
     .await;
@@ -69,7 +69,7 @@ async fn a_newer_stream_of_the_same_side_car_takes_over() {
 async fn what_makes_no_sense_or_is_not_served_is_refused() {
     let router = router("").await;
     let refused = async |hello: v1::Hello| {
-        let attached = SideCar::attach(door(&router), hello).await;
+        let attached = Shim::attach(door(&router), hello).await;
         attached.err().expect("it is refused").code()
     };
     let good = hello("s0", URL);
@@ -99,7 +99,7 @@ async fn what_makes_no_sense_or_is_not_served_is_refused() {
 async fn p14_workers_outside_the_allowed_networks_cannot_attach() {
     let router = router("fleet: { networks: [127.0.0.0/8, 0.0.0.0/0] }").await;
     for url in ["http://169.254.169.254:80", "http://[fe80::1]:80", "http://0.0.0.0:80"] {
-        let refused = SideCar::attach(door(&router), hello("s0", url)).await;
+        let refused = Shim::attach(door(&router), hello("s0", url)).await;
         assert_eq!(refused.err().expect("it is refused").code(), Code::PermissionDenied, "{url}");
     }
     let capabilities = v1::Capabilities {
@@ -107,7 +107,7 @@ async fn p14_workers_outside_the_allowed_networks_cannot_attach() {
         ..v1::Capabilities::default()
     };
     let beside = v1::Hello { capabilities: Some(capabilities), ..hello("s0", URL) };
-    let refused = SideCar::attach(door(&router), beside).await;
+    let refused = Shim::attach(door(&router), beside).await;
     assert_eq!(refused.err().expect("it is refused").code(), Code::PermissionDenied);
     assert!(worker(&router, "s0").is_none());
     attach(&router, hello("s0", "http://localhost:9")).await;
@@ -121,8 +121,8 @@ async fn only_who_has_a_token_may_attach() {
     let router = router(&format!("fleet: {{ token: {{ kind: file, path: {path:?} }} }}")).await;
     let endpoint = Endpoint::from_shared(format!("http://{}", door(&router))).expect("an address");
     let attach = async |token: Option<&str>| {
-        let attached = SideCar::attach_over(endpoint.connect_lazy(), token, hello("s0", URL)).await;
-        attached.map(|car| car.welcome.model).map_err(|status| status.code())
+        let attached = Shim::attach_over(endpoint.connect_lazy(), token, hello("s0", URL)).await;
+        attached.map(|shim| shim.welcome.model).map_err(|status| status.code())
     };
     for token in [None, Some(""), Some("firs"), Some("third")] {
         assert_eq!(attach(token).await, Err(Code::Unauthenticated), "{token:?}");

@@ -1,11 +1,11 @@
-//! What side-cars tell of blocks and load gets into the index, whole or not at all.
+//! What shims tell of blocks and load gets into the index, whole or not at all.
 
 use splitrail::fleet::state::State;
 use splitrail_proto::v1;
 use splitrail_proto::v1::attach_request::Message;
 use splitrail_proto::v1::change::Change;
 use splitrail_tests::cluster::eventually;
-use splitrail_tests::side_car::{hello, run};
+use splitrail_tests::shim::{hello, run};
 
 use super::support::{attach, held, is_believed, router, worker};
 
@@ -14,9 +14,9 @@ const URL: &str = "http://127.0.0.1:9";
 #[tokio::test]
 async fn a_snapshot_and_the_events_behind_it_are_the_index() {
     let router = router("").await;
-    let mut car = attach(&router, hello("s0", URL)).await;
-    assert_eq!(car.welcome.known_sequence, None);
-    assert_eq!((car.welcome.model.as_str(), car.welcome.hash_seed), ("sim", 7));
+    let mut shim = attach(&router, hello("s0", URL)).await;
+    assert_eq!(shim.welcome.known_sequence, None);
+    assert_eq!((shim.welcome.model.as_str(), shim.welcome.hash_seed), ("sim", 7));
     assert!(!is_believed(&router, "s0"));
     let first = v1::SnapshotPart {
         mirror_id: "m".to_owned(),
@@ -27,42 +27,42 @@ async fn a_snapshot_and_the_events_behind_it_are_the_index() {
         rank_names: 8,
     };
     let second = v1::SnapshotPart { runs: vec![run(Some(5), 6..=8)], last: true, ..first.clone() };
-    car.say(Message::Snapshot(first)).await;
-    car.load(0, 0).await;
+    shim.say(Message::Snapshot(first)).await;
+    shim.load(0, 0).await;
     eventually("its load is known", async || {
         worker(&router, "s0").is_some_and(|worker| worker.is_probed())
     })
     .await;
     assert_eq!(held(&router, "s0"), [1, 2, 3, 4, 5]);
     assert!(!is_believed(&router, "s0"), "half a snapshot is not believed");
-    car.say(Message::Snapshot(second)).await;
-    car.acked(4).await;
+    shim.say(Message::Snapshot(second)).await;
+    shim.acked(4).await;
     assert!(is_believed(&router, "s0"));
 
-    car.stored(5, [1, 2, 9]).await;
+    shim.stored(5, [1, 2, 9]).await;
     let removed = v1::Removed { names: vec![8, 2], tier: 0 };
-    car.change(6, Change::Removed(removed)).await;
-    car.acked(6).await;
+    shim.change(6, Change::Removed(removed)).await;
+    shim.acked(6).await;
     // 2 was stored twice.
     assert_eq!(held(&router, "s0"), [1, 2, 3, 4, 5, 6, 7, 9]);
-    car.change(7, Change::Cleared(v1::Cleared {})).await;
-    car.acked(7).await;
+    shim.change(7, Change::Cleared(v1::Cleared {})).await;
+    shim.acked(7).await;
     assert!(held(&router, "s0").is_empty() && is_believed(&router, "s0"));
 }
 
 #[tokio::test]
 async fn after_a_gap_nothing_is_believed_until_a_snapshot_has_come() {
     let router = router("").await;
-    let mut car = attach(&router, hello("s0", URL)).await;
-    car.snapshot("m", 1, vec![run(None, 1..=3)]).await;
-    car.stored(2, [10]).await;
-    car.acked(2).await;
-    car.stored(4, [11]).await;
-    assert_eq!(car.resync().await, "gap");
+    let mut shim = attach(&router, hello("s0", URL)).await;
+    shim.snapshot("m", 1, vec![run(None, 1..=3)]).await;
+    shim.stored(2, [10]).await;
+    shim.acked(2).await;
+    shim.stored(4, [11]).await;
+    assert_eq!(shim.resync().await, "gap");
     assert!(!is_believed(&router, "s0"));
-    car.stored(5, [12]).await;
-    car.snapshot("m", 5, vec![run(None, [1, 12])]).await;
-    car.acked(5).await;
+    shim.stored(5, [12]).await;
+    shim.snapshot("m", 5, vec![run(None, [1, 12])]).await;
+    shim.acked(5).await;
     assert!(is_believed(&router, "s0"));
     assert_eq!(held(&router, "s0"), [1, 12]);
     let metric = async |name: &str| router.metric(name, &[("worker", "s0")]).await;
@@ -73,53 +73,53 @@ async fn after_a_gap_nothing_is_believed_until_a_snapshot_has_come() {
 #[tokio::test]
 async fn p21_nonsense_leads_to_a_resync_and_at_length_to_the_end() {
     let router = router("").await;
-    let mut car = attach(&router, hello("s0", URL)).await;
-    car.snapshot("m", 1, vec![run(None, 1..=3)]).await;
-    car.acked(1).await;
+    let mut shim = attach(&router, hello("s0", URL)).await;
+    shim.snapshot("m", 1, vec![run(None, 1..=3)]).await;
+    shim.acked(1).await;
     let lame = v1::Stored { parent: None, names: vec![1, 2], hashes: vec![1], tier: 0 };
-    car.change(2, Change::Stored(lame.clone())).await;
-    assert_eq!(car.resync().await, "nonsense");
+    shim.change(2, Change::Stored(lame.clone())).await;
+    assert_eq!(shim.resync().await, "nonsense");
     assert!(!is_believed(&router, "s0"));
     for sequence in 2..50 {
-        car.snapshot("m", sequence, vec![]).await;
-        car.change(sequence + 1, Change::Stored(lame.clone())).await;
+        shim.snapshot("m", sequence, vec![]).await;
+        shim.change(sequence + 1, Change::Stored(lame.clone())).await;
     }
-    assert_eq!(car.ended().await, tonic::Code::InvalidArgument);
+    assert_eq!(shim.ended().await, tonic::Code::InvalidArgument);
     eventually("the worker has left", async || worker(&router, "s0").is_none()).await;
 }
 
 #[tokio::test]
-async fn a_side_car_that_comes_back_in_time_sends_only_what_has_changed() {
+async fn a_shim_that_comes_back_in_time_sends_only_what_has_changed() {
     let router = router("").await;
-    let mut car = attach(&router, hello("s0", URL)).await;
-    car.snapshot("s0-mirror", 7, vec![run(None, 1..=3)]).await;
-    car.acked(7).await;
+    let mut shim = attach(&router, hello("s0", URL)).await;
+    shim.snapshot("s0-mirror", 7, vec![run(None, 1..=3)]).await;
+    shim.acked(7).await;
     let before = worker(&router, "s0").expect("it is there").index;
-    drop(car);
+    drop(shim);
     eventually("nothing is believed meanwhile", async || !is_believed(&router, "s0")).await;
     assert_eq!(held(&router, "s0"), [1, 2, 3]);
-    let mut car = attach(&router, hello("s0", URL)).await;
-    assert_eq!(car.welcome.known_sequence, Some(7));
+    let mut shim = attach(&router, hello("s0", URL)).await;
+    assert_eq!(shim.welcome.known_sequence, Some(7));
     assert!(!is_believed(&router, "s0"));
-    car.stored(8, [4]).await;
-    car.acked(8).await;
+    shim.stored(8, [4]).await;
+    shim.acked(8).await;
     assert!(is_believed(&router, "s0"));
     assert_eq!(held(&router, "s0"), [1, 2, 3, 4]);
     assert_eq!(worker(&router, "s0").expect("it is there").index, before);
 
-    drop(car);
+    drop(shim);
     let other = v1::Hello { mirror_id: "another".to_owned(), ..hello("s0", URL) };
-    let car = attach(&router, other).await;
-    assert_eq!(car.welcome.known_sequence, None, "a mirror that began anew is another one");
+    let shim = attach(&router, other).await;
+    assert_eq!(shim.welcome.known_sequence, None, "a mirror that began anew is another one");
 }
 
 #[tokio::test]
-async fn a_side_car_that_does_not_come_back_takes_its_worker_with_it() {
+async fn a_shim_that_does_not_come_back_takes_its_worker_with_it() {
     let router = router("fleet: { rejoin_grace: 50ms }").await;
-    let mut car = attach(&router, hello("s0", URL)).await;
-    car.snapshot("s0-mirror", 7, vec![run(None, 1..=3)]).await;
-    car.acked(7).await;
-    drop(car);
+    let mut shim = attach(&router, hello("s0", URL)).await;
+    shim.snapshot("s0-mirror", 7, vec![run(None, 1..=3)]).await;
+    shim.acked(7).await;
+    drop(shim);
     eventually("the worker has left", async || worker(&router, "s0").is_none()).await;
     assert_eq!(router.metric("splitrail_index_blocks", &[("worker", "s0")]).await, 0.0);
     assert_eq!(attach(&router, hello("s0", URL)).await.welcome.known_sequence, None);
@@ -128,15 +128,15 @@ async fn a_side_car_that_does_not_come_back_takes_its_worker_with_it() {
 #[tokio::test]
 async fn who_says_good_bye_gets_no_new_work_and_leaves_with_its_stream() {
     let router = router("").await;
-    let mut car = attach(&router, hello("s0", URL)).await;
-    car.snapshot("s0-mirror", 1, vec![]).await;
-    car.load(0, 0).await;
-    car.acked(1).await;
-    car.say(Message::Bye(v1::Bye { reason: "stopping".to_owned(), grace_ms: 1000 })).await;
+    let mut shim = attach(&router, hello("s0", URL)).await;
+    shim.snapshot("s0-mirror", 1, vec![]).await;
+    shim.load(0, 0).await;
+    shim.acked(1).await;
+    shim.say(Message::Bye(v1::Bye { reason: "stopping".to_owned(), grace_ms: 1000 })).await;
     eventually("it drains", async || {
         worker(&router, "s0").is_some_and(|worker| worker.state() == State::Draining)
     })
     .await;
-    drop(car);
+    drop(shim);
     eventually("the worker has left", async || worker(&router, "s0").is_none()).await;
 }

@@ -11,7 +11,7 @@ use splitrail_proto::v1::attach_request::Message;
 use splitrail_sim::{Role, SimConfig, SimEngine};
 use splitrail_tests::cluster::{Cluster, eventually};
 use splitrail_tests::post::{Answer, ListeningPost};
-use splitrail_tests::side_car::{hello, run};
+use splitrail_tests::shim::{hello, run};
 
 use super::support::{attach, held, is_believed, router, router_with, served, worker};
 
@@ -43,8 +43,8 @@ async fn an_attached_worker_serves_and_what_it_can_do_is_shown() {
         ..v1::Capabilities::default()
     };
     let hello = v1::Hello { capabilities: Some(capabilities), ..hello("s0", &engine.url()) };
-    let car = attach(&router, hello).await;
-    car.load(0, 0).await;
+    let shim = attach(&router, hello).await;
+    shim.load(0, 0).await;
     let own = worker(&router, "w0").expect("it is there");
     own.set_draining(true, "only the attached one is to serve");
     let reply = router.http.post("/v1/completions", &completion()).await;
@@ -61,12 +61,12 @@ async fn an_attached_worker_serves_and_what_it_can_do_is_shown() {
 #[tokio::test]
 async fn two_routers_see_the_same_blocks_and_each_others_load() {
     let (one, two) = (router("").await, router("").await);
-    let mut cars = [attach(&one, hello("s0", URL)).await, attach(&two, hello("s0", URL)).await];
-    for car in &mut cars {
-        car.snapshot("m", 1, vec![run(None, 1..=4)]).await;
-        car.stored(2, [1, 2, 7]).await;
-        car.load(9, 4000).await;
-        car.acked(2).await;
+    let mut shims = [attach(&one, hello("s0", URL)).await, attach(&two, hello("s0", URL)).await];
+    for shim in &mut shims {
+        shim.snapshot("m", 1, vec![run(None, 1..=4)]).await;
+        shim.stored(2, [1, 2, 7]).await;
+        shim.load(9, 4000).await;
+        shim.acked(2).await;
     }
     for router in [&one, &two] {
         eventually("its load is known", async || {
@@ -101,9 +101,9 @@ async fn a_worker_of_old_reports_is_taken_to_be_as_busy_as_the_busiest() {
 #[tokio::test]
 async fn another_worker_in_its_place_is_told_everything_anew() {
     let router = router("").await;
-    let mut car = attach(&router, hello("s0", URL)).await;
-    car.snapshot("m", 1, vec![run(None, 1..=3)]).await;
-    car.acked(1).await;
+    let mut shim = attach(&router, hello("s0", URL)).await;
+    shim.snapshot("m", 1, vec![run(None, 1..=3)]).await;
+    shim.acked(1).await;
     let before = worker(&router, "s0").expect("it is there").index;
     // Another source fills a gap, which makes another worker of it.
     let config = serde_json::from_value(json!({
@@ -111,19 +111,19 @@ async fn another_worker_in_its_place_is_told_everything_anew() {
     }));
     let fleet = router.running.fleet();
     fleet.claim("sim", Source::Admin, config.expect("a worker")).expect("it may join");
-    assert_eq!(car.resync().await, "worker_replaced");
-    car.snapshot("m", 5, vec![run(None, 1..=2)]).await;
-    car.acked(5).await;
+    assert_eq!(shim.resync().await, "worker_replaced");
+    shim.snapshot("m", 5, vec![run(None, 1..=2)]).await;
+    shim.acked(5).await;
     assert!(worker(&router, "s0").expect("it is there").index > before);
     assert!(is_believed(&router, "s0"));
     assert_eq!(held(&router, "s0"), [1, 2]);
-    // Without its side-car it is what the other source says it is.
-    car.say(Message::Bye(v1::Bye::default())).await;
+    // Without its shim it is what the other source says it is.
+    shim.say(Message::Bye(v1::Bye::default())).await;
     eventually("it drains", async || {
         worker(&router, "s0").is_some_and(|worker| worker.is_draining())
     })
     .await;
-    drop(car);
+    drop(shim);
     eventually("it falls back", async || {
         worker(&router, "s0").is_some_and(|worker| !worker.config.shim)
     })
@@ -141,8 +141,8 @@ async fn p14_redirects_of_workers_are_not_followed() {
     })
     .await;
     let router = router("").await;
-    let car = attach(&router, hello("s0", &redirecting.url())).await;
-    car.load(0, 0).await;
+    let shim = attach(&router, hello("s0", &redirecting.url())).await;
+    shim.load(0, 0).await;
     worker(&router, "w0").expect("it is there").set_draining(true, "a test");
     let reply = router.http.post("/v1/completions", &completion()).await;
     assert_eq!(reply.status.as_u16(), 502, "{}", reply.text());
@@ -154,9 +154,9 @@ async fn p21_ten_million_made_up_blocks_stay_below_the_bound() {
     const LIMIT: usize = 1000;
     let limits = "{ drain_delay: 10ms, drain_grace: 5s, index_blocks_per_worker_max: 1000 }";
     let router = router_with("", limits).await;
-    let mut car = attach(&router, hello("s0", URL)).await;
-    assert_eq!(car.welcome.blocks_max, LIMIT as u64);
-    car.snapshot("m", 0, vec![]).await;
+    let mut shim = attach(&router, hello("s0", URL)).await;
+    assert_eq!(shim.welcome.blocks_max, LIMIT as u64);
+    shim.snapshot("m", 0, vec![]).await;
     let (per_message, messages) = (20_000_u64, 500_u64);
     for sequence in 1..=messages {
         let first = sequence * per_message;
@@ -170,9 +170,9 @@ async fn p21_ten_million_made_up_blocks_stay_below_the_bound() {
         // Further ranks are no further room.
         let rank = (sequence % 4) as u32;
         let events = v1::Events { sequence, rank, engine_time_s: 0.0, changes };
-        car.say(Message::Events(events)).await;
+        shim.say(Message::Events(events)).await;
     }
-    car.acked(messages).await;
+    shim.acked(messages).await;
     let number = worker(&router, "s0").expect("it is there").index as u32;
     {
         let served = served(&router);

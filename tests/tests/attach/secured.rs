@@ -1,11 +1,11 @@
-//! TLS between side-car and router.
+//! TLS between shim and router.
 
 use std::path::Path;
 use std::time::Duration;
 
 use splitrail_tests::Cluster;
 use splitrail_tests::cluster::eventually;
-use splitrail_tests::side_car::{SideCar, hello};
+use splitrail_tests::shim::{Shim, hello};
 use tonic::Code;
 use tonic::transport::{Certificate, Channel, ClientTlsConfig, Endpoint, Identity};
 
@@ -43,12 +43,12 @@ fn channel(router: &Cluster, identity: Option<&str>) -> Channel {
 }
 
 #[tokio::test]
-async fn side_cars_see_the_routers_certificate() {
+async fn shims_see_the_routers_certificate() {
     let router = secured(false).await;
     let hello = hello("s0", "http://127.0.0.1:9");
-    let car = SideCar::attach_over(channel(&router, None), None, hello.clone()).await;
-    assert_eq!(car.expect("it may attach").welcome.model, "sim");
-    assert!(SideCar::attach(door(&router), hello).await.is_err(), "plain text is not spoken");
+    let shim = Shim::attach_over(channel(&router, None), None, hello.clone()).await;
+    assert_eq!(shim.expect("it may attach").welcome.model, "sim");
+    assert!(Shim::attach(door(&router), hello).await.is_err(), "plain text is not spoken");
 }
 
 #[tokio::test]
@@ -56,11 +56,11 @@ async fn only_certificates_of_the_authority_are_let_in() {
     let router = secured(true).await;
     let hello = hello("s0", "http://127.0.0.1:9");
     for stranger in [None, Some("stranger")] {
-        let car = SideCar::attach_over(channel(&router, stranger), None, hello.clone()).await;
-        assert!(car.is_err(), "{stranger:?}");
+        let shim = Shim::attach_over(channel(&router, stranger), None, hello.clone()).await;
+        assert!(shim.is_err(), "{stranger:?}");
     }
-    let car = SideCar::attach_over(channel(&router, Some("side-car")), None, hello).await;
-    assert_eq!(car.expect("it may attach").welcome.model, "sim");
+    let shim = Shim::attach_over(channel(&router, Some("shim")), None, hello).await;
+    assert_eq!(shim.expect("it may attach").welcome.model, "sim");
 }
 
 #[tokio::test]
@@ -69,13 +69,13 @@ async fn a_certificate_speaks_for_the_workers_that_it_names() {
     let router = secured_by(&fixture("router.pem"), &fixture("router.key"), &more).await;
     let attach = async |id: &str| {
         let hello = hello(id, "http://127.0.0.1:9");
-        let car = SideCar::attach_over(channel(&router, Some("side-car")), None, hello).await;
-        car.map(|car| car.welcome.model).map_err(|status| status.code())
+        let shim = Shim::attach_over(channel(&router, Some("shim")), None, hello).await;
+        shim.map(|shim| shim.welcome.model).map_err(|status| status.code())
     };
-    for id in ["s0", "side-car-2", "w0", "s:0", "127.0.0.1"] {
+    for id in ["s0", "shim-2", "w0", "s:0", "127.0.0.1"] {
         assert_eq!(attach(id).await, Err(Code::PermissionDenied), "{id}");
     }
-    assert_eq!(attach("side-car").await.as_deref(), Ok("sim"));
+    assert_eq!(attach("shim").await.as_deref(), Ok("sim"));
 }
 
 #[tokio::test]
@@ -89,7 +89,7 @@ async fn a_certificate_is_exchanged_while_the_router_runs() {
     put("stranger");
     let router = secured_by(&path("tls.pem"), &path("tls.key"), "").await;
     let attach = async || {
-        SideCar::attach_over(channel(&router, None), None, hello("s0", "http://127.0.0.1:9")).await
+        Shim::attach_over(channel(&router, None), None, hello("s0", "http://127.0.0.1:9")).await
     };
     assert!(attach().await.is_err(), "nobody vouches for it");
 

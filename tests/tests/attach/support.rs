@@ -1,4 +1,4 @@
-//! A router to which side-cars can attach, and what it knows of them.
+//! A router to which shims can attach, and what it knows of them.
 
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -7,7 +7,7 @@ use splitrail::core::Served;
 use splitrail::fleet::Worker;
 use splitrail::fleet::pool::rank_key;
 use splitrail_proto::v1;
-use splitrail_tests::side_car::SideCar;
+use splitrail_tests::shim::Shim;
 use splitrail_tests::{Cluster, Spec};
 
 /// A router with one engine of its own, and further top-level keys.
@@ -22,7 +22,7 @@ pub(crate) async fn router_with(top: &str, limits: &'static str) -> Cluster {
     Cluster::start(spec).await
 }
 
-/// Where side-cars attach.
+/// Where shims attach.
 pub(crate) fn door(cluster: &Cluster) -> SocketAddr {
     cluster.running.addresses().fleet.expect("a fleet listener")
 }
@@ -57,6 +57,6 @@ pub(crate) fn is_believed(cluster: &Cluster, id: &str) -> bool {
 }
 
 /// Attaches, and fails if that is refused.
-pub(crate) async fn attach(cluster: &Cluster, hello: v1::Hello) -> SideCar {
-    SideCar::attach(door(cluster), hello).await.expect("it may attach")
+pub(crate) async fn attach(cluster: &Cluster, hello: v1::Hello) -> Shim {
+    Shim::attach(door(cluster), hello).await.expect("it may attach")
 }

@@ -8,7 +8,7 @@ use serde_json::json;
 use splitrail_proto::v1;
 use splitrail_tests::cluster::eventually;
 use splitrail_tests::post::{Answer, ListeningPost};
-use splitrail_tests::side_car::{SideCar, hello, run};
+use splitrail_tests::shim::{Shim, hello, run};
 use tonic::Code;
 use tonic::transport::Endpoint;
 
@@ -19,9 +19,9 @@ async fn open() -> Site {
     Site::start("", "    discovery: [{ kind: shim }]", tempfile::tempdir().unwrap()).await
 }
 
-async fn attach(site: &Site, token: Option<&str>, hello: v1::Hello) -> Result<SideCar, Code> {
+async fn attach(site: &Site, token: Option<&str>, hello: v1::Hello) -> Result<Shim, Code> {
     let endpoint = Endpoint::from_shared(format!("http://{}", site.door)).unwrap();
-    let attached = SideCar::attach_over(endpoint.connect_lazy(), token, hello).await;
+    let attached = Shim::attach_over(endpoint.connect_lazy(), token, hello).await;
     attached.map_err(|status| status.code())
 }
 

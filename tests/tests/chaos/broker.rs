@@ -1,4 +1,4 @@
-//! kill -9 of the broker between routers and side-cars, and sometimes of somebody else with it.
+//! kill -9 of the broker between routers and shims, and sometimes of somebody else with it.
 //!
 //! `SPLITRAIL_CHAOS_BROKER_ROUNDS` says how often; the seed is that of the other kills.
 
@@ -41,7 +41,7 @@ async fn run(seed: u64, rounds: usize) {
         tokio::time::sleep(Duration::from_millis(rng.random_range(50..250))).await;
         let mut victims = vec![broker];
         if rng.random_bool(0.3) {
-            let kind = *[Kind::Engine, Kind::SideCar, Kind::Router].choose(&mut rng).unwrap();
+            let kind = *[Kind::Engine, Kind::Shim, Kind::Router].choose(&mut rng).unwrap();
             victims.push(*stand.of(kind).choose(&mut rng).unwrap());
         }
         let names: Vec<_> = victims.iter().map(|at| stand.posts[*at].name.clone()).collect();

@@ -1,4 +1,4 @@
-//! kill -9 of engines, side-cars and routers.
+//! kill -9 of engines, shims and routers.
 
 use std::sync::atomic::Ordering::Relaxed;
 use std::time::Duration;
@@ -40,7 +40,7 @@ async fn run(seed: u64, rounds: usize) {
         tokio::time::sleep(Duration::from_millis(rng.random_range(50..250))).await;
         let mut victims = Vec::new();
         for _ in 0..if rng.random_bool(0.2) { 2 } else { 1 } {
-            let kind = *[Kind::Engine, Kind::SideCar, Kind::Router].choose(&mut rng).unwrap();
+            let kind = *[Kind::Engine, Kind::Shim, Kind::Router].choose(&mut rng).unwrap();
             let at = *stand.of(kind).choose(&mut rng).unwrap();
             if !victims.contains(&at) {
                 victims.push(at);
@@ -54,7 +54,7 @@ async fn run(seed: u64, rounds: usize) {
             stand.kill(*at);
         }
         tokio::time::sleep(Duration::from_millis(rng.random_range(0..300))).await;
-        // A side-car that starts needs its engine.
+        // A shim that starts needs its engine.
         victims.sort_by_key(|at| stand.posts[*at].kind);
         for at in victims {
             stand.run(at).await;

@@ -1,4 +1,4 @@
-//! A side-car is cut off from its routers, with no word from either end.
+//! A shim is cut off from its routers, with no word from either end.
 
 use std::net::SocketAddr;
 use std::sync::Mutex;
@@ -11,7 +11,7 @@ use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::watch;
 use tokio::task::JoinSet;
 
-/// What stands between all side-cars and one router: passes bytes on, or holds them back.
+/// What stands between all shims and one router: passes bytes on, or holds them back.
 struct Wire {
     open: watch::Sender<bool>,
     _pumps: JoinSet<()>,

@@ -15,13 +15,13 @@ async fn stand_with_traffic() -> (Stand, Traffic) {
 async fn p29_all_workers_are_exchanged_and_no_request_fails() {
     let _alone = super::ALONE.lock().await;
     let (mut stand, traffic) = stand_with_traffic().await;
-    for side_car in stand.of(Kind::SideCar) {
-        let engine = stand.place(Kind::Engine, &stand.posts[side_car].name.clone());
-        // The side-car says that it goes, and waits for what is under way.
-        stand.stop(side_car).await;
+    for shim in stand.of(Kind::Shim) {
+        let engine = stand.place(Kind::Engine, &stand.posts[shim].name.clone());
+        // The shim says that it goes, and waits for what is under way.
+        stand.stop(shim).await;
         stand.stop(engine).await;
         stand.run(engine).await;
-        stand.run(side_car).await;
+        stand.run(shim).await;
         traffic.pause().await;
         stand.true_picture("a worker was exchanged").await;
         traffic.check_all_answered();

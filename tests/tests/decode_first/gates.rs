@@ -1,4 +1,4 @@
-//! Who decides: the engine, the side-car or the router's index.
+//! Who decides: the engine, the shim or the router's index.
 
 use serde_json::json;
 use splitrail_kv::{HashSeed, Namespace, chain_hashes};
@@ -123,7 +123,7 @@ async fn the_index_spares_the_question_where_a_worker_surely_holds_too_little() 
 }
 
 #[tokio::test]
-async fn a_side_car_is_told_which_blocks_are_needed_and_decides() {
+async fn a_shim_is_told_which_blocks_are_needed_and_decides() {
     let spec = Spec {
         prefill: 1,
         decode: 1,
@@ -162,7 +162,7 @@ async fn a_side_car_is_told_which_blocks_are_needed_and_decides() {
 }
 
 #[tokio::test]
-async fn a_client_cannot_speak_for_the_router_to_a_side_car() {
+async fn a_client_cannot_speak_for_the_router_to_a_shim() {
     let spec = Spec { worker: |_| ", shim: true", engine: ignoring, ..with_model("") };
     let trial = Trial::start(spec).await;
     let headers = [("x-splitrail-gate", "0:0:0:0")];

@@ -39,7 +39,7 @@ async fn nobody_speaks_for_another_worker_nor_from_anywhere() {
     client.publish(names::load("sim", "p0"), vec![0xff; 40].into()).await.unwrap();
     counted(&stand, refused, &[("reason", "nonsense")], 2.0).await;
 
-    // From elsewhere, in the place of a side-car that is there.
+    // From elsewhere, in the place of a shim that is there.
     let elsewhere = report("p0", "http://127.0.0.1:9", terms.clone());
     say(&client, names::load("sim", "p0"), elsewhere).await;
     counted(&stand, refused, &[("reason", "occupied")], 1.0).await;

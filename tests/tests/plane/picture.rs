@@ -60,10 +60,10 @@ async fn two_routers_have_one_picture_and_see_each_others_load() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_side_car_that_stops_takes_its_worker_away_without_a_failed_request() {
+async fn a_shim_that_stops_takes_its_worker_away_without_a_failed_request() {
     let mut stand = Stand::start(Plan { prefill: 2, decode: 1, ..plan() }).await;
-    let car = stand.place(Kind::SideCar, "p1");
-    stand.stop(car).await;
+    let shim = stand.place(Kind::Shim, "p1");
+    stand.stop(shim).await;
     for router in stand.of(Kind::Router) {
         let admin = Client::new(stand.posts[router].admin);
         eventually("the worker has left", async || {
@@ -72,6 +72,6 @@ async fn a_side_car_that_stops_takes_its_worker_away_without_a_failed_request() 
         })
         .await;
     }
-    stand.run(car).await;
-    stand.true_picture("the side-car is back").await;
+    stand.run(shim).await;
+    stand.true_picture("the shim is back").await;
 }

@@ -24,7 +24,7 @@ async fn a_broker_that_restarts_loses_nothing() {
     some_traffic(&stand, 7).await;
     let broker = stand.place(Kind::Broker, "nats");
     stand.kill(broker);
-    // Served, and told of by side-cars who cannot tell it now.
+    // Served, and told of by shims who cannot tell it now.
     some_traffic(&stand, 8).await;
     stand.run(broker).await;
     stand.true_picture("the broker has restarted").await;
@@ -65,7 +65,7 @@ async fn a_router_too_slow_for_the_stream_gets_a_snapshot() {
             assert_eq!(client.post(splitrail_tests::trial::CHAT, &body).await.status, 200);
         }
     }
-    eventually("the side-cars have published", async || {
+    eventually("the shims have published", async || {
         stream.info().await.unwrap().state.last_sequence > before
     })
     .await;

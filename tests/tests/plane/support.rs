@@ -47,7 +47,7 @@ pub(crate) async fn metric(stand: &Stand, at: usize, name: &str, labels: &[(&str
 
 /// A report of a worker that does both.
 pub(crate) fn report(worker_id: &str, url: &str, terms: v1::Welcome) -> v1::PlaneReport {
-    let hello = splitrail_tests::side_car::hello(worker_id, url);
+    let hello = splitrail_tests::shim::hello(worker_id, url);
     v1::PlaneReport {
         worker_id: worker_id.to_owned(),
         instance_id: hello.instance_id.clone(),

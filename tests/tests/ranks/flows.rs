@@ -137,7 +137,7 @@ async fn decode_first_where_the_router_gates() {
 }
 
 #[tokio::test]
-async fn decode_first_where_a_side_car_gates_the_rank_that_is_pinned() {
+async fn decode_first_where_a_shim_gates_the_rank_that_is_pinned() {
     let engine = |name: &str, config: &mut SimConfig| {
         two(name, config);
         config.honour_threshold = false;

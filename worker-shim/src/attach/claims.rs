@@ -1,5 +1,5 @@
 //! Which stream leads to which router: one router may be found under several addresses, and
-//! takes one stream of a side-car only.
+//! takes one stream of a shim only.
 
 use std::collections::BTreeMap;
 use std::net::SocketAddr;

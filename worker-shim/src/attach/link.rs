@@ -112,7 +112,7 @@ impl Pause {
         Self { timing: timing.clone(), next: timing.retry_min }
     }
 
-    /// The next pause: longer with each failure, never twice the same, so that many side-cars
+    /// The next pause: longer with each failure, never twice the same, so that many shims
     /// do not come at once.
     fn next(&mut self, ended: &Ended, attached_at: Option<Instant>) -> Duration {
         let Timing { retry_min, retry_max, refused_retry, .. } = self.timing;

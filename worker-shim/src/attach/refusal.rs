@@ -9,14 +9,14 @@ use crate::mirror::Disagreement;
 /// The protocol that is spoken.
 pub(crate) const PROTOCOL: u32 = 1;
 
-/// Why the side-car does not go on with a router.
+/// Why the shim does not go on with a router.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Refusal {
     /// Another protocol.
     #[error("the router speaks version {0} of the protocol")]
     Protocol(u32),
     /// Another way of hashing.
-    #[error("the router hashes blocks in layout {0}, the side-car in {HASH_LAYOUT}")]
+    #[error("the router hashes blocks in layout {0}, the shim in {HASH_LAYOUT}")]
     HashLayout(u32),
     /// Blocks of another size than the engine's.
     #[error("the router's block_size is {router}, the engine's {engine}")]

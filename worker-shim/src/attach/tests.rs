@@ -23,8 +23,8 @@ use self::fake_router::{FakeRouter, content, welcome};
 use super::{Config, RouterStatus, Stage, Status, Timing};
 use crate::mirror::{self, Mirror};
 
-/// A side-car without its engine's sockets: what the engine does is told to its mirror.
-struct SideCar {
+/// A shim without its engine's sockets: what the engine does is told to its mirror.
+struct Shim {
     mirror: Mirror,
     status: Status,
     capabilities: watch::Sender<Capabilities>,
@@ -64,7 +64,7 @@ fn small_mirror() -> Mirror {
     })
 }
 
-impl SideCar {
+impl Shim {
     fn start(mirror: Mirror, config: Config) -> Self {
         let (capabilities, told_capabilities) = watch::channel(Capabilities {
             engine: "vllm".to_owned(),

@@ -13,7 +13,7 @@ const PEM_BYTES_MAX: u64 = 1 << 20;
 pub struct Tls {
     /// Certificates of those who may vouch for a router, as PEM.
     pub ca: PathBuf,
-    /// The side-car's own certificate and key, as PEM, where routers ask for them.
+    /// The shim's own certificate and key, as PEM, where routers ask for them.
     pub identity: Option<(PathBuf, PathBuf)>,
     /// The name in a router's certificate, where it is not that of its address.
     pub server_name: Option<String>,

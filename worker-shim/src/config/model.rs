@@ -15,7 +15,7 @@ use splitrail_settings::{Secret, scalar};
 pub struct Config {
     /// The engine, `http://HOST:PORT`.
     pub engine: String,
-    /// Where requests to the engine, the side-car's metrics and its status are served;
+    /// Where requests to the engine, the shim's metrics and its status are served;
     /// port 0 takes any free one. As private as the engine itself.
     #[schemars(with = "scalar::Address")]
     pub listen: SocketAddr,
@@ -57,7 +57,7 @@ pub struct Config {
     )]
     #[schemars(with = "scalar::DurationText")]
     pub load_interval: Duration,
-    /// How the side-car ends.
+    /// How the shim ends.
     #[serde(default)]
     pub drain: Drain,
     /// Where the engine publishes KV events (rank 0; rank r is r ports further),
@@ -67,7 +67,7 @@ pub struct Config {
     /// Where they can be had again, likewise.
     #[serde(default)]
     pub kv_replay: Option<String>,
-    /// The engine's key, for the side-car's own questions. Requests bring their own.
+    /// The engine's key, for the shim's own questions. Requests bring their own.
     #[serde(default)]
     pub engine_api_key: Option<Secret>,
     /// How the engine hands KV over; left out, `nixl` if its metrics show it, else not known.
@@ -155,7 +155,7 @@ impl Connector {
 pub struct Tls {
     /// Certificates (PEM) that a router's own must come from.
     pub ca: PathBuf,
-    /// The side-car's certificate (PEM), for routers that want one.
+    /// The shim's certificate (PEM), for routers that want one.
     #[serde(default)]
     pub cert: Option<PathBuf>,
     /// Its key (PEM).
@@ -166,7 +166,7 @@ pub struct Tls {
     pub server_name: Option<String>,
 }
 
-/// How the side-car ends after a stop signal. A second signal ends it at once.
+/// How the shim ends after a stop signal. A second signal ends it at once.
 #[derive(Clone, Debug, Deserialize, Serialize, JsonSchema)]
 #[serde(deny_unknown_fields, default)]
 pub struct Drain {
@@ -182,7 +182,7 @@ impl Default for Drain {
     }
 }
 
-/// Bounds on what the side-car holds.
+/// Bounds on what the shim holds.
 #[derive(Clone, Debug, Deserialize, Serialize, JsonSchema)]
 #[serde(deny_unknown_fields, default)]
 pub struct Limits {

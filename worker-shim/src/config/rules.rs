@@ -127,9 +127,7 @@ fn secret(root: &Node, key: &str, base_dir: &Path, report: &mut Report) {
     if let Err(error) = secret.resolve() {
         let hint = match secret {
             Secret::File { .. } => "the file must be readable here and hold the secret only",
-            Secret::Env { .. } => {
-                "set the variable where the side-car runs, and for checks as well"
-            }
+            Secret::Env { .. } => "set the variable where the shim runs, and for checks as well",
         };
         report.error(at, format!("`{key}`: {error}"), hint);
     }

@@ -122,19 +122,19 @@ fn what_was_loaded_can_be_written_and_loaded_again() {
 
 #[test]
 fn the_documentation_holds_the_reference_of_all_keys_and_its_examples_are_valid() {
-    let document = std::fs::read_to_string(repository().join("docs/side-car.md")).unwrap();
+    let document = std::fs::read_to_string(repository().join("docs/shim.md")).unwrap();
     assert!(
         document.contains(&reference_markdown()),
-        "docs/side-car.md is out of date: replace its table by the output of \
+        "docs/shim.md is out of date: replace its table by the output of \
          `splitrail-shim schema --markdown`"
     );
-    let example = repository().join("deploy/side-car/splitrail-shim.yaml");
+    let example = repository().join("deploy/shim/splitrail-shim.yaml");
     load(&example).unwrap();
     let blocks: Vec<&str> = document.split("```yaml\n").skip(1).collect();
     let files = blocks.iter().filter(|block| block.starts_with("engine:"));
     let mut count = 0;
     for text in files.map(|block| block.split("```").next().unwrap()) {
-        parse("docs/side-car.md", text, Path::new("")).unwrap();
+        parse("docs/shim.md", text, Path::new("")).unwrap();
         count += 1;
     }
     assert!(count > 0);

@@ -1,4 +1,4 @@
-//! HTTP towards the engine, for the side-car's own questions.
+//! HTTP towards the engine, for the shim's own questions.
 
 use std::time::Duration;
 

@@ -1,4 +1,4 @@
-//! What routers and side-cars must agree on before they can exchange hashes.
+//! What routers and shims must agree on before they can exchange hashes.
 
 use splitrail_kv::HashSeed;
 

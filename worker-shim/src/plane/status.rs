@@ -1,4 +1,4 @@
-//! How the side-car stands with the broker.
+//! How the shim stands with the broker.
 
 use std::sync::{Arc, Mutex, PoisonError};
 

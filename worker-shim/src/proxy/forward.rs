@@ -31,7 +31,7 @@ const X_RANK: HeaderName = HeaderName::from_static("x-data-parallel-rank");
 
 /// What is done with a request.
 enum Decision {
-    /// The side-car itself has answered.
+    /// The shim itself has answered.
     Local(Response<Bytes>),
     Refuse(Refusal),
     /// The engine does not hold what is asked for.

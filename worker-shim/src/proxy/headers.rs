@@ -1,5 +1,5 @@
 //! Headers that belong to one connection, and those by which a router speaks to the
-//! side-car alone. All others travel on as they are.
+//! shim alone. All others travel on as they are.
 
 use http::header::{
     CONNECTION, HeaderMap, HeaderName, PROXY_AUTHENTICATE, PROXY_AUTHORIZATION, TE,

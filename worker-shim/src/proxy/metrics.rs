@@ -23,7 +23,7 @@ pub(super) enum Outcome {
     EngineFailed,
     /// The client left before the answer began.
     ClientGone,
-    /// Answered by the side-car for itself.
+    /// Answered by the shim for itself.
     Local,
 }
 

@@ -1,4 +1,4 @@
-//! The paths of the engine that are reachable through the side-car, and no others: an
+//! The paths of the engine that are reachable through the shim, and no others: an
 //! engine has paths that stop it, change its weights or read its environment.
 
 use http::Method;

@@ -72,13 +72,13 @@ impl Refusal {
                 "cache_threshold",
             ),
             Self::UnknownPath => {
-                ("the side-car forwards no such path", "not_found_error", None, "unknown_path")
+                ("the shim forwards no such path", "not_found_error", None, "unknown_path")
             }
             Self::WrongMethod => {
                 ("the path exists, but not with this method", INVALID, None, "method_not_allowed")
             }
             Self::Busy => (
-                "as many requests as the side-car allows are under way",
+                "as many requests as the shim allows are under way",
                 "service_unavailable_error",
                 None,
                 "busy",

@@ -1,4 +1,4 @@
-//! What runs on the engine through this side-car, whoever sent it.
+//! What runs on the engine through this shim, whoever sent it.
 
 use std::collections::VecDeque;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -59,7 +59,7 @@ impl Traffic {
     }
 
     /// Hand-offs that the engine has given out in the time of one lease. Nobody tells the
-    /// side-car when one is fetched, so this is the most that can still be pinned. Falls
+    /// shim when one is fetched, so this is the most that can still be pinned. Falls
     /// with time, of which [`Self::changed`] says nothing.
     pub fn staged(&self) -> u64 {
         self.lock_staged().count(Instant::now())

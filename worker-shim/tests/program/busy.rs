@@ -1,4 +1,4 @@
-//! How a side-car ends beside an engine that publishes so often that it is read at beats.
+//! How a shim ends beside an engine that publishes so often that it is read at beats.
 //!
 //! The router finds a fault in each change that is missing, comes twice or not in its turn.
 
@@ -12,7 +12,7 @@ use tokio::task::JoinSet;
 
 use crate::fake_router::{FakeRouter, Known};
 use crate::life::{agree, gate};
-use crate::support::{SideCar, completion, engine, fetch, prefill, router, until};
+use crate::support::{Shim, completion, engine, fetch, prefill, router, until};
 
 /// Requests at once, each in another place of a block: every step fills some block.
 const REQUESTS: u32 = 16;
@@ -82,15 +82,15 @@ async fn is_idle(engine: &SimEngine) {
 }
 
 #[tokio::test]
-async fn p29_what_a_busy_engine_publishes_while_its_side_car_drains_is_told_to_the_end() {
+async fn p29_what_a_busy_engine_publishes_while_its_shim_drains_is_told_to_the_end() {
     let engine = busy_engine().await;
     let router = router().await;
-    let mut side_car = SideCar::start(&engine.url(), &router, &["--role", "decode"]).await;
+    let mut shim = Shim::start(&engine.url(), &router, &["--role", "decode"]).await;
     router.wait_for("a copy", |known| known.snapshots == 1).await;
-    let under_way = requests(&engine, side_car.address).await;
+    let under_way = requests(&engine, shim.address).await;
     tells_more(&router, MANY).await;
 
-    side_car.signal(Signal::TERM);
+    shim.signal(Signal::TERM);
     router.wait_for("a bye", has_byes(1)).await;
     // What waited when the signal came, and what came after it.
     tells_more(&router, MANY).await;
@@ -98,10 +98,10 @@ async fn p29_what_a_busy_engine_publishes_while_its_side_car_drains_is_told_to_t
 
     // What was on its way still finds the gate as it should be.
     let body = completion(100, 100, 1);
-    side_car.complete(&[], &body).await;
+    shim.complete(&[], &body).await;
     let (miss, hit) = gate(100..200);
     let finish = async |header: &str| {
-        let reply = side_car.complete(&[("x-splitrail-gate", header)], &body).await;
+        let reply = shim.complete(&[("x-splitrail-gate", header)], &body).await;
         reply["choices"][0]["finish_reason"].clone()
     };
     until("a gate that opens", async || finish(&hit).await == "length").await;
@@ -113,11 +113,11 @@ async fn p29_what_a_busy_engine_publishes_while_its_side_car_drains_is_told_to_t
         .wait_for("another bye and copy", |known| known.byes.len() == 2 && known.snapshots == 2)
         .await;
     tells_more(&router, MANY).await;
-    assert_eq!(side_car.exit_code(), None, "there are requests under way");
+    assert_eq!(shim.exit_code(), None, "there are requests under way");
 
     drop(under_way);
     is_idle(&engine).await;
-    assert_eq!(side_car.exited().await, 0);
+    assert_eq!(shim.exited().await, 0);
     agree(&router, &engine).await;
     is_gone(&router, 2).await;
 }
@@ -127,24 +127,24 @@ async fn what_is_published_while_hand_offs_wait_is_told_though_no_request_is_und
     let (prefill_engine, decode_engine) = (busy_engine().await, busy_engine().await);
     let router = router().await;
     let url = prefill_engine.url();
-    let mut side_car = SideCar::start(&url, &router, &["--role", "prefill"]).await;
+    let mut shim = Shim::start(&url, &router, &["--role", "prefill"]).await;
     router.wait_for("a copy", |known| known.snapshots == 1).await;
-    let reply = side_car.complete(&[("x-request-id", "r1")], &prefill()).await;
+    let reply = shim.complete(&[("x-request-id", "r1")], &prefill()).await;
     assert_eq!(prefill_engine.state().staged_handoffs, 1);
-    // None of these pass the side-car: it waits for none of them.
+    // None of these pass the shim: it waits for none of them.
     let under_way = requests(&prefill_engine, prefill_engine.http_addr()).await;
     tells_more(&router, MANY).await;
 
-    side_car.signal(Signal::TERM);
+    shim.signal(Signal::TERM);
     router.wait_for("a bye", has_byes(1)).await;
     tells_more(&router, MANY).await;
     drop(under_way);
     is_idle(&prefill_engine).await;
     agree(&router, &prefill_engine).await;
-    assert_eq!(side_car.exit_code(), None, "the hand-off waits to be fetched");
+    assert_eq!(shim.exit_code(), None, "the hand-off waits to be fetched");
 
     fetch(&decode_engine, &reply).await;
-    assert_eq!(side_car.exited().await, 0);
+    assert_eq!(shim.exited().await, 0);
     assert_eq!(prefill_engine.state().staged_handoffs, 0);
     agree(&router, &prefill_engine).await;
     is_gone(&router, 1).await;
@@ -156,12 +156,12 @@ async fn a_drain_ends_with_its_grace_however_busy_the_engine_and_routers_are_tol
         let engine = busy_engine().await;
         let router = router().await;
         let drain = format!("drain: {{ grace: {grace} }}\nrole: prefill\n");
-        let mut side_car = SideCar::start_by_file(&engine.url(), &router, &drain).await;
+        let mut shim = Shim::start_by_file(&engine.url(), &router, &drain).await;
         router.wait_for("a copy", |known| known.snapshots == 1).await;
-        let under_way = requests(&engine, side_car.address).await;
+        let under_way = requests(&engine, shim.address).await;
         tells_more(&router, MANY).await;
-        side_car.signal(Signal::TERM);
-        assert_eq!(side_car.exited().await, 0, "{grace}");
+        shim.signal(Signal::TERM);
+        assert_eq!(shim.exited().await, 0, "{grace}");
         // None of them could end by itself.
         drop(under_way);
         is_gone(&router, 1).await;
@@ -173,12 +173,12 @@ async fn routers_are_told_of_an_end_without_any_grace_and_without_any_request() 
     let engine = busy_engine().await;
     let router = router().await;
     let drain = "drain: { grace: 0s }\nrole: prefill\n";
-    let mut side_car = SideCar::start_by_file(&engine.url(), &router, drain).await;
+    let mut shim = Shim::start_by_file(&engine.url(), &router, drain).await;
     router.wait_for("a copy", |known| known.snapshots == 1).await;
-    // Nothing passes the side-car, so that nothing is there to wait for.
+    // Nothing passes the shim, so that nothing is there to wait for.
     let _under_way = requests(&engine, engine.http_addr()).await;
     tells_more(&router, MANY).await;
-    side_car.signal(Signal::TERM);
-    assert_eq!(side_car.exited().await, 0);
+    shim.signal(Signal::TERM);
+    assert_eq!(shim.exited().await, 0);
     is_gone(&router, 1).await;
 }

@@ -1,56 +1,56 @@
-//! How a side-car ends.
+//! How a shim ends.
 
 use http_body_util::BodyExt;
 use rustix::process::Signal;
 use splitrail_sim::{Role, SimConfig};
 
-use crate::support::{SideCar, begin, completion, engine, fetch, prefill, router, until};
+use crate::support::{Shim, begin, completion, engine, fetch, prefill, router, until};
 
-async fn draining(side_car: &SideCar) {
-    until("a drain", async || side_car.status().await["unready"] == "draining").await;
+async fn draining(shim: &Shim) {
+    until("a drain", async || shim.status().await["unready"] == "draining").await;
 }
 
 #[tokio::test]
-async fn p29_a_stream_that_has_begun_ends_as_it_should_before_the_side_car_does() {
+async fn p29_a_stream_that_has_begun_ends_as_it_should_before_the_shim_does() {
     let slow = SimConfig { decode_us_per_step: 10_000, ..SimConfig::default() };
     let engine = engine(slow).await;
     let router = router().await;
-    let mut side_car = SideCar::start(&engine.url(), &router, &["--role", "decode"]).await;
+    let mut shim = Shim::start(&engine.url(), &router, &["--role", "decode"]).await;
     router.wait_for("an attachment", |known| known.attached == 1).await;
     let mut body = completion(100, 32, 100);
     body["stream"] = true.into();
     body["ignore_eos"] = true.into();
-    let stream = begin(side_car.address, "/v1/completions", &[], Some(&body)).await;
-    side_car.signal(Signal::TERM);
+    let stream = begin(shim.address, "/v1/completions", &[], Some(&body)).await;
+    shim.signal(Signal::TERM);
     router.wait_for("a bye", |known| !known.byes.is_empty()).await;
     assert!(router.known().byes[0].grace_ms > 0);
-    draining(&side_car).await;
+    draining(&shim).await;
     // Nobody is refused meanwhile: a router may have sent before it was told.
-    side_car.complete(&[], &completion(300, 32, 1)).await;
+    shim.complete(&[], &completion(300, 32, 1)).await;
     let text = stream.into_body().collect().await.unwrap().to_bytes();
     let text = std::str::from_utf8(&text).unwrap();
     assert!(text.ends_with("data: [DONE]\n\n"), "{text}");
     assert_eq!(text.matches("\"index\":0").count(), 100);
-    assert_eq!(side_car.exited().await, 0);
+    assert_eq!(shim.exited().await, 0);
     assert_eq!(router.known().byes.len(), 1);
 }
 
 #[tokio::test]
-async fn a_prefill_side_car_stays_until_its_hand_offs_are_fetched() {
+async fn a_prefill_shim_stays_until_its_hand_offs_are_fetched() {
     let prefill_engine = engine(SimConfig { role: Role::Prefill, ..SimConfig::default() }).await;
     let decode_engine = engine(SimConfig { role: Role::Decode, ..SimConfig::default() }).await;
     let router = router().await;
     let url = prefill_engine.url();
-    let mut side_car = SideCar::start(&url, &router, &["--role", "prefill"]).await;
-    let reply = side_car.complete(&[("x-request-id", "r1")], &prefill()).await;
+    let mut shim = Shim::start(&url, &router, &["--role", "prefill"]).await;
+    let reply = shim.complete(&[("x-request-id", "r1")], &prefill()).await;
     assert_eq!(prefill_engine.state().staged_handoffs, 1);
-    side_car.signal(Signal::TERM);
-    draining(&side_car).await;
+    shim.signal(Signal::TERM);
+    draining(&shim).await;
     // Past the time that stragglers have, only the hand-off can be what it waits for.
     tokio::time::sleep(2 * splitrail_shim::drain::QUIET).await;
-    assert_eq!(side_car.exit_code(), None, "the hand-off waits to be fetched");
+    assert_eq!(shim.exit_code(), None, "the hand-off waits to be fetched");
     fetch(&decode_engine, &reply).await;
-    assert_eq!(side_car.exited().await, 0);
+    assert_eq!(shim.exited().await, 0);
     assert_eq!(prefill_engine.state().staged_handoffs, 0);
 }
 
@@ -58,11 +58,11 @@ async fn a_prefill_side_car_stays_until_its_hand_offs_are_fetched() {
 async fn a_second_signal_ends_it_at_once() {
     let engine = engine(SimConfig { role: Role::Prefill, ..SimConfig::default() }).await;
     let router = router().await;
-    let mut side_car = SideCar::start(&engine.url(), &router, &["--role", "prefill"]).await;
-    side_car.complete(&[], &prefill()).await;
-    side_car.signal(Signal::TERM);
-    draining(&side_car).await;
-    side_car.signal(Signal::INT);
-    assert_eq!(side_car.exited().await, 0);
+    let mut shim = Shim::start(&engine.url(), &router, &["--role", "prefill"]).await;
+    shim.complete(&[], &prefill()).await;
+    shim.signal(Signal::TERM);
+    draining(&shim).await;
+    shim.signal(Signal::INT);
+    assert_eq!(shim.exited().await, 0);
     assert_eq!(engine.state().staged_handoffs, 1, "nobody had fetched it");
 }

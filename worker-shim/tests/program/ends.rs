@@ -66,5 +66,5 @@ fn help_and_schema_are_answers() {
     let (code, text) = run(&["schema"]);
     assert_eq!(code, 0);
     let schema: serde_json::Value = serde_json::from_str(&text).unwrap();
-    assert_eq!(schema["title"], "Splitrail side-car configuration");
+    assert_eq!(schema["title"], "Splitrail shim configuration");
 }

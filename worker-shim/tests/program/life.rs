@@ -6,7 +6,7 @@ use splitrail_kv::{HashSeed, Namespace, chain_hashes};
 use splitrail_sim::{SimConfig, SimEngine};
 
 use crate::fake_router::{FakeRouter, content};
-use crate::support::{BLOCK_SIZE, SideCar, ask, completion, engine, router, until};
+use crate::support::{BLOCK_SIZE, Shim, ask, completion, engine, router, until};
 
 /// Waits until the router's index is the engine's cache.
 pub(crate) async fn agree(router: &FakeRouter, engine: &SimEngine) {
@@ -36,7 +36,7 @@ pub(crate) fn gate(tokens: Range<u32>) -> (String, String) {
 async fn a_router_learns_what_the_engine_is_can_do_and_holds() {
     let engine = engine(SimConfig { honour_threshold: false, ..SimConfig::default() }).await;
     let router = router().await;
-    let side_car = SideCar::start(&engine.url(), &router, &["--role", "decode"]).await;
+    let shim = Shim::start(&engine.url(), &router, &["--role", "decode"]).await;
     router
         .wait_for("all capabilities", |known| {
             known.capabilities.as_ref().is_some_and(|known| known.takes_rank_header.is_some())
@@ -46,7 +46,7 @@ async fn a_router_learns_what_the_engine_is_can_do_and_holds() {
         let known = router.known();
         let hello = known.hello.as_ref().unwrap();
         assert_eq!(hello.worker_id, "w0");
-        assert_eq!(hello.url, format!("http://{}", side_car.address));
+        assert_eq!(hello.url, format!("http://{}", shim.address));
         assert_eq!((hello.model.as_str(), hello.role), ("sim", 2));
         let known = known.capabilities.as_ref().unwrap();
         assert_eq!((known.engine.as_str(), known.engine_version.as_str()), ("vllm", "0.32.0"));
@@ -62,7 +62,7 @@ async fn a_router_learns_what_the_engine_is_can_do_and_holds() {
         assert_eq!((known.gates, known.connector.as_str()), (Some(true), "nixl"));
         assert_eq!(known.lease_ms, None, "nobody said it");
     }
-    side_car.complete(&[], &completion(100, 100, 4)).await;
+    shim.complete(&[], &completion(100, 100, 4)).await;
     agree(&router, &engine).await;
     assert!(engine.resident().len() >= 6);
     assert_eq!(router.known().faults, Vec::<String>::new());
@@ -81,18 +81,18 @@ async fn a_router_learns_what_the_engine_is_can_do_and_holds() {
 async fn the_gate_opens_for_what_the_engine_holds_and_for_nothing_else() {
     let engine = engine(SimConfig { honour_threshold: false, ..SimConfig::default() }).await;
     let router = router().await;
-    let side_car = SideCar::start(&engine.url(), &router, &["--role", "decode"]).await;
+    let shim = Shim::start(&engine.url(), &router, &["--role", "decode"]).await;
     router.wait_for("a copy", |known| known.snapshots == 1).await;
     let body = completion(100, 100, 1);
-    side_car.complete(&[], &body).await;
+    shim.complete(&[], &body).await;
     agree(&router, &engine).await;
 
     let (miss, hit) = gate(100..200);
     let served = engine.state().totals.prompt_tokens;
-    let reply = side_car.complete(&[("x-splitrail-gate", &miss)], &body).await;
+    let reply = shim.complete(&[("x-splitrail-gate", &miss)], &body).await;
     assert_eq!(reply["choices"][0]["finish_reason"], "cache_threshold");
     assert_eq!(engine.state().totals.prompt_tokens, served, "a miss never gets to the engine");
-    let reply = side_car.complete(&[("x-splitrail-gate", &hit)], &body).await;
+    let reply = shim.complete(&[("x-splitrail-gate", &hit)], &body).await;
     assert_eq!(reply["choices"][0]["finish_reason"], "length");
     assert_eq!(reply["usage"]["prompt_tokens_details"]["cached_tokens"], 96);
 }
@@ -101,8 +101,8 @@ async fn the_gate_opens_for_what_the_engine_holds_and_for_nothing_else() {
 async fn an_engine_that_returns_as_another_process_is_asked_again_and_followed_anew() {
     let first = engine(SimConfig { honour_threshold: false, ..SimConfig::default() }).await;
     let router = router().await;
-    let side_car = SideCar::start(&first.url(), &router, &["--role", "decode"]).await;
-    side_car.complete(&[], &completion(100, 100, 1)).await;
+    let shim = Shim::start(&first.url(), &router, &["--role", "decode"]).await;
+    shim.complete(&[], &completion(100, 100, 1)).await;
     agree(&router, &first).await;
     router
         .wait_for("what it can do", |known| {
@@ -122,7 +122,7 @@ async fn an_engine_that_returns_as_another_process_is_asked_again_and_followed_a
     drop(first);
     router.wait_for("word of its end", |known| known.loads.last().is_some_and(|l| !l.up)).await;
     until("it is not ready any more", async || {
-        ask(side_car.address, "/splitrail/ready", &[], None).await.0 == 503
+        ask(shim.address, "/splitrail/ready", &[], None).await.0 == 503
     })
     .await;
     let second = engine(config).await;
@@ -135,10 +135,10 @@ async fn an_engine_that_returns_as_another_process_is_asked_again_and_followed_a
                 && known.capabilities.as_ref().is_some_and(honours)
         })
         .await;
-    side_car.complete(&[], &completion(500, 64, 1)).await;
+    shim.complete(&[], &completion(500, 64, 1)).await;
     agree(&router, &second).await;
     assert_eq!(router.known().faults, Vec::<String>::new());
-    until("a status of two processes", async || side_car.status().await["process"] == 2).await;
+    until("a status of two processes", async || shim.status().await["process"] == 2).await;
 }
 
 #[tokio::test]
@@ -149,15 +149,15 @@ async fn an_engine_that_starts_late_is_waited_for() {
     let url = late.url();
     drop(late);
     let router = router().await;
-    let starting = SideCar::start(&url, &router, &["--role", "both"]);
+    let starting = Shim::start(&url, &router, &["--role", "both"]);
     let late = async {
         // Long enough for several looks in vain; what counts is that they do no harm.
         tokio::time::sleep(std::time::Duration::from_millis(700)).await;
         assert_eq!(router.known().attached, 0, "nobody knows yet what there is to attach");
         engine(config).await
     };
-    let (side_car, _engine) = tokio::join!(starting, late);
-    let (status, _) = ask(side_car.address, "/splitrail/ready", &[], None).await;
+    let (shim, _engine) = tokio::join!(starting, late);
+    let (status, _) = ask(shim.address, "/splitrail/ready", &[], None).await;
     assert_eq!(status, 200);
     router.wait_for("an attachment", |known| known.attached == 1).await;
 }
@@ -166,14 +166,14 @@ async fn an_engine_that_starts_late_is_waited_for() {
 async fn every_metric_is_documented_and_no_other() {
     let engine = engine(SimConfig::default()).await;
     let router = router().await;
-    let side_car = SideCar::start(&engine.url(), &router, &["--role", "both"]).await;
+    let shim = Shim::start(&engine.url(), &router, &["--role", "both"]).await;
     router.wait_for("a copy", |known| known.snapshots == 1).await;
-    let (_, text) = ask(side_car.address, "/splitrail/metrics", &[], None).await;
+    let (_, text) = ask(shim.address, "/splitrail/metrics", &[], None).await;
     let text = text.as_str().unwrap();
     let shown = text.lines().filter_map(|line| line.strip_prefix("# TYPE ")?.split(' ').next());
     let mut shown: Vec<&str> = shown.collect();
     shown.sort_unstable();
-    let page = concat!(env!("CARGO_MANIFEST_DIR"), "/../docs/side-car.md");
+    let page = concat!(env!("CARGO_MANIFEST_DIR"), "/../docs/shim.md");
     let page = std::fs::read_to_string(page).unwrap();
     let rows = page.lines().filter_map(|line| line.strip_prefix("| `splitrail_shim_"));
     let mut documented: Vec<String> =

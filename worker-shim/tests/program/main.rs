@@ -1,4 +1,4 @@
-//! The side-car as a process, between a simulated engine and a router that believes nothing.
+//! The shim as a process, between a simulated engine and a router that believes nothing.
 #![allow(clippy::unwrap_used)]
 
 mod busy;

@@ -1,4 +1,4 @@
-//! A side-car's process, and how to ask it.
+//! A shim's process, and how to ask it.
 
 use std::net::SocketAddr;
 use std::process::{Child, Command, Stdio};
@@ -25,13 +25,13 @@ const LOOK: Duration = Duration::from_millis(10);
 pub(crate) const BLOCK_SIZE: u32 = 16;
 
 /// The process; killed if it still runs when this is dropped.
-pub(crate) struct SideCar {
+pub(crate) struct Shim {
     child: Child,
     pub(crate) address: SocketAddr,
     _folder: TempDir,
 }
 
-impl SideCar {
+impl Shim {
     /// Starts it, and waits until it is ready.
     pub(crate) async fn start(engine: &str, router: &FakeRouter, more: &[&str]) -> Self {
         let router = router.address.to_string();
@@ -60,13 +60,13 @@ impl SideCar {
             .spawn()
             .unwrap();
         let address = SocketAddr::from(([0, 0, 0, 0], 0));
-        let mut side_car = Self { child, address, _folder: folder };
-        until("a ready file", async || ready.exists() || side_car.exit_code().is_some()).await;
+        let mut shim = Self { child, address, _folder: folder };
+        until("a ready file", async || ready.exists() || shim.exit_code().is_some()).await;
         let text = std::fs::read_to_string(ready).unwrap();
         let said: Value = serde_json::from_str(&text).unwrap();
         assert_eq!(said["id"], "w0");
-        side_car.address = said["http"].as_str().unwrap().parse().unwrap();
-        side_car
+        shim.address = said["http"].as_str().unwrap().parse().unwrap();
+        shim
     }
 
     pub(crate) fn signal(&self, signal: Signal) {
@@ -100,7 +100,7 @@ impl SideCar {
     }
 }
 
-impl Drop for SideCar {
+impl Drop for Shim {
     fn drop(&mut self) {
         let _gone = self.child.kill();
         let _status = self.child.wait();

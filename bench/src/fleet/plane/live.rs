@@ -1,4 +1,4 @@
-//! What side-cars say while nothing happens: signs of life, and answers to routers' questions.
+//! What shims say while nothing happens: signs of life, and answers to routers' questions.
 
 use std::sync::atomic::Ordering;
 use std::time::Duration;

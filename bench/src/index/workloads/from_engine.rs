@@ -1,5 +1,5 @@
 //! One worker's blocks on the way from an engine: bytes of its events, decoded, their tokens
-//! hashed, applied. What a router does that has neither side-cars nor snapshots.
+//! hashed, applied. What a router does that has neither shims nor snapshots.
 
 use std::io;
 

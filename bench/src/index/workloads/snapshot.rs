@@ -1,5 +1,5 @@
 //! Loading what eight workers hold from snapshots, against applying the events which
-//! led there: with hashes, as side-cars send them, and for one worker as its engine sends
+//! led there: with hashes, as shims send them, and for one worker as its engine sends
 //! them, of tokens and in bytes.
 
 use std::io;

@@ -85,7 +85,7 @@ impl Draws {
         }
     }
 
-    /// What a side-car might claim.
+    /// What a shim might claim.
     fn runs(&mut self) -> Vec<SnapshotRun> {
         let mut run = || {
             let hashes: Vec<_> =

@@ -17,7 +17,7 @@ use crate::config::scalar;
 #[derive(Clone, Debug, Deserialize, Serialize, JsonSchema, PartialEq, Eq)]
 #[serde(tag = "kind", rename_all = "snake_case", deny_unknown_fields)]
 pub enum Discovery {
-    /// Side-cars that attach to this router.
+    /// Shims that attach to this router.
     Shim {},
     /// The addresses of a DNS name, each an engine.
     Dns(DnsDiscovery),
@@ -70,7 +70,7 @@ pub struct DnsDiscovery {
     #[serde(default)]
     #[schemars(range(min = 1, max = 65_535))]
     pub bootstrap_port: Option<u16>,
-    /// Whether the addresses are side-cars', which gate by `x-splitrail-gate`.
+    /// Whether the addresses are shims', which gate by `x-splitrail-gate`.
     #[serde(default)]
     pub shim: bool,
     /// Whether the engines honour `cache_hit_threshold`; left out, each is asked once.
@@ -143,7 +143,7 @@ pub struct KubernetesDiscovery {
     /// left out, 8998. A pod's annotation `splitrail.io/bootstrap-port` comes first.
     #[serde(default)]
     pub bootstrap_port: Option<PodPort>,
-    /// Whether `port` is a side-car's, which gates by `x-splitrail-gate`.
+    /// Whether `port` is a shim's, which gates by `x-splitrail-gate`.
     #[serde(default)]
     pub shim: bool,
     /// Whether the engines honour `cache_hit_threshold`; left out, each is asked once.

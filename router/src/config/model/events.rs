@@ -1,4 +1,4 @@
-//! How routers hear of what side-cars have to tell.
+//! How routers hear of what shims have to tell.
 
 use std::path::PathBuf;
 use std::time::Duration;
@@ -9,7 +9,7 @@ use splitrail_event_plane::config::{BrokerConfig, Login};
 
 use crate::config::scalar;
 
-/// How side-cars' words come to this router.
+/// How shims' words come to this router.
 #[derive(Clone, Debug, Deserialize, Serialize, JsonSchema)]
 #[serde(tag = "kind", rename_all = "snake_case", deny_unknown_fields)]
 pub enum Events {
@@ -45,7 +45,7 @@ pub struct NatsEvents {
     #[schemars(length(min = 1, max = 128))]
     pub durable: Option<String>,
     /// For how long a worker of which nothing is heard is believed to hold what it held: while
-    /// the broker, or its side-car's way to it, is away.
+    /// the broker, or its shim's way to it, is away.
     #[serde(
         default = "cut_off_max",
         deserialize_with = "scalar::duration",

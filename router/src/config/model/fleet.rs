@@ -1,4 +1,4 @@
-//! How side-cars attach, and where workers may be that the file does not name.
+//! How shims attach, and where workers may be that the file does not name.
 
 use std::net::IpAddr;
 use std::path::PathBuf;
@@ -10,32 +10,32 @@ use serde::{Deserialize, Serialize};
 use super::{Network, Secret};
 use crate::config::scalar;
 
-/// How side-cars attach, and where workers may be that the file does not name.
+/// How shims attach, and where workers may be that the file does not name.
 #[derive(Clone, Debug, Deserialize, Serialize, JsonSchema)]
 #[serde(deny_unknown_fields, default)]
 pub struct FleetConfig {
-    /// What side-cars prove themselves with, as a bearer token. A file may hold several, one
+    /// What shims prove themselves with, as a bearer token. A file may hold several, one
     /// to a line, each of which is accepted; it is read again when it changes, so that tokens
-    /// can be exchanged while routers and side-cars run.
+    /// can be exchanged while routers and shims run.
     pub token: Option<Secret>,
     /// Tokens that are each for some workers only: a shim that shows one of them can attach as no
     /// other worker. Beside `token`, or in its place.
     pub tokens: Vec<FleetToken>,
     /// Networks in which workers must lie that are not written down under `workers`: those of
-    /// side-cars, of discovery and of the admin listener. Names are looked up first.
+    /// shims, of discovery and of the admin listener. Names are looked up first.
     #[schemars(with = "Vec<String>")]
     pub networks: Vec<Network>,
-    /// The fleet listener's certificate, its files read again as side-cars connect; left out, it speaks plain text.
+    /// The fleet listener's certificate, its files read again as shims connect; left out, it speaks plain text.
     pub tls: Option<FleetTls>,
-    /// Side-cars that may be attached at once.
+    /// Shims that may be attached at once.
     #[schemars(range(min = 1, max = 65_000))]
     pub attach_max: usize,
-    /// How long a worker whose side-car has gone without a word stays, and what is known of
+    /// How long a worker whose shim has gone without a word stays, and what is known of
     /// its blocks with it: one that comes back in time sends only what has changed.
     #[serde(deserialize_with = "scalar::duration", serialize_with = "scalar::duration_text")]
     #[schemars(with = "scalar::DurationText")]
     pub rejoin_grace: Duration,
-    /// How often side-cars tell their engine's load, even if nothing changes.
+    /// How often shims tell their engine's load, even if nothing changes.
     #[serde(deserialize_with = "scalar::duration", serialize_with = "scalar::duration_text")]
     #[schemars(with = "scalar::DurationText")]
     pub load_interval: Duration,
@@ -70,7 +70,7 @@ pub struct FleetTls {
     pub cert: PathBuf,
     /// Its private key.
     pub key: PathBuf,
-    /// The authority whose certificates side-cars must show; left out, they need none.
+    /// The authority whose certificates shims must show; left out, they need none.
     #[serde(default)]
     pub client_ca: Option<PathBuf>,
     /// The workers for which a shim with a certificate of `client_ca` may speak.

@@ -76,13 +76,13 @@ impl From<Flow> for RequestFlow {
 #[derive(Clone, Copy, Debug, Default, Deserialize, Serialize, JsonSchema, PartialEq, Eq)]
 #[serde(rename_all = "snake_case")]
 pub enum GateKind {
-    /// The engine where it is known to honour the field (each is asked once), its side-car
+    /// The engine where it is known to honour the field (each is asked once), its shim
     /// where it has one, else the router's index.
     #[default]
     Auto,
     /// The engine: it is sent the field.
     Engine,
-    /// The side-car: it is sent which blocks are needed.
+    /// The shim: it is sent which blocks are needed.
     Shim,
     /// The router, by its index: only blocks that a worker's events confirm count.
     Router,
@@ -99,7 +99,7 @@ pub struct Gate {
     /// instead of being computed on the decode worker. 0 is off; 0.001 is enough.
     #[schemars(range(min = 0.0, max = 1.0))]
     pub preemption_guard: f64,
-    /// Whether the index may skip the question to engine or side-car where a decode worker
+    /// Whether the index may skip the question to engine or shim where a decode worker
     /// surely holds too little.
     pub index_first: bool,
     /// Blocks by which a worker's confirmed ones must fall short for that.

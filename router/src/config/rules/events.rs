@@ -8,7 +8,7 @@ use crate::config::model::{Events, FleetConfig};
 use crate::config::problem::Report;
 use crate::config::tree::Node;
 
-/// Whether side-cars can speak over a broker.
+/// Whether shims can speak over a broker.
 pub(super) fn is_plane(root: &Node) -> bool {
     root.get("events").and_then(|events| events.get("kind")?.text()) == Some("nats")
 }

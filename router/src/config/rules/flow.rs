@@ -38,7 +38,7 @@ fn sees_anything(model: &Node, path: &str, workers: &Workers<'_>, report: &mut R
         let at = model.get("flow").unwrap_or(model).at;
         let message = format!("`{path}.flow: decode_first` can only be gated by the engines");
         let hint = "vLLM does not honour cache_hit_threshold, and then every prompt is prefilled \
-                    remotely: add a tokenizer and `kv_events` to decode workers, or a side-car";
+                    remotely: add a tokenizer and `kv_events` to decode workers, or a shim";
         report.warn(at, message, hint);
     }
 }
@@ -88,7 +88,7 @@ fn gate(model: &Node, path: &str, workers: &Workers<'_>, report: &mut Report) {
     }
     if kind == GateKind::Shim && !workers.decode_has_shim {
         let message = format!("`{path}.gate.kind: shim` has no decode worker with `shim: true`");
-        report.error(at, message, "mark the workers whose address is a side-car's");
+        report.error(at, message, "mark the workers whose address is a shim's");
     }
     if kind == GateKind::Router && !workers.decode_publishes {
         let message = format!("`{path}.gate.kind: router` sees no decode worker's KV events");

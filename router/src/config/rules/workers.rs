@@ -19,7 +19,7 @@ pub(super) struct Workers<'n> {
     pub(super) can_decode: bool,
     /// A worker that can decode publishes KV events.
     pub(super) decode_publishes: bool,
-    /// A worker that can decode is behind a side-car.
+    /// A worker that can decode is behind a shim.
     pub(super) decode_has_shim: bool,
     /// Any worker publishes KV events.
     pub(super) any_publishes: bool,

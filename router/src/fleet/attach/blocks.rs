@@ -1,4 +1,4 @@
-//! What a side-car tells of its engine's blocks, applied to the index: a snapshot, then
+//! What a shim tells of its engine's blocks, applied to the index: a snapshot, then
 //! events in the order of their numbers. Whatever is not that is a fault, after which
 //! nothing is believed until a snapshot has come.
 
@@ -32,11 +32,11 @@ impl From<Nonsense> for Fault {
     }
 }
 
-/// One worker's blocks, as far as its side-car has told.
+/// One worker's blocks, as far as its shim has told.
 pub struct Blocks {
     pool: Arc<Pool>,
     worker: Arc<Worker>,
-    /// The side-car's mirror that they are of.
+    /// The shim's mirror that they are of.
     mirror_id: String,
     state: State,
 }

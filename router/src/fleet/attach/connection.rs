@@ -1,4 +1,4 @@
-//! Connections of side-cars: bounded in number, and none for long that proves nothing.
+//! Connections of shims: bounded in number, and none for long that proves nothing.
 
 use std::io;
 use std::pin::Pin;

@@ -206,7 +206,7 @@ pub(super) fn claim(fleet: &Fleet, guest: &Guest) -> Result<Arc<crate::fleet::Wo
         Ok(worker) if worker.authority == guest.authority => Ok(worker),
         Ok(_) => {
             fleet.revoke(model, Source::Shim, id);
-            Err(Status::already_exists("another side-car speaks for this worker"))
+            Err(Status::already_exists("another shim speaks for this worker"))
         }
         Err(error) => Err(Status::not_found(error.to_string())),
     }

@@ -1,4 +1,4 @@
-//! A side-car's words, whichever way they come.
+//! A shim's words, whichever way they come.
 
 use splitrail_proto::v1;
 use splitrail_proto::v1::attach_request::Message;

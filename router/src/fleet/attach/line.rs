@@ -1,4 +1,4 @@
-//! One stream of a side-car: what is still to be said to it.
+//! One stream of a shim: what is still to be said to it.
 
 use std::time::{Duration, Instant};
 
@@ -19,7 +19,7 @@ const NONSENSE_MAX: u32 = 16;
 const ACK_EVERY: u32 = 64;
 
 /// How long changes wait to be acknowledged together. Nothing waits for an acknowledgement; each
-/// costs the side-car about as much as an event does.
+/// costs the shim about as much as an event does.
 const ACK_AFTER: Duration = Duration::from_millis(100);
 
 /// A stream.
@@ -27,7 +27,7 @@ pub(super) struct Line {
     pub(super) inbound: Inbound,
     pub(super) outbound: Outbound,
     pub(super) resync: Resync,
-    /// The last change that is in the index, if the side-car was not told.
+    /// The last change that is in the index, if the shim was not told.
     pub(super) unacked: Option<u64>,
     /// Since when something is.
     unacked_since: Instant,
@@ -153,7 +153,7 @@ impl Line {
         self.outbound.try_send(Ok(v1::AttachResponse { message: Some(message) })).is_ok()
     }
 
-    /// Ends the stream. A side-car that reads nothing does not hear why.
+    /// Ends the stream. A shim that reads nothing does not hear why.
     pub(super) fn end(&self, status: Status) {
         let _in_vain = self.outbound.try_send(Err(status));
     }

@@ -1,10 +1,10 @@
-//! Side-cars over the event plane: a broker between them and this router.
+//! Shims over the event plane: a broker between them and this router.
 //!
 //! For each model that is served, a durable consumer brings all workers' changes (`follow`)
 //! and a subscription their signs of life (`reports`); both go into the worker's slot
 //! (`slots`). What lies there a relay (`relay`) says to the worker's session in the order of
 //! a stream, with snapshots from the store where the way is broken: for the session it is a
-//! side-car like any other.
+//! shim like any other.
 
 mod follow;
 mod relay;
@@ -140,7 +140,7 @@ impl Model {
         tokio::join!(follow::run(&self), reports::run(&self));
     }
 
-    /// Asks side-cars for something.
+    /// Asks shims for something.
     async fn ask(&self, subject: String, reason: &str) {
         let who = self.house.router_id.clone();
         let ask = v1::PlaneAsk { who, reason: reason.to_owned(), model: self.name.clone() };

@@ -1,4 +1,4 @@
-//! Which side-car speaks for which worker: one at a time.
+//! Which shim speaks for which worker: one at a time.
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -15,7 +15,7 @@ use crate::fleet::{Fleet, Source};
 use crate::telemetry::metrics::Metrics;
 use splitrail_proto::v1;
 
-/// Answers on their way to a side-car.
+/// Answers on their way to a shim.
 pub(super) type Outbound = mpsc::Sender<Result<v1::AttachResponse, Status>>;
 
 /// A stream that has said who it is.
@@ -115,7 +115,7 @@ impl Seats {
         }
         self.evict(&mut taken, &key);
         if taken.by_name.len() >= self.max {
-            let status = Status::resource_exhausted("`fleet.attach_max` side-cars are attached");
+            let status = Status::resource_exhausted("`fleet.attach_max` shims are attached");
             return Seated::Refused(status, newcomer.outbound);
         }
         let (sender, newcomers) = mpsc::channel(1);

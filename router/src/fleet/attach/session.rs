@@ -1,4 +1,4 @@
-//! One attached worker, over all streams of its side-car: a task that ends with it.
+//! One attached worker, over all streams of its shim: a task that ends with it.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -26,7 +26,7 @@ pub(super) struct Session {
     house: Arc<House>,
     chair: Chair,
     known: Option<Known>,
-    /// Whether there is a way for the side-car to come back, where that can be away by itself.
+    /// Whether there is a way for the shim to come back, where that can be away by itself.
     plane: Option<watch::Receiver<bool>>,
 }
 
@@ -34,7 +34,7 @@ pub(super) struct Session {
 struct Known {
     blocks: Blocks,
     indexing: Indexing,
-    /// Its side-car has said good-bye.
+    /// Its shim has said good-bye.
     is_leaving: bool,
     /// Hears that all should be told anew.
     wishes: ResyncWishes,
@@ -42,7 +42,7 @@ struct Known {
 
 /// What comes after a stream.
 enum After {
-    /// Another one of the same side-car, which takes its place.
+    /// Another one of the same shim, which takes its place.
     Newcomer(Box<Newcomer>),
     /// It broke off: another one may come.
     Silence,
@@ -94,7 +94,7 @@ impl Session {
         }
     }
 
-    /// Waits whether the side-car comes back. What is known of its worker stays, but is not
+    /// Waits whether the shim comes back. What is known of its worker stays, but is not
     /// believed.
     async fn wait(&mut self) -> Option<Box<Newcomer>> {
         if let Some(Known { blocks, indexing, .. }) = &mut self.known {
@@ -103,7 +103,7 @@ impl Session {
                 blocks.distrust();
             }
             let (worker, grace) = (indexing.worker.id(), self.house.config.rejoin_grace);
-            tracing::warn!(worker, ?grace, "its side-car is gone without a word");
+            tracing::warn!(worker, ?grace, "its shim is gone without a word");
         }
         tokio::select! {
             biased;
@@ -157,7 +157,7 @@ impl Session {
                 }
             };
             if let Err(status) = result {
-                tracing::warn!(worker = guest.config.id, %status, "a side-car is sent away");
+                tracing::warn!(worker = guest.config.id, %status, "a shim is sent away");
                 line.end(status);
                 return After::Nothing;
             }
@@ -193,7 +193,7 @@ impl Session {
                 Step::After(After::Nothing)
             }
             () = self.chair.evicted.cancelled() => {
-                line.end(Status::aborted("another side-car speaks for this worker"));
+                line.end(Status::aborted("another shim speaks for this worker"));
                 Step::After(After::Nothing)
             }
             newcomer = self.chair.newcomers.recv() => {
@@ -235,13 +235,13 @@ impl Session {
         self.learn(guest.capabilities.clone())
     }
 
-    /// Says what the side-car needs to know, and what of its worker is known already.
+    /// Says what the shim needs to know, and what of its worker is known already.
     fn welcome(&mut self, guest: &Guest, line: &mut Line) -> Result<(), Status> {
         let Some(Known { blocks, indexing, is_leaving, .. }) = &mut self.known else {
             return Err(Status::internal("a worker that has just entered is not there"));
         };
         if std::mem::take(is_leaving) {
-            indexing.worker.set_draining(false, "its side-car is here again");
+            indexing.worker.set_draining(false, "its shim is here again");
         }
         let block_size = indexing.pool.block_size();
         if block_size == 0 {
@@ -272,7 +272,7 @@ impl Session {
             worker = indexing.worker.id(),
             url = guest.config.url,
             known_sequence,
-            "a side-car attaches"
+            "a shim attaches"
         );
         Ok(())
     }
@@ -313,7 +313,7 @@ impl Session {
                 (line.is_leaving, known.is_leaving) = (true, true);
                 let reason: String =
                     bye.reason.chars().take(64).flat_map(char::escape_debug).collect();
-                let why = format!("its side-car says good-bye: {reason}");
+                let why = format!("its shim says good-bye: {reason}");
                 known.indexing.worker.set_draining(true, why);
                 Ok(())
             }
@@ -323,7 +323,7 @@ impl Session {
         }
     }
 
-    /// Takes what the side-car knows of its engine.
+    /// Takes what the shim knows of its engine.
     fn learn(&mut self, capabilities: v1::Capabilities) -> Result<(), Status> {
         let Some(known) = &self.known else { return Ok(()) };
         let Indexing { pool, worker, .. } = &known.indexing;
@@ -459,6 +459,6 @@ impl Known {
                 worker.ranks.set_pins(known.takes_rank_header);
             }
         }
-        worker.set_probed(load.up, "its side-car says so");
+        worker.set_probed(load.up, "its shim says so");
     }
 }

@@ -1,4 +1,4 @@
-//! The fleet listener's certificate, and the authority of the side-cars'.
+//! The fleet listener's certificate, and the authority of the shims'.
 
 use std::fmt::Display;
 use std::fs::File;

@@ -1,4 +1,4 @@
-//! The tokens that side-cars prove themselves with.
+//! The tokens that shims prove themselves with.
 
 use std::fs::File;
 use std::hint::black_box;

@@ -1,9 +1,9 @@
-//! What side-cars tell of blocks, as the index takes it. Hostile until proven otherwise.
+//! What shims tell of blocks, as the index takes it. Hostile until proven otherwise.
 
 use splitrail_kv::{BlockHash, EngineHash, HashedBlock, Named, RunNames, SnapshotRun, Tier};
 use splitrail_proto::v1;
 
-/// Blocks of one run of a snapshot: a side-car's own index cuts longer ones.
+/// Blocks of one run of a snapshot: a shim's own index cuts longer ones.
 const RUN_BLOCKS_MAX: usize = 1024;
 
 /// Why a message makes no sense. A word for logs.

@@ -10,18 +10,18 @@ async fn a_router_that_comes_back_soon_goes_on_without_a_copy() {
     let router = FakeRouter::start(welcome(2)).await;
     let mirror = Mirror::new(mirror::Config::default());
     let mut engine = Engine::new(1, mirror.clone());
-    let side_car = SideCar::start(mirror, config(&[&router]));
+    let shim = Shim::start(mirror, config(&[&router]));
     router.wait_for("a copy", |known| known.snapshots == 1).await;
     engine.work(50);
-    side_car.agrees(&engine, &router).await;
+    shim.agrees(&engine, &router).await;
     router.cut();
     engine.work(50);
     router.wait_for("another stream", |known| known.went_on == 1).await;
-    side_car.agrees(&engine, &router).await;
+    shim.agrees(&engine, &router).await;
     assert_eq!(router.known().snapshots, 1);
-    let sequence = side_car.mirror.head().borrow().sequence;
-    side_car.wait_for("the last ack", |status| status.acked_sequence == sequence).await;
-    assert_eq!((side_car.router().stage, side_car.router().lag()), (Stage::Live, 0));
+    let sequence = shim.mirror.head().borrow().sequence;
+    shim.wait_for("the last ack", |status| status.acked_sequence == sequence).await;
+    assert_eq!((shim.router().stage, shim.router().lag()), (Stage::Live, 0));
 }
 
 #[tokio::test]
@@ -29,19 +29,19 @@ async fn a_router_that_does_not_read_holds_up_nobody_and_gets_a_copy_later() {
     let routers = [FakeRouter::start(welcome(2)).await, FakeRouter::start(welcome(2)).await];
     let mirror = small_mirror();
     let mut engine = Engine::new(2, mirror.clone());
-    let side_car = SideCar::start(mirror, config(&[&routers[0], &routers[1]]));
+    let shim = Shim::start(mirror, config(&[&routers[0], &routers[1]]));
     for router in &routers {
         router.wait_for("a copy", |known| known.snapshots == 1).await;
     }
     routers[0].pause(true);
     for _ in 0..50 {
         engine.work(40);
-        side_car.agrees(&engine, &routers[1]).await;
+        shim.agrees(&engine, &routers[1]).await;
     }
     let behind = routers[0].known().sequence;
-    assert!(behind < side_car.mirror.head().borrow().sequence);
+    assert!(behind < shim.mirror.head().borrow().sequence);
     routers[0].pause(false);
-    side_car.agrees(&engine, &routers[0]).await;
+    shim.agrees(&engine, &routers[0]).await;
     assert!(routers[0].known().snapshots >= 2);
     assert_eq!(routers[0].known().attached, 1, "being slow is no reason to be cut off");
 }
@@ -51,12 +51,12 @@ async fn a_router_that_restarts_gets_everything_again() {
     let router = FakeRouter::start(welcome(2)).await;
     let mirror = Mirror::new(mirror::Config::default());
     let mut engine = Engine::new(3, mirror.clone());
-    let side_car = SideCar::start(mirror, config(&[&router]));
+    let shim = Shim::start(mirror, config(&[&router]));
     router.wait_for("a copy", |known| known.snapshots == 1).await;
     engine.work(300);
     router.restart();
     router.wait_for("another copy", |known| known.snapshots == 2).await;
-    side_car.agrees(&engine, &router).await;
+    shim.agrees(&engine, &router).await;
 }
 
 #[tokio::test]
@@ -64,18 +64,18 @@ async fn an_engine_that_restarts_is_another_mirror_which_begins_empty() {
     let router = FakeRouter::start(welcome(2)).await;
     let mirror = Mirror::new(mirror::Config::default());
     let mut engine = Engine::new(4, mirror.clone());
-    let side_car = SideCar::start(mirror, config(&[&router]));
+    let shim = Shim::start(mirror, config(&[&router]));
     router.wait_for("a copy", |known| known.snapshots == 1).await;
     engine.work(200);
-    side_car.agrees(&engine, &router).await;
+    shim.agrees(&engine, &router).await;
     let before = router.known().mirror_id.clone();
     engine.restart(0);
     engine.restart(1);
-    side_car.agrees(&engine, &router).await;
+    shim.agrees(&engine, &router).await;
     assert_ne!(router.known().mirror_id, before);
     assert_eq!(router.known().sequence, 0);
     engine.work(20);
-    side_car.agrees(&engine, &router).await;
+    shim.agrees(&engine, &router).await;
 }
 
 /// Passes bytes on until told to swallow them.
@@ -113,13 +113,13 @@ async fn a_connection_that_swallows_everything_is_given_up() {
     config.timing.connect_timeout = Duration::from_millis(300);
     let mirror = small_mirror();
     let mut engine = Engine::new(5, mirror.clone());
-    let side_car = SideCar::start(mirror, config);
+    let shim = Shim::start(mirror, config);
     router.wait_for("a copy", |known| known.snapshots == 1).await;
     swallows.send_replace(true);
-    side_car.wait_for("a cut", |status| status.stage == Stage::Connecting).await;
+    shim.wait_for("a cut", |status| status.stage == Stage::Connecting).await;
     engine.work(100);
     swallows.send_replace(false);
-    side_car.agrees(&engine, &router).await;
+    shim.agrees(&engine, &router).await;
 }
 
 #[tokio::test]
@@ -130,20 +130,20 @@ async fn a_router_under_two_addresses_is_attached_to_once() {
     config.routers.push(address.parse().unwrap());
     let mirror = small_mirror();
     let mut engine = Engine::new(6, mirror.clone());
-    let side_car = SideCar::start(mirror, config);
+    let shim = Shim::start(mirror, config);
     router.wait_for("both streams", |known| known.attached >= 2).await;
-    side_car.wait_for("one of them to wait", |status| status.stage == Stage::Duplicate).await;
+    shim.wait_for("one of them to wait", |status| status.stage == Stage::Duplicate).await;
     let attached = router.known().attached;
     for _ in 0..20 {
         engine.work(10);
-        side_car.agrees(&engine, &router).await;
+        shim.agrees(&engine, &router).await;
     }
     assert_eq!(router.known().attached, attached, "they do not take turns");
     // Where the one that is left fails, the other takes its place.
     router.cut();
     router.wait_for("another stream", |known| known.attached > attached).await;
     engine.work(10);
-    side_car.agrees(&engine, &router).await;
+    shim.agrees(&engine, &router).await;
 }
 
 #[tokio::test]
@@ -153,18 +153,17 @@ async fn a_router_that_takes_nothing_for_long_is_given_up() {
     config.timing.stall_timeout = Duration::from_millis(300);
     let mirror = small_mirror();
     let mut engine = Engine::new(7, mirror.clone());
-    let side_car = SideCar::start(mirror, config);
+    let shim = Shim::start(mirror, config);
     router.wait_for("a copy", |known| known.snapshots == 1).await;
     router.pause(true);
     engine.work(300);
     // What was sent fills all buffers on the way.
-    side_car
-        .wait_for("an end", |status| {
-            status.last_error.as_deref() == Some("the router takes nothing of what it asked for")
-        })
-        .await;
+    shim.wait_for("an end", |status| {
+        status.last_error.as_deref() == Some("the router takes nothing of what it asked for")
+    })
+    .await;
     router.pause(false);
-    side_car.agrees(&engine, &router).await;
+    shim.agrees(&engine, &router).await;
 }
 
 #[tokio::test]
@@ -172,10 +171,10 @@ async fn a_large_copy_comes_whole_while_changes_go_on() {
     let routers = [FakeRouter::start(welcome(2)).await, FakeRouter::start(welcome(2)).await];
     let mirror = small_mirror();
     let mut engine = Engine::new(8, mirror.clone());
-    let side_car = SideCar::start(mirror, config(&[&routers[0]]));
+    let shim = Shim::start(mirror, config(&[&routers[0]]));
     routers[0].wait_for("a copy", |known| known.snapshots == 1).await;
     engine.work(1500);
-    let second = SideCar::start(side_car.mirror.clone(), config(&[&routers[1]]));
+    let second = Shim::start(shim.mirror.clone(), config(&[&routers[1]]));
     routers[1].wait_for("a stream", |known| known.attached == 1).await;
     for _ in 0..30 {
         engine.work(5);
@@ -183,6 +182,6 @@ async fn a_large_copy_comes_whole_while_changes_go_on() {
         tokio::time::sleep(Duration::from_millis(5)).await;
     }
     second.agrees(&engine, &routers[1]).await;
-    side_car.agrees(&engine, &routers[0]).await;
+    shim.agrees(&engine, &routers[0]).await;
     assert!(routers[1].known().parts_max > 1);
 }

@@ -1,4 +1,4 @@
-//! Whatever happens between a side-car and its routers, they end up knowing the same.
+//! Whatever happens between a shim and its routers, they end up knowing the same.
 
 use proptest::prelude::*;
 
@@ -34,8 +34,8 @@ async fn play(seed: u64, steps: &[Step]) {
     let routers = [FakeRouter::start(welcome(2)).await, FakeRouter::start(welcome(2)).await];
     let mirror = small_mirror();
     let mut engine = Engine::new(seed, mirror.clone());
-    let side_car = SideCar::start(mirror, config(&[&routers[0], &routers[1]]));
-    side_car.wait_for("a router", |router| router.attached > 0).await;
+    let shim = Shim::start(mirror, config(&[&routers[0], &routers[1]]));
+    shim.wait_for("a router", |router| router.attached > 0).await;
     for step in steps {
         match *step {
             Step::Work(events) => engine.work(events),
@@ -50,7 +50,7 @@ async fn play(seed: u64, steps: &[Step]) {
     }
     for router in &routers {
         router.pause(false);
-        side_car.agrees(&engine, router).await;
+        shim.agrees(&engine, router).await;
     }
 }
 

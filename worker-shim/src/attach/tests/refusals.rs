@@ -11,8 +11,8 @@ async fn refuses(change: impl FnOnce(&mut Welcome)) {
     let router = FakeRouter::start(wrong).await;
     let mirror = small_mirror();
     let mut engine = Engine::new(1, mirror.clone());
-    let side_car = SideCar::start(mirror, config(&[&router]));
-    side_car.wait_for("a refusal", |status| status.stage == Stage::Refused).await;
+    let shim = Shim::start(mirror, config(&[&router]));
+    shim.wait_for("a refusal", |status| status.stage == Stage::Refused).await;
     assert!(!engine.is_mirrored(), "what cannot be believed decides nothing");
     assert_eq!(router.known().snapshots, 0);
     assert!(router.known().loads.is_empty());
@@ -22,7 +22,7 @@ async fn refuses(change: impl FnOnce(&mut Welcome)) {
     router.known().welcome = Welcome { router_id, ..welcome(2) };
     router.wait_for("a copy", |known| known.snapshots == 1).await;
     engine.work(20);
-    side_car.agrees(&engine, &router).await;
+    shim.agrees(&engine, &router).await;
 }
 
 #[tokio::test]
@@ -47,32 +47,32 @@ async fn routers_that_differ_are_refused_until_those_before_them_are_gone() {
     let mirror = small_mirror();
     let mut config = config(&[&first]);
     config.status = Status::default();
-    let side_car = SideCar::start(mirror.clone(), config.clone());
+    let shim = Shim::start(mirror.clone(), config.clone());
     first.wait_for("a copy", |known| known.snapshots == 1).await;
 
     let mut other = config.clone();
     other.routers = vec![second.address.to_string().parse().unwrap()];
     other.status = Status::default();
-    let second_car = SideCar::start(mirror, other);
-    second_car.wait_for("a refusal", |status| status.stage == Stage::Refused).await;
-    let error = second_car.router().last_error.unwrap();
+    let second_shim = Shim::start(mirror, other);
+    second_shim.wait_for("a refusal", |status| status.stage == Stage::Refused).await;
+    let error = second_shim.router().last_error.unwrap();
     assert!(error.contains("hash_seed"), "{error}");
     assert_eq!(second.known().snapshots, 0);
 
-    drop(side_car);
+    drop(shim);
     second.wait_for("a copy", |known| known.snapshots == 1).await;
 }
 
 #[tokio::test]
-async fn a_side_car_proves_who_it_is_with_the_token_that_is_there_now() {
+async fn a_shim_proves_who_it_is_with_the_token_that_is_there_now() {
     let router = FakeRouter::start(welcome(2)).await;
     router.known().bearer = Some("Bearer right".to_owned());
     let file = tempfile::NamedTempFile::new().unwrap();
     std::fs::write(file.path(), "wrong\n").unwrap();
     let mut config = config(&[&router]);
     config.token = Some(Token::File(file.path().to_owned()));
-    let side_car = SideCar::start(small_mirror(), config);
-    side_car.wait_for("a refusal", |status| status.stage == Stage::Refused).await;
+    let shim = Shim::start(small_mirror(), config);
+    shim.wait_for("a refusal", |status| status.stage == Stage::Refused).await;
     assert_eq!(router.known().attached, 0);
     std::fs::write(file.path(), "right\n").unwrap();
     router.wait_for("a copy", |known| known.snapshots == 1).await;

@@ -5,14 +5,14 @@ use super::*;
 #[tokio::test]
 async fn a_router_learns_who_attaches_what_it_can_and_how_busy_it_is() {
     let router = FakeRouter::start(welcome(2)).await;
-    let side_car = SideCar::start(small_mirror(), config(&[&router]));
+    let shim = Shim::start(small_mirror(), config(&[&router]));
     router.wait_for("load", |known| !known.loads.is_empty()).await;
     let hello = router.known().hello.clone().unwrap();
     assert_eq!((hello.protocol, hello.worker_id.as_str()), (1, "p0"));
     assert_eq!((hello.role(), hello.model.as_str()), (WorkerRole::Prefill, "engine-model"));
     assert_eq!(hello.capabilities.unwrap().block_size, Some(2));
 
-    side_car.load.send_modify(|load| load.running = Some(3));
+    shim.load.send_modify(|load| load.running = Some(3));
     router
         .wait_for("new load", |known| {
             known.loads.last().is_some_and(|load| load.running == Some(3))
@@ -24,24 +24,24 @@ async fn a_router_learns_who_attaches_what_it_can_and_how_busy_it_is() {
     let ages: Vec<_> = router.known().loads[told..].iter().map(|load| load.age_ms).collect();
     assert!(ages.is_sorted() && ages[0] < ages[2], "figures grow old: {ages:?}");
 
-    side_car.capabilities.send_modify(|known| known.ranks = Some(2));
+    shim.capabilities.send_modify(|known| known.ranks = Some(2));
     router
         .wait_for("capabilities", |known| known.capabilities.as_ref().unwrap().ranks == Some(2))
         .await;
 }
 
 #[tokio::test]
-async fn a_side_car_that_leaves_says_so_once_and_stays_attached() {
+async fn a_shim_that_leaves_says_so_once_and_stays_attached() {
     let router = FakeRouter::start(welcome(2)).await;
     let mirror = small_mirror();
     let mut engine = Engine::new(1, mirror.clone());
-    let side_car = SideCar::start(mirror, config(&[&router]));
+    let shim = Shim::start(mirror, config(&[&router]));
     router.wait_for("a copy", |known| known.snapshots == 1).await;
-    side_car.leaving.cancel();
+    shim.leaving.cancel();
     router.wait_for("a bye", |known| !known.byes.is_empty()).await;
     assert_eq!(router.known().byes[0].grace_ms, 3000);
     engine.work(50);
-    side_car.agrees(&engine, &router).await;
+    shim.agrees(&engine, &router).await;
     assert_eq!(router.known().byes.len(), 1);
     assert_eq!(router.known().attached, 1);
     // A router that did not hear it is told again.

@@ -27,16 +27,16 @@ fn client(server_name: Option<&str>, with_identity: bool) -> Tls {
     }
 }
 
-async fn attach(tls: Option<Tls>) -> (FakeRouter, SideCar) {
+async fn attach(tls: Option<Tls>) -> (FakeRouter, Shim) {
     let router = FakeRouter::start_with(welcome(2), Some(server())).await;
     let config = Config { tls, ..config(&[&router]) };
-    let side_car = SideCar::start(small_mirror(), config);
-    (router, side_car)
+    let shim = Shim::start(small_mirror(), config);
+    (router, shim)
 }
 
 #[tokio::test]
 async fn both_sides_show_a_certificate() {
-    let (router, _side_car) = attach(Some(client(Some("router.test"), true))).await;
+    let (router, _shim) = attach(Some(client(Some("router.test"), true))).await;
     router.wait_for("a copy", |known| known.snapshots == 1).await;
 }
 
@@ -46,8 +46,8 @@ async fn whoever_cannot_be_verified_is_told_nothing() {
     for tls in
         [Some(wrong_name), Some(client(None, true)), Some(client(Some("router.test"), false)), None]
     {
-        let (router, side_car) = attach(tls).await;
-        side_car.wait_for("a failure", |status| status.last_error.is_some()).await;
+        let (router, shim) = attach(tls).await;
+        shim.wait_for("a failure", |status| status.last_error.is_some()).await;
         assert_eq!(router.known().attached, 0);
     }
 }
@@ -62,8 +62,8 @@ async fn files_are_read_anew_for_each_connection() {
     std::fs::copy(fixture("router.key"), folder.path().join("shim.key")).unwrap();
     let identity = Some((folder.path().join("shim.pem"), folder.path().join("shim.key")));
     let tls = Tls { identity, ..client(Some("router.test"), true) };
-    let (router, side_car) = attach(Some(tls)).await;
-    side_car.wait_for("a failure", |status| status.last_error.is_some()).await;
+    let (router, shim) = attach(Some(tls)).await;
+    shim.wait_for("a failure", |status| status.last_error.is_some()).await;
     put("shim.key");
     router.wait_for("a copy", |known| known.snapshots == 1).await;
 }

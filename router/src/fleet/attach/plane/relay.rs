@@ -1,4 +1,4 @@
-//! Says to a worker's session what came of it over the plane, as its side-car would on a
+//! Says to a worker's session what came of it over the plane, as its shim would on a
 //! stream of its own: a hello, a snapshot where one is needed, and then each change once, in
 //! order.
 
@@ -35,7 +35,7 @@ const SAYS_SO: Duration = Duration::from_secs(2);
 const LATE: Duration = Duration::from_secs(5);
 /// Between two questions for a new snapshot.
 const ASK_AGAIN: Duration = Duration::from_secs(5);
-/// How long a side-car that has said good-bye may be silent.
+/// How long a shim that has said good-bye may be silent.
 const BYE_SILENCE: Duration = Duration::from_secs(3);
 /// Pause after a line that ended by itself, and after one that was refused.
 const SOON: Duration = Duration::from_millis(200);
@@ -98,7 +98,7 @@ struct Target {
     /// Since when.
     since: Instant,
     mirror_id: String,
-    /// None while the side-car itself does not know.
+    /// None while the shim itself does not know.
     sequence: Option<u64>,
 }
 
@@ -114,7 +114,7 @@ struct Relay<'r> {
     need: Option<Need>,
     load_number: u64,
     has_said_bye: bool,
-    /// What the side-car has told to be in the stream, and has not come yet.
+    /// What the shim has told to be in the stream, and has not come yet.
     target: Option<Target>,
     is_out_of_step: bool,
     /// When the last change came.
@@ -146,7 +146,7 @@ impl Relay<'_> {
             tracing::error!(
                 model,
                 worker,
-                "a side-car hashes blocks in another way than this router: it is turned away"
+                "a shim hashes blocks in another way than this router: it is turned away"
             );
             return Err(Over(REFUSED));
         }
@@ -195,7 +195,7 @@ impl Relay<'_> {
         let most = self.model.config.cut_off_max;
         let most = if self.has_said_bye { most.min(BYE_SILENCE) } else { most };
         if silence >= most {
-            tracing::warn!(worker = self.slot.token, "nothing is heard of a side-car");
+            tracing::warn!(worker = self.slot.token, "nothing is heard of a shim");
             return Err(Over(SOON));
         }
         self.queue().await?;
@@ -336,7 +336,7 @@ impl Relay<'_> {
         if let Some(label) = label.filter(|label| self.is_usable(label)) {
             return self.fetch(&label).await;
         }
-        // A side-car that has only begun is about to store one.
+        // A shim that has only begun is about to store one.
         let has_begun = self.latest.borrow().sequence.is_some();
         let Some(need) = &mut self.need else { return Ok(()) };
         if !has_begun && now < need.since + LATE {

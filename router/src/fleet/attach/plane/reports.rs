@@ -31,7 +31,7 @@ pub(super) async fn run(model: &Arc<Model>) {
     loop {
         match model.broker.client.subscribe(names::load_of_all(&model.name)).await {
             Ok(reports) => listen(model, reports, &mut relays).await,
-            Err(error) => tracing::warn!(%error, "side-cars cannot be listened to"),
+            Err(error) => tracing::warn!(%error, "shims cannot be listened to"),
         }
         sleep(PAUSE).await;
     }

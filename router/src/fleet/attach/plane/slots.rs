@@ -18,7 +18,7 @@ const FULL_BYTES: usize = ALL_MAX_BYTES / 2;
 const ROOM_PATIENCE: Duration = Duration::from_secs(1);
 /// How long a slot stays of which nothing is heard.
 const FORGET: Duration = Duration::from_secs(60);
-/// Slots beside those of side-cars that may attach: of those that are gone.
+/// Slots beside those of shims that may attach: of those that are gone.
 const BESIDE: usize = 64;
 
 /// All workers' of one model.
@@ -254,7 +254,7 @@ mod tests {
     }
 
     #[test]
-    fn there_are_no_more_slots_than_side_cars_may_attach() {
+    fn there_are_no_more_slots_than_shims_may_attach() {
         let slots = Slots::new(1);
         let taken = (0..100).filter(|name| slots.slot(&name.to_string()).is_some()).count();
         assert_eq!(taken, 1 + BESIDE);

@@ -1,4 +1,4 @@
-//! Tells side-cars how blocks are hashed.
+//! Tells shims how blocks are hashed.
 
 use std::time::Duration;
 
@@ -38,7 +38,7 @@ pub(super) async fn run(house: &House, broker: &Broker) {
                     }
                 }
             }
-            Err(error) => tracing::warn!(%error, "side-cars cannot ask how blocks are hashed"),
+            Err(error) => tracing::warn!(%error, "shims cannot ask how blocks are hashed"),
         }
         sleep(PAUSE).await;
     }
@@ -60,7 +60,7 @@ pub(super) fn of(house: &House, served: &Served) -> v1::Welcome {
     }
 }
 
-/// Whether a side-car's blocks are hashed as this router hashes.
+/// Whether a shim's blocks are hashed as this router hashes.
 pub(super) fn agree(ours: &v1::Welcome, theirs: &v1::Welcome) -> bool {
     let is_size = ours.block_size == 0 || ours.block_size == theirs.block_size;
     is_size

@@ -231,7 +231,7 @@ fn number(pod: &Pod, port: &PodPort) -> Result<u16, Unfit> {
         PodPort::Name(name) => name,
     };
     let spec = pod.spec.as_ref();
-    // A side-car may be an init container that keeps running.
+    // A shim may be an init container that keeps running.
     let init = spec.and_then(|spec| spec.init_containers.as_deref()).unwrap_or_default();
     let main = spec.map(|spec| spec.containers.as_slice()).unwrap_or_default();
     let ports = |container: &Container| container.ports.clone().unwrap_or_default();

@@ -44,7 +44,7 @@ fn a_ready_pod_is_a_worker_under_its_name() {
 
 #[test]
 fn ports_are_numbers_or_names_of_any_container_and_annotations_come_first() {
-    // A side-car that is an init container.
+    // A shim that is an init container.
     let behind = config(json!({ "port": "shim", "shim": true }));
     let found = worker(&behind, &pod(0, &[])).unwrap();
     assert_eq!((found.url.as_str(), found.shim), ("http://10.42.0.17:8001", true));

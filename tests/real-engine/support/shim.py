@@ -55,7 +55,7 @@ def router_config(fleet_port, aggregated):
 
 @contextlib.contextmanager
 def attached(id, role, engine, routers, folder):
-    """Runs a side-car for as long as the body runs; ends it, drained, afterwards."""
+    """Runs a shim for as long as the body runs; ends it, drained, afterwards."""
     folder.mkdir(parents=True, exist_ok=True)
     ready_file, log_file = folder / f"{id}.json", folder / f"{id}.log"
     ready_file.unlink(missing_ok=True)

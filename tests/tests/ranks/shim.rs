@@ -1,4 +1,4 @@
-//! The same through side-cars, as processes.
+//! The same through shims, as processes.
 
 use serde_json::Value;
 use splitrail_tests::Client;
@@ -20,9 +20,9 @@ async fn hits(stand: &Stand, engine: &str) -> Vec<f64> {
     vec![hits(0), hits(1)]
 }
 
-/// A side-car gates the rank that the router has chosen, and its mirror of either is told.
+/// A shim gates the rank that the router has chosen, and its mirror of either is told.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn each_rank_behind_a_side_car_is_gated_and_found_again() {
+async fn each_rank_behind_a_shim_is_gated_and_found_again() {
     let engine = ["--honour-threshold", "false", "--decode-us-per-step", "0"];
     let engine = engine.map(str::to_owned).to_vec();
     let model = "canary: { enabled: false }\ngate: { kind: shim }".to_owned();
@@ -32,7 +32,7 @@ async fn each_rank_behind_a_side_car_is_gated_and_found_again() {
     let router = stand.posts[stand.of(Kind::Router)[0]].http;
     let admin = Client::new(stand.posts[stand.of(Kind::Router)[0]].admin);
     let client = Client::new(router);
-    splitrail_tests::cluster::eventually("side-cars have told all", async || {
+    splitrail_tests::cluster::eventually("shims have told all", async || {
         let shown = admin.get("/admin/workers").await.json();
         let shown = shown["workers"].as_array().unwrap().clone();
         shown.iter().all(|worker| {

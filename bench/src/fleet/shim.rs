@@ -1,4 +1,4 @@
-//! A side-car beside its engine, with a large mirror: processor time, memory, and what it adds
+//! A shim beside its engine, with a large mirror: processor time, memory, and what it adds
 //! to a request's way. nginx passes on the same requests in the same run, where it is installed.
 
 use std::path::Path;
@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 
 use tokio::time::{interval, sleep};
 
-use super::beside::SideCar;
+use super::beside::Shim;
 use super::engine::{BLOCK_SIZE, Engine};
 use super::events::Chain;
 use super::nginx::Nginx;
@@ -37,7 +37,7 @@ const RESIDENT_MB: f64 = 100.0;
 /// Runs the workload.
 ///
 /// # Errors
-/// A side-car that cannot be started, or does not come to hold everything.
+/// A shim that cannot be started, or does not come to hold everything.
 pub(super) fn run(options: &Options, report: &mut Report) -> Result<(), Failure> {
     block_on(measure(options, report))
 }
@@ -47,25 +47,25 @@ async fn measure(options: &Options, report: &mut Report) -> Result<(), Failure> 
     let folder = tempfile::tempdir()?;
     let engine = Engine::start(CHAINS, CHAIN_BLOCKS).await?;
     let router = Router::start(BLOCK_SIZE).await?;
-    let mut side_car = SideCar::start(options, folder.path(), &engine, &[&router])?;
+    let mut shim = Shim::start(options, folder.path(), &engine, &[&router])?;
     let blocks = CHAINS as usize * CHAIN_BLOCKS;
-    side_car.until(folder.path(), blocks, 1).await?;
-    let name = format!("side_car blocks={blocks}");
+    shim.until(folder.path(), blocks, 1).await?;
+    let name = format!("shim blocks={blocks}");
     let nginx = Nginx::start(folder.path(), engine.http).await?;
     if nginx.is_none() {
         print_line("nginx is not installed: nothing to compare with")?;
     }
     sleep(WARM_UP).await;
-    let idle = percent(&side_car.process, sleep(IDLE)).await?;
+    let idle = percent(&shim.process, sleep(IDLE)).await?;
     report.add(&name, "CPU without requests", "% of a core", idle)?;
 
     let mut feed = Feed { engine: &engine, next: CHAINS };
     // Until each further block stands for one that goes.
     feed.run(WARM_UP).await?;
-    let told = percent(&side_car.process, feed.run(span / 4)).await?;
+    let told = percent(&shim.process, feed.run(span / 4)).await?;
     report.add(&name, "CPU at 100 KV events/s, no requests", "% of a core", told)?;
 
-    let mut stand = Stand { name, span, folder: folder.path(), side_car, nginx, feed, told };
+    let mut stand = Stand { name, span, folder: folder.path(), shim, nginx, feed, told };
     stand.measure(Form::Whole, report).await?;
     stand.measure(Form::Streamed, report).await?;
     stand.memory(report).await
@@ -109,7 +109,7 @@ struct Stand<'a> {
     name: String,
     span: Duration,
     folder: &'a Path,
-    side_car: SideCar,
+    shim: Shim,
     nginx: Option<Nginx>,
     feed: Feed<'a>,
     /// What it takes, in percent, without requests.
@@ -150,17 +150,17 @@ impl Stand<'_> {
     async fn measure(&mut self, form: Form, report: &mut Report) -> Result<(), Failure> {
         let name = self.name.as_str();
         let names = if form == Form::Streamed { &STREAMED } else { &WHOLE };
-        let mut ways = vec![Way::to(self.feed.engine.http), Way::to(self.side_car.address)];
+        let mut ways = vec![Way::to(self.feed.engine.http), Way::to(self.shim.address)];
         ways.extend(self.nginx.as_ref().map(|nginx| Way::to(nginx.address)));
         requests(&ways, form, WARM_UP, &mut self.feed).await?;
         ways.iter().for_each(|way| drop(way.take()));
         let nginx_cpu = || self.nginx.as_ref().map(|nginx| nginx.process.cpu()).transpose();
-        let (before, nginx_before) = (self.side_car.process.cpu()?, nginx_cpu()?);
+        let (before, nginx_before) = (self.shim.process.cpu()?, nginx_cpu()?);
         let start = Instant::now();
         requests(&ways, form, self.span, &mut self.feed).await?;
-        let (used, took) = (self.side_car.process.cpu()? - before, start.elapsed());
+        let (used, took) = (self.shim.process.cpu()? - before, start.elapsed());
         let nginx_after = nginx_cpu()?;
-        self.side_car.process.check(self.folder)?;
+        self.shim.process.check(self.folder)?;
 
         let mut times: Vec<_> = ways.iter().map(|way| way.take()).collect();
         let failed: u64 = times.iter().map(|times| times.failed).sum();
@@ -201,12 +201,12 @@ impl Stand<'_> {
     }
 
     async fn memory(&self, report: &mut Report) -> Result<(), Failure> {
-        let (name, process) = (self.name.as_str(), &self.side_car.process);
+        let (name, process) = (self.name.as_str(), &self.shim.process);
         let now = process.resident_mb(Resident::Now)?;
         report.add_bounded(name, "RSS", "MB", (now, RESIDENT_MB))?;
         let peak = process.resident_mb(Resident::Peak)?;
         report.add(name, "peak RSS, the first copy for a router included", "MB", peak)?;
-        let mirror = self.side_car.metric("splitrail_shim_mirror_bytes").await?;
+        let mirror = self.shim.metric("splitrail_shim_mirror_bytes").await?;
         Ok(report.add(name, "mirror, by its own count", "MB", mirror / 1e6)?)
     }
 }

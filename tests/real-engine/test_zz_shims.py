@@ -1,4 +1,4 @@
-"""Two routers, and a side-car before each engine: the gate holds by the engines' own counters.
+"""Two routers, and a shim before each engine: the gate holds by the engines' own counters.
 
 Last by its name: in the end the decode engine is replaced by another process.
 """
@@ -12,7 +12,7 @@ import subprocess
 import httpx
 import pytest
 
-from support import prompts, side_car
+from support import prompts, shim
 from support import router as routers
 from support.engine import BLOCK_SIZE, full_hit
 from support.waiting import eventually, settled
@@ -22,18 +22,18 @@ MAX_TOKENS = 12
 
 @pytest.fixture(scope="module")
 def fleet(prefill, decode):
-    logs = pathlib.Path(os.environ["SPLITRAIL_TEST_LOGS"]) / "side-cars"
+    logs = pathlib.Path(os.environ["SPLITRAIL_TEST_LOGS"]) / "shims"
     binary = os.environ["SPLITRAIL_BIN"]
-    ports = [side_car.free_port(), side_car.free_port()]
+    ports = [shim.free_port(), shim.free_port()]
     with contextlib.ExitStack() as stack:
         both = [
             stack.enter_context(
-                routers.running(binary, side_car.router_config(port, decode), logs / f"r{at}")
+                routers.running(binary, shim.router_config(port, decode), logs / f"r{at}")
             )
             for at, port in enumerate(ports)
         ]
         for id, role, engine in [("p0", "prefill", prefill), ("d0", "decode", decode)]:
-            stack.enter_context(side_car.attached(id, role, engine, ports, logs))
+            stack.enter_context(shim.attached(id, role, engine, ports, logs))
         for router in both:
             eventually(
                 lambda router=router: agreeing(router),

@@ -1,4 +1,4 @@
-//! A side-car by script: it says what a test wants it to say.
+//! A shim by script: it says what a test wants it to say.
 
 use std::net::SocketAddr;
 use std::time::Duration;
@@ -29,15 +29,15 @@ pub fn hello(id: &str, url: &str) -> v1::Hello {
     }
 }
 
-/// An attached side-car. Dropping it breaks its stream off.
-pub struct SideCar {
+/// An attached shim. Dropping it breaks its stream off.
+pub struct Shim {
     say: mpsc::Sender<v1::AttachRequest>,
     answers: Streaming<v1::AttachResponse>,
     /// How the router welcomed it.
     pub welcome: v1::Welcome,
 }
 
-impl SideCar {
+impl Shim {
     /// Attaches to a router's fleet listener.
     ///
     /// # Errors
