@@ -4,10 +4,11 @@
 use std::sync::LazyLock;
 
 use serde_json::Value;
-use splitrail::prompt::template::{ChatInput, ChatTemplate, SpecialTokens};
-use splitrail::prompt::{ChatRequestView, PromptError, PromptModel, PromptOptions};
+use splitrail_prompt::template::{ChatInput, ChatTemplate, SpecialTokens};
+use splitrail_prompt::{ChatRequestView, PromptError, PromptModel, PromptOptions};
 
-const FOLDER: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../router/tests/fixtures/tokenizer");
+const FOLDER: &str =
+    concat!(env!("CARGO_MANIFEST_DIR"), "/../crates/prompt/tests/fixtures/tokenizer");
 
 static MODELS: LazyLock<Vec<PromptModel>> = LazyLock::new(|| {
     ["chatml", "headers", "thinking", "alternating", "parts", "python"].map(model).into()

@@ -8,7 +8,10 @@ use std::time::{Duration, Instant};
 /// `SPLITRAIL_FUZZ_S` says, what comes of changing and joining them at random
 /// (`SPLITRAIL_FUZZ_SEED` repeats a run).
 pub(crate) fn replay(target: &str, check: impl Fn(&[u8]) + RefUnwindSafe) {
-    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../fuzz/corpus").join(target);
+    // This file is part of crates at several depths.
+    let crate_folder = Path::new(env!("CARGO_MANIFEST_DIR"));
+    let corpora = crate_folder.ancestors().map(|above| above.join("fuzz/corpus"));
+    let folder = corpora.into_iter().find(|folder| folder.is_dir()).unwrap().join(target);
     let mut files: Vec<_> = folder.read_dir().unwrap().map(|entry| entry.unwrap().path()).collect();
     files.sort();
     assert!(!files.is_empty(), "{} is empty", folder.display());

@@ -18,10 +18,10 @@ use crate::flow::client::{EngineClient, ReplyMemory};
 use crate::ledger::lines::Lines;
 use crate::ledger::recorder::Recorder;
 use crate::memory_budget::MemoryBudget;
-use crate::prompt::stamp::{FileStamp, stamp, stamps};
-use crate::prompt::{ContentFormat, PromptModel, PromptOptions};
 use crate::telemetry::metrics::Metrics;
 use crate::telemetry::model::ModelSeries;
+use splitrail_prompt::stamp::{FileStamp, stamp, stamps};
+use splitrail_prompt::{ContentFormat, PromptModel, PromptOptions};
 
 /// Bound on a chat template's file; real ones have some ten kilobytes.
 const TEMPLATE_MAX_BYTES: u64 = 4 << 20;
@@ -43,7 +43,7 @@ pub enum AssembleError {
         /// The model's name.
         model: String,
         /// Why.
-        source: crate::prompt::LoadError,
+        source: splitrail_prompt::LoadError,
     },
     /// A chat template cannot be read.
     #[error("model {model}: the chat template {path}: {source}")]

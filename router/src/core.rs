@@ -26,12 +26,12 @@ use crate::ledger::decisions::Decisions;
 use crate::memory_budget::{self, MemoryBudget};
 use crate::name::Name;
 use crate::pick::Leg;
-use crate::prompt::PromptModel;
-use crate::prompt::stamp::FileStamp;
-use crate::quick_hash::QuickHash;
 use crate::service::Cut;
 use crate::telemetry::metrics::Metrics;
 use crate::telemetry::model::ModelSeries;
+use rustc_hash::FxBuildHasher;
+use splitrail_prompt::PromptModel;
+use splitrail_prompt::stamp::FileStamp;
 
 /// How long readiness waits for the first index synchronisation.
 pub const SYNC_PATIENCE: Duration = Duration::from_secs(15);
@@ -196,7 +196,7 @@ pub struct Core {
     /// Where ended requests are written down.
     pub books: Books,
     /// Requests in flight, by a number of the router's own. Bounded by `in_flight`.
-    pub live: DashMap<u64, LiveRequest, QuickHash>,
+    pub live: DashMap<u64, LiveRequest, FxBuildHasher>,
     /// Room for requests; `limits.in_flight_max` of it.
     pub in_flight: Room,
     /// Who has how much of that room.

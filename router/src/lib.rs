@@ -10,7 +10,6 @@ pub mod service;
 pub mod admission;
 pub mod api;
 pub mod prepare;
-pub mod prompt;
 
 /// The decisions; a crate of their own, for whatever decides as the router does.
 pub use splitrail_policy as pick;
@@ -23,7 +22,6 @@ pub mod reply;
 pub mod ledger;
 
 mod boxed;
-mod memory;
 pub mod memory_budget;
 pub mod unread;
 
@@ -34,7 +32,6 @@ pub mod core;
 pub mod error;
 pub mod fleet;
 pub mod name;
-pub mod quick_hash;
 pub mod quickstart;
 pub mod run;
 pub mod stages;

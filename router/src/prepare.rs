@@ -19,9 +19,9 @@ use crate::config::model::{Connector, Flow, Limits};
 use crate::core::{Core, Named, Served, Serving};
 use crate::error::{Error, Kind};
 use crate::memory_budget::{Charge, Memory, Meter};
-use crate::prompt::Extent;
-use crate::prompt::watch::{self, Watch};
 use crate::telemetry::metrics::Metrics;
+use splitrail_prompt::Extent;
+use splitrail_prompt::watch::{self, Watch};
 
 mod short;
 mod tokens;

@@ -178,8 +178,8 @@ async fn another_tokenizer_than_the_engines_is_noticed() {
     let mismatches = "splitrail_prompt_tokens_mismatch_total";
     cluster.http.post(COMPLETIONS, &completion(2)).await;
     assert_eq!(cluster.metric(mismatches, &[]).await, 0.0);
-    let other =
-        Path::new(env!("CARGO_MANIFEST_DIR")).join("../router/tests/fixtures/tokenizer/model");
+    let other = Path::new(env!("CARGO_MANIFEST_DIR"))
+        .join("../crates/prompt/tests/fixtures/tokenizer/model");
     let spec = Spec { tokenizer: Some(other), ..Spec::aggregated(1) };
     let cluster = Cluster::start(spec).await;
     assert_eq!(cluster.http.post(COMPLETIONS, &completion(2)).await.status, 200);

@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
 use serde_json::{Map, Value, json};
-use splitrail::prompt::{ChatRequestView, PromptModel, PromptOptions};
+use splitrail_prompt::{ChatRequestView, PromptModel, PromptOptions};
 
 use super::feed::Feed;
 use super::mock::Mock;

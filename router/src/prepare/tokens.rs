@@ -10,7 +10,7 @@ use crate::config::model::Limits;
 use crate::core::{Served, unix_ms};
 use crate::error::Error;
 use crate::memory_budget::Meter;
-use crate::prompt::{
+use splitrail_prompt::{
     ChatRequestView, Extent, PromptError, PromptModel, messages, request, responses,
 };
 

@@ -7,7 +7,7 @@ use crate::config::model::TokenizerConfig;
 use crate::config::problem::Report;
 use crate::config::tree::Node;
 use crate::config::words::shown;
-use crate::prompt::is_control_kwarg;
+use splitrail_prompt::is_control_kwarg;
 
 pub(super) fn check(model: &Node, path: &str, base_dir: &Path, report: &mut Report) {
     let tokenizer = typed::<TokenizerConfig>(model, "tokenizer");

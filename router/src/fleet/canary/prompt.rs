@@ -6,7 +6,7 @@ use serde_json::{Map, Value, json};
 
 use super::diagnose::Tokens;
 use crate::core::{Served, random_id, unix_ms};
-use crate::prompt::{ChatRequestView, PromptError, PromptModel};
+use splitrail_prompt::{ChatRequestView, PromptError, PromptModel};
 
 /// Prose, code, numbers, white space and several scripts: where tokenizers differ, one of them
 /// tells.

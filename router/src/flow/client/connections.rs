@@ -25,7 +25,7 @@ use tower::ServiceExt;
 use super::framing::{Framing, Head, Malformed};
 use super::guarded::Resolver;
 use super::wire::{Ask, Broken, Peer, Unanswered, Wire};
-use crate::quick_hash::QuickHash;
+use rustc_hash::FxBuildHasher;
 
 /// vLLM closes idle connections after 5 s. The router's end earlier, so that a request is
 /// rarely written to a connection that is just being closed: a hand-off that may
@@ -51,7 +51,7 @@ pub(super) struct Destination<'a> {
 /// The connections to a model's engines.
 pub(super) struct Connections {
     connector: HttpConnector<Resolver>,
-    idle: DashMap<Authority, Idle, QuickHash>,
+    idle: DashMap<Authority, Idle, FxBuildHasher>,
 }
 
 /// Idle connections to one engine, for each class the longest idle first.

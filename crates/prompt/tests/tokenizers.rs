@@ -5,8 +5,8 @@
 use std::path::{Path, PathBuf};
 
 use serde_json::{Value, json};
-use splitrail::prompt::tokenizer::TokenizeError;
-use splitrail::prompt::{PromptError, PromptModel, PromptOptions, Tokenizer};
+use splitrail_prompt::tokenizer::TokenizeError;
+use splitrail_prompt::{PromptError, PromptModel, PromptOptions, Tokenizer};
 
 fn fixtures() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures/tokenizer")

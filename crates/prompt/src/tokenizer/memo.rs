@@ -15,7 +15,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use splitrail_kv::{BlockHash, Chain};
 use xxhash_rust::xxh3::xxh3_128_with_seed;
 
-use crate::quick_hash::QuickHash;
+use rustc_hash::FxBuildHasher;
 
 /// Locks that are taken one at a time, each for some of the pieces.
 const SHARDS: usize = 16;
@@ -69,8 +69,8 @@ impl Piece {
 
 #[derive(Debug, Default)]
 struct Shard {
-    young: HashMap<Key, Arc<Piece>, QuickHash>,
-    old: HashMap<Key, Arc<Piece>, QuickHash>,
+    young: HashMap<Key, Arc<Piece>, FxBuildHasher>,
+    old: HashMap<Key, Arc<Piece>, FxBuildHasher>,
     young_bytes: usize,
 }
 

@@ -6,8 +6,8 @@ use std::path::{Path, PathBuf};
 
 use proptest::prelude::*;
 use serde_json::{Map, Value, json};
-use splitrail::prompt::template::{ChatInput, ChatTemplate, SpecialTokens, TemplateError};
-use splitrail::prompt::{ChatRequestView, PromptError, PromptModel, PromptOptions, Tokenizer};
+use splitrail_prompt::template::{ChatInput, ChatTemplate, SpecialTokens, TemplateError};
+use splitrail_prompt::{ChatRequestView, PromptError, PromptModel, PromptOptions, Tokenizer};
 
 fn fixtures() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures/tokenizer")

@@ -7,7 +7,7 @@ use serde_json::{Map, Value};
 use tokenizers::AddedToken;
 
 use super::rebuild::{Family, Finish};
-use crate::prompt::template::SpecialTokens;
+use crate::template::SpecialTokens;
 
 /// The names that every tokenizer knows, in the order in which it adds them.
 const NAMED: [&str; 7] =

@@ -6,8 +6,8 @@ use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
 use serde_json::{Map, Value};
-use splitrail::prompt::template::{ChatTemplate, SpecialTokens};
-use splitrail::prompt::{
+use splitrail_prompt::template::{ChatTemplate, SpecialTokens};
+use splitrail_prompt::{
     ChatRequestView, ContentFormat, PromptError, PromptModel, PromptOptions, Tokenizer,
 };
 

@@ -17,7 +17,7 @@ use super::file::File;
 use super::memo::Memo;
 use super::words::spelled;
 use super::{pieces, proof};
-use crate::prompt::spare;
+use crate::spare;
 
 /// What is kept of texts: the blocks of tens of megabytes.
 const MEMO_BYTES: usize = 8 << 20;

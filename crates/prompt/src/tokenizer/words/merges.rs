@@ -3,7 +3,7 @@
 use std::cmp::Reverse;
 use std::collections::{BinaryHeap, HashMap};
 
-use crate::prompt::tokenizer::file::Text;
+use crate::tokenizer::file::Text;
 
 /// Words up to so many bytes are searched for the next pair; in longer ones the pairs wait in
 /// a heap, so that no word takes time by its length squared.

@@ -7,8 +7,8 @@ use std::sync::LazyLock;
 
 use proptest::prelude::*;
 use serde_json::{Value, json};
-use splitrail::prompt::template::{ChatInput, ChatTemplate, SpecialTokens};
-use splitrail::prompt::{ChatRequestView, ContentFormat, PromptError, PromptModel, PromptOptions};
+use splitrail_prompt::template::{ChatInput, ChatTemplate, SpecialTokens};
+use splitrail_prompt::{ChatRequestView, ContentFormat, PromptError, PromptModel, PromptOptions};
 
 /// Parts in their order, with a mark for images.
 const IN_ORDER: &str = "{% for m in messages %}<|im_start|>{{ m.role }}\n{% if m.content is string \

@@ -6,8 +6,8 @@ use std::path::{Path, PathBuf};
 
 use proptest::prelude::*;
 use serde_json::{Value, json};
-use splitrail::prompt::Tokenizer;
 use splitrail_kv::{Chain, HashSeed, Namespace};
+use splitrail_prompt::Tokenizer;
 
 /// How well-known models cut text into words.
 const LLAMA: &str = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+";
@@ -102,12 +102,12 @@ fn specials() -> Vec<String> {
 fn documents() -> Vec<String> {
     let root = Path::new(env!("CARGO_MANIFEST_DIR"));
     let mut paths: Vec<PathBuf> = vec![
-        root.join("../README.md"),
-        root.join("../docs/configuration.md"),
+        root.join("../../README.md"),
+        root.join("../../docs/configuration.md"),
         root.join("tests/fixtures/tokenizer/encodings.json"),
         root.join("tests/fixtures/tokenizer/chats.json"),
     ];
-    for folder in ["src/flow", "src/prompt", "tests"] {
+    for folder in ["src", "src/tokenizer", "../../router/src/flow", "tests"] {
         let entries = std::fs::read_dir(root.join(folder)).unwrap();
         paths.extend(entries.map(|entry| entry.unwrap().path()).filter(|path| path.is_file()));
     }

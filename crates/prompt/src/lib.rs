@@ -5,6 +5,7 @@
 //! [`PromptError::Unsupported`], and the engine is asked without token ids.
 
 mod media;
+mod memory;
 pub mod messages;
 pub mod normalise;
 pub mod request;
