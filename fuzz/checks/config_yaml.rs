@@ -2,7 +2,7 @@
 
 use std::path::Path;
 
-use splitrail::config;
+use splitrail_router::config;
 
 /// Holds the key and the tokenizer that the seeds name.
 const FOLDER: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../router/tests/fixtures/config");

@@ -3,9 +3,9 @@
 
 use serde_json::Value;
 use serde_json::value::RawValue;
-use splitrail::api::JsonObject;
-use splitrail::reply::{merge, usage};
 use splitrail_engine::dialect::Dialect;
+use splitrail_router::api::JsonObject;
+use splitrail_router::reply::{merge, usage};
 
 const BATCH: usize = 3;
 const N: u32 = 2;

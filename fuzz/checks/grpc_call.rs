@@ -12,11 +12,11 @@ use bytes::Bytes;
 use hyper::Request;
 use hyper::body::{Body, Frame};
 use prost::Message as _;
-use splitrail::assemble::assemble;
-use splitrail::config;
-use splitrail::core::Core;
-use splitrail::ingress::grpc::refusal;
 use splitrail_proto::v1::GenerateRequest;
+use splitrail_router::assemble::assemble;
+use splitrail_router::config;
+use splitrail_router::core::Core;
+use splitrail_router::ingress::grpc::refusal;
 
 const BODY_MAX_BYTES: usize = 4096;
 

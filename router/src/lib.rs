@@ -32,7 +32,6 @@ pub mod core;
 pub mod error;
 pub mod fleet;
 pub mod name;
-pub mod quickstart;
 pub mod run;
 pub mod stages;
 pub mod telemetry;

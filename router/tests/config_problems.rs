@@ -1,7 +1,7 @@
 //! Mistakes in single keys: each is told at its place, and all at once.
 #![allow(clippy::unwrap_used)]
 
-use splitrail::config;
+use splitrail_router::config;
 
 #[path = "fixtures/config/support.rs"]
 mod support;

@@ -5,9 +5,9 @@
 use std::time::Duration;
 
 use serde_json::{Value, json};
-use splitrail::config::model::{KubernetesDiscovery, Role};
-use splitrail::fleet::discovery::{Found, Tally, kubernetes};
-use splitrail::telemetry::metrics::Metrics;
+use splitrail_router::config::model::{KubernetesDiscovery, Role};
+use splitrail_router::fleet::discovery::{Found, Tally, kubernetes};
+use splitrail_router::telemetry::metrics::Metrics;
 use tokio::sync::mpsc;
 use tokio::task::JoinSet;
 use tokio::time::timeout;

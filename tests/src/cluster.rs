@@ -4,10 +4,10 @@ use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
 use serde_json::Value;
-use splitrail::assemble::assemble;
-use splitrail::config;
-use splitrail::quickstart::write_tokenizer;
-use splitrail::run::{Running, wait_ready};
+use splitrail_router::assemble::assemble;
+use splitrail_router::config;
+use splitrail_router::run::{Running, wait_ready};
+use splitrail_sim::write_tokenizer;
 use splitrail_sim::{KvConnector, Role, SharedStorage, SimConfig, SimEngine};
 use tempfile::TempDir;
 

@@ -1,6 +1,6 @@
 //! The router as a process of its own, before engines that do what the test says.
 
-use splitrail::quickstart::write_tokenizer;
+use splitrail_sim::write_tokenizer;
 use tempfile::TempDir;
 
 use crate::binary::RouterProcess;

@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitStatus, Stdio};
 
 use serde_json::Value;
-use splitrail::quickstart::write_tokenizer;
+use splitrail_sim::write_tokenizer;
 use tempfile::TempDir;
 
 use crate::binary::built;

@@ -2,7 +2,7 @@
 //! what its clients do to its memory and its files.
 
 use serde_json::json;
-use splitrail::quickstart::write_tokenizer;
+use splitrail_sim::write_tokenizer;
 use tempfile::TempDir;
 
 use crate::binary::RouterProcess;

@@ -9,7 +9,7 @@ use std::sync::Mutex;
 use std::time::Duration;
 
 use serde_json::{Value, json};
-use splitrail::quickstart::write_tokenizer;
+use splitrail_sim::write_tokenizer;
 use tempfile::TempDir;
 
 use crate::broker;

@@ -4,9 +4,9 @@
 use std::path::Path;
 
 use serde_json::{Value, json};
-use splitrail::assemble::assemble;
-use splitrail::config;
-use splitrail::run::Running;
+use splitrail_router::assemble::assemble;
+use splitrail_router::config;
+use splitrail_router::run::Running;
 use splitrail_sim::{SimConfig, SimEngine};
 use splitrail_tests::client::Reply;
 use splitrail_tests::cluster::eventually;

@@ -7,8 +7,8 @@ use std::fmt::Write as _;
 use std::path::Path;
 
 use serde_json::{Value, json};
-use splitrail::quickstart::write_tokenizer;
 use splitrail_proto::v1;
+use splitrail_sim::write_tokenizer;
 use splitrail_sim::{Fault, FaultKind, Role, SimConfig, SimEngine};
 use splitrail_tests::Client;
 use splitrail_tests::binary::RouterProcess;

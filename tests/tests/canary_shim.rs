@@ -6,7 +6,7 @@
 use std::path::Path;
 
 use serde_json::{Value, json};
-use splitrail::quickstart::write_tokenizer;
+use splitrail_sim::write_tokenizer;
 use splitrail_sim::{Fault, FaultKind, SimConfig, SimEngine};
 use splitrail_tests::Client;
 use splitrail_tests::binary::RouterProcess;

@@ -3,8 +3,8 @@
 #![allow(missing_docs, clippy::unwrap_used)]
 
 use serde_json::{Value, json};
-use splitrail::config::model::Worker as WorkerConfig;
-use splitrail::fleet::Source;
+use splitrail_router::config::model::Worker as WorkerConfig;
+use splitrail_router::fleet::Source;
 use splitrail_sim::{FaultKind, Role, SimConfig, SimEngine};
 use splitrail_tests::Spec;
 use splitrail_tests::cluster::eventually;

@@ -16,10 +16,10 @@ use std::time::Duration;
 
 use rustix::time::{ClockId, clock_gettime};
 use serde_json::{Value, json};
-use splitrail::assemble::assemble;
-use splitrail::config;
-use splitrail::quickstart::write_tokenizer;
-use splitrail::run::Running;
+use splitrail_router::assemble::assemble;
+use splitrail_router::config;
+use splitrail_router::run::Running;
+use splitrail_sim::write_tokenizer;
 use splitrail_tests::Client;
 use splitrail_tests::cluster::eventually;
 use splitrail_tests::post::{Answer, ListeningPost};

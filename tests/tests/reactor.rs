@@ -4,7 +4,7 @@
 #![allow(missing_docs, clippy::unwrap_used)]
 
 use serde_json::{Value, json};
-use splitrail::quickstart::write_tokenizer;
+use splitrail_sim::write_tokenizer;
 use splitrail_tests::binary::RouterProcess;
 use splitrail_tests::client::whole_text;
 use splitrail_tests::cluster::eventually;

@@ -18,7 +18,7 @@ use std::time::{Duration, Instant};
 use rand::rngs::StdRng;
 use rand::{RngExt, SeedableRng};
 use serde_json::{Value, json};
-use splitrail::quickstart::write_tokenizer;
+use splitrail_sim::write_tokenizer;
 use splitrail_sim::{Role, SimConfig, SimEngine};
 use splitrail_tests::Client;
 use splitrail_tests::binary::RouterProcess;

@@ -4,7 +4,7 @@
 use std::path::Path;
 use std::time::{Duration, Instant};
 
-use splitrail::quickstart::write_tokenizer;
+use splitrail_sim::write_tokenizer;
 use splitrail_event_plane::Broker;
 use splitrail_event_plane::config::BrokerConfig;
 use tokio::time::{sleep, timeout};

@@ -4,11 +4,11 @@
 use std::hint::black_box;
 use std::time::Instant;
 
-use splitrail::config::model::Role;
-use splitrail::config::model::Worker as WorkerConfig;
-use splitrail::fleet::pool::rank_key;
-use splitrail::fleet::{Roster, Source};
-use splitrail::pick::Leg;
+use splitrail_router::config::model::Role;
+use splitrail_router::config::model::Worker as WorkerConfig;
+use splitrail_router::fleet::pool::rank_key;
+use splitrail_router::fleet::{Roster, Source};
+use splitrail_router::pick::Leg;
 use splitrail_kv::{BlockHash, EngineHash, HashedBlock, Tier};
 
 use super::options::Options;

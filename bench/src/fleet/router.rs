@@ -2,11 +2,11 @@
 
 use std::sync::Arc;
 
-use splitrail::assemble::assemble;
-use splitrail::config;
-use splitrail::core::Served;
-use splitrail::quickstart::write_tokenizer;
-use splitrail::run::Running;
+use splitrail_router::assemble::assemble;
+use splitrail_router::config;
+use splitrail_router::core::Served;
+use splitrail_sim::write_tokenizer;
+use splitrail_router::run::Running;
 use tempfile::TempDir;
 
 use super::Failure;

@@ -33,4 +33,4 @@ pub use faults::{Fault, FaultKind};
 pub use record::{RecordedRequest, SimState};
 pub use server::SimEngine;
 pub use storage::SharedStorage;
-pub use tokenizer::{TOKENIZER_CONFIG_JSON, TOKENIZER_JSON};
+pub use tokenizer::{TOKENIZER_CONFIG_JSON, write_tokenizer};

@@ -4,6 +4,9 @@
 //! [`TOKENIZER_CONFIG_JSON`]), so a router that tokenizes on its own must
 //! arrive at the ids that this engine uses.
 
+use std::io;
+use std::path::Path;
+
 use serde_json::Value;
 
 /// The tokenizer as a Hugging Face `tokenizer.json`.
@@ -22,6 +25,16 @@ pub const FIRST_BYTE_TOKEN: u32 = 3;
 pub const IMAGE: &str = "<|image|>";
 /// The token that stands for every part of an image.
 pub const IMAGE_TOKEN: u32 = 0;
+
+/// Writes the simulated model's tokenizer as Hugging Face files into an existing folder.
+///
+/// # Errors
+/// If they cannot be written.
+pub fn write_tokenizer(folder: &Path) -> io::Result<()> {
+    std::fs::write(folder.join("tokenizer.json"), TOKENIZER_JSON)?;
+    std::fs::write(folder.join("config.json"), r#"{"model_type": "splitrail-sim"}"#)?;
+    std::fs::write(folder.join("tokenizer_config.json"), TOKENIZER_CONFIG_JSON)
+}
 
 /// Tokens of a text. Special tokens that are written out in the text become
 /// themselves, as Hugging Face's added tokens do.

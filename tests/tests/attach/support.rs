@@ -3,10 +3,10 @@
 use std::net::SocketAddr;
 use std::sync::Arc;
 
-use splitrail::core::Served;
-use splitrail::fleet::Worker;
-use splitrail::fleet::pool::rank_key;
 use splitrail_proto::v1;
+use splitrail_router::core::Served;
+use splitrail_router::fleet::Worker;
+use splitrail_router::fleet::pool::rank_key;
 use splitrail_tests::shim::Shim;
 use splitrail_tests::{Cluster, Spec};
 

@@ -203,14 +203,14 @@ fn the_router_of_the_kubernetes_example_is_warned_of_clear_text_only() {
     let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../deploy/kubernetes/router");
     let text = std::fs::read_to_string(folder.join("splitrail.yaml")).unwrap();
     let files = tempfile::tempdir().unwrap();
-    splitrail::quickstart::write_tokenizer(files.path()).unwrap();
+    splitrail_sim::write_tokenizer(files.path()).unwrap();
     for name in ["prefill", "decode"] {
         std::fs::write(files.path().join(name), format!("token-of-{name}")).unwrap();
     }
     let here = files.path().display().to_string();
     let text =
         text.replace("/models/qwen3-8b", &here).replace("/run/secrets/splitrail-fleet", &here);
-    let loaded = splitrail::config::parse("splitrail.yaml", &text, files.path());
+    let loaded = splitrail_router::config::parse("splitrail.yaml", &text, files.path());
     let warnings = loaded.unwrap_or_else(|problems| panic!("{problems}")).warnings;
     assert_eq!(warnings.len(), 1, "{warnings:?}");
     assert!(warnings[0].message.contains("travels in clear text"), "{warnings:?}");

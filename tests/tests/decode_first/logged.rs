@@ -1,7 +1,7 @@
 //! The log says by how much a prompt missed its threshold.
 
 use serde_json::{Value, json};
-use splitrail::quickstart::write_tokenizer;
+use splitrail_sim::write_tokenizer;
 use splitrail_sim::{Role, SimConfig, SimEngine};
 use splitrail_tests::Client;
 use splitrail_tests::binary::RouterProcess;

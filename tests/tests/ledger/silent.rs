@@ -4,7 +4,7 @@
 use std::path::Path;
 
 use serde_json::Value;
-use splitrail::quickstart::write_tokenizer;
+use splitrail_sim::write_tokenizer;
 use splitrail_sim::{DecodeUsage, Role, SimConfig, SimEngine, UsageReport};
 use splitrail_tests::binary::RouterProcess;
 use splitrail_tests::books::{Scrape, ledger_lines};

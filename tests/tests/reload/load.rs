@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering::Relaxed};
 
-use splitrail::quickstart::write_tokenizer;
+use splitrail_sim::write_tokenizer;
 use splitrail_sim::{Role, SimConfig, SimEngine};
 use splitrail_tests::Client;
 use splitrail_tests::cluster::{eventually, metric_in};

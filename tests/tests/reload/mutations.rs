@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use splitrail::config;
+use splitrail_router::config;
 use splitrail_tests::books::Dice;
 use splitrail_tests::{Cluster, Spec};
 

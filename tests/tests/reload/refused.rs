@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use serde_json::{Value, json};
-use splitrail::reload::Refused;
+use splitrail_router::reload::Refused;
 use splitrail_tests::{Cluster, Spec};
 
 use super::support::{but, served};
@@ -94,9 +94,9 @@ async fn nothing_is_reloaded_while_draining_or_without_a_file() {
 models: [ { name: m, flow: aggregated, tokenizer: { kind: none },
             workers: [ { id: w, role: both, url: \"http://127.0.0.1:1\" } ] } ]";
     let folder = tempfile::tempdir().unwrap();
-    let config = splitrail::config::parse("x.yaml", yaml, folder.path()).unwrap().config;
+    let config = splitrail_router::config::parse("x.yaml", yaml, folder.path()).unwrap().config;
     let listen = config.listen.clone();
-    let core = splitrail::assemble::assemble(config).unwrap();
-    let running = splitrail::run::Running::start(core, &listen).await.unwrap();
+    let core = splitrail_router::assemble::assemble(config).unwrap();
+    let running = splitrail_router::run::Running::start(core, &listen).await.unwrap();
     assert!(matches!(running.reload().now().await, Err(Refused::NoFile)));
 }

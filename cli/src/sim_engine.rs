@@ -4,7 +4,7 @@ use std::path::PathBuf;
 
 use clap::{Args, ValueEnum};
 use serde_json::json;
-use splitrail::run::{Signals, write_whole};
+use splitrail_router::run::{Signals, write_whole};
 use splitrail_sim::{Role, SimConfig, SimEngine};
 
 /// What the engine is like.

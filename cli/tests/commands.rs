@@ -3,7 +3,7 @@
 
 use std::collections::BTreeSet;
 use std::net::{SocketAddr, TcpListener};
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::process::{Child, Command, ExitStatus, Output, Stdio};
 
 use serde_json::{Value, json};
@@ -15,17 +15,9 @@ use tempfile::TempDir;
 
 const CHAT: &str = "/v1/chat/completions";
 
-/// The binary lies beside the folder of the test executables.
-fn binary() -> PathBuf {
-    let test = std::env::current_exe().unwrap();
-    let folder = test.parent().unwrap().parent().unwrap();
-    let binary = folder.join(format!("splitrail{}", std::env::consts::EXE_SUFFIX));
-    assert!(
-        binary.is_file(),
-        "{} is missing: `cargo build -p splitrail` builds it",
-        binary.display()
-    );
-    binary
+/// The built command.
+fn binary() -> &'static Path {
+    Path::new(env!("CARGO_BIN_EXE_splitrail"))
 }
 
 fn run(arguments: &[&str]) -> Output {

@@ -5,8 +5,8 @@ use std::io::{BufReader, BufWriter, IsTerminal, Write};
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
-use splitrail::config::{self, Flow, HitThreshold, Role};
 use splitrail_replay::{Entry, Named, Report, compare, svg, sweep, table, trace};
+use splitrail_router::config::{self, Flow, HitThreshold, Role};
 
 mod args;
 

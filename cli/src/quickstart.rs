@@ -7,36 +7,35 @@ use std::io;
 use std::net::{Ipv4Addr, SocketAddr};
 use std::path::Path;
 
-use splitrail_sim::{Role, SimConfig, SimEngine, TOKENIZER_CONFIG_JSON, TOKENIZER_JSON};
+use splitrail_router::assemble::{AssembleError, assemble};
+use splitrail_router::config::{self, Flow, Problems, RequestFlow};
+use splitrail_router::run::Running;
+use splitrail_sim::{Role, SimConfig, SimEngine, write_tokenizer};
 use tempfile::TempDir;
 
-use crate::assemble::{AssembleError, assemble};
-use crate::config::{self, Flow, Problems, RequestFlow};
-use crate::run::Running;
-
 /// The simulated model's name.
-pub const MODEL: &str = "sim";
+pub(crate) const MODEL: &str = "sim";
 
 /// What to start.
 #[derive(Clone, Debug)]
-pub struct Options {
+pub(crate) struct Options {
     /// Prefill engines.
-    pub prefill: usize,
+    pub(crate) prefill: usize,
     /// Decode engines.
-    pub decode: usize,
+    pub(crate) decode: usize,
     /// Port of the OpenAI front door.
-    pub http_port: u16,
+    pub(crate) http_port: u16,
     /// Port of the gRPC front door.
-    pub grpc_port: u16,
+    pub(crate) grpc_port: u16,
     /// Port of the admin listener.
-    pub admin_port: u16,
+    pub(crate) admin_port: u16,
     /// How requests are served.
-    pub flow: Flow,
+    pub(crate) flow: Flow,
 }
 
 /// Why a quickstart did not come up.
 #[derive(Debug, thiserror::Error)]
-pub enum QuickstartError {
+pub(crate) enum QuickstartError {
     /// A port, or a file.
     #[error("{0}")]
     Io(#[from] io::Error),
@@ -49,16 +48,16 @@ pub enum QuickstartError {
 }
 
 /// A running quickstart. Dropping it ends everything.
-pub struct Quickstart {
+pub(crate) struct Quickstart {
     /// The router.
-    pub running: Running,
+    pub(crate) running: Running,
     /// The configuration that it runs, for people to start from.
-    pub yaml: String,
+    pub(crate) yaml: String,
     engines: Engines,
 }
 
 /// The engines of a quickstart, and the files of their model. Dropping ends them.
-pub struct Engines {
+pub(crate) struct Engines {
     _engines: Vec<SimEngine>,
     _files: TempDir,
 }
@@ -67,7 +66,7 @@ pub struct Engines {
 ///
 /// # Errors
 /// A port that is taken, or no room for temporary files.
-pub async fn start(options: &Options) -> Result<Quickstart, QuickstartError> {
+pub(crate) async fn start(options: &Options) -> Result<Quickstart, QuickstartError> {
     let files = tempfile::Builder::new().prefix("splitrail-").tempdir()?;
     write_tokenizer(files.path())?;
     let roles = roles(options);
@@ -80,16 +79,6 @@ pub async fn start(options: &Options) -> Result<Quickstart, QuickstartError> {
     let listen = loaded.config.listen.clone();
     let running = Running::start(assemble(loaded.config)?, &listen).await?;
     Ok(Quickstart { running, yaml, engines: Engines { _engines: engines, _files: files } })
-}
-
-/// Writes the simulated model's tokenizer as Hugging Face files.
-///
-/// # Errors
-/// If they cannot be written.
-pub fn write_tokenizer(folder: &Path) -> io::Result<()> {
-    std::fs::write(folder.join("tokenizer.json"), TOKENIZER_JSON)?;
-    std::fs::write(folder.join("config.json"), r#"{"model_type": "splitrail-sim"}"#)?;
-    std::fs::write(folder.join("tokenizer_config.json"), TOKENIZER_CONFIG_JSON)
 }
 
 /// Names and roles of the engines. Where nothing is handed over, all do all.
@@ -170,12 +159,12 @@ models:
 
 impl Quickstart {
     /// The router, and what must live as long as it does.
-    pub fn split(self) -> (Running, Engines) {
+    pub(crate) fn split(self) -> (Running, Engines) {
         (self.running, self.engines)
     }
 
     /// What to try next.
-    pub fn hints(&self) -> String {
+    pub(crate) fn hints(&self) -> String {
         let addresses = self.running.addresses();
         let http = addresses.http;
         let grpc = addresses.grpc.map(|grpc| grpc.to_string()).unwrap_or_default();

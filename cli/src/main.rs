@@ -7,19 +7,20 @@ use std::process::ExitCode;
 use std::time::Duration;
 
 use clap::{Parser, Subcommand, ValueEnum};
-use splitrail::assemble::AssembleError;
-use splitrail::quickstart::QuickstartError;
-use splitrail::run::{Running, Signals, until_stopped, wait_ready};
-use splitrail::telemetry::logging::{self, LogFormat};
-use splitrail::{config, quickstart};
+use splitrail_router::assemble::AssembleError;
+use splitrail_router::config;
+use splitrail_router::run::{Running, Signals, until_stopped, wait_ready};
+use splitrail_router::telemetry::logging::{self, LogFormat};
 use splitrail_settings::logging::{report, warn_of};
 use splitrail_settings::process::raise_descriptor_limit;
 
 mod explain_command;
+mod quickstart;
 mod replay_command;
 mod sim_engine;
 
 use explain_command::{ExplainArgs, Failure};
+use quickstart::QuickstartError;
 use replay_command::ReplayArgs;
 use sim_engine::SimArgs;
 
@@ -226,7 +227,7 @@ async fn serve(path: PathBuf, ready_file: Option<PathBuf>, logs: bool) -> Result
     warn_of(&loaded.warnings);
     let listen = loaded.config.listen.clone();
     raise_descriptor_limit(loaded.config.limits.in_flight_max, "limits.in_flight_max");
-    let core = splitrail::assemble::assemble(loaded.config);
+    let core = splitrail_router::assemble::assemble(loaded.config);
     let core = core.map_err(not_assembled)?;
     let running = Running::start_from(Some(path), core, &listen).await.map_err(os_error)?;
     // From when it is said to be ready, it answers them.
@@ -302,7 +303,7 @@ fn check(path: &std::path::Path) -> Result<(), (u8, String)> {
         say(&format!("warning: {warning}"));
     }
     for model in &loaded.config.models {
-        let prompt = splitrail::assemble::load_prompt(model);
+        let prompt = splitrail_router::assemble::load_prompt(model);
         let prompt = prompt.map_err(not_assembled)?;
         for note in prompt.iter().flat_map(|prompt| prompt.notes()) {
             say(&format!("warning: model {}: tokenizer: {note}", model.name));
