@@ -2,6 +2,8 @@
 //!
 //! The definitions and their meaning are in `splitrail/v1/*.proto`.
 
+mod json;
+
 /// Package `splitrail.v1`.
 #[allow(
     missing_docs,

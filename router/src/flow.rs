@@ -3,7 +3,6 @@
 
 pub mod answer;
 mod attempts;
-mod below;
 pub mod client;
 pub mod context;
 mod decode_try;
@@ -21,4 +20,5 @@ pub mod plan;
 mod prefill;
 pub mod run;
 pub mod staged;
+mod threshold_reply;
 pub mod weigh;

@@ -10,7 +10,6 @@ mod claims;
 mod link;
 mod load;
 mod outgoing;
-mod owned;
 mod refusal;
 mod routers;
 mod status;

@@ -14,6 +14,7 @@ pub mod plane;
 pub mod proxy;
 pub mod run;
 pub mod status;
+mod tasks;
 pub mod telemetry;
 
 pub use beat::begin as begin_beats;

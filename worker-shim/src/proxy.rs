@@ -14,7 +14,6 @@ mod metrics;
 mod miss;
 mod paths;
 mod refusal;
-mod tasks;
 mod traffic;
 mod upstream;
 mod wakes;

@@ -6,9 +6,9 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use bytes::Bytes;
 use http::header::{CONTENT_TYPE, HeaderValue};
 use http::{Method, Request, Response, StatusCode};
+use prometheus::IntCounter;
 use serde_json::{Value, json};
 use splitrail_kv::Tier;
-use splitrail_proto::v1::Capabilities;
 
 use crate::attach::{self, Stage};
 use crate::config::Role;
@@ -96,12 +96,12 @@ impl Status {
         if let Some(plane) = self.plane.as_ref().map(plane::Status::get) {
             metrics.broker_connected.set(plane.connected.into());
             metrics.broker_lag_changes.set(i64::try_from(plane.lag).unwrap_or(i64::MAX));
-            metrics.broker_losses.set(i64::try_from(plane.losses).unwrap_or(i64::MAX));
+            raise(&metrics.broker_losses, plane.losses);
         }
         for rank in &mirror.ranks {
             let name = rank.rank.to_string();
             metrics.mirror_current.with_label_values(&[&name]).set(rank.current.into());
-            metrics.mirror_resets.with_label_values(&[&name]).set(rank.resets as f64);
+            raise(&metrics.mirror_resets.with_label_values(&[&name]), rank.resets);
             for tier in Tier::ALL {
                 let blocks = metrics.mirror_blocks.with_label_values(&[name.as_str(), tier.name()]);
                 blocks.set(signed(rank.blocks[tier as usize]));
@@ -169,7 +169,7 @@ impl Status {
             "unready": self.unready(),
             "model": identity.as_ref().map(|identity| &identity.model),
             "process": self.engine.polled.borrow().process,
-            "capabilities": capabilities(&self.engine.capabilities.borrow()),
+            "capabilities": self.engine.capabilities.borrow().to_json(),
             "load": self.load(),
             "routers": self.routers(),
             "events": self.events(),
@@ -182,26 +182,9 @@ impl Status {
     }
 }
 
-fn capabilities(known: &Capabilities) -> Value {
-    let text = |text: &str| (!text.is_empty()).then(|| text.to_owned());
-    json!({
-        "engine": text(&known.engine),
-        "engine_version": text(&known.engine_version),
-        "block_size": known.block_size,
-        "kv_blocks": known.kv_blocks,
-        "ranks": known.ranks,
-        "context_tokens": known.context_tokens,
-        "honours_threshold": known.honours_threshold,
-        "reports_cached_tokens": known.reports_cached_tokens,
-        "takes_rank_header": known.takes_rank_header,
-        "connector": text(&known.connector),
-        "connector_engine_id": text(&known.connector_engine_id),
-        "lease_ms": known.lease_ms,
-        "publishes_kv_events": known.publishes_kv_events,
-        "replays_kv_events": known.replays_kv_events,
-        "gates": known.gates,
-        "bootstrap": text(&known.bootstrap),
-    })
+/// Raises a counter to a total that is counted elsewhere.
+fn raise(counter: &IntCounter, total: u64) {
+    counter.inc_by(total.saturating_sub(counter.get()));
 }
 
 fn signed(count: usize) -> i64 {

@@ -1,127 +1,142 @@
-//! The shim's own metrics.
+//! The shim's metrics.
 
-use prometheus::{Gauge, GaugeVec, IntCounter, IntGauge, IntGaugeVec, Opts, Registry, TextEncoder};
+use prometheus::core::Collector;
+use prometheus::{
+    Gauge, IntCounter, IntCounterVec, IntGauge, IntGaugeVec, Opts, Registry, TextEncoder,
+};
 
-/// Metrics of the engine, the mirror and the drain. The proxy and the streams to routers
-/// register theirs in the same [`Metrics::registry`].
+/// Metrics of the engine, the mirror and the drain. The proxy registers its metrics in the same
+/// [`Metrics::registry`].
 #[derive(Debug)]
 pub struct Metrics {
     registry: Registry,
-    /// 1 while the engine answers.
+    /// Whether the engine answers: 0 or 1.
     pub engine_up: IntGauge,
-    /// Processes of the engine that were seen since the shim began.
+    /// Engine processes seen since the shim started.
     pub engine_processes: IntGauge,
-    /// How often all that an engine can do was found out.
+    /// How often the capabilities of an engine process were determined.
     pub engine_learned: IntCounter,
-    /// How old the engine's own figures are.
+    /// Age of the engine's figures in seconds; infinite if it never reported any.
     pub engine_figures_age: Gauge,
-    /// Blocks that the engine holds, by rank and tier.
+    /// KV blocks that the engine holds, by rank and tier.
     pub mirror_blocks: IntGaugeVec,
-    /// Whether the engine's events reach the mirror without a gap, by rank.
+    /// Whether the engine's KV events arrive without a gap, by rank: 0 or 1.
     pub mirror_current: IntGaugeVec,
-    /// How often the mirror of a rank began anew.
-    pub mirror_resets: GaugeVec,
-    /// Memory that the mirror takes.
+    /// How often the mirror of a rank was emptied and rebuilt.
+    pub mirror_resets: IntCounterVec,
+    /// Memory of the mirror in bytes.
     pub mirror_bytes: IntGauge,
-    /// Whether a router is told of changes as they come, by its address.
+    /// Whether a router receives changes as they occur, by its address: 0 or 1.
     pub router_live: IntGaugeVec,
-    /// Changes that a router was sent and has not in its index yet.
+    /// Changes that a router was sent and has not acknowledged, by its address.
     pub router_lag_changes: IntGaugeVec,
-    /// 1 while there is a connection to the broker.
+    /// Whether there is a connection to the broker: 0 or 1.
     pub broker_connected: IntGauge,
     /// Changes that are not in the broker's stream yet.
     pub broker_lag_changes: IntGauge,
-    /// How often changes were lost on the way there, so that only a snapshot leads on.
-    pub broker_losses: IntGauge,
-    /// 1 from the stop signal on.
+    /// How often changes were lost on the way to the broker and replaced by a snapshot.
+    pub broker_losses: IntCounter,
+    /// Whether the shim drains: 0 or 1.
     pub draining: IntGauge,
 }
 
+/// Creates metrics and registers them. All names get the prefix `splitrail_shim_`.
+struct Registrar(Registry);
+
+impl Registrar {
+    fn register<M: Collector + Clone + 'static>(&self, metric: M) -> prometheus::Result<M> {
+        self.0.register(Box::new(metric.clone()))?;
+        Ok(metric)
+    }
+
+    fn gauge(&self, name: &str, help: &str) -> prometheus::Result<IntGauge> {
+        self.register(IntGauge::with_opts(opts(name, help))?)
+    }
+
+    fn gauges(&self, name: &str, help: &str, labels: &[&str]) -> prometheus::Result<IntGaugeVec> {
+        self.register(IntGaugeVec::new(opts(name, help), labels)?)
+    }
+
+    fn counter(&self, name: &str, help: &str) -> prometheus::Result<IntCounter> {
+        self.register(IntCounter::with_opts(opts(name, help))?)
+    }
+}
+
+fn opts(name: &str, help: &str) -> Opts {
+    Opts::new(format!("splitrail_shim_{name}"), help)
+}
+
 impl Metrics {
-    /// Registers them all.
+    /// Registers all metrics in a new registry.
     ///
     /// # Errors
-    /// If two have one name, which a test excludes.
+    /// If two metrics have the same name, which a test excludes.
     pub fn new() -> prometheus::Result<Self> {
-        let registry = Registry::new();
-        let opts = |name: &str, help: &str| Opts::new(format!("splitrail_shim_{name}"), help);
-        let gauge = |name, help| -> prometheus::Result<IntGauge> {
-            let gauge = IntGauge::with_opts(opts(name, help))?;
-            registry.register(Box::new(gauge.clone()))?;
-            Ok(gauge)
-        };
-        let by = |name, help, labels: &[&str]| -> prometheus::Result<IntGaugeVec> {
-            let gauge = IntGaugeVec::new(opts(name, help), labels)?;
-            registry.register(Box::new(gauge.clone()))?;
-            Ok(gauge)
-        };
-        let engine_learned = IntCounter::with_opts(opts(
-            "engine_learned_total",
-            "How often all that the engine can do was found out.",
-        ))?;
-        registry.register(Box::new(engine_learned.clone()))?;
-        let engine_figures_age = Gauge::with_opts(opts(
-            "engine_figures_age_seconds",
-            "How old the engine's own figures are.",
-        ))?;
-        registry.register(Box::new(engine_figures_age.clone()))?;
-        let mirror_resets = GaugeVec::new(
-            opts("mirror_resets", "How often the mirror of a rank began anew."),
-            &["rank"],
-        )?;
-        registry.register(Box::new(mirror_resets.clone()))?;
+        let new = Registrar(Registry::new());
         Ok(Self {
-            engine_up: gauge("engine_up", "Whether the engine answers: 0 or 1.")?,
-            engine_processes: gauge(
-                "engine_processes",
-                "Processes of the engine seen since the shim began.",
+            engine_up: new.gauge("engine_up", "Whether the engine answers: 0 or 1.")?,
+            engine_processes: new
+                .gauge("engine_processes", "Engine processes seen since the shim started.")?,
+            engine_learned: new.counter(
+                "engine_learned_total",
+                "How often the capabilities of an engine process were determined.",
             )?,
-            engine_learned,
-            engine_figures_age,
-            mirror_blocks: by("mirror_blocks", "KV blocks of the engine.", &["rank", "tier"])?,
-            mirror_current: by(
+            engine_figures_age: new.register(Gauge::with_opts(opts(
+                "engine_figures_age_seconds",
+                "Age of the engine's own figures.",
+            ))?)?,
+            mirror_blocks: new.gauges(
+                "mirror_blocks",
+                "KV blocks that the engine holds.",
+                &["rank", "tier"],
+            )?,
+            mirror_current: new.gauges(
                 "mirror_current",
-                "Whether the engine's events arrive without a gap: 0 or 1.",
+                "Whether the engine's KV events arrive without a gap: 0 or 1.",
                 &["rank"],
             )?,
-            mirror_resets,
-            mirror_bytes: gauge("mirror_bytes", "Memory that the mirror takes.")?,
-            router_live: by(
+            mirror_resets: new.register(IntCounterVec::new(
+                opts(
+                    "mirror_resets_total",
+                    "How often the mirror of a rank was emptied and rebuilt.",
+                ),
+                &["rank"],
+            )?)?,
+            mirror_bytes: new.gauge("mirror_bytes", "Memory of the mirror in bytes.")?,
+            router_live: new.gauges(
                 "router_live",
-                "Whether the router is told of changes as they come: 0 or 1.",
+                "Whether the router receives changes as they occur: 0 or 1.",
                 &["router"],
             )?,
-            router_lag_changes: by(
+            router_lag_changes: new.gauges(
                 "router_lag_changes",
-                "Changes that the router was sent and has not in its index yet.",
+                "Changes that the router was sent and has not acknowledged.",
                 &["router"],
             )?,
-            broker_connected: gauge(
+            broker_connected: new.gauge(
                 "broker_connected",
                 "Whether there is a connection to the broker: 0 or 1.",
             )?,
-            broker_lag_changes: gauge(
-                "broker_lag_changes",
-                "Changes that are not in the broker's stream yet.",
+            broker_lag_changes: new
+                .gauge("broker_lag_changes", "Changes that are not in the broker's stream yet.")?,
+            broker_losses: new.counter(
+                "broker_losses_total",
+                "How often changes were lost on the way to the broker and replaced by a snapshot.",
             )?,
-            broker_losses: gauge(
-                "broker_losses",
-                "How often changes were lost on the way to the broker: a snapshot led on.",
-            )?,
-            draining: gauge("draining", "Whether the shim is about to stop: 0 or 1.")?,
-            registry,
+            draining: new.gauge("draining", "Whether the shim drains: 0 or 1.")?,
+            registry: new.0,
         })
     }
 
-    /// Where the shim's metrics are registered, each under its full name.
+    /// The registry of all metrics of the shim.
     pub fn registry(&self) -> &Registry {
         &self.registry
     }
 
-    /// All of them, as Prometheus reads them.
+    /// All metrics in the text format of Prometheus.
     #[must_use]
     pub fn text(&self) -> String {
-        // Metrics that cannot be written are a defect, and no reason to stop.
+        // A metric that cannot be written is a bug, but no reason to stop.
         TextEncoder::new().encode_to_string(&self.registry.gather()).unwrap_or_default()
     }
 }

@@ -11,6 +11,7 @@ pub mod json;
 pub mod mooncake;
 pub mod nixl;
 pub mod sglang;
+pub mod threshold_reply;
 pub mod usage;
 pub mod vllm;
 pub mod zmtp;

@@ -7,7 +7,6 @@ use axum::extract::State;
 use axum::response::Response;
 use serde_json::{Value, json};
 use splitrail_kv::Tier;
-use splitrail_proto::v1;
 
 use super::Admin;
 use crate::core::Served;
@@ -67,7 +66,7 @@ pub(super) fn view(admin: &Admin, served: &Served, worker: &Worker) -> Value {
         "breakers_open": open,
         "no_hand_off": worker.hand_overs.missing(),
         "shim": worker.config.shim,
-        "capabilities": worker.told.capabilities().map(|known| capabilities(&known)),
+        "capabilities": worker.told.capabilities().map(|known| known.to_json()),
         "honours_threshold": worker.honours_threshold(),
         "context_tokens": worker.context_tokens(),
         "index_blocks": blocks,
@@ -108,27 +107,4 @@ fn ranks(served: &Served, worker: &Worker) -> Vec<Value> {
         })
     };
     (0..).zip(&ranks).map(view).collect()
-}
-
-/// What a shim tells of its engine; a figure that is not known is null.
-fn capabilities(known: &v1::Capabilities) -> Value {
-    let text = |text: &str| (!text.is_empty()).then(|| text.to_owned());
-    json!({
-        "engine": text(&known.engine),
-        "engine_version": text(&known.engine_version),
-        "block_size": known.block_size,
-        "kv_blocks": known.kv_blocks,
-        "ranks": known.ranks,
-        "context_tokens": known.context_tokens,
-        "honours_threshold": known.honours_threshold,
-        "reports_cached_tokens": known.reports_cached_tokens,
-        "takes_rank_header": known.takes_rank_header,
-        "connector": text(&known.connector),
-        "connector_engine_id": text(&known.connector_engine_id),
-        "lease_ms": known.lease_ms,
-        "publishes_kv_events": known.publishes_kv_events,
-        "replays_kv_events": known.replays_kv_events,
-        "gates": known.gates,
-        "bootstrap": text(&known.bootstrap),
-    })
 }

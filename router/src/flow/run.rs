@@ -9,7 +9,6 @@ use std::time::Instant;
 
 use super::answer::{Answer, Begun, Sending, generate};
 use super::attempts::Attempts;
-use super::below;
 use super::context::{Context, attempt, carried_threshold, count_local, preemption_guard};
 use super::decode_try::{Tried, decode_try};
 use super::errand;
@@ -18,6 +17,7 @@ use super::pair::{Paired, pair_or_local};
 use super::place::{Wish, computed, note_vetoed, place, place_in_turn, sent};
 use super::plan::{Facts, LocalReason, Plan, Then, plan};
 use super::prefill::{Prefilled, no_prefill_worker, prefill_or_local, without_prefill};
+use super::threshold_reply;
 use super::weigh::{is_open, learned_ratio, weigh};
 use crate::boxed::pinned;
 use crate::config::model::OnNoPrefill;
@@ -76,7 +76,7 @@ async fn go(
         match Box::pin(decode_try(context, unit, decision, plan, &mut attempts)).await? {
             Tried::Answered(begun) => return Ok(begun),
             Tried::Below(usage) if plan.then == Then::Tell => {
-                return below::tell(context, unit, decision, usage);
+                return threshold_reply::reply(context, unit, decision, usage);
             }
             Tried::Below(_) | Tried::Failed => {}
         }

@@ -7,12 +7,11 @@ use serde::Deserialize;
 use serde_json::Value;
 use serde_json::value::RawValue;
 use splitrail_engine::dialect::Dialect;
+use splitrail_engine::threshold_reply::CACHE_THRESHOLD;
 
 use super::dialect;
-use crate::api::JsonObject;
 
-/// The finish reason by which an engine says that it holds too little of the prompt.
-pub const CACHE_THRESHOLD: &str = "cache_threshold";
+use crate::api::JsonObject;
 
 /// Whether a choice of this reply or event was turned away for its threshold. Only dialects
 /// with choices have a form for that.

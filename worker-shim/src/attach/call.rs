@@ -15,10 +15,10 @@ use tonic::{Request, Streaming};
 use super::claims::Claim;
 use super::link::Link;
 use super::outgoing::{Outgoing, Pulse, Start, Steer};
-use super::owned::Tasks;
 use super::refusal::{Ended, Refusal};
 use super::status::Stage;
 use crate::mirror::{Agreement, Terms};
+use crate::tasks::ConnectionTasks;
 
 /// Longest message of a router, in bytes: all are short.
 const MESSAGE_BYTES_MAX: usize = 64 << 10;
@@ -33,7 +33,7 @@ struct Welcomed {
     _agreement: Agreement,
     _claim: Claim,
     /// Last, since the others may want to say good-bye.
-    _tasks: Tasks,
+    _tasks: ConnectionTasks,
 }
 
 /// Attaches once, until something ends it. `attached_at` is set when the router is content.
@@ -48,7 +48,7 @@ pub(super) async fn attach(link: &mut Link, attached_at: &mut Option<Instant>) -
 }
 
 async fn open(link: &mut Link) -> Result<Welcomed, Ended> {
-    let tasks = Tasks::default();
+    let tasks = ConnectionTasks::default();
     let channel = connect(link, &tasks).await?;
     let (steer, steering) = watch::channel(Steer::default());
     let pulse = Arc::new(Pulse::default());
@@ -149,7 +149,7 @@ async fn stalled(pulse: Arc<Pulse>, after: Duration) {
     }
 }
 
-async fn connect(link: &Link, tasks: &Tasks) -> Result<Channel, Ended> {
+async fn connect(link: &Link, tasks: &ConnectionTasks) -> Result<Channel, Ended> {
     let timing = &link.config.timing;
     let scheme = if link.config.tls.is_some() { "https" } else { "http" };
     let failed = |error: tonic::transport::Error| Ended::Connect(chain(&error));

@@ -18,8 +18,8 @@ use tokio_util::sync::CancellationToken;
 
 use super::Proxy;
 use super::forward::answer;
-use super::tasks::{Executor, Tasks};
 use super::wakes::Wakes;
+use crate::tasks::{ConnectionExecutor, ConnectionTasks};
 
 /// How long a connection may take to send its first or its next request's head. Longer than
 /// clients keep idle connections.
@@ -53,7 +53,7 @@ const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
 /// refused by then. Dropping the future cuts all connections.
 pub async fn serve(listener: TcpListener, proxy: Proxy, stop: CancellationToken) {
     let limits = proxy.0.config.limits;
-    let streams = Tasks::default();
+    let streams = ConnectionTasks::default();
     let builder = Arc::new(builder(&streams, limits.head_max_bytes));
     let room = Arc::new(Semaphore::new(limits.connections_max));
     let upstream = proxy.clone();
@@ -73,7 +73,7 @@ pub async fn serve(listener: TcpListener, proxy: Proxy, stop: CancellationToken)
     while connections.join_next().await.is_some() {}
 }
 
-fn builder(streams: &Tasks, head_max_bytes: usize) -> Builder<Executor> {
+fn builder(streams: &ConnectionTasks, head_max_bytes: usize) -> Builder<ConnectionExecutor> {
     let mut builder = Builder::new(streams.executor());
     // Most of what is written is some hundred bytes: to copy them costs less than to pass on
     // three pieces, and what came from the engine is free for what comes next.
@@ -143,7 +143,7 @@ enum End {
 
 /// Serves one connection. `place` is its own among all of them.
 async fn connection(
-    builder: Arc<Builder<Executor>>,
+    builder: Arc<Builder<ConnectionExecutor>>,
     socket: TcpStream,
     proxy: Proxy,
     stop: CancellationToken,

@@ -13,15 +13,12 @@ use http::header::{CONTENT_ENCODING, CONTENT_TYPE};
 use http::{HeaderMap, HeaderValue, Response};
 use http_body_util::{BodyExt, Limited};
 use hyper::body::{Body, Incoming};
-use serde_json::{Value, json};
+use splitrail_engine::threshold_reply::{ReplyForm, ThresholdReply};
 use tokio::sync::Semaphore;
 
 use self::body::Shape;
 use super::paths::Kind;
 use super::refusal::Refusal;
-
-/// The finish reason of an engine that holds too little of the prompt.
-const CACHE_THRESHOLD: &str = "cache_threshold";
 
 /// Bodies up to here are looked into on the spot.
 const INLINE_MAX_BYTES: usize = 64 << 10;
@@ -77,136 +74,40 @@ impl Misses {
         };
         drop(room);
         let id = headers.get("x-request-id").and_then(|id| id.to_str().ok());
-        shape.map(|shape| Made::new(kind, &shape, id).response())
+        shape.map(|shape| reply(kind, &shape, id))
     }
 }
 
-/// A made-up answer.
-struct Made<'a> {
-    kind: Kind,
-    shape: &'a Shape,
-    id: String,
-    created_s: u64,
+/// The reply of an engine that holds too little of the prompt. Without a tokenizer nothing is
+/// known of the prompt's tokens, so `usage` is null and streams have no chunk for it.
+fn reply(kind: Kind, shape: &Shape, request_id: Option<&str>) -> Response<Bytes> {
+    let random = || format!("{:016x}", rand::random::<u64>());
+    let id = request_id.map_or_else(random, str::to_owned);
+    let reply = ThresholdReply {
+        form: match kind {
+            Kind::Chat => ReplyForm::Chat,
+            Kind::Generate => ReplyForm::Generate,
+            Kind::Completions | Kind::Compute | Kind::Tell => ReplyForm::Completions,
+        },
+        id: &id,
+        model: &shape.model,
+        created_s: SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_secs(),
+        choices: shape.choices,
+        usage: None,
+    };
+    let (content_type, body) = match shape.stream {
+        true => ("text/event-stream; charset=utf-8", stream(&reply)),
+        false => ("application/json", reply.to_json().to_string()),
+    };
+    let mut response = Response::new(body.into());
+    response.headers_mut().insert(CONTENT_TYPE, HeaderValue::from_static(content_type));
+    response
 }
 
-impl<'a> Made<'a> {
-    fn new(kind: Kind, shape: &'a Shape, id: Option<&str>) -> Self {
-        let prefix = match kind {
-            Kind::Chat => "chatcmpl",
-            Kind::Generate => "generate-tokens",
-            Kind::Completions | Kind::Compute | Kind::Tell => "cmpl",
-        };
-        let id = match id {
-            Some(id) => format!("{prefix}-{id}"),
-            None => format!("{prefix}-{:016x}", rand::random::<u64>()),
-        };
-        let created_s = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_secs();
-        Self { kind, shape, id, created_s }
-    }
-
-    fn response(&self) -> Response<Bytes> {
-        let (content_type, body) = match self.shape.stream {
-            true => ("text/event-stream; charset=utf-8", self.events()),
-            false => ("application/json", self.whole().to_string()),
-        };
-        let mut response = Response::new(body.into());
-        response.headers_mut().insert(CONTENT_TYPE, HeaderValue::from_static(content_type));
-        response
-    }
-
-    /// One chunk for each choice, each its only one.
-    fn events(&self) -> String {
-        let mut events = String::new();
-        for index in 0..self.shape.choices {
-            events += &format!("data: {}\n\n", self.chunk(index));
-        }
-        events + "data: [DONE]\n\n"
-    }
-
-    fn chunk(&self, index: u32) -> Value {
-        let choice = match self.kind {
-            Kind::Chat => json!({
-                "index": index, "delta": {"role": "assistant", "content": ""}, "logprobs": null,
-                "finish_reason": CACHE_THRESHOLD, "stop_reason": null,
-            }),
-            Kind::Generate => json!({
-                "index": index, "finish_reason": CACHE_THRESHOLD, "stop_reason": null,
-                "token_ids": [], "routed_experts": null, "sampling_mask": null,
-                "weight_versions": null, "logprobs": null,
-            }),
-            _ => json!({
-                "index": index, "text": "", "logprobs": null, "finish_reason": CACHE_THRESHOLD,
-                "stop_reason": null, "prompt_token_ids": null, "token_ids": null,
-            }),
-        };
-        let object = match self.kind {
-            Kind::Chat => "chat.completion.chunk",
-            Kind::Generate => {
-                return json!({
-                    "request_id": self.id, "usage": null, "output_mode": "tokens",
-                    "choices": [choice],
-                });
-            }
-            _ => "text_completion",
-        };
-        let mut chunk = json!({
-            "id": self.id, "object": object, "created": self.created_s,
-            "model": self.shape.model, "choices": [choice],
-        });
-        if self.kind == Kind::Chat {
-            chunk["prompt_token_ids"] = Value::Null;
-            chunk["prompt_text"] = Value::Null;
-        }
-        chunk
-    }
-
-    fn whole(&self) -> Value {
-        let choices: Vec<Value> = (0..self.shape.choices).map(|index| self.choice(index)).collect();
-        match self.kind {
-            Kind::Chat => json!({
-                "id": self.id, "object": "chat.completion", "created": self.created_s,
-                "model": self.shape.model, "choices": choices, "service_tier": null,
-                "system_fingerprint": null, "usage": null, "prompt_logprobs": null,
-                "prompt_token_ids": null, "prompt_text": null, "kv_transfer_params": null,
-                "ec_transfer_params": null, "metrics": null,
-            }),
-            Kind::Generate => json!({
-                "request_id": self.id, "model": self.shape.model, "created": self.created_s,
-                "usage": null, "prompt_logprobs": null, "prompt_token_id_logprobs": null,
-                "prompt_token_ids": null, "mm_placeholders": null, "metrics": null,
-                "kv_transfer_params": null, "ec_transfer_params": null, "output_mode": "tokens",
-                "choices": choices,
-            }),
-            _ => json!({
-                "id": self.id, "object": "text_completion", "created": self.created_s,
-                "model": self.shape.model, "choices": choices, "service_tier": null,
-                "system_fingerprint": null, "usage": null, "kv_transfer_params": null,
-                "ec_transfer_params": null, "metrics": null,
-            }),
-        }
-    }
-
-    fn choice(&self, index: u32) -> Value {
-        match self.kind {
-            Kind::Chat => json!({
-                "index": index,
-                "message": {
-                    "role": "assistant", "content": "", "refusal": null, "annotations": null,
-                    "audio": null, "function_call": null, "reasoning": null,
-                },
-                "logprobs": null, "finish_reason": CACHE_THRESHOLD, "stop_reason": null,
-                "token_ids": null, "routed_experts": null,
-            }),
-            Kind::Generate => json!({
-                "index": index, "finish_reason": CACHE_THRESHOLD, "stop_reason": null,
-                "token_ids": [], "routed_experts": null, "sampling_mask": null,
-                "weight_versions": null, "logprobs": null,
-            }),
-            _ => json!({
-                "index": index, "text": "", "logprobs": null, "finish_reason": CACHE_THRESHOLD,
-                "stop_reason": null, "token_ids": null, "prompt_logprobs": null,
-                "prompt_token_ids": null, "routed_experts": null,
-            }),
-        }
-    }
+fn stream(reply: &ThresholdReply<'_>) -> String {
+    let events = reply.to_events(false);
+    let mut stream: String =
+        events.iter().map(|event| format!("data: {}\n\n", event.data)).collect();
+    stream.push_str("data: [DONE]\n\n");
+    stream
 }

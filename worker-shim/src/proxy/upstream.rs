@@ -26,7 +26,7 @@ pub(super) use self::line::Line;
 
 use self::line::Connection;
 use super::bodies::Upload;
-use super::tasks::Tasks;
+use crate::tasks::ConnectionTasks;
 
 /// vLLM closes idle connections after 5 s; ours are used no more before, so that no request
 /// is written to one that is just being closed.
@@ -57,7 +57,7 @@ pub(super) struct Upstream {
     builder: http1::Builder,
     idle: Arc<Idle>,
     /// What outlives its answer's head.
-    uploads: Tasks,
+    uploads: ConnectionTasks,
 }
 
 /// Connections without a request, those that were used last at the end.
@@ -87,7 +87,7 @@ impl Upstream {
             connect_timeout,
             builder,
             idle: Arc::new(Idle { kept: Mutex::default(), most: idle_max }),
-            uploads: Tasks::default(),
+            uploads: ConnectionTasks::default(),
         }
     }
 

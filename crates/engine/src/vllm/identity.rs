@@ -7,9 +7,9 @@ use serde_json::value::RawValue;
 
 mod trial;
 
-use trial::CACHE_THRESHOLD;
 pub use trial::{Trial, TrialOutcome};
 
+use crate::threshold_reply::CACHE_THRESHOLD;
 use crate::usage::EngineUsage;
 use crate::zmtp::Endpoint;
 

@@ -15,9 +15,9 @@ use hyper_util::rt::TokioIo;
 use tokio::net::TcpStream;
 
 use super::super::bodies::Upload;
-use super::super::tasks::Tasks;
 use super::super::wakes::Wakes;
 use super::Idle;
+use crate::tasks::ConnectionTasks;
 
 type Wire = http1::Connection<TokioIo<TcpStream>, Upload>;
 type Sent = Result<Response<Incoming>, TrySendError<http::Request<Upload>>>;
@@ -66,7 +66,7 @@ impl Connection {
     }
 
     /// Goes on in a task of its own until the request and its answer are through, and ends.
-    pub(super) fn run_alone(self: Box<Self>, tasks: &Tasks) {
+    pub(super) fn run_alone(self: Box<Self>, tasks: &ConnectionTasks) {
         if let Some(wire) = self.wire {
             tasks.executor().execute(async move {
                 let _ended = wire.await;

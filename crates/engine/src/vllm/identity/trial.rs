@@ -4,9 +4,6 @@ use serde_json::json;
 
 use super::Reply;
 
-/// The finish reason of a request that was turned away for its threshold.
-pub(super) const CACHE_THRESHOLD: &str = "cache_threshold";
-
 /// A request of a few tokens that asks for one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Trial {

@@ -1,0 +1,141 @@
+//! The reply to a client of `decode_only` whose prompt is cached too little: the one that an
+//! engine that honours the threshold would give, made by the router.
+
+use bytes::Bytes;
+use serde_json::{Value, json};
+use splitrail_engine::dialect::Dialect;
+use splitrail_engine::threshold_reply::{ReplyEvent, ReplyForm, ThresholdReply};
+use splitrail_engine::usage::EngineUsage;
+use splitrail_kv::Overlap;
+
+use super::answer::Begun;
+use super::context::Context;
+use crate::api::{Endpoint, JsonObject};
+use crate::core::{random_id, unix_ms};
+use crate::error::Error;
+use crate::ledger::decisions::DecisionHandle;
+use crate::ledger::entry::Told as ToldUsage;
+use crate::ledger::leg::{Expected, LegFacts, LegKind};
+use crate::prepare::Unit;
+use crate::reply::usage::told;
+
+/// Makes the reply, in which nothing was generated and every choice ends with
+/// `cache_threshold`, and enters the prompt in the ledger. `usage` is the usage that the engine
+/// reported, if it was asked.
+///
+/// # Errors
+/// None: the reply is always a JSON object.
+pub(super) fn reply(
+    context: &Context,
+    unit: &Unit,
+    decision: &DecisionHandle,
+    usage: Option<EngineUsage>,
+) -> Result<Begun, Error> {
+    let options = &context.options;
+    let shows_usage = options.include_usage || !options.stream;
+    let usage = settle(context, unit, decision, usage, shows_usage);
+    let reply = ThresholdReply {
+        form: form(context.endpoint),
+        id: &random_id(),
+        model: context.served.name(),
+        created_s: unix_ms() / 1000,
+        choices: options.n,
+        usage: usage.as_ref(),
+    };
+    if options.stream {
+        let events = reply.to_events(options.include_usage);
+        return Ok(Begun::Made(events.iter().map(event_bytes).collect()));
+    }
+    JsonObject::parse(reply.to_json().to_string().into()).map(Begun::Whole)
+}
+
+fn form(endpoint: Endpoint) -> ReplyForm {
+    match (endpoint.dialect(), endpoint) {
+        (Dialect::Responses, _) => ReplyForm::Responses,
+        (Dialect::Messages, _) => ReplyForm::Messages,
+        (Dialect::Chunks, Endpoint::Chat) => ReplyForm::Chat,
+        (Dialect::Chunks, Endpoint::Generate) => ReplyForm::Generate,
+        (Dialect::Chunks, _) => ReplyForm::Completions,
+    }
+}
+
+/// An event as reply streams carry it: only named events have field names.
+fn event_bytes(ReplyEvent { name, data }: &ReplyEvent) -> Bytes {
+    match name {
+        Some(name) => format!("event: {name}\ndata: {data}").into(),
+        None => data.to_string().into(),
+    }
+}
+
+/// Enters in the ledger that no leg serves the prompt. Returns the usage object of the reply;
+/// `None` if the length of the prompt is not known.
+fn settle(
+    context: &Context,
+    unit: &Unit,
+    decision: &DecisionHandle,
+    usage: Option<EngineUsage>,
+    shows_usage: bool,
+) -> Option<Value> {
+    let blocks = decision.with(|decision| decision.overlap_blocks);
+    let expected = Expected {
+        prompt_tokens: unit.prompt_tokens,
+        overlap: Overlap { blocks, by_tier: [blocks, 0, 0, 0] },
+        block_size: context.served.pool.block_size(),
+        bypasses_cache: context.options.bypasses_cache.is_some(),
+        comparable: false,
+        epoch: 0,
+    };
+    let known = LegFacts {
+        prompt_tokens: usage.map(|usage| usage.prompt_tokens),
+        cached_tokens: usage.and_then(|usage| usage.cached_tokens),
+        ..LegFacts::new(LegKind::Decode, "", expected)
+    };
+    let fallback = context.served.config.cached_tokens_fallback;
+    let mut told_usage = None;
+    decision.update(|decision| {
+        decision.outcome = Some("ok");
+        decision.ledger.turned_away(known);
+        let known = decision.ledger.prompt_tokens().zip(decision.ledger.cached());
+        let Some((prompt_tokens, cached)) = known else { return };
+        let cached_tokens = told(cached, fallback);
+        decision.cached_tokens = Some(cached.tokens);
+        decision.told_cached_tokens = cached_tokens;
+        decision.cached_source = Some(cached.source.kind());
+        if shows_usage {
+            decision.ledger.tell(ToldUsage { prompt_tokens, completion_tokens: 0, cached_tokens });
+        }
+        told_usage = Some(usage_in(context.endpoint.dialect(), prompt_tokens, cached_tokens));
+    });
+    told_usage
+}
+
+/// The usage of a prompt for which nothing was generated.
+fn usage_in(dialect: Dialect, prompt_tokens: u32, cached_tokens: Option<u32>) -> Value {
+    let details = cached_tokens.map(|tokens| json!({"cached_tokens": tokens}));
+    let (mut usage, key, details) = match dialect {
+        Dialect::Chunks => (
+            json!({
+                "prompt_tokens": prompt_tokens, "total_tokens": prompt_tokens,
+                "completion_tokens": 0,
+            }),
+            "prompt_tokens_details",
+            details,
+        ),
+        Dialect::Responses => (
+            json!({
+                "input_tokens": prompt_tokens, "total_tokens": prompt_tokens, "output_tokens": 0,
+            }),
+            "input_tokens_details",
+            details,
+        ),
+        Dialect::Messages => {
+            let rest = prompt_tokens.saturating_sub(cached_tokens.unwrap_or(0));
+            let usage = json!({"input_tokens": rest, "output_tokens": 0});
+            (usage, "cache_read_input_tokens", cached_tokens.map(Value::from))
+        }
+    };
+    if let Some(details) = details {
+        usage[key] = details;
+    }
+    usage
+}
