@@ -488,7 +488,7 @@ async fn p24_no_prompt_completion_token_id_or_key_is_said_anywhere() {
     world.router.end();
     let log = std::fs::read(&log).unwrap();
     let log = String::from_utf8_lossy(&log);
-    for source in ["splitrail::", "hyper_util::", "h2::"] {
+    for source in ["splitrail_router::", "hyper_util::", "h2::"] {
         let traced = log.lines().any(|line| line.contains("TRACE") && line.contains(source));
         let spoke = traced || log.contains(&format!(" {source}"));
         assert!(spoke, "{source} is not in a log of everything");
