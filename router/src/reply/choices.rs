@@ -10,7 +10,6 @@ use splitrail_engine::dialect::Dialect;
 use splitrail_engine::threshold_reply::CACHE_THRESHOLD;
 
 use super::dialect;
-
 use crate::api::JsonObject;
 
 /// Whether a choice of this reply or event was turned away for its threshold. Only dialects
