@@ -10,9 +10,9 @@ use clap::{Parser, Subcommand, ValueEnum};
 use splitrail_router::assemble::AssembleError;
 use splitrail_router::config;
 use splitrail_router::run::{Running, Signals, until_stopped, wait_ready};
-use splitrail_router::telemetry::logging::{self, LogFormat};
 use splitrail_settings::logging::{report, warn_of};
 use splitrail_settings::process::raise_descriptor_limit;
+use splitrail_telemetry::logging::{self, LogFormat};
 
 mod explain_command;
 mod quickstart;

@@ -5,6 +5,7 @@ use std::io::{BufReader, BufWriter, IsTerminal, Write};
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
+use splitrail_policy::threshold::DEFAULT_THRESHOLD_RATIO;
 use splitrail_replay::{Entry, Named, Report, compare, svg, sweep, table, trace};
 use splitrail_router::config::{self, Flow, HitThreshold, Role};
 
@@ -23,10 +24,6 @@ const CONFIGURED: &str = "configured";
 
 /// Without a configuration.
 const DEFAULT_POLICY: &str = "least_loaded";
-
-/// From which share of a prompt on decode workers serve alone where `decode_first` is
-/// configured without a threshold.
-const DEFAULT_THRESHOLD: f64 = 0.8;
 
 pub(crate) fn run(args: &ReplayArgs) -> Result<(), Failure> {
     let mut entries = entries(args)?;
@@ -151,7 +148,7 @@ fn configuration(path: &Path, model: Option<&str>) -> Result<(Configured, Named)
         Flow::DecodeFirst => match found.cache_hit_threshold {
             Some(HitThreshold::Auto) => Some(Local::Auto),
             Some(HitThreshold::Ratio(ratio)) => Some(Local::At(ratio)),
-            None => Some(Local::At(DEFAULT_THRESHOLD)),
+            None => Some(Local::At(DEFAULT_THRESHOLD_RATIO)),
         },
         Flow::Auto => match found.cache_hit_threshold {
             Some(HitThreshold::Ratio(ratio)) => Some(Local::At(ratio)),

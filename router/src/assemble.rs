@@ -8,20 +8,21 @@ use http::HeaderValue;
 use splitrail_kv::{HashSeed, IndexConfig};
 
 use crate::config::{
-    BlockSize, Config, ContentFormatConfig, HuggingfaceTokenizer, Model, RequestFlow,
-    TokenizerConfig,
+    BlockSize, Config, ContentFormatConfig, HuggingfaceTokenizer, Model, TokenizerConfig,
 };
-use crate::core::{Core, Seldom, Served, Serving};
-use crate::fleet::budget::RetryBudget;
-use crate::fleet::{Networks, Pool};
-use crate::flow::client::{EngineClient, ReplyMemory};
-use crate::ledger::lines::Lines;
-use crate::ledger::recorder::Recorder;
+use crate::core::Core;
+use crate::engine_client::networks::Networks;
+use crate::engine_client::retry_budget::RetryBudget;
+use crate::engine_client::{EngineClient, ReplyMemory};
+use crate::fleet::Pool;
+use crate::fleet::{Served, Serving};
+use crate::ledger::books::Books;
 use crate::memory_budget::MemoryBudget;
-use crate::telemetry::metrics::Metrics;
-use crate::telemetry::model::ModelSeries;
 use splitrail_prompt::stamp::{FileStamp, stamp, stamps};
 use splitrail_prompt::{ContentFormat, PromptModel, PromptOptions};
+use splitrail_telemetry::LogThrottle;
+use splitrail_telemetry::Metrics;
+use splitrail_telemetry::ModelSeries;
 
 /// Bound on a chat template's file; real ones have some ten kilobytes.
 const TEMPLATE_MAX_BYTES: u64 = 4 << 20;
@@ -74,29 +75,6 @@ pub fn assemble(config: Config) -> Result<Arc<Core>, AssembleError> {
     let models = models(&config, (&memory, &metrics), None)?;
     let books = Books::open(&config, &metrics).map_err(AssembleError::File)?;
     Ok(Arc::new(Core::new(models, config, metrics, memory, books)))
-}
-
-/// The files to which ended requests are written.
-pub struct Books {
-    /// For billing.
-    pub ledger: Lines,
-    /// For replay.
-    pub recorder: Recorder,
-}
-
-impl Books {
-    /// Opens what a configuration names.
-    ///
-    /// # Errors
-    /// A file that cannot be written.
-    pub fn open(config: &Config, metrics: &Metrics) -> std::io::Result<Self> {
-        let Config { ledger, record, .. } = config;
-        let file = (ledger.path.as_deref(), ledger.rotate);
-        let records = Lines::open("ledger", file, metrics.ledger_records.clone())?;
-        let file = (record.path.as_deref(), record.rotate);
-        let lines = Lines::open("record", file, metrics.record_lines.clone())?;
-        Ok(Self { ledger: records, recorder: Recorder::new(lines, record) })
-    }
 }
 
 /// Builds what serves a configuration in place of another one, of which everything is taken
@@ -187,23 +165,11 @@ fn assemble_model(
         client,
         retry_budget,
         releases: before.map(|(served, _)| Arc::clone(&served.releases)).unwrap_or_default(),
-        mismatch: Seldom::default(),
+        mismatch: LogThrottle::default(),
         series: ModelSeries::default(),
-        no_prefill: Seldom::default(),
-        below_threshold: Seldom::default(),
+        no_prefill: LogThrottle::default(),
+        below_threshold: LogThrottle::default(),
     }))
-}
-
-/// Whether a model's picks look at what work costs: its policy's, its queue's, or those that
-/// compare both ways of a prompt.
-pub fn reckons(model: &Model) -> bool {
-    let own = RequestFlow::from(model.flow);
-    let compares =
-        |flow: &RequestFlow| !matches!(flow, RequestFlow::Aggregated | RequestFlow::PrefillFirst);
-    model.policy.reckons()
-        || model.queue.is_some()
-        || model.shadow.is_some()
-        || std::iter::once(&own).chain(&model.request_flows).any(compares)
 }
 
 /// Which parts of a model stay.
@@ -258,11 +224,7 @@ fn pool(model: &Model, config: &Config) -> Pool {
         max_blocks_per_worker: config.limits.index_blocks_per_worker_max,
     };
     let pool = Pool::new(index, config.draw_seed).assuming(model.assumed);
-    pool.waiting.configure(model.queue.unwrap_or_default());
-    pool.calibration.configure(model.auto);
-    pool.losses.configure(model.loss);
-    pool.busy.store(Arc::new(model.busy));
-    pool.set_reckons(reckons(model));
+    pool.configure(model);
     pool
 }
 

@@ -3,7 +3,6 @@
 
 pub mod answer;
 mod attempts;
-pub mod client;
 pub mod context;
 mod decode_try;
 mod errand;

@@ -11,9 +11,6 @@ pub mod admission;
 pub mod api;
 pub mod prepare;
 
-/// The decisions; a crate of their own, for whatever decides as the router does.
-pub use splitrail_policy as pick;
-
 pub mod flow;
 
 pub mod reload;
@@ -29,9 +26,10 @@ pub mod admin;
 pub mod assemble;
 pub mod config;
 pub mod core;
+pub mod cut;
+pub mod engine_client;
 pub mod error;
 pub mod fleet;
 pub mod name;
 pub mod run;
-pub mod stages;
-pub mod telemetry;
+pub mod text;

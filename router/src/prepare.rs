@@ -16,12 +16,13 @@ use crate::api::sampling::edit_sampling;
 use crate::api::sanitise::Removed;
 use crate::api::{Endpoint, Inbound, JsonObject, json};
 use crate::config::model::{Connector, Flow, Limits};
-use crate::core::{Core, Named, Served, Serving};
+use crate::core::Core;
 use crate::error::{Error, Kind};
+use crate::fleet::{Named, Served, Serving};
 use crate::memory_budget::{Charge, Memory, Meter};
-use crate::telemetry::metrics::Metrics;
 use splitrail_prompt::Extent;
 use splitrail_prompt::watch::{self, Watch};
+use splitrail_telemetry::Metrics;
 
 mod short;
 mod tokens;
@@ -239,7 +240,7 @@ fn compute(core: &Core, endpoint: Endpoint, payload: Payload) -> Result<Prepared
             body.set_piece("prompt", raw);
         }
         let weight = prompt_bytes(endpoint, &body);
-        let mut chain = Chain::new(&namespace, core.hash_seed);
+        let mut chain = Chain::new(&namespace, core.cluster.hash_seed);
         let mut unit = Unit {
             prompt_index,
             further_sample: false,

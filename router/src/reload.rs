@@ -102,7 +102,9 @@ async fn once(
         if core.is_draining() {
             return Err(Refused::Draining);
         }
+        let decisions_kept = serving.limits.decisions_kept;
         fleet.serve(Arc::new(serving)).map_err(Refused::Fleet)?;
+        core.decisions.keep(decisions_kept);
         core.metrics.set_config(report.config_digest);
         Ok(report)
     });

@@ -9,6 +9,7 @@ use std::time::{Duration, Instant};
 use serde_json::json;
 use tokio::signal::unix::{Signal, SignalKind, signal};
 use tokio::task::JoinSet;
+use tokio::time::MissedTickBehavior;
 use tokio_util::sync::CancellationToken;
 
 pub use splitrail_settings::process::write_whole;
@@ -20,7 +21,7 @@ use crate::fleet::Fleet;
 use crate::fleet::attach::FleetDoor;
 use crate::ingress::door::Routes;
 use crate::ingress::{grpc, http, listener};
-use crate::ledger::summary::{self, Summary};
+use crate::ledger::summary::Summary;
 use crate::reload::Reload;
 
 /// A router that is bound and serves.
@@ -94,9 +95,9 @@ impl Running {
             grpc: grpc_socket.as_ref().map(|socket| socket.local_addr()).transpose()?,
             admin: admin_socket.local_addr()?,
         };
-        let fleet = Fleet::start(Arc::clone(&core)).map_err(io::Error::other)?;
-        let is_open = fleet_socket.is_some() || matches!(core.events, Events::Nats(_));
-        let open = || FleetDoor::open(Arc::clone(&core), Arc::clone(&fleet), fleet_socket);
+        let fleet = Fleet::start(Arc::clone(&core.cluster)).map_err(io::Error::other)?;
+        let is_open = fleet_socket.is_some() || matches!(core.cluster.events, Events::Nats(_));
+        let open = || FleetDoor::open(Arc::clone(&core.cluster), Arc::clone(&fleet), fleet_socket);
         let fleet_door = is_open.then(open).transpose()?;
         let stop = CancellationToken::new();
         let mut doors = JoinSet::new();
@@ -123,7 +124,7 @@ impl Running {
         let mut summary = JoinSet::new();
         let log_every = core.serving().config.ledger.log_every;
         if !log_every.is_zero() {
-            summary.spawn(summary::run(Arc::clone(&core), log_every));
+            summary.spawn(log_totals(Arc::clone(&core), log_every));
         }
         let close_ledger = CancellationToken::new();
         let ledger = ledger_writers(&core, &close_ledger);
@@ -192,7 +193,7 @@ impl Running {
             door.close().await;
         }
         let now = Instant::now();
-        Summary::new(now).say(&self.core, now);
+        say_totals(&mut Summary::new(now), &self.core, now);
         self.close_ledger.cancel();
         let written = async { while self.ledger.join_next().await.is_some() {} };
         if tokio::time::timeout(LEDGER_PATIENCE, written).await.is_err() {
@@ -306,4 +307,21 @@ pub async fn wait_ready(core: &Core, patience: Duration) -> Option<String> {
         Ok(()) => None,
         Err(_) => core.unready(),
     }
+}
+
+/// Logs the totals of all models from time to time, until the task is ended.
+async fn log_totals(core: Arc<Core>, every: Duration) {
+    let mut summary = Summary::new(Instant::now());
+    let mut ticks = tokio::time::interval(every);
+    ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
+    loop {
+        ticks.tick().await;
+        say_totals(&mut summary, &core, Instant::now());
+    }
+}
+
+fn say_totals(summary: &mut Summary, core: &Core, now: Instant) {
+    let serving = core.serving();
+    let models: Vec<&str> = serving.models.iter().map(|served| served.name()).collect();
+    summary.say(&core.metrics, &models, now);
 }

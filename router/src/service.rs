@@ -11,25 +11,25 @@ use http::HeaderValue;
 use crate::api::steering::Steering;
 use crate::api::{Endpoint, JsonObject};
 use crate::config::model::RequestFlow;
-use crate::core::{Core, unix_ms};
+use crate::core::Core;
 use crate::error::{Error, Kind};
 use crate::flow::answer::Begun;
 use crate::flow::context::{Context, flow_name};
 use crate::flow::run::begin;
 use crate::ledger::decisions::{Decision, DecisionHandle};
 use crate::ledger::entry::Entry;
+use crate::ledger::stages::Stages;
 use crate::name::Name;
 use crate::prepare::{Payload, Prepared, Unit, prepare};
 use crate::reply::detail::Detail;
 use crate::reply::merge::{self, Events, Places};
-use crate::stages::{Stages, push_number};
+use crate::text::push_number;
 use crate::unread::{Unread, UnreadRoom};
+use splitrail_telemetry::clock::unix_ms;
 
-mod cut;
 pub mod explain;
 mod scope;
 
-pub use cut::Cut;
 pub use scope::Scope;
 
 /// A request as it came through a door.
@@ -180,12 +180,17 @@ async fn answer(core: &Arc<Core>, call: Call, scope: &mut Scope) -> Result<Reply
     // What the body says goes before what a header says.
     let threshold = threshold.or(call.steering.threshold);
     let stages = Stages::default();
-    stages.add(&core.metrics, &served, "tokenize", tokenizing.elapsed().as_secs_f64());
+    stages.add(
+        &core.metrics,
+        served.labelled_series(),
+        "tokenize",
+        tokenizing.elapsed().as_secs_f64(),
+    );
     let core = Arc::clone(core);
     let traceparent = call.traceparent;
     let request_id = call.request_id;
     let urgency = call.steering.urgency(&served.config, scope.origin());
-    let unread = Arc::new(Unread::new(&core, call.room, units.len() > 1));
+    let unread = Arc::new(Unread::new(&core.metrics.shed, call.room, units.len() > 1));
     let context = Arc::new(Context {
         core,
         served,

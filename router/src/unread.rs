@@ -9,11 +9,11 @@ use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::time::Duration;
 
 use bytes::Bytes;
+use prometheus::IntCounterVec;
 use tokio::sync::{OnceCell, OwnedSemaphorePermit, Semaphore};
 
 use crate::config::model::Limits;
-use crate::core::Core;
-use crate::error::Error;
+use crate::error::{Error, Kind};
 
 /// Bytes of a reply that need no room: many small replies wait for nothing.
 const FREE_BYTES: usize = 256 << 10;
@@ -83,7 +83,8 @@ fn places(bytes: usize) -> u32 {
 
 /// What one request's answer takes of the room, until the client has taken it.
 pub struct Unread {
-    core: Arc<Core>,
+    /// Counts requests that are refused for load.
+    shed: IntCounterVec,
     room: Option<Arc<UnreadRoom>>,
     /// Whether several replies make up the answer: none goes out before all are there.
     is_joint: bool,
@@ -93,8 +94,8 @@ pub struct Unread {
 impl Unread {
     /// Nothing yet, of an answer that goes to a connection with this room; it may be made of
     /// several replies.
-    pub fn new(core: &Arc<Core>, room: Option<Arc<UnreadRoom>>, is_joint: bool) -> Self {
-        Self { core: Arc::clone(core), room, is_joint, place: OnceCell::new() }
+    pub fn new(shed: &IntCounterVec, room: Option<Arc<UnreadRoom>>, is_joint: bool) -> Self {
+        Self { shed: shed.clone(), room, is_joint, place: OnceCell::new() }
     }
 
     /// Waits until a reply may go on, of which so many bytes have come; it will have `whole`,
@@ -105,8 +106,16 @@ impl Unread {
     pub async fn room_for(&self, bytes: usize, whole: Option<usize>) -> Result<(), Error> {
         let Some(room) = self.room.as_ref().filter(|_| bytes > FREE_BYTES) else { return Ok(()) };
         let whole = whole.filter(|_| !self.is_joint);
-        let enter = async || room.enter(whole).await.ok_or_else(|| self.core.shed_unread());
+        let enter = async || room.enter(whole).await.ok_or_else(|| self.refuse());
         self.place.get_or_try_init(enter).await.map(drop)
+    }
+
+    /// Counts a request that is refused because its client does not take other answers.
+    fn refuse(&self) -> Error {
+        self.shed.with_label_values(&["none", "unread_answers"]).inc();
+        let message = "limits.unread_answers_max_bytes of answers wait on this connection, and \
+                       are not read";
+        Error::new(Kind::OverShare, message)
     }
 
     /// The answer's bytes: the room that they take is free again with the last of them.

@@ -7,7 +7,7 @@ use std::time::Duration;
 use serde_json::{Value, json};
 use splitrail_router::config::model::{KubernetesDiscovery, Role};
 use splitrail_router::fleet::discovery::{Found, Tally, kubernetes};
-use splitrail_router::telemetry::metrics::Metrics;
+use splitrail_telemetry::Metrics;
 use tokio::sync::mpsc;
 use tokio::task::JoinSet;
 use tokio::time::timeout;

@@ -8,7 +8,7 @@ use splitrail_router::config::model::Role;
 use splitrail_router::config::model::Worker as WorkerConfig;
 use splitrail_router::fleet::pool::rank_key;
 use splitrail_router::fleet::{Roster, Source};
-use splitrail_router::pick::Leg;
+use splitrail_policy::Leg;
 use splitrail_kv::{BlockHash, EngineHash, HashedBlock, Tier};
 
 use super::options::Options;

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use splitrail_router::assemble::assemble;
 use splitrail_router::config;
-use splitrail_router::core::Served;
+use splitrail_router::fleet::Served;
 use splitrail_sim::write_tokenizer;
 use splitrail_router::run::Running;
 use tempfile::TempDir;

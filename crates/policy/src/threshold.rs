@@ -43,6 +43,9 @@ use crate::learn::{Evidence, Fit};
 use curve::Curve;
 use guard::Guard;
 
+/// The threshold of a request that names none and whose model names none.
+pub const DEFAULT_THRESHOLD_RATIO: f64 = 0.8;
+
 /// A calibration that is older is believed less.
 const TRUSTED_SECONDS: f64 = 60.0;
 /// After each further such time, half as far from what is configured.

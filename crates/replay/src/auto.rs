@@ -3,7 +3,9 @@
 use std::collections::HashMap;
 
 use splitrail_policy::learn::BusyShare;
-use splitrail_policy::threshold::{Learned, Offer, Threshold, ThresholdConfig, Way};
+use splitrail_policy::threshold::{
+    DEFAULT_THRESHOLD_RATIO, Learned, Offer, Threshold, ThresholdConfig, Way,
+};
 use splitrail_policy::{Candidate, Coefficients, mix};
 use splitrail_sim::cluster::{Cluster, Decision, Router};
 
@@ -45,7 +47,7 @@ impl<R: Sees> AutoRouter<R> {
     /// `told` is what decode workers are believed to cost.
     pub fn new(policy: R, config: ThresholdConfig, told: Coefficients, seed: u64) -> Self {
         // Until it knows better, as configurations that say nothing.
-        let threshold = Threshold::new(config, 0.8);
+        let threshold = Threshold::new(config, DEFAULT_THRESHOLD_RATIO);
         Self { policy, threshold, told, seed, decode: Vec::new(), gone: HashMap::new() }
     }
 

@@ -14,9 +14,9 @@ use super::Admin;
 use super::refusal::Refusal;
 use super::workers::view;
 use crate::config::Addition;
-use crate::core::{Served, Serving};
 use crate::fleet::keeper::Known;
 use crate::fleet::{Fleet, Source};
+use crate::fleet::{Served, Serving};
 use crate::ingress::reply::json_reply;
 use crate::reload::Refused;
 

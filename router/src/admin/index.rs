@@ -8,7 +8,7 @@ use splitrail_kv::{Frozen, Tier, WorkerKey};
 use super::Admin;
 use super::change::{Result, Which, the_worker};
 use crate::ingress::reply::json_reply;
-use crate::pick::mix;
+use splitrail_policy::mix;
 
 /// A worker's blocks, counted and condensed, for each rank. The digest is the sum (modulo
 /// 2^64) of the engine's names of all blocks, each put through SplitMix64's finalizer: equal for

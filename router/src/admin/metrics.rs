@@ -11,13 +11,14 @@ use splitrail_kv::Tier;
 
 use super::Admin;
 use crate::config::model::{HitThreshold, RequestFlow};
-use crate::core::{Core, Served};
+use crate::core::Core;
+use crate::fleet::Served;
 use crate::fleet::Worker;
 use crate::fleet::offers::TOKENIZER;
 use crate::fleet::parity::Parity;
 use crate::fleet::state::State;
-use crate::flow::plan::THRESHOLD;
-use crate::pick::Leg;
+use splitrail_policy::Leg;
+use splitrail_policy::threshold::DEFAULT_THRESHOLD_RATIO;
 
 pub(super) async fn metrics(extract::State(admin): extract::State<Admin>) -> Response {
     let text = "text/plain; version=0.0.4; charset=utf-8";
@@ -57,7 +58,7 @@ fn observe_fleet(core: &Core) -> Present {
             Some(HitThreshold::Ratio(ratio)) => (ratio, 1.0),
             Some(HitThreshold::Auto) => (learned.threshold_ratio, learned.confidence),
             None if auto => (learned.threshold_ratio, learned.confidence),
-            None => (THRESHOLD, 1.0),
+            None => (DEFAULT_THRESHOLD_RATIO, 1.0),
         };
         core.metrics.cache_hit_threshold.with_label_values(&[model]).set(ratio);
         core.metrics.threshold_confidence.with_label_values(&[model]).set(confidence);

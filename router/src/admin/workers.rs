@@ -9,14 +9,14 @@ use serde_json::{Value, json};
 use splitrail_kv::Tier;
 
 use super::Admin;
-use crate::core::Served;
+use crate::fleet::Served;
 use crate::fleet::Worker;
 use crate::fleet::offers::TOKENIZER;
 use crate::fleet::parity::Cause;
 use crate::fleet::pool::rank_key;
 use crate::fleet::ranks::Rank;
 use crate::ingress::reply::json_reply;
-use crate::pick::Leg;
+use splitrail_policy::Leg;
 
 /// Every worker of every model.
 pub(super) async fn list(State(admin): State<Admin>) -> Response {

@@ -9,7 +9,6 @@ use http::header::{HeaderMap, HeaderName};
 use super::request::check_threshold;
 use crate::config::model::{Model, RequestFlow};
 use crate::error::Error;
-use crate::fleet::waiting::Urgency;
 
 /// What the names of all headers begin with that steer a request.
 const PREFIX: &str = "x-splitrail-";
@@ -25,6 +24,19 @@ pub const X_PRIORITY: HeaderName = HeaderName::from_static("x-splitrail-priority
 pub const X_TTFT: HeaderName = HeaderName::from_static("x-splitrail-ttft-ms");
 const PRIORITY_MAX: i32 = 100;
 const TTFT_MAX_MS: u32 = 86_400_000;
+
+/// How urgent a request is.
+#[derive(Clone, Copy, Debug)]
+pub struct Urgency {
+    /// When it came.
+    pub arrived: Instant,
+    /// Higher ones are served first.
+    pub class: i32,
+    /// On whose account.
+    pub tenant: u64,
+    /// When its first token should be there.
+    pub deadline: Option<Instant>,
+}
 
 /// A request's wishes; none is the model's configuration.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]

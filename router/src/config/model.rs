@@ -300,6 +300,21 @@ pub struct Model {
     pub discovery: Vec<Discovery>,
 }
 
+impl Model {
+    /// Whether placing its requests takes what work costs into account: for its policy or its
+    /// queue, or to compare a local with a remote prefill.
+    pub fn uses_costs(&self) -> bool {
+        let own = RequestFlow::from(self.flow);
+        let compares = |flow: &RequestFlow| {
+            !matches!(flow, RequestFlow::Aggregated | RequestFlow::PrefillFirst)
+        };
+        self.policy.reckons()
+            || self.queue.is_some()
+            || self.shadow.is_some()
+            || std::iter::once(&own).chain(&self.request_flows).any(compares)
+    }
+}
+
 /// What happens where no prefill worker could do its part.
 #[derive(Clone, Copy, Debug, Default, Deserialize, Serialize, JsonSchema, PartialEq, Eq)]
 #[serde(rename_all = "snake_case")]

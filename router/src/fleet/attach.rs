@@ -39,7 +39,8 @@ pub use tokens::Tokens;
 
 use super::Fleet;
 use crate::config::model::{ClientWorkers, Events, FleetConfig};
-use crate::core::{Core, random_id};
+use crate::fleet::Cluster;
+use crate::text::random_id;
 use connection::Peer;
 use credentials::Allowed;
 use inbound::Inbound;
@@ -67,7 +68,7 @@ type Tasks = Arc<Mutex<JoinSet<()>>>;
 
 /// What all sessions share.
 struct House {
-    core: Arc<Core>,
+    cluster: Arc<Cluster>,
     fleet: Arc<Fleet>,
     config: FleetConfig,
     router_id: String,
@@ -88,18 +89,18 @@ impl FleetDoor {
     /// # Errors
     /// Tokens or certificates that cannot be had.
     pub fn open(
-        core: Arc<Core>,
+        cluster: Arc<Cluster>,
         fleet: Arc<Fleet>,
         listener: Option<TcpListener>,
     ) -> io::Result<Self> {
-        let (config, events) = (core.fleet.clone(), core.events.clone());
+        let (config, events) = (cluster.fleet.clone(), cluster.events.clone());
         let stop = CancellationToken::new();
         let tasks = Tasks::default();
         let house = Arc::new(House {
             router_id: random_id(),
             seats: Arc::new(Seats::new(Arc::clone(&fleet), config.attach_max)),
             stop: stop.clone(),
-            core,
+            cluster,
             fleet,
             config,
         });
@@ -178,17 +179,17 @@ impl House {
             Code::Unavailable => "unavailable",
             _ => "failed",
         };
-        self.core.metrics.attach.with_label_values(&[result]).inc();
+        self.cluster.metrics.attach.with_label_values(&[result]).inc();
     }
 
     fn count_attached(&self, resumed: bool) {
         let result = if resumed { "resumed" } else { "attached" };
-        self.core.metrics.attach.with_label_values(&[result]).inc();
+        self.cluster.metrics.attach.with_label_values(&[result]).inc();
     }
 
     /// Takes a stream from its first message to its end.
     async fn receive(self: Arc<Self>, mut inbound: Inbound, outbound: Outbound, allowed: Allowed) {
-        let greeting = greet::greet(&self.core, &self.fleet, &mut inbound, &allowed);
+        let greeting = greet::greet(&self.cluster, &self.fleet, &mut inbound, &allowed);
         let greeted = tokio::select! {
             () = self.stop.cancelled() => Err(Status::unavailable("the router stops")),
             () = outbound.closed() => return,

@@ -4,8 +4,8 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Instant;
 
 use crate::config::model::ThresholdConfig;
-use crate::flow::plan::THRESHOLD;
-use crate::pick::threshold::{Learned, Offer, Threshold, Verdict, Way};
+use splitrail_policy::threshold::DEFAULT_THRESHOLD_RATIO;
+use splitrail_policy::threshold::{Learned, Offer, Threshold, Verdict, Way};
 
 /// A model's threshold, as far as it calibrates itself.
 #[derive(Debug)]
@@ -23,7 +23,7 @@ struct State {
 impl Default for Calibration {
     fn default() -> Self {
         let config = ThresholdConfig::default();
-        let threshold = Threshold::new(config, THRESHOLD);
+        let threshold = Threshold::new(config, DEFAULT_THRESHOLD_RATIO);
         Self { epoch: Instant::now(), state: Mutex::new(State { config, threshold }) }
     }
 }
@@ -33,7 +33,7 @@ impl Calibration {
     pub fn configure(&self, config: ThresholdConfig) {
         let mut state = self.lock();
         if state.config != config {
-            *state = State { config, threshold: Threshold::new(config, THRESHOLD) };
+            *state = State { config, threshold: Threshold::new(config, DEFAULT_THRESHOLD_RATIO) };
         }
     }
 

@@ -23,7 +23,9 @@ use super::claims::Source;
 use super::parity::{Cause, Parity, State};
 use super::worker::Worker;
 use crate::config::model::Flow;
-use crate::core::{Core, Served, random_id};
+use crate::fleet::Cluster;
+use crate::fleet::Served;
+use crate::text::random_id;
 use ask::{Refused, Reply};
 use diagnose::{Blocks, Verdict};
 use prompt::Prompt;
@@ -38,14 +40,14 @@ const AGAIN_MIN: Duration = Duration::from_secs(1);
 
 /// Asks one worker again and again until the task is ended.
 pub(super) async fn run(
-    core: Arc<Core>,
+    cluster: Arc<Cluster>,
     served: Arc<Served>,
     worker: Arc<Worker>,
     leading: Source,
 ) {
     let config = served.config.canary;
     let expects_events = worker.config.kv_events.is_some() || leading == Source::Shim;
-    let canary = Canary { core, served, worker: Arc::clone(&worker), expects_events };
+    let canary = Canary { cluster, served, worker: Arc::clone(&worker), expects_events };
     let mut standing = worker.parity.follow();
     let mut pause = AGAIN_MIN;
     loop {
@@ -79,7 +81,7 @@ async fn another(standing: &mut watch::Receiver<State>, round: u64) {
 }
 
 struct Canary {
-    core: Arc<Core>,
+    cluster: Arc<Cluster>,
     served: Arc<Served>,
     worker: Arc<Worker>,
     /// Whether somebody tells of its KV events.
@@ -212,7 +214,7 @@ impl Canary {
             Verdict::Unclear(why) => (Parity::Unknown, why),
         };
         self.worker.parity.judge(round, parity);
-        self.core.metrics.canary.with_label_values(&[model, parity.name(), why]).inc();
+        self.cluster.metrics.canary.with_label_values(&[model, parity.name(), why]).inc();
         match parity {
             Parity::Mismatch(cause) => tracing::error!(
                 model,
@@ -251,12 +253,12 @@ impl Places {
         adapter: Option<&str>,
         salt: &str,
     ) -> Self {
-        let Canary { core, served, .. } = canary;
+        let Canary { cluster, served, .. } = canary;
         let hashes = |salt: Option<&str>, adapter: Option<&str>, tokens: &[u32]| {
             let block_size = served.pool.block_size();
             let namespace = Namespace { salt, model: served.name(), adapter, block_size };
             let mut hashes = Vec::new();
-            chain_hashes(&namespace, core.hash_seed, tokens, &mut hashes);
+            chain_hashes(&namespace, cluster.hash_seed, tokens, &mut hashes);
             hashes
         };
         let salted = Some(salt);

@@ -13,8 +13,8 @@ use serde::Serialize;
 use tokio::sync::Notify;
 
 use crate::config::model::CostsConfig;
-use crate::pick::Coefficients;
-use crate::pick::learn::{BusyShare, Evidence, Learner};
+use splitrail_policy::Coefficients;
+use splitrail_policy::learn::{BusyShare, Evidence, Learner};
 
 /// How long coefficients are used before they are reckoned anew: they change slowly, and
 /// picks are frequent.

@@ -19,7 +19,7 @@ pub mod kubernetes;
 use super::claims::Source as Origin;
 use super::keeper::Fleet;
 use crate::config::model::{Discovery, Model, Worker};
-use crate::telemetry::metrics::Metrics;
+use splitrail_telemetry::Metrics;
 
 /// The most workers that one source may find; what is beyond is left out, loudly.
 pub const WORKERS_MAX: usize = 4096;

@@ -18,7 +18,7 @@ pub use policy::{Direction, Measured, Past, Step, Verdict, judge};
 
 use super::worker::Worker;
 use crate::config::model::DriftConfig;
-use crate::core::Served;
+use crate::fleet::Served;
 
 /// The reason of such resyncs in `splitrail_index_resyncs_total`.
 pub const RESYNC_REASON: &str = "drift";

@@ -2,77 +2,10 @@
 
 use std::time::Instant;
 
-use serde::Serialize;
-
 use super::state::State;
 use super::worker::Worker;
-use crate::error::Kind;
-use crate::pick::Leg;
-
-/// Why a worker could not take a leg. `docs/http.md` explains each.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
-#[serde(rename_all = "snake_case")]
-pub enum VetoReason {
-    /// Capability: its role does not include the leg.
-    Role,
-    /// Capability: its engine said lately that it does not have the endpoint.
-    LacksEndpoint,
-    /// Capability: its replies on this endpoint carry no hand-off.
-    NoHandOff,
-    /// Capability: it holds fewer leading blocks of the prompt than the threshold asks for, and
-    /// fewer than others.
-    TooFewBlocks,
-    /// Lease: by its queue it would fetch a hand-off too late, or it did in an earlier attempt.
-    Lease,
-    /// Topology: it computed the prompt, and an engine does not fetch from itself.
-    SameWorker,
-    /// Topology: the last worker that can decode is not asked for the prefill.
-    KeptForDecode,
-    /// Topology: in an earlier attempt it handed over from a host outside the fleet and
-    /// `hand_off_networks`.
-    ForeignHandOff,
-    /// Health: it failed an earlier attempt of this request.
-    Failed,
-    /// Health: too many failures in a row opened its circuit breaker for the leg.
-    BreakerOpen,
-    /// Health: it does not answer.
-    Down,
-    /// Health: an operator or its shim wants no new work on it.
-    Draining,
-    /// Health: it does much worse than the others.
-    Ejected,
-    /// Health: it is no longer part of the fleet.
-    Left,
-    /// Load: it has as much work as `busy` allows, and others have not.
-    Busy,
-    /// Load: it starts slowly, and this request is not in its share.
-    SlowStart,
-}
-
-impl VetoReason {
-    /// The reason of a worker that failed an attempt, for the attempts that follow.
-    pub fn of_failure(kind: Kind) -> Self {
-        match kind {
-            Kind::LeaseExpired => Self::Lease,
-            Kind::ForeignHandOff => Self::ForeignHandOff,
-            _ => Self::Failed,
-        }
-    }
-
-    /// Why a worker may not be asked for a leg now, by its health; `None` if it may be.
-    pub fn of_health(worker: &Worker, leg: Leg, now: Instant) -> Option<Self> {
-        match worker.state() {
-            State::Ejected => Some(Self::Ejected),
-            State::Down => Some(Self::Down),
-            State::Draining => Some(Self::Draining),
-            State::Left => Some(Self::Left),
-            State::Joining | State::Warming | State::Serving => {
-                let shut = worker.serves(leg) && !worker.breaker(leg).allows(now);
-                shut.then_some(Self::BreakerOpen)
-            }
-        }
-    }
-}
+use crate::ledger::veto::VetoReason;
+use splitrail_policy::Leg;
 
 /// A worker that a leg must not be placed on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -93,4 +26,18 @@ impl Exclusion {
 /// Why a worker is excluded; `None` if it is not.
 pub fn excluded(exclusions: &[Exclusion], worker: usize) -> Option<VetoReason> {
     exclusions.iter().find(|one| one.worker == worker).map(|one| one.reason)
+}
+
+/// Why a worker may not be asked for a leg now, by its health; `None` if it may be.
+pub fn veto_by_health(worker: &Worker, leg: Leg, now: Instant) -> Option<VetoReason> {
+    match worker.state() {
+        State::Ejected => Some(VetoReason::Ejected),
+        State::Down => Some(VetoReason::Down),
+        State::Draining => Some(VetoReason::Draining),
+        State::Left => Some(VetoReason::Left),
+        State::Joining | State::Warming | State::Serving => {
+            let shut = worker.serves(leg) && !worker.breaker(leg).allows(now);
+            shut.then_some(VetoReason::BreakerOpen)
+        }
+    }
 }

@@ -8,7 +8,8 @@ use tokio::task::JoinSet;
 use super::claims::Source;
 use super::worker::Worker;
 use super::{canary, intake, poll, probe};
-use crate::core::{Core, Served};
+use crate::fleet::Cluster;
+use crate::fleet::Served;
 
 /// What follows a worker. Dropped, it ends.
 pub(super) struct Tasks {
@@ -22,12 +23,12 @@ impl Tasks {
     /// The model's configuration is another, but the pool is the same.
     pub(super) fn ask_anew(
         &mut self,
-        core: &Arc<Core>,
+        cluster: &Arc<Cluster>,
         served: &Arc<Served>,
         worker: &Arc<Worker>,
         leading: Source,
     ) {
-        self.asking = ask(core, served, worker, leading);
+        self.asking = ask(cluster, served, worker, leading);
     }
 }
 
@@ -35,26 +36,27 @@ impl Tasks {
 /// honours thresholds, its KV events. Of a worker whose shim is attached, the shim tells
 /// all but the first.
 pub(super) fn follow(
-    core: &Arc<Core>,
+    cluster: &Arc<Cluster>,
     served: &Arc<Served>,
     worker: &Arc<Worker>,
     leading: Source,
 ) -> Tasks {
     let mut events = JoinSet::new();
     if leading != Source::Shim && worker.config.kv_events.is_some() {
-        let (core, pool, followed) = (Arc::clone(core), Arc::clone(&served.pool), worker.clone());
+        let (cluster, pool, followed) =
+            (Arc::clone(cluster), Arc::clone(&served.pool), worker.clone());
         let model: Arc<str> = served.name().into();
         // Its first answer says how many ranks there are.
         worker.ranks.expect();
         events.spawn(supervise("KV events", Arc::clone(worker), move || {
-            intake::run(core.clone(), model.clone(), pool.clone(), followed.clone())
+            intake::run(cluster.clone(), model.clone(), pool.clone(), followed.clone())
         }));
     }
-    Tasks { asking: ask(core, served, worker, leading), _events: events }
+    Tasks { asking: ask(cluster, served, worker, leading), _events: events }
 }
 
 fn ask(
-    core: &Arc<Core>,
+    cluster: &Arc<Cluster>,
     served: &Arc<Served>,
     worker: &Arc<Worker>,
     leading: Source,
@@ -64,9 +66,10 @@ fn ask(
     let is_asked = served.config.canary.enabled && served.prompt.is_some();
     worker.parity.set_asked(is_asked);
     if is_asked {
-        let (core, served, asked) = (Arc::clone(core), Arc::clone(served), Arc::clone(worker));
+        let (cluster, served, asked) =
+            (Arc::clone(cluster), Arc::clone(served), Arc::clone(worker));
         tasks.spawn(supervise("canary", Arc::clone(worker), move || {
-            canary::run(Arc::clone(&core), Arc::clone(&served), Arc::clone(&asked), leading)
+            canary::run(Arc::clone(&cluster), Arc::clone(&served), Arc::clone(&asked), leading)
         }));
     }
     if leading == Source::Shim {

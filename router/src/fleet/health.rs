@@ -12,7 +12,7 @@ use super::roster::Roster;
 use super::state::{Event, State};
 use super::worker::Worker;
 use crate::config::model::{EjectionConfig, Role};
-use crate::core::Served;
+use crate::fleet::Served;
 
 /// Between two looks at whether somebody's time is over.
 const TICK: Duration = Duration::from_millis(100);

@@ -9,7 +9,8 @@ use splitrail_kv::{Applied, WorkerKey};
 
 use super::pool::{Pool, rank_key};
 use super::worker::Worker;
-use crate::core::{Core, unix_ms};
+use crate::fleet::Cluster;
+use splitrail_telemetry::clock::unix_ms;
 
 /// For how long a worker's index may lack blocks before it is made anew.
 const TRUNCATED_MIN: Duration = Duration::from_secs(60);
@@ -26,7 +27,7 @@ const QUIET: Duration = Duration::from_secs(30);
 /// One worker's part of its model's index. It outlives changes of the model's configuration
 /// that keep its pool, so it holds nothing else of the model.
 pub(super) struct Indexing {
-    core: Arc<Core>,
+    cluster: Arc<Cluster>,
     model: Arc<str>,
     pub(super) pool: Arc<Pool>,
     pub(super) worker: Arc<Worker>,
@@ -49,14 +50,14 @@ impl Drop for Indexing {
 
 impl Indexing {
     pub(super) fn new(
-        core: Arc<Core>,
+        cluster: Arc<Cluster>,
         model: Arc<str>,
         pool: Arc<Pool>,
         worker: Arc<Worker>,
         rank: Option<u16>,
     ) -> Self {
         Self {
-            core,
+            cluster,
             model,
             pool,
             worker,
@@ -103,7 +104,7 @@ impl Indexing {
 
     /// Events of the engine that were made then, in seconds since 1970, are being applied.
     pub(super) fn observe(&self, events: usize, made_s: f64) {
-        let metrics = &self.core.metrics;
+        let metrics = &self.cluster.metrics;
         metrics.index_events.with_label_values(&self.labels()).inc_by(events as u64);
         let lag = unix_ms() as f64 / 1e3 - made_s;
         if lag.is_finite() {
@@ -113,7 +114,7 @@ impl Indexing {
 
     /// Events are missing before what has just come.
     pub(super) fn gap(&mut self, missed: u64) {
-        self.core.metrics.index_gaps.with_label_values(&self.labels()).inc();
+        self.cluster.metrics.index_gaps.with_label_values(&self.labels()).inc();
         if self.may_log("gap") {
             tracing::info!(worker = self.worker.id(), missed, "KV events are missing");
         }
@@ -201,13 +202,13 @@ impl Indexing {
 
     pub(super) fn count_resync(&self, reason: &str) {
         let [model, worker] = self.labels();
-        self.core.metrics.index_resyncs.with_label_values(&[model, worker, reason]).inc();
+        self.cluster.metrics.index_resyncs.with_label_values(&[model, worker, reason]).inc();
     }
 
     pub(super) fn count_rejected(&self, reason: &str, count: usize) {
         if count > 0 {
             let [model, worker] = self.labels();
-            let rejected = &self.core.metrics.index_rejected;
+            let rejected = &self.cluster.metrics.index_rejected;
             rejected.with_label_values(&[model, worker, reason]).inc_by(count as u64);
         }
     }

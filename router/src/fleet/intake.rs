@@ -15,10 +15,10 @@ use tokio_util::sync::CancellationToken;
 
 use super::follow::supervise;
 use super::indexing::{Indexing, OVER_LIMIT};
-use super::networks::literal;
 use super::pool::{Pool, rank_key};
 use super::worker::Worker;
-use crate::core::Core;
+use crate::engine_client::networks::literal;
+use crate::fleet::Cluster;
 
 /// Batches between the subscription and the index. A full queue holds the stream
 /// back in the kernel's buffers, and in the end at the engine.
@@ -34,7 +34,12 @@ struct Following {
 /// Follows a worker's ranks, as many as there are, until the task is ended. How many there are
 /// is the engine's word: a rank is only connected to once there was a publisher at the port of
 /// the one before, so that no word of an engine makes the router try the ports of a host.
-pub(super) async fn run(core: Arc<Core>, model: Arc<str>, pool: Arc<Pool>, worker: Arc<Worker>) {
+pub(super) async fn run(
+    cluster: Arc<Cluster>,
+    model: Arc<str>,
+    pool: Arc<Pool>,
+    worker: Arc<Worker>,
+) {
     let Some(first) = first_source(&worker) else {
         // Addresses are checked with the configuration.
         tracing::error!(worker = worker.id(), "kv_events is not an address");
@@ -64,12 +69,13 @@ pub(super) async fn run(core: Arc<Core>, model: Arc<str>, pool: Arc<Pool>, worke
         if following.last().is_none_or(is_confirmed)
             && let Some(source) = sources.into_iter().nth(following.len())
         {
-            let (core, model, pool) = (Arc::clone(&core), Arc::clone(&model), Arc::clone(&pool));
+            let (cluster, model, pool) =
+                (Arc::clone(&cluster), Arc::clone(&model), Arc::clone(&pool));
             let (followed, (sender, connected)) = (Arc::clone(&worker), watch::channel(false));
-            let admits = admits(&core, &worker);
+            let admits = admits(&cluster, &worker);
             let task = move || {
-                let (core, model, pool) = (core.clone(), model.clone(), pool.clone());
-                let part = Indexing::new(core, model, pool, followed.clone(), Some(source.rank));
+                let (cluster, model, pool) = (cluster.clone(), model.clone(), pool.clone());
+                let part = Indexing::new(cluster, model, pool, followed.clone(), Some(source.rank));
                 follow(part, source.clone(), admits.clone(), sender.clone())
             };
             let mut tasks = JoinSet::new();
@@ -98,8 +104,8 @@ pub(super) async fn run(core: Arc<Core>, model: Arc<str>, pool: Arc<Pool>, worke
 
 /// Which addresses a worker's publisher may have, where an operator has not written them down.
 /// Names are looked up each time that they are connected to.
-fn admits(core: &Core, worker: &Worker) -> Option<Admits> {
-    let networks = core.networks.clone();
+fn admits(cluster: &Cluster, worker: &Worker) -> Option<Admits> {
+    let networks = cluster.networks.clone();
     // Beside a worker that is written down is where it is written down.
     let own = literal(worker.authority.host()).filter(|_| !worker.guarded);
     worker.guards_events.then(|| Admits::new(move |ip| networks.admit(ip) || own == Some(ip)))

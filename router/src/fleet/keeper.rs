@@ -12,9 +12,9 @@ use super::follow::{Tasks, follow};
 use super::state::Event;
 use super::worker::Worker;
 use super::{discovery, health};
-use crate::assemble::reckons;
 use crate::config::model::{Model, Worker as WorkerConfig};
-use crate::core::{Core, Served, Serving};
+use crate::fleet::Cluster;
+use crate::fleet::{Served, Serving};
 
 /// Why a worker cannot be let in.
 #[derive(Debug, PartialEq, Eq, thiserror::Error)]
@@ -48,7 +48,7 @@ pub const WORKERS_MAX: usize = 65_000;
 
 /// The fleet's keeper. Dropped, it ends the tasks that follow the workers.
 pub struct Fleet {
-    core: Arc<Core>,
+    cluster: Arc<Cluster>,
     models: Mutex<BTreeMap<String, Members>>,
     /// Whether the first workers are in.
     has_begun: AtomicBool,
@@ -83,14 +83,14 @@ pub struct Known {
 }
 
 impl Fleet {
-    /// The fleet of what a core serves: at first, the configuration's workers.
+    /// The fleet of what a cluster serves: at first, the configuration's workers.
     ///
     /// # Errors
     /// A worker of the configuration that cannot be let in; such are refused before.
-    pub fn start(core: Arc<Core>) -> Result<Arc<Self>, ClaimError> {
-        let serving = core.serving();
+    pub fn start(cluster: Arc<Cluster>) -> Result<Arc<Self>, ClaimError> {
+        let serving = cluster.serving();
         let fleet = Arc::new_cyclic(|own| Self {
-            core,
+            cluster,
             models: Mutex::default(),
             has_begun: AtomicBool::new(false),
             own: Weak::clone(own),
@@ -100,7 +100,7 @@ impl Fleet {
         Ok(fleet)
     }
 
-    /// From now on, the core serves this: models come and go, and the configuration's workers
+    /// From now on, the cluster serves this: models come and go, and the configuration's workers
     /// with them. Workers of other sources stay. No request finds a model before its workers
     /// are there; those that found it earlier keep the workers that it had.
     ///
@@ -118,13 +118,13 @@ impl Fleet {
             self.change(members, served, &mut left);
             self.set_members(members, Source::Config, &served.config.workers)?;
         }
-        self.core.serve(Arc::clone(&serving));
+        self.cluster.serve(Arc::clone(&serving));
         left.into_iter().for_each(Member::retire);
         for (model, members) in models.extract_if(.., |name, _| serving.model(name).is_none()) {
             for (id, member) in members.by_id {
                 tracing::info!(model, worker = id, "a worker leaves with its model");
                 member.retire();
-                self.core.metrics.forget_worker(&model, &id);
+                self.cluster.metrics.forget_worker(&model, &id);
             }
         }
         Ok(())
@@ -154,7 +154,7 @@ impl Fleet {
         }
         let Members { served, discovery, .. } = members;
         let mut tasks = JoinSet::new();
-        for source in discovery::follow(&served.config, &self.core.metrics, &mut tasks) {
+        for source in discovery::follow(&served.config, &self.cluster.metrics, &mut tasks) {
             let origin = kept[source.place];
             let (fleet, model) = (Weak::clone(&self.own), served.name().to_owned());
             tasks.spawn(discovery::enter(fleet, model, origin, source));
@@ -174,18 +174,14 @@ impl Fleet {
             self.discover(members, &before);
         }
         let same_pool = Arc::ptr_eq(&before.pool, &served.pool);
-        served.pool.waiting.configure(served.config.queue.unwrap_or_default());
-        served.pool.calibration.configure(served.config.auto);
-        served.pool.losses.configure(served.config.loss);
-        served.pool.busy.store(Arc::new(served.config.busy));
-        served.pool.set_reckons(reckons(&served.config));
+        served.pool.configure(&served.config);
         for member in members.by_id.values_mut() {
             if same_pool {
                 member.worker.set_breakers(served.config.breaker);
                 let costs = member.worker.config.costs.unwrap_or(served.config.costs);
                 member.worker.costs.set_prior(costs.into());
                 member.worker.set_slow_start(served.config.health.slow_start);
-                member.tasks.ask_anew(&self.core, served, &member.worker, member.leading);
+                member.tasks.ask_anew(&self.cluster, served, &member.worker, member.leading);
             } else {
                 let config = member.worker.config.clone();
                 let who = (config, member.worker.authority.clone(), member.leading);
@@ -264,7 +260,7 @@ impl Fleet {
         address: &Authority,
         is_written_down: bool,
     ) -> Result<(), ClaimError> {
-        let networks = &self.core.networks;
+        let networks = &self.cluster.networks;
         let beside = [&config.bootstrap, &config.kv_events, &config.kv_replay];
         for url in [Some(&config.url)].into_iter().chain(beside.map(Option::as_ref)).flatten() {
             let uri = url.parse::<http::Uri>().ok();
@@ -325,7 +321,7 @@ impl Fleet {
         let mut result = Ok(());
         for worker in workers {
             if let Some(before) = members.rename(source, worker, &gone) {
-                self.core.metrics.forget_worker(members.served.name(), &before);
+                self.cluster.metrics.forget_worker(members.served.name(), &before);
             }
             let claimed = self.claim_in(members, source, worker.clone());
             result = result.and(claimed.map(|_| ()));
@@ -372,7 +368,7 @@ impl Fleet {
                 return Err(ClaimError::UnknownModel(served.name().to_owned()));
             };
             self.let_go(&served, &member);
-            self.core.metrics.forget_worker(served.name(), id);
+            self.cluster.metrics.forget_worker(served.name(), id);
             return Ok(member.worker);
         };
         if let Some(member) = members.by_id.get_mut(id)
@@ -390,7 +386,7 @@ impl Fleet {
         if let Some(member) = before {
             self.let_go(&served, &member);
             if member.worker.config.role != worker.config.role {
-                self.core.metrics.forget_worker(served.name(), id);
+                self.cluster.metrics.forget_worker(served.name(), id);
             }
         }
         let member = Member { claims, leading, worker: Arc::clone(&worker), tasks };
@@ -405,7 +401,7 @@ impl Fleet {
         predecessor: Option<&Worker>,
     ) -> (Arc<Worker>, Tasks) {
         let Model { breaker, health, .. } = &served.config;
-        let transitions = self.core.metrics.worker_transitions.clone();
+        let transitions = self.cluster.metrics.worker_transitions.clone();
         let written = &served.config.workers;
         let written_down = written.iter().any(|worker| worker.url == config.url);
         let publisher = (&config.kv_events, &config.kv_replay);
@@ -419,7 +415,7 @@ impl Fleet {
             worker.costs.set_prior(costs.into());
             worker.costs.tell(served.pool.waiting.freed());
             let worker = worker.watched(served.name(), health, transitions);
-            let worker = worker.with_counts(served.name(), &self.core.metrics);
+            let worker = worker.with_counts(served.name(), &self.cluster.metrics);
             let worker = if self.has_begun.load(Relaxed) { worker } else { worker.founding() };
             if let Some(predecessor) = predecessor {
                 worker.succeed_to(predecessor);
@@ -434,7 +430,7 @@ impl Fleet {
             source = leading.name(),
             "a worker joins"
         );
-        let tasks = follow(&self.core, served, &worker, leading);
+        let tasks = follow(&self.cluster, served, &worker, leading);
         (worker, tasks)
     }
 

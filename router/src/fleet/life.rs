@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 use prometheus::IntCounterVec;
 
 use super::state::{Event, State};
-use crate::core::unix_ms;
+use splitrail_telemetry::clock::unix_ms;
 
 /// A worker's state, with when and why it came about.
 #[derive(Debug)]

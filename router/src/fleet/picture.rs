@@ -15,7 +15,7 @@ use super::roster::Roster;
 use super::told::Others;
 use super::worker::Worker;
 use crate::config::model::BusyConfig;
-use crate::pick::{Candidate, Leg};
+use splitrail_policy::{Candidate, Leg};
 
 /// What is known of one prompt at one instant.
 pub(super) struct Picture<'a> {
@@ -25,7 +25,7 @@ pub(super) struct Picture<'a> {
     busiest: Others,
     busy: BusyConfig,
     /// Whether anybody looks at what work costs.
-    reckons: bool,
+    uses_costs: bool,
     now: Instant,
 }
 
@@ -52,11 +52,11 @@ impl<'a> Picture<'a> {
     pub(super) fn new(
         roster: &Roster,
         (overlaps, found): (&'a Overlaps, &'a Found),
-        (busy, reckons): (BusyConfig, bool),
+        (busy, uses_costs): (BusyConfig, bool),
         now: Instant,
     ) -> Self {
         let busiest = Others::busiest(roster.iter().map(|worker| &worker.told), now);
-        Self { overlaps, found, busiest, busy, reckons, now }
+        Self { overlaps, found, busiest, busy, uses_costs, now }
     }
 
     /// Adds a worker, or each of its ranks where requests can be pinned to them.
@@ -97,7 +97,7 @@ impl<'a> Picture<'a> {
             true => Whose::Any(worker.ranks.count().into()),
             false => Whose::Rank(rank),
         };
-        let costs = match self.reckons {
+        let costs = match self.uses_costs {
             true => worker.costs.seen(self.now, whose, work.others_tokens),
             false => Seen::default(),
         };

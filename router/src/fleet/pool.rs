@@ -11,14 +11,15 @@ use tokio::sync::watch;
 
 use super::assumed::{Assumed, Found};
 use super::calibration::Calibration;
-use super::exclusion::{Exclusion, VetoReason, excluded};
+use super::exclusion::{Exclusion, excluded};
 use super::picture::Picture;
 use super::roster::Roster;
 use super::waiting::Waiting;
 use super::worker::Worker;
-use crate::config::model::{AssumedConfig, BusyConfig};
-use crate::ledger::losses::Losses;
-use crate::pick::{Candidate, Leg};
+use crate::config::model::{AssumedConfig, BusyConfig, Model};
+use crate::fleet::losses::Losses;
+use crate::ledger::veto::VetoReason;
+use splitrail_policy::{Candidate, Leg};
 
 thread_local! {
     /// What a look into the index needs, kept so that none allocates.
@@ -47,7 +48,7 @@ pub struct Pool {
     /// From when on its workers have enough.
     pub busy: ArcSwap<BusyConfig>,
     /// Whether picks look at what work costs: to know it takes a lock of each worker.
-    reckons: AtomicBool,
+    uses_costs: AtomicBool,
     /// Where its cache hits were lost.
     pub losses: Losses,
     turns: [AtomicU64; 3],
@@ -71,7 +72,7 @@ impl Pool {
             waiting: Waiting::default(),
             calibration: Calibration::default(),
             busy: ArcSwap::default(),
-            reckons: AtomicBool::new(true),
+            uses_costs: AtomicBool::new(true),
             losses: Losses::default(),
             turns: Default::default(),
             draws: AtomicU64::new(seed),
@@ -134,9 +135,14 @@ impl Pool {
         self.block_size() == tokens
     }
 
-    /// From now on picks look at what work costs, or do not.
-    pub fn set_reckons(&self, reckons: bool) {
-        self.reckons.store(reckons, Relaxed);
+    /// From now on, its model is configured like this: everything of a pool that a reload may
+    /// change.
+    pub fn configure(&self, model: &Model) {
+        self.waiting.configure(model.queue.unwrap_or_default());
+        self.calibration.configure(model.auto);
+        self.losses.configure(model.loss);
+        self.busy.store(Arc::new(model.busy));
+        self.uses_costs.store(model.uses_costs(), Relaxed);
     }
 
     /// Even random bits for one decision.
@@ -253,9 +259,9 @@ impl Pool {
         FOUND.with_borrow_mut(|(overlaps, found)| {
             self.reader.find(hashes, overlaps);
             self.assumed.find(now, hashes, found);
-            let reckons = self.reckons.load(Relaxed);
+            let uses_costs = self.uses_costs.load(Relaxed);
             let busy = **self.busy.load();
-            let picture = Picture::new(roster, (overlaps, found), (busy, reckons), now);
+            let picture = Picture::new(roster, (overlaps, found), (busy, uses_costs), now);
             for worker in roster.iter() {
                 if worker.serves(leg) && excluded(exclusions, worker.index).is_none() {
                     picture.add(worker, leg, able);

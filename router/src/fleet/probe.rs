@@ -17,9 +17,10 @@ use tokio::time::MissedTickBehavior;
 
 use super::worker::Worker;
 use crate::api::Endpoint;
-use crate::core::{Served, random_id};
+use crate::engine_client::{Envelope, NO_SUCH_RANK, Shape};
 use crate::error::{Error, Kind};
-use crate::flow::client::{Envelope, NO_SUCH_RANK, Shape};
+use crate::fleet::Served;
+use crate::text::random_id;
 
 /// Between two looks at whether an engine is to be asked.
 const PERIOD: Duration = Duration::from_millis(500);

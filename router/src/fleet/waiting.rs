@@ -15,8 +15,9 @@ use super::booking::Booking;
 use super::exclusion::Exclusion;
 use super::pool::Pool;
 use super::roster::Roster;
-use crate::pick::queue::{Item, Queue, QueueConfig, Refused, Ticket, View};
-use crate::pick::{Candidate, Choice, Leg, Policy, Query};
+use crate::api::steering::Urgency;
+use splitrail_policy::queue::{Item, Queue, QueueConfig, Refused, Ticket, View};
+use splitrail_policy::{Candidate, Choice, Leg, Policy, Query};
 
 /// A prediction may be wrong, and a worker come back unheard: so often somebody looks.
 const LOOK_AT_LEAST: Duration = Duration::from_millis(250);
@@ -53,19 +54,6 @@ pub struct Asked {
     pub heard: bool,
     /// How urgent it is.
     pub urgency: Urgency,
-}
-
-/// How urgent a request is.
-#[derive(Clone, Copy, Debug)]
-pub struct Urgency {
-    /// When it came.
-    pub arrived: Instant,
-    /// Higher ones are served first.
-    pub class: i32,
-    /// On whose account.
-    pub tenant: u64,
-    /// When its first token should be there.
-    pub deadline: Option<Instant>,
 }
 
 /// A worker's room, and why it was that one.

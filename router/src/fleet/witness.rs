@@ -4,7 +4,7 @@ use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
 use splitrail_kv::Applied;
 
-use crate::core::unix_ms;
+use splitrail_telemetry::clock::unix_ms;
 
 /// Counts of one worker. They only grow, and order nothing.
 #[derive(Debug, Default)]

@@ -1,6 +1,6 @@
 //! One engine, as the router knows it.
 
-use std::fmt::Display;
+use std::fmt::{self, Display};
 use std::ops::Deref;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU32, AtomicU64, Ordering::Relaxed};
@@ -12,13 +12,13 @@ use prometheus::{IntCounter, IntCounterVec};
 use splitrail_engine::vllm::load::EngineLoad;
 use tokio_util::sync::CancellationToken;
 
+use super::audit::Audit;
 use super::booking::Booked;
 use super::bootstrap::Bootstrap;
 use super::breaker::Breaker;
 use super::costs::Costs;
 use super::deeds::Deeds;
 use super::drift::Drift;
-use super::echoes::Echoes;
 use super::hand_overs::HandOvers;
 use super::life::Life;
 use super::offers::Offers;
@@ -30,10 +30,11 @@ use super::state::{Event, State};
 use super::told::Told;
 use super::witness::Witness;
 use crate::config::model::{BreakerConfig, HealthConfig, Role, Worker as WorkerConfig};
+use crate::engine_client::Engine;
+use crate::engine_client::echoes::Echoes;
 use crate::error::{Error, Fault};
-use crate::ledger::audit::Audit;
-use crate::pick::{Coefficients, Leg};
-use crate::telemetry::metrics::Metrics;
+use splitrail_policy::{Coefficients, Leg};
+use splitrail_telemetry::Metrics;
 
 /// A load report older than this says nothing about now.
 const LOAD_STALE: Duration = Duration::from_secs(5);
@@ -233,16 +234,6 @@ impl Worker {
         Self { resent: Some(resent), foreign_answers: Some(foreign_answers), ..self }
     }
 
-    /// A request was sent to it again: a kept connection had ended.
-    pub fn count_resent(&self) {
-        self.resent.iter().for_each(IntCounter::inc);
-    }
-
-    /// It has sent an answer to another request.
-    pub fn count_foreign_answer(&self) {
-        self.foreign_answers.iter().for_each(IntCounter::inc);
-    }
-
     /// From now on it starts slowly for so long.
     pub fn set_slow_start(&self, lasts: Duration) {
         let ms = u64::try_from(lasts.as_millis()).unwrap_or(u64::MAX);
@@ -403,12 +394,6 @@ impl Worker {
         self.echoes.forget();
     }
 
-    /// The process that it is, as far as the router can tell one from the next: another number
-    /// for each, over all workers of its model.
-    pub fn process(&self) -> u64 {
-        (self.index as u64) << 32 | u64::from(self.processes.load(Relaxed))
-    }
-
     /// What the index had of it is dropped: what comes now is measured afresh.
     pub fn index_begins_anew(&self) {
         self.audit.restart();
@@ -482,5 +467,45 @@ impl Worker {
             // A decode worker without a hand-off computes the prompt by itself.
             (Leg::Decode | Leg::Aggregated, role) => role == Role::Decode,
         }
+    }
+}
+
+impl Engine for Worker {
+    fn id(&self) -> &str {
+        &self.config.id
+    }
+
+    fn authority(&self) -> &Authority {
+        &self.authority
+    }
+
+    /// Differs over all workers of a model, and between processes of one worker as far as the
+    /// router can tell them apart.
+    fn process(&self) -> u64 {
+        (self.index as u64) << 32 | u64::from(self.processes.load(Relaxed))
+    }
+
+    fn is_guarded(&self) -> bool {
+        self.guarded
+    }
+
+    fn has_shim(&self) -> bool {
+        self.config.shim
+    }
+
+    fn echoes(&self) -> &Echoes {
+        &self.echoes
+    }
+
+    fn set_unreachable(&self, why: fmt::Arguments<'_>) {
+        self.set_up(false, why);
+    }
+
+    fn count_resent(&self) {
+        self.resent.iter().for_each(IntCounter::inc);
+    }
+
+    fn count_foreign_answer(&self) {
+        self.foreign_answers.iter().for_each(IntCounter::inc);
     }
 }

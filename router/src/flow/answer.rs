@@ -8,7 +8,6 @@ use bytes::Bytes;
 use splitrail_engine::dialect::Dialect;
 use splitrail_engine::usage::EngineUsage;
 
-use super::client::{Envelope, Parcel, Shape};
 use super::context::{Context, book, expected, uncached_tokens, within};
 use super::first::{First, first_events};
 use super::hand_off::Carried;
@@ -20,17 +19,18 @@ use super::prefill::Prefilled;
 use super::staged::{Staged, UnderWay};
 use crate::api::{JsonObject, Parts};
 use crate::boxed::pinned;
-use crate::core::Served;
+use crate::engine_client::{Envelope, Parcel, Shape};
 use crate::error::{Error, Kind};
+use crate::fleet::Served;
 use crate::fleet::costs::Whose;
 use crate::fleet::{Booking, Worker};
 use crate::ledger::decisions::DecisionHandle;
 use crate::ledger::leg::{LegFacts, LegKind};
-use crate::pick::Leg;
 use crate::prepare::Unit;
 use crate::reply::alike::Alike;
 use crate::reply::choices::turned_away;
 use crate::reply::relay::{Account, Pace, UnitStream, whole};
+use splitrail_policy::Leg;
 
 /// An answer that has begun: nothing of it has reached the client yet.
 pub enum Begun {

@@ -2,8 +2,9 @@
 
 use super::context::{Context, may_retry};
 use crate::error::{Error, Kind};
-use crate::fleet::{Exclusion, VetoReason, Worker};
-use crate::pick::Leg;
+use crate::fleet::{Exclusion, Worker};
+use crate::ledger::veto::VetoReason;
+use splitrail_policy::Leg;
 
 /// The decode workers that failed one prompt, and its further attempts.
 pub(super) struct Attempts {

@@ -7,22 +7,24 @@ use http::HeaderValue;
 use prometheus::Histogram;
 use splitrail_kv::Overlap;
 
-use super::client::{EngineClient, Envelope, Late};
 use super::gate::Need;
 use super::place::Placed;
 use super::plan::LocalReason;
 use crate::api::Endpoint;
 use crate::api::request::Options;
+use crate::api::steering::Urgency;
 use crate::config::model::{GateKind, RequestFlow};
-use crate::core::{Core, Served, random_id};
+use crate::core::Core;
+use crate::engine_client::{EngineClient, Envelope, Late};
 use crate::error::{Error, Kind};
-use crate::fleet::waiting::Urgency;
+use crate::fleet::Served;
 use crate::fleet::{Booking, Worker};
 use crate::ledger::decisions::DecisionHandle;
 use crate::ledger::leg::Expected;
+use crate::ledger::stages::Stages;
 use crate::name::Name;
 use crate::prepare::Unit;
-use crate::stages::Stages;
+use crate::text::random_id;
 use crate::unread::Unread;
 
 /// What the prompts of one request share.
@@ -56,7 +58,7 @@ impl Context {
     pub(super) fn mark(&self, stage: &'static str, started: Instant) -> Instant {
         let now = Instant::now();
         let seconds = now.duration_since(started).as_secs_f64();
-        self.stages.add(&self.core.metrics, &self.served, stage, seconds);
+        self.stages.add(&self.core.metrics, self.served.labelled_series(), stage, seconds);
         now
     }
 

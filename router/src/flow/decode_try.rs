@@ -19,8 +19,8 @@ use crate::config::model::Model;
 use crate::error::{Error, Kind};
 use crate::fleet::Worker;
 use crate::ledger::decisions::DecisionHandle;
-use crate::pick::Leg;
 use crate::prepare::Unit;
+use splitrail_policy::Leg;
 
 /// What came of trying decode first.
 pub(super) enum Tried {
@@ -162,7 +162,7 @@ fn rejected(
     let (worker, gate) = (worker.id(), gate.name());
     let hit_rate = decision.with(|decision| decision.cache_hit_ratio);
     let below = Below { hit_rate, threshold };
-    if context.served.below_threshold.may_say() {
+    if context.served.below_threshold.may_log() {
         tracing::info!(
             request_id,
             model,

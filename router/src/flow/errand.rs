@@ -10,20 +10,21 @@ use splitrail_engine::usage::EngineUsage;
 
 use super::answer::Begun;
 use super::attempts::Attempts;
-use super::client::{Envelope, Shape};
 use super::context::{Context, attempt, book, expected, within};
 use super::place::{Placed, Wish, place, place_in_turn};
 use crate::api::Endpoint;
 use crate::config::model::RequestFlow;
-use crate::core::Served;
+use crate::engine_client::{Envelope, Shape};
 use crate::error::{Error, Kind};
+use crate::fleet::Served;
 use crate::fleet::offers::TOKENIZER;
-use crate::fleet::{Exclusion, Pool, VetoReason, Worker, excluded};
+use crate::fleet::{Exclusion, Pool, Worker, excluded};
 use crate::ledger::decisions::DecisionHandle;
 use crate::ledger::entry::Told;
 use crate::ledger::leg::{LegFacts, LegKind};
-use crate::pick::Leg;
+use crate::ledger::veto::VetoReason;
 use crate::prepare::Unit;
+use splitrail_policy::Leg;
 
 /// Replies from this length on are read off the reactor.
 const LONG_BYTES: usize = 256 << 10;

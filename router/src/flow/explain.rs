@@ -14,16 +14,19 @@ use super::hand_off::{kept_for_decode, missing, none_comes};
 use super::lease::usable;
 use super::place::{Wish, candidates, figures, query};
 use super::plan::{Facts, LocalReason, Plan, Then, plan};
-use super::weigh::{Weighed, WeighedRecord, is_open, learned_ratio, weigh};
+use super::weigh::{Weighed, is_open, learned_ratio, weigh};
 use crate::api::Endpoint;
 use crate::api::steering::Steering;
 use crate::config::model::{Connector, Model, OnNoPrefill, Policy, RequestFlow};
-use crate::core::{Served, unix_ms};
 use crate::error::Error;
-use crate::fleet::{Exclusion, Roster, VetoReason};
+use crate::fleet::Served;
+use crate::fleet::{Exclusion, Roster};
 use crate::ledger::decisions::CandidateRecord;
-use crate::pick::{Candidate, Choice, Leg, pick};
+use crate::ledger::decisions::WeighedRecord;
+use crate::ledger::veto::VetoReason;
 use crate::prepare::{Prepared, Unit};
+use splitrail_policy::{Candidate, Choice, Leg, pick};
+use splitrail_telemetry::clock::unix_ms;
 
 mod condition;
 

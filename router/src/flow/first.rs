@@ -9,11 +9,11 @@ use splitrail_engine::dialect::Dialect;
 use splitrail_engine::usage::EngineUsage;
 
 use super::answer::{Sending, usage_of};
-use super::client::{EngineClient, Parcel, Shape, refusal_event};
 use super::context::within;
 use crate::api::Endpoint;
-use crate::core::Served;
+use crate::engine_client::{EngineClient, Parcel, Shape, refusal_event};
 use crate::error::Error;
+use crate::fleet::Served;
 use crate::fleet::Worker;
 use crate::reply::choices::{begun, turned_away};
 use crate::reply::dialect::{Chunk, data_of};

@@ -6,9 +6,10 @@ use splitrail_engine::nixl::PREFILL_PARAMS_JSON;
 
 use crate::api::{Endpoint, JsonObject};
 use crate::config::model::Connector;
-use crate::core::Served;
-use crate::fleet::{Exclusion, Pool, VetoReason, Worker};
-use crate::pick::Leg;
+use crate::fleet::Served;
+use crate::fleet::{Exclusion, Pool, Worker};
+use crate::ledger::veto::VetoReason;
+use splitrail_policy::Leg;
 
 /// The member in which vLLM's connectors talk.
 const KV_TRANSFER_PARAMS: &str = "kv_transfer_params";

@@ -17,20 +17,21 @@ use serde_json::value::RawValue;
 use splitrail_kv::{BlockHash, next_hash};
 
 use super::answer::Sending;
-use super::client::Parcel;
 use super::context::{Context, attempt, book, carried_threshold, expected, may_retry};
 use super::first::{First, first_events};
 use super::hand_off::Carried;
 use super::legs;
 use super::place::{Placed, Wish, computed, place, sent};
 use crate::api::{Endpoint, JsonObject};
+use crate::engine_client::Parcel;
 use crate::error::Error;
-use crate::fleet::{Booking, Exclusion, VetoReason, Worker};
+use crate::fleet::{Booking, Exclusion, Worker};
 use crate::ledger::decisions::DecisionHandle;
 use crate::ledger::leg::{LegFacts, LegKind};
-use crate::pick::Leg;
+use crate::ledger::veto::VetoReason;
 use crate::prepare::Unit;
 use crate::reply::relay::EventReader;
+use splitrail_policy::Leg;
 
 mod chat;
 mod exact;
@@ -311,7 +312,7 @@ impl Migration {
         let blocks = tokens.chunks_exact(block_size as usize);
         blocks
             .map(|block| {
-                parent = next_hash(self.context.core.hash_seed, parent, block);
+                parent = next_hash(self.context.core.cluster.hash_seed, parent, block);
                 parent
             })
             .collect()

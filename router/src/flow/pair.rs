@@ -12,7 +12,6 @@ use splitrail_engine::sglang::Room;
 
 use super::answer::{Answer, Sending, account, conclude};
 use super::attempts::Attempts;
-use super::client::{Envelope, Parcel};
 use super::context::{Context, attempt, carried_threshold, expected, preemption_guard};
 use super::first::First;
 use super::hand_off::{Carried, Lead, RoomMembers};
@@ -20,14 +19,16 @@ use super::place::{Placed, Wish, computed, place, sent};
 use super::plan::LocalReason;
 use super::prefill::{self, Said, Tries, not_handed_over, without_prefill};
 use crate::config::model::Connector;
+use crate::engine_client::{Envelope, Parcel};
 use crate::error::{Error, Fault, Kind};
 use crate::fleet::bootstrap::{Bootstrap, Engine};
-use crate::fleet::{Exclusion, VetoReason, Worker};
+use crate::fleet::{Exclusion, Worker};
 use crate::ledger::decisions::DecisionHandle;
 use crate::ledger::leg::{LegFacts, LegKind};
-use crate::pick::Leg;
+use crate::ledger::veto::VetoReason;
 use crate::prepare::Unit;
 use crate::reply::relay::Account;
+use splitrail_policy::Leg;
 
 /// An answer that has begun needs the prefill engine no more: only its count of cached
 /// tokens is waited for, and not for long.

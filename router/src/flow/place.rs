@@ -6,15 +6,16 @@ use std::time::Instant;
 
 use splitrail_kv::Tier;
 
-use super::client::Envelope;
 use super::context::Context;
-use crate::core::{Served, unix_ms};
+use crate::engine_client::Envelope;
 use crate::error::{Error, Kind};
+use crate::fleet::Served;
 use crate::fleet::waiting::{Asked, Granted, NoRoom, Why};
 use crate::fleet::{Booking, Exclusion, Pool, Roster, Worker};
 use crate::ledger::decisions::DecisionHandle;
-use crate::pick::{Candidate, Choice, Leg, Query, holders};
 use crate::prepare::Unit;
+use splitrail_policy::{Candidate, Choice, Leg, Query, holders};
+use splitrail_telemetry::clock::unix_ms;
 
 mod record;
 

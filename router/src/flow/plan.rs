@@ -2,9 +2,7 @@
 
 use crate::api::request::Options;
 use crate::config::model::{Connector, HitThreshold, Model, RequestFlow};
-
-/// The threshold of a request that names none and whose model names none.
-pub const THRESHOLD: f64 = 0.8;
+use splitrail_policy::threshold::DEFAULT_THRESHOLD_RATIO;
 
 /// What is known of a request when its legs are planned.
 #[derive(Clone, Copy, Debug)]
@@ -132,7 +130,7 @@ pub fn plan(model: &Model, facts: Facts) -> Plan {
     let threshold = facts.threshold.or(said);
     let gate = match facts.flow {
         RequestFlow::DecodeFirst | RequestFlow::DecodeOnly => {
-            Some(threshold.or(learned).unwrap_or(THRESHOLD))
+            Some(threshold.or(learned).unwrap_or(DEFAULT_THRESHOLD_RATIO))
         }
         // One number for all is worse than to compare both ways of each.
         RequestFlow::Auto => threshold,

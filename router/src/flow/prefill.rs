@@ -9,7 +9,6 @@ use splitrail_engine::dialect::Dialect;
 use splitrail_engine::nixl::{HandOff, HandOffError};
 use splitrail_engine::usage::EngineUsage;
 
-use super::client::{Envelope, Parcel, Peer, Shape};
 use super::context::{
     Context, attempt, book, carried_threshold, count_local, expected, may_retry, uncached_tokens,
     within,
@@ -22,15 +21,18 @@ use super::plan::LocalReason;
 use super::staged::Staged;
 use crate::api::{Endpoint, JsonObject, Parts};
 use crate::config::model::{Connector, OnNoPrefill};
-use crate::core::{Served, unix_ms};
+use crate::engine_client::{Envelope, Parcel, Peer, Shape};
 use crate::error::{Error, Fault, Kind};
-use crate::fleet::{Exclusion, Hosts, Pool, VetoReason, Worker};
-use crate::ledger::audit;
+use crate::fleet::Served;
+use crate::fleet::audit;
+use crate::fleet::{Exclusion, Hosts, Pool, Worker};
 use crate::ledger::decisions::DecisionHandle;
 use crate::ledger::leg::{LegFacts, LegKind};
-use crate::pick::Leg;
+use crate::ledger::veto::VetoReason;
 use crate::prepare::Unit;
 use crate::reply::dialect;
+use splitrail_policy::Leg;
+use splitrail_telemetry::clock::unix_ms;
 
 /// What the prefill leg left for the decode leg.
 pub(super) struct Prefilled {
@@ -195,7 +197,7 @@ pub(super) fn without_prefill(
         let message = format!("no prefill worker did its part; the last error: {}", last.message());
         return Err(Error::new(Kind::NoWorker, message));
     }
-    if context.served.no_prefill.may_say() {
+    if context.served.no_prefill.may_log() {
         tracing::warn!(
             model = context.served.name(),
             request_id = &*context.request_id,
@@ -412,6 +414,6 @@ fn report(
         leg = decision.ledger.prefill().cloned();
     });
     if let Some(leg) = leg {
-        audit::observe(&context.core, &context.served, worker, &leg, usage.is_some());
+        audit::observe(&context.core.metrics, &context.served, worker, &leg, usage.is_some());
     }
 }

@@ -21,12 +21,14 @@ use super::threshold_reply;
 use super::weigh::{is_open, learned_ratio, weigh};
 use crate::boxed::pinned;
 use crate::config::model::OnNoPrefill;
-use crate::core::{Served, unix_ms};
 use crate::error::{Error, Kind};
-use crate::fleet::{Exclusion, VetoReason, Worker};
+use crate::fleet::Served;
+use crate::fleet::{Exclusion, Worker};
 use crate::ledger::decisions::DecisionHandle;
-use crate::pick::Leg;
+use crate::ledger::veto::VetoReason;
 use crate::prepare::Unit;
+use splitrail_policy::Leg;
+use splitrail_telemetry::clock::unix_ms;
 
 /// Runs a prompt until its answer begins.
 ///

@@ -5,45 +5,23 @@
 //! one that is dropped unsent, because its client left or its request failed elsewhere, goes
 //! to a decode worker with a request for a single token.
 
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 
 use splitrail_engine::nixl::HandOff;
-use tokio::runtime::Handle;
-use tokio::task::JoinSet;
 use tokio::time::Instant;
 
-use super::client::{Envelope, Parcel, Receipt, Shape};
 use super::context::Context;
 use super::hand_off::Carried;
 use super::lease::Lease;
 use super::legs;
 use super::prefill::Prefilled;
 use crate::api::{Endpoint, JsonObject};
-use crate::core::{Core, Served};
+use crate::core::Core;
+use crate::engine_client::{Envelope, Parcel, Receipt, Shape};
+use crate::fleet::Served;
 use crate::fleet::{Booking, Worker};
-use crate::pick::Leg;
 use crate::prepare::Unit;
-
-/// Releases that run at once; beyond them the lease has to do.
-const RELEASES_MAX: usize = 256;
-
-/// The tasks that release what nobody fetched. Dropping it ends them.
-#[derive(Default)]
-pub struct Releases(Mutex<JoinSet<()>>);
-
-impl Releases {
-    /// Runs a release; `false` if there is no room for it.
-    fn run(&self, release: impl Future<Output = ()> + Send + 'static) -> bool {
-        let Ok(runtime) = Handle::try_current() else { return false };
-        let mut tasks = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        while tasks.try_join_next().is_some() {}
-        let room = tasks.len() < RELEASES_MAX;
-        if room {
-            tasks.spawn_on(release, &runtime);
-        }
-        room
-    }
-}
+use splitrail_policy::Leg;
 
 /// A hand-off with all that it takes to release it.
 pub(super) struct Staged {

@@ -11,13 +11,14 @@ use splitrail_kv::Overlap;
 use super::answer::Begun;
 use super::context::Context;
 use crate::api::{Endpoint, JsonObject};
-use crate::core::{random_id, unix_ms};
 use crate::error::Error;
 use crate::ledger::decisions::DecisionHandle;
 use crate::ledger::entry::Told as ToldUsage;
 use crate::ledger::leg::{Expected, LegFacts, LegKind};
+use crate::ledger::record::told;
 use crate::prepare::Unit;
-use crate::reply::usage::told;
+use crate::text::random_id;
+use splitrail_telemetry::clock::unix_ms;
 
 /// Makes the reply, in which nothing was generated and every choice ends with
 /// `cache_threshold`, and enters the prompt in the ledger. `usage` is the usage that the engine

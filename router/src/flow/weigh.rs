@@ -3,41 +3,19 @@
 
 use std::time::Instant;
 
-use serde::Serialize;
-
 use crate::config::model::{HitThreshold, RequestFlow};
-use crate::core::Served;
+use crate::fleet::Served;
 use crate::flow::place::query;
-use crate::ledger::decisions::DecisionHandle;
-use crate::pick::Leg;
-use crate::pick::threshold::{Offer, Verdict};
+use crate::ledger::decisions::{DecisionHandle, WeighedRecord};
 use crate::prepare::Unit;
+use splitrail_policy::Leg;
+use splitrail_policy::threshold::{Offer, Verdict};
 
 /// The two ways of one request.
 #[derive(Clone, Copy, Debug)]
 pub struct Weighed {
     verdict: Verdict,
     at: Instant,
-}
-
-/// As it is written down. A way that there is not has no figures.
-#[derive(Clone, Copy, Debug, PartialEq, Serialize)]
-pub struct WeighedRecord {
-    /// What a remote prefill would cost, in milliseconds: its time to the first token, and what
-    /// others lose by it.
-    pub remote_ms: Option<f64>,
-    /// What a local prefill would.
-    pub local_ms: Option<f64>,
-    /// The part of `remote_ms` that is this request's own time to the first token.
-    pub remote_ttft_ms: Option<f64>,
-    /// The part of `local_ms` that is.
-    pub local_ttft_ms: Option<f64>,
-    /// Whether the decode worker had better compute the prompt.
-    pub local: bool,
-    /// Whether that was chosen to learn about it, and not because it is cheaper.
-    pub explored: bool,
-    /// The share of the prompt that the decode worker with most of it holds.
-    pub hit_ratio: f64,
 }
 
 impl Weighed {

@@ -14,7 +14,8 @@ use super::addresses::Addresses;
 use super::connection::{self, Bounds, Common};
 use super::door::Routes;
 use crate::config::model::Limits;
-use crate::core::{Core, Seldom};
+use crate::core::Core;
+use splitrail_telemetry::LogThrottle;
 
 /// How long accepting pauses when the system has no room for another socket.
 const NO_ROOM: Duration = Duration::from_millis(100);
@@ -85,7 +86,7 @@ pub async fn serve(listener: TcpListener, doorway: Doorway) -> io::Result<()> {
     let name = doorway.name;
     let mut open = Open::new(doorway);
     let stop = open.common.stop.clone();
-    let seldom = Seldom::default();
+    let throttle = LogThrottle::default();
     loop {
         let accepted = tokio::select! {
             accepted = listener.accept() => accepted,
@@ -94,7 +95,7 @@ pub async fn serve(listener: TcpListener, doorway: Doorway) -> io::Result<()> {
         };
         match accepted {
             Ok((socket, peer)) => open.take(socket, peer),
-            Err(error) => not_accepted(&error, name, &seldom).await,
+            Err(error) => not_accepted(&error, name, &throttle).await,
         }
     }
     open.take_queued(listener);
@@ -177,12 +178,12 @@ impl Open {
 
 /// A client that left before it was accepted is nobody's concern; else there is no room for
 /// more sockets, and some are closed soon.
-async fn not_accepted(error: &io::Error, name: &str, seldom: &Seldom) {
+async fn not_accepted(error: &io::Error, name: &str, throttle: &LogThrottle) {
     use io::ErrorKind::{ConnectionAborted, ConnectionRefused, ConnectionReset};
     if matches!(error.kind(), ConnectionAborted | ConnectionRefused | ConnectionReset) {
         return;
     }
-    if seldom.may_say() {
+    if throttle.may_log() {
         tracing::error!(%error, listener = name, "no connection can be accepted");
     }
     tokio::time::sleep(NO_ROOM).await;

@@ -6,24 +6,29 @@ use splitrail_kv::Tier;
 use super::decisions::DecisionHandle;
 use super::entry::Entry;
 use super::leg::{Figures, LegKind};
+use super::lines::Lines;
 use super::record::{Ended, RequestRecord};
-use crate::core::{Core, Served};
-use crate::telemetry::metrics::Metrics;
-use crate::telemetry::model::ModelSeries;
+use splitrail_telemetry::Metrics;
+use splitrail_telemetry::ModelSeries;
 
 /// Closes a request's entries. Legs count as served where the request ended well, and
 /// as wasted everywhere else: nobody got what they were for.
-pub fn close(core: &Core, served: &Served, ended: &Ended<'_>, decisions: &[DecisionHandle]) {
+pub fn close(
+    (metrics, ledger): (&Metrics, &Lines),
+    series: &ModelSeries,
+    ended: &Ended<'_>,
+    decisions: &[DecisionHandle],
+) {
     // A record is made only where it is written down; what the metrics take of it alone is
     // taken from the same entries by the same function.
-    let recorded = core.books.ledger.is_open();
+    let recorded = ledger.is_open();
     let mut entries: Vec<Entry> = Vec::new();
     let mut cached = Vec::with_capacity(1);
     for decision in decisions {
         decision.update(|decision| {
             let entry = &mut decision.ledger;
             entry.close(ended.outcome);
-            count_prompt(&core.metrics, (ended.model, &served.series), entry);
+            count_prompt(metrics, (ended.model, series), entry);
             let tokens = entry.cached().map(|cached| cached.tokens);
             cached.push((entry.is_further_sample(), tokens));
             if recorded {
@@ -35,10 +40,10 @@ pub fn close(core: &Core, served: &Served, ended: &Ended<'_>, decisions: &[Decis
     // Only requests that ended well have a figure here.
     if let Some(cached) = cached {
         let result = if cached > 0 { "hit" } else { "miss" };
-        served.series.hit_or_miss(&core.metrics, ended.model, result);
+        series.hit_or_miss(metrics, ended.model, result);
     }
     if recorded {
-        core.books.ledger.write(&RequestRecord::new(ended, &entries));
+        ledger.write(&RequestRecord::new(ended, &entries));
     }
 }
 

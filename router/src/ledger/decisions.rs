@@ -10,10 +10,9 @@ use serde::{Serialize, Serializer};
 use splitrail_kv::Tier;
 
 use super::entry::Entry;
-use crate::fleet::VetoReason;
-use crate::flow::weigh::WeighedRecord;
+use crate::ledger::veto::VetoReason;
 use crate::name::Name;
-use crate::pick::{Candidate, Terms};
+use splitrail_policy::{Candidate, Terms};
 
 /// One candidate of a decision.
 #[derive(Clone, Debug, Serialize)]
@@ -340,6 +339,26 @@ impl Decisions {
         let found = self.ring.load().newest().into_iter().filter(wanted).take(limit);
         found.map(|handle| handle.read()).collect()
     }
+}
+
+/// As it is written down. A way that there is not has no figures.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize)]
+pub struct WeighedRecord {
+    /// What a remote prefill would cost, in milliseconds: its time to the first token, and what
+    /// others lose by it.
+    pub remote_ms: Option<f64>,
+    /// What a local prefill would.
+    pub local_ms: Option<f64>,
+    /// The part of `remote_ms` that is this request's own time to the first token.
+    pub remote_ttft_ms: Option<f64>,
+    /// The part of `local_ms` that is.
+    pub local_ttft_ms: Option<f64>,
+    /// Whether the decode worker had better compute the prompt.
+    pub local: bool,
+    /// Whether that was chosen to learn about it, and not because it is cheaper.
+    pub explored: bool,
+    /// The share of the prompt that the decode worker with most of it holds.
+    pub hit_ratio: f64,
 }
 
 #[cfg(test)]

@@ -14,7 +14,8 @@ use tokio_util::sync::CancellationToken;
 
 use super::file::LedgerFile;
 use crate::config::Rotate;
-use crate::core::{Seldom, unix_ms};
+use splitrail_telemetry::LogThrottle;
+use splitrail_telemetry::clock::unix_ms;
 
 /// Lines that wait for the disk.
 const QUEUE_LINES: usize = 65_536;
@@ -45,7 +46,7 @@ struct Shared {
     queued_bytes: AtomicUsize,
     /// Records lost since the last line that says so.
     lost: AtomicU64,
-    said: Seldom,
+    said: LogThrottle,
 }
 
 /// The other end: owns the file.
@@ -107,7 +108,7 @@ impl Shared {
     fn lose(&self, records: usize, result: &str, why: &str) {
         self.lost.fetch_add(records as u64, Relaxed);
         self.records.with_label_values(&[result]).inc_by(records as u64);
-        if self.said.may_say() {
+        if self.said.may_log() {
             let file = self.section;
             tracing::error!(
                 file,
@@ -199,7 +200,7 @@ fn gap(lost: u64) -> String {
 #[allow(clippy::unwrap_used)]
 mod tests {
     use super::*;
-    use crate::telemetry::metrics::Metrics;
+    use splitrail_telemetry::Metrics;
 
     fn open(path: &Path, rotate: Rotate) -> (Lines, Metrics) {
         let metrics = Metrics::new().unwrap();

@@ -9,8 +9,8 @@ use splitrail_kv::Tier;
 use super::entry::{Entry, Told};
 use super::leg::{Figures, LegFacts, LegKind, Origin};
 use crate::config::model::CachedTokensFallback;
+use crate::ledger::entry::Cached;
 use crate::name::Name;
-use crate::reply::usage::told;
 
 /// A request, as one line of the ledger file.
 #[derive(Clone, Debug, Serialize)]
@@ -304,6 +304,15 @@ fn is_false(value: &bool) -> bool {
     !value
 }
 
+/// The figure that the client is told; `None` leaves the key out.
+pub fn told(cached: Cached, fallback: CachedTokensFallback) -> Option<u32> {
+    match (cached.source, fallback) {
+        (Origin::Estimate, CachedTokensFallback::Zero) => Some(0),
+        (Origin::Estimate, CachedTokensFallback::Omit) => None,
+        _ => Some(cached.tokens),
+    }
+}
+
 #[cfg(test)]
 #[allow(clippy::unwrap_used)]
 mod tests {
@@ -311,6 +320,21 @@ mod tests {
 
     use super::*;
     use crate::ledger::leg::Expected;
+
+    #[test]
+    fn the_fallback_decides_only_where_the_engine_is_silent() {
+        let estimate = Cached { tokens: 256, source: Origin::Estimate };
+        assert_eq!(told(estimate, CachedTokensFallback::Estimate), Some(256));
+        assert_eq!(told(estimate, CachedTokensFallback::Zero), Some(0));
+        assert_eq!(told(estimate, CachedTokensFallback::Omit), None);
+        for source in [Origin::EnginePrefill, Origin::EngineDecode] {
+            for tokens in [0, 32] {
+                let spoken = Cached { tokens, source };
+                assert_eq!(told(spoken, CachedTokensFallback::Omit), Some(tokens));
+                assert_eq!(told(spoken, CachedTokensFallback::Zero), Some(tokens));
+            }
+        }
+    }
 
     fn answered(mut entry: Entry, prompt_tokens: u32, cached_tokens: Option<u32>) -> Entry {
         entry.decode_sent(LegFacts::new(LegKind::Decode, "w", Expected::default()));

@@ -10,7 +10,7 @@ use splitrail_kv::BlockHash;
 use super::decisions::Decision;
 use super::lines::Lines;
 use crate::config::RecordConfig;
-use crate::stages::StageTimes;
+use crate::ledger::stages::StageTimes;
 
 /// Where decisions are written down.
 #[derive(Debug)]

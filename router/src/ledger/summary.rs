@@ -1,14 +1,11 @@
 //! The line in the log that says how the prefix caches do.
 
 use std::collections::BTreeMap;
-use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use prometheus::core::Collector as _;
-use tokio::time::MissedTickBehavior;
 
-use crate::core::Core;
-use crate::telemetry::metrics::Metrics;
+use splitrail_telemetry::Metrics;
 
 /// Totals of one model's completed requests, as the metrics have them.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -119,19 +116,18 @@ impl Summary {
     }
 
     /// Says the totals of each model that has had requests since the last time.
-    pub fn say(&mut self, core: &Core, now: Instant) {
+    pub fn say(&mut self, metrics: &Metrics, models: &[&str], now: Instant) {
         let passed = now.saturating_duration_since(std::mem::replace(&mut self.said, now));
-        let serving = core.serving();
-        self.last.retain(|model, _| serving.model(model).is_some());
-        for served in &serving.models {
-            let last = self.last.entry(served.name().to_owned()).or_default();
-            let totals = Totals::read(&core.metrics, served.name());
+        self.last.retain(|model, _| models.contains(&model.as_str()));
+        for &model in models {
+            let last = self.last.entry(model.to_owned()).or_default();
+            let totals = Totals::read(metrics, model);
             let recent = totals.since(std::mem::replace(last, totals));
             if recent.requests() == 0 {
                 continue;
             }
             tracing::info!(
-                model = served.name(),
+                model,
                 requests = totals.requests(),
                 hit_requests = totals.hit_requests,
                 miss_requests = totals.miss_requests,
@@ -149,17 +145,6 @@ impl Summary {
                 "prefix cache"
             );
         }
-    }
-}
-
-/// Says the totals from time to time, until the task is ended.
-pub async fn run(core: Arc<Core>, every: Duration) {
-    let mut summary = Summary::new(Instant::now());
-    let mut ticks = tokio::time::interval(every);
-    ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
-    loop {
-        ticks.tick().await;
-        summary.say(&core, Instant::now());
     }
 }
 

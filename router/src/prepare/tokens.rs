@@ -7,12 +7,13 @@ use splitrail_kv::{BlockHash, Chain};
 use crate::api::request::Prompt;
 use crate::api::{JsonObject, strict};
 use crate::config::model::Limits;
-use crate::core::{Served, unix_ms};
 use crate::error::Error;
+use crate::fleet::Served;
 use crate::memory_budget::Meter;
 use splitrail_prompt::{
     ChatRequestView, Extent, PromptError, PromptModel, messages, request, responses,
 };
+use splitrail_telemetry::clock::unix_ms;
 
 /// Bytes that a JSON value takes, with the copies that a template is given of it.
 const VALUE_BYTES: usize = 128;

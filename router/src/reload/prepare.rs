@@ -6,7 +6,8 @@ use super::diff::changes;
 use super::report::Report;
 use crate::assemble::{AssembleError, reassemble};
 use crate::config::{self, Problem, Problems, Source};
-use crate::core::{Core, Serving};
+use crate::core::Core;
+use crate::fleet::Serving;
 use crate::fleet::keeper::ClaimError;
 
 /// Why a reload has changed nothing.

@@ -4,7 +4,7 @@ use serde_json::{Value, json};
 
 use super::diff::Change;
 use crate::config::Problem;
-use crate::core::Serving;
+use crate::fleet::Serving;
 
 /// What a reload has changed.
 #[derive(Clone, Debug)]

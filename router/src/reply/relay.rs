@@ -14,19 +14,21 @@ use super::alike::Alike;
 use super::choices::turned_away;
 use super::dialect::{self, Chunk, data_of};
 use super::sse::{Piece, Splitter, Uncut};
-use super::usage::{rewrite, told};
+use super::usage::rewrite;
 use crate::api::JsonObject;
-use crate::core::{Core, Served};
+use crate::core::Core;
+use crate::engine_client::{Broken, EngineBody, EngineClient, Proof, Response, Timer, too_large};
 use crate::error::{Error, Kind};
+use crate::fleet::Served;
+use crate::fleet::audit;
 use crate::fleet::{Booking, Worker};
-use crate::flow::client::{Broken, EngineBody, EngineClient, Proof, Response, Timer, too_large};
 use crate::flow::migrate::Migration;
-use crate::ledger::audit;
 use crate::ledger::decisions::DecisionHandle;
 use crate::ledger::entry::Told;
 use crate::ledger::leg::Origin;
+use crate::ledger::record::told;
 use crate::memory_budget::{Charge, shed};
-use crate::pick::Leg;
+use splitrail_policy::Leg;
 
 /// How many times as long as an engine may be silent it may send comments and no event: they
 /// keep the connection open, but are no progress.
@@ -271,7 +273,7 @@ impl Account {
         let Some(router) = self.prompt_tokens.filter(|router| *router != engine) else { return };
         let model = self.served.name();
         self.core.metrics.prompt_tokens_mismatch.with_label_values(&[model]).inc();
-        if self.served.mismatch.may_say() {
+        if self.served.mismatch.may_log() {
             let worker = self.worker.id();
             tracing::error!(
                 model,
@@ -312,7 +314,7 @@ impl Account {
             leg = decision.ledger.decode().cloned();
         });
         if let Some(leg) = leg {
-            audit::observe(&self.core, &self.served, &self.worker, &leg, self.settled);
+            audit::observe(&self.core.metrics, &self.served, &self.worker, &leg, self.settled);
         }
     }
 
@@ -329,7 +331,7 @@ impl Account {
             decision.ledger.discard(outcome);
         });
         if let (Some(leg), Some(_)) = (leg, usage) {
-            audit::observe(&self.core, &self.served, &self.worker, &leg, true);
+            audit::observe(&self.core.metrics, &self.served, &self.worker, &leg, true);
         }
     }
 

@@ -10,19 +10,7 @@ use splitrail_engine::dialect::Dialect;
 use splitrail_engine::json::scan;
 
 use crate::api::JsonObject;
-use crate::config::model::CachedTokensFallback;
-use crate::ledger::entry::Cached;
-use crate::ledger::leg::Origin;
-use crate::stages::push_number;
-
-/// The figure that the client is told; `None` leaves the key out.
-pub fn told(cached: Cached, fallback: CachedTokensFallback) -> Option<u32> {
-    match (cached.source, fallback) {
-        (Origin::Estimate, CachedTokensFallback::Zero) => Some(0),
-        (Origin::Estimate, CachedTokensFallback::Omit) => None,
-        _ => Some(cached.tokens),
-    }
-}
+use crate::text::push_number;
 
 /// A raw `usage` object with the cached tokens set (or taken out) where its dialect has
 /// them, and everything else as the engine wrote it.
@@ -190,21 +178,6 @@ mod tests {
             let raw = format!("{{ {} }}", members.join(" , "));
             if let Some(spliced) = spliced(&raw, DETAILS, told) {
                 prop_assert_eq!(Some(spliced), edited(&raw, DETAILS, told), "{}", raw);
-            }
-        }
-    }
-
-    #[test]
-    fn the_fallback_decides_only_where_the_engine_is_silent() {
-        let estimate = Cached { tokens: 256, source: Origin::Estimate };
-        assert_eq!(told(estimate, CachedTokensFallback::Estimate), Some(256));
-        assert_eq!(told(estimate, CachedTokensFallback::Zero), Some(0));
-        assert_eq!(told(estimate, CachedTokensFallback::Omit), None);
-        for source in [Origin::EnginePrefill, Origin::EngineDecode] {
-            for tokens in [0, 32] {
-                let spoken = Cached { tokens, source };
-                assert_eq!(told(spoken, CachedTokensFallback::Omit), Some(tokens));
-                assert_eq!(told(spoken, CachedTokensFallback::Zero), Some(tokens));
             }
         }
     }

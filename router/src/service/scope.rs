@@ -13,18 +13,20 @@ use tokio_util::sync::WaitForCancellationFutureOwned;
 
 use crate::admission::{Share, ShareKey};
 use crate::api::Endpoint;
-use crate::core::{Core, LiveRequest, Served, unix_ms};
+use crate::core::{Core, LiveRequest};
 use crate::error::{Error, Kind};
+use crate::fleet::Served;
+use crate::fleet::losses::Followed;
 use crate::flow::context::{Context, flow_name};
 use crate::ledger::close::close;
 use crate::ledger::decisions::DecisionHandle;
-use crate::ledger::losses::Followed;
 use crate::ledger::record::Ended;
 use crate::ledger::recorder::{Prompt, Times};
 use crate::memory_budget::Charge;
 use crate::name::Name;
 use crate::prepare::Unit;
 use crate::reply::merge::Events;
+use splitrail_telemetry::clock::unix_ms;
 
 /// Room in the router, its entry among the live ones, its place in the metrics and
 /// its records: dropping it frees and closes them all, on whatever path.
@@ -228,7 +230,8 @@ impl Scope {
         let (endpoint, request_id) = (self.endpoint, &placed.request_id);
         let ended =
             Ended { request_id, model, endpoint, flow, outcome, arrived_unix_ms, ended_unix_ms };
-        close(&self.core, &placed.served, &ended, &placed.decisions);
+        let to = (&**metrics, &self.core.books.ledger);
+        close(to, &placed.served.series, &ended, &placed.decisions);
         self.write_down(placed, arrived_unix_ms, seconds);
         let pool = &placed.served.pool;
         if outcome == "ok" {

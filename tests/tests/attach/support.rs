@@ -4,7 +4,7 @@ use std::net::SocketAddr;
 use std::sync::Arc;
 
 use splitrail_proto::v1;
-use splitrail_router::core::Served;
+use splitrail_router::fleet::Served;
 use splitrail_router::fleet::Worker;
 use splitrail_router::fleet::pool::rank_key;
 use splitrail_tests::shim::Shim;

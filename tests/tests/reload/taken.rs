@@ -42,7 +42,7 @@ async fn a_changed_policy_keeps_index_and_workers() {
     for (was, is) in before.pool.roster().iter().zip(after.pool.roster().iter()) {
         assert!(Arc::ptr_eq(was, is) && is.events_are_current());
     }
-    let tokenizer = |served: &splitrail_router::core::Served| served.prompt.clone().unwrap();
+    let tokenizer = |served: &splitrail_router::fleet::Served| served.prompt.clone().unwrap();
     assert!(Arc::ptr_eq(&tokenizer(&before), &tokenizer(&after)));
     // The index still follows: what is computed from now on gets there.
     served(&cluster, "b").await;
@@ -204,7 +204,7 @@ async fn breakers_and_limits_are_those_of_the_file() {
     let yaml = but(&yaml, "    workers:\n", "    breaker: { failures: 1 }\n    workers:\n");
     let worker = cluster.running.core().serving().models[0].pool.roster().named("w0").cloned();
     taken(&cluster, &yaml).await;
-    let breaker = worker.as_ref().unwrap().breaker(splitrail_router::pick::Leg::Decode);
+    let breaker = worker.as_ref().unwrap().breaker(splitrail_policy::Leg::Decode);
     assert!(breaker.fail(std::time::Instant::now()), "one failure opens it now");
 }
 

@@ -3,7 +3,7 @@
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-use crate::pick::Coefficients;
+use splitrail_policy::Coefficients;
 
 /// What a model's workers' work is taken to cost at first: the prior of what is learned of each
 /// from its own stage times. The defaults are those of a model of 70 billion parameters on a

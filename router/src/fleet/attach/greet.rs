@@ -13,8 +13,9 @@ use super::credentials::Allowed;
 use super::inbound::{Inbound, Said};
 use crate::config::http_address;
 use crate::config::model::{Discovery, Role, Worker as WorkerConfig};
-use crate::core::{Core, Served};
-use crate::fleet::networks::literal;
+use crate::engine_client::networks::literal;
+use crate::fleet::Cluster;
+use crate::fleet::Served;
 use crate::fleet::{Fleet, Source};
 
 /// The protocol that this router speaks.
@@ -44,7 +45,7 @@ pub(super) struct Guest {
 
 /// Reads who it is, and checks everything that can be checked without the others.
 pub(super) async fn greet(
-    core: &Core,
+    cluster: &Cluster,
     fleet: &Fleet,
     inbound: &mut Inbound,
     allowed: &Allowed,
@@ -57,7 +58,7 @@ pub(super) async fn greet(
     let Message::Hello(hello) = *first else {
         return Err(Status::invalid_argument("the first message must be `hello`"));
     };
-    let serving = core.serving();
+    let serving = cluster.serving();
     // An adapter's name is not a model's.
     let named = serving.names.get(&hello.model).filter(|named| named.adapter.is_none());
     let served = named.map(|named| Arc::clone(&serving.models[named.model]));
@@ -69,13 +70,13 @@ pub(super) async fn greet(
         return Err(Status::not_found("this model has no `discovery` of kind `shim`"));
     }
     if !is_written_down {
-        admit(core, guest.authority.host()).await?;
+        admit(cluster, guest.authority.host()).await?;
     }
     if let Some(bootstrap) = &guest.config.bootstrap
         && let Some(Ok(authority)) = bootstrap.strip_prefix("http://").map(str::parse::<Authority>)
         && authority.host() != guest.authority.host()
     {
-        admit(core, authority.host()).await?;
+        admit(cluster, authority.host()).await?;
     }
     Ok(guest)
 }
@@ -181,7 +182,7 @@ fn invalid(what: &str, why: &str) -> Status {
 }
 
 /// Whether a worker may be at a host: each of its addresses lies in the allowed networks.
-async fn admit(core: &Core, host: &str) -> Result<(), Status> {
+async fn admit(cluster: &Cluster, host: &str) -> Result<(), Status> {
     let outside =
         || Status::permission_denied("its address lies outside `fleet.networks` of this router");
     let addresses: Vec<IpAddr> = match literal(host) {
@@ -193,7 +194,8 @@ async fn admit(core: &Core, host: &str) -> Result<(), Status> {
             found.map(|address| address.ip()).collect()
         }
     };
-    match !addresses.is_empty() && addresses.iter().all(|address| core.networks.admit(*address)) {
+    match !addresses.is_empty() && addresses.iter().all(|address| cluster.networks.admit(*address))
+    {
         true => Ok(()),
         false => Err(outside()),
     }

@@ -71,7 +71,7 @@ async fn listen(house: Arc<House>, config: NatsEvents) {
 fn place(house: &House) -> String {
     let host = std::fs::read_to_string("/proc/sys/kernel/hostname");
     let host = host.or_else(|_| std::env::var("HOSTNAME")).unwrap_or_default();
-    match (host.trim(), house.core.http_port) {
+    match (host.trim(), house.cluster.http_port) {
         ("", _) | (_, 0) => house.router_id.clone(),
         (host, port) => format!("{host}-{port}"),
     }
@@ -89,7 +89,7 @@ async fn connect(config: &NatsEvents, router: &str) -> Broker {
 
 /// Shows whether the broker is there.
 async fn show(house: &House, broker: &Broker) {
-    let gauge = house.core.metrics.broker_connected.with_label_values::<&str>(&[]);
+    let gauge = house.cluster.metrics.broker_connected.with_label_values::<&str>(&[]);
     let mut connected = broker.connected.clone();
     loop {
         gauge.set((*connected.borrow_and_update()).into());
@@ -106,7 +106,7 @@ async fn serve_models(house: &Arc<House>, broker: &Broker, config: Arc<NatsEvent
     let mut models: BTreeMap<String, AbortHandle> = BTreeMap::new();
     loop {
         while tasks.try_join_next().is_some() {}
-        let serving = house.core.serving();
+        let serving = house.cluster.serving();
         let is_served = |name: &String| serving.model(name).is_some();
         models.retain(|name, task| {
             if !is_served(name) {
@@ -153,22 +153,22 @@ impl Model {
     /// How this router hashes the model's blocks; the block size is 0 while no engine has
     /// said it.
     fn terms(&self) -> Option<v1::Welcome> {
-        let serving = self.house.core.serving();
+        let serving = self.house.cluster.serving();
         Some(terms::of(&self.house, serving.model(&self.name)?))
     }
 
     fn count_refused(&self, reason: &str) {
-        let refused = &self.house.core.metrics.plane_refused;
+        let refused = &self.house.cluster.metrics.plane_refused;
         refused.with_label_values(&[self.name.as_str(), reason]).inc();
     }
 
     fn count_message(&self, kind: &str) {
-        let messages = &self.house.core.metrics.plane_messages;
+        let messages = &self.house.cluster.metrics.plane_messages;
         messages.with_label_values(&[self.name.as_str(), kind]).inc();
     }
 
     fn count_snapshot(&self, result: &str) {
-        let snapshots = &self.house.core.metrics.plane_snapshots;
+        let snapshots = &self.house.cluster.metrics.plane_snapshots;
         snapshots.with_label_values(&[self.name.as_str(), result]).inc();
     }
 }

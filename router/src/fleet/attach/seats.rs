@@ -12,8 +12,8 @@ use super::greet::Guest;
 use super::inbound::Inbound;
 use super::tokens::same;
 use crate::fleet::{Fleet, Source};
-use crate::telemetry::metrics::Metrics;
 use splitrail_proto::v1;
+use splitrail_telemetry::Metrics;
 
 /// Answers on their way to a shim.
 pub(super) type Outbound = mpsc::Sender<Result<v1::AttachResponse, Status>>;

@@ -82,7 +82,7 @@ impl Session {
     pub(super) async fn run(mut self, first: Box<Newcomer>) {
         let mut next = Some(first);
         while let Some(newcomer) = next.take() {
-            let live = self.chair.live(&self.house.core.metrics);
+            let live = self.chair.live(&self.house.cluster.metrics);
             let mut after = self.serve(*newcomer).await;
             while let After::Newcomer(newer) = after {
                 after = self.serve(*newer).await;
@@ -220,16 +220,17 @@ impl Session {
     /// Lets the worker into the fleet, or finds that it is there.
     fn enter(&mut self, guest: &Guest) -> Result<(), Status> {
         let worker = greet::claim(&self.house.fleet, guest)?;
-        let serving = self.house.core.serving();
+        let serving = self.house.cluster.serving();
         let name = guest.served.name();
         let served = serving.model(name).ok_or_else(|| Status::not_found("it left"))?;
         let is_same = |known: &Known| Arc::ptr_eq(&known.indexing.worker, &worker);
         if !self.known.as_ref().is_some_and(is_same) {
             worker.set_unsynced();
             let blocks = Blocks::new(Arc::clone(&served.pool), Arc::clone(&worker));
-            let core = Arc::clone(&self.house.core);
+            let cluster = Arc::clone(&self.house.cluster);
             let wishes = worker.resync.wishes();
-            let indexing = Indexing::new(core, name.into(), Arc::clone(&served.pool), worker, None);
+            let indexing =
+                Indexing::new(cluster, name.into(), Arc::clone(&served.pool), worker, None);
             self.known = Some(Known { blocks, indexing, is_leaving: false, wishes });
         }
         self.learn(guest.capabilities.clone())
@@ -258,11 +259,11 @@ impl Session {
         let welcome = v1::Welcome {
             protocol: greet::PROTOCOL,
             router_id: self.house.router_id.clone(),
-            hash_seed: self.house.core.hash_seed.0,
+            hash_seed: self.house.cluster.hash_seed.0,
             hash_layout: HASH_LAYOUT,
             model: indexing.model().to_owned(),
             block_size,
-            blocks_max: self.house.core.serving().limits.index_blocks_per_worker_max as u64,
+            blocks_max: self.house.cluster.serving().limits.index_blocks_per_worker_max as u64,
             load_interval_ms: u32::try_from(interval).unwrap_or(u32::MAX),
             known_sequence,
         };

@@ -9,10 +9,11 @@ use serde_json::{Value, json};
 use super::diagnose::Tokens;
 use super::prompt::{Prompt, messages};
 use crate::api::Endpoint;
-use crate::core::{Served, random_id};
+use crate::engine_client::{Envelope, Shape};
 use crate::error::Kind;
+use crate::fleet::Served;
 use crate::fleet::Worker;
-use crate::flow::client::{Envelope, Shape};
+use crate::text::random_id;
 
 /// The engine's reply to the prompt.
 pub(super) struct Reply {

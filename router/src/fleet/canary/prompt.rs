@@ -5,8 +5,10 @@ use std::sync::Arc;
 use serde_json::{Map, Value, json};
 
 use super::diagnose::Tokens;
-use crate::core::{Served, random_id, unix_ms};
+use crate::fleet::Served;
+use crate::text::random_id;
 use splitrail_prompt::{ChatRequestView, PromptError, PromptModel};
+use splitrail_telemetry::clock::unix_ms;
 
 /// Prose, code, numbers, white space and several scripts: where tokenizers differ, one of them
 /// tells.

@@ -15,8 +15,8 @@ mod known;
 
 use super::{Found, Tally, address, bounded};
 use crate::config::model::{AddressFamily, Discovery, DnsDiscovery, Worker};
-use crate::core::Seldom;
 use known::{Answer, Known};
+use splitrail_telemetry::LogThrottle;
 
 /// A resolver that takes longer is out of order.
 const PATIENCE: Duration = Duration::from_secs(10);
@@ -46,7 +46,7 @@ async fn follow<F>(
     F: Future<Output = io::Result<Vec<IpAddr>>>,
 {
     let source = Discovery::Dns(config.clone()).name();
-    let log = Seldom::default();
+    let log = LogThrottle::default();
     let mut known = Known::default();
     loop {
         let answer = match ask(&source, tally, &log, PATIENCE, lookup()).await {
@@ -58,7 +58,7 @@ async fn follow<F>(
         };
         if let Answer::NoSuchName = answer {
             tally.failed();
-            if log.may_say() {
+            if log.may_log() {
                 tracing::warn!(source, "DNS says that the name has no address");
             }
         }
@@ -83,7 +83,7 @@ async fn follow<F>(
 async fn ask(
     source: &str,
     tally: &Tally,
-    log: &Seldom,
+    log: &LogThrottle,
     patience: Duration,
     asked: impl Future<Output = io::Result<Vec<IpAddr>>>,
 ) -> Answer {
@@ -94,7 +94,7 @@ async fn ask(
             Ok(Err(error)) if says_no_such_name(&error) => return Answer::NoSuchName,
             Ok(Err(error)) => {
                 tally.failed();
-                if log.may_say() {
+                if log.may_log() {
                     tracing::warn!(source, %error, "DNS cannot be asked: what it said last holds");
                 }
                 return Answer::None;

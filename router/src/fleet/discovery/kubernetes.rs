@@ -19,8 +19,8 @@ mod pods;
 
 use super::{Found, Tally};
 use crate::config::model::{Discovery, KubernetesDiscovery};
-use crate::core::Seldom;
 use pods::Pods;
+use splitrail_telemetry::LogThrottle;
 
 /// After this long the API server ends a watch, which then goes on: so a connection that died
 /// silently is noticed.
@@ -43,7 +43,7 @@ pub async fn run(config: KubernetesDiscovery, sink: Sender<Found>, tally: Tally)
         config,
         sink,
         tally,
-        log: Seldom::default(),
+        log: LogThrottle::default(),
     };
     loop {
         match client(&following.config).await {
@@ -64,7 +64,7 @@ struct Following {
     pods: Pods,
     sink: Sender<Found>,
     tally: Tally,
-    log: Seldom,
+    log: LogThrottle,
 }
 
 /// Why a watch was given up.
@@ -111,7 +111,7 @@ impl Following {
 
     fn fault(&self, what: &str, error: &dyn std::error::Error) {
         self.tally.failed();
-        if self.log.may_say() {
+        if self.log.may_log() {
             // The outermost text says least.
             let mut causes = error.to_string();
             let mut next = error.source();

@@ -12,14 +12,15 @@ use std::time::Duration;
 
 use crate::assemble::assemble;
 use crate::config;
-use crate::core::{Core, Served};
+use crate::fleet::Cluster;
+use crate::fleet::Served;
 use crate::fleet::Worker;
 
 /// Blocks that one worker can make the index hold.
 const BOUND: u64 = 16;
 
 /// A router of one model with one worker, whose engine is there or not.
-fn core(kv_events: &str, kv_replay: &str) -> (Arc<Core>, Arc<Served>, Arc<Worker>) {
+fn cluster(kv_events: &str, kv_replay: &str) -> (Arc<Cluster>, Arc<Served>, Arc<Worker>) {
     let yaml = format!(
         "limits: {{ index_blocks_per_worker_max: {BOUND} }}
 models:
@@ -34,22 +35,23 @@ models:
     let folder = std::env::temp_dir();
     let loaded = config::parse("test.yaml", &yaml, &folder);
     let core = assemble(loaded.unwrap_or_else(|problems| panic!("{problems}")).config).unwrap();
-    let served = Arc::clone(&core.serving().models[0]);
+    let cluster = Arc::clone(&core.cluster);
+    let served = Arc::clone(&cluster.serving().models[0]);
     let config = served.config.workers[0].clone();
     let authority = "127.0.0.1:1".parse().unwrap();
     let worker = served.pool.enter(|number| Worker::new(number, config, authority));
-    (core, served, worker)
+    (cluster, served, worker)
 }
 
-fn part(core: &Arc<Core>, served: &Served, worker: &Arc<Worker>) -> Indexing {
-    let (core, pool) = (Arc::clone(core), Arc::clone(&served.pool));
-    Indexing::new(core, served.name().into(), pool, Arc::clone(worker), Some(0))
+fn part(cluster: &Arc<Cluster>, served: &Served, worker: &Arc<Worker>) -> Indexing {
+    let (cluster, pool) = (Arc::clone(cluster), Arc::clone(&served.pool));
+    Indexing::new(cluster, served.name().into(), pool, Arc::clone(worker), Some(0))
 }
 
 fn intake() -> Intake {
-    let (core, served, worker) = core("tcp://127.0.0.1:1", "tcp://127.0.0.1:2");
+    let (cluster, served, worker) = cluster("tcp://127.0.0.1:1", "tcp://127.0.0.1:2");
     let source = first_source(&worker).unwrap();
-    Intake { part: part(&core, &served, &worker), source, speaks: None }
+    Intake { part: part(&cluster, &served, &worker), source, speaks: None }
 }
 
 fn batch(event: KvEvent) -> Update {
@@ -145,15 +147,15 @@ async fn the_index_is_read_anew_when_evictions_make_room() {
         SimEngine::start(SimConfig { kv_blocks: 40, ..SimConfig::default() }).await.unwrap();
     let (events, replay) =
         (engine.kv_events_endpoint().unwrap(), engine.kv_replay_endpoint().unwrap());
-    let (core, served, worker) = core(events, replay);
+    let (cluster, served, worker) = cluster(events, replay);
     let mut tasks = JoinSet::new();
-    let mut part = part(&core, &served, &worker);
+    let mut part = part(&cluster, &served, &worker);
     part.truncated_min = Duration::from_millis(1);
     tasks.spawn(follow(part, first_source(&worker).unwrap(), None, watch::Sender::new(false)));
     serve(&engine, &"long ".repeat(100), 1).await;
     eventually(|| worker.index_is_truncated()).await;
     // Many prompts of less than a block push the long one out, and leave nothing behind.
     serve(&engine, "short", 36).await;
-    let resyncs = core.metrics.index_resyncs.with_label_values(&["sim", "w0", "over_limit"]);
+    let resyncs = cluster.metrics.index_resyncs.with_label_values(&["sim", "w0", "over_limit"]);
     eventually(|| resyncs.get() > 0 && worker.events_are_current()).await;
 }

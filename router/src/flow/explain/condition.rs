@@ -4,10 +4,12 @@ use std::time::Instant;
 
 use serde::Serialize;
 
-use crate::core::unix_ms;
-use crate::fleet::{Roster, VetoReason, Worker};
+use crate::fleet::veto_by_health;
+use crate::fleet::{Roster, Worker};
 use crate::flow::place::Wish;
-use crate::pick::Candidate;
+use crate::ledger::veto::VetoReason;
+use splitrail_policy::Candidate;
+use splitrail_telemetry::clock::unix_ms;
 
 /// A worker that could not take a leg.
 #[derive(Clone, Debug, Serialize)]
@@ -56,7 +58,7 @@ pub(super) fn vetoed(
         }
         let named = excluded.iter().filter(|one| one.worker == worker.index);
         reasons.extend(named.map(|one| one.reason));
-        let health = VetoReason::of_health(worker, leg, now);
+        let health = veto_by_health(worker, leg, now);
         reasons.extend(health.filter(|health| !reasons.contains(health)));
         if reasons.is_empty() && !is_candidate(worker) {
             reasons.push(VetoReason::TooFewBlocks);

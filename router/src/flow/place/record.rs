@@ -4,15 +4,17 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use super::Wish;
-use crate::core::unix_ms;
-use crate::fleet::{Roster, VetoReason, Worker, excluded};
+use crate::fleet::veto_by_health;
+use crate::fleet::{Roster, Worker, excluded};
 use crate::flow::context::Context;
 use crate::ledger::decisions::{
     CandidateRecord, DecisionHandle, DrawRecord, Figures, ShadowRecord, VetoRecord,
 };
+use crate::ledger::veto::VetoReason;
 use crate::name::Name;
-use crate::pick::{Candidate, Choice, Leg, Policy, Query, Veto, pick};
 use crate::prepare::Unit;
+use splitrail_policy::{Candidate, Choice, Leg, Policy, Query, Veto, pick};
+use splitrail_telemetry::clock::unix_ms;
 
 /// Candidates in a decision record beside the chosen one, the cheapest first: a
 /// fleet of hundreds must not fill memory with records.
@@ -113,9 +115,9 @@ pub(in super::super) fn figures(
     (now, now_unix_ms): (Instant, u64),
 ) -> Figures {
     let veto = choice.vetoes.get(i).copied().flatten().map(|veto| match veto {
-        Veto::Down => worker
-            .and_then(|worker| VetoReason::of_health(worker, leg, now))
-            .unwrap_or(VetoReason::Down),
+        Veto::Down => {
+            worker.and_then(|worker| veto_by_health(worker, leg, now)).unwrap_or(VetoReason::Down)
+        }
         Veto::Busy => VetoReason::Busy,
         Veto::SlowStart => VetoReason::SlowStart,
     });
@@ -151,7 +153,7 @@ fn vetoed<'a>(
         if left_out || !worker.serves(wish.leg) {
             return None;
         }
-        let health = VetoReason::of_health(worker, wish.leg, now);
+        let health = veto_by_health(worker, wish.leg, now);
         Some((&**worker, health.unwrap_or(VetoReason::TooFewBlocks)))
     });
     named.chain(dropped)

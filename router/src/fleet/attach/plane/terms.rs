@@ -11,7 +11,7 @@ use tokio::time::sleep;
 
 use super::super::House;
 use super::super::greet::PROTOCOL;
-use crate::core::Served;
+use crate::fleet::Served;
 
 /// Pause before subscribing again.
 const PAUSE: Duration = Duration::from_secs(1);
@@ -24,7 +24,7 @@ pub(super) async fn run(house: &House, broker: &Broker) {
                 while let Some(question) = questions.next().await {
                     let Some(reply) = question.reply else { continue };
                     let Ok(ask) = v1::PlaneAsk::decode(question.payload) else { continue };
-                    let serving = house.core.serving();
+                    let serving = house.cluster.serving();
                     // An adapter's name is not a model's.
                     let named = serving.names.get(&ask.model);
                     let Some(named) = named.filter(|named| named.adapter.is_none()) else {
@@ -50,11 +50,11 @@ pub(super) fn of(house: &House, served: &Served) -> v1::Welcome {
     v1::Welcome {
         protocol: PROTOCOL,
         router_id: house.router_id.clone(),
-        hash_seed: house.core.hash_seed.0,
+        hash_seed: house.cluster.hash_seed.0,
         hash_layout: HASH_LAYOUT,
         model: served.name().to_owned(),
         block_size: served.pool.block_size(),
-        blocks_max: house.core.serving().limits.index_blocks_per_worker_max as u64,
+        blocks_max: house.cluster.serving().limits.index_blocks_per_worker_max as u64,
         load_interval_ms: u32::try_from(interval).unwrap_or(u32::MAX),
         known_sequence: None,
     }

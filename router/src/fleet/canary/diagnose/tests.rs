@@ -112,20 +112,20 @@ fn what_may_have_other_reasons_is_no_mismatch() {
 proptest! {
     #[test]
     fn a_few_tokens_at_the_ends_are_special_and_no_change_within_is(
-        core in prop::collection::vec(10u32..50, 3..40), before in 0usize..3, after in 0usize..3,
+        cluster in prop::collection::vec(10u32..50, 3..40), before in 0usize..3, after in 0usize..3,
         at in 0usize..40,
     ) {
-        let whole = [vec![1; before], core.clone(), vec![2; after]].concat();
+        let whole = [vec![1; before], cluster.clone(), vec![2; after]].concat();
         let expected = match before + after {
             0 => Difference::None,
             1 | 2 => Difference::Ends,
             _ => Difference::Other,
         };
-        prop_assert_eq!(difference(&core, &whole), expected);
-        prop_assert_eq!(difference(&whole, &core), expected);
-        let mut changed = core.clone();
-        let at = at % core.len();
+        prop_assert_eq!(difference(&cluster, &whole), expected);
+        prop_assert_eq!(difference(&whole, &cluster), expected);
+        let mut changed = cluster.clone();
+        let at = at % cluster.len();
         changed[at] += 100;
-        prop_assert_eq!(difference(&core, &changed), Difference::Other);
+        prop_assert_eq!(difference(&cluster, &changed), Difference::Other);
     }
 }

@@ -7,7 +7,7 @@ use proptest::prelude::*;
 use tokio::sync::mpsc;
 
 use super::*;
-use crate::telemetry::metrics::Metrics;
+use splitrail_telemetry::Metrics;
 
 const KEEP: Duration = Duration::from_secs(300);
 
@@ -185,7 +185,7 @@ async fn a_resolver_that_takes_long_is_counted_and_not_asked_again() {
         }
         Ok(ips(&["10.0.0.7"]))
     };
-    let answer = ask("s", &tally, &Seldom::default(), Duration::from_millis(1), lookup).await;
+    let answer = ask("s", &tally, &LogThrottle::default(), Duration::from_millis(1), lookup).await;
     assert_eq!(answer, Answer::Addresses(ips(&["10.0.0.7"])));
 }
 

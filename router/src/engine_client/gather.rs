@@ -7,10 +7,10 @@ use http_body_util::BodyExt;
 use hyper::body::Body as _;
 use prometheus::IntCounterVec;
 
-use super::connections::EngineBody;
-use super::wire::Broken;
+use super::engine::Engine;
+use crate::engine_client::connections::EngineBody;
+use crate::engine_client::wire::Broken;
 use crate::error::{Error, Kind};
-use crate::fleet::Worker;
 use crate::memory_budget::{Charge, MemoryBudget, shed};
 use crate::unread::Unread;
 
@@ -50,7 +50,7 @@ pub(super) enum NotWhole {
 
 impl NotWhole {
     /// What it means for a request, whose bound is named `key`.
-    pub(super) fn of(self, worker: &Worker, key: &str, memory: &ReplyMemory) -> Error {
+    pub(super) fn of(self, worker: &dyn Engine, key: &str, memory: &ReplyMemory) -> Error {
         match self {
             Self::NoMemory => memory.shed(),
             Self::Broken(broken) => Error::engine(worker.id(), &broken.to_string()),
@@ -60,7 +60,7 @@ impl NotWhole {
     }
 
     /// What it means for what an engine says of itself.
-    pub(super) fn of_report(self, worker: &Worker, memory: &ReplyMemory) -> Error {
+    pub(super) fn of_report(self, worker: &dyn Engine, memory: &ReplyMemory) -> Error {
         match self {
             Self::NoMemory => memory.shed(),
             Self::Broken(broken) => Error::engine(worker.id(), &broken.to_string()),

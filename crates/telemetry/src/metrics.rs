@@ -11,7 +11,7 @@ use prometheus::{
     TextEncoder,
 };
 
-use crate::core::unix_ms;
+use crate::clock::unix_ms;
 
 /// Latency buckets, in seconds: 1 ms to about 2 minutes.
 const SECONDS: [f64; 18] = [
@@ -373,7 +373,7 @@ mod tests {
 
     #[test]
     fn the_documentation_holds_the_reference_of_all_metrics() {
-        let path = concat!(env!("CARGO_MANIFEST_DIR"), "/../docs/metrics.md");
+        let path = concat!(env!("CARGO_MANIFEST_DIR"), "/../../docs/metrics.md");
         let documented = std::fs::read_to_string(path).unwrap();
         assert!(
             documented.contains(&Metrics::reference_markdown()),

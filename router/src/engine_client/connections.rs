@@ -22,9 +22,9 @@ use hyper::body::{Body, Frame, SizeHint};
 use hyper_util::client::legacy::connect::HttpConnector;
 use tower::ServiceExt;
 
-use super::framing::{Framing, Head, Malformed};
-use super::guarded::Resolver;
-use super::wire::{Ask, Broken, Peer, Unanswered, Wire};
+use crate::engine_client::framing::{Framing, Head, Malformed};
+use crate::engine_client::guarded::Resolver;
+use crate::engine_client::wire::{Ask, Broken, Peer, Unanswered, Wire};
 use rustc_hash::FxBuildHasher;
 
 /// vLLM closes idle connections after 5 s. The router's end earlier, so that a request is

@@ -3,8 +3,8 @@
 
 use prometheus::{Histogram, IntCounter, IntGauge};
 
-use super::metrics::Metrics;
-use super::series::Series;
+use crate::metrics::Metrics;
+use crate::series::Series;
 
 /// Series of one model, each by the labels that differ.
 #[derive(Debug, Default)]

@@ -4,8 +4,8 @@ use std::sync::{Mutex, PoisonError};
 
 use serde::{Serialize, Serializer};
 
-use crate::core::Served;
-use crate::telemetry::metrics::Metrics;
+use crate::text::{digit, push_number};
+use splitrail_telemetry::{Metrics, ModelSeries};
 
 /// Stages in the order in which they ended. A batch adds up its prompts.
 pub struct Stages {
@@ -14,19 +14,6 @@ pub struct Stages {
 
 /// Stages of a usual request: room for so many is made at once.
 const USUAL: usize = 6;
-
-/// Writes a number. With so few digits per request, the formatting machinery is most of the
-/// cost of a header.
-pub(crate) fn push_number(out: &mut String, number: u64) {
-    if number >= 10 {
-        push_number(out, number / 10);
-    }
-    out.push(digit(number % 10));
-}
-
-fn digit(number: u64) -> char {
-    char::from(b'0' + (number % 10) as u8)
-}
 
 /// The stages of one request, in milliseconds; as JSON, an object.
 #[derive(Clone, Debug, Default)]
@@ -47,9 +34,15 @@ impl Default for Stages {
 
 impl Stages {
     /// Adds a stage of so many seconds, of a request to a model.
-    pub fn add(&self, metrics: &Metrics, served: &Served, stage: &'static str, seconds: f64) {
-        let find = || metrics.stage.with_label_values(&[served.name(), stage]);
-        served.series.stage_seconds.with([stage], find, |series| series.observe(seconds));
+    pub fn add(
+        &self,
+        metrics: &Metrics,
+        (model, series): (&str, &ModelSeries),
+        stage: &'static str,
+        seconds: f64,
+    ) {
+        let find = || metrics.stage.with_label_values(&[model, stage]);
+        series.stage_seconds.with([stage], find, |series| series.observe(seconds));
         let mut stages = self.seconds.lock().unwrap_or_else(PoisonError::into_inner);
         match stages.iter_mut().find(|(name, _)| *name == stage) {
             Some((_, sum)) => *sum += seconds,
@@ -77,19 +70,5 @@ impl Stages {
             out.extend([hundreds, tens, ones].map(digit));
         }
         out
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn numbers_are_written_as_everywhere() {
-        for number in [0, 7, 10, 99, 100, 12_345, u64::MAX] {
-            let mut out = String::new();
-            push_number(&mut out, number);
-            assert_eq!(out, number.to_string());
-        }
     }
 }

@@ -6,10 +6,10 @@
 use http::HeaderValue;
 use memchr::memmem;
 
+use super::engine::Engine;
 use crate::api::{Endpoint, JsonObject};
+use crate::engine_client::echoes::Foreign;
 use crate::error::{Error, Kind};
-use crate::fleet::Worker;
-use crate::fleet::echoes::Foreign;
 
 /// Where an answer's id is looked for while it is not known whether it has one: engines write it
 /// first.
@@ -64,21 +64,21 @@ impl Proof {
     ///
     /// # Errors
     /// If it is for another request.
-    pub(crate) fn check(&self, worker: &Worker, answer: &[u8]) -> Result<(), Error> {
+    pub(crate) fn check(&self, worker: &dyn Engine, answer: &[u8]) -> Result<(), Error> {
         let (id, kind) = (self.request_id.as_bytes(), self.shape.number());
         let front = &answer[..answer.len().min(FRONT_BYTES)];
         if memmem::find(front, id).is_some() {
             if self.teaches {
-                worker.echoes.came(kind);
+                worker.echoes().came(kind);
             }
             return Ok(());
         }
-        let expected = worker.echoes.are_expected(kind);
+        let expected = worker.echoes().are_expected(kind);
         if !expected || memmem::find(answer, id).is_some() || is_error(answer) {
             return Ok(());
         }
         worker.count_foreign_answer();
-        if worker.echoes.missed() == Foreign::Unlearned {
+        if worker.echoes().missed() == Foreign::Unlearned {
             let path = self.shape.path();
             tracing::warn!(
                 worker = worker.id(),
@@ -103,15 +103,53 @@ fn is_error(answer: &[u8]) -> bool {
 #[cfg(test)]
 #[allow(clippy::unwrap_used)]
 mod tests {
+    use std::fmt;
+
+    use http::uri::Authority;
+
     use super::*;
+    use crate::engine_client::echoes::Echoes;
 
     const MINE: &str = "0123456789abcdef0123456789abcdef";
 
-    fn worker() -> Worker {
-        let config = serde_json::from_value(serde_json::json!({
-            "id": "w", "role": "both", "url": "http://127.0.0.1:1"
-        }));
-        Worker::new(0, config.unwrap(), "127.0.0.1:1".parse().unwrap())
+    /// An engine that nothing is sent to.
+    #[derive(Default)]
+    struct Silent(Echoes);
+
+    impl Engine for Silent {
+        fn id(&self) -> &str {
+            "w"
+        }
+
+        fn authority(&self) -> &Authority {
+            unreachable!("nothing is sent")
+        }
+
+        fn process(&self) -> u64 {
+            0
+        }
+
+        fn is_guarded(&self) -> bool {
+            false
+        }
+
+        fn has_shim(&self) -> bool {
+            false
+        }
+
+        fn echoes(&self) -> &Echoes {
+            &self.0
+        }
+
+        fn set_unreachable(&self, _: fmt::Arguments<'_>) {}
+
+        fn count_resent(&self) {}
+
+        fn count_foreign_answer(&self) {}
+    }
+
+    fn worker() -> Silent {
+        Silent::default()
     }
 
     fn proof(teaches: bool) -> Proof {
@@ -135,7 +173,7 @@ mod tests {
     #[test]
     fn the_id_may_stand_anywhere_and_errors_need_none() {
         let (worker, proof) = (worker(), proof(true));
-        worker.echoes.came(proof.shape.number());
+        worker.echoes().came(proof.shape.number());
         let far = format!(r#"{{"data":"{}","id":"{MINE}"}}"#, "x".repeat(FRONT_BYTES));
         assert!(proof.check(&worker, far.as_bytes()).is_ok());
         assert!(proof.check(&worker, br#"{"error":{"message":"no"}}"#).is_ok());

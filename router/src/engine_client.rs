@@ -13,12 +13,16 @@ use hyper_util::client::legacy::connect::HttpConnector;
 use tokio::task::JoinSet;
 
 mod connections;
+pub mod echoes;
+mod engine;
 mod failure;
 pub mod framing;
 mod gather;
 mod guarded;
+pub mod networks;
 mod parcel;
 mod proof;
+pub mod retry_budget;
 mod timers;
 mod wire;
 
@@ -30,12 +34,13 @@ pub use parcel::{Parcel, Receipt};
 pub use proof::{Proof, Shape};
 pub(crate) use timers::{Late, Timer, Timers};
 
-use crate::core::random_id;
+use crate::engine_client::networks::Networks;
+use crate::engine_client::retry_budget::RetryBudget;
 use crate::error::Error;
-use crate::fleet::budget::RetryBudget;
-use crate::fleet::{Networks, Worker};
+use crate::text::random_id;
 use crate::unread::Unread;
 use connections::{Begun, Class, Connections, Destination, Failure};
+pub use engine::Engine;
 use failure::{failure, refusal};
 use gather::gather;
 use guarded::Resolver;
@@ -138,12 +143,12 @@ impl EngineClient {
     /// As of whom is at fault: unreachable, refused (with the engine's message), failed.
     pub async fn post(
         &self,
-        worker: &Arc<Worker>,
+        worker: &dyn Engine,
         shape: Shape,
         body: impl Into<Parcel>,
         envelope: &Envelope,
     ) -> Result<Response, Error> {
-        let mut ask = Ask::new("POST", &worker.authority, shape.path(), body.into());
+        let mut ask = Ask::new("POST", worker.authority(), shape.path(), body.into());
         if let Some(value) = &self.authorization {
             ask.field("authorization", value);
         }
@@ -155,7 +160,7 @@ impl EngineClient {
         if let Some(rank) = envelope.rank {
             ask.number(X_RANK, rank.into());
         }
-        if let Some(tokens) = envelope.prefill_tokens.filter(|_| worker.config.shim) {
+        if let Some(tokens) = envelope.prefill_tokens.filter(|_| worker.has_shim()) {
             ask.number(X_PREFILL_TOKENS, tokens);
         }
         if let Some(gate) = &envelope.gate {
@@ -173,7 +178,7 @@ impl EngineClient {
             allowed
         };
         let class = shape.number();
-        let proves = worker.echoes.are_expected(class);
+        let proves = worker.echoes().are_expected(class);
         let begun = self.send((worker, class, proves), &mut ask.ended(), again).await;
         let Begun { status, peer, mut body } = begun.map_err(|error| failure(worker, &error))?;
         if status != StatusCode::OK {
@@ -188,13 +193,13 @@ impl EngineClient {
     /// Sends a request the way that is right for its worker. Redirects are not followed.
     async fn send(
         &self,
-        (worker, class, proves): (&Worker, Class, bool),
+        (worker, class, proves): (&dyn Engine, Class, bool),
         ask: &mut Ask,
         again: impl FnOnce(&mut Ask) -> bool,
     ) -> Result<Begun, Failure> {
-        let (authority, process) = (&worker.authority, worker.process());
+        let (authority, process) = (worker.authority(), worker.process());
         let to = Destination { authority, process, class, proves };
-        self.connections(worker.guarded).request(to, ask, again).await
+        self.connections(worker.is_guarded()).request(to, ask, again).await
     }
 
     fn connections(&self, guarded: bool) -> &Arc<Connections> {
@@ -205,7 +210,7 @@ impl EngineClient {
     ///
     /// # Errors
     /// If it is too long, breaks off, or is for another request.
-    pub async fn whole(&self, worker: &Worker, response: Response) -> Result<Bytes, Error> {
+    pub async fn whole(&self, worker: &dyn Engine, response: Response) -> Result<Bytes, Error> {
         self.gathered(worker, response, None).await
     }
 
@@ -215,7 +220,7 @@ impl EngineClient {
     /// As [`whole`](Self::whole), or if the client does not take those.
     pub async fn whole_answer(
         &self,
-        worker: &Worker,
+        worker: &dyn Engine,
         response: Response,
         unread: &Unread,
     ) -> Result<Bytes, Error> {
@@ -224,7 +229,7 @@ impl EngineClient {
 
     async fn gathered(
         &self,
-        worker: &Worker,
+        worker: &dyn Engine,
         response: Response,
         unread: Option<&Unread>,
     ) -> Result<Bytes, Error> {
@@ -248,11 +253,11 @@ impl EngineClient {
     /// If it cannot be had.
     pub async fn get(
         &self,
-        worker: &Worker,
+        worker: &dyn Engine,
         path: &'static str,
         max_bytes: usize,
     ) -> Result<String, Error> {
-        let mut ask = Ask::new("GET", &worker.authority, path, Bytes::new().into());
+        let mut ask = Ask::new("GET", worker.authority(), path, Bytes::new().into());
         if let Some(value) = &self.authorization {
             ask.field("authorization", value);
         }

@@ -25,8 +25,8 @@ use rustix::net::{RecvFlags, recv};
 use tokio::io::{AsyncReadExt, AsyncWrite};
 use tokio::net::TcpStream;
 
-use super::framing::{Framing, Head, Interim, Malformed, Piece, begun};
-use super::parcel::Parcel;
+use crate::engine_client::framing::{Framing, Head, Interim, Malformed, Piece, begun};
+use crate::engine_client::parcel::Parcel;
 
 /// Bytes of an answer that are read at once, and that wait for a client which is slower than
 /// its engine.

@@ -7,10 +7,10 @@ use std::time::Instant;
 
 use splitrail_kv::BlockHash;
 
-use super::decisions::Decision;
 use crate::config::model::LossConfig;
 use crate::fleet::Pool;
-use crate::pick::loss::{Loss, LossWindow, Reach, Stream};
+use crate::ledger::decisions::Decision;
+use splitrail_policy::loss::{Loss, LossWindow, Reach, Stream};
 
 /// A model's losses.
 #[derive(Debug)]

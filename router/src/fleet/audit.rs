@@ -7,10 +7,11 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
 
 use serde::Serialize;
 
-use super::leg::LegFacts;
-use crate::core::{Core, Served};
+use crate::fleet::Served;
 use crate::fleet::Worker;
 use crate::fleet::drift::{self, Measured};
+use crate::ledger::leg::LegFacts;
+use splitrail_telemetry::Metrics;
 
 /// Replies after which a worker that has never given a figure is named in the log.
 /// One that reports nothing instead of 0 needs a warm prompt to be heard.
@@ -144,19 +145,25 @@ impl Audit {
 /// A worker has answered a leg in full: counts what it reported, compares it with the
 /// index, and names it in the log, once, if it never reports. `has_usage` is whether
 /// there was a usage object; the leg has what was in it.
-pub fn observe(core: &Core, served: &Served, worker: &Worker, leg: &LegFacts, has_usage: bool) {
+pub fn observe(
+    metrics: &Metrics,
+    served: &Served,
+    worker: &Worker,
+    leg: &LegFacts,
+    has_usage: bool,
+) {
     // Whoever has left has no figures any more.
     if worker.gone.is_cancelled() {
         return;
     }
     let (model, id) = (served.name(), worker.id());
     let audit = &worker.audit;
-    count(core, &audit.usage, [model, id, "usage"], has_usage);
+    count(metrics, &audit.usage, [model, id, "usage"], has_usage);
     // What a receiving leg calls cached is not about its own work.
     if leg.receives {
         return;
     }
-    count(core, &audit.cached_tokens, [model, id, "cached_tokens"], leg.cached_tokens.is_some());
+    count(metrics, &audit.cached_tokens, [model, id, "cached_tokens"], leg.cached_tokens.is_some());
     let Some((engine, prompt_tokens)) = leg.cached_tokens.zip(leg.prompt_tokens) else { return };
     if !leg.expected.comparable || leg.expected.block_size == 0 {
         return;
@@ -166,7 +173,7 @@ pub fn observe(core: &Core, served: &Served, worker: &Worker, leg: &LegFacts, ha
     let blocks = in_blocks(estimate.abs_diff(engine));
     let over = estimate > engine;
     let direction = if over { "over" } else { "under" };
-    core.metrics.cached_tokens_error.with_label_values(&[model, direction]).observe(blocks);
+    metrics.cached_tokens_error.with_label_values(&[model, direction]).observe(blocks);
     audit.comparisons.fetch_add(1, Relaxed);
     if leg.expected.epoch != audit.epoch() {
         return;
@@ -179,10 +186,10 @@ pub fn observe(core: &Core, served: &Served, worker: &Worker, leg: &LegFacts, ha
     drift::compared(served, worker);
 }
 
-fn count(core: &Core, reporting: &Reporting, labels: [&str; 3], reported: bool) {
+fn count(metrics: &Metrics, reporting: &Reporting, labels: [&str; 3], reported: bool) {
     let [model, worker, figure] = labels;
     let labels = [model, worker, figure, if reported { "yes" } else { "no" }];
-    core.metrics.engine_reports.with_label_values(&labels).inc();
+    metrics.engine_reports.with_label_values(&labels).inc();
     if reporting.count(reported) {
         tracing::warn!(
             model,

@@ -9,7 +9,7 @@ use std::task::{Context, Poll};
 use hyper_util::client::legacy::connect::dns::{GaiResolver, Name};
 use tower::Service;
 
-use crate::fleet::Networks;
+use crate::engine_client::networks::Networks;
 
 /// The system's resolver, which finds addresses in the allowed networks only, if there are any.
 #[derive(Clone)]

@@ -5,17 +5,17 @@ use std::io;
 use http::StatusCode;
 use http_body_util::{BodyExt, Limited};
 
-use super::connections::Failure;
-use super::{EngineBody, NO_SUCH_RANK};
+use super::engine::Engine;
 use crate::api::fields::is_router_only;
+use crate::engine_client::connections::Failure;
+use crate::engine_client::{EngineBody, NO_SUCH_RANK};
 use crate::error::{Error, Fault, Kind};
-use crate::fleet::Worker;
 
 /// Of an error reply, this much is read to learn its message.
 const ERROR_BODY_MAX_BYTES: usize = 64 << 10;
 
 /// What a request that got no reply means.
-pub(super) fn failure(worker: &Worker, failure: &Failure) -> Error {
+pub(super) fn failure(worker: &dyn Engine, failure: &Failure) -> Error {
     let error = match failure {
         Failure::Connect(error) => error,
         Failure::Stale => {
@@ -43,7 +43,7 @@ pub(super) fn failure(worker: &Worker, failure: &Failure) -> Error {
         return Error::new(Kind::Overloaded, "the router has no file left to reach an engine");
     }
     let cause = cause.map_or_else(|| "no connection in time".to_owned(), ToString::to_string);
-    worker.set_up(false, format_args!("it cannot be reached: {cause}"));
+    worker.set_unreachable(format_args!("it cannot be reached: {cause}"));
     Error::new(Kind::EngineUnreachable, format!("worker {} cannot be reached", worker.id()))
 }
 
@@ -53,7 +53,7 @@ fn io_cause<'a>(error: &'a (dyn std::error::Error + 'static)) -> Option<&'a io::
 
 /// What an engine's error status means. Its own message is relayed where the
 /// client is at fault, since it tells the client what to change.
-pub(super) async fn refusal(worker: &Worker, status: StatusCode, body: EngineBody) -> Error {
+pub(super) async fn refusal(worker: &dyn Engine, status: StatusCode, body: EngineBody) -> Error {
     let status = status.as_u16();
     let body = Limited::new(body, ERROR_BODY_MAX_BYTES).collect().await;
     let said = body.ok().and_then(|body| engine_message(&body.to_bytes()));
@@ -64,7 +64,7 @@ pub(super) async fn refusal(worker: &Worker, status: StatusCode, body: EngineBod
     rejection(worker, status, said)
 }
 
-fn rejection(worker: &Worker, status: u16, said: Option<(String, Option<String>)>) -> Error {
+fn rejection(worker: &dyn Engine, status: u16, said: Option<(String, Option<String>)>) -> Error {
     let message = format!("worker {} refused with status {status}", worker.id());
     let own = Error::new(Kind::EngineRejected(status), message);
     match said {
@@ -92,7 +92,7 @@ fn rejection(worker: &Worker, status: u16, said: Option<(String, Option<String>)
 
 /// An error event in place of a stream's first chunk: engines that send their
 /// headers early say there what their status would have been.
-pub(crate) fn refusal_event(worker: &Worker, event: &[u8]) -> Error {
+pub(crate) fn refusal_event(worker: &dyn Engine, event: &[u8]) -> Error {
     let status = serde_json::from_slice::<serde_json::Value>(event)
         .ok()
         .and_then(|event| event.get("error")?.get("code")?.as_u64())
