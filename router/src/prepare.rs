@@ -172,22 +172,37 @@ pub async fn prepare(
         return watch::with(watch, || compute(core, endpoint, payload));
     }
     drop(serving);
+    let computing = Arc::clone(core);
+    let waiting = Waiting::default();
+    let watch = Watch { abandoned: Some(Arc::clone(&waiting.is_over)), template_max };
+    let bytes = payload.bytes();
+    let work = move || watch::with(watch, || compute(&computing, endpoint, payload));
+    run_off_reactor(core, bytes, work).await?
+}
+
+/// Runs what takes time in proportion to so many bytes of a request on the blocking pool, once
+/// one of the places for such work is free.
+///
+/// # Errors
+/// If the router is stopping, or the work panics.
+pub async fn run_off_reactor<T: Send + 'static>(
+    core: &Core,
+    bytes: usize,
+    work: impl FnOnce() -> T + Send + 'static,
+) -> Result<T, Error> {
     // The permits go with the work: a client that leaves does not free a core that
     // is still at work for it.
-    let long = match payload.bytes() > LONG_BYTES {
+    let long = match bytes > LONG_BYTES {
         true => Some(room(&core.preparing_long).await?),
         false => None,
     };
     let permits = (room(&core.preparing).await?, long);
-    let core = Arc::clone(core);
-    let waiting = Waiting::default();
-    let watch = Watch { abandoned: Some(Arc::clone(&waiting.is_over)), template_max };
-    let work = move || {
+    let with_permits = move || {
         let _permits = permits;
-        watch::with(watch, || compute(&core, endpoint, payload))
+        work()
     };
     let defect = |_| Error::new(Kind::Internal, "a request could not be prepared");
-    tokio::task::spawn_blocking(work).await.map_err(defect)?
+    tokio::task::spawn_blocking(with_permits).await.map_err(defect)
 }
 
 /// A client that waits for its request to be prepared, until this is dropped.

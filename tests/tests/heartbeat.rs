@@ -9,6 +9,7 @@
 //!     cargo test --release -p splitrail-tests --test heartbeat -- --nocapture
 #![allow(missing_docs, clippy::unwrap_used)]
 
+use std::net::SocketAddr;
 use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
@@ -16,12 +17,15 @@ use std::time::Duration;
 
 use rustix::time::{ClockId, clock_gettime};
 use serde_json::{Value, json};
+use splitrail_proto::v1;
+use splitrail_proto::v1::generate_request::Prompt;
 use splitrail_router::assemble::assemble;
 use splitrail_router::config;
 use splitrail_router::run::Running;
 use splitrail_sim::write_tokenizer;
 use splitrail_tests::Client;
 use splitrail_tests::cluster::eventually;
+use splitrail_tests::grpc::{generate, text_request};
 use splitrail_tests::post::{Answer, ListeningPost};
 use splitrail_tests::solo::whole_answer;
 use tokio::sync::oneshot;
@@ -45,6 +49,7 @@ fn used() -> Duration {
 /// A router whose connections all share one thread.
 struct OneThread {
     http: Client,
+    grpc: SocketAddr,
     longest_ns: Arc<AtomicU64>,
     ended: Arc<AtomicBool>,
     thread: Option<std::thread::JoinHandle<()>>,
@@ -80,7 +85,8 @@ models:
                 let listen = loaded.config.listen.clone();
                 let core = assemble(loaded.config).unwrap();
                 let running = Running::start_from(Some(file), core, &listen).await.unwrap();
-                tell.send(running.addresses().http).unwrap();
+                let (http, grpc) = (running.addresses().http, running.addresses().grpc);
+                tell.send((http, grpc.unwrap())).unwrap();
                 let mut last = used();
                 while !end.load(Relaxed) {
                     tokio::task::yield_now().await;
@@ -90,9 +96,10 @@ models:
                 }
             });
         });
-        let http = Client::new(told.await.unwrap());
+        let (http, grpc) = told.await.unwrap();
+        let http = Client::new(http);
         eventually("the router is ready", async || http.get("/ready").await.status == 200).await;
-        Self { http, longest_ns, ended, thread: Some(thread) }
+        Self { http, grpc, longest_ns, ended, thread: Some(thread) }
     }
 
     /// The longest poll since the last question.
@@ -144,6 +151,24 @@ fn large() -> Vec<(&'static str, &'static str, String)> {
     ]
 }
 
+/// Calls of the gRPC door whose messages are long.
+fn large_calls() -> Vec<(&'static str, v1::GenerateRequest)> {
+    let of = |prompt| v1::GenerateRequest { prompt: Some(prompt), ..text_request("", "") };
+    let message = |text: &str| v1::ChatMessage { role: text.into(), ..Default::default() };
+    let messages = vec![message("u"); LONG_BYTES / 40];
+    // Each takes one byte on the wire.
+    let ids = vec![1; LONG_BYTES];
+    vec![
+        ("a long text over gRPC", text_request(&words(LONG_BYTES), "")),
+        ("token ids over gRPC", of(Prompt::TokenIds(v1::TokenIds { ids }))),
+        ("many messages over gRPC", of(Prompt::Chat(v1::Chat { messages }))),
+        (
+            "members over gRPC",
+            text_request("p", &with(&format!("[{}0]", "0,".repeat(LONG_BYTES / 2)))),
+        ),
+    ]
+}
+
 /// What it prints are the figures, which a run with `--nocapture` shows.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 #[allow(clippy::print_stderr)]
@@ -168,6 +193,13 @@ async fn no_poll_of_a_large_request_holds_the_thread_that_serves_all_connections
         let reply = router.http.post_with(path, &headers, body).await;
         let poll = router.longest();
         eprintln!("{what}: {poll:?} (status {})", reply.status);
+        longest.push((what, poll));
+    }
+    for (what, call) in large_calls() {
+        router.longest();
+        let answered = generate(router.grpc, call).await.map(|events| events.len());
+        let poll = router.longest();
+        eprintln!("{what}: {poll:?} ({:?})", answered.map_err(|status| status.code()));
         longest.push((what, poll));
     }
     let allowed = POLL_MAX * UNOPTIMISED;

@@ -24,6 +24,7 @@ use crate::core::Core;
 
 mod body;
 mod call;
+mod decode;
 mod events;
 mod explain;
 mod head;

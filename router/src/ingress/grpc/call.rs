@@ -21,10 +21,11 @@ use super::super::door::Outgoing;
 use super::super::http::{X_REMOVED_FIELDS, log_failure};
 use super::Method;
 use super::body::payload;
+use super::decode::{decode, discard};
 use super::events::Answer;
 use super::explain::explain;
 use super::head::{self, Deadline};
-use super::message::{check_encoding, decode, put, receive, succeeded};
+use super::message::{check_encoding, put, receive, succeeded};
 use super::weigh::decoded_bytes;
 use crate::admission::ShareKey;
 use crate::api::Endpoint;
@@ -129,21 +130,23 @@ where
     let arrived = Instant::now();
     let traceparent = trace_context(request.headers().get(TRACEPARENT));
     let steering = Steering::read(request.headers());
-    let Received { message: encoded, mut held, client } = received(core, peer, request).await?;
-    if !held.grow(decoded_bytes(&encoded), core.serving().limits.request_memory_max_bytes) {
-        return Err(core.shed_memory().to_grpc());
-    }
-    let message: v1::GenerateRequest = decode(encoded.clone())?;
+    let Received { message: encoded, held, client } = received(core, peer, request).await?;
+    let (message, held): (v1::GenerateRequest, _) =
+        decode(core, encoded.clone(), held, decoded_bytes).await?;
     let sent_id = Some(message.request_id.as_bytes()).filter(|id| !id.is_empty());
     let request_id = Identity::new(sent_id).request_id;
     let is_chat = matches!(message.prompt, Some(Prompt::Chat(_)));
     let endpoint = if is_chat { Endpoint::Chat } else { Endpoint::Completions };
     let mut scope = Scope::open(core, endpoint, arrived, client);
     scope.hold(held);
-    let steering = steering.map_err(|error| {
-        scope.end(error.outcome());
-        status(&request_id, &error)
-    })?;
+    let steering = match steering {
+        Ok(steering) => steering,
+        Err(error) => {
+            scope.end(error.outcome());
+            discard(core, encoded.len(), message).await;
+            return Err(status(&request_id, &error));
+        }
+    };
     let call = Call {
         endpoint,
         body: payload(message, &encoded),
@@ -173,8 +176,8 @@ async fn list_models<B>(
 where
     B: http_body::Body<Data = Bytes> + Unpin,
 {
-    let Received { message, .. } = received(core, peer, request).await?;
-    let v1::ListModelsRequest {} = decode(message)?;
+    let Received { message, held, .. } = received(core, peer, request).await?;
+    let (v1::ListModelsRequest {}, _held) = decode(core, message, held, |_| 0).await?;
     let serving = core.serving();
     let models = serving.models.iter().map(|served| v1::Model {
         name: served.config.name.clone(),

@@ -16,7 +16,8 @@ use tonic::Status;
 
 use super::body::payload;
 use super::call::{Answered, Received, received, whole};
-use super::message::decode;
+use super::decode::decode;
+use super::weigh::explained_bytes;
 use crate::api::Endpoint;
 use crate::api::steering::Steering;
 use crate::core::Core;
@@ -40,8 +41,9 @@ where
     }
     let steering = Steering::read(request.headers());
     // What is held for the message is held until it is explained.
-    let Received { message, held: _held, .. } = received(core, peer, request).await?;
-    let asked: v1::ExplainRequest = decode(message.clone())?;
+    let Received { message, held, .. } = received(core, peer, request).await?;
+    let (asked, _held): (v1::ExplainRequest, _) =
+        decode(core, message.clone(), held, explained_bytes).await?;
     let explained = match asked.subject {
         None => {
             let missing = "name what to explain: `request` or `request_id`";

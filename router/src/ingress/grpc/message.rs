@@ -127,14 +127,6 @@ impl Gathered {
     }
 }
 
-/// Reads a message.
-///
-/// # Errors
-/// `INTERNAL` for bytes that are none.
-pub(super) fn decode<M: Message + Default>(message: Bytes) -> Result<M, Status> {
-    M::decode(message).map_err(|error| Status::internal(error.to_string()))
-}
-
 /// Appends a message with its prefix.
 pub(super) fn put(out: &mut BytesMut, message: &impl Message) {
     let bytes = message.encoded_len();

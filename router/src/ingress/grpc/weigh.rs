@@ -7,6 +7,9 @@ const CHAT: u64 = 3;
 const TOKEN_IDS: u64 = 4;
 const SAMPLING: u64 = 5;
 
+/// The place of `ExplainRequest` that holds a `GenerateRequest`.
+const EXPLAINED: u64 = 1;
+
 /// Bytes for each field that may be repeated: the largest is a message of a chat, and a list that
 /// grows may have room for twice as many.
 const FIELD_BYTES: usize = 2 * size_of::<v1::ChatMessage>();
@@ -26,6 +29,18 @@ pub(super) fn decoded_bytes(message: &[u8]) -> usize {
                 each_field(content, |_, _| fields += 1);
                 content.len() + fields * FIELD_BYTES
             }
+            _ => content.len(),
+        };
+    });
+    bytes
+}
+
+/// The bytes that an `ExplainRequest` may take once it is decoded.
+pub(super) fn explained_bytes(message: &[u8]) -> usize {
+    let mut bytes = 0;
+    each_field(message, |number, content| {
+        bytes += match number {
+            EXPLAINED => decoded_bytes(content),
             _ => content.len(),
         };
     });
