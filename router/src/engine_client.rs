@@ -353,7 +353,7 @@ fn another_id(before: &HeaderValue) -> HeaderValue {
     id.filter(|id| id.len() == before.len()).unwrap_or_else(|| before.clone())
 }
 
-fn connector(resolver: Resolver, connect: Duration) -> HttpConnector<Resolver> {
+fn connector<L>(resolver: Resolver<L>, connect: Duration) -> HttpConnector<Resolver<L>> {
     let mut connector = HttpConnector::new_with_resolver(resolver);
     connector.set_nodelay(true);
     connector.set_connect_timeout(Some(connect));

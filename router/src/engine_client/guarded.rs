@@ -11,30 +11,36 @@ use tower::Service;
 
 use crate::engine_client::networks::Networks;
 
-/// The system's resolver, which finds addresses in the allowed networks only, if there are any.
+/// A resolver, the system's unless in tests, which finds addresses in the allowed networks only, if
+/// there are any.
 #[derive(Clone)]
-pub(super) struct Resolver {
-    system: GaiResolver,
+pub(super) struct Resolver<L = GaiResolver> {
+    look_up: L,
     networks: Option<Networks>,
 }
 
 impl Resolver {
     pub(super) fn new(networks: Option<Networks>) -> Self {
-        Self { system: GaiResolver::new(), networks }
+        Self { look_up: GaiResolver::new(), networks }
     }
 }
 
-impl Service<Name> for Resolver {
+impl<L> Service<Name> for Resolver<L>
+where
+    L: Service<Name, Error = io::Error>,
+    L::Response: Iterator<Item = SocketAddr>,
+    L::Future: Send + 'static,
+{
     type Response = std::vec::IntoIter<SocketAddr>;
     type Error = io::Error;
     type Future = Pin<Box<dyn Future<Output = io::Result<Self::Response>> + Send>>;
 
     fn poll_ready(&mut self, context: &mut Context<'_>) -> Poll<io::Result<()>> {
-        self.system.poll_ready(context)
+        self.look_up.poll_ready(context)
     }
 
     fn call(&mut self, name: Name) -> Self::Future {
-        let (found, networks) = (self.system.call(name), self.networks.clone());
+        let (found, networks) = (self.look_up.call(name), self.networks.clone());
         Box::pin(async move {
             let admitted = |address: &SocketAddr| {
                 networks.as_ref().is_none_or(|networks| networks.admit(address.ip()))
@@ -52,6 +58,11 @@ impl Service<Name> for Resolver {
 #[cfg(test)]
 #[allow(clippy::unwrap_used)]
 mod tests {
+    use std::future::{Ready, ready};
+    use std::net::IpAddr;
+    use std::sync::{Arc, Mutex};
+    use std::time::Duration;
+
     use super::*;
 
     #[tokio::test]
@@ -65,5 +76,47 @@ mod tests {
         assert!(find(&["127.0.0.0/8", "::1"]).await.unwrap() > 0);
         let refused = find(&["10.0.0.0/8"]).await.unwrap_err();
         assert_eq!(refused.kind(), io::ErrorKind::PermissionDenied);
+    }
+
+    /// Names of one address each, which is another one at each look-up.
+    #[derive(Clone)]
+    struct Rebinding(Arc<Mutex<Vec<IpAddr>>>);
+
+    impl Service<Name> for Rebinding {
+        type Response = std::vec::IntoIter<SocketAddr>;
+        type Error = io::Error;
+        type Future = Ready<io::Result<Self::Response>>;
+
+        fn poll_ready(&mut self, _: &mut Context<'_>) -> Poll<io::Result<()>> {
+            Poll::Ready(Ok(()))
+        }
+
+        fn call(&mut self, _: Name) -> Self::Future {
+            let address = self.0.lock().unwrap().remove(0);
+            ready(Ok(vec![SocketAddr::new(address, 0)].into_iter()))
+        }
+    }
+
+    #[tokio::test]
+    async fn p14_a_name_that_leads_outside_later_gets_no_further_connection() {
+        let inside: IpAddr = [127, 0, 0, 1].into();
+        let outside: IpAddr = [127, 0, 0, 2].into();
+        let listener = std::net::TcpListener::bind((inside, 0)).unwrap();
+        let port = listener.local_addr().unwrap().port();
+        let elsewhere = std::net::TcpListener::bind((outside, port)).unwrap();
+        elsewhere.set_nonblocking(true).unwrap();
+        let look_up = Rebinding(Arc::new(Mutex::new(vec![inside, outside, inside])));
+        let networks = Some(Networks::new(&["127.0.0.1".parse().unwrap()]));
+        let resolver = Resolver { look_up, networks };
+        let mut connector = super::super::connector(resolver, Duration::from_secs(30));
+        let mut connect = async || {
+            let url: http::Uri = format!("http://worker.example:{port}").parse().unwrap();
+            connector.call(url).await.map(drop)
+        };
+        connect().await.unwrap();
+        connect().await.unwrap_err();
+        connect().await.unwrap();
+        // The system accepts connections before the listener does, so that none is missed.
+        assert_eq!(elsewhere.accept().unwrap_err().kind(), io::ErrorKind::WouldBlock);
     }
 }
