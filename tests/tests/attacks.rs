@@ -20,5 +20,6 @@ mod attacks {
     mod json;
     mod leaving;
     mod memory;
+    mod reloads;
     mod support;
 }

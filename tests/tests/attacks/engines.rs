@@ -13,6 +13,7 @@ mod hand_offs;
 mod kept;
 mod large;
 mod late;
+mod redirects;
 
 const COMPLETIONS: &str = "/v1/completions";
 

@@ -1,6 +1,7 @@
 //! HTTP/1.1 clients: framing, slow readers and writers, connections that are given up.
 
 mod connections;
+mod expect;
 mod heads;
 mod readers;
 mod stop;

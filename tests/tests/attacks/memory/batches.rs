@@ -1,12 +1,12 @@
 //! A batch is as many requests as it has prompts.
 
 use futures_util::future::join_all;
-use serde_json::json;
-use splitrail_tests::client::Client;
-use splitrail_tests::cluster::eventually;
-use splitrail_tests::post::Answer;
+use serde_json::{Value, json};
+use splitrail_tests::client::{Client, streamed_text, whole_text};
+use splitrail_tests::cluster::{eventually, metric_in};
+use splitrail_tests::post::{Answer, STREAM_HEAD};
 use splitrail_tests::proc::open_files;
-use splitrail_tests::solo::{Solo, whole_answer};
+use splitrail_tests::solo::{Solo, answer_of, whole_answer};
 
 const COMPLETIONS: &str = "/v1/completions";
 
@@ -82,4 +82,121 @@ async fn a_batch_that_finds_no_room_for_all_its_prompts_is_shed_whole() {
     };
     let (first, ()) = futures_util::future::join(first, others).await;
     assert_eq!(first.status, 200, "{}", first.text());
+}
+
+/// The text of an answer to a prompt of a batch.
+fn long_text(prompt: &str) -> String {
+    format!("{prompt} ").repeat((64 << 10) / (prompt.len() + 1))
+}
+
+/// The answers of an engine, which are long for prompts of batches and held until it lets go.
+fn long_for_batches(heard: &splitrail_tests::post::Heard) -> Answer {
+    let body: Value = serde_json::from_slice(&heard.body).unwrap();
+    let prompt = body["prompt"].as_str().unwrap();
+    if prompt == "single" {
+        return whole_answer();
+    }
+    let text = long_text(prompt);
+    if body["stream"] != true {
+        let Answer::Bytes(last) = answer_of(&text) else { unreachable!("a whole answer") };
+        return Answer::Held { first: Vec::new(), last };
+    }
+    let event = |text: &str, end: Option<&str>| {
+        let event = json!({
+            "id": "x", "object": "text_completion", "created": 1, "model": "sim",
+            "choices": [{"index": 0, "text": text, "finish_reason": end}],
+        });
+        format!("data: {event}\n\n")
+    };
+    let (first, last) = text.split_at(text.len() / 2);
+    let first = [STREAM_HEAD, event(first, None).as_bytes()].concat();
+    let last = event(last, Some("stop")) + "data: [DONE]\n\n";
+    Answer::Held { first, last: last.into_bytes() }
+}
+
+/// What became of a batch: its status, `Retry-After`, and the texts of its answers.
+type Outcome = (u16, String, Vec<String>);
+
+async fn batch(solo: &Solo, place: usize, is_streamed: bool) -> Outcome {
+    let prompts: Vec<String> = (0..PROMPTS).map(|i| format!("b{place}p{i}")).collect();
+    let body = json!({
+        "model": "sim", "max_tokens": 9, "prompt": prompts, "stream": is_streamed,
+    });
+    let client = Client::new(solo.router.http);
+    let headers = [("x-api-key", "greedy")];
+    if !is_streamed {
+        let reply = client.post_with(COMPLETIONS, &headers, body.to_string()).await;
+        let (status, retry) = (reply.status.as_u16(), reply.header("retry-after").to_owned());
+        let texts = match status {
+            200 => (0..PROMPTS).map(|i| whole_text(&reply.json(), i)).collect(),
+            _ => Vec::new(),
+        };
+        return (status, retry, texts);
+    }
+    let mut events = client.stream_with(COMPLETIONS, &headers, &body).await;
+    let status = events.status.as_u16();
+    let retry = events.headers.get("retry-after").map_or("", |value| value.to_str().unwrap());
+    let retry = retry.to_owned();
+    let texts = match status {
+        200 => {
+            let chunks = events.chunks().await;
+            (0..PROMPTS as u64).map(|i| streamed_text(&chunks, i)).collect()
+        }
+        _ => Vec::new(),
+    };
+    (status, retry, texts)
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn batches_with_long_answers_beyond_the_room_are_shed_and_leave_nothing_behind() {
+    const BATCHES: usize = 40;
+    let limits = "{ in_flight_max: 180, fair_by: { kind: header, name: x-api-key } }";
+    let solo = Solo::start(limits, long_for_batches).await;
+    let batches = (0..BATCHES).map(|place| batch(&solo, place, place % 2 == 1));
+    let others = async {
+        // 160 of 180 are a single client's share: ten batches.
+        eventually("the room for batches is taken", async || {
+            solo.metric("splitrail_shed_total", &[]).await >= (BATCHES - 10) as f64
+                && solo.post.open() >= 10 * PROMPTS
+        })
+        .await;
+        let single = json!({"model": "sim", "prompt": "single"}).to_string();
+        let headers = [("x-api-key", "modest")];
+        for _ in 0..20 {
+            let reply = solo.http.post_with(COMPLETIONS, &headers, single.clone()).await;
+            assert_eq!(reply.status, 200, "{}", reply.text());
+        }
+        solo.post.release();
+    };
+    let (outcomes, ()) = futures_util::future::join(join_all(batches), others).await;
+    let mut served = 0;
+    for (place, (status, retry, texts)) in outcomes.into_iter().enumerate() {
+        match status {
+            200 => {
+                served += 1;
+                let right: Vec<_> =
+                    (0..PROMPTS).map(|i| long_text(&format!("b{place}p{i}"))).collect();
+                assert!(texts == right, "batch {place} has the answers to its own prompts");
+            }
+            429 | 503 => assert!(!retry.is_empty(), "batch {place}: {status}"),
+            _ => panic!("batch {place}: {status}"),
+        }
+    }
+    assert_eq!(served, 10);
+    eventually("nothing is held for a batch", async || {
+        let scrape = solo.admin.get("/metrics").await.text();
+        [
+            "splitrail_requests_in_flight",
+            "splitrail_request_memory_bytes",
+            "splitrail_queue_depth",
+            "splitrail_worker_requests",
+            "splitrail_worker_prefill_tokens",
+        ]
+        .iter()
+        .all(|name| scrape.contains(name) && metric_in(&scrape, name, &[]) == 0.0)
+    })
+    .await;
+    // Each of the places is free again.
+    let all = (0..10).map(|place| batch(&solo, place, false));
+    assert!(join_all(all).await.iter().all(|(status, ..)| *status == 200));
 }
