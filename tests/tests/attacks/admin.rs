@@ -46,7 +46,7 @@ async fn heads_that_never_end_neither_stay_nor_keep_metrics_from_being_read() {
 
 #[tokio::test]
 async fn connections_that_carry_nothing_are_closed_and_no_more_than_the_bound_are_open() {
-    let site = site("limits: { idle_timeout: 1s, connections_max: 20 }").await;
+    let site = site("limits: { idle_timeout: 1s, header_timeout: 3s, connections_max: 20 }").await;
     let mut kept = TcpStream::connect(site.admin_at).await.unwrap();
     kept.write_all(b"GET /health HTTP/1.1\r\nhost: 127.0.0.1\r\n\r\n").await.unwrap();
     let said = closed(&mut kept).await;
