@@ -103,6 +103,11 @@ impl Process {
         Client::new(address)
     }
 
+    /// Its id.
+    pub fn pid(&self) -> u32 {
+        self.child.id()
+    }
+
     /// What it logged.
     pub fn log(&self) -> String {
         std::fs::read_to_string(&self.log).unwrap_or_default()
@@ -125,7 +130,7 @@ impl Process {
     }
 
     pub(crate) fn send(&self, signal: &str) {
-        crate::proc::signal(self.child.id(), signal);
+        crate::proc::signal(self.pid(), signal);
     }
 
     /// Whether it still runs.

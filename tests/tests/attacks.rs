@@ -20,6 +20,7 @@ mod attacks {
     mod json;
     mod leaving;
     mod memory;
+    mod publishers;
     mod reloads;
     mod support;
 }

@@ -19,7 +19,7 @@ pub(super) struct Site {
     /// The fleet listener.
     pub(super) door: SocketAddr,
     pub(super) admin_at: SocketAddr,
-    _process: Process,
+    process: Process,
     _files: TempDir,
 }
 
@@ -68,10 +68,15 @@ impl Site {
         let address = |key| process.told(key).parse().unwrap();
         let (http, admin) = (process.client("http"), process.client("admin"));
         let (door, admin_at) = (address("fleet"), address("admin"));
-        let site = Self { engine, http, admin, door, admin_at, _process: process, _files: files };
+        let site = Self { engine, http, admin, door, admin_at, process, _files: files };
         eventually("the router is ready", async || site.http.get("/ready").await.status == 200)
             .await;
         site
+    }
+
+    /// The id of the router's process.
+    pub(super) fn pid(&self) -> u32 {
+        self.process.pid()
     }
 
     /// What the router shows of a worker; null if it is not there.

@@ -50,7 +50,7 @@ async fn read(client: &mut Raw2, stream: u32, pause: Duration) -> (usize, bool) 
 /// The window and the send buffer take most of an answer's end when its request is over.
 #[tokio::test]
 async fn a_steady_reader_gets_all_of_a_long_answer_however_short_the_idle_timeout() {
-    const BYTES: usize = 2 << 20;
+    const BYTES: usize = 512 << 10;
     let solo = answering("{ idle_timeout: 300ms }", BYTES).await;
     let mut client = Raw2::connect(solo.router.http, &[]).await;
     client.write(&frames::request(1, COMPLETIONS, &completion("long"))).await;
@@ -70,14 +70,23 @@ async fn finished_answers_that_are_not_read_are_reset_and_their_memory_comes_bac
     let before = memory(solo.router.pid());
     let mut client = Raw2::connect(solo.router.http, &frames::initial_window(1)).await;
     client.write(&frames::window(0, 1 << 20)).await;
-    for i in 0..STREAMS {
-        client.write(&frames::request(2 * i + 1, COMPLETIONS, &completion("long"))).await;
+    let of = |path, body: serde_json::Value| (path, body.to_string().into_bytes());
+    let requests = [
+        (COMPLETIONS, completion("long")),
+        of("/tokenize", json!({"model": "sim", "prompt": "long"})),
+        of("/v1/embeddings", json!({"model": "sim", "input": "long"})),
+    ];
+    for (i, (path, body)) in (0..STREAMS).zip(requests.iter().cycle()) {
+        client.write(&frames::request(2 * i + 1, path, body)).await;
     }
-    let mut reset = 0;
+    let (mut begun, mut reset) = (0, 0);
     while reset < STREAMS {
         let frame = client.next().await.expect("the connection goes on");
+        // The static table has 200 at place 8.
+        begun += u32::from(frame.kind == kind::HEADERS && frame.payload[0] == 0x88);
         reset += u32::from(frame.kind == kind::RST_STREAM);
     }
+    assert_eq!(begun, STREAMS, "each is an answer that its client does not read");
     let stalled = [("listener", "http"), ("reason", "stream_stall")];
     let cut = solo.metric("splitrail_connections_cut_total", &stalled).await;
     assert_eq!(cut, f64::from(STREAMS));
