@@ -11,7 +11,7 @@ use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpListener;
 use tokio::task::JoinSet;
 
-use super::support::Site;
+use super::support::{Site, engine};
 
 /// What all of them together may make the router grow by.
 const GROWTH_KIB: u64 = 48 << 10;
@@ -62,7 +62,8 @@ fn of_time(time: f64) -> Vec<u8> {
 
 /// What is sent on each connection, by name.
 fn hostile() -> Vec<(&'static str, Vec<u8>)> {
-    let frame = |length: u64| [&[2][..], &length.to_be_bytes(), &[0; 1000]].concat();
+    // A router that waited for all of a frame would hold as much as is sent of it.
+    let frame = |length: u64| [&[2][..], &length.to_be_bytes(), &vec![0; 96 << 20]].concat();
     let deep = vec![0x91; 100_000];
     let gaps: Vec<u8> = (0..500).flat_map(|i| message(i * 1_000_000, &of_time(1.0))).collect();
     let many: Vec<u8> = (0..50).flat_map(|i| message(i, &stored(i, 2000))).collect();
@@ -109,17 +110,19 @@ async fn publishers_of_hostile_events_cost_little_memory_and_no_request() {
     let mut publishers = Vec::new();
     for (number, (what, bytes)) in hostile().into_iter().enumerate() {
         let (port, connected) = publisher(bytes, &mut tasks).await;
+        // It answers as any other, and is asked in turn.
+        let engine = engine().await;
         let worker = json!({
-            "id": format!("x{number}"), "role": "both", "url": site.engine.url(),
+            "id": format!("x{number}"), "role": "both", "url": engine.url(),
             "kv_events": format!("tcp://127.0.0.1:{port}"),
         });
         let json = [("content-type", "application/json")];
         let body = json!({"worker": worker}).to_string();
         let added = site.admin.post_with("/admin/workers", &json, body).await;
         assert_eq!(added.status, 201, "{}", added.text());
-        publishers.push((what, connected));
+        publishers.push((what, connected, engine));
     }
-    for (what, connected) in publishers {
+    for (what, connected, _) in &publishers {
         let what = format!("{what}: the router comes back");
         eventually(&what, async || connected.load(Relaxed) >= 2).await;
         site.prompts(2).await;
