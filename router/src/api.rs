@@ -3,7 +3,6 @@
 
 pub mod bounds;
 mod errand;
-pub mod fields;
 pub mod json;
 mod list;
 mod parts;

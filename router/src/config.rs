@@ -16,6 +16,7 @@ mod digest;
 pub mod model;
 mod rules;
 mod scalar;
+pub mod tls;
 
 pub use addition::Addition;
 pub use model::*;

@@ -6,7 +6,6 @@ use std::time::{Duration, Instant};
 
 use dashmap::DashMap;
 use serde::Serialize;
-use tokio::sync::Semaphore;
 
 use crate::admission::{Admission, Room, Share, ShareKey};
 use crate::config::model::{Config, OnNoPrefill, RequestFlow};
@@ -18,6 +17,7 @@ use crate::ledger::books::Books;
 use crate::ledger::decisions::Decisions;
 use crate::memory_budget::{self, MemoryBudget};
 use crate::name::Name;
+use crate::prepare::Preparer;
 use rustc_hash::FxBuildHasher;
 use splitrail_policy::Leg;
 use splitrail_telemetry::Metrics;
@@ -56,10 +56,8 @@ pub struct Core {
     pub admission: Arc<Admission>,
     /// Memory that requests hold; at most `limits.request_memory_max_bytes`.
     pub memory: Arc<MemoryBudget>,
-    /// Room for parsing and tokenising off the reactor: one per core.
-    pub preparing: Arc<Semaphore>,
-    /// How much of that long bodies may take: half, so that others pass them by.
-    pub preparing_long: Arc<Semaphore>,
+    /// Prepares requests.
+    pub preparer: Arc<Preparer>,
     /// Ends streams that outlive a drain's grace.
     pub cut: Cut,
     draining: AtomicBool,
@@ -80,23 +78,24 @@ impl Core {
         metrics.set_config(config.digest());
         let limits = &config.limits;
         metrics.build_info.with_label_values(&[env!("CARGO_PKG_VERSION")]).set(1);
-        let cores = std::thread::available_parallelism().map_or(1, usize::from);
         let metrics = Arc::new(metrics);
+        let in_flight = Room::new(limits.in_flight_max);
+        let decisions = Decisions::new(limits.decisions_kept);
+        let cluster = Arc::new(Cluster::new(models, config, Arc::clone(&metrics)));
         Self {
-            metrics: Arc::clone(&metrics),
-            decisions: Decisions::new(limits.decisions_kept),
+            metrics,
+            decisions,
             books,
             live: DashMap::default(),
-            in_flight: Room::new(limits.in_flight_max),
+            in_flight,
             admission: Arc::default(),
+            preparer: Arc::new(Preparer::new(Arc::clone(&cluster), Arc::clone(&memory))),
             memory,
-            preparing: Arc::new(Semaphore::new(cores)),
-            preparing_long: Arc::new(Semaphore::new((cores / 2).max(1))),
             cut: Cut::default(),
             draining: AtomicBool::new(false),
             settled: AtomicBool::new(false),
             started: Instant::now(),
-            cluster: Arc::new(Cluster::new(models, config, metrics)),
+            cluster,
         }
     }
 

@@ -49,7 +49,7 @@ pub struct Charge {
 impl Charge {
     /// Charges `bytes` more, if all charges together then hold at most `max_bytes`. If they would
     /// hold more, it returns `false` and the charge is what it was: the request must be refused,
-    /// with [`Core::shed_memory`](crate::core::Core::shed_memory), before anything is allocated.
+    /// with [`shed`], before anything is allocated.
     #[must_use]
     pub fn grow(&mut self, bytes: usize, max_bytes: usize) -> bool {
         let before = self.budget.held_bytes.fetch_add(bytes, Relaxed);

@@ -16,10 +16,9 @@ use crate::api::sampling::edit_sampling;
 use crate::api::sanitise::Removed;
 use crate::api::{Endpoint, Inbound, JsonObject, json};
 use crate::config::model::{Connector, Flow, Limits};
-use crate::core::Core;
 use crate::error::{Error, Kind};
-use crate::fleet::{Named, Served, Serving};
-use crate::memory_budget::{Charge, Memory, Meter};
+use crate::fleet::{Cluster, Named, Served, Serving};
+use crate::memory_budget::{self, Charge, Memory, MemoryBudget, Meter};
 use splitrail_prompt::Extent;
 use splitrail_prompt::watch::{self, Watch};
 use splitrail_telemetry::Metrics;
@@ -156,53 +155,83 @@ impl Payload {
     }
 }
 
+/// Prepares requests, with bounds on the memory and the cores that this takes.
+pub struct Preparer {
+    /// The models that are served.
+    cluster: Arc<Cluster>,
+    /// The memory that requests hold; at most `limits.request_memory_max_bytes`.
+    memory: Arc<MemoryBudget>,
+    /// One permit for each core: for parsing and tokenising off the reactor.
+    permits: Arc<Semaphore>,
+    /// How many of these long bodies may have: half, so that short ones pass them by.
+    long_permits: Arc<Semaphore>,
+}
+
+impl Preparer {
+    /// A preparer for the models of a cluster.
+    pub fn new(cluster: Arc<Cluster>, memory: Arc<MemoryBudget>) -> Self {
+        let cores = std::thread::available_parallelism().map_or(1, usize::from);
+        Self {
+            cluster,
+            memory,
+            permits: Arc::new(Semaphore::new(cores)),
+            long_permits: Arc::new(Semaphore::new((cores / 2).max(1))),
+        }
+    }
+
+    /// Permits that long bodies may take now.
+    pub fn free_long_permits(&self) -> usize {
+        self.long_permits.available_permits()
+    }
+
+    /// Runs work whose time grows with `bytes` of a request on the blocking pool, once a permit for
+    /// such work is free.
+    ///
+    /// # Errors
+    /// The router is stopping, or the work panics.
+    pub async fn run_off_reactor<T: Send + 'static>(
+        &self,
+        bytes: usize,
+        work: impl FnOnce() -> T + Send + 'static,
+    ) -> Result<T, Error> {
+        // The permits go with the work: a client that leaves does not free a core that
+        // is still at work for it.
+        let long = match bytes > LONG_BYTES {
+            true => Some(acquire(&self.long_permits).await?),
+            false => None,
+        };
+        let permits = (acquire(&self.permits).await?, long);
+        let with_permits = move || {
+            let _permits = permits;
+            work()
+        };
+        let defect = |_| Error::new(Kind::Internal, "a request could not be prepared");
+        tokio::task::spawn_blocking(with_permits).await.map_err(defect)
+    }
+}
+
 /// Prepares a body.
 ///
 /// # Errors
 /// The client's mistakes, as 400 or 404.
 pub async fn prepare(
-    core: &Arc<Core>,
+    preparer: &Arc<Preparer>,
     endpoint: Endpoint,
     payload: Payload,
 ) -> Result<Prepared, Error> {
-    let serving = core.serving();
+    let serving = preparer.cluster.serving();
     let template_max = serving.limits.template_timeout;
     if short::is_short(&payload, serving.tokenizing) {
         let watch = Watch { abandoned: None, template_max };
-        return watch::with(watch, || compute(core, endpoint, payload));
+        return watch::with(watch, || compute(preparer, endpoint, payload));
     }
     drop(serving);
-    let computing = Arc::clone(core);
+    let computing = Arc::clone(preparer);
     let waiting = Waiting::default();
     let watch = Watch { abandoned: Some(Arc::clone(&waiting.is_over)), template_max };
     let bytes = payload.bytes();
     let work = move || watch::with(watch, || compute(&computing, endpoint, payload));
-    run_off_reactor(core, bytes, work).await?
-}
-
-/// Runs what takes time in proportion to so many bytes of a request on the blocking pool, once
-/// one of the places for such work is free.
-///
-/// # Errors
-/// If the router is stopping, or the work panics.
-pub async fn run_off_reactor<T: Send + 'static>(
-    core: &Core,
-    bytes: usize,
-    work: impl FnOnce() -> T + Send + 'static,
-) -> Result<T, Error> {
-    // The permits go with the work: a client that leaves does not free a core that
-    // is still at work for it.
-    let long = match bytes > LONG_BYTES {
-        true => Some(room(&core.preparing_long).await?),
-        false => None,
-    };
-    let permits = (room(&core.preparing).await?, long);
-    let with_permits = move || {
-        let _permits = permits;
-        work()
-    };
-    let defect = |_| Error::new(Kind::Internal, "a request could not be prepared");
-    tokio::task::spawn_blocking(with_permits).await.map_err(defect)
+    preparer.run_off_reactor(bytes, work).await?
 }
 
 /// A client that waits for its request to be prepared, until this is dropped.
@@ -217,16 +246,17 @@ impl Drop for Waiting {
     }
 }
 
-async fn room(semaphore: &Arc<Semaphore>) -> Result<OwnedSemaphorePermit, Error> {
+async fn acquire(semaphore: &Arc<Semaphore>) -> Result<OwnedSemaphorePermit, Error> {
     let permit = Arc::clone(semaphore).acquire_owned().await;
     permit.map_err(|_| Error::new(Kind::Internal, "the router is stopping"))
 }
 
-fn compute(core: &Core, endpoint: Endpoint, payload: Payload) -> Result<Prepared, Error> {
-    let serving = core.serving();
+fn compute(preparer: &Preparer, endpoint: Endpoint, payload: Payload) -> Result<Prepared, Error> {
+    let cluster = &preparer.cluster;
+    let serving = cluster.serving();
     let limits = &serving.limits;
-    let refuse = || core.shed_memory();
-    let meter = || Meter::new(core.memory.charge(), limits.request_memory_max_bytes, &refuse);
+    let refuse = || memory_budget::shed(&cluster.metrics.shed);
+    let meter = || Meter::new(preparer.memory.charge(), limits.request_memory_max_bytes, &refuse);
     let mut memory = Memory { kept: meter(), work: meter() };
     let mut inbound = payload.read(endpoint, &serving, &mut memory)?;
     let Named { model, adapter } = named(&serving, endpoint, &inbound.model_name)?;
@@ -255,7 +285,7 @@ fn compute(core: &Core, endpoint: Endpoint, payload: Payload) -> Result<Prepared
             body.set_piece("prompt", raw);
         }
         let weight = prompt_bytes(endpoint, &body);
-        let mut chain = Chain::new(&namespace, core.cluster.hash_seed);
+        let mut chain = Chain::new(&namespace, cluster.hash_seed);
         let mut unit = Unit {
             prompt_index,
             further_sample: false,

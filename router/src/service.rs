@@ -167,7 +167,7 @@ pub async fn serve(core: &Arc<Core>, call: Call, mut scope: Scope) -> Result<Rep
 async fn answer(core: &Arc<Core>, call: Call, scope: &mut Scope) -> Result<Reply, Error> {
     scope.admit()?;
     let tokenizing = Instant::now();
-    let prepared = prepare(core, call.endpoint, call.body).await?;
+    let prepared = prepare(&core.preparer, call.endpoint, call.body).await?;
     prepared.count(&core.metrics);
     let Prepared { served, endpoint, options, threshold, units, samples_apart, removed, memory } =
         prepared;
@@ -186,13 +186,14 @@ async fn answer(core: &Arc<Core>, call: Call, scope: &mut Scope) -> Result<Reply
         "tokenize",
         tokenizing.elapsed().as_secs_f64(),
     );
-    let core = Arc::clone(core);
     let traceparent = call.traceparent;
     let request_id = call.request_id;
     let urgency = call.steering.urgency(&served.config, scope.origin());
     let unread = Arc::new(Unread::new(&core.metrics.shed, call.room, units.len() > 1));
     let context = Arc::new(Context {
-        core,
+        metrics: Arc::clone(&core.metrics),
+        preparer: Arc::clone(&core.preparer),
+        hash_seed: core.cluster.hash_seed,
         served,
         endpoint,
         options,
@@ -206,7 +207,7 @@ async fn answer(core: &Arc<Core>, call: Call, scope: &mut Scope) -> Result<Reply
     });
     let now_unix_ms = unix_ms();
     let decisions: Vec<DecisionHandle> =
-        units.iter().map(|unit| start_decision(&context, unit, now_unix_ms)).collect();
+        units.iter().map(|unit| start_decision(core, &context, unit, now_unix_ms)).collect();
     scope.place(&context, now_unix_ms, (&units, decisions.clone()));
     let begun = match (&units[..], &decisions[..]) {
         ([unit], [record]) => vec![begin(&context, unit, record).await?],
@@ -226,7 +227,7 @@ async fn answer(core: &Arc<Core>, call: Call, scope: &mut Scope) -> Result<Reply
         fallback,
         dialect,
     });
-    let body = one_reply(&context.core, begun, Places { n: options.n, samples_apart }, detail)?;
+    let body = one_reply(core, begun, Places { n: options.n, samples_apart }, detail)?;
     let body = match body {
         ReplyBody::Whole(reply) => ReplyBody::Whole(Arc::clone(&context.unread).bind(reply)),
         events => events,
@@ -300,13 +301,18 @@ fn merged(begun: impl Iterator<Item = Begun>, places: Places) -> Result<Merged, 
     }
 }
 
-fn start_decision(context: &Context, unit: &Unit, decided_unix_ms: u64) -> DecisionHandle {
+fn start_decision(
+    core: &Core,
+    context: &Context,
+    unit: &Unit,
+    decided_unix_ms: u64,
+) -> DecisionHandle {
     let ledger = match (unit.further_sample, context.endpoint.generates()) {
         (true, _) => Entry::further_sample(),
         (false, true) => Entry::default(),
         (false, false) => Entry::without_cached_tokens(),
     };
-    context.core.decisions.start(Decision {
+    core.decisions.start(Decision {
         ledger,
         request_id: context.request_id.clone(),
         prompt_index: unit.prompt_index,

@@ -46,7 +46,7 @@ fn the_documentation_holds_the_reference_of_all_keys() {
 #[test]
 fn the_documentation_lists_the_fields_that_engines_are_sent() {
     let document = fs::read_to_string(repository().join("docs/fields.md")).unwrap();
-    let reference = splitrail_router::api::fields::reference_markdown();
+    let reference = splitrail_engine::fields::reference_markdown();
     if !document.contains(&reference) {
         let expected = Path::new(env!("CARGO_TARGET_TMPDIR")).join("fields-reference.md");
         fs::write(&expected, reference).unwrap();

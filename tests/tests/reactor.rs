@@ -33,9 +33,9 @@ async fn p10_short_requests_are_done_while_long_prompts_are_tokenised() {
     let limits = "{ tokenize_max_bytes: 33554432, drain_delay: 10ms }";
     let cluster = Cluster::start(Spec { limits, ..Spec::aggregated(1) }).await;
     // Where long prompts are in work.
-    let preparing = &cluster.running.core().preparing_long;
+    let preparer = &cluster.running.core().preparer;
     let paths = [COMPLETIONS, CHAT, COMPLETIONS];
-    let places = preparing.available_permits();
+    let places = preparer.free_long_permits();
     let left = places.saturating_sub(paths.len());
     let mut long = JoinSet::new();
     for (i, path) in paths.into_iter().enumerate() {
@@ -50,8 +50,7 @@ async fn p10_short_requests_are_done_while_long_prompts_are_tokenised() {
         let text = body.to_string();
         long.spawn(async move { http.post_with(path, &[], text).await });
     }
-    eventually("the long prompts are in work", async || preparing.available_permits() == left)
-        .await;
+    eventually("the long prompts are in work", async || preparer.free_long_permits() == left).await;
     for _ in 0..50 {
         assert_eq!(cluster.http.get("/health").await.status, 200);
     }
@@ -62,7 +61,7 @@ async fn p10_short_requests_are_done_while_long_prompts_are_tokenised() {
     }
     let door = cluster.running.addresses().grpc.unwrap();
     assert!(generate(door, text_request("short", "")).await.is_ok());
-    assert_eq!(preparing.available_permits(), left, "still in work");
+    assert_eq!(preparer.free_long_permits(), left, "still in work");
     assert!(long.try_join_next().is_none(), "no long request is answered yet");
     while let Some(reply) = long.join_next().await {
         let reply = reply.unwrap();
@@ -72,7 +71,7 @@ async fn p10_short_requests_are_done_while_long_prompts_are_tokenised() {
             "longer than the model takes"
         );
     }
-    assert_eq!(preparing.available_permits(), places);
+    assert_eq!(preparer.free_long_permits(), places);
     cluster.quiet().await;
 }
 

@@ -7,6 +7,7 @@
 //! token ids or payload contents.
 
 pub mod dialect;
+pub mod fields;
 pub mod json;
 pub mod mooncake;
 pub mod nixl;

@@ -95,14 +95,35 @@ impl Secret {
     /// # Errors
     /// It is not there, not readable, empty, or no header could carry it.
     pub fn resolve(&self) -> Result<ResolvedSecret, SecretError> {
+        ResolvedSecret::new(&self.text()?)
+    }
+
+    /// Fetches the values of a file or variable that holds one secret per line, without empty
+    /// lines and the white space around each: at least one.
+    ///
+    /// # Errors
+    /// The file or variable is not there, not readable or holds no value, or no header could
+    /// carry one of the values.
+    pub fn resolve_lines(&self) -> Result<Vec<String>, SecretError> {
+        let text = self.text()?;
+        let lines = text.lines().map(str::trim).filter(|line| !line.is_empty());
+        let values: Vec<String> = lines.map(str::to_owned).collect();
+        if values.is_empty() {
+            return Err(SecretError::Empty);
+        }
+        if !values.iter().all(|value| value.chars().all(|c| c.is_ascii_graphic())) {
+            return Err(SecretError::Characters);
+        }
+        Ok(values)
+    }
+
+    fn text(&self) -> Result<String, SecretError> {
         match self {
-            Self::Env { name } => {
-                // Asking the system for such a name is an error of its own kind.
-                if name.is_empty() || name.contains(['=', '\0']) {
-                    return Err(SecretError::Env);
-                }
-                ResolvedSecret::new(&std::env::var(name).map_err(|_| SecretError::Env)?)
+            // Asking the system for such a name is an error of its own kind.
+            Self::Env { name } if name.is_empty() || name.contains(['=', '\0']) => {
+                Err(SecretError::Env)
             }
+            Self::Env { name } => std::env::var(name).map_err(|_| SecretError::Env),
             Self::File { path } => {
                 let mut bytes = Vec::new();
                 File::open(path)
@@ -111,9 +132,26 @@ impl Secret {
                 if bytes.len() as u64 > SECRET_MAX_BYTES {
                     return Err(SecretError::TooLarge);
                 }
-                let text = std::str::from_utf8(&bytes).map_err(|_| SecretError::Characters)?;
-                ResolvedSecret::new(text)
+                String::from_utf8(bytes).map_err(|_| SecretError::Characters)
             }
+        }
+    }
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_file_without_values_or_with_a_space_in_one_has_no_lines() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("tokens");
+        let read = || Secret::File { path: path.clone() }.resolve_lines();
+        assert!(matches!(read(), Err(SecretError::File(_))));
+        for (text, wrong) in [("\n \n", "empty"), ("two words\n", "character")] {
+            std::fs::write(&path, text).unwrap();
+            assert!(read().unwrap_err().to_string().contains(wrong), "{text:?}");
         }
     }
 }

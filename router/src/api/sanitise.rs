@@ -1,4 +1,4 @@
-//! Removes from a client's body what an engine is not to be sent; see [`fields`](super::fields).
+//! Removes from a client's body what an engine is not to be sent; see [`fields`](splitrail_engine::fields).
 //!
 //! A single `{"do_remote_prefill": true}` from outside stops a vLLM decode server, and a
 //! `priority` or `lora_path` takes what the operator did not offer. Fields are looked at wherever
@@ -11,11 +11,11 @@ use std::fmt;
 use serde::de::{Deserializer, Error as _, MapAccess, SeqAccess, Visitor};
 use serde_json::value::RawValue;
 
-use super::fields::{Places, Rule, rule, table};
 use super::json::{JsonObject, quote};
 use super::request::Endpoint;
 use super::strict::{Key, locate};
 use crate::error::Error;
+use splitrail_engine::fields::{Places, Rule, rule, table};
 
 /// Levels of objects and lists that are searched within an object of extensions. What is nested
 /// more deeply is removed unseen.

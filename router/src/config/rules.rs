@@ -24,7 +24,7 @@ use super::problem::{Place, Report};
 use super::scalar::parse_duration;
 use super::tree::Node;
 use super::words::shown;
-use crate::api::fields::is_router_only;
+use splitrail_engine::fields::is_router_only;
 use workers::Workers;
 
 /// Characters of a name that clients send as `model`.

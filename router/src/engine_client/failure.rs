@@ -6,10 +6,10 @@ use http::StatusCode;
 use http_body_util::{BodyExt, Limited};
 
 use super::engine::Engine;
-use crate::api::fields::is_router_only;
 use crate::engine_client::connections::Failure;
 use crate::engine_client::{EngineBody, NO_SUCH_RANK};
 use crate::error::{Error, Fault, Kind};
+use splitrail_engine::fields::is_router_only;
 
 /// Of an error reply, this much is read to learn its message.
 const ERROR_BODY_MAX_BYTES: usize = 64 << 10;

@@ -34,8 +34,7 @@ use tonic::transport::Server;
 use tonic::{Code, Request, Response, Status, Streaming};
 
 pub use blocks::{Blocks, Fault, RANKS_MAX};
-pub use tls::read_tls;
-pub use tokens::Tokens;
+use tokens::Tokens;
 
 use super::Fleet;
 use crate::config::model::{ClientWorkers, Events, FleetConfig};

@@ -275,7 +275,7 @@ pub(super) fn account(sending: &Sending<'_>, now: Instant, handed_over: bool) ->
     let leg = LegFacts::new(LegKind::Decode, worker.id(), expected(context, unit, placed));
     decision.update(|decision| decision.ledger.decode_sent(leg));
     Account {
-        core: Arc::clone(&context.core),
+        metrics: Arc::clone(&context.metrics),
         served: Arc::clone(&context.served),
         decision: decision.clone(),
         booking,

@@ -5,7 +5,8 @@ use std::time::{Duration, Instant};
 
 use http::HeaderValue;
 use prometheus::Histogram;
-use splitrail_kv::Overlap;
+use splitrail_kv::{HashSeed, Overlap};
+use splitrail_telemetry::Metrics;
 
 use super::gate::Need;
 use super::place::Placed;
@@ -14,7 +15,6 @@ use crate::api::Endpoint;
 use crate::api::request::Options;
 use crate::api::steering::Urgency;
 use crate::config::model::{GateKind, RequestFlow};
-use crate::core::Core;
 use crate::engine_client::{EngineClient, Envelope, Late};
 use crate::error::{Error, Kind};
 use crate::fleet::Served;
@@ -23,14 +23,18 @@ use crate::ledger::decisions::DecisionHandle;
 use crate::ledger::leg::Expected;
 use crate::ledger::stages::Stages;
 use crate::name::Name;
-use crate::prepare::Unit;
+use crate::prepare::{Preparer, Unit};
 use crate::text::random_id;
 use crate::unread::Unread;
 
 /// What the prompts of one request share.
 pub struct Context {
-    /// The router.
-    pub core: Arc<Core>,
+    /// The router's metrics.
+    pub metrics: Arc<Metrics>,
+    /// Prepared the request, and says when work may run off the reactor.
+    pub preparer: Arc<Preparer>,
+    /// Seed of the block hashes.
+    pub hash_seed: HashSeed,
     /// The model.
     pub served: Arc<Served>,
     /// Where the request came in.
@@ -58,14 +62,14 @@ impl Context {
     pub(super) fn mark(&self, stage: &'static str, started: Instant) -> Instant {
         let now = Instant::now();
         let seconds = now.duration_since(started).as_secs_f64();
-        self.stages.add(&self.core.metrics, self.served.labelled_series(), stage, seconds);
+        self.stages.add(&self.metrics, self.served.labelled_series(), stage, seconds);
         now
     }
 
     /// The histogram of the time between the events of an answer.
     pub(super) fn inter_token(&self, decision: &DecisionHandle) -> Histogram {
         let flow = decision.with(|decision| decision.flow);
-        self.core.metrics.inter_token.with_label_values(&[self.served.name(), flow])
+        self.metrics.inter_token.with_label_values(&[self.served.name(), flow])
     }
 }
 
@@ -174,7 +178,7 @@ pub(super) fn count_local(context: &Context, decision: &DecisionHandle, reason: 
     let labels = [context.served.name(), reason.name()];
     // A further attempt for the same reason is still the one request.
     if decision.with(|decision| decision.counted_reason) != Some(reason.name()) {
-        context.core.metrics.local_prefills.with_label_values(&labels).inc();
+        context.metrics.local_prefills.with_label_values(&labels).inc();
     }
     decision.update(|decision| {
         decision.local_reason = Some(reason.name());
@@ -192,11 +196,11 @@ pub(super) fn may_retry(
 ) -> bool {
     if !context.served.retry_budget.withdraw() {
         let labels = [context.served.name(), leg];
-        context.core.metrics.retries_refused.with_label_values(&labels).inc();
+        context.metrics.retries_refused.with_label_values(&labels).inc();
         return false;
     }
     let labels = [context.served.name(), leg, error.outcome()];
-    context.core.metrics.retries.with_label_values(&labels).inc();
+    context.metrics.retries.with_label_values(&labels).inc();
     let request_id = &context.request_id;
     tracing::warn!(request_id = &**request_id, model = labels[0], leg, worker = worker.id(), %error, "trying another worker");
     true

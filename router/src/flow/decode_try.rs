@@ -225,7 +225,7 @@ fn note(
 ) {
     let gate = gate.map_or("none", Gate::name);
     let labels = [context.served.name(), gate, outcome];
-    context.core.metrics.decode_first.with_label_values(&labels).inc();
+    context.metrics.decode_first.with_label_values(&labels).inc();
     decision.update(|decision| {
         decision.gate = Some(gate);
         decision.decode_try = Some(outcome);

@@ -205,15 +205,12 @@ struct Answer<'a> {
 
 /// The reply with its usage; `None` if it is no JSON object.
 async fn read(context: &Context, reply: Bytes) -> Option<(Bytes, Option<EngineUsage>)> {
-    if reply.len() < LONG_BYTES {
+    let bytes = reply.len();
+    if bytes < LONG_BYTES {
         return usage(&reply).map(|usage| (reply, usage));
     }
-    let permit = Arc::clone(&context.core.preparing).acquire_owned().await.ok()?;
-    let work = move || {
-        let _permit = permit;
-        usage(&reply).map(|usage| (reply, usage))
-    };
-    tokio::task::spawn_blocking(work).await.ok()?
+    let work = move || usage(&reply).map(|usage| (reply, usage));
+    context.preparer.run_off_reactor(bytes, work).await.ok()?
 }
 
 fn usage(reply: &[u8]) -> Option<Option<EngineUsage>> {

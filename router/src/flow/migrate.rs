@@ -312,7 +312,7 @@ impl Migration {
         let blocks = tokens.chunks_exact(block_size as usize);
         blocks
             .map(|block| {
-                parent = next_hash(self.context.core.cluster.hash_seed, parent, block);
+                parent = next_hash(self.context.hash_seed, parent, block);
                 parent
             })
             .collect()
@@ -352,5 +352,5 @@ fn without(mut object: JsonObject, keys: &[&str]) -> JsonObject {
 
 fn count(context: &Context, outcome: &str) {
     let labels = [context.served.name(), outcome];
-    context.core.metrics.migrations.with_label_values(&labels).inc();
+    context.metrics.migrations.with_label_values(&labels).inc();
 }

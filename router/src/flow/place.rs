@@ -168,7 +168,7 @@ fn refused(context: &Context, no_room: NoRoom) -> Error {
             ("max_wait", message)
         }
     };
-    context.core.metrics.shed.with_label_values(&[name, reason]).inc();
+    context.metrics.shed.with_label_values(&[name, reason]).inc();
     Error::new(Kind::Busy(seconds), message)
 }
 
@@ -189,7 +189,7 @@ fn settle(
     };
     record(context, unit, decision, (query, wish), (roster, candidates), choice);
     shadow(context, decision, query, (roster, candidates), choice);
-    let metrics = &context.core.metrics;
+    let metrics = &context.metrics;
     if unit.unknown.is_none() || !unit.hashes.is_empty() {
         let labels = [context.served.name(), leg.name()];
         metrics.overlap_blocks.with_label_values(&labels).observe(chosen.overlap_blocks.into());

@@ -414,6 +414,6 @@ fn report(
         leg = decision.ledger.prefill().cloned();
     });
     if let Some(leg) = leg {
-        audit::observe(&context.core.metrics, &context.served, worker, &leg, usage.is_some());
+        audit::observe(&context.metrics, &context.served, worker, &leg, usage.is_some());
     }
 }

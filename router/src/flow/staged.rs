@@ -16,18 +16,18 @@ use super::lease::Lease;
 use super::legs;
 use super::prefill::Prefilled;
 use crate::api::{Endpoint, JsonObject};
-use crate::core::Core;
 use crate::engine_client::{Envelope, Parcel, Receipt, Shape};
 use crate::fleet::Served;
 use crate::fleet::{Booking, Worker};
 use crate::prepare::Unit;
 use splitrail_policy::Leg;
+use splitrail_telemetry::Metrics;
 
 /// A hand-off with all that it takes to release it.
 pub(super) struct Staged {
     hand_off: Option<HandOff>,
     lease: Lease,
-    core: Arc<Core>,
+    metrics: Arc<Metrics>,
     served: Arc<Served>,
     endpoint: Endpoint,
     body: JsonObject,
@@ -49,7 +49,7 @@ impl Staged {
         Self {
             hand_off: Some(hand_off),
             lease,
-            core: Arc::clone(&context.core),
+            metrics: Arc::clone(&context.metrics),
             served: Arc::clone(&context.served),
             endpoint: context.endpoint,
             body: unit.body.clone(),
@@ -77,7 +77,7 @@ impl Staged {
         let body = legs::fetch(&self.body, self.endpoint, Carried::Params(&params));
         let Ok(body) = body else { return false };
         let booking = Booking::on(&worker, None, 0, self.weight_tokens);
-        let (core, served) = (Arc::clone(&self.core), Arc::clone(&self.served));
+        let (metrics, served) = (Arc::clone(&self.metrics), Arc::clone(&self.served));
         let (envelope, shape) = (self.envelope.clone(), Shape::whole(self.endpoint));
         let body = Parcel::new(body).0.once();
         let release = async move {
@@ -88,7 +88,7 @@ impl Staged {
             };
             let fetched = tokio::time::timeout(left, fetched).await;
             let outcome = if matches!(fetched, Ok(Ok(_))) { "fetched" } else { "failed" };
-            count(&core, &served, outcome);
+            count(&metrics, &served, outcome);
         };
         self.served.releases.run(release)
     }
@@ -140,11 +140,11 @@ impl Drop for Staged {
         if let Some(hand_off) = self.hand_off.take()
             && !self.release(hand_off)
         {
-            count(&self.core, &self.served, "left");
+            count(&self.metrics, &self.served, "left");
         }
     }
 }
 
-fn count(core: &Core, served: &Served, outcome: &str) {
-    core.metrics.hand_offs_released.with_label_values(&[served.name(), outcome]).inc();
+fn count(metrics: &Metrics, served: &Served, outcome: &str) {
+    metrics.hand_offs_released.with_label_values(&[served.name(), outcome]).inc();
 }

@@ -16,7 +16,6 @@ use super::dialect::{self, Chunk, data_of};
 use super::sse::{Piece, Splitter, Uncut};
 use super::usage::rewrite;
 use crate::api::JsonObject;
-use crate::core::Core;
 use crate::engine_client::{Broken, EngineBody, EngineClient, Proof, Response, Timer, too_large};
 use crate::error::{Error, Kind};
 use crate::fleet::Served;
@@ -29,6 +28,7 @@ use crate::ledger::leg::Origin;
 use crate::ledger::record::told;
 use crate::memory_budget::{Charge, shed};
 use splitrail_policy::Leg;
+use splitrail_telemetry::Metrics;
 
 /// How many times as long as an engine may be silent it may send comments and no event: they
 /// keep the connection open, but are no progress.
@@ -192,7 +192,7 @@ impl EventReader {
 /// What one prompt's answer owns until it has ended, on whatever path: its load
 /// booking, and its record with the ledger's entry.
 pub struct Account {
-    pub(crate) core: Arc<Core>,
+    pub(crate) metrics: Arc<Metrics>,
     pub(crate) served: Arc<Served>,
     pub(crate) decision: DecisionHandle,
     pub(crate) booking: Booking,
@@ -272,7 +272,7 @@ impl Account {
     fn compare(&self, engine: u32) {
         let Some(router) = self.prompt_tokens.filter(|router| *router != engine) else { return };
         let model = self.served.name();
-        self.core.metrics.prompt_tokens_mismatch.with_label_values(&[model]).inc();
+        self.metrics.prompt_tokens_mismatch.with_label_values(&[model]).inc();
         if self.served.mismatch.may_log() {
             let worker = self.worker.id();
             tracing::error!(
@@ -314,7 +314,7 @@ impl Account {
             leg = decision.ledger.decode().cloned();
         });
         if let Some(leg) = leg {
-            audit::observe(&self.core.metrics, &self.served, &self.worker, &leg, self.settled);
+            audit::observe(&self.metrics, &self.served, &self.worker, &leg, self.settled);
         }
     }
 
@@ -331,7 +331,7 @@ impl Account {
             decision.ledger.discard(outcome);
         });
         if let (Some(leg), Some(_)) = (leg, usage) {
-            audit::observe(&self.core.metrics, &self.served, &self.worker, &leg, true);
+            audit::observe(&self.metrics, &self.served, &self.worker, &leg, true);
         }
     }
 

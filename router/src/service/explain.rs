@@ -22,7 +22,7 @@ pub async fn dry_run(
     payload: Payload,
     steering: Steering,
 ) -> Result<Value, Error> {
-    let prepared = prepare(core, endpoint, payload).await?;
+    let prepared = prepare(&core.preparer, endpoint, payload).await?;
     let explanation = explain(&prepared, steering)?;
     Ok(json!({ "dry_run": true, "explanation": explanation }))
 }

@@ -8,9 +8,9 @@ use super::typed;
 use crate::config::model::{ClientWorkers, FleetConfig, FleetTls, Network, Secret};
 use crate::config::problem::{Place, Report};
 use crate::config::scalar::parse_duration;
+use crate::config::tls::TlsFiles;
 use crate::config::tree::{Node, Value};
 use crate::config::words::shown;
-use crate::fleet::attach::{Tokens, read_tls};
 
 /// Reports every broken rule about `fleet` and `listen.fleet`.
 pub(super) fn check(root: &Node, base_dir: &Path, report: &mut Report) {
@@ -169,7 +169,7 @@ fn token(found: Option<((String, &Node), Secret)>, base_dir: &Path, report: &mut
     if let Secret::File { path } = &mut secret {
         *path = base_dir.join(&*path);
     }
-    if let Err(error) = Tokens::read(&secret) {
+    if let Err(error) = secret.resolve_lines() {
         let hint = match secret {
             Secret::File { .. } => {
                 "the file must be readable by the router and hold one token to a line"
@@ -191,9 +191,9 @@ fn tls(section: &Node, base_dir: &Path, report: &mut Report) {
         let message = "`fleet.tls.client_workers` needs certificates of shims".to_owned();
         report.error(at, message, "add `fleet.tls.client_ca`");
     }
-    if let Err((key, why)) = read_tls(&tls) {
-        let at = node.get(key).unwrap_or(node).at;
+    if let Err(error) = TlsFiles::read(&tls).and_then(|files| files.server_config()) {
+        let at = node.get(error.key).unwrap_or(node).at;
         let hint = "a PEM file; relative paths start at the configuration's folder";
-        report.error(at, format!("`fleet.tls.{key}` {why}"), hint);
+        report.error(at, format!("`fleet.tls.{}` {}", error.key, error.why), hint);
     }
 }

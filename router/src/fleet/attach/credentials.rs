@@ -8,7 +8,7 @@ use rustls::server::ParsedCertificate;
 
 /// The workers that a token is for.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Workers {
+pub(super) enum Workers {
     /// All.
     Any,
     /// Those whose names are listed, or begin as an entry that ends in `*`.

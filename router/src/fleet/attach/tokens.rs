@@ -1,22 +1,17 @@
 //! The tokens that shims prove themselves with.
 
-use std::fs::File;
 use std::hint::black_box;
-use std::io::Read;
 use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use super::credentials::Workers;
-use crate::config::SecretError;
 use crate::config::model::{FleetConfig, Secret};
 
-/// A file of tokens is no longer than this.
-const FILE_MAX_BYTES: u64 = 64 << 10;
 /// The file is read no more often than this, however many call.
 const FRESH: Duration = Duration::from_secs(1);
 
 /// The tokens that are accepted now: those in the configured files, each on a line of its own.
-pub struct Tokens {
+pub(super) struct Tokens {
     sources: Vec<Source>,
     read_at: Mutex<Instant>,
 }
@@ -35,7 +30,7 @@ impl Tokens {
     ///
     /// # Errors
     /// They cannot be had, or are none: with the key of the configuration.
-    pub fn open(config: &FleetConfig, now: Instant) -> Result<Option<Self>, String> {
+    pub(super) fn open(config: &FleetConfig, now: Instant) -> Result<Option<Self>, String> {
         let shared =
             config.token.iter().map(|secret| ("fleet.token".to_owned(), secret, Workers::Any));
         let bound = config.tokens.iter().enumerate().map(|(place, token)| {
@@ -45,7 +40,7 @@ impl Tokens {
         let sources: Result<Vec<Source>, String> = shared
             .chain(bound)
             .map(|(key, secret, workers)| {
-                let known = Self::read(secret).map_err(|error| format!("{key}: {error}"))?;
+                let known = secret.resolve_lines().map_err(|error| format!("{key}: {error}"))?;
                 Ok(Source { key, secret: secret.clone(), workers, known: Mutex::new(known) })
             })
             .collect();
@@ -53,41 +48,9 @@ impl Tokens {
         Ok((!sources.is_empty()).then(|| Self { sources, read_at: Mutex::new(now) }))
     }
 
-    /// What a file or variable has on its lines.
-    ///
-    /// # Errors
-    /// It cannot be had; or a line holds what no header can carry; or there is none.
-    pub fn read(source: &Secret) -> Result<Vec<String>, SecretError> {
-        let text = match source {
-            Secret::Env { name } if name.is_empty() || name.contains(['=', '\0']) => {
-                return Err(SecretError::Env);
-            }
-            Secret::Env { name } => std::env::var(name).map_err(|_| SecretError::Env)?,
-            Secret::File { path } => {
-                let mut bytes = Vec::new();
-                File::open(path)
-                    .and_then(|file| file.take(FILE_MAX_BYTES + 1).read_to_end(&mut bytes))
-                    .map_err(SecretError::File)?;
-                if bytes.len() as u64 > FILE_MAX_BYTES {
-                    return Err(SecretError::TooLarge);
-                }
-                String::from_utf8(bytes).map_err(|_| SecretError::Characters)?
-            }
-        };
-        let lines = text.lines().map(str::trim).filter(|line| !line.is_empty());
-        let tokens: Vec<String> = lines.map(str::to_owned).collect();
-        if tokens.is_empty() {
-            return Err(SecretError::Empty);
-        }
-        if !tokens.iter().all(|token| token.chars().all(|c| c.is_ascii_graphic())) {
-            return Err(SecretError::Characters);
-        }
-        Ok(tokens)
-    }
-
     /// The workers that the value of an `authorization` header is for; `None` if it names no
     /// token that is accepted. How long that takes says nothing of any token but its length.
-    pub fn accept(&self, authorization: Option<&[u8]>, now: Instant) -> Option<Vec<Workers>> {
+    pub(super) fn accept(&self, authorization: Option<&[u8]>, now: Instant) -> Option<Vec<Workers>> {
         const SCHEME: &[u8] = b"bearer ";
         self.look_again(now);
         let (scheme, given) = authorization.and_then(|value| value.split_at_checked(7))?;
@@ -112,7 +75,7 @@ impl Tokens {
         }
         *read_at = now;
         for source in &self.sources {
-            match Self::read(&source.secret) {
+            match source.secret.resolve_lines() {
                 Ok(tokens) => {
                     *source.known.lock().unwrap_or_else(PoisonError::into_inner) = tokens;
                 }
@@ -190,17 +153,5 @@ mod tests {
         assert_eq!(tokens.accept(Some(b"Bearer both"), now), Some(vec![of("p*"), of("d*")]));
         assert_eq!(tokens.accept(Some(b"Bearer three"), now), None);
         assert!(Tokens::open(&FleetConfig::default(), now).unwrap().is_none());
-    }
-
-    #[test]
-    fn nothing_is_no_token() {
-        let folder = tempfile::tempdir().unwrap();
-        let path = folder.path().join("tokens");
-        let read = || Tokens::read(&Secret::File { path: path.clone() });
-        assert!(matches!(read(), Err(SecretError::File(_))));
-        for (text, wrong) in [("\n \n", "empty"), ("two words\n", "character")] {
-            std::fs::write(&path, text).unwrap();
-            assert!(read().unwrap_err().to_string().contains(wrong), "{text:?}");
-        }
     }
 }

@@ -177,7 +177,7 @@ pub(super) fn shadow(
         false => pick(&Policy::predicted_ttft(), candidates, query)
             .map_or(0.0, |told| told.costs[choice.index] - told.costs[other.index]),
     };
-    let metrics = &context.core.metrics;
+    let metrics = &context.metrics;
     let (model, leg) = (config.name.as_str(), query.leg.name());
     let said = if agrees { "same" } else { "other" };
     metrics.shadow_decisions.with_label_values(&[model, leg, said]).inc();

@@ -8,7 +8,6 @@ use tonic::Status;
 
 use crate::core::Core;
 use crate::memory_budget::Charge;
-use crate::prepare::run_off_reactor;
 
 /// Messages up to this length may be decoded on the reactor.
 const INLINE_MAX_BYTES: usize = 96 << 10;
@@ -35,7 +34,7 @@ pub(super) async fn decode<M: Message + Default + 'static>(
     }
     let charging = Arc::clone(core);
     let work = move || charge_and_decode(&charging, encoded, held, weigh);
-    run_off_reactor(core, length, work).await.map_err(|error| error.to_grpc())?
+    core.preparer.run_off_reactor(length, work).await.map_err(|error| error.to_grpc())?
 }
 
 fn charge_and_decode<M: Message + Default>(
@@ -55,5 +54,5 @@ fn charge_and_decode<M: Message + Default>(
 /// decode.
 pub(super) async fn discard<M: Send + 'static>(core: &Core, length: usize, message: M) {
     // A router that stops frees it here.
-    let _stopping = run_off_reactor(core, length, move || drop(message)).await;
+    let _stopping = core.preparer.run_off_reactor(length, move || drop(message)).await;
 }

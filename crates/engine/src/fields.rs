@@ -5,7 +5,7 @@
 //! fields that [`FIELDS`] lists for the endpoint, and no others. An operator opens more by name
 //! (`pass_unknown`), but never a field that only the router may set.
 
-pub(super) mod table;
+pub mod table;
 
 pub use table::{FIELDS, VERSIONS};
 
@@ -60,7 +60,7 @@ pub fn is_router_only(name: &str) -> bool {
 }
 
 /// The rule of a field; `None` of a name that the table does not have.
-pub(super) fn rule(name: &str) -> Option<Rule> {
+pub fn rule(name: &str) -> Option<Rule> {
     let mut slot = slot(name.as_bytes());
     loop {
         match INDEX[slot] {
@@ -74,7 +74,7 @@ pub(super) fn rule(name: &str) -> Option<Rule> {
 
 impl Rule {
     /// Whether an engine is sent the field in this place without being told to.
-    pub(super) fn passes_in(self, place: Places) -> bool {
+    pub fn passes_in(self, place: Places) -> bool {
         match self {
             Self::Passes(places) | Self::PassesWith(places, _) | Self::PassesOpen(places) => {
                 places.has(place)

@@ -10,22 +10,31 @@ use super::{Field, Places, Rule};
 /// The versions of the engines whose request classes the table follows.
 pub const VERSIONS: &str = "vLLM 0.32.0 and SGLang 0.5.23";
 
-pub(in crate::api) const CHAT: Places = Places(1);
-pub(in crate::api) const COMPLETIONS: Places = Places(1 << 1);
-pub(in crate::api) const GENERATE: Places = Places(1 << 2);
-pub(in crate::api) const RESPONSES: Places = Places(1 << 3);
-pub(in crate::api) const MESSAGES: Places = Places(1 << 4);
-pub(in crate::api) const COUNT_TOKENS: Places = Places(1 << 5);
-pub(in crate::api) const EMBEDDINGS: Places = Places(1 << 6);
-pub(in crate::api) const TOKENIZE: Places = Places(1 << 7);
-pub(in crate::api) const DETOKENIZE: Places = Places(1 << 8);
-/// Within `sampling_params` of `/inference/v1/generate`.
+/// In the body of `/v1/chat/completions`.
+pub const CHAT: Places = Places(1);
+/// In the body of `/v1/completions`.
+pub const COMPLETIONS: Places = Places(1 << 1);
+/// In the body of `/inference/v1/generate`.
+pub const GENERATE: Places = Places(1 << 2);
+/// In the body of `/v1/responses`.
+pub const RESPONSES: Places = Places(1 << 3);
+/// In the body of `/v1/messages`.
+pub const MESSAGES: Places = Places(1 << 4);
+/// In the body of `/v1/messages/count_tokens`.
+pub const COUNT_TOKENS: Places = Places(1 << 5);
+/// In the body of `/v1/embeddings`.
+pub const EMBEDDINGS: Places = Places(1 << 6);
+/// In the body of `/tokenize`.
+pub const TOKENIZE: Places = Places(1 << 7);
+/// In the body of `/detokenize`.
+pub const DETOKENIZE: Places = Places(1 << 8);
+/// In `sampling_params` of `/inference/v1/generate`.
 const SAMPLING: Places = Places(1 << 9);
-/// Within `stream_options`.
+/// In `stream_options`.
 const STREAM_OPTIONS: Places = Places(1 << 10);
 
 /// The places with their titles in the documentation.
-pub(in crate::api) const PLACES: [(Places, &str); 11] = [
+pub(super) const PLACES: [(Places, &str); 11] = [
     (CHAT, "`/v1/chat/completions`"),
     (COMPLETIONS, "`/v1/completions`"),
     (GENERATE, "`/inference/v1/generate`"),
