@@ -8,7 +8,6 @@ use std::time::Duration;
 
 use clap::{Parser, Subcommand, ValueEnum};
 use splitrail_router::assemble::AssembleError;
-use splitrail_router::config;
 use splitrail_router::run::{Running, Signals, until_stopped, wait_ready};
 use splitrail_settings::logging::{report, warn_of};
 use splitrail_settings::process::raise_descriptor_limit;
@@ -124,7 +123,7 @@ enum FlowArg {
     Auto,
 }
 
-impl From<FlowArg> for config::Flow {
+impl From<FlowArg> for splitrail_config::Flow {
     fn from(flow: FlowArg) -> Self {
         match flow {
             FlowArg::Aggregated => Self::Aggregated,
@@ -205,9 +204,9 @@ async fn run(command: Command, logs: bool) -> Result<(), (u8, String)> {
         }
         Command::Schema { markdown } => {
             if markdown {
-                say(&config::reference_markdown());
+                say(&splitrail_config::reference_markdown());
             } else {
-                say(&format!("{:#}", config::schema()));
+                say(&format!("{:#}", splitrail_config::schema()));
             }
             Ok(())
         }
@@ -216,7 +215,7 @@ async fn run(command: Command, logs: bool) -> Result<(), (u8, String)> {
 
 /// `logs` has mistakes of the configuration logged, a record each.
 async fn serve(path: PathBuf, ready_file: Option<PathBuf>, logs: bool) -> Result<(), (u8, String)> {
-    let loaded = config::load(&path).map_err(|problems| {
+    let loaded = splitrail_config::load(&path).map_err(|problems| {
         let (code, message) = not_loaded(&problems);
         if !logs {
             return (code, message);
@@ -280,7 +279,7 @@ fn os_error(error: std::io::Error) -> (u8, String) {
     (exit::OS_ERROR, error.to_string())
 }
 
-fn not_loaded(problems: &config::Problems) -> (u8, String) {
+fn not_loaded(problems: &splitrail_config::Problems) -> (u8, String) {
     let code = if problems.is_unreadable() { exit::NO_INPUT } else { exit::CONFIG };
     (code, problems.to_string())
 }
@@ -298,7 +297,7 @@ fn not_assembled(error: AssembleError) -> (u8, String) {
 }
 
 fn check(path: &std::path::Path) -> Result<(), (u8, String)> {
-    let loaded = config::load(path).map_err(|problems| not_loaded(&problems))?;
+    let loaded = splitrail_config::load(path).map_err(|problems| not_loaded(&problems))?;
     for warning in &loaded.warnings {
         say(&format!("warning: {warning}"));
     }

@@ -7,8 +7,8 @@ use std::io;
 use std::net::{Ipv4Addr, SocketAddr};
 use std::path::Path;
 
+use splitrail_config::{Flow, Problems, RequestFlow};
 use splitrail_router::assemble::{AssembleError, assemble};
-use splitrail_router::config::{self, Flow, Problems, RequestFlow};
 use splitrail_router::run::Running;
 use splitrail_sim::{Role, SimConfig, SimEngine, write_tokenizer};
 use tempfile::TempDir;
@@ -75,7 +75,7 @@ pub(crate) async fn start(options: &Options) -> Result<Quickstart, QuickstartErr
         engines.push(SimEngine::start(engine_config(*role)).await?);
     }
     let yaml = yaml(options, &roles, &engines, files.path());
-    let loaded = config::parse("quickstart.yaml", &yaml, files.path())?;
+    let loaded = splitrail_config::parse("quickstart.yaml", &yaml, files.path())?;
     let listen = loaded.config.listen.clone();
     let running = Running::start(assemble(loaded.config)?, &listen).await?;
     Ok(Quickstart { running, yaml, engines: Engines { _engines: engines, _files: files } })

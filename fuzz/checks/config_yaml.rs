@@ -2,17 +2,15 @@
 
 use std::path::Path;
 
-use splitrail_router::config;
-
 /// Holds the key and the tokenizer that the seeds name.
-const FOLDER: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../router/tests/fixtures/config");
+const FOLDER: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../crates/config/tests/fixtures/config");
 
 /// What is in the file of the key.
 const KEY: &str = "fixture-engine-key";
 
 pub(crate) fn check(data: &[u8]) {
     let text = String::from_utf8_lossy(data);
-    let problems = match config::parse("x.yaml", &text, Path::new(FOLDER)) {
+    let problems = match splitrail_config::parse("x.yaml", &text, Path::new(FOLDER)) {
         Ok(loaded) => loaded.warnings,
         Err(problems) => {
             assert!(problems.count() > 0, "a refusal has a reason");

@@ -14,7 +14,6 @@ use hyper::body::{Body, Frame};
 use prost::Message as _;
 use splitrail_proto::v1::GenerateRequest;
 use splitrail_router::assemble::assemble;
-use splitrail_router::config;
 use splitrail_router::core::Core;
 use splitrail_router::ingress::grpc::refusal;
 
@@ -104,7 +103,7 @@ models:
     workers: [ {{ id: w0, role: both, url: \"http://127.0.0.1:1\" }} ]
 "
         );
-        let loaded = config::parse("splitrail.yaml", &yaml, Path::new(""));
+        let loaded = splitrail_config::parse("splitrail.yaml", &yaml, Path::new(""));
         let loaded = loaded.unwrap_or_else(|problems| panic!("{problems}"));
         assemble(loaded.config).expect("a core")
     })

@@ -15,7 +15,7 @@ use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 use dashmap::DashMap;
 use http::HeaderMap;
 
-use crate::config::model::FairBy;
+use splitrail_config::model::FairBy;
 
 /// What a client may hold for each free place.
 pub const SHARE_OF_FREE: usize = 8;

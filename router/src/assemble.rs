@@ -7,9 +7,6 @@ use std::sync::Arc;
 use http::HeaderValue;
 use splitrail_kv::{HashSeed, IndexConfig};
 
-use crate::config::{
-    BlockSize, Config, ContentFormatConfig, HuggingfaceTokenizer, Model, TokenizerConfig,
-};
 use crate::core::Core;
 use crate::engine_client::networks::Networks;
 use crate::engine_client::retry_budget::RetryBudget;
@@ -18,6 +15,9 @@ use crate::fleet::Pool;
 use crate::fleet::{Served, Serving};
 use crate::ledger::books::Books;
 use crate::memory_budget::MemoryBudget;
+use splitrail_config::{
+    BlockSize, Config, ContentFormatConfig, HuggingfaceTokenizer, Model, TokenizerConfig,
+};
 use splitrail_prompt::stamp::{FileStamp, stamp, stamps};
 use splitrail_prompt::{ContentFormat, PromptModel, PromptOptions};
 use splitrail_telemetry::LogThrottle;
@@ -36,7 +36,7 @@ pub enum AssembleError {
         /// The model's name.
         model: String,
         /// Why.
-        source: crate::config::SecretError,
+        source: splitrail_config::SecretError,
     },
     /// A tokenizer cannot be loaded.
     #[error("model {model}: {source}")]

@@ -8,7 +8,6 @@ use dashmap::DashMap;
 use serde::Serialize;
 
 use crate::admission::{Admission, Room, Share, ShareKey};
-use crate::config::model::{Config, OnNoPrefill, RequestFlow};
 use crate::cut::Cut;
 use crate::error::{Error, Kind};
 use crate::fleet::parity::Parity;
@@ -19,6 +18,7 @@ use crate::memory_budget::{self, MemoryBudget};
 use crate::name::Name;
 use crate::prepare::Preparer;
 use rustc_hash::FxBuildHasher;
+use splitrail_config::model::{Config, OnNoPrefill, RequestFlow};
 use splitrail_policy::Leg;
 use splitrail_telemetry::Metrics;
 

@@ -24,7 +24,6 @@ pub mod unread;
 
 pub mod admin;
 pub mod assemble;
-pub mod config;
 pub mod core;
 pub mod cut;
 pub mod engine_client;

@@ -15,7 +15,6 @@ use tokio_util::sync::CancellationToken;
 pub use splitrail_settings::process::write_whole;
 
 use crate::admin::{self, Admin};
-use crate::config::{Events, Listen};
 use crate::core::Core;
 use crate::fleet::Fleet;
 use crate::fleet::attach::FleetDoor;
@@ -23,6 +22,7 @@ use crate::ingress::door::Routes;
 use crate::ingress::{grpc, http, listener};
 use crate::ledger::summary::Summary;
 use crate::reload::Reload;
+use splitrail_config::{Events, Listen};
 
 /// A router that is bound and serves.
 pub struct Running {

@@ -10,7 +10,6 @@ use http::HeaderValue;
 
 use crate::api::steering::Steering;
 use crate::api::{Endpoint, JsonObject};
-use crate::config::model::RequestFlow;
 use crate::core::Core;
 use crate::error::{Error, Kind};
 use crate::flow::answer::Begun;
@@ -25,6 +24,7 @@ use crate::reply::detail::Detail;
 use crate::reply::merge::{self, Events, Places};
 use crate::text::push_number;
 use crate::unread::{Unread, UnreadRoom};
+use splitrail_config::model::RequestFlow;
 use splitrail_telemetry::clock::unix_ms;
 
 pub mod explain;

@@ -12,8 +12,8 @@ use bytes::Bytes;
 use prometheus::IntCounterVec;
 use tokio::sync::{OnceCell, OwnedSemaphorePermit, Semaphore};
 
-use crate::config::model::Limits;
 use crate::error::{Error, Kind};
+use splitrail_config::model::Limits;
 
 /// Bytes of a reply that need no room: many small replies wait for nothing.
 const FREE_BYTES: usize = 256 << 10;

@@ -5,7 +5,7 @@
 use std::time::Duration;
 
 use serde_json::{Value, json};
-use splitrail_router::config::model::{KubernetesDiscovery, Role};
+use splitrail_config::model::{KubernetesDiscovery, Role};
 use splitrail_router::fleet::discovery::{Found, Tally, kubernetes};
 use splitrail_telemetry::Metrics;
 use tokio::sync::mpsc;

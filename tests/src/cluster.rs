@@ -5,7 +5,6 @@ use std::time::{Duration, Instant};
 
 use serde_json::Value;
 use splitrail_router::assemble::assemble;
-use splitrail_router::config;
 use splitrail_router::run::{Running, wait_ready};
 use splitrail_sim::write_tokenizer;
 use splitrail_sim::{KvConnector, Role, SharedStorage, SimConfig, SimEngine};
@@ -129,7 +128,7 @@ impl Cluster {
         let yaml = yaml(&spec, &engines, &tokenizer);
         let file = files.path().join(CONFIG);
         std::fs::write(&file, &yaml).expect("a configuration file");
-        let loaded = config::load(&file);
+        let loaded = splitrail_config::load(&file);
         let loaded = loaded.unwrap_or_else(|problems| panic!("{problems}\n{yaml}"));
         let listen = loaded.config.listen.clone();
         let core = assemble(loaded.config).expect("a core");

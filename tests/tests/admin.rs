@@ -5,7 +5,6 @@ use std::path::Path;
 
 use serde_json::{Value, json};
 use splitrail_router::assemble::assemble;
-use splitrail_router::config;
 use splitrail_router::run::Running;
 use splitrail_sim::{SimConfig, SimEngine};
 use splitrail_tests::client::Reply;
@@ -163,7 +162,7 @@ async fn a_web_page_can_neither_change_nor_read_anything() {
 async fn router(folder: &Path, yaml: &str) -> (Running, Client) {
     let file = folder.join("c.yaml");
     std::fs::write(&file, yaml).unwrap();
-    let config = config::load(&file).unwrap().config;
+    let config = splitrail_config::load(&file).unwrap().config;
     let listen = config.listen.clone();
     let core = assemble(config).unwrap();
     let running = Running::start_from(Some(file), core, &listen).await.unwrap();
@@ -215,7 +214,7 @@ async fn p23_the_running_configuration_is_shown_as_one_and_without_secrets() {
     let shown = cluster.admin.get("/admin/config").await;
     let text = shown.text();
     assert!(!text.contains(KEY) && text.contains("engine.key"), "{text}");
-    let again = config::parse("shown.json", &text, Path::new("/nowhere")).unwrap().config;
+    let again = splitrail_config::parse("shown.json", &text, Path::new("/nowhere")).unwrap().config;
     let running = cluster.running.core().serving();
     assert_eq!(
         serde_json::to_value(&again).unwrap(),

@@ -3,7 +3,7 @@
 #![allow(missing_docs, clippy::unwrap_used)]
 
 use serde_json::{Value, json};
-use splitrail_router::config::model::Worker as WorkerConfig;
+use splitrail_config::model::Worker as WorkerConfig;
 use splitrail_router::fleet::Source;
 use splitrail_sim::{FaultKind, Role, SimConfig, SimEngine};
 use splitrail_tests::Spec;

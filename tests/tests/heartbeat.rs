@@ -20,7 +20,6 @@ use serde_json::{Value, json};
 use splitrail_proto::v1;
 use splitrail_proto::v1::generate_request::Prompt;
 use splitrail_router::assemble::assemble;
-use splitrail_router::config;
 use splitrail_router::run::Running;
 use splitrail_sim::write_tokenizer;
 use splitrail_tests::Client;
@@ -81,7 +80,8 @@ models:
             let mut runtime = tokio::runtime::Builder::new_current_thread();
             let runtime = runtime.enable_all().event_interval(1).build().unwrap();
             runtime.block_on(async {
-                let loaded = config::load(&file).unwrap_or_else(|problems| panic!("{problems}"));
+                let loaded =
+                    splitrail_config::load(&file).unwrap_or_else(|problems| panic!("{problems}"));
                 let listen = loaded.config.listen.clone();
                 let core = assemble(loaded.config).unwrap();
                 let running = Running::start_from(Some(file), core, &listen).await.unwrap();

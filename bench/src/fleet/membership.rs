@@ -4,8 +4,8 @@
 use std::hint::black_box;
 use std::time::Instant;
 
-use splitrail_router::config::model::Role;
-use splitrail_router::config::model::Worker as WorkerConfig;
+use splitrail_config::model::Role;
+use splitrail_config::model::Worker as WorkerConfig;
 use splitrail_router::fleet::pool::rank_key;
 use splitrail_router::fleet::{Roster, Source};
 use splitrail_policy::Leg;

@@ -3,7 +3,6 @@
 use std::sync::Arc;
 
 use splitrail_router::assemble::assemble;
-use splitrail_router::config;
 use splitrail_router::fleet::Served;
 use splitrail_sim::write_tokenizer;
 use splitrail_router::run::Running;
@@ -33,7 +32,7 @@ impl Router {
         write_tokenizer(files.path())?;
         let any = "127.0.0.1:0".parse()?;
         let yaml = yaml([any; 3], block_size);
-        let loaded = config::parse("bench.yaml", &yaml, files.path());
+        let loaded = splitrail_config::parse("bench.yaml", &yaml, files.path());
         let config = loaded.map_err(|problems| problems.to_string())?.config;
         let listen = config.listen.clone();
         let running = Running::start(assemble(config)?, &listen).await?;

@@ -12,6 +12,7 @@ pub mod json;
 pub mod mooncake;
 pub mod nixl;
 pub mod sglang;
+pub mod template_kwargs;
 pub mod threshold_reply;
 pub mod usage;
 pub mod vllm;

@@ -21,7 +21,7 @@ use std::path::Path;
 use serde_json::{Map, Value};
 use splitrail_kv::Chain;
 
-pub use request::{ChatRequestView, is_control_kwarg};
+pub use request::ChatRequestView;
 pub use template::ContentFormat;
 pub use tokenizer::{LoadError, TokenizeError, Tokenizer};
 

@@ -3,38 +3,13 @@
 use std::borrow::Cow;
 
 use serde_json::{Map, Value};
+use splitrail_engine::template_kwargs::is_control_kwarg;
 
 use super::PromptError;
 use super::normalise::plain_numbers;
 
 /// The values of `reasoning_effort` that the engine takes.
 const EFFORTS: [&str; 7] = ["none", "minimal", "low", "medium", "high", "xhigh", "max"];
-
-/// Template arguments that are not variables of the template but parameters of
-/// the code around it; a client that sets one gets another path.
-const CONTROL_KWARGS: [&str; 15] = [
-    "chat_template",
-    "conversation",
-    "documents",
-    "max_length",
-    "messages",
-    "padding",
-    "raise_exception",
-    "return_assistant_tokens_mask",
-    "return_dict",
-    "return_tensors",
-    "strftime_now",
-    "tokenize",
-    "tokenizer_kwargs",
-    "tools",
-    "truncation",
-];
-
-/// Whether an argument of this name steers the engine instead of reaching the template.
-#[must_use]
-pub fn is_control_kwarg(name: &str) -> bool {
-    CONTROL_KWARGS.contains(&name)
-}
 
 /// Names that Jinja2 defines itself: arguments of these names are dropped.
 const JINJA_GLOBALS: [&str; 6] = ["cycler", "dict", "joiner", "lipsum", "namespace", "range"];

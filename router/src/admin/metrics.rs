@@ -10,13 +10,13 @@ use prometheus::IntGaugeVec;
 use splitrail_kv::Tier;
 
 use super::Admin;
-use crate::config::model::{HitThreshold, RequestFlow};
 use crate::core::Core;
 use crate::fleet::Served;
 use crate::fleet::Worker;
 use crate::fleet::offers::TOKENIZER;
 use crate::fleet::parity::Parity;
 use crate::fleet::state::State;
+use splitrail_config::model::{HitThreshold, RequestFlow};
 use splitrail_policy::Leg;
 use splitrail_policy::threshold::DEFAULT_THRESHOLD_RATIO;
 

@@ -6,8 +6,8 @@ use http::header::CONTENT_TYPE;
 use http::{HeaderValue, StatusCode};
 use serde_json::{Value, json};
 
-use crate::config::Problem;
 use crate::reload::problem_json;
+use splitrail_config::Problem;
 
 /// A refusal: the front door's error object, and what an operator may want to know beside it.
 pub(super) struct Refusal {

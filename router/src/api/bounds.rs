@@ -6,8 +6,8 @@ use serde_json::value::RawValue;
 
 use super::json::JsonObject;
 use super::list::{self, Fault};
-use crate::config::model::Limits;
 use crate::error::Error;
+use splitrail_config::model::Limits;
 
 /// Members that ask for a number of output tokens.
 const OUTPUT_TOKENS: [&str; 4] =

@@ -7,8 +7,8 @@ use serde_json::value::RawValue;
 use super::json::JsonObject;
 use super::list::{self, Fault};
 use super::request::{Endpoint, check_messages};
-use crate::config::model::Limits;
 use crate::error::Error;
+use splitrail_config::model::Limits;
 
 /// Checks the members that say what is to be done.
 ///

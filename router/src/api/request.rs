@@ -10,9 +10,9 @@ use super::list::{self, Fault};
 use super::sampling::Sampling;
 use super::sanitise::Removed;
 use super::{bounds, errand, responses, sanitise};
-use crate::config::model::Limits;
 use crate::error::{Error, Kind};
 use crate::memory_budget::{Memory, Meter};
+use splitrail_config::model::Limits;
 
 /// An endpoint that reaches engines.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]

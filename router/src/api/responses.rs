@@ -10,8 +10,8 @@ use serde_json::value::RawValue;
 
 use super::json::JsonObject;
 use super::request::{Prompt, check_length};
-use crate::config::model::Limits;
 use crate::error::Error;
+use splitrail_config::model::Limits;
 
 /// Tools that the client runs. Engines run others by themselves, in further turns.
 const CLIENT_TOOLS: [&str; 3] = ["function", "custom", "namespace"];

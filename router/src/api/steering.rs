@@ -7,8 +7,8 @@ use std::time::{Duration, Instant};
 use http::header::{HeaderMap, HeaderName};
 
 use super::request::check_threshold;
-use crate::config::model::{Model, RequestFlow};
 use crate::error::Error;
+use splitrail_config::model::{Model, RequestFlow};
 
 /// What the names of all headers begin with that steer a request.
 const PREFIX: &str = "x-splitrail-";

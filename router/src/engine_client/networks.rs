@@ -4,7 +4,7 @@
 use std::net::IpAddr;
 use std::sync::{Arc, OnceLock};
 
-use crate::config::model::Network;
+use splitrail_config::model::Network;
 
 /// The networks in which a worker may be.
 #[derive(Clone, Debug)]
@@ -65,7 +65,7 @@ pub fn literal(host: &str) -> Option<IpAddr> {
 #[allow(clippy::unwrap_used)]
 mod tests {
     use super::*;
-    use crate::config::model::FleetConfig;
+    use splitrail_config::model::FleetConfig;
 
     fn networks(list: &[&str]) -> Networks {
         let parsed: Vec<Network> = list.iter().map(|text| text.parse().unwrap()).collect();

@@ -15,7 +15,7 @@ use splitrail_kv::{BlockHash, Recent, RecentConfig, RecentOverlaps};
 
 use super::pool::rank_key;
 use super::worker::Worker;
-use crate::config::model::AssumedConfig;
+use splitrail_config::model::AssumedConfig;
 
 /// The guesses about a model's workers.
 #[derive(Debug)]

@@ -37,7 +37,6 @@ pub use blocks::{Blocks, Fault, RANKS_MAX};
 use tokens::Tokens;
 
 use super::Fleet;
-use crate::config::model::{ClientWorkers, Events, FleetConfig};
 use crate::fleet::Cluster;
 use crate::text::random_id;
 use connection::Peer;
@@ -45,6 +44,7 @@ use credentials::Allowed;
 use inbound::Inbound;
 use seats::{Newcomer, Outbound, Seated, Seats};
 use session::Session;
+use splitrail_config::model::{ClientWorkers, Events, FleetConfig};
 use tls::Certificates;
 
 /// Longest message of a shim, in bytes: theirs tell of some thousands of blocks each.

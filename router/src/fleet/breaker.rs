@@ -5,7 +5,7 @@ use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-use crate::config::model::BreakerConfig;
+use splitrail_config::model::BreakerConfig;
 
 /// How much longer than configured a breaker stays open at most.
 const LONGEST: u32 = 16;

@@ -3,7 +3,7 @@
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Instant;
 
-use crate::config::model::ThresholdConfig;
+use splitrail_config::model::ThresholdConfig;
 use splitrail_policy::threshold::DEFAULT_THRESHOLD_RATIO;
 use splitrail_policy::threshold::{Learned, Offer, Threshold, Verdict, Way};
 

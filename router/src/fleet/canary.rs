@@ -22,13 +22,13 @@ mod prompt;
 use super::claims::Source;
 use super::parity::{Cause, Parity, State};
 use super::worker::Worker;
-use crate::config::model::Flow;
 use crate::fleet::Cluster;
 use crate::fleet::Served;
 use crate::text::random_id;
 use ask::{Refused, Reply};
 use diagnose::{Blocks, Verdict};
 use prompt::Prompt;
+use splitrail_config::model::Flow;
 
 /// Between two looks at whether something has become true.
 const GLANCE: Duration = Duration::from_millis(10);

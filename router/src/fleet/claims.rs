@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use serde::Serialize;
 
-use crate::config::model::Worker as WorkerConfig;
+use splitrail_config::model::Worker as WorkerConfig;
 
 /// Who says that a worker is there. The first of those that name a worker leads: its word
 /// counts, the others fill what it leaves out. A shim leads only where no operator has written

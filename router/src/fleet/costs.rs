@@ -12,7 +12,7 @@ use std::time::Instant;
 use serde::Serialize;
 use tokio::sync::Notify;
 
-use crate::config::model::CostsConfig;
+use splitrail_config::model::CostsConfig;
 use splitrail_policy::Coefficients;
 use splitrail_policy::learn::{BusyShare, Evidence, Learner};
 

@@ -18,7 +18,7 @@ pub mod kubernetes;
 
 use super::claims::Source as Origin;
 use super::keeper::Fleet;
-use crate::config::model::{Discovery, Model, Worker};
+use splitrail_config::model::{Discovery, Model, Worker};
 use splitrail_telemetry::Metrics;
 
 /// The most workers that one source may find; what is beyond is left out, loudly.

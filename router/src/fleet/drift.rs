@@ -17,8 +17,8 @@ mod policy;
 pub use policy::{Direction, Measured, Past, Step, Verdict, judge};
 
 use super::worker::Worker;
-use crate::config::model::DriftConfig;
 use crate::fleet::Served;
+use splitrail_config::model::DriftConfig;
 
 /// The reason of such resyncs in `splitrail_index_resyncs_total`.
 pub const RESYNC_REASON: &str = "drift";

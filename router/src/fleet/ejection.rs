@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use crate::config::model::EjectionConfig;
+use splitrail_config::model::EjectionConfig;
 
 /// What a worker has done since the last look.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]

@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 use splitrail_engine::dialect::Dialect;
 
 use super::breaker::Breaker;
-use crate::config::model::BreakerConfig;
+use splitrail_config::model::BreakerConfig;
 
 /// One reply without a place for it is enough, unless the one before it had one. Then a request tries whether that is still so,
 /// and after each that finds it so, the next one waits twice as long.

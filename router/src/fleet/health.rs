@@ -11,8 +11,8 @@ use super::ejection::{Record, lasts, outliers};
 use super::roster::Roster;
 use super::state::{Event, State};
 use super::worker::Worker;
-use crate::config::model::{EjectionConfig, Role};
 use crate::fleet::Served;
+use splitrail_config::model::{EjectionConfig, Role};
 
 /// Between two looks at whether somebody's time is over.
 const TICK: Duration = Duration::from_millis(100);

@@ -6,7 +6,7 @@ use std::net::{IpAddr, Ipv4Addr};
 
 use http::uri::Authority;
 
-use crate::config::model::Network;
+use splitrail_config::model::Network;
 
 /// The hosts of one model's fleet.
 #[derive(Debug)]

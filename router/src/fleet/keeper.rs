@@ -12,9 +12,9 @@ use super::follow::{Tasks, follow};
 use super::state::Event;
 use super::worker::Worker;
 use super::{discovery, health};
-use crate::config::model::{Model, Worker as WorkerConfig};
 use crate::fleet::Cluster;
 use crate::fleet::{Served, Serving};
+use splitrail_config::model::{Model, Worker as WorkerConfig};
 
 /// Why a worker cannot be let in.
 #[derive(Debug, PartialEq, Eq, thiserror::Error)]

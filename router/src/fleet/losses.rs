@@ -7,9 +7,9 @@ use std::time::Instant;
 
 use splitrail_kv::BlockHash;
 
-use crate::config::model::LossConfig;
 use crate::fleet::Pool;
 use crate::ledger::decisions::Decision;
+use splitrail_config::model::LossConfig;
 use splitrail_policy::loss::{Loss, LossWindow, Reach, Stream};
 
 /// A model's losses.

@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 
 use super::breaker::Breaker;
 use crate::api::Endpoint;
-use crate::config::model::BreakerConfig;
+use splitrail_config::model::BreakerConfig;
 
 /// How long a worker is spared what it was seen not to have: it may come back started
 /// otherwise.

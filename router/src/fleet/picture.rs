@@ -14,7 +14,7 @@ use super::ranks::Rank;
 use super::roster::Roster;
 use super::told::Others;
 use super::worker::Worker;
-use crate::config::model::BusyConfig;
+use splitrail_config::model::BusyConfig;
 use splitrail_policy::{Candidate, Leg};
 
 /// What is known of one prompt at one instant.

@@ -16,9 +16,9 @@ use super::picture::Picture;
 use super::roster::Roster;
 use super::waiting::Waiting;
 use super::worker::Worker;
-use crate::config::model::{AssumedConfig, BusyConfig, Model};
 use crate::fleet::losses::Losses;
 use crate::ledger::veto::VetoReason;
+use splitrail_config::model::{AssumedConfig, BusyConfig, Model};
 use splitrail_policy::{Candidate, Leg};
 
 thread_local! {
@@ -304,7 +304,7 @@ mod tests {
 
     #[test]
     fn overlap_is_believed_only_while_events_come_in_and_the_worker_agrees() {
-        let config: crate::config::model::Worker = serde_json::from_str(
+        let config: splitrail_config::model::Worker = serde_json::from_str(
             r#"{"id": "w", "role": "both", "url": "http://w:1", "kv_events": "tcp://w:2"}"#,
         )
         .unwrap();
@@ -350,7 +350,7 @@ mod tests {
 
     /// A pool of one worker with events, its worker, and a prompt of three blocks.
     fn assuming(config: AssumedConfig) -> (Pool, Arc<Worker>, Vec<BlockHash>) {
-        let worker: crate::config::model::Worker = serde_json::from_str(
+        let worker: splitrail_config::model::Worker = serde_json::from_str(
             r#"{"id": "w", "role": "both", "url": "http://w:1", "kv_events": "tcp://w:2"}"#,
         )
         .unwrap();

@@ -14,7 +14,6 @@ use super::plan::LocalReason;
 use crate::api::Endpoint;
 use crate::api::request::Options;
 use crate::api::steering::Urgency;
-use crate::config::model::{GateKind, RequestFlow};
 use crate::engine_client::{EngineClient, Envelope, Late};
 use crate::error::{Error, Kind};
 use crate::fleet::Served;
@@ -26,6 +25,7 @@ use crate::name::Name;
 use crate::prepare::{Preparer, Unit};
 use crate::text::random_id;
 use crate::unread::Unread;
+use splitrail_config::model::{GateKind, RequestFlow};
 
 /// What the prompts of one request share.
 pub struct Context {

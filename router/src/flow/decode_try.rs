@@ -15,11 +15,11 @@ use super::gate::{self, Gate, Need, Verdict, judge};
 use super::place::{Placed, Wish, computed, place, sent};
 use super::plan::{Plan, Then};
 use crate::api::Endpoint;
-use crate::config::model::Model;
 use crate::error::{Error, Kind};
 use crate::fleet::Worker;
 use crate::ledger::decisions::DecisionHandle;
 use crate::prepare::Unit;
+use splitrail_config::model::Model;
 use splitrail_policy::Leg;
 
 /// What came of trying decode first.

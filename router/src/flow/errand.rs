@@ -13,7 +13,6 @@ use super::attempts::Attempts;
 use super::context::{Context, attempt, book, expected, within};
 use super::place::{Placed, Wish, place, place_in_turn};
 use crate::api::Endpoint;
-use crate::config::model::RequestFlow;
 use crate::engine_client::{Envelope, Shape};
 use crate::error::{Error, Kind};
 use crate::fleet::Served;
@@ -24,6 +23,7 @@ use crate::ledger::entry::Told;
 use crate::ledger::leg::{LegFacts, LegKind};
 use crate::ledger::veto::VetoReason;
 use crate::prepare::Unit;
+use splitrail_config::model::RequestFlow;
 use splitrail_policy::Leg;
 
 /// Replies from this length on are read off the reactor.

@@ -17,7 +17,6 @@ use super::plan::{Facts, LocalReason, Plan, Then, plan};
 use super::weigh::{Weighed, is_open, learned_ratio, weigh};
 use crate::api::Endpoint;
 use crate::api::steering::Steering;
-use crate::config::model::{Connector, Model, OnNoPrefill, Policy, RequestFlow};
 use crate::error::Error;
 use crate::fleet::Served;
 use crate::fleet::{Exclusion, Roster};
@@ -25,6 +24,7 @@ use crate::ledger::decisions::CandidateRecord;
 use crate::ledger::decisions::WeighedRecord;
 use crate::ledger::veto::VetoReason;
 use crate::prepare::{Prepared, Unit};
+use splitrail_config::model::{Connector, Model, OnNoPrefill, Policy, RequestFlow};
 use splitrail_policy::{Candidate, Choice, Leg, pick};
 use splitrail_telemetry::clock::unix_ms;
 

@@ -5,7 +5,7 @@
 
 use splitrail_kv::BlockHash;
 
-use crate::config::model::{Gate as Settings, GateKind};
+use splitrail_config::model::{Gate as Settings, GateKind};
 
 /// Who decides.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -5,10 +5,10 @@ use std::time::Instant;
 use splitrail_engine::nixl::PREFILL_PARAMS_JSON;
 
 use crate::api::{Endpoint, JsonObject};
-use crate::config::model::Connector;
 use crate::fleet::Served;
 use crate::fleet::{Exclusion, Pool, Worker};
 use crate::ledger::veto::VetoReason;
+use splitrail_config::model::Connector;
 use splitrail_policy::Leg;
 
 /// The member in which vLLM's connectors talk.

@@ -18,7 +18,6 @@ use super::hand_off::{Carried, Lead, RoomMembers};
 use super::place::{Placed, Wish, computed, place, sent};
 use super::plan::LocalReason;
 use super::prefill::{self, Said, Tries, not_handed_over, without_prefill};
-use crate::config::model::Connector;
 use crate::engine_client::{Envelope, Parcel};
 use crate::error::{Error, Fault, Kind};
 use crate::fleet::bootstrap::{Bootstrap, Engine};
@@ -28,6 +27,7 @@ use crate::ledger::leg::{LegFacts, LegKind};
 use crate::ledger::veto::VetoReason;
 use crate::prepare::Unit;
 use crate::reply::relay::Account;
+use splitrail_config::model::Connector;
 use splitrail_policy::Leg;
 
 /// An answer that has begun needs the prefill engine no more: only its count of cached

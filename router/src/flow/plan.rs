@@ -1,7 +1,7 @@
 //! Which legs a request needs: a pure function.
 
 use crate::api::request::Options;
-use crate::config::model::{Connector, HitThreshold, Model, RequestFlow};
+use splitrail_config::model::{Connector, HitThreshold, Model, RequestFlow};
 use splitrail_policy::threshold::DEFAULT_THRESHOLD_RATIO;
 
 /// What is known of a request when its legs are planned.
@@ -185,7 +185,7 @@ mod tests {
         let text = "models: [{ name: m, tokenizer: { kind: none }, flow: prefill_first, \
              connector: nixl, block_size: 16, local_prefill_max_tokens: 32, workers: [\
              { id: p, role: prefill, url: 'http://p:1' }, { id: d, role: decode, url: 'http://d:1' }]}]";
-        let loaded = crate::config::parse("test.yaml", text, std::path::Path::new("."));
+        let loaded = splitrail_config::parse("test.yaml", text, std::path::Path::new("."));
         loaded.unwrap_or_else(|problems| panic!("{problems}")).config.models.remove(0)
     }
 

@@ -20,7 +20,6 @@ use super::place::{Placed, Wish, computed, place_in_turn, sent};
 use super::plan::LocalReason;
 use super::staged::Staged;
 use crate::api::{Endpoint, JsonObject, Parts};
-use crate::config::model::{Connector, OnNoPrefill};
 use crate::engine_client::{Envelope, Parcel, Peer, Shape};
 use crate::error::{Error, Fault, Kind};
 use crate::fleet::Served;
@@ -31,6 +30,7 @@ use crate::ledger::leg::{LegFacts, LegKind};
 use crate::ledger::veto::VetoReason;
 use crate::prepare::Unit;
 use crate::reply::dialect;
+use splitrail_config::model::{Connector, OnNoPrefill};
 use splitrail_policy::Leg;
 use splitrail_telemetry::clock::unix_ms;
 

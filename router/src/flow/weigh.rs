@@ -3,11 +3,11 @@
 
 use std::time::Instant;
 
-use crate::config::model::{HitThreshold, RequestFlow};
 use crate::fleet::Served;
 use crate::flow::place::query;
 use crate::ledger::decisions::{DecisionHandle, WeighedRecord};
 use crate::prepare::Unit;
+use splitrail_config::model::{HitThreshold, RequestFlow};
 use splitrail_policy::Leg;
 use splitrail_policy::threshold::{Offer, Verdict};
 

@@ -11,10 +11,10 @@ use bytes::Bytes;
 use http_body::{Body, Frame, SizeHint};
 use tokio::time::{Instant, Sleep, sleep_until};
 
-use crate::config::model::Limits;
 use crate::core::Core;
 use crate::error::{Error, Kind};
 use crate::memory_budget::Charge;
+use splitrail_config::model::Limits;
 
 /// Room that is made for a body on its word, before its bytes are there.
 pub(super) const RESERVED_MAX_BYTES: usize = 128 << 10;

@@ -19,8 +19,8 @@ use super::guarded::{Guarded, RefusedFor};
 use super::pulse::{Cut, Patience, Pulse, Watch};
 use super::streams::Streams;
 use super::wire::Protocol;
-use crate::config::model::Limits;
 use crate::unread::{RoomBounds, UnreadRoom};
+use splitrail_config::model::Limits;
 
 /// What the HTTP library counts by itself, without a loss.
 const HTTP1_HEADERS: usize = 100;

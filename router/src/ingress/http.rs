@@ -27,7 +27,6 @@ use crate::admission::ShareKey;
 use crate::api::Endpoint;
 use crate::api::request::unknown_model;
 use crate::api::steering::Steering;
-use crate::config::model::Limits;
 use crate::core::Core;
 use crate::error::{Error, Kind};
 use crate::fleet::{Named, Serving};
@@ -37,6 +36,7 @@ use crate::prepare::Payload;
 use crate::reply::sse::put_data;
 use crate::service::{Call, Reply, ReplyBody, Scope, serve};
 use crate::unread::UnreadRoom;
+use splitrail_config::model::Limits;
 
 const X_ROUTE: HeaderName = HeaderName::from_static("x-splitrail-route");
 const SERVER_TIMING: HeaderName = HeaderName::from_static("server-timing");

@@ -13,8 +13,8 @@ use tokio_util::sync::CancellationToken;
 use super::addresses::Addresses;
 use super::connection::{self, Bounds, Common};
 use super::door::Routes;
-use crate::config::model::Limits;
 use crate::core::Core;
+use splitrail_config::model::Limits;
 use splitrail_telemetry::LogThrottle;
 
 /// How long accepting pauses when the system has no room for another socket.

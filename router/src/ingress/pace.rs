@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use tokio::time::Instant;
 
-use crate::config::model::Limits;
+use splitrail_config::model::Limits;
 
 /// How a client has to take what is sent to it.
 #[derive(Clone, Copy, Debug)]

@@ -12,7 +12,7 @@ use tokio::time::Instant;
 
 use super::pace::{Seen, Slow, Taking, Waiting};
 use super::wire::Offence;
-use crate::config::model::Limits;
+use splitrail_config::model::Limits;
 
 /// Why the router closes a connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

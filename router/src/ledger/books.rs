@@ -4,7 +4,7 @@ use splitrail_telemetry::Metrics;
 
 use super::lines::Lines;
 use super::recorder::Recorder;
-use crate::config::Config;
+use splitrail_config::Config;
 
 /// The files to which ended requests are written.
 pub struct Books {

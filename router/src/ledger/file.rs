@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 
 use splitrail_settings::process::PRIVATE_MODE;
 
-use crate::config::Rotate;
+use splitrail_config::Rotate;
 
 /// The file that lines go to now. Full ones are beside it: `PATH.1` is the newest.
 #[derive(Debug)]

@@ -13,7 +13,7 @@ use tokio::sync::mpsc;
 use tokio_util::sync::CancellationToken;
 
 use super::file::LedgerFile;
-use crate::config::Rotate;
+use splitrail_config::Rotate;
 use splitrail_telemetry::LogThrottle;
 use splitrail_telemetry::clock::unix_ms;
 

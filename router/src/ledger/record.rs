@@ -8,9 +8,9 @@ use splitrail_kv::Tier;
 
 use super::entry::{Entry, Told};
 use super::leg::{Figures, LegFacts, LegKind, Origin};
-use crate::config::model::CachedTokensFallback;
 use crate::ledger::entry::Cached;
 use crate::name::Name;
+use splitrail_config::model::CachedTokensFallback;
 
 /// A request, as one line of the ledger file.
 #[derive(Clone, Debug, Serialize)]

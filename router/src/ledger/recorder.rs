@@ -9,8 +9,8 @@ use splitrail_kv::BlockHash;
 
 use super::decisions::Decision;
 use super::lines::Lines;
-use crate::config::RecordConfig;
 use crate::ledger::stages::StageTimes;
+use splitrail_config::RecordConfig;
 
 /// Where decisions are written down.
 #[derive(Debug)]

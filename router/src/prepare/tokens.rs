@@ -6,10 +6,10 @@ use splitrail_kv::{BlockHash, Chain};
 
 use crate::api::request::Prompt;
 use crate::api::{JsonObject, strict};
-use crate::config::model::Limits;
 use crate::error::Error;
 use crate::fleet::Served;
 use crate::memory_budget::Meter;
+use splitrail_config::model::Limits;
 use splitrail_prompt::{
     ChatRequestView, Extent, PromptError, PromptModel, messages, request, responses,
 };

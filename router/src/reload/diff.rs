@@ -6,7 +6,7 @@ use std::fmt;
 use serde::Serialize;
 use serde_json::{Map, Value};
 
-use crate::config::Config;
+use splitrail_config::Config;
 
 /// One value that is another now. Secrets are references in a configuration, never values.
 #[derive(Clone, Debug, PartialEq, Serialize)]
@@ -74,10 +74,9 @@ mod tests {
     use std::path::Path;
 
     use super::*;
-    use crate::config;
 
     fn config(text: &str) -> Config {
-        config::parse("c.yaml", text, Path::new("")).unwrap().config
+        splitrail_config::parse("c.yaml", text, Path::new("")).unwrap().config
     }
 
     const BEFORE: &str = "

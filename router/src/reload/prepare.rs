@@ -5,10 +5,10 @@ use std::path::Path;
 use super::diff::changes;
 use super::report::Report;
 use crate::assemble::{AssembleError, reassemble};
-use crate::config::{self, Problem, Problems, Source};
 use crate::core::Core;
 use crate::fleet::Serving;
 use crate::fleet::keeper::ClaimError;
+use splitrail_config::{Problem, Problems, Source};
 
 /// Why a reload has changed nothing.
 #[derive(Debug, thiserror::Error)]
@@ -79,7 +79,7 @@ pub(super) fn prepare(
     core: &Core,
     before: &Serving,
 ) -> Result<(Serving, Report), Refused> {
-    let loaded = config::load(file)?;
+    let loaded = splitrail_config::load(file)?;
     let changes = changes(&before.config, &loaded.config);
     let fixed = changes.iter().filter_map(|change| {
         let keys: Vec<&str> = change.path.split('.').collect();

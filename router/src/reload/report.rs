@@ -3,8 +3,8 @@
 use serde_json::{Value, json};
 
 use super::diff::Change;
-use crate::config::Problem;
 use crate::fleet::Serving;
+use splitrail_config::Problem;
 
 /// What a reload has changed.
 #[derive(Clone, Debug)]

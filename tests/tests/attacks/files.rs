@@ -210,7 +210,7 @@ fn the_router_of_the_kubernetes_example_is_warned_of_clear_text_only() {
     let here = files.path().display().to_string();
     let text =
         text.replace("/models/qwen3-8b", &here).replace("/run/secrets/splitrail-fleet", &here);
-    let loaded = splitrail_router::config::parse("splitrail.yaml", &text, files.path());
+    let loaded = splitrail_config::parse("splitrail.yaml", &text, files.path());
     let warnings = loaded.unwrap_or_else(|problems| panic!("{problems}")).warnings;
     assert_eq!(warnings.len(), 1, "{warnings:?}");
     assert!(warnings[0].message.contains("travels in clear text"), "{warnings:?}");

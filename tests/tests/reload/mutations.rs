@@ -2,7 +2,6 @@
 
 use std::sync::Arc;
 
-use splitrail_router::config;
 use splitrail_tests::books::Dice;
 use splitrail_tests::{Cluster, Spec};
 
@@ -83,7 +82,7 @@ async fn p23_a_mutated_file_is_taken_over_whole_or_changes_nothing() {
         let before = core.serving();
         let rosters: Vec<_> = before.models.iter().map(|served| served.pool.roster()).collect();
         let reply = cluster.reload(&yaml).await;
-        let (now, valid) = (core.serving(), config::load(&file));
+        let (now, valid) = (core.serving(), splitrail_config::load(&file));
         if reply.status == 200 {
             taken += 1;
             let config = valid.expect("what is taken over is valid").config;

@@ -94,7 +94,7 @@ async fn nothing_is_reloaded_while_draining_or_without_a_file() {
 models: [ { name: m, flow: aggregated, tokenizer: { kind: none },
             workers: [ { id: w, role: both, url: \"http://127.0.0.1:1\" } ] } ]";
     let folder = tempfile::tempdir().unwrap();
-    let config = splitrail_router::config::parse("x.yaml", yaml, folder.path()).unwrap().config;
+    let config = splitrail_config::parse("x.yaml", yaml, folder.path()).unwrap().config;
     let listen = config.listen.clone();
     let core = splitrail_router::assemble::assemble(config).unwrap();
     let running = splitrail_router::run::Running::start(core, &listen).await.unwrap();

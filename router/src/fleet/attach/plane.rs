@@ -25,8 +25,8 @@ use tokio::task::{AbortHandle, JoinSet};
 use tokio::time::sleep;
 
 use super::House;
-use crate::config::model::NatsEvents;
 use slots::Slots;
+use splitrail_config::model::NatsEvents;
 
 /// Between two looks at which models are served.
 const LOOK: Duration = Duration::from_secs(1);

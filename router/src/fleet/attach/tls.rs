@@ -6,8 +6,8 @@ use std::time::{Duration, Instant};
 
 use rustls::ServerConfig;
 
-use crate::config::model::FleetTls;
-use crate::config::tls::{TlsFileError, TlsFiles};
+use splitrail_config::model::FleetTls;
+use splitrail_config::tls::{TlsFileError, TlsFiles};
 
 /// The files are read no more often than this, however many connect.
 const FRESH: Duration = Duration::from_secs(1);

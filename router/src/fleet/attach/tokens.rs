@@ -5,7 +5,7 @@ use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use super::credentials::Workers;
-use crate::config::model::{FleetConfig, Secret};
+use splitrail_config::model::{FleetConfig, Secret};
 
 /// The file is read no more often than this, however many call.
 const FRESH: Duration = Duration::from_secs(1);
@@ -50,7 +50,11 @@ impl Tokens {
 
     /// The workers that the value of an `authorization` header is for; `None` if it names no
     /// token that is accepted. How long that takes says nothing of any token but its length.
-    pub(super) fn accept(&self, authorization: Option<&[u8]>, now: Instant) -> Option<Vec<Workers>> {
+    pub(super) fn accept(
+        &self,
+        authorization: Option<&[u8]>,
+        now: Instant,
+    ) -> Option<Vec<Workers>> {
         const SCHEME: &[u8] = b"bearer ";
         self.look_again(now);
         let (scheme, given) = authorization.and_then(|value| value.split_at_checked(7))?;
@@ -101,7 +105,7 @@ pub(super) fn same(given: &[u8], known: &[u8]) -> bool {
 #[allow(clippy::unwrap_used)]
 mod tests {
     use super::*;
-    use crate::config::model::FleetToken;
+    use splitrail_config::model::FleetToken;
 
     #[test]
     fn every_line_is_accepted_and_a_new_file_replaces_them() {

@@ -14,8 +14,8 @@ use tokio::time::{sleep, timeout};
 mod known;
 
 use super::{Found, Tally, address, bounded};
-use crate::config::model::{AddressFamily, Discovery, DnsDiscovery, Worker};
 use known::{Answer, Known};
+use splitrail_config::model::{AddressFamily, Discovery, DnsDiscovery, Worker};
 use splitrail_telemetry::LogThrottle;
 
 /// A resolver that takes longer is out of order.

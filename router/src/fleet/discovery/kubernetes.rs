@@ -18,8 +18,8 @@ use tower::limit::RateLimitLayer;
 mod pods;
 
 use super::{Found, Tally};
-use crate::config::model::{Discovery, KubernetesDiscovery};
 use pods::Pods;
+use splitrail_config::model::{Discovery, KubernetesDiscovery};
 use splitrail_telemetry::LogThrottle;
 
 /// After this long the API server ends a watch, which then goes on: so a connection that died

@@ -2,7 +2,7 @@
 
 use std::time::Instant;
 
-use crate::config::model::DriftConfig;
+use splitrail_config::model::DriftConfig;
 
 /// What was measured of one worker since its index began: moving averages per reply.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]

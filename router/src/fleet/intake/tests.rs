@@ -11,7 +11,6 @@ use super::*;
 use std::time::Duration;
 
 use crate::assemble::assemble;
-use crate::config;
 use crate::fleet::Cluster;
 use crate::fleet::Served;
 use crate::fleet::Worker;
@@ -33,7 +32,7 @@ models:
 "
     );
     let folder = std::env::temp_dir();
-    let loaded = config::parse("test.yaml", &yaml, &folder);
+    let loaded = splitrail_config::parse("test.yaml", &yaml, &folder);
     let core = assemble(loaded.unwrap_or_else(|problems| panic!("{problems}")).config).unwrap();
     let cluster = Arc::clone(&core.cluster);
     let served = Arc::clone(&cluster.serving().models[0]);

@@ -7,9 +7,9 @@ use splitrail_kv::{
     chain_hashes,
 };
 
-use crate::config::model::AssumedConfig;
 use crate::fleet::pool::rank_key;
 use crate::fleet::{Booking, Pool};
+use splitrail_config::model::AssumedConfig;
 
 use super::*;
 

@@ -2,8 +2,8 @@
 
 use super::chat;
 use crate::api::{Endpoint, JsonObject};
-use crate::config::model::Model;
 use crate::flow::context::Context;
+use splitrail_config::model::Model;
 
 /// Members whose effect on a token depends on nothing but the tokens before it. A request
 /// with any other is not migrated.

@@ -8,9 +8,9 @@ use splitrail_proto::v1::generate_request::Prompt;
 use crate::api::json::{Builder, write_text};
 use crate::api::request::{Prompt as Asked, check_threshold};
 use crate::api::{Endpoint, JsonObject};
-use crate::config::model::Limits;
 use crate::error::{Error, Kind};
 use crate::prepare::{Made, Payload, is_harmless};
+use splitrail_config::model::Limits;
 
 /// Members that the message has a place for.
 const OWN_FIELDS: [&str; 19] = [

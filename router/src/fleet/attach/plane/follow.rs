@@ -19,7 +19,7 @@ use splitrail_proto::v1;
 use tokio::time::sleep;
 
 use super::Model;
-use crate::config::model::Storage;
+use splitrail_config::model::Storage;
 
 /// Messages that are asked for at once.
 const BATCH: usize = 128;

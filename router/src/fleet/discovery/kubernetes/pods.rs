@@ -8,9 +8,9 @@ use k8s_openapi::api::core::v1::{Container, Pod};
 use kube::ResourceExt;
 use kube::runtime::watcher::Event;
 
-use crate::config::PodPort;
-use crate::config::model::{KubernetesDiscovery, Role, Worker};
 use crate::fleet::discovery::{Found, WORKERS_MAX, address, bounded};
+use splitrail_config::PodPort;
+use splitrail_config::model::{KubernetesDiscovery, Role, Worker};
 
 /// A pod's own word for its ports.
 const KV_EVENTS: &str = "splitrail.io/kv-events-port";

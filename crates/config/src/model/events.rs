@@ -7,7 +7,7 @@ use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use splitrail_event_plane::config::{BrokerConfig, Login};
 
-use crate::config::scalar;
+use crate::scalar;
 
 /// How shims' words come to this router.
 #[derive(Clone, Debug, Deserialize, Serialize, JsonSchema)]
@@ -93,7 +93,7 @@ impl NatsEvents {
     }
 
     /// Makes the paths independent of where the process runs.
-    pub(in crate::config) fn anchor(&mut self, base_dir: &std::path::Path) {
+    pub(crate) fn anchor(&mut self, base_dir: &std::path::Path) {
         let mut broker = self.broker();
         broker.anchor(base_dir);
         (self.login, self.tls_ca) = (broker.login, broker.tls_ca);

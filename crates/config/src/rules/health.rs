@@ -1,8 +1,8 @@
 //! How workers are watched.
 
-use crate::config::problem::Report;
-use crate::config::scalar::parse_duration;
-use crate::config::tree::Node;
+use crate::problem::Report;
+use crate::scalar::parse_duration;
+use crate::tree::Node;
 
 /// Reports times in which nothing can be asked or judged.
 pub(super) fn check(model: &Node, path: &str, report: &mut Report) {

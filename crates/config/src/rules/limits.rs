@@ -1,11 +1,11 @@
 //! Bounds that leave room for something.
 
 use super::typed;
-use crate::config::model::Limits;
-use crate::config::problem::Report;
-use crate::config::scalar::parse_duration;
-use crate::config::tree::Node;
-use crate::config::words::shown;
+use crate::model::Limits;
+use crate::problem::Report;
+use crate::scalar::parse_duration;
+use crate::tree::Node;
+use crate::words::shown;
 
 /// Reports times in which no client could do its part, and bounds that exclude each other.
 pub(super) fn check(root: &Node, report: &mut Report) {

@@ -8,7 +8,7 @@ use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use super::{Network, Secret};
-use crate::config::scalar;
+use crate::scalar;
 
 /// How shims attach, and where workers may be that the file does not name.
 #[derive(Clone, Debug, Deserialize, Serialize, JsonSchema)]

@@ -5,11 +5,11 @@ use std::path::Path;
 
 use super::workers::Workers;
 use super::{typed, typed_or};
-use crate::config::endpoint;
-use crate::config::model::{Connector, Discovery, KubernetesDiscovery, Role};
-use crate::config::problem::{Place, Report};
-use crate::config::tree::{Node, Value};
-use crate::config::words::shown;
+use crate::endpoint;
+use crate::model::{Connector, Discovery, KubernetesDiscovery, Role};
+use crate::problem::{Place, Report};
+use crate::tree::{Node, Value};
+use crate::words::shown;
 
 mod labels;
 

@@ -7,9 +7,7 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use serde_json::Value;
-use splitrail_router::config::{
-    self, BlockSize, CachedTokensFallback, Connector, OnNoPrefill, Policy,
-};
+use splitrail_config::{BlockSize, CachedTokensFallback, Connector, OnNoPrefill, Policy};
 
 #[path = "fixtures/config/support.rs"]
 mod support;
@@ -25,13 +23,13 @@ models:
 ";
 
 fn repository() -> PathBuf {
-    Path::new(env!("CARGO_MANIFEST_DIR")).parent().unwrap().to_owned()
+    Path::new(env!("CARGO_MANIFEST_DIR")).ancestors().nth(2).unwrap().to_owned()
 }
 
 #[test]
 fn the_documentation_holds_the_reference_of_all_keys() {
     let document = fs::read_to_string(repository().join("docs/configuration.md")).unwrap();
-    let reference = config::reference_markdown();
+    let reference = splitrail_config::reference_markdown();
     if !document.contains(&reference) {
         let expected = Path::new(env!("CARGO_TARGET_TMPDIR")).join("configuration-reference.md");
         fs::write(&expected, reference).unwrap();
@@ -75,17 +73,17 @@ fn every_example_is_valid() {
         let secrets =
             ["/run/secrets/splitrail-fleet/prefill", "/run/secrets/splitrail-fleet/decode"];
         let text = secrets.iter().fold(text, |text, secret| text.replace(secret, "engine.key"));
-        let loaded = match config::parse(&name, &text, &folder()) {
+        let loaded = match splitrail_config::parse(&name, &text, &folder()) {
             Ok(loaded) => loaded,
             Err(problems) => panic!("{problems}"),
         };
         // As `/admin/config` shows it: with every default written out.
         let written = serde_json::to_string_pretty(&loaded.config).unwrap();
-        let again = match config::parse(&name, &written, &folder()) {
+        let again = match splitrail_config::parse(&name, &written, &folder()) {
             Ok(again) => again,
             Err(problems) => panic!("{problems}\n{written}"),
         };
-        let messages = |loaded: &config::Loaded| {
+        let messages = |loaded: &splitrail_config::Loaded| {
             let messages = loaded.warnings.iter().map(|warning| warning.message.clone());
             messages.collect::<BTreeSet<_>>()
         };
@@ -245,7 +243,7 @@ fn the_schema_allows_no_unknown_keys_and_explains_every_key() {
             _ => {}
         }
     }
-    let schema = config::schema();
+    let schema = splitrail_config::schema();
     assert_eq!(schema["title"], "Splitrail configuration");
     assert_eq!(schema["$schema"], "https://json-schema.org/draft/2020-12/schema");
     visit(&schema, "");

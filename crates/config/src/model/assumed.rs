@@ -5,7 +5,7 @@ use std::time::Duration;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-use crate::config::scalar;
+use crate::scalar;
 
 /// What workers are assumed to hold beyond what their KV events confirm, so that prompts that
 /// begin alike stay together. It helps to choose a worker, and does nothing else: no gate

@@ -4,9 +4,9 @@ use std::path::Path;
 use std::time::Duration;
 
 use super::typed;
-use crate::config::model::{Events, FleetConfig};
-use crate::config::problem::Report;
-use crate::config::tree::Node;
+use crate::model::{Events, FleetConfig};
+use crate::problem::Report;
+use crate::tree::Node;
 
 /// Whether shims can speak over a broker.
 pub(super) fn is_plane(root: &Node) -> bool {

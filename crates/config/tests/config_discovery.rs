@@ -3,8 +3,8 @@
 
 use std::time::Duration;
 
-use splitrail_router::config::model::{AddressFamily, Discovery, Role};
-use splitrail_router::config::{Config, PodPort};
+use splitrail_config::model::{AddressFamily, Discovery, Role};
+use splitrail_config::{Config, PodPort};
 
 #[path = "fixtures/config/support.rs"]
 mod support;

@@ -5,7 +5,7 @@ use std::time::Duration;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-use crate::config::scalar;
+use crate::scalar;
 
 /// A known prompt that each worker is asked when it joins or comes back: whether its engine
 /// makes the same tokens and KV blocks of it as the router.

@@ -3,11 +3,11 @@
 use std::path::Path;
 
 use super::typed;
-use crate::config::model::TokenizerConfig;
-use crate::config::problem::Report;
-use crate::config::tree::Node;
-use crate::config::words::shown;
-use splitrail_prompt::is_control_kwarg;
+use crate::model::TokenizerConfig;
+use crate::problem::Report;
+use crate::tree::Node;
+use crate::words::shown;
+use splitrail_engine::template_kwargs::is_control_kwarg;
 
 pub(super) fn check(model: &Node, path: &str, base_dir: &Path, report: &mut Report) {
     let tokenizer = typed::<TokenizerConfig>(model, "tokenizer");

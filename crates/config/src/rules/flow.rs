@@ -2,9 +2,9 @@
 
 use super::workers::Workers;
 use super::{typed, typed_or};
-use crate::config::model::{Connector, Flow, Gate, GateKind, RequestFlow, TokenizerConfig};
-use crate::config::problem::{Place, Report};
-use crate::config::tree::Node;
+use crate::model::{Connector, Flow, Gate, GateKind, RequestFlow, TokenizerConfig};
+use crate::problem::{Place, Report};
+use crate::tree::Node;
 
 /// Checks a model's own flow and those that its requests may ask for.
 pub(super) fn check(model: &Node, path: &str, workers: &Workers<'_>, report: &mut Report) {

@@ -5,7 +5,7 @@ use std::time::Duration;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-use crate::config::scalar;
+use crate::scalar;
 
 /// How requests are served.
 #[derive(Clone, Copy, Debug, Deserialize, Serialize, JsonSchema, PartialEq, Eq)]
@@ -161,6 +161,6 @@ impl Default for Retries {
 }
 
 /// The default of `lease`: that of vLLM's NIXL connector.
-pub(in crate::config) fn lease() -> Duration {
+pub(crate) fn lease() -> Duration {
     Duration::from_secs(30)
 }

@@ -5,7 +5,7 @@ use std::time::Duration;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-use crate::config::scalar;
+use crate::scalar;
 
 /// Bounds. Each refusal names the key that was hit.
 #[derive(Clone, Debug, Deserialize, Serialize, JsonSchema)]

@@ -1,12 +1,12 @@
 //! Rules about hand-offs: what a connector needs, and what is of no use to it.
 
 use super::{typed, typed_or};
-use crate::config::endpoint;
-use crate::config::model::{Connector, Flow, Network, OnNoPrefill, RequestFlow, Role};
-use crate::config::problem::Report;
-use crate::config::scalar::BlockSize;
-use crate::config::tree::Node;
-use crate::config::words::shown;
+use crate::endpoint;
+use crate::model::{Connector, Flow, Network, OnNoPrefill, RequestFlow, Role};
+use crate::problem::Report;
+use crate::scalar::BlockSize;
+use crate::tree::Node;
+use crate::words::shown;
 
 /// Reports every broken rule about the connector of `model`.
 pub(super) fn check(model: &Node, path: &str, report: &mut Report) {

@@ -11,7 +11,7 @@ mod port;
 pub use port::PodPort;
 
 use super::Role;
-use crate::config::scalar;
+use crate::scalar;
 
 /// A source of workers.
 #[derive(Clone, Debug, Deserialize, Serialize, JsonSchema, PartialEq, Eq)]

@@ -5,12 +5,12 @@ use std::path::Path;
 use std::time::Duration;
 
 use super::typed;
-use crate::config::model::{ClientWorkers, FleetConfig, FleetTls, Network, Secret};
-use crate::config::problem::{Place, Report};
-use crate::config::scalar::parse_duration;
-use crate::config::tls::TlsFiles;
-use crate::config::tree::{Node, Value};
-use crate::config::words::shown;
+use crate::model::{ClientWorkers, FleetConfig, FleetTls, Network, Secret};
+use crate::problem::{Place, Report};
+use crate::scalar::parse_duration;
+use crate::tls::TlsFiles;
+use crate::tree::{Node, Value};
+use crate::words::shown;
 
 /// Reports every broken rule about `fleet` and `listen.fleet`.
 pub(super) fn check(root: &Node, base_dir: &Path, report: &mut Report) {

@@ -6,7 +6,7 @@ use std::time::Duration;
 #[path = "fixtures/config/support.rs"]
 mod support;
 
-use splitrail_router::config::Events;
+use splitrail_config::Events;
 use support::{only_problem, parse};
 
 /// A configuration with these `events`, and a model that waits for shims.

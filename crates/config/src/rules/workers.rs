@@ -3,11 +3,11 @@
 use std::collections::HashMap;
 
 use super::typed;
-use crate::config::endpoint;
-use crate::config::model::Role;
-use crate::config::problem::{Place, Report};
-use crate::config::tree::{Node, Value};
-use crate::config::words::shown;
+use crate::endpoint;
+use crate::model::Role;
+use crate::problem::{Place, Report};
+use crate::tree::{Node, Value};
+use crate::words::shown;
 
 /// What the other rules need to know of a model's workers. A worker whose role was
 /// refused counts as any, so that one mistake is not told twice.
