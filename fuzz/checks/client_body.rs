@@ -4,9 +4,9 @@ use std::sync::LazyLock;
 
 use bytes::Bytes;
 use serde_json::Value;
+use splitrail_api::memory_budget::Memory;
+use splitrail_api::{Endpoint, Inbound, JsonObject, strict};
 use splitrail_config::Limits;
-use splitrail_router::api::{Endpoint, Inbound, JsonObject, strict};
-use splitrail_router::memory_budget::Memory;
 
 /// The engines' request classes, and the fields of theirs that no client's request may hold.
 static ENGINES: LazyLock<Value> = LazyLock::new(|| {

@@ -3,8 +3,8 @@
 
 use serde_json::Value;
 use serde_json::value::RawValue;
+use splitrail_api::JsonObject;
 use splitrail_engine::dialect::Dialect;
-use splitrail_router::api::JsonObject;
 use splitrail_router::reply::{merge, usage};
 
 const BATCH: usize = 3;

@@ -14,7 +14,7 @@ use crate::engine_client::{EngineClient, ReplyMemory};
 use crate::fleet::Pool;
 use crate::fleet::{Served, Serving};
 use crate::ledger::books::Books;
-use crate::memory_budget::MemoryBudget;
+use splitrail_api::memory_budget::MemoryBudget;
 use splitrail_config::{
     BlockSize, Config, ContentFormatConfig, HuggingfaceTokenizer, Model, TokenizerConfig,
 };

@@ -36,14 +36,14 @@ pub(crate) use timers::{Late, Timer, Timers};
 
 use crate::engine_client::networks::Networks;
 use crate::engine_client::retry_budget::RetryBudget;
-use crate::error::Error;
-use crate::text::random_id;
-use crate::unread::Unread;
 use connections::{Begun, Class, Connections, Destination, Failure};
 pub use engine::Engine;
 use failure::{failure, refusal};
 use gather::gather;
 use guarded::Resolver;
+use splitrail_api::error::Error;
+use splitrail_api::text::random_id;
+use splitrail_api::unread::Unread;
 use wire::Ask;
 pub use wire::Broken;
 pub(crate) use wire::Peer;

@@ -8,7 +8,6 @@ pub mod ingress;
 pub mod service;
 
 pub mod admission;
-pub mod api;
 pub mod prepare;
 
 pub mod flow;
@@ -19,16 +18,11 @@ pub mod reply;
 pub mod ledger;
 
 mod boxed;
-pub mod memory_budget;
-pub mod unread;
 
 pub mod admin;
 pub mod assemble;
 pub mod core;
 pub mod cut;
 pub mod engine_client;
-pub mod error;
 pub mod fleet;
-pub mod name;
 pub mod run;
-pub mod text;

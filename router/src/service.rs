@@ -8,22 +8,22 @@ use bytes::Bytes;
 use futures_util::future::try_join_all;
 use http::HeaderValue;
 
-use crate::api::steering::Steering;
-use crate::api::{Endpoint, JsonObject};
 use crate::core::Core;
-use crate::error::{Error, Kind};
 use crate::flow::answer::Begun;
 use crate::flow::context::{Context, flow_name};
 use crate::flow::run::begin;
 use crate::ledger::decisions::{Decision, DecisionHandle};
 use crate::ledger::entry::Entry;
 use crate::ledger::stages::Stages;
-use crate::name::Name;
 use crate::prepare::{Payload, Prepared, Unit, prepare};
 use crate::reply::detail::Detail;
 use crate::reply::merge::{self, Events, Places};
-use crate::text::push_number;
-use crate::unread::{Unread, UnreadRoom};
+use splitrail_api::error::{Error, Kind};
+use splitrail_api::name::Name;
+use splitrail_api::steering::Steering;
+use splitrail_api::text::push_number;
+use splitrail_api::unread::{Unread, UnreadRoom};
+use splitrail_api::{Endpoint, JsonObject};
 use splitrail_config::model::RequestFlow;
 use splitrail_telemetry::clock::unix_ms;
 

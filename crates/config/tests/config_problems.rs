@@ -187,8 +187,10 @@ fn messages_are_short_and_hold_no_control_characters() {
 fn files_are_read_from_their_own_folder() {
     let loaded =
         splitrail_config::load(&folder().join("valid.yaml")).unwrap_or_else(|p| panic!("{p}"));
-    let splitrail_config::TokenizerConfig::Huggingface(splitrail_config::HuggingfaceTokenizer { path, .. }) =
-        &loaded.config.models[0].tokenizer
+    let splitrail_config::TokenizerConfig::Huggingface(splitrail_config::HuggingfaceTokenizer {
+        path,
+        ..
+    }) = &loaded.config.models[0].tokenizer
     else {
         panic!("no tokenizer");
     };

@@ -11,12 +11,12 @@ use serde::Deserialize;
 use super::Admin;
 use super::change::Result;
 use super::refusal::Refusal;
-use crate::api::Endpoint;
-use crate::api::steering::Steering;
-use crate::error::Error;
 use crate::ingress::reply::json_reply;
 use crate::prepare::Payload;
 use crate::service::explain;
+use splitrail_api::Endpoint;
+use splitrail_api::error::Error;
+use splitrail_api::steering::Steering;
 
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]

@@ -8,7 +8,7 @@ use http_body_util::{BodyExt, Limited};
 use super::engine::Engine;
 use crate::engine_client::connections::Failure;
 use crate::engine_client::{EngineBody, NO_SUCH_RANK};
-use crate::error::{Error, Fault, Kind};
+use splitrail_api::error::{Error, Fault, Kind};
 use splitrail_engine::fields::is_router_only;
 
 /// Of an error reply, this much is read to learn its message.

@@ -10,9 +10,9 @@ use prometheus::IntCounterVec;
 use super::engine::Engine;
 use crate::engine_client::connections::EngineBody;
 use crate::engine_client::wire::Broken;
-use crate::error::{Error, Kind};
-use crate::memory_budget::{Charge, MemoryBudget, shed};
-use crate::unread::Unread;
+use splitrail_api::error::{Error, Kind};
+use splitrail_api::memory_budget::{Charge, MemoryBudget, shed};
+use splitrail_api::unread::Unread;
 
 /// Room that is made at first for a reply of several pieces, if it may become as long.
 const RESERVED_MIN_BYTES: usize = 128 << 10;

@@ -9,7 +9,7 @@ use std::sync::atomic::{AtomicU8, Ordering::SeqCst};
 
 use bytes::Bytes;
 
-use crate::api::Parts;
+use splitrail_api::Parts;
 
 const HERE: u8 = 0;
 const SENT: u8 = 1;

@@ -7,9 +7,9 @@ use http::HeaderValue;
 use memchr::memmem;
 
 use super::engine::Engine;
-use crate::api::{Endpoint, JsonObject};
 use crate::engine_client::echoes::Foreign;
-use crate::error::{Error, Kind};
+use splitrail_api::error::{Error, Kind};
+use splitrail_api::{Endpoint, JsonObject};
 
 /// Where an answer's id is looked for while it is not known whether it has one: engines write it
 /// first.

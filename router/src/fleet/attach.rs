@@ -38,12 +38,12 @@ use tokens::Tokens;
 
 use super::Fleet;
 use crate::fleet::Cluster;
-use crate::text::random_id;
 use connection::Peer;
 use credentials::Allowed;
 use inbound::Inbound;
 use seats::{Newcomer, Outbound, Seated, Seats};
 use session::Session;
+use splitrail_api::text::random_id;
 use splitrail_config::model::{ClientWorkers, Events, FleetConfig};
 use tls::Certificates;
 

@@ -10,7 +10,7 @@ use tokio::sync::Mutex;
 
 use super::Worker;
 use crate::engine_client::EngineClient;
-use crate::error::Error;
+use splitrail_api::error::Error;
 
 /// A prefill worker's bootstrap server, and what it last said of its engine.
 #[derive(Debug)]

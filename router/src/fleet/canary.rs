@@ -24,10 +24,10 @@ use super::parity::{Cause, Parity, State};
 use super::worker::Worker;
 use crate::fleet::Cluster;
 use crate::fleet::Served;
-use crate::text::random_id;
 use ask::{Refused, Reply};
 use diagnose::{Blocks, Verdict};
 use prompt::Prompt;
+use splitrail_api::text::random_id;
 use splitrail_config::model::Flow;
 
 /// Between two looks at whether something has become true.

@@ -9,8 +9,8 @@ use tokio::time::MissedTickBehavior;
 
 use super::worker::Worker;
 use crate::engine_client::EngineClient;
-use crate::error::{Error, Fault, Kind};
 use crate::fleet::Served;
+use splitrail_api::error::{Error, Fault, Kind};
 
 /// Bytes of an engine's `/metrics` or `/v1/models`; vLLM's metrics are some 60 kB, and with
 /// hundreds of adapters and ranks ten times that.

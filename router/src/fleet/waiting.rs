@@ -15,7 +15,7 @@ use super::booking::Booking;
 use super::exclusion::Exclusion;
 use super::pool::Pool;
 use super::roster::Roster;
-use crate::api::steering::Urgency;
+use splitrail_api::steering::Urgency;
 use splitrail_policy::queue::{Item, Queue, QueueConfig, Refused, Ticket, View};
 use splitrail_policy::{Candidate, Choice, Leg, Policy, Query};
 

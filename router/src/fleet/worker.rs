@@ -31,7 +31,7 @@ use super::told::Told;
 use super::witness::Witness;
 use crate::engine_client::Engine;
 use crate::engine_client::echoes::Echoes;
-use crate::error::{Error, Fault};
+use splitrail_api::error::{Error, Fault};
 use splitrail_config::model::{BreakerConfig, HealthConfig, Role, Worker as WorkerConfig};
 use splitrail_policy::{Coefficients, Leg};
 use splitrail_telemetry::Metrics;

@@ -17,10 +17,8 @@ use super::migrate::{Migration, is_exact};
 use super::place::Placed;
 use super::prefill::Prefilled;
 use super::staged::{Staged, UnderWay};
-use crate::api::{JsonObject, Parts};
 use crate::boxed::pinned;
 use crate::engine_client::{Envelope, Parcel, Shape};
-use crate::error::{Error, Kind};
 use crate::fleet::Served;
 use crate::fleet::costs::Whose;
 use crate::fleet::{Booking, Worker};
@@ -30,6 +28,8 @@ use crate::prepare::Unit;
 use crate::reply::alike::Alike;
 use crate::reply::choices::turned_away;
 use crate::reply::relay::{Account, Pace, UnitStream, whole};
+use splitrail_api::error::{Error, Kind};
+use splitrail_api::{JsonObject, Parts};
 use splitrail_policy::Leg;
 
 /// An answer that has begun: nothing of it has reached the client yet.

@@ -1,9 +1,9 @@
 //! How often one prompt's legs may be tried, and where not again.
 
 use super::context::{Context, may_retry};
-use crate::error::{Error, Kind};
 use crate::fleet::{Exclusion, Worker};
 use crate::ledger::veto::VetoReason;
+use splitrail_api::error::{Error, Kind};
 use splitrail_policy::Leg;
 
 /// The decode workers that failed one prompt, and its further attempts.

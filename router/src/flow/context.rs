@@ -11,20 +11,20 @@ use splitrail_telemetry::Metrics;
 use super::gate::Need;
 use super::place::Placed;
 use super::plan::LocalReason;
-use crate::api::Endpoint;
-use crate::api::request::Options;
-use crate::api::steering::Urgency;
 use crate::engine_client::{EngineClient, Envelope, Late};
-use crate::error::{Error, Kind};
 use crate::fleet::Served;
 use crate::fleet::{Booking, Worker};
 use crate::ledger::decisions::DecisionHandle;
 use crate::ledger::leg::Expected;
 use crate::ledger::stages::Stages;
-use crate::name::Name;
 use crate::prepare::{Preparer, Unit};
-use crate::text::random_id;
-use crate::unread::Unread;
+use splitrail_api::Endpoint;
+use splitrail_api::error::{Error, Kind};
+use splitrail_api::name::Name;
+use splitrail_api::request::Options;
+use splitrail_api::steering::Urgency;
+use splitrail_api::text::random_id;
+use splitrail_api::unread::Unread;
 use splitrail_config::model::{GateKind, RequestFlow};
 
 /// What the prompts of one request share.

@@ -12,9 +12,7 @@ use super::answer::Begun;
 use super::attempts::Attempts;
 use super::context::{Context, attempt, book, expected, within};
 use super::place::{Placed, Wish, place, place_in_turn};
-use crate::api::Endpoint;
 use crate::engine_client::{Envelope, Shape};
-use crate::error::{Error, Kind};
 use crate::fleet::Served;
 use crate::fleet::offers::TOKENIZER;
 use crate::fleet::{Exclusion, Pool, Worker, excluded};
@@ -23,6 +21,8 @@ use crate::ledger::entry::Told;
 use crate::ledger::leg::{LegFacts, LegKind};
 use crate::ledger::veto::VetoReason;
 use crate::prepare::Unit;
+use splitrail_api::Endpoint;
+use splitrail_api::error::{Error, Kind};
 use splitrail_config::model::RequestFlow;
 use splitrail_policy::Leg;
 

@@ -10,14 +10,14 @@ use splitrail_engine::usage::EngineUsage;
 
 use super::answer::{Sending, usage_of};
 use super::context::within;
-use crate::api::Endpoint;
 use crate::engine_client::{EngineClient, Parcel, Shape, refusal_event};
-use crate::error::Error;
 use crate::fleet::Served;
 use crate::fleet::Worker;
 use crate::reply::choices::{begun, turned_away};
 use crate::reply::dialect::{Chunk, data_of};
 use crate::reply::relay::EventReader;
+use splitrail_api::Endpoint;
+use splitrail_api::error::Error;
 
 /// How a leg's answer begins.
 pub(super) enum First {

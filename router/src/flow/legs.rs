@@ -1,10 +1,10 @@
 //! What each leg's engine is sent: the client's body with a few members replaced.
 
 use super::hand_off::{Carried, Lead};
-use crate::api::request::Options;
-use crate::api::sampling::edit_sampling;
-use crate::api::{Endpoint, JsonObject, Parts};
-use crate::error::Error;
+use splitrail_api::error::Error;
+use splitrail_api::request::Options;
+use splitrail_api::sampling::edit_sampling;
+use splitrail_api::{Endpoint, JsonObject, Parts};
 
 /// Members that could end a one-token leg in another way than by its length, or make
 /// it do more than one sample.

@@ -22,15 +22,15 @@ use super::first::{First, first_events};
 use super::hand_off::Carried;
 use super::legs;
 use super::place::{Placed, Wish, computed, place, sent};
-use crate::api::{Endpoint, JsonObject};
 use crate::engine_client::Parcel;
-use crate::error::Error;
 use crate::fleet::{Booking, Exclusion, Worker};
 use crate::ledger::decisions::DecisionHandle;
 use crate::ledger::leg::{LegFacts, LegKind};
 use crate::ledger::veto::VetoReason;
 use crate::prepare::Unit;
 use crate::reply::relay::EventReader;
+use splitrail_api::error::Error;
+use splitrail_api::{Endpoint, JsonObject};
 use splitrail_policy::Leg;
 
 mod chat;

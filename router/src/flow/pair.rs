@@ -19,7 +19,6 @@ use super::place::{Placed, Wish, computed, place, sent};
 use super::plan::LocalReason;
 use super::prefill::{self, Said, Tries, not_handed_over, without_prefill};
 use crate::engine_client::{Envelope, Parcel};
-use crate::error::{Error, Fault, Kind};
 use crate::fleet::bootstrap::{Bootstrap, Engine};
 use crate::fleet::{Exclusion, Worker};
 use crate::ledger::decisions::DecisionHandle;
@@ -27,6 +26,7 @@ use crate::ledger::leg::{LegFacts, LegKind};
 use crate::ledger::veto::VetoReason;
 use crate::prepare::Unit;
 use crate::reply::relay::Account;
+use splitrail_api::error::{Error, Fault, Kind};
 use splitrail_config::model::Connector;
 use splitrail_policy::Leg;
 

@@ -8,12 +8,12 @@ use splitrail_kv::Tier;
 
 use super::context::Context;
 use crate::engine_client::Envelope;
-use crate::error::{Error, Kind};
 use crate::fleet::Served;
 use crate::fleet::waiting::{Asked, Granted, NoRoom, Why};
 use crate::fleet::{Booking, Exclusion, Pool, Roster, Worker};
 use crate::ledger::decisions::DecisionHandle;
 use crate::prepare::Unit;
+use splitrail_api::error::{Error, Kind};
 use splitrail_policy::{Candidate, Choice, Leg, Query, holders};
 use splitrail_telemetry::clock::unix_ms;
 

@@ -1,6 +1,6 @@
 //! Which legs a request needs: a pure function.
 
-use crate::api::request::Options;
+use splitrail_api::request::Options;
 use splitrail_config::model::{Connector, HitThreshold, Model, RequestFlow};
 use splitrail_policy::threshold::DEFAULT_THRESHOLD_RATIO;
 

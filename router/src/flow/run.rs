@@ -20,12 +20,12 @@ use super::prefill::{Prefilled, no_prefill_worker, prefill_or_local, without_pre
 use super::threshold_reply;
 use super::weigh::{is_open, learned_ratio, weigh};
 use crate::boxed::pinned;
-use crate::error::{Error, Kind};
 use crate::fleet::Served;
 use crate::fleet::{Exclusion, Worker};
 use crate::ledger::decisions::DecisionHandle;
 use crate::ledger::veto::VetoReason;
 use crate::prepare::Unit;
+use splitrail_api::error::{Error, Kind};
 use splitrail_config::model::OnNoPrefill;
 use splitrail_policy::Leg;
 use splitrail_telemetry::clock::unix_ms;

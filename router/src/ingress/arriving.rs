@@ -12,8 +12,8 @@ use http_body::{Body, Frame, SizeHint};
 use tokio::time::{Instant, Sleep, sleep_until};
 
 use crate::core::Core;
-use crate::error::{Error, Kind};
-use crate::memory_budget::Charge;
+use splitrail_api::error::{Error, Kind};
+use splitrail_api::memory_budget::Charge;
 use splitrail_config::model::Limits;
 
 /// Room that is made for a body on its word, before its bytes are there.

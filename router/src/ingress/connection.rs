@@ -19,7 +19,7 @@ use super::guarded::{Guarded, RefusedFor};
 use super::pulse::{Cut, Patience, Pulse, Watch};
 use super::streams::Streams;
 use super::wire::Protocol;
-use crate::unread::{RoomBounds, UnreadRoom};
+use splitrail_api::unread::{RoomBounds, UnreadRoom};
 use splitrail_config::model::Limits;
 
 /// What the HTTP library counts by itself, without a loss.

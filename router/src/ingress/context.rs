@@ -11,8 +11,8 @@ use http::HeaderValue;
 use http::header::HeaderName;
 use tower::{Layer, Service};
 
-use crate::name::Name;
-use crate::text::random_id;
+use splitrail_api::name::Name;
+use splitrail_api::text::random_id;
 
 /// The header that carries a request's id, in and out.
 pub const X_REQUEST_ID: HeaderName = HeaderName::from_static("x-request-id");

@@ -6,7 +6,7 @@ use http::header::{CONNECTION, HOST};
 use http::{HeaderMap, HeaderValue, Request, Response, StatusCode, Version};
 
 use super::reply::{error_in, spoken_at};
-use crate::error::{Error, Kind};
+use splitrail_api::error::{Error, Kind};
 
 /// Paths that are asked for by address: by health checks.
 const ANY_HOST: [&str; 2] = ["/health", "/ready"];

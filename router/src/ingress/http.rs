@@ -24,18 +24,18 @@ use super::context::{Identify, Identity, X_REQUEST_ID, trace_context};
 use super::door::{Caller, Direct, Outgoing, Routes};
 use super::reply::{error_in, health, json_reply, ready, reply_error, spoken_at};
 use crate::admission::ShareKey;
-use crate::api::Endpoint;
-use crate::api::request::unknown_model;
-use crate::api::steering::Steering;
 use crate::core::Core;
-use crate::error::{Error, Kind};
 use crate::fleet::{Named, Serving};
-use crate::memory_budget::Charge;
-use crate::name::Name;
 use crate::prepare::Payload;
 use crate::reply::sse::put_data;
 use crate::service::{Call, Reply, ReplyBody, Scope, serve};
-use crate::unread::UnreadRoom;
+use splitrail_api::Endpoint;
+use splitrail_api::error::{Error, Kind};
+use splitrail_api::memory_budget::Charge;
+use splitrail_api::name::Name;
+use splitrail_api::request::unknown_model;
+use splitrail_api::steering::Steering;
+use splitrail_api::unread::UnreadRoom;
 use splitrail_config::model::Limits;
 
 const X_ROUTE: HeaderName = HeaderName::from_static("x-splitrail-route");
@@ -289,7 +289,9 @@ fn frame(
 /// Logs a failure by name; what it says of the request goes to the client alone.
 pub(super) fn log_failure(request_id: &str, error: &Error) {
     match error.fault() {
-        crate::error::Fault::Client => tracing::debug!(request_id, %error, "request refused"),
+        splitrail_api::error::Fault::Client => {
+            tracing::debug!(request_id, %error, "request refused")
+        }
         _ => tracing::warn!(request_id, %error, "request failed"),
     }
 }

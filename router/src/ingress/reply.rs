@@ -10,9 +10,9 @@ use http::{HeaderValue, StatusCode, Uri};
 use serde_json::json;
 use splitrail_engine::dialect::Dialect;
 
-use crate::api::Endpoint;
 use crate::core::Core;
-use crate::error::{Error, Kind};
+use splitrail_api::Endpoint;
+use splitrail_api::error::{Error, Kind};
 
 /// An error as OpenAI's clients understand it.
 pub fn reply_error(error: Error) -> Response {

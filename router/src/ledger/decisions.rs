@@ -11,7 +11,7 @@ use splitrail_kv::Tier;
 
 use super::entry::Entry;
 use crate::ledger::veto::VetoReason;
-use crate::name::Name;
+use splitrail_api::name::Name;
 use splitrail_policy::{Candidate, Terms};
 
 /// One candidate of a decision.

@@ -3,7 +3,7 @@
 use serde::Serialize;
 use splitrail_kv::{Overlap, Tier, estimate_cached_tokens};
 
-use crate::name::Name;
+use splitrail_api::name::Name;
 
 /// Who gave a figure.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]

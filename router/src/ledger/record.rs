@@ -9,7 +9,7 @@ use splitrail_kv::Tier;
 use super::entry::{Entry, Told};
 use super::leg::{Figures, LegFacts, LegKind, Origin};
 use crate::ledger::entry::Cached;
-use crate::name::Name;
+use splitrail_api::name::Name;
 use splitrail_config::model::CachedTokensFallback;
 
 /// A request, as one line of the ledger file.

@@ -4,7 +4,7 @@ use std::sync::{Mutex, PoisonError};
 
 use serde::{Serialize, Serializer};
 
-use crate::text::{digit, push_number};
+use splitrail_api::text::{digit, push_number};
 use splitrail_telemetry::{Metrics, ModelSeries};
 
 /// Stages in the order in which they ended. A batch adds up its prompts.

@@ -2,7 +2,7 @@
 
 use serde::Serialize;
 
-use crate::error::Kind;
+use splitrail_api::error::Kind;
 
 /// Why a worker could not take a leg. `docs/http.md` explains each.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]

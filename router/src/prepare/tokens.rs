@@ -4,11 +4,11 @@ use serde_json::{Map, Value};
 use splitrail_engine::json::scan;
 use splitrail_kv::{BlockHash, Chain};
 
-use crate::api::request::Prompt;
-use crate::api::{JsonObject, strict};
-use crate::error::Error;
 use crate::fleet::Served;
-use crate::memory_budget::Meter;
+use splitrail_api::error::Error;
+use splitrail_api::memory_budget::Meter;
+use splitrail_api::request::Prompt;
+use splitrail_api::{JsonObject, strict};
 use splitrail_config::model::Limits;
 use splitrail_prompt::{
     ChatRequestView, Extent, PromptError, PromptModel, messages, request, responses,

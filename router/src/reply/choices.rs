@@ -10,7 +10,7 @@ use splitrail_engine::dialect::Dialect;
 use splitrail_engine::threshold_reply::CACHE_THRESHOLD;
 
 use super::dialect;
-use crate::api::JsonObject;
+use splitrail_api::JsonObject;
 
 /// Whether a choice of this reply or event was turned away for its threshold. Only dialects
 /// with choices have a form for that.

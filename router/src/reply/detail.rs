@@ -10,9 +10,9 @@ use splitrail_engine::dialect::Dialect;
 
 use super::dialect::{self, Chunk, data_of};
 use super::merge::Events;
-use crate::api::JsonObject;
 use crate::ledger::decisions::DecisionHandle;
 use crate::ledger::record::PromptRecord;
+use splitrail_api::JsonObject;
 use splitrail_config::model::CachedTokensFallback;
 
 /// The entries of a request's prompts, as a client may see them.

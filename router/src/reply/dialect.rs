@@ -13,7 +13,7 @@ use splitrail_engine::dialect::Dialect;
 use splitrail_engine::json::scan;
 
 use super::sse;
-use crate::api::JsonObject;
+use splitrail_api::JsonObject;
 
 /// What the router reads of an event.
 #[derive(Default)]

@@ -10,8 +10,8 @@ use serde_json::Value;
 use serde_json::value::RawValue;
 
 use super::relay::UnitStream;
-use crate::api::JsonObject;
-use crate::error::{Error, Kind};
+use splitrail_api::JsonObject;
+use splitrail_api::error::{Error, Kind};
 
 /// A stream of events for a client; an error is its last item.
 pub type Events = Pin<Box<dyn Stream<Item = Result<Bytes, Error>> + Send>>;

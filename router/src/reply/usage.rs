@@ -9,8 +9,8 @@
 use splitrail_engine::dialect::Dialect;
 use splitrail_engine::json::scan;
 
-use crate::api::JsonObject;
-use crate::text::push_number;
+use splitrail_api::JsonObject;
+use splitrail_api::text::push_number;
 
 /// A raw `usage` object with the cached tokens set (or taken out) where its dialect has
 /// them, and everything else as the engine wrote it.

@@ -4,13 +4,13 @@ use std::sync::Arc;
 
 use serde_json::{Value, json};
 
-use crate::api::Endpoint;
-use crate::api::steering::Steering;
 use crate::core::Core;
-use crate::error::Error;
 use crate::flow::explain::explain;
 use crate::ledger::decisions::Decision;
 use crate::prepare::{Payload, prepare};
+use splitrail_api::Endpoint;
+use splitrail_api::error::Error;
+use splitrail_api::steering::Steering;
 
 /// What would become of a request. Nothing is sent, booked or counted.
 ///

@@ -12,9 +12,7 @@ use futures_util::Stream;
 use tokio_util::sync::WaitForCancellationFutureOwned;
 
 use crate::admission::{Share, ShareKey};
-use crate::api::Endpoint;
 use crate::core::{Core, LiveRequest};
-use crate::error::{Error, Kind};
 use crate::fleet::Served;
 use crate::fleet::losses::Followed;
 use crate::flow::context::{Context, flow_name};
@@ -22,10 +20,12 @@ use crate::ledger::close::close;
 use crate::ledger::decisions::DecisionHandle;
 use crate::ledger::record::Ended;
 use crate::ledger::recorder::{Prompt, Times};
-use crate::memory_budget::Charge;
-use crate::name::Name;
 use crate::prepare::Unit;
 use crate::reply::merge::Events;
+use splitrail_api::Endpoint;
+use splitrail_api::error::{Error, Kind};
+use splitrail_api::memory_budget::Charge;
+use splitrail_api::name::Name;
 use splitrail_telemetry::clock::unix_ms;
 
 /// Room in the router, its entry among the live ones, its place in the metrics and

@@ -6,7 +6,7 @@ use serde_json::{Map, Value, json};
 
 use super::diagnose::Tokens;
 use crate::fleet::Served;
-use crate::text::random_id;
+use splitrail_api::text::random_id;
 use splitrail_prompt::{ChatRequestView, PromptError, PromptModel};
 use splitrail_telemetry::clock::unix_ms;
 

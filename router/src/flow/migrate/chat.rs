@@ -12,7 +12,7 @@ use std::fmt::Write;
 use serde::Deserialize;
 use serde_json::value::RawValue;
 
-use crate::api::JsonObject;
+use splitrail_api::JsonObject;
 
 /// Members that a chat may have beside those of a completion: they make its prompt, whose token
 /// ids the engine says, and its limit.

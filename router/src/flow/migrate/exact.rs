@@ -1,8 +1,8 @@
 //! Which answers can go on elsewhere exactly.
 
 use super::chat;
-use crate::api::{Endpoint, JsonObject};
 use crate::flow::context::Context;
+use splitrail_api::{Endpoint, JsonObject};
 use splitrail_config::model::Model;
 
 /// Members whose effect on a token depends on nothing but the tokens before it. A request

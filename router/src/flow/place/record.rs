@@ -11,8 +11,8 @@ use crate::ledger::decisions::{
     CandidateRecord, DecisionHandle, DrawRecord, Figures, ShadowRecord, VetoRecord,
 };
 use crate::ledger::veto::VetoReason;
-use crate::name::Name;
 use crate::prepare::Unit;
+use splitrail_api::name::Name;
 use splitrail_policy::{Candidate, Choice, Leg, Policy, Query, Veto, pick};
 use splitrail_telemetry::clock::unix_ms;
 

@@ -5,11 +5,11 @@ use serde::Serialize;
 use splitrail_proto::v1;
 use splitrail_proto::v1::generate_request::Prompt;
 
-use crate::api::json::{Builder, write_text};
-use crate::api::request::{Prompt as Asked, check_threshold};
-use crate::api::{Endpoint, JsonObject};
-use crate::error::{Error, Kind};
 use crate::prepare::{Made, Payload, is_harmless};
+use splitrail_api::error::{Error, Kind};
+use splitrail_api::json::{Builder, write_text};
+use splitrail_api::request::{Prompt as Asked, check_threshold};
+use splitrail_api::{Endpoint, JsonObject};
 use splitrail_config::model::Limits;
 
 /// Members that the message has a place for.

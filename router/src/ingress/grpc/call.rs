@@ -28,12 +28,12 @@ use super::head::{self, Deadline};
 use super::message::{check_encoding, put, receive, succeeded};
 use super::weigh::decoded_bytes;
 use crate::admission::ShareKey;
-use crate::api::Endpoint;
-use crate::api::steering::Steering;
 use crate::core::Core;
-use crate::error::{Error, Kind};
-use crate::memory_budget::Charge;
 use crate::service::{Call, ReplyBody, Scope, serve};
+use splitrail_api::Endpoint;
+use splitrail_api::error::{Error, Kind};
+use splitrail_api::memory_budget::Charge;
+use splitrail_api::steering::Steering;
 
 const TRACEPARENT: HeaderName = HeaderName::from_static("traceparent");
 

@@ -18,10 +18,10 @@ use super::body::payload;
 use super::call::{Answered, Received, received, whole};
 use super::decode::decode;
 use super::weigh::explained_bytes;
-use crate::api::Endpoint;
-use crate::api::steering::Steering;
 use crate::core::Core;
 use crate::service::explain::{dry_run, not_kept, past};
+use splitrail_api::Endpoint;
+use splitrail_api::steering::Steering;
 
 const NOT_ALLOWED: &str = "Explain shows other clients' load and cached prompts, and is off: set \
                            `listen.grpc_explain: true` where only operators reach `listen.grpc`, or \

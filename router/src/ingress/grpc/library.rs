@@ -16,7 +16,7 @@ use super::super::arriving::Arriving;
 use super::head::{self, Deadline};
 use super::places::{Place, Places};
 use crate::core::Core;
-use crate::error::Error;
+use splitrail_api::error::Error;
 
 /// What the check needs.
 #[derive(Clone)]

@@ -11,7 +11,7 @@ use prost::Message;
 use tonic::Status;
 
 use super::super::arriving::{Arriving, RESERVED_MAX_BYTES};
-use crate::memory_budget::Charge;
+use splitrail_api::memory_budget::Charge;
 
 /// What stands before each message.
 pub(super) const PREFIX_BYTES: usize = 5;

@@ -179,7 +179,7 @@ pub struct Options {
 
 impl Options {
     /// Nothing asked for: one answer, whole.
-    pub(crate) const PLAIN: Self = Self {
+    pub const PLAIN: Self = Self {
         stream: false,
         include_usage: false,
         samples: 1,

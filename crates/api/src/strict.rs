@@ -29,7 +29,7 @@ pub fn check(text: &[u8], members_max: usize) -> Result<usize, Error> {
 }
 
 /// A parse error as a 400 that says where, without repeating what was there.
-pub(crate) fn locate(error: &serde_json::Error) -> Error {
+pub fn locate(error: &serde_json::Error) -> Error {
     let said = error.to_string();
     let too_many = said.strip_prefix(TOO_MANY).and_then(|rest| rest.split_whitespace().next());
     let what = if let Some(max) = too_many {

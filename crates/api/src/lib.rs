@@ -3,8 +3,11 @@
 
 pub mod bounds;
 mod errand;
+pub mod error;
 pub mod json;
 mod list;
+pub mod memory_budget;
+pub mod name;
 mod parts;
 pub mod request;
 mod responses;
@@ -12,6 +15,8 @@ pub mod sampling;
 pub mod sanitise;
 pub mod steering;
 pub mod strict;
+pub mod text;
+pub mod unread;
 
 pub use json::JsonObject;
 pub use parts::Parts;
