@@ -13,11 +13,11 @@ use crate::engine_client::retry_budget::RetryBudget;
 use crate::engine_client::{EngineClient, ReplyMemory};
 use crate::fleet::Pool;
 use crate::fleet::{Served, Serving};
-use crate::ledger::books::Books;
 use splitrail_api::memory_budget::MemoryBudget;
 use splitrail_config::{
     BlockSize, Config, ContentFormatConfig, HuggingfaceTokenizer, Model, TokenizerConfig,
 };
+use splitrail_ledger::books::Books;
 use splitrail_prompt::stamp::{FileStamp, stamp, stamps};
 use splitrail_prompt::{ContentFormat, PromptModel, PromptOptions};
 use splitrail_telemetry::LogThrottle;

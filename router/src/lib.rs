@@ -15,8 +15,6 @@ pub mod flow;
 pub mod reload;
 pub mod reply;
 
-pub mod ledger;
-
 mod boxed;
 
 pub mod admin;

@@ -20,9 +20,9 @@ use crate::fleet::Fleet;
 use crate::fleet::attach::FleetDoor;
 use crate::ingress::door::Routes;
 use crate::ingress::{grpc, http, listener};
-use crate::ledger::summary::Summary;
 use crate::reload::Reload;
 use splitrail_config::{Events, Listen};
+use splitrail_ledger::summary::Summary;
 
 /// A router that is bound and serves.
 pub struct Running {

@@ -10,7 +10,7 @@ use serde::Serialize;
 use crate::fleet::Served;
 use crate::fleet::Worker;
 use crate::fleet::drift::{self, Measured};
-use crate::ledger::leg::LegFacts;
+use splitrail_ledger::leg::LegFacts;
 use splitrail_telemetry::Metrics;
 
 /// Replies after which a worker that has never given a figure is named in the log.

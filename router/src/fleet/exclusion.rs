@@ -4,7 +4,7 @@ use std::time::Instant;
 
 use super::state::State;
 use super::worker::Worker;
-use crate::ledger::veto::VetoReason;
+use splitrail_ledger::veto::VetoReason;
 use splitrail_policy::Leg;
 
 /// A worker that a leg must not be placed on.

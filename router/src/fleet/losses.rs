@@ -8,8 +8,8 @@ use std::time::Instant;
 use splitrail_kv::BlockHash;
 
 use crate::fleet::Pool;
-use crate::ledger::decisions::Decision;
 use splitrail_config::model::LossConfig;
+use splitrail_ledger::decisions::Decision;
 use splitrail_policy::loss::{Loss, LossWindow, Reach, Stream};
 
 /// A model's losses.

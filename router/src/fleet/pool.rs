@@ -17,8 +17,8 @@ use super::roster::Roster;
 use super::waiting::Waiting;
 use super::worker::Worker;
 use crate::fleet::losses::Losses;
-use crate::ledger::veto::VetoReason;
 use splitrail_config::model::{AssumedConfig, BusyConfig, Model};
+use splitrail_ledger::veto::VetoReason;
 use splitrail_policy::{Candidate, Leg};
 
 thread_local! {

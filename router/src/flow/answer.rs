@@ -22,14 +22,14 @@ use crate::engine_client::{Envelope, Parcel, Shape};
 use crate::fleet::Served;
 use crate::fleet::costs::Whose;
 use crate::fleet::{Booking, Worker};
-use crate::ledger::decisions::DecisionHandle;
-use crate::ledger::leg::{LegFacts, LegKind};
 use crate::prepare::Unit;
 use crate::reply::alike::Alike;
 use crate::reply::choices::turned_away;
 use crate::reply::relay::{Account, Pace, UnitStream, whole};
 use splitrail_api::error::{Error, Kind};
 use splitrail_api::{JsonObject, Parts};
+use splitrail_ledger::decisions::DecisionHandle;
+use splitrail_ledger::leg::{LegFacts, LegKind};
 use splitrail_policy::Leg;
 
 /// An answer that has begun: nothing of it has reached the client yet.

@@ -2,8 +2,8 @@
 
 use super::context::{Context, may_retry};
 use crate::fleet::{Exclusion, Worker};
-use crate::ledger::veto::VetoReason;
 use splitrail_api::error::{Error, Kind};
+use splitrail_ledger::veto::VetoReason;
 use splitrail_policy::Leg;
 
 /// The decode workers that failed one prompt, and its further attempts.

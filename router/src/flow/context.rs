@@ -14,9 +14,6 @@ use super::plan::LocalReason;
 use crate::engine_client::{EngineClient, Envelope, Late};
 use crate::fleet::Served;
 use crate::fleet::{Booking, Worker};
-use crate::ledger::decisions::DecisionHandle;
-use crate::ledger::leg::Expected;
-use crate::ledger::stages::Stages;
 use crate::prepare::{Preparer, Unit};
 use splitrail_api::Endpoint;
 use splitrail_api::error::{Error, Kind};
@@ -26,6 +23,9 @@ use splitrail_api::steering::Urgency;
 use splitrail_api::text::random_id;
 use splitrail_api::unread::Unread;
 use splitrail_config::model::{GateKind, RequestFlow};
+use splitrail_ledger::decisions::DecisionHandle;
+use splitrail_ledger::leg::Expected;
+use splitrail_ledger::stages::Stages;
 
 /// What the prompts of one request share.
 pub struct Context {

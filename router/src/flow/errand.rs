@@ -16,14 +16,14 @@ use crate::engine_client::{Envelope, Shape};
 use crate::fleet::Served;
 use crate::fleet::offers::TOKENIZER;
 use crate::fleet::{Exclusion, Pool, Worker, excluded};
-use crate::ledger::decisions::DecisionHandle;
-use crate::ledger::entry::Told;
-use crate::ledger::leg::{LegFacts, LegKind};
-use crate::ledger::veto::VetoReason;
 use crate::prepare::Unit;
 use splitrail_api::Endpoint;
 use splitrail_api::error::{Error, Kind};
 use splitrail_config::model::RequestFlow;
+use splitrail_ledger::decisions::DecisionHandle;
+use splitrail_ledger::entry::Told;
+use splitrail_ledger::leg::{LegFacts, LegKind};
+use splitrail_ledger::veto::VetoReason;
 use splitrail_policy::Leg;
 
 /// Replies from this length on are read off the reactor.

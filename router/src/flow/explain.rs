@@ -17,14 +17,14 @@ use super::plan::{Facts, LocalReason, Plan, Then, plan};
 use super::weigh::{Weighed, is_open, learned_ratio, weigh};
 use crate::fleet::Served;
 use crate::fleet::{Exclusion, Roster};
-use crate::ledger::decisions::CandidateRecord;
-use crate::ledger::decisions::WeighedRecord;
-use crate::ledger::veto::VetoReason;
 use crate::prepare::{Prepared, Unit};
 use splitrail_api::Endpoint;
 use splitrail_api::error::Error;
 use splitrail_api::steering::Steering;
 use splitrail_config::model::{Connector, Model, OnNoPrefill, Policy, RequestFlow};
+use splitrail_ledger::decisions::CandidateRecord;
+use splitrail_ledger::decisions::WeighedRecord;
+use splitrail_ledger::veto::VetoReason;
 use splitrail_policy::{Candidate, Choice, Leg, pick};
 use splitrail_telemetry::clock::unix_ms;
 

@@ -6,9 +6,9 @@ use splitrail_engine::nixl::PREFILL_PARAMS_JSON;
 
 use crate::fleet::Served;
 use crate::fleet::{Exclusion, Pool, Worker};
-use crate::ledger::veto::VetoReason;
 use splitrail_api::{Endpoint, JsonObject};
 use splitrail_config::model::Connector;
+use splitrail_ledger::veto::VetoReason;
 use splitrail_policy::Leg;
 
 /// The member in which vLLM's connectors talk.

@@ -24,13 +24,13 @@ use super::legs;
 use super::place::{Placed, Wish, computed, place, sent};
 use crate::engine_client::Parcel;
 use crate::fleet::{Booking, Exclusion, Worker};
-use crate::ledger::decisions::DecisionHandle;
-use crate::ledger::leg::{LegFacts, LegKind};
-use crate::ledger::veto::VetoReason;
 use crate::prepare::Unit;
 use crate::reply::relay::EventReader;
 use splitrail_api::error::Error;
 use splitrail_api::{Endpoint, JsonObject};
+use splitrail_ledger::decisions::DecisionHandle;
+use splitrail_ledger::leg::{LegFacts, LegKind};
+use splitrail_ledger::veto::VetoReason;
 use splitrail_policy::Leg;
 
 mod chat;

@@ -21,13 +21,13 @@ use super::prefill::{self, Said, Tries, not_handed_over, without_prefill};
 use crate::engine_client::{Envelope, Parcel};
 use crate::fleet::bootstrap::{Bootstrap, Engine};
 use crate::fleet::{Exclusion, Worker};
-use crate::ledger::decisions::DecisionHandle;
-use crate::ledger::leg::{LegFacts, LegKind};
-use crate::ledger::veto::VetoReason;
 use crate::prepare::Unit;
 use crate::reply::relay::Account;
 use splitrail_api::error::{Error, Fault, Kind};
 use splitrail_config::model::Connector;
+use splitrail_ledger::decisions::DecisionHandle;
+use splitrail_ledger::leg::{LegFacts, LegKind};
+use splitrail_ledger::veto::VetoReason;
 use splitrail_policy::Leg;
 
 /// An answer that has begun needs the prefill engine no more: only its count of cached

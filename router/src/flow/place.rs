@@ -11,9 +11,9 @@ use crate::engine_client::Envelope;
 use crate::fleet::Served;
 use crate::fleet::waiting::{Asked, Granted, NoRoom, Why};
 use crate::fleet::{Booking, Exclusion, Pool, Roster, Worker};
-use crate::ledger::decisions::DecisionHandle;
 use crate::prepare::Unit;
 use splitrail_api::error::{Error, Kind};
+use splitrail_ledger::decisions::DecisionHandle;
 use splitrail_policy::{Candidate, Choice, Leg, Query, holders};
 use splitrail_telemetry::clock::unix_ms;
 

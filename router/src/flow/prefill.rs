@@ -23,14 +23,14 @@ use crate::engine_client::{Envelope, Parcel, Peer, Shape};
 use crate::fleet::Served;
 use crate::fleet::audit;
 use crate::fleet::{Exclusion, Hosts, Pool, Worker};
-use crate::ledger::decisions::DecisionHandle;
-use crate::ledger::leg::{LegFacts, LegKind};
-use crate::ledger::veto::VetoReason;
 use crate::prepare::Unit;
 use crate::reply::dialect;
 use splitrail_api::error::{Error, Fault, Kind};
 use splitrail_api::{Endpoint, JsonObject, Parts};
 use splitrail_config::model::{Connector, OnNoPrefill};
+use splitrail_ledger::decisions::DecisionHandle;
+use splitrail_ledger::leg::{LegFacts, LegKind};
+use splitrail_ledger::veto::VetoReason;
 use splitrail_policy::Leg;
 use splitrail_telemetry::clock::unix_ms;
 

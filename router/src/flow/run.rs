@@ -22,11 +22,11 @@ use super::weigh::{is_open, learned_ratio, weigh};
 use crate::boxed::pinned;
 use crate::fleet::Served;
 use crate::fleet::{Exclusion, Worker};
-use crate::ledger::decisions::DecisionHandle;
-use crate::ledger::veto::VetoReason;
 use crate::prepare::Unit;
 use splitrail_api::error::{Error, Kind};
 use splitrail_config::model::OnNoPrefill;
+use splitrail_ledger::decisions::DecisionHandle;
+use splitrail_ledger::veto::VetoReason;
 use splitrail_policy::Leg;
 use splitrail_telemetry::clock::unix_ms;
 

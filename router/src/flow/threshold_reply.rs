@@ -10,14 +10,14 @@ use splitrail_kv::Overlap;
 
 use super::answer::Begun;
 use super::context::Context;
-use crate::ledger::decisions::DecisionHandle;
-use crate::ledger::entry::Told as ToldUsage;
-use crate::ledger::leg::{Expected, LegFacts, LegKind};
-use crate::ledger::record::told;
 use crate::prepare::Unit;
 use splitrail_api::error::Error;
 use splitrail_api::text::random_id;
 use splitrail_api::{Endpoint, JsonObject};
+use splitrail_ledger::decisions::DecisionHandle;
+use splitrail_ledger::entry::Told as ToldUsage;
+use splitrail_ledger::leg::{Expected, LegFacts, LegKind};
+use splitrail_ledger::record::told;
 use splitrail_telemetry::clock::unix_ms;
 
 /// Makes the reply, in which nothing was generated and every choice ends with

@@ -10,10 +10,10 @@ use splitrail_engine::dialect::Dialect;
 
 use super::dialect::{self, Chunk, data_of};
 use super::merge::Events;
-use crate::ledger::decisions::DecisionHandle;
-use crate::ledger::record::PromptRecord;
 use splitrail_api::JsonObject;
 use splitrail_config::model::CachedTokensFallback;
+use splitrail_ledger::decisions::DecisionHandle;
+use splitrail_ledger::record::PromptRecord;
 
 /// The entries of a request's prompts, as a client may see them.
 #[derive(Clone)]

@@ -20,13 +20,13 @@ use crate::fleet::Served;
 use crate::fleet::audit;
 use crate::fleet::{Booking, Worker};
 use crate::flow::migrate::Migration;
-use crate::ledger::decisions::DecisionHandle;
-use crate::ledger::entry::Told;
-use crate::ledger::leg::Origin;
-use crate::ledger::record::told;
 use splitrail_api::JsonObject;
 use splitrail_api::error::{Error, Kind};
 use splitrail_api::memory_budget::{Charge, shed};
+use splitrail_ledger::decisions::DecisionHandle;
+use splitrail_ledger::entry::Told;
+use splitrail_ledger::leg::Origin;
+use splitrail_ledger::record::told;
 use splitrail_policy::Leg;
 use splitrail_telemetry::Metrics;
 

@@ -6,11 +6,11 @@ use serde_json::{Value, json};
 
 use crate::core::Core;
 use crate::flow::explain::explain;
-use crate::ledger::decisions::Decision;
 use crate::prepare::{Payload, prepare};
 use splitrail_api::Endpoint;
 use splitrail_api::error::Error;
 use splitrail_api::steering::Steering;
+use splitrail_ledger::decisions::Decision;
 
 /// What would become of a request. Nothing is sent, booked or counted.
 ///

@@ -16,16 +16,16 @@ use crate::core::{Core, LiveRequest};
 use crate::fleet::Served;
 use crate::fleet::losses::Followed;
 use crate::flow::context::{Context, flow_name};
-use crate::ledger::close::close;
-use crate::ledger::decisions::DecisionHandle;
-use crate::ledger::record::Ended;
-use crate::ledger::recorder::{Prompt, Times};
 use crate::prepare::Unit;
 use crate::reply::merge::Events;
 use splitrail_api::Endpoint;
 use splitrail_api::error::{Error, Kind};
 use splitrail_api::memory_budget::Charge;
 use splitrail_api::name::Name;
+use splitrail_ledger::close::close;
+use splitrail_ledger::decisions::DecisionHandle;
+use splitrail_ledger::record::Ended;
+use splitrail_ledger::recorder::{Prompt, Times};
 use splitrail_telemetry::clock::unix_ms;
 
 /// Room in the router, its entry among the live ones, its place in the metrics and

@@ -7,7 +7,7 @@ use serde::Serialize;
 use crate::fleet::veto_by_health;
 use crate::fleet::{Roster, Worker};
 use crate::flow::place::Wish;
-use crate::ledger::veto::VetoReason;
+use splitrail_ledger::veto::VetoReason;
 use splitrail_policy::Candidate;
 use splitrail_telemetry::clock::unix_ms;
 

@@ -7,12 +7,12 @@ use super::Wish;
 use crate::fleet::veto_by_health;
 use crate::fleet::{Roster, Worker, excluded};
 use crate::flow::context::Context;
-use crate::ledger::decisions::{
-    CandidateRecord, DecisionHandle, DrawRecord, Figures, ShadowRecord, VetoRecord,
-};
-use crate::ledger::veto::VetoReason;
 use crate::prepare::Unit;
 use splitrail_api::name::Name;
+use splitrail_ledger::decisions::{
+    CandidateRecord, DecisionHandle, DrawRecord, Figures, ShadowRecord, VetoRecord,
+};
+use splitrail_ledger::veto::VetoReason;
 use splitrail_policy::{Candidate, Choice, Leg, Policy, Query, Veto, pick};
 use splitrail_telemetry::clock::unix_ms;
 

@@ -8,7 +8,7 @@ use splitrail_kv::Tier;
 
 use super::entry::{Entry, Told};
 use super::leg::{Figures, LegFacts, LegKind, Origin};
-use crate::ledger::entry::Cached;
+use crate::entry::Cached;
 use splitrail_api::name::Name;
 use splitrail_config::model::CachedTokensFallback;
 
@@ -319,7 +319,7 @@ mod tests {
     use splitrail_engine::usage::EngineUsage;
 
     use super::*;
-    use crate::ledger::leg::Expected;
+    use crate::leg::Expected;
 
     #[test]
     fn the_fallback_decides_only_where_the_engine_is_silent() {

@@ -9,7 +9,7 @@ use splitrail_kv::BlockHash;
 
 use super::decisions::Decision;
 use super::lines::Lines;
-use crate::ledger::stages::StageTimes;
+use crate::stages::StageTimes;
 use splitrail_config::RecordConfig;
 
 /// Where decisions are written down.

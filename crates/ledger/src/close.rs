@@ -100,7 +100,7 @@ mod tests {
     use splitrail_kv::Overlap;
 
     use super::*;
-    use crate::ledger::leg::{Expected, LegFacts};
+    use crate::leg::{Expected, LegFacts};
 
     #[test]
     fn hits_are_counted_by_tier() {

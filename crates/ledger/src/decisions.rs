@@ -10,7 +10,7 @@ use serde::{Serialize, Serializer};
 use splitrail_kv::Tier;
 
 use super::entry::Entry;
-use crate::ledger::veto::VetoReason;
+use crate::veto::VetoReason;
 use splitrail_api::name::Name;
 use splitrail_policy::{Candidate, Terms};
 

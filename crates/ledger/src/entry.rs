@@ -316,7 +316,7 @@ mod tests {
     use splitrail_kv::Overlap;
 
     use super::*;
-    use crate::ledger::leg::{Expected, LegKind};
+    use crate::leg::{Expected, LegKind};
 
     fn leg(kind: LegKind, prompt_tokens: Option<u32>, overlap_blocks: u32) -> LegFacts {
         let overlap = Overlap { blocks: overlap_blocks, by_tier: [overlap_blocks, 0, 0, 0] };
