@@ -2,7 +2,7 @@
 //! it is cut into reads, and whether the connection ends after it; the rest is what comes.
 
 use bytes::BytesMut;
-use splitrail_router::engine_client::framing::{
+use splitrail_engine_client::framing::{
     Framing, HEAD_MAX_BYTES, Head, Interim, LINES_MAX_BYTES, Malformed, Piece, begun,
 };
 

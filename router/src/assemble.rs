@@ -8,15 +8,15 @@ use http::HeaderValue;
 use splitrail_kv::{HashSeed, IndexConfig};
 
 use crate::core::Core;
-use crate::engine_client::networks::Networks;
-use crate::engine_client::retry_budget::RetryBudget;
-use crate::engine_client::{EngineClient, ReplyMemory};
 use crate::fleet::Pool;
 use crate::fleet::{Served, Serving};
 use splitrail_api::memory_budget::MemoryBudget;
 use splitrail_config::{
     BlockSize, Config, ContentFormatConfig, HuggingfaceTokenizer, Model, TokenizerConfig,
 };
+use splitrail_engine_client::networks::Networks;
+use splitrail_engine_client::retry_budget::RetryBudget;
+use splitrail_engine_client::{EngineClient, ReplyMemory};
 use splitrail_ledger::books::Books;
 use splitrail_prompt::stamp::{FileStamp, stamp, stamps};
 use splitrail_prompt::{ContentFormat, PromptModel, PromptOptions};

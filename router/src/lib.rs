@@ -21,6 +21,5 @@ pub mod admin;
 pub mod assemble;
 pub mod core;
 pub mod cut;
-pub mod engine_client;
 pub mod fleet;
 pub mod run;

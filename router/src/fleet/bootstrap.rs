@@ -9,8 +9,8 @@ use splitrail_engine::mooncake::{BOOTSTRAP_PORT, EngineIds, MAX_QUERY_BYTES, QUE
 use tokio::sync::Mutex;
 
 use super::Worker;
-use crate::engine_client::EngineClient;
 use splitrail_api::error::Error;
+use splitrail_engine_client::EngineClient;
 
 /// A prefill worker's bootstrap server, and what it last said of its engine.
 #[derive(Debug)]

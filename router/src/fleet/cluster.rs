@@ -7,8 +7,8 @@ use splitrail_kv::HashSeed;
 use splitrail_telemetry::Metrics;
 
 use super::served::{Served, Serving};
-use crate::engine_client::networks::Networks;
 use splitrail_config::model::{Config, Events, FleetConfig};
+use splitrail_engine_client::networks::Networks;
 
 /// What all workers of a router have in common: the models that are served, and the settings of
 /// the configuration that only a restart changes.

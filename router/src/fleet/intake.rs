@@ -17,8 +17,8 @@ use super::follow::supervise;
 use super::indexing::{Indexing, OVER_LIMIT};
 use super::pool::{Pool, rank_key};
 use super::worker::Worker;
-use crate::engine_client::networks::literal;
 use crate::fleet::Cluster;
+use splitrail_engine_client::networks::literal;
 
 /// Batches between the subscription and the index. A full queue holds the stream
 /// back in the kernel's buffers, and in the end at the engine.

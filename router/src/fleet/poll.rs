@@ -8,9 +8,9 @@ use splitrail_engine::vllm::load::EngineLoad;
 use tokio::time::MissedTickBehavior;
 
 use super::worker::Worker;
-use crate::engine_client::EngineClient;
 use crate::fleet::Served;
 use splitrail_api::error::{Error, Fault, Kind};
+use splitrail_engine_client::EngineClient;
 
 /// Bytes of an engine's `/metrics` or `/v1/models`; vLLM's metrics are some 60 kB, and with
 /// hundreds of adapters and ranks ten times that.

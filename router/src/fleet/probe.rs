@@ -16,11 +16,11 @@ use splitrail_engine::vllm::identity::Trial;
 use tokio::time::MissedTickBehavior;
 
 use super::worker::Worker;
-use crate::engine_client::{Envelope, NO_SUCH_RANK, Shape};
 use crate::fleet::Served;
 use splitrail_api::Endpoint;
 use splitrail_api::error::{Error, Kind};
 use splitrail_api::text::random_id;
+use splitrail_engine_client::{Envelope, NO_SUCH_RANK, Shape};
 
 /// Between two looks at whether an engine is to be asked.
 const PERIOD: Duration = Duration::from_millis(500);

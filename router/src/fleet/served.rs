@@ -7,9 +7,9 @@ use splitrail_telemetry::{LogThrottle, ModelSeries};
 
 use super::pool::Pool;
 use super::releases::Releases;
-use crate::engine_client::EngineClient;
-use crate::engine_client::retry_budget::RetryBudget;
 use splitrail_config::model::{Config, GateKind, Limits, Model, RequestFlow};
+use splitrail_engine_client::EngineClient;
+use splitrail_engine_client::retry_budget::RetryBudget;
 use splitrail_prompt::PromptModel;
 use splitrail_prompt::stamp::FileStamp;
 

@@ -29,10 +29,10 @@ use super::resync::Resync;
 use super::state::{Event, State};
 use super::told::Told;
 use super::witness::Witness;
-use crate::engine_client::Engine;
-use crate::engine_client::echoes::Echoes;
 use splitrail_api::error::{Error, Fault};
 use splitrail_config::model::{BreakerConfig, HealthConfig, Role, Worker as WorkerConfig};
+use splitrail_engine_client::Engine;
+use splitrail_engine_client::echoes::Echoes;
 use splitrail_policy::{Coefficients, Leg};
 use splitrail_telemetry::Metrics;
 

@@ -10,7 +10,6 @@ use splitrail_engine::usage::EngineUsage;
 
 use super::answer::{Sending, usage_of};
 use super::context::within;
-use crate::engine_client::{EngineClient, Parcel, Shape, refusal_event};
 use crate::fleet::Served;
 use crate::fleet::Worker;
 use crate::reply::choices::{begun, turned_away};
@@ -18,6 +17,7 @@ use crate::reply::dialect::{Chunk, data_of};
 use crate::reply::relay::EventReader;
 use splitrail_api::Endpoint;
 use splitrail_api::error::Error;
+use splitrail_engine_client::{EngineClient, Parcel, Shape, refusal_event};
 
 /// How a leg's answer begins.
 pub(super) enum First {

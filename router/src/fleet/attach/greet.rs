@@ -11,12 +11,12 @@ use tonic::Status;
 
 use super::credentials::Allowed;
 use super::inbound::{Inbound, Said};
-use crate::engine_client::networks::literal;
 use crate::fleet::Cluster;
 use crate::fleet::Served;
 use crate::fleet::{Fleet, Source};
 use splitrail_config::http_address;
 use splitrail_config::model::{Discovery, Role, Worker as WorkerConfig};
+use splitrail_engine_client::networks::literal;
 
 /// The protocol that this router speaks.
 pub(super) const PROTOCOL: u32 = 1;

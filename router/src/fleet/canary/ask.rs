@@ -8,12 +8,12 @@ use serde_json::{Value, json};
 
 use super::diagnose::Tokens;
 use super::prompt::{Prompt, messages};
-use crate::engine_client::{Envelope, Shape};
 use crate::fleet::Served;
 use crate::fleet::Worker;
 use splitrail_api::Endpoint;
 use splitrail_api::error::Kind;
 use splitrail_api::text::random_id;
+use splitrail_engine_client::{Envelope, Shape};
 
 /// The engine's reply to the prompt.
 pub(super) struct Reply {

@@ -25,8 +25,8 @@ use rustix::net::{RecvFlags, recv};
 use tokio::io::{AsyncReadExt, AsyncWrite};
 use tokio::net::TcpStream;
 
-use crate::engine_client::framing::{Framing, Head, Interim, Malformed, Piece, begun};
-use crate::engine_client::parcel::Parcel;
+use crate::framing::{Framing, Head, Interim, Malformed, Piece, begun};
+use crate::parcel::Parcel;
 
 /// Bytes of an answer that are read at once, and that wait for a client which is slower than
 /// its engine.
@@ -42,7 +42,7 @@ const SOONEST_ANSWER: Duration = Duration::from_micros(40);
 
 /// Who has answered, where that is known.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Peer(pub(crate) IpAddr);
+pub struct Peer(pub IpAddr);
 
 /// An answer that has begun does not end as it should.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]

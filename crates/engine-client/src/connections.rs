@@ -22,9 +22,9 @@ use hyper::body::{Body, Frame, SizeHint};
 use hyper_util::client::legacy::connect::HttpConnector;
 use tower::ServiceExt;
 
-use crate::engine_client::framing::{Framing, Head, Malformed};
-use crate::engine_client::guarded::Resolver;
-use crate::engine_client::wire::{Ask, Broken, Peer, Unanswered, Wire};
+use crate::framing::{Framing, Head, Malformed};
+use crate::guarded::Resolver;
+use crate::wire::{Ask, Broken, Peer, Unanswered, Wire};
 use rustc_hash::FxBuildHasher;
 
 /// vLLM closes idle connections after 5 s. The router's end earlier, so that a request is
@@ -240,7 +240,7 @@ pub struct EngineBody {
 impl EngineBody {
     /// It is for the request that was sent, as far as that can be told: its connection may serve
     /// another one once it has ended.
-    pub(crate) fn prove(&mut self) {
+    pub fn prove(&mut self) {
         self.is_proven = true;
         self.has_moved();
     }

@@ -27,15 +27,15 @@ mod timers;
 mod wire;
 
 pub use connections::EngineBody;
-pub(crate) use failure::refusal_event;
+pub use failure::refusal_event;
 pub use gather::ReplyMemory;
-pub(crate) use gather::too_large;
+pub use gather::too_large;
 pub use parcel::{Parcel, Receipt};
 pub use proof::{Proof, Shape};
-pub(crate) use timers::{Late, Timer, Timers};
+pub use timers::{Late, Timer, Timers};
 
-use crate::engine_client::networks::Networks;
-use crate::engine_client::retry_budget::RetryBudget;
+use crate::networks::Networks;
+use crate::retry_budget::RetryBudget;
 use connections::{Begun, Class, Connections, Destination, Failure};
 pub use engine::Engine;
 use failure::{failure, refusal};
@@ -46,7 +46,7 @@ use splitrail_api::text::random_id;
 use splitrail_api::unread::Unread;
 use wire::Ask;
 pub use wire::Broken;
-pub(crate) use wire::Peer;
+pub use wire::Peer;
 
 const TRACEPARENT: &str = "traceparent";
 const X_GATE: &str = "x-splitrail-gate";
@@ -243,7 +243,7 @@ impl EngineClient {
     }
 
     /// The timers of its calls.
-    pub(crate) fn timers(&self) -> &Arc<Timers> {
+    pub fn timers(&self) -> &Arc<Timers> {
         &self.timers
     }
 
@@ -326,7 +326,7 @@ impl EngineClient {
     }
 
     /// The memory that replies may take.
-    pub(crate) fn memory(&self) -> &ReplyMemory {
+    pub fn memory(&self) -> &ReplyMemory {
         &self.memory
     }
 
@@ -339,7 +339,7 @@ impl EngineClient {
 /// An engine's answer to a request for inference, which has begun with a 200.
 pub struct Response {
     /// Who answers, where that is known.
-    pub(crate) peer: Option<Peer>,
+    pub peer: Option<Peer>,
     /// The rest.
     pub body: EngineBody,
     /// What shows that it is for the request.

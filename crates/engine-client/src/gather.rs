@@ -8,8 +8,8 @@ use hyper::body::Body as _;
 use prometheus::IntCounterVec;
 
 use super::engine::Engine;
-use crate::engine_client::connections::EngineBody;
-use crate::engine_client::wire::Broken;
+use crate::connections::EngineBody;
+use crate::wire::Broken;
 use splitrail_api::error::{Error, Kind};
 use splitrail_api::memory_budget::{Charge, MemoryBudget, shed};
 use splitrail_api::unread::Unread;
@@ -73,7 +73,7 @@ impl NotWhole {
 }
 
 /// An answer is larger than the configuration allows.
-pub(crate) fn too_large(key: &str) -> Error {
+pub fn too_large(key: &str) -> Error {
     let message = format!(
         "the answer is larger than {key} allows: ask for fewer choices, log probabilities or \
          tokens"

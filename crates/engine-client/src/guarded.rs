@@ -9,7 +9,7 @@ use std::task::{Context, Poll};
 use hyper_util::client::legacy::connect::dns::{GaiResolver, Name};
 use tower::Service;
 
-use crate::engine_client::networks::Networks;
+use crate::networks::Networks;
 
 /// A resolver, the system's unless in tests, which finds addresses in the allowed networks only, if
 /// there are any.

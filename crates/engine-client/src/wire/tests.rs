@@ -2,7 +2,7 @@ use http::StatusCode;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpListener;
 
-use crate::engine_client::wire::*;
+use crate::wire::*;
 
 async fn pair() -> (Wire, TcpStream) {
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();

@@ -7,7 +7,7 @@ use http::HeaderValue;
 use memchr::memmem;
 
 use super::engine::Engine;
-use crate::engine_client::echoes::Foreign;
+use crate::echoes::Foreign;
 use splitrail_api::error::{Error, Kind};
 use splitrail_api::{Endpoint, JsonObject};
 
@@ -64,7 +64,7 @@ impl Proof {
     ///
     /// # Errors
     /// If it is for another request.
-    pub(crate) fn check(&self, worker: &dyn Engine, answer: &[u8]) -> Result<(), Error> {
+    pub fn check(&self, worker: &dyn Engine, answer: &[u8]) -> Result<(), Error> {
         let (id, kind) = (self.request_id.as_bytes(), self.shape.number());
         let front = &answer[..answer.len().min(FRONT_BYTES)];
         if memmem::find(front, id).is_some() {
@@ -108,7 +108,7 @@ mod tests {
     use http::uri::Authority;
 
     use super::*;
-    use crate::engine_client::echoes::Echoes;
+    use crate::echoes::Echoes;
 
     const MINE: &str = "0123456789abcdef0123456789abcdef";
 

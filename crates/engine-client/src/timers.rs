@@ -20,7 +20,7 @@ const SPARE_MAX: usize = 64;
 
 /// Spare timers.
 #[derive(Debug, Default)]
-pub(crate) struct Timers {
+pub struct Timers {
     parts: [Mutex<Vec<Spare>>; PARTS],
 }
 
@@ -40,16 +40,16 @@ thread_local! {
 
 /// The time of a call was over.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Late;
+pub struct Late;
 
 impl Timers {
     /// A timer for calls that may take so long; it is back among the spare ones once dropped.
-    pub(crate) fn of(self: &Arc<Self>, limit: Duration) -> Timer {
+    pub fn of(self: &Arc<Self>, limit: Duration) -> Timer {
         Timer { timers: Arc::clone(self), limit, sleep: None }
     }
 
     /// Bounds a call.
-    pub(crate) async fn bound<T>(
+    pub async fn bound<T>(
         self: &Arc<Self>,
         limit: Duration,
         call: impl Future<Output = T>,
@@ -72,7 +72,7 @@ impl Timers {
 
 /// A timer. It is set when it is first waited for.
 #[derive(Debug)]
-pub(crate) struct Timer {
+pub struct Timer {
     timers: Arc<Timers>,
     limit: Duration,
     sleep: Option<Pin<Box<Sleep>>>,
@@ -80,18 +80,18 @@ pub(crate) struct Timer {
 
 impl Timer {
     /// How long calls may take.
-    pub(crate) fn limit(&self) -> Duration {
+    pub fn limit(&self) -> Duration {
         self.limit
     }
 
     /// From now on calls may take so long.
-    pub(crate) fn set_limit(&mut self, limit: Duration) {
+    pub fn set_limit(&mut self, limit: Duration) {
         self.give_back();
         self.limit = limit;
     }
 
     /// Bounds a call.
-    pub(crate) async fn bound<T>(&mut self, call: impl Future<Output = T>) -> Result<T, Late> {
+    pub async fn bound<T>(&mut self, call: impl Future<Output = T>) -> Result<T, Late> {
         let due = Instant::now() + self.limit;
         let mut call = pin!(call);
         poll_fn(|context| match call.as_mut().poll(context) {

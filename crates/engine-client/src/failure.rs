@@ -6,8 +6,8 @@ use http::StatusCode;
 use http_body_util::{BodyExt, Limited};
 
 use super::engine::Engine;
-use crate::engine_client::connections::Failure;
-use crate::engine_client::{EngineBody, NO_SUCH_RANK};
+use crate::connections::Failure;
+use crate::{EngineBody, NO_SUCH_RANK};
 use splitrail_api::error::{Error, Fault, Kind};
 use splitrail_engine::fields::is_router_only;
 
@@ -92,7 +92,7 @@ fn rejection(worker: &dyn Engine, status: u16, said: Option<(String, Option<Stri
 
 /// An error event in place of a stream's first chunk: engines that send their
 /// headers early say there what their status would have been.
-pub(crate) fn refusal_event(worker: &dyn Engine, event: &[u8]) -> Error {
+pub fn refusal_event(worker: &dyn Engine, event: &[u8]) -> Error {
     let status = serde_json::from_slice::<serde_json::Value>(event)
         .ok()
         .and_then(|event| event.get("error")?.get("code")?.as_u64())
