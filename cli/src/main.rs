@@ -288,9 +288,7 @@ fn not_loaded(problems: &splitrail_config::Problems) -> (u8, String) {
 /// not.
 fn not_assembled(error: AssembleError) -> (u8, String) {
     let code = match error {
-        AssembleError::Secret { .. }
-        | AssembleError::Tokenizer { .. }
-        | AssembleError::ChatTemplate { .. } => exit::CONFIG,
+        AssembleError::Model(_) => exit::CONFIG,
         AssembleError::File(_) | AssembleError::Defect(_) => exit::UNAVAILABLE,
     };
     (code, error.to_string())
@@ -302,8 +300,8 @@ fn check(path: &std::path::Path) -> Result<(), (u8, String)> {
         say(&format!("warning: {warning}"));
     }
     for model in &loaded.config.models {
-        let prompt = splitrail_router::assemble::load_prompt(model);
-        let prompt = prompt.map_err(not_assembled)?;
+        let prompt = splitrail_fleet::models::load_prompt(model);
+        let prompt = prompt.map_err(|error| not_assembled(error.into()))?;
         for note in prompt.iter().flat_map(|prompt| prompt.notes()) {
             say(&format!("warning: model {}: tokenizer: {note}", model.name));
         }

@@ -5,11 +5,11 @@ use std::sync::Arc;
 
 use prost::Message as _;
 use splitrail_config::model::Worker as WorkerConfig;
+use splitrail_fleet::attach::Blocks;
+use splitrail_fleet::{Pool, Worker};
 use splitrail_kv::{Applied, HashSeed, IndexConfig};
 use splitrail_proto::v1::AttachRequest;
 use splitrail_proto::v1::attach_request::Message;
-use splitrail_router::fleet::attach::Blocks;
-use splitrail_router::fleet::{Pool, Worker};
 
 const LIMIT: usize = 16;
 

@@ -6,10 +6,10 @@ use std::sync::Arc;
 use prost::Message as _;
 use splitrail_config::model::Worker as WorkerConfig;
 use splitrail_event_plane::{names, snapshot};
+use splitrail_fleet::attach::Blocks;
+use splitrail_fleet::{Pool, Worker};
 use splitrail_kv::{Applied, HashSeed, IndexConfig};
 use splitrail_proto::v1::{PlaneAsk, PlaneEvents, PlaneReport};
-use splitrail_router::fleet::attach::Blocks;
-use splitrail_router::fleet::{Pool, Worker};
 
 const LIMIT: usize = 16;
 

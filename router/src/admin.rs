@@ -11,10 +11,10 @@ use axum::middleware::from_fn;
 use axum::routing::{delete, get, post};
 
 use crate::core::Core;
-use crate::fleet::Fleet;
 use crate::ingress::reply::{health, ready, reply_error};
 use crate::reload::Reload;
 use splitrail_api::error::{Error, Kind};
+use splitrail_fleet::Fleet;
 
 mod change;
 mod explain;

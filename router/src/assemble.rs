@@ -1,61 +1,21 @@
 //! From a validated configuration to a core that serves it.
 
-use std::io::Read as _;
-use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use http::HeaderValue;
-use splitrail_kv::{HashSeed, IndexConfig};
+use splitrail_config::Config;
+use splitrail_fleet::Serving;
+use splitrail_fleet::models::{ModelError, models};
+use splitrail_ledger::books::Books;
+use splitrail_telemetry::Metrics;
 
 use crate::core::Core;
-use crate::fleet::Pool;
-use crate::fleet::{Served, Serving};
-use splitrail_api::memory_budget::MemoryBudget;
-use splitrail_config::{
-    BlockSize, Config, ContentFormatConfig, HuggingfaceTokenizer, Model, TokenizerConfig,
-};
-use splitrail_engine_client::networks::Networks;
-use splitrail_engine_client::retry_budget::RetryBudget;
-use splitrail_engine_client::{EngineClient, ReplyMemory};
-use splitrail_ledger::books::Books;
-use splitrail_prompt::stamp::{FileStamp, stamp, stamps};
-use splitrail_prompt::{ContentFormat, PromptModel, PromptOptions};
-use splitrail_telemetry::LogThrottle;
-use splitrail_telemetry::Metrics;
-use splitrail_telemetry::ModelSeries;
-
-/// Bound on a chat template's file; real ones have some ten kilobytes.
-const TEMPLATE_MAX_BYTES: u64 = 4 << 20;
 
 /// Why a configuration that is valid by itself cannot be served.
 #[derive(Debug, thiserror::Error)]
 pub enum AssembleError {
-    /// A credential cannot be had.
-    #[error("model {model}: the engines' credential: {source}")]
-    Secret {
-        /// The model's name.
-        model: String,
-        /// Why.
-        source: splitrail_config::SecretError,
-    },
-    /// A tokenizer cannot be loaded.
-    #[error("model {model}: {source}")]
-    Tokenizer {
-        /// The model's name.
-        model: String,
-        /// Why.
-        source: splitrail_prompt::LoadError,
-    },
-    /// A chat template cannot be read.
-    #[error("model {model}: the chat template {path}: {source}")]
-    ChatTemplate {
-        /// The model's name.
-        model: String,
-        /// The template's file.
-        path: String,
-        /// Why.
-        source: std::io::Error,
-    },
+    /// A model's credential, tokenizer or chat template cannot be had.
+    #[error(transparent)]
+    Model(#[from] ModelError),
     /// The ledger file, or the record's, cannot be written.
     #[error("{0}")]
     File(std::io::Error),
@@ -82,203 +42,9 @@ pub fn assemble(config: Config) -> Result<Arc<Core>, AssembleError> {
 /// not touched.
 ///
 /// # Errors
-/// As [`assemble`], but for the ledger's file, which stays.
-pub fn reassemble(config: Config, core: &Core, before: &Serving) -> Result<Serving, AssembleError> {
+/// A model's credential, tokenizer or chat template cannot be had.
+pub fn reassemble(config: Config, core: &Core, before: &Serving) -> Result<Serving, ModelError> {
     let config = Arc::new(config);
     let models = models(&config, (&core.memory, &core.metrics), Some(before))?;
     Ok(Serving::new(models, config))
-}
-
-/// What all models share.
-type Common<'a> = (&'a Arc<MemoryBudget>, &'a Metrics);
-
-fn models(
-    config: &Config,
-    common: Common<'_>,
-    before: Option<&Serving>,
-) -> Result<Vec<Arc<Served>>, AssembleError> {
-    let assembled = config.models.iter().map(|model| {
-        let predecessor = before.and_then(|before| Some((before.model(&model.name)?, before)));
-        assemble_model(model, config, common, predecessor)
-    });
-    assembled.collect()
-}
-
-fn assemble_model(
-    model: &Model,
-    config: &Config,
-    (memory, metrics): Common<'_>,
-    before: Option<(&Arc<Served>, &Serving)>,
-) -> Result<Arc<Served>, AssembleError> {
-    let authorization = authorization(model)?;
-    let prompt_files = prompt_files(model);
-    let kept = before.map(|(served, serving)| {
-        let mut kept = Kept::of(served, serving, model, config);
-        kept.credential &= served.client.authorization() == authorization.as_ref();
-        kept.tokenizer &= served.prompt_files == prompt_files;
-        (served, kept)
-    });
-    if let Some((served, kept)) = kept
-        && kept.all()
-    {
-        return Ok(Arc::clone(served));
-    }
-    let keep = |part: fn(&Kept) -> bool| kept.filter(|(_, kept)| part(kept)).map(|(was, _)| was);
-    let prompt = match keep(|kept| kept.tokenizer) {
-        Some(served) => served.prompt.clone(),
-        None => {
-            let prompt = load_prompt(model)?;
-            for note in prompt.iter().flat_map(PromptModel::notes) {
-                tracing::warn!(model = model.name, note, "tokenizer");
-            }
-            prompt.map(Arc::new)
-        }
-    };
-    let retry_budget = match keep(|kept| kept.budget) {
-        Some(served) => Arc::clone(&served.retry_budget),
-        None => Arc::new(RetryBudget::new(model.retries.budget_percent)),
-    };
-    let client = match keep(|kept| kept.client && kept.credential && kept.budget) {
-        Some(served) => served.client.clone(),
-        None => {
-            let reply_max_bytes = config.limits.engine_reply_max_bytes;
-            let networks = Networks::new(&config.fleet.networks);
-            let memory = ReplyMemory {
-                budget: Arc::clone(memory),
-                max_bytes: config.limits.request_memory_max_bytes,
-                shed: metrics.shed.clone(),
-            };
-            let (connect, budget) = (model.timeouts.connect, Arc::clone(&retry_budget));
-            let replies = (reply_max_bytes, memory);
-            EngineClient::new(connect, authorization, replies, networks, budget)
-        }
-    };
-    let pool = match keep(|kept| kept.pool) {
-        Some(served) => Arc::clone(&served.pool),
-        None => Arc::new(pool(model, config)),
-    };
-    Ok(Arc::new(Served {
-        config: model.clone(),
-        pool,
-        prompt,
-        prompt_files,
-        client,
-        retry_budget,
-        releases: before.map(|(served, _)| Arc::clone(&served.releases)).unwrap_or_default(),
-        mismatch: LogThrottle::default(),
-        series: ModelSeries::default(),
-        no_prefill: LogThrottle::default(),
-        below_threshold: LogThrottle::default(),
-    }))
-}
-
-/// Which parts of a model stay.
-#[derive(Clone, Copy)]
-struct Kept {
-    config: bool,
-    tokenizer: bool,
-    client: bool,
-    credential: bool,
-    pool: bool,
-    budget: bool,
-}
-
-impl Kept {
-    fn of(served: &Served, serving: &Serving, model: &Model, config: &Config) -> Self {
-        let (was, bounds) = (&served.config, &serving.limits);
-        let limits = &config.limits;
-        let tokenizer = was.tokenizer == model.tokenizer;
-        let client = was.timeouts.connect == model.timeouts.connect
-            && bounds.engine_reply_max_bytes == limits.engine_reply_max_bytes
-            && bounds.request_memory_max_bytes == limits.request_memory_max_bytes;
-        let pool = was.block_size == model.block_size
-            && was.assumed == model.assumed
-            && bounds.index_blocks_per_worker_max == limits.index_blocks_per_worker_max;
-        let budget = was.retries.budget_percent == model.retries.budget_percent;
-        let config = serde_json::to_value(was).ok() == serde_json::to_value(model).ok();
-        Self { config, tokenizer, client, credential: true, pool, budget }
-    }
-
-    fn all(self) -> bool {
-        let Self { config, tokenizer, client, credential, pool, budget } = self;
-        config && tokenizer && client && credential && pool && budget
-    }
-}
-
-fn authorization(model: &Model) -> Result<Option<HeaderValue>, AssembleError> {
-    let resolved = model.engine_api_key.as_ref().map(|secret| secret.resolve()).transpose();
-    let failed = |source| AssembleError::Secret { model: model.name.clone(), source };
-    Ok(resolved.map_err(failed)?.map(|secret| secret.bearer()))
-}
-
-fn pool(model: &Model, config: &Config) -> Pool {
-    // 0: an engine will say it.
-    let block_size = match model.block_size {
-        BlockSize::Tokens(tokens) => tokens,
-        BlockSize::Auto => 0,
-    };
-    let index = IndexConfig {
-        model: model.name.clone(),
-        block_size,
-        seed: HashSeed(config.hash_seed),
-        max_blocks_per_worker: config.limits.index_blocks_per_worker_max,
-    };
-    let pool = Pool::new(index, config.draw_seed).assuming(model.assumed);
-    pool.configure(model);
-    pool
-}
-
-/// Loads a model's tokenizer and chat template, if it has them.
-///
-/// # Errors
-/// If there is a tokenizer that cannot be loaded.
-pub fn load_prompt(model: &Model) -> Result<Option<PromptModel>, AssembleError> {
-    let TokenizerConfig::Huggingface(tokenizer) = &model.tokenizer else { return Ok(None) };
-    let name = || model.name.clone();
-    let options = prompt_options(tokenizer);
-    let options = options.map_err(|(path, source)| AssembleError::ChatTemplate {
-        model: name(),
-        path,
-        source,
-    })?;
-    let loaded = PromptModel::load(&tokenizer.path, options);
-    loaded.map(Some).map_err(|source| AssembleError::Tokenizer { model: name(), source })
-}
-
-/// What a model's engines were started with; or the file that cannot be read, and why.
-fn prompt_options(
-    tokenizer: &HuggingfaceTokenizer,
-) -> Result<PromptOptions, (String, std::io::Error)> {
-    let read = |path: &PathBuf| {
-        let text = read_template(path);
-        text.map_err(|error| (path.display().to_string(), error))
-    };
-    Ok(PromptOptions {
-        chat_template: tokenizer.chat_template.as_ref().map(read).transpose()?,
-        content_format: match tokenizer.chat_template_content_format {
-            ContentFormatConfig::Auto => None,
-            ContentFormatConfig::String => Some(ContentFormat::String),
-            ContentFormatConfig::Openai => Some(ContentFormat::OpenAi),
-        },
-        default_kwargs: tokenizer.default_chat_template_kwargs.clone(),
-        exclude_tools_when_tool_choice_none: tokenizer.exclude_tools_when_tool_choice_none,
-    })
-}
-
-fn read_template(path: &Path) -> std::io::Result<String> {
-    let mut text = String::new();
-    let file = std::fs::File::open(path)?;
-    file.take(TEMPLATE_MAX_BYTES + 1).read_to_string(&mut text)?;
-    if text.len() as u64 > TEMPLATE_MAX_BYTES {
-        return Err(std::io::Error::other(format!("longer than {TEMPLATE_MAX_BYTES} bytes")));
-    }
-    Ok(text)
-}
-
-/// The files that decide how a model's prompts become tokens, as they are now.
-fn prompt_files(model: &Model) -> Vec<FileStamp> {
-    let TokenizerConfig::Huggingface(tokenizer) = &model.tokenizer else { return Vec::new() };
-    let mut files = stamps(&tokenizer.path);
-    files.extend(tokenizer.chat_template.clone().and_then(stamp));
-    files
 }

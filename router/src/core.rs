@@ -9,14 +9,14 @@ use serde::Serialize;
 
 use crate::admission::{Admission, Room, Share, ShareKey};
 use crate::cut::Cut;
-use crate::fleet::parity::Parity;
-use crate::fleet::{Cluster, Served, Serving, Worker};
 use crate::prepare::Preparer;
 use rustc_hash::FxBuildHasher;
 use splitrail_api::error::{Error, Kind};
 use splitrail_api::memory_budget::{self, MemoryBudget};
 use splitrail_api::name::Name;
 use splitrail_config::model::{Config, OnNoPrefill, RequestFlow};
+use splitrail_fleet::parity::Parity;
+use splitrail_fleet::{Cluster, Served, Serving, Worker};
 use splitrail_ledger::books::Books;
 use splitrail_ledger::decisions::Decisions;
 use splitrail_policy::Leg;

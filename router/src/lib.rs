@@ -21,5 +21,4 @@ pub mod admin;
 pub mod assemble;
 pub mod core;
 pub mod cut;
-pub mod fleet;
 pub mod run;

@@ -11,7 +11,6 @@ use bytes::Bytes;
 use splitrail_kv::{BlockHash, Chain, Namespace};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
-use crate::fleet::{Cluster, Named, Served, Serving};
 use splitrail_api::error::{Error, Kind};
 use splitrail_api::memory_budget::{self, Charge, Memory, MemoryBudget, Meter};
 use splitrail_api::request::{Options, Prompt, unknown_model};
@@ -19,6 +18,7 @@ use splitrail_api::sampling::edit_sampling;
 use splitrail_api::sanitise::Removed;
 use splitrail_api::{Endpoint, Inbound, JsonObject, json};
 use splitrail_config::model::{Connector, Flow, Limits};
+use splitrail_fleet::{Cluster, Named, Served, Serving};
 use splitrail_prompt::Extent;
 use splitrail_prompt::watch::{self, Watch};
 use splitrail_telemetry::Metrics;

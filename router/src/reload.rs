@@ -20,7 +20,7 @@ pub use prepare::Refused;
 pub use report::{Report, problem_json};
 
 use crate::core::Core;
-use crate::fleet::Fleet;
+use splitrail_fleet::Fleet;
 
 /// Reloads that wait for the one that runs; beyond them, one more would find the same file.
 const WAITING_MAX: usize = 16;

@@ -16,12 +16,12 @@ pub use splitrail_settings::process::write_whole;
 
 use crate::admin::{self, Admin};
 use crate::core::Core;
-use crate::fleet::Fleet;
-use crate::fleet::attach::FleetDoor;
 use crate::ingress::door::Routes;
 use crate::ingress::{grpc, http, listener};
 use crate::reload::Reload;
 use splitrail_config::{Events, Listen};
+use splitrail_fleet::Fleet;
+use splitrail_fleet::attach::FleetDoor;
 use splitrail_ledger::summary::Summary;
 
 /// A router that is bound and serves.

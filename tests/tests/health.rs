@@ -4,7 +4,7 @@
 
 use serde_json::{Value, json};
 use splitrail_config::model::Worker as WorkerConfig;
-use splitrail_router::fleet::Source;
+use splitrail_fleet::Source;
 use splitrail_sim::{FaultKind, Role, SimConfig, SimEngine};
 use splitrail_tests::Spec;
 use splitrail_tests::cluster::eventually;

@@ -6,8 +6,8 @@ use std::time::Instant;
 
 use splitrail_config::model::Role;
 use splitrail_config::model::Worker as WorkerConfig;
-use splitrail_router::fleet::pool::rank_key;
-use splitrail_router::fleet::{Roster, Source};
+use splitrail_fleet::pool::rank_key;
+use splitrail_fleet::{Roster, Source};
 use splitrail_policy::Leg;
 use splitrail_kv::{BlockHash, EngineHash, HashedBlock, Tier};
 

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use splitrail_router::assemble::assemble;
-use splitrail_router::fleet::Served;
+use splitrail_fleet::Served;
 use splitrail_sim::write_tokenizer;
 use splitrail_router::run::Running;
 use tempfile::TempDir;

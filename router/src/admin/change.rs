@@ -13,12 +13,12 @@ use serde_json::json;
 use super::Admin;
 use super::refusal::Refusal;
 use super::workers::view;
-use crate::fleet::keeper::Known;
-use crate::fleet::{Fleet, Source};
-use crate::fleet::{Served, Serving};
 use crate::ingress::reply::json_reply;
 use crate::reload::Refused;
 use splitrail_config::Addition;
+use splitrail_fleet::keeper::Known;
+use splitrail_fleet::{Fleet, Source};
+use splitrail_fleet::{Served, Serving};
 
 pub(super) type Result<T> = std::result::Result<T, Refusal>;
 

@@ -11,12 +11,12 @@ use splitrail_kv::Tier;
 
 use super::Admin;
 use crate::core::Core;
-use crate::fleet::Served;
-use crate::fleet::Worker;
-use crate::fleet::offers::TOKENIZER;
-use crate::fleet::parity::Parity;
-use crate::fleet::state::State;
 use splitrail_config::model::{HitThreshold, RequestFlow};
+use splitrail_fleet::Served;
+use splitrail_fleet::Worker;
+use splitrail_fleet::offers::TOKENIZER;
+use splitrail_fleet::parity::Parity;
+use splitrail_fleet::state::State;
 use splitrail_policy::Leg;
 use splitrail_policy::threshold::DEFAULT_THRESHOLD_RATIO;
 

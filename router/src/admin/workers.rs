@@ -9,13 +9,13 @@ use serde_json::{Value, json};
 use splitrail_kv::Tier;
 
 use super::Admin;
-use crate::fleet::Served;
-use crate::fleet::Worker;
-use crate::fleet::offers::TOKENIZER;
-use crate::fleet::parity::Cause;
-use crate::fleet::pool::rank_key;
-use crate::fleet::ranks::Rank;
 use crate::ingress::reply::json_reply;
+use splitrail_fleet::Served;
+use splitrail_fleet::Worker;
+use splitrail_fleet::offers::TOKENIZER;
+use splitrail_fleet::parity::Cause;
+use splitrail_fleet::pool::rank_key;
+use splitrail_fleet::ranks::Rank;
 use splitrail_policy::Leg;
 
 /// Every worker of every model.

@@ -1,8 +1,8 @@
 //! How often one prompt's legs may be tried, and where not again.
 
 use super::context::{Context, may_retry};
-use crate::fleet::{Exclusion, Worker};
 use splitrail_api::error::{Error, Kind};
+use splitrail_fleet::{Exclusion, Worker};
 use splitrail_ledger::veto::VetoReason;
 use splitrail_policy::Leg;
 

@@ -14,11 +14,11 @@ use super::context::{Context, attempt, carried_threshold};
 use super::gate::{self, Gate, Need, Verdict, judge};
 use super::place::{Placed, Wish, computed, place, sent};
 use super::plan::{Plan, Then};
-use crate::fleet::Worker;
 use crate::prepare::Unit;
 use splitrail_api::Endpoint;
 use splitrail_api::error::{Error, Kind};
 use splitrail_config::model::Model;
+use splitrail_fleet::Worker;
 use splitrail_ledger::decisions::DecisionHandle;
 use splitrail_policy::Leg;
 

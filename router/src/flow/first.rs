@@ -10,14 +10,14 @@ use splitrail_engine::usage::EngineUsage;
 
 use super::answer::{Sending, usage_of};
 use super::context::within;
-use crate::fleet::Served;
-use crate::fleet::Worker;
 use crate::reply::choices::{begun, turned_away};
 use crate::reply::dialect::{Chunk, data_of};
 use crate::reply::relay::EventReader;
 use splitrail_api::Endpoint;
 use splitrail_api::error::Error;
 use splitrail_engine_client::{EngineClient, Parcel, Shape, refusal_event};
+use splitrail_fleet::Served;
+use splitrail_fleet::Worker;
 
 /// How a leg's answer begins.
 pub(super) enum First {

@@ -4,10 +4,10 @@ use std::time::Instant;
 
 use splitrail_engine::nixl::PREFILL_PARAMS_JSON;
 
-use crate::fleet::Served;
-use crate::fleet::{Exclusion, Pool, Worker};
 use splitrail_api::{Endpoint, JsonObject};
 use splitrail_config::model::Connector;
+use splitrail_fleet::Served;
+use splitrail_fleet::{Exclusion, Pool, Worker};
 use splitrail_ledger::veto::VetoReason;
 use splitrail_policy::Leg;
 

@@ -7,12 +7,12 @@ use std::time::Instant;
 use splitrail_kv::Tier;
 
 use super::context::Context;
-use crate::fleet::Served;
-use crate::fleet::waiting::{Asked, Granted, NoRoom, Why};
-use crate::fleet::{Booking, Exclusion, Pool, Roster, Worker};
 use crate::prepare::Unit;
 use splitrail_api::error::{Error, Kind};
 use splitrail_engine_client::Envelope;
+use splitrail_fleet::Served;
+use splitrail_fleet::waiting::{Asked, Granted, NoRoom, Why};
+use splitrail_fleet::{Booking, Exclusion, Pool, Roster, Worker};
 use splitrail_ledger::decisions::DecisionHandle;
 use splitrail_policy::{Candidate, Choice, Leg, Query, holders};
 use splitrail_telemetry::clock::unix_ms;

@@ -20,11 +20,11 @@ use super::prefill::{Prefilled, no_prefill_worker, prefill_or_local, without_pre
 use super::threshold_reply;
 use super::weigh::{is_open, learned_ratio, weigh};
 use crate::boxed::pinned;
-use crate::fleet::Served;
-use crate::fleet::{Exclusion, Worker};
 use crate::prepare::Unit;
 use splitrail_api::error::{Error, Kind};
 use splitrail_config::model::OnNoPrefill;
+use splitrail_fleet::Served;
+use splitrail_fleet::{Exclusion, Worker};
 use splitrail_ledger::decisions::DecisionHandle;
 use splitrail_ledger::veto::VetoReason;
 use splitrail_policy::Leg;

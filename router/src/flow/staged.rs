@@ -15,11 +15,11 @@ use super::hand_off::Carried;
 use super::lease::Lease;
 use super::legs;
 use super::prefill::Prefilled;
-use crate::fleet::Served;
-use crate::fleet::{Booking, Worker};
 use crate::prepare::Unit;
 use splitrail_api::{Endpoint, JsonObject};
 use splitrail_engine_client::{Envelope, Parcel, Receipt, Shape};
+use splitrail_fleet::Served;
+use splitrail_fleet::{Booking, Worker};
 use splitrail_policy::Leg;
 use splitrail_telemetry::Metrics;
 

@@ -3,10 +3,10 @@
 
 use std::time::Instant;
 
-use crate::fleet::Served;
 use crate::flow::place::query;
 use crate::prepare::Unit;
 use splitrail_config::model::{HitThreshold, RequestFlow};
+use splitrail_fleet::Served;
 use splitrail_ledger::decisions::{DecisionHandle, WeighedRecord};
 use splitrail_policy::Leg;
 use splitrail_policy::threshold::{Offer, Verdict};

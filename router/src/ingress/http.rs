@@ -25,7 +25,6 @@ use super::door::{Caller, Direct, Outgoing, Routes};
 use super::reply::{error_in, health, json_reply, ready, reply_error, spoken_at};
 use crate::admission::ShareKey;
 use crate::core::Core;
-use crate::fleet::{Named, Serving};
 use crate::prepare::Payload;
 use crate::reply::sse::put_data;
 use crate::service::{Call, Reply, ReplyBody, Scope, serve};
@@ -37,6 +36,7 @@ use splitrail_api::request::unknown_model;
 use splitrail_api::steering::Steering;
 use splitrail_api::unread::UnreadRoom;
 use splitrail_config::model::Limits;
+use splitrail_fleet::{Named, Serving};
 
 const X_ROUTE: HeaderName = HeaderName::from_static("x-splitrail-route");
 const SERVER_TIMING: HeaderName = HeaderName::from_static("server-timing");

@@ -6,7 +6,7 @@
 use splitrail_engine::json::scan;
 
 use super::Payload;
-use crate::fleet::Tokenizing;
+use splitrail_fleet::Tokenizing;
 
 /// Bodies up to this length are prepared on the reactor: under a millisecond with
 /// the slowest exact tokenizer.

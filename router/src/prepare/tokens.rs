@@ -4,12 +4,12 @@ use serde_json::{Map, Value};
 use splitrail_engine::json::scan;
 use splitrail_kv::{BlockHash, Chain};
 
-use crate::fleet::Served;
 use splitrail_api::error::Error;
 use splitrail_api::memory_budget::Meter;
 use splitrail_api::request::Prompt;
 use splitrail_api::{JsonObject, strict};
 use splitrail_config::model::Limits;
+use splitrail_fleet::Served;
 use splitrail_prompt::{
     ChatRequestView, Extent, PromptError, PromptModel, messages, request, responses,
 };

@@ -4,7 +4,7 @@ use std::any::Any;
 use std::sync::Arc;
 use std::time::Duration;
 
-use crate::fleet::Serving;
+use splitrail_fleet::Serving;
 
 /// Between two looks at whether the last request has ended.
 const PERIOD: Duration = Duration::from_millis(500);

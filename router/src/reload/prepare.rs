@@ -4,11 +4,12 @@ use std::path::Path;
 
 use super::diff::changes;
 use super::report::Report;
-use crate::assemble::{AssembleError, reassemble};
+use crate::assemble::reassemble;
 use crate::core::Core;
-use crate::fleet::Serving;
-use crate::fleet::keeper::ClaimError;
 use splitrail_config::{Problem, Problems, Source};
+use splitrail_fleet::Serving;
+use splitrail_fleet::keeper::ClaimError;
+use splitrail_fleet::models::ModelError;
 
 /// Why a reload has changed nothing.
 #[derive(Debug, thiserror::Error)]
@@ -101,19 +102,16 @@ pub(super) fn prepare(
 }
 
 /// Where in the file it says what could not be had.
-fn located(error: &AssembleError, source: &Source, models: &[String]) -> Refused {
+fn located(error: &ModelError, source: &Source, models: &[String]) -> Refused {
     let (model, keys, hint): (&String, &[&str], &str) = match error {
-        AssembleError::Secret { model, .. } => {
+        ModelError::Secret { model, .. } => {
             (model, &["engine_api_key"], "the router must be able to read it")
         }
-        AssembleError::Tokenizer { model, .. } => {
+        ModelError::Tokenizer { model, .. } => {
             (model, &["tokenizer", "path"], "`splitrail check` says the same")
         }
-        AssembleError::ChatTemplate { model, .. } => {
+        ModelError::ChatTemplate { model, .. } => {
             (model, &["tokenizer", "chat_template"], "the router must be able to read it")
-        }
-        AssembleError::File(_) | AssembleError::Defect(_) => {
-            return Refused::Defect(error.to_string());
         }
     };
     let place = models.iter().position(|name| name == model).unwrap_or_default().to_string();

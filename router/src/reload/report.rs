@@ -3,8 +3,8 @@
 use serde_json::{Value, json};
 
 use super::diff::Change;
-use crate::fleet::Serving;
 use splitrail_config::Problem;
+use splitrail_fleet::Serving;
 
 /// What a reload has changed.
 #[derive(Clone, Debug)]

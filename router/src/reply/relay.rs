@@ -15,9 +15,6 @@ use super::choices::turned_away;
 use super::dialect::{self, Chunk, data_of};
 use super::sse::{Piece, Splitter, Uncut};
 use super::usage::rewrite;
-use crate::fleet::Served;
-use crate::fleet::audit;
-use crate::fleet::{Booking, Worker};
 use crate::flow::migrate::Migration;
 use splitrail_api::JsonObject;
 use splitrail_api::error::{Error, Kind};
@@ -25,6 +22,9 @@ use splitrail_api::memory_budget::{Charge, shed};
 use splitrail_engine_client::{
     Broken, EngineBody, EngineClient, Proof, Response, Timer, too_large,
 };
+use splitrail_fleet::Served;
+use splitrail_fleet::audit;
+use splitrail_fleet::{Booking, Worker};
 use splitrail_ledger::decisions::DecisionHandle;
 use splitrail_ledger::entry::Told;
 use splitrail_ledger::leg::Origin;

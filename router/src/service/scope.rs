@@ -13,8 +13,6 @@ use tokio_util::sync::WaitForCancellationFutureOwned;
 
 use crate::admission::{Share, ShareKey};
 use crate::core::{Core, LiveRequest};
-use crate::fleet::Served;
-use crate::fleet::losses::Followed;
 use crate::flow::context::{Context, flow_name};
 use crate::prepare::Unit;
 use crate::reply::merge::Events;
@@ -22,6 +20,8 @@ use splitrail_api::Endpoint;
 use splitrail_api::error::{Error, Kind};
 use splitrail_api::memory_budget::Charge;
 use splitrail_api::name::Name;
+use splitrail_fleet::Served;
+use splitrail_fleet::losses::Followed;
 use splitrail_ledger::close::close;
 use splitrail_ledger::decisions::DecisionHandle;
 use splitrail_ledger::record::Ended;

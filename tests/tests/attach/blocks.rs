@@ -1,9 +1,9 @@
 //! What shims tell of blocks and load gets into the index, whole or not at all.
 
+use splitrail_fleet::state::State;
 use splitrail_proto::v1;
 use splitrail_proto::v1::attach_request::Message;
 use splitrail_proto::v1::change::Change;
-use splitrail_router::fleet::state::State;
 use splitrail_tests::cluster::eventually;
 use splitrail_tests::shim::{hello, run};
 

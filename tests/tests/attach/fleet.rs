@@ -3,11 +3,11 @@
 use std::time::{Duration, Instant};
 
 use serde_json::json;
+use splitrail_fleet::Source;
 use splitrail_kv::BlockHash;
 use splitrail_policy::{Candidate, Leg};
 use splitrail_proto::v1;
 use splitrail_proto::v1::attach_request::Message;
-use splitrail_router::fleet::Source;
 use splitrail_sim::{Role, SimConfig, SimEngine};
 use splitrail_tests::cluster::{Cluster, eventually};
 use splitrail_tests::post::{Answer, ListeningPost};

@@ -3,10 +3,10 @@
 use std::net::SocketAddr;
 use std::sync::Arc;
 
+use splitrail_fleet::Served;
+use splitrail_fleet::Worker;
+use splitrail_fleet::pool::rank_key;
 use splitrail_proto::v1;
-use splitrail_router::fleet::Served;
-use splitrail_router::fleet::Worker;
-use splitrail_router::fleet::pool::rank_key;
 use splitrail_tests::shim::Shim;
 use splitrail_tests::{Cluster, Spec};
 

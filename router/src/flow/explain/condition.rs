@@ -4,9 +4,9 @@ use std::time::Instant;
 
 use serde::Serialize;
 
-use crate::fleet::veto_by_health;
-use crate::fleet::{Roster, Worker};
 use crate::flow::place::Wish;
+use splitrail_fleet::veto_by_health;
+use splitrail_fleet::{Roster, Worker};
 use splitrail_ledger::veto::VetoReason;
 use splitrail_policy::Candidate;
 use splitrail_telemetry::clock::unix_ms;

@@ -4,11 +4,11 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use super::Wish;
-use crate::fleet::veto_by_health;
-use crate::fleet::{Roster, Worker, excluded};
 use crate::flow::context::Context;
 use crate::prepare::Unit;
 use splitrail_api::name::Name;
+use splitrail_fleet::veto_by_health;
+use splitrail_fleet::{Roster, Worker, excluded};
 use splitrail_ledger::decisions::{
     CandidateRecord, DecisionHandle, DrawRecord, Figures, ShadowRecord, VetoRecord,
 };

@@ -1,0 +1,266 @@
+//! Where shims attach: `FleetService` on a listener of its own.
+//!
+//! A stream is greeted (who is it, may it be here), gets a seat (one shim speaks for a
+//! worker), and is served by the session that has it: a task which lives as long as the
+//! worker is attached, over all streams of its shim.
+
+mod blocks;
+mod connection;
+mod credentials;
+mod greet;
+mod inbound;
+mod line;
+mod plane;
+mod seats;
+mod session;
+mod tls;
+mod tokens;
+mod wire;
+
+use std::io;
+use std::pin::Pin;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::{Duration, Instant};
+
+use futures_util::Stream;
+use futures_util::stream;
+use splitrail_proto::v1;
+use splitrail_proto::v1::fleet_service_server::{FleetService, FleetServiceServer};
+use tokio::net::TcpListener;
+use tokio::sync::mpsc;
+use tokio::task::JoinSet;
+use tokio_util::sync::CancellationToken;
+use tonic::transport::Server;
+use tonic::{Code, Request, Response, Status, Streaming};
+
+pub use blocks::{Blocks, Fault, RANKS_MAX};
+use tokens::Tokens;
+
+use super::Fleet;
+use crate::Cluster;
+use connection::Peer;
+use credentials::Allowed;
+use inbound::Inbound;
+use seats::{Newcomer, Outbound, Seated, Seats};
+use session::Session;
+use splitrail_api::text::random_id;
+use splitrail_config::model::{ClientWorkers, Events, FleetConfig};
+use tls::Certificates;
+
+/// Longest message of a shim, in bytes: theirs tell of some thousands of blocks each.
+const MESSAGE_MAX_BYTES: usize = 1 << 20;
+/// Streams of one connection: a shim needs one, and one more to take its place.
+const STREAMS_MAX: u32 = 4;
+/// Connections beside those of attached shims, which are being opened or closed.
+const CONNECTIONS_BESIDE: usize = 64;
+/// Answers that wait for a shim to read them.
+const ANSWERS_MAX: usize = 8;
+/// Header bytes of a call.
+const HEADERS_MAX_BYTES: u32 = 16 << 10;
+/// Between two questions to a peer whether it is still there, and how long it may take to say.
+const KEEP_ALIVE: Duration = Duration::from_secs(10);
+/// How long streams may take to end when the router stops.
+const LAST_WORDS: Duration = Duration::from_secs(1);
+
+/// The tasks that belong to streams.
+type Tasks = Arc<Mutex<JoinSet<()>>>;
+
+/// What all sessions share.
+struct House {
+    cluster: Arc<Cluster>,
+    fleet: Arc<Fleet>,
+    config: FleetConfig,
+    router_id: String,
+    seats: Arc<Seats>,
+    stop: CancellationToken,
+}
+
+/// The open door for shims. Dropped, it closes, and whoever is attached leaves.
+pub struct FleetDoor {
+    stop: CancellationToken,
+    tasks: Tasks,
+    server: JoinSet<()>,
+}
+
+impl FleetDoor {
+    /// Opens it on a bound listener, and over the event plane; as far as they are configured.
+    ///
+    /// # Errors
+    /// Tokens or certificates that cannot be had.
+    pub fn open(
+        cluster: Arc<Cluster>,
+        fleet: Arc<Fleet>,
+        listener: Option<TcpListener>,
+    ) -> io::Result<Self> {
+        let (config, events) = (cluster.fleet.clone(), cluster.events.clone());
+        let stop = CancellationToken::new();
+        let tasks = Tasks::default();
+        let house = Arc::new(House {
+            router_id: random_id(),
+            seats: Arc::new(Seats::new(Arc::clone(&fleet), config.attach_max)),
+            stop: stop.clone(),
+            cluster,
+            fleet,
+            config,
+        });
+        let mut serving = JoinSet::new();
+        if let Events::Nats(events) = events {
+            lock(&tasks).spawn(plane::run(Arc::clone(&house), events));
+        }
+        if let Some(listener) = listener {
+            serving.spawn(serve(house, Arc::clone(&tasks), listener)?);
+        }
+        Ok(Self { stop, tasks, server: serving })
+    }
+
+    /// Tells everybody that the router stops, and waits a moment for them to hear it.
+    pub async fn close(mut self) {
+        self.stop.cancel();
+        let tasks = std::mem::take(&mut *lock(&self.tasks));
+        let ended = async {
+            tasks.join_all().await;
+            while self.server.join_next().await.is_some() {}
+        };
+        let _in_time = tokio::time::timeout(LAST_WORDS, ended).await;
+    }
+}
+
+/// Serves shims that connect.
+fn serve(
+    house: Arc<House>,
+    tasks: Tasks,
+    listener: TcpListener,
+) -> io::Result<impl Future<Output = ()> + Send + 'static> {
+    let config = &house.config;
+    let mut server = Server::builder()
+        .http2_keepalive_interval(Some(KEEP_ALIVE))
+        .http2_keepalive_timeout(Some(KEEP_ALIVE))
+        .max_concurrent_streams(STREAMS_MAX)
+        .http2_max_header_list_size(HEADERS_MAX_BYTES);
+    let tls = config.tls.clone().map(|files| Certificates::open(files, Instant::now()));
+    let tokens = Tokens::open(config, Instant::now()).map_err(io::Error::other)?;
+    let incoming =
+        connection::incoming(listener, config.attach_max + CONNECTIONS_BESIDE, tls.transpose()?);
+    let until = house.stop.clone().cancelled_owned();
+    let door = Door { house, tokens, tasks };
+    let service = FleetServiceServer::new(door).max_decoding_message_size(MESSAGE_MAX_BYTES);
+    Ok(async move {
+        let served = server.add_service(service);
+        if let Err(error) = served.serve_with_incoming_shutdown(incoming, until).await {
+            tracing::error!(%error, "the fleet listener has ended");
+        }
+    })
+}
+
+impl Drop for FleetDoor {
+    fn drop(&mut self) {
+        self.stop.cancel();
+        lock(&self.tasks).abort_all();
+    }
+}
+
+/// A poisoned lock still guards a whole set.
+fn lock(tasks: &Tasks) -> std::sync::MutexGuard<'_, JoinSet<()>> {
+    tasks.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+impl House {
+    /// Counts a stream that is turned away.
+    fn count(&self, code: Code) {
+        let result = match code {
+            Code::Unauthenticated => "unauthenticated",
+            Code::PermissionDenied => "permission_denied",
+            Code::NotFound => "not_found",
+            Code::AlreadyExists => "already_exists",
+            Code::FailedPrecondition => "failed_precondition",
+            Code::InvalidArgument => "invalid_argument",
+            Code::ResourceExhausted => "resource_exhausted",
+            Code::Unavailable => "unavailable",
+            _ => "failed",
+        };
+        self.cluster.metrics.attach.with_label_values(&[result]).inc();
+    }
+
+    fn count_attached(&self, resumed: bool) {
+        let result = if resumed { "resumed" } else { "attached" };
+        self.cluster.metrics.attach.with_label_values(&[result]).inc();
+    }
+
+    /// Takes a stream from its first message to its end.
+    async fn receive(self: Arc<Self>, mut inbound: Inbound, outbound: Outbound, allowed: Allowed) {
+        let greeting = greet::greet(&self.cluster, &self.fleet, &mut inbound, &allowed);
+        let greeted = tokio::select! {
+            () = self.stop.cancelled() => Err(Status::unavailable("the router stops")),
+            () = outbound.closed() => return,
+            greeted = greeting => greeted,
+        };
+        let refused = match greeted {
+            Ok(guest) => match self.seats.take(Box::new(Newcomer { guest, inbound, outbound })) {
+                Seated::Passed => return,
+                Seated::Own(chair, newcomer) => {
+                    return Session::new(self, chair).run(newcomer).await;
+                }
+                Seated::Refused(status, outbound) => (status, outbound),
+            },
+            Err(status) => (status, outbound),
+        };
+        let (status, outbound) = refused;
+        self.count(status.code());
+        tracing::warn!(%status, "a shim is turned away");
+        let _gone = outbound.try_send(Err(status));
+    }
+}
+
+/// The service.
+struct Door {
+    house: Arc<House>,
+    tokens: Option<Tokens>,
+    tasks: Tasks,
+}
+
+#[tonic::async_trait]
+impl FleetService for Door {
+    type AttachStream = Pin<Box<dyn Stream<Item = Result<v1::AttachResponse, Status>> + Send>>;
+
+    async fn attach(
+        &self,
+        request: Request<Streaming<v1::AttachRequest>>,
+    ) -> Result<Response<Self::AttachStream>, Status> {
+        let mut allowed = Allowed::default();
+        if let Some(tokens) = &self.tokens {
+            let given = request.metadata().get("authorization").map(|value| value.as_bytes());
+            let Some(workers) = tokens.accept(given, Instant::now()) else {
+                self.house.count(Code::Unauthenticated);
+                return Err(Status::unauthenticated("`authorization: Bearer TOKEN` is needed"));
+            };
+            allowed.bind_to_token(workers);
+        }
+        let tls = self.house.config.tls.as_ref();
+        let by_names = tls.is_some_and(|tls| tls.client_workers == ClientWorkers::DnsNames);
+        let peer = request.extensions().get::<Peer>();
+        if by_names {
+            allowed.bind_to_certificate(peer.and_then(Peer::certificate));
+        }
+        if let Some(peer) = peer {
+            peer.prove();
+        }
+        let (outbound, answers) = mpsc::channel(ANSWERS_MAX);
+        let mut tasks = lock(&self.tasks);
+        while tasks.try_join_next().is_some() {}
+        if tasks.len() >= 2 * self.house.config.attach_max + CONNECTIONS_BESIDE {
+            self.house.count(Code::ResourceExhausted);
+            return Err(Status::resource_exhausted("`fleet.attach_max` shims are attached"));
+        }
+        tasks.spawn(Arc::clone(&self.house).receive(
+            Inbound::Stream(Box::new(request.into_inner())),
+            outbound,
+            allowed,
+        ));
+        drop(tasks);
+        let answers = stream::unfold(answers, async |mut answers| {
+            let answer = answers.recv().await?;
+            Some((answer, answers))
+        });
+        Ok(Response::new(Box::pin(answers)))
+    }
+}

@@ -1,0 +1,69 @@
+//! Tells shims how blocks are hashed.
+
+use std::time::Duration;
+
+use futures_util::StreamExt as _;
+use prost::Message as _;
+use splitrail_event_plane::{Broker, names};
+use splitrail_kv::HASH_LAYOUT;
+use splitrail_proto::v1;
+use tokio::time::sleep;
+
+use super::super::House;
+use super::super::greet::PROTOCOL;
+use crate::Served;
+
+/// Pause before subscribing again.
+const PAUSE: Duration = Duration::from_secs(1);
+
+/// Answers all who ask. Never ends.
+pub(super) async fn run(house: &House, broker: &Broker) {
+    loop {
+        match broker.client.subscribe(names::terms_of_all()).await {
+            Ok(mut questions) => {
+                while let Some(question) = questions.next().await {
+                    let Some(reply) = question.reply else { continue };
+                    let Ok(ask) = v1::PlaneAsk::decode(question.payload) else { continue };
+                    let serving = house.cluster.serving();
+                    // An adapter's name is not a model's.
+                    let named = serving.names.get(&ask.model);
+                    let Some(named) = named.filter(|named| named.adapter.is_none()) else {
+                        continue;
+                    };
+                    let terms = of(house, &serving.models[named.model]);
+                    drop(serving);
+                    let sent = broker.client.publish(reply, terms.encode_to_vec().into()).await;
+                    if let Err(error) = sent {
+                        tracing::debug!(%error, "the broker");
+                    }
+                }
+            }
+            Err(error) => tracing::warn!(%error, "shims cannot ask how blocks are hashed"),
+        }
+        sleep(PAUSE).await;
+    }
+}
+
+/// How this router hashes a model's blocks.
+pub(super) fn of(house: &House, served: &Served) -> v1::Welcome {
+    let interval = house.config.load_interval.as_millis();
+    v1::Welcome {
+        protocol: PROTOCOL,
+        router_id: house.router_id.clone(),
+        hash_seed: house.cluster.hash_seed.0,
+        hash_layout: HASH_LAYOUT,
+        model: served.name().to_owned(),
+        block_size: served.pool.block_size(),
+        blocks_max: house.cluster.serving().limits.index_blocks_per_worker_max as u64,
+        load_interval_ms: u32::try_from(interval).unwrap_or(u32::MAX),
+        known_sequence: None,
+    }
+}
+
+/// Whether a shim's blocks are hashed as this router hashes.
+pub(super) fn agree(ours: &v1::Welcome, theirs: &v1::Welcome) -> bool {
+    let is_size = ours.block_size == 0 || ours.block_size == theirs.block_size;
+    is_size
+        && (ours.hash_seed, ours.hash_layout, &ours.model)
+            == (theirs.hash_seed, theirs.hash_layout, &theirs.model)
+}

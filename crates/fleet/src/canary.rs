@@ -1,0 +1,278 @@
+//! The parity canary: one known prompt per worker, by which router and engine show that they
+//! make the same tokens and KV blocks of it.
+//!
+//! Where they do not, nothing breaks: every lookup in the index just misses, or, worse, finds
+//! what is not there. So each worker is asked when it joins, when it comes back and once in a
+//! while; until then, and where it disagrees, its overlap is not believed. The engine is asked
+//! for the prompt's tokens, then serves it once (one token), under a salt of its own so that it
+//! meets nobody's blocks; the blocks must then be in the index, whoever brought the events. None
+//! of it is anybody's request: no ledger, no decision, no booking, no breaker hears of it.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use splitrail_kv::{BlockHash, Namespace, chain_hashes};
+use tokio::sync::watch;
+use tokio::time::Instant;
+
+mod ask;
+mod diagnose;
+mod prompt;
+
+use super::claims::Source;
+use super::parity::{Cause, Parity, State};
+use super::worker::Worker;
+use crate::Cluster;
+use crate::Served;
+use ask::{Refused, Reply};
+use diagnose::{Blocks, Verdict};
+use prompt::Prompt;
+use splitrail_api::text::random_id;
+use splitrail_config::model::Flow;
+
+/// Between two looks at whether something has become true.
+const GLANCE: Duration = Duration::from_millis(10);
+/// How long a worker's KV events may take to come in before it is asked without them.
+const EVENTS_PATIENCE: Duration = Duration::from_secs(10);
+/// Before a worker of which nothing could be told is asked again; doubles up to
+/// `canary.again_after`.
+const AGAIN_MIN: Duration = Duration::from_secs(1);
+
+/// Asks one worker again and again until the task is ended.
+pub(super) async fn run(
+    cluster: Arc<Cluster>,
+    served: Arc<Served>,
+    worker: Arc<Worker>,
+    leading: Source,
+) {
+    let config = served.config.canary;
+    let expects_events = worker.config.kv_events.is_some() || leading == Source::Shim;
+    let canary = Canary { cluster, served, worker: Arc::clone(&worker), expects_events };
+    let mut standing = worker.parity.follow();
+    let mut pause = AGAIN_MIN;
+    loop {
+        let round = standing.borrow_and_update().round;
+        let verdict = tokio::select! {
+            () = another(&mut standing, round) => continue,
+            verdict = canary.ask() => verdict,
+        };
+        canary.judge(round, verdict);
+        let again = match verdict {
+            Verdict::Unclear(_) => {
+                pause = (pause * 2).min(config.again_after);
+                pause
+            }
+            Verdict::Agree | Verdict::Differ(_) => {
+                pause = AGAIN_MIN;
+                config.again_after
+            }
+        };
+        tokio::select! {
+            () = another(&mut standing, round) => pause = AGAIN_MIN,
+            () = tokio::time::sleep(again) => {}
+        }
+    }
+}
+
+/// Waits until the worker may have become another one.
+async fn another(standing: &mut watch::Receiver<State>, round: u64) {
+    // The sender is the worker, which the task keeps.
+    let _changed = standing.wait_for(|state| state.round != round).await;
+}
+
+struct Canary {
+    cluster: Arc<Cluster>,
+    served: Arc<Served>,
+    worker: Arc<Worker>,
+    /// Whether somebody tells of its KV events.
+    expects_events: bool,
+}
+
+impl Canary {
+    /// Asks once, as soon as the worker can answer.
+    async fn ask(&self) -> Verdict {
+        let Self { served, worker, .. } = self;
+        served.pool.block_size_known().await;
+        while !(worker.is_up() && worker.is_probed()) {
+            tokio::time::sleep(GLANCE).await;
+        }
+        let has_events = self.expects_events && self.events_come().await;
+        let prompt = match prompt::make(served, worker.context_tokens()).await {
+            Ok(prompt) => prompt,
+            Err(why) => return Verdict::Unclear(why),
+        };
+        let engine = match ask::tokens(served, worker, &prompt).await {
+            Ok(tokens) => tokens,
+            Err(why) => return Verdict::Unclear(why),
+        };
+        if let Some(cause) = diagnose::tokens(&prompt.tokens, &engine) {
+            return Verdict::Differ(cause);
+        }
+        let compared = diagnose::is_compared(&prompt.tokens, &engine);
+        // Alone, one half of a pair never answers.
+        let alone = served.config.connector.serves_alone();
+        if !alone && served.config.flow != Flow::Aggregated {
+            return if compared { Verdict::Agree } else { Verdict::Unclear("not_served_alone") };
+        }
+        match self.serve(&prompt, None, has_events).await {
+            Verdict::Agree if self.expects_events && !has_events => {
+                Verdict::Unclear("events_cut_off")
+            }
+            Verdict::Agree => self.serve_adapter(&prompt, has_events).await,
+            other => other,
+        }
+    }
+
+    /// Whether its events come in, or begin to soon.
+    async fn events_come(&self) -> bool {
+        let coming = async {
+            while !self.events_are_current() {
+                tokio::time::sleep(GLANCE).await;
+            }
+        };
+        tokio::time::timeout(EVENTS_PATIENCE, coming).await.is_ok()
+    }
+
+    /// Those of the rank that is asked, which is the first; of any, where the engine chooses.
+    fn events_are_current(&self) -> bool {
+        match self.worker.ranks.are_pinned() {
+            true => self.worker.ranks.is_current(0),
+            false => self.worker.events_are_current(),
+        }
+    }
+
+    /// The same prompt to the first adapter: one is enough to see how events name them.
+    async fn serve_adapter(&self, prompt: &Prompt, has_events: bool) -> Verdict {
+        let Some(adapter) = self.served.config.adapters.first().filter(|_| has_events) else {
+            return Verdict::Agree;
+        };
+        match self.serve(prompt, Some(adapter), has_events).await {
+            // Adapters may be loaded later, or on other workers.
+            Verdict::Unclear(_) => Verdict::Agree,
+            other => other,
+        }
+    }
+
+    /// Has the prompt served once, and looks for its blocks.
+    async fn serve(&self, prompt: &Prompt, adapter: Option<&str>, has_events: bool) -> Verdict {
+        let Self { served, worker, .. } = self;
+        let salt = format!("splitrail-canary-{}", random_id());
+        let before = worker.witness.now();
+        let reply = match ask::serve(served, worker, prompt, adapter, &salt).await {
+            Ok(reply) => reply,
+            Err(Refused(why)) => return Verdict::Unclear(why),
+        };
+        let tokens = prompt.sent(reply.is_chat);
+        if let Some(cause) = diagnose::count(reply.is_chat, tokens.len(), reply.prompt_tokens) {
+            return Verdict::Differ(cause);
+        }
+        if !has_events {
+            return Verdict::Agree;
+        }
+        let places = Places::new(self, prompt, tokens, adapter, &salt);
+        let deadline = Instant::now() + served.config.canary.timeout;
+        loop {
+            let blocks = self.look(&places, &reply);
+            let witnessed = worker.witness.now().since(before);
+            if blocks.is_settled() || Instant::now() >= deadline {
+                return diagnose::blocks(&Blocks { witnessed, ..blocks });
+            }
+            if !self.events_are_current() {
+                return Verdict::Unclear("events_cut_off");
+            }
+            tokio::time::sleep(GLANCE).await;
+        }
+    }
+
+    fn look(&self, places: &Places, reply: &Reply) -> Blocks {
+        let Self { served, worker, .. } = self;
+        let held = |hashes: &Vec<BlockHash>| served.pool.indexed_blocks(worker, hashes);
+        let is_held =
+            |hashes: &Vec<BlockHash>| !hashes.is_empty() && held(hashes) as usize == hashes.len();
+        let load = worker.load(std::time::Instant::now());
+        Blocks {
+            wanted: places.right.len() as u32,
+            found: held(&places.right),
+            unsalted: is_held(&places.unsalted),
+            other_adapter: places.other_adapters.iter().any(is_held),
+            other_special: places.other_special.iter().any(is_held),
+            block_size: served.pool.block_size(),
+            engine_block_size: load.and_then(|load| load.block_size),
+            cached_tokens: reply.cached_tokens,
+            is_truncated: worker.index_is_truncated(),
+            ..Blocks::default()
+        }
+    }
+
+    /// Takes a verdict down.
+    fn judge(&self, round: u64, verdict: Verdict) {
+        let (model, worker) = (self.served.name(), self.worker.id());
+        let before = self.worker.parity.parity();
+        let (parity, why) = match verdict {
+            Verdict::Agree => (Parity::Ok, "none"),
+            Verdict::Differ(cause) => (Parity::Mismatch(cause), cause.name()),
+            Verdict::Unclear(why) => (Parity::Unknown, why),
+        };
+        self.worker.parity.judge(round, parity);
+        self.cluster.metrics.canary.with_label_values(&[model, parity.name(), why]).inc();
+        match parity {
+            Parity::Mismatch(cause) => tracing::error!(
+                model,
+                worker,
+                cause = cause.name(),
+                advice = cause.advice(),
+                "the worker does not agree with the router on prompts and KV blocks: it is \
+                 served by load, without KV routing"
+            ),
+            _ if parity == before => {}
+            // What is known stands.
+            Parity::Unknown if before != Parity::Pending => {
+                tracing::debug!(model, worker, why, "the canary told nothing");
+            }
+            Parity::Unknown => {
+                tracing::warn!(model, worker, why, "nobody can tell whether the worker agrees");
+            }
+            _ => tracing::info!(model, worker, "the worker agrees on prompts and KV blocks"),
+        }
+    }
+}
+
+/// The prompt's block hashes, and those by which an engine that errs would be found.
+struct Places {
+    right: Vec<BlockHash>,
+    unsalted: Vec<BlockHash>,
+    other_adapters: Vec<Vec<BlockHash>>,
+    other_special: Vec<Vec<BlockHash>>,
+}
+
+impl Places {
+    fn new(
+        canary: &Canary,
+        prompt: &Prompt,
+        tokens: &[u32],
+        adapter: Option<&str>,
+        salt: &str,
+    ) -> Self {
+        let Canary { cluster, served, .. } = canary;
+        let hashes = |salt: Option<&str>, adapter: Option<&str>, tokens: &[u32]| {
+            let block_size = served.pool.block_size();
+            let namespace = Namespace { salt, model: served.name(), adapter, block_size };
+            let mut hashes = Vec::new();
+            chain_hashes(&namespace, cluster.hash_seed, tokens, &mut hashes);
+            hashes
+        };
+        let salted = Some(salt);
+        let adapters = served.config.adapters.iter().map(|name| Some(name.as_str()));
+        let others = adapters.chain([None]).filter(|other| *other != adapter);
+        Self {
+            right: hashes(salted, adapter, tokens),
+            unsalted: hashes(None, adapter, tokens),
+            other_adapters: others.map(|other| hashes(salted, other, tokens)).collect(),
+            other_special: prompt
+                .otherwise(tokens)
+                .iter()
+                .map(|tokens| hashes(salted, adapter, tokens))
+                .collect(),
+        }
+    }
+}

@@ -1,0 +1,145 @@
+//! What the canary asks an engine.
+
+use std::sync::Arc;
+
+use bytes::Bytes;
+use http::HeaderValue;
+use serde_json::{Value, json};
+
+use super::diagnose::Tokens;
+use super::prompt::{Prompt, messages};
+use crate::Served;
+use crate::Worker;
+use splitrail_api::Endpoint;
+use splitrail_api::error::Kind;
+use splitrail_api::text::random_id;
+use splitrail_engine_client::{Envelope, Shape};
+
+/// The engine's reply to the prompt.
+pub(super) struct Reply {
+    /// Whether it was sent as a chat.
+    pub(super) is_chat: bool,
+    /// The prompt's length by the engine's count.
+    pub(super) prompt_tokens: Option<u64>,
+    /// What it says it found in its cache.
+    pub(super) cached_tokens: Option<u64>,
+}
+
+/// The engine did not serve it; why, in a word.
+pub(super) struct Refused(pub(super) &'static str);
+
+/// The engine's own tokens of the prompt, in the forms that the router knows and the engine
+/// offers. vLLM has `/tokenize` always, and `render` with `--enable-scale-out`.
+///
+/// # Errors
+/// If it cannot be asked now.
+pub(super) async fn tokens(
+    served: &Served,
+    worker: &Arc<Worker>,
+    prompt: &Prompt,
+) -> Result<Tokens, &'static str> {
+    let (model, text) = (served.name(), prompt.text.as_str());
+    let mut tokens = Tokens::default();
+    if prompt.tokens.chat.is_some() {
+        let body = json!({
+            "model": model, "messages": messages(text),
+            "add_generation_prompt": true, "add_special_tokens": false,
+        });
+        tokens.chat = match post(served, worker, Shape::whole(Endpoint::Tokenize), &body).await? {
+            Some(reply) => ids(&reply["tokens"]),
+            None => {
+                let body = json!({"model": model, "messages": messages(text), "max_tokens": 1});
+                let shape = Shape::RENDERED_CHAT;
+                post(served, worker, shape, &body).await?.and_then(|reply| ids(&reply["token_ids"]))
+            }
+        };
+    }
+    let body = json!({"model": model, "prompt": text, "add_special_tokens": true});
+    tokens.plain = match post(served, worker, Shape::whole(Endpoint::Tokenize), &body).await? {
+        Some(reply) => ids(&reply["tokens"]),
+        None => {
+            let body = json!({"model": model, "prompt": text, "max_tokens": 1});
+            let reply = post(served, worker, Shape::RENDERED_COMPLETION, &body).await?;
+            reply.and_then(|reply| ids(&reply[0]["token_ids"]))
+        }
+    };
+    Ok(tokens)
+}
+
+/// Has the engine serve the prompt, as a chat where it can.
+pub(super) async fn serve(
+    served: &Served,
+    worker: &Arc<Worker>,
+    prompt: &Prompt,
+    adapter: Option<&str>,
+    salt: &str,
+) -> Result<Reply, Refused> {
+    let text = prompt.text.as_str();
+    let mut body = json!({
+        "model": adapter.unwrap_or(served.name()),
+        "max_tokens": 1, "temperature": 0, "stream": false, "cache_salt": salt,
+    });
+    if worker.honours_threshold() == Some(true) {
+        // Whatever its default is, this one is not to be turned away.
+        body["cache_hit_threshold"] = 0.0.into();
+    }
+    for is_chat in [true, false] {
+        let mut body = body.clone();
+        let endpoint = if is_chat { Endpoint::Chat } else { Endpoint::Completions };
+        match is_chat {
+            true if prompt.tokens.chat.is_none() => continue,
+            true => body["messages"] = messages(text),
+            false => body["prompt"] = text.into(),
+        }
+        let shape = Shape::whole(endpoint);
+        let reply = post(served, worker, shape, &body).await.map_err(Refused)?;
+        if let Some(reply) = reply {
+            let usage = &reply["usage"];
+            return Ok(Reply {
+                is_chat,
+                prompt_tokens: usage["prompt_tokens"].as_u64(),
+                cached_tokens: usage["prompt_tokens_details"]["cached_tokens"].as_u64(),
+            });
+        }
+    }
+    Err(Refused("refused"))
+}
+
+/// One question; `None` where the engine does not take it.
+async fn post(
+    served: &Served,
+    worker: &Arc<Worker>,
+    shape: Shape,
+    body: &Value,
+) -> Result<Option<Value>, &'static str> {
+    let request_id = HeaderValue::from_str(&random_id());
+    let envelope = Envelope {
+        request_id: request_id.unwrap_or_else(|_| HeaderValue::from_static("splitrail")),
+        traceparent: None,
+        gate: None,
+        // The rank whose blocks are looked for.
+        rank: Some(0),
+        prefill_tokens: None,
+    };
+    let client = &served.client;
+    let exchange = async {
+        let response = client.post(worker, shape, Bytes::from(body.to_string()), &envelope).await?;
+        client.whole(worker, response).await
+    };
+    match tokio::time::timeout(served.config.canary.timeout, exchange).await {
+        Ok(Ok(reply)) => Ok(serde_json::from_slice(&reply).ok()),
+        Ok(Err(error)) => match error.kind() {
+            Kind::EngineRejected(400 | 404 | 405 | 422) => Ok(None),
+            _ => {
+                tracing::debug!(worker = worker.id(), path = shape.path(), %error, "the canary got no answer");
+                Err("no_answer")
+            }
+        },
+        Err(_) => Err("no_answer_in_time"),
+    }
+}
+
+fn ids(value: &Value) -> Option<Vec<u32>> {
+    let ids = value.as_array()?.iter();
+    ids.map(|id| id.as_u64().and_then(|id| u32::try_from(id).ok())).collect()
+}

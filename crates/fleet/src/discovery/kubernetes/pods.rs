@@ -1,0 +1,246 @@
+//! What the API server has said of the pods, and the workers that they are.
+
+use std::collections::BTreeMap;
+use std::fmt;
+use std::net::IpAddr;
+
+use k8s_openapi::api::core::v1::{Container, Pod};
+use kube::ResourceExt;
+use kube::runtime::watcher::Event;
+
+use crate::discovery::{Found, WORKERS_MAX, address, bounded};
+use splitrail_config::PodPort;
+use splitrail_config::model::{KubernetesDiscovery, Role, Worker};
+
+/// A pod's own word for its ports.
+const KV_EVENTS: &str = "splitrail.io/kv-events-port";
+const KV_REPLAY: &str = "splitrail.io/kv-replay-port";
+const BOOTSTRAP: &str = "splitrail.io/bootstrap-port";
+
+/// A worker's id has at most this many characters; a pod's name may have 253.
+const ID_MAX: usize = 128;
+/// Pods that are looked at: those that are not ready come on top of the workers.
+const PODS_MAX: usize = 4 * WORKERS_MAX;
+
+/// All pods that the selector names.
+pub(super) struct Pods {
+    source: String,
+    config: KubernetesDiscovery,
+    /// By name, the one thing that a pod does not share within a namespace.
+    seen: BTreeMap<String, Seen>,
+    /// A list that is not complete.
+    listed: Option<BTreeMap<String, Seen>>,
+    /// What was told last.
+    told: Option<Vec<Worker>>,
+}
+
+struct Seen {
+    uid: Option<String>,
+    verdict: Result<Worker, Unfit>,
+}
+
+/// Why a pod is no worker now.
+#[derive(Clone, Debug, PartialEq, Eq)]
+enum Unfit {
+    /// It is being deleted: it gets nothing new.
+    Leaving,
+    /// It has no address yet.
+    NoAddress,
+    /// Its readiness condition is not true.
+    NotReady,
+    /// Nobody says what it does.
+    NoRole,
+    /// Its role label says something else.
+    UnknownRole,
+    /// The port under this name is not among its containers', or what says so is no port.
+    NoPort(String),
+}
+
+impl Unfit {
+    /// Whether somebody has to mend it, rather than wait.
+    fn is_mistake(&self) -> bool {
+        matches!(self, Self::NoRole | Self::UnknownRole | Self::NoPort(_))
+    }
+}
+
+impl fmt::Display for Unfit {
+    fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Leaving => out.write_str("it is being deleted"),
+            Self::NoAddress => out.write_str("it has no address yet"),
+            Self::NotReady => out.write_str("it is not ready"),
+            Self::NoRole => out.write_str("it has no label that says its role"),
+            Self::UnknownRole => {
+                out.write_str("its role label is none of prefill, decode and both")
+            }
+            Self::NoPort(port) => write!(out, "it has no port {port:?}"),
+        }
+    }
+}
+
+impl Pods {
+    pub(super) fn new(source: String, config: KubernetesDiscovery) -> Self {
+        Self { source, config, seen: BTreeMap::new(), listed: None, told: None }
+    }
+
+    /// Takes an event; returns all workers if they are to be told: after the first list, and
+    /// when they have changed.
+    pub(super) fn take(&mut self, event: Event<Pod>) -> Option<Found> {
+        match event {
+            Event::Init => {
+                self.listed = Some(BTreeMap::new());
+                return None;
+            }
+            Event::InitApply(pod) => {
+                let mut listed = self.listed.take().unwrap_or_default();
+                self.put(&mut listed, &pod);
+                self.listed = Some(listed);
+                return None;
+            }
+            // Whoever is not in the list has left while nobody watched.
+            Event::InitDone => self.seen = self.listed.take().unwrap_or_default(),
+            Event::Apply(pod) => {
+                let mut seen = std::mem::take(&mut self.seen);
+                self.put(&mut seen, &pod);
+                self.seen = seen;
+            }
+            Event::Delete(pod) => {
+                let name = pod.name_any();
+                // Not its successor of the same name.
+                if self.seen.get(&name).is_some_and(|seen| seen.uid == pod.metadata.uid) {
+                    self.seen.remove(&name);
+                }
+            }
+        }
+        let fit = self.seen.values().filter_map(|seen| seen.verdict.as_ref().ok());
+        let mut workers: Vec<_> = fit.cloned().collect();
+        workers.sort_by(|left, right| left.id.cmp(&right.id));
+        let workers = bounded(&self.source, workers);
+        if self.told.as_ref() == Some(&workers) {
+            return None;
+        }
+        self.told = Some(workers.clone());
+        Some(Found { workers })
+    }
+
+    fn put(&self, pods: &mut BTreeMap<String, Seen>, pod: &Pod) {
+        let name = pod.name_any();
+        if pods.len() >= PODS_MAX && !pods.contains_key(&name) {
+            tracing::error!(source = self.source, pod = name, "too many pods: it is left out");
+            return;
+        }
+        let verdict = worker(&self.config, pod);
+        let before = self.seen.get(&name).map(|seen| &seen.verdict);
+        if let Err(unfit) = &verdict
+            && before != Some(&verdict)
+        {
+            let source = &self.source;
+            if unfit.is_mistake() {
+                tracing::warn!(source, pod = name, "a pod is no worker: {unfit}");
+            } else {
+                tracing::debug!(source, pod = name, "a pod is no worker: {unfit}");
+            }
+        }
+        pods.insert(name, Seen { uid: pod.metadata.uid.clone(), verdict });
+    }
+}
+
+/// The worker that a pod is, or why it is none.
+fn worker(config: &KubernetesDiscovery, pod: &Pod) -> Result<Worker, Unfit> {
+    if pod.metadata.deletion_timestamp.is_some() {
+        return Err(Unfit::Leaving);
+    }
+    let status = pod.status.as_ref();
+    let ip = status.and_then(|status| status.pod_ip.as_ref()?.parse::<IpAddr>().ok());
+    let ip = ip.ok_or(Unfit::NoAddress)?;
+    let conditions = status.and_then(|status| status.conditions.as_ref()).into_iter().flatten();
+    let mut ready = conditions.filter(|condition| condition.type_ == "Ready");
+    if !ready.any(|condition| condition.status == "True") {
+        return Err(Unfit::NotReady);
+    }
+    let role = role(config, pod)?;
+    let port = number(pod, &config.port)?;
+    let kv_events = optional(pod, KV_EVENTS, config.kv_events_port.as_ref())?;
+    // Without events there is nothing to replay.
+    let kv_replay = match kv_events {
+        Some(_) => optional(pod, KV_REPLAY, config.kv_replay_port.as_ref())?,
+        None => None,
+    };
+    let bootstrap = match role {
+        Role::Decode => None,
+        Role::Prefill | Role::Both => optional(pod, BOOTSTRAP, config.bootstrap_port.as_ref())?,
+    };
+    let at = |scheme, port: Option<u16>| port.map(|port| address(scheme, ip, port));
+    Ok(Worker {
+        id: id(pod),
+        role,
+        url: address("http", ip, port),
+        kv_events: at("tcp", kv_events),
+        kv_replay: at("tcp", kv_replay),
+        bootstrap: at("http", bootstrap),
+        shim: config.shim,
+        honours_threshold: config.honours_threshold,
+        costs: None,
+        data_parallel_ranks: None,
+        takes_rank_header: None,
+    })
+}
+
+/// The pod's name; where that is too long, its beginning and its uid.
+fn id(pod: &Pod) -> String {
+    let name = pod.name_any();
+    if name.len() <= ID_MAX {
+        return name;
+    }
+    let uid = pod.metadata.uid.clone().unwrap_or_default();
+    let room = ID_MAX.saturating_sub(uid.len() + 1);
+    let start: String = name.chars().take(room).collect();
+    format!("{start}-{uid}").chars().take(ID_MAX).collect()
+}
+
+fn role(config: &KubernetesDiscovery, pod: &Pod) -> Result<Role, Unfit> {
+    if let Some(role) = config.role {
+        return Ok(role);
+    }
+    let label = config.role_label.as_deref().unwrap_or(KubernetesDiscovery::ROLE_LABEL);
+    let said = pod.labels().get(label).ok_or(Unfit::NoRole)?;
+    let mut roles = [Role::Prefill, Role::Decode, Role::Both].into_iter();
+    roles.find(|role| role.name() == said).ok_or(Unfit::UnknownRole)
+}
+
+/// The port that the pod's annotation names, else the configuration; there need be none.
+fn optional(
+    pod: &Pod,
+    annotation: &str,
+    configured: Option<&PodPort>,
+) -> Result<Option<u16>, Unfit> {
+    match (pod.annotations().get(annotation), configured) {
+        (Some(said), _) => {
+            let port = PodPort::parse(said).ok_or_else(|| Unfit::NoPort(said.clone()))?;
+            number(pod, &port).map(Some)
+        }
+        (None, Some(port)) => number(pod, port).map(Some),
+        (None, None) => Ok(None),
+    }
+}
+
+/// A port's number, by its name among the pod's containers where it is named.
+fn number(pod: &Pod, port: &PodPort) -> Result<u16, Unfit> {
+    let name = match port {
+        PodPort::Number(number) => return Ok(*number),
+        PodPort::Name(name) => name,
+    };
+    let spec = pod.spec.as_ref();
+    // A shim may be an init container that keeps running.
+    let init = spec.and_then(|spec| spec.init_containers.as_deref()).unwrap_or_default();
+    let main = spec.map(|spec| spec.containers.as_slice()).unwrap_or_default();
+    let ports = |container: &Container| container.ports.clone().unwrap_or_default();
+    let mut ports = main.iter().chain(init).flat_map(ports);
+    ports
+        .find(|port| port.name.as_ref() == Some(name))
+        .and_then(|port| u16::try_from(port.container_port).ok())
+        .ok_or_else(|| Unfit::NoPort(name.clone()))
+}
+
+#[cfg(test)]
+mod tests;

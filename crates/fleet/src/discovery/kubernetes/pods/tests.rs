@@ -1,0 +1,194 @@
+#![allow(clippy::unwrap_used)]
+
+use proptest::prelude::*;
+use serde_json::{Value, json};
+
+use super::*;
+
+const PODS: &str = include_str!("../../../../tests/fixtures/kubernetes/pods.json");
+
+fn config(change: Value) -> KubernetesDiscovery {
+    let mut config = json!({ "namespace": "llm", "selector": "app=vllm", "port": "http" });
+    config.as_object_mut().unwrap().extend(change.as_object().unwrap().clone());
+    serde_json::from_value(config).unwrap()
+}
+
+/// A listed pod, with the value at each place replaced.
+fn pod(index: usize, changes: &[(&str, Value)]) -> Pod {
+    let mut pods: Value = serde_json::from_str(PODS).unwrap();
+    let mut pod = pods["items"][index].take();
+    for (place, value) in changes {
+        *pod.pointer_mut(place).unwrap_or_else(|| panic!("no {place}")) = value.clone();
+    }
+    serde_json::from_value(pod).unwrap()
+}
+
+const ROLE: &str = "/metadata/labels/splitrail.io~1role";
+const EVENTS: &str = "/metadata/annotations/splitrail.io~1kv-events-port";
+/// The readiness condition of the first and of the second pod.
+const READY: [&str; 2] = ["/status/conditions/2/status", "/status/conditions/0/status"];
+
+#[test]
+fn a_ready_pod_is_a_worker_under_its_name() {
+    let found = worker(&config(json!({ "honours_threshold": false })), &pod(0, &[])).unwrap();
+    let expected: Worker = serde_json::from_value(json!({
+        "id": "prefill-0", "role": "prefill", "url": "http://10.42.0.17:8000",
+        "kv_events": "tcp://10.42.0.17:5557", "kv_replay": "tcp://10.42.0.17:5558",
+        "honours_threshold": false,
+    }))
+    .unwrap();
+    assert_eq!(found, expected);
+    let found = worker(&config(json!({})), &pod(1, &[])).unwrap();
+    assert_eq!((found.role, found.kv_events), (Role::Decode, None));
+}
+
+#[test]
+fn ports_are_numbers_or_names_of_any_container_and_annotations_come_first() {
+    // A shim that is an init container.
+    let behind = config(json!({ "port": "shim", "shim": true }));
+    let found = worker(&behind, &pod(0, &[])).unwrap();
+    assert_eq!((found.url.as_str(), found.shim), ("http://10.42.0.17:8001", true));
+    let both = config(json!({ "kv_events_port": "http", "kv_replay_port": 6000 }));
+    let found = worker(&both, &pod(1, &[])).unwrap();
+    assert_eq!(found.kv_events.as_deref(), Some("tcp://10.42.1.9:8000"));
+    assert_eq!(found.kv_replay.as_deref(), Some("tcp://10.42.1.9:6000"));
+    let found = worker(&both, &pod(0, &[])).unwrap();
+    assert_eq!(found.kv_events.as_deref(), Some("tcp://10.42.0.17:5557"));
+    assert_eq!(found.kv_replay.as_deref(), Some("tcp://10.42.0.17:5558"));
+    let bootstrap = config(json!({ "bootstrap_port": 8998 }));
+    let bootstrap_of = |index| worker(&bootstrap, &pod(index, &[])).unwrap().bootstrap;
+    assert_eq!(bootstrap_of(0).as_deref(), Some("http://10.42.0.17:8998"));
+    assert_eq!(bootstrap_of(1), None);
+}
+
+#[test]
+fn a_pod_is_no_worker_before_it_is_ready_nor_once_it_goes() {
+    let plain = config(json!({}));
+    let unfit = |place, value| worker(&plain, &pod(0, &[(place, value)])).unwrap_err();
+    assert_eq!(unfit(READY[0], json!("False")), Unfit::NotReady);
+    assert_eq!(unfit(READY[0], json!("Unknown")), Unfit::NotReady);
+    assert_eq!(unfit("/status", json!({ "phase": "Pending" })), Unfit::NoAddress);
+    assert_eq!(unfit("/status/podIP", json!("")), Unfit::NoAddress);
+    assert_eq!(unfit(ROLE, json!("Prefill")), Unfit::UnknownRole);
+    assert_eq!(unfit("/metadata/labels", json!({ "app": "vllm" })), Unfit::NoRole);
+    assert_eq!(unfit("/spec/containers", json!([])), Unfit::NoPort("http".to_owned()));
+    for port in ["0", "65536", "", "KV", "tcp://x:1"] {
+        assert_eq!(unfit(EVENTS, json!(port)), Unfit::NoPort(port.to_owned()));
+    }
+    let mut leaving = pod(0, &[]);
+    let metadata = json!({ "name": "prefill-0", "deletionTimestamp": "2026-10-01T09:00:00Z" });
+    leaving.metadata = serde_json::from_value(metadata).unwrap();
+    assert_eq!(worker(&plain, &leaving).unwrap_err(), Unfit::Leaving);
+}
+
+#[test]
+fn the_role_is_that_of_the_configuration_or_of_the_label_that_it_names() {
+    let fixed = config(json!({ "role": "both" }));
+    assert_eq!(worker(&fixed, &pod(0, &[])).unwrap().role, Role::Both);
+    let label = config(json!({ "role_label": "app" }));
+    assert_eq!(worker(&label, &pod(0, &[])).unwrap_err(), Unfit::UnknownRole);
+    let app = pod(0, &[("/metadata/labels/app", json!("decode"))]);
+    assert_eq!(worker(&label, &app).unwrap().role, Role::Decode);
+}
+
+#[test]
+fn a_name_that_is_too_long_for_an_id_is_cut_and_stays_apart_from_others() {
+    let id = |uid: &str| {
+        let name = ("/metadata/name", json!("n".repeat(253)));
+        id(&pod(0, &[name, ("/metadata/uid", json!(uid))]))
+    };
+    let (one, other) = (id("5f0a0c3e-1"), id("5f0a0c3e-2"));
+    assert_eq!((one.len(), one == other), (ID_MAX, false));
+}
+
+fn names(found: Option<Found>) -> Option<Vec<String>> {
+    Some(found?.workers.into_iter().map(|worker| worker.id).collect())
+}
+
+fn listed(pods: &mut Pods, list: Vec<Pod>) -> Option<Vec<String>> {
+    assert_eq!(pods.take(Event::Init), None);
+    for pod in list {
+        assert_eq!(pods.take(Event::InitApply(pod)), None);
+    }
+    names(pods.take(Event::InitDone))
+}
+
+fn two() -> Pods {
+    let mut pods = Pods::new("s".to_owned(), config(json!({})));
+    let told = listed(&mut pods, vec![pod(0, &[]), pod(1, &[])]);
+    assert_eq!(told.unwrap(), ["decode-0", "prefill-0"]);
+    pods
+}
+
+#[test]
+fn a_list_is_told_whole_and_what_is_gone_from_the_next_one_has_left() {
+    let mut pods = two();
+    assert_eq!(listed(&mut pods, vec![pod(1, &[]), pod(0, &[])]), None);
+    assert_eq!(listed(&mut pods, vec![pod(1, &[])]).unwrap(), ["decode-0"]);
+    assert!(listed(&mut pods, Vec::new()).unwrap().is_empty());
+    assert_eq!(listed(&mut pods, Vec::new()), None);
+    // A cluster without such pods is something to say, once.
+    let mut nobody = Pods::new("s".to_owned(), config(json!({})));
+    assert!(listed(&mut nobody, Vec::new()).unwrap().is_empty());
+}
+
+#[test]
+fn a_list_that_breaks_off_changes_nothing() {
+    let mut pods = two();
+    assert_eq!(pods.take(Event::Init), None);
+    assert_eq!(pods.take(Event::InitApply(pod(1, &[]))), None);
+    assert_eq!(listed(&mut pods, vec![pod(0, &[]), pod(1, &[])]), None);
+}
+
+#[test]
+fn changes_of_a_pod_are_told_if_they_matter() {
+    let mut pods = two();
+    let heartbeat = pod(1, &[("/metadata/resourceVersion", json!("50000"))]);
+    assert_eq!(pods.take(Event::Apply(heartbeat)), None);
+    let not_ready = pod(1, &[(READY[1], json!("False"))]);
+    assert_eq!(names(pods.take(Event::Apply(not_ready))).unwrap(), ["prefill-0"]);
+    assert_eq!(names(pods.take(Event::Apply(pod(1, &[])))).unwrap(), ["decode-0", "prefill-0"]);
+    let moved = pods.take(Event::Apply(pod(1, &[("/status/podIP", json!("10.42.1.77"))]))).unwrap();
+    let moved = &moved.workers[0];
+    assert_eq!((moved.id.as_str(), moved.url.as_str()), ("decode-0", "http://10.42.1.77:8000"));
+    let other = pods.take(Event::Apply(pod(1, &[(ROLE, json!("both"))]))).unwrap();
+    assert_eq!(other.workers[0].role, Role::Both);
+    assert_eq!(names(pods.take(Event::Delete(pod(1, &[])))).unwrap(), ["prefill-0"]);
+}
+
+#[test]
+fn a_late_word_of_a_pod_s_end_does_not_take_its_successor() {
+    let mut pods = two();
+    let successor = pod(1, &[("/metadata/uid", json!("5f0a0c3e-new"))]);
+    assert_eq!(pods.take(Event::Apply(successor)), None);
+    assert_eq!(pods.take(Event::Delete(pod(1, &[]))), None);
+}
+
+proptest! {
+    /// What is told never depends on the way there, only on what there is.
+    #[test]
+    fn any_order_of_changes_ends_like_a_list(
+        steps in prop::collection::vec((0_usize..2, 0_u8..3), 0..30),
+    ) {
+        let mut followed = two();
+        let mut state = [Some(true), Some(true)];
+        let mut told = names(Some(Found { workers: followed.told.clone().unwrap() }));
+        for (index, step) in steps {
+            let ready = json!(if step == 1 { "True" } else { "False" });
+            let changed = pod(index, &[(READY[index], ready)]);
+            state[index] = [Some(false), Some(true), None][step as usize];
+            let event = match state[index] {
+                Some(_) => Event::Apply(changed),
+                None => Event::Delete(changed),
+            };
+            told = names(followed.take(event)).or(told);
+        }
+        let expected: Vec<_> = ["decode-0", "prefill-0"]
+            .into_iter()
+            .zip([state[1], state[0]])
+            .filter(|(_, state)| *state == Some(true))
+            .map(|(name, _)| name.to_owned())
+            .collect();
+        prop_assert_eq!(told.unwrap(), expected);
+    }
+}

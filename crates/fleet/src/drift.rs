@@ -1,0 +1,130 @@
+//! Acts where the index and what a worker reports drift apart.
+//!
+//! Every reply's `cached_tokens` is held against what the index had (`ledger::audit`). A
+//! worker that keeps finding less than was promised draws prompts to a cache that is not
+//! there: its overlap counts for less, its events are read anew, and if that does not help it
+//! takes no part in KV routing. One that finds more is only read anew: nothing false is
+//! promised of it, and tiers that tell no events look the same.
+
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
+use std::sync::{Mutex, PoisonError};
+use std::time::Instant;
+
+use serde::Serialize;
+
+mod policy;
+
+pub use policy::{Direction, Measured, Past, Step, Verdict, judge};
+
+use super::worker::Worker;
+use crate::Served;
+use splitrail_config::model::DriftConfig;
+
+/// The reason of such resyncs in `splitrail_index_resyncs_total`.
+pub const RESYNC_REASON: &str = "drift";
+
+/// What was made of one worker's drift so far.
+#[derive(Debug, Default)]
+pub struct Drift {
+    past: Mutex<Past>,
+    /// Bits of the share of its overlap that does not count.
+    discount: AtomicU64,
+    given_up: AtomicBool,
+}
+
+/// The same, as it is shown.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+pub struct DriftView {
+    /// Readings in a row that did not help: where it found less than was promised.
+    pub over_resyncs: u32,
+    /// The same where it found more.
+    pub under_resyncs: u32,
+    /// Whether it takes no part in KV routing until it comes back.
+    pub given_up: bool,
+}
+
+impl Drift {
+    /// The share of its overlap that does not count, from 0 to 1.
+    pub fn discount(&self) -> f64 {
+        f64::from_bits(self.discount.load(Relaxed))
+    }
+
+    /// Whether it takes no part in KV routing until it comes back.
+    pub fn has_given_up(&self) -> bool {
+        self.given_up.load(Relaxed)
+    }
+
+    /// Its events are read anew: what follows is measured afresh.
+    pub fn index_begins_anew(&self) {
+        self.set_discount(0.0);
+    }
+
+    /// It may have become another worker: everything is open again.
+    pub fn forget(&self) {
+        *self.past.lock().unwrap_or_else(PoisonError::into_inner) = Past::default();
+        self.given_up.store(false, Relaxed);
+        self.set_discount(0.0);
+    }
+
+    /// As it is shown.
+    pub fn view(&self) -> DriftView {
+        let past = *self.past.lock().unwrap_or_else(PoisonError::into_inner);
+        DriftView {
+            over_resyncs: past.over_resyncs,
+            under_resyncs: past.under_resyncs,
+            given_up: self.has_given_up(),
+        }
+    }
+
+    fn decide(&self, config: &DriftConfig, measured: &Measured, now: Instant) -> Verdict {
+        let mut past = self.past.lock().unwrap_or_else(PoisonError::into_inner);
+        let verdict = judge(config, measured, &past, now);
+        past.note(&verdict.step, now);
+        self.set_discount(verdict.discount);
+        if verdict.step == Step::GiveUp {
+            self.given_up.store(true, Relaxed);
+        }
+        verdict
+    }
+
+    fn set_discount(&self, discount: f64) {
+        self.discount.store(discount.to_bits(), Relaxed);
+    }
+}
+
+/// A worker has been compared once more: does what follows from it.
+pub fn compared(served: &Served, worker: &Worker) {
+    let config = &served.config.drift;
+    if !config.enabled || worker.drift.has_given_up() {
+        return;
+    }
+    let measured = worker.audit.measured();
+    let verdict = worker.drift.decide(config, &measured, Instant::now());
+    let Measured { samples, over_blocks, under_blocks, .. } = measured;
+    let (model, id) = (served.name(), worker.id());
+    match verdict.step {
+        Step::Fine | Step::Wait | Step::Bear => {}
+        Step::Resync(direction) => {
+            tracing::warn!(
+                model,
+                worker = id,
+                direction = direction.name(),
+                samples,
+                over_blocks,
+                under_blocks,
+                overlap_discount = verdict.discount,
+                "the worker's cached_tokens are not what the index promises: its KV events are \
+                 read anew"
+            );
+            worker.resync.request(RESYNC_REASON);
+        }
+        Step::GiveUp => tracing::error!(
+            model,
+            worker = id,
+            samples,
+            over_blocks,
+            "the worker still finds less than the index promises, after drift.resyncs_max \
+             readings: no KV routing to it until it comes back. Does it announce what it evicts?"
+        ),
+    }
+}

@@ -1,0 +1,118 @@
+//! The tasks that follow one worker.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use tokio::task::JoinSet;
+
+use super::claims::Source;
+use super::worker::Worker;
+use super::{canary, intake, poll, probe};
+use crate::Cluster;
+use crate::Served;
+
+/// What follows a worker. Dropped, it ends.
+pub(super) struct Tasks {
+    /// Asks it, as its model's configuration says.
+    asking: JoinSet<()>,
+    /// Follows its KV events: nothing but the pool matters to that.
+    _events: JoinSet<()>,
+}
+
+impl Tasks {
+    /// The model's configuration is another, but the pool is the same.
+    pub(super) fn ask_anew(
+        &mut self,
+        cluster: &Arc<Cluster>,
+        served: &Arc<Served>,
+        worker: &Arc<Worker>,
+        leading: Source,
+    ) {
+        self.asking = ask(cluster, served, worker, leading);
+    }
+}
+
+/// Starts what follows a worker: whether it agrees with the router, its load, whether it
+/// honours thresholds, its KV events. Of a worker whose shim is attached, the shim tells
+/// all but the first.
+pub(super) fn follow(
+    cluster: &Arc<Cluster>,
+    served: &Arc<Served>,
+    worker: &Arc<Worker>,
+    leading: Source,
+) -> Tasks {
+    let mut events = JoinSet::new();
+    if leading != Source::Shim && worker.config.kv_events.is_some() {
+        let (cluster, pool, followed) =
+            (Arc::clone(cluster), Arc::clone(&served.pool), worker.clone());
+        let model: Arc<str> = served.name().into();
+        // Its first answer says how many ranks there are.
+        worker.ranks.expect();
+        events.spawn(supervise("KV events", Arc::clone(worker), move || {
+            intake::run(cluster.clone(), model.clone(), pool.clone(), followed.clone())
+        }));
+    }
+    Tasks { asking: ask(cluster, served, worker, leading), _events: events }
+}
+
+fn ask(
+    cluster: &Arc<Cluster>,
+    served: &Arc<Served>,
+    worker: &Arc<Worker>,
+    leading: Source,
+) -> JoinSet<()> {
+    let mut tasks = JoinSet::new();
+    // Without a tokenizer there is nothing to agree on.
+    let is_asked = served.config.canary.enabled && served.prompt.is_some();
+    worker.parity.set_asked(is_asked);
+    if is_asked {
+        let (cluster, served, asked) =
+            (Arc::clone(cluster), Arc::clone(served), Arc::clone(worker));
+        tasks.spawn(supervise("canary", Arc::clone(worker), move || {
+            canary::run(Arc::clone(&cluster), Arc::clone(&served), Arc::clone(&asked), leading)
+        }));
+    }
+    if leading == Source::Shim {
+        return tasks;
+    }
+    let (model, polled) = (Arc::clone(served), Arc::clone(worker));
+    tasks.spawn(supervise("load", Arc::clone(worker), move || {
+        poll::run(Arc::clone(&model), Arc::clone(&polled))
+    }));
+    if served.asks_for_thresholds() && worker.config.honours_threshold.is_none() {
+        let (model, asked) = (Arc::clone(served), Arc::clone(worker));
+        tasks.spawn(supervise("threshold", Arc::clone(worker), move || {
+            probe::run(Arc::clone(&model), Arc::clone(&asked))
+        }));
+    }
+    if worker.config.takes_rank_header.is_none() {
+        let (model, asked) = (Arc::clone(served), Arc::clone(worker));
+        tasks.spawn(supervise("rank", Arc::clone(worker), move || {
+            probe::run_rank(Arc::clone(&model), Arc::clone(&asked))
+        }));
+    }
+    tasks
+}
+
+/// Runs a task again if it panics: a defect on one worker's bytes must not leave
+/// its part of the picture frozen and believed.
+pub(super) async fn supervise<F>(
+    what: &'static str,
+    worker: Arc<Worker>,
+    task: impl Fn() -> F + Send,
+) where
+    F: Future<Output = ()> + Send + 'static,
+{
+    const PAUSE: Duration = Duration::from_secs(1);
+    loop {
+        let mut running = JoinSet::new();
+        running.spawn(task());
+        match running.join_next().await {
+            Some(Err(error)) if error.is_panic() => {
+                tracing::error!(worker = worker.id(), what, "a task broke off and starts again");
+                tokio::time::sleep(PAUSE).await;
+            }
+            _ => return,
+        }
+    }
+}

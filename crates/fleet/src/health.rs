@@ -1,0 +1,91 @@
+//! Watches a model's workers for those that do much worse than their peers, and ends slow
+//! starts and ejections when their time is over.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use tokio::time::MissedTickBehavior;
+
+use super::ejection::{Record, lasts, outliers};
+use super::roster::Roster;
+use super::state::{Event, State};
+use super::worker::Worker;
+use crate::Served;
+use splitrail_config::model::{EjectionConfig, Role};
+
+/// Between two looks at whether somebody's time is over.
+const TICK: Duration = Duration::from_millis(100);
+
+/// Watches a model until the task is ended.
+pub(super) async fn run(served: Arc<Served>) {
+    let config = served.config.health;
+    let mut ticks = tokio::time::interval(TICK);
+    ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
+    let mut watch = Watch { ejected: HashMap::new(), next_look: Instant::now() };
+    loop {
+        ticks.tick().await;
+        let now = Instant::now();
+        let roster = served.pool.roster();
+        watch.end_times(&roster, config.slow_start, now);
+        if now >= watch.next_look {
+            watch.next_look = now + config.ejection.interval;
+            watch.look(&roster, &config.ejection, now);
+        }
+    }
+}
+
+struct Watch {
+    /// Ejections by worker: how many in a row, and until when the last.
+    ejected: HashMap<usize, (u32, Instant)>,
+    next_look: Instant,
+}
+
+impl Watch {
+    /// Ends what has lasted long enough.
+    fn end_times(&mut self, roster: &Roster, slow_start: Duration, now: Instant) {
+        self.ejected.retain(|worker, _| roster.get(*worker).is_some());
+        for worker in roster.iter() {
+            match worker.state() {
+                State::Warming if worker.life.age(now) >= slow_start => {
+                    worker.life.change(Event::Warm, "it has been alive for long enough");
+                }
+                State::Ejected => {
+                    let until = self.ejected.get(&worker.index).map(|(_, until)| *until);
+                    if until.is_none_or(|until| now >= until) {
+                        worker.life.change(Event::Readmit, "its time is over");
+                    }
+                }
+                _ => {}
+            }
+        }
+    }
+
+    /// Judges what the workers have done since the last look, those of a role by themselves.
+    fn look(&mut self, roster: &Roster, config: &EjectionConfig, now: Instant) {
+        for role in [Role::Prefill, Role::Decode, Role::Both] {
+            let workers: Vec<&Arc<Worker>> =
+                roster.iter().filter(|worker| worker.config.role == role).collect();
+            let records: Vec<Record> = workers.iter().map(|worker| record(worker)).collect();
+            for record in &records {
+                let well = record.failed == 0 && record.legs >= config.min_requests;
+                if well && !record.ejected {
+                    self.ejected.remove(&record.worker);
+                }
+            }
+            for (index, cause) in outliers(&records, config) {
+                let Some(worker) = roster.get(index) else { continue };
+                if worker.life.change(Event::Eject, cause.name()) {
+                    let (times, until) = self.ejected.entry(index).or_insert((0, now));
+                    *times += 1;
+                    *until = now + lasts(config, *times);
+                }
+            }
+        }
+    }
+}
+
+fn record(worker: &Worker) -> Record {
+    let ejected = worker.state() == State::Ejected;
+    Record { worker: worker.index, ejected, ..worker.deeds.take() }
+}

@@ -1,0 +1,233 @@
+//! One worker's part of the index, or one of its ranks', for whoever follows its KV events: what was applied is
+//! counted, what could not be is told, and whether the rest is to be believed.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use splitrail_kv::{Applied, WorkerKey};
+
+use super::pool::{Pool, rank_key};
+use super::worker::Worker;
+use crate::Cluster;
+use splitrail_telemetry::clock::unix_ms;
+
+/// For how long a worker's index may lack blocks before it is made anew.
+const TRUNCATED_MIN: Duration = Duration::from_secs(60);
+
+/// That grows each time that it was, up to this.
+const TRUNCATED_MAX: Duration = Duration::from_secs(3600);
+
+/// The reason in metrics and logs of what was beyond the bound.
+pub(super) const OVER_LIMIT: &str = "over_limit";
+
+/// Between two log lines of one kind about one worker.
+const QUIET: Duration = Duration::from_secs(30);
+
+/// One worker's part of its model's index. It outlives changes of the model's configuration
+/// that keep its pool, so it holds nothing else of the model.
+pub(super) struct Indexing {
+    cluster: Arc<Cluster>,
+    model: Arc<str>,
+    pub(super) pool: Arc<Pool>,
+    pub(super) worker: Arc<Worker>,
+    /// Of which rank; `None` where somebody tells of all of them.
+    rank: Option<u16>,
+    /// When a log line of each kind was last written.
+    said: BTreeMap<&'static str, Instant>,
+    /// Since when the index lacks blocks of this worker that were beyond its bound.
+    truncated: Option<Instant>,
+    /// For how long at least, before it is made anew.
+    pub(super) truncated_min: Duration,
+}
+
+/// However following ends, what it has left is not known to be true any more.
+impl Drop for Indexing {
+    fn drop(&mut self) {
+        self.set_current(false);
+    }
+}
+
+impl Indexing {
+    pub(super) fn new(
+        cluster: Arc<Cluster>,
+        model: Arc<str>,
+        pool: Arc<Pool>,
+        worker: Arc<Worker>,
+        rank: Option<u16>,
+    ) -> Self {
+        Self {
+            cluster,
+            model,
+            pool,
+            worker,
+            rank,
+            said: BTreeMap::new(),
+            truncated: None,
+            truncated_min: TRUNCATED_MIN,
+        }
+    }
+
+    /// What the worker holds is known from here on: it is believed.
+    pub(super) fn in_step(&self) {
+        self.set_current(true);
+        self.worker.witness.heard();
+        if self.worker.events_are_current() {
+            self.worker.set_synced();
+        }
+        self.pool.assumed.confirmed(self.worker.index);
+    }
+
+    /// Records that events come in, or are cut off.
+    pub(super) fn set_current(&self, current: bool) {
+        match self.rank {
+            None => self.worker.set_events_current(current),
+            Some(rank) => {
+                let rank = self.worker.ranks.get(rank);
+                rank.into_iter().for_each(|rank| rank.set_current(current));
+            }
+        }
+    }
+
+    /// Blocks that the index holds.
+    pub(super) fn blocks(&self) -> usize {
+        match self.rank {
+            None => self.pool.index().held(self.worker.index as u32),
+            Some(_) => self.pool.index().block_counts(self.key()).iter().sum(),
+        }
+    }
+
+    /// The name in the index, of one rank or of the first.
+    pub(super) fn key(&self) -> WorkerKey {
+        rank_key(self.worker.index, self.rank.unwrap_or(0))
+    }
+
+    /// Events of the engine that were made then, in seconds since 1970, are being applied.
+    pub(super) fn observe(&self, events: usize, made_s: f64) {
+        let metrics = &self.cluster.metrics;
+        metrics.index_events.with_label_values(&self.labels()).inc_by(events as u64);
+        let lag = unix_ms() as f64 / 1e3 - made_s;
+        if lag.is_finite() {
+            metrics.index_event_lag.with_label_values(&self.labels()).observe(lag.max(0.0));
+        }
+    }
+
+    /// Events are missing before what has just come.
+    pub(super) fn gap(&mut self, missed: u64) {
+        self.cluster.metrics.index_gaps.with_label_values(&self.labels()).inc();
+        if self.may_log("gap") {
+            tracing::info!(worker = self.worker.id(), missed, "KV events are missing");
+        }
+    }
+
+    /// A message makes no sense.
+    pub(super) fn garbage(&mut self, why: &dyn std::fmt::Display) {
+        self.count_rejected("garbage", 1);
+        if self.may_log("garbage") {
+            let (worker, error) = (self.worker.id(), why);
+            tracing::warn!(worker, %error, "a KV event message makes no sense");
+        }
+    }
+
+    /// What became of so many events.
+    pub(super) fn note(&mut self, events: usize, sum: Applied) {
+        self.worker.witness.applied(events, &sum);
+        if sum.over_limit > 0 {
+            self.truncated.get_or_insert_with(Instant::now);
+            self.worker.ranks.set_truncated(self.rank, true);
+        }
+        for (reason, blocks) in [
+            ("unknown_parent", sum.orphaned),
+            ("block_size", sum.malformed),
+            (OVER_LIMIT, sum.over_limit),
+            ("replaced", sum.replaced),
+        ] {
+            self.count_rejected(reason, blocks);
+        }
+        if sum.malformed + sum.over_limit > 0 && self.may_log("rejected") {
+            tracing::warn!(
+                worker = self.worker.id(),
+                block_size = self.pool.block_size(),
+                malformed = sum.malformed,
+                over_limit = sum.over_limit,
+                "blocks cannot be indexed: is block_size the engine's, and \
+                 limits.index_blocks_per_worker_max large enough?"
+            );
+        }
+    }
+
+    /// Whether what was beyond the bound may fit now: then the index should start anew, for
+    /// nobody says which blocks those were.
+    pub(super) fn has_room_again(&self, now: Instant) -> bool {
+        let due = |since: Instant| now.duration_since(since) >= self.truncated_min;
+        if !self.truncated.is_some_and(due) {
+            return false;
+        }
+        let index = self.pool.index();
+        let (room, limit) = index.room(self.key());
+        let room = match self.rank {
+            None => limit.saturating_sub(index.held(self.worker.index as u32)),
+            Some(_) => room,
+        };
+        room >= limit / 8
+    }
+
+    /// It is made anew for the room that there is: the same history may lead to the same place,
+    /// so the next time is later.
+    pub(super) fn wait_longer(&mut self) {
+        self.truncated_min = (self.truncated_min * 2).min(TRUNCATED_MAX);
+    }
+
+    /// What was left out is gone in the engine as well.
+    pub(super) fn nothing_is_left_out(&mut self) {
+        self.truncated = None;
+        self.worker.ranks.set_truncated(self.rank, false);
+    }
+
+    /// All is going to be told anew.
+    pub(super) fn begin_whole(&mut self) {
+        self.nothing_is_left_out();
+        self.worker.index_begins_anew();
+    }
+
+    /// Drops all that the index holds, and all that is assumed of the worker.
+    pub(super) fn forget(&mut self) {
+        self.begin_whole();
+        match self.rank {
+            None => self.pool.index().remove_worker(self.worker.index as u32),
+            Some(_) => self.pool.index().clear_worker(self.key()),
+        };
+        self.pool.assumed.forget(self.worker.index);
+    }
+
+    pub(super) fn count_resync(&self, reason: &str) {
+        let [model, worker] = self.labels();
+        self.cluster.metrics.index_resyncs.with_label_values(&[model, worker, reason]).inc();
+    }
+
+    pub(super) fn count_rejected(&self, reason: &str, count: usize) {
+        if count > 0 {
+            let [model, worker] = self.labels();
+            let rejected = &self.cluster.metrics.index_rejected;
+            rejected.with_label_values(&[model, worker, reason]).inc_by(count as u64);
+        }
+    }
+
+    /// A stream of nonsense must not become a stream of log lines.
+    pub(super) fn may_log(&mut self, kind: &'static str) -> bool {
+        let now = Instant::now();
+        let due = self.said.get(kind).is_none_or(|last| now.duration_since(*last) >= QUIET);
+        if due {
+            self.said.insert(kind, now);
+        }
+        due
+    }
+
+    pub(super) fn model(&self) -> &str {
+        &self.model
+    }
+
+    fn labels(&self) -> [&str; 2] {
+        [self.model(), self.worker.id()]
+    }
+}

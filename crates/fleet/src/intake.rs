@@ -1,0 +1,292 @@
+//! Follows one worker's KV events into the index, those of each data-parallel rank on their
+//! own: ranks number their events apart, and one that falls behind says nothing of the others.
+
+use std::sync::Arc;
+use std::time::Instant;
+
+use splitrail_engine::vllm::events::EventBatch;
+use splitrail_engine::vllm::identity::{EventSource, of_all_ranks};
+use splitrail_engine::vllm::subscription::{ResetReason, Subscription, SyncOutcome, Update};
+use splitrail_engine::zmtp::{Admits, Endpoint};
+use splitrail_kv::{Applied, KvEvent};
+use tokio::sync::{mpsc, watch};
+use tokio::task::JoinSet;
+use tokio_util::sync::CancellationToken;
+
+use super::follow::supervise;
+use super::indexing::{Indexing, OVER_LIMIT};
+use super::pool::{Pool, rank_key};
+use super::worker::Worker;
+use crate::Cluster;
+use splitrail_engine_client::networks::literal;
+
+/// Batches between the subscription and the index. A full queue holds the stream
+/// back in the kernel's buffers, and in the end at the engine.
+const QUEUE_BATCHES: usize = 256;
+
+/// The task that follows one rank.
+struct Following {
+    tasks: JoinSet<()>,
+    /// Whether there is a publisher where the rank is said to be.
+    connected: watch::Receiver<bool>,
+}
+
+/// Follows a worker's ranks, as many as there are, until the task is ended. How many there are
+/// is the engine's word: a rank is only connected to once there was a publisher at the port of
+/// the one before, so that no word of an engine makes the router try the ports of a host.
+pub(super) async fn run(
+    cluster: Arc<Cluster>,
+    model: Arc<str>,
+    pool: Arc<Pool>,
+    worker: Arc<Worker>,
+) {
+    let Some(first) = first_source(&worker) else {
+        // Addresses are checked with the configuration.
+        tracing::error!(worker = worker.id(), "kv_events is not an address");
+        return;
+    };
+    pool.block_size_known().await;
+    let mut counts = worker.ranks.follow();
+    let mut following: Vec<Following> = Vec::new();
+    loop {
+        // The sender is the worker, which the task keeps.
+        let Ok(count) = counts.wait_for(Option::is_some).await.map(|count| count.unwrap_or(1))
+        else {
+            return;
+        };
+        let kept = following.len().min(count.into());
+        for (rank, mut gone) in (count..).zip(following.drain(kept..)) {
+            gone.tasks.shutdown().await;
+            pool.index().clear_worker(rank_key(worker.index, rank));
+        }
+        let sources = of_all_ranks(std::slice::from_ref(&first), count.into());
+        let reachable = sources.len();
+        if reachable < usize::from(count) && following.is_empty() {
+            let (worker, ranks) = (worker.id(), count);
+            tracing::error!(worker, ranks, "there are not so many ports behind kv_events");
+        }
+        let is_confirmed = |last: &Following| *last.connected.borrow();
+        if following.last().is_none_or(is_confirmed)
+            && let Some(source) = sources.into_iter().nth(following.len())
+        {
+            let (cluster, model, pool) =
+                (Arc::clone(&cluster), Arc::clone(&model), Arc::clone(&pool));
+            let (followed, (sender, connected)) = (Arc::clone(&worker), watch::channel(false));
+            let admits = admits(&cluster, &worker);
+            let task = move || {
+                let (cluster, model, pool) = (cluster.clone(), model.clone(), pool.clone());
+                let part = Indexing::new(cluster, model, pool, followed.clone(), Some(source.rank));
+                follow(part, source.clone(), admits.clone(), sender.clone())
+            };
+            let mut tasks = JoinSet::new();
+            tasks.spawn(supervise("KV events", Arc::clone(&worker), task));
+            following.push(Following { tasks, connected });
+        }
+        let is_short = following.len() < reachable;
+        let next_may_begin = async {
+            match following.last_mut() {
+                Some(last) if !is_confirmed(last) => {
+                    // Its sender is the task's, which is kept.
+                    let _connected = last.connected.wait_for(|connected| *connected).await;
+                }
+                Some(_) if is_short => {}
+                _ => std::future::pending().await,
+            }
+        };
+        tokio::select! {
+            changed = counts.changed() => if changed.is_err() {
+                return;
+            },
+            () = next_may_begin => {}
+        }
+    }
+}
+
+/// Which addresses a worker's publisher may have, where an operator has not written them down.
+/// Names are looked up each time that they are connected to.
+fn admits(cluster: &Cluster, worker: &Worker) -> Option<Admits> {
+    let networks = cluster.networks.clone();
+    // Beside a worker that is written down is where it is written down.
+    let own = literal(worker.authority.host()).filter(|_| !worker.guarded);
+    worker.guards_events.then(|| Admits::new(move |ip| networks.admit(ip) || own == Some(ip)))
+}
+
+/// Where the first rank publishes.
+fn first_source(worker: &Worker) -> Option<EventSource> {
+    let endpoint = |address: &Option<String>| -> Option<Endpoint> {
+        address.as_deref().and_then(|address| address.parse().ok())
+    };
+    let events = endpoint(&worker.config.kv_events)?;
+    Some(EventSource { rank: 0, events, replay: endpoint(&worker.config.kv_replay) })
+}
+
+/// Follows a rank until the task is ended.
+async fn follow(
+    part: Indexing,
+    source: EventSource,
+    admits: Option<Admits>,
+    connected: watch::Sender<bool>,
+) {
+    let mut intake = Intake { part, source, speaks: None };
+    loop {
+        let (sink, mut updates) = mpsc::channel(QUEUE_BATCHES);
+        let EventSource { events, replay, .. } = intake.source.clone();
+        let subscription = Subscription {
+            admits: admits.clone(),
+            connected: Some(connected.clone()),
+            ..Subscription::new(events, replay)
+        };
+        let following = subscription.run(sink, CancellationToken::new());
+        // What was wished for before comes true here.
+        let mut wishes = intake.part.worker.resync.wishes();
+        // What was there before is not known to be true.
+        intake.part.forget();
+        let applying = async {
+            loop {
+                tokio::select! {
+                    update = updates.recv() => match update {
+                        Some(update) => intake.take(update),
+                        None => std::future::pending().await,
+                    },
+                    reason = wishes.next() => return reason,
+                }
+                if intake.part.has_room_again(Instant::now()) {
+                    return OVER_LIMIT;
+                }
+            }
+        };
+        // Both are parts of this task: ending it ends both.
+        tokio::select! {
+            () = following => return,
+            reason = applying => {
+                intake.begin_anew(reason);
+                if reason == OVER_LIMIT {
+                    intake.part.wait_longer();
+                }
+            }
+        }
+    }
+}
+
+struct Intake {
+    part: Indexing,
+    source: EventSource,
+    /// The rank that the stream says it is of, if it says so: one stream, one rank. An engine
+    /// that is one rank of many, each with an address of its own, may give any number.
+    speaks: Option<u16>,
+}
+
+impl Intake {
+    fn take(&mut self, update: Update) {
+        match update {
+            Update::Batch { batch, .. } => self.apply(&batch),
+            Update::Reset { reason } => self.reset(reason),
+            Update::Synced { outcome } => self.synced(outcome),
+            Update::Gap { expected, sequence } => self.part.gap(sequence - expected),
+            Update::Garbage { error, .. } => self.part.garbage(&error),
+            // Streams are read here as they come: nobody asks.
+            Update::Fresh { .. } => {}
+            Update::Disconnected { error } => {
+                let worker = Arc::clone(&self.part.worker);
+                self.part.set_current(false);
+                // Whatever comes back may be another version of it.
+                worker.parity.forget();
+                if self.part.may_log("disconnected") {
+                    let (rank, endpoint) = (self.source.rank, &self.source.events);
+                    tracing::warn!(
+                        worker = worker.id(),
+                        rank,
+                        %endpoint,
+                        %error,
+                        "KV events are cut off: no overlap is believed until they come again"
+                    );
+                }
+            }
+        }
+    }
+
+    fn synced(&mut self, outcome: SyncOutcome) {
+        self.part.in_step();
+        if !self.part.may_log("synced") {
+            return;
+        }
+        let blocks = self.part.blocks();
+        let worker = self.part.worker.id();
+        match outcome {
+            SyncOutcome::Replayed => tracing::info!(worker, blocks, "index is in step"),
+            SyncOutcome::ReplayFailed | SyncOutcome::NoReplay => tracing::warn!(
+                worker,
+                blocks,
+                "index knows only what was stored since now: no replay to be had"
+            ),
+        }
+    }
+
+    fn apply(&mut self, batch: &EventBatch) {
+        self.part.observe(batch.events.len(), batch.timestamp_s);
+        if let Some(rank) = batch.rank.filter(|rank| self.is_of_another_rank(*rank)) {
+            // A request that is pinned to this one would not find it.
+            self.part.worker.witness.of_other_rank(batch.events.len());
+            self.part.count_rejected("rank", batch.events.len());
+            if self.part.may_log("rank") {
+                let worker = self.part.worker.id();
+                tracing::warn!(worker, rank, "events of another data-parallel rank are left out");
+            }
+            return;
+        }
+        if batch.events.contains(&KvEvent::Cleared) {
+            self.part.pool.assumed.forget(self.part.worker.index);
+            // What this batch leaves out counts below.
+            self.part.nothing_is_left_out();
+        }
+        let sum = self.index_events(batch);
+        self.part.note(batch.events.len(), sum);
+    }
+
+    fn is_of_another_rank(&mut self, says: u16) -> bool {
+        let expected = match self.part.worker.ranks.count() {
+            1 => *self.speaks.get_or_insert(says),
+            _ => self.source.rank,
+        };
+        says != expected
+    }
+
+    fn index_events(&self, batch: &EventBatch) -> Applied {
+        let Indexing { pool, worker, .. } = &self.part;
+        let key = self.part.key();
+        let mut index = pool.index();
+        let mut sum = Applied::default();
+        if worker.gone.is_cancelled() {
+            return sum;
+        }
+        for event in &batch.events {
+            sum += index.apply(key, event);
+        }
+        sum
+    }
+
+    /// All of its events are read again: the bound left blocks out that may fit now, or
+    /// somebody has asked for it.
+    fn begin_anew(&self, reason: &str) {
+        self.part.count_resync(reason);
+        self.part.set_current(false);
+        tracing::info!(worker = self.part.worker.id(), reason, "index of this worker is read anew");
+    }
+
+    fn reset(&mut self, reason: ResetReason) {
+        // Unless batches were just lost on the way, nothing says that it is the same process.
+        if !matches!(reason, ResetReason::Gap | ResetReason::Garbage) {
+            self.part.worker.becomes_another();
+        }
+        self.speaks = None;
+        self.part.forget();
+        self.part.count_resync(reason.name());
+        if self.part.may_log("reset") {
+            let worker = self.part.worker.id();
+            tracing::warn!(worker, reason = reason.name(), "index of this worker starts anew");
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,164 @@
+#![allow(clippy::unwrap_used)]
+
+use splitrail_engine::vllm::events::Skipped;
+use splitrail_kv::{EngineHash, StoredBlock, Tier};
+use splitrail_sim::{SimConfig, SimEngine};
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::TcpStream;
+use tokio::task::JoinSet;
+
+use super::*;
+use std::time::Duration;
+
+use splitrail_telemetry::Metrics;
+
+use crate::Cluster;
+use crate::Served;
+use crate::Worker;
+use crate::models::models;
+
+/// Blocks that one worker can make the index hold.
+const BOUND: u64 = 16;
+
+/// A router of one model with one worker, whose engine is there or not.
+fn cluster(kv_events: &str, kv_replay: &str) -> (Arc<Cluster>, Arc<Served>, Arc<Worker>) {
+    let yaml = format!(
+        "limits: {{ index_blocks_per_worker_max: {BOUND} }}
+models:
+  - name: sim
+    block_size: 16
+    tokenizer: {{ kind: none }}
+    flow: aggregated
+    workers: [{{ id: w0, role: both, url: \"http://127.0.0.1:1\", kv_events: \"{kv_events}\", \
+         kv_replay: \"{kv_replay}\" }}]
+"
+    );
+    let folder = std::env::temp_dir();
+    let loaded = splitrail_config::parse("test.yaml", &yaml, &folder);
+    let config = Arc::new(loaded.unwrap_or_else(|problems| panic!("{problems}")).config);
+    let metrics = Arc::new(Metrics::new().unwrap());
+    let models = models(&config, (&Arc::default(), &metrics), None).unwrap();
+    let cluster = Arc::new(Cluster::new(models, config, metrics));
+    let served = Arc::clone(&cluster.serving().models[0]);
+    let config = served.config.workers[0].clone();
+    let authority = "127.0.0.1:1".parse().unwrap();
+    let worker = served.pool.enter(|number| Worker::new(number, config, authority));
+    (cluster, served, worker)
+}
+
+fn part(cluster: &Arc<Cluster>, served: &Served, worker: &Arc<Worker>) -> Indexing {
+    let (cluster, pool) = (Arc::clone(cluster), Arc::clone(&served.pool));
+    Indexing::new(cluster, served.name().into(), pool, Arc::clone(worker), Some(0))
+}
+
+fn intake() -> Intake {
+    let (cluster, served, worker) = cluster("tcp://127.0.0.1:1", "tcp://127.0.0.1:2");
+    let source = first_source(&worker).unwrap();
+    Intake { part: part(&cluster, &served, &worker), source, speaks: None }
+}
+
+fn batch(event: KvEvent) -> Update {
+    let batch = EventBatch {
+        timestamp_s: 0.0,
+        rank: None,
+        events: vec![event],
+        skipped: Skipped::default(),
+    };
+    Update::Batch { sequence: 0, batch }
+}
+
+/// Prompts of one block, by number.
+fn stored(numbers: std::ops::Range<u64>) -> Vec<Update> {
+    let event = |number| KvEvent::Stored {
+        parent: None,
+        blocks: vec![StoredBlock {
+            hash: EngineHash(number),
+            tokens: vec![number as u32; 16],
+            opaque: false,
+        }],
+        adapter: None,
+        salt: None,
+        tier: Tier::Device,
+    };
+    numbers.map(|number| batch(event(number))).collect()
+}
+
+fn removed(numbers: std::ops::Range<u64>) -> Update {
+    batch(KvEvent::Removed { hashes: numbers.map(EngineHash).collect(), tier: Tier::Device })
+}
+
+/// A moment after the index may be made anew.
+fn due(intake: &Intake) -> Instant {
+    Instant::now() + intake.part.truncated_min
+}
+
+#[test]
+fn an_index_that_lacks_blocks_is_made_anew_once_there_is_room_and_not_at_once() {
+    let mut intake = intake();
+    stored(0..BOUND).into_iter().for_each(|update| intake.take(update));
+    assert!(!intake.part.worker.index_is_truncated());
+    assert!(!intake.part.has_room_again(due(&intake)), "it lacks nothing");
+    stored(BOUND..BOUND + 1).into_iter().for_each(|update| intake.take(update));
+    assert!(intake.part.worker.index_is_truncated());
+    assert!(!intake.part.has_room_again(due(&intake)), "there is no room");
+    intake.take(removed(0..1));
+    assert!(!intake.part.has_room_again(due(&intake)), "there is too little room");
+    intake.take(removed(1..4));
+    assert!(!intake.part.has_room_again(Instant::now()), "it was a moment ago");
+    assert!(intake.part.has_room_again(due(&intake)));
+}
+
+#[test]
+fn an_index_lacks_nothing_of_a_cache_that_is_empty() {
+    let mut intake = intake();
+    stored(0..BOUND + 4).into_iter().for_each(|update| intake.take(update));
+    assert!(intake.part.worker.index_is_truncated());
+    intake.take(batch(KvEvent::Cleared));
+    assert!(!intake.part.worker.index_is_truncated());
+    assert!(!intake.part.has_room_again(due(&intake)));
+}
+
+/// Waits for a condition, with patience.
+async fn eventually(condition: impl Fn() -> bool) {
+    let waiting = async {
+        while !condition() {
+            tokio::time::sleep(Duration::from_millis(5)).await;
+        }
+    };
+    tokio::time::timeout(Duration::from_secs(20), waiting).await.unwrap();
+}
+
+/// Has an engine complete a prompt.
+async fn serve(engine: &SimEngine, prompt: &str, n: u32) {
+    let body = serde_json::json!({"model": "sim", "prompt": prompt, "max_tokens": 1, "n": n});
+    let body = body.to_string();
+    let head = format!(
+        "POST /v1/completions HTTP/1.1\r\nhost: sim\r\ncontent-type: application/json\r\n\
+         connection: close\r\ncontent-length: {}\r\n\r\n{body}",
+        body.len()
+    );
+    let mut stream = TcpStream::connect(engine.http_addr()).await.unwrap();
+    stream.write_all(head.as_bytes()).await.unwrap();
+    let mut reply = String::new();
+    stream.read_to_string(&mut reply).await.unwrap();
+    assert!(reply.starts_with("HTTP/1.1 200"), "{reply}");
+}
+
+#[tokio::test]
+async fn the_index_is_read_anew_when_evictions_make_room() {
+    let engine =
+        SimEngine::start(SimConfig { kv_blocks: 40, ..SimConfig::default() }).await.unwrap();
+    let (events, replay) =
+        (engine.kv_events_endpoint().unwrap(), engine.kv_replay_endpoint().unwrap());
+    let (cluster, served, worker) = cluster(events, replay);
+    let mut tasks = JoinSet::new();
+    let mut part = part(&cluster, &served, &worker);
+    part.truncated_min = Duration::from_millis(1);
+    tasks.spawn(follow(part, first_source(&worker).unwrap(), None, watch::Sender::new(false)));
+    serve(&engine, &"long ".repeat(100), 1).await;
+    eventually(|| worker.index_is_truncated()).await;
+    // Many prompts of less than a block push the long one out, and leave nothing behind.
+    serve(&engine, "short", 36).await;
+    let resyncs = cluster.metrics.index_resyncs.with_label_values(&["sim", "w0", "over_limit"]);
+    eventually(|| resyncs.get() > 0 && worker.events_are_current()).await;
+}

@@ -1,0 +1,116 @@
+//! Where a model's cache hits were lost lately: the best that its stream of prompts allows,
+//! less what its engines found, by reasons that add up.
+
+use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
+use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::time::Instant;
+
+use splitrail_kv::BlockHash;
+
+use crate::Pool;
+use splitrail_config::model::LossConfig;
+use splitrail_ledger::decisions::Decision;
+use splitrail_policy::loss::{Loss, LossWindow, Reach, Stream};
+
+/// A model's losses.
+#[derive(Debug)]
+pub struct Losses {
+    epoch: Instant,
+    /// Whether anybody watches: where nobody does, no request takes the lock.
+    is_watched: AtomicBool,
+    state: Mutex<Option<State>>,
+}
+
+#[derive(Debug)]
+struct State {
+    config: LossConfig,
+    stream: Stream,
+    window: LossWindow,
+}
+
+/// A prompt on its way, as far as its losses go.
+#[derive(Clone, Debug)]
+pub struct Followed {
+    hashes: Vec<BlockHash>,
+    reach: Reach,
+}
+
+impl Default for Losses {
+    fn default() -> Self {
+        Self { epoch: Instant::now(), is_watched: AtomicBool::new(false), state: Mutex::default() }
+    }
+}
+
+impl Losses {
+    /// From now on this is watched. If it is news, what was seen is forgotten.
+    pub fn configure(&self, config: Option<LossConfig>) {
+        let mut state = self.lock();
+        self.is_watched.store(config.is_some(), Relaxed);
+        if state.as_ref().map(|state| state.config) != config {
+            *state = config.map(|config| State {
+                config,
+                stream: Stream::new(config.blocks_max),
+                window: LossWindow::new(
+                    u64::try_from(config.window.as_nanos()).unwrap_or(u64::MAX),
+                ),
+            });
+        }
+    }
+
+    /// A prompt has come; `None` if nobody watches.
+    pub fn came(&self, hashes: &[BlockHash]) -> Option<Followed> {
+        if !self.is_watched.load(Relaxed) {
+            return None;
+        }
+        let mut state = self.lock();
+        let state = state.as_mut()?;
+        let (seen_blocks, computed_blocks) = state.stream.came(names(hashes));
+        let prompt_blocks = u32::try_from(hashes.len()).unwrap_or(u32::MAX);
+        let reach = Reach { prompt_blocks, seen_blocks, computed_blocks, ..Reach::default() };
+        Some(Followed { hashes: hashes.to_vec(), reach })
+    }
+
+    /// It has been computed.
+    pub fn computed(&self, followed: &Followed) {
+        if let Some(state) = self.lock().as_mut() {
+            state.stream.computed(names(&followed.hashes));
+        }
+    }
+
+    /// Its request has ended well.
+    pub fn ended(&self, pool: &Pool, followed: &Followed, decision: &Decision) {
+        let Some(cached) = decision.cached_tokens else { return };
+        let worker = decision.prefill_worker.as_deref().or(decision.decode_worker.as_deref());
+        let roster = pool.roster();
+        let worker = worker.and_then(|id| roster.named(id));
+        let reach = Reach {
+            held_blocks: decision.best_overlap_blocks,
+            chosen_blocks: decision.overlap_blocks,
+            hit_blocks: cached / pool.block_size().max(1),
+            parity_broken: worker.is_some_and(|worker| !worker.takes_part_in_kv_routing()),
+            ..followed.reach
+        };
+        let now_ns = self.now_ns();
+        if let Some(state) = self.lock().as_mut() {
+            state.window.add(now_ns, &reach);
+        }
+    }
+
+    /// The sums of the window; `None` if nobody watches.
+    pub fn sum(&self) -> Option<Loss> {
+        let now_ns = self.now_ns();
+        self.lock().as_mut().map(|state| state.window.sum(now_ns))
+    }
+
+    fn now_ns(&self) -> u64 {
+        u64::try_from(self.epoch.elapsed().as_nanos()).unwrap_or(u64::MAX)
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Option<State>> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+fn names(hashes: &[BlockHash]) -> impl Iterator<Item = u64> + Clone + '_ {
+    hashes.iter().map(|hash| hash.0)
+}

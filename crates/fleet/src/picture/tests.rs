@@ -1,0 +1,109 @@
+#![allow(clippy::unwrap_used)]
+
+use std::sync::Arc;
+
+use splitrail_kv::{
+    BlockHash, EngineHash, HashSeed, IndexConfig, KvEvent, Namespace, StoredBlock, Tier,
+    chain_hashes,
+};
+
+use crate::pool::rank_key;
+use crate::{Booking, Pool};
+use splitrail_config::model::AssumedConfig;
+
+use super::*;
+
+const TOKENS: [u32; 6] = [1, 2, 3, 4, 5, 6];
+
+/// A worker of two ranks, of which the first holds so many blocks of the prompt, and the
+/// second so many.
+fn pool(takes_rank_header: bool, held: [usize; 2]) -> (Pool, Arc<Worker>, Vec<BlockHash>) {
+    let config = serde_json::json!({
+        "id": "w", "role": "both", "url": "http://w:1", "kv_events": "tcp://w:2",
+        "data_parallel_ranks": 2, "takes_rank_header": takes_rank_header,
+    });
+    let config = serde_json::from_value(config).unwrap();
+    let index = IndexConfig {
+        model: "m".into(),
+        block_size: 2,
+        seed: HashSeed(1),
+        max_blocks_per_worker: 8,
+    };
+    let pool = Pool::new(index, None).assuming(AssumedConfig::default());
+    let worker = pool.enter(|number| Worker::new(number, config, "w:1".parse().unwrap()));
+    worker.set_events_current(true);
+    for (rank, blocks) in (0..).zip(held) {
+        let block = |i: usize| StoredBlock {
+            hash: EngineHash(i as u64),
+            tokens: TOKENS[2 * i..2 * i + 2].to_vec(),
+            opaque: false,
+        };
+        let blocks = (0..blocks).map(block).collect();
+        let (adapter, salt, tier) = (None, None, Tier::Device);
+        let stored = KvEvent::Stored { parent: None, blocks, adapter, salt, tier };
+        pool.index().apply(rank_key(0, rank), &stored);
+    }
+    let namespace = Namespace { salt: None, model: "m", adapter: None, block_size: 2 };
+    let mut hashes = Vec::new();
+    chain_hashes(&namespace, HashSeed(1), &TOKENS, &mut hashes);
+    (pool, worker, hashes)
+}
+
+fn seen(pool: &Pool, hashes: &[BlockHash]) -> Vec<Candidate> {
+    pool.candidates(&pool.roster(), Leg::Aggregated, hashes, &[], Instant::now())
+}
+
+#[test]
+fn each_rank_is_a_candidate_with_its_own_blocks_and_bookings() {
+    let (pool, worker, hashes) = pool(true, [1, 3]);
+    let booking = Booking::on(&worker, Some(1), 10, 20);
+    let figures = |seen: &[Candidate]| -> Vec<_> {
+        let figures = |c: &Candidate| (c.rank, c.overlap_blocks, c.requests, c.prefill_tokens);
+        seen.iter().map(figures).collect()
+    };
+    assert_eq!(figures(&seen(&pool, &hashes)), [(Some(0), 1, 0, 0), (Some(1), 3, 1, 10)]);
+    assert_eq!(worker.booked.requests(), 1);
+    drop(booking);
+    assert_eq!(figures(&seen(&pool, &hashes)), [(Some(0), 1, 0, 0), (Some(1), 3, 0, 0)]);
+    assert_eq!(worker.booked.requests(), 0);
+}
+
+#[test]
+fn what_one_rank_is_cut_off_from_says_nothing_of_the_other() {
+    let (pool, worker, hashes) = pool(true, [2, 3]);
+    worker.ranks.get(0).unwrap().set_current(false);
+    let blocks: Vec<_> = seen(&pool, &hashes).iter().map(|c| c.overlap_blocks).collect();
+    assert_eq!(blocks, [0, 3]);
+}
+
+#[test]
+fn where_the_engine_chooses_the_rank_only_what_all_have_counts() {
+    let (pool, worker, hashes) = pool(false, [2, 3]);
+    let _bookings = [0, 1, 2].map(|_| Booking::on(&worker, None, 10, 20));
+    pool.assumed.sent(Instant::now(), &worker, None, &hashes);
+    let seen_now = seen(&pool, &hashes);
+    let [only] = seen_now[..] else { panic!("{seen_now:?}") };
+    assert_eq!((only.rank, only.overlap_blocks, only.assumed_blocks), (None, 2, 2));
+    assert_eq!((only.requests, only.prefill_tokens, only.active_tokens), (2, 15, 30));
+    worker.ranks.get(1).unwrap().set_current(false);
+    assert_eq!(seen(&pool, &hashes)[0].overlap_blocks, 0);
+}
+
+#[test]
+fn what_was_sent_to_a_rank_is_assumed_of_that_one() {
+    let (pool, worker, hashes) = pool(true, [0, 0]);
+    pool.assumed.sent(Instant::now(), &worker, Some(1), &hashes);
+    let assumed: Vec<_> = seen(&pool, &hashes).iter().map(|c| c.assumed_blocks).collect();
+    assert_eq!(assumed, [0, 3]);
+    assert_eq!(pool.assumed.blocks(&worker).speculative, 3);
+}
+
+#[test]
+fn an_engine_tells_how_busy_each_of_its_ranks_is() {
+    let (pool, worker, hashes) = pool(true, [0, 0]);
+    let requests_by_rank = vec![7, 2];
+    let load = EngineLoad { running: Some(9), requests_by_rank, ..EngineLoad::default() };
+    worker.set_load(Instant::now(), load);
+    let requests: Vec<_> = seen(&pool, &hashes).iter().map(|c| c.requests).collect();
+    assert_eq!(requests, [7, 2]);
+}

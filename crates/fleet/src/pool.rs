@@ -1,0 +1,443 @@
+//! One model's workers and the index of their KV blocks.
+
+use std::cell::RefCell;
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering::Relaxed};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+use arc_swap::ArcSwap;
+use splitrail_kv::{BlockHash, Index, IndexConfig, IndexReader, Overlaps, Tier, WorkerKey};
+use tokio::sync::watch;
+
+use super::assumed::{Assumed, Found};
+use super::calibration::Calibration;
+use super::exclusion::{Exclusion, excluded};
+use super::picture::Picture;
+use super::roster::Roster;
+use super::waiting::Waiting;
+use super::worker::Worker;
+use crate::losses::Losses;
+use splitrail_config::model::{AssumedConfig, BusyConfig, Model};
+use splitrail_ledger::veto::VetoReason;
+use splitrail_policy::{Candidate, Leg};
+
+thread_local! {
+    /// What a look into the index needs, kept so that none allocates.
+    static FOUND: RefCell<(Overlaps, Found)> = RefCell::default();
+}
+
+/// A model's workers with their index.
+pub struct Pool {
+    /// The workers now. Changed by `enter` and `leave` only.
+    roster: ArcSwap<Roster>,
+    /// The number of the next worker: none is given twice.
+    next: AtomicUsize,
+    /// Held by whoever changes the roster.
+    changing: Mutex<()>,
+    /// Tokens per block; 0 until an engine has said it.
+    block_size: watch::Sender<u32>,
+    /// Written by whoever follows a worker's events; prompts go through `reader`.
+    index: Mutex<Index>,
+    reader: IndexReader,
+    /// What workers are assumed to hold beyond it.
+    pub assumed: Assumed,
+    /// Who waits for a worker here, where the configuration has requests wait here.
+    pub waiting: Waiting,
+    /// What was learned of when a remote prefill pays.
+    pub calibration: Calibration,
+    /// From when on its workers have enough.
+    pub busy: ArcSwap<BusyConfig>,
+    /// Whether picks look at what work costs: to know it takes a lock of each worker.
+    uses_costs: AtomicBool,
+    /// Where its cache hits were lost.
+    pub losses: Losses,
+    turns: [AtomicU64; 3],
+    draws: AtomicU64,
+}
+
+impl Pool {
+    /// A pool of nobody over an empty index; its block size is 0 if an engine is to say it.
+    /// `draw_seed` makes its draws repeatable.
+    pub fn new(index: IndexConfig, draw_seed: Option<u64>) -> Self {
+        let seed = draw_seed.unwrap_or_else(rand::random);
+        let index = Index::new(index);
+        Self {
+            roster: ArcSwap::from_pointee(Roster::new(Vec::new())),
+            next: AtomicUsize::new(0),
+            changing: Mutex::new(()),
+            block_size: watch::Sender::new(index.config().block_size),
+            reader: index.reader(),
+            index: Mutex::new(index),
+            assumed: Assumed::new(AssumedConfig::OFF),
+            waiting: Waiting::default(),
+            calibration: Calibration::default(),
+            busy: ArcSwap::default(),
+            uses_costs: AtomicBool::new(true),
+            losses: Losses::default(),
+            turns: Default::default(),
+            draws: AtomicU64::new(seed),
+        }
+    }
+
+    /// The same pool, which assumes more than events confirm, as configured.
+    pub fn assuming(self, config: AssumedConfig) -> Self {
+        Self { assumed: Assumed::new(config), ..self }
+    }
+
+    /// The workers at this moment.
+    pub fn roster(&self) -> Arc<Roster> {
+        self.roster.load_full()
+    }
+
+    /// Lets a worker in, which is made with a number of its own.
+    pub fn enter(&self, make: impl FnOnce(usize) -> Worker) -> Arc<Worker> {
+        let _changing = self.changing.lock().unwrap_or_else(PoisonError::into_inner);
+        let worker = Arc::new(make(self.next.fetch_add(1, Relaxed)));
+        self.roster.store(Arc::new(self.roster.load().with(Arc::clone(&worker))));
+        worker
+    }
+
+    /// Lets a worker go: no new leg finds it. What it held is forgotten; legs under way go on.
+    pub fn leave(&self, worker: &Worker) {
+        {
+            let _changing = self.changing.lock().unwrap_or_else(PoisonError::into_inner);
+            self.roster.store(Arc::new(self.roster.load().without(worker.index)));
+        }
+        // Whoever writes to the index looks at this with the index in hand.
+        worker.gone.cancel();
+        self.index().remove_worker(worker.index as u32);
+        self.assumed.forget(worker.index);
+    }
+
+    /// Tokens per block; 0 until an engine has said it, and nothing has a hash.
+    pub fn block_size(&self) -> u32 {
+        *self.block_size.borrow()
+    }
+
+    /// Waits until the block size is known.
+    pub async fn block_size_known(&self) {
+        let mut sizes = self.block_size.subscribe();
+        // The sender is `self`: it outlives the wait.
+        let _known = sizes.wait_for(|tokens| *tokens > 0).await;
+    }
+
+    /// Takes an engine's word for the block size if it is not known; says whether
+    /// the engine's is the one that counts.
+    pub fn learn_block_size(&self, tokens: u32) -> bool {
+        if self.block_size() == 0 {
+            // The index is locked first, as everywhere, and so decides who is first.
+            let mut index = self.index();
+            // Nothing is indexed before the block size is known.
+            if self.block_size() == 0 && index.set_block_size(tokens) {
+                self.block_size.send_replace(tokens);
+            }
+        }
+        self.block_size() == tokens
+    }
+
+    /// From now on, its model is configured like this: everything of a pool that a reload may
+    /// change.
+    pub fn configure(&self, model: &Model) {
+        self.waiting.configure(model.queue.unwrap_or_default());
+        self.calibration.configure(model.auto);
+        self.losses.configure(model.loss);
+        self.busy.store(Arc::new(model.busy));
+        self.uses_costs.store(model.uses_costs(), Relaxed);
+    }
+
+    /// Even random bits for one decision.
+    pub fn draw(&self) -> u64 {
+        // SplitMix64: all that threads share is a counter.
+        const STEP: u64 = 0x9e37_79b9_7f4a_7c15;
+        let mut bits = self.draws.fetch_add(STEP, Relaxed).wrapping_add(STEP);
+        bits = (bits ^ (bits >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        bits = (bits ^ (bits >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+        bits ^ (bits >> 31)
+    }
+
+    /// The index, for its writers and for what readers cannot see. A poisoned lock
+    /// still guards whole entries: every change of the index keeps its invariants at
+    /// each step.
+    pub fn index(&self) -> MutexGuard<'_, Index> {
+        self.index.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// The number of picks for such a leg before this one.
+    pub fn next_turn(&self, leg: Leg) -> u64 {
+        self.turns[leg as usize].fetch_add(1, Relaxed)
+    }
+
+    /// The same, and no pick is meant.
+    pub fn turn(&self, leg: Leg) -> u64 {
+        self.turns[leg as usize].load(Relaxed)
+    }
+
+    /// The longest sequence that every worker takes which has said so.
+    pub fn context_tokens(&self) -> Option<u32> {
+        self.roster.load().iter().filter_map(|worker| worker.context_tokens()).min()
+    }
+
+    /// How much of a prompt the index has of a worker, in blocks, whether it is believed or
+    /// not; of several ranks, the most that one has.
+    pub fn indexed_blocks(&self, worker: &Worker, hashes: &[BlockHash]) -> u32 {
+        let mut overlaps = Overlaps::new();
+        self.reader.find(hashes, &mut overlaps);
+        let keys = (0..worker.ranks.count()).map(|rank| rank_key(worker.index, rank));
+        keys.map(|key| overlaps.get(key).blocks).max().unwrap_or(0)
+    }
+
+    /// Distinct blocks that the index has of a worker, in each tier: the sum over its ranks.
+    pub fn block_counts(&self, worker: &Worker) -> [usize; Tier::COUNT] {
+        let index = self.index();
+        let mut sum = [0; Tier::COUNT];
+        for rank in 0..worker.ranks.count() {
+            let counts = index.block_counts(rank_key(worker.index, rank));
+            sum.iter_mut().zip(counts).for_each(|(sum, count)| *sum += count);
+        }
+        sum
+    }
+
+    /// Whether a worker outside `failed` may be asked for a leg.
+    pub fn any_up(&self, leg: Leg, failed: &[Exclusion]) -> bool {
+        self.ups(leg, failed, |ups| ups.next().is_some())
+    }
+
+    /// The one worker outside `failed` that may be asked for a leg, if it is the last.
+    pub fn last_up(&self, leg: Leg, failed: &[Exclusion]) -> Option<usize> {
+        self.ups(leg, failed, |ups| ups.next().filter(|_| ups.next().is_none()))
+    }
+
+    /// Decode workers whose queue takes longer than this, by their own reports: the lease of a
+    /// hand-off would run out before they fetch it.
+    pub fn late(&self, left: Duration, now: Instant) -> Vec<Exclusion> {
+        let roster = self.roster.load();
+        let able = roster.iter().filter(|worker| worker.serves(Leg::Decode));
+        let late = able.filter(|worker| worker.pace.wait(worker.waiting(now)) > left);
+        late.map(|worker| Exclusion::new(worker.index, VetoReason::Lease)).collect()
+    }
+
+    /// Reads who is up outside `failed`.
+    fn ups<T>(
+        &self,
+        leg: Leg,
+        failed: &[Exclusion],
+        read: impl FnOnce(&mut dyn Iterator<Item = usize>) -> T,
+    ) -> T {
+        let now = Instant::now();
+        let roster = self.roster.load();
+        let able = roster.iter().filter(|w| w.serves(leg) && w.is_available(leg, now));
+        read(
+            &mut able.map(|worker| worker.index).filter(|index| excluded(failed, *index).is_none()),
+        )
+    }
+
+    /// The instant's picture of every worker of a roster that can take a leg and is not
+    /// excluded: one for each rank that the leg could be pinned to.
+    pub fn candidates(
+        &self,
+        roster: &Roster,
+        leg: Leg,
+        hashes: &[BlockHash],
+        exclusions: &[Exclusion],
+        now: Instant,
+    ) -> Vec<Candidate> {
+        let mut able = Vec::with_capacity(roster.len());
+        self.picture(roster, (leg, now), hashes, exclusions, &mut able);
+        able
+    }
+
+    /// The same, into a list that there is already.
+    pub fn picture(
+        &self,
+        roster: &Roster,
+        (leg, now): (Leg, Instant),
+        hashes: &[BlockHash],
+        exclusions: &[Exclusion],
+        able: &mut Vec<Candidate>,
+    ) {
+        able.clear();
+        FOUND.with_borrow_mut(|(overlaps, found)| {
+            self.reader.find(hashes, overlaps);
+            self.assumed.find(now, hashes, found);
+            let uses_costs = self.uses_costs.load(Relaxed);
+            let busy = **self.busy.load();
+            let picture = Picture::new(roster, (overlaps, found), (busy, uses_costs), now);
+            for worker in roster.iter() {
+                if worker.serves(leg) && excluded(exclusions, worker.index).is_none() {
+                    picture.add(worker, leg, able);
+                }
+            }
+        });
+    }
+}
+
+/// A rank's name in the index.
+pub fn rank_key(index: usize, rank: u16) -> WorkerKey {
+    WorkerKey { worker: index as u32, rank }
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used)]
+mod tests {
+    use splitrail_kv::{EngineHash, HashSeed, KvEvent, Namespace, StoredBlock, Tier, chain_hashes};
+
+    use super::*;
+    use crate::assumed::AssumedBlocks;
+    use crate::parity::{Cause, Parity};
+    use splitrail_engine::vllm::load::EngineLoad;
+
+    fn index(block_size: u32) -> IndexConfig {
+        IndexConfig { model: "m".into(), block_size, seed: HashSeed(1), max_blocks_per_worker: 8 }
+    }
+
+    #[test]
+    fn the_first_engine_that_says_its_block_size_decides() {
+        let pool = Pool::new(index(0), None);
+        assert_eq!(pool.block_size(), 0);
+        assert!(pool.learn_block_size(32));
+        assert!(!pool.learn_block_size(16));
+        assert_eq!((pool.block_size(), pool.index().config().block_size), (32, 32));
+        let configured = Pool::new(index(16), None);
+        assert!(!configured.learn_block_size(32));
+        assert_eq!(configured.block_size(), 16);
+    }
+
+    #[test]
+    fn overlap_is_believed_only_while_events_come_in_and_the_worker_agrees() {
+        let config: splitrail_config::model::Worker = serde_json::from_str(
+            r#"{"id": "w", "role": "both", "url": "http://w:1", "kv_events": "tcp://w:2"}"#,
+        )
+        .unwrap();
+        let pool = Pool::new(index(2), None);
+        let worker = pool.enter(|number| Worker::new(number, config, "w:1".parse().unwrap()));
+        let tokens = vec![5, 6];
+        let block = StoredBlock { hash: EngineHash(1), tokens: tokens.clone(), opaque: false };
+        let stored = KvEvent::Stored {
+            parent: None,
+            blocks: vec![block],
+            adapter: None,
+            salt: None,
+            tier: Tier::Device,
+        };
+        pool.index().apply(rank_key(0, 0), &stored);
+        let namespace = Namespace { salt: None, model: "m", adapter: None, block_size: 2 };
+        let mut hashes = Vec::new();
+        chain_hashes(&namespace, HashSeed(1), &tokens, &mut hashes);
+        let overlap = || {
+            let roster = pool.roster();
+            let seen = pool.candidates(&roster, Leg::Aggregated, &hashes, &[], Instant::now());
+            seen[0].overlap_blocks
+        };
+        assert_eq!(overlap(), 0);
+        worker.set_events_current(true);
+        assert_eq!(overlap(), 1);
+        worker.set_events_current(false);
+        assert_eq!(overlap(), 0);
+        worker.set_events_current(true);
+        worker.parity.set_asked(true);
+        assert_eq!(overlap(), 0, "not asked yet");
+        worker.parity.judge(0, Parity::Ok);
+        assert_eq!(overlap(), 1);
+        worker.parity.judge(0, Parity::Mismatch(Cause::Template));
+        assert_eq!(overlap(), 0);
+    }
+
+    const ASSUMED: AssumedConfig = AssumedConfig {
+        speculative: Duration::from_secs(2),
+        approximate: Duration::from_secs(120),
+        max_blocks: 8,
+    };
+
+    /// A pool of one worker with events, its worker, and a prompt of three blocks.
+    fn assuming(config: AssumedConfig) -> (Pool, Arc<Worker>, Vec<BlockHash>) {
+        let worker: splitrail_config::model::Worker = serde_json::from_str(
+            r#"{"id": "w", "role": "both", "url": "http://w:1", "kv_events": "tcp://w:2"}"#,
+        )
+        .unwrap();
+        let pool = Pool::new(index(2), None).assuming(config);
+        let worker = pool.enter(|number| Worker::new(number, worker, "w:1".parse().unwrap()));
+        let namespace = Namespace { salt: None, model: "m", adapter: None, block_size: 2 };
+        let mut hashes = Vec::new();
+        chain_hashes(&namespace, HashSeed(1), &[1, 2, 3, 4, 5, 6], &mut hashes);
+        (pool, worker, hashes)
+    }
+
+    /// Confirmed, assumed and underway blocks of the only worker.
+    fn seen(pool: &Pool, hashes: &[BlockHash], now: Instant) -> (u32, u32, u32) {
+        let roster = pool.roster();
+        let seen = pool.candidates(&roster, Leg::Aggregated, hashes, &[], now)[0];
+        (seen.overlap_blocks, seen.assumed_blocks, seen.underway_blocks)
+    }
+
+    fn after(start: Instant, ms: u64) -> Instant {
+        start + Duration::from_millis(ms)
+    }
+
+    #[test]
+    fn what_was_sent_is_underway_until_it_is_confirmed_or_its_time_has_come() {
+        let (pool, worker, hashes) = assuming(ASSUMED);
+        worker.set_events_current(true);
+        let start = Instant::now();
+        pool.assumed.sent(start, &worker, None, &hashes);
+        pool.assumed.computed(start, &worker, None, &hashes);
+        assert_eq!(seen(&pool, &hashes, after(start, 1998)), (0, 3, 3));
+        let block = StoredBlock { hash: EngineHash(1), tokens: vec![1, 2], opaque: false };
+        let (blocks, tier) = (vec![block], Tier::Device);
+        let stored = KvEvent::Stored { parent: None, blocks, adapter: None, salt: None, tier };
+        pool.index().apply(rank_key(0, 0), &stored);
+        assert_eq!(seen(&pool, &hashes, after(start, 1999)), (1, 3, 2));
+        assert_eq!(seen(&pool, &hashes, after(start, 2001)), (1, 1, 0));
+        assert_eq!(pool.assumed.blocks(&worker), AssumedBlocks::default());
+    }
+
+    #[test]
+    fn without_events_what_was_computed_is_assumed_for_longer_and_renewed() {
+        let (pool, worker, hashes) = assuming(ASSUMED);
+        let start = Instant::now();
+        pool.assumed.computed(start, &worker, None, &hashes);
+        pool.assumed.computed(after(start, 100_000), &worker, None, &hashes[..2]);
+        assert_eq!(seen(&pool, &hashes, after(start, 119_998)), (0, 3, 0));
+        assert_eq!(seen(&pool, &hashes, after(start, 120_001)), (0, 2, 0));
+        assert_eq!(seen(&pool, &hashes, after(start, 219_998)), (0, 2, 0));
+        assert_eq!(seen(&pool, &hashes, after(start, 220_001)), (0, 0, 0));
+        // Once events tell, they count.
+        pool.assumed.computed(after(start, 220_001), &worker, None, &hashes);
+        pool.assumed.confirmed(0);
+        assert_eq!(seen(&pool, &hashes, after(start, 220_002)), (0, 0, 0));
+    }
+
+    #[test]
+    fn no_more_is_assumed_than_an_engine_says_it_has_room_for() {
+        let (pool, worker, hashes) = assuming(ASSUMED);
+        let start = Instant::now();
+        worker.set_load(start, EngineLoad { total_blocks: Some(2), ..EngineLoad::default() });
+        pool.assumed.computed(start, &worker, None, &hashes);
+        assert_eq!(seen(&pool, &hashes, start), (0, 2, 0));
+    }
+
+    #[test]
+    fn nothing_is_assumed_where_that_is_off_or_the_worker_began_anew() {
+        let (pool, worker, hashes) = assuming(AssumedConfig::OFF);
+        let start = Instant::now();
+        pool.assumed.sent(start, &worker, None, &hashes);
+        pool.assumed.computed(start, &worker, None, &hashes);
+        assert_eq!(seen(&pool, &hashes, start), (0, 0, 0));
+        let (pool, worker, hashes) = assuming(ASSUMED);
+        pool.assumed.sent(start, &worker, None, &hashes);
+        pool.assumed.computed(start, &worker, None, &hashes);
+        assert_eq!(seen(&pool, &hashes, start), (0, 3, 0));
+        pool.assumed.forget(0);
+        assert_eq!(seen(&pool, &hashes, start), (0, 0, 0));
+    }
+
+    #[test]
+    fn a_seed_makes_the_draws_repeatable() {
+        let pool = |draw_seed| {
+            let pool = Pool::new(index(2), draw_seed);
+            (0..4).map(|_| pool.draw()).collect::<Vec<_>>()
+        };
+        assert_eq!(pool(Some(7)), pool(Some(7)));
+        assert_ne!(pool(Some(7)), pool(Some(8)));
+        assert_ne!(pool(None), pool(None));
+    }
+}

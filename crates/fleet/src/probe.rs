@@ -1,0 +1,128 @@
+//! Asks each engine once whether it honours `cache_hit_threshold`, and one with several
+//! data-parallel ranks whether a request can be pinned to one of them.
+//!
+//! No engine says so of itself, and those that do not know the field ignore it (vLLM does).
+//! So it is sent a prompt of a few tokens of which all are to be cached: that can never be,
+//! since an engine computes the last token of every prompt. One that honours the field turns
+//! it away; one that does not generates a single token. Of ranks, it is asked for one that
+//! there is not.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use bytes::Bytes;
+use http::HeaderValue;
+use splitrail_engine::vllm::identity::Trial;
+use tokio::time::MissedTickBehavior;
+
+use super::worker::Worker;
+use crate::Served;
+use splitrail_api::Endpoint;
+use splitrail_api::error::{Error, Kind};
+use splitrail_api::text::random_id;
+use splitrail_engine_client::{Envelope, NO_SUCH_RANK, Shape};
+
+/// Between two looks at whether an engine is to be asked.
+const PERIOD: Duration = Duration::from_millis(500);
+/// An engine that is busy may take a while.
+const PATIENCE: Duration = Duration::from_secs(30);
+
+/// Follows one worker until the task is ended: it is asked when it is up and nobody knows.
+pub async fn run(served: Arc<Served>, worker: Arc<Worker>) {
+    let mut ticks = tokio::time::interval(PERIOD);
+    ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
+    loop {
+        ticks.tick().await;
+        if !worker.is_up() || !worker.is_probed() || worker.honours_threshold().is_some() {
+            continue;
+        }
+        match tokio::time::timeout(PATIENCE, ask(&served, &worker)).await {
+            Ok(Ok(honours)) => {
+                worker.set_honours_threshold(Some(honours));
+                tracing::info!(worker = worker.id(), honours, "cache_hit_threshold");
+            }
+            // It may be starting, or full: it is asked again.
+            Ok(Err(error)) => {
+                tracing::debug!(worker = worker.id(), %error, "cannot be asked for its threshold");
+            }
+            Err(_) => tracing::debug!(worker = worker.id(), "did not say in time"),
+        }
+    }
+}
+
+/// The same for ranks: it is asked when it is up, has several, and nobody knows.
+pub async fn run_rank(served: Arc<Served>, worker: Arc<Worker>) {
+    let mut counts = worker.ranks.follow();
+    loop {
+        // The sender is the worker, which the task keeps.
+        let several = |count: &Option<u16>| count.is_some_and(|count| count > 1);
+        if counts.wait_for(several).await.is_err() {
+            return;
+        }
+        if worker.is_up() && worker.is_probed() && worker.ranks.pins().is_none() {
+            match tokio::time::timeout(PATIENCE, ask_rank(&served, &worker)).await {
+                Ok(Ok(pins)) => {
+                    worker.ranks.set_pins(Some(pins));
+                    let ranks = worker.ranks.count();
+                    tracing::info!(worker = worker.id(), ranks, pins, "x-data-parallel-rank");
+                }
+                Ok(Err(error)) => {
+                    tracing::debug!(worker = worker.id(), %error, "cannot be asked for its ranks");
+                }
+                Err(_) => tracing::debug!(worker = worker.id(), "did not say in time"),
+            }
+        }
+        tokio::time::sleep(PERIOD).await;
+    }
+}
+
+async fn ask_rank(served: &Served, worker: &Arc<Worker>) -> Result<bool, Error> {
+    let nowhere = Trial::Rank.rank(worker.ranks.count().into());
+    match send(served, worker, Trial::Rank, nowhere).await {
+        Ok(_) => Ok(false),
+        Err(error) => match error.kind() {
+            _ if error.message().ends_with(NO_SUCH_RANK) => Ok(true),
+            // It refuses such requests, whatever they are pinned to.
+            Kind::EngineRejected(400 | 404 | 405 | 422) => Ok(false),
+            _ => Err(error),
+        },
+    }
+}
+
+/// The reply to a trial.
+async fn send(
+    served: &Served,
+    worker: &Arc<Worker>,
+    trial: Trial,
+    rank: Option<u32>,
+) -> Result<Bytes, Error> {
+    let body = Bytes::from(trial.body(served.name()));
+    let request_id = HeaderValue::from_str(&random_id());
+    let envelope = Envelope {
+        request_id: request_id.unwrap_or_else(|_| HeaderValue::from_static("splitrail")),
+        traceparent: None,
+        gate: None,
+        rank,
+        prefill_tokens: None,
+    };
+    let shape = Shape::whole(Endpoint::Completions);
+    let response = served.client.post(worker, shape, body, &envelope).await?;
+    served.client.whole(worker, response).await
+}
+
+async fn ask(served: &Served, worker: &Arc<Worker>) -> Result<bool, Error> {
+    match send(served, worker, Trial::Threshold, None).await {
+        Ok(reply) => {
+            let outcome = Trial::Threshold.read(200, &reply).unwrap_or_default();
+            outcome
+                .honours_threshold
+                .ok_or_else(|| Error::engine(worker.id(), "sent no completion"))
+        }
+        Err(error) => match error.kind() {
+            Kind::EngineRejected(412) => Ok(true),
+            // It does not serve this, or not so: then its index has to do.
+            Kind::EngineRejected(400 | 404 | 405 | 422) => Ok(false),
+            _ => Err(error),
+        },
+    }
+}

@@ -1,0 +1,169 @@
+//! What a shim tells of its engine: what it can do, and how busy others keep it.
+//!
+//! A router knows exactly what it has sent to a worker itself; what other routers have sent
+//! there it knows from the shim alone, which sees all. So a report is split when it
+//! comes: what is beyond the router's own bookings at that moment is others'. From then on
+//! the own part is counted as it changes, and the others' as it was reported.
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use arc_swap::ArcSwapOption;
+use splitrail_proto::v1;
+
+use super::booking::Booked;
+
+/// What a shim has told of its worker; nothing where there is none.
+#[derive(Debug, Default)]
+pub struct Told {
+    capabilities: ArcSwapOption<v1::Capabilities>,
+    load: ArcSwapOption<Report>,
+}
+
+#[derive(Debug)]
+struct Report {
+    /// Then it is too old.
+    stale_at: Instant,
+    others: Others,
+}
+
+/// What other routers keep a worker busy with.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Others {
+    /// Their requests.
+    pub requests: u32,
+    /// Prompt tokens of those whose answer has not begun.
+    pub prefill_tokens: u64,
+    /// Tokens of prompts that they keep in the engine's KV blocks.
+    pub active_tokens: u64,
+}
+
+impl Others {
+    /// What is beyond a router's own bookings in a report.
+    pub fn beyond(load: &v1::Load, booked: &Booked, block_size: u32) -> Self {
+        let all = load.requests.unwrap_or(0);
+        let own = u64::from(booked.requests());
+        let requests = all.saturating_sub(own);
+        if requests == 0 {
+            return Self::default();
+        }
+        // A shim counts whole prompts, bookings only what is to be computed of them: the
+        // others' part cannot be more than their part of the requests.
+        let share =
+            |tokens: u64| (u128::from(tokens) * u128::from(requests) / u128::from(all)) as u64;
+        let queued = load.prefill_tokens_queued.unwrap_or(0);
+        let blocks = f64::from(load.kv_blocks.unwrap_or(0));
+        let used = blocks * load.kv_used_ratio.unwrap_or(0.0).clamp(0.0, 1.0);
+        let held = used as u64 * u64::from(block_size);
+        Self {
+            requests: u32::try_from(requests).unwrap_or(u32::MAX),
+            prefill_tokens: share(queued).min(queued.saturating_sub(booked.prefill_tokens())),
+            active_tokens: share(held).min(held.saturating_sub(booked.active_tokens())),
+        }
+    }
+
+    /// The most of each that any of them has, if one of them has an old report only: nothing
+    /// is known of that one then, least of all that it is idle.
+    pub fn busiest<'a>(all: impl Iterator<Item = &'a Told> + Clone, now: Instant) -> Self {
+        if !all.clone().any(|told| told.is_stale(now)) {
+            return Self::default();
+        }
+        all.filter_map(|told| told.load.load().as_deref().map(|report| report.others))
+            .fold(Self::default(), Self::or_more)
+    }
+
+    fn or_more(self, other: Self) -> Self {
+        Self {
+            requests: self.requests.max(other.requests),
+            prefill_tokens: self.prefill_tokens.max(other.prefill_tokens),
+            active_tokens: self.active_tokens.max(other.active_tokens),
+        }
+    }
+}
+
+impl Told {
+    /// What the engine can do, if a shim has told.
+    pub fn capabilities(&self) -> Option<Arc<v1::Capabilities>> {
+        self.capabilities.load_full()
+    }
+
+    /// Records what the engine can do.
+    pub fn set_capabilities(&self, capabilities: v1::Capabilities) {
+        self.capabilities.store(Some(Arc::new(capabilities)));
+    }
+
+    /// Whether a shim tells what the engine holds.
+    pub fn publishes(&self) -> bool {
+        let capabilities = self.capabilities.load();
+        capabilities.as_deref().is_some_and(|known| known.publishes_kv_events != Some(false))
+    }
+
+    /// Records what others keep it busy with, which is too old after `lasts`.
+    pub fn set_others(&self, now: Instant, lasts: Duration, others: Others) {
+        self.load.store(Some(Arc::new(Report { stale_at: now + lasts, others })));
+    }
+
+    /// Whether the last report is too old to be believed.
+    pub fn is_stale(&self, now: Instant) -> bool {
+        self.load.load().as_deref().is_some_and(|report| now >= report.stale_at)
+    }
+
+    /// What others keep it busy with: as last told, and as `busiest` where that is old.
+    pub fn others(&self, now: Instant, busiest: Others) -> Others {
+        match self.load.load().as_deref() {
+            None => Others::default(),
+            Some(report) if now >= report.stale_at => report.others.or_more(busiest),
+            Some(report) => report.others,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::Booking;
+
+    fn load(requests: u64, queued: u64) -> v1::Load {
+        v1::Load {
+            up: true,
+            requests: Some(requests),
+            prefill_tokens_queued: Some(queued),
+            kv_blocks: Some(100),
+            kv_used_ratio: Some(0.5),
+            ..v1::Load::default()
+        }
+    }
+
+    #[test]
+    fn own_requests_are_not_others() {
+        let booked = Arc::new(Booked::default());
+        let _own = [Booking::new(&booked, 100, 400), Booking::new(&booked, 50, 100)];
+        assert_eq!(Others::beyond(&load(2, 900), &booked, 16), Others::default());
+        assert_eq!(
+            Others::beyond(&load(1, 900), &booked, 16),
+            Others::default(),
+            "one is on its way"
+        );
+        let others = Others::beyond(&load(8, 1000), &booked, 16);
+        assert_eq!(others, Others { requests: 6, prefill_tokens: 750, active_tokens: 300 });
+        let unknown = v1::Load { requests: Some(4), ..v1::Load::default() };
+        let others = Others::beyond(&unknown, &booked, 16);
+        assert_eq!(others, Others { requests: 2, prefill_tokens: 0, active_tokens: 0 });
+    }
+
+    #[test]
+    fn an_old_report_makes_a_worker_as_busy_as_the_busiest() {
+        let (now, lasts) = (Instant::now(), Duration::from_secs(5));
+        let workers = [Told::default(), Told::default(), Told::default()];
+        let of = |requests, prefill_tokens| Others { requests, prefill_tokens, active_tokens: 0 };
+        workers[0].set_others(now, lasts, of(1, 900));
+        workers[1].set_others(now + lasts, lasts, of(7, 10));
+        let seen = |at: Instant| {
+            let busiest = Others::busiest(workers.iter(), at);
+            [0, 1, 2].map(|worker: usize| workers[worker].others(at, busiest))
+        };
+        assert_eq!(seen(now), [of(1, 900), of(7, 10), of(0, 0)]);
+        let late = seen(now + lasts);
+        assert_eq!(late, [of(7, 900), of(7, 10), of(0, 0)], "one without a shim is known");
+    }
+}
