@@ -5,7 +5,7 @@ use serde_json::Value;
 use serde_json::value::RawValue;
 use splitrail_api::JsonObject;
 use splitrail_engine::dialect::Dialect;
-use splitrail_router::reply::{merge, usage};
+use splitrail_flow::reply::{merge, usage};
 
 const BATCH: usize = 3;
 const N: u32 = 2;

@@ -9,7 +9,6 @@ use serde::Serialize;
 
 use crate::admission::{Admission, Room, Share, ShareKey};
 use crate::cut::Cut;
-use crate::prepare::Preparer;
 use rustc_hash::FxBuildHasher;
 use splitrail_api::error::{Error, Kind};
 use splitrail_api::memory_budget::{self, MemoryBudget};
@@ -17,6 +16,7 @@ use splitrail_api::name::Name;
 use splitrail_config::model::{Config, OnNoPrefill, RequestFlow};
 use splitrail_fleet::parity::Parity;
 use splitrail_fleet::{Cluster, Served, Serving, Worker};
+use splitrail_flow::prepare::Preparer;
 use splitrail_ledger::books::Books;
 use splitrail_ledger::decisions::Decisions;
 use splitrail_policy::Leg;

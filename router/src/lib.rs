@@ -8,14 +8,8 @@ pub mod ingress;
 pub mod service;
 
 pub mod admission;
-pub mod prepare;
-
-pub mod flow;
 
 pub mod reload;
-pub mod reply;
-
-mod boxed;
 
 pub mod admin;
 pub mod assemble;

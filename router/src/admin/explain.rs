@@ -12,11 +12,11 @@ use super::Admin;
 use super::change::Result;
 use super::refusal::Refusal;
 use crate::ingress::reply::json_reply;
-use crate::prepare::Payload;
 use crate::service::explain;
 use splitrail_api::Endpoint;
 use splitrail_api::error::Error;
 use splitrail_api::steering::Steering;
+use splitrail_flow::prepare::Payload;
 
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]

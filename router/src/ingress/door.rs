@@ -22,10 +22,10 @@ use super::head::Heads;
 use super::pulse::Pulse;
 use super::streams::Taken;
 use super::{grpc, http as openai};
-use crate::boxed::pinned;
 use crate::core::Core;
 use splitrail_api::Endpoint;
 use splitrail_api::unread::UnreadRoom;
+use splitrail_flow::boxed::pinned;
 
 /// What is behind a listener.
 #[derive(Clone)]

@@ -25,8 +25,6 @@ use super::door::{Caller, Direct, Outgoing, Routes};
 use super::reply::{error_in, health, json_reply, ready, reply_error, spoken_at};
 use crate::admission::ShareKey;
 use crate::core::Core;
-use crate::prepare::Payload;
-use crate::reply::sse::put_data;
 use crate::service::{Call, Reply, ReplyBody, Scope, serve};
 use splitrail_api::Endpoint;
 use splitrail_api::error::{Error, Kind};
@@ -37,6 +35,8 @@ use splitrail_api::steering::Steering;
 use splitrail_api::unread::UnreadRoom;
 use splitrail_config::model::Limits;
 use splitrail_fleet::{Named, Serving};
+use splitrail_flow::prepare::Payload;
+use splitrail_flow::reply::sse::put_data;
 
 const X_ROUTE: HeaderName = HeaderName::from_static("x-splitrail-route");
 const SERVER_TIMING: HeaderName = HeaderName::from_static("server-timing");

@@ -5,11 +5,11 @@ use std::sync::Arc;
 use serde_json::{Value, json};
 
 use crate::core::Core;
-use crate::flow::explain::explain;
-use crate::prepare::{Payload, prepare};
 use splitrail_api::Endpoint;
 use splitrail_api::error::Error;
 use splitrail_api::steering::Steering;
+use splitrail_flow::explain::explain;
+use splitrail_flow::prepare::{Payload, prepare};
 use splitrail_ledger::decisions::Decision;
 
 /// What would become of a request. Nothing is sent, booked or counted.

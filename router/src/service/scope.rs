@@ -13,15 +13,15 @@ use tokio_util::sync::WaitForCancellationFutureOwned;
 
 use crate::admission::{Share, ShareKey};
 use crate::core::{Core, LiveRequest};
-use crate::flow::context::{Context, flow_name};
-use crate::prepare::Unit;
-use crate::reply::merge::Events;
 use splitrail_api::Endpoint;
 use splitrail_api::error::{Error, Kind};
 use splitrail_api::memory_budget::Charge;
 use splitrail_api::name::Name;
 use splitrail_fleet::Served;
 use splitrail_fleet::losses::Followed;
+use splitrail_flow::context::{Context, flow_name};
+use splitrail_flow::prepare::Unit;
+use splitrail_flow::reply::merge::Events;
 use splitrail_ledger::close::close;
 use splitrail_ledger::decisions::DecisionHandle;
 use splitrail_ledger::record::Ended;

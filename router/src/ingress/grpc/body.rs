@@ -5,12 +5,12 @@ use serde::Serialize;
 use splitrail_proto::v1;
 use splitrail_proto::v1::generate_request::Prompt;
 
-use crate::prepare::{Made, Payload, is_harmless};
 use splitrail_api::error::{Error, Kind};
 use splitrail_api::json::{Builder, write_text};
 use splitrail_api::request::{Prompt as Asked, check_threshold};
 use splitrail_api::{Endpoint, JsonObject};
 use splitrail_config::model::Limits;
+use splitrail_flow::prepare::{Made, Payload, is_harmless};
 
 /// Members that the message has a place for.
 const OWN_FIELDS: [&str; 19] = [

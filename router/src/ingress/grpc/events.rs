@@ -16,10 +16,10 @@ use tonic::Status;
 use super::call::status;
 use super::head::Deadline;
 use super::message::{put, succeeded};
-use crate::reply::dialect::read;
-use crate::reply::merge::Events;
 use splitrail_api::error::{Error, Kind};
 use splitrail_api::name::Name;
+use splitrail_flow::reply::dialect::read;
+use splitrail_flow::reply::merge::Events;
 use splitrail_ledger::decisions::DecisionHandle;
 
 /// What is at hand goes out once it is so much, whatever else there is.

@@ -138,7 +138,7 @@ pub(crate) fn data_of(event: &[u8]) -> Option<Cow<'_, [u8]>> {
 
 /// Writes data as the field `data` of an event. Data of several lines has the field's name before
 /// each of them, and is the same once the client has joined them.
-pub(crate) fn put_data(out: &mut impl BufMut, data: &[u8]) {
+pub fn put_data(out: &mut impl BufMut, data: &[u8]) {
     const NAME: &[u8] = b"data: ";
     out.put_slice(NAME);
     let mut rest = data;

@@ -3,7 +3,7 @@
 
 use std::time::Instant;
 
-use crate::flow::place::query;
+use crate::place::query;
 use crate::prepare::Unit;
 use splitrail_config::model::{HitThreshold, RequestFlow};
 use splitrail_fleet::Served;

@@ -1,7 +1,7 @@
 //! Which answers can go on elsewhere exactly.
 
 use super::chat;
-use crate::flow::context::Context;
+use crate::context::Context;
 use splitrail_api::{Endpoint, JsonObject};
 use splitrail_config::model::Model;
 

@@ -15,7 +15,7 @@ use super::choices::turned_away;
 use super::dialect::{self, Chunk, data_of};
 use super::sse::{Piece, Splitter, Uncut};
 use super::usage::rewrite;
-use crate::flow::migrate::Migration;
+use crate::migrate::Migration;
 use splitrail_api::JsonObject;
 use splitrail_api::error::{Error, Kind};
 use splitrail_api::memory_budget::{Charge, shed};

@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use super::Wish;
-use crate::flow::context::Context;
+use crate::context::Context;
 use crate::prepare::Unit;
 use splitrail_api::name::Name;
 use splitrail_fleet::veto_by_health;

@@ -3,6 +3,7 @@
 
 pub mod answer;
 mod attempts;
+pub mod boxed;
 pub mod context;
 mod decode_try;
 mod errand;
@@ -17,6 +18,8 @@ mod pair;
 mod place;
 pub mod plan;
 mod prefill;
+pub mod prepare;
+pub mod reply;
 pub mod run;
 pub mod staged;
 mod threshold_reply;

@@ -193,7 +193,7 @@ impl<'a> Chunk<'a> {
 }
 
 /// Reads an event's data, which is looked at as text once, and not each member by itself.
-pub(crate) fn read<'a, T: Deserialize<'a>>(data: &'a [u8]) -> Option<T> {
+pub fn read<'a, T: Deserialize<'a>>(data: &'a [u8]) -> Option<T> {
     match std::str::from_utf8(data) {
         Ok(text) => serde_json::from_str(text).ok(),
         // What is no text may stand where nobody looks.

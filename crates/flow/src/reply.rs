@@ -4,7 +4,7 @@
 pub(crate) mod alike;
 pub mod choices;
 pub mod detail;
-pub(crate) mod dialect;
+pub mod dialect;
 pub mod merge;
 pub mod relay;
 pub mod sse;
