@@ -107,7 +107,7 @@ fn documents() -> Vec<String> {
         root.join("tests/fixtures/tokenizer/encodings.json"),
         root.join("tests/fixtures/tokenizer/chats.json"),
     ];
-    for folder in ["src", "src/tokenizer", "../../router/src/flow", "tests"] {
+    for folder in ["src", "src/tokenizer", "../flow/src", "tests"] {
         let entries = std::fs::read_dir(root.join(folder)).unwrap();
         paths.extend(entries.map(|entry| entry.unwrap().path()).filter(|path| path.is_file()));
     }

@@ -7,7 +7,7 @@ use prost::Message;
 use tonic::Status;
 
 use crate::core::Core;
-use crate::memory_budget::Charge;
+use splitrail_api::memory_budget::Charge;
 
 /// Messages up to this length may be decoded on the reactor.
 const INLINE_MAX_BYTES: usize = 96 << 10;
