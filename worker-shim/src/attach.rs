@@ -1,18 +1,20 @@
-//! One stream per router: who this is, what the engine holds, how busy it is.
+//! The streams to routers. Each stream reports the shim's identity, the KV blocks that the
+//! engine holds, and the engine's load.
 //!
-//! Each router is served by a task of its own, which takes from the mirror what it has room
-//! for: a slow router is behind, and holds up nobody. What it missed it gets from the ring
-//! of the last changes, or as a copy of everything.
+//! Each router has its own task, which reads changes from the mirror as fast as the router
+//! accepts them. A slow router therefore delays no other router. It receives the changes that
+//! it missed from the ring of recent changes, or a snapshot if the ring does not reach back
+//! far enough.
 
 mod address;
 mod call;
 mod claims;
 mod link;
-mod load;
+mod load_reporter;
 mod outgoing;
-mod refusal;
 mod routers;
 mod status;
+mod stream_end;
 mod tls;
 mod token;
 
@@ -26,65 +28,66 @@ use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 
 pub use self::address::{Address, AddressError};
-pub(crate) use self::load::LoadTeller;
-pub(crate) use self::refusal::PROTOCOL;
-pub use self::refusal::Refusal;
-pub use self::status::{RouterStatus, Stage, Status};
+pub(crate) use self::load_reporter::LoadReporter;
+pub use self::status::{RouterStatus, RouterStatuses, Stage};
+pub use self::stream_end::IncompatibleRouter;
+pub(crate) use self::stream_end::PROTOCOL;
 pub use self::tls::Tls;
 pub use self::token::Token;
 
 use crate::mirror::Mirror;
 
-/// To which routers, and as whom.
+/// The routers to attach to, and the worker that attaches.
 #[derive(Clone, Debug)]
 pub struct Config {
-    /// The routers. Each name is resolved again and again, and all its addresses are
-    /// attached to.
+    /// The routers. Each name is resolved periodically, and the shim attaches to all its
+    /// addresses.
     pub routers: Vec<Address>,
-    /// The worker's name, unique in its model.
+    /// The worker's id, unique in its model.
     pub worker_id: String,
-    /// What the worker does.
+    /// The worker's role.
     pub role: WorkerRole,
-    /// Where routers send requests: `http://HOST:PORT`.
+    /// The address to which routers send requests: `http://HOST:PORT`.
     pub url: String,
-    /// The model as the engine serves it.
+    /// The model's name as the engine serves it.
     pub model: String,
-    /// How long the worker goes on after it asked for no more work, at most.
+    /// Maximum time for which the worker keeps running after it has announced that it leaves.
     pub grace: Duration,
-    /// What proves who it is, if anything but its certificate does.
+    /// The token that authenticates the shim, if it does not rely on its certificate alone.
     pub token: Option<Token>,
-    /// TLS towards routers; plain text without.
+    /// TLS towards routers; `None` for plain text.
     pub tls: Option<Tls>,
-    /// How long to wait for what.
+    /// Timeouts and intervals.
     pub timing: Timing,
-    /// Where it is shown how each router stands.
-    pub status: Status,
+    /// Receives the state of each attachment.
+    pub status: RouterStatuses,
 }
 
-/// Times of an attachment.
+/// Timeouts and intervals of an attachment.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Timing {
-    /// To connect, TLS included.
+    /// Timeout for connecting, including the TLS handshake.
     pub connect_timeout: Duration,
-    /// For the router's welcome.
+    /// Timeout for the router's welcome message.
     pub welcome_timeout: Duration,
-    /// Between two pings; a router that does not answer one is given up after
+    /// Interval between pings. The connection is closed if a ping is not answered within
     /// `ping_timeout`.
     pub ping_interval: Duration,
-    /// For the answer to a ping.
+    /// Timeout for the reply to a ping.
     pub ping_timeout: Duration,
-    /// How long a router may take nothing before it is given up. Longer than ten seconds,
-    /// the longest pause between two reports of load.
+    /// Time without any progress after which the stream is closed. Must be longer than ten
+    /// seconds, the longest interval between two load reports.
     pub stall_timeout: Duration,
-    /// Pause before connecting again; it doubles with each failure ...
+    /// Delay before the first reconnection. It doubles with each failure,
     pub retry_min: Duration,
-    /// ... up to this.
+    /// up to this limit.
     pub retry_max: Duration,
-    /// Pause where the router said no for good.
+    /// Delay before the next attempt if the router is unlikely to accept the shim soon.
     pub refused_retry: Duration,
-    /// Between two looks at who a name stands for.
+    /// Interval between two resolutions of the routers' names.
     pub resolve_interval: Duration,
-    /// How long a first copy waits for the mirror to be in step with the engine.
+    /// Maximum time for which the first snapshot waits until the mirror has caught up with the
+    /// engine.
     pub in_step_timeout: Duration,
 }
 
@@ -105,8 +108,8 @@ impl Default for Timing {
     }
 }
 
-/// Stays attached to all routers until it is dropped. When `leaving` fires they are asked
-/// for no more work.
+/// Keeps the shim attached to all routers until the future is dropped. When `leaving` fires,
+/// the routers are asked to send no more work.
 pub async fn run(
     config: Config,
     mirror: Mirror,
@@ -115,7 +118,7 @@ pub async fn run(
     leaving: CancellationToken,
 ) {
     let instance_id = format!("{:032x}", rand::random::<u128>());
-    let secret = link::Secret(rand::random());
-    let told = link::Told { instance_id, secret, mirror, capabilities, load, leaving };
-    routers::attach_all(config, told).await;
+    let secret = link::InstanceSecret(rand::random());
+    let shim = link::ShimState { instance_id, secret, mirror, capabilities, load, leaving };
+    routers::attach_to_all(config, shim).await;
 }

@@ -105,7 +105,7 @@ impl Running {
             seed: config.hash_seed.map(HashSeed),
             ..mirror::Config::default()
         });
-        let attached = attach::Status::default();
+        let attached = attach::RouterStatuses::default();
         let published = plane::Status::default();
         let published = matches!(config.events, Events::Nats(_)).then_some(published);
         let status = Arc::new(Status {

@@ -28,7 +28,7 @@ pub struct Status {
     /// What it holds.
     pub mirror: Mirror,
     /// How each router stands.
-    pub routers: attach::Status,
+    pub routers: attach::RouterStatuses,
     /// How the event plane stands, if there is one.
     pub plane: Option<plane::Status>,
     /// Metrics.

@@ -110,7 +110,7 @@ fn shim_with(config: mirror::Config, sources: Vec<Source>, router: &FakeRouter) 
         token: None,
         tls: None,
         timing: attach::Timing::default(),
-        status: attach::Status::default(),
+        status: attach::RouterStatuses::default(),
     };
     let mut tasks = JoinSet::new();
     let followed = mirror.clone();

@@ -1,18 +1,18 @@
-//! Where a router is.
+//! Addresses of routers.
 
 use std::fmt;
 use std::str::FromStr;
 
-/// A router's `listen.fleet`: `HOST:PORT`, where the host is an address or a name. A name may
-/// stand for several routers, as that of a headless Kubernetes service does.
+/// The address of a router's `listen.fleet`: `HOST:PORT`, where the host is an IP address or a
+/// name. A name can resolve to several routers, as that of a headless Kubernetes service does.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Address {
-    /// Without brackets.
+    /// An IPv6 address is stored without brackets.
     host: String,
     port: u16,
 }
 
-/// A text that names no router.
+/// The text is not the address of a router.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("not of the form HOST:PORT")]
 pub struct AddressError;
@@ -32,7 +32,7 @@ impl Address {
 impl FromStr for Address {
     type Err = AddressError;
 
-    /// Schemes and `dns+` may stand before it; whether TLS is spoken is said elsewhere.
+    /// Accepts and ignores a prefix `http://`, `https://` or `dns+`. TLS is configured elsewhere.
     fn from_str(text: &str) -> Result<Self, AddressError> {
         let bare =
             ["http://", "https://", "dns+"].iter().find_map(|before| text.strip_prefix(before));
@@ -67,7 +67,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_router_is_named_by_host_and_port() {
+    fn router_addresses_are_a_host_and_a_port() {
         for (text, shown) in [
             ("router-0.router.ns.svc:8002", "router-0.router.ns.svc:8002"),
             ("dns+router.ns:8002", "router.ns:8002"),

@@ -1,4 +1,4 @@
-//! One call of `Attach`: from connecting to whatever ends it.
+//! One `Attach` call, from connecting to the end of the stream.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -14,48 +14,49 @@ use tonic::{Request, Streaming};
 
 use super::claims::Claim;
 use super::link::Link;
-use super::outgoing::{Outgoing, Pulse, Start, Steer};
-use super::refusal::{Ended, Refusal};
+use super::outgoing::{Outgoing, RouterInstructions, SendProgress, StreamStart};
 use super::status::Stage;
+use super::stream_end::{IncompatibleRouter, StreamEnd};
 use crate::mirror::{Agreement, Terms};
 use crate::tasks::ConnectionTasks;
 
-/// Longest message of a router, in bytes: all are short.
+/// Maximum size of a router's message in bytes. All of them are short.
 const MESSAGE_BYTES_MAX: usize = 64 << 10;
-/// How often it is looked whether a router takes what it is told.
-const LOOK: Duration = Duration::from_secs(1);
+/// Maximum interval between two checks of whether a router accepts messages.
+const STALL_CHECK_INTERVAL: Duration = Duration::from_secs(1);
 
-/// A stream that was welcomed.
-struct Welcomed {
+/// A stream that the router has accepted with a welcome message.
+struct AttachedStream {
     incoming: Streaming<AttachResponse>,
-    steer: watch::Sender<Steer>,
-    pulse: Arc<Pulse>,
+    instructions: watch::Sender<RouterInstructions>,
+    progress: Arc<SendProgress>,
     _agreement: Agreement,
     _claim: Claim,
-    /// Last, since the others may want to say good-bye.
+    /// Last, because fields are dropped in order and the others may use the connection.
     _tasks: ConnectionTasks,
 }
 
-/// Attaches once, until something ends it. `attached_at` is set when the router is content.
-pub(super) async fn attach(link: &mut Link, attached_at: &mut Option<Instant>) -> Ended {
+/// Attaches once and returns why the stream ended. `attached_at` is set when the router has
+/// accepted the stream.
+pub(super) async fn attach(link: &mut Link, attached_at: &mut Option<Instant>) -> StreamEnd {
     match open(link).await {
-        Ok(welcomed) => {
+        Ok(stream) => {
             *attached_at = Some(Instant::now());
-            listen(link, welcomed).await
+            handle_messages(link, stream).await
         }
-        Err(ended) => ended,
+        Err(end) => end,
     }
 }
 
-async fn open(link: &mut Link) -> Result<Welcomed, Ended> {
+async fn open(link: &mut Link) -> Result<AttachedStream, StreamEnd> {
     let tasks = ConnectionTasks::default();
     let channel = connect(link, &tasks).await?;
-    let (steer, steering) = watch::channel(Steer::default());
-    let pulse = Arc::new(Pulse::default());
-    let outgoing = Outgoing::new(link, steering, Arc::clone(&pulse));
+    let (instructions, received) = watch::channel(RouterInstructions::default());
+    let progress = Arc::new(SendProgress::default());
+    let outgoing = Outgoing::new(link, received, Arc::clone(&progress));
     let mut request = Request::new(outgoing.messages());
     if let Some(token) = &link.config.token {
-        let bearer = token.bearer().await.map_err(Ended::Token)?;
+        let bearer = token.bearer().await.map_err(StreamEnd::Token)?;
         request.metadata_mut().insert("authorization", bearer);
     }
     let mut client = FleetServiceClient::new(channel).max_decoding_message_size(MESSAGE_BYTES_MAX);
@@ -66,13 +67,13 @@ async fn open(link: &mut Link) -> Result<Welcomed, Ended> {
     };
     let (incoming, first) = timeout(link.config.timing.welcome_timeout, welcoming)
         .await
-        .map_err(|_| Ended::NoWelcome)??;
-    let Some(Message::Welcome(welcome)) = first.ok_or(Ended::Closed)?.message else {
-        return Err(Ended::NotWelcome);
+        .map_err(|_| StreamEnd::NoWelcome)??;
+    let Some(Message::Welcome(welcome)) = first.ok_or(StreamEnd::Closed)?.message else {
+        return Err(StreamEnd::NotWelcome);
     };
-    let engine_block_size = link.told.capabilities.borrow().block_size;
-    Refusal::check(&welcome, engine_block_size)?;
-    let agreement = link.told.mirror.agree(terms(&welcome)).map_err(Refusal::from)?;
+    let engine_block_size = link.shim.capabilities.borrow().block_size;
+    IncompatibleRouter::check(&welcome, engine_block_size)?;
+    let agreement = link.shim.mirror.agree(terms(&welcome)).map_err(IncompatibleRouter::from)?;
     link.router_id.clone_from(&welcome.router_id);
     let claim = link.claims.claim(&welcome.router_id, link.address);
     let acked = welcome.known_sequence.unwrap_or_default();
@@ -86,8 +87,17 @@ async fn open(link: &mut Link) -> Result<Welcomed, Ended> {
     let (router, router_id) = (link.address, welcome.router_id.as_str());
     tracing::info!(%router, router_id, ?welcome.known_sequence, "attached to a router");
     let Welcome { known_sequence, load_interval_ms, .. } = welcome;
-    steer.send_modify(|steer| steer.start = Some(Start { known_sequence, load_interval_ms }));
-    Ok(Welcomed { incoming, steer, pulse, _agreement: agreement, _claim: claim, _tasks: tasks })
+    instructions.send_modify(|instructions| {
+        instructions.start = Some(StreamStart { known_sequence, load_interval_ms })
+    });
+    Ok(AttachedStream {
+        incoming,
+        instructions,
+        progress,
+        _agreement: agreement,
+        _claim: claim,
+        _tasks: tasks,
+    })
 }
 
 fn terms(welcome: &Welcome) -> Terms {
@@ -99,14 +109,14 @@ fn terms(welcome: &Welcome) -> Terms {
     }
 }
 
-/// Hears what the router says, until it says no more.
-async fn listen(link: &Link, mut welcomed: Welcomed) -> Ended {
-    let stalled = stalled(Arc::clone(&welcomed.pulse), link.config.timing.stall_timeout);
+/// Handles the router's messages until the stream ends.
+async fn handle_messages(link: &Link, mut stream: AttachedStream) -> StreamEnd {
+    let stalled = wait_for_stall(Arc::clone(&stream.progress), link.config.timing.stall_timeout);
     tokio::pin!(stalled);
     loop {
         let message = tokio::select! {
-            message = welcomed.incoming.message() => message,
-            () = &mut stalled => return Ended::Stalled,
+            message = stream.incoming.message() => message,
+            () = &mut stalled => return StreamEnd::Stalled,
         };
         match message {
             Ok(Some(AttachResponse { message })) => match message {
@@ -116,43 +126,43 @@ async fn listen(link: &Link, mut welcomed: Welcomed) -> Ended {
                 Some(Message::Resync(resync)) => {
                     let (router, reason) = (link.address, resync.reason.as_str());
                     tracing::info!(%router, reason, "a router asks for everything again");
-                    welcomed.steer.send_modify(|steer| steer.resyncs += 1);
+                    stream.instructions.send_modify(|instructions| instructions.resyncs += 1);
                 }
-                // What a later version says must not end the stream.
+                // Unknown messages of later versions must not end the stream.
                 Some(Message::Welcome(_)) | None => {}
             },
-            Ok(None) => return Ended::Closed,
-            Err(status) if link.claims.is_other(&link.router_id, link.address) => {
+            Ok(None) => return StreamEnd::Closed,
+            Err(status) if link.claims.is_claimed_by_other(&link.router_id, link.address) => {
                 tracing::debug!(%status, router = %link.address, "superseded");
-                return Ended::Superseded;
+                return StreamEnd::Superseded;
             }
             Err(status) => return status.into(),
         }
     }
 }
 
-/// Waits until a router has taken nothing for so long, or is not done with a copy of
-/// everything after twice as long: others may wait for a copy of theirs.
-async fn stalled(pulse: Arc<Pulse>, after: Duration) {
-    let (mut last, mut taken_at, mut copying_since) = (0, Instant::now(), None);
+/// Waits until the router has accepted no message for `timeout`, or has not finished a snapshot
+/// after twice that time. Snapshots are limited because other routers may wait for one.
+async fn wait_for_stall(progress: Arc<SendProgress>, timeout: Duration) {
+    let (mut last_count, mut progress_at, mut snapshot_since) = (0, Instant::now(), None);
     loop {
-        sleep(LOOK.min(after)).await;
-        let (messages, now) = (pulse.messages(), Instant::now());
-        if std::mem::replace(&mut last, messages) != messages {
-            taken_at = now;
+        sleep(STALL_CHECK_INTERVAL.min(timeout)).await;
+        let (count, now) = (progress.message_count(), Instant::now());
+        if std::mem::replace(&mut last_count, count) != count {
+            progress_at = now;
         }
-        copying_since = pulse.is_copying().then(|| copying_since.unwrap_or(now));
-        let copies_long = copying_since.is_some_and(|since| now - since >= 2 * after);
-        if copies_long || now - taken_at >= after {
+        snapshot_since = progress.is_sending_snapshot().then(|| snapshot_since.unwrap_or(now));
+        let snapshot_is_late = snapshot_since.is_some_and(|since| now - since >= 2 * timeout);
+        if snapshot_is_late || now - progress_at >= timeout {
             return;
         }
     }
 }
 
-async fn connect(link: &Link, tasks: &ConnectionTasks) -> Result<Channel, Ended> {
+async fn connect(link: &Link, tasks: &ConnectionTasks) -> Result<Channel, StreamEnd> {
     let timing = &link.config.timing;
     let scheme = if link.config.tls.is_some() { "https" } else { "http" };
-    let failed = |error: tonic::transport::Error| Ended::Connect(chain(&error));
+    let failed = |error: tonic::transport::Error| StreamEnd::Connect(root_cause(&error));
     let named = format!("{scheme}://{}", link.name);
     let mut endpoint = Endpoint::from_shared(format!("{scheme}://{}", link.address))
         .map_err(failed)?
@@ -166,17 +176,17 @@ async fn connect(link: &Link, tasks: &ConnectionTasks) -> Result<Channel, Ended>
         endpoint = endpoint.origin(origin);
     }
     if let Some(tls) = &link.config.tls {
-        let tls = tls.client(link.name.host()).await.map_err(Ended::Certificates)?;
-        endpoint = endpoint.tls_config(tls).map_err(Ended::Tls)?;
+        let tls = tls.client(link.name.host()).await.map_err(StreamEnd::Certificates)?;
+        endpoint = endpoint.tls_config(tls).map_err(StreamEnd::Tls)?;
     }
     match timeout(timing.connect_timeout, endpoint.connect()).await {
         Ok(connected) => connected.map_err(failed),
-        Err(_) => Err(Ended::Connect("no answer in time".to_owned())),
+        Err(_) => Err(StreamEnd::Connect("no answer in time".to_owned())),
     }
 }
 
-/// An error with its causes: the first alone says "transport error".
-fn chain(error: &dyn std::error::Error) -> String {
+/// The innermost cause of an error. The outermost text is only "transport error".
+fn root_cause(error: &dyn std::error::Error) -> String {
     let causes = std::iter::successors(error.source(), |cause| cause.source());
     causes.last().map_or_else(|| error.to_string(), ToString::to_string)
 }

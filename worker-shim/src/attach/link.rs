@@ -1,4 +1,4 @@
-//! One router: attach, and attach again.
+//! The connection to one router: attaches, and attaches again after each end.
 
 use std::fmt;
 use std::net::SocketAddr;
@@ -11,63 +11,63 @@ use tokio::time::{Instant, sleep};
 use tokio_util::sync::CancellationToken;
 
 use super::claims::Claims;
-use super::refusal::Ended;
-use super::status::{Entry, Stage};
+use super::status::{Stage, StatusEntry};
+use super::stream_end::StreamEnd;
 use super::{Address, Config, Timing, call};
 use crate::mirror::{Mirror, Quiet};
 
-/// What all routers are told.
+/// The parts of the shim that are reported to every router.
 #[derive(Clone, Debug)]
-pub(super) struct Told {
-    /// Made for each process.
+pub(super) struct ShimState {
+    /// Random, one per process.
     pub(super) instance_id: String,
-    pub(super) secret: Secret,
+    pub(super) secret: InstanceSecret,
     pub(super) mirror: Mirror,
     pub(super) capabilities: watch::Receiver<Capabilities>,
     pub(super) load: watch::Receiver<Load>,
     pub(super) leaving: CancellationToken,
 }
 
-/// Shown to routers, so that a stream of another process does not take this one's place.
+/// Proves to a router that a new stream belongs to the same process as an earlier one.
 #[derive(Clone)]
-pub(super) struct Secret(pub(super) [u8; 32]);
+pub(super) struct InstanceSecret(pub(super) [u8; 32]);
 
-impl fmt::Debug for Secret {
+impl fmt::Debug for InstanceSecret {
     fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
-        out.write_str("Secret(..)")
+        out.write_str("InstanceSecret(..)")
     }
 }
 
-/// One router, at one address.
+/// One router at one address.
 #[derive(Debug)]
 pub(super) struct Link {
     pub(super) config: Arc<Config>,
-    pub(super) told: Told,
-    /// The configured address that it was found under.
+    pub(super) shim: ShimState,
+    /// The configured address that was resolved to `address`.
     pub(super) name: Address,
     pub(super) address: SocketAddr,
-    /// Who it said it was; empty until then.
+    /// The router's id from its last welcome; empty before the first.
     pub(super) router_id: String,
     pub(super) claims: Arc<Claims>,
-    pub(super) entry: Arc<Entry>,
+    pub(super) entry: Arc<StatusEntry>,
 }
 
 impl Link {
-    /// Attaches again and again, as long as the address is `listed`; once it is not, until
-    /// the stream ends.
+    /// Attaches repeatedly while the address is `listed`. Once the address is no longer listed,
+    /// returns at the end of the current stream.
     pub(super) async fn run(mut self, mut listed: watch::Receiver<bool>) {
-        let mut pause = Pause::new(&self.config.timing);
+        let mut backoff = Backoff::new(&self.config.timing);
         let mut quiet = Quiet::default();
         while *listed.borrow() {
             let mut attached_at = None;
-            let ended = call::attach(&mut self, &mut attached_at).await;
-            self.say(&ended, attached_at.is_some(), &mut quiet);
+            let end = call::attach(&mut self, &mut attached_at).await;
+            self.report_end(&end, attached_at.is_some(), &mut quiet);
             let waiting = async {
-                sleep(pause.next(&ended, attached_at)).await;
-                if self.claims.is_other(&self.router_id, self.address) {
+                sleep(backoff.next(&end, attached_at)).await;
+                if self.claims.is_claimed_by_other(&self.router_id, self.address) {
                     self.entry.update(|status| status.stage = Stage::Duplicate);
                 }
-                self.claims.until_free(&self.router_id, self.address).await;
+                self.claims.wait_until_free(&self.router_id, self.address).await;
             };
             tokio::select! {
                 () = waiting => {}
@@ -76,16 +76,17 @@ impl Link {
         }
     }
 
-    fn say(&self, ended: &Ended, was_attached: bool, quiet: &mut Quiet) {
-        let stage = if ended.is_for_good() { Stage::Refused } else { Stage::Connecting };
-        let error = ended.to_string();
+    /// Updates the status and logs why the stream end.
+    fn report_end(&self, end: &StreamEnd, was_attached: bool, quiet: &mut Quiet) {
+        let stage = if end.is_permanent() { Stage::Refused } else { Stage::Connecting };
+        let error = end.to_string();
         self.entry.update(|status| {
             status.stage = stage;
             status.last_error = Some(error.clone());
         });
         let (router, name) = (self.address, &self.name);
-        match (ended, stage) {
-            (Ended::Superseded, _) => {}
+        match (end, stage) {
+            (StreamEnd::Superseded, _) => {}
             (_, Stage::Refused) if quiet.may_log("refused") => {
                 tracing::error!(%router, %name, error, "a router cannot be attached to");
             }
@@ -100,28 +101,28 @@ impl Link {
     }
 }
 
-/// Pauses between attempts.
+/// The delays between attempts to attach.
 #[derive(Debug)]
-struct Pause {
+struct Backoff {
     timing: Timing,
     next: Duration,
 }
 
-impl Pause {
+impl Backoff {
     fn new(timing: &Timing) -> Self {
         Self { timing: timing.clone(), next: timing.retry_min }
     }
 
-    /// The next pause: longer with each failure, never twice the same, so that many shims
-    /// do not come at once.
-    fn next(&mut self, ended: &Ended, attached_at: Option<Instant>) -> Duration {
+    /// Returns the next delay. The delay grows with each failure, and is randomised so that many
+    /// shims do not reconnect at the same time.
+    fn next(&mut self, end: &StreamEnd, attached_at: Option<Instant>) -> Duration {
         let Timing { retry_min, retry_max, refused_retry, .. } = self.timing;
         if attached_at.is_some_and(|at| at.elapsed() >= retry_max) {
             self.next = retry_min;
         }
-        let pause = if ended.is_for_good() { refused_retry } else { self.next };
+        let delay = if end.is_permanent() { refused_retry } else { self.next };
         self.next = (self.next * 2).min(retry_max);
-        pause.mul_f64(rand::random_range(0.5..1.0))
+        delay.mul_f64(rand::random_range(0.5..1.0))
     }
 }
 
@@ -130,21 +131,21 @@ mod tests {
     use super::*;
 
     #[test]
-    fn pauses_grow_to_a_bound_and_begin_anew_after_a_stream_that_lasted() {
+    fn reconnect_delays_grow_to_a_limit_and_restart_after_a_long_stream() {
         let timing = Timing { retry_max: Duration::from_secs(1), ..Timing::default() };
-        let mut pause = Pause::new(&timing);
+        let mut backoff = Backoff::new(&timing);
         for millis in [100, 200, 400, 800, 1000, 1000] {
-            let next = pause.next(&Ended::Closed, None);
+            let next = backoff.next(&StreamEnd::Closed, None);
             let most = Duration::from_millis(millis);
             assert!(next >= most / 2 && next <= most, "{next:?} of {most:?}");
         }
-        let refused = pause.next(&Ended::NotWelcome, None);
+        let refused = backoff.next(&StreamEnd::NotWelcome, None);
         assert!(refused >= timing.refused_retry / 2);
-        // A router that takes whoever comes and drops them at once is not worth a hurry.
-        assert!(pause.next(&Ended::Closed, Some(Instant::now())) >= timing.retry_max / 2);
+        // A stream that ended at once does not shorten the delay.
+        assert!(backoff.next(&StreamEnd::Closed, Some(Instant::now())) >= timing.retry_max / 2);
         let long_ago = Instant::now().checked_sub(timing.retry_max);
         if long_ago.is_some() {
-            assert!(pause.next(&Ended::Closed, long_ago) <= timing.retry_min);
+            assert!(backoff.next(&StreamEnd::Closed, long_ago) <= timing.retry_min);
         }
     }
 }

@@ -1,5 +1,5 @@
-//! What one router is told, in the order in which it is told. Nothing is prepared before the
-//! connection has room for it, so that there is no queue to bound.
+//! The messages to one router, in order. A message is prepared only when the connection can
+//! accept it, so there is no queue that needs a bound.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -16,121 +16,128 @@ use tokio::time::{Instant, sleep_until, timeout};
 use tokio_util::sync::CancellationToken;
 
 use super::link::Link;
-use super::load::LoadTeller;
-use super::refusal::PROTOCOL;
-use super::status::{Entry, Stage};
+use super::load_reporter::LoadReporter;
+use super::status::{Stage, StatusEntry};
+use super::stream_end::PROTOCOL;
 use crate::mirror::{Cut, Head, Mirror, Parts};
 
-/// Between two copies of everything for one router, however often it asks.
-const BETWEEN_COPIES: Duration = Duration::from_millis(100);
+/// Minimum time between two snapshots for one router, however often it asks.
+const SNAPSHOT_INTERVAL: Duration = Duration::from_millis(100);
 
-/// What the router has said, as far as it matters here.
+/// What the router has asked for.
 #[derive(Clone, Copy, Debug, Default)]
-pub(super) struct Steer {
-    /// Set by its welcome.
-    pub(super) start: Option<Start>,
-    /// How often it asked for a copy of everything.
+pub(super) struct RouterInstructions {
+    /// Set by the router's welcome.
+    pub(super) start: Option<StreamStart>,
+    /// The number of resynchronisations that the router has asked for.
     pub(super) resyncs: u64,
 }
 
-/// How to begin.
+/// How a stream begins, from the router's welcome.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Start {
-    /// Up to where it has all changes of the mirror that was named to it.
+pub(super) struct StreamStart {
+    /// The last change that the router already has of the mirror that `Hello` named. `None` if it
+    /// needs a snapshot.
     pub(super) known_sequence: Option<u64>,
+    /// How often the router wants load reports, in milliseconds; 0 for the default.
     pub(super) load_interval_ms: u32,
 }
 
-/// Whether the router takes what it is told.
+/// Progress of the messages to a router, to detect a router that has stopped reading.
 #[derive(Debug, Default)]
-pub(super) struct Pulse {
-    copying: AtomicBool,
-    messages: AtomicU64,
+pub(super) struct SendProgress {
+    sending_snapshot: AtomicBool,
+    message_count: AtomicU64,
 }
 
-impl Pulse {
-    /// Messages that it has taken.
-    pub(super) fn messages(&self) -> u64 {
-        self.messages.load(Ordering::Relaxed)
+impl SendProgress {
+    /// The number of messages that the connection has accepted.
+    pub(super) fn message_count(&self) -> u64 {
+        self.message_count.load(Ordering::Relaxed)
     }
 
-    /// Whether a copy of everything is on its way, of which there can be few.
-    pub(super) fn is_copying(&self) -> bool {
-        self.copying.load(Ordering::Relaxed)
+    /// Whether a snapshot is being sent. The number of snapshots in memory is limited.
+    pub(super) fn is_sending_snapshot(&self) -> bool {
+        self.sending_snapshot.load(Ordering::Relaxed)
     }
 }
 
-enum Blocks {
-    /// A copy is being made.
-    Copying(BoxFuture<'static, Arc<Cut>>),
-    /// It is being sent.
-    Copy(Parts),
-    /// Changes are sent as they come; these are next.
-    Tail { at: Head, next: VecDeque<Arc<Events>> },
+/// How far the router is with the engine's blocks.
+enum BlockPhase {
+    /// A snapshot is being prepared.
+    Preparing(BoxFuture<'static, Arc<Cut>>),
+    /// A snapshot is being sent.
+    Snapshot(Parts),
+    /// Changes are sent as they occur. `at` is the last change sent; `next` are the next ones.
+    Changes { at: Head, next: VecDeque<Arc<Events>> },
 }
 
-/// What one router is still to be told.
+/// Produces the messages to one router.
 pub(super) struct Outgoing {
     mirror: Mirror,
     hello: Option<Hello>,
-    /// The mirror that `hello` speaks of.
+    /// The generation of the mirror that `hello` names.
     generation: u64,
-    steer: watch::Receiver<Steer>,
+    instructions: watch::Receiver<RouterInstructions>,
     head: watch::Receiver<Head>,
-    load: LoadTeller,
+    load: LoadReporter,
     capabilities: watch::Receiver<Capabilities>,
     leaving: CancellationToken,
     bye: Option<Bye>,
-    /// `None` before the welcome.
-    blocks: Option<Blocks>,
+    /// `None` before the router's welcome.
+    blocks: Option<BlockPhase>,
     resyncs: u64,
     next_copy_at: Instant,
     in_step_timeout: Duration,
-    entry: Arc<Entry>,
-    pulse: Arc<Pulse>,
+    entry: Arc<StatusEntry>,
+    progress: Arc<SendProgress>,
 }
 
 impl Outgoing {
-    pub(super) fn new(link: &Link, steer: watch::Receiver<Steer>, pulse: Arc<Pulse>) -> Self {
-        let (config, told) = (&link.config, &link.told);
-        let mut capabilities = told.capabilities.clone();
-        let (generation, mirror_id) = told.mirror.id();
+    pub(super) fn new(
+        link: &Link,
+        instructions: watch::Receiver<RouterInstructions>,
+        progress: Arc<SendProgress>,
+    ) -> Self {
+        let (config, shim) = (&link.config, &link.shim);
+        let mut capabilities = shim.capabilities.clone();
+        let (generation, mirror_id) = shim.mirror.id();
         let hello = Hello {
             protocol: PROTOCOL,
             worker_id: config.worker_id.clone(),
-            instance_id: told.instance_id.clone(),
+            instance_id: shim.instance_id.clone(),
             role: config.role.into(),
             url: config.url.clone(),
             model: config.model.clone(),
             capabilities: Some(capabilities.borrow_and_update().clone()),
             mirror_id,
-            instance_secret: told.secret.0.to_vec(),
+            instance_secret: shim.secret.0.to_vec(),
         };
         let grace_ms = u64::try_from(config.grace.as_millis()).unwrap_or(u64::MAX);
         Self {
-            mirror: told.mirror.clone(),
+            mirror: shim.mirror.clone(),
             hello: Some(hello),
             generation,
-            steer,
-            head: told.mirror.head(),
-            load: LoadTeller::new(told.load.clone()),
+            instructions,
+            head: shim.mirror.head(),
+            load: LoadReporter::new(shim.load.clone()),
             capabilities,
-            leaving: told.leaving.clone(),
+            leaving: shim.leaving.clone(),
             bye: Some(Bye { reason: "stopping".to_owned(), grace_ms }),
             blocks: None,
             resyncs: 0,
             next_copy_at: Instant::now(),
             in_step_timeout: config.timing.in_step_timeout,
             entry: Arc::clone(&link.entry),
-            pulse,
+            progress,
         }
     }
 
-    /// All of it, until the call ends.
+    /// The messages as a stream, until the call ends.
     pub(super) fn messages(self) -> impl Stream<Item = AttachRequest> + Send + 'static {
         futures_util::stream::unfold(self, async |mut outgoing| {
             let message = outgoing.next().await?;
-            outgoing.pulse.messages.fetch_add(1, Ordering::Relaxed);
+            outgoing.progress.message_count.fetch_add(1, Ordering::Relaxed);
             Some((AttachRequest { message: Some(message) }, outgoing))
         })
     }
@@ -140,31 +147,38 @@ impl Outgoing {
             return Some(Message::Hello(hello));
         }
         if self.blocks.is_none() {
-            let start = self.steer.wait_for(|steer| steer.start.is_some()).await.ok()?.start?;
-            self.begin(start);
+            let start = self
+                .instructions
+                .wait_for(|instructions| instructions.start.is_some())
+                .await
+                .ok()?
+                .start?;
+            self.start_stream(start);
         }
         loop {
-            if let Some(message) = self.aside().or_else(|| self.next_of_blocks()) {
+            if let Some(message) = self.next_control_message().or_else(|| self.next_block_message())
+            {
                 return Some(message);
             }
             self.wait().await?;
         }
     }
 
-    fn begin(&mut self, start: Start) {
+    fn start_stream(&mut self, start: StreamStart) {
         self.load.set_interval(start.load_interval_ms);
         match start.known_sequence {
             Some(sequence) => {
                 let at = Head { generation: self.generation, sequence };
                 self.entry.update(|status| status.sent_sequence = sequence);
-                self.tail(at);
+                self.send_changes_after(at);
             }
-            None => self.copy(self.in_step_timeout),
+            None => self.send_snapshot(self.in_step_timeout),
         }
     }
 
-    /// What is not about blocks, and comes first since it is short.
-    fn aside(&mut self) -> Option<Message> {
+    /// Returns the next message that is not about blocks. Such messages go first because they are
+    /// short.
+    fn next_control_message(&mut self) -> Option<Message> {
         if self.leaving.is_cancelled()
             && let Some(bye) = self.bye.take()
         {
@@ -176,32 +190,34 @@ impl Outgoing {
         self.load.due().map(Message::Load)
     }
 
-    fn next_of_blocks(&mut self) -> Option<Message> {
+    fn next_block_message(&mut self) -> Option<Message> {
         loop {
             match self.blocks.as_mut()? {
-                Blocks::Copying(_) => return None,
-                Blocks::Copy(parts) => {
+                BlockPhase::Preparing(_) => return None,
+                BlockPhase::Snapshot(parts) => {
                     let head = parts.head();
                     if let Some(part) = parts.next() {
                         self.entry.update(|status| status.sent_sequence = part.sequence);
                         return Some(Message::Snapshot(part));
                     }
                     self.entry.update(|status| status.snapshots += 1);
-                    self.next_copy_at = Instant::now() + BETWEEN_COPIES;
-                    self.tail(head);
+                    self.next_copy_at = Instant::now() + SNAPSHOT_INTERVAL;
+                    self.send_changes_after(head);
                 }
-                Blocks::Tail { .. } if self.steer.borrow().resyncs != self.resyncs => {
-                    self.copy(Duration::ZERO);
+                BlockPhase::Changes { .. }
+                    if self.instructions.borrow().resyncs != self.resyncs =>
+                {
+                    self.send_snapshot(Duration::ZERO);
                 }
-                Blocks::Tail { at, next } => {
+                BlockPhase::Changes { at, next } => {
                     if next.is_empty() {
-                        // First, so that what comes from here on is waited for.
+                        // Before the changes are read, so that later changes wake `wait`.
                         self.head.mark_unchanged();
                         match self.mirror.after(at.generation, at.sequence) {
                             Ok(changes) if changes.is_empty() => return None,
                             Ok(changes) => *next = changes.into(),
                             Err(_) => {
-                                self.copy(Duration::ZERO);
+                                self.send_snapshot(Duration::ZERO);
                                 continue;
                             }
                         }
@@ -215,19 +231,19 @@ impl Outgoing {
         }
     }
 
-    fn tail(&mut self, at: Head) {
-        self.pulse.copying.store(false, Ordering::Relaxed);
+    fn send_changes_after(&mut self, at: Head) {
+        self.progress.sending_snapshot.store(false, Ordering::Relaxed);
         self.entry.update(|status| status.stage = Stage::Live);
-        self.blocks = Some(Blocks::Tail { at, next: VecDeque::new() });
+        self.blocks = Some(BlockPhase::Changes { at, next: VecDeque::new() });
     }
 
-    /// Everything from the beginning, once the mirror is in step or this much time has passed.
-    fn copy(&mut self, in_step_timeout: Duration) {
-        self.resyncs = self.steer.borrow().resyncs;
+    /// Prepares a snapshot, once the mirror has caught up or `in_step_timeout` has passed.
+    fn send_snapshot(&mut self, in_step_timeout: Duration) {
+        self.resyncs = self.instructions.borrow().resyncs;
         self.entry.update(|status| status.stage = Stage::Snapshot);
         let (mirror, not_before) = (self.mirror.clone(), self.next_copy_at);
         let has_events = self.capabilities.borrow().publishes_kv_events.unwrap_or(true);
-        let copying = async move {
+        let preparing = async move {
             sleep_until(not_before).await;
             if has_events {
                 let mut caught_up = mirror.caught_up();
@@ -235,35 +251,36 @@ impl Outgoing {
             }
             mirror.cut().await
         };
-        self.blocks = Some(Blocks::Copying(copying.boxed()));
+        self.blocks = Some(BlockPhase::Preparing(preparing.boxed()));
     }
 
-    /// Waits until there may be something to tell; `None` once the call is over.
+    /// Waits until there may be a message to send. Returns `None` once the call has ended.
     async fn wait(&mut self) -> Option<()> {
-        let Self { steer, head, load, capabilities, leaving, bye, blocks, pulse, .. } = self;
-        let is_tail = matches!(blocks, Some(Blocks::Tail { .. }));
-        let knows_more = capabilities.has_changed().is_ok();
-        let copied = async {
+        let Self { instructions, head, load, capabilities, leaving, bye, blocks, progress, .. } =
+            self;
+        let sends_changes = matches!(blocks, Some(BlockPhase::Changes { .. }));
+        let capabilities_can_change = capabilities.has_changed().is_ok();
+        let prepared = async {
             match blocks {
-                Some(Blocks::Copying(copying)) => copying.await,
+                Some(BlockPhase::Preparing(preparing)) => preparing.await,
                 _ => std::future::pending().await,
             }
         };
         let cut = tokio::select! {
-            changed = steer.changed() => return changed.ok(),
+            changed = instructions.changed() => return changed.ok(),
             () = leaving.cancelled(), if bye.is_some() => None,
-            _ = capabilities.changed(), if knows_more => {
-                // To be seen by whoever asks.
+            _ = capabilities.changed(), if capabilities_can_change => {
+                // Marked again, so that `next_control_message` sees the change.
                 capabilities.mark_changed();
                 None
             }
             () = load.wait() => None,
-            _ = head.changed(), if is_tail => None,
-            cut = copied => Some(cut),
+            _ = head.changed(), if sends_changes => None,
+            cut = prepared => Some(cut),
         };
         if let Some(cut) = cut {
-            pulse.copying.store(true, Ordering::Relaxed);
-            *blocks = Some(Blocks::Copy(Parts::new(cut)));
+            progress.sending_snapshot.store(true, Ordering::Relaxed);
+            *blocks = Some(BlockPhase::Snapshot(Parts::new(cut)));
         }
         Some(())
     }

@@ -1,4 +1,4 @@
-//! Which routers there are: names are resolved again and again.
+//! Finds the routers: resolves their names periodically and keeps one task for each address.
 
 use std::collections::BTreeMap;
 use std::io;
@@ -12,36 +12,37 @@ use tokio::task::{AbortHandle, JoinSet};
 use tokio::time::{sleep, timeout};
 
 use super::claims::Claims;
-use super::link::{Link, Told};
+use super::link::{Link, ShimState};
 use super::{Address, Config};
 use crate::mirror::Quiet;
 
-/// Most routers at once.
+/// Maximum number of routers.
 const ROUTERS_MAX: usize = 256;
-/// How long a name may take.
+/// Timeout for the resolution of one name.
 const RESOLVE_TIMEOUT: Duration = Duration::from_secs(5);
 
-/// One router's task.
-struct Attached {
+/// The task of one router.
+struct AttachedRouter {
     name: Address,
     listed: watch::Sender<bool>,
     task: AbortHandle,
 }
 
-/// Keeps one task for each address that the routers' names stand for. Never ends.
-pub(super) async fn attach_all(config: Config, told: Told) {
+/// Keeps one task for each address that the routers' names resolve to. Never ends.
+pub(super) async fn attach_to_all(config: Config, shim: ShimState) {
     let config = Arc::new(config);
     let claims = Arc::new(Claims::default());
     let mut tasks = JoinSet::new();
-    let mut routers: BTreeMap<SocketAddr, Attached> = BTreeMap::new();
+    let mut routers: BTreeMap<SocketAddr, AttachedRouter> = BTreeMap::new();
     let mut quiet = Quiet::default();
     loop {
-        let found = find(&config.routers, &routers, &mut quiet).await;
+        let found = resolve_all(&config.routers, &routers, &mut quiet).await;
         while let Some(ended) = tasks.try_join_next() {
             if let Err(error) = ended {
-                // The error's own words quote the panic's message, which may have content.
+                // The error is not logged: it quotes the panic's message, which may contain
+                // private content.
                 let is_panic = error.is_panic();
-                tracing::error!(is_panic, "a task of a router has ended");
+                tracing::error!(is_panic, "the task of a router has ended unexpectedly");
             }
         }
         routers.retain(|address, router| {
@@ -62,7 +63,7 @@ pub(super) async fn attach_all(config: Config, told: Told) {
             let entry = Arc::new(config.status.entry(name.to_string(), address));
             let link = Link {
                 config: Arc::clone(&config),
-                told: told.clone(),
+                shim: shim.clone(),
                 name: name.clone(),
                 address,
                 router_id: String::new(),
@@ -71,16 +72,17 @@ pub(super) async fn attach_all(config: Config, told: Told) {
             };
             let (listed, is_listed) = watch::channel(true);
             let task = tasks.spawn(link.run(is_listed));
-            routers.insert(address, Attached { name, listed, task });
+            routers.insert(address, AttachedRouter { name, listed, task });
         }
         sleep(config.timing.resolve_interval).await;
     }
 }
 
-/// All addresses, each with its name. What cannot be resolved now keeps those it had.
-async fn find(
+/// Resolves all names. Returns each address with its name. A name that cannot be resolved now
+/// keeps its previous addresses.
+async fn resolve_all(
     names: &[Address],
-    routers: &BTreeMap<SocketAddr, Attached>,
+    routers: &BTreeMap<SocketAddr, AttachedRouter>,
     quiet: &mut Quiet,
 ) -> BTreeMap<SocketAddr, Address> {
     let mut found = BTreeMap::new();

@@ -1,50 +1,51 @@
-//! How each router stands.
+//! The state of the attachment to each router.
 
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
 use std::sync::{Arc, Mutex, PoisonError};
 
-/// How all routers stand, as a handle.
+/// A handle on the states of all attachments. Cheap to clone.
 #[derive(Clone, Debug, Default)]
-pub struct Status {
+pub struct RouterStatuses {
     routers: Arc<Mutex<BTreeMap<SocketAddr, RouterStatus>>>,
 }
 
-/// How one router stands.
+/// The state of the attachment to one router.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct RouterStatus {
-    /// The configured address that it was found under.
+    /// The configured address that was resolved to `address`.
     pub name: String,
-    /// Where it is.
+    /// The router's address.
     pub address: SocketAddr,
-    /// What is being done.
+    /// The stage of the attachment.
     pub stage: Stage,
-    /// Its identity, once it has said it.
+    /// The router's id; empty before its first welcome.
     pub router_id: String,
-    /// The last change that it was sent.
+    /// The number of the last change that was sent.
     pub sent_sequence: u64,
-    /// The last change that it has in its index.
+    /// The number of the last change that the router has acknowledged.
     pub acked_sequence: u64,
-    /// Copies of everything that it was sent.
+    /// Snapshots that were sent.
     pub snapshots: u64,
-    /// How often it was connected to.
+    /// Streams that the router has accepted.
     pub attached: u64,
-    /// Why the last stream ended, or did not begin.
+    /// Why the last stream ended, or could not be opened.
     pub last_error: Option<String>,
 }
 
-/// What is being done about a router.
+/// The stage of an attachment.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Stage {
-    /// It cannot be reached, or was not tried yet.
+    /// The router cannot be reached, or no attempt has been made yet.
     Connecting,
-    /// It said no, or is not acceptable: it is tried again seldom.
+    /// The router has refused the shim, or is incompatible. The next attempt is made after
+    /// [`Timing::refused_retry`](super::Timing::refused_retry).
     Refused,
-    /// Another address leads to the same router.
+    /// The shim is attached to the same router under another address.
     Duplicate,
-    /// It gets a copy of everything.
+    /// The router is receiving a snapshot.
     Snapshot,
-    /// It gets changes as they come.
+    /// The router receives changes as they occur.
     Live,
 }
 
@@ -62,21 +63,21 @@ impl Stage {
 }
 
 impl RouterStatus {
-    /// Changes that it was sent and has not said to have in its index.
+    /// Changes that were sent and not yet acknowledged.
     pub fn lag(&self) -> u64 {
         self.sent_sequence.saturating_sub(self.acked_sequence)
     }
 }
 
-impl Status {
-    /// All routers, by address.
+impl RouterStatuses {
+    /// The states of all attachments, sorted by address.
     pub fn routers(&self) -> Vec<RouterStatus> {
         let routers = self.routers.lock().unwrap_or_else(PoisonError::into_inner);
         routers.values().cloned().collect()
     }
 
-    /// The entry of a router, for as long as it is kept.
-    pub(super) fn entry(&self, name: String, address: SocketAddr) -> Entry {
+    /// Adds an entry for a router. Dropping the returned value removes the entry.
+    pub(super) fn entry(&self, name: String, address: SocketAddr) -> StatusEntry {
         let new = RouterStatus {
             name,
             address,
@@ -89,25 +90,25 @@ impl Status {
             last_error: None,
         };
         self.routers.lock().unwrap_or_else(PoisonError::into_inner).insert(address, new);
-        Entry { status: self.clone(), address }
+        StatusEntry { status: self.clone(), address }
     }
 }
 
-/// One router's entry.
+/// The entry of one router. Dropping it removes the entry.
 #[derive(Debug)]
-pub(super) struct Entry {
-    status: Status,
+pub(super) struct StatusEntry {
+    status: RouterStatuses,
     address: SocketAddr,
 }
 
-impl Entry {
+impl StatusEntry {
     pub(super) fn update(&self, change: impl FnOnce(&mut RouterStatus)) {
         let mut routers = self.status.routers.lock().unwrap_or_else(PoisonError::into_inner);
         routers.get_mut(&self.address).map(change);
     }
 }
 
-impl Drop for Entry {
+impl Drop for StatusEntry {
     fn drop(&mut self) {
         let mut routers = self.status.routers.lock().unwrap_or_else(PoisonError::into_inner);
         routers.remove(&self.address);

@@ -1,4 +1,4 @@
-//! Routers always know what the engine holds.
+//! Tests of the streams to routers: a router always learns what the engine holds.
 #![allow(clippy::unwrap_used)]
 
 #[path = "../../tests/support/fake_router.rs"]
@@ -6,9 +6,9 @@ mod fake_router;
 
 mod engine;
 mod failures;
+mod incompatible;
 mod random;
-mod refusals;
-mod telling;
+mod reports;
 mod tls;
 
 use std::time::Duration;
@@ -20,13 +20,13 @@ use tokio_util::sync::CancellationToken;
 
 use self::engine::{BLOCK_SIZE, Engine};
 use self::fake_router::{FakeRouter, content, welcome};
-use super::{Config, RouterStatus, Stage, Status, Timing};
+use super::{Config, RouterStatus, RouterStatuses, Stage, Timing};
 use crate::mirror::{self, Mirror};
 
-/// A shim without its engine's sockets: what the engine does is told to its mirror.
+/// A shim without sockets to an engine. The simulated engine changes the mirror directly.
 struct Shim {
     mirror: Mirror,
-    status: Status,
+    status: RouterStatuses,
     capabilities: watch::Sender<Capabilities>,
     load: watch::Sender<Load>,
     leaving: CancellationToken,
@@ -51,11 +51,11 @@ fn config(routers: &[&FakeRouter]) -> Config {
             in_step_timeout: Duration::ZERO,
             ..Timing::default()
         },
-        status: Status::default(),
+        status: RouterStatuses::default(),
     }
 }
 
-/// A mirror whose ring holds a few changes only.
+/// A mirror whose ring holds only a few changes.
 fn small_mirror() -> Mirror {
     Mirror::new(mirror::Config {
         blocks_max: 1 << 16,
@@ -66,30 +66,30 @@ fn small_mirror() -> Mirror {
 
 impl Shim {
     fn start(mirror: Mirror, config: Config) -> Self {
-        let (capabilities, told_capabilities) = watch::channel(Capabilities {
+        let (capabilities, reported_capabilities) = watch::channel(Capabilities {
             engine: "vllm".to_owned(),
             block_size: Some(BLOCK_SIZE),
             ..Capabilities::default()
         });
-        let (load, told_load) = watch::channel(Load { up: true, ..Load::default() });
+        let (load, reported_load) = watch::channel(Load { up: true, ..Load::default() });
         let (leaving, status) = (CancellationToken::new(), config.status.clone());
         let mut tasks = JoinSet::new();
         tasks.spawn(super::run(
             config,
             mirror.clone(),
-            told_capabilities,
-            told_load,
+            reported_capabilities,
+            reported_load,
             leaving.clone(),
         ));
         Self { mirror, status, capabilities, load, leaving, _tasks: tasks }
     }
 
-    /// The only router's.
+    /// The status of the only router.
     fn router(&self) -> RouterStatus {
         self.status.routers().pop().unwrap()
     }
 
-    /// Waits until the status of some router is as wanted.
+    /// Waits until `is_so` holds for the status of a router.
     async fn wait_for(&self, what: &str, is_so: impl Fn(&RouterStatus) -> bool) {
         let waiting = async {
             while !self.status.routers().iter().any(&is_so) {

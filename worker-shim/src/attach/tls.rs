@@ -5,25 +5,26 @@ use std::path::{Path, PathBuf};
 
 use tonic::transport::{Certificate, ClientTlsConfig, Identity};
 
-/// A PEM file is no longer than this.
+/// Maximum size of a PEM file in bytes.
 const PEM_BYTES_MAX: u64 = 1 << 20;
 
-/// TLS towards routers. Its files are read again for each connection: they may be replaced at any time.
+/// TLS towards routers. The files are read again for each connection, so they can be replaced
+/// at any time.
 #[derive(Clone, Debug)]
 pub struct Tls {
-    /// Certificates of those who may vouch for a router, as PEM.
+    /// Certificates of the authorities that may sign a router's certificate, as PEM.
     pub ca: PathBuf,
-    /// The shim's own certificate and key, as PEM, where routers ask for them.
+    /// The shim's certificate and key, as PEM, for routers that require them.
     pub identity: Option<(PathBuf, PathBuf)>,
-    /// The name in a router's certificate, where it is not that of its address.
+    /// The name in the routers' certificates, if it differs from the host of their address.
     pub server_name: Option<String>,
 }
 
 impl Tls {
-    /// What a connection to this host is secured with.
+    /// Creates the TLS configuration of a connection to `host`.
     ///
     /// # Errors
-    /// A file that cannot be read.
+    /// If a file cannot be read.
     pub(super) async fn client(&self, host: &str) -> io::Result<ClientTlsConfig> {
         let tls = self.clone();
         let read = tokio::task::spawn_blocking(move || tls.read());
@@ -31,10 +32,10 @@ impl Tls {
         Ok(config.domain_name(self.server_name.as_deref().unwrap_or(host)))
     }
 
-    /// Reads the files; what they hold shows when it is used.
+    /// Reads the files. Their content is checked only when a connection uses them.
     ///
     /// # Errors
-    /// A file that cannot be read.
+    /// If a file cannot be read.
     pub fn read(&self) -> io::Result<ClientTlsConfig> {
         let config = ClientTlsConfig::new().ca_certificate(Certificate::from_pem(read(&self.ca)?));
         Ok(match &self.identity {

@@ -1,4 +1,4 @@
-//! What proves to a router who attaches.
+//! The token that authenticates a shim to routers.
 
 use std::fmt;
 use std::io;
@@ -6,15 +6,16 @@ use std::path::PathBuf;
 
 use tonic::metadata::{Ascii, MetadataValue};
 
-/// Longest token, in bytes.
+/// Maximum length of a token in bytes.
 const TOKEN_BYTES_MAX: usize = 16 << 10;
 
-/// A bearer token, which nobody is shown.
+/// A bearer token. It is not shown in logs or debug output.
 #[derive(Clone)]
 pub enum Token {
-    /// In a file, which is read again for each connection: it may be replaced at any time.
+    /// A file with the token. It is read again for each connection, so it can be replaced at any
+    /// time.
     File(PathBuf),
-    /// Itself.
+    /// The token itself.
     Text(String),
 }
 
@@ -28,10 +29,10 @@ impl fmt::Debug for Token {
 }
 
 impl Token {
-    /// The value of `authorization`.
+    /// Returns the value of the header `authorization`.
     ///
     /// # Errors
-    /// If the file cannot be read, or what is there can be no token.
+    /// If the file cannot be read, or does not contain a valid token.
     pub(super) async fn bearer(&self) -> io::Result<MetadataValue<Ascii>> {
         let text = match self {
             Self::Text(text) => text.clone(),
@@ -45,9 +46,9 @@ impl Token {
         let is_token = !token.is_empty()
             && token.len() <= TOKEN_BYTES_MAX
             && token.bytes().all(|byte| byte.is_ascii_graphic());
-        let unfit = || io::Error::new(io::ErrorKind::InvalidData, "it is not a bearer token");
-        let value = is_token.then(|| format!("Bearer {token}")).ok_or_else(unfit)?;
-        let mut value: MetadataValue<Ascii> = value.parse().map_err(|_| unfit())?;
+        let invalid = || io::Error::new(io::ErrorKind::InvalidData, "it is not a bearer token");
+        let value = is_token.then(|| format!("Bearer {token}")).ok_or_else(invalid)?;
+        let mut value: MetadataValue<Ascii> = value.parse().map_err(|_| invalid())?;
         value.set_sensitive(true);
         Ok(value)
     }
@@ -59,7 +60,7 @@ mod tests {
     use super::*;
 
     #[tokio::test]
-    async fn a_token_is_read_anew_and_shown_to_nobody() {
+    async fn the_token_file_is_read_for_each_connection_and_never_shown() {
         let file = tempfile::NamedTempFile::new().unwrap();
         let token = Token::File(file.path().to_owned());
         for secret in ["s3cret", "an0ther"] {
@@ -69,8 +70,8 @@ mod tests {
             assert!(!format!("{bearer:?}").contains(secret));
         }
         assert!(!format!("{:?}", Token::Text("s3cret".to_owned())).contains("s3cret"));
-        for unfit in ["", " \n", "two words", "ünfit"] {
-            assert!(Token::Text(unfit.to_owned()).bearer().await.is_err(), "{unfit:?}");
+        for invalid in ["", " \n", "two words", "ünfit"] {
+            assert!(Token::Text(invalid.to_owned()).bearer().await.is_err(), "{invalid:?}");
         }
     }
 }

@@ -11,7 +11,7 @@ use tokio::time::sleep;
 
 use super::Plane;
 
-/// Pause before subscribing again.
+/// Backoff before subscribing again.
 const PAUSE: Duration = Duration::from_secs(1);
 
 /// Listens. Never ends.

@@ -21,7 +21,7 @@ const MESSAGE_BYTES: usize = 256 << 10;
 const SNAPSHOT_BYTES: usize = 4 << 20;
 /// How long the broker may take to acknowledge a message.
 const ACKNOWLEDGED: Duration = Duration::from_secs(2);
-/// Pause after a failure; it doubles with each ...
+/// Backoff after a failure; it doubles with each ...
 const RETRY_MIN: Duration = Duration::from_millis(50);
 /// ... up to this.
 const RETRY_MAX: Duration = Duration::from_secs(1);

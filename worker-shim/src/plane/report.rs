@@ -9,7 +9,7 @@ use splitrail_proto::v1::{Bye, Load, PlaneReport};
 use tokio::time::Instant;
 
 use super::Plane;
-use crate::attach::LoadTeller;
+use crate::attach::LoadReporter;
 
 /// Between two times that it says who it is, unless somebody asks.
 const HELLO: Duration = Duration::from_secs(1);
@@ -18,7 +18,7 @@ const STUCK: Duration = Duration::from_secs(5);
 
 /// Reports. Never ends.
 pub(super) async fn run(plane: &Plane) {
-    let mut load = LoadTeller::new(plane.load.clone());
+    let mut load = LoadReporter::new(plane.load.clone());
     load.set_interval(plane.terms.load_interval_ms);
     let mut capabilities = plane.capabilities.clone();
     let mut hello_at = Instant::now();

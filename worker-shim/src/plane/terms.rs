@@ -11,7 +11,7 @@ use tokio::sync::watch;
 use tokio::time::{Instant, sleep, timeout_at};
 
 use super::{Config, Plane};
-use crate::attach::Refusal;
+use crate::attach::IncompatibleRouter;
 use crate::mirror::{Quiet, Terms};
 
 /// How long answers are waited for, once there is one and at all.
@@ -115,7 +115,7 @@ async fn ask(
         if terms.block_size == 0 {
             terms.block_size = block_size.unwrap_or(0);
         }
-        match Refusal::check(&terms, block_size) {
+        match IncompatibleRouter::check(&terms, block_size) {
             Ok(()) => {
                 answers.push(terms);
                 until = until.min(Instant::now() + MORE);

@@ -52,7 +52,7 @@ pub(super) fn proxy(config: &Config) -> Result<proxy::Config, StartError> {
 pub(super) fn attach(
     config: &Config,
     bound: SocketAddr,
-    status: attach::Status,
+    status: attach::RouterStatuses,
 ) -> Result<attach::Config, StartError> {
     let routers: Result<Vec<Address>, _> =
         config.router.iter().map(|router| router.parse()).collect();

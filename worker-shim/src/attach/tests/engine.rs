@@ -1,4 +1,4 @@
-//! An engine that does as it pleases, and an index that says what is true of it.
+//! A simulated engine that makes random changes, and an index of its true content.
 
 use splitrail_kv::{
     EngineHash, HashSeed, Index, IndexConfig, KvEvent, SnapshotRun, StoredBlock, Tier, WorkerKey,
@@ -9,10 +9,10 @@ use crate::mirror::Mirror;
 pub(super) const BLOCK_SIZE: u32 = 2;
 pub(super) const RANKS: [u16; 2] = [0, 1];
 
-/// Draws that are the same for the same seed.
-pub(super) struct Draws(pub(super) u64);
+/// A deterministic random number generator.
+pub(super) struct RandomNumbers(pub(super) u64);
 
-impl Draws {
+impl RandomNumbers {
     pub(super) fn below(&mut self, bound: usize) -> usize {
         self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
         let mixed = (self.0 ^ self.0 >> 30).wrapping_mul(0xbf58_476d_1ce4_e5b9);
@@ -22,7 +22,7 @@ impl Draws {
 
 pub(super) struct Engine {
     pub(super) truth: Index,
-    draws: Draws,
+    random: RandomNumbers,
     mirror: Mirror,
 }
 
@@ -38,22 +38,22 @@ impl Engine {
             state.expect(RANKS.into_iter());
             RANKS.iter().for_each(|rank| state.set_current(*rank, true));
         });
-        Self { truth, draws: Draws(seed), mirror }
+        Self { truth, random: RandomNumbers(seed), mirror }
     }
 
-    /// Whether the mirror can take events: a router has said how blocks are hashed.
+    /// Whether the mirror can take events, which it can once a router has sent the hash settings.
     pub(super) fn is_mirrored(&self) -> bool {
         *self.mirror.inner_epoch().borrow() > 0
     }
 
-    /// So many events. What happens before there is a mirror, the engine's replay tells it
-    /// later; here it does not happen.
+    /// Makes `events` random changes. Does nothing before the mirror can take events: a real engine
+    /// would replay earlier events later, which this one cannot.
     pub(super) fn work(&mut self, events: usize) {
         if !self.is_mirrored() {
             return;
         }
         for _ in 0..events {
-            let rank = RANKS[self.draws.below(RANKS.len())];
+            let rank = RANKS[self.random.below(RANKS.len())];
             let event = self.event(rank);
             self.truth.apply(WorkerKey { worker: 0, rank }, &event);
             let mut rest = std::slice::from_ref(&event);
@@ -63,7 +63,7 @@ impl Engine {
         }
     }
 
-    /// It restarts, with nothing in its cache.
+    /// Restarts the engine with an empty cache.
     pub(super) fn restart(&mut self, rank: u16) {
         self.truth.clear_worker(WorkerKey { worker: 0, rank });
         self.mirror.update(|state| state.reset(rank, "engine_restarted"));
@@ -78,21 +78,21 @@ impl Engine {
 
     fn event(&mut self, rank: u16) -> KvEvent {
         let held = self.held(rank);
-        let tier = if self.draws.below(6) == 0 { Tier::Host } else { Tier::Device };
-        match self.draws.below(40) {
+        let tier = if self.random.below(6) == 0 { Tier::Host } else { Tier::Device };
+        match self.random.below(40) {
             0 => KvEvent::Cleared,
             1..=14 if !held.is_empty() => {
-                let count = 1 + self.draws.below(8);
-                let hashes = (0..count).map(|_| held[self.draws.below(held.len())]).collect();
+                let count = 1 + self.random.below(8);
+                let hashes = (0..count).map(|_| held[self.random.below(held.len())]).collect();
                 KvEvent::Removed { hashes, tier }
             }
-            // Under a parent that never comes, or comes later.
+            // Blocks whose parent is not stored, or stored later.
             15 => {
-                let unknown = EngineHash(self.draws.below(50) as u64);
+                let unknown = EngineHash(self.random.below(50) as u64);
                 self.stored(Some(unknown), tier)
             }
             16..=30 if !held.is_empty() => {
-                let parent = held[self.draws.below(held.len())];
+                let parent = held[self.random.below(held.len())];
                 self.stored(Some(parent), tier)
             }
             _ => self.stored(None, tier),
@@ -101,13 +101,13 @@ impl Engine {
 
     fn stored(&mut self, parent: Option<EngineHash>, tier: Tier) -> KvEvent {
         let mut before = parent.unwrap_or(EngineHash(0));
-        let count = 1 + self.draws.below(12);
+        let count = 1 + self.random.below(12);
         let blocks = (0..count).map(|_| {
-            let tokens = vec![self.draws.below(3) as u32, 1];
+            let tokens = vec![self.random.below(3) as u32, 1];
             let digits = before.0 ^ u64::from(tokens[0] + 1) << 40;
             let named = digits.wrapping_mul(0x9e37_79b9_7f4a_7c15).rotate_left(17);
-            // Now and then a name that stands for something else already.
-            before = EngineHash(if self.draws.below(60) == 0 { 7 } else { named });
+            // Sometimes a name that is already used for another block.
+            before = EngineHash(if self.random.below(60) == 0 { 7 } else { named });
             StoredBlock { hash: before, tokens, opaque: false }
         });
         let blocks = blocks.collect();

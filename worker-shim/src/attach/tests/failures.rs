@@ -1,4 +1,4 @@
-//! Routers that are away, slow or gone.
+//! Routers that are disconnected, slow or restarted.
 
 use tokio::io::copy_bidirectional;
 use tokio::net::{TcpListener, TcpStream};
@@ -6,7 +6,7 @@ use tokio::net::{TcpListener, TcpStream};
 use super::*;
 
 #[tokio::test]
-async fn a_router_that_comes_back_soon_goes_on_without_a_copy() {
+async fn a_router_that_reconnects_soon_needs_no_snapshot() {
     let router = FakeRouter::start(welcome(2)).await;
     let mirror = Mirror::new(mirror::Config::default());
     let mut engine = Engine::new(1, mirror.clone());
@@ -25,7 +25,7 @@ async fn a_router_that_comes_back_soon_goes_on_without_a_copy() {
 }
 
 #[tokio::test]
-async fn a_router_that_does_not_read_holds_up_nobody_and_gets_a_copy_later() {
+async fn a_router_that_stops_reading_delays_no_other_and_gets_a_snapshot_later() {
     let routers = [FakeRouter::start(welcome(2)).await, FakeRouter::start(welcome(2)).await];
     let mirror = small_mirror();
     let mut engine = Engine::new(2, mirror.clone());
@@ -47,7 +47,7 @@ async fn a_router_that_does_not_read_holds_up_nobody_and_gets_a_copy_later() {
 }
 
 #[tokio::test]
-async fn a_router_that_restarts_gets_everything_again() {
+async fn a_router_that_restarts_gets_a_snapshot() {
     let router = FakeRouter::start(welcome(2)).await;
     let mirror = Mirror::new(mirror::Config::default());
     let mut engine = Engine::new(3, mirror.clone());
@@ -60,7 +60,7 @@ async fn a_router_that_restarts_gets_everything_again() {
 }
 
 #[tokio::test]
-async fn an_engine_that_restarts_is_another_mirror_which_begins_empty() {
+async fn an_engine_restart_starts_an_empty_mirror_with_a_new_id() {
     let router = FakeRouter::start(welcome(2)).await;
     let mirror = Mirror::new(mirror::Config::default());
     let mut engine = Engine::new(4, mirror.clone());
@@ -78,7 +78,7 @@ async fn an_engine_that_restarts_is_another_mirror_which_begins_empty() {
     shim.agrees(&engine, &router).await;
 }
 
-/// Passes bytes on until told to swallow them.
+/// Forwards bytes until the returned sender is set to `true`, and then discards them.
 async fn tunnel(to: std::net::SocketAddr) -> (String, watch::Sender<bool>, JoinSet<()>) {
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let address = listener.local_addr().unwrap().to_string();
@@ -94,7 +94,7 @@ async fn tunnel(to: std::net::SocketAddr) -> (String, watch::Sender<bool>, JoinS
                     _ = copy_bidirectional(&mut from, &mut to) => {}
                     _ = swallowing.wait_for(|swallows| *swallows) => {}
                 }
-                // The connection stays, and nothing goes through any more.
+                // The connection stays open, but nothing is forwarded.
                 let _ended = swallowing.wait_for(|swallows| !swallows).await;
             });
         }
@@ -103,7 +103,7 @@ async fn tunnel(to: std::net::SocketAddr) -> (String, watch::Sender<bool>, JoinS
 }
 
 #[tokio::test]
-async fn a_connection_that_swallows_everything_is_given_up() {
+async fn a_connection_that_loses_all_bytes_is_closed() {
     let router = FakeRouter::start(welcome(2)).await;
     let (address, swallows, _tunnel) = tunnel(router.address).await;
     let mut config = config(&[]);
@@ -123,7 +123,7 @@ async fn a_connection_that_swallows_everything_is_given_up() {
 }
 
 #[tokio::test]
-async fn a_router_under_two_addresses_is_attached_to_once() {
+async fn a_router_with_two_addresses_gets_one_stream() {
     let router = FakeRouter::start(welcome(2)).await;
     let (address, _swallows, _tunnel) = tunnel(router.address).await;
     let mut config = config(&[&router]);
@@ -139,7 +139,7 @@ async fn a_router_under_two_addresses_is_attached_to_once() {
         shim.agrees(&engine, &router).await;
     }
     assert_eq!(router.known().attached, attached, "they do not take turns");
-    // Where the one that is left fails, the other takes its place.
+    // If the remaining stream fails, the other address takes its place.
     router.cut();
     router.wait_for("another stream", |known| known.attached > attached).await;
     engine.work(10);
@@ -147,7 +147,7 @@ async fn a_router_under_two_addresses_is_attached_to_once() {
 }
 
 #[tokio::test]
-async fn a_router_that_takes_nothing_for_long_is_given_up() {
+async fn a_stream_without_progress_is_closed() {
     let router = FakeRouter::start(welcome(2)).await;
     let mut config = config(&[&router]);
     config.timing.stall_timeout = Duration::from_millis(300);
@@ -157,9 +157,9 @@ async fn a_router_that_takes_nothing_for_long_is_given_up() {
     router.wait_for("a copy", |known| known.snapshots == 1).await;
     router.pause(true);
     engine.work(300);
-    // What was sent fills all buffers on the way.
+    // The messages fill all buffers on the way.
     shim.wait_for("an end", |status| {
-        status.last_error.as_deref() == Some("the router takes nothing of what it asked for")
+        status.last_error.as_deref() == Some("the router has stopped reading")
     })
     .await;
     router.pause(false);
@@ -167,7 +167,7 @@ async fn a_router_that_takes_nothing_for_long_is_given_up() {
 }
 
 #[tokio::test]
-async fn a_large_copy_comes_whole_while_changes_go_on() {
+async fn a_large_snapshot_arrives_complete_while_changes_continue() {
     let routers = [FakeRouter::start(welcome(2)).await, FakeRouter::start(welcome(2)).await];
     let mirror = small_mirror();
     let mut engine = Engine::new(8, mirror.clone());

@@ -1,20 +1,20 @@
-//! Whatever happens between a shim and its routers, they end up knowing the same.
+//! Random failures between a shim and its routers: afterwards all of them know the same blocks.
 
 use proptest::prelude::*;
 
 use super::*;
 
-/// What can happen.
+/// One random event of a run.
 #[derive(Clone, Copy, Debug)]
 enum Step {
     Work(usize),
     Cut(usize),
-    Pause(usize, bool),
+    Backoff(usize, bool),
     AskAgain(usize),
     RestartRouter(usize),
     RestartEngine(u16),
-    /// Until both routers have had their turn.
-    Breathe,
+    /// A short wait, so that the routers' tasks run.
+    Wait,
 }
 
 fn step() -> impl Strategy<Value = Step> {
@@ -22,11 +22,11 @@ fn step() -> impl Strategy<Value = Step> {
     prop_oneof![
         8 => (1_usize..40).prop_map(Step::Work),
         2 => router().prop_map(Step::Cut),
-        3 => (router(), any::<bool>()).prop_map(|(router, on)| Step::Pause(router, on)),
+        3 => (router(), any::<bool>()).prop_map(|(router, on)| Step::Backoff(router, on)),
         2 => router().prop_map(Step::AskAgain),
         1 => router().prop_map(Step::RestartRouter),
         1 => (0_u16..2).prop_map(Step::RestartEngine),
-        4 => Just(Step::Breathe),
+        4 => Just(Step::Wait),
     ]
 }
 
@@ -40,11 +40,11 @@ async fn play(seed: u64, steps: &[Step]) {
         match *step {
             Step::Work(events) => engine.work(events),
             Step::Cut(router) => routers[router].cut(),
-            Step::Pause(router, on) => routers[router].pause(on),
+            Step::Backoff(router, on) => routers[router].pause(on),
             Step::AskAgain(router) => routers[router].ask_again(),
             Step::RestartRouter(router) => routers[router].restart(),
             Step::RestartEngine(rank) => engine.restart(rank),
-            Step::Breathe => tokio::time::sleep(Duration::from_millis(3)).await,
+            Step::Wait => tokio::time::sleep(Duration::from_millis(3)).await,
         }
         tokio::task::yield_now().await;
     }
@@ -58,7 +58,7 @@ proptest! {
     #![proptest_config(ProptestConfig { cases: 48, ..ProptestConfig::default() })]
 
     #[test]
-    fn no_gap_and_no_change_twice(seed: u64, steps in prop::collection::vec(step(), 1..80)) {
+    fn routers_miss_no_change_and_see_none_twice(seed: u64, steps in prop::collection::vec(step(), 1..80)) {
         let runtime = tokio::runtime::Builder::new_multi_thread()
             .worker_threads(2)
             .enable_all()

@@ -1,4 +1,4 @@
-//! Encrypted, and each side sure of the other.
+//! TLS between shims and routers, with certificates on both sides.
 
 use std::path::{Path, PathBuf};
 
@@ -35,13 +35,13 @@ async fn attach(tls: Option<Tls>) -> (FakeRouter, Shim) {
 }
 
 #[tokio::test]
-async fn both_sides_show_a_certificate() {
+async fn a_shim_and_a_router_verify_each_others_certificates() {
     let (router, _shim) = attach(Some(client(Some("router.test"), true))).await;
     router.wait_for("a copy", |known| known.snapshots == 1).await;
 }
 
 #[tokio::test]
-async fn whoever_cannot_be_verified_is_told_nothing() {
+async fn no_stream_opens_if_either_side_cannot_be_verified() {
     let wrong_name = client(Some("other.test"), true);
     for tls in
         [Some(wrong_name), Some(client(None, true)), Some(client(Some("router.test"), false)), None]
@@ -53,12 +53,12 @@ async fn whoever_cannot_be_verified_is_told_nothing() {
 }
 
 #[tokio::test]
-async fn files_are_read_anew_for_each_connection() {
+async fn certificate_files_are_read_again_for_each_connection() {
     let folder = tempfile::tempdir().unwrap();
     let put = |name: &str| std::fs::copy(fixture(name), folder.path().join(name)).unwrap();
     put("shim.pem");
     put("shim.key");
-    // The key of another, as in the middle of being exchanged.
+    // A key that does not match, as in the middle of a rotation.
     std::fs::copy(fixture("router.key"), folder.path().join("shim.key")).unwrap();
     let identity = Some((folder.path().join("shim.pem"), folder.path().join("shim.key")));
     let tls = Tls { identity, ..client(Some("router.test"), true) };

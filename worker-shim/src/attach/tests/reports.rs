@@ -1,9 +1,9 @@
-//! What routers are told beside blocks.
+//! Reports to routers that are not about blocks.
 
 use super::*;
 
 #[tokio::test]
-async fn a_router_learns_who_attaches_what_it_can_and_how_busy_it_is() {
+async fn a_router_learns_the_identity_capabilities_and_load_of_a_worker() {
     let router = FakeRouter::start(welcome(2)).await;
     let shim = Shim::start(small_mirror(), config(&[&router]));
     router.wait_for("load", |known| !known.loads.is_empty()).await;
@@ -18,7 +18,7 @@ async fn a_router_learns_who_attaches_what_it_can_and_how_busy_it_is() {
             known.loads.last().is_some_and(|load| load.running == Some(3))
         })
         .await;
-    // Again and again, even if nothing changes.
+    // Periodically, even if nothing changes.
     let told = router.known().loads.len();
     router.wait_for("the same again", |known| known.loads.len() >= told + 3).await;
     let ages: Vec<_> = router.known().loads[told..].iter().map(|load| load.age_ms).collect();
@@ -31,7 +31,7 @@ async fn a_router_learns_who_attaches_what_it_can_and_how_busy_it_is() {
 }
 
 #[tokio::test]
-async fn a_shim_that_leaves_says_so_once_and_stays_attached() {
+async fn a_leaving_shim_announces_it_once_and_stays_attached() {
     let router = FakeRouter::start(welcome(2)).await;
     let mirror = small_mirror();
     let mut engine = Engine::new(1, mirror.clone());
@@ -44,7 +44,7 @@ async fn a_shim_that_leaves_says_so_once_and_stays_attached() {
     shim.agrees(&engine, &router).await;
     assert_eq!(router.known().byes.len(), 1);
     assert_eq!(router.known().attached, 1);
-    // A router that did not hear it is told again.
+    // After a reconnection the router is informed again.
     router.cut();
     router.wait_for("another bye", |known| known.byes.len() == 2).await;
 }

@@ -1,4 +1,4 @@
-//! Why an attachment ended, and how soon it is worth another try.
+//! Why a stream to a router ended, and whether another attempt is likely to succeed soon.
 
 use splitrail_kv::HASH_LAYOUT;
 use splitrail_proto::v1::Welcome;
@@ -6,33 +6,36 @@ use tonic::Code;
 
 use crate::mirror::Disagreement;
 
-/// The protocol that is spoken.
+/// The version of the protocol between shims and routers.
 pub(crate) const PROTOCOL: u32 = 1;
 
-/// Why the shim does not go on with a router.
+/// Why a router cannot work with this shim.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-pub enum Refusal {
-    /// Another protocol.
+pub enum IncompatibleRouter {
+    /// The router uses another version of the protocol.
     #[error("the router speaks version {0} of the protocol")]
     Protocol(u32),
-    /// Another way of hashing.
+    /// The router hashes blocks in another way.
     #[error("the router hashes blocks in layout {0}, the shim in {HASH_LAYOUT}")]
     HashLayout(u32),
-    /// Blocks of another size than the engine's.
+    /// The router's block size differs from the engine's.
     #[error("the router's block_size is {router}, the engine's {engine}")]
     BlockSize {
-        /// What the router says.
+        /// Tokens per block at the router.
         router: u32,
-        /// What the engine is known to have.
+        /// Tokens per block at the engine; 0 if unknown.
         engine: u32,
     },
-    /// Other terms than those of other routers.
+    /// The router does not agree with other routers on how blocks are hashed.
     #[error(transparent)]
     Terms(#[from] Disagreement),
 }
 
-impl Refusal {
-    /// Whether a welcome can be accepted, by itself.
+impl IncompatibleRouter {
+    /// Checks a welcome without regard to other routers.
+    ///
+    /// # Errors
+    /// If the protocol, the hash layout or the block size differs.
     pub(crate) fn check(welcome: &Welcome, engine_block_size: Option<u32>) -> Result<(), Self> {
         if welcome.protocol != PROTOCOL {
             return Err(Self::Protocol(welcome.protocol));
@@ -49,9 +52,9 @@ impl Refusal {
     }
 }
 
-/// How a stream, or the attempt at one, ended.
+/// Why a stream, or the attempt to open one, ended.
 #[derive(Debug, thiserror::Error)]
-pub(super) enum Ended {
+pub(super) enum StreamEnd {
     #[error("cannot read the token: {0}")]
     Token(std::io::Error),
     #[error("cannot read the certificates: {0}")]
@@ -62,26 +65,26 @@ pub(super) enum Ended {
     Connect(String),
     #[error("no welcome in time")]
     NoWelcome,
-    #[error("the router's first message is no welcome")]
+    #[error("the router's first message is not a welcome")]
     NotWelcome,
     #[error(transparent)]
-    Refused(#[from] Refusal),
+    Incompatible(#[from] IncompatibleRouter),
     #[error("{:?}: {}", .0.code(), .0.message())]
     Status(Box<tonic::Status>),
     #[error("the router ended the stream")]
     Closed,
-    #[error("the router takes nothing of what it asked for")]
+    #[error("the router has stopped reading")]
     Stalled,
-    #[error("another stream to the same router has taken this one's place")]
+    #[error("another stream to the same router has replaced this one")]
     Superseded,
 }
 
-impl Ended {
-    /// Whether the next try is likely to end the same way, unless somebody does something.
-    pub(super) fn is_for_good(&self) -> bool {
+impl StreamEnd {
+    /// Whether the next attempt is likely to fail in the same way until an operator intervenes.
+    pub(super) fn is_permanent(&self) -> bool {
         match self {
             Self::Token(_) | Self::Certificates(_) | Self::Tls(_) => true,
-            Self::NotWelcome | Self::Refused(_) => true,
+            Self::NotWelcome | Self::Incompatible(_) => true,
             Self::Status(status) => matches!(
                 status.code(),
                 Code::Unauthenticated
@@ -91,13 +94,13 @@ impl Ended {
                     | Code::InvalidArgument
                     | Code::Unimplemented
             ),
-            // ALREADY_EXISTS ends by itself when the router has noticed that the other is gone.
+            // ALREADY_EXISTS ends when the router notices that the other stream is gone.
             _ => false,
         }
     }
 }
 
-impl From<tonic::Status> for Ended {
+impl From<tonic::Status> for StreamEnd {
     fn from(status: tonic::Status) -> Self {
         Self::Status(Box::new(status))
     }

@@ -1,4 +1,4 @@
-//! Routers that say no, and routers that cannot be believed.
+//! Routers that refuse the shim, and routers that the shim cannot work with.
 
 use splitrail_proto::v1::Welcome;
 
@@ -17,7 +17,7 @@ async fn refuses(change: impl FnOnce(&mut Welcome)) {
     assert_eq!(router.known().snapshots, 0);
     assert!(router.known().loads.is_empty());
 
-    // It is asked again, and may have been mended meanwhile.
+    // The shim tries again, and the router may have been corrected in the meantime.
     let router_id = router.known().welcome.router_id.clone();
     router.known().welcome = Welcome { router_id, ..welcome(2) };
     router.wait_for("a copy", |known| known.snapshots == 1).await;
@@ -26,33 +26,33 @@ async fn refuses(change: impl FnOnce(&mut Welcome)) {
 }
 
 #[tokio::test]
-async fn another_protocol_is_refused() {
+async fn a_router_with_another_protocol_is_refused() {
     refuses(|welcome| welcome.protocol = 2).await;
 }
 
 #[tokio::test]
-async fn another_hash_layout_is_refused() {
+async fn a_router_with_another_hash_layout_is_refused() {
     refuses(|welcome| welcome.hash_layout += 1).await;
 }
 
 #[tokio::test]
-async fn another_block_size_than_the_engines_is_refused() {
+async fn a_router_with_another_block_size_than_the_engine_is_refused() {
     refuses(|welcome| welcome.block_size = 16).await;
 }
 
 #[tokio::test]
-async fn routers_that_differ_are_refused_until_those_before_them_are_gone() {
+async fn a_router_with_another_seed_is_refused_while_earlier_ones_are_attached() {
     let first = FakeRouter::start(welcome(2)).await;
     let second = FakeRouter::start(Welcome { hash_seed: 8, ..welcome(2) }).await;
     let mirror = small_mirror();
     let mut config = config(&[&first]);
-    config.status = Status::default();
+    config.status = RouterStatuses::default();
     let shim = Shim::start(mirror.clone(), config.clone());
     first.wait_for("a copy", |known| known.snapshots == 1).await;
 
     let mut other = config.clone();
     other.routers = vec![second.address.to_string().parse().unwrap()];
-    other.status = Status::default();
+    other.status = RouterStatuses::default();
     let second_shim = Shim::start(mirror, other);
     second_shim.wait_for("a refusal", |status| status.stage == Stage::Refused).await;
     let error = second_shim.router().last_error.unwrap();
@@ -64,7 +64,7 @@ async fn routers_that_differ_are_refused_until_those_before_them_are_gone() {
 }
 
 #[tokio::test]
-async fn a_shim_proves_who_it_is_with_the_token_that_is_there_now() {
+async fn a_shim_authenticates_with_the_current_token() {
     let router = FakeRouter::start(welcome(2)).await;
     router.known().bearer = Some("Bearer right".to_owned());
     let file = tempfile::NamedTempFile::new().unwrap();
