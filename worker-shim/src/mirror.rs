@@ -1,19 +1,20 @@
-//! The exact picture of the engine's KV blocks, and the changes that lead to it.
+//! The mirror: an exact copy of which KV blocks the engine holds, and the changes that led
+//! there.
 //!
-//! One index with this engine as its only worker and its data-parallel ranks beside each
-//! other. It follows the engine's own events; whoever tells routers of it reads the changes
-//! from a ring of the last ones, or takes a copy of everything where the ring does not reach
-//! back far enough. Nothing here waits for a router.
+//! The mirror is an index whose only worker is this engine, with the engine's data-parallel
+//! ranks. It follows the engine's KV events. The tasks that report to routers read the changes
+//! from a ring of recent ones, or take a snapshot if the ring does not reach back far enough.
+//! The mirror never waits for a router.
 
-mod cut;
-mod follow;
-mod log;
-mod quiet;
+mod change_log;
+mod log_throttle;
+mod messages;
+mod rank_follower;
+mod snapshot;
 mod source;
 pub(crate) mod state;
 mod status;
 mod terms;
-mod wire;
 
 #[cfg(test)]
 mod tests;
@@ -27,31 +28,31 @@ use splitrail_kv::{BlockHash, HashSeed};
 use tokio::sync::watch;
 use tokio::time::timeout;
 
-pub(crate) use self::cut::{Cut, Parts};
-pub(crate) use self::log::Head;
-pub(crate) use self::quiet::Quiet;
-pub use self::source::Source;
-pub use self::status::{RankStatus, Status};
-pub use self::terms::{Agreement, Disagreement, Terms};
+pub(crate) use self::change_log::ChangePosition;
+pub(crate) use self::log_throttle::KeyedLogThrottle;
+pub(crate) use self::snapshot::{Snapshot, SnapshotParts};
+pub use self::source::RankSource;
+pub use self::status::{MirrorStatus, RankStatus};
+pub use self::terms::{Agreement, Disagreement, HashTerms};
 
-use self::cut::Cuts;
-use self::log::Lost;
-use self::state::State;
+use self::change_log::ChangesLost;
+use self::snapshot::SharedSnapshots;
+use self::state::MirrorState;
 use crate::beat;
 
-/// Bounds of a mirror.
+/// Settings of a mirror.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Config {
-    /// Most blocks of one rank; more are not mirrored.
+    /// Maximum number of mirrored blocks per rank. Further blocks are left out.
     pub blocks_max: usize,
-    /// The seed of hashes that routers must have; else the first one's counts.
+    /// The hash seed that routers must use. `None` accepts the seed of the first router.
     pub seed: Option<HashSeed>,
-    /// Most bytes of the last changes that are kept for routers that come back.
+    /// Maximum size in bytes of the ring of recent changes, for routers that reconnect.
     pub ring_bytes_max: usize,
-    /// How long what was known is kept while the engine's events are cut off.
-    pub cut_off_max: Duration,
-    /// How seldom events are read while many come; zero reads them one by one. Routers are
-    /// told as much later, and [`Mirror::refresh`] waits for none of it.
+    /// Maximum time for which the blocks are kept while the engine's events are disconnected.
+    pub disconnect_max: Duration,
+    /// Interval at which events are read while many arrive; zero reads each event at once. The
+    /// interval delays the reports to routers, but not [`Mirror::refresh`].
     pub read_every: Duration,
 }
 
@@ -61,176 +62,182 @@ impl Default for Config {
             blocks_max: 8 << 20,
             seed: None,
             ring_bytes_max: 8 << 20,
-            cut_off_max: Duration::from_secs(10),
+            disconnect_max: Duration::from_secs(10),
             read_every: beat::EVERY,
         }
     }
 }
 
-/// A handle on the mirror of one engine.
+/// A handle on the mirror of one engine. Cheap to clone.
 #[derive(Clone, Debug)]
 pub struct Mirror {
-    inner: Arc<Inner>,
+    inner: Arc<MirrorInner>,
 }
 
 #[derive(Debug)]
-struct Inner {
-    state: Mutex<State>,
-    /// Up to where changes are there to be read.
-    head: watch::Sender<Head>,
-    /// Raised when what routers agree on changes; 0 as long as there is nothing.
+struct MirrorInner {
+    state: Mutex<MirrorState>,
+    /// The position of the last change that can be read.
+    position: watch::Sender<ChangePosition>,
+    /// Incremented when the routers agree on new hash settings; 0 before the first agreement.
     epoch: watch::Sender<u64>,
-    /// Whether everything that the engines kept for replays is in.
+    /// Whether every rank has received its engine's replay at least once.
     caught_up: watch::Sender<bool>,
-    cuts: Cuts,
-    /// Raised by whoever cannot wait for the next read.
-    asks: watch::Sender<u64>,
-    /// The last of them that each rank has answered.
-    answers: watch::Sender<BTreeMap<u16, u64>>,
+    snapshots: SharedSnapshots,
+    /// Incremented by each caller that cannot wait for the next read.
+    refresh_requests: watch::Sender<u64>,
+    /// The last refresh request that each rank has completed.
+    refreshed: watch::Sender<BTreeMap<u16, u64>>,
     read_every: Duration,
 }
 
 impl Mirror {
-    /// A mirror that waits for a router to say how blocks are hashed, and for
-    /// [`Mirror::follow`].
+    /// Creates a mirror. It holds nothing before a router has sent its hash settings
+    /// ([`Mirror::agree`]) and [`Mirror::follow`] runs.
     pub fn new(config: Config) -> Self {
         let read_every = config.read_every;
-        let state = State::new(config);
-        let head = watch::Sender::new(state.head());
-        let inner = Inner {
+        let state = MirrorState::new(config);
+        let position = watch::Sender::new(state.position());
+        let inner = MirrorInner {
             state: Mutex::new(state),
-            head,
+            position,
             epoch: watch::Sender::new(0),
             caught_up: watch::Sender::new(false),
-            cuts: Cuts::default(),
-            asks: watch::Sender::new(0),
-            answers: watch::Sender::default(),
+            snapshots: SharedSnapshots::default(),
+            refresh_requests: watch::Sender::new(0),
+            refreshed: watch::Sender::default(),
             read_every,
         };
         Self { inner: Arc::new(inner) }
     }
 
-    /// Follows the engine's events, from each of these sources, until the future is dropped.
-    /// To be called once at a time; called again, the mirror begins anew.
-    pub async fn follow(&self, sources: Vec<Source>) {
+    /// Follows the engine's events from each of `sources` until the future is dropped. Only one
+    /// call may run at a time. A further call starts a new mirror.
+    pub async fn follow(&self, sources: Vec<RankSource>) {
         self.update(|state| state.expect(sources.iter().map(|source| source.rank)));
-        let ranks = sources.into_iter().map(|source| follow::follow(self.clone(), source));
+        let ranks =
+            sources.into_iter().map(|source| rank_follower::follow_rank(self.clone(), source));
         futures_util::future::join_all(ranks).await;
-        // Without a source there is nothing to wait for.
+        // Without sources there is nothing to follow, but the future must not end.
         std::future::pending().await
     }
 
-    /// Whether the engine holds the block with this chained hash and all before it, `blocks`
-    /// of them altogether, in one rank's cache. The namespace need not be looked at: it is in
-    /// the hash. False while the engine's events are cut off or incomplete.
+    /// Whether one rank of the engine holds the block with the chained hash `last` and all blocks
+    /// before it, `blocks` in total. The namespace is part of the hash and needs no check of its
+    /// own. Returns `false` while the engine's events are disconnected or incomplete.
     pub fn holds(&self, _namespace: BlockHash, rank: u16, blocks: u32, last: BlockHash) -> bool {
         self.state().holds(rank, blocks, last)
     }
 
-    /// Takes in what a rank of the engine has published so far, so that [`Mirror::holds`]
-    /// answers by it.
+    /// Reads the events that a rank of the engine has published so far, so that
+    /// [`Mirror::holds`] takes them into account.
     pub async fn refresh(&self, rank: u16) {
-        let Inner { asks, answers, read_every, .. } = &*self.inner;
+        let MirrorInner { refresh_requests, refreshed, read_every, .. } = &*self.inner;
         if read_every.is_zero() || !self.state().is_current(rank) {
             return;
         }
         let mut ask = 0;
-        asks.send_modify(|last| {
+        refresh_requests.send_modify(|last| {
             *last += 1;
             ask = *last;
         });
-        let mut answers = answers.subscribe();
-        let is_in = |answers: &BTreeMap<u16, u64>| answers.get(&rank).is_some_and(|at| *at >= ask);
-        // After this time it would have been read without being asked for.
-        let _in_time = timeout(*read_every, answers.wait_for(is_in)).await;
+        let mut refreshed = refreshed.subscribe();
+        let is_in =
+            |refreshed: &BTreeMap<u16, u64>| refreshed.get(&rank).is_some_and(|at| *at >= ask);
+        // After this time the events have been read without a request.
+        let _in_time = timeout(*read_every, refreshed.wait_for(is_in)).await;
     }
 
-    /// What a rank follows its engine by.
+    /// When a rank reads its events.
     fn pacing(&self) -> Pacing {
-        Pacing { pace: beat::pace(self.inner.read_every), asks: self.inner.asks.subscribe() }
+        Pacing {
+            pace: beat::pace(self.inner.read_every),
+            asks: self.inner.refresh_requests.subscribe(),
+        }
     }
 
-    /// All that had come when this was asked for is in.
-    fn answer(&self, rank: u16, ask: u64) {
-        self.inner.answers.send_modify(|answers| {
-            answers.insert(rank, ask);
+    /// Records that a rank has read all events that had arrived at the refresh request `ask`.
+    fn record_refresh(&self, rank: u16, ask: u64) {
+        self.inner.refreshed.send_modify(|refreshed| {
+            refreshed.insert(rank, ask);
         });
     }
 
-    /// How things stand: for metrics and status pages. Looks at every strip of blocks.
-    pub fn status(&self) -> Status {
+    /// The state of the mirror, for metrics and status pages. Takes time proportional to the size
+    /// of the index.
+    pub fn status(&self) -> MirrorStatus {
         self.state().status()
     }
 
-    /// Adds one of those who must agree on how blocks are hashed. The first decides, for as
-    /// long as any of them is there.
+    /// Adds a router's hash settings. The first router decides, for as long as any agreement
+    /// exists.
     ///
     /// # Errors
-    /// If others have agreed on something else.
-    pub fn agree(&self, terms: Terms) -> Result<Agreement, Disagreement> {
-        let begins = self.update(|state| state.join(terms))?;
-        if begins {
+    /// If other routers have agreed on different settings.
+    pub fn agree(&self, terms: HashTerms) -> Result<Agreement, Disagreement> {
+        let starts_new_mirror = self.update(|state| state.agree(terms))?;
+        if starts_new_mirror {
             self.inner.epoch.send_modify(|epoch| *epoch += 1);
         }
         Ok(Agreement::new(self.clone()))
     }
 
-    fn leave(&self) {
-        self.state().leave();
+    fn end_agreement(&self) {
+        self.state().end_agreement();
     }
 
-    /// The mirror that changes are numbered in, and up to where.
-    pub(crate) fn head(&self) -> watch::Receiver<Head> {
-        self.inner.head.subscribe()
+    /// Watches the position of the last change.
+    pub(crate) fn position(&self) -> watch::Receiver<ChangePosition> {
+        self.inner.position.subscribe()
     }
 
-    /// Whether everything that the engine kept for replays is in.
+    /// Watches whether every rank has received its engine's replay at least once.
     pub(crate) fn caught_up(&self) -> watch::Receiver<bool> {
         self.inner.caught_up.subscribe()
     }
 
-    /// The changes that follow one, a few at a time.
+    /// Returns the changes after `sequence`, a limited number at a time.
     pub(crate) fn after(
         &self,
         generation: u64,
         sequence: u64,
-    ) -> Result<Vec<Arc<splitrail_proto::v1::Events>>, Lost> {
+    ) -> Result<Vec<Arc<splitrail_proto::v1::Events>>, ChangesLost> {
         self.state().log.after(generation, sequence)
     }
 
-    /// The identity of the present mirror; empty before there is one.
+    /// The generation and the id of the current mirror. The id is empty before the first one.
     pub(crate) fn id(&self) -> (u64, String) {
         let state = self.state();
         (state.log.generation(), state.log.mirror_id().to_owned())
     }
 
     #[cfg(test)]
-    pub(crate) fn inner_epoch(&self) -> watch::Receiver<u64> {
+    pub(crate) fn epoch(&self) -> watch::Receiver<u64> {
         self.inner.epoch.subscribe()
     }
 
-    /// Everything that is held now, shared by all who ask for it at about the same time.
-    pub(crate) async fn cut(&self) -> Arc<Cut> {
-        self.inner.cuts.take(self).await
+    /// Takes a snapshot of all blocks. Callers at about the same time share one.
+    pub(crate) async fn snapshot(&self) -> Arc<Snapshot> {
+        self.inner.snapshots.get(self).await
     }
 
-    fn state(&self) -> MutexGuard<'_, State> {
-        // Whoever panicked did so between two changes: each is made as a whole.
+    fn state(&self) -> MutexGuard<'_, MirrorState> {
+        // A panic cannot leave a change half applied: each change is applied as a whole.
         self.inner.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Changes the state, and says so to all who wait.
-    pub(crate) fn update<T>(&self, change: impl FnOnce(&mut State) -> T) -> T {
-        let (result, head, caught_up) = {
+    /// Changes the state and notifies all watchers.
+    pub(crate) fn update<T>(&self, change: impl FnOnce(&mut MirrorState) -> T) -> T {
+        let (result, position, caught_up) = {
             let mut state = self.state();
             let result = change(&mut state);
-            (result, state.head(), state.is_caught_up())
+            (result, state.position(), state.has_caught_up())
         };
-        self.inner.head.send_if_modified(|known| {
-            // Two updates may come here in the other order.
-            let is_news = head > *known;
-            *known = head.max(*known);
-            is_news
+        self.inner.position.send_if_modified(|known| {
+            // Two updates may arrive here in reverse order.
+            let is_newer = position > *known;
+            *known = position.max(*known);
+            is_newer
         });
         self.inner
             .caught_up

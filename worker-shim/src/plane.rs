@@ -25,7 +25,7 @@ use tokio_util::sync::CancellationToken;
 pub use self::status::{PlaneStatus, Status};
 
 use crate::attach::PROTOCOL;
-use crate::mirror::{Head, Mirror};
+use crate::mirror::{ChangePosition, Mirror};
 
 /// Between two attempts to use a configuration that cannot be used.
 const UNUSABLE_RETRY: Duration = Duration::from_secs(30);
@@ -53,7 +53,7 @@ pub struct Config {
 #[derive(Clone, Debug, Default)]
 struct Published {
     /// In the mirror of this generation; none at the beginning, and after a loss.
-    head: Option<Head>,
+    position: Option<ChangePosition>,
     /// That mirror.
     mirror_id: String,
     /// The stream's number of the last message; 0 before the first.
@@ -77,7 +77,7 @@ struct Plane {
     terms: Welcome,
     published: watch::Sender<Published>,
     /// The sequence of the snapshot that was stored last.
-    stored: watch::Sender<Option<Head>>,
+    stored: watch::Sender<Option<ChangePosition>>,
     storing: Mutex<()>,
     /// Raised with each wish for a snapshot.
     wishes: watch::Sender<u64>,

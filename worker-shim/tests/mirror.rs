@@ -14,7 +14,7 @@ use hyper_util::rt::TokioExecutor;
 use splitrail_kv::{BlockHash, HashSeed, Namespace, chain_hashes};
 use splitrail_proto::v1::{Capabilities, Load, WorkerRole};
 use splitrail_shim::attach;
-use splitrail_shim::mirror::{self, Mirror, Source};
+use splitrail_shim::mirror::{self, Mirror, RankSource};
 use splitrail_sim::{Fault, FaultKind, SimConfig, SimEngine};
 use tokio::sync::watch;
 use tokio::task::JoinSet;
@@ -49,8 +49,8 @@ fn prompt(seed: u32) -> Vec<u32> {
     (0..96 + seed * 13 % 160).map(token).collect()
 }
 
-fn source(engine: &SimEngine, rank: u16) -> Source {
-    Source {
+fn source(engine: &SimEngine, rank: u16) -> RankSource {
+    RankSource {
         rank,
         events: engine.kv_events_endpoint().unwrap().parse().unwrap(),
         replay: Some(engine.kv_replay_endpoint().unwrap().parse().unwrap()),
@@ -92,11 +92,11 @@ impl Shim {
     }
 }
 
-fn shim(sources: Vec<Source>, router: &FakeRouter) -> Shim {
+fn shim(sources: Vec<RankSource>, router: &FakeRouter) -> Shim {
     shim_with(mirror::Config::default(), sources, router)
 }
 
-fn shim_with(config: mirror::Config, sources: Vec<Source>, router: &FakeRouter) -> Shim {
+fn shim_with(config: mirror::Config, sources: Vec<RankSource>, router: &FakeRouter) -> Shim {
     let mirror = Mirror::new(config);
     let (capabilities, told_capabilities) = watch::channel(Capabilities::default());
     let (load, told_load) = watch::channel(Load::default());
@@ -242,7 +242,7 @@ async fn whatever_happens_between_two_beats_every_change_is_told_once_and_in_ord
         let mut chance = seed;
         for at in 0..80 {
             match next(&mut chance) % 16 {
-                0 => router.cut(),
+                0 => router.disconnect(),
                 1 => router.restart(),
                 2 => router.ask_again(),
                 3 => router.pause(true),
@@ -336,7 +336,7 @@ async fn what_an_engine_held_is_forgotten_when_it_stays_away() {
     let engine = SimEngine::start(small()).await.unwrap();
     let router = FakeRouter::start(welcome(BLOCK_SIZE)).await;
     let config =
-        mirror::Config { cut_off_max: Duration::from_millis(200), ..mirror::Config::default() };
+        mirror::Config { disconnect_max: Duration::from_millis(200), ..mirror::Config::default() };
     let shim = shim_with(config, vec![source(&engine, 0)], &router);
     complete(&engine, &prompt(1)).await;
     agree(&router, 0, &engine).await;

@@ -17,7 +17,7 @@ use super::link::Link;
 use super::outgoing::{Outgoing, RouterInstructions, SendProgress, StreamStart};
 use super::status::Stage;
 use super::stream_end::{IncompatibleRouter, StreamEnd};
-use crate::mirror::{Agreement, Terms};
+use crate::mirror::{Agreement, HashTerms};
 use crate::tasks::ConnectionTasks;
 
 /// Maximum size of a router's message in bytes. All of them are short.
@@ -100,8 +100,8 @@ async fn open(link: &mut Link) -> Result<AttachedStream, StreamEnd> {
     })
 }
 
-fn terms(welcome: &Welcome) -> Terms {
-    Terms {
+fn terms(welcome: &Welcome) -> HashTerms {
+    HashTerms {
         seed: HashSeed(welcome.hash_seed),
         model: welcome.model.clone(),
         block_size: welcome.block_size,

@@ -14,7 +14,7 @@ use super::claims::Claims;
 use super::status::{Stage, StatusEntry};
 use super::stream_end::StreamEnd;
 use super::{Address, Config, Timing, call};
-use crate::mirror::{Mirror, Quiet};
+use crate::mirror::{KeyedLogThrottle, Mirror};
 
 /// The parts of the shim that are reported to every router.
 #[derive(Clone, Debug)]
@@ -57,11 +57,11 @@ impl Link {
     /// returns at the end of the current stream.
     pub(super) async fn run(mut self, mut listed: watch::Receiver<bool>) {
         let mut backoff = Backoff::new(&self.config.timing);
-        let mut quiet = Quiet::default();
+        let mut log_throttle = KeyedLogThrottle::default();
         while *listed.borrow() {
             let mut attached_at = None;
             let end = call::attach(&mut self, &mut attached_at).await;
-            self.report_end(&end, attached_at.is_some(), &mut quiet);
+            self.report_end(&end, attached_at.is_some(), &mut log_throttle);
             let waiting = async {
                 sleep(backoff.next(&end, attached_at)).await;
                 if self.claims.is_claimed_by_other(&self.router_id, self.address) {
@@ -77,7 +77,7 @@ impl Link {
     }
 
     /// Updates the status and logs why the stream end.
-    fn report_end(&self, end: &StreamEnd, was_attached: bool, quiet: &mut Quiet) {
+    fn report_end(&self, end: &StreamEnd, was_attached: bool, log_throttle: &mut KeyedLogThrottle) {
         let stage = if end.is_permanent() { Stage::Refused } else { Stage::Connecting };
         let error = end.to_string();
         self.entry.update(|status| {
@@ -87,13 +87,13 @@ impl Link {
         let (router, name) = (self.address, &self.name);
         match (end, stage) {
             (StreamEnd::Superseded, _) => {}
-            (_, Stage::Refused) if quiet.may_log("refused") => {
+            (_, Stage::Refused) if log_throttle.may_log("refused") => {
                 tracing::error!(%router, %name, error, "a router cannot be attached to");
             }
-            (_, Stage::Connecting) if was_attached && quiet.may_log("detached") => {
+            (_, Stage::Connecting) if was_attached && log_throttle.may_log("detached") => {
                 tracing::warn!(%router, %name, error, "no longer attached to a router");
             }
-            (_, Stage::Connecting) if !was_attached && quiet.may_log("connecting") => {
+            (_, Stage::Connecting) if !was_attached && log_throttle.may_log("connecting") => {
                 tracing::warn!(%router, %name, error, "cannot attach to a router yet");
             }
             _ => tracing::debug!(%router, %name, error, "not attached to a router"),

@@ -19,7 +19,7 @@ use super::link::Link;
 use super::load_reporter::LoadReporter;
 use super::status::{Stage, StatusEntry};
 use super::stream_end::PROTOCOL;
-use crate::mirror::{Cut, Head, Mirror, Parts};
+use crate::mirror::{ChangePosition, Mirror, Snapshot, SnapshotParts};
 
 /// Minimum time between two snapshots for one router, however often it asks.
 const SNAPSHOT_INTERVAL: Duration = Duration::from_millis(100);
@@ -65,11 +65,11 @@ impl SendProgress {
 /// How far the router is with the engine's blocks.
 enum BlockPhase {
     /// A snapshot is being prepared.
-    Preparing(BoxFuture<'static, Arc<Cut>>),
+    Preparing(BoxFuture<'static, Arc<Snapshot>>),
     /// A snapshot is being sent.
-    Snapshot(Parts),
+    Snapshot(SnapshotParts),
     /// Changes are sent as they occur. `at` is the last change sent; `next` are the next ones.
-    Changes { at: Head, next: VecDeque<Arc<Events>> },
+    Changes { at: ChangePosition, next: VecDeque<Arc<Events>> },
 }
 
 /// Produces the messages to one router.
@@ -79,7 +79,7 @@ pub(super) struct Outgoing {
     /// The generation of the mirror that `hello` names.
     generation: u64,
     instructions: watch::Receiver<RouterInstructions>,
-    head: watch::Receiver<Head>,
+    position: watch::Receiver<ChangePosition>,
     load: LoadReporter,
     capabilities: watch::Receiver<Capabilities>,
     leaving: CancellationToken,
@@ -87,7 +87,7 @@ pub(super) struct Outgoing {
     /// `None` before the router's welcome.
     blocks: Option<BlockPhase>,
     resyncs: u64,
-    next_copy_at: Instant,
+    next_snapshot_at: Instant,
     in_step_timeout: Duration,
     entry: Arc<StatusEntry>,
     progress: Arc<SendProgress>,
@@ -119,14 +119,14 @@ impl Outgoing {
             hello: Some(hello),
             generation,
             instructions,
-            head: shim.mirror.head(),
+            position: shim.mirror.position(),
             load: LoadReporter::new(shim.load.clone()),
             capabilities,
             leaving: shim.leaving.clone(),
             bye: Some(Bye { reason: "stopping".to_owned(), grace_ms }),
             blocks: None,
             resyncs: 0,
-            next_copy_at: Instant::now(),
+            next_snapshot_at: Instant::now(),
             in_step_timeout: config.timing.in_step_timeout,
             entry: Arc::clone(&link.entry),
             progress,
@@ -168,7 +168,7 @@ impl Outgoing {
         self.load.set_interval(start.load_interval_ms);
         match start.known_sequence {
             Some(sequence) => {
-                let at = Head { generation: self.generation, sequence };
+                let at = ChangePosition { generation: self.generation, sequence };
                 self.entry.update(|status| status.sent_sequence = sequence);
                 self.send_changes_after(at);
             }
@@ -195,14 +195,14 @@ impl Outgoing {
             match self.blocks.as_mut()? {
                 BlockPhase::Preparing(_) => return None,
                 BlockPhase::Snapshot(parts) => {
-                    let head = parts.head();
+                    let position = parts.snapshot_position();
                     if let Some(part) = parts.next() {
                         self.entry.update(|status| status.sent_sequence = part.sequence);
                         return Some(Message::Snapshot(part));
                     }
                     self.entry.update(|status| status.snapshots += 1);
-                    self.next_copy_at = Instant::now() + SNAPSHOT_INTERVAL;
-                    self.send_changes_after(head);
+                    self.next_snapshot_at = Instant::now() + SNAPSHOT_INTERVAL;
+                    self.send_changes_after(position);
                 }
                 BlockPhase::Changes { .. }
                     if self.instructions.borrow().resyncs != self.resyncs =>
@@ -212,7 +212,7 @@ impl Outgoing {
                 BlockPhase::Changes { at, next } => {
                     if next.is_empty() {
                         // Before the changes are read, so that later changes wake `wait`.
-                        self.head.mark_unchanged();
+                        self.position.mark_unchanged();
                         match self.mirror.after(at.generation, at.sequence) {
                             Ok(changes) if changes.is_empty() => return None,
                             Ok(changes) => *next = changes.into(),
@@ -231,7 +231,7 @@ impl Outgoing {
         }
     }
 
-    fn send_changes_after(&mut self, at: Head) {
+    fn send_changes_after(&mut self, at: ChangePosition) {
         self.progress.sending_snapshot.store(false, Ordering::Relaxed);
         self.entry.update(|status| status.stage = Stage::Live);
         self.blocks = Some(BlockPhase::Changes { at, next: VecDeque::new() });
@@ -241,7 +241,7 @@ impl Outgoing {
     fn send_snapshot(&mut self, in_step_timeout: Duration) {
         self.resyncs = self.instructions.borrow().resyncs;
         self.entry.update(|status| status.stage = Stage::Snapshot);
-        let (mirror, not_before) = (self.mirror.clone(), self.next_copy_at);
+        let (mirror, not_before) = (self.mirror.clone(), self.next_snapshot_at);
         let has_events = self.capabilities.borrow().publishes_kv_events.unwrap_or(true);
         let preparing = async move {
             sleep_until(not_before).await;
@@ -249,15 +249,16 @@ impl Outgoing {
                 let mut caught_up = mirror.caught_up();
                 let _in_step = timeout(in_step_timeout, caught_up.wait_for(|yes| *yes)).await;
             }
-            mirror.cut().await
+            mirror.snapshot().await
         };
         self.blocks = Some(BlockPhase::Preparing(preparing.boxed()));
     }
 
     /// Waits until there may be a message to send. Returns `None` once the call has ended.
     async fn wait(&mut self) -> Option<()> {
-        let Self { instructions, head, load, capabilities, leaving, bye, blocks, progress, .. } =
-            self;
+        let Self {
+            instructions, position, load, capabilities, leaving, bye, blocks, progress, ..
+        } = self;
         let sends_changes = matches!(blocks, Some(BlockPhase::Changes { .. }));
         let capabilities_can_change = capabilities.has_changed().is_ok();
         let prepared = async {
@@ -266,7 +267,7 @@ impl Outgoing {
                 _ => std::future::pending().await,
             }
         };
-        let cut = tokio::select! {
+        let snapshot = tokio::select! {
             changed = instructions.changed() => return changed.ok(),
             () = leaving.cancelled(), if bye.is_some() => None,
             _ = capabilities.changed(), if capabilities_can_change => {
@@ -275,12 +276,12 @@ impl Outgoing {
                 None
             }
             () = load.wait() => None,
-            _ = head.changed(), if sends_changes => None,
-            cut = prepared => Some(cut),
+            _ = position.changed(), if sends_changes => None,
+            snapshot = prepared => Some(snapshot),
         };
-        if let Some(cut) = cut {
+        if let Some(snapshot) = snapshot {
             progress.sending_snapshot.store(true, Ordering::Relaxed);
-            *blocks = Some(BlockPhase::Snapshot(Parts::new(cut)));
+            *blocks = Some(BlockPhase::Snapshot(SnapshotParts::new(snapshot)));
         }
         Some(())
     }

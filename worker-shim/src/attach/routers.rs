@@ -14,7 +14,7 @@ use tokio::time::{sleep, timeout};
 use super::claims::Claims;
 use super::link::{Link, ShimState};
 use super::{Address, Config};
-use crate::mirror::Quiet;
+use crate::mirror::KeyedLogThrottle;
 
 /// Maximum number of routers.
 const ROUTERS_MAX: usize = 256;
@@ -34,9 +34,9 @@ pub(super) async fn attach_to_all(config: Config, shim: ShimState) {
     let claims = Arc::new(Claims::default());
     let mut tasks = JoinSet::new();
     let mut routers: BTreeMap<SocketAddr, AttachedRouter> = BTreeMap::new();
-    let mut quiet = Quiet::default();
+    let mut log_throttle = KeyedLogThrottle::default();
     loop {
-        let found = resolve_all(&config.routers, &routers, &mut quiet).await;
+        let found = resolve_all(&config.routers, &routers, &mut log_throttle).await;
         while let Some(ended) = tasks.try_join_next() {
             if let Err(error) = ended {
                 // The error is not logged: it quotes the panic's message, which may contain
@@ -55,7 +55,7 @@ pub(super) async fn attach_to_all(config: Config, shim: ShimState) {
                 continue;
             }
             if routers.len() == ROUTERS_MAX {
-                if quiet.may_log("too_many") {
+                if log_throttle.may_log("too_many") {
                     tracing::error!(most = ROUTERS_MAX, "too many routers: some are left out");
                 }
                 break;
@@ -83,7 +83,7 @@ pub(super) async fn attach_to_all(config: Config, shim: ShimState) {
 async fn resolve_all(
     names: &[Address],
     routers: &BTreeMap<SocketAddr, AttachedRouter>,
-    quiet: &mut Quiet,
+    log_throttle: &mut KeyedLogThrottle,
 ) -> BTreeMap<SocketAddr, Address> {
     let mut found = BTreeMap::new();
     for name in names {
@@ -92,7 +92,7 @@ async fn resolve_all(
                 found.extend(addresses.into_iter().map(|address| (address, name.clone())));
             }
             Err(error) => {
-                if quiet.may_log("resolve") {
+                if log_throttle.may_log("resolve") {
                     tracing::warn!(router = %name, %error, "a router's name cannot be resolved");
                 }
                 let kept = routers.iter().filter(|(_, router)| router.name == *name);

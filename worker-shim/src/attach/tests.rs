@@ -104,7 +104,7 @@ impl Shim {
     async fn agrees(&self, engine: &Engine, router: &FakeRouter) {
         let is_there = |known: &fake_router::Known| {
             let (_, mirror_id) = self.mirror.id();
-            let sequence = self.mirror.head().borrow().sequence;
+            let sequence = self.mirror.position().borrow().sequence;
             !known.faults.is_empty()
                 || (!mirror_id.is_empty()
                     && (&known.mirror_id, known.sequence) == (&mirror_id, sequence))

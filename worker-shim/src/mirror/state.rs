@@ -1,38 +1,39 @@
-//! What a mirror knows. Pure but for the ids that it draws: events in, changes out.
+//! The state of a mirror: turns KV events into numbered changes. Has no I/O and no clock; its
+//! only randomness is the mirror's id.
 
 use std::collections::BTreeMap;
 
 use splitrail_kv::{Applied, BlockHash, Frozen, Index, IndexConfig, KvEvent, WorkerKey};
 
 use super::Config;
-use super::log::{Head, Log};
-use super::status::{RankStatus, Status};
-use super::terms::{Disagreement, Terms};
-use super::wire::{MESSAGE_BLOCKS_MAX, Messages};
+use super::change_log::{ChangeLog, ChangePosition};
+use super::messages::{ChangeMessages, MESSAGE_BLOCKS_MAX};
+use super::status::{MirrorStatus, RankStatus};
+use super::terms::{Disagreement, HashTerms};
 
-/// Blocks after which readers get their turn, in the middle of a large batch too.
+/// Number of blocks after which the lock is released for readers, even within a batch.
 const STEP_BLOCKS: usize = 2 * MESSAGE_BLOCKS_MAX;
 
-/// The index, the last changes, and how each rank stands.
+/// The index, the recent changes, and the state of each rank.
 #[derive(Debug)]
-pub(crate) struct State {
+pub(crate) struct MirrorState {
     pub(crate) config: Config,
-    terms: Option<Terms>,
-    /// Those who have agreed on the terms and are still there.
-    parties: usize,
+    terms: Option<HashTerms>,
+    /// The number of agreements on `terms` that still exist.
+    agreeing_routers: usize,
     index: Option<Index>,
-    pub(crate) log: Log,
-    ranks: BTreeMap<u16, Rank>,
+    pub(crate) log: ChangeLog,
+    ranks: BTreeMap<u16, RankState>,
     snapshots: u64,
 }
 
-/// How one rank stands.
+/// The state of one rank.
 #[derive(Debug, Default)]
-struct Rank {
+struct RankState {
     status: RankStatus,
-    /// It was in step at least once.
+    /// Whether the rank has received its engine's replay at least once.
     synced: bool,
-    /// Batches up to this one are on their way: what is known may be out of date.
+    /// The last batch of a gap. Until it has been applied, the index may be out of date.
     gap_to: Option<u64>,
 }
 
@@ -40,29 +41,29 @@ fn key(rank: u16) -> WorkerKey {
     WorkerKey { worker: 0, rank }
 }
 
-impl State {
+impl MirrorState {
     pub(crate) fn new(config: Config) -> Self {
-        let log = Log::new(config.ring_bytes_max);
+        let log = ChangeLog::new(config.ring_bytes_max);
         let ranks = BTreeMap::new();
-        Self { config, terms: None, parties: 0, index: None, log, ranks, snapshots: 0 }
+        Self { config, terms: None, agreeing_routers: 0, index: None, log, ranks, snapshots: 0 }
     }
 
-    pub(crate) fn head(&self) -> Head {
-        self.log.head()
+    pub(crate) fn position(&self) -> ChangePosition {
+        self.log.position()
     }
 
-    /// Adds one who agrees; says whether the mirror begins with it.
-    pub(crate) fn join(&mut self, terms: Terms) -> Result<bool, Disagreement> {
+    /// Adds a router's hash settings. Returns whether this starts a new mirror.
+    pub(crate) fn agree(&mut self, terms: HashTerms) -> Result<bool, Disagreement> {
         if self.config.seed.is_some_and(|seed| seed != terms.seed) {
             return Err(Disagreement::Pinned);
         }
-        match self.terms.as_ref().map(|known| known.agree(&terms)) {
+        match self.terms.as_ref().map(|known| known.check_equal(&terms)) {
             Some(Ok(())) => {
-                self.parties += 1;
+                self.agreeing_routers += 1;
                 return Ok(false);
             }
-            Some(Err(disagreement)) if self.parties > 0 => return Err(disagreement),
-            // Nobody is left who would mind.
+            Some(Err(disagreement)) if self.agreeing_routers > 0 => return Err(disagreement),
+            // No earlier agreement exists any more.
             Some(Err(_)) | None => {}
         }
         let blocks_max = match usize::try_from(terms.blocks_max) {
@@ -78,19 +79,19 @@ impl State {
         index.trace_blocks();
         self.index = Some(index);
         self.terms = Some(terms);
-        self.parties = 1;
-        self.log.begin_anew();
+        self.agreeing_routers = 1;
+        self.log.start_new_mirror();
         for rank in self.ranks.values_mut() {
-            rank.begin();
+            rank.reset_progress();
         }
         Ok(true)
     }
 
-    pub(crate) fn leave(&mut self) {
-        self.parties -= 1;
+    pub(crate) fn end_agreement(&mut self) {
+        self.agreeing_routers -= 1;
     }
 
-    /// These ranks will be followed, and no other.
+    /// Sets the ranks that are followed.
     pub(crate) fn expect(&mut self, ranks: impl Iterator<Item = u16>) {
         let expected: Vec<u16> = ranks.collect();
         let known: Vec<u16> = self.ranks.keys().copied().collect();
@@ -99,47 +100,48 @@ impl State {
         }
         self.ranks.retain(|rank, _| expected.contains(rank));
         for rank in expected {
-            let new =
-                Rank { status: RankStatus { rank, ..RankStatus::default() }, ..Rank::default() };
+            let new = RankState {
+                status: RankStatus { rank, ..RankStatus::default() },
+                ..RankState::default()
+            };
             self.ranks.entry(rank).or_insert(new);
         }
     }
 
-    /// What is known of a rank is not to be believed any more. Where that is anything, the
-    /// mirror begins anew; says whether it did.
+    /// Discards what is known of a rank. Returns whether this started a new mirror, which it does
+    /// if the rank had any blocks.
     pub(crate) fn forget(&mut self, rank: u16) -> bool {
         if let Some(rank) = self.ranks.get_mut(&rank) {
-            rank.begin();
+            rank.reset_progress();
         }
-        self.void(rank)
+        self.clear(rank)
     }
 
-    /// The engine's stream begins anew for a reason, while the connection stays.
+    /// Discards the blocks of a rank whose stream restarts while its connection stays.
     pub(crate) fn reset(&mut self, rank: u16, reason: &'static str) {
         self.count_reset(rank, reason);
         if let Some(rank) = self.ranks.get_mut(&rank) {
             (rank.gap_to, rank.status.truncated) = (None, false);
         }
-        self.void(rank);
+        self.clear(rank);
     }
 
     pub(crate) fn count_reset(&mut self, rank: u16, reason: &'static str) {
-        if let Some(Rank { status, .. }) = self.ranks.get_mut(&rank) {
+        if let Some(RankState { status, .. }) = self.ranks.get_mut(&rank) {
             status.resets += 1;
             status.last_reset = Some(reason);
         }
     }
 
-    fn void(&mut self, rank: u16) -> bool {
+    fn clear(&mut self, rank: u16) -> bool {
         let dropped = self.index.as_mut().map_or(0, |index| index.clear_worker(key(rank)));
         if dropped > 0 {
-            self.log.begin_anew();
+            self.log.start_new_mirror();
         }
         dropped > 0
     }
 
-    /// Applies as many events as make one step; returns what they changed, and those that
-    /// are left.
+    /// Applies as many events as fit into one step. Returns their effect and the remaining events.
     pub(crate) fn apply<'a>(
         &mut self,
         rank: u16,
@@ -150,7 +152,7 @@ impl State {
         let Some(index) = &mut self.index else {
             return (sum, &[]);
         };
-        let mut messages = Messages::default();
+        let mut messages = ChangeMessages::default();
         let mut rest = events;
         while let [event, behind @ ..] = rest
             && messages.blocks() < STEP_BLOCKS
@@ -161,15 +163,15 @@ impl State {
         for changes in messages.into_messages() {
             self.log.push(u32::from(rank), engine_time_s, changes);
         }
-        if let Some(Rank { status, .. }) = self.ranks.get_mut(&rank) {
+        if let Some(RankState { status, .. }) = self.ranks.get_mut(&rank) {
             status.truncated |= sum.over_limit > 0;
             status.rejected += (sum.orphaned + sum.malformed + sum.over_limit) as u64;
         }
         (sum, rest)
     }
 
-    /// A batch is applied in whole.
-    pub(crate) fn applied(&mut self, rank: u16, sequence: u64) {
+    /// Records that a batch has been applied completely.
+    pub(crate) fn finish_batch(&mut self, rank: u16, sequence: u64) {
         if let Some(rank) = self.ranks.get_mut(&rank)
             && rank.gap_to.is_some_and(|gap_to| sequence >= gap_to)
         {
@@ -177,21 +179,21 @@ impl State {
         }
     }
 
-    /// Batches before this one are missing, and may come yet.
-    pub(crate) fn gap(&mut self, rank: u16, sequence: u64) {
+    /// Records that batches before this one are missing. They may still arrive.
+    pub(crate) fn record_gap(&mut self, rank: u16, sequence: u64) {
         if let Some(rank) = self.ranks.get_mut(&rank) {
             rank.gap_to = Some(sequence);
             rank.status.gaps += 1;
         }
     }
 
-    pub(crate) fn reject(&mut self, rank: u16, count: usize) {
+    pub(crate) fn count_rejected(&mut self, rank: u16, count: usize) {
         if let Some(rank) = self.ranks.get_mut(&rank) {
             rank.status.rejected += count as u64;
         }
     }
 
-    /// The engine's events reach the mirror, or do not.
+    /// Sets whether the engine's events reach the mirror.
     pub(crate) fn set_current(&mut self, rank: u16, current: bool) {
         if let Some(rank) = self.ranks.get_mut(&rank) {
             rank.status.current = current;
@@ -199,12 +201,12 @@ impl State {
         }
     }
 
-    /// Every rank was in step at least once.
-    pub(crate) fn is_caught_up(&self) -> bool {
+    /// Whether every rank has received its engine's replay at least once.
+    pub(crate) fn has_caught_up(&self) -> bool {
         !self.ranks.is_empty() && self.ranks.values().all(|rank| rank.synced)
     }
 
-    /// The engine's events reach the mirror, and none is missing.
+    /// Whether the engine's events reach the mirror without a gap.
     pub(crate) fn is_current(&self, rank: u16) -> bool {
         self.ranks.get(&rank).is_some_and(|rank| rank.status.current && rank.gap_to.is_none())
     }
@@ -214,18 +216,18 @@ impl State {
         blocks == 0 || index.is_some_and(|index| index.holds(key(rank), blocks, last))
     }
 
-    /// How many more blocks of a rank can be mirrored, and how many at all.
-    pub(crate) fn room(&self, rank: u16) -> (usize, usize) {
+    /// The number of further blocks of a rank that fit, and the maximum number.
+    pub(crate) fn capacity(&self, rank: u16) -> (usize, usize) {
         self.index.as_ref().map_or((0, 0), |index| index.room(key(rank)))
     }
 
-    /// Blocks of a rank, per tier.
+    /// The number of blocks of a rank in all tiers.
     pub(crate) fn blocks(&self, rank: u16) -> usize {
         let counts = self.index.as_ref().map(|index| index.block_counts(key(rank)));
         counts.map_or(0, |counts| counts.iter().sum())
     }
 
-    /// A copy of every rank's blocks.
+    /// Copies the blocks of every rank.
     pub(crate) fn freeze(&mut self) -> Vec<(u16, Frozen)> {
         self.snapshots += 1;
         let Some(index) = &self.index else {
@@ -234,7 +236,7 @@ impl State {
         index.workers().map(|worker| (worker.rank, index.freeze(worker))).collect()
     }
 
-    pub(crate) fn status(&self) -> Status {
+    pub(crate) fn status(&self) -> MirrorStatus {
         let (ring_changes, ring_bytes) = self.log.kept();
         let ranks = self.ranks.values().map(|rank| {
             let index = self.index.as_ref();
@@ -242,9 +244,9 @@ impl State {
             let current = rank.status.current && rank.gap_to.is_none();
             RankStatus { blocks: blocks.unwrap_or_default(), current, ..rank.status.clone() }
         });
-        Status {
+        MirrorStatus {
             mirror_id: self.log.mirror_id().to_owned(),
-            sequence: self.log.head().sequence,
+            sequence: self.log.position().sequence,
             ring_changes,
             ring_bytes,
             index_bytes: self.index.as_ref().map_or(0, Index::bytes),
@@ -254,9 +256,9 @@ impl State {
     }
 }
 
-impl Rank {
-    /// Nothing is known of it.
-    fn begin(&mut self) {
+impl RankState {
+    /// Resets the flags of a rank of which nothing is known.
+    fn reset_progress(&mut self) {
         (self.status.current, self.status.truncated, self.gap_to) = (false, false, None);
     }
 }

@@ -1,43 +1,43 @@
-//! How a mirror stands.
+//! The state of a mirror, for metrics and status pages.
 
 use splitrail_kv::Tier;
 
-/// A mirror, for metrics and status pages.
+/// The state of a mirror.
 #[derive(Clone, Debug, Default, PartialEq)]
-pub struct Status {
-    /// Its identity; empty before a router has said how blocks are hashed.
+pub struct MirrorStatus {
+    /// The mirror's id; empty before a router has sent its hash settings.
     pub mirror_id: String,
-    /// The number of its last change.
+    /// The number of the last change.
     pub sequence: u64,
-    /// Changes that are kept for routers that come back.
+    /// The number of changes in the ring, which are kept for routers that reconnect.
     pub ring_changes: usize,
-    /// Their bytes, about.
+    /// The approximate size of the ring in bytes.
     pub ring_bytes: usize,
-    /// Bytes of memory that the index takes.
+    /// The memory of the index in bytes.
     pub index_bytes: usize,
-    /// Copies of everything that were made for routers.
+    /// Snapshots that were taken for routers.
     pub snapshots: u64,
-    /// Each rank.
+    /// The state of each rank.
     pub ranks: Vec<RankStatus>,
 }
 
-/// One rank of a mirror.
+/// The state of one rank.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct RankStatus {
-    /// The rank.
+    /// The data-parallel rank.
     pub rank: u16,
-    /// Distinct blocks, per tier (indexed by `Tier as usize`).
+    /// Distinct blocks per tier (indexed by `Tier as usize`).
     pub blocks: [usize; Tier::COUNT],
-    /// Whether the engine's events reach the mirror, without a gap.
+    /// Whether the engine's events reach the mirror without a gap.
     pub current: bool,
-    /// Whether blocks are missing that were beyond the bound.
+    /// Whether blocks beyond the limit are left out.
     pub truncated: bool,
-    /// How often it began anew, and why the last time.
+    /// How often the blocks of the rank were discarded and read again.
     pub resets: u64,
-    /// Why it last began anew: a name for metrics.
+    /// The reason of the last reset, as a name for metrics.
     pub last_reset: Option<&'static str>,
     /// Gaps in the engine's events, whether or not a replay filled them.
     pub gaps: u64,
-    /// Messages that made no sense, and blocks that could not be indexed.
+    /// Messages that could not be decoded, and blocks that could not be indexed.
     pub rejected: u64,
 }

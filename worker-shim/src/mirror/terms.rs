@@ -1,48 +1,51 @@
-//! What routers and shims must agree on before they can exchange hashes.
+//! The settings on which routers and shims must agree before they can exchange block hashes.
 
 use splitrail_kv::HashSeed;
 
 use super::Mirror;
 
-/// How a cluster hashes blocks.
+/// How the routers of a cluster hash blocks.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Terms {
+pub struct HashTerms {
     /// The seed of all hashes.
     pub seed: HashSeed,
     /// The model's name in namespaces.
     pub model: String,
     /// Tokens per KV block.
     pub block_size: u32,
-    /// Most blocks of one rank that a router indexes; 0 if it does not say. Routers may
-    /// differ in this: the first one's counts.
+    /// Maximum number of blocks per rank that a router indexes; 0 if unknown. Routers may differ
+    /// in this value. The value of the first router applies.
     pub blocks_max: u64,
 }
 
-/// A router that hashes in another way than those before it.
+/// A router's hash settings differ from those of earlier routers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Disagreement {
-    /// Another seed than the configured one.
-    #[error("the router's hash_seed is not the one that is configured here")]
+    /// The seed differs from the configured one.
+    #[error("the router's hash_seed differs from the configured one")]
     Pinned,
-    /// Another seed.
-    #[error("the router's hash_seed is not that of the routers before it")]
+    /// The seed differs.
+    #[error("the router's hash_seed differs from that of earlier routers")]
     Seed,
-    /// Another name of the model.
-    #[error("the router's name of the model is not that of the routers before it")]
+    /// The model's name differs.
+    #[error("the router's model name differs from that of earlier routers")]
     Model,
-    /// Another block size.
-    #[error("the router's block_size is {theirs}, that of the routers before it {ours}")]
+    /// The block size differs.
+    #[error("the router's block_size is {theirs}, that of earlier routers {ours}")]
     BlockSize {
-        /// What was agreed on before.
+        /// The block size of earlier routers.
         ours: u32,
-        /// What the router says.
+        /// The block size of this router.
         theirs: u32,
     },
 }
 
-impl Terms {
-    /// Whether hashes made in one way mean the same in the other.
-    pub(super) fn agree(&self, other: &Self) -> Result<(), Disagreement> {
+impl HashTerms {
+    /// Checks that both settings lead to the same hashes.
+    ///
+    /// # Errors
+    /// The first difference.
+    pub(super) fn check_equal(&self, other: &Self) -> Result<(), Disagreement> {
         if self.seed != other.seed {
             return Err(Disagreement::Seed);
         }
@@ -57,7 +60,8 @@ impl Terms {
     }
 }
 
-/// One of those who have agreed; until it is dropped, nothing else can be agreed on.
+/// The agreement of one router. Until all agreements are dropped, no other settings are
+/// accepted.
 #[derive(Debug)]
 pub struct Agreement(Mirror);
 
@@ -69,7 +73,7 @@ impl Agreement {
 
 impl Drop for Agreement {
     fn drop(&mut self) {
-        self.0.leave();
+        self.0.end_agreement();
     }
 }
 
@@ -80,8 +84,8 @@ mod tests {
     use crate::mirror::Config;
 
     #[test]
-    fn a_seed_that_is_configured_decides_before_any_router_does() {
-        let terms = |seed| Terms {
+    fn a_configured_seed_overrides_the_routers() {
+        let terms = |seed| HashTerms {
             seed: HashSeed(seed),
             model: "m".to_owned(),
             block_size: 16,

@@ -13,7 +13,7 @@ use tokio::sync::watch;
 use tokio::time::{Instant, sleep, timeout};
 
 use super::Plane;
-use crate::mirror::{Head, Quiet};
+use crate::mirror::{ChangePosition, KeyedLogThrottle};
 
 /// Bytes of changes after which a message is full; the last of them may be as long again.
 const MESSAGE_BYTES: usize = 256 << 10;
@@ -37,15 +37,15 @@ pub(super) async fn run(plane: &Plane) {
     let mut publisher = Publisher {
         plane,
         subject: names::kv(plane.names().0, plane.names().1),
-        head: plane.mirror.head(),
+        position: plane.mirror.position(),
         stored: plane.stored.subscribe(),
-        quiet: Quiet::default(),
+        log_throttle: KeyedLogThrottle::default(),
     };
     loop {
         let at = publisher.begin().await;
         publisher.go_on(at).await;
         plane.config.status.update(|status| status.losses += 1);
-        if publisher.quiet.may_log("lost") {
+        if publisher.log_throttle.may_log("lost") {
             tracing::warn!("changes are lost to the event plane: routers get a snapshot");
         }
     }
@@ -54,15 +54,15 @@ pub(super) async fn run(plane: &Plane) {
 struct Publisher<'p> {
     plane: &'p Plane,
     subject: String,
-    head: watch::Receiver<Head>,
-    stored: watch::Receiver<Option<Head>>,
-    quiet: Quiet,
+    position: watch::Receiver<ChangePosition>,
+    stored: watch::Receiver<Option<ChangePosition>>,
+    log_throttle: KeyedLogThrottle,
 }
 
 impl Publisher<'_> {
     /// Stores everything that is held now, and says so.
-    async fn begin(&mut self) -> Head {
-        self.plane.published.send_modify(|published| published.head = None);
+    async fn begin(&mut self) -> ChangePosition {
+        self.plane.published.send_modify(|published| published.position = None);
         let mut pause = RETRY_MIN;
         loop {
             self.plane.broker.until_connected().await;
@@ -79,9 +79,9 @@ impl Publisher<'_> {
     }
 
     /// Publishes what follows, until that is not there any more.
-    async fn go_on(&mut self, mut at: Head) {
+    async fn go_on(&mut self, mut at: ChangePosition) {
         loop {
-            self.head.mark_unchanged();
+            self.position.mark_unchanged();
             let Some(events) = self.next(at) else { return };
             let snapshot = *self.stored.borrow_and_update();
             let snapshot = snapshot.filter(|stored| stored.generation == at.generation);
@@ -103,14 +103,14 @@ impl Publisher<'_> {
             at.sequence = last;
             self.published(at);
             tokio::select! {
-                _ = self.head.wait_for(|head| *head > at) => {}
+                _ = self.position.wait_for(|position| *position > at) => {}
                 _ = self.stored.changed() => self.stored.mark_changed(),
             }
         }
     }
 
     /// The next changes, as many as fit into a message; none if they are lost.
-    fn next(&self, at: Head) -> Option<Vec<Arc<Events>>> {
+    fn next(&self, at: ChangePosition) -> Option<Vec<Arc<Events>>> {
         let (mut events, mut bytes, mut from) = (Vec::new(), 0, at.sequence);
         while bytes < MESSAGE_BYTES {
             let more = self.plane.mirror.after(at.generation, from).ok()?;
@@ -164,11 +164,11 @@ impl Publisher<'_> {
         }
     }
 
-    fn published(&mut self, at: Head) {
+    fn published(&mut self, at: ChangePosition) {
         let mut is_long = false;
         let mut is_first = false;
         self.plane.published.send_modify(|published| {
-            is_first = published.head.replace(at).is_none();
+            is_first = published.position.replace(at).is_none();
             is_long = published.bytes >= SNAPSHOT_BYTES;
             if is_long {
                 published.bytes = 0;
@@ -180,7 +180,7 @@ impl Publisher<'_> {
         if is_first {
             self.plane.asked.notify_one();
         }
-        let lag = self.head.borrow().sequence.saturating_sub(at.sequence);
+        let lag = self.position.borrow().sequence.saturating_sub(at.sequence);
         self.plane.config.status.update(|status| {
             (status.published_sequence, status.lag) = (at.sequence, lag);
         });
@@ -188,7 +188,7 @@ impl Publisher<'_> {
 
     fn failed(&mut self, what: &'static str, error: &dyn std::fmt::Display) {
         self.plane.failed(what, error);
-        if self.quiet.may_log(what) {
+        if self.log_throttle.may_log(what) {
             tracing::warn!(what, %error, "the broker does not take it: trying again");
         }
     }

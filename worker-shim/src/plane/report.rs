@@ -62,8 +62,10 @@ impl Plane {
         let (mirror_id, sequence) = {
             let published = self.published.borrow();
             let is_stuck = published.stuck_since.is_some_and(|since| since.elapsed() >= STUCK);
-            let head = published.head.filter(|head| head.generation == generation && !is_stuck);
-            (published.mirror_id.clone(), head.map(|head| head.sequence))
+            let position = published
+                .position
+                .filter(|position| position.generation == generation && !is_stuck);
+            (published.mirror_id.clone(), position.map(|position| position.sequence))
         };
         let grace_ms = u64::try_from(self.config.grace.as_millis()).unwrap_or(u64::MAX);
         PlaneReport {

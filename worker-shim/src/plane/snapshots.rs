@@ -8,7 +8,7 @@ use splitrail_event_plane::snapshot::{Label, Stored};
 use tokio::time::{Instant, sleep_until, timeout, timeout_at};
 
 use super::Plane;
-use crate::mirror::{Head, Parts, Quiet};
+use crate::mirror::{ChangePosition, KeyedLogThrottle, SnapshotParts};
 
 /// Between two snapshots, however many wish for one.
 const BETWEEN: Duration = Duration::from_millis(500);
@@ -22,7 +22,7 @@ const OLD_MAX: usize = 8;
 /// Stores them. Never ends.
 pub(super) async fn run(plane: &Plane) {
     let mut wishes = plane.wishes.subscribe();
-    let mut quiet = Quiet::default();
+    let mut log_throttle = KeyedLogThrottle::default();
     let mut refresh_at = Instant::now() + REFRESH;
     loop {
         let _wished = timeout_at(refresh_at, wishes.changed()).await;
@@ -33,7 +33,7 @@ pub(super) async fn run(plane: &Plane) {
             Ok(_) => refresh_at = Instant::now() + REFRESH,
             Err(error) => {
                 plane.failed("snapshot", &error);
-                if quiet.may_log("snapshot") {
+                if log_throttle.may_log("snapshot") {
                     tracing::warn!(%error, "a snapshot cannot be stored: trying again");
                 }
                 plane.wish_for_snapshot();
@@ -45,7 +45,7 @@ pub(super) async fn run(plane: &Plane) {
 
 impl Plane {
     /// Stores everything that is held now; up to where that is, and in which mirror.
-    pub(super) async fn store_snapshot(&self) -> Result<(Head, String), String> {
+    pub(super) async fn store_snapshot(&self) -> Result<(ChangePosition, String), String> {
         let _one_at_a_time = self.storing.lock().await;
         let (model, worker) = self.names();
         let context = &self.broker.context;
@@ -59,24 +59,24 @@ impl Plane {
             }
             known => known,
         };
-        let published = self.published.borrow().head;
-        let mut cut = self.mirror.cut().await;
+        let published = self.published.borrow().position;
+        let mut snapshot = self.mirror.snapshot().await;
         for _ in 0..OLD_MAX {
             // A copy that others share may be from before.
-            if published.is_none_or(|published| cut.head >= published) {
+            if published.is_none_or(|published| snapshot.position >= published) {
                 break;
             }
-            drop(cut);
-            cut = self.mirror.cut().await;
+            drop(snapshot);
+            snapshot = self.mirror.snapshot().await;
         }
-        let head = cut.head;
-        if published.is_some_and(|published| head < published) {
+        let position = snapshot.position;
+        if published.is_some_and(|published| position < published) {
             return Err("the copy is older than what was published".to_owned());
         }
-        let parts = Parts::new(cut);
+        let parts = SnapshotParts::new(snapshot);
         let mirror_id = parts.mirror_id().to_owned();
         let label =
-            Label { mirror_id: mirror_id.clone(), sequence: head.sequence, stream_sequence };
+            Label { mirror_id: mirror_id.clone(), sequence: position.sequence, stream_sequence };
         let bucket = context.get_object_store(names::bucket(model)).await;
         let bucket = bucket.map_err(|error| text(&error))?;
         let about = ObjectMetadata {
@@ -88,7 +88,7 @@ impl Plane {
         let putting = timeout(STORED, bucket.put(about, &mut stored)).await;
         putting.map_err(|_| "it takes too long".to_owned())?.map_err(|error| text(&error))?;
         self.config.status.update(|status| status.snapshots += 1);
-        self.stored.send_replace(Some(head));
-        Ok((head, mirror_id))
+        self.stored.send_replace(Some(position));
+        Ok((position, mirror_id))
     }
 }

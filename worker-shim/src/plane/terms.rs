@@ -12,7 +12,7 @@ use tokio::time::{Instant, sleep, timeout_at};
 
 use super::{Config, Plane};
 use crate::attach::IncompatibleRouter;
-use crate::mirror::{Quiet, Terms};
+use crate::mirror::{HashTerms, KeyedLogThrottle};
 
 /// How long answers are waited for, once there is one and at all.
 const MORE: Duration = Duration::from_millis(200);
@@ -25,8 +25,8 @@ const LOOK_AGAIN: Duration = Duration::from_secs(10);
 const ANSWERS_MAX: usize = 64;
 
 /// As the mirror takes them.
-pub(super) fn of(terms: &Welcome) -> Terms {
-    Terms {
+pub(super) fn of(terms: &Welcome) -> HashTerms {
+    HashTerms {
         seed: HashSeed(terms.hash_seed),
         model: terms.model.clone(),
         block_size: terms.block_size,
@@ -47,16 +47,16 @@ pub(super) async fn ask_until_known(
     capabilities: &watch::Receiver<Capabilities>,
     known: Option<&Welcome>,
 ) -> Welcome {
-    let mut quiet = Quiet::default();
+    let mut log_throttle = KeyedLogThrottle::default();
     loop {
         broker.until_connected().await;
         let block_size = capabilities.borrow().block_size;
-        let answers = ask(config, broker, block_size, &mut quiet).await;
+        let answers = ask(config, broker, block_size, &mut log_throttle).await;
         let same = known.and_then(|known| answers.iter().find(|other| are_same(known, other)));
         if let Some(terms) = same.or(answers.first()) {
             return terms.clone();
         }
-        if quiet.may_log("no_terms") {
+        if log_throttle.may_log("no_terms") {
             tracing::warn!(model = config.model, "no router says how blocks are hashed: waiting");
         }
         sleep(BETWEEN).await;
@@ -65,16 +65,16 @@ pub(super) async fn ask_until_known(
 
 /// Waits until no router hashes as agreed any more, but some do otherwise.
 pub(super) async fn until_others(plane: &Plane) {
-    let mut quiet = Quiet::default();
+    let mut log_throttle = KeyedLogThrottle::default();
     loop {
         sleep(LOOK_AGAIN).await;
         let block_size = plane.capabilities.borrow().block_size;
-        let answers = ask(&plane.config, &plane.broker, block_size, &mut quiet).await;
+        let answers = ask(&plane.config, &plane.broker, block_size, &mut log_throttle).await;
         let others = answers.iter().filter(|other| !are_same(&plane.terms, other)).count();
         if others > 0 && others == answers.len() {
             return;
         }
-        if others > 0 && quiet.may_log("others") {
+        if others > 0 && log_throttle.may_log("others") {
             tracing::error!(
                 others,
                 "routers do not agree on how blocks are hashed: those that differ do not believe this worker"
@@ -88,7 +88,7 @@ async fn ask(
     config: &Config,
     broker: &Broker,
     block_size: Option<u32>,
-    quiet: &mut Quiet,
+    log_throttle: &mut KeyedLogThrottle,
 ) -> Vec<Welcome> {
     let inbox = broker.client.new_inbox();
     let Ok(mut replies) = broker.client.subscribe(inbox.clone()).await else { return Vec::new() };
@@ -120,7 +120,7 @@ async fn ask(
                 answers.push(terms);
                 until = until.min(Instant::now() + MORE);
             }
-            Err(error) if quiet.may_log("refused") => {
+            Err(error) if log_throttle.may_log("refused") => {
                 tracing::error!(%error, router = terms.router_id, "a router cannot be served");
                 config.status.update(|status| status.last_error = Some(error.to_string()));
             }

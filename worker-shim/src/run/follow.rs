@@ -7,7 +7,7 @@ use tokio_util::sync::CancellationToken;
 
 use crate::attach;
 use crate::engine::{Engine, Identity};
-use crate::mirror::{Mirror, Source};
+use crate::mirror::{Mirror, RankSource};
 use crate::plane;
 
 pub(super) struct Follow {
@@ -40,7 +40,7 @@ pub(super) async fn run(follow: Follow) {
 }
 
 async fn one_identity(follow: &Follow, identity: &Identity) {
-    let source = |source: &splitrail_engine::vllm::identity::EventSource| Source {
+    let source = |source: &splitrail_engine::vllm::identity::EventSource| RankSource {
         rank: source.rank,
         events: source.events.clone(),
         replay: source.replay.clone(),

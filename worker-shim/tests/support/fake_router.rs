@@ -75,7 +75,7 @@ pub struct Control {
     /// Nothing is read meanwhile.
     pub paused: bool,
     /// Raised to end all streams.
-    pub cut: u64,
+    pub disconnects: u64,
     /// Raised to ask for everything.
     pub resync: u64,
 }
@@ -175,8 +175,8 @@ impl FakeRouter {
     }
 
     /// Ends all streams.
-    pub fn cut(&self) {
-        self.control.send_modify(|control| control.cut += 1);
+    pub fn disconnect(&self) {
+        self.control.send_modify(|control| control.disconnects += 1);
     }
 
     pub fn ask_again(&self) {
@@ -193,7 +193,7 @@ impl FakeRouter {
             (known.mirror_id, known.sequence) = (String::new(), 0);
             known.welcome.router_id = format!("router-{}", rand::random::<u64>());
         }
-        self.cut();
+        self.disconnect();
     }
 
     /// Waits until the router knows what is wanted; panics if it never does.
@@ -241,7 +241,7 @@ impl FakeRouter {
         say(Answer::Welcome(welcome)).await;
         loop {
             let now = *control.borrow_and_update();
-            if now.cut != seen.cut {
+            if now.disconnects != seen.disconnects {
                 let _gone = answers.send(Err(Status::unavailable("cut"))).await;
                 return;
             }

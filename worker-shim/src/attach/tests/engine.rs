@@ -43,7 +43,7 @@ impl Engine {
 
     /// Whether the mirror can take events, which it can once a router has sent the hash settings.
     pub(super) fn is_mirrored(&self) -> bool {
-        *self.mirror.inner_epoch().borrow() > 0
+        *self.mirror.epoch().borrow() > 0
     }
 
     /// Makes `events` random changes. Does nothing before the mirror can take events: a real engine

@@ -14,12 +14,12 @@ async fn a_router_that_reconnects_soon_needs_no_snapshot() {
     router.wait_for("a copy", |known| known.snapshots == 1).await;
     engine.work(50);
     shim.agrees(&engine, &router).await;
-    router.cut();
+    router.disconnect();
     engine.work(50);
     router.wait_for("another stream", |known| known.went_on == 1).await;
     shim.agrees(&engine, &router).await;
     assert_eq!(router.known().snapshots, 1);
-    let sequence = shim.mirror.head().borrow().sequence;
+    let sequence = shim.mirror.position().borrow().sequence;
     shim.wait_for("the last ack", |status| status.acked_sequence == sequence).await;
     assert_eq!((shim.router().stage, shim.router().lag()), (Stage::Live, 0));
 }
@@ -39,7 +39,7 @@ async fn a_router_that_stops_reading_delays_no_other_and_gets_a_snapshot_later()
         shim.agrees(&engine, &routers[1]).await;
     }
     let behind = routers[0].known().sequence;
-    assert!(behind < shim.mirror.head().borrow().sequence);
+    assert!(behind < shim.mirror.position().borrow().sequence);
     routers[0].pause(false);
     shim.agrees(&engine, &routers[0]).await;
     assert!(routers[0].known().snapshots >= 2);
@@ -140,7 +140,7 @@ async fn a_router_with_two_addresses_gets_one_stream() {
     }
     assert_eq!(router.known().attached, attached, "they do not take turns");
     // If the remaining stream fails, the other address takes its place.
-    router.cut();
+    router.disconnect();
     router.wait_for("another stream", |known| known.attached > attached).await;
     engine.work(10);
     shim.agrees(&engine, &router).await;

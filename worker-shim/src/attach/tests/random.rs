@@ -8,7 +8,7 @@ use super::*;
 #[derive(Clone, Copy, Debug)]
 enum Step {
     Work(usize),
-    Cut(usize),
+    Disconnect(usize),
     Backoff(usize, bool),
     AskAgain(usize),
     RestartRouter(usize),
@@ -21,7 +21,7 @@ fn step() -> impl Strategy<Value = Step> {
     let router = || 0_usize..2;
     prop_oneof![
         8 => (1_usize..40).prop_map(Step::Work),
-        2 => router().prop_map(Step::Cut),
+        2 => router().prop_map(Step::Disconnect),
         3 => (router(), any::<bool>()).prop_map(|(router, on)| Step::Backoff(router, on)),
         2 => router().prop_map(Step::AskAgain),
         1 => router().prop_map(Step::RestartRouter),
@@ -39,7 +39,7 @@ async fn play(seed: u64, steps: &[Step]) {
     for step in steps {
         match *step {
             Step::Work(events) => engine.work(events),
-            Step::Cut(router) => routers[router].cut(),
+            Step::Disconnect(router) => routers[router].disconnect(),
             Step::Backoff(router, on) => routers[router].pause(on),
             Step::AskAgain(router) => routers[router].ask_again(),
             Step::RestartRouter(router) => routers[router].restart(),

@@ -45,6 +45,6 @@ async fn a_leaving_shim_announces_it_once_and_stays_attached() {
     assert_eq!(router.known().byes.len(), 1);
     assert_eq!(router.known().attached, 1);
     // After a reconnection the router is informed again.
-    router.cut();
+    router.disconnect();
     router.wait_for("another bye", |known| known.byes.len() == 2).await;
 }

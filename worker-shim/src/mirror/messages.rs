@@ -1,22 +1,21 @@
-//! Changes and runs of blocks as routers are told of them.
+//! Converts changes and runs of blocks into messages to routers.
 
 use splitrail_kv::{Change, RunNames, SnapshotRun, Tier};
 use splitrail_proto::v1;
 
-/// Most blocks that one message tells of, so that none becomes large. Few in tests, so that
-/// there are many messages.
+/// Maximum number of blocks per message. Small in tests, so that there are many messages.
 pub(super) const MESSAGE_BLOCKS_MAX: usize = if cfg!(test) { 16 } else { 4096 };
 
-/// Changes on their way into messages of a bounded size.
+/// Collects changes into messages of a limited size.
 #[derive(Debug, Default)]
-pub(super) struct Messages {
+pub(super) struct ChangeMessages {
     full: Vec<Vec<v1::Change>>,
     open: Vec<v1::Change>,
-    /// Blocks in the open one; a change without any counts for one.
+    /// Blocks in the open message. A change without blocks counts as one.
     open_blocks: usize,
 }
 
-impl Messages {
+impl ChangeMessages {
     /// Adds what an event changed.
     pub(super) fn add(&mut self, change: Change<'_>) {
         match change {
@@ -24,32 +23,32 @@ impl Messages {
                 let mut parent = parent.map(|name| name.0);
                 let mut rest = blocks;
                 while !rest.is_empty() {
-                    let (piece, behind) = rest.split_at(self.room().min(rest.len()));
+                    let (piece, behind) = rest.split_at(self.free_blocks().min(rest.len()));
                     let stored = v1::Stored {
                         parent,
                         names: piece.iter().map(|block| block.engine.0).collect(),
                         hashes: piece.iter().map(|block| block.hash.0).collect(),
-                        tier: tier_of(tier).into(),
+                        tier: proto_tier(tier).into(),
                     };
-                    self.put(v1::change::Change::Stored(stored), piece.len());
+                    self.add_change(v1::change::Change::Stored(stored), piece.len());
                     (parent, rest) = (piece.last().map(|block| block.engine.0), behind);
                 }
             }
             Change::Removed { names, tier } => {
                 let mut rest = names;
                 while !rest.is_empty() {
-                    let (piece, behind) = rest.split_at(self.room().min(rest.len()));
+                    let (piece, behind) = rest.split_at(self.free_blocks().min(rest.len()));
                     let names = piece.iter().map(|name| name.0).collect();
-                    let removed = v1::Removed { names, tier: tier_of(tier).into() };
-                    self.put(v1::change::Change::Removed(removed), piece.len());
+                    let removed = v1::Removed { names, tier: proto_tier(tier).into() };
+                    self.add_change(v1::change::Change::Removed(removed), piece.len());
                     rest = behind;
                 }
             }
-            Change::Cleared => self.put(v1::change::Change::Cleared(v1::Cleared {}), 1),
+            Change::Cleared => self.add_change(v1::change::Change::Cleared(v1::Cleared {}), 1),
         }
     }
 
-    /// Blocks so far.
+    /// The number of blocks so far.
     pub(super) fn blocks(&self) -> usize {
         self.full.len() * MESSAGE_BLOCKS_MAX + self.open_blocks
     }
@@ -62,11 +61,11 @@ impl Messages {
         self.full
     }
 
-    fn room(&self) -> usize {
+    fn free_blocks(&self) -> usize {
         MESSAGE_BLOCKS_MAX - self.open_blocks
     }
 
-    fn put(&mut self, change: v1::change::Change, blocks: usize) {
+    fn add_change(&mut self, change: v1::change::Change, blocks: usize) {
         self.open.push(v1::Change { change: Some(change) });
         self.open_blocks += blocks;
         if self.open_blocks >= MESSAGE_BLOCKS_MAX {
@@ -76,7 +75,7 @@ impl Messages {
     }
 }
 
-fn tier_of(tier: Tier) -> v1::BlockTier {
+fn proto_tier(tier: Tier) -> v1::BlockTier {
     match tier {
         Tier::Device => v1::BlockTier::Device,
         Tier::Host => v1::BlockTier::Host,
@@ -85,8 +84,8 @@ fn tier_of(tier: Tier) -> v1::BlockTier {
     }
 }
 
-/// A run of a snapshot; with plain names, which are half as long, where they say it all.
-pub(super) fn run(run: SnapshotRun) -> v1::Run {
+/// Converts a run of a snapshot. Uses plain names where possible, which take half the space.
+pub(super) fn proto_run(run: SnapshotRun) -> v1::Run {
     let (names, named) = match run.names {
         RunNames::Plain(names) => (names.into_iter().map(|name| name.0).collect(), Vec::new()),
         RunNames::Each(names) => {
@@ -108,10 +107,10 @@ mod tests {
     use splitrail_kv::{BlockHash, EngineHash, HashedBlock};
 
     #[test]
-    fn long_changes_are_cut_where_a_message_is_full_and_go_on_behind_their_last_block() {
+    fn long_changes_are_split_into_messages_that_continue_after_the_last_block() {
         let block = |name| HashedBlock { engine: EngineHash(name), hash: BlockHash(!name) };
         let blocks: Vec<_> = (1..=2 * MESSAGE_BLOCKS_MAX as u64).map(block).collect();
-        let mut messages = Messages::default();
+        let mut messages = ChangeMessages::default();
         messages.add(Change::Cleared);
         messages.add(Change::Stored { parent: None, blocks: &blocks, tier: Tier::Host });
         let names: Vec<_> = blocks.iter().map(|block| block.engine).collect();

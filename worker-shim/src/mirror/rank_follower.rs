@@ -1,4 +1,4 @@
-//! Follows one rank's events into the mirror.
+//! Applies the KV events of one rank to the mirror.
 
 use std::time::Duration;
 
@@ -9,28 +9,30 @@ use tokio::sync::mpsc;
 use tokio::time::{Instant, timeout_at};
 use tokio_util::sync::CancellationToken;
 
-use super::{Mirror, Quiet, Source};
+use super::{KeyedLogThrottle, Mirror, RankSource};
 
-/// Batches between the subscription and the mirror. A full queue holds the stream back in
-/// the kernel's buffers, and in the end at the engine.
+/// Maximum number of batches between the subscription and the mirror. A full queue leaves
+/// events in the kernel's buffers, and finally at the engine.
 const QUEUE_BATCHES: usize = 64;
-/// Live batches that wait for a replay, in bytes: as much as one payload may have.
+/// Maximum size in bytes of live batches that wait for a replay; the maximum size of one
+/// payload.
 const BUFFER_BYTES_MAX: usize = 16 << 20;
-/// For how long blocks may be missing that were beyond the bound, before the mirror begins anew.
+/// Time for which blocks beyond the limit stay left out before the mirror is rebuilt to
+/// include them.
 pub(super) const TRUNCATED_MIN: Duration = Duration::from_secs(60);
 
-/// Follows a rank. Never ends.
-pub(super) async fn follow(mirror: Mirror, source: Source) {
+/// Follows the events of one rank. Never ends.
+pub(super) async fn follow_rank(mirror: Mirror, source: RankSource) {
     let mut epoch = mirror.inner.epoch.subscribe();
     let rank = source.rank;
-    let mut intake = Intake::new(mirror, source);
+    let mut intake = RankIntake::new(mirror, source);
     loop {
-        // Until somebody says how blocks are hashed, nothing can be done with events.
+        // Events cannot be applied before a router has sent the hash settings.
         if epoch.wait_for(|epoch| *epoch > 0).await.is_err() {
             return;
         }
         epoch.mark_unchanged();
-        // What was there before is not known to be true.
+        // Earlier blocks may be out of date.
         intake.forget();
         let (sink, mut updates) = mpsc::channel(QUEUE_BATCHES);
         let mut subscription =
@@ -38,11 +40,11 @@ pub(super) async fn follow(mirror: Mirror, source: Source) {
         subscription.buffer.max_bytes = BUFFER_BYTES_MAX;
         subscription.pacing = Some(intake.mirror.pacing());
         let following = subscription.run(sink, CancellationToken::new());
-        // All are parts of this future: dropping it ends all.
+        // All branches belong to this future and end when it is dropped.
         tokio::select! {
             () = following => {}
             reason = intake.apply_all(&mut updates) => {
-                tracing::info!(rank, reason, "the mirror begins anew");
+                tracing::info!(rank, reason, "the mirror is rebuilt");
                 intake.mirror.update(|state| state.count_reset(rank, reason));
             }
             changed = epoch.changed() => {
@@ -54,39 +56,47 @@ pub(super) async fn follow(mirror: Mirror, source: Source) {
     }
 }
 
-pub(super) struct Intake {
+/// Applies the updates of one rank's subscription to the mirror.
+pub(super) struct RankIntake {
     mirror: Mirror,
-    source: Source,
-    said: Quiet,
-    /// Since when blocks are missing that were beyond the bound.
-    truncated: Option<Instant>,
-    /// Since when the engine's events are cut off.
-    cut_off: Option<Instant>,
-    /// The rank that the stream says it is of, if it says so: one stream, one rank.
-    speaks: Option<u16>,
+    source: RankSource,
+    log_throttle: KeyedLogThrottle,
+    /// When blocks beyond the limit were first left out.
+    truncated_since: Option<Instant>,
+    /// When the engine's events were disconnected.
+    disconnected_since: Option<Instant>,
+    /// The rank that the first batch of the stream named. A stream belongs to one rank.
+    stream_rank: Option<u16>,
 }
 
-/// However following ends, what it has left is not known to be true any more.
-impl Drop for Intake {
+/// The blocks may be out of date as soon as the events are no longer followed.
+impl Drop for RankIntake {
     fn drop(&mut self) {
         let rank = self.source.rank;
         self.mirror.update(|state| state.set_current(rank, false));
     }
 }
 
-impl Intake {
-    pub(super) fn new(mirror: Mirror, source: Source) -> Self {
-        let said = Quiet::default();
-        Self { mirror, source, said, truncated: None, cut_off: None, speaks: None }
+impl RankIntake {
+    pub(super) fn new(mirror: Mirror, source: RankSource) -> Self {
+        let log_throttle = KeyedLogThrottle::default();
+        Self {
+            mirror,
+            source,
+            log_throttle,
+            truncated_since: None,
+            disconnected_since: None,
+            stream_rank: None,
+        }
     }
 
-    /// Applies what comes, until following must begin anew; says why.
+    /// Applies updates until the subscription must be restarted. Returns the reason.
     async fn apply_all(&mut self, updates: &mut mpsc::Receiver<Update>) -> &'static str {
-        let cut_off_max = self.mirror.state().config.cut_off_max;
+        let disconnect_max = self.mirror.state().config.disconnect_max;
         loop {
-            let update = match self.cut_off {
+            let update = match self.disconnected_since {
                 None => updates.recv().await,
-                Some(since) => match timeout_at(since + cut_off_max, updates.recv()).await {
+                Some(since) => match timeout_at(since + disconnect_max, updates.recv()).await {
                     Ok(update) => update,
                     Err(_) => return "cut_off",
                 },
@@ -94,50 +104,50 @@ impl Intake {
             let Some(update) = update else {
                 return "ended";
             };
-            self.take(update);
-            if self.has_room_again(Instant::now()) {
+            self.handle(update);
+            if self.may_fit_now(Instant::now()) {
                 return "over_limit";
             }
         }
     }
 
-    pub(super) fn take(&mut self, update: Update) {
+    pub(super) fn handle(&mut self, update: Update) {
         let rank = self.source.rank;
         match update {
             Update::Batch { sequence, batch } => {
                 self.apply(&batch);
-                self.mirror.update(|state| state.applied(rank, sequence));
+                self.mirror.update(|state| state.finish_batch(rank, sequence));
             }
             Update::Reset { reason } => {
-                self.truncated = None;
+                self.truncated_since = None;
                 self.mirror.update(|state| state.reset(rank, reason.name()));
-                if self.said.may_log("reset") {
-                    tracing::warn!(rank, reason = reason.name(), "the mirror begins anew");
+                if self.log_throttle.may_log("reset") {
+                    tracing::warn!(rank, reason = reason.name(), "the mirror is rebuilt");
                 }
             }
             Update::Synced { outcome } => self.synced(outcome),
             Update::Gap { expected, sequence } => {
-                self.mirror.update(|state| state.gap(rank, sequence));
-                if self.said.may_log("gap") {
+                self.mirror.update(|state| state.record_gap(rank, sequence));
+                if self.log_throttle.may_log("gap") {
                     let missed = sequence.saturating_sub(expected);
                     tracing::info!(rank, missed, "KV events are missing");
                 }
             }
             Update::Garbage { error, .. } => {
-                self.mirror.update(|state| state.reject(rank, 1));
-                if self.said.may_log("garbage") {
-                    tracing::warn!(rank, %error, "a KV event message makes no sense");
+                self.mirror.update(|state| state.count_rejected(rank, 1));
+                if self.log_throttle.may_log("garbage") {
+                    tracing::warn!(rank, %error, "a KV event message cannot be decoded");
                 }
             }
-            Update::Fresh { ask } => self.mirror.answer(rank, ask),
+            Update::Fresh { ask } => self.mirror.record_refresh(rank, ask),
             Update::Disconnected { error } => {
                 self.mirror.update(|state| state.set_current(rank, false));
                 if self.mirror.state().blocks(rank) > 0 {
-                    self.cut_off.get_or_insert_with(Instant::now);
+                    self.disconnected_since.get_or_insert_with(Instant::now);
                 }
-                if self.said.may_log("disconnected") {
+                if self.log_throttle.may_log("disconnected") {
                     let endpoint = self.source.events.to_string();
-                    tracing::warn!(rank, endpoint, %error, "the engine's KV events are cut off");
+                    tracing::warn!(rank, endpoint, %error, "the engine's KV events are disconnected");
                 }
             }
         }
@@ -145,28 +155,29 @@ impl Intake {
 
     fn synced(&mut self, outcome: SyncOutcome) {
         let rank = self.source.rank;
-        self.cut_off = None;
+        self.disconnected_since = None;
         self.mirror.update(|state| state.set_current(rank, true));
-        if !self.said.may_log("synced") {
+        if !self.log_throttle.may_log("synced") {
             return;
         }
         let blocks = self.mirror.state().blocks(rank);
         match outcome {
-            SyncOutcome::Replayed => tracing::info!(rank, blocks, "the mirror is in step"),
+            SyncOutcome::Replayed => tracing::info!(rank, blocks, "the mirror has caught up"),
             SyncOutcome::ReplayFailed | SyncOutcome::NoReplay => tracing::warn!(
                 rank,
                 blocks,
-                "the mirror knows only what was stored since now: no replay to be had"
+                "no replay is available: the mirror learns only blocks that are stored from now on"
             ),
         }
     }
 
     fn apply(&mut self, batch: &EventBatch) {
         let rank = self.source.rank;
-        if *self.speaks.get_or_insert(batch.rank.unwrap_or(rank)) != batch.rank.unwrap_or(rank) {
-            self.mirror.update(|state| state.reject(rank, batch.events.len()));
-            if self.said.may_log("rank") {
-                tracing::warn!(rank, says = batch.rank, "another rank's events are left out");
+        if *self.stream_rank.get_or_insert(batch.rank.unwrap_or(rank)) != batch.rank.unwrap_or(rank)
+        {
+            self.mirror.update(|state| state.count_rejected(rank, batch.events.len()));
+            if self.log_throttle.may_log("rank") {
+                tracing::warn!(rank, says = batch.rank, "events of another rank are ignored");
             }
             return;
         }
@@ -178,9 +189,9 @@ impl Intake {
             rest = left;
         }
         if sum.over_limit > 0 {
-            self.truncated.get_or_insert_with(Instant::now);
+            self.truncated_since.get_or_insert_with(Instant::now);
         }
-        if sum.malformed + sum.over_limit > 0 && self.said.may_log("rejected") {
+        if sum.malformed + sum.over_limit > 0 && self.log_throttle.may_log("rejected") {
             tracing::warn!(
                 rank,
                 malformed = sum.malformed,
@@ -191,19 +202,20 @@ impl Intake {
         }
     }
 
-    /// Whether what was beyond the bound may fit now: nobody says which blocks those were.
-    pub(super) fn has_room_again(&self, now: Instant) -> bool {
+    /// Whether blocks that were left out may fit now. The engine does not list them again, so the
+    /// mirror has to be rebuilt.
+    pub(super) fn may_fit_now(&self, now: Instant) -> bool {
         let due = |since: Instant| now.duration_since(since) >= TRUNCATED_MIN;
-        if !self.truncated.is_some_and(due) {
+        if !self.truncated_since.is_some_and(due) {
             return false;
         }
-        let (room, limit) = self.mirror.state().room(self.source.rank);
-        room >= limit / 8
+        let (free, limit) = self.mirror.state().capacity(self.source.rank);
+        free >= limit / 8
     }
 
     fn forget(&mut self) {
         let rank = self.source.rank;
-        (self.truncated, self.cut_off, self.speaks) = (None, None, None);
+        (self.truncated_since, self.disconnected_since, self.stream_rank) = (None, None, None);
         self.mirror.update(|state| state.forget(rank));
     }
 }
