@@ -1,50 +1,50 @@
-//! When a shim that is about to stop may do so.
+//! Decides when a draining shim may stop.
 //!
-//! Requests in flight are waited for, and so is KV that decode workers still have to fetch
-//! from a prefill engine: that is in no request. Nobody tells the shim of a fetch; but a
-//! hand-off is pinned no longer than its lease, and an engine whose figures, taken after the
-//! last request, show no used block has nothing pinned.
+//! A drain waits for requests in flight, and for hand-offs that decode workers have not fetched
+//! from a prefill engine yet. The shim is not informed of a fetch. But the engine keeps the
+//! blocks of a hand-off no longer than its lease, and if the engine's metrics, read after the
+//! last request, show no block in use, no hand-off is left.
 
 use std::time::Duration;
 
 use tokio::time::Instant;
 
-use crate::beat;
 use crate::engine::Polled;
+use crate::ticks;
 
-/// After the routers were told, requests that were under way to us may still arrive; this
-/// long without any, none is taken to come.
-pub const QUIET: Duration = Duration::from_millis(500);
+/// Requests that a router sent before it learnt of the drain may still arrive. If none has
+/// arrived for this time, no further one is expected.
+pub const STRAGGLER_WAIT: Duration = Duration::from_millis(500);
 
-/// What the last request had the engine publish is read within a beat, and told then.
-const _: () = assert!(4 * beat::EVERY.as_millis() <= QUIET.as_millis());
+// The events of the last request are read within one tick, and reported at the next.
+const _: () = assert!(4 * ticks::INTERVAL.as_millis() <= STRAGGLER_WAIT.as_millis());
 
-/// What a drain looks at.
+/// The inputs of the decision.
 #[derive(Clone, Copy, Debug)]
-pub struct View<'v> {
+pub struct DrainInputs<'v> {
     /// Requests in flight.
     pub requests: u64,
-    /// Hand-offs that may not have been fetched yet.
+    /// Hand-offs whose lease has not ended, and which may not have been fetched yet.
     pub staged: u64,
-    /// When the routers were told, or a request was last seen, whichever is later.
+    /// When the drain was announced, or a request was last in flight, whichever is later.
     pub busy_at: Instant,
-    /// The engine's own figures.
+    /// The engine's last metrics.
     pub polled: &'v Polled,
 }
 
-/// What a drain still waits for.
+/// What a drain still has to wait for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Waiting {
+pub enum DrainWait {
     /// Requests in flight.
     Requests,
-    /// Requests that may be on their way.
+    /// Requests that may still arrive.
     Stragglers,
-    /// KV that decode workers have to fetch.
+    /// Hand-offs that decode workers have to fetch.
     Fetches,
 }
 
-impl Waiting {
-    /// For logs and the status.
+impl DrainWait {
+    /// The name for logs and the status page.
     #[must_use]
     pub fn name(self) -> &'static str {
         match self {
@@ -55,21 +55,20 @@ impl Waiting {
     }
 }
 
-/// What there is to wait for; `None` if nothing, so that the shim may stop.
+/// Returns what the drain has to wait for, or `None` if the shim may stop.
 #[must_use]
-pub fn waiting(view: &View<'_>, now: Instant) -> Option<Waiting> {
+pub fn remaining_wait(view: &DrainInputs<'_>, now: Instant) -> Option<DrainWait> {
     if view.requests > 0 {
-        return Some(Waiting::Requests);
+        return Some(DrainWait::Requests);
     }
-    if now.saturating_duration_since(view.busy_at) < QUIET {
-        return Some(Waiting::Stragglers);
+    if now.saturating_duration_since(view.busy_at) < STRAGGLER_WAIT {
+        return Some(DrainWait::Stragglers);
     }
-    (view.staged > 0 && !is_empty(view)).then_some(Waiting::Fetches)
+    (view.staged > 0 && !holds_no_hand_off(view)).then_some(DrainWait::Fetches)
 }
 
-/// Whether the engine itself shows that nothing is pinned in it. One that is gone has
-/// nothing that could be fetched.
-fn is_empty(view: &View<'_>) -> bool {
+/// Whether the engine holds no hand-off: its metrics show no block in use, or it is down.
+fn holds_no_hand_off(view: &DrainInputs<'_>) -> bool {
     let figures = &view.polled.figures;
     let is_fresh = view.polled.at.is_some_and(|at| at > view.busy_at);
     let shows_nothing = figures.kv_used_ratio == Some(0.0)
@@ -90,33 +89,39 @@ mod tests {
     }
 
     #[test]
-    fn nothing_ends_before_requests_do_and_stragglers_had_their_time() {
+    fn a_drain_waits_for_requests_and_then_for_stragglers() {
         let busy_at = Instant::now();
         let polled = polled(busy_at, Some(0.0));
-        let view = View { requests: 1, staged: 0, busy_at, polled: &polled };
-        assert_eq!(waiting(&view, busy_at + 100 * QUIET), Some(Waiting::Requests));
-        let view = View { requests: 0, ..view };
-        assert_eq!(waiting(&view, busy_at + QUIET / 2), Some(Waiting::Stragglers));
-        assert_eq!(waiting(&view, busy_at + QUIET), None);
+        let view = DrainInputs { requests: 1, staged: 0, busy_at, polled: &polled };
+        assert_eq!(
+            remaining_wait(&view, busy_at + 100 * STRAGGLER_WAIT),
+            Some(DrainWait::Requests)
+        );
+        let view = DrainInputs { requests: 0, ..view };
+        assert_eq!(
+            remaining_wait(&view, busy_at + STRAGGLER_WAIT / 2),
+            Some(DrainWait::Stragglers)
+        );
+        assert_eq!(remaining_wait(&view, busy_at + STRAGGLER_WAIT), None);
     }
 
     #[test]
-    fn what_may_be_fetched_is_waited_for_unless_the_engine_shows_that_it_was() {
+    fn a_drain_waits_for_hand_offs_unless_the_engine_shows_that_none_is_left() {
         let busy_at = Instant::now();
-        let (before, after) = (busy_at - QUIET, busy_at + QUIET);
+        let (before, after) = (busy_at - STRAGGLER_WAIT, busy_at + STRAGGLER_WAIT);
         for (at, used, expected) in [
             (after, Some(0.0), None),
-            (after, Some(0.01), Some(Waiting::Fetches)),
-            (after, None, Some(Waiting::Fetches)),
-            // Figures from before the last request prove nothing.
-            (before, Some(0.0), Some(Waiting::Fetches)),
+            (after, Some(0.01), Some(DrainWait::Fetches)),
+            (after, None, Some(DrainWait::Fetches)),
+            // Metrics from before the last request prove nothing.
+            (before, Some(0.0), Some(DrainWait::Fetches)),
         ] {
             let polled = polled(at, used);
-            let view = View { requests: 0, staged: 1, busy_at, polled: &polled };
-            assert_eq!(waiting(&view, after), expected, "{used:?}");
+            let view = DrainInputs { requests: 0, staged: 1, busy_at, polled: &polled };
+            assert_eq!(remaining_wait(&view, after), expected, "{used:?}");
         }
         let gone = Polled { up: false, ..polled(after, Some(0.5)) };
-        let view = View { requests: 0, staged: 1, busy_at, polled: &gone };
-        assert_eq!(waiting(&view, after), None, "a dead engine serves no fetch");
+        let view = DrainInputs { requests: 0, staged: 1, busy_at, polled: &gone };
+        assert_eq!(remaining_wait(&view, after), None, "a dead engine serves no fetch");
     }
 }

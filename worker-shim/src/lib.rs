@@ -1,11 +1,11 @@
-//! The shim of one engine.
+//! The shim: a process that runs beside one engine.
 //!
-//! It keeps an exact mirror of the engine's KV blocks, tells every router that it is attached
-//! to what changes, counts what runs on the engine whoever sent it, and stands before the
-//! engine as a proxy that answers `x-splitrail-gate` at once.
+//! The shim keeps an exact mirror of the KV blocks that the engine holds and reports the changes
+//! to every router that it is attached to. It is also a reverse proxy in front of the engine,
+//! which counts the requests of all routers and answers requests with the header
+//! `x-splitrail-gate` at once if the engine does not hold the required blocks.
 
 pub mod attach;
-mod beat;
 pub mod config;
 pub mod drain;
 pub mod engine;
@@ -16,5 +16,6 @@ pub mod run;
 pub mod status;
 mod tasks;
 pub mod telemetry;
+mod ticks;
 
-pub use beat::begin as begin_beats;
+pub use ticks::start as start_ticks;

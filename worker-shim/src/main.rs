@@ -96,7 +96,7 @@ type Failure = (u8, String);
 fn main() -> ExitCode {
     // One thread: what a shim does is passing on small pieces, and another thread costs more
     // in waking up than it takes off. Copies of everything are made on threads of their own.
-    splitrail_shim::begin_beats();
+    splitrail_shim::start_ticks();
     match Builder::new_current_thread().enable_all().build() {
         Ok(runtime) => runtime.block_on(command()),
         Err(error) => {

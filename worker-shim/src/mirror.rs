@@ -38,7 +38,7 @@ pub use self::terms::{Agreement, Disagreement, HashTerms};
 use self::change_log::ChangesLost;
 use self::snapshot::SharedSnapshots;
 use self::state::MirrorState;
-use crate::beat;
+use crate::ticks;
 
 /// Settings of a mirror.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -63,7 +63,7 @@ impl Default for Config {
             seed: None,
             ring_bytes_max: 8 << 20,
             disconnect_max: Duration::from_secs(10),
-            read_every: beat::EVERY,
+            read_every: ticks::INTERVAL,
         }
     }
 }
@@ -151,7 +151,7 @@ impl Mirror {
     /// When a rank reads its events.
     fn pacing(&self) -> Pacing {
         Pacing {
-            pace: beat::pace(self.inner.read_every),
+            pace: ticks::pace(self.inner.read_every),
             asks: self.inner.refresh_requests.subscribe(),
         }
     }

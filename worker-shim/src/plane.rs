@@ -1,17 +1,18 @@
-//! The event plane: one connection to a broker in place of a stream to each router.
+//! The event plane: one connection to a broker instead of a stream to each router.
 //!
-//! The routers of a cluster say how blocks are hashed. Then changes go into the model's
-//! stream, each message acknowledged before the next, so that none can be missing between two
-//! that are there; a snapshot goes into the model's store now and then, when the way from the
-//! last one has become long, when changes were lost on this side, and when a router asks. A
-//! sign of life with the engine's load goes to whoever listens.
+//! First, the shim asks the routers how they hash blocks. Then it publishes changes to the
+//! model's stream. Each message is acknowledged before the next one is sent, so that no message
+//! can be missing between two others. A snapshot is stored in the model's object store
+//! periodically, when many changes have been published since the last one, when changes were
+//! lost before they were published, and when a router asks for one. The shim also publishes
+//! regular reports with the engine's load.
 
-mod listen;
+mod hash_terms;
 mod publish;
 mod report;
+mod requests;
 mod snapshots;
 mod status;
-mod terms;
 
 use std::time::Duration;
 
@@ -22,50 +23,50 @@ use tokio::sync::{Mutex, Notify, watch};
 use tokio::time::sleep;
 use tokio_util::sync::CancellationToken;
 
-pub use self::status::{PlaneStatus, Status};
+pub use self::status::{PlaneStatus, SharedPlaneStatus};
 
 use crate::attach::PROTOCOL;
 use crate::mirror::{ChangePosition, Mirror};
 
-/// Between two attempts to use a configuration that cannot be used.
+/// Delay before the next attempt with a configuration that cannot be used.
 const UNUSABLE_RETRY: Duration = Duration::from_secs(30);
 
-/// To which broker, and as whom.
+/// The broker to connect to, and the worker that publishes.
 #[derive(Clone, Debug)]
 pub struct Config {
     /// The broker.
     pub broker: BrokerConfig,
-    /// The worker's name, unique in its model.
+    /// The worker's id, unique in its model.
     pub worker_id: String,
-    /// What the worker does.
+    /// The worker's role.
     pub role: WorkerRole,
-    /// Where routers send requests: `http://HOST:PORT`.
+    /// The address to which routers send requests: `http://HOST:PORT`.
     pub url: String,
-    /// The model as the engine serves it.
+    /// The model's name as the engine serves it.
     pub model: String,
-    /// How long the worker goes on after it asked for no more work, at most.
+    /// Maximum time for which the worker keeps running after it has announced that it leaves.
     pub grace: Duration,
-    /// Where it is shown how it stands.
-    pub status: Status,
+    /// Receives the state of the event plane.
+    pub status: SharedPlaneStatus,
 }
 
-/// Up to where changes are in the stream.
+/// Progress of publishing to the stream.
 #[derive(Clone, Debug, Default)]
-struct Published {
-    /// In the mirror of this generation; none at the beginning, and after a loss.
+struct PublishProgress {
+    /// The last published change. `None` at the start and after changes were lost.
     position: Option<ChangePosition>,
-    /// That mirror.
+    /// The id of the mirror to which `position` belongs.
     mirror_id: String,
-    /// The stream's number of the last message; 0 before the first.
+    /// The stream's sequence number of the last message; 0 before the first.
     stream_sequence: u64,
-    /// Bytes since the last snapshot was wanted.
+    /// Bytes published since a snapshot was last requested because of their number.
     bytes: usize,
-    /// Since when the broker takes nothing.
+    /// When the broker first failed to accept the current message.
     stuck_since: Option<tokio::time::Instant>,
 }
 
-/// What all parts of the plane share while the terms are the same.
-struct Plane {
+/// The state that all tasks of the event plane share while the hash settings stay the same.
+struct PlaneSession {
     config: Config,
     broker: Broker,
     instance_id: String,
@@ -73,19 +74,20 @@ struct Plane {
     capabilities: watch::Receiver<Capabilities>,
     load: watch::Receiver<Load>,
     leaving: CancellationToken,
-    /// How routers hash, with the engine's block size.
+    /// The routers' hash settings, with the engine's block size.
     terms: Welcome,
-    published: watch::Sender<Published>,
-    /// The sequence of the snapshot that was stored last.
+    published: watch::Sender<PublishProgress>,
+    /// The position of the last stored snapshot.
     stored: watch::Sender<Option<ChangePosition>>,
     storing: Mutex<()>,
-    /// Raised with each wish for a snapshot.
-    wishes: watch::Sender<u64>,
-    /// Somebody wants to know who is there.
-    asked: Notify,
+    /// Incremented by each request for a snapshot.
+    snapshot_requests: watch::Sender<u64>,
+    /// Notified when a router asks the workers to introduce themselves.
+    hello_requested: Notify,
 }
 
-/// Publishes until it is dropped. When `leaving` fires, routers are asked for no more work.
+/// Publishes until the future is dropped. When `leaving` fires, the routers are asked to send
+/// no more work.
 pub async fn run(
     config: Config,
     mirror: Mirror,
@@ -95,13 +97,14 @@ pub async fn run(
 ) {
     let broker = connect(&config).await;
     let instance_id = format!("{:032x}", rand::random::<u128>());
-    let mut known: Option<Welcome> = None;
+    let mut last_terms: Option<Welcome> = None;
     loop {
-        let terms = terms::ask_until_known(&config, &broker, &capabilities, known.as_ref()).await;
-        let agreement = match mirror.agree(terms::of(&terms)) {
+        let terms =
+            hash_terms::wait_for_terms(&config, &broker, &capabilities, last_terms.as_ref()).await;
+        let agreement = match mirror.agree(hash_terms::to_mirror_terms(&terms)) {
             Ok(agreement) => agreement,
             Err(error) => {
-                tracing::error!(%error, "routers hash in a way that cannot be followed");
+                tracing::error!(%error, "the routers' hash settings cannot be used");
                 config.status.update(|status| status.last_error = Some(error.to_string()));
                 sleep(UNUSABLE_RETRY).await;
                 continue;
@@ -110,9 +113,9 @@ pub async fn run(
         tracing::info!(
             model = terms.model,
             block_size = terms.block_size,
-            "routers have said how blocks are hashed"
+            "received the routers' hash settings"
         );
-        let plane = Plane {
+        let plane = PlaneSession {
             config: config.clone(),
             broker: broker.clone(),
             instance_id: instance_id.clone(),
@@ -124,18 +127,18 @@ pub async fn run(
             published: watch::Sender::default(),
             stored: watch::Sender::default(),
             storing: Mutex::default(),
-            wishes: watch::Sender::default(),
-            asked: Notify::new(),
+            snapshot_requests: watch::Sender::default(),
+            hello_requested: Notify::new(),
         };
-        known = Some(terms);
-        // All are parts of this future: leaving the branch ends them.
+        last_terms = Some(terms);
+        // All tasks belong to this future and end when one branch completes.
         tokio::select! {
             () = publish::run(&plane) => {}
             () = snapshots::run(&plane) => {}
             () = report::run(&plane) => {}
-            () = listen::run(&plane) => {}
-            () = terms::until_others(&plane) => {
-                tracing::warn!("routers hash in another way now: the mirror begins anew");
+            () = requests::run(&plane) => {}
+            () = hash_terms::wait_for_change(&plane) => {
+                tracing::warn!("the routers' hash settings have changed: starting a new mirror");
             }
         }
         drop(agreement);
@@ -151,7 +154,7 @@ async fn connect(config: &Config) -> Broker {
                 return broker;
             }
             Err(error) => {
-                tracing::error!(%error, "no event plane");
+                tracing::error!(%error, "cannot connect to the broker");
                 config.status.update(|status| status.last_error = Some(error.to_string()));
                 sleep(UNUSABLE_RETRY).await;
             }
@@ -159,7 +162,7 @@ async fn connect(config: &Config) -> Broker {
     }
 }
 
-impl Plane {
+impl PlaneSession {
     fn hello(&self) -> Hello {
         let published = self.published.borrow();
         Hello {
@@ -171,22 +174,22 @@ impl Plane {
             model: self.config.model.clone(),
             capabilities: Some(self.capabilities.borrow().clone()),
             mirror_id: published.mirror_id.clone(),
-            // Whoever reads the subject would know it.
+            // Every subscriber of the subject would learn the secret.
             instance_secret: Vec::new(),
         }
     }
 
-    /// The worker's name and the model's, as subjects have them.
-    fn names(&self) -> (&str, &str) {
+    /// The model's name and the worker's id, as used in subjects.
+    fn model_and_worker(&self) -> (&str, &str) {
         (&self.terms.model, &self.config.worker_id)
     }
 
-    fn wish_for_snapshot(&self) {
-        self.wishes.send_modify(|wishes| *wishes += 1);
+    fn request_snapshot(&self) {
+        self.snapshot_requests.send_modify(|snapshot_requests| *snapshot_requests += 1);
     }
 
-    fn failed(&self, what: &str, error: &dyn std::fmt::Display) {
-        tracing::debug!(what, %error, "the broker");
+    fn record_failure(&self, what: &str, error: &dyn std::fmt::Display) {
+        tracing::debug!(what, %error, "an operation at the broker failed");
         self.config.status.update(|status| {
             status.failures += 1;
             status.last_error = Some(format!("{what}: {error}"));

@@ -20,7 +20,7 @@ mod settings;
 
 use crate::attach;
 use crate::config::{Config, Events, Role};
-use crate::drain::{self, View, Waiting};
+use crate::drain::{self, DrainInputs, DrainWait};
 use crate::engine::{Busy, Engine};
 use crate::mirror::{self, Mirror};
 use crate::plane;
@@ -106,7 +106,7 @@ impl Running {
             ..mirror::Config::default()
         });
         let attached = attach::RouterStatuses::default();
-        let published = plane::Status::default();
+        let published = plane::SharedPlaneStatus::default();
         let published = matches!(config.events, Events::Nats(_)).then_some(published);
         let status = Arc::new(Status {
             id: config.id.clone(),
@@ -225,10 +225,10 @@ async fn nothing_left(status: &Status, traffic: &Traffic, engine: &Engine) {
             let polled = engine.polled.borrow();
             let staged = if status.role == Role::Decode { 0 } else { traffic.staged() };
             let requests = traffic.requests();
-            drain::waiting(&View { requests, staged, busy_at, polled: &polled }, now)
+            drain::remaining_wait(&DrainInputs { requests, staged, busy_at, polled: &polled }, now)
         };
         let Some(waiting) = waiting else { return };
-        if said.replace(waiting) != Some(waiting) && waiting != Waiting::Stragglers {
+        if said.replace(waiting) != Some(waiting) && waiting != DrainWait::Stragglers {
             tracing::info!(
                 waiting_for = waiting.name(),
                 requests = traffic.requests(),

@@ -30,7 +30,7 @@ pub struct Status {
     /// How each router stands.
     pub routers: attach::RouterStatuses,
     /// How the event plane stands, if there is one.
-    pub plane: Option<plane::Status>,
+    pub plane: Option<plane::SharedPlaneStatus>,
     /// Metrics.
     pub metrics: Arc<Metrics>,
     /// Whether the stop signal was received.
@@ -93,7 +93,7 @@ impl Status {
             let lag = metrics.router_lag_changes.with_label_values(&[&address]);
             lag.set(i64::try_from(router.lag()).unwrap_or(i64::MAX));
         }
-        if let Some(plane) = self.plane.as_ref().map(plane::Status::get) {
+        if let Some(plane) = self.plane.as_ref().map(plane::SharedPlaneStatus::get) {
             metrics.broker_connected.set(plane.connected.into());
             metrics.broker_lag_changes.set(i64::try_from(plane.lag).unwrap_or(i64::MAX));
             raise(&metrics.broker_losses, plane.losses);

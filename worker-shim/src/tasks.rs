@@ -1,4 +1,4 @@
-//! Owned tasks for HTTP libraries that start tasks themselves.
+//! Owns the tasks that HTTP libraries start.
 
 use std::future::Future;
 use std::sync::{Arc, Mutex, PoisonError, Weak};
@@ -6,19 +6,19 @@ use std::sync::{Arc, Mutex, PoisonError, Weak};
 use hyper::rt::Executor;
 use tokio::task::JoinSet;
 
-/// The tasks that an HTTP library has started for some connections. Dropping this value ends
-/// all of them, also those that wait for a peer that never reads.
+/// The tasks that an HTTP library has started for a group of connections. Dropping this value
+/// ends all of them, including tasks that wait for a peer that never reads.
 #[derive(Debug, Default)]
 pub(crate) struct ConnectionTasks(Arc<Mutex<JoinSet<()>>>);
 
 impl ConnectionTasks {
-    /// The executor to give to the library. It does not keep the tasks alive.
+    /// The executor to pass to the library. It does not keep the tasks alive.
     pub(crate) fn executor(&self) -> ConnectionExecutor {
         ConnectionExecutor(Arc::downgrade(&self.0))
     }
 }
 
-/// Starts tasks in a [`ConnectionTasks`]; drops them unstarted once that is gone.
+/// Starts tasks in a [`ConnectionTasks`]. Drops new tasks unstarted once that is gone.
 #[derive(Clone, Debug)]
 pub(crate) struct ConnectionExecutor(Weak<Mutex<JoinSet<()>>>);
 

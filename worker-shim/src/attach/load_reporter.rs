@@ -7,7 +7,7 @@ use splitrail_proto::v1::Load;
 use tokio::sync::watch;
 use tokio::time::Instant;
 
-use crate::beat;
+use crate::ticks;
 
 /// Minimum time between two reports if the load has changed a little. A busy engine's load
 /// changes with each request, and a report for each change would cost a noticeable part of the
@@ -99,7 +99,7 @@ impl LoadReporter {
         if self.change == LoadChange::Large {
             return tokio::time::sleep_until(next_at).await;
         }
-        let sleep = tokio::time::sleep_until(beat::after(next_at));
+        let sleep = tokio::time::sleep_until(ticks::next_after(next_at));
         // Without a sender there are no new figures; only the interval counts.
         if self.load.has_changed().is_err() {
             return sleep.await;

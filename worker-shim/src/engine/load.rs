@@ -8,7 +8,7 @@ use tokio::time::Instant;
 
 use super::Busy;
 use super::poll::Polled;
-use crate::beat;
+use crate::ticks;
 
 /// Changes that come closer together are told at once: each wait costs a wake-up.
 const COALESCE: Duration = Duration::from_millis(50);
@@ -33,7 +33,7 @@ pub(super) async fn run(
             else => return,
         }
         if Instant::now() < not_before {
-            tokio::time::sleep_until(beat::after(not_before)).await;
+            tokio::time::sleep_until(ticks::next_after(not_before)).await;
         }
     }
 }

@@ -8,8 +8,8 @@ use tokio::sync::watch;
 use tokio::time::{Instant, MissedTickBehavior};
 
 use super::client::{AskError, EngineClient};
-use crate::beat;
 use crate::telemetry::Metrics;
+use crate::ticks;
 
 /// An engine that takes longer to answer is not well.
 const PATIENCE: Duration = Duration::from_secs(2);
@@ -39,7 +39,7 @@ pub(super) async fn run(
     polled: &watch::Sender<Polled>,
     metrics: &Metrics,
 ) {
-    let mut ticks = tokio::time::interval_at(beat::after(Instant::now()), interval);
+    let mut ticks = tokio::time::interval_at(ticks::next_after(Instant::now()), interval);
     ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
     let mut said_down = false;
     loop {

@@ -1,6 +1,6 @@
-//! Changes into the stream: one message after another, each acknowledged before the next.
-//! What waits meanwhile waits in the mirror's ring, which has a bound; where that was not
-//! enough, a snapshot leads on.
+//! Publishes changes to the stream. Each message is acknowledged before the next one is sent.
+//! Unpublished changes stay in the mirror's ring, whose size is limited. If the ring loses
+//! changes that were not published, a snapshot replaces them.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -12,47 +12,49 @@ use splitrail_proto::v1::{Events, PlaneEvents};
 use tokio::sync::watch;
 use tokio::time::{Instant, sleep, timeout};
 
-use super::Plane;
+use super::PlaneSession;
 use crate::mirror::{ChangePosition, KeyedLogThrottle};
 
-/// Bytes of changes after which a message is full; the last of them may be as long again.
+/// Size in bytes from which a message gets no further change. The last change may exceed it.
 const MESSAGE_BYTES: usize = 256 << 10;
-/// Bytes in the stream after which a snapshot shortens the way.
-const SNAPSHOT_BYTES: usize = 4 << 20;
-/// How long the broker may take to acknowledge a message.
-const ACKNOWLEDGED: Duration = Duration::from_secs(2);
-/// Backoff after a failure; it doubles with each ...
+/// Published bytes after which a snapshot is stored, so that routers have less to replay.
+const SNAPSHOT_AFTER_BYTES: usize = 4 << 20;
+/// Timeout for the broker's acknowledgement of a message.
+const ACKNOWLEDGE_TIMEOUT: Duration = Duration::from_secs(2);
+/// Delay after the first failure. It doubles with each failure,
 const RETRY_MIN: Duration = Duration::from_millis(50);
-/// ... up to this.
+/// up to this limit.
 const RETRY_MAX: Duration = Duration::from_secs(1);
-/// How long the first snapshot waits for the mirror to be in step with the engine.
-const IN_STEP: Duration = Duration::from_secs(5);
+/// Maximum time for which the first snapshot waits until the mirror has caught up with the
+/// engine.
+const CATCH_UP_TIMEOUT: Duration = Duration::from_secs(5);
 
-/// Publishes. Never ends.
-pub(super) async fn run(plane: &Plane) {
+/// Publishes changes. Never ends.
+pub(super) async fn run(plane: &PlaneSession) {
     if plane.capabilities.borrow().publishes_kv_events.unwrap_or(true) {
         let mut caught_up = plane.mirror.caught_up();
-        let _in_step = timeout(IN_STEP, caught_up.wait_for(|yes| *yes)).await;
+        let _in_step = timeout(CATCH_UP_TIMEOUT, caught_up.wait_for(|yes| *yes)).await;
     }
     let mut publisher = Publisher {
         plane,
-        subject: names::kv(plane.names().0, plane.names().1),
+        subject: names::kv(plane.model_and_worker().0, plane.model_and_worker().1),
         position: plane.mirror.position(),
         stored: plane.stored.subscribe(),
         log_throttle: KeyedLogThrottle::default(),
     };
     loop {
-        let at = publisher.begin().await;
-        publisher.go_on(at).await;
+        let at = publisher.store_first_snapshot().await;
+        publisher.publish_changes(at).await;
         plane.config.status.update(|status| status.losses += 1);
         if publisher.log_throttle.may_log("lost") {
-            tracing::warn!("changes are lost to the event plane: routers get a snapshot");
+            tracing::warn!("changes were lost before they were published: storing a snapshot");
         }
     }
 }
 
+/// Publishes the changes of one worker.
 struct Publisher<'p> {
-    plane: &'p Plane,
+    plane: &'p PlaneSession,
     subject: String,
     position: watch::Receiver<ChangePosition>,
     stored: watch::Receiver<Option<ChangePosition>>,
@@ -60,10 +62,10 @@ struct Publisher<'p> {
 }
 
 impl Publisher<'_> {
-    /// Stores everything that is held now, and says so.
-    async fn begin(&mut self) -> ChangePosition {
+    /// Stores a snapshot and records its mirror. Returns its position.
+    async fn store_first_snapshot(&mut self) -> ChangePosition {
         self.plane.published.send_modify(|published| published.position = None);
-        let mut pause = RETRY_MIN;
+        let mut delay = RETRY_MIN;
         loop {
             self.plane.broker.until_connected().await;
             match self.plane.store_snapshot().await {
@@ -71,18 +73,18 @@ impl Publisher<'_> {
                     self.plane.published.send_modify(|published| published.mirror_id = mirror_id);
                     return at;
                 }
-                Err(error) => self.failed("snapshot", &error),
+                Err(error) => self.report_failure("snapshot", &error),
             }
-            sleep(pause).await;
-            pause = (pause * 2).min(RETRY_MAX);
+            sleep(delay).await;
+            delay = (delay * 2).min(RETRY_MAX);
         }
     }
 
-    /// Publishes what follows, until that is not there any more.
-    async fn go_on(&mut self, mut at: ChangePosition) {
+    /// Publishes the changes after `at` until changes are lost.
+    async fn publish_changes(&mut self, mut at: ChangePosition) {
         loop {
             self.position.mark_unchanged();
-            let Some(events) = self.next(at) else { return };
+            let Some(events) = self.next_changes(at) else { return };
             let snapshot = *self.stored.borrow_and_update();
             let snapshot = snapshot.filter(|stored| stored.generation == at.generation);
             let (last, mirror_id) = {
@@ -101,7 +103,7 @@ impl Publisher<'_> {
                 return;
             }
             at.sequence = last;
-            self.published(at);
+            self.record_published(at);
             tokio::select! {
                 _ = self.position.wait_for(|position| *position > at) => {}
                 _ = self.stored.changed() => self.stored.mark_changed(),
@@ -109,8 +111,8 @@ impl Publisher<'_> {
         }
     }
 
-    /// The next changes, as many as fit into a message; none if they are lost.
-    fn next(&self, at: ChangePosition) -> Option<Vec<Arc<Events>>> {
+    /// Returns the next changes that fit into a message, or `None` if they are lost.
+    fn next_changes(&self, at: ChangePosition) -> Option<Vec<Arc<Events>>> {
         let (mut events, mut bytes, mut from) = (Vec::new(), 0, at.sequence);
         while bytes < MESSAGE_BYTES {
             let more = self.plane.mirror.after(at.generation, from).ok()?;
@@ -129,10 +131,11 @@ impl Publisher<'_> {
         Some(events)
     }
 
-    /// Publishes one message, however often that takes; not, if the mirror is another now.
+    /// Publishes one message, and retries until it succeeds. Returns `false` if a new mirror has
+    /// replaced the one that the message belongs to.
     async fn publish(&mut self, payload: Bytes, generation: u64) -> bool {
         let length = payload.len();
-        let mut pause = RETRY_MIN;
+        let mut delay = RETRY_MIN;
         loop {
             self.plane.broker.until_connected().await;
             let sending = async {
@@ -140,7 +143,7 @@ impl Publisher<'_> {
                 let sent = context.publish(self.subject.clone(), payload.clone()).await;
                 sent.map_err(|error| error.to_string())?.await.map_err(|error| error.to_string())
             };
-            let error = match timeout(ACKNOWLEDGED, sending).await {
+            let error = match timeout(ACKNOWLEDGE_TIMEOUT, sending).await {
                 Ok(Ok(acknowledged)) => {
                     self.plane.published.send_modify(|published| {
                         published.stream_sequence = acknowledged.sequence;
@@ -152,33 +155,33 @@ impl Publisher<'_> {
                 Ok(Err(error)) => error,
                 Err(_) => "no acknowledgement in time".to_owned(),
             };
-            self.failed("publish", &error);
+            self.report_failure("publish", &error);
             if self.plane.mirror.id().0 != generation {
                 return false;
             }
             self.plane.published.send_modify(|published| {
                 published.stuck_since.get_or_insert_with(Instant::now);
             });
-            sleep(pause).await;
-            pause = (pause * 2).min(RETRY_MAX);
+            sleep(delay).await;
+            delay = (delay * 2).min(RETRY_MAX);
         }
     }
 
-    fn published(&mut self, at: ChangePosition) {
+    fn record_published(&mut self, at: ChangePosition) {
         let mut is_long = false;
         let mut is_first = false;
         self.plane.published.send_modify(|published| {
             is_first = published.position.replace(at).is_none();
-            is_long = published.bytes >= SNAPSHOT_BYTES;
+            is_long = published.bytes >= SNAPSHOT_AFTER_BYTES;
             if is_long {
                 published.bytes = 0;
             }
         });
         if is_long {
-            self.plane.wish_for_snapshot();
+            self.plane.request_snapshot();
         }
         if is_first {
-            self.plane.asked.notify_one();
+            self.plane.hello_requested.notify_one();
         }
         let lag = self.position.borrow().sequence.saturating_sub(at.sequence);
         self.plane.config.status.update(|status| {
@@ -186,10 +189,10 @@ impl Publisher<'_> {
         });
     }
 
-    fn failed(&mut self, what: &'static str, error: &dyn std::fmt::Display) {
-        self.plane.failed(what, error);
+    fn report_failure(&mut self, what: &'static str, error: &dyn std::fmt::Display) {
+        self.plane.record_failure(what, error);
         if self.log_throttle.may_log(what) {
-            tracing::warn!(what, %error, "the broker does not take it: trying again");
+            tracing::warn!(what, %error, "an operation at the broker failed: retrying");
         }
     }
 }

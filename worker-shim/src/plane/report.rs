@@ -1,5 +1,5 @@
-//! Signs of life: how busy the engine is, up to where its changes are in the stream, and now
-//! and then who it is.
+//! Regular reports: the engine's load, the position of the published changes, and periodically
+//! the worker's identity.
 
 use std::time::Duration;
 
@@ -8,60 +8,62 @@ use splitrail_event_plane::names;
 use splitrail_proto::v1::{Bye, Load, PlaneReport};
 use tokio::time::Instant;
 
-use super::Plane;
+use super::PlaneSession;
 use crate::attach::LoadReporter;
 
-/// Between two times that it says who it is, unless somebody asks.
-const HELLO: Duration = Duration::from_secs(1);
-/// How long the broker may take nothing before what is in the stream is not said to be all.
-const STUCK: Duration = Duration::from_secs(5);
+/// Interval between two reports that include the worker's identity, unless a router asks.
+const HELLO_INTERVAL: Duration = Duration::from_secs(1);
+/// Time without an acknowledgement after which reports no longer name a position, because
+/// the stream may be incomplete.
+const STUCK_AFTER: Duration = Duration::from_secs(5);
 
-/// Reports. Never ends.
-pub(super) async fn run(plane: &Plane) {
+/// Publishes reports. Never ends.
+pub(super) async fn run(plane: &PlaneSession) {
     let mut load = LoadReporter::new(plane.load.clone());
     load.set_interval(plane.terms.load_interval_ms);
     let mut capabilities = plane.capabilities.clone();
     let mut hello_at = Instant::now();
     let mut is_leaving = false;
-    let mut knows_more = true;
+    let mut capabilities_can_change = true;
     loop {
         tokio::select! {
             () = load.wait() => {}
-            () = plane.asked.notified() => hello_at = Instant::now(),
+            () = plane.hello_requested.notified() => hello_at = Instant::now(),
             () = plane.leaving.cancelled(), if !is_leaving => is_leaving = true,
-            changed = capabilities.changed(), if knows_more => {
-                knows_more = changed.is_ok();
+            changed = capabilities.changed(), if capabilities_can_change => {
+                capabilities_can_change = changed.is_ok();
                 hello_at = Instant::now();
             }
         }
         if !plane.broker.is_connected() {
-            // What is old when it arrives is of no use. Nothing is due for a while, then.
+            // A report that is delivered late is of no use. It counts as sent.
             load.due();
             continue;
         }
-        let says_hello = Instant::now() >= hello_at;
-        if says_hello {
-            hello_at = Instant::now() + HELLO;
+        let includes_hello = Instant::now() >= hello_at;
+        if includes_hello {
+            hello_at = Instant::now() + HELLO_INTERVAL;
         }
-        let report = plane.report(load.due(), says_hello, is_leaving);
-        let (model, worker) = plane.names();
+        let report = plane.report(load.due(), includes_hello, is_leaving);
+        let (model, worker) = plane.model_and_worker();
         let sent = plane
             .broker
             .client
             .publish(names::load(model, worker), report.encode_to_vec().into())
             .await;
         if let Err(error) = sent {
-            plane.failed("report", &error);
+            plane.record_failure("report", &error);
         }
     }
 }
 
-impl Plane {
-    fn report(&self, load: Option<Load>, says_hello: bool, is_leaving: bool) -> PlaneReport {
+impl PlaneSession {
+    fn report(&self, load: Option<Load>, includes_hello: bool, is_leaving: bool) -> PlaneReport {
         let generation = self.mirror.id().0;
         let (mirror_id, sequence) = {
             let published = self.published.borrow();
-            let is_stuck = published.stuck_since.is_some_and(|since| since.elapsed() >= STUCK);
+            let is_stuck =
+                published.stuck_since.is_some_and(|since| since.elapsed() >= STUCK_AFTER);
             let position = published
                 .position
                 .filter(|position| position.generation == generation && !is_stuck);
@@ -74,8 +76,8 @@ impl Plane {
             mirror_id,
             sequence,
             load,
-            hello: says_hello.then(|| self.hello()),
-            terms: says_hello.then(|| self.terms.clone()),
+            hello: includes_hello.then(|| self.hello()),
+            terms: includes_hello.then(|| self.terms.clone()),
             bye: is_leaving.then(|| Bye { reason: "stopping".to_owned(), grace_ms }),
         }
     }

@@ -1,4 +1,4 @@
-//! Snapshots into the store: now and then, and when somebody wishes for one.
+//! Stores snapshots in the object store, periodically and on request.
 
 use std::time::Duration;
 
@@ -7,51 +7,54 @@ use splitrail_event_plane::names;
 use splitrail_event_plane::snapshot::{Label, Stored};
 use tokio::time::{Instant, sleep_until, timeout, timeout_at};
 
-use super::Plane;
+use super::PlaneSession;
 use crate::mirror::{ChangePosition, KeyedLogThrottle, SnapshotParts};
 
-/// Between two snapshots, however many wish for one.
-const BETWEEN: Duration = Duration::from_millis(500);
-/// After which time there is a new one in any case: the store forgets old ones.
-const REFRESH: Duration = Duration::from_secs(3600);
-/// How long storing one may take.
-const STORED: Duration = Duration::from_secs(60);
-/// How often a copy may turn out to be older than what was published.
-const OLD_MAX: usize = 8;
+/// Minimum time between two snapshots, however many are requested.
+const SNAPSHOT_INTERVAL: Duration = Duration::from_millis(500);
+/// Interval of snapshots without a request. The store deletes old objects.
+const REFRESH_INTERVAL: Duration = Duration::from_secs(3600);
+/// Timeout for storing one snapshot.
+const STORE_TIMEOUT: Duration = Duration::from_secs(60);
+/// How often a shared snapshot may turn out to be older than the published changes.
+const STALE_SNAPSHOTS_MAX: usize = 8;
 
-/// Stores them. Never ends.
-pub(super) async fn run(plane: &Plane) {
-    let mut wishes = plane.wishes.subscribe();
+/// Stores snapshots. Never ends.
+pub(super) async fn run(plane: &PlaneSession) {
+    let mut snapshot_requests = plane.snapshot_requests.subscribe();
     let mut log_throttle = KeyedLogThrottle::default();
-    let mut refresh_at = Instant::now() + REFRESH;
+    let mut refresh_at = Instant::now() + REFRESH_INTERVAL;
     loop {
-        let _wished = timeout_at(refresh_at, wishes.changed()).await;
+        let _requested = timeout_at(refresh_at, snapshot_requests.changed()).await;
         plane.broker.until_connected().await;
-        wishes.mark_unchanged();
-        let next = Instant::now() + BETWEEN;
+        snapshot_requests.mark_unchanged();
+        let next = Instant::now() + SNAPSHOT_INTERVAL;
         match plane.store_snapshot().await {
-            Ok(_) => refresh_at = Instant::now() + REFRESH,
+            Ok(_) => refresh_at = Instant::now() + REFRESH_INTERVAL,
             Err(error) => {
-                plane.failed("snapshot", &error);
+                plane.record_failure("snapshot", &error);
                 if log_throttle.may_log("snapshot") {
-                    tracing::warn!(%error, "a snapshot cannot be stored: trying again");
+                    tracing::warn!(%error, "a snapshot cannot be stored: retrying");
                 }
-                plane.wish_for_snapshot();
+                plane.request_snapshot();
             }
         }
         sleep_until(next).await;
     }
 }
 
-impl Plane {
-    /// Stores everything that is held now; up to where that is, and in which mirror.
+impl PlaneSession {
+    /// Stores a snapshot. Returns its position and the id of its mirror.
+    ///
+    /// # Errors
+    /// If the broker fails, or only outdated snapshots are available.
     pub(super) async fn store_snapshot(&self) -> Result<(ChangePosition, String), String> {
         let _one_at_a_time = self.storing.lock().await;
-        let (model, worker) = self.names();
+        let (model, worker) = self.model_and_worker();
         let context = &self.broker.context;
         let text = |error: &dyn std::fmt::Display| error.to_string();
         let known = self.published.borrow().stream_sequence;
-        // What this process has not published yet comes behind all that is there.
+        // If this process has published nothing yet, its first message comes after all others.
         let stream_sequence = match known {
             0 => {
                 let stream = context.get_stream(names::stream(model)).await;
@@ -61,8 +64,8 @@ impl Plane {
         };
         let published = self.published.borrow().position;
         let mut snapshot = self.mirror.snapshot().await;
-        for _ in 0..OLD_MAX {
-            // A copy that others share may be from before.
+        for _ in 0..STALE_SNAPSHOTS_MAX {
+            // A shared snapshot may be older.
             if published.is_none_or(|published| snapshot.position >= published) {
                 break;
             }
@@ -71,7 +74,7 @@ impl Plane {
         }
         let position = snapshot.position;
         if published.is_some_and(|published| position < published) {
-            return Err("the copy is older than what was published".to_owned());
+            return Err("the snapshot is older than the published changes".to_owned());
         }
         let parts = SnapshotParts::new(snapshot);
         let mirror_id = parts.mirror_id().to_owned();
@@ -85,7 +88,7 @@ impl Plane {
             ..ObjectMetadata::default()
         };
         let mut stored = Stored::new(parts);
-        let putting = timeout(STORED, bucket.put(about, &mut stored)).await;
+        let putting = timeout(STORE_TIMEOUT, bucket.put(about, &mut stored)).await;
         putting.map_err(|_| "it takes too long".to_owned())?.map_err(|error| text(&error))?;
         self.config.status.update(|status| status.snapshots += 1);
         self.stored.send_replace(Some(position));

@@ -1,37 +1,37 @@
-//! How the shim stands with the broker.
+//! The state of the event plane.
 
 use std::sync::{Arc, Mutex, PoisonError};
 
 use tokio::sync::watch;
 
-/// How it stands, as a handle.
+/// A handle on the state of the event plane. Cheap to clone.
 #[derive(Clone, Debug, Default)]
-pub struct Status {
+pub struct SharedPlaneStatus {
     shown: Arc<Mutex<PlaneStatus>>,
     connected: Arc<Mutex<Option<watch::Receiver<bool>>>>,
 }
 
-/// How it stands.
+/// The state of the event plane.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct PlaneStatus {
-    /// Whether the broker is there.
+    /// Whether the broker is connected.
     pub connected: bool,
-    /// The last change that is in the stream.
+    /// The number of the last published change.
     pub published_sequence: u64,
-    /// Changes that are not there yet.
+    /// Changes that are not published yet.
     pub lag: u64,
     /// Snapshots that were stored.
     pub snapshots: u64,
-    /// How often changes were lost on this side, so that only a snapshot leads on.
+    /// How often changes were lost before they were published, and replaced by a snapshot.
     pub losses: u64,
-    /// Attempts that the broker did not take.
+    /// Operations at the broker that failed.
     pub failures: u64,
-    /// What went wrong last.
+    /// The last error.
     pub last_error: Option<String>,
 }
 
-impl Status {
-    /// How it stands now.
+impl SharedPlaneStatus {
+    /// The current state.
     #[must_use]
     pub fn get(&self) -> PlaneStatus {
         let connected = self.connected.lock().unwrap_or_else(PoisonError::into_inner);

@@ -87,7 +87,7 @@ pub(super) fn attach(
 pub(super) fn plane(
     config: &Config,
     bound: SocketAddr,
-    status: plane::Status,
+    status: plane::SharedPlaneStatus,
 ) -> Option<plane::Config> {
     let Events::Nats(broker) = &config.events else { return None };
     Some(plane::Config {

@@ -47,7 +47,7 @@ async fn a_prefill_shim_stays_until_its_hand_offs_are_fetched() {
     shim.signal(Signal::TERM);
     draining(&shim).await;
     // Past the time that stragglers have, only the hand-off can be what it waits for.
-    tokio::time::sleep(2 * splitrail_shim::drain::QUIET).await;
+    tokio::time::sleep(2 * splitrail_shim::drain::STRAGGLER_WAIT).await;
     assert_eq!(shim.exit_code(), None, "the hand-off waits to be fetched");
     fetch(&decode_engine, &reply).await;
     assert_eq!(shim.exited().await, 0);

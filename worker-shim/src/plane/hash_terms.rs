@@ -1,4 +1,4 @@
-//! How routers hash: each is asked, and all must say the same.
+//! The routers' hash settings. The shim asks all routers, which must agree.
 
 use std::time::Duration;
 
@@ -10,22 +10,23 @@ use splitrail_proto::v1::{Capabilities, PlaneAsk, Welcome};
 use tokio::sync::watch;
 use tokio::time::{Instant, sleep, timeout_at};
 
-use super::{Config, Plane};
+use super::{Config, PlaneSession};
 use crate::attach::IncompatibleRouter;
 use crate::mirror::{HashTerms, KeyedLogThrottle};
 
-/// How long answers are waited for, once there is one and at all.
-const MORE: Duration = Duration::from_millis(200);
-const PATIENCE: Duration = Duration::from_secs(1);
-/// Between two questions while there is no answer.
-const BETWEEN: Duration = Duration::from_millis(200);
-/// Between two once there was one.
-const LOOK_AGAIN: Duration = Duration::from_secs(10);
-/// Answers to one question.
-const ANSWERS_MAX: usize = 64;
+/// How long the shim waits for further replies after the first one.
+const FURTHER_REPLIES_TIMEOUT: Duration = Duration::from_millis(200);
+/// How long the shim waits for the first reply.
+const REPLY_TIMEOUT: Duration = Duration::from_secs(1);
+/// Interval between two requests while no router replies.
+const RETRY_INTERVAL: Duration = Duration::from_millis(200);
+/// Interval between two checks of known settings.
+const CHECK_INTERVAL: Duration = Duration::from_secs(10);
+/// Maximum number of replies to one request.
+const REPLIES_MAX: usize = 64;
 
-/// As the mirror takes them.
-pub(super) fn of(terms: &Welcome) -> HashTerms {
+/// Converts the settings for the mirror.
+pub(super) fn to_mirror_terms(terms: &Welcome) -> HashTerms {
     HashTerms {
         seed: HashSeed(terms.hash_seed),
         model: terms.model.clone(),
@@ -34,56 +35,59 @@ pub(super) fn of(terms: &Welcome) -> HashTerms {
     }
 }
 
-/// Whether two routers hash alike.
-fn are_same(one: &Welcome, other: &Welcome) -> bool {
+/// Whether two routers produce the same hashes.
+fn hash_alike(one: &Welcome, other: &Welcome) -> bool {
     (one.hash_seed, &one.model, one.block_size) == (other.hash_seed, &other.model, other.block_size)
 }
 
-/// Asks until some router has said it. Those that are `known` are taken again if anyone
-/// still has them.
-pub(super) async fn ask_until_known(
+/// Asks until a router replies. Prefers the `earlier` settings if any router still uses them.
+pub(super) async fn wait_for_terms(
     config: &Config,
     broker: &Broker,
     capabilities: &watch::Receiver<Capabilities>,
-    known: Option<&Welcome>,
+    earlier: Option<&Welcome>,
 ) -> Welcome {
     let mut log_throttle = KeyedLogThrottle::default();
     loop {
         broker.until_connected().await;
         let block_size = capabilities.borrow().block_size;
         let answers = ask(config, broker, block_size, &mut log_throttle).await;
-        let same = known.and_then(|known| answers.iter().find(|other| are_same(known, other)));
+        let same =
+            earlier.and_then(|earlier| answers.iter().find(|other| hash_alike(earlier, other)));
         if let Some(terms) = same.or(answers.first()) {
             return terms.clone();
         }
         if log_throttle.may_log("no_terms") {
-            tracing::warn!(model = config.model, "no router says how blocks are hashed: waiting");
+            tracing::warn!(
+                model = config.model,
+                "no router has sent its hash settings yet: waiting"
+            );
         }
-        sleep(BETWEEN).await;
+        sleep(RETRY_INTERVAL).await;
     }
 }
 
-/// Waits until no router hashes as agreed any more, but some do otherwise.
-pub(super) async fn until_others(plane: &Plane) {
+/// Waits until every router that replies uses other settings than the agreed ones.
+pub(super) async fn wait_for_change(plane: &PlaneSession) {
     let mut log_throttle = KeyedLogThrottle::default();
     loop {
-        sleep(LOOK_AGAIN).await;
+        sleep(CHECK_INTERVAL).await;
         let block_size = plane.capabilities.borrow().block_size;
         let answers = ask(&plane.config, &plane.broker, block_size, &mut log_throttle).await;
-        let others = answers.iter().filter(|other| !are_same(&plane.terms, other)).count();
+        let others = answers.iter().filter(|other| !hash_alike(&plane.terms, other)).count();
         if others > 0 && others == answers.len() {
             return;
         }
         if others > 0 && log_throttle.may_log("others") {
             tracing::error!(
                 others,
-                "routers do not agree on how blocks are hashed: those that differ do not believe this worker"
+                "some routers use other hash settings: they will refuse this worker"
             );
         }
     }
 }
 
-/// Asks once; the answers that can be accepted, with a block size.
+/// Asks all routers once. Returns the acceptable replies, completed with a block size.
 async fn ask(
     config: &Config,
     broker: &Broker,
@@ -102,12 +106,12 @@ async fn ask(
     if broker.client.publish_with_reply(subject, inbox, payload).await.is_err() {
         return Vec::new();
     }
-    let mut until = Instant::now() + PATIENCE;
+    let mut until = Instant::now() + REPLY_TIMEOUT;
     let mut answers = Vec::new();
-    while answers.len() < ANSWERS_MAX
+    while answers.len() < REPLIES_MAX
         && let Ok(Some(reply)) = timeout_at(until, replies.next()).await
     {
-        // Also what the broker says itself, where nobody listens.
+        // This also skips the broker's own reply if there is no subscriber.
         let Ok(mut terms) = Welcome::decode(reply.payload) else { continue };
         if terms.model.is_empty() {
             break;
@@ -118,10 +122,10 @@ async fn ask(
         match IncompatibleRouter::check(&terms, block_size) {
             Ok(()) => {
                 answers.push(terms);
-                until = until.min(Instant::now() + MORE);
+                until = until.min(Instant::now() + FURTHER_REPLIES_TIMEOUT);
             }
             Err(error) if log_throttle.may_log("refused") => {
-                tracing::error!(%error, router = terms.router_id, "a router cannot be served");
+                tracing::error!(%error, router = terms.router_id, "a router is incompatible");
                 config.status.update(|status| status.last_error = Some(error.to_string()));
             }
             Err(_) => {}

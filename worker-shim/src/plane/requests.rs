@@ -1,4 +1,4 @@
-//! What routers ask for.
+//! Requests of routers: for an introduction of all workers, or a snapshot of one.
 
 use std::time::Duration;
 
@@ -9,40 +9,40 @@ use splitrail_event_plane::names;
 use splitrail_proto::v1::PlaneAsk;
 use tokio::time::sleep;
 
-use super::Plane;
+use super::PlaneSession;
 
-/// Backoff before subscribing again.
-const PAUSE: Duration = Duration::from_secs(1);
+/// Delay before subscribing again.
+const RESUBSCRIBE_DELAY: Duration = Duration::from_secs(1);
 
-/// Listens. Never ends.
-pub(super) async fn run(plane: &Plane) {
-    let (model, worker) = plane.names();
+/// Subscribes to requests and handles them. Never ends.
+pub(super) async fn run(plane: &PlaneSession) {
+    let (model, worker) = plane.model_and_worker();
     loop {
         let subscribe = |subject| plane.broker.client.subscribe(subject);
         let all = subscribe(names::ask_all(model)).await;
         let one = subscribe(names::ask(model, worker)).await;
         match (all, one) {
-            (Ok(all), Ok(one)) => hear(plane, all, one).await,
-            (Err(error), _) | (_, Err(error)) => plane.failed("subscribe", &error),
+            (Ok(all), Ok(one)) => handle_requests(plane, all, one).await,
+            (Err(error), _) | (_, Err(error)) => plane.record_failure("subscribe", &error),
         }
-        sleep(PAUSE).await;
+        sleep(RESUBSCRIBE_DELAY).await;
     }
 }
 
-/// Until a subscription ends.
-async fn hear(plane: &Plane, mut all: Subscriber, mut one: Subscriber) {
+/// Handles requests until a subscription ends.
+async fn handle_requests(plane: &PlaneSession, mut all: Subscriber, mut one: Subscriber) {
     loop {
         tokio::select! {
-            asked = all.next() => match asked {
-                Some(_) => plane.asked.notify_one(),
+            hello_requested = all.next() => match hello_requested {
+                Some(_) => plane.hello_requested.notify_one(),
                 None => return,
             },
-            asked = one.next() => match asked {
+            hello_requested = one.next() => match hello_requested {
                 Some(message) => {
                     let ask = PlaneAsk::decode(message.payload).unwrap_or_default();
                     let PlaneAsk { who, reason, .. } = ask;
                     tracing::info!(router = who.escape_debug().to_string(), reason = reason.escape_debug().to_string(), "a router asks for everything again");
-                    plane.wish_for_snapshot();
+                    plane.request_snapshot();
                 }
                 None => return,
             },
