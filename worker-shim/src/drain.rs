@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use tokio::time::Instant;
 
-use crate::engine::Polled;
+use crate::engine::EnginePoll;
 use crate::ticks;
 
 /// Requests that a router sent before it learnt of the drain may still arrive. If none has
@@ -29,7 +29,7 @@ pub struct DrainInputs<'v> {
     /// When the drain was announced, or a request was last in flight, whichever is later.
     pub busy_at: Instant,
     /// The engine's last metrics.
-    pub polled: &'v Polled,
+    pub polled: &'v EnginePoll,
 }
 
 /// What a drain still has to wait for.
@@ -83,9 +83,9 @@ mod tests {
 
     use super::*;
 
-    fn polled(at: Instant, kv_used_ratio: Option<f64>) -> Polled {
+    fn polled(at: Instant, kv_used_ratio: Option<f64>) -> EnginePoll {
         let figures = EngineLoad { kv_used_ratio, ..EngineLoad::default() };
-        Polled { up: true, process: 1, at: Some(at), figures, step_us: None }
+        EnginePoll { up: true, process: 1, at: Some(at), figures, step_us: None }
     }
 
     #[test]
@@ -120,7 +120,7 @@ mod tests {
             let view = DrainInputs { requests: 0, staged: 1, busy_at, polled: &polled };
             assert_eq!(remaining_wait(&view, after), expected, "{used:?}");
         }
-        let gone = Polled { up: false, ..polled(after, Some(0.5)) };
+        let gone = EnginePoll { up: false, ..polled(after, Some(0.5)) };
         let view = DrainInputs { requests: 0, staged: 1, busy_at, polled: &gone };
         assert_eq!(remaining_wait(&view, after), None, "a dead engine serves no fetch");
     }

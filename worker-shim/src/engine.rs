@@ -1,9 +1,9 @@
-//! What is known of the engine: whether it lives, what it can do, how busy it is.
+//! Observes the engine: its health, identity, capabilities and load.
 //!
-//! [`Engine`] holds what is known, as it changes; [`Watcher`] finds it out: `poll` asks for
-//! health and figures again and again, and notices that the engine is another process than
-//! before; `learn` asks each process once for what it is; `load` tells how busy it is, the
-//! shim's own counts included.
+//! [`Engine`] holds the current state, and [`EngineWatcher`] updates it. `poll` reads health and
+//! metrics periodically and detects a restarted engine. `learn` asks each engine process once
+//! for its identity and capabilities. `load` combines the engine's metrics with the shim's own
+//! counts.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -19,86 +19,87 @@ mod learn;
 mod load;
 mod poll;
 
-pub use poll::Polled;
+pub use poll::EnginePoll;
 
 use crate::telemetry::Metrics;
 use client::EngineClient;
 
-/// Which engine, and what an operator says of it. What is said is not asked.
+/// The engine's address, and what an operator has configured about it. The shim does not ask
+/// the engine for configured values.
 #[derive(Clone, Debug)]
 pub struct Settings {
     /// `http://HOST:PORT`.
     pub url: String,
-    /// `HOST` of that address, where its event publishers are too unless they say otherwise.
+    /// The host of that address. It is also the default host of the engine's event publishers.
     pub host: String,
-    /// Its credential, as an `authorization` header has it.
+    /// The engine's credential, as the value of the header `authorization`.
     pub authorization: Option<HeaderValue>,
-    /// Between two questions for its figures.
+    /// Interval between two reads of the engine's metrics.
     pub load_interval: Duration,
-    /// The model's name; else the first that it lists.
+    /// The model's name. `None` for the first that the engine lists.
     pub model: Option<String>,
-    /// Where rank 0 publishes KV events; else it is asked.
+    /// Where rank 0 publishes KV events. `None` to ask the engine.
     pub kv_events: Option<Endpoint>,
-    /// Where they can be had again.
+    /// Where rank 0 answers requests for earlier KV events.
     pub kv_replay: Option<Endpoint>,
-    /// How it hands KV over, where it says nothing that tells it.
+    /// The engine's connector. `None` to derive it from the engine's metrics.
     pub connector: Option<String>,
-    /// Its name towards other engines.
+    /// The engine's name towards other engines.
     pub connector_engine_id: Option<String>,
-    /// Where decode workers meet it.
+    /// The address of the engine's bootstrap server.
     pub bootstrap: Option<String>,
-    /// How long it keeps the blocks of a hand-off.
+    /// How long the engine keeps the blocks of a hand-off.
     pub lease: Option<Duration>,
 }
 
-/// What an engine is: enough to follow its events and to attach it to a router. An engine
-/// that comes back with another identity is another worker.
+/// The identity of an engine: what is needed to follow its events and to attach to a router.
+/// An engine that restarts with another identity is another worker.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Identity {
-    /// The model's name, as requests to the engine give it.
+    /// The model's name in requests to the engine.
     pub model: String,
-    /// Where its ranks publish KV events; none if they do not.
+    /// Where the engine's ranks publish KV events. Empty if they publish none.
     pub sources: Vec<EventSource>,
 }
 
-/// What is known of an engine.
+/// The current state of an engine.
 #[derive(Clone, Debug)]
 pub struct Engine {
-    /// What it is; `None` until it was reached.
+    /// The engine's identity; `None` before the engine was first reached.
     pub identity: watch::Receiver<Option<Arc<Identity>>>,
-    /// What it can do.
+    /// The engine's capabilities.
     pub capabilities: watch::Receiver<Capabilities>,
-    /// How busy it is.
+    /// The engine's load.
     pub load: watch::Receiver<Load>,
-    /// Its own figures, as they were last had.
-    pub polled: watch::Receiver<Polled>,
+    /// The result of the last poll.
+    pub polled: watch::Receiver<EnginePoll>,
 }
 
-/// How busy the shim knows the engine to be by what passes through it.
-pub trait Busy: Send + Sync + 'static {
-    /// Requests under way.
+/// The engine's load as the shim counts it from the requests that pass through it.
+pub trait ProxyLoad: Send + Sync + 'static {
+    /// Requests in flight.
     fn requests(&self) -> u64;
-    /// Prompt tokens of those whose answer has not begun.
+    /// Prompt tokens of requests whose reply has not begun.
     fn prefill_tokens_queued(&self) -> u64;
-    /// Is marked as changed whenever one of the two has.
+    /// A receiver that is marked as changed whenever one of the two counts has changed.
     fn changed(&self) -> watch::Receiver<()>;
 }
 
-/// Finds out what is known of an engine.
+/// Keeps the state of an engine up to date.
 #[derive(Debug)]
-pub struct Watcher {
+pub struct EngineWatcher {
     settings: Settings,
     identity: watch::Sender<Option<Arc<Identity>>>,
     capabilities: watch::Sender<Capabilities>,
     load: watch::Sender<Load>,
-    polled: watch::Sender<Polled>,
+    polled: watch::Sender<EnginePoll>,
 }
 
 impl Engine {
-    /// An engine of which nothing is known, and who is to change that.
+    /// Creates the state of an engine of which nothing is known yet, and its watcher.
     #[must_use]
-    pub fn new(settings: Settings) -> (Self, Watcher) {
-        let watcher = Watcher {
+    pub fn new(settings: Settings) -> (Self, EngineWatcher) {
+        let watcher = EngineWatcher {
             settings,
             identity: watch::Sender::new(None),
             capabilities: watch::Sender::default(),
@@ -115,9 +116,9 @@ impl Engine {
     }
 }
 
-impl Watcher {
+impl EngineWatcher {
     /// Watches the engine until dropped.
-    pub async fn run(self, busy: Arc<impl Busy>, metrics: Arc<Metrics>) {
+    pub async fn run(self, proxy_load: Arc<impl ProxyLoad>, metrics: Arc<Metrics>) {
         let Self { settings, identity, capabilities, load, polled } = self;
         let client = EngineClient::new(&settings.url, settings.authorization.clone());
         let interval = settings.load_interval;
@@ -130,7 +131,7 @@ impl Watcher {
             metrics: &metrics,
         };
         let polling = poll::run(&client, interval, &polled, &metrics);
-        let telling = load::run(polled.subscribe(), busy.as_ref(), &load);
-        tokio::join!(polling, learner.run(), telling);
+        let reporting = load::run(polled.subscribe(), proxy_load.as_ref(), &load);
+        tokio::join!(polling, learner.run(), reporting);
     }
 }

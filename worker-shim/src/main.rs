@@ -10,11 +10,11 @@ use splitrail_settings::Problems;
 use splitrail_settings::logging::{self, LogFormat};
 use splitrail_settings::process::{raise_descriptor_limit, write_whole};
 use splitrail_shim::config::{self, Loaded};
-use splitrail_shim::run::{Ended, Running, StartError};
+use splitrail_shim::run::{RunningShim, StartError, UnexpectedExit};
 use tokio::runtime::Builder;
 use tokio::signal::unix::{Signal, SignalKind, signal};
 
-/// Exit codes as of sysexits.h.
+/// Exit codes from `sysexits.h`.
 mod exit {
     pub(crate) const USAGE: u8 = 64;
     pub(crate) const NO_INPUT: u8 = 66;
@@ -24,11 +24,12 @@ mod exit {
     pub(crate) const CONFIG: u8 = 78;
 }
 
-/// The shim of one engine: tells routers what it holds, and gates for it.
+/// The shim of one engine: reports the engine's KV blocks and load to routers, and checks the
+/// cache hit threshold in front of the engine.
 #[derive(Parser)]
 #[command(version, about, args_conflicts_with_subcommands = true)]
 struct Args {
-    /// How log lines look; `RUST_LOG` filters them.
+    /// The format of log lines. `RUST_LOG` sets the filter.
     #[arg(long, global = true, value_enum, default_value_t)]
     log_format: LogFormat,
     #[command(flatten)]
@@ -37,39 +38,39 @@ struct Args {
     command: Option<Command>,
 }
 
-/// What to run: a file, or flags that are called as the file's keys.
+/// The configuration: a file, or flags with the names of the file's keys.
 #[derive(clap::Args)]
 struct RunArgs {
-    /// The configuration file; it has keys for everything, the flags below for the most common.
+    /// The configuration file. It has keys for all settings; the flags cover the most common ones.
     #[arg(long, conflicts_with_all = [
         "engine", "listen", "advertise", "router", "role", "id", "model", "token_file",
     ])]
     config: Option<PathBuf>,
-    /// The engine, `http://HOST:PORT`.
+    /// The engine's address, `http://HOST:PORT`.
     #[arg(long)]
     engine: Option<String>,
-    /// Where requests to the engine are served, `IP:PORT`.
+    /// The address at which the shim accepts requests for the engine, `IP:PORT`.
     #[arg(long)]
     listen: Option<String>,
-    /// Where routers reach that, `http://HOST:PORT`.
+    /// The address at which routers reach the shim, `http://HOST:PORT`.
     #[arg(long)]
     advertise: Option<String>,
-    /// Routers to attach to, `HOST:PORT` each.
+    /// The routers to attach to, `HOST:PORT` each.
     #[arg(long, value_delimiter = ',')]
     router: Vec<String>,
-    /// What the engine is used for: prefill, decode or both.
+    /// The role of the engine: prefill, decode or both.
     #[arg(long)]
     role: Option<String>,
-    /// The worker's name.
+    /// The worker's id, unique in its model.
     #[arg(long)]
     id: Option<String>,
-    /// The model's name, if not the first that the engine lists.
+    /// The model's name. Defaults to the first model that the engine lists.
     #[arg(long)]
     model: Option<String>,
-    /// A file with what routers want to see; else the variable SPLITRAIL_FLEET_TOKEN.
+    /// A file with the token for the routers. Defaults to the variable SPLITRAIL_FLEET_TOKEN.
     #[arg(long)]
     token_file: Option<PathBuf>,
-    /// Written once everything is bound and the engine was reached, as JSON.
+    /// A JSON file that is written once the shim is bound and has reached the engine.
     #[arg(long)]
     ready_file: Option<PathBuf>,
 }
@@ -94,13 +95,13 @@ enum Command {
 type Failure = (u8, String);
 
 fn main() -> ExitCode {
-    // One thread: what a shim does is passing on small pieces, and another thread costs more
-    // in waking up than it takes off. Copies of everything are made on threads of their own.
+    // One thread: a shim mostly forwards small chunks, and waking a second thread costs more than
+    // the thread saves. Snapshots are taken on separate threads.
     splitrail_shim::start_ticks();
     match Builder::new_current_thread().enable_all().build() {
         Ok(runtime) => runtime.block_on(command()),
         Err(error) => {
-            say_error(&error.to_string());
+            print_error(&error.to_string());
             exit::OS_ERROR.into()
         }
     }
@@ -110,19 +111,18 @@ async fn command() -> ExitCode {
     let args = match Args::try_parse() {
         Ok(args) => args,
         Err(error) => {
-            // Help and version are answers, not mistakes; where they cannot be written,
-            // the exit code has to do.
-            let _unsaid = error.print();
+            // Help and version are no errors. If they cannot be written, the exit code must do.
+            let _unwritten = error.print();
             return if error.use_stderr() { exit::USAGE.into() } else { ExitCode::SUCCESS };
         }
     };
     logging::init(args.log_format, &[]);
-    // Of what runs on, logs are all that anybody reads.
+    // While the shim runs with JSON logs, errors go to the log as well.
     let logs = args.command.is_none() && args.log_format == LogFormat::Json;
     let outcome = match args.command {
         Some(Command::Check { config }) => check(&config),
-        Some(Command::Schema { markdown: true }) => say(&config::reference_markdown()),
-        Some(Command::Schema { markdown: false }) => say(&format!("{:#}", config::schema())),
+        Some(Command::Schema { markdown: true }) => print(&config::reference_markdown()),
+        Some(Command::Schema { markdown: false }) => print(&format!("{:#}", config::schema())),
         None => run(args.run, logs).await,
     };
     match outcome {
@@ -130,7 +130,7 @@ async fn command() -> ExitCode {
         Err((code, message)) => {
             match logs {
                 true => tracing::error!(exit_code = code, "{message}"),
-                false => say_error(&message),
+                false => print_error(&message),
             }
             ExitCode::from(code)
         }
@@ -138,11 +138,11 @@ async fn command() -> ExitCode {
 }
 
 impl RunArgs {
-    /// `logs` has mistakes of the file logged, a record each.
+    /// Loads the configuration. With `logs`, each problem of the file becomes a log record.
     fn load(&self, logs: bool) -> Result<Loaded, Failure> {
         if let Some(path) = &self.config {
             return config::load(path).map_err(|problems| {
-                let (code, message) = not_loaded(&problems);
+                let (code, message) = load_failure(&problems);
                 if !logs {
                     return (code, message);
                 }
@@ -183,7 +183,7 @@ async fn run(args: RunArgs, logs: bool) -> Result<(), Failure> {
     raise_descriptor_limit(config.limits.connections_max, "limits.connections_max");
     let id = config.id.clone();
     let mut signals = Signals::watch().map_err(os_error)?;
-    let mut running = Running::start(config).await.map_err(|error| match error {
+    let mut running = RunningShim::start(config).await.map_err(|error| match error {
         StartError::Listen(_) => (exit::OS_ERROR, error.to_string()),
         StartError::Defect(_) => (exit::SOFTWARE, error.to_string()),
         error => (exit::CONFIG, error.to_string()),
@@ -191,19 +191,19 @@ async fn run(args: RunArgs, logs: bool) -> Result<(), Failure> {
     let http = running.address();
     tracing::info!(%http, id, "serving; waiting for the engine");
     let serving = async {
-        running.reached().await;
+        running.wait_for_engine().await;
         if let Some(path) = &args.ready_file {
             let ready = json!({ "http": http.to_string(), "id": id });
             write_whole(path, &ready.to_string()).map_err(os_error)?;
         }
-        Err::<(), Failure>(defect(running.ended().await))
+        Err::<(), Failure>(unexpected_exit_failure(running.unexpected_exit().await))
     };
     tokio::select! {
         failed = serving => return failed,
         () = signals.next() => {}
     }
     tokio::select! {
-        outcome = running.drain() => outcome.map_err(defect),
+        outcome = running.drain() => outcome.map_err(unexpected_exit_failure),
         () = signals.next() => {
             tracing::warn!("a second stop signal: ending at once");
             Ok(())
@@ -211,7 +211,7 @@ async fn run(args: RunArgs, logs: bool) -> Result<(), Failure> {
     }
 }
 
-/// Stop signals.
+/// The stop signals.
 struct Signals {
     terminate: Signal,
     interrupt: Signal,
@@ -227,44 +227,43 @@ impl Signals {
         })
     }
 
-    /// The next stop signal. SIGHUP, which asks for a reload, does not end the process.
+    /// Waits for the next stop signal. SIGHUP, which asks for a reload, does not end the process.
     async fn next(&mut self) {
         loop {
             tokio::select! {
                 _ = self.terminate.recv() => return,
                 _ = self.interrupt.recv() => return,
                 _ = self.hang_up.recv() => {
-                    tracing::warn!("SIGHUP: a shim does not reload; restart it, it keeps no state");
+                    tracing::warn!("SIGHUP: a shim does not reload its configuration; restart it, it keeps no state");
                 }
             }
         }
     }
 }
 
-fn not_loaded(problems: &Problems) -> Failure {
+fn load_failure(problems: &Problems) -> Failure {
     let code = if problems.is_unreadable() { exit::NO_INPUT } else { exit::CONFIG };
     (code, problems.to_string())
 }
 
 fn check(path: &Path) -> Result<(), Failure> {
-    let loaded = config::load(path).map_err(|problems| not_loaded(&problems))?;
+    let loaded = config::load(path).map_err(|problems| load_failure(&problems))?;
     for warning in &loaded.warnings {
-        say(&format!("warning: {warning}"))?;
+        print(&format!("warning: {warning}"))?;
     }
-    say(&format!("{}: ok", path.display()))
+    print(&format!("{}: ok", path.display()))
 }
 
 fn os_error(error: std::io::Error) -> Failure {
     (exit::OS_ERROR, error.to_string())
 }
 
-fn defect(ended: Ended) -> Failure {
+fn unexpected_exit_failure(ended: UnexpectedExit) -> Failure {
     (exit::SOFTWARE, ended.to_string())
 }
 
-/// What a command was asked for goes to stdout; logs go to stderr. A reader that has seen
-/// enough is no error.
-fn say(text: &str) -> Result<(), Failure> {
+/// Writes the output of a command to stdout; logs go to stderr. A closed pipe is no error.
+fn print(text: &str) -> Result<(), Failure> {
     let mut out = std::io::stdout().lock();
     let written = writeln!(out, "{text}").and_then(|()| out.flush());
     match written {
@@ -275,7 +274,7 @@ fn say(text: &str) -> Result<(), Failure> {
     }
 }
 
-fn say_error(text: &str) {
-    // Where even this cannot be written, the exit code has to do.
-    let _unsaid = writeln!(std::io::stderr(), "{text}");
+fn print_error(text: &str) {
+    // If this cannot be written either, the exit code must do.
+    let _unwritten = writeln!(std::io::stderr(), "{text}");
 }

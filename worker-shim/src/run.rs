@@ -1,4 +1,4 @@
-//! The shim as one program: binds, watches its engine, serves, attaches, drains.
+//! The running shim: binds the listener, watches the engine, serves, attaches and drains.
 
 use std::fmt;
 use std::io;
@@ -21,81 +21,81 @@ mod settings;
 use crate::attach;
 use crate::config::{Config, Events, Role};
 use crate::drain::{self, DrainInputs, DrainWait};
-use crate::engine::{Busy, Engine};
+use crate::engine::{Engine, ProxyLoad};
 use crate::mirror::{self, Mirror};
 use crate::plane;
 use crate::proxy::{self, Ask, Proxy, Residency, Traffic};
-use crate::status::Status;
+use crate::status::StatusEndpoints;
 use crate::telemetry::Metrics;
 
-/// How long a drain waits before it looks again, if nothing changes.
-const LOOK_AGAIN: Duration = Duration::from_millis(50);
-/// How long open connections may take to end once nothing is in flight.
-const CLOSING: Duration = Duration::from_secs(1);
+/// Maximum interval between two checks of a drain.
+const DRAIN_CHECK_INTERVAL: Duration = Duration::from_millis(50);
+/// Maximum time for which open connections may take to close once nothing is in flight.
+const CLOSE_TIMEOUT: Duration = Duration::from_secs(1);
 
 /// Why a shim cannot start.
 #[derive(Debug, thiserror::Error)]
 pub enum StartError {
-    /// `listen` cannot be bound.
+    /// The address `listen` cannot be bound.
     #[error("{0}")]
     Listen(#[source] io::Error),
-    /// A secret cannot be had.
+    /// A secret cannot be read.
     #[error("`{key}`: {source}")]
     Secret {
-        /// Which.
+        /// The configuration key of the secret.
         key: &'static str,
-        /// Why.
+        /// The cause.
         source: SecretError,
     },
     /// A file of `tls` cannot be read.
     #[error("`tls`: {0}")]
     Tls(#[source] io::Error),
-    /// An address that passed the configuration's check does not pass another.
+    /// An address was accepted by the check of the configuration but cannot be used.
     #[error("`{0}` is not an address")]
     Address(&'static str),
-    /// A mistake of this program.
+    /// A metric is defined twice, which is a bug.
     #[error("metrics: {0}")]
     Defect(#[from] prometheus::Error),
 }
 
-/// A part of the shim has ended, which none does while it runs.
+/// A task of the shim has ended although none should while the shim runs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Ended {
-    /// Whether it panicked.
+pub struct UnexpectedExit {
+    /// Whether the task panicked.
     pub is_panic: bool,
 }
 
-impl fmt::Display for Ended {
+impl fmt::Display for UnexpectedExit {
     fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
         out.write_str(match self.is_panic {
-            true => "a part of the shim broke off: please report what was logged before",
-            false => "a part of the shim ended: please report this",
+            true => "a task of the shim panicked: please report the preceding log lines",
+            false => "a task of the shim ended unexpectedly: please report this",
         })
     }
 }
 
-/// A shim that is bound and serves. Dropped, it ends at once.
-pub struct Running {
+/// A shim that is bound and serves. Dropping it ends all its tasks at once.
+pub struct RunningShim {
     address: SocketAddr,
     grace: Duration,
     engine: Engine,
     traffic: Arc<Traffic>,
-    status: Arc<Status>,
-    /// Fires when routers are to send no more work.
+    status: Arc<StatusEndpoints>,
+    /// Fires when routers are to be asked to send no more work.
     leaving: CancellationToken,
-    /// Fires when the listener is to close.
+    /// Fires when the listener is to be closed.
     closing: CancellationToken,
     listener: JoinSet<()>,
-    /// What runs beside the listener; none of it ends by itself.
-    parts: JoinSet<()>,
+    /// The other tasks. None of them ends by itself.
+    tasks: JoinSet<()>,
 }
 
-impl Running {
-    /// Binds the listener and starts all parts. The engine may be down: it is waited for.
+impl RunningShim {
+    /// Binds the listener and starts all tasks. The engine may still be down.
     ///
     /// # Errors
-    /// An address that cannot be bound, or something that the configuration refers to and
-    /// that is not there any more.
+    /// If the address cannot be bound, or a file or variable that the configuration refers to
+    /// cannot be read.
     pub async fn start(config: Config) -> Result<Self, StartError> {
         let metrics = Arc::new(Metrics::new()?);
         let (engine, watcher) = Engine::new(settings::engine(&config)?);
@@ -108,7 +108,7 @@ impl Running {
         let attached = attach::RouterStatuses::default();
         let published = plane::SharedPlaneStatus::default();
         let published = matches!(config.events, Events::Nats(_)).then_some(published);
-        let status = Arc::new(Status {
+        let status = Arc::new(StatusEndpoints {
             id: config.id.clone(),
             role: config.role,
             engine: engine.clone(),
@@ -118,104 +118,104 @@ impl Running {
             metrics: Arc::clone(&metrics),
             draining: AtomicBool::new(false),
         });
-        let answers = Arc::clone(&status);
+        let endpoints = Arc::clone(&status);
         let proxy = Proxy::new(
             settings::proxy(&config)?,
-            Arc::new(Held(mirror.clone())),
+            Arc::new(MirrorResidency(mirror.clone())),
             engine.capabilities.clone(),
-            Arc::new(move |request| answers.respond(request)),
+            Arc::new(move |request| endpoints.respond(request)),
             metrics.registry(),
         )?;
         let socket = bind(config.listen).await.map_err(StartError::Listen)?;
         let address = socket.local_addr().map_err(StartError::Listen)?;
         let (leaving, closing) = (CancellationToken::new(), CancellationToken::new());
         let traffic = proxy.traffic();
-        let mut parts = JoinSet::new();
-        parts.spawn(follow::run(follow::Follow {
+        let mut tasks = JoinSet::new();
+        tasks.spawn(follow::run(follow::FollowerInputs {
             attach: settings::attach(&config, address, attached)?,
             plane: settings::plane(&config, address, published.unwrap_or_default()),
             mirror,
             engine: engine.clone(),
             leaving: leaving.clone(),
         }));
-        parts.spawn(watcher.run(Arc::clone(&traffic), metrics));
+        tasks.spawn(watcher.run(Arc::clone(&traffic), metrics));
         let mut listener = JoinSet::new();
         listener.spawn(proxy::serve(socket, proxy, closing.clone()));
         let grace = config.drain.grace;
-        Ok(Self { address, grace, engine, traffic, status, leaving, closing, listener, parts })
+        Ok(Self { address, grace, engine, traffic, status, leaving, closing, listener, tasks })
     }
 
-    /// Where it listens.
+    /// The address of the listener.
     #[must_use]
     pub fn address(&self) -> SocketAddr {
         self.address
     }
 
-    /// What is known of the engine.
+    /// The state of the engine.
     #[must_use]
     pub fn engine(&self) -> &Engine {
         &self.engine
     }
 
-    /// Waits until the engine was reached for the first time, and said what it is.
-    pub async fn reached(&self) {
+    /// Waits until the engine's identity is known for the first time.
+    pub async fn wait_for_engine(&self) {
         let mut identity = self.engine.identity.clone();
         if identity.wait_for(Option::is_some).await.is_err() {
-            // Nobody asks any more: `ended` says so.
+            // The watcher has ended, which `unexpected_exit` reports.
             std::future::pending().await
         }
     }
 
-    /// Waits for a part to end, which is a defect: half a shim is none.
-    pub async fn ended(&mut self) -> Ended {
+    /// Waits until a task ends, which is a bug.
+    pub async fn unexpected_exit(&mut self) -> UnexpectedExit {
         let ended = tokio::select! {
-            Some(ended) = self.parts.join_next() => ended,
+            Some(ended) = self.tasks.join_next() => ended,
             Some(ended) = self.listener.join_next() => ended,
             else => Ok(()),
         };
-        Ended { is_panic: ended.is_err_and(|error| error.is_panic()) }
+        UnexpectedExit { is_panic: ended.is_err_and(|error| error.is_panic()) }
     }
 
-    /// Asks routers for no more work, then waits for requests in flight and for KV that has
-    /// yet to be fetched, up to the grace period.
+    /// Asks routers to send no more work, then waits for requests in flight and for hand-offs that
+    /// have not been fetched, up to the grace period.
     ///
     /// # Errors
-    /// A part that ended meanwhile.
-    pub async fn drain(&mut self) -> Result<(), Ended> {
+    /// If a task ends unexpectedly in the meantime.
+    pub async fn drain(&mut self) -> Result<(), UnexpectedExit> {
         self.status.draining.store(true, Ordering::Relaxed);
         self.status.metrics.draining.set(1);
-        tracing::info!(requests = self.traffic.requests(), "draining: routers are told");
+        tracing::info!(requests = self.traffic.requests(), "draining: informing routers");
         self.leaving.cancel();
         let (status, traffic, engine) = (&self.status, &self.traffic, &self.engine);
-        let done = tokio::time::timeout(self.grace, nothing_left(status, traffic, engine));
-        let parts = &mut self.parts;
+        let done = tokio::time::timeout(self.grace, wait_until_drained(status, traffic, engine));
+        let tasks = &mut self.tasks;
         tokio::select! {
             done = done => match done {
                 Ok(()) => tracing::info!("drained"),
                 Err(_) => tracing::warn!(
                     requests = traffic.requests(),
                     staged = traffic.staged(),
-                    "cut off: drain.grace is over"
+                    "drain.grace has passed: ending with work left"
                 ),
             },
-            Some(ended) = parts.join_next() => {
-                return Err(Ended { is_panic: ended.is_err_and(|error| error.is_panic()) });
+            Some(ended) = tasks.join_next() => {
+                return Err(UnexpectedExit { is_panic: ended.is_err_and(|error| error.is_panic()) });
             }
         }
         self.closing.cancel();
         let listener = &mut self.listener;
         let closed = async { while listener.join_next().await.is_some() {} };
-        // Whoever still holds a connection open has nothing in flight on it.
-        let _in_time = tokio::time::timeout(CLOSING, closed).await;
+        // Connections that are still open have no request in flight.
+        let _in_time = tokio::time::timeout(CLOSE_TIMEOUT, closed).await;
         Ok(())
     }
 }
 
 /// Waits until a drain has nothing left to wait for.
-async fn nothing_left(status: &Status, traffic: &Traffic, engine: &Engine) {
+async fn wait_until_drained(status: &StatusEndpoints, traffic: &Traffic, engine: &Engine) {
     let mut changed = traffic.changed();
     let mut busy_at = Instant::now();
-    let mut said = None;
+    let mut logged = None;
     loop {
         let now = Instant::now();
         if traffic.requests() > 0 {
@@ -228,7 +228,7 @@ async fn nothing_left(status: &Status, traffic: &Traffic, engine: &Engine) {
             drain::remaining_wait(&DrainInputs { requests, staged, busy_at, polled: &polled }, now)
         };
         let Some(waiting) = waiting else { return };
-        if said.replace(waiting) != Some(waiting) && waiting != DrainWait::Stragglers {
+        if logged.replace(waiting) != Some(waiting) && waiting != DrainWait::Stragglers {
             tracing::info!(
                 waiting_for = waiting.name(),
                 requests = traffic.requests(),
@@ -238,15 +238,15 @@ async fn nothing_left(status: &Status, traffic: &Traffic, engine: &Engine) {
         }
         tokio::select! {
             Ok(()) = changed.changed() => {}
-            () = tokio::time::sleep(LOOK_AGAIN) => {}
+            () = tokio::time::sleep(DRAIN_CHECK_INTERVAL) => {}
         }
     }
 }
 
-/// The mirror as the gate asks it.
-struct Held(Mirror);
+/// Answers the gate's questions from the mirror.
+struct MirrorResidency(Mirror);
 
-impl Residency for Held {
+impl Residency for MirrorResidency {
     fn holds<'a>(&'a self, ask: &'a Ask) -> BoxFuture<'a, bool> {
         Box::pin(async {
             self.0.refresh(ask.rank).await;
@@ -255,7 +255,7 @@ impl Residency for Held {
     }
 }
 
-impl Busy for Traffic {
+impl ProxyLoad for Traffic {
     fn requests(&self) -> u64 {
         self.requests()
     }

@@ -1,4 +1,4 @@
-//! What the shim tells of itself, under `/splitrail/` on its listener.
+//! The shim's own endpoints under `/splitrail/`: health, readiness, status and metrics.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -17,36 +17,38 @@ use crate::mirror::Mirror;
 use crate::plane;
 use crate::telemetry::Metrics;
 
-/// What the answers are made of.
-pub struct Status {
-    /// The worker's name.
+/// Serves the shim's own endpoints.
+pub struct StatusEndpoints {
+    /// The worker's id.
     pub id: String,
-    /// What it does.
+    /// The worker's role.
     pub role: Role,
-    /// What is known of the engine.
+    /// The state of the engine.
     pub engine: Engine,
-    /// What it holds.
+    /// The mirror of the engine's blocks.
     pub mirror: Mirror,
-    /// How each router stands.
+    /// The attachments to routers.
     pub routers: attach::RouterStatuses,
-    /// How the event plane stands, if there is one.
+    /// The state of the event plane, if one is configured.
     pub plane: Option<plane::SharedPlaneStatus>,
-    /// Metrics.
+    /// The shim's metrics.
     pub metrics: Arc<Metrics>,
-    /// Whether the stop signal was received.
+    /// Whether the shim has received a stop signal.
     pub draining: AtomicBool,
 }
 
-impl Status {
-    /// The answer to a request under `/splitrail/`; `None` for what is not there.
+impl StatusEndpoints {
+    /// Returns the reply to a request under `/splitrail/`, or `None` for an unknown path.
     pub fn respond(&self, request: &Request<()>) -> Option<Response<Bytes>> {
         let (status, kind, body) = match request.uri().path() {
             "/splitrail/health" => (StatusCode::OK, "text/plain", "ok\n".to_owned()),
-            "/splitrail/ready" => match self.unready() {
+            "/splitrail/ready" => match self.unready_reason() {
                 None => (StatusCode::OK, "text/plain", "ready\n".to_owned()),
                 Some(why) => (StatusCode::SERVICE_UNAVAILABLE, "text/plain", format!("{why}\n")),
             },
-            "/splitrail/status" => (StatusCode::OK, "application/json", self.page().to_string()),
+            "/splitrail/status" => {
+                (StatusCode::OK, "application/json", self.status_json().to_string())
+            }
             "/splitrail/metrics" => {
                 self.refresh();
                 (StatusCode::OK, "text/plain; version=0.0.4", self.metrics.text())
@@ -64,8 +66,8 @@ impl Status {
         Some(response)
     }
 
-    /// Why no work should be sent; `None` if it may be.
-    fn unready(&self) -> Option<&'static str> {
+    /// Returns why no work should be sent, or `None` if the shim is ready.
+    fn unready_reason(&self) -> Option<&'static str> {
         if self.draining.load(Ordering::Relaxed) {
             Some("draining")
         } else if self.engine.identity.borrow().is_none() {
@@ -77,7 +79,7 @@ impl Status {
         }
     }
 
-    /// Brings those metrics up to date that are figures of other parts.
+    /// Updates the metrics whose values other modules keep.
     fn refresh(&self) {
         let metrics = &self.metrics;
         let age_s = self.engine.polled.borrow().at.map(|at| at.elapsed().as_secs_f64());
@@ -96,12 +98,12 @@ impl Status {
         if let Some(plane) = self.plane.as_ref().map(plane::SharedPlaneStatus::get) {
             metrics.broker_connected.set(plane.connected.into());
             metrics.broker_lag_changes.set(i64::try_from(plane.lag).unwrap_or(i64::MAX));
-            raise(&metrics.broker_losses, plane.losses);
+            raise_to(&metrics.broker_losses, plane.losses);
         }
         for rank in &mirror.ranks {
             let name = rank.rank.to_string();
             metrics.mirror_current.with_label_values(&[&name]).set(rank.current.into());
-            raise(&metrics.mirror_resets.with_label_values(&[&name]), rank.resets);
+            raise_to(&metrics.mirror_resets.with_label_values(&[&name]), rank.resets);
             for tier in Tier::ALL {
                 let blocks = metrics.mirror_blocks.with_label_values(&[name.as_str(), tier.name()]);
                 blocks.set(signed(rank.blocks[tier as usize]));
@@ -109,7 +111,7 @@ impl Status {
         }
     }
 
-    /// As routers are told, with the age that the figures have by now.
+    /// The load as reported to routers, with the current age of the engine's metrics.
     fn load(&self) -> Value {
         let load = *self.engine.load.borrow();
         let age = self.engine.polled.borrow().at.map(|at| at.elapsed().as_millis() as u64);
@@ -144,7 +146,7 @@ impl Status {
         }))
     }
 
-    fn page(&self) -> Value {
+    fn status_json(&self) -> Value {
         let identity = self.engine.identity.borrow().clone();
         let mirror = self.mirror.status();
         let ranks: Vec<Value> = mirror
@@ -165,8 +167,8 @@ impl Status {
         json!({
             "id": self.id,
             "role": self.role,
-            "ready": self.unready().is_none(),
-            "unready": self.unready(),
+            "ready": self.unready_reason().is_none(),
+            "unready": self.unready_reason(),
             "model": identity.as_ref().map(|identity| &identity.model),
             "process": self.engine.polled.borrow().process,
             "capabilities": self.engine.capabilities.borrow().to_json(),
@@ -182,8 +184,8 @@ impl Status {
     }
 }
 
-/// Raises a counter to a total that is counted elsewhere.
-fn raise(counter: &IntCounter, total: u64) {
+/// Raises a counter to a total that another module counts.
+fn raise_to(counter: &IntCounter, total: u64) {
     counter.inc_by(total.saturating_sub(counter.get()));
 }
 

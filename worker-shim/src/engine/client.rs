@@ -1,4 +1,4 @@
-//! HTTP towards the engine, for the shim's own questions.
+//! The HTTP client for the shim's own requests to the engine.
 
 use std::time::Duration;
 
@@ -11,16 +11,16 @@ use hyper_util::client::legacy::connect::HttpConnector;
 use hyper_util::rt::{TokioExecutor, TokioTimer};
 use splitrail_engine::vllm::identity::RANK_HEADER;
 
-/// No answer to a question of ours is longer; `/metrics` is about 60 kB a rank.
-const ANSWER_MAX_BYTES: usize = 16 << 20;
+/// Maximum size of a reply in bytes. `/metrics` is about 60 kB per rank.
+const REPLY_MAX_BYTES: usize = 16 << 20;
 
-/// vLLM closes idle connections after 5 s; ours end earlier.
-const IDLE: Duration = Duration::from_secs(3);
+/// Idle connections are closed after this time, before vLLM closes them (5 s).
+const IDLE_TIMEOUT: Duration = Duration::from_secs(3);
 
-/// To connect to a neighbour.
-const CONNECT: Duration = Duration::from_secs(2);
+/// Timeout for connecting. The engine is nearby.
+const CONNECT_TIMEOUT: Duration = Duration::from_secs(2);
 
-/// Asks one engine. Cheap to clone.
+/// Sends requests to one engine. Cheap to clone.
 #[derive(Clone)]
 pub(super) struct EngineClient {
     http: Client<HttpConnector, Full<Bytes>>,
@@ -29,26 +29,26 @@ pub(super) struct EngineClient {
     authorization: Option<HeaderValue>,
 }
 
-/// An engine's answer.
-pub(super) struct Answer {
+/// The engine's reply.
+pub(super) struct EngineReply {
     pub(super) status: u16,
     pub(super) body: Bytes,
 }
 
-/// Why there is no answer.
+/// Why a request to the engine has failed.
 #[derive(Debug, thiserror::Error)]
-pub(super) enum AskError {
-    /// No connection, or it broke off.
-    #[error("it cannot be reached: {0}")]
+pub(super) enum QueryError {
+    /// There is no connection, or it was closed early.
+    #[error("the engine cannot be reached: {0}")]
     Unreachable(String),
-    /// Too late.
-    #[error("it does not answer within {0:?}")]
+    /// The reply did not arrive in time.
+    #[error("the engine does not answer within {0:?}")]
     Late(Duration),
-    /// Too long, or it broke off.
-    #[error("its answer cannot be read")]
+    /// The body is too long, or incomplete.
+    #[error("the engine's reply cannot be read")]
     Body,
-    /// Another status than 200.
-    #[error("it answers with status {0}")]
+    /// The status is not 200.
+    #[error("the engine answers with status {0}")]
     Status(u16),
 }
 
@@ -56,52 +56,52 @@ impl EngineClient {
     pub(super) fn new(url: &str, authorization: Option<HeaderValue>) -> Self {
         let mut connector = HttpConnector::new();
         connector.set_nodelay(true);
-        connector.set_connect_timeout(Some(CONNECT));
+        connector.set_connect_timeout(Some(CONNECT_TIMEOUT));
         let http = Client::builder(TokioExecutor::new())
             .pool_timer(TokioTimer::new())
-            .pool_idle_timeout(IDLE)
+            .pool_idle_timeout(IDLE_TIMEOUT)
             .build(connector);
         Self { http, url: url.to_owned(), authorization }
     }
 
-    /// The text at a path.
-    pub(super) async fn text(&self, path: &str, patience: Duration) -> Result<String, AskError> {
-        let body = self.get(path, patience).await?;
-        String::from_utf8(body.into()).map_err(|_| AskError::Body)
+    /// Reads the text at `path`.
+    pub(super) async fn text(&self, path: &str, timeout: Duration) -> Result<String, QueryError> {
+        let body = self.get(path, timeout).await?;
+        String::from_utf8(body.into()).map_err(|_| QueryError::Body)
     }
 
-    /// What is at a path.
-    pub(super) async fn get(&self, path: &str, patience: Duration) -> Result<Bytes, AskError> {
-        let answer = self.ask(Method::GET, path, None, Bytes::new(), patience).await?;
-        match answer.status {
-            200 => Ok(answer.body),
-            status => Err(AskError::Status(status)),
+    /// Reads the body at `path`.
+    pub(super) async fn get(&self, path: &str, timeout: Duration) -> Result<Bytes, QueryError> {
+        let reply = self.send(Method::GET, path, None, Bytes::new(), timeout).await?;
+        match reply.status {
+            200 => Ok(reply.body),
+            status => Err(QueryError::Status(status)),
         }
     }
 
-    /// What the engine answers to a JSON body, pinned to a rank if one is given.
+    /// Posts a JSON body, pinned to `rank` if one is given. Returns the reply whatever its status.
     pub(super) async fn post(
         &self,
         path: &str,
         rank: Option<u32>,
         body: String,
-        patience: Duration,
-    ) -> Result<Answer, AskError> {
-        self.ask(Method::POST, path, rank, Bytes::from(body), patience).await
+        timeout: Duration,
+    ) -> Result<EngineReply, QueryError> {
+        self.send(Method::POST, path, rank, Bytes::from(body), timeout).await
     }
 
-    async fn ask(
+    async fn send(
         &self,
         method: Method,
         path: &str,
         rank: Option<u32>,
         body: Bytes,
-        patience: Duration,
-    ) -> Result<Answer, AskError> {
+        timeout: Duration,
+    ) -> Result<EngineReply, QueryError> {
         let request = Request::builder().method(method).uri(format!("{}{path}", self.url));
         let mut request = request
             .body(Full::new(body))
-            .map_err(|error| AskError::Unreachable(error.to_string()))?;
+            .map_err(|error| QueryError::Unreachable(error.to_string()))?;
         let headers = request.headers_mut();
         headers.insert(CONTENT_TYPE, HeaderValue::from_static("application/json"));
         if let Some(rank) = rank {
@@ -114,13 +114,13 @@ impl EngineClient {
             let response = self.http.request(request).await;
             let response = response.map_err(|error| {
                 let cause = std::error::Error::source(&error).map(ToString::to_string);
-                AskError::Unreachable(cause.unwrap_or_else(|| error.to_string()))
+                QueryError::Unreachable(cause.unwrap_or_else(|| error.to_string()))
             })?;
             let status = response.status().as_u16();
-            let body = Limited::new(response.into_body(), ANSWER_MAX_BYTES).collect().await;
-            let body = body.map_err(|_| AskError::Body)?.to_bytes();
-            Ok(Answer { status, body })
+            let body = Limited::new(response.into_body(), REPLY_MAX_BYTES).collect().await;
+            let body = body.map_err(|_| QueryError::Body)?.to_bytes();
+            Ok(EngineReply { status, body })
         };
-        tokio::time::timeout(patience, exchange).await.unwrap_or(Err(AskError::Late(patience)))
+        tokio::time::timeout(timeout, exchange).await.unwrap_or(Err(QueryError::Late(timeout)))
     }
 }

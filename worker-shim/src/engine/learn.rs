@@ -1,4 +1,4 @@
-//! Asks each process of the engine what it is and what it can do.
+//! Asks each engine process for its identity and its capabilities.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -11,40 +11,41 @@ use splitrail_engine::vllm::load::EngineLoad;
 use splitrail_proto::v1::Capabilities;
 use tokio::sync::watch;
 
-use super::client::{AskError, EngineClient};
-use super::poll::Polled;
+use super::client::{EngineClient, QueryError};
+use super::poll::EnginePoll;
 use super::{Identity, Settings};
 use crate::telemetry::Metrics;
 
-/// To answer what costs an engine nothing.
-const PATIENCE: Duration = Duration::from_secs(5);
-/// To generate one token; an engine that has just begun may be compiling.
-const TRIAL_PATIENCE: Duration = Duration::from_secs(60);
-/// Between two questions that were not answered.
-const PAUSE: Duration = Duration::from_secs(1);
-/// Trials that fail again and again come less and less often, up to this.
-const PAUSE_MAX: Duration = Duration::from_secs(30);
+/// Timeout for requests that need no computation.
+const TIMEOUT: Duration = Duration::from_secs(5);
+/// Timeout for the generation of one token. An engine that has just started may be compiling.
+const TRIAL_TIMEOUT: Duration = Duration::from_secs(60);
+/// Delay before the first retry.
+const RETRY_DELAY: Duration = Duration::from_secs(1);
+/// Maximum delay between two attempts of a trial.
+const RETRY_DELAY_MAX: Duration = Duration::from_secs(30);
 
+/// Learns what an engine is and what it can do.
 pub(super) struct Learner<'l> {
     pub(super) client: &'l EngineClient,
     pub(super) settings: &'l Settings,
-    pub(super) polled: watch::Receiver<Polled>,
+    pub(super) polled: watch::Receiver<EnginePoll>,
     pub(super) identity: watch::Sender<Option<Arc<Identity>>>,
     pub(super) capabilities: watch::Sender<Capabilities>,
     pub(super) metrics: &'l Metrics,
 }
 
-/// What an engine tells without effort.
-struct Told {
+/// Facts that an engine reports without computation.
+struct EngineFacts {
     version: Option<String>,
     model: ServedModel,
-    /// `None` if nobody knows whether it publishes events.
+    /// `None` if it is unknown whether the engine publishes KV events.
     sources: Option<Vec<EventSource>>,
     figures: EngineLoad,
 }
 
 impl Learner<'_> {
-    /// Learns until dropped: again whenever the engine is another process.
+    /// Runs until dropped. Learns again whenever the engine has restarted.
     pub(super) async fn run(self) {
         let mut polled = self.polled.clone();
         let mut process = 0;
@@ -55,33 +56,35 @@ impl Learner<'_> {
             let another = polled.clone();
             tokio::select! {
                 () = self.learn(process) => {}
-                // What was asked of a process that is gone is of no interest.
-                () = another_process(another, process) => {}
+                // Replies of a process that has ended are of no use.
+                () = wait_for_other_process(another, process) => {}
             }
         }
     }
 
     async fn learn(&self, process: u64) {
-        let told = self.told().await;
+        let facts = self.fetch_facts().await;
         let identity = Identity {
-            model: told.model.name.clone(),
-            sources: told.sources.clone().unwrap_or_default(),
+            model: facts.model.name.clone(),
+            sources: facts.sources.clone().unwrap_or_default(),
         };
-        self.say(&told);
-        self.capabilities.send_if_modified(|was| replace(was, told.capabilities(self.settings)));
+        self.log_facts(&facts);
+        self.capabilities
+            .send_if_modified(|was| replace_if_changed(was, facts.capabilities(self.settings)));
         self.identity.send_if_modified(|was| {
             let changed = was.as_deref() != Some(&identity);
             *was = Some(Arc::new(identity));
             changed
         });
-        let ranks = told.figures.ranks.unwrap_or(1);
+        let ranks = facts.figures.ranks.unwrap_or(1);
         let mut outcome = TrialOutcome::default();
         for trial in [Trial::Threshold, Trial::Usage, Trial::Rank] {
             if trial == Trial::Usage && outcome.reports_cached_tokens.is_some() {
                 continue;
             }
-            // The first process may be at work already: nobody knows how long it will be.
-            let found = self.ask(trial, &told.model.name, ranks, process > 1).await;
+            // The first process may already be busy for an unknown time, so its trials do not wait
+            // until it is idle.
+            let found = self.run_trial(trial, &facts.model.name, ranks, process > 1).await;
             outcome.honours_threshold = outcome.honours_threshold.or(found.honours_threshold);
             outcome.reports_cached_tokens =
                 outcome.reports_cached_tokens.or(found.reports_cached_tokens);
@@ -91,7 +94,7 @@ impl Learner<'_> {
                 now.honours_threshold = outcome.honours_threshold;
                 now.reports_cached_tokens = outcome.reports_cached_tokens;
                 now.takes_rank_header = outcome.takes_rank_header;
-                replace(capabilities, now)
+                replace_if_changed(capabilities, now)
             });
         }
         self.metrics.engine_learned.inc();
@@ -99,111 +102,121 @@ impl Learner<'_> {
             honours_threshold = ?outcome.honours_threshold,
             reports_cached_tokens = ?outcome.reports_cached_tokens,
             takes_rank_header = ?outcome.takes_rank_header,
-            "what the engine can do is known"
+            "the engine's capabilities are known"
         );
     }
 
-    fn say(&self, told: &Told) {
+    fn log_facts(&self, facts: &EngineFacts) {
         tracing::info!(
-            model = told.model.name,
-            version = told.version,
-            block_size = told.figures.block_size,
-            kv_blocks = told.figures.total_blocks,
-            ranks = told.figures.ranks,
-            event_sources = told.sources.as_ref().map(Vec::len),
-            "the engine is known"
+            model = facts.model.name,
+            version = facts.version,
+            block_size = facts.figures.block_size,
+            kv_blocks = facts.figures.total_blocks,
+            ranks = facts.figures.ranks,
+            event_sources = facts.sources.as_ref().map(Vec::len),
+            "the engine's identity is known"
         );
-        if told.sources.as_ref().is_none_or(Vec::is_empty) {
+        if facts.sources.as_ref().is_none_or(Vec::is_empty) {
             tracing::warn!(
-                "the engine publishes no KV events that are known of: routers will not see what \
-                 it holds, and x-splitrail-gate is always a miss; start it with --kv-events-config"
+                "the engine publishes no known KV events: routers will not see what it holds, and \
+                 x-splitrail-gate is always a miss; start the engine with --kv-events-config"
             );
         }
     }
 
-    /// Asks for what costs nothing, until there is an answer.
-    async fn told(&self) -> Told {
+    /// Asks for the facts until the engine replies.
+    async fn fetch_facts(&self) -> EngineFacts {
         let mut said = false;
         loop {
-            match self.ask_identity().await {
-                Ok(told) => return told,
-                Err(error) if said => tracing::debug!(%error, "still not known"),
+            match self.query_facts().await {
+                Ok(facts) => return facts,
+                Err(error) if said => {
+                    tracing::debug!(%error, "the engine's identity is still unknown")
+                }
                 Err(error) => tracing::warn!(
                     %error,
-                    "the engine does not say what it is; if it wants a key: engine_api_key"
+                    "cannot learn the engine's identity; if the engine requires a key, set engine_api_key"
                 ),
             }
             said = true;
-            tokio::time::sleep(PAUSE).await;
+            tokio::time::sleep(RETRY_DELAY).await;
         }
     }
 
-    async fn ask_identity(&self) -> Result<Told, AskError> {
-        let models = self.client.text(MODELS_PATH, PATIENCE).await?;
-        let served = identity::served_model(&models).ok_or(AskError::Body)?;
+    async fn query_facts(&self) -> Result<EngineFacts, QueryError> {
+        let models = self.client.text(MODELS_PATH, TIMEOUT).await?;
+        let served = identity::served_model(&models).ok_or(QueryError::Body)?;
         let model = match &self.settings.model {
             Some(name) => ServedModel { name: name.clone(), ..served },
             None => served,
         };
-        let version = optional(self.client.text(VERSION_PATH, PATIENCE).await)?;
+        let version = if_supported(self.client.text(VERSION_PATH, TIMEOUT).await)?;
         let version = version.as_deref().and_then(identity::version);
         let figures = self.polled.borrow().figures.clone();
-        let sources = self.sources(figures.ranks.unwrap_or(1)).await?;
-        Ok(Told { version, model, sources, figures })
+        let sources = self.find_event_sources(figures.ranks.unwrap_or(1)).await?;
+        Ok(EngineFacts { version, model, sources, figures })
     }
 
-    async fn sources(&self, ranks: u32) -> Result<Option<Vec<EventSource>>, AskError> {
+    async fn find_event_sources(&self, ranks: u32) -> Result<Option<Vec<EventSource>>, QueryError> {
         let settings = self.settings;
         if let Some(events) = settings.kv_events.clone() {
             let first = EventSource { rank: 0, events, replay: settings.kv_replay.clone() };
             return Ok(Some(identity::of_all_ranks(&[first], ranks)));
         }
-        let Some(text) = optional(self.client.text(EVENT_SOURCES_PATH, PATIENCE).await)? else {
+        let Some(text) = if_supported(self.client.text(EVENT_SOURCES_PATH, TIMEOUT).await)? else {
             return Ok(None);
         };
         match identity::event_sources(&text, &settings.host) {
             Ok(listed) => Ok(Some(identity::of_all_ranks(&listed, ranks))),
             Err(error) => {
-                tracing::error!(%error, "say where they are: kv_events, kv_replay");
+                tracing::error!(%error, "cannot use the engine's event addresses: set kv_events and kv_replay");
                 Ok(None)
             }
         }
     }
 
-    /// Makes a trial, until there is an answer; while the engine is idle, if that is asked.
-    async fn ask(&self, trial: Trial, model: &str, ranks: u32, when_idle: bool) -> TrialOutcome {
+    /// Makes a trial, and repeats it until it has a result. With `when_idle`, waits until the
+    /// engine is idle.
+    async fn run_trial(
+        &self,
+        trial: Trial,
+        model: &str,
+        ranks: u32,
+        when_idle: bool,
+    ) -> TrialOutcome {
         let mut polled = self.polled.clone();
-        let mut pause = PAUSE;
+        let mut delay = RETRY_DELAY;
         loop {
-            let may_ask = |polled: &Polled| polled.up && (!when_idle || is_idle(&polled.figures));
+            let may_ask =
+                |polled: &EnginePoll| polled.up && (!when_idle || is_idle(&polled.figures));
             if polled.wait_for(may_ask).await.is_err() {
                 return TrialOutcome::default();
             }
             let (body, rank) = (trial.body(model), trial.rank(ranks));
-            match self.client.post(TRIAL_PATH, rank, body, TRIAL_PATIENCE).await {
+            match self.client.post(TRIAL_PATH, rank, body, TRIAL_TIMEOUT).await {
                 Ok(answer) => match trial.read(answer.status, &answer.body) {
                     Some(outcome) => return outcome,
                     None if matches!(answer.status, 401 | 403) => {
                         tracing::warn!(
                             ?trial,
                             status = answer.status,
-                            "the engine wants a key: set engine_api_key to know what it can do"
+                            "the engine requires a key: set engine_api_key so that its capabilities can be learnt"
                         );
                         return TrialOutcome::default();
                     }
                     None => {
-                        tracing::debug!(?trial, status = answer.status, "a trial told nothing");
+                        tracing::debug!(?trial, status = answer.status, "a trial has no result");
                     }
                 },
-                Err(error) => tracing::debug!(?trial, %error, "a trial told nothing"),
+                Err(error) => tracing::debug!(?trial, %error, "a trial has no result"),
             }
-            tokio::time::sleep(pause).await;
-            pause = (2 * pause).min(PAUSE_MAX);
+            tokio::time::sleep(delay).await;
+            delay = (2 * delay).min(RETRY_DELAY_MAX);
         }
     }
 }
 
-impl Told {
+impl EngineFacts {
     fn capabilities(&self, settings: &Settings) -> Capabilities {
         let text = |text: &Option<String>| text.clone().unwrap_or_default();
         let follows = self.sources.as_ref().map(|sources| !sources.is_empty());
@@ -227,35 +240,35 @@ impl Told {
             lease_ms: settings.lease.and_then(|lease| u64::try_from(lease.as_millis()).ok()),
             publishes_kv_events: follows,
             replays_kv_events: self.sources.as_ref().map(replays),
-            // Without events there is no mirror to ask.
+            // The gate needs a mirror, and the mirror needs events.
             gates: Some(follows == Some(true)),
             bootstrap: text(&settings.bootstrap),
         }
     }
 }
 
-/// Ends when the engine is another process than that.
-async fn another_process(mut polled: watch::Receiver<Polled>, process: u64) {
-    // Nobody polls any more when this fails: then all of it ends.
+/// Waits until the engine is another process than `process`.
+async fn wait_for_other_process(mut polled: watch::Receiver<EnginePoll>, process: u64) {
+    // The wait fails only if polling has ended, and then everything ends.
     let _ended = polled.wait_for(|polled| polled.process != process).await;
 }
 
-/// Whether nothing runs or waits, as far as is known.
+/// Whether the engine reports no running or waiting request.
 fn is_idle(figures: &EngineLoad) -> bool {
     figures.running.unwrap_or(0) + figures.waiting.unwrap_or(0) == 0
 }
 
-/// `None` where an engine has no such path.
-fn optional(answer: Result<String, AskError>) -> Result<Option<String>, AskError> {
+/// Turns a status of the 400s into `None`: the engine does not have the path.
+fn if_supported(answer: Result<String, QueryError>) -> Result<Option<String>, QueryError> {
     match answer {
         Ok(text) => Ok(Some(text)),
-        Err(AskError::Status(400..500)) => Ok(None),
+        Err(QueryError::Status(400..500)) => Ok(None),
         Err(error) => Err(error),
     }
 }
 
-/// Whether there was anything to replace.
-fn replace(was: &mut Capabilities, now: Capabilities) -> bool {
+/// Replaces a value. Returns whether it has changed.
+fn replace_if_changed(was: &mut Capabilities, now: Capabilities) -> bool {
     let changed = *was != now;
     *was = now;
     changed

@@ -1,4 +1,4 @@
-//! Tells how busy the engine is: its own figures, and what is on the way to it.
+//! Publishes the engine's load: the engine's own metrics together with the shim's counts.
 
 use std::time::Duration;
 
@@ -6,27 +6,27 @@ use splitrail_proto::v1::Load;
 use tokio::sync::watch;
 use tokio::time::Instant;
 
-use super::Busy;
-use super::poll::Polled;
+use super::ProxyLoad;
+use super::poll::EnginePoll;
 use crate::ticks;
 
-/// Changes that come closer together are told at once: each wait costs a wake-up.
-const COALESCE: Duration = Duration::from_millis(50);
+/// Minimum time between two publications. Each one costs a wake-up.
+const INTERVAL: Duration = Duration::from_millis(50);
 
-/// Tells until dropped: whenever the engine was asked, and when what is on its way changes.
-/// Whoever tells it on, later, adds the time that has passed to its age.
+/// Runs until dropped. Publishes the load after each poll and when the shim's counts change.
+/// Receivers add the time that has passed since then to its age.
 pub(super) async fn run(
-    mut polled: watch::Receiver<Polled>,
-    busy: &impl Busy,
+    mut polled: watch::Receiver<EnginePoll>,
+    proxy_load: &impl ProxyLoad,
     load: &watch::Sender<Load>,
 ) {
-    let mut changed = busy.changed();
+    let mut changed = proxy_load.changed();
     loop {
-        // What changed until now is told now; what changes from here on, next time.
+        // Changes up to here are published now, later ones next time.
         changed.borrow_and_update();
-        let now = merged(&polled.borrow_and_update(), busy, Instant::now());
+        let now = merge(&polled.borrow_and_update(), proxy_load, Instant::now());
         load.send_if_modified(|was| std::mem::replace(was, now) != now);
-        let not_before = Instant::now() + COALESCE;
+        let not_before = Instant::now() + INTERVAL;
         tokio::select! {
             Ok(()) = polled.changed() => {}
             Ok(()) = changed.changed() => {}
@@ -38,8 +38,8 @@ pub(super) async fn run(
     }
 }
 
-/// What routers are told.
-fn merged(polled: &Polled, busy: &impl Busy, now: Instant) -> Load {
+/// Combines both sources.
+fn merge(polled: &EnginePoll, proxy_load: &impl ProxyLoad, now: Instant) -> Load {
     let figures = &polled.figures;
     let age = polled.at.map_or(Duration::MAX, |at| now.saturating_duration_since(at));
     Load {
@@ -47,8 +47,8 @@ fn merged(polled: &Polled, busy: &impl Busy, now: Instant) -> Load {
         age_ms: u32::try_from(age.as_millis()).unwrap_or(u32::MAX),
         running: figures.running,
         waiting: figures.waiting,
-        requests: Some(busy.requests()),
-        prefill_tokens_queued: Some(busy.prefill_tokens_queued()),
+        requests: Some(proxy_load.requests()),
+        prefill_tokens_queued: Some(proxy_load.prefill_tokens_queued()),
         kv_used_ratio: figures.kv_used_ratio,
         kv_blocks: figures.total_blocks,
         step_us: polled.step_us,
@@ -76,7 +76,7 @@ mod tests {
         }
     }
 
-    impl Busy for Counts {
+    impl ProxyLoad for Counts {
         fn requests(&self) -> u64 {
             self.requests.load(Ordering::Relaxed)
         }
@@ -93,14 +93,14 @@ mod tests {
     }
 
     #[test]
-    fn figures_of_an_engine_that_has_gone_silent_grow_old_and_counts_do_not() {
+    fn metrics_of_a_silent_engine_age_and_the_shims_counts_do_not() {
         let counts = counts();
         let now = Instant::now();
-        assert_eq!(merged(&Polled::default(), &counts, now).age_ms, u32::MAX, "never reached");
+        assert_eq!(merge(&EnginePoll::default(), &counts, now).age_ms, u32::MAX, "never reached");
         let figures = EngineLoad { running: Some(3), ..EngineLoad::default() };
-        let polled = Polled { up: true, process: 1, at: Some(now), figures, step_us: Some(9) };
+        let polled = EnginePoll { up: true, process: 1, at: Some(now), figures, step_us: Some(9) };
         counts.set(5);
-        let old = merged(&polled, &counts, now + Duration::from_secs(10));
+        let old = merge(&polled, &counts, now + Duration::from_secs(10));
         assert_eq!(old.age_ms, 10_000);
         assert_eq!((old.running, old.waiting, old.step_us), (Some(3), None, Some(9)));
         assert_eq!((old.requests, old.prefill_tokens_queued), (Some(5), Some(7)));
@@ -108,26 +108,26 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_change_is_told_without_another_poll_and_many_are_told_together() {
+    async fn a_changed_count_is_published_without_a_poll_and_many_changes_together() {
         let counts = counts();
-        let (_polled, seen) = watch::channel(Polled::default());
-        let (load, mut told) = watch::channel(Load::default());
-        let telling = run(seen, &counts, &load);
+        let (_polled, seen) = watch::channel(EnginePoll::default());
+        let (load, mut published) = watch::channel(Load::default());
+        let running = run(seen, &counts, &load);
         let checks = async {
             for requests in 1..=1000 {
                 counts.set(requests);
             }
             let mut times = 0;
-            while told.borrow_and_update().requests != Some(1000) {
-                told.changed().await.unwrap();
+            while published.borrow_and_update().requests != Some(1000) {
+                published.changed().await.unwrap();
                 times += 1;
             }
-            assert!(times <= 2, "told {times} times");
+            assert!(times <= 2, "published {times} times");
         };
-        let patience = Duration::from_secs(30);
+        let timeout = Duration::from_secs(30);
         tokio::select! {
-            () = telling => unreachable!(),
-            in_time = tokio::time::timeout(patience, checks) => in_time.unwrap(),
+            () = running => unreachable!(),
+            in_time = tokio::time::timeout(timeout, checks) => in_time.unwrap(),
         }
     }
 }

@@ -1,4 +1,4 @@
-//! Asks the engine for its health and its figures, again and again.
+//! Polls the engine's health and metrics.
 
 use std::time::Duration;
 
@@ -7,28 +7,28 @@ use splitrail_engine::vllm::load::EngineLoad;
 use tokio::sync::watch;
 use tokio::time::{Instant, MissedTickBehavior};
 
-use super::client::{AskError, EngineClient};
+use super::client::{EngineClient, QueryError};
 use crate::telemetry::Metrics;
 use crate::ticks;
 
-/// An engine that takes longer to answer is not well.
-const PATIENCE: Duration = Duration::from_secs(2);
+/// Timeout of each request. An engine that takes longer counts as down.
+const TIMEOUT: Duration = Duration::from_secs(2);
 
-/// A new step time counts by one part in so many.
+/// The weight of a new step time is one divided by this number.
 const STEP_SMOOTHING: u64 = 4;
 
-/// An engine's own figures, as they were last had.
+/// What the last polls found.
 #[derive(Clone, Debug, Default)]
-pub struct Polled {
-    /// Whether it answers.
+pub struct EnginePoll {
+    /// Whether the engine answers.
     pub up: bool,
-    /// Which of its processes it is, from 1; 0 until it was reached.
+    /// The number of the engine process, counted from 1; 0 before the engine was first reached.
     pub process: u64,
-    /// When it was asked for the figures.
+    /// When the metrics were requested.
     pub at: Option<Instant>,
-    /// The figures.
+    /// The engine's metrics.
     pub figures: EngineLoad,
-    /// The time of one step, in microseconds, smoothed.
+    /// The smoothed duration of one step, in microseconds.
     pub step_us: Option<u64>,
 }
 
@@ -36,33 +36,33 @@ pub struct Polled {
 pub(super) async fn run(
     client: &EngineClient,
     interval: Duration,
-    polled: &watch::Sender<Polled>,
+    polled: &watch::Sender<EnginePoll>,
     metrics: &Metrics,
 ) {
     let mut ticks = tokio::time::interval_at(ticks::next_after(Instant::now()), interval);
     ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
-    let mut said_down = false;
+    let mut logged_down = false;
     loop {
         ticks.tick().await;
         let asked = Instant::now();
-        let outcome = ask(client).await;
+        let outcome = query(client).await;
         let was = polled.borrow().clone();
         let now = match outcome {
             Ok(figures) => {
-                let now = was.clone().followed_by(asked, figures);
+                let now = was.clone().updated_with(asked, figures);
                 if !was.up {
                     tracing::info!(process = now.process, "the engine answers");
                 } else if now.process != was.process {
-                    tracing::warn!(process = now.process, "the engine is another process");
+                    tracing::warn!(process = now.process, "the engine has restarted");
                 }
-                said_down = false;
+                logged_down = false;
                 now
             }
             Err(error) => {
-                if !std::mem::replace(&mut said_down, true) {
+                if !std::mem::replace(&mut logged_down, true) {
                     tracing::warn!(%error, "the engine is down, or still starting");
                 }
-                Polled { up: false, ..was }
+                EnginePoll { up: false, ..was }
             }
         };
         metrics.engine_up.set(now.up.into());
@@ -71,24 +71,24 @@ pub(super) async fn run(
     }
 }
 
-impl Polled {
-    /// What is known after the engine gave these figures.
-    fn followed_by(self, asked: Instant, figures: Option<EngineLoad>) -> Self {
+impl EnginePoll {
+    /// The state after a poll that returned `figures`.
+    fn updated_with(self, asked: Instant, figures: Option<EngineLoad>) -> Self {
         let known = figures.is_some();
         let figures = figures.unwrap_or_default();
-        // After an outage it is the same process only if it says so.
-        let says_same = self.figures.started_at_s.is_some()
+        // After an outage the process is the same only if its start time shows it.
+        let is_same_process = self.figures.started_at_s.is_some()
             && self.figures.started_at_s == figures.started_at_s;
-        let anew = match self.up {
+        let restarted = match self.up {
             true => known && figures.is_of_another_process(&self.figures),
-            false => !says_same,
+            false => !is_same_process,
         };
-        if anew {
+        if restarted {
             let process = self.process + 1;
             return Self { up: true, process, at: known.then_some(asked), figures, step_us: None };
         }
         if !known {
-            // What was known stays, and grows old.
+            // The last metrics stay, and their age grows.
             return Self { up: true, ..self };
         }
         let waits = figures.inter_token.zip(self.figures.inter_token);
@@ -100,12 +100,12 @@ impl Polled {
     }
 }
 
-/// `None` for an engine that is well, but has no figures to show.
-async fn ask(client: &EngineClient) -> Result<Option<EngineLoad>, AskError> {
-    client.get(HEALTH_PATH, PATIENCE).await?;
-    match client.get(METRICS_PATH, PATIENCE).await {
+/// Reads health and metrics. Returns `None` for a healthy engine without metrics.
+async fn query(client: &EngineClient) -> Result<Option<EngineLoad>, QueryError> {
+    client.get(HEALTH_PATH, TIMEOUT).await?;
+    match client.get(METRICS_PATH, TIMEOUT).await {
         Ok(text) => Ok(Some(EngineLoad::from_bytes(&text))),
-        Err(AskError::Status(_) | AskError::Body) => Ok(None),
+        Err(QueryError::Status(_) | QueryError::Body) => Ok(None),
         Err(error) => Err(error),
     }
 }
@@ -121,15 +121,15 @@ mod tests {
         Some(EngineLoad { started_at_s, inter_token, ..EngineLoad::default() })
     }
 
-    fn after(steps: &[Option<Option<EngineLoad>>]) -> Polled {
-        steps.iter().fold(Polled::default(), |was, step| match step {
-            Some(figures) => was.followed_by(Instant::now(), figures.clone()),
-            None => Polled { up: false, ..was },
+    fn after(steps: &[Option<Option<EngineLoad>>]) -> EnginePoll {
+        steps.iter().fold(EnginePoll::default(), |was, step| match step {
+            Some(figures) => was.updated_with(Instant::now(), figures.clone()),
+            None => EnginePoll { up: false, ..was },
         })
     }
 
     #[test]
-    fn an_engine_that_began_at_another_time_is_another_process() {
+    fn an_engine_with_another_start_time_is_another_process() {
         let (old, new) = (figures(Some(1.0), 0, 0.0), figures(Some(2.0), 0, 0.0));
         for (steps, process) in [
             (vec![Some(old.clone())], 1),
@@ -138,7 +138,7 @@ mod tests {
             (vec![Some(old.clone()), None, Some(old.clone())], 1),
             (vec![Some(old.clone()), None, Some(new)], 2),
             (vec![Some(old.clone()), Some(None), Some(old)], 1),
-            // Who does not say when it began is not believed to be the same after an outage.
+            // Without a start time, an engine counts as restarted after an outage.
             (vec![Some(None), None, Some(None)], 2),
             (vec![Some(None), Some(None)], 1),
         ] {
@@ -147,7 +147,7 @@ mod tests {
     }
 
     #[test]
-    fn the_time_of_a_step_is_smoothed_and_kept_while_nothing_is_generated() {
+    fn the_step_time_is_smoothed_and_kept_while_nothing_is_generated() {
         let at = |count, sum_s| Some(figures(Some(1.0), count, sum_s));
         assert_eq!(after(&[at(0, 0.0)]).step_us, None);
         assert_eq!(after(&[at(0, 0.0), at(10, 0.1)]).step_us, Some(10_000));
@@ -157,7 +157,7 @@ mod tests {
     }
 
     #[test]
-    fn without_figures_those_before_stay_and_keep_their_age() {
+    fn without_new_metrics_the_last_ones_keep_their_age() {
         let polled = after(&[Some(figures(Some(1.0), 3, 0.1)), Some(None)]);
         assert!(polled.up && polled.at.is_some());
         assert_eq!(polled.figures.inter_token.unwrap().count, 3);

@@ -1,5 +1,5 @@
-//! Follows the engine's events and attaches to routers, for as long as the engine is what it
-//! is. One that comes back as another is another worker: then both begin anew.
+//! Follows the engine's events and reports to routers. Both start again when the engine's
+//! identity changes, because the engine is then another worker.
 
 use std::sync::Arc;
 
@@ -10,47 +10,48 @@ use crate::engine::{Engine, Identity};
 use crate::mirror::{Mirror, RankSource};
 use crate::plane;
 
-pub(super) struct Follow {
-    /// All but the model's name, where only the engine knows it.
+/// The parts that [`run`] connects.
+pub(super) struct FollowerInputs {
+    /// The settings of the attachments. The model's name comes from the engine.
     pub(super) attach: attach::Config,
-    /// In place of streams to routers, if there is a broker.
+    /// The settings of the event plane, which replaces the streams to routers.
     pub(super) plane: Option<plane::Config>,
     pub(super) mirror: Mirror,
     pub(super) engine: Engine,
     pub(super) leaving: CancellationToken,
 }
 
-/// Runs until dropped.
-pub(super) async fn run(follow: Follow) {
-    let mut identities = follow.engine.identity.clone();
+/// Follows the engine until the future is dropped.
+pub(super) async fn run(inputs: FollowerInputs) {
+    let mut identities = inputs.engine.identity.clone();
     loop {
         let known = identities.wait_for(Option::is_some).await;
         let Ok(Some(identity)) = known.map(|identity| identity.clone()) else { return };
-        // Both are parts of this task: leaving the branch ends them.
+        // Following ends when the other branch completes.
         tokio::select! {
-            () = one_identity(&follow, &identity) => {}
+            () = follow_identity(&inputs, &identity) => {}
             next = identities.wait_for(|next| *next != Some(Arc::clone(&identity))) => {
                 if next.is_err() {
                     return;
                 }
-                tracing::warn!(model = identity.model, "the engine is not what it was: attaching anew");
+                tracing::warn!(model = identity.model, "the engine's identity has changed: attaching again");
             }
         }
     }
 }
 
-async fn one_identity(follow: &Follow, identity: &Identity) {
+async fn follow_identity(inputs: &FollowerInputs, identity: &Identity) {
     let source = |source: &splitrail_engine::vllm::identity::EventSource| RankSource {
         rank: source.rank,
         events: source.events.clone(),
         replay: source.replay.clone(),
     };
     let sources = identity.sources.iter().map(source).collect();
-    let config = attach::Config { model: identity.model.clone(), ..follow.attach.clone() };
-    let (capabilities, load) = (follow.engine.capabilities.clone(), follow.engine.load.clone());
-    let (mirror, leaving) = (follow.mirror.clone(), follow.leaving.clone());
-    let telling = async {
-        match &follow.plane {
+    let config = attach::Config { model: identity.model.clone(), ..inputs.attach.clone() };
+    let (capabilities, load) = (inputs.engine.capabilities.clone(), inputs.engine.load.clone());
+    let (mirror, leaving) = (inputs.mirror.clone(), inputs.leaving.clone());
+    let reporting = async {
+        match &inputs.plane {
             Some(plane) => {
                 let config = plane::Config { model: identity.model.clone(), ..plane.clone() };
                 plane::run(config, mirror, capabilities, load, leaving).await;
@@ -58,5 +59,5 @@ async fn one_identity(follow: &Follow, identity: &Identity) {
             None => attach::run(config, mirror, capabilities, load, leaving).await,
         }
     };
-    tokio::join!(follow.mirror.follow(sources), telling);
+    tokio::join!(inputs.mirror.follow(sources), reporting);
 }

@@ -1,4 +1,4 @@
-//! From the configuration to what each part wants to know.
+//! Converts the configuration into the settings of each module.
 
 use std::io;
 use std::net::SocketAddr;
@@ -35,7 +35,7 @@ pub(super) fn engine(config: &Config) -> Result<engine::Settings, StartError> {
     })
 }
 
-/// `HOST:PORT` of the engine.
+/// The host and port of the engine.
 fn authority(config: &Config) -> Result<Authority, StartError> {
     let address = config.engine.strip_prefix("http://").unwrap_or(&config.engine);
     address.parse().map_err(|_| StartError::Address("engine"))
@@ -73,7 +73,7 @@ pub(super) fn attach(
         worker_id: config.id.clone(),
         role: role(config),
         url: url(config, bound),
-        // Known once the engine was reached.
+        // Replaced by the engine's model once the engine is known.
         model: config.model.clone().unwrap_or_default(),
         grace: config.drain.grace,
         token,
@@ -83,7 +83,7 @@ pub(super) fn attach(
     })
 }
 
-/// The event plane, if there is one.
+/// The settings of the event plane, if one is configured.
 pub(super) fn plane(
     config: &Config,
     bound: SocketAddr,
@@ -95,7 +95,7 @@ pub(super) fn plane(
         worker_id: config.id.clone(),
         role: role(config),
         url: url(config, bound),
-        // Known once the engine was reached.
+        // Replaced by the engine's model once the engine is known.
         model: config.model.clone().unwrap_or_default(),
         grace: config.drain.grace,
         status,
@@ -114,7 +114,7 @@ fn url(config: &Config, bound: SocketAddr) -> String {
     config.advertise.clone().unwrap_or_else(|| format!("http://{bound}"))
 }
 
-/// Where the files are; whether they can be read is found out now rather than at the first router.
+/// Checks now that the files can be read, rather than at the first connection.
 fn tls(tls: &Tls) -> io::Result<attach::Tls> {
     let identity = tls.cert.clone().zip(tls.key.clone());
     let tls = attach::Tls { ca: tls.ca.clone(), identity, server_name: tls.server_name.clone() };
