@@ -1,22 +1,23 @@
-//! The reverse proxy before the engine, with its gate.
+//! The reverse proxy in front of the engine, with its gate.
 //!
-//! Listed paths go through byte by byte, both ways unbuffered. A request that carries
-//! [`X_GATE`] is answered at once, as an engine that honours `cache_hit_threshold` would,
-//! unless the engine holds the blocks that it asks for. What runs is counted in [`Traffic`].
+//! Requests for listed paths and their replies are forwarded unchanged and unbuffered. A request
+//! with the header [`X_GATE`] is answered by the shim at once, in the form of an engine that
+//! honours `cache_hit_threshold`, unless the engine holds the required blocks. [`Traffic`]
+//! counts the requests in flight.
 
 mod bodies;
+mod engine_connections;
 mod forward;
 mod gate;
-mod handoff;
+mod hand_off_scan;
 mod headers;
 mod listen;
 mod metrics;
 mod miss;
 mod paths;
 mod refusal;
+mod scoped_waker;
 mod traffic;
-mod upstream;
-mod wakes;
 
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
@@ -29,45 +30,45 @@ use prometheus::Registry;
 use splitrail_proto::v1::Capabilities;
 use tokio::sync::{Semaphore, watch};
 
-pub use self::gate::{Ask, Malformed, Residency, X_GATE};
+pub use self::gate::{GateRequirement, MalformedGate, Residency, X_GATE};
 pub use self::headers::X_PREFILL_TOKENS;
 pub use self::listen::serve;
 pub use self::paths::ExtraPath;
 pub use self::traffic::Traffic;
 
-use self::metrics::Outcomes;
-use self::miss::Misses;
-use self::upstream::Upstream;
+use self::engine_connections::EngineConnections;
+use self::metrics::OutcomeCounters;
+use self::miss::MissResponder;
 
-/// Where the proxy leads, and its bounds.
+/// Settings of the proxy.
 #[derive(Clone, Debug)]
 pub struct Config {
-    /// The engine's host and port; it speaks plain HTTP.
+    /// The engine's host and port. The connection uses plain HTTP.
     pub engine: Authority,
-    /// Paths that are forwarded besides the usual ones.
+    /// Paths that are forwarded in addition to the built-in ones.
     pub extra_paths: Vec<ExtraPath>,
-    /// How long a connection to the engine may take.
+    /// Timeout for connecting to the engine.
     pub connect_timeout: Duration,
-    /// How long the engine keeps the blocks of a hand-off, where it does not say.
+    /// How long the engine keeps the blocks of a hand-off, if its capabilities do not tell.
     pub lease: Duration,
-    /// Bounds.
+    /// Limits.
     pub limits: Limits,
 }
 
-/// Bounds of the proxy.
+/// Limits of the proxy.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Limits {
-    /// Connections at once; further ones wait to be accepted.
+    /// Maximum number of connections. Further ones wait to be accepted.
     pub connections_max: usize,
-    /// Requests to the engine at once; further ones get status 503.
+    /// Maximum number of requests to the engine in flight. Further ones get status 503.
     pub requests_max: usize,
-    /// Bytes of a request's or a reply's head, and of each buffer of a connection; at
-    /// least 8192.
+    /// Maximum size in bytes of the head of a request or a reply, and of each buffer of a
+    /// connection. At least 8192.
     pub head_max_bytes: usize,
-    /// Bytes of a body that is read to turn its request away. Longer ones are turned away
-    /// by status 412.
+    /// Maximum size in bytes of a body that the shim reads to answer a miss. A miss with a longer
+    /// body is answered with status 412.
     pub miss_body_max_bytes: usize,
-    /// The same of all such bodies that are read at once.
+    /// Maximum total size in bytes of all such bodies that are read at the same time.
     pub miss_bodies_max_bytes: usize,
 }
 
@@ -84,7 +85,7 @@ impl Default for Limits {
 }
 
 impl Config {
-    /// The usual settings before an engine.
+    /// The default settings for an engine.
     pub fn new(engine: Authority) -> Self {
         Self {
             engine,
@@ -96,34 +97,35 @@ impl Config {
     }
 }
 
-/// Answers requests under `/splitrail/`, which never reach the engine; `None` is a 404.
+/// Answers requests under `/splitrail/`, which never reach the engine. `None` leads to status
+/// 404.
 pub type LocalRoutes = Arc<dyn Fn(&Request<()>) -> Option<Response<Bytes>> + Send + Sync>;
 
 /// The proxy. Cheap to clone.
 #[derive(Clone)]
-pub struct Proxy(Arc<Inner>);
+pub struct Proxy(Arc<ProxyInner>);
 
-struct Inner {
+struct ProxyInner {
     config: Config,
-    engine: Upstream,
+    engine: EngineConnections,
     residency: Arc<dyn Residency>,
     capabilities: watch::Receiver<Capabilities>,
     local: LocalRoutes,
     traffic: Arc<Traffic>,
-    outcomes: Outcomes,
-    misses: Misses,
-    /// One place for each request to the engine.
-    places: Arc<Semaphore>,
-    /// Whether the last connection to the engine came about, for the log.
+    outcomes: OutcomeCounters,
+    misses: MissResponder,
+    /// One permit for each request to the engine.
+    request_permits: Arc<Semaphore>,
+    /// Whether the last attempt to reach the engine succeeded, to log changes once.
     reachable: AtomicBool,
 }
 
 impl Proxy {
-    /// A proxy that asks `residency` what the engine holds, and `capabilities` how to pin a
-    /// rank. Its metrics are in `registry`.
+    /// Creates a proxy. `residency` tells which blocks the engine holds, `capabilities` how a
+    /// request can be pinned to a rank. Registers its metrics in `registry`.
     ///
     /// # Errors
-    /// If the registry has metrics of these names.
+    /// If the registry already has metrics of these names.
     pub fn new(
         config: Config,
         residency: Arc<dyn Residency>,
@@ -132,8 +134,8 @@ impl Proxy {
         registry: &Registry,
     ) -> prometheus::Result<Self> {
         let limits = config.limits;
-        Ok(Self(Arc::new(Inner {
-            engine: Upstream::new(
+        Ok(Self(Arc::new(ProxyInner {
+            engine: EngineConnections::new(
                 &config.engine,
                 config.connect_timeout,
                 limits.head_max_bytes,
@@ -143,15 +145,15 @@ impl Proxy {
             capabilities,
             local,
             traffic: Traffic::new(registry)?,
-            outcomes: Outcomes::new(registry)?,
-            misses: Misses::new(limits.miss_body_max_bytes, limits.miss_bodies_max_bytes),
-            places: Arc::new(Semaphore::new(limits.requests_max)),
+            outcomes: OutcomeCounters::new(registry)?,
+            misses: MissResponder::new(limits.miss_body_max_bytes, limits.miss_bodies_max_bytes),
+            request_permits: Arc::new(Semaphore::new(limits.requests_max)),
             config,
             reachable: AtomicBool::new(true),
         })))
     }
 
-    /// What runs on the engine.
+    /// The counts of requests in flight.
     pub fn traffic(&self) -> Arc<Traffic> {
         Arc::clone(&self.0.traffic)
     }

@@ -24,7 +24,7 @@ use crate::drain::{self, DrainInputs, DrainWait};
 use crate::engine::{Engine, ProxyLoad};
 use crate::mirror::{self, Mirror};
 use crate::plane;
-use crate::proxy::{self, Ask, Proxy, Residency, Traffic};
+use crate::proxy::{self, GateRequirement, Proxy, Residency, Traffic};
 use crate::status::StatusEndpoints;
 use crate::telemetry::Metrics;
 
@@ -247,10 +247,15 @@ async fn wait_until_drained(status: &StatusEndpoints, traffic: &Traffic, engine:
 struct MirrorResidency(Mirror);
 
 impl Residency for MirrorResidency {
-    fn holds<'a>(&'a self, ask: &'a Ask) -> BoxFuture<'a, bool> {
+    fn holds<'a>(&'a self, requirement: &'a GateRequirement) -> BoxFuture<'a, bool> {
         Box::pin(async {
-            self.0.refresh(ask.rank).await;
-            self.0.holds(ask.namespace, ask.rank, ask.blocks, ask.last)
+            self.0.refresh(requirement.rank).await;
+            self.0.holds(
+                requirement.namespace,
+                requirement.rank,
+                requirement.blocks,
+                requirement.last,
+            )
         })
     }
 }

@@ -1,5 +1,4 @@
-//! Bodies on their way through: nothing is buffered, so that whoever reads slowly slows the
-//! other side down.
+//! The forwarded bodies. Nothing is buffered, so that a slow reader slows the other side down.
 
 use std::pin::Pin;
 use std::sync::Arc;
@@ -11,43 +10,46 @@ use http_body_util::{BodyExt, Full};
 use hyper::body::{Body, Frame, Incoming, SizeHint};
 use tokio::sync::{OwnedSemaphorePermit, oneshot};
 
-use super::handoff::Scan;
-use super::traffic::{Meter, Ticket, Traffic};
-use super::upstream::Line;
+use super::engine_connections::EngineBody;
+use super::hand_off_scan::HandOffScanner;
+use super::traffic::{PromptTokenMeter, RequestTicket, Traffic};
 
-/// Bytes of a request's body that stand for one token, about, where nobody says.
+/// Estimated bytes of a request's body per prompt token, if the router sends no token count.
 pub(super) const BYTES_PER_TOKEN: u64 = 4;
 
-/// A request's body, towards the engine. What was not read of it when the engine is done
-/// with it goes back to whoever holds the other end.
+/// The body of a request to the engine. If it is dropped before its end, the unread rest is
+/// sent to the receiver that [`RequestBody::new`] returns.
 #[derive(Debug)]
-pub(super) struct Upload {
+pub(super) struct RequestBody {
     body: Option<Incoming>,
-    /// Of a body whose length is not known before.
-    meter: Option<Meter>,
+    /// Present if the length of the body is not known in advance.
+    meter: Option<PromptTokenMeter>,
     left: Option<oneshot::Sender<Incoming>>,
 }
 
-impl Upload {
-    /// A body, and where it will be if the engine does not take it.
-    pub(super) fn new(body: Incoming, meter: Option<Meter>) -> (Self, oneshot::Receiver<Incoming>) {
+impl RequestBody {
+    /// Creates a body, and the receiver of its rest if the engine does not read all of it.
+    pub(super) fn new(
+        body: Incoming,
+        meter: Option<PromptTokenMeter>,
+    ) -> (Self, oneshot::Receiver<Incoming>) {
         let (left, unread) = oneshot::channel();
         (Self { body: Some(body), meter, left: Some(left) }, unread)
     }
 }
 
-impl Drop for Upload {
+impl Drop for RequestBody {
     fn drop(&mut self) {
         if let (Some(body), Some(left)) = (self.body.take(), self.left.take())
             && !body.is_end_stream()
         {
-            // Nobody waits for it where the engine answers.
+            // The receiver is gone if the engine has replied.
             let _unread = left.send(body);
         }
     }
 }
 
-impl Body for Upload {
+impl Body for RequestBody {
     type Data = Bytes;
     type Error = hyper::Error;
 
@@ -73,50 +75,51 @@ impl Body for Upload {
     }
 }
 
-/// An engine's answer, towards the client. Dropping it closes the connection to the engine,
-/// which then drops the request.
+/// The engine's reply to a client. Dropping it early closes the connection to the engine, which
+/// then aborts the request.
 #[derive(Debug)]
-pub(super) struct Relay {
-    pub(super) body: Line,
-    /// Of a request that the engine computes for, until the last byte.
-    pub(super) ticket: Option<Ticket>,
-    /// Of a reply that may hand KV over.
-    pub(super) watch: Option<HandOffWatch>,
-    /// Its place among all requests under way.
-    pub(super) place: Option<OwnedSemaphorePermit>,
+pub(super) struct EngineReplyBody {
+    pub(super) body: EngineBody,
+    /// Counts a request that needs the accelerator, until the last byte of the reply.
+    pub(super) ticket: Option<RequestTicket>,
+    /// Present if the reply may contain a hand-off.
+    pub(super) hand_off: Option<HandOffObserver>,
+    /// The request's permit among all requests in flight.
+    pub(super) permit: Option<OwnedSemaphorePermit>,
 }
 
-/// Tells the traffic of a hand-off in a reply.
+/// Records a hand-off in a reply.
 #[derive(Debug)]
-pub(super) struct HandOffWatch {
-    pub(super) scan: Scan,
+pub(super) struct HandOffObserver {
+    pub(super) scanner: HandOffScanner,
     pub(super) traffic: Arc<Traffic>,
     /// How long the engine keeps the blocks.
     pub(super) lease: Duration,
 }
 
-impl Relay {
-    fn passes(&mut self, data: &[u8]) {
+impl EngineReplyBody {
+    /// Observes a chunk that is forwarded.
+    fn observe(&mut self, data: &[u8]) {
         if data.is_empty() {
             return;
         }
         if let Some(ticket) = &self.ticket {
-            ticket.begun();
+            ticket.begin_reply();
         }
-        if let Some(watch) = &mut self.watch
-            && watch.scan.finds(data)
+        if let Some(observer) = &mut self.hand_off
+            && observer.scanner.scan(data)
         {
-            watch.traffic.stage(watch.lease);
+            observer.traffic.stage(observer.lease);
         }
     }
 
     fn end(&mut self) {
         self.ticket = None;
-        self.place = None;
+        self.permit = None;
     }
 }
 
-impl Body for Relay {
+impl Body for EngineReplyBody {
     type Data = Bytes;
     type Error = hyper::Error;
 
@@ -126,7 +129,7 @@ impl Body for Relay {
     ) -> Poll<Option<Result<Frame<Bytes>, hyper::Error>>> {
         let frame = ready!(Pin::new(&mut self.body).poll_frame(context));
         if let Some(data) = frame.as_ref().and_then(|frame| frame.as_ref().ok()?.data_ref()) {
-            self.passes(data);
+            self.observe(data);
         }
         if !matches!(frame, Some(Ok(_))) || self.body.is_end_stream() {
             self.end();
@@ -143,16 +146,16 @@ impl Body for Relay {
     }
 }
 
-/// What a client gets.
+/// The body of a reply to a client.
 #[derive(Debug)]
-pub(super) enum Answer {
-    /// Made here.
+pub(super) enum ReplyBody {
+    /// Made by the shim.
     Own(Full<Bytes>),
-    /// The engine's.
-    Engine(Relay),
+    /// From the engine.
+    Engine(EngineReplyBody),
 }
 
-impl Body for Answer {
+impl Body for ReplyBody {
     type Data = Bytes;
     type Error = hyper::Error;
 
@@ -181,11 +184,11 @@ impl Body for Answer {
     }
 }
 
-/// How long the rest of a refused request's body is waited for.
+/// Maximum time for reading the rest of a refused request's body.
 const DISCARD_TIMEOUT: Duration = Duration::from_secs(2);
 
-/// Reads the rest of a refused request's body: a connection that is closed upon unread bytes
-/// is reset, and the refusal may be lost on its way.
+/// Reads and discards the rest of a refused request's body. A connection that is closed with
+/// unread bytes is reset, and the client may then lose the refusal.
 pub(super) async fn discard(body: &mut Incoming) {
     const MAX_BYTES: usize = 64 << 20;
     let read = async {
@@ -197,11 +200,11 @@ pub(super) async fn discard(body: &mut Incoming) {
             }
         }
     };
-    // What is late is not waited for.
+    // After the timeout the rest stays unread.
     let _in_time = tokio::time::timeout(DISCARD_TIMEOUT, read).await;
 }
 
-/// The same with what an engine has not taken of an [`Upload`].
+/// Reads and discards what the engine has not read of an [`RequestBody`].
 pub(super) async fn discard_unread(unread: oneshot::Receiver<Incoming>) {
     if let Ok(Ok(mut body)) = tokio::time::timeout(DISCARD_TIMEOUT, unread).await {
         discard(&mut body).await;

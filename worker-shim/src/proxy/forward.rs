@@ -1,4 +1,4 @@
-//! One request: turned away here, or sent on to the engine.
+//! Handles one request: answers it in the shim, or forwards it to the engine.
 
 use std::convert::Infallible;
 use std::sync::Arc;
@@ -13,38 +13,40 @@ use http_body_util::Full;
 use hyper::body::{Body, Incoming};
 use tokio::sync::OwnedSemaphorePermit;
 
-use super::Inner;
+use super::ProxyInner;
 use super::bodies::{
-    Answer, BYTES_PER_TOKEN, HandOffWatch, Relay, Upload, discard, discard_unread,
+    BYTES_PER_TOKEN, EngineReplyBody, HandOffObserver, ReplyBody, RequestBody, discard,
+    discard_unread,
 };
-use super::gate::{self, Ask};
-use super::handoff::Scan;
+use super::engine_connections::{EngineBody, SendError};
+use super::gate::{self, GateRequirement};
+use super::hand_off_scan::HandOffScanner;
 use super::headers::{remove_hop_by_hop, take_prefill_tokens};
 use super::metrics::Outcome;
-use super::paths::{self, Found, Kind};
+use super::paths::{self, EndpointKind, PathMatch};
 use super::refusal::Refusal;
-use super::traffic::Ticket;
-use super::upstream::{Failed, Line};
+use super::traffic::RequestTicket;
 
-/// By which vLLM pins a request to a data-parallel rank.
-const X_RANK: HeaderName = HeaderName::from_static("x-data-parallel-rank");
+/// The header with which vLLM pins a request to a data-parallel rank.
+const X_DATA_PARALLEL_RANK: HeaderName = HeaderName::from_static("x-data-parallel-rank");
 
-/// What is done with a request.
+/// How a request is handled.
 enum Decision {
-    /// The shim itself has answered.
+    /// By the shim's own endpoints.
     Local(Response<Bytes>),
     Refuse(Refusal),
-    /// The engine does not hold what is asked for.
-    Miss(Kind),
-    Forward(Kind, OwnedSemaphorePermit, Outcome),
+    /// The engine does not hold the required blocks.
+    Miss(EndpointKind),
+    Forward(EndpointKind, OwnedSemaphorePermit, Outcome),
 }
 
-/// Answers a request. Dropping the future, or the answer's body, ends it on the engine too.
-pub(super) async fn answer(
-    proxy: Arc<Inner>,
+/// Answers a request. Dropping the future or the body of the reply aborts the request on the
+/// engine too.
+pub(super) async fn handle(
+    proxy: Arc<ProxyInner>,
     request: Request<Incoming>,
-) -> Result<Response<Answer>, Infallible> {
-    let mut counting = proxy.outcomes.begin();
+) -> Result<Response<ReplyBody>, Infallible> {
+    let mut recorder = proxy.outcomes.start_request();
     let (mut parts, mut body) = request.into_parts();
     let (response, outcome) = match proxy.decide(&mut parts).await {
         Decision::Local(response) => (response, Outcome::Local),
@@ -59,26 +61,26 @@ pub(super) async fn answer(
                 (refusal.response(), outcome_of(refusal))
             }
         },
-        Decision::Forward(kind, place, outcome) => {
-            match proxy.forward(kind, place, parts, body).await {
+        Decision::Forward(kind, permit, outcome) => {
+            match proxy.forward(kind, permit, parts, body).await {
                 Ok(response) => {
-                    counting.outcome = outcome;
+                    recorder.outcome = outcome;
                     return Ok(response);
                 }
                 Err(refusal) => (refusal.response(), outcome_of(refusal)),
             }
         }
     };
-    counting.outcome = outcome;
-    Ok(response.map(|body| Answer::Own(Full::new(body))))
+    recorder.outcome = outcome;
+    Ok(response.map(|body| ReplyBody::Own(Full::new(body))))
 }
 
 fn outcome_of(refusal: Refusal) -> Outcome {
     match refusal {
-        Refusal::GateMalformed | Refusal::GateElsewhere | Refusal::BodyMalformed => {
+        Refusal::MalformedGate | Refusal::GateUnsupported | Refusal::MalformedBody => {
             Outcome::GateMalformed
         }
-        Refusal::BodyUnread => Outcome::GateMiss,
+        Refusal::UnreadableBody => Outcome::GateMiss,
         Refusal::UnknownPath | Refusal::WrongMethod => Outcome::RefusedPath,
         Refusal::Busy => Outcome::Busy,
         Refusal::EngineUnreachable => Outcome::EngineUnreachable,
@@ -86,29 +88,33 @@ fn outcome_of(refusal: Refusal) -> Outcome {
     }
 }
 
-impl Inner {
-    /// Takes the gate's header away, and pins the rank if it is a hit.
+impl ProxyInner {
+    /// Decides how to handle a request. Removes the gate header, and pins the rank of a hit.
     async fn decide(&self, parts: &mut Parts) -> Decision {
         let path = parts.uri.path();
         if path.starts_with("/splitrail/") {
             return self.decide_local(parts);
         }
         let kind = match paths::find(&self.config.extra_paths, &parts.method, path) {
-            Found::Path(kind) => kind,
-            Found::WrongMethod => return Decision::Refuse(Refusal::WrongMethod),
-            Found::Unknown => return Decision::Refuse(Refusal::UnknownPath),
+            PathMatch::Path(kind) => kind,
+            PathMatch::WrongMethod => return Decision::Refuse(Refusal::WrongMethod),
+            PathMatch::Unknown => return Decision::Refuse(Refusal::UnknownPath),
         };
         let outcome = match gate::take(&mut parts.headers) {
             Ok(None) => Outcome::Forwarded,
             Ok(Some(_)) if !kind.can_be_gated() => {
-                return Decision::Refuse(Refusal::GateElsewhere);
+                return Decision::Refuse(Refusal::GateUnsupported);
             }
-            Ok(Some(ask)) if self.opens(&ask, &mut parts.headers).await => Outcome::GateHit,
+            Ok(Some(requirement))
+                if self.passes_gate(&requirement, &mut parts.headers).await =>
+            {
+                Outcome::GateHit
+            }
             Ok(Some(_)) => return Decision::Miss(kind),
-            Err(_) => return Decision::Refuse(Refusal::GateMalformed),
+            Err(_) => return Decision::Refuse(Refusal::MalformedGate),
         };
-        match Arc::clone(&self.places).try_acquire_owned() {
-            Ok(place) => Decision::Forward(kind, place, outcome),
+        match Arc::clone(&self.request_permits).try_acquire_owned() {
+            Ok(permit) => Decision::Forward(kind, permit, outcome),
             Err(_) => Decision::Refuse(Refusal::Busy),
         }
     }
@@ -124,77 +130,81 @@ impl Inner {
         }
     }
 
-    /// Whether the engine holds the blocks on a rank that the request will surely run on.
-    /// It is then pinned there.
-    async fn opens(&self, ask: &Ask, headers: &mut HeaderMap) -> bool {
-        let (several, takes_rank) = {
+    /// Whether the engine holds the required blocks on a rank on which the request is certain to
+    /// run. If necessary, the request is pinned to that rank.
+    async fn passes_gate(
+        &self,
+        requirement: &GateRequirement,
+        headers: &mut HeaderMap,
+    ) -> bool {
+        let (has_several_ranks, takes_rank) = {
             let known = self.capabilities.borrow();
             (known.ranks.is_some_and(|ranks| ranks > 1), known.takes_rank_header == Some(true))
         };
-        let pinned = several || ask.rank != 0;
-        // What one rank holds says nothing where the engine may choose another one.
-        if (pinned && !takes_rank) || !self.residency.holds(ask).await {
+        let pinned = has_several_ranks || requirement.rank != 0;
+        // The blocks of one rank do not matter if the engine may choose another rank.
+        if (pinned && !takes_rank) || !self.residency.holds(requirement).await {
             return false;
         }
         if pinned {
-            headers.insert(X_RANK, ask.rank.into());
+            headers.insert(X_DATA_PARALLEL_RANK, requirement.rank.into());
         }
         true
     }
 
     async fn forward(
         &self,
-        kind: Kind,
-        place: OwnedSemaphorePermit,
+        kind: EndpointKind,
+        permit: OwnedSemaphorePermit,
         mut parts: Parts,
         body: Incoming,
-    ) -> Result<Response<Answer>, Refusal> {
+    ) -> Result<Response<ReplyBody>, Refusal> {
         let prefill_tokens = take_prefill_tokens(&mut parts.headers).map(u64::from);
         let known = prefill_tokens.or_else(|| Some(body.size_hint().exact()? / BYTES_PER_TOKEN));
         let ticket = kind.computes().then(|| self.traffic.enter(known.unwrap_or(0)));
-        let meter = ticket.as_ref().filter(|_| known.is_none()).map(Ticket::meter);
+        let meter = ticket.as_ref().filter(|_| known.is_none()).map(RequestTicket::meter);
         remove_hop_by_hop(&mut parts.headers);
         parts.extensions.clear();
         parts.version = Version::HTTP_11;
         parts.uri = only_path(parts.uri)?;
-        let (body, mut unread) = Upload::new(body, meter);
+        let (body, mut unread) = RequestBody::new(body, meter);
         match self.engine.send(Request::from_parts(parts, body), &mut unread).await {
             Ok((head, body)) => {
                 if !self.reachable.swap(true, Ordering::Relaxed) {
                     tracing::info!(engine = %self.config.engine, "the engine answers again");
                 }
-                Ok(self.relay(kind, head, body, ticket, place))
+                Ok(self.to_client(kind, head, body, ticket, permit))
             }
             Err(error) => {
-                drop((ticket, place));
+                drop((ticket, permit));
                 discard_unread(unread).await;
-                Err(self.failure(&error))
+                Err(self.refusal_for(&error))
             }
         }
     }
 
-    fn relay(
+    fn to_client(
         &self,
-        kind: Kind,
+        kind: EndpointKind,
         mut parts: response::Parts,
-        body: Line,
-        ticket: Option<Ticket>,
-        place: OwnedSemaphorePermit,
-    ) -> Response<Answer> {
+        body: EngineBody,
+        ticket: Option<RequestTicket>,
+        permit: OwnedSemaphorePermit,
+    ) -> Response<ReplyBody> {
         remove_hop_by_hop(&mut parts.headers);
         let streams = is_event_stream(&parts.headers);
-        // Engines send a stream's head before they compute, and other heads after it.
+        // Engines send the head of a stream before the prefill, and other heads after it.
         if let Some(ticket) = ticket.as_ref().filter(|_| !streams) {
-            ticket.begun();
+            ticket.begin_reply();
         }
-        let may_hand_over = kind.can_be_gated() && !streams && parts.status == StatusCode::OK;
-        let watch = may_hand_over.then(|| HandOffWatch {
-            scan: Scan::default(),
+        let may_have_hand_off = kind.can_be_gated() && !streams && parts.status == StatusCode::OK;
+        let hand_off = may_have_hand_off.then(|| HandOffObserver {
+            scanner: HandOffScanner::default(),
             traffic: Arc::clone(&self.traffic),
             lease: self.lease(),
         });
-        let relay = Relay { body, ticket, watch, place: Some(place) };
-        Response::from_parts(parts, Answer::Engine(relay))
+        let body = EngineReplyBody { body, ticket, hand_off, permit: Some(permit) };
+        Response::from_parts(parts, ReplyBody::Engine(body))
     }
 
     fn lease(&self) -> Duration {
@@ -202,16 +212,16 @@ impl Inner {
         known.map_or(self.config.lease, Duration::from_millis)
     }
 
-    fn failure(&self, error: &Failed) -> Refusal {
+    fn refusal_for(&self, error: &SendError) -> Refusal {
         let engine = &self.config.engine;
         let cause = match error {
-            Failed::Connect(cause) => cause,
-            Failed::Broken(cause) => {
-                tracing::warn!(%engine, %cause, "the engine broke off before it answered");
+            SendError::Connect(cause) => cause,
+            SendError::Broken(cause) => {
+                tracing::warn!(%engine, %cause, "the engine closed the connection before it replied");
                 return Refusal::EngineFailed;
             }
         };
-        // Once, however many requests find it out.
+        // Log the change once, not for each request.
         if self.reachable.swap(false, Ordering::Relaxed) {
             tracing::warn!(%engine, %cause, "the engine cannot be reached");
         }

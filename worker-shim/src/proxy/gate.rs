@@ -1,67 +1,66 @@
-//! The header by which a router asks for blocks:
+//! The header with which a router requires that the engine holds certain blocks:
 //! `x-splitrail-gate: <namespace>:<rank>:<blocks>:<hash>`.
 //!
-//! The namespace and the hash are sixteen hex digits each. The hash is that of the last
-//! block asked for, chained from the namespace, and so names the whole prefix.
+//! The namespace and the hash have sixteen hexadecimal digits each. The hash is that of the last
+//! required block. It is chained from the namespace and therefore identifies the whole prefix.
 
 use futures_util::future::BoxFuture;
 use http::{HeaderMap, HeaderName};
 use splitrail_kv::BlockHash;
 
-/// The header.
+/// The name of the header.
 pub const X_GATE: HeaderName = HeaderName::from_static("x-splitrail-gate");
 
-/// The blocks that a router asks for.
+/// The blocks that the engine must hold to serve a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Ask {
-    /// The root of the prompt's chain: what must agree besides tokens.
+pub struct GateRequirement {
+    /// The hash of the prompt's namespace, which is the root of the chained hashes.
     pub namespace: BlockHash,
-    /// The data-parallel rank that must hold them.
+    /// The data-parallel rank that must hold the blocks.
     pub rank: u16,
-    /// How many leading blocks of the prompt; never 0.
+    /// The number of leading blocks of the prompt; never 0.
     pub blocks: u32,
-    /// The chained hash of the last of them.
+    /// The chained hash of the last of these blocks.
     pub last: BlockHash,
 }
 
-/// What knows which blocks the engine holds.
+/// Tells which blocks the engine holds.
 pub trait Residency: Send + Sync + 'static {
-    /// Whether all blocks from the prompt's first to `ask.last` are in the engine's cache
-    /// now. A request waits for it.
-    fn holds<'a>(&'a self, ask: &'a Ask) -> BoxFuture<'a, bool>;
+    /// Whether the engine's cache holds all required blocks now. A request waits for the result.
+    fn holds<'a>(&'a self, requirement: &'a GateRequirement) -> BoxFuture<'a, bool>;
 }
 
-/// A gate header that makes no sense, or stands there twice.
+/// The gate header is malformed, or given more than once.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("the header `x-splitrail-gate` is not `<namespace>:<rank>:<blocks>:<hash>`, given once")]
-pub struct Malformed;
+pub struct MalformedGate;
 
-/// Takes the header away: no engine gets to see it.
+/// Removes the header, so that it does not reach the engine, and parses it.
 ///
 /// # Errors
-/// If it is there and is no ask.
-pub(super) fn take(headers: &mut HeaderMap) -> Result<Option<Ask>, Malformed> {
+/// If the header is malformed.
+pub(super) fn take(headers: &mut HeaderMap) -> Result<Option<GateRequirement>, MalformedGate> {
     let mut values = headers.get_all(X_GATE).iter();
     let Some(value) = values.next() else { return Ok(None) };
-    let ask = match values.next() {
-        None => parse(value.as_bytes()).ok_or(Malformed),
-        Some(_) => Err(Malformed),
+    let requirement = match values.next() {
+        None => parse(value.as_bytes()).ok_or(MalformedGate),
+        Some(_) => Err(MalformedGate),
     };
     headers.remove(X_GATE);
-    ask.map(Some)
+    requirement.map(Some)
 }
 
-fn parse(value: &[u8]) -> Option<Ask> {
+fn parse(value: &[u8]) -> Option<GateRequirement> {
     let mut parts = std::str::from_utf8(value).ok()?.split(':');
     let mut next = || parts.next();
     let namespace = hash(next()?)?;
     let rank = decimal(next()?)?.try_into().ok()?;
     let blocks = decimal(next()?).filter(|blocks| *blocks > 0)?;
     let last = hash(next()?)?;
-    next().is_none().then_some(Ask { namespace, rank, blocks, last })
+    next().is_none().then_some(GateRequirement { namespace, rank, blocks, last })
 }
 
-/// All sixteen digits: a value that was cut short would name another prefix.
+/// Requires all sixteen digits, because a truncated value would name another prefix.
 fn hash(part: &str) -> Option<BlockHash> {
     let is_whole = part.len() == 16 && part.bytes().all(|byte| byte.is_ascii_hexdigit());
     is_whole.then(|| u64::from_str_radix(part, 16).ok()).flatten().map(BlockHash)
@@ -81,12 +80,15 @@ mod tests {
 
     use super::*;
 
-    fn written(ask: &Ask) -> String {
-        format!("{:016x}:{}:{}:{:016x}", ask.namespace.0, ask.rank, ask.blocks, ask.last.0)
+    fn written(requirement: &GateRequirement) -> String {
+        format!(
+            "{:016x}:{}:{}:{:016x}",
+            requirement.namespace.0, requirement.rank, requirement.blocks, requirement.last.0
+        )
     }
 
     #[test]
-    fn what_is_not_exactly_an_ask_is_malformed() {
+    fn any_deviation_from_the_gate_format_is_malformed() {
         let root = "00000000000000ab";
         for wrong in [
             String::new(),
@@ -113,9 +115,11 @@ mod tests {
     }
 
     #[test]
-    fn it_is_taken_away_whatever_it_says_and_two_are_none() {
-        let ask = "00000000000000ab:0:3:0000000000000003";
-        for (values, ok) in [(vec![ask], true), (vec!["x"], false), (vec![ask, ask], false)] {
+    fn the_gate_header_is_always_removed_and_two_are_malformed() {
+        let requirement = "00000000000000ab:0:3:0000000000000003";
+        for (values, ok) in
+            [(vec![requirement], true), (vec!["x"], false), (vec![requirement, requirement], false)]
+        {
             let mut headers = HeaderMap::new();
             for value in values {
                 headers.append(X_GATE, HeaderValue::from_static(value));
@@ -128,23 +132,23 @@ mod tests {
 
     proptest! {
         #[test]
-        fn what_a_router_writes_is_read_back(
+        fn a_gate_header_round_trips(
             namespace: u64, rank: u16, blocks in 1u32.., last: u64
         ) {
             let (namespace, last) = (BlockHash(namespace), BlockHash(last));
-            let ask = Ask { namespace, rank, blocks, last };
-            prop_assert_eq!(parse(written(&ask).as_bytes()), Some(ask));
+            let requirement = GateRequirement { namespace, rank, blocks, last };
+            prop_assert_eq!(parse(written(&requirement).as_bytes()), Some(requirement));
         }
 
         #[test]
-        fn what_is_read_was_written_so(bytes in "[0-9a-fA-F+:x]{0,60}") {
-            if let Some(ask) = parse(bytes.as_bytes()) {
-                prop_assert_eq!(written(&ask), bytes.to_ascii_lowercase());
+        fn an_accepted_gate_header_has_the_canonical_form(bytes in "[0-9a-fA-F+:x]{0,60}") {
+            if let Some(requirement) = parse(bytes.as_bytes()) {
+                prop_assert_eq!(written(&requirement), bytes.to_ascii_lowercase());
             }
         }
 
         #[test]
-        fn one_changed_byte_never_reads_as_the_same_ask(at in 0usize..38, byte: u8) {
+        fn a_changed_byte_never_parses_to_the_same_requirement(at in 0usize..38, byte: u8) {
             let right = b"00000000000000ab:10:3:0000000000000003".to_vec();
             let mut other = right.clone();
             other[at] = byte;

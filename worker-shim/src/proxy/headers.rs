@@ -1,13 +1,13 @@
-//! Headers that belong to one connection, and those by which a router speaks to the
-//! shim alone. All others travel on as they are.
+//! Removes headers that concern one connection only, and headers that a router addresses to the
+//! shim. All others are forwarded unchanged.
 
 use http::header::{
     CONNECTION, HeaderMap, HeaderName, PROXY_AUTHENTICATE, PROXY_AUTHORIZATION, TE,
     TRANSFER_ENCODING, UPGRADE,
 };
 
-/// How many tokens of the prompt the engine will have to compute, as the router booked them:
-/// a whole number.
+/// The number of prompt tokens that the engine has to compute according to the router's
+/// booking.
 pub const X_PREFILL_TOKENS: HeaderName = HeaderName::from_static("x-splitrail-prefill-tokens");
 
 const KEEP_ALIVE: HeaderName = HeaderName::from_static("keep-alive");
@@ -24,14 +24,14 @@ static HOP_BY_HOP: [HeaderName; 8] = [
     UPGRADE,
 ];
 
-/// Removes what concerns one connection only, with what `Connection` names.
+/// Removes hop-by-hop headers, including those that `Connection` names.
 pub(super) fn remove_hop_by_hop(headers: &mut HeaderMap) {
-    // Most messages have none: to look once is cheaper than to look each of them up.
+    // Most messages have none, and one pass is cheaper than a lookup of each name.
     if !headers.keys().any(|name| HOP_BY_HOP.contains(name)) {
         return;
     }
     if headers.contains_key(CONNECTION) {
-        // Framing is ours: what a peer names must not take a body's length away.
+        // The proxy owns the framing: a peer must not remove the length or the host.
         let named: Vec<HeaderName> = headers
             .get_all(CONNECTION)
             .iter()
@@ -49,7 +49,7 @@ pub(super) fn remove_hop_by_hop(headers: &mut HeaderMap) {
     }
 }
 
-/// Takes away what the router says of the prompt's length; nonsense says nothing.
+/// Removes the router's token count and parses it. An invalid value is ignored.
 pub(super) fn take_prefill_tokens(headers: &mut HeaderMap) -> Option<u32> {
     let value = headers.remove(X_PREFILL_TOKENS)?;
     let value = value.to_str().ok()?;
@@ -71,7 +71,7 @@ mod tests {
     }
 
     #[test]
-    fn only_what_belongs_to_the_connection_is_removed() {
+    fn only_hop_by_hop_headers_are_removed() {
         let mut headers = map(&[
             ("connection", "close, x-mine, content-length, host"),
             ("connection", "x-Other"),
@@ -98,7 +98,7 @@ mod tests {
     }
 
     #[test]
-    fn a_length_that_is_no_number_says_nothing() {
+    fn a_token_count_that_is_not_a_number_is_ignored() {
         for (value, tokens) in [
             ("0", Some(0)),
             ("1200", Some(1200)),

@@ -1,4 +1,5 @@
-//! Connections of routers and other clients: HTTP/1.1 and HTTP/2 without TLS.
+//! The listener: accepts connections of routers and other clients, HTTP/1.1 and HTTP/2 without
+//! TLS.
 
 use std::future::poll_fn;
 use std::io;
@@ -17,54 +18,55 @@ use tokio::task::JoinSet;
 use tokio_util::sync::CancellationToken;
 
 use super::Proxy;
-use super::forward::answer;
-use super::wakes::Wakes;
+use super::forward::handle;
+use super::scoped_waker::ScopedWaker;
 use crate::tasks::{ConnectionExecutor, ConnectionTasks};
 
-/// How long a connection may take to send its first or its next request's head. Longer than
+/// Maximum time until a connection has sent the head of its first or next request. Longer than
 /// clients keep idle connections.
 const HEAD_TIMEOUT: Duration = Duration::from_secs(60);
 
-/// Headers of one message at most.
+/// Maximum number of headers per message.
 const HEADERS_MAX: usize = 128;
 
-/// Requests of one HTTP/2 connection at once.
+/// Maximum number of concurrent requests per HTTP/2 connection.
 const STREAMS_MAX: u32 = 256;
 
-/// What is buffered of one HTTP/2 stream, either way.
+/// Buffer size of an HTTP/2 stream in each direction, in bytes.
 const STREAM_BUFFER_BYTES: u32 = 64 << 10;
 
-/// Pings find out that an HTTP/2 peer is gone.
+/// Interval of HTTP/2 pings, which detect a peer that is gone, and timeout of their replies.
 const PING_INTERVAL: Duration = Duration::from_secs(10);
 const PING_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// A peer that vanished without a word is given up after so long a silence, and one that takes
-/// nothing of what it was sent, after `STUCK_TIMEOUT`: the engine works for neither.
-const SILENCE: Duration = Duration::from_secs(10);
-const PROBE_INTERVAL: Duration = Duration::from_secs(5);
-const PROBES: u32 = 3;
+/// TCP keep-alive settings, which detect a peer that has vanished. A peer that does not
+/// acknowledge sent bytes is dropped after `STUCK_TIMEOUT`. In both cases the engine stops
+/// working for the peer.
+const KEEPALIVE_IDLE: Duration = Duration::from_secs(10);
+const KEEPALIVE_INTERVAL: Duration = Duration::from_secs(5);
+const KEEPALIVE_PROBES: u32 = 3;
 #[cfg(target_os = "linux")]
 const STUCK_TIMEOUT: Duration = Duration::from_secs(120);
 
-/// A listener that fails, for want of open files say, is tried again after this time.
-const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
+/// Delay after a failed accept, for example because too many files are open.
+const ACCEPT_RETRY_DELAY: Duration = Duration::from_millis(100);
 
-/// Serves until `stop`, then waits for requests in flight; new ones on open connections are
-/// refused by then. Dropping the future cuts all connections.
+/// Serves until `stop` fires, then waits for requests in flight. New requests on open connections
+/// are refused from then on. Dropping the future closes all connections.
 pub async fn serve(listener: TcpListener, proxy: Proxy, stop: CancellationToken) {
     let limits = proxy.0.config.limits;
     let streams = ConnectionTasks::default();
     let builder = Arc::new(builder(&streams, limits.head_max_bytes));
-    let room = Arc::new(Semaphore::new(limits.connections_max));
+    let permits = Arc::new(Semaphore::new(limits.connections_max));
     let upstream = proxy.clone();
     let mut connections = JoinSet::new();
     let accepting = async {
         loop {
-            let Ok(place) = Arc::clone(&room).acquire_owned().await else { return };
+            let Ok(permit) = Arc::clone(&permits).acquire_owned().await else { return };
             let socket = accept(&listener).await;
             while connections.try_join_next().is_some() {}
             let (builder, proxy) = (Arc::clone(&builder), proxy.clone());
-            connections.spawn(connection(builder, socket, proxy, stop.clone(), place));
+            connections.spawn(connection(builder, socket, proxy, stop.clone(), permit));
         }
     };
     let serving = async { tokio::join!(accepting, upstream.0.engine.close_idle()) };
@@ -75,8 +77,8 @@ pub async fn serve(listener: TcpListener, proxy: Proxy, stop: CancellationToken)
 
 fn builder(streams: &ConnectionTasks, head_max_bytes: usize) -> Builder<ConnectionExecutor> {
     let mut builder = Builder::new(streams.executor());
-    // Most of what is written is some hundred bytes: to copy them costs less than to pass on
-    // three pieces, and what came from the engine is free for what comes next.
+    // Most writes are a few hundred bytes. Copying them costs less than a write of three slices,
+    // and frees the engine's buffer for the next chunk.
     builder
         .http1()
         .writev(false)
@@ -99,7 +101,7 @@ fn builder(streams: &ConnectionTasks, head_max_bytes: usize) -> Builder<Connecti
     builder
 }
 
-/// The next connection that is there to be accepted.
+/// Accepts the next connection.
 async fn accept(listener: &TcpListener) -> TcpStream {
     loop {
         match listener.accept().await {
@@ -107,7 +109,7 @@ async fn accept(listener: &TcpListener) -> TcpStream {
             Err(error) if concerns_one_connection(&error) => {}
             Err(error) => {
                 tracing::error!(%error, "cannot accept connections");
-                tokio::time::sleep(ACCEPT_PAUSE).await;
+                tokio::time::sleep(ACCEPT_RETRY_DELAY).await;
             }
         }
     }
@@ -120,72 +122,73 @@ fn concerns_one_connection(error: &io::Error) -> bool {
 
 fn set_up(socket: &TcpStream) -> io::Result<()> {
     use rustix::net::sockopt;
-    // Small chunks of a stream must not wait for acknowledgements.
+    // The small chunks of a stream must not wait for acknowledgements.
     socket.set_nodelay(true)?;
     sockopt::set_socket_keepalive(socket, true)?;
-    sockopt::set_tcp_keepidle(socket, SILENCE)?;
-    sockopt::set_tcp_keepintvl(socket, PROBE_INTERVAL)?;
-    sockopt::set_tcp_keepcnt(socket, PROBES)?;
+    sockopt::set_tcp_keepidle(socket, KEEPALIVE_IDLE)?;
+    sockopt::set_tcp_keepintvl(socket, KEEPALIVE_INTERVAL)?;
+    sockopt::set_tcp_keepcnt(socket, KEEPALIVE_PROBES)?;
     #[cfg(target_os = "linux")]
     sockopt::set_tcp_user_timeout(socket, STUCK_TIMEOUT.as_millis() as u32)?;
     Ok(())
 }
 
-/// Why a connection ends.
-enum End {
-    /// Either side is done with it, or it broke.
-    Over,
-    /// Nothing was ever asked for.
-    Silent,
-    /// All are to end.
-    Asked,
+/// Why serving a connection ends.
+enum ConnectionEnd {
+    /// Either side has closed the connection, or it has failed.
+    Closed,
+    /// The client has not sent a request in time.
+    NoRequest,
+    /// The proxy is stopping.
+    Stopping,
 }
 
-/// Serves one connection. `place` is its own among all of them.
+/// Serves one connection. `permit` is its share of the connection limit.
 async fn connection(
     builder: Arc<Builder<ConnectionExecutor>>,
     socket: TcpStream,
     proxy: Proxy,
     stop: CancellationToken,
-    place: OwnedSemaphorePermit,
+    permit: OwnedSemaphorePermit,
 ) {
     if let Err(error) = set_up(&socket) {
         tracing::debug!(%error, "a socket's options");
     }
-    let asked = AtomicBool::new(false);
+    let has_request = AtomicBool::new(false);
     let service = service_fn(|request| {
-        asked.store(true, Ordering::Relaxed);
-        answer(Arc::clone(&proxy.0), request)
+        has_request.store(true, Ordering::Relaxed);
+        handle(Arc::clone(&proxy.0), request)
     });
     let mut connection = pin!(builder.serve_connection(TokioIo::new(socket), service));
-    // Until the protocol is known, no time-out of the library's applies.
-    let silent = async {
+    // The library's timeouts do not apply before the protocol is known.
+    let no_request = async {
         tokio::time::sleep(HEAD_TIMEOUT).await;
-        if asked.load(Ordering::Relaxed) {
+        if has_request.load(Ordering::Relaxed) {
             std::future::pending::<()>().await;
         }
     };
     let mut end = pin!(async {
         tokio::select! {
-            () = silent => End::Silent,
-            () = stop.cancelled() => End::Asked,
+            () = no_request => ConnectionEnd::NoRequest,
+            () = stop.cancelled() => ConnectionEnd::Stopping,
         }
     });
-    // Each piece of a stream wakes the connection, and hardly anything the others.
-    let wakes = Arc::new(Wakes::new());
-    let waker = Waker::from(Arc::clone(&wakes));
+    // Each chunk of a stream scoped_waker the connection. The other future is polled only when it is
+    // woken itself, which is rare.
+    let scoped_waker = Arc::new(ScopedWaker::new());
+    let waker = Waker::from(Arc::clone(&scoped_waker));
     let end = poll_fn(|context| match connection.as_mut().poll(context) {
-        Poll::Ready(_ended) => Poll::Ready(End::Over),
+        Poll::Ready(_ended) => Poll::Ready(ConnectionEnd::Closed),
         Poll::Pending => {
             let mut own = Context::from_waker(&waker);
-            wakes.drive(context, || end.as_mut().poll(&mut own))
+            scoped_waker.drive(context, || end.as_mut().poll(&mut own))
         }
     });
     match end.await {
-        End::Over | End::Silent => return,
-        End::Asked => connection.as_mut().graceful_shutdown(),
+        ConnectionEnd::Closed | ConnectionEnd::NoRequest => return,
+        ConnectionEnd::Stopping => connection.as_mut().graceful_shutdown(),
     }
-    // What a peer that went away has broken off concerns nobody.
+    // Errors of a connection whose peer has left are of no interest.
     let _ended = connection.await;
-    drop(place);
+    drop(permit);
 }

@@ -1,29 +1,29 @@
-//! What became of requests, counted.
+//! Counters of requests by outcome.
 
 use prometheus::{IntCounter, IntCounterVec, Opts, Registry};
 
-/// What became of a request.
+/// The outcome of a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Outcome {
-    /// The engine answered.
+    /// The engine replied.
     Forwarded,
-    /// So it did; the blocks that were asked for are there.
+    /// The engine replied to a request whose required blocks it holds.
     GateHit,
-    /// Turned away: they are not.
+    /// The shim answered because the engine does not hold the required blocks.
     GateMiss,
-    /// The gate header, or the body of a miss, makes no sense.
+    /// The gate header, or the body of a miss, is malformed.
     GateMalformed,
     /// The path is not forwarded.
     RefusedPath,
-    /// Too many requests are under way.
+    /// Too many requests are in flight.
     Busy,
     /// The engine cannot be reached.
     EngineUnreachable,
-    /// The engine closed the connection before it answered.
+    /// The engine closed the connection before it replied.
     EngineFailed,
-    /// The client left before the answer began.
+    /// The client disconnected before the reply began.
     ClientGone,
-    /// Answered by the shim for itself.
+    /// Answered by the shim's own endpoints.
     Local,
 }
 
@@ -42,15 +42,15 @@ impl Outcome {
     ];
 }
 
-/// Counters by outcome.
+/// One counter per outcome.
 #[derive(Debug)]
-pub(super) struct Outcomes([IntCounter; Outcome::ALL.len()]);
+pub(super) struct OutcomeCounters([IntCounter; Outcome::ALL.len()]);
 
-impl Outcomes {
-    /// Counts from 0, shown in `registry`.
+impl OutcomeCounters {
+    /// Creates the counters and registers them.
     ///
     /// # Errors
-    /// If the registry has a metric of this name.
+    /// If the registry already has a metric of this name.
     pub(super) fn new(registry: &Registry) -> prometheus::Result<Self> {
         let options = Opts::new(
             "splitrail_shim_requests_total",
@@ -61,21 +61,21 @@ impl Outcomes {
         Ok(Self(Outcome::ALL.map(|(_, label)| family.with_label_values(&[label]))))
     }
 
-    /// A request has come in.
-    pub(super) fn begin(&self) -> Counting<'_> {
-        Counting { outcomes: self, outcome: Outcome::ClientGone }
+    /// Starts to count a request.
+    pub(super) fn start_request(&self) -> OutcomeRecorder<'_> {
+        OutcomeRecorder { outcomes: self, outcome: Outcome::ClientGone }
     }
 }
 
 /// Counts one request when it is dropped.
 #[derive(Debug)]
-pub(super) struct Counting<'a> {
-    outcomes: &'a Outcomes,
-    /// What has become of it; nobody waits for its answer until this is set.
+pub(super) struct OutcomeRecorder<'a> {
+    outcomes: &'a OutcomeCounters,
+    /// The outcome so far. [`Outcome::ClientGone`] until another one is set.
     pub(super) outcome: Outcome,
 }
 
-impl Drop for Counting<'_> {
+impl Drop for OutcomeRecorder<'_> {
     fn drop(&mut self) {
         // `ALL` is in the order of the variants, which a test checks.
         self.outcomes.0[self.outcome as usize].inc();

@@ -1,10 +1,9 @@
-//! The answer to a request whose blocks the engine does not hold: what an engine that
-//! honours `cache_hit_threshold` would say, made without asking it.
+//! Answers requests whose required blocks the engine does not hold, in the form of an engine that
+//! honours `cache_hit_threshold`, without the engine.
 //!
-//! Nothing was tokenised, so nothing is said of tokens: `usage` is null, and streams have no
-//! chunk for it.
+//! The prompt has not been tokenised, so `usage` is null and streams have no usage chunk.
 
-mod body;
+mod reply_shape;
 
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
@@ -16,78 +15,80 @@ use hyper::body::{Body, Incoming};
 use splitrail_engine::threshold_reply::{ReplyForm, ThresholdReply};
 use tokio::sync::Semaphore;
 
-use self::body::Shape;
-use super::paths::Kind;
+use self::reply_shape::ReplyShape;
+use super::paths::EndpointKind;
 use super::refusal::Refusal;
 
-/// Bodies up to here are looked into on the spot.
+/// Maximum size in bytes of a body that is parsed on the async thread.
 const INLINE_MAX_BYTES: usize = 64 << 10;
 
-/// How long a body that is read whole may take: it holds room that others want.
+/// Maximum time for reading a body, because the body occupies memory that others need.
 const BODY_TIMEOUT: Duration = Duration::from_secs(30);
 
-/// Bodies of misses, which are read whole, in memory.
+/// Answers misses, and limits the memory of their bodies.
 #[derive(Debug)]
-pub(super) struct Misses {
-    /// Of one of them.
+pub(super) struct MissResponder {
+    /// Maximum size of one body in bytes.
     body_max_bytes: usize,
-    /// Of all of them: one permit for each KiB.
-    room: Semaphore,
+    /// The memory of all bodies: one permit per KiB.
+    memory: Semaphore,
 }
 
-impl Misses {
-    /// `room_max_bytes` is for all bodies that are read at once.
-    pub(super) fn new(body_max_bytes: usize, room_max_bytes: usize) -> Self {
-        Self { body_max_bytes, room: Semaphore::new(room_max_bytes >> 10) }
+impl MissResponder {
+    /// `total_max_bytes` limits all bodies that are read at the same time.
+    pub(super) fn new(body_max_bytes: usize, total_max_bytes: usize) -> Self {
+        Self { body_max_bytes, memory: Semaphore::new(total_max_bytes >> 10) }
     }
 
-    /// Reads what is needed of the request and makes the answer.
+    /// Reads the request and makes the reply.
     ///
     /// # Errors
-    /// If the body is no request, or cannot be looked into.
+    /// If the body is not a valid request, or cannot be read.
     pub(super) async fn answer(
         &self,
-        kind: Kind,
+        kind: EndpointKind,
         headers: &HeaderMap,
         body: &mut Incoming,
     ) -> Result<Response<Bytes>, Refusal> {
         if headers.get_all(CONTENT_ENCODING).iter().any(|coding| coding != "identity") {
-            return Err(Refusal::BodyUnread);
+            return Err(Refusal::UnreadableBody);
         }
         let most = body.size_hint().upper().map_or(self.body_max_bytes, |most| most as usize);
         if most > self.body_max_bytes {
-            return Err(Refusal::BodyUnread);
+            return Err(Refusal::UnreadableBody);
         }
-        let permits = u32::try_from(most.div_ceil(1 << 10)).map_err(|_| Refusal::BodyUnread)?;
-        let room = self.room.try_acquire_many(permits).map_err(|_| Refusal::BodyUnread)?;
+        let permits = u32::try_from(most.div_ceil(1 << 10)).map_err(|_| Refusal::UnreadableBody)?;
+        let reserved =
+            self.memory.try_acquire_many(permits).map_err(|_| Refusal::UnreadableBody)?;
         let reading = Limited::new(body, self.body_max_bytes).collect();
-        // Too long, too slow, or cut short: then nobody reads the answer.
+        // The body is too long, too slow or incomplete.
         let body = match tokio::time::timeout(BODY_TIMEOUT, reading).await {
             Ok(Ok(collected)) => collected.to_bytes(),
-            Ok(Err(_)) | Err(_) => return Err(Refusal::BodyUnread),
+            Ok(Err(_)) | Err(_) => return Err(Refusal::UnreadableBody),
         };
         let shape = match body.len() <= INLINE_MAX_BYTES {
-            true => Shape::read(kind, &body),
-            false => tokio::task::spawn_blocking(move || Shape::read(kind, &body))
+            true => ReplyShape::read(kind, &body),
+            false => tokio::task::spawn_blocking(move || ReplyShape::read(kind, &body))
                 .await
-                .unwrap_or(Err(Refusal::BodyUnread)),
+                .unwrap_or(Err(Refusal::UnreadableBody)),
         };
-        drop(room);
+        drop(reserved);
         let id = headers.get("x-request-id").and_then(|id| id.to_str().ok());
         shape.map(|shape| reply(kind, &shape, id))
     }
 }
 
-/// The reply of an engine that holds too little of the prompt. Without a tokenizer nothing is
-/// known of the prompt's tokens, so `usage` is null and streams have no chunk for it.
-fn reply(kind: Kind, shape: &Shape, request_id: Option<&str>) -> Response<Bytes> {
+/// Makes the reply of an engine that holds too little of the prompt.
+fn reply(kind: EndpointKind, shape: &ReplyShape, request_id: Option<&str>) -> Response<Bytes> {
     let random = || format!("{:016x}", rand::random::<u64>());
     let id = request_id.map_or_else(random, str::to_owned);
     let reply = ThresholdReply {
         form: match kind {
-            Kind::Chat => ReplyForm::Chat,
-            Kind::Generate => ReplyForm::Generate,
-            Kind::Completions | Kind::Compute | Kind::Tell => ReplyForm::Completions,
+            EndpointKind::Chat => ReplyForm::Chat,
+            EndpointKind::Generate => ReplyForm::Generate,
+            EndpointKind::Completions | EndpointKind::Compute | EndpointKind::Inexpensive => {
+                ReplyForm::Completions
+            }
         },
         id: &id,
         model: &shape.model,

@@ -1,86 +1,87 @@
-//! The paths of the engine that are reachable through the shim, and no others: an
+//! The engine's paths that are reachable through the shim. All others are refused, because an
 //! engine has paths that stop it, change its weights or read its environment.
 
 use http::Method;
 
-/// What a path is, as far as the proxy cares.
+/// The kind of an endpoint, as far as the proxy distinguishes it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Kind {
+pub(super) enum EndpointKind {
     /// `/v1/chat/completions`.
     Chat,
     /// `/v1/completions`.
     Completions,
-    /// `/inference/v1/generate`: token ids in and out.
+    /// `/inference/v1/generate`, with token ids as input and output.
     Generate,
-    /// Other work for the accelerator.
+    /// Another endpoint that needs the accelerator.
     Compute,
-    /// Anything else: cheap, and counted nowhere.
-    Tell,
+    /// An endpoint that does not need the accelerator. Its requests do not count as load.
+    Inexpensive,
 }
 
-impl Kind {
-    /// Whether the engine computes for it.
+impl EndpointKind {
+    /// Whether the endpoint needs the accelerator.
     pub(super) fn computes(self) -> bool {
-        self != Self::Tell
+        self != Self::Inexpensive
     }
 
-    /// Whether its reply has a form for "too little is cached".
+    /// Whether replies of the endpoint can express that too little is cached.
     pub(super) fn can_be_gated(self) -> bool {
         matches!(self, Self::Chat | Self::Completions | Self::Generate)
     }
 }
 
-/// Where a request leads.
+/// The result of looking up a path.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Found {
-    /// To the engine.
-    Path(Kind),
-    /// Nowhere: the path is only known with other methods.
+pub(super) enum PathMatch {
+    /// The path is forwarded to the engine.
+    Path(EndpointKind),
+    /// The path is only known with other methods.
     WrongMethod,
-    /// Nowhere.
+    /// The path is not forwarded.
     Unknown,
 }
 
-/// A path that is forwarded besides the listed ones.
+/// A path that is forwarded in addition to the built-in ones.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ExtraPath {
-    /// Its method.
+    /// The method.
     pub method: Method,
-    /// The path itself, compared byte by byte.
+    /// The path, which is compared byte by byte.
     pub path: String,
-    /// Whether the engine's accelerator works for it: its requests then count as load.
+    /// Whether the path needs the accelerator. If so, its requests count as load.
     pub computes: bool,
 }
 
-/// Compared byte by byte: nothing is decoded or normalised, so that nothing slips by.
-pub(super) fn find(extra: &[ExtraPath], method: &Method, path: &str) -> Found {
+/// Looks up a path. Paths are compared byte by byte: nothing is decoded or normalised, so that
+/// no other spelling of a path is accepted.
+pub(super) fn find(extra: &[ExtraPath], method: &Method, path: &str) -> PathMatch {
     let of_extra = |extra: &ExtraPath| match extra.computes {
-        true => Kind::Compute,
-        false => Kind::Tell,
+        true => EndpointKind::Compute,
+        false => EndpointKind::Inexpensive,
     };
     if let Some(extra) = extra.iter().find(|e| e.path == path && e.method == *method) {
-        return Found::Path(of_extra(extra));
+        return PathMatch::Path(of_extra(extra));
     }
     let (kind, gets, posts) = match path {
-        "/v1/chat/completions" => (Kind::Chat, false, true),
-        "/v1/completions" => (Kind::Completions, false, true),
-        "/inference/v1/generate" => (Kind::Generate, false, true),
-        "/v1/responses" | "/v1/messages" | "/v1/embeddings" => (Kind::Compute, false, true),
+        "/v1/chat/completions" => (EndpointKind::Chat, false, true),
+        "/v1/completions" => (EndpointKind::Completions, false, true),
+        "/inference/v1/generate" => (EndpointKind::Generate, false, true),
+        "/v1/responses" | "/v1/messages" | "/v1/embeddings" => (EndpointKind::Compute, false, true),
         "/tokenize"
         | "/detokenize"
         | "/v1/messages/count_tokens"
         | "/v1/chat/completions/render"
-        | "/v1/completions/render" => (Kind::Tell, false, true),
-        "/ping" => (Kind::Tell, true, true),
+        | "/v1/completions/render" => (EndpointKind::Inexpensive, false, true),
+        "/ping" => (EndpointKind::Inexpensive, true, true),
         "/health" | "/version" | "/load" | "/metrics" | "/v1/models" | "/kv_event_sources"
-        | "/is_paused" | "/is_sleeping" => (Kind::Tell, true, false),
-        _ if extra.iter().any(|extra| extra.path == path) => return Found::WrongMethod,
-        _ => return Found::Unknown,
+        | "/is_paused" | "/is_sleeping" => (EndpointKind::Inexpensive, true, false),
+        _ if extra.iter().any(|extra| extra.path == path) => return PathMatch::WrongMethod,
+        _ => return PathMatch::Unknown,
     };
     match *method {
-        Method::GET if gets => Found::Path(kind),
-        Method::POST if posts => Found::Path(kind),
-        _ => Found::WrongMethod,
+        Method::GET if gets => PathMatch::Path(kind),
+        Method::POST if posts => PathMatch::Path(kind),
+        _ => PathMatch::WrongMethod,
     }
 }
 
@@ -89,7 +90,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_is_not_listed_is_not_there_however_it_is_spelt() {
+    fn unlisted_paths_are_unknown_in_every_spelling() {
         for path in [
             "/",
             "",
@@ -107,24 +108,33 @@ mod tests {
             "/server_info",
             "/sim/state",
         ] {
-            assert_eq!(find(&[], &Method::GET, path), Found::Unknown, "{path}");
-            assert_eq!(find(&[], &Method::POST, path), Found::Unknown, "{path}");
+            assert_eq!(find(&[], &Method::GET, path), PathMatch::Unknown, "{path}");
+            assert_eq!(find(&[], &Method::POST, path), PathMatch::Unknown, "{path}");
         }
-        assert_eq!(find(&[], &Method::GET, "/v1/completions"), Found::WrongMethod);
-        assert_eq!(find(&[], &Method::DELETE, "/v1/models"), Found::WrongMethod);
+        assert_eq!(find(&[], &Method::GET, "/v1/completions"), PathMatch::WrongMethod);
+        assert_eq!(find(&[], &Method::DELETE, "/v1/models"), PathMatch::WrongMethod);
     }
 
     #[test]
-    fn what_is_configured_is_there_too() {
+    fn configured_paths_are_forwarded_too() {
         let post = |path: &str, computes| ExtraPath {
             method: Method::POST,
             path: path.to_owned(),
             computes,
         };
         let extra = [post("/v1/score", true), post("/health", false)];
-        assert_eq!(find(&extra, &Method::POST, "/v1/score"), Found::Path(Kind::Compute));
-        assert_eq!(find(&extra, &Method::GET, "/v1/score"), Found::WrongMethod);
-        assert_eq!(find(&extra, &Method::POST, "/health"), Found::Path(Kind::Tell));
-        assert_eq!(find(&extra, &Method::GET, "/health"), Found::Path(Kind::Tell));
+        assert_eq!(
+            find(&extra, &Method::POST, "/v1/score"),
+            PathMatch::Path(EndpointKind::Compute)
+        );
+        assert_eq!(find(&extra, &Method::GET, "/v1/score"), PathMatch::WrongMethod);
+        assert_eq!(
+            find(&extra, &Method::POST, "/health"),
+            PathMatch::Path(EndpointKind::Inexpensive)
+        );
+        assert_eq!(
+            find(&extra, &Method::GET, "/health"),
+            PathMatch::Path(EndpointKind::Inexpensive)
+        );
     }
 }

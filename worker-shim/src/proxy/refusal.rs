@@ -1,42 +1,42 @@
-//! Errors of the proxy itself, in the shape of OpenAI's API. No message repeats what a
-//! client or an engine sent.
+//! Errors of the proxy itself, in the format of OpenAI's API. No message repeats what a client or
+//! an engine sent.
 
 use bytes::Bytes;
 use http::header::{CONTENT_TYPE, RETRY_AFTER};
 use http::{HeaderValue, Response, StatusCode};
 use serde_json::json;
 
-/// Why a request was not answered by the engine.
+/// Why the proxy refuses a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Refusal {
-    /// The gate header makes no sense.
-    GateMalformed,
-    /// The path's replies have no form for a miss.
-    GateElsewhere,
-    /// A miss whose body does not say what shape the answer must have.
-    BodyMalformed,
-    /// A miss whose body is too long, or of a coding, to be looked into.
-    BodyUnread,
+    /// The gate header is malformed.
+    MalformedGate,
+    /// The replies of the endpoint cannot express a miss.
+    GateUnsupported,
+    /// The body of a miss is not a valid request.
+    MalformedBody,
+    /// The body of a miss cannot be read: it is too long or compressed.
+    UnreadableBody,
     /// The path is not forwarded.
     UnknownPath,
-    /// Nor with this method.
+    /// The path is not forwarded with this method.
     WrongMethod,
-    /// As many requests as are allowed are under way.
+    /// The maximum number of requests is in flight.
     Busy,
-    /// No connection to the engine.
+    /// The engine cannot be reached.
     EngineUnreachable,
-    /// The engine closed the connection before it answered.
+    /// The engine closed the connection before it replied.
     EngineFailed,
 }
 
 impl Refusal {
     fn status(self) -> StatusCode {
         match self {
-            Self::GateMalformed | Self::GateElsewhere | Self::BodyMalformed => {
+            Self::MalformedGate | Self::GateUnsupported | Self::MalformedBody => {
                 StatusCode::BAD_REQUEST
             }
-            // Routers know it as an engine's way to turn a request away.
-            Self::BodyUnread => StatusCode::PRECONDITION_FAILED,
+            // Routers treat this status as an engine's refusal because of the threshold.
+            Self::UnreadableBody => StatusCode::PRECONDITION_FAILED,
             Self::UnknownPath => StatusCode::NOT_FOUND,
             Self::WrongMethod => StatusCode::METHOD_NOT_ALLOWED,
             Self::Busy | Self::EngineUnreachable => StatusCode::SERVICE_UNAVAILABLE,
@@ -44,41 +44,44 @@ impl Refusal {
         }
     }
 
-    /// Message, type, parameter and code.
-    fn words(self) -> (&'static str, &'static str, Option<&'static str>, &'static str) {
+    /// The message, type, parameter and code.
+    fn details(self) -> (&'static str, &'static str, Option<&'static str>, &'static str) {
         const INVALID: &str = "invalid_request_error";
         const GATE: Option<&str> = Some("x-splitrail-gate");
         match self {
-            Self::GateMalformed => (
+            Self::MalformedGate => (
                 "the header `x-splitrail-gate` must be `<namespace>:<rank>:<blocks>:<hash>`, \
                  namespace and hash in 16 hex digits, given once",
                 INVALID,
                 GATE,
                 "gate_malformed",
             ),
-            Self::GateElsewhere => (
+            Self::GateUnsupported => (
                 "the header `x-splitrail-gate` is for chats, completions and generate only",
                 INVALID,
                 GATE,
                 "gate_malformed",
             ),
-            Self::BodyMalformed => {
-                ("the body is no request of this endpoint", INVALID, None, "body_malformed")
-            }
-            Self::BodyUnread => (
-                "the engine holds fewer blocks of the prompt than were asked for",
+            Self::MalformedBody => (
+                "the body is not a valid request of this endpoint",
+                INVALID,
+                None,
+                "body_malformed",
+            ),
+            Self::UnreadableBody => (
+                "the engine holds fewer blocks of the prompt than the gate requires",
                 INVALID,
                 GATE,
                 "cache_threshold",
             ),
             Self::UnknownPath => {
-                ("the shim forwards no such path", "not_found_error", None, "unknown_path")
+                ("the shim does not forward this path", "not_found_error", None, "unknown_path")
             }
             Self::WrongMethod => {
                 ("the path exists, but not with this method", INVALID, None, "method_not_allowed")
             }
             Self::Busy => (
-                "as many requests as the shim allows are under way",
+                "the maximum number of requests is in flight",
                 "service_unavailable_error",
                 None,
                 "busy",
@@ -100,13 +103,13 @@ impl Refusal {
 
     /// The reply.
     pub(super) fn response(self) -> Response<Bytes> {
-        let (message, kind, param, code) = self.words();
+        let (message, kind, param, code) = self.details();
         let error = json!({"message": message, "type": kind, "param": param, "code": code});
         let mut response = Response::new(json!({ "error": error }).to_string().into());
         *response.status_mut() = self.status();
         let headers = response.headers_mut();
         headers.insert(CONTENT_TYPE, HeaderValue::from_static("application/json"));
-        // Where nothing has run yet, and soon may.
+        // The request has not run, and may succeed soon.
         if matches!(self, Self::Busy | Self::EngineUnreachable) {
             headers.insert(RETRY_AFTER, HeaderValue::from_static("1"));
         }

@@ -1,4 +1,4 @@
-//! What runs on the engine through this shim, whoever sent it.
+//! Counts the requests of all clients that run on the engine through this shim.
 
 use std::collections::VecDeque;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -7,24 +7,24 @@ use std::time::{Duration, Instant};
 use prometheus::{IntGauge, Registry};
 use tokio::sync::watch;
 
-/// Hand-offs that are remembered; older ones are forgotten first.
+/// Maximum number of counted hand-offs. Beyond it, the oldest is no longer counted.
 const STAGED_MAX: usize = 1 << 16;
 
-/// Counts of what runs. Exact on every path: a request holds a ticket, and dropping the
-/// ticket takes it out again.
+/// Counts of requests and hand-offs. The counts are exact on every path, because each request
+/// holds a ticket whose drop ends the count.
 #[derive(Debug)]
 pub struct Traffic {
     requests: IntGauge,
     prefill_tokens_queued: IntGauge,
-    staged: Mutex<Staged>,
+    staged: Mutex<StagedHandOffs>,
     changed: watch::Sender<()>,
 }
 
 impl Traffic {
-    /// Counts from 0, shown as metrics in `registry`.
+    /// Creates the counts and registers them as metrics.
     ///
     /// # Errors
-    /// If the registry has metrics of these names.
+    /// If the registry already has metrics of these names.
     pub(super) fn new(registry: &Registry) -> prometheus::Result<Arc<Self>> {
         let gauge = |name, help| -> prometheus::Result<IntGauge> {
             let gauge = IntGauge::new(name, help)?;
@@ -46,61 +46,60 @@ impl Traffic {
         }))
     }
 
-    /// Requests that the engine works for: from before they are sent until the last byte of
-    /// the answer, or until the client or the engine is gone.
+    /// The number of requests in flight: from before a request is sent until the last byte of its
+    /// reply, or until the client or the engine has disconnected.
     pub fn requests(&self) -> u64 {
         self.requests.get().unsigned_abs()
     }
 
-    /// Prompt tokens of those requests whose answers have not begun. As the router says in
-    /// `x-splitrail-prefill-tokens`, else a quarter of the body's bytes.
+    /// The prompt tokens of those requests whose replies have not begun. The router sends them in
+    /// `x-splitrail-prefill-tokens`; otherwise they are estimated as a quarter of the body's bytes.
     pub fn prefill_tokens_queued(&self) -> u64 {
         self.prefill_tokens_queued.get().unsigned_abs()
     }
 
-    /// Hand-offs that the engine has given out in the time of one lease. Nobody tells the
-    /// shim when one is fetched, so this is the most that can still be pinned. Falls
-    /// with time, of which [`Self::changed`] says nothing.
+    /// The number of hand-offs whose lease has not ended. The shim is not informed when one is
+    /// fetched, so this is an upper bound. It decreases with time, which [`Self::changed`] does
+    /// not report.
     pub fn staged(&self) -> u64 {
         self.lock_staged().count(Instant::now())
     }
 
-    /// Tells of changes of any of the counts. Wake-ups of changes that come together
-    /// may be one.
+    /// A receiver that is marked as changed when any of the counts changes.
     pub fn changed(&self) -> watch::Receiver<()> {
         self.changed.subscribe()
     }
 
-    /// A hand-off has been given out.
+    /// Counts a hand-off until its lease ends.
     pub(super) fn stage(&self, lease: Duration) {
         self.lock_staged().add(Instant::now() + lease);
         self.changed.send_replace(());
     }
 
-    /// Takes in a request.
-    pub(super) fn enter(self: &Arc<Self>, prefill_tokens: u64) -> Ticket {
+    /// Counts a request until the returned ticket is dropped.
+    pub(super) fn enter(self: &Arc<Self>, prefill_tokens: u64) -> RequestTicket {
         self.requests.inc();
         self.prefill_tokens_queued.add(prefill_tokens as i64);
         self.changed.send_replace(());
         let phase = Mutex::new(Phase::Queued(prefill_tokens));
-        Ticket(Arc::new(Entry { traffic: Arc::clone(self), phase }))
+        RequestTicket(Arc::new(CountedRequest { traffic: Arc::clone(self), phase }))
     }
 
-    fn lock_staged(&self) -> MutexGuard<'_, Staged> {
+    fn lock_staged(&self) -> MutexGuard<'_, StagedHandOffs> {
         self.staged.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
-/// When the leases of hand-offs end, earliest first.
+/// The ends of the leases of hand-offs, earliest first.
 #[derive(Debug, Default)]
-struct Staged(VecDeque<Instant>);
+struct StagedHandOffs(VecDeque<Instant>);
 
-impl Staged {
+impl StagedHandOffs {
     fn add(&mut self, end: Instant) {
         if self.0.len() == STAGED_MAX {
             self.0.pop_front();
         }
-        // In order, even if the engine was started again with a shorter lease.
+        // Sorted, even if the engine has restarted with a shorter lease.
         self.0.push_back(self.0.back().map_or(end, |last| end.max(*last)));
     }
 
@@ -113,22 +112,22 @@ impl Staged {
 }
 
 #[derive(Debug)]
-struct Entry {
+struct CountedRequest {
     traffic: Arc<Traffic>,
     phase: Mutex<Phase>,
 }
 
-/// How far a request is.
+/// The phase of a request.
 #[derive(Debug)]
 enum Phase {
-    /// No byte of its answer is there; with its prompt's tokens.
+    /// The reply has not begun. Holds the prompt's tokens.
     Queued(u64),
     Begun,
     Ended,
 }
 
-impl Entry {
-    /// Goes on to a later phase; says whether it was in an earlier one.
+impl CountedRequest {
+    /// Moves to a later phase and updates the counts.
     fn advance(&self, to: Phase) {
         let mut phase = self.phase.lock().unwrap_or_else(PoisonError::into_inner);
         let ends = matches!(to, Phase::Ended) && !matches!(*phase, Phase::Ended);
@@ -149,34 +148,34 @@ impl Entry {
     }
 }
 
-/// One request's place in the counts. Dropping it ends the request.
+/// Counts one request. Dropping it ends the count.
 #[derive(Debug)]
-pub(super) struct Ticket(Arc<Entry>);
+pub(super) struct RequestTicket(Arc<CountedRequest>);
 
-impl Ticket {
-    /// Its answer has begun: the prompt is computed.
-    pub(super) fn begun(&self) {
+impl RequestTicket {
+    /// Records that the reply has begun, so the prompt is computed.
+    pub(super) fn begin_reply(&self) {
         self.0.advance(Phase::Begun);
     }
 
-    /// For whoever learns the prompt's length as it passes.
-    pub(super) fn meter(&self) -> Meter {
-        Meter(Arc::clone(&self.0))
+    /// A meter that adds prompt tokens while the body is forwarded.
+    pub(super) fn meter(&self) -> PromptTokenMeter {
+        PromptTokenMeter(Arc::clone(&self.0))
     }
 }
 
-impl Drop for Ticket {
+impl Drop for RequestTicket {
     fn drop(&mut self) {
         self.0.advance(Phase::Ended);
     }
 }
 
-/// Adds to a request's prompt tokens for as long as its answer has not begun.
+/// Adds to the prompt tokens of a request while its reply has not begun.
 #[derive(Debug)]
-pub(super) struct Meter(Arc<Entry>);
+pub(super) struct PromptTokenMeter(Arc<CountedRequest>);
 
-impl Meter {
-    /// So many more tokens.
+impl PromptTokenMeter {
+    /// Adds `tokens` prompt tokens.
     pub(super) fn add(&self, tokens: u64) {
         let mut phase = self.0.phase.lock().unwrap_or_else(PoisonError::into_inner);
         if let Phase::Queued(queued) = &mut *phase {
@@ -199,11 +198,11 @@ mod tests {
         (traffic.requests(), traffic.prefill_tokens_queued())
     }
 
-    type UnderWay = (Ticket, Meter, Option<u64>);
+    type UnderWay = (RequestTicket, PromptTokenMeter, Option<u64>);
 
     proptest! {
         #[test]
-        fn counts_are_those_of_what_is_under_way(
+        fn counts_match_the_requests_in_flight(
             steps in proptest::collection::vec((0usize..6, 0u8..4, 0u64..1000), 0..200)
         ) {
             let traffic = Traffic::new(&Registry::new()).unwrap();
@@ -217,7 +216,7 @@ mod tests {
                         *entry = Some((ticket, meter, Some(tokens)));
                     }
                     (1, Some((ticket, _, queued))) => {
-                        ticket.begun();
+                        ticket.begin_reply();
                         *queued = None;
                     }
                     (2, Some((_, meter, queued))) => {
@@ -230,8 +229,8 @@ mod tests {
                 let queued = here.clone().filter_map(|(_, _, queued)| *queued).sum();
                 prop_assert_eq!(counts(&traffic), (here.count() as u64, queued));
             }
-            // What outlives its request adds nothing.
-            let meters: Vec<Meter> =
+            // A meter that outlives its request adds nothing.
+            let meters: Vec<PromptTokenMeter> =
                 under_way.into_iter().flatten().map(|(_, meter, _)| meter).collect();
             meters.iter().for_each(|meter| meter.add(7));
             prop_assert_eq!(counts(&traffic), (0, 0));
@@ -239,38 +238,38 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn every_change_is_told() {
+    async fn every_change_of_a_count_is_signalled() {
         let traffic = Traffic::new(&Registry::new()).unwrap();
         let mut changed = traffic.changed();
-        let mut told = || {
+        let mut signalled = || {
             changed.has_changed().unwrap() && {
                 changed.mark_unchanged();
                 true
             }
         };
-        assert!(!told());
+        assert!(!signalled());
         let ticket = traffic.enter(10);
-        assert!(told());
+        assert!(signalled());
         ticket.meter().add(1);
-        assert!(told());
-        ticket.begun();
-        assert!(told());
-        ticket.begun();
-        assert!(!told(), "it had begun before");
+        assert!(signalled());
+        ticket.begin_reply();
+        assert!(signalled());
+        ticket.begin_reply();
+        assert!(!signalled(), "it had begun before");
         drop(ticket);
-        assert!(told());
+        assert!(signalled());
         traffic.stage(Duration::from_secs(1));
-        assert!(told());
+        assert!(signalled());
     }
 
     #[test]
-    fn hand_offs_are_forgotten_with_their_lease() {
+    fn hand_offs_are_counted_until_their_lease_ends() {
         let start = Instant::now();
         let after = |seconds| start + Duration::from_secs(seconds);
-        let mut staged = Staged::default();
+        let mut staged = StagedHandOffs::default();
         staged.add(after(30));
         staged.add(after(40));
-        // The engine was started again, with a shorter lease.
+        // The engine has restarted with a shorter lease.
         staged.add(after(20));
         let counts = [0, 29, 30, 39, 40].map(|seconds| staged.count(after(seconds)));
         assert_eq!(counts, [3, 3, 2, 2, 0]);

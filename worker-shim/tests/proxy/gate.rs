@@ -7,7 +7,7 @@ use serde_json::{Value, json};
 use splitrail_engine::usage::{EngineUsage, UsageError};
 use splitrail_kv::BlockHash;
 use splitrail_proto::v1::Capabilities;
-use splitrail_shim::proxy::Ask;
+use splitrail_shim::proxy::GateRequirement;
 use splitrail_sim::{SimConfig, SimEngine};
 
 use crate::support::*;
@@ -130,7 +130,8 @@ async fn a_hit_is_the_engines_own_answer() {
     }
     assert_eq!((stand.outcomes("gate_hit"), stand.outcomes("gate_miss")), (8, 4));
     let asked = stand.holding.asked.lock().unwrap();
-    let expected = Ask { namespace: BlockHash(0xab), rank: 0, blocks: 3, last: BlockHash(0xcd) };
+    let expected =
+        GateRequirement { namespace: BlockHash(0xab), rank: 0, blocks: 3, last: BlockHash(0xcd) };
     assert_eq!(asked[0], expected);
 }
 

@@ -14,7 +14,7 @@ use hyper_util::rt::TokioExecutor;
 use prometheus::Registry;
 use serde_json::Value;
 use splitrail_proto::v1::Capabilities;
-use splitrail_shim::proxy::{Ask, Config, Proxy, Residency, Traffic, serve};
+use splitrail_shim::proxy::{Config, GateRequirement, Proxy, Residency, Traffic, serve};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::watch;
@@ -33,11 +33,11 @@ pub(crate) async fn soon<T>(what: &str, coming: impl Future<Output = T>) -> T {
 #[derive(Default)]
 pub(crate) struct Holding {
     pub(crate) blocks: AtomicU32,
-    pub(crate) asked: Mutex<Vec<Ask>>,
+    pub(crate) asked: Mutex<Vec<GateRequirement>>,
 }
 
 impl Residency for Holding {
-    fn holds<'a>(&'a self, ask: &'a Ask) -> BoxFuture<'a, bool> {
+    fn holds<'a>(&'a self, ask: &'a GateRequirement) -> BoxFuture<'a, bool> {
         self.asked.lock().unwrap().push(*ask);
         Box::pin(std::future::ready(ask.blocks <= self.blocks.load(Ordering::Relaxed)))
     }

@@ -1,9 +1,9 @@
-//! The waker of a part of a task, such as a connection that is driven by whoever waits for what
-//! comes over it.
+//! A waker for a part of a task, such as a connection that is driven by the task that reads from
+//! it.
 //!
-//! Driver and part are one task. What the part tells itself, as a connection does its own body,
-//! wakes nobody then: it is seen in the same round. Only what comes from outside wakes the task;
-//! and as long as nothing has come for the part, it is not looked at.
+//! The part runs within the task. A wake-up that the part causes itself, as a connection does for
+//! its own body, does not wake the task: the part is polled again in the same round. Only a
+//! wake-up from outside waker the task. A part without a wake-up is not polled.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU8, Ordering};
@@ -11,33 +11,33 @@ use std::task::{Context, Poll, Wake};
 
 use futures_util::task::AtomicWaker;
 
-const DRIVING: u8 = 1;
+const POLLING: u8 = 1;
 const WOKEN: u8 = 2;
 
-/// Rounds in which one end of a connection may wake the other before other tasks have their
-/// turn: whoever is over its budget wakes itself for ever.
+/// Maximum number of polls in a row before other tasks run. A part that has used up its
+/// cooperative budget would otherwise wake itself forever.
 const ROUNDS_MAX: usize = 4;
 
-/// Wakes a task, but for what it does itself.
+/// ScopedWaker a task unless the wake-up comes from the part while it is polled.
 #[derive(Debug)]
-pub(super) struct Wakes {
+pub(super) struct ScopedWaker {
     task: AtomicWaker,
     state: AtomicU8,
 }
 
-impl Wakes {
-    /// Wakes the task that it was driven by no more.
-    pub(super) fn forget(&self) {
+impl ScopedWaker {
+    /// Detaches the waker from the task that last polled the part.
+    pub(super) fn detach(&self) {
         self.task.take();
     }
 
-    /// For something that was not polled yet.
+    /// Creates a waker for a part that has not been polled yet.
     pub(super) fn new() -> Self {
         Self { task: AtomicWaker::new(), state: AtomicU8::new(WOKEN) }
     }
 
-    /// Calls `step` in the task of `context`, again if it was woken meanwhile; not at all if it
-    /// was pending before and nothing has woken it since.
+    /// Polls the part with `step` in the task of `context`, and again if it was woken during the
+    /// poll. Does not poll a part that is pending and has not been woken since.
     pub(super) fn drive<T>(
         &self,
         context: &mut Context<'_>,
@@ -48,10 +48,10 @@ impl Wakes {
             if self.state.load(Ordering::Acquire) & WOKEN == 0 {
                 return Poll::Pending;
             }
-            self.state.swap(DRIVING, Ordering::AcqRel);
+            self.state.swap(POLLING, Ordering::AcqRel);
             let polled = step();
             if polled.is_ready() {
-                // There may be more.
+                // There may be more to do.
                 self.state.swap(WOKEN, Ordering::AcqRel);
                 return polled;
             }
@@ -63,13 +63,13 @@ impl Wakes {
     }
 }
 
-impl Wake for Wakes {
+impl Wake for ScopedWaker {
     fn wake(self: Arc<Self>) {
         self.wake_by_ref();
     }
 
     fn wake_by_ref(self: &Arc<Self>) {
-        if self.state.fetch_or(WOKEN, Ordering::AcqRel) & DRIVING == 0 {
+        if self.state.fetch_or(WOKEN, Ordering::AcqRel) & POLLING == 0 {
             self.task.wake();
         }
     }
@@ -92,12 +92,12 @@ mod tests {
     }
 
     #[test]
-    fn what_a_task_does_itself_is_seen_at_once_and_wakes_it_not() {
-        let (count, wakes) = (Arc::new(Count::default()), Arc::new(Wakes::new()));
-        let (task, inner) = (Waker::from(Arc::clone(&count)), Waker::from(Arc::clone(&wakes)));
+    fn wake_ups_from_within_are_handled_at_once_without_waking_the_task() {
+        let (count, waker) = (Arc::new(Count::default()), Arc::new(ScopedWaker::new()));
+        let (task, inner) = (Waker::from(Arc::clone(&count)), Waker::from(Arc::clone(&waker)));
         let mut context = Context::from_waker(&task);
         let mut left = 2;
-        let polled = wakes.drive(&mut context, || {
+        let polled = waker.drive(&mut context, || {
             if left == 0 {
                 return Poll::Ready(());
             }
@@ -106,19 +106,19 @@ mod tests {
             Poll::Pending
         });
         assert_eq!((polled, count.0.load(Ordering::Relaxed)), (Poll::Ready(()), 0));
-        // From outside it does.
-        assert_eq!(wakes.drive(&mut context, || Poll::<()>::Pending), Poll::Pending);
-        assert!(wakes.drive(&mut context, || Poll::Ready(())).is_pending(), "nothing has come");
+        // A wake-up from outside waker the task.
+        assert_eq!(waker.drive(&mut context, || Poll::<()>::Pending), Poll::Pending);
+        assert!(waker.drive(&mut context, || Poll::Ready(())).is_pending(), "it was not woken");
         inner.wake_by_ref();
         assert_eq!(count.0.load(Ordering::Relaxed), 1);
-        assert!(wakes.drive(&mut context, || Poll::Ready(())).is_ready());
-        // Whoever wakes itself for ever lets others have their turn, and comes back.
-        let polled = wakes.drive(&mut context, || {
+        assert!(waker.drive(&mut context, || Poll::Ready(())).is_ready());
+        // A part that always waker itself yields to other tasks and is polled again.
+        let polled = waker.drive(&mut context, || {
             inner.wake_by_ref();
             Poll::<()>::Pending
         });
         assert_eq!((polled, count.0.load(Ordering::Relaxed)), (Poll::Pending, 2));
-        wakes.forget();
+        waker.detach();
         inner.wake_by_ref();
         assert_eq!(count.0.load(Ordering::Relaxed), 2);
     }
