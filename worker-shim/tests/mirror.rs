@@ -1,4 +1,4 @@
-//! A mirror of a simulated engine, over its sockets, and a router behind it.
+//! Tests of the mirror with a simulated engine over sockets, and with a router.
 #![allow(clippy::unwrap_used)]
 
 #[path = "support/fake_router.rs"]
@@ -22,7 +22,7 @@ use tokio_util::sync::CancellationToken;
 
 use fake_router::{FakeRouter, content, welcome};
 
-/// Generous: only a broken mirror takes so long.
+/// A generous timeout that only a broken mirror exceeds.
 const PATIENCE: Duration = Duration::from_secs(30);
 const BLOCK_SIZE: u32 = 16;
 
@@ -35,14 +35,14 @@ async fn complete(engine: &SimEngine, prompt: &[u32]) {
     reply.into_body().collect().await.unwrap();
 }
 
-/// Has the engine drop what no request holds.
+/// Lets the engine drop all blocks that no request uses.
 async fn clear(engine: &SimEngine) {
     let client = Client::builder(TokioExecutor::new()).build_http::<Full<Bytes>>();
     let request = http::Request::post(format!("{}/reset_prefix_cache", engine.url()));
     client.request(request.body(Full::default()).unwrap()).await.unwrap();
 }
 
-/// Prompts that share their beginnings, more of them than the cache has room for.
+/// Prompts that share prefixes. Together they do not fit into the cache.
 fn prompt(seed: u32) -> Vec<u32> {
     let (family, own) = (seed % 5, seed / 5);
     let token = |at: u32| 3 + (if at < 64 { family } else { own + 7 } * 31 + at * 7) % 200;
@@ -65,13 +65,13 @@ struct Shim {
 }
 
 impl Shim {
-    /// Whether the gate would find every block of a prompt.
+    /// Whether the mirror holds every block of a prompt.
     fn holds(&self, seed: u32) -> bool {
         let (blocks, last) = asked(&prompt(seed));
         self.mirror.holds(BlockHash(0), 0, blocks, last)
     }
 
-    /// Has the engine read, again and again, as requests at the gate do.
+    /// Refreshes the mirror repeatedly, as requests at the gate do, until a condition holds.
     async fn ask_until(&self, what: &str, enough: impl Fn() -> bool) {
         let asking = async {
             while !enough() {
@@ -82,8 +82,8 @@ impl Shim {
         tokio::time::timeout(PATIENCE, asking).await.unwrap_or_else(|_| panic!("never: {what}"));
     }
 
-    /// As [`agree`], where nothing is read that nobody asks for. Evictions are no answer to any
-    /// question, so that no question ends by them.
+    /// Like [`agree`], but refreshes the mirror until both agree, for tests in which events are
+    /// read only on request.
     async fn agree_when_asked(&self, router: &FakeRouter, engine: &SimEngine) {
         tokio::select! {
             () = agree(router, 0, engine) => {}
@@ -121,7 +121,7 @@ fn shim_with(config: mirror::Config, sources: Vec<RankSource>, router: &FakeRout
     Shim { mirror, leaving, _tasks: tasks, _told: (capabilities, load) }
 }
 
-/// Waits until the router knows of a rank what its engine holds.
+/// Waits until the router's index of a rank equals the engine's cache.
 async fn agree(router: &FakeRouter, rank: u16, engine: &SimEngine) {
     let what = format!("what rank {rank} holds");
     router
@@ -144,7 +144,7 @@ async fn until(what: &str, holds: impl Fn() -> bool) {
     tokio::time::timeout(PATIENCE, waiting).await.unwrap_or_else(|_| panic!("never: {what}"));
 }
 
-/// The chained hash of a prompt's last full block, and how many there are.
+/// The number of full blocks of a prompt, and the chained hash of the last one.
 fn asked(prompt: &[u32]) -> (u32, BlockHash) {
     let namespace = Namespace { salt: None, model: "m", adapter: None, block_size: BLOCK_SIZE };
     let mut hashes = Vec::new();
@@ -157,9 +157,9 @@ fn small() -> SimConfig {
 }
 
 #[tokio::test]
-async fn a_router_knows_what_the_engine_holds_whenever_it_comes() {
+async fn a_router_learns_the_engines_blocks_whenever_it_attaches() {
     let engine = SimEngine::start(small()).await.unwrap();
-    // Some of it was there before the shim, and is known by replay.
+    // Blocks from before the shim's start arrive by replay.
     for seed in 0..10 {
         complete(&engine, &prompt(seed)).await;
     }
@@ -186,10 +186,10 @@ async fn a_router_knows_what_the_engine_holds_whenever_it_comes() {
 }
 
 #[tokio::test]
-async fn what_waits_for_its_beat_is_there_for_whoever_asks_and_comes_to_routers_in_whole() {
+async fn pending_events_are_read_on_request_and_reach_routers_completely() {
     let engine = SimEngine::start(small()).await.unwrap();
     let router = FakeRouter::start(welcome(BLOCK_SIZE)).await;
-    // A beat that no test lives to see: once the engine is busy, asking is all there is.
+    // An interval beyond the end of the test: once the engine is busy, only requests read events.
     let read_every = Duration::from_secs(3600);
     let config = mirror::Config { read_every, ..mirror::Config::default() };
     let shim = shim_with(config, vec![source(&engine, 0)], &router);
@@ -205,10 +205,10 @@ async fn what_waits_for_its_beat_is_there_for_whoever_asks_and_comes_to_routers_
 }
 
 #[tokio::test]
-async fn a_bye_waits_for_no_beat_and_what_does_is_told_behind_it() {
+async fn a_bye_is_sent_at_once_and_pending_changes_follow_it() {
     let engine = SimEngine::start(small()).await.unwrap();
     let router = FakeRouter::start(welcome(BLOCK_SIZE)).await;
-    // As above: once the engine is busy, nothing is read that nobody asks for.
+    // As above, events of a busy engine are read only on request.
     let read_every = Duration::from_secs(3600);
     let config = mirror::Config { read_every, ..mirror::Config::default() };
     let shim = shim_with(config, vec![source(&engine, 0)], &router);
@@ -219,22 +219,22 @@ async fn a_bye_waits_for_no_beat_and_what_does_is_told_behind_it() {
     complete(&engine, &prompt(11)).await;
     shim.leaving.cancel();
     router.wait_for("a bye", |known| known.byes.len() == 1).await;
-    assert!(!shim.holds(11), "it waits for its beat");
+    assert!(!shim.holds(11), "its events are read at the next tick");
     shim.agree_when_asked(&router, &engine).await;
     assert!(shim.holds(11), "the gate opens for what it holds while it leaves as before");
     let known = router.known();
     assert_eq!((known.byes.len(), known.attached), (1, 1));
 }
 
-/// The next of a row of numbers that look like chance, and are the same each time.
+/// The next number of a deterministic random sequence.
 fn next(state: &mut u64) -> u64 {
     *state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
     *state >> 33
 }
 
-/// The router finds a fault in each change that comes twice, or not in its turn.
+/// The router reports each change that is duplicated or out of order.
 #[tokio::test]
-async fn whatever_happens_between_two_beats_every_change_is_told_once_and_in_order() {
+async fn every_change_is_reported_once_and_in_order_despite_failures() {
     for seed in 1..=3_u64 {
         let engine = SimEngine::start(small()).await.unwrap();
         let router = FakeRouter::start(welcome(BLOCK_SIZE)).await;
@@ -260,7 +260,7 @@ async fn whatever_happens_between_two_beats_every_change_is_told_once_and_in_ord
         }
         router.pause(false);
         engine.clear_faults();
-        // What comes after a gap shows it.
+        // Only a later event reveals a gap.
         complete(&engine, &prompt(99)).await;
         println!("seed {seed}");
         agree(&router, 0, &engine).await;
@@ -268,7 +268,7 @@ async fn whatever_happens_between_two_beats_every_change_is_told_once_and_in_ord
 }
 
 #[tokio::test]
-async fn an_engine_that_restarts_begins_anew_and_the_gate_is_shut_meanwhile() {
+async fn an_engine_restart_resets_the_mirror_and_no_block_counts_as_held_meanwhile() {
     let engine = SimEngine::start(small()).await.unwrap();
     let router = FakeRouter::start(welcome(BLOCK_SIZE)).await;
     let shim = shim(vec![source(&engine, 0)], &router);
@@ -302,13 +302,13 @@ async fn an_engine_that_restarts_begins_anew_and_the_gate_is_shut_meanwhile() {
 }
 
 #[tokio::test]
-async fn events_that_are_lost_are_fetched_and_ranks_do_not_mix() {
+async fn lost_events_are_replayed_and_ranks_stay_separate() {
     let engines =
         [SimEngine::start(small()).await.unwrap(), SimEngine::start(small()).await.unwrap()];
     let router = FakeRouter::start(welcome(BLOCK_SIZE)).await;
     let sources = vec![source(&engines[0], 0), source(&engines[1], 1)];
     let shim = shim(sources, &router);
-    // What is lost before anybody listens leaves no gap: the first replay has it.
+    // Events that are lost before the subscription leave no gap: the first replay contains them.
     for (rank, engine) in engines.iter().enumerate() {
         complete(engine, &prompt(95)).await;
         agree(&router, rank as u16, engine).await;
@@ -324,7 +324,7 @@ async fn events_that_are_lost_are_fetched_and_ranks_do_not_mix() {
     }
     for (rank, engine) in engines.iter().enumerate() {
         engine.clear_faults();
-        // What comes after a gap shows it.
+        // Only a later event reveals a gap.
         complete(engine, &prompt(90)).await;
         agree(&router, rank as u16, engine).await;
     }
@@ -332,7 +332,7 @@ async fn events_that_are_lost_are_fetched_and_ranks_do_not_mix() {
 }
 
 #[tokio::test]
-async fn what_an_engine_held_is_forgotten_when_it_stays_away() {
+async fn the_blocks_of_an_engine_that_stays_away_are_dropped() {
     let engine = SimEngine::start(small()).await.unwrap();
     let router = FakeRouter::start(welcome(BLOCK_SIZE)).await;
     let config =

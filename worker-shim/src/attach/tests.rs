@@ -102,7 +102,7 @@ impl Shim {
 
     /// Waits until a router has everything, and compares it with what the engine holds.
     async fn agrees(&self, engine: &Engine, router: &FakeRouter) {
-        let is_there = |known: &fake_router::Known| {
+        let is_there = |known: &fake_router::RouterState| {
             let (_, mirror_id) = self.mirror.id();
             let sequence = self.mirror.position().borrow().sequence;
             !known.faults.is_empty()

@@ -105,9 +105,7 @@ impl ProxyInner {
             Ok(Some(_)) if !kind.can_be_gated() => {
                 return Decision::Refuse(Refusal::GateUnsupported);
             }
-            Ok(Some(requirement))
-                if self.passes_gate(&requirement, &mut parts.headers).await =>
-            {
+            Ok(Some(requirement)) if self.passes_gate(&requirement, &mut parts.headers).await => {
                 Outcome::GateHit
             }
             Ok(Some(_)) => return Decision::Miss(kind),
@@ -132,11 +130,7 @@ impl ProxyInner {
 
     /// Whether the engine holds the required blocks on a rank on which the request is certain to
     /// run. If necessary, the request is pinned to that rank.
-    async fn passes_gate(
-        &self,
-        requirement: &GateRequirement,
-        headers: &mut HeaderMap,
-    ) -> bool {
+    async fn passes_gate(&self, requirement: &GateRequirement, headers: &mut HeaderMap) -> bool {
         let (has_several_ranks, takes_rank) = {
             let known = self.capabilities.borrow();
             (known.ranks.is_some_and(|ranks| ranks > 1), known.takes_rank_header == Some(true))

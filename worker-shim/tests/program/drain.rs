@@ -1,4 +1,4 @@
-//! How a shim ends.
+//! Drains of a shim.
 
 use http_body_util::BodyExt;
 use rustix::process::Signal;
@@ -11,7 +11,7 @@ async fn draining(shim: &Shim) {
 }
 
 #[tokio::test]
-async fn p29_a_stream_that_has_begun_ends_as_it_should_before_the_shim_does() {
+async fn a_stream_in_progress_completes_before_the_shim_ends() {
     let slow = SimConfig { decode_us_per_step: 10_000, ..SimConfig::default() };
     let engine = engine(slow).await;
     let router = router().await;
@@ -25,7 +25,7 @@ async fn p29_a_stream_that_has_begun_ends_as_it_should_before_the_shim_does() {
     router.wait_for("a bye", |known| !known.byes.is_empty()).await;
     assert!(router.known().byes[0].grace_ms > 0);
     draining(&shim).await;
-    // Nobody is refused meanwhile: a router may have sent before it was told.
+    // Requests are still accepted: a router may have sent them before it learnt of the drain.
     shim.complete(&[], &completion(300, 32, 1)).await;
     let text = stream.into_body().collect().await.unwrap().to_bytes();
     let text = std::str::from_utf8(&text).unwrap();
@@ -36,7 +36,7 @@ async fn p29_a_stream_that_has_begun_ends_as_it_should_before_the_shim_does() {
 }
 
 #[tokio::test]
-async fn a_prefill_shim_stays_until_its_hand_offs_are_fetched() {
+async fn a_prefill_shim_runs_until_its_hand_offs_are_fetched() {
     let prefill_engine = engine(SimConfig { role: Role::Prefill, ..SimConfig::default() }).await;
     let decode_engine = engine(SimConfig { role: Role::Decode, ..SimConfig::default() }).await;
     let router = router().await;
@@ -46,7 +46,7 @@ async fn a_prefill_shim_stays_until_its_hand_offs_are_fetched() {
     assert_eq!(prefill_engine.state().staged_handoffs, 1);
     shim.signal(Signal::TERM);
     draining(&shim).await;
-    // Past the time that stragglers have, only the hand-off can be what it waits for.
+    // After the straggler wait, only the hand-off can delay the end.
     tokio::time::sleep(2 * splitrail_shim::drain::STRAGGLER_WAIT).await;
     assert_eq!(shim.exit_code(), None, "the hand-off waits to be fetched");
     fetch(&decode_engine, &reply).await;
@@ -55,7 +55,7 @@ async fn a_prefill_shim_stays_until_its_hand_offs_are_fetched() {
 }
 
 #[tokio::test]
-async fn a_second_signal_ends_it_at_once() {
+async fn a_second_signal_ends_the_shim_at_once() {
     let engine = engine(SimConfig { role: Role::Prefill, ..SimConfig::default() }).await;
     let router = router().await;
     let mut shim = Shim::start(&engine.url(), &router, &["--role", "prefill"]).await;

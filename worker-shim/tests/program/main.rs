@@ -1,10 +1,11 @@
-//! The shim as a process, between a simulated engine and a router that believes nothing.
+//! Tests of the shim as a process, between a simulated engine and a router that checks every
+//! message.
 #![allow(clippy::unwrap_used)]
 
-mod busy;
 mod drain;
-mod ends;
+mod drain_under_load;
+mod exit_codes;
 #[path = "../support/fake_router.rs"]
 mod fake_router;
-mod life;
+mod lifecycle;
 mod support;

@@ -1,4 +1,4 @@
-//! A shim's process, and how to ask it.
+//! A shim process, and functions to send it requests.
 
 use std::net::SocketAddr;
 use std::process::{Child, Command, Stdio};
@@ -17,14 +17,14 @@ use tempfile::TempDir;
 
 use crate::fake_router::{FakeRouter, welcome};
 
-/// Generous: nothing takes so long, unless something hangs.
+/// A generous timeout that only a hang exceeds.
 pub(crate) const PATIENCE: Duration = Duration::from_secs(30);
-/// Between two looks.
-const LOOK: Duration = Duration::from_millis(10);
+/// Interval between two checks of a condition.
+const CHECK_INTERVAL: Duration = Duration::from_millis(10);
 
 pub(crate) const BLOCK_SIZE: u32 = 16;
 
-/// The process; killed if it still runs when this is dropped.
+/// A shim process. Dropping it kills the process.
 pub(crate) struct Shim {
     child: Child,
     pub(crate) address: SocketAddr,
@@ -32,7 +32,7 @@ pub(crate) struct Shim {
 }
 
 impl Shim {
-    /// Starts it, and waits until it is ready.
+    /// Starts a shim and waits until it is ready.
     pub(crate) async fn start(engine: &str, router: &FakeRouter, more: &[&str]) -> Self {
         let router = router.address.to_string();
         let flags = ["--engine", engine, "--listen", "127.0.0.1:0", "--router", &router];
@@ -40,7 +40,7 @@ impl Shim {
         Self::run(folder, &[&flags[..], &["--id", "w0"], more].concat()).await
     }
 
-    /// The same by a file, with these keys in it as well.
+    /// Starts a shim with a configuration file that contains these further keys.
     pub(crate) async fn start_by_file(engine: &str, router: &FakeRouter, keys: &str) -> Self {
         let router = router.address;
         let places = format!("engine: {engine}\nlisten: 127.0.0.1:0\nrouter: [\"{router}\"]\n");
@@ -92,7 +92,7 @@ impl Shim {
         ask(self.address, "/splitrail/status", &[], None).await.1
     }
 
-    /// A completion for so many tokens of a prompt.
+    /// Sends a completion request and returns the reply, which must have status 200.
     pub(crate) async fn complete(&self, headers: &[(&str, &str)], body: &Value) -> Value {
         let (status, reply) = ask(self.address, "/v1/completions", headers, Some(body)).await;
         assert_eq!(status, 200, "{reply}");
@@ -107,7 +107,7 @@ impl Drop for Shim {
     }
 }
 
-/// A router whose blocks are as large as the engine's.
+/// A router with the engine's block size.
 pub(crate) async fn router() -> FakeRouter {
     let router = FakeRouter::start(welcome(BLOCK_SIZE)).await;
     router.known().bearer = Some("Bearer s3cret".to_owned());
@@ -118,7 +118,8 @@ pub(crate) async fn engine(config: SimConfig) -> SimEngine {
     SimEngine::start(config).await.unwrap()
 }
 
-/// A request for `max_tokens` after a prompt of so many tokens, of its own by `first`.
+/// A request for `max_tokens` tokens after a prompt of `tokens` tokens that begins with
+/// `first`.
 pub(crate) fn completion(first: u32, tokens: u32, max_tokens: u32) -> Value {
     let prompt: Vec<u32> = (first..first + tokens).collect();
     json!({ "model": "sim", "prompt": prompt, "max_tokens": max_tokens, "temperature": 0 })
@@ -131,7 +132,7 @@ pub(crate) fn prefill() -> Value {
     body
 }
 
-/// Has a decode engine fetch what [`prefill`] left behind, by its reply.
+/// Lets a decode engine fetch the hand-off in the reply to [`prefill`].
 pub(crate) async fn fetch(decode_engine: &SimEngine, reply: &Value) {
     let mut body = completion(100, 100, 4);
     body["kv_transfer_params"] = reply["kv_transfer_params"].clone();
@@ -141,7 +142,7 @@ pub(crate) async fn fetch(decode_engine: &SimEngine, reply: &Value) {
     assert_eq!(status, 200, "{reply}");
 }
 
-/// Begins an exchange: GET, or POST if there is a body.
+/// Sends a request and waits for the head of the reply: GET, or POST if there is a body.
 pub(crate) async fn begin(
     address: SocketAddr,
     path: &str,
@@ -159,7 +160,7 @@ pub(crate) async fn begin(
     tokio::time::timeout(PATIENCE, client.request(request)).await.unwrap().unwrap()
 }
 
-/// A whole exchange; the body as JSON, or as a JSON text if it is none.
+/// Sends a request and reads the whole reply. A body that is not JSON becomes a JSON string.
 pub(crate) async fn ask(
     address: SocketAddr,
     path: &str,
@@ -174,11 +175,11 @@ pub(crate) async fn ask(
     (status, serde_json::from_slice(&body).unwrap_or_else(|_| text()))
 }
 
-/// Waits until it is so; panics if it never is.
+/// Waits until a condition holds. Panics if it does not hold in time.
 pub(crate) async fn until(what: &str, mut is_so: impl AsyncFnMut() -> bool) {
     let waiting = async {
         while !is_so().await {
-            tokio::time::sleep(LOOK).await;
+            tokio::time::sleep(CHECK_INTERVAL).await;
         }
     };
     assert!(tokio::time::timeout(PATIENCE, waiting).await.is_ok(), "never: {what}");

@@ -1,4 +1,4 @@
-//! What runs is counted for as long as it runs, and no longer.
+//! Requests are counted exactly while they are in flight.
 
 use bytes::Bytes;
 use http::Request;
@@ -20,94 +20,94 @@ fn request(path: &str, headers: &str, body: &str) -> String {
     format!("POST {path} HTTP/1.1\r\nhost: a\r\n{headers}content-length: {length}\r\n\r\n{body}")
 }
 
-fn told(path: &str, prefill_tokens: u32) -> String {
+fn request_with_token_count(path: &str, prefill_tokens: u32) -> String {
     request(path, &format!("x-splitrail-prefill-tokens: {prefill_tokens}\r\n"), "{}")
 }
 
 #[tokio::test]
-async fn a_stream_begins_with_its_first_byte_and_ends_with_its_last() {
+async fn a_streamed_request_is_queued_until_the_first_byte_of_its_body() {
     let engine = RawEngine::start().await;
-    let stand = Stand::before(engine.address).await;
-    let mut client = stand.connect().await;
-    client.write(told("/v1/chat/completions", 1200)).await;
+    let proxy = ProxyUnderTest::in_front_of(engine.address).await;
+    let mut client = proxy.connect().await;
+    client.write(request_with_token_count("/v1/chat/completions", 1200)).await;
     let mut connection = engine.accept().await;
     connection.head().await;
-    assert_eq!(stand.counts(), (1, 1200));
+    assert_eq!(proxy.counts(), (1, 1200));
     connection.write(EVENTS).await;
     client.head().await;
-    assert_eq!(stand.counts(), (1, 1200), "the head comes before the prompt is computed");
+    assert_eq!(proxy.counts(), (1, 1200), "the head comes before the prompt is computed");
     connection.write(EVENT).await;
     client.expect(EVENT).await;
-    assert_eq!(stand.counts(), (1, 0));
+    assert_eq!(proxy.counts(), (1, 0));
     connection.write("0\r\n\r\n").await;
     client.expect("0\r\n\r\n").await;
-    stand.until_counts((0, 0)).await;
+    proxy.until_counts((0, 0)).await;
 }
 
 #[tokio::test]
-async fn a_whole_reply_begins_with_its_head() {
+async fn an_unstreamed_request_is_queued_until_the_head_of_its_reply() {
     let engine = RawEngine::start().await;
-    let stand = Stand::before(engine.address).await;
-    let mut client = stand.connect().await;
-    client.write(told("/v1/completions", 50)).await;
+    let proxy = ProxyUnderTest::in_front_of(engine.address).await;
+    let mut client = proxy.connect().await;
+    client.write(request_with_token_count("/v1/completions", 50)).await;
     let mut connection = engine.accept().await;
     connection.head().await;
-    assert_eq!(stand.counts(), (1, 50));
+    assert_eq!(proxy.counts(), (1, 50));
     connection.write("HTTP/1.1 200 OK\r\ncontent-length: 4\r\n\r\nab").await;
     client.head().await;
     client.expect("ab").await;
-    assert_eq!(stand.counts(), (1, 0));
+    assert_eq!(proxy.counts(), (1, 0));
     connection.write("cd").await;
     client.expect("cd").await;
-    stand.until_counts((0, 0)).await;
+    proxy.until_counts((0, 0)).await;
 }
 
 #[tokio::test]
-async fn a_prompt_of_unknown_length_is_estimated_by_its_bytes() {
+async fn prompt_tokens_without_a_count_are_estimated_from_the_bytes() {
     let engine = RawEngine::start().await;
-    let stand = Stand::before(engine.address).await;
-    let mut client = stand.connect().await;
+    let proxy = ProxyUnderTest::in_front_of(engine.address).await;
+    let mut client = proxy.connect().await;
     client.write(request("/v1/completions", "", &"x".repeat(400))).await;
     let mut first = engine.accept().await;
     first.head().await;
-    assert_eq!(stand.counts(), (1, 100));
-    let mut chunked = stand.connect().await;
+    assert_eq!(proxy.counts(), (1, 100));
+    let mut chunked = proxy.connect().await;
     let head = "POST /v1/completions HTTP/1.1\r\nhost: a\r\ntransfer-encoding: chunked\r\n\r\n";
     chunked.write(head).await;
     let mut second = engine.accept().await;
     second.head().await;
     for tokens in [110, 120] {
         chunked.write(format!("28\r\n{}\r\n", "x".repeat(40))).await;
-        stand.until_counts((2, tokens)).await;
+        proxy.until_counts((2, tokens)).await;
     }
     drop((client, chunked));
     first.bytes(400).await;
     first.closed().await;
-    stand.until_counts((0, 0)).await;
+    proxy.until_counts((0, 0)).await;
 }
 
 #[tokio::test]
-async fn what_the_accelerator_does_not_do_is_not_counted() {
+async fn requests_that_need_no_accelerator_are_not_counted() {
     let engine = RawEngine::start().await;
-    let stand = Stand::before(engine.address).await;
+    let proxy = ProxyUnderTest::in_front_of(engine.address).await;
     for path in ["/tokenize", "/v1/chat/completions/render"] {
-        let mut client = stand.connect().await;
-        client.write(told(path, 50)).await;
+        let mut client = proxy.connect().await;
+        client.write(request_with_token_count(path, 50)).await;
         let mut connection = engine.accept().await;
         let head = connection.head().await;
         assert!(!head.contains("x-splitrail"), "{head}");
-        assert_eq!(stand.counts(), (0, 0));
+        assert_eq!(proxy.counts(), (0, 0));
     }
 }
 
 #[tokio::test]
-async fn a_client_that_leaves_ends_its_request_on_the_engine() {
+async fn a_client_that_disconnects_ends_its_request_on_the_engine() {
     let engine = RawEngine::start().await;
-    let stand = Stand::before(engine.address).await;
-    // Before the answer, after its head, and in the middle of it.
+    let proxy = ProxyUnderTest::in_front_of(engine.address).await;
+    // Before the reply, after its head, and in the middle of it.
     for written in ["", EVENTS, &format!("{EVENTS}{EVENT}")] {
-        let mut client = stand.connect().await;
-        client.write(told("/v1/completions", 70)).await;
+        let mut client = proxy.connect().await;
+        client.write(request_with_token_count("/v1/completions", 70)).await;
         let mut connection = engine.accept().await;
         connection.head().await;
         connection.expect("{}").await;
@@ -115,20 +115,20 @@ async fn a_client_that_leaves_ends_its_request_on_the_engine() {
         if !written.is_empty() {
             client.head().await;
         }
-        assert_eq!(stand.counts().0, 1);
+        assert_eq!(proxy.counts().0, 1);
         drop(client);
         connection.closed().await;
-        stand.until_counts((0, 0)).await;
+        proxy.until_counts((0, 0)).await;
     }
-    assert_eq!((stand.outcomes("client_gone"), stand.outcomes("forwarded")), (1, 2));
+    assert_eq!((proxy.outcomes("client_gone"), proxy.outcomes("forwarded")), (1, 2));
 }
 
 #[tokio::test]
-async fn one_of_many_streams_on_a_connection_ends_alone() {
+async fn an_http_2_stream_ends_without_the_others_of_its_connection() {
     let engine = RawEngine::start().await;
-    let stand = Stand::before(engine.address).await;
+    let proxy = ProxyUnderTest::in_front_of(engine.address).await;
     let client = Client::builder(TokioExecutor::new()).http2_only(true).build_http();
-    let uri = format!("http://{}/v1/completions", stand.address);
+    let uri = format!("http://{}/v1/completions", proxy.address);
     let send = || {
         let request = Request::post(&uri).body(Full::new(Bytes::from_static(b"{}"))).unwrap();
         client.request(request)
@@ -150,35 +150,35 @@ async fn one_of_many_streams_on_a_connection_ends_alone() {
     for body in [&mut stays, &mut leaves] {
         assert_eq!(body.frame().await.unwrap().unwrap().into_data().unwrap(), "abc");
     }
-    assert_eq!(stand.counts(), (2, 0));
+    assert_eq!(proxy.counts(), (2, 0));
     drop(leaves);
     left.closed().await;
-    stand.until_counts((1, 0)).await;
+    proxy.until_counts((1, 0)).await;
     stays_there.write("0\r\n\r\n").await;
-    assert_eq!(soon("an end", stays.collect()).await.unwrap().to_bytes(), "");
-    stand.until_counts((0, 0)).await;
+    assert_eq!(within_timeout("an end", stays.collect()).await.unwrap().to_bytes(), "");
+    proxy.until_counts((0, 0)).await;
 }
 
 #[tokio::test]
-async fn hand_offs_are_counted_until_their_lease_ends() {
+async fn a_hand_off_in_a_reply_is_counted_until_its_lease_ends() {
     let config = SimConfig { role: Role::Prefill, ..SimConfig::default() };
     let engine = SimEngine::start(config).await.unwrap();
-    let stand = Stand::before(engine.http_addr()).await;
+    let proxy = ProxyUnderTest::in_front_of(engine.http_addr()).await;
     let prefill = json!({
         "prompt": "one two three four", "max_tokens": 1,
         "kv_transfer_params": {"do_remote_decode": true, "do_remote_prefill": false},
     });
     let plain = json!({"prompt": "\"kv_transfer_params\":{", "max_tokens": 1});
     for (body, staged) in [(&plain, 0), (&prefill, 1), (&plain, 1), (&prefill, 2)] {
-        let mut changed = stand.traffic.changed();
+        let mut changed = proxy.traffic.changed();
         changed.mark_unchanged();
-        assert_eq!(post(stand.address, "/v1/completions", &[], body).await.status, 200);
-        assert_eq!(stand.traffic.staged(), staged);
+        assert_eq!(post(proxy.address, "/v1/completions", &[], body).await.status, 200);
+        assert_eq!(proxy.traffic.staged(), staged);
         assert!(changed.has_changed().unwrap());
     }
     let known = Capabilities { lease_ms: Some(0), ..Capabilities::default() };
-    stand.capabilities.send_replace(known);
-    let other = Stand::before(engine.http_addr()).await;
+    proxy.capabilities.send_replace(known);
+    let other = ProxyUnderTest::in_front_of(engine.http_addr()).await;
     other.capabilities.send_replace(Capabilities { lease_ms: Some(0), ..Capabilities::default() });
     assert_eq!(post(other.address, "/v1/completions", &[], &prefill).await.status, 200);
     assert_eq!(other.traffic.staged(), 0, "its lease is over");

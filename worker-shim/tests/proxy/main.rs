@@ -1,12 +1,13 @@
-//! The reverse proxy, before simulated engines and before servers that write any bytes.
+//! Tests of the reverse proxy in front of simulated engines, and of servers that write arbitrary
+//! bytes.
 #![allow(clippy::unwrap_used)]
 
-mod bounds;
+mod body_framing;
 mod counts;
+mod engine_connections;
+mod forwarding;
 mod gate;
-mod lines;
+mod limits;
 mod paths;
-mod pieces;
-mod random;
+mod random_failures;
 mod support;
-mod transparent;

@@ -1,4 +1,4 @@
-//! A proxy in this process, and sockets on both of its sides.
+//! A proxy in this process, and sockets on both sides of it.
 
 use std::net::SocketAddr;
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -21,15 +21,16 @@ use tokio::sync::watch;
 use tokio::task::JoinSet;
 use tokio_util::sync::CancellationToken;
 
-/// Generous: nothing takes so long, unless something hangs.
+/// A generous timeout that only a hang exceeds.
 pub(crate) const PATIENCE: Duration = Duration::from_secs(30);
 
-/// Waits for what must come.
-pub(crate) async fn soon<T>(what: &str, coming: impl Future<Output = T>) -> T {
+/// Waits for a future. Panics if it does not complete in time.
+pub(crate) async fn within_timeout<T>(what: &str, coming: impl Future<Output = T>) -> T {
     tokio::time::timeout(PATIENCE, coming).await.unwrap_or_else(|_| panic!("never: {what}"))
 }
 
-/// Knows of so many blocks of any prompt, on every rank, and remembers what it was asked.
+/// Claims that the first `blocks` blocks of any prompt are held on every rank, and records the
+/// questions.
 #[derive(Default)]
 pub(crate) struct Holding {
     pub(crate) blocks: AtomicU32,
@@ -43,8 +44,8 @@ impl Residency for Holding {
     }
 }
 
-/// A proxy that serves.
-pub(crate) struct Stand {
+/// A running proxy with access to its counts.
+pub(crate) struct ProxyUnderTest {
     pub(crate) address: SocketAddr,
     pub(crate) traffic: Arc<Traffic>,
     pub(crate) holding: Arc<Holding>,
@@ -54,13 +55,13 @@ pub(crate) struct Stand {
     pub(crate) serving: JoinSet<()>,
 }
 
-impl Stand {
-    /// Before an engine, with the usual settings.
-    pub(crate) async fn before(engine: SocketAddr) -> Self {
+impl ProxyUnderTest {
+    /// Starts a proxy in front of an engine with the default settings.
+    pub(crate) async fn in_front_of(engine: SocketAddr) -> Self {
         Self::with(engine, |_| {}).await
     }
 
-    /// With settings of its own.
+    /// Starts a proxy with other settings.
     pub(crate) async fn with(engine: SocketAddr, configure: impl FnOnce(&mut Config)) -> Self {
         let mut config = Config::new(engine.to_string().parse().unwrap());
         configure(&mut config);
@@ -90,7 +91,7 @@ impl Stand {
         (self.traffic.requests(), self.traffic.prefill_tokens_queued())
     }
 
-    /// Waits until the counts are these, by what the traffic tells of changes alone.
+    /// Waits until the counts are `expected`. Relies only on the signalled changes.
     pub(crate) async fn until_counts(&self, expected: (u64, u64)) {
         let mut changed = self.traffic.changed();
         let reached = async {
@@ -102,7 +103,7 @@ impl Stand {
         assert!(reached.is_ok(), "{:?}, never {expected:?}", self.counts());
     }
 
-    /// How many requests have ended so.
+    /// The number of requests with this outcome.
     pub(crate) fn outcomes(&self, outcome: &str) -> u64 {
         let families = self.registry.gather();
         let family = families.iter().find(|f| f.name() == "splitrail_shim_requests_total").unwrap();
@@ -128,7 +129,7 @@ impl Reply {
         serde_json::from_slice(&self.body).unwrap()
     }
 
-    /// Chunks of a stream that ended with `[DONE]`.
+    /// The chunks of a stream that ended with `[DONE]`.
     pub(crate) fn chunks(&self) -> Vec<Value> {
         let events = self.text().strip_suffix("data: [DONE]\n\n").expect("an end");
         let data = events.split_terminator("\n\n");
@@ -136,7 +137,7 @@ impl Reply {
             .collect()
     }
 
-    /// The code in an error of OpenAI's shape.
+    /// The status, code and parameter of an error in OpenAI's format.
     pub(crate) fn error(&self) -> (u16, String, Value) {
         let error = &self.json()["error"];
         assert!(error["message"].is_string() && error["type"].is_string(), "{error}");
@@ -144,7 +145,7 @@ impl Reply {
     }
 }
 
-/// Sends a request and reads all of the reply.
+/// Sends a request and reads the whole reply.
 pub(crate) async fn ask(
     address: SocketAddr,
     method: Method,
@@ -158,13 +159,13 @@ pub(crate) async fn ask(
         request = request.header(*name, *value);
     }
     let request = request.body(Full::new(body.into())).unwrap();
-    let reply = soon("a reply", client.request(request)).await.unwrap();
+    let reply = within_timeout("a reply", client.request(request)).await.unwrap();
     let (head, body) = reply.into_parts();
-    let body = soon("a whole body", body.collect()).await.unwrap().to_bytes();
+    let body = within_timeout("a whole body", body.collect()).await.unwrap().to_bytes();
     Reply { status: head.status.as_u16(), headers: head.headers, body }
 }
 
-/// The same with POST.
+/// Sends a POST request with a JSON body.
 pub(crate) async fn post(
     address: SocketAddr,
     path: &str,
@@ -174,7 +175,7 @@ pub(crate) async fn post(
     ask(address, Method::POST, path, headers, body.to_string()).await
 }
 
-/// An engine whose every byte the test writes.
+/// An engine for which the test writes every byte.
 pub(crate) struct RawEngine {
     listener: TcpListener,
     pub(crate) address: SocketAddr,
@@ -186,17 +187,17 @@ impl RawEngine {
         Self { address: listener.local_addr().unwrap(), listener }
     }
 
-    /// The next connection, if there is ever one.
+    /// Accepts the next connection, without a timeout.
     pub(crate) async fn accept_any(&self) -> Raw {
         Raw::new(self.listener.accept().await.unwrap().0)
     }
 
     pub(crate) async fn accept(&self) -> Raw {
-        Raw::new(soon("a connection", self.listener.accept()).await.unwrap().0)
+        Raw::new(within_timeout("a connection", self.listener.accept()).await.unwrap().0)
     }
 }
 
-/// One end of a connection, as bytes.
+/// One end of a connection, as raw bytes.
 pub(crate) struct Raw {
     pub(crate) socket: TcpStream,
     buffer: Vec<u8>,
@@ -209,10 +210,10 @@ impl Raw {
     }
 
     pub(crate) async fn write(&mut self, bytes: impl AsRef<[u8]>) {
-        soon("bytes written", self.socket.write_all(bytes.as_ref())).await.unwrap();
+        within_timeout("bytes written", self.socket.write_all(bytes.as_ref())).await.unwrap();
     }
 
-    /// The next message's head with its empty line.
+    /// Reads the head of the next message including its empty line.
     pub(crate) async fn head(&mut self) -> String {
         let end = loop {
             if let Some(at) = self.buffer.windows(4).position(|four| four == b"\r\n\r\n") {
@@ -223,25 +224,25 @@ impl Raw {
         self.buffer.drain(..end).map(char::from).collect()
     }
 
-    /// The same, or what there is of it where the other side leaves.
+    /// Reads the head of the next message, or what arrives before the other side disconnects.
     pub(crate) async fn head_if_any(&mut self) -> String {
         while !self.buffer.windows(4).any(|four| four == b"\r\n\r\n") && self.more().await {}
         String::from_utf8_lossy(&std::mem::take(&mut self.buffer)).into_owned()
     }
 
-    /// Writes to one who may have left.
+    /// Writes to a peer that may have disconnected.
     pub(crate) async fn try_write(&mut self, bytes: &str) {
-        let _gone = soon("bytes written", self.socket.write_all(bytes.as_bytes())).await;
+        let _gone = within_timeout("bytes written", self.socket.write_all(bytes.as_bytes())).await;
     }
 
-    /// Reads whatever comes, for as long as it comes.
+    /// Reads and discards everything until the end.
     pub(crate) async fn drain(&mut self) {
         while self.more().await {
             self.buffer.clear();
         }
     }
 
-    /// So many bytes.
+    /// Reads exactly `count` bytes.
     pub(crate) async fn bytes(&mut self, count: usize) -> Vec<u8> {
         while self.buffer.len() < count {
             assert!(self.more().await, "ended after {:?}", String::from_utf8_lossy(&self.buffer));
@@ -249,13 +250,13 @@ impl Raw {
         self.buffer.drain(..count).collect()
     }
 
-    /// Exactly this text.
+    /// Reads exactly this text.
     pub(crate) async fn expect(&mut self, text: &str) {
         let bytes = self.bytes(text.len()).await;
         assert_eq!(String::from_utf8_lossy(&bytes), text);
     }
 
-    /// The body of a message in chunks, up to its end.
+    /// Reads a chunked body to its end.
     pub(crate) async fn chunked(&mut self) -> Vec<u8> {
         let mut body = Vec::new();
         loop {
@@ -272,21 +273,21 @@ impl Raw {
         }
     }
 
-    /// Waits until the other side closes; nothing more may come.
+    /// Waits until the other side closes. No further byte may arrive.
     pub(crate) async fn closed(&mut self) {
         assert!(!self.more().await && self.buffer.is_empty(), "{:?}", self.buffer);
     }
 
-    /// Whatever comes until the other side closes.
+    /// Reads everything until the other side closes.
     pub(crate) async fn rest(&mut self) -> String {
         while self.more().await {}
         String::from_utf8(std::mem::take(&mut self.buffer)).unwrap()
     }
 
-    /// Whether there was more to read; a reset is an end.
+    /// Reads more bytes. Returns whether there were any; a reset counts as the end.
     async fn more(&mut self) -> bool {
         let mut bytes = [0; 16 << 10];
-        let read = soon("bytes to read", self.socket.read(&mut bytes)).await.unwrap_or(0);
+        let read = within_timeout("bytes to read", self.socket.read(&mut bytes)).await.unwrap_or(0);
         self.buffer.extend_from_slice(&bytes[..read]);
         read > 0
     }

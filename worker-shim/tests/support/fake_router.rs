@@ -1,5 +1,5 @@
-//! A router that takes nothing on trust: it keeps an index of its own from what it is told,
-//! and notes whatever the protocol does not allow.
+//! A router for tests that checks every message: it builds its own index from the messages of a
+//! shim and records all violations of the protocol.
 #![allow(dead_code, unreachable_pub, clippy::unwrap_used)]
 
 use std::collections::BTreeMap;
@@ -26,10 +26,11 @@ use tokio::task::JoinSet;
 use tonic::transport::{Server, ServerTlsConfig};
 use tonic::{Request, Response, Status, Streaming};
 
-/// Each name: the block before, the block, copies per tier.
+/// For each block name: the hash of the preceding block, the hash of the block, and the number
+/// of copies per tier.
 pub type Content = BTreeMap<u64, (Option<u64>, u64, [u32; Tier::COUNT])>;
 
-/// What one rank of an index holds, however it is cut into runs.
+/// The content of one rank of an index, independent of its division into runs.
 pub fn content(index: &Index, rank: u16) -> Content {
     let mut content = Content::new();
     for run in index.snapshot(WorkerKey { worker: 0, rank }) {
@@ -43,8 +44,8 @@ pub fn content(index: &Index, rank: u16) -> Content {
     content
 }
 
-/// What the router remembers.
-pub struct Known {
+/// The state of the router.
+pub struct RouterState {
     pub welcome: Welcome,
     pub index: Index,
     pub mirror_id: String,
@@ -53,37 +54,37 @@ pub struct Known {
     pub capabilities: Option<Capabilities>,
     pub loads: Vec<Load>,
     pub byes: Vec<Bye>,
-    /// Streams that were opened, and those that went on without a copy.
+    /// Streams that were opened, and those that continued without a snapshot.
     pub attached: u64,
-    pub went_on: u64,
-    /// Streams that are over.
+    pub continued: u64,
+    /// Streams that have ended.
     pub ended: u64,
     pub snapshots: u64,
-    /// Parts of the longest copy.
+    /// The number of parts of the largest snapshot.
     pub parts_max: usize,
-    /// What should not have been.
+    /// Violations of the protocol.
     pub faults: Vec<String>,
-    /// `authorization` must be this.
+    /// The required value of `authorization`, if any.
     pub bearer: Option<String>,
     parts: Vec<SnapshotPart>,
     streams: u64,
 }
 
-/// What is done to streams.
+/// How streams are disturbed.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Control {
-    /// Nothing is read meanwhile.
+    /// Whether reading is paused.
     pub paused: bool,
-    /// Raised to end all streams.
+    /// Incremented to end all streams.
     pub disconnects: u64,
-    /// Raised to ask for everything.
+    /// Incremented to ask for a resynchronisation.
     pub resync: u64,
 }
 
 #[derive(Clone)]
 pub struct FakeRouter {
     pub address: SocketAddr,
-    known: Arc<Mutex<Known>>,
+    known: Arc<Mutex<RouterState>>,
     changed: Arc<watch::Sender<u64>>,
     control: Arc<watch::Sender<Control>>,
     tasks: Arc<Mutex<JoinSet<()>>>,
@@ -98,7 +99,7 @@ fn new_index(welcome: &Welcome) -> Index {
     })
 }
 
-/// What a router says when asked nicely.
+/// The welcome message of a router.
 pub fn welcome(block_size: u32) -> Welcome {
     Welcome {
         protocol: 1,
@@ -120,7 +121,7 @@ impl FakeRouter {
 
     pub async fn start_with(welcome: Welcome, tls: Option<ServerTlsConfig>) -> Self {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
-        let known = Known {
+        let known = RouterState {
             index: new_index(&welcome),
             welcome,
             mirror_id: String::new(),
@@ -130,7 +131,7 @@ impl FakeRouter {
             loads: Vec::new(),
             byes: Vec::new(),
             attached: 0,
-            went_on: 0,
+            continued: 0,
             ended: 0,
             snapshots: 0,
             parts_max: 0,
@@ -146,7 +147,7 @@ impl FakeRouter {
             control: Arc::new(watch::Sender::new(Control::default())),
             tasks: Arc::default(),
         };
-        // Small windows, so that a router that does not read is felt at once.
+        // Small windows, so that a router that does not read blocks the shim at once.
         let mut server = Server::builder()
             .initial_stream_window_size(Some(2048))
             .initial_connection_window_size(Some(4096));
@@ -165,11 +166,11 @@ impl FakeRouter {
         self.tasks.lock().unwrap().spawn(task);
     }
 
-    pub fn known(&self) -> MutexGuard<'_, Known> {
+    pub fn known(&self) -> MutexGuard<'_, RouterState> {
         self.known.lock().unwrap()
     }
 
-    /// Holds up all reading, or goes on.
+    /// Pauses or resumes reading.
     pub fn pause(&self, paused: bool) {
         self.control.send_modify(|control| control.paused = paused);
     }
@@ -183,12 +184,12 @@ impl FakeRouter {
         self.control.send_modify(|control| control.resync += 1);
     }
 
-    /// What was known is gone, as if the process were another.
+    /// Discards all state, like a restarted process.
     pub fn restart(&self) {
         {
             let mut known = self.known();
             known.index = new_index(&known.welcome);
-            // What is still on its way was meant for the other process.
+            // Messages in transit were meant for the previous process.
             known.streams += 1;
             (known.mirror_id, known.sequence) = (String::new(), 0);
             known.welcome.router_id = format!("router-{}", rand::random::<u64>());
@@ -196,8 +197,8 @@ impl FakeRouter {
         self.disconnect();
     }
 
-    /// Waits until the router knows what is wanted; panics if it never does.
-    pub async fn wait_for(&self, what: &str, mut is_so: impl FnMut(&Known) -> bool) {
+    /// Waits until a condition holds for the router's state. Panics if it does not hold in time.
+    pub async fn wait_for(&self, what: &str, mut is_so: impl FnMut(&RouterState) -> bool) {
         let mut changed = self.changed.subscribe();
         let waiting = async {
             while !is_so(&self.known()) {
@@ -210,7 +211,7 @@ impl FakeRouter {
         }
     }
 
-    /// Takes a message of a stream, unless there is a newer one; says how far it leads.
+    /// Handles a message unless a newer stream exists. Returns the last known sequence number.
     fn take(&self, stream: u64, message: Message) -> Option<u64> {
         let mut known = self.known();
         if known.streams != stream {
@@ -266,7 +267,7 @@ impl FakeRouter {
     }
 }
 
-impl Known {
+impl RouterState {
     fn greet(&mut self, hello: Hello) -> (Welcome, u64) {
         self.attached += 1;
         self.streams += 1;
@@ -274,9 +275,9 @@ impl Known {
         let mut welcome = self.welcome.clone();
         if !hello.mirror_id.is_empty() && hello.mirror_id == self.mirror_id {
             welcome.known_sequence = Some(self.sequence);
-            self.went_on += 1;
+            self.continued += 1;
         } else {
-            // Nothing is known until everything has come.
+            // The index is not valid before the whole snapshot has arrived.
             self.mirror_id = String::new();
         }
         self.capabilities.clone_from(&hello.capabilities);
@@ -303,7 +304,7 @@ impl Known {
         if self.parts.first().is_some_and(|first| {
             (&first.mirror_id, first.sequence) != (&part.mirror_id, part.sequence)
         }) {
-            self.fault("parts of two copies are mixed");
+            self.fault("parts of two snapshots are mixed");
         }
         let last = part.last;
         self.parts.push(part);
@@ -324,14 +325,14 @@ impl Known {
             let worker = WorkerKey { worker: 0, rank: u16::try_from(rank).unwrap() };
             let applied = self.index.restore(worker, runs);
             if applied.stored != names {
-                self.fault(format!("a copy of {names} names: {applied:?}"));
+                self.fault(format!("a snapshot of {names} names: {applied:?}"));
             }
         }
     }
 
     fn take_events(&mut self, events: Events) {
         if self.mirror_id.is_empty() || !self.parts.is_empty() {
-            self.fault("events come before all of a copy");
+            self.fault("events come before the whole snapshot");
         }
         if events.sequence != self.sequence + 1 {
             self.fault(format!("{} follows {}", events.sequence, self.sequence));

@@ -11,12 +11,12 @@ async fn a_router_that_reconnects_soon_needs_no_snapshot() {
     let mirror = Mirror::new(mirror::Config::default());
     let mut engine = Engine::new(1, mirror.clone());
     let shim = Shim::start(mirror, config(&[&router]));
-    router.wait_for("a copy", |known| known.snapshots == 1).await;
+    router.wait_for("a snapshot", |known| known.snapshots == 1).await;
     engine.work(50);
     shim.agrees(&engine, &router).await;
     router.disconnect();
     engine.work(50);
-    router.wait_for("another stream", |known| known.went_on == 1).await;
+    router.wait_for("another stream", |known| known.continued == 1).await;
     shim.agrees(&engine, &router).await;
     assert_eq!(router.known().snapshots, 1);
     let sequence = shim.mirror.position().borrow().sequence;
@@ -31,7 +31,7 @@ async fn a_router_that_stops_reading_delays_no_other_and_gets_a_snapshot_later()
     let mut engine = Engine::new(2, mirror.clone());
     let shim = Shim::start(mirror, config(&[&routers[0], &routers[1]]));
     for router in &routers {
-        router.wait_for("a copy", |known| known.snapshots == 1).await;
+        router.wait_for("a snapshot", |known| known.snapshots == 1).await;
     }
     routers[0].pause(true);
     for _ in 0..50 {
@@ -52,10 +52,10 @@ async fn a_router_that_restarts_gets_a_snapshot() {
     let mirror = Mirror::new(mirror::Config::default());
     let mut engine = Engine::new(3, mirror.clone());
     let shim = Shim::start(mirror, config(&[&router]));
-    router.wait_for("a copy", |known| known.snapshots == 1).await;
+    router.wait_for("a snapshot", |known| known.snapshots == 1).await;
     engine.work(300);
     router.restart();
-    router.wait_for("another copy", |known| known.snapshots == 2).await;
+    router.wait_for("another snapshot", |known| known.snapshots == 2).await;
     shim.agrees(&engine, &router).await;
 }
 
@@ -65,7 +65,7 @@ async fn an_engine_restart_starts_an_empty_mirror_with_a_new_id() {
     let mirror = Mirror::new(mirror::Config::default());
     let mut engine = Engine::new(4, mirror.clone());
     let shim = Shim::start(mirror, config(&[&router]));
-    router.wait_for("a copy", |known| known.snapshots == 1).await;
+    router.wait_for("a snapshot", |known| known.snapshots == 1).await;
     engine.work(200);
     shim.agrees(&engine, &router).await;
     let before = router.known().mirror_id.clone();
@@ -114,7 +114,7 @@ async fn a_connection_that_loses_all_bytes_is_closed() {
     let mirror = small_mirror();
     let mut engine = Engine::new(5, mirror.clone());
     let shim = Shim::start(mirror, config);
-    router.wait_for("a copy", |known| known.snapshots == 1).await;
+    router.wait_for("a snapshot", |known| known.snapshots == 1).await;
     swallows.send_replace(true);
     shim.wait_for("a cut", |status| status.stage == Stage::Connecting).await;
     engine.work(100);
@@ -154,7 +154,7 @@ async fn a_stream_without_progress_is_closed() {
     let mirror = small_mirror();
     let mut engine = Engine::new(7, mirror.clone());
     let shim = Shim::start(mirror, config);
-    router.wait_for("a copy", |known| known.snapshots == 1).await;
+    router.wait_for("a snapshot", |known| known.snapshots == 1).await;
     router.pause(true);
     engine.work(300);
     // The messages fill all buffers on the way.
@@ -172,7 +172,7 @@ async fn a_large_snapshot_arrives_complete_while_changes_continue() {
     let mirror = small_mirror();
     let mut engine = Engine::new(8, mirror.clone());
     let shim = Shim::start(mirror, config(&[&routers[0]]));
-    routers[0].wait_for("a copy", |known| known.snapshots == 1).await;
+    routers[0].wait_for("a snapshot", |known| known.snapshots == 1).await;
     engine.work(1500);
     let second = Shim::start(shim.mirror.clone(), config(&[&routers[1]]));
     routers[1].wait_for("a stream", |known| known.attached == 1).await;

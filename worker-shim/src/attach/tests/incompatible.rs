@@ -20,7 +20,7 @@ async fn refuses(change: impl FnOnce(&mut Welcome)) {
     // The shim tries again, and the router may have been corrected in the meantime.
     let router_id = router.known().welcome.router_id.clone();
     router.known().welcome = Welcome { router_id, ..welcome(2) };
-    router.wait_for("a copy", |known| known.snapshots == 1).await;
+    router.wait_for("a snapshot", |known| known.snapshots == 1).await;
     engine.work(20);
     shim.agrees(&engine, &router).await;
 }
@@ -48,7 +48,7 @@ async fn a_router_with_another_seed_is_refused_while_earlier_ones_are_attached()
     let mut config = config(&[&first]);
     config.status = RouterStatuses::default();
     let shim = Shim::start(mirror.clone(), config.clone());
-    first.wait_for("a copy", |known| known.snapshots == 1).await;
+    first.wait_for("a snapshot", |known| known.snapshots == 1).await;
 
     let mut other = config.clone();
     other.routers = vec![second.address.to_string().parse().unwrap()];
@@ -60,7 +60,7 @@ async fn a_router_with_another_seed_is_refused_while_earlier_ones_are_attached()
     assert_eq!(second.known().snapshots, 0);
 
     drop(shim);
-    second.wait_for("a copy", |known| known.snapshots == 1).await;
+    second.wait_for("a snapshot", |known| known.snapshots == 1).await;
 }
 
 #[tokio::test]
@@ -75,5 +75,5 @@ async fn a_shim_authenticates_with_the_current_token() {
     shim.wait_for("a refusal", |status| status.stage == Stage::Refused).await;
     assert_eq!(router.known().attached, 0);
     std::fs::write(file.path(), "right\n").unwrap();
-    router.wait_for("a copy", |known| known.snapshots == 1).await;
+    router.wait_for("a snapshot", |known| known.snapshots == 1).await;
 }

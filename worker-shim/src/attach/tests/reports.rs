@@ -36,7 +36,7 @@ async fn a_leaving_shim_announces_it_once_and_stays_attached() {
     let mirror = small_mirror();
     let mut engine = Engine::new(1, mirror.clone());
     let shim = Shim::start(mirror, config(&[&router]));
-    router.wait_for("a copy", |known| known.snapshots == 1).await;
+    router.wait_for("a snapshot", |known| known.snapshots == 1).await;
     shim.leaving.cancel();
     router.wait_for("a bye", |known| !known.byes.is_empty()).await;
     assert_eq!(router.known().byes[0].grace_ms, 3000);

@@ -37,7 +37,7 @@ async fn attach(tls: Option<Tls>) -> (FakeRouter, Shim) {
 #[tokio::test]
 async fn a_shim_and_a_router_verify_each_others_certificates() {
     let (router, _shim) = attach(Some(client(Some("router.test"), true))).await;
-    router.wait_for("a copy", |known| known.snapshots == 1).await;
+    router.wait_for("a snapshot", |known| known.snapshots == 1).await;
 }
 
 #[tokio::test]
@@ -65,5 +65,5 @@ async fn certificate_files_are_read_again_for_each_connection() {
     let (router, shim) = attach(Some(tls)).await;
     shim.wait_for("a failure", |status| status.last_error.is_some()).await;
     put("shim.key");
-    router.wait_for("a copy", |known| known.snapshots == 1).await;
+    router.wait_for("a snapshot", |known| known.snapshots == 1).await;
 }

@@ -1,9 +1,9 @@
-//! Exit codes, as of sysexits.h.
+//! Exit codes, which follow `sysexits.h`.
 
 use std::net::TcpListener;
 use std::process::Command;
 
-/// Exit code and what was written.
+/// Runs the shim. Returns its exit code and its output.
 fn run(arguments: &[&str]) -> (i32, String) {
     let output =
         Command::new(env!("CARGO_BIN_EXE_splitrail-shim")).args(arguments).output().unwrap();
@@ -13,7 +13,7 @@ fn run(arguments: &[&str]) -> (i32, String) {
 }
 
 #[test]
-fn mistakes_on_the_command_line_are_all_told() {
+fn every_mistake_on_the_command_line_is_reported() {
     let (code, text) = run(&["--engine", "http://h:1", "--listen", "0.0.0.0:1", "--role", "x"]);
     assert_eq!(code, 64);
     for key in ["`listen`", "`role`", "`router`", "`id`"] {
@@ -24,7 +24,7 @@ fn mistakes_on_the_command_line_are_all_told() {
 }
 
 #[test]
-fn a_file_is_checked_with_places() {
+fn problems_of_a_file_are_reported_with_their_position() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("shim.yaml");
     let name = path.to_str().unwrap();
@@ -41,7 +41,7 @@ fn a_file_is_checked_with_places() {
 }
 
 #[test]
-fn an_address_that_is_taken_is_an_error_of_the_system() {
+fn an_occupied_address_is_a_system_error() {
     let taken = TcpListener::bind("127.0.0.1:0").unwrap();
     let address = taken.local_addr().unwrap().to_string();
     let (code, text) = run(&[
@@ -61,7 +61,7 @@ fn an_address_that_is_taken_is_an_error_of_the_system() {
 }
 
 #[test]
-fn help_and_schema_are_answers() {
+fn help_and_schema_exit_with_zero() {
     assert_eq!(run(&["--help"]).0, 0);
     let (code, text) = run(&["schema"]);
     assert_eq!(code, 0);

@@ -1,4 +1,4 @@
-//! What a router learns of an engine, from its start to its return.
+//! What a router learns of an engine, from the engine's start to its restart.
 
 use std::ops::Range;
 
@@ -8,7 +8,7 @@ use splitrail_sim::{SimConfig, SimEngine};
 use crate::fake_router::{FakeRouter, content};
 use crate::support::{BLOCK_SIZE, Shim, ask, completion, engine, router, until};
 
-/// Waits until the router's index is the engine's cache.
+/// Waits until the router's index equals the engine's cache.
 pub(crate) async fn agree(router: &FakeRouter, engine: &SimEngine) {
     router
         .wait_for("the engine's blocks", |known| {
@@ -20,8 +20,8 @@ pub(crate) async fn agree(router: &FakeRouter, engine: &SimEngine) {
         .await;
 }
 
-/// The gate's header for a prompt of these tokens: with a last block that nobody holds, and as
-/// it is.
+/// Two gate headers for a prompt of these tokens: a miss, whose last block is held by no engine,
+/// and a hit.
 pub(crate) fn gate(tokens: Range<u32>) -> (String, String) {
     let namespace = Namespace { salt: None, model: "m", adapter: None, block_size: BLOCK_SIZE };
     let root = namespace.root(HashSeed(7));
@@ -33,7 +33,7 @@ pub(crate) fn gate(tokens: Range<u32>) -> (String, String) {
 }
 
 #[tokio::test]
-async fn a_router_learns_what_the_engine_is_can_do_and_holds() {
+async fn a_router_learns_the_engines_identity_capabilities_and_blocks() {
     let engine = engine(SimConfig { honour_threshold: false, ..SimConfig::default() }).await;
     let router = router().await;
     let shim = Shim::start(&engine.url(), &router, &["--role", "decode"]).await;
@@ -66,7 +66,7 @@ async fn a_router_learns_what_the_engine_is_can_do_and_holds() {
     agree(&router, &engine).await;
     assert!(engine.resident().len() >= 6);
     assert_eq!(router.known().faults, Vec::<String>::new());
-    let load = |known: &crate::fake_router::Known| known.loads.last().copied();
+    let load = |known: &crate::fake_router::RouterState| known.loads.last().copied();
     router
         .wait_for("a load of an idle engine", |known| {
             load(known).is_some_and(|load| load.up && load.requests == Some(0))
@@ -78,11 +78,11 @@ async fn a_router_learns_what_the_engine_is_can_do_and_holds() {
 }
 
 #[tokio::test]
-async fn the_gate_opens_for_what_the_engine_holds_and_for_nothing_else() {
+async fn the_gate_passes_only_requests_whose_blocks_the_engine_holds() {
     let engine = engine(SimConfig { honour_threshold: false, ..SimConfig::default() }).await;
     let router = router().await;
     let shim = Shim::start(&engine.url(), &router, &["--role", "decode"]).await;
-    router.wait_for("a copy", |known| known.snapshots == 1).await;
+    router.wait_for("a snapshot", |known| known.snapshots == 1).await;
     let body = completion(100, 100, 1);
     shim.complete(&[], &body).await;
     agree(&router, &engine).await;
@@ -98,7 +98,7 @@ async fn the_gate_opens_for_what_the_engine_holds_and_for_nothing_else() {
 }
 
 #[tokio::test]
-async fn an_engine_that_returns_as_another_process_is_asked_again_and_followed_anew() {
+async fn a_restarted_engine_is_asked_and_followed_again() {
     let first = engine(SimConfig { honour_threshold: false, ..SimConfig::default() }).await;
     let router = router().await;
     let shim = Shim::start(&first.url(), &router, &["--role", "decode"]).await;
@@ -142,8 +142,8 @@ async fn an_engine_that_returns_as_another_process_is_asked_again_and_followed_a
 }
 
 #[tokio::test]
-async fn an_engine_that_starts_late_is_waited_for() {
-    // A port that nobody listens on.
+async fn a_shim_waits_for_an_engine_that_starts_late() {
+    // A port without a listener.
     let late = engine(SimConfig::default()).await;
     let config = SimConfig { http_port: late.http_addr().port(), ..SimConfig::default() };
     let url = late.url();
@@ -151,7 +151,7 @@ async fn an_engine_that_starts_late_is_waited_for() {
     let router = router().await;
     let starting = Shim::start(&url, &router, &["--role", "both"]);
     let late = async {
-        // Long enough for several looks in vain; what counts is that they do no harm.
+        // Long enough for several failed polls, which must do no harm.
         tokio::time::sleep(std::time::Duration::from_millis(700)).await;
         assert_eq!(router.known().attached, 0, "nobody knows yet what there is to attach");
         engine(config).await
@@ -163,11 +163,11 @@ async fn an_engine_that_starts_late_is_waited_for() {
 }
 
 #[tokio::test]
-async fn every_metric_is_documented_and_no_other() {
+async fn every_metric_is_documented_and_every_documented_metric_exists() {
     let engine = engine(SimConfig::default()).await;
     let router = router().await;
     let shim = Shim::start(&engine.url(), &router, &["--role", "both"]).await;
-    router.wait_for("a copy", |known| known.snapshots == 1).await;
+    router.wait_for("a snapshot", |known| known.snapshots == 1).await;
     let (_, text) = ask(shim.address, "/splitrail/metrics", &[], None).await;
     let text = text.as_str().unwrap();
     let shown = text.lines().filter_map(|line| line.strip_prefix("# TYPE ")?.split(' ').next());

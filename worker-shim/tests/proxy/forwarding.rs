@@ -1,4 +1,4 @@
-//! What goes through goes through as it is, and at once.
+//! Requests and replies are forwarded unchanged and without delay.
 
 use bytes::Bytes;
 use http::{Request, Version};
@@ -8,7 +8,7 @@ use hyper_util::rt::TokioExecutor;
 
 use crate::support::*;
 
-/// Lines of a head, first line first, the others sorted.
+/// The lines of a head: the first line, then the others sorted.
 fn lines(head: &str) -> Vec<String> {
     let mut lines: Vec<String> = head.trim_end().split("\r\n").map(str::to_owned).collect();
     lines[1..].sort_unstable();
@@ -16,10 +16,10 @@ fn lines(head: &str) -> Vec<String> {
 }
 
 #[tokio::test]
-async fn heads_and_bodies_arrive_as_they_were_sent() {
+async fn heads_and_bodies_are_forwarded_unchanged() {
     let engine = RawEngine::start().await;
-    let stand = Stand::before(engine.address).await;
-    let mut client = stand.connect().await;
+    let proxy = ProxyUnderTest::in_front_of(engine.address).await;
+    let mut client = proxy.connect().await;
     let body: Vec<u8> = (0..=255).cycle().take(70_000).collect();
     let head = "POST /v1/completions?a=%20b&c HTTP/1.1\r\nHost: front.example:1\r\n\
          X-Unknown: a, b\r\nX-Unknown: \u{a0}\u{ff}\r\nAuthorization: Bearer x\r\n\
@@ -56,14 +56,14 @@ async fn heads_and_bodies_arrive_as_they_were_sent() {
     ];
     assert_eq!(seen, expected);
     assert!(client.bytes(70_000).await == body);
-    assert_eq!(stand.outcomes("forwarded"), 1);
+    assert_eq!(proxy.outcomes("forwarded"), 1);
 }
 
 #[tokio::test]
-async fn pieces_go_on_before_the_next_ones_come() {
+async fn chunks_are_forwarded_as_they_arrive() {
     let engine = RawEngine::start().await;
-    let stand = Stand::before(engine.address).await;
-    let mut client = stand.connect().await;
+    let proxy = ProxyUnderTest::in_front_of(engine.address).await;
+    let mut client = proxy.connect().await;
     client
         .write(
             "POST /v1/chat/completions HTTP/1.1\r\nhost: a\r\ntransfer-encoding: chunked\r\n\r\n",
@@ -89,14 +89,14 @@ async fn pieces_go_on_before_the_next_ones_come() {
     }
     connection.write("0\r\n\r\n").await;
     client.expect("0\r\n\r\n").await;
-    stand.until_counts((0, 0)).await;
+    proxy.until_counts((0, 0)).await;
 }
 
 #[tokio::test]
-async fn connections_are_used_again_on_both_sides() {
+async fn connections_are_reused_on_both_sides() {
     let engine = RawEngine::start().await;
-    let stand = Stand::before(engine.address).await;
-    let mut client = stand.connect().await;
+    let proxy = ProxyUnderTest::in_front_of(engine.address).await;
+    let mut client = proxy.connect().await;
     client.write("GET /health HTTP/1.1\r\nhost: a\r\n\r\n").await;
     let mut connection = engine.accept().await;
     for _ in 0..5 {
@@ -110,12 +110,12 @@ async fn connections_are_used_again_on_both_sides() {
 }
 
 #[tokio::test]
-async fn a_reply_that_breaks_off_never_looks_whole() {
+async fn a_truncated_reply_never_looks_complete() {
     let engine = RawEngine::start().await;
-    let stand = Stand::before(engine.address).await;
+    let proxy = ProxyUnderTest::in_front_of(engine.address).await;
     for framing in ["transfer-encoding: chunked\r\n\r\n2\r\nab\r\n", "content-length: 9\r\n\r\nab"]
     {
-        let mut client = stand.connect().await;
+        let mut client = proxy.connect().await;
         client.write("GET /metrics HTTP/1.1\r\nhost: a\r\n\r\n").await;
         let mut connection = engine.accept().await;
         connection.head().await;
@@ -128,11 +128,11 @@ async fn a_reply_that_breaks_off_never_looks_whole() {
 }
 
 #[tokio::test]
-async fn http_2_comes_in_and_http_1_goes_out() {
+async fn http_2_requests_are_forwarded_as_http_1() {
     let engine = RawEngine::start().await;
-    let stand = Stand::before(engine.address).await;
+    let proxy = ProxyUnderTest::in_front_of(engine.address).await;
     let client = Client::builder(TokioExecutor::new()).http2_only(true).build_http();
-    let uri = format!("http://{}/v1/completions", stand.address);
+    let uri = format!("http://{}/v1/completions", proxy.address);
     let request = Request::post(uri).header("x-unknown", "kept");
     let request = request.body(Full::new(Bytes::from_static(b"{}"))).unwrap();
     let answering = async {
@@ -152,39 +152,42 @@ async fn http_2_comes_in_and_http_1_goes_out() {
     let (reply, _connection) = tokio::join!(client.request(request), answering);
     let reply = reply.unwrap();
     assert_eq!((reply.version(), reply.headers().len()), (Version::HTTP_2, 0));
-    assert_eq!(soon("a body", reply.into_body().collect()).await.unwrap().to_bytes(), "abc");
-    stand.until_counts((0, 0)).await;
+    assert_eq!(
+        within_timeout("a body", reply.into_body().collect()).await.unwrap().to_bytes(),
+        "abc"
+    );
+    proxy.until_counts((0, 0)).await;
 }
 
 #[tokio::test]
-async fn whoever_drops_the_proxy_cuts_everything() {
+async fn dropping_the_proxy_closes_all_connections() {
     let engine = RawEngine::start().await;
-    let mut stand = Stand::before(engine.address).await;
-    let mut client = stand.connect().await;
+    let mut proxy = ProxyUnderTest::in_front_of(engine.address).await;
+    let mut client = proxy.connect().await;
     client.write("POST /v1/completions HTTP/1.1\r\nhost: a\r\ncontent-length: 0\r\n\r\n").await;
     let mut connection = engine.accept().await;
     connection.head().await;
-    assert_eq!(stand.counts(), (1, 0));
-    stand.serving.abort_all();
+    assert_eq!(proxy.counts(), (1, 0));
+    proxy.serving.abort_all();
     client.closed().await;
     connection.closed().await;
-    stand.until_counts((0, 0)).await;
+    proxy.until_counts((0, 0)).await;
 }
 
 #[tokio::test]
-async fn what_is_in_flight_ends_well_after_a_stop() {
+async fn requests_in_flight_complete_after_a_stop() {
     let engine = RawEngine::start().await;
-    let mut stand = Stand::before(engine.address).await;
-    let mut client = stand.connect().await;
-    let mut idle = stand.connect().await;
+    let mut proxy = ProxyUnderTest::in_front_of(engine.address).await;
+    let mut client = proxy.connect().await;
+    let mut idle = proxy.connect().await;
     client.write("GET /version HTTP/1.1\r\nhost: a\r\n\r\n").await;
     let mut connection = engine.accept().await;
     connection.head().await;
-    stand.stop.cancel();
+    proxy.stop.cancel();
     idle.closed().await;
     connection.write("HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\nok").await;
     client.head().await;
     client.expect("ok").await;
-    soon("an end", stand.serving.join_next()).await.unwrap().unwrap();
+    within_timeout("an end", proxy.serving.join_next()).await.unwrap().unwrap();
     client.closed().await;
 }

@@ -1,13 +1,13 @@
-//! Counts return to nothing whatever happens: random fates of many requests at once.
+//! Random failures of many concurrent requests: all counts return to zero.
 
 use proptest::prelude::*;
 use tokio::task::JoinSet;
 
 use crate::support::*;
 
-/// What an engine does with a request.
+/// What the engine does with a request.
 #[derive(Clone, Copy, Debug)]
-enum Fate {
+enum EngineBehaviour {
     Whole,
     Stream,
     ResetBefore,
@@ -17,9 +17,9 @@ enum Fate {
     HangInStream,
 }
 
-/// When a client leaves.
+/// When the client disconnects.
 #[derive(Clone, Copy, Debug)]
-enum Leaves {
+enum Disconnect {
     Never,
     AfterHead,
     InBody,
@@ -28,8 +28,8 @@ enum Leaves {
     InReply,
 }
 
-fn fate() -> impl Strategy<Value = Fate> {
-    use Fate::*;
+fn behaviour() -> impl Strategy<Value = EngineBehaviour> {
+    use EngineBehaviour::*;
     proptest::sample::select(vec![
         Whole,
         Stream,
@@ -41,20 +41,22 @@ fn fate() -> impl Strategy<Value = Fate> {
     ])
 }
 
-fn leaves() -> impl Strategy<Value = Leaves> {
-    use Leaves::*;
+fn disconnect() -> impl Strategy<Value = Disconnect> {
+    use Disconnect::*;
     proptest::sample::select(vec![Never, AfterHead, InBody, AfterRequest, AfterReplyHead, InReply])
 }
 
 const HEAD: &str = "HTTP/1.1 200 OK\r\nconnection: close\r\ncontent-type: text/event-stream\r\n\
     transfer-encoding: chunked\r\n\r\n";
 
-/// Reads the request's fate from its head, and acts.
-async fn act(mut connection: Raw) {
-    // A client may have left before its head was sent on.
+/// Reads the engine's behaviour from the head of the request, and acts accordingly.
+async fn serve_request(mut connection: Raw) {
+    // The client may have disconnected before its head was forwarded.
     let head = connection.head_if_any().await;
-    let Some(fate) = head.lines().find_map(|line| line.strip_prefix("x-fate: ")) else { return };
-    match fate {
+    let Some(behaviour) = head.lines().find_map(|line| line.strip_prefix("x-behaviour: ")) else {
+        return;
+    };
+    match behaviour {
         "ResetBefore" => return,
         "Whole" => {
             connection
@@ -69,79 +71,83 @@ async fn act(mut connection: Raw) {
         _ => {
             connection.try_write(HEAD).await;
             connection.try_write("3\r\nabc\r\n").await;
-            match fate {
+            match behaviour {
                 "ResetInStream" => return,
                 "Stream" => connection.try_write("0\r\n\r\n").await,
                 _ => {}
             }
         }
     }
-    // Whatever else comes, until the proxy closes: what hangs ends with its client.
+    // Read until the proxy closes. A hanging request ends when its client disconnects.
     connection.drain().await;
 }
 
-/// Sends a request and leaves when it is time; one that hangs is left after all.
-async fn visit(mut client: Raw, fate: Fate, leaves: Leaves) {
+/// Sends a request and disconnects at the given point, or at the end if the request hangs.
+async fn send_request(mut client: Raw, behaviour: EngineBehaviour, disconnect: Disconnect) {
     let head = format!(
-        "POST /v1/completions HTTP/1.1\r\nhost: a\r\nx-fate: {fate:?}\r\ncontent-length: 2000\r\n\
+        "POST /v1/completions HTTP/1.1\r\nhost: a\r\nx-behaviour: {behaviour:?}\r\ncontent-length: 2000\r\n\
          x-splitrail-prefill-tokens: 33\r\nconnection: close\r\n\r\n"
     );
     client.write(head).await;
-    if matches!(leaves, Leaves::AfterHead) {
+    if matches!(disconnect, Disconnect::AfterHead) {
         return;
     }
     client.try_write(&"x".repeat(1000)).await;
-    if matches!(leaves, Leaves::InBody) {
+    if matches!(disconnect, Disconnect::InBody) {
         return;
     }
     client.try_write(&"x".repeat(1000)).await;
-    if matches!((leaves, fate), (Leaves::AfterRequest, _) | (_, Fate::Hang)) {
+    if matches!((disconnect, behaviour), (Disconnect::AfterRequest, _) | (_, EngineBehaviour::Hang))
+    {
         return;
     }
     let reply = client.head_if_any().await;
-    if matches!(leaves, Leaves::AfterReplyHead) || reply.is_empty() {
+    if matches!(disconnect, Disconnect::AfterReplyHead) || reply.is_empty() {
         return;
     }
-    if matches!((leaves, fate), (Leaves::InReply, _) | (_, Fate::HangInStream)) {
+    if matches!(
+        (disconnect, behaviour),
+        (Disconnect::InReply, _) | (_, EngineBehaviour::HangInStream)
+    ) {
         return;
     }
     client.drain().await;
 }
 
-async fn all(visits: Vec<(Fate, Leaves)>) {
+async fn run_all(visits: Vec<(EngineBehaviour, Disconnect)>) {
     let engine = RawEngine::start().await;
-    let mut stand = Stand::before(engine.address).await;
+    let mut proxy = ProxyUnderTest::in_front_of(engine.address).await;
     let serving = async {
         let mut connections = JoinSet::new();
         loop {
-            connections.spawn(act(engine.accept_any().await));
+            connections.spawn(serve_request(engine.accept_any().await));
         }
     };
     let visiting = async {
         let mut clients = JoinSet::new();
-        for (fate, leaves) in &visits {
-            clients.spawn(visit(stand.connect().await, *fate, *leaves));
+        for (behaviour, disconnect) in &visits {
+            clients.spawn(send_request(proxy.connect().await, *behaviour, *disconnect));
         }
-        soon("all visits", clients.join_all()).await;
-        // Ends once every connection has ended, that of a hanging request by its client.
-        stand.stop.cancel();
-        soon("an end", stand.serving.join_next()).await.unwrap().unwrap();
+        within_timeout("all requests", clients.join_all()).await;
+        // Serving ends once every connection has ended.
+        proxy.stop.cancel();
+        within_timeout("an end", proxy.serving.join_next()).await.unwrap().unwrap();
     };
     tokio::select! {
         () = serving => {}
         () = visiting => {}
     }
-    assert_eq!(stand.counts(), (0, 0));
-    assert_eq!(stand.traffic.staged(), 0);
+    assert_eq!(proxy.counts(), (0, 0));
+    assert_eq!(proxy.traffic.staged(), 0);
 }
 
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(24))]
 
     #[test]
-    fn counts_return_to_nothing(visits in proptest::collection::vec((fate(), leaves()), 1..40)) {
+    fn counts_return_to_zero_after_random_failures(visits in proptest::collection::vec((behaviour(), disconnect()), 1..40)) {
         let runtime = tokio::runtime::Builder::new_multi_thread();
         let runtime = { runtime }.worker_threads(2).enable_all().build().unwrap();
-        runtime.block_on(all(visits));
+        runtime.block_on(run_all(visits));
     }
 }

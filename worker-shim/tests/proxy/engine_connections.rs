@@ -1,4 +1,4 @@
-//! Connections to the engine: used again, given up, and never a reason to hold something up.
+//! Connections to the engine: reuse, closing, and replies that arrive early.
 
 use tokio::io::AsyncWriteExt;
 
@@ -13,10 +13,10 @@ async fn expect_ok(client: &mut Raw) {
 }
 
 #[tokio::test]
-async fn a_connection_that_the_engine_has_closed_costs_no_request() {
+async fn a_connection_closed_by_the_engine_loses_no_request() {
     let engine = RawEngine::start().await;
-    let stand = Stand::before(engine.address).await;
-    let mut client = stand.connect().await;
+    let proxy = ProxyUnderTest::in_front_of(engine.address).await;
+    let mut client = proxy.connect().await;
     for reply in [OK.to_owned(), OK.replace("\r\n\r\n", "\r\nconnection: close\r\n\r\n")] {
         client.write(ASK).await;
         let mut connection = engine.accept().await;
@@ -24,14 +24,14 @@ async fn a_connection_that_the_engine_has_closed_costs_no_request() {
         connection.write(reply).await;
         expect_ok(&mut client).await;
     }
-    assert_eq!(stand.outcomes("forwarded"), 2);
+    assert_eq!(proxy.outcomes("forwarded"), 2);
 }
 
 #[tokio::test]
-async fn several_at_once_have_a_connection_each_and_keep_them() {
+async fn concurrent_requests_use_separate_connections_which_are_reused() {
     let engine = RawEngine::start().await;
-    let stand = Stand::before(engine.address).await;
-    let (mut first, mut second) = (stand.connect().await, stand.connect().await);
+    let proxy = ProxyUnderTest::in_front_of(engine.address).await;
+    let (mut first, mut second) = (proxy.connect().await, proxy.connect().await);
     first.write(ASK).await;
     let mut one = engine.accept().await;
     one.head().await;
@@ -42,7 +42,7 @@ async fn several_at_once_have_a_connection_each_and_keep_them() {
         connection.write(OK).await;
         expect_ok(client).await;
     }
-    // Idle ones are taken from the end.
+    // The connection that was used last is reused first.
     for (connection, client) in [(&mut other, &mut first), (&mut one, &mut second)] {
         client.write(ASK).await;
         connection.head().await;
@@ -50,10 +50,10 @@ async fn several_at_once_have_a_connection_each_and_keep_them() {
 }
 
 #[tokio::test]
-async fn an_answer_that_comes_before_the_request_is_whole_does_not_end_it() {
+async fn a_reply_before_the_end_of_the_request_does_not_abort_the_request() {
     let engine = RawEngine::start().await;
-    let stand = Stand::before(engine.address).await;
-    let mut client = stand.connect().await;
+    let proxy = ProxyUnderTest::in_front_of(engine.address).await;
+    let mut client = proxy.connect().await;
     let head = "POST /v1/completions HTTP/1.1\r\nhost: a\r\ncontent-length: 8\r\n\r\n";
     client.write(format!("{head}abcd")).await;
     let mut connection = engine.accept().await;
@@ -63,15 +63,15 @@ async fn an_answer_that_comes_before_the_request_is_whole_does_not_end_it() {
     expect_ok(&mut client).await;
     client.write("efgh").await;
     connection.expect("efgh").await;
-    stand.until_counts((0, 0)).await;
+    proxy.until_counts((0, 0)).await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn an_answer_that_nobody_reads_does_not_hold_the_request_up() {
+async fn an_unread_reply_does_not_block_the_request() {
     const UPLOAD: usize = 96 << 20;
     let engine = RawEngine::start().await;
-    let stand = Stand::before(engine.address).await;
-    let mut client = stand.connect().await;
+    let proxy = ProxyUnderTest::in_front_of(engine.address).await;
+    let mut client = proxy.connect().await;
     let head =
         format!("POST /v1/completions HTTP/1.1\r\nhost: a\r\ncontent-length: {UPLOAD}\r\n\r\n");
     client.write(format!("{head}x")).await;
@@ -101,7 +101,7 @@ async fn an_answer_that_nobody_reads_does_not_hold_the_request_up() {
             taken += tokio::io::AsyncReadExt::read(&mut reading, &mut bytes).await.unwrap();
         }
     };
-    let through = soon("the whole request", async { tokio::join!(uploading, taking) });
+    let through = within_timeout("the whole request", async { tokio::join!(uploading, taking) });
     tokio::select! {
         _ = through => {}
         () = answering => panic!("the answer broke off"),

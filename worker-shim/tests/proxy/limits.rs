@@ -1,4 +1,4 @@
-//! Every buffer, queue and count has a bound.
+//! Every buffer, queue and count is limited.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -11,11 +11,12 @@ use crate::support::*;
 
 const PIECE: usize = 256 << 10;
 const TOTAL: usize = 320 << 20;
-/// Kernels let the sockets of both connections hold up to 36 MiB each; the proxy's own share is
-/// less than one.
+/// The kernel's buffers of both connections can hold up to 36 MiB each. The proxy itself holds
+/// less than 1 MiB.
 const AHEAD_MAX: usize = 80 << 20;
 
-/// Reads slowly while the other side writes as fast as it can; the writer is never far ahead.
+/// Reads slowly while the other side writes as fast as it can. The writer must never be far
+/// ahead.
 async fn slowly(mut from: Raw, mut to: Raw) {
     let written = Arc::new(AtomicUsize::new(0));
     let writing = {
@@ -33,7 +34,7 @@ async fn slowly(mut from: Raw, mut to: Raw) {
         let mut piece = vec![0; PIECE];
         let mut read = 0;
         while read < TOTAL {
-            // Time for the writer to get ahead, if anything let it.
+            // Time for the writer to get ahead, if the proxy let it.
             for _ in 0..20 {
                 tokio::task::yield_now().await;
             }
@@ -42,14 +43,14 @@ async fn slowly(mut from: Raw, mut to: Raw) {
             read += to.socket.read(&mut piece).await.unwrap();
         }
     };
-    soon("all bytes", async { tokio::join!(writing, reading) }).await;
+    within_timeout("all bytes", async { tokio::join!(writing, reading) }).await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_slow_reader_slows_the_engine_down() {
+async fn a_slow_client_slows_the_engine_down() {
     let engine = RawEngine::start().await;
-    let stand = Stand::before(engine.address).await;
-    let mut client = stand.connect().await;
+    let proxy = ProxyUnderTest::in_front_of(engine.address).await;
+    let mut client = proxy.connect().await;
     client.write("POST /v1/completions HTTP/1.1\r\nhost: a\r\ncontent-length: 0\r\n\r\n").await;
     let mut connection = engine.accept().await;
     connection.head().await;
@@ -61,8 +62,8 @@ async fn a_slow_reader_slows_the_engine_down() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_slow_engine_slows_the_client_down() {
     let engine = RawEngine::start().await;
-    let stand = Stand::before(engine.address).await;
-    let mut client = stand.connect().await;
+    let proxy = ProxyUnderTest::in_front_of(engine.address).await;
+    let mut client = proxy.connect().await;
     let head =
         format!("POST /v1/completions HTTP/1.1\r\nhost: a\r\ncontent-length: {TOTAL}\r\n\r\n");
     client.write(head).await;
@@ -72,19 +73,19 @@ async fn a_slow_engine_slows_the_client_down() {
 }
 
 #[tokio::test]
-async fn heads_have_a_bound() {
+async fn the_size_of_heads_is_limited() {
     let engine = RawEngine::start().await;
-    let stand = Stand::before(engine.address).await;
-    let mut client = stand.connect().await;
+    let proxy = ProxyUnderTest::in_front_of(engine.address).await;
+    let mut client = proxy.connect().await;
     client.write("GET /health HTTP/1.1\r\nhost: a\r\nx: ").await;
     client.write("x".repeat(70_000)).await;
     assert!(client.head().await.starts_with("HTTP/1.1 431 "));
-    let mut client = stand.connect().await;
+    let mut client = proxy.connect().await;
     client.write("GET /health HTTP/1.1\r\nhost: a\r\n").await;
     client.write("x: y\r\n".repeat(200) + "\r\n").await;
     assert!(client.head().await.starts_with("HTTP/1.1 431 "));
-    // An engine's too.
-    let asking = ask(stand.address, Method::GET, "/health", &[], "");
+    // The heads of engines are limited too.
+    let asking = ask(proxy.address, Method::GET, "/health", &[], "");
     let flooding = async {
         let mut connection = engine.accept().await;
         connection.head().await;
@@ -97,24 +98,24 @@ async fn heads_have_a_bound() {
 }
 
 #[tokio::test]
-async fn requests_beyond_the_bound_are_told_to_come_again() {
+async fn requests_beyond_the_limit_get_503_with_retry_after() {
     let engine = RawEngine::start().await;
-    let stand = Stand::with(engine.address, |config| config.limits.requests_max = 1).await;
-    let mut first = stand.connect().await;
+    let proxy = ProxyUnderTest::with(engine.address, |config| config.limits.requests_max = 1).await;
+    let mut first = proxy.connect().await;
     first.write("POST /v1/completions HTTP/1.1\r\nhost: a\r\ncontent-length: 2\r\n\r\n{}").await;
     let mut connection = engine.accept().await;
     connection.head().await;
-    let reply = post(stand.address, "/v1/completions", &[], &json!({})).await;
+    let reply = post(proxy.address, "/v1/completions", &[], &json!({})).await;
     assert_eq!(reply.error(), (503, "busy".to_owned(), Value::Null));
     assert_eq!(reply.headers["retry-after"], "1");
-    // A miss runs nowhere, and takes no place.
+    // A miss does not reach the engine and needs no permit.
     let gate = [("x-splitrail-gate", "00000000000000ab:0:1:00000000000000cd")];
-    assert_eq!(post(stand.address, "/v1/completions", &gate, &json!({})).await.status, 200);
+    assert_eq!(post(proxy.address, "/v1/completions", &gate, &json!({})).await.status, 200);
     connection.expect("{}").await;
     connection.write("HTTP/1.1 200 OK\r\ncontent-length: 0\r\n\r\n").await;
     first.head().await;
-    stand.until_counts((0, 0)).await;
-    let second = ask(stand.address, Method::GET, "/health", &[], "");
+    proxy.until_counts((0, 0)).await;
+    let second = ask(proxy.address, Method::GET, "/health", &[], "");
     let answering = async {
         connection.head().await;
         connection.write("HTTP/1.1 200 OK\r\ncontent-length: 0\r\n\r\n").await;
@@ -123,15 +124,16 @@ async fn requests_beyond_the_bound_are_told_to_come_again() {
 }
 
 #[tokio::test]
-async fn connections_beyond_the_bound_wait_for_a_place() {
+async fn connections_beyond_the_limit_wait() {
     let engine = RawEngine::start().await;
-    let stand = Stand::with(engine.address, |config| config.limits.connections_max = 1).await;
+    let proxy =
+        ProxyUnderTest::with(engine.address, |config| config.limits.connections_max = 1).await;
     let local = "GET /splitrail/status HTTP/1.1\r\nhost: a\r\n\r\n";
-    let mut first = stand.connect().await;
+    let mut first = proxy.connect().await;
     first.write(local).await;
     first.head().await;
     first.expect("here").await;
-    let mut second = stand.connect().await;
+    let mut second = proxy.connect().await;
     second.write(local).await;
     first.write(local).await;
     first.head().await;
@@ -144,35 +146,35 @@ async fn connections_beyond_the_bound_wait_for_a_place() {
 }
 
 #[tokio::test]
-async fn long_bodies_are_turned_away_unread() {
+async fn a_miss_with_a_long_body_gets_412_without_reading_it() {
     let engine = RawEngine::start().await;
-    let stand = Stand::with(engine.address, |config| {
+    let proxy = ProxyUnderTest::with(engine.address, |config| {
         config.limits.miss_body_max_bytes = 100 << 10;
         config.limits.miss_bodies_max_bytes = 150 << 10;
     });
-    let stand = stand.await;
+    let proxy = proxy.await;
     let gate = "x-splitrail-gate: 00000000000000ab:0:1:00000000000000cd";
     let body = format!("{{\"prompt\":\"{}\"}}", "x".repeat(110 << 10));
     let length = format!("content-length: {}\r\n\r\n{body}", body.len());
     let chunked =
         format!("transfer-encoding: chunked\r\n\r\n{:x}\r\n{body}\r\n0\r\n\r\n", body.len());
     for framed in [length, chunked] {
-        let mut client = stand.connect().await;
+        let mut client = proxy.connect().await;
         client
             .write(format!("POST /v1/completions HTTP/1.1\r\nhost: a\r\n{gate}\r\n{framed}"))
             .await;
         let head = client.head().await;
         assert!(head.starts_with("HTTP/1.1 412 "), "{head}");
     }
-    // Of two that are on their way at once, one has no room.
+    // Only one of two bodies at the same time fits into memory.
     let head = format!(
         "POST /v1/completions HTTP/1.1\r\nhost: a\r\n{gate}\r\ncontent-length: {}\r\n\r\n",
         90 << 10
     );
-    let mut waiting = stand.connect().await;
+    let mut waiting = proxy.connect().await;
     waiting.write(&head).await;
     waiting.write("{").await;
-    let mut refused = stand.connect().await;
+    let mut refused = proxy.connect().await;
     let mut rest = " ".repeat((90 << 10) - 2);
     rest.push('}');
     refused.write(&head).await;

@@ -1,4 +1,4 @@
-//! Bodies of any bytes, in any pieces and of either framing, arrive as they were sent.
+//! Bodies with arbitrary bytes, chunks and framing are forwarded unchanged.
 
 use proptest::prelude::*;
 
@@ -22,7 +22,7 @@ impl Body {
         }
     }
 
-    /// Piece after piece, each in a write of its own.
+    /// Sends the pieces one after another, each with its own write.
     async fn send(&self, to: &mut Raw) {
         for piece in &self.pieces {
             match self.chunked {
@@ -60,8 +60,8 @@ fn body() -> impl Strategy<Value = Body> {
 
 async fn exchanges(bodies: Vec<(Body, Body)>) {
     let engine = RawEngine::start().await;
-    let stand = Stand::before(engine.address).await;
-    let mut client = stand.connect().await;
+    let proxy = ProxyUnderTest::in_front_of(engine.address).await;
+    let mut client = proxy.connect().await;
     let mut connection = None;
     for (request, reply) in bodies {
         let sending = async {
@@ -71,7 +71,7 @@ async fn exchanges(bodies: Vec<(Body, Body)>) {
             reply.arrives(&mut client).await;
         };
         let answering = async {
-            // One connection does for all, since each answer is read to its end.
+            // One connection is enough, because each reply is read to its end.
             let mut here = match connection.take() {
                 Some(here) => here,
                 None => engine.accept().await,
@@ -89,7 +89,7 @@ proptest! {
     #![proptest_config(ProptestConfig::with_cases(32))]
 
     #[test]
-    fn bodies_arrive_as_they_were_sent(
+    fn bodies_of_any_framing_are_forwarded_unchanged(
         bodies in proptest::collection::vec((body(), body()), 1..4)
     ) {
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
