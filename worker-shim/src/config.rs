@@ -1,7 +1,7 @@
-//! The shim's configuration: from a file, or from the command line.
+//! The shim's configuration, from a file or from the command line.
 //!
-//! Both are held against one schema and one set of rules; every mistake is reported at once.
-//! Addresses are checked here, so that nothing that follows has to.
+//! Both are checked against the same schema and the same rules, and all problems are reported
+//! together. Addresses are checked here, so later code can rely on them.
 
 use std::path::Path;
 
@@ -18,10 +18,10 @@ mod tests;
 
 pub use model::{Config, Drain, Events, Limits, Role, Tls};
 
-/// The environment variable that holds the token, where nothing else names one.
+/// The environment variable with the token, used if the configuration names no token.
 pub const TOKEN_VARIABLE: &str = "SPLITRAIL_FLEET_TOKEN";
 
-/// What the checks of this file say and know.
+/// What the checks of the shim's file need to know.
 const DIALECT: Dialect = Dialect {
     later_keys: &[],
     later_values: &[],
@@ -31,31 +31,30 @@ const DIALECT: Dialect = Dialect {
     too_large: "a shim's file is a few lines",
 };
 
-/// A configuration that can be run, and what its author may want to know about it.
+/// A valid configuration and its warnings.
 #[derive(Clone, Debug)]
 pub struct Loaded {
-    /// The configuration; its paths are no longer relative to the file's folder.
+    /// The configuration. Its relative paths have been resolved against the file's folder.
     pub config: Config,
-    /// Allowed, but perhaps not meant; sorted by place.
+    /// Settings that are allowed but may be mistakes, sorted by position.
     pub warnings: Vec<Problem>,
 }
 
-/// Reads and checks a configuration file. Relative paths in it start at its folder.
+/// Reads and checks a configuration file. Relative paths start at the file's folder.
 ///
 /// # Errors
-/// Every mistake of the file, each with its place; or that it cannot be read.
+/// All problems of the file with their positions, or that the file cannot be read.
 pub fn load(path: &Path) -> Result<Loaded, Problems> {
     let name = path.display().to_string();
     let text = file::read(path, &name, &DIALECT)?;
     parse(&name, &text, file::folder(path))
 }
 
-/// Checks the text of a configuration file. `name` stands for the file in problems;
-/// relative paths start at `base_dir`. Looks at the file system and the environment for
-/// what the text refers to.
+/// Checks the text of a configuration file. `name` names the file in problems. Relative paths
+/// start at `base_dir`. Reads files and environment variables that the text refers to.
 ///
 /// # Errors
-/// Every mistake of the text, each with its place.
+/// All problems of the text with their positions.
 pub fn parse(name: &str, text: &str, base_dir: &Path) -> Result<Loaded, Problems> {
     let rules = |root: &Node, report: &mut Report| rules::check(root, base_dir, report);
     let checked = file::parse::<Config>(name, text, &schema(), &DIALECT, rules)?;
@@ -64,18 +63,18 @@ pub fn parse(name: &str, text: &str, base_dir: &Path) -> Result<Loaded, Problems
     Ok(Loaded { config, warnings })
 }
 
-/// Checks what the command line says, as keys and values of a file: the places of problems
-/// mean nothing then.
+/// Checks the flags of the command line as keys and values of a file. The positions of problems
+/// have no meaning then.
 ///
 /// # Errors
-/// Every mistake.
+/// All problems.
 pub fn from_arguments(keys: Map<String, Value>) -> Result<Loaded, Problems> {
     // JSON is YAML.
     parse("command line", &Value::Object(keys).to_string(), Path::new(""))
 }
 
-/// The JSON Schema (2020-12) of a configuration file, with the meaning and the default of
-/// every key; unknown keys are not allowed anywhere.
+/// The JSON Schema (2020-12) of a configuration file, with the meaning and the default of every
+/// key. Unknown keys are not allowed.
 #[must_use]
 pub fn schema() -> Value {
     let mut schema = schemars::schema_for!(Config);
@@ -83,7 +82,7 @@ pub fn schema() -> Value {
     schema.to_value()
 }
 
-/// All keys in a Markdown table: path, type, default, meaning.
+/// The Markdown table of all keys: path, type, default, meaning.
 #[must_use]
 pub fn reference_markdown() -> String {
     reference::reference_markdown(&schema())

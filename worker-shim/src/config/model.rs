@@ -13,43 +13,45 @@ use splitrail_settings::{Secret, scalar};
 #[derive(Clone, Debug, Deserialize, Serialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct Config {
-    /// The engine, `http://HOST:PORT`.
+    /// The engine's address, `http://HOST:PORT`.
     pub engine: String,
-    /// Where requests to the engine, the shim's metrics and its status are served;
-    /// port 0 takes any free one. As private as the engine itself.
+    /// The address at which the shim serves requests to the engine, its metrics and its status.
+    /// Port 0 takes any free port. Protect this address like the engine itself.
     #[schemars(with = "scalar::Address")]
     pub listen: SocketAddr,
-    /// Where routers reach `listen`, `http://HOST:PORT`; left out, `listen` itself. Needed if
-    /// that is `0.0.0.0` or `[::]`.
+    /// The address at which routers reach `listen`, `http://HOST:PORT`. Defaults to `listen`.
+    /// Required if `listen` is `0.0.0.0` or `[::]`.
     #[serde(default)]
     pub advertise: Option<String>,
-    /// Routers to attach to: `HOST:PORT` of their `listen.fleet`. A name with several addresses
-    /// stands for a router at each. None with `events` of kind `nats`, else at least one.
+    /// The routers to attach to: `HOST:PORT` of their `listen.fleet`. The shim attaches to every
+    /// address of a name. At least one is required, but none is allowed with `events` of kind
+    /// `nats`.
     #[serde(default)]
     pub router: Vec<String>,
-    /// How routers hear of the engine.
+    /// How the shim's reports reach routers.
     #[serde(default)]
     pub events: Events,
-    /// What the engine is used for.
+    /// The role of the engine.
     pub role: Role,
-    /// The worker's name, unique in its model: letters, digits and `._:-`.
+    /// The worker's id, unique in its model: letters, digits and `._:-`.
     #[schemars(regex(pattern = "^[A-Za-z0-9._:-]+$"), length(min = 1, max = 64))]
     pub id: String,
-    /// The model's name as the engine serves it; left out, the first that it lists.
+    /// The model's name as the engine serves it. Defaults to the first model that the engine lists.
     #[serde(default)]
     pub model: Option<String>,
-    /// What routers want to see; left out, the environment variable `SPLITRAIL_FLEET_TOKEN`, if
-    /// it is set.
+    /// The token that authenticates the shim to routers. Defaults to the environment variable
+    /// `SPLITRAIL_FLEET_TOKEN`, if it is set.
     #[serde(default)]
     pub token: Option<Secret>,
-    /// TLS towards routers, its files read again for each connection; left out, connections are in the clear.
+    /// TLS towards routers. Its files are read again for each connection. Without it, connections
+    /// are not encrypted.
     #[serde(default)]
     pub tls: Option<Tls>,
-    /// The seed of block hashes that routers must have; left out, the first router's. A router
-    /// with another one is refused either way.
+    /// The seed of block hashes that routers must use. Defaults to that of the first router. A router
+    /// with another seed is refused in both cases.
     #[serde(default)]
     pub hash_seed: Option<u64>,
-    /// Between two looks at the engine's health and figures.
+    /// Interval between two reads of the engine's health and metrics.
     #[serde(
         default = "load_interval",
         deserialize_with = "scalar::duration",
@@ -57,31 +59,32 @@ pub struct Config {
     )]
     #[schemars(with = "scalar::DurationText")]
     pub load_interval: Duration,
-    /// How the shim ends.
+    /// How the shim stops.
     #[serde(default)]
     pub drain: Drain,
-    /// Where the engine publishes KV events (rank 0; rank r is r ports further),
-    /// `tcp://HOST:PORT`; left out, the engine is asked (`/kv_event_sources`).
+    /// The address at which rank 0 of the engine publishes KV events, `tcp://HOST:PORT`; rank r uses
+    /// the port plus r. Without it, the shim asks the engine (`/kv_event_sources`).
     #[serde(default)]
     pub kv_events: Option<String>,
-    /// Where they can be had again, likewise.
+    /// The address at which rank 0 of the engine replays KV events; rank r uses the port plus r.
     #[serde(default)]
     pub kv_replay: Option<String>,
-    /// The engine's key, for the shim's own questions. Requests bring their own.
+    /// The engine's API key for the shim's own requests. Forwarded requests carry their own.
     #[serde(default)]
     pub engine_api_key: Option<Secret>,
-    /// How the engine hands KV over; left out, `nixl` if its metrics show it, else not known.
+    /// The engine's connector. Without it, the shim reports `nixl` if the engine's metrics show it,
+    /// and otherwise none.
     #[serde(default)]
     pub connector: Option<Connector>,
-    /// The engine's name towards other engines, where its connector has one.
+    /// The engine's name towards other engines, if its connector uses one.
     #[serde(default)]
     pub connector_engine_id: Option<String>,
-    /// Where decode workers meet the engine, `http://HOST:PORT`, for connectors that send both
-    /// legs at once.
+    /// The engine's bootstrap server, `http://HOST:PORT`, for connectors that send both legs at
+    /// once.
     #[serde(default)]
     pub bootstrap: Option<String>,
-    /// How long the engine keeps the blocks of a hand-off that nobody has fetched
-    /// (`kv_lease_duration`); left out, the routers' own setting counts.
+    /// How long the engine keeps the blocks of a hand-off that has not been fetched
+    /// (`kv_lease_duration`). Without it, the routers' own setting applies.
     #[serde(
         default,
         deserialize_with = "optional_duration",
@@ -89,30 +92,30 @@ pub struct Config {
     )]
     #[schemars(with = "Option<scalar::DurationText>")]
     pub lease: Option<Duration>,
-    /// Bounds.
+    /// Limits.
     #[serde(default)]
     pub limits: Limits,
 }
 
-/// What an engine is used for.
+/// The role of an engine.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize, Serialize, JsonSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum Role {
-    /// Computes prompts.
+    /// Serves prefill legs.
     Prefill,
-    /// Generates.
+    /// Serves decode legs.
     Decode,
-    /// Either.
+    /// Serves both.
     Both,
 }
 
-/// How routers hear of the engine.
+/// How the shim's reports reach routers.
 #[derive(Clone, Debug, Deserialize, Serialize, JsonSchema)]
 #[serde(tag = "kind", rename_all = "snake_case", deny_unknown_fields)]
 pub enum Events {
-    /// By a stream to each of them.
+    /// A stream to each router.
     Direct {},
-    /// Over a NATS broker, which all routers listen to.
+    /// A NATS broker, to which all routers subscribe.
     Nats(BrokerConfig),
 }
 
@@ -122,22 +125,22 @@ impl Default for Events {
     }
 }
 
-/// How an engine hands KV over.
+/// How an engine transfers KV blocks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize, Serialize, JsonSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum Connector {
-    /// vLLM's NIXL.
+    /// NIXL of vLLM.
     Nixl,
-    /// vLLM's Mooncake.
+    /// Mooncake of vLLM.
     Mooncake,
-    /// A storage that engines share.
+    /// Storage that engines share.
     SharedStorage,
-    /// SGLang's.
+    /// The transfer of SGLang.
     Sglang,
 }
 
 impl Connector {
-    /// As routers are told.
+    /// The name in reports to routers.
     #[must_use]
     pub fn name(self) -> &'static str {
         match self {
@@ -153,24 +156,24 @@ impl Connector {
 #[derive(Clone, Debug, Deserialize, Serialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct Tls {
-    /// Certificates (PEM) that a router's own must come from.
+    /// The certificates (PEM) of the authorities that may sign a router's certificate.
     pub ca: PathBuf,
-    /// The shim's certificate (PEM), for routers that want one.
+    /// The shim's certificate (PEM), for routers that require one.
     #[serde(default)]
     pub cert: Option<PathBuf>,
-    /// Its key (PEM).
+    /// The key (PEM) of the shim's certificate.
     #[serde(default)]
     pub key: Option<PathBuf>,
-    /// The name in routers' certificates; left out, the host of their address.
+    /// The name in the routers' certificates. Defaults to the host of their address.
     #[serde(default)]
     pub server_name: Option<String>,
 }
 
-/// How the shim ends after a stop signal. A second signal ends it at once.
+/// How the shim stops after a stop signal. A second signal stops it at once.
 #[derive(Clone, Debug, Deserialize, Serialize, JsonSchema)]
 #[serde(deny_unknown_fields, default)]
 pub struct Drain {
-    /// How long requests in flight, and KV that decode workers still have to fetch, may take.
+    /// Maximum time to wait for requests in flight and for hand-offs that have not been fetched.
     #[serde(deserialize_with = "scalar::duration", serialize_with = "scalar::duration_text")]
     #[schemars(with = "scalar::DurationText")]
     pub grace: Duration,
@@ -182,21 +185,21 @@ impl Default for Drain {
     }
 }
 
-/// Bounds on what the shim holds.
+/// Limits of what the shim holds.
 #[derive(Clone, Debug, Deserialize, Serialize, JsonSchema)]
 #[serde(deny_unknown_fields, default)]
 pub struct Limits {
-    /// Connections from routers at once.
+    /// Maximum number of connections from clients. Further ones wait to be accepted.
     #[schemars(range(min = 1, max = 1_000_000))]
     pub connections_max: usize,
-    /// Requests to the engine at once; further ones get status 503.
+    /// Maximum number of requests to the engine in flight. Further ones get status 503.
     #[schemars(range(min = 1, max = 1_000_000))]
     pub requests_max: usize,
-    /// KV blocks that are kept track of, of each rank.
+    /// Maximum number of mirrored KV blocks per rank.
     #[schemars(range(min = 1024, max = 100_000_000))]
     pub mirror_blocks_max: usize,
-    /// Memory for recent changes, in bytes: a router that was away for no longer goes on
-    /// without a snapshot.
+    /// Memory for recent changes in bytes. A router that reconnects while its missed changes are
+    /// still kept needs no snapshot.
     #[schemars(range(min = 65_536, max = 1_073_741_824_u64))]
     pub changes_max_bytes: usize,
 }
@@ -213,7 +216,7 @@ impl Default for Limits {
 }
 
 impl Config {
-    /// Makes the paths independent of where the process runs.
+    /// Resolves relative paths against `base_dir`.
     pub(super) fn anchor(&mut self, base_dir: &Path) {
         for secret in [&mut self.token, &mut self.engine_api_key] {
             if let Some(Secret::File { path }) = secret {

@@ -1,4 +1,5 @@
-//! Rules that the schema cannot state: forms of addresses, and what lies outside.
+//! Rules that the schema cannot express: formats of addresses, relations between keys, and files
+//! and variables outside of the configuration.
 
 use std::net::{IpAddr, SocketAddr};
 use std::path::{Path, PathBuf};
@@ -11,10 +12,11 @@ use splitrail_settings::tree::Node;
 use splitrail_settings::words::shown;
 use splitrail_settings::{Secret, endpoint};
 
-/// More often would disturb the engine; more rarely, nobody would know its load.
+/// The range of `load_interval`. Shorter intervals would disturb the engine; with longer ones
+/// the load would be out of date.
 const LOAD_INTERVAL: (Duration, Duration) = (Duration::from_millis(20), Duration::from_secs(10));
 
-/// Reports every broken rule of the tree under `root`.
+/// Reports all violated rules of the tree under `root`.
 pub(super) fn check(root: &Node, base_dir: &Path, report: &mut Report) {
     for (key, scheme) in [
         ("engine", "http"),
@@ -46,7 +48,7 @@ pub(super) fn check(root: &Node, base_dir: &Path, report: &mut Report) {
     }
 }
 
-/// The typed value under `key`; `None` where it is absent or refused.
+/// The typed value under `key`. `None` if it is absent or invalid.
 fn typed<T: DeserializeOwned>(node: &Node, key: &str) -> Option<T> {
     serde_json::from_value(node.get(key)?.to_json()).ok()
 }

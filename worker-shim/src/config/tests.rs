@@ -36,7 +36,7 @@ fn a_minimal_file_gets_the_defaults() {
 }
 
 #[test]
-fn a_token_that_leaves_the_host_in_clear_text_is_a_warning() {
+fn a_token_sent_in_clear_text_to_another_host_is_a_warning() {
     let file = tempfile::NamedTempFile::new().unwrap();
     std::fs::write(file.path(), "s3cret").unwrap();
     let token = format!("token: {{ kind: file, path: {:?} }}\n", file.path());
@@ -53,7 +53,7 @@ fn a_token_that_leaves_the_host_in_clear_text_is_a_warning() {
 }
 
 #[test]
-fn every_mistake_is_reported_with_its_place() {
+fn every_mistake_is_reported_with_its_position() {
     let text = "\
 engine: https://h:1
 listen: 0.0.0.0:8100
@@ -85,7 +85,7 @@ tls: { ca: /nowhere/ca.pem, cert: c.pem }
 }
 
 #[test]
-fn a_token_is_a_reference_and_is_never_repeated() {
+fn a_token_is_a_reference_and_is_never_shown() {
     let text = format!("{MINIMAL}token: hunter2\n");
     let found = problems(&text);
     assert_eq!(found, ["6:8 `token` is a reference, never the secret itself"]);
@@ -100,7 +100,7 @@ fn a_token_is_a_reference_and_is_never_repeated() {
 }
 
 #[test]
-fn flags_and_file_say_the_same() {
+fn flags_and_a_file_give_the_same_configuration() {
     let keys = json!({
         "engine": "http://127.0.0.1:8000", "listen": "127.0.0.1:8100",
         "router": ["127.0.0.1:8002"], "role": "decode", "id": "d0",
@@ -113,7 +113,7 @@ fn flags_and_file_say_the_same() {
 }
 
 #[test]
-fn what_was_loaded_can_be_written_and_loaded_again() {
+fn a_loaded_configuration_can_be_written_and_loaded_again() {
     let text = format!("{MINIMAL}lease: 30s\nconnector: nixl\nhash_seed: 7\n");
     let config = parse("f", &text, Path::new("")).unwrap().config;
     let again = parse("f", &json!(config).to_string(), Path::new("")).unwrap().config;
@@ -121,7 +121,7 @@ fn what_was_loaded_can_be_written_and_loaded_again() {
 }
 
 #[test]
-fn the_documentation_holds_the_reference_of_all_keys_and_its_examples_are_valid() {
+fn the_documentation_lists_all_keys_and_its_examples_are_valid() {
     let document = std::fs::read_to_string(repository().join("docs/shim.md")).unwrap();
     assert!(
         document.contains(&reference_markdown()),
@@ -142,7 +142,7 @@ fn the_documentation_holds_the_reference_of_all_keys_and_its_examples_are_valid(
 
 proptest! {
     #[test]
-    fn no_text_is_too_strange(line in 0_usize..5, text in any::<String>()) {
+    fn arbitrary_text_causes_no_panic(line in 0_usize..5, text in any::<String>()) {
         let mut lines: Vec<&str> = MINIMAL.lines().collect();
         lines[line] = &text;
         let _outcome = parse("f", &lines.join("\n"), Path::new(""));
@@ -150,7 +150,7 @@ proptest! {
 }
 
 #[test]
-fn routers_are_reached_by_streams_or_over_a_broker_and_not_by_both() {
+fn routers_are_reached_by_streams_or_over_a_broker_but_not_both() {
     let with = |more: &str| {
         let text =
             format!("engine: http://e:1\nlisten: 127.0.0.1:8100\nrole: both\nid: w\n{more}\n");
