@@ -69,7 +69,7 @@ fn no_blocks_count_as_held_while_events_may_be_missing() {
     intake.handle(Update::Synced { outcome: SyncOutcome::Replayed });
     assert!(holds(&mirror, 0..4));
     drop(intake);
-    assert!(!holds(&mirror, 0..4), "nobody follows any more");
+    assert!(!holds(&mirror, 0..4), "the events are no longer followed");
 }
 
 #[test]

@@ -204,7 +204,7 @@ pub(super) async fn discard(body: &mut Incoming) {
     let _in_time = tokio::time::timeout(DISCARD_TIMEOUT, read).await;
 }
 
-/// Reads and discards what the engine has not read of an [`RequestBody`].
+/// Reads and discards what the engine has not read of a [`RequestBody`].
 pub(super) async fn discard_unread(unread: oneshot::Receiver<Incoming>) {
     if let Ok(Ok(mut body)) = tokio::time::timeout(DISCARD_TIMEOUT, unread).await {
         discard(&mut body).await;

@@ -18,7 +18,7 @@ const WOKEN: u8 = 2;
 /// cooperative budget would otherwise wake itself forever.
 const ROUNDS_MAX: usize = 4;
 
-/// ScopedWaker a task unless the wake-up comes from the part while it is polled.
+/// Wakes a task unless the wake-up comes from the part while it is polled.
 #[derive(Debug)]
 pub(super) struct ScopedWaker {
     task: AtomicWaker,

@@ -64,5 +64,5 @@ async fn a_second_signal_ends_the_shim_at_once() {
     draining(&shim).await;
     shim.signal(Signal::INT);
     assert_eq!(shim.exited().await, 0);
-    assert_eq!(engine.state().staged_handoffs, 1, "nobody had fetched it");
+    assert_eq!(engine.state().staged_handoffs, 1, "it had not been fetched");
 }

@@ -60,7 +60,7 @@ async fn a_router_learns_the_engines_identity_capabilities_and_blocks() {
         );
         assert_eq!((known.publishes_kv_events, known.replays_kv_events), (Some(true), Some(true)));
         assert_eq!((known.gates, known.connector.as_str()), (Some(true), "nixl"));
-        assert_eq!(known.lease_ms, None, "nobody said it");
+        assert_eq!(known.lease_ms, None, "no lease is configured");
     }
     shim.complete(&[], &completion(100, 100, 4)).await;
     agree(&router, &engine).await;
@@ -153,7 +153,7 @@ async fn a_shim_waits_for_an_engine_that_starts_late() {
     let late = async {
         // Long enough for several failed polls, which must do no harm.
         tokio::time::sleep(std::time::Duration::from_millis(700)).await;
-        assert_eq!(router.known().attached, 0, "nobody knows yet what there is to attach");
+        assert_eq!(router.known().attached, 0, "the engine is still unknown");
         engine(config).await
     };
     let (shim, _engine) = tokio::join!(starting, late);

@@ -236,7 +236,7 @@ impl FakeRouter {
         let Ok(Some(AttachRequest { message: Some(Message::Hello(hello)) })) =
             requests.message().await
         else {
-            return self.known().faults.push("the first message is no hello".to_owned());
+            return self.known().faults.push("the first message is not a hello".to_owned());
         };
         let (welcome, stream) = self.known().greet(hello);
         say(Answer::Welcome(welcome)).await;

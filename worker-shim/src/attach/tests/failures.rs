@@ -43,7 +43,7 @@ async fn a_router_that_stops_reading_delays_no_other_and_gets_a_snapshot_later()
     routers[0].pause(false);
     shim.agrees(&engine, &routers[0]).await;
     assert!(routers[0].known().snapshots >= 2);
-    assert_eq!(routers[0].known().attached, 1, "being slow is no reason to be cut off");
+    assert_eq!(routers[0].known().attached, 1, "a slow router stays attached");
 }
 
 #[tokio::test]
