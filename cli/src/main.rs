@@ -28,7 +28,7 @@ use sim_engine::SimArgs;
 #[global_allocator]
 static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
 
-/// The profile that optimised builds are guided by; see `pgo/README.md`.
+/// Whether the compiler knew what runs how often; see `release/README.md`.
 const PROFILE: &str = if cfg!(profile_guided) { "guided" } else { "none" };
 
 /// Exit codes as of sysexits.h.

@@ -15,7 +15,7 @@ use super::Failure;
 /// Ports that are tried before it is given up.
 const PORTS_TRIED: usize = 100;
 
-/// Set where processes count how often their code runs (`pgo/record`): they write that down as
+/// Set where processes count how often their code runs (`release/build`): they write that down as
 /// they end by themselves.
 const COUNTS: &str = "LLVM_PROFILE_FILE";
 /// How long one may take for it.
