@@ -215,7 +215,7 @@ async fn run(command: Command, logs: bool) -> Result<(), (u8, String)> {
 
 /// `logs` has mistakes of the configuration logged, a record each.
 async fn serve(path: PathBuf, ready_file: Option<PathBuf>, logs: bool) -> Result<(), (u8, String)> {
-    let loaded = splitrail_config::load(&path).map_err(|problems| {
+    let loaded = splitrail_config::load(&path, splitrail_fleet::PARTS).map_err(|problems| {
         let (code, message) = not_loaded(&problems);
         if !logs {
             return (code, message);
@@ -295,7 +295,8 @@ fn not_assembled(error: AssembleError) -> (u8, String) {
 }
 
 fn check(path: &std::path::Path) -> Result<(), (u8, String)> {
-    let loaded = splitrail_config::load(path).map_err(|problems| not_loaded(&problems))?;
+    let loaded = splitrail_config::load(path, splitrail_fleet::PARTS)
+        .map_err(|problems| not_loaded(&problems))?;
     for warning in &loaded.warnings {
         say(&format!("warning: {warning}"));
     }

@@ -5,7 +5,7 @@ use std::io::{BufReader, BufWriter, IsTerminal, Write};
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
-use splitrail_config::{Flow, HitThreshold, Role};
+use splitrail_config::{Flow, HitThreshold, Parts, Role};
 use splitrail_policy::threshold::DEFAULT_THRESHOLD_RATIO;
 use splitrail_replay::{Entry, Named, Report, compare, svg, sweep, table, trace};
 
@@ -129,7 +129,8 @@ fn policies(names: &[String], configured: Option<&Named>) -> Result<Vec<Named>, 
 
 /// What a configuration says of a model.
 fn configuration(path: &Path, model: Option<&str>) -> Result<(Configured, Named), Failure> {
-    let loaded = splitrail_config::load(path).map_err(|problems| not_loaded(&problems))?;
+    let loaded =
+        splitrail_config::load(path, Parts::ALL).map_err(|problems| not_loaded(&problems))?;
     let models = loaded.config.models;
     let found = match model {
         Some(name) => models.into_iter().find(|model| model.name == name),

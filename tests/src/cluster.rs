@@ -128,7 +128,7 @@ impl Cluster {
         let yaml = yaml(&spec, &engines, &tokenizer);
         let file = files.path().join(CONFIG);
         std::fs::write(&file, &yaml).expect("a configuration file");
-        let loaded = splitrail_config::load(&file);
+        let loaded = splitrail_config::load(&file, splitrail_config::Parts::ALL);
         let loaded = loaded.unwrap_or_else(|problems| panic!("{problems}\n{yaml}"));
         let listen = loaded.config.listen.clone();
         let core = assemble(loaded.config).expect("a core");

@@ -162,7 +162,7 @@ async fn a_web_page_can_neither_change_nor_read_anything() {
 async fn router(folder: &Path, yaml: &str) -> (Running, Client) {
     let file = folder.join("c.yaml");
     std::fs::write(&file, yaml).unwrap();
-    let config = splitrail_config::load(&file).unwrap().config;
+    let config = splitrail_config::load(&file, splitrail_config::Parts::ALL).unwrap().config;
     let listen = config.listen.clone();
     let core = assemble(config).unwrap();
     let running = Running::start_from(Some(file), core, &listen).await.unwrap();

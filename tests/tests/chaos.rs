@@ -11,6 +11,7 @@ mod chaos {
     /// One fleet of a dozen processes at a time.
     static ALONE: Mutex<()> = Mutex::const_new(());
 
+    #[cfg(feature = "nats")]
     mod broker;
     mod kills;
     mod partition;

@@ -80,8 +80,8 @@ models:
             let mut runtime = tokio::runtime::Builder::new_current_thread();
             let runtime = runtime.enable_all().event_interval(1).build().unwrap();
             runtime.block_on(async {
-                let loaded =
-                    splitrail_config::load(&file).unwrap_or_else(|problems| panic!("{problems}"));
+                let loaded = splitrail_config::load(&file, splitrail_config::Parts::ALL)
+                    .unwrap_or_else(|problems| panic!("{problems}"));
                 let listen = loaded.config.listen.clone();
                 let core = assemble(loaded.config).unwrap();
                 let running = Running::start_from(Some(file), core, &listen).await.unwrap();

@@ -1,5 +1,6 @@
 //! Routers and shims over a broker (NATS): the same picture as over streams, whatever
 //! becomes of the broker. These tests need `nats-server`.
+#![cfg(feature = "nats")]
 #![allow(missing_docs, clippy::unwrap_used)]
 
 mod plane {

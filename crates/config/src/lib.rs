@@ -14,12 +14,14 @@ use splitrail_settings::{Dialect, endpoint, file, problem, reference, tree, word
 mod addition;
 mod digest;
 pub mod model;
+mod parts;
 mod rules;
 mod scalar;
 pub mod tls;
 
 pub use addition::Addition;
 pub use model::*;
+pub use parts::Parts;
 pub use scalar::BlockSize;
 pub use splitrail_settings::{Problem, Problems, ResolvedSecret, SecretError};
 
@@ -76,15 +78,15 @@ fn child<'n>(node: &'n tree::Node, key: &str) -> Option<&'n tree::Node> {
     }
 }
 
-/// Reads and checks a configuration file. Relative paths in it (tokenizers, secrets)
-/// start at its folder.
+/// Reads and checks a configuration file for a program with these parts. Relative paths in it
+/// (tokenizers, secrets) start at its folder.
 ///
 /// # Errors
 /// Every mistake of the file, each with its place; or that it cannot be read.
-pub fn load(path: &Path) -> Result<Loaded, Problems> {
+pub fn load(path: &Path, parts: Parts) -> Result<Loaded, Problems> {
     let name = path.display().to_string();
     let text = file::read(path, &name, &DIALECT)?;
-    parse(&name, &text, file::folder(path))
+    parse_for(parts, &name, &text, file::folder(path))
 }
 
 /// Checks the text of a configuration file. `name` stands for the file in problems;
@@ -94,7 +96,12 @@ pub fn load(path: &Path) -> Result<Loaded, Problems> {
 /// # Errors
 /// Every mistake of the text, each with its place.
 pub fn parse(name: &str, text: &str, base_dir: &Path) -> Result<Loaded, Problems> {
+    parse_for(Parts::ALL, name, text, base_dir)
+}
+
+fn parse_for(parts: Parts, name: &str, text: &str, base_dir: &Path) -> Result<Loaded, Problems> {
     let rules = |root: &tree::Node, report: &mut problem::Report| {
+        parts.check(root, report);
         rules::check(root, base_dir, report);
     };
     let checked = file::parse(name, text, &schema(), &DIALECT, rules)?;

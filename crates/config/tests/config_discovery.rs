@@ -4,7 +4,7 @@
 use std::time::Duration;
 
 use splitrail_config::model::{AddressFamily, Discovery, Role};
-use splitrail_config::{Config, PodPort};
+use splitrail_config::{Config, Parts, PodPort};
 
 #[path = "fixtures/config/support.rs"]
 mod support;
@@ -161,4 +161,31 @@ fn what_a_policy_or_gate_looks_at_may_come_from_a_source() {
     accepted(&gated("[{ kind: shim }]"));
     let told = problems(&gated(&format!("[{{ {DNS} }}]")));
     assert!(told.iter().any(|told| told.message.contains("gate.kind: shim` has no")), "{told:?}");
+}
+
+#[test]
+fn a_build_that_lacks_pods_or_a_broker_says_so_where_the_file_asks_for_them() {
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("c.yaml");
+    let text = found_by(
+        &format!("[{{ {DNS} }}, {{ {PODS} }}]"),
+        "events: { kind: nats, servers: ['nats://127.0.0.1:1'] }\n",
+    );
+    std::fs::write(&file, text).unwrap();
+    assert!(splitrail_config::load(&file, Parts::ALL).is_ok());
+    let lacking = |parts| {
+        let problems = splitrail_config::load(&file, parts).unwrap_err();
+        let [problem] = problems.as_slice() else { panic!("{problems}") };
+        (problem.line, problem.to_string())
+    };
+    let (line, told) = lacking(Parts { kubernetes: false, ..Parts::ALL });
+    assert_eq!(line, 5);
+    assert!(
+        told.contains("`models[0].discovery[1].kind: kubernetes` is not part of this build"),
+        "{told}"
+    );
+    assert!(told.contains("--features kubernetes"), "{told}");
+    let (line, told) = lacking(Parts { nats: false, ..Parts::ALL });
+    assert_eq!(line, 6);
+    assert!(told.contains("`events.kind: nats`") && told.contains("--features nats"), "{told}");
 }

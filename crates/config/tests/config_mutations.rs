@@ -130,7 +130,7 @@ proptest! {
         }
         let mut file = tempfile::NamedTempFile::new().unwrap();
         file.write_all(&bytes).unwrap();
-        if let Err(problems) = splitrail_config::load(file.path()) {
+        if let Err(problems) = splitrail_config::load(file.path(), splitrail_config::Parts::ALL) {
             prop_assert!(!problems.as_slice().is_empty());
             let told = problems.to_string();
             prop_assert!(told.starts_with(&format!("{}:", file.path().display())), "{told}");

@@ -185,8 +185,8 @@ fn messages_are_short_and_hold_no_control_characters() {
 
 #[test]
 fn files_are_read_from_their_own_folder() {
-    let loaded =
-        splitrail_config::load(&folder().join("valid.yaml")).unwrap_or_else(|p| panic!("{p}"));
+    let loaded = splitrail_config::load(&folder().join("valid.yaml"), splitrail_config::Parts::ALL)
+        .unwrap_or_else(|p| panic!("{p}"));
     let splitrail_config::TokenizerConfig::Huggingface(splitrail_config::HuggingfaceTokenizer {
         path,
         ..
@@ -205,18 +205,20 @@ fn files_are_read_from_their_own_folder() {
 fn files_that_cannot_be_read_are_problems_too() {
     let folder = tempfile::tempdir().unwrap();
     let missing = folder.path().join("missing.yaml");
-    let told = splitrail_config::load(&missing).unwrap_err().to_string();
+    let told =
+        splitrail_config::load(&missing, splitrail_config::Parts::ALL).unwrap_err().to_string();
     assert!(told.starts_with(&format!("{}:1:1: the file cannot be read", missing.display())));
 
     let latin = folder.path().join("latin.yaml");
     std::fs::write(&latin, b"listen: {}\n# caf\xe9\n").unwrap();
-    let told = splitrail_config::load(&latin).unwrap_err().to_string();
+    let told =
+        splitrail_config::load(&latin, splitrail_config::Parts::ALL).unwrap_err().to_string();
     assert!(told.starts_with(&format!("{}:2:6: here is a byte", latin.display())), "{told}");
 
     let large = folder.path().join("large.yaml");
     std::fs::write(&large, vec![b'#'; (4 << 20) + 1]).unwrap();
     assert!(
-        splitrail_config::load(&large)
+        splitrail_config::load(&large, splitrail_config::Parts::ALL)
             .unwrap_err()
             .to_string()
             .contains("larger than 4194304 bytes")

@@ -10,6 +10,7 @@ mod credentials;
 mod greet;
 mod inbound;
 mod line;
+#[cfg(feature = "nats")]
 mod plane;
 mod seats;
 mod session;
@@ -44,7 +45,7 @@ use inbound::Inbound;
 use seats::{Newcomer, Outbound, Seated, Seats};
 use session::Session;
 use splitrail_api::text::random_id;
-use splitrail_config::model::{ClientWorkers, Events, FleetConfig};
+use splitrail_config::model::{ClientWorkers, Events, FleetConfig, NatsEvents};
 use tls::Certificates;
 
 /// Longest message of a shim, in bytes: theirs tell of some thousands of blocks each.
@@ -105,7 +106,7 @@ impl FleetDoor {
         });
         let mut serving = JoinSet::new();
         if let Events::Nats(events) = events {
-            lock(&tasks).spawn(plane::run(Arc::clone(&house), events));
+            follow_plane(&house, &tasks, events)?;
         }
         if let Some(listener) = listener {
             serving.spawn(serve(house, Arc::clone(&tasks), listener)?);
@@ -123,6 +124,19 @@ impl FleetDoor {
         };
         let _in_time = tokio::time::timeout(LAST_WORDS, ended).await;
     }
+}
+
+/// Begins to follow what shims report over the event plane.
+#[cfg(feature = "nats")]
+fn follow_plane(house: &Arc<House>, tasks: &Tasks, events: NatsEvents) -> io::Result<()> {
+    lock(tasks).spawn(plane::run(Arc::clone(house), events));
+    Ok(())
+}
+
+/// The configuration's check refuses an event plane that this build lacks.
+#[cfg(not(feature = "nats"))]
+fn follow_plane(_house: &Arc<House>, _tasks: &Tasks, _events: NatsEvents) -> io::Result<()> {
+    Err(io::Error::other("the event plane is not part of this build"))
 }
 
 /// Serves shims that connect.

@@ -44,6 +44,12 @@ pub mod waiting;
 pub mod witness;
 pub mod worker;
 
+use splitrail_config::Parts;
+
+/// The parts that this build has.
+pub const PARTS: Parts =
+    Parts { kubernetes: cfg!(feature = "kubernetes"), nats: cfg!(feature = "nats") };
+
 pub use booking::{Booked, Booking};
 pub use bootstrap::Bootstrap;
 pub use claims::Source;

@@ -80,7 +80,7 @@ pub(super) fn prepare(
     core: &Core,
     before: &Serving,
 ) -> Result<(Serving, Report), Refused> {
-    let loaded = splitrail_config::load(file)?;
+    let loaded = splitrail_config::load(file, splitrail_fleet::PARTS)?;
     let changes = changes(&before.config, &loaded.config);
     let fixed = changes.iter().filter_map(|change| {
         let keys: Vec<&str> = change.path.split('.').collect();

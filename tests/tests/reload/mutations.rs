@@ -82,7 +82,8 @@ async fn p23_a_mutated_file_is_taken_over_whole_or_changes_nothing() {
         let before = core.serving();
         let rosters: Vec<_> = before.models.iter().map(|served| served.pool.roster()).collect();
         let reply = cluster.reload(&yaml).await;
-        let (now, valid) = (core.serving(), splitrail_config::load(&file));
+        let (now, valid) =
+            (core.serving(), splitrail_config::load(&file, splitrail_config::Parts::ALL));
         if reply.status == 200 {
             taken += 1;
             let config = valid.expect("what is taken over is valid").config;

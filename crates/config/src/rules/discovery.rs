@@ -100,11 +100,6 @@ fn dns(node: &Node, path: &str, report: &mut Report) {
 }
 
 fn kubernetes(node: &Node, path: &str, base_dir: &Path, report: &mut Report) {
-    if !cfg!(feature = "kubernetes") {
-        let at = node.get("kind").unwrap_or(node).at;
-        let message = format!("`{path}.kind: kubernetes` is not part of this build");
-        report.error(at, message, "build with `--features kubernetes`");
-    }
     if let Some((selector, at)) =
         node.get("selector").and_then(|node| Some((node.text()?, node.at)))
         && !selector.is_empty()

@@ -1,0 +1,41 @@
+//! Parts of a program that not every build has, and the check that a configuration needs no other.
+
+use crate::problem::Report;
+use crate::tree::Node;
+
+/// The parts that a build of the program may lack. Each is a feature of cargo.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Parts {
+    /// Workers from pods (`discovery: [{ kind: kubernetes }]`).
+    pub kubernetes: bool,
+    /// The event plane (`events: { kind: nats }`).
+    pub nats: bool,
+}
+
+impl Parts {
+    /// A build with everything.
+    pub const ALL: Self = Self { kubernetes: true, nats: true };
+
+    /// Reports what the file asks for and the build lacks.
+    pub(crate) fn check(self, root: &Node, report: &mut Report) {
+        let models = root.get("models").map(Node::items).unwrap_or_default();
+        for (model, node) in models.iter().enumerate() {
+            let sources = node.get("discovery").map(Node::items).unwrap_or_default();
+            for (source, node) in sources.iter().enumerate() {
+                let key = format!("models[{model}].discovery[{source}].kind");
+                lacking(self.kubernetes, "kubernetes", &key, node.get("kind"), report);
+            }
+        }
+        let events = root.get("events").and_then(|events| events.get("kind"));
+        lacking(self.nats, "nats", "events.kind", events, report);
+    }
+}
+
+fn lacking(has: bool, part: &str, key: &str, kind: Option<&Node>, report: &mut Report) {
+    let Some(node) = kind else { return };
+    if !has && node.text() == Some(part) {
+        let message = format!("`{key}: {part}` is not part of this build");
+        let hint = format!("released programs have it; build with `--features {part}`");
+        report.error(node.at, message, &hint);
+    }
+}
