@@ -141,6 +141,7 @@ impl SnapshotParts {
     }
 
     /// The id of the mirror.
+    #[cfg(feature = "nats")]
     pub(crate) fn mirror_id(&self) -> &str {
         &self.snapshot.mirror_id
     }

@@ -10,7 +10,8 @@ use splitrail_proto::v1::{Capabilities, PlaneAsk, Welcome};
 use tokio::sync::watch;
 use tokio::time::{Instant, sleep, timeout_at};
 
-use super::{Config, PlaneSession};
+use super::config::Config;
+use super::session::PlaneSession;
 use crate::attach::IncompatibleRouter;
 use crate::mirror::{HashTerms, KeyedLogThrottle};
 

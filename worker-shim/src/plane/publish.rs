@@ -12,7 +12,7 @@ use splitrail_proto::v1::{Events, PlaneEvents};
 use tokio::sync::watch;
 use tokio::time::{Instant, sleep, timeout};
 
-use super::PlaneSession;
+use super::session::PlaneSession;
 use crate::mirror::{ChangePosition, KeyedLogThrottle};
 
 /// Size in bytes from which a message gets no further change. The last change may exceed it.

@@ -8,7 +8,7 @@ use splitrail_event_plane::names;
 use splitrail_proto::v1::{Bye, Load, PlaneReport};
 use tokio::time::Instant;
 
-use super::PlaneSession;
+use super::session::PlaneSession;
 use crate::attach::LoadReporter;
 
 /// Interval between two reports that include the worker's identity, unless a router asks.

@@ -9,7 +9,7 @@ use splitrail_event_plane::names;
 use splitrail_proto::v1::PlaneAsk;
 use tokio::time::sleep;
 
-use super::PlaneSession;
+use super::session::PlaneSession;
 
 /// Delay before subscribing again.
 const RESUBSCRIBE_DELAY: Duration = Duration::from_secs(1);

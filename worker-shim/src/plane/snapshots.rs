@@ -7,7 +7,7 @@ use splitrail_event_plane::names;
 use splitrail_event_plane::snapshot::{Label, Stored};
 use tokio::time::{Instant, sleep_until, timeout, timeout_at};
 
-use super::PlaneSession;
+use super::session::PlaneSession;
 use crate::mirror::{ChangePosition, KeyedLogThrottle, SnapshotParts};
 
 /// Minimum time between two snapshots, however many are requested.

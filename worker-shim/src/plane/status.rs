@@ -39,7 +39,10 @@ impl SharedPlaneStatus {
         let shown = self.shown.lock().unwrap_or_else(PoisonError::into_inner);
         PlaneStatus { connected, ..shown.clone() }
     }
+}
 
+#[cfg(feature = "nats")]
+impl SharedPlaneStatus {
     pub(super) fn update(&self, change: impl FnOnce(&mut PlaneStatus)) {
         change(&mut self.shown.lock().unwrap_or_else(PoisonError::into_inner));
     }

@@ -52,11 +52,12 @@ async fn follow_identity(inputs: &FollowerInputs, identity: &Identity) {
     let (mirror, leaving) = (inputs.mirror.clone(), inputs.leaving.clone());
     let reporting = async {
         match &inputs.plane {
+            #[cfg(feature = "nats")]
             Some(plane) => {
                 let config = plane::Config { model: identity.model.clone(), ..plane.clone() };
                 plane::run(config, mirror, capabilities, load, leaving).await;
             }
-            None => attach::run(config, mirror, capabilities, load, leaving).await,
+            _ => attach::run(config, mirror, capabilities, load, leaving).await,
         }
     };
     tokio::join!(inputs.mirror.follow(sources), reporting);

@@ -6,6 +6,7 @@ use tokio::sync::{mpsc, watch};
 use tonic::{Status, Streaming};
 
 /// Where they come from.
+#[cfg_attr(not(feature = "nats"), expect(dead_code, reason = "only the event plane makes these"))]
 pub(super) enum Inbound {
     /// Its own stream.
     Stream(Box<Streaming<v1::AttachRequest>>),
@@ -21,6 +22,7 @@ pub(super) struct Relayed {
 }
 
 /// What is said.
+#[cfg_attr(not(feature = "nats"), expect(dead_code, reason = "only the event plane makes these"))]
 pub(super) enum Said {
     /// As on a stream; none if only a later version knows.
     Message(Option<Box<Message>>),
