@@ -5,6 +5,8 @@
 //! of workers that hold it. The *names* are what events write: per worker, from the
 //! engine's hashes to places in the forest. See `kv/README.md` for the layout.
 
+mod applied;
+mod apply;
 mod aside;
 mod chain;
 mod check;
@@ -17,6 +19,7 @@ mod heads;
 mod holders;
 #[cfg(all(test, not(loom)))]
 mod interleaved;
+mod join;
 mod line;
 #[cfg(all(test, loom))]
 mod model_check;
@@ -33,19 +36,22 @@ mod snapshot;
 mod store;
 mod strips;
 mod sync;
+mod trace;
 mod words;
 mod worker;
+mod worker_key;
 
 use std::collections::BTreeMap;
-use std::fmt;
 use std::sync::Arc;
 
+pub use self::applied::{Applied, HashedBlock};
 pub use self::frozen::Frozen;
 pub use self::observe::Change;
 pub use self::overlaps::{Overlap, Overlaps};
 pub use self::reader::IndexReader;
 pub use self::restore::Restore;
 pub use self::snapshot::{Named, RunNames, SnapshotRun};
+pub use self::worker_key::WorkerKey;
 
 use self::forest::Forest;
 use self::names::NAMES_MAX;
@@ -54,22 +60,6 @@ use self::run::SLOTS_MAX;
 use self::worker::Worker;
 use crate::event::{EngineHash, StoredBlock, Tier};
 use crate::hash::{BlockHash, BlockHasher, HashSeed, Namespace};
-
-/// A worker as the index sees it: one cache. The ranks of a data-parallel
-/// engine have a cache each, so each is a worker of its own.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub struct WorkerKey {
-    /// The worker's number in the fleet.
-    pub worker: u32,
-    /// Its data-parallel rank; 0 where there is only one.
-    pub rank: u16,
-}
-
-impl fmt::Display for WorkerKey {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{}/{}", self.worker, self.rank)
-    }
-}
 
 /// What an index needs to know.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -83,60 +73,6 @@ pub struct IndexConfig {
     /// Bound on distinct engine hashes per worker and rank; more are not
     /// indexed. Above eight million it is taken as that.
     pub max_blocks_per_worker: usize,
-}
-
-/// A block whose chained hash is known.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct HashedBlock {
-    /// The engine's name for it.
-    pub engine: EngineHash,
-    /// Our own chained hash of it.
-    pub hash: BlockHash,
-}
-
-/// What became of an event, in blocks.
-///
-/// Of a [`KvEvent::Stored`](crate::KvEvent::Stored), each block is counted once among `stored`, `aside`,
-/// `orphaned`, `malformed` and `over_limit` (and among `stored` later, when it
-/// joins); of a [`KvEvent::Removed`](crate::KvEvent::Removed), each hash once among `removed`
-/// and `unknown`.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Applied {
-    /// Indexed, as new blocks or as further copies.
-    pub stored: usize,
-    /// Those of `stored` whose engine hash stood for other content before: a
-    /// sign that the worker restarted and nobody noticed.
-    pub replaced: usize,
-    /// Copies taken away; for [`KvEvent::Cleared`](crate::KvEvent::Cleared),
-    /// distinct blocks dropped.
-    pub removed: usize,
-    /// Stored under a parent that the worker is not known to hold (yet): kept
-    /// aside, not indexed.
-    pub aside: usize,
-    /// Not indexed: behind a malformed block of the same event, or dropped from
-    /// what was kept aside because that became too much.
-    pub orphaned: usize,
-    /// Removed without being held in that tier.
-    pub unknown: usize,
-    /// Not exactly one block size of tokens, or at odds with other blocks: not indexed.
-    pub malformed: usize,
-    /// Beyond [`IndexConfig::max_blocks_per_worker`], with all that follows in the
-    /// event: not indexed. The worker's overlap is a lower bound from here on,
-    /// until it is resynchronised.
-    pub over_limit: usize,
-}
-
-impl std::ops::AddAssign for Applied {
-    fn add_assign(&mut self, other: Self) {
-        self.stored += other.stored;
-        self.replaced += other.replaced;
-        self.removed += other.removed;
-        self.aside += other.aside;
-        self.orphaned += other.orphaned;
-        self.unknown += other.unknown;
-        self.malformed += other.malformed;
-        self.over_limit += other.over_limit;
-    }
 }
 
 /// The prefix index of one model; its writer. Readers are made by [`Index::reader`].

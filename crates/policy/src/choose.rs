@@ -6,6 +6,7 @@ use serde::Serialize;
 
 use crate::candidate::{Candidate, Leg, Query};
 use crate::coefficients::Coefficients;
+use crate::mix::mix;
 use crate::policy::Policy;
 use crate::predicted::{Load, Terms, terms};
 
@@ -185,14 +186,6 @@ fn spare_the_slow(eligible: &mut Vec<usize>, candidates: &[Candidate], largest: 
 fn even(draw: u64, worker: usize) -> f64 {
     let bits = mix(draw ^ (worker as u64 + 1).wrapping_mul(0x9e37_79b9_7f4a_7c15));
     (bits >> 11) as f64 / (1u64 << 53) as f64
-}
-
-/// The finalizer of SplitMix64: numbers that differ a little become numbers that have nothing
-/// in common.
-pub fn mix(mut bits: u64) -> u64 {
-    bits = (bits ^ (bits >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-    bits = (bits ^ (bits >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-    bits ^ (bits >> 31)
 }
 
 /// Keeps the live candidates that hold at least so many blocks; where none does, those

@@ -7,6 +7,7 @@
 mod candidate;
 mod choose;
 mod coefficients;
+mod mix;
 mod policy;
 mod predicted;
 
@@ -17,8 +18,9 @@ pub mod queue;
 pub mod threshold;
 
 pub use candidate::{Candidate, Leg, Query};
-pub use choose::{Choice, Veto, holders, mix, pick};
+pub use choose::{Choice, Veto, holders, pick};
 pub use coefficients::{Coefficients, nanoseconds};
+pub use mix::mix;
 pub use policy::Policy;
 pub use predicted::{Terms, extra_work_price};
 pub use published::Published;

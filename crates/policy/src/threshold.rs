@@ -38,8 +38,8 @@ use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use crate::candidate::{Candidate, Query};
-use crate::choose::mix;
 use crate::learn::{Evidence, Fit};
+use crate::mix::mix;
 use curve::Curve;
 use guard::Guard;
 

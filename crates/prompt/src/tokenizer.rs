@@ -8,6 +8,7 @@ mod compact;
 mod fast;
 mod file;
 mod files;
+mod load_error;
 mod memo;
 mod openings;
 mod pieces;
@@ -20,7 +21,7 @@ mod special;
 mod words;
 
 use std::collections::BTreeMap;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::thread;
 
 use serde_json::Value;
@@ -32,23 +33,12 @@ use crate::memory;
 use fast::{Example, Fast};
 use file::File;
 use files::Files;
+pub use load_error::LoadError;
 use rebuild::{Family, Finish};
 use select::Selected;
 use special::{Sources, Tokens};
 
 const REFUSAL: &str = "the engine's tokenizer class for this model is not reproduced";
-
-/// A model's tokenizer files could not be used.
-#[derive(Debug, thiserror::Error)]
-#[error("{}: {message} ({hint})", path.display())]
-pub struct LoadError {
-    /// The file in question.
-    pub path: PathBuf,
-    /// What went wrong.
-    pub message: String,
-    /// What to do about it.
-    pub hint: &'static str,
-}
 
 /// Text could not be tokenized. No variant carries the text.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]

@@ -4,7 +4,7 @@ use axum::response::{IntoResponse, Response};
 use http::{StatusCode, header};
 use serde_json::{Value, json};
 
-use crate::http::ask::Endpoint;
+use crate::http::endpoint::Endpoint;
 
 /// An error that a client gets to see.
 #[derive(Debug, Clone, thiserror::Error)]

@@ -4,6 +4,7 @@ pub(crate) mod ask;
 pub(crate) mod connection;
 mod control;
 mod embed;
+pub(crate) mod endpoint;
 mod metrics;
 mod named;
 mod rank;
@@ -31,8 +32,9 @@ use crate::events::Endpoints;
 use crate::faults::{FaultBoard, RequestFaults};
 use crate::record::RequestLog;
 use crate::tokenizer;
-use ask::{Endpoint, random_hex};
+use ask::random_hex;
 use connection::ConnectionControl;
+use endpoint::Endpoint;
 use reply::Answer;
 use shape::Shape;
 

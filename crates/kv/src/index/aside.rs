@@ -3,14 +3,12 @@
 
 use std::collections::VecDeque;
 
-use super::observe::Observer;
-use super::{Applied, Index, WorkerKey};
 use crate::event::{EngineHash, StoredBlock, Tier};
 
 /// Events that one worker can have waiting.
 const EVENTS_MAX: usize = 64;
 /// Blocks that one worker can have waiting, over all its events.
-const BLOCKS_MAX: usize = 4096;
+pub(super) const BLOCKS_MAX: usize = 4096;
 
 /// One worker's events that wait for their parent, oldest first.
 #[derive(Debug, Default)]
@@ -19,13 +17,14 @@ pub(super) struct Aside {
     blocks: usize,
 }
 
+/// An event that waits for its parent.
 #[derive(Debug)]
-struct Waiting {
-    parent: EngineHash,
-    blocks: Vec<StoredBlock>,
-    tier: Tier,
+pub(super) struct Waiting {
+    pub(super) parent: EngineHash,
+    pub(super) blocks: Vec<StoredBlock>,
+    pub(super) tier: Tier,
     /// Copies that were removed meanwhile; no more than there are blocks.
-    removed: Vec<EngineHash>,
+    pub(super) removed: Vec<EngineHash>,
 }
 
 impl Aside {
@@ -34,7 +33,7 @@ impl Aside {
     }
 
     /// Keeps an event; says how many blocks had to go for it.
-    fn keep(&mut self, waiting: Waiting) -> usize {
+    pub(super) fn keep(&mut self, waiting: Waiting) -> usize {
         self.blocks += waiting.blocks.len();
         self.waiting.push_back(waiting);
         let mut dropped = 0;
@@ -47,7 +46,7 @@ impl Aside {
     }
 
     /// Takes out an event whose parent is `known`.
-    fn take(&mut self, known: impl Fn(EngineHash) -> bool) -> Option<Waiting> {
+    pub(super) fn take(&mut self, known: impl Fn(EngineHash) -> bool) -> Option<Waiting> {
         let at = self.waiting.iter().position(|waiting| known(waiting.parent))?;
         let waiting = self.waiting.remove(at)?;
         self.blocks -= waiting.blocks.len();
@@ -73,58 +72,5 @@ impl Aside {
             waiting.blocks.iter().map(|b| size_of_val(b) + b.tokens.len() * 4).sum::<usize>()
         };
         self.waiting.iter().map(tokens).sum()
-    }
-}
-
-impl Index {
-    /// Keeps blocks whose parent the worker is not known to hold.
-    pub(super) fn keep_aside(
-        &mut self,
-        worker: WorkerKey,
-        parent: Option<EngineHash>,
-        blocks: &[StoredBlock],
-        tier: Tier,
-    ) -> Applied {
-        let all = blocks.len();
-        let (Some(parent), 1..=BLOCKS_MAX) = (parent, all) else {
-            return Applied { orphaned: all, ..Applied::default() };
-        };
-        if self.admit(worker).is_none() {
-            return Applied { over_limit: all, ..Applied::default() };
-        }
-        let Some(worker) = self.workers.get_mut(&worker) else {
-            return Applied::default();
-        };
-        // What can never be stored waits without its tokens, of which there is no bound.
-        let whole = self.config.block_size as usize;
-        let kept = blocks.iter().map(|block| match block.tokens.len() == whole {
-            true => block.clone(),
-            false => StoredBlock { tokens: Vec::new(), ..*block },
-        });
-        let blocks = kept.collect();
-        let orphaned = worker.aside.keep(Waiting { parent, blocks, tier, removed: Vec::new() });
-        Applied { aside: all, orphaned, ..Applied::default() }
-    }
-
-    /// Stores what has waited for blocks that are there now.
-    pub(super) fn join(&mut self, worker: WorkerKey, observer: &mut impl Observer) -> Applied {
-        let mut applied = Applied::default();
-        while let Some(known) = self.workers.get_mut(&worker) {
-            if known.aside.is_empty() {
-                break;
-            }
-            let names = &known.names;
-            let Some(waiting) = known.aside.take(|parent| names.find(parent.0).is_some()) else {
-                break;
-            };
-            let Waiting { parent, blocks, tier, removed } = waiting;
-            if let Some(before) = self.hash_of(worker, parent) {
-                let blocks = (&blocks[..], tier);
-                applied += self.store_tokens(worker, Some(parent), before, blocks, observer);
-            }
-            // They were counted when they were removed.
-            self.remove_telling(worker, &removed, tier, observer);
-        }
-        applied
     }
 }

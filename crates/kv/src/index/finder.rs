@@ -4,8 +4,6 @@
 //! Four bytes a slot: the strip's number below, bits of the hash above. Where in its strip
 //! a block is follows from how deep in its prompt it is, so nothing else need be kept.
 
-use super::strips::Place;
-
 const EMPTY: u32 = 0;
 /// A slot that had something: searches go on behind it.
 const GONE: u32 = 1;
@@ -109,54 +107,5 @@ impl Finder {
     fn slot(&self, hash: u64, strip: u32) -> u32 {
         let tag = (hash as u32).checked_shl(self.strip_bits).unwrap_or(0);
         tag | (strip + FIRST)
-    }
-}
-
-impl super::Index {
-    /// From now on [`Index::holds`](super::Index::holds) can be asked. Takes about eight
-    /// bytes for each block.
-    pub fn trace_blocks(&mut self) {
-        self.forest.strips.trace(&self.forest.words);
-    }
-
-    /// Whether a worker holds, in any tier, the block with this chained hash and all before
-    /// it, `blocks` of them altogether; no block is always held. False where there is no
-    /// block of that hash so far from its prompt's start, and where
-    /// [`Index::trace_blocks`](super::Index::trace_blocks) was not called.
-    ///
-    /// Takes as many steps as the prompt lies along runs.
-    pub fn holds(&self, worker: super::WorkerKey, blocks: u32, last: crate::BlockHash) -> bool {
-        let Some(deepest) = blocks.checked_sub(1) else {
-            return true;
-        };
-        let Some(slot) = self.workers.get(&worker).map(|worker| worker.slot) else {
-            return false;
-        };
-        let Some(mut place) = self.find_traced(deepest, last.0) else {
-            return false;
-        };
-        while let Some((run, at)) = self.forest.locate(place) {
-            if self.forest.beginning(run, slot) <= at {
-                return false;
-            }
-            match self.forest.meta(run).parent {
-                None => return true,
-                Some(before) => place = before,
-            }
-        }
-        false
-    }
-
-    /// The place of a block with so many others before it.
-    fn find_traced(&self, depth: u32, hash: u64) -> Option<Place> {
-        let strips = &self.forest.strips;
-        strips.traced(hash).find_map(|strip| {
-            let &(start, run) = strips.pieces(strip).first()?;
-            let offset = (depth + start).checked_sub(self.forest.meta(run).depth)?;
-            let place = Place { strip, offset };
-            let is_there =
-                offset < strips.len(strip) && strips.hash(&self.forest.words, place) == hash;
-            is_there.then_some(place)
-        })
     }
 }

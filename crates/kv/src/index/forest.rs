@@ -8,13 +8,13 @@
 
 use std::sync::Arc;
 
-use super::WorkerKey;
 use super::heads::Heads;
 use super::run::Run;
 use super::shared::{RUNS_PER_CHUNK, Shared, Slots, State};
 use super::strips::{Place, Strips, reserve_some};
 use super::sync::{AtomicU64, Ordering, Swapped};
 use super::words::{Allocator, CHUNK_WORDS, WORDS_MAX, capacity_of};
+use super::worker_key::WorkerKey;
 
 /// Longest strip, and so the longest run; a longer chain goes on in a child.
 pub(super) const STRIP_BLOCKS_MAX: usize = CHUNK_WORDS / 4;

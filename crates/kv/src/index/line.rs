@@ -78,7 +78,7 @@ mod sse2 {
         _mm_packs_epi32, _mm_set1_epi32, _mm_sll_epi32, _mm_srl_epi32,
     };
 
-    use super::LINE_SLOTS;
+    use crate::index::line::LINE_SLOTS;
 
     #[target_feature(enable = "sse2")]
     #[inline]

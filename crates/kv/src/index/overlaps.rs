@@ -2,8 +2,8 @@
 
 use std::sync::Arc;
 
-use super::WorkerKey;
 use super::shared::Slots;
+use super::worker_key::WorkerKey;
 use crate::event::Tier;
 
 /// How much of a prompt one worker holds.

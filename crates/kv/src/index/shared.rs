@@ -2,11 +2,11 @@
 
 use std::sync::Arc;
 
-use super::WorkerKey;
 use super::heads::Heads;
 use super::run::Run;
 use super::sync::{AtomicU64, Swapped};
 use super::words::Words;
+use super::worker_key::WorkerKey;
 
 /// Runs of one chunk.
 pub(super) const RUNS_PER_CHUNK: usize = if cfg!(loom) { 4 } else { 256 };

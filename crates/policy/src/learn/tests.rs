@@ -1,7 +1,7 @@
 //! Known truths are found, from wrong priors and through noise.
 
 use super::*;
-use crate::choose::mix;
+use crate::mix::mix;
 use proptest::prelude::*;
 
 const SECOND: u64 = 1_000_000_000;

@@ -2,14 +2,13 @@
 
 use super::Chosen;
 use crate::candidate::{Candidate, Query};
-use crate::choose;
 
 /// How much above its even share of requests a worker may be.
 const BOUND: f64 = 1.25;
 
 /// SplitMix64's output function of a state: one step, then the finalizer.
 fn mix(state: u64) -> u64 {
-    choose::mix(state.wrapping_add(0x9e37_79b9_7f4a_7c15))
+    crate::mix::mix(state.wrapping_add(0x9e37_79b9_7f4a_7c15))
 }
 
 /// The worker with the most weight; of equal ones the last.

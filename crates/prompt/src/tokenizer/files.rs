@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 
 use serde_json::{Map, Value};
 
-use super::LoadError;
+use super::load_error::LoadError;
 
 /// Model architectures whose chats vLLM encodes with code of its own instead
 /// of a template (`vllm/config/model.py`).

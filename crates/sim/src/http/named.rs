@@ -4,7 +4,7 @@
 use http::StatusCode;
 use serde_json::{Map, Value, json};
 
-use super::ask::Endpoint;
+use super::endpoint::Endpoint;
 use crate::config::SimConfig;
 use crate::error::ApiError;
 

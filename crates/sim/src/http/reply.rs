@@ -10,7 +10,8 @@ use futures_util::{StreamExt, stream};
 use http::{StatusCode, header};
 use serde_json::{Value, json};
 
-use super::ask::{Endpoint, InferenceRequest};
+use super::ask::InferenceRequest;
+use super::endpoint::Endpoint;
 use super::shape::{Choice, Shape, Usage};
 use crate::config::ThresholdReply;
 use crate::engine::Submission;

@@ -2,7 +2,7 @@
 
 use serde_json::{Value, json};
 
-use super::ask::Endpoint;
+use super::endpoint::Endpoint;
 use crate::config::{ThresholdReply, UsageReport};
 
 mod named;

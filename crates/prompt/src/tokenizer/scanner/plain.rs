@@ -16,9 +16,9 @@ const SCANNED_MIN_BYTES: usize = 64;
 
 /// Where some words end that stand one behind the other: a bit for each byte from there on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(in crate::tokenizer) struct Ends {
-    pub(in crate::tokenizer) from: u32,
-    pub(in crate::tokenizer) bits: u64,
+pub(crate) struct Ends {
+    pub(crate) from: u32,
+    pub(crate) bits: u64,
 }
 
 impl Iterator for Ends {
@@ -34,7 +34,7 @@ impl Iterator for Ends {
 
 /// Where the words of a text end, some at a time. If that is not said of all of the text, there is
 /// nothing to be said of it.
-pub(in crate::tokenizer) struct Words<'a> {
+pub(crate) struct Words<'a> {
     scanner: Scanner,
     text: &'a str,
     /// Where the next word begins, unless there are some in `scanned`.

@@ -3,7 +3,7 @@
 use bytes::Bytes;
 use serde_json::{Value, json};
 
-use super::super::ask::Endpoint;
+use super::super::endpoint::Endpoint;
 use super::{Choice, Shape, Usage};
 use crate::config::UsageReport;
 

@@ -1,0 +1,78 @@
+//! Applies the events of workers.
+
+use super::observe::{Change, Nobody, Observer, Told};
+use super::{Applied, Index, WorkerKey};
+use crate::event::{EngineHash, KvEvent, Tier};
+
+impl Index {
+    /// Applies one event of a worker. Events must come in the worker's order;
+    /// after a gap, clear the worker and start from a snapshot or a replay.
+    pub fn apply(&mut self, worker: WorkerKey, event: &KvEvent) -> Applied {
+        self.apply_telling(worker, event, &mut Nobody)
+    }
+
+    /// The same, and tells what was changed: neither what waits for its parent, nor what is
+    /// beyond a bound or makes no sense; what has waited, when it joins.
+    pub fn apply_observed(
+        &mut self,
+        worker: WorkerKey,
+        event: &KvEvent,
+        tell: &mut impl FnMut(Change<'_>),
+    ) -> Applied {
+        self.apply_telling(worker, event, &mut Told(tell))
+    }
+
+    fn apply_telling(
+        &mut self,
+        worker: WorkerKey,
+        event: &KvEvent,
+        observer: &mut impl Observer,
+    ) -> Applied {
+        match event {
+            KvEvent::Stored { parent, blocks, adapter, salt, tier } => {
+                let before = match parent {
+                    None => Some(self.root(salt.as_deref(), adapter.as_deref())),
+                    Some(parent) => self.hash_of(worker, *parent),
+                };
+                let mut applied = match before {
+                    Some(before) => {
+                        self.store_tokens(worker, *parent, before, (blocks, *tier), observer)
+                    }
+                    None => self.keep_aside(worker, *parent, blocks, *tier),
+                };
+                applied += self.join(worker, observer);
+                applied
+            }
+            KvEvent::Removed { hashes, tier } => {
+                self.remove_telling(worker, hashes, *tier, observer)
+            }
+            KvEvent::Cleared => {
+                let removed = self.clear_worker(worker);
+                if removed > 0 {
+                    observer.see(Change::Cleared);
+                }
+                Applied { removed, ..Applied::default() }
+            }
+        }
+    }
+
+    /// [`Index::remove`], telling which names had a copy to take. What only waited for its
+    /// parent was never told of.
+    pub(super) fn remove_telling<O: Observer>(
+        &mut self,
+        worker: WorkerKey,
+        hashes: &[EngineHash],
+        tier: Tier,
+        observer: &mut O,
+    ) -> Applied {
+        if !O::LISTENS {
+            return self.remove(worker, hashes, tier);
+        }
+        let mut names = Vec::with_capacity(hashes.len());
+        let applied = self.remove_each(worker, hashes, tier, |name| names.push(name));
+        if !names.is_empty() {
+            observer.see(Change::Removed { names: &names, tier });
+        }
+        applied
+    }
+}

@@ -1,0 +1,59 @@
+//! Stores blocks whose parent comes after them: keeps them aside, and joins them later.
+
+use super::aside::{BLOCKS_MAX, Waiting};
+use super::observe::Observer;
+use super::{Applied, Index, WorkerKey};
+use crate::event::{EngineHash, StoredBlock, Tier};
+
+impl Index {
+    /// Keeps blocks whose parent the worker is not known to hold.
+    pub(super) fn keep_aside(
+        &mut self,
+        worker: WorkerKey,
+        parent: Option<EngineHash>,
+        blocks: &[StoredBlock],
+        tier: Tier,
+    ) -> Applied {
+        let all = blocks.len();
+        let (Some(parent), 1..=BLOCKS_MAX) = (parent, all) else {
+            return Applied { orphaned: all, ..Applied::default() };
+        };
+        if self.admit(worker).is_none() {
+            return Applied { over_limit: all, ..Applied::default() };
+        }
+        let Some(worker) = self.workers.get_mut(&worker) else {
+            return Applied::default();
+        };
+        // What can never be stored waits without its tokens, of which there is no bound.
+        let whole = self.config.block_size as usize;
+        let kept = blocks.iter().map(|block| match block.tokens.len() == whole {
+            true => block.clone(),
+            false => StoredBlock { tokens: Vec::new(), ..*block },
+        });
+        let blocks = kept.collect();
+        let orphaned = worker.aside.keep(Waiting { parent, blocks, tier, removed: Vec::new() });
+        Applied { aside: all, orphaned, ..Applied::default() }
+    }
+
+    /// Stores what has waited for blocks that are there now.
+    pub(super) fn join(&mut self, worker: WorkerKey, observer: &mut impl Observer) -> Applied {
+        let mut applied = Applied::default();
+        while let Some(known) = self.workers.get_mut(&worker) {
+            if known.aside.is_empty() {
+                break;
+            }
+            let names = &known.names;
+            let Some(waiting) = known.aside.take(|parent| names.find(parent.0).is_some()) else {
+                break;
+            };
+            let Waiting { parent, blocks, tier, removed } = waiting;
+            if let Some(before) = self.hash_of(worker, parent) {
+                let blocks = (&blocks[..], tier);
+                applied += self.store_tokens(worker, Some(parent), before, blocks, observer);
+            }
+            // They were counted when they were removed.
+            self.remove_telling(worker, &removed, tier, observer);
+        }
+        applied
+    }
+}

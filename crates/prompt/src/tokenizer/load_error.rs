@@ -1,0 +1,15 @@
+//! Why a model's tokenizer cannot be loaded.
+
+use std::path::PathBuf;
+
+/// A model's tokenizer files could not be used.
+#[derive(Debug, thiserror::Error)]
+#[error("{}: {message} ({hint})", path.display())]
+pub struct LoadError {
+    /// The file in question.
+    pub path: PathBuf,
+    /// What went wrong.
+    pub message: String,
+    /// What to do about it.
+    pub hint: &'static str,
+}

@@ -1,0 +1,41 @@
+//! The inference endpoints.
+
+/// Which of the inference endpoints was asked.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Endpoint {
+    Chat,
+    Completions,
+    /// Token ids in, token ids out.
+    Generate,
+    Responses,
+    Messages,
+}
+
+impl Endpoint {
+    /// Where it is served.
+    pub(crate) fn path(self) -> &'static str {
+        match self {
+            Self::Chat => "/v1/chat/completions",
+            Self::Completions => "/v1/completions",
+            Self::Generate => "/inference/v1/generate",
+            Self::Responses => "/v1/responses",
+            Self::Messages => "/v1/messages",
+        }
+    }
+
+    /// What its request ids begin with.
+    pub(crate) fn id_prefix(self) -> &'static str {
+        match self {
+            // Messages are served as chats, down to their ids.
+            Self::Chat | Self::Messages => "chatcmpl",
+            Self::Completions => "cmpl",
+            Self::Generate => "generate-tokens",
+            Self::Responses => "resp",
+        }
+    }
+
+    /// Whether its requests are made chats of, and the events of its streams have names.
+    pub(crate) fn names_events(self) -> bool {
+        matches!(self, Self::Responses | Self::Messages)
+    }
+}
