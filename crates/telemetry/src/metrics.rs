@@ -1,7 +1,7 @@
-//! The metrics' names, types and labels. One registry per router.
+//! The names, types and labels of the metrics. There is one registry per router.
 //!
-//! `model` is always a configured name, or `none` where a request named no known
-//! model: a client's string is never a label.
+//! `model` is always a configured name, or `none` if a request named no known model: a client's
+//! string is never a label.
 
 use std::collections::BTreeSet;
 
@@ -18,7 +18,7 @@ const SECONDS: [f64; 18] = [
     0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 20.0, 30.0, 60.0,
     90.0, 120.0,
 ];
-/// Buckets of work inside the router, in seconds: 1 us to 1 s.
+/// Buckets of work inside the router, in seconds: 1 us to 10 s.
 const FINE_SECONDS: [f64; 14] = [
     0.000_001, 0.000_005, 0.000_01, 0.000_05, 0.000_1, 0.000_5, 0.001, 0.005, 0.01, 0.05, 0.1, 0.5,
     1.0, 10.0,
@@ -37,10 +37,10 @@ macro_rules! metrics {
         }
 
         impl Metrics {
-            /// Registers them all.
+            /// Registers all metrics.
             ///
             /// # Errors
-            /// If two have one name, which a test excludes.
+            /// If two metrics have the same name, which a test excludes.
             pub fn new() -> Result<Self, prometheus::Error> {
                 let registry = Registry::new_custom(Some("splitrail".into()), None)?;
                 $(let $field = metrics!(@make $kind $([$buckets])? $name, concat!($($help),+).trim(), &[$($label),*])?;
@@ -48,7 +48,7 @@ macro_rules! metrics {
                 Ok(Self { registry, $($field),+ })
             }
 
-            /// Takes away the series of a worker that has left.
+            /// Removes the series of a worker that has left.
             pub fn forget_worker(&self, model: &str, worker: &str) {
                 $(forget_series(&self.$field, &[$($label),*], model, worker);)+
             }
@@ -68,168 +68,168 @@ macro_rules! metrics {
 }
 
 metrics! {
-    /// Requests that ended.
+    /// Requests that have ended.
     requests: IntCounterVec("requests_total"; "model", "endpoint", "flow", "outcome");
-    /// Requests that clients wait for.
+    /// Requests in flight.
     requests_in_flight: IntGaugeVec("requests_in_flight"; "model");
-    /// Bytes of memory that requests hold now, as charged to `limits.request_memory_max_bytes`.
+    /// Memory that requests hold, in bytes, as charged to `limits.request_memory_max_bytes`.
     request_memory: IntGaugeVec("request_memory_bytes";);
-    /// From a request's arrival to the first event of its answer.
+    /// Time from the arrival of a request to the first event of its reply.
     ttft: HistogramVec[SECONDS]("ttft_seconds"; "model", "flow");
-    /// Between two events of a stream.
+    /// Time between two events of a stream.
     inter_token: HistogramVec[SECONDS]("inter_token_seconds"; "model", "flow");
-    /// From a request's arrival to the end of its answer.
+    /// Time from the arrival of a request to the end of its reply.
     request: HistogramVec[SECONDS]("request_seconds"; "model", "flow");
-    /// Time in each stage of a request: tokenize, match, pick, decode_try, prefill, first_token.
+    /// Time in each stage of a request: admit, tokenize, match, pick, decode_try, prefill, first_token.
     stage: HistogramVec[FINE_SECONDS]("stage_seconds"; "model", "stage");
     /// Whether there is a connection to the broker of the event plane.
     broker_connected: IntGaugeVec("broker_connected"; );
-    /// Messages of shims that came over the event plane: events or reports.
+    /// Messages of shims that were received over the event plane: events or reports.
     plane_messages: IntCounterVec("plane_messages_total"; "model", "kind");
-    /// Messages that were not taken: spoofed (of another worker than it is said to be of),
-    /// nonsense, terms (blocks are hashed otherwise) or full.
+    /// Messages of the event plane that were refused: spoofed (the message names another worker
+    /// than its subject), occupied (another process speaks for the worker), nonsense (malformed),
+    /// terms (blocks are hashed differently) or full.
     plane_refused: IntCounterVec("plane_refused_total"; "model", "reason");
-    /// Snapshots over the event plane: applied, asked (of a shim) or failed.
+    /// Snapshots over the event plane: applied, asked (requested from a shim) or failed.
     plane_snapshots: IntCounterVec("plane_snapshots_total"; "model", "result");
-    /// Messages that wait in the model's stream to be read by this router.
+    /// Messages in the model's stream that this router has not read yet.
     plane_pending: IntGaugeVec("plane_pending_messages"; "model");
     /// Prompt tokens of completed requests by leg and source. Never sum over legs.
     prompt_tokens: IntCounterVec("prompt_tokens_total"; "model", "leg", "source", "tier");
-    /// Prompt tokens of completed requests, each prompt once: as clients are told.
+    /// Prompt tokens of completed requests as reported to clients, each prompt once.
     usage_prompt_tokens: IntCounterVec("usage_prompt_tokens_total"; "model");
     /// Generated tokens of completed requests.
     generation_tokens: IntCounterVec("generation_tokens_total"; "model");
-    /// Prompt tokens of attempts of which no answer came. No other count has them.
+    /// Prompt tokens of attempts whose result reached no client. No other count includes them.
     wasted_prompt_tokens: IntCounterVec("wasted_prompt_tokens_total"; "model", "reason");
-    /// Prompts whose length the engine counts otherwise than the router: another tokenizer,
+    /// Prompts whose length differs between engine and router, because of another tokenizer,
     /// template or engine flag.
     prompt_tokens_mismatch: IntCounterVec("prompt_tokens_mismatch_total"; "model");
-    /// Cached prompt tokens, by who said so.
+    /// Cached prompt tokens, by the source of the figure.
     cached_tokens: IntCounterVec("cached_tokens_total"; "model", "source");
-    /// Estimate against the engine's figure, absolute difference in blocks.
+    /// Absolute difference between the router's estimate and the engine's figure, in blocks.
     cached_tokens_error: HistogramVec[BLOCKS]("cached_tokens_error_blocks"; "model", "direction");
     /// Leading blocks that the chosen worker held.
     overlap_blocks: HistogramVec[BLOCKS]("overlap_blocks"; "model", "role");
-    /// Best candidate's overlap minus the chosen one's.
+    /// Overlap of the best candidate minus that of the chosen one, in blocks.
     overlap_blocks_lost: IntCounterVec("overlap_blocks_lost_total"; "model");
-    /// Blocks of the last while (`loss.window`) that could have been hits and were not, by reason: cold, evicted, diverted, stale, parity.
+    /// Blocks within `loss.window` that could have been cache hits and were not, by reason: cold, evicted, diverted, stale, parity.
     cache_loss_blocks: IntGaugeVec("cache_loss_blocks"; "model", "reason");
-    /// Blocks of the last while that were hits, and the best that its prompts allowed.
+    /// Blocks within `loss.window` that were cache hits, and the maximum that the prompts allowed.
     cache_hit_blocks: IntGaugeVec("cache_hit_blocks"; "model", "of");
-    /// Requests that wait here for a worker (`queue`).
+    /// Requests that wait in the router's `queue` for a worker.
     queue_depth: IntGaugeVec("queue_depth"; "model");
-    /// Choices that the policy beside the first would have made in the same way, or otherwise.
+    /// Decisions of the shadow policy, by whether its choice was the same as that of the policy.
     shadow_decisions: IntCounterVec("shadow_decisions_total"; "model", "leg", "choice");
-    /// Predicted seconds to the first token by which one of the two policies would have been better, where they chose otherwise.
+    /// Predicted seconds to the first token by which the policy or the shadow policy would have been better, if their choices differed.
     shadow_seconds: CounterVec("shadow_predicted_seconds_total"; "model", "leg", "better");
-    /// Moving average of the estimate's error on one worker, in blocks: too high or too low.
+    /// Moving average of the estimate's error for one worker, in blocks: too high or too low.
     worker_drift: GaugeVec("worker_cached_tokens_drift_blocks"; "model", "worker", "direction");
-    /// The share of the worker's overlap that does not count, since it was seen to find less than
-    /// the index promised.
+    /// The share of the worker's overlap that does not count, because the worker finds less in its
+    /// cache than the index says.
     worker_overlap_discount: GaugeVec("worker_overlap_discount"; "model", "worker");
-    /// Whether the worker takes part in KV routing: it agrees with the router on prompts and
-    /// blocks, as far as anybody can tell, and keeps what the index promises.
+    /// Whether the worker takes part in KV routing: 0 or 1. It does unless it is known to disagree
+    /// with the router on tokens or blocks, or finds much less than the index says.
     worker_kv_routing: IntGaugeVec("worker_kv_routing"; "model", "worker");
-    /// 1 for what came of asking the worker whether it agrees with the router on prompts and
-    /// blocks (ok, unknown, mismatch; pending: not asked yet), 0 for the others.
+    /// 1 for the current result of the worker's canary (ok, unknown, mismatch, or pending before
+    /// the first test), 0 for the other results.
     worker_parity: IntGaugeVec("worker_parity"; "model", "worker", "result");
-    /// Canary prompts, by what came of them, and why not `ok`.
+    /// Canaries, by result and by the cause of a result other than `ok`.
     canary: IntCounterVec("canary_total"; "model", "result", "cause");
-    /// Replies of engines that could tell a figure (usage, cached_tokens), and whether they did.
+    /// Replies of engines that could report a figure (usage, cached_tokens), and whether they did.
     engine_reports: IntCounterVec("engine_reports_total"; "model", "worker", "figure", "reported");
-    /// Records of ended requests for the ledger file: written, queue_full or write_failed.
+    /// Lines of the ledger file: written, queue_full or write_failed.
     ledger_records: IntCounterVec("ledger_records_total"; "result");
-    /// Lines for the record file: written, queue_full or write_failed.
+    /// Lines of the record file: written, queue_full or write_failed.
     record_lines: IntCounterVec("record_lines_total"; "result");
     /// Completed requests with and without cached tokens.
     prefix_cache_requests: IntCounterVec("prefix_cache_requests_total"; "model", "result");
-    /// Requests of P/D models that were prefilled where they are decoded.
+    /// Requests of P/D models that were prefilled by their decode worker.
     local_prefills: IntCounterVec("local_prefills_total"; "model", "reason");
-    /// Prompts for which decode was to be tried first, by who decided and what came of it.
+    /// Prompts in decode-first, by the gate that decided and the outcome.
     decode_first: IntCounterVec("decode_first_total"; "model", "gate", "outcome");
-    /// The share of a prompt that decode workers must hold where a request names none.
+    /// The cache hit threshold of requests that set none.
     cache_hit_threshold: GaugeVec("cache_hit_threshold_ratio"; "model");
-    /// How much of what was at stake that share decides rightly, from 0 to 1; 1 where it is configured.
+    /// How well one threshold separates local from remote prefills, from 0 to 1; 1 for a configured threshold.
     threshold_confidence: GaugeVec("cache_hit_threshold_confidence_ratio"; "model");
-    /// Further attempts.
+    /// Retries of legs.
     retries: IntCounterVec("retries_total"; "model", "leg", "reason");
-    /// Further attempts that were not made: the model's budget for them was spent.
+    /// Retries that were not made because the model's retry budget was exhausted.
     retries_refused: IntCounterVec("retries_refused_total"; "model", "leg");
-    /// Requests that were sent once more to the same worker on a new connection: the kept one had
-    /// ended as they were written to it.
+    /// Requests that were sent again to the same worker on a new connection, because the kept
+    /// connection was closed while they were written.
     resent_requests: IntCounterVec("resent_requests_total"; "model", "worker");
-    /// Answers of an engine that were for another request, as their id shows: they were dropped
-    /// with their connection. An engine, or a proxy before it, sends what was not asked for.
+    /// Replies of an engine whose id belongs to another request. They were dropped and their
+    /// connection closed. The engine, or a proxy in front of it, mixes up replies.
     foreign_answers: IntCounterVec("foreign_answers_total"; "model", "worker");
-    /// Answers whose decode worker was lost in mid-stream and that could have gone on exactly:
-    /// resumed on another worker, or lost.
+    /// Replies that lost their decode worker and could be continued exactly: resumed on another
+    /// worker, or lost.
     migrations: IntCounterVec("migrations_total"; "model", "outcome");
-    /// Hand-offs that nobody was going to use: fetched by a request for one token, so that their
-    /// blocks are freed; failed at that; or left to the end of their lease.
+    /// Unused hand-offs: fetched by a request for one token, so that their blocks are freed;
+    /// failed to be fetched; or left until their lease ends.
     hand_offs_released: IntCounterVec("hand_offs_released_total"; "model", "outcome");
     /// Open connections of clients.
     connections: IntGaugeVec("connections"; "listener");
-    /// Connections that the router closed, and HTTP/2 streams that it reset (`stream_*`), for
-    /// what the client did or did not do.
+    /// Connections that the router closed, and HTTP/2 streams that it reset (`stream_*`), because
+    /// of the client's behaviour.
     connections_cut: IntCounterVec("connections_cut_total"; "listener", "reason");
-    /// Requests refused for load.
+    /// Requests that were refused because of load.
     shed: IntCounterVec("shed_total"; "model", "reason");
-    /// Fields that were removed from requests, since engines are not to be sent them: only the
-    /// router may set them (`router_only`), they steer the engine (`steers`), or neither the API
-    /// nor an engine is known to have them there (`unknown`).
+    /// Fields that were removed from requests: only the router may set them (`router_only`), they
+    /// control the engine (`steers`), or they are not known at this endpoint (`unknown`).
     removed_fields: IntCounterVec("removed_fields_total"; "model", "reason");
-    /// Prompts whose tokens the router cannot know.
+    /// Prompts whose tokens the router cannot compute.
     prompts_unknown: IntCounterVec("prompts_unknown_total"; "model", "reason");
-    /// Workers that a source found last; a source that cannot be reached keeps its figure.
+    /// Workers that a discovery source found last. The value stays while the source cannot be reached.
     discovery_workers: IntGaugeVec("discovery_workers"; "model", "source");
-    /// Faults of a source: it could not be reached, refused, or said nothing of use.
+    /// Errors of a discovery source: it could not be reached, refused, or returned nothing usable.
     discovery_errors: IntCounterVec("discovery_errors_total"; "model", "source");
-    /// Whether the worker answered last time.
+    /// Whether the worker answered the last probe: 0 or 1.
     worker_up: IntGaugeVec("worker_up"; "model", "worker", "role");
-    /// Where the worker is in its life: 1 for one state, 0 for the others.
+    /// The state of the worker: 1 for the current state, 0 for the others.
     worker_state: IntGaugeVec("worker_state"; "model", "worker", "state");
-    /// Changes of workers' states.
+    /// Changes of the worker's state.
     worker_transitions: IntCounterVec("worker_transitions_total"; "model", "worker", "from", "to");
-    /// Whether the worker is left alone because it failed a leg too often (leg `tokenizer`: what needs no model).
+    /// Whether the circuit breaker of a leg is open: 0 or 1 (leg `tokenizer`: requests that need no model).
     worker_breaker_open: IntGaugeVec("worker_breaker_open"; "model", "worker", "role", "leg");
-    /// Requests that the router has on the worker.
+    /// Requests of this router on the worker.
     worker_requests: IntGaugeVec("worker_requests"; "model", "worker", "role");
-    /// Prompt tokens booked on the worker and not yet computed.
+    /// Prompt tokens that are booked on the worker and not computed yet.
     worker_prefill_tokens: IntGaugeVec("worker_prefill_tokens"; "model", "worker", "role");
-    /// The worker's KV blocks by its own report.
+    /// KV blocks of the worker as the worker reports them.
     worker_kv_blocks: GaugeVec("worker_kv_blocks"; "model", "worker", "role", "state");
-    /// Shims that are attached.
+    /// Attached shims.
     attached_workers: IntGaugeVec("attached_workers"; "model");
-    /// Calls of shims: attached, resumed (with what was known before), or why they were
-    /// turned away.
+    /// Attach calls of shims: attached, resumed (with the earlier index), or the reason of the
+    /// refusal.
     attach: IntCounterVec("attach_total"; "result");
-    /// Whether the worker's KV events come in, so that its overlap is believed.
+    /// Whether the worker's KV events arrive, so that its overlap is used: 0 or 1.
     index_events_current: IntGaugeVec("index_events_current"; "model", "worker");
-    /// Whether the index lacks blocks of the worker that were beyond its bound; it is made anew once they may fit.
+    /// Whether the index lacks blocks of the worker that exceeded its limit: 0 or 1. The index is rebuilt once they may fit.
     index_truncated: IntGaugeVec("index_truncated"; "model", "worker");
-    /// Distinct blocks that the index holds.
+    /// Distinct blocks of the worker in the index.
     index_blocks: IntGaugeVec("index_blocks"; "model", "worker", "tier");
-    /// Blocks that a worker is assumed to hold because they were sent there lately (kind
-    /// `speculative`), or computed there while no events told (`approximate`): never part of
-    /// `index_blocks` or of an overlap.
+    /// Blocks in the speculative index: recently sent to the worker (kind `speculative`), or
+    /// computed there without events (`approximate`). Never part of `index_blocks` or of an
+    /// overlap.
     index_assumed_blocks: IntGaugeVec("index_assumed_blocks"; "model", "worker", "kind");
-    /// KV events applied.
+    /// KV events that were applied.
     index_events: IntCounterVec("index_events_total"; "model", "worker");
-    /// Gaps in a worker's live events, filled by a replay or not.
+    /// Gaps in the worker's KV events, whether or not a replay filled them.
     index_gaps: IntCounterVec("index_gaps_total"; "model", "worker");
-    /// Times that a worker's part of the index was dropped and rebuilt.
+    /// How often the worker's part of the index was dropped and rebuilt.
     index_resyncs: IntCounterVec("index_resyncs_total"; "model", "worker", "reason");
-    /// Blocks (of reasons `garbage` and `rank`: events) that could not be indexed.
+    /// Blocks that could not be indexed (events for the reasons `garbage` and `rank`).
     index_rejected: IntCounterVec("index_rejected_total"; "model", "worker", "reason");
-    /// From an event's creation in the engine to its presence in the index.
+    /// Time from the creation of an event in the engine to its presence in the index.
     index_event_lag: HistogramVec[SECONDS]("index_event_lag_seconds"; "model", "worker");
-    /// Attempts to read the configuration again: changed, unchanged or refused.
+    /// Reloads of the configuration: changed, unchanged or refused.
     reloads: IntCounterVec("reloads_total"; "result");
-    /// A number of 48 bits for the running configuration: routers with the same one show the same.
+    /// A hash of 48 bits of the running configuration. Replicas with the same configuration show the same value.
     config_hash: IntGaugeVec("config_hash";);
-    /// When the running configuration was last read, or found to be the file's still, in seconds since 1970.
+    /// When the running configuration was last loaded, or confirmed by an unchanged file, in seconds since 1970.
     config_loaded: GaugeVec("config_last_reload_success_timestamp_seconds";);
-    /// 1, with the version as label.
+    /// Always 1; the version is the label.
     build_info: IntGaugeVec("build_info"; "version");
 }
 
@@ -244,9 +244,9 @@ fn forget_series<T: MetricVecBuilder>(
     if !labels.contains(&"worker") {
         return;
     }
-    // Where a worker has one series its labels are known, and nobody else's are looked at.
+    // If a worker has exactly one series, its labels are known and no other series is read.
     if labels == ["model", "worker"] {
-        // It may never have had it.
+        // The series may not exist.
         let _gone = metric.remove_label_values(&[model, worker]);
         return;
     }
@@ -258,7 +258,7 @@ fn forget_series<T: MetricVecBuilder>(
             };
             if value("model") == model && value("worker") == worker {
                 let values: Vec<_> = labels.iter().map(|name| value(name)).collect();
-                // Somebody else may have taken it away meanwhile.
+                // Another thread may have removed the series in the meantime.
                 let _gone = metric.remove_label_values(&values);
             }
         }
