@@ -47,57 +47,61 @@ pub use tokenizer::{ContentFormatConfig, HuggingfaceTokenizer, TokenizerConfig};
 #[derive(Clone, Debug, Deserialize, Serialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct Config {
-    /// Where the router listens.
+    /// The listeners of the router.
     #[serde(default)]
     pub listen: Listen,
     /// Seed of the block hashes; the same for all routers and shims of a cluster.
     #[serde(default)]
     pub hash_seed: u64,
-    /// Seed of the draws that break ties and drive `random` and `temperature`; set, a run
-    /// with the same requests in the same order draws the same. Left out, the system's entropy.
+    /// Seed of the random numbers that break ties and are used by `random` and `temperature`. With a
+    /// seed, the same requests in the same order get the same numbers. Defaults to the system's
+    /// entropy.
     #[serde(default)]
     pub draw_seed: Option<u64>,
-    /// Bounds on what clients may ask for and on what the router holds.
+    /// Limits of what clients may request and of what the router holds.
     #[serde(default)]
     pub limits: Limits,
-    /// How shims attach, and where workers may be that the file does not name.
+    /// How shims attach, and the networks of workers that are not listed in the file.
     #[serde(default)]
     pub fleet: FleetConfig,
-    /// How shims' words come to this router.
+    /// How the reports of shims reach this router.
     #[serde(default)]
     pub events: Events,
-    /// What is written down of requests that have ended.
+    /// The ledger: the account of the tokens of each request.
     #[serde(default)]
     pub ledger: Ledger,
-    /// What is written down of decisions, for replay.
+    /// The record of decisions, for replay.
     #[serde(default)]
     pub record: RecordConfig,
-    /// The models that are served, one entry each.
+    /// The models that the router serves, one entry each.
     #[schemars(length(min = 1))]
     pub models: Vec<Model>,
 }
 
-/// Listening addresses, `IP:PORT`; port 0 takes any free port.
+/// Listening addresses, `IP:PORT`. Port 0 takes any free port.
 #[derive(Clone, Debug, Deserialize, Serialize, JsonSchema)]
 #[serde(deny_unknown_fields, default)]
 pub struct Listen {
-    /// The OpenAI HTTP front door.
+    /// The address for HTTP clients.
     #[schemars(with = "scalar::Address")]
     pub http: SocketAddr,
-    /// Host names (without ports) by which clients may call the HTTP front door; others get a 403,
-    /// on all paths but `/health` and `/ready`. Empty, any name is taken. A list protects against
-    /// web pages whose own name is made to lead to this router (DNS rebinding).
+    /// Host names (without ports) with which clients may address the HTTP listener. Requests with
+    /// other names get status 403 on all paths except `/health` and `/ready`. An empty list accepts
+    /// any name. A list protects against web pages whose own name resolves to this router (DNS
+    /// rebinding).
     pub http_hosts: Vec<String>,
-    /// The gRPC front door; left out, there is none.
+    /// The address for gRPC clients. Without it, there is no gRPC listener.
     #[schemars(with = "Option<scalar::Address>")]
     pub grpc: Option<SocketAddr>,
-    /// Whether the gRPC front door serves `Explain`, which shows other clients' load and which
-    /// prompts are cached. Only where no client but operators reaches that listener.
+    /// Whether the gRPC listener serves `Explain`, which shows the load of other clients and which
+    /// prompts are cached. Enable it only if operators alone can reach that listener.
     pub grpc_explain: bool,
-    /// Where shims attach; left out, none can. Never a public address.
+    /// The address at which shims attach. Without it, shims cannot attach. Never use a public
+    /// address.
     #[schemars(with = "Option<scalar::Address>")]
     pub fleet: Option<SocketAddr>,
-    /// Metrics, health, decisions, and an operator's changes. Keep it off public addresses.
+    /// The admin listener: metrics, health, decisions, and changes by operators. Never use a public
+    /// address.
     #[schemars(with = "scalar::Address")]
     pub admin: SocketAddr,
 }
@@ -115,17 +119,17 @@ impl Default for Listen {
     }
 }
 
-/// What is written down of requests that have ended.
+/// The ledger: the account of the tokens of each request.
 #[derive(Clone, Debug, Deserialize, Serialize, JsonSchema)]
 #[serde(deny_unknown_fields, default)]
 pub struct Ledger {
-    /// The file to which a line of JSON per request is appended, for billing: counts, sources
-    /// and workers, no content. Each router needs its own. Left out, there is none.
+    /// The ledger file, for billing. It gets one line of JSON per request with counts, sources and
+    /// workers, and no content. Each router needs its own file. Without a path, no file is written.
     pub path: Option<PathBuf>,
-    /// When the file makes room for a new one.
+    /// When the file is rotated.
     pub rotate: Rotate,
-    /// Between two log lines with each model's totals (requests, hits, tokens); only models
-    /// that had requests are named. `0s` writes none.
+    /// Interval of log lines with the totals of each model that had requests (requests, hits,
+    /// tokens). `0s` disables them.
     #[serde(deserialize_with = "scalar::duration", serialize_with = "scalar::duration_text")]
     #[schemars(with = "scalar::DurationText")]
     pub log_every: Duration,
@@ -137,18 +141,18 @@ impl Default for Ledger {
     }
 }
 
-/// What is written down of decisions, for replay.
+/// The record of decisions, for replay.
 #[derive(Clone, Debug, Deserialize, Serialize, JsonSchema)]
 #[serde(deny_unknown_fields, default)]
 pub struct RecordConfig {
-    /// The file to which a line of JSON per prompt is appended when its request has ended:
-    /// hashes of its blocks, figures and the decision, no content. `splitrail replay` reads it
-    /// as a trace. Each router needs its own. Left out, there is none.
+    /// The record file. It gets one line of JSON per prompt when the request has ended, with block
+    /// hashes, figures and the decision, and no content. `splitrail replay` reads it as a trace.
+    /// Each router needs its own file. Without a path, no file is written.
     pub path: Option<PathBuf>,
-    /// When the file makes room for a new one.
+    /// When the file is rotated.
     pub rotate: Rotate,
-    /// The share of requests that are written down, drawn one by one. A replay of a part finds
-    /// less to reuse than there was.
+    /// The share of requests that are recorded, chosen at random. A replay of a sample finds fewer
+    /// cache hits than the whole traffic.
     #[schemars(range(min = 0.0, max = 1.0))]
     pub sample: f64,
 }
@@ -159,14 +163,15 @@ impl Default for RecordConfig {
     }
 }
 
-/// When a file of lines makes room for a new one.
+/// Rotation of a file.
 #[derive(Clone, Copy, Debug, Deserialize, Serialize, JsonSchema)]
 #[serde(deny_unknown_fields, default)]
 pub struct Rotate {
-    /// Bytes after which the file is moved aside to `PATH.1`, and what was there to `PATH.2`.
+    /// Size in bytes from which the file is renamed to `PATH.1`, the former `PATH.1` to `PATH.2`,
+    /// and so on.
     #[schemars(range(min = 4096))]
     pub max_bytes: u64,
-    /// Files that are kept aside; the oldest one is deleted, with a warning in the log.
+    /// Number of rotated files that are kept. The oldest one is deleted with a warning in the log.
     #[schemars(range(min = 1, max = 10_000))]
     pub keep: u32,
 }
@@ -181,128 +186,129 @@ impl Default for Rotate {
 #[derive(Clone, Debug, Deserialize, Serialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct Model {
-    /// The name that the engines serve it under, and the metrics' `model` label.
+    /// The name under which the engines serve the model. It is also the label `model` of metrics.
     #[schemars(length(min = 1, max = 256))]
     pub name: String,
-    /// Other names that clients may use for it.
+    /// Other names that clients may use for the model.
     #[serde(default)]
     pub aliases: Vec<String>,
-    /// Adapters (LoRA) that clients may name as `model`; each its own namespace.
+    /// Adapters (LoRA) that clients may name as `model`. Each has its own namespace.
     #[serde(default)]
     pub adapters: Vec<String>,
-    /// Tokens per KV block, as the engines'; `auto` asks an engine at the start.
+    /// Tokens per KV block of the engines. `auto` asks an engine at the start.
     #[serde(default)]
     pub block_size: BlockSize,
     /// How prompts become tokens.
     pub tokenizer: TokenizerConfig,
-    /// How requests are served.
+    /// The order of the legs of a request.
     pub flow: Flow,
-    /// Flows that a request may ask for with the header `x-splitrail-flow`, beside `flow`.
+    /// Further flows that a request may select with the header `x-splitrail-flow`.
     #[serde(default)]
     pub request_flows: Vec<RequestFlow>,
-    /// The share of a prompt's tokens that a decode worker must hold to serve it without a
-    /// remote prefill, for requests that name none. `auto` finds it: the share above which a
-    /// local prefill of the rest pays. Left out, `decode_first` takes 0.8, and the flow `auto`
-    /// compares both ways for each request.
+    /// The share of a prompt's tokens that a decode worker must hold to serve the request without a
+    /// remote prefill, for requests that set none. `auto` learns the share above which a local
+    /// prefill of the rest is cheaper. Without a value, `decode_first` uses 0.8, and the flow
+    /// `auto` compares both ways for each request.
     #[serde(default)]
     pub cache_hit_threshold: Option<HitThreshold>,
-    /// Who applies the threshold.
+    /// The component that checks the threshold.
     #[serde(default)]
     pub gate: Gate,
-    /// What `auto` goes by beside `costs`.
+    /// Settings of the flow `auto` in addition to `costs`.
     #[serde(default)]
     pub auto: ThresholdConfig,
-    /// How KV gets from a prefill to a decode worker.
+    /// How KV is transferred from a prefill worker to a decode worker.
     #[serde(default)]
     pub connector: Connector,
-    /// Networks, beside the workers' own addresses, in which a hand-off's host may lie
-    /// (`10.0.0.0/8`, or one address): the engines' transfer network, say. A hand-off from
-    /// elsewhere is refused. Only `nixl` has hosts in its hand-offs.
+    /// Networks that may contain the host of a hand-off, in addition to the addresses of the workers
+    /// (`10.0.0.0/8`, or a single address), for example a transfer network of the engines. Hand-offs
+    /// with other hosts are refused. Only hand-offs of `nixl` name a host.
     #[serde(default)]
     #[schemars(with = "Vec<String>")]
     pub hand_off_networks: Vec<Network>,
-    /// Prompts of up to this many tokens never go to a remote prefill.
+    /// Prompts of up to this number of tokens are never prefilled remotely.
     #[serde(default)]
     pub local_prefill_max_tokens: u32,
-    /// What happens where no prefill worker could do its part.
+    /// What happens if no prefill worker can serve the prefill leg.
     #[serde(default)]
     pub on_no_prefill: OnNoPrefill,
-    /// How long a prefill engine keeps a hand-off's blocks; less a tenth, the time in which a
-    /// decode worker must have taken it. Past it the prompt is prefilled again.
+    /// How long a prefill engine keeps the blocks of a hand-off. A decode worker must fetch the
+    /// hand-off within nine tenths of this time; otherwise the prompt is prefilled again.
     #[serde(default = "flow::lease")]
     #[serde(deserialize_with = "scalar::duration", serialize_with = "scalar::duration_text")]
     #[schemars(with = "scalar::DurationText")]
     pub lease: Duration,
-    /// Whether a streamed completion or chat whose decode worker is lost goes on upon another
-    /// one, where that is exact.
+    /// Whether a streamed completion or chat that loses its decode worker continues on another one,
+    /// if the result is exactly the same.
     #[serde(default)]
     pub migrate: bool,
-    /// What clients are told where an engine reports no `cached_tokens`.
+    /// What clients get if an engine reports no `cached_tokens`.
     #[serde(default)]
     pub cached_tokens_fallback: CachedTokensFallback,
-    /// How a worker is chosen.
+    /// The policy that chooses workers.
     #[serde(default)]
     pub policy: Policy,
-    /// Has requests wait here for a worker, in an order that gets most of them their first token
-    /// soonest. Left out, each goes to its worker at once, and waits in the engine's queue.
+    /// Lets requests wait in the router, in an order that minimises the time to first token. Without
+    /// it, each request is sent to its worker at once and waits in the engine's queue.
     #[serde(default)]
     pub queue: Option<QueueConfig>,
-    /// From when on a worker has enough, and gets more only if all have. Left out, none has.
+    /// Saturation thresholds: a worker beyond them gets further requests only if all workers are.
+    /// Without them, workers are never saturated.
     #[serde(default)]
     pub busy: BusyConfig,
-    /// Watches where cache hits are lost, against the best that the stream of prompts allows.
-    /// It remembers the name of each block, at some 20 bytes, and takes a few microseconds for
-    /// each hundred blocks of a prompt. Left out, nobody watches.
+    /// Tracks where cache hits are lost, compared with the maximum that the prompts allow. It takes
+    /// about 20 bytes per remembered block and a few microseconds per hundred blocks of a prompt.
+    /// Without it, losses are not tracked.
     #[serde(default)]
     pub loss: Option<LossConfig>,
-    /// A second policy that decides beside the first and moves nothing: metrics tell how often
-    /// it would have chosen otherwise, and what that is predicted to be worth.
+    /// A shadow policy that is evaluated without effect. Metrics show how often it would have chosen
+    /// differently, and the predicted difference.
     #[serde(default)]
     pub shadow: Option<Shadow>,
-    /// What the workers' work is taken to cost before anything was learned of it.
+    /// The cost model of the workers before costs have been learned.
     #[serde(default)]
     pub costs: CostsConfig,
-    /// What workers are assumed to hold beyond what their KV events confirm.
+    /// The speculative index: what workers are assumed to hold beyond confirmed blocks.
     #[serde(default)]
     pub assumed: AssumedConfig,
-    /// How workers are asked whether they agree with the router on prompts and KV blocks.
+    /// The canary, which tests whether workers and router agree on tokens and KV blocks.
     #[serde(default)]
     pub canary: CanaryConfig,
-    /// What happens where the index and a worker's `cached_tokens` drift apart.
+    /// What happens if the index and the `cached_tokens` of a worker drift apart.
     #[serde(default)]
     pub drift: DriftConfig,
-    /// Fields of requests that this model's engines are sent although they steer an engine, or
-    /// are not known to the router; see [fields](fields.md). Fields that only the router may set
-    /// (hand-offs, ranks, ids) cannot be opened.
+    /// Request fields that are forwarded to the engines of this model although they control an
+    /// engine or are unknown to the router; see [fields](fields.md). Fields that only the router
+    /// may set (hand-offs, ranks, ids) cannot be listed.
     #[serde(default)]
     #[schemars(length(max = 64))]
     pub pass_unknown: Vec<String>,
     /// Retries before the first byte has reached the client.
     #[serde(default)]
     pub retries: Retries,
-    /// When a failing worker is left alone.
+    /// Circuit breakers: when a failing worker gets no requests.
     #[serde(default)]
     pub breaker: BreakerConfig,
-    /// How workers are watched.
+    /// How the health of workers is observed.
     #[serde(default)]
     pub health: HealthConfig,
-    /// How long each step may take.
+    /// Timeouts of the steps of a request.
     #[serde(default)]
     pub timeouts: Timeouts,
-    /// The router's credential towards this model's engines, sent as a bearer token.
+    /// The credential for the engines of this model, sent as a bearer token.
     #[serde(default)]
     pub engine_api_key: Option<Secret>,
-    /// The workers that are written down; may be left out where there is `discovery`.
+    /// The listed workers. Can be left out with `discovery`.
     #[serde(default)]
     pub workers: Vec<Worker>,
-    /// Where more workers come from.
+    /// Further sources of workers.
     #[serde(default)]
     pub discovery: Vec<Discovery>,
 }
 
 impl Model {
-    /// Whether placing its requests takes what work costs into account: for its policy or its
-    /// queue, or to compare a local with a remote prefill.
+    /// Whether the model needs the cost model: for its policy or its queue, or to compare a local
+    /// with a remote prefill.
     pub fn uses_costs(&self) -> bool {
         let own = RequestFlow::from(self.flow);
         let compares = |flow: &RequestFlow| {
@@ -315,47 +321,47 @@ impl Model {
     }
 }
 
-/// What happens where no prefill worker could do its part.
+/// What happens if no prefill worker can serve the prefill leg.
 #[derive(Clone, Copy, Debug, Default, Deserialize, Serialize, JsonSchema, PartialEq, Eq)]
 #[serde(rename_all = "snake_case")]
 pub enum OnNoPrefill {
-    /// The decode worker computes the prompt itself (counted and logged).
+    /// The decode worker computes the prompt (counted and logged).
     #[default]
     Local,
-    /// The request fails with 503.
+    /// The request fails with status 503.
     Fail,
 }
 
-/// What clients are told where an engine reports no `cached_tokens`.
+/// What clients get if an engine reports no `cached_tokens`.
 #[derive(Clone, Copy, Debug, Default, Deserialize, Serialize, JsonSchema, PartialEq, Eq)]
 #[serde(rename_all = "snake_case")]
 pub enum CachedTokensFallback {
     /// The router's estimate from confirmed blocks.
     #[default]
     Estimate,
-    /// 0.
+    /// The value 0.
     Zero,
-    /// Nothing: the key is left out.
+    /// The key is omitted.
     Omit,
 }
 
-/// From when on a worker has enough.
+/// Saturation thresholds of a worker.
 #[derive(Clone, Copy, Debug, Default, Deserialize, Serialize, JsonSchema, PartialEq)]
 #[serde(deny_unknown_fields, default)]
 pub struct BusyConfig {
-    /// With so many requests.
+    /// Number of requests from which the worker is saturated.
     #[schemars(range(min = 1, max = 1_000_000))]
     pub requests: Option<u32>,
-    /// With so many prompt tokens that it still has to compute.
+    /// Number of prompt tokens to compute from which the worker is saturated.
     #[schemars(range(min = 1, max = 1_000_000_000))]
     pub prefill_tokens: Option<u64>,
-    /// With so much of its KV blocks in use, in percent, by its own report.
+    /// Share of KV blocks in use, in percent as reported by the worker, from which it is saturated.
     #[schemars(range(min = 1.0, max = 100.0))]
     pub kv_used_percent: Option<f64>,
 }
 
 impl BusyConfig {
-    /// Whether a worker has enough.
+    /// Whether a worker is saturated.
     pub fn is_enough(
         &self,
         requests: u32,
@@ -369,15 +375,15 @@ impl BusyConfig {
     }
 }
 
-/// How losses of cache hits are watched.
+/// How losses of cache hits are tracked.
 #[derive(Clone, Copy, Debug, Deserialize, Serialize, JsonSchema, PartialEq, Eq)]
 #[serde(deny_unknown_fields, default)]
 pub struct LossConfig {
-    /// The time over which they are summed.
+    /// The time over which losses are summed.
     #[serde(deserialize_with = "scalar::duration", serialize_with = "scalar::duration_text")]
     #[schemars(with = "scalar::DurationText")]
     pub window: Duration,
-    /// Blocks of the stream that are remembered, the latest ones; at least half as many.
+    /// Maximum number of blocks that are remembered. At least the latest half of this number is.
     #[schemars(range(min = 1024, max = 1_073_741_824))]
     pub blocks_max: usize,
 }
@@ -388,35 +394,36 @@ impl Default for LossConfig {
     }
 }
 
-/// A policy that is tried without being followed.
+/// A policy that is evaluated without effect.
 #[derive(Clone, Debug, Deserialize, Serialize, JsonSchema, PartialEq)]
 #[serde(deny_unknown_fields)]
 pub struct Shadow {
-    /// It.
+    /// The policy to evaluate.
     pub policy: Policy,
 }
 
-/// How long each step may take.
+/// Timeouts of the steps of a request.
 #[derive(Clone, Copy, Debug, Deserialize, Serialize, JsonSchema)]
 #[serde(deny_unknown_fields, default)]
 pub struct Timeouts {
-    /// Opening a connection to an engine.
+    /// Timeout for opening a connection to an engine.
     #[serde(deserialize_with = "scalar::duration", serialize_with = "scalar::duration_text")]
     #[schemars(with = "scalar::DurationText")]
     pub connect: Duration,
-    /// The whole prefill leg.
+    /// Timeout of the whole prefill leg.
     #[serde(deserialize_with = "scalar::duration", serialize_with = "scalar::duration_text")]
     #[schemars(with = "scalar::DurationText")]
     pub prefill: Duration,
-    /// From sending the decode (or only) leg of a stream to its first event.
+    /// Timeout from sending the decode leg (or the only leg) of a stream to its first event.
     #[serde(deserialize_with = "scalar::duration", serialize_with = "scalar::duration_text")]
     #[schemars(with = "scalar::DurationText")]
     pub first_token: Duration,
-    /// A whole answer that is not streamed.
+    /// Timeout of a whole reply that is not streamed.
     #[serde(deserialize_with = "scalar::duration", serialize_with = "scalar::duration_text")]
     #[schemars(with = "scalar::DurationText")]
     pub answer: Duration,
-    /// Between two pieces of a stream. Comments alone keep a stream open for ten times as long.
+    /// Maximum time between two events of a stream. Comments alone keep a stream open for ten times
+    /// as long.
     #[serde(deserialize_with = "scalar::duration", serialize_with = "scalar::duration_text")]
     #[schemars(with = "scalar::DurationText")]
     pub stream_idle: Duration,
@@ -438,57 +445,56 @@ impl Default for Timeouts {
 #[derive(Clone, Debug, Deserialize, Serialize, JsonSchema, PartialEq)]
 #[serde(deny_unknown_fields)]
 pub struct Worker {
-    /// Its name in logs, metrics and the route header; unique in its model.
+    /// The worker's id in logs, metrics and the route header, unique in its model.
     #[schemars(length(min = 1, max = 128), regex(pattern = r"^[A-Za-z0-9._:-]+$"))]
     pub id: String,
-    /// What it does.
+    /// The worker's role.
     pub role: Role,
-    /// Its HTTP address, `http://HOST:PORT`.
+    /// The worker's HTTP address, `http://HOST:PORT`.
     pub url: String,
-    /// Where it publishes KV events, `tcp://HOST:PORT`.
+    /// The address at which the worker publishes KV events, `tcp://HOST:PORT`.
     #[serde(default)]
     pub kv_events: Option<String>,
-    /// Where it answers replay requests, `tcp://HOST:PORT`.
+    /// The address at which the worker replays KV events, `tcp://HOST:PORT`.
     #[serde(default)]
     pub kv_replay: Option<String>,
-    /// The bootstrap server of a prefill worker, `http://HOST:PORT`, for `connector: mooncake`
-    /// and `sglang`; left out, port 8998 of the host in `url`.
+    /// The bootstrap server of a prefill worker, `http://HOST:PORT`, for `connector: mooncake` and
+    /// `sglang`. Defaults to port 8998 of the host in `url`.
     #[serde(default)]
     pub bootstrap: Option<String>,
-    /// Whether the address is a shim's, which gates by `x-splitrail-gate`.
+    /// Whether `url` is the address of a shim, which supports `x-splitrail-gate`.
     #[serde(default)]
     pub shim: bool,
-    /// Whether the engine honours `cache_hit_threshold`; left out, it is asked once.
+    /// Whether the engine honours `cache_hit_threshold`. Without a value, the engine is asked once.
     #[serde(default)]
     pub honours_threshold: Option<bool>,
-    /// What its work is taken to cost before anything was learned of it; left out, what the
-    /// model's is.
+    /// The cost model of the worker before costs have been learned. Defaults to that of the model.
     #[serde(default)]
     pub costs: Option<CostsConfig>,
-    /// Data-parallel ranks behind the address; left out, the engine's `/metrics` (or its
-    /// shim) say it. Rank r publishes KV events, and replays them, r ports behind
-    /// `kv_events` and `kv_replay`.
+    /// Number of data-parallel ranks behind the address. Without a value, the engine's `/metrics` or
+    /// its shim reports it. Rank r publishes and replays KV events at the ports of `kv_events` and
+    /// `kv_replay` plus r.
     #[serde(default)]
     #[schemars(range(min = 1, max = 256))]
     pub data_parallel_ranks: Option<u16>,
-    /// Whether the engine runs a request on the rank that `X-data-parallel-rank` names; left
-    /// out, one with several ranks is asked once. Where it does not, only what all ranks hold
-    /// counts.
+    /// Whether the engine runs a request on the rank that `X-data-parallel-rank` names. Without a
+    /// value, an engine with several ranks is asked once. If it does not, only blocks that all ranks
+    /// hold count.
     #[serde(default)]
     pub takes_rank_header: Option<bool>,
 }
 
-/// What a worker does.
+/// The role of a worker.
 #[derive(
     Clone, Copy, Debug, Deserialize, Serialize, JsonSchema, PartialEq, Eq, Hash, PartialOrd, Ord,
 )]
 #[serde(rename_all = "snake_case")]
 pub enum Role {
-    /// Computes prompts.
+    /// Serves prefill legs.
     Prefill,
-    /// Generates.
+    /// Serves decode legs.
     Decode,
-    /// Either.
+    /// Serves both.
     Both,
 }
 

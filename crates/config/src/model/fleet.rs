@@ -10,51 +10,51 @@ use serde::{Deserialize, Serialize};
 use super::{Network, Secret};
 use crate::scalar;
 
-/// How shims attach, and where workers may be that the file does not name.
+/// How shims attach, and the networks of workers that are not listed in the file.
 #[derive(Clone, Debug, Deserialize, Serialize, JsonSchema)]
 #[serde(deny_unknown_fields, default)]
 pub struct FleetConfig {
-    /// What shims prove themselves with, as a bearer token. A file may hold several, one
-    /// to a line, each of which is accepted; it is read again when it changes, so that tokens
-    /// can be exchanged while routers and shims run.
+    /// The bearer token with which shims authenticate for any worker. A file can contain several
+    /// tokens, one per line, and each is accepted. The file is read again when it changes, so tokens
+    /// can be rotated while routers and shims run.
     pub token: Option<Secret>,
-    /// Tokens that are each for some workers only: a shim that shows one of them can attach as no
-    /// other worker. Beside `token`, or in its place.
+    /// Tokens that are each valid for certain workers only, in addition to `token` or instead of
+    /// it.
     pub tokens: Vec<FleetToken>,
-    /// Networks in which workers must lie that are not written down under `workers`: those of
-    /// shims, of discovery and of the admin listener. Names are looked up first.
+    /// Networks that must contain the addresses of workers that are not listed under `workers`: from
+    /// shims, discovery and the admin listener. Names are resolved first.
     #[schemars(with = "Vec<String>")]
     pub networks: Vec<Network>,
-    /// The fleet listener's certificate, its files read again as shims connect; left out, it speaks plain text.
+    /// TLS of the fleet listener. The files are read again as shims connect. Without it, connections are not encrypted.
     pub tls: Option<FleetTls>,
-    /// Shims that may be attached at once.
+    /// Maximum number of attached shims.
     #[schemars(range(min = 1, max = 65_000))]
     pub attach_max: usize,
-    /// How long a worker whose shim has gone without a word stays, and what is known of
-    /// its blocks with it: one that comes back in time sends only what has changed.
+    /// How long a worker and its blocks are kept after its shim has disconnected without notice. A
+    /// shim that returns in time sends only what has changed.
     #[serde(deserialize_with = "scalar::duration", serialize_with = "scalar::duration_text")]
     #[schemars(with = "scalar::DurationText")]
     pub rejoin_grace: Duration,
-    /// How often shims tell their engine's load, even if nothing changes.
+    /// Interval at which shims report their engine's load if nothing changes.
     #[serde(deserialize_with = "scalar::duration", serialize_with = "scalar::duration_text")]
     #[schemars(with = "scalar::DurationText")]
     pub load_interval: Duration,
-    /// From when on a worker's last report of its load is too old: it is placed as if it were
-    /// as busy as the busiest of its model.
+    /// Age from which the last load report of a worker is outdated. The worker then counts as busy
+    /// as the busiest one of its model.
     #[serde(deserialize_with = "scalar::duration", serialize_with = "scalar::duration_text")]
     #[schemars(with = "scalar::DurationText")]
     pub load_stale: Duration,
 }
 
-/// A token, and the workers that it is for.
+/// A token and the workers that it is valid for.
 #[derive(Clone, Debug, Deserialize, Serialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct FleetToken {
-    /// The token; a file may hold several, as for `fleet.token`.
+    /// The token. A file can contain several, as for `fleet.token`.
     pub token: Secret,
-    /// The ids of the workers for which shims that show it may speak; an id that ends in `*`
-    /// stands for all that begin so. Where the router knows the worker at a shim's address by
-    /// another id, both must be listed.
+    /// The ids of the workers that the token is valid for. An id that ends in `*` matches all ids
+    /// with that prefix. If the router knows the worker at a shim's address by another id, both ids
+    /// must be listed.
     #[schemars(
         length(min = 1),
         inner(length(min = 1, max = 128), regex(pattern = r"^[A-Za-z0-9._:*-]+$"))
@@ -62,30 +62,31 @@ pub struct FleetToken {
     pub workers: Vec<String>,
 }
 
-/// What the fleet listener shows, and asks to be shown. PEM files.
+/// The certificates of the fleet listener, as PEM files.
 #[derive(Clone, Debug, Deserialize, Serialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct FleetTls {
-    /// The certificate, with those between it and its authority behind it.
+    /// The certificate, followed by the intermediate certificates.
     pub cert: PathBuf,
-    /// Its private key.
+    /// The private key of the certificate.
     pub key: PathBuf,
-    /// The authority whose certificates shims must show; left out, they need none.
+    /// The authority that must have signed the certificates of shims. Without it, shims need no
+    /// certificate.
     #[serde(default)]
     pub client_ca: Option<PathBuf>,
-    /// The workers for which a shim with a certificate of `client_ca` may speak.
+    /// The workers that a certificate of `client_ca` is valid for.
     #[serde(default)]
     pub client_workers: ClientWorkers,
 }
 
-/// The workers for which a certificate is good.
+/// The workers that a certificate is valid for.
 #[derive(Clone, Copy, Debug, Default, Deserialize, Serialize, JsonSchema, PartialEq, Eq)]
 #[serde(rename_all = "snake_case")]
 pub enum ClientWorkers {
-    /// All.
+    /// All workers.
     #[default]
     Any,
-    /// Those whose ids are DNS names of the certificate (its subject alternative names).
+    /// Workers whose ids are DNS names of the certificate (subject alternative names).
     DnsNames,
 }
 

@@ -7,31 +7,33 @@ use serde::{Deserialize, Serialize};
 
 use crate::scalar;
 
-/// How a model's workers are watched.
+/// How the health of a model's workers is observed.
 #[derive(Clone, Copy, Debug, Deserialize, Serialize, JsonSchema, PartialEq, Eq)]
 #[serde(deny_unknown_fields, default)]
 pub struct HealthConfig {
-    /// Between two questions to one worker, which ask for its load as well.
+    /// Interval between two probes of a worker, which also read its load.
     #[serde(deserialize_with = "scalar::duration", serialize_with = "scalar::duration_text")]
     #[schemars(with = "scalar::DurationText")]
     pub probe_interval: Duration,
-    /// How long it may take to answer one.
+    /// Timeout of a probe.
     #[serde(deserialize_with = "scalar::duration", serialize_with = "scalar::duration_text")]
     #[schemars(with = "scalar::DurationText")]
     pub probe_timeout: Duration,
-    /// Questions in a row without an answer after which it is down. A request that cannot
-    /// reach it says so at once.
+    /// Number of consecutive failed probes after which a worker is down. A request that cannot reach
+    /// the worker has the same effect at once.
     #[schemars(range(min = 1, max = 100))]
     pub fail_after: u32,
-    /// Answers in a row after which it is up again.
+    /// Number of consecutive successful probes after which a worker is up again.
     #[schemars(range(min = 1, max = 100))]
     pub pass_after: u32,
-    /// For how long a worker that joins a running fleet, or comes back, gets a growing share
-    /// of the requests that others could take, from a tenth on. `0s` is off.
+    /// Slow start: the time for which a worker that joins a running fleet, or returns, gets a
+    /// growing share of the requests that other workers could take, from a tenth to all. `0s`
+    /// disables it.
     #[serde(deserialize_with = "scalar::duration", serialize_with = "scalar::duration_text")]
     #[schemars(with = "scalar::DurationText")]
     pub slow_start: Duration,
-    /// When a worker that does much worse than the others is left alone for a while.
+    /// Outlier ejection: when a worker that performs much worse than the others is taken out of
+    /// service for a while.
     pub ejection: EjectionConfig,
 }
 
@@ -48,31 +50,32 @@ impl Default for HealthConfig {
     }
 }
 
-/// When a worker is ejected: while breakers heed failures in a row, this heeds their share.
+/// When a worker is ejected. Circuit breakers count consecutive failures; ejection considers
+/// the share of failures.
 #[derive(Clone, Copy, Debug, Deserialize, Serialize, JsonSchema, PartialEq, Eq)]
 #[serde(deny_unknown_fields, default)]
 pub struct EjectionConfig {
-    /// Between two looks at what the workers have done since the one before.
+    /// Interval between two evaluations.
     #[serde(deserialize_with = "scalar::duration", serialize_with = "scalar::duration_text")]
     #[schemars(with = "scalar::DurationText")]
     pub interval: Duration,
-    /// The share of failed legs from which a worker is ejected, if the others' median is less
-    /// than half of it; 0 never does.
+    /// The share of failed legs, in percent, from which a worker is ejected if the median of the
+    /// others is less than half of it. 0 disables this.
     #[schemars(range(min = 0, max = 100))]
     pub failure_percent: u32,
-    /// How many times the others' median time to the first token a worker's mean may be; 0
-    /// is any.
+    /// A worker is ejected if its mean time to first token is this many times the median of the
+    /// others. 0 disables this.
     #[schemars(range(min = 0, max = 1000))]
     pub slow_factor: u32,
-    /// Legs that a worker must have had in the interval to be judged.
+    /// Minimum number of legs in the interval for a worker to be considered.
     #[schemars(range(min = 1, max = 1_000_000))]
     pub min_requests: u32,
-    /// For how long; times the number of ejections in a row, up to ten times.
+    /// Duration of an ejection, multiplied by the number of consecutive ejections (at most ten).
     #[serde(deserialize_with = "scalar::duration", serialize_with = "scalar::duration_text")]
     #[schemars(with = "scalar::DurationText")]
     pub time: Duration,
-    /// The most workers of one role that are out at once, as a share of them, rounded down.
-    /// Never the last one.
+    /// Maximum share of ejected workers of one role, in percent, rounded down. The last worker is
+    /// never ejected.
     #[schemars(range(min = 0, max = 100))]
     pub cap_percent: u32,
 }

@@ -7,42 +7,42 @@ use serde::{Deserialize, Serialize};
 
 use crate::scalar;
 
-/// Bounds. Each refusal names the key that was hit.
+/// Limits. Each refusal names the key of its limit.
 #[derive(Clone, Debug, Deserialize, Serialize, JsonSchema)]
 #[serde(deny_unknown_fields, default)]
 pub struct Limits {
-    /// Open connections of clients, for each listener; more are closed at once.
+    /// Maximum number of client connections per listener. Further ones are closed at once.
     #[schemars(range(min = 1, max = 1_000_000))]
     pub connections_max: usize,
-    /// Open connections from one client address (IPv6: its first 64 bits), for each listener; more
-    /// are closed at once. 0 sets no such bound. Without one, an address may still hold no more
-    /// than eight times as many as are free: one alone, such as a balancer, gets 8/9 of
-    /// `connections_max`, and others always find room.
+    /// Maximum number of connections from one client address (IPv6: its first 64 bits) per listener.
+    /// Further ones are closed at once. 0 sets no limit. In any case, an address can hold at most
+    /// eight times as many connections as are free: a single one, such as a load balancer, gets 8/9
+    /// of `connections_max`, and others always find room.
     #[schemars(range(min = 0, max = 1_000_000))]
     pub connections_per_address_max: usize,
-    /// How long a request's head may take from its first byte, and a new connection's first
-    /// head from the connection's beginning; then the connection is closed.
+    /// Maximum time for the head of a request, from its first byte, or from the opening of a new
+    /// connection. Afterwards the connection is closed.
     #[serde(deserialize_with = "scalar::duration", serialize_with = "scalar::duration_text")]
     #[schemars(with = "scalar::DurationText")]
     pub header_timeout: Duration,
-    /// How long a connection may be open without a request; balancers in front should give up
-    /// idle connections earlier than that.
+    /// Maximum time for which a connection stays open without a request. Load balancers in front
+    /// should close idle connections earlier.
     #[serde(deserialize_with = "scalar::duration", serialize_with = "scalar::duration_text")]
     #[schemars(with = "scalar::DurationText")]
     pub idle_timeout: Duration,
-    /// How long a client may take nothing of what is sent to it; then its connection, or its
-    /// HTTP/2 stream, is closed and its requests are cancelled.
+    /// Maximum time for which a client may read nothing of what is sent to it. Afterwards its
+    /// connection, or its HTTP/2 stream, is closed and its requests are cancelled.
     #[serde(deserialize_with = "scalar::duration", serialize_with = "scalar::duration_text")]
     #[schemars(with = "scalar::DurationText")]
     pub write_stall: Duration,
-    /// How long an answer may be read more slowly than `answer_min_bytes_per_s`.
+    /// Time for which a client may read a reply more slowly than `answer_min_bytes_per_s`.
     #[serde(deserialize_with = "scalar::duration", serialize_with = "scalar::duration_text")]
     #[schemars(with = "scalar::DurationText")]
     pub answer_grace: Duration,
-    /// The pace at which a client must read what waits for it, on average after `answer_grace`;
-    /// else its connection, or its HTTP/2 stream, is closed and its requests are cancelled. Only
-    /// the time counts in which bytes wait for the client, so an engine may be slow. The waiting
-    /// streams of one HTTP/2 connection share the pace. 0 leaves it at `write_stall`.
+    /// The minimum rate at which a client must read pending bytes, on average after `answer_grace`.
+    /// Otherwise its connection, or its HTTP/2 stream, is closed and its requests are cancelled.
+    /// Only time in which bytes are pending counts, so an engine may be slow. The waiting streams of
+    /// one HTTP/2 connection share the rate. With 0, only `write_stall` applies.
     #[schemars(range(min = 0, max = 1_073_741_824_u64))]
     pub answer_min_bytes_per_s: u64,
     /// Bytes of long answers (over 256 KiB) that are held for one HTTP/2 connection, whose client
@@ -51,13 +51,13 @@ pub struct Limits {
     /// 429 and `Retry-After`. A longer answer goes alone.
     #[schemars(range(min = 1_048_576, max = 1_099_511_627_776_u64))]
     pub unread_answers_max_bytes: usize,
-    /// Bytes of a request's head; more is a 431.
+    /// Maximum size of a request head in bytes. A larger one gets status 431.
     #[schemars(range(min = 4096, max = 1_048_576))]
     pub header_max_bytes: usize,
-    /// Fields of a request's head; more is a 431.
+    /// Maximum number of header fields of a request. More get status 431.
     #[schemars(range(min = 16, max = 1024))]
     pub headers_max: usize,
-    /// Requests at a time on one HTTP/2 connection.
+    /// Maximum number of concurrent requests on one HTTP/2 connection.
     #[schemars(range(min = 1, max = 100_000))]
     pub http2_streams_max: u32,
     /// Open health watches and reflection calls of gRPC clients; more are refused with
@@ -65,30 +65,31 @@ pub struct Limits {
     /// (IPv6: its first 64 bits) may hold no more than eight times as many as are free.
     #[schemars(range(min = 1, max = 1_000_000))]
     pub grpc_watches_max: usize,
-    /// Largest request body, in bytes; more is a 413.
+    /// Maximum size of a request body in bytes. A larger one gets status 413.
     #[schemars(range(min = 1024, max = 1_073_741_824_u64))]
     pub body_max_bytes: usize,
-    /// How long a request's body may take to arrive; then it is a 408.
+    /// Maximum time for the arrival of a request body. Afterwards the request gets status 408.
     #[serde(deserialize_with = "scalar::duration", serialize_with = "scalar::duration_text")]
     #[schemars(with = "scalar::DurationText")]
     pub body_timeout: Duration,
-    /// How long a body may arrive more slowly than `body_min_bytes_per_s`.
+    /// Time for which a body may arrive more slowly than `body_min_bytes_per_s`.
     #[serde(deserialize_with = "scalar::duration", serialize_with = "scalar::duration_text")]
     #[schemars(with = "scalar::DurationText")]
     pub body_grace: Duration,
-    /// The pace at which a body must arrive, on average after `body_grace`; else it is a 408.
-    /// 0 leaves it at `body_timeout`.
+    /// The minimum rate at which a body must arrive, on average after `body_grace`. Otherwise the
+    /// request gets status 408. With 0, only `body_timeout` applies.
     #[schemars(range(min = 0, max = 1_073_741_824_u64))]
     pub body_min_bytes_per_s: u64,
-    /// Bytes of memory that all requests may make the router hold: bodies that are arriving or
-    /// belong to requests in flight, and what is built from them; past it, requests are shed with
-    /// 503 and `Retry-After`.
+    /// Maximum memory in bytes for all requests: bodies that are arriving or belong to requests in
+    /// flight, and what is built from them. Beyond it, requests are shed with 503 and
+    /// `Retry-After`.
     #[schemars(range(min = 1_048_576, max = 1_099_511_627_776_u64))]
     pub request_memory_max_bytes: usize,
-    /// Members of any one object in a request's body, at every depth; more is a 400.
+    /// Maximum number of members of each object in a request body, at every depth. More get status
+    /// 400.
     #[schemars(range(min = 64, max = 262_144))]
     pub object_members_max: usize,
-    /// Messages of one chat, or items of one response's `input`; more is a 400.
+    /// Maximum number of messages of a chat, or items of a response's `input`. More get status 400.
     #[schemars(range(min = 1, max = 1_000_000))]
     pub messages_max: usize,
     /// Longest prompt that is tokenised, in bytes of JSON, with all that its chat template reads;
@@ -96,50 +97,50 @@ pub struct Limits {
     /// on at most one prompt per core, and on long ones (from 256 KiB) on half of the cores.
     #[schemars(range(min = 1024, max = 1_073_741_824_u64))]
     pub tokenize_max_bytes: usize,
-    /// Processor time that a chat template may take for one prompt; then the request is placed by
+    /// Maximum processor time of a chat template for one prompt. Beyond it, the request is placed by
     /// load alone.
     #[serde(deserialize_with = "scalar::duration", serialize_with = "scalar::duration_text")]
     #[schemars(with = "scalar::DurationText")]
     pub template_timeout: Duration,
-    /// Requests in flight over all models, each prompt of a batch counted, and each sample that
-    /// is sent apart; more are shed with 503 and `Retry-After`.
+    /// Maximum number of requests in flight for all models. Each prompt of a batch, and each sample
+    /// that is sent separately, counts. Further ones are shed with 503 and `Retry-After`.
     #[schemars(range(min = 1, max = 1_000_000))]
     pub in_flight_max: usize,
-    /// Who shares the room in flight fairly with whom when it gets scarce; who has more than a
-    /// fair share is shed with 429 and `Retry-After`.
+    /// How clients are told apart to share `in_flight_max` fairly when it gets scarce. Requests of a
+    /// client beyond its fair share are shed with 429 and `Retry-After`.
     pub fair_by: FairBy,
-    /// Prompts in one batched completions request.
+    /// Maximum number of prompts in one batched completions request.
     #[schemars(range(min = 1, max = 1024))]
     pub batch_prompts_max: usize,
-    /// Entries in the `input` of one embeddings request.
+    /// Maximum number of entries in the `input` of one embeddings request.
     #[schemars(range(min = 1, max = 65_536))]
     pub embedding_inputs_max: usize,
-    /// Largest `n` and `best_of`.
+    /// Maximum value of `n` and `best_of`.
     #[schemars(range(min = 1, max = 1024))]
     pub n_max: u32,
-    /// Largest `max_tokens` and its relatives.
+    /// Maximum value of `max_tokens` and equivalent fields.
     #[schemars(range(min = 1))]
     pub output_tokens_max: u32,
-    /// Entries in a `stop` list.
+    /// Maximum number of entries in a `stop` list.
     #[schemars(range(min = 0, max = 1024))]
     pub stop_max: usize,
-    /// Bytes of one schema or grammar (`tools`, `response_format`, guided decoding).
+    /// Maximum size in bytes of one schema or grammar (`tools`, `response_format`, guided decoding).
     #[schemars(range(min = 1024))]
     pub schema_max_bytes: usize,
-    /// Bytes of an engine's non-streamed reply, or of one event of a stream.
+    /// Maximum size in bytes of an engine's reply that is not streamed, or of one event of a stream.
     #[schemars(range(min = 65_536, max = 1_073_741_824_u64))]
     pub engine_reply_max_bytes: usize,
-    /// KV blocks that one worker can make the index hold.
+    /// Maximum number of KV blocks of one worker in the index.
     #[schemars(range(min = 1))]
     pub index_blocks_per_worker_max: usize,
-    /// Decision records kept for `/admin/decisions`.
+    /// Number of decision records that are kept for `/admin/decisions`.
     #[schemars(range(min = 1, max = 1_000_000))]
     pub decisions_kept: usize,
-    /// How long a stopping router says "not ready" while it still accepts.
+    /// How long a stopping router reports "not ready" while it still accepts connections.
     #[serde(deserialize_with = "scalar::duration", serialize_with = "scalar::duration_text")]
     #[schemars(with = "scalar::DurationText")]
     pub drain_delay: Duration,
-    /// How long requests in flight may go on once it stops accepting.
+    /// Maximum time for requests in flight once the router accepts no more connections.
     #[serde(deserialize_with = "scalar::duration", serialize_with = "scalar::duration_text")]
     #[schemars(with = "scalar::DurationText")]
     pub drain_grace: Duration,
@@ -186,15 +187,15 @@ impl Default for Limits {
     }
 }
 
-/// Who shares the room in flight fairly with whom.
+/// How clients are told apart for fair shares.
 #[derive(Clone, Debug, Deserialize, Serialize, JsonSchema, PartialEq, Eq)]
 #[serde(tag = "kind", rename_all = "snake_case", deny_unknown_fields)]
 pub enum FairBy {
-    /// Nobody: who comes first is served.
+    /// Clients are not told apart: requests are served in the order of arrival.
     None {},
-    /// Clients by their address (IPv6: its first 64 bits). Not of use behind a balancer.
+    /// By their address (IPv6: its first 64 bits). Not useful behind a load balancer.
     Address {},
-    /// Clients by the value of a header, say their API key; those without it are as one.
+    /// By the value of a header, for example their API key. Clients without it count as one.
     Header {
         /// The header's name.
         #[schemars(length(min = 1, max = 64), regex(pattern = r"^[A-Za-z0-9-]+$"))]
