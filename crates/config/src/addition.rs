@@ -5,9 +5,11 @@ use schemars::JsonSchema;
 use serde::Deserialize;
 use serde::de::IgnoredAny;
 
+use super::dialect::DIALECT;
 use super::model::{Connector, Flow, Worker};
-use super::problem::{Place, Problems, Report};
-use super::{DIALECT, file, rules, tree};
+use super::rules;
+use splitrail_settings::problem::{Place, Problems, Report};
+use splitrail_settings::{file, tree};
 
 /// The name of what is checked, in problems.
 const NAME: &str = "body";

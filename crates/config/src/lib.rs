@@ -9,9 +9,12 @@ use std::path::Path;
 
 use serde_json::Value;
 use splitrail_settings::problem::Place;
-use splitrail_settings::{Dialect, endpoint, file, problem, reference, tree, words};
+use splitrail_settings::{endpoint, file, problem, reference, tree};
+
+use dialect::DIALECT;
 
 mod addition;
+mod dialect;
 mod digest;
 pub mod model;
 mod parts;
@@ -24,16 +27,6 @@ pub use model::*;
 pub use parts::Parts;
 pub use scalar::BlockSize;
 pub use splitrail_settings::{Problem, Problems, ResolvedSecret, SecretError};
-
-/// What the checks of this file say and know.
-const DIALECT: Dialect = Dialect {
-    later_keys: &["cache_isolation", "tenants", "tls"],
-    later_values: &[("tokenizer", "engine")],
-    renamed_keys: &[("limits.bodies_max_bytes", "request_memory_max_bytes")],
-    secret_keys: &["engine_api_key", "fleet.token", "events.login"],
-    empty: "start from deploy/splitrail.example.yaml",
-    too_large: "split the fleet over several routers",
-};
 
 /// A configuration that can be run, and what its author may want to know about it.
 #[derive(Clone, Debug)]

@@ -7,8 +7,6 @@ use std::collections::HashMap;
 use std::net::SocketAddr;
 use std::path::Path;
 
-use serde::de::DeserializeOwned;
-
 mod connector;
 mod discovery;
 mod events;
@@ -17,14 +15,16 @@ mod flow;
 mod health;
 mod limits;
 mod tokenizer;
+mod value;
 mod workers;
 
 use super::model::{AssumedConfig, Connector, Flow, Listen, Policy, Secret, TokenizerConfig};
-use super::problem::{Place, Report};
 use super::scalar::parse_duration;
-use super::tree::Node;
-use super::words::shown;
 use splitrail_engine::fields::is_router_only;
+use splitrail_settings::problem::{Place, Report};
+use splitrail_settings::tree::Node;
+use splitrail_settings::words::shown;
+use value::{typed, typed_or};
 use workers::Workers;
 
 /// Characters of a name that clients send as `model`.
@@ -70,16 +70,6 @@ pub(super) fn check_worker(
     if let Some((flow, connector)) = joins {
         connector::worker(worker, path, (Some(flow), connector), report);
     }
-}
-
-/// The typed value under `key`; `None` where it is absent or refused.
-fn typed<T: DeserializeOwned>(node: &Node, key: &str) -> Option<T> {
-    serde_json::from_value(node.get(key)?.to_json()).ok()
-}
-
-/// The same, with the default where the key is absent.
-fn typed_or<T: DeserializeOwned>(node: &Node, key: &str, default: T) -> Option<T> {
-    if node.get(key).is_some() { typed(node, key) } else { Some(default) }
 }
 
 fn listen(root: &Node, report: &mut Report) {

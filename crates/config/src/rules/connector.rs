@@ -1,12 +1,12 @@
 //! Rules about hand-offs: what a connector needs, and what is of no use to it.
 
-use super::{typed, typed_or};
-use crate::endpoint;
+use super::value::{typed, typed_or};
 use crate::model::{Connector, Flow, Network, OnNoPrefill, RequestFlow, Role};
-use crate::problem::Report;
 use crate::scalar::BlockSize;
-use crate::tree::Node;
-use crate::words::shown;
+use splitrail_settings::endpoint;
+use splitrail_settings::problem::Report;
+use splitrail_settings::tree::Node;
+use splitrail_settings::words::shown;
 
 /// Reports every broken rule about the connector of `model`.
 pub(super) fn check(model: &Node, path: &str, report: &mut Report) {

@@ -3,13 +3,14 @@
 use std::collections::HashMap;
 use std::path::Path;
 
+use super::value::{typed, typed_or};
 use super::workers::Workers;
-use super::{typed, typed_or};
-use crate::endpoint;
 use crate::model::{Connector, Discovery, KubernetesDiscovery, Role};
-use crate::problem::{Place, Report};
-use crate::tree::{Node, Value};
-use crate::words::shown;
+use crate::scalar::parse_duration;
+use splitrail_settings::endpoint;
+use splitrail_settings::problem::{Place, Report};
+use splitrail_settings::tree::{Node, Value};
+use splitrail_settings::words::shown;
 
 mod labels;
 
@@ -92,7 +93,7 @@ fn dns(node: &Node, path: &str, report: &mut Report) {
         }
     }
     if let Some(node) = node.get("refresh")
-        && let Some(Ok(refresh)) = node.text().map(super::parse_duration)
+        && let Some(Ok(refresh)) = node.text().map(parse_duration)
         && refresh < REFRESH_MIN
     {
         report.error(node.at, format!("`{path}.refresh` is too short"), "at least `1s`");

@@ -3,10 +3,10 @@
 use std::path::Path;
 use std::time::Duration;
 
-use super::typed;
+use super::value::typed;
 use crate::model::{Events, FleetConfig};
-use crate::problem::Report;
-use crate::tree::Node;
+use splitrail_settings::problem::Report;
+use splitrail_settings::tree::Node;
 
 /// Whether shims can speak over a broker.
 pub(super) fn is_plane(root: &Node) -> bool {

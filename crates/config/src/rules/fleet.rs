@@ -4,13 +4,13 @@ use std::net::SocketAddr;
 use std::path::Path;
 use std::time::Duration;
 
-use super::typed;
+use super::value::typed;
 use crate::model::{ClientWorkers, FleetConfig, FleetTls, Network, Secret};
-use crate::problem::{Place, Report};
 use crate::scalar::parse_duration;
 use crate::tls::TlsFiles;
-use crate::tree::{Node, Value};
-use crate::words::shown;
+use splitrail_settings::problem::{Place, Report};
+use splitrail_settings::tree::{Node, Value};
+use splitrail_settings::words::shown;
 
 /// Reports every broken rule about `fleet` and `listen.fleet`.
 pub(super) fn check(root: &Node, base_dir: &Path, report: &mut Report) {

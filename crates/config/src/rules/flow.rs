@@ -1,10 +1,10 @@
 //! Rules about flows: the workers that they need, and who can gate.
 
+use super::value::{typed, typed_or};
 use super::workers::Workers;
-use super::{typed, typed_or};
 use crate::model::{Connector, Flow, Gate, GateKind, RequestFlow, TokenizerConfig};
-use crate::problem::{Place, Report};
-use crate::tree::Node;
+use splitrail_settings::problem::{Place, Report};
+use splitrail_settings::tree::Node;
 
 /// Checks a model's own flow and those that its requests may ask for.
 pub(super) fn check(model: &Node, path: &str, workers: &Workers<'_>, report: &mut Report) {

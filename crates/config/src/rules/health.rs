@@ -1,8 +1,8 @@
 //! How workers are watched.
 
-use crate::problem::Report;
 use crate::scalar::parse_duration;
-use crate::tree::Node;
+use splitrail_settings::problem::Report;
+use splitrail_settings::tree::Node;
 
 /// Reports times in which nothing can be asked or judged.
 pub(super) fn check(model: &Node, path: &str, report: &mut Report) {

@@ -1,11 +1,11 @@
 //! Bounds that leave room for something.
 
-use super::typed;
+use super::value::typed;
 use crate::model::Limits;
-use crate::problem::Report;
 use crate::scalar::parse_duration;
-use crate::tree::Node;
-use crate::words::shown;
+use splitrail_settings::problem::Report;
+use splitrail_settings::tree::Node;
+use splitrail_settings::words::shown;
 
 /// Reports times in which no client could do its part, and bounds that exclude each other.
 pub(super) fn check(root: &Node, report: &mut Report) {

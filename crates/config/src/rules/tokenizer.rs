@@ -2,12 +2,12 @@
 
 use std::path::Path;
 
-use super::typed;
+use super::value::typed;
 use crate::model::TokenizerConfig;
-use crate::problem::Report;
-use crate::tree::Node;
-use crate::words::shown;
 use splitrail_engine::template_kwargs::is_control_kwarg;
+use splitrail_settings::problem::Report;
+use splitrail_settings::tree::Node;
+use splitrail_settings::words::shown;
 
 pub(super) fn check(model: &Node, path: &str, base_dir: &Path, report: &mut Report) {
     let tokenizer = typed::<TokenizerConfig>(model, "tokenizer");

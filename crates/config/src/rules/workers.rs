@@ -2,12 +2,12 @@
 
 use std::collections::HashMap;
 
-use super::typed;
-use crate::endpoint;
+use super::value::typed;
 use crate::model::Role;
-use crate::problem::{Place, Report};
-use crate::tree::{Node, Value};
-use crate::words::shown;
+use splitrail_settings::endpoint;
+use splitrail_settings::problem::{Place, Report};
+use splitrail_settings::tree::{Node, Value};
+use splitrail_settings::words::shown;
 
 /// What the other rules need to know of a model's workers. A worker whose role was
 /// refused counts as any, so that one mistake is not told twice.

@@ -1,0 +1,15 @@
+//! Typed values of keys in the tree of a file.
+
+use serde::de::DeserializeOwned;
+use splitrail_settings::tree::Node;
+
+/// The typed value under `key`; `None` where the key is absent or its value invalid.
+pub(super) fn typed<T: DeserializeOwned>(node: &Node, key: &str) -> Option<T> {
+    serde_json::from_value(node.get(key)?.to_json()).ok()
+}
+
+/// The typed value under `key`; `default` where the key is absent, `None` where its value is
+/// invalid.
+pub(super) fn typed_or<T: DeserializeOwned>(node: &Node, key: &str, default: T) -> Option<T> {
+    if node.get(key).is_some() { typed(node, key) } else { Some(default) }
+}
