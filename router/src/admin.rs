@@ -6,44 +6,28 @@ use std::net::SocketAddr;
 use std::sync::Arc;
 
 use axum::Router;
-use axum::extract::{DefaultBodyLimit, FromRef};
+use axum::extract::DefaultBodyLimit;
 use axum::middleware::from_fn;
 use axum::routing::{delete, get, post};
 
-use crate::core::Core;
 use crate::ingress::reply::{health, ready, reply_error};
-use crate::reload::Reload;
 use splitrail_api::error::{Error, Kind};
-use splitrail_fleet::Fleet;
 
 mod change;
+mod context;
 mod explain;
 mod guard;
 mod index;
+mod lookup;
 mod metrics;
 mod refusal;
 mod show;
 mod workers;
 
+pub use context::Admin;
+
 /// A worker is described in less.
 const BODY_MAX_BYTES: usize = 64 << 10;
-
-/// What the admin listener tells about and acts on.
-#[derive(Clone)]
-pub struct Admin {
-    /// What serves the requests.
-    pub core: Arc<Core>,
-    /// Its workers.
-    pub fleet: Arc<Fleet>,
-    /// Reads the configuration again.
-    pub reload: Reload,
-}
-
-impl FromRef<Admin> for Arc<Core> {
-    fn from_ref(admin: &Admin) -> Self {
-        Arc::clone(&admin.core)
-    }
-}
 
 /// The admin listener's routes; `bound` is its own address.
 pub fn routes(admin: Admin, bound: SocketAddr) -> Router {

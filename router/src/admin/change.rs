@@ -7,27 +7,16 @@ use axum::response::{IntoResponse, Response};
 use bytes::Bytes;
 use http::header::CONTENT_TYPE;
 use http::{HeaderMap, StatusCode};
-use serde::Deserialize;
 use serde_json::json;
 
-use super::Admin;
-use super::refusal::Refusal;
+use super::context::Admin;
+use super::lookup::{Which, the_model, the_worker};
+use super::refusal::{Refusal, Result};
 use super::workers::view;
 use crate::ingress::reply::json_reply;
 use crate::reload::Refused;
 use splitrail_config::Addition;
-use splitrail_fleet::keeper::Known;
 use splitrail_fleet::{Fleet, Source};
-use splitrail_fleet::{Served, Serving};
-
-pub(super) type Result<T> = std::result::Result<T, Refusal>;
-
-/// Which model's worker is meant.
-#[derive(Deserialize)]
-#[serde(deny_unknown_fields)]
-pub(super) struct Which {
-    pub(super) model: Option<String>,
-}
 
 /// Adds a worker, or describes one otherwise, until it is removed or the router ends.
 pub(super) async fn add(
@@ -155,48 +144,4 @@ async fn off_reactor<T: Send + 'static>(
     changing.map_err(|error| {
         Refusal::new(StatusCode::INTERNAL_SERVER_ERROR, "internal", error.to_string())
     })
-}
-
-/// The model of a name; where none is given, the only one.
-fn the_model<'s>(serving: &'s Serving, name: Option<&str>) -> Result<&'s Arc<Served>> {
-    match (name, &serving.models[..]) {
-        (Some(name), _) => serving.model(name).ok_or_else(|| {
-            let message = format!("model {name} is not served");
-            Refusal::new(StatusCode::NOT_FOUND, "model_not_found", message)
-        }),
-        (None, [only]) => Ok(only),
-        (None, all) => Err(ambiguous("there are several models", all.iter().map(|m| m.name()))),
-    }
-}
-
-/// The worker of a name, in the model of a name or in the only one that has it.
-pub(super) fn the_worker<'s>(
-    admin: &Admin,
-    serving: &'s Serving,
-    id: &str,
-    model: Option<&str>,
-) -> Result<(&'s Arc<Served>, Known)> {
-    let models = match model {
-        Some(_) => std::slice::from_ref(the_model(serving, model)?),
-        None => &serving.models,
-    };
-    let knows = |served: &'s Arc<Served>| Some((served, admin.fleet.known(served.name(), id)?));
-    let mut found: Vec<_> = models.iter().filter_map(knows).collect();
-    match (found.pop(), found.is_empty()) {
-        (Some(only), true) => Ok(only),
-        (None, _) => {
-            let message = format!("there is no worker {id}");
-            Err(Refusal::new(StatusCode::NOT_FOUND, "worker_not_found", message))
-        }
-        (Some(last), false) => {
-            let models = found.iter().chain([&last]).map(|(served, _)| served.name());
-            Err(ambiguous(&format!("several models have a worker {id}"), models))
-        }
-    }
-}
-
-fn ambiguous<'m>(what: &str, models: impl Iterator<Item = &'m str>) -> Refusal {
-    let message = format!("{what}: say which one (`model`)");
-    let models: Vec<_> = models.collect();
-    Refusal::new(StatusCode::CONFLICT, "ambiguous", message).with("models", json!(models))
 }

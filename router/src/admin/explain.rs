@@ -8,9 +8,8 @@ use http::header::CONTENT_TYPE;
 use http::{HeaderMap, StatusCode};
 use serde::Deserialize;
 
-use super::Admin;
-use super::change::Result;
-use super::refusal::Refusal;
+use super::context::Admin;
+use super::refusal::{Refusal, Result};
 use crate::ingress::reply::json_reply;
 use crate::service::explain;
 use splitrail_api::Endpoint;

@@ -5,8 +5,9 @@ use axum::response::Response;
 use serde_json::{Map, Value, json};
 use splitrail_kv::{Frozen, Tier, WorkerKey};
 
-use super::Admin;
-use super::change::{Result, Which, the_worker};
+use super::context::Admin;
+use super::lookup::{Which, the_worker};
+use super::refusal::Result;
 use crate::ingress::reply::json_reply;
 use splitrail_policy::mix;
 

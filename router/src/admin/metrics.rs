@@ -9,7 +9,7 @@ use http::header::CONTENT_TYPE;
 use prometheus::IntGaugeVec;
 use splitrail_kv::Tier;
 
-use super::Admin;
+use super::context::Admin;
 use crate::core::Core;
 use splitrail_config::model::{HitThreshold, RequestFlow};
 use splitrail_fleet::Served;

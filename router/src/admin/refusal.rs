@@ -9,6 +9,9 @@ use serde_json::{Value, json};
 use crate::reload::problem_json;
 use splitrail_config::Problem;
 
+/// The result of a call that may be refused.
+pub(super) type Result<T> = std::result::Result<T, Refusal>;
+
 /// A refusal: the front door's error object, and what an operator may want to know beside it.
 pub(super) struct Refusal {
     status: StatusCode,

@@ -9,7 +9,7 @@ use http::header::{CONTENT_TYPE, ETAG};
 use serde::Deserialize;
 use serde_json::json;
 
-use super::Admin;
+use super::context::Admin;
 use crate::ingress::reply::json_reply;
 
 /// The running configuration. It is a configuration file itself: JSON is YAML. Secrets are the

@@ -8,7 +8,7 @@ use axum::response::Response;
 use serde_json::{Value, json};
 use splitrail_kv::Tier;
 
-use super::Admin;
+use super::context::Admin;
 use crate::ingress::reply::json_reply;
 use splitrail_fleet::Served;
 use splitrail_fleet::Worker;

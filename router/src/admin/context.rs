@@ -1,0 +1,26 @@
+//! What the handlers of the admin listener show and change.
+
+use std::sync::Arc;
+
+use axum::extract::FromRef;
+
+use crate::core::Core;
+use crate::reload::Reload;
+use splitrail_fleet::Fleet;
+
+/// The state that all handlers share.
+#[derive(Clone)]
+pub struct Admin {
+    /// The models and the accounts of requests.
+    pub core: Arc<Core>,
+    /// The workers, which operators may change.
+    pub fleet: Arc<Fleet>,
+    /// Reloads the configuration file.
+    pub reload: Reload,
+}
+
+impl FromRef<Admin> for Arc<Core> {
+    fn from_ref(admin: &Admin) -> Self {
+        Arc::clone(&admin.core)
+    }
+}
