@@ -6,7 +6,7 @@ use std::time::Instant;
 
 use splitrail_config::model::Role;
 use splitrail_config::model::Worker as WorkerConfig;
-use splitrail_fleet::pool::rank_key;
+use splitrail_fleet::ranks::rank_key;
 use splitrail_fleet::{Roster, Source};
 use splitrail_policy::Leg;
 use splitrail_kv::{BlockHash, EngineHash, HashedBlock, Tier};

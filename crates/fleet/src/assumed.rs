@@ -13,7 +13,7 @@ use std::time::{Duration, Instant};
 use serde::Serialize;
 use splitrail_kv::{BlockHash, Recent, RecentConfig, RecentOverlaps};
 
-use super::pool::rank_key;
+use super::ranks::rank_key;
 use super::worker::Worker;
 use splitrail_config::model::AssumedConfig;
 

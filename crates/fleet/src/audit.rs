@@ -7,11 +7,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
 
 use serde::Serialize;
 
-use crate::Served;
-use crate::Worker;
-use crate::drift::{self, Measured};
-use splitrail_ledger::leg::LegFacts;
-use splitrail_telemetry::Metrics;
+use crate::drift::Measured;
 
 /// Replies after which a worker that has never given a figure is named in the log.
 /// One that reports nothing instead of 0 needs a warm prompt to be heard.
@@ -23,8 +19,8 @@ const WEIGHT: f64 = 1.0 / 16.0;
 /// What one worker has reported so far, and how far the index was off.
 #[derive(Debug, Default)]
 pub struct Audit {
-    usage: Reporting,
-    cached_tokens: Reporting,
+    pub(super) usage: Reporting,
+    pub(super) cached_tokens: Reporting,
     comparisons: AtomicU64,
     /// Grows each time that the index of this worker begins anew: what was promised before
     /// says nothing about it.
@@ -39,7 +35,7 @@ pub struct Audit {
 
 /// How often a figure was to be had, and was.
 #[derive(Debug, Default)]
-struct Reporting {
+pub(super) struct Reporting {
     replies: AtomicU64,
     reported: AtomicU64,
     named: AtomicBool,
@@ -92,7 +88,7 @@ pub struct ReportingView {
 
 impl Reporting {
     /// Counts a reply; says whether it is time to name the worker.
-    fn count(&self, reported: bool) -> bool {
+    pub(super) fn count(&self, reported: bool) -> bool {
         let replies = self.replies.fetch_add(1, Relaxed) + 1;
         let known = self.reported.fetch_add(reported.into(), Relaxed) + u64::from(reported);
         known == 0 && replies >= PATIENCE_REPLIES && !self.named.swap(true, Relaxed)
@@ -119,6 +115,27 @@ impl Audit {
         }
     }
 
+    /// Counts a reply whose cached tokens were promised by the index of an epoch; says whether
+    /// that is the current index, which the reply tells something about.
+    pub(super) fn compare(
+        &self,
+        epoch: u64,
+        block_size: u32,
+        (promised_tokens, found_tokens): (u32, u32),
+    ) -> bool {
+        self.comparisons.fetch_add(1, Relaxed);
+        if epoch != self.epoch() {
+            return false;
+        }
+        let in_blocks = |tokens: u32| f64::from(tokens) / f64::from(block_size);
+        self.samples.fetch_add(1, Relaxed);
+        self.promised.add(in_blocks(promised_tokens));
+        self.found.add(in_blocks(found_tokens));
+        self.over.add(in_blocks(promised_tokens.saturating_sub(found_tokens)));
+        self.under.add(in_blocks(found_tokens.saturating_sub(promised_tokens)));
+        true
+    }
+
     /// What was measured of the index as it is.
     pub fn measured(&self) -> Measured {
         Measured {
@@ -139,66 +156,6 @@ impl Audit {
             drift_over_blocks: self.over.get(),
             drift_under_blocks: self.under.get(),
         }
-    }
-}
-
-/// A worker has answered a leg in full: counts what it reported, compares it with the
-/// index, and names it in the log, once, if it never reports. `has_usage` is whether
-/// there was a usage object; the leg has what was in it.
-pub fn observe(
-    metrics: &Metrics,
-    served: &Served,
-    worker: &Worker,
-    leg: &LegFacts,
-    has_usage: bool,
-) {
-    // Whoever has left has no figures any more.
-    if worker.gone.is_cancelled() {
-        return;
-    }
-    let (model, id) = (served.name(), worker.id());
-    let audit = &worker.audit;
-    count(metrics, &audit.usage, [model, id, "usage"], has_usage);
-    // What a receiving leg calls cached is not about its own work.
-    if leg.receives {
-        return;
-    }
-    count(metrics, &audit.cached_tokens, [model, id, "cached_tokens"], leg.cached_tokens.is_some());
-    let Some((engine, prompt_tokens)) = leg.cached_tokens.zip(leg.prompt_tokens) else { return };
-    if !leg.expected.comparable || leg.expected.block_size == 0 {
-        return;
-    }
-    let estimate = leg.expected.cached_tokens(prompt_tokens);
-    let in_blocks = |tokens: u32| f64::from(tokens) / f64::from(leg.expected.block_size);
-    let blocks = in_blocks(estimate.abs_diff(engine));
-    let over = estimate > engine;
-    let direction = if over { "over" } else { "under" };
-    metrics.cached_tokens_error.with_label_values(&[model, direction]).observe(blocks);
-    audit.comparisons.fetch_add(1, Relaxed);
-    if leg.expected.epoch != audit.epoch() {
-        return;
-    }
-    audit.samples.fetch_add(1, Relaxed);
-    audit.promised.add(in_blocks(estimate));
-    audit.found.add(in_blocks(engine));
-    audit.over.add(if over { blocks } else { 0.0 });
-    audit.under.add(if over { 0.0 } else { blocks });
-    drift::compared(served, worker);
-}
-
-fn count(metrics: &Metrics, reporting: &Reporting, labels: [&str; 3], reported: bool) {
-    let [model, worker, figure] = labels;
-    let labels = [model, worker, figure, if reported { "yes" } else { "no" }];
-    metrics.engine_reports.with_label_values(&labels).inc();
-    if reporting.count(reported) {
-        tracing::warn!(
-            model,
-            worker,
-            figure,
-            "the engine has never reported this figure: what clients are told follows \
-             cached_tokens_fallback. vLLM wants --enable-prompt-tokens-details, SGLang \
-             --enable-cache-report (said once per worker)"
-        );
     }
 }
 

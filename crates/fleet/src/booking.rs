@@ -5,7 +5,6 @@ use std::sync::atomic::{AtomicU32, AtomicU64, Ordering::Relaxed};
 use std::time::Instant;
 
 use super::costs::Work;
-use super::worker::Worker;
 
 /// Sums of a worker's bookings. The counters are statistics for placement: they
 /// order nothing, so relaxed atomics suffice.
@@ -51,14 +50,8 @@ impl Booking {
         Self::both(Arc::clone(booked), None, prefill_tokens, active_tokens)
     }
 
-    /// The same on a worker, and on one of its ranks if it is pinned there.
-    pub fn on(worker: &Worker, rank: Option<u16>, prefill_tokens: u64, active_tokens: u64) -> Self {
-        let of_rank = rank.and_then(|rank| worker.ranks.get(rank));
-        let of_rank = of_rank.map(|rank| Arc::clone(&rank.booked));
-        Self::both(Arc::clone(&worker.booked), of_rank, prefill_tokens, active_tokens)
-    }
-
-    fn both(
+    /// Books a leg on a worker, and on one of its ranks if the leg is pinned to it.
+    pub(super) fn both(
         booked: Arc<Booked>,
         of_rank: Option<Arc<Booked>>,
         prefill_tokens: u64,

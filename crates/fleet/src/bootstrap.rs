@@ -8,15 +8,14 @@ use http::uri::Authority;
 use splitrail_engine::mooncake::{BOOTSTRAP_PORT, EngineIds, MAX_QUERY_BYTES, QUERY_PATH};
 use tokio::sync::Mutex;
 
-use super::Worker;
 use splitrail_api::error::Error;
-use splitrail_engine_client::EngineClient;
+use splitrail_engine_client::{Engine, EngineClient};
 
 /// A prefill worker's bootstrap server, and what it last said of its engine.
 #[derive(Debug)]
 pub struct Bootstrap {
     authority: Authority,
-    known: ArcSwapOption<Engine>,
+    known: ArcSwapOption<EngineIdentity>,
     /// One question at a time; with the instant of the last that was in vain.
     asking: Mutex<Option<Instant>>,
 }
@@ -27,9 +26,9 @@ const QUIET: Duration = Duration::from_secs(1);
 
 /// Who the engine behind a worker is, until it is started again.
 #[derive(Debug, PartialEq, Eq)]
-pub struct Engine(EngineIds);
+pub struct EngineIdentity(EngineIds);
 
-impl Engine {
+impl EngineIdentity {
     /// Its id, and the rank that requests must be pinned to, if it has several: the one that
     /// is wished for, else its first. `None` if there is no such rank.
     pub fn of_rank(&self, rank: Option<u16>) -> Option<(&str, Option<u32>)> {
@@ -75,8 +74,8 @@ impl Bootstrap {
     pub async fn engine(
         &self,
         client: &EngineClient,
-        worker: &Worker,
-    ) -> Result<Arc<Engine>, Error> {
+        worker: &impl Engine,
+    ) -> Result<Arc<EngineIdentity>, Error> {
         if let Some(engine) = self.known.load_full() {
             return Ok(engine);
         }
@@ -91,7 +90,7 @@ impl Bootstrap {
         if failed.is_some_and(|at| at.elapsed() < QUIET) {
             return Err(unknown("it did not answer a moment ago"));
         }
-        match self.query(client, worker.guarded).await {
+        match self.query(client, worker.is_guarded()).await {
             Ok(engine) => {
                 *failed = None;
                 let engine = Arc::new(engine);
@@ -105,15 +104,15 @@ impl Bootstrap {
         }
     }
 
-    async fn query(&self, client: &EngineClient, guarded: bool) -> Result<Engine, String> {
+    async fn query(&self, client: &EngineClient, guarded: bool) -> Result<EngineIdentity, String> {
         let text = client.ask(&self.authority, guarded, QUERY_PATH, MAX_QUERY_BYTES).await?;
         let ids = EngineIds::parse(&text).map_err(|error| error.to_string())?;
-        Ok(Engine(ids))
+        Ok(EngineIdentity(ids))
     }
 
     /// Forgets an engine with which a transfer failed, unless another one is known by now:
     /// an engine that was started again has another id.
-    pub fn forget(&self, engine: &Arc<Engine>) {
+    pub fn forget(&self, engine: &Arc<EngineIdentity>) {
         let known = self.known.load();
         if known.as_ref().is_some_and(|known| Arc::ptr_eq(known, engine)) {
             self.known.compare_and_swap(&known, None);

@@ -1,6 +1,6 @@
-//! Acts where the index and what a worker reports drift apart.
+//! What to do where the index and what a worker reports drift apart.
 //!
-//! Every reply's `cached_tokens` is held against what the index had (`ledger::audit`). A
+//! Every reply's `cached_tokens` is held against what the index had (`audit`). A
 //! worker that keeps finding less than was promised draws prompts to a cache that is not
 //! there: its overlap counts for less, its events are read anew, and if that does not help it
 //! takes no part in KV routing. One that finds more is only read anew: nothing false is
@@ -16,12 +16,7 @@ mod policy;
 
 pub use policy::{Direction, Measured, Past, Step, Verdict, judge};
 
-use super::worker::Worker;
-use crate::Served;
 use splitrail_config::model::DriftConfig;
-
-/// The reason of such resyncs in `splitrail_index_resyncs_total`.
-pub const RESYNC_REASON: &str = "drift";
 
 /// What was made of one worker's drift so far.
 #[derive(Debug, Default)]
@@ -76,7 +71,13 @@ impl Drift {
         }
     }
 
-    fn decide(&self, config: &DriftConfig, measured: &Measured, now: Instant) -> Verdict {
+    /// Judges what was measured, and remembers the verdict.
+    pub(super) fn decide(
+        &self,
+        config: &DriftConfig,
+        measured: &Measured,
+        now: Instant,
+    ) -> Verdict {
         let mut past = self.past.lock().unwrap_or_else(PoisonError::into_inner);
         let verdict = judge(config, measured, &past, now);
         past.note(&verdict.step, now);
@@ -89,42 +90,5 @@ impl Drift {
 
     fn set_discount(&self, discount: f64) {
         self.discount.store(discount.to_bits(), Relaxed);
-    }
-}
-
-/// A worker has been compared once more: does what follows from it.
-pub fn compared(served: &Served, worker: &Worker) {
-    let config = &served.config.drift;
-    if !config.enabled || worker.drift.has_given_up() {
-        return;
-    }
-    let measured = worker.audit.measured();
-    let verdict = worker.drift.decide(config, &measured, Instant::now());
-    let Measured { samples, over_blocks, under_blocks, .. } = measured;
-    let (model, id) = (served.name(), worker.id());
-    match verdict.step {
-        Step::Fine | Step::Wait | Step::Bear => {}
-        Step::Resync(direction) => {
-            tracing::warn!(
-                model,
-                worker = id,
-                direction = direction.name(),
-                samples,
-                over_blocks,
-                under_blocks,
-                overlap_discount = verdict.discount,
-                "the worker's cached_tokens are not what the index promises: its KV events are \
-                 read anew"
-            );
-            worker.resync.request(RESYNC_REASON);
-        }
-        Step::GiveUp => tracing::error!(
-            model,
-            worker = id,
-            samples,
-            over_blocks,
-            "the worker still finds less than the index promises, after drift.resyncs_max \
-             readings: no KV routing to it until it comes back. Does it announce what it evicts?"
-        ),
     }
 }

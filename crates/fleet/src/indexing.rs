@@ -7,7 +7,8 @@ use std::time::{Duration, Instant};
 
 use splitrail_kv::{Applied, WorkerKey};
 
-use super::pool::{Pool, rank_key};
+use super::pool::Pool;
+use super::ranks::rank_key;
 use super::worker::Worker;
 use crate::Cluster;
 use splitrail_telemetry::clock::unix_ms;

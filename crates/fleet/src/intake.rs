@@ -15,7 +15,8 @@ use tokio_util::sync::CancellationToken;
 
 use super::follow::supervise;
 use super::indexing::{Indexing, OVER_LIMIT};
-use super::pool::{Pool, rank_key};
+use super::pool::Pool;
+use super::ranks::rank_key;
 use super::worker::Worker;
 use crate::Cluster;
 use splitrail_engine_client::networks::literal;

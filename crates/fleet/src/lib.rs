@@ -35,6 +35,7 @@ pub mod pool;
 pub mod probe;
 pub mod ranks;
 pub mod releases;
+pub mod reply_audit;
 pub mod resync;
 pub mod roster;
 pub mod served;

@@ -7,7 +7,7 @@ use std::time::Instant;
 
 use splitrail_kv::BlockHash;
 
-use crate::Pool;
+use crate::Roster;
 use splitrail_config::model::LossConfig;
 use splitrail_ledger::decisions::Decision;
 use splitrail_policy::loss::{Loss, LossWindow, Reach, Stream};
@@ -77,16 +77,22 @@ impl Losses {
         }
     }
 
-    /// Its request has ended well.
-    pub fn ended(&self, pool: &Pool, followed: &Followed, decision: &Decision) {
+    /// The request of a prompt has ended well: counts where its cache hits were lost, for
+    /// workers of `roster` and blocks of `block_size` tokens.
+    pub fn ended(
+        &self,
+        followed: &Followed,
+        decision: &Decision,
+        roster: &Roster,
+        block_size: u32,
+    ) {
         let Some(cached) = decision.cached_tokens else { return };
         let worker = decision.prefill_worker.as_deref().or(decision.decode_worker.as_deref());
-        let roster = pool.roster();
         let worker = worker.and_then(|id| roster.named(id));
         let reach = Reach {
             held_blocks: decision.best_overlap_blocks,
             chosen_blocks: decision.overlap_blocks,
-            hit_blocks: cached / pool.block_size().max(1),
+            hit_blocks: cached / block_size.max(1),
             parity_broken: worker.is_some_and(|worker| !worker.takes_part_in_kv_routing()),
             ..followed.reach
         };

@@ -6,13 +6,14 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use arc_swap::ArcSwap;
-use splitrail_kv::{BlockHash, Index, IndexConfig, IndexReader, Overlaps, Tier, WorkerKey};
+use splitrail_kv::{BlockHash, Index, IndexConfig, IndexReader, Overlaps, Tier};
 use tokio::sync::watch;
 
 use super::assumed::{Assumed, Found};
 use super::calibration::Calibration;
 use super::exclusion::{Exclusion, excluded};
 use super::picture::Picture;
+use super::ranks::rank_key;
 use super::roster::Roster;
 use super::waiting::Waiting;
 use super::worker::Worker;
@@ -269,11 +270,6 @@ impl Pool {
             }
         });
     }
-}
-
-/// A rank's name in the index.
-pub fn rank_key(index: usize, rank: u16) -> WorkerKey {
-    WorkerKey { worker: index as u32, rank }
 }
 
 #[cfg(test)]

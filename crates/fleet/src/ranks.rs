@@ -9,6 +9,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU16, Ordering::Relaxed};
 
 use arc_swap::ArcSwap;
+use splitrail_kv::WorkerKey;
 use tokio::sync::watch;
 
 use super::booking::Booked;
@@ -184,6 +185,11 @@ impl Rank {
     pub fn set_current(&self, current: bool) {
         self.events_current.store(current, Relaxed);
     }
+}
+
+/// A rank's name in the index.
+pub fn rank_key(index: usize, rank: u16) -> WorkerKey {
+    WorkerKey { worker: index as u32, rank }
 }
 
 #[cfg(test)]

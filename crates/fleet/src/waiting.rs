@@ -227,7 +227,7 @@ impl Waiting {
             let Waiter { asked, reply } = release.item.key.as_ref();
             let rank = chosen.rank;
             let work = worker.costs.begin(now, rank, (to_compute, held), !asked.heard);
-            let booking = Booking::on(worker, rank, to_compute, query.prompt_tokens);
+            let booking = worker.book(rank, to_compute, query.prompt_tokens);
             let granted = Granted {
                 roster: Arc::clone(&sight.roster),
                 candidates: release.candidates,

@@ -13,7 +13,7 @@ use splitrail_engine::vllm::load::EngineLoad;
 use tokio_util::sync::CancellationToken;
 
 use super::audit::Audit;
-use super::booking::Booked;
+use super::booking::{Booked, Booking};
 use super::bootstrap::Bootstrap;
 use super::breaker::Breaker;
 use super::costs::Costs;
@@ -457,6 +457,14 @@ impl Worker {
         let queues = report.asked.is_some_and(|asked| asked >= since)
             && report.load.waiting.is_some_and(|waiting| waiting > 0);
         queues && self.idle_at.load().as_deref().is_none_or(|idle| *idle < since)
+    }
+
+    /// Books a leg on the worker, and on a rank if the leg is pinned to it: `prefill_tokens` to
+    /// compute, `active_tokens` to hold.
+    pub fn book(&self, rank: Option<u16>, prefill_tokens: u64, active_tokens: u64) -> Booking {
+        let of_rank = rank.and_then(|rank| self.ranks.get(rank));
+        let of_rank = of_rank.map(|rank| Arc::clone(&rank.booked));
+        Booking::both(Arc::clone(&self.booked), of_rank, prefill_tokens, active_tokens)
     }
 
     /// Whether it can take a leg.

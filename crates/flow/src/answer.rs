@@ -27,7 +27,7 @@ use splitrail_api::{JsonObject, Parts};
 use splitrail_engine_client::{Envelope, Parcel, Shape};
 use splitrail_fleet::Served;
 use splitrail_fleet::costs::Whose;
-use splitrail_fleet::{Booking, Worker};
+use splitrail_fleet::Worker;
 use splitrail_ledger::decisions::DecisionHandle;
 use splitrail_ledger::leg::{LegFacts, LegKind};
 use splitrail_policy::Leg;
@@ -269,7 +269,7 @@ pub(super) fn account(sending: &Sending<'_>, now: Instant, handed_over: bool) ->
     let Sending { context, unit, decision, placed, .. } = *sending;
     let worker = &placed.worker;
     let booking = match handed_over {
-        true => Booking::on(worker, placed.rank, 0, unit.weight_tokens),
+        true => worker.book(placed.rank, 0, unit.weight_tokens),
         false => book(context, unit, placed, (now, context.options.stream)),
     };
     let leg = LegFacts::new(LegKind::Decode, worker.id(), expected(context, unit, placed));

@@ -94,7 +94,7 @@ pub(super) fn book(
     let uncached = uncached_tokens(context, unit, placed.assumed_blocks);
     let tokens = (uncached, unit.weight_tokens - uncached);
     let work = worker.costs.begin(now, placed.rank, tokens, !heard);
-    Booking::on(worker, placed.rank, uncached, unit.weight_tokens).with_work(work)
+    worker.book(placed.rank, uncached, unit.weight_tokens).with_work(work)
 }
 
 /// What the router knows of a leg that it has placed.

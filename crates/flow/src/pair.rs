@@ -23,7 +23,7 @@ use crate::reply::relay::Account;
 use splitrail_api::error::{Error, Fault, Kind};
 use splitrail_config::model::Connector;
 use splitrail_engine_client::{Envelope, Parcel};
-use splitrail_fleet::bootstrap::{Bootstrap, Engine};
+use splitrail_fleet::bootstrap::{Bootstrap, EngineIdentity};
 use splitrail_fleet::{Exclusion, Worker};
 use splitrail_ledger::decisions::DecisionHandle;
 use splitrail_ledger::leg::{LegFacts, LegKind};
@@ -121,7 +121,7 @@ pub(super) async fn pair_or_local(
 
 /// What both legs of one pair know.
 enum Appointment {
-    Transfer { params: [String; 2], engine: Arc<Engine>, rank: Option<u32> },
+    Transfer { params: [String; 2], engine: Arc<EngineIdentity>, rank: Option<u32> },
     Room(RoomMembers),
 }
 

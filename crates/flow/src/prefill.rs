@@ -26,7 +26,7 @@ use splitrail_api::{Endpoint, JsonObject, Parts};
 use splitrail_config::model::{Connector, OnNoPrefill};
 use splitrail_engine_client::{Envelope, Parcel, Peer, Shape};
 use splitrail_fleet::Served;
-use splitrail_fleet::audit;
+use splitrail_fleet::reply_audit::audit_reply;
 use splitrail_fleet::{Exclusion, Hosts, Pool, Worker};
 use splitrail_ledger::decisions::DecisionHandle;
 use splitrail_ledger::leg::{LegFacts, LegKind};
@@ -414,6 +414,6 @@ fn report(
         leg = decision.ledger.prefill().cloned();
     });
     if let Some(leg) = leg {
-        audit::observe(&context.metrics, &context.served, worker, &leg, usage.is_some());
+        audit_reply(&context.metrics, &context.served, worker, &leg, usage.is_some());
     }
 }

@@ -19,7 +19,7 @@ use crate::prepare::Unit;
 use splitrail_api::{Endpoint, JsonObject};
 use splitrail_engine_client::{Envelope, Parcel, Receipt, Shape};
 use splitrail_fleet::Served;
-use splitrail_fleet::{Booking, Worker};
+use splitrail_fleet::Worker;
 use splitrail_policy::Leg;
 use splitrail_telemetry::Metrics;
 
@@ -76,7 +76,7 @@ impl Staged {
         let params = hand_off.into_json();
         let body = legs::fetch(&self.body, self.endpoint, Carried::Params(&params));
         let Ok(body) = body else { return false };
-        let booking = Booking::on(&worker, None, 0, self.weight_tokens);
+        let booking = worker.book(None, 0, self.weight_tokens);
         let (metrics, served) = (Arc::clone(&self.metrics), Arc::clone(&self.served));
         let (envelope, shape) = (self.envelope.clone(), Shape::whole(self.endpoint));
         let body = Parcel::new(body).0.once();

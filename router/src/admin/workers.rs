@@ -14,8 +14,7 @@ use splitrail_fleet::Served;
 use splitrail_fleet::Worker;
 use splitrail_fleet::offers::TOKENIZER;
 use splitrail_fleet::parity::Cause;
-use splitrail_fleet::pool::rank_key;
-use splitrail_fleet::ranks::Rank;
+use splitrail_fleet::ranks::{Rank, rank_key};
 use splitrail_policy::Leg;
 
 /// Every worker of every model.

@@ -235,8 +235,11 @@ impl Scope {
         self.write_down(placed, arrived_unix_ms, seconds);
         let pool = &placed.served.pool;
         if outcome == "ok" {
+            let (roster, block_size) = (pool.roster(), pool.block_size());
             for (followed, decision) in placed.followed.iter().zip(&placed.decisions) {
-                decision.with(|decision| pool.losses.ended(pool, followed, decision));
+                decision.with(|decision| {
+                    pool.losses.ended(followed, decision, &roster, block_size);
+                });
             }
         }
     }

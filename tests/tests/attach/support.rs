@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use splitrail_fleet::Served;
 use splitrail_fleet::Worker;
-use splitrail_fleet::pool::rank_key;
+use splitrail_fleet::ranks::rank_key;
 use splitrail_proto::v1;
 use splitrail_tests::shim::Shim;
 use splitrail_tests::{Cluster, Spec};

@@ -1,7 +1,7 @@
 //! What these suites share.
 
 use serde_json::Value;
-use splitrail_fleet::pool::rank_key;
+use splitrail_fleet::ranks::rank_key;
 use splitrail_sim::{RecordedRequest, SimConfig};
 use splitrail_tests::cluster::eventually;
 use splitrail_tests::trial::{COMPLETIONS, completion, prompt};

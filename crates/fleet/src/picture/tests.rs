@@ -7,8 +7,8 @@ use splitrail_kv::{
     chain_hashes,
 };
 
-use crate::pool::rank_key;
-use crate::{Booking, Pool};
+use crate::Pool;
+use crate::ranks::rank_key;
 use splitrail_config::model::AssumedConfig;
 
 use super::*;
@@ -56,7 +56,7 @@ fn seen(pool: &Pool, hashes: &[BlockHash]) -> Vec<Candidate> {
 #[test]
 fn each_rank_is_a_candidate_with_its_own_blocks_and_bookings() {
     let (pool, worker, hashes) = pool(true, [1, 3]);
-    let booking = Booking::on(&worker, Some(1), 10, 20);
+    let booking = worker.book(Some(1), 10, 20);
     let figures = |seen: &[Candidate]| -> Vec<_> {
         let figures = |c: &Candidate| (c.rank, c.overlap_blocks, c.requests, c.prefill_tokens);
         seen.iter().map(figures).collect()
@@ -79,7 +79,7 @@ fn what_one_rank_is_cut_off_from_says_nothing_of_the_other() {
 #[test]
 fn where_the_engine_chooses_the_rank_only_what_all_have_counts() {
     let (pool, worker, hashes) = pool(false, [2, 3]);
-    let _bookings = [0, 1, 2].map(|_| Booking::on(&worker, None, 10, 20));
+    let _bookings = [0, 1, 2].map(|_| worker.book(None, 10, 20));
     pool.assumed.sent(Instant::now(), &worker, None, &hashes);
     let seen_now = seen(&pool, &hashes);
     let [only] = seen_now[..] else { panic!("{seen_now:?}") };

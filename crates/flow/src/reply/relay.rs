@@ -23,7 +23,7 @@ use splitrail_engine_client::{
     Broken, EngineBody, EngineClient, Proof, Response, Timer, too_large,
 };
 use splitrail_fleet::Served;
-use splitrail_fleet::audit;
+use splitrail_fleet::reply_audit::audit_reply;
 use splitrail_fleet::{Booking, Worker};
 use splitrail_ledger::decisions::DecisionHandle;
 use splitrail_ledger::entry::Told;
@@ -316,7 +316,7 @@ impl Account {
             leg = decision.ledger.decode().cloned();
         });
         if let Some(leg) = leg {
-            audit::observe(&self.metrics, &self.served, &self.worker, &leg, self.settled);
+            audit_reply(&self.metrics, &self.served, &self.worker, &leg, self.settled);
         }
     }
 
@@ -333,7 +333,7 @@ impl Account {
             decision.ledger.discard(outcome);
         });
         if let (Some(leg), Some(_)) = (leg, usage) {
-            audit::observe(&self.metrics, &self.served, &self.worker, &leg, true);
+            audit_reply(&self.metrics, &self.served, &self.worker, &leg, true);
         }
     }
 

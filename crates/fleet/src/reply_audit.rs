@@ -1,0 +1,103 @@
+//! Compares what a worker reported in a reply with what the index promised, and acts on a drift
+//! that lasts.
+
+use std::time::Instant;
+
+use crate::Served;
+use crate::Worker;
+use crate::audit::Reporting;
+use crate::drift::{Measured, Step};
+use splitrail_ledger::leg::LegFacts;
+use splitrail_telemetry::Metrics;
+
+/// The reason of resyncs because of drift in `splitrail_index_resyncs_total`.
+const RESYNC_REASON: &str = "drift";
+
+/// Counts what a worker has reported with the end of a leg, compares it with the index, and
+/// names the worker in the log, once, if it never reports. `has_usage` is whether there was a
+/// usage object; the leg has its figures.
+pub fn audit_reply(
+    metrics: &Metrics,
+    served: &Served,
+    worker: &Worker,
+    leg: &LegFacts,
+    has_usage: bool,
+) {
+    // A worker that has left has no figures any more.
+    if worker.gone.is_cancelled() {
+        return;
+    }
+    let (model, id) = (served.name(), worker.id());
+    let audit = &worker.audit;
+    count(metrics, &audit.usage, [model, id, "usage"], has_usage);
+    // What a receiving leg calls cached is not about its own work.
+    if leg.receives {
+        return;
+    }
+    count(metrics, &audit.cached_tokens, [model, id, "cached_tokens"], leg.cached_tokens.is_some());
+    let Some((engine, prompt_tokens)) = leg.cached_tokens.zip(leg.prompt_tokens) else { return };
+    let expected = &leg.expected;
+    if !expected.comparable || expected.block_size == 0 {
+        return;
+    }
+    let estimate = expected.cached_tokens(prompt_tokens);
+    let blocks = f64::from(estimate.abs_diff(engine)) / f64::from(expected.block_size);
+    let direction = if estimate > engine { "over" } else { "under" };
+    metrics.cached_tokens_error.with_label_values(&[model, direction]).observe(blocks);
+    if audit.compare(expected.epoch, expected.block_size, (estimate, engine)) {
+        act_on_drift(served, worker);
+    }
+}
+
+fn count(metrics: &Metrics, reporting: &Reporting, labels: [&str; 3], reported: bool) {
+    let [model, worker, figure] = labels;
+    let labels = [model, worker, figure, if reported { "yes" } else { "no" }];
+    metrics.engine_reports.with_label_values(&labels).inc();
+    if reporting.count(reported) {
+        tracing::warn!(
+            model,
+            worker,
+            figure,
+            "the engine has never reported this figure: what clients are told follows \
+             cached_tokens_fallback. vLLM wants --enable-prompt-tokens-details, SGLang \
+             --enable-cache-report (said once per worker)"
+        );
+    }
+}
+
+/// Acts on the drift of a worker after another comparison.
+fn act_on_drift(served: &Served, worker: &Worker) {
+    let config = &served.config.drift;
+    if !config.enabled || worker.drift.has_given_up() {
+        return;
+    }
+    let measured = worker.audit.measured();
+    let verdict = worker.drift.decide(config, &measured, Instant::now());
+    let Measured { samples, over_blocks, under_blocks, .. } = measured;
+    let (model, id) = (served.name(), worker.id());
+    match verdict.step {
+        Step::Fine | Step::Wait | Step::Bear => {}
+        Step::Resync(direction) => {
+            tracing::warn!(
+                model,
+                worker = id,
+                direction = direction.name(),
+                samples,
+                over_blocks,
+                under_blocks,
+                overlap_discount = verdict.discount,
+                "the worker's cached_tokens are not what the index promises: its KV events are \
+                 read anew"
+            );
+            worker.resync.request(RESYNC_REASON);
+        }
+        Step::GiveUp => tracing::error!(
+            model,
+            worker = id,
+            samples,
+            over_blocks,
+            "the worker still finds less than the index promises, after drift.resyncs_max \
+             readings: no KV routing to it until it comes back. Does it announce what it evicts?"
+        ),
+    }
+}
