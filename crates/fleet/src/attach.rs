@@ -6,12 +6,14 @@
 
 mod blocks;
 mod connection;
+mod context;
 mod credentials;
 mod greet;
 mod inbound;
 mod line;
 #[cfg(feature = "nats")]
 mod plane;
+mod receive;
 mod seats;
 mod session;
 mod tls;
@@ -40,12 +42,13 @@ use tokens::Tokens;
 use super::Fleet;
 use crate::Cluster;
 use connection::Peer;
+use context::AttachContext;
 use credentials::Allowed;
 use inbound::Inbound;
-use seats::{Newcomer, Outbound, Seated, Seats};
-use session::Session;
+use receive::receive;
+use seats::Seats;
 use splitrail_api::text::random_id;
-use splitrail_config::model::{ClientWorkers, Events, FleetConfig, NatsEvents};
+use splitrail_config::model::{ClientWorkers, Events, NatsEvents};
 use tls::Certificates;
 
 /// Longest message of a shim, in bytes: theirs tell of some thousands of blocks each.
@@ -65,16 +68,6 @@ const LAST_WORDS: Duration = Duration::from_secs(1);
 
 /// The tasks that belong to streams.
 type Tasks = Arc<Mutex<JoinSet<()>>>;
-
-/// What all sessions share.
-struct House {
-    cluster: Arc<Cluster>,
-    fleet: Arc<Fleet>,
-    config: FleetConfig,
-    router_id: String,
-    seats: Arc<Seats>,
-    stop: CancellationToken,
-}
 
 /// The open door for shims. Dropped, it closes, and whoever is attached leaves.
 pub struct FleetDoor {
@@ -96,7 +89,7 @@ impl FleetDoor {
         let (config, events) = (cluster.fleet.clone(), cluster.events.clone());
         let stop = CancellationToken::new();
         let tasks = Tasks::default();
-        let house = Arc::new(House {
+        let context = Arc::new(AttachContext {
             router_id: random_id(),
             seats: Arc::new(Seats::new(Arc::clone(&fleet), config.attach_max)),
             stop: stop.clone(),
@@ -106,10 +99,10 @@ impl FleetDoor {
         });
         let mut serving = JoinSet::new();
         if let Events::Nats(events) = events {
-            follow_plane(&house, &tasks, events)?;
+            follow_plane(&context, &tasks, events)?;
         }
         if let Some(listener) = listener {
-            serving.spawn(serve(house, Arc::clone(&tasks), listener)?);
+            serving.spawn(serve(context, Arc::clone(&tasks), listener)?);
         }
         Ok(Self { stop, tasks, server: serving })
     }
@@ -128,24 +121,28 @@ impl FleetDoor {
 
 /// Begins to follow what shims report over the event plane.
 #[cfg(feature = "nats")]
-fn follow_plane(house: &Arc<House>, tasks: &Tasks, events: NatsEvents) -> io::Result<()> {
-    lock(tasks).spawn(plane::run(Arc::clone(house), events));
+fn follow_plane(context: &Arc<AttachContext>, tasks: &Tasks, events: NatsEvents) -> io::Result<()> {
+    lock(tasks).spawn(plane::run(Arc::clone(context), events));
     Ok(())
 }
 
 /// The configuration's check refuses an event plane that this build lacks.
 #[cfg(not(feature = "nats"))]
-fn follow_plane(_house: &Arc<House>, _tasks: &Tasks, _events: NatsEvents) -> io::Result<()> {
+fn follow_plane(
+    _context: &Arc<AttachContext>,
+    _tasks: &Tasks,
+    _events: NatsEvents,
+) -> io::Result<()> {
     Err(io::Error::other("the event plane is not part of this build"))
 }
 
 /// Serves shims that connect.
 fn serve(
-    house: Arc<House>,
+    context: Arc<AttachContext>,
     tasks: Tasks,
     listener: TcpListener,
 ) -> io::Result<impl Future<Output = ()> + Send + 'static> {
-    let config = &house.config;
+    let config = &context.config;
     let mut server = Server::builder()
         .http2_keepalive_interval(Some(KEEP_ALIVE))
         .http2_keepalive_timeout(Some(KEEP_ALIVE))
@@ -155,8 +152,8 @@ fn serve(
     let tokens = Tokens::open(config, Instant::now()).map_err(io::Error::other)?;
     let incoming =
         connection::incoming(listener, config.attach_max + CONNECTIONS_BESIDE, tls.transpose()?);
-    let until = house.stop.clone().cancelled_owned();
-    let door = Door { house, tokens, tasks };
+    let until = context.stop.clone().cancelled_owned();
+    let door = Door { context, tokens, tasks };
     let service = FleetServiceServer::new(door).max_decoding_message_size(MESSAGE_MAX_BYTES);
     Ok(async move {
         let served = server.add_service(service);
@@ -178,56 +175,9 @@ fn lock(tasks: &Tasks) -> std::sync::MutexGuard<'_, JoinSet<()>> {
     tasks.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-impl House {
-    /// Counts a stream that is turned away.
-    fn count(&self, code: Code) {
-        let result = match code {
-            Code::Unauthenticated => "unauthenticated",
-            Code::PermissionDenied => "permission_denied",
-            Code::NotFound => "not_found",
-            Code::AlreadyExists => "already_exists",
-            Code::FailedPrecondition => "failed_precondition",
-            Code::InvalidArgument => "invalid_argument",
-            Code::ResourceExhausted => "resource_exhausted",
-            Code::Unavailable => "unavailable",
-            _ => "failed",
-        };
-        self.cluster.metrics.attach.with_label_values(&[result]).inc();
-    }
-
-    fn count_attached(&self, resumed: bool) {
-        let result = if resumed { "resumed" } else { "attached" };
-        self.cluster.metrics.attach.with_label_values(&[result]).inc();
-    }
-
-    /// Takes a stream from its first message to its end.
-    async fn receive(self: Arc<Self>, mut inbound: Inbound, outbound: Outbound, allowed: Allowed) {
-        let greeting = greet::greet(&self.cluster, &self.fleet, &mut inbound, &allowed);
-        let greeted = tokio::select! {
-            () = self.stop.cancelled() => Err(Status::unavailable("the router stops")),
-            () = outbound.closed() => return,
-            greeted = greeting => greeted,
-        };
-        let refused = match greeted {
-            Ok(guest) => match self.seats.take(Box::new(Newcomer { guest, inbound, outbound })) {
-                Seated::Passed => return,
-                Seated::Own(chair, newcomer) => {
-                    return Session::new(self, chair).run(newcomer).await;
-                }
-                Seated::Refused(status, outbound) => (status, outbound),
-            },
-            Err(status) => (status, outbound),
-        };
-        let (status, outbound) = refused;
-        self.count(status.code());
-        tracing::warn!(%status, "a shim is turned away");
-        let _gone = outbound.try_send(Err(status));
-    }
-}
-
 /// The service.
 struct Door {
-    house: Arc<House>,
+    context: Arc<AttachContext>,
     tokens: Option<Tokens>,
     tasks: Tasks,
 }
@@ -244,12 +194,12 @@ impl FleetService for Door {
         if let Some(tokens) = &self.tokens {
             let given = request.metadata().get("authorization").map(|value| value.as_bytes());
             let Some(workers) = tokens.accept(given, Instant::now()) else {
-                self.house.count(Code::Unauthenticated);
+                self.context.count(Code::Unauthenticated);
                 return Err(Status::unauthenticated("`authorization: Bearer TOKEN` is needed"));
             };
             allowed.bind_to_token(workers);
         }
-        let tls = self.house.config.tls.as_ref();
+        let tls = self.context.config.tls.as_ref();
         let by_names = tls.is_some_and(|tls| tls.client_workers == ClientWorkers::DnsNames);
         let peer = request.extensions().get::<Peer>();
         if by_names {
@@ -261,11 +211,12 @@ impl FleetService for Door {
         let (outbound, answers) = mpsc::channel(ANSWERS_MAX);
         let mut tasks = lock(&self.tasks);
         while tasks.try_join_next().is_some() {}
-        if tasks.len() >= 2 * self.house.config.attach_max + CONNECTIONS_BESIDE {
-            self.house.count(Code::ResourceExhausted);
+        if tasks.len() >= 2 * self.context.config.attach_max + CONNECTIONS_BESIDE {
+            self.context.count(Code::ResourceExhausted);
             return Err(Status::resource_exhausted("`fleet.attach_max` shims are attached"));
         }
-        tasks.spawn(Arc::clone(&self.house).receive(
+        tasks.spawn(receive(
+            Arc::clone(&self.context),
             Inbound::Stream(Box::new(request.into_inner())),
             outbound,
             allowed,

@@ -7,6 +7,7 @@
 //! shim like any other.
 
 mod follow;
+mod model;
 mod relay;
 mod reports;
 mod slots;
@@ -17,14 +18,13 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
 
-use prost::Message as _;
 use splitrail_event_plane::{Broker, names};
-use splitrail_proto::v1;
 use tokio::sync::Semaphore;
 use tokio::task::{AbortHandle, JoinSet};
 use tokio::time::sleep;
 
-use super::House;
+use super::context::AttachContext;
+use model::Model;
 use slots::Slots;
 use splitrail_config::model::NatsEvents;
 
@@ -35,44 +35,32 @@ const UNUSABLE_RETRY: Duration = Duration::from_secs(30);
 /// Snapshots that are fetched at once, of all models.
 const FETCHES_MAX: usize = 8;
 
-/// One model on the plane.
-struct Model {
-    house: Arc<House>,
-    broker: Broker,
-    config: Arc<NatsEvents>,
-    /// As the configuration calls it.
-    name: String,
-    durable: String,
-    slots: Slots,
-    fetching: Arc<Semaphore>,
-}
-
 /// Listens to the broker until the router stops.
-pub(super) async fn run(house: Arc<House>, config: NatsEvents) {
-    let stop = house.stop.clone();
+pub(super) async fn run(context: Arc<AttachContext>, config: NatsEvents) {
+    let stop = context.stop.clone();
     tokio::select! {
         () = stop.cancelled() => {}
-        () = listen(house, config) => {}
+        () = listen(context, config) => {}
     }
 }
 
-async fn listen(house: Arc<House>, config: NatsEvents) {
-    let router = config.durable.clone().unwrap_or_else(|| place(&house));
+async fn listen(context: Arc<AttachContext>, config: NatsEvents) {
+    let router = config.durable.clone().unwrap_or_else(|| place(&context));
     let durable = names::durable(&router);
     let broker = connect(&config, &router).await;
     tokio::join!(
-        terms::run(&house, &broker),
-        show(&house, &broker),
-        serve_models(&house, &broker, Arc::new(config), &durable),
+        terms::run(&context, &broker),
+        show(&context, &broker),
+        serve_models(&context, &broker, Arc::new(config), &durable),
     );
 }
 
 /// What tells this router from others: where it is.
-fn place(house: &House) -> String {
+fn place(context: &AttachContext) -> String {
     let host = std::fs::read_to_string("/proc/sys/kernel/hostname");
     let host = host.or_else(|_| std::env::var("HOSTNAME")).unwrap_or_default();
-    match (host.trim(), house.cluster.http_port) {
-        ("", _) | (_, 0) => house.router_id.clone(),
+    match (host.trim(), context.cluster.http_port) {
+        ("", _) | (_, 0) => context.router_id.clone(),
         (host, port) => format!("{host}-{port}"),
     }
 }
@@ -88,8 +76,8 @@ async fn connect(config: &NatsEvents, router: &str) -> Broker {
 }
 
 /// Shows whether the broker is there.
-async fn show(house: &House, broker: &Broker) {
-    let gauge = house.cluster.metrics.broker_connected.with_label_values::<&str>(&[]);
+async fn show(context: &AttachContext, broker: &Broker) {
+    let gauge = context.cluster.metrics.broker_connected.with_label_values::<&str>(&[]);
     let mut connected = broker.connected.clone();
     loop {
         gauge.set((*connected.borrow_and_update()).into());
@@ -100,13 +88,18 @@ async fn show(house: &House, broker: &Broker) {
 }
 
 /// Keeps a task for each model that is served.
-async fn serve_models(house: &Arc<House>, broker: &Broker, config: Arc<NatsEvents>, durable: &str) {
+async fn serve_models(
+    context: &Arc<AttachContext>,
+    broker: &Broker,
+    config: Arc<NatsEvents>,
+    durable: &str,
+) {
     let fetching = Arc::new(Semaphore::new(FETCHES_MAX));
     let mut tasks = JoinSet::new();
     let mut models: BTreeMap<String, AbortHandle> = BTreeMap::new();
     loop {
         while tasks.try_join_next().is_some() {}
-        let serving = house.cluster.serving();
+        let serving = context.cluster.serving();
         let is_served = |name: &String| serving.model(name).is_some();
         models.retain(|name, task| {
             if !is_served(name) {
@@ -119,56 +112,22 @@ async fn serve_models(house: &Arc<House>, broker: &Broker, config: Arc<NatsEvent
                 continue;
             }
             let model = Arc::new(Model {
-                house: Arc::clone(house),
+                context: Arc::clone(context),
                 broker: broker.clone(),
                 config: Arc::clone(&config),
                 name: served.name().to_owned(),
                 durable: durable.to_owned(),
-                slots: Slots::new(house.config.attach_max),
+                slots: Slots::new(context.config.attach_max),
                 fetching: Arc::clone(&fetching),
             });
-            models.insert(served.name().to_owned(), tasks.spawn(model.run()));
+            models.insert(served.name().to_owned(), tasks.spawn(follow_model(model)));
         }
         drop(serving);
         sleep(LOOK).await;
     }
 }
 
-impl Model {
-    /// Never ends.
-    async fn run(self: Arc<Self>) {
-        tokio::join!(follow::run(&self), reports::run(&self));
-    }
-
-    /// Asks shims for something.
-    async fn ask(&self, subject: String, reason: &str) {
-        let who = self.house.router_id.clone();
-        let ask = v1::PlaneAsk { who, reason: reason.to_owned(), model: self.name.clone() };
-        let payload = ask.encode_to_vec().into();
-        if let Err(error) = self.broker.client.publish(subject, payload).await {
-            tracing::debug!(%error, "the broker");
-        }
-    }
-
-    /// How this router hashes the model's blocks; the block size is 0 while no engine has
-    /// said it.
-    fn terms(&self) -> Option<v1::Welcome> {
-        let serving = self.house.cluster.serving();
-        Some(terms::of(&self.house, serving.model(&self.name)?))
-    }
-
-    fn count_refused(&self, reason: &str) {
-        let refused = &self.house.cluster.metrics.plane_refused;
-        refused.with_label_values(&[self.name.as_str(), reason]).inc();
-    }
-
-    fn count_message(&self, kind: &str) {
-        let messages = &self.house.cluster.metrics.plane_messages;
-        messages.with_label_values(&[self.name.as_str(), kind]).inc();
-    }
-
-    fn count_snapshot(&self, result: &str) {
-        let snapshots = &self.house.cluster.metrics.plane_snapshots;
-        snapshots.with_label_values(&[self.name.as_str(), result]).inc();
-    }
+/// Follows the reports of one model. Never ends.
+async fn follow_model(model: Arc<Model>) {
+    tokio::join!(follow::run(&model), reports::run(&model));
 }

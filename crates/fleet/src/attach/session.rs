@@ -11,8 +11,8 @@ use splitrail_proto::v1::attach_response::Message as Answer;
 use tokio::sync::watch;
 use tonic::Status;
 
-use super::House;
 use super::blocks::{Blocks, Fault};
+use super::context::AttachContext;
 use super::greet::{self, Guest};
 use super::inbound::Said;
 use super::line::Line;
@@ -23,7 +23,7 @@ use crate::told::Others;
 
 /// An attached worker.
 pub(super) struct Session {
-    house: Arc<House>,
+    context: Arc<AttachContext>,
     chair: Chair,
     known: Option<Known>,
     /// Whether there is a way for the shim to come back, where that can be away by itself.
@@ -74,15 +74,15 @@ async fn grace(grace: Duration, plane: Option<watch::Receiver<bool>>) {
 }
 
 impl Session {
-    pub(super) fn new(house: Arc<House>, chair: Chair) -> Self {
-        Self { house, chair, known: None, plane: None }
+    pub(super) fn new(context: Arc<AttachContext>, chair: Chair) -> Self {
+        Self { context, chair, known: None, plane: None }
     }
 
     /// Serves its streams until it is gone for good.
     pub(super) async fn run(mut self, first: Box<Newcomer>) {
         let mut next = Some(first);
         while let Some(newcomer) = next.take() {
-            let live = self.chair.live(&self.house.cluster.metrics);
+            let live = self.chair.live(&self.context.cluster.metrics);
             let mut after = self.serve(*newcomer).await;
             while let After::Newcomer(newer) = after {
                 after = self.serve(*newer).await;
@@ -102,15 +102,15 @@ impl Session {
             if !blocks.is_whole() {
                 blocks.distrust();
             }
-            let (worker, grace) = (indexing.worker.id(), self.house.config.rejoin_grace);
+            let (worker, grace) = (indexing.worker.id(), self.context.config.rejoin_grace);
             tracing::warn!(worker, ?grace, "its shim is gone without a word");
         }
         tokio::select! {
             biased;
-            () = self.house.stop.cancelled() => None,
+            () = self.context.stop.cancelled() => None,
             () = self.chair.evicted.cancelled() => None,
             newcomer = self.chair.newcomers.recv() => newcomer,
-            () = grace(self.house.config.rejoin_grace, self.plane.clone()) => None,
+            () = grace(self.context.config.rejoin_grace, self.plane.clone()) => None,
         }
     }
 
@@ -118,11 +118,11 @@ impl Session {
         let (guest, mut line) = Line::new(newcomer, Instant::now());
         self.plane = line.inbound.plane();
         if let Err(status) = self.enter(&guest).and_then(|()| self.welcome(&guest, &mut line)) {
-            self.house.count(status.code());
+            self.context.count(status.code());
             line.end(status);
             return After::Nothing;
         }
-        self.house.count_attached(!line.resync.is_open());
+        self.context.count_attached(!line.resync.is_open());
         loop {
             if let Some((reason, known)) = line.say(Instant::now()).zip(self.known.as_ref()) {
                 known.indexing.count_resync(reason);
@@ -188,7 +188,7 @@ impl Session {
         };
         tokio::select! {
             biased;
-            () = self.house.stop.cancelled() => {
+            () = self.context.stop.cancelled() => {
                 line.end(Status::unavailable("the router stops"));
                 Step::After(After::Nothing)
             }
@@ -219,15 +219,15 @@ impl Session {
 
     /// Lets the worker into the fleet, or finds that it is there.
     fn enter(&mut self, guest: &Guest) -> Result<(), Status> {
-        let worker = greet::claim(&self.house.fleet, guest)?;
-        let serving = self.house.cluster.serving();
+        let worker = greet::claim(&self.context.fleet, guest)?;
+        let serving = self.context.cluster.serving();
         let name = guest.served.name();
         let served = serving.model(name).ok_or_else(|| Status::not_found("it left"))?;
         let is_same = |known: &Known| Arc::ptr_eq(&known.indexing.worker, &worker);
         if !self.known.as_ref().is_some_and(is_same) {
             worker.set_unsynced();
             let blocks = Blocks::new(Arc::clone(&served.pool), Arc::clone(&worker));
-            let cluster = Arc::clone(&self.house.cluster);
+            let cluster = Arc::clone(&self.context.cluster);
             let wishes = worker.resync.wishes();
             let indexing =
                 Indexing::new(cluster, name.into(), Arc::clone(&served.pool), worker, None);
@@ -255,15 +255,15 @@ impl Session {
             blocks.distrust();
             line.resync.asked(Instant::now());
         }
-        let interval = self.house.config.load_interval.as_millis();
+        let interval = self.context.config.load_interval.as_millis();
         let welcome = v1::Welcome {
             protocol: greet::PROTOCOL,
-            router_id: self.house.router_id.clone(),
-            hash_seed: self.house.cluster.hash_seed.0,
+            router_id: self.context.router_id.clone(),
+            hash_seed: self.context.cluster.hash_seed.0,
             hash_layout: HASH_LAYOUT,
             model: indexing.model().to_owned(),
             block_size,
-            blocks_max: self.house.cluster.serving().limits.index_blocks_per_worker_max as u64,
+            blocks_max: self.context.cluster.serving().limits.index_blocks_per_worker_max as u64,
             load_interval_ms: u32::try_from(interval).unwrap_or(u32::MAX),
             known_sequence,
         };
@@ -296,7 +296,7 @@ impl Session {
         let Some(known) = &mut self.known else { return Ok(()) };
         match message {
             Some(Message::Load(load)) => {
-                known.load(&load, self.house.config.load_stale);
+                known.load(&load, self.context.config.load_stale);
                 // Changes of the time without a stream come before the second.
                 line.loads += 1;
                 if line.loads > 1 && !line.resync.is_open() && known.blocks.is_whole() {

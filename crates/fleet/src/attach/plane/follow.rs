@@ -18,7 +18,7 @@ use splitrail_event_plane::names;
 use splitrail_proto::v1;
 use tokio::time::sleep;
 
-use super::Model;
+use super::model::Model;
 use splitrail_config::model::Storage;
 
 /// Messages that are asked for at once.
@@ -180,7 +180,7 @@ impl Follower<'_> {
     async fn take(&mut self, message: jetstream::Message) -> Result<(), Failure> {
         let info = message.info()?;
         let (number, pending) = (info.stream_sequence, info.pending);
-        let metrics = &self.model.house.cluster.metrics;
+        let metrics = &self.model.context.cluster.metrics;
         let gauge = metrics.plane_pending.with_label_values(&[self.model.name.as_str()]);
         gauge.set(i64::try_from(pending).unwrap_or(i64::MAX));
         self.give(&message);

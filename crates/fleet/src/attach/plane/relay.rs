@@ -16,8 +16,10 @@ use tonic::{Code, Status};
 
 use super::super::credentials::Allowed;
 use super::super::inbound::{Inbound, Relayed, Said};
+use super::super::receive::receive;
+use super::model::Model;
 use super::slots::{Latest, Slot, lock};
-use super::{Model, terms};
+use super::terms;
 
 /// Words on their way to the session; whoever has more waits.
 const SAID_MAX: usize = 16;
@@ -48,7 +50,7 @@ pub(super) async fn serve(model: Arc<Model>, slot: Arc<Slot>) {
     let connected = model.broker.connected.clone();
     let inbound = Inbound::Plane(Relayed { said: heard, connected });
     // Who may publish for which worker is the broker's to say.
-    let receiving = Arc::clone(&model.house).receive(inbound, answer, Allowed::default());
+    let receiving = receive(Arc::clone(&model.context), inbound, answer, Allowed::default());
     let relaying = async {
         let latest = slot.latest.subscribe();
         let now = Instant::now();
@@ -141,7 +143,7 @@ impl Relay<'_> {
         let ours = self.model.terms().ok_or(Over(REFUSED))?;
         if !terms::agree(&ours, &theirs) {
             self.model.count_refused("terms");
-            self.model.house.count(Code::FailedPrecondition);
+            self.model.context.count(Code::FailedPrecondition);
             let (worker, model) = (self.slot.token.as_str(), self.model.name.as_str());
             tracing::error!(
                 model,

@@ -12,8 +12,9 @@ use splitrail_proto::v1;
 use tokio::task::JoinSet;
 use tokio::time::{MissedTickBehavior, interval, sleep};
 
+use super::model::Model;
+use super::relay;
 use super::slots::{Latest, Slot, lock};
-use super::{Model, relay};
 
 /// Between two looks at who needs a relay.
 const LOOK: Duration = Duration::from_millis(100);
@@ -98,7 +99,7 @@ fn hear(model: &Model, message: &Message) {
         return;
     };
     model.count_message("report");
-    let occupied = OCCUPIED.max(OCCUPIED_INTERVALS * model.house.config.load_interval);
+    let occupied = OCCUPIED.max(OCCUPIED_INTERVALS * model.context.config.load_interval);
     let mut is_taken = false;
     slot.latest.send_if_modified(|latest| {
         is_taken = note(latest, report, Instant::now(), occupied);

@@ -10,7 +10,7 @@ use splitrail_event_plane::snapshot::{self, Label};
 use splitrail_proto::v1;
 use tokio::time::timeout;
 
-use super::Model;
+use super::model::Model;
 
 /// How long the broker may take for one part.
 const PART: Duration = Duration::from_secs(5);

@@ -9,7 +9,7 @@ use splitrail_kv::HASH_LAYOUT;
 use splitrail_proto::v1;
 use tokio::time::sleep;
 
-use super::super::House;
+use super::super::context::AttachContext;
 use super::super::greet::PROTOCOL;
 use crate::Served;
 
@@ -17,20 +17,20 @@ use crate::Served;
 const PAUSE: Duration = Duration::from_secs(1);
 
 /// Answers all who ask. Never ends.
-pub(super) async fn run(house: &House, broker: &Broker) {
+pub(super) async fn run(context: &AttachContext, broker: &Broker) {
     loop {
         match broker.client.subscribe(names::terms_of_all()).await {
             Ok(mut questions) => {
                 while let Some(question) = questions.next().await {
                     let Some(reply) = question.reply else { continue };
                     let Ok(ask) = v1::PlaneAsk::decode(question.payload) else { continue };
-                    let serving = house.cluster.serving();
+                    let serving = context.cluster.serving();
                     // An adapter's name is not a model's.
                     let named = serving.names.get(&ask.model);
                     let Some(named) = named.filter(|named| named.adapter.is_none()) else {
                         continue;
                     };
-                    let terms = of(house, &serving.models[named.model]);
+                    let terms = of(context, &serving.models[named.model]);
                     drop(serving);
                     let sent = broker.client.publish(reply, terms.encode_to_vec().into()).await;
                     if let Err(error) = sent {
@@ -45,16 +45,16 @@ pub(super) async fn run(house: &House, broker: &Broker) {
 }
 
 /// How this router hashes a model's blocks.
-pub(super) fn of(house: &House, served: &Served) -> v1::Welcome {
-    let interval = house.config.load_interval.as_millis();
+pub(super) fn of(context: &AttachContext, served: &Served) -> v1::Welcome {
+    let interval = context.config.load_interval.as_millis();
     v1::Welcome {
         protocol: PROTOCOL,
-        router_id: house.router_id.clone(),
-        hash_seed: house.cluster.hash_seed.0,
+        router_id: context.router_id.clone(),
+        hash_seed: context.cluster.hash_seed.0,
         hash_layout: HASH_LAYOUT,
         model: served.name().to_owned(),
         block_size: served.pool.block_size(),
-        blocks_max: house.cluster.serving().limits.index_blocks_per_worker_max as u64,
+        blocks_max: context.cluster.serving().limits.index_blocks_per_worker_max as u64,
         load_interval_ms: u32::try_from(interval).unwrap_or(u32::MAX),
         known_sequence: None,
     }

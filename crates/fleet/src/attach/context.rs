@@ -1,0 +1,45 @@
+//! What the listener for shims, the event plane and all sessions share.
+
+use std::sync::Arc;
+
+use tokio_util::sync::CancellationToken;
+use tonic::Code;
+
+use super::seats::Seats;
+use crate::Cluster;
+use crate::Fleet;
+use splitrail_config::model::FleetConfig;
+
+/// What all sessions share.
+pub(super) struct AttachContext {
+    pub(super) cluster: Arc<Cluster>,
+    pub(super) fleet: Arc<Fleet>,
+    pub(super) config: FleetConfig,
+    pub(super) router_id: String,
+    pub(super) seats: Arc<Seats>,
+    pub(super) stop: CancellationToken,
+}
+
+impl AttachContext {
+    /// Counts a stream that is turned away.
+    pub(super) fn count(&self, code: Code) {
+        let result = match code {
+            Code::Unauthenticated => "unauthenticated",
+            Code::PermissionDenied => "permission_denied",
+            Code::NotFound => "not_found",
+            Code::AlreadyExists => "already_exists",
+            Code::FailedPrecondition => "failed_precondition",
+            Code::InvalidArgument => "invalid_argument",
+            Code::ResourceExhausted => "resource_exhausted",
+            Code::Unavailable => "unavailable",
+            _ => "failed",
+        };
+        self.cluster.metrics.attach.with_label_values(&[result]).inc();
+    }
+
+    /// Counts a stream that has attached its worker, again or for the first time.
+    pub(super) fn count_attached(&self, resumed: bool) {
+        let result = if resumed { "resumed" } else { "attached" };
+        self.cluster.metrics.attach.with_label_values(&[result]).inc();
+    }
+}
