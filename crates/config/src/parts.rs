@@ -1,7 +1,7 @@
 //! Parts of a program that not every build has, and the check that a configuration needs no other.
 
-use crate::problem::Report;
-use crate::tree::Node;
+use splitrail_settings::problem::Report;
+use splitrail_settings::tree::Node;
 
 /// The parts that a build of the program may lack. Each is a feature of cargo.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -69,7 +69,7 @@ pub struct Expected {
     /// Whether the engine's figure, if it gives one, is about exactly this: the worker's
     /// events come in, the router knows the tokens, and one sample is asked for.
     pub comparable: bool,
-    /// Which index of the worker this is from; see `ledger::audit`.
+    /// Which index of the worker this is from; see `fleet::audit`.
     pub epoch: u64,
 }
 
