@@ -1,0 +1,10 @@
+//! The rules of ARCHITECTURE.md about the structure of the code: this repository keeps them, and a
+//! violation of each is found and explained.
+#![allow(clippy::unwrap_used)]
+
+mod structure {
+    mod imports;
+    mod repository;
+    mod rules;
+    mod sources;
+}

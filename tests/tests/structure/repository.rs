@@ -1,0 +1,121 @@
+//! This repository keeps the rules.
+
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use serde_json::Value;
+
+use super::rules::{
+    CRATE_MAX_LINES, Dependencies, FILE_MAX_LINES, impure, table, too_long, wide_cycles,
+    wrong_dependencies,
+};
+use super::sources::{Modules, code, module_of, shipped_lines};
+
+/// A crate of the workspace.
+struct Package {
+    /// Its name without the project's.
+    name: String,
+    folder: PathBuf,
+    /// The crates of the workspace that its shipped code depends on.
+    uses: Vec<String>,
+}
+
+fn root() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).parent().unwrap().to_owned()
+}
+
+fn short(name: &str) -> String {
+    name.strip_prefix("splitrail-").unwrap_or(name).to_owned()
+}
+
+fn packages() -> Vec<Package> {
+    let cargo = std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
+    let arguments = ["metadata", "--no-deps", "--offline", "--format-version", "1"];
+    let output = Command::new(cargo).args(arguments).current_dir(root()).output().unwrap();
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    let metadata: Value = serde_json::from_slice(&output.stdout).unwrap();
+    let package = |package: &Value| {
+        let text = |value: &Value| value.as_str().unwrap().to_owned();
+        let own =
+            |dependency: &&Value| dependency["path"].is_string() && dependency["kind"].is_null();
+        let uses = package["dependencies"].as_array().unwrap().iter().filter(own);
+        Package {
+            name: short(&text(&package["name"])),
+            folder: PathBuf::from(text(&package["manifest_path"])).parent().unwrap().to_owned(),
+            uses: uses.map(|dependency| short(&text(&dependency["name"]))).collect(),
+        }
+    };
+    metadata["packages"].as_array().unwrap().iter().map(package).collect()
+}
+
+/// The files of Rust under a folder, by their path below it.
+fn rust_files(folder: &Path) -> BTreeMap<String, String> {
+    let mut files = BTreeMap::new();
+    let mut open = vec![folder.to_owned()];
+    while let Some(path) = open.pop() {
+        for entry in std::fs::read_dir(&path).unwrap() {
+            let path = entry.unwrap().path();
+            let name = path.file_name().unwrap().to_string_lossy();
+            if path.is_dir() && name != "target" && !name.starts_with('.') {
+                open.push(path);
+            } else if name.ends_with(".rs") {
+                let below = path.strip_prefix(folder).unwrap().to_string_lossy().into_owned();
+                files.insert(below, std::fs::read_to_string(&path).unwrap());
+            }
+        }
+    }
+    files
+}
+
+fn modules(files: &BTreeMap<String, String>) -> Modules {
+    files.iter().filter_map(|(file, text)| Some((module_of(file)?, code(text)))).collect()
+}
+
+fn assert_none(wrong: &[String]) {
+    assert!(wrong.is_empty(), "\n{}\n(the rules: ARCHITECTURE.md, Dependencies)", wrong.join("\n"));
+}
+
+#[test]
+fn crates_depend_on_each_other_as_the_table_says() {
+    let document = std::fs::read_to_string(root().join("ARCHITECTURE.md")).unwrap();
+    let packages = packages().into_iter();
+    let actual: Dependencies =
+        packages.map(|package| (package.name, package.uses.into_iter().collect())).collect();
+    assert_none(&wrong_dependencies(&table(&document), &actual));
+}
+
+#[test]
+fn few_modules_import_each_other() {
+    let packages = packages().into_iter();
+    let wide = packages.flat_map(|package| {
+        wide_cycles(&package.name, &modules(&rust_files(&package.folder.join("src"))))
+    });
+    assert_none(&wide.collect::<Vec<_>>());
+}
+
+#[test]
+fn pure_crates_have_no_executor_clock_randomness_input_or_output() {
+    let document = std::fs::read_to_string(root().join("ARCHITECTURE.md")).unwrap();
+    let pure = table(&document).pure;
+    assert!(!pure.is_empty(), "no crate is pure in the table");
+    let packages = packages().into_iter().filter(|package| pure.contains(&package.name));
+    let wrong = packages.flat_map(|package| {
+        impure(&package.name, &modules(&rust_files(&package.folder.join("src"))))
+    });
+    assert_none(&wrong.collect::<Vec<_>>());
+}
+
+#[test]
+fn crates_and_files_are_not_too_long() {
+    let crates = packages().into_iter().filter_map(|package| {
+        let files = rust_files(&package.folder.join("src")).into_iter();
+        let shipped = files.filter(|(file, _)| module_of(file).is_some());
+        let lines = shipped.map(|(_, text)| shipped_lines(&text).len()).sum();
+        too_long(&format!("the crate `{}`", package.name), lines, CRATE_MAX_LINES)
+    });
+    let files = rust_files(&root()).into_iter();
+    let files =
+        files.filter_map(|(file, text)| too_long(&file, text.lines().count(), FILE_MAX_LINES));
+    assert_none(&crates.chain(files).collect::<Vec<_>>());
+}
