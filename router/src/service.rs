@@ -2,6 +2,7 @@
 
 use std::pin::pin;
 use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
 use std::time::Instant;
 
 use bytes::Bytes;
@@ -204,6 +205,7 @@ async fn answer(core: &Arc<Core>, call: Call, scope: &mut Scope) -> Result<Reply
         urgency,
         stages,
         unread,
+        got_foreign_answer: AtomicBool::new(false),
     });
     let now_unix_ms = unix_ms();
     let decisions: Vec<DecisionHandle> =

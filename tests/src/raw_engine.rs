@@ -6,6 +6,7 @@ use std::time::Duration;
 
 use tokio::io::AsyncWriteExt;
 use tokio::net::{TcpListener, TcpStream};
+use tokio::sync::Barrier;
 use tokio::task::JoinSet;
 
 use crate::post::{Heard, read_request};
@@ -26,6 +27,8 @@ pub enum Then {
     Late(Duration, Vec<u8>),
     /// The end of the connection, so much later, in the same way.
     LateEnd(Duration),
+    /// These bytes, once as many connections wait here as the barrier is for.
+    Together(Arc<Barrier>, Vec<u8>),
     /// A piece so many times, at this distance, and then these bytes.
     Paced(Vec<u8>, usize, Duration, Vec<u8>),
     /// The connection is closed in order.
@@ -132,6 +135,10 @@ async fn serve(mut socket: TcpStream, shared: &Shared) -> std::io::Result<()> {
                 if is_silent_for(&socket, after).await? {
                     return socket.shutdown().await;
                 }
+            }
+            Then::Together(barrier, bytes) => {
+                barrier.wait().await;
+                socket.write_all(&bytes).await?;
             }
             Then::Paced(piece, count, every, last) => {
                 for _ in 0..count {

@@ -46,6 +46,8 @@ pub(super) struct Destination<'a> {
     pub(super) class: Class,
     /// Whether the answer itself will prove that it is for the request.
     pub(super) proves: bool,
+    /// Whether a new connection is made for it.
+    pub(super) fresh: bool,
 }
 
 /// The connections to a model's engines.
@@ -111,7 +113,7 @@ impl Connections {
 
     /// Sends a request, on an idle connection if there is one. Where that had ended, the request
     /// is sent on a new one, if `again` agrees, which may change it: once, and only one that an
-    /// engine may receive twice.
+    /// engine may receive twice. Redirects are not followed.
     ///
     /// # Errors
     /// If no answer begins.
@@ -155,6 +157,9 @@ impl Connections {
     }
 
     fn check_out(&self, to: Destination<'_>) -> Option<Box<Wire>> {
+        if to.fresh {
+            return None;
+        }
         let now = Instant::now();
         let mut idle = self.idle.get_mut(to.authority)?;
         idle.forget_old(now);

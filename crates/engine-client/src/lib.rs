@@ -36,7 +36,7 @@ pub use timers::{Late, Timer, Timers};
 
 use crate::networks::Networks;
 use crate::retry_budget::RetryBudget;
-use connections::{Begun, Class, Connections, Destination, Failure};
+use connections::{Begun, Class, Connections, Destination};
 pub use engine::Engine;
 use failure::{failure, refusal};
 use gather::gather;
@@ -104,6 +104,8 @@ pub struct Envelope {
     pub rank: Option<u32>,
     /// Prompt tokens that are to be computed, for a shim's count of what is queued.
     pub prefill_tokens: Option<u64>,
+    /// Whether it needs a new connection: kept ones may hold answers to other requests.
+    pub fresh: bool,
 }
 
 impl EngineClient {
@@ -178,8 +180,11 @@ impl EngineClient {
             allowed
         };
         let class = shape.number();
-        let proves = worker.echoes().are_expected(class);
-        let begun = self.send((worker, class, proves), &mut ask.ended(), again).await;
+        let (authority, process) = (worker.authority(), worker.process());
+        let (proves, fresh) = (worker.echoes().are_expected(class), envelope.fresh);
+        let to = Destination { authority, process, class, proves, fresh };
+        let begun =
+            self.connections(worker.is_guarded()).request(to, &mut ask.ended(), again).await;
         let Begun { status, peer, mut body } = begun.map_err(|error| failure(worker, &error))?;
         if status != StatusCode::OK {
             // Nothing can be told of errors.
@@ -188,18 +193,6 @@ impl EngineClient {
         }
         let proof = Proof { request_id, shape, teaches: envelope.gate.is_none() };
         Ok(Response { peer, body, proof })
-    }
-
-    /// Sends a request the way that is right for its worker. Redirects are not followed.
-    async fn send(
-        &self,
-        (worker, class, proves): (&dyn Engine, Class, bool),
-        ask: &mut Ask,
-        again: impl FnOnce(&mut Ask) -> bool,
-    ) -> Result<Begun, Failure> {
-        let (authority, process) = (worker.authority(), worker.process());
-        let to = Destination { authority, process, class, proves };
-        self.connections(worker.is_guarded()).request(to, ask, again).await
     }
 
     fn connections(&self, guarded: bool) -> &Arc<Connections> {
@@ -261,7 +254,10 @@ impl EngineClient {
         if let Some(value) = &self.authorization {
             ask.field("authorization", value);
         }
-        let begun = self.send((worker, REPORTS, false), &mut ask.ended(), |_| true).await;
+        let (authority, process) = (worker.authority(), worker.process());
+        let to = Destination { authority, process, class: REPORTS, proves: false, fresh: false };
+        let begun =
+            self.connections(worker.is_guarded()).request(to, &mut ask.ended(), |_| true).await;
         let Begun { status, mut body, .. } = begun.map_err(|error| failure(worker, &error))?;
         body.prove();
         if status != StatusCode::OK {
@@ -286,7 +282,7 @@ impl EngineClient {
         max_bytes: usize,
     ) -> Result<String, &'static str> {
         let mut ask = Ask::new("GET", authority, path, Bytes::new().into()).ended();
-        let to = Destination { authority, process: 0, class: BESIDE, proves: false };
+        let to = Destination { authority, process: 0, class: BESIDE, proves: false, fresh: false };
         let exchange = async {
             let begun = self.connections(guarded).request(to, &mut ask, |_| true).await;
             let Begun { status, mut body, .. } = begun.map_err(|_| "it cannot be reached")?;

@@ -104,6 +104,7 @@ async fn send(
         gate: None,
         rank,
         prefill_tokens: None,
+        fresh: false,
     };
     let shape = Shape::whole(Endpoint::Completions);
     let response = served.client.post(worker, shape, body, &envelope).await?;

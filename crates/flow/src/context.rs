@@ -1,6 +1,7 @@
 //! What the prompts of one request share, and what every leg needs.
 
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::time::{Duration, Instant};
 
 use http::HeaderValue;
@@ -55,6 +56,9 @@ pub struct Context {
     pub stages: Stages,
     /// What is held of its answer.
     pub unread: Arc<Unread>,
+    /// Whether an attempt got the answer to another request: further ones use new connections,
+    /// since each kept one may hold another such answer.
+    pub got_foreign_answer: AtomicBool,
 }
 
 impl Context {
@@ -141,6 +145,7 @@ pub(super) fn attempt(context: &Context, decision: &DecisionHandle) -> Envelope 
         gate: None,
         rank: None,
         prefill_tokens: None,
+        fresh: context.got_foreign_answer.load(Relaxed),
     }
 }
 
@@ -187,7 +192,8 @@ pub(super) fn count_local(context: &Context, decision: &DecisionHandle, reason: 
     });
 }
 
-/// Whether the model's budget allows a further attempt; counts and logs it if so.
+/// Whether the model's budget allows a further attempt; counts and logs it if so. One after the
+/// answer to another request gets a new connection.
 pub(super) fn may_retry(
     context: &Context,
     leg: &'static str,
@@ -198,6 +204,9 @@ pub(super) fn may_retry(
         let labels = [context.served.name(), leg];
         context.metrics.retries_refused.with_label_values(&labels).inc();
         return false;
+    }
+    if error.kind() == Kind::ForeignAnswer {
+        context.got_foreign_answer.store(true, Relaxed);
     }
     let labels = [context.served.name(), leg, error.outcome()];
     context.metrics.retries.with_label_values(&labels).inc();

@@ -120,6 +120,7 @@ async fn post(
         // The rank whose blocks are looked for.
         rank: Some(0),
         prefill_tokens: None,
+        fresh: false,
     };
     let client = &served.client;
     let exchange = async {

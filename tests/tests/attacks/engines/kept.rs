@@ -1,11 +1,14 @@
 //! Kept connections that end, or say what was not asked for, when the next request is written.
 
 use std::collections::BTreeSet;
+use std::sync::Arc;
 
+use futures_util::future::join;
 use serde_json::json;
 use splitrail_tests::client::streamed_text;
 use splitrail_tests::front::Front;
 use splitrail_tests::raw_engine::{RawEngine, Then, Turn, reply};
+use tokio::sync::Barrier;
 
 use super::{COMPLETIONS, ask, echo, generated, is_answered, no_breaker_is_open, no_echo};
 
@@ -131,6 +134,30 @@ async fn a_stream_with_the_id_of_another_request_reaches_no_client() {
         assert_eq!(streamed_text(&chunks, 0), "mine");
     }
     assert_eq!(front.metric("splitrail_foreign_answers_total", &[]).await, 2.0);
+}
+
+#[tokio::test]
+async fn a_request_that_got_the_answer_of_another_is_sent_again_on_a_new_connection() {
+    // The engine answers two requests at the same time, so that the router keeps two connections.
+    // On both of them, the next answer is for another request.
+    let both = Arc::new(Barrier::new(2));
+    let engine = RawEngine::start(move |asked| {
+        let mine = echo(&asked.heard).into_bytes();
+        match asked.before {
+            0 if asked.heard.text().contains("together") => {
+                Turn { bytes: Vec::new(), then: Then::Together(Arc::clone(&both), mine) }
+            }
+            0 => Turn::answer(mine),
+            _ => Turn::answer(reply(200, "application/json", &generated("cmpl-0", "another's"))),
+        }
+    })
+    .await;
+    let front = Front::start("{}", "", &[engine.url()]).await;
+    join(is_answered(&front, "together 1"), is_answered(&front, "together 2")).await;
+    is_answered(&front, "next").await;
+    assert_eq!(engine.heard().len(), 4, "one answer was for another request");
+    assert_eq!(front.metric("splitrail_foreign_answers_total", &[]).await, 1.0);
+    no_breaker_is_open(&front).await;
 }
 
 #[tokio::test]
