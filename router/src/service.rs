@@ -187,8 +187,6 @@ async fn answer(core: &Arc<Core>, call: Call, scope: &mut Scope) -> Result<Reply
         "tokenize",
         tokenizing.elapsed().as_secs_f64(),
     );
-    let traceparent = call.traceparent;
-    let request_id = call.request_id;
     let urgency = call.steering.urgency(&served.config, scope.origin());
     let unread = Arc::new(Unread::new(&core.metrics.shed, call.room, units.len() > 1));
     let context = Arc::new(Context {
@@ -200,12 +198,12 @@ async fn answer(core: &Arc<Core>, call: Call, scope: &mut Scope) -> Result<Reply
         options,
         flow,
         threshold,
-        request_id,
-        traceparent,
+        request_id: call.request_id,
+        traceparent: call.traceparent,
         urgency,
         stages,
         unread,
-        got_foreign_answer: AtomicBool::new(false),
+        distrusts_kept_connections: AtomicBool::new(false),
     });
     let now_unix_ms = unix_ms();
     let decisions: Vec<DecisionHandle> =

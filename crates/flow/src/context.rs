@@ -56,9 +56,9 @@ pub struct Context {
     pub stages: Stages,
     /// What is held of its answer.
     pub unread: Arc<Unread>,
-    /// Whether an attempt got the answer to another request: further ones use new connections,
-    /// since each kept one may hold another such answer.
-    pub got_foreign_answer: AtomicBool,
+    /// Whether an attempt met a kept connection that had ended, or that carried the answer to another
+    /// request: further attempts use new connections, since other kept ones may be alike.
+    pub distrusts_kept_connections: AtomicBool,
 }
 
 impl Context {
@@ -145,7 +145,7 @@ pub(super) fn attempt(context: &Context, decision: &DecisionHandle) -> Envelope 
         gate: None,
         rank: None,
         prefill_tokens: None,
-        fresh: context.got_foreign_answer.load(Relaxed),
+        fresh: context.distrusts_kept_connections.load(Relaxed),
     }
 }
 
@@ -192,8 +192,8 @@ pub(super) fn count_local(context: &Context, decision: &DecisionHandle, reason: 
     });
 }
 
-/// Whether the model's budget allows a further attempt; counts and logs it if so. One after the
-/// answer to another request gets a new connection.
+/// Whether the model's budget allows a further attempt; counts and logs it if so. An attempt
+/// after a kept connection failed gets a new one.
 pub(super) fn may_retry(
     context: &Context,
     leg: &'static str,
@@ -205,8 +205,8 @@ pub(super) fn may_retry(
         context.metrics.retries_refused.with_label_values(&labels).inc();
         return false;
     }
-    if error.kind() == Kind::ForeignAnswer {
-        context.got_foreign_answer.store(true, Relaxed);
+    if matches!(error.kind(), Kind::ForeignAnswer | Kind::StaleConnection) {
+        context.distrusts_kept_connections.store(true, Relaxed);
     }
     let labels = [context.served.name(), leg, error.outcome()];
     context.metrics.retries.with_label_values(&labels).inc();
