@@ -35,7 +35,7 @@ fn lacking(has: bool, part: &str, key: &str, kind: Option<&Node>, report: &mut R
     let Some(node) = kind else { return };
     if !has && node.text() == Some(part) {
         let message = format!("`{key}: {part}` is not part of this build");
-        let hint = format!("released programs have it; build with `--features {part}`");
+        let hint = format!("build with `--features {part}` or with release/build");
         report.error(node.at, message, &hint);
     }
 }

@@ -47,7 +47,7 @@ pub(super) fn check(root: &Node, base_dir: &Path, report: &mut Report) {
         splitrail_event_plane::config::check(section, "events", base_dir, report);
         let kind = section.get("kind").filter(|kind| kind.text() == Some("nats"));
         if let (Some(kind), false) = (kind, cfg!(feature = "nats")) {
-            let hint = "released programs have it; build with `--features nats`";
+            let hint = "build with `--features nats` or with release/build";
             let message = "`events.kind: nats` is not part of this build".to_owned();
             report.error(kind.at, message, hint);
         }

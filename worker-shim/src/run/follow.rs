@@ -57,7 +57,11 @@ async fn follow_identity(inputs: &FollowerInputs, identity: &Identity) {
                 let config = plane::Config { model: identity.model.clone(), ..plane.clone() };
                 plane::run(config, mirror, capabilities, load, leaving).await;
             }
-            _ => attach::run(config, mirror, capabilities, load, leaving).await,
+            #[cfg(not(feature = "nats"))]
+            Some(_) => tracing::error!(
+                "the event plane is not part of this build: no router learns of the engine"
+            ),
+            None => attach::run(config, mirror, capabilities, load, leaving).await,
         }
     };
     tokio::join!(inputs.mirror.follow(sources), reporting);
