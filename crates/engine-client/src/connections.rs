@@ -22,9 +22,10 @@ use hyper::body::{Body, Frame, SizeHint};
 use hyper_util::client::legacy::connect::HttpConnector;
 use tower::ServiceExt;
 
+use crate::echoes::Echoes;
 use crate::framing::{Framing, Head, Malformed};
 use crate::guarded::Resolver;
-use crate::wire::{Ask, Broken, Peer, Unanswered, Wire};
+use crate::wire::{Ask, Broken, Peer, SOONEST_ANSWER, Unanswered, Wire};
 use rustc_hash::FxBuildHasher;
 
 /// vLLM closes idle connections after 5 s. The router's end earlier, so that a request is
@@ -44,10 +45,19 @@ pub(super) struct Destination<'a> {
     /// The engine's process, as far as the router can tell one from the next.
     pub(super) process: u64,
     pub(super) class: Class,
-    /// Whether the answer itself will prove that it is for the request.
-    pub(super) proves: bool,
+    /// What the engine's answers were seen to do; none of what is no worker.
+    pub(super) echoes: Option<&'a Echoes>,
     /// Whether a new connection is made for it.
     pub(super) fresh: bool,
+}
+
+impl Destination<'_> {
+    /// When an answer can begin at the soonest, where only that tells late bytes from it: the answer
+    /// does not carry the request's id, and was not seen to begin at once.
+    fn soonest(&self) -> Option<Duration> {
+        let is_known = |echoes: &Echoes| echoes.are_expected(self.class) || echoes.come_at_once();
+        (!self.echoes.is_some_and(is_known)).then_some(SOONEST_ANSWER)
+    }
 }
 
 /// The connections to a model's engines.
@@ -123,8 +133,9 @@ impl Connections {
         ask: &mut Ask,
         again: impl FnOnce(&mut Ask) -> bool,
     ) -> Result<Begun, Failure> {
+        let soonest = to.soonest();
         while let Some(mut wire) = self.check_out(to) {
-            match wire.exchange(ask, to.proves).await {
+            match wire.exchange(ask, soonest).await {
                 Ok(head) => return Ok(self.begun(to, wire, head)),
                 Err(Unanswered::Stale { sent: false }) => {}
                 Err(Unanswered::Stale { sent: true }) => {
@@ -139,7 +150,10 @@ impl Connections {
             }
         }
         let mut wire = self.connect(to.authority).await?;
-        let head = wire.exchange(ask, to.proves).await?;
+        let head = wire.exchange(ask, soonest).await?;
+        if let Some(echoes) = to.echoes.filter(|_| wire.answered_at_once()) {
+            echoes.came_at_once();
+        }
         Ok(self.begun(to, wire, head))
     }
 

@@ -1,9 +1,10 @@
-//! Which of a worker's answers carry the id of the request that they answer.
+//! What tells a worker's answers from late bytes: the id of the request, where they carry it, or
+//! else how soon they begin.
 //!
 //! vLLM makes the `id` of an answer from the router's `x-request-id`. Once a worker's answers on
 //! one path were seen to do so, each of them must: one without it is for another request.
 
-use std::sync::atomic::{AtomicU8, AtomicU32, Ordering::Relaxed};
+use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU32, Ordering::Relaxed};
 
 /// Answers without the id in a row after which the engine is taken for one that does not repeat
 /// it any more: a proxy may have put another version in its place.
@@ -16,6 +17,8 @@ pub struct Echoes {
     kinds: AtomicU32,
     /// Answers without it since the last one that had it.
     foreign: AtomicU8,
+    /// Whether an answer on a new connection began at once.
+    at_once: AtomicBool,
 }
 
 /// What a foreign answer means.
@@ -53,8 +56,19 @@ impl Echoes {
         Foreign::Unlearned
     }
 
+    /// Whether what begins right after a request was written may be its answer.
+    pub fn come_at_once(&self) -> bool {
+        self.at_once.load(Relaxed)
+    }
+
+    /// An answer on a new connection, which carries no late bytes, has begun at once.
+    pub fn came_at_once(&self) {
+        self.at_once.store(true, Relaxed);
+    }
+
     /// It is another process than before, or may be.
     pub fn forget(&self) {
+        self.at_once.store(false, Relaxed);
         self.kinds.store(0, Relaxed);
         self.foreign.store(0, Relaxed);
     }
@@ -89,5 +103,15 @@ mod tests {
         assert!(echoes.are_expected(0));
         assert_eq!(echoes.missed(), Foreign::Unlearned);
         assert!(!echoes.are_expected(0));
+    }
+
+    #[test]
+    fn another_process_may_take_longer_to_answer() {
+        let echoes = Echoes::default();
+        assert!(!echoes.come_at_once());
+        echoes.came_at_once();
+        assert!(echoes.come_at_once());
+        echoes.forget();
+        assert!(!echoes.come_at_once());
     }
 }

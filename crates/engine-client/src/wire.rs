@@ -37,8 +37,10 @@ const READ_MAX_BYTES: usize = 16 << 10;
 /// With less room than this, it is not worth while to read.
 const ROOM_MIN_BYTES: usize = 2 << 10;
 
-/// No engine answers sooner: it has to be woken, to read and parse a request, and to run it.
-const SOONEST_ANSWER: Duration = Duration::from_micros(40);
+/// What a kept connection says sooner than this is taken for late bytes of the request before: an
+/// engine has to be woken, to read and parse a request, and to run it. What answers sooner all the
+/// same (a stub, a proxy that refuses) is known by its answers on new connections.
+pub(super) const SOONEST_ANSWER: Duration = Duration::from_micros(40);
 
 /// Who has answered, where that is known.
 #[derive(Clone, Copy, Debug)]
@@ -150,6 +152,8 @@ pub(super) struct Wire {
     pub(super) peer: Option<Peer>,
     /// Whether it has carried an answer before.
     is_kept: bool,
+    /// Whether its first answer began within the time of `exchange`.
+    answered_at_once: bool,
     /// What was read and not taken.
     read: BytesMut,
 }
@@ -190,7 +194,7 @@ impl Sending<'_> {
 impl Wire {
     pub(super) fn new(socket: TcpStream) -> Self {
         let peer = socket.peer_addr().ok().map(|address| Peer(address.ip()));
-        Self { socket, peer, is_kept: false, read: BytesMut::new() }
+        Self { socket, peer, is_kept: false, answered_at_once: false, read: BytesMut::new() }
     }
 
     /// Whether the engine has neither hung up nor said anything. The socket itself is asked:
@@ -206,12 +210,23 @@ impl Wire {
         self.read.is_empty()
     }
 
-    /// Sends a request, and reads until its answer begins. `proves` is whether the answer itself
-    /// will prove that it is for this request; else the socket is looked at once more.
+    /// Whether the answer to the first request began so soon that what is read of a kept connection
+    /// to this engine right after a write may well be the answer.
+    pub(super) fn answered_at_once(&self) -> bool {
+        self.answered_at_once
+    }
+
+    /// Sends a request, and reads until its answer begins. With `soonest`, the socket is looked at
+    /// once more right after the write: what has come in less than this time since the write began
+    /// is late bytes on a kept connection.
     ///
     /// # Errors
     /// If none does.
-    pub(super) async fn exchange(&mut self, ask: &Ask, proves: bool) -> Result<Head, Unanswered> {
+    pub(super) async fn exchange(
+        &mut self,
+        ask: &Ask,
+        mut soonest: Option<Duration>,
+    ) -> Result<Head, Unanswered> {
         let kept = std::mem::replace(&mut self.is_kept, true);
         if kept && !self.is_quiet() {
             return Err(Unanswered::Stale { sent: false });
@@ -219,18 +234,21 @@ impl Wire {
         let body = ask.body.send().ok_or(Unanswered::Withdrawn)?;
         let length = ask.head.len() + body.remaining();
         let mut sending = Sending { ask, written: 0, length };
-        let (mut interim, mut looks) = (Interim::default(), kept && !proves);
+        let mut interim = Interim::default();
         poll_fn(|context| {
-            let began = std::mem::take(&mut looks).then(Instant::now);
+            let look = soonest.take().map(|soonest| (Instant::now(), soonest));
             // An engine may answer before it has read all, and hang up: what it says counts. A
             // socket that cannot be written to is at its end for reading, too.
             let sent = matches!(self.poll_send(&mut sending, context), Poll::Ready(Ok(())));
-            if let Some(began) = began
+            if let Some((began, soonest)) = look
                 && sent
                 && !self.is_quiet()
-                && began.elapsed() < SOONEST_ANSWER
+                && began.elapsed() < soonest
             {
-                return Poll::Ready(Err(Unanswered::Stale { sent: true }));
+                if kept {
+                    return Poll::Ready(Err(Unanswered::Stale { sent: true }));
+                }
+                self.answered_at_once = true;
             }
             let head = ready!(self.poll_begun(&mut interim, context));
             Poll::Ready(self.judge(head, kept, sent, interim))
