@@ -184,7 +184,7 @@ fn check_five(path: &str, output: &Output) {
 }
 
 #[test]
-fn p23_check_prints_five_mistakes_with_places_and_hints() {
+fn check_prints_five_mistakes_with_places_and_hints() {
     let files = tempfile::tempdir().unwrap();
     let path = write(files.path(), "five.yaml", FIVE_MISTAKES);
     check_five(&path, &run(&["check", "--config", &path]));
@@ -385,7 +385,7 @@ async fn quickstart_starts_as_many_engines_as_it_is_told() {
 }
 
 #[tokio::test]
-async fn p29_the_first_sigterm_lets_a_stream_finish_and_the_second_ends_at_once() {
+async fn the_first_sigterm_lets_a_stream_finish_and_the_second_ends_at_once() {
     let mut patient = quickstart(&[]);
     let http = Client::new(address(&patient.ready().await, "http"));
     let mut events = http.stream(CHAT, &chat(40)).await;

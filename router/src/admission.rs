@@ -197,7 +197,7 @@ mod tests {
     }
 
     #[test]
-    fn p28_one_alone_gets_nearly_all_and_one_more_still_finds_room() {
+    fn one_client_gets_nearly_all_places_and_another_still_finds_one() {
         let mut room = Room::new(2);
         while room.ask(0) {}
         assert_eq!(room.held[0].len(), PLACES * 8 / 9);
@@ -207,7 +207,7 @@ mod tests {
     }
 
     #[test]
-    fn p28_greedy_clients_come_to_equal_shares() {
+    fn greedy_clients_get_equal_shares() {
         let mut room = Room::new(3);
         while room.ask(0) {}
         for round in 0..20_000 {
@@ -230,7 +230,7 @@ mod tests {
     }
 
     #[test]
-    fn p28_a_client_is_a_household_or_a_header() {
+    fn a_client_is_an_address_prefix_or_a_header() {
         let admission = Admission::default();
         let mut headers = HeaderMap::new();
         let key = |fair: &FairBy, peer: &str, headers: &HeaderMap| {
@@ -270,7 +270,7 @@ mod tests {
         /// Whoever holds nothing is admitted wherever there is a free place, and nothing is
         /// left of those who have gone.
         #[test]
-        fn p28_nobody_is_starved_and_nobody_leaves_a_trace(
+        fn no_client_is_starved_and_clients_that_left_take_no_memory(
             steps in prop::collection::vec((0_usize..8, any::<bool>()), 0..400),
         ) {
             let mut room = Room::new(8);

@@ -204,7 +204,7 @@ async fn a_name_of_several_models_workers_needs_the_models() {
 }
 
 #[tokio::test]
-async fn p23_the_running_configuration_is_shown_as_one_and_without_secrets() {
+async fn the_running_configuration_is_shown_as_one_and_without_secrets() {
     const KEY: &str = "sk-engine-not-to-be-shown";
     let keys = tempfile::tempdir().unwrap();
     let file = keys.path().join("engine.key");

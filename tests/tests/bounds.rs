@@ -65,7 +65,7 @@ fn chunked(body: &str) -> Vec<u8> {
 }
 
 #[tokio::test]
-async fn p06_a_body_of_the_cap_is_served_and_one_byte_more_is_a_413() {
+async fn a_body_of_the_cap_is_served_and_one_byte_more_is_a_413() {
     let cluster = one_engine("{ body_max_bytes: 65536 }").await;
     let door = cluster.running.addresses().http;
     for (bytes, status) in [(CAP, 200), (CAP + 1, 413)] {
@@ -83,7 +83,7 @@ async fn p06_a_body_of_the_cap_is_served_and_one_byte_more_is_a_413() {
 }
 
 #[tokio::test]
-async fn p06_an_endless_body_is_a_413_and_is_not_read_on() {
+async fn an_endless_body_is_a_413_and_reading_stops() {
     let cluster = one_engine("{ body_max_bytes: 65536 }").await;
     let door = cluster.running.addresses().http;
     let piece = [&b"4000\r\n"[..], &[b' '; 0x4000], b"\r\n"].concat();
@@ -104,7 +104,7 @@ async fn p06_an_endless_body_is_a_413_and_is_not_read_on() {
 }
 
 #[tokio::test]
-async fn p06_a_grpc_message_over_the_cap_is_refused() {
+async fn a_grpc_message_over_the_cap_is_refused() {
     let cluster = one_engine("{ body_max_bytes: 65536 }").await;
     let door = cluster.running.addresses().grpc.unwrap();
     let small = generate(door, text_request(&"x".repeat(10_000), "")).await;
@@ -147,7 +147,7 @@ async fn grpc_flood(cluster: &Cluster, first: Vec<u8>, piece: Vec<u8>) -> (usize
 }
 
 #[tokio::test]
-async fn p06_an_endless_grpc_body_is_refused_and_not_read_on() {
+async fn an_endless_grpc_body_is_refused_and_reading_stops() {
     let cluster = one_engine("{ body_max_bytes: 65536 }").await;
     let spaces = vec![b' '; 0x4000];
     // A message that says it has 2 GiB.
@@ -160,7 +160,7 @@ async fn p06_an_endless_grpc_body_is_refused_and_not_read_on() {
 }
 
 #[tokio::test]
-async fn p06_a_grpc_call_of_endlessly_many_messages_is_refused_and_not_read_on() {
+async fn an_endless_grpc_call_is_refused_and_reading_stops() {
     let cluster = one_engine("{ body_max_bytes: 65536 }").await;
     // Field 15 is nobody's: each message is valid and means nothing.
     let unknown = [&[0, 0, 0, 0x40, 0x05, 0x7a, 0x81, 0x80, 0x01][..], &[b' '; 0x4001]].concat();
@@ -171,7 +171,7 @@ async fn p06_a_grpc_call_of_endlessly_many_messages_is_refused_and_not_read_on()
 }
 
 #[tokio::test]
-async fn p08_malformed_json_is_a_located_400_that_no_engine_sees() {
+async fn malformed_json_is_a_located_400_that_no_engine_sees() {
     let cluster = one_engine("{}").await;
     let deep = |n: usize| format!("{}1{}", "[".repeat(n), "]".repeat(n));
     let with = |member: &str| {
@@ -226,7 +226,7 @@ async fn p08_malformed_json_is_a_located_400_that_no_engine_sees() {
 }
 
 #[tokio::test]
-async fn p08_malformed_extra_fields_over_grpc_are_refused() {
+async fn malformed_extra_fields_over_grpc_are_refused() {
     let cluster = one_engine("{}").await;
     let door = cluster.running.addresses().grpc.unwrap();
     for extra in [
@@ -249,7 +249,7 @@ async fn p08_malformed_extra_fields_over_grpc_are_refused() {
 }
 
 #[tokio::test]
-async fn p09_counts_and_sizes_out_of_bounds_are_a_400_that_no_engine_sees() {
+async fn counts_and_sizes_out_of_bounds_are_a_400_that_no_engine_sees() {
     let cluster = one_engine("{ stop_max: 16, schema_max_bytes: 4096 }").await;
     let big = json!("g".repeat(5000));
     let mut cases: Vec<(&str, Value)> = vec![
@@ -378,7 +378,7 @@ async fn counts_and_sizes_are_bounded_on_every_endpoint_and_in_every_object() {
 }
 
 #[tokio::test]
-async fn p09_the_bounds_hold_over_grpc() {
+async fn the_bounds_hold_over_grpc() {
     let cluster = one_engine("{ stop_max: 16, schema_max_bytes: 4096 }").await;
     let door = cluster.running.addresses().grpc.unwrap();
     let set = |change: fn(&mut splitrail_proto::v1::SamplingParams)| {
@@ -454,7 +454,7 @@ async fn a_shed_grpc_call_says_that_resources_are_exhausted() {
 }
 
 #[tokio::test]
-async fn p07_compressed_bodies_are_a_415_that_no_engine_sees() {
+async fn compressed_bodies_are_a_415_that_no_engine_sees() {
     let cluster = one_engine("{}").await;
     let body = completion("x").to_string();
     for encoding in ["gzip", "GZIP", "deflate", "br", "zstd", "identity, gzip", "gzip, gzip"] {

@@ -27,7 +27,7 @@ async fn send(trial: &mut Trial, count: usize, salt: &str) {
 }
 
 #[tokio::test]
-async fn p30_a_failing_worker_is_left_alone_on_either_leg_and_comes_back() {
+async fn a_failing_worker_gets_no_requests_of_either_leg_until_it_recovers() {
     for (sick, leg) in [("p0", "prefill"), ("d0", "decode")] {
         let model = "breaker: { failures: 3, open: 300ms }";
         let mut trial = Trial::start(in_turn(2, 2, model)).await;
@@ -131,7 +131,7 @@ async fn answers_that_break_off_count_against_their_worker() {
 }
 
 #[tokio::test]
-async fn p30_retries_have_a_budget_over_all_requests() {
+async fn retries_of_all_requests_share_a_budget() {
     // Every first attempt fails, every second one is good.
     let model = "breaker: { failures: 0 }\nretries: { prefill: 1, decode: 0, budget_percent: 0 }\n\
                  on_no_prefill: fail";

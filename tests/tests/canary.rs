@@ -326,7 +326,7 @@ async fn successes(world: &mut World) {
 }
 
 /// From the environment, and never the client's own. (A file's: `security.rs`.)
-fn p16_credentials(world: &World) {
+fn no_credential_is_shown_anywhere(world: &World) {
     let own = format!("Bearer {ENV_KEY}");
     let seen: Vec<_> = world.engines.iter().flat_map(SimEngine::requests).collect();
     assert!(seen.len() > 10);
@@ -457,12 +457,12 @@ async fn engine_failures(world: &mut World) {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn p24_no_prompt_completion_token_id_or_key_is_said_anywhere() {
+async fn no_prompt_completion_token_id_or_key_is_shown_anywhere() {
     let files = tempfile::tempdir().unwrap();
     let log = files.path().join("router.log");
     let mut world = World::start(files.path(), &log).await;
     successes(&mut world).await;
-    p16_credentials(&world);
+    no_credential_is_shown_anywhere(&world);
     mistakes(&mut world).await;
     engine_failures(&mut world).await;
     let mut found = Vec::new();

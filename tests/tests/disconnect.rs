@@ -135,7 +135,7 @@ async fn half_requests(trial: &Trial) -> u32 {
 }
 
 #[tokio::test]
-async fn p26_leaving_while_the_body_is_sent_costs_no_engine_anything() {
+async fn leaving_while_the_body_is_sent_costs_no_engine_anything() {
     let mut trial = Trial::start(one_each(|_, _| {})).await;
     half_requests(&trial).await;
     the_next_is_served(&mut trial).await;
@@ -145,7 +145,7 @@ async fn p26_leaving_while_the_body_is_sent_costs_no_engine_anything() {
 }
 
 #[tokio::test]
-async fn p26_leaving_while_the_body_is_sent_is_counted_as_cancelled() {
+async fn leaving_while_the_body_is_sent_is_counted_as_cancelled() {
     let mut trial = Trial::start(one_each(|_, _| {})).await;
     for _ in 0..half_requests(&trial).await {
         trial.expect("cancelled");
@@ -154,7 +154,7 @@ async fn p26_leaving_while_the_body_is_sent_is_counted_as_cancelled() {
 }
 
 #[tokio::test]
-async fn p26_leaving_while_prefill_runs_stops_it() {
+async fn leaving_while_prefill_runs_stops_it() {
     for (turn, (path, body)) in requests("prefill").into_iter().enumerate() {
         let mut trial = Trial::start(one_each(slow_prefill)).await;
         let visitor = Visitor::send(&mut trial, path, "prefill", &body).await;
@@ -170,7 +170,7 @@ async fn p26_leaving_while_prefill_runs_stops_it() {
 }
 
 #[tokio::test]
-async fn p26_leaving_while_a_batch_is_prefilled_stops_every_prompt_of_it() {
+async fn leaving_while_a_batch_is_prefilled_stops_every_prompt_of_it() {
     for (way, stream) in WAYS.into_iter().zip([false, true]) {
         let mut trial = Trial::start(one_each(slow_prefill)).await;
         let body = batch("early", stream);
@@ -201,7 +201,7 @@ async fn a_request_left_while_prefill_runs_is_recorded_as_cancelled() {
 }
 
 #[tokio::test]
-async fn p26_leaving_in_an_engines_queue_leaves_the_queue() {
+async fn leaving_while_an_engine_queues_the_request_removes_it_from_the_queue() {
     let mut trial = Trial::start(one_each(|name, config| {
         slow_prefill(name, config);
         config.max_num_seqs = 1;
@@ -223,7 +223,7 @@ async fn p26_leaving_in_an_engines_queue_leaves_the_queue() {
 }
 
 #[tokio::test]
-async fn p26_leaving_before_the_first_token_stops_decode_and_frees_what_prefill_kept() {
+async fn leaving_before_the_first_token_stops_decode_and_frees_what_prefill_kept() {
     for (turn, (path, body)) in requests("first").into_iter().enumerate() {
         let mut trial = Trial::start(one_each(slow_decode)).await;
         let visitor = Visitor::send(&mut trial, path, "first", &body).await;
@@ -239,7 +239,7 @@ async fn p26_leaving_before_the_first_token_stops_decode_and_frees_what_prefill_
 }
 
 #[tokio::test]
-async fn p26_what_prefill_keeps_for_a_client_that_left_is_freed_at_the_latest_by_its_lease() {
+async fn blocks_of_a_client_that_left_are_freed_by_their_lease_at_the_latest() {
     let mut trial = Trial::start(one_each(|_, config| {
         config.lease_ms = SHORT_LEASE.as_millis() as u64;
     }))
@@ -260,7 +260,7 @@ async fn p26_what_prefill_keeps_for_a_client_that_left_is_freed_at_the_latest_by
 }
 
 #[tokio::test]
-async fn p26_leaving_in_mid_stream_stops_decode() {
+async fn leaving_during_the_stream_stops_decode() {
     let mut trial = Trial::start(one_each(|name, config| {
         if name == "d0" {
             config.decode_us_per_step = 10_000;
@@ -286,7 +286,7 @@ async fn p26_leaving_in_mid_stream_stops_decode() {
 }
 
 #[tokio::test]
-async fn p26_many_clients_leaving_at_once_leave_nothing_behind() {
+async fn many_clients_leaving_at_once_leave_nothing_behind() {
     let spec = Spec {
         engine: |name, config| {
             if name.starts_with('d') {
@@ -326,7 +326,7 @@ fn batch(salt: &str, stream: bool) -> Value {
 }
 
 #[tokio::test]
-async fn p26_leaving_during_a_batch_stops_every_prompt_of_it() {
+async fn leaving_during_a_batch_stops_every_prompt_of_it() {
     for stream in [false, true] {
         let mut trial = Trial::start(one_each(|name, config| {
             if name == "d0" {
@@ -359,7 +359,7 @@ async fn p26_leaving_during_a_batch_stops_every_prompt_of_it() {
 }
 
 #[tokio::test]
-async fn p26_leaving_an_aggregated_request_stops_it() {
+async fn leaving_an_aggregated_request_stops_it() {
     let spec =
         Spec { engine: |_, config| config.decode_us_per_step = 20_000, ..Spec::aggregated(1) };
     let mut trial = Trial::start(spec).await;

@@ -1,6 +1,5 @@
-//! Engines that misbehave: whatever fails before the first byte is tried elsewhere,
-//! whatever fails after it is said, and nothing is lost or held either way.
-//! Promise 25.
+//! Engines that fail: a failure before the first byte is retried on another worker, a failure after it
+//! is reported to the client, and nothing stays booked in either case.
 //!
 //! Every test ends with `Trial::finish`, which checks that nothing is booked or in
 //! flight, that each request is counted once with its outcome, and that no hand-off

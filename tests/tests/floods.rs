@@ -62,7 +62,7 @@ fn streams() -> impl Iterator<Item = u32> {
 }
 
 #[tokio::test]
-async fn p04_rapid_resets_end_in_a_goaway() {
+async fn rapid_resets_end_in_a_goaway() {
     let pieces = streams().map(|stream| {
         let head = headers(stream, kind::END_HEADERS);
         let cancel = frames::frame(kind::RST_STREAM, 0, stream, &[0, 0, 0, 8]);
@@ -74,7 +74,7 @@ async fn p04_rapid_resets_end_in_a_goaway() {
 
 /// The same, of requests that are whole and already with an engine.
 #[tokio::test]
-async fn p04_requests_that_are_always_cancelled_end_in_a_goaway() {
+async fn requests_that_are_always_cancelled_end_in_a_goaway() {
     let body = completion("held").to_string();
     let pieces = streams().map(|stream| {
         let head = headers(stream, kind::END_HEADERS);
@@ -90,7 +90,7 @@ async fn p04_requests_that_are_always_cancelled_end_in_a_goaway() {
 }
 
 #[tokio::test]
-async fn p04_endless_continuations_end_in_a_goaway() {
+async fn endless_continuations_end_in_a_goaway() {
     let first = std::iter::once(headers(1, 0));
     let more = frames::frame(kind::CONTINUATION, 0, 1, &frames::field("x", "y"));
     let flooded = flood("CONTINUATION", first.chain(std::iter::repeat_n(more, PIECES as usize)));
@@ -102,7 +102,7 @@ async fn p04_endless_continuations_end_in_a_goaway() {
 }
 
 #[tokio::test]
-async fn p04_endless_empty_data_ends_in_a_goaway() {
+async fn endless_empty_data_ends_in_a_goaway() {
     let first = std::iter::once(headers(1, kind::END_HEADERS));
     let empty = frames::frame(kind::DATA, 0, 1, &[]);
     let pieces = first.chain(std::iter::repeat_n(empty, PIECES as usize));
@@ -111,7 +111,7 @@ async fn p04_endless_empty_data_ends_in_a_goaway() {
 
 /// Streams that the client makes the server reset, by what is wrong on them.
 #[tokio::test]
-async fn p04_resets_provoked_from_the_server_end_in_a_goaway() {
+async fn resets_provoked_from_the_server_end_in_a_goaway() {
     let pieces = streams().map(|stream| {
         let head = headers(stream, kind::END_HEADERS);
         // A window cannot grow by nothing; RFC 9113, section 6.9.
@@ -121,7 +121,7 @@ async fn p04_resets_provoked_from_the_server_end_in_a_goaway() {
 }
 
 #[tokio::test]
-async fn p04_endless_settings_and_pings_end_in_a_goaway() {
+async fn endless_settings_and_pings_end_in_a_goaway() {
     for (what, frame) in [
         ("SETTINGS", frames::frame(kind::SETTINGS, 0, 0, &[])),
         ("PING", frames::frame(kind::PING, 0, 0, &[7; 8])),

@@ -31,7 +31,7 @@ fn length(body: &str) -> String {
 }
 
 #[tokio::test]
-async fn p05_ambiguous_framing_is_a_400_that_no_engine_sees() {
+async fn ambiguous_framing_is_a_400_that_no_engine_sees() {
     let cluster = Cluster::start(Spec::aggregated(1)).await;
     let door = cluster.running.addresses().http;
     let body = completion("one").to_string();
@@ -101,7 +101,7 @@ async fn p05_ambiguous_framing_is_a_400_that_no_engine_sees() {
 }
 
 #[tokio::test]
-async fn p05_nothing_behind_an_upgrade_is_a_request() {
+async fn bytes_after_an_upgrade_are_not_a_request() {
     let cluster = Cluster::start(Spec::aggregated(1)).await;
     let door = cluster.running.addresses().http;
     let body = completion("one").to_string();
@@ -124,7 +124,7 @@ async fn p05_nothing_behind_an_upgrade_is_a_request() {
 }
 
 #[tokio::test]
-async fn p05_requests_behind_each_other_are_served_in_turn() {
+async fn pipelined_requests_are_served_in_order() {
     let cluster = Cluster::start(Spec::aggregated(1)).await;
     let body = completion("one").to_string();
     let first = post("1.1", "transfer-encoding: chunked\r\n", &chunked(&body));
@@ -138,7 +138,7 @@ async fn p05_requests_behind_each_other_are_served_in_turn() {
 
 /// A bad request behind a good one does not take the good one with it.
 #[tokio::test]
-async fn p05_what_precedes_an_ambiguous_request_is_served() {
+async fn a_request_before_an_ambiguous_one_is_served() {
     let cluster = Cluster::start(Spec::aggregated(1)).await;
     let body = completion("one").to_string();
     let good = post("1.1", &length(&body), &body);
@@ -155,7 +155,7 @@ fn fields(count: usize) -> String {
 }
 
 #[tokio::test]
-async fn p03_heads_are_bounded_in_bytes_and_fields() {
+async fn heads_are_bounded_in_bytes_and_fields() {
     let solo = Solo::start("{}", |_| whole_answer()).await;
     let body = completion("one").to_string();
     let mut own = length(&body);
@@ -197,7 +197,7 @@ async fn p03_heads_are_bounded_in_bytes_and_fields() {
 }
 
 #[tokio::test]
-async fn p03_a_bomb_of_references_takes_no_memory() {
+async fn a_bomb_of_header_table_references_takes_no_memory() {
     let solo = Solo::start("{}", |_| whole_answer()).await;
     for i in 0..20 {
         let reply = solo.http.post(COMPLETIONS, &completion(&format!("warm {i}"))).await;
@@ -223,7 +223,7 @@ async fn p03_a_bomb_of_references_takes_no_memory() {
 }
 
 #[tokio::test]
-async fn p07_bombs_are_refused_unread() {
+async fn compression_bombs_are_refused_unread() {
     let cluster = Cluster::start(Spec::aggregated(1)).await;
     let door = cluster.running.addresses().http;
     // Beginnings of streams of each kind; what would follow is never looked at.
@@ -253,7 +253,7 @@ async fn p07_bombs_are_refused_unread() {
 }
 
 #[tokio::test]
-async fn p07_compressed_grpc_messages_are_refused() {
+async fn compressed_grpc_messages_are_refused() {
     let cluster = Cluster::start(Spec::aggregated(1)).await;
     let door = cluster.running.addresses().grpc.unwrap();
     for (encoding, flag) in [(Some("gzip"), 1), (Some("zstd"), 1), (None, 1)] {

@@ -449,7 +449,7 @@ async fn a_message_is_one_however_it_comes_and_what_is_none_is_told() {
 }
 
 #[tokio::test]
-async fn p26_a_client_that_cancels_frees_everything() {
+async fn a_client_that_cancels_frees_everything() {
     let cluster = Cluster::start(Spec {
         engine: |_, config: &mut SimConfig| config.decode_us_per_step = 5_000,
         ..Spec::default()
@@ -529,7 +529,7 @@ async fn health_agrees_with_ready_and_a_watch_sees_the_drain() {
 }
 
 #[tokio::test]
-async fn p29_a_watch_ends_with_the_drain_and_a_stream_may_finish() {
+async fn a_watch_ends_with_the_drain_and_a_stream_may_finish() {
     let cluster = Cluster::start(Spec {
         engine: |_, config: &mut SimConfig| config.decode_us_per_step = 3_000,
         ..Spec::default()

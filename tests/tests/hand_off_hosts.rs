@@ -35,7 +35,7 @@ fn spec(prefill: &Canned, model: &str) -> Spec {
 }
 
 #[tokio::test]
-async fn p15_a_hand_off_from_outside_the_fleet_goes_to_nobody() {
+async fn a_hand_off_that_names_a_host_outside_the_fleet_is_dropped() {
     for host in ["169.254.169.254", "evil.example", "10.0.0.1", "", "127.0.0.1.evil.example"] {
         let foreign = Canned::start(hand_off_from(host), Then::Close).await;
         let mut trial = Trial::start(spec(&foreign, "on_no_prefill: fail")).await;
@@ -55,7 +55,7 @@ async fn p15_a_hand_off_from_outside_the_fleet_goes_to_nobody() {
 }
 
 #[tokio::test]
-async fn p15_members_and_allowed_networks_are_believed() {
+async fn hand_offs_that_name_members_or_allowed_networks_are_used() {
     // The simulated decode engine knows no such hand-off: that it was asked is the point.
     for (host, model) in [
         ("127.0.0.1", "on_no_prefill: fail"),
@@ -80,7 +80,7 @@ async fn p15_members_and_allowed_networks_are_believed() {
 }
 
 #[tokio::test]
-async fn p13_no_id_of_a_client_reaches_an_engine() {
+async fn no_id_of_a_client_reaches_an_engine() {
     const MINE: &str = "chosen-by-the-client";
     let mut trial = Trial::start(Spec { prefill: 1, decode: 1, ..Spec::default() }).await;
     let chat = json!({

@@ -110,7 +110,7 @@ async fn a_hand_off_that_nobody_received_serves_the_next_decode_worker() {
 }
 
 #[tokio::test]
-async fn p26_what_is_staged_for_a_client_that_left_is_fetched_and_so_freed() {
+async fn blocks_staged_for_a_client_that_left_are_fetched_and_freed() {
     let nobody = Unanswering::start().await;
     let spec = Spec {
         extra_workers: vec![nobody.worker("x0", "decode")],

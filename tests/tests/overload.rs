@@ -45,7 +45,7 @@ fn is_streamed(heard: &splitrail_tests::post::Heard) -> bool {
 /// Ten thousand streams over HTTP/2 connections of 200 each. All of them have begun before
 /// any of them ends.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn p28_ten_thousand_streams_at_once() {
+async fn ten_thousand_streams_at_once() {
     const STREAMS: usize = 10_000;
     const PER_CONNECTION: usize = 200;
     let limits = "{ in_flight_max: 12000 }";
@@ -114,7 +114,7 @@ async fn p28_ten_thousand_streams_at_once() {
 
 /// The same over HTTP/1, where each has a socket of its own.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn p28_streams_over_http1_have_a_budget_of_memory_and_files() {
+async fn streams_over_http1_have_a_budget_of_memory_and_files() {
     const STREAMS: usize = 2000;
     let solo = Solo::start("{}", |heard| match is_streamed(heard) {
         true => held(),
@@ -161,7 +161,7 @@ async fn p28_streams_over_http1_have_a_budget_of_memory_and_files() {
 }
 
 #[tokio::test]
-async fn p28_overload_is_told_at_once_and_no_body_is_waited_for() {
+async fn overload_is_answered_at_once_without_waiting_for_the_body() {
     let solo = Solo::start("{ in_flight_max: 4 }", |heard| match is_streamed(heard) {
         true => held(),
         false => whole_answer(),
@@ -202,7 +202,7 @@ async fn p28_overload_is_told_at_once_and_no_body_is_waited_for() {
 
 /// One that wants everything gets much, and cannot keep another one out.
 #[tokio::test]
-async fn p28_a_greedy_client_does_not_starve_another() {
+async fn a_greedy_client_does_not_starve_another() {
     let limits = "{ in_flight_max: 90, fair_by: { kind: header, name: x-api-key } }";
     let solo = Solo::start(limits, |heard| match is_streamed(heard) {
         true => held(),
@@ -255,7 +255,7 @@ async fn p28_a_greedy_client_does_not_starve_another() {
 }
 
 #[tokio::test]
-async fn p28_bodies_have_a_budget_together() {
+async fn all_bodies_share_a_budget() {
     // Beside two bodies and their hashes, there is no room to tokenise a third.
     let limits = "{ body_max_bytes: 1000000, request_memory_max_bytes: 2050000 }";
     let solo = Solo::start(limits, |heard| match is_streamed(heard) {
@@ -286,7 +286,7 @@ async fn p28_bodies_have_a_budget_together() {
 
 /// A call's message counts as long as its answer lasts: further attempts need it.
 #[tokio::test]
-async fn p28_the_messages_of_grpc_calls_have_the_same_budget() {
+async fn messages_of_grpc_calls_share_the_budget_of_bodies() {
     // A message is there twice: as it was sent, and decoded.
     let limits = "{ body_max_bytes: 1000000, request_memory_max_bytes: 2600000 }";
     let solo = Solo::start(limits, |heard| match is_streamed(heard) {
@@ -312,7 +312,7 @@ async fn p28_the_messages_of_grpc_calls_have_the_same_budget() {
 }
 
 #[tokio::test]
-async fn p28_connections_are_bounded_and_those_that_are_there_go_on() {
+async fn connections_are_bounded_and_open_ones_are_served() {
     let limits = "{ connections_max: 8, drain_delay: 10ms }";
     let cluster = Cluster::start(Spec { limits, ..Spec::aggregated(1) }).await;
     let door = cluster.running.addresses().http;
@@ -346,7 +346,7 @@ async fn p28_connections_are_bounded_and_those_that_are_there_go_on() {
 }
 
 #[tokio::test]
-async fn p29_accepting_outlives_a_lack_of_files() {
+async fn accepting_goes_on_after_a_lack_of_file_descriptors() {
     use rustix::process::{Pid, Resource, Rlimit, getrlimit, prlimit};
     let solo = Solo::start("{}", |_| whole_answer()).await;
     let pid = solo.router.pid();

@@ -76,7 +76,7 @@ async fn quiet(processes: &Processes) {
 }
 
 #[tokio::test]
-async fn p25_a_prefill_engine_killed_while_idle_costs_no_request() {
+async fn a_prefill_engine_killed_while_idle_costs_no_request() {
     let mut processes = Processes::start(&["p0", "p1", "d0"], quick, LIMITS).await;
     let d0 = processes.engines[2].client("http");
     // Both have been used: the router has connections to both.
@@ -103,7 +103,7 @@ async fn p25_a_prefill_engine_killed_while_idle_costs_no_request() {
 }
 
 #[tokio::test]
-async fn p25_a_prefill_engine_killed_at_work_is_replaced_before_the_first_byte() {
+async fn a_busy_prefill_engine_that_is_killed_is_replaced_before_the_first_byte() {
     let mut processes = Processes::start(&["p0", "p1", "d0"], slow_prefill, LIMITS).await;
     let d0 = processes.engines[2].client("http");
     let body = chat(&prompt(40, "work"));
@@ -137,7 +137,7 @@ async fn begun(processes: &Processes, body: &Value) -> (Events, Vec<String>) {
 }
 
 #[tokio::test]
-async fn p25_a_decode_engine_killed_in_mid_stream_is_said_by_an_error_event() {
+async fn a_decode_engine_killed_during_the_stream_is_an_error_event() {
     let mut processes = Processes::start(&["p0", "d0", "d1"], slow_decode, LIMITS).await;
     let mut body = completion(&prompt(40, "mid"));
     body["max_tokens"] = 1000.into();
@@ -162,7 +162,7 @@ async fn p25_a_decode_engine_killed_in_mid_stream_is_said_by_an_error_event() {
 }
 
 #[tokio::test]
-async fn p25_a_decode_engine_killed_before_a_whole_reply_is_replaced_with_a_new_prefill() {
+async fn a_decode_engine_killed_before_a_whole_reply_is_replaced_with_a_new_prefill() {
     let mut processes = Processes::start(&["p0", "d0", "d1"], slow_decode, LIMITS).await;
     let mut body = completion(&prompt(40, "whole"));
     body["max_tokens"] = 60.into();
@@ -186,7 +186,7 @@ async fn p25_a_decode_engine_killed_before_a_whole_reply_is_replaced_with_a_new_
 }
 
 #[tokio::test]
-async fn p25_with_every_engine_killed_each_request_is_a_typed_error() {
+async fn with_every_engine_killed_each_request_is_a_typed_error() {
     let mut processes = Processes::start(&["p0", "d0"], quick, LIMITS).await;
     assert_eq!(processes.http.post(CHAT, &chat("before")).await.status, 200);
     for engine in &mut processes.engines {
@@ -257,7 +257,7 @@ async fn an_engine_that_is_started_again_is_used_again_and_its_index_starts_anew
 }
 
 #[tokio::test]
-async fn p29_a_router_told_to_stop_finishes_its_streams_and_accepts_for_a_while() {
+async fn a_stopping_router_finishes_its_streams_and_accepts_for_a_while() {
     let limits = "{ drain_delay: 3s, drain_grace: 60s }";
     let mut processes = Processes::start(&["p0", "d0"], slow_decode, limits).await;
     // Longer than the delay: they are in flight when accepting ends.
@@ -294,7 +294,7 @@ async fn p29_a_router_told_to_stop_finishes_its_streams_and_accepts_for_a_while(
 }
 
 #[tokio::test]
-async fn p29_a_second_signal_ends_the_router_at_once() {
+async fn a_second_signal_ends_the_router_at_once() {
     let limits = "{ drain_delay: 1h, drain_grace: 1h }";
     let mut processes = Processes::start(&["p0", "d0"], slow_decode, limits).await;
     let mut body = completion(&prompt(20, "twice"));
@@ -316,7 +316,7 @@ async fn p29_a_second_signal_ends_the_router_at_once() {
 }
 
 #[tokio::test]
-async fn p29_an_idle_router_told_to_stop_ends_with_0() {
+async fn an_idle_router_that_is_stopped_exits_with_0() {
     let limits = "{ drain_delay: 50ms, drain_grace: 1h }";
     let mut processes = Processes::start(&["p0", "d0"], quick, limits).await;
     assert_eq!(processes.http.post(CHAT, &chat("hello")).await.status, 200);

@@ -29,7 +29,7 @@ fn completion(text: &str) -> Value {
 
 /// One thread serves router, engines and clients: whatever blocks it blocks all.
 #[tokio::test]
-async fn p10_short_requests_are_done_while_long_prompts_are_tokenised() {
+async fn short_requests_are_answered_while_long_prompts_are_tokenised() {
     let limits = "{ tokenize_max_bytes: 33554432, drain_delay: 10ms }";
     let cluster = Cluster::start(Spec { limits, ..Spec::aggregated(1) }).await;
     // Where long prompts are in work.
@@ -84,7 +84,7 @@ fn peak_kib(router: &RouterProcess) -> u64 {
 /// Tokenising takes many times a prompt's bytes. Prompts that wait for their turn
 /// do not take that: twelve times as many at once must stay far below twelve times.
 #[tokio::test]
-async fn p10_memory_does_not_grow_with_the_work_that_waits() {
+async fn memory_does_not_grow_with_waiting_work() {
     const BYTES: usize = 1 << 19;
     let cores = std::thread::available_parallelism().map_or(1, usize::from);
     let answer = json!({"choices": [{"index": 0, "text": "ok", "finish_reason": "stop"}],

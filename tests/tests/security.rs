@@ -54,7 +54,7 @@ async fn behind_a_post(model: String) -> (ListeningPost, Cluster) {
 
 #[tokio::test]
 #[allow(clippy::too_many_lines)] // One table of cases.
-async fn p11_only_listed_paths_reach_an_engine() {
+async fn only_listed_paths_reach_an_engine() {
     let (post, cluster) = behind_a_post(String::new()).await;
     let body = completion("x").to_string();
     let odd_paths = [
@@ -142,7 +142,7 @@ async fn p11_only_listed_paths_reach_an_engine() {
 }
 
 #[tokio::test]
-async fn p11_engines_are_called_by_the_routers_own_path_and_host() {
+async fn engines_are_called_by_the_routers_own_path_and_host() {
     let (post, cluster) = behind_a_post(String::new()).await;
     let body = completion("x").to_string();
     for target in [
@@ -164,7 +164,7 @@ async fn p11_engines_are_called_by_the_routers_own_path_and_host() {
 }
 
 #[tokio::test]
-async fn p11_the_grpc_door_has_no_other_paths_either() {
+async fn the_grpc_listener_has_no_other_paths() {
     let (post, cluster) = behind_a_post(String::new()).await;
     let door = cluster.running.addresses().grpc.unwrap();
     for target in ["/pause", "/metrics", "/admin/workers", CHAT, COMPLETIONS] {
@@ -438,17 +438,17 @@ async fn inject_everywhere(spec: Spec, legs_per_prompt: usize) {
 }
 
 #[tokio::test]
-async fn p12_client_hand_off_fields_never_reach_an_engine_prefill_first() {
+async fn client_hand_off_fields_never_reach_an_engine_prefill_first() {
     inject_everywhere(Spec::default(), 2).await;
 }
 
 #[tokio::test]
-async fn p12_client_hand_off_fields_never_reach_an_engine_aggregated() {
+async fn client_hand_off_fields_never_reach_an_engine_aggregated() {
     inject_everywhere(Spec::aggregated(2), 1).await;
 }
 
 #[tokio::test]
-async fn p12_client_hand_off_fields_never_reach_an_engine_over_grpc() {
+async fn client_hand_off_fields_never_reach_an_engine_over_grpc() {
     let cluster = Cluster::start(Spec::default()).await;
     let door = cluster.running.addresses().grpc.unwrap();
     let ids: HashSet<_> =
@@ -480,7 +480,7 @@ async fn p12_client_hand_off_fields_never_reach_an_engine_over_grpc() {
 }
 
 #[tokio::test]
-async fn p12_the_field_that_kills_a_bare_decode_server_changes_nothing() {
+async fn the_field_that_kills_a_bare_decode_server_changes_nothing() {
     for spec in [Spec::default(), Spec::aggregated(1)] {
         let cluster = Cluster::start(spec).await;
         let clean = cluster.http.post(COMPLETIONS, &completion("same text")).await.json();
@@ -502,7 +502,7 @@ async fn p12_the_field_that_kills_a_bare_decode_server_changes_nothing() {
 }
 
 #[tokio::test]
-async fn p12_hop_by_hop_headers_end_at_the_router() {
+async fn hop_by_hop_headers_end_at_the_router() {
     let (post, cluster) = behind_a_post(String::new()).await;
     let headers = [
         ("connection", "x-smuggled, keep-alive"),

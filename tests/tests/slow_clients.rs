@@ -73,7 +73,7 @@ async fn drip(address: SocketAddr, first: &[u8], byte: u8) -> Vec<u8> {
 }
 
 #[tokio::test]
-async fn p01_a_thousand_dripping_heads_are_closed_and_others_are_served() {
+async fn a_thousand_slow_heads_are_closed_and_others_are_served() {
     let solo = Solo::start("{ header_timeout: 1s }", |_| whole_answer()).await;
     let address = solo.router.http;
     let mut slow = JoinSet::new();
@@ -99,7 +99,7 @@ async fn p01_a_thousand_dripping_heads_are_closed_and_others_are_served() {
 }
 
 #[tokio::test]
-async fn p01_slow_http2_heads_are_closed() {
+async fn slow_http2_heads_are_closed() {
     let limits = "{ header_timeout: 300ms, drain_delay: 10ms }";
     let cluster = Cluster::start(Spec { limits, ..Spec::aggregated(1) }).await;
     let door = cluster.running.addresses().http;
@@ -119,7 +119,7 @@ async fn p01_slow_http2_heads_are_closed() {
 }
 
 #[tokio::test]
-async fn p01_idle_connections_are_closed_and_busy_ones_are_not() {
+async fn idle_connections_are_closed_and_busy_ones_are_not() {
     let limits = "{ header_timeout: 10s, idle_timeout: 300ms }";
     let solo = Solo::start(limits, |heard| match heard.text().contains("held") {
         true => Answer::Held { first: Vec::new(), last: answered() },
@@ -158,7 +158,7 @@ fn answered() -> Vec<u8> {
 }
 
 #[tokio::test]
-async fn p02_dripping_bodies_are_a_408_and_hold_no_place() {
+async fn slow_bodies_are_a_408_and_take_no_place() {
     let limits = "{ body_grace: 1s, body_min_bytes_per_s: 1000, in_flight_max: 1 }";
     let cluster = Cluster::start(Spec { limits, ..Spec::aggregated(1) }).await;
     let core = cluster.running.core();
@@ -210,7 +210,7 @@ fn in_pieces(
 }
 
 #[tokio::test]
-async fn p02_a_body_that_is_slow_but_quick_enough_is_served() {
+async fn a_body_at_the_least_pace_is_served() {
     let limits = "{ body_grace: 100ms, body_min_bytes_per_s: 10 }";
     let cluster = Cluster::start(Spec { limits, ..Spec::aggregated(1) }).await;
     let body = completion(&"long enough ".repeat(40)).to_string();
@@ -224,7 +224,7 @@ async fn p02_a_body_that_is_slow_but_quick_enough_is_served() {
 }
 
 #[tokio::test]
-async fn p02_a_grpc_message_that_does_not_come_exceeds_its_deadline() {
+async fn a_grpc_message_that_never_arrives_exceeds_its_deadline() {
     let limits = "{ body_grace: 100ms, in_flight_max: 1 }";
     let cluster = Cluster::start(Spec { limits, ..Spec::aggregated(1) }).await;
     let http: Hyper<HttpConnector, _> =
@@ -262,7 +262,7 @@ fn streamed() -> Value {
 }
 
 #[tokio::test]
-async fn p27_a_thousand_clients_that_do_not_read_are_cut_and_others_are_served() {
+async fn a_thousand_clients_that_do_not_read_are_closed_and_others_are_served() {
     const CLIENTS: usize = 1000;
     let limits = "{ write_stall: 2s, idle_timeout: 600s }";
     let solo = Solo::start(limits, |heard| match heard.text().contains("\"stream\":true") {
@@ -308,7 +308,7 @@ async fn p27_a_thousand_clients_that_do_not_read_are_cut_and_others_are_served()
 }
 
 #[tokio::test]
-async fn p27_a_stream_that_is_not_read_is_reset_and_its_connection_goes_on() {
+async fn a_stream_that_is_not_read_is_reset_and_its_connection_goes_on() {
     let solo = Solo::start("{ write_stall: 500ms }", |heard| {
         match heard.text().contains("\"stream\":true") {
             true => endless(4 << 10),

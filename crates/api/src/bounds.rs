@@ -1,4 +1,4 @@
-//! Bounds on what one request may ask for. Promise 9.
+//! Bounds on what one request may ask for.
 
 use std::borrow::Cow;
 
@@ -135,7 +135,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn p09_counts_and_sizes_are_bounded_wherever_they_stand() {
+    fn counts_and_sizes_are_bounded_wherever_they_stand() {
         let limits = Limits { stop_max: 2, n_max: 8, schema_max_bytes: 1024, ..Limits::default() };
         let tools = format!(r#"{{"tools":"{}"}}"#, "x".repeat(2000));
         for (text, param) in [

@@ -374,7 +374,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn p24_what_a_client_or_an_engine_said_of_a_request_is_not_logged() {
+    fn error_texts_of_clients_and_engines_are_not_logged() {
         let refused = Error::rejected(400, "prompt `secret` is too long".into(), None);
         assert!(!refused.to_string().contains("secret"));
         assert!(refused.to_openai().contains("secret"), "the client itself is told");

@@ -1,8 +1,8 @@
-//! One pass over a body that proves it harmless before anything is built from it.
+//! One pass over a body that checks it before anything is built from it.
 //!
 //! Bounds the nesting depth (serde_json's limit of 128) and the members of each object, refuses duplicate keys
 //! (two parsers on the way could pick different ones), numbers that do not fit,
-//! and bytes that are not UTF-8. Promise 8.
+//! and bytes that are not UTF-8.
 
 use std::borrow::Cow;
 use std::collections::HashSet;
@@ -157,7 +157,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn p08_depth_duplicates_numbers_and_utf8_are_refused_with_a_place() {
+    fn depth_duplicates_numbers_and_utf8_are_refused_with_a_place() {
         let deep = |n: usize| format!("{}1{}", "[".repeat(n), "]".repeat(n));
         assert!(check(deep(100).as_bytes(), 100).is_ok());
         for (text, part) in [

@@ -103,7 +103,7 @@ proptest! {
     #![proptest_config(ProptestConfig::with_cases(1500))]
 
     #[test]
-    fn p23_mutated_configurations_never_panic_and_every_refusal_is_located(
+    fn mutated_configurations_never_panic_and_every_refusal_is_located(
         mutations in prop::collection::vec(mutation(), 1..5),
     ) {
         let mut text = VALID.to_owned();
@@ -114,13 +114,13 @@ proptest! {
     }
 
     #[test]
-    fn p23_arbitrary_text_never_panics_and_every_refusal_is_located(
+    fn arbitrary_text_never_panics_and_every_refusal_is_located(
         text in prop_oneof![".{0,200}", "[a-c{}\\[\\]:,?&*!|>'\"#% \t\n\r.-]{0,80}"],
     ) {
         ends_well(&text)?;
     }
     #[test]
-    fn p23_files_of_mutated_bytes_never_panic_and_every_refusal_is_located(
+    fn files_of_mutated_bytes_never_panic_and_every_refusal_is_located(
         changes in prop::collection::vec((any::<Index>(), any::<u8>()), 1..4),
     ) {
         let mut bytes = VALID.as_bytes().to_vec();

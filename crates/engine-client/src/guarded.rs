@@ -1,5 +1,6 @@
-//! Looks the names of workers up that are not written down. Promise 14: a name that led to an
-//! allowed address when its worker attached may lead elsewhere when it is connected to.
+//! Resolves the host names of workers that are not in the configuration. A name that resolved to an
+//! allowed address when its worker attached may resolve to another address when it is connected to:
+//! each look-up keeps only addresses of the allowed networks.
 
 use std::io;
 use std::net::SocketAddr;
@@ -66,7 +67,7 @@ mod tests {
     use super::*;
 
     #[tokio::test]
-    async fn p14_a_name_that_leads_outside_cannot_be_connected_to() {
+    async fn a_name_that_leads_outside_cannot_be_connected_to() {
         let find = async |networks: &[&str]| {
             let networks: Vec<_> = networks.iter().map(|text| text.parse().unwrap()).collect();
             let mut resolver = Resolver::new(Some(Networks::new(&networks)));
@@ -98,7 +99,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn p14_a_name_that_leads_outside_later_gets_no_further_connection() {
+    async fn a_name_that_leads_outside_later_gets_no_further_connection() {
         let inside: IpAddr = [127, 0, 0, 1].into();
         let outside: IpAddr = [127, 0, 0, 2].into();
         let listener = std::net::TcpListener::bind((inside, 0)).unwrap();

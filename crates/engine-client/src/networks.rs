@@ -1,5 +1,5 @@
-//! Where workers may be that the configuration does not name. Promise 14: whoever could make
-//! the router send requests to any address it likes would have its eyes and hands.
+//! The networks in which workers may be that the configuration does not name. Without this bound, a
+//! client of the fleet service could make the router send requests to any address.
 
 use std::net::IpAddr;
 use std::sync::{Arc, OnceLock};
@@ -73,7 +73,7 @@ mod tests {
     }
 
     #[test]
-    fn p14_workers_are_on_private_networks_unless_others_are_listed() {
+    fn workers_are_on_private_networks_unless_others_are_listed() {
         assert_eq!(special().len(), SPECIAL.len());
         let usual = Networks::new(&FleetConfig::default().networks);
         for inside in [
@@ -105,7 +105,7 @@ mod tests {
     }
 
     #[test]
-    fn p14_wide_networks_do_not_open_special_addresses_but_narrow_ones_do() {
+    fn wide_networks_do_not_open_special_addresses_but_narrow_ones_do() {
         let wide = networks(&["0.0.0.0/0", "::/0"]);
         assert!(wide.admit("8.8.8.8".parse().unwrap()));
         assert!(wide.admit("2001:db8::1".parse().unwrap()));
@@ -119,7 +119,7 @@ mod tests {
     }
 
     #[test]
-    fn p14_hosts_that_are_addresses_are_seen_through() {
+    fn addresses_in_other_notations_are_recognised() {
         let usual = Networks::new(&FleetConfig::default().networks);
         assert!(usual.admit_host("10.0.0.1") && usual.admit_host("[::1]"));
         assert!(!usual.admit_host("169.254.169.254") && !usual.admit_host("[fe80::1]"));

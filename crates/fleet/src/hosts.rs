@@ -1,5 +1,4 @@
-//! Where a hand-off may come from: a decode engine opens connections to the host that
-//! it names. Promise 15.
+//! The hosts that a hand-off may name: a decode engine opens connections to the host in its hand-off.
 
 use std::collections::HashSet;
 use std::net::{IpAddr, Ipv4Addr};
@@ -81,7 +80,7 @@ mod tests {
     }
 
     #[test]
-    fn p15_only_members_and_allowed_networks_are_admitted() {
+    fn only_members_and_allowed_networks_are_admitted() {
         let fleet = hosts(&["10.0.0.1:8000", "Prefill-1.pods:8000", "[fd00::1]:80"]);
         for host in ["10.0.0.1", "prefill-1.pods", "PREFILL-1.pods.", "fd00::1", "[fd00::1]"] {
             assert!(fleet.admit(host, None, &[]), "{host}");
@@ -97,7 +96,7 @@ mod tests {
     }
 
     #[test]
-    fn p15_the_address_that_answered_is_a_member() {
+    fn the_address_that_answered_is_a_member() {
         let fleet = hosts(&["prefill-1:8000"]);
         let peer = Some("10.9.8.7".parse().unwrap());
         assert!(fleet.admit("10.9.8.7", peer, &[]));

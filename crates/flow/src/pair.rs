@@ -173,7 +173,7 @@ impl Appointment {
     }
 }
 
-/// A name that no other transfer has, and that nobody can guess. Promise 13.
+/// A random transfer id of 128 bits: unique, and not guessable.
 fn transfer() -> TransferId {
     TransferId::from_random(rand::random())
 }
@@ -314,7 +314,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn p13_a_million_pairs_meet_under_a_million_names() {
+    fn a_million_pairs_have_a_million_different_names() {
         const PAIRS: usize = 1_000_000;
         let transfers: HashSet<String> =
             (0..PAIRS).map(|_| transfer().as_str().to_owned()).collect();

@@ -1,8 +1,8 @@
 //! From a body to prompts that can be placed: parsed, tokenised, hashed.
 //!
-//! Pure computation, in proportion to the body. Small bodies are done where they
-//! stand; larger ones go to the blocking pool, at most one per core, so that the
-//! reactor never waits for a prompt. Promise 10.
+//! Pure computation, in proportion to the body. Small bodies are prepared on the thread that serves the
+//! connection; larger ones on the blocking pool, at most one per core, so that the reactor never waits
+//! for a prompt.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};

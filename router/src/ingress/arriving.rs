@@ -206,7 +206,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn p02_a_body_has_the_grace_and_what_its_bytes_pay_for() {
+    fn the_time_for_a_body_is_the_grace_and_more_for_each_byte() {
         let s = Duration::from_secs;
         let pace = Pace { timeout: s(60), grace: s(5), min_bytes_per_s: 1000 };
         assert_eq!(pace.allows(0), s(5));

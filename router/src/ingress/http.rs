@@ -1,5 +1,5 @@
-//! The OpenAI HTTP front door. Only the paths listed here exist; engines are
-//! called by paths of the router's own. Promise 11.
+//! The OpenAI API over HTTP. Only the paths listed here exist; requests to engines have paths that
+//! the router chooses.
 
 use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;

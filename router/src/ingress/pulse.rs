@@ -251,7 +251,7 @@ mod tests {
     }
 
     #[test]
-    fn p01_a_head_may_take_its_time_once_and_no_byte_of_it_extends_that() {
+    fn no_byte_of_a_head_extends_its_timeout() {
         let (mut watch, pulse, start) = watch();
         let due = Some((start + 100 * MS, Cut::HeaderTimeout));
         assert_eq!(watch.look(&pulse, || start), due, "nothing has come");
@@ -269,7 +269,7 @@ mod tests {
     }
 
     #[test]
-    fn p01_a_connection_may_idle_between_requests_and_not_for_ever() {
+    fn a_connection_may_be_idle_between_requests_until_its_timeout() {
         let (mut watch, pulse, start) = watch();
         for round in 1..5 {
             pulse.reads(false, round);

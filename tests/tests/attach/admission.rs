@@ -11,7 +11,7 @@ use super::support::{attach, door, held, router, worker};
 const URL: &str = "http://127.0.0.1:9";
 
 #[tokio::test]
-async fn p21_one_shim_cannot_speak_for_anothers_worker() {
+async fn one_shim_cannot_attach_the_worker_of_another() {
     let router = router("").await;
     let mut shim = attach(&router, hello("s0", URL)).await;
     shim.snapshot("m", 1, vec![run(None, 1..=3)]).await;
@@ -96,7 +96,7 @@ async fn what_makes_no_sense_or_is_not_served_is_refused() {
 }
 
 #[tokio::test]
-async fn p14_workers_outside_the_allowed_networks_cannot_attach() {
+async fn workers_outside_the_allowed_networks_cannot_attach() {
     let router = router("fleet: { networks: [127.0.0.0/8, 0.0.0.0/0] }").await;
     for url in ["http://169.254.169.254:80", "http://[fe80::1]:80", "http://0.0.0.0:80"] {
         let refused = Shim::attach(door(&router), hello("s0", url)).await;

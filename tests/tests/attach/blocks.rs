@@ -71,7 +71,7 @@ async fn after_a_gap_nothing_is_believed_until_a_snapshot_has_come() {
 }
 
 #[tokio::test]
-async fn p21_nonsense_leads_to_a_resync_and_at_length_to_the_end() {
+async fn invalid_reports_lead_to_a_resync_and_then_to_the_end_of_the_stream() {
     let router = router("").await;
     let mut shim = attach(&router, hello("s0", URL)).await;
     shim.snapshot("m", 1, vec![run(None, 1..=3)]).await;

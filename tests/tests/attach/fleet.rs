@@ -132,7 +132,7 @@ async fn another_worker_in_its_place_is_told_everything_anew() {
 }
 
 #[tokio::test]
-async fn p14_redirects_of_workers_are_not_followed() {
+async fn redirects_of_workers_are_not_followed() {
     let elsewhere = ListeningPost::start(|_| Answer::json(200, "{}")).await;
     let target = elsewhere.url();
     let redirecting = ListeningPost::start(move |_| {
@@ -150,7 +150,7 @@ async fn p14_redirects_of_workers_are_not_followed() {
 }
 
 #[tokio::test]
-async fn p21_ten_million_made_up_blocks_stay_below_the_bound() {
+async fn ten_million_invented_blocks_stay_below_the_bound() {
     const LIMIT: usize = 1000;
     let limits = "{ drain_delay: 10ms, drain_grace: 5s, index_blocks_per_worker_max: 1000 }";
     let router = router_with("", limits).await;

@@ -17,7 +17,7 @@ use super::kills::setting;
 const SEEDS: [u64; 0] = [];
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn p30_after_any_kill_of_the_broker_every_picture_is_true_again() {
+async fn after_any_kill_of_the_broker_every_index_is_right_again() {
     let _alone = super::ALONE.lock().await;
     let rounds = setting("SPLITRAIL_CHAOS_BROKER_ROUNDS").unwrap_or(20) as usize;
     let seed = setting("SPLITRAIL_CHAOS_SEED").unwrap_or_else(rand::random);

@@ -17,7 +17,7 @@ pub(crate) fn setting(name: &str) -> Option<u64> {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn p30_after_any_kill_every_picture_is_true_again_and_no_answer_was_wrong() {
+async fn after_any_kill_every_index_is_right_again_and_no_answer_was_wrong() {
     let _alone = super::ALONE.lock().await;
     let rounds = setting("SPLITRAIL_CHAOS_ROUNDS").unwrap_or(200) as usize;
     let seed = setting("SPLITRAIL_CHAOS_SEED").unwrap_or_else(rand::random);

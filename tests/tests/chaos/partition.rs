@@ -72,7 +72,7 @@ fn between(router: SocketAddr) -> SocketAddr {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn p30_a_silent_cut_is_noticed_and_healed() {
+async fn a_silent_partition_is_noticed_and_repaired() {
     let _alone = super::ALONE.lock().await;
     // The listeners exist before anybody connects to them: connections wait there.
     let wires = async {

@@ -12,7 +12,7 @@ async fn stand_with_traffic() -> (Stand, Traffic) {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn p29_all_workers_are_exchanged_and_no_request_fails() {
+async fn all_workers_are_replaced_and_no_request_fails() {
     let _alone = super::ALONE.lock().await;
     let (mut stand, traffic) = stand_with_traffic().await;
     for shim in stand.of(Kind::Shim) {
@@ -32,7 +32,7 @@ async fn p29_all_workers_are_exchanged_and_no_request_fails() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn p29_both_routers_are_exchanged_and_no_request_fails() {
+async fn both_routers_are_replaced_and_no_request_fails() {
     let _alone = super::ALONE.lock().await;
     let (mut stand, traffic) = stand_with_traffic().await;
     for router in stand.of(Kind::Router) {

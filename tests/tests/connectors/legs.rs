@@ -74,7 +74,7 @@ async fn sglang_legs_are_the_client_s_request_with_a_room() {
 }
 
 #[tokio::test]
-async fn p13_names_of_transfers_are_the_router_s_and_never_come_twice() {
+async fn transfer_ids_are_the_routers_and_never_repeat() {
     const REQUESTS: usize = 60;
     for (connector, name) in
         [(KvConnector::Mooncake, "transfer_id"), (KvConnector::Sglang, "bootstrap_room")]

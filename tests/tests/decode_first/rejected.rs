@@ -153,7 +153,7 @@ async fn after_its_first_output_an_answer_that_is_turned_away_is_a_lost_one() {
 }
 
 #[tokio::test]
-async fn p25_an_attempt_that_fails_is_followed_by_prefill_and_decode_elsewhere() {
+async fn an_attempt_that_fails_is_followed_by_prefill_and_decode_elsewhere() {
     let reference = Reference::start().await;
     let faults = [
         FaultKind::Status { status: 500 },

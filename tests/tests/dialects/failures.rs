@@ -1,5 +1,5 @@
-//! What goes wrong before an answer shows is tried elsewhere, and what goes wrong after it is
-//! said in the dialect's own error event. Promise 25.
+//! A failure before the first text of an answer is retried on another worker; a failure after it is
+//! reported in the error event of the dialect.
 
 use splitrail_sim::FaultKind;
 
@@ -10,7 +10,7 @@ fn in_turn() -> Spec {
 }
 
 #[tokio::test]
-async fn p25_what_fails_before_the_first_text_is_tried_elsewhere_and_nobody_sees_it() {
+async fn a_failure_before_the_first_text_is_retried_and_the_client_sees_nothing() {
     let alone = Cluster::start(Spec::aggregated(1)).await;
     let faults = [
         ("p0", FaultKind::Status { status: 500 }),
@@ -51,7 +51,7 @@ async fn p25_what_fails_before_the_first_text_is_tried_elsewhere_and_nobody_sees
 }
 
 #[tokio::test]
-async fn p25_a_stream_that_breaks_off_ends_with_the_dialect_s_error_event() {
+async fn a_broken_stream_ends_with_the_error_event_of_its_dialect() {
     let mut trial = Trial::start(in_turn()).await;
     for path in BOTH {
         for _ in 0..2 {
@@ -79,7 +79,7 @@ async fn p25_a_stream_that_breaks_off_ends_with_the_dialect_s_error_event() {
 }
 
 #[tokio::test]
-async fn p25_an_end_without_the_last_event_is_not_taken_for_the_end() {
+async fn a_stream_without_its_last_event_is_an_error() {
     for path in BOTH {
         let mut trial = Trial::start(Spec::aggregated(1)).await;
         let body = request(path, &prompt(10, "end"), 3);
@@ -93,7 +93,7 @@ async fn p25_an_end_without_the_last_event_is_not_taken_for_the_end() {
 }
 
 #[tokio::test]
-async fn p26_a_client_that_leaves_frees_everything() {
+async fn a_client_that_leaves_frees_everything() {
     for path in BOTH {
         let spec =
             Spec { engine: |_, config| config.decode_us_per_step = 20_000, ..Spec::default() };

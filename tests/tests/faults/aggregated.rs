@@ -10,7 +10,7 @@ fn in_turn(workers: usize, model: &str) -> Spec {
 }
 
 #[tokio::test]
-async fn p25_a_failed_worker_is_replaced_before_the_first_byte() {
+async fn a_failed_worker_is_replaced_before_the_first_byte() {
     let reference = Reference::start().await;
     let mut trial = Trial::start(in_turn(2, "")).await;
     let faults = [
@@ -38,7 +38,7 @@ async fn p25_a_failed_worker_is_replaced_before_the_first_byte() {
 }
 
 #[tokio::test]
-async fn p25_a_worker_that_hangs_is_replaced() {
+async fn a_worker_that_hangs_is_replaced() {
     let reference = Reference::start().await;
     let timeouts = "timeouts: { first_token: 1500ms, answer: 1500ms }";
     let mut trial = Trial::start(in_turn(2, timeouts)).await;
@@ -52,7 +52,7 @@ async fn p25_a_worker_that_hangs_is_replaced() {
 }
 
 #[tokio::test]
-async fn p25_all_workers_failing_is_one_typed_error() {
+async fn all_workers_failing_is_one_typed_error() {
     let mut trial = Trial::start(in_turn(2, "")).await;
     for (status, outcome, told) in
         [(500, "engine_failed", 502), (503, "engine_failed", 502), (429, "engine_rejected", 429)]
@@ -70,7 +70,7 @@ async fn p25_all_workers_failing_is_one_typed_error() {
 }
 
 #[tokio::test]
-async fn p25_a_worker_that_dies_mid_stream_is_said() {
+async fn a_worker_that_dies_during_the_stream_is_reported() {
     let mut trial = Trial::start(in_turn(2, "")).await;
     trial.fault("w0", FaultKind::DieMidStream { after_chunks: 4 }, Some(1));
     let mut events = trial.stream("decode_lost", CHAT, &chat(&prompt(30, "mid"))).await;

@@ -35,7 +35,7 @@ async fn texts(reference: &Reference, prompts: &[String]) -> Vec<String> {
 }
 
 #[tokio::test]
-async fn p25_a_prompt_whose_worker_fails_is_tried_elsewhere_and_the_batch_is_whole() {
+async fn a_prompt_whose_worker_fails_is_retried_and_the_batch_is_complete() {
     let reference = Reference::start().await;
     let mut trial = Trial::start(spec()).await;
     let faults = [
@@ -68,7 +68,7 @@ async fn p25_a_prompt_whose_worker_fails_is_tried_elsewhere_and_the_batch_is_who
 }
 
 #[tokio::test]
-async fn p25_a_prompt_that_cannot_be_served_fails_the_batch_once_and_frees_the_rest() {
+async fn a_prompt_that_cannot_be_served_fails_the_batch_once_and_frees_the_rest() {
     let spec = Spec {
         decode: 1,
         // The other prompts are still being answered when one fails.
@@ -96,7 +96,7 @@ async fn p25_a_prompt_that_cannot_be_served_fails_the_batch_once_and_frees_the_r
 }
 
 #[tokio::test]
-async fn p25_one_prompt_of_a_batch_too_long_is_the_clients_error() {
+async fn one_prompt_of_a_batch_too_long_is_the_clients_error() {
     let spec = Spec {
         engine: |_, config| {
             config.lease_ms = SHORT_LEASE.as_millis() as u64;
@@ -115,7 +115,7 @@ async fn p25_one_prompt_of_a_batch_too_long_is_the_clients_error() {
 }
 
 #[tokio::test]
-async fn p25_one_prompt_lost_mid_stream_ends_the_whole_stream_with_one_error() {
+async fn one_prompt_lost_during_the_stream_ends_the_stream_with_one_error() {
     let spec = Spec {
         engine: |name, config| {
             if name.starts_with('d') {

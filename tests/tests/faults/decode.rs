@@ -30,7 +30,7 @@ fn hand_offs(trial: &Trial, engines: &[&str]) -> Vec<String> {
 }
 
 #[tokio::test]
-async fn p25_a_decode_that_fails_before_its_first_byte_is_done_elsewhere_with_a_new_prefill() {
+async fn a_decode_that_fails_before_its_first_byte_is_retried_with_a_new_prefill() {
     let reference = Reference::start().await;
     let mut trial = Trial::start(in_turn(2, "")).await;
     let faults = [
@@ -72,7 +72,7 @@ async fn p25_a_decode_that_fails_before_its_first_byte_is_done_elsewhere_with_a_
 }
 
 #[tokio::test]
-async fn p25_half_a_reply_is_not_passed_on() {
+async fn an_incomplete_reply_is_not_relayed() {
     let reference = Reference::start().await;
     let mut trial = Trial::start(in_turn(2, "")).await;
     trial.fault("d0", FaultKind::TruncatedBody, Some(1));
@@ -85,7 +85,7 @@ async fn p25_half_a_reply_is_not_passed_on() {
 }
 
 #[tokio::test]
-async fn p25_usage_after_a_retry_is_that_of_the_attempt_that_answered() {
+async fn usage_after_a_retry_is_that_of_the_attempt_that_answered() {
     let mut trial = Trial::start(in_turn(2, "")).await;
     let body = chat(&prompt(40, "usage"));
     trial.fault("d0", FaultKind::Status { status: 500 }, Some(1));
@@ -101,7 +101,7 @@ async fn p25_usage_after_a_retry_is_that_of_the_attempt_that_answered() {
 }
 
 #[tokio::test]
-async fn p25_a_refused_transfer_is_tried_again_with_a_new_hand_off() {
+async fn a_refused_transfer_is_retried_with_a_new_hand_off() {
     let reference = Reference::start().await;
     // Early headers: the refusal is an event inside a stream that began with 200.
     for early in [false, true] {
@@ -132,7 +132,7 @@ async fn p25_a_refused_transfer_is_tried_again_with_a_new_hand_off() {
 }
 
 #[tokio::test]
-async fn p25_a_prefill_worker_that_dies_between_the_legs_is_replaced() {
+async fn a_prefill_worker_that_dies_between_the_legs_is_replaced() {
     let reference = Reference::start().await;
     let mut trial = Trial::start(in_turn(2, "")).await;
     let body = chat(&prompt(40, "between"));
@@ -158,7 +158,7 @@ async fn p25_a_prefill_worker_that_dies_between_the_legs_is_replaced() {
 }
 
 #[tokio::test]
-async fn p25_each_decode_worker_is_tried_at_most_once_and_no_more_than_configured() {
+async fn each_decode_worker_is_tried_at_most_once_and_no_more_than_configured() {
     let mut trial = Trial::start(in_turn(4, "retries: { decode: 2 }")).await;
     for engine in ["d0", "d1", "d2", "d3"] {
         trial.fault(engine, FaultKind::Status { status: 503 }, None);
@@ -181,7 +181,7 @@ async fn p25_each_decode_worker_is_tried_at_most_once_and_no_more_than_configure
 }
 
 #[tokio::test]
-async fn p25_a_single_decode_worker_that_fails_is_a_typed_error() {
+async fn a_single_decode_worker_that_fails_is_a_typed_error() {
     let mut trial = Trial::start(in_turn(1, "")).await;
     let body = chat(&prompt(30, "single"));
     for (fault, outcome) in [
@@ -211,7 +211,7 @@ async fn p25_a_single_decode_worker_that_fails_is_a_typed_error() {
 }
 
 #[tokio::test]
-async fn p25_a_decode_whose_first_byte_is_late_is_done_elsewhere() {
+async fn a_decode_whose_first_byte_is_late_is_retried() {
     let reference = Reference::start().await;
     let timeouts = "timeouts: { first_token: 1500ms, answer: 1500ms }";
     let mut trial = Trial::start(in_turn(2, timeouts)).await;
@@ -231,7 +231,7 @@ async fn p25_a_decode_whose_first_byte_is_late_is_done_elsewhere() {
 }
 
 #[tokio::test]
-async fn p25_a_single_decode_worker_that_is_late_is_a_gateway_timeout() {
+async fn a_single_decode_worker_that_is_late_is_a_gateway_timeout() {
     let timeouts = "timeouts: { first_token: 300ms, answer: 300ms }";
     let mut trial = Trial::start(in_turn(1, timeouts)).await;
     trial.fault("d0", FaultKind::Hang, None);
@@ -245,7 +245,7 @@ async fn p25_a_single_decode_worker_that_is_late_is_a_gateway_timeout() {
 }
 
 #[tokio::test]
-async fn p25_a_second_attempt_without_a_prefill_owes_nothing_to_the_first() {
+async fn a_second_attempt_without_a_prefill_uses_nothing_of_the_first() {
     let reference = Reference::start().await;
     for (on_no_prefill, outcome) in [("local", "ok"), ("fail", "no_worker")] {
         let model = format!("on_no_prefill: {on_no_prefill}");

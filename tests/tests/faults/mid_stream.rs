@@ -12,7 +12,7 @@ fn in_turn(decode: usize) -> Spec {
 }
 
 #[tokio::test]
-async fn p25_a_stream_that_breaks_off_ends_with_an_error_event_and_no_done() {
+async fn a_broken_stream_ends_with_an_error_event_and_without_done() {
     let reference = Reference::start().await;
     let mut trial = Trial::start(in_turn(2)).await;
     for (turn, after_chunks) in [1, 3, 7, 11].into_iter().enumerate() {
@@ -37,7 +37,7 @@ async fn p25_a_stream_that_breaks_off_ends_with_an_error_event_and_no_done() {
 }
 
 #[tokio::test]
-async fn p25_an_end_without_done_is_not_taken_for_the_end() {
+async fn a_stream_without_done_is_an_error() {
     let mut trial = Trial::start(in_turn(1)).await;
     // 12 tokens and their finish reason are there; usage and `[DONE]` are not.
     let (path, body) = (COMPLETIONS, completion(&prompt(30, "end")));
@@ -49,7 +49,7 @@ async fn p25_an_end_without_done_is_not_taken_for_the_end() {
 }
 
 #[tokio::test]
-async fn p25_an_engine_core_that_dies_mid_stream_is_said_by_one_error_event() {
+async fn an_engine_core_that_dies_during_the_stream_is_one_error_event() {
     let spec = Spec { engine: |_, config| config.decode_us_per_step = 20_000, ..in_turn(2) };
     let mut trial = Trial::start(spec).await;
     // The engine itself then sends an error event, and `[DONE]` after it.
@@ -67,7 +67,7 @@ async fn p25_an_engine_core_that_dies_mid_stream_is_said_by_one_error_event() {
 }
 
 #[tokio::test]
-async fn p25_an_engine_that_falls_silent_mid_stream_is_given_up() {
+async fn an_engine_that_goes_silent_during_the_stream_times_out() {
     let spec = Spec {
         model: "timeouts: { first_token: 20s, stream_idle: 150ms }".into(),
         // The first token comes, the second one not for long.
@@ -93,7 +93,7 @@ async fn p25_an_engine_that_falls_silent_mid_stream_is_given_up() {
 }
 
 #[tokio::test]
-async fn p25_a_whole_reply_that_breaks_off_never_looks_like_a_stream() {
+async fn a_broken_reply_that_is_not_streamed_has_no_event() {
     let mut trial = Trial::start(in_turn(1)).await;
     trial.fault("d0", FaultKind::DieMidStream { after_chunks: 5 }, Some(2));
     let body = completion(&prompt(30, "whole"));

@@ -23,7 +23,7 @@ const CHUNK: &str = r#"{"id":"x","object":"text_completion","created":1,"model":
 const LAST: &str = r#"{"id":"x","object":"text_completion","created":1,"model":"sim","choices":[{"index":0,"text":"b","finish_reason":"length"}]}"#;
 
 #[tokio::test]
-async fn p25_a_stream_that_never_began_is_begun_elsewhere() {
+async fn a_stream_that_never_began_is_retried() {
     let reference = Reference::start().await;
     let body = completion(&prompt(30, "begun"));
     let expected = reference.text(COMPLETIONS, &body).await;
@@ -53,7 +53,7 @@ async fn p25_a_stream_that_never_began_is_begun_elsewhere() {
 }
 
 #[tokio::test]
-async fn p25_a_reply_that_is_none_is_had_elsewhere() {
+async fn an_invalid_reply_is_retried() {
     let reference = Reference::start().await;
     let body = chat(&prompt(30, "reply"));
     let expected = reference.text(CHAT, &body).await;
@@ -75,7 +75,7 @@ async fn p25_a_reply_that_is_none_is_had_elsewhere() {
 }
 
 #[tokio::test]
-async fn p25_a_stream_that_ends_without_done_or_goes_wrong_is_said_to_be_broken() {
+async fn a_stream_that_ends_without_done_or_is_invalid_is_reported_as_broken() {
     let long = "x".repeat(70_000);
     for (what, events) in [
         ("an orderly end in the middle", vec![CHUNK]),
@@ -104,7 +104,7 @@ const ERRORS: [&str; 2] = [
 ];
 
 #[tokio::test]
-async fn p25_an_error_event_is_known_however_it_is_spelt() {
+async fn an_error_event_is_recognised_in_every_spelling() {
     let reference = Reference::start().await;
     let body = completion(&prompt(30, "spelt"));
     let expected = reference.text(COMPLETIONS, &body).await;
@@ -119,7 +119,7 @@ async fn p25_an_error_event_is_known_however_it_is_spelt() {
 }
 
 #[tokio::test]
-async fn p25_an_error_event_in_mid_stream_is_known_however_it_is_spelt() {
+async fn an_error_event_during_the_stream_is_recognised_in_every_spelling() {
     for error in ERRORS {
         let events = Canned::events(&[CHUNK, error, "[DONE]"]);
         let nonsense = Canned::start(events, Then::Close).await;
@@ -132,7 +132,7 @@ async fn p25_an_error_event_in_mid_stream_is_known_however_it_is_spelt() {
 }
 
 #[tokio::test]
-async fn p25_an_event_that_is_no_json_is_not_passed_on_as_if_it_were() {
+async fn an_event_that_is_no_json_is_not_relayed() {
     let events = Canned::events(&[CHUNK, r#"{"id":"x","choices":[{"ind"#, "[DONE]"]);
     let nonsense = Canned::start(events, Then::Close).await;
     let mut trial = Trial::start(before_one_good(&nonsense)).await;
@@ -145,7 +145,7 @@ async fn p25_an_event_that_is_no_json_is_not_passed_on_as_if_it_were() {
 }
 
 #[tokio::test]
-async fn p25_an_event_that_is_no_json_is_not_left_out_of_a_batch() {
+async fn an_event_of_a_batch_that_is_no_json_is_an_error() {
     let half = r#"{"id":"x","choices":[{"index":0,"text":"los"#;
     let events = Canned::events(&[CHUNK, half, LAST, "[DONE]"]);
     let nonsense = Canned::start(events, Then::Close).await;
@@ -163,7 +163,7 @@ async fn p25_an_event_that_is_no_json_is_not_left_out_of_a_batch() {
 }
 
 #[tokio::test]
-async fn p25_an_engine_that_holds_a_stream_open_in_silence_is_given_up() {
+async fn an_engine_that_keeps_a_silent_stream_open_times_out() {
     // Announces more than it sends.
     let begun = Canned::events(&[CHUNK, LAST, "[DONE]"]);
     let begun = begun.split("data: ").take(2).collect::<Vec<_>>().join("data: ");
@@ -179,7 +179,7 @@ async fn p25_an_engine_that_holds_a_stream_open_in_silence_is_given_up() {
 }
 
 #[tokio::test]
-async fn p25_what_is_no_hand_off_is_not_handed_on() {
+async fn an_invalid_hand_off_does_not_reach_decode() {
     let reference = Reference::start().await;
     let good = json!({
         "do_remote_prefill": true, "do_remote_decode": false, "remote_block_ids": [[1, 2]],
@@ -242,7 +242,7 @@ async fn p25_what_is_no_hand_off_is_not_handed_on() {
 }
 
 #[tokio::test]
-async fn p25_nonsense_from_the_only_worker_is_a_typed_error() {
+async fn an_invalid_answer_of_the_only_worker_is_a_typed_error() {
     for bytes in [
         Canned::events(&[]),
         Canned::reply("text/html", "<html></html>"),

@@ -35,7 +35,7 @@ fn failures() -> Vec<FaultKind> {
 }
 
 #[tokio::test]
-async fn p25_a_failed_prefill_is_tried_on_another_worker_and_the_answer_is_right() {
+async fn a_failed_prefill_is_retried_on_another_worker_and_the_answer_is_right() {
     let reference = Reference::start().await;
     // A worker that fails so often would otherwise be left alone.
     let mut trial = Trial::start(in_turn(2, "breaker: { failures: 0 }")).await;
@@ -70,7 +70,7 @@ async fn p25_a_failed_prefill_is_tried_on_another_worker_and_the_answer_is_right
 }
 
 #[tokio::test]
-async fn p25_a_prefill_engine_whose_core_died_is_passed_over() {
+async fn a_prefill_engine_whose_core_died_gets_no_request() {
     let reference = Reference::start().await;
     let mut trial = Trial::start(in_turn(2, "")).await;
     trial.cluster.engine("p0").die();
@@ -85,7 +85,7 @@ async fn p25_a_prefill_engine_whose_core_died_is_passed_over() {
 }
 
 #[tokio::test]
-async fn p25_a_prefill_that_outlasts_its_timeout_is_tried_on_another_worker() {
+async fn a_prefill_that_times_out_is_retried_on_another_worker() {
     let reference = Reference::start().await;
     let mut trial = Trial::start(in_turn(2, "timeouts: { prefill: 1500ms }")).await;
     trial.fault("p0", FaultKind::Hang, Some(1));
@@ -100,7 +100,7 @@ async fn p25_a_prefill_that_outlasts_its_timeout_is_tried_on_another_worker() {
 }
 
 #[tokio::test]
-async fn p25_each_prefill_worker_is_tried_at_most_once_and_no_more_than_configured() {
+async fn each_prefill_worker_is_tried_at_most_once_and_no_more_than_configured() {
     let mut trial = Trial::start(in_turn(4, "retries: { prefill: 2 }")).await;
     for engine in ["p0", "p1", "p2", "p3"] {
         trial.fault(engine, FaultKind::Status { status: 503 }, None);
@@ -121,7 +121,7 @@ async fn p25_each_prefill_worker_is_tried_at_most_once_and_no_more_than_configur
 }
 
 #[tokio::test]
-async fn p25_without_retries_a_prefill_is_tried_once() {
+async fn without_retries_a_prefill_is_tried_once() {
     let mut trial = Trial::start(in_turn(2, "retries: { prefill: 0 }\non_no_prefill: fail")).await;
     trial.fault("p0", FaultKind::Status { status: 500 }, Some(1));
     let failed = trial.post("no_worker", CHAT, &chat(&prompt(30, "once"))).await;
@@ -132,7 +132,7 @@ async fn p25_without_retries_a_prefill_is_tried_once() {
 }
 
 #[tokio::test]
-async fn p25_where_no_prefill_can_be_had_the_decode_worker_computes_the_prompt() {
+async fn without_prefill_workers_the_decode_worker_computes_the_prompt() {
     let reference = Reference::start().await;
     let mut trial = Trial::start(in_turn(2, "on_no_prefill: local")).await;
     for engine in ["p0", "p1"] {
@@ -164,7 +164,7 @@ async fn p25_where_no_prefill_can_be_had_the_decode_worker_computes_the_prompt()
 }
 
 #[tokio::test]
-async fn p25_where_no_prefill_can_be_had_a_model_may_fail_instead() {
+async fn without_prefill_workers_a_model_may_fail_instead() {
     let mut trial = Trial::start(in_turn(2, "on_no_prefill: fail")).await;
     for status in [500, 503, 429] {
         for engine in ["p0", "p1"] {

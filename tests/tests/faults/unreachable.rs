@@ -11,7 +11,7 @@ async fn up(cluster: &Cluster, worker: &str) -> f64 {
 }
 
 #[tokio::test]
-async fn p25_workers_that_nobody_can_reach_are_passed_over() {
+async fn unreachable_workers_get_no_requests() {
     let reference = Reference::start().await;
     let gone = [NobodyHome::new(), NobodyHome::new()];
     let spec = Spec {
@@ -44,7 +44,7 @@ async fn p25_workers_that_nobody_can_reach_are_passed_over() {
 }
 
 #[tokio::test]
-async fn p25_a_model_without_a_living_prefill_worker_is_served_by_its_decode_workers() {
+async fn a_model_without_a_living_prefill_worker_is_served_by_its_decode_workers() {
     let reference = Reference::start().await;
     let gone = NobodyHome::new();
     let spec = Spec {
@@ -66,7 +66,7 @@ async fn p25_a_model_without_a_living_prefill_worker_is_served_by_its_decode_wor
 }
 
 #[tokio::test]
-async fn p25_a_model_with_only_dead_workers_is_a_typed_error_at_once_and_not_ready() {
+async fn a_model_with_only_dead_workers_is_a_typed_error_at_once_and_not_ready() {
     for (on_no_prefill, statuses, outcome) in
         [("local", [502, 502], "engine_unreachable"), ("fail", [503, 503], "no_worker")]
     {
@@ -100,7 +100,7 @@ async fn p25_a_model_with_only_dead_workers_is_a_typed_error_at_once_and_not_rea
 }
 
 #[tokio::test]
-async fn p25_an_aggregated_model_with_only_dead_workers_is_a_typed_error() {
+async fn an_aggregated_model_with_only_dead_workers_is_a_typed_error() {
     let gone = [NobodyHome::new(), NobodyHome::new()];
     let spec = Spec {
         policy: "{ kind: least_loaded }",

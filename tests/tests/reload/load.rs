@@ -74,7 +74,7 @@ async fn client(http: Client, place: usize, stop: Arc<AtomicBool>, done: Arc<Ato
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn p23_fifty_reloads_by_sighup_under_load_fail_no_request() {
+async fn fifty_reloads_by_sighup_under_load_fail_no_request() {
     let mut engines = Vec::new();
     for (name, role) in
         [("p0", Role::Prefill), ("p1", Role::Prefill), ("d0", Role::Decode), ("d1", Role::Decode)]

@@ -28,7 +28,7 @@ fn line(yaml: &str, text: &str) -> usize {
 }
 
 #[tokio::test]
-async fn p23_what_needs_a_restart_is_refused_with_its_place() {
+async fn what_needs_a_restart_is_refused_with_its_place() {
     let cluster = Cluster::start(Spec::aggregated(1)).await;
     let yaml = but(&cluster.yaml, "hash_seed: 7", "hash_seed: 8\ndraw_seed: 1");
     let yaml = but(&yaml, "grpc: 127.0.0.1:0, ", "");
@@ -53,7 +53,7 @@ async fn p23_what_needs_a_restart_is_refused_with_its_place() {
 }
 
 #[tokio::test]
-async fn p23_mistakes_and_what_cannot_be_had_are_refused_with_their_places() {
+async fn mistakes_and_missing_files_are_refused_with_their_places() {
     let cluster = Cluster::start(Spec::aggregated(1)).await;
     let key = "    engine_api_key: { kind: file, path: no.key }\n    workers:\n";
     for (yaml, at, said) in [

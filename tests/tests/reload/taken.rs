@@ -11,7 +11,7 @@ use splitrail_tests::{Cluster, Spec};
 use super::support::{but, served, taken, without};
 
 #[tokio::test]
-async fn p23_an_unchanged_file_changes_nothing() {
+async fn an_unchanged_file_changes_nothing() {
     let cluster = Cluster::start(Spec::default()).await;
     let before = cluster.running.core().serving();
     let report = taken(&cluster, &format!("# A comment.\n{}", cluster.yaml)).await;
@@ -209,7 +209,7 @@ async fn breakers_and_limits_are_those_of_the_file() {
 }
 
 #[tokio::test]
-async fn p17_a_credential_is_rotated_without_a_break() {
+async fn a_credential_is_rotated_without_a_break() {
     let keys = tempfile::tempdir().unwrap();
     let file = keys.path().join("engine.key");
     std::fs::write(&file, "first-key").unwrap();

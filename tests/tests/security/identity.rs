@@ -8,7 +8,7 @@ fn ids(requests: &[RecordedRequest]) -> BTreeSet<String> {
 }
 
 #[tokio::test]
-async fn p13_engine_request_ids_are_the_routers_and_never_repeat() {
+async fn engine_request_ids_are_the_routers_and_never_repeat() {
     let spec = Spec { prefill: 1, decode: 1, ..Spec::default() };
     let cluster = Cluster::start(spec).await;
     let mut all = HashSet::new();
@@ -38,7 +38,7 @@ async fn p13_engine_request_ids_are_the_routers_and_never_repeat() {
 }
 
 #[tokio::test]
-async fn p13_each_attempt_has_its_own_id_shared_by_its_legs() {
+async fn each_attempt_has_its_own_id_shared_by_its_legs() {
     let cluster = Cluster::start(Spec { prefill: 1, decode: 2, ..Spec::default() }).await;
     for name in ["d0", "d1"] {
         cluster
@@ -61,7 +61,7 @@ async fn p13_each_attempt_has_its_own_id_shared_by_its_legs() {
 }
 
 #[tokio::test]
-async fn p13_a_clients_sane_id_names_its_request_and_an_insane_one_is_replaced() {
+async fn a_clients_sane_id_names_its_request_and_an_insane_one_is_replaced() {
     let cluster = Cluster::start(Spec::default()).await;
     let body = completion("x").to_string();
     let long = "a".repeat(129);
@@ -108,7 +108,7 @@ async fn p13_a_clients_sane_id_names_its_request_and_an_insane_one_is_replaced()
 }
 
 #[tokio::test]
-async fn p16_engines_get_the_routers_credential_and_nobody_else_does() {
+async fn only_engines_get_the_routers_credential() {
     let files = tempfile::tempdir().unwrap();
     let path = files.path().join("key");
     let secret = "sk-router-own-9f3c1";

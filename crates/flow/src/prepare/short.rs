@@ -66,7 +66,7 @@ mod tests {
     }
 
     #[test]
-    fn p10_what_takes_its_time_is_not_prepared_where_it_stands() {
+    fn long_prompts_are_not_prepared_on_the_reactor() {
         use Tokenizing::{Fast, None, Slow};
 
         let prose = format!(r#"{{"role": "user", "content": "{}"}}"#, "some words ".repeat(300));

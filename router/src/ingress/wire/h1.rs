@@ -242,7 +242,7 @@ mod tests {
     }
 
     #[test]
-    fn p05_plain_framing_passes_and_ends_where_it_says() {
+    fn plain_framing_passes_and_ends_where_it_says() {
         for (fields, body) in [
             ("", ""),
             ("content-length: 0\r\n", ""),
@@ -265,7 +265,7 @@ mod tests {
     }
 
     #[test]
-    fn p05_what_can_be_read_in_two_ways_does_not_pass() {
+    fn ambiguous_framing_is_refused() {
         for (fields, body) in [
             ("content-length: 5\r\ntransfer-encoding: chunked\r\n", "0\r\n\r\n"),
             ("transfer-encoding: chunked\r\ncontent-length: 5\r\n", "0\r\n\r\n"),
@@ -310,7 +310,7 @@ mod tests {
     proptest! {
         /// However a connection's bytes are cut into reads, the same is said of them.
         #[test]
-        fn p05_cuts_change_nothing(
+        fn bytes_in_any_pieces_are_read_the_same(
             parts in prop::collection::vec(prop::sample::select(vec![
                 "GET / HTTP/1.1\r\n", "a: b\r\n", "\r\n", "content-length: 3\r\n", "abc", "\n",
                 "transfer-encoding: chunked\r\n", "3\r\nabc\r\n", "0\r\n\r\n", "0\r\n", " ", "\r",

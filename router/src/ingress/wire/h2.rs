@@ -175,7 +175,7 @@ mod tests {
     }
 
     #[test]
-    fn p04_frames_that_carry_nothing_have_a_budget() {
+    fn frames_that_carry_nothing_have_a_budget() {
         let quick = Duration::from_micros(1);
         let slow = Duration::from_millis(20);
         for (what, frame) in
