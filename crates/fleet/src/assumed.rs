@@ -1,10 +1,9 @@
-//! What a model's workers are assumed to hold beyond what their KV events confirm.
+//! What a model's workers probably hold beyond the blocks that their KV events confirm.
 //!
-//! Two kinds of guesses. *Speculative*: what was just sent to a worker, so that others like
-//! it follow before its events tell; of every worker, for seconds. *Approximate*: what a
-//! worker has computed, where no events say what it holds; for minutes, in the room that it
-//! has. They choose a worker. They open no gate, and no figure that anybody is told, or that
-//! is counted as overlap, is made of them.
+//! There are two kinds of estimates. *Speculative*: a prompt that was just sent to a worker, until the worker's events
+//! confirm it; for every worker, for seconds. *Approximate*: what a worker without KV events
+//! has computed, for minutes, within its capacity. Estimates influence the choice of a worker. They open no gate, and
+//! are part of no figure that is reported or counted as overlap.
 
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::sync::{Mutex, MutexGuard, PoisonError};

@@ -1,7 +1,7 @@
-//! Where shims attach: `FleetService` on a listener of its own.
+//! The listener to which shims attach: `FleetService`.
 //!
-//! A stream is greeted (who is it, may it be here), gets a seat (one shim speaks for a
-//! worker), and is served by the session that has it: a task which lives as long as the
+//! A stream is identified and authorised (`greet`), reserves its worker (`seats`: one shim for each
+//! worker), and is served by the session of this worker: a task which lives as long as the
 //! worker is attached, over all streams of its shim.
 
 mod blocks;

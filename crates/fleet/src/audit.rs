@@ -1,7 +1,7 @@
-//! What workers report, against what the router expected of them.
+//! Compares the cached tokens that workers report with the estimates of the index.
 //!
-//! Every reply's `cached_tokens` is a free oracle for the index: the difference from
-//! the estimate is measured per worker, and drifts slowly where it is noise.
+//! Every reply's `cached_tokens` is a measurement of the index: the differences are tracked for each worker,
+//! and small random differences move the average slowly.
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
 

@@ -1,4 +1,4 @@
-//! What a worker has been promised: bookings that free themselves.
+//! Bookings: the work that was placed on a worker and is not finished. A booking ends when it is dropped.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering::Relaxed};

@@ -1,5 +1,5 @@
-//! Leaves a worker alone that fails one request after the other: one breaker for each leg,
-//! since an engine that cannot hand over may still decode.
+//! Circuit breakers: a worker whose requests fail one after another gets no requests for a while. There is one
+//! breaker for each leg, since an engine that cannot hand off may still decode.
 
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::sync::{Mutex, MutexGuard, PoisonError};

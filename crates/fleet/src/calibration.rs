@@ -1,4 +1,4 @@
-//! What a model has learned of when a decode worker had better compute a prompt itself.
+//! Learns for each model from which overlap on a decode worker computes a prompt faster than a remote prefill.
 
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Instant;

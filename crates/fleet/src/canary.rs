@@ -1,12 +1,12 @@
-//! The parity canary: one known prompt per worker, by which router and engine show that they
-//! make the same tokens and KV blocks of it.
+//! The parity canary: one known prompt for each worker, which shows whether router and engine make the
+//! same tokens and KV blocks of a prompt.
 //!
-//! Where they do not, nothing breaks: every lookup in the index just misses, or, worse, finds
-//! what is not there. So each worker is asked when it joins, when it comes back and once in a
-//! while; until then, and where it disagrees, its overlap is not believed. The engine is asked
-//! for the prompt's tokens, then serves it once (one token), under a salt of its own so that it
-//! meets nobody's blocks; the blocks must then be in the index, whoever brought the events. None
-//! of it is anybody's request: no ledger, no decision, no booking, no breaker hears of it.
+//! Where they differ, no request fails: lookups in the index miss, or, worse, find
+//! blocks of other prompts. So each worker is asked when it joins, when it comes back and at an interval; before the
+//! first result, and where it differs, its overlap is ignored. The engine is asked
+//! for the prompt's tokens, then serves the prompt once (one token), with a `cache_salt` of its own, so that it
+//! shares no blocks with clients; the blocks must then be in the index, whichever source the events have. A canary is
+//! not a client's request: it has no ledger entry, no decision record and no booking, and does not count for a breaker.
 
 use std::sync::Arc;
 use std::time::Duration;

@@ -1,4 +1,4 @@
-//! What the sources of workers say, and what follows from it: pure.
+//! Merges what the sources of workers report into one list of workers. Pure.
 
 use std::collections::BTreeMap;
 

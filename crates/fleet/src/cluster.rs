@@ -1,4 +1,4 @@
-//! What a router knows of its cluster as a whole.
+//! The state of the cluster as a whole: all models and their workers.
 
 use std::sync::Arc;
 

@@ -1,9 +1,8 @@
-//! What a worker's work costs, learned from the work that it does, and how long what it has
-//! will keep it busy.
+//! Learns the costs of a worker's work from finished requests, and predicts when a worker will be free.
 //!
-//! The worker is taken for a server that computes one prompt after the other. An engine that
-//! computes several at once finishes them about as soon, and all that is read from here is
-//! how long it takes until one more can begin.
+//! The worker is modelled as a server that computes one prompt after another. An engine that
+//! computes several at once finishes them at about the same time, and the model is only used for the time
+//! until the next prompt can begin.
 
 use std::collections::VecDeque;
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};

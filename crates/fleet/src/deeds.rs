@@ -1,4 +1,4 @@
-//! What a worker has done since somebody last looked.
+//! Counts the outcomes of a worker's requests since the last evaluation.
 
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering::Relaxed};
 use std::time::Duration;

@@ -1,8 +1,8 @@
-//! Workers that nobody wrote down: who says that they are there.
+//! Sources of workers that are not in the configuration.
 //!
-//! A source says all that it knows whenever that changes. It knows nothing of how the fleet
-//! is run: whoever takes what it found compares it with what was there. A source that cannot
-//! be reached says nothing, and so changes nothing.
+//! A source reports all workers that it knows whenever the list changes. It knows nothing of the
+//! fleet: the receiver compares the list with the workers that it has. A source that cannot
+//! be reached reports nothing, and so changes nothing.
 
 use std::net::{IpAddr, SocketAddr};
 use std::sync::Weak;

@@ -1,10 +1,10 @@
-//! What to do where the index and what a worker reports drift apart.
+//! Reacts to drift: a lasting difference between the index and what a worker reports.
 //!
-//! Every reply's `cached_tokens` is held against what the index had (`audit`). A
-//! worker that keeps finding less than was promised draws prompts to a cache that is not
-//! there: its overlap counts for less, its events are read anew, and if that does not help it
-//! takes no part in KV routing. One that finds more is only read anew: nothing false is
-//! promised of it, and tiers that tell no events look the same.
+//! Every reply's `cached_tokens` is compared with the estimate of the index (`audit`). A
+//! worker that keeps finding less than estimated attracts prompts to blocks that it does not hold:
+//! its overlap counts for less, its events are read again, and if that does not help it
+//! takes no part in KV routing. For a worker that finds more, events are only read again: the index
+//! claims nothing wrong about it, and cache tiers without events look the same.
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
 use std::sync::{Mutex, PoisonError};

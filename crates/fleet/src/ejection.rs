@@ -1,4 +1,4 @@
-//! Which workers do so much worse than their peers that they are left alone: pure.
+//! Outlier ejection: which workers perform so much worse than their peers that they get no requests for a while. Pure.
 
 use std::time::Duration;
 

@@ -1,5 +1,5 @@
-//! Paths on which a prefill worker was seen to hand nothing over: an older engine has a place
-//! for hand-offs in its chats, and none in its responses or messages.
+//! Remembers on which paths a prefill worker returned no hand-off: older engines return hand-offs in chat
+//! completions, and none in responses or messages.
 
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::time::{Duration, Instant};

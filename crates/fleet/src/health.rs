@@ -1,5 +1,5 @@
-//! Watches a model's workers for those that do much worse than their peers, and ends slow
-//! starts and ejections when their time is over.
+//! Ejects workers of a model that perform much worse than their peers, and ends slow starts and ejections
+//! after their time.
 
 use std::collections::HashMap;
 use std::sync::Arc;

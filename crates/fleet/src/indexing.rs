@@ -1,5 +1,5 @@
-//! One worker's part of the index, or one of its ranks', for whoever follows its KV events: what was applied is
-//! counted, what could not be is told, and whether the rest is to be believed.
+//! One worker's part of the index, or one of its ranks', for the task that follows its KV events: counts what was
+//! applied, reports what could not be applied, and says whether the part is reliable.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;

@@ -1,5 +1,5 @@
-//! Follows one worker's KV events into the index, those of each data-parallel rank on their
-//! own: ranks number their events apart, and one that falls behind says nothing of the others.
+//! Applies one worker's KV events to the index, separately for each data-parallel rank: ranks number their events
+//! separately, and a gap in one says nothing about the others.
 
 use std::sync::Arc;
 use std::time::Instant;

@@ -1,4 +1,4 @@
-//! Keeps the fleet: who is in it, on whose word, and the tasks that follow each worker.
+//! Membership of the fleet: which workers are in it, which source named each, and the tasks that follow each worker.
 
 use std::collections::{BTreeMap, HashSet};
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};

@@ -1,4 +1,4 @@
-//! Beside the way of a request: the workers, what they hold and how busy they are.
+//! The workers: which exist, what they hold, how busy and how healthy they are. Requests read snapshots of this.
 
 pub mod assumed;
 pub mod attach;

@@ -1,4 +1,4 @@
-//! A worker's state, where it is kept, and the one place that changes it.
+//! Stores a worker's state; the only place that changes it.
 
 use std::fmt::Display;
 use std::sync::atomic::{AtomicU8, Ordering::Relaxed};

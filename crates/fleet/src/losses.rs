@@ -1,5 +1,5 @@
-//! Where a model's cache hits were lost lately: the best that its stream of prompts allows,
-//! less what its engines found, by reasons that add up.
+//! Where a model's cache hits were lost recently: the best that its stream of prompts allows,
+//! minus what its engines found, divided into reasons that add up to the difference.
 
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::sync::{Mutex, MutexGuard, PoisonError};

@@ -1,4 +1,4 @@
-//! From a configuration to the models that are served, or to others in their place.
+//! Builds the served models from a configuration, or replaces those that are served.
 
 use std::io::Read as _;
 use std::path::{Path, PathBuf};

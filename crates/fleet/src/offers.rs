@@ -1,4 +1,4 @@
-//! What a worker offers beside generating: embeddings, and what needs no model at all.
+//! The endpoints that a worker supports beside generation: embeddings, and endpoints that need no model.
 
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::time::{Duration, Instant};

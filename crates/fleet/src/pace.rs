@@ -1,4 +1,4 @@
-//! How fast a worker's queue moves, as seen from outside.
+//! Estimates how fast a worker's queue moves, from the outside.
 
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::time::Duration;

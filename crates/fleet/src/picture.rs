@@ -1,5 +1,4 @@
-//! What a worker looks like at the instant of a decision, as one candidate for each place that
-//! a leg could be sent to.
+//! The state of a worker at the time of a decision: one candidate for each place that a leg could be sent to.
 
 use std::time::Instant;
 

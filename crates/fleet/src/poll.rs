@@ -1,4 +1,4 @@
-//! Asks each worker for its load, and so learns whether it lives.
+//! Polls each worker's load and health.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};

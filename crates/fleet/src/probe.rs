@@ -1,11 +1,10 @@
-//! Asks each engine once whether it honours `cache_hit_threshold`, and one with several
-//! data-parallel ranks whether a request can be pinned to one of them.
+//! Probes each engine once for support of `cache_hit_threshold`, and engines with several
+//! data-parallel ranks for requests that name a rank.
 //!
-//! No engine says so of itself, and those that do not know the field ignore it (vLLM does).
-//! So it is sent a prompt of a few tokens of which all are to be cached: that can never be,
-//! since an engine computes the last token of every prompt. One that honours the field turns
-//! it away; one that does not generates a single token. Of ranks, it is asked for one that
-//! there is not.
+//! No engine reports either, and those that do not know the field ignore it (vLLM does).
+//! So the probe sends a prompt of a few tokens with a threshold of 1, which no prompt reaches,
+//! since an engine computes the last token of every prompt. An engine that supports the field rejects
+//! the request; one that does not generates a single token. For ranks, the probe names a rank that does not exist.
 
 use std::sync::Arc;
 use std::time::Duration;

@@ -1,9 +1,9 @@
 //! The data-parallel ranks of one worker.
 //!
-//! Ranks share a process and an address, but no KV: what one holds is of no use to a request
-//! that runs on another. Where the engine lets requests be pinned (`X-data-parallel-rank`),
-//! each rank is a candidate of its own. Where it does not, the engine chooses, and only what
-//! all ranks hold is sure to be found.
+//! Ranks share a process and an address, but no KV cache: a request on one rank cannot use the blocks
+//! of another. Where the engine lets a request name its rank (`X-data-parallel-rank`),
+//! each rank is a candidate of its own. Otherwise the engine chooses, and only blocks that
+//! all ranks hold are certain to be found.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU16, Ordering::Relaxed};

@@ -1,5 +1,4 @@
-//! Compares what a worker reported in a reply with what the index promised, and acts on a drift
-//! that lasts.
+//! Compares the cached tokens of a reply with the estimate of the index, and reacts to lasting drift.
 
 use std::time::Instant;
 

@@ -1,4 +1,4 @@
-//! Asks whoever follows a worker's KV events to read all of them anew.
+//! Asks the task that follows a worker's KV events to read all of them again.
 
 use tokio::sync::watch;
 

@@ -1,4 +1,4 @@
-//! A model's workers at one moment: what decisions are made from.
+//! A snapshot of a model's workers, from which decisions are made.
 
 use std::sync::Arc;
 

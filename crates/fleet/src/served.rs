@@ -1,4 +1,4 @@
-//! The models that a configuration says are served, each with all that serves it.
+//! The models that a configuration serves, each with its workers, tokenizer and policy.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;

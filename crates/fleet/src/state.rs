@@ -1,4 +1,4 @@
-//! The life of a worker, as a small machine: pure.
+//! The states of a worker and their transitions. Pure.
 //!
 //! ```text
 //! joining -> warming -> serving -> ejected -> warming

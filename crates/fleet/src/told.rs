@@ -1,9 +1,9 @@
-//! What a shim tells of its engine: what it can do, and how busy others keep it.
+//! What a shim reports about its engine: its capabilities, and how much load other routers cause.
 //!
 //! A router knows exactly what it has sent to a worker itself; what other routers have sent
-//! there it knows from the shim alone, which sees all. So a report is split when it
-//! comes: what is beyond the router's own bookings at that moment is others'. From then on
-//! the own part is counted as it changes, and the others' as it was reported.
+//! there it knows from the shim alone, which sees all requests. So a report is split when it
+//! arrives: the load beyond the router's own bookings at that moment is the others'. Afterwards
+//! the router's own part follows its bookings, and the others' part stays as reported.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};

@@ -1,8 +1,8 @@
-//! Requests that wait for a worker here, and not in an engine's queue, where their place could
-//! not be changed any more. Whom they get, and when, says `pick::queue`.
+//! Requests that wait in the router for a worker, instead of in an engine's queue, where they could
+//! not be moved to another worker. `splitrail_policy::queue` decides which request goes where, and when.
 //!
-//! Nobody owns a task here: whoever waits turns the wheel, when it comes, when some worker has
-//! finished a prompt, and when one is predicted to.
+//! No task is needed: scheduling runs when a request arrives, when a worker has
+//! finished a prompt, and when a worker is predicted to finish one.
 
 use std::pin::pin;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};

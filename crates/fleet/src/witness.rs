@@ -1,4 +1,4 @@
-//! What became of one worker's KV events: counts that tell why its blocks are not found.
+//! Counts what became of one worker's KV events, which explains why blocks are not found.
 
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 

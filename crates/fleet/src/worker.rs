@@ -1,4 +1,4 @@
-//! One engine, as the router knows it.
+//! One engine, from the router's point of view.
 
 use std::fmt::{self, Display};
 use std::ops::Deref;

@@ -1,4 +1,4 @@
-//! How often one prompt's legs may be tried, and where not again.
+//! Counts the attempts of one prompt's legs, and excludes workers on which a leg already failed.
 
 use super::context::{Context, may_retry};
 use splitrail_api::error::{Error, Kind};

@@ -1,4 +1,4 @@
-//! Futures, made where they are to stay.
+//! Boxes futures at the place where they are created, so that large ones are not moved.
 
 use std::pin::Pin;
 

@@ -1,4 +1,4 @@
-//! What the prompts of one request share, and what every leg needs.
+//! The context of one request: what its prompts share, and what every leg needs.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};

@@ -1,4 +1,4 @@
-//! Requests that generate nothing: one worker does them whole, and hands nothing over.
+//! Requests that generate no text (embeddings, scores, token ids): one worker serves each in full, without a hand-off.
 
 use std::sync::Arc;
 use std::time::Instant;

@@ -1,7 +1,7 @@
-//! What would become of a request, and why: the decisions of its way, made and not carried out.
+//! Explains how a request would be served: makes every decision of its way, and carries none of them out.
 //!
-//! It asks the functions that serve traffic, in their order, about the same snapshot; nothing
-//! is booked, counted or sent. Counts, hashes and names only: no content.
+//! The functions are those that serve traffic, in the same order, on the same snapshot; nothing
+//! is booked, counted or sent. The result has counts, hashes and names, and no content.
 
 use std::time::Instant;
 

@@ -1,7 +1,7 @@
-//! Whether a decode worker holds enough of a prompt, and who is to say so: pure.
+//! Decides whether a decode worker holds enough of a prompt, and whether the router or the engine checks it. Pure.
 //!
-//! Only blocks that a worker's own events confirm may open the router's gate. What was
-//! merely routed there, or guessed, is never part of `held`.
+//! Only blocks that a worker's own events confirm may open the router's gate. Speculative blocks
+//! (routed there recently, or estimated) are never part of `held`.
 
 use splitrail_kv::BlockHash;
 

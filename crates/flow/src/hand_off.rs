@@ -1,4 +1,4 @@
-//! What ties a prefill leg to its decode leg, in each connector's words.
+//! What connects a prefill leg with its decode leg, in the format of each connector.
 
 use std::time::Instant;
 

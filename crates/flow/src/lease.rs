@@ -1,8 +1,8 @@
-//! How long a hand-off is good for.
+//! How long a hand-off is valid.
 //!
-//! A prefill engine keeps a hand-off's blocks for a while and then gives them to others. A
-//! decode engine that comes too late is not told: vLLM answers 200 from whatever the blocks
-//! hold by then. So the router holds the deadline.
+//! A prefill engine keeps the blocks of a hand-off for the time of its lease, and then gives them to other
+//! requests. A decode engine that fetches them later gets no error: vLLM answers 200 from whatever the
+//! blocks hold by then. Therefore the router enforces the deadline.
 
 use std::time::Duration;
 

@@ -1,4 +1,4 @@
-//! What each leg's engine is sent: the client's body with a few members replaced.
+//! The bodies that are sent to the engine of each leg: the client's body with a few members replaced.
 
 use super::hand_off::{Carried, Lead};
 use splitrail_api::error::Error;

@@ -1,5 +1,5 @@
-//! A plan of legs and its execution: what is sent to which engine, in which
-//! order, what is tried again, and what ends with the client.
+//! The plan of a request's legs and its execution: which engine gets what, in which order, what is retried,
+//! and what is cancelled with the client.
 
 pub mod answer;
 mod attempts;

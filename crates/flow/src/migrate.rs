@@ -1,11 +1,11 @@
-//! An answer whose decode worker is lost in mid-stream goes on upon another one, from the
-//! tokens that were delivered.
+//! Resumes an answer on another decode worker, from the tokens that were delivered, when its worker is lost
+//! during the stream.
 //!
-//! Only where that is exact: a single sample of a completion or a chat whose sampling depends on
-//! nothing but the tokens before it. Penalties count output apart from the prompt, stop texts
-//! may straddle the seam, grammars and seeds have a state: such answers are not migrated. The
-//! engine is asked for token ids (`return_token_ids`), so the new prompt is exactly what the
-//! lost one had, whatever its text. A chat goes on as a completion of these ids (`chat`).
+//! An answer is resumed only where the result is exact: a single sample of a completion or a chat whose sampling
+//! depends on nothing but the tokens before it. Penalties count output apart from the prompt, a stop text
+//! may span the interruption, grammars and seeds have a state: such answers are not resumed. The
+//! engine is asked for token ids (`return_token_ids`), so the new prompt is exactly the sequence of tokens that
+//! the lost engine had. A chat is resumed as a completion of these ids (`chat`).
 
 use std::collections::VecDeque;
 use std::sync::Arc;

@@ -1,7 +1,7 @@
-//! Both legs at once, for connectors whose legs wait for each other.
+//! Runs both legs at once, for connectors whose legs wait for each other.
 //!
-//! The name under which they meet is the router's, random, and for this one pair. Where one
-//! leg fails, the other is cancelled at once: left alone, it would keep its blocks for minutes.
+//! The two legs find each other by a random transfer id that the router makes for this pair. When one
+//! leg fails, the other is cancelled at once: otherwise the other leg would keep its blocks for minutes.
 
 use std::pin::pin;
 use std::sync::Arc;

@@ -1,4 +1,4 @@
-//! Puts a leg on a worker and writes down why.
+//! Places a leg on a worker and records why.
 
 use std::cell::RefCell;
 use std::sync::{Arc, Mutex, PoisonError};

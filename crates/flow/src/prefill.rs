@@ -1,4 +1,4 @@
-//! The prefill leg, on one worker after the other until one has done it.
+//! Runs the prefill leg, on one worker after another until one succeeds.
 
 use std::net::IpAddr;
 use std::pin::pin;

@@ -1,4 +1,4 @@
-//! From a body to prompts that can be placed: parsed, tokenised, hashed.
+//! Prepares the prompts of a body for placement: parses, tokenises and hashes them.
 //!
 //! Pure computation, in proportion to the body. Small bodies are prepared on the thread that serves the
 //! connection; larger ones on the blocking pool, at most one per core, so that the reactor never waits

@@ -1,5 +1,4 @@
-//! From an engine's answer to the client's: streams are relayed, and usage is
-//! decided in one place.
+//! Makes the client's answer from the engine's: relays streams, and decides usage in one place.
 
 pub(crate) mod alike;
 pub mod choices;

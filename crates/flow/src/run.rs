@@ -1,8 +1,7 @@
-//! One prompt's way through its legs: placed, sent, retried, until an answer has
-//! begun or an error is final.
+//! Runs one prompt through its legs: places, sends and retries them until an answer has begun or an error is final.
 //!
-//! The futures of its legs are boxed: a future is as large as the largest of its parts, and is
-//! moved as a whole before it begins.
+//! The futures of the legs are boxed: a future is as large as the largest of its parts, and is
+//! moved as a whole before it is first polled.
 
 use std::sync::Arc;
 use std::time::Instant;

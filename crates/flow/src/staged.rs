@@ -1,8 +1,8 @@
-//! A hand-off that a prefill engine keeps for a decode worker.
+//! A hand-off whose blocks a prefill engine keeps for a decode worker.
 //!
 //! With vLLM's NIXL connector only a decode that fetches the blocks, or the end of the lease,
-//! frees them; a hand-off that nobody is going to use would pin them for half a minute. So
-//! one that is dropped unsent, because its client left or its request failed elsewhere, goes
+//! frees them; a hand-off that is never used would hold them for half a minute. Therefore
+//! a hand-off that is dropped unsent, because its client left or its request failed, is sent
 //! to a decode worker with a request for a single token.
 
 use std::sync::Arc;

@@ -1,5 +1,5 @@
-//! The reply to a client of `decode_only` whose prompt is cached too little: the one that an
-//! engine that honours the threshold would give, made by the router.
+//! The reply to a `decode_only` request whose prompt is cached too little. The router makes the reply that an
+//! engine with support for `cache_hit_threshold` would make.
 
 use bytes::Bytes;
 use serde_json::{Value, json};

@@ -1,5 +1,4 @@
-//! Both ways of a prompt compared, local prefill and remote, where the threshold is the
-//! router's to find.
+//! Compares local prefill with remote prefill for a prompt whose threshold the router chooses.
 
 use std::time::Instant;
 

@@ -1,4 +1,4 @@
-//! A prompt's block hashes, made as its tokens come.
+//! The block hashes of a prompt, made while its tokens arrive.
 
 use crate::hash::{BlockHash, BlockHasher, HashSeed, Namespace};
 

@@ -1,4 +1,4 @@
-//! KV events: what a worker's cache tells the world about itself.
+//! KV events: the changes that a worker reports of its cache.
 //!
 //! The types are those of the index, not of any engine: `splitrail-engine`
 //! decodes each engine's wire format into them.

@@ -1,8 +1,8 @@
 //! The prefix index of one model: which worker holds which blocks.
 //!
-//! Two sides, which one writer changes together. The *forest* is what prompts
+//! It has two sides, which one writer changes together. The *forest* is what prompts
 //! read: the blocks of all workers as runs of consecutive blocks, each with the set
-//! of workers that hold it. The *names* are what events write: per worker, from the
+//! of workers that hold it. The *names* are what events write: for each worker, a map from the
 //! engine's hashes to places in the forest. See `kv/README.md` for the layout.
 
 mod applied;

@@ -1,4 +1,4 @@
-//! Promises that always hold, written once as code.
+//! Invariants of lookups and usage, written once as code.
 //!
 //! Tests and simulation check all of them; [`check_overlap`] and
 //! [`check_cached`] cost nothing and may run in production. The index's own

@@ -1,8 +1,8 @@
-//! The pure core of Splitrail: which worker holds which part of a prompt.
+//! The index of KV blocks: which worker holds which part of a prompt. Pure.
 //!
-//! Prompts and KV events meet in one currency, the chained [`BlockHash`]: the
+//! Prompts and KV events are compared by chained [`BlockHash`]es: the
 //! router hashes a prompt ([`Chain`]), the [`Index`] hashes the
-//! blocks which workers report ([`Index::apply`]), and [`Index::find`] says how
+//! blocks which workers report ([`Index::apply`]), and [`Index::find`] returns how
 //! many blocks of the prompt each worker has. Nothing here reads a clock, opens
 //! a socket, logs or draws a random number: the same calls give the same
 //! results, in production as in simulation.

@@ -1,8 +1,8 @@
-//! Asking for memory before it is needed.
+//! Prefetches memory before it is needed.
 //!
 //! One of two files of this crate with `unsafe`: there is no safe way to prefetch.
-//! Names of one event lie anywhere in a table larger than the caches; asked for one
-//! by one, each would cost a trip to memory. The words of a text are the same, for the
+//! The names of one event are scattered over a table larger than the caches; read one
+//! by one, each would wait for main memory. The same is true of the words of a text in the
 //! router's tokenizer. A prefetch of any address is harmless
 //! (it changes nothing and cannot fault), and the address here is a reference's.
 #![allow(unsafe_code)]

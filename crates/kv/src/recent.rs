@@ -1,19 +1,19 @@
-//! What was routed lately, and is assumed to be held until something better is known.
+//! Blocks of prompts that were routed recently, which are estimated to be held until events say more.
 //!
-//! Two uses. *Speculative*: a prompt that was just sent to a worker will be in its
-//! cache before its events say so; siblings that arrive meanwhile should follow it.
-//! Such entries live for seconds. *Approximate*: of an engine without events nothing
-//! better is ever known; what was sent to it is assumed to stay for a time, as long
-//! as the engine has room. Either way it is a guess: it may choose a worker, never
-//! tell a client what was cached.
+//! There are two uses. *Speculative*: a prompt that was just sent to a worker will be in its
+//! cache before its events say so; prompts with the same prefix that arrive meanwhile should follow it.
+//! Such entries live for seconds. *Approximate*: for an engine without events no
+//! better information exists; what was sent to it is estimated to stay for a time, as long
+//! as the engine has room. Both are estimates: they may influence the choice of a worker, and never
+//! the cached tokens that a client is told.
 //!
-//! A block belongs to the last prompt that had it. Of prompts that begin alike, the
-//! later one has the common blocks, so what is left of the earlier one is its end; and
-//! what is taken out, for time or for room, is taken from the end. So no block is ever
-//! assumed without those before it, and each is listed once: memory is in proportion
-//! to the blocks assumed, however often they are renewed. What begins alike is found and
-//! renewed as a whole (`runs`): a prompt costs steps for the runs that it consists of, and a
-//! copy of what of it is new, but nothing for a block.
+//! A block belongs to the last prompt that had it. Of prompts with a common prefix, the
+//! later one has the common blocks, so only the end of the earlier one is left; and
+//! what is removed, for its age or for room, is removed from the end. So no block is ever
+//! listed without those before it, and each is listed once: memory is proportional
+//! to the blocks listed, however often they are renewed. A common prefix is found and
+//! renewed as a whole (`runs`): a prompt costs one step for each run that it consists of, and a
+//! copy of its new blocks, but no step for each block.
 
 use std::collections::{BTreeMap, BTreeSet};
 

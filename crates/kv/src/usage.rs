@@ -1,4 +1,4 @@
-//! What an overlap is worth in the client's usage.
+//! Converts an overlap in blocks to cached tokens in the client's usage.
 
 /// The cached tokens which an engine would report for a prompt that finds
 /// `overlap_blocks` of its blocks resident.

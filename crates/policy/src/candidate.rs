@@ -1,4 +1,4 @@
-//! What a decision is made from.
+//! The inputs of a decision: the state of each worker that a leg could be sent to.
 
 use splitrail_kv::Tier;
 

@@ -1,4 +1,4 @@
-//! The choice of a worker for a leg.
+//! Chooses a worker for a leg.
 
 use std::cmp::Ordering;
 

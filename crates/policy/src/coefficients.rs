@@ -1,4 +1,4 @@
-//! What a worker's work costs.
+//! The coefficients of a worker's costs, and the costs that follow from them.
 
 /// Coefficients of one worker. Times are in seconds: the model is
 ///

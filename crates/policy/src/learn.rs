@@ -1,9 +1,9 @@
-//! What a worker's work really costs, learned from what is observed.
+//! Learns the costs of a worker's work from observations.
 //!
 //! Each stage is a sum of a few terms ([`Coefficients`]), and each term has a prior from the
-//! configuration. What is learned is by how much each term is off: a scale, 1 at the start,
-//! fitted by recursive least squares over relative errors ([`Fit`]). Relative, since a long
-//! prompt tells no more of a worker than a short one.
+//! configuration. What is learned is the error of each term: a scale, 1 at the start,
+//! fitted by recursive least squares over relative errors ([`Fit`]). Errors are relative, since a long
+//! prompt says no more about a worker than a short one.
 
 mod busy;
 mod fit;

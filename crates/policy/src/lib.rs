@@ -1,6 +1,6 @@
-//! Where a request goes: pure functions of a snapshot.
+//! Placement: pure functions of a snapshot that choose where a request goes.
 //!
-//! No clock, no I/O and no randomness inside: turns, draws and times are arguments, so that a
+//! There is no clock, no I/O and no randomness inside: turns, random draws and times are arguments, so that a
 //! recorded decision can be repeated, and the router and a simulated cluster decide by the
 //! same code.
 

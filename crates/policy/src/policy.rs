@@ -1,4 +1,4 @@
-//! Policies as a configuration names them.
+//! The policies, as a configuration names them.
 
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};

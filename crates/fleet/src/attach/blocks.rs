@@ -1,6 +1,5 @@
-//! What a shim tells of its engine's blocks, applied to the index: a snapshot, then
-//! events in the order of their numbers. Whatever is not that is a fault, after which
-//! nothing is believed until a snapshot has come.
+//! Applies a shim's reports of its engine's blocks to the index: a snapshot, then events in the order of their
+//! numbers. Anything else is a fault, after which events are ignored until the next snapshot.
 
 use std::sync::Arc;
 

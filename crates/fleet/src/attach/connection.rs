@@ -1,4 +1,4 @@
-//! Connections of shims: bounded in number, and none for long that proves nothing.
+//! Connections of shims: bounded in number, and closed when they do not authenticate in time.
 
 use std::io;
 use std::pin::Pin;

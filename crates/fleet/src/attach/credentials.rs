@@ -1,4 +1,4 @@
-//! Which workers a caller may speak for: as its token and its certificate say.
+//! The workers that a caller may attach, according to its token and its certificate.
 
 use std::sync::Arc;
 

@@ -1,4 +1,4 @@
-//! Who wants to attach, and whether they may.
+//! Identifies the shim of a new stream and decides whether it may attach.
 
 use std::net::IpAddr;
 use std::sync::Arc;

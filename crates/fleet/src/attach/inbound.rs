@@ -1,4 +1,4 @@
-//! A shim's words, whichever way they come.
+//! The messages of a shim, from its stream or from the event plane.
 
 use splitrail_proto::v1;
 use splitrail_proto::v1::attach_request::Message;

@@ -1,4 +1,4 @@
-//! One stream of a shim: what is still to be said to it.
+//! The outgoing half of a shim's stream: the messages that are still to be sent.
 
 use std::time::{Duration, Instant};
 

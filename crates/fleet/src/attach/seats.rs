@@ -1,4 +1,4 @@
-//! Which shim speaks for which worker: one at a time.
+//! The registry of sessions: at most one shim for each worker.
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};

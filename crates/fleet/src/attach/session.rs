@@ -1,4 +1,4 @@
-//! One attached worker, over all streams of its shim: a task that ends with it.
+//! The session of one attached worker, over all streams of its shim: a task that ends when the worker leaves.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};

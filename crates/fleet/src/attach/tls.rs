@@ -1,4 +1,4 @@
-//! The fleet listener's certificate, and the authority of the shims'.
+//! The fleet listener's certificate, and the certificate authority of the shims' certificates.
 
 use std::io;
 use std::sync::{Arc, Mutex, PoisonError};

@@ -1,4 +1,4 @@
-//! The tokens that shims prove themselves with.
+//! The tokens by which shims authenticate.
 
 use std::hint::black_box;
 use std::sync::{Mutex, PoisonError};

@@ -1,4 +1,4 @@
-//! What shims tell of blocks, as the index takes it. Hostile until proven otherwise.
+//! Converts reports of blocks from their wire form to that of the index. The input is untrusted.
 
 use splitrail_kv::{BlockHash, EngineHash, HashedBlock, Named, RunNames, SnapshotRun, Tier};
 use splitrail_proto::v1;

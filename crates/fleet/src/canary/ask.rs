@@ -1,4 +1,4 @@
-//! What the canary asks an engine.
+//! The requests that the canary sends to an engine.
 
 use std::sync::Arc;
 

@@ -1,4 +1,4 @@
-//! What follows from a canary: pure.
+//! Derives a diagnosis from a canary's result. Pure.
 
 use super::Cause;
 use crate::witness::Witnessed;

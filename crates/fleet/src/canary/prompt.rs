@@ -1,4 +1,4 @@
-//! The canary's prompt, as the router reads it.
+//! The canary's prompt, its tokens and its blocks according to the router.
 
 use std::sync::Arc;
 

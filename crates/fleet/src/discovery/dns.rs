@@ -1,7 +1,7 @@
 //! Workers from the addresses of a DNS name.
 //!
 //! The system's resolver is asked (`getaddrinfo`: A and AAAA, `/etc/hosts`, search domains).
-//! It tells no time to live, so the name is looked up at a period of its own.
+//! It returns no time to live, so the name is resolved at a configured interval.
 
 use std::io;
 use std::net::IpAddr;

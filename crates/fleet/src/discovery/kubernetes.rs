@@ -1,8 +1,8 @@
 //! Workers from the pods of a Kubernetes cluster.
 //!
-//! Pods are listed, then watched from there. A watch that ends or breaks goes on where it
-//! was; where the API server no longer knows that place (410 Gone) the pods are listed again,
-//! and what is gone from the list has left. Until then what was known holds.
+//! Pods are listed, then watched from that version. A watch that ends or breaks is resumed at its last
+//! version; where the API server no longer has this version (410 Gone) the pods are listed again,
+//! and pods that are missing from the list have left. Until then the known pods stay.
 
 use std::time::Duration;
 

@@ -1,4 +1,4 @@
-//! What to do about a worker's drift: pure.
+//! Decides how to react to a worker's drift. Pure.
 
 use std::time::Instant;
 

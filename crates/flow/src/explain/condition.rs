@@ -1,4 +1,4 @@
-//! What speaks against a worker, and how good the router's word about it is.
+//! The reasons against a worker, and how reliable the index is for this worker.
 
 use std::time::Instant;
 

@@ -1,10 +1,10 @@
-//! Chats that go on as completions: what makes that exact, and the chunks of one in the form of
-//! the other.
+//! Chats that are resumed as completions: the conditions under which that is exact, and the conversion of
+//! completion chunks to chat chunks.
 //!
-//! An engine gives the token ids of a chat's prompt and answer where it is asked for them. The
+//! An engine returns the token ids of a chat's prompt and answer when it is asked for them. The
 //! rest of the answer is a completion of exactly these tokens: no template is rendered again and
-//! no text is tokenised again. What stands between tokens and text in chats, parsers of reasoning
-//! and tool calls, has a state that cannot be handed on: an answer with such parts does not go on.
+//! no text is tokenised again. Parsers of reasoning and of tool calls have a state that cannot be
+//! transferred: an answer with such parts is not resumed.
 
 use std::borrow::Cow;
 use std::fmt::Write;

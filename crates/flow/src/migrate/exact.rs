@@ -1,4 +1,4 @@
-//! Which answers can go on elsewhere exactly.
+//! The answers that can be resumed exactly on another worker.
 
 use super::chat;
 use crate::context::Context;

@@ -1,4 +1,4 @@
-//! Writes a choice down: who was considered, who was not and why, and what else went into it.
+//! Records a choice: the candidates, those that were excluded and why, and the other inputs.
 
 use std::sync::Arc;
 use std::time::Instant;

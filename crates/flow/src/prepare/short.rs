@@ -1,7 +1,7 @@
-//! Which bodies are prepared where they stand: those that hold nobody up for a millisecond.
+//! Decides which bodies are prepared on the thread that serves the connection: those that take less than a millisecond.
 //!
-//! All of a body is looked at, not samples of it: what a client can hide between samples costs
-//! the reactor milliseconds. Sixty-four kilobytes take some ten microseconds.
+//! The whole body is examined instead of samples: what a client hides between samples would cost
+//! the reactor milliseconds. 64 KiB take about ten microseconds.
 
 use splitrail_engine::json::scan;
 

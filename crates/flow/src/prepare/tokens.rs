@@ -1,4 +1,4 @@
-//! The blocks of a prompt's exact tokens, or why they cannot be known.
+//! The block hashes of a prompt's exact tokens, or the reason why the tokens are unknown.
 
 use serde_json::{Map, Value};
 use splitrail_engine::json::scan;

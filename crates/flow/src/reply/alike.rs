@@ -1,8 +1,7 @@
-//! Events that are like the one before them but for a text.
+//! Recognises events that differ from the previous event in the text of one string only.
 //!
-//! Most of a stream's events differ from one another in the text of one string alone. Once an
-//! event has been read, nothing is left to learn of others that are the same up to that
-//! string and behind it: that takes two comparisons.
+//! Most events of a stream are of this kind. Once an event has been parsed, an event that is equal before and
+//! after this string needs no parsing: two comparisons suffice.
 
 use splitrail_engine::json::scan::string_around;
 

@@ -1,4 +1,4 @@
-//! What the choices of a reply or an event say of the engine's decision to run them.
+//! Finds the choices of a reply or an event that the engine rejected for their threshold, and those with output.
 
 use std::sync::LazyLock;
 

@@ -1,5 +1,5 @@
-//! `usage.splitrail`: for clients that ask with `x-splitrail-usage: detail`, where each
-//! prompt's tokens came from and who says so. Counts only; no worker is named.
+//! `usage.splitrail`: for clients that ask with `x-splitrail-usage: detail`, the origin of each prompt's cached
+//! tokens and the source of the figure. Counts only; no worker is named.
 
 use std::sync::Arc;
 

@@ -1,7 +1,7 @@
-//! What the router reads of replies and events, and where it writes, in each dialect.
+//! What the router reads in replies and events of each dialect, and where it writes.
 //!
-//! An event of a dialect that names them is kept as its lines came, name and all; of a chunk,
-//! only its data.
+//! An event of a dialect with named events is kept with its lines as received, including the name; of a chunk, only
+//! its data is kept.
 
 use std::borrow::Cow;
 

@@ -1,5 +1,4 @@
-//! One reply from the answers of a batch's prompts: OpenAI's choice indices and
-//! summed usage.
+//! Merges the answers of a batch's prompts into one reply: OpenAI's choice indices and summed usage.
 
 use std::pin::Pin;
 

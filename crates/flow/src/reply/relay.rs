@@ -1,4 +1,4 @@
-//! One prompt's answer on its way to the client.
+//! Relays one prompt's answer to the client.
 
 use std::collections::VecDeque;
 use std::sync::Arc;

@@ -1,4 +1,4 @@
-//! Server-sent events, cut from a byte stream. Bounded.
+//! Splits a byte stream into server-sent events of bounded size.
 
 use std::borrow::Cow;
 

@@ -1,10 +1,10 @@
-//! The one place where usage is decided (M4 of the mission).
+//! Decides the usage that the client is told; no other place does.
 //!
-//! The engine's figure wins wherever the engine gave one: 0 is a figure, `null`
-//! and absence are not. In P/D it is the prefill leg's, the leg that did the
-//! prompt's work; the decode leg counts what was handed over, and old engines call
-//! all of that cached (`ledger::entry` knows the legs). Only where no engine spoke, the
-//! estimate from confirmed blocks stands in, or what `cached_tokens_fallback` says.
+//! The engine's figure has precedence wherever the engine gave one: 0 is a figure, `null`
+//! and absence are not. In P/D the figure is the prefill leg's, because this leg computed the
+//! prompt; the decode leg counts the blocks that were transferred to it, and old engines report all
+//! of them as cached (`ledger::entry` knows the legs). Only where no engine gave a figure, the
+//! estimate from confirmed blocks is used, or what `cached_tokens_fallback` says.
 
 use splitrail_engine::dialect::Dialect;
 use splitrail_engine::json::scan;

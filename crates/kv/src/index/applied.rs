@@ -1,4 +1,4 @@
-//! What became of an event, and the blocks that it names.
+//! The result of an event: what became of it, and the blocks that it names.
 
 use crate::event::EngineHash;
 use crate::hash::BlockHash;

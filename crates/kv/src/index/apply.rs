@@ -1,4 +1,4 @@
-//! Applies the events of workers.
+//! Applies the events of workers to the index.
 
 use super::observe::{Change, Nobody, Observer, Told};
 use super::{Applied, Index, WorkerKey};

@@ -1,5 +1,5 @@
-//! Stored blocks whose parent is not there (yet): kept for a while, joined when it
-//! comes, dropped when they become too many.
+//! Stored blocks whose parent is unknown so far: kept for a while, joined when the parent
+//! is stored, dropped when they become too many.
 
 use std::collections::VecDeque;
 

@@ -1,5 +1,5 @@
-//! Consecutive blocks of one prompt, however they are given: by an event, with a name and a
-//! hash each, or by a snapshot, names and hashes apart.
+//! Consecutive blocks of one prompt, from either source: an event, with a name and a
+//! hash for each block, or a snapshot, with names and hashes in separate lists.
 
 use super::HashedBlock;
 use super::forest::{Cursor, Forest, Span};

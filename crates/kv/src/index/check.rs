@@ -1,4 +1,4 @@
-//! The index looks at itself: both of its sides must tell the same story.
+//! Checks the consistency of the index: its two sides must agree.
 
 use std::collections::BTreeMap;
 

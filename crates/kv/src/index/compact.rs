@@ -1,4 +1,4 @@
-//! Giving memory back: what is in use moves together when most is not.
+//! Returns memory: moves what is in use together when most of the memory is unused.
 
 use super::forest::Forest;
 use super::run::{Full, List};

@@ -1,7 +1,7 @@
 //! Blocks that a worker holds under several names.
 //!
-//! An engine names a block by its content, so two names for one content are seen
-//! only where it restarted unnoticed or hashes more than we know of. The block is
+//! An engine names a block by its content, so two names for one content occur
+//! only where the engine restarted unnoticed or hashes more than is known here. The block is
 //! held until the last of its names is gone, in the fastest tier of any.
 
 use std::collections::BTreeMap;

@@ -1,8 +1,8 @@
-//! From any chained hash to the strip that has it: for those who know a prompt's last
-//! block and not the way there.
+//! Finds the strip of any chained hash, for callers that know a prompt's last block and not
+//! the blocks before it.
 //!
-//! Four bytes a slot: the strip's number below, bits of the hash above. Where in its strip
-//! a block is follows from how deep in its prompt it is, so nothing else need be kept.
+//! A slot has four bytes: the strip's number in the low bits, bits of the hash in the high bits. The place of a
+//! block within its strip follows from its depth in the prompt, so nothing more is stored.
 
 const EMPTY: u32 = 0;
 /// A slot that had something: searches go on behind it.

@@ -1,9 +1,9 @@
-//! The runs of all workers and how they hang together; the writer's side.
+//! The runs of all workers and how they are connected; the writer's side.
 //!
 //! A chain of blocks lies along runs: a run's blocks follow each other, and every
-//! child hangs at its parent's *end*, so a path is a sequence of whole runs. Where a
-//! new chain leaves a run in its middle, the run is split there. A run lives while
-//! somebody holds a block of it or something hangs at its end; so whatever exists
+//! child starts at its parent's *end*, so a path is a sequence of whole runs. Where a
+//! new chain leaves a run in its middle, the run is split there. A run exists while
+//! a worker holds a block of it or a child starts at its end; so every run
 //! can be reached from its prompt's first block.
 
 use std::sync::Arc;

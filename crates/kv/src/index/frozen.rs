@@ -1,7 +1,7 @@
-//! A worker's blocks as they are at one moment, taken quickly and read at leisure.
+//! A copy of a worker's blocks at one moment, which is quick to take and sorted later.
 //!
 //! [`Index::snapshot`](super::Index::snapshot) borrows the index until its last run; this copies two words
-//! for each block in the order in which they lie in memory, and leaves all sorting for later.
+//! for each block in memory order, and leaves all sorting for later.
 
 use std::collections::BTreeMap;
 use std::ops::Range;

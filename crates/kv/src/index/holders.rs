@@ -1,10 +1,10 @@
-//! Who holds which blocks of a run.
+//! The workers that hold blocks of a run.
 //!
 //! Engines evict from the end, so nearly always a worker holds a beginning of a
-//! run, in its fastest tier: that is what readers see, as a set of full holders and
-//! a list of partial ones. Whoever has holes or slower tiers is *irregular*: its
+//! run, in its fastest tier: readers see this as a set of full holders and
+//! a list of partial ones. A worker with gaps or slower tiers is *irregular*: its
 //! blocks are kept one by one beside the run, and readers see the beginning up to
-//! the first hole, with its tiers.
+//! the first gap, with its tiers.
 
 use super::forest::{Forest, Span};
 use super::run::{Full, IN_PLACE, List, Partial, Stretch};

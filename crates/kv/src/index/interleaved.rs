@@ -1,6 +1,5 @@
-//! Readers and the writer in each other's middle, on one thread and so the same in
-//! every run: a reader looks after each single store of the writer, and the writer
-//! does whole events before any single load of a reader.
+//! Interleaves readers and the writer on one thread, in the same order in every run: a reader reads
+//! after each single store of the writer, and the writer applies whole events before any single load of a reader.
 #![allow(clippy::unwrap_used)]
 
 use std::cell::RefCell;

@@ -1,9 +1,9 @@
-//! Sixteen slots of a table of names, which one trip to memory brings: looked at
-//! all at once, so that no branch has to be guessed, slot by slot.
+//! Sixteen slots of a table of names in one cache line. All sixteen are compared
+//! at once, so that no branch has to be predicted for each slot.
 //!
-//! One of two files of this crate with `unsafe`: vector instructions are a matter of
-//! the target, and to call them where it is known to have them, on slots taken as
-//! vectors, needs saying so.
+//! One of two files of this crate with `unsafe`: vector instructions depend on
+//! the target, and calling them where the target is known to have them, on slots that are read as
+//! vectors, is `unsafe`.
 #![allow(unsafe_code)]
 
 /// Slots of a line.

@@ -1,5 +1,5 @@
 //! One writer and one reader in every order that the memory model allows, with one or
-//! two changes of thread in the middle of something (more take hours):
+//! two changes of thread in the middle of an operation (more take hours):
 //!
 //! `RUSTFLAGS="--cfg loom" cargo test -p splitrail-kv --release --lib model_check`
 #![allow(clippy::unwrap_used)]

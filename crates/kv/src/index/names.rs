@@ -1,7 +1,7 @@
-//! One worker's own names for its blocks: from the engine's hash to the block.
+//! One worker's names for its blocks: maps the engine's hash to the block.
 //!
-//! Names are kept in groups of eight consecutive blocks, so that what belongs to
-//! the place is paid once per group; a table of four-byte slots finds them.
+//! Names are kept in groups of eight consecutive blocks, so that the memory for the
+//! place is shared by the group; a table of four-byte slots finds them.
 
 mod groups;
 mod growth;

@@ -1,4 +1,4 @@
-//! Observers of what events really change.
+//! Observers of the changes that events make.
 
 use super::HashedBlock;
 use crate::event::{EngineHash, Tier};

@@ -1,4 +1,4 @@
-//! The answer to "who has how much of this prompt?".
+//! The result of a lookup: how many blocks of a prompt each worker holds.
 
 use std::sync::Arc;
 

@@ -1,5 +1,4 @@
-//! Atomics that tell of every access, so that a test can do what another thread might
-//! do just there.
+//! Atomics that report every access, so that a test can act as another thread would at that moment.
 
 use std::cell::RefCell;
 use std::sync::atomic::{self, Ordering};

@@ -1,4 +1,4 @@
-//! Finding: from a prompt's first block along its runs, never waiting.
+//! Looks a prompt up: follows its runs from the first block, without waiting.
 
 use std::sync::Arc;
 

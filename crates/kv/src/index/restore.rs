@@ -1,4 +1,4 @@
-//! A snapshot back into an index.
+//! Restores a snapshot into an index.
 
 use std::collections::HashMap;
 use std::hash::{BuildHasherDefault, Hasher};

@@ -1,12 +1,12 @@
-//! A run: consecutive blocks of one chain, and who holds them; one cache line.
+//! A run: consecutive blocks of one chain and the workers that hold them, in one cache line.
 //!
-//! # How readers and the writer get along
+//! # How readers and the writer work together
 //!
 //! There is one writer. Each of its stores leads from one valid state of a run to
-//! another valid one, and the version is raised after each. A reader takes the
-//! version, reads what it needs, and looks at the version again: unchanged, it has
-//! seen one state; otherwise it reads the run anew. A writer that is stopped in
-//! the middle of anything therefore holds up nobody.
+//! another valid one, and the version is raised after each. A reader reads the
+//! version, reads what it needs, and reads the version again: unchanged, it has
+//! seen one state; otherwise it reads the run again. So a writer that is paused at
+//! any point delays no reader.
 //!
 //! Valid states overlap on purpose: a worker may for a moment be both a full and
 //! a partial holder (full counts), and a partial holder's blocks may reach to the

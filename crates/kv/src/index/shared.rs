@@ -1,4 +1,4 @@
-//! What readers and the writer share.
+//! The memory that readers and the writer share.
 
 use std::sync::Arc;
 

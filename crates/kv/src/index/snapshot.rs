@@ -1,4 +1,4 @@
-//! A worker's blocks as a value: for a newly attached router, for an audit.
+//! A worker's blocks as a value: for a newly attached router, or for an audit.
 
 use std::collections::{BTreeMap, BTreeSet};
 

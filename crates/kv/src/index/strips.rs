@@ -1,7 +1,7 @@
-//! Strips: block hashes of a chain, one after the other, cut into runs.
+//! Strips: the block hashes of a chain in order, divided into runs.
 //!
-//! A block's place in its strip never changes, whatever becomes of the runs that
-//! the strip is cut into; so workers remember places.
+//! A block's place in its strip never changes, however the strip is divided into runs
+//! later; so workers refer to places.
 
 use std::ops::Range;
 

@@ -1,5 +1,5 @@
 //! The atomics that readers and the writer share; a model checker's under `--cfg loom`,
-//! and in unit tests some that tell of every access ([`super::probe`]).
+//! and in unit tests those that report every access ([`super::probe`]).
 
 #[cfg(all(test, not(loom)))]
 pub(super) use super::probe::{AtomicU32, AtomicU64};

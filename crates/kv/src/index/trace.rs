@@ -1,4 +1,4 @@
-//! Whether a worker holds a block that is known by its chained hash alone.
+//! Whether a worker holds a block that is given by its chained hash alone.
 
 use super::strips::Place;
 use super::{Index, WorkerKey};

@@ -1,10 +1,10 @@
-//! The memory that readers look into: words in chunks, addressed by number.
+//! The memory that readers read: words in chunks, addressed by number.
 //!
 //! Everything of variable length that a reader may need (block hashes, sets of
 //! workers, lists of partial holders) is an extent of words here. Extents are
-//! reused as soon as they are freed: a reader that still looks at one reads
-//! words that mean something else, which the run's version tells it afterwards
-//! ([`super::run`]). So no reader ever waits, and no memory waits for readers.
+//! reused as soon as they are freed: a reader that still reads one gets
+//! words with another meaning, which it notices afterwards by the run's version
+//! ([`super::run`]). So no reader ever waits, and no memory is kept for readers.
 
 use std::sync::Arc;
 

@@ -1,4 +1,4 @@
-//! What one worker holds: the side of the index that its events write.
+//! What one worker holds: the side of the index that its events change.
 
 use std::collections::BTreeMap;
 

@@ -1,4 +1,4 @@
-//! The answer to "who was sent how much of this prompt lately?".
+//! The result of a lookup: how many blocks of a prompt were recently sent to each worker.
 
 use crate::index::WorkerKey;
 

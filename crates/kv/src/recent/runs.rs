@@ -1,9 +1,9 @@
-//! Prompts that begin alike, as a tree of runs of blocks, for all workers together.
+//! Prompts with common prefixes, as a tree of runs of blocks, for all workers together.
 //!
-//! Hashes are chained, so a run is found by the hash of its first block, wherever it hangs; what
-//! two prompts have in common ends where their hashes first differ, and two that are alike at a
-//! block are alike up to it. So a walk along a prompt takes a step per run and compares one
-//! hash in each, and a search where prompts part. There, a run is cut in two. All blocks of a
+//! Hashes are chained, so a run is found by the hash of its first block, wherever in the tree it is; what
+//! two prompts have in common ends where their hashes first differ, and two that are equal at a
+//! block are equal up to it. So a walk along a prompt takes one step for each run, comparing one
+//! hash in each, and a binary search where prompts differ. There, a run is split in two. All blocks of a
 //! run belong to the same prompts.
 
 use std::collections::HashMap;

@@ -1,4 +1,4 @@
-//! How busy a worker was of late.
+//! The share of recent time in which a worker was busy.
 
 /// About so long is remembered: long enough to see load rather than bursts, short enough to
 /// follow a day's tide.

@@ -1,4 +1,4 @@
-//! Recursive least squares that an outlier cannot throw off.
+//! Recursive least squares with bounded influence of outliers.
 
 use super::Evidence;
 

@@ -1,4 +1,4 @@
-//! Early refusal: better at once than after a wait for nothing.
+//! Early refusal: rejects a request at once that would miss its TTFT goal.
 
 use super::{Item, Queue, View, shortest_prefill_ms};
 use crate::candidate::Candidate;

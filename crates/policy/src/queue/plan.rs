@@ -1,4 +1,4 @@
-//! A round: who goes where now, and who goes on waiting.
+//! A scheduling round: which waiting requests are released now, and to which workers.
 
 use super::{Queue, Release, Round, Ticket, View, shortest_prefill_ms};
 use crate::candidate::Candidate;

@@ -1,4 +1,4 @@
-//! The one ratio that would have saved most.
+//! The one ratio as a threshold that would have saved most time recently.
 
 /// Classes of hit ratios: each a twentieth, and one for whole prompts.
 const CLASSES: usize = 21;

@@ -1,4 +1,4 @@
-//! What either way takes.
+//! Predicts the time of local and of remote prefill.
 
 use super::{Offer, Threshold, Way, trust};
 use crate::candidate::{Candidate, Leg, Query};

@@ -1,7 +1,7 @@
-//! Follows a model's stream: a durable consumer, whose place the broker keeps.
+//! Follows a model's stream with a durable consumer, whose position the broker stores.
 //!
-//! The index is in memory, so a router that starts moves its place back to where the stored
-//! snapshots are; from then on it is never moved, whatever becomes of the connection.
+//! The index is in memory, so a router that starts moves its position back to that of the stored
+//! snapshots; afterwards the position is never moved back, not even after a lost connection.
 
 use std::time::Duration;
 

@@ -1,4 +1,4 @@
-//! One model on the event plane: what the tasks that follow it share.
+//! One model on the event plane: the state that its tasks share.
 
 use std::sync::Arc;
 

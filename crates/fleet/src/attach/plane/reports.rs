@@ -1,4 +1,4 @@
-//! Signs of life: who is there, and how busy. A worker of which there are some gets a relay.
+//! Heartbeats of workers: which workers are there, and their load. A worker with heartbeats gets a relay.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;

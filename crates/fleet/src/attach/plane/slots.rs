@@ -1,4 +1,4 @@
-//! What came of each worker and was not relayed yet. Bounded: of one worker, and of all.
+//! What was received of each worker and not relayed yet. Bounded for each worker and for all together.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering::Relaxed};

@@ -1,4 +1,4 @@
-//! Snapshots in the broker's store.
+//! Reads snapshots from the broker's object store.
 
 use std::io;
 use std::time::Duration;

@@ -1,4 +1,4 @@
-//! Tells shims how blocks are hashed.
+//! Answers shims that ask over the event plane how blocks are hashed.
 
 use std::time::Duration;
 

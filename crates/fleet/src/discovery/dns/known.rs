@@ -1,4 +1,4 @@
-//! What is known of a name, and for how long.
+//! The known addresses of a name, and how long they are kept.
 
 use std::net::IpAddr;
 use std::time::{Duration, Instant};

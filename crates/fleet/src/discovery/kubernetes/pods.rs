@@ -1,4 +1,4 @@
-//! What the API server has said of the pods, and the workers that they are.
+//! The pods that the API server reported, and the workers that they run.
 
 use std::collections::BTreeMap;
 use std::fmt;

@@ -1,4 +1,4 @@
-//! How a table of names grows, and how memory comes back.
+//! How a table of names grows and shrinks.
 
 use super::super::line::{LINE_SLOTS, Line};
 use super::groups::{GROUP_BITS_MAX, GROUPS_MAX};

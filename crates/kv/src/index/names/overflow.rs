@@ -1,4 +1,4 @@
-//! Slots of a table of names whose line is full: few, and found by their line.
+//! Slots of a table of names whose cache line is full: few, and found by their line.
 
 /// A line and a slot of it in one; [`EMPTY`] where there is none.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -1,4 +1,4 @@
-//! A reader that was stopped for long between taking the state and looking around.
+//! A reader that is paused for long between reading the version and reading the rest.
 #![allow(clippy::unwrap_used)]
 
 use super::*;
