@@ -1,6 +1,6 @@
 //! The listener to which shims attach: `FleetService`.
 //!
-//! A stream is identified and authorised (`greet`), reserves its worker (`seats`: one shim for each
+//! A stream is identified and authorised (`greet`), reserves its worker (`registry`: one shim for each
 //! worker), and is served by the session of this worker: a task which lives as long as the
 //! worker is attached, over all streams of its shim.
 
@@ -14,7 +14,7 @@ mod line;
 #[cfg(feature = "nats")]
 mod plane;
 mod receive;
-mod seats;
+mod registry;
 mod session;
 mod tls;
 mod tokens;
@@ -46,7 +46,7 @@ use context::AttachContext;
 use credentials::Allowed;
 use inbound::Inbound;
 use receive::receive;
-use seats::Seats;
+use registry::SessionRegistry;
 use splitrail_api::text::random_id;
 use splitrail_config::model::{ClientWorkers, Events, NatsEvents};
 use tls::Certificates;
@@ -91,7 +91,7 @@ impl FleetDoor {
         let tasks = Tasks::default();
         let context = Arc::new(AttachContext {
             router_id: random_id(),
-            seats: Arc::new(Seats::new(Arc::clone(&fleet), config.attach_max)),
+            registry: Arc::new(SessionRegistry::new(Arc::clone(&fleet), config.attach_max)),
             stop: stop.clone(),
             cluster,
             fleet,

@@ -157,7 +157,7 @@ impl Canary {
     async fn serve(&self, prompt: &Prompt, adapter: Option<&str>, has_events: bool) -> Verdict {
         let Self { served, worker, .. } = self;
         let salt = format!("splitrail-canary-{}", random_id());
-        let before = worker.witness.now();
+        let before = worker.event_stats.now();
         let reply = match ask::serve(served, worker, prompt, adapter, &salt).await {
             Ok(reply) => reply,
             Err(Refused(why)) => return Verdict::Unclear(why),
@@ -173,7 +173,7 @@ impl Canary {
         let deadline = Instant::now() + served.config.canary.timeout;
         loop {
             let blocks = self.look(&places, &reply);
-            let witnessed = worker.witness.now().since(before);
+            let witnessed = worker.event_stats.now().since(before);
             if blocks.is_settled() || Instant::now() >= deadline {
                 return diagnose::blocks(&Blocks { witnessed, ..blocks });
             }

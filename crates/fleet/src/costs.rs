@@ -53,9 +53,9 @@ struct Queued {
     unheard: bool,
 }
 
-/// Whose queue is meant.
+/// The queue whose waiting time is predicted: that of one rank, or that of the rank which the engine will choose.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Whose {
+pub enum RankScope {
     /// A rank's, or that of a worker without.
     Rank(Option<u16>),
     /// That of whichever of so many ranks the engine is going to choose.
@@ -128,14 +128,14 @@ impl Costs {
     }
 
     /// What is known at this instant, where others have it compute so many tokens besides.
-    pub fn seen(&self, now: Instant, whose: Whose, others_tokens: u64) -> Seen {
+    pub fn seen(&self, now: Instant, whose: RankScope, others_tokens: u64) -> Seen {
         let now_ns = self.ns(now);
         let mut state = self.lock();
         let coefficients = state.coefficients(now_ns);
         let others = others_tokens as f64 * coefficients.prefill_seconds_per_token * 1e9;
         let (left_ns, queued) = match whose {
-            Whose::Rank(rank) => state.left_ns(now_ns, rank),
-            Whose::Any(ranks) => {
+            RankScope::Rank(rank) => state.left_ns(now_ns, rank),
+            RankScope::Any(ranks) => {
                 let (left_ns, queued) = state.left_ns(now_ns, None);
                 (left_ns / ranks.max(1), queued.div_ceil(ranks.max(1) as usize))
             }
@@ -299,11 +299,14 @@ mod tests {
         // 12,000 tokens take 1195.6 ms by the prior.
         let first = costs.begin(at(0), None, (12_000, 0), false);
         let second = costs.begin(at(100), None, (12_000, 0), false);
-        let wait_ms = |ms| costs.seen(at(ms), Whose::Rank(None), 0).wait_ns / 1_000_000;
-        assert_eq!((wait_ms(100), costs.seen(at(100), Whose::Rank(None), 0).waiting), (2291, 1));
+        let wait_ms = |ms| costs.seen(at(ms), RankScope::Rank(None), 0).wait_ns / 1_000_000;
+        assert_eq!(
+            (wait_ms(100), costs.seen(at(100), RankScope::Rank(None), 0).waiting),
+            (2291, 1)
+        );
         assert_eq!(wait_ms(1200), 1195, "what takes longer than predicted is about to end");
         assert_eq!(
-            costs.seen(at(1200), Whose::Rank(None), 1000).wait_ns / 1_000_000,
+            costs.seen(at(1200), RankScope::Rank(None), 1000).wait_ns / 1_000_000,
             1280,
             "others' work waits too"
         );
@@ -312,7 +315,7 @@ mod tests {
         assert_eq!(wait_ms(1800), 695);
         drop(second);
         assert_eq!(wait_ms(1800), 0);
-        assert_eq!(costs.seen(at(1800), Whose::Rank(None), 0).waiting, 0);
+        assert_eq!(costs.seen(at(1800), RankScope::Rank(None), 0).waiting, 0);
     }
 
     #[test]
@@ -338,14 +341,14 @@ mod tests {
         assert!((1.9..2.1).contains(&ratio), "{ratio}");
         assert!(told.prefill.observations > 300 && told.busy_share > 0.9, "{told:?}");
         costs.forget();
-        assert_eq!(costs.seen(at(now_ms), Whose::Rank(None), 0).coefficients, prior);
+        assert_eq!(costs.seen(at(now_ms), RankScope::Rank(None), 0).coefficients, prior);
     }
 
     #[test]
     fn a_prompt_whose_end_nobody_hears_is_done_when_it_should_be() {
         let (costs, at) = costs();
         let _both = [0, 0].map(|_| costs.begin(at(0), None, (12_000, 0), true));
-        let wait_ms = |ms| costs.seen(at(ms), Whose::Rank(None), 0).wait_ns / 1_000_000;
+        let wait_ms = |ms| costs.seen(at(ms), RankScope::Rank(None), 0).wait_ns / 1_000_000;
         assert_eq!((wait_ms(0), wait_ms(1195), wait_ms(2000), wait_ms(9000)), (2391, 1196, 391, 0));
     }
 
@@ -354,15 +357,15 @@ mod tests {
         let (costs, at) = costs();
         let _first = costs.begin(at(0), Some(0), (12_000, 0), false);
         let second = costs.begin(at(0), Some(1), (6_000, 0), false);
-        let wait_ms = |rank| costs.seen(at(0), Whose::Rank(Some(rank)), 0).wait_ns / 1_000_000;
+        let wait_ms = |rank| costs.seen(at(0), RankScope::Rank(Some(rank)), 0).wait_ns / 1_000_000;
         assert_eq!((wait_ms(0), wait_ms(1), wait_ms(2)), (1195, 561, 0));
         second.done(at(600), None);
-        let first = costs.seen(at(700), Whose::Rank(Some(0)), 0).wait_ns / 1_000_000;
+        let first = costs.seen(at(700), RankScope::Rank(Some(0)), 0).wait_ns / 1_000_000;
         assert_eq!(first, 495, "another rank's end says nothing of this one");
         drop(_first);
         let _any = [0, 0].map(|_| costs.begin(at(700), None, (12_000, 0), false));
-        let all_ns = costs.seen(at(700), Whose::Rank(None), 0).wait_ns;
-        assert_eq!(costs.seen(at(700), Whose::Any(2), 0).wait_ns, all_ns / 2);
+        let all_ns = costs.seen(at(700), RankScope::Rank(None), 0).wait_ns;
+        assert_eq!(costs.seen(at(700), RankScope::Any(2), 0).wait_ns, all_ns / 2);
     }
 
     #[test]

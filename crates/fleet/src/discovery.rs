@@ -17,7 +17,7 @@ pub mod dns;
 pub mod kubernetes;
 
 use super::claims::Source as Origin;
-use super::keeper::Fleet;
+use super::membership::Fleet;
 use splitrail_config::model::{Discovery, Model, Worker};
 use splitrail_telemetry::Metrics;
 

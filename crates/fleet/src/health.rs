@@ -87,5 +87,5 @@ impl Watch {
 
 fn record(worker: &Worker) -> Record {
     let ejected = worker.state() == State::Ejected;
-    Record { worker: worker.index, ejected, ..worker.deeds.take() }
+    Record { worker: worker.index, ejected, ..worker.outcomes.take() }
 }

@@ -72,7 +72,7 @@ impl Indexing {
     /// What the worker holds is known from here on: it is believed.
     pub(super) fn in_step(&self) {
         self.set_current(true);
-        self.worker.witness.heard();
+        self.worker.event_stats.heard();
         if self.worker.events_are_current() {
             self.worker.set_synced();
         }
@@ -132,7 +132,7 @@ impl Indexing {
 
     /// What became of so many events.
     pub(super) fn note(&mut self, events: usize, sum: Applied) {
-        self.worker.witness.applied(events, &sum);
+        self.worker.event_stats.applied(events, &sum);
         if sum.over_limit > 0 {
             self.truncated.get_or_insert_with(Instant::now);
             self.worker.ranks.set_truncated(self.rank, true);

@@ -227,7 +227,7 @@ impl Intake {
         self.part.observe(batch.events.len(), batch.timestamp_s);
         if let Some(rank) = batch.rank.filter(|rank| self.is_of_another_rank(*rank)) {
             // A request that is pinned to this one would not find it.
-            self.part.worker.witness.of_other_rank(batch.events.len());
+            self.part.worker.event_stats.of_other_rank(batch.events.len());
             self.part.count_rejected("rank", batch.events.len());
             if self.part.may_log("rank") {
                 let worker = self.part.worker.id();

@@ -144,15 +144,15 @@ impl Parity {
     }
 }
 
-/// One worker's agreement, and whether anybody asks.
+/// Whether one worker agrees with the router, and whether a canary is due.
 #[derive(Debug)]
-pub struct Standing {
+pub struct ParityState {
     state: watch::Sender<State>,
-    /// What `state` says of it, for those who ask at every request.
+    /// Whether `state` lets the worker's overlap be used; read at every request.
     believed: AtomicBool,
 }
 
-/// A worker's agreement at one moment.
+/// A worker's parity at one time.
 #[derive(Clone, Copy, Debug)]
 pub struct State {
     /// Grows each time that the worker may have become another one.
@@ -163,14 +163,14 @@ pub struct State {
     pub parity: Parity,
 }
 
-impl Default for Standing {
+impl Default for ParityState {
     fn default() -> Self {
         let state = State { round: 0, is_asked: false, parity: Parity::Unknown };
         Self { state: watch::Sender::new(state), believed: AtomicBool::new(true) }
     }
 }
 
-impl Standing {
+impl ParityState {
     /// What is known.
     pub fn parity(&self) -> Parity {
         self.state.borrow().parity
@@ -229,7 +229,7 @@ mod tests {
 
     #[test]
     fn a_verdict_counts_for_its_round_only() {
-        let standing = Standing::default();
+        let standing = ParityState::default();
         assert!(standing.is_believed(), "nobody asks");
         standing.set_asked(true);
         assert!(!standing.is_believed(), "not yet asked");

@@ -11,8 +11,8 @@ use tokio::sync::watch;
 
 use super::assumed::{Assumed, Found};
 use super::calibration::Calibration;
+use super::candidates::CandidateBuilder;
 use super::exclusion::{Exclusion, excluded};
-use super::picture::Picture;
 use super::ranks::rank_key;
 use super::roster::Roster;
 use super::waiting::Waiting;
@@ -262,7 +262,7 @@ impl Pool {
             self.assumed.find(now, hashes, found);
             let uses_costs = self.uses_costs.load(Relaxed);
             let busy = **self.busy.load();
-            let picture = Picture::new(roster, (overlaps, found), (busy, uses_costs), now);
+            let picture = CandidateBuilder::new(roster, (overlaps, found), (busy, uses_costs), now);
             for worker in roster.iter() {
                 if worker.serves(leg) && excluded(exclusions, worker.index).is_none() {
                     picture.add(worker, leg, able);

@@ -17,18 +17,18 @@ use super::booking::{Booked, Booking};
 use super::bootstrap::Bootstrap;
 use super::breaker::Breaker;
 use super::costs::Costs;
-use super::deeds::Deeds;
 use super::drift::Drift;
+use super::endpoint_support::EndpointSupport;
+use super::event_stats::EventStats;
 use super::hand_overs::HandOvers;
 use super::life::Life;
-use super::offers::Offers;
+use super::outcomes::OutcomeCounters;
 use super::pace::Pace;
-use super::parity::Standing;
+use super::parity::ParityState;
 use super::ranks::Ranks;
 use super::resync::Resync;
+use super::shim_report::ShimReport;
 use super::state::{Event, State};
-use super::told::Told;
-use super::witness::Witness;
 use splitrail_api::error::{Error, Fault};
 use splitrail_config::model::{BreakerConfig, HealthConfig, Role, Worker as WorkerConfig};
 use splitrail_engine_client::Engine;
@@ -79,9 +79,9 @@ pub struct Worker {
     /// What its work costs.
     pub costs: Arc<Costs>,
     /// What it has done lately.
-    pub deeds: Deeds,
+    pub outcomes: OutcomeCounters,
     /// What it was seen not to offer, and how it does what needs no model.
-    pub offers: Offers,
+    pub endpoint_support: EndpointSupport,
     /// Where it was seen to hand nothing over.
     pub hand_overs: HandOvers,
     /// Which of its answers carry the id of their request.
@@ -97,13 +97,13 @@ pub struct Worker {
     /// Whether it has been here from the start, when all are new and none is spared.
     founder: AtomicBool,
     /// What its shim tells of it.
-    pub told: Told,
+    pub shim_report: ShimReport,
     /// What was made of that.
     pub drift: Drift,
     /// Whether it agrees with the router on tokens and blocks.
-    pub parity: Standing,
+    pub parity: ParityState,
     /// What became of its KV events.
-    pub witness: Witness,
+    pub event_stats: EventStats,
     /// Asks whoever follows its KV events to read all of them anew.
     pub resync: Resync,
     /// Fires when it leaves the fleet.
@@ -151,8 +151,8 @@ impl Worker {
             audit: Audit::default(),
             life,
             costs: Arc::new(Costs::new(Coefficients::default())),
-            deeds: Deeds::default(),
-            offers: Offers::default(),
+            outcomes: OutcomeCounters::default(),
+            endpoint_support: EndpointSupport::default(),
             hand_overs: HandOvers::default(),
             echoes: Echoes::default(),
             processes: AtomicU32::new(0),
@@ -160,10 +160,10 @@ impl Worker {
             foreign_answers: None,
             slow_start_ms: AtomicU64::new(0),
             founder: AtomicBool::new(false),
-            told: Told::default(),
+            shim_report: ShimReport::default(),
             drift: Drift::default(),
-            parity: Standing::default(),
-            witness: Witness::default(),
+            parity: ParityState::default(),
+            event_stats: EventStats::default(),
             resync: Resync::default(),
             gone: CancellationToken::new(),
             guarded: false,
@@ -182,7 +182,7 @@ impl Worker {
 
     /// The same worker with breakers as configured.
     pub fn with_breakers(self, config: BreakerConfig) -> Self {
-        self.offers.breaker.set_config(config);
+        self.endpoint_support.breaker.set_config(config);
         Self { breakers: [config; 2].map(Breaker::new), ..self }
     }
 
@@ -194,7 +194,7 @@ impl Worker {
 
     /// From now on its breakers go by this; what they have seen stays.
     pub fn set_breakers(&self, config: BreakerConfig) {
-        let breakers = self.breakers.iter().chain([&self.offers.breaker]);
+        let breakers = self.breakers.iter().chain([&self.endpoint_support.breaker]);
         breakers.for_each(|breaker| breaker.set_config(config));
     }
 
@@ -284,7 +284,7 @@ impl Worker {
         }
         let breaker = self.breaker(leg);
         let failed = failed.is_some_and(Error::speaks_against_its_worker);
-        self.deeds.ended(failed);
+        self.outcomes.ended(failed);
         let (worker, leg) = (self.id(), leg.name());
         if failed && breaker.fail(Instant::now()) {
             tracing::warn!(worker, leg, "breaker opened: too many failures in a row");
@@ -342,7 +342,7 @@ impl Worker {
 
     /// Whether somebody tells what it holds.
     pub fn tells_blocks(&self) -> bool {
-        self.config.kv_events.is_some() || self.told.publishes()
+        self.config.kv_events.is_some() || self.shim_report.publishes()
     }
 
     /// Records that the first index synchronisation is over.
@@ -380,7 +380,7 @@ impl Worker {
     /// It is another process than before, or may be: nothing that it was seen to do counts.
     pub fn becomes_another(&self) {
         self.costs.forget();
-        self.offers.forget();
+        self.endpoint_support.forget();
         self.hand_overs.forget();
         self.begins_anew();
         self.parity.forget();

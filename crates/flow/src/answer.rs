@@ -27,7 +27,7 @@ use splitrail_api::{JsonObject, Parts};
 use splitrail_engine_client::{Envelope, Parcel, Shape};
 use splitrail_fleet::Served;
 use splitrail_fleet::Worker;
-use splitrail_fleet::costs::Whose;
+use splitrail_fleet::costs::RankScope;
 use splitrail_ledger::decisions::DecisionHandle;
 use splitrail_ledger::leg::{LegFacts, LegKind};
 use splitrail_policy::Leg;
@@ -175,7 +175,7 @@ pub(super) async fn generate(
     context.mark("first_token", started);
     if matches!(begun, Ok(First::Events(..))) {
         placed.worker.pace.observe(started.elapsed(), ahead);
-        placed.worker.deeds.began(started.elapsed());
+        placed.worker.outcomes.began(started.elapsed());
         if handed_over && ahead == 0 {
             learn_hand_off(sending, started.elapsed());
         }
@@ -199,7 +199,7 @@ fn learn_hand_off(sending: &Sending<'_>, took: Duration) {
     let Sending { context, unit, placed, .. } = *sending;
     let (worker, costs) = (&placed.worker, &placed.worker.costs);
     let (requests, context_tokens) = (worker.booked.requests(), worker.booked.active_tokens());
-    let step = costs.seen(Instant::now(), Whose::Rank(None), 0).coefficients;
+    let step = costs.seen(Instant::now(), RankScope::Rank(None), 0).coefficients;
     let step_seconds = step.step_seconds(u64::from(requests), context_tokens);
     let held = u64::from(placed.believed_blocks) * u64::from(context.served.pool.block_size());
     let took_seconds = took.as_secs_f64();

@@ -18,10 +18,10 @@ use splitrail_api::error::{Error, Kind};
 use splitrail_config::model::RequestFlow;
 use splitrail_engine_client::{Envelope, Shape};
 use splitrail_fleet::Served;
-use splitrail_fleet::offers::TOKENIZER;
+use splitrail_fleet::endpoint_support::TOKENIZER;
 use splitrail_fleet::{Exclusion, Pool, Worker, excluded};
 use splitrail_ledger::decisions::DecisionHandle;
-use splitrail_ledger::entry::Told;
+use splitrail_ledger::entry::ReportedUsage;
 use splitrail_ledger::leg::{LegFacts, LegKind};
 use splitrail_ledger::veto::VetoReason;
 use splitrail_policy::Leg;
@@ -67,7 +67,7 @@ pub(super) async fn run(
                 });
                 if error.kind() == Kind::NotOffered {
                     // Each worker is asked once in a while: that needs no bound, and no budget.
-                    worker.offers.lacks(endpoint, Instant::now());
+                    worker.endpoint_support.lacks(endpoint, Instant::now());
                     continue;
                 }
                 end(worker, leg, endpoint, Some(&error));
@@ -92,7 +92,7 @@ pub(super) fn able(
     now: Instant,
 ) -> Result<(Leg, Vec<Exclusion>), Error> {
     let roster = served.pool.roster();
-    let lacks = |worker: &Worker| worker.offers.is_lacking(endpoint, now);
+    let lacks = |worker: &Worker| worker.endpoint_support.is_lacking(endpoint, now);
     let left = |worker: &&Arc<Worker>| excluded(failed, worker.index).is_none();
     let lacking = roster.iter().filter(left).filter(|worker| lacks(worker));
     let veto = |reason| move |worker: &Arc<Worker>| Exclusion::new(worker.index, reason);
@@ -103,7 +103,8 @@ pub(super) fn able(
         return Err(Error::new(Kind::NotOffered, message));
     }
     // As with legs: if all are left alone, they are asked all the same.
-    let shut = |worker: &Worker| !endpoint.computes() && !worker.offers.breaker.allows(now);
+    let shut =
+        |worker: &Worker| !endpoint.computes() && !worker.endpoint_support.breaker.allows(now);
     let open = |worker: &Arc<Worker>| may_have(worker) && left(&worker) && !shut(worker);
     if roster.iter().any(open) {
         let shut = roster.iter().filter(|worker| shut(worker));
@@ -133,7 +134,7 @@ fn next_leg(pool: &Pool, exclusions: &[Exclusion]) -> Leg {
 fn begin(worker: &Worker, leg: Leg, endpoint: Endpoint) {
     match endpoint.computes() {
         true => worker.breaker(leg).begin(Instant::now()),
-        false => worker.offers.breaker.begin(Instant::now()),
+        false => worker.endpoint_support.breaker.begin(Instant::now()),
     }
 }
 
@@ -142,7 +143,7 @@ fn end(worker: &Worker, leg: Leg, endpoint: Endpoint, failed: Option<&Error>) {
         worker.record(leg, failed);
         return;
     }
-    let (breaker, id) = (&worker.offers.breaker, worker.id());
+    let (breaker, id) = (&worker.endpoint_support.breaker, worker.id());
     let failed = failed.is_some_and(Error::speaks_against_its_worker);
     if failed && breaker.fail(Instant::now()) {
         tracing::warn!(worker = id, leg = TOKENIZER, "breaker opened: too many failures in a row");
@@ -227,7 +228,7 @@ fn usage(reply: &[u8]) -> Option<Option<EngineUsage>> {
 fn enter(decision: &DecisionHandle, usage: EngineUsage) {
     decision.update(|decision| {
         decision.ledger.decode_reported(usage);
-        decision.ledger.tell(Told {
+        decision.ledger.tell(ReportedUsage {
             prompt_tokens: usage.prompt_tokens,
             completion_tokens: usage.completion_tokens,
             cached_tokens: None,

@@ -159,7 +159,7 @@ pub(super) async fn prefill_or_local(
         let prefilled = prefill(context, unit, decision, envelope, &placed).await;
         placed.worker.record(Leg::Prefill, prefilled.as_ref().err());
         if prefilled.is_ok() {
-            placed.worker.deeds.began(started.elapsed());
+            placed.worker.outcomes.began(started.elapsed());
         }
         let error = match prefilled {
             Ok(Ok(prefilled)) => {

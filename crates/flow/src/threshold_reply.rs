@@ -15,7 +15,7 @@ use splitrail_api::error::Error;
 use splitrail_api::text::random_id;
 use splitrail_api::{Endpoint, JsonObject};
 use splitrail_ledger::decisions::DecisionHandle;
-use splitrail_ledger::entry::Told as ToldUsage;
+use splitrail_ledger::entry::ReportedUsage;
 use splitrail_ledger::leg::{Expected, LegFacts, LegKind};
 use splitrail_ledger::record::told;
 use splitrail_telemetry::clock::unix_ms;
@@ -103,7 +103,11 @@ fn settle(
         decision.told_cached_tokens = cached_tokens;
         decision.cached_source = Some(cached.source.kind());
         if shows_usage {
-            decision.ledger.tell(ToldUsage { prompt_tokens, completion_tokens: 0, cached_tokens });
+            decision.ledger.tell(ReportedUsage {
+                prompt_tokens,
+                completion_tokens: 0,
+                cached_tokens,
+            });
         }
         told_usage = Some(usage_in(context.endpoint.dialect(), prompt_tokens, cached_tokens));
     });

@@ -15,7 +15,7 @@ pub struct Cached {
 
 /// The usage that a client was told of a prompt.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Told {
+pub struct ReportedUsage {
     /// `usage.prompt_tokens`.
     pub prompt_tokens: u32,
     /// `usage.completion_tokens`.
@@ -64,7 +64,7 @@ pub struct Entry {
     turned_away: Option<LegFacts>,
     discarded: Vec<Discarded>,
     completion_tokens: Option<u32>,
-    told: Option<Told>,
+    told: Option<ReportedUsage>,
     /// Whether it is a further sample of a prompt that has an entry already: its legs are
     /// its own, its prompt is not.
     further_sample: bool,
@@ -182,7 +182,7 @@ impl Entry {
     }
 
     /// The client gets this usage.
-    pub fn tell(&mut self, told: Told) {
+    pub fn tell(&mut self, told: ReportedUsage) {
         self.told = Some(told);
     }
 
@@ -293,7 +293,7 @@ impl Entry {
     }
 
     /// What the client was told, if it was.
-    pub fn told(&self) -> Option<Told> {
+    pub fn told(&self) -> Option<ReportedUsage> {
         self.told
     }
 

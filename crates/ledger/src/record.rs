@@ -6,7 +6,7 @@ use std::collections::BTreeMap;
 use serde::{Serialize, Serializer};
 use splitrail_kv::Tier;
 
-use super::entry::{Entry, Told};
+use super::entry::{Entry, ReportedUsage};
 use super::leg::{Figures, LegFacts, LegKind, Origin};
 use crate::entry::Cached;
 use splitrail_api::name::Name;
@@ -282,7 +282,7 @@ impl RequestRecord {
 
 /// The usage that the reply to these prompts has, if all of them have some.
 fn told_of(entries: &[Entry]) -> Option<ToldRecord> {
-    let told: Vec<(&Entry, Told)> =
+    let told: Vec<(&Entry, ReportedUsage)> =
         entries.iter().map(|entry| Some((entry, entry.told()?))).collect::<Option<_>>()?;
     let once = || told.iter().filter(|(entry, _)| !entry.is_further_sample());
     Some(ToldRecord {
@@ -339,7 +339,7 @@ mod tests {
     fn answered(mut entry: Entry, prompt_tokens: u32, cached_tokens: Option<u32>) -> Entry {
         entry.decode_sent(LegFacts::new(LegKind::Decode, "w", Expected::default()));
         entry.decode_reported(EngineUsage { prompt_tokens, completion_tokens: 4, cached_tokens });
-        entry.tell(Told { prompt_tokens, completion_tokens: 4, cached_tokens });
+        entry.tell(ReportedUsage { prompt_tokens, completion_tokens: 4, cached_tokens });
         entry
     }
 

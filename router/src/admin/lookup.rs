@@ -8,7 +8,7 @@ use serde_json::json;
 
 use super::context::Admin;
 use super::refusal::{Refusal, Result};
-use splitrail_fleet::keeper::Known;
+use splitrail_fleet::membership::Known;
 use splitrail_fleet::{Served, Serving};
 
 /// The query of a path that names a worker: the model that has the worker, needed where

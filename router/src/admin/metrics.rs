@@ -14,7 +14,7 @@ use crate::core::Core;
 use splitrail_config::model::{HitThreshold, RequestFlow};
 use splitrail_fleet::Served;
 use splitrail_fleet::Worker;
-use splitrail_fleet::offers::TOKENIZER;
+use splitrail_fleet::endpoint_support::TOKENIZER;
 use splitrail_fleet::parity::Parity;
 use splitrail_fleet::state::State;
 use splitrail_policy::Leg;
@@ -110,7 +110,7 @@ fn observe_worker(core: &Core, served: &Served, worker: &Worker) {
         metrics.worker_breaker_open.with_label_values(&labels).set(open.into());
     }
     let breaker = [model, worker.id(), role, TOKENIZER];
-    let open = worker.offers.breaker.is_open();
+    let open = worker.endpoint_support.breaker.is_open();
     metrics.worker_breaker_open.with_label_values(&breaker).set(open.into());
     let requests = i64::from(worker.booked.requests());
     metrics.worker_requests.with_label_values(&labels).set(requests);

@@ -12,7 +12,7 @@ use super::context::Admin;
 use crate::ingress::reply::json_reply;
 use splitrail_fleet::Served;
 use splitrail_fleet::Worker;
-use splitrail_fleet::offers::TOKENIZER;
+use splitrail_fleet::endpoint_support::TOKENIZER;
 use splitrail_fleet::parity::Cause;
 use splitrail_fleet::ranks::{Rank, rank_key};
 use splitrail_policy::Leg;
@@ -40,7 +40,7 @@ pub(super) fn view(admin: &Admin, served: &Served, worker: &Worker) -> Value {
         .into_iter()
         .filter(|leg| worker.serves(*leg) && worker.breaker(*leg).is_open())
         .map(Leg::name)
-        .chain(worker.offers.breaker.is_open().then_some(TOKENIZER))
+        .chain(worker.endpoint_support.breaker.is_open().then_some(TOKENIZER))
         .collect();
     let blocks = served.pool.block_counts(worker);
     let blocks: serde_json::Map<_, _> = Tier::ALL
@@ -65,7 +65,7 @@ pub(super) fn view(admin: &Admin, served: &Served, worker: &Worker) -> Value {
         "breakers_open": open,
         "no_hand_off": worker.hand_overs.missing(),
         "shim": worker.config.shim,
-        "capabilities": worker.told.capabilities().map(|known| known.to_json()),
+        "capabilities": worker.shim_report.capabilities().map(|known| known.to_json()),
         "honours_threshold": worker.honours_threshold(),
         "context_tokens": worker.context_tokens(),
         "index_blocks": blocks,

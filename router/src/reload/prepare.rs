@@ -8,7 +8,7 @@ use crate::assemble::reassemble;
 use crate::core::Core;
 use splitrail_config::{Problem, Problems, Source};
 use splitrail_fleet::Serving;
-use splitrail_fleet::keeper::ClaimError;
+use splitrail_fleet::membership::ClaimError;
 use splitrail_fleet::models::ModelError;
 
 /// Why a reload has changed nothing.

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use tokio_util::sync::CancellationToken;
 use tonic::Code;
 
-use super::seats::Seats;
+use super::registry::SessionRegistry;
 use crate::Cluster;
 use crate::Fleet;
 use splitrail_config::model::FleetConfig;
@@ -16,7 +16,7 @@ pub(super) struct AttachContext {
     pub(super) fleet: Arc<Fleet>,
     pub(super) config: FleetConfig,
     pub(super) router_id: String,
-    pub(super) seats: Arc<Seats>,
+    pub(super) registry: Arc<SessionRegistry>,
     pub(super) stop: CancellationToken,
 }
 

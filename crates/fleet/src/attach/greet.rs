@@ -18,26 +18,26 @@ use splitrail_config::http_address;
 use splitrail_config::model::{Discovery, Role, Worker as WorkerConfig};
 use splitrail_engine_client::networks::literal;
 
-/// The protocol that this router speaks.
+/// The version of the protocol between shims and routers.
 pub(super) const PROTOCOL: u32 = 1;
-/// How long a stream may be silent before it says who it is.
+/// Maximum time between the start of a stream and its hello.
 const PATIENCE: Duration = Duration::from_secs(10);
-/// How long a name may take to be looked up.
+/// Maximum time to resolve a host name.
 const LOOK_UP: Duration = Duration::from_secs(5);
-/// Characters of a worker's name, as in the configuration.
+/// Maximum length of a worker's id in characters, as in the configuration.
 const ID_MAX: usize = 128;
-/// Characters of any other text.
+/// Maximum length of any other text in characters.
 const TEXT_MAX: usize = 256;
-/// Bytes of the secret of a shim's process.
+/// Length of the secret of a shim's process in bytes.
 const SECRET_BYTES: std::ops::RangeInclusive<usize> = 16..=64;
 
-/// A worker that may attach.
-pub(super) struct Guest {
+/// What a hello asks for: the worker, and the proofs that its shim gave.
+pub(super) struct AttachRequest {
     pub(super) served: Arc<Served>,
-    /// As the fleet takes it.
+    /// The worker in the form of the configuration.
     pub(super) config: WorkerConfig,
     pub(super) authority: Authority,
-    /// What proves that a stream is of the same process; empty if nothing does.
+    /// Proves that two streams are of the same process; empty if the shim sent none.
     pub(super) secret: Vec<u8>,
     pub(super) mirror_id: String,
     pub(super) capabilities: v1::Capabilities,
@@ -49,7 +49,7 @@ pub(super) async fn greet(
     fleet: &Fleet,
     inbound: &mut Inbound,
     allowed: &Allowed,
-) -> Result<Guest, Status> {
+) -> Result<AttachRequest, Status> {
     let first = tokio::time::timeout(PATIENCE, inbound.said()).await;
     let first = first.map_err(|_| Status::unavailable("no hello came in time"))??;
     let Some(Said::Message(Some(first))) = first else {
@@ -62,45 +62,45 @@ pub(super) async fn greet(
     // An adapter's name is not a model's.
     let named = serving.names.get(&hello.model).filter(|named| named.adapter.is_none());
     let served = named.map(|named| Arc::clone(&serving.models[named.model]));
-    let guest = guest(hello, served)?;
-    may_speak_for(fleet, &guest, allowed)?;
-    let is_open = guest.served.config.discovery.contains(&Discovery::Shim {});
-    let is_written_down = fleet.is_written_down(guest.served.name(), &guest.authority);
+    let request = request(hello, served)?;
+    may_speak_for(fleet, &request, allowed)?;
+    let is_open = request.served.config.discovery.contains(&Discovery::Shim {});
+    let is_written_down = fleet.is_written_down(request.served.name(), &request.authority);
     if !(is_open || is_written_down) {
         return Err(Status::not_found("this model has no `discovery` of kind `shim`"));
     }
     if !is_written_down {
-        admit(cluster, guest.authority.host()).await?;
+        admit(cluster, request.authority.host()).await?;
     }
-    if let Some(bootstrap) = &guest.config.bootstrap
+    if let Some(bootstrap) = &request.config.bootstrap
         && let Some(Ok(authority)) = bootstrap.strip_prefix("http://").map(str::parse::<Authority>)
-        && authority.host() != guest.authority.host()
+        && authority.host() != request.authority.host()
     {
         admit(cluster, authority.host()).await?;
     }
-    Ok(guest)
+    Ok(request)
 }
 
 /// Whether a caller with these credentials may speak for the worker that it names, and for the
 /// one that is known at the address that it gives.
-fn may_speak_for(fleet: &Fleet, guest: &Guest, allowed: &Allowed) -> Result<(), Status> {
-    let (model, id) = (guest.served.name(), guest.config.id.as_str());
-    let there = fleet.name_at(model, &guest.authority);
+fn may_speak_for(fleet: &Fleet, request: &AttachRequest, allowed: &Allowed) -> Result<(), Status> {
+    let (model, id) = (request.served.name(), request.config.id.as_str());
+    let there = fleet.name_at(model, &request.authority);
     if let Some(id) =
         [Some(id), there.as_deref()].into_iter().flatten().find(|id| !allowed.permits(id))
     {
         let message = format!("this credential is not for worker {id}");
         return Err(Status::permission_denied(message));
     }
-    if fleet.is_written_elsewhere(model, id, &guest.authority) {
+    if fleet.is_written_elsewhere(model, id, &request.authority) {
         let message =
-            format!("worker {id} is written down at another address than {}", guest.config.url);
+            format!("worker {id} is written down at another address than {}", request.config.url);
         return Err(Status::permission_denied(message));
     }
     Ok(())
 }
 
-fn guest(hello: v1::Hello, served: Option<Arc<Served>>) -> Result<Guest, Status> {
+fn request(hello: v1::Hello, served: Option<Arc<Served>>) -> Result<AttachRequest, Status> {
     if hello.protocol != PROTOCOL {
         let message = format!("protocol {} is not spoken here, but {PROTOCOL}", hello.protocol);
         return Err(Status::failed_precondition(message));
@@ -152,7 +152,7 @@ fn guest(hello: v1::Hello, served: Option<Arc<Served>>) -> Result<Guest, Status>
         data_parallel_ranks: None,
         takes_rank_header: None,
     };
-    Ok(Guest { served, config, authority, secret, mirror_id, capabilities })
+    Ok(AttachRequest { served, config, authority, secret, mirror_id, capabilities })
 }
 
 /// Whether what is told of an engine is of a sane size.
@@ -201,11 +201,11 @@ async fn admit(cluster: &Cluster, host: &str) -> Result<(), Status> {
     }
 }
 
-/// Makes a worker of a guest, unless it stands for somebody else.
-pub(super) fn claim(fleet: &Fleet, guest: &Guest) -> Result<Arc<crate::Worker>, Status> {
-    let (model, id) = (guest.served.name(), guest.config.id.as_str());
-    match fleet.claim(model, Source::Shim, guest.config.clone()) {
-        Ok(worker) if worker.authority == guest.authority => Ok(worker),
+/// Makes a worker of a request, unless it stands for somebody else.
+pub(super) fn claim(fleet: &Fleet, request: &AttachRequest) -> Result<Arc<crate::Worker>, Status> {
+    let (model, id) = (request.served.name(), request.config.id.as_str());
+    match fleet.claim(model, Source::Shim, request.config.clone()) {
+        Ok(worker) if worker.authority == request.authority => Ok(worker),
         Ok(_) => {
             fleet.revoke(model, Source::Shim, id);
             Err(Status::already_exists("another shim speaks for this worker"))

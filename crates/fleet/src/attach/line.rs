@@ -7,7 +7,7 @@ use splitrail_proto::v1::attach_response::Message;
 use tonic::Status;
 
 use super::inbound::Inbound;
-use super::seats::{Newcomer, Outbound};
+use super::registry::{Outbound, PendingStream};
 
 /// Between two requests for a snapshot.
 const BETWEEN: Duration = Duration::from_secs(1);
@@ -94,8 +94,8 @@ impl Resync {
 }
 
 impl Line {
-    pub(super) fn new(newcomer: Newcomer, now: Instant) -> (super::greet::Guest, Self) {
-        let Newcomer { guest, inbound, outbound } = newcomer;
+    pub(super) fn new(stream: PendingStream, now: Instant) -> (super::greet::AttachRequest, Self) {
+        let PendingStream { request, inbound, outbound } = stream;
         let line = Self {
             inbound,
             outbound,
@@ -107,7 +107,7 @@ impl Line {
             loads: 0,
             is_leaving: false,
         };
-        (guest, line)
+        (request, line)
     }
 
     /// Sends what is due, as far as there is room; the reason for which a snapshot was asked.

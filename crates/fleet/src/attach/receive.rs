@@ -8,7 +8,7 @@ use super::context::AttachContext;
 use super::credentials::Allowed;
 use super::greet;
 use super::inbound::Inbound;
-use super::seats::{Newcomer, Outbound, Seated};
+use super::registry::{Outbound, PendingStream, Registration};
 use super::session::Session;
 
 /// Takes a stream from its first message to its end.
@@ -25,13 +25,15 @@ pub(super) async fn receive(
         greeted = greeting => greeted,
     };
     let refused = match greeted {
-        Ok(guest) => match context.seats.take(Box::new(Newcomer { guest, inbound, outbound })) {
-            Seated::Passed => return,
-            Seated::Own(chair, newcomer) => {
-                return Session::new(context, chair).run(newcomer).await;
+        Ok(request) => {
+            match context.registry.take(Box::new(PendingStream { request, inbound, outbound })) {
+                Registration::Passed => return,
+                Registration::Own(lease, stream) => {
+                    return Session::new(context, lease).run(stream).await;
+                }
+                Registration::Refused(status, outbound) => (status, outbound),
             }
-            Seated::Refused(status, outbound) => (status, outbound),
-        },
+        }
         Err(status) => (status, outbound),
     };
     let (status, outbound) = refused;

@@ -13,18 +13,18 @@ use tonic::Status;
 
 use super::blocks::{Blocks, Fault};
 use super::context::AttachContext;
-use super::greet::{self, Guest};
+use super::greet::{self, AttachRequest};
 use super::inbound::Said;
 use super::line::Line;
-use super::seats::{Chair, Newcomer};
+use super::registry::{PendingStream, SessionLease};
 use crate::indexing::{Indexing, OVER_LIMIT};
 use crate::resync::ResyncWishes;
-use crate::told::Others;
+use crate::shim_report::Others;
 
 /// An attached worker.
 pub(super) struct Session {
     context: Arc<AttachContext>,
-    chair: Chair,
+    lease: SessionLease,
     known: Option<Known>,
     /// Whether there is a way for the shim to come back, where that can be away by itself.
     plane: Option<watch::Receiver<bool>>,
@@ -43,7 +43,7 @@ struct Known {
 /// What comes after a stream.
 enum After {
     /// Another one of the same shim, which takes its place.
-    Newcomer(Box<Newcomer>),
+    NewStream(Box<PendingStream>),
     /// It broke off: another one may come.
     Silence,
     /// Nothing: the worker leaves.
@@ -74,17 +74,17 @@ async fn grace(grace: Duration, plane: Option<watch::Receiver<bool>>) {
 }
 
 impl Session {
-    pub(super) fn new(context: Arc<AttachContext>, chair: Chair) -> Self {
-        Self { context, chair, known: None, plane: None }
+    pub(super) fn new(context: Arc<AttachContext>, lease: SessionLease) -> Self {
+        Self { context, lease, known: None, plane: None }
     }
 
     /// Serves its streams until it is gone for good.
-    pub(super) async fn run(mut self, first: Box<Newcomer>) {
+    pub(super) async fn run(mut self, first: Box<PendingStream>) {
         let mut next = Some(first);
-        while let Some(newcomer) = next.take() {
-            let live = self.chair.live(&self.context.cluster.metrics);
-            let mut after = self.serve(*newcomer).await;
-            while let After::Newcomer(newer) = after {
+        while let Some(stream) = next.take() {
+            let live = self.lease.live(&self.context.cluster.metrics);
+            let mut after = self.serve(*stream).await;
+            while let After::NewStream(newer) = after {
                 after = self.serve(*newer).await;
             }
             drop(live);
@@ -96,7 +96,7 @@ impl Session {
 
     /// Waits whether the shim comes back. What is known of its worker stays, but is not
     /// believed.
-    async fn wait(&mut self) -> Option<Box<Newcomer>> {
+    async fn wait(&mut self) -> Option<Box<PendingStream>> {
         if let Some(Known { blocks, indexing, .. }) = &mut self.known {
             indexing.worker.set_events_current(false);
             if !blocks.is_whole() {
@@ -108,16 +108,16 @@ impl Session {
         tokio::select! {
             biased;
             () = self.context.stop.cancelled() => None,
-            () = self.chair.evicted.cancelled() => None,
-            newcomer = self.chair.newcomers.recv() => newcomer,
+            () = self.lease.evicted.cancelled() => None,
+            stream = self.lease.streams.recv() => stream,
             () = grace(self.context.config.rejoin_grace, self.plane.clone()) => None,
         }
     }
 
-    async fn serve(&mut self, newcomer: Newcomer) -> After {
-        let (guest, mut line) = Line::new(newcomer, Instant::now());
+    async fn serve(&mut self, stream: PendingStream) -> After {
+        let (request, mut line) = Line::new(stream, Instant::now());
         self.plane = line.inbound.plane();
-        if let Err(status) = self.enter(&guest).and_then(|()| self.welcome(&guest, &mut line)) {
+        if let Err(status) = self.enter(&request).and_then(|()| self.welcome(&request, &mut line)) {
             self.context.count(status.code());
             line.end(status);
             return After::Nothing;
@@ -139,7 +139,7 @@ impl Session {
                     line.resync.need(reason);
                     continue;
                 }
-                Step::Replaced => match self.enter(&guest) {
+                Step::Replaced => match self.enter(&request) {
                     Ok(()) => {
                         line.resync.need("worker_replaced");
                         continue;
@@ -157,7 +157,7 @@ impl Session {
                 }
             };
             if let Err(status) = result {
-                tracing::warn!(worker = guest.config.id, %status, "a shim is sent away");
+                tracing::warn!(worker = request.config.id, %status, "a shim is sent away");
                 line.end(status);
                 return After::Nothing;
             }
@@ -192,13 +192,13 @@ impl Session {
                 line.end(Status::unavailable("the router stops"));
                 Step::After(After::Nothing)
             }
-            () = self.chair.evicted.cancelled() => {
+            () = self.lease.evicted.cancelled() => {
                 line.end(Status::aborted("another shim speaks for this worker"));
                 Step::After(After::Nothing)
             }
-            newcomer = self.chair.newcomers.recv() => {
+            stream = self.lease.streams.recv() => {
                 line.end(Status::aborted("a newer stream takes the place of this one"));
-                Step::After(newcomer.map_or(After::Nothing, After::Newcomer))
+                Step::After(stream.map_or(After::Nothing, After::NewStream))
             }
             () = gone.cancelled() => Step::Replaced,
             said = line.inbound.said() => Step::Said(Box::new(said)),
@@ -218,10 +218,10 @@ impl Session {
     }
 
     /// Lets the worker into the fleet, or finds that it is there.
-    fn enter(&mut self, guest: &Guest) -> Result<(), Status> {
-        let worker = greet::claim(&self.context.fleet, guest)?;
+    fn enter(&mut self, request: &AttachRequest) -> Result<(), Status> {
+        let worker = greet::claim(&self.context.fleet, request)?;
         let serving = self.context.cluster.serving();
-        let name = guest.served.name();
+        let name = request.served.name();
         let served = serving.model(name).ok_or_else(|| Status::not_found("it left"))?;
         let is_same = |known: &Known| Arc::ptr_eq(&known.indexing.worker, &worker);
         if !self.known.as_ref().is_some_and(is_same) {
@@ -233,11 +233,11 @@ impl Session {
                 Indexing::new(cluster, name.into(), Arc::clone(&served.pool), worker, None);
             self.known = Some(Known { blocks, indexing, is_leaving: false, wishes });
         }
-        self.learn(guest.capabilities.clone())
+        self.learn(request.capabilities.clone())
     }
 
     /// Says what the shim needs to know, and what of its worker is known already.
-    fn welcome(&mut self, guest: &Guest, line: &mut Line) -> Result<(), Status> {
+    fn welcome(&mut self, request: &AttachRequest, line: &mut Line) -> Result<(), Status> {
         let Some(Known { blocks, indexing, is_leaving, .. }) = &mut self.known else {
             return Err(Status::internal("a worker that has just entered is not there"));
         };
@@ -248,7 +248,7 @@ impl Session {
         if block_size == 0 {
             return Err(Status::unavailable("the model's block size is not known yet"));
         }
-        let known_sequence = blocks.known(&guest.mirror_id);
+        let known_sequence = blocks.known(&request.mirror_id);
         if known_sequence.is_none() {
             // Another mirror may be another engine's.
             indexing.worker.becomes_another();
@@ -271,7 +271,7 @@ impl Session {
         tracing::info!(
             model = indexing.model(),
             worker = indexing.worker.id(),
-            url = guest.config.url,
+            url = request.config.url,
             known_sequence,
             "a shim attaches"
         );
@@ -344,7 +344,7 @@ impl Session {
         if capabilities.publishes_kv_events == Some(false) {
             worker.set_synced();
         }
-        worker.told.set_capabilities(capabilities);
+        worker.shim_report.set_capabilities(capabilities);
         Ok(())
     }
 }
@@ -360,7 +360,7 @@ impl Known {
     /// What is in the index is what the worker holds.
     fn believe(&self) {
         let worker = &self.indexing.worker;
-        if !worker.told.publishes() {
+        if !worker.shim_report.publishes() {
             worker.set_synced();
         } else if !worker.events_are_current() {
             self.indexing.in_step();
@@ -437,7 +437,7 @@ impl Known {
         let Indexing { pool, worker, .. } = &self.indexing;
         let now = Instant::now();
         let others = Others::beyond(load, &worker.booked, pool.block_size());
-        worker.told.set_others(now, stale, others);
+        worker.shim_report.set_others(now, stale, others);
         let age = Duration::from_millis(load.age_ms.into());
         let ratio = load.kv_used_ratio.filter(|ratio| (0.0..=1.0).contains(ratio));
         let figures = EngineLoad {
@@ -451,7 +451,7 @@ impl Known {
         if !load.up {
             // Nothing is known of its cache.
             pool.assumed.forget(worker.index);
-        } else if let Some(known) = worker.told.capabilities() {
+        } else if let Some(known) = worker.shim_report.capabilities() {
             // Forgotten while it was down.
             if worker.honours_threshold().is_none() {
                 worker.set_honours_threshold(known.honours_threshold);

@@ -1,7 +1,7 @@
 //! Derives a diagnosis from a canary's result. Pure.
 
 use super::Cause;
-use crate::witness::Witnessed;
+use crate::event_stats::EventCounts;
 
 /// Tokens of the prompt in its two forms, as far as they are known.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -45,7 +45,7 @@ pub(super) struct Blocks {
     /// Whether the index lacks blocks of the worker for want of room.
     pub(super) is_truncated: bool,
     /// What became of the worker's events meanwhile, whoever's blocks they were of.
-    pub(super) witnessed: Witnessed,
+    pub(super) witnessed: EventCounts,
 }
 
 impl Blocks {

@@ -78,7 +78,7 @@ pub(super) fn of(roster: &Roster, seen: &[Candidate]) -> Vec<Condition> {
         Condition {
             worker: worker.id().to_owned(),
             events_current: worker.events_are_current(),
-            index_age_ms: worker.witness.index_age_ms(unix_ms()),
+            index_age_ms: worker.event_stats.index_age_ms(unix_ms()),
             index_truncated: worker.index_is_truncated(),
             parity: worker.parity.parity().name(),
             drift_over_blocks: audit.drift_over_blocks,

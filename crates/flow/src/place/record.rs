@@ -90,7 +90,7 @@ pub(in super::super) fn note_vetoed(
             leg,
             worker: worker.id().into(),
             reason,
-            index_age_ms: worker.witness.index_age_ms(now_unix_ms),
+            index_age_ms: worker.event_stats.index_age_ms(now_unix_ms),
         }));
     });
 }
@@ -125,7 +125,7 @@ pub(in super::super) fn figures(
         cost: choice.costs[i],
         terms: choice.terms.get(i).copied(),
         veto,
-        index_age_ms: worker.and_then(|worker| worker.witness.index_age_ms(now_unix_ms)),
+        index_age_ms: worker.and_then(|worker| worker.event_stats.index_age_ms(now_unix_ms)),
     }
 }
 

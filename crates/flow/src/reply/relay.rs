@@ -26,7 +26,7 @@ use splitrail_fleet::Served;
 use splitrail_fleet::reply_audit::audit_reply;
 use splitrail_fleet::{Booking, Worker};
 use splitrail_ledger::decisions::DecisionHandle;
-use splitrail_ledger::entry::Told;
+use splitrail_ledger::entry::ReportedUsage;
 use splitrail_ledger::leg::Origin;
 use splitrail_ledger::record::told;
 use splitrail_policy::Leg;
@@ -227,7 +227,7 @@ impl Account {
             let Some(cached) = entry.cached() else { return };
             told_cached = told(cached, fallback);
             if tells {
-                entry.tell(Told {
+                entry.tell(ReportedUsage {
                     prompt_tokens: usage.prompt_tokens,
                     completion_tokens: usage.completion_tokens,
                     cached_tokens: told_cached,

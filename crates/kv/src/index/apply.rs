@@ -1,6 +1,6 @@
 //! Applies the events of workers to the index.
 
-use super::observe::{Change, Nobody, Observer, Told};
+use super::observe::{Change, ChangeCallback, NoObserver, Observer};
 use super::{Applied, Index, WorkerKey};
 use crate::event::{EngineHash, KvEvent, Tier};
 
@@ -8,7 +8,7 @@ impl Index {
     /// Applies one event of a worker. Events must come in the worker's order;
     /// after a gap, clear the worker and start from a snapshot or a replay.
     pub fn apply(&mut self, worker: WorkerKey, event: &KvEvent) -> Applied {
-        self.apply_telling(worker, event, &mut Nobody)
+        self.apply_telling(worker, event, &mut NoObserver)
     }
 
     /// The same, and tells what was changed: neither what waits for its parent, nor what is
@@ -19,7 +19,7 @@ impl Index {
         event: &KvEvent,
         tell: &mut impl FnMut(Change<'_>),
     ) -> Applied {
-        self.apply_telling(worker, event, &mut Told(tell))
+        self.apply_telling(worker, event, &mut ChangeCallback(tell))
     }
 
     fn apply_telling(

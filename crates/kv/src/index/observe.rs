@@ -36,17 +36,17 @@ pub(super) trait Observer {
 }
 
 /// Nobody is told, at no cost.
-pub(super) struct Nobody;
+pub(super) struct NoObserver;
 
-impl Observer for Nobody {
+impl Observer for NoObserver {
     const LISTENS: bool = false;
     fn see(&mut self, _: Change<'_>) {}
 }
 
 /// A function that is told.
-pub(super) struct Told<'a, F>(pub(super) &'a mut F);
+pub(super) struct ChangeCallback<'a, F>(pub(super) &'a mut F);
 
-impl<F: FnMut(Change<'_>)> Observer for Told<'_, F> {
+impl<F: FnMut(Change<'_>)> Observer for ChangeCallback<'_, F> {
     const LISTENS: bool = true;
     fn see(&mut self, change: Change<'_>) {
         (self.0)(change);

@@ -7,7 +7,7 @@ use crate::faults::{FaultBoard, FaultKind};
 const NOBODYS_HASH: u64 = 0x0bad_0bad_0bad_0bad;
 
 /// One step's events as they are told.
-pub(super) struct Told {
+pub(super) struct DistortedEvents {
     pub(super) live: Vec<CacheEvent>,
     pub(super) replayed: Vec<CacheEvent>,
     /// The data-parallel rank that is named.
@@ -15,7 +15,7 @@ pub(super) struct Told {
 }
 
 /// What becomes of a step's events under the faults that strike now.
-pub(super) fn distort(faults: &FaultBoard, rank: u16, events: &[CacheEvent]) -> Told {
+pub(super) fn distort(faults: &FaultBoard, rank: u16, events: &[CacheEvent]) -> DistortedEvents {
     let salts = !faults.strikes("drop_salts");
     let adapters = !faults.strikes("drop_adapters");
     let parents = !faults.strikes("strange_parents");
@@ -35,7 +35,7 @@ pub(super) fn distort(faults: &FaultBoard, rank: u16, events: &[CacheEvent]) -> 
         Some(_) => (stored(), replayed),
         None => (replayed.clone(), replayed),
     };
-    Told { live, replayed, rank: rank + u16::from(faults.strikes("other_rank")) }
+    DistortedEvents { live, replayed, rank: rank + u16::from(faults.strikes("other_rank")) }
 }
 
 fn without_adapter(mut stored: StoredBlocks) -> StoredBlocks {

@@ -57,7 +57,7 @@ const GOOD: Blocks = Blocks {
     engine_block_size: Some(16),
     cached_tokens: Some(0),
     is_truncated: false,
-    witnessed: Witnessed {
+    witnessed: EventCounts {
         events: 1,
         stored: 3,
         parentless: 0,
@@ -66,14 +66,14 @@ const GOOD: Blocks = Blocks {
         other_rank: 0,
     },
 };
-const NONE: Witnessed = Witnessed { stored: 0, ..GOOD.witnessed };
+const NONE: EventCounts = EventCounts { stored: 0, ..GOOD.witnessed };
 
 #[test]
 fn blocks_that_are_found_agree_whatever_else_is_said() {
     assert_eq!(blocks(&GOOD), Verdict::Agree);
     // Hybrid engines report another size than that of the blocks they announce.
     assert_eq!(blocks(&Blocks { engine_block_size: Some(528), ..GOOD }), Verdict::Agree);
-    let mixed = Witnessed { malformed: 7, parentless: 2, other_rank: 1, ..GOOD.witnessed };
+    let mixed = EventCounts { malformed: 7, parentless: 2, other_rank: 1, ..GOOD.witnessed };
     assert_eq!(blocks(&Blocks { witnessed: mixed, ..GOOD }), Verdict::Agree);
     assert_eq!(blocks(&Blocks { cached_tokens: None, ..GOOD }), Verdict::Agree);
 }
@@ -87,10 +87,10 @@ fn blocks_that_are_not_found_name_why() {
         (Blocks { other_adapter: true, ..lost }, Cause::Adapter),
         (Blocks { other_special: true, ..lost }, Cause::SpecialTokens),
         (Blocks { engine_block_size: Some(32), ..lost }, Cause::BlockSize),
-        (Blocks { witnessed: Witnessed { malformed: 1, ..NONE }, ..lost }, Cause::BlockSize),
-        (Blocks { witnessed: Witnessed::default(), ..lost }, Cause::EventsAbsent),
-        (Blocks { witnessed: Witnessed { other_rank: 1, ..NONE }, ..lost }, Cause::Rank),
-        (Blocks { witnessed: Witnessed { parentless: 3, ..NONE }, ..lost }, Cause::UnknownParent),
+        (Blocks { witnessed: EventCounts { malformed: 1, ..NONE }, ..lost }, Cause::BlockSize),
+        (Blocks { witnessed: EventCounts::default(), ..lost }, Cause::EventsAbsent),
+        (Blocks { witnessed: EventCounts { other_rank: 1, ..NONE }, ..lost }, Cause::Rank),
+        (Blocks { witnessed: EventCounts { parentless: 3, ..NONE }, ..lost }, Cause::UnknownParent),
         (lost, Cause::Unmatched),
         // Others' blocks say nothing of ours.
         (Blocks { found: 0, ..GOOD }, Cause::Unmatched),

@@ -17,7 +17,7 @@ pub(super) enum Answer {
 /// What has been told of a name.
 #[derive(Debug, Default)]
 pub(super) struct Known {
-    told: Option<Vec<IpAddr>>,
+    reported: Option<Vec<IpAddr>>,
     /// Since when DNS has said that there is no address, where others were told.
     absent_since: Option<Instant>,
 }
@@ -25,10 +25,10 @@ pub(super) struct Known {
 impl Known {
     /// Whether anything has been told yet.
     pub(super) fn is_told(&self) -> bool {
-        self.told.is_some()
+        self.reported.is_some()
     }
 
-    /// Takes an answer; returns the addresses if they are to be told: at first, and when they
+    /// Takes an answer; returns the addresses if they are to be reported: at first, and when they
     /// have changed. A name that has lost its addresses keeps them for `keep`: a resolver that
     /// has just started, or a Service that is made anew, says the same for a moment.
     pub(super) fn take(
@@ -43,7 +43,7 @@ impl Known {
                 addresses
             }
             Answer::NoSuchName => {
-                let any_told = self.told.as_ref().is_some_and(|told| !told.is_empty());
+                let any_told = self.reported.as_ref().is_some_and(|told| !told.is_empty());
                 let since = *self.absent_since.get_or_insert(now);
                 if any_told && now.saturating_duration_since(since) < keep {
                     return None;
@@ -52,10 +52,10 @@ impl Known {
             }
             Answer::None => return None,
         };
-        if self.told.as_ref() == Some(&addresses) {
+        if self.reported.as_ref() == Some(&addresses) {
             return None;
         }
-        self.told = Some(addresses.clone());
+        self.reported = Some(addresses.clone());
         Some(addresses)
     }
 }

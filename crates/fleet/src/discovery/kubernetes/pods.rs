@@ -31,7 +31,7 @@ pub(super) struct Pods {
     /// A list that is not complete.
     listed: Option<BTreeMap<String, Seen>>,
     /// What was told last.
-    told: Option<Vec<Worker>>,
+    reported: Option<Vec<Worker>>,
 }
 
 struct Seen {
@@ -80,10 +80,10 @@ impl fmt::Display for Unfit {
 
 impl Pods {
     pub(super) fn new(source: String, config: KubernetesDiscovery) -> Self {
-        Self { source, config, seen: BTreeMap::new(), listed: None, told: None }
+        Self { source, config, seen: BTreeMap::new(), listed: None, reported: None }
     }
 
-    /// Takes an event; returns all workers if they are to be told: after the first list, and
+    /// Takes an event; returns all workers if they are to be reported: after the first list, and
     /// when they have changed.
     pub(super) fn take(&mut self, event: Event<Pod>) -> Option<Found> {
         match event {
@@ -116,10 +116,10 @@ impl Pods {
         let mut workers: Vec<_> = fit.cloned().collect();
         workers.sort_by(|left, right| left.id.cmp(&right.id));
         let workers = bounded(&self.source, workers);
-        if self.told.as_ref() == Some(&workers) {
+        if self.reported.as_ref() == Some(&workers) {
             return None;
         }
-        self.told = Some(workers.clone());
+        self.reported = Some(workers.clone());
         Some(Found { workers })
     }
 

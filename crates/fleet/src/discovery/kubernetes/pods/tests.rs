@@ -172,7 +172,7 @@ proptest! {
     ) {
         let mut followed = two();
         let mut state = [Some(true), Some(true)];
-        let mut told = names(Some(Found { workers: followed.told.clone().unwrap() }));
+        let mut told = names(Some(Found { workers: followed.reported.clone().unwrap() }));
         for (index, step) in steps {
             let ready = json!(if step == 1 { "True" } else { "False" });
             let changed = pod(index, &[(READY[index], ready)]);

@@ -7,28 +7,29 @@ use super::ejection::Record;
 
 /// Counts of one worker's legs.
 #[derive(Debug, Default)]
-pub struct Deeds {
+pub struct OutcomeCounters {
     legs: AtomicU32,
     failed: AtomicU32,
     began: AtomicU32,
     first_token_us: AtomicU64,
 }
 
-impl Deeds {
-    /// A leg has ended.
+impl OutcomeCounters {
+    /// Counts a leg that has ended.
     pub fn ended(&self, failed: bool) {
         self.legs.fetch_add(1, Relaxed);
         self.failed.fetch_add(failed.into(), Relaxed);
     }
 
-    /// An answer has begun after so long.
+    /// Counts an answer that began, `after` its leg was sent.
     pub fn began(&self, after: Duration) {
         self.began.fetch_add(1, Relaxed);
         let us = u64::try_from(after.as_micros()).unwrap_or(u64::MAX);
         self.first_token_us.fetch_add(us, Relaxed);
     }
 
-    /// All since the last time. A leg that ends meanwhile is in this or the next.
+    /// Returns the counts since the last call, and resets them. A leg that ends during the call is in this
+    /// result or in the next.
     pub(super) fn take(&self) -> Record {
         let began = self.began.swap(0, Relaxed);
         let first_token_us = self.first_token_us.swap(0, Relaxed);

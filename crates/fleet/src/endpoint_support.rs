@@ -7,25 +7,24 @@ use super::breaker::Breaker;
 use splitrail_api::Endpoint;
 use splitrail_config::model::BreakerConfig;
 
-/// How long a worker is spared what it was seen not to have: it may come back started
-/// otherwise.
+/// Time for which a worker gets no requests for an endpoint that it lacks. Afterwards it is asked again: it may have
+/// been restarted with other options.
 const REMEMBERED: Duration = Duration::from_secs(30);
 
-/// What metrics and logs call what needs no model, where they tell legs apart.
+/// The name of endpoints that need no model, in the label `leg` of metrics and in logs.
 pub const TOKENIZER: &str = "tokenizer";
 
-/// What one worker was seen not to offer, and how it does what needs no model.
+/// The endpoints that one worker lacks, and the circuit breaker of the endpoints that need no model.
 #[derive(Debug)]
-pub struct Offers {
+pub struct EndpointSupport {
     epoch: Instant,
-    /// Until when it is not asked, by endpoint, in milliseconds since `epoch`.
+    /// For each endpoint, the time until which it gets no requests, in milliseconds since `epoch`.
     lacks_until_ms: [AtomicU64; 4],
-    /// Of what needs no model: a tokenizer may fail whose engine does not, and the other way
-    /// round.
+    /// For endpoints that need no model: a tokenizer may fail while the engine works, and the reverse.
     pub breaker: Breaker,
 }
 
-impl Default for Offers {
+impl Default for EndpointSupport {
     fn default() -> Self {
         Self {
             epoch: Instant::now(),
@@ -35,7 +34,7 @@ impl Default for Offers {
     }
 }
 
-impl Offers {
+impl EndpointSupport {
     fn of(&self, endpoint: Endpoint) -> Option<&AtomicU64> {
         let [embeddings, tokenize, detokenize, count_tokens] = &self.lacks_until_ms;
         match endpoint {
@@ -73,7 +72,7 @@ mod tests {
 
     #[test]
     fn what_a_worker_lacks_is_remembered_for_a_while_and_by_endpoint() {
-        let offers = Offers::default();
+        let offers = EndpointSupport::default();
         let now = Instant::now();
         assert!(!offers.is_lacking(Endpoint::Embeddings, now));
         offers.lacks(Endpoint::Embeddings, now);

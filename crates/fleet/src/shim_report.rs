@@ -13,33 +13,33 @@ use splitrail_proto::v1;
 
 use super::booking::Booked;
 
-/// What a shim has told of its worker; nothing where there is none.
+/// The newest reports of a worker's shim; empty for a worker without a shim.
 #[derive(Debug, Default)]
-pub struct Told {
+pub struct ShimReport {
     capabilities: ArcSwapOption<v1::Capabilities>,
     load: ArcSwapOption<Report>,
 }
 
 #[derive(Debug)]
 struct Report {
-    /// Then it is too old.
+    /// From this time on the report is too old to be used alone.
     stale_at: Instant,
     others: Others,
 }
 
-/// What other routers keep a worker busy with.
+/// The load that other routers cause on a worker.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Others {
-    /// Their requests.
+    /// Requests of other routers.
     pub requests: u32,
-    /// Prompt tokens of those whose answer has not begun.
+    /// Prompt tokens of those requests whose answer has not begun.
     pub prefill_tokens: u64,
-    /// Tokens of prompts that they keep in the engine's KV blocks.
+    /// Prompt tokens of those requests in the engine's KV blocks.
     pub active_tokens: u64,
 }
 
 impl Others {
-    /// What is beyond a router's own bookings in a report.
+    /// The load in a report that exceeds the router's own bookings.
     pub fn beyond(load: &v1::Load, booked: &Booked, block_size: u32) -> Self {
         let all = load.requests.unwrap_or(0);
         let own = u64::from(booked.requests());
@@ -64,7 +64,7 @@ impl Others {
 
     /// The most of each that any of them has, if one of them has an old report only: nothing
     /// is known of that one then, least of all that it is idle.
-    pub fn busiest<'a>(all: impl Iterator<Item = &'a Told> + Clone, now: Instant) -> Self {
+    pub fn busiest<'a>(all: impl Iterator<Item = &'a ShimReport> + Clone, now: Instant) -> Self {
         if !all.clone().any(|told| told.is_stale(now)) {
             return Self::default();
         }
@@ -81,7 +81,7 @@ impl Others {
     }
 }
 
-impl Told {
+impl ShimReport {
     /// What the engine can do, if a shim has told.
     pub fn capabilities(&self) -> Option<Arc<v1::Capabilities>> {
         self.capabilities.load_full()
@@ -154,7 +154,7 @@ mod tests {
     #[test]
     fn an_old_report_makes_a_worker_as_busy_as_the_busiest() {
         let (now, lasts) = (Instant::now(), Duration::from_secs(5));
-        let workers = [Told::default(), Told::default(), Told::default()];
+        let workers = [ShimReport::default(), ShimReport::default(), ShimReport::default()];
         let of = |requests, prefill_tokens| Others { requests, prefill_tokens, active_tokens: 0 };
         workers[0].set_others(now, lasts, of(1, 900));
         workers[1].set_others(now + lasts, lasts, of(7, 10));

@@ -7,32 +7,32 @@ use splitrail_kv::{Overlap, Overlaps};
 
 use super::assumed::Found;
 use super::booking::Booked;
-use super::costs::{Seen, Whose};
+use super::costs::{RankScope, Seen};
 use super::ranks::Rank;
 use super::ranks::rank_key;
 use super::roster::Roster;
-use super::told::Others;
+use super::shim_report::Others;
 use super::worker::Worker;
 use splitrail_config::model::BusyConfig;
 use splitrail_policy::{Candidate, Leg};
 
-/// What is known of one prompt at one instant.
-pub(super) struct Picture<'a> {
+/// Makes the candidates for one prompt at one time.
+pub(super) struct CandidateBuilder<'a> {
     overlaps: &'a Overlaps,
     found: &'a Found,
-    /// For workers whose shims have not been heard lately.
+    /// The load that is assumed of workers whose last report is too old.
     busiest: Others,
     busy: BusyConfig,
-    /// Whether anybody looks at what work costs.
+    /// Whether the policy uses costs.
     uses_costs: bool,
     now: Instant,
 }
 
-/// How busy a place is.
+/// The load of a worker or of one of its ranks.
 struct Work {
     requests: u32,
     prefill_tokens: u64,
-    /// Those of them that other routers have sent.
+    /// The part of `prefill_tokens` that other routers have sent.
     others_tokens: u64,
     active_tokens: u64,
 }
@@ -47,14 +47,14 @@ struct Held {
     computed: u32,
 }
 
-impl<'a> Picture<'a> {
+impl<'a> CandidateBuilder<'a> {
     pub(super) fn new(
         roster: &Roster,
         (overlaps, found): (&'a Overlaps, &'a Found),
         (busy, uses_costs): (BusyConfig, bool),
         now: Instant,
     ) -> Self {
-        let busiest = Others::busiest(roster.iter().map(|worker| &worker.told), now);
+        let busiest = Others::busiest(roster.iter().map(|worker| &worker.shim_report), now);
         Self { overlaps, found, busiest, busy, uses_costs, now }
     }
 
@@ -93,8 +93,8 @@ impl<'a> Picture<'a> {
     ) -> Candidate {
         let Held { overlap, current, sent, computed } = held;
         let whose = match worker.ranks.are_chosen_by_the_engine() {
-            true => Whose::Any(worker.ranks.count().into()),
-            false => Whose::Rank(rank),
+            true => RankScope::Any(worker.ranks.count().into()),
+            false => RankScope::Rank(rank),
         };
         let costs = match self.uses_costs {
             true => worker.costs.seen(self.now, whose, work.others_tokens),
@@ -151,7 +151,7 @@ impl<'a> Picture<'a> {
     /// The work of a whole worker; of one with several ranks, what each of them has on average.
     fn work(&self, worker: &Worker, load: Option<&EngineLoad>) -> Work {
         let reported = load.map_or(0, |load| load.running.unwrap_or(0) + load.waiting.unwrap_or(0));
-        let others = worker.told.others(self.now, self.busiest);
+        let others = worker.shim_report.others(self.now, self.busiest);
         let work = booked_and(&worker.booked, others, reported);
         match u64::from(worker.ranks.count()) {
             1 => work,
@@ -173,7 +173,7 @@ impl<'a> Picture<'a> {
         (number, rank): (u16, &Rank),
         ranks: u64,
     ) -> Work {
-        let others = worker.told.others(self.now, self.busiest);
+        let others = worker.shim_report.others(self.now, self.busiest);
         let others = Others {
             requests: u64::from(others.requests).div_ceil(ranks) as u32,
             prefill_tokens: others.prefill_tokens.div_ceil(ranks),

@@ -8,7 +8,7 @@ use splitrail_telemetry::clock::unix_ms;
 
 /// Counts of one worker. They only grow, and order nothing.
 #[derive(Debug, Default)]
-pub struct Witness {
+pub struct EventStats {
     events: AtomicU64,
     stored: AtomicU64,
     parentless: AtomicU64,
@@ -18,16 +18,16 @@ pub struct Witness {
     heard_unix_ms: AtomicU64,
 }
 
-/// The counts at one moment, or between two.
+/// The counts at one time, or the difference of two.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Witnessed {
-    /// Events that came.
+pub struct EventCounts {
+    /// Events that were received.
     pub events: u64,
-    /// Blocks that went into the index.
+    /// Blocks that were stored in the index.
     pub stored: u64,
-    /// Blocks under a parent that nobody knows.
+    /// Blocks whose parent is unknown.
     pub parentless: u64,
-    /// Blocks of another size.
+    /// Blocks of another size than configured.
     pub malformed: u64,
     /// Blocks beyond the index's bound.
     pub over_limit: u64,
@@ -35,7 +35,7 @@ pub struct Witnessed {
     pub other_rank: u64,
 }
 
-impl Witness {
+impl EventStats {
     /// So many events came, and this became of them.
     pub fn applied(&self, events: usize, sum: &Applied) {
         let add = |counter: &AtomicU64, count: usize| counter.fetch_add(count as u64, Relaxed);
@@ -67,8 +67,8 @@ impl Witness {
     }
 
     /// The counts now.
-    pub fn now(&self) -> Witnessed {
-        Witnessed {
+    pub fn now(&self) -> EventCounts {
+        EventCounts {
             events: self.events.load(Relaxed),
             stored: self.stored.load(Relaxed),
             parentless: self.parentless.load(Relaxed),
@@ -79,7 +79,7 @@ impl Witness {
     }
 }
 
-impl Witnessed {
+impl EventCounts {
     /// What came after an earlier moment.
     pub fn since(self, earlier: Self) -> Self {
         Self {

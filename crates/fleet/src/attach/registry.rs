@@ -1,0 +1,210 @@
+//! The registry of sessions: at most one shim for each worker.
+
+use std::collections::BTreeMap;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use http::uri::Authority;
+use tokio::sync::mpsc;
+use tokio_util::sync::CancellationToken;
+use tonic::Status;
+
+use super::greet::AttachRequest;
+use super::inbound::Inbound;
+use super::tokens::same;
+use crate::{Fleet, Source};
+use splitrail_proto::v1;
+use splitrail_telemetry::Metrics;
+
+/// Sends messages to a shim.
+pub(super) type Outbound = mpsc::Sender<Result<v1::AttachResponse, Status>>;
+
+/// A stream whose hello was accepted, before it is given to a session.
+pub(super) struct PendingStream {
+    pub(super) request: AttachRequest,
+    pub(super) inbound: Inbound,
+    pub(super) outbound: Outbound,
+}
+
+/// The workers that are attached, and those whose shims may come back.
+pub(super) struct SessionRegistry {
+    fleet: Arc<Fleet>,
+    max: usize,
+    taken: Mutex<Taken>,
+}
+
+#[derive(Default)]
+struct Taken {
+    next: u64,
+    /// By model and worker.
+    by_name: BTreeMap<(String, String), Reservation>,
+}
+
+struct Reservation {
+    number: u64,
+    /// The secret of the shim process with the newest stream; empty if the process has none.
+    secret: Vec<u8>,
+    authority: Authority,
+    /// Whether a stream is open.
+    is_live: bool,
+    /// Takes a newer stream of the same shim to the session.
+    streams: mpsc::Sender<Box<PendingStream>>,
+    /// Cancelled when another shim takes the worker.
+    evicted: CancellationToken,
+}
+
+/// Holds a reservation. Dropping the lease ends the reservation and revokes the worker.
+pub(super) struct SessionLease {
+    registry: Arc<SessionRegistry>,
+    key: (String, String),
+    number: u64,
+    pub(super) streams: mpsc::Receiver<Box<PendingStream>>,
+    pub(super) evicted: CancellationToken,
+}
+
+/// The result of registering a stream.
+pub(super) enum Registration {
+    /// The stream has a new reservation, and gets a session.
+    Own(SessionLease, Box<PendingStream>),
+    /// The stream was passed to the session that the worker has.
+    Passed,
+    /// The stream was refused.
+    Refused(Status, Outbound),
+}
+
+impl SessionRegistry {
+    pub(super) fn new(fleet: Arc<Fleet>, max: usize) -> Self {
+        Self { fleet, max, taken: Mutex::default() }
+    }
+
+    /// Registers a stream for its worker.
+    pub(super) fn take(self: &Arc<Self>, stream: Box<PendingStream>) -> Registration {
+        let request = &stream.request;
+        let model = request.served.name();
+        let key = (model.to_owned(), request.config.id.clone());
+        let mut taken = self.taken();
+        let is_concerned = |(other, reservation): &(&(String, String), &Reservation)| {
+            other.0 == model && (other.1 == key.1 || reservation.authority == request.authority)
+        };
+        let concerned: Vec<_> = taken.by_name.iter().filter(is_concerned).collect();
+        if concerned.iter().any(|(other, reservation)| {
+            reservation.is_live && !(**other == key && reservation.is_of(request))
+        }) {
+            let status = Status::already_exists("another process speaks for this worker");
+            return Registration::Refused(status, stream.outbound);
+        }
+        let others = concerned.into_iter().map(|(other, _)| other.clone());
+        let others: Vec<_> = others.filter(|other| *other != key).collect();
+        // Their streams have ended. They may come back, but this one is here.
+        others.iter().for_each(|other| self.evict(&mut taken, other));
+        if let Some(reservation) = taken.by_name.get_mut(&key)
+            && (reservation.is_of(request) || reservation.authority == request.authority)
+        {
+            reservation.secret.clone_from(&request.secret);
+            reservation.authority.clone_from(&request.authority);
+            return match reservation.streams.try_send(stream) {
+                Ok(()) => {
+                    reservation.is_live = true;
+                    Registration::Passed
+                }
+                Err(full) => {
+                    let status = Status::unavailable("another stream of it is just beginning");
+                    Registration::Refused(status, full.into_inner().outbound)
+                }
+            };
+        }
+        self.evict(&mut taken, &key);
+        if taken.by_name.len() >= self.max {
+            let status = Status::resource_exhausted("`fleet.attach_max` shims are attached");
+            return Registration::Refused(status, stream.outbound);
+        }
+        let (sender, streams) = mpsc::channel(1);
+        let (number, evicted) = (taken.next, CancellationToken::new());
+        taken.next += 1;
+        let reservation = Reservation {
+            number,
+            secret: request.secret.clone(),
+            authority: request.authority.clone(),
+            is_live: true,
+            streams: sender,
+            evicted: evicted.clone(),
+        };
+        taken.by_name.insert(key.clone(), reservation);
+        let registry = Arc::clone(self);
+        Registration::Own(SessionLease { registry, key, number, streams, evicted }, stream)
+    }
+
+    /// Removes a reservation if it still exists.
+    fn evict(&self, taken: &mut Taken, key: &(String, String)) {
+        if let Some(reservation) = taken.by_name.remove(key) {
+            reservation.evicted.cancel();
+            self.fleet.revoke(&key.0, Source::Shim, &key.1);
+        }
+    }
+
+    fn taken(&self) -> MutexGuard<'_, Taken> {
+        self.taken.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Reservation {
+    /// Whether the caller proved that it is the process with the newest stream.
+    fn is_of(&self, request: &AttachRequest) -> bool {
+        !self.secret.is_empty() && same(&request.secret, &self.secret)
+    }
+}
+
+impl SessionLease {
+    /// Marks the stream as open until the result is dropped.
+    pub(super) fn live(&self, metrics: &Metrics) -> Live {
+        self.set_live(true);
+        let gauge = metrics.attached_workers.with_label_values(&[self.key.0.as_str()]);
+        gauge.inc();
+        Live {
+            gauge,
+            registry: Arc::clone(&self.registry),
+            key: self.key.clone(),
+            number: self.number,
+        }
+    }
+
+    fn set_live(&self, live: bool) {
+        self.registry.set_live(&self.key, self.number, live);
+    }
+}
+
+impl SessionRegistry {
+    fn set_live(&self, key: &(String, String), number: u64, live: bool) {
+        let mut taken = self.taken();
+        if let Some(reservation) =
+            taken.by_name.get_mut(key).filter(|reservation| reservation.number == number)
+        {
+            reservation.is_live = live;
+        }
+    }
+}
+
+impl Drop for SessionLease {
+    fn drop(&mut self) {
+        let mut taken = self.registry.taken();
+        if taken.by_name.get(&self.key).is_some_and(|reservation| reservation.number == self.number)
+        {
+            taken.by_name.remove(&self.key);
+            self.registry.fleet.revoke(&self.key.0, Source::Shim, &self.key.1);
+        }
+    }
+}
+
+/// An open stream.
+pub(super) struct Live {
+    gauge: prometheus::IntGauge,
+    registry: Arc<SessionRegistry>,
+    key: (String, String),
+    number: u64,
+}
+
+impl Drop for Live {
+    fn drop(&mut self) {
+        self.gauge.dec();
+        self.registry.set_live(&self.key, self.number, false);
+    }
+}
