@@ -1,5 +1,5 @@
-//! The admin listener: metrics, health, what the router knows, and what an operator may change
-//! while it runs. On loopback by default; it shows addresses and decisions, but no content and
+//! The admin listener: metrics, health, the state of the router, and what an operator may change
+//! while it runs. It is on loopback by default; it shows addresses and decisions, but no content and
 //! no keys.
 
 use std::net::SocketAddr;

@@ -1,11 +1,11 @@
-//! Who gets how much of the router's room.
+//! Divides the router's places for requests in flight among clients.
 //!
-//! Room in flight is shared by a dynamic threshold: a client may hold at most
-//! [`SHARE_OF_FREE`] times what is free. One greedy client alone gets all but a ninth; as
-//! others come, what is free shrinks, the greedy ones may take nothing new until they have
-//! come down, and all end at equal shares, while a client that holds little always finds
-//! room. Nobody queues, nothing is reserved for clients that are not there, and a decision
-//! looks at two numbers.
+//! Places are shared by a dynamic threshold: a client may hold at most
+//! [`SHARE_OF_FREE`] times the number of free places. One greedy client alone gets all but a ninth; as
+//! other clients come, fewer places are free, the greedy ones get no new places until they hold
+//! less, and all end at equal shares, while a client that holds few places always finds
+//! one. No request waits, nothing is reserved for clients that are not there, and a decision
+//! reads two numbers.
 
 use std::hash::{BuildHasher, RandomState};
 use std::net::IpAddr;

@@ -1,4 +1,4 @@
-//! From a validated configuration to a core that serves it.
+//! Builds the core from a validated configuration.
 
 use std::sync::Arc;
 

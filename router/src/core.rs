@@ -1,4 +1,4 @@
-//! What serves requests, whatever door they came through.
+//! The state that serves requests of all listeners.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};

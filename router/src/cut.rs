@@ -1,4 +1,4 @@
-//! Ends what outlives a drain's grace.
+//! Ends the requests that are still running when a drain's grace ends.
 
 use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 

@@ -1,4 +1,4 @@
-//! The doors: bytes in, bounded; replies out.
+//! The listeners for clients: reads bounded requests and writes replies.
 
 mod addresses;
 mod arriving;

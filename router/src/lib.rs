@@ -1,7 +1,7 @@
 //! Splitrail: a front door for LLM clusters with disaggregated prefill and decode.
 //!
-//! The modules stand in the order in which a request passes them; what is beside
-//! the way comes after. See ARCHITECTURE.md for the map.
+//! The modules are listed in the order in which a request passes them; modules beside
+//! this way come after them. See ARCHITECTURE.md for the map.
 
 pub mod ingress;
 

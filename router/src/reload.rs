@@ -1,7 +1,7 @@
-//! Reading the configuration again while the router runs.
+//! Reloads the configuration while the router runs.
 //!
-//! The file is read whole, checked whole, and everything that can fail is built; only then is
-//! it taken over, all at once. Until then, nothing has changed. One at a time.
+//! The file is read and checked completely, and everything that can fail is built; only then is
+//! the new configuration applied, all at once. Until then nothing has changed. Reloads run one at a time.
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;

@@ -1,4 +1,4 @@
-//! A request from its body to its reply: the core that HTTP and gRPC share.
+//! Serves a request from its body to its reply, for HTTP and gRPC.
 
 use std::pin::pin;
 use std::sync::Arc;

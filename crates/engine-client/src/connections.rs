@@ -1,11 +1,11 @@
-//! Connections to engines, kept for the next request.
+//! Connections to engines, kept for later requests.
 //!
-//! A connection has no task of its own: the task that waits for an answer moves it along. That
-//! spares each leg four changes of tasks, and dropping the answer closes the connection, which is
-//! how an engine learns that it is not wanted any more.
+//! A connection has no task of its own: the task that waits for an answer reads and writes it. That
+//! saves each leg four task switches, and dropping the answer closes the connection, which
+//! tells the engine to stop.
 //!
-//! A kept connection serves requests of one class only, to the engine process that it was made
-//! to: whatever a faulty engine or proxy leaves in it is then no answer to anything else.
+//! A kept connection serves requests of one class only, to the engine process that it was opened
+//! to: bytes that a faulty engine or proxy leaves in it can then be no answer to another class of request.
 
 use std::collections::VecDeque;
 use std::error::Error as StdError;

@@ -1,8 +1,8 @@
-//! What tells a worker's answers from late bytes: the id of the request, where they carry it, or
-//! else how soon they begin.
+//! Distinguishes a worker's answers from late bytes: by the id of the request, where answers carry it, or
+//! otherwise by how soon they begin.
 //!
 //! vLLM makes the `id` of an answer from the router's `x-request-id`. Once a worker's answers on
-//! one path were seen to do so, each of them must: one without it is for another request.
+//! one path were seen to carry the id, each of them must: one without it is for another request.
 
 use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU32, Ordering::Relaxed};
 

@@ -1,4 +1,4 @@
-//! An engine, as far as its client has to know it.
+//! An engine, as its client sees it.
 
 use std::fmt;
 use std::sync::Arc;

@@ -1,4 +1,4 @@
-//! What it means that an engine did not answer a request, or refused it.
+//! Classifies the failures and refusals of engines.
 
 use std::io;
 

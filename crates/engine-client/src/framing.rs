@@ -1,5 +1,5 @@
-//! Where an engine's answer ends, and with it its part of the connection: RFC 9112, sections 6
-//! and 7. What can be read in two ways is refused.
+//! Finds the end of an engine's answer on its connection: RFC 9112, sections 6
+//! and 7. Ambiguous framing is refused.
 
 use std::mem::MaybeUninit;
 

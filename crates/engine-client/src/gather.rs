@@ -1,4 +1,4 @@
-//! A whole reply, gathered from its pieces.
+//! Gathers a reply that is not streamed from its pieces.
 
 use std::sync::Arc;
 

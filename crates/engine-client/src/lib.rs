@@ -1,4 +1,4 @@
-//! HTTP towards engines.
+//! The HTTP client for engines.
 
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;

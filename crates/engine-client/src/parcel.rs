@@ -1,7 +1,7 @@
-//! A request's body that knows whether it may have been sent.
+//! A request's body that records whether it may have been sent.
 //!
-//! A hand-off that an engine may have received is spent. One whose request waited in vain
-//! for a connection, or was dropped before, is not: no byte of its body was written.
+//! A hand-off that an engine may have received is used up. One whose request got
+//! no connection, or was dropped before, is not: no byte of its body was written.
 
 use std::fmt;
 use std::sync::Arc;

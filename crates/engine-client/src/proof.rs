@@ -1,7 +1,7 @@
-//! That an answer is for the request that was sent, where its engine repeats the request's id.
+//! Proves that an answer is for the request that was sent, where the engine repeats the request's id.
 //!
-//! The id is 128 random bits of the router's own, for one attempt: an answer that has them
-//! anywhere was made for it. They are looked for as bytes, so that no answer is parsed for that.
+//! The id has 128 random bits, made by the router for one attempt: an answer that contains them
+//! was made for this attempt. They are searched as bytes, so that no answer is parsed for this purpose.
 
 use http::HeaderValue;
 use memchr::memmem;

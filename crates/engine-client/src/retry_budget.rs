@@ -1,4 +1,4 @@
-//! How many retries a model's requests may have together.
+//! The budget of retries that all requests of a model share.
 
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 

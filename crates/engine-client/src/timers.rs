@@ -1,8 +1,8 @@
-//! Time limits of calls that nearly all keep.
+//! Timeouts of calls that are rarely reached.
 //!
-//! To set a timer and to take it back costs a lock that all threads share. So a timer that was
-//! not needed is not taken back: the next call of the same limit, whose time ends later, has it
-//! fire too early once in a while, and sets it anew then.
+//! Setting and removing a timer takes a lock that all threads share. So a timer that was
+//! not needed is not removed: the next call with the same timeout, whose time ends later, takes it over; the timer
+//! may then fire too early, and is set again.
 
 use std::future::poll_fn;
 use std::pin::{Pin, pin};

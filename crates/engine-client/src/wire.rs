@@ -1,13 +1,13 @@
-//! One connection to an engine: HTTP/1.1, one request after the other.
+//! One connection to an engine: HTTP/1.1, one request after another.
 //!
-//! It has no task of its own, and nothing in it waits for another part of it: the task that waits
-//! for an answer writes the request and reads the answer. That is all there is between a leg and
+//! A connection has no task of its own, and no part of it waits for another: the task that waits
+//! for an answer writes the request and reads the answer. Nothing else is between a leg and
 //! its socket.
 //!
-//! A connection that was kept since its last answer may have died meanwhile, or carry bytes that
+//! A connection that was kept since its last answer may have ended meanwhile, or carry bytes that
 //! answer nothing: a second answer of a faulty engine, the `408` of a proxy that gives up. Such
-//! bytes must not become the answer of the next request. So the socket is asked right before the
-//! request is written, and again right after it; what is there by then came for another request.
+//! bytes must not become the answer of the next request. So the socket is read right before the
+//! request is written, and again right after it; bytes that are there by then belong to another request.
 
 use std::fmt;
 use std::future::poll_fn;

@@ -1,4 +1,4 @@
-//! In whose words a reply is.
+//! The API whose form a reply has: OpenAI completions and chats, OpenAI responses, or Anthropic messages.
 
 /// The forms of reply that engines give, as far as they differ in where usage stands, what
 /// ends a stream and what an error looks like.

@@ -1,4 +1,4 @@
-//! Reading JSON that has come from elsewhere, without building what nobody asks for.
+//! Reads JSON from untrusted sources without building values that are not needed.
 
 pub mod scan;
 

@@ -1,4 +1,4 @@
-//! The connection to the broker: always being made again, and always known to be there or not.
+//! The connection to the broker: reconnected after each loss, with its state known at all times.
 
 use std::time::Duration;
 

@@ -1,4 +1,4 @@
-//! How to get to the broker: the keys that both programs have.
+//! The configuration of the connection to the broker, shared by both programs.
 
 use std::path::{Path, PathBuf};
 

@@ -1,6 +1,6 @@
-//! The event plane over NATS: what routers and shims have in common there. Names of
+//! The event plane over NATS, shared by routers and shims: names of
 //! subjects and stores, the connection to the broker, and the form of a stored snapshot.
-//! What is said stands in `splitrail/v1/plane.proto`; when and why is the programs' own.
+//! The messages are defined in `splitrail/v1/plane.proto`; when each is sent is decided in the programs.
 
 #[cfg(feature = "nats")]
 pub mod broker;

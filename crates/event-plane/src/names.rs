@@ -1,5 +1,5 @@
-//! Names at the broker. Models and workers have names of their own, in which more may stand
-//! than in a subject: so they become tokens, different ones for different names.
+//! Names of subjects and stores. The names of models and workers may contain characters
+//! that a subject may not: so they are encoded as tokens, different ones for different names.
 
 use xxhash_rust::xxh3::xxh3_128;
 

@@ -1,4 +1,4 @@
-//! The files to which ended requests are written.
+//! The files to which finished requests are written.
 
 use splitrail_telemetry::Metrics;
 

@@ -1,4 +1,4 @@
-//! The end of a request: its entries become figures in the metrics and a line in the
+//! Closes a request: its entries become figures in the metrics and a line in the
 //! ledger file, in one place and from one record, so that both always agree.
 
 use splitrail_kv::Tier;

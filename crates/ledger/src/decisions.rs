@@ -1,4 +1,4 @@
-//! The last decisions, kept for people and tests. Counts and hashes only: no
+//! The most recent decisions, for operators and tests. Counts and hashes only: no
 //! prompt, no token ids, no completions.
 
 use std::cmp::Reverse;

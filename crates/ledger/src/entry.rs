@@ -1,4 +1,4 @@
-//! One prompt's entry in the ledger: its legs as they go, and what was discarded.
+//! One prompt's entry in the ledger: the legs that served it, and the attempts that were discarded.
 
 use splitrail_engine::usage::EngineUsage;
 

@@ -1,4 +1,4 @@
-//! A file of lines that only grows, and makes room for a new one when it is full.
+//! A file of lines that is only appended to, and rotated when it is full.
 
 use std::fs::{File, OpenOptions, TryLockError};
 use std::io::{self, Read, Seek, SeekFrom, Write};

@@ -1,4 +1,4 @@
-//! Prompt tokens of one leg: where their KV came from, and who says so.
+//! The prompt tokens of one leg, by the origin of their KV blocks and the source of the figure.
 
 use serde::Serialize;
 use splitrail_kv::{Overlap, Tier, estimate_cached_tokens};

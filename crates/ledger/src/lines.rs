@@ -1,4 +1,4 @@
-//! The way from ended requests to a file: a queue that never makes a request wait, and the
+//! Writes lines of finished requests to a file: a bounded queue on which no request ever waits, and the
 //! task that empties it.
 
 use std::io;

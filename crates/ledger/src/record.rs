@@ -1,4 +1,4 @@
-//! How an entry is written down: in the ledger file, in decisions and in
+//! The written form of an entry: in the ledger file, in decisions and in
 //! `usage.splitrail`. Counts and names only.
 
 use std::collections::BTreeMap;

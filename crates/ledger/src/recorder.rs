@@ -1,7 +1,7 @@
-//! Decisions written down for replay: hashes and figures of each prompt, no content.
+//! Records decisions for replay: hashes and figures of each prompt, no content.
 //!
 //! A line has the members of a trace line (`timestamp`, `input_length`, `output_length`,
-//! `hash_ids`), so that whatever reads traces reads it, and beside them the decision.
+//! `hash_ids`), so that readers of traces can read it, and the decision beside them.
 
 use rand::RngExt;
 use serde::Serialize;

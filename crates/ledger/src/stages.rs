@@ -1,4 +1,4 @@
-//! Where a request's time goes, for `server-timing` and the stage histogram.
+//! The time of a request by stage, for `server-timing` and the stage histogram.
 
 use std::sync::{Mutex, PoisonError};
 

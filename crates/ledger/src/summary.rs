@@ -1,4 +1,4 @@
-//! The line in the log that says how the prefix caches do.
+//! The log line that summarises the hits of the prefix caches.
 
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};

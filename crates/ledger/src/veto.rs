@@ -1,4 +1,4 @@
-//! Why workers were not chosen.
+//! The reasons for which workers were excluded from a choice.
 
 use serde::Serialize;
 

@@ -1,4 +1,4 @@
-//! Holds a tree against the schema and reports every difference at its place.
+//! Compares a tree with the schema and reports every difference at its place.
 
 use serde_json::{Map, Value as Json};
 

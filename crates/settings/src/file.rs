@@ -1,4 +1,4 @@
-//! From a file to a checked value.
+//! Reads a file into a checked value.
 
 use std::fs::File;
 use std::io::Read;

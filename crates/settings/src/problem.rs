@@ -1,4 +1,4 @@
-//! What is wrong with a configuration, and where.
+//! Mistakes in a configuration, with their places.
 
 use std::fmt;
 

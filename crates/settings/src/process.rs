@@ -1,4 +1,4 @@
-//! What a process asks of its system.
+//! Queries of a process to its operating system.
 
 use std::fs::OpenOptions;
 use std::hash::{BuildHasher as _, RandomState};

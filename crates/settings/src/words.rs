@@ -1,4 +1,4 @@
-//! The words that problems are told in.
+//! The texts of problems, and how they differ between the programs.
 
 use crate::tree::{Node, Value};
 

@@ -1,4 +1,4 @@
-//! What an operator may change while the router runs.
+//! Changes that an operator may make while the router runs.
 
 use std::sync::Arc;
 

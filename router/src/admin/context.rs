@@ -1,4 +1,4 @@
-//! What the handlers of the admin listener show and change.
+//! The state that the handlers of the admin listener show and change.
 
 use std::sync::Arc;
 

@@ -1,5 +1,4 @@
-//! Why a request goes where it goes: one that is sent here for nothing else, or one that was
-//! served lately.
+//! Explains the placement of a request: one that is sent only to be explained, or one that was served recently.
 
 use axum::extract::{Query, State};
 use axum::response::Response;

@@ -1,7 +1,7 @@
 //! Who may use the admin listener.
 //!
-//! It asks for no credential, so it must not be reached by accident: not by another host that
-//! would change something, and not by a web page in the browser of somebody who can reach it.
+//! The listener asks for no credential, so it must not be reachable by accident: hosts other than loopback may
+//! not change anything, and web pages in a browser on an allowed host may not use it.
 
 use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;

@@ -1,4 +1,4 @@
-//! What the index holds of one worker, to be compared with what its engine says that it holds.
+//! The blocks that the index has of one worker, for comparison with the engine's own list.
 
 use axum::extract::{Path, Query, State};
 use axum::response::Response;

@@ -1,4 +1,4 @@
-//! The text that Prometheus scrapes.
+//! The metrics in the text format of Prometheus.
 
 use std::collections::HashMap;
 use std::time::Instant;

@@ -1,4 +1,4 @@
-//! How the admin listener says no.
+//! Error replies of the admin listener.
 
 use axum::body::Body;
 use axum::response::{IntoResponse, Response};

@@ -1,4 +1,4 @@
-//! What is served, and what has happened lately.
+//! The served models, and recent decisions.
 
 use std::time::Instant;
 

@@ -1,4 +1,4 @@
-//! Who has how many of a listener's connections.
+//! Divides a listener's connections among client addresses.
 
 use std::collections::HashMap;
 use std::net::IpAddr;

@@ -1,5 +1,5 @@
-//! A request's body on its way in: bounded in bytes and time, and counted in what the router
-//! holds. It takes no room in flight before it is whole.
+//! Receives a request's body: bounded in bytes and time, and charged to the memory budget of
+//! requests. A body takes no place in flight before it is complete.
 
 use std::future::poll_fn;
 use std::pin::Pin;

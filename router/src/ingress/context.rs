@@ -1,5 +1,5 @@
-//! A tower layer that gives every HTTP request its identity, and every reply its
-//! id header: whatever answers, the client can name the request in a ticket.
+//! A tower layer that gives every HTTP request its id, and every reply the id header, so that clients can
+//! name the request when they report a problem.
 
 use std::task::{self, Poll};
 use std::time::Instant;

@@ -1,4 +1,4 @@
-//! One connection's way to the routes: what its requests have in common.
+//! What all requests of one connection share, between the connection and the routes.
 
 use std::convert::Infallible;
 use std::future::Future;

@@ -1,5 +1,4 @@
-//! The framing check of a connection without its socket: for comparisons with other readers of
-//! HTTP.
+//! The framing check of a connection without its socket, for comparisons with other parsers of HTTP.
 
 use std::time::Instant;
 

@@ -1,9 +1,9 @@
-//! The gRPC front door: the same core behind another framing.
+//! The gRPC API: the same core as for HTTP, with another framing.
 //!
-//! Calls of `FrontDoorService` pass no layer and none of the library's server: what that
-//! would do for a call of one message (`message`), and for the messages of its answer
-//! (`events`), is done here, and the message becomes what the core takes (`body`). The library
-//! serves health and reflection, which are asked for seldom.
+//! Calls of `FrontDoorService` use neither the tower layers nor the server of the gRPC library: reading a call of one
+//! message (`message`) and writing the messages of its answer
+//! (`events`) is done here, and the message is converted to the body that the core takes (`body`). The library
+//! serves health and reflection, which are called rarely.
 
 use std::future::Future;
 use std::io;

@@ -1,5 +1,5 @@
-//! A client's socket: what comes through it passes [`Wire`], and how it fares is written
-//! into its [`Pulse`].
+//! A client's socket: received bytes pass [`Wire`], and progress is recorded
+//! in the connection's [`Pulse`].
 
 use std::io::{self, IoSlice};
 use std::pin::Pin;

@@ -1,5 +1,4 @@
-//! What a request's head must say before its request is looked at: whom it calls, and in how many
-//! fields.
+//! Checks a request's head before the body is read: its host, and the number of its fields.
 
 use axum::body::Body;
 use http::header::{CONNECTION, HOST};

@@ -1,4 +1,4 @@
-//! Bound sockets, and serving on them until told to stop.
+//! Binds sockets, and serves them until the router stops.
 
 use std::io;
 use std::net::SocketAddr;

@@ -1,8 +1,8 @@
-//! How long what is sent to a client may wait for it.
+//! How long bytes may wait until a client reads them.
 //!
-//! A client that takes nothing is one that has gone or attacks; one that takes little for long
+//! A client that reads nothing has gone or attacks; one that reads little for long
 //! makes the router hold an answer for hours. Only the time counts in which bytes wait for the
-//! client: an engine may take as long as it likes between two events.
+//! client: an engine may take any time between two events.
 
 use std::time::Duration;
 

@@ -1,8 +1,8 @@
-//! What a connection is doing, and for how long it may.
+//! The state of a connection, and how long the connection may stay in it.
 //!
-//! The socket and the requests write it down as it happens, without a clock; the
-//! connection's own future, which is woken by all of it, sees for how long it has been so.
-//! One timer per connection is enough for that, however many requests it carries.
+//! The socket and the requests record the state without reading a clock; the
+//! connection's own future, which is woken by each change, measures how long a state lasts.
+//! So one timer for each connection is enough, however many requests the connection carries.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering::Relaxed};

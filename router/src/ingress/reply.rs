@@ -1,4 +1,4 @@
-//! Replies that more than one listener gives.
+//! Replies that several listeners give.
 
 use std::sync::Arc;
 

@@ -1,9 +1,9 @@
-//! The streams of an HTTP/2 connection: tasks that end with it, or when a client does not
-//! take what it asked for.
+//! The streams of an HTTP/2 connection: tasks that end with the connection, or when a client does not
+//! read what it asked for.
 //!
-//! A stream whose window the client leaves shut blocks nothing else: no write waits, and the
-//! connection looks well. What tells is that the answer's body has given a piece and is not
-//! asked for the next. Such a stream is reset, and the others of its connection go on.
+//! A stream whose window the client keeps closed blocks nothing else: no write waits, and the
+//! connection makes progress. Such a stream is recognised by an answer's body that has given a piece and is not
+//! polled for the next. The stream is reset, and the other streams of the connection go on.
 
 use std::cell::RefCell;
 use std::future::Future;

@@ -1,10 +1,9 @@
-//! What a client writes, looked at before the HTTP library sees it.
+//! Checks the bytes of a client before the HTTP library reads them.
 //!
-//! The library reads HTTP leniently in places: it takes `Transfer-Encoding` before
-//! `Content-Length`, accepts bare line feeds, and answers any number of pings. Whatever
-//! stands before this router may read the same bytes otherwise. So nothing passes that can
-//! be read in two ways, and nobody may keep the router busy with frames that carry nothing.
-//! The two readings need not agree on more than what passes here: it is canonical.
+//! The library reads HTTP leniently in places: it prefers `Transfer-Encoding` to
+//! `Content-Length`, accepts bare line feeds, and answers any number of pings. A proxy
+//! before this router may read the same bytes differently. So ambiguous bytes are refused, and frames
+//! without content have a budget. Bytes that pass are canonical: every parser reads them the same.
 
 use std::time::Instant;
 

@@ -1,4 +1,4 @@
-//! What differs between two configurations, for people.
+//! The differences between two configurations, as operators read them.
 
 use std::collections::BTreeSet;
 use std::fmt;

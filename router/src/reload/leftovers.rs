@@ -1,4 +1,4 @@
-//! What a reload has put others in place of, and what requests may still use.
+//! Parts that a reload replaced and that running requests may still use.
 
 use std::any::Any;
 use std::sync::Arc;

@@ -1,4 +1,4 @@
-//! Everything of a reload that can fail, before anything is touched.
+//! Builds every part of a reload that can fail, before anything is changed.
 
 use std::path::Path;
 

@@ -1,4 +1,4 @@
-//! What a reload has changed.
+//! The report of a reload's changes.
 
 use serde_json::{Value, json};
 

@@ -1,4 +1,4 @@
-//! Why a request goes where it goes, for operators on either listener: counts, hashes and names.
+//! Explains the placement of a request for operators on either listener: counts, hashes and names.
 
 use std::sync::Arc;
 

@@ -1,4 +1,4 @@
-//! Counting block ids without keeping them.
+//! Counts block ids without storing them.
 
 use std::fmt;
 

@@ -1,6 +1,6 @@
-//! What an engine tells of itself, and how to ask what it does not tell.
+//! Reads what an engine reports about itself, and makes the requests that find out the rest.
 //!
-//! Texts go in and facts come out; who asks, and when, is not decided here.
+//! Texts go in and facts come out; when an engine is asked is not decided here.
 
 use serde::Deserialize;
 use serde_json::value::RawValue;

@@ -1,4 +1,4 @@
-//! From a gRPC request to the OpenAI body that it stands for.
+//! Converts a gRPC request to the equivalent OpenAI body.
 
 use bytes::Bytes;
 use serde::Serialize;

@@ -1,4 +1,4 @@
-//! Decodes messages: large ones, and those that become large, off the reactor.
+//! Decodes messages; those that are large, or become large, on the blocking pool.
 
 use std::sync::Arc;
 

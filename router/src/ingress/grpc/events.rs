@@ -1,4 +1,4 @@
-//! An answer's events as messages, on their way to the client.
+//! Writes the events of an answer to the client as gRPC messages.
 
 use std::future::Future;
 use std::pin::Pin;

@@ -1,8 +1,8 @@
 //! The call `Explain`: the facts of `POST /admin/explain`, for operators.
 //!
 //! They include other clients' load and which prompts are cached, so the call is refused unless
-//! the configuration allows it. A loopback peer is no proof of an operator on this listener: a
-//! proxy beside the router makes every client one.
+//! the configuration allows it. A loopback peer does not prove an operator on this listener: behind a
+//! proxy on the same host, every client has a loopback address.
 
 use std::net::SocketAddr;
 use std::sync::Arc;

@@ -1,4 +1,4 @@
-//! What must be true of a call's head, whatever it calls; see the gRPC specification of HTTP/2.
+//! Checks the head of a call, for every method; see the gRPC specification of HTTP/2.
 
 use std::time::{Duration, Instant};
 

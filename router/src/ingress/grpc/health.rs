@@ -1,7 +1,7 @@
-//! `grpc.health.v1`: the word of `/ready` in gRPC's framing.
+//! `grpc.health.v1`: the result of `/ready` over gRPC.
 //!
-//! A client that checks health by itself holds one watch for as long as its channel. So watches may stay
-//! open, are bounded in number, and have one timer in common.
+//! A client that checks health keeps one watch open for as long as its channel. So watches may stay
+//! open, are bounded in number, and share one timer.
 
 use std::future::Future;
 use std::io;

@@ -1,4 +1,4 @@
-//! What a call must pass before the library serves it.
+//! Checks calls before the gRPC library serves them.
 
 use std::net::SocketAddr;
 use std::pin::Pin;

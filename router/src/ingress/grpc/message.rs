@@ -1,4 +1,4 @@
-//! Messages on the wire: a byte that says whether it is compressed, four that give its length,
+//! Messages on the wire: one byte that says whether the message is compressed, four bytes with its length,
 //! and the message.
 
 use std::future::poll_fn;

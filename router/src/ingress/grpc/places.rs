@@ -1,4 +1,4 @@
-//! Room for calls that stay open without asking for anything: health watches and reflection.
+//! Bounds the calls that stay open without requests: health watches and reflection.
 
 use std::collections::HashMap;
 use std::net::IpAddr;

@@ -1,4 +1,4 @@
-//! What a request's message takes of memory once it is decoded: known before it is.
+//! Computes the memory of a decoded message before it is decoded.
 
 use splitrail_proto::v1;
 

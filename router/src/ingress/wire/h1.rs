@@ -1,8 +1,8 @@
-//! HTTP/1 framing (RFC 9112), strictly: lines end with CRLF, a request has one length or is
-//! chunked in the one plain way, and chunks have sizes and nothing else.
+//! Strict HTTP/1 framing (RFC 9112): lines end with CRLF, a request has one length or plain
+//! chunked coding, and chunks have sizes and no extensions.
 //!
-//! Only what says where a message ends is judged here; all else is the HTTP library's. A
-//! line is kept only while it is cut in two by the end of a read.
+//! Only the framing is checked here; everything else is left to the HTTP library. A
+//! line is buffered only while it is divided by the end of a read.
 
 use std::io::BufRead;
 

@@ -1,9 +1,9 @@
-//! HTTP/2 frames (RFC 9113, section 4.1), counted: only their nine-byte headers are read.
+//! Counts HTTP/2 frames (RFC 9113, section 4.1); only their nine-byte headers are read.
 //!
 //! The HTTP library bounds header blocks, their continuations, empty and small DATA frames,
-//! and streams that are reset before or because of what it does. Two floods are left, which
-//! cost more here than at the client: requests that are cancelled once they are at work, and
-//! frames that ask for an answer or for nothing.
+//! and streams that are reset before their request or because of a protocol error. Two floods remain, which
+//! cost the router more than the client: requests that are cancelled after they began, and
+//! frames that need an answer or have no effect.
 
 use std::time::{Duration, Instant};
 

@@ -1,4 +1,4 @@
-//! Small requests whose answers tell what an engine can do.
+//! Small requests whose answers show what an engine supports.
 
 use serde_json::json;
 
