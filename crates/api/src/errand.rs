@@ -1,6 +1,5 @@
-//! Bodies of requests that generate nothing, as far as the router must know them: that they
-//! are bounded, and of a form that can be answered as JSON. What else is wrong with them, the
-//! engine says in its own words.
+//! Bodies of requests that generate no text. The router checks that they are bounded and that their reply can be
+//! JSON; all other mistakes in them are reported by the engine.
 
 use serde_json::value::RawValue;
 

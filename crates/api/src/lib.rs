@@ -1,4 +1,4 @@
-//! The APIs that clients speak: what routing needs is parsed, everything else stays as
+//! The APIs of clients: what routing needs is parsed, everything else is kept as
 //! the client's bytes.
 
 pub mod bounds;

@@ -1,4 +1,4 @@
-//! Lists of a client's body, of which no more is built than the client may ask for.
+//! Bounded reading of lists in a client's body.
 
 use std::cell::Cell;
 use std::fmt;

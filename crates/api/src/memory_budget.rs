@@ -1,9 +1,9 @@
-//! The memory that requests make the router hold, under one bound.
+//! The budget for the memory that requests make the router hold.
 //!
-//! Whatever a client, or an engine on its behalf, can make the router keep is charged here before
+//! Everything that a client, or an engine on its behalf, can make the router keep is charged here before
 //! it is allocated: the bytes of a body, what is built from them, and the bytes of an answer that
-//! wait for the client. `limits.request_memory_max_bytes` is the bound. A [`Charge`] travels with
-//! the bytes that it stands for, and gives them back when it is dropped.
+//! wait for the client. `limits.request_memory_max_bytes` is the bound. A [`Charge`] is stored with
+//! the bytes that it accounts for, and ends when it is dropped.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};

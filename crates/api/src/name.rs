@@ -1,4 +1,4 @@
-//! Short texts that many hold at once: ids, names of workers and models.
+//! Short texts with many holders: ids, names of workers and models.
 
 use std::fmt;
 use std::ops::Deref;

@@ -1,8 +1,7 @@
-//! A body in parts, of which the long ones are somebody else's bytes.
+//! A body in parts, where the long parts are shared buffers.
 //!
-//! What an engine is sent is the client's text with a few members replaced. A prompt is not
-//! copied for that: its part is the client's buffer itself, whichever leg it is for and however
-//! often it is tried.
+//! An engine receives the client's text with a few members replaced. A prompt is not
+//! copied for this: its part is the client's buffer itself, for each leg and each attempt.
 
 use std::collections::VecDeque;
 use std::io::IoSlice;

@@ -1,4 +1,4 @@
-//! What the router must know of a request, taken from its body.
+//! What the router needs to know of a request, read from its body.
 
 use serde::Deserialize;
 use serde_json::value::RawValue;

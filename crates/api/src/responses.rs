@@ -1,9 +1,9 @@
-//! OpenAI's Responses API, as far as the router must know it.
+//! OpenAI's Responses API, as far as the router reads it.
 //!
-//! Nothing of a response is kept here, and none is asked to be kept by an engine: vLLM has a
+//! The router stores no response, and no engine is asked to store one: vLLM has a
 //! store only with `VLLM_ENABLE_RESPONSES_API_STORE`, in the memory of one API server, never
 //! frees any of it, and after a hand-off neither leg's worker has what the next request would
-//! need. What asks for more than the answer is refused, by name.
+//! need. A request that needs stored responses is refused, with the name of the field.
 
 use serde::Deserialize;
 use serde_json::value::RawValue;

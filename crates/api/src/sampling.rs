@@ -1,5 +1,4 @@
-//! How an answer is sampled, wherever an endpoint keeps that: at the top level, or in
-//! an object of its own.
+//! The sampling options of a request, at the top level or in an object of their own, depending on the endpoint.
 
 use std::borrow::Cow;
 

@@ -1,10 +1,10 @@
-//! Removes from a client's body what an engine is not to be sent; see [`fields`](splitrail_engine::fields).
+//! Removes the fields from a client's body that an engine must not receive; see [`fields`](splitrail_engine::fields).
 //!
 //! A single `{"do_remote_prefill": true}` from outside stops a vLLM decode server, and a
-//! `priority` or `lora_path` takes what the operator did not offer. Fields are looked at wherever
+//! `priority` or `lora_path` takes what the operator did not offer. Fields are removed wherever
 //! engines read them: at the top level, in `sampling_params` and `stream_options`, and in the
 //! objects of an operator's own extensions (`vllm_xargs`, `extra_args`, `custom_params`), at any depth
-//! and in lists. Elsewhere (a tool's schema with a property of such a name) bytes stay untouched.
+//! and in lists. Elsewhere (a tool's schema with a property of such a name) bytes stay unchanged.
 
 use std::fmt;
 

@@ -1,4 +1,4 @@
-//! What a client says of a request's way in headers.
+//! The headers by which a client influences how its request is routed.
 
 use std::fmt::Display;
 use std::str::FromStr;

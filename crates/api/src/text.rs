@@ -1,4 +1,4 @@
-//! Short texts that requests carry: random ids and numbers.
+//! Short texts in requests: random ids and numbers.
 
 /// A random id of 128 bits, as hex.
 pub fn random_id() -> String {

@@ -1,8 +1,8 @@
-//! Long answers that the router holds for the client of one connection.
+//! Bounds the long answers that the router holds for one connection whose client has not read them.
 //!
-//! A whole reply is gathered before any of it goes out, and stays until the client has taken it.
-//! An HTTP/2 client may ask for hundreds at a time and read none. So its long answers share a room:
-//! an engine is not read further than there is room for what its client has not taken.
+//! A reply that is not streamed is gathered before any of it is sent, and stays until the client has read it.
+//! An HTTP/2 client may ask for hundreds at a time and read none. So the long answers of a connection share a bound:
+//! an engine's answer is read only as far as the unread answers of its client leave room.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};

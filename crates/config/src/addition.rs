@@ -1,4 +1,4 @@
-//! A worker that an operator adds while the router runs: checked as strictly as the file, with
+//! A worker that an operator adds while the router runs: checked by the rules of the file, with
 //! the same messages.
 
 use schemars::JsonSchema;

@@ -1,4 +1,4 @@
-//! One number for a whole configuration.
+//! A hash of a whole configuration.
 
 use super::model::Config;
 

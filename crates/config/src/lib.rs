@@ -1,8 +1,8 @@
-//! The configuration file: read whole, checked whole, then built.
+//! The configuration file: read and checked completely, then built.
 //!
-//! The crate `splitrail_settings` makes of a file a tree in which every value knows its
-//! place, and holds it against the JSON Schema of the typed configuration (`model`);
-//! `rules` holds it against what spans several keys. Both report everything they find.
+//! The crate `splitrail_settings` makes a tree of the file in which every value knows its
+//! place, and checks it against the JSON Schema of the typed configuration (`model`);
+//! `rules` checks what spans several keys. Both report every mistake that they find.
 //! Only a tree without a mistake becomes a [`Config`].
 
 use std::path::Path;

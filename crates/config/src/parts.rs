@@ -1,4 +1,4 @@
-//! Parts of a program that not every build has, and the check that a configuration needs no other.
+//! Parts of a program that are left out of some builds, and the check that a configuration needs none of those.
 
 use splitrail_settings::problem::Report;
 use splitrail_settings::tree::Node;

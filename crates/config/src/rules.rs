@@ -1,6 +1,6 @@
-//! Rules that the schema cannot state: between keys, and with the world outside.
+//! Rules that the schema cannot state: those that span several keys, and those about files and addresses.
 //!
-//! They look at the tree, key by key, and pass over what the schema check has already
+//! They read the tree key by key, and skip what the schema check has already
 //! refused; so one wrong key does not hide the mistakes of the others.
 
 use std::collections::HashMap;

@@ -1,4 +1,4 @@
-//! The PEM files that the configuration names: read, and made into what secures a listener.
+//! Reads the PEM files that the configuration names, and makes the TLS settings of a listener.
 
 use std::fmt::{self, Display};
 use std::fs::File;

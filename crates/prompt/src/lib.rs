@@ -1,6 +1,6 @@
-//! A request's prompt as the token ids that vLLM will see.
+//! Turns a request's prompt into the token ids that vLLM will see.
 //!
-//! Everything here is plain computation without I/O after loading: callers run
+//! After loading, everything here is computation without I/O: callers run
 //! it off the reactor. What cannot be reproduced exactly is refused as
 //! [`PromptError::Unsupported`], and the engine is asked without token ids.
 

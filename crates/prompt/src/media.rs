@@ -1,8 +1,8 @@
 //! The text of a chat before its first image, audio or video.
 //!
-//! What an engine puts in a medium's place is its model's own: how many tokens, of which ids, is not
+//! How many tokens an engine puts in the place of a medium, and with which ids, depends on the model and is not
 //! known here. What comes before is text as in any other prompt, and its full blocks are those of a
-//! prompt without media: vLLM adds a medium's hash to the blocks only that have tokens of it.
+//! prompt without media: vLLM adds a medium's hash only to the blocks that have tokens of it.
 
 use serde_json::Value;
 

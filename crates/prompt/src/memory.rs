@@ -1,4 +1,4 @@
-//! Freed memory, given back.
+//! Returns freed memory to the system.
 #![allow(unsafe_code)] // The allocator's crate has no safe name for this one call.
 
 // The library that has it, also where it is not the allocator.

@@ -1,5 +1,5 @@
-//! Buffers that a thread keeps for its next prompt, so that long ones are not written into memory
-//! that the processor has to fetch first.
+//! Buffers that a thread keeps for its next prompt, so that long prompts are not written into memory
+//! that is not in the processor's caches.
 
 use std::cell::Cell;
 

@@ -1,5 +1,4 @@
-//! What a tokenizer's files looked like when they were read, to tell whether they are others
-//! by now.
+//! The state of a tokenizer's files when they were read, to detect later changes.
 
 use std::path::{Path, PathBuf};
 use std::time::SystemTime;

@@ -1,8 +1,8 @@
-//! Text to token ids, exactly as the engine's tokenizer does it.
+//! Converts text to token ids exactly as the engine's tokenizer does.
 //!
-//! `tokenizers` 0.22 is the library that engines run; faster look-alikes with
-//! newer Unicode tables give other ids for some text. One of them does its work where it
-//! was seen to give the same ids (`fast`).
+//! `tokenizers` 0.22 is the library that engines run; faster libraries with
+//! newer Unicode tables give other ids for some text. One of them is used where it
+//! was shown to give the same ids (`fast`).
 
 mod compact;
 mod fast;

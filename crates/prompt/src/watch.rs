@@ -1,8 +1,8 @@
-//! Whether the prompt that this thread computes is still worth its time.
+//! Stops the computation of a prompt whose client has left, or whose template takes too long.
 //!
-//! Prompts are computed off the reactor, where nothing can stop them from outside: the work itself
-//! looks whether its client has left, and a template whether it has had its time. A template is
-//! looked after where it takes an item of a list, since what takes long does that for each item.
+//! Prompts are computed off the reactor, where nothing can stop them from outside: so the computation itself
+//! checks whether its client has left, and a template whether its time is over. A template
+//! checks when it takes an item of a list, since long renders do this for each item.
 
 use std::cell::{Cell, RefCell};
 use std::sync::Arc;

@@ -1,5 +1,5 @@
-//! Logs and metrics of the router: what each metric is called, its labels, the series that every
-//! request touches, and the throttle of log lines that would repeat.
+//! Logs and metrics of the router: the names and labels of metrics, the series that every
+//! request updates, and the throttle of repeated log lines.
 
 pub mod clock;
 pub mod logging;

@@ -1,4 +1,4 @@
-//! The series of one model that every request touches, looked up once. Whoever looks a series
+//! The series of one model that every request updates, looked up once: looking a series
 //! up by its labels takes a lock that all requests share.
 
 use prometheus::{Histogram, IntCounter, IntGauge};

@@ -1,5 +1,4 @@
-//! An object that the router writes itself: its members' places are known, so that nobody has
-//! to look for them.
+//! An object that the router writes itself: the places of its members are known without a search.
 
 use std::fmt::Write;
 

@@ -1,7 +1,7 @@
-//! A client's body as text, by one look at its bytes.
+//! A client's body as text, from one pass over its bytes.
 //!
-//! One of three files of this crate with `unsafe`: that bytes are ASCII is seen where an object's
-//! members are looked for, and the standard library would look at all of them once more.
+//! One of three files of this crate with `unsafe`: the pass that finds an object's members also shows that the bytes
+//! are ASCII, and the standard library would read all of them once more.
 
 #![allow(unsafe_code)]
 

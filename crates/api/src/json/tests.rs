@@ -1,4 +1,4 @@
-//! What editing an object keeps, what no object is, and what sharing its table saves.
+//! What editing an object keeps, what is not an object, and what sharing its table saves.
 
 use super::*;
 use proptest::prelude::*;

@@ -1,4 +1,4 @@
-//! What workers are assumed to hold beyond what their KV events confirm.
+//! Settings of the estimates of blocks beyond those that KV events confirm.
 
 use std::time::Duration;
 

@@ -1,4 +1,4 @@
-//! How workers are checked against what the router believes of them.
+//! Settings of the parity canary.
 
 use std::time::Duration;
 

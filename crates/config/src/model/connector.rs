@@ -1,4 +1,4 @@
-//! How KV gets from worker to worker.
+//! Settings of the connector that moves KV blocks between workers.
 
 use std::net::IpAddr;
 use std::str::FromStr;

@@ -1,4 +1,4 @@
-//! What workers' work costs, before anything was learned of it.
+//! Costs of workers' work, before costs are learned.
 
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};

@@ -1,4 +1,4 @@
-//! Where workers come from that are not written down.
+//! Sources of workers that are not in the file.
 
 use std::path::PathBuf;
 use std::time::Duration;

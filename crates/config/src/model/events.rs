@@ -1,4 +1,4 @@
-//! How routers hear of what shims have to tell.
+//! Settings of the event plane between shims and routers.
 
 use std::path::PathBuf;
 use std::time::Duration;

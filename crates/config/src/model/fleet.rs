@@ -1,4 +1,4 @@
-//! How shims attach, and where workers may be that the file does not name.
+//! Settings of the listener to which shims attach, and the networks in which discovered workers may be.
 
 use std::net::IpAddr;
 use std::path::PathBuf;

@@ -1,4 +1,4 @@
-//! How a model's requests flow: which legs, who gates, and when a leg is given up.
+//! Settings of a model's requests: their legs, their gates and their timeouts.
 
 use std::time::Duration;
 

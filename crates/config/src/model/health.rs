@@ -1,4 +1,4 @@
-//! How workers are watched, and what is made of it.
+//! Settings of health checks, circuit breakers and outlier ejection.
 
 use std::time::Duration;
 

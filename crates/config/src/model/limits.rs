@@ -1,4 +1,4 @@
-//! Bounds on what clients may do and on what the router holds.
+//! Bounds on clients, and on what the router holds for them.
 
 use std::time::Duration;
 

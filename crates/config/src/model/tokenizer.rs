@@ -1,4 +1,4 @@
-//! How prompts become tokens.
+//! Settings of tokenizer and chat template.
 
 use std::path::PathBuf;
 

@@ -1,4 +1,4 @@
-//! Rules about hand-offs: what a connector needs, and what is of no use to it.
+//! Rules about hand-offs: what a connector needs, and which settings have no effect with it.
 
 use super::value::{typed, typed_or};
 use crate::model::{Connector, Flow, Network, OnNoPrefill, RequestFlow, Role};

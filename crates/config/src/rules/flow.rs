@@ -1,4 +1,4 @@
-//! Rules about flows: the workers that they need, and who can gate.
+//! Rules about flows: the workers that they need, and where gates are possible.
 
 use super::value::{typed, typed_or};
 use super::workers::Workers;

@@ -1,4 +1,4 @@
-//! How workers are watched.
+//! Rules about health checks, breakers and ejection.
 
 use crate::scalar::parse_duration;
 use splitrail_settings::problem::Report;

@@ -1,4 +1,4 @@
-//! Bounds that leave room for something.
+//! Rules about bounds that must leave room for each other.
 
 use super::value::typed;
 use crate::model::Limits;

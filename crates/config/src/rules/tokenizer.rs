@@ -1,4 +1,4 @@
-//! A model's tokenizer and chat template.
+//! Rules about a model's tokenizer and chat template.
 
 use std::path::Path;
 

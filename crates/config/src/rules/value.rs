@@ -1,4 +1,4 @@
-//! Typed values of keys in the tree of a file.
+//! Reads typed values of keys from the tree of a file.
 
 use serde::de::DeserializeOwned;
 use splitrail_settings::tree::Node;

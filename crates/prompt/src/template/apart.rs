@@ -1,9 +1,9 @@
-//! Texts that a template joins only to print them are printed one by one.
+//! Prints the parts of a joined text one by one, where a template joins them only to print them.
 //!
 //! `{{ '<|im_start|>' + role + '\n' + content + '<|im_end|>' }}` copies the content for each `+`,
 //! twice. Where one part is a text that stands in the template, all others must be texts as well,
-//! or joining fails: so what is printed is the same without joining. The template's tokens say
-//! where that is so; all else of it stays as it was written.
+//! or joining fails: so the output is the same without joining. The template's tokens show
+//! where this is the case; all other expressions stay as they were written.
 
 use minijinja::machinery::{Token, tokenize};
 use minijinja::syntax::SyntaxConfig;

@@ -1,8 +1,8 @@
 //! Texts and lists as values that templates share.
 //!
 //! One of three files of this crate with `unsafe`: a shared text has two counts of sixteen bytes
-//! before it, and the standard library copies it there at once. That is just what some processors
-//! are slow at; see [`STEP_BYTES`].
+//! before it, and the standard library copies the text behind them in one step, which is slow on some
+//! processors; see [`STEP_BYTES`].
 
 #![allow(unsafe_code)]
 

@@ -1,4 +1,4 @@
-//! Lists as templates see them: taking an item is where a render is stopped that takes too long.
+//! Lists as templates see them. A render that takes too long is stopped when it takes an item.
 
 use std::sync::Arc;
 

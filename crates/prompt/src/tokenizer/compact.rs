@@ -1,4 +1,4 @@
-//! A tokenizer of a few megabytes, for models whose words can be scanned.
+//! A tokenizer in a few megabytes, for models whose words can be scanned.
 
 use serde_json::{Value, json};
 

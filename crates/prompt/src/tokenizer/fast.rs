@@ -1,10 +1,10 @@
-//! A quicker tokenizer, believed only where it gives the reference's ids.
+//! A faster tokenizer, used only where it gives the reference's ids.
 //!
-//! `fastokens` reads the same files and is some thirty times as fast, for the kinds of
+//! `fastokens` reads the same files and is about thirty times as fast, for the kinds of
 //! tokenizers that most models have, and for most of these [`Compact`] is as fast in a tenth of
-//! the memory. Whether a model's is one of them is not asked of its words but of its work: it is
-//! compared with the reference on hard texts when it is loaded. The reference is gone by then:
-//! each of the three takes as much memory to build as all else.
+//! the memory. Whether a model's tokenizer is of such a kind is tested by its results: it is
+//! compared with the reference on difficult texts when it is loaded. The reference is dropped by then:
+//! each of the three takes as much memory to build as everything else.
 
 use std::thread;
 

@@ -1,7 +1,7 @@
-//! `tokenizer.json`, without a tree of its vocabulary.
+//! Reads `tokenizer.json` without a tree of its vocabulary.
 //!
-//! A tree of a hundred thousand entries takes ten times the memory of its text. Whoever needs
-//! vocabulary or merges reads them from the text, straight into what is kept of them.
+//! A tree of a hundred thousand entries takes ten times the memory of its text. The
+//! vocabulary and the merges are read from the text, straight into their final form.
 
 use std::borrow::Cow;
 use std::collections::{BTreeMap, HashMap};

@@ -1,12 +1,12 @@
-//! What became of beginnings of texts, kept: a turn of a conversation pays for its new text only.
+//! A cache of the ids of prefixes: a turn of a conversation is tokenised for its new text only.
 //!
-//! A text is known piece by piece, each piece together with all of the text before it; so of a
-//! piece nothing need be kept but the hashes of the blocks that it fills, which is a tenth of its
-//! text and ids. A beginning is found by what its blocks' hashes follow upon and by a keyed hash
-//! of 128 bits of it: from this cache, the time that a request takes reveals nothing about prompts
-//! with another salt. (Words are kept per thread for all clients; see `words/recent.rs`.)
-//! Two generations bound the memory: what was not asked for while a generation filled up goes
-//! with the one before it.
+//! A text is cached in pieces, each piece together with all of the text before it; so a
+//! piece needs only the hashes of the blocks that it fills, which is a tenth of its
+//! text and ids. A prefix is found by the hash of the blocks before it and by a keyed hash
+//! of 128 bits of its text: the time that a request takes reveals nothing, through this cache, about prompts
+//! with another salt. (Words are cached for each thread for all clients; see `words/recent.rs`.)
+//! Two generations bound the memory: entries that were not used while a generation filled up are dropped
+//! with the generation before it.
 
 use std::collections::HashMap;
 use std::hash::{BuildHasher, RandomState};

@@ -1,7 +1,7 @@
-//! Texts in which added tokens need not be looked for.
+//! Recognises texts without added tokens.
 //!
-//! The library copies a text and looks for a thousand tokens in it. Those that an ASCII text may
-//! have begin alike, mostly with a bracket and a bar, and few texts have that anywhere.
+//! The library copies a text and searches it for a thousand added tokens. Those that an ASCII text may
+//! contain begin alike, mostly with a bracket and a bar, and few texts contain these characters.
 
 use serde_json::Value;
 

@@ -1,11 +1,11 @@
-//! Where a text can be cut so that its pieces have the ids of the whole.
+//! Finds places where a text can be divided so that the pieces have the ids of the whole.
 //!
-//! Most models cut text into words by a regular expression, one after the other from the left,
-//! and each word has ids of its own. A place where no word can go on, whatever stands around
-//! it, is a place where the text itself may be cut. Between a letter and a space with a letter
-//! behind it there is such a place, for the expressions that are known here: none of their
+//! Most models divide text into words by a regular expression, from left to right,
+//! and each word has ids of its own. A place where every word ends, whatever is around
+//! it, is a place where the text may be divided. The place between a letter and a space that a letter
+//! follows is such a place, for the expressions that are known here: none of their
 //! alternatives matches a letter and then a space; what begins with that space is the next
-//! word; and none looks back, nor ahead of anything but white space.
+//! word; and none looks back, nor ahead except at white space.
 
 use serde_json::Value;
 use tokenizers::AddedToken;

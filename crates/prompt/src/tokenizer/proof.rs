@@ -1,4 +1,4 @@
-//! Hard texts: where tokenizers that are nearly alike differ.
+//! Difficult texts, on which similar tokenizers differ.
 
 /// Pieces of text that are hard in some way, each for another reason.
 const PIECES: [&str; 64] = [

@@ -1,11 +1,11 @@
-//! Text to words, for the expressions that most models have: by the scanners of `fastokens`, and
-//! plain text of the most common ones by our own (`plain`), which says of each word where it ends
-//! as soon as that is known.
+//! Divides text into words, for the expressions that most models have: with the scanners of `fastokens`, and
+//! plain text of the most common expressions with our own (`plain`), which returns each word
+//! as soon as its end is known.
 //!
-//! The library's own way to them goes through its whole tokenizer, with some 60 MB for a model of 128,000
-//! tokens and 16 MB for each thread. The version is fixed in the workspace's `Cargo.toml`, since
-//! what is called here is none of its promises; that it has the right words is seen when a
-//! tokenizer is proven.
+//! The public interface of the library goes through its whole tokenizer, with some 60 MB for a model of 128,000
+//! tokens and 16 MB for each thread. The version is pinned in the workspace's `Cargo.toml`, since
+//! the functions that are called here are not part of its public interface; loading a tokenizer checks that they
+//! return the right words.
 
 mod plain;
 mod starts;

@@ -1,4 +1,4 @@
-//! Which tokenizer class an engine makes of a model folder.
+//! Selects the tokenizer class that an engine uses for a model folder.
 //!
 //! transformers 5 does not always use `tokenizer.json` as it is: the model
 //! type and the class named in the configuration decide

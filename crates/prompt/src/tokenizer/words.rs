@@ -1,8 +1,8 @@
 //! Byte-pair encoding of words in a few megabytes, which all threads share.
 //!
-//! A word is looked up whole first: most words are one token. What is not is merged pair by
-//! pair, the pair of the lowest rank first and of its places the first, as the reference does.
-//! What a thread has merged lately it remembers (`recent`).
+//! A word is looked up whole first: most words are one token. Other words are merged pair by
+//! pair: the pair of the lowest rank first, and of equal pairs the leftmost, as the reference does.
+//! Each thread remembers the words that it merged recently (`recent`).
 
 mod merges;
 mod recent;

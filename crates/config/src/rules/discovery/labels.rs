@@ -1,4 +1,4 @@
-//! The forms of Kubernetes' labels and of selectors over them.
+//! The syntax of Kubernetes labels and label selectors.
 
 /// The longest name, and the longest value.
 const NAME_MAX: usize = 63;

@@ -1,8 +1,8 @@
-//! Words of plain text, one after the other.
+//! Words of plain text, in order.
 //!
-//! Where most of them begin is found sixty-four bytes at a time (`starts`). What is not ASCII, a
-//! word that is as long, and the end of a text are left to the library's scanner, from the word that
-//! is begun up to the next place where words end whatever stands around.
+//! The beginnings of most words are found sixty-four bytes at a time (`starts`). Non-ASCII text, a
+//! word of that length, and the end of a text are left to the library's scanner, from the current word
+//! to the next place where every word ends.
 
 use std::vec;
 

@@ -1,7 +1,7 @@
-//! Where words begin in sixty-four bytes of plain text, all at once: a bit for each byte.
+//! The beginnings of words in sixty-four bytes of plain text, all at once: a bit for each byte.
 //!
-//! A branch that depends on the kind of each word is one that no processor foresees: cut word by
-//! word, a prompt took more time than by the library. Here there is none for most text.
+//! A branch on the kind of each word cannot be predicted by the processor: with one, dividing a
+//! prompt took longer than with the library. Most text needs no such branch here.
 
 use wide::u8x16;
 

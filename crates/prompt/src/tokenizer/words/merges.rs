@@ -1,4 +1,4 @@
-//! Which pairs of tokens become one, and in which order.
+//! The pairs of tokens that are merged, and in which order.
 
 use std::cmp::Reverse;
 use std::collections::{BinaryHeap, HashMap};

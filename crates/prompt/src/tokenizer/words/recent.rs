@@ -1,8 +1,8 @@
-//! Words that a thread has had lately, and their tokens.
+//! A cache of the words that a thread has encoded recently, and their tokens.
 //!
-//! Each word has one shelf, where the words that came there last are: the memory is what the
-//! shelves take, whoever sends what. All clients share the shelves: how long a word takes reveals,
-//! weakly, whether a request on the same thread had it lately (docs/security.md).
+//! Each word belongs to one shelf, which keeps the words that were put there last: the memory is that of the
+//! shelves, whatever clients send. All clients share the shelves: how long a word takes reveals,
+//! weakly, whether a request on the same thread had it recently (docs/security.md).
 
 use std::hint::select_unpredictable;
 
