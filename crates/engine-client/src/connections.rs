@@ -52,11 +52,17 @@ pub(super) struct Destination<'a> {
 }
 
 impl Destination<'_> {
-    /// When an answer can begin at the soonest, where only that tells late bytes from it: the answer
-    /// does not carry the request's id, and was not seen to begin at once.
-    fn soonest(&self) -> Option<Duration> {
-        let is_known = |echoes: &Echoes| echoes.are_expected(self.class) || echoes.come_at_once();
-        (!self.echoes.is_some_and(is_known)).then_some(SOONEST_ANSWER)
+    /// The time before which no answer can begin, where only this time distinguishes late bytes from
+    /// the answer: answers do not carry the request's id, and do not begin at once.
+    fn soonest_on_kept(&self) -> Option<Duration> {
+        let at_once = self.echoes.is_some_and(Echoes::come_at_once);
+        self.soonest_on_new().filter(|_| !at_once)
+    }
+
+    /// The same on a new connection, whose answer shows whether the engine answers at once.
+    fn soonest_on_new(&self) -> Option<Duration> {
+        let is_expected = self.echoes.is_some_and(|echoes| echoes.are_expected(self.class));
+        (!is_expected).then_some(SOONEST_ANSWER)
     }
 }
 
@@ -133,7 +139,7 @@ impl Connections {
         ask: &mut Ask,
         again: impl FnOnce(&mut Ask) -> bool,
     ) -> Result<Begun, Failure> {
-        let soonest = to.soonest();
+        let soonest = to.soonest_on_kept();
         while let Some(mut wire) = self.check_out(to) {
             match wire.exchange(ask, soonest).await {
                 Ok(head) => return Ok(self.begun(to, wire, head)),
@@ -150,9 +156,10 @@ impl Connections {
             }
         }
         let mut wire = self.connect(to.authority).await?;
+        let soonest = to.soonest_on_new();
         let head = wire.exchange(ask, soonest).await?;
-        if let Some(echoes) = to.echoes.filter(|_| wire.answered_at_once()) {
-            echoes.came_at_once();
+        if let Some(echoes) = to.echoes.filter(|_| soonest.is_some()) {
+            echoes.began(wire.answered_at_once());
         }
         Ok(self.begun(to, wire, head))
     }
