@@ -1,8 +1,8 @@
 //! The APIs of clients: what routing needs is parsed, everything else is kept as
 //! the client's bytes.
 
+mod auxiliary;
 pub mod bounds;
-mod errand;
 pub mod error;
 pub mod json;
 mod list;

@@ -9,7 +9,7 @@ use super::json::{JsonObject, Piece};
 use super::list::{self, Fault};
 use super::sampling::Sampling;
 use super::sanitise::Removed;
-use super::{bounds, errand, responses, sanitise};
+use super::{auxiliary, bounds, responses, sanitise};
 use crate::error::{Error, Kind};
 use crate::memory_budget::{Memory, Meter};
 use splitrail_config::model::Limits;
@@ -72,8 +72,7 @@ impl Endpoint {
         }
     }
 
-    /// Whether an answer is generated, token by token. What is not is an errand: one worker
-    /// does it whole.
+    /// Whether an answer is generated, token by token. Auxiliary endpoints generate none.
     pub fn generates(self) -> bool {
         self.computes() && self != Self::Embeddings
     }
@@ -256,7 +255,7 @@ impl Inbound {
         let threshold = threshold.map(check_threshold).transpose()?;
         body.remove("cache_hit_threshold");
         if !endpoint.generates() {
-            errand::check(&body, endpoint, limits)?;
+            auxiliary::check(&body, endpoint, limits)?;
             let cache_salt = body.get("cache_salt", "a string")?;
             let prompts = vec![(Prompt::Opaque(endpoint.name()), None)];
             let options = Options::PLAIN;

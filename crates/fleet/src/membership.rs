@@ -82,6 +82,13 @@ pub struct Known {
     pub sources: Vec<Source>,
 }
 
+fn members_of<'a>(
+    models: &'a mut BTreeMap<String, Members>,
+    model: &str,
+) -> Result<&'a mut Members, ClaimError> {
+    models.get_mut(model).ok_or_else(|| ClaimError::UnknownModel(model.to_owned()))
+}
+
 impl Fleet {
     /// The fleet of what a cluster serves: at first, the configuration's workers.
     ///
@@ -205,8 +212,7 @@ impl Fleet {
         config: WorkerConfig,
     ) -> Result<Arc<Worker>, ClaimError> {
         let mut models = self.models();
-        let unknown = || ClaimError::UnknownModel(model.to_owned());
-        self.claim_in(models.get_mut(model).ok_or_else(unknown)?, source, config)
+        self.claim_in(members_of(&mut models, model)?, source, config)
     }
 
     fn claim_in(
@@ -303,8 +309,7 @@ impl Fleet {
         workers: &[WorkerConfig],
     ) -> Result<(), ClaimError> {
         let mut models = self.models();
-        let unknown = || ClaimError::UnknownModel(model.to_owned());
-        self.set_members(models.get_mut(model).ok_or_else(unknown)?, source, workers)
+        self.set_members(members_of(&mut models, model)?, source, workers)
     }
 
     /// Who comes is there before others leave: a worker under a new name is not missed.

@@ -7,8 +7,8 @@ use std::time::Instant;
 
 use serde::Serialize;
 
+use super::auxiliary;
 use super::decode_try::{hit_ratio, verdict};
-use super::errand;
 use super::gate::{Need, Verdict};
 use super::hand_off::{kept_for_decode, missing, none_comes};
 use super::lease::usable;
@@ -136,7 +136,7 @@ pub fn explain(prepared: &Prepared, steering: Steering) -> Result<Explanation, E
     let flow = if endpoint.generates() { flow } else { RequestFlow::Aggregated };
     let prompts = prepared.units.iter().filter(|unit| !unit.further_sample).map(|unit| {
         if !endpoint.generates() {
-            return Way::new(served, endpoint, unit).errand();
+            return Way::new(served, endpoint, unit).auxiliary();
         }
         let open = is_open(served, flow, threshold);
         let auto = open.then(|| weigh(served, unit, false));
@@ -204,9 +204,9 @@ impl<'a> Way<'a> {
     }
 
     /// What generates nothing is one worker's.
-    fn errand(mut self) -> PromptExplained {
+    fn auxiliary(mut self) -> PromptExplained {
         self.told.flow = RequestFlow::Aggregated.name();
-        match errand::able(self.served, self.endpoint, &[], Instant::now()) {
+        match auxiliary::able(self.served, self.endpoint, &[], Instant::now()) {
             Ok((leg, excluded)) => {
                 self.step("answer", Wish::any(leg, &excluded));
             }

@@ -3,10 +3,10 @@
 
 pub mod answer;
 mod attempts;
+mod auxiliary;
 pub mod boxed;
 pub mod context;
 mod decode_try;
-mod errand;
 pub mod explain;
 mod first;
 pub mod gate;

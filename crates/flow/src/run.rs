@@ -8,9 +8,9 @@ use std::time::Instant;
 
 use super::answer::{Answer, Begun, Sending, generate};
 use super::attempts::Attempts;
+use super::auxiliary;
 use super::context::{Context, attempt, carried_threshold, count_local, preemption_guard};
 use super::decode_try::{Tried, decode_try};
-use super::errand;
 use super::hand_off::none_comes;
 use super::pair::{Paired, pair_or_local};
 use super::place::{Wish, computed, note_vetoed, place, place_in_turn, sent};
@@ -39,7 +39,7 @@ pub async fn begin(
     decision: &DecisionHandle,
 ) -> Result<Begun, Error> {
     if !context.endpoint.generates() {
-        return errand::run(context, unit, decision).await;
+        return auxiliary::run(context, unit, decision).await;
     }
     let served = &context.served;
     let open = is_open(served, context.flow, context.threshold);

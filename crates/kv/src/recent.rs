@@ -5,7 +5,7 @@
 //! Such entries live for seconds. *Approximate*: for an engine without events no
 //! better information exists; what was sent to it is estimated to stay for a time, as long
 //! as the engine has room. Both are estimates: they may influence the choice of a worker, and never
-//! the cached tokens that a client is told.
+//! the cached tokens that are reported to a client.
 //!
 //! A block belongs to the last prompt that had it. Of prompts with a common prefix, the
 //! later one has the common blocks, so only the end of the earlier one is left; and

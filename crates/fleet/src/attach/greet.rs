@@ -201,7 +201,7 @@ async fn admit(cluster: &Cluster, host: &str) -> Result<(), Status> {
     }
 }
 
-/// Makes a worker of a request, unless it stands for somebody else.
+/// Adds the worker of a request to the fleet, unless its id belongs to a worker at another address.
 pub(super) fn claim(fleet: &Fleet, request: &AttachRequest) -> Result<Arc<crate::Worker>, Status> {
     let (model, id) = (request.served.name(), request.config.id.as_str());
     match fleet.claim(model, Source::Shim, request.config.clone()) {

@@ -26,7 +26,8 @@ pub(super) async fn receive(
     };
     let refused = match greeted {
         Ok(request) => {
-            match context.registry.take(Box::new(PendingStream { request, inbound, outbound })) {
+            match context.registry.register(Box::new(PendingStream { request, inbound, outbound }))
+            {
                 Registration::Passed => return,
                 Registration::Own(lease, stream) => {
                     return Session::new(context, lease).run(stream).await;

@@ -29,12 +29,12 @@ pub(super) struct PendingStream {
 pub(super) struct SessionRegistry {
     fleet: Arc<Fleet>,
     max: usize,
-    taken: Mutex<Taken>,
+    sessions: Mutex<Sessions>,
 }
 
 #[derive(Default)]
-struct Taken {
-    next: u64,
+struct Sessions {
+    next_number: u64,
     /// By model and worker.
     by_name: BTreeMap<(String, String), Reservation>,
 }
@@ -73,19 +73,19 @@ pub(super) enum Registration {
 
 impl SessionRegistry {
     pub(super) fn new(fleet: Arc<Fleet>, max: usize) -> Self {
-        Self { fleet, max, taken: Mutex::default() }
+        Self { fleet, max, sessions: Mutex::default() }
     }
 
     /// Registers a stream for its worker.
-    pub(super) fn take(self: &Arc<Self>, stream: Box<PendingStream>) -> Registration {
+    pub(super) fn register(self: &Arc<Self>, stream: Box<PendingStream>) -> Registration {
         let request = &stream.request;
         let model = request.served.name();
         let key = (model.to_owned(), request.config.id.clone());
-        let mut taken = self.taken();
+        let mut sessions = self.sessions();
         let is_concerned = |(other, reservation): &(&(String, String), &Reservation)| {
             other.0 == model && (other.1 == key.1 || reservation.authority == request.authority)
         };
-        let concerned: Vec<_> = taken.by_name.iter().filter(is_concerned).collect();
+        let concerned: Vec<_> = sessions.by_name.iter().filter(is_concerned).collect();
         if concerned.iter().any(|(other, reservation)| {
             reservation.is_live && !(**other == key && reservation.is_of(request))
         }) {
@@ -95,8 +95,8 @@ impl SessionRegistry {
         let others = concerned.into_iter().map(|(other, _)| other.clone());
         let others: Vec<_> = others.filter(|other| *other != key).collect();
         // Their streams have ended. They may come back, but this one is here.
-        others.iter().for_each(|other| self.evict(&mut taken, other));
-        if let Some(reservation) = taken.by_name.get_mut(&key)
+        others.iter().for_each(|other| self.evict(&mut sessions, other));
+        if let Some(reservation) = sessions.by_name.get_mut(&key)
             && (reservation.is_of(request) || reservation.authority == request.authority)
         {
             reservation.secret.clone_from(&request.secret);
@@ -112,14 +112,14 @@ impl SessionRegistry {
                 }
             };
         }
-        self.evict(&mut taken, &key);
-        if taken.by_name.len() >= self.max {
+        self.evict(&mut sessions, &key);
+        if sessions.by_name.len() >= self.max {
             let status = Status::resource_exhausted("`fleet.attach_max` shims are attached");
             return Registration::Refused(status, stream.outbound);
         }
         let (sender, streams) = mpsc::channel(1);
-        let (number, evicted) = (taken.next, CancellationToken::new());
-        taken.next += 1;
+        let (number, evicted) = (sessions.next_number, CancellationToken::new());
+        sessions.next_number += 1;
         let reservation = Reservation {
             number,
             secret: request.secret.clone(),
@@ -128,21 +128,21 @@ impl SessionRegistry {
             streams: sender,
             evicted: evicted.clone(),
         };
-        taken.by_name.insert(key.clone(), reservation);
+        sessions.by_name.insert(key.clone(), reservation);
         let registry = Arc::clone(self);
         Registration::Own(SessionLease { registry, key, number, streams, evicted }, stream)
     }
 
     /// Removes a reservation if it still exists.
-    fn evict(&self, taken: &mut Taken, key: &(String, String)) {
-        if let Some(reservation) = taken.by_name.remove(key) {
+    fn evict(&self, sessions: &mut Sessions, key: &(String, String)) {
+        if let Some(reservation) = sessions.by_name.remove(key) {
             reservation.evicted.cancel();
             self.fleet.revoke(&key.0, Source::Shim, &key.1);
         }
     }
 
-    fn taken(&self) -> MutexGuard<'_, Taken> {
-        self.taken.lock().unwrap_or_else(PoisonError::into_inner)
+    fn sessions(&self) -> MutexGuard<'_, Sessions> {
+        self.sessions.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
@@ -174,9 +174,9 @@ impl SessionLease {
 
 impl SessionRegistry {
     fn set_live(&self, key: &(String, String), number: u64, live: bool) {
-        let mut taken = self.taken();
+        let mut sessions = self.sessions();
         if let Some(reservation) =
-            taken.by_name.get_mut(key).filter(|reservation| reservation.number == number)
+            sessions.by_name.get_mut(key).filter(|reservation| reservation.number == number)
         {
             reservation.is_live = live;
         }
@@ -185,10 +185,13 @@ impl SessionRegistry {
 
 impl Drop for SessionLease {
     fn drop(&mut self) {
-        let mut taken = self.registry.taken();
-        if taken.by_name.get(&self.key).is_some_and(|reservation| reservation.number == self.number)
+        let mut sessions = self.registry.sessions();
+        if sessions
+            .by_name
+            .get(&self.key)
+            .is_some_and(|reservation| reservation.number == self.number)
         {
-            taken.by_name.remove(&self.key);
+            sessions.by_name.remove(&self.key);
             self.registry.fleet.revoke(&self.key.0, Source::Shim, &self.key.1);
         }
     }

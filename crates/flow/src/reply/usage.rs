@@ -1,4 +1,4 @@
-//! Decides the usage that the client is told; no other place does.
+//! Decides the usage in the client's reply; no other place does.
 //!
 //! The engine's figure has precedence wherever the engine gave one: 0 is a figure, `null`
 //! and absence are not. In P/D the figure is the prefill leg's, because this leg computed the

@@ -43,9 +43,10 @@ impl Known {
                 addresses
             }
             Answer::NoSuchName => {
-                let any_told = self.reported.as_ref().is_some_and(|told| !told.is_empty());
+                let has_reported =
+                    self.reported.as_ref().is_some_and(|addresses| !addresses.is_empty());
                 let since = *self.absent_since.get_or_insert(now);
-                if any_told && now.saturating_duration_since(since) < keep {
+                if has_reported && now.saturating_duration_since(since) < keep {
                     return None;
                 }
                 Vec::new()

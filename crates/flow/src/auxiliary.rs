@@ -29,7 +29,7 @@ use splitrail_policy::Leg;
 /// Replies from this length on are read off the reactor.
 const LONG_BYTES: usize = 256 << 10;
 
-/// Runs an errand until its reply is there.
+/// Runs a request of an auxiliary endpoint until its reply has arrived.
 ///
 /// # Errors
 /// The last attempt's, once no further one is allowed or makes sense.
@@ -113,7 +113,7 @@ pub(super) fn able(
     Ok((next_leg(&served.pool, &[failed, &lacking].concat()), lacking))
 }
 
-/// What can do both legs or decode does errands, and prefill workers where nobody else is up.
+/// Workers for both legs or for decode serve auxiliary endpoints; prefill workers do where no other worker is up.
 fn next_leg(pool: &Pool, exclusions: &[Exclusion]) -> Leg {
     let can = |leg| {
         let roster = pool.roster();
