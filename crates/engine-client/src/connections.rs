@@ -22,16 +22,19 @@ use hyper::body::{Body, Frame, SizeHint};
 use hyper_util::client::legacy::connect::HttpConnector;
 use tower::ServiceExt;
 
-use crate::echoes::Echoes;
+use crate::engine::Engine;
 use crate::framing::{Framing, Head, Malformed};
 use crate::guarded::Resolver;
-use crate::wire::{Ask, Broken, Peer, SOONEST_ANSWER, Unanswered, Wire};
+use crate::wire::{Ask, Broken, Peer, Unanswered, Wire};
 use rustc_hash::FxBuildHasher;
 
 /// vLLM closes idle connections after 5 s. The router's end earlier, so that a request is
 /// rarely written to a connection that is just being closed: a hand-off that may
 /// have been received cannot be sent again.
 const IDLE: Duration = Duration::from_secs(3);
+/// Time for which no connection to an engine is kept that sent unsolicited bytes. Each such time begins
+/// with connections that are kept, and may give one client another's answer: the longer, the fewer.
+const UNSOLICITED: Duration = Duration::from_secs(60);
 /// Idle connections to one engine; more are closed.
 const IDLE_MAX: usize = 1024;
 
@@ -39,31 +42,16 @@ const IDLE_MAX: usize = 1024;
 pub(super) type Class = u8;
 
 /// Where a request goes, and what for.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy)]
 pub(super) struct Destination<'a> {
     pub(super) authority: &'a Authority,
     /// The engine's process, as far as the router can tell one from the next.
     pub(super) process: u64,
     pub(super) class: Class,
-    /// What the engine's answers were seen to do; none of what is no worker.
-    pub(super) echoes: Option<&'a Echoes>,
+    /// The engine, of which unsolicited bytes are counted; none for requests that are not inference.
+    pub(super) engine: Option<&'a dyn Engine>,
     /// Whether a new connection is made for it.
     pub(super) fresh: bool,
-}
-
-impl Destination<'_> {
-    /// The time before which no answer can begin, where only this time distinguishes late bytes from
-    /// the answer: answers do not carry the request's id, and do not begin at once.
-    fn soonest_on_kept(&self) -> Option<Duration> {
-        let at_once = self.echoes.is_some_and(Echoes::come_at_once);
-        self.soonest_on_new().filter(|_| !at_once)
-    }
-
-    /// The same on a new connection, whose answer shows whether the engine answers at once.
-    fn soonest_on_new(&self) -> Option<Duration> {
-        let is_expected = self.echoes.is_some_and(|echoes| echoes.are_expected(self.class));
-        (!is_expected).then_some(SOONEST_ANSWER)
-    }
 }
 
 /// The connections to a model's engines.
@@ -77,6 +65,8 @@ pub(super) struct Connections {
 struct Idle {
     classes: Vec<(Class, VecDeque<Kept>)>,
     count: usize,
+    /// Until then no connection is kept, since the engine sent unsolicited bytes.
+    none_until: Option<Instant>,
 }
 
 struct Kept {
@@ -105,7 +95,7 @@ pub(super) enum Failure {
 impl From<Unanswered> for Failure {
     fn from(unanswered: Unanswered) -> Self {
         match unanswered {
-            Unanswered::Stale { .. } => Self::Stale,
+            Unanswered::Stale { .. } | Unanswered::Unsolicited => Self::Stale,
             Unanswered::Closed => Self::Closed,
             Unanswered::Early => Self::Early,
             Unanswered::Malformed(malformed) => Self::Malformed(malformed),
@@ -139,14 +129,19 @@ impl Connections {
         ask: &mut Ask,
         again: impl FnOnce(&mut Ask) -> bool,
     ) -> Result<Begun, Failure> {
-        let soonest = to.soonest_on_kept();
         while let Some(mut wire) = self.check_out(to) {
-            match wire.exchange(ask, soonest).await {
+            match wire.exchange(ask).await {
                 Ok(head) => return Ok(self.begun(to, wire, head)),
                 Err(Unanswered::Stale { sent: false }) => {}
+                Err(Unanswered::Unsolicited) => {
+                    to.engine.inspect(|engine| engine.count_unsolicited());
+                    self.keep_none(to.authority);
+                }
                 Err(Unanswered::Stale { sent: true }) => {
                     // The others are as old.
-                    self.idle.remove(to.authority);
+                    if let Some(mut idle) = self.idle.get_mut(to.authority) {
+                        idle.clear();
+                    }
                     if !ask.is_repeatable() || !again(ask) {
                         return Err(Failure::Stale);
                     }
@@ -156,11 +151,7 @@ impl Connections {
             }
         }
         let mut wire = self.connect(to.authority).await?;
-        let soonest = to.soonest_on_new();
-        let head = wire.exchange(ask, soonest).await?;
-        if let Some(echoes) = to.echoes.filter(|_| soonest.is_some()) {
-            echoes.began(wire.answered_at_once());
-        }
+        let head = wire.exchange(ask).await?;
         Ok(self.begun(to, wire, head))
     }
 
@@ -194,12 +185,24 @@ impl Connections {
         idle.put(back.class, Kept { since, process: back.process, wire });
     }
 
+    /// Closes the idle connections to an engine that sent unsolicited bytes, and keeps none for a while:
+    /// such bytes may arrive after the next request was written, where they look like its answer.
+    fn keep_none(&self, authority: &Authority) {
+        let now = Instant::now();
+        let mut idle = self.idle.entry(authority.clone()).or_default();
+        idle.forget_old(now);
+        idle.clear();
+        if idle.none_until.replace(now + UNSOLICITED).is_none() {
+            tracing::warn!(%authority, "the engine, or a proxy before it, sent bytes after its answer had ended: for a minute its connections serve one request each");
+        }
+    }
+
     async fn connect(&self, authority: &Authority) -> Result<Box<Wire>, Failure> {
         // Connections to engines that are gone go as well.
         let now = Instant::now();
         self.idle.retain(|_, idle| {
             idle.forget_old(now);
-            idle.count > 0
+            idle.count > 0 || idle.none_until.is_some()
         });
         let uri = Uri::builder().scheme(Scheme::HTTP).authority(authority.clone());
         let uri = uri.path_and_query(PathAndQuery::from_static("/")).build();
@@ -212,12 +215,18 @@ impl Connections {
 
 impl Idle {
     fn forget_old(&mut self, now: Instant) {
+        self.none_until = self.none_until.filter(|until| now < *until);
         for (_, kept) in &mut self.classes {
             while kept.front().is_some_and(|kept| now.duration_since(kept.since) > IDLE) {
                 kept.pop_front();
                 self.count -= 1;
             }
         }
+    }
+
+    fn clear(&mut self) {
+        self.classes.clear();
+        self.count = 0;
     }
 
     /// The connection that was used last.
@@ -233,7 +242,7 @@ impl Idle {
     }
 
     fn put(&mut self, class: Class, kept: Kept) {
-        if self.count == IDLE_MAX {
+        if self.count == IDLE_MAX || self.none_until.is_some() {
             return;
         }
         self.count += 1;
@@ -277,7 +286,6 @@ impl EngineBody {
             && self.framing.has_ended()
             && let Some(wire) = self.wire.take()
             && let Some(way_back) = self.way_back.take()
-            && wire.is_drained()
         {
             let connections = Arc::clone(&way_back.connections);
             connections.check_in(way_back, wire);

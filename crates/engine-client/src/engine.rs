@@ -35,6 +35,9 @@ pub trait Engine: Send + Sync {
 
     /// It has sent an answer to another request.
     fn count_foreign_answer(&self);
+
+    /// It, or a proxy before it, has sent bytes on a kept connection that answer no request.
+    fn count_unsolicited(&self);
 }
 
 impl<E: Engine + ?Sized> Engine for Arc<E> {
@@ -72,5 +75,9 @@ impl<E: Engine + ?Sized> Engine for Arc<E> {
 
     fn count_foreign_answer(&self) {
         (**self).count_foreign_answer();
+    }
+
+    fn count_unsolicited(&self) {
+        (**self).count_unsolicited();
     }
 }

@@ -181,8 +181,8 @@ impl EngineClient {
         };
         let class = shape.number();
         let (authority, process) = (worker.authority(), worker.process());
-        let (echoes, fresh) = (Some(worker.echoes()), envelope.fresh);
-        let to = Destination { authority, process, class, echoes, fresh };
+        let (engine, fresh) = (Some(worker), envelope.fresh);
+        let to = Destination { authority, process, class, engine, fresh };
         let begun =
             self.connections(worker.is_guarded()).request(to, &mut ask.ended(), again).await;
         let Begun { status, peer, mut body } = begun.map_err(|error| failure(worker, &error))?;
@@ -255,7 +255,7 @@ impl EngineClient {
             ask.field("authorization", value);
         }
         let (authority, process) = (worker.authority(), worker.process());
-        let to = Destination { authority, process, class: REPORTS, echoes: None, fresh: false };
+        let to = Destination { authority, process, class: REPORTS, engine: None, fresh: false };
         let begun =
             self.connections(worker.is_guarded()).request(to, &mut ask.ended(), |_| true).await;
         let Begun { status, mut body, .. } = begun.map_err(|error| failure(worker, &error))?;
@@ -282,7 +282,7 @@ impl EngineClient {
         max_bytes: usize,
     ) -> Result<String, &'static str> {
         let mut ask = Ask::new("GET", authority, path, Bytes::new().into()).ended();
-        let to = Destination { authority, process: 0, class: BESIDE, echoes: None, fresh: false };
+        let to = Destination { authority, process: 0, class: BESIDE, engine: None, fresh: false };
         let exchange = async {
             let begun = self.connections(guarded).request(to, &mut ask, |_| true).await;
             let Begun { status, mut body, .. } = begun.map_err(|_| "it cannot be reached")?;

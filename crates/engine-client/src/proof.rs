@@ -146,6 +146,8 @@ mod tests {
         fn count_resent(&self) {}
 
         fn count_foreign_answer(&self) {}
+
+        fn count_unsolicited(&self) {}
     }
 
     fn worker() -> Silent {

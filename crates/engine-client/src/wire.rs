@@ -7,7 +7,7 @@
 //! A connection that was kept since its last answer may have ended meanwhile, or carry bytes that
 //! answer nothing: a second answer of a faulty engine, the `408` of a proxy that gives up. Such
 //! bytes must not become the answer of the next request. So the socket is read right before the
-//! request is written, and again right after it; bytes that are there by then belong to another request.
+//! request is written: bytes that are there by then belong to no request.
 
 use std::fmt;
 use std::future::poll_fn;
@@ -15,7 +15,6 @@ use std::io::{self, IoSlice};
 use std::net::IpAddr;
 use std::pin::{Pin, pin};
 use std::task::{Context, Poll, ready};
-use std::time::{Duration, Instant};
 
 use bytes::{Buf, Bytes, BytesMut};
 use http::StatusCode;
@@ -36,11 +35,6 @@ const READ_BYTES: usize = 8 << 10;
 const READ_MAX_BYTES: usize = 16 << 10;
 /// With less room than this, it is not worth while to read.
 const ROOM_MIN_BYTES: usize = 2 << 10;
-
-/// What a kept connection says sooner than this is taken for late bytes of the request before: an
-/// engine has to be woken, to read and parse a request, and to run it. What answers sooner all the
-/// same (a stub, a proxy that refuses) is known by its answers on new connections.
-pub(super) const SOONEST_ANSWER: Duration = Duration::from_micros(40);
 
 /// Who has answered, where that is known.
 #[derive(Clone, Copy, Debug)]
@@ -66,7 +60,9 @@ impl From<io::Error> for Broken {
 /// Why a request got no answer on a connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Unanswered {
-    /// A kept connection had ended, or carried what answers no request.
+    /// A kept connection had bytes before the request was written, which answer no request.
+    Unsolicited,
+    /// A kept connection had ended, or ended without an answer to this request.
     Stale {
         /// Whether the engine may have received the request all the same.
         sent: bool,
@@ -152,8 +148,6 @@ pub(super) struct Wire {
     pub(super) peer: Option<Peer>,
     /// Whether it has carried an answer before.
     is_kept: bool,
-    /// Whether its first answer began within the time of `exchange`.
-    answered_at_once: bool,
     /// What was read and not taken.
     read: BytesMut,
 }
@@ -165,6 +159,15 @@ impl fmt::Debug for Wire {
         wire.field("peer", &self.peer).field("is_kept", &self.is_kept);
         wire.field("read_bytes", &self.read.len()).finish_non_exhaustive()
     }
+}
+
+/// What has arrived on a connection since its last answer.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Arrived {
+    Nothing,
+    Bytes,
+    /// The end of the connection, or an error of it.
+    End,
 }
 
 /// A request that is being written.
@@ -194,62 +197,39 @@ impl Sending<'_> {
 impl Wire {
     pub(super) fn new(socket: TcpStream) -> Self {
         let peer = socket.peer_addr().ok().map(|address| Peer(address.ip()));
-        Self { socket, peer, is_kept: false, answered_at_once: false, read: BytesMut::new() }
+        Self { socket, peer, is_kept: false, read: BytesMut::new() }
     }
 
-    /// Whether the engine has neither hung up nor said anything. The socket itself is asked:
-    /// what the runtime knows of it may be older.
-    fn is_quiet(&self) -> bool {
-        let nothing = |error| matches!(error, rustix::io::Errno::AGAIN | rustix::io::Errno::INTR);
-        let looked = recv(&self.socket, &mut [0; 1][..], RecvFlags::PEEK | RecvFlags::DONTWAIT);
-        self.read.is_empty() && looked.is_err_and(nothing)
+    /// What has arrived since the last answer. The socket itself is asked: the state that the runtime
+    /// knows may be older.
+    fn arrived(&self) -> Arrived {
+        match recv(&self.socket, &mut [0; 1][..], RecvFlags::PEEK | RecvFlags::DONTWAIT) {
+            _ if !self.read.is_empty() => Arrived::Bytes,
+            Ok((_, 1..)) => Arrived::Bytes,
+            Err(rustix::io::Errno::AGAIN | rustix::io::Errno::INTR) => Arrived::Nothing,
+            Ok(_) | Err(_) => Arrived::End,
+        }
     }
 
-    /// Whether nothing of what was read is left: what follows an answer belongs to no request.
-    pub(super) fn is_drained(&self) -> bool {
-        self.read.is_empty()
-    }
-
-    /// Whether the answer to the first request began so soon that what is read of a kept connection
-    /// to this engine right after a write may well be the answer.
-    pub(super) fn answered_at_once(&self) -> bool {
-        self.answered_at_once
-    }
-
-    /// Sends a request, and reads until its answer begins. With `soonest`, the socket is looked at
-    /// once more right after the write: what has come in less than this time since the write began
-    /// is late bytes on a kept connection.
+    /// Sends a request, and reads until its answer begins.
     ///
     /// # Errors
-    /// If none does.
-    pub(super) async fn exchange(
-        &mut self,
-        ask: &Ask,
-        mut soonest: Option<Duration>,
-    ) -> Result<Head, Unanswered> {
+    /// If no answer begins.
+    pub(super) async fn exchange(&mut self, ask: &Ask) -> Result<Head, Unanswered> {
         let kept = std::mem::replace(&mut self.is_kept, true);
-        if kept && !self.is_quiet() {
-            return Err(Unanswered::Stale { sent: false });
+        match self.arrived() {
+            Arrived::Bytes if kept => return Err(Unanswered::Unsolicited),
+            Arrived::End if kept => return Err(Unanswered::Stale { sent: false }),
+            _ => {}
         }
         let body = ask.body.send().ok_or(Unanswered::Withdrawn)?;
         let length = ask.head.len() + body.remaining();
         let mut sending = Sending { ask, written: 0, length };
         let mut interim = Interim::default();
         poll_fn(|context| {
-            let look = soonest.take().map(|soonest| (Instant::now(), soonest));
             // An engine may answer before it has read all, and hang up: what it says counts. A
             // socket that cannot be written to is at its end for reading, too.
             let sent = matches!(self.poll_send(&mut sending, context), Poll::Ready(Ok(())));
-            if let Some((began, soonest)) = look
-                && sent
-                && !self.is_quiet()
-                && began.elapsed() < soonest
-            {
-                if kept {
-                    return Poll::Ready(Err(Unanswered::Stale { sent: true }));
-                }
-                self.answered_at_once = true;
-            }
             let head = ready!(self.poll_begun(&mut interim, context));
             Poll::Ready(self.judge(head, kept, sent, interim))
         })

@@ -90,6 +90,7 @@ pub struct Worker {
     processes: AtomicU32,
     /// Counts requests that were sent to it again, since a kept connection had ended.
     resent: Option<IntCounter>,
+    unsolicited: Option<IntCounter>,
     /// Counts its answers that were for another request.
     foreign_answers: Option<IntCounter>,
     /// For how long it gets a growing share once it is alive.
@@ -157,6 +158,7 @@ impl Worker {
             echoes: Echoes::default(),
             processes: AtomicU32::new(0),
             resent: None,
+            unsolicited: None,
             foreign_answers: None,
             slow_start_ms: AtomicU64::new(0),
             founder: AtomicBool::new(false),
@@ -231,7 +233,13 @@ impl Worker {
         let labels = [model, self.id()];
         let resent = metrics.resent_requests.with_label_values(&labels);
         let foreign_answers = metrics.foreign_answers.with_label_values(&labels);
-        Self { resent: Some(resent), foreign_answers: Some(foreign_answers), ..self }
+        let unsolicited = metrics.unsolicited_bytes.with_label_values(&labels);
+        Self {
+            resent: Some(resent),
+            foreign_answers: Some(foreign_answers),
+            unsolicited: Some(unsolicited),
+            ..self
+        }
     }
 
     /// From now on it starts slowly for so long.
@@ -515,5 +523,9 @@ impl Engine for Worker {
 
     fn count_foreign_answer(&self) {
         self.foreign_answers.iter().for_each(IntCounter::inc);
+    }
+
+    fn count_unsolicited(&self) {
+        self.unsolicited.iter().for_each(IntCounter::inc);
     }
 }

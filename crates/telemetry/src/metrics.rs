@@ -162,6 +162,9 @@ metrics! {
     /// Replies of an engine whose id belongs to another request. They were dropped and their
     /// connection closed. The engine, or a proxy in front of it, mixes up replies.
     foreign_answers: IntCounterVec("foreign_answers_total"; "model", "worker");
+    /// Kept connections to an engine on which bytes had arrived that answer no request. They were closed, and
+    /// for a minute the engine's connections serve one request each.
+    unsolicited_bytes: IntCounterVec("unsolicited_bytes_total"; "model", "worker");
     /// Replies that lost their decode worker and could be continued exactly: resumed on another
     /// worker, or lost.
     migrations: IntCounterVec("migrations_total"; "model", "outcome");

@@ -41,7 +41,7 @@ async fn a_request_is_written_as_it_is_and_its_answer_read_to_its_end() {
         "transfer-encoding: chunked\r\n\r\n3\r\nhel\r\n2\r\nlo\r\n0\r\n\r\n",
     ] {
         let request = ask("body".into());
-        let exchange = wire.exchange(&request, None);
+        let exchange = wire.exchange(&request);
         let engine = async {
             let mut request = vec![0; EXPECTED.len()];
             engine.read_exact(&mut request).await.unwrap();
@@ -54,7 +54,7 @@ async fn a_request_is_written_as_it_is_and_its_answer_read_to_its_end() {
         let begun = begun.unwrap();
         assert_eq!((begun.status, begun.keeps), (StatusCode::OK, true));
         assert_eq!(all(&mut wire, begun).await.unwrap(), b"hello");
-        assert!(wire.is_quiet());
+        assert_eq!(wire.arrived(), Arrived::Nothing);
     }
 }
 
@@ -69,7 +69,7 @@ async fn a_request_with_another_id_is_the_same_in_all_else() {
         drop(engine);
         written
     };
-    let (_unanswered, written) = tokio::join!(wire.exchange(&request, None), written);
+    let (_unanswered, written) = tokio::join!(wire.exchange(&request), written);
     assert_eq!(String::from_utf8_lossy(&written), EXPECTED.replace("-id: id", "-id: di"));
 }
 
@@ -83,7 +83,7 @@ async fn an_error_before_the_end_of_a_request_counts_and_the_connection_is_spent
             engine.shutdown().await.unwrap();
         }
         let request = ask(vec![0; 64 << 20].into());
-        let begun = wire.exchange(&request, None).await.unwrap();
+        let begun = wire.exchange(&request).await.unwrap();
         assert_eq!((begun.status.as_u16(), begun.keeps), (413, false), "hangs up: {hangs_up}");
     }
 }
@@ -94,7 +94,7 @@ async fn an_answer_before_the_end_of_a_request_that_is_no_error_is_not_its_answe
     let request = || ask(vec![0; 64 << 20].into());
     let (mut wire, mut engine) = pair().await;
     engine.write_all(answer.as_bytes()).await.unwrap();
-    assert_eq!(wire.exchange(&request(), None).await.err(), Some(Unanswered::Early));
+    assert_eq!(wire.exchange(&request()).await.err(), Some(Unanswered::Early));
     let (mut wire, mut engine) = kept_pair().await;
     let request = request();
     let late = async {
@@ -104,7 +104,7 @@ async fn an_answer_before_the_end_of_a_request_that_is_no_error_is_not_its_answe
         std::future::pending::<()>().await;
     };
     tokio::select! {
-        unanswered = wire.exchange(&request, None) => {
+        unanswered = wire.exchange(&request) => {
             assert_eq!(unanswered.err(), Some(Unanswered::Stale { sent: true }));
         }
         () = late => {}
@@ -122,7 +122,7 @@ async fn an_engine_that_breaks_off_is_found_out() {
         let (mut wire, mut engine) = pair().await;
         engine.write_all(answer.as_bytes()).await.unwrap();
         engine.shutdown().await.unwrap();
-        match wire.exchange(&ask("x".into()), None).await {
+        match wire.exchange(&ask("x".into())).await {
             Ok(begun) => assert_eq!(all(&mut wire, begun).await, Err(Broken::Closed), "{answer}"),
             Err(unanswered) => assert_eq!(unanswered, Unanswered::Closed, "{answer}"),
         }
@@ -133,15 +133,19 @@ async fn an_engine_that_breaks_off_is_found_out() {
 async fn nothing_is_written_to_a_kept_connection_that_ended_or_says_something() {
     for (late, hangs_up) in [("HTTP/1.1 408 Late\r\n\r\n", false), ("x", false), ("", true)] {
         let (mut wire, mut engine) = kept_pair().await;
-        assert!(wire.is_quiet());
+        assert_eq!(wire.arrived(), Arrived::Nothing);
         engine.write_all(late.as_bytes()).await.unwrap();
         if hangs_up {
             engine.shutdown().await.unwrap();
         }
         // Not one `await` since: the runtime cannot know of it yet.
         let request = ask("body".into());
-        let unanswered = wire.exchange(&request, None).await.err();
-        assert_eq!(unanswered, Some(Unanswered::Stale { sent: false }), "{late}");
+        let unanswered = wire.exchange(&request).await.err();
+        let expected = match hangs_up {
+            true => Unanswered::Stale { sent: false },
+            false => Unanswered::Unsolicited,
+        };
+        assert_eq!(unanswered, Some(expected), "{late}");
         assert!(request.body.send().is_some(), "it was not sent");
         drop(wire);
         let mut rest = Vec::new();
@@ -162,7 +166,7 @@ async fn a_kept_connection_that_ends_or_gives_up_waiting_has_not_answered() {
             engine.write_all(late.as_bytes()).await.unwrap();
             engine.shutdown().await.unwrap();
         };
-        let (unanswered, ()) = tokio::join!(wire.exchange(&request, None), ends);
+        let (unanswered, ()) = tokio::join!(wire.exchange(&request), ends);
         assert_eq!(unanswered.err(), Some(Unanswered::Stale { sent: true }), "{late}");
     }
 }
@@ -176,7 +180,7 @@ async fn what_cannot_be_read_says_why() {
     ] {
         let (mut wire, mut engine) = pair().await;
         engine.write_all(answer.as_bytes()).await.unwrap();
-        let unanswered = wire.exchange(&ask("x".into()), None).await.err();
+        let unanswered = wire.exchange(&ask("x".into())).await.err();
         assert_eq!(unanswered, Some(Unanswered::Malformed(why)), "{answer}");
     }
 }
@@ -186,7 +190,7 @@ async fn an_answer_that_ends_with_its_connection_is_read_to_that_end() {
     let (mut wire, mut engine) = pair().await;
     engine.write_all(b"HTTP/1.1 200 OK\r\n\r\nhello").await.unwrap();
     engine.shutdown().await.unwrap();
-    let begun = wire.exchange(&ask("x".into()), None).await.unwrap();
+    let begun = wire.exchange(&ask("x".into())).await.unwrap();
     assert_eq!(all(&mut wire, begun).await.unwrap(), b"hello");
 }
 
@@ -200,18 +204,5 @@ async fn neither_requests_nor_connections_show_what_they_carry() {
     // As text, and as numbers.
     for shown in [format!("{wire:?} {request:?}"), format!("{wire:#?} {request:#?}")] {
         assert!(!shown.contains("secret") && !shown.contains("115"), "{shown}");
-    }
-}
-
-#[tokio::test]
-async fn the_first_answer_of_a_connection_says_whether_the_engine_answers_at_once() {
-    for (soonest, at_once) in
-        [(Some(Duration::MAX), true), (Some(Duration::ZERO), false), (None, false)]
-    {
-        let (mut wire, mut engine) = pair().await;
-        engine.write_all(b"HTTP/1.1 200 OK\r\ncontent-length: 0\r\n\r\n").await.unwrap();
-        wire.socket.readable().await.unwrap();
-        assert!(wire.exchange(&ask("x".into()), soonest).await.is_ok(), "{soonest:?}");
-        assert_eq!(wire.answered_at_once(), at_once, "{soonest:?}");
     }
 }

@@ -2,6 +2,7 @@
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 
 use futures_util::future::join;
 use serde_json::json;
@@ -48,6 +49,27 @@ async fn a_request_on_a_connection_that_is_reset_under_it_is_sent_again() {
 async fn a_request_that_meets_a_server_which_gave_up_waiting_is_sent_again() {
     is_made_up_for(|| Turn::last(reply(408, "text/plain", ""))).await;
     is_made_up_for(|| Turn::answer(reply(408, "text/plain", ""))).await;
+}
+
+#[tokio::test]
+async fn after_bytes_that_answer_no_request_connections_serve_one_request_each() {
+    let again = Arc::new(AtomicUsize::new(0));
+    let counter = Arc::clone(&again);
+    let engine = RawEngine::start(move |asked| {
+        counter.fetch_add(asked.before.min(1), Relaxed);
+        let answer = no_echo(&asked.heard);
+        let is_doubled = answer.contains("\"one\"");
+        Turn::answer(if is_doubled { answer.repeat(2) } else { answer })
+    })
+    .await;
+    let front = Front::start("{}", "", &[engine.url()]).await;
+    for text in ["one", "two", "three", "four"] {
+        is_answered(&front, text).await;
+    }
+    assert_eq!(again.load(Relaxed), 0, "no connection serves a second request");
+    assert_eq!(front.metric("splitrail_unsolicited_bytes_total", &[]).await, 1.0);
+    assert_eq!(front.metric("splitrail_resent_requests_total", &[]).await, 0.0);
+    no_breaker_is_open(&front).await;
 }
 
 #[tokio::test]

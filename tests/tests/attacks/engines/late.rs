@@ -70,10 +70,10 @@ async fn late_answers_of_an_engine_that_repeats_no_ids_reach_next_to_no_client()
         Turn { then: Then::Late(some_time(), answer.clone()), bytes: answer }
     })
     .await;
-    // Nothing tells an answer that arrives between the look at the socket and the write. On an idle
-    // machine that is at most one request in ten thousand; a machine on which the router is
-    // suspended in between has more. Without the look it is one in thirty.
-    assert!(outcome.foreign.load(Relaxed) <= CLIENTS * REQUESTS_EACH / 100, "{outcome:?}");
+    // An answer that arrives after the next request was written cannot be recognised. But most late
+    // answers arrive before, and after the first of those no connection is kept. Where connections
+    // are kept and nothing is read before a request, it is one answer in thirty.
+    assert!(outcome.foreign.load(Relaxed) <= CLIENTS * REQUESTS_EACH / 1000, "{outcome:?}");
     no_breaker_is_open(&front).await;
 }
 
