@@ -6,6 +6,7 @@
 #   engines.sh plain PORT...                  servers on their own
 #   engines.sh ranks PORT                     a server with two data-parallel ranks
 #   engines.sh embed PORT                     a server that embeds, and generates nothing
+#   engines.sh adapter PORT                   a server that also serves the LoRA adapter `tiny-lora`
 #   engines.sh crash_decode DECODE_PORT       kills the pair's decode server and starts another one in its place
 #   engines.sh status                         what runs, with its memory
 #   engines.sh stop [PORT...]                 ends the servers that this script started, no others
@@ -25,6 +26,7 @@ dir=${SPLITRAIL_ENGINE_DIR:-$HOME/.cache/splitrail/vllm-cpu}
 start_timeout_s=${SPLITRAIL_ENGINE_TIMEOUT_S:-400}
 venv=$dir/venv
 model=$dir/tiny-model
+adapter=$dir/tiny-adapter
 servers=$dir/servers
 
 vllm_version=0.32.0
@@ -135,6 +137,7 @@ install() {
     install_vllm
     install_test_tools
     [ -f "$model/model.safetensors" ] || "$venv/bin/python" "$here/make_tiny_model.py" "$model"
+    [ -f "$adapter/adapter_model.safetensors" ] || "$venv/bin/python" "$here/make_tiny_adapter.py" "$adapter"
     [ "$dir/calm.so" -nt "$here/calm.c" ] || gcc -O2 -shared -fPIC -o "$dir/calm.so" "$here/calm.c" -ldl
     say "installed in $dir ($((SECONDS - since)) s)"
 }
@@ -279,9 +282,18 @@ embed() {
     await "$1"
 }
 
+adapter() {
+    [ $# -eq 1 ] || die "usage: engines.sh adapter PORT"
+    install
+    export LD_PRELOAD=$dir/calm.so${LD_PRELOAD:+:$LD_PRELOAD}
+    launch "$1" --enable-lora --max-lora-rank 8 --lora-modules "tiny-lora=$adapter"
+    unset LD_PRELOAD
+    await "$1"
+}
+
 command=${1:-}
 [ $# -eq 0 ] || shift
 case $command in
-    install | pd | plain | ranks | embed | crash_decode | status | stop) "$command" "$@" ;;
+    install | pd | plain | ranks | embed | adapter | crash_decode | status | stop) "$command" "$@" ;;
     *) sed -n '2,/^set /{/^set /d; s/^# \{0,1\}//; p}' "${BASH_SOURCE[0]}" >&2; exit 64 ;;
 esac

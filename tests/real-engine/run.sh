@@ -11,6 +11,7 @@
 # SPLITRAIL_PREFILL_PORT, SPLITRAIL_DECODE_PORT   18101 and 18102; the thousands above are used too
 # SPLITRAIL_EMBED_PORT                            18103; a third server, for as long as its tests take
 # SPLITRAIL_RANKS_PORT                            18104; the same, with two data-parallel ranks
+# SPLITRAIL_ADAPTER_PORT                          18105; the same, with a LoRA adapter
 # SPLITRAIL_TEST_LOGS                             configurations and logs of the routers (default: a new folder)
 set -euo pipefail
 
@@ -27,13 +28,14 @@ done
 export SPLITRAIL_BIN=$binary SPLITRAIL_MODEL_PATH=$engine_dir/tiny-model
 export SPLITRAIL_PREFILL_PORT=${SPLITRAIL_PREFILL_PORT:-18101} SPLITRAIL_DECODE_PORT=${SPLITRAIL_DECODE_PORT:-18102}
 export SPLITRAIL_EMBED_PORT=${SPLITRAIL_EMBED_PORT:-18103} SPLITRAIL_RANKS_PORT=${SPLITRAIL_RANKS_PORT:-18104}
+export SPLITRAIL_ADAPTER_PORT=${SPLITRAIL_ADAPTER_PORT:-18105}
 export SPLITRAIL_TEST_LOGS=${SPLITRAIL_TEST_LOGS:-$(mktemp -d -t splitrail-real-engine.XXXXXX)}
 export PYTHONDONTWRITEBYTECODE=1
 echo "run: testing $binary, logs in $SPLITRAIL_TEST_LOGS" >&2
 
 stop_engines() {
     "$here/engines.sh" stop "$SPLITRAIL_PREFILL_PORT" "$SPLITRAIL_DECODE_PORT" \
-        "$SPLITRAIL_EMBED_PORT" "$SPLITRAIL_RANKS_PORT"
+        "$SPLITRAIL_EMBED_PORT" "$SPLITRAIL_RANKS_PORT" "$SPLITRAIL_ADAPTER_PORT"
 }
 trap stop_engines EXIT
 trap 'exit 130' INT

@@ -1,6 +1,7 @@
 //! What the system says of a process, and does to it.
 
 use std::process::Command;
+use std::time::Duration;
 
 /// Memory that a process has at present, and at most had, in KiB.
 #[derive(Clone, Copy, Debug)]
@@ -27,12 +28,16 @@ pub fn reset_peak(pid: u32) {
     std::fs::write(format!("/proc/{pid}/clear_refs"), "5").expect("a peak to reset");
 }
 
-/// Processor time that a process has had, in ticks of 10 ms.
-pub fn processor_ticks(pid: u32) -> u64 {
-    let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).expect("a state");
-    // The name before may have any character in it; proc_pid_stat(5).
-    let fields = stat.rsplit(')').next().expect("fields behind the name").split_whitespace();
-    fields.skip(11).take(2).filter_map(|field| field.parse::<u64>().ok()).sum()
+/// Processor time of the threads that a process has now, to the nanosecond.
+pub fn processor_time(pid: u32) -> Duration {
+    let threads = std::fs::read_dir(format!("/proc/{pid}/task")).expect("its threads");
+    let of_thread = |thread: std::io::Result<std::fs::DirEntry>| {
+        // A thread may end between the two reads. The first figure is nanoseconds on a processor;
+        // sched-stats of the kernel's documentation.
+        let text = std::fs::read_to_string(thread.ok()?.path().join("schedstat")).ok()?;
+        text.split_whitespace().next()?.parse::<u64>().ok()
+    };
+    Duration::from_nanos(threads.filter_map(of_thread).sum())
 }
 
 /// Files and sockets that a process has open.

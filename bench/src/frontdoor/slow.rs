@@ -211,7 +211,9 @@ async fn http2(
     stream.set_nodelay(true)?;
     let (sender, connection) = h2::client::handshake(stream).await?;
     let streams = async {
-        let mut answers = Vec::with_capacity(PER_CONNECTION);
+        // Each stream is read from its first chunk on: they share the connection's window, and a
+        // router ends answers that nobody reads.
+        let mut reading = JoinSet::new();
         let mut sender = sender.ready().await?;
         for _ in 0..PER_CONNECTION {
             let _opening = room.acquire().await?;
@@ -228,10 +230,6 @@ async fn http2(
             let mut data = answer.into_body();
             release(&mut data).await?;
             begun.fetch_add(1, Relaxed);
-            answers.push(data);
-        }
-        let mut reading = JoinSet::new();
-        for mut data in answers {
             reading.spawn(async move { while let Ok(true) = release(&mut data).await {} });
         }
         while reading.join_next().await.is_some() {}

@@ -57,6 +57,24 @@ models:
 {workers}
 """
 
+# A model with an adapter, on one worker.
+ADAPTER = """\
+listen:
+  http: 127.0.0.1:0
+  admin: 127.0.0.1:0
+models:
+  - name: tiny
+    adapters: [{adapter}]
+    block_size: {block_size}
+    tokenizer: {{ kind: huggingface, path: "{model_path}" }}
+    flow: aggregated
+    connector: none
+    policy: {{ kind: kv_overlap }}
+    canary: {{ again_after: 24h }}
+    workers:
+{workers}
+"""
+
 
 def worker(id, role, engine):
     return (
@@ -90,6 +108,13 @@ def config(model_path, aggregated, workers, policy="kv_overlap", flow="prefill_f
 def embedding_config(model_path, workers):
     workers = "\n".join(workers)
     return EMBEDDING.format(block_size=BLOCK_SIZE, model_path=model_path, workers=workers)
+
+
+def adapter_config(model_path, adapter, workers):
+    workers = "\n".join(workers)
+    return ADAPTER.format(
+        adapter=adapter, block_size=BLOCK_SIZE, model_path=model_path, workers=workers
+    )
 
 
 class Router:

@@ -43,11 +43,14 @@ fn expected(event: &Value) -> KvEvent {
                 .map(|(hash, tokens)| StoredBlock { hash, tokens: tokens.to_vec(), opaque: false })
                 .collect();
             let parent = &event["parent_block_hash"];
+            // Of the first block: the adapter, if any, and then the salt.
+            let adapter = event["lora_name"].as_str();
+            let salt = &event["extra_keys"][0][usize::from(adapter.is_some())];
             KvEvent::Stored {
                 parent: (!parent.is_null()).then(|| recorded_hash(parent)),
                 blocks,
-                adapter: None,
-                salt: event["extra_keys"][0][0].as_str().map(str::to_owned),
+                adapter: adapter.map(str::to_owned),
+                salt: salt.as_str().map(str::to_owned),
                 tier: Tier::Device,
             }
         }
@@ -56,8 +59,28 @@ fn expected(event: &Value) -> KvEvent {
 }
 
 #[test]
+fn recorded_blocks_of_an_adapter_have_its_name_and_the_salt_of_their_prompt() {
+    let seen = recorded_payloads("adapter").into_iter().flat_map(|payload| {
+        let named = |event| match event {
+            KvEvent::Stored { adapter, salt, blocks, .. } => {
+                Some((adapter, salt, blocks.iter().any(|block| block.opaque)))
+            }
+            _ => None,
+        };
+        decode(&payload).events.into_iter().map(named)
+    });
+    let seen: Vec<_> = seen.map(|event| event.expect("only stored blocks")).collect();
+    // The same prompt three times: to the adapter, to the adapter with a salt, and to the model.
+    let adapter = || Some("tiny-lora".to_owned());
+    let expected =
+        [(adapter(), None, false), (adapter(), Some("s1".to_owned()), false), (None, None, false)];
+    assert_eq!(seen, expected);
+}
+
+#[test]
 fn recorded_batches_decode_to_what_was_recorded() {
-    for (recording, batches, rank) in [("a", 29, 0), ("b", 11, 0), ("dp1", 4, 1)] {
+    for (recording, batches, rank) in [("a", 29, 0), ("b", 11, 0), ("dp1", 4, 1), ("adapter", 3, 0)]
+    {
         let mut decoder = Decoder::new(DecodeLimits::default());
         let lines = fixture_text(&format!("kv/{recording}/events.jsonl"));
         let mut seen = 0;

@@ -6,7 +6,7 @@ use std::time::Duration;
 use serde_json::json;
 use splitrail_tests::client::Client;
 use splitrail_tests::cluster::eventually;
-use splitrail_tests::proc::processor_ticks;
+use splitrail_tests::proc::processor_time;
 use splitrail_tests::raw::request;
 use splitrail_tests::solo::{Solo, whole_answer};
 use tokio::io::AsyncWriteExt;
@@ -54,9 +54,9 @@ async fn rendering() -> (Solo, TcpStream) {
     let solo = Solo::with_template(limits, ENDLESS, |_| whole_answer()).await;
     let mut client = TcpStream::connect(solo.router.http).await.unwrap();
     client.write_all(&request("POST", CHAT, &[], chat(4000, 1000).as_bytes())).await.unwrap();
-    let before = processor_ticks(solo.router.pid());
+    let before = processor_time(solo.router.pid());
     eventually("the template is rendered", async || {
-        processor_ticks(solo.router.pid()) >= before + 100
+        processor_time(solo.router.pid()) >= before + Duration::from_secs(1)
     })
     .await;
     (solo, client)
@@ -67,9 +67,9 @@ async fn a_template_is_given_up_when_its_client_leaves() {
     let (solo, client) = rendering().await;
     drop(client);
     eventually("the router rests", async || {
-        let before = processor_ticks(solo.router.pid());
+        let before = processor_time(solo.router.pid());
         tokio::time::sleep(Duration::from_millis(500)).await;
-        processor_ticks(solo.router.pid()) <= before + 10
+        processor_time(solo.router.pid()) <= before + Duration::from_millis(100)
     })
     .await;
     let short = json!({"model": "sim", "messages": [{"role": "user", "content": "a"}]});
