@@ -77,15 +77,10 @@ impl ShareKey {
 
 impl Admission {
     /// Whose room a request takes, if room is shared at all.
-    pub fn key(
-        &self,
-        fair_by: &FairBy,
-        peer: Option<IpAddr>,
-        headers: &HeaderMap,
-    ) -> Option<ShareKey> {
+    pub fn key(&self, fair_by: &FairBy, peer: IpAddr, headers: &HeaderMap) -> Option<ShareKey> {
         let hash = match fair_by {
             FairBy::None {} => return None,
-            FairBy::Address {} => self.hasher.hash_one(peer.map(household)),
+            FairBy::Address {} => self.hasher.hash_one(household(peer)),
             FairBy::Header { name } => {
                 self.hasher.hash_one(headers.get(name).map(|value| value.as_bytes()))
             }
@@ -234,7 +229,7 @@ mod tests {
         let admission = Admission::default();
         let mut headers = HeaderMap::new();
         let key = |fair: &FairBy, peer: &str, headers: &HeaderMap| {
-            admission.key(fair, Some(peer.parse().unwrap()), headers)
+            admission.key(fair, peer.parse().unwrap(), headers)
         };
         let none = HeaderMap::new();
         assert_eq!(key(&FairBy::None {}, "10.0.0.1", &none), None);

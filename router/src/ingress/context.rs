@@ -1,15 +1,9 @@
-//! A tower layer that gives every HTTP request its id, and every reply the id header, so that clients can
-//! name the request when they report a problem.
+//! What a request is called, for clients, logs and engines: its id and its trace context.
 
-use std::task::{self, Poll};
 use std::time::Instant;
 
-use axum::extract::Request;
-use axum::response::Response;
-use futures_util::future::BoxFuture;
 use http::HeaderValue;
-use http::header::HeaderName;
-use tower::{Layer, Service};
+use http::header::{HeaderMap, HeaderName};
 
 use splitrail_api::name::Name;
 use splitrail_api::text::random_id;
@@ -40,9 +34,11 @@ impl Identity {
         Self { request_id, arrived: Instant::now() }
     }
 
-    /// The header that tells it to the client.
-    pub fn header(&self) -> Option<HeaderValue> {
-        HeaderValue::from_str(&self.request_id).ok()
+    /// Puts the id into the head of the reply.
+    pub fn put(&self, headers: &mut HeaderMap) {
+        if let Ok(id) = HeaderValue::from_str(&self.request_id) {
+            headers.insert(X_REQUEST_ID, id);
+        }
     }
 }
 
@@ -57,53 +53,6 @@ pub fn trace_context(sent: Option<&HeaderValue>) -> Option<HeaderValue> {
     let fits = parts.len() == LENGTHS.len()
         && parts.iter().zip(LENGTHS).all(|(part, length)| part.len() == length && hex(part));
     if fits && parts[0] != "ff" { sent.cloned() } else { None }
-}
-
-/// The layer.
-#[derive(Clone, Copy, Debug, Default)]
-pub struct Identify;
-
-impl<S> Layer<S> for Identify {
-    type Service = IdentifyService<S>;
-
-    fn layer(&self, inner: S) -> Self::Service {
-        IdentifyService { inner }
-    }
-}
-
-/// The service of [`Identify`].
-#[derive(Clone, Debug)]
-pub struct IdentifyService<S> {
-    inner: S,
-}
-
-impl<S> Service<Request> for IdentifyService<S>
-where
-    S: Service<Request, Response = Response>,
-    S::Future: Send + 'static,
-{
-    type Response = Response;
-    type Error = S::Error;
-    type Future = BoxFuture<'static, Result<Response, S::Error>>;
-
-    fn poll_ready(&mut self, context: &mut task::Context<'_>) -> Poll<Result<(), S::Error>> {
-        self.inner.poll_ready(context)
-    }
-
-    fn call(&mut self, mut request: Request) -> Self::Future {
-        let identity =
-            Identity::new(request.headers().get(X_REQUEST_ID).map(HeaderValue::as_bytes));
-        let header = identity.header();
-        request.extensions_mut().insert(identity);
-        let reply = self.inner.call(request);
-        Box::pin(async move {
-            let mut reply = reply.await?;
-            if let Some(header) = header {
-                reply.headers_mut().insert(X_REQUEST_ID, header);
-            }
-            Ok(reply)
-        })
-    }
 }
 
 #[cfg(test)]

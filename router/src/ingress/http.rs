@@ -1,26 +1,25 @@
 //! The OpenAI API over HTTP. Only the paths listed here exist; requests to engines have paths that
 //! the router chooses.
 
-use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
 
+use axum::Router;
 use axum::body::Body;
 use axum::extract::rejection::PathRejection;
-use axum::extract::{ConnectInfo, Path, Request, State};
+use axum::extract::{Path, Request, State};
+use axum::middleware::{self, Next};
 use axum::response::Response;
-use axum::routing::{get, post};
-use axum::{Extension, Router};
+use axum::routing::{any, get};
 use bytes::Bytes;
 use futures_util::StreamExt;
-use http::header::{CACHE_CONTROL, CONTENT_ENCODING, CONTENT_TYPE, HeaderMap, HeaderName};
+use http::header::{ALLOW, CACHE_CONTROL, CONTENT_ENCODING, CONTENT_TYPE, HeaderMap, HeaderName};
 use http::{HeaderValue, Uri};
 use http_body_util::Full;
 use serde_json::json;
 use splitrail_engine::dialect::Dialect;
-use tower::ServiceBuilder;
 
 use super::arriving::Arriving;
-use super::context::{Identify, Identity, X_REQUEST_ID, trace_context};
+use super::context::{Identity, X_REQUEST_ID, trace_context};
 use super::door::{Caller, Direct, Outgoing, Routes};
 use super::reply::{error_in, health, json_reply, ready, reply_error, spoken_at};
 use crate::admission::ShareKey;
@@ -32,7 +31,6 @@ use splitrail_api::memory_budget::Charge;
 use splitrail_api::name::Name;
 use splitrail_api::request::unknown_model;
 use splitrail_api::steering::Steering;
-use splitrail_api::unread::UnreadRoom;
 use splitrail_config::model::Limits;
 use splitrail_fleet::{Named, Serving};
 use splitrail_flow::prepare::Payload;
@@ -52,28 +50,17 @@ pub fn routes(core: Arc<Core>) -> Routes {
 }
 
 fn all(core: Arc<Core>) -> Router {
-    let post_of = |endpoint: Endpoint| {
-        post(
-            move |State(core): State<Arc<Core>>,
-                  Extension(identity): Extension<Identity>,
-                  request: Request| async move {
-                let from = (peer_of(&request), None);
-                let reply = generate(&core, endpoint, &identity, from, request).await;
-                let refuse = |error| error_in(endpoint.dialect(), error);
-                reply.map_or_else(refuse, |reply| reply.map(Body::new))
-            },
-        )
+    // `Direct` answers a POST to these paths; any other method is refused here.
+    let post_only = |routes: Router<Arc<Core>>, endpoint: Endpoint| {
+        let refuse = async move || {
+            let mut reply = error_in(endpoint.dialect(), wrong_method());
+            reply.headers_mut().insert(ALLOW, HeaderValue::from_static("POST"));
+            reply
+        };
+        routes.route(endpoint.path(), any(refuse))
     };
-    Router::new()
-        .route(Endpoint::Chat.path(), post_of(Endpoint::Chat))
-        .route(Endpoint::Completions.path(), post_of(Endpoint::Completions))
-        .route(Endpoint::Generate.path(), post_of(Endpoint::Generate))
-        .route(Endpoint::Embeddings.path(), post_of(Endpoint::Embeddings))
-        .route(Endpoint::Tokenize.path(), post_of(Endpoint::Tokenize))
-        .route(Endpoint::Detokenize.path(), post_of(Endpoint::Detokenize))
-        .route(Endpoint::Responses.path(), post_of(Endpoint::Responses))
-        .route(Endpoint::Messages.path(), post_of(Endpoint::Messages))
-        .route(Endpoint::CountTokens.path(), post_of(Endpoint::CountTokens))
+    let routes = Endpoint::ALL.into_iter().fold(Router::new(), post_only);
+    routes
         .route("/v1/responses/{id}", get(no_response).delete(no_response))
         .route("/v1/models", get(list_models))
         // Names may contain slashes: `Qwen/Qwen3-8B`.
@@ -83,21 +70,31 @@ fn all(core: Arc<Core>) -> Router {
         .fallback(async |uri: Uri| {
             error_in(spoken_at(&uri), Error::new(Kind::UnknownPath, "there is no such path"))
         })
-        .method_not_allowed_fallback(async |uri: Uri| {
-            let message = "the path exists, but not with this method";
-            error_in(spoken_at(&uri), Error::new(Kind::MethodNotAllowed, message))
-        })
-        .layer(ServiceBuilder::new().layer(Identify))
+        .method_not_allowed_fallback(async |uri: Uri| error_in(spoken_at(&uri), wrong_method()))
+        .layer(middleware::from_fn(name_reply))
         .with_state(core)
 }
 
-/// Nobody keeps a response.
+fn wrong_method() -> Error {
+    Error::new(Kind::MethodNotAllowed, "the path exists, but not with this method")
+}
+
+/// Gives each reply the header with the request's id, so that clients can name the request when
+/// they report a problem.
+async fn name_reply(request: Request, next: Next) -> Response {
+    let identity = Identity::new(request.headers().get(X_REQUEST_ID).map(HeaderValue::as_bytes));
+    let mut reply = next.run(request).await;
+    identity.put(reply.headers_mut());
+    reply
+}
+
+/// Responses are not stored.
 async fn no_response() -> Response {
     let message = "there is no such response: responses are not kept here";
     reply_error(Error::new(Kind::UnknownPath, message).with_code("response_not_found"))
 }
 
-/// Answers a request for engines that has passed no layer: what layers would do is done here.
+/// Answers a request for engines.
 pub(super) async fn answer<B>(
     core: Arc<Core>,
     endpoint: Endpoint,
@@ -109,12 +106,10 @@ where
 {
     let sent = request.headers().get(X_REQUEST_ID).map(HeaderValue::as_bytes);
     let identity = Identity::new(sent);
-    let reply = generate(&core, endpoint, &identity, (Some(peer.ip()), room), request).await;
+    let reply = generate(&core, endpoint, &identity, Caller { peer, room }, request).await;
     let mut reply =
         reply.unwrap_or_else(|error| error_in(endpoint.dialect(), error).map(Outgoing::Any));
-    if let Some(header) = identity.header() {
-        reply.headers_mut().insert(X_REQUEST_ID, header);
-    }
+    identity.put(reply.headers_mut());
     reply
 }
 
@@ -122,14 +117,14 @@ async fn generate<B>(
     core: &Arc<Core>,
     endpoint: Endpoint,
     identity: &Identity,
-    (peer, room): (Option<IpAddr>, Option<Arc<UnreadRoom>>),
+    Caller { peer, room }: Caller,
     request: http::Request<B>,
 ) -> Result<http::Response<Outgoing>, Error>
 where
     B: http_body::Body<Data = Bytes> + Unpin,
 {
     let serving = core.serving();
-    let client = core.admission.key(&serving.limits.fair_by, peer, request.headers());
+    let client = core.admission.key(&serving.limits.fair_by, peer.ip(), request.headers());
     let mut scope = Scope::open(core, endpoint, identity.arrived, client);
     let traceparent = trace_context(request.headers().get(TRACEPARENT));
     let usage_detail = request.headers().contains_key(X_USAGE);
@@ -145,10 +140,6 @@ where
         log_failure(&identity.request_id, error);
     }
     result.map(|reply| respond(reply, endpoint.dialect(), &identity.request_id))
-}
-
-fn peer_of<B>(request: &http::Request<B>) -> Option<IpAddr> {
-    request.extensions().get::<ConnectInfo<SocketAddr>>().map(|peer| peer.0.ip())
 }
 
 async fn receive<B>(

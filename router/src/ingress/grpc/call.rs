@@ -106,7 +106,7 @@ where
 {
     let serving = core.serving();
     let limits = &serving.limits;
-    let client = core.admission.key(&limits.fair_by, Some(peer.ip()), request.headers());
+    let client = core.admission.key(&limits.fair_by, peer.ip(), request.headers());
     core.look_for_room(client).map_err(|error| {
         let labels = ["none", "none", "none", error.outcome()];
         core.metrics.requests.with_label_values(&labels).inc();
