@@ -1,18 +1,18 @@
-//! The block hashes of a prompt, made while its tokens arrive.
+//! The block hashes of a prompt, computed while its tokens arrive.
 
 use crate::hash::{BlockHash, BlockHasher, HashSeed, Namespace};
 
-/// The hashes of a prompt's full blocks, as far as its tokens are there.
+/// The hashes of a prompt's full blocks, as far as its tokens have arrived.
 ///
-/// Tokens may come in any portions: the hashes are those of [`chain_hashes`](crate::chain_hashes)
-/// over all of them.
+/// Tokens may be appended in any portions: the hashes are those of
+/// [`chain_hashes`](crate::chain_hashes) over all of them.
 #[derive(Clone, Debug)]
 pub struct Chain {
     hasher: BlockHasher,
     block_size: usize,
     root: BlockHash,
     hashes: Vec<BlockHash>,
-    /// Tokens behind the last full block.
+    /// Tokens after the last full block.
     rest: Vec<u32>,
     tokens: usize,
 }
@@ -30,13 +30,14 @@ impl Chain {
         }
     }
 
-    /// What the first block's hash follows upon: chains of one root share their blocks.
+    /// The hash that takes the place of a parent of the first block: chains with the same root
+    /// share their blocks.
     #[must_use]
     pub fn root(&self) -> BlockHash {
         self.root
     }
 
-    /// How many tokens there are.
+    /// Number of tokens.
     #[must_use]
     pub fn tokens(&self) -> usize {
         self.tokens
@@ -48,7 +49,7 @@ impl Chain {
         &self.hashes
     }
 
-    /// The tokens behind the last full block.
+    /// The tokens after the last full block.
     #[must_use]
     pub fn rest(&self) -> &[u32] {
         &self.rest
@@ -60,18 +61,18 @@ impl Chain {
         self.hashes
     }
 
-    /// Makes room for the blocks of so many tokens more.
+    /// Reserves memory for the blocks of this many further tokens.
     pub fn reserve(&mut self, tokens: usize) {
         self.hashes.reserve(tokens.checked_div(self.block_size).unwrap_or_default() + 1);
     }
 
-    /// Has hashes written where others were, before there are any.
+    /// Uses the memory of `hashes` for the hashes. To be called while the chain is empty.
     pub(crate) fn reuse(&mut self, mut hashes: Vec<BlockHash>) {
         hashes.clear();
         self.hashes = hashes;
     }
 
-    /// Goes on with these tokens.
+    /// Appends tokens.
     pub fn append(&mut self, tokens: &[u32]) {
         self.tokens += tokens.len();
         if self.block_size == 0 {
@@ -98,9 +99,9 @@ impl Chain {
         }));
     }
 
-    /// Goes on with so many tokens whose work is done: these are the hashes of the blocks that
-    /// they fill, and what they leave behind the last full block. The work has to be that of a
-    /// chain that was the same as this one before them.
+    /// Appends tokens that were hashed before: `hashes` are those of the blocks that the tokens
+    /// fill, and `rest` are the tokens after the last full block. The hashing must have been done
+    /// by a chain in the same state as this one.
     pub fn append_done(&mut self, tokens: usize, hashes: &[BlockHash], rest: &[u32]) {
         self.tokens += tokens;
         self.hashes.extend_from_slice(hashes);

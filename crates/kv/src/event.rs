@@ -34,12 +34,12 @@ impl Tier {
     }
 }
 
-/// A block hash as an engine computed it. It names a block towards that one
-/// worker only: two engines, or one engine after a restart, may use other seeds
-/// and other algorithms, so it is never compared across workers.
+/// A block hash as an engine computed it. It identifies a block only for that one worker: two
+/// engines, or one engine after a restart, may use other seeds and other algorithms, so it is never
+/// compared across workers.
 ///
-/// Engines send unsigned 64-bit integers or 32-byte digests; of a digest, the
-/// last eight bytes (big endian) are kept.
+/// Engines send unsigned 64-bit integers or 32-byte digests; of a digest, the last eight bytes (big
+/// endian) are kept.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct EngineHash(pub u64);
 
@@ -50,17 +50,17 @@ pub struct StoredBlock {
     pub hash: EngineHash,
     /// The block's token ids; exactly one block size of them.
     pub tokens: Vec<u32>,
-    /// True where the block's content depends on more than tokens, adapter and
-    /// salt (an image, say). Such a block and everything after it is known to
-    /// the worker's map but never matched.
+    /// Whether the block's content depends on more than tokens, adapter and salt (an image, for
+    /// example). Such a block and everything after it is recorded for the worker but never matches
+    /// a prompt.
     pub opaque: bool,
 }
 
 /// A change of one worker's KV cache.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum KvEvent {
-    /// Consecutive full blocks became resident. Stored again under a hash which
-    /// the worker already holds, each counts as one more physical copy.
+    /// Consecutive full blocks became resident. A block that is stored again under a hash which the
+    /// worker already holds counts as one more physical copy.
     Stored {
         /// The block before the first of `blocks`, or `None` at a prompt's start.
         parent: Option<EngineHash>,
@@ -68,13 +68,13 @@ pub enum KvEvent {
         blocks: Vec<StoredBlock>,
         /// The adapter (LoRA) name that the blocks belong to.
         adapter: Option<String>,
-        /// The cache salt; engines name it on a prompt's first block only, so it
-        /// is meaningful where `parent` is `None` and otherwise inherited.
+        /// The cache salt. Engines name it only on a prompt's first block, so it is used if
+        /// `parent` is `None` and otherwise inherited.
         salt: Option<String>,
         /// Where the blocks are.
         tier: Tier,
     },
-    /// One physical copy of each named block is gone from a tier.
+    /// One physical copy of each named block was removed from a tier.
     Removed {
         /// The blocks' names.
         hashes: Vec<EngineHash>,

@@ -9,34 +9,33 @@ use xxhash_rust::xxh3::Xxh3;
 
 use crate::chain::Chain;
 
-/// The version of how namespaces and blocks are hashed. Routers and shims exchange
-/// hashes only if theirs is the same.
+/// The version of how namespaces and blocks are hashed. A router and a shim exchange hashes only if
+/// their versions are equal.
 pub const HASH_LAYOUT: u32 = 2;
 
-/// Names the layout of a namespace's serialisation, with its version.
+/// Identifies the layout of a namespace's serialisation, with its version.
 const NAMESPACE_DOMAIN: &[u8] = b"splitrail/namespace/2";
 
 /// The seed of every hash; the same for all routers and shims of a cluster.
 ///
-/// Keep it out of clients' sight: whoever knows it can look for collisions.
+/// Keep it secret from clients: whoever knows it can search for collisions.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct HashSeed(pub u64);
 
 /// The hash of a block *and of everything before it*, down to the namespace.
 ///
-/// Two equal values therefore stand for the same whole prefix. It says which
-/// prefix is meant, never that the blocks of that prefix are resident.
+/// Two equal values therefore stand for the same whole prefix. The hash identifies a prefix; it
+/// does not say that any worker holds its blocks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct BlockHash(pub u64);
 
 /// What must agree, besides tokens, before KV can be shared.
 ///
-/// There is deliberately no `Default`: forgetting a part would let two tenants
-/// or two adapters see each other's cache.
+/// There is deliberately no `Default`: a forgotten part would let two tenants or two adapters use
+/// each other's cache.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Namespace<'a> {
-    /// The cache salt exactly as the engine was sent it; no salt is not the
-    /// empty salt.
+    /// The cache salt exactly as it was sent to the engine; no salt differs from the empty salt.
     pub salt: Option<&'a str>,
     /// The configured name of the model (never an alias).
     pub model: &'a str,
@@ -47,10 +46,9 @@ pub struct Namespace<'a> {
 }
 
 impl Namespace<'_> {
-    /// The hash which takes the parent's place for a prompt's first block.
+    /// The hash that takes the parent's place for a prompt's first block.
     ///
-    /// Every field is tagged or length-prefixed, so no two namespaces serialise
-    /// alike.
+    /// Every field is tagged or length-prefixed, so no two namespaces are serialised alike.
     pub fn root(&self, seed: HashSeed) -> BlockHash {
         let mut hasher = Xxh3::with_seed(seed.0);
         hasher.update(NAMESPACE_DOMAIN);
@@ -77,17 +75,17 @@ fn update_optional_text(hasher: &mut Xxh3, text: Option<&str>) {
     }
 }
 
-/// Tokens that are mixed at once.
+/// Number of tokens that are mixed together.
 const STRIPE_TOKENS: usize = 16;
 const STRIPE_WORDS: usize = STRIPE_TOKENS / 2;
 
 /// Hashes blocks with the keys of one seed.
 ///
-/// A block's tokens are mixed sixteen at a time as XXH3 mixes short inputs: pairs of
-/// 64-bit words, each with a key of its own, multiplied to 128 bits and folded. What
-/// is then chained is one number per block, with one multiplication; so only that
-/// one must wait for the block before, and a processor works on several blocks at
-/// once. That makes it five times as fast as XXH3 over parent and tokens.
+/// A block's tokens are mixed sixteen at a time as XXH3 mixes short inputs: pairs of 64-bit words,
+/// each with a key of its own, are multiplied to 128 bits and folded. Only the result, one number
+/// per block, is chained, with one multiplication; so only that multiplication must wait for the
+/// previous block, and a processor works on several blocks in parallel. That makes it five times as
+/// fast as XXH3 over parent and tokens.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct BlockHasher {
     words: [u64; STRIPE_WORDS],
@@ -95,7 +93,7 @@ pub struct BlockHasher {
     chain: u64,
 }
 
-/// Both halves of the product, one over the other.
+/// The exclusive or of both halves of the product.
 #[inline]
 fn fold(a: u64, b: u64) -> u64 {
     let product = u128::from(a) * u128::from(b);
@@ -103,7 +101,7 @@ fn fold(a: u64, b: u64) -> u64 {
 }
 
 impl BlockHasher {
-    /// Keys are the seed's next outputs of SplitMix64; those that multiply are odd.
+    /// The keys are the seed's next outputs of SplitMix64; those used as factors are odd.
     pub fn new(HashSeed(seed): HashSeed) -> Self {
         let mut state = seed;
         let mut next = || {
@@ -121,14 +119,14 @@ impl BlockHasher {
     pub fn next(&self, parent: BlockHash, tokens: &[u32]) -> BlockHash {
         let len = tokens.len() as u64;
         let mixed = match tokens.try_into() {
-            // What most engines use; the general form says the same.
+            // The block size of most engines; `stripes` gives the same result.
             Ok(stripe) => len ^ self.stripe(stripe),
             Err(_) => self.stripes(len, tokens),
         };
         BlockHash(fold(parent.0 ^ mixed, self.chain))
     }
 
-    /// Stripe after stripe; what is missing from the last is zero.
+    /// Mixes any number of tokens; missing tokens of the last stripe are zero.
     fn stripes(&self, len: u64, tokens: &[u32]) -> u64 {
         let mut stripes = tokens.chunks(STRIPE_TOKENS).map(|tokens| {
             let mut stripe = [0; STRIPE_TOKENS];
@@ -149,8 +147,8 @@ impl BlockHasher {
     }
 }
 
-/// The hash of a block with the given tokens after `parent`; many are hashed faster
-/// by one [`BlockHasher`].
+/// The hash of a block with the given tokens after `parent`. For many blocks, one [`BlockHasher`]
+/// is faster.
 pub fn next_hash(seed: HashSeed, parent: BlockHash, tokens: &[u32]) -> BlockHash {
     BlockHasher::new(seed).next(parent, tokens)
 }

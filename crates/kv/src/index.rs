@@ -1,9 +1,9 @@
 //! The prefix index of one model: which worker holds which blocks.
 //!
-//! It has two sides, which one writer changes together. The *forest* is what prompts
-//! read: the blocks of all workers as runs of consecutive blocks, each with the set
-//! of workers that hold it. The *names* are what events write: for each worker, a map from the
-//! engine's hashes to places in the forest. See `kv/README.md` for the layout.
+//! The index has two sides, which one writer changes together. The *forest* is what prompts read:
+//! the blocks of all workers as runs of consecutive blocks, each with the set of workers that hold
+//! it. The *names* are what events write: for each worker, a map from the engine's hashes to places
+//! in the forest. See `kv/README.md` for the layout.
 
 mod applied;
 mod apply;
@@ -61,7 +61,7 @@ use self::worker::Worker;
 use crate::event::{EngineHash, StoredBlock, Tier};
 use crate::hash::{BlockHash, BlockHasher, HashSeed, Namespace};
 
-/// What an index needs to know.
+/// The settings of an index.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct IndexConfig {
     /// The configured name of the model; part of every namespace.
@@ -70,29 +70,30 @@ pub struct IndexConfig {
     pub block_size: u32,
     /// The cluster's hash seed.
     pub seed: HashSeed,
-    /// Bound on distinct engine hashes per worker and rank; more are not
-    /// indexed. Above eight million it is taken as that.
+    /// Maximum number of distinct engine hashes per worker and rank; further ones are not indexed.
+    /// Values above eight million are treated as eight million.
     pub max_blocks_per_worker: usize,
 }
 
-/// The prefix index of one model; its writer. Readers are made by [`Index::reader`].
+/// The writer of the prefix index of one model. Readers are made by [`Index::reader`].
 ///
-/// Memory is in proportion to what is held now, bounded by
-/// [`IndexConfig::max_blocks_per_worker`] times the workers that are applied.
+/// Memory is proportional to what workers hold now, and bounded by
+/// [`IndexConfig::max_blocks_per_worker`] times the number of workers.
 #[derive(Debug)]
 pub struct Index {
     config: IndexConfig,
     hasher: BlockHasher,
     forest: Forest,
-    /// Ordered, so that a worker's ranks are neighbours. No worker is empty.
+    /// Ordered, so that a worker's ranks are neighbours. No worker in the map is empty.
     workers: BTreeMap<WorkerKey, Worker>,
-    /// The namespace of the last first block, since most share it.
+    /// The namespace of the last first block with its root hash, since most events share it.
     root: Option<(Option<String>, Option<String>, BlockHash)>,
     /// Hashes of the event that is being applied.
     hashed: Vec<HashedBlock>,
 }
 
-/// Marks a hash as one that no prompt has: its block depends on more than tokens.
+/// Mixed into the hash of a block that depends on more than tokens, so that no prompt has this
+/// hash.
 const OPAQUE: u64 = 0x5be0_cd19_137e_2179;
 
 impl Index {
@@ -108,13 +109,13 @@ impl Index {
         }
     }
 
-    /// What the index was made with.
+    /// The settings of the index.
     pub fn config(&self) -> &IndexConfig {
         &self.config
     }
 
-    /// Changes the block size, for readers made before as well, as long as nothing is
-    /// indexed; says whether it could.
+    /// Changes the block size, also for existing readers, if nothing is indexed; returns whether it
+    /// was changed.
     pub fn set_block_size(&mut self, tokens: u32) -> bool {
         let empty = self.workers.is_empty();
         if empty {
@@ -124,7 +125,7 @@ impl Index {
         empty
     }
 
-    /// A view for any thread, which follows all that is applied from now on.
+    /// A reader for any thread, which sees all later changes.
     pub fn reader(&self) -> IndexReader {
         IndexReader { shared: Arc::clone(self.forest.shared()) }
     }
@@ -134,7 +135,7 @@ impl Index {
         self.reader().find(hashes, out);
     }
 
-    /// Hashes blocks behind `before` and stores them.
+    /// Hashes blocks after `before` and stores them.
     fn store_tokens(
         &mut self,
         worker: WorkerKey,
@@ -157,7 +158,7 @@ impl Index {
         }));
         let mut applied = self.store(worker, parent, &hashed, tier);
         if applied.stored > 0 {
-            // Whatever stops storing, stops it for all that follows.
+            // If storing stops, it stops for all following blocks as well.
             let blocks = &hashed[..applied.stored];
             observer.see(Change::Stored { parent, blocks, tier });
         }
@@ -182,16 +183,16 @@ impl Index {
         root
     }
 
-    /// The chained hash of a block that a worker holds. The namespace needs no
-    /// second look: it is in the hash.
+    /// The chained hash of a block that a worker holds. It includes the namespace, which need not
+    /// be checked again.
     fn hash_of(&self, worker: WorkerKey, engine: EngineHash) -> Option<BlockHash> {
         let names = &self.workers.get(&worker)?.names;
         let (run, at) = self.forest.locate(names.place(names.find(engine.0)?))?;
         Some(BlockHash(self.forest.hash(run, at)))
     }
 
-    /// The worker's own side; made, with a slot, if it is new. `None` if there are
-    /// more workers than slots.
+    /// The state of a worker; if the worker is new, it gets a state and a slot. `None` if all slots
+    /// are in use.
     fn admit(&mut self, worker: WorkerKey) -> Option<u16> {
         if let Some(known) = self.workers.get(&worker) {
             return Some(known.slot);
@@ -205,8 +206,8 @@ impl Index {
         Some(slot)
     }
 
-    /// Drops all that one rank of a worker holds; returns how many distinct
-    /// blocks that was. Readers stop seeing the worker first, in an instant.
+    /// Drops all that one rank of a worker holds; returns the number of distinct blocks. Readers
+    /// stop seeing the worker immediately, before its blocks are removed.
     pub fn clear_worker(&mut self, worker: WorkerKey) -> usize {
         let Some(known) = self.workers.remove(&worker) else {
             return 0;
@@ -217,8 +218,8 @@ impl Index {
         known.names.len()
     }
 
-    /// Drops all that a worker holds, in every rank, in time proportional to
-    /// that; returns how many distinct blocks that was.
+    /// Drops all that a worker holds, in every rank, in time proportional to the number of blocks;
+    /// returns how many distinct blocks that was.
     pub fn remove_worker(&mut self, worker: u32) -> usize {
         let mut removed = 0;
         let ranks = WorkerKey { worker, rank: 0 }..=WorkerKey { worker, rank: u16::MAX };
@@ -228,7 +229,7 @@ impl Index {
         removed
     }
 
-    /// Forgets a worker that holds nothing, and its slot.
+    /// Drops the state and the slot of a worker that holds nothing.
     fn dismiss_if_empty(&mut self, worker: WorkerKey) {
         let is_empty = |worker: &Worker| worker.names.is_empty() && worker.aside.is_empty();
         if self.workers.get(&worker).is_some_and(is_empty) {
@@ -236,37 +237,37 @@ impl Index {
         }
     }
 
-    /// Distinct engine hashes with at least one copy, per tier (indexed by
-    /// `Tier as usize`). A block in two tiers counts in both.
+    /// Number of distinct engine hashes with at least one copy, per tier (indexed by `Tier as
+    /// usize`). A block in two tiers counts in both.
     pub fn block_counts(&self, worker: WorkerKey) -> [usize; Tier::COUNT] {
         self.workers.get(&worker).map_or([0; Tier::COUNT], |worker| worker.counts)
     }
 
-    /// How many more engine hashes a worker may have, and how many it may have at all.
+    /// How many more engine hashes a worker may have, and its maximum.
     pub fn room(&self, worker: WorkerKey) -> (usize, usize) {
         let held = self.workers.get(&worker).map_or(0, |worker| worker.names.len());
         (self.limit().saturating_sub(held), self.limit())
     }
 
-    /// Distinct engine hashes of a worker, over all its ranks.
+    /// Number of distinct engine hashes of a worker, over all its ranks.
     pub fn held(&self, worker: u32) -> usize {
         let ranks = WorkerKey { worker, rank: 0 }..=WorkerKey { worker, rank: u16::MAX };
         self.workers.range(ranks).map(|(_, rank)| rank.names.len()).sum()
     }
 
-    /// The workers which hold at least one block, sorted by key.
+    /// The workers that hold at least one block, sorted by key.
     pub fn workers(&self) -> impl Iterator<Item = WorkerKey> + '_ {
         let holding = self.workers.iter().filter(|(_, worker)| !worker.names.is_empty());
         holding.map(|(key, _)| *key)
     }
 
-    /// Distinct blocks of all workers' chains, with those before them that nobody
-    /// holds any more. Costs a look at every run.
+    /// Number of distinct blocks in all chains, including blocks that no worker holds any more but
+    /// that others follow. Takes time proportional to the number of runs.
     pub fn distinct_blocks(&self) -> usize {
         self.forest.run_ids().map(|run| self.forest.run(run).len() as usize).sum()
     }
 
-    /// Bytes of memory that the index takes, without the allocator's own.
+    /// Memory of the index in bytes, without the allocator's overhead.
     pub fn bytes(&self) -> usize {
         self.forest.bytes() + self.workers.values().map(Worker::bytes).sum::<usize>()
     }

@@ -8,11 +8,11 @@ use crate::event::{EngineHash, Tier};
 use crate::hash::BlockHash;
 use crate::index::{Overlap, WorkerKey};
 
-/// A promise that was broken: always a defect of this software, never of a
-/// client's or an engine's input.
+/// A violated invariant: always a defect of this software, never of a client's or an engine's
+/// input.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Violation {
-    /// An overlap's parts do not sum to its whole.
+    /// The parts of an overlap do not sum to its total.
     #[error("an overlap of {blocks} blocks has {parts} in its tiers")]
     OverlapParts {
         /// The overlap's blocks.
@@ -34,21 +34,21 @@ pub enum Violation {
         /// The block.
         hash: BlockHash,
     },
-    /// A run is not where its parent ends, cannot be found, or has no reason to be.
+    /// A run is not at its parent's end, cannot be found, or should not exist.
     #[error("the run that begins with block {:016x} hangs wrong", .hash.0)]
     Run {
-        /// Its first block.
+        /// The first block of the run.
         hash: BlockHash,
     },
-    /// Memory is counted wrong.
+    /// The number of words in use is wrong.
     #[error("{used} words are in use, and {counted} are used")]
     Words {
-        /// In use, as the allocator counts.
+        /// Words in use according to the allocator.
         used: usize,
-        /// In use, as those who use them count.
+        /// Words in use according to their users.
         counted: usize,
     },
-    /// A block's holder is not what the worker's map says.
+    /// The holders of a block differ from the worker's names.
     #[error("worker {worker} and the holders of block {:016x} disagree", .hash.0)]
     Holder {
         /// The block.
@@ -56,13 +56,13 @@ pub enum Violation {
         /// The worker.
         worker: WorkerKey,
     },
-    /// A worker which holds nothing is still known.
+    /// A worker that holds nothing was not removed.
     #[error("worker {worker} holds nothing and was kept")]
     EmptyWorker {
         /// The worker.
         worker: WorkerKey,
     },
-    /// A block without a copy is still in a worker's map.
+    /// A block without a copy is still among a worker's names.
     #[error("worker {worker} has no copy of {:016x} and kept it", .engine.0)]
     EmptyBlock {
         /// The worker.
@@ -80,19 +80,19 @@ pub enum Violation {
         /// The bound.
         limit: usize,
     },
-    /// A worker's running counts are off.
+    /// A worker's running counts are wrong.
     #[error("worker {worker} counts {counted:?} blocks by tier and holds {held:?}")]
     Counts {
         /// The worker.
         worker: WorkerKey,
         /// The running counts.
         counted: [usize; Tier::COUNT],
-        /// What counting again gives.
+        /// The counts of a recount.
         held: [usize; Tier::COUNT],
     },
 }
 
-/// The parts of an overlap sum to its blocks.
+/// Checks that the parts of an overlap sum to its blocks.
 ///
 /// # Errors
 /// [`Violation::OverlapParts`].
@@ -104,7 +104,7 @@ pub fn check_overlap(overlap: &Overlap) -> Result<(), Violation> {
     Err(Violation::OverlapParts { blocks: overlap.blocks, parts })
 }
 
-/// No prompt has more cached tokens than tokens.
+/// Checks that a prompt has no more cached tokens than tokens.
 ///
 /// # Errors
 /// [`Violation::Cached`].

@@ -1,11 +1,10 @@
 //! The index of KV blocks: which worker holds which part of a prompt. Pure.
 //!
-//! Prompts and KV events are compared by chained [`BlockHash`]es: the
-//! router hashes a prompt ([`Chain`]), the [`Index`] hashes the
-//! blocks which workers report ([`Index::apply`]), and [`Index::find`] returns how
-//! many blocks of the prompt each worker has. Nothing here reads a clock, opens
-//! a socket, logs or draws a random number: the same calls give the same
-//! results, in production as in simulation.
+//! Prompts and KV events are compared by chained [`BlockHash`]es: the router hashes a prompt
+//! ([`Chain`]), the [`Index`] hashes the blocks that workers report ([`Index::apply`]), and
+//! [`Index::find`] returns how many blocks of the prompt each worker has. Nothing here reads a
+//! clock, opens a socket, logs or draws a random number: the same calls give the same results, in
+//! production as in simulation.
 
 pub mod chain;
 pub mod event;

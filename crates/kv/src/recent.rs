@@ -1,19 +1,18 @@
-//! Blocks of prompts that were routed recently, which are estimated to be held until events say more.
+//! Blocks of recently routed prompts, which are assumed to be held until events say more.
 //!
-//! There are two uses. *Speculative*: a prompt that was just sent to a worker will be in its
-//! cache before its events say so; prompts with the same prefix that arrive meanwhile should follow it.
-//! Such entries live for seconds. *Approximate*: for an engine without events no
-//! better information exists; what was sent to it is estimated to stay for a time, as long
-//! as the engine has room. Both are estimates: they may influence the choice of a worker, and never
-//! the cached tokens that are reported to a client.
+//! There are two uses. *Speculative*: a prompt that was just sent to a worker will be in its cache
+//! before its events say so; prompts with the same prefix that arrive meanwhile should follow it.
+//! Such entries live for seconds. *Approximate*: for an engine without events no better information
+//! exists; what was sent to it is assumed to stay for a time, as long as the engine has room. Both
+//! are estimates: they may influence the choice of a worker, and never the cached tokens that are
+//! reported to a client.
 //!
-//! A block belongs to the last prompt that had it. Of prompts with a common prefix, the
-//! later one has the common blocks, so only the end of the earlier one is left; and
-//! what is removed, for its age or for room, is removed from the end. So no block is ever
-//! listed without those before it, and each is listed once: memory is proportional
-//! to the blocks listed, however often they are renewed. A common prefix is found and
-//! renewed as a whole (`runs`): a prompt costs one step for each run that it consists of, and a
-//! copy of its new blocks, but no step for each block.
+//! A block belongs to the last prompt that contained it. Of prompts with a common prefix, the later
+//! one has the common blocks, so only the end of the earlier one is left; and blocks are removed,
+//! for their age or for room, from the end. So no block is ever listed without those before it, and
+//! each is listed once: memory is proportional to the blocks listed, however often they are
+//! renewed. A common prefix is found and renewed as a whole (`runs`): a prompt costs one step for
+//! each run that it consists of, and a copy of its new blocks, but no step for each block.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -26,40 +25,40 @@ mod runs;
 pub use found::RecentOverlaps;
 use runs::{RunId, Runs};
 
-/// How long guesses are kept, and how many.
+/// Bounds on the age and the number of assumed blocks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct RecentConfig {
-    /// For how long a routed prompt is assumed to be held.
+    /// Time for which a routed prompt is assumed to be held, in milliseconds.
     pub lifetime_ms: u64,
-    /// Bound on the blocks that are assumed of one worker, unless its capacity is
-    /// known to be less.
+    /// Maximum number of blocks that are assumed for one worker, unless its capacity is known to be
+    /// less.
     pub max_blocks_per_worker: usize,
 }
 
-/// Blocks whose time has come that one call takes out at most, so that no request pays
-/// for all others.
+/// Maximum number of expired blocks that one call removes, so that no single request pays for all
+/// others.
 pub const EXPIRED_BLOCKS_MAX: usize = 4096;
 
-/// What was routed lately.
+/// The recently routed prompts.
 #[derive(Debug)]
 pub struct Recent {
     config: RecentConfig,
     runs: Runs,
-    /// Prompts that still have a block, by number: oldest first, and first to expire.
+    /// Prompts that still have a block, by number: the oldest, which expires first, is first.
     routed: BTreeMap<u64, Routed>,
     workers: BTreeMap<WorkerKey, Assumed>,
-    /// Prompts so far.
+    /// Number of prompts so far.
     count: u64,
-    /// The latest time that was told: it never goes back.
+    /// The latest time of any call; it never decreases.
     now_ms: u64,
 }
 
-/// What is assumed of one worker.
+/// The assumptions about one worker.
 #[derive(Debug, Default)]
 struct Assumed {
-    /// Its prompts among [`Recent::routed`].
+    /// Its prompts in [`Recent::routed`].
     numbers: BTreeSet<u64>,
-    /// Blocks that it holds.
+    /// Number of blocks assumed to be held.
     blocks: usize,
 }
 
@@ -67,12 +66,12 @@ struct Assumed {
 struct Routed {
     worker: WorkerKey,
     expires_ms: u64,
-    /// Where its last blocks are.
+    /// The run with its last blocks.
     tail: RunId,
 }
 
 impl Recent {
-    /// Nothing yet.
+    /// Without any assumption.
     pub fn new(config: RecentConfig) -> Self {
         Self {
             config,
@@ -84,8 +83,8 @@ impl Recent {
         }
     }
 
-    /// A prompt was sent to a worker; `capacity_blocks` is what the worker can hold,
-    /// if it has said so. Blocks beyond the bound push out what was sent longest ago.
+    /// Notes that a prompt was sent to a worker; `capacity_blocks` is the worker's capacity, if it
+    /// has been reported. Blocks beyond the bound replace those sent longest ago.
     pub fn record(
         &mut self,
         now_ms: u64,
@@ -116,8 +115,8 @@ impl Recent {
         self.make_room(worker, excess);
     }
 
-    /// Gives the leading blocks of a prompt that are in some run to its new number, and says
-    /// how many those are, and where the last of them is.
+    /// Assigns the leading blocks of a prompt that are already in some run to the prompt's new
+    /// number; returns their number and the run that ends with the last of them.
     fn renew(
         &mut self,
         worker: WorkerKey,
@@ -132,7 +131,7 @@ impl Recent {
             }
             match self.runs.give(run, worker, number) {
                 None => assumed.blocks += alike,
-                // Later prompts have what is before this: nothing is left of that one.
+                // Later prompts own everything before this: nothing is left of that prompt.
                 Some(before) if self.routed.get(&before).is_some_and(|it| it.tail == run) => {
                     self.routed.remove(&before);
                     assumed.numbers.remove(&before);
@@ -145,7 +144,8 @@ impl Recent {
         (known, last)
     }
 
-    /// Who is assumed to hold how much of a prompt, by what has not been taken out yet.
+    /// How much of a prompt each worker is assumed to hold, including blocks that have expired and
+    /// are not removed yet.
     pub fn find(&self, hashes: &[BlockHash], out: &mut RecentOverlaps) {
         out.clear();
         let (mut known, mut last) = (0, None);
@@ -163,7 +163,7 @@ impl Recent {
         }
     }
 
-    /// Takes out so many blocks of a worker, from the ends of its oldest prompts.
+    /// Removes this many blocks of a worker, from the ends of its oldest prompts.
     fn make_room(&mut self, worker: WorkerKey, mut excess: usize) {
         while excess > 0 {
             let oldest = self.workers.get(&worker).and_then(|assumed| assumed.numbers.first());
@@ -172,8 +172,8 @@ impl Recent {
         }
     }
 
-    /// Takes out what has had its time, at most [`EXPIRED_BLOCKS_MAX`] of it per call; says
-    /// whether some is left.
+    /// Removes expired blocks, at most [`EXPIRED_BLOCKS_MAX`] per call; returns whether some are
+    /// left.
     pub fn expire(&mut self, now_ms: u64) -> bool {
         self.now_ms = self.now_ms.max(now_ms);
         let mut budget = EXPIRED_BLOCKS_MAX;
@@ -189,12 +189,13 @@ impl Recent {
         false
     }
 
-    /// When the next prompt has had its time; `None` if nothing is assumed.
+    /// When the next prompt expires, in milliseconds; `None` if nothing is assumed.
     pub fn next_expiry_ms(&self) -> Option<u64> {
         self.routed.first_key_value().map(|(_, routed)| routed.expires_ms)
     }
 
-    /// Takes up to so many blocks off a prompt's end, as an engine evicts; says how many.
+    /// Removes up to this many blocks from a prompt's end, as an engine evicts; returns their
+    /// number.
     fn trim(&mut self, number: u64, most: usize) -> usize {
         let Some(routed) = self.routed.get_mut(&number) else { return 0 };
         let worker = routed.worker;
@@ -217,7 +218,7 @@ impl Recent {
         gone
     }
 
-    /// Assumes nothing of a worker any more: it is gone, or began anew.
+    /// Drops all assumptions about a worker, because it is gone or has restarted.
     pub fn forget(&mut self, worker: u32) {
         let ranks = WorkerKey { worker, rank: 0 }..=WorkerKey { worker, rank: u16::MAX };
         while let Some((_, assumed)) = self.workers.range(ranks.clone()).next() {
@@ -226,13 +227,13 @@ impl Recent {
         }
     }
 
-    /// Blocks that are assumed of a worker.
+    /// Number of blocks assumed for a worker.
     pub fn blocks(&self, worker: WorkerKey) -> usize {
         self.workers.get(&worker).map_or(0, |assumed| assumed.blocks)
     }
 
-    /// Blocks that are listed for their deadlines, over all workers: as many as are assumed,
-    /// however often they were renewed.
+    /// Number of listed blocks over all workers: equal to the number of assumed blocks, however
+    /// often these were renewed.
     pub fn listed_blocks(&self) -> usize {
         self.runs.listed_blocks()
     }

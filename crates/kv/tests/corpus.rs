@@ -1,5 +1,5 @@
-//! The inputs of the fuzz target over the index, as ordinary tests.
-//! fuzz/README.md says how they came about.
+//! The inputs of the fuzz target for the index, as ordinary tests. fuzz/README.md explains their
+//! origin.
 #![allow(clippy::unwrap_used, missing_docs)]
 
 #[path = "../../../fuzz/checks/kv_index.rs"]

@@ -1,4 +1,4 @@
-//! Block hashes: their layout is a contract, their separation a promise to tenants.
+//! Block hashes: their layout is a contract, and tenants rely on their separation.
 #![allow(clippy::unwrap_used)]
 
 use proptest::prelude::*;
@@ -14,8 +14,8 @@ fn chain(namespace: &Namespace<'_>, seed: HashSeed, tokens: &[u32]) -> Vec<u64> 
     out.into_iter().map(|hash| hash.0).collect()
 }
 
-/// The values come from another implementation of the layout, in another language.
-/// If this test fails, routers and shims of two versions disagree.
+/// The values come from another implementation of the layout, in another language. If this test
+/// fails, routers and shims of different versions disagree.
 #[test]
 fn the_layout_is_pinned() {
     let next = |parent, tokens: std::ops::Range<u32>| {
@@ -123,7 +123,7 @@ proptest! {
     }
 
     #[test]
-    fn order_matters(tokens in proptest::collection::vec(any::<u32>(), 16), at in 0_usize..15) {
+    fn a_block_hash_depends_on_the_order_of_tokens(tokens in proptest::collection::vec(any::<u32>(), 16), at in 0_usize..15) {
         let mut swapped = tokens.clone();
         swapped.swap(at, at + 1);
         prop_assume!(swapped != tokens);
@@ -147,9 +147,9 @@ proptest! {
         }
     }
 
-    /// One block size has a path of its own.
+    /// One block size has a code path of its own.
     #[test]
-    fn a_token_more_or_less_is_another_block(
+    fn a_further_or_missing_token_changes_the_block_hash(
         parent in any::<u64>(),
         tokens in proptest::collection::vec(any::<u32>(), 1..600),
     ) {
@@ -160,7 +160,7 @@ proptest! {
         prop_assert_ne!(hash(&tokens), next_hash(SEED, BlockHash(!parent), &tokens));
     }
 
-    /// Hashes fill tables and are compared: no bit may say more than another.
+    /// Hashes are used in tables and compared, so all bits must be equally random.
     #[test]
     fn one_flipped_bit_flips_half_of_the_hash(
         tokens in proptest::collection::vec(any::<u32>(), 16),
@@ -179,7 +179,7 @@ proptest! {
 
 proptest! {
     #[test]
-    fn a_chain_is_the_same_however_its_tokens_come(
+    fn a_chain_does_not_depend_on_the_portions_of_tokens(
         portions in proptest::collection::vec(proptest::collection::vec(0_u32..3, 0..40), 0..12),
         block_size in 0_u32..20,
         split in 0_usize..12,
@@ -191,7 +191,7 @@ proptest! {
         for (at, portion) in portions.iter().enumerate() {
             let (blocks, had) = (ours.hashes().len(), ours.tokens());
             ours.append(portion);
-            // What one chain has done another one is told, for some of it.
+            // For a part of the tokens, the second chain gets the results of the first.
             if at < split {
                 let made = &ours.hashes()[blocks..];
                 behind.append_done(ours.tokens() - had, made, ours.rest());

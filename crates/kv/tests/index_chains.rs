@@ -1,6 +1,6 @@
-//! Long chains held by many workers, against a naive model: sets that outgrow their
-//! forms, runs that are split in their middle, evictions from the end and at random,
-//! workers that go and leave their place to others.
+//! Long chains held by many workers, against a naive model: sets that outgrow their forms, runs
+//! that are split in their middle, evictions from the end and at random, workers that leave and
+//! whose slots are reused.
 #![allow(clippy::unwrap_used)]
 
 use std::collections::{BTreeMap, HashMap};
@@ -24,7 +24,7 @@ fn key(worker: usize) -> WorkerKey {
     WorkerKey { worker: worker as u32 / 2, rank: worker as u16 % 2 }
 }
 
-/// A prompt: the beginning of a trunk, then a branch of its own.
+/// A prompt: a prefix of a trunk, then a branch of its own.
 #[derive(Clone, Copy, Debug)]
 struct Prompt {
     trunk: u64,
@@ -34,7 +34,7 @@ struct Prompt {
 }
 
 impl Prompt {
-    /// Chained hashes: each block's depends on all before.
+    /// Chained hashes: each block's hash depends on all blocks before.
     fn hashes(self) -> Vec<u64> {
         let trunk = (0..self.cut.min(self.len)).map(|at| (self.trunk, at));
         let branch = (self.cut.min(self.len)..self.len).map(|at| (100 + self.branch, at));
@@ -50,7 +50,7 @@ impl Prompt {
 
 #[derive(Clone, Debug)]
 enum Op {
-    /// Some workers from one on store what they lack of a prompt, or all of it again.
+    /// Some consecutive workers store what they lack of a prompt, or all of it again.
     Store {
         worker: usize,
         count: usize,
@@ -58,14 +58,14 @@ enum Op {
         again: bool,
         tier: Tier,
     },
-    /// Some workers lose so many blocks of a prompt, from its end.
+    /// Some workers lose the last blocks of a prompt.
     Evict {
         worker: usize,
         count: usize,
         prompt: Prompt,
         blocks: usize,
     },
-    /// A worker loses blocks anywhere.
+    /// A worker loses blocks at any positions.
     Lose {
         worker: usize,
         picks: Vec<prop::sample::Index>,
@@ -76,7 +76,7 @@ enum Op {
     Clear {
         worker: usize,
     },
-    /// A worker is given what another one has.
+    /// A worker receives a snapshot of another one.
     Restore {
         from: usize,
         to: usize,
@@ -118,7 +118,7 @@ fn op() -> impl Strategy<Value = Op> {
 
 type Copies = [u32; Tier::COUNT];
 
-/// Per worker, copies by block; no block without a copy.
+/// For each worker, the copies of its blocks; every block has a copy.
 struct Model(Vec<HashMap<u64, Copies>>);
 
 impl Model {
@@ -132,7 +132,7 @@ impl Model {
         overlap
     }
 
-    /// Takes one copy away, from the fastest tier that has one.
+    /// Removes one copy, from the fastest tier that has one.
     fn remove(&mut self, worker: usize, hash: u64) -> Tier {
         let copies = self.0[worker].get_mut(&hash).unwrap();
         let tier = copies.iter().position(|copies| *copies > 0).unwrap();
@@ -150,7 +150,7 @@ struct Pair {
     overlaps: Overlaps,
 }
 
-/// Engines name blocks as they like; here each worker in its own way.
+/// Engines choose their own names for blocks; here each worker in a different way.
 fn name(worker: usize, hash: u64) -> EngineHash {
     EngineHash(hash ^ (worker as u64) << 3)
 }
@@ -178,7 +178,7 @@ impl Pair {
         }
     }
 
-    /// Removes copies in the given order, in as many events as there are changes of tier.
+    /// Removes copies in the given order, with a new event for each change of tier.
     fn remove(&mut self, worker: usize, hashes: &[u64]) {
         let mut by_tier: Vec<(Tier, Vec<EngineHash>)> = Vec::new();
         for hash in hashes {
@@ -256,7 +256,7 @@ impl Pair {
             assert_eq!(check_overlap(&overlap), Ok(()));
             found += usize::from(overlap.blocks > 0);
         }
-        // The same told in the other way, each worker once.
+        // The iterator reports the same overlaps, each worker once.
         let all: BTreeMap<_, _> = self.overlaps.iter().collect();
         assert_eq!((all.len(), self.overlaps.len()), (found, found));
         assert_eq!(self.overlaps.iter().count(), found);
@@ -299,14 +299,14 @@ proptest! {
     }
 }
 
-/// Prompts of a chain each that share nothing.
+/// Prompts of one chain each, without common blocks.
 fn far_apart(prompts: u64, blocks: usize) -> Vec<Vec<u64>> {
     let chain = |trunk| Prompt { trunk, cut: blocks, branch: 0, len: blocks }.hashes();
     (0..prompts).map(|trunk| chain(trunk + 1000)).collect()
 }
 
 #[test]
-fn memory_comes_back_after_most_was_evicted() {
+fn memory_is_freed_after_most_blocks_were_evicted() {
     let mut pair = Pair::new();
     let chains = far_apart(100, 1500);
     for chain in &chains {
@@ -326,7 +326,7 @@ fn memory_comes_back_after_most_was_evicted() {
 }
 
 #[test]
-fn memory_comes_back_after_most_workers_were_removed() {
+fn memory_is_freed_after_most_workers_were_removed() {
     let mut pair = Pair::new();
     let chains = far_apart(WORKERS as u64, 1500);
     for (worker, chain) in chains.iter().enumerate() {
@@ -351,7 +351,7 @@ fn churn_does_not_let_memory_grow() {
     for (at, chain) in chains.iter().enumerate() {
         pair.store(at % 4, chain, false, Tier::Device);
         if let Some(old) = at.checked_sub(100) {
-            // Now from the end, now at random places: by hash.
+            // From the end, or at random positions (sorted by hash).
             let mut evicted: Vec<_> = chains[old].iter().rev().copied().collect();
             if at % 2 == 0 {
                 evicted.sort_unstable();
@@ -372,7 +372,7 @@ fn churn_does_not_let_memory_grow() {
 fn a_chain_longer_than_any_run_is_found_in_full() {
     let mut pair = Pair::new();
     let chain = far_apart(1, 36_000).remove(0);
-    // Events of a few blocks each, as a long generation makes them, and all at once.
+    // Events of a few blocks each, as in a long generation, and one large event.
     let ends = (0..17_000).step_by(500).chain([17_007, 17_014, chain.len()]);
     for end in ends {
         pair.store(0, &chain[..end], false, Tier::Device);

@@ -1,5 +1,5 @@
-//! Readers beside a writer: every answer must be explained by what each worker held
-//! at some time during the call, and whatever stayed the while must be found.
+//! Readers in parallel with a writer: every result must be explained by what each worker held at
+//! some time during the call, and whatever was held all the time must be found.
 #![allow(clippy::unwrap_used)]
 
 use std::collections::HashMap;
@@ -12,10 +12,10 @@ use splitrail_kv::{
     Tier, WorkerKey,
 };
 
-/// A generator of numbers that are the same in every run.
-struct Draws(u64);
+/// Pseudo-random numbers that are the same in every run.
+struct PseudoRandom(u64);
 
-impl Draws {
+impl PseudoRandom {
     fn below(&mut self, bound: usize) -> usize {
         self.0 = self.0.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963);
         ((self.0 >> 33) as usize) % bound
@@ -26,7 +26,7 @@ impl Draws {
     }
 }
 
-/// What the writer works with.
+/// The settings of a run of the writer.
 #[derive(Clone, Copy)]
 struct Shape {
     workers: usize,
@@ -35,7 +35,7 @@ struct Shape {
     branches: usize,
     branch_blocks: usize,
     events: usize,
-    /// Every so many events, as many blocks come and go as make memory move.
+    /// After this many events, enough blocks are added and removed that memory moves.
     flood_every: usize,
 }
 
@@ -46,12 +46,12 @@ fn key(worker: usize) -> WorkerKey {
     WorkerKey { worker: worker as u32 / 2, rank: worker as u16 % 2 }
 }
 
-/// Engines name blocks as they like; here each worker in its own way.
+/// Engines choose their own names for blocks; here each worker in a different way.
 fn name(worker: usize, hash: u64) -> EngineHash {
     EngineHash(hash ^ (worker as u64) << 3)
 }
 
-/// Chained hashes of a trunk's beginning and a branch behind it.
+/// Chained hashes of a prefix of a trunk and a branch after it.
 fn chain(trunk: usize, cut: usize, branch: usize, len: usize) -> Vec<u64> {
     let mut before = 0_u64;
     let chained = (0..len).map(|at| {
@@ -64,24 +64,24 @@ fn chain(trunk: usize, cut: usize, branch: usize, len: usize) -> Vec<u64> {
 }
 
 impl Shape {
-    fn prompt(self, draws: &mut Draws) -> Vec<u64> {
-        let cut = match draws.below(3) {
+    fn prompt(self, random: &mut PseudoRandom) -> Vec<u64> {
+        let cut = match random.below(3) {
             0 => self.trunk_blocks,
             1 => self.trunk_blocks / 2,
-            _ => 1 + draws.below(self.trunk_blocks),
+            _ => 1 + random.below(self.trunk_blocks),
         };
-        let len = 1 + draws.below(cut + self.branch_blocks);
-        chain(draws.below(self.trunks), cut, draws.below(self.branches), len)
+        let len = 1 + random.below(cut + self.branch_blocks);
+        chain(random.below(self.trunks), cut, random.below(self.branches), len)
     }
 }
 
-/// What an event does to a block of a worker: the fastest tier that has it afterwards.
+/// The effect of an event on a block of a worker: the fastest tier that has the block afterwards.
 type Effect = (usize, u64, Option<Tier>);
 
-/// What readers are told, for checking only.
+/// The writer's log, by which readers check their results.
 #[derive(Default)]
 struct Log {
-    /// Effects of events, by number, written down before the event is applied.
+    /// Effects of events by number, recorded before the event is applied.
     effects: Mutex<Vec<Arc<Vec<Effect>>>>,
     begun: AtomicUsize,
     done: AtomicUsize,
@@ -133,7 +133,7 @@ impl Writer {
         });
     }
 
-    /// Removes a copy of each block from the fastest tier of the first one's.
+    /// Removes a copy of each block from the fastest tier of the first block.
     fn remove(&mut self, worker: usize, hashes: &[u64]) {
         let mut hashes = hashes;
         while let Some(tier) = hashes.first().and_then(|hash| fastest(&self.held[worker][hash])) {
@@ -162,12 +162,12 @@ impl Writer {
         });
     }
 
-    /// Worker `to` becomes what worker `from` is.
+    /// Worker `to` gets a snapshot of worker `from`.
     fn restore(&mut self, from: usize, to: usize) {
         let mut effects: Vec<_> = self.held[to].keys().map(|hash| (to, *hash, None)).collect();
         let copied = |(hash, copies): (&u64, &Copies)| (to, *hash, fastest(copies));
         for (hash, copies) in &self.held[from] {
-            // On its way there, a block is entered as one copy in the fastest tier.
+            // During the restore, a block first has one copy in the fastest tier.
             effects.push((to, *hash, Some(Tier::Device)));
             let tiers = Tier::ALL.into_iter().filter(|tier| copies[*tier as usize] > 0);
             effects.extend(tiers.map(|tier| (to, *hash, Some(tier))));
@@ -185,7 +185,7 @@ impl Writer {
         });
     }
 
-    /// So many blocks come and go that what is in use moves.
+    /// Adds and removes enough blocks for words in use to be moved.
     fn flood(&mut self, worker: usize) {
         for number in 0..FLOOD_CHAINS {
             let chain = chain(10_000 + number, FLOOD_BLOCKS, 0, FLOOD_BLOCKS);
@@ -194,49 +194,49 @@ impl Writer {
         self.clear(worker);
     }
 
-    fn step(&mut self, shape: Shape, draws: &mut Draws) {
-        // The first worker keeps what it has.
-        let worker = 1 + draws.below(shape.workers - 1);
-        match draws.below(20) {
+    fn step(&mut self, shape: Shape, random: &mut PseudoRandom) {
+        // The first worker keeps its blocks.
+        let worker = 1 + random.below(shape.workers - 1);
+        match random.below(20) {
             0..10 => {
-                let tier = [Tier::Device, Tier::Device, Tier::Device, Tier::Host][draws.below(4)];
-                let prompt = shape.prompt(draws);
-                self.store(worker, &prompt, draws.below(5) == 0, tier);
+                let tier = [Tier::Device, Tier::Device, Tier::Device, Tier::Host][random.below(4)];
+                let prompt = shape.prompt(random);
+                self.store(worker, &prompt, random.below(5) == 0, tier);
             }
             10..15 => {
-                let prompt = shape.prompt(draws);
+                let prompt = shape.prompt(random);
                 let held = self.overlap(worker, &prompt);
-                let from = held.saturating_sub(1 + draws.below(shape.branch_blocks));
+                let from = held.saturating_sub(1 + random.below(shape.branch_blocks));
                 let evicted: Vec<_> = prompt[from..held].iter().rev().copied().collect();
                 self.remove(worker, &evicted);
             }
             15..18 => {
                 let mut held: Vec<_> = self.held[worker].keys().copied().collect();
                 held.sort_unstable();
-                held.retain(|_| draws.one_in(8));
+                held.retain(|_| random.one_in(8));
                 self.remove(worker, &held);
             }
             18 => self.clear(worker),
-            _ => self.restore(draws.below(shape.workers), worker),
+            _ => self.restore(random.below(shape.workers), worker),
         }
     }
 }
 
-/// Tiers in which a block was, and whether it was there all the while.
+/// The tiers in which a block was, and whether it was held all the time.
 #[derive(Clone, Copy)]
 struct Seen {
     tiers: [bool; Tier::COUNT],
     always: bool,
 }
 
-/// A reader's own account of what workers hold.
-struct Witness {
+/// A reader's own record of what workers hold.
+struct History {
     held: HashMap<(usize, u64), Tier>,
     known: usize,
     log: Arc<Log>,
 }
 
-impl Witness {
+impl History {
     fn advance(&mut self, to: usize) {
         let all: Vec<_> = self.log.effects.lock().unwrap()[self.known..to].to_vec();
         for (worker, hash, tier) in all.iter().flat_map(|effects| effects.iter()) {
@@ -248,7 +248,7 @@ impl Witness {
         self.known = to;
     }
 
-    /// What became of a prompt's blocks from the known state up to an event.
+    /// The states of a prompt's blocks from the known event up to another one.
     fn seen(&self, shape: Shape, prompt: &[u64], to: usize) -> Vec<Vec<Seen>> {
         let at = |worker: usize, hash: &u64| {
             let tier = self.held.get(&(worker, *hash));
@@ -287,27 +287,27 @@ fn explain(overlaps: &Overlaps, worker: usize, seen: &[Seen]) {
     }
 }
 
-/// Asks until the writer has stopped; says how often, and how often something changed
-/// during the call.
+/// Looks up prompts until the writer has stopped; returns the number of calls, and of those during
+/// which something changed.
 fn read(reader: &IndexReader, log: &Arc<Log>, shape: Shape, seed: u64) -> (usize, usize) {
-    let mut witness = Witness { held: HashMap::new(), known: 0, log: Arc::clone(log) };
-    let (mut draws, mut overlaps) = (Draws(seed), Overlaps::new());
+    let mut history = History { held: HashMap::new(), known: 0, log: Arc::clone(log) };
+    let (mut random, mut overlaps) = (PseudoRandom(seed), Overlaps::new());
     let (mut asked, mut disturbed) = (0, 0);
     let mut is_last = false;
     while !is_last {
         is_last = log.stopped.load(Ordering::SeqCst);
-        let hashes = shape.prompt(&mut draws);
+        let hashes = shape.prompt(&mut random);
         let prompt: Vec<_> = hashes.iter().copied().map(BlockHash).collect();
         let done = log.done.load(Ordering::SeqCst);
         reader.find(&prompt, &mut overlaps);
         let begun = log.begun.load(Ordering::SeqCst);
         asked += 1;
-        // Most of the time nothing happens; what did is what counts.
-        if begun == done && !is_last && !draws.one_in(32) {
+        // Usually nothing changes during a call; the calls with changes matter.
+        if begun == done && !is_last && !random.one_in(32) {
             continue;
         }
-        witness.advance(done);
-        let seen = witness.seen(shape, &hashes, begun);
+        history.advance(done);
+        let seen = history.seen(shape, &hashes, begun);
         for (worker, seen) in seen.iter().enumerate() {
             explain(&overlaps, worker, seen);
         }
@@ -321,7 +321,7 @@ fn readers_beside_a_writer(shape: Shape, seed: u64) {
     let (model, max_blocks_per_worker) = ("m".to_owned(), 1_000_000);
     let config = IndexConfig { model, block_size: 1, seed: HashSeed(7), max_blocks_per_worker };
     let log = Arc::new(Log::default());
-    // One more than readers look at: it floods.
+    // One more worker than readers look up, for the flood.
     let held = vec![HashMap::new(); shape.workers + 1];
     let mut writer = Writer { index: Index::new(config), held, log: Arc::clone(&log) };
     for trunk in 0..shape.trunks {
@@ -335,7 +335,7 @@ fn readers_beside_a_writer(shape: Shape, seed: u64) {
                 scope.spawn(move || read(&reader, &log, shape, seed + number))
             })
             .collect();
-        // Lets readers go, whatever happens to the writer.
+        // Stops the readers even if the writer panics.
         struct Stop<'a>(&'a Log);
         impl Drop for Stop<'_> {
             fn drop(&mut self) {
@@ -343,9 +343,9 @@ fn readers_beside_a_writer(shape: Shape, seed: u64) {
             }
         }
         let stop = Stop(&log);
-        let mut draws = Draws(seed);
+        let mut random = PseudoRandom(seed);
         for event in 1..=shape.events {
-            writer.step(shape, &mut draws);
+            writer.step(shape, &mut random);
             if event % shape.flood_every == 0 {
                 writer.flood(shape.workers);
             }
@@ -354,12 +354,12 @@ fn readers_beside_a_writer(shape: Shape, seed: u64) {
         readers.into_iter().map(|reader| reader.join().unwrap()).collect()
     });
     assert_eq!(writer.index.check(), Ok(()));
-    // The last look of each was at an index at rest, which agreed exactly.
+    // The last lookup of each reader was on an unchanging index, where the result must be exact.
     assert!(asked.iter().all(|(asked, _)| *asked > 0), "{asked:?}");
 }
 
 #[test]
-fn few_blocks_that_change_all_the_time() {
+fn readers_of_few_constantly_changing_blocks_see_consistent_overlaps() {
     let (trunks, branches) = (1, 2);
     let (trunk_blocks, branch_blocks) = (6, 3);
     let shape = Shape {
@@ -375,7 +375,7 @@ fn few_blocks_that_change_all_the_time() {
 }
 
 #[test]
-fn long_chains_of_many_workers() {
+fn readers_of_long_chains_of_many_workers_see_consistent_overlaps() {
     let (trunks, branches) = (3, 5);
     let (trunk_blocks, branch_blocks) = (90, 60);
     let shape = Shape {

@@ -1,4 +1,4 @@
-//! What the index promises about a worker's events, one behaviour per test.
+//! What the index guarantees about a worker's events, one behaviour per test.
 #![allow(clippy::unwrap_used)]
 
 use splitrail_kv::invariants::check_overlap;
@@ -67,7 +67,7 @@ fn overlap(index: &Index, worker: WorkerKey, tokens: &[u32]) -> u32 {
 }
 
 #[test]
-fn a_run_over_several_events_is_matched_up_to_where_prompts_part() {
+fn a_run_from_several_events_matches_up_to_the_first_difference() {
     let mut index = index(100);
     assert_eq!(index.apply(W0, &on_device(None, &[(1, 10), (2, 20)])).stored, 2);
     assert_eq!(index.apply(W0, &on_device(Some(2), &[(3, 30)])).stored, 1);
@@ -103,13 +103,13 @@ fn each_block_counts_for_its_fastest_tier() {
 
     assert_eq!(index.apply(W0, &removed(&[1], Tier::Device)).removed, 1);
     assert_eq!(overlap_in(&index, W0, &prompt), Overlap { blocks: 3, by_tier: [0, 2, 1, 0] });
-    // A copy in one tier is no copy in another.
+    // A copy in one tier does not count in another.
     assert_eq!(index.apply(W0, &removed(&[3], Tier::Host)).unknown, 1);
     assert_eq!(overlap_in(&index, W0, &prompt).blocks, 3);
 }
 
 #[test]
-fn a_hole_ends_the_overlap_until_the_block_returns() {
+fn a_gap_ends_the_overlap_until_the_block_returns() {
     let mut index = index(100);
     index.apply(W0, &on_device(None, &[(1, 10), (2, 20), (3, 30)]));
     index.apply(W0, &removed(&[2], Tier::Device));
@@ -120,7 +120,7 @@ fn a_hole_ends_the_overlap_until_the_block_returns() {
 }
 
 #[test]
-fn a_run_that_ended_does_not_resume_behind_the_hole() {
+fn an_overlap_does_not_resume_after_a_gap() {
     let mut index = index(100);
     for worker in [W0, W0_RANK1, W1] {
         index.apply(worker, &on_device(None, &[(1, 10), (2, 20), (3, 30)]));
@@ -136,7 +136,7 @@ fn blocks_under_an_unknown_parent_wait_for_it() {
     let mut index = index(100);
     let applied = index.apply(W0, &on_device(Some(9), &[(1, 10), (2, 20)]));
     assert_eq!(applied, Applied { aside: 2, ..Applied::default() });
-    // Another worker's hash is no parent, nor that of another rank.
+    // A hash of another worker or rank is not a parent.
     index.apply(W1, &on_device(None, &[(9, 5)]));
     index.apply(W0_RANK1, &on_device(None, &[(9, 5)]));
     assert_eq!(overlap(&index, W0, &[5, 10, 20]), 0);
@@ -147,7 +147,7 @@ fn blocks_under_an_unknown_parent_wait_for_it() {
 }
 
 #[test]
-fn a_chain_that_comes_last_part_first_is_joined_in_whole() {
+fn a_chain_that_arrives_in_reverse_order_is_joined_completely() {
     let mut index = index(100);
     for (parent, name) in [(3, 4), (2, 3), (1, 2)] {
         let applied = index.apply(W0, &on_device(Some(parent), &[(name, name as u32)]));
@@ -171,7 +171,7 @@ fn a_copy_removed_while_it_waits_does_not_come_back() {
 }
 
 #[test]
-fn what_waits_is_bounded_in_events_and_in_blocks_and_the_oldest_goes() {
+fn waiting_events_and_blocks_are_bounded_and_the_oldest_is_dropped() {
     let mut index = index(10_000);
     for name in 0..64 {
         assert_eq!(index.apply(W0, &on_device(Some(1000), &[(name, 7)])).orphaned, 0);
@@ -222,7 +222,7 @@ fn opaque_blocks_and_what_follows_are_known_and_never_matched() {
     assert_eq!(index.apply(W0, &on_device(Some(3), &[(4, 40)])).stored, 1);
     assert_eq!(overlap(&index, W0, &[10, 20, 30, 40]), 1);
     assert_eq!(index.block_counts(W0)[0], 4);
-    // The same tokens without the image: what followed the image stays apart.
+    // The same tokens without the image do not continue the chain with the image.
     index.apply(W0, &on_device(Some(1), &[(9, 20)]));
     assert_eq!(overlap(&index, W0, &[10, 20, 30, 40]), 2);
     let applied = index.apply(W0, &removed(&[9, 4, 3, 2, 1], Tier::Device));
@@ -245,7 +245,7 @@ fn two_engine_hashes_of_one_block_hold_it_until_both_are_gone() {
 }
 
 #[test]
-fn the_last_content_of_an_engine_hash_wins_and_nothing_stays_of_the_first() {
+fn an_engine_hash_stands_for_its_last_content_only() {
     let mut index = index(100);
     for tier in [Tier::Device, Tier::Device, Tier::Host] {
         index.apply(W0, &stored(None, &[(1, 10)], tier));
@@ -269,7 +269,7 @@ fn cleared_drops_every_tier_of_that_rank_only() {
     assert_eq!(index.apply(W0, &KvEvent::Cleared).removed, 2);
     assert_eq!(overlap(&index, W0, &[10]), 0);
     assert_eq!(overlap(&index, W0_RANK1, &[10, 20]), 2);
-    // Nothing from before may serve as a parent, nor wait for one.
+    // Earlier blocks are neither parents nor waiting.
     assert_eq!(index.apply(W0, &on_device(Some(2), &[(3, 30)])).aside, 1);
     assert_eq!(index.apply(W0, &KvEvent::Cleared).removed, 0);
     assert_eq!(index.apply(W0, &on_device(None, &[(1, 10), (2, 20)])).stored, 2);
@@ -277,7 +277,7 @@ fn cleared_drops_every_tier_of_that_rank_only() {
 }
 
 #[test]
-fn removing_a_worker_takes_all_its_ranks_and_nobody_else() {
+fn removing_a_worker_removes_all_its_ranks_and_no_other_worker() {
     let mut index = index(100);
     let far = WorkerKey { worker: 0, rank: u16::MAX };
     for worker in [W0, W0_RANK1, far, W1] {
@@ -318,7 +318,8 @@ fn beyond_the_bound_blocks_are_counted_and_not_indexed() {
     let mut index = index(2);
     let applied = index.apply(W0, &on_device(None, &[(1, 10), (2, 20), (3, 30)]));
     assert_eq!(applied, Applied { stored: 2, over_limit: 1, ..Applied::default() });
-    // Copies and new tiers of known blocks need no more room, nor do others' blocks.
+    // Copies and new tiers of known blocks need no further room, and other workers have their own
+    // bound.
     assert_eq!(index.apply(W0, &stored(None, &[(1, 10)], Tier::Host)).stored, 1);
     assert_eq!(index.apply(W0, &on_device(None, &[(2, 99)])).replaced, 1);
     assert_eq!(index.apply(W1, &on_device(None, &[(3, 30)])).stored, 1);
@@ -328,20 +329,20 @@ fn beyond_the_bound_blocks_are_counted_and_not_indexed() {
 }
 
 #[test]
-fn behind_the_first_block_over_the_bound_nothing_of_an_event_is_indexed() {
+fn nothing_of_an_event_is_indexed_after_the_first_block_over_the_bound() {
     let mut index = index(2);
     index.apply(W0, &on_device(None, &[(1, 10), (2, 20)]));
-    // The last is known, but the engine's chain is broken before it.
+    // The last block is known, but the engine's chain is broken before it.
     let applied = index.apply(W0, &on_device(None, &[(1, 10), (3, 30), (4, 40), (2, 20)]));
     assert_eq!(applied, Applied { stored: 1, over_limit: 3, ..Applied::default() });
     assert_eq!(overlap(&index, W0, &[10, 20]), 2);
     assert_eq!(overlap(&index, W0, &[10, 30]), 1);
-    // Nothing of the part that found no room has stayed.
+    // Nothing of the part that found no room was indexed.
     assert_eq!(index.distinct_blocks(), 2);
 }
 
 #[test]
-fn a_result_forgets_the_prompt_before() {
+fn a_lookup_clears_the_previous_result() {
     let mut index = index(100);
     index.apply(W0, &on_device(None, &[(1, 10)]));
     index.apply(W1, &on_device(None, &[(1, 11)]));

@@ -1,4 +1,4 @@
-//! Asking by a prompt's last block alone, while chains come and go.
+//! Lookups by a prompt's last block alone, while chains are added and removed.
 #![allow(clippy::unwrap_used)]
 
 use proptest::prelude::*;
@@ -13,13 +13,13 @@ fn index() -> Index {
     Index::new(IndexConfig { model, block_size: 16, seed, max_blocks_per_worker: 8 << 20 })
 }
 
-/// A chain's hashes: the first `shared` blocks are common to all of the same `family`.
+/// A chain's hashes: the first `shared` blocks are common to all chains of the same `family`.
 fn chain(family: u64, own: u64, shared: u64, blocks: u64) -> Vec<HashedBlock> {
     let mix = |a: u64, b: u64| (a ^ b.rotate_left(32)).wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1;
     let spread = |value: u64| value ^ value >> 29 ^ value << 31;
     (0..blocks)
         .map(|at| {
-            // A hash stands for all before it: where chains parted is in it.
+            // A hash stands for all blocks before it, so it depends on where chains differ.
             let own = if at < shared { 0 } else { own * 1_000 + shared + 1 };
             let hash = spread(mix(mix(family + 1, own + 1), at + 1));
             HashedBlock { engine: EngineHash(!hash), hash: BlockHash(hash) }
@@ -27,7 +27,7 @@ fn chain(family: u64, own: u64, shared: u64, blocks: u64) -> Vec<HashedBlock> {
         .collect()
 }
 
-/// What a walk from the first block finds, asked of every block.
+/// Compares with a walk from the first block, for every block.
 fn assert_agrees(index: &Index, chain: &[HashedBlock], overlaps: &mut Overlaps) {
     let hashes: Vec<_> = chain.iter().map(|block| block.hash).collect();
     index.find(&hashes, overlaps);
@@ -43,7 +43,7 @@ proptest! {
     #![proptest_config(ProptestConfig { cases: 24, ..ProptestConfig::default() })]
 
     #[test]
-    fn chains_that_come_and_go_are_held_as_far_as_a_walk_finds_them(
+    fn a_lookup_by_the_last_block_agrees_with_a_walk(
         trace_at in 0_usize..40,
         ops in prop::collection::vec(
             (0_u64..3, 0_u64..12, 0_u64..60, 1_u64..400, 0_usize..400, any::<bool>()), 1..60),
@@ -55,7 +55,7 @@ proptest! {
             }
             let chain = chain(family, own, shared, blocks);
             if evicts {
-                // From the end mostly, and now and then from the middle.
+                // Usually from the end, sometimes from the middle.
                 let gone: Vec<_> = chain.iter().skip(from).take(150).rev().map(|b| b.engine).collect();
                 index.remove(W, &gone, Tier::Device);
             } else {
@@ -69,7 +69,7 @@ proptest! {
 }
 
 #[test]
-fn no_block_is_always_held_and_whoever_was_not_asked_to_trace_says_no() {
+fn zero_blocks_are_always_held_and_without_tracing_no_block_is() {
     let mut index = index();
     let chain = chain(0, 0, 0, 5);
     index.store(W, None, &chain, Tier::Device);
@@ -81,7 +81,7 @@ fn no_block_is_always_held_and_whoever_was_not_asked_to_trace_says_no() {
 }
 
 #[test]
-fn tracing_takes_few_bytes_a_block_however_often_blocks_are_replaced() {
+fn tracing_takes_few_bytes_per_block_also_after_replacements() {
     const CHAINS: u64 = 100;
     let mut index = index();
     index.trace_blocks();

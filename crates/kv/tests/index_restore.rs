@@ -1,4 +1,4 @@
-//! A snapshot that comes in parts, while other workers' events go on.
+//! A snapshot that arrives in parts, while other workers' events continue.
 #![allow(clippy::unwrap_used)]
 
 use proptest::prelude::*;
@@ -16,7 +16,7 @@ fn index(max_blocks_per_worker: usize) -> Index {
     Index::new(IndexConfig { model, block_size: 1, seed, max_blocks_per_worker })
 }
 
-/// The chain of a prompt of small numbers: equal beginnings have equal hashes.
+/// The chain of a prompt of small numbers: equal prefixes have equal hashes.
 fn chain(prompt: &[u8]) -> Vec<HashedBlock> {
     let mut hash = 1u64;
     let next = |token: &u8| {
@@ -55,7 +55,7 @@ fn apply(index: &mut Index, worker: WorkerKey, step: &Step) -> Applied {
 
 proptest! {
     #[test]
-    fn others_events_between_the_parts_change_neither_side(
+    fn events_of_other_workers_between_the_parts_of_a_restore_are_applied_correctly(
         given in proptest::collection::vec(step(), 0..20),
         before in proptest::collection::vec(step(), 0..10),
         between in proptest::collection::vec(step(), 0..20),
@@ -107,13 +107,13 @@ proptest! {
 }
 
 #[test]
-fn a_name_that_is_given_twice_stands_for_what_it_named_last() {
+fn a_name_that_is_restored_twice_stands_for_its_last_block() {
     let run = |parent: Option<u64>, hashes: &[u64], names: &[u64]| SnapshotRun {
         parent: parent.map(BlockHash),
         hashes: hashes.iter().copied().map(BlockHash).collect(),
         names: RunNames::Plain(names.iter().copied().map(EngineHash).collect()),
     };
-    // Within a row of names that are entered together, and from another run.
+    // Within one row of names that are entered together, and from another run.
     let runs = [
         run(None, &[1, 2, 3, 4], &[11, 12, 12, 14]),
         run(None, &[5, 6], &[11, 16]),
@@ -140,7 +140,7 @@ fn a_name_that_is_given_twice_stands_for_what_it_named_last() {
 }
 
 #[test]
-fn room_for_names_that_do_not_come_is_given_back() {
+fn memory_for_expected_names_that_do_not_arrive_is_freed() {
     let bytes = |expected| {
         let mut index = index(1 << 20);
         let (mut restore, _) = index.begin_restore(TAKER, expected);

@@ -18,7 +18,8 @@ fn index(max_blocks_per_worker: usize) -> Index {
     Index::new(IndexConfig { model, block_size: 1, seed, max_blocks_per_worker })
 }
 
-/// Engine hashes fall while positions rise, so neither order hides the other.
+/// Engine hashes decrease while positions increase, so that a confusion of the two orders is
+/// noticed.
 fn filled() -> Index {
     let mut index = index(100);
     let block = |hash: u64, opaque| StoredBlock {
@@ -42,8 +43,8 @@ fn snapshot(index: &Index, worker: WorkerKey) -> Vec<SnapshotRun> {
     index.snapshot(worker).collect()
 }
 
-/// What a snapshot says of each name, however it is cut into runs: the block, the one
-/// before it, the copies.
+/// The content of a snapshot for each name, independent of how it is cut into runs: the block, the
+/// block before it, the copies.
 type Content = BTreeMap<EngineHash, (Option<BlockHash>, BlockHash, [u32; Tier::COUNT])>;
 
 fn content(runs: &[SnapshotRun]) -> Content {
@@ -88,7 +89,7 @@ fn overlap(index: &Index, worker: WorkerKey, hashes: impl IntoIterator<Item = u6
 }
 
 #[test]
-fn parents_come_before_their_children_and_copies_are_told() {
+fn a_snapshot_lists_parents_first_and_all_copies() {
     let index = filled();
     let runs = snapshot(&index, W0);
     assert_parents_first(&runs);
@@ -101,7 +102,7 @@ fn parents_come_before_their_children_and_copies_are_told() {
 }
 
 #[test]
-fn a_restored_worker_goes_on_as_the_original_would() {
+fn a_restored_worker_behaves_like_the_original() {
     let mut index = filled();
     let applied = index.restore(W1, snapshot(&index, W0));
     assert_eq!(applied, Applied { stored: 11, ..Applied::default() });
@@ -117,7 +118,7 @@ fn a_restored_worker_goes_on_as_the_original_would() {
 }
 
 #[test]
-fn a_snapshot_carries_holes_and_what_is_behind_them() {
+fn a_snapshot_contains_gaps_and_the_blocks_after_them() {
     let mut index = index(100);
     index.store(W0, None, &hashed(1..=9, 100), Tier::Device);
     index.apply(W0, &removed(&[101, 104, 105, 108]));
@@ -126,7 +127,7 @@ fn a_snapshot_carries_holes_and_what_is_behind_them() {
     let held: Vec<_> = content(&runs).values().map(|(_, hash, _)| hash.0).collect();
     assert_eq!(held, [2, 3, 6, 7, 9]);
 
-    // A router that knows nothing of it yet: blocks that nobody holds are known there too.
+    // A router without any state of the worker learns also the blocks that no worker holds.
     let mut other = Index::new(index.config().clone());
     assert_eq!(other.restore(W1, runs.clone()).stored, 5);
     other.check().unwrap();
@@ -135,7 +136,7 @@ fn a_snapshot_carries_holes_and_what_is_behind_them() {
     for (name, blocks) in [(1, 3), (5, 3), (4, 7), (8, 9)] {
         let parent = (name > 1).then_some(EngineHash(name + 99));
         if name == 5 {
-            // The blocks between two holes come back in order only.
+            // The blocks between two gaps can only be stored in order.
             assert_eq!(other.store(W1, parent, &hashed([5], 100), Tier::Device).orphaned, 1);
         } else {
             let missing = if name == 4 { hashed([4, 5], 100) } else { hashed([name], 100) };
@@ -147,7 +148,7 @@ fn a_snapshot_carries_holes_and_what_is_behind_them() {
 }
 
 #[test]
-fn a_long_chain_comes_in_pieces_of_a_bounded_size() {
+fn a_snapshot_splits_long_chains_into_bounded_runs() {
     let mut index = index(100_000);
     index.store(W0, None, &hashed(1..=20_000, 0), Tier::Device);
     let runs = snapshot(&index, W0);
@@ -178,7 +179,7 @@ fn a_restore_next_to_other_workers_cuts_and_follows_their_chains() {
 }
 
 #[test]
-fn a_restore_replaces_what_was_there() {
+fn a_restore_replaces_all_previous_blocks() {
     let mut index = filled();
     let mut one = snapshot(&index, W0).swap_remove(0);
     one.hashes.truncate(1);
@@ -192,7 +193,7 @@ fn a_restore_replaces_what_was_there() {
 }
 
 #[test]
-fn what_waited_for_its_parent_is_gone_after_a_restore() {
+fn a_restore_drops_blocks_that_wait_for_their_parent() {
     let mut index = index(100);
     let blocks = vec![StoredBlock { hash: EngineHash(2), tokens: vec![2], opaque: false }];
     let parent = Some(EngineHash(1));
@@ -246,7 +247,7 @@ fn runs_that_contradict_themselves_or_others_are_refused() {
 }
 
 #[test]
-fn a_hash_at_two_places_is_believed_at_the_first() {
+fn a_hash_at_a_second_place_is_refused() {
     let mut index = index(100);
     index.store(W1, None, &hashed([1, 2, 3], 0), Tier::Device);
     // A chained hash stands for one prefix only: 2 cannot follow 7.
@@ -264,7 +265,7 @@ fn a_restore_keeps_to_the_bound() {
     let mut index = index(2);
     let applied = index.restore(W0, [run(None, &[1, 2, 3]), run(Some(3), &[4]), run(None, &[5])]);
     index.check().unwrap();
-    // What hangs behind a block that found no room has no parent.
+    // A block after one that found no room has no parent.
     assert_eq!(applied, Applied { stored: 2, over_limit: 2, malformed: 1, ..Applied::default() });
     assert_eq!(index.distinct_blocks(), 2);
     assert_eq!(overlap(&index, W0, 1..=4).blocks, 2);
@@ -288,7 +289,7 @@ fn absurd_counts_of_copies_do_no_harm() {
 fn a_further_name_of_a_refused_block_is_refused_as_well() {
     let mut index = index(100);
     index.store(W1, None, &hashed([1, 2], 0), Tier::Device);
-    // 2 is the second block of a prompt, so it is no first one.
+    // 2 is the second block of a prompt, so it cannot be a first one.
     index.store(W2, None, &hashed([1, 3], 0), Tier::Device);
     let mut lie = run(None, &[2, 5]);
     let further = Named { at: 1, engine: EngineHash(99), copies: PLAIN };

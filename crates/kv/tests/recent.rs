@@ -1,4 +1,4 @@
-//! What is assumed of workers is what was routed to them lately, no more, and in bounds.
+//! The recently routed blocks: exactly those that were lately routed to a worker, within limits.
 #![allow(clippy::unwrap_used)]
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -39,7 +39,7 @@ fn overlap(recent: &Recent, worker: WorkerKey, prompt: &[BlockHash]) -> u32 {
 }
 
 #[test]
-fn a_prompt_is_assumed_where_it_was_sent_until_its_time_has_come() {
+fn a_prompt_is_assumed_at_its_worker_until_it_expires() {
     let mut recent = recent(100);
     let (a, longer) = (prompt(1, 5), prompt(1, 8));
     recent.record(10, worker(0), &a, None);
@@ -54,7 +54,7 @@ fn a_prompt_is_assumed_where_it_was_sent_until_its_time_has_come() {
 }
 
 #[test]
-fn what_is_sent_again_stays_and_the_rest_of_it_goes() {
+fn blocks_that_are_sent_again_stay_and_the_others_expire() {
     let mut recent = recent(100);
     let whole = prompt(1, 9);
     recent.record(0, worker(0), &whole, None);
@@ -67,7 +67,7 @@ fn what_is_sent_again_stays_and_the_rest_of_it_goes() {
 }
 
 #[test]
-fn the_end_of_what_was_sent_longest_ago_makes_room() {
+fn the_last_blocks_of_the_oldest_prompt_are_removed_for_new_ones() {
     let mut recent = recent(10);
     let (a, b, c) = (prompt(1, 5), prompt(2, 5), prompt(3, 3));
     recent.record(0, worker(0), &a, None);
@@ -75,20 +75,20 @@ fn the_end_of_what_was_sent_longest_ago_makes_room() {
     recent.record(2, worker(0), &c, None);
     let held = |recent: &Recent| [&a, &b, &c].map(|prompt| overlap(recent, worker(0), prompt));
     assert_eq!(held(&recent), [2, 5, 3]);
-    // The engine turns out to have less room than that.
+    // The engine is found to have a smaller cache.
     recent.record(3, worker(0), &c, Some(4));
     assert_eq!(held(&recent), [0, 1, 3]);
     recent.record(4, worker(0), &prompt(4, 30), Some(4));
     assert_eq!(overlap(&recent, worker(0), &prompt(4, 30)), 4);
     assert_eq!(recent.blocks(worker(0)), 4);
-    // One worker's room is not another's.
+    // Each worker has its own limit.
     recent.record(5, worker(1), &a, None);
     assert_eq!(overlap(&recent, worker(1), &a), 5);
     assert_eq!(recent.blocks(worker(0)), 4);
 }
 
 #[test]
-fn nothing_is_assumed_of_a_worker_that_began_anew() {
+fn nothing_is_assumed_of_a_restarted_worker() {
     let mut recent = recent(100);
     let a = prompt(1, 5);
     recent.record(0, worker(0), &a, None);
@@ -102,7 +102,7 @@ fn nothing_is_assumed_of_a_worker_that_began_anew() {
 }
 
 #[test]
-fn memory_is_that_of_the_blocks_assumed_however_often_they_are_renewed() {
+fn renewing_blocks_does_not_increase_memory() {
     let mut recent = recent(64);
     let common = prompt(1, 20);
     for turn in 0..5000_u32 {
@@ -116,7 +116,7 @@ fn memory_is_that_of_the_blocks_assumed_however_often_they_are_renewed() {
 }
 
 #[test]
-fn one_call_takes_out_no_more_than_its_share() {
+fn one_call_removes_a_bounded_number_of_expired_blocks() {
     let len = EXPIRED_BLOCKS_MAX as u32 + 10;
     let mut recent = recent(len as usize);
     recent.record(0, worker(0), &prompt(1, len), None);
@@ -196,7 +196,7 @@ fn op() -> impl Strategy<Value = Op> {
 
 proptest! {
     #[test]
-    fn it_is_as_the_model(ops in proptest::collection::vec(op(), 1..60)) {
+    fn recent_prompts_agree_with_a_naive_model(ops in proptest::collection::vec(op(), 1..60)) {
         const BOUND: usize = 12;
         let mut recent = recent(BOUND);
             let mut model = Model::default();
@@ -225,10 +225,10 @@ proptest! {
                 let held = model.held(number);
                 listed += held.len();
                 prop_assert_eq!(recent.blocks(worker(number)), held.len());
-                // All prompts of six blocks over two tokens, and so all beginnings.
+                // All prompts of six blocks over two tokens, which include all prefixes.
                 for prompt in &all {
                     let expected = prompt.iter().take_while(|hash| held.contains(hash)).count();
-                    // No hole: none is held whose beginning is not.
+                    // Without gaps: no block is held if a block before it is not.
                     prop_assert!(prompt[expected..].iter().all(|hash| !held.contains(hash)));
                     prop_assert_eq!(overlap(&recent, worker(number), prompt), expected as u32);
                 }

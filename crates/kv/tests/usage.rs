@@ -1,4 +1,4 @@
-//! What overlaps are worth, and the promises about figures.
+//! The values of overlaps, and the guarantees about figures.
 #![allow(clippy::unwrap_used)]
 
 use proptest::prelude::*;
@@ -14,7 +14,7 @@ fn the_last_token_is_always_computed() {
 }
 
 #[test]
-fn nothing_is_cached_of_nothing() {
+fn an_empty_prompt_has_no_cached_tokens() {
     assert_eq!(estimate_cached_tokens(9, 0, 16), 0);
     assert_eq!(estimate_cached_tokens(9, 1, 1), 0);
     assert_eq!(estimate_cached_tokens(9, 100, 0), 0);

@@ -1,4 +1,4 @@
-//! The result of an event: what became of it, and the blocks that it names.
+//! The result of an event: how many blocks were stored, removed, or refused, and why.
 
 use crate::event::EngineHash;
 use crate::hash::BlockHash;
@@ -6,41 +6,41 @@ use crate::hash::BlockHash;
 /// A block whose chained hash is known.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct HashedBlock {
-    /// The engine's name for it.
+    /// The engine's hash of the block.
     pub engine: EngineHash,
-    /// Our own chained hash of it.
+    /// The router's chained hash of the block.
     pub hash: BlockHash,
 }
 
-/// What became of an event, in blocks.
+/// The result of an event, in blocks.
 ///
-/// Of a [`KvEvent::Stored`](crate::KvEvent::Stored), each block is counted once among `stored`, `aside`,
-/// `orphaned`, `malformed` and `over_limit` (and among `stored` later, when it
-/// joins); of a [`KvEvent::Removed`](crate::KvEvent::Removed), each hash once among `removed`
-/// and `unknown`.
+/// Each block of a [`KvEvent::Stored`](crate::KvEvent::Stored) is counted once among `stored`,
+/// `aside`, `orphaned`, `malformed` and `over_limit` (and later among `stored`, if it was `aside`
+/// and its parent arrives). Each hash of a [`KvEvent::Removed`](crate::KvEvent::Removed) is counted
+/// once among `removed` and `unknown`.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Applied {
     /// Indexed, as new blocks or as further copies.
     pub stored: usize,
-    /// Those of `stored` whose engine hash stood for other content before: a
-    /// sign that the worker restarted and nobody noticed.
+    /// Those of `stored` whose engine hash stood for other content before: a sign that the worker
+    /// restarted without being noticed.
     pub replaced: usize,
-    /// Copies taken away; for [`KvEvent::Cleared`](crate::KvEvent::Cleared),
-    /// distinct blocks dropped.
+    /// Copies that were removed; for [`KvEvent::Cleared`](crate::KvEvent::Cleared), distinct blocks
+    /// that were dropped.
     pub removed: usize,
-    /// Stored under a parent that the worker is not known to hold (yet): kept
-    /// aside, not indexed.
+    /// Blocks whose parent the worker is not known to hold: kept aside until the parent arrives,
+    /// not indexed.
     pub aside: usize,
-    /// Not indexed: behind a malformed block of the same event, or dropped from
-    /// what was kept aside because that became too much.
+    /// Not indexed: after a malformed block of the same event, or dropped from the blocks kept
+    /// aside because these became too many.
     pub orphaned: usize,
-    /// Removed without being held in that tier.
+    /// Removals of blocks that were not held in that tier.
     pub unknown: usize,
-    /// Not exactly one block size of tokens, or at odds with other blocks: not indexed.
+    /// Not exactly one block size of tokens, or in contradiction to other blocks: not indexed.
     pub malformed: usize,
-    /// Beyond [`IndexConfig::max_blocks_per_worker`](crate::IndexConfig::max_blocks_per_worker), with all that follows in the
-    /// event: not indexed. The worker's overlap is a lower bound from here on,
-    /// until it is resynchronised.
+    /// Beyond [`IndexConfig::max_blocks_per_worker`](crate::IndexConfig::max_blocks_per_worker),
+    /// with all following blocks of the event: not indexed. From here on the worker's overlap is a
+    /// lower bound, until the worker is resynchronised.
     pub over_limit: usize,
 }
 

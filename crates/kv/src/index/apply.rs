@@ -5,14 +5,15 @@ use super::{Applied, Index, WorkerKey};
 use crate::event::{EngineHash, KvEvent, Tier};
 
 impl Index {
-    /// Applies one event of a worker. Events must come in the worker's order;
-    /// after a gap, clear the worker and start from a snapshot or a replay.
+    /// Applies one event of a worker. Events must be applied in the worker's order; after a gap,
+    /// clear the worker and start from a snapshot or a replay.
     pub fn apply(&mut self, worker: WorkerKey, event: &KvEvent) -> Applied {
         self.apply_telling(worker, event, &mut NoObserver)
     }
 
-    /// The same, and tells what was changed: neither what waits for its parent, nor what is
-    /// beyond a bound or makes no sense; what has waited, when it joins.
+    /// Like [`Index::apply`], and reports each change to `observe`. Blocks that wait for their
+    /// parent are reported when they join; blocks beyond a bound and invalid blocks are not
+    /// reported.
     pub fn apply_observed(
         &mut self,
         worker: WorkerKey,
@@ -56,8 +57,8 @@ impl Index {
         }
     }
 
-    /// [`Index::remove`], telling which names had a copy to take. What only waited for its
-    /// parent was never told of.
+    /// [`Index::remove`], reporting the names from which a copy was removed. Blocks that only
+    /// waited for their parent were never reported.
     pub(super) fn remove_telling<O: Observer>(
         &mut self,
         worker: WorkerKey,

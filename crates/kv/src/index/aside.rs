@@ -1,13 +1,13 @@
-//! Stored blocks whose parent is unknown so far: kept for a while, joined when the parent
-//! is stored, dropped when they become too many.
+//! Stored blocks whose parent is not known yet: they are kept for a while, joined when the parent
+//! is stored, and dropped if they become too many.
 
 use std::collections::VecDeque;
 
 use crate::event::{EngineHash, StoredBlock, Tier};
 
-/// Events that one worker can have waiting.
+/// Maximum number of waiting events of one worker.
 const EVENTS_MAX: usize = 64;
-/// Blocks that one worker can have waiting, over all its events.
+/// Maximum number of waiting blocks of one worker, over all its events.
 pub(super) const BLOCKS_MAX: usize = 4096;
 
 /// One worker's events that wait for their parent, oldest first.
@@ -23,7 +23,7 @@ pub(super) struct Waiting {
     pub(super) parent: EngineHash,
     pub(super) blocks: Vec<StoredBlock>,
     pub(super) tier: Tier,
-    /// Copies that were removed meanwhile; no more than there are blocks.
+    /// Copies that were removed while waiting; no more than there are blocks.
     pub(super) removed: Vec<EngineHash>,
 }
 
@@ -32,7 +32,7 @@ impl Aside {
         self.waiting.is_empty()
     }
 
-    /// Keeps an event; says how many blocks had to go for it.
+    /// Keeps an event; returns the number of waiting blocks that were dropped for it.
     pub(super) fn keep(&mut self, waiting: Waiting) -> usize {
         self.blocks += waiting.blocks.len();
         self.waiting.push_back(waiting);
@@ -45,7 +45,7 @@ impl Aside {
         dropped
     }
 
-    /// Takes out an event whose parent is `known`.
+    /// Removes and returns an event whose parent is `known`.
     pub(super) fn take(&mut self, known: impl Fn(EngineHash) -> bool) -> Option<Waiting> {
         let at = self.waiting.iter().position(|waiting| known(waiting.parent))?;
         let waiting = self.waiting.remove(at)?;
@@ -53,7 +53,7 @@ impl Aside {
         Some(waiting)
     }
 
-    /// A copy was removed; says whether it was one that waits.
+    /// Notes that a copy was removed; returns whether it was a waiting one.
     pub(super) fn remove(&mut self, name: EngineHash, tier: Tier) -> bool {
         let waits = |waiting: &&mut Waiting| {
             let stored = waiting.blocks.iter().filter(|block| block.hash == name).count();

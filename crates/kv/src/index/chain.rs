@@ -1,5 +1,5 @@
-//! Consecutive blocks of one prompt, from either source: an event, with a name and a
-//! hash for each block, or a snapshot, with names and hashes in separate lists.
+//! Consecutive blocks of one prompt from two kinds of source: an event, with a name and a hash for
+//! each block, or a snapshot, with names and hashes in separate lists.
 
 use super::HashedBlock;
 use super::forest::{Cursor, Forest, Span};
@@ -57,7 +57,7 @@ impl Chain for &[HashedBlock] {
     }
 }
 
-/// As many names as hashes.
+/// Names and hashes in separate lists of the same length.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Named<'a> {
     pub(super) names: &'a [EngineHash],

@@ -13,13 +13,11 @@ use crate::invariants::Violation;
 type Expected = BTreeMap<(u32, u16), Vec<u8>>;
 
 impl Index {
-    /// Checks the whole index; for tests, simulation and audits, since it costs
-    /// a copy of everything.
+    /// Checks the whole index; for tests, simulation and audits, since it copies everything.
     ///
     /// # Errors
-    /// The first violation that is found: the holders of a block are not what
-    /// the workers' names sum to, something empty has stayed, a count or a bound
-    /// is wrong, or a run cannot be reached.
+    /// The first violation found: the holders of a block differ from what the workers' names say,
+    /// an empty entry was not removed, a count or a bound is wrong, or a run cannot be reached.
     pub fn check(&self) -> Result<(), Violation> {
         let mut expected = Expected::new();
         for (&worker, known) in &self.workers {
@@ -58,7 +56,7 @@ impl Index {
         Ok(())
     }
 
-    /// Readers are shown what the names say.
+    /// Checks that the holders that readers see are those that the names imply.
     fn check_holders(&self, run: u32, expected: &Expected) -> Result<usize, Violation> {
         let shared = self.forest.run(run);
         let hash = BlockHash(shared.first());

@@ -1,17 +1,17 @@
-//! Returns memory: moves what is in use together when most of the memory is unused.
+//! Returns memory: moves the words in use together when much of the memory is unused.
 
 use super::forest::Forest;
 use super::run::{Full, List};
 use super::sync::Ordering;
 use super::words::Address;
 
-/// Unused words that are not worth a move; in unit tests, few are.
+/// Number of unused words below which moving is not worthwhile; small in unit tests.
 const FLOOR_WORDS: usize = if cfg!(test) { 1 << 6 } else { 1 << 12 };
 
 impl Forest {
-    /// Moves all words in use to new chunks and gives the old ones back, if more
-    /// than half are unused. Costs as much as what is in use, and happens only after
-    /// at least as much was freed.
+    /// Moves all words in use to new chunks and frees the old ones, if the unused words exceed a
+    /// third of the used ones by `FLOOR_WORDS`. Takes time proportional to the words in use, and
+    /// happens only after a proportional number was freed.
     pub(super) fn compact_if_sparse(&mut self) {
         if self.words.free_words() <= self.words.used_words() / 3 + FLOOR_WORDS {
             return;
@@ -54,7 +54,7 @@ impl Forest {
         }
     }
 
-    /// A copy of an extent among the new chunks, which readers can see already.
+    /// A copy of an extent in the new chunks, which readers can already access.
     fn moved(&mut self, at: Address, words: usize) -> Address {
         let new = self.words.allocate(words);
         self.publish_if_grown();

@@ -1,8 +1,8 @@
 //! Blocks that a worker holds under several names.
 //!
-//! An engine names a block by its content, so two names for one content occur
-//! only where the engine restarted unnoticed or hashes more than is known here. The block is
-//! held until the last of its names is gone, in the fastest tier of any.
+//! An engine names a block by its content, so two names for one content occur only if the engine
+//! restarted without being noticed, or its names depend on more than the router knows. The block is
+//! held until the last of its names is removed, in the fastest tier of any name.
 
 use std::collections::BTreeMap;
 
@@ -16,11 +16,12 @@ use crate::event::Tier;
 /// The names of one block.
 #[derive(Debug, Default)]
 pub(super) struct Doubles {
-    /// Fastest tier of the name that was there first, or [`ABSENT`] once it is gone.
+    /// Fastest tier of the first name, or [`ABSENT`] after its removal.
     first: u8,
-    /// The further names, and their fastest tiers; as many as a worker cares to give.
+    /// The further names and their fastest tiers; their number is limited only by the worker's
+    /// bound on names.
     further: BTreeMap<Lane, u8>,
-    /// How many of them have which as their fastest tier.
+    /// Number of further names by fastest tier.
     by_tier: [u32; Tier::COUNT],
 }
 
@@ -29,7 +30,7 @@ impl Doubles {
         self.first.min(fastest(&self.by_tier))
     }
 
-    /// Sets the fastest tier of a further name; [`ABSENT`] takes it out.
+    /// Sets the fastest tier of a further name; [`ABSENT`] removes the name.
     fn set(&mut self, lane: Lane, tier: u8) {
         let before = match tier {
             ABSENT => self.further.remove(&lane),
@@ -47,7 +48,7 @@ impl Doubles {
         size_of::<(Place, Self)>() + self.further.len() * size_of::<(Lane, u8)>() * 2
     }
 
-    /// Names have moved.
+    /// Updates the lanes after names have moved.
     pub(super) fn move_to(&mut self, moved: impl Fn(Lane) -> Lane) {
         let further = std::mem::take(&mut self.further);
         self.further = further.into_iter().map(|(lane, tier)| (moved(lane), tier)).collect();
@@ -59,8 +60,8 @@ impl Doubles {
 }
 
 impl Worker {
-    /// New names hold these blocks in a tier, the first of them being `lane` and the
-    /// others those behind it, as `lane_at` says.
+    /// Notes that new names hold these blocks in a tier. The first name is at `lane`, the others
+    /// follow it as `lane_at` says.
     pub(super) fn hold(
         &mut self,
         forest: &mut Forest,
@@ -87,7 +88,7 @@ impl Worker {
         }
     }
 
-    /// A name's fastest tier has changed.
+    /// Notes that a name's fastest tier has changed.
     pub(super) fn retier(&mut self, forest: &mut Forest, lane: Lane, tier: u8) {
         let place = self.names.place(lane);
         let shown = match self.doubles.get_mut(&place) {
@@ -103,7 +104,8 @@ impl Worker {
         self.show(forest, place, shown);
     }
 
-    /// A name of a block is gone; says in which tier others still hold it.
+    /// Notes that a name of a block was removed; returns the tier in which other names still hold
+    /// the block.
     pub(super) fn release_double(&mut self, place: Place, lane: Lane) -> u8 {
         let Some(doubles) = self.doubles.get_mut(&place) else {
             return ABSENT;
@@ -114,7 +116,7 @@ impl Worker {
         }
         let fastest = doubles.fastest();
         if doubles.names() < 2 {
-            // The one that is left is an ordinary name again.
+            // The remaining name is an ordinary one again.
             self.doubles.remove(&place);
         }
         fastest

@@ -1,37 +1,37 @@
 //! Finds the strip of any chained hash, for callers that know a prompt's last block and not
 //! the blocks before it.
 //!
-//! A slot has four bytes: the strip's number in the low bits, bits of the hash in the high bits. The place of a
-//! block within its strip follows from its depth in the prompt, so nothing more is stored.
+//! A slot has four bytes: the strip's number in the low bits, and bits of the hash in the high
+//! bits. The place of a block within its strip follows from its depth in the prompt, so it is not
+//! stored.
 
 const EMPTY: u32 = 0;
-/// A slot that had something: searches go on behind it.
-const GONE: u32 = 1;
-/// Numbers below are taken by the two above.
+/// A slot whose entry was removed: searches continue after it.
+const REMOVED: u32 = 1;
+/// Strip numbers are stored plus this, because the values below have the meanings above.
 const FIRST: u32 = 2;
-/// The share of slots in use, gone ones included, at which the table is laid out anew.
+/// The share of used slots, including removed ones, at which the table is rebuilt.
 const FULL: (usize, usize) = (4, 5);
 const SLOTS_MIN: usize = 64;
 
-/// The table, or none as long as nobody has asked for it.
+/// The table; empty until it is first needed.
 #[derive(Debug, Default)]
 pub(super) struct Finder {
     slots: Vec<u32>,
-    /// Slots that are not empty, gone ones included.
+    /// Number of slots that are not empty, including removed ones.
     used: usize,
     strip_bits: u32,
 }
 
 impl Finder {
-    /// A table with room for so many blocks and half as many again, in strips with numbers
-    /// up to twice this one.
+    /// A table with room for one and a half times `blocks`, for strip numbers up to twice `strip`.
     pub(super) fn with_room(blocks: usize, strip: u32) -> Self {
         let slots = (blocks * 3 / 2 * FULL.1 / FULL.0).max(SLOTS_MIN);
         let strip_bits = (u32::BITS - (strip + FIRST).leading_zeros() + 1).min(u32::BITS);
         Self { slots: vec![EMPTY; slots], used: 0, strip_bits }
     }
 
-    /// Whether so many more blocks of a strip can be added.
+    /// Whether this many further blocks of a strip can be added.
     pub(super) fn has_room(&self, blocks: usize, strip: u32) -> bool {
         (self.used + blocks) * FULL.1 <= self.slots.len() * FULL.0
             && u64::from(strip) + u64::from(FIRST) < 1 << self.strip_bits
@@ -41,7 +41,7 @@ impl Finder {
     pub(super) fn add(&mut self, strip: u32, hashes: impl Iterator<Item = u64>) {
         for hash in hashes {
             let mut at = self.home(hash);
-            while self.slots[at] > GONE {
+            while self.slots[at] > REMOVED {
                 at = self.behind(at);
             }
             self.used += usize::from(self.slots[at] == EMPTY);
@@ -49,8 +49,8 @@ impl Finder {
         }
     }
 
-    /// Takes blocks of a strip out. Slots of one strip with the same bits of a hash stand for
-    /// each other: whichever goes, what is left can be reached by all.
+    /// Removes blocks of a strip. Slots of one strip with the same hash bits are interchangeable:
+    /// whichever is removed, the others still serve all their blocks.
     pub(super) fn remove(&mut self, strip: u32, hashes: impl Iterator<Item = u64>) {
         for hash in hashes {
             let slot = self.slot(hash, strip);
@@ -61,14 +61,14 @@ impl Finder {
                 }
                 at = self.behind(at);
             }
-            // Before an empty slot no search needs a mark.
+            // A slot before an empty one needs no mark, because searches end there anyway.
             let is_end = self.slots[self.behind(at)] == EMPTY;
-            self.slots[at] = if is_end { EMPTY } else { GONE };
+            self.slots[at] = if is_end { EMPTY } else { REMOVED };
             self.used -= usize::from(is_end);
         }
     }
 
-    /// The strips that may have a block.
+    /// The strips that may contain a block.
     pub(super) fn strips(&self, hash: u64) -> impl Iterator<Item = u32> + '_ {
         let mut at = if self.slots.is_empty() { None } else { Some(self.home(hash)) };
         let tag = self.slot(hash, 0) >> (self.strip_bits % u32::BITS);
@@ -79,7 +79,7 @@ impl Finder {
         });
         let mask = self.mask();
         let alike = move |slot: &u32| {
-            *slot > GONE && (mask == u32::MAX || slot >> (self.strip_bits % u32::BITS) == tag)
+            *slot > REMOVED && (mask == u32::MAX || slot >> (self.strip_bits % u32::BITS) == tag)
         };
         slots.filter(alike).filter_map(move |slot| (slot & mask).checked_sub(FIRST))
     }
@@ -90,7 +90,7 @@ impl Finder {
 
     #[inline]
     fn home(&self, hash: u64) -> usize {
-        // Chained hashes are even enough as they are.
+        // Chained hashes are already evenly distributed.
         (((hash >> 32) * self.slots.len() as u64) >> 32) as usize
     }
 

@@ -1,10 +1,9 @@
 //! The runs of all workers and how they are connected; the writer's side.
 //!
-//! A chain of blocks lies along runs: a run's blocks follow each other, and every
-//! child starts at its parent's *end*, so a path is a sequence of whole runs. Where a
-//! new chain leaves a run in its middle, the run is split there. A run exists while
-//! a worker holds a block of it or a child starts at its end; so every run
-//! can be reached from its prompt's first block.
+//! A chain of blocks lies along runs: a run's blocks follow each other, and every child starts at
+//! its parent's *end*, so a path is a sequence of whole runs. Where a new chain leaves a run in its
+//! middle, the run is split. A run exists while a worker holds a block of it or a child starts at
+//! its end; so every run can be reached from its prompt's first block.
 
 use std::sync::Arc;
 
@@ -16,13 +15,13 @@ use super::sync::{AtomicU64, Ordering, Swapped};
 use super::words::{Allocator, CHUNK_WORDS, WORDS_MAX, capacity_of};
 use super::worker_key::WorkerKey;
 
-/// Longest strip, and so the longest run; a longer chain goes on in a child.
+/// Maximum length of a strip in blocks, and so of a run; a longer chain continues in a child.
 pub(super) const STRIP_BLOCKS_MAX: usize = CHUNK_WORDS / 4;
 
-/// No run: before a prompt's first block.
+/// Stands for no run: the place before a prompt's first block.
 pub(super) const ROOT: u32 = u32::MAX;
 
-/// Where the next block of a chain goes: behind the first `at` blocks of a run.
+/// The place of the next block of a chain: after the first `at` blocks of a run.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Cursor {
     pub(super) run: u32,
@@ -41,19 +40,19 @@ pub(super) struct Span {
     pub(super) to: u32,
 }
 
-/// What only the writer knows of a run.
+/// The part of a run that only the writer uses.
 #[derive(Debug)]
 pub(super) struct Meta {
     pub(super) strip: u32,
-    /// Its first block's place in the strip.
+    /// The place of its first block in the strip.
     pub(super) start: u32,
     /// The block before its first one; `None` at a prompt's start.
     pub(super) parent: Option<Place>,
-    /// Blocks of the prompt before its first one.
+    /// Number of blocks of the prompt before its first one.
     pub(super) depth: u32,
-    /// Runs that hang at its end, and pins.
+    /// Number of runs that start at its end, plus pins.
     pub(super) children: u32,
-    /// Holders that have holes or slower tiers: per block, the fastest tier or
+    /// Holders with gaps or slower tiers: for each block, the fastest tier or
     /// [`super::holders::ABSENT`]. Empty for almost every run.
     pub(super) irregular: Vec<(u16, Vec<u8>)>,
 }
@@ -67,14 +66,14 @@ pub(super) struct Forest {
     runs: Vec<Arc<[Run]>>,
     free_runs: Vec<u32>,
     heads: Arc<Heads>,
-    /// Slots of `heads` that are not empty, removed ones included.
+    /// Number of slots of `heads` that are not empty, including removed ones.
     heads_used: usize,
     slots: Arc<Slots>,
     live: Arc<[AtomicU64]>,
     reused: u64,
     shared: Arc<Shared>,
-    /// States that readers may still look into. Whoever drops one last frees what it
-    /// alone holds; that shall not be a reader.
+    /// States that readers may still use. The last owner of a state frees what only the state
+    /// holds; that must not be a reader.
     replaced: Vec<Arc<State>>,
 }
 
@@ -115,8 +114,8 @@ impl Forest {
         &self.slots
     }
 
-    /// Publishes a worker's slot. Readers with an older state are told even if nobody had
-    /// it before, since they see it come alive.
+    /// Publishes a worker's slot. Readers with an older state are notified even if the slot was
+    /// never used before, because they see its bit being set.
     pub(super) fn add_slot(&mut self, slots: Slots, slot: u16) {
         if self.live.len() < slots.words() {
             let bits = self.live.iter().map(|word| word.load(Ordering::Relaxed));
@@ -128,7 +127,7 @@ impl Forest {
         self.publish_reused(true);
     }
 
-    /// Hides a worker from readers, at once, and publishes that it has no slot.
+    /// Hides a worker from readers immediately, and publishes that its slot is free.
     pub(super) fn remove_slot(&mut self, worker: WorkerKey, slot: u16) {
         let word = &self.live[usize::from(slot) / 64];
         word.store(word.load(Ordering::Relaxed) & !(1 << (slot % 64)), Ordering::Release);
@@ -149,7 +148,7 @@ impl Forest {
         &mut self.metas[run as usize]
     }
 
-    /// Runs in use.
+    /// Number of runs in use.
     pub(super) fn run_count(&self) -> usize {
         self.metas.len() - self.free_runs.len()
     }
@@ -159,7 +158,7 @@ impl Forest {
         (0..self.metas.len() as u32).filter(|run| self.run(*run).len() > 0)
     }
 
-    /// The run and the place in it where a strip's block is now.
+    /// The run that contains a block of a strip now, and the block's position in the run.
     #[inline]
     pub(super) fn locate(&self, place: Place) -> Option<(u32, u32)> {
         let run = self.strips.run_at(place)?;
@@ -167,7 +166,7 @@ impl Forest {
         (at < self.run(run).len()).then_some((run, at))
     }
 
-    /// The place of a run's block, which splits and joins do not change.
+    /// The place of a run's block, which does not change when runs are split or joined.
     #[inline]
     pub(super) fn place(&self, run: u32, at: u32) -> Place {
         let meta = self.meta(run);
@@ -180,8 +179,9 @@ impl Forest {
         self.strips.hash(&self.words, self.place(run, at))
     }
 
-    /// The blocks of an existing run along which a chain goes on from a cursor, at
-    /// least one; `None` where it leaves what exists, which is at a run's end then.
+    /// The blocks of an existing run along which a chain continues from a cursor, at least one;
+    /// `None` if no existing run continues the chain, in which case the cursor is at the end of a
+    /// run.
     pub(super) fn follow<T>(
         &mut self,
         cursor: Cursor,
@@ -201,7 +201,8 @@ impl Forest {
         let agreeing = if agrees(last) {
             common as usize
         } else {
-            // Chained hashes: where two chains have parted they never meet again.
+            // Because hashes are chained, two chains that differ at a block differ at all later
+            // blocks.
             let (mut low, mut high) = (0, last);
             while low < high {
                 let middle = usize::midpoint(low, high);
@@ -216,15 +217,15 @@ impl Forest {
         Some(Span { run, from, to: from + agreeing as u32 })
     }
 
-    /// The run that hangs at a cursor's end and begins with a block.
+    /// The run that starts at a cursor and begins with this block.
     fn child(&self, cursor: Cursor, first: u64) -> Option<u32> {
         let begins = |run| self.run(run).len() > 0 && self.run(run).first() == first;
         let run = self.heads.find(first, begins)?;
-        // A hash names its whole prefix: at another depth it is some giver's nonsense.
+        // A hash identifies its whole prefix; the same hash at another depth is invalid input.
         (self.meta(run).depth == self.depth(cursor)).then_some(run)
     }
 
-    /// Blocks of the prompt before a cursor.
+    /// Number of blocks of the prompt before a cursor.
     fn depth(&self, cursor: Cursor) -> u32 {
         if cursor.run == ROOT { 0 } else { self.meta(cursor.run).depth + cursor.at }
     }
@@ -234,10 +235,10 @@ impl Forest {
         parent.map_or(ROOT, |(run, _)| run)
     }
 
-    /// Adds what does not exist yet of a chain, behind a cursor at a run's end (see
-    /// [`Forest::follow`]); `None` if the first block's hash is somebody else's.
-    /// Nobody holds the new blocks, unless `grows` names one that holds all of
-    /// the run before, and this can be made longer: then that one holds them.
+    /// Adds the missing blocks of a chain after a cursor at a run's end (see [`Forest::follow`]);
+    /// `None` if the first block's hash already stands for another block. No worker holds the new
+    /// blocks, unless `grows` names a worker that holds all of the previous run and the run can be
+    /// extended: then this worker holds them.
     pub(super) fn extend<T>(
         &mut self,
         cursor: Cursor,
@@ -282,8 +283,8 @@ impl Forest {
         Some((Span { run, from: 0, to: len }, false))
     }
 
-    /// Whether a run can take more blocks at its end: nothing hangs there, its strip
-    /// ends there, and this worker holds all of it, with few others.
+    /// Whether a run can be extended: it has no children, its strip ends with it, and this worker
+    /// and few others hold all of it.
     fn can_grow(&self, run: u32, slot: u16) -> bool {
         let (meta, shared) = (self.meta(run), self.run(run));
         meta.children == 0
@@ -293,7 +294,7 @@ impl Forest {
             && meta.start + shared.len() == self.strips.len(meta.strip)
     }
 
-    /// Adds blocks to a run's end, for one of those that hold all of it.
+    /// Appends blocks to a run, on behalf of one of the workers that hold all of it.
     fn grow(&mut self, run: u32, slot: u16, hashes: impl Iterator<Item = u64>, to: u32) {
         self.leave_full_to(run, slot);
         let Meta { strip, start, .. } = *self.meta(run);
@@ -304,7 +305,7 @@ impl Forest {
         self.run(run).set_len(to, last);
     }
 
-    /// Points the runs of a strip that has moved to its new words, and frees the old.
+    /// Updates the runs of a strip that has moved to new words, and frees the old words.
     fn after_move(&mut self, strip: u32, moved: Option<(super::words::Address, usize)>) {
         let Some((old, words)) = moved else {
             return;
@@ -316,7 +317,7 @@ impl Forest {
         self.words.free(old, words);
     }
 
-    /// Cuts a run in two before block `at`; its children hang at the second part.
+    /// Splits a run before block `at`; its children become children of the second part.
     fn split(&mut self, run: u32, at: u32) {
         let (len, place) = (self.run(run).len(), self.place(run, at));
         let Meta { depth, children, .. } = *self.meta(run);
@@ -331,7 +332,8 @@ impl Forest {
         };
         let tail = self.new_run(meta, len - at);
         self.split_holders(run, tail, at);
-        // From here on the tail can be found; until the head is cut nobody looks for it.
+        // From here on the tail can be found; until the head is shortened no reader searches for
+        // it.
         self.add_head(self.hash(run, at), tail);
         self.strips.begin(place.strip, place.offset, tail);
         self.meta_mut(run).children = 1;
@@ -343,7 +345,7 @@ impl Forest {
         let run = self.free_runs.pop().unwrap_or_else(|| {
             let run = self.metas.len();
             if run == self.runs.len() * RUNS_PER_CHUNK {
-                // Some at once, so that publishing is seldom.
+                // Adds several chunks together, so that publishing is rare.
                 for _ in 0..=self.runs.len() / 8 {
                     self.runs.push((0..RUNS_PER_CHUNK).map(|_| Run::default()).collect());
                 }
@@ -373,7 +375,7 @@ impl Forest {
         if (self.heads_used + 1) * 4 > self.heads.capacity() * 3 {
             let heads = Heads::with_room(self.run_count() + 1);
             for run in self.run_ids().filter(|other| *other != run) {
-                // A run that is about to get its head is the only one without.
+                // Only the run that is about to get its head is missing from the table.
                 heads.insert(self.run(run).first(), run);
             }
             self.heads_used = self.run_count() - 1;
@@ -383,14 +385,14 @@ impl Forest {
         self.heads_used += usize::from(self.heads.insert(first, run));
     }
 
-    /// Keeps a run alive, and whole, whoever holds it.
+    /// Keeps a run alive and unsplit, whether or not a worker holds it.
     pub(super) fn pin(&mut self, run: u32) {
         if run != ROOT {
             self.meta_mut(run).children += 1;
         }
     }
 
-    /// Ends a pin; a run that has no other reason to live goes.
+    /// Ends a pin; frees the run if nothing else keeps it.
     pub(super) fn unpin(&mut self, run: u32) {
         if run != ROOT {
             self.meta_mut(run).children -= 1;
@@ -398,12 +400,12 @@ impl Forest {
         }
     }
 
-    /// After somebody let go of a run: frees it and its ancestors as far as nobody
-    /// holds them, and blocks at its end that nobody holds.
+    /// After a holder was removed from a run: frees the run and its ancestors as far as no worker
+    /// holds them, and blocks at its end that no worker holds.
     pub(super) fn tidy(&mut self, run: u32) {
         let mut run = run;
         while run != ROOT && self.meta(run).children == 0 {
-            if !self.run(run).full().is_nobody(&self.words) {
+            if !self.run(run).full().is_empty(&self.words) {
                 return;
             }
             let held = self.longest_held(run);
@@ -419,7 +421,7 @@ impl Forest {
         }
     }
 
-    /// Cuts off the end of a leaf that nobody holds.
+    /// Removes the last blocks of a leaf, which no worker holds.
     pub(super) fn trim(&mut self, run: u32, len: u32) {
         if len == self.run(run).len() {
             return;
@@ -442,21 +444,21 @@ impl Forest {
         self.free_sets(run);
         let Meta { strip, start, .. } = *self.meta(run);
         if self.strips.end(&mut self.words, strip, run) {
-            // A leaf was the strip's last piece.
+            // The leaf was the last run of the strip.
             self.cut_strip(strip, start);
         }
         self.run(run).set_len(0, 0);
         self.free_runs.push(run);
     }
 
-    /// After words or runs were added, and before anything there is pointed to.
+    /// After words or runs were added, and before anything refers to them.
     pub(super) fn publish_if_grown(&mut self) {
         if let Some(reused) = self.words.take_grown() {
             self.publish_reused(reused);
         }
     }
 
-    /// Publishes; if a number was `reused`, readers with an older state are told.
+    /// Publishes the state; if a number was `reused`, readers with an older state are notified.
     fn publish_reused(&mut self, reused: bool) {
         self.reused += u64::from(reused);
         self.publish();
@@ -476,17 +478,17 @@ impl Forest {
         self.replaced.retain(|state| Arc::strong_count(state) > 1);
     }
 
-    /// Whether so many more blocks might not find words that addresses can name.
+    /// Whether this many further blocks might need more words than addresses can name.
     pub(super) fn is_full(&self, blocks: usize) -> bool {
         self.words.used_words() + self.words.free_words() + 2 * blocks > WORDS_MAX
     }
 
-    /// Whether a run is found by its first block.
+    /// Whether a run can be found by its first block.
     pub(super) fn is_head(&self, run: u32) -> bool {
         self.heads.find(self.run(run).first(), |found| found == run).is_some()
     }
 
-    /// Words in use, counted from what uses them.
+    /// Number of words in use, counted from their users.
     pub(super) fn words_counted(&self) -> usize {
         let strips = (0..self.strips.count()).filter_map(|strip| self.strips.extent(strip));
         let strips: usize = strips.map(|(_, words)| capacity_of(words)).sum();
@@ -504,7 +506,7 @@ impl Forest {
         strips + sets.sum::<usize>()
     }
 
-    /// Bytes of memory that it takes.
+    /// Memory of the forest in bytes.
     pub(super) fn bytes(&self) -> usize {
         let irregular =
             |meta: &Meta| meta.irregular.iter().map(|(_, tiers)| tiers.len() + 32).sum::<usize>();

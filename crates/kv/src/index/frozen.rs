@@ -1,7 +1,7 @@
-//! A copy of a worker's blocks at one moment, which is quick to take and sorted later.
+//! A copy of a worker's blocks at one moment, which is fast to take and is sorted later.
 //!
-//! [`Index::snapshot`](super::Index::snapshot) borrows the index until its last run; this copies two words
-//! for each block in memory order, and leaves all sorting for later.
+//! [`Index::snapshot`](super::Index::snapshot) borrows the index until its last run; this copies
+//! two words for each block in memory order, and leaves all sorting for later.
 
 use std::collections::BTreeMap;
 use std::ops::Range;
@@ -12,50 +12,50 @@ use super::{Index, Named, RunNames, SnapshotRun, WorkerKey};
 use crate::event::{EngineHash, Tier};
 use crate::hash::BlockHash;
 
-/// Longest run that is given out.
+/// Maximum length of a returned run in blocks.
 const RUN_BLOCKS_MAX: usize = 1024;
-/// A run that the worker has no part in.
-const LEFT_OUT: u32 = u32::MAX;
+/// Stands for a run of which the worker holds nothing.
+const NOT_HELD: u32 = u32::MAX;
 
 /// A name and its copies by tier.
 type Name = (EngineHash, [u32; Tier::COUNT]);
 
-/// All that a worker held at one moment.
+/// All blocks that a worker held at one moment.
 #[derive(Debug, Default)]
 pub struct Frozen {
     runs: Vec<FrozenRun>,
     hashes: Vec<u64>,
-    /// A name of each block, where it is held.
+    /// One name of each held block.
     names: Vec<u64>,
     held: Vec<u64>,
-    /// How many names there are, further ones included.
+    /// Number of names, including further ones.
     names_count: usize,
-    /// Blocks with other copies than one on the device, or with more than one name:
-    /// all names of theirs.
+    /// All names of blocks that have more than one name, or copies other than a single one on the
+    /// device.
     special: BTreeMap<u32, Vec<Name>>,
 }
 
 #[derive(Clone, Copy, Debug)]
 struct FrozenRun {
     depth: u32,
-    /// Its first block among `hashes`.
+    /// Index of its first block in `hashes`.
     from: u32,
     len: u32,
-    /// Whether there is a block before it.
+    /// Whether there is a block before its first one.
     hangs: bool,
     parent: u64,
 }
 
-/// The run that was met last. Neighbours in memory are mostly neighbours in their chain, so
-/// that the next block is mostly in the same one.
+/// The run that was found last. Neighbours in memory are usually neighbours in their chain, so the
+/// next block is usually in the same run.
 #[derive(Default)]
-struct Near {
+struct LastRun {
     strip: u32,
     blocks: Range<u32>,
     run: u32,
 }
 
-impl Near {
+impl LastRun {
     #[inline]
     fn locate(&mut self, forest: &Forest, place: Place) -> Option<(u32, u32)> {
         if place.strip != self.strip || !self.blocks.contains(&place.offset) {
@@ -68,8 +68,8 @@ impl Near {
 }
 
 impl Index {
-    /// A copy of all that a worker holds: the same as [`Index::snapshot`], at about twenty
-    /// bytes a block, without holding the index up for longer than the copying takes.
+    /// A copy of all that a worker holds: the same as [`Index::snapshot`], with about twenty bytes
+    /// per block, and without borrowing the index for longer than the copying takes.
     pub fn freeze(&self, worker: WorkerKey) -> Frozen {
         let mut frozen = Frozen::default();
         let Some(known) = self.workers.get(&worker) else {
@@ -79,9 +79,9 @@ impl Index {
         let bases = self.freeze_runs(worker, &mut frozen);
         frozen.names = vec![0; frozen.hashes.len()];
         frozen.held = vec![0; frozen.hashes.len().div_ceil(64)];
-        let mut near = Near::default();
+        let mut last_run = LastRun::default();
         for (lane, name, place) in known.names.iter() {
-            let Some((run, at)) = near.locate(&self.forest, place) else {
+            let Some((run, at)) = last_run.locate(&self.forest, place) else {
                 continue;
             };
             let block = bases[run as usize] + at;
@@ -102,23 +102,23 @@ impl Index {
         frozen
     }
 
-    /// Copies the runs that a worker holds blocks of, and those before them; says where
-    /// each run begins in the copy.
+    /// Copies the runs of which a worker holds blocks, and the runs before them; returns where each
+    /// run begins in the copy.
     fn freeze_runs(&self, worker: WorkerKey, frozen: &mut Frozen) -> Vec<u32> {
-        let mut bases = vec![LEFT_OUT; self.forest.metas.len()];
+        let mut bases = vec![NOT_HELD; self.forest.metas.len()];
         let Some(known) = self.workers.get(&worker) else {
             return bases;
         };
-        let mut near = Near::default();
+        let mut last_run = LastRun::default();
         for (mut place, present) in known.names.groups() {
             let mut left = present;
             while left != 0 {
                 place.offset += left.trailing_zeros();
                 left = (left >> left.trailing_zeros()) & !1;
-                let Some((mut run, _)) = near.locate(&self.forest, place) else {
+                let Some((mut run, _)) = last_run.locate(&self.forest, place) else {
                     continue;
                 };
-                while run != ROOT && bases[run as usize] == LEFT_OUT {
+                while run != ROOT && bases[run as usize] == NOT_HELD {
                     bases[run as usize] = frozen.hashes.len() as u32;
                     self.freeze_run(run, frozen);
                     run = self.forest.parent_of(run);
@@ -144,12 +144,12 @@ impl Index {
 }
 
 impl Frozen {
-    /// Names of the blocks that were held.
+    /// Number of names.
     pub fn names_count(&self) -> usize {
         self.names_count
     }
 
-    /// Bytes of memory that it takes.
+    /// Memory of the copy in bytes.
     pub fn bytes(&self) -> usize {
         const PER_SPECIAL: usize = 2 * size_of::<(u32, Vec<Name>)>() + 2 * size_of::<Name>();
         (self.hashes.capacity() + self.names.capacity() + self.held.capacity()) * 8
@@ -157,7 +157,7 @@ impl Frozen {
             + self.special.len() * PER_SPECIAL
     }
 
-    /// Its runs, as [`Index::snapshot`] gives them: parents before children.
+    /// Its runs in the order of [`Index::snapshot`]: parents before children.
     pub fn runs(&self) -> impl Iterator<Item = SnapshotRun> + '_ {
         let order = self.order();
         let mut at = 0;
@@ -165,7 +165,7 @@ impl Frozen {
         std::iter::from_fn(move || self.next(&order, &mut at, &mut pieces))
     }
 
-    /// The runs' numbers, the least deep first. Sorting them is what takes time.
+    /// The numbers of the runs, by depth. The sorting is what takes time.
     pub fn order(&self) -> Vec<u32> {
         let mut order: Vec<u32> = (0..self.runs.len() as u32).collect();
         order.sort_unstable_by_key(|run| {
@@ -175,7 +175,7 @@ impl Frozen {
         order
     }
 
-    /// Consecutive blocks of one of its runs, cut where holding begins and ends.
+    /// The blocks of a run, cut into pieces that the worker holds completely or not at all.
     pub fn pieces(&self, run: u32) -> Vec<SnapshotRun> {
         let FrozenRun { from, len, hangs, parent, .. } = self.runs[run as usize];
         let mut pieces = Vec::new();

@@ -3,14 +3,14 @@
 
 use super::sync::{AtomicU64, Ordering};
 
-/// A slot: half of the hash above, the run's number plus one below.
+/// A slot: the upper half has bits of the hash, the lower half the run's number plus one.
 #[derive(Debug)]
 pub(super) struct Heads {
     slots: Box<[AtomicU64]>,
 }
 
 const EMPTY: u64 = 0;
-/// What a removed head leaves behind, so that probes go on.
+/// The value of a removed slot, after which searches continue.
 const REMOVED: u64 = u32::MAX as u64;
 const SLOTS_MIN: usize = 16;
 
@@ -19,7 +19,7 @@ fn slot_of(hash: u64, run: u32) -> u64 {
 }
 
 impl Heads {
-    /// A table for up to `runs` runs, at most half full then.
+    /// A table for up to `runs` runs, with which it is at most half full.
     pub(super) fn with_room(runs: usize) -> Self {
         let slots = (runs * 2).next_power_of_two().max(SLOTS_MIN);
         Self { slots: (0..slots).map(|_| AtomicU64::new(EMPTY)).collect() }
@@ -29,12 +29,12 @@ impl Heads {
         self.slots.len()
     }
 
-    /// The run whose first block has this hash; `begins` has the last word.
+    /// The run whose first block has this hash; `begins` confirms a candidate.
     #[inline]
     pub(super) fn find(&self, hash: u64, begins: impl Fn(u32) -> bool) -> Option<u32> {
         let mask = self.slots.len() - 1;
         let mut at = hash as usize & mask;
-        // At most three quarters are in use: every probe ends.
+        // At most three quarters of the slots are in use, so every search ends.
         loop {
             let slot = self.slots[at].load(Ordering::Acquire);
             if slot == EMPTY {
@@ -48,7 +48,7 @@ impl Heads {
         }
     }
 
-    /// Adds a run; says whether a slot that was empty is in use now.
+    /// Adds a run; returns whether a previously empty slot is now in use.
     pub(super) fn insert(&self, hash: u64, run: u32) -> bool {
         let mask = self.slots.len() - 1;
         let mut at = hash as usize & mask;
@@ -62,7 +62,7 @@ impl Heads {
         }
     }
 
-    /// Takes a run out; says whether its slot is empty again.
+    /// Removes a run; returns whether its slot is empty again.
     pub(super) fn remove(&self, hash: u64, run: u32) -> bool {
         let mask = self.slots.len() - 1;
         let mut at = hash as usize & mask;
@@ -72,7 +72,7 @@ impl Heads {
                 return false;
             }
             if slot == slot_of(hash, run) {
-                // Before an empty slot no probe needs a mark.
+                // A slot before an empty one needs no mark, because searches end there anyway.
                 let next = self.slots[(at + 1) & mask].load(Ordering::Relaxed);
                 let left = if next == EMPTY { EMPTY } else { REMOVED };
                 self.slots[at].store(left, Ordering::Release);

@@ -1,10 +1,9 @@
 //! The workers that hold blocks of a run.
 //!
-//! Engines evict from the end, so nearly always a worker holds a beginning of a
-//! run, in its fastest tier: readers see this as a set of full holders and
-//! a list of partial ones. A worker with gaps or slower tiers is *irregular*: its
-//! blocks are kept one by one beside the run, and readers see the beginning up to
-//! the first gap, with its tiers.
+//! Engines evict from the end, so a worker nearly always holds a prefix of a run, in its fastest
+//! tier: readers see this as a set of full holders and a list of partial ones. A worker with gaps
+//! or slower tiers is *irregular*: its blocks are recorded one by one beside the run, and readers
+//! see the prefix up to the first gap, with its tiers.
 
 use super::forest::{Forest, Span};
 use super::run::{Full, IN_PLACE, List, Partial, Stretch};
@@ -13,13 +12,13 @@ use super::words::Allocator;
 
 /// In place of a tier: the block is not held.
 pub(super) const ABSENT: u8 = u8::MAX;
-/// The fastest tier, which needs no word.
+/// The fastest tier, which is not recorded.
 const DEVICE: u8 = 0;
 
 impl Full {
-    pub(super) fn is_nobody(self, words: &Allocator) -> bool {
+    pub(super) fn is_empty(self, words: &Allocator) -> bool {
         match self.as_row() {
-            None => self == Self::NOBODY,
+            None => self == Self::EMPTY,
             Some((at, len)) => {
                 words.slice(at, len).iter().all(|word| word.load(Ordering::Relaxed) == 0)
             }
@@ -61,19 +60,19 @@ impl List {
     }
 }
 
-/// Whether these are some blocks in the fastest tier, and none behind them.
+/// Whether a worker holds a prefix in the fastest tier and nothing after it.
 fn is_plain(tiers: &[u8]) -> bool {
     let beginning = tiers.iter().take_while(|tier| **tier == DEVICE).count();
     tiers[beginning..].iter().all(|tier| *tier == ABSENT)
 }
 
-/// Words that a list of this many partial holders takes.
+/// Number of words that a list of this many partial holders takes.
 pub(super) fn list_words(count: usize) -> usize {
     count.next_power_of_two()
 }
 
 impl Forest {
-    /// How many blocks from its beginning on a worker holds of a run.
+    /// The length of the prefix of a run that a worker holds, in blocks.
     pub(super) fn beginning(&self, run: u32, slot: u16) -> u32 {
         let shared = self.run(run);
         if shared.full().has(&self.words, slot) {
@@ -107,10 +106,9 @@ impl Forest {
         self.beginning(span.run, slot) <= span.from
     }
 
-    /// From now on these blocks are in this tier for a worker, or [`ABSENT`].
+    /// Sets the tier of these blocks for a worker; [`ABSENT`] if they are no longer held.
     ///
-    /// Blocks at a run's end that nobody holds any more stay until
-    /// [`Forest::tidy`].
+    /// Blocks at a run's end that no worker holds any more stay until [`Forest::tidy`].
     pub(super) fn set_tier(&mut self, span: Span, slot: u16, tier: u8) {
         let Span { run, from, to } = span;
         let irregular = self.meta(run).irregular.iter().position(|(of, _)| *of == slot);
@@ -133,7 +131,7 @@ impl Forest {
         self.settle(run, slot, tiers);
     }
 
-    /// A worker holds nothing of a run any more.
+    /// Notes that a worker holds nothing of a run any more.
     pub(super) fn drop_holder(&mut self, run: u32, slot: u16) {
         let irregular = self.meta(run).irregular.iter().position(|(of, _)| *of == slot);
         if let Some(place) = irregular {
@@ -151,8 +149,8 @@ impl Forest {
         if !is_plain(&tiers) {
             self.meta_mut(run).irregular.push((slot, tiers));
         }
-        // Tiers beyond what a worker holds are not looked at, so they may come first and
-        // must go last.
+        // Readers ignore tiers beyond the blocks that a worker holds. So when blocks are added,
+        // their tiers are written first, and when blocks are removed, their tiers are removed last.
         let beginning = beginning as u32;
         let is_less = beginning < self.beginning(run, slot);
         if is_less {
@@ -164,7 +162,7 @@ impl Forest {
         }
     }
 
-    /// Shows readers the slower tiers of a run's holders.
+    /// Publishes the slower tiers of a run's holders to readers.
     fn show_tiers(&mut self, run: u32) {
         let mut stretches = Vec::new();
         for (slot, tiers) in &self.meta(run).irregular {
@@ -204,8 +202,8 @@ impl Forest {
         }
     }
 
-    /// Shows readers that a worker holds the first `blocks` of a run. Until the last
-    /// step the worker is never missing from both sets.
+    /// Publishes to readers that a worker holds the first `blocks` of a run. Until the last step
+    /// the worker is always in at least one of the two sets.
     fn set_beginning(&mut self, run: u32, slot: u16, blocks: u32) {
         let is_full = self.run(run).full().has(&self.words, slot);
         if blocks == self.run(run).len() {
@@ -226,7 +224,7 @@ impl Forest {
         }
     }
 
-    /// Lists all full holders but one as partial holders, before a run becomes longer.
+    /// Moves all full holders but one to the partial holders, before a run is extended.
     pub(super) fn leave_full_to(&mut self, run: u32, slot: u16) {
         let (full, len) = (self.run(run).full(), self.run(run).len());
         let sole = Full::of(&[slot]);
@@ -265,7 +263,8 @@ impl Forest {
                 full.all(&self.words)
             }
         };
-        // A row goes when half of what fits in place is left, not to come back at once.
+        // A row is removed when only half of the slots that fit in place are left, to avoid
+        // switching back and forth.
         if full.as_row().is_none() || slots.len() <= IN_PLACE / 2 {
             self.replace_full(run, Full::of(&slots));
         }
@@ -352,7 +351,7 @@ impl Forest {
         }
     }
 
-    /// Up to where a run that nobody holds in full is held by anybody.
+    /// The longest prefix that any worker holds of a run that no worker holds in full.
     pub(super) fn longest_held(&self, run: u32) -> u32 {
         let last = |tiers: &[u8]| tiers.iter().rposition(|tier| *tier != ABSENT);
         let irregular = self.meta(run).irregular.iter();
@@ -362,7 +361,7 @@ impl Forest {
         irregular.map_or(0, |last| last as u32 + 1).max(partial.unwrap_or(0))
     }
 
-    /// Gives the second part of a run, from block `at` on, the holders that it has.
+    /// Gives the second part of a run, from block `at` on, its holders.
     pub(super) fn split_holders(&mut self, run: u32, tail: u32, at: u32) {
         let full = self.run(run).full();
         let slots = full.all(&self.words);
@@ -381,8 +380,8 @@ impl Forest {
         }
     }
 
-    /// After a run was cut to `len` blocks: whoever holds all that is left is a
-    /// full holder, and whoever holds a plain beginning is irregular no more.
+    /// After a run was shortened to `len` blocks: workers that hold all remaining blocks become
+    /// full holders, and workers that hold a plain prefix are no longer irregular.
     pub(super) fn settle_cut(&mut self, run: u32, len: u32) {
         if !self.meta(run).irregular.is_empty() {
             self.meta_mut(run).irregular.retain_mut(|(_, tiers)| {
@@ -397,9 +396,9 @@ impl Forest {
         }
     }
 
-    /// Frees the sets of a run that nobody holds.
+    /// Frees the sets of a run that no worker holds.
     pub(super) fn free_sets(&mut self, run: u32) {
-        self.replace_full(run, Full::NOBODY);
+        self.replace_full(run, Full::EMPTY);
         self.replace_partials(run, &[]);
         let tiers = self.run(run).tiers();
         self.run(run).set_tiers(List::EMPTY);

@@ -1,5 +1,6 @@
-//! Interleaves readers and the writer on one thread, in the same order in every run: a reader reads
-//! after each single store of the writer, and the writer applies whole events before any single load of a reader.
+//! Interleaves a reader and the writer on one thread, in the same order in every run: a reader
+//! reads after each single store of the writer, and the writer applies whole events before single
+//! loads of a reader.
 #![allow(clippy::unwrap_used)]
 
 use std::cell::RefCell;
@@ -11,9 +12,9 @@ use super::{HashedBlock, Index, IndexConfig, Overlaps, WorkerKey};
 use crate::event::{EngineHash, Tier};
 use crate::hash::{BlockHash, HashSeed};
 
-struct Draws(u64);
+struct PseudoRandom(u64);
 
-impl Draws {
+impl PseudoRandom {
     fn below(&mut self, bound: usize) -> usize {
         self.0 = self.0.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963);
         ((self.0 >> 33) as usize) % bound
@@ -28,7 +29,7 @@ fn key(worker: usize) -> WorkerKey {
     WorkerKey { worker: worker as u32, rank: 0 }
 }
 
-/// Chained hashes of a trunk's first `cut` blocks and a branch behind them.
+/// Chained hashes of a trunk's first `cut` blocks and a branch after them.
 fn chain(cut: usize, branch: usize) -> Vec<u64> {
     let mut before = 0_u64;
     let chained = (0..cut + BRANCH).map(|at| {
@@ -51,15 +52,15 @@ fn fastest(copies: &Copies) -> Option<usize> {
     copies.iter().position(|copies| *copies > 0)
 }
 
-/// What may be seen of a block: the tiers in which it was, and whether it was there
-/// all the while.
+/// What a reader may see of a block: the tiers in which it was during the call, and whether it was
+/// held all the time.
 #[derive(Clone, Copy)]
 struct Seen {
     tiers: [bool; Tier::COUNT],
     always: bool,
 }
 
-/// What may be seen of a prompt, by worker.
+/// What a reader may see of a prompt, by worker.
 #[derive(Clone)]
 struct Allowed(Vec<Vec<Seen>>);
 
@@ -71,7 +72,7 @@ impl Allowed {
         allowed
     }
 
-    /// This as well was the state during the call.
+    /// Adds a state that also existed during the call.
     fn or(&mut self, held: &Held, prompt: &[u64]) {
         for (seen, held) in self.0.iter_mut().zip(held) {
             for (seen, hash) in seen.iter_mut().zip(prompt) {
@@ -105,7 +106,7 @@ impl Allowed {
     }
 }
 
-/// An event, before it is applied.
+/// An event before it is applied.
 enum Event {
     Store { worker: usize, from: usize, prompt: Vec<u64>, tier: Tier },
     Remove { worker: usize, hashes: Vec<u64>, tier: Tier },
@@ -115,11 +116,11 @@ enum Event {
 struct World {
     index: Index,
     held: Held,
-    draws: Draws,
+    random: PseudoRandom,
 }
 
 impl World {
-    /// With so many workers beside, whose slots come first.
+    /// With this many further workers, which get the first slots.
     fn new(seed: u64, beside: usize) -> Self {
         let (model, max_blocks_per_worker) = ("m".to_owned(), 10_000);
         let config = IndexConfig { model, block_size: 1, seed: HashSeed(7), max_blocks_per_worker };
@@ -128,22 +129,22 @@ impl World {
             let block = HashedBlock { engine: EngineHash(1), hash: BlockHash(worker as u64) };
             index.store(key(1000 + worker), None, &[block], Tier::Device);
         }
-        Self { index, held: vec![BTreeMap::new(); WORKERS], draws: Draws(seed) }
+        Self { index, held: vec![BTreeMap::new(); WORKERS], random: PseudoRandom(seed) }
     }
 
-    /// The next event; what is held is what it will be.
+    /// PseudoRandom the next event; `held` is updated immediately.
     fn next(&mut self) -> Event {
-        let worker = self.draws.below(WORKERS);
-        // More chains than are asked for, so that the table of runs is laid out anew.
-        let mut prompt = chain(1 + self.draws.below(TRUNK), self.draws.below(4));
-        prompt.truncate(1 + self.draws.below(prompt.len()));
+        let worker = self.random.below(WORKERS);
+        // More chains than are looked up, so that the table of runs is rebuilt.
+        let mut prompt = chain(1 + self.random.below(TRUNK), self.random.below(4));
+        prompt.truncate(1 + self.random.below(prompt.len()));
         let held = &mut self.held[worker];
-        match self.draws.below(16) {
+        match self.random.below(16) {
             0..9 => {
-                let again = self.draws.below(5) == 0;
+                let again = self.random.below(5) == 0;
                 let known = prompt.iter().take_while(|hash| held.contains_key(hash)).count();
                 let from = if again { 0 } else { known };
-                let tier = [Tier::Device, Tier::Device, Tier::Host][self.draws.below(3)];
+                let tier = [Tier::Device, Tier::Device, Tier::Host][self.random.below(3)];
                 for hash in &prompt[from..] {
                     held.entry(*hash).or_default()[tier as usize] += 1;
                 }
@@ -151,8 +152,8 @@ impl World {
             }
             9..15 => {
                 // From the end of a prompt, or anywhere.
-                let anywhere = self.draws.below(3) == 0;
-                let tier = [Tier::Device, Tier::Host][self.draws.below(2)];
+                let anywhere = self.random.below(3) == 0;
+                let tier = [Tier::Device, Tier::Host][self.random.below(2)];
                 let held_in = |held: &BTreeMap<u64, Copies>, hash: &u64| {
                     held.get(hash).is_some_and(|copies| copies[tier as usize] > 0)
                 };
@@ -161,9 +162,9 @@ impl World {
                     false => prompt.iter().rev().copied().collect(),
                 };
                 hashes.retain(|hash| held_in(held, hash));
-                hashes.truncate(1 + self.draws.below(5));
+                hashes.truncate(1 + self.random.below(5));
                 if anywhere {
-                    hashes.retain(|_| self.draws.below(2) == 0);
+                    hashes.retain(|_| self.random.below(2) == 0);
                 }
                 for hash in &hashes {
                     held.get_mut(hash).unwrap()[tier as usize] -= 1;
@@ -233,34 +234,34 @@ fn a_reader_after_every_store(seed: u64, beside: usize, events: usize) {
 }
 
 #[test]
-fn between_any_two_stores_readers_see_what_was_or_what_will_be() {
+fn between_any_two_stores_readers_see_the_old_or_the_new_state() {
     a_reader_after_every_store(1, 0, 1500);
 }
 
 #[test]
-fn the_same_where_sets_take_more_than_a_word() {
+fn between_any_two_stores_readers_see_the_old_or_the_new_state_in_large_sets() {
     a_reader_after_every_store(2, 62, 400);
 }
 
-/// A reader that is stopped at some of its loads while whole events are applied.
+/// Applies whole events at some of a reader's loads.
 fn events_before_loads(seed: u64, beside: usize, calls: usize, one_in: usize) {
     let world = Rc::new(RefCell::new(World::new(seed, beside)));
-    let (prompts, mut draws) = (prompts(), Draws(seed + 1000));
+    let (prompts, mut random) = (prompts(), PseudoRandom(seed + 1000));
     let (reader, mut overlaps) = (world.borrow().index.reader(), Overlaps::new());
     for _ in 0..20 {
         let event = world.borrow_mut().next();
         world.borrow_mut().apply(&event);
     }
     for _ in 0..calls {
-        let prompt = prompts[draws.below(prompts.len())].clone();
+        let prompt = prompts[random.below(prompts.len())].clone();
         let allowed = Rc::new(RefCell::new(Allowed::at(&world.borrow().held, &prompt)));
         let write = {
             let (world, allowed, prompt) = (Rc::clone(&world), Rc::clone(&allowed), prompt.clone());
-            let mut draws = Draws(draws.below(1 << 30) as u64);
-            // So many that words are reused, and no more, so that the call ends.
+            let mut random = PseudoRandom(random.below(1 << 30) as u64);
+            // Enough that words are reused, but limited, so that the call ends.
             let mut left = 40;
             move |_| {
-                while left > 0 && draws.below(one_in) == 0 {
+                while left > 0 && random.below(one_in) == 0 {
                     left -= 1;
                     let mut world = world.borrow_mut();
                     let event = world.next();
@@ -276,12 +277,12 @@ fn events_before_loads(seed: u64, beside: usize, calls: usize, one_in: usize) {
 }
 
 #[test]
-fn a_reader_that_is_stopped_anywhere_sees_what_was_during_its_call() {
+fn a_reader_paused_at_any_load_sees_states_from_its_call() {
     events_before_loads(3, 0, 1000, 30);
     events_before_loads(4, 0, 800, 3);
 }
 
 #[test]
-fn so_it_does_where_sets_take_more_than_a_word() {
+fn a_reader_paused_at_any_load_sees_states_from_its_call_in_large_sets() {
     events_before_loads(5, 62, 500, 20);
 }

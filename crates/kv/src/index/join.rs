@@ -1,4 +1,4 @@
-//! Stores blocks whose parent comes after them: keeps them aside, and joins them later.
+//! Stores blocks that arrive before their parent: keeps them aside, and joins them later.
 
 use super::aside::{BLOCKS_MAX, Waiting};
 use super::observe::Observer;
@@ -24,7 +24,8 @@ impl Index {
         let Some(worker) = self.workers.get_mut(&worker) else {
             return Applied::default();
         };
-        // What can never be stored waits without its tokens, of which there is no bound.
+        // Blocks of a wrong size can never be stored. They wait without their tokens, whose number
+        // is not bounded.
         let whole = self.config.block_size as usize;
         let kept = blocks.iter().map(|block| match block.tokens.len() == whole {
             true => block.clone(),
@@ -35,7 +36,7 @@ impl Index {
         Applied { aside: all, orphaned, ..Applied::default() }
     }
 
-    /// Stores what has waited for blocks that are there now.
+    /// Stores waiting blocks whose parent is now known.
     pub(super) fn join(&mut self, worker: WorkerKey, observer: &mut impl Observer) -> Applied {
         let mut applied = Applied::default();
         while let Some(known) = self.workers.get_mut(&worker) {
@@ -51,7 +52,7 @@ impl Index {
                 let blocks = (&blocks[..], tier);
                 applied += self.store_tokens(worker, Some(parent), before, blocks, observer);
             }
-            // They were counted when they were removed.
+            // These copies were counted when they were removed.
             self.remove_telling(worker, &removed, tier, observer);
         }
         applied

@@ -1,18 +1,18 @@
-//! Sixteen slots of a table of names in one cache line. All sixteen are compared
-//! at once, so that no branch has to be predicted for each slot.
+//! Sixteen slots of a table of names in one cache line. All sixteen are compared in parallel, so
+//! that the processor need not predict a branch for each slot.
 //!
-//! One of two files of this crate with `unsafe`: vector instructions depend on
-//! the target, and calling them where the target is known to have them, on slots that are read as
-//! vectors, is `unsafe`.
+//! One of two files of this crate with `unsafe`: vector instructions depend on the target, and
+//! calling them on slots that are read as vectors is `unsafe`, also where the target is known to
+//! have them.
 #![allow(unsafe_code)]
 
-/// Slots of a line.
+/// Number of slots in a line.
 pub(super) const LINE_SLOTS: usize = 16;
 
 /// Marks a slot as empty.
 pub(super) const EMPTY: u32 = u32::MAX;
 
-/// A line of slots; the order among them means nothing.
+/// A line of slots; their order has no meaning.
 #[derive(Clone, Debug)]
 #[repr(align(64))]
 pub(super) struct Line(pub(super) [u32; LINE_SLOTS]);
@@ -26,7 +26,7 @@ impl Line {
         self.equal(EMPTY, 0)
     }
 
-    /// Puts its slots into two empty lines, by one bit.
+    /// Distributes its slots to two empty lines by one bit.
     #[inline]
     pub(super) fn split(&self, bit: u32, halves: &mut [Self; 2]) {
         let (occupied, upper) = (!self.empty(), self.having(bit));
@@ -40,7 +40,7 @@ impl Line {
         }
     }
 
-    /// One bit for each slot that, shifted right by `shift`, is `value`.
+    /// One bit for each slot whose value, shifted right by `shift`, is `value`.
     #[cfg(target_arch = "x86_64")]
     #[inline]
     pub(super) fn equal(&self, value: u32, shift: u32) -> u16 {
@@ -55,7 +55,7 @@ impl Line {
         bits.fold(0, |bits, (at, slot)| bits | u16::from(slot >> shift == value) << at)
     }
 
-    /// One bit for each slot that has this bit.
+    /// One bit for each slot in which this bit is set.
     #[cfg(target_arch = "x86_64")]
     #[inline]
     fn having(&self, bit: u32) -> u16 {
@@ -96,11 +96,11 @@ mod sse2 {
 
     #[inline(always)]
     fn fours(slots: &[u32; LINE_SLOTS]) -> [__m128i; 4] {
-        // SAFETY: both are 64 bytes of which any content is a value.
+        // SAFETY: both types have 64 bytes, and any content is valid.
         unsafe { std::mem::transmute(*slots) }
     }
 
-    /// One bit for each that is negative: narrowing keeps signs.
+    /// One bit for each negative number: narrowing keeps signs.
     #[target_feature(enable = "sse2")]
     #[inline]
     fn signs(fours: [__m128i; 4]) -> u16 {
@@ -115,7 +115,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn every_slot_is_looked_at_and_compared_by_its_upper_bits() {
+    fn every_slot_is_compared_by_its_upper_bits() {
         let mut line = Line::EMPTY;
         assert_eq!(line.empty(), u16::MAX);
         for place in 0..LINE_SLOTS {

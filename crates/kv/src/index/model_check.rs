@@ -1,5 +1,5 @@
-//! One writer and one reader in every order that the memory model allows, with one or
-//! two changes of thread in the middle of an operation (more take hours):
+//! Runs one writer and one reader in every order that the memory model allows, with one or two
+//! thread switches in the middle of an operation (more take hours):
 //!
 //! `RUSTFLAGS="--cfg loom" cargo test -p splitrail-kv --release --lib model_check`
 #![allow(clippy::unwrap_used)]
@@ -14,7 +14,7 @@ fn key(worker: u32) -> WorkerKey {
     WorkerKey { worker, rank: 0 }
 }
 
-/// Blocks whose name is their hash.
+/// Blocks whose name equals their hash.
 fn store(index: &mut Index, worker: u32, parent: Option<u64>, hashes: &[u64], tier: Tier) {
     let block = |hash: &u64| HashedBlock { engine: EngineHash(*hash), hash: BlockHash(*hash) };
     let blocks: Vec<_> = hashes.iter().map(block).collect();
@@ -27,8 +27,8 @@ fn remove(index: &mut Index, worker: u32, hashes: &[u64], tier: Tier) {
     assert_eq!(index.remove(key(worker), &names, tier).removed, names.len());
 }
 
-/// While the writer does something to an index, a reader finds a prompt once: each of
-/// these workers must have an overlap in its range.
+/// While the writer changes an index, a reader finds a prompt once: each of these workers must have
+/// an overlap within its range.
 fn check(
     preemptions: usize,
     prepare: fn(&mut Index),
@@ -74,11 +74,11 @@ fn a_partial_holder_becomes_a_full_one_and_back() {
 }
 
 #[test]
-fn a_run_grows_into_other_words() {
+fn a_run_that_moves_to_other_words_is_read_correctly() {
     let prepare = |index: &mut Index| store(index, 0, None, &[1, 2], Tier::Device);
     let write = |index: &mut Index| {
         store(index, 0, Some(2), &[3], Tier::Device);
-        // What it had before is somebody else's now.
+        // The previous words now belong to another run.
         store(index, 1, None, &[8, 9], Tier::Device);
     };
     check(2, prepare, write, &[1, 2, 3], &[(0, 2..=3), (1, 0..=0)]);
@@ -96,7 +96,7 @@ fn a_run_is_split_before_a_branch() {
 }
 
 #[test]
-fn a_run_is_cut_and_goes_on_otherwise() {
+fn a_run_that_is_shortened_and_extended_differently_is_read_correctly() {
     let prepare = |index: &mut Index| store(index, 0, None, &[1, 2, 3], Tier::Device);
     let write = |index: &mut Index| {
         remove(index, 0, &[3, 2], Tier::Device);
@@ -107,7 +107,7 @@ fn a_run_is_cut_and_goes_on_otherwise() {
 }
 
 #[test]
-fn a_run_is_freed_and_becomes_another_one() {
+fn a_run_that_is_freed_and_reused_is_read_correctly() {
     let prepare = |index: &mut Index| {
         store(index, 0, None, &[1], Tier::Device);
         store(index, 1, None, &[5], Tier::Device);
@@ -121,7 +121,7 @@ fn a_run_is_freed_and_becomes_another_one() {
 }
 
 #[test]
-fn a_set_of_many_becomes_few_and_its_words_another_ones() {
+fn a_set_that_shrinks_and_frees_its_words_is_read_correctly() {
     let prepare = |index: &mut Index| {
         (0..5).for_each(|worker| store(index, worker, None, &[1], Tier::Device));
         remove(index, 0, &[1], Tier::Device);
@@ -130,7 +130,7 @@ fn a_set_of_many_becomes_few_and_its_words_another_ones() {
     };
     let write = |index: &mut Index| {
         remove(index, 2, &[1], Tier::Device);
-        // As a word of a set this says more than it should.
+        // Read as a word of a set, this value would contain every slot.
         store(index, 5, None, &[u64::MAX], Tier::Device);
     };
     let expected = &[(0, 0..=0), (1, 0..=0), (2, 0..=1), (3, 1..=1), (4, 1..=1), (5, 0..=0)];

@@ -1,7 +1,7 @@
 //! One worker's names for its blocks: maps the engine's hash to the block.
 //!
-//! Names are kept in groups of eight consecutive blocks, so that the memory for the
-//! place is shared by the group; a table of four-byte slots finds them.
+//! Names are kept in groups of eight consecutive blocks, so that a group shares the memory for its
+//! place; a table of four-byte slots finds them.
 
 mod groups;
 mod growth;
@@ -15,16 +15,16 @@ use super::line::{EMPTY, LINE_SLOTS, Line};
 use super::strips::Place;
 use crate::prefetch::prefetch;
 
-/// The most names that a worker may have, whatever the configuration says.
+/// Maximum number of names of a worker, whatever the configuration says.
 pub(super) const NAMES_MAX: usize = GROUPS_MAX;
 
-/// Bits of a tag that must be left after a doubling: fewer would send searches to
-/// names that are not meant, each a trip to memory.
+/// Minimum number of tag bits after a doubling. With fewer, searches would often follow slots of
+/// other names, each of which costs a memory access.
 const TAG_BITS_MIN: u32 = 12;
-/// The share of slots in use at which a table is enlarged: at eleven of sixteen, one
-/// line of ten is full.
+/// The share of used slots at which a table is enlarged: at eleven of sixteen, one line of ten is
+/// full.
 const FULL: (usize, usize) = (11, 16);
-/// Names that are looked up together.
+/// Number of names that are looked up together.
 pub(super) const BATCH: usize = 32;
 
 /// Names that are looked up together, and where the search for each begins.
@@ -35,7 +35,7 @@ pub(super) struct Row {
     len: usize,
 }
 
-/// Where the search for a name begins, and what its slot has of its hash.
+/// Where the search for a name begins, and the bits of its hash that its slot contains.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Home {
     line: u32,
@@ -48,14 +48,15 @@ impl Row {
     }
 }
 
-/// A slot of the table; behind the last one of its line where that is full.
+/// A slot of the table. A place after the last slot of a line stands for the overflow of a full
+/// line.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Slot {
     line: u32,
     place: u32,
 }
 
-/// A slot that may be a name's, and what is in it.
+/// A slot that may belong to a name, and its value.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Guess {
     at: Slot,
@@ -65,21 +66,22 @@ pub(super) struct Guess {
 /// The names of one worker.
 #[derive(Debug, Default)]
 pub(super) struct Names {
-    /// Per name the number of its group and, above, a part of its hash: its tag.
+    /// Each slot has the number of a name's group in its lower bits, and a part of the name's hash,
+    /// its tag, above.
     table: Vec<Line>,
     /// Slots whose line in the table is full.
     overflow: Overflow,
-    /// Lines of the table when it was laid out, and how often they were doubled since.
+    /// Number of lines when the table was built, and number of doublings since.
     base_lines: u32,
     doublings: u32,
-    /// Bits of a slot that name the group; the rest is the tag, more of it the fewer
-    /// groups there are.
+    /// Number of bits of a slot for the group's number. The rest is the tag, which is longer if
+    /// there are fewer groups.
     group_bits: u32,
     live: usize,
     groups: Groups,
 }
 
-/// Engines may number their blocks in sequence: one wide multiplication spreads them.
+/// Engines may number their blocks in sequence: one wide multiplication distributes them.
 #[inline]
 pub(super) fn mix(name: u64) -> u64 {
     const MULTIPLIER: u64 = 0x9e37_79b9_7f4a_7c15;
@@ -88,7 +90,7 @@ pub(super) fn mix(name: u64) -> u64 {
 }
 
 impl Names {
-    /// Names in use.
+    /// Number of names.
     pub(super) fn len(&self) -> usize {
         self.live
     }
@@ -103,7 +105,7 @@ impl Names {
         self.groups.place(lane)
     }
 
-    /// Whether its copies are other than one in the fastest tier.
+    /// Whether a name's copies are other than one in the fastest tier.
     #[inline]
     pub(super) fn is_special(&self, lane: Lane) -> bool {
         self.groups.is_special(lane)
@@ -113,7 +115,7 @@ impl Names {
         self.groups.set_special(lane);
     }
 
-    /// Where a name is.
+    /// The lane of a name.
     #[inline]
     pub(super) fn find(&self, name: u64) -> Option<Lane> {
         if self.table.is_empty() {
@@ -122,7 +124,7 @@ impl Names {
         self.find_from(self.home(name), name).ok().map(|(lane, _)| lane)
     }
 
-    /// Where a name is, and its slot; or the empty slot where its search ended.
+    /// The lane of a name and its slot; or the empty slot at which its search ended.
     #[inline]
     pub(super) fn find_from(&self, home: Home, name: u64) -> Result<(Lane, Slot), Slot> {
         let line = &self.table[home.line as usize];
@@ -139,7 +141,7 @@ impl Names {
         Err(Slot { line: home.line, place: empty.trailing_zeros() })
     }
 
-    /// Where a name is, and its slot, which is one of these of a line.
+    /// The lane of a name and its slot, among these slots of a line.
     #[inline(never)]
     fn find_alike(&self, line: u32, mut alike: u16, name: u64) -> Option<(Lane, Slot)> {
         while alike != 0 {
@@ -155,7 +157,7 @@ impl Names {
         None
     }
 
-    /// Where a name is whose line is full, without it.
+    /// The lane of a name whose line is full and does not contain it.
     #[cold]
     fn find_beyond(&self, home: Home, name: u64) -> Result<(Lane, Slot), Slot> {
         let beyond = Slot { line: home.line, place: LINE_SLOTS as u32 };
@@ -169,7 +171,7 @@ impl Names {
         (slot & !(EMPTY << self.group_bits)) as usize
     }
 
-    /// Up to [`BATCH`] names, the memory where their searches begin already on its way.
+    /// Up to [`BATCH`] names; prefetches the memory where their searches begin.
     #[inline]
     pub(super) fn row(&self, names: impl Iterator<Item = u64>) -> Row {
         let mut row = Row { names: [0; BATCH], homes: [Home::default(); BATCH], len: 0 };
@@ -182,7 +184,7 @@ impl Names {
         row
     }
 
-    /// Has the slots of up to [`BATCH`] names fetched.
+    /// Prefetches the slots of up to [`BATCH`] names.
     #[inline]
     pub(super) fn fetch(&self, names: impl Iterator<Item = u64>) {
         if !self.table.is_empty() {
@@ -190,8 +192,8 @@ impl Names {
         }
     }
 
-    /// Looks at the slots of names that are probably there; what these lead to is
-    /// on its way then.
+    /// Reads the slots of names that probably exist, and prefetches the groups to which these slots
+    /// refer.
     #[inline]
     pub(super) fn guesses(&self, names: impl Iterator<Item = u64>) -> [Guess; BATCH] {
         let mut guesses = [Guess::default(); BATCH];
@@ -209,7 +211,7 @@ impl Names {
         guesses
     }
 
-    /// Where a name is, and its slot, after a guess at it that may be out of date.
+    /// The lane of a name and its slot, from a guess that may be out of date.
     #[inline]
     pub(super) fn find_guessed(&self, guess: Guess, name: u64) -> Option<(Lane, Slot)> {
         let line = self.table.get(guess.at.line as usize)?;
@@ -222,8 +224,7 @@ impl Names {
         self.find_from(self.home(name), name).ok()
     }
 
-    /// Makes room for so many more names, so that slots stay where they are while
-    /// those are added.
+    /// Makes room for this many further names, so that slots do not move while these are added.
     #[inline]
     pub(super) fn make_room(&mut self, names: usize) {
         let groups = (self.groups.count() + names).min(GROUPS_MAX);
@@ -233,9 +234,9 @@ impl Names {
         }
     }
 
-    /// Adds names `from` to `to` of a row, for consecutive blocks from `place` on behind the
-    /// lane `after`; room for them was made. Stops before one that is there already, or
-    /// where there are too many. Says how many were added, and the lane of the last.
+    /// Adds names `from` to `to` of a row, for consecutive blocks from `place` on, after the lane
+    /// `after`; room for them must have been made. Stops before a name that already exists, or if
+    /// there are too many names. Returns the number of added names and the lane of the last.
     #[inline]
     pub(super) fn insert(
         &mut self,
@@ -265,8 +266,8 @@ impl Names {
         (at - from, last)
     }
 
-    /// Enters names that were written to a group's lanes; says how many, up to one that
-    /// is there already.
+    /// Enters names that were written to a group's lanes, up to one that already exists; returns
+    /// their number.
     #[inline]
     fn insert_group(&mut self, names: &[u64], homes: &[Home], lane: Lane) -> usize {
         for (at, (name, home)) in names.iter().zip(homes).enumerate() {
@@ -274,7 +275,8 @@ impl Names {
             let line = &mut self.table[home.line as usize];
             let (alike, empty) = (line.equal(home.tag, self.group_bits), line.empty());
             if alike != 0 || empty == 0 {
-                // Seldom; then names of this row count as well.
+                // This is rare; in this case the names of this row must be visible to the search,
+                // too.
                 self.groups.settle_some(lane, at);
                 match self.find_from(*home, *name) {
                     Ok(_) => return at,
@@ -295,7 +297,7 @@ impl Names {
         }
     }
 
-    /// Whether a name of a row is there already.
+    /// The lane of a name of a row, if the name exists.
     #[inline]
     pub(super) fn find_in(&self, row: &Row, at: usize) -> Option<Lane> {
         self.find_from(row.homes[at], row.names[at]).ok().map(|(lane, _)| lane)
@@ -306,15 +308,15 @@ impl Names {
         home.tag << self.group_bits | lane.group() as u32
     }
 
-    /// Takes a name out.
+    /// Removes a name.
     pub(super) fn remove(&mut self, lane: Lane) {
         let home = self.home(self.groups.name(lane));
         let same = self.table[home.line as usize].equal(self.slot_of(home, lane), 0);
-        // Slots of one line that are equal are as good as each other.
+        // Equal slots of one line are interchangeable.
         self.remove_at(lane, Slot { line: home.line, place: same.trailing_zeros() });
     }
 
-    /// Takes a name out whose slot is known.
+    /// Removes a name whose slot is known.
     #[inline]
     pub(super) fn remove_at(&mut self, lane: Lane, at: Slot) {
         self.live -= 1;
@@ -325,7 +327,7 @@ impl Names {
         let line = &mut self.table[at.line as usize];
         let is_full = line.empty() == 0;
         match line.0.get_mut(at.place as usize) {
-            // Only a full line has slots elsewhere.
+            // Only a full line has slots in the overflow.
             Some(slot) if is_full => *slot = self.overflow.take(at.line).unwrap_or(EMPTY),
             Some(slot) => *slot = EMPTY,
             None => {
@@ -342,19 +344,20 @@ impl Names {
         names.map(|(lane, name)| (lane, name, self.place(lane)))
     }
 
-    /// The places of all names, a group at a time: its first block, and one bit for
-    /// each of the eight from there on.
+    /// The places of all names by group: the place of its first block, and one bit for each of its
+    /// eight blocks.
     pub(super) fn groups(&self) -> impl Iterator<Item = (Place, u8)> + '_ {
         self.groups.iter().map(|(_, place, present)| (place, present))
     }
 
-    /// Bytes of memory that it takes.
+    /// Memory of the names in bytes.
     pub(super) fn bytes(&self) -> usize {
         self.table.capacity() * size_of::<Line>() + self.overflow.bytes() + self.groups.bytes()
     }
 
-    /// A name's hash as a fraction of the table as it was laid out: its line there,
-    /// and what is behind the point. Each doubling moves the point by one bit.
+    /// A name's hash as a fraction of the table as it was built: the integer part is the line, and
+    /// the first bits of the fractional part are the tag. Each doubling appends one further bit of
+    /// the fractional part to the line.
     #[inline]
     fn home(&self, name: u64) -> Home {
         let product = u128::from(mix(name)) * u128::from(self.base_lines);
@@ -382,7 +385,7 @@ mod tests {
     #[test]
     fn names_are_found_through_growth_removal_and_moves() {
         let mut names = Names::default();
-        // As many as take several doublings, with names in sequence, one to a group.
+        // Enough for several doublings, with names in sequence, one to a group.
         let count = if cfg!(miri) { 300 } else { 30_000 };
         for name in 0..count {
             add(&mut names, name, Place { strip: name as u32, offset: 7 });

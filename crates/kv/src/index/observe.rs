@@ -3,39 +3,39 @@
 use super::HashedBlock;
 use crate::event::{EngineHash, Tier};
 
-/// What an event really changed: told in order to [`Index::store`](crate::Index::store),
-/// [`Index::remove`](crate::Index::remove) and
-/// [`Index::clear_worker`](crate::Index::clear_worker) of another index, it leads there to the same state.
+/// An actual change by an event. Applied in order by [`Index::store`](crate::Index::store),
+/// [`Index::remove`](crate::Index::remove) and [`Index::clear_worker`](crate::Index::clear_worker)
+/// to another index, the changes lead to the same state there.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Change<'a> {
-    /// These were indexed, as new blocks or as further copies.
+    /// Blocks that were indexed, as new blocks or as further copies.
     Stored {
-        /// The block before; `None` at a prompt's start.
+        /// The block before the first; `None` at a prompt's start.
         parent: Option<EngineHash>,
         /// Consecutive blocks; never empty.
         blocks: &'a [HashedBlock],
-        /// Where they are.
+        /// The tier of the blocks.
         tier: Tier,
     },
-    /// One copy of each was taken away.
+    /// One copy of each of these was removed.
     Removed {
         /// Their names; never empty.
         names: &'a [EngineHash],
-        /// Where they were.
+        /// The tier from which they were removed.
         tier: Tier,
     },
     /// All blocks of the worker were dropped.
     Cleared,
 }
 
-/// Who is told.
+/// Receives the changes.
 pub(super) trait Observer {
-    /// Whether there is anybody.
+    /// Whether changes must be reported at all.
     const LISTENS: bool;
     fn see(&mut self, change: Change<'_>);
 }
 
-/// Nobody is told, at no cost.
+/// Ignores changes, at no cost.
 pub(super) struct NoObserver;
 
 impl Observer for NoObserver {
@@ -43,7 +43,7 @@ impl Observer for NoObserver {
     fn see(&mut self, _: Change<'_>) {}
 }
 
-/// A function that is told.
+/// Calls a function for each change.
 pub(super) struct ChangeCallback<'a, F>(pub(super) &'a mut F);
 
 impl<F: FnMut(Change<'_>)> Observer for ChangeCallback<'_, F> {

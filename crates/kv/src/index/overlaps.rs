@@ -9,33 +9,31 @@ use crate::event::Tier;
 /// How much of a prompt one worker holds.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub struct Overlap {
-    /// Length of the longest run of full blocks, from the prompt's start,
-    /// which the worker holds in any tier.
+    /// Length of the longest prefix of full blocks that the worker holds in any tier.
     pub blocks: u32,
-    /// The same blocks by the fastest tier which has them (indexed by
-    /// `Tier as usize`); the parts sum to `blocks`.
+    /// The same blocks by the fastest tier that has them (indexed by `Tier as usize`); the parts
+    /// sum to `blocks`.
     pub by_tier: [u32; Tier::COUNT],
 }
 
-/// The overlaps of all workers with one prompt. Keep one and hand it to
-/// [`IndexReader::find`](super::IndexReader::find) again and again: it reuses its
-/// memory.
+/// The overlaps of all workers with one prompt. Keep one and pass it to
+/// [`IndexReader::find`](super::IndexReader::find) repeatedly: it reuses its memory.
 ///
-/// It keeps depths with sets of workers rather than a figure per worker, so that
-/// finding costs next to nothing per worker; reading all of them costs as many
-/// steps as there are workers, reading one a step per depth.
+/// It stores depths with sets of workers rather than a figure per worker, so that finding costs
+/// almost nothing per worker. Reading all overlaps takes one step per worker; reading one takes one
+/// step per depth.
 #[derive(Clone, Debug, Default)]
 pub struct Overlaps {
     pub(super) slots: Arc<Slots>,
-    /// Depths at which many part from the prompt, each with a set among `bits`.
+    /// Depths at which several workers' overlaps end, each with a set in `bits`.
     pub(super) groups: Vec<u32>,
-    /// As many words for each of `groups` as a set of slots takes.
+    /// For each of `groups`, the words of a set of slots.
     pub(super) bits: Vec<u64>,
-    /// Workers that part on their own: slot above, depth below.
+    /// Workers whose overlap ends alone at a depth: slot in the upper half, depth in the lower.
     pub(super) singles: Vec<u64>,
-    /// Slot, tier and number of blocks that are in no faster tier than this one.
+    /// Slot, tier, and number of blocks for which this is the fastest tier.
     pub(super) slower: Vec<(u16, u8, u32)>,
-    /// Sets of slots that a walk needs: still matching, matching next, parted.
+    /// Sets of slots that a walk needs: still matching, matching next, ended.
     pub(super) alive: Vec<u64>,
     pub(super) next: Vec<u64>,
     pub(super) parted: Vec<u64>,
@@ -47,12 +45,13 @@ impl Overlaps {
         Self::default()
     }
 
-    /// The worker's overlap; zero for one that holds no first block.
+    /// The worker's overlap; zero if the worker does not hold the first block.
     pub fn get(&self, worker: WorkerKey) -> Overlap {
         self.slots.of(worker).map_or_else(Overlap::default, |slot| self.of(slot))
     }
 
-    /// The workers with at least one block, deepest groups last, in no other order.
+    /// The workers with at least one block. Groups come in the order of increasing depth; otherwise
+    /// there is no order.
     pub fn iter(&self) -> impl Iterator<Item = (WorkerKey, Overlap)> + '_ {
         let singles = self.singles.iter().map(|word| ((word >> 32) as u16, *word as u32));
         let words = self.words();
@@ -66,23 +65,23 @@ impl Overlaps {
         })
     }
 
-    /// How many workers have at least one block.
+    /// Number of workers with at least one block.
     pub fn len(&self) -> usize {
         self.singles.len() + self.bits.iter().map(|word| word.count_ones() as usize).sum::<usize>()
     }
 
-    /// True where no worker has the prompt's first block.
+    /// True if no worker has the prompt's first block.
     pub fn is_empty(&self) -> bool {
         self.groups.is_empty() && self.singles.is_empty()
     }
 
-    /// The deepest overlap of any worker, in blocks.
+    /// The largest overlap of any worker, in blocks.
     pub fn deepest(&self) -> u32 {
         let singles = self.singles.iter().map(|word| *word as u32).max();
         self.groups.last().copied().max(singles).unwrap_or(0)
     }
 
-    /// Forgets the results and keeps the memory.
+    /// Drops the results and keeps the memory.
     pub fn clear(&mut self) {
         self.groups.clear();
         self.bits.clear();
@@ -90,7 +89,7 @@ impl Overlaps {
         self.slower.clear();
     }
 
-    /// Forgets whoever has a slot no more that now is another worker's.
+    /// Drops workers whose slot has been given to another worker.
     pub(super) fn forget_others(&mut self, now: &Slots) {
         let mut same = vec![0_u64; self.words()];
         for (slot, (before, now)) in self.slots.owners.iter().zip(&now.owners).enumerate() {
@@ -114,7 +113,7 @@ impl Overlaps {
         self.bits.truncate(kept * words);
     }
 
-    /// Words of a set of slots.
+    /// Number of words of a set of slots.
     pub(super) fn words(&self) -> usize {
         self.slots.words()
     }

@@ -3,10 +3,10 @@
 use std::cell::RefCell;
 use std::sync::atomic::{self, Ordering};
 
-/// What was just done.
+/// The kind of access.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Access {
-    /// About to be done, rather: what happens now is seen.
+    /// Reported before the load, so that the load sees what the probe does.
     Load,
     Store,
 }
@@ -17,7 +17,7 @@ thread_local! {
     static PROBE: RefCell<Option<Probe>> = const { RefCell::new(None) };
 }
 
-/// Calls `probe` at every access of this thread within `body`, except at its own.
+/// Calls `probe` at every access of this thread within `body`, except at accesses by the probe.
 pub(super) fn probed<R>(probe: impl FnMut(Access) + 'static, body: impl FnOnce() -> R) -> R {
     PROBE.set(Some(Box::new(probe)));
     let result = body();

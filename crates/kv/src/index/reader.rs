@@ -1,4 +1,4 @@
-//! Looks a prompt up: follows its runs from the first block, without waiting.
+//! Looks up a prompt: follows its runs from the first block, without waiting.
 
 use std::sync::Arc;
 
@@ -9,30 +9,29 @@ use super::sync::{Ordering, look_again};
 use crate::hash::BlockHash;
 use crate::prefetch::prefetch;
 
-/// Looks into an index from any thread, while its writer goes on.
+/// Reads an index from any thread, while its writer continues.
 ///
-/// What it sees: events whose application ended before the call are seen in whole.
-/// Of an event that is being applied meanwhile, some runs may be seen before and
-/// some after it. Each worker's overlap is therefore made of stretches which that
-/// worker really held at some time during the call; a block that it did not hold
-/// at all during the call is never counted.
+/// Events whose application ended before the call are seen completely. Of an event that is being
+/// applied during the call, some runs may be seen before and some after it. Each worker's overlap
+/// therefore consists of stretches that this worker really held at some time during the call; a
+/// block that it did not hold at all during the call is never counted.
 #[derive(Clone, Debug)]
 pub struct IndexReader {
     pub(super) shared: Arc<Shared>,
 }
 
-/// Why a walk must begin anew.
+/// A walk must be repeated, because the writer changed something.
 struct Changed;
 
 #[cfg(all(test, not(loom)))]
 mod tests;
 
 impl IndexReader {
-    /// Finds how much of a prompt each worker holds; `hashes` are the prompt's,
-    /// from [`chain_hashes`](crate::hash::chain_hashes). Clears `out` first.
+    /// Finds how much of a prompt each worker holds; `hashes` are the prompt's, from
+    /// [`chain_hashes`](crate::hash::chain_hashes). Clears `out` first.
     ///
-    /// Never waits: it looks again at what the writer changed meanwhile, so only a
-    /// writer that makes progress can delay it.
+    /// Never waits: it repeats what the writer changed meanwhile, so only a writer that makes
+    /// progress can delay it.
     pub fn find(&self, hashes: &[BlockHash], out: &mut Overlaps) {
         while self.find_in(&self.shared.state.load(), hashes, out).is_err() {
             look_again();
@@ -46,13 +45,13 @@ impl IndexReader {
         out: &mut Overlaps,
     ) -> Result<(), Changed> {
         match walk(state, hashes, out)? {
-            // It may be in a table that replaced this one, or among runs added since.
+            // The run may be in a table that replaced this one, or among runs added since.
             End::Missing if !self.shared.state.load().finds_the_same(state) => Err(Changed),
             End::Missing | End::Run => self.allow_for_reuse(state, out),
         }
     }
 
-    /// A walk may have met numbers that stand for something else than its state says.
+    /// Handles the case that numbers in the state were reused while the walk used them.
     fn allow_for_reuse(&self, state: &State, out: &mut Overlaps) -> Result<(), Changed> {
         if self.shared.reused.load(Ordering::Acquire) <= state.reused {
             return Ok(());
@@ -61,8 +60,8 @@ impl IndexReader {
         if now.words.reused != state.words.reused {
             return Err(Changed);
         }
-        // Whoever lost a slot held nothing at some time during the call. To begin anew
-        // would let a worker that comes and goes hold up readers.
+        // A worker that lost its slot held nothing at some time during the call. Repeating the walk
+        // would let a worker that repeatedly joins and leaves delay readers.
         out.forget_others(&now.slots);
         Ok(())
     }
@@ -70,7 +69,7 @@ impl IndexReader {
 
 /// Where a walk ended.
 enum End {
-    /// Along a run, or for want of workers or of blocks.
+    /// Within a run, or because no worker or no block was left.
     Run,
     /// No run begins with the next block.
     Missing,
@@ -83,14 +82,14 @@ fn walk(state: &State, hashes: &[BlockHash], out: &mut Overlaps) -> Result<End, 
     }
     out.alive.clear();
     out.alive.extend(state.live.iter().map(|word| word.load(Ordering::Acquire)));
-    // A prompt is compared where runs end: mostly at its own end, too.
+    // A prompt is compared at the ends of runs, usually also at its own end.
     hashes.last().map(prefetch);
     let mut rest = hashes;
     let mut before: Option<(&Run, u32)> = None;
     let mut end = End::Run;
     while let Some(&BlockHash(hash)) = rest.first() {
         let Some((_, run)) = state.find(hash) else {
-            // Unless the run before became longer, split or joined, this is its end.
+            // If the previous run was not extended, split or joined, the walk ends here.
             if before.is_some_and(|(run, version)| !run.unchanged(version)) {
                 return Err(Changed);
             }
@@ -113,7 +112,7 @@ fn walk(state: &State, hashes: &[BlockHash], out: &mut Overlaps) -> Result<End, 
     Ok(end)
 }
 
-/// Those of `alive` that go neither on nor part on their own end at `depth`.
+/// Records the workers of `alive` that neither continue nor ended alone: their overlap is `depth`.
 fn close(depth: u32, out: &mut Overlaps) {
     if depth > 0 {
         let from = out.bits.len();
@@ -128,8 +127,8 @@ fn close(depth: u32, out: &mut Overlaps) {
     std::mem::swap(&mut out.alive, &mut out.next);
 }
 
-/// Reads one run, again until it was not changed meanwhile: how far the prompt
-/// goes along it, who goes on (`next`), and who parts within (`singles`).
+/// Reads one run, repeatedly if it was changed meanwhile: how far the prompt follows it, which
+/// workers continue (`next`), and which end within it (`singles`).
 fn step(
     state: &State,
     run: &Run,
@@ -151,7 +150,7 @@ fn step(
         });
         match read {
             Some(matched) if run.unchanged(view.version) => return Ok((view, matched)),
-            // It is not that run any more, or is out of this state's sight.
+            // It is no longer the same run, or this state cannot address it.
             None => return Err(Changed),
             Some(_) => {
                 out.singles.truncate(singles);
@@ -162,14 +161,14 @@ fn step(
     }
 }
 
-/// How many blocks of the prompt lie along a run; `None` where words are out of date.
+/// How many blocks of the prompt lie along a run; `None` if words are out of date.
 ///
-/// A chained hash stands for its whole prefix: where the last blocks agree, all do,
-/// and where they part can be found by halving.
+/// A chained hash stands for its whole prefix: if the last blocks are equal, all are, and the first
+/// difference can be found by binary search.
 #[inline]
 fn matched(state: &State, view: &View, rest: &[BlockHash]) -> Option<u32> {
     let len = view.len as usize;
-    // What the next run will be looked for by.
+    // The next run is looked up by this hash.
     rest.get(len).map(prefetch);
     if len <= rest.len() && rest[len.checked_sub(1)?].0 == view.last {
         return Some(view.len);
@@ -180,7 +179,7 @@ fn matched(state: &State, view: &View, rest: &[BlockHash]) -> Option<u32> {
     if agrees(common - 1) {
         return Some(common as u32);
     }
-    // The first agrees, the last of those in common does not.
+    // The first blocks are equal, the last common position differs.
     let (mut agreeing, mut parting) = (0, common - 1);
     while parting - agreeing > 1 {
         let middle = usize::midpoint(agreeing, parting);
@@ -245,7 +244,7 @@ fn take_partial(partial: Partial, matched: u32, depth: u32, out: &mut Overlaps) 
     let Some(alive) = out.alive.get(word) else {
         return;
     };
-    // One that is a full holder as well, or listed twice for a moment, counts once.
+    // A worker that is also a full holder, or is listed twice for a moment, counts once.
     if alive & bit & !out.next[word] & !out.parted[word] == 0 {
         return;
     }
@@ -259,7 +258,7 @@ fn take_partial(partial: Partial, matched: u32, depth: u32, out: &mut Overlaps) 
     }
 }
 
-/// Counts the blocks that are not in the fastest tier. Seldom needed.
+/// Counts the blocks that are not in the fastest tier. Rarely needed.
 fn read_tiers(
     state: &State,
     view: &View,

@@ -12,22 +12,22 @@ use super::{Applied, HashedBlock, Index, WorkerKey};
 use crate::event::Tier;
 use crate::hash::BlockHash;
 
-/// What a restored stream needs until its end.
+/// The state of a restore between its runs.
 #[derive(Debug, Default)]
-struct Grafts {
+struct RestoreState {
     /// The last block of every run so far.
     ends: HashMap<BlockHash, Place, BuildHasherDefault<Spread>>,
-    /// Where the name of the last block of the last run is, if known.
+    /// The lane of the last block of the last run, if known.
     last: Option<Lane>,
-    /// Names for which room is to be made before the first one comes.
+    /// Number of names for which room is to be made before the first arrives.
     expected: usize,
-    /// Last blocks of runs that live only because something may hang there.
+    /// Last blocks of runs that are pinned because a later run may follow them.
     pinned: Vec<Place>,
-    /// Blocks of such runs.
+    /// Number of blocks of such runs.
     unheld: usize,
 }
 
-/// Spreads chained hashes, whose givers may have chosen them.
+/// Distributes chained hashes, which a malicious sender may have chosen.
 #[derive(Debug, Default)]
 struct Spread(u64);
 
@@ -45,21 +45,22 @@ impl Hasher for Spread {
     }
 }
 
-/// A snapshot that comes in parts. Other changes of the index may come between them, but
-/// none of the worker's own. It must be ended: until then, blocks stay that nobody holds.
+/// A snapshot that arrives in parts. Other changes of the index may come between the parts, but
+/// none of the same worker. The restore must be ended: until then, blocks are kept that no worker
+/// holds.
 #[derive(Debug)]
-#[must_use = "a restore that is not ended keeps blocks that nobody holds"]
+#[must_use = "a restore that is not ended keeps blocks that no worker holds"]
 pub struct Restore {
     worker: WorkerKey,
-    grafts: Grafts,
+    state: RestoreState,
 }
 
 impl Index {
     /// Replaces all that a worker holds by a [snapshot](Index::snapshot).
     ///
-    /// Hashes are taken as they are: the giver must use the same seed, model name
-    /// and block size. Names of a run that contradicts itself, others or what is
-    /// there already, or comes before its parent, count as `malformed`.
+    /// Hashes are used as they are: the sender must use the same seed, model name and block size.
+    /// Names of a run that contradicts itself, other runs or existing blocks, or that precedes its
+    /// parent, count as `malformed`.
     pub fn restore(
         &mut self,
         worker: WorkerKey,
@@ -74,53 +75,53 @@ impl Index {
         applied
     }
 
-    /// Begins to replace all that a worker holds by a snapshot that comes run by run; says
-    /// how many blocks were dropped for it. About `expected` names will come: memory for
-    /// them is taken at once, and what was too much is given back at the end; 0 where that
-    /// is not known.
+    /// Begins to replace all that a worker holds by a snapshot that arrives run by run; returns the
+    /// restore and the number of blocks that were dropped. About `expected` names will arrive (0 if
+    /// unknown): memory for them is allocated immediately, and what is not needed is freed at the
+    /// end.
     pub fn begin_restore(&mut self, worker: WorkerKey, expected: usize) -> (Restore, usize) {
         let removed = self.clear_worker(worker);
         let expected = expected.min(self.limit().saturating_sub(self.held(worker.worker)));
-        (Restore { worker, grafts: Grafts { expected, ..Grafts::default() } }, removed)
+        (Restore { worker, state: RestoreState { expected, ..RestoreState::default() } }, removed)
     }
 
-    /// The next run of a snapshot, as in [`Index::restore`].
+    /// Applies the next run of a snapshot, as in [`Index::restore`].
     pub fn restore_run(&mut self, restore: &mut Restore, run: &SnapshotRun) -> Applied {
-        let Restore { worker, grafts } = restore;
+        let Restore { worker, state } = restore;
         let worker = *worker;
         let mut applied = Applied::default();
-        let has_room = grafts.ends.len() < self.limit().saturating_mul(2);
-        let cursor = self.end_of(run.parent, grafts);
+        let has_room = state.ends.len() < self.limit().saturating_mul(2);
+        let cursor = self.end_of(run.parent, state);
         let Some(cursor) = cursor.filter(|_| has_room && is_sound(run)) else {
             applied.malformed += run.names.len();
             return applied;
         };
-        let after = grafts.last.take();
+        let after = state.last.take();
         let end = match &run.names {
-            names if names.is_empty() => self.graft(cursor, &run.hashes, grafts),
+            names if names.is_empty() => self.add_unheld(cursor, &run.hashes, state),
             RunNames::Plain(names) => {
-                self.make_room(worker, &mut grafts.expected);
+                self.make_room(worker, &mut state.expected);
                 let named = chain::Named { names, hashes: &run.hashes };
                 let stored = self.store_at(worker, cursor, after, named, Tier::Device);
                 applied += stored.applied;
                 stored.end.map(|(cursor, last)| {
-                    grafts.last = last;
+                    state.last = last;
                     self.forest.place(cursor.run, cursor.at - 1)
                 })
             }
             RunNames::Each(names) => {
-                self.make_room(worker, &mut grafts.expected);
+                self.make_room(worker, &mut state.expected);
                 applied += self.restore_names(worker, cursor, &run.hashes, names);
                 self.place_of(worker, &run.hashes, names)
             }
         };
-        grafts.ends.extend(run.hashes.last().copied().zip(end));
+        state.ends.extend(run.hashes.last().copied().zip(end));
         applied
     }
 
-    /// Ends a snapshot, whole or not: what is there so far stays.
+    /// Ends a snapshot, complete or not: what has arrived stays.
     pub fn end_restore(&mut self, restore: Restore) {
-        for place in restore.grafts.pinned {
+        for place in restore.state.pinned {
             if let Some((run, _)) = self.forest.locate(place) {
                 self.forest.unpin(run);
             }
@@ -131,7 +132,7 @@ impl Index {
         self.dismiss_if_empty(restore.worker);
     }
 
-    /// Makes room for all names before the first one comes.
+    /// Makes room for all expected names before the first arrives.
     fn make_room(&mut self, worker: WorkerKey, expected: &mut usize) {
         if *expected > 0
             && self.admit(worker).is_some()
@@ -141,25 +142,25 @@ impl Index {
         }
     }
 
-    /// Behind which block a run goes, if its parent has come.
-    fn end_of(&self, parent: Option<BlockHash>, grafts: &Grafts) -> Option<Cursor> {
+    /// The cursor after a run's parent, if the parent has arrived.
+    fn end_of(&self, parent: Option<BlockHash>, state: &RestoreState) -> Option<Cursor> {
         let Some(parent) = parent else {
             return Some(Cursor::START);
         };
-        let (run, at) = self.forest.locate(*grafts.ends.get(&parent)?)?;
+        let (run, at) = self.forest.locate(*state.ends.get(&parent)?)?;
         (self.forest.hash(run, at) == parent.0).then_some(Cursor { run, at: at + 1 })
     }
 
-    /// Blocks that nobody may hold, for what hangs behind them.
-    fn graft(
+    /// Adds blocks that possibly no worker holds, because a later run follows them.
+    fn add_unheld(
         &mut self,
         mut cursor: Cursor,
         hashes: &[BlockHash],
-        grafts: &mut Grafts,
+        state: &mut RestoreState,
     ) -> Option<Place> {
         let mut rest = hashes;
         while !rest.is_empty() {
-            if self.forest.is_full(rest.len()) || grafts.unheld >= self.limit() {
+            if self.forest.is_full(rest.len()) || state.unheld >= self.limit() {
                 return None;
             }
             let followed = self.forest.follow(cursor, rest, |hash| hash.0);
@@ -167,15 +168,15 @@ impl Index {
                 Some(span) => span,
                 None => {
                     let (span, _) = self.forest.extend(cursor, rest, |hash| hash.0, None)?;
-                    grafts.unheld += (span.to - span.from) as usize;
+                    state.unheld += (span.to - span.from) as usize;
                     span
                 }
             };
-            // Whoever holds it may let go of it before what hangs behind it comes. A pin is at
-            // a run's end, wherever it is cut.
+            // The worker that holds the run may release it before the run that follows arrives. A
+            // pin is at a run's end, even if the run is split.
             self.forest.pin(span.run);
             let end = self.forest.run(span.run).len() - 1;
-            grafts.pinned.push(self.forest.place(span.run, end));
+            state.pinned.push(self.forest.place(span.run, end));
             cursor = Cursor { run: span.run, at: span.to };
             rest = &rest[(span.to - span.from) as usize..];
         }
@@ -190,7 +191,8 @@ impl Index {
         names: &[Named],
     ) -> Applied {
         let mut applied = Applied::default();
-        // The place before, since names of the run itself may come and go meanwhile.
+        // The place of the previous block is kept, because names of the run itself may change
+        // meanwhile.
         let before = cursor.at.checked_sub(1).map(|at| self.forest.place(cursor.run, at));
         let mut primary: Vec<HashedBlock> = Vec::with_capacity(hashes.len());
         let mut further = Vec::new();
@@ -204,7 +206,7 @@ impl Index {
         applied += self.store_at(worker, cursor, None, &primary[..], Tier::Device).applied;
         for named in further {
             let mut blocks = primary[..=named.at as usize].to_vec();
-            // The blocks on the way are there: only the last one gets a further name.
+            // The blocks before it exist: only the last one gets a further name.
             let cursor = self.behind(before).and_then(|cursor| self.walk(cursor, &mut blocks));
             let Some(cursor) = cursor else {
                 // The block itself was refused.
@@ -231,7 +233,7 @@ impl Index {
         Some(Cursor { run, at: at + 1 })
     }
 
-    /// The cursor before the last of these blocks, which must be there.
+    /// The cursor before the last of these blocks, all of which must exist.
     fn walk(&mut self, mut cursor: Cursor, blocks: &mut Vec<HashedBlock>) -> Option<Cursor> {
         blocks.pop()?;
         let mut rest = &blocks[..];
@@ -255,7 +257,7 @@ impl Index {
                 known.add_copies(&mut self.forest, lane, tier, named.copies[tier as usize]);
             }
         }
-        // The one copy that it was entered with.
+        // Removes the copy with which the name was entered.
         known.take_copy(&mut self.forest, lane, Tier::Device);
     }
 

@@ -2,42 +2,41 @@
 //!
 //! # How readers and the writer work together
 //!
-//! There is one writer. Each of its stores leads from one valid state of a run to
-//! another valid one, and the version is raised after each. A reader reads the
-//! version, reads what it needs, and reads the version again: unchanged, it has
-//! seen one state; otherwise it reads the run again. So a writer that is paused at
-//! any point delays no reader.
+//! There is one writer. Each of its stores leads from one valid state of a run to another valid
+//! one, and the version is raised after each. A reader reads the version, reads what it needs, and
+//! reads the version again: if the version is unchanged, the reader has seen one state; otherwise
+//! it reads the run again. So a writer that is paused at any point delays no reader.
 //!
-//! Valid states overlap on purpose: a worker may for a moment be both a full and
-//! a partial holder (full counts), and a partial holder's blocks may reach to the
-//! run's end or beyond it (then it holds the whole run).
+//! Valid states overlap on purpose: a worker may for a moment be both a full and a partial holder
+//! (then it counts as full), and a partial holder's number of blocks may reach to the run's end or
+//! beyond it (then it holds the whole run).
 
 use super::sync::{AtomicU32, AtomicU64, Ordering, fence};
 use super::words::Address;
 
-/// The shared part of a run. Fields are changed through methods only, which
-/// raise the version.
+/// The part of a run that readers use. Fields are changed only through methods, which raise the
+/// version.
 #[repr(align(64))]
 #[derive(Debug)]
 pub(super) struct Run {
     version: AtomicU32,
-    /// Blocks.
+    /// Number of blocks.
     len: AtomicU32,
-    /// Where its blocks' hashes are.
+    /// The address of its blocks' hashes.
     strip: AtomicU32,
     /// Hash of the first block.
     first: AtomicU64,
-    /// Hash of the last block: equal, everything before is equal as well.
+    /// Hash of the last block: if it is equal, everything before is equal as well.
     last: AtomicU64,
     /// Workers that hold all of it in their fastest tier: a [`Full`].
     full: AtomicU64,
-    /// Workers that hold a beginning of it: a [`List`] of [`Partial`].
+    /// Workers that hold a prefix of it: a [`List`] of [`Partial`].
     partial: AtomicU64,
     /// Where holders' blocks are not in the fastest tier: a [`List`] of [`Stretch`].
     tiers: AtomicU64,
 }
 
-/// What a reader takes from a run before it looks closer.
+/// The fields of a run that a reader reads first.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct View {
     pub(super) version: u32,
@@ -58,7 +57,7 @@ impl Default for Run {
             strip: AtomicU32::new(Address::NONE.0),
             first: AtomicU64::new(0),
             last: AtomicU64::new(0),
-            full: AtomicU64::new(Full::NOBODY.0),
+            full: AtomicU64::new(Full::EMPTY.0),
             partial: AtomicU64::new(List::EMPTY.0),
             tiers: AtomicU64::new(List::EMPTY.0),
         }
@@ -66,7 +65,7 @@ impl Default for Run {
 }
 
 impl Run {
-    /// A reader's look; what it says counts only if [`Run::unchanged`] afterwards.
+    /// Reads the fields; they are consistent only if [`Run::unchanged`] is true afterwards.
     #[inline]
     pub(super) fn view(&self) -> View {
         View {
@@ -81,14 +80,14 @@ impl Run {
         }
     }
 
-    /// Whether all that was read since the view of that version was one state.
+    /// Whether everything read since the view with that version belongs to one state.
     #[inline]
     pub(super) fn unchanged(&self, version: u32) -> bool {
         fence(Ordering::Acquire);
         self.version.load(Ordering::Relaxed) == version
     }
 
-    /// Whether its first block has this hash, as far as a glance can tell.
+    /// Whether its first block has this hash, without checking the version.
     #[inline]
     pub(super) fn begins_with(&self, hash: u64) -> bool {
         self.first.load(Ordering::Acquire) == hash
@@ -117,7 +116,7 @@ impl Run {
     pub(super) fn set_len(&self, len: u32, last: u64) {
         self.len.store(len, Ordering::Release);
         self.raise();
-        // Until here the two disagree, and readers compare block by block.
+        // Until here length and last hash disagree, and readers compare block by block.
         self.last.store(last, Ordering::Release);
         self.raise();
     }
@@ -142,40 +141,40 @@ impl Run {
         self.raise();
     }
 
-    /// Makes it a run of other blocks, which nobody holds; no reader is sent here
-    /// meanwhile, and one that still looks sees the version rise.
+    /// Turns it into a run of other blocks, which no worker holds. No reader is directed here
+    /// meanwhile, and one that still reads it notices the raised version.
     pub(super) fn renew(&self, strip: Address, len: u32, first: u64, last: u64) {
         self.raise();
         self.first.store(first, Ordering::Release);
         self.raise();
-        self.full.store(Full::NOBODY.0, Ordering::Release);
+        self.full.store(Full::EMPTY.0, Ordering::Release);
         self.partial.store(List::EMPTY.0, Ordering::Release);
         self.tiers.store(List::EMPTY.0, Ordering::Release);
         self.set_strip(strip);
         self.set_len(len, last);
     }
 
-    /// After a change of words that belong to it.
+    /// Raises the version, after a change of the run's words.
     pub(super) fn raise(&self) {
         let next = self.version.load(Ordering::Relaxed).wrapping_add(1);
         self.version.store(next, Ordering::Release);
     }
 }
 
-/// The set of workers that hold a whole run: up to four slots in place, or a row
-/// of bits among the words.
+/// The set of workers that hold a whole run: up to four slots in place, or a row of bits in the
+/// words.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Full(pub(super) u64);
 
-/// No slot has a number from here on.
+/// Slot numbers are below this value.
 pub(super) const SLOTS_MAX: u16 = ROW;
 const ROW: u16 = 0xfffe;
 const NO_SLOT: u16 = 0xffff;
-/// Slots that fit in place.
+/// Number of slots that fit in place.
 pub(super) const IN_PLACE: usize = 4;
 
 impl Full {
-    pub(super) const NOBODY: Self = Self(u64::MAX);
+    pub(super) const EMPTY: Self = Self(u64::MAX);
 
     pub(super) fn of(slots: &[u16]) -> Self {
         let mut lanes = [NO_SLOT; IN_PLACE];
@@ -187,7 +186,7 @@ impl Full {
         Self(u64::from(ROW) << 48 | (words as u64) << 32 | u64::from(at.0))
     }
 
-    /// Where its bits are and how many words they take, if they are not in place.
+    /// The address of its bits and their number of words, if they are not in place.
     #[inline]
     pub(super) fn as_row(self) -> Option<(Address, usize)> {
         let is_row = (self.0 >> 48) as u16 == ROW;
@@ -201,7 +200,7 @@ impl Full {
     }
 }
 
-/// A list among the words: where, and how many words; or a single [`Partial`] in place.
+/// A list in the words (address and number of words), or a single [`Partial`] in place.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct List(pub(super) u64);
 
@@ -227,14 +226,15 @@ impl List {
         (self.0 & SINGLE != 0).then_some(Partial(self.0 & !SINGLE))
     }
 
-    /// Address and length; for a list that is not a single.
+    /// Address and length of a list that is not a single entry.
     #[inline]
     pub(super) fn extent(self) -> (Address, usize) {
         (Address(self.0 as u32), (self.0 >> 32) as usize)
     }
 }
 
-/// A worker that holds the first blocks of a run: its slot above, their number below.
+/// A worker that holds the first blocks of a run: its slot in the upper half, their number in the
+/// lower half.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Partial(pub(super) u64);
 
@@ -254,8 +254,8 @@ impl Partial {
     }
 }
 
-/// From block `start` of a run on, a worker's fastest tier is this, up to its next
-/// stretch; a worker's stretches stand together, in order.
+/// From block `start` of a run on, a worker's fastest tier is this, up to its next stretch. A
+/// worker's stretches are adjacent and in order.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Stretch(pub(super) u64);
 

@@ -8,20 +8,21 @@ use super::sync::{AtomicU64, Swapped};
 use super::words::Words;
 use super::worker_key::WorkerKey;
 
-/// Runs of one chunk.
+/// Number of runs in one chunk.
 pub(super) const RUNS_PER_CHUNK: usize = if cfg!(loom) { 4 } else { 256 };
 
-/// Everything that a reader needs. It is replaced as a whole when it grows, or when
-/// a worker comes or goes, which is seldom; runs and words change in place.
+/// Everything that a reader needs. The state is replaced as a whole when it grows, or when a worker
+/// joins or leaves, which is rare; runs and words change in place.
 #[derive(Clone, Debug)]
 pub(super) struct State {
     pub(super) words: Words,
     pub(super) runs: Vec<Arc<[Run]>>,
     pub(super) heads: Arc<Heads>,
     pub(super) slots: Arc<Slots>,
-    /// One bit per slot in use. Cleared in place: whoever leaves is gone at once.
+    /// One bit per slot in use. Bits are cleared in place, so a worker that leaves disappears
+    /// immediately.
     pub(super) live: Arc<[AtomicU64]>,
-    /// What [`Shared::reused`] becomes with this state.
+    /// The value of [`Shared::reused`] when this state was published.
     pub(super) reused: u64,
 }
 
@@ -32,7 +33,7 @@ impl State {
         self.runs.get(chunk)?.get(place)
     }
 
-    /// The run that begins with a block, at a glance.
+    /// The run that begins with a block, without checking the version.
     #[inline]
     pub(super) fn find(&self, hash: u64) -> Option<(u32, &Run)> {
         let begins = |run| self.run(run).is_some_and(|run| run.begins_with(hash));
@@ -40,20 +41,20 @@ impl State {
         Some((run, self.run(run)?))
     }
 
-    /// Whether a run that is missing in one of the two is so in the other.
+    /// Whether a run that is missing in one of the two states is missing in the other, too.
     pub(super) fn finds_the_same(&self, other: &Self) -> bool {
         Arc::ptr_eq(&self.heads, &other.heads) && self.runs.len() == other.runs.len()
     }
 }
 
-/// The index's name for a worker: a small number, so that sets of them are bits.
+/// The index's numbers for workers: small, so that sets of workers are bits.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(super) struct Slots {
-    /// By slot; `None` where the slot is free or its worker is being removed.
+    /// The worker of each slot; `None` if the slot is free or its worker is being removed.
     pub(super) keys: Vec<Option<WorkerKey>>,
     /// The slots in use, sorted by worker.
     pub(super) by_key: Vec<(WorkerKey, u16)>,
-    /// By slot, how many workers have had it.
+    /// For each slot, the number of workers that have had it.
     pub(super) owners: Vec<u32>,
 }
 
@@ -63,12 +64,12 @@ impl Slots {
         Some(self.by_key[at].1)
     }
 
-    /// Words of a set of slots.
+    /// Number of words of a set of slots.
     pub(super) fn words(&self) -> usize {
         self.keys.len().div_ceil(64)
     }
 
-    /// The same with a worker more, in a slot that is free.
+    /// A copy with a further worker, in a free slot.
     pub(super) fn with(&self, worker: WorkerKey, slot: u16) -> Self {
         let mut slots = self.clone();
         let place = usize::from(slot);
@@ -83,7 +84,7 @@ impl Slots {
         slots
     }
 
-    /// The same without a worker.
+    /// A copy without a worker.
     pub(super) fn without(&self, worker: WorkerKey) -> Self {
         let mut slots = self.clone();
         if let Some(slot) = self.of(worker) {
@@ -95,12 +96,11 @@ impl Slots {
     }
 }
 
-/// Where readers find the current state.
+/// The current state, as readers find it.
 #[derive(Debug)]
 pub(super) struct Shared {
     pub(super) state: Swapped<State>,
-    /// How often the number of a slot or of a chunk came to stand for another one. It
-    /// is raised before anything is written there: a reader with a state from before
-    /// that cannot know what the number means now.
+    /// How often a number of a slot or of a chunk was reused. The counter is raised before anything
+    /// is written there: a reader with an earlier state cannot know what the number means now.
     pub(super) reused: AtomicU64,
 }

@@ -1,4 +1,4 @@
-//! A worker's blocks as a value: for a newly attached router, or for an audit.
+//! A worker's blocks as a value, for a newly attached router or for an audit.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -8,35 +8,36 @@ use super::{Index, WorkerKey};
 use crate::event::{EngineHash, Tier};
 use crate::hash::BlockHash;
 
-/// Longest run of a snapshot, so that a stream of them has pieces of a bounded size.
+/// Maximum length of a run of a snapshot in blocks, so that a stream of runs has parts of bounded
+/// size.
 const RUN_BLOCKS_MAX: usize = 1024;
 
-/// Consecutive blocks of one chain, all held by the worker or none of them.
+/// Consecutive blocks of one chain, of which the worker holds either all or none.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct SnapshotRun {
-    /// The hash of the block before; `None` at a prompt's first block. A run comes
-    /// after the one that its parent is in.
+    /// The hash of the block before; `None` at a prompt's first block. A run comes after the run
+    /// that contains its parent.
     pub parent: Option<BlockHash>,
-    /// Our own chained hashes of the blocks.
+    /// The router's chained hashes of the blocks.
     pub hashes: Vec<BlockHash>,
-    /// The names of the blocks. Empty where the worker holds none of the run, which is
-    /// there for what hangs behind it.
+    /// The engine's names of the blocks. Empty if the worker holds none of the blocks; such a run
+    /// is included because held runs follow it.
     pub names: RunNames,
 }
 
-/// The names of a run's blocks, one each in the same order, with further names of the
-/// same blocks behind them.
+/// The names of a run's blocks, one for each block in the same order; further names of the same
+/// blocks follow.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum RunNames {
-    /// Every block has one name and one copy, on the device: nearly always so. Empty
-    /// where none is held.
+    /// Every block has one name and one copy, on the device, which is almost always the case. Empty
+    /// if no block is held.
     Plain(Vec<EngineHash>),
-    /// Some have more.
+    /// Some blocks have further names or other copies.
     Each(Vec<Named>),
 }
 
 impl RunNames {
-    /// How many there are.
+    /// Number of names.
     pub fn len(&self) -> usize {
         match self {
             Self::Plain(names) => names.len(),
@@ -49,7 +50,7 @@ impl RunNames {
         self.len() == 0
     }
 
-    /// All of them, with their blocks' places.
+    /// All names, with the positions of their blocks.
     pub fn iter(&self) -> impl Iterator<Item = Named> + '_ {
         let (plain, each) = match self {
             Self::Plain(names) => (&names[..], &[][..]),
@@ -71,33 +72,33 @@ impl FromIterator<Named> for RunNames {
     }
 }
 
-/// A block's name.
+/// An engine's name of a block.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Named {
-    /// The block's place in its run.
+    /// The block's position in its run.
     pub at: u32,
-    /// The engine's name for it, by which it will be removed.
+    /// The engine's hash of the block, by which it will be removed.
     pub engine: EngineHash,
     /// Physical copies per tier, indexed by `Tier as usize`; not all zero.
     pub copies: [u32; Tier::COUNT],
 }
 
 impl Named {
-    /// A name of a block that has one copy, on the device.
+    /// The name of a block that has one copy, on the device.
     pub(super) fn plain(at: u32, engine: EngineHash) -> Self {
         Self { at, engine, copies: [1, 0, 0, 0] }
     }
 }
 
 impl Index {
-    /// All that a worker holds, as a stream of runs: parents before children, the
-    /// same state always in the same order.
+    /// All that a worker holds, as a stream of runs: parents before children. The same state gives
+    /// the same order.
     pub fn snapshot(&self, worker: WorkerKey) -> impl Iterator<Item = SnapshotRun> + '_ {
         let names = self.names_by_run(worker);
         let mut runs: BTreeSet<(u32, u64, u32)> = BTreeSet::new();
         for run in names.keys() {
             let mut run = *run;
-            // With what is before, though nobody may hold it.
+            // Includes the runs before, even if no worker holds them.
             while run != ROOT {
                 let order = (self.forest.meta(run).depth, self.forest.run(run).first(), run);
                 if !runs.insert(order) {
@@ -126,7 +127,7 @@ impl Index {
         by_run
     }
 
-    /// A run, cut where holding begins and ends.
+    /// A run, cut into pieces that the worker holds completely or not at all.
     fn pieces(&self, worker: WorkerKey, run: u32, names: &[(u32, u64, Lane)]) -> Vec<SnapshotRun> {
         let Some(known) = self.workers.get(&worker) else {
             return Vec::new();

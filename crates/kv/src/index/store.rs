@@ -12,9 +12,9 @@ use super::{Applied, HashedBlock, Index, WorkerKey};
 use crate::event::{EngineHash, Tier};
 
 impl Index {
-    /// Stores consecutive blocks behind `parent` (`None`: at a prompt's start), as
-    /// [`Index::apply`] does after hashing their tokens. Blocks under a parent that
-    /// the worker does not hold are `orphaned`.
+    /// Stores consecutive blocks after `parent` (`None`: at a prompt's start), as [`Index::apply`]
+    /// does after hashing their tokens. Blocks under a parent that the worker does not hold are
+    /// `orphaned`.
     pub fn store(
         &mut self,
         worker: WorkerKey,
@@ -45,8 +45,8 @@ impl Index {
         applied
     }
 
-    /// Stores consecutive blocks behind a cursor; `after` is where the name of the block
-    /// before is, if known.
+    /// Stores consecutive blocks after a cursor; `after` is the lane of the previous block's name,
+    /// if known.
     pub(super) fn store_at(
         &mut self,
         worker: WorkerKey,
@@ -88,12 +88,12 @@ impl Index {
         StoredAt { applied: storing.applied, end: is_whole.then_some((cursor, storing.after)) }
     }
 
-    /// Takes one physical copy of each named block away from a tier.
+    /// Removes one physical copy of each named block from a tier.
     pub fn remove(&mut self, worker: WorkerKey, hashes: &[EngineHash], tier: Tier) -> Applied {
         self.remove_each(worker, hashes, tier, |_| {})
     }
 
-    /// [`Index::remove`], naming each block of which a copy was taken.
+    /// [`Index::remove`]; calls a function with each block from which a copy was removed.
     pub(super) fn remove_each(
         &mut self,
         worker: WorkerKey,
@@ -105,10 +105,10 @@ impl Index {
         let Some(known) = self.workers.get_mut(&worker) else {
             return Applied { unknown: hashes.len(), ..applied };
         };
-        let mut going: Option<Going> = None;
+        let mut removal: Option<Removal> = None;
         known.names.fetch(names(hashes));
         for (at, batch) in hashes.chunks(BATCH).enumerate() {
-            // What the next batch needs comes while this one is taken out.
+            // Prefetches the next batch while this one is removed.
             known.names.fetch(names(&hashes[hashes.len().min((at + 1) * BATCH)..]));
             let guesses = known.names.guesses(names(batch));
             for (hash, guess) in batch.iter().zip(guesses) {
@@ -119,7 +119,7 @@ impl Index {
                     continue;
                 };
                 if known.names.is_special(lane) || !known.doubles.is_empty() {
-                    Going::end(&mut going, known, &mut self.forest);
+                    Removal::end(&mut removal, known, &mut self.forest);
                 }
                 match known.take_copy(&mut self.forest, lane, tier) {
                     None => applied.unknown += 1,
@@ -134,15 +134,15 @@ impl Index {
                         known.names.remove_at(lane, slot);
                         if known.doubles.contains_key(&place) {
                             known.release(&mut self.forest, place, lane);
-                        } else if !going.as_mut().is_some_and(|going| going.takes(place)) {
-                            Going::end(&mut going, known, &mut self.forest);
-                            going = Some(Going::new(place));
+                        } else if !removal.as_mut().is_some_and(|removal| removal.takes(place)) {
+                            Removal::end(&mut removal, known, &mut self.forest);
+                            removal = Some(Removal::new(place));
                         }
                     }
                 }
             }
         }
-        Going::end(&mut going, known, &mut self.forest);
+        Removal::end(&mut removal, known, &mut self.forest);
         known.shrink_if_sparse();
         if known.names.is_empty() {
             self.dismiss_if_empty(worker);
@@ -152,10 +152,10 @@ impl Index {
     }
 }
 
-/// What became of blocks that were stored.
+/// The result of storing blocks.
 pub(super) struct StoredAt {
     pub(super) applied: Applied,
-    /// Behind the last one, if all were stored, and where its name is, if known.
+    /// The cursor after the last block, if all were stored, and the lane of its name, if known.
     pub(super) end: Option<(Cursor, Option<Lane>)>,
 }
 
@@ -163,15 +163,15 @@ fn names(hashes: &[EngineHash]) -> impl Iterator<Item = u64> + '_ {
     hashes.iter().map(|hash| hash.0)
 }
 
-/// Consecutive blocks that are on their way out; engines evict chains from the end,
-/// so they are let go together.
-struct Going {
+/// Consecutive blocks that are being removed. Engines evict chains from the end, so they are
+/// released together.
+struct Removal {
     strip: u32,
     from: u32,
     to: u32,
 }
 
-impl Going {
+impl Removal {
     fn new(Place { strip, offset }: Place) -> Self {
         Self { strip, from: offset, to: offset + 1 }
     }
@@ -190,20 +190,20 @@ impl Going {
         true
     }
 
-    fn end(going: &mut Option<Self>, worker: &mut Worker, forest: &mut Forest) {
-        if let Some(Self { strip, from, to }) = going.take() {
+    fn end(removal: &mut Option<Self>, worker: &mut Worker, forest: &mut Forest) {
+        if let Some(Self { strip, from, to }) = removal.take() {
             worker.release_span(forest, strip, from, to);
         }
     }
 }
 
-/// One event that is being stored.
+/// An event that is being stored.
 struct Storing<'a> {
     forest: &'a mut Forest,
     worker: &'a mut Worker,
     tier: Tier,
     limit: usize,
-    /// The name of the block before.
+    /// The lane of the previous block's name.
     after: Option<Lane>,
     applied: Applied,
 }
@@ -212,23 +212,23 @@ struct Storing<'a> {
 struct Entering<T> {
     blocks: T,
     span: Span,
-    /// Whether readers are shown already that the worker holds them.
+    /// Whether readers already see the worker as holder of the blocks.
     held: bool,
-    /// The blocks that were entered and are not shown yet.
+    /// The blocks whose names were entered and that are not published to readers yet.
     new: Range<usize>,
 }
 
-/// Why a batch was not entered as a whole, and before which block.
+/// Why a batch was not entered completely, and before which block it stopped.
 enum Stop {
-    /// The table of names may have been laid out anew.
+    /// The table of names may have been rebuilt.
     LaidOut(usize),
     /// There is no room for more names.
     Full(usize),
 }
 
 impl Storing<'_> {
-    /// Blocks along which the chain goes on, made if need be; and whether the worker
-    /// is shown to hold them already. `None` where hashes contradict what is there.
+    /// The blocks along which the chain continues, created if necessary; and whether readers
+    /// already see the worker as their holder. `None` if hashes contradict existing blocks.
     fn find_or_extend(&mut self, cursor: Cursor, rest: impl Chain) -> Option<(Span, bool)> {
         if let Some(span) = rest.follow(self.forest, cursor) {
             return Some((span, false));
@@ -237,7 +237,7 @@ impl Storing<'_> {
         rest.extend(self.forest, cursor, grows)
     }
 
-    /// Enters the names of a span's blocks; says how many found room.
+    /// Enters the names of a span's blocks; returns how many found room.
     fn enter(&mut self, blocks: impl Chain, span: Span, held: bool) -> usize {
         let replaced = self.applied.replaced;
         let mut entering = Entering { blocks, span, held, new: 0..0 };
@@ -247,7 +247,7 @@ impl Storing<'_> {
             self.worker.names.make_room((blocks.len() - entered).min(room).max(1));
             let mut row = self.worker.names.row(blocks.names(entered));
             while entered < blocks.len() {
-                // The memory for the next batch comes while this one is entered.
+                // Prefetches the memory for the next batch while this one is entered.
                 let next = self.worker.names.row(blocks.names(entered + BATCH));
                 match self.enter_row(&mut entering, entered, &row) {
                     Ok(end) => entered = end,
@@ -274,7 +274,7 @@ impl Storing<'_> {
         entered
     }
 
-    /// Enters the next blocks from `from` on; says where it stopped, and why.
+    /// Enters the next blocks from `from` on; returns where it stopped, and why.
     fn enter_row(
         &mut self,
         entering: &mut Entering<impl Chain>,
@@ -302,7 +302,7 @@ impl Storing<'_> {
             if self.worker.names.place(lane) != place {
                 self.hold(entering);
                 self.replace(lane, span.run);
-                // The table may have been laid out anew: what was found in it is void.
+                // The table may have been rebuilt, so positions found before are invalid.
                 return Err(Stop::LaidOut(from + at));
             }
             self.copy(entering, lane);
@@ -311,11 +311,11 @@ impl Storing<'_> {
         Ok(from + at)
     }
 
-    /// Enters names of a row, from one on, up to one that is there already or finds no
-    /// room; says how many.
+    /// Enters names of a row from `from` on, up to one that already exists or finds no room;
+    /// returns their number.
     fn enter_new(&mut self, row: &Row, from: usize, place: Place) -> usize {
         let room = self.limit.saturating_sub(self.worker.names.len());
-        // Slower tiers are noted name by name.
+        // Slower tiers are recorded name by name.
         let most = if self.tier == Tier::Device { room } else { room.min(1) };
         let to = row.len().min(from + most);
         let (added, last) = self.worker.names.insert(row, from, to, place, self.after);
@@ -332,7 +332,7 @@ impl Storing<'_> {
         added
     }
 
-    /// A new name's only copy is not in the fastest tier.
+    /// Records that a new name's only copy is not in the fastest tier.
     fn name_tier(&mut self, lane: Lane) {
         let mut copies = [0; Tier::COUNT];
         copies[self.tier as usize] = 1;
@@ -340,26 +340,26 @@ impl Storing<'_> {
         self.worker.copies.insert(lane, copies);
     }
 
-    /// One more copy of a block that is there under the same name.
+    /// Adds a copy of a block that exists under the same name.
     fn copy(&mut self, entering: &mut Entering<impl Chain>, lane: Lane) {
-        // What is entered but not shown yet must be, before tiers change.
+        // Entered blocks must be published before tiers change.
         self.hold(entering);
         self.worker.add_copies(self.forest, lane, self.tier, 1);
         self.after = Some(lane);
         self.applied.stored += 1;
     }
 
-    /// A name that stood for something else.
+    /// Removes a name that stood for another block.
     fn replace(&mut self, lane: Lane, run: u32) {
         self.applied.replaced += 1;
-        // The run at hand must outlive what hangs together with the old block.
+        // Removing the old block must not free the current run.
         self.forest.pin(run);
         self.worker.forget(self.forest, lane);
         self.forest.meta_mut(run).children -= 1;
         self.after = None;
     }
 
-    /// Shows readers what was entered.
+    /// Publishes the entered blocks to readers.
     fn hold(&mut self, entering: &mut Entering<impl Chain>) {
         let Entering { blocks, span, held, .. } = *entering;
         let new = std::mem::take(&mut entering.new);

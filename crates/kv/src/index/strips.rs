@@ -1,7 +1,7 @@
 //! Strips: the block hashes of a chain in order, divided into runs.
 //!
-//! A block's place in its strip never changes, however the strip is divided into runs
-//! later; so workers refer to places.
+//! A block's place in its strip never changes, however the strip is divided into runs later; so
+//! workers refer to places.
 
 use std::ops::Range;
 
@@ -9,7 +9,7 @@ use super::finder::Finder;
 use super::sync::{AtomicU64, Ordering};
 use super::words::{Address, Allocator, capacity_of};
 
-/// A block: its strip, and its place there.
+/// The place of a block: its strip, and its position there.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub(super) struct Place {
     pub(super) strip: u32,
@@ -19,15 +19,15 @@ pub(super) struct Place {
 #[derive(Debug, Default)]
 struct Strip {
     at: u32,
-    /// Blocks in use, from the first.
+    /// Number of blocks in use, from the first.
     len: u32,
-    /// Blocks that it was last allocated for.
+    /// Number of blocks for which memory was last allocated.
     asked: u32,
-    /// Where its runs begin, in order; empty for a free strip.
+    /// The starts of its runs, in order; empty for a free strip.
     pieces: Pieces,
 }
 
-/// Mostly one.
+/// The runs of a strip; usually one.
 #[derive(Debug, Default)]
 enum Pieces {
     #[default]
@@ -51,12 +51,12 @@ impl Pieces {
 pub(super) struct Strips {
     strips: Vec<Strip>,
     free: Vec<u32>,
-    /// Where hashes are, if anybody wants to know.
+    /// The table from hashes to strips, once tracing was requested.
     finder: Option<Finder>,
 }
 
 impl Strips {
-    /// A new strip of `len` blocks, which is not cut into runs yet.
+    /// Adds a strip of `len` blocks, which is not divided into runs yet.
     pub(super) fn add(
         &mut self,
         words: &mut Allocator,
@@ -81,10 +81,10 @@ impl Strips {
         number
     }
 
-    /// Enters every hash in a table, and from now on every new one.
+    /// Enters all hashes in a table, and from now on every new one.
     pub(super) fn trace(&mut self, words: &Allocator) {
         let blocks = self.strips.iter().map(|strip| strip.len as usize).sum();
-        // The old one goes first: there is never room for both.
+        // The old table is freed first, so that both never exist at the same time.
         self.finder = None;
         let mut finder = Finder::with_room(blocks, self.count());
         for strip in 0..self.count() {
@@ -94,12 +94,12 @@ impl Strips {
         self.finder = Some(finder);
     }
 
-    /// The strips that may have a hash, if they are traced.
+    /// The strips that may contain a hash, if tracing was requested.
     pub(super) fn traced(&self, hash: u64) -> impl Iterator<Item = u32> + '_ {
         self.finder.iter().flat_map(move |finder| finder.strips(hash))
     }
 
-    /// Blocks of a strip that are new.
+    /// Enters new blocks of a strip in the table.
     fn enter(&mut self, words: &Allocator, strip: u32, blocks: Range<u32>) {
         let Some(finder) = &mut self.finder else {
             return;
@@ -111,7 +111,7 @@ impl Strips {
         finder.add(strip, loaded(words.slice(at, blocks.len())));
     }
 
-    /// Blocks of a strip that are about to go.
+    /// Removes blocks of a strip from the table before the blocks are removed.
     fn withdraw(&mut self, words: &Allocator, strip: u32, blocks: Range<u32>) {
         if let Some(finder) = &mut self.finder
             && !blocks.is_empty()
@@ -125,7 +125,7 @@ impl Strips {
         Address(self.strips[strip as usize].at)
     }
 
-    /// Blocks of a strip.
+    /// Number of blocks of a strip.
     pub(super) fn len(&self, strip: u32) -> u32 {
         self.strips[strip as usize].len
     }
@@ -134,7 +134,7 @@ impl Strips {
         self.strips[strip as usize].pieces.as_slice()
     }
 
-    /// The run that has a place; it may have become shorter than that.
+    /// The run that contains a place; the run may have become shorter since.
     #[inline]
     pub(super) fn run_at(&self, place: Place) -> Option<u32> {
         match &self.strips.get(place.strip as usize)?.pieces {
@@ -157,7 +157,7 @@ impl Strips {
         words.slice(self.address(from.strip).plus(from.offset), len as usize)
     }
 
-    /// A run begins at a place.
+    /// Notes that a run begins at a place.
     pub(super) fn begin(&mut self, strip: u32, start: u32, run: u32) {
         let pieces = &mut self.strips[strip as usize].pieces;
         match pieces {
@@ -174,7 +174,7 @@ impl Strips {
         }
     }
 
-    /// A run is gone. Frees the strip with its last run; otherwise says whether
+    /// Notes that a run was removed. Frees the strip with its last run; otherwise returns whether
     /// the run was the strip's end.
     pub(super) fn end(&mut self, words: &mut Allocator, strip: u32, run: u32) -> bool {
         let this = &mut self.strips[strip as usize];
@@ -198,8 +198,7 @@ impl Strips {
         }
     }
 
-    /// Adds blocks up to a length of `len`; says which words are to be freed if the
-    /// strip had to move for that.
+    /// Extends a strip to `len` blocks; returns the words to be freed if the strip had to move.
     pub(super) fn grow(
         &mut self,
         words: &mut Allocator,
@@ -218,7 +217,7 @@ impl Strips {
         moved
     }
 
-    /// Cuts a strip to its first `len` blocks, and moves it where that frees half.
+    /// Shortens a strip to its first `len` blocks, and moves it if that frees half of its memory.
     pub(super) fn cut(
         &mut self,
         words: &mut Allocator,
@@ -234,12 +233,12 @@ impl Strips {
         self.move_to(words, strip, len)
     }
 
-    /// Strips that there ever were at once.
+    /// Maximum number of strips that existed at the same time.
     pub(super) fn count(&self) -> u32 {
         self.strips.len() as u32
     }
 
-    /// The words of a strip in use.
+    /// The words of a strip, if it is in use.
     pub(super) fn extent(&self, strip: u32) -> Option<(Address, usize)> {
         let this = &self.strips[strip as usize];
         let in_use = !matches!(this.pieces, Pieces::None);
@@ -250,7 +249,7 @@ impl Strips {
         self.strips[strip as usize].at = at.0;
     }
 
-    /// Bytes of memory that it takes, without the words.
+    /// Memory of the strips in bytes, without the words.
     pub(super) fn bytes(&self) -> usize {
         let many = |strip: &Strip| match &strip.pieces {
             Pieces::Many(pieces) => pieces.capacity() * size_of::<(u32, u32)>(),
@@ -278,8 +277,8 @@ fn loaded(words: &[AtomicU64]) -> impl Iterator<Item = u64> + '_ {
     words.iter().map(|word| word.load(Ordering::Relaxed))
 }
 
-/// Makes room for one more, and for a quarter of what there is: doubling would leave
-/// half of it unused under churn.
+/// Reserves room for one more item and for a quarter of the present number: doubling would leave
+/// half of the memory unused when blocks come and go.
 pub(super) fn reserve_some<T>(items: &mut Vec<T>) {
     if items.len() == items.capacity() {
         items.reserve_exact(items.len() / 4 + 16);

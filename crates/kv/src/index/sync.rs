@@ -1,5 +1,5 @@
-//! The atomics that readers and the writer share; a model checker's under `--cfg loom`,
-//! and in unit tests those that report every access ([`super::probe`]).
+//! The atomics that readers and the writer share; those of a model checker under `--cfg loom`, and
+//! in unit tests those that report every access ([`super::probe`]).
 
 #[cfg(all(test, not(loom)))]
 pub(super) use super::probe::{AtomicU32, AtomicU64};
@@ -10,14 +10,14 @@ pub(super) use std::sync::atomic::{AtomicU32, AtomicU64};
 #[cfg(not(loom))]
 pub(super) use std::sync::atomic::{Ordering, fence};
 
-/// Before looking again: tells a model checker that only others can help now.
+/// Before repeating a read: tells the model checker that only other threads can make progress now.
 #[inline]
 pub(super) fn look_again() {
     #[cfg(loom)]
     loom::thread::yield_now();
 }
 
-/// Where the current state is; swapped as a whole.
+/// The cell with the current state, which is replaced as a whole.
 #[cfg(not(loom))]
 pub(super) type Swapped<T> = arc_swap::ArcSwap<T>;
 #[cfg(loom)]
@@ -29,7 +29,7 @@ mod checked {
 
     use loom::sync::Mutex;
 
-    /// A stand-in that the model checker knows: how values are swapped is not what is checked.
+    /// A stand-in that the model checker knows; the replacing of values is not what is checked.
     #[derive(Debug)]
     pub(in super::super) struct Swapped<T>(Mutex<Arc<T>>);
 

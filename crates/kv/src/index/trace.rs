@@ -1,22 +1,20 @@
-//! Whether a worker holds a block that is given by its chained hash alone.
+//! Whether a worker holds a block that is given only by its chained hash.
 
 use super::strips::Place;
 use super::{Index, WorkerKey};
 use crate::hash::BlockHash;
 
 impl Index {
-    /// From now on [`Index::holds`] can be asked. Takes about eight
-    /// bytes for each block.
+    /// Enables [`Index::holds`] from now on. Takes about eight bytes for each block.
     pub fn trace_blocks(&mut self) {
         self.forest.strips.trace(&self.forest.words);
     }
 
-    /// Whether a worker holds, in any tier, the block with this chained hash and all before
-    /// it, `blocks` of them altogether; no block is always held. False where there is no
-    /// block of that hash so far from its prompt's start, and where
-    /// [`Index::trace_blocks`] was not called.
+    /// Whether a worker holds, in any tier, the block with this chained hash and all blocks before
+    /// it, `blocks` in total; zero blocks are always held. False if there is no block with that
+    /// hash at that depth, and if [`Index::trace_blocks`] was not called.
     ///
-    /// Takes as many steps as the prompt lies along runs.
+    /// Takes one step for each run along the prompt.
     pub fn holds(&self, worker: WorkerKey, blocks: u32, last: BlockHash) -> bool {
         let Some(deepest) = blocks.checked_sub(1) else {
             return true;
@@ -39,7 +37,7 @@ impl Index {
         false
     }
 
-    /// The place of a block with so many others before it.
+    /// The place of a block with this many blocks before it.
     fn find_traced(&self, depth: u32, hash: u64) -> Option<Place> {
         let strips = &self.forest.strips;
         strips.traced(hash).find_map(|strip| {

@@ -1,27 +1,26 @@
 //! The memory that readers read: words in chunks, addressed by number.
 //!
-//! Everything of variable length that a reader may need (block hashes, sets of
-//! workers, lists of partial holders) is an extent of words here. Extents are
-//! reused as soon as they are freed: a reader that still reads one gets
-//! words with another meaning, which it notices afterwards by the run's version
-//! ([`super::run`]). So no reader ever waits, and no memory is kept for readers.
+//! Everything of variable length that a reader may need (block hashes, sets of workers, lists of
+//! partial holders) is an extent of words here. Extents are reused as soon as they are freed: a
+//! reader that still reads one gets words with another meaning, which it notices afterwards by the
+//! run's version ([`super::run`]). So no reader ever waits, and no memory is retained for readers.
 
 use std::sync::Arc;
 
 use super::sync::{AtomicU64, Ordering};
 
-/// Words of the largest chunk, and so of the longest extent.
+/// Number of words in the largest chunk, and so in the longest extent.
 pub(super) const CHUNK_WORDS: usize = 1 << CHUNK_BITS;
 const CHUNK_BITS: u32 = 16;
-/// Words of the first chunk.
+/// Number of words in the first chunk.
 const FIRST_CHUNK_WORDS: usize = if cfg!(test) { 1 << 4 } else { 1 << 10 };
-/// Chunks that an address can name.
+/// Maximum number of chunks that an address can name.
 const CHUNKS_MAX: usize = 1 << (u32::BITS - CHUNK_BITS);
 
-/// Words that may ever be in use; leaves room for what freeing leaves over.
+/// Maximum number of words in use; leaves room for fragmentation.
 pub(super) const WORDS_MAX: usize = CHUNKS_MAX * CHUNK_WORDS / 8 * 7;
 
-/// Where an extent begins: the chunk's number, then the word's place in it.
+/// The start of an extent: the chunk's number and the word's position in it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) struct Address(pub(super) u32);
 
@@ -40,50 +39,51 @@ impl Address {
         self.0 as usize & (CHUNK_WORDS - 1)
     }
 
-    /// The address `words` further on, in the same extent.
+    /// The address `words` further, in the same extent.
     pub(super) fn plus(self, words: u32) -> Self {
         Self(self.0 + words)
     }
 }
 
-/// The chunks, as a reader sees them.
+/// The chunks, from a reader's point of view.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Words {
     chunks: Vec<Arc<[AtomicU64]>>,
-    /// Chunks that there ever were at once.
+    /// Maximum number of chunks that existed at the same time.
     numbers_used: usize,
-    /// How often a chunk got the number of one that was dropped.
+    /// How often a chunk got the number of a dropped one.
     pub(super) reused: u64,
 }
 
 impl Words {
-    /// The words of an extent; `None` where the address is out of date.
+    /// The words of an extent; `None` if the address is out of date.
     #[inline]
     pub(super) fn get(&self, at: Address, words: usize) -> Option<&[AtomicU64]> {
         self.chunks.get(at.chunk())?.get(at.place()..)?.get(..words)
     }
 }
 
-/// Hands out extents; the writer's side.
+/// Allocates extents; used by the writer.
 #[derive(Debug)]
 pub(super) struct Allocator {
     pub(super) words: Words,
-    /// Per size class, the first free extent; each names the next in its first word.
+    /// For each size class, the first free extent; each has the address of the next in its first
+    /// word.
     free: [Address; CLASSES],
-    /// Which of them are not empty.
+    /// One bit for each class that has free extents.
     free_classes: u128,
     /// Unused words of the last chunk.
     rest: (Address, usize),
-    /// Words in free extents and in `rest`.
+    /// Number of words in free extents and in `rest`.
     free_words: usize,
     all_words: usize,
-    /// Whether chunks were added since the last look, and one has an old number.
+    /// Set if chunks were added since it was last read; true if one of them has a reused number.
     grown: Option<bool>,
 }
 
 /// Sizes up to this many words have a class each.
 const EXACT: usize = 16;
-/// Above, each doubling is cut into eight classes, so at most an eighth is lost.
+/// Above that, each doubling is divided into eight classes, so at most an eighth is wasted.
 const STEPS: usize = 8;
 const CLASSES: usize = EXACT + (CHUNK_BITS as usize - 4) * STEPS;
 
@@ -105,7 +105,7 @@ fn class_words(class: usize) -> usize {
     (STEPS + step + 1) << (octave - 3)
 }
 
-/// The words that an extent of `words` really has.
+/// The number of words that an extent of `words` actually has.
 pub(super) fn capacity_of(words: usize) -> usize {
     class_words(class_of(words))
 }
@@ -125,7 +125,7 @@ impl Default for Allocator {
 }
 
 impl Allocator {
-    /// An extent of at least `words` words (see [`capacity_of`]), of any content.
+    /// Allocates an extent of at least `words` words (see [`capacity_of`]), with any content.
     pub(super) fn allocate(&mut self, words: usize) -> Address {
         let class = class_of(words);
         let fitting = self.free_classes >> class << class;
@@ -145,7 +145,7 @@ impl Allocator {
         at
     }
 
-    /// Takes back an extent that was asked for with `words`.
+    /// Frees an extent that was allocated with `words`.
     pub(super) fn free(&mut self, at: Address, words: usize) {
         let class = class_of(words);
         self.push(at, class);
@@ -157,24 +157,24 @@ impl Allocator {
         self.words.get(at, words).unwrap_or_default()
     }
 
-    /// Whether chunks were added since this was last asked; if so, whether one has the
-    /// number of a chunk that was dropped.
+    /// Whether chunks were added since the last call; if so, whether one has the number of a
+    /// dropped chunk.
     pub(super) fn take_grown(&mut self) -> Option<bool> {
         std::mem::take(&mut self.grown)
     }
 
-    /// Words in extents that are in use.
+    /// Number of words in extents that are in use.
     pub(super) fn used_words(&self) -> usize {
         self.all_words - self.free_words
     }
 
-    /// Words that are not in use.
+    /// Number of words that are not in use.
     pub(super) fn free_words(&self) -> usize {
         self.free_words
     }
 
-    /// Counts everything there is as not in use, and hands out new chunks only;
-    /// returns the numbers of the old ones, whose words stay until they are dropped.
+    /// Treats all existing words as not in use, and allocates only from new chunks; returns the
+    /// numbers of the old chunks, whose words stay until they are dropped.
     pub(super) fn retire(&mut self) -> Vec<usize> {
         let words = std::mem::take(&mut self.words);
         let chunks = words.chunks.len();
@@ -183,7 +183,7 @@ impl Allocator {
         old
     }
 
-    /// Gives chunks back once no reader is sent there; their numbers are free again.
+    /// Frees chunks to which no reader is directed any more; their numbers can be reused.
     pub(super) fn drop_chunks(&mut self, chunks: &[usize]) {
         for chunk in chunks {
             self.words.chunks[*chunk] = Arc::new([]);
@@ -193,7 +193,7 @@ impl Allocator {
         }
     }
 
-    /// Bytes of memory that it takes.
+    /// Memory of the words in bytes.
     pub(super) fn bytes(&self) -> usize {
         self.all_words * size_of::<u64>()
     }
@@ -215,7 +215,7 @@ impl Allocator {
         at
     }
 
-    /// Puts words that have no class of their own into the free lists.
+    /// Puts words without a class of their own into the free lists.
     fn give(&mut self, mut at: Address, mut words: usize) {
         while words > 0 {
             let mut class = class_of(words);
@@ -236,7 +236,7 @@ impl Allocator {
         let vacant = self.words.chunks.iter().position(|chunk| chunk.is_empty());
         let chunk = vacant.unwrap_or(self.words.chunks.len());
         assert!(chunk < CHUNKS_MAX, "more blocks than `is_full` allows");
-        // An eighth of what there is: so little is too much at most.
+        // An eighth of the present number, so that at most this much is unused.
         let words = self.all_words.next_power_of_two() / 8;
         let words = words.clamp(FIRST_CHUNK_WORDS, CHUNK_WORDS).max(needed.next_power_of_two());
         let new = (0..words).map(|_| AtomicU64::new(0)).collect();
@@ -270,7 +270,7 @@ mod tests {
     }
 
     #[test]
-    fn extents_never_overlap_and_come_back() {
+    fn extents_never_overlap_and_are_reused() {
         let mut allocator = Allocator::default();
         let mut held: Vec<(Address, usize)> = Vec::new();
         let mut state = 7_u64;

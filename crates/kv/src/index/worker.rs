@@ -10,14 +10,14 @@ use super::names::{Lane, Names};
 use super::strips::Place;
 use crate::event::Tier;
 
-/// One worker, or one rank of one.
+/// One worker, or one rank of a worker.
 #[derive(Debug)]
 pub(super) struct Worker {
     pub(super) slot: u16,
     pub(super) names: Names,
-    /// Per tier, the names with a copy there.
+    /// For each tier, the number of names with a copy there.
     pub(super) counts: [usize; Tier::COUNT],
-    /// Copies per tier of names that have other than one in the fastest tier.
+    /// Copies per tier, for names with copies other than one in the fastest tier.
     pub(super) copies: BTreeMap<Lane, [u32; Tier::COUNT]>,
     /// Blocks with several names.
     pub(super) doubles: BTreeMap<Place, Doubles>,
@@ -25,7 +25,7 @@ pub(super) struct Worker {
     pub(super) aside: Aside,
 }
 
-/// The fastest tier with a copy; [`ABSENT`] without any.
+/// The fastest tier with a copy; [`ABSENT`] if there is none.
 pub(super) fn fastest(copies: &[u32; Tier::COUNT]) -> u8 {
     copies.iter().position(|copies| *copies > 0).map_or(ABSENT, |tier| tier as u8)
 }
@@ -42,7 +42,7 @@ impl Worker {
         }
     }
 
-    /// Copies of a name, per tier.
+    /// The copies of a name, per tier.
     pub(super) fn copies(&self, lane: Lane) -> [u32; Tier::COUNT] {
         match self.names.is_special(lane) {
             false => [1, 0, 0, 0],
@@ -64,8 +64,8 @@ impl Worker {
         }
     }
 
-    /// Takes one copy away; `None` where there is none in that tier, and otherwise
-    /// whether it was the last in any tier. Then the name still is to be taken out.
+    /// Removes one copy; `None` if there is none in that tier, and otherwise whether it was the
+    /// last in any tier. In that case the caller must still remove the name.
     pub(super) fn take_copy(
         &mut self,
         forest: &mut Forest,
@@ -95,7 +95,7 @@ impl Worker {
         Some(false)
     }
 
-    /// Takes a name out, whatever copies it has.
+    /// Removes a name with all its copies.
     pub(super) fn forget(&mut self, forest: &mut Forest, lane: Lane) {
         for (tier, copies) in self.copies(lane).iter().enumerate() {
             self.counts[tier] -= usize::from(*copies > 0);
@@ -106,16 +106,16 @@ impl Worker {
         self.release(forest, place, lane);
     }
 
-    /// A name that is gone held a block; another one may still do so.
+    /// Releases the block of a removed name; another name may still hold the block.
     pub(super) fn release(&mut self, forest: &mut Forest, place: Place, lane: Lane) {
         let tier = self.release_double(place, lane);
         self.show(forest, place, tier);
     }
 
-    /// Blocks `from` to `to` of a strip are held no more; none of them has two names.
+    /// Releases blocks `from` to `to` of a strip; none of them has two names.
     pub(super) fn release_span(&mut self, forest: &mut Forest, strip: u32, from: u32, to: u32) {
         let mut to = to;
-        // From the end, because what hangs behind keeps what is before.
+        // From the end, because later blocks keep earlier ones.
         while to > from {
             let Some((run, at)) = forest.locate(Place { strip, offset: to - 1 }) else {
                 return;
@@ -128,7 +128,7 @@ impl Worker {
         }
     }
 
-    /// Shows readers in which tier a block is.
+    /// Publishes to readers in which tier a block is.
     pub(super) fn show(&self, forest: &mut Forest, place: Place, tier: u8) {
         let Some((run, at)) = forest.locate(place) else {
             return;
@@ -139,7 +139,7 @@ impl Worker {
         }
     }
 
-    /// Gives memory back that names no longer need.
+    /// Frees memory that the names no longer need.
     pub(super) fn shrink_if_sparse(&mut self) {
         if self.names.is_sparse() {
             let moved = self.names.shrink();
@@ -149,7 +149,7 @@ impl Worker {
         }
     }
 
-    /// Lets go of everything in the forest. Readers do not see the worker any more.
+    /// Releases everything in the forest. Readers do not see the worker any more.
     pub(super) fn leave(&self, forest: &mut Forest) {
         let mut last = None;
         for (place, present) in self.names.groups() {
@@ -161,7 +161,7 @@ impl Worker {
                     left &= left - 1;
                     continue;
                 };
-                // Blocks of the group that are in the same run need no further look.
+                // Blocks of the group in the same run need not be examined.
                 let end = lane + (forest.run(run).len() - at);
                 left = if end >= u8::BITS { 0 } else { left & (u8::MAX << end) };
                 if last != Some(run) {

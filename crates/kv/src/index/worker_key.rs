@@ -2,13 +2,13 @@
 
 use std::fmt;
 
-/// A worker as the index sees it: one cache. The ranks of a data-parallel
-/// engine have a cache each, so each is a worker of its own.
+/// A worker in the index, that is one cache. The ranks of a data-parallel engine have a cache each,
+/// so each rank is a worker of its own here.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct WorkerKey {
     /// The worker's number in the fleet.
     pub worker: u32,
-    /// Its data-parallel rank; 0 where there is only one.
+    /// The data-parallel rank; 0 if there is only one.
     pub rank: u16,
 }
 

@@ -2,33 +2,34 @@
 
 use crate::index::WorkerKey;
 
-/// How many leading blocks of a prompt each worker is assumed to hold. Keep one and hand it to
-/// [`Recent::find`](super::Recent::find) again and again: it reuses its memory.
+/// How many leading blocks of a prompt each worker is assumed to hold. Keep one and pass it to
+/// [`Recent::find`](super::Recent::find) repeatedly: it reuses its memory.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct RecentOverlaps {
-    /// In the order of workers.
+    /// Sorted by worker.
     held: Vec<(WorkerKey, u32)>,
 }
 
 impl RecentOverlaps {
-    /// A worker's blocks; 0 if nothing is assumed of it.
+    /// The number of blocks assumed for a worker; 0 if nothing is assumed.
     pub fn get(&self, worker: WorkerKey) -> u32 {
         let place = self.held.binary_search_by_key(&worker, |(holder, _)| *holder);
         place.map_or(0, |place| self.held[place].1)
     }
 
-    /// Forgets the results and keeps the memory.
+    /// Drops the results and keeps the memory.
     pub fn clear(&mut self) {
         self.held.clear();
     }
 
-    /// Those who hold the first run.
+    /// Sets the workers that hold the first run.
     pub(super) fn begin(&mut self, holders: &[(WorkerKey, u64)], blocks: u32) {
         self.held.clear();
         self.held.extend(holders.iter().map(|(worker, _)| (*worker, blocks)));
     }
 
-    /// Those who hold one more: some of those before, in the same order.
+    /// Sets the depth of the workers that hold one more run: some of the previous ones, in the same
+    /// order.
     pub(super) fn deepen(&mut self, holders: &[(WorkerKey, u64)], blocks: u32) {
         let mut held = self.held.iter_mut();
         for (worker, _) in holders {

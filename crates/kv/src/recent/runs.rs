@@ -1,10 +1,10 @@
 //! Prompts with common prefixes, as a tree of runs of blocks, for all workers together.
 //!
-//! Hashes are chained, so a run is found by the hash of its first block, wherever in the tree it is; what
-//! two prompts have in common ends where their hashes first differ, and two that are equal at a
-//! block are equal up to it. So a walk along a prompt takes one step for each run, comparing one
-//! hash in each, and a binary search where prompts differ. There, a run is split in two. All blocks of a
-//! run belong to the same prompts.
+//! Hashes are chained, so a run is found by the hash of its first block, wherever in the tree it
+//! is. Two prompts are equal up to the block before the first difference of their hashes. So a walk
+//! along a prompt takes one step for each run, comparing one hash in each, and a binary search
+//! where prompts differ. There, a run is split in two. All blocks of a run belong to the same
+//! prompts.
 
 use std::collections::HashMap;
 use std::hash::{BuildHasher, Hasher, RandomState};
@@ -12,19 +12,19 @@ use std::hash::{BuildHasher, Hasher, RandomState};
 use crate::hash::BlockHash;
 use crate::index::WorkerKey;
 
-/// A run's place; good until the run is gone.
+/// The number of a run; valid until the run is removed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct RunId(u32);
 
-/// A piece of one or more prompts.
+/// A part of one or more prompts.
 #[derive(Debug, Default)]
 pub(super) struct Run {
-    /// What it follows upon.
+    /// The run before it.
     parent: Option<RunId>,
-    /// Never empty while it is in use.
+    /// Never empty while the run is in use.
     pub(super) blocks: Vec<BlockHash>,
-    /// Workers that hold it, in order, each with the last of its prompts that had it. Never
-    /// empty while it is in use; all of them hold the run before.
+    /// The workers that hold the run, sorted, each with its last prompt that contained the run.
+    /// Never empty while the run is in use; all of them hold the run before as well.
     pub(super) holders: Vec<(WorkerKey, u64)>,
 }
 
@@ -32,14 +32,14 @@ pub(super) struct Run {
 #[derive(Debug, Default)]
 pub(super) struct Runs {
     runs: Vec<Run>,
-    /// Places without a run.
+    /// Unused numbers.
     free: Vec<RunId>,
     /// Runs by their first blocks.
     starts: HashMap<BlockHash, RunId, Spread>,
 }
 
 impl Runs {
-    /// The run that `hashes` begin with, after `parent`, and how many blocks are alike.
+    /// The run with which `hashes` begin, after `parent`, and the number of equal blocks.
     pub(super) fn next(
         &self,
         parent: Option<RunId>,
@@ -47,7 +47,7 @@ impl Runs {
     ) -> Option<(RunId, usize)> {
         let at = *self.starts.get(hashes.first()?)?;
         let run = self.get(at);
-        // Two hashes that are equal by accident.
+        // Two hashes that are equal by chance.
         if run.parent != parent {
             return None;
         }
@@ -66,7 +66,7 @@ impl Runs {
         Some((at, alike))
     }
 
-    /// Cuts a run in two; the end keeps its place. Says where the beginning is.
+    /// Splits a run in two; the end keeps its number. Returns the number of the first part.
     pub(super) fn cut(&mut self, at: RunId, blocks: usize) -> RunId {
         let run = self.get_mut(at);
         let end = run.blocks.split_off(blocks);
@@ -81,7 +81,7 @@ impl Runs {
         place
     }
 
-    /// A prompt of a worker has this run; says which one of its prompts had it before.
+    /// Assigns this run to a prompt of a worker; returns the worker's prompt that had it before.
     pub(super) fn give(&mut self, at: RunId, worker: WorkerKey, number: u64) -> Option<u64> {
         let holders = &mut self.get_mut(at).holders;
         match holders.binary_search_by_key(&worker, |(holder, _)| *holder) {
@@ -93,7 +93,7 @@ impl Runs {
         }
     }
 
-    /// Adds the rest of a prompt behind what it has in common with others: at least a block.
+    /// Adds the rest of a prompt, at least one block, after its common part with others.
     pub(super) fn append(
         &mut self,
         parent: Option<RunId>,
@@ -106,8 +106,8 @@ impl Runs {
         place
     }
 
-    /// Takes up to so many blocks off the end of what a prompt has, the last one with this
-    /// run; says how many, and where the rest of it ends.
+    /// Removes up to this many blocks from the end of what a prompt owns, whose last run is `at`;
+    /// returns their number, and where the remainder ends.
     pub(super) fn trim(
         &mut self,
         mut at: RunId,
@@ -130,7 +130,7 @@ impl Runs {
                 self.let_go(at, worker);
                 return (most, Some(begin));
             } else {
-                // No other run follows: its holders would be among this one's.
+                // No other run follows, because its holders would be holders of this one.
                 run.blocks.truncate(left);
                 if left < run.blocks.capacity() / 4 {
                     run.blocks.shrink_to_fit();
@@ -141,7 +141,8 @@ impl Runs {
         (taken, Some(at))
     }
 
-    /// A worker holds a run no more, and the run may be gone; says what was before it.
+    /// Notes that a worker holds a run no more, and frees a run without holders; returns the run
+    /// before it.
     fn let_go(&mut self, at: RunId, worker: WorkerKey) -> Option<RunId> {
         let run = self.get_mut(at);
         run.holders.retain(|(holder, _)| *holder != worker);
@@ -149,7 +150,7 @@ impl Runs {
         if run.holders.is_empty() {
             *run = Run::default();
             self.free.push(at);
-            // By accident, it may be another's.
+            // By chance, the entry may belong to another run.
             if self.starts.get(&first) == Some(&at) {
                 self.starts.remove(&first);
             }
@@ -157,14 +158,14 @@ impl Runs {
         parent
     }
 
-    /// Whether this is the last prompt of a worker that has a run.
+    /// Whether this is the last prompt of a worker that contains a run.
     fn has(&self, at: RunId, worker: WorkerKey, number: u64) -> bool {
         let holders = &self.get(at).holders;
         let place = holders.binary_search_by_key(&worker, |(holder, _)| *holder);
         place.is_ok_and(|place| holders[place].1 == number)
     }
 
-    /// Blocks in all runs, each as often as it is held; counted.
+    /// Number of blocks in all runs, counted once for each holder.
     pub(super) fn listed_blocks(&self) -> usize {
         self.runs.iter().map(|run| run.blocks.len() * run.holders.len()).sum()
     }
@@ -185,15 +186,15 @@ impl Runs {
             }
             None => {
                 self.runs.push(run);
-                // There are fewer than blocks, of which memory has no room for so many.
+                // There are fewer runs than blocks, and memory cannot hold as many blocks.
                 RunId((self.runs.len() - 1) as u32)
             }
         }
     }
 }
 
-/// Chained hashes are hashes already: one multiplication makes of them what nobody can foresee,
-/// who may know their seed.
+/// Hashes chained hashes with one multiplication by a random key, so that the result cannot be
+/// predicted by someone who knows their seed.
 #[derive(Clone, Copy, Debug)]
 struct Spread {
     key: u64,

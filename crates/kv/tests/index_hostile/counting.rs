@@ -1,21 +1,21 @@
-//! An allocator that counts. `unsafe` because that is how an allocator is written; all
-//! it does is hand every call on to the system's.
+//! An allocator that counts allocated bytes. Implementing an allocator needs `unsafe`; all calls
+//! are passed to the system's allocator.
 #![allow(unsafe_code)]
 
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-/// Bytes that are allocated now.
+/// Number of bytes that are currently allocated.
 static ALLOCATED: AtomicUsize = AtomicUsize::new(0);
 
-/// Counts what the system's allocator hands out.
+/// Counts what the system's allocator returns.
 struct Counting;
 
-// SAFETY: every call goes to the system's allocator as it came; counting changes nothing.
+// SAFETY: every call is passed to the system's allocator unchanged; counting has no effect on it.
 unsafe impl GlobalAlloc for Counting {
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
         ALLOCATED.fetch_add(layout.size(), Ordering::Relaxed);
-        // SAFETY: the caller's promises are passed on.
+        // SAFETY: the caller's guarantees are passed on.
         unsafe { System.alloc(layout) }
     }
 

@@ -1,8 +1,8 @@
-//! Workers that send nonsense: the index holds no more than its bounds allow, says so
-//! truthfully, and stays sound.
+//! Workers that send invalid events: the index stays within its bounds, reports what it refuses,
+//! and stays consistent.
 //!
-//! Twenty thousand events, some of thousands of blocks; `SPLITRAIL_HOSTILE_EVENTS=10000000`
-//! with `--release` for ten million.
+//! Twenty thousand events, some of thousands of blocks; `SPLITRAIL_HOSTILE_EVENTS=10000000` with
+//! `--release` for ten million.
 #![allow(clippy::unwrap_used)]
 
 mod counting;
@@ -17,15 +17,15 @@ use crate::counting::allocated;
 const LIMIT: usize = 512;
 const WORKERS: u32 = 16;
 const BLOCK_SIZE: u32 = 4;
-/// What one block of one worker may cost at most, in whatever way it is held, with what
-/// waits for its parent and what was freed and not given back yet.
+/// Maximum number of bytes per block of a worker, in whatever way it is held, including blocks that
+/// wait for their parent and memory that was freed and not returned yet.
 const BYTES_PER_BLOCK: usize = 600;
-/// Independent of blocks: the first chunks, tables, events that wait.
+/// Memory that does not depend on the number of blocks: the first chunks, tables, waiting events.
 const BYTES_PER_WORKER: usize = 1 << 20;
 
-struct Draws(u64);
+struct PseudoRandom(u64);
 
-impl Draws {
+impl PseudoRandom {
     fn next(&mut self) -> u64 {
         self.0 ^= self.0 << 13;
         self.0 ^= self.0 >> 7;
@@ -37,7 +37,7 @@ impl Draws {
         ((self.next() >> 33) as usize) % bound
     }
 
-    /// One of few names, any name at all, or an extreme one.
+    /// One of a few names, any name, or an extreme one.
     fn name(&mut self) -> EngineHash {
         EngineHash(match self.below(8) {
             0..5 => self.next() % 2000,
@@ -85,7 +85,7 @@ impl Draws {
         }
     }
 
-    /// What a shim might claim.
+    /// Runs that a malicious shim might send.
     fn runs(&mut self) -> Vec<SnapshotRun> {
         let mut run = || {
             let hashes: Vec<_> =
@@ -129,15 +129,15 @@ fn hostile_events_stay_under_the_bound_and_leave_nothing_behind() {
 fn nonsense(events: usize) {
     let before = allocated();
     let mut index = index(LIMIT);
-    let (mut draws, mut overlaps) = (Draws(88_172_645_463_325_252), Overlaps::new());
+    let (mut random, mut overlaps) = (PseudoRandom(88_172_645_463_325_252), Overlaps::new());
     let bound = WORKERS as usize * (LIMIT * BYTES_PER_BLOCK + BYTES_PER_WORKER);
     let mut highest = 0;
     for number in 0..events {
-        let worker = key(draws.below(WORKERS as usize) as u32);
-        index.apply(worker, &draws.event());
+        let worker = key(random.below(WORKERS as usize) as u32);
+        index.apply(worker, &random.event());
         if number % 5000 == 0 {
-            index.restore(worker, draws.runs());
-            let prompt: Vec<_> = (0..50).map(|_| BlockHash(draws.next() % 500)).collect();
+            index.restore(worker, random.runs());
+            let prompt: Vec<_> = (0..50).map(|_| BlockHash(random.next() % 500)).collect();
             index.find(&prompt, &mut overlaps);
         }
         if number % 100 == 0 {
@@ -155,12 +155,13 @@ fn nonsense(events: usize) {
     }
     assert_eq!((index.workers().count(), index.distinct_blocks()), (0, 0));
     assert_eq!(index.check(), Ok(()));
-    // What is left is not a matter of how much there was.
+    // The remaining memory does not depend on how much was used before.
     let left = allocated().saturating_sub(before);
     assert!(left <= highest / 2 + BYTES_PER_WORKER, "{left} bytes left of {highest}");
 }
 
-/// A worker that gives one block all the names it may: neither memory nor time runs away.
+/// A worker that gives one block as many names as allowed: neither memory nor time grows out of
+/// proportion.
 fn one_block_under_many_names() {
     const NAMES: u64 = 20_000;
     let mut index = index(NAMES as usize);
@@ -176,8 +177,8 @@ fn one_block_under_many_names() {
     assert_eq!((index.distinct_blocks(), index.check()), (0, Ok(())));
 }
 
-/// Blocks that are not one block size of tokens are never indexed, so waiting for a
-/// parent they need not cost what their tokens do.
+/// Blocks of a wrong size are never indexed, so their tokens need not be kept while they wait for a
+/// parent.
 fn tokens_that_wait_for_no_parent() {
     let before = allocated();
     let mut index = index(LIMIT);

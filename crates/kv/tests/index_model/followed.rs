@@ -1,4 +1,4 @@
-//! Whoever is told what changed, or gets a copy, knows as much as the index itself.
+//! A follower of the changes, and a receiver of a snapshot, have the same state as the index.
 
 use std::collections::BTreeMap;
 
@@ -14,7 +14,7 @@ use crate::{BLOCK_SIZE, LIMIT, SEED};
 
 type Content = BTreeMap<EngineHash, (Option<BlockHash>, BlockHash, [u32; Tier::COUNT])>;
 
-/// What is said of each name, however it is cut into runs.
+/// The content of a snapshot by name, independent of how it is cut into runs.
 fn content(runs: impl IntoIterator<Item = SnapshotRun>) -> Content {
     let mut content = Content::new();
     for run in runs {
@@ -37,7 +37,7 @@ fn new_index() -> Index {
     })
 }
 
-/// Applies an event, and what it changed to another index.
+/// Applies an event, and applies its changes to another index.
 fn apply(index: &mut Index, follower: &mut Index, worker: WorkerKey, event: &KvEvent) {
     let (mut stored, mut removed) = (0, 0);
     let applied = index.apply_observed(worker, event, &mut |change| match change {

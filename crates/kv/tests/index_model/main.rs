@@ -1,5 +1,5 @@
-//! The index against a naive model which keeps whole prefixes instead of hashes
-//! and finds overlaps by looking at everything.
+//! The index against a naive model that keeps whole prefixes instead of hashes and finds overlaps
+//! by comparing everything.
 #![allow(clippy::unwrap_used)]
 
 mod followed;
@@ -61,7 +61,7 @@ fn compare(index: &Index, model: &Model, overlaps: &mut Overlaps) -> Result<(), 
                 let overlap = overlaps.get(worker);
                 prop_assert!(check_overlap(&overlap).is_ok());
                 prop_assert_eq!(overlap, model.overlap(worker, space, &prompt));
-                // What can be asked by a prompt's last block alone is the same.
+                // The lookup by a prompt's last block alone agrees.
                 for blocks in [overlap.blocks, overlap.blocks + 1, hashes.len() as u32] {
                     if let Some(hash) = hashes.get((blocks as usize).wrapping_sub(1)) {
                         let holds = blocks <= overlap.blocks;
@@ -94,7 +94,7 @@ proptest! {
             step(&mut index, &mut model, op)?;
             compare(&index, &model, &mut overlaps)?;
         }
-        // Taken back copy by copy, nothing is left.
+        // After every copy has been removed, nothing is left.
         for (worker, held) in &model.0 {
             for (hash, (_, tiers)) in held {
                 for (&tier, &copies) in tiers {

@@ -1,4 +1,4 @@
-//! The naive model: physical copies per worker, prefixes spelled out.
+//! The naive model: physical copies per worker, with prefixes in full.
 
 use std::collections::BTreeMap;
 
@@ -11,7 +11,7 @@ pub(crate) type Spaces = (Option<&'static str>, Option<&'static str>);
 /// Salt and adapter.
 pub(crate) const SPACES: [Spaces; 4] =
     [(None, None), (Some("x"), None), (None, Some("x")), (Some(""), Some("x"))];
-/// More than a run's set of holders has room for in place.
+/// More than a run's set of holders can store in place.
 pub(crate) const WORKERS: [WorkerKey; 7] = [
     WorkerKey { worker: 0, rank: 0 },
     WorkerKey { worker: 0, rank: 1 },
@@ -22,15 +22,15 @@ pub(crate) const WORKERS: [WorkerKey; 7] = [
     WorkerKey { worker: 4, rank: 0 },
 ];
 
-/// All that a block's KV depends on, spelled out.
+/// Everything on which a block's KV depends, in full.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) struct Prefix {
     space: Spaces,
-    /// With a mark on those that depend on more than tokens.
+    /// Tokens, and whether the block depends on more than tokens.
     blocks: Vec<(Vec<u32>, bool)>,
 }
 
-/// An event whose parent has not come.
+/// An event whose parent has not arrived.
 #[derive(Clone, Debug)]
 struct Waiting {
     parent: u64,
@@ -42,7 +42,7 @@ struct Waiting {
 /// By engine hash: the content and its copies by tier.
 pub(crate) type Held = BTreeMap<u64, (Prefix, BTreeMap<Tier, u32>)>;
 
-/// What every worker holds (no worker without blocks), and what waits.
+/// What every worker holds (no worker without blocks), and the waiting events.
 #[derive(Default)]
 pub(crate) struct Model(pub(crate) BTreeMap<WorkerKey, Held>, BTreeMap<WorkerKey, Vec<Waiting>>);
 
@@ -199,7 +199,7 @@ impl Model {
         })
     }
 
-    /// The prompts worth asking for: every prefix held anywhere, one block longer.
+    /// The prompts that are looked up: every prefix held by any worker, and one block more.
     pub(crate) fn prompts(&self) -> Vec<(Spaces, Vec<Vec<u32>>)> {
         let mut prompts: Vec<_> = self
             .0

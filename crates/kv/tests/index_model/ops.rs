@@ -1,4 +1,4 @@
-//! Random operations, most of them as a real engine would do them.
+//! Random operations, most of them like those of a real engine.
 
 use proptest::collection::vec;
 use proptest::prelude::*;
@@ -7,7 +7,7 @@ use splitrail_kv::{EngineHash, KvEvent, StoredBlock, Tier, WorkerKey};
 use crate::BLOCK_SIZE;
 use crate::model::{Model, SPACES, Spaces, WORKERS};
 
-/// How an operation names an engine hash, before the state is known.
+/// How an operation chooses an engine hash before the state is known.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Pick {
     Any(u64),
@@ -15,7 +15,7 @@ pub(crate) enum Pick {
 }
 
 impl Pick {
-    /// `None` where a held one is wanted and nothing is held.
+    /// `None` if a held hash is wanted and nothing is held.
     fn resolve(self, model: &Model, worker: WorkerKey) -> Option<EngineHash> {
         let at = match self {
             Self::Any(hash) => return Some(EngineHash(hash)),
@@ -29,7 +29,8 @@ impl Pick {
 #[derive(Clone, Debug)]
 pub(crate) struct NewBlock {
     tokens: Vec<u32>,
-    /// An arbitrary hash, which may hit another block's; else one of its own.
+    /// An arbitrary hash, which may equal another block's; otherwise the block has a hash of its
+    /// own.
     hash: Option<u64>,
     opaque: bool,
 }
@@ -76,7 +77,7 @@ pub(crate) fn op() -> impl Strategy<Value = Op> {
     ]
 }
 
-/// An engine's hash of a block: from its content and place, as engines do.
+/// An engine's hash of a block from its content and position, as engines compute it.
 pub(crate) fn honest_hash(before: EngineHash, block: &NewBlock, space: usize) -> EngineHash {
     let digits = block.tokens.iter().fold(1, |all, token| all * 3 + u64::from(*token));
     let mixed = before.0.wrapping_mul(1_000_003) ^ (digits * 8 + space as u64);

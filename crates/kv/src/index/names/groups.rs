@@ -1,20 +1,20 @@
-//! Groups of eight consecutive blocks: their names, and what they have in common.
+//! Groups of eight consecutive blocks: their names and their common place.
 
 use super::super::strips::Place;
 use crate::prefetch::prefetch;
 
-/// Where a name is: its group, and its place there.
+/// The place of a name: its group, and its position there.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
 pub(in super::super) struct Lane(pub(in super::super) u32);
 
 pub(super) const LANES: usize = 8;
-/// The most bits that name a group.
+/// Maximum number of bits for a group's number.
 pub(super) const GROUP_BITS_MAX: u32 = 23;
-/// The last group is left out: it is in what stands for an empty slot.
+/// The last number is not used, because it is part of the value of an empty slot.
 pub(super) const GROUPS_MAX: usize = (1 << GROUP_BITS_MAX) - 1;
 
 const PER_CHUNK: usize = 32;
-/// So few groups are not worth moving together.
+/// Below this number, groups are not moved together.
 const SPARSE_GROUPS_MIN: usize = 4 * PER_CHUNK;
 /// In place of a strip: the group is free.
 const FREE: u32 = u32::MAX;
@@ -34,24 +34,24 @@ impl Lane {
         self.0 as usize % LANES
     }
 
-    /// So many lanes further on, in the same group.
+    /// The lane this many positions further, in the same group.
     #[inline]
     pub(super) fn plus(self, lanes: usize) -> Self {
         Self(self.0 + lanes as u32)
     }
 }
 
-/// The names of a group. Those that went are left standing: they count where the group
-/// says that they are present.
+/// The names of a group. Removed names keep their value: only those that the group marks as present
+/// are valid.
 #[derive(Clone, Debug)]
 struct Eight([u64; LANES]);
 
 #[derive(Clone, Debug)]
 struct Group {
-    /// Of the first lane; the others follow.
+    /// The place of the first lane's block; the others follow.
     strip: u32,
     offset: u32,
-    /// Lanes that were given out, from the first.
+    /// Number of lanes that were used, from the first.
     filled: u8,
     /// Lanes that are in use, one bit each.
     present: u8,
@@ -76,7 +76,7 @@ struct Chunk {
 /// All groups of a worker.
 #[derive(Debug, Default)]
 pub(super) struct Groups {
-    // Boxed, so that growing moves none of them.
+    // Boxed so that growing does not move the chunks.
     #[expect(clippy::vec_box)]
     chunks: Vec<Box<Chunk>>,
     count: usize,
@@ -84,7 +84,7 @@ pub(super) struct Groups {
 }
 
 impl Groups {
-    /// Groups that there ever were at once.
+    /// Maximum number of groups that existed at the same time.
     pub(super) fn count(&self) -> usize {
         self.count
     }
@@ -109,7 +109,7 @@ impl Groups {
         self.names(lane.group())[lane.at()]
     }
 
-    /// Where a name is, if it is in this group.
+    /// The lane of a name, if it is in this group.
     #[inline]
     pub(super) fn find(&self, group: usize, name: u64) -> Option<Lane> {
         let names = self.names(group).iter().enumerate();
@@ -135,7 +135,7 @@ impl Groups {
         self.group_mut(lane.group()).special |= 1 << lane.at();
     }
 
-    /// Has a group's memory fetched, if there is such a group.
+    /// Prefetches a group, if it exists.
     #[inline]
     pub(super) fn fetch(&self, group: usize) {
         if let Some(chunk) = self.chunks.get(group / PER_CHUNK) {
@@ -144,9 +144,9 @@ impl Groups {
         }
     }
 
-    /// Writes names of consecutive blocks from `place` on into one group, as many as it
-    /// takes; behind the lane `after`, if that is the block before and its group has room.
-    /// They count once they are [settled](Groups::settle). `None` if there is no room.
+    /// Writes names of consecutive blocks from `place` on into one group, as many as fit; after the
+    /// lane `after`, if that is the previous block and its group has room. The names become valid
+    /// when they are [settled](Groups::settle). `None` if there is no room.
     #[inline]
     pub(super) fn write(
         &mut self,
@@ -162,8 +162,7 @@ impl Groups {
         Some((lane, count))
     }
 
-    /// Of the names that were written from a lane on, so many count from now on; the rest
-    /// may follow.
+    /// Marks this many of the names written from a lane on as present; the others may follow later.
     #[inline]
     pub(super) fn settle_some(&mut self, first: Lane, count: usize) {
         let at = first.at();
@@ -172,7 +171,7 @@ impl Groups {
         group.present |= (((1_u16 << count) - 1) << at) as u8;
     }
 
-    /// Of the names that were written from a lane on, so many count, and no more.
+    /// Marks this many of the names written from a lane on as present, and frees the other lanes.
     #[inline]
     pub(super) fn settle(&mut self, first: Lane, count: usize) {
         self.settle_some(first, count);
@@ -183,7 +182,7 @@ impl Groups {
         }
     }
 
-    /// Takes a name out.
+    /// Removes a name.
     #[inline]
     pub(super) fn remove(&mut self, lane: Lane) {
         let group = self.group_mut(lane.group());
@@ -194,7 +193,7 @@ impl Groups {
         }
     }
 
-    /// Per group its place and the lanes in use, one bit each; by the group's number.
+    /// Number, place and used lanes (one bit each) of each group, in the order of the numbers.
     pub(super) fn iter(&self) -> impl Iterator<Item = (usize, Place, u8)> + '_ {
         let groups = self.chunks.iter().flat_map(|chunk| &chunk.groups);
         let groups = groups.take(self.count).enumerate();
@@ -217,8 +216,8 @@ impl Groups {
         self.count > SPARSE_GROUPS_MIN && self.free.len() * 2 > self.count
     }
 
-    /// Moves the groups in use together and gives the rest back; says where each lane
-    /// has gone.
+    /// Moves the groups in use together and frees the rest; returns a function that maps old lanes
+    /// to new ones.
     pub(super) fn shrink(&mut self) -> impl Fn(Lane) -> Lane + use<> {
         let old = std::mem::take(self);
         let mut moved = vec![FREE; old.count];

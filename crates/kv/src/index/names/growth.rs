@@ -1,4 +1,4 @@
-//! How a table of names grows and shrinks.
+//! Growing and shrinking of a table of names.
 
 use super::super::line::{LINE_SLOTS, Line};
 use super::groups::{GROUP_BITS_MAX, GROUPS_MAX};
@@ -6,7 +6,8 @@ use super::{BATCH, FULL, Home, Lane, Names, Overflow, TAG_BITS_MIN};
 use crate::prefetch::prefetch;
 
 impl Names {
-    /// Doubles the table where that is enough and leaves enough of the tags.
+    /// Enlarges the table: doubles it if that is enough and leaves enough tag bits; otherwise
+    /// rebuilds it.
     #[cold]
     pub(super) fn enlarge(&mut self, names: usize) {
         let groups = (self.groups.count() + names).min(GROUPS_MAX);
@@ -21,23 +22,23 @@ impl Names {
         }
     }
 
-    /// Makes room for names that are about to come, where there are none yet.
+    /// Makes room for expected names, if there are none yet.
     pub(in super::super) fn expect(&mut self, names: usize) {
         if self.table.is_empty() && names > 0 {
-            // Half full then; a group is seldom filled by less than a half.
+            // The table is then half full; a group is rarely less than half full.
             self.lay_out(names * 2, (names / 4).min(GROUPS_MAX - 1));
         }
     }
 
-    /// Gives back what was laid out for names that did not come.
+    /// Frees memory for expected names that did not arrive.
     pub(in super::super) fn fit(&mut self) {
         if self.table.len() * LINE_SLOTS > 2 * LINE_SLOTS + self.live * 6 {
             self.lay_out(self.live * 8 / 3, self.groups.count());
         }
     }
 
-    /// Makes two lines of each, in one pass: a slot's tag says which of the two it
-    /// goes to.
+    /// Splits each line into two, in one pass: one bit of a slot's tag tells to which of the two it
+    /// belongs.
     fn double(&mut self) {
         let lines = std::mem::take(&mut self.table);
         let overflow = std::mem::take(&mut self.overflow);
@@ -58,8 +59,9 @@ impl Names {
         self.groups.is_sparse()
     }
 
-    /// Moves the groups in use together and gives the rest back; says where each
-    /// lane has gone. Costs as much as there is, and at least as much went before.
+    /// Moves the groups in use together and frees the rest; returns a function that maps old lanes
+    /// to new ones. Takes time proportional to the groups, of which at least as many were freed
+    /// before.
     #[cold]
     pub(in super::super) fn shrink(&mut self) -> impl Fn(Lane) -> Lane + use<> {
         let moved = self.groups.shrink();
@@ -67,11 +69,11 @@ impl Names {
         moved
     }
 
-    /// Lays the table out anew, with so many slots, for so many groups.
+    /// Rebuilds the table with this many slots, for this many groups.
     #[cold]
     fn lay_out(&mut self, slots: usize, groups: usize) {
         let lines = slots.div_ceil(LINE_SLOTS).max(1);
-        // Room for as many doublings as leave enough of a tag.
+        // Leaves room for as many doublings as leave enough tag bits.
         let needed = (groups + 1).next_power_of_two().ilog2();
         let spare = (u32::BITS - TAG_BITS_MIN).saturating_sub(needed) / 2;
         self.group_bits = (needed + spare).min(GROUP_BITS_MAX);
@@ -79,7 +81,7 @@ impl Names {
         self.table.resize(lines, Line::EMPTY);
         (self.base_lines, self.doublings) = (lines as u32, 0);
         self.overflow = Overflow::default();
-        // Two batches: the memory for one comes while the other is placed.
+        // Two batches: the memory for one is prefetched while the other is entered.
         let mut batches = [Batch::default(), Batch::default()];
         let mut turn = 0;
         let groups = std::mem::take(&mut self.groups);
@@ -118,7 +120,7 @@ impl Names {
     }
 }
 
-/// Names whose slots' memory is on its way.
+/// Names whose slots are being prefetched.
 #[derive(Default)]
 struct Batch {
     slots: [(Home, Lane); BATCH],

@@ -1,6 +1,6 @@
-//! Slots of a table of names whose cache line is full: few, and found by their line.
+//! Slots of a table of names whose cache line is full. There are few; they are found by their line.
 
-/// A line and a slot of it in one; [`EMPTY`] where there is none.
+/// A line's number and one of its slots in one value; [`EMPTY`] if unused.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Cell(u64);
 
@@ -22,10 +22,10 @@ impl Cell {
     }
 }
 
-/// Slots by their line: a table that is at most half full, searched one by one.
+/// Slots by line: a hash table with linear probing that is at most half full.
 #[derive(Debug, Default)]
 pub(super) struct Overflow {
-    /// A power of two of them, or none.
+    /// The length is a power of two, or zero.
     cells: Vec<Cell>,
     len: usize,
 }
@@ -49,7 +49,7 @@ impl Overflow {
         self.len += 1;
     }
 
-    /// Takes out one slot of a line.
+    /// Removes one slot of a line.
     pub(super) fn take(&mut self, line: u32) -> Option<u32> {
         let at = self.places(line).find(|at| self.cells[*at].line() == line)?;
         let slot = self.cells[at].slot();
@@ -57,7 +57,7 @@ impl Overflow {
         Some(slot)
     }
 
-    /// Takes out a certain slot of a line, if it is there.
+    /// Removes a certain slot of a line, if it exists.
     pub(super) fn remove(&mut self, line: u32, slot: u32) {
         let cell = Cell::new(line, slot);
         let found = self.places(line).find(|at| self.cells[*at] == cell);
@@ -66,7 +66,7 @@ impl Overflow {
         }
     }
 
-    /// Everything, each slot with its line.
+    /// All slots with their lines.
     pub(super) fn iter(&self) -> impl Iterator<Item = (u32, u32)> + '_ {
         let cells = self.cells.iter().filter(|cell| **cell != EMPTY);
         cells.map(|cell| (cell.line(), cell.slot()))
@@ -77,12 +77,12 @@ impl Overflow {
     }
 
     fn home(&self, line: u32) -> usize {
-        // The upper bits of a product: neighbouring lines lie far apart.
+        // The upper bits of a product, which puts neighbouring lines far apart.
         let spread = line.wrapping_mul(0x9e37_79b9);
         ((u64::from(spread) * self.cells.len() as u64) >> 32) as usize
     }
 
-    /// Where a search for a line leads, up to the first empty cell.
+    /// The positions at which a search for a line looks, up to the first empty cell.
     fn places(&self, line: u32) -> impl Iterator<Item = usize> + '_ {
         let (home, mask) = (self.home(line), self.cells.len().wrapping_sub(1));
         let places = (0..self.cells.len()).map(move |step| (home + step) & mask);
@@ -97,7 +97,7 @@ impl Overflow {
         self.cells[at] = cell;
     }
 
-    /// Empties a cell, and moves those behind it up that would not be found any more.
+    /// Empties a cell, and moves later cells forward that would otherwise not be found any more.
     fn close(&mut self, mut gap: usize) {
         self.len -= 1;
         let mask = self.cells.len() - 1;
@@ -125,14 +125,14 @@ mod tests {
     use super::*;
 
     #[test]
-    fn slots_are_found_by_their_line_whatever_came_and_went() {
+    fn overflow_slots_are_found_by_their_line_after_any_changes() {
         let mut overflow = Overflow::default();
         let mut model: BTreeSet<(u32, u32)> = BTreeSet::new();
         let mut state = 1_u64;
         for round in 0..if cfg!(miri) { 400 } else { 20_000 } {
             state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
             let (line, kind) = ((state >> 33) as u32 % 40, (state >> 60) % 8);
-            // More come than go, then more go.
+            // First more slots are added than removed, then the reverse.
             match kind {
                 0 => {
                     let taken = overflow.take(line).map(|slot| (line, slot));

@@ -1,4 +1,4 @@
-//! A reader that is paused for long between reading the version and reading the rest.
+//! A reader that is paused for a long time between reading the version and reading the rest.
 #![allow(clippy::unwrap_used)]
 
 use super::*;
@@ -31,11 +31,11 @@ fn prompt(hashes: &[u64]) -> Vec<BlockHash> {
 }
 
 #[test]
-fn who_takes_over_a_place_is_not_taken_for_who_had_it() {
+fn a_worker_in_a_reused_slot_is_not_taken_for_the_previous_one() {
     let mut index = index();
     let (reader, mut overlaps) = (index.reader(), Overlaps::new());
     store(&mut index, 0, &[1]);
-    // These stay, and are told as before: some in a set, one on its own.
+    // These workers stay and are found as before: some in a set, one alone.
     for of in 2..9 {
         store(&mut index, of, if of == 8 { &[1, 2] } else { &[1, 2, 3] });
     }
@@ -48,7 +48,7 @@ fn who_takes_over_a_place_is_not_taken_for_who_had_it() {
             store(&mut index, 0, &[1]);
         }
         let found = reader.find_in(&before, &prompt(&[1, 2, 3, 4]), &mut overlaps);
-        assert!(found.is_ok(), "a worker that comes and goes holds up nobody");
+        assert!(found.is_ok(), "a worker that repeatedly joins and leaves delays no reader");
         // Worker 0 never had more than one block.
         assert!(overlaps.get(worker(0)).blocks <= 1);
         let told: Vec<_> = overlaps
@@ -62,7 +62,7 @@ fn who_takes_over_a_place_is_not_taken_for_who_had_it() {
 }
 
 #[test]
-fn who_came_during_the_call_is_not_counted() {
+fn a_worker_that_joins_during_a_lookup_is_not_counted() {
     let mut index = index();
     let (reader, mut overlaps) = (index.reader(), Overlaps::new());
     store(&mut index, 0, &[1]);
@@ -73,12 +73,12 @@ fn who_came_during_the_call_is_not_counted() {
 }
 
 #[test]
-fn words_that_took_the_number_of_others_are_not_taken_for_them() {
+fn words_with_a_reused_number_are_not_taken_for_the_previous_ones() {
     words_are_reused(&[0]);
 }
 
 #[test]
-fn nor_are_they_after_all_words_were_given_back() {
+fn words_with_a_reused_number_are_recognised_after_all_words_were_freed() {
     words_are_reused(&[]);
 }
 
@@ -92,7 +92,7 @@ fn words_are_reused(kept: &[usize]) {
         }
     }
     let before = reader.shared.state.load_full();
-    // What is in use moves to other words, and then their old numbers are used again.
+    // Words in use move to other words, and their old numbers are then reused.
     for (_, chain) in chains[..30].iter().enumerate().filter(|(at, _)| !kept.contains(at)) {
         let names: Vec<_> = chain.iter().rev().copied().map(EngineHash).collect();
         for of in 0..6 {
