@@ -1,15 +1,15 @@
-//! Which fields of a client's body an engine is sent.
+//! Decides which fields of a client's body are sent to an engine.
 //!
-//! Engines accept far more than the APIs of OpenAI and Anthropic define: fields that move KV, choose
-//! a rank or a place in the queue, load an adapter or run code. An engine is therefore sent the
-//! fields that [`FIELDS`] lists for the endpoint, and no others. An operator opens more by name
-//! (`pass_unknown`), but never a field that only the router may set.
+//! Engines accept far more than the APIs of OpenAI and Anthropic define: fields that move KV,
+//! choose a rank or a place in the queue, load an adapter or run code. An engine is therefore sent
+//! only the fields that [`FIELDS`] lists for the endpoint. An operator can allow further fields by
+//! name (`pass_unknown`), but never a field that only the router may set.
 
 pub mod table;
 
 pub use table::{FIELDS, VERSIONS};
 
-/// Where a field may stand: a set of endpoints, and of nested objects that have fields of their own.
+/// Where a field may be: a set of endpoints, and of nested objects that have fields of their own.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Places(u16);
 
@@ -23,21 +23,22 @@ impl Places {
     }
 }
 
-/// What becomes of a field.
+/// The treatment of a field.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Rule {
-    /// An engine is sent it as the client wrote it, in these places.
+    /// The field is passed to the engine unchanged, in these places.
     Passes(Places),
-    /// The same of an object whose members have rules of their own: they stand in this place.
+    /// Like `Passes`, for an object whose members have rules of their own, in the second place.
     PassesWith(Places, Places),
-    /// An object of the operator's own extensions. It passes in these places, with all members but
-    /// those that steer an engine.
+    /// An object for the operator's own extensions. It is passed in these places, with all members
+    /// except those that steer an engine.
     PassesOpen(Places),
-    /// The router acts on it; an engine is sent at most what the router makes of it.
+    /// The router uses the field; the engine gets at most what the router makes of it.
     Read,
-    /// It steers the engine: what it decides is said here. Passes only where it is opened by name.
+    /// The field steers the engine; the text says what it decides. It is passed only if it is
+    /// allowed by name.
     Steers(&'static str),
-    /// Only the router may set it. Nothing opens it.
+    /// Only the router may set the field. It cannot be allowed.
     RouterOnly,
 }
 
@@ -46,12 +47,12 @@ pub enum Rule {
 pub struct Field {
     /// Its name.
     pub name: &'static str,
-    /// What becomes of it.
+    /// The treatment of the field.
     pub rule: Rule,
 }
 
-/// What the names of fields begin with that only the router may set, whatever follows: where the
-/// two engines of an SGLang pair meet.
+/// Prefix of the fields by which the two engines of an SGLang pair find each other. Only the router
+/// may set a field with this prefix.
 const ROUTER_ONLY_PREFIX: &str = "bootstrap_";
 
 /// Whether only the router may set this field.
@@ -59,7 +60,7 @@ pub fn is_router_only(name: &str) -> bool {
     rule(name) == Some(Rule::RouterOnly)
 }
 
-/// The rule of a field; `None` of a name that the table does not have.
+/// The rule of a field; `None` if the name is not in the table.
 pub fn rule(name: &str) -> Option<Rule> {
     let mut slot = slot(name.as_bytes());
     loop {
@@ -73,21 +74,21 @@ pub fn rule(name: &str) -> Option<Rule> {
 }
 
 impl Rule {
-    /// Whether an engine is sent the field in this place without being told to.
+    /// Whether the field is passed to an engine in this place without being allowed explicitly.
     pub fn passes_in(self, place: Places) -> bool {
         match self {
             Self::Passes(places) | Self::PassesWith(places, _) | Self::PassesOpen(places) => {
                 places.has(place)
             }
-            // The router takes it out once it has read it.
+            // The router removes the field after it has read it.
             Self::Read => true,
             Self::Steers(_) | Self::RouterOnly => false,
         }
     }
 }
 
-/// Slots of the table's index: a power of two, some four times as many as there are fields, so
-/// that most names are found, or missed, at the first look.
+/// Number of slots of the table's index: a power of two, about four times the number of fields, so
+/// that most searches end at the first slot.
 const SLOTS: usize = 1024;
 const NOTHING: u16 = u16::MAX;
 static INDEX: [u16; SLOTS] = index();
@@ -106,7 +107,7 @@ const fn index() -> [u16; SLOTS] {
     index
 }
 
-/// Where to look for a name first: by its length and three of its bytes.
+/// The slot at which the search for a name begins, from its length and three of its bytes.
 const fn slot(name: &[u8]) -> usize {
     let Some(last) = name.len().checked_sub(1) else { return 0 };
     let mixed = name.len() * 7 + name[0] as usize * 29 + name[last / 2] as usize * 149;

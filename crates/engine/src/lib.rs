@@ -1,10 +1,9 @@
-//! Everything that knows an engine's dialect: KV event decoding and
-//! subscription, load metrics, hand-offs and usage. Nothing in here decides;
-//! it turns an engine's bytes into typed facts, or says precisely why not.
+//! Everything that knows an engine's dialect: KV event decoding and subscription, load metrics,
+//! hand-offs and usage. Nothing here makes decisions; the crate turns an engine's bytes into typed
+//! facts, or says precisely why that is not possible.
 //!
-//! What engines send is untrusted: every length is checked before memory is
-//! reserved for it, every buffer has a bound, and no error or log line carries
-//! token ids or payload contents.
+//! What engines send is untrusted: every length is checked before memory is reserved for it, every
+//! buffer has a bound, and no error or log line carries token ids or payload contents.
 
 pub mod dialect;
 pub mod fields;

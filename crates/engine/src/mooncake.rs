@@ -1,10 +1,9 @@
-//! vLLM's Mooncake hand-off: prefill pushes, and both legs are sent at once.
+//! vLLM's Mooncake hand-off: the prefill engine pushes the KV, and both legs are sent at once.
 //!
-//! The two legs find each other by a transfer id that the router makes. The prefill
-//! leg's reply says nothing of the transfer. Decode asks the prefill engine's
-//! bootstrap server where the engine with the given id listens, so the router has
-//! to ask that server for the id first (`GET <bootstrap>/query`): the id changes
-//! whenever the engine starts.
+//! The two legs find each other by a transfer id that the router makes. The prefill leg's reply
+//! does not mention the transfer. The decode engine asks the prefill engine's bootstrap server for
+//! the address of the engine with the given id, so the router must first ask that server for the id
+//! (`GET <bootstrap>/query`): the id changes whenever the engine starts.
 
 use std::collections::BTreeMap;
 
@@ -13,23 +12,23 @@ use serde_json::json;
 
 use crate::json::ShapeError;
 
-/// The bootstrap server's port unless configured (`VLLM_MOONCAKE_BOOTSTRAP_PORT`).
+/// Default port of the bootstrap server (`VLLM_MOONCAKE_BOOTSTRAP_PORT`).
 pub const BOOTSTRAP_PORT: u16 = 8998;
 
-/// Where a bootstrap server tells its engines' ids.
+/// The path at which a bootstrap server reports its engines' ids.
 pub const QUERY_PATH: &str = "/query";
 
-/// Largest answer of a bootstrap server that is read, in bytes.
+/// Maximum size of a bootstrap server's answer in bytes.
 pub const MAX_QUERY_BYTES: usize = 1 << 20;
 
-/// Most data-parallel ranks of one engine.
+/// Maximum number of data-parallel ranks of one engine.
 const MAX_RANKS: usize = 4096;
 const MAX_ENGINE_ID_BYTES: usize = 256;
 
 /// The name of one transfer, for one prefill and one decode request.
 ///
-/// Prefill frees the KV once it has been pushed, so an id is good for one pair. It
-/// cannot be cloned, and the decode leg's parameters consume it.
+/// The prefill engine frees the KV after it has pushed it, so an id serves one pair. It cannot be
+/// cloned, and the decode leg's parameters consume it.
 #[derive(Debug)]
 pub struct TransferId(String);
 
@@ -39,7 +38,7 @@ impl TransferId {
         Self(format!("{bits:032x}"))
     }
 
-    /// The id as engines see it.
+    /// The id in the form that engines use.
     pub fn as_str(&self) -> &str {
         &self.0
     }
@@ -64,20 +63,20 @@ impl TransferId {
     }
 }
 
-/// What a bootstrap server knows: each data-parallel rank's engine id.
+/// The engine id of each data-parallel rank, as reported by a bootstrap server.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct EngineIds(BTreeMap<u32, String>);
 
-/// An answer of a bootstrap server that is of no use.
+/// A bootstrap server's answer that cannot be used.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum QueryError {
-    /// Not an object of ranks with engine ids.
+    /// The answer is not an object of ranks with engine ids.
     #[error("the bootstrap server's answer: {0}")]
     Shape(#[from] ShapeError),
     /// No engine has registered yet.
     #[error("no engine has registered with the bootstrap server")]
     NoEngine,
-    /// More or longer entries than any real one has.
+    /// The answer has more or longer entries than a real server sends.
     #[error("the bootstrap server's answer is out of bounds")]
     OutOfBounds,
 }
@@ -88,10 +87,10 @@ struct Entry {
 }
 
 impl EngineIds {
-    /// Reads the answer to [`QUERY_PATH`].
+    /// Parses the answer to [`QUERY_PATH`].
     ///
     /// # Errors
-    /// If it is not what a bootstrap server says.
+    /// The answer is not that of a bootstrap server.
     pub fn parse(text: &str) -> Result<Self, QueryError> {
         if text.len() > MAX_QUERY_BYTES {
             return Err(QueryError::OutOfBounds);
@@ -107,13 +106,13 @@ impl EngineIds {
         Ok(Self(entries.into_iter().map(|(rank, entry)| (rank, entry.engine_id)).collect()))
     }
 
-    /// The id of a rank's engine, and whether there are others.
+    /// The id of a rank's engine, and whether there are other ranks.
     pub fn of_rank(&self, rank: u32) -> Option<(&str, bool)> {
         Some((self.0.get(&rank)?, self.0.len() > 1))
     }
 
-    /// The lowest rank with its engine's id, and whether there are others, so that a
-    /// request must be pinned to it.
+    /// The lowest rank with its engine's id, and whether there are other ranks, in which case a
+    /// request must be pinned to this one.
     pub fn first(&self) -> Option<(u32, &str, bool)> {
         let (rank, id) = self.0.first_key_value()?;
         Some((*rank, id, self.0.len() > 1))

@@ -1,5 +1,5 @@
-//! The NIXL hand-off in pull mode: prefill keeps the KV and says where it is,
-//! decode fetches it from there.
+//! The NIXL hand-off in pull mode: the prefill engine keeps the KV and reports its location, and
+//! the decode engine fetches it from there.
 
 use std::fmt;
 
@@ -10,29 +10,27 @@ mod blocks;
 use crate::json::{ShapeError, scan};
 use blocks::BlockCount;
 
-/// The prefill leg's `kv_transfer_params`. The leg must not be streamed: a
-/// streamed reply carries no hand-off, and its blocks stay pinned until the
-/// lease ends.
+/// The prefill leg's `kv_transfer_params`. The leg must not be streamed: a streamed reply carries
+/// no hand-off, and its blocks stay pinned until the lease ends.
 pub const PREFILL_PARAMS_JSON: &str = r#"{"do_remote_decode":true,"do_remote_prefill":false}"#;
 
-/// The member that names blocks.
+/// The member with the block ids.
 const IDS: &str = "remote_block_ids";
 
-/// Largest hand-off that is accepted, in bytes: block ids of several million
-/// tokens.
+/// Maximum size of an accepted hand-off in bytes: the block ids of several million tokens.
 pub const MAX_HAND_OFF_BYTES: usize = 4 << 20;
 
-/// Where a prefill engine keeps the KV of one prompt.
+/// The location of one prompt's KV in a prefill engine.
 ///
-/// A hand-off is good for **one** decode request. Once used, its blocks are free
-/// to be overwritten, and an engine that is given it again answers 200 with wrong
-/// text. So it cannot be cloned, and turning it into a request consumes it.
+/// A hand-off serves **one** decode request. Once used, its blocks may be overwritten, and an
+/// engine that gets it again answers 200 with wrong text. So it cannot be cloned, and turning it
+/// into a request consumes it.
 pub struct HandOff {
     raw: Box<str>,
     params: Params,
 }
 
-/// `kv_transfer_params` which are no usable hand-off.
+/// Why `kv_transfer_params` are not a usable hand-off.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum HandOffError {
     /// The value is null: the engine has no connector, or the leg was streamed.
@@ -44,16 +42,16 @@ pub enum HandOffError {
         /// Its length.
         bytes: usize,
     },
-    /// Not an object with the fields of a hand-off.
+    /// The value is not an object with the fields of a hand-off.
     #[error("hand-off: {0}")]
     Shape(#[from] ShapeError),
-    /// It does not tell decode to fetch anything.
+    /// The hand-off does not tell the decode engine to fetch anything.
     #[error("the hand-off does not ask for a remote prefill")]
     NotForDecode,
-    /// It names no block. Such a one has been seen to end a decode engine.
+    /// The hand-off names no block. Such a hand-off has been seen to crash a decode engine.
     #[error("the hand-off names no blocks")]
     NoBlocks,
-    /// Another transfer mode than pull.
+    /// The transfer mode is not pull.
     #[error("the hand-off is not in pull mode")]
     NotPull,
 }
@@ -73,17 +71,17 @@ struct Params {
     transfer_mode: Option<String>,
 }
 
-/// The part that decides whether there is anything to read at all.
+/// The member that decides whether the others are needed.
 #[derive(Deserialize)]
 struct Flags {
     do_remote_prefill: Option<bool>,
 }
 
 impl HandOff {
-    /// Reads the value of `kv_transfer_params` in a prefill leg's reply, as JSON.
+    /// Parses the value of `kv_transfer_params` in a prefill leg's reply, as JSON.
     ///
     /// # Errors
-    /// Why decode cannot be given it.
+    /// Why the value cannot be sent to a decode engine.
     pub fn from_reply(raw: &str) -> Result<Self, HandOffError> {
         let bytes = raw.len();
         if raw == "null" {
@@ -98,7 +96,7 @@ impl HandOff {
         };
         let params = match params {
             Ok(params) => params,
-            // What tells nobody to fetch anything need not have the rest.
+            // If nothing is to be fetched, the other members may be missing.
             Err(error) => {
                 let flags: Flags = crate::json::object(raw)?;
                 return Err(match flags.do_remote_prefill {
@@ -119,7 +117,7 @@ impl HandOff {
         Ok(Self { raw: raw.into(), params })
     }
 
-    /// The decode leg's `kv_transfer_params`: what prefill sent, byte for byte.
+    /// The decode leg's `kv_transfer_params`: what the prefill engine sent, byte for byte.
     pub fn into_json(self) -> Box<str> {
         self.raw
     }
@@ -139,25 +137,25 @@ impl HandOff {
         self.params.remote_port
     }
 
-    /// The prefill leg's request, as the engine names it.
+    /// The engine's id of the prefill leg's request.
     pub fn remote_request_id(&self) -> Option<&str> {
         self.params.remote_request_id.as_deref()
     }
 
-    /// Tokens whose KV is handed off. With more than one token generated on the
-    /// prefill leg, this exceeds the prompt.
+    /// Number of tokens whose KV is handed off. If the prefill leg generated more than one token,
+    /// this is more than the prompt has.
     pub fn remote_num_tokens(&self) -> Option<u32> {
         self.params.remote_num_tokens
     }
 
-    /// Prompt tokens that prefill had cached. Absent up to vLLM 0.22, whose decode
-    /// then reports the whole prompt as cached.
+    /// Number of prompt tokens that the prefill engine had cached. Absent up to vLLM 0.22, whose
+    /// decode engine then reports the whole prompt as cached.
     pub fn remote_prefill_cached_tokens(&self) -> Option<u32> {
         self.params.remote_prefill_cached_tokens
     }
 
-    /// When the engine frees the blocks, in seconds of its own clock. vLLM 0.32
-    /// leaves it null in pull mode; its lease is 30 s unless configured.
+    /// When the engine frees the blocks, in seconds of its own clock. vLLM 0.32 leaves this null in
+    /// pull mode; its default lease is 30 s.
     pub fn remote_blocks_expiry_s(&self) -> Option<f64> {
         self.params.remote_blocks_expiry_time
     }
@@ -169,8 +167,8 @@ impl HandOff {
 }
 
 impl Params {
-    /// Counts block ids where they stand, a thousand of them for a long prompt, and reads the
-    /// rest; `None` if that takes a closer look.
+    /// Counts the block ids in the text, because a long prompt has a thousand of them, and parses
+    /// the rest; `None` if the text must be parsed completely.
     fn with_counted(raw: &str) -> Option<Self> {
         let (_, ids) = scan::members(raw)?.into_iter().find(|(key, _)| raw[key.clone()] == *IDS)?;
         let count = BlockCount::of_text(&raw[ids.clone()])?;

@@ -1,21 +1,20 @@
-//! SGLang's hand-off: both legs are sent at once, with the same sampling parameters,
-//! and meet in a room at the prefill engine's bootstrap server. Prefill samples the
-//! first token and pushes it with the KV.
+//! SGLang's hand-off: both legs are sent at once, with the same sampling parameters, and meet in a
+//! room at the prefill engine's bootstrap server. The prefill engine samples the first token and
+//! pushes it with the KV.
 //!
-//! An engine that runs as one half of a pair refuses requests without a room. A
-//! decode request whose prefill fails keeps its slot for minutes: it must be
-//! cancelled.
+//! An engine that runs as one half of a pair refuses requests without a room. A decode request
+//! whose prefill fails keeps its slot for minutes, so it must be cancelled.
 
-/// The bootstrap server's port unless configured (`--disaggregation-bootstrap-port`).
+/// Default port of the bootstrap server (`--disaggregation-bootstrap-port`).
 pub const BOOTSTRAP_PORT: u16 = 8998;
 
-/// The members that lead a request to its room; all of them are the router's own.
+/// The members that lead a request to its room; only the router sets them.
 pub const MEMBERS: [&str; 3] = ["bootstrap_host", "bootstrap_port", "bootstrap_room"];
 
-/// One pair's meeting place.
+/// The meeting place of one pair (SGLang's term).
 ///
-/// It is good for one prefill and one decode request: it cannot be cloned, and
-/// [`Room::into_members`] gives what both are sent.
+/// A room serves one prefill and one decode request: it cannot be cloned, and
+/// [`Room::into_members`] returns the members for both.
 #[derive(Debug)]
 pub struct Room(u64);
 
@@ -25,12 +24,12 @@ impl Room {
         Self(bits & i64::MAX as u64)
     }
 
-    /// Its number.
+    /// The number of the room.
     pub fn number(&self) -> u64 {
         self.0
     }
 
-    /// The members of both legs' bodies, with their raw JSON.
+    /// The members for both legs' bodies, with their raw JSON.
     pub fn into_members(self, host: &str, port: u16) -> [(&'static str, String); 3] {
         let [host_key, port_key, room_key] = MEMBERS;
         let host = serde_json::Value::from(host).to_string();

@@ -1,6 +1,6 @@
-//! Arguments of chat templates that engines do not pass to the template.
+//! Arguments of chat templates that the engine uses itself and does not pass to the template.
 
-/// Template arguments that are no variables of the template: they are parameters of the engine's
+/// Template arguments that are not variables of the template: they are parameters of the engine's
 /// code that renders it. Taken from `apply_chat_template` of Hugging Face's `transformers`.
 const CONTROL_KWARGS: [&str; 15] = [
     "chat_template",

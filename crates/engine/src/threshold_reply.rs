@@ -1,14 +1,13 @@
 //! The reply that says that too little of a prompt is cached, made without asking an engine.
 //!
-//! vLLM gives such a reply to a request whose `cache_hit_threshold` it does not meet: every
-//! choice is empty and ends with the finish reason `cache_threshold`. Shims give it for their
-//! engine, and routers give it to clients of `decode_only`. Replies of the Responses and
-//! Messages APIs have no such form in vLLM; there the reason stands where clients look for the
-//! reason for which a reply ended.
+//! vLLM sends such a reply if a request's `cache_hit_threshold` is not met: every choice is empty
+//! and ends with the finish reason `cache_threshold`. Shims send it in place of their engine, and
+//! routers send it to clients of `decode_only`. In vLLM, replies of the Responses and Messages APIs
+//! have no such form; there the reason is where clients expect the reason for the end of a reply.
 
 use serde_json::{Value, json};
 
-/// The finish reason of an engine that holds less of the prompt than the threshold asks for.
+/// The finish reason of an engine that holds less of the prompt than the threshold requires.
 pub const CACHE_THRESHOLD: &str = "cache_threshold";
 
 /// The API whose form a reply has.
@@ -26,7 +25,7 @@ pub enum ReplyForm {
     Messages,
 }
 
-/// What a reply is made of.
+/// The content of a reply.
 #[derive(Clone, Debug)]
 pub struct ThresholdReply<'a> {
     /// The API of the request.
@@ -46,7 +45,7 @@ pub struct ThresholdReply<'a> {
 /// One server-sent event of a streamed reply.
 #[derive(Clone, Debug, PartialEq)]
 pub struct ReplyEvent {
-    /// The name of the event, where the API names its events.
+    /// The name of the event, if the API names its events.
     pub name: Option<&'static str>,
     /// The content of its `data` field.
     pub data: Value,
@@ -92,9 +91,8 @@ impl ThresholdReply<'_> {
         }
     }
 
-    /// The events of a streamed reply, without the `[DONE]` that ends a stream of chunks.
-    /// Where a stream has a chunk for usage, `include_usage` asks for it; it is left out if
-    /// there is no usage.
+    /// The events of a streamed reply, without the `[DONE]` that ends a stream of chunks. If the
+    /// API has a chunk for usage, `include_usage` requests it; it is left out if there is no usage.
     pub fn to_events(&self, include_usage: bool) -> Vec<ReplyEvent> {
         match self.form {
             ReplyForm::Responses => self.response_events(),
@@ -208,7 +206,7 @@ impl ThresholdReply<'_> {
     }
 }
 
-/// A choice of `/inference/v1/generate`, which is the same whole and streamed.
+/// A choice of `/inference/v1/generate`, which is the same in complete and in streamed replies.
 fn generate_choice(index: u32) -> Value {
     json!({
         "index": index, "finish_reason": CACHE_THRESHOLD, "stop_reason": null,
@@ -256,7 +254,7 @@ mod tests {
     }
 
     #[test]
-    fn usage_is_in_the_last_chunk_only_if_it_is_asked_for_and_known() {
+    fn usage_is_in_the_last_chunk_only_if_it_is_requested_and_known() {
         let usage = json!({"prompt_tokens": 7});
         let events = |usage, include| reply(ReplyForm::Chat, usage).to_events(include);
         assert_eq!(events(Some(&usage), true).len(), 3);
@@ -269,7 +267,7 @@ mod tests {
     }
 
     #[test]
-    fn named_events_say_at_their_end_why_the_reply_ended() {
+    fn the_last_named_event_gives_the_reason_for_the_end() {
         let last = |form| {
             let events = reply(form, None).to_events(false);
             let names: Vec<_> = events.iter().map(|event| event.name).collect();

@@ -11,15 +11,15 @@ pub use crate::json::ShapeError;
 pub struct EngineUsage {
     /// Tokens of the prompt.
     pub prompt_tokens: u32,
-    /// Tokens generated; 0 where the engine leaves it out, as for embeddings.
+    /// Number of generated tokens; 0 if the engine leaves it out, as for embeddings.
     pub completion_tokens: u32,
-    /// Prompt tokens that came from a cache. `None` where the engine does not
-    /// say: vLLM does only with `--enable-prompt-tokens-details`, else the details
-    /// are null, or absent in streams. `Some(0)` is a figure.
+    /// Number of prompt tokens that came from a cache. `None` if the engine does not report it:
+    /// vLLM does so only with `--enable-prompt-tokens-details`; otherwise the details are null, or
+    /// absent in streams. `Some(0)` is a figure.
     pub cached_tokens: Option<u32>,
 }
 
-/// A `usage` that cannot be taken at its word.
+/// A `usage` that cannot be used.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum UsageError {
     /// The reply says `"usage": null`.
@@ -32,9 +32,9 @@ pub enum UsageError {
     /// More cached tokens than the prompt has.
     #[error("usage: {cached_tokens} cached tokens of {prompt_tokens}")]
     CachedExceedsPrompt {
-        /// As reported.
+        /// The reported number.
         cached_tokens: u32,
-        /// As reported.
+        /// The reported number.
         prompt_tokens: u32,
     },
 }
@@ -61,7 +61,7 @@ struct OfResponse<'a> {
     input_tokens_details: Option<&'a RawValue>,
 }
 
-/// Usage of `/v1/messages`, whose `input_tokens` are those that are in no other figure.
+/// Usage of `/v1/messages`, whose `input_tokens` excludes the tokens of the other figures.
 #[derive(Deserialize)]
 struct OfMessage {
     input_tokens: u32,
@@ -71,10 +71,10 @@ struct OfMessage {
 }
 
 impl EngineUsage {
-    /// Reads the value of `usage` in a reply or an event of this dialect.
+    /// Parses the value of `usage` in a reply or an event of this dialect.
     ///
     /// # Errors
-    /// Why it cannot be taken at its word.
+    /// Why the value cannot be used.
     pub fn parse_in(dialect: Dialect, usage: &RawValue) -> Result<Self, UsageError> {
         match dialect {
             Dialect::Chunks => Self::parse(usage),
@@ -95,8 +95,8 @@ impl EngineUsage {
         }
     }
 
-    /// Reads the value of `usage` in a reply of `/v1/completions`,
-    /// `/v1/chat/completions` or `/v1/embeddings`, or in a stream's chunk.
+    /// Parses the value of `usage` in a reply of `/v1/completions`, `/v1/chat/completions` or
+    /// `/v1/embeddings`, or in a stream's chunk.
     pub fn parse(usage: &RawValue) -> Result<Self, UsageError> {
         if usage.get() == "null" {
             return Err(UsageError::Absent);

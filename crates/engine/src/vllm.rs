@@ -1,5 +1,4 @@
-//! The dialect of vLLM, which other engines speak too (its KV event stream in
-//! particular).
+//! The dialect of vLLM. Other engines use parts of it, in particular its KV event stream.
 
 pub mod events;
 pub mod identity;

@@ -1,11 +1,11 @@
 //! A client for ZMTP 3.0, the wire protocol of ZeroMQ, as far as KV events need
 //! it: TCP, the NULL mechanism, SUB and DEALER.
 //!
-//! It is our own because a peer must not be able to make this process reserve
-//! memory: the `zeromq` crate reserves whatever length a frame's header claims,
-//! has no bound on a message, and reconnects in tasks that nobody owns. Here a
-//! message has a bound that is checked before its bytes are read, a connection is
-//! a value, and what is not read stays in the kernel until TCP slows the sender.
+//! The project has its own client because a peer must not be able to make this process reserve
+//! memory: the `zeromq` crate reserves whatever length a frame's header claims, has no bound on a
+//! message, and reconnects in detached tasks. Here a message has a bound that is checked before its
+//! bytes are read, a connection is a value, and what is not read stays in the kernel until TCP
+//! slows the sender.
 
 use std::fmt;
 use std::io;
@@ -27,38 +27,38 @@ pub use pace::Pace;
 use frame::Header;
 use pace::Paced;
 
-/// Bytes that are asked of the kernel at once.
+/// Number of bytes that are read from the kernel together.
 const READ_BYTES: usize = 16 << 10;
-/// A read buffer larger than this is given back once it is empty.
+/// A read buffer larger than this is freed once it is empty.
 const KEPT_BUFFER_BYTES: usize = 256 << 10;
-/// Frames that a message may have; KV events use four at most.
+/// Maximum number of frames of a message; KV events use at most four.
 const MAX_FRAMES: usize = 8;
 
-/// What ended a connection, or kept it from being made.
+/// Why a connection ended or could not be made.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum WireError {
-    /// The network refused or failed.
+    /// A network error.
     #[error("network: {0}")]
     Network(io::ErrorKind),
-    /// No address of the endpoint may be connected to.
+    /// No address of the endpoint is allowed.
     #[error("its address lies outside the allowed networks")]
     Outside,
-    /// Connecting or shaking hands took too long.
+    /// Connecting or the handshake took too long.
     #[error("no answer in time")]
     TimedOut,
     /// The peer closed the connection.
     #[error("the peer closed the connection")]
     Closed,
-    /// The peer does not speak ZMTP 3 with the NULL mechanism.
+    /// The peer does not use ZMTP 3 with the NULL mechanism.
     #[error("the peer does not speak ZMTP 3 without authentication: {0}")]
     Handshake(&'static str),
-    /// The peer is another kind of socket than the endpoint should be.
+    /// The peer is another kind of socket than expected.
     #[error("the peer is not a {expected} socket")]
     WrongSocket {
-        /// The kind it should be.
+        /// The expected kind.
         expected: &'static str,
     },
-    /// A message beyond the bound on bytes or frames.
+    /// A message exceeds the bound on bytes or frames.
     #[error("a message exceeds {limit_bytes} bytes or {MAX_FRAMES} frames")]
     MessageTooLarge {
         /// The bound on a message's bytes.
@@ -72,12 +72,12 @@ impl From<io::Error> for WireError {
     }
 }
 
-/// Says whether an address may be connected to, once a name has been looked up.
+/// Decides which addresses are allowed, after a name has been looked up.
 #[derive(Clone)]
 pub struct Admits(Arc<dyn Fn(IpAddr) -> bool + Send + Sync>);
 
 impl Admits {
-    /// Admits the addresses for which `admits` holds.
+    /// Allows the addresses for which `admits` returns true.
     pub fn new(admits: impl Fn(IpAddr) -> bool + Send + Sync + 'static) -> Self {
         Self(Arc::new(admits))
     }
@@ -101,7 +101,7 @@ async fn connect(endpoint: &Endpoint, admits: Option<&Admits>) -> Result<TcpStre
     }
 }
 
-/// What this end of a connection is.
+/// The kind of this end of a connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Role {
     Sub,
@@ -112,15 +112,15 @@ pub(crate) enum Role {
 pub(crate) struct Connection {
     stream: Paced,
     buffer: BytesMut,
-    /// Frames of a message whose last frame has not come yet.
+    /// Frames of a message whose last frame has not arrived yet.
     frames: Vec<Bytes>,
     frames_bytes: usize,
     max_message_bytes: usize,
 }
 
 impl Connection {
-    /// Connects to an address that is admitted, and shakes hands, within `timeout`. Messages
-    /// received will have at most `max_message_bytes`, all frames together.
+    /// Connects to an allowed address and performs the handshake, within `timeout`. Received
+    /// messages may have at most `max_message_bytes`, all frames together.
     pub(crate) async fn open(
         endpoint: &Endpoint,
         admits: Option<&Admits>,
@@ -153,19 +153,18 @@ impl Connection {
         Ok(self.stream.write_all(&bytes).await?)
     }
 
-    /// Asks a publisher for the messages whose first frame starts with `topic`.
+    /// Subscribes to the messages of a publisher whose first frame starts with `topic`.
     pub(crate) async fn subscribe(&mut self, topic: &str) -> Result<(), WireError> {
-        // ZMTP 3.0: an ordinary message of 1 and the prefix.
+        // In ZMTP 3.0 this is an ordinary message of the byte 1 and the prefix.
         self.send(&[&[&[1], topic.as_bytes()].concat()]).await
     }
 
-    /// Busy, the connection is read at these times only.
+    /// While the stream is busy, reads it at these times only.
     pub(crate) fn set_pace(&mut self, pace: Pace) {
         self.stream.set_pace(pace);
     }
 
-    /// The next message. Cancelling loses nothing: bytes that were read stay in
-    /// the buffer.
+    /// The next message. Cancel-safe: bytes that were read stay in the buffer.
     pub(crate) async fn receive(&mut self) -> Result<Vec<Bytes>, WireError> {
         loop {
             if let Some(message) = self.message()? {
@@ -175,7 +174,7 @@ impl Connection {
         }
     }
 
-    /// The next message, if all of it has come: nothing is waited for.
+    /// The next message, if it has arrived completely; does not wait.
     pub(crate) fn receive_now(&mut self) -> Result<Option<Vec<Bytes>>, WireError> {
         loop {
             if let Some(message) = self.message()? {
@@ -190,11 +189,11 @@ impl Connection {
         }
     }
 
-    /// The next message, if all of it is in the buffer: nothing is read.
+    /// The next message, if it is completely in the buffer; does not read.
     pub(crate) fn message(&mut self) -> Result<Option<Vec<Bytes>>, WireError> {
         while let Some((header, body)) = self.frame()? {
             if header.is_command {
-                // Of commands there is only PING, which nobody sends unasked.
+                // The only command is PING, which peers send only on request.
                 continue;
             }
             self.frames_bytes += body.len();
@@ -207,7 +206,7 @@ impl Connection {
         Ok(None)
     }
 
-    /// The next frame, if all of it is in the buffer.
+    /// The next frame, if it is completely in the buffer.
     fn frame(&mut self) -> Result<Option<(Header, Bytes)>, WireError> {
         let Some(header) = Header::parse(&self.buffer) else { return Ok(None) };
         let room = self.max_message_bytes - self.frames_bytes;
@@ -217,8 +216,8 @@ impl Connection {
         }
         let end = header.bytes + header.body_bytes as usize;
         let Some(body) = self.buffer.get(header.bytes..end) else { return Ok(None) };
-        // A copy, so that a kept message keeps its own bytes only and not the buffer that it
-        // arrived in.
+        // Copied, so that a message that is kept does not keep the whole buffer in which it
+        // arrived.
         let body = Bytes::copy_from_slice(body);
         self.buffer.advance(end);
         Ok(Some((header, body)))

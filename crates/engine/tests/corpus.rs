@@ -1,5 +1,5 @@
-//! The inputs of the fuzz targets over what engines send, as ordinary tests.
-//! fuzz/README.md says how they came about.
+//! The inputs of the fuzz targets for what engines send, as ordinary tests. fuzz/README.md explains
+//! their origin.
 #![allow(clippy::unwrap_used, missing_docs)]
 
 #[path = "../../../fuzz/checks/engine_metrics.rs"]

@@ -1,13 +1,13 @@
 //! The table of fields: one line for each name that an engine or an API knows.
 //!
 //! To follow a new version of an engine, list the fields of its request classes in
-//! `tests/fixtures/engine_fields.json`; the test `every_field_of_the_engines_schemas_passes_or_steers`
-//! then names those that have no rule here.
+//! `tests/fixtures/engine_fields.json`; the test
+//! `every_field_of_the_engines_schemas_passes_or_steers` then names those without a rule.
 
 use super::Rule::{Passes, PassesOpen, PassesWith, Read, RouterOnly, Steers};
 use super::{Field, Places, Rule};
 
-/// The versions of the engines whose request classes the table follows.
+/// The engine versions whose request classes the table follows.
 pub const VERSIONS: &str = "vLLM 0.32.0 and SGLang 0.5.23";
 
 /// In the body of `/v1/chat/completions`.
@@ -50,12 +50,12 @@ pub(super) const PLACES: [(Places, &str); 11] = [
 
 const ALL: Places = Places(0x1ff);
 const TEXT: Places = CHAT.or(COMPLETIONS);
-/// All that sample tokens with vLLM's parameters.
+/// Everything that samples tokens with vLLM's parameters.
 const SAMPLED: Places = TEXT.or(SAMPLING);
 const OPENAI: Places = TEXT.or(RESPONSES);
 const ANTHROPIC: Places = MESSAGES.or(COUNT_TOKENS);
 const GENERATES: Places = OPENAI.or(MESSAGES).or(GENERATE);
-/// Where a chat is made a prompt.
+/// Where a chat is turned into a prompt.
 const TEMPLATED: Places = CHAT.or(EMBEDDINGS).or(TOKENIZE);
 
 const IMAGES: &str = "how much work the engine spends on an image or a video";
@@ -87,7 +87,7 @@ pub const FIELDS: &[Field] = &[
     field("documents", Passes(CHAT)),
     field("cache_salt", Passes(GENERATES.or(EMBEDDINGS))),
     field("cache_hit_threshold", Read),
-    // How a chat is made a prompt.
+    // Turning a chat into a prompt.
     field("add_generation_prompt", Passes(TEMPLATED)),
     field("continue_final_message", Passes(TEMPLATED)),
     field("add_special_tokens", Passes(TEMPLATED.or(COMPLETIONS))),
@@ -115,7 +115,7 @@ pub const FIELDS: &[Field] = &[
     field("reasoning_parser_kwargs", Passes(GENERATE)),
     field("thinking", Passes(CHAT.or(ANTHROPIC))),
     field("thinking_token_budget", Passes(SAMPLED)),
-    // How tokens are sampled. Earlier versions of vLLM have `best_of` everywhere.
+    // Sampling. Earlier versions of vLLM have `best_of` everywhere.
     field("sampling_params", PassesWith(GENERATE, SAMPLING)),
     field("n", Passes(SAMPLED)),
     field("best_of", Passes(SAMPLED)),
@@ -134,7 +134,7 @@ pub const FIELDS: &[Field] = &[
     field("allowed_token_ids", Passes(SAMPLED)),
     field("bad_words", Passes(SAMPLED)),
     field("skip_reading_prefix_cache", Passes(SAMPLING)),
-    // When an answer ends.
+    // The end of a reply.
     field("max_tokens", Passes(SAMPLED.or(MESSAGES))),
     field("max_completion_tokens", Passes(CHAT)),
     field("max_output_tokens", Passes(RESPONSES)),
@@ -146,7 +146,7 @@ pub const FIELDS: &[Field] = &[
     field("include_stop_str_in_output", Passes(SAMPLED.or(RESPONSES))),
     field("no_stop_trim", Passes(TEXT)),
     field("ignore_eos", Passes(SAMPLED.or(RESPONSES))),
-    // Its form. Earlier versions of vLLM have `guided_*`.
+    // The form of a reply. Earlier versions of vLLM have `guided_*`.
     field("response_format", Passes(TEXT)),
     field("structured_outputs", Passes(SAMPLED.or(RESPONSES))),
     field("text", Passes(RESPONSES)),
@@ -175,7 +175,7 @@ pub const FIELDS: &[Field] = &[
     field("dimensions", Passes(EMBEDDINGS)),
     field("use_activation", Passes(EMBEDDINGS)),
     field("padding", Passes(EMBEDDINGS)),
-    // How it is sent, and what comes with it.
+    // How a reply is sent, and what comes with it.
     field("stream", Passes(GENERATES)),
     field("stream_options", PassesWith(OPENAI.or(GENERATE), STREAM_OPTIONS)),
     field("include_usage", Passes(STREAM_OPTIONS)),
@@ -209,8 +209,8 @@ pub const FIELDS: &[Field] = &[
     field("mm_payload", Passes(OPENAI.or(MESSAGES))),
     field("return_mm_kwargs", Passes(OPENAI.or(MESSAGES))),
     field("enable_response_messages", Passes(RESPONSES)),
-    // What an API's clients say of themselves, and what the router refuses by name where it asks
-    // for something that is not kept.
+    // Fields in which clients describe themselves, and fields that the router refuses because they
+    // need state that it does not keep.
     field("user", Passes(OPENAI.or(EMBEDDINGS))),
     field("metadata", Passes(CHAT.or(RESPONSES).or(MESSAGES))),
     field("safety_identifier", Passes(CHAT.or(RESPONSES))),
@@ -229,7 +229,7 @@ pub const FIELDS: &[Field] = &[
     field("vllm_xargs", PassesOpen(OPENAI.or(MESSAGES))),
     field("extra_args", PassesOpen(SAMPLING)),
     field("custom_params", PassesOpen(TEXT)),
-    // What steers an engine.
+    // Fields that steer an engine.
     field("priority", Steers("whose requests the engine serves first")),
     field("lora_path", Steers(ADAPTER)),
     field("lora_id", Steers(ADAPTER)),

@@ -8,14 +8,14 @@ use serde::de::{Deserialize, Deserializer, IgnoredAny, SeqAccess, Visitor};
 /// older versions.
 pub(super) struct BlockCount(pub(super) usize);
 
-/// Bytes of a list that are looked at together.
+/// Number of bytes of a list that are examined together.
 const COUNTED: usize = u8::MAX as usize;
 
 impl BlockCount {
-    /// The number in a list that was found to be JSON; `None` if that takes a closer look.
+    /// The number of ids in a valid JSON list; `None` if the list must be parsed.
     pub(super) fn of_text(list: &str) -> Option<Self> {
         let bytes = list.as_bytes();
-        // No early end: both loops look at many bytes at a time.
+        // The loops have no early exit, so that they process many bytes per instruction.
         let is_plain =
             |byte: &u8| byte.is_ascii_digit() || matches!(byte, b',' | b' ' | b'[' | b']');
         if bytes.first() != Some(&b'[')
@@ -31,7 +31,7 @@ impl BlockCount {
             }
         }
         let begins = |(before, byte): (&u8, &u8)| !before.is_ascii_digit() & byte.is_ascii_digit();
-        // So few at a time that bytes can count them.
+        // In chunks so small that the counts fit into a byte.
         let pairs = bytes.chunks(COUNTED).zip(bytes[1..].chunks(COUNTED));
         let ids = pairs.map(|(before, bytes)| {
             let begins = before.iter().zip(bytes).map(|pair| u8::from(begins(pair)));

@@ -1,5 +1,5 @@
-//! KV events: the msgpack payload that an engine publishes on each step in
-//! which its cache changed.
+//! KV events: the msgpack payload that an engine publishes for each step in which its cache
+//! changed.
 //!
 //! A batch is `[timestamp, [events], rank]`; vLLM 0.32 sends each event as a map
 //! tagged `type`, vLLM up to 0.23 as an array that starts with the tag. Arrays
@@ -20,25 +20,25 @@ pub use group::GroupFilter;
 use cursor::Cursor;
 use stored::{Removed, Stored};
 
-/// Bounds on what one payload may hold. Reaching one is a [`DecodeError`].
+/// Bounds on one payload. Exceeding one is a [`DecodeError`].
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct DecodeLimits {
-    /// Length of a payload, in bytes.
+    /// Maximum length of a payload in bytes.
     pub max_payload_bytes: usize,
-    /// Events in a batch, of known and unknown kinds together.
+    /// Maximum number of events in a batch, of known and unknown kinds together.
     pub max_events: usize,
-    /// Blocks that one event names.
+    /// Maximum number of blocks in one event.
     pub max_blocks_per_event: usize,
-    /// Blocks that all events of a batch name together.
+    /// Maximum number of blocks in all events of a batch.
     pub max_blocks_per_batch: usize,
-    /// Nesting of values that are skipped; never more than
-    /// [`DecodeLimits::MAX_DEPTH`] is used.
+    /// Maximum nesting of values that are skipped; values above [`DecodeLimits::MAX_DEPTH`] count
+    /// as that.
     pub max_depth: u8,
 }
 
 impl DecodeLimits {
-    /// The deepest nesting that any configuration allows: skipping recurses, so
-    /// the stack must not depend on a setting.
+    /// The maximum of any configuration: skipping recurses, so the use of the stack must not depend
+    /// on a setting.
     pub const MAX_DEPTH: u8 = 64;
 }
 
@@ -54,34 +54,34 @@ impl Default for DecodeLimits {
     }
 }
 
-/// What one payload says.
+/// The content of one payload.
 #[derive(Clone, Debug, PartialEq)]
 pub struct EventBatch {
     /// When the engine made the batch, in seconds since the Unix epoch.
     pub timestamp_s: f64,
-    /// The data-parallel rank, where the engine names it.
+    /// The data-parallel rank, if the engine reports it.
     pub rank: Option<u16>,
     /// The changes, in the order in which they took place.
     pub events: Vec<KvEvent>,
-    /// What was left out of `events`, and why.
+    /// The number of events that are not in `events`, by reason.
     pub skipped: Skipped,
 }
 
-/// Events of a batch that were understood well enough to be left out.
+/// Events of a batch that were parsed and left out.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Skipped {
     /// Events with a tag that this decoder does not know.
     pub unknown_events: u32,
-    /// Events of cache groups other than full attention (sliding window, state
-    /// space layers) in hybrid models: those groups drop blocks from the middle
-    /// of a prompt, so they say nothing about prefix reuse.
+    /// Events of cache groups other than full attention (sliding window, state space layers) in
+    /// hybrid models: those groups drop blocks from the middle of a prompt, so they say nothing
+    /// about prefix reuse.
     pub other_groups: u32,
-    /// Events that name no block at all.
+    /// Events without any block.
     pub empty_events: u32,
 }
 
-/// Decodes the payloads of one engine's stream. Keep one per stream, since which
-/// cache groups count is learned from the stream itself.
+/// Decodes the payloads of one engine's stream. Each stream needs its own decoder, which learns
+/// from the stream which cache groups count.
 #[derive(Clone, Debug, Default)]
 pub struct Decoder {
     limits: DecodeLimits,
@@ -89,7 +89,7 @@ pub struct Decoder {
 }
 
 impl Decoder {
-    /// A decoder that has seen nothing yet.
+    /// A decoder that has not seen any payload.
     pub fn new(limits: DecodeLimits) -> Self {
         Self { limits, groups: GroupFilter::default() }
     }
@@ -99,16 +99,15 @@ impl Decoder {
         decode_with(payload, &self.limits, &mut self.groups)
     }
 
-    /// Forgets what was learned about cache groups; for an engine that has
-    /// restarted and may now serve another model.
+    /// Forgets what was learned about cache groups; for an engine that has restarted and may now
+    /// serve another model.
     pub fn forget_groups(&mut self) {
         self.groups = GroupFilter::default();
     }
 }
 
-/// Decodes one payload on its own. For a stream, use [`Decoder`]: a removal
-/// names a cache group only by number, and what the number means was said in an
-/// earlier payload.
+/// Decodes one payload on its own. For a stream, use [`Decoder`]: a removal gives a cache group
+/// only by number, and an earlier payload said what the number means.
 pub fn decode_batch(payload: &[u8], limits: &DecodeLimits) -> Result<EventBatch, DecodeError> {
     decode_with(payload, limits, &mut GroupFilter::default())
 }
@@ -184,7 +183,7 @@ impl BatchReader<'_> {
         Ok((events, skipped))
     }
 
-    /// One event, or `None` where it was left out and counted as such.
+    /// One event, or `None` if it was left out and counted.
     fn event(
         &mut self,
         cursor: &mut Cursor<'_>,
@@ -243,9 +242,8 @@ impl BatchReader<'_> {
     }
 }
 
-/// The tag of the event at the cursor, which is left at the event's start, and
-/// whether the event is a map. The tag decides how to read all other fields, but
-/// may be a map's last key.
+/// The tag of the event at the cursor, and whether the event is a map. The cursor stays at the
+/// event's start: the tag decides how to read all other fields, but may be a map's last key.
 fn tag<'a>(cursor: &mut Cursor<'a>) -> Result<(&'a str, bool), DecodeError> {
     let mut ahead = cursor.clone();
     if !cursor.next_is_map() {

@@ -1,6 +1,6 @@
-//! Reads what an engine reports about itself, and makes the requests that find out the rest.
+//! Parses what an engine reports about itself, and builds the requests that find out the rest.
 //!
-//! Texts go in and facts come out; when an engine is asked is not decided here.
+//! All functions convert texts to facts; when an engine is asked is decided elsewhere.
 
 use serde::Deserialize;
 use serde_json::value::RawValue;
@@ -13,25 +13,25 @@ use crate::threshold_reply::CACHE_THRESHOLD;
 use crate::usage::EngineUsage;
 use crate::zmtp::Endpoint;
 
-/// Answers 200 once the engine serves.
+/// Answers 200 when the engine is ready to serve.
 pub const HEALTH_PATH: &str = "/health";
 /// Read by [`version`].
 pub const VERSION_PATH: &str = "/version";
 /// Read by [`served_model`].
 pub const MODELS_PATH: &str = "/v1/models";
-/// Read by [`event_sources`]; older versions have no such path.
+/// Read by [`event_sources`]; older versions do not have this path.
 pub const EVENT_SOURCES_PATH: &str = "/kv_event_sources";
 /// Read by [`super::load::EngineLoad::parse`].
 pub const METRICS_PATH: &str = "/metrics";
-/// Where a [`Trial`] is sent.
+/// The path to which a [`Trial`] is sent.
 pub const TRIAL_PATH: &str = "/v1/completions";
 /// The header that pins a request to a data-parallel rank.
 pub const RANK_HEADER: &str = "x-data-parallel-rank";
 
-/// An engine with more ranks than this is not believed to have so many.
+/// Maximum number of ranks that is accepted from an engine.
 const RANKS_MAX: usize = 1024;
 
-/// The engine's version, as it writes it.
+/// The engine's version in the engine's notation.
 pub fn version(text: &str) -> Option<String> {
     #[derive(Deserialize)]
     struct Version {
@@ -45,14 +45,14 @@ pub fn version(text: &str) -> Option<String> {
 /// A model that an engine serves.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ServedModel {
-    /// The name that requests give.
+    /// The name that requests use.
     pub name: String,
-    /// The longest sequence, in tokens.
+    /// The maximum length of a sequence in tokens.
     pub context_tokens: Option<u32>,
 }
 
-/// The model that the engine serves: the first that is nobody's adapter. `None` if the
-/// text is no list of models, or none is in it.
+/// The model that the engine serves: the first one that is not an adapter. `None` if the text is
+/// not a list of models, or the list is empty.
 pub fn served_model(text: &str) -> Option<ServedModel> {
     #[derive(Deserialize)]
     struct Models {
@@ -74,31 +74,31 @@ pub fn served_model(text: &str) -> Option<ServedModel> {
 pub struct EventSource {
     /// The rank.
     pub rank: u16,
-    /// The publisher.
+    /// The address of the publisher.
     pub events: Endpoint,
-    /// The replay service, where it has one.
+    /// The address of the replay service, if the rank has one.
     pub replay: Option<Endpoint>,
 }
 
-/// Why it is not known where events are published.
+/// Why the addresses of an engine's KV events are not known.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum SourcesError {
-    /// Not what `/kv_event_sources` answers.
-    #[error("the engine's list of KV event sources is not understood")]
+    /// The text is not an answer of `/kv_event_sources`.
+    #[error("the engine's list of KV event sources is invalid")]
     Shape,
-    /// A publisher that cannot be reached over TCP.
-    #[error("rank {rank} publishes KV events where they cannot be had over TCP")]
+    /// A publisher cannot be reached over TCP.
+    #[error("rank {rank} publishes KV events at an address that is not TCP")]
     Endpoint {
         /// The rank.
         rank: u16,
     },
 }
 
-/// The sources that an engine on `host` lists, by rank; none if it publishes no events.
-/// An engine says what it has bound, which is mostly `*`: that is taken for `host`.
+/// The sources that an engine on `host` lists, by rank; empty if it publishes no events. An engine
+/// reports the address to which it is bound, usually `*`, which is replaced by `host`.
 ///
 /// # Errors
-/// The text makes no sense, or there is no way to reach a source.
+/// The text is invalid, or a source cannot be reached over TCP.
 pub fn event_sources(text: &str, host: &str) -> Result<Vec<EventSource>, SourcesError> {
     #[derive(Deserialize)]
     struct Source {
@@ -128,9 +128,9 @@ pub fn event_sources(text: &str, host: &str) -> Result<Vec<EventSource>, Sources
     Ok(sources)
 }
 
-/// One source for each of `ranks`: the listed one, or where rank r publishes if nobody says
-/// it or all are said to publish in one place, which is r ports behind rank 0. A rank beyond
-/// the last port is left out.
+/// One source for each of `ranks`: the listed one, or the default address of rank r, r ports after
+/// rank 0, if the rank is not listed or all listed ranks have the same address. A rank whose port
+/// would exceed the maximum is left out.
 pub fn of_all_ranks(listed: &[EventSource], ranks: u32) -> Vec<EventSource> {
     let Some(first) = listed.iter().min_by_key(|source| source.rank) else {
         return Vec::new();
@@ -150,7 +150,7 @@ pub fn of_all_ranks(listed: &[EventSource], ranks: u32) -> Vec<EventSource> {
     (first.rank..first.rank.saturating_add(ranks)).filter_map(source).collect()
 }
 
-/// The same host, so many ports further; `None` beyond the last.
+/// The same host with the port increased; `None` beyond the last port.
 fn shifted(first: &Endpoint, ports: u16) -> Option<Endpoint> {
     let text = first.to_string();
     let (host, port) = text.rsplit_once(':')?;
@@ -158,19 +158,19 @@ fn shifted(first: &Endpoint, ports: u16) -> Option<Endpoint> {
     format!("{host}:{port}").parse().ok()
 }
 
-/// The endpoint to connect to, for one that a process on `host` has bound.
+/// The endpoint to which to connect, for one to which a process on `host` is bound.
 fn reach(bound: &str, host: &str) -> Option<Endpoint> {
     let rest = bound.strip_prefix("tcp://")?;
     let (name, port) = rest.rsplit_once(':')?;
     let host = match name {
         "*" | "0.0.0.0" | "[::]" | "" => host,
-        // Loopback of the engine's host is not ours, unless we are there as well.
+        // A loopback address is reachable only if the router runs on the same host.
         name => name,
     };
     format!("tcp://{host}:{port}").parse().ok()
 }
 
-/// The `usage` of a whole reply, and whether a choice of it was turned away.
+/// The parts of a complete reply that a trial needs.
 #[derive(Deserialize)]
 struct Reply<'a> {
     #[serde(borrow)]

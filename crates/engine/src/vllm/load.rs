@@ -6,54 +6,55 @@ mod line;
 
 use line::Line;
 
-/// What an engine says of its load. A process with several data-parallel engines
-/// lists each under an `engine` label; figures are their sum. A figure that the
-/// text does not have, or that is no count, is `None`: never 0.
+/// An engine's load as it reports it. A process with several data-parallel engines lists each under
+/// an `engine` label; the figures here are sums. A figure that is missing or not a count is `None`,
+/// never 0.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct EngineLoad {
-    /// Requests that are being computed.
+    /// Number of requests that are being computed.
     pub running: Option<u64>,
-    /// Requests that wait for room.
+    /// Number of requests that wait in the engine.
     pub waiting: Option<u64>,
-    /// Used part of the KV cache, from 0 to 1; the mean over the engines that tell it, which
-    /// all have the same number of blocks.
+    /// Used part of the KV cache, from 0 to 1; the mean over the engines that report it, all of
+    /// which have the same number of blocks.
     pub kv_used_ratio: Option<f64>,
-    /// Requests that lost their KV to others, since the engine's start.
+    /// Number of times a request lost its KV to others, since the engine's start.
     pub preemptions_total: Option<u64>,
-    /// Tokens looked up in the prefix cache, since the engine's start.
+    /// Number of tokens looked up in the prefix cache, since the engine's start.
     pub prefix_cache_queries_total: Option<u64>,
-    /// Tokens found there.
+    /// Number of tokens found in the prefix cache.
     pub prefix_cache_hits_total: Option<u64>,
-    /// Prompt tokens by where their KV came from.
+    /// Prompt tokens by the source of their KV.
     pub prompt_tokens_by_source: PromptTokensBySource,
     /// Tokens per KV block.
     pub block_size: Option<u32>,
-    /// KV blocks in accelerator memory, of all engines together.
+    /// Number of KV blocks in accelerator memory, of all engines together.
     pub total_blocks: Option<u32>,
-    /// Data-parallel engines in the process.
+    /// Number of data-parallel engines in the process.
     pub ranks: Option<u32>,
-    /// Requests that each of several engines computes or that wait for it, by their numbers:
-    /// none for one that has not had any yet, of which vLLM may not tell them. Empty where
-    /// there is one, or they are not numbered from 0 on.
+    /// For each of several engines, in the order of their numbers, the requests that it computes or
+    /// that wait for it; 0 for an engine that has had no request yet, for which vLLM may report
+    /// nothing. Empty if there is one engine, or they are not numbered from 0.
     pub requests_by_rank: Vec<u64>,
-    /// When the process began, in seconds since 1970.
+    /// Start time of the process, in seconds since 1970.
     pub started_at_s: Option<f64>,
-    /// What was generated since then, and how long it took.
+    /// Intervals between tokens since the start.
     pub inter_token: Option<InterToken>,
-    /// Whether there is a figure that only an engine with the NIXL connector has.
+    /// Whether there is a metric that only an engine with the NIXL connector has.
     pub has_nixl: bool,
 }
 
-/// The waits between two tokens of one request since the engine's start: about a step each.
+/// The intervals between two tokens of a request since the engine's start: about one engine step
+/// each.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct InterToken {
-    /// How many there were.
+    /// Number of intervals.
     pub count: u64,
-    /// How long they were together, in seconds.
+    /// Sum of the intervals in seconds.
     pub sum_s: f64,
 }
 
-/// Prompt tokens since the engine's start, by where their KV came from.
+/// Prompt tokens since the engine's start, by the source of their KV.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct PromptTokensBySource {
     /// Computed by this engine.
@@ -65,14 +66,14 @@ pub struct PromptTokensBySource {
 }
 
 impl EngineLoad {
-    /// Reads the figures out of a text of any length in one pass; lines that are
-    /// malformed or of no interest are passed over, quickly: they are most of some 60 kB that
-    /// an engine shows several times a second.
+    /// Parses a text of any length in one pass. Malformed lines and other metrics are skipped
+    /// quickly: they are most of the roughly 60 kB that are read from an engine several times per
+    /// second.
     pub fn parse(text: &str) -> Self {
         Self::from_bytes(text.as_bytes())
     }
 
-    /// The same of a text that may be none.
+    /// Like [`EngineLoad::parse`], for bytes that may be invalid UTF-8.
     pub fn from_bytes(text: &[u8]) -> Self {
         let mut load = Self::default();
         let (mut ratios, mut engines) = (Mean::default(), BTreeMap::new());
@@ -93,8 +94,8 @@ impl EngineLoad {
         load
     }
 
-    /// Whether these figures are of another process than those `before`: one that began at
-    /// another time, or that has counted less.
+    /// Whether these figures come from another process than those `before`: one that started at
+    /// another time, or whose counters are lower.
     pub fn is_of_another_process(&self, before: &Self) -> bool {
         let began = |load: &Self| load.started_at_s;
         if let (Some(now), Some(then)) = (began(self), began(before)) {
@@ -144,10 +145,10 @@ impl EngineLoad {
             "cache_config_info" => {
                 let number = |name| line.label(name).and_then(|value| value.parse::<u32>().ok());
                 self.block_size = self.block_size.or(number("block_size"));
-                // Each engine's line has the sum over all of them.
+                // Each engine's line has the total over all engines.
                 self.total_blocks = self.total_blocks.max(number("num_gpu_blocks"));
-                // With several API servers, vLLM's default for several ranks, nothing tells an
-                // engine's requests before its first one; its configuration is there at once.
+                // With several API servers, vLLM's default for several ranks, an engine's requests
+                // are not reported before its first one, but its configuration is.
                 count_on(engines, line, None);
             }
             name => self.has_nixl |= name.starts_with(NIXL),
@@ -155,19 +156,19 @@ impl EngineLoad {
     }
 }
 
-/// When the process began, as every client of Prometheus says it.
+/// The process's start time, under the name that all Prometheus clients use.
 const STARTED_AT: &[u8] = b"process_start_time_seconds ";
 
-/// The lines of a text, without their ends.
+/// The lines of a text, without their line ends.
 fn lines(text: &[u8]) -> impl Iterator<Item = &[u8]> {
     let mut start = 0;
     let ends = memchr::memchr_iter(b'\n', text).chain([text.len()]);
     ends.map(move |end| &text[std::mem::replace(&mut start, end + 1)..end])
 }
 
-/// What the names of metrics begin with that only an engine with this connector has.
+/// Prefix of metrics that only an engine with the NIXL connector has.
 const NIXL: &str = "nixl_";
-/// The names of all other metrics that are read, out of hundreds of lines.
+/// The names of all other metrics that are read, of hundreds of lines.
 const NAMES: [&str; 10] = [
     "num_requests_running",
     "num_requests_waiting",
@@ -186,7 +187,7 @@ fn is_read(name: &[u8]) -> bool {
 }
 
 impl InterToken {
-    /// The mean wait since `before`, in microseconds; `None` if there was none.
+    /// The mean interval since `before`, in microseconds; `None` if there was none.
     pub fn mean_us_since(&self, before: &Self) -> Option<u64> {
         let count = self.count.checked_sub(before.count).filter(|count| *count > 0)?;
         let mean_us = (self.sum_s - before.sum_s) / count as f64 * 1e6;
@@ -194,7 +195,7 @@ impl InterToken {
     }
 }
 
-/// Requests by the number of the engine that has them.
+/// Number of requests by the number of the engine.
 type Engines = BTreeMap<u16, u64>;
 
 fn count_on(engines: &mut Engines, line: &Line<'_>, count: Option<u64>) {
@@ -217,7 +218,7 @@ struct Mean {
 }
 
 impl Mean {
-    /// Adds a ratio; what is none is passed over.
+    /// Adds a ratio; values outside 0 to 1 are ignored.
     fn add(&mut self, ratio: f64) {
         if (0.0..=1.0).contains(&ratio) {
             self.sum += ratio;

@@ -1,14 +1,13 @@
-//! The order of one engine's event batches: no duplicate, no unseen gap, and a
-//! reset wherever continuity cannot be shown. Pure: messages in, actions out.
+//! The order of one engine's event batches: no duplicate, no unnoticed gap, and a reset whenever
+//! continuity cannot be shown. Pure: messages in, actions out.
 //!
-//! What an engine guarantees: batches are numbered from 0 with its process, and
-//! live ones arrive in rising order, some perhaps dropped. A replay returns the
-//! batches from a number on, as far back as the engine keeps them.
+//! What an engine guarantees: batches are numbered from 0 since the start of its process, and live
+//! batches arrive in rising order, some of them possibly lost. A replay returns the batches from a
+//! number on, as far back as the engine keeps them.
 //!
-//! Numbers alone cannot tell a restarted engine from the same one. So a replay
-//! always starts at the **last batch that was delivered**, the anchor: unless the
-//! very same bytes come back under that number, it is another process, or one
-//! that has forgotten too much.
+//! Numbers alone cannot distinguish a restarted engine from the same one. So a replay always starts
+//! at the **last batch that was delivered**, the anchor: unless exactly the same bytes come back
+//! under that number, it is another process, or one that no longer has the batch.
 
 use std::collections::VecDeque;
 
@@ -20,34 +19,34 @@ use super::subscription::{BufferLimits, ResetReason, SyncOutcome};
 #[cfg(test)]
 mod tests;
 
-/// A batch with its number. The largest number is reserved: it ends a replay.
+/// A batch with its number. The largest number is reserved for the end of a replay.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Numbered {
     pub(super) sequence: u64,
     pub(super) payload: Bytes,
 }
 
-/// What to do next; in the order given.
+/// What to do next, in this order.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum Action {
-    /// Hand the batch on.
+    /// Deliver the batch.
     Deliver(Numbered),
-    /// Say that all that was delivered so far is void.
+    /// Report that everything delivered so far is void.
     Reset(ResetReason),
-    /// Start a replay, in place of one that may be under way.
+    /// Start a replay, in place of a running one.
     Replay { from: u64 },
-    /// Say that all there was to know is delivered.
+    /// Report that the known history has been delivered.
     Synced(SyncOutcome),
-    /// Give up the connection and make a new one.
+    /// Close the connection and connect again.
     Reconnect,
 }
 
 /// How a replay ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum ReplayEnd {
-    /// With the end marker.
+    /// The replay ended with its end marker.
     Complete,
-    /// Without: no answer in time, no connection, or nonsense.
+    /// The replay ended without it: no answer in time, no connection, or an invalid message.
     Failed,
 }
 
@@ -61,9 +60,9 @@ struct Anchor {
 enum Phase {
     Disconnected,
     Replaying {
-        /// The batch that has yet to come back.
+        /// The batch that must come back first.
         anchor: Option<Anchor>,
-        /// Something was delivered.
+        /// Whether something was delivered.
         progressed: bool,
     },
     Live,
@@ -74,20 +73,20 @@ pub(super) struct Sequencer {
     has_replay: bool,
     limits: BufferLimits,
     phase: Phase,
-    /// The number that must come next; `None` where any may.
+    /// The number of the next batch; `None` if any number is accepted.
     next: Option<u64>,
-    /// `None` exactly when nothing was delivered since the last reset.
+    /// `None` exactly if nothing was delivered since the last reset.
     last: Option<Anchor>,
     /// The last live number on this connection.
     last_live: Option<u64>,
-    /// Live batches that came during a replay.
+    /// Live batches that arrived during a replay.
     buffer: VecDeque<Numbered>,
     buffered_bytes: usize,
-    /// `Synced` was said for this connection.
+    /// Whether `Synced` was reported for this connection.
     synced: bool,
-    /// The replay under way only checks an idle stream.
+    /// Whether the running replay only checks an idle stream.
     checking: bool,
-    /// A replay on this connection brought what could not be decoded.
+    /// Whether a replay on this connection contained a batch that could not be decoded.
     replay_undecodable: bool,
 }
 
@@ -108,7 +107,7 @@ impl Sequencer {
         }
     }
 
-    /// Live batches will come from now on.
+    /// Live batches will arrive from now on.
     pub(super) fn connected(&mut self, out: &mut Vec<Action>) {
         self.disconnected();
         self.synced = false;
@@ -116,14 +115,14 @@ impl Sequencer {
         if self.has_replay {
             self.begin_replay(out);
         } else {
-            // The engine may have restarted meanwhile and, by chance, have
-            // arrived at just the expected number.
+            // The engine may have restarted meanwhile and, by chance, have reached exactly the
+            // expected number.
             self.reset(ResetReason::Unverified, out);
             self.go_live(SyncOutcome::NoReplay, false, out);
         }
     }
 
-    /// No batches will come, live or replayed.
+    /// No batches will arrive, live or replayed.
     pub(super) fn disconnected(&mut self) {
         self.phase = Phase::Disconnected;
         self.last_live = None;
@@ -131,7 +130,7 @@ impl Sequencer {
         self.clear_buffer();
     }
 
-    /// Nothing came for a while: make sure that nothing was missed.
+    /// Nothing arrived for a while: checks that nothing was missed.
     pub(super) fn check(&mut self, out: &mut Vec<Action>) {
         if self.has_replay && matches!(self.phase, Phase::Live) {
             self.checking = true;
@@ -139,15 +138,15 @@ impl Sequencer {
         }
     }
 
-    /// The number that the next live batch should have; `None` where any may come.
+    /// The number that the next live batch should have; `None` if any is accepted.
     pub(super) fn expected(&self) -> Option<u64> {
         matches!(self.phase, Phase::Live).then_some(self.next).flatten()
     }
 
-    /// A batch that was delivered could not be decoded, and what it said is lost. A
-    /// replay starts over, unless one has brought such batches before: then it is the
-    /// engine's dialect, and another replay would bring them again.
-    /// `sequence` is its number; the reset that it means is said already.
+    /// A delivered batch could not be decoded, so its changes are lost. A replay starts over,
+    /// unless a replay has already contained such batches: then the engine uses another dialect,
+    /// and a further replay would fail again. `sequence` is the batch's number; the resulting reset
+    /// has already been reported.
     pub(super) fn undecodable(&mut self, sequence: u64, out: &mut Vec<Action>) {
         match self.phase {
             Phase::Replaying { .. } => self.replay_undecodable = true,
@@ -162,7 +161,7 @@ impl Sequencer {
         }
     }
 
-    /// A live batch.
+    /// A live batch arrived.
     pub(super) fn live(&mut self, batch: Numbered, out: &mut Vec<Action>) {
         let restarted = self.last_live.is_some_and(|last| batch.sequence <= last);
         self.last_live = Some(batch.sequence);
@@ -194,7 +193,7 @@ impl Sequencer {
         }
     }
 
-    /// A replayed batch.
+    /// A replayed batch arrived.
     pub(super) fn replayed(&mut self, batch: Numbered, out: &mut Vec<Action>) {
         let Phase::Replaying { anchor, progressed } = &mut self.phase else {
             return;
@@ -225,7 +224,7 @@ impl Sequencer {
         self.deliver(batch, out);
     }
 
-    /// The replay is over.
+    /// The replay has ended.
     pub(super) fn replay_ended(&mut self, end: ReplayEnd, out: &mut Vec<Action>) {
         let Phase::Replaying { anchor, progressed } = self.phase else {
             return;
@@ -237,8 +236,8 @@ impl Sequencer {
                 self.go_live(SyncOutcome::Replayed, progressed, out);
             }
             ReplayEnd::Failed if self.checking => {
-                // Nothing is known to be lost yet: whether the engine is gone
-                // shows when connecting anew.
+                // Nothing is known to be lost yet: connecting again will show whether the engine is
+                // gone.
                 self.disconnected();
                 out.push(Action::Reconnect);
             }
@@ -256,15 +255,15 @@ impl Sequencer {
         out.push(Action::Replay { from: self.last.map_or(0, |anchor| anchor.sequence) });
     }
 
-    /// The engine is another process than before: start over, keeping the live
-    /// batches, which are the new one's.
+    /// The engine is another process than before: starts over, and keeps the live batches, which
+    /// are those of the new process.
     fn restart(&mut self, out: &mut Vec<Action>) {
         self.checking = false;
         self.reset(ResetReason::EngineRestarted, out);
         self.begin_replay(out);
     }
 
-    /// Goes on with live batches, those that wait first.
+    /// Continues with live batches, first those in the buffer.
     fn go_live(&mut self, outcome: SyncOutcome, may_replay: bool, out: &mut Vec<Action>) {
         self.phase = Phase::Live;
         self.checking = false;
@@ -272,8 +271,8 @@ impl Sequencer {
             self.buffered_bytes -= batch.payload.len();
             match self.next {
                 Some(next) if batch.sequence < next => continue,
-                // The buffer overflowed. Replays go on only as long as each
-                // brings something, so that this ends.
+                // The buffer overflowed. Further replays are made only as long as each delivers
+                // something, so that this ends.
                 Some(next) if batch.sequence > next && may_replay => {
                     self.buffered_bytes += batch.payload.len();
                     self.buffer.push_front(batch);
@@ -296,7 +295,7 @@ impl Sequencer {
         out.push(Action::Deliver(batch));
     }
 
-    /// Voids what was delivered, where anything was.
+    /// Voids what was delivered, if anything was.
     fn reset(&mut self, reason: ResetReason, out: &mut Vec<Action>) {
         self.next = None;
         if self.last.take().is_some() {
@@ -304,8 +303,8 @@ impl Sequencer {
         }
     }
 
-    /// Keeps a live batch for later. The oldest give way: a replay fetches them
-    /// again, while the newest is what shows that any are missing.
+    /// Keeps a live batch for later. The oldest ones are dropped first: a replay fetches them
+    /// again, while the newest shows that some are missing.
     fn buffer(&mut self, batch: Numbered) {
         self.buffered_bytes += batch.payload.len();
         self.buffer.push_back(batch);

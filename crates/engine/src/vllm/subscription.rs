@@ -1,10 +1,9 @@
-//! A lasting subscription to one engine's KV events: live batches from its
-//! publisher, and replays of what was missed from its replay endpoint.
+//! A continuous subscription to one engine's KV events: live batches from its publisher, and
+//! replays of missed batches from its replay endpoint.
 //!
-//! The subscriber connects first and asks for a replay then, so that nothing
-//! falls between the two; the batches' order is put right in
-//! `sequence.rs`. Everything of one engine lives in one future,
-//! which starts no task.
+//! The subscriber connects first and then requests a replay, so that nothing is lost between the
+//! two; `sequence.rs` restores the order of the batches. Everything for one engine runs in one
+//! future, which spawns no task.
 
 use std::time::Duration;
 
@@ -19,62 +18,62 @@ use super::events::{DecodeError, DecodeLimits, EventBatch};
 use crate::zmtp::{Admits, Endpoint, Pace, WireError};
 use session::Session;
 
-/// What to subscribe to, and how. [`Subscription::new`] fills in defaults.
+/// The endpoints and settings of a subscription. [`Subscription::new`] sets defaults.
 #[derive(Clone, Debug)]
 pub struct Subscription {
     /// The engine's publisher (a PUB socket).
     pub events_endpoint: Endpoint,
-    /// The engine's replay service (a ROUTER socket), where it has one.
+    /// The engine's replay service (a ROUTER socket), if it has one.
     pub replay_endpoint: Option<Endpoint>,
     /// Prefix of the topics to receive; empty for all.
     pub topic: String,
     /// Bounds on one payload.
     pub limits: DecodeLimits,
-    /// Bounds on the live batches that wait for a replay to end.
+    /// Bounds on the live batches that wait for the end of a replay.
     pub buffer: BufferLimits,
-    /// How long to wait for what.
+    /// Timeouts and intervals.
     pub timing: Timing,
-    /// Puts reads of a busy stream together; `None` reads it as it comes.
+    /// Combines the reads of a busy stream; `None` reads each message when it arrives.
     pub pacing: Option<Pacing>,
-    /// Which addresses may be connected to, each time that names are looked up; all without.
+    /// Which addresses are allowed, checked at each look-up; `None` allows all.
     pub admits: Option<Admits>,
-    /// Becomes true once the engine's publisher has shaken hands.
+    /// Becomes true after the handshake with the engine's publisher.
     pub connected: Option<watch::Sender<bool>>,
 }
 
-/// Reads of a busy stream, put together.
+/// Combines the reads of a busy stream.
 #[derive(Clone, Debug)]
 pub struct Pacing {
-    /// When it is read.
+    /// The times at which the stream is read.
     pub pace: Pace,
-    /// Raised by those who cannot wait for that: each number is answered by
-    /// [`Update::Fresh`], though not while the engine cannot be reached.
+    /// Raised by callers that cannot wait for the next read: each number is answered by
+    /// [`Update::Fresh`], except while the engine cannot be reached.
     pub asks: watch::Receiver<u64>,
 }
 
-/// Bounds on live batches that wait; beyond them the oldest are dropped and
-/// fetched by another replay.
+/// Bounds on waiting live batches; beyond them the oldest are dropped and fetched by another
+/// replay.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct BufferLimits {
-    /// Number of batches.
+    /// Maximum number of batches.
     pub max_batches: usize,
-    /// Bytes of their payloads. Not below what one payload may have.
+    /// Maximum size of their payloads in bytes. Must not be less than the maximum of one payload.
     pub max_bytes: usize,
 }
 
-/// Times of a subscription.
+/// Timeouts and intervals of a subscription.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Timing {
-    /// To connect and shake hands.
+    /// Maximum time to connect, including the handshake.
     pub connect_timeout: Duration,
-    /// The silence after which a replay is given up.
+    /// Maximum silence before a replay is given up.
     pub replay_timeout: Duration,
     /// Pause before connecting again; it doubles with each failure ...
     pub retry_min: Duration,
-    /// ... up to this.
+    /// ... up to this value.
     pub retry_max: Duration,
-    /// Silence on the stream after which a replay makes sure that nothing was
-    /// missed and that the engine is still there; `None` for never.
+    /// Silence on the stream after which a replay checks that nothing was missed and that the
+    /// engine still exists; `None` for never.
     pub idle_check: Option<Duration>,
 }
 
@@ -100,64 +99,61 @@ impl Subscription {
         }
     }
 
-    /// Follows the engine until `cancel` fires or nobody listens to `sink` any
-    /// more. A full sink holds the stream back, and in the end makes the engine
-    /// drop batches, which are then replayed.
+    /// Follows the engine until `cancel` fires or the receiver of `sink` is dropped. A full sink
+    /// delays the stream, and finally makes the engine drop batches, which are then replayed.
     pub async fn run(self, sink: mpsc::Sender<Update>, cancel: CancellationToken) {
         tokio::select! {
             () = cancel.cancelled() => {}
-            // Ends only when the sink is closed.
+            // This future ends only when the sink is closed.
             _ = Session::new(self, sink).run() => {}
         }
     }
 }
 
-/// News of one engine's stream, in order.
+/// An item of one engine's stream, in order.
 #[derive(Debug)]
 pub enum Update {
-    /// All batches so far are void: clear what is known of the engine's cache.
+    /// All batches so far are void: drop what is known of the engine's cache.
     Reset {
         /// Why.
         reason: ResetReason,
     },
-    /// The next batch. Without a reset between them, batches follow one another
-    /// without gap and come from one process.
+    /// The next batch. Without a reset between them, batches are consecutive and come from one
+    /// process.
     Batch {
-        /// Its number.
+        /// The number of the batch.
         sequence: u64,
-        /// What it says.
+        /// The content of the batch.
         batch: EventBatch,
     },
-    /// Batches are missing from the live stream. A replay fetches them, or a reset
-    /// follows.
+    /// Batches are missing from the live stream. A replay fetches them, or a reset follows.
     Gap {
-        /// The number that should have come.
+        /// The expected number.
         expected: u64,
-        /// The number that came.
+        /// The number that arrived.
         sequence: u64,
     },
-    /// What the engine had to say up to now is delivered. Said once after each
-    /// connect, the first included.
+    /// The engine's history up to now is delivered. Reported once after each connect, including the
+    /// first.
     Synced {
-        /// How much of the engine's history that is.
+        /// How complete the history is.
         outcome: SyncOutcome,
     },
-    /// A message that makes no sense. Where its payload does not, a reset follows:
-    /// what it meant is lost.
+    /// An invalid message. If its payload cannot be decoded, a reset follows, because its changes
+    /// are lost.
     Garbage {
-        /// The batch's number, where that much could be read.
+        /// The batch's number, if it could be read.
         sequence: Option<u64>,
         /// What is wrong with it.
         error: GarbageError,
     },
-    /// All that the system had said to be there when [`Pacing::asks`] was raised to this is
-    /// delivered, and what waited for its time.
+    /// Everything that had arrived when [`Pacing::asks`] was raised to this number is delivered.
     Fresh {
         /// The number.
         ask: u64,
     },
-    /// The engine cannot be reached, so that what is known may be out of date;
-    /// `Synced` ends this. Said once for each outage.
+    /// The engine cannot be reached, so that what is known may be out of date, until the next
+    /// `Synced`. Reported once for each outage.
     Disconnected {
         /// Why.
         error: WireError,
@@ -169,13 +165,13 @@ pub enum Update {
 pub enum ResetReason {
     /// The engine is another process than before.
     EngineRestarted,
-    /// Batches were lost, and there is no replay endpoint or it had them not.
+    /// Batches were lost, and there is no replay endpoint or it no longer has them.
     Gap,
-    /// The replay does not reach back to the last batch.
+    /// The replay does not include the last delivered batch.
     ReplayTooShort,
-    /// The replay endpoint did not answer, so that continuity is unknown.
+    /// The replay endpoint did not answer, so continuity is unknown.
     ReplayFailed,
-    /// Reconnected without a replay endpoint: continuity is unknown.
+    /// There was a new connection without a replay endpoint, so continuity is unknown.
     Unverified,
     /// A batch could not be decoded.
     Garbage,
@@ -195,12 +191,12 @@ impl ResetReason {
     }
 }
 
-/// How a synchronisation ended.
+/// How complete the history is after a synchronisation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum SyncOutcome {
-    /// With all that the engine keeps for replays.
+    /// Everything that the engine keeps for replays.
     Replayed,
-    /// The replay failed or ended early; what is delivered may lack history.
+    /// The replay failed or ended early; some history may be missing.
     ReplayFailed,
     /// There is no replay endpoint: the history is unknown.
     NoReplay,
@@ -209,7 +205,7 @@ pub enum SyncOutcome {
 /// What is wrong with a message.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum GarbageError {
-    /// Not a topic, a number of eight bytes and a payload.
+    /// The message is not a topic, a number of eight bytes and a payload.
     #[error("not a KV event message: {frames} frames")]
     Frames {
         /// Number of its frames.

@@ -1,4 +1,4 @@
-//! `tcp://host:port`.
+//! TCP endpoints of ZeroMQ sockets.
 
 use std::fmt;
 use std::str::FromStr;
@@ -10,7 +10,7 @@ pub struct Endpoint {
     address: String,
 }
 
-/// A text that names no endpoint to connect to.
+/// A text that is not an endpoint to which to connect.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("not an endpoint of the form tcp://host:port")]
 pub struct EndpointError;

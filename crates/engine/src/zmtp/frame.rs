@@ -15,7 +15,7 @@ pub(super) struct Header {
 }
 
 impl Header {
-    /// The header at the start of `bytes`, or `None` where it is not all there.
+    /// The header at the start of `bytes`, or `None` if it is incomplete.
     pub(super) fn parse(bytes: &[u8]) -> Option<Self> {
         let (flags, rest) = bytes.split_first()?;
         let (length, body_bytes) = if flags & LONG == 0 {

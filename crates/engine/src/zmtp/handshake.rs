@@ -6,7 +6,7 @@ use super::{Connection, Role, WireError, frame};
 
 const GREETING_BYTES: usize = 64;
 
-/// Version 3.0, mechanism NULL. Peers of a later version fall back to it.
+/// Version 3.0 with the mechanism NULL. Peers with a later version fall back to it.
 const GREETING: [u8; GREETING_BYTES] = {
     let mut greeting = [0; GREETING_BYTES];
     greeting[0] = 0xff;
@@ -39,7 +39,7 @@ pub(super) async fn run(connection: &mut Connection, role: Role) -> Result<(), W
     let properties = body
         .strip_prefix(b"\x05READY")
         .filter(|_| header.is_command)
-        .ok_or(WireError::Handshake("it did not get ready"))?;
+        .ok_or(WireError::Handshake("its READY command is missing"))?;
     let (expected, fitting): (_, &[&[u8]]) = match role {
         Role::Sub => ("PUB", &[b"PUB", b"XPUB"]),
         Role::Dealer => ("ROUTER", &[b"ROUTER"]),
@@ -62,19 +62,19 @@ fn ready(role: Role) -> Vec<u8> {
 
 fn check_greeting(greeting: &[u8]) -> Result<(), WireError> {
     if greeting[0] != 0xff || greeting[9] & 1 == 0 {
-        return Err(WireError::Handshake("its first bytes are no greeting"));
+        return Err(WireError::Handshake("its first bytes are not a greeting"));
     }
     if greeting[10] < 3 {
         return Err(WireError::Handshake("its version is older"));
     }
     if greeting[12..32] != GREETING[12..32] {
-        return Err(WireError::Handshake("its mechanism is another"));
+        return Err(WireError::Handshake("its mechanism is not NULL"));
     }
     Ok(())
 }
 
-/// The `Socket-Type` among a READY command's properties: a length of one byte
-/// and a name, a length of four bytes and a value, and so on.
+/// The `Socket-Type` among the properties of a READY command. Each property is a name with a length
+/// of one byte and a value with a length of four bytes.
 fn socket_type(mut properties: &[u8]) -> Option<&[u8]> {
     loop {
         let (name_bytes, rest) = properties.split_first()?;

@@ -1,5 +1,5 @@
-//! Reads of a busy stream, put together: to wake up for a message of a kilobyte costs several
-//! times what is done with it.
+//! Combines the reads of a busy stream: waking up for a message of a kilobyte costs several times
+//! the work on the message.
 
 use std::io::{self, Read};
 use std::net::TcpStream as Unwatched;
@@ -12,56 +12,57 @@ use tokio::time::{Instant, sleep_until};
 
 use super::READ_BYTES;
 
-/// A stream with more than this between two beats is read as it comes: beyond it the
-/// kernel's buffers might fill up, and hold the sender back.
+/// A stream with more bytes than this between two read times is read as it arrives: otherwise the
+/// kernel's buffers might fill up and delay the sender.
 const PACED_BYTES_MAX: usize = 64 << 10;
-/// So many reads in a row, each sooner than a beat after the one before, make a stream busy.
+/// Number of consecutive reads, each less than one interval after the previous one, that make a
+/// stream busy.
 const READS_IN_A_ROW: u32 = 3;
 
-/// Times at which busy streams are read. What has the same ones wakes up once for all.
+/// The times at which busy streams are read. Streams with the same times share their wake-ups.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Pace {
-    /// Between two of them; zero for none, so that all streams are read as they come.
+    /// The interval; zero means that all streams are read as data arrives.
     pub every: Duration,
-    /// One of them.
+    /// One of the read times.
     pub since: Instant,
 }
 
 impl Pace {
-    /// The first of them that is later than `now`.
+    /// The first read time after `now`.
     #[must_use]
     pub fn after(&self, now: Instant) -> Instant {
         let passed = now.saturating_duration_since(self.since);
         let Some(part) = passed.as_nanos().checked_rem(self.every.as_nanos()) else {
             return now;
         };
-        // Less than `every`, of which nobody takes more than 584 years.
+        // Less than `every`, which in nanoseconds fits 64 bits up to 584 years.
         now + self.every.saturating_sub(Duration::from_nanos(part as u64))
     }
 }
 
 enum Stream {
-    /// The reactor says when there is something to read.
+    /// The reactor reports when data arrives.
     Watched(TcpStream),
-    /// Nobody is woken by what comes.
+    /// The stream is not registered with the reactor, so arriving data wakes no task.
     Paused { stream: Unwatched, until: Instant },
-    /// Neither could be had of the system.
+    /// The system refused to convert the stream.
     Broken,
 }
 
-/// A stream whose reads are put together while it is busy.
+/// A stream whose reads are combined while it is busy.
 pub(super) struct Paced {
     stream: Stream,
     pace: Option<Pace>,
-    /// When something was read last.
+    /// Time of the last read.
     read_at: Option<Instant>,
-    /// Reads, each sooner than a beat after the one before.
+    /// Number of consecutive reads, each less than one interval after the previous one.
     in_a_row: u32,
-    /// Read since the last rest.
+    /// Number of bytes read since the last pause.
     bytes: usize,
-    /// The last read brought all that was asked for: there may be more.
+    /// Whether the last read filled the buffer, so that there may be more data.
     was_full: bool,
-    /// Where an unwatched stream is read to first.
+    /// Buffer for reads of an unwatched stream.
     scratch: Vec<u8>,
 }
 
@@ -72,7 +73,7 @@ impl Paced {
         Self { stream, pace: None, read_at, in_a_row, bytes, was_full, scratch }
     }
 
-    /// From now on.
+    /// Sets the read times.
     pub(super) fn set_pace(&mut self, pace: Pace) {
         self.pace = (!pace.every.is_zero()).then_some(pace);
     }
@@ -85,9 +86,9 @@ impl Paced {
         }
     }
 
-    /// Reads what is there, at the next beat if the stream is busy, and waits if that is
-    /// nothing; 0 at its end. `is_between` says that everything so far was whole messages:
-    /// the rest of one is not kept waiting. Cancelling loses nothing.
+    /// Reads what has arrived, at the next read time if the stream is busy, and waits if there is
+    /// nothing; 0 at the end. `is_between` means that only complete messages have been read so far:
+    /// the rest of a message is read without delay. Cancel-safe.
     pub(super) async fn read(
         &mut self,
         buffer: &mut BytesMut,
@@ -114,7 +115,7 @@ impl Paced {
         Ok(count)
     }
 
-    /// Reads what is there without waiting; `None` if that is nothing.
+    /// Reads what has arrived without waiting; `None` if there is nothing.
     pub(super) fn read_now(&mut self, buffer: &mut BytesMut) -> io::Result<Option<usize>> {
         let read = match &mut self.stream {
             Stream::Watched(stream) => stream.try_read_buf(buffer),
@@ -147,7 +148,7 @@ impl Paced {
         self.read_at = Some(now);
     }
 
-    /// What was read is dealt with: a busy stream has a rest until the next beat.
+    /// The data that was read has been handled: a busy stream pauses until the next read time.
     fn rest(&mut self, now: Instant) -> io::Result<()> {
         let Some(pace) = self.pace.filter(|_| self.bytes > 0) else { return Ok(()) };
         if std::mem::take(&mut self.bytes) > PACED_BYTES_MAX {
@@ -168,7 +169,7 @@ impl Paced {
         Ok(())
     }
 
-    /// Whoever waits is woken by what comes, and by what has come already.
+    /// Registers the stream with the reactor, which reports also data that has already arrived.
     fn watch(&mut self) -> io::Result<()> {
         match std::mem::replace(&mut self.stream, Stream::Broken) {
             Stream::Paused { stream, .. } => {
@@ -187,7 +188,7 @@ mod tests {
     use super::*;
     use tokio::net::TcpListener;
 
-    /// Beats that a test does not live to see.
+    /// An interval that no test lasts.
     const HOUR: Duration = Duration::from_secs(3600);
 
     async fn pair(every: Duration) -> (Paced, TcpStream) {
@@ -199,7 +200,7 @@ mod tests {
         (paced, theirs.unwrap().0)
     }
 
-    /// Reads so many bytes, message by message, each sent once the one before is read.
+    /// Sends and reads messages one by one until this many were read.
     async fn messages(paced: &mut Paced, peer: &mut TcpStream, count: u32) {
         for _ in 0..count {
             peer.write_all(b"message").await.unwrap();
@@ -208,7 +209,7 @@ mod tests {
     }
 
     #[test]
-    fn beats_are_the_same_for_all_who_ask_between_two_of_them() {
+    fn streams_with_the_same_pace_share_their_read_times() {
         let (since, every) = (Instant::now(), Duration::from_millis(25));
         let pace = Pace { every, since };
         let at = |ms| since + Duration::from_millis(ms);
@@ -220,29 +221,33 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_stream_is_read_as_it_comes_until_it_is_busy_and_the_rest_of_a_message_always() {
+    async fn a_stream_is_read_immediately_unless_it_is_busy_and_between_messages() {
         let (mut paced, mut peer) = pair(HOUR).await;
         messages(&mut paced, &mut peer, 1 + READS_IN_A_ROW).await;
         peer.write_all(b"part").await.unwrap();
         let mut buffer = BytesMut::new();
         let waiting = paced.read(&mut buffer, true);
         let soon = tokio::time::timeout(Duration::from_millis(50), waiting);
-        assert!(soon.await.is_err(), "it has a rest");
-        // What waits is not lost, and comes at once when it is asked for.
+        assert!(soon.await.is_err(), "the stream is paused");
+        // Waiting data is not lost, and is read immediately on request.
         assert_eq!(paced.read_now(&mut buffer).unwrap(), Some(4));
         assert_eq!(paced.read_now(&mut buffer).unwrap(), None);
         let rest = async { peer.write_all(b" and rest").await.unwrap() };
         let (read, ()) = tokio::join!(paced.read(&mut buffer, false), rest);
         assert_eq!((read.unwrap(), &buffer[..]), (9, &b"part and rest"[..]));
         drop(peer);
-        assert_eq!(paced.read(&mut buffer, false).await.unwrap(), 0, "its end is no pause");
+        assert_eq!(
+            paced.read(&mut buffer, false).await.unwrap(),
+            0,
+            "the end is reported without a pause"
+        );
     }
 
     #[tokio::test]
-    async fn what_comes_within_a_beat_is_read_at_its_end_and_silence_ends_the_pauses() {
+    async fn a_busy_stream_is_read_at_the_read_time_and_silence_ends_the_pauses() {
         let (mut paced, mut peer) = pair(Duration::from_millis(200)).await;
         let mut buffer = BytesMut::new();
-        // A busy machine may make a pause between any two: then it begins anew.
+        // A busy machine may insert a pause between two reads, after which counting starts again.
         while !matches!(paced.stream, Stream::Paused { .. }) {
             messages(&mut paced, &mut peer, 1).await;
             paced.rest(Instant::now()).unwrap();
@@ -253,7 +258,7 @@ mod tests {
         while buffer.len() < 21 {
             assert!(paced.read(&mut buffer, true).await.unwrap() > 0);
         }
-        // Longer than a beat: nobody looks again and again while nothing comes.
+        // Longer than an interval: an idle stream causes no repeated reads.
         let waiting = paced.read(&mut buffer, true);
         let _silence = tokio::time::timeout(Duration::from_secs(1), waiting).await;
         assert!(matches!(paced.stream, Stream::Watched(_)));
@@ -261,7 +266,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_stream_with_much_to_say_is_not_held_back() {
+    async fn a_stream_with_many_bytes_is_not_delayed() {
         const ALL: usize = 64 * PACED_BYTES_MAX;
         let (mut paced, mut peer) = pair(HOUR).await;
         messages(&mut paced, &mut peer, 1 + READS_IN_A_ROW).await;
@@ -271,14 +276,14 @@ mod tests {
         let writing = async { peer.write_all(&vec![1; ALL]).await.unwrap() };
         let reading = async {
             while all == 0 {
-                // The first of it has come: from here on nobody waits.
+                // The first data has arrived, so nothing waits from here on.
                 all += paced.read_now(&mut buffer).unwrap().unwrap_or_default();
                 tokio::task::yield_now().await;
             }
             while all < ALL {
                 buffer.clear();
                 buffer.reserve(READ_BYTES);
-                // As if a message ended wherever a read that was full does.
+                // As if a message ended wherever a read filled the buffer.
                 let is_between = paced.was_full;
                 all += paced.read(&mut buffer, is_between).await.unwrap();
             }
@@ -286,6 +291,6 @@ mod tests {
         let patience = Duration::from_secs(30);
         tokio::time::timeout(patience, async { tokio::join!(writing, reading) }).await.unwrap();
         paced.rest(Instant::now()).unwrap();
-        assert!(matches!(paced.stream, Stream::Watched(_)), "after much there is no rest");
+        assert!(matches!(paced.stream, Stream::Watched(_)), "after many bytes there is no pause");
     }
 }

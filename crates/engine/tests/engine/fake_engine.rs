@@ -32,7 +32,7 @@ type Log = Arc<Mutex<Vec<(u64, Bytes)>>>;
 
 /// A publisher and a replay service over one log of batches.
 pub(crate) struct FakeEngine {
-    /// `None` only while being dropped.
+    /// `None` only while the engine is being dropped.
     publisher: Option<PubSocket>,
     log: Log,
     next: u64,
@@ -41,7 +41,7 @@ pub(crate) struct FakeEngine {
     service: JoinSet<()>,
 }
 
-/// A batch that clears everything, told apart by its time.
+/// A batch that clears everything, with a time that identifies it.
 pub(crate) fn payload(timestamp_s: f64) -> Bytes {
     let mut bytes = Vec::new();
     mp::write_array_len(&mut bytes, 3).unwrap();
@@ -70,7 +70,7 @@ impl FakeEngine {
         Self { publisher: Some(publisher), log, next: 0, events, replay, service }
     }
 
-    /// Ends this engine and starts another in its place.
+    /// Ends this engine and starts another one on the same ports.
     pub(crate) async fn restart(mut self, form: ReplayForm) -> Self {
         let (events, replay) = (self.events.to_string(), self.replay.to_string());
         self.service.shutdown().await;
@@ -78,7 +78,7 @@ impl FakeEngine {
         Self::bind(&events, &replay, form).await
     }
 
-    /// Makes a batch that no subscriber is sent, but that a replay returns.
+    /// Creates a batch that is not sent to subscribers, but that a replay returns.
     pub(crate) fn lose(&mut self, payload: Bytes) -> u64 {
         let sequence = self.next;
         self.next += 1;
@@ -86,7 +86,7 @@ impl FakeEngine {
         sequence
     }
 
-    /// Makes a batch and publishes it.
+    /// Creates a batch and publishes it.
     pub(crate) async fn publish(&mut self, payload: Bytes) -> u64 {
         let sequence = self.lose(payload.clone());
         self.publish_frames(vec![
@@ -128,7 +128,7 @@ async fn serve_replays(mut router: RouterSocket, log: Log, form: ReplayForm) {
         for (sequence, payload) in messages {
             let mut frames = form.message(sequence, payload);
             frames.insert(0, peer.clone());
-            // A client that left is not this service's problem.
+            // The client may have disconnected.
             let _ = router.send(ZmqMessage::try_from(frames).unwrap()).await;
         }
     }

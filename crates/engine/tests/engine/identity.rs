@@ -1,4 +1,4 @@
-//! What an engine says of itself, from recorded answers.
+//! What an engine reports about itself, from recorded answers.
 
 use crate::support::fixture_text;
 use proptest::prelude::*;
@@ -31,7 +31,7 @@ fn an_adapter_is_not_the_model() {
 }
 
 #[test]
-fn what_an_engine_has_bound_is_reached_at_its_host() {
+fn a_bound_wildcard_address_is_reached_at_the_engines_host() {
     let sources = event_sources(&body("identity/kv_event_sources.txt"), "10.0.0.1").unwrap();
     assert_eq!(sources.len(), 1);
     assert_eq!(sources[0].rank, 0);
@@ -77,7 +77,7 @@ fn the_recorded_engine_ignores_a_threshold_and_knows_its_ranks() {
 }
 
 #[test]
-fn an_engine_that_turns_a_threshold_away_says_nothing_of_its_usage() {
+fn a_refused_threshold_shows_nothing_about_usage() {
     let reply = br#"{"choices":[{"finish_reason":"cache_threshold"}],"usage":{"prompt_tokens":9}}"#;
     let expected = TrialOutcome { honours_threshold: Some(true), ..TrialOutcome::default() };
     assert_eq!(Trial::Threshold.read(200, reply), Some(expected));
@@ -85,7 +85,7 @@ fn an_engine_that_turns_a_threshold_away_says_nothing_of_its_usage() {
 }
 
 #[test]
-fn an_engine_that_is_full_or_stops_is_to_be_asked_again() {
+fn a_trial_is_repeated_if_the_engine_is_overloaded_or_stops() {
     for trial in [Trial::Threshold, Trial::Usage, Trial::Rank] {
         for status in [401, 429, 500, 503] {
             assert_eq!(trial.read(status, b"{}"), None);
@@ -96,7 +96,7 @@ fn an_engine_that_is_full_or_stops_is_to_be_asked_again() {
 
 proptest! {
     #[test]
-    fn no_text_is_too_strange(text in any::<String>(), status in 100_u16..600) {
+    fn no_answer_of_an_engine_causes_a_panic(text in any::<String>(), status in 100_u16..600) {
         let _read = (version(&text), served_model(&text), event_sources(&text, "h"));
         for trial in [Trial::Threshold, Trial::Usage, Trial::Rank] {
             let _outcome = trial.read(status, text.as_bytes());

@@ -1,4 +1,4 @@
-//! Decoding of recorded and hand-made KV event payloads.
+//! Decoding of recorded and constructed KV event payloads.
 
 use crate::support::{fixture, fixture_text, recorded_payloads};
 use proptest::prelude::*;
@@ -17,7 +17,7 @@ fn problem(payload: &[u8], limits: &DecodeLimits) -> DecodeProblem {
     decode_batch(payload, limits).unwrap_err().problem
 }
 
-/// A hash as the recording tool wrote it down.
+/// A hash in the format of the recording tool.
 fn recorded_hash(hash: &Value) -> EngineHash {
     match hash.get("__bytes_hex__") {
         None => EngineHash(hash.as_u64().unwrap()),
@@ -29,7 +29,7 @@ fn recorded_hash(hash: &Value) -> EngineHash {
     }
 }
 
-/// What a recorded event, decoded by another msgpack library, should become.
+/// The expected result for a recorded event that was decoded by another msgpack library.
 fn expected(event: &Value) -> KvEvent {
     let hashes = || event["block_hashes"].as_array().unwrap().iter().map(recorded_hash);
     match event["type"].as_str().unwrap() {
@@ -93,7 +93,7 @@ fn recorded_batches_decode_to_what_was_recorded() {
             let events: Vec<_> =
                 line["payload"][1].as_array().unwrap().iter().map(expected).collect();
             assert_eq!(batch.events, events, "{recording}/{tag}");
-            // serde_json rounds the last binary digit of a float its own way.
+            // serde_json may round the last binary digit of a float differently.
             let timestamp_s = line["payload"][0].as_f64().unwrap();
             assert!((batch.timestamp_s - timestamp_s).abs() < 1e-6);
             assert_eq!(batch.rank, Some(rank));
@@ -296,7 +296,7 @@ fn media_map_to_tiers() {
     }
 }
 
-/// What the two blocks of a stored event become with these extra keys.
+/// The two blocks of a stored event with these extra keys, after decoding.
 fn with_extra(
     adapter: Option<&str>,
     extra: impl FnOnce(Pack) -> Pack,
@@ -314,7 +314,7 @@ fn with_extra(
 }
 
 #[test]
-fn salt_adapter_and_images_are_told_apart() {
+fn salt_adapter_and_images_are_distinguished() {
     let salt = |salt: &str| Some(salt.to_owned());
     let one = |pack: Pack, text: &str| pack.array(1).str(text);
     assert_eq!(with_extra(None, |p| p.nil().nil()), (None, [false, false]));
@@ -466,7 +466,7 @@ fn claimed_lengths_reserve_nothing() {
     }
 }
 
-/// All bounds are respected by whatever was decoded.
+/// Whatever was decoded stays within all bounds.
 fn within_bounds(batch: &EventBatch, limits: &DecodeLimits, payload: &[u8]) {
     assert!(batch.events.len() <= limits.max_events);
     let mut blocks = 0;

@@ -1,4 +1,4 @@
-//! Load figures from recorded and hand-made `/metrics` texts.
+//! Load figures from recorded and constructed `/metrics` texts.
 
 use crate::support::fixture_text;
 use proptest::prelude::*;
@@ -20,7 +20,7 @@ fn two_data_parallel_engines_are_summed() {
             external_kv_transfer: Some(0),
         },
         block_size: Some(32),
-        // 32,768 each, of 1 GiB: the sum is in both lines.
+        // 32,768 each, of 1 GiB: both lines have the total.
         total_blocks: Some(65_536),
         ranks: Some(2),
         requests_by_rank: vec![0, 0],
@@ -37,7 +37,7 @@ fn two_data_parallel_engines_are_two_before_their_first_request() {
     assert_eq!((load.ranks, load.total_blocks), (Some(2), Some(2 * 800)));
     assert_eq!((load.running, load.waiting), (None, None), "two API servers do not say it yet");
     assert_eq!(load.requests_by_rank, [0, 0]);
-    // The first one has had a request: the other one's figures are still missing.
+    // The first engine has had a request; the other one's figures are still missing.
     let first = "vllm:num_requests_running{engine=\"0\"} 3\n";
     let load = EngineLoad::parse(&(fixture_text("metrics/dp2_fresh.txt") + first));
     assert_eq!((load.ranks, load.running), (Some(2), Some(3)));
@@ -45,7 +45,7 @@ fn two_data_parallel_engines_are_two_before_their_first_request() {
 }
 
 #[test]
-fn requests_are_told_by_rank_where_there_are_several_in_order() {
+fn requests_by_rank_are_reported_for_several_ranks_in_order() {
     let of = |rank: u32, running: u32, waiting: u32| {
         let label = format!("{{engine=\"{rank}\",model_name=\"m\"}}");
         let (name, queue) = ("vllm:num_requests_running", "vllm:num_requests_waiting");
@@ -53,18 +53,18 @@ fn requests_are_told_by_rank_where_there_are_several_in_order() {
     };
     let by_rank = |text: &str| EngineLoad::parse(text).requests_by_rank;
     assert_eq!(by_rank(&(of(1, 3, 0) + &of(0, 1, 6))), [7, 3]);
-    assert!(by_rank(&of(0, 1, 6)).is_empty(), "the sum says it");
-    assert!(by_rank(&(of(1, 3, 0) + &of(2, 1, 6))).is_empty(), "nobody knows who is meant");
+    assert!(by_rank(&of(0, 1, 6)).is_empty(), "the sum is enough");
+    assert!(by_rank(&(of(1, 3, 0) + &of(2, 1, 6))).is_empty(), "the engines' numbers have a gap");
 }
 
 #[test]
-fn what_was_generated_since_tells_the_time_of_a_step() {
+fn the_mean_token_interval_is_computed_between_two_reports() {
     let load = EngineLoad::parse(&fixture_text("metrics/dp2.txt"));
     let waits = load.inter_token.unwrap();
     assert_eq!(waits.count, 3 + 4);
     assert_eq!(waits.mean_us_since(&InterToken::default()), Some(3090));
     assert_eq!(waits.mean_us_since(&waits), None, "nothing was generated");
-    assert_eq!(InterToken::default().mean_us_since(&waits), None, "it began anew");
+    assert_eq!(InterToken::default().mean_us_since(&waits), None, "the counters were reset");
 }
 
 #[test]
@@ -77,7 +77,7 @@ fn another_process_began_at_another_time_or_has_counted_less() {
     let unsaid = EngineLoad { started_at_s: None, ..load };
     let fresh = EngineLoad { prefix_cache_queries_total: Some(0), ..unsaid.clone() };
     assert!(fresh.is_of_another_process(&unsaid));
-    assert!(!unsaid.is_of_another_process(&fresh), "it has only worked on");
+    assert!(!unsaid.is_of_another_process(&fresh), "its counters have only increased");
     assert!(!EngineLoad::default().is_of_another_process(&unsaid), "nothing is known");
 }
 

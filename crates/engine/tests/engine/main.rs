@@ -1,4 +1,4 @@
-//! Behaviour of the engine dialects, on recorded bytes where there are any.
+//! Behaviour of the engine dialects, on recorded bytes where possible.
 #![allow(clippy::unwrap_used)]
 
 mod fake_engine;

@@ -1,4 +1,4 @@
-//! Hand-offs of recorded and hand-made prefill replies.
+//! Hand-offs of recorded and constructed prefill replies.
 
 use crate::support::fixture_text;
 use serde::Deserialize;
@@ -45,14 +45,14 @@ fn every_recorded_pull_hand_off_is_usable() {
     let cold = HandOff::from_reply(recorded("nixl_cold_prefill").get()).unwrap();
     assert_eq!(cold.remote_prefill_cached_tokens(), Some(0));
     HandOff::from_reply(recorded("nixl_chat_prefill").get()).unwrap();
-    // An engine may leave the cached figure out.
+    // An engine may omit the number of cached tokens.
     let without = HandOff::from_reply(recorded("prefill_min_params_maxtok3").get()).unwrap();
     assert_eq!(without.remote_prefill_cached_tokens(), None);
     assert_eq!(without.remote_num_tokens(), Some(122));
 }
 
 #[test]
-fn what_is_no_hand_off_is_refused() {
+fn values_that_are_not_a_hand_off_are_refused() {
     assert_eq!(
         HandOff::from_reply(recorded("nixl_cold_decode").get()).unwrap_err(),
         HandOffError::Absent

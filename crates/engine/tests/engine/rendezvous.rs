@@ -1,4 +1,4 @@
-//! Hand-offs in which both legs are sent at once: Mooncake's and SGLang's.
+//! Hand-offs in which both legs are sent at once: those of Mooncake and SGLang.
 
 use std::collections::HashSet;
 
@@ -38,7 +38,7 @@ fn a_bootstrap_server_names_its_ranks() {
 }
 
 #[test]
-fn what_no_bootstrap_server_says_is_refused() {
+fn answers_that_no_bootstrap_server_sends_are_refused() {
     assert_eq!(EngineIds::parse("{}"), Err(QueryError::NoEngine));
     let long = format!(r#"{{"0":{{"engine_id":"{}"}}}}"#, "x".repeat(257));
     assert_eq!(EngineIds::parse(&long), Err(QueryError::OutOfBounds));
@@ -54,7 +54,7 @@ fn what_no_bootstrap_server_says_is_refused() {
 proptest! {
     #[test]
     fn any_answer_of_a_bootstrap_server_is_read_or_refused(text in ".{0,64}") {
-        // It must not panic, and never gives an empty list.
+        // Must not panic, and never returns an empty list.
         if let Ok(ids) = EngineIds::parse(&text) {
             prop_assert!(ids.first().is_some());
         }

@@ -1,5 +1,5 @@
-//! Recorded events through decoder and index: the overlap of each recorded prompt, at
-//! the time when it came, is what the engine itself reported as cached.
+//! Recorded events through decoder and index: the overlap of each recorded prompt, at its time,
+//! equals what the engine reported as cached.
 
 use splitrail_engine::vllm::events::{DecodeLimits, Decoder};
 use splitrail_kv::{
@@ -13,16 +13,16 @@ use crate::usage::recorded;
 const BLOCK_SIZE: u32 = 32;
 const SEED: HashSeed = HashSeed(7);
 
-/// Where a prompt's tokens are written down.
+/// Where a prompt's tokens are recorded.
 enum Tokens {
     /// In the request.
     Request,
-    /// In the first stored event of this batch, but for a last part of a block.
+    /// In the first stored event of this batch, except for an incomplete last block.
     Batch(usize),
 }
 use Tokens::{Batch, Request};
 
-/// The recording, how many of its batches came before, the exchange, the tokens.
+/// The recording, the number of its batches before the exchange, the exchange, and the tokens.
 const EXCHANGES: [(&str, usize, &str, Tokens); 13] = [
     ("a", 0, "completion_cold", Batch(0)),
     ("a", 1, "completion_warm", Batch(0)),

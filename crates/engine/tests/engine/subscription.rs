@@ -1,4 +1,4 @@
-//! A subscription against an engine's sockets.
+//! A subscription to an engine's sockets.
 
 use std::time::Duration;
 
@@ -15,7 +15,7 @@ use tokio_util::sync::CancellationToken;
 use crate::fake_engine::{FakeEngine, ReplayForm, payload};
 use crate::support::fixture;
 
-/// Long enough for a busy machine; only a failing test waits for it.
+/// Enough for a slow machine; only a failing test waits this long.
 const PATIENCE: Duration = Duration::from_secs(30);
 
 /// A running subscription.
@@ -51,7 +51,7 @@ impl Follower {
         Self::start(subscription(&engine.events, Some(&engine.replay)))
     }
 
-    /// The next update but gaps, which are counted.
+    /// The next update except gaps, which are counted.
     async fn next(&mut self) -> Seen {
         loop {
             let update = tokio::time::timeout(PATIENCE, self.updates.recv()).await;
@@ -76,9 +76,9 @@ impl Follower {
         }
     }
 
-    /// Publishes batches until one arrives live; they all arrive in order. A
-    /// publisher takes note of a subscription at some time after the handshake,
-    /// and drops what it publishes before. Returns the next batch's number.
+    /// Publishes batches until one arrives live; they all arrive in order. A publisher handles a
+    /// subscription some time after the handshake, and drops what it publishes before. Returns the
+    /// next batch's number.
     async fn go_live(&mut self, engine: &mut FakeEngine, first: u64) -> u64 {
         let mut published = first;
         let mut expected = first;
@@ -183,7 +183,7 @@ async fn a_restarted_engine_voids_the_old_ones_batches() {
     follower.expect((0..3).map(batch)).await;
     follower.expect([SYNCED]).await;
 
-    // It is as far as the old one was, or farther: numbers alone show nothing.
+    // Its number is the same or higher: numbers alone show nothing.
     for count in [3, 5] {
         engine = engine.restart(form).await;
         for sequence in 0..count {
@@ -197,7 +197,7 @@ async fn a_restarted_engine_voids_the_old_ones_batches() {
         follower.expect(expected).await;
     }
 
-    // It has said nothing yet.
+    // The next process has sent no batch yet.
     engine = engine.restart(form).await;
     let reset = Seen::Reset(ResetReason::EngineRestarted);
     follower.expect([Seen::Disconnected, reset, SYNCED]).await;
@@ -214,8 +214,8 @@ async fn a_payload_that_cannot_be_decoded_resets_and_the_stream_goes_on() {
     engine.publish(payload((next + 1) as f64)).await;
     let reset = Seen::Reset(ResetReason::Garbage);
     follower.expect([Seen::Garbage(Some(next)), reset]).await;
-    // What was known before is fetched again; what the replay brings of the
-    // nonsense is no reason for another.
+    // The earlier batches are fetched again; the invalid ones in this replay do not cause another
+    // replay.
     for sequence in 0..next {
         follower.expect([batch(sequence)]).await;
     }
@@ -249,7 +249,7 @@ async fn without_a_replay_endpoint_a_gap_resets() {
     let mut engine = FakeEngine::start(ReplayForm::EmptyFirst).await;
     let mut follower = Follower::start(subscription(&engine.events, None));
     follower.expect([Seen::Synced(SyncOutcome::NoReplay)]).await;
-    // What is published before the subscription is in effect is lost unseen.
+    // Batches that are published before the subscription is in effect are lost without notice.
     let mut next = 0;
     let mut expected = loop {
         next = engine.publish(payload(next as f64)).await + 1;
@@ -302,7 +302,7 @@ async fn an_idle_stream_is_checked_for_what_was_missed() {
 }
 
 #[tokio::test]
-async fn an_engine_that_comes_late_is_waited_for_and_missed_once() {
+async fn an_absent_engine_is_waited_for_and_reported_once() {
     let engine = FakeEngine::start(ReplayForm::EmptyFirst).await;
     let (events, replay) = (engine.events.clone(), engine.replay.clone());
     let engine = engine.restart(ReplayForm::EmptyFirst).await;
@@ -330,10 +330,10 @@ async fn cancelling_ends_the_subscription_and_so_does_a_closed_sink() {
 }
 
 #[tokio::test]
-async fn a_busy_stream_is_read_at_beats_in_whole_and_at_once_when_asked() {
+async fn a_busy_stream_is_read_completely_at_read_times_and_immediately_on_request() {
     let mut engine = FakeEngine::start(ReplayForm::EmptyFirst).await;
     let (ask, asks) = watch::channel(0);
-    // A beat that no test lives to see: what comes then comes by asking.
+    // The read interval is longer than the test, so batches arrive only on request.
     let pace = Pace { every: Duration::from_secs(3600), since: Instant::now() };
     let mut followed = subscription(&engine.events, Some(&engine.replay));
     followed.pacing = Some(Pacing { pace, asks });
@@ -341,7 +341,7 @@ async fn a_busy_stream_is_read_at_beats_in_whole_and_at_once_when_asked() {
     follower.expect([SYNCED]).await;
     let mut next = 0;
     let mut seen = 0;
-    // As many as it takes until one has to wait, and some more.
+    // Until one batch has to wait, and some more.
     for round in 1..=50 {
         for _ in 0..3 {
             next = engine.publish(payload(next as f64)).await + 1;
@@ -361,7 +361,7 @@ async fn a_busy_stream_is_read_at_beats_in_whole_and_at_once_when_asked() {
             }
         }
     }
-    // What a publisher has not sent yet when it is asked for comes with a later question.
+    // Batches that the publisher has not sent yet are delivered after a later request.
     let mut rounds = 51..;
     for round in rounds.by_ref() {
         ask.send_replace(round);
@@ -372,7 +372,7 @@ async fn a_busy_stream_is_read_at_beats_in_whole_and_at_once_when_asked() {
             break;
         }
     }
-    // A pause hides neither the engine's end nor its return.
+    // A pause hides neither the engine's end nor its restart.
     let mut engine = engine.restart(ReplayForm::EmptyFirst).await;
     for round in rounds {
         ask.send_replace(round);
@@ -387,7 +387,7 @@ async fn a_busy_stream_is_read_at_beats_in_whole_and_at_once_when_asked() {
     engine.lose(payload(0.0));
     for expected in [Seen::Reset(ResetReason::EngineRestarted), batch(0), SYNCED] {
         let mut next = follower.next().await;
-        // The last question may have been answered by the new engine's stream.
+        // The last request may have been answered on the new engine's stream.
         if matches!(next, Seen::Fresh(_)) {
             next = follower.next().await;
         }

@@ -1,4 +1,4 @@
-//! Usage of recorded and hand-made replies.
+//! Usage of recorded and constructed replies.
 
 use crate::support::fixture_text;
 use serde::Deserialize;
@@ -12,7 +12,7 @@ struct Reply<'a> {
     usage: Option<&'a RawValue>,
 }
 
-/// Usages of a recorded exchange's reply, which is one object or a stream.
+/// Usages in a recorded reply, which is one object or a stream.
 pub(crate) fn recorded(name: &str) -> Vec<Result<EngineUsage, UsageError>> {
     let text = fixture_text(&format!("http/{name}.txt"));
     let reply = text.split("HTTP 200").nth(1).unwrap();
@@ -40,7 +40,7 @@ fn recorded_usages_are_read_as_reported() {
 #[test]
 fn a_cached_figure_that_the_engine_does_not_report_is_none() {
     assert_eq!(recorded("A_cold_nodetailsflag"), [Ok(usage(96, 2, None))]);
-    // A continuous stream has usage on every chunk, details on the last one only.
+    // A stream with continuous usage has usage in every chunk, but details only in the last one.
     let continuous = recorded("completion_stream_continuous");
     assert_eq!(continuous[0], Ok(usage(288, 1, None)));
     assert_eq!(continuous.last().unwrap(), &Ok(usage(288, 4, Some(256))));
@@ -50,7 +50,7 @@ fn a_cached_figure_that_the_engine_does_not_report_is_none() {
     }
 }
 
-/// Usages of a recorded reply in another dialect, wherever they stand in it.
+/// Usages of a recorded reply in another dialect, wherever they are in the reply.
 fn recorded_in(dialect: Dialect, name: &str) -> Vec<Result<EngineUsage, UsageError>> {
     #[derive(Deserialize)]
     struct Event<'a> {
@@ -75,7 +75,7 @@ fn responses_and_messages_have_fields_of_their_own() {
     let of_response = |name| recorded_in(Dialect::Responses, name);
     assert_eq!(of_response("responses_cold"), [Ok(usage(85, 4, Some(0)))]);
     assert_eq!(of_response("responses_stream_warm"), [Ok(usage(85, 4, Some(64)))]);
-    // The parts of a message's prompt add up to it.
+    // The parts of a message's prompt add up to the prompt.
     let of_message = |name| recorded_in(Dialect::Messages, name);
     assert_eq!(of_message("messages_warm"), [Ok(usage(85, 4, Some(64)))]);
     let streamed = [Ok(usage(85, 0, None)), Ok(usage(85, 4, Some(0)))];

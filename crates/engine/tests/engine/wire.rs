@@ -1,4 +1,4 @@
-//! Peers that do not behave as an engine's sockets do.
+//! Peers that do not behave like an engine's sockets.
 
 use std::time::Duration;
 
@@ -27,7 +27,7 @@ fn ready(socket: &[u8]) -> Vec<u8> {
     [&[4, body.len() as u8], &body[..]].concat()
 }
 
-/// Why a subscription gives up a peer that sends these bytes and no more.
+/// The error with which a subscription ends after a peer sends these bytes and nothing more.
 async fn outcome(bytes: Vec<u8>) -> WireError {
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let endpoint = format!("tcp://{}", listener.local_addr().unwrap()).parse().unwrap();
@@ -89,7 +89,7 @@ async fn a_claimed_length_beyond_the_bound_ends_the_connection_and_reserves_noth
         let bytes = [&publisher[..], &[2], &claimed.to_be_bytes()].concat();
         assert!(matches!(outcome(bytes).await, WireError::MessageTooLarge { .. }), "{claimed}");
     }
-    // Of small frames there may not be any number either.
+    // The number of small frames is bounded as well.
     let bytes = [&publisher[..], &[1, 0].repeat(100)].concat();
     assert!(matches!(outcome(bytes).await, WireError::MessageTooLarge { .. }));
 }

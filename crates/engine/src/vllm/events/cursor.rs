@@ -1,5 +1,5 @@
-//! Typed reading of msgpack from a slice. Nothing is read that was not asked
-//! for by type, and a length is believed only as far as bytes are left.
+//! Typed reading of msgpack from a slice. Nothing is read except as the requested type, and a
+//! length is accepted only as far as bytes are left.
 
 use rmp::Marker;
 
@@ -7,7 +7,7 @@ use super::{DecodeError, DecodeLimits, DecodeProblem};
 
 type Result<T> = std::result::Result<T, DecodeError>;
 
-/// A place in a payload.
+/// A position in a payload.
 #[derive(Clone)]
 pub(super) struct Cursor<'a> {
     bytes: &'a [u8],
@@ -79,8 +79,8 @@ impl<'a> Cursor<'a> {
         matches!(self.peek(), Some(FixStr(_) | Str8 | Str16 | Str32))
     }
 
-    /// Number of items of the array that starts here. At most the number of
-    /// bytes left, since each item takes at least one.
+    /// Number of items of the array that starts here. At most the number of bytes left, since each
+    /// item takes at least one.
     pub(super) fn array_len(&mut self, field: &'static str) -> Result<usize> {
         let at = self.clone();
         let count = match self.marker(field)? {
@@ -110,7 +110,7 @@ impl<'a> Cursor<'a> {
         Ok(count)
     }
 
-    /// `None` for nil, else what `read` makes of the value.
+    /// `None` for nil; otherwise the result of `read`.
     pub(super) fn optional<T>(
         &mut self,
         field: &'static str,
@@ -139,8 +139,7 @@ impl<'a> Cursor<'a> {
         std::str::from_utf8(bytes).map_err(|_| at.error(field, DecodeProblem::NotUtf8))
     }
 
-    /// A whole number in 64 bits, of either sign: the bits, and whether they are
-    /// a negative number's.
+    /// A whole number in 64 bits, of either sign: the bits, and whether the number is negative.
     fn integer(&mut self, field: &'static str) -> Result<(u64, bool)> {
         let at = self.clone();
         let signed = |value: i64| (value as u64, value < 0);
@@ -180,11 +179,11 @@ impl<'a> Cursor<'a> {
         self.unsigned(field)
     }
 
-    /// So many whole numbers of 32 bits: a prompt's tokens, which are most of a payload.
+    /// This many whole numbers of 32 bits: a prompt's tokens, which are most of a payload.
     pub(super) fn u32s(&mut self, count: usize, field: &'static str) -> Result<Vec<u32>> {
         let mut numbers = Vec::with_capacity(count.min(self.remaining()));
         while numbers.len() < count {
-            // The forms that encoders choose for them; others are read as any number is.
+            // The encodings that encoders usually choose; others are read like any number.
             let mut rest = self.bytes.get(self.offset..).unwrap_or_default();
             numbers.extend((numbers.len()..count).map_while(|_| {
                 let (number, behind) = match *rest {
@@ -208,8 +207,7 @@ impl<'a> Cursor<'a> {
         Ok(numbers)
     }
 
-    /// A block hash: any integer, its bits taken as they are, or a digest, whose
-    /// last eight bytes are taken.
+    /// A block hash: the bits of an integer, or the last eight bytes of a digest.
     pub(super) fn hash(&mut self, field: &'static str) -> Result<u64> {
         let at = self.clone();
         let width = match self.peek() {
@@ -248,7 +246,7 @@ impl<'a> Cursor<'a> {
         }
     }
 
-    /// Leaves out one value of any type.
+    /// Skips one value of any type.
     pub(super) fn skip(&mut self, field: &'static str) -> Result<()> {
         self.skip_within(self.max_depth, field)
     }
@@ -276,7 +274,7 @@ impl<'a> Cursor<'a> {
         (0..values).try_for_each(|_| self.skip_within(depth, field))
     }
 
-    /// Bytes that follow a scalar's marker, after its length where it has one.
+    /// Number of bytes after a scalar's marker and, if there is one, its length.
     fn scalar_width(&mut self, marker: Marker, field: &'static str) -> Result<usize> {
         Ok(match marker {
             Marker::U8 | Marker::I8 => 1,

@@ -1,14 +1,14 @@
 //! Why a payload could not be decoded. No error carries payload contents.
 
-/// A payload that does not say what an engine's events say.
+/// A payload that is not a valid batch of KV events.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("KV events, byte {offset}, {field}: {problem}")]
 pub struct DecodeError {
-    /// Where in the payload, in bytes from its start.
+    /// Position in the payload, in bytes from its start.
     pub offset: usize,
-    /// What was being read there.
+    /// The field that was being read.
     pub field: &'static str,
-    /// What is wrong with it.
+    /// What is wrong with the field.
     pub problem: DecodeProblem,
 }
 
@@ -21,22 +21,22 @@ impl DecodeError {
 /// The kinds of [`DecodeError`].
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum DecodeProblem {
-    /// The payload ends within a value, or names a length that it cannot hold.
+    /// The payload ends within a value, or claims a length that does not fit.
     #[error("the payload ends too early")]
     UnexpectedEnd,
-    /// A value of another type.
+    /// The value has another type.
     #[error("expected {expected}")]
     WrongType {
         /// The type that was expected.
         expected: &'static str,
     },
-    /// A number that the field cannot hold.
+    /// The number does not fit the field.
     #[error("the number is out of range")]
     OutOfRange,
-    /// A text that is not UTF-8.
+    /// The text is not UTF-8.
     #[error("the text is not UTF-8")]
     NotUtf8,
-    /// A field without which the rest means nothing.
+    /// A required field is missing.
     #[error("missing")]
     Missing,
     /// One of [`DecodeLimits`](super::DecodeLimits) is exceeded.
@@ -58,13 +58,13 @@ pub enum DecodeProblem {
         /// Tokens per block.
         block_size: usize,
     },
-    /// A digest too short to take a hash from.
+    /// A digest is too short to contain a hash.
     #[error("a block hash of {bytes} bytes")]
     HashLength {
         /// Its length.
         bytes: usize,
     },
-    /// Something follows the batch.
+    /// Bytes follow the batch.
     #[error("bytes follow the batch")]
     TrailingBytes,
 }

@@ -1,4 +1,4 @@
-//! `extra_keys`: what a block's content depends on beside its tokens.
+//! `extra_keys`: what a block's content depends on besides its tokens.
 //!
 //! vLLM puts the cache salt, the adapter's name and the identities of images
 //! and other embeddings into one untyped list per block.
@@ -6,17 +6,16 @@
 use super::cursor::Cursor;
 use super::{DecodeError, DecodeProblem};
 
-/// The extra keys of one block, as far as they can be told apart.
+/// The extra keys of one block, as far as they can be distinguished.
 #[derive(Clone, Copy, Default)]
 pub(super) struct BlockExtra<'a> {
-    /// Up to two plain texts: a salt and an adapter's name are the most that is
-    /// understood.
+    /// Up to two plain texts: at most a salt and an adapter's name are supported.
     texts: [Option<&'a str>; 2],
-    /// There is more than that.
+    /// Whether there are further keys.
     more: bool,
 }
 
-/// What is left of a block's extra keys without the adapter's name.
+/// The rest of a block's extra keys without the adapter's name.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum Left<'a> {
     Nothing,
@@ -63,7 +62,7 @@ pub(super) fn read<'a>(
     if count > limit {
         return Err(cursor.error("extra_keys", DecodeProblem::TooMany { limit }));
     }
-    // Allocated only from the first block on that has any: most have none.
+    // Allocated at the first block with extra keys, because most blocks have none.
     let mut extras = Vec::new();
     for index in 0..count {
         let extra = if cursor.next_is_array() {

@@ -1,21 +1,21 @@
-//! Which KV cache groups of a hybrid model count.
+//! Selects the KV cache groups of a hybrid model that count.
 
-/// Cache groups that a stream's events may name.
+/// Maximum number of cache groups in a stream's events.
 const MAX_GROUPS: usize = 256;
 
-/// The cache groups which are known not to be full attention. Stored events say
-/// what a group is; removals name only its number, while the hashes of different
-/// groups are equal, so a removal of another group must not reach the index.
+/// The cache groups that are known not to be full attention. Stored events say what a group is;
+/// removals give only its number, and the hashes of different groups are equal, so a removal of
+/// another group must not reach the index.
 #[derive(Clone, Debug, Default)]
 pub struct GroupFilter {
     others: [u64; MAX_GROUPS / 64],
 }
 
 impl GroupFilter {
-    /// Takes note of a stored event's group, and says whether it counts.
+    /// Records a stored event's group, and returns whether it counts.
     ///
-    /// Full attention and its kinds (latent attention, attention sinks) keep
-    /// every token of a prompt. Without a kind, an engine has one group only.
+    /// Full attention and its variants (latent attention, attention sinks) keep every token of a
+    /// prompt. If the event gives no kind, the engine has only one group.
     pub(super) fn learn(&mut self, group: Option<u8>, spec_kind: Option<&str>) -> bool {
         let Some(spec_kind) = spec_kind else {
             return self.counts(group);
@@ -33,8 +33,8 @@ impl GroupFilter {
         counts
     }
 
-    /// Whether events of the group count. A group never heard of does: its
-    /// removals then name hashes which the index does not hold.
+    /// Whether events of the group count. An unknown group counts: its removals then name hashes
+    /// that the index does not hold.
     pub(super) fn counts(&self, group: Option<u8>) -> bool {
         group.is_none_or(|group| {
             let (word, bit) = Self::place(group);

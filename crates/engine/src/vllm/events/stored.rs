@@ -1,5 +1,4 @@
-//! The fields of stored and removed events, gathered in whatever order they
-//! come, then made into a [`KvEvent`].
+//! The fields of stored and removed events, collected in any order, then turned into a [`KvEvent`].
 
 use splitrail_kv::{EngineHash, KvEvent, StoredBlock, Tier};
 
@@ -12,7 +11,7 @@ pub(super) struct Stored<'a> {
     max_blocks: usize,
     hashes: Option<Vec<EngineHash>>,
     parent: Option<EngineHash>,
-    /// All tokens; cut into blocks once the block size is known.
+    /// All tokens; divided into blocks once the block size is known.
     tokens: Option<Vec<u32>>,
     block_size: Option<u32>,
     has_adapter_id: bool,
@@ -40,7 +39,7 @@ impl<'a> Stored<'a> {
         }
     }
 
-    /// The name of an array form's item.
+    /// The name of an item in the array form.
     pub(super) fn key(index: usize) -> &'static str {
         const KEYS: [&str; 11] = [
             "type",
@@ -94,7 +93,7 @@ impl<'a> Stored<'a> {
         self.hashes.as_ref().map_or(0, Vec::len)
     }
 
-    /// The event; `None` where it names no block. `start` is where it began.
+    /// The event; `None` if it names no block. `start` is the position at which it began.
     pub(super) fn into_event(self, start: &Cursor<'_>) -> Result<Option<KvEvent>, DecodeError> {
         let missing = |field| start.error(field, DecodeProblem::Missing);
         let hashes = self.hashes.ok_or_else(|| missing("block_hashes"))?;
@@ -114,8 +113,8 @@ impl<'a> Stored<'a> {
         if hashes.is_empty() {
             return Ok(None);
         }
-        // An adapter that is known by its number only cannot be told from
-        // others, and keys for blocks that are not there cannot be placed.
+        // Adapters that are known only by number cannot be distinguished, and extra keys beyond the
+        // number of blocks cannot be assigned to a block.
         let all_opaque =
             (self.has_adapter_id && self.adapter.is_none()) || self.extras.len() > hashes.len();
         let mut salt = None;
@@ -156,7 +155,7 @@ impl Removed {
         Self { max_blocks, hashes: None, tier: Tier::Device, group: None }
     }
 
-    /// The name of an array form's item.
+    /// The name of an item in the array form.
     pub(super) fn key(index: usize) -> &'static str {
         const KEYS: [&str; 4] = ["type", "block_hashes", "medium", "group_idx"];
         KEYS.get(index).copied().unwrap_or_default()
@@ -176,7 +175,7 @@ impl Removed {
         self.hashes.as_ref().map_or(0, Vec::len)
     }
 
-    /// The event; `None` where it names no block. `start` is where it began.
+    /// The event; `None` if it names no block. `start` is the position at which it began.
     pub(super) fn into_event(self, start: &Cursor<'_>) -> Result<Option<KvEvent>, DecodeError> {
         let hashes =
             self.hashes.ok_or_else(|| start.error("block_hashes", DecodeProblem::Missing))?;
@@ -196,8 +195,8 @@ fn hashes(c: &mut Cursor<'_>, limit: usize) -> Result<Vec<EngineHash>, DecodeErr
     Ok(hashes)
 }
 
-/// The tier that a `medium` names. vLLM says `GPU`, its offloading `CPU`;
-/// SGLang says `GPU`, `CPU_TIER1` and so on. Nil is the engine's own cache.
+/// The tier of a `medium`. vLLM writes `GPU`, its offloading `CPU`; SGLang writes `GPU`,
+/// `CPU_TIER1` and so on. Nil is the engine's own cache.
 fn tier(c: &mut Cursor<'_>) -> Result<Tier, DecodeError> {
     let Some(medium) = c.optional("medium", |c| c.str("medium"))? else {
         return Ok(Tier::Device);

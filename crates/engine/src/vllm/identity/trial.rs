@@ -7,29 +7,29 @@ use super::Reply;
 /// A request of a few tokens that asks for one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Trial {
-    /// Asks that all of the prompt be cached, which can never be, since the last token of
-    /// a prompt is always computed. An engine that honours the field turns it away; one
+    /// Requires that the whole prompt is cached, which is impossible, because the last token of a
+    /// prompt is always computed. An engine that honours the field refuses the request; an engine
     /// that does not know it generates a token.
     Threshold,
-    /// Asks for nothing special: only for what the usage tells.
+    /// Has no special field; only the reply's usage matters.
     Usage,
-    /// Asks for a rank that there is not. An engine that knows the header refuses it.
+    /// Requests a rank that does not exist. An engine that knows the header refuses it.
     Rank,
 }
 
-/// What a trial has told; `None` for what it has not.
+/// What a trial found out; `None` for what it did not test.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct TrialOutcome {
     /// Whether the engine honours `cache_hit_threshold`.
     pub honours_threshold: Option<bool>,
-    /// Whether its usage tells `cached_tokens`.
+    /// Whether its usage reports `cached_tokens`.
     pub reports_cached_tokens: Option<bool>,
     /// Whether a request can be pinned to a rank.
     pub takes_rank_header: Option<bool>,
 }
 
 impl Trial {
-    /// The body to send, in JSON.
+    /// The JSON body of the request.
     #[must_use]
     pub fn body(self, model: &str) -> String {
         let mut body =
@@ -40,14 +40,14 @@ impl Trial {
         body.to_string()
     }
 
-    /// The rank to pin it to, for an engine that has `ranks`.
+    /// The rank for the header, for an engine with `ranks` ranks.
     #[must_use]
     pub fn rank(self, ranks: u32) -> Option<u32> {
         (self == Self::Rank).then_some(ranks)
     }
 
-    /// Reads an answer. `None` if it tells nothing, so that the engine is to be asked
-    /// again: it may be full, or about to stop.
+    /// Interprets an answer. `None` if the answer shows nothing, so that the trial must be
+    /// repeated: the engine may be overloaded, or about to stop.
     #[must_use]
     pub fn read(self, status: u16, body: &[u8]) -> Option<TrialOutcome> {
         let reply: Option<Reply<'_>> = serde_json::from_slice(body).ok();
@@ -70,7 +70,7 @@ impl Trial {
             (Self::Rank, 400 | 422) if body.windows(4).any(|word| word == b"rank") => {
                 outcome.takes_rank_header = Some(true);
             }
-            // It does not serve completions, or not so: then nobody can tell.
+            // If the engine does not serve completions in this form, nothing can be concluded.
             (Self::Threshold, 400 | 404 | 405 | 422) => outcome.honours_threshold = Some(false),
             (_, 400 | 404 | 405 | 422) => {}
             _ => return None,

@@ -1,20 +1,20 @@
 //! One sample of the Prometheus text format.
 
-/// Counts above this are not exact in a 64-bit float, hence not meant.
+/// Counts above this are not exact in a 64-bit float, so they are not accepted.
 const MAX_COUNT: f64 = 9_007_199_254_740_992.0;
 
 /// A sample of one of vLLM's metrics.
 pub(super) struct Line<'a> {
-    /// The metric's name without `vllm:`.
+    /// The metric's name without the prefix `vllm:`.
     pub(super) name: &'a str,
-    /// What is between the braces.
+    /// The text between the braces.
     labels: &'a str,
     pub(super) value: f64,
 }
 
 impl<'a> Line<'a> {
-    /// The sample on this line, if its name is `wanted`; `None` for comments, others'
-    /// metrics, and lines that are malformed.
+    /// The sample on this line, if its name is `wanted`; `None` for comments, other metrics, and
+    /// malformed lines.
     pub(super) fn parse(line: &'a [u8], wanted: impl Fn(&[u8]) -> bool) -> Option<Self> {
         let line = line.strip_prefix(b"vllm:")?;
         let name_end = memchr::memchr2(b'{', b' ', line)?;
@@ -34,13 +34,13 @@ impl<'a> Line<'a> {
         Some(Self { name, labels, value })
     }
 
-    /// The value as a count, where it is one.
+    /// The value as a count, if it is one.
     pub(super) fn count(&self) -> Option<u64> {
         let is_count = (0.0..=MAX_COUNT).contains(&self.value) && self.value.fract() == 0.0;
         is_count.then_some(self.value as u64)
     }
 
-    /// A label's value, as it stands: none that is read here has escapes.
+    /// The raw value of a label: the labels that are read here contain no escapes.
     pub(super) fn label(&self, name: &str) -> Option<&'a str> {
         let mut rest = self.labels;
         loop {
@@ -54,7 +54,7 @@ impl<'a> Line<'a> {
     }
 }
 
-/// Length of a quoted text up to its closing quote, which may not be escaped.
+/// Length of a quoted text up to its closing quote; escaped quotes do not count.
 fn quoted_len(text: &str) -> Option<usize> {
     let mut escaped = false;
     text.bytes().position(|byte| {
@@ -64,7 +64,7 @@ fn quoted_len(text: &str) -> Option<usize> {
     })
 }
 
-/// Length of the labels up to the closing brace, which may not be within quotes.
+/// Length of the labels up to the closing brace; braces within quotes do not count.
 fn labels_len(text: &str) -> Option<usize> {
     let mut quoted = false;
     let mut escaped = false;

@@ -22,7 +22,7 @@ fn deliver(sequence: u64) -> Action {
     Action::Deliver(batch(0, sequence))
 }
 
-/// A sequencer that has had `0..count` replayed and is live.
+/// A sequencer that has replayed `0..count` and is live.
 fn synced(count: u64) -> Sequencer {
     let mut s = Sequencer::new(true, LIMITS);
     let out = actions(|out| {
@@ -61,7 +61,7 @@ fn live_batches_during_the_first_replay_wait_and_duplicates_are_dropped() {
 }
 
 #[test]
-fn a_live_batch_that_the_replay_had_already_is_dropped() {
+fn a_live_batch_that_was_already_replayed_is_dropped() {
     let mut s = synced(3);
     assert_eq!(actions(|out| s.live(batch(0, 2), out)), []);
     assert_eq!(actions(|out| s.live(batch(0, 3), out)), [deliver(3)]);
@@ -99,7 +99,7 @@ fn a_gap_beyond_the_replays_reach_resets_before_anything_newer() {
 }
 
 #[test]
-fn a_gap_whose_replay_fails_resets_and_goes_on() {
+fn a_gap_whose_replay_fails_causes_a_reset_and_the_stream_continues() {
     let mut s = synced(2);
     let out = actions(|out| {
         s.live(batch(0, 9), out);
@@ -130,7 +130,7 @@ fn an_engine_that_restarted_with_a_lower_number_resets_and_replays_from_0() {
 }
 
 #[test]
-fn an_engine_that_restarted_and_overtook_the_old_number_is_found_out() {
+fn a_restarted_engine_with_a_higher_number_is_detected() {
     let mut s = synced(3);
     let out = actions(|out| {
         s.connected(out);
@@ -150,7 +150,7 @@ fn an_engine_that_restarted_and_overtook_the_old_number_is_found_out() {
 }
 
 #[test]
-fn the_same_engine_after_a_reconnect_goes_on_without_a_reset() {
+fn the_same_engine_continues_after_a_reconnect_without_a_reset() {
     let mut s = synced(3);
     let out = actions(|out| {
         s.disconnected();
@@ -202,7 +202,7 @@ fn without_a_replay_endpoint_gaps_and_reconnects_reset() {
 }
 
 #[test]
-fn an_overflowing_buffer_costs_another_replay_and_no_knowledge() {
+fn an_overflowing_buffer_causes_another_replay_and_loses_nothing() {
     let mut s = Sequencer::new(true, LIMITS);
     let out = actions(|out| {
         s.connected(out);
@@ -265,14 +265,14 @@ fn a_check_that_fails_reconnects_before_it_resets() {
     assert_eq!(out, expected);
 }
 
-/// What can happen to a stream.
+/// What may happen to a stream.
 #[derive(Clone, Debug)]
 enum Step {
-    /// A batch is published, and arrives or does not.
+    /// A batch is published, and may be lost.
     Publish { arrives: bool },
-    /// One message of the replay under way arrives.
+    /// One message of the running replay arrives.
     ReplayMessage,
-    /// The replay under way fails.
+    /// The running replay fails.
     ReplayFails,
     /// The connection breaks and is made again.
     Reconnect,
@@ -293,14 +293,14 @@ fn step() -> impl Strategy<Value = Step> {
     ]
 }
 
-/// An engine that keeps its last batches for replays, and what a subscriber of it
-/// has been handed since the last reset.
+/// An engine that keeps its last batches for replays, and what its subscriber received since the
+/// last reset.
 struct World {
     sequencer: Sequencer,
     process: u8,
     published: u64,
     kept: u64,
-    /// Numbers that the replay under way has yet to send.
+    /// The numbers that the running replay has still to send.
     replay: Option<std::ops::Range<u64>>,
     known: Vec<Numbered>,
 }
@@ -387,11 +387,10 @@ impl World {
 proptest! {
     #![proptest_config(ProptestConfig { cases: 1024, failure_persistence: None, ..ProptestConfig::default() })]
 
-    /// Whatever is lost and whenever the engine restarts: what is known is one
-    /// unbroken run of one process's batches, and once the network behaves it
-    /// reaches up to the newest.
+    /// Whatever is lost and whenever the engine restarts: the known batches are consecutive and
+    /// from one process, and when the network works again, they include the newest one.
     #[test]
-    fn what_is_known_is_an_unbroken_run_up_to_the_newest(
+    fn known_batches_are_consecutive_up_to_the_newest(
         kept in 2_u64..12,
         has_replay in any::<bool>(),
         steps in proptest::collection::vec(step(), 0..120),

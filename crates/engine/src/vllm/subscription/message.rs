@@ -5,7 +5,7 @@ use bytes::Bytes;
 use super::super::sequence::Numbered;
 use super::GarbageError;
 
-/// The number under which a replay says that it is over.
+/// The number that marks the end of a replay.
 const END: u64 = u64::MAX;
 
 /// A message of a replay.
@@ -24,8 +24,8 @@ pub(super) fn live(frames: Vec<Bytes>) -> Result<Numbered, GarbageError> {
     }
 }
 
-/// Reads a message of a replay. By version an empty frame, the topic or both
-/// come before number and payload.
+/// Parses a message of a replay. Depending on the version, an empty frame, the topic or both
+/// precede number and payload.
 pub(super) fn replayed(frames: Vec<Bytes>) -> Result<Replayed, GarbageError> {
     let count = frames.len();
     match numbered(frames) {

@@ -1,4 +1,4 @@
-//! One replay at a time, over a connection of its own.
+//! Runs one replay at a time, over a connection of its own.
 
 use std::future::{Future, pending};
 use std::pin::Pin;
@@ -23,25 +23,25 @@ enum State {
 /// The client of a replay endpoint.
 pub(super) struct ReplayClient {
     state: State,
-    /// When to give up.
+    /// When the replay is given up.
     deadline: Instant,
     timeout: Duration,
     max_message_bytes: usize,
     admits: Option<Admits>,
 }
 
-/// A replay that brings nothing any more.
+/// A replay that has failed.
 #[derive(Debug)]
 pub(super) struct ReplayFailed;
 
 impl ReplayClient {
-    /// A client that is idle, gives up after a silence of `timeout`, and takes
-    /// messages of up to `max_message_bytes`.
+    /// An idle client, which gives up a replay after a silence of `timeout`, and accepts messages
+    /// of up to `max_message_bytes`.
     pub(super) fn new(timeout: Duration, max_message_bytes: usize, admits: Option<Admits>) -> Self {
         Self { state: State::Idle, deadline: Instant::now(), timeout, max_message_bytes, admits }
     }
 
-    /// Asks for the batches from a number on, giving up a replay under way.
+    /// Requests the batches from a number on, and gives up a running replay.
     pub(super) fn start(&mut self, endpoint: &Endpoint, from: u64) {
         let (endpoint, admits) = (endpoint.clone(), self.admits.clone());
         let (timeout, max_message_bytes) = (self.timeout, self.max_message_bytes);
@@ -53,12 +53,12 @@ impl ReplayClient {
                     Connection::open(&endpoint, admits, role, max_message_bytes, timeout).await;
                 match opened {
                     Ok(mut connection) => {
-                        // The empty frame is what a REQ socket would send, for
-                        // which the service was made.
+                        // A REQ socket, for which the service was made, would send the empty frame.
                         connection.send(&[b"", &from.to_be_bytes()]).await?;
                         return Ok(connection);
                     }
-                    // An engine binds its two sockets one after the other.
+                    // An engine binds its two sockets one after the other, so the second may not be
+                    // ready.
                     Err(WireError::Network(_)) => tokio::time::sleep(RETRY).await,
                     Err(error) => return Err(error),
                 }
@@ -66,13 +66,13 @@ impl ReplayClient {
         }));
     }
 
-    /// Gives up a replay under way.
+    /// Gives up a running replay.
     pub(super) fn stop(&mut self) {
         self.state = State::Idle;
     }
 
-    /// The next message of the replay under way; never returns without one.
-    /// Cancelling loses nothing. After the end or a failure the client is idle.
+    /// The next message of the running replay; pending if there is none. Cancel-safe. After the end
+    /// or a failure the client is idle.
     pub(super) async fn next(&mut self) -> Result<Replayed, ReplayFailed> {
         if matches!(self.state, State::Idle) {
             return pending().await;

@@ -10,21 +10,21 @@ use super::replay::{ReplayClient, ReplayFailed};
 use super::{ResetReason, Subscription, Update};
 use crate::zmtp::{Connection, Role, WireError};
 
-/// Room in a message for what is not payload: a topic and a number.
+/// Maximum number of bytes of a message besides its payload: a topic and a number.
 const ENVELOPE_BYTES: usize = 4 << 10;
 
-/// Nobody listens any more.
+/// The receiver of updates was dropped.
 #[derive(Debug)]
 pub(super) struct SinkClosed;
 
-/// Whether to stay with a connection.
+/// Whether to keep the connection.
 #[derive(PartialEq)]
 enum Next {
     Stay,
     Reconnect,
 }
 
-/// A subscription at work.
+/// A running subscription.
 pub(super) struct Session {
     subscription: Subscription,
     sink: mpsc::Sender<Update>,
@@ -32,11 +32,11 @@ pub(super) struct Session {
     decoder: Decoder,
     replay: ReplayClient,
     max_message_bytes: usize,
-    /// When the stream will have been idle for long.
+    /// When the stream counts as idle.
     idle_at: Option<Instant>,
-    /// Whether the engine has said anything on this connection.
-    heard: bool,
-    /// What is there is to be delivered at once, and this then to be said.
+    /// Whether the engine has sent anything on this connection.
+    received_any: bool,
+    /// The number of the request to deliver everything immediately, if there is one.
     ask: Option<u64>,
 }
 
@@ -55,34 +55,35 @@ impl Session {
             ),
             max_message_bytes,
             idle_at: None,
-            heard: false,
+            received_any: false,
             ask: None,
             sink,
             subscription,
         }
     }
 
-    /// Never returns while somebody listens.
+    /// Returns only when the receiver of updates was dropped.
     pub(super) async fn run(mut self) -> Result<(), SinkClosed> {
         let mut pause = self.subscription.timing.retry_min;
-        let mut outage_said = false;
+        let mut outage_reported = false;
         loop {
             let error = match self.connect().await {
                 Ok(connection) => {
-                    outage_said = false;
-                    self.heard = false;
+                    outage_reported = false;
+                    self.received_any = false;
                     let error = self.follow(connection).await?;
-                    // One that accepts and closes again is not worth a quick return.
-                    if self.heard {
+                    // An engine that accepts connections and closes them does not shorten the
+                    // pause.
+                    if self.received_any {
                         pause = self.subscription.timing.retry_min;
                     }
                     error
                 }
                 Err(error) => error,
             };
-            if !outage_said {
-                outage_said = true;
-                self.say(Update::Disconnected { error }).await?;
+            if !outage_reported {
+                outage_reported = true;
+                self.send(Update::Disconnected { error }).await?;
             }
             tokio::select! {
                 () = sleep(pause) => {}
@@ -121,13 +122,14 @@ impl Session {
                     Ok(Some(frames)) => self.live(frames, &mut actions).await?,
                     Ok(None) => {
                         self.ask = None;
-                        self.say(Update::Fresh { ask }).await?;
+                        self.send(Update::Fresh { ask }).await?;
                     }
                     Err(error) => break error,
                 }
                 continue;
             }
-            // What was read at once is dealt with at once, before it is looked who else has news.
+            // Messages that were read together are handled together, before other events are
+            // polled.
             match live.message() {
                 Ok(Some(frames)) => {
                     self.live(frames, &mut actions).await?;
@@ -145,7 +147,7 @@ impl Session {
                 },
                 ask = asked(asks) => self.ask = Some(ask),
                 replayed = self.replay.next() => {
-                    self.heard |= replayed.is_ok();
+                    self.received_any |= replayed.is_ok();
                     match replayed {
                     Ok(Replayed::Batch(batch)) => self.sequencer.replayed(batch, &mut actions),
                     Ok(Replayed::End) => {
@@ -174,20 +176,20 @@ impl Session {
     ) -> Result<(), SinkClosed> {
         match message::live(frames) {
             Ok(batch) => {
-                self.heard = true;
+                self.received_any = true;
                 let expected = self.sequencer.expected();
                 let sequence = batch.sequence;
                 self.sequencer.live(batch, actions);
                 self.restart_idle_timer();
                 match expected {
                     Some(expected) if sequence > expected => {
-                        self.say(Update::Gap { expected, sequence }).await
+                        self.send(Update::Gap { expected, sequence }).await
                     }
                     _ => Ok(()),
                 }
             }
-            // If it was a batch, the next one's number will show that it is missing.
-            Err(error) => self.say(Update::Garbage { sequence: None, error }).await,
+            // If it was a batch, the next batch's number will show that it is missing.
+            Err(error) => self.send(Update::Garbage { sequence: None, error }).await,
         }
     }
 
@@ -206,7 +208,7 @@ impl Session {
                         if reason == ResetReason::EngineRestarted {
                             self.decoder.forget_groups();
                         }
-                        self.say(Update::Reset { reason }).await?;
+                        self.send(Update::Reset { reason }).await?;
                     }
                     Action::Replay { from } => {
                         if let Some(endpoint) = &self.subscription.replay_endpoint {
@@ -215,7 +217,7 @@ impl Session {
                     }
                     Action::Synced(outcome) => {
                         self.restart_idle_timer();
-                        self.say(Update::Synced { outcome }).await?;
+                        self.send(Update::Synced { outcome }).await?;
                     }
                     Action::Reconnect => return Ok(Next::Reconnect),
                 }
@@ -227,25 +229,25 @@ impl Session {
         Ok(Next::Stay)
     }
 
-    /// Decodes a batch and hands it on; says whether that could be done. What
-    /// cannot be decoded is knowledge lost.
+    /// Decodes and delivers a batch; returns whether that was possible. The changes of a batch that
+    /// cannot be decoded are lost.
     async fn deliver(&mut self, batch: Numbered) -> Result<bool, SinkClosed> {
         let Numbered { sequence, payload } = batch;
         match self.decoder.decode(&payload) {
             Ok(batch) => {
-                self.say(Update::Batch { sequence, batch }).await?;
+                self.send(Update::Batch { sequence, batch }).await?;
                 Ok(true)
             }
             Err(error) => {
                 let sequence = Some(sequence);
-                self.say(Update::Garbage { sequence, error: error.into() }).await?;
-                self.say(Update::Reset { reason: ResetReason::Garbage }).await?;
+                self.send(Update::Garbage { sequence, error: error.into() }).await?;
+                self.send(Update::Reset { reason: ResetReason::Garbage }).await?;
                 Ok(false)
             }
         }
     }
 
-    async fn say(&mut self, update: Update) -> Result<(), SinkClosed> {
+    async fn send(&mut self, update: Update) -> Result<(), SinkClosed> {
         self.sink.send(update).await.map_err(|_| SinkClosed)
     }
 
@@ -260,7 +262,7 @@ async fn asked(asks: Option<&mut watch::Receiver<u64>>) -> u64 {
     {
         return *asks.borrow_and_update();
     }
-    // Nobody is there to ask.
+    // All senders were dropped.
     std::future::pending().await
 }
 
