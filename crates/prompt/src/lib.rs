@@ -1,8 +1,8 @@
 //! Turns a request's prompt into the token ids that vLLM will see.
 //!
-//! After loading, everything here is computation without I/O: callers run
-//! it off the reactor. What cannot be reproduced exactly is refused as
-//! [`PromptError::Unsupported`], and the engine is asked without token ids.
+//! After loading, everything here is computation without I/O: callers run it off the reactor. What
+//! cannot be reproduced exactly is refused as [`PromptError::Unsupported`]; the engine is then sent
+//! the request without token ids.
 
 mod media;
 mod memory;
@@ -31,15 +31,15 @@ use template::{ChatInput, ChatTemplate, TemplateError};
 /// Why there are no token ids for a request. No variant carries prompt text.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum PromptError {
-    /// The request is wrong and the engine would say so too: answer 400. The
-    /// text may be a template's own message, at most 500 characters.
+    /// The request is wrong and the engine would refuse it, too: status 400. The text may be a
+    /// template's own message, at most 500 characters.
     #[error("{0}")]
     Client(String),
-    /// The exact ids cannot be known here; the request itself may be fine.
-    /// Serve it on an estimate.
+    /// The exact ids cannot be computed by the router; the request itself may be correct. The
+    /// request is placed by an estimate.
     #[error("prompt left to the engine: {0}")]
     Unsupported(&'static str),
-    /// This router's fault. Serve on an estimate and report it.
+    /// A fault of the router. The request is placed by an estimate, and the fault is reported.
     #[error("{0}")]
     Internal(String),
 }
@@ -62,24 +62,23 @@ impl From<TokenizeError> for PromptError {
 /// A tokenized prompt.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct PromptTokens {
-    /// Token ids, as the engine's block hashes cover them.
+    /// The token ids, exactly as the engine hashes them into blocks.
     pub ids: Vec<u32>,
-    /// The template wrote the time into the prompt; see
-    /// [`template::Rendered::uses_clock`].
+    /// Whether the template wrote the time into the prompt; see [`template::Rendered::uses_clock`].
     pub uses_clock: bool,
 }
 
-/// How much of a prompt its tokens are known of.
+/// How much of a prompt is known as tokens.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Extent {
-    /// All of it.
+    /// The whole prompt.
     Whole,
-    /// What comes before its first image, audio or video.
+    /// The part before the first image, audio or video.
     BeforeMedia,
 }
 
-/// How the engines of a model were started, where that changes prompts.
-/// The default is an engine without any of these flags.
+/// The flags with which the engines of a model were started, as far as they change prompts. The
+/// default is an engine without any of these flags.
 #[derive(Clone, Debug, Default)]
 pub struct PromptOptions {
     /// `--chat-template`: replaces the model's own templates.
@@ -103,8 +102,8 @@ pub struct PromptModel {
 }
 
 impl PromptModel {
-    /// Loads a model folder. A template that is missing or not understood is
-    /// no error: text prompts still work; see [`Self::notes`].
+    /// Loads a model folder. A missing or unsupported template is not an error, because text
+    /// prompts still work; see [`Self::notes`].
     ///
     /// # Errors
     /// [`LoadError`] if there is no usable tokenizer.
@@ -119,7 +118,7 @@ impl PromptModel {
         let mut compile = |source: &str| {
             ChatTemplate::compile(source, tokenizer.special_tokens().clone()).map_err(|error| {
                 notes.push(error.to_string());
-                "the model's chat template is not understood"
+                "the model's chat template is not supported"
             })
         };
         let (chat, tool_chat) = if let Some(source) = &options.chat_template {
@@ -164,7 +163,7 @@ impl PromptModel {
         Ok(PromptTokens { ids, uses_clock: false })
     }
 
-    /// Appends the same ids to a chain; see [`Tokenizer::chain`].
+    /// Appends the ids of [`Self::tokenize_text`] to a chain; see [`Tokenizer::chain`].
     ///
     /// # Errors
     /// As [`Self::tokenize_text`].
@@ -193,8 +192,8 @@ impl PromptModel {
         Ok(PromptTokens { uses_clock: rendered.uses_clock, ..prompt })
     }
 
-    /// Token ids of a chat request's text before its first medium, as far as no medium can
-    /// change them.
+    /// Token ids of a chat's text before its first medium, as far as they do not depend on the
+    /// medium.
     ///
     /// # Errors
     /// See [`PromptError`].
@@ -206,8 +205,8 @@ impl PromptModel {
         media::tokens_before(self, chat, now_unix_s)
     }
 
-    /// Appends the same ids to a chain; see [`Tokenizer::chain`]. Of a chat with media, those of
-    /// [`Self::tokenize_before_media`].
+    /// Appends the ids of [`Self::tokenize_chat`] to a chain; see [`Tokenizer::chain`]. For a chat
+    /// with media, those of [`Self::tokenize_before_media`].
     ///
     /// # Errors
     /// See [`PromptError`].
@@ -228,7 +227,7 @@ impl PromptModel {
         Ok(Extent::Whole)
     }
 
-    /// A chat's text, if its tokens can be known.
+    /// Renders a chat to text, if its tokens can be computed exactly.
     fn render_supported(
         &self,
         chat: ChatRequestView<'_>,
@@ -249,9 +248,9 @@ impl PromptModel {
         mut chat: ChatRequestView<'_>,
         now_unix_s: i64,
     ) -> Result<template::Rendered, PromptError> {
-        let scene = Scene::new(self, &chat, now_unix_s)?;
+        let input = RenderInput::new(self, &chat, now_unix_s)?;
         let messages = std::mem::take(&mut chat.messages).into_owned();
-        scene.render(normalise::conversation(messages, scene.format)?)
+        input.render(normalise::conversation(messages, input.format)?)
     }
 
     fn tools(&self, chat: &ChatRequestView<'_>) -> Result<Option<Value>, PromptError> {
@@ -267,8 +266,8 @@ impl PromptModel {
     }
 }
 
-/// What a template needs of a request beside its messages.
-struct Scene<'a> {
+/// The inputs of a template except the messages.
+struct RenderInput<'a> {
     template: &'a ChatTemplate,
     /// The shape in which the template gets the messages' content.
     format: ContentFormat,
@@ -279,7 +278,7 @@ struct Scene<'a> {
     now_unix_s: i64,
 }
 
-impl<'a> Scene<'a> {
+impl<'a> RenderInput<'a> {
     fn new(
         model: &'a PromptModel,
         chat: &ChatRequestView<'a>,
@@ -319,12 +318,12 @@ impl<'a> Scene<'a> {
         };
         self.template.render(&input).map_err(|error| match error {
             TemplateError::Raised(message) => PromptError::Client(message),
-            // The engine's own template language decides what becomes of these.
+            // In this case the result depends on the engine's own template language.
             TemplateError::Render { .. } => {
                 PromptError::Unsupported("the chat template cannot work with this request")
             }
             TemplateError::TooMuch(_) => {
-                PromptError::Unsupported("rendering the chat takes too much time or room")
+                PromptError::Unsupported("rendering the chat takes too much time or memory")
             }
             TemplateError::Syntax { .. } => PromptError::Internal(error.to_string()),
         })

@@ -1,31 +1,33 @@
 //! The text of a chat before its first image, audio or video.
 //!
-//! How many tokens an engine puts in the place of a medium, and with which ids, depends on the model and is not
-//! known here. What comes before is text as in any other prompt, and its full blocks are those of a
-//! prompt without media: vLLM adds a medium's hash only to the blocks that have tokens of it.
+//! How many tokens an engine puts in the place of a medium, and with which ids, depends on the
+//! model and is not known to the router. The text before it is text as in any other prompt, and its
+//! full blocks are those of a prompt without media: vLLM adds a medium's hash only to the blocks
+//! that contain tokens of the medium.
 
 use serde_json::Value;
 
 use super::normalise::{self, MEDIA};
 use super::template::ContentFormat;
 use super::tokenizer::Tokenizer;
-use super::{ChatRequestView, PromptError, PromptModel, Scene};
+use super::{ChatRequestView, PromptError, PromptModel, RenderInput};
 
-/// Stands for a medium. A text that has it as well ends what is known earlier, nothing else.
+/// Marks the position of a medium. If a client's text contains the mark, too, the known part is
+/// only shorter.
 const MARK: &str = "\u{e000}medium\u{e001}";
 
-/// Bytes at the end of a text by which it is found out how many of its last tokens depend on what
-/// follows.
+/// Number of bytes at the end of a text that are examined to find how many of its last tokens
+/// depend on the following text.
 const TAIL_BYTES: usize = 512;
 
-/// Beginnings of what may follow a text: models write placeholders as tags, words or numbers,
-/// behind line breaks or not.
+/// Examples of text that may follow: models write placeholders as tags, words or numbers, with or
+/// without line breaks before them.
 const FOLLOWERS: [&str; 9] = ["a", "A", "0", " ", "\n", "\n\n", "<", "[", "("];
 
-/// Words in the tags that models have for media.
+/// Words in the tags that models use for media.
 const TAG_WORDS: [&str; 8] = ["image", "img", "im_", "audio", "video", "vision", "media", "pad"];
 
-/// The longest tag that is looked for, in bytes.
+/// Maximum length of a tag that is recognised, in bytes.
 const TAG_BYTES: usize = 48;
 
 /// Whether any message has a medium.
@@ -40,17 +42,17 @@ fn message_has_media(message: &Value) -> bool {
     })
 }
 
-/// The tokens before the first medium that are the engine's for certain.
+/// The tokens before the first medium that are certainly the same in the engine.
 ///
 /// # Errors
-/// [`PromptError::Unsupported`] where none are.
+/// [`PromptError::Unsupported`] if there are none.
 pub(super) fn tokens_before(
     model: &PromptModel,
     chat: ChatRequestView<'_>,
     now_unix_s: i64,
 ) -> Result<Vec<u32>, PromptError> {
     if chat.add_special_tokens {
-        // They may come at the end.
+        // The special tokens may be added at the end.
         return Err(PromptError::Unsupported(MEDIA));
     }
     let text = text_before(model, chat, now_unix_s)?;
@@ -70,17 +72,17 @@ fn text_before(
     let messages = std::mem::take(&mut chat.messages).into_owned();
     let listed = messages.as_array().map(Vec::as_slice).unwrap_or_default();
     let first = listed.iter().position(message_has_media).ok_or_else(|| unknown.clone())?;
-    // The engine takes the first text that looks like a placeholder for one, wherever it stands.
+    // If a text looks like a placeholder, the engine uses the first such text, wherever it is.
     let looks_like_one =
         listed[..=first].iter().chain(chat.tools).chain(chat.documents).any(mentions_placeholder);
     if looks_like_one || listed[first]["role"] != "user" {
         return Err(unknown);
     }
-    let scene = Scene::new(model, &chat, now_unix_s)?;
-    let format = scene.format;
+    let input = RenderInput::new(model, &chat, now_unix_s)?;
+    let format = input.format;
     if format == ContentFormat::String && model.options.chat_template.is_some() {
-        // Some models have no placeholders, and begin every prompt with its images. None of them
-        // comes with a template of its own.
+        // Some models have no placeholders and begin every prompt with its images. None of these
+        // models has a template of its own.
         return Err(unknown);
     }
     let conversation = normalise::conversation_with(messages, format, Some(MARK))?;
@@ -92,23 +94,23 @@ fn text_before(
         ContentFormat::OpenAi => conversation.into_iter().map(marked).collect(),
         ContentFormat::String => conversation,
     };
-    let render = |messages| scene.render(messages).map_err(|_| unknown.clone());
+    let render = |messages| input.render(messages).map_err(|_| unknown.clone());
     let mut marked = render(marked)?.text;
     let mut known = marked.find(MARK).ok_or_else(|| unknown.clone())?;
     if let Some(as_sent) = as_sent {
         let as_sent = render(as_sent)?.text;
         if marked.replace(MARK, "") == as_sent {
-            // The template prints nothing for media: the model has them elsewhere.
+            // The template prints nothing for media, so the model puts them somewhere else.
             return Err(unknown);
         }
-        // Templates may print media before the text of their message, or speak of them earlier.
+        // A template may print media before the text of their message, or mention them earlier.
         known = common_prefix(&marked[..known], &as_sent);
     }
     marked.truncate(known);
     Ok(marked)
 }
 
-/// A message with the mark as text in the place of each medium.
+/// The message with the mark as text in the place of each medium.
 fn marked(mut message: Value) -> Value {
     let parts = message.get_mut("content").and_then(Value::as_array_mut);
     for part in parts.into_iter().flatten().filter(|part| part["type"] != "text") {
@@ -117,19 +119,19 @@ fn marked(mut message: Value) -> Value {
     message
 }
 
-/// The length of the longest common beginning, in bytes.
+/// The length of the longest common prefix, in bytes.
 fn common_prefix(one: &str, other: &str) -> usize {
     let alike = one.char_indices().zip(other.chars()).take_while(|((_, a), b)| a == b);
     alike.last().map_or(0, |((at, last), _)| at + last.len_utf8())
 }
 
-/// Whether a text in a value may be taken for a medium's placeholder.
+/// Whether a text in a value may be taken for a placeholder of a medium.
 fn mentions_placeholder(value: &Value) -> bool {
     match value {
         Value::String(text) => has_tag(text),
         Value::Array(items) => items.iter().any(mentions_placeholder),
         Value::Object(fields) => fields.iter().any(|(name, value)| {
-            // A medium itself may be megabytes long.
+            // A medium may be megabytes long.
             let is_medium = normalise::is_medium_field(name);
             !is_medium && (has_tag(name) || mentions_placeholder(value))
         }),
@@ -150,7 +152,7 @@ fn has_tag(text: &str) -> bool {
     })
 }
 
-/// How many of a text's last tokens are others if something follows it.
+/// How many of a text's last tokens may change when more text follows.
 fn unsure_tokens(tokenizer: &Tokenizer, text: &str, ids: &[u32]) -> Result<usize, PromptError> {
     let tail = &text[text.floor_char_boundary(text.len().saturating_sub(TAIL_BYTES))..];
     let alone = tokenizer.encode(tail, false)?;
@@ -161,7 +163,7 @@ fn unsure_tokens(tokenizer: &Tokenizer, text: &str, ids: &[u32]) -> Result<usize
         sure = sure.min(alike);
     }
     let unsure = alone.len() - sure;
-    // The tail's first tokens may be others than the text's; those at its end must not be.
+    // The first tokens of the tail may differ from those of the text; the last ones must be equal.
     let compared = alone.len().min(unsure + 1);
     match unsure == ids.len() || ids.ends_with(&alone[alone.len() - compared..]) {
         true => Ok(unsure.min(ids.len())),
@@ -196,7 +198,7 @@ mod tests {
     }
 
     #[test]
-    fn a_common_beginning_ends_between_characters() {
+    fn a_common_prefix_ends_between_characters() {
         for (one, other, len) in [("", "a", 0), ("aé", "aè", 1), ("aé", "aéb", 3), ("ab", "ab", 2)]
         {
             assert_eq!(common_prefix(one, other), len, "{one} {other}");

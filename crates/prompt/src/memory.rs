@@ -1,17 +1,17 @@
 //! Returns freed memory to the system.
 #![allow(unsafe_code)] // The allocator's crate has no safe name for this one call.
 
-// The library that has it, also where it is not the allocator.
+// Links the library that defines the function, also where mimalloc is not the global allocator.
 use mimalloc as _;
 
 unsafe extern "C" {
-    /// Frees what this thread's heap keeps for itself, and has the system take back all pages
-    /// that nothing lies in. It takes a flag and gives nothing: no caller can use it wrongly.
+    /// Frees what this thread's heap holds in reserve, and returns all unused pages to the system.
+    /// Takes a flag and returns nothing, so no caller can use it wrongly.
     safe fn mi_collect(force: bool);
 }
 
-/// Gives memory back that was freed: after work that takes much more of it than its result.
-/// Otherwise the allocator keeps such pages until it has use for them.
+/// Returns freed memory to the system. To be called after work that needs much more memory than its
+/// result; otherwise the allocator keeps the pages until it needs them.
 pub(crate) fn give_back() {
     mi_collect(true);
 }

@@ -1,12 +1,12 @@
-//! The chat that vLLM makes of a request of `/v1/messages`
-//! (`entrypoints/anthropic/serving.py`, 0.32), as far as that does not depend on how the
-//! engine was started.
+//! Converts a request of `/v1/messages` to the chat that vLLM makes of it
+//! (`entrypoints/anthropic/serving.py`, 0.32), as far as that does not depend on how the engine was
+//! started.
 
 use serde_json::{Map, Value, json};
 
 use super::normalise::Unsupported;
 
-/// Members of a message's request that [`chat_of`] reads.
+/// The members of a request of `/v1/messages` that [`chat_of`] reads.
 pub const MEMBERS: [&str; 7] = [
     "system",
     "messages",
@@ -20,14 +20,14 @@ pub const MEMBERS: [&str; 7] = [
 type Result<T> = std::result::Result<T, Unsupported>;
 type Fields = Map<String, Value>;
 
-/// A block of a system prompt that begins so is dropped as a whole.
+/// A block of a system prompt that begins with this text is dropped as a whole.
 const BILLING_LINE: &str = "x-anthropic-billing-header";
 
-/// A chat's fields from those of a message's request.
+/// Converts the fields of a request of `/v1/messages` to those of a chat.
 ///
 /// # Errors
-/// [`Unsupported`] for images, for what an engine finds out by trying its chat template, and
-/// for what it refuses.
+/// [`Unsupported`] for images, for what depends on the engine's test of its chat template, and for
+/// what the engine refuses.
 pub fn chat_of(fields: &Fields) -> Result<Fields> {
     let mut messages = Vec::new();
     let system = system_text(fields.get("system"))?;
@@ -44,14 +44,14 @@ pub fn chat_of(fields: &Fields) -> Result<Fields> {
         chat.insert("tools".to_owned(), tools_of(tools)?);
     }
     if let Some(choice) = present(fields, "tool_choice") {
-        // Others are no concern of a prompt's.
+        // Other values do not change the prompt.
         if choice["type"] == "none" {
             chat.insert("tool_choice".to_owned(), "none".into());
         }
     }
     match present(fields, "thinking").map(|thinking| thinking["type"].as_str()) {
         None | Some(Some("enabled" | "adaptive")) => {}
-        // As "none" or as "low" effort, as the template was found to take it.
+        // Becomes "none" or "low" effort, depending on the engine's test of its template.
         Some(_) => return Err(Unsupported("thinking that is switched off")),
     }
     let effort = present(fields, "output_config").and_then(|config| config.get("effort"));
@@ -76,7 +76,7 @@ fn system_text(system: Option<&Value>) -> Result<String> {
         Some(Value::Array(blocks)) => {
             let texts = blocks.iter().map(|block| match block["type"].as_str() {
                 Some("text") => text_of(block, "text"),
-                _ => Err(Unsupported("a system prompt of other blocks than text")),
+                _ => Err(Unsupported("a system prompt with blocks other than text")),
             });
             let texts = texts.collect::<Result<Vec<_>>>()?;
             Ok(texts.into_iter().filter(|text| !text.starts_with(BILLING_LINE)).collect())
@@ -85,19 +85,20 @@ fn system_text(system: Option<&Value>) -> Result<String> {
     }
 }
 
-/// A text that may be missing.
+/// A text, or an empty one if the member is missing.
 fn text_of<'a>(block: &'a Value, key: &str) -> Result<&'a str> {
     match &block[key] {
         Value::Null => Ok(""),
         Value::String(text) => Ok(text),
-        _ => Err(Unsupported("a block whose text is none")),
+        _ => Err(Unsupported("a block whose text is not a string")),
     }
 }
 
 fn convert(message: &Value, out: &mut Vec<Value>) -> Result<()> {
     let role = match message["role"].as_str() {
         Some(role @ ("user" | "assistant")) => role,
-        // They stay where they are or go to the front, as the template was found to take them.
+        // The engine keeps these in place or moves them to the front, depending on its test of the
+        // template.
         Some("system") => return Err(Unsupported("a system message within the conversation")),
         _ => return Err(Unsupported("a message of an unknown role")),
     };
@@ -116,7 +117,7 @@ fn convert(message: &Value, out: &mut Vec<Value>) -> Result<()> {
             (Some("thinking"), "assistant") => thoughts.push(text_of(block, "thinking")?),
             (Some("redacted_thinking"), "assistant") => {}
             (Some("tool_use"), "assistant") => calls.push(call(block)?),
-            // Results go before what else the message says.
+            // Tool results come before the message's other content.
             (Some("tool_result"), "user") => out.push(result(block)?),
             _ => return Err(Unsupported("a block of another type")),
         }
@@ -142,7 +143,7 @@ fn convert(message: &Value, out: &mut Vec<Value>) -> Result<()> {
     }
     match (made.len(), role) {
         (1, "user") => {}
-        (1, _) => return Err(Unsupported("an empty message of the assistant's")),
+        (1, _) => return Err(Unsupported("an empty message of the assistant")),
         _ => out.push(made.into()),
     }
     Ok(())
@@ -168,7 +169,7 @@ fn result(block: &Value) -> Result<Value> {
         Value::Array(items) => {
             let texts = items.iter().map(|item| match item["type"].as_str() {
                 Some("text") => text_of(item, "text"),
-                _ => Err(Unsupported("a tool result of other items than text")),
+                _ => Err(Unsupported("a tool result with items other than text")),
             });
             texts.collect::<Result<Vec<_>>>()?.join("\n")
         }
@@ -205,7 +206,7 @@ mod tests {
     }
 
     #[test]
-    fn blocks_become_what_a_chat_has_for_them() {
+    fn blocks_become_the_messages_of_a_chat() {
         let body = json!({
             "model": "m", "max_tokens": 5, "stop_sequences": ["x"],
             "system": [
@@ -262,7 +263,7 @@ mod tests {
     }
 
     #[test]
-    fn what_depends_on_the_engine_is_left_to_it() {
+    fn requests_that_depend_on_the_engines_start_are_left_to_the_engine() {
         let user = json!([{"role": "user", "content": "a"}]);
         for body in [
             json!({"messages": [{"role": "system", "content": "a"}]}),

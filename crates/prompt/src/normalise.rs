@@ -9,13 +9,14 @@ use serde_json::{Map, Value};
 
 use super::template::ContentFormat;
 
-/// Why a request's tokens are left to the engine. Static text: no content.
+/// Why the router leaves a request's tokens to the engine. Static text without content of the
+/// request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Unsupported(pub &'static str);
 
 type Result<T> = std::result::Result<T, Unsupported>;
 
-/// Fields of content parts that the engine knows; others reach the template.
+/// Fields of content parts that the engine interprets; other fields reach the template.
 const KNOWN_PART_FIELDS: [&str; 18] = [
     "audio_embeds",
     "audio_url",
@@ -40,7 +41,7 @@ const KNOWN_PART_FIELDS: [&str; 18] = [
 /// Why a prompt with media is left to the engine.
 pub(super) const MEDIA: &str = "images, audio, video or files";
 
-/// Fields that make a part a medium, whatever its type says, with the medium's kind.
+/// Fields that make a part a medium whatever its `type` is, with the kind of medium.
 const MEDIA_FIELDS: [(&str, &str); 8] = [
     ("audio_embeds", "audio"),
     ("audio_url", "audio"),
@@ -52,29 +53,30 @@ const MEDIA_FIELDS: [(&str, &str); 8] = [
     ("video_url", "video"),
 ];
 
-/// Fields that make a part something that the router has no placeholder for.
+/// Fields that make a part something for which the router has no placeholder.
 const OTHER_FIELDS: [&str; 5] =
     ["data", "file", "input_image", "prompt_cache_breakpoint", "prompt_embeds"];
 
-/// A line that one coding client puts before its system prompt, different for
-/// every request; the engine drops it.
+/// The start of a line that one coding client puts before its system prompt, different for every
+/// request; the engine drops the line.
 const BILLING_LINE: &str = "x-anthropic-billing-header";
 
-/// The conversation that a template sees. Texts are moved, not copied: they may be long.
+/// The conversation as a template gets it. Texts are moved and not copied, because they may be
+/// long.
 ///
 /// # Errors
-/// [`Unsupported`] for media, unknown parts and shapes that the engine's own
-/// validation may refuse or reorder.
+/// [`Unsupported`] for media, unknown parts, and shapes that the engine's own validation may refuse
+/// or reorder.
 pub fn conversation(messages: Value, format: ContentFormat) -> Result<Vec<Value>> {
     conversation_with(messages, format, None)
 }
 
-/// The same of messages with media. Where the template wants parts, a medium is one, as the
-/// engine writes it (`{"type": "image"}`). Where it wants text, the engine puts placeholders of
-/// its model's own before a message's text: `mark` is there instead.
+/// Like [`conversation`], for messages with media. If the template wants parts, a medium is a part
+/// in the engine's form (`{"type": "image"}`). If the template wants text, the engine puts
+/// placeholders of its model before a message's text; here, `mark` stands in their place.
 ///
 /// # Errors
-/// As [`conversation`], but for media.
+/// As [`conversation`], except for media.
 pub fn conversation_with(
     messages: Value,
     format: ContentFormat,
@@ -108,9 +110,9 @@ fn one_message(message: Value, format: ContentFormat, mark: Option<&str>) -> Res
         ContentFormat::OpenAi if role != "tool" || has_media => {
             Value::Array(parts.into_iter().map(Part::into_value).collect())
         }
-        // Tool results are plain text for every template.
+        // Tool results are plain text in every template.
         ContentFormat::OpenAi => Value::from(joined(parts)),
-        // Here the engine drops empty parts before it joins.
+        // In this format the engine drops empty parts before it joins the others.
         ContentFormat::String => {
             let mut parts = parts;
             parts.retain(|part| !part.text.is_empty());
@@ -152,7 +154,7 @@ fn one_message(message: Value, format: ContentFormat, mark: Option<&str>) -> Res
 
 fn joined(mut parts: Vec<Part>) -> String {
     match &mut parts[..] {
-        // Most messages are one text.
+        // Most messages are a single text.
         [part] => std::mem::take(&mut part.text),
         parts => parts.iter().map(|part| &*part.text).collect::<Vec<_>>().join("\n"),
     }
@@ -162,10 +164,10 @@ fn present(object: &Map<String, Value>, key: &str) -> bool {
     object.get(key).is_some_and(|value| !value.is_null())
 }
 
-/// A part: its text, unless it is a medium, and fields that the engine passes on unread.
+/// A content part: its text unless it is a medium, and fields that the engine passes on unread.
 struct Part {
     text: String,
-    /// What kind of medium it is, as templates call it.
+    /// The kind of medium, in the word that templates use.
     medium: Option<&'static str>,
     extra: Map<String, Value>,
 }
@@ -185,7 +187,7 @@ impl Part {
 fn parts(role: &str, message: &mut Map<String, Value>) -> Result<Vec<Part>> {
     let mut parts = match message.get_mut("content").map(Value::take) {
         None => Vec::new(),
-        // The engine's request model takes null from these two only.
+        // Only for these two roles does the engine's request model accept null.
         Some(Value::Null)
             if matches!(role, "assistant" | "function")
                 && message.get("tool_calls").is_none_or(|calls| !calls.is_null()) =>
@@ -211,7 +213,7 @@ fn parts(role: &str, message: &mut Map<String, Value>) -> Result<Vec<Part>> {
 }
 
 fn part(role: &str, item: Value) -> Result<Part> {
-    // Bare strings pass the engine's request model in some messages only.
+    // The engine's request model accepts bare strings in some messages only.
     let Value::Object(mut part) = item else {
         return Err(Unsupported("a content part that is not an object"));
     };
@@ -237,7 +239,7 @@ fn part(role: &str, item: Value) -> Result<Part> {
     part.retain(|name, _| !KNOWN_PART_FIELDS.contains(&name.as_str()));
     let extra = part;
     if role == "system" && key != "text" {
-        return Err(Unsupported("a system message of other parts than text"));
+        return Err(Unsupported("a system message with parts other than text"));
     }
     for value in extra.values() {
         plain_numbers(value)?;
@@ -245,12 +247,12 @@ fn part(role: &str, item: Value) -> Result<Part> {
     Ok(Part { text, medium: None, extra })
 }
 
-/// Whether this field of a part has a medium's content.
+/// Whether a field of a part holds a medium's content.
 pub(super) fn is_medium_field(name: &str) -> bool {
     MEDIA_FIELDS.iter().any(|(field, _)| *field == name)
 }
 
-/// What kind of medium a part is, if it is one, as templates call it.
+/// The kind of medium that a part is, in the word that templates use; `None` for other parts.
 pub(super) fn medium(part: &Map<String, Value>) -> Option<&'static str> {
     let found = MEDIA_FIELDS.iter().find(|(field, _)| part.contains_key(*field));
     found.map(|(_, medium)| *medium)
@@ -259,7 +261,7 @@ pub(super) fn medium(part: &Map<String, Value>) -> Option<&'static str> {
 fn assistant_fields(message: &Map<String, Value>, out: &mut Map<String, Value>) -> Result<()> {
     match message.get("tool_calls") {
         None | Some(Value::Null) => {}
-        // An empty list would send templates down their tool path.
+        // An empty list would make templates take their branch for tools.
         Some(Value::Array(calls)) if calls.is_empty() => {}
         Some(Value::Array(calls)) => {
             let calls = calls.iter().map(tool_call).collect::<Result<Vec<_>>>()?;
@@ -267,7 +269,7 @@ fn assistant_fields(message: &Map<String, Value>, out: &mut Map<String, Value>) 
         }
         Some(_) => return Err(Unsupported("tool_calls that are not an array")),
     }
-    // The older name is read where the newer one says nothing.
+    // The older name is read if the newer one is missing or null.
     let reasoning = ["reasoning", "reasoning_content"]
         .into_iter()
         .filter_map(|name| message.get(name))
@@ -283,8 +285,8 @@ fn assistant_fields(message: &Map<String, Value>, out: &mut Map<String, Value>) 
     Ok(())
 }
 
-/// The engine's request model puts its own fields first, in its own order,
-/// then what it does not know; templates that print a call as JSON show it.
+/// Writes the engine's own fields first, in the engine's order, then unknown fields: the order is
+/// visible in templates that print a call as JSON.
 fn tool_call(call: &Value) -> Result<Value> {
     let call = call.as_object().ok_or(Unsupported("a tool call that is not an object"))?;
     let function = call.get("function").and_then(Value::as_object);
@@ -320,8 +322,8 @@ fn extend_unknown(out: &mut Map<String, Value>, from: &Map<String, Value>) -> Re
     Ok(())
 }
 
-/// Arguments are JSON in a string; templates get the object. What is not an
-/// object becomes an empty one, as in the engine.
+/// Arguments are JSON in a string; templates get the object. As in the engine, anything other than
+/// an object becomes an empty object.
 fn call_arguments(text: &str) -> Result<Value> {
     let empty = || Value::Object(Map::new());
     match serde_json::from_str::<Value>(text) {
@@ -331,7 +333,7 @@ fn call_arguments(text: &str) -> Result<Value> {
         }
         Ok(_) => Ok(empty()),
         Err(error) => {
-            // Python reads some texts that are not JSON to us.
+            // Python's JSON reader accepts some texts that `serde_json` refuses.
             let message = error.to_string();
             let python_may_read =
                 ["recursion limit", "out of range", "surrogate", "unexpected end of hex"]
@@ -346,8 +348,8 @@ fn call_arguments(text: &str) -> Result<Value> {
     }
 }
 
-/// Refuses numbers whose text is lost in 64 bits: Python keeps every digit of
-/// an integer, and templates print it.
+/// Refuses numbers that cannot be represented in 64 bits: Python keeps every digit of an integer,
+/// and templates print it.
 ///
 /// # Errors
 /// [`Unsupported`] if there is such a number.
@@ -417,9 +419,8 @@ fn one_tool(tool: &Value) -> Result<Value> {
     Ok(Value::Object(out))
 }
 
-/// Turns developer messages into system messages, for templates that do not
-/// know the role, and merges all system messages into a first one if that
-/// leaves any that is not first.
+/// Turns developer messages into system messages, for templates that do not know the role, and
+/// merges all system messages into the first message if one of them would not be first.
 #[must_use]
 pub fn without_developer(conversation: Vec<Value>) -> Vec<Value> {
     let is = |message: &Value, role: &str| message["role"] == role;

@@ -8,13 +8,13 @@ use splitrail_engine::template_kwargs::is_control_kwarg;
 use super::PromptError;
 use super::normalise::plain_numbers;
 
-/// The values of `reasoning_effort` that the engine takes.
+/// The values of `reasoning_effort` that the engine accepts.
 const EFFORTS: [&str; 7] = ["none", "minimal", "low", "medium", "high", "xhigh", "max"];
 
-/// Names that Jinja2 defines itself: arguments of these names are dropped.
+/// Names that Jinja2 defines itself: template arguments with these names are dropped.
 const JINJA_GLOBALS: [&str; 6] = ["cycler", "dict", "joiner", "lipsum", "namespace", "range"];
 
-/// Fields that change a prompt in ways that are left to the engine.
+/// Fields that change a prompt in ways that the router does not reproduce.
 const ENGINE_ONLY: [(&str, &str); 4] = [
     ("chat_template", "a chat template sent by the client"),
     ("truncate_prompt_tokens", "truncate_prompt_tokens"),
@@ -35,13 +35,12 @@ pub const MEMBERS: [&str; 9] = [
     "reasoning_effort",
 ];
 
-/// Members of which it only looks whether they are there.
+/// Members of which only the presence matters.
 pub const PRESENCE: [&str; 4] =
     ["chat_template", "truncate_prompt_tokens", "mm_processor_kwargs", "media_io_kwargs"];
 
-/// A chat request, as far as its prompt goes. All else in a request
-/// (`response_format`, sampling, `parallel_tool_calls`, ...) never reaches the
-/// template in vLLM 0.32.
+/// The fields of a chat request that determine its prompt. Other fields (`response_format`,
+/// sampling, `parallel_tool_calls`, ...) never reach the template in vLLM 0.32.
 #[derive(Clone, Debug)]
 pub struct ChatRequestView<'a> {
     /// `messages`.
@@ -72,7 +71,8 @@ impl<'a> ChatRequestView<'a> {
         Self::of(body, body.get("messages").map(Cow::Borrowed))
     }
 
-    /// The same, with the messages taken out of the body: their texts are not copied.
+    /// Like [`Self::from_body`], but takes the messages out of the body, so that their texts are
+    /// not copied.
     ///
     /// # Errors
     /// As [`Self::from_body`].
@@ -138,9 +138,9 @@ fn checked_documents(documents: &Value) -> Result<&Value, PromptError> {
     if plain { Ok(documents) } else { Err(PromptError::Unsupported("documents of other types")) }
 }
 
-/// Variables for the template beside messages and tools: the engine's
-/// defaults, then the client's, then what the request's own fields say.
-/// A client's null and `"auto"` mean "not said", as in the engine.
+/// Variables for the template beside messages and tools: the engine's defaults, then the client's,
+/// then the values of the request's own fields. A client's null and `"auto"` count as absent, as in
+/// the engine.
 pub(super) fn template_kwargs(
     chat: &ChatRequestView<'_>,
     defaults: &Map<String, Value>,

@@ -1,22 +1,22 @@
-//! The chat that vLLM makes of a request of `/v1/responses`
-//! (`entrypoints/openai/responses/utils.py`, 0.32), where it is of text alone.
+//! Converts a request of `/v1/responses` with text only to the chat that vLLM makes of it
+//! (`entrypoints/openai/responses/utils.py`, 0.32).
 
 use serde_json::{Map, Value, json};
 
 use super::normalise::Unsupported;
 
-/// Members of a response's request that [`chat_of`] reads.
+/// The members of a request of `/v1/responses` that [`chat_of`] reads.
 pub const MEMBERS: [&str; 5] =
     ["truncation", "instructions", "input", "reasoning", "chat_template_kwargs"];
 
-/// Members of which it only looks whether there is anything in them.
+/// Members of which only matters whether they have content.
 pub const PRESENCE: [&str; 5] =
     ["tools", "prompt", "previous_input_messages", "mm_processor_kwargs", "media_io_kwargs"];
 
 type Result<T> = std::result::Result<T, Unsupported>;
 type Fields = Map<String, Value>;
 
-/// Members by which the engine may change the prompt in ways of its own.
+/// Members by which the engine may change the prompt in ways that the router does not reproduce.
 const ENGINE_ONLY: [(&str, &str); 5] = [
     ("tools", "tools of a response"),
     ("prompt", "a prompt that is stored elsewhere"),
@@ -25,11 +25,10 @@ const ENGINE_ONLY: [(&str, &str); 5] = [
     ("media_io_kwargs", "media_io_kwargs"),
 ];
 
-/// A chat's fields from those of a response's request.
+/// Converts the fields of a request of `/v1/responses` to those of a chat.
 ///
 /// # Errors
-/// [`Unsupported`] for other items than messages of text, for tools, and for what the engine
-/// refuses.
+/// [`Unsupported`] for items other than text messages, for tools, and for what the engine refuses.
 pub fn chat_of(fields: &Fields) -> Result<Fields> {
     for (name, reason) in ENGINE_ONLY {
         let value = fields.get(name).filter(|value| !value.is_null());
@@ -47,7 +46,7 @@ pub fn chat_of(fields: &Fields) -> Result<Fields> {
         None | Some(Value::Null) => {}
         Some(Value::String(text)) if text.is_empty() => {}
         Some(Value::String(text)) => messages.push(json!({"role": "system", "content": text})),
-        Some(_) => return Err(Unsupported("instructions that are no text")),
+        Some(_) => return Err(Unsupported("instructions that are not text")),
     }
     match fields.get("input") {
         Some(Value::String(text)) => messages.push(json!({"role": "user", "content": text})),
@@ -63,7 +62,7 @@ pub fn chat_of(fields: &Fields) -> Result<Fields> {
     }
     let mut chat = Fields::new();
     chat.insert("messages".to_owned(), Value::Array(messages));
-    // Unlike a chat's, its text is tokenised with the tokenizer's own special tokens.
+    // Unlike a chat, this text is tokenised with the tokenizer's own special tokens.
     chat.insert("add_special_tokens".to_owned(), true.into());
     let effort = fields.get("reasoning").and_then(|reasoning| reasoning.get("effort"));
     for (name, value) in
@@ -80,10 +79,10 @@ fn message(item: &Value) -> Result<Value> {
     let typed = match item.get("type") {
         None => false,
         Some(kind) if kind == "message" => true,
-        Some(_) => return Err(Unsupported("an item that is no message")),
+        Some(_) => return Err(Unsupported("an item that is not a message")),
     };
     if !matches!(item["status"].as_str(), None | Some("completed")) {
-        return Err(Unsupported("a message that goes on"));
+        return Err(Unsupported("a message that is not completed"));
     }
     let role = match item["role"].as_str() {
         Some(role @ ("user" | "assistant" | "system" | "developer")) => role,
@@ -91,10 +90,10 @@ fn message(item: &Value) -> Result<Value> {
     };
     let content = match (&item["content"], role) {
         (Value::String(text), _) => Value::from(text.as_str()),
-        // Of several parts, the engine takes the first.
+        // If there are several parts, the engine uses the first.
         (Value::Array(parts), "assistant") => match &parts[..] {
             [part] if typed => text(part, "output_text")?.into(),
-            _ => return Err(Unsupported("an answer of several parts")),
+            _ => return Err(Unsupported("a reply of several parts")),
         },
         (Value::Array(parts), _) => {
             let part =
@@ -106,14 +105,14 @@ fn message(item: &Value) -> Result<Value> {
     Ok(json!({"role": role, "content": content}))
 }
 
-/// The text of a part of this type.
+/// The text of a part, if the part has this type.
 fn text<'a>(part: &'a Value, kind: &str) -> Result<&'a str> {
     const KNOWN: [&str; 4] = ["type", "text", "annotations", "logprobs"];
     let members = part.as_object().filter(|members| {
         members.keys().all(|key| KNOWN.contains(&key.as_str())) && part["type"] == kind
     });
     let text = members.and_then(|members| members.get("text")).and_then(Value::as_str);
-    text.ok_or(Unsupported("a part that is no plain text"))
+    text.ok_or(Unsupported("a part that is not plain text"))
 }
 
 #[cfg(test)]
@@ -126,7 +125,7 @@ mod tests {
     }
 
     #[test]
-    fn items_of_text_become_a_chat() {
+    fn text_items_become_a_chat() {
         let body = json!({
             "model": "m", "instructions": "Be brief.", "max_output_tokens": 3, "tools": [],
             "input": [
@@ -162,7 +161,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_more_than_text_is_left_to_the_engine() {
+    fn responses_with_more_than_text_are_left_to_the_engine() {
         for body in [
             json!({"input": []}),
             json!({"input": "a", "tools": [{"type": "function", "name": "f"}]}),

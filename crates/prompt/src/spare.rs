@@ -1,9 +1,9 @@
-//! Buffers that a thread keeps for its next prompt, so that long prompts are not written into memory
-//! that is not in the processor's caches.
+//! Buffers that a thread keeps for its next prompt, so that long prompts are not written to memory
+//! that is outside the processor's caches.
 
 use std::cell::Cell;
 
-/// Larger buffers are not kept.
+/// Maximum capacity of a kept buffer in bytes; larger buffers are dropped.
 const MAX_BYTES: usize = 256 << 10;
 
 thread_local! {
@@ -32,22 +32,22 @@ impl<T> Spare<T> {
     }
 }
 
-/// An empty buffer for a rendered prompt, with room for so many bytes.
+/// An empty buffer for a rendered prompt, with at least this capacity in bytes.
 pub(super) fn text(capacity: usize) -> Vec<u8> {
     TEXT.with(|spare| spare.take(capacity))
 }
 
-/// To be called once the text is of no more use: the thread's next prompt is written there.
+/// Keeps the buffer for the thread's next prompt. To be called when the text is no longer needed.
 pub(super) fn give_back_text(buffer: Vec<u8>) {
     TEXT.with(|spare| spare.give_back(buffer));
 }
 
-/// An empty buffer for token ids, with room for so many.
+/// An empty buffer for token ids, with at least this capacity.
 pub(super) fn ids(capacity: usize) -> Vec<u32> {
     IDS.with(|spare| spare.take(capacity))
 }
 
-/// The same of token ids as [`give_back_text`] of texts.
+/// Keeps the buffer for the token ids of the thread's next prompt.
 pub(super) fn give_back_ids(buffer: Vec<u32>) {
     IDS.with(|spare| spare.give_back(buffer));
 }
@@ -57,7 +57,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_buffer_that_is_given_back_is_the_next_one_and_empty() {
+    fn a_returned_buffer_is_used_next_and_is_empty() {
         let mut buffer = ids(100);
         buffer.extend([1, 2]);
         let place = buffer.as_ptr();
@@ -65,11 +65,11 @@ mod tests {
         let again = ids(50);
         assert_eq!((again.as_ptr(), again.len()), (place, 0));
         let other = ids(50);
-        assert_ne!(other.as_ptr(), place, "nobody else has it");
+        assert_ne!(other.as_ptr(), place, "another buffer is in use");
         for capacity in [10, 1000, 100, MAX_BYTES] {
             give_back_ids(Vec::with_capacity(capacity));
         }
         let largest = ids(1).capacity();
-        assert!((1000..MAX_BYTES).contains(&largest), "the largest is kept that is not too large");
+        assert!((1000..MAX_BYTES).contains(&largest), "the largest buffer below the bound is kept");
     }
 }

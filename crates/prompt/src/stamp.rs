@@ -3,10 +3,10 @@
 use std::path::{Path, PathBuf};
 use std::time::SystemTime;
 
-/// Files of a folder that are looked at; no model has as many.
+/// Maximum number of files of a folder that are examined; no model has as many.
 const FILES_MAX: usize = 1024;
 
-/// One file as it was.
+/// The size and modification time of one file.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct FileStamp {
     path: PathBuf,
@@ -14,8 +14,8 @@ pub struct FileStamp {
     modified: Option<SystemTime>,
 }
 
-/// The files around a `tokenizer.json` that may say how text becomes tokens, in order. What
-/// cannot be looked at is left out: to load it fails, or does without.
+/// The files around a `tokenizer.json` that may affect tokenisation, in order. Files whose metadata
+/// cannot be read are left out: loading either fails on them or does not need them.
 pub fn stamps(path: &Path) -> Vec<FileStamp> {
     let folder = if path.is_dir() { Some(path) } else { path.parent() };
     let folder = folder.filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."));
@@ -27,9 +27,9 @@ pub fn stamps(path: &Path) -> Vec<FileStamp> {
     stamps
 }
 
-/// One file as it is now; `None` if it cannot be looked at.
+/// The current state of one file; `None` if it is not a readable file.
 pub fn stamp(path: PathBuf) -> Option<FileStamp> {
-    // Links are followed: where they lead to is what is read.
+    // Follows links, because the target is what is read.
     let found = std::fs::metadata(&path).ok().filter(std::fs::Metadata::is_file)?;
     Some(FileStamp { path, bytes: found.len(), modified: found.modified().ok() })
 }
@@ -48,7 +48,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_template_that_changes_is_noticed_and_weights_are_not_looked_at() {
+    fn a_changed_template_is_noticed_and_weights_are_ignored() {
         let folder = tempfile::tempdir().unwrap();
         let write = |name: &str, text: &str| std::fs::write(folder.path().join(name), text);
         write("tokenizer.json", "{}").unwrap();

@@ -24,23 +24,23 @@ use serde_json::{Map, Value as Json};
 use super::{spare, watch};
 use shared::Shared;
 
-/// Bound on template steps of one render; an instruction is some tens of
-/// nanoseconds, and a prompt of 2,000 messages takes about half a million.
+/// Maximum number of template steps of one render. A step takes some tens of nanoseconds, and a
+/// prompt of 2,000 messages needs about half a million.
 const MAX_STEPS: u64 = 10_000_000;
 
-/// Bound on a rendered prompt, bytes.
+/// Maximum size of a rendered prompt in bytes.
 const MAX_RENDERED_BYTES: usize = 64 << 20;
 
-/// Texts are copied in steps of this length. What is longer glibc copies by `rep movsb` (2.36, where
-/// the processor says that this is fast). Where the copy comes to lie a little further on in its page,
-/// that took sixteen times as long for 48 KB as elsewhere: 13.7 us of a Zen 4, up to 15 bytes further
-/// on, and 16 us of a Zen 3, up to 31.
+/// Texts are copied in steps of this many bytes. glibc (2.36) copies longer texts with `rep movsb`
+/// on processors that report this as fast. If the target lies slightly further into its page than
+/// the source, this took sixteen times as long for 48 KB as otherwise: 13.7 us on a Zen 4 (up to 15
+/// bytes further), and 16 us on a Zen 3 (up to 31 bytes further).
 const STEP_BYTES: usize = 2 << 10;
 
-/// Bound on nested macro calls and includes.
+/// Maximum depth of nested macro calls and includes.
 const MAX_RECURSION: usize = 120;
 
-/// Bound on a template's own message in [`TemplateError::Raised`], characters.
+/// Maximum length in characters of a template's own message in [`TemplateError::Raised`].
 const MAX_RAISED_CHARS: usize = 500;
 
 const NAME: &str = "chat";
@@ -66,7 +66,7 @@ pub enum TemplateError {
     /// client's fault. At most 500 characters of the template's message.
     #[error("{0}")]
     Raised(String),
-    /// The template is not one that this engine understands.
+    /// The template is not valid, or uses a feature that is not supported.
     #[error("chat template, line {line}: {reason}")]
     Syntax {
         /// Line of the template, from 1; 0 if unknown.
@@ -74,7 +74,7 @@ pub enum TemplateError {
         /// What is wrong with it.
         reason: String,
     },
-    /// Rendering failed: the template met a value that it cannot work with.
+    /// Rendering failed because the template cannot process a value.
     #[error("chat template, line {line}: {kind}")]
     Render {
         /// Line of the template, from 1; 0 if unknown.
@@ -82,12 +82,12 @@ pub enum TemplateError {
         /// The kind of failure, without any value.
         kind: String,
     },
-    /// Rendering passed a bound on steps, time, recursion or size.
+    /// Rendering exceeded a bound on steps, time, recursion or size.
     #[error("the chat template exceeds the bound on {0}")]
     TooMuch(&'static str),
 }
 
-/// One conversation, as a template sees it.
+/// One conversation, as a template gets it.
 #[derive(Clone, Copy, Debug)]
 pub struct ChatInput<'a> {
     /// The messages, already in the template's content format: an array.
@@ -98,9 +98,9 @@ pub struct ChatInput<'a> {
     pub documents: Option<&'a Json>,
     /// Whether the template opens the assistant's turn at the end.
     pub add_generation_prompt: bool,
-    /// Further variables; they win over special tokens of the same name.
+    /// Further variables; they replace special tokens of the same name.
     pub kwargs: Option<&'a Map<String, Json>>,
-    /// What `strftime_now` calls now, seconds since the Unix epoch.
+    /// The time that `strftime_now` uses, in seconds since the Unix epoch.
     pub now_unix_s: i64,
 }
 
@@ -109,8 +109,8 @@ pub struct ChatInput<'a> {
 pub struct Rendered {
     /// The prompt's text, without the tokenizer's own special tokens.
     pub text: String,
-    /// Whether the template asked for the time: an engine that renders at
-    /// another moment, or in another time zone, may get another prompt.
+    /// Whether the template read the time: an engine that renders at another moment, or in another
+    /// time zone, may get another prompt.
     pub uses_clock: bool,
 }
 
@@ -124,13 +124,13 @@ pub struct ChatTemplate {
 }
 
 impl ChatTemplate {
-    /// Compiles `source`. `special` becomes variables of every render.
+    /// Compiles `source`. The tokens in `special` are variables of every render.
     ///
     /// # Errors
-    /// [`TemplateError::Syntax`] if the template uses something unknown.
+    /// [`TemplateError::Syntax`] if the template uses an unknown feature.
     pub fn compile(source: &str, special: SpecialTokens) -> Result<Self, TemplateError> {
         let syntax = syntax().map_err(|error| syntax_error(&error))?;
-        // Jinja2 reads every end of line as a newline.
+        // Jinja2 reads every kind of line end as a newline.
         let source = source.replace("\r\n", "\n").replace('\r', "\n");
         let knows_developer = source.contains("\"developer\"") || source.contains("'developer'");
         let source = without_generation_tags(&source);
@@ -138,7 +138,7 @@ impl ChatTemplate {
             .map_err(|error| syntax_error(&error))?;
         let content_format = content_format::detect(&tree);
         drop(tree);
-        let source = apart::printed_apart(&source, syntax.clone());
+        let source = apart::split_concatenations(&source, syntax.clone());
         let mut environment = environment(syntax);
         environment
             .add_template_owned(NAME.to_owned(), source)
@@ -146,14 +146,14 @@ impl ChatTemplate {
         Ok(Self { environment, special, content_format, knows_developer })
     }
 
-    /// The content format that the template's syntax tree asks for.
+    /// The content format that the template's syntax tree implies.
     #[must_use]
     pub fn content_format(&self) -> ContentFormat {
         self.content_format
     }
 
-    /// Whether the template has a case for the role `developer`; vLLM turns
-    /// such messages into system messages for templates that have none.
+    /// Whether the template mentions the role `developer`; for templates that do not, vLLM turns
+    /// such messages into system messages.
     #[must_use]
     pub fn knows_developer(&self) -> bool {
         self.knows_developer
@@ -162,11 +162,11 @@ impl ChatTemplate {
     /// Renders one conversation.
     ///
     /// # Errors
-    /// [`TemplateError::Raised`] if the template rejects it; see the others.
+    /// [`TemplateError::Raised`] if the template rejects the conversation; see the other variants.
     pub fn render(&self, input: &ChatInput<'_>) -> Result<Rendered, TemplateError> {
         let template = self.environment.get_template(NAME).map_err(|error| syntax_error(&error))?;
         let context = self.context(input);
-        // All of the messages, and something around them.
+        // The capacity covers all messages and some text around them.
         let bytes = spare::text(text_bytes(input.messages) * 17 / 16 + 1024);
         let mut out = Bounded { bytes, overflow: false };
         let ((result, uses_clock), is_over) = watch::rendering(|| {
@@ -204,13 +204,14 @@ impl ChatTemplate {
 }
 
 impl Rendered {
-    /// To be called once the text is of no more use: the thread's next prompt is written there.
+    /// Keeps the text's buffer for the thread's next prompt. To be called when the text is no
+    /// longer needed.
     pub fn give_back(self) {
         spare::give_back_text(self.text.into_bytes());
     }
 }
 
-/// Bytes of the strings in a value.
+/// Total size in bytes of the strings in a value.
 fn text_bytes(value: &Json) -> usize {
     match value {
         Json::String(text) => text.len(),
@@ -228,7 +229,7 @@ fn syntax() -> Result<SyntaxConfig, Error> {
     SyntaxConfig::builder().trim_blocks(true).lstrip_blocks(true).build()
 }
 
-/// A failure raised by `raise_exception`, found again at the end of a chain.
+/// A failure raised by `raise_exception`, as the source of an error.
 #[derive(Debug, thiserror::Error)]
 #[error("{0}")]
 struct Raised(String);
@@ -252,7 +253,7 @@ fn environment(syntax: SyntaxConfig) -> Environment<'static> {
         }
         _ => minijinja::escape_formatter(out, state, value),
     });
-    // A name of minijinja that Jinja2 leaves undefined.
+    // Minijinja defines this name, Jinja2 does not.
     env.remove_global("debug");
     env.add_function("raise_exception", |message: Value| -> Result<Value, Error> {
         let message: String = message.to_string().chars().take(MAX_RAISED_CHARS).collect();
@@ -266,7 +267,7 @@ fn environment(syntax: SyntaxConfig) -> Environment<'static> {
         Some(text) => pystr::stripped(&value, text, chars, (true, true)),
         None => Value::from(pystr::strip(&value.to_string(), chars, true, true)),
     });
-    // Jinja2 asks Python: a string has a length and items, a mapping as well.
+    // As in Jinja2, which asks Python: a string has a length and items, and so does a mapping.
     env.add_test("iterable", |value: &Value| {
         value.kind() == ValueKind::String || value.try_iter().is_ok()
     });
@@ -280,7 +281,7 @@ fn environment(syntax: SyntaxConfig) -> Environment<'static> {
 }
 
 fn syntax_error(error: &Error) -> TemplateError {
-    // The detail of a syntax error speaks of the template, not of a request.
+    // The detail of a syntax error contains text of the template, not of a request.
     let reason = error.detail().map_or_else(|| error.kind().to_string(), str::to_owned);
     TemplateError::Syntax { line: error.line().unwrap_or(0), reason }
 }
@@ -322,9 +323,9 @@ impl std::io::Write for Bounded {
     }
 }
 
-/// `{% generation %}` marks what an assistant said, for training; it renders
-/// its body. Replaced by `with`, which has the same scope, so that white space
-/// control around the tag keeps its meaning.
+/// `{% generation %}` marks the assistant's text, for training; it renders its body. It is replaced
+/// by `with`, which has the same scope, so that white-space control around the tag keeps its
+/// meaning.
 fn without_generation_tags(source: &str) -> String {
     let mut out = String::with_capacity(source.len());
     let mut rest = source;

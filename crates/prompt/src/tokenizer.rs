@@ -1,8 +1,8 @@
 //! Converts text to token ids exactly as the engine's tokenizer does.
 //!
-//! `tokenizers` 0.22 is the library that engines run; faster libraries with
-//! newer Unicode tables give other ids for some text. One of them is used where it
-//! was shown to give the same ids (`fast`).
+//! `tokenizers` 0.22 is the library that engines run; faster libraries with newer Unicode tables
+//! give other ids for some texts. A faster library is used only where a test at loading showed that
+//! its ids are the same (`fast`).
 
 mod compact;
 mod fast;
@@ -43,15 +43,15 @@ const REFUSAL: &str = "the engine's tokenizer class for this model is not reprod
 /// Text could not be tokenized. No variant carries the text.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum TokenizeError {
-    /// The engine's ids cannot be known here; see [`Tokenizer::notes`].
+    /// The engine's ids cannot be computed here; see [`Tokenizer::notes`].
     #[error("{0}")]
     Unsupported(&'static str),
-    /// The library refused the text.
+    /// The library failed on the text.
     #[error("the tokenizer failed")]
     Failed,
 }
 
-/// A loaded tokenizer with the templates that came with it.
+/// A loaded tokenizer, with the chat templates of its folder.
 pub struct Tokenizer {
     library: Library,
     vocab_size: usize,
@@ -63,11 +63,11 @@ pub struct Tokenizer {
     fingerprint: u64,
 }
 
-/// Who does the work.
+/// The library that tokenises.
 enum Library {
-    /// What engines run.
+    /// The library that engines run.
     Reference(Box<tokenizers::Tokenizer>),
-    /// What was seen to give the same ids.
+    /// A faster library whose ids were compared with the reference.
     Fast(Box<Fast>),
 }
 
@@ -81,21 +81,19 @@ impl std::fmt::Debug for Tokenizer {
 }
 
 impl Tokenizer {
-    /// Loads a model folder (or a `tokenizer.json` and what lies beside it):
-    /// `tokenizer.json`, `tokenizer_config.json`, `special_tokens_map.json`,
-    /// `added_tokens.json`, `chat_template.jinja`, `config.json`. Only the
-    /// first must exist, but without the last the engine's choice of tokenizer
-    /// class is a guess from the second.
+    /// Loads a model folder (or a `tokenizer.json` and the files beside it): `tokenizer.json`,
+    /// `tokenizer_config.json`, `special_tokens_map.json`, `added_tokens.json`,
+    /// `chat_template.jinja`, `config.json`. Only the first must exist, but without the last the
+    /// engine's tokenizer class can only be guessed from the second.
     ///
-    /// The result is the tokenizer that vLLM builds from the folder. Where
-    /// that is not known, loading succeeds, [`Self::notes`] says why, and
-    /// [`Self::encode`] refuses.
+    /// The result is the tokenizer that vLLM builds from the folder. If that is not known, loading
+    /// succeeds, [`Self::notes`] says why, and [`Self::encode`] refuses every text.
     ///
     /// # Errors
-    /// [`LoadError`] with the file that cannot be read or understood.
+    /// [`LoadError`] with the file that cannot be read or parsed.
     pub fn load(path: &Path) -> Result<Self, LoadError> {
-        // Reading takes several times the memory that the result has, and the quick library
-        // keeps some for each thread that has used it: all of that goes with this thread.
+        // Reading takes several times the memory of the result, and the fast library keeps memory
+        // for each thread that used it: all of that is freed when this thread ends.
         let loaded = thread::scope(|scope| scope.spawn(|| Self::read(path)).join());
         memory::give_back();
         loaded.unwrap_or_else(|panic| std::panic::resume_unwind(panic))
@@ -175,11 +173,11 @@ impl Tokenizer {
         .ok_or(TokenizeError::Failed)
     }
 
-    /// Appends the same ids to a chain that has none yet. What is remembered of the text, for the
-    /// next one that begins like it, is of use to chains of the same root only.
+    /// Appends the ids to a chain that is still empty. The part of the text that is cached for
+    /// later texts with the same prefix is used only for chains with the same root.
     ///
     /// # Errors
-    /// As [`Self::encode`]; what the chain has then is of no use.
+    /// As [`Self::encode`]; the content of the chain is then undefined.
     pub fn chain(
         &self,
         text: &str,
@@ -198,7 +196,7 @@ impl Tokenizer {
         self.unsupported.map_or(Ok(()), |reason| Err(TokenizeError::Unsupported(reason)))
     }
 
-    /// Whether text of tens of kilobytes takes it less than a millisecond.
+    /// Whether tokenising tens of kilobytes takes less than a millisecond.
     #[must_use]
     pub fn is_fast(&self) -> bool {
         matches!(self.library, Library::Fast(_)) || self.unsupported.is_some()
@@ -210,8 +208,8 @@ impl Tokenizer {
         self.vocab_size
     }
 
-    /// Stable across processes: the same files give the same number. Two
-    /// routers with another figure would key their indexes differently.
+    /// A number that is the same for the same files in every process. Routers with different
+    /// fingerprints would hash the same prompt to different blocks.
     #[must_use]
     pub fn fingerprint(&self) -> u64 {
         self.fingerprint
@@ -223,35 +221,34 @@ impl Tokenizer {
         &self.special
     }
 
-    /// Source of a chat template by name: `default`, `tool_use`.
+    /// Source of the chat template with this name: `default` or `tool_use`.
     #[must_use]
     pub fn chat_template(&self, name: &str) -> Option<&str> {
         self.templates.get(name).map(String::as_str)
     }
 
-    /// Why the engine does not use these templates, if it does not.
+    /// Why the engine does not use these templates; `None` if it uses them.
     #[must_use]
     pub fn native_chat(&self) -> Option<&'static str> {
         self.native_chat
     }
 
-    /// Why this model's text cannot be tokenized as its engine does it, if it
-    /// cannot.
+    /// Why text cannot be tokenised as by the engine; `None` if it can.
     #[must_use]
     pub fn unsupported(&self) -> Option<&'static str> {
         self.unsupported
     }
 
-    /// What an operator should know about these files, for the log at start.
+    /// Notes about these files for an operator, for the log at start.
     #[must_use]
     pub fn notes(&self) -> &[String] {
         &self.notes
     }
 }
 
-/// The quick library where it does the reference's work. The reference takes as much memory
-/// again, and has nothing to add: it is gone before the other is built, and built once more
-/// where that was in vain.
+/// Chooses the fast library if its ids are those of the reference. The reference takes as much
+/// memory again, so it is dropped before the fast one is built, and built again if the fast one
+/// cannot be used.
 fn choose(
     text: &[u8],
     reference: tokenizers::Tokenizer,
@@ -259,7 +256,7 @@ fn choose(
     again: impl Fn() -> Result<tokenizers::Tokenizer, LoadError>,
 ) -> Result<Library, LoadError> {
     let slowly = |why: &str| {
-        tracing::info!(why, "prompts are tokenised by the reference library, slowly");
+        tracing::info!(why, "prompts are tokenised by the reference library, which is slower");
     };
     let example = described.ok_or_else(|| "a model that is not BPE".to_owned());
     let example = match example.and_then(|described| Example::of(&reference, described)) {
@@ -282,23 +279,23 @@ fn choose(
 
 /// How the engine makes a tokenizer of the files.
 struct Plan {
-    /// The class that rebuilds it; `None` uses the file as it is.
+    /// The tokenizer class that rebuilds the tokenizer; `None` if the file is used as it is.
     family: Option<Family>,
     tokens: Tokens,
-    /// The `tokenizer.json` of that class.
+    /// The `tokenizer.json` that the class would write.
     serialised: Option<Vec<u8>>,
     unsupported: Option<&'static str>,
     note: Option<String>,
 }
 
-/// A reference, and how it came about.
+/// A reference tokenizer, and how it was built.
 struct Built {
     tokenizer: tokenizers::Tokenizer,
-    /// What it says of itself, if it is of BPE; see [`reference::build`].
+    /// The description of a BPE tokenizer; see [`reference::build`].
     described: Option<Value>,
-    /// By how many tokens the configuration's made it grow.
+    /// Number of tokens by which the configuration enlarged the vocabulary.
     grown: usize,
-    /// These tokens.
+    /// The tokens that the configuration added.
     added: Vec<AddedToken>,
 }
 
@@ -359,10 +356,10 @@ impl Plan {
         }
     }
 
-    /// The reference of that text.
+    /// Builds the reference tokenizer from a `tokenizer.json`.
     fn build(&self, text: &[u8], splits_special: bool) -> tokenizers::Result<Built> {
         let (mut tokenizer, described) = reference::build(text)?;
-        // A file may keep the lengths of its training run; engines switch both off.
+        // A file may contain truncation and padding of its training run; engines switch both off.
         tokenizer.with_truncation(None)?;
         tokenizer.with_padding(None);
         tokenizer.set_encode_special_tokens(splits_special);
@@ -372,7 +369,7 @@ impl Plan {
         Ok(Built { tokenizer, described, grown, added })
     }
 
-    /// Adds the configured tokens and says which.
+    /// Adds the configured tokens and returns them.
     fn add_tokens(&self, inner: &mut tokenizers::Tokenizer) -> Vec<AddedToken> {
         let present: Vec<AddedToken> = inner.get_added_tokens_decoder().into_values().collect();
         let mut added = self.tokens.missing(&present);
@@ -384,7 +381,7 @@ impl Plan {
     }
 }
 
-/// FNV-1a, 64 bits: enough to tell files apart, the same on every machine.
+/// FNV-1a, 64 bits: distinguishes files, with the same result on every machine.
 struct Fnv(u64);
 
 impl Default for Fnv {

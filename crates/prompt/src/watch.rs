@@ -1,8 +1,9 @@
 //! Stops the computation of a prompt whose client has left, or whose template takes too long.
 //!
-//! Prompts are computed off the reactor, where nothing can stop them from outside: so the computation itself
-//! checks whether its client has left, and a template whether its time is over. A template
-//! checks when it takes an item of a list, since long renders do this for each item.
+//! Prompts are computed off the reactor, where nothing can stop them from outside: so the
+//! computation itself checks whether its client has left, and a template checks whether its time is
+//! over. A template checks when it takes an item of a list, because long renders do this for each
+//! item.
 
 use std::cell::{Cell, RefCell};
 use std::sync::Arc;
@@ -11,17 +12,17 @@ use std::time::Duration;
 
 use rustix::time::{ClockId, clock_gettime};
 
-/// What one prompt may take, and whether anybody waits for it.
+/// Limits of the computation of one prompt.
 #[derive(Clone, Debug)]
 pub struct Watch {
-    /// Set once nobody waits for the prompt.
+    /// Set when no client waits for the prompt any more.
     pub abandoned: Option<Arc<AtomicBool>>,
-    /// Processor time that its template may take.
+    /// Maximum processor time of the prompt's template.
     pub template_max: Duration,
 }
 
-/// Looks of which one asks the clock.
-const LOOKS: u32 = 16;
+/// Number of checks per reading of the clock.
+const CHECKS_PER_CLOCK_READ: u32 = 16;
 
 thread_local! {
     static WATCH: RefCell<Option<Watch>> = const { RefCell::new(None) };
@@ -31,19 +32,20 @@ thread_local! {
 /// The render that runs on this thread.
 #[derive(Clone, Copy)]
 struct Render {
-    looks: u32,
-    /// The thread's processor time at which it must be over, once that is known.
+    checks: u32,
+    /// The thread's processor time at which the render must end; set at the first reading of the
+    /// clock.
     until: Option<Duration>,
     is_over: bool,
 }
 
 impl Render {
-    const NONE: Self = Self { looks: 0, until: None, is_over: false };
+    const NONE: Self = Self { checks: 0, until: None, is_over: false };
 }
 
-/// Does work under a watch.
+/// Runs work with these limits.
 pub fn with<T>(watch: Watch, work: impl FnOnce() -> T) -> T {
-    /// Takes the watch away, even from work that panics.
+    /// Removes the limits again, also if the work panics.
     struct End;
     impl Drop for End {
         fn drop(&mut self) {
@@ -55,7 +57,7 @@ pub fn with<T>(watch: Watch, work: impl FnOnce() -> T) -> T {
     work()
 }
 
-/// Whether nobody waits for what this thread does.
+/// Whether no client waits for the work of this thread any more.
 pub fn is_abandoned() -> bool {
     WATCH.with_borrow(|watch| {
         let abandoned = watch.as_ref().and_then(|watch| watch.abandoned.as_ref());
@@ -63,19 +65,19 @@ pub fn is_abandoned() -> bool {
     })
 }
 
-/// Runs a render; says whether it was stopped.
+/// Runs a render; also returns whether it was stopped.
 pub(super) fn rendering<T>(render: impl FnOnce() -> T) -> (T, bool) {
     RENDER.set(Render::NONE);
     let result = render();
     (result, RENDER.get().is_over)
 }
 
-/// Whether the render on this thread must stop: it has had its time, or nobody waits for it.
+/// Whether the render on this thread must stop, because its time is over or no client waits for it.
 pub(super) fn render_is_over() -> bool {
     let mut render = RENDER.get();
-    render.looks = render.looks.wrapping_add(1);
-    if render.looks.is_multiple_of(LOOKS) && !render.is_over {
-        // Most renders end before the first of these looks: their time is not asked for.
+    render.checks = render.checks.wrapping_add(1);
+    if render.checks.is_multiple_of(CHECKS_PER_CLOCK_READ) && !render.is_over {
+        // Most renders end before the first reading of the clock.
         let max = WATCH.with_borrow(|watch| watch.as_ref().map(|watch| watch.template_max));
         if let Some(max) = max {
             let now = processor_time();
@@ -87,7 +89,7 @@ pub(super) fn render_is_over() -> bool {
     render.is_over
 }
 
-/// The processor time that this thread has had.
+/// The processor time that this thread has used.
 fn processor_time() -> Duration {
     let time = clock_gettime(ClockId::ThreadCPUTime);
     let seconds = u64::try_from(time.tv_sec).unwrap_or(0);
@@ -104,25 +106,25 @@ mod tests {
     }
 
     #[test]
-    fn a_render_has_its_time_and_the_next_one_too() {
-        let looks = || (0..100).any(|_| render_is_over());
-        assert_eq!(rendering(looks), (false, false), "nobody watches");
+    fn each_render_has_the_full_time() {
+        let checks = || (0..100).any(|_| render_is_over());
+        assert_eq!(rendering(checks), (false, false), "no limit is set");
         with(watch(Duration::ZERO).0, || {
-            assert_eq!(rendering(looks), (true, true));
+            assert_eq!(rendering(checks), (true, true));
             assert_eq!(rendering(|| ()), ((), false), "another one");
         });
         with(watch(Duration::from_secs(3600)).0, || {
-            assert_eq!(rendering(looks), (false, false));
+            assert_eq!(rendering(checks), (false, false));
         });
-        assert_eq!(rendering(looks), (false, false), "the watch has ended");
+        assert_eq!(rendering(checks), (false, false), "the limits no longer apply");
     }
 
     #[test]
-    fn a_render_ends_once_nobody_waits_for_it() {
+    fn a_render_ends_when_its_client_has_left() {
         let (watch, abandoned) = watch(Duration::from_secs(3600));
         with(watch, || {
             assert!(!is_abandoned());
-            let (looks, stopped) = rendering(|| {
+            let (checks, stopped) = rendering(|| {
                 (0..1000)
                     .take_while(|look| {
                         abandoned.store(*look >= 100, Relaxed);
@@ -130,7 +132,7 @@ mod tests {
                     })
                     .count()
             });
-            assert!(stopped && is_abandoned() && (100..200).contains(&looks), "{looks}");
+            assert!(stopped && is_abandoned() && (100..200).contains(&checks), "{checks}");
         });
         assert!(!is_abandoned());
     }

@@ -1,5 +1,5 @@
-//! What happens to requests whose prompt cannot be made here, and that no
-//! request can hurt the router while its prompt is made.
+//! Requests whose prompt cannot be computed by the router; and no request can harm the router while
+//! its prompt is computed.
 #![allow(clippy::unwrap_used, missing_docs)]
 
 use std::path::{Path, PathBuf};
@@ -29,7 +29,7 @@ fn chat(message: Value) -> Value {
 }
 
 #[test]
-fn what_cannot_be_known_exactly_is_left_to_the_engine() {
+fn prompts_that_cannot_be_computed_exactly_are_left_to_the_engine() {
     let model = model(None);
     let user = json!({"role": "user", "content": "hi"});
     let with = |key: &str, value: Value| {
@@ -78,7 +78,7 @@ fn what_cannot_be_known_exactly_is_left_to_the_engine() {
 }
 
 #[test]
-fn a_client_reads_the_words_of_the_template_and_never_more_than_500() {
+fn a_client_gets_at_most_500_characters_of_a_templates_message() {
     let model = model(Some("{{ raise_exception(messages[0].role * 400) }}"));
     let error = tokenize(&model, &chat(json!({"role": "user", "content": "secret"}))).unwrap_err();
     let PromptError::Client(message) = error else { panic!("{error:?}") };
@@ -139,7 +139,7 @@ fn long_conversations_stay_within_the_bounds() {
 }
 
 #[test]
-fn a_broken_template_costs_chats_only() {
+fn a_broken_template_affects_only_chats() {
     let model = model(Some("{% for x in %}"));
     assert!(model.notes().iter().any(|note| note.contains("line 1")), "{:?}", model.notes());
     assert!(matches!(
@@ -172,7 +172,7 @@ fn files_that_cannot_be_used_are_named() {
 }
 
 #[test]
-fn a_template_file_wins_over_the_configuration_and_changes_the_fingerprint() {
+fn a_template_file_replaces_the_configured_template_and_changes_the_fingerprint() {
     let folder = tempfile::tempdir().unwrap();
     for name in ["tokenizer.json", "tokenizer_config.json"] {
         std::fs::copy(fixtures().join("model").join(name), folder.path().join(name)).unwrap();
@@ -221,7 +221,7 @@ fn tools_get_their_own_template_where_the_model_has_one() {
     assert_eq!(text(&body), "tools");
 }
 
-/// Any JSON, with the keys and values of chats among it.
+/// Arbitrary JSON, with keys and values of chats.
 fn any_json() -> impl Strategy<Value = Value> {
     let leaf = prop_oneof![
         Just(Value::Null),
@@ -314,7 +314,7 @@ proptest! {
                 }
             });
         }
-        // Past the checks of a request, straight into a template.
+        // Bypasses the checks of a request and renders directly.
         let _ = render("{% for m in messages %}{{ m.role ~ m.content }}{{ m|tojson }}{{ m }}{% endfor %}", &messages);
     }
 

@@ -1,4 +1,4 @@
-//! The quick tokenizer does the work where it can, and its ids are the reference's.
+//! The fast tokenizer is used where possible, and its ids are those of the reference.
 #![allow(clippy::unwrap_used, missing_docs)]
 
 use std::fmt::Write as _;
@@ -9,7 +9,7 @@ use serde_json::{Value, json};
 use splitrail_kv::{Chain, HashSeed, Namespace};
 use splitrail_prompt::Tokenizer;
 
-/// How well-known models cut text into words.
+/// The patterns by which well-known models split text into words.
 const LLAMA: &str = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+";
 const QWEN: &str = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+";
 const DEEPSEEK: [&str; 3] = [
@@ -25,7 +25,7 @@ struct Pair {
 }
 
 impl Pair {
-    /// The fixture's vocabulary with another way to cut text.
+    /// The fixture's vocabulary with another pattern.
     fn new(name: &'static str, changes: &Value) -> Self {
         let fixture = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures/tokenizer/model");
         let mut file: Value =
@@ -55,7 +55,7 @@ impl Pair {
         }
     }
 
-    /// The blocks that the router knows a prompt by, some of which it remembers.
+    /// Compares the blocks of a prompt, some of which come from the cache.
     fn check_chain(&self, salt: &str, text: &str, special: bool, wanted: &[u32]) {
         let namespace =
             Namespace { salt: Some(salt), model: self.name, adapter: None, block_size: 16 };
@@ -98,7 +98,7 @@ fn specials() -> Vec<String> {
     added.iter().map(|token| token["content"].as_str().unwrap().to_owned()).collect()
 }
 
-/// Sources and documents of the project, and what else it has of text.
+/// Source files and documents of this repository.
 fn documents() -> Vec<String> {
     let root = Path::new(env!("CARGO_MANIFEST_DIR"));
     let mut paths: Vec<PathBuf> = vec![
@@ -127,7 +127,7 @@ fn a_large_mixed_corpus_has_the_references_ids() {
         assert!(pair.ours.is_fast(), "{}", pair.name);
         for text in documents() {
             pair.check(&text);
-            // Tokens of the model's own in the middle of text, where a client may write them.
+            // The model's special tokens within text, where a client may write them.
             let mut mixed = String::new();
             for (at, piece) in text.split_inclusive('\n').take(200).enumerate() {
                 let token = &specials[at % specials.len()];
@@ -171,7 +171,7 @@ fn a_conversation_has_the_references_ids_turn_after_turn() {
 }
 
 #[test]
-fn what_is_remembered_of_other_texts_changes_no_ids() {
+fn cached_pieces_of_other_texts_change_no_ids() {
     let documents = documents();
     let long = documents.iter().map(String::as_str).collect::<Vec<_>>().join("\n");
     let ends = (0..).map(|at| 3000 + at * 1777).take_while(|end| *end < 60_000);
@@ -179,7 +179,7 @@ fn what_is_remembered_of_other_texts_changes_no_ids() {
         ends.filter(|end| long.is_char_boundary(*end)).map(|end| &long[..end]).collect();
     for pair in pairs() {
         for (at, start) in starts.iter().enumerate() {
-            // In the middle of words, numbers and white space; then it goes on otherwise.
+            // Ends in the middle of words, numbers and white space, and continues differently.
             let other: String = documents[at % documents.len()].chars().take(400).collect();
             let text = format!("{start}{other}");
             for special in [false, true] {
@@ -193,7 +193,7 @@ fn what_is_remembered_of_other_texts_changes_no_ids() {
 }
 
 #[test]
-fn what_the_quick_one_takes_another_way_is_left_to_the_reference() {
+fn features_without_a_fast_equivalent_are_left_to_the_reference() {
     let word = json!([{
         "id": 2048, "content": "whole", "single_word": true, "lstrip": false, "rstrip": false,
         "normalized": false, "special": false,
@@ -219,8 +219,8 @@ proptest! {
         }
         let specials = specials();
         let text = pieces.join(&specials[token.index(specials.len())]) + &pieces.concat();
-        // Texts of some length are cut into pieces, which are remembered: hard ones as well, with
-        // words between them.
+        // Longer texts are cut into pieces, which are cached; also difficult ones, with words
+        // between them.
         let cut = pieces.join(" and so on ").repeat(5000 / (text.len() + 16) + 1);
         PAIRS.with(|pairs| {
             for pair in pairs {

@@ -1,5 +1,5 @@
-//! What is known of a chat before its first image is what the engine has there, whatever the
-//! model puts in the image's place.
+//! The known tokens before a chat's first image are those of the engine, whatever the model puts in
+//! the image's place.
 #![allow(clippy::unwrap_used, missing_docs)]
 
 use std::path::{Path, PathBuf};
@@ -10,18 +10,18 @@ use serde_json::{Value, json};
 use splitrail_prompt::template::{ChatInput, ChatTemplate, SpecialTokens};
 use splitrail_prompt::{ChatRequestView, ContentFormat, PromptError, PromptModel, PromptOptions};
 
-/// Parts in their order, with a mark for images.
+/// Prints parts in their order, with a mark for images.
 const IN_ORDER: &str = "{% for m in messages %}<|im_start|>{{ m.role }}\n{% if m.content is string \
     %}{{ m.content }}{% else %}{% for part in m.content %}{% if part.type == 'image' %}<|image|>\
     {% else %}{{ part.text }}{% endif %}{% endfor %}{% endif %}<|im_end|>\n{% endfor %}";
 
-/// Images before the texts of their message.
+/// Prints images before the texts of their message.
 const IMAGES_FIRST: &str = "{% for m in messages %}USER: {% if m.content is string %}{{ m.content \
     }}{% else %}{% for part in m.content %}{% if part.type == 'image' %}<|image|>{% endif %}\
     {% endfor %}{% for part in m.content %}{% if part.type == 'text' %}{{ part.text }}{% endif %}\
     {% endfor %}{% endif %}{{ '\n' }}{% endfor %}";
 
-/// Speaks of images at the very beginning.
+/// Mentions images at the very beginning.
 const ANNOUNCED: &str = "{% set ns = namespace(images=0) %}{% for m in messages %}{% if m.content is \
     not string %}{% for part in m.content %}{% if part.type == 'image' %}{% set ns.images = \
     ns.images + 1 %}{% endif %}{% endfor %}{% endif %}{% endfor %}Images: {{ ns.images }}\n\
@@ -29,7 +29,7 @@ const ANNOUNCED: &str = "{% set ns = namespace(images=0) %}{% for m in messages 
     {% for part in m.content %}{% if part.type == 'image' %}<|image|>{% else %}{{ part.text }}\
     {% endif %}{% endfor %}{% endif %}\n{% endfor %}";
 
-/// Leaves images out.
+/// Omits images.
 const SILENT: &str = "{% for m in messages %}{{ m.role }}: {% for part in m.content %}{{ part.text \
     }}{% endfor %}\n{% endfor %}";
 
@@ -64,7 +64,7 @@ fn said(role: &str, parts: Vec<Value>) -> Value {
     json!({"role": role, "content": parts})
 }
 
-/// The prompt's text as the engine has it, with something in the images' places.
+/// The prompt's text in the engine, with a placeholder in the place of each image.
 fn engines_text(template: &str, messages: &Value, placeholder: &str) -> String {
     let mut messages = messages.clone();
     for message in messages.as_array_mut().unwrap() {
@@ -96,7 +96,7 @@ proptest! {
     #![proptest_config(ProptestConfig::with_cases(96))]
 
     #[test]
-    fn what_is_known_is_what_the_engine_has_whatever_takes_the_images_place(
+    fn known_tokens_are_those_of_the_engine_for_any_placeholder(
         before in proptest::collection::vec(proptest::collection::vec(WORDS, 0..40), 0..4),
         own in proptest::collection::vec(WORDS, 0..30),
         behind in proptest::collection::vec(WORDS, 0..10),
@@ -137,7 +137,7 @@ fn nearly_all_of_the_text_before_an_image_is_known() {
         assert!(all.starts_with(&ids));
         assert!(all.len() - ids.len() <= 3, "{} of {}", ids.len(), all.len());
     }
-    // What is printed at the beginning depends on the images.
+    // The text at the beginning depends on the number of images.
     assert!(known(&model(ANNOUNCED), &messages).unwrap().len() <= "Images: ".len());
 }
 
@@ -162,7 +162,8 @@ fn text_formats_end_before_the_message_with_the_image() {
     let all = own.tokenize_text(&format!("system: {long}\nuser: "), false).unwrap().ids;
     let ids = known(&own, &messages).unwrap();
     assert!(all.starts_with(&ids) && all.len() - ids.len() <= 3, "{} {}", ids.len(), all.len());
-    // A template from elsewhere may be for a model that begins every prompt with its images.
+    // A template from the configuration may be for a model that begins every prompt with its
+    // images.
     let options =
         PromptOptions { chat_template: Some(template.to_owned()), ..PromptOptions::default() };
     let other = PromptModel::load(folder_with_text_template.path(), options).unwrap();

@@ -1,5 +1,5 @@
-//! Prompts must be the ones that a real vLLM makes: golden renders and token
-//! ids from `fixtures/tokenizer/generate.py`.
+//! Prompts are those of a real vLLM: expected renders and token ids from
+//! `fixtures/tokenizer/generate.py`.
 #![allow(clippy::unwrap_used, missing_docs)]
 
 use std::collections::BTreeMap;
@@ -26,7 +26,7 @@ fn format_name(format: ContentFormat) -> &'static str {
     }
 }
 
-/// A copy of the model folder with changed files, as the generator made it.
+/// A copy of the model folder with changed files, as the generator wrote it.
 fn model_folder(tokenizer: &Value, config: &Value) -> tempfile::TempDir {
     let folder = tempfile::tempdir().unwrap();
     for (name, changes) in [("tokenizer.json", tokenizer), ("tokenizer_config.json", config)] {
@@ -91,12 +91,13 @@ fn chats_render_and_tokenize_as_in_vllm() {
             }
             (Err(PromptError::Client(message)), None, Some(expected)) => {
                 let expected = expected.as_str().unwrap();
-                // The words of a template are its own; ours for empty messages.
+                // Messages of templates must be equal; the message for empty conversations is the
+                // router's own.
                 if message != expected && case["name"] != "no messages" {
                     faults.push(format!("{label}: error {message:?}, want {expected:?}"));
                 }
             }
-            // Refusing to guess is right wherever the engine refuses as well.
+            // The router may refuse what the engine refuses as well.
             (Err(PromptError::Unsupported(_)), None, Some(_)) => {}
             (Err(PromptError::Unsupported(_)), Some(_), _) => {
                 left_to_engine.push(label);
@@ -107,7 +108,7 @@ fn chats_render_and_tokenize_as_in_vllm() {
         }
     }
     assert!(faults.is_empty(), "{} differ:\n{}", faults.len(), faults.join("\n"));
-    // Lists printed as Python prints them, with characters that it escapes.
+    // Lists printed in Python's format, with characters that Python escapes.
     assert_eq!(left_to_engine, ["\"python\" / \"white space\"", "\"python\" / \"two calls\""]);
 }
 

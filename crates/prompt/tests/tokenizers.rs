@@ -1,5 +1,5 @@
-//! The router's tokenizer of a model folder must be the one that the engine
-//! builds from it: golden ids from `fixtures/tokenizer/generate.py`.
+//! The router's tokenizer of a model folder is the one that the engine builds from it: expected ids
+//! from `fixtures/tokenizer/generate.py`.
 #![allow(clippy::unwrap_used, missing_docs)]
 
 use std::path::{Path, PathBuf};
@@ -81,7 +81,7 @@ fn tokenizer_json_alone_is_not_what_the_engine_uses() {
     assert_eq!((of_file.len(), engine.encode("85", false).unwrap().len()), (1, 2));
 }
 
-/// Loads a folder of these files; its own words for what it does not know.
+/// Loads a folder with these files, and returns the reason for which its tokenizer is refused.
 fn refusal(base: &str, tokenizer: &Value, files: &Value, more: &[&str]) -> Option<String> {
     let folder = folder(base, tokenizer, files);
     for name in more {
@@ -105,7 +105,7 @@ fn refusal(base: &str, tokenizer: &Value, files: &Value, more: &[&str]) -> Optio
 
 #[test]
 #[allow(clippy::too_many_lines)] // One table of cases.
-fn what_the_engine_builds_otherwise_is_refused_and_named() {
+fn tokenizers_that_the_engine_builds_differently_are_refused_and_named() {
     let class = |class: &str| json!({ "tokenizer_class": class });
     let files = |config: Value, model: Value| json!({ "tokenizer_config.json": config, "config.json": model });
     let llama = json!({ "model_type": "llama" });
@@ -188,7 +188,7 @@ fn what_the_engine_builds_otherwise_is_refused_and_named() {
 }
 
 #[test]
-fn without_config_json_the_operator_is_told() {
+fn a_missing_config_json_is_reported() {
     let alone = folder("model", &json!({}), &json!({}));
     let tokenizer = Tokenizer::load(alone.path()).unwrap();
     assert!(tokenizer.notes().iter().any(|note| note.contains("config.json")));

@@ -1,23 +1,24 @@
-//! Prints the parts of a joined text one by one, where a template joins them only to print them.
+//! Prints the operands of a concatenation one by one, where a template concatenates them only to
+//! print them.
 //!
 //! `{{ '<|im_start|>' + role + '\n' + content + '<|im_end|>' }}` copies the content for each `+`,
-//! twice. Where one part is a text that stands in the template, all others must be texts as well,
-//! or joining fails: so the output is the same without joining. The template's tokens show
-//! where this is the case; all other expressions stay as they were written.
+//! that is twice. If one operand is a string literal of the template, all others must be strings as
+//! well, or concatenation fails: so the output is the same without concatenation. The template's
+//! tokens show where this is the case; all other expressions stay unchanged.
 
 use minijinja::machinery::{Token, tokenize};
 use minijinja::syntax::SyntaxConfig;
 use minijinja::value::ValueKind;
 use minijinja::{Error, ErrorKind, Value};
 
-/// The filter that lets texts through and nothing else. Of a filter's name, unlike a function's,
-/// no variable can make something else.
+/// The filter that passes strings and fails on anything else. Unlike a function's name, a filter's
+/// name cannot be redefined by a variable.
 pub(super) const TEXT: &str = "__text";
 
-/// Words that are operators, and have no place in a plain sum.
+/// Words that are operators, and do not occur in a plain sum.
 const OPERATORS: [&str; 7] = ["and", "else", "if", "in", "is", "not", "or"];
 
-/// Fails where joining something to a text would.
+/// Fails for values that cannot be concatenated with a string.
 pub(super) fn text(value: Value) -> Result<Value, Error> {
     match value.kind() {
         ValueKind::String => Ok(value),
@@ -25,8 +26,9 @@ pub(super) fn text(value: Value) -> Result<Value, Error> {
     }
 }
 
-/// The template without joints. What is no template is left to the one who compiles it.
-pub(super) fn printed_apart(source: &str, syntax: SyntaxConfig) -> String {
+/// The template with concatenations printed operand by operand. An invalid template is returned
+/// unchanged; compiling it reports the error.
+pub(super) fn split_concatenations(source: &str, syntax: SyntaxConfig) -> String {
     rewritten(source, syntax).unwrap_or_else(|| source.to_owned())
 }
 
@@ -48,9 +50,9 @@ fn rewritten(source: &str, syntax: SyntaxConfig) -> Option<String> {
                     match part.kind {
                         Kind::Literal => out.push_str(text),
                         Kind::Other => out.extend(["(", text, ")|", TEXT]),
-                        Kind::Joint if text == "+" => out.push_str("}}{{"),
-                        // Its place is not where it was said to be.
-                        Kind::Joint => return None,
+                        Kind::Plus if text == "+" => out.push_str("}}{{"),
+                        // The token is not at the reported position.
+                        Kind::Plus => return None,
                     }
                 }
             }
@@ -62,17 +64,17 @@ fn rewritten(source: &str, syntax: SyntaxConfig) -> Option<String> {
     Some(out)
 }
 
-/// What is printed, as far as it was read.
+/// A printed expression, as far as it was read.
 #[derive(Default)]
 struct Sum {
     parts: Vec<Part>,
-    /// Brackets that are open.
+    /// Number of open brackets.
     depth: usize,
-    /// Something in it is no sum, or no plain one.
+    /// Whether the expression contains something other than a plain sum.
     is_other: bool,
 }
 
-/// A piece of the source.
+/// A part of the source: byte offsets and kind.
 struct Part {
     from: usize,
     to: usize,
@@ -81,12 +83,12 @@ struct Part {
 
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Kind {
-    /// A text that stands there.
+    /// A string literal.
     Literal,
-    /// Anything else that is joined.
+    /// Any other operand.
     Other,
-    /// What joins them.
-    Joint,
+    /// The operator `+`.
+    Plus,
 }
 
 impl Sum {
@@ -101,9 +103,9 @@ impl Sum {
                 Kind::Other
             }
             _ if self.depth > 0 => Kind::Other,
-            Token::Plus => Kind::Joint,
+            Token::Plus => Kind::Plus,
             Token::Str(_) | Token::String(_) => Kind::Literal,
-            // These bind closer than a sum.
+            // These operators bind more strongly than `+`.
             Token::Ident(_) | Token::Dot | Token::Pipe | Token::Tilde => Kind::Other,
             _ => {
                 self.is_other = true;
@@ -113,19 +115,20 @@ impl Sum {
         self.is_other |=
             self.depth == 0 && matches!(token, Token::Ident(name) if OPERATORS.contains(name));
         match self.parts.last_mut() {
-            // One after the other, tokens are one part.
-            Some(last) if last.kind != Kind::Joint && kind != Kind::Joint => {
+            // Consecutive tokens that are not `+` form one operand.
+            Some(last) if last.kind != Kind::Plus && kind != Kind::Plus => {
                 (last.to, last.kind) = (to, Kind::Other);
             }
             _ => self.parts.push(Part { from, to, kind }),
         }
     }
 
-    /// Whether it joins several, of which one is surely a text.
+    /// Whether this is a sum of several operands, at least one of which is a string literal.
     fn is_of_texts(&self) -> bool {
         let kinds = || self.parts.iter().map(|part| part.kind);
-        let in_turn = kinds().enumerate().all(|(at, kind)| (kind == Kind::Joint) == (at % 2 == 1));
-        let is_sum = self.parts.len() > 2 && self.parts.len() % 2 == 1 && in_turn;
+        let alternates =
+            kinds().enumerate().all(|(at, kind)| (kind == Kind::Plus) == (at % 2 == 1));
+        let is_sum = self.parts.len() > 2 && self.parts.len() % 2 == 1 && alternates;
         !self.is_other && self.depth == 0 && is_sum && kinds().any(|kind| kind == Kind::Literal)
     }
 }
@@ -143,11 +146,11 @@ mod tests {
     }
 
     fn apart(source: &str) -> String {
-        printed_apart(source, syntax())
+        split_concatenations(source, syntax())
     }
 
     #[test]
-    fn sums_with_a_text_are_printed_one_by_one() {
+    fn concatenations_with_a_string_are_printed_operand_by_operand() {
         for (source, wanted) in [
             ("{{ 'a' + b }}", "{{ 'a' }}{{ (b)|__text }}"),
             (
@@ -166,7 +169,7 @@ mod tests {
     }
 
     #[test]
-    fn all_else_stays_as_it_was_written() {
+    fn other_expressions_are_unchanged() {
         for source in [
             "",
             "{{ a + b }}",
@@ -200,7 +203,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn what_is_rendered_is_the_same(
+        fn the_rendered_text_is_the_same(
             parts in prop::collection::vec((
                 "'a'|\"b c\"|''|s|t|n|l|u|m|m\\.s|m\\['s'\\]|s\\|upper|\\(s \\+ t\\)|\\(1 \\+ n\\)|none|s ~ n|1|missing|'a'\\*2",
                 " \\+ |\\+|  \\+\n| ~ | - | if t else | == ",

@@ -1,5 +1,5 @@
-//! `strftime_now`: a template that writes today's date. The time comes from the
-//! caller, so that rendering stays a function of its arguments.
+//! `strftime_now`, for templates that print today's date. The time comes from the caller, so that
+//! rendering stays a function of its arguments.
 
 use std::cell::Cell;
 use std::fmt::Write as _;
@@ -7,19 +7,19 @@ use std::fmt::Write as _;
 use minijinja::{Error, ErrorKind};
 
 thread_local! {
-    /// Time of the render that runs on this thread, and whether it was asked for.
+    /// The time for the render that runs on this thread, and whether the template read it.
     static NOW: Cell<(i64, bool)> = const { Cell::new((0, false)) };
 }
 
-/// Runs `render` with `now_unix_s` as the time; says whether the time was read.
+/// Runs `render` with `now_unix_s` as the time; also returns whether the time was read.
 pub(super) fn with_now<T>(now_unix_s: i64, render: impl FnOnce() -> T) -> (T, bool) {
     NOW.set((now_unix_s, false));
     let result = render();
     (result, NOW.get().1)
 }
 
-/// The template function. Engines use their local time zone; a container's is
-/// UTC, and UTC is assumed.
+/// The template function. Engines use their local time zone, which is UTC in containers, so UTC is
+/// used here.
 pub(super) fn strftime_now(format: &str) -> Result<String, Error> {
     let (now, _) = NOW.get();
     NOW.set((now, true));
@@ -45,8 +45,8 @@ const MONTHS: [&str; 12] = [
     "December",
 ];
 
-/// Python's `strftime` in the C locale, at UTC; `None` for directives whose
-/// result depends on a platform or a locale.
+/// Python's `strftime` in the C locale and UTC; `None` for directives whose result depends on the
+/// platform or the locale.
 pub(super) fn strftime(format: &str, now_unix_s: i64) -> Option<String> {
     let days = now_unix_s.div_euclid(86_400);
     let second_of_day = now_unix_s.rem_euclid(86_400);
@@ -107,7 +107,7 @@ fn days_from_new_year(year: i64) -> i64 {
 
 /// Proleptic Gregorian date of a day count since 1970-01-01.
 fn civil_from_days(days: i64) -> (i64, i64, i64) {
-    // Years start in March, so that the leap day is a year's last.
+    // Years start in March, so that the leap day is the last day of a year.
     let shifted = days + 719_468;
     let era = shifted.div_euclid(146_097);
     let day_of_era = shifted.rem_euclid(146_097);

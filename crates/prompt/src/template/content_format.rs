@@ -1,8 +1,7 @@
-//! Which shape of message content a template expects, found in its syntax tree
-//! by the rules of vLLM's `--chat-template-content-format auto`
-//! (`vllm/renderers/hf.py`, 0.32): a loop over a message's content means parts,
-//! anything else means text. A guess by name or by trial would be wrong for
-//! templates that look at both.
+//! Detects which shape of message content a template expects, from its syntax tree, by the rules of
+//! vLLM's `--chat-template-content-format auto` (`vllm/renderers/hf.py`, 0.32): a loop over a
+//! message's content means parts, anything else means text. A guess by names or by a trial render
+//! would be wrong for templates that support both.
 
 use std::collections::HashSet;
 
@@ -11,8 +10,8 @@ use minijinja::machinery::ast::{Call, CallArg, Expr, Macro, Stmt};
 
 use super::ContentFormat;
 
-/// vLLM's algorithm asserts that targets are plain names; a template which
-/// breaks that gets the default format.
+/// vLLM's algorithm asserts that assignment targets are plain names; a template that violates this
+/// gets the default format.
 struct OddTarget;
 
 /// The content format of a parsed template.
@@ -33,7 +32,7 @@ fn loops_over_content(nodes: &Nodes<'_, '_>) -> Result<bool, OddTarget> {
         let in_macro = owner.is_some();
         let through_macro = || {
             let Expr::Var(name) = iter else { return false };
-            // The innermost macro that encloses the loop decides.
+            // The innermost macro around the loop decides.
             owner.is_some_and(|owner| {
                 content_parameters(nodes, owner, &is_content).contains(name.id)
             })
@@ -47,8 +46,8 @@ fn loops_over_content(nodes: &Nodes<'_, '_>) -> Result<bool, OddTarget> {
     Ok(false)
 }
 
-/// Names that stand for one message: targets of loops over the messages or
-/// over a variable that was assigned from them.
+/// Names that stand for one message: targets of loops over the messages, or over a variable that
+/// was assigned from them.
 fn message_names<'a>(nodes: &Nodes<'_, 'a>) -> Result<Vec<&'a str>, OddTarget> {
     let mut lists = vec!["messages"];
     let mut seen = HashSet::from(["messages"]);
@@ -73,7 +72,7 @@ fn message_names<'a>(nodes: &Nodes<'_, 'a>) -> Result<Vec<&'a str>, OddTarget> {
     Ok(messages)
 }
 
-/// Parameters of a macro that some call fills with a message's content.
+/// Parameters of a macro to which some call passes a message's content.
 fn content_parameters<'a>(
     nodes: &Nodes<'_, 'a>,
     owner: &Macro<'a>,
@@ -117,7 +116,8 @@ fn name_of<'a>(expr: &Expr<'a>) -> Result<&'a str, OddTarget> {
     }
 }
 
-/// `name`, or `name.key` and `name['key']`, seen through filters, tests and slices.
+/// Whether an expression is `name`, or `name.key` or `name['key']`, ignoring filters, tests and
+/// slices.
 fn is_access(expr: &Expr<'_>, name: &str, key: Option<&str>) -> bool {
     let is_name = |expr: &Expr<'_>| matches!(expr, Expr::Var(var) if var.id == name);
     match (expr, key) {
@@ -136,10 +136,10 @@ fn is_access(expr: &Expr<'_>, name: &str, key: Option<&str>) -> bool {
     }
 }
 
-/// A loop: its target, what it runs over, and the macro it stands in.
+/// A loop: its target, what it iterates over, and the macro that contains it.
 type Loop<'t, 'a> = (&'t Expr<'a>, &'t Expr<'a>, Option<&'t Macro<'a>>);
 
-/// The parts of a syntax tree that the rules look at.
+/// The parts of a syntax tree that the rules examine.
 #[derive(Default)]
 struct Nodes<'t, 'a> {
     loops: Vec<Loop<'t, 'a>>,
@@ -242,7 +242,7 @@ impl<'t, 'a> Nodes<'t, 'a> {
         }
     }
 
-    /// Only calls are of interest inside expressions.
+    /// Within expressions, only calls matter.
     fn expression(&mut self, expr: &'t Expr<'a>) {
         match expr {
             Expr::Call(node) => self.call(node),

@@ -1,12 +1,12 @@
-//! `tojson` as Hugging Face's chat templates know it: Python's `json.dumps`
-//! with `ensure_ascii=False` and no HTML escaping. Jinja's own filter escapes
-//! `<`, `>` and `&`, which would change token ids.
+//! `tojson` as in Hugging Face's chat templates: Python's `json.dumps` with `ensure_ascii=False`
+//! and without HTML escaping. Jinja's own filter escapes `<`, `>` and `&`, which would change token
+//! ids.
 
 use minijinja::value::{Kwargs, Rest, ValueKind};
 use minijinja::{Error, ErrorKind, Value};
 
-/// Deepest nesting that is written. JSON from a request is bounded by the
-/// parser (128 levels); values that a template builds are bounded here.
+/// Maximum nesting of a written value. JSON from a request is bounded by the parser (128 levels);
+/// this bounds values that a template builds.
 const MAX_DEPTH: usize = 256;
 
 /// Layout options of one `tojson` call; the defaults are Python's.
@@ -18,8 +18,8 @@ struct Layout {
     key_separator: String,
 }
 
-/// The `tojson` filter: `value|tojson(ensure_ascii, indent, separators, sort_keys)`,
-/// each by position or by name.
+/// The `tojson` filter: `value|tojson(ensure_ascii, indent, separators, sort_keys)`, with each
+/// argument by position or by name.
 pub(super) fn tojson(value: Value, args: Rest<Value>, kwargs: Kwargs) -> Result<Value, Error> {
     let layout = layout(&args, &kwargs)?;
     kwargs.assert_all_used()?;
@@ -94,7 +94,7 @@ fn write_value(
                 write_value(out, &pairs[index].1, layout, depth + 1)
             })?;
         }
-        // Python's encoder refuses these as well (undefined, generators, objects).
+        // Python's encoder refuses these as well: undefined, generators, objects.
         _ => return Err(invalid("tojson: value is not JSON serializable")),
     }
     Ok(())
@@ -181,8 +181,8 @@ fn number(value: &Value) -> String {
     f64::try_from(value.clone()).map_or_else(|_| value.to_string(), float)
 }
 
-/// A float as Python's `repr` and `json.dumps` write it: the shortest digits
-/// that read back, exponents with a sign and at least two digits.
+/// A float as Python's `repr` and `json.dumps` write it: the shortest digits that read back as the
+/// same value, with a sign and at least two digits in the exponent.
 pub(super) fn float(value: f64) -> String {
     if value.is_nan() {
         return "NaN".to_owned();
@@ -190,7 +190,7 @@ pub(super) fn float(value: f64) -> String {
     if value.is_infinite() {
         return if value > 0.0 { "Infinity" } else { "-Infinity" }.to_owned();
     }
-    // Rust's debug form has Python's thresholds for the exponent form.
+    // Rust's debug format switches to exponents at the same values as Python.
     let text = format!("{value:?}");
     let Some((digits, exponent)) = text.split_once('e') else {
         return text;

@@ -1,21 +1,21 @@
-//! Python's string methods where Rust's notion of white space or of a line
-//! differs, and a few that minijinja's compatibility layer does not have.
+//! Python's string methods where Rust's definition of white space or of a line differs, and some
+//! that minijinja's compatibility layer lacks.
 
 use std::borrow::Cow;
 
 use minijinja::value::{Kwargs, Rest, ValueKind, from_args};
 use minijinja::{Error, ErrorKind, State, Value};
 
-/// Bound on the width of `indent`, characters.
+/// Maximum width of `indent` in characters.
 const MAX_INDENT: usize = 64;
 
-/// What `str.isspace` says of one character, and what `str.strip` and
-/// `str.split` cut at: Unicode's white space and four ASCII separators.
+/// Python's `str.isspace` for one character, which is also where `str.strip` and `str.split` cut:
+/// Unicode white space and four ASCII separators.
 pub(super) fn is_space(ch: char) -> bool {
     ch.is_whitespace() || ('\u{1c}'..='\u{1f}').contains(&ch)
 }
 
-/// Where `str.splitlines` cuts; `\r\n` is one end of line.
+/// Whether `str.splitlines` cuts at a character; `\r\n` counts as one line end.
 fn is_line_end(ch: char) -> bool {
     matches!(
         ch,
@@ -23,9 +23,8 @@ fn is_line_end(ch: char) -> bool {
     )
 }
 
-/// Called for methods that minijinja does not know on a value.
-///
-/// Only strings need care; everything else is minijinja-contrib's.
+/// Called for methods that minijinja does not know for a value. Strings are handled here; all other
+/// values are passed to minijinja-contrib.
 pub(super) fn unknown_method(
     state: &mut State,
     value: &Value,
@@ -100,7 +99,8 @@ fn unsupported(method: &str) -> Error {
     Error::new(ErrorKind::InvalidOperation, format!("{method}: arguments not supported"))
 }
 
-/// `str.strip` of a value that is this text. One that stays as it is is not copied: it may be long.
+/// `str.strip` of a value that is this text. An unchanged text is not copied, because it may be
+/// long.
 pub(super) fn stripped(
     value: &Value,
     text: &str,
@@ -123,18 +123,18 @@ pub(super) fn strip<'a>(text: &'a str, chars: Option<&str>, left: bool, right: b
     if right { text.trim_end_matches(cut) } else { text }
 }
 
-/// `str.title`: a letter after anything but a letter is a capital.
+/// `str.title`: a letter that does not follow a letter becomes a capital.
 fn title(text: &str) -> Result<String, Error> {
     let mut out = String::with_capacity(text.len());
     let mut in_word = false;
     for ch in text.chars() {
         let mut upper = ch.to_uppercase();
         match (in_word, upper.next(), upper.next()) {
-            // Letters with a title case of their own, which the standard library does not know.
+            // Letters with a special title case, which the standard library does not know.
             (_, _, Some(_)) | (_, Some('\u{1c4}'..='\u{1cc}' | '\u{1f1}'..='\u{1f3}'), _) => {
                 return Err(unsupported("title"));
             }
-            // A final sigma depends on what surrounds it.
+            // The lower case of a final sigma depends on the characters around it.
             (true, ..) if ch == '\u{3a3}' => return Err(unsupported("title")),
             (true, ..) => out.extend(ch.to_lowercase()),
             (false, first, _) => out.extend(first),
@@ -172,7 +172,6 @@ fn split(text: &str, separator: Option<&str>, limit: i64) -> Result<Value, Error
     }
 }
 
-/// `str.splitlines`.
 fn lines(text: &str, keep_ends: bool) -> Vec<&str> {
     let mut lines = Vec::new();
     let mut rest = text;
@@ -192,8 +191,8 @@ fn lines(text: &str, keep_ends: bool) -> Vec<&str> {
     lines
 }
 
-/// Jinja2's `indent` filter: `width` (a number or a text), then `first` and
-/// `blank`, each by position or by name. A last end of line stays.
+/// Jinja2's `indent` filter: `width` (a number or a text), then `first` and `blank`, each by
+/// position or by name. A final line end is kept.
 pub(super) fn indent(
     text: Cow<'_, str>,
     args: Rest<Value>,
@@ -237,9 +236,9 @@ fn partition(text: &str, separator: &str, last: bool) -> Value {
     parts.into_iter().map(Value::from).collect()
 }
 
-/// Whether a printed list or mapping is surely the same in Python. Its `repr`
-/// escapes white space, format and private characters that ours leaves alone,
-/// and writes exponents of floats in another way.
+/// Whether a printed list or mapping is certainly the same as in Python, whose `repr` escapes white
+/// space, format and private characters that minijinja does not escape, and writes the exponents of
+/// floats differently.
 pub(super) fn prints_alike(text: &str) -> bool {
     let bytes = text.as_bytes();
     let exponent = bytes.windows(3).any(|part| {

@@ -1,8 +1,8 @@
-//! Texts and lists as values that templates share.
+//! Texts and lists as shared template values.
 //!
-//! One of three files of this crate with `unsafe`: a shared text has two counts of sixteen bytes
-//! before it, and the standard library copies the text behind them in one step, which is slow on some
-//! processors; see [`STEP_BYTES`].
+//! One of three files of this crate with `unsafe`: a shared text is preceded by two reference
+//! counts (sixteen bytes), and the standard library copies the text after them in one step, which
+//! is slow on some processors; see [`STEP_BYTES`].
 
 #![allow(unsafe_code)]
 
@@ -16,7 +16,7 @@ use serde_json::Value as Json;
 use super::STEP_BYTES;
 use super::watched::Watched;
 
-/// A JSON value whose long texts are copied in steps.
+/// A JSON value; when it is serialized, long texts are copied in steps.
 pub(super) struct Shared<'a>(pub(super) &'a Json);
 
 impl Serialize for Shared<'_> {
@@ -37,18 +37,19 @@ impl Serialize for Shared<'_> {
     }
 }
 
-/// A copy of a text.
+/// A shared copy of a text.
 fn shared(text: &str) -> Arc<str> {
     let mut copy = Arc::<[u8]>::new_uninit_slice(text.len());
-    // Nobody else has it yet.
+    // The copy has only one owner so far.
     let Some(room) = Arc::get_mut(&mut copy) else { return text.into() };
     for (room, step) in room.chunks_mut(STEP_BYTES).zip(text.as_bytes().chunks(STEP_BYTES)) {
         room.write_copy_of_slice(step);
     }
-    // SAFETY: both are of one length, and were cut into the same steps, each of which was written.
+    // SAFETY: both have the same length and were divided into the same steps, each of which was
+    // written.
     let copy = unsafe { copy.assume_init() };
-    // SAFETY: the bytes are a text's, and the standard library has it that a shared text and its
-    // shared bytes are the same in memory: it makes the latter of the former like this.
+    // SAFETY: the bytes are valid UTF-8, and `Arc<str>` and `Arc<[u8]>` have the same layout: the
+    // standard library converts the former to the latter in the same way.
     unsafe { Arc::from_raw(Arc::into_raw(copy) as *const str) }
 }
 
@@ -60,7 +61,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_copy_is_its_text_whatever_its_length() {
+    fn a_copy_equals_its_text_for_any_length() {
         for len in [0, 1, STEP_BYTES - 1, STEP_BYTES, STEP_BYTES + 1, 5 * STEP_BYTES, 70_000] {
             let text: String = ('a'..='z').chain(['é', '本', '😀']).cycle().take(len).collect();
             let copy = shared(&text);

@@ -1,4 +1,4 @@
-//! Lists as templates see them. A render that takes too long is stopped when it takes an item.
+//! Lists as template values. A render that takes too long is stopped when it takes an item.
 
 use std::sync::Arc;
 
@@ -7,7 +7,7 @@ use minijinja::{Error, ErrorKind, Value};
 
 use super::super::watch;
 
-/// A list of a request.
+/// A list in a request.
 #[derive(Debug)]
 pub(super) struct Watched(pub(super) Vec<Value>);
 
@@ -19,7 +19,7 @@ impl Object for Watched {
     fn get_value(self: &Arc<Self>, key: &Value) -> Option<Value> {
         let item = self.0.get(key.as_usize()?)?;
         if watch::render_is_over() {
-            // A value that cannot be used: the render ends where it is.
+            // An invalid value, which ends the render here.
             return Some(Value::from(Error::from(ErrorKind::OutOfFuel)));
         }
         Some(item.clone())

@@ -7,22 +7,22 @@ use super::openings::Openings;
 use super::scanner::Scanner;
 use super::words::Words;
 
-/// Normaliser, added tokens and post-processor of `fastokens`, with words of our own.
+/// Normaliser, added tokens and post-processor of `fastokens`, with this crate's own word encoder.
 pub(super) struct Compact {
-    /// All but the model.
+    /// Everything except the model.
     around: fastokens::Tokenizer,
-    /// Which texts it has nothing to do with.
+    /// Recognises texts that need neither normaliser nor added tokens.
     openings: Option<Openings>,
     scanner: Scanner,
     words: Words,
 }
 
 impl Compact {
-    /// The tokenizer of a file; `described` is what the reference says of it, with the added
+    /// Builds the tokenizer of a file; `described` is the reference's description with the added
     /// tokens.
     ///
     /// # Errors
-    /// What about it is not reproduced here.
+    /// The feature of the file that is not supported here.
     pub(super) fn read(file: &File<'_>, described: &Value) -> Result<Self, String> {
         let scanner = Scanner::of(&described["pre_tokenizer"])
             .ok_or("a pre-tokenizer that cannot be scanned")?;
@@ -31,23 +31,23 @@ impl Compact {
         around["decoder"] = Value::Null;
         around["truncation"] = Value::Null;
         around["padding"] = Value::Null;
-        // There must be one. It is never asked.
+        // `fastokens` requires a model, which is never used.
         around["model"] = json!({ "type": "BPE", "vocab": { "a": 0 }, "merges": [] });
         let around = fastokens::Tokenizer::from_json(around).map_err(|error| error.to_string())?;
         Ok(Self { around, openings: Openings::of(described), scanner, words: Words::read(file)? })
     }
 
-    /// Token ids; `None` if the words are not all of the text.
+    /// Token ids; `None` if the scanner does not cover the whole text.
     pub(super) fn encode(&self, text: &str, add_special_tokens: bool) -> Option<Vec<u32>> {
         let mut ids = Vec::with_capacity(text.len() / 3 + 8);
         self.append(text, &mut ids)?;
         Some(self.finish(ids, add_special_tokens))
     }
 
-    /// Appends the ids of a text that goes on or will, before what the post-processor does;
-    /// `None` if the words are not all of the text.
+    /// Appends the ids of a text to which more may be appended, before post-processing; `None` if
+    /// the scanner does not cover the whole text.
     pub(super) fn append(&self, text: &str, ids: &mut Vec<u32>) -> Option<()> {
-        if self.openings.as_ref().is_some_and(|openings| openings.spare(text)) {
+        if self.openings.as_ref().is_some_and(|openings| openings.lacks_added_tokens(text)) {
             return self.words.append(text, self.scanner.words(text), ids);
         }
         let split = self.around.build_pre_tokenized(text);
@@ -63,7 +63,7 @@ impl Compact {
         Some(())
     }
 
-    /// What the post-processor makes of the ids of a text.
+    /// Applies the post-processor to the ids of a text.
     pub(super) fn finish(&self, ids: Vec<u32>, add_special_tokens: bool) -> Vec<u32> {
         self.around.post_process(ids, add_special_tokens)
     }

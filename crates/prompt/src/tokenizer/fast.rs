@@ -1,10 +1,10 @@
 //! A faster tokenizer, used only where it gives the reference's ids.
 //!
-//! `fastokens` reads the same files and is about thirty times as fast, for the kinds of
-//! tokenizers that most models have, and for most of these [`Compact`] is as fast in a tenth of
-//! the memory. Whether a model's tokenizer is of such a kind is tested by its results: it is
-//! compared with the reference on difficult texts when it is loaded. The reference is dropped by then:
-//! each of the three takes as much memory to build as everything else.
+//! `fastokens` reads the same files and is about thirty times as fast for the kinds of tokenizers
+//! that most models have; for most of these, [`Compact`] is as fast with a tenth of the memory.
+//! Whether a model's tokenizer is of such a kind is tested by its results: at loading, it is
+//! compared with the reference on difficult texts. The reference is dropped before that: each of
+//! the three takes as much memory to build as everything else.
 
 use std::thread;
 
@@ -19,52 +19,54 @@ use super::words::spelled;
 use super::{pieces, proof};
 use crate::spare;
 
-/// What is kept of texts: the blocks of tens of megabytes.
+/// Maximum size of the cache of prefixes in bytes; enough for the blocks of tens of megabytes of
+/// text.
 const MEMO_BYTES: usize = 8 << 20;
-/// Texts are cut into pieces of this length: a turn pays for its new text, and for one of them.
+/// Minimum size of a cached piece in bytes: a turn of a conversation costs its new text and one
+/// piece.
 const PIECE_BYTES: usize = 4 << 10;
 
-/// A tokenizer that has passed its proof.
+/// A tokenizer whose ids were compared with the reference.
 pub(super) struct Fast {
     library: Library,
-    /// Where texts may be cut.
+    /// Present if texts may be cut into pieces.
     cut: Option<Cut>,
 }
 
-/// What is needed to take a text piece by piece.
+/// What is needed to tokenise a text in pieces.
 struct Cut {
     memo: Memo,
-    /// Without and with special tokens.
+    /// The additions without and with special tokens.
     around: [Around; 2],
 }
 
-/// The ids that are put before those of any text, and behind them.
+/// The ids that the post-processor puts before and after those of a text.
 struct Around {
     before: Vec<u32>,
     behind: Vec<u32>,
 }
 
-/// Who does the work.
+/// The library that tokenises.
 enum Library {
-    /// With words of our own, in a tenth of the memory.
+    /// This crate's own word encoder, with a tenth of the memory.
     Compact(Box<Compact>),
     Whole(Box<fastokens::Tokenizer>),
 }
 
-/// What the reference does, once it is gone.
+/// What must be known of the reference after it has been dropped.
 pub(super) struct Example {
-    /// What it says of itself, with its added tokens, without vocabulary and merges.
+    /// The reference's description with its added tokens, without vocabulary and merges.
     described: Value,
     added: Vec<AddedToken>,
-    /// Hard texts with their ids, without and with special tokens.
+    /// Difficult texts with their ids, without and with special tokens.
     answers: Vec<(String, [Vec<u32>; 2])>,
 }
 
 impl Example {
-    /// Has a reference show what it does.
+    /// Records what a reference does.
     ///
     /// # Errors
-    /// Why nobody else can do it.
+    /// Why no other library can replace it.
     pub(super) fn of(
         reference: &tokenizers::Tokenizer,
         mut described: Value,
@@ -75,7 +77,7 @@ impl Example {
         let mut added: Vec<(u32, AddedToken)> =
             reference.get_added_tokens_decoder().into_iter().collect();
         added.sort_unstable_by_key(|(id, _)| *id);
-        // It takes note of this flag and goes by its own way.
+        // `fastokens` reads this flag but treats such tokens differently.
         if added.iter().any(|(_, token)| token.single_word) {
             return Err("tokens that match as whole words only".to_owned());
         }
@@ -101,7 +103,7 @@ fn with_id(id: u32, token: &AddedToken) -> Value {
     token
 }
 
-/// Some of the vocabulary, as text.
+/// A sample of the vocabulary, as text.
 fn words(reference: &tokenizers::Tokenizer) -> Vec<String> {
     const COUNT: usize = 1024;
     let size = reference.get_vocab_size(false);
@@ -110,10 +112,10 @@ fn words(reference: &tokenizers::Tokenizer) -> Vec<String> {
 }
 
 impl Fast {
-    /// A tokenizer of the same file that does the same.
+    /// Builds a faster tokenizer of the same file with the same ids.
     ///
     /// # Errors
-    /// Why there is none, or nobody can tell.
+    /// Why there is none, or why the ids could not be compared.
     pub(super) fn prove(file: &File<'_>, example: &Example) -> Result<Self, String> {
         stay_on_one_thread();
         match Compact::read(file, &example.described)
@@ -121,7 +123,9 @@ impl Fast {
         {
             Ok(compact) => match Self::prove_library(compact, example) {
                 Ok(fast) => return Ok(fast),
-                Err(why) => tracing::info!(why, "the compact tokenizer is of no use here"),
+                Err(why) => {
+                    tracing::info!(why, "the compact tokenizer gives other ids for this model")
+                }
             },
             Err(why) => tracing::debug!(why, "no compact tokenizer"),
         }
@@ -135,9 +139,9 @@ impl Fast {
         for (text, answers) in &example.answers {
             for (at, wanted) in answers.iter().enumerate() {
                 if fast.whole(text, at == 1).as_ref() != Some(wanted) {
-                    return Err("other ids for a hard text".to_owned());
+                    return Err("the ids of a difficult text differ".to_owned());
                 }
-                // Cut wherever it can be.
+                // Compares also with cuts at every possible place.
                 around = around.filter(|around| {
                     let Around { before, behind } = &around[at];
                     let mut ids = before.clone();
@@ -152,9 +156,10 @@ impl Fast {
         Ok(Self { cut, ..fast })
     }
 
-    /// What the post-processor puts around ids, if it does that and nothing else.
+    /// The ids that the post-processor puts around those of a text; `None` if it does anything
+    /// else.
     fn around(&self) -> Option<[Around; 2]> {
-        /// No token's.
+        /// An id that no token has.
         const ID: u32 = u32::MAX;
         let of = |special| {
             let all = self.finish(vec![ID], special);
@@ -164,8 +169,8 @@ impl Fast {
         Some([of(false)?, of(true)?])
     }
 
-    /// Appends the ids to a chain that has none yet. What is kept of the text is for chains of
-    /// the same root.
+    /// Appends the ids of a text to a chain that is still empty. Cached pieces are used only for
+    /// chains with the same root.
     pub(super) fn chain(
         &self,
         text: &str,
@@ -196,7 +201,7 @@ impl Fast {
         Some(())
     }
 
-    /// Token ids of a text that is taken whole; `None` if the library gives up.
+    /// Token ids of a text that is not cut; `None` if the library fails.
     pub(super) fn whole(&self, text: &str, add_special_tokens: bool) -> Option<Vec<u32>> {
         match &self.library {
             Library::Compact(compact) => compact.encode(text, add_special_tokens),
@@ -206,7 +211,7 @@ impl Fast {
         }
     }
 
-    /// Appends a piece's ids.
+    /// Appends the ids of a piece.
     fn append(&self, piece: &str, ids: &mut Vec<u32>) -> Option<()> {
         match &self.library {
             Library::Compact(compact) => compact.append(piece, ids),
@@ -225,7 +230,7 @@ impl Fast {
     }
 }
 
-/// All of it by `fastokens`.
+/// The tokenizer of `fastokens` for a file.
 fn whole(file: &File<'_>, described: &Value) -> Result<Library, String> {
     let mut described = described.clone();
     for (name, text) in [("vocab", file.vocab), ("merges", file.merges)] {
@@ -236,9 +241,9 @@ fn whole(file: &File<'_>, described: &Value) -> Result<Library, String> {
     Ok(Library::Whole(Box::new(whole)))
 }
 
-/// The library spreads long texts over threads of its own, as many as its first caller may
-/// run on. Requests are many at a time, and each has its thread: a caller that may run on one
-/// processor only decides that it has none.
+/// The library distributes long texts over threads of its own, as many as its first caller may use.
+/// The router tokenises many requests in parallel, each on its own thread. So the first call is
+/// made from a thread that may use one processor only, and the library uses no further threads.
 #[cfg(target_os = "linux")]
 fn stay_on_one_thread() {
     use rustix::thread::{CpuSet, sched_getaffinity, sched_setaffinity};
@@ -251,7 +256,7 @@ fn stay_on_one_thread() {
         sched_setaffinity(None, &only).ok()?;
         Some(fastokens::fanout::threads())
     };
-    // Where that cannot be arranged, long texts take several threads: no harm is done.
+    // If this fails, long texts use several threads, which does no harm.
     let _decided = thread::spawn(decide).join();
 }
 
@@ -266,7 +271,7 @@ mod tests {
     use super::super::reference;
     use super::*;
 
-    /// A model's file with another pre-tokenizer, in that many ways the same.
+    /// The fixture's file with another pre-tokenizer, which splits text in the same way.
     fn text(pattern: &str) -> Vec<u8> {
         let folder = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/fixtures/tokenizer/model");
         let text = std::fs::read(format!("{folder}/tokenizer.json")).unwrap();
@@ -286,7 +291,7 @@ mod tests {
     }
 
     #[test]
-    fn words_that_can_be_scanned_take_little_memory_and_have_the_ids_of_the_reference() {
+    fn the_compact_tokenizer_has_the_ids_of_the_reference() {
         use fastokens::tiktoken::{CL100K_BASE_PATTERN, O200K_BASE_PATTERN, QWEN2_PATTERN};
         let prose = include_str!("../../../../README.md");
         for pattern in [CL100K_BASE_PATTERN, O200K_BASE_PATTERN, QWEN2_PATTERN] {
@@ -300,7 +305,7 @@ mod tests {
             let namespace = Namespace { salt: None, model: "m", adapter: None, block_size: 16 };
             let mut hashes = Vec::new();
             chain_hashes(&namespace, HashSeed(7), wanted.get_ids(), &mut hashes);
-            // Twice: what is remembered is the same.
+            // The second time, the text is found in the cache, with the same result.
             for _ in 0..2 {
                 let mut chain = Chain::new(&namespace, HashSeed(7));
                 fast.chain(prose, true, &mut chain).unwrap();
@@ -311,20 +316,20 @@ mod tests {
     }
 
     #[test]
-    fn other_words_are_left_to_the_whole_library() {
+    fn expressions_without_a_scanner_use_the_whole_library() {
         let fast = prove(&text(r"\p{L}+|[^\p{L}]+"));
         assert!(matches!(fast.library, Library::Whole(_)));
     }
 
     #[test]
-    fn who_does_otherwise_than_the_reference_is_not_believed() {
+    fn a_tokenizer_with_other_ids_than_the_reference_is_refused() {
         let text = text(fastokens::tiktoken::QWEN2_PATTERN);
         let (reference, described) = reference::build(&text).unwrap();
         let mut example = Example::of(&reference, described.unwrap()).unwrap();
         let (_, answers) = example.answers.iter_mut().find(|(text, _)| text.len() > 40).unwrap();
         answers[1].push(7);
         let fast = Fast::prove(&File::read(&text).unwrap(), &example);
-        assert_eq!(fast.err().as_deref(), Some("other ids for a hard text"));
+        assert_eq!(fast.err().as_deref(), Some("the ids of a difficult text differ"));
     }
 
     #[test]

@@ -1,7 +1,7 @@
-//! Reads `tokenizer.json` without a tree of its vocabulary.
+//! Reads `tokenizer.json` without building a tree of its vocabulary.
 //!
-//! A tree of a hundred thousand entries takes ten times the memory of its text. The
-//! vocabulary and the merges are read from the text, straight into their final form.
+//! A tree of a hundred thousand entries takes ten times the memory of its text. Vocabulary and
+//! merges are read from the text directly into their final form.
 
 use std::borrow::Cow;
 use std::collections::{BTreeMap, HashMap};
@@ -14,19 +14,19 @@ use serde_json::{Map, Value};
 /// A `tokenizer.json`.
 #[derive(Clone, Debug)]
 pub(super) struct File<'a> {
-    /// All of it, but for the next two.
+    /// The whole file except `vocab` and `merges`.
     pub(super) rest: Value,
-    /// `model.vocab`, as it is written.
+    /// `model.vocab` as unparsed text.
     pub(super) vocab: Option<&'a RawValue>,
-    /// `model.merges`, as they are written.
+    /// `model.merges` as unparsed text.
     pub(super) merges: Option<&'a RawValue>,
 }
 
 impl<'a> File<'a> {
-    /// Reads it.
+    /// Parses a file.
     ///
     /// # Errors
-    /// Text that is not one JSON object.
+    /// The text is not one JSON object.
     pub(super) fn read(text: &'a [u8]) -> serde_json::Result<Self> {
         let mut rest = Map::new();
         let (mut vocab, mut merges) = (None, None);
@@ -52,17 +52,17 @@ impl<'a> File<'a> {
         Ok(Self { rest: Value::Object(rest), vocab, merges })
     }
 
-    /// Whether its vocabulary is an object, as those of BPE are.
+    /// Whether the vocabulary is an object, as it is for BPE.
     pub(super) fn has_object_of_tokens(&self) -> bool {
         self.vocab.is_some_and(|vocab| vocab.get().starts_with('{'))
     }
 
-    /// Ids by token.
+    /// The ids of the tokens.
     pub(super) fn tokens(&self) -> Option<HashMap<Text<'a>, u32>> {
         serde_json::from_str(self.vocab?.get()).ok()
     }
 
-    /// Pairs of tokens in the order of their ranks, by the rules of the reference.
+    /// The pairs of tokens in the order of their ranks, by the rules of the reference.
     pub(super) fn pairs(&self) -> Option<Vec<(Text<'a>, Text<'a>)>> {
         let text = self.merges?.get();
         if text.get(1..)?.trim_start().starts_with('[') {
@@ -74,7 +74,7 @@ impl<'a> File<'a> {
     }
 }
 
-/// The whole file again.
+/// Writes the whole file.
 impl Serialize for File<'_> {
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
         struct Model<'a>(&'a Map<String, Value>, [(&'a str, Option<&'a RawValue>); 2]);
@@ -108,7 +108,7 @@ impl Serialize for File<'_> {
     }
 }
 
-/// A string of the file: a part of its text, where nothing in it is escaped.
+/// A string of the file, which borrows from its text if it has no escapes.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, Deserialize)]
 #[serde(transparent)]
 pub(super) struct Text<'a>(#[serde(borrow)] pub(super) Cow<'a, str>);
@@ -120,7 +120,7 @@ impl<'a> From<&'a str> for Text<'a> {
 }
 
 impl<'a> Text<'a> {
-    /// What stands before and behind the one space that it has.
+    /// The parts before and after the text's only space.
     fn halves(self) -> Option<(Self, Self)> {
         let space = self.0.find(' ').filter(|at| !self.0[at + 1..].contains(' '))?;
         Some(match self.0 {
@@ -143,7 +143,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_is_read_is_the_file() {
+    fn a_file_is_read_completely() {
         let file = json!({
             "version": "1.0", "added_tokens": [{"id": 3, "content": "<x>"}], "normalizer": null,
             "model": {"type": "BPE", "vocab": {"a": 0, "\"": 1, "ab": 2}, "merges": ["a b"]},
@@ -160,7 +160,7 @@ mod tests {
     }
 
     #[test]
-    fn merges_are_pairs_however_they_are_written() {
+    fn merges_are_read_in_both_notations() {
         let pairs = |merges: Value| {
             let text = json!({"model": {"merges": merges}}).to_string();
             let pairs = File::read(text.as_bytes()).unwrap().pairs();

@@ -8,8 +8,8 @@ use serde_json::{Map, Value};
 
 use super::load_error::LoadError;
 
-/// Model architectures whose chats vLLM encodes with code of its own instead
-/// of a template (`vllm/config/model.py`).
+/// Model architectures for which vLLM encodes chats by code instead of a template
+/// (`vllm/config/model.py`).
 const NATIVE_CHAT: [&str; 9] = [
     "DeepseekV32ForCausalLM",
     "DeepseekV41ForCausalLM",
@@ -33,10 +33,10 @@ pub(super) struct Files {
     pub(super) special_map: Map<String, Value>,
     /// `added_tokens.json`
     pub(super) added: Map<String, Value>,
-    /// `config.json`, where there is one.
+    /// `config.json`, if it exists.
     pub(super) model: Option<Map<String, Value>>,
     pub(super) templates: BTreeMap<String, String>,
-    /// Why chats of this model cannot be rendered here, if they cannot.
+    /// Why the router cannot render chats of this model; `None` if it can.
     pub(super) native_chat: Option<&'static str>,
     pub(super) notes: Vec<String>,
 }
@@ -101,7 +101,7 @@ fn text(path: &Path) -> Result<Option<String>, LoadError> {
     }
 }
 
-/// Template files win over templates inside the configuration.
+/// Template files replace templates inside the configuration.
 fn templates(
     folder: &Path,
     config: &Map<String, Value>,
@@ -148,7 +148,7 @@ fn native_chat(
     if native || kind.is_some_and(|kind| kind == "gpt_oss") {
         return Ok(Some("the engine encodes this model's chats without a template"));
     }
-    // A processor's template is the engine's first choice for multi-modal models.
+    // For multi-modal models, the engine prefers the template of the processor.
     for name in ["chat_template.json", "processor_config.json"] {
         let file = json_object(&folder.join(name))?.unwrap_or_default();
         if file.contains_key("chat_template") {

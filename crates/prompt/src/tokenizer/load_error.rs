@@ -6,7 +6,7 @@ use std::path::PathBuf;
 #[derive(Debug, thiserror::Error)]
 #[error("{}: {message} ({hint})", path.display())]
 pub struct LoadError {
-    /// The file in question.
+    /// The file with the problem.
     pub path: PathBuf,
     /// What went wrong.
     pub message: String,

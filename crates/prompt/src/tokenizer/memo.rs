@@ -1,12 +1,12 @@
-//! A cache of the ids of prefixes: a turn of a conversation is tokenised for its new text only.
+//! A cache of the ids of prefixes: for a turn of a conversation, only the new text is tokenised.
 //!
-//! A text is cached in pieces, each piece together with all of the text before it; so a
-//! piece needs only the hashes of the blocks that it fills, which is a tenth of its
-//! text and ids. A prefix is found by the hash of the blocks before it and by a keyed hash
-//! of 128 bits of its text: the time that a request takes reveals nothing, through this cache, about prompts
-//! with another salt. (Words are cached for each thread for all clients; see `words/recent.rs`.)
-//! Two generations bound the memory: entries that were not used while a generation filled up are dropped
-//! with the generation before it.
+//! A text is cached in pieces, each under the whole text up to its end. So an entry needs only the
+//! hashes of the blocks that the piece fills, which is a tenth of its text and ids. A prefix is
+//! found by the root of its chain and by a keyed hash of 128 bits of its text: the duration of a
+//! request reveals nothing, through this cache, about prompts with another salt. (Words are cached
+//! for each thread for all clients; see `words/recent.rs`.) Two generations bound the memory:
+//! entries that were not used while a generation filled up are dropped with the previous
+//! generation.
 
 use std::collections::HashMap;
 use std::hash::{BuildHasher, RandomState};
@@ -17,24 +17,25 @@ use xxhash_rust::xxh3::xxh3_128_with_seed;
 
 use rustc_hash::FxBuildHasher;
 
-/// Locks that are taken one at a time, each for some of the pieces.
+/// Number of independently locked parts of the cache.
 const SHARDS: usize = 16;
-/// What a piece takes beside its hashes and ids.
+/// Size in bytes of an entry without its hashes and ids.
 const OVERHEAD_BYTES: usize = 160;
 
-/// Beginnings of texts and what became of them.
+/// The cache of prefixes.
 #[derive(Debug)]
 pub(super) struct Memo {
     shards: [Mutex<Shard>; SHARDS],
-    /// Of one generation of a shard.
+    /// Maximum size in bytes of one generation of a shard.
     max_bytes: usize,
-    /// Another one in each process: nobody knows where their pieces go. The hash is none of
-    /// cryptography; who found two texts that it takes for one would have prompts of the same root
-    /// placed by the wrong blocks, as with two blocks of one hash, which has half as many bits.
+    /// A random number of this process, so that the place of an entry cannot be predicted. The hash
+    /// is not cryptographic: whoever finds two texts with the same hash could have prompts with the
+    /// same root placed by the wrong blocks, as with two blocks of equal block hashes, which have
+    /// half as many bits.
     seed: u64,
 }
 
-/// The beginning of a text.
+/// The hash of a prefix.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(super) struct Key {
     low: u64,
@@ -42,8 +43,8 @@ pub(super) struct Key {
 }
 
 impl Key {
-    /// That with one piece more. Keys that differ still do behind the same piece: the halves are
-    /// a seed of the next hash, and a part of the sum.
+    /// The key of the prefix with one more piece. Different keys stay different after the same
+    /// piece: one half is the seed of the next hash, and the other is added to it.
     #[must_use]
     pub(super) fn with(self, piece: &str) -> Self {
         let hash = xxh3_128_with_seed(piece.as_bytes(), self.low);
@@ -53,7 +54,7 @@ impl Key {
     }
 }
 
-/// What a piece makes of a chain that has come to it.
+/// What a piece appends to a chain.
 #[derive(Debug)]
 struct Piece {
     tokens: usize,
@@ -98,20 +99,20 @@ impl Shard {
 }
 
 impl Memo {
-    /// Nothing yet, and never more than so many bytes.
+    /// An empty cache of at most this many bytes.
     pub(super) fn new(max_bytes: usize) -> Self {
         let seed = RandomState::new().hash_one(0);
         Self { shards: Default::default(), max_bytes: max_bytes / SHARDS / 2, seed }
     }
 
-    /// The beginning of all texts whose chains are like this one. What stands before the text,
-    /// if anything, is the same for all of one `kind`.
+    /// The key of the empty prefix for chains with this root. Texts with different ids before them
+    /// must have different values of `kind`.
     pub(super) fn start(&self, chain: &Chain, kind: bool) -> Key {
         Key { low: self.seed ^ u64::from(kind), high: chain.root().0 }
     }
 
-    /// Appends to a chain what the last piece before `key` becomes, which `make` appends if it
-    /// is not here.
+    /// Appends the result of the last piece before `key` to a chain; `make` appends it if it is not
+    /// cached.
     pub(super) fn append(
         &self,
         key: Key,
@@ -138,7 +139,7 @@ impl Memo {
         Some(())
     }
 
-    /// Bytes of what is here.
+    /// Size in bytes of all entries.
     #[cfg(test)]
     fn bytes(&self) -> usize {
         let of = |shard: &Mutex<Shard>| {
@@ -161,7 +162,7 @@ mod tests {
         Chain::new(&namespace, HashSeed(7))
     }
 
-    /// A text in two pieces as a chain, and whether each of them had to be made.
+    /// Tokenises a text of two pieces, and returns whether each of them had to be made.
     fn ask(memo: &Memo, salt: &str, kind: bool, text: [&str; 2]) -> (Chain, [bool; 2]) {
         let mut chain = chain(salt);
         let mut key = memo.start(&chain, kind);
@@ -181,7 +182,7 @@ mod tests {
     }
 
     #[test]
-    fn a_piece_is_made_once_behind_the_same_text_for_each_tenant() {
+    fn a_piece_is_tokenised_once_per_prefix_and_tenant() {
         let memo = Memo::new(1 << 20);
         for (salt, kind, text, wanted) in [
             ("a", false, ["one two", " three"], [true, true]),
@@ -204,11 +205,11 @@ mod tests {
         let mut chain = chain("a");
         let key = memo.start(&chain, false).with("x");
         assert_eq!(memo.append(key, &mut chain, |_| None), None);
-        assert!(ask(&memo, "a", false, ["x", "y"]).1[0], "what failed is not kept");
+        assert!(ask(&memo, "a", false, ["x", "y"]).1[0], "a failure is not cached");
     }
 
     #[test]
-    fn memory_is_bounded_and_what_is_used_stays() {
+    fn the_cache_is_bounded_and_keeps_entries_in_use() {
         let memo = Memo::new(1 << 18);
         let often = ["often ", "used"];
         ask(&memo, "a", false, often);
@@ -217,8 +218,8 @@ mod tests {
             assert_eq!(ask(&memo, "a", false, often).1, [false; 2], "{number}");
             assert!(memo.bytes() <= 1 << 18);
         }
-        assert!(memo.bytes() > 1 << 16, "most of the room is in use");
+        assert!(memo.bytes() > 1 << 16, "most of the memory is in use");
         ask(&memo, "a", false, [&"x".repeat(1 << 18), ""]);
-        assert!(memo.bytes() <= 1 << 18, "what is too long is not kept");
+        assert!(memo.bytes() <= 1 << 18, "an entry that is too large is not cached");
     }
 }

@@ -1,29 +1,31 @@
 //! Recognises texts without added tokens.
 //!
-//! The library copies a text and searches it for a thousand added tokens. Those that an ASCII text may
-//! contain begin alike, mostly with a bracket and a bar, and few texts contain these characters.
+//! The library copies a text and searches it for up to a thousand added tokens. The tokens that an
+//! ASCII text may contain mostly begin alike, with a bracket and a bar, and few texts contain these
+//! characters.
 
 use serde_json::Value;
 
 use super::pieces;
 
-/// A text is gone through once for each first byte: with more, the library is as quick.
+/// Maximum number of distinct first bytes. The text is searched once for each; with more, the
+/// library is as fast.
 const FIRST_BYTES: usize = 3;
 
-/// How the added tokens begin that may be in an ASCII text.
+/// The first two bytes of all added tokens that an ASCII text may contain.
 pub(super) struct Openings {
-    /// First bytes.
+    /// The distinct first bytes.
     first: Vec<u8>,
-    /// First bytes with what follows them.
+    /// The distinct first two bytes.
     pairs: Vec<[u8; 2]>,
 }
 
 impl Openings {
-    /// Those of a tokenizer; `described` is its `tokenizer.json` with its added tokens. `None` if
-    /// there is more to be done with a text, or they begin in too many ways.
+    /// The openings of a tokenizer; `described` is its `tokenizer.json` with its added tokens.
+    /// `None` if a text needs other work as well, or there are too many distinct first bytes.
     pub(super) fn of(described: &Value) -> Option<Self> {
         let normalizer = &described["normalizer"];
-        // These have nothing to do with ASCII.
+        // These normalizers do not change ASCII.
         if !pieces::keeps_words_apart(normalizer) {
             return None;
         }
@@ -35,7 +37,7 @@ impl Openings {
                     first.push(one);
                     pairs.push([one, other]);
                 }
-                // Composed, a few letters are ASCII: the sign for kelvins is a K.
+                // After composition some characters are ASCII: the kelvin sign becomes `K`.
                 _ if content.is_ascii()
                     || (token["normalized"] != false && composes(normalizer)) =>
                 {
@@ -51,8 +53,8 @@ impl Openings {
         (first.len() <= FIRST_BYTES).then_some(Self { first, pairs })
     }
 
-    /// Whether none of the tokens is in a text, and it stays as it is.
-    pub(super) fn spare(&self, text: &str) -> bool {
+    /// Whether a text contains no added token and is not changed by the normalizer.
+    pub(super) fn lacks_added_tokens(&self, text: &str) -> bool {
         let text = text.as_bytes();
         let opens = |at: usize| self.pairs.iter().any(|pair| text[at..].starts_with(pair));
         let lacks = |byte: &u8| !memchr::memchr_iter(*byte, text).any(opens);
@@ -60,7 +62,7 @@ impl Openings {
     }
 }
 
-/// Whether a normalizer composes letters.
+/// Whether a normalizer composes characters (NFC).
 fn composes(normalizer: &Value) -> bool {
     let mut steps = normalizer["normalizers"].as_array().into_iter().flatten();
     normalizer["type"] == "NFC" || steps.any(composes)
@@ -80,20 +82,20 @@ mod tests {
     }
 
     #[test]
-    fn texts_without_an_opening_are_spared() {
+    fn texts_without_an_opening_have_no_added_tokens() {
         let tokens =
             [("<|end|>", true), ("<think>", false), ("[INST]", false), ("<｜end｜>", true)];
         let openings = of(&Value::Null, &tokens).unwrap();
         for text in ["", "a < b <= c, x[0] | |> <", "<", "[", "tI<"] {
-            assert!(openings.spare(text), "{text}");
+            assert!(openings.lacks_added_tokens(text), "{text}");
         }
         for text in ["a<|end|>", "<t", "x[I", "é", "<｜", "a < b <|"] {
-            assert!(!openings.spare(text), "{text}");
+            assert!(!openings.lacks_added_tokens(text), "{text}");
         }
     }
 
     #[test]
-    fn what_may_be_in_any_text_is_left_to_the_library() {
+    fn openings_that_any_text_may_contain_are_left_to_the_library() {
         let nfc = json!({"type": "Sequence", "normalizers": [{"type": "NFC"}]});
         let none = json!({"type": "Sequence", "normalizers": []});
         assert!(of(&none, &[("<\u{212a}>", true)]).is_some());

@@ -1,23 +1,23 @@
-//! Finds places where a text can be divided so that the pieces have the ids of the whole.
+//! Finds places where a text can be cut so that the pieces have the same ids as the whole.
 //!
-//! Most models divide text into words by a regular expression, from left to right,
-//! and each word has ids of its own. A place where every word ends, whatever is around
-//! it, is a place where the text may be divided. The place between a letter and a space that a letter
-//! follows is such a place, for the expressions that are known here: none of their
-//! alternatives matches a letter and then a space; what begins with that space is the next
-//! word; and none looks back, nor ahead except at white space.
+//! Most models split text into words by a regular expression, from left to right, and each word is
+//! encoded by itself. A place where a word always ends, whatever the surrounding text, is a place
+//! where the text may be cut. For the expressions listed here, the place between an ASCII letter
+//! and a space that is followed by a letter is such a place: no alternative matches a letter and
+//! then a space; the next word begins with that space; and no alternative looks behind, or ahead
+//! except at white space.
 
 use serde_json::Value;
 use tokenizers::AddedToken;
 
-/// What models' expressions are made of, as far as the above is known to be true.
+/// The alternatives of known expressions for which the statement above was checked.
 const ALTERNATIVES: [&str; 30] = [
-    // Letters, with what may stand before them.
+    // Letters, with an optional character before them.
     r"[^\r\n\p{L}\p{N}]?\p{L}+",
     r"[^\r\n\p{L}\p{N}]?[\p{L}\p{M}]+",
     r"[^\r\n\p{L}\p{P}\p{S}]?[\p{L}\p{M}]+",
     r" ?\p{L}+",
-    // Not letters alone.
+    // Alternatives that do not match letters only.
     r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]*[\p{Ll}\p{Lm}\p{Lo}\p{M}]+",
     r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]+[\p{Ll}\p{Lm}\p{Lo}\p{M}]*",
     r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]*[\p{Ll}\p{Lm}\p{Lo}\p{M}]+(?i:'s|'t|'re|'ve|'m|'ll|'d)?",
@@ -45,13 +45,14 @@ const ALTERNATIVES: [&str; 30] = [
     r"\s+(?!\S)",
     r"\s+",
 ];
-/// So many of them match every run of letters, each by itself or the two with capitals together.
+/// The first `OF_LETTERS` alternatives match every run of letters, each by itself; of
+/// `OF_CAPITALS`, two together do.
 const OF_LETTERS: usize = 4;
 const OF_CAPITALS: [[usize; 2]; 2] = [[4, 5], [6, 7]];
 
-/// Whether texts of a tokenizer may be cut like that. `described` is its `tokenizer.json`.
+/// Whether texts of a tokenizer may be cut at these places. `described` is its `tokenizer.json`.
 pub(super) fn can_be_cut(described: &Value, added: &[AddedToken]) -> bool {
-    // Those that take the white space around them, or go across the place.
+    // Added tokens that strip white space around them, or that extend over such a place.
     let crosses = |token: &AddedToken| {
         let across = |pair: &[u8]| pair[0].is_ascii_alphabetic() && pair[1] == b' ';
         token.lstrip || token.rstrip || token.content.as_bytes().windows(2).any(across)
@@ -63,8 +64,8 @@ pub(super) fn can_be_cut(described: &Value, added: &[AddedToken]) -> bool {
         && cuts_into_words(&described["pre_tokenizer"])
 }
 
-/// What composes letters leaves alone what stands before a space, and the space; and all that is
-/// ASCII.
+/// Whether a normalizer leaves ASCII unchanged, and does not compose a space with the character
+/// before it.
 pub(super) fn keeps_words_apart(normalizer: &Value) -> bool {
     match normalizer["normalizers"].as_array() {
         Some(steps) if normalizer["type"] == "Sequence" => steps.iter().all(keeps_words_apart),
@@ -96,9 +97,10 @@ fn match_letters(alternatives: &[usize]) -> bool {
     alternatives.iter().any(|at| *at < OF_LETTERS) || OF_CAPITALS.iter().any(both)
 }
 
-/// Which alternatives an expression has, if all of them are known.
+/// The alternatives of an expression, by their positions in the list; `None` if one is not in the
+/// list.
 fn known(expression: &str) -> Option<Vec<usize>> {
-    // Files have line ends either way.
+    // Files write line ends with or without escapes.
     let expression = expression.replace('\r', "\\r").replace('\n', "\\n");
     let (mut depth, mut escaped, mut from) = (0_usize, false, 0);
     let mut found = Vec::new();
@@ -107,7 +109,7 @@ fn known(expression: &str) -> Option<Vec<usize>> {
         match byte {
             _ if escaped => escaped = false,
             b'\\' => escaped = true,
-            // Inside brackets, parentheses come in pairs, too.
+            // Parentheses are balanced also inside brackets.
             b'[' | b'(' => depth += 1,
             b']' | b')' => depth = depth.checked_sub(1)?,
             b'|' if depth == 0 => {
@@ -121,7 +123,7 @@ fn known(expression: &str) -> Option<Vec<usize>> {
     Some(found)
 }
 
-/// The pieces of a text: each as long as that, or a little longer, but for the last one.
+/// The pieces of a text, each of at least `min_bytes` except the last one.
 pub(super) fn pieces(text: &str, min_bytes: usize) -> impl Iterator<Item = &str> {
     let mut rest = text;
     std::iter::from_fn(move || {
@@ -134,7 +136,7 @@ pub(super) fn pieces(text: &str, min_bytes: usize) -> impl Iterator<Item = &str>
     })
 }
 
-/// The first place from there on between a letter and a space with a letter behind it.
+/// The first place from `from` on between a letter and a space that is followed by a letter.
 pub(super) fn next_cut(text: &[u8], from: usize) -> Option<usize> {
     let from = from.max(1);
     let spaces = memchr::memchr_iter(b' ', text.get(from..)?).map(|at| from + at);
@@ -159,7 +161,7 @@ mod tests {
     }
 
     #[test]
-    fn texts_are_cut_where_words_end_whatever_stands_around() {
+    fn texts_are_cut_only_where_words_always_end() {
         let text = "One two  three.\nFour 5 six se-ven éa éb x";
         let all: Vec<&str> = pieces(text, 0).collect();
         assert_eq!(all, ["One", " two  three.\nFour 5 six", " se-ven éa éb", " x"]);
@@ -170,7 +172,7 @@ mod tests {
     }
 
     #[test]
-    fn only_tokenizers_that_are_known_to_end_words_there_are_cut() {
+    fn only_texts_of_known_expressions_are_cut() {
         assert!(can_be_cut(&with(LLAMA), &[]));
         // Nothing that matches letters, something unknown, a word that goes across spaces.
         for pattern in [r"\p{N}{1,3}", &format!(r"{LLAMA}|\b"), r"\p{L}+ \p{L}+", ""] {

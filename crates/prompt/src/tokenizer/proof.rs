@@ -1,8 +1,8 @@
 //! Difficult texts, on which similar tokenizers differ.
 
-/// Pieces of text that are hard in some way, each for another reason.
+/// Pieces of text that are difficult, each for a different reason.
 const PIECES: [&str; 64] = [
-    // White space of all kinds, in runs and at edges.
+    // White space of all kinds, in runs and at the edges.
     " ",
     "  ",
     "   ",
@@ -61,12 +61,12 @@ const PIECES: [&str; 64] = [
     "नमस्ते",
     "العربية",
     "\u{202e}abc\u{202c}",
-    // Emoji and what joins them.
+    // Emoji and their joiners.
     "👩\u{200d}👩\u{200d}👧",
     "🇩🇪🇫🇷",
     "👍🏽",
     "❤\u{fe0f}",
-    // Signs, code, letters that are new to Unicode.
+    // Signs, code, and letters that are new in Unicode.
     "!!!...---",
     "}\n}\n",
     "fn f(x: &mut [u8]) -> ()",
@@ -74,8 +74,8 @@ const PIECES: [&str; 64] = [
     "\u{fffd}\u{0}\u{7f}",
 ];
 
-/// Texts that each have some of the pieces, and the added tokens at all kinds of places; and
-/// words of the vocabulary, without spaces between them, which must be merged anew.
+/// Texts that each contain some of the pieces, with added tokens at various places; and words of
+/// the vocabulary without spaces between them, so that they must be merged differently.
 pub(super) fn texts(added: &[&str], words: &[String]) -> Vec<String> {
     let mut texts: Vec<String> = PIECES.iter().map(ToString::to_string).collect();
     texts.push(String::new());
@@ -85,7 +85,7 @@ pub(super) fn texts(added: &[&str], words: &[String]) -> Vec<String> {
         texts.push(pair.concat());
         texts.push(format!("{}{}{}", pair[1], pair[0], pair[1]));
     }
-    // Some models have a thousand of them, most of which are alike.
+    // Some models have a thousand added tokens, most of which are similar.
     let step = (added.len() / 64).max(1);
     for (at, token) in added.iter().enumerate().step_by(step) {
         let piece = PIECES[at * 7 % PIECES.len()];
@@ -94,12 +94,12 @@ pub(super) fn texts(added: &[&str], words: &[String]) -> Vec<String> {
         texts.push(format!("a {token} \n{token}{token}b {cut}{token}"));
         texts.push(format!(" {}{piece} {token}", token.to_uppercase()));
     }
-    let mut draws = Draws(0x5eed);
+    let mut random = PseudoRandom(0x5eed);
     for _ in 0..160 {
-        let pieces = (0..draws.below(40)).map(|_| match draws.below(12) {
-            0 if !added.is_empty() => added[draws.below(added.len())].to_owned(),
-            1 => draws.character().to_string(),
-            _ => PIECES[draws.below(PIECES.len())].to_owned(),
+        let pieces = (0..random.below(40)).map(|_| match random.below(12) {
+            0 if !added.is_empty() => added[random.below(added.len())].to_owned(),
+            1 => random.character().to_string(),
+            _ => PIECES[random.below(PIECES.len())].to_owned(),
         });
         texts.push(pieces.collect());
     }
@@ -111,10 +111,10 @@ pub(super) fn texts(added: &[&str], words: &[String]) -> Vec<String> {
     texts
 }
 
-/// Numbers that are the same in every run.
-struct Draws(u64);
+/// Pseudo-random numbers that are the same in every run.
+struct PseudoRandom(u64);
 
-impl Draws {
+impl PseudoRandom {
     fn next(&mut self) -> u64 {
         self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
         let mut bits = self.0;
@@ -127,7 +127,7 @@ impl Draws {
         (self.next() % count.max(1) as u64) as usize
     }
 
-    /// Of the planes that have letters.
+    /// A character from the Unicode planes that contain letters.
     fn character(&mut self) -> char {
         char::from_u32(self.below(0x3_2000) as u32).unwrap_or('\u{fffd}')
     }

@@ -1,18 +1,18 @@
-//! Tokenizer classes of transformers 5 that keep only vocabulary, merges and
-//! post-processor of `tokenizer.json` and bring the rest themselves
-//! (`models/*/tokenization_*.py`; facts of version 5.19).
+//! Tokenizer classes of transformers 5 that use only vocabulary, merges and post-processor of
+//! `tokenizer.json` and define the rest themselves (`models/*/tokenization_*.py`; facts of version
+//! 5.19).
 
 use serde_json::{Map, Value, json};
 
 use super::file::File;
 
-/// Words, single digits, punctuation and white space as Qwen 2 and 3 split them.
+/// The pattern by which Qwen 2 and 3 split words, single digits, punctuation and white space.
 const QWEN2_SPLIT: &str = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+";
 
-/// Qwen 3.5 keeps combining marks with their letters.
+/// The pattern of Qwen 3.5, which keeps combining marks with their letters.
 const QWEN3_5_SPLIT: &str = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?[\p{L}\p{M}]+|\p{N}| ?[^\s\p{L}\p{M}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+";
 
-/// A class that rebuilds the tokenizer.
+/// A tokenizer class that rebuilds the tokenizer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Family {
     Qwen2,
@@ -24,7 +24,7 @@ pub(super) enum Family {
     Cohere,
 }
 
-/// What a class adds once the configured tokens are in.
+/// The tokens that a class adds after the configured ones.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Finish {
     Nothing,
@@ -35,14 +35,14 @@ pub(super) enum Finish {
 }
 
 impl Family {
-    /// By class name without `Fast`.
+    /// The family of a class name without the suffix `Fast`.
     pub(super) fn of_class(name: &str) -> Option<Self> {
         Some(match name {
             "Qwen2Tokenizer" => Self::Qwen2,
             "Qwen3_5Tokenizer" => Self::Qwen3_5,
             "LlamaTokenizer" => Self::Llama,
             "GemmaTokenizer" => Self::Gemma,
-            // CodeGen's class differs from GPT-2's in decoding only.
+            // CodeGen's class differs from GPT-2's only in decoding.
             "GPT2Tokenizer" | "CodeGenTokenizer" => Self::Gpt2,
             "GPTNeoXTokenizer" => Self::GptNeoX,
             "CohereTokenizer" => Self::Cohere,
@@ -50,8 +50,8 @@ impl Family {
         })
     }
 
-    /// Special tokens that the class assumes where the configuration has no
-    /// such key. `None` is the class saying that there is none.
+    /// Special tokens that the class assumes if the configuration lacks the key. `None` means that
+    /// the class assumes no such token.
     pub(super) fn default_tokens(self) -> &'static [(&'static str, Option<&'static str>)] {
         const END: Option<&str> = Some("<|endoftext|>");
         match self {
@@ -99,12 +99,11 @@ impl Family {
         }
     }
 
-    /// The serialised tokenizer that the class builds, without added tokens.
-    /// `unk_token` is the one in force.
+    /// The serialised tokenizer that the class builds, without added tokens. `unk_token` is the
+    /// effective unknown token.
     ///
     /// # Errors
-    /// What about the file the class would not take, or what is not known
-    /// about the result.
+    /// The feature of the file that the class does not accept, or whose result is not known.
     pub(super) fn rebuild<'a>(
         self,
         file: &File<'a>,
@@ -117,14 +116,14 @@ impl Family {
             return Err("a vocabulary that is not BPE");
         }
         if self == Self::Llama && mentions_byte_level(rest) {
-            // transformers knows some of these by the name under which the
-            // engine loads them, and then takes the file as it is.
+            // transformers recognises some of these by the name under which the engine loads them,
+            // and then uses the file as it is.
             return Err("a byte-level tokenizer.json");
         }
         let (normalizer, pre_tokenizer) = self.splitting(config);
         let sentencepiece = matches!(self, Self::Llama | Self::Gemma);
         let unknown = (self == Self::Gemma).then_some(unk_token.unwrap_or("None"));
-        // GPT-NeoX's class ends with a post-processor that adds nothing.
+        // GPT-NeoX's class sets a post-processor that adds nothing.
         let post_processor =
             if self == Self::GptNeoX { &Value::Null } else { &rest["post_processor"] };
         let rest = json!({
@@ -150,7 +149,7 @@ impl Family {
         Ok(File { rest, ..file.clone() })
     }
 
-    /// The class's own normalizer and pre-tokenizer.
+    /// The normalizer and pre-tokenizer of the class.
     fn splitting(self, config: &Map<String, Value>) -> (Value, Value) {
         let space = |default: bool| {
             config.get("add_prefix_space").and_then(Value::as_bool).unwrap_or(default)

@@ -1,4 +1,4 @@
-//! The tokenizer that engines run, built without a tree of its file.
+//! The tokenizer library that engines run, loaded without a tree of its file.
 
 use serde::Deserialize;
 use serde_json::{Value, json};
@@ -7,7 +7,7 @@ use tokenizers::{AddedToken, Tokenizer};
 
 use super::file::File;
 
-/// What a BPE model says of itself, beside its vocabulary.
+/// The settings of a BPE model, without its vocabulary.
 #[derive(Deserialize)]
 struct Words {
     dropout: Option<f32>,
@@ -27,11 +27,11 @@ struct Added {
     token: AddedToken,
 }
 
-/// The tokenizer of a file, and for BPE what it says of itself, without vocabulary, merges
+/// Builds the tokenizer of a file. For BPE, also returns its description without vocabulary, merges
 /// and added tokens.
 ///
 /// # Errors
-/// As of the library, from the whole text.
+/// As the library reports them for the whole text.
 pub(super) fn build(text: &[u8]) -> tokenizers::Result<(Tokenizer, Option<Value>)> {
     match File::read(text).ok().and_then(|file| build_bpe(&file)) {
         Some((tokenizer, described)) => Ok((tokenizer, Some(described))),
@@ -39,7 +39,8 @@ pub(super) fn build(text: &[u8]) -> tokenizers::Result<(Tokenizer, Option<Value>
     }
 }
 
-/// As the library reads such a file; `None` where it might do so otherwise.
+/// Builds a BPE tokenizer exactly as the library would; `None` if the library might read the file
+/// differently.
 fn build_bpe(file: &File<'_>) -> Option<(Tokenizer, Value)> {
     let model = &file.rest["model"];
     if !model.is_object() || model.get("type").is_some_and(|kind| kind != "BPE") {
@@ -50,7 +51,7 @@ fn build_bpe(file: &File<'_>) -> Option<(Tokenizer, Value)> {
         None => Vec::new(),
     };
     let words: Words = serde_json::from_value(model.clone()).ok()?;
-    // Both are read before either is built upon: what is read is as large as what is built.
+    // Both are read before either is used, because reading needs as much memory as building.
     let pairs = file.pairs()?;
     let pairs = pairs.into_iter().map(|(left, right)| (left.0.into(), right.0.into())).collect();
     let vocab: Vocab = serde_json::from_str(file.vocab?.get()).ok()?;
@@ -80,7 +81,8 @@ fn build_bpe(file: &File<'_>) -> Option<(Tokenizer, Value)> {
     described["model"] = model.clone();
     described["model"]["type"] = json!("BPE");
     tokenizer.with_model(bpe);
-    // They have the ids of their vocabulary, or the next ones: after it.
+    // Added tokens get the id of their vocabulary entry or the next free id, so they are added
+    // after the vocabulary.
     let added: Vec<AddedToken> = added.into_iter().map(|added| added.token).collect();
     tokenizer.add_tokens(&added);
     Some((tokenizer, described))

@@ -1,11 +1,11 @@
-//! Divides text into words, for the expressions that most models have: with the scanners of `fastokens`, and
-//! plain text of the most common expressions with our own (`plain`), which returns each word
-//! as soon as its end is known.
+//! Splits text into words, for the expressions that most models have: with the scanners of
+//! `fastokens`, and for plain text and the most common expressions with this crate's own scanner
+//! (`plain`), which returns each word as soon as its end is known.
 //!
-//! The public interface of the library goes through its whole tokenizer, with some 60 MB for a model of 128,000
-//! tokens and 16 MB for each thread. The version is pinned in the workspace's `Cargo.toml`, since
-//! the functions that are called here are not part of its public interface; loading a tokenizer checks that they
-//! return the right words.
+//! The library's public interface uses its whole tokenizer, with some 60 MB for a model of 128,000
+//! tokens and 16 MB for each thread. The functions that are called here are not part of its public
+//! interface, so the version is pinned in the workspace's `Cargo.toml`; loading a tokenizer checks
+//! that they return the right words.
 
 mod plain;
 mod starts;
@@ -15,14 +15,14 @@ use serde_json::Value;
 
 pub(super) use plain::{Ends, Words};
 
-/// The expressions that can be scanned.
+/// The expressions for which there is a scanner.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Scanner {
-    /// Three expressions, one after the other.
+    /// DeepSeek's three expressions, applied one after the other.
     DeepSeek,
     /// Llama 3, GLM 4 and others.
     Cl100k,
-    /// The same with single digits.
+    /// Like `Cl100k`, but with single digits.
     Qwen,
     /// gpt-oss and others.
     O200k,
@@ -30,7 +30,7 @@ pub(super) enum Scanner {
 }
 
 impl Scanner {
-    /// The one that does the work of a `pre_tokenizer`, the spelling of bytes left out.
+    /// The scanner that does the work of a `pre_tokenizer`, except mapping bytes to characters.
     pub(super) fn of(pre_tokenizer: &Value) -> Option<Self> {
         let steps = pre_tokenizer["pretokenizers"].as_array()?;
         let (bytes, splits) = steps.split_last()?;
@@ -63,12 +63,12 @@ impl Scanner {
         })
     }
 
-    /// Where the words of a text end.
+    /// The ends of a text's words.
     pub(super) fn words(self, text: &str) -> Words<'_> {
         Words::new(self, text)
     }
 
-    /// The same by the library.
+    /// The same by the library's scanners.
     fn scanned(self, text: &str) -> Vec<(u32, u32)> {
         let name = match self {
             Self::DeepSeek => "deepseek",
@@ -84,7 +84,7 @@ impl Scanner {
     }
 }
 
-/// With every digit by itself: no word but of digits begins with one.
+/// Splits words of digits into single digits. Only words of digits begin with a digit.
 fn apart(text: &str, words: Vec<(u32, u32)>) -> Vec<(u32, u32)> {
     let mut all = Vec::with_capacity(words.len() + words.len() / 4);
     for (from, to) in words {
@@ -99,7 +99,8 @@ fn apart(text: &str, words: Vec<(u32, u32)>) -> Vec<(u32, u32)> {
     all
 }
 
-/// Whether the scanner takes it for one: of four digits, it makes two words.
+/// Whether the library's scanner treats a character as a digit: it splits four of them into two
+/// words.
 fn is_digit(character: char) -> bool {
     let four = || character.to_string().repeat(4);
     character.is_ascii_digit()
@@ -123,7 +124,7 @@ mod tests {
     }
 
     #[test]
-    fn expressions_are_known_by_all_their_text() {
+    fn an_expression_is_recognised_by_its_complete_text() {
         let qwen = steps(vec![split(tiktoken::QWEN2_PATTERN)]);
         assert_eq!(Scanner::of(&qwen), Some(Scanner::Qwen));
         let deep_seek = [
@@ -149,7 +150,7 @@ mod tests {
     }
 
     #[test]
-    fn words_are_all_of_the_text() {
+    fn words_cover_the_whole_text() {
         let text = "Don't stop 12345 times, 東京都！ x\u{301}y  \n\n ½\u{663}\u{664}4 \u{10d40}";
         for scanner in
             [Scanner::DeepSeek, Scanner::Cl100k, Scanner::Qwen, Scanner::O200k, Scanner::Kimi]
@@ -162,7 +163,7 @@ mod tests {
     }
 
     #[test]
-    fn qwen_has_every_digit_by_itself() {
+    fn qwen_splits_numbers_into_single_digits() {
         let words = |text: &str| -> Vec<String> {
             let mut from = 0;
             let ends = Scanner::Qwen.words(text).flatten().map(|end| end as usize);

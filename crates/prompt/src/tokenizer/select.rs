@@ -1,10 +1,9 @@
 //! Selects the tokenizer class that an engine uses for a model folder.
 //!
-//! transformers 5 does not always use `tokenizer.json` as it is: the model
-//! type and the class named in the configuration decide
-//! (`models/auto/tokenization_auto.py`), and vLLM has exceptions of its own
-//! (`vllm/tokenizers/registry.py`, `vllm/config/model.py`). Facts below are
-//! those of transformers 5.19 and vLLM 0.32.
+//! transformers 5 does not always use `tokenizer.json` as it is: the model type and the class named
+//! in the configuration decide (`models/auto/tokenization_auto.py`), and vLLM has exceptions of its
+//! own (`vllm/tokenizers/registry.py`, `vllm/config/model.py`). The facts below are those of
+//! transformers 5.19 and vLLM 0.32.
 
 use std::path::Path;
 
@@ -12,10 +11,10 @@ use serde_json::{Map, Value};
 
 use super::rebuild::Family;
 
-/// Classes by the model types that transformers registers for them. The first
-/// row stands for `TokenizersBackend`, which takes `tokenizer.json` as it is:
-/// with its own types, then with those of `MistralCommonBackend`, which vLLM
-/// switches off. The last row is every type of a class not reproduced here.
+/// Tokenizer classes with the model types that transformers registers for them. The first row is
+/// `TokenizersBackend`, which uses `tokenizer.json` as it is: first its own types, then those of
+/// `MistralCommonBackend`, which vLLM switches off. The last row has all types whose class is not
+/// reproduced here.
 const REGISTERED: [(&str, &str); 10] = [
     (
         "TokenizersBackend",
@@ -74,16 +73,16 @@ const REGISTERED: [(&str, &str); 10] = [
     ),
 ];
 
-/// Model types whose registered class beats the one their configuration names.
-/// (Of transformers' list, those registered for a class that rebuilds.)
+/// Model types whose registered class takes precedence over the class in their configuration. (Of
+/// transformers' list, those registered for a class that rebuilds.)
 const CLASS_OF_TYPE_WINS: [&str; 6] =
     ["hyperclovax_vision_v2", "qwen2", "qwen3_5", "qwen3_5_moe", "qwen3_5_moe_text", "qwen4_exp"];
 
-/// Model types that vLLM loads as `TokenizersBackend` whatever is written.
+/// Model types that vLLM always loads as `TokenizersBackend`.
 const VLLM_AS_IS: [&str; 5] =
     ["internlm2", "step3_vl", "step3p7", "unlimited-ocr", "unlimited_ocr"];
 
-/// Architectures with the same effect: DeepSeek's tokenizer modes.
+/// Architectures that vLLM loads in the same way: DeepSeek's tokenizer modes.
 const VLLM_AS_IS_ARCHITECTURES: [&str; 4] = [
     "DeepseekV32ForCausalLM",
     "DeepseekV4ForCausalLM",
@@ -91,18 +90,18 @@ const VLLM_AS_IS_ARCHITECTURES: [&str; 4] = [
     "DeepseekV41ForCausalLM",
 ];
 
-/// What becomes of `tokenizer.json`.
+/// How the engine uses `tokenizer.json`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum Selected {
     /// Used as it is.
     AsIs,
-    /// Vocabulary and merges are used, the rest is the class's.
+    /// Vocabulary and merges are used; the class defines the rest.
     Rebuilt(Family),
-    /// Not known here; the name or the circumstance for the operator.
+    /// The choice is not known; holds the name or the reason, for the operator.
     Unknown(String),
 }
 
-/// Chooses as AutoTokenizer does inside of vLLM. `model` is `config.json`.
+/// Selects as `AutoTokenizer` does within vLLM. `model` is `config.json`.
 pub(super) fn select(
     folder: &Path,
     config: &Map<String, Value>,
@@ -135,7 +134,7 @@ pub(super) fn select(
     };
     match (registered, model_type) {
         (Some("TokenizersBackend"), _) => Selected::AsIs,
-        // transformers looks this name up in a list of its own as well.
+        // transformers also looks up `model_name` in a separate list.
         (Some(class), _) if text("model_name").is_some() && by_name(class) != by_name(named) => {
             Selected::Unknown("a config.json with model_name".to_owned())
         }
@@ -165,8 +164,7 @@ fn by_name(class: &str) -> Selected {
     }
 }
 
-/// Circumstances under which the engine's choice is another or cannot be
-/// known from the folder.
+/// A reason why the engine's choice differs from the rules or cannot be known from the folder.
 fn out_of_the_ordinary(
     folder: &Path,
     config: &Map<String, Value>,
@@ -203,7 +201,7 @@ fn out_of_the_ordinary(
     None
 }
 
-/// transformers leaves alone what version 5 or later has written.
+/// transformers does not change files that version 5 or later has written.
 fn fixed_already(model: Option<&Map<String, Value>>) -> bool {
     model
         .and_then(|model| model.get("transformers_version")?.as_str())
@@ -211,7 +209,7 @@ fn fixed_already(model: Option<&Map<String, Value>>) -> bool {
         .is_some_and(|major| major >= 5)
 }
 
-/// vLLM prefers Mistral's own files where weights are in that format, too.
+/// vLLM prefers Mistral's own files if the weights are in that format, too.
 fn uses_mistral_mode(folder: &Path) -> bool {
     let names: Vec<String> = std::fs::read_dir(folder)
         .into_iter()

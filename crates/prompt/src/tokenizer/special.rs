@@ -9,12 +9,12 @@ use tokenizers::AddedToken;
 use super::rebuild::{Family, Finish};
 use crate::template::SpecialTokens;
 
-/// The names that every tokenizer knows, in the order in which it adds them.
+/// The names that every tokenizer has, in the order in which it adds them.
 const NAMED: [&str; 7] =
     ["bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token"];
 
-/// A token as the configuration gives it. Bare text and a token with flags
-/// are two tokens to transformers, even of the same content.
+/// A token in the configuration. Bare text and a token with flags are different tokens to
+/// transformers, even with the same content.
 #[derive(Clone, Debug, PartialEq)]
 enum Special {
     Text(String),
@@ -60,14 +60,14 @@ pub(super) struct Sources<'a> {
 /// All tokens that the configuration names.
 #[derive(Debug)]
 pub(super) struct Tokens {
-    /// By name, in the order in which transformers keeps them.
+    /// The named tokens, in the order in which transformers keeps them.
     named: Vec<(String, Special)>,
     extra: Vec<Special>,
     by_id: BTreeMap<u64, AddedToken>,
 }
 
 impl Tokens {
-    /// Reads them as a tokenizer class does when it loads a folder.
+    /// Reads the tokens as a tokenizer class does when it loads a folder.
     pub(super) fn read(sources: &Sources<'_>, family: Option<Family>) -> Self {
         let mut init = sources.config.clone();
         if !is_given(init.get("extra_special_tokens"))
@@ -109,7 +109,7 @@ impl Tokens {
         let mut named = Vec::new();
         for (name, configured) in NAMED.into_iter().zip(configured) {
             if let Some(special) = init.get(name).and_then(Special::read) {
-                // The same content with the flags of its id, where it has one.
+                // A token with an id and the same content takes its flags from there.
                 let known = by_id.values().rev().find(|token| token.content == special.content());
                 let token = match known {
                     Some(token) if configured => Special::Token(token.clone()),
@@ -128,7 +128,7 @@ impl Tokens {
         Self { named, extra, by_id }
     }
 
-    /// Variables for templates.
+    /// The tokens as variables for templates.
     pub(super) fn variables(&self) -> SpecialTokens {
         self.named
             .iter()
@@ -136,7 +136,7 @@ impl Tokens {
             .collect()
     }
 
-    /// Content of the unknown token.
+    /// Content of the unknown token; `None` if there is none.
     pub(super) fn unknown(&self) -> Option<&str> {
         self.named.iter().find(|(name, _)| name == "unk_token").map(|(_, token)| token.content())
     }
@@ -169,7 +169,7 @@ impl Tokens {
             .collect()
     }
 
-    /// What a class adds after that.
+    /// The tokens that a class adds after the configured ones.
     pub(super) fn finishing(&self, finish: Finish) -> Vec<AddedToken> {
         let all = self.named.iter().map(|(_, special)| special).chain(&self.extra);
         match finish {
@@ -191,8 +191,8 @@ impl Tokens {
     }
 }
 
-/// Reads a serialised token; flags that are missing are off, and what is not
-/// special is matched in normalised text.
+/// Reads a serialised token. Missing flags are off; a token that is not special is matched in
+/// normalised text.
 fn added_token(value: &Value) -> Option<AddedToken> {
     let content = value.get("content")?.as_str()?;
     let flag = |name: &str| value.get(name).and_then(Value::as_bool);
@@ -206,7 +206,7 @@ fn added_token(value: &Value) -> Option<AddedToken> {
     )
 }
 
-/// Python's idea of a list or an object that holds something.
+/// Whether a list or an object is not empty, as Python tests it.
 fn is_given(value: Option<&Value>) -> bool {
     match value {
         Some(Value::Array(list)) => !list.is_empty(),
@@ -215,7 +215,7 @@ fn is_given(value: Option<&Value>) -> bool {
     }
 }
 
-/// Extra tokens given as an object are named tokens.
+/// Moves extra tokens that are given as an object to the named tokens.
 fn move_names(init: &mut Map<String, Value>, explicit: &mut Map<String, Value>) {
     if init.get("extra_special_tokens").is_some_and(Value::is_object)
         && let Some(Value::Object(names)) = init.shift_remove("extra_special_tokens")
@@ -224,7 +224,7 @@ fn move_names(init: &mut Map<String, Value>, explicit: &mut Map<String, Value>) 
     }
 }
 
-/// Older models keep their special tokens in a file of their own.
+/// Older models have their special tokens in a separate file.
 fn merge_special_map(init: &mut Map<String, Value>, special_map: &Map<String, Value>) {
     for (name, value) in special_map {
         let mut value = value.clone();
@@ -273,8 +273,8 @@ fn legacy_tokens(init: &Map<String, Value>, sources: &Sources<'_>) -> BTreeMap<u
     by_id
 }
 
-/// A class's own tokens, then the padding token of a file that pads, for the
-/// names that the configuration leaves open.
+/// For names that the configuration leaves open, sets the class's own tokens, then the padding
+/// token of a file that pads.
 fn add_defaults(init: &mut Map<String, Value>, family: Option<Family>, file: &Value) {
     for (name, token) in family.map_or(&[][..], Family::default_tokens) {
         if !init.contains_key(*name) {

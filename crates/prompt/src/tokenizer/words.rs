@@ -1,8 +1,8 @@
-//! Byte-pair encoding of words in a few megabytes, which all threads share.
+//! Byte-pair encoding of words with a few megabytes of memory, which all threads share.
 //!
-//! A word is looked up whole first: most words are one token. Other words are merged pair by
-//! pair: the pair of the lowest rank first, and of equal pairs the leftmost, as the reference does.
-//! Each thread remembers the words that it merged recently (`recent`).
+//! A word is first looked up whole, because most words are one token. Other words are merged pair
+//! by pair: the pair with the lowest rank first, and of equal pairs the leftmost, as in the
+//! reference. Each thread caches the words that it merged recently (`recent`).
 
 mod merges;
 mod recent;
@@ -20,18 +20,17 @@ use merges::Merges;
 use recent::{NUMBERS, Recent, SHORT_TOKENS, Word};
 
 thread_local! {
-    /// Most threads have no words.
+    /// Most threads never encode words.
     static RECENT: RefCell<Option<Recent>> = const { RefCell::new(None) };
 }
 
-/// Words are looked up so many at once, or a little fewer: while one is waited for, the next ones
-/// are under way.
-const AT_ONCE: usize = 128;
+/// Maximum number of words that are looked up together, so that memory accesses overlap.
+const BATCH_WORDS: usize = 128;
 
-/// So that what a thread remembers is of one vocabulary.
+/// Numbers vocabularies, so that a thread's cache does not mix them.
 static NEXT_NUMBER: AtomicU32 = AtomicU32::new(1);
 
-/// Words to tokens.
+/// Encodes words as tokens.
 pub(super) struct Words {
     number: u32,
     merges: Merges,
@@ -39,10 +38,10 @@ pub(super) struct Words {
 }
 
 impl Words {
-    /// The model of a file.
+    /// Reads the model of a file.
     ///
     /// # Errors
-    /// What about it is not reproduced here.
+    /// The feature of the model that is not supported here.
     pub(super) fn read(file: &File<'_>) -> Result<Self, &'static str> {
         let model = &file.rest["model"];
         let absent = |name: &str| model[name].is_null() || model[name] == "";
@@ -50,7 +49,7 @@ impl Words {
             return Err("a model that is not plain BPE");
         }
         if !absent("continuing_subword_prefix") || !absent("end_of_word_suffix") {
-            return Err("a model that marks the parts of words");
+            return Err("a model with a prefix or suffix for parts of words");
         }
         let tokens = file.tokens().ok_or("a vocabulary that cannot be read")?;
         let pairs = file.pairs().ok_or("merges that cannot be read")?;
@@ -64,7 +63,7 @@ impl Words {
             of_byte[usize::from(*byte)] = tokens.get(&text).copied();
         }
         if of_byte.contains(&None) {
-            return Err("bytes that are no tokens");
+            return Err("bytes that are not tokens");
         }
         let merges = Merges::new(of_byte.map(Option::unwrap_or_default), &tokens, pairs)?;
         let always = model["ignore_merges"] == true;
@@ -73,8 +72,8 @@ impl Words {
         Ok(Self { number: number.max(1), merges, whole })
     }
 
-    /// Appends the tokens of a text of which it is said where each word ends, the next one
-    /// beginning there. `None` if that is not all of the text.
+    /// Appends the tokens of a text, given the ends of its consecutive words. `None` if the words
+    /// do not cover the whole text.
     pub(super) fn append(
         &self,
         text: &str,
@@ -87,10 +86,10 @@ impl Words {
                 *recent = Recent::new();
             }
             let recent = recent.as_mut()?;
-            let (mut found, mut count) = ([Word::default(); AT_ONCE], 0);
+            let (mut found, mut count) = ([Word::default(); BATCH_WORDS], 0);
             let mut ended = 0;
             for ends in words {
-                if count > AT_ONCE - u64::BITS as usize {
+                if count > BATCH_WORDS - u64::BITS as usize {
                     self.look_up(recent, text, &found[..count], ids);
                     count = 0;
                 }
@@ -108,7 +107,8 @@ impl Words {
 
     #[inline(never)]
     fn look_up(&self, recent: &mut Recent, text: &[u8], words: &[Word], ids: &mut Vec<u32>) {
-        // Room for all, which is written over and again: who asks how much there is, waits.
+        // Resizes for the maximum, and overwrites: checking the capacity for each word would be
+        // slower.
         let mut len = ids.len();
         ids.resize(len + words.len() * SHORT_TOKENS, 0);
         for (at, word) in words.iter().enumerate() {
@@ -140,18 +140,18 @@ impl Words {
     }
 }
 
-/// Words that are one token.
+/// The words that are a single token.
 struct Whole {
-    /// All of them, one behind the other.
+    /// All words, one after the other.
     text: Vec<u8>,
-    /// Where each begins in it, and its token; the last is none, and begins where all end.
+    /// The start of each word in `text`, and its token; the last entry only marks the end.
     words: Vec<(u32, u32)>,
-    /// By hash: the word's place, plus one.
+    /// A hash table: the word's index plus one; 0 is empty.
     slots: Box<[u32]>,
 }
 
 impl Whole {
-    /// The tokens for which that holds.
+    /// The words for which `holds` is true.
     fn new(tokens: HashMap<Text<'_>, u32>, holds: impl Fn(&[u8], u32) -> bool) -> Self {
         let (mut text, mut words) = (Vec::new(), Vec::new());
         for (token, id) in tokens {
@@ -176,11 +176,11 @@ impl Whole {
         &self.text[self.words[at].0 as usize..self.words[at + 1].0 as usize]
     }
 
-    /// Where a word is, or would be.
+    /// The slot of a word, or the empty slot where it would be.
     fn slot(&self, word: &[u8]) -> usize {
         let mask = self.slots.len() - 1;
         let mut slot = xxh3_64(word) as usize & mask;
-        // At least half of them are empty.
+        // At least half of the slots are empty.
         while self.slots[slot] != 0 && self.word(self.slots[slot] as usize - 1) != word {
             slot = (slot + 1) & mask;
         }
@@ -193,8 +193,8 @@ impl Whole {
     }
 }
 
-/// Vocabularies spell bytes as characters that can be seen: those that can, as themselves, the
-/// others in their order from U+0100 on.
+/// Vocabularies write bytes as visible characters: visible bytes as themselves, the others in order
+/// from U+0100 on.
 static BYTES: LazyLock<HashMap<char, u8>> = LazyLock::new(|| {
     let is_seen = |byte: &u8| matches!(*byte, b'!'..=b'~' | 0xa1..=0xac | 0xae..);
     let seen = (0..=u8::MAX).filter(is_seen).map(|byte| (char::from(byte), byte));
@@ -202,12 +202,12 @@ static BYTES: LazyLock<HashMap<char, u8>> = LazyLock::new(|| {
     seen.chain(('\u{100}'..).zip(unseen)).collect()
 });
 
-/// The bytes that a token of the vocabulary spells; nothing for special ones.
+/// The bytes that a token of the vocabulary stands for; `None` for special tokens.
 fn bytes(token: &str) -> Option<Vec<u8>> {
     token.chars().map(|character| BYTES.get(&character).copied()).collect()
 }
 
-/// The text that a token of the vocabulary spells, if it is one.
+/// The text that a token of the vocabulary stands for, if it is valid UTF-8.
 pub(super) fn spelled(token: &str) -> Option<String> {
     String::from_utf8(bytes(token)?).ok()
 }
@@ -221,24 +221,24 @@ mod tests {
 
     use super::*;
 
-    /// Numbers that are the same in every run.
-    struct Draws(u64);
+    /// Pseudo-random numbers that are the same in every run.
+    struct PseudoRandom(u64);
 
-    impl Draws {
+    impl PseudoRandom {
         fn below(&mut self, count: usize) -> usize {
             self.0 = self.0.wrapping_mul(0x5851_f42d_4c95_7f2d).wrapping_add(0x1405_7b7e_f767_814f);
             (self.0 >> 33) as usize % count
         }
     }
 
-    /// A model of few letters with many merges, some of them of the same product.
-    fn model(draws: &mut Draws, ignore_merges: bool) -> Value {
+    /// A model of few letters with many merges, some of which have the same product.
+    fn model(random: &mut PseudoRandom, ignore_merges: bool) -> Value {
         let mut tokens: Vec<String> = BYTES.keys().map(char::to_string).collect();
         tokens.sort();
         let mut parts: Vec<String> = ["a", "b", "c", "Ġ"].map(str::to_owned).to_vec();
         let mut merges: Vec<[String; 2]> = Vec::new();
         while merges.len() < 300 {
-            let pair = [(); 2].map(|()| parts[draws.below(parts.len())].clone());
+            let pair = [(); 2].map(|()| parts[random.below(parts.len())].clone());
             if merges.contains(&pair) || pair.concat().len() > 24 {
                 continue;
             }
@@ -248,7 +248,7 @@ mod tests {
             }
             merges.push(pair);
         }
-        // No merge makes this one.
+        // No merge produces this token.
         tokens.push("abcabcaaab".to_owned());
         let vocab: serde_json::Map<String, Value> =
             tokens.into_iter().enumerate().map(|(id, token)| (token, json!(id))).collect();
@@ -266,22 +266,23 @@ mod tests {
 
     #[test]
     fn words_have_the_tokens_of_the_reference() {
-        let mut draws = Draws(0x5eed);
+        let mut random = PseudoRandom(0x5eed);
         for ignore_merges in [false, true].repeat(4) {
-            let model = model(&mut draws, ignore_merges);
+            let model = model(&mut random, ignore_merges);
             let reference: BPE = serde_json::from_str(&model.to_string()).unwrap();
             let words = read(&model).unwrap();
             for turn in 0..600 {
-                let len = 1 + draws.below([6, 16, 70, 300][turn % 4]);
+                let len = 1 + random.below([6, 16, 70, 300][turn % 4]);
                 let mut word: String =
-                    (0..len).map(|_| ["a", "b", "c", "Ġ"][draws.below(4)]).collect();
+                    (0..len).map(|_| ["a", "b", "c", "Ġ"][random.below(4)]).collect();
                 if turn == 5 {
                     word = "abcabcaaab".to_owned();
                 }
                 let wanted: Vec<u32> =
                     reference.tokenize(&word).unwrap().iter().map(|token| token.id).collect();
                 let text = spelled(&word).unwrap();
-                // What is remembered is the same, in all of a text and at its end.
+                // The second result comes from the cache; at the end of a text and before more
+                // text.
                 for around in ["", "", "ccc"] {
                     let mut ids = Vec::new();
                     let all = format!("{text}{around}");
@@ -295,9 +296,9 @@ mod tests {
     }
 
     #[test]
-    fn what_is_remembered_is_of_one_vocabulary() {
-        let mut draws = Draws(7);
-        let models = [(); 2].map(|()| model(&mut draws, false));
+    fn cached_words_belong_to_one_vocabulary() {
+        let mut random = PseudoRandom(7);
+        let models = [(); 2].map(|()| model(&mut random, false));
         for _ in 0..2 {
             for model in &models {
                 let reference: BPE = serde_json::from_str(&model.to_string()).unwrap();
@@ -313,8 +314,8 @@ mod tests {
     }
 
     #[test]
-    fn words_that_leave_something_out_are_refused() {
-        let words = read(&model(&mut Draws(1), false)).unwrap();
+    fn a_text_with_gaps_between_words_is_refused() {
+        let words = read(&model(&mut PseudoRandom(1), false)).unwrap();
         for ends in [&[1][..], &[2], &[0, 3], &[2, 2, 3], &[2, 1, 3], &[4], &[]] {
             assert_eq!(words.append("abc", each(ends), &mut Vec::new()), None, "{ends:?}");
         }
@@ -324,7 +325,7 @@ mod tests {
 
     #[test]
     fn other_models_are_refused() {
-        let model = model(&mut Draws(1), false);
+        let model = model(&mut PseudoRandom(1), false);
         for (field, value) in [
             ("type", json!("WordPiece")),
             ("dropout", json!(0.1)),

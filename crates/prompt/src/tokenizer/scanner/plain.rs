@@ -1,8 +1,8 @@
-//! Words of plain text, in order.
+//! Splits plain text into words, in order.
 //!
-//! The beginnings of most words are found sixty-four bytes at a time (`starts`). Non-ASCII text, a
-//! word of that length, and the end of a text are left to the library's scanner, from the current word
-//! to the next place where every word ends.
+//! The starts of most words are found sixty-four bytes at a time (`starts`). Non-ASCII text, a word
+//! of sixty-four bytes or more, and the end of a text are left to the library's scanner, from the
+//! current word to the next place where every word ends.
 
 use std::vec;
 
@@ -10,11 +10,12 @@ use super::Scanner;
 use super::starts::starts;
 use crate::tokenizer::pieces;
 
-/// Where one byte is not ASCII others are near, and each call of the library costs something: it
-/// is given at least so much, if there is, and so no byte is looked at again and again.
+/// Minimum number of bytes given to the library in one call. A byte that is not ASCII often has
+/// others near it, and each call has a cost; the minimum also ensures that no byte is scanned again
+/// and again.
 const SCANNED_MIN_BYTES: usize = 64;
 
-/// Where some words end that stand one behind the other: a bit for each byte from there on.
+/// The ends of some consecutive words: one bit for each byte from `from` on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Ends {
     pub(crate) from: u32,
@@ -32,35 +33,35 @@ impl Iterator for Ends {
     }
 }
 
-/// Where the words of a text end, some at a time. If that is not said of all of the text, there is
-/// nothing to be said of it.
+/// Iterates over the ends of a text's words, several at a time. If the iteration stops before the
+/// end of the text, its results must not be used.
 pub(crate) struct Words<'a> {
     scanner: Scanner,
     text: &'a str,
-    /// Where the next word begins, unless there are some in `scanned`.
+    /// Start of the next word, unless `scanned` still holds words.
     at: usize,
-    /// None where all is left to the library.
+    /// `None` if the whole text is left to the library.
     rules: Option<Rules>,
-    /// What the library's scanner has found, from that place on.
+    /// Words found by the library's scanner, relative to `scanned_from`.
     scanned: vec::IntoIter<(u32, u32)>,
     scanned_from: u32,
 }
 
-/// What the expressions that are known here do not have in common, as far as ASCII goes:
+/// The differences between the expressions known here, for ASCII text:
 ///
 /// - `cl100k`: `(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}|`
 ///   `?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+`; Qwen's has single digits.
-/// - DeepSeek's is three: `\p{N}{1,3}`, one for Chinese and Japanese, and of what these leave
+/// - DeepSeek has three expressions: `\p{N}{1,3}`, one for Chinese and Japanese, and for the rest
 ///   ``[!-/:-@\[-`{-~][A-Za-z]+|[^\r\n\p{L}\p{P}\p{S}]?[\p{L}\p{M}]+| ?[\p{P}\p{S}]+[\r\n]*|``
-///   `\s*[\r\n]+|\s+(?!\S)|\s+`. So spaces before a digit are at the end of a text.
+///   `\s*[\r\n]+|\s+(?!\S)|\s+`. So spaces before a digit count as spaces at the end of a text.
 #[derive(Clone, Copy)]
 pub(super) struct Rules {
-    /// How many digits a word may have.
+    /// Maximum number of digits in a word.
     pub(super) digits_max: usize,
-    /// Whether `'s` and the like are words.
+    /// Whether contractions such as `'s` are words.
     pub(super) contracts: bool,
-    /// Whether digits are parted from all else before it is looked at, and what is neither
-    /// letter nor sign nor space is left over.
+    /// Whether digits are split off before the other rules apply, and characters that are neither
+    /// letter, sign nor space are left over.
     pub(super) parts: bool,
 }
 
@@ -80,7 +81,7 @@ impl<'a> Words<'a> {
         Self { scanner, text, at: 0, rules, scanned, scanned_from: 0 }
     }
 
-    /// The library takes over, up to where words end for sure.
+    /// Lets the library scan up to the next place where a word certainly ends.
     #[cold]
     #[inline(never)]
     fn scan(&mut self) -> Option<Ends> {
@@ -99,7 +100,7 @@ impl<'a> Words<'a> {
     }
 }
 
-/// Whether words are all of a text of that length.
+/// Whether words cover the whole text of this length without gaps.
 fn are_whole(words: &[(u32, u32)], len: usize) -> bool {
     let ended = words.iter().try_fold(0, |ended, (from, to)| (*from == ended).then_some(*to));
     ended.is_some_and(|ended| ended as usize == len)
@@ -115,7 +116,7 @@ impl Iterator for Words<'_> {
         }
         let rest = &self.text.as_bytes()[self.at..];
         if let (Some(rules), Some(bytes)) = (self.rules, rest.first_chunk()) {
-            // With the first of them a word begins and none ends.
+            // A word starts at the first byte, and none ends there.
             let bits = starts(bytes, rules) & !1;
             if let Some(last) = bits.checked_ilog2() {
                 let from = self.at as u32;
@@ -143,7 +144,7 @@ mod tests {
     }
 
     #[test]
-    fn each_two_bytes_make_the_words_of_the_library_wherever_they_stand() {
+    fn any_two_bytes_at_any_place_are_split_as_by_the_library() {
         for (first, second) in (0..128_u8).flat_map(|first| (0..128_u8).map(move |b| (first, b))) {
             let pair = format!("{}{}", char::from(first), char::from(second));
             for text in [pair.clone(), format!("ab{pair}"), format!(" {pair} {pair}ll x\n")] {
@@ -153,7 +154,7 @@ mod tests {
     }
 
     #[test]
-    fn words_that_leave_something_out_are_no_words() {
+    fn words_that_do_not_cover_the_text_are_refused() {
         assert!(are_whole(&[(0, 1), (1, 3)], 3));
         assert!(are_whole(&[], 0));
         for words in [&[(0, 1), (2, 3)][..], &[(0, 2)], &[(1, 3)], &[(0, 2), (1, 3)], &[]] {
@@ -162,8 +163,8 @@ mod tests {
     }
 
     #[test]
-    fn no_text_is_looked_at_again_and_again() {
-        // Each of these takes minutes if a word costs the length of what follows it.
+    fn splitting_takes_linear_time() {
+        // Each of these would take minutes if a word cost the length of the text after it.
         for part in ["1", " ", "\t", "\n", "!", "'", "a", "é", "é ", "1 ", " \n", "\u{1}", "'é"]
         {
             let text = part.repeat((1 << 20) / part.len());

@@ -1,17 +1,17 @@
-//! The beginnings of words in sixty-four bytes of plain text, all at once: a bit for each byte.
+//! Finds the starts of words in sixty-four bytes of plain text in parallel: one bit for each byte.
 //!
-//! A branch on the kind of each word cannot be predicted by the processor: with one, dividing a
+//! The processor cannot predict a branch on the kind of each word: with such a branch, splitting a
 //! prompt took longer than with the library. Most text needs no such branch here.
 
 use wide::u8x16;
 
 use super::plain::Rules;
 
-/// Bytes that are looked at.
+/// Number of bytes that are examined together.
 pub(super) const BYTES: usize = 64;
 
-/// The places where words begin, of a text of which these bytes are a part and a word begins with
-/// the first of them: a bit for each, as far as what follows cannot change it.
+/// The positions at which words start, if a word starts at the first byte: one bit for each byte,
+/// as far as the bytes after the sixty-four cannot change the result.
 #[inline]
 pub(super) fn starts(bytes: &[u8; BYTES], rules: Rules) -> u64 {
     let kinds = Kinds::of(bytes);
@@ -21,15 +21,15 @@ pub(super) fn starts(bytes: &[u8; BYTES], rules: Rules) -> u64 {
     let blanks = spaces & !newlines;
     let behind = |mask: u64| mask << 1;
     let before = |mask: u64| mask >> 1;
-    // A blank goes with the letters behind it, and so does a sign that stands alone.
+    // A blank belongs to the letters after it, and so does a single sign.
     let alone = signs & !behind(signs | plain_blanks) & !before(signs);
     let words = letters & !behind(letters | blanks | alone);
-    // A plain blank goes with the signs behind it, and line ends go with the signs before them.
+    // A plain blank belongs to the signs after it, and line ends belong to the signs before them.
     let runs_of_signs = signs & !behind(signs | plain_blanks);
     let eaten = newlines & !newlines.wrapping_add(newlines & behind(signs));
     let left = spaces & !eaten;
-    // Of several spaces the last one may be part of what comes then; where digits are parted from
-    // the rest, nothing comes.
+    // The last of several spaces may belong to what follows; if digits are split off first, nothing
+    // follows.
     let first_spaces = left & !behind(left);
     let parted = if rules.parts { before(digits) } else { 0 };
     let last_blanks = blanks & !before(spaces) & !parted;
@@ -44,7 +44,7 @@ pub(super) fn starts(bytes: &[u8; BYTES], rules: Rules) -> u64 {
     all & known(spaces, strange)
 }
 
-/// Where numbers begin, each of at most so many digits.
+/// The starts of numbers of at most `digits_max` digits.
 #[inline]
 fn of_digits(digits: u64, digits_max: usize) -> u64 {
     if digits_max == 1 {
@@ -52,7 +52,7 @@ fn of_digits(digits: u64, digits_max: usize) -> u64 {
     }
     let mut begun = digits & !(digits << 1);
     let mut all = begun;
-    // Where three digits have a fourth one behind them.
+    // Positions of three digits that a fourth one follows.
     let fourth = digits & digits << 1 & digits << 2;
     while begun != 0 {
         begun = begun << 3 & fourth;
@@ -61,7 +61,8 @@ fn of_digits(digits: u64, digits_max: usize) -> u64 {
     all
 }
 
-/// Blanks behind the last line end of some spaces: those with another one behind them are not.
+/// The start of blanks after the last line end of a run of spaces; runs with a further line end are
+/// excluded.
 #[inline]
 fn behind_line_ends(blanks: u64, newlines: u64) -> u64 {
     let mut begun = blanks & newlines << 1;
@@ -76,7 +77,7 @@ fn behind_line_ends(blanks: u64, newlines: u64) -> u64 {
     all
 }
 
-/// Letters that go on behind `'s` and the like.
+/// Letters that continue after a contraction such as `'s`.
 #[inline]
 fn behind_contractions(bytes: &[u8; BYTES], alone: u64, letters: u64) -> u64 {
     let mut candidates = alone & letters >> 1;
@@ -95,8 +96,8 @@ fn behind_contractions(bytes: &[u8; BYTES], alone: u64, letters: u64) -> u64 {
     all
 }
 
-/// How many bytes of a text that begins with an apostrophe are one of
-/// `'s`, `'t`, `'m`, `'d`, `'re`, `'ve` and `'ll`.
+/// The length in bytes of the contraction at the start of a text that begins with an apostrophe:
+/// one of `'s`, `'t`, `'m`, `'d`, `'re`, `'ve` and `'ll`.
 fn contraction(text: &[u8]) -> Option<usize> {
     let letter = |at: usize| text.get(at).map_or(0, u8::to_ascii_lowercase);
     match [letter(1), letter(2)] {
@@ -106,8 +107,8 @@ fn contraction(text: &[u8]) -> Option<usize> {
     }
 }
 
-/// Where it does not matter what follows: before the first strange byte, or the end, and before
-/// the spaces that stand there.
+/// The bytes whose starts cannot depend on later bytes: those before the first other byte, or the
+/// end, and before the spaces in front of it.
 #[inline]
 fn known(spaces: u64, strange: u64) -> u64 {
     let ends = strange.trailing_zeros();
@@ -116,17 +117,17 @@ fn known(spaces: u64, strange: u64) -> u64 {
     u64::MAX.checked_shr(others.leading_zeros()).unwrap_or_default() | 1
 }
 
-/// What kinds of bytes stand where.
+/// One bit per byte for each kind of byte.
 #[derive(Default)]
 struct Kinds {
     letters: u64,
     digits: u64,
-    /// Line ends, too.
+    /// White space, including line ends.
     spaces: u64,
     newlines: u64,
     /// U+0020.
     plain_blanks: u64,
-    /// What is not ASCII.
+    /// Bytes that are not ASCII.
     others: u64,
 }
 
@@ -142,11 +143,12 @@ impl Kinds {
             for (mask, bits) in [
                 (&mut all.letters, among(b'a', 26, part | u8x16::splat(0x20))),
                 (&mut all.digits, among(b'0', 10, part)),
-                // From the tabulator on, all of them but one.
+                // The five characters from the tabulator on; the line ends among them are also
+                // newlines.
                 (&mut all.spaces, among(b'\t', 5, part) | plain),
                 (&mut all.newlines, is(b'\n') | is(b'\r')),
                 (&mut all.plain_blanks, plain),
-                // Their highest bits.
+                // The highest bit of these bytes is set.
                 (&mut all.others, part),
             ] {
                 *mask = *mask << 16 | u64::from(bits.to_bitmask());
@@ -156,7 +158,7 @@ impl Kinds {
     }
 }
 
-/// Controls, some of which are spaces.
+/// Control characters, some of which are spaces.
 fn controls(bytes: &[u8; BYTES]) -> u64 {
     let (parts, _) = bytes.as_chunks();
     parts.iter().rev().fold(0, |mask, part| {
@@ -166,7 +168,7 @@ fn controls(bytes: &[u8; BYTES]) -> u64 {
     })
 }
 
-/// All bits of the bytes that are among so many, from a first one on.
+/// All bits set for the bytes in the range of `count` values from `first` on.
 #[inline]
 fn among(first: u8, count: u8, part: u8x16) -> u8x16 {
     let place = part - u8x16::splat(first);

@@ -1,18 +1,18 @@
-//! The pairs of tokens that are merged, and in which order.
+//! The pairs of tokens that are merged, with their ranks.
 
 use std::cmp::Reverse;
 use std::collections::{BinaryHeap, HashMap};
 
 use crate::tokenizer::file::Text;
 
-/// Words up to so many bytes are searched for the next pair; in longer ones the pairs wait in
-/// a heap, so that no word takes time by its length squared.
+/// Maximum length in bytes of words that are searched for the next pair. For longer words the pairs
+/// are in a heap, so that no word takes quadratic time.
 const SHORT_BYTES: usize = 48;
 
-/// Of no rank: no pair.
+/// The rank of a pair that does not merge.
 const NONE: u32 = u32::MAX;
 
-/// What becomes of a pair.
+/// A pair and its merge.
 #[derive(Clone, Copy, Debug)]
 struct Merge {
     pair: (u32, u32),
@@ -26,13 +26,13 @@ const EMPTY: Merge = Merge { pair: (NONE, NONE), rank: NONE, product: NONE };
 pub(super) struct Merges {
     /// The token of each byte.
     of_byte: [u32; 256],
-    /// By hash of the pair; at least half of them are empty.
+    /// A hash table by pair, at least half of which is empty.
     slots: Box<[Merge]>,
     shift: u32,
 }
 
 impl Merges {
-    /// Merges in the order of their ranks.
+    /// Builds the table from pairs in the order of their ranks.
     ///
     /// # Errors
     /// A token that is not in the vocabulary.
@@ -53,9 +53,9 @@ impl Merges {
                 (Some(left), Some(right), Some(product)) => {
                     Merge { pair: (left, right), rank, product }
                 }
-                _ => return Err("merges of what is no token"),
+                _ => return Err("merges of texts that are not tokens"),
             };
-            // Of a pair that is there twice, the last rank is in force.
+            // If a pair occurs twice, the last rank applies.
             let slot = all.slot(merge.pair);
             all.slots[slot] = merge;
         }
@@ -71,20 +71,19 @@ impl Merges {
         slot
     }
 
-    /// Rank and product of a pair; [`NONE`] if it does not merge.
+    /// Rank and product of a pair; the rank is [`NONE`] if the pair does not merge.
     fn of(&self, left: u32, right: u32) -> (u32, u32) {
         let merge = &self.slots[self.slot((left, right))];
         (merge.rank, merge.product)
     }
 
-    /// Whether merging makes this token, alone, of a word.
+    /// Whether merging turns a word into this single token.
     pub(super) fn make(&self, word: &[u8], id: u32) -> bool {
         let mut ids = Vec::with_capacity(word.len());
         self.append(word, &mut ids);
         ids == [id]
     }
 
-    /// Appends the tokens of a word.
     pub(super) fn append(&self, word: &[u8], ids: &mut Vec<u32>) {
         match word.len() {
             0..=SHORT_BYTES => self.append_short(word, ids),
@@ -94,7 +93,7 @@ impl Merges {
 
     fn append_short(&self, word: &[u8], ids: &mut Vec<u32>) {
         let mut tokens = [0; SHORT_BYTES];
-        // Of each token with the next one.
+        // The merge of each token with the next one.
         let mut merges = [(NONE, NONE); SHORT_BYTES];
         let mut len = word.len();
         for (token, byte) in tokens.iter_mut().zip(word) {
@@ -104,7 +103,7 @@ impl Merges {
             merges[at - 1] = self.of(tokens[at - 1], tokens[at]);
         }
         loop {
-            // The first of those of the lowest rank.
+            // The first pair with the lowest rank.
             let ranks = merges[..len.saturating_sub(1)].iter().map(|merge| merge.0);
             let Some((at, _)) = ranks.enumerate().min_by_key(|(_, rank)| *rank) else { break };
             let (rank, product) = merges[at];
@@ -140,7 +139,7 @@ impl Merges {
             offer(&mut waiting, &chain, at);
         }
         while let Some(Reverse((_, at, pair, product))) = waiting.pop() {
-            // One of the two may have become part of another meanwhile.
+            // One of the two tokens may have been merged with another one since.
             let Some(next) = chain.next(at) else { continue };
             if (chain.tokens[at], chain.tokens[next]) != pair {
                 continue;
@@ -159,7 +158,7 @@ impl Merges {
     }
 }
 
-/// Tokens that know their neighbours. The place of one that is part of another has [`NONE`].
+/// Tokens linked to their neighbours. A token that was merged into another one is [`NONE`].
 struct Chain {
     tokens: Vec<u32>,
     nexts: Vec<usize>,
@@ -182,7 +181,7 @@ impl Chain {
         Some(self.befores[at]).filter(|before| *before < self.tokens.len())
     }
 
-    /// Makes one of two neighbours.
+    /// Replaces two neighbours by one token.
     fn join(&mut self, at: usize, next: usize, product: u32) {
         self.tokens[at] = product;
         self.tokens[next] = NONE;

@@ -1,24 +1,26 @@
-//! A cache of the words that a thread has encoded recently, and their tokens.
+//! A cache of the words that a thread has encoded recently, with their tokens.
 //!
-//! Each word belongs to one shelf, which keeps the words that were put there last: the memory is that of the
-//! shelves, whatever clients send. All clients share the shelves: how long a word takes reveals,
-//! weakly, whether a request on the same thread had it recently (docs/security.md).
+//! Each word belongs to one bucket, which keeps the words that were stored there last: the size of
+//! the cache is fixed, whatever clients send. All clients share the buckets: how long a word takes
+//! reveals, weakly, whether a recent request on the same thread contained the word
+//! (docs/security.md).
 
 use std::hint::select_unpredictable;
 
 use splitrail_kv::prefetch::prefetch;
 use xxhash_rust::xxh3::xxh3_64;
 
-/// Shelves of short words, of two words and 64 bytes each.
-const SHORT_SHELVES: usize = 1 << 14;
-/// Shelves of other words, of one each, with up to so many bytes of text and so many tokens.
-const LONG_SHELVES: usize = 1 << 10;
+/// Number of buckets for short words, with two words and 64 bytes each.
+const SHORT_BUCKETS: usize = 1 << 14;
+/// Number of buckets for other words, with one word each of at most `LONG_BYTES` of text and
+/// `LONG_TOKENS` tokens.
+const LONG_BUCKETS: usize = 1 << 10;
 const LONG_BYTES: usize = 64;
 const LONG_TOKENS: usize = 24;
-/// What fits into a key, and beside it.
+/// Maximum length in bytes of a word that fits into a key, and maximum number of its tokens.
 const SHORT_BYTES: usize = 15;
 pub(super) const SHORT_TOKENS: usize = 3;
-/// Vocabularies have numbers below this one.
+/// The numbers of vocabularies are below this value.
 pub(super) const NUMBERS: u32 = 1 << 30;
 
 /// Masks of a key's first bytes.
@@ -33,21 +35,21 @@ const FIRST_BYTES: [[u64; 2]; SHORT_BYTES + 1] = {
     masks
 };
 
-/// A word of a text: where it stands, and what finds it, in halves: what is written by halves and
-/// read as a whole waits for itself.
+/// A word of a text: its position and its key. The key is stored in halves, because the processor
+/// stalls when it reads a whole value that was written in halves.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Word {
-    /// The first bytes; of a long word a hash.
+    /// The first bytes; for a long word, a hash.
     low: u64,
-    /// The others, and how many they are in all; of a long word 0.
+    /// The other bytes and the length; for a long word 0.
     high: u64,
-    shelf: u32,
+    bucket: u32,
     from: u32,
     to: u32,
 }
 
 impl Word {
-    /// The word that stands there; none if it is empty or the text ends before it.
+    /// The word between two positions; `None` if it is empty or extends over the end of the text.
     #[inline(always)]
     pub(super) fn new(number: u32, text: &[u8], (from, to): (u32, u32)) -> Option<Self> {
         let len = to.checked_sub(from)? as usize;
@@ -56,11 +58,11 @@ impl Word {
             _ => Self::rare_key(text.get(from as usize..to as usize)?)?,
         };
         let folded = low ^ high.rotate_left(32) ^ u64::from(number);
-        let shelf = (folded.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 32) as u32;
-        Some(Self { low, high, shelf, from, to })
+        let bucket = (folded.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 32) as u32;
+        Some(Self { low, high, bucket, from, to })
     }
 
-    /// That of a long word, or of one at the end of the text. An empty one has none.
+    /// The key of a long word, or of a word at the end of the text; `None` if the word is empty.
     #[cold]
     #[inline(never)]
     fn rare_key(bytes: &[u8]) -> Option<(u64, u64)> {
@@ -79,18 +81,18 @@ impl Word {
         (chunk as u64 & low, (chunk >> 64) as u64 & high | (len as u64) << 56)
     }
 
-    /// Its bytes, in the text that it is of.
+    /// The word's bytes in its text.
     pub(super) fn bytes<'a>(&self, text: &'a [u8]) -> &'a [u8] {
         &text[self.from as usize..self.to as usize]
     }
 }
 
-/// A word whose bytes are its key.
+/// A short word, whose bytes are its key, with its tokens.
 #[derive(Clone, Copy)]
 struct Short {
     low: u64,
     high: u64,
-    /// Whose tokens these are, four times, and how many: of most words one, two or three.
+    /// Four times the vocabulary's number plus the number of tokens, which is 1 to 3.
     number_and_count: u32,
     ids: [u32; SHORT_TOKENS],
 }
@@ -103,13 +105,13 @@ impl Short {
     }
 }
 
-/// Nobody's.
+/// An empty entry.
 const EMPTY: Short = Short { low: 0, high: 0, number_and_count: 0, ids: [0; SHORT_TOKENS] };
 
-/// The last word first. As long as a line of the processor's cache, and on one.
+/// Two words, the one stored last first. One cache line in size and alignment.
 #[derive(Clone, Copy)]
 #[repr(align(64))]
-struct Shelf([Short; 2]);
+struct Bucket([Short; 2]);
 
 #[derive(Clone)]
 struct Long {
@@ -118,57 +120,57 @@ struct Long {
     ids: Box<[u32]>,
 }
 
-/// What one thread remembers.
+/// The cache of one thread.
 pub(super) struct Recent {
-    short: Box<[Shelf; SHORT_SHELVES]>,
-    long: Box<[Option<Long>; LONG_SHELVES]>,
+    short: Box<[Bucket; SHORT_BUCKETS]>,
+    long: Box<[Option<Long>; LONG_BUCKETS]>,
 }
 
 impl Recent {
-    /// Nothing yet.
+    /// An empty cache.
     pub(super) fn new() -> Option<Self> {
-        Some(Self { short: shelves(Shelf([EMPTY; 2]))?, long: shelves(None)? })
+        Some(Self { short: buckets(Bucket([EMPTY; 2]))?, long: buckets(None)? })
     }
 
-    /// Has a word's shelf fetched, which is then near when the word is asked for.
+    /// Prefetches a word's bucket, so that a look-up soon after is fast.
     #[inline]
     pub(super) fn prefetch(&self, word: &Word) {
-        prefetch(&self.short[word.shelf as usize % SHORT_SHELVES]);
+        prefetch(&self.short[word.bucket as usize % SHORT_BUCKETS]);
     }
 
-    /// Tokens of a short word, and how many of them are its own, if they are here.
+    /// The tokens of a short word, and how many of them are valid, if the word is cached.
     #[inline]
     pub(super) fn short(&self, number: u32, word: &Word) -> Option<(&[u32; SHORT_TOKENS], usize)> {
-        let Shelf(shelf) = &self.short[word.shelf as usize % SHORT_SHELVES];
-        let (first, second) = (shelf[0].is(number, word), shelf[1].is(number, word));
-        // Which of the two it is nobody can foresee.
-        let short = select_unpredictable(first, &shelf[0], &shelf[1]);
+        let Bucket(bucket) = &self.short[word.bucket as usize % SHORT_BUCKETS];
+        let (first, second) = (bucket[0].is(number, word), bucket[1].is(number, word));
+        // The processor cannot predict which of the two entries matches.
+        let short = select_unpredictable(first, &bucket[0], &bucket[1]);
         (first | second).then_some((&short.ids, (short.number_and_count & 3) as usize))
     }
 
-    /// Tokens of a word that is not among the short ones, if they are here.
+    /// The tokens of a word that is not short, if the word is cached.
     pub(super) fn long(&self, number: u32, word: &Word, bytes: &[u8]) -> Option<&[u32]> {
-        let long = self.long[word.shelf as usize % LONG_SHELVES].as_ref()?;
+        let long = self.long[word.bucket as usize % LONG_BUCKETS].as_ref()?;
         (long.number == number && *long.bytes == *bytes).then_some(&*long.ids)
     }
 
-    /// Remembers a word's tokens, which are not here.
+    /// Caches a word that is not in the cache.
     pub(super) fn keep(&mut self, number: u32, word: &Word, bytes: &[u8], ids: &[u32]) {
         if bytes.len() <= SHORT_BYTES && (1..=SHORT_TOKENS).contains(&ids.len()) {
             let mut kept = [0; SHORT_TOKENS];
             kept[..ids.len()].copy_from_slice(ids);
             let number_and_count = number << 2 | ids.len() as u32;
-            let Shelf(shelf) = &mut self.short[word.shelf as usize % SHORT_SHELVES];
-            shelf[1] = shelf[0];
-            shelf[0] = Short { low: word.low, high: word.high, number_and_count, ids: kept };
+            let Bucket(bucket) = &mut self.short[word.bucket as usize % SHORT_BUCKETS];
+            bucket[1] = bucket[0];
+            bucket[0] = Short { low: word.low, high: word.high, number_and_count, ids: kept };
         } else if bytes.len() <= LONG_BYTES && ids.len() <= LONG_TOKENS {
             let long = Long { number, bytes: bytes.into(), ids: ids.into() };
-            self.long[word.shelf as usize % LONG_SHELVES] = Some(long);
+            self.long[word.bucket as usize % LONG_BUCKETS] = Some(long);
         }
     }
 }
 
-/// An array that is never on a stack, for which it is too large.
-fn shelves<T: Clone, const COUNT: usize>(empty: T) -> Option<Box<[T; COUNT]>> {
+/// An array on the heap, which is too large to be built on a stack.
+fn buckets<T: Clone, const COUNT: usize>(empty: T) -> Option<Box<[T; COUNT]>> {
     vec![empty; COUNT].into_boxed_slice().try_into().ok()
 }
