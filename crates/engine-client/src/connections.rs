@@ -25,32 +25,35 @@ use tower::ServiceExt;
 use crate::engine::Engine;
 use crate::framing::{Framing, Head, Malformed};
 use crate::guarded::Resolver;
-use crate::wire::{Ask, Broken, Peer, Unanswered, Wire};
+use crate::wire::{Broken, Connection, EngineRequest, Peer, Unanswered};
 use rustc_hash::FxBuildHasher;
 
-/// vLLM closes idle connections after 5 s. The router's end earlier, so that a request is
-/// rarely written to a connection that is just being closed: a hand-off that may
-/// have been received cannot be sent again.
-const IDLE: Duration = Duration::from_secs(3);
-/// Time for which no connection to an engine is kept that sent unsolicited bytes. Each such time begins
-/// with connections that are kept, and may give one client another's answer: the longer, the fewer.
-const UNSOLICITED: Duration = Duration::from_secs(60);
-/// Idle connections to one engine; more are closed.
+/// vLLM closes idle connections after 5 s. The router closes them earlier, so that a request is
+/// rarely written to a connection that the engine is just closing: a hand-off that the engine may
+/// have received cannot be sent again.
+const IDLE_TIMEOUT: Duration = Duration::from_secs(3);
+/// Time for which no connection to an engine is kept after it sent unsolicited bytes. Only when
+/// connections are kept again can such bytes be taken for the answer to another client's request,
+/// so a longer time means fewer such chances.
+const QUARANTINE: Duration = Duration::from_secs(60);
+/// Maximum number of idle connections to one engine; further ones are closed.
 const IDLE_MAX: usize = 1024;
 
-/// What a connection is used for: a number of an endpoint's, apart for streams.
+/// The purpose of a connection: a number for each kind of endpoint, with separate numbers for
+/// streams.
 pub(super) type Class = u8;
 
-/// Where a request goes, and what for.
+/// The address and purpose of a request.
 #[derive(Clone, Copy)]
 pub(super) struct Destination<'a> {
     pub(super) authority: &'a Authority,
-    /// The engine's process, as far as the router can tell one from the next.
+    /// Identifies the engine's process, as far as the router can tell a process from its successor.
     pub(super) process: u64,
     pub(super) class: Class,
-    /// The engine, of which unsolicited bytes are counted; none for requests that are not inference.
+    /// The engine for which unsolicited bytes are counted; `None` for requests other than
+    /// inference.
     pub(super) engine: Option<&'a dyn Engine>,
-    /// Whether a new connection is made for it.
+    /// Whether the request needs a new connection.
     pub(super) fresh: bool,
 }
 
@@ -60,35 +63,36 @@ pub(super) struct Connections {
     idle: DashMap<Authority, Idle, FxBuildHasher>,
 }
 
-/// Idle connections to one engine, for each class the longest idle first.
+/// Idle connections to one engine. In each class, the connection that has been idle for longest is
+/// first.
 #[derive(Default)]
 struct Idle {
-    classes: Vec<(Class, VecDeque<Kept>)>,
+    classes: Vec<(Class, VecDeque<IdleConnection>)>,
     count: usize,
-    /// Until then no connection is kept, since the engine sent unsolicited bytes.
+    /// No connection is kept until this time, because the engine sent unsolicited bytes.
     none_until: Option<Instant>,
 }
 
-struct Kept {
+struct IdleConnection {
     since: Instant,
     process: u64,
-    wire: Box<Wire>,
+    wire: Box<Connection>,
 }
 
 /// Why a request got no answer.
 #[derive(Debug)]
 pub(super) enum Failure {
-    /// There is no connection.
+    /// No connection could be made.
     Connect(Box<dyn StdError + Send + Sync>),
-    /// A kept connection had ended, and the request may have been received all the same.
+    /// A kept connection had ended; the engine may have received the request nevertheless.
     Stale,
-    /// A new connection ended before the answer.
+    /// A new connection ended before the answer began.
     Closed,
-    /// An answer came before the request was sent.
+    /// An answer arrived before the request was sent completely.
     Early,
-    /// What came is not HTTP.
+    /// The engine's bytes are not valid HTTP.
     Malformed(Malformed),
-    /// The request's body must not be sent.
+    /// The request's body was taken back and must not be sent.
     Withdrawn,
 }
 
@@ -104,33 +108,33 @@ impl From<Unanswered> for Failure {
     }
 }
 
-/// An engine's answer, which has begun.
-pub(super) struct Begun {
+/// An engine's answer whose head has been read.
+pub(super) struct Answer {
     pub(super) status: StatusCode,
     pub(super) peer: Option<Peer>,
     pub(super) body: EngineBody,
 }
 
 impl Connections {
-    /// None yet.
+    /// Creates a pool without connections.
     pub(super) fn new(connector: HttpConnector<Resolver>) -> Arc<Self> {
         Arc::new(Self { connector, idle: DashMap::default() })
     }
 
-    /// Sends a request, on an idle connection if there is one. Where that had ended, the request
-    /// is sent on a new one, if `again` agrees, which may change it: once, and only one that an
-    /// engine may receive twice. Redirects are not followed.
+    /// Sends a request, on an idle connection if there is one. If that connection had ended, the
+    /// request is sent once more on a new connection, provided that an engine may receive it twice
+    /// and `again` agrees (`again` may change the request). Redirects are not followed.
     ///
     /// # Errors
-    /// If no answer begins.
+    /// No answer began.
     pub(super) async fn request(
         self: &Arc<Self>,
         to: Destination<'_>,
-        ask: &mut Ask,
-        again: impl FnOnce(&mut Ask) -> bool,
-    ) -> Result<Begun, Failure> {
+        request: &mut EngineRequest,
+        again: impl FnOnce(&mut EngineRequest) -> bool,
+    ) -> Result<Answer, Failure> {
         while let Some(mut wire) = self.check_out(to) {
-            match wire.exchange(ask).await {
+            match wire.exchange(request).await {
                 Ok(head) => return Ok(self.begun(to, wire, head)),
                 Err(Unanswered::Stale { sent: false }) => {}
                 Err(Unanswered::Unsolicited) => {
@@ -138,11 +142,11 @@ impl Connections {
                     self.keep_none(to.authority);
                 }
                 Err(Unanswered::Stale { sent: true }) => {
-                    // The others are as old.
+                    // The other idle connections are at least as old.
                     if let Some(mut idle) = self.idle.get_mut(to.authority) {
                         idle.clear();
                     }
-                    if !ask.is_repeatable() || !again(ask) {
+                    if !request.is_repeatable() || !again(request) {
                         return Err(Failure::Stale);
                     }
                     break;
@@ -151,24 +155,24 @@ impl Connections {
             }
         }
         let mut wire = self.connect(to.authority).await?;
-        let head = wire.exchange(ask).await?;
+        let head = wire.exchange(request).await?;
         Ok(self.begun(to, wire, head))
     }
 
-    fn begun(self: &Arc<Self>, to: Destination<'_>, wire: Box<Wire>, head: Head) -> Begun {
+    fn begun(self: &Arc<Self>, to: Destination<'_>, wire: Box<Connection>, head: Head) -> Answer {
         let Head { status, framing, keeps } = head;
         let peer = wire.peer;
-        let way_back = keeps.then(|| WayBack {
+        let return_to = keeps.then(|| ReturnTo {
             connections: Arc::clone(self),
             authority: to.authority.clone(),
             process: to.process,
             class: to.class,
         });
-        let body = EngineBody { framing, wire: Some(wire), way_back, is_proven: false };
-        Begun { status, peer, body }
+        let body = EngineBody { framing, wire: Some(wire), return_to, is_proven: false };
+        Answer { status, peer, body }
     }
 
-    fn check_out(&self, to: Destination<'_>) -> Option<Box<Wire>> {
+    fn check_out(&self, to: Destination<'_>) -> Option<Box<Connection>> {
         if to.fresh {
             return None;
         }
@@ -178,27 +182,28 @@ impl Connections {
         idle.take(to)
     }
 
-    fn check_in(&self, back: WayBack, wire: Box<Wire>) {
+    fn check_in(&self, back: ReturnTo, wire: Box<Connection>) {
         let since = Instant::now();
         let mut idle = self.idle.entry(back.authority).or_default();
         idle.forget_old(since);
-        idle.put(back.class, Kept { since, process: back.process, wire });
+        idle.put(back.class, IdleConnection { since, process: back.process, wire });
     }
 
-    /// Closes the idle connections to an engine that sent unsolicited bytes, and keeps none for a while:
-    /// such bytes may arrive after the next request was written, where they look like its answer.
+    /// Closes the idle connections to an engine that sent unsolicited bytes, and keeps none for a
+    /// while: such bytes may arrive after the next request was written, where they look like its
+    /// answer.
     fn keep_none(&self, authority: &Authority) {
         let now = Instant::now();
         let mut idle = self.idle.entry(authority.clone()).or_default();
         idle.forget_old(now);
         idle.clear();
-        if idle.none_until.replace(now + UNSOLICITED).is_none() {
+        if idle.none_until.replace(now + QUARANTINE).is_none() {
             tracing::warn!(%authority, "the engine, or a proxy before it, sent bytes after its answer had ended: for a minute its connections serve one request each");
         }
     }
 
-    async fn connect(&self, authority: &Authority) -> Result<Box<Wire>, Failure> {
-        // Connections to engines that are gone go as well.
+    async fn connect(&self, authority: &Authority) -> Result<Box<Connection>, Failure> {
+        // Also drops the entries of engines that are gone.
         let now = Instant::now();
         self.idle.retain(|_, idle| {
             idle.forget_old(now);
@@ -209,7 +214,7 @@ impl Connections {
         let uri = uri.map_err(|error| Failure::Connect(error.into()))?;
         let stream = self.connector.clone().oneshot(uri).await;
         let stream = stream.map_err(|error| Failure::Connect(error.into()))?;
-        Ok(Box::new(Wire::new(stream.into_inner())))
+        Ok(Box::new(Connection::new(stream.into_inner())))
     }
 }
 
@@ -217,7 +222,7 @@ impl Idle {
     fn forget_old(&mut self, now: Instant) {
         self.none_until = self.none_until.filter(|until| now < *until);
         for (_, kept) in &mut self.classes {
-            while kept.front().is_some_and(|kept| now.duration_since(kept.since) > IDLE) {
+            while kept.front().is_some_and(|kept| now.duration_since(kept.since) > IDLE_TIMEOUT) {
                 kept.pop_front();
                 self.count -= 1;
             }
@@ -229,8 +234,8 @@ impl Idle {
         self.count = 0;
     }
 
-    /// The connection that was used last.
-    fn take(&mut self, to: Destination<'_>) -> Option<Box<Wire>> {
+    /// Takes the connection that was used last.
+    fn take(&mut self, to: Destination<'_>) -> Option<Box<Connection>> {
         let (_, kept) = self.classes.iter_mut().find(|(class, _)| *class == to.class)?;
         while let Some(last) = kept.pop_back() {
             self.count -= 1;
@@ -241,7 +246,7 @@ impl Idle {
         None
     }
 
-    fn put(&mut self, class: Class, kept: Kept) {
+    fn put(&mut self, class: Class, kept: IdleConnection) {
         if self.count == IDLE_MAX || self.none_until.is_some() {
             return;
         }
@@ -253,42 +258,43 @@ impl Idle {
     }
 }
 
-/// Where a connection goes once its answer has ended.
-struct WayBack {
+/// Returns a connection to the pool when its answer has ended.
+struct ReturnTo {
     connections: Arc<Connections>,
     authority: Authority,
     process: u64,
     class: Class,
 }
 
-/// The body of an engine's answer. Proven and read to its end, its connection serves another
-/// request; dropped before, the connection is closed.
+/// The body of an engine's answer. When it is proven and read to its end, its connection serves
+/// another request; when it is dropped earlier, the connection is closed.
 pub struct EngineBody {
     framing: Framing,
-    wire: Option<Box<Wire>>,
-    /// Where the connection goes, if it may be used again.
-    way_back: Option<WayBack>,
-    /// Whether it is for the request that was sent, as far as that can be told.
+    wire: Option<Box<Connection>>,
+    /// Returns the connection to the pool, if it may be used again.
+    return_to: Option<ReturnTo>,
+    /// Whether the answer is known to belong to the request, as far as that can be told.
     is_proven: bool,
 }
 
 impl EngineBody {
-    /// It is for the request that was sent, as far as that can be told: its connection may serve
-    /// another one once it has ended.
+    /// Marks the answer as belonging to the request: its connection may serve another request when
+    /// the body has ended.
     pub fn prove(&mut self) {
         self.is_proven = true;
         self.has_moved();
     }
 
-    /// Gives the connection back once nothing more is to come over it.
+    /// Returns the connection to the pool if the answer is proven and nothing more will arrive for
+    /// it.
     fn has_moved(&mut self) {
         if self.is_proven
             && self.framing.has_ended()
             && let Some(wire) = self.wire.take()
-            && let Some(way_back) = self.way_back.take()
+            && let Some(return_to) = self.return_to.take()
         {
-            let connections = Arc::clone(&way_back.connections);
-            connections.check_in(way_back, wire);
+            let connections = Arc::clone(&return_to.connections);
+            connections.check_in(return_to, wire);
         }
     }
 }

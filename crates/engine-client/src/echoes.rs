@@ -5,25 +5,25 @@
 
 use std::sync::atomic::{AtomicU8, AtomicU32, Ordering::Relaxed};
 
-/// Answers without the id in a row after which the engine is taken for one that does not repeat
-/// it any more: a proxy may have put another version in its place.
+/// Number of consecutive answers without the id after which the router no longer expects the id: a
+/// proxy may have replaced the engine by another version.
 const FOREIGN_MAX: u8 = 16;
 
-/// What one worker was seen to repeat.
+/// Which kinds of one worker's answers have carried the id.
 #[derive(Debug, Default)]
 pub struct Echoes {
-    /// A bit for each kind of answer that carried the id.
+    /// One bit for each kind of answer that carried the id.
     kinds: AtomicU32,
-    /// Answers without it since the last one that had it.
+    /// Consecutive answers without the id that should have carried it.
     foreign: AtomicU8,
 }
 
-/// What a foreign answer means.
+/// The consequence of an answer without the expected id.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Foreign {
-    /// It is for another request.
+    /// The answer is for another request.
     Dropped,
-    /// It was one too many: from now on nothing is expected of this worker's answers.
+    /// The limit of such answers is reached: the id is no longer expected of this worker's answers.
     Unlearned,
 }
 
@@ -33,9 +33,9 @@ impl Echoes {
         self.kinds.load(Relaxed) & (1 << kind) != 0
     }
 
-    /// An answer of a kind has carried the id.
+    /// Notes that an answer of this kind has carried the id.
     pub fn came(&self, kind: u8) {
-        // Most often both are known: nothing is written that all threads read.
+        // Usually both are already set: this avoids writes to memory that all threads read.
         if !self.are_expected(kind) {
             self.kinds.fetch_or(1 << kind, Relaxed);
         }
@@ -44,7 +44,7 @@ impl Echoes {
         }
     }
 
-    /// An answer of a kind that must carry the id has not.
+    /// Notes that an answer without the id came where the id was expected.
     pub fn missed(&self) -> Foreign {
         if self.foreign.fetch_add(1, Relaxed) + 1 < FOREIGN_MAX {
             return Foreign::Dropped;
@@ -53,7 +53,7 @@ impl Echoes {
         Foreign::Unlearned
     }
 
-    /// It is another process than before, or may be.
+    /// Forgets everything, because the worker may be another process than before.
     pub fn forget(&self) {
         self.kinds.store(0, Relaxed);
         self.foreign.store(0, Relaxed);
@@ -65,7 +65,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_came_once_is_expected_of_answers_of_its_kind() {
+    fn the_id_is_expected_of_a_kind_once_an_answer_of_it_carried_the_id() {
         let echoes = Echoes::default();
         echoes.came(3);
         assert!(echoes.are_expected(3) && !echoes.are_expected(2));
@@ -74,7 +74,7 @@ mod tests {
     }
 
     #[test]
-    fn an_engine_that_never_repeats_it_any_more_is_believed_in_the_end() {
+    fn the_id_is_no_longer_expected_after_enough_answers_without_it() {
         let echoes = Echoes::default();
         echoes.came(0);
         for _ in 0..100 {

@@ -1,4 +1,4 @@
-//! An engine, as its client sees it.
+//! An engine from the point of view of its client.
 
 use std::fmt;
 use std::sync::Arc;
@@ -7,36 +7,38 @@ use http::uri::Authority;
 
 use super::echoes::Echoes;
 
-/// An engine that requests are sent to, and what is reported of it.
+/// An engine to which requests are sent, and to which their results are reported.
 pub trait Engine: Send + Sync {
-    /// Its name, for messages.
+    /// The worker's id, for messages.
     fn id(&self) -> &str;
 
     /// Host and port of its HTTP address.
     fn authority(&self) -> &Authority;
 
-    /// The process that it is: another number once a connection to it may lead to another one.
+    /// A number that identifies the engine's process. It changes whenever a connection may lead to
+    /// a new process.
     fn process(&self) -> u64;
 
-    /// Whether its name must be looked up within the allowed networks.
+    /// Whether the host name must resolve to an address in the allowed networks.
     fn is_guarded(&self) -> bool;
 
-    /// Whether a shim stands before it.
+    /// Whether requests reach the engine through a shim.
     fn has_shim(&self) -> bool;
 
     /// Which of its answers carry the id of their request.
     fn echoes(&self) -> &Echoes;
 
-    /// It cannot be reached, for this reason.
+    /// Reports that the engine cannot be reached, and why.
     fn set_unreachable(&self, why: fmt::Arguments<'_>);
 
-    /// A request was sent to it again, since a kept connection had ended.
+    /// Counts a request that was sent again because a kept connection had ended.
     fn count_resent(&self);
 
-    /// It has sent an answer to another request.
+    /// Counts an answer to another request.
     fn count_foreign_answer(&self);
 
-    /// It, or a proxy before it, has sent bytes on a kept connection that answer no request.
+    /// Counts bytes that the engine, or a proxy in front of it, sent on a kept connection without a
+    /// request.
     fn count_unsolicited(&self);
 }
 

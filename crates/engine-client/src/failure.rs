@@ -11,10 +11,10 @@ use crate::{EngineBody, NO_SUCH_RANK};
 use splitrail_api::error::{Error, Fault, Kind};
 use splitrail_engine::fields::is_router_only;
 
-/// Of an error reply, this much is read to learn its message.
+/// Maximum number of bytes of an error reply that are read for its message.
 const ERROR_BODY_MAX_BYTES: usize = 64 << 10;
 
-/// What a request that got no reply means.
+/// The error for a request that got no reply.
 pub(super) fn failure(worker: &dyn Engine, failure: &Failure) -> Error {
     let error = match failure {
         Failure::Connect(error) => error,
@@ -37,12 +37,18 @@ pub(super) fn failure(worker: &dyn Engine, failure: &Failure) -> Error {
         }
     };
     let cause = io_cause(error.as_ref());
-    // Process and system limits on open files (EMFILE, ENFILE) say nothing of a worker.
+    // Process and system limits on open files (EMFILE, ENFILE) are not the worker's fault.
     if matches!(cause.and_then(io::Error::raw_os_error), Some(23 | 24)) {
-        tracing::error!("no file is left to connect to an engine: raise the limit on open files");
-        return Error::new(Kind::Overloaded, "the router has no file left to reach an engine");
+        tracing::error!(
+            "no file descriptor is free to connect to an engine: raise the limit on open files"
+        );
+        return Error::new(
+            Kind::Overloaded,
+            "the router has no free file descriptor for a connection to an engine",
+        );
     }
-    let cause = cause.map_or_else(|| "no connection in time".to_owned(), ToString::to_string);
+    let cause =
+        cause.map_or_else(|| "no connection within the timeout".to_owned(), ToString::to_string);
     worker.set_unreachable(format_args!("it cannot be reached: {cause}"));
     Error::new(Kind::EngineUnreachable, format!("worker {} cannot be reached", worker.id()))
 }
@@ -51,28 +57,33 @@ fn io_cause<'a>(error: &'a (dyn std::error::Error + 'static)) -> Option<&'a io::
     std::iter::successors(Some(error), |error| error.source()).find_map(|e| e.downcast_ref())
 }
 
-/// What an engine's error status means. Its own message is relayed where the
-/// client is at fault, since it tells the client what to change.
+/// The error for an engine's error status. If the client is at fault, the engine's own message is
+/// passed on, because it tells the client what to change.
 pub(super) async fn refusal(worker: &dyn Engine, status: StatusCode, body: EngineBody) -> Error {
     let status = status.as_u16();
     let body = Limited::new(body, ERROR_BODY_MAX_BYTES).collect().await;
-    let said = body.ok().and_then(|body| engine_message(&body.to_bytes()));
-    // What an engine does not implement is no failure of its own.
+    let engine_error = body.ok().and_then(|body| engine_message(&body.to_bytes()));
+    // Status 501 (not implemented) is a refusal and not a failure of the engine.
     if !(400..500).contains(&status) && status != 501 {
         return Error::engine(worker.id(), &format!("answered with status {status}"));
     }
-    rejection(worker, status, said)
+    rejection(worker, status, engine_error)
 }
 
-fn rejection(worker: &dyn Engine, status: u16, said: Option<(String, Option<String>)>) -> Error {
+fn rejection(
+    worker: &dyn Engine,
+    status: u16,
+    engine_error: Option<(String, Option<String>)>,
+) -> Error {
     let message = format!("worker {} refused with status {status}", worker.id());
     let own = Error::new(Kind::EngineRejected(status), message);
-    match said {
-        // No client can name a rank.
+    match engine_error {
+        // A client cannot choose a rank, so a wrong rank is not the client's fault.
         Some((message, _)) if message.starts_with("data_parallel_rank") => {
             Error::engine(worker.id(), NO_SUCH_RANK)
         }
-        // What the router wrote itself is not the client's fault: swapped roles, say.
+        // A field that only the router writes is not the client's fault; the workers' roles may be
+        // swapped.
         Some((_, Some(param))) if is_router_only(&param) => {
             let what = format!("refused the hand-off (status {status}): is its role right?");
             Error::engine(worker.id(), &what)
@@ -80,7 +91,7 @@ fn rejection(worker: &dyn Engine, status: u16, said: Option<(String, Option<Stri
         Some((message, param)) if own.fault() == Fault::Client => {
             Error::rejected(status, message, param)
         }
-        // Which of the two it does not know tells a model from a path.
+        // The parameter tells an unknown model from an unknown path.
         Some((message, param)) if status == 404 => match param {
             Some(param) => own.with_param(param),
             None if message.starts_with("The model `") => own.with_param("model"),
@@ -90,8 +101,8 @@ fn rejection(worker: &dyn Engine, status: u16, said: Option<(String, Option<Stri
     }
 }
 
-/// An error event in place of a stream's first chunk: engines that send their
-/// headers early say there what their status would have been.
+/// The error for an error event in place of a stream's first chunk: engines that send their headers
+/// early put the status into that event.
 pub fn refusal_event(worker: &dyn Engine, event: &[u8]) -> Error {
     let status = serde_json::from_slice::<serde_json::Value>(event)
         .ok()

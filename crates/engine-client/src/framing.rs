@@ -6,18 +6,18 @@ use std::mem::MaybeUninit;
 use bytes::{Buf, Bytes, BytesMut};
 use http::StatusCode;
 
-/// Header fields of an answer; more are refused.
+/// Maximum number of header fields of an answer.
 const FIELDS_MAX: usize = 100;
-/// Bytes of a head; a longer one is refused.
+/// Maximum size of an answer's head in bytes.
 pub const HEAD_MAX_BYTES: usize = 32 << 10;
-/// Bytes of a line that says how long a chunk is, and of all trailers.
+/// Maximum size in bytes of a chunk-size line, and of all trailers together.
 pub const LINES_MAX_BYTES: usize = 8 << 10;
 
-/// Interim answers (1xx) before one answer; more are refused. A proxy that sends one every few
+/// Maximum number of interim answers (1xx) before one answer. A proxy that sends one every few
 /// seconds while an engine works stays far below.
 pub const INTERIM_MAX: u32 = 256;
 
-/// Why bytes are not an answer: they are not HTTP, can be read in two ways, or have no end.
+/// Why bytes are not a valid answer: they are not HTTP, are ambiguous, or have no end.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Malformed {
     /// The head of the answer cannot be read.
@@ -35,10 +35,10 @@ pub enum Malformed {
     /// A transfer coding other than `chunked`.
     #[error("sent its answer in a transfer coding other than chunked")]
     Coding,
-    /// A `content-length` that is no number, or two that differ.
+    /// The `content-length` is not a number, or two values differ.
     #[error("sent a content-length that cannot be understood")]
     Length,
-    /// The chunks of a body are not as they must be.
+    /// A chunk size, or the end of a chunk, is invalid.
     #[error("sent a body whose chunks cannot be read")]
     Chunks,
 }
@@ -46,22 +46,22 @@ pub enum Malformed {
 /// The head of an answer.
 #[derive(Debug)]
 pub struct Head {
-    /// What it begins with.
+    /// The status code of the answer.
     pub status: StatusCode,
-    /// How its body ends.
+    /// How the end of the body is found.
     pub framing: Framing,
-    /// Whether the connection may be used again after it.
+    /// Whether the connection may serve another request after this answer.
     pub keeps: bool,
 }
 
-/// How an answer's body ends.
+/// How the end of an answer's body is found.
 #[derive(Debug, PartialEq, Eq)]
 pub enum Framing {
-    /// After so many more bytes.
+    /// The body ends after this number of further bytes.
     Length(u64),
-    /// With its last chunk.
+    /// The body ends with its last chunk.
     Chunked(Chunks),
-    /// With the connection.
+    /// The body ends when the connection is closed.
     UntilClose,
 }
 
@@ -73,7 +73,7 @@ pub struct Interim {
 }
 
 impl Interim {
-    /// Whether there was none.
+    /// Whether no interim answer has been read.
     pub fn is_empty(self) -> bool {
         self.count == 0
     }
@@ -86,15 +86,15 @@ impl Interim {
     }
 }
 
-/// Takes the head of an answer, and the interim answers before it, from what was read; `None` if
-/// more is to come. `interim` counts over all calls for one answer.
+/// Parses the head of an answer, and the interim answers before it, from the bytes read so far;
+/// `None` if more bytes are needed. `interim` counts over all calls for one answer.
 ///
 /// # Errors
-/// If it is not HTTP, another protocol from now on, or too long.
+/// The bytes are not HTTP, switch to another protocol, or are too long.
 pub fn begun(read: &mut BytesMut, interim: &mut Interim) -> Result<Option<Head>, Malformed> {
     while !read.is_empty() {
         let found = head(read)?;
-        // However it came in: a head is too long, or it is not.
+        // The limit does not depend on how the bytes were split into reads.
         if found.as_ref().map_or(read.len(), |(bytes, _)| *bytes) > HEAD_MAX_BYTES {
             return Err(Malformed::HeadTooLong);
         }
@@ -109,7 +109,7 @@ pub fn begun(read: &mut BytesMut, interim: &mut Interim) -> Result<Option<Head>,
     Ok(None)
 }
 
-/// Reads a head; gives its length as well.
+/// Parses a head; also returns its length in bytes.
 fn head(bytes: &[u8]) -> Result<Option<(usize, Head)>, Malformed> {
     let mut fields = [const { MaybeUninit::uninit() }; FIELDS_MAX];
     let mut response = httparse::Response::new(&mut []);
@@ -124,31 +124,32 @@ fn head(bytes: &[u8]) -> Result<Option<(usize, Head)>, Malformed> {
     };
     let code = response.code.ok_or(Malformed::Head)?;
     let status = StatusCode::from_u16(code).map_err(|_| Malformed::Head)?;
-    let mut said = Said { keeps: response.version == Some(1), ..Said::default() };
+    let mut head_fields =
+        FramingFields { keeps: response.version == Some(1), ..FramingFields::default() };
     for field in response.headers.iter() {
-        said.take(field.name, field.value)?;
+        head_fields.take(field.name, field.value)?;
     }
     let framing = if matches!(status.as_u16(), 100..200 | 204 | 304) {
         Framing::Length(0)
-    } else if said.is_chunked {
-        // Both at once are a sign that a proxy in between reads it in another way.
-        said.keeps &= said.length.is_none();
+    } else if head_fields.is_chunked {
+        // A head with both suggests that a proxy frames the body in another way.
+        head_fields.keeps &= head_fields.length.is_none();
         Framing::Chunked(Chunks::default())
     } else {
-        said.length.map_or(Framing::UntilClose, Framing::Length)
+        head_fields.length.map_or(Framing::UntilClose, Framing::Length)
     };
-    Ok(Some((length, Head { status, framing, keeps: said.keeps })))
+    Ok(Some((length, Head { status, framing, keeps: head_fields.keeps })))
 }
 
-/// What a head says of its body.
+/// The framing fields of a head.
 #[derive(Default)]
-struct Said {
+struct FramingFields {
     length: Option<u64>,
     is_chunked: bool,
     keeps: bool,
 }
 
-impl Said {
+impl FramingFields {
     fn take(&mut self, name: &str, value: &[u8]) -> Result<(), Malformed> {
         if name.eq_ignore_ascii_case("content-length") {
             let length = number(value, 10).ok_or(Malformed::Length)?;
@@ -157,9 +158,8 @@ impl Said {
             }
             self.length = Some(length);
         } else if name.eq_ignore_ascii_case("transfer-encoding") {
-            // No other coding was asked for, and `identity` is none since RFC 9112: what its
-            // sender means by it, and where the body ends, is anybody's guess. Nor is a body
-            // chunked twice.
+            // The router requested no other coding, and since RFC 9112 `identity` is none: the end
+            // of such a body would be a guess. A body is not chunked twice.
             let is_chunked = value.trim_ascii().eq_ignore_ascii_case(b"chunked");
             if !is_chunked || std::mem::replace(&mut self.is_chunked, true) {
                 return Err(Malformed::Coding);
@@ -172,53 +172,53 @@ impl Said {
     }
 }
 
-/// Digits and nothing else, as a number.
+/// Parses text that has only digits.
 fn number(text: &[u8], radix: u32) -> Option<u64> {
     let text = std::str::from_utf8(text.trim_ascii()).ok()?;
-    // The library takes a sign as well.
+    // `from_str_radix` also accepts a sign.
     let is_plain = text.bytes().all(|byte| byte.is_ascii_hexdigit());
     is_plain.then(|| u64::from_str_radix(text, radix).ok())?
 }
 
-/// Takes a chunked body apart.
+/// Decodes a chunked body.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub struct Chunks {
     next: Next,
-    /// Bytes of trailers so far.
+    /// Number of trailer bytes so far.
     trailers: usize,
 }
 
 #[derive(Debug, Default, PartialEq, Eq)]
 enum Next {
-    /// A line that says how long the next chunk is.
+    /// The line with the size of the next chunk.
     #[default]
     Size,
-    /// So many bytes of a chunk.
+    /// This number of bytes of a chunk.
     Data(u64),
-    /// The end of its line.
+    /// The line end after a chunk's data.
     DataEnd,
     Trailer,
     Nothing,
 }
 
-/// A piece of a body.
+/// The result of reading a body.
 #[derive(Debug, PartialEq, Eq)]
 pub enum Piece {
-    /// Some of it.
+    /// Some bytes of the body.
     Data(Bytes),
-    /// More has to be read.
+    /// More bytes must be read from the connection.
     More,
-    /// There is no more.
+    /// The body has ended.
     End,
 }
 
 impl Chunks {
-    /// Whether it has been read to its end.
+    /// Whether the last chunk and the trailers have been read.
     fn have_ended(&self) -> bool {
         self.next == Next::Nothing
     }
 
-    /// The next piece of what was read.
+    /// The next piece of the bytes that were read.
     fn next(&mut self, read: &mut BytesMut) -> Result<Piece, Malformed> {
         loop {
             match self.next {
@@ -260,7 +260,7 @@ impl Chunks {
     }
 }
 
-/// A line without its end; `None` if more of it is to come.
+/// A line without its line end; `None` if the line is incomplete.
 fn line(read: &mut BytesMut) -> Result<Option<Bytes>, Malformed> {
     let end = memchr::memchr(b'\n', read);
     if end.unwrap_or(read.len()) > LINES_MAX_BYTES {
@@ -276,7 +276,7 @@ fn bounded(bytes: u64) -> usize {
 }
 
 impl Framing {
-    /// Whether nothing more is to come.
+    /// Whether the body is complete.
     pub fn has_ended(&self) -> bool {
         match self {
             Self::Length(left) => *left == 0,
@@ -285,12 +285,12 @@ impl Framing {
         }
     }
 
-    /// Whether a connection that ends now ends it, and does not break it off.
+    /// Whether the body is complete if the connection ends now.
     pub fn ends_with_connection(&self) -> bool {
         self.has_ended() || *self == Self::UntilClose
     }
 
-    /// Bytes that are still to come, where that is known.
+    /// Number of bytes still missing; 0 if unknown.
     pub fn left(&self) -> usize {
         match self {
             Self::Length(left) => bounded(*left),
@@ -298,10 +298,10 @@ impl Framing {
         }
     }
 
-    /// The next piece of what was read.
+    /// The next piece of the bytes that were read.
     ///
     /// # Errors
-    /// If it is not as its head said, or can be read in two ways.
+    /// The body does not match its head, or is ambiguous.
     pub fn next(&mut self, read: &mut BytesMut) -> Result<Piece, Malformed> {
         match self {
             Self::Length(0) => Ok(Piece::End),
@@ -348,7 +348,7 @@ mod tests {
     }
 
     #[test]
-    fn what_can_be_read_in_two_ways_is_refused() {
+    fn ambiguous_framing_is_refused() {
         for (text, why) in [
             ("HTTP/1.1 200 OK\ncontent-length: 7\ncontent-length: 8", Malformed::Length),
             ("HTTP/1.1 200 OK\ncontent-length: +7", Malformed::Length),
@@ -386,7 +386,7 @@ mod tests {
     }
 
     #[test]
-    fn interim_answers_are_passed_over_and_have_an_end() {
+    fn interim_answers_are_skipped_and_limited() {
         let of = |line: &str, count: usize| {
             let text = format!("HTTP/1.1 102 Processing\r\n{line}\r\n").repeat(count);
             let mut read = (text + "HTTP/1.1 204 No\r\n\r\n").as_bytes().into();
@@ -398,7 +398,7 @@ mod tests {
         let link = format!("link: {}\r\n", "x".repeat(4 << 10));
         assert_eq!(of(&link, 7), answered);
         assert_eq!(of(&link, 8), Err(Malformed::Interim));
-        // Over several reads as well.
+        // The count covers several reads.
         let mut interim = Interim::default();
         let one = &b"HTTP/1.1 102 Processing\r\n\r\n"[..];
         let read =
@@ -410,7 +410,7 @@ mod tests {
     }
 
     #[test]
-    fn a_head_is_too_long_or_not_however_it_comes() {
+    fn the_limit_of_a_head_does_not_depend_on_the_reads() {
         let of = |bytes: usize| {
             let frame = "HTTP/1.1 204 No\r\nx: \r\n\r\n".len();
             format!("HTTP/1.1 204 No\r\nx: {}\r\n\r\n", "y".repeat(bytes - frame))
@@ -438,7 +438,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn a_chunked_body_says_the_same_however_it_comes(
+        fn a_chunked_body_is_decoded_alike_for_any_split(
             parts in prop::collection::vec("[a-z]{1,40}", 0..6), step in 1_usize..30,
             tail in prop::sample::select(vec!["\r\n", "x: y\r\n\r\n"]),
         ) {
@@ -460,7 +460,7 @@ mod tests {
         }
 
         #[test]
-        fn no_bytes_break_it(bytes in prop::collection::vec(any::<u8>(), 0..200)) {
+        fn no_bytes_cause_a_panic(bytes in prop::collection::vec(any::<u8>(), 0..200)) {
             let _answer = begun(&mut BytesMut::from(&bytes[..]), &mut Interim::default());
             let (mut chunks, mut read) = (Chunks::default(), BytesMut::from(&bytes[..]));
             while let Ok(Piece::Data(data)) = chunks.next(&mut read) {

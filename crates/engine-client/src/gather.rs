@@ -14,13 +14,13 @@ use splitrail_api::error::{Error, Kind};
 use splitrail_api::memory_budget::{Charge, MemoryBudget, shed};
 use splitrail_api::unread::Unread;
 
-/// Room that is made at first for a reply of several pieces, if it may become as long.
+/// Capacity in bytes that is reserved first for a reply of several pieces, if the limit allows.
 const RESERVED_MIN_BYTES: usize = 128 << 10;
 
-/// The memory that replies may take, with all else that requests hold.
+/// The memory budget that replies share with everything else that requests hold.
 #[derive(Clone)]
 pub struct ReplyMemory {
-    /// What is held by all requests.
+    /// The memory that all requests hold.
     pub budget: Arc<MemoryBudget>,
     /// `limits.request_memory_max_bytes`.
     pub max_bytes: usize,
@@ -29,27 +29,27 @@ pub struct ReplyMemory {
 }
 
 impl ReplyMemory {
-    /// Counts a request whose answer cannot be held, and says why.
+    /// Counts a request whose answer cannot be held, and returns the error for it.
     pub(crate) fn shed(&self) -> Error {
         shed(&self.shed)
     }
 }
 
-/// Why there is no whole reply.
+/// Why a reply could not be read completely.
 #[derive(Debug)]
-pub(super) enum NotWhole {
-    /// It breaks off.
+pub(super) enum GatherError {
+    /// The reply was truncated or invalid.
     Broken(Broken),
-    /// It is longer than is allowed.
+    /// The reply is longer than allowed.
     TooLong,
-    /// Requests hold as much memory as they may.
+    /// All requests together hold as much memory as they may.
     NoMemory,
-    /// Its client does not take its other answers.
+    /// The client does not read its other answers.
     NoRoom(Error),
 }
 
-impl NotWhole {
-    /// What it means for a request, whose bound is named `key`.
+impl GatherError {
+    /// The error for a request; `key` names the limit in the configuration.
     pub(super) fn of(self, worker: &dyn Engine, key: &str, memory: &ReplyMemory) -> Error {
         match self {
             Self::NoMemory => memory.shed(),
@@ -59,20 +59,20 @@ impl NotWhole {
         }
     }
 
-    /// What it means for what an engine says of itself.
+    /// The error for a report that an engine makes about itself.
     pub(super) fn of_report(self, worker: &dyn Engine, memory: &ReplyMemory) -> Error {
         match self {
             Self::NoMemory => memory.shed(),
             Self::Broken(broken) => Error::engine(worker.id(), &broken.to_string()),
             Self::TooLong => {
-                Error::engine(worker.id(), "says more of itself than is read of that (4 MiB)")
+                Error::engine(worker.id(), "sent a report about itself of more than 4 MiB")
             }
             Self::NoRoom(error) => error,
         }
     }
 }
 
-/// An answer is larger than the configuration allows.
+/// The error for an answer that is larger than the configuration allows.
 pub fn too_large(key: &str) -> Error {
     let message = format!(
         "the answer is larger than {key} allows: ask for fewer choices, log probabilities or \
@@ -81,27 +81,27 @@ pub fn too_large(key: &str) -> Error {
     Error::new(Kind::ReplyTooLarge, message)
 }
 
-/// All of a body. One that comes in one piece is not copied; of one that does not, each byte is
-/// charged before it is held, for as long as any part of it is. A long one waits for room among
-/// what its client has not taken.
+/// Reads a complete body. A body that arrives in one piece is not copied. Otherwise each byte is
+/// charged to the budget before it is held, and stays charged while any part of the body is held. A
+/// long body waits until its client has read enough of its other answers.
 pub(super) async fn gather(
     body: &mut EngineBody,
     max_bytes: usize,
     memory: &ReplyMemory,
     unread: Option<&Unread>,
-) -> Result<Bytes, NotWhole> {
+) -> Result<Bytes, GatherError> {
     let mut first = Bytes::new();
     let mut whole: Option<Gathered> = None;
     let mut length = 0;
     while !body.is_end_stream() {
         let data = match body.frame().await {
             None => break,
-            Some(Err(broken)) => return Err(NotWhole::Broken(broken)),
+            Some(Err(broken)) => return Err(GatherError::Broken(broken)),
             Some(Ok(frame)) => frame.into_data().unwrap_or_default(),
         };
         length += data.len();
         if length > max_bytes {
-            return Err(NotWhole::TooLong);
+            return Err(GatherError::TooLong);
         }
         if first.is_empty() && whole.is_none() {
             // Most replies are one piece.
@@ -111,7 +111,7 @@ pub(super) async fn gather(
         let left = usize::try_from(body.size_hint().lower()).unwrap_or(usize::MAX);
         if let Some(unread) = unread {
             let whole_bytes = body.size_hint().exact().map(|_| length.saturating_add(left));
-            unread.room_for(length, whole_bytes).await.map_err(NotWhole::NoRoom)?;
+            unread.room_for(length, whole_bytes).await.map_err(GatherError::NoRoom)?;
         }
         let whole = whole.get_or_insert_with(|| Gathered::new(memory));
         for data in [std::mem::take(&mut first), data] {
@@ -121,7 +121,7 @@ pub(super) async fn gather(
     Ok(whole.map_or(first, Gathered::into_bytes))
 }
 
-/// What was gathered of a reply.
+/// The pieces of a reply that were gathered so far.
 struct Gathered {
     bytes: Vec<u8>,
     charge: Charge,
@@ -132,17 +132,18 @@ impl Gathered {
         Self { bytes: Vec::new(), charge: memory.budget.charge() }
     }
 
-    /// Adds bytes, after which so many are `left` as far as is known.
-    fn push(&mut self, data: &[u8], left: usize, max_bytes: usize) -> Result<(), NotWhole> {
+    /// Appends bytes; `left` is the number of bytes after these, as far as it is known.
+    fn push(&mut self, data: &[u8], left: usize, max_bytes: usize) -> Result<(), GatherError> {
         let (had, needed) = (self.bytes.capacity(), self.bytes.len() + data.len());
         if needed > had {
-            // No more than the whole, and no more on its engine's word than twice what came.
+            // Reserves no more than the whole body, and, as long as only the engine's announcement
+            // is known, at most twice what has arrived.
             let grown = (2 * had).max(RESERVED_MIN_BYTES);
             let room = if left == 0 { had + had / 2 } else { grown.min(needed + left) };
             let room = room.max(needed);
-            // For a moment, there are both.
+            // While the buffer grows, the old and the new one exist.
             if !self.charge.grow(room, max_bytes) {
-                return Err(NotWhole::NoMemory);
+                return Err(GatherError::NoMemory);
             }
             self.bytes.reserve_exact(room - self.bytes.len());
             self.charge.shrink(had);

@@ -12,8 +12,8 @@ use tower::Service;
 
 use crate::networks::Networks;
 
-/// A resolver, the system's unless in tests, which finds addresses in the allowed networks only, if
-/// there are any.
+/// A resolver that, if `networks` is set, returns only addresses of these networks. Tests replace
+/// the system's look-up.
 #[derive(Clone)]
 pub(super) struct Resolver<L = GaiResolver> {
     look_up: L,
@@ -67,7 +67,7 @@ mod tests {
     use super::*;
 
     #[tokio::test]
-    async fn a_name_that_leads_outside_cannot_be_connected_to() {
+    async fn no_connection_is_made_to_a_name_outside_the_allowed_networks() {
         let find = async |networks: &[&str]| {
             let networks: Vec<_> = networks.iter().map(|text| text.parse().unwrap()).collect();
             let mut resolver = Resolver::new(Some(Networks::new(&networks)));
@@ -79,7 +79,7 @@ mod tests {
         assert_eq!(refused.kind(), io::ErrorKind::PermissionDenied);
     }
 
-    /// Names of one address each, which is another one at each look-up.
+    /// A name that resolves to another single address at each look-up.
     #[derive(Clone)]
     struct Rebinding(Arc<Mutex<Vec<IpAddr>>>);
 
@@ -99,7 +99,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_name_that_leads_outside_later_gets_no_further_connection() {
+    async fn a_name_that_later_resolves_outside_gets_no_new_connection() {
         let inside: IpAddr = [127, 0, 0, 1].into();
         let outside: IpAddr = [127, 0, 0, 2].into();
         let listener = std::net::TcpListener::bind((inside, 0)).unwrap();
@@ -117,7 +117,7 @@ mod tests {
         connect().await.unwrap();
         connect().await.unwrap_err();
         connect().await.unwrap();
-        // The system accepts connections before the listener does, so that none is missed.
+        // The kernel accepts connections before the listener does, so none is missed.
         assert_eq!(elsewhere.accept().unwrap_err().kind(), io::ErrorKind::WouldBlock);
     }
 }

@@ -36,7 +36,7 @@ pub use timers::{Late, Timer, Timers};
 
 use crate::networks::Networks;
 use crate::retry_budget::RetryBudget;
-use connections::{Begun, Class, Connections, Destination};
+use connections::{Answer, Class, Connections, Destination};
 pub use engine::Engine;
 use failure::{failure, refusal};
 use gather::gather;
@@ -44,8 +44,8 @@ use guarded::Resolver;
 use splitrail_api::error::Error;
 use splitrail_api::text::random_id;
 use splitrail_api::unread::Unread;
-use wire::Ask;
 pub use wire::Broken;
+use wire::EngineRequest;
 pub use wire::Peer;
 
 const TRACEPARENT: &str = "traceparent";
@@ -55,62 +55,64 @@ const X_PREFILL_TOKENS: &str = "x-splitrail-prefill-tokens";
 const X_REQUEST_ID: &str = "x-request-id";
 const JSON: HeaderValue = HeaderValue::from_static("application/json");
 
-/// The class of connections for what an engine says of itself.
+/// The class of connections for reports of engines about themselves.
 const REPORTS: Class = 255;
-/// The class of connections to servers beside engines.
+/// The class of connections to servers beside engines, such as bootstrap servers.
 const BESIDE: Class = 254;
 
-/// How long a server beside an engine may take to answer.
-const ASK: Duration = Duration::from_secs(2);
+/// Maximum time for a server beside an engine to answer.
+const BESIDE_TIMEOUT: Duration = Duration::from_secs(2);
 
-/// How long an engine may take to end a body after its last event.
-const FINISH: Duration = Duration::from_millis(500);
-/// What is read of it without waiting.
+/// Maximum time for an engine to end a body after its last event.
+const FINISH_TIMEOUT: Duration = Duration::from_millis(500);
+/// Maximum number of frames that are read without waiting.
 const FRAMES_AT_ONCE: usize = 4;
-/// Bodies that are read to their end at once; of others, the connection is dropped.
+/// Maximum number of bodies that are read to their end at the same time; beyond it the connection
+/// is dropped.
 const FINISHING_MAX: usize = 1024;
 
 /// A client for one model's engines. Cheap to clone.
 #[derive(Clone)]
 pub struct EngineClient {
     http: Arc<Connections>,
-    /// For workers that are not written down: it looks their names up within the allowed
-    /// networks only.
+    /// Connections to workers that are not listed, whose host names must resolve to addresses in
+    /// the allowed networks.
     guarded: Arc<Connections>,
     authorization: Option<HeaderValue>,
     reply_max_bytes: usize,
     memory: ReplyMemory,
-    /// What the model's requests have left for retries.
+    /// The model's budget for retries.
     retry_budget: Arc<RetryBudget>,
-    /// Bodies that are read to their end after their last event.
+    /// Tasks that read bodies to their end after the last event.
     finishing: Arc<Mutex<JoinSet<()>>>,
     timers: Arc<Timers>,
 }
 
-/// What is said of a worker that refuses the rank that a request is pinned to.
+/// The message if a worker refuses the rank to which a request is pinned.
 pub const NO_SUCH_RANK: &str = "has no such data-parallel rank";
 
-/// What goes with a request, apart from its body. No header of the client's
-/// travels on but the trace context.
+/// The headers of an engine request. The only header of the client that is passed on is the trace
+/// context.
 #[derive(Clone, Debug)]
 pub struct Envelope {
-    /// The router-made id, the same for the legs of one attempt.
+    /// An id made by the router, the same for all legs of one attempt.
     pub request_id: HeaderValue,
     /// W3C trace context.
     pub traceparent: Option<HeaderValue>,
-    /// The blocks that a shim is to look for.
+    /// The blocks that a shim must look for.
     pub gate: Option<HeaderValue>,
-    /// The data-parallel rank that must take it.
+    /// The data-parallel rank that must take the request.
     pub rank: Option<u32>,
-    /// Prompt tokens that are to be computed, for a shim's count of what is queued.
+    /// Number of prompt tokens to compute, for the shim's count of queued work.
     pub prefill_tokens: Option<u64>,
-    /// Whether it needs a new connection: kept ones may hold answers to other requests.
+    /// Whether the request needs a new connection because kept ones may hold answers to other
+    /// requests.
     pub fresh: bool,
 }
 
 impl EngineClient {
-    /// A client. `authorization` is the router's own credential, if engines want one;
-    /// `networks` are where the names of workers may lead that are not written down.
+    /// Creates a client. `authorization` is the router's own credential, if engines require one;
+    /// `networks` are the allowed networks of workers that are not listed.
     pub fn new(
         connect: Duration,
         authorization: Option<HeaderValue>,
@@ -137,12 +139,12 @@ impl EngineClient {
         self.authorization.as_ref()
     }
 
-    /// Sends a JSON body; returns once a successful status line is there. Where a kept connection
-    /// turns out to have ended, the body is sent once more, with another id, on a new one: if an
-    /// engine may receive it twice, and the model's budget for retries allows it.
+    /// Sends a JSON body; returns when a successful status line has arrived. If a kept connection
+    /// turns out to have ended, the body is sent once more with another id on a new connection,
+    /// provided that an engine may receive the body twice and the model's retry budget allows it.
     ///
     /// # Errors
-    /// As of whom is at fault: unreachable, refused (with the engine's message), failed.
+    /// The engine cannot be reached, refused the request (with the engine's message), or failed.
     pub async fn post(
         &self,
         worker: &dyn Engine,
@@ -150,31 +152,31 @@ impl EngineClient {
         body: impl Into<Parcel>,
         envelope: &Envelope,
     ) -> Result<Response, Error> {
-        let mut ask = Ask::new("POST", worker.authority(), shape.path(), body.into());
+        let mut request = EngineRequest::new("POST", worker.authority(), shape.path(), body.into());
         if let Some(value) = &self.authorization {
-            ask.field("authorization", value);
+            request.field("authorization", value);
         }
-        ask.field("content-type", &JSON);
-        ask.id(X_REQUEST_ID, &envelope.request_id);
+        request.field("content-type", &JSON);
+        request.id(X_REQUEST_ID, &envelope.request_id);
         if let Some(trace) = &envelope.traceparent {
-            ask.field(TRACEPARENT, trace);
+            request.field(TRACEPARENT, trace);
         }
         if let Some(rank) = envelope.rank {
-            ask.number(X_RANK, rank.into());
+            request.number(X_RANK, rank.into());
         }
         if let Some(tokens) = envelope.prefill_tokens.filter(|_| worker.has_shim()) {
-            ask.number(X_PREFILL_TOKENS, tokens);
+            request.number(X_PREFILL_TOKENS, tokens);
         }
         if let Some(gate) = &envelope.gate {
-            ask.field(X_GATE, gate);
+            request.field(X_GATE, gate);
         }
         let mut request_id = envelope.request_id.clone();
-        let again = |ask: &mut Ask| {
+        let again = |request: &mut EngineRequest| {
             let allowed = self.retry_budget.withdraw();
             if allowed {
-                // The engine may still be at work for the first.
+                // The engine may still work on the first request.
                 request_id = another_id(&request_id);
-                ask.set_id(&request_id);
+                request.set_id(&request_id);
                 worker.count_resent();
             }
             allowed
@@ -184,10 +186,10 @@ impl EngineClient {
         let (engine, fresh) = (Some(worker), envelope.fresh);
         let to = Destination { authority, process, class, engine, fresh };
         let begun =
-            self.connections(worker.is_guarded()).request(to, &mut ask.ended(), again).await;
-        let Begun { status, peer, mut body } = begun.map_err(|error| failure(worker, &error))?;
+            self.connections(worker.is_guarded()).request(to, &mut request.ended(), again).await;
+        let Answer { status, peer, mut body } = begun.map_err(|error| failure(worker, &error))?;
         if status != StatusCode::OK {
-            // Nothing can be told of errors.
+            // Error replies carry no id that could be checked.
             body.prove();
             return Err(refusal(worker, status, body).await);
         }
@@ -199,18 +201,19 @@ impl EngineClient {
         if guarded { &self.guarded } else { &self.http }
     }
 
-    /// Reads a whole reply, up to `limits.engine_reply_max_bytes`.
+    /// Reads a complete reply of up to `limits.engine_reply_max_bytes`.
     ///
     /// # Errors
-    /// If it is too long, breaks off, or is for another request.
+    /// The reply is too long, truncated, or for another request.
     pub async fn whole(&self, worker: &dyn Engine, response: Response) -> Result<Bytes, Error> {
         self.gathered(worker, response, None).await
     }
 
-    /// The same of a reply for a client, which waits for room among its client's other answers.
+    /// Like [`whole`](Self::whole), for a reply that goes to a client: waits until the client has
+    /// read enough of its other answers.
     ///
     /// # Errors
-    /// As [`whole`](Self::whole), or if the client does not take those.
+    /// As [`whole`](Self::whole), or the client does not read its answers.
     pub async fn whole_answer(
         &self,
         worker: &dyn Engine,
@@ -235,30 +238,30 @@ impl EngineClient {
         Ok(reply)
     }
 
-    /// The timers of its calls.
+    /// The timers of this client's calls.
     pub fn timers(&self) -> &Arc<Timers> {
         &self.timers
     }
 
-    /// Fetches a text of up to `max_bytes` that an engine tells of itself.
+    /// Fetches a text of up to `max_bytes` in which an engine describes itself.
     ///
     /// # Errors
-    /// If it cannot be had.
+    /// The engine cannot be reached, or its answer is not a valid text with status 200.
     pub async fn get(
         &self,
         worker: &dyn Engine,
         path: &'static str,
         max_bytes: usize,
     ) -> Result<String, Error> {
-        let mut ask = Ask::new("GET", worker.authority(), path, Bytes::new().into());
+        let mut request = EngineRequest::new("GET", worker.authority(), path, Bytes::new().into());
         if let Some(value) = &self.authorization {
-            ask.field("authorization", value);
+            request.field("authorization", value);
         }
         let (authority, process) = (worker.authority(), worker.process());
         let to = Destination { authority, process, class: REPORTS, engine: None, fresh: false };
         let begun =
-            self.connections(worker.is_guarded()).request(to, &mut ask.ended(), |_| true).await;
-        let Begun { status, mut body, .. } = begun.map_err(|error| failure(worker, &error))?;
+            self.connections(worker.is_guarded()).request(to, &mut request.ended(), |_| true).await;
+        let Answer { status, mut body, .. } = begun.map_err(|error| failure(worker, &error))?;
         body.prove();
         if status != StatusCode::OK {
             return Err(Error::engine(worker.id(), "does not answer with 200"));
@@ -269,11 +272,11 @@ impl EngineClient {
             .map_err(|_| Error::engine(worker.id(), "sent a text that is not UTF-8"))
     }
 
-    /// Fetches a text from a server that stands beside an engine, which may be `guarded`. The
-    /// router's credential is for engines alone.
+    /// Fetches a text from a server beside an engine; with `guarded`, the server must be in the
+    /// allowed networks. The router's credential is not sent, because it is for engines only.
     ///
     /// # Errors
-    /// Why it cannot be had.
+    /// Says why the text cannot be fetched.
     pub async fn ask(
         &self,
         authority: &Authority,
@@ -281,11 +284,11 @@ impl EngineClient {
         path: &'static str,
         max_bytes: usize,
     ) -> Result<String, &'static str> {
-        let mut ask = Ask::new("GET", authority, path, Bytes::new().into()).ended();
+        let mut request = EngineRequest::new("GET", authority, path, Bytes::new().into()).ended();
         let to = Destination { authority, process: 0, class: BESIDE, engine: None, fresh: false };
         let exchange = async {
-            let begun = self.connections(guarded).request(to, &mut ask, |_| true).await;
-            let Begun { status, mut body, .. } = begun.map_err(|_| "it cannot be reached")?;
+            let begun = self.connections(guarded).request(to, &mut request, |_| true).await;
+            let Answer { status, mut body, .. } = begun.map_err(|_| "it cannot be reached")?;
             body.prove();
             if status != StatusCode::OK {
                 return Err("it does not answer with 200");
@@ -295,13 +298,14 @@ impl EngineClient {
             String::from_utf8(body.into()).map_err(|_| "its answer is not UTF-8")
         };
         let late = |_| Err("it does not answer in time");
-        tokio::time::timeout(ASK, exchange).await.unwrap_or_else(late)
+        tokio::time::timeout(BESIDE_TIMEOUT, exchange).await.unwrap_or_else(late)
     }
 
-    /// Reads a body to its end, which some engines send a moment after their last
-    /// event: only then can the connection be used again. The answer does not wait.
+    /// Reads a body to its end in the background. Some engines end the body a moment after their
+    /// last event, and only then can the connection serve another request. The client's reply does
+    /// not wait for this.
     pub fn finish(&self, mut body: EngineBody) {
-        // Most often it is there already.
+        // Usually the end has already arrived.
         for _ in 0..FRAMES_AT_ONCE {
             match body.frame().now_or_never() {
                 Some(Some(Ok(_))) => {}
@@ -315,37 +319,37 @@ impl EngineClient {
             finishing.spawn(async move {
                 let ended =
                     async { while body.frame().await.is_some_and(|frame| frame.is_ok()) {} };
-                // A body that goes on is dropped, and its connection with it.
-                let _in_time = tokio::time::timeout(FINISH, ended).await;
+                // A body that does not end is dropped, which closes its connection.
+                let _in_time = tokio::time::timeout(FINISH_TIMEOUT, ended).await;
             });
         }
     }
 
-    /// The memory that replies may take.
+    /// The memory budget of replies.
     pub fn memory(&self) -> &ReplyMemory {
         &self.memory
     }
 
-    /// The largest reply, or event of a stream, that is accepted.
+    /// Maximum size in bytes of a reply, or of one event of a stream.
     pub fn reply_max_bytes(&self) -> usize {
         self.reply_max_bytes
     }
 }
 
-/// An engine's answer to a request for inference, which has begun with a 200.
+/// An engine's answer to an inference request, with status 200.
 pub struct Response {
-    /// Who answers, where that is known.
+    /// The address that answered, if known.
     pub peer: Option<Peer>,
-    /// The rest.
+    /// The body, which is not read yet.
     pub body: EngineBody,
-    /// What shows that it is for the request.
+    /// Checks that the answer belongs to the request.
     pub proof: Proof,
 }
 
-/// An id for a request that is sent again.
+/// A new id for a request that is sent again.
 fn another_id(before: &HeaderValue) -> HeaderValue {
     let id = HeaderValue::from_str(&random_id()).ok();
-    // Ids are written over each other.
+    // The new id overwrites the old one in the head, so both need the same length.
     id.filter(|id| id.len() == before.len()).unwrap_or_else(|| before.clone())
 }
 

@@ -1,4 +1,4 @@
-//! The networks in which workers may be that the configuration does not name. Without this bound, a
+//! The networks in which workers that the configuration does not list may be. Without this bound, a
 //! client of the fleet service could make the router send requests to any address.
 
 use std::net::IpAddr;
@@ -10,8 +10,8 @@ use splitrail_config::model::Network;
 #[derive(Clone, Debug)]
 pub struct Networks(Arc<[Network]>);
 
-/// Addresses that no wide network opens: nobody's, everybody's, a link's own, and those at
-/// which clouds give their instances' credentials to whoever asks from within.
+/// Addresses that are not allowed by a wide network: unspecified, broadcast, multicast and
+/// link-local ones, and those at which clouds hand out credentials to any process of an instance.
 const SPECIAL: [&str; 11] = [
     "0.0.0.0/8",
     "169.254.0.0/16",
@@ -34,13 +34,13 @@ fn special() -> &'static [Network] {
 }
 
 impl Networks {
-    /// These.
+    /// Creates the list from the configured networks.
     pub fn new(networks: &[Network]) -> Self {
         Self(networks.into())
     }
 
-    /// Whether a worker may be at an address. One that is special must be listed as itself,
-    /// or as a part of what makes it special.
+    /// Whether a worker may be at an address. For a special address, one of the networks must be at
+    /// least as narrow as the special network that contains it.
     pub fn admit(&self, address: IpAddr) -> bool {
         let address = address.to_canonical();
         let narrow = special().iter().filter(|network| network.contains(address));
@@ -48,14 +48,13 @@ impl Networks {
         self.0.iter().any(|network| network.contains(address) && network.prefix_bits() >= bits)
     }
 
-    /// Whether a worker may be at a host that is an address; a name may be anywhere until it
-    /// is looked up.
+    /// Whether a worker may be at a host. A name is accepted here and checked when it is looked up.
     pub fn admit_host(&self, host: &str) -> bool {
         literal(host).is_none_or(|address| self.admit(address))
     }
 }
 
-/// A host that is an address, with or without an IPv6 address's brackets.
+/// The address, if a host is an address and not a name; IPv6 addresses may have brackets.
 pub fn literal(host: &str) -> Option<IpAddr> {
     let bare = host.strip_prefix('[').and_then(|host| host.strip_suffix(']')).unwrap_or(host);
     bare.parse().ok()

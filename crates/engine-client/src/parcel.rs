@@ -1,7 +1,7 @@
 //! A request's body that records whether it may have been sent.
 //!
-//! A hand-off that an engine may have received is used up. One whose request got
-//! no connection, or was dropped before, is not: no byte of its body was written.
+//! A hand-off that an engine may have received is used up. A hand-off whose request got no
+//! connection, or was dropped earlier, is not used up, because no byte of its body was written.
 
 use std::fmt;
 use std::sync::Arc;
@@ -11,66 +11,69 @@ use bytes::Bytes;
 
 use splitrail_api::Parts;
 
-const HERE: u8 = 0;
+const UNSENT: u8 = 0;
 const SENT: u8 = 1;
 const TAKEN_BACK: u8 = 2;
 
-/// A request's body on its way.
+/// The body of a request that is being sent.
 pub struct Parcel {
     parts: Parts,
     state: Arc<AtomicU8>,
-    /// Whether an engine may receive it once only.
+    /// Whether an engine must not receive the body twice.
     once: bool,
 }
 
-/// What its sender keeps of a [`Parcel`].
+/// The sender's handle to a [`Parcel`].
 #[derive(Clone, Debug)]
 pub struct Receipt(Arc<AtomicU8>);
 
 impl Parcel {
-    /// A body that can be sent again where a connection was lost before it was answered, and
-    /// its sender's receipt.
+    /// Creates a body that may be sent again if a connection is lost before the answer, with its
+    /// handle.
     pub fn new(parts: impl Into<Parts>) -> (Self, Receipt) {
-        let state = Arc::new(AtomicU8::new(HERE));
+        let state = Arc::new(AtomicU8::new(UNSENT));
         (Self { parts: parts.into(), state: Arc::clone(&state), once: false }, Receipt(state))
     }
 
-    /// The same body, which an engine must not receive twice: it carries a hand-off, or the name
-    /// under which two legs meet.
+    /// Makes it a body that an engine must not receive twice, because it carries a hand-off or the
+    /// name under which two legs meet.
     pub fn once(self) -> Self {
         Self { once: true, ..self }
     }
 
-    /// Whether it may be sent again once an engine may have received it.
+    /// Whether the body may be sent again after an engine may have received it.
     pub fn is_repeatable(&self) -> bool {
         !self.once
     }
 
-    /// Whether no byte of it was sent, and it was not taken back.
-    fn is_here(&self) -> bool {
-        self.state.load(SeqCst) == HERE
+    /// Whether no byte was sent and the body was not taken back.
+    fn is_unsent(&self) -> bool {
+        self.state.load(SeqCst) == UNSENT
     }
 
-    /// The bytes, for a connection that is going to write them now: from now on an engine may
-    /// have received them. `None` if the body was taken back, or would be sent a second time and
-    /// must not be.
+    /// The bytes, for a connection that is about to write them; from now on the engine may have
+    /// received them. `None` if the body was taken back, or was sent before and must not be sent
+    /// twice.
     pub(super) fn send(&self) -> Option<&Parts> {
-        let before = self.state.compare_exchange(HERE, SENT, SeqCst, SeqCst);
+        let before = self.state.compare_exchange(UNSENT, SENT, SeqCst, SeqCst);
         let may = before.is_ok() || (before == Err(SENT) && !self.once);
         may.then_some(&self.parts)
     }
 
-    /// The bytes, to be counted.
+    /// The bytes, for computing their length.
     pub(super) fn parts(&self) -> &Parts {
         &self.parts
     }
 }
 
-/// Bodies are prompts: their bytes are not shown.
+/// Bodies contain prompts, so their bytes are not shown.
 impl fmt::Debug for Parcel {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let mut parcel = f.debug_struct("Parcel");
-        parcel.field("is_here", &self.is_here()).field("once", &self.once).finish_non_exhaustive()
+        parcel
+            .field("is_unsent", &self.is_unsent())
+            .field("once", &self.once)
+            .finish_non_exhaustive()
     }
 }
 
@@ -87,10 +90,10 @@ impl From<Parts> for Parcel {
 }
 
 impl Receipt {
-    /// Takes the body back; `false` if it may have been sent. Once it is taken back, it is
-    /// never sent, whatever holds it.
+    /// Takes the body back; `false` if it may have been sent. A body that was taken back is never
+    /// sent.
     pub fn take_back(&self) -> bool {
-        self.0.compare_exchange(HERE, TAKEN_BACK, SeqCst, SeqCst).is_ok()
+        self.0.compare_exchange(UNSENT, TAKEN_BACK, SeqCst, SeqCst).is_ok()
     }
 }
 
@@ -101,7 +104,7 @@ mod tests {
     const BODY: Bytes = Bytes::from_static(b"body");
 
     #[test]
-    fn a_body_that_may_have_been_sent_cannot_be_taken_back_nor_the_other_way_round() {
+    fn a_body_is_either_sent_or_taken_back() {
         let (parcel, receipt) = Parcel::new(BODY);
         assert_eq!(parcel.send().cloned().map(Parts::into_bytes), Some(BODY));
         assert!(!receipt.take_back());
@@ -112,7 +115,7 @@ mod tests {
     }
 
     #[test]
-    fn a_hand_off_is_sent_once_and_another_body_as_often_as_connections_are_lost() {
+    fn a_hand_off_is_sent_once_and_other_bodies_after_each_lost_connection() {
         let (parcel, _) = Parcel::new(BODY);
         assert!(parcel.send().is_some() && parcel.send().is_some());
         let (parcel, _) = Parcel::new(BODY);

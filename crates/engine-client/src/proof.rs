@@ -11,25 +11,25 @@ use crate::echoes::Foreign;
 use splitrail_api::error::{Error, Kind};
 use splitrail_api::{Endpoint, JsonObject};
 
-/// Where an answer's id is looked for while it is not known whether it has one: engines write it
-/// first.
+/// Number of leading bytes in which the id is searched while it is not known whether the engine
+/// repeats it; engines write the id first.
 const FRONT_BYTES: usize = 256;
 
-/// Which answers of an engine are alike: those of an endpoint, and its streams apart from them.
+/// A kind of answer: an endpoint's complete replies, or its streams.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Shape {
     path: &'static str,
-    /// A number of its own, below 32.
+    /// A unique number below 32.
     number: u8,
 }
 
 impl Shape {
-    /// The tokens of a chat, from the engine that would answer it.
+    /// A chat rendered to tokens by the engine that would answer the chat.
     pub const RENDERED_CHAT: Self = Self { path: "/v1/chat/completions/render", number: 30 };
-    /// The tokens of a completion's prompt.
+    /// A completion's prompt rendered to tokens.
     pub const RENDERED_COMPLETION: Self = Self { path: "/v1/completions/render", number: 31 };
 
-    /// A whole reply of an endpoint.
+    /// A complete reply of an endpoint.
     pub fn whole(endpoint: Endpoint) -> Self {
         Self { path: endpoint.path(), number: endpoint as u8 * 2 }
     }
@@ -39,7 +39,7 @@ impl Shape {
         Self { path: endpoint.path(), number: endpoint as u8 * 2 + 1 }
     }
 
-    /// The path that is asked for it.
+    /// The path of the request.
     pub fn path(self) -> &'static str {
         self.path
     }
@@ -49,21 +49,21 @@ impl Shape {
     }
 }
 
-/// What an answer must carry.
+/// The check that an answer belongs to its request.
 #[derive(Debug)]
 pub struct Proof {
     pub(super) request_id: HeaderValue,
     pub(super) shape: Shape,
-    /// Whether it is learned from the answer what later ones must carry: not from one that a shim
-    /// may have made in its engine's place.
+    /// Whether this answer may teach the router that the engine repeats ids; not if a shim may have
+    /// answered in place of the engine.
     pub(super) teaches: bool,
 }
 
 impl Proof {
-    /// Looks at an answer, or at the first event of one.
+    /// Checks an answer, or its first event.
     ///
     /// # Errors
-    /// If it is for another request.
+    /// The answer is for another request.
     pub fn check(&self, worker: &dyn Engine, answer: &[u8]) -> Result<(), Error> {
         let (id, kind) = (self.request_id.as_bytes(), self.shape.number());
         let front = &answer[..answer.len().min(FRONT_BYTES)];
@@ -83,7 +83,7 @@ impl Proof {
             tracing::warn!(
                 worker = worker.id(),
                 path,
-                "its answers do not carry the request's id any more: none is expected from now on"
+                "its answers no longer carry the request's id: the id is not expected from now on"
             );
         }
         let message = format!("worker {} sent an answer to another request", worker.id());
@@ -91,7 +91,7 @@ impl Proof {
     }
 }
 
-/// Errors have no id.
+/// Error replies carry no id.
 fn is_error(answer: &[u8]) -> bool {
     if memmem::find(answer, b"\"error\"").is_none() {
         return false;
@@ -112,7 +112,7 @@ mod tests {
 
     const MINE: &str = "0123456789abcdef0123456789abcdef";
 
-    /// An engine that nothing is sent to.
+    /// An engine to which nothing is sent.
     #[derive(Default)]
     struct Silent(Echoes);
 
@@ -192,7 +192,7 @@ mod tests {
     }
 
     #[test]
-    fn shapes_have_numbers_of_their_own() {
+    fn each_shape_has_a_number_of_its_own() {
         let all = Endpoint::ALL.into_iter();
         let all = all.flat_map(|endpoint| [Shape::whole(endpoint), Shape::streamed(endpoint)]);
         let all = all.chain([Shape::RENDERED_CHAT, Shape::RENDERED_COMPLETION]);

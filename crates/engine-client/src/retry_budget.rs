@@ -2,13 +2,13 @@
 
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
-/// What one retry costs; a request brings in `budget_percent` of it.
-const RETRY: u64 = 100;
-/// Retries that are in reserve at the start, and at most.
+/// The cost of one retry. Each request adds `budget_percent` to the budget.
+const RETRY_COST: u64 = 100;
+/// Number of retries in the budget at the start, which is also its maximum.
 const RESERVE: u64 = 100;
 
-/// A purse that requests fill and retries empty: where every request fails, retries are a
-/// small share of the load instead of a multiple.
+/// A budget to which requests add and from which retries take: if every request fails, retries are
+/// a small share of the load instead of a multiple.
 #[derive(Debug)]
 pub struct RetryBudget {
     per_request: u64,
@@ -16,21 +16,21 @@ pub struct RetryBudget {
 }
 
 impl RetryBudget {
-    /// A full purse.
+    /// A full budget.
     pub fn new(budget_percent: u32) -> Self {
-        Self { per_request: budget_percent.into(), left: AtomicU64::new(RESERVE * RETRY) }
+        Self { per_request: budget_percent.into(), left: AtomicU64::new(RESERVE * RETRY_COST) }
     }
 
-    /// A request has come.
+    /// Adds a request's share.
     pub fn deposit(&self) {
-        let more = |left: u64| Some((left + self.per_request).min(RESERVE * RETRY));
-        // The change always applies.
+        let more = |left: u64| Some((left + self.per_request).min(RESERVE * RETRY_COST));
+        // `more` never returns `None`.
         let _before = self.left.fetch_update(Relaxed, Relaxed, more);
     }
 
-    /// Pays for a retry; `false` if that cannot be afforded.
+    /// Takes the cost of one retry; `false` if the budget is too small.
     pub fn withdraw(&self) -> bool {
-        self.left.fetch_update(Relaxed, Relaxed, |left| left.checked_sub(RETRY)).is_ok()
+        self.left.fetch_update(Relaxed, Relaxed, |left| left.checked_sub(RETRY_COST)).is_ok()
     }
 }
 

@@ -1,8 +1,8 @@
-//! Timeouts of calls that are rarely reached.
+//! Timeouts that are rarely reached.
 //!
-//! Setting and removing a timer takes a lock that all threads share. So a timer that was
-//! not needed is not removed: the next call with the same timeout, whose time ends later, takes it over; the timer
-//! may then fire too early, and is set again.
+//! Setting and removing a timer takes a lock that all threads share. So a timer that was not needed
+//! is not removed. The next call with the same timeout, which ends later, takes it over; the timer
+//! may then fire too early and is set again.
 
 use std::future::poll_fn;
 use std::pin::{Pin, pin};
@@ -13,18 +13,19 @@ use std::time::Duration;
 
 use tokio::time::{Instant, Sleep, sleep_until};
 
-/// Lists of spare timers: at least one for each of a few threads, so that they rarely meet.
+/// Number of lists of spare timers: about one per thread, so that threads rarely wait for each
+/// other.
 const PARTS: usize = 16;
-/// Spare timers in a list; more are taken back.
+/// Maximum number of spare timers in a list; further timers are removed.
 const SPARE_MAX: usize = 64;
 
-/// Spare timers.
+/// The spare timers of a client.
 #[derive(Debug, Default)]
 pub struct Timers {
     parts: [Mutex<Vec<Spare>>; PARTS],
 }
 
-/// A timer that is set, for calls of a limit.
+/// A timer that is set, for calls with the same timeout.
 #[derive(Debug)]
 struct Spare {
     limit: Duration,
@@ -38,17 +39,17 @@ thread_local! {
     };
 }
 
-/// The time of a call was over.
+/// The timeout of a call was reached.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Late;
 
 impl Timers {
-    /// A timer for calls that may take so long; it is back among the spare ones once dropped.
+    /// A timer for calls with this timeout. When dropped, it becomes a spare timer.
     pub fn of(self: &Arc<Self>, limit: Duration) -> Timer {
         Timer { timers: Arc::clone(self), limit, sleep: None }
     }
 
-    /// Bounds a call.
+    /// Runs a call with a timeout.
     pub async fn bound<T>(
         self: &Arc<Self>,
         limit: Duration,
@@ -70,7 +71,7 @@ impl Timers {
     }
 }
 
-/// A timer. It is set when it is first waited for.
+/// A timer, which is set when it is first awaited.
 #[derive(Debug)]
 pub struct Timer {
     timers: Arc<Timers>,
@@ -79,18 +80,18 @@ pub struct Timer {
 }
 
 impl Timer {
-    /// How long calls may take.
+    /// The timeout of calls.
     pub fn limit(&self) -> Duration {
         self.limit
     }
 
-    /// From now on calls may take so long.
+    /// Sets the timeout of the following calls.
     pub fn set_limit(&mut self, limit: Duration) {
         self.give_back();
         self.limit = limit;
     }
 
-    /// Bounds a call.
+    /// Runs a call with the timer's timeout.
     pub async fn bound<T>(&mut self, call: impl Future<Output = T>) -> Result<T, Late> {
         let due = Instant::now() + self.limit;
         let mut call = pin!(call);
@@ -148,14 +149,14 @@ mod tests {
         }
         let began = Instant::now();
         assert_eq!(timers.bound(100 * MS, pending::<()>()).await, Err(Late));
-        assert_eq!(began.elapsed(), 100 * MS, "an older timer fires earlier, and nobody minds");
+        assert_eq!(began.elapsed(), 100 * MS, "an older timer may fire earlier");
         let began = Instant::now();
         assert_eq!(timers.bound(30 * MS, pending::<()>()).await, Err(Late));
         assert_eq!(began.elapsed(), 30 * MS);
     }
 
     #[tokio::test(start_paused = true)]
-    async fn one_timer_serves_many_waits_of_changing_patience() {
+    async fn one_timer_serves_many_waits_with_changing_timeouts() {
         let timers = Arc::new(Timers::default());
         let mut timer = timers.of(1000 * MS);
         assert_eq!(timer.bound(sleep(900 * MS)).await, Ok(()));

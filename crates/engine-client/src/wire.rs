@@ -1,13 +1,12 @@
 //! One connection to an engine: HTTP/1.1, one request after another.
 //!
-//! A connection has no task of its own, and no part of it waits for another: the task that waits
-//! for an answer writes the request and reads the answer. Nothing else is between a leg and
-//! its socket.
+//! A connection has no task of its own: the task that waits for an answer writes the request and
+//! reads the answer. Nothing else is between a leg and its socket.
 //!
-//! A connection that was kept since its last answer may have ended meanwhile, or carry bytes that
-//! answer nothing: a second answer of a faulty engine, the `408` of a proxy that gives up. Such
-//! bytes must not become the answer of the next request. So the socket is read right before the
-//! request is written: bytes that are there by then belong to no request.
+//! A connection that was kept since its last answer may have ended meanwhile, or may carry bytes
+//! that answer no request: a second answer of a faulty engine, or the `408` of a proxy that gives
+//! up waiting. Such bytes must not become the answer of the next request. So the socket is read
+//! right before the request is written: bytes that have arrived by then belong to no request.
 
 use std::fmt;
 use std::future::poll_fn;
@@ -27,26 +26,26 @@ use tokio::net::TcpStream;
 use crate::framing::{Framing, Head, Interim, Malformed, Piece, begun};
 use crate::parcel::Parcel;
 
-/// Bytes of an answer that are read at once, and that wait for a client which is slower than
-/// its engine.
+/// Number of bytes of a body of unknown length that are read together, and that wait for a client
+/// that reads more slowly than its engine sends.
 const READ_BYTES: usize = 8 << 10;
-/// The same of one whose length is known: each read is a call of the system. A connection that
-/// waits for its next request may keep so much.
+/// The same for a body of known length, where fewer reads mean fewer system calls. An idle
+/// connection may keep a buffer of this size.
 const READ_MAX_BYTES: usize = 16 << 10;
-/// With less room than this, it is not worth while to read.
+/// With less free capacity than this, the buffer is enlarged before a read.
 const ROOM_MIN_BYTES: usize = 2 << 10;
 
-/// Who has answered, where that is known.
+/// The address that answered, if known.
 #[derive(Clone, Copy, Debug)]
 pub struct Peer(pub IpAddr);
 
-/// An answer that has begun does not end as it should.
+/// Why an answer that has begun could not be read to its end.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Broken {
     /// The connection ended.
     #[error("closed the connection in mid-reply")]
     Closed,
-    /// What came is not HTTP.
+    /// The bytes are not valid HTTP.
     #[error("{0}")]
     Malformed(#[from] Malformed),
 }
@@ -60,102 +59,103 @@ impl From<io::Error> for Broken {
 /// Why a request got no answer on a connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Unanswered {
-    /// A kept connection had bytes before the request was written, which answer no request.
+    /// Before the request was written, bytes had arrived on a kept connection that answer no
+    /// request.
     Unsolicited,
     /// A kept connection had ended, or ended without an answer to this request.
     Stale {
-        /// Whether the engine may have received the request all the same.
+        /// Whether the engine may have received the request nevertheless.
         sent: bool,
     },
     /// A new connection ended before any byte of an answer, or in the middle of its head.
     Closed,
-    /// An answer came before the whole request was sent, and is no error.
+    /// An answer other than an error came before the whole request was sent.
     Early,
-    /// What came is not HTTP.
+    /// The bytes are not valid HTTP.
     Malformed(Malformed),
-    /// The request's body must not be sent (any more).
+    /// The request's body was taken back, or must not be sent again.
     Withdrawn,
 }
 
-/// A request as it is written: a head and the body that follows it.
-pub(super) struct Ask {
+/// A request: its head, and the body that follows it.
+pub(super) struct EngineRequest {
     head: Vec<u8>,
-    /// Where the request's id stands in the head.
+    /// Offset of the request's id in the head.
     id_at: usize,
     body: Parcel,
 }
 
-impl Ask {
-    /// A request without header fields but those that every one has.
+impl EngineRequest {
+    /// A request with only those header fields that every request has.
     pub(super) fn new(method: &str, authority: &Authority, path: &str, body: Parcel) -> Self {
         let mut head = Vec::with_capacity(320);
         for part in [method, " ", path, " HTTP/1.1\r\nhost: ", authority.as_str(), "\r\n"] {
             head.extend_from_slice(part.as_bytes());
         }
         let length = body.parts().remaining();
-        let mut ask = Self { head, id_at: 0, body };
+        let mut request = Self { head, id_at: 0, body };
         if length > 0 || method != "GET" {
-            ask.number("content-length", length as u64);
+            request.number("content-length", length as u64);
         }
-        ask
+        request
     }
 
-    /// The same with a field. Values have no line ends, as their type knows.
+    /// Appends a field. `HeaderValue` cannot contain line ends.
     pub(super) fn field(&mut self, name: &str, value: &HeaderValue) {
         for part in [name.as_bytes(), b": ", value.as_bytes(), b"\r\n"] {
             self.head.extend_from_slice(part);
         }
     }
 
-    /// The same with a field that is a number.
+    /// Appends a field with a number.
     pub(super) fn number(&mut self, name: &str, value: u64) {
         self.field(name, &value.into());
     }
 
-    /// The same with its id.
+    /// Appends a field with the request's id.
     pub(super) fn id(&mut self, name: &str, id: &HeaderValue) {
         self.field(name, id);
         self.id_at = self.head.len() - b"\r\n".len() - id.len();
     }
 
-    /// Gives it another id of the same length.
+    /// Replaces the id by another of the same length.
     pub(super) fn set_id(&mut self, id: &HeaderValue) {
         self.head[self.id_at..][..id.len()].copy_from_slice(id.as_bytes());
     }
 
-    /// The same, whose head has ended.
+    /// Ends the head.
     pub(super) fn ended(mut self) -> Self {
         self.head.extend_from_slice(b"\r\n");
         self
     }
 
-    /// Whether it may be sent again once an engine may have received it.
+    /// Whether the request may be sent again after an engine may have received it.
     pub(super) fn is_repeatable(&self) -> bool {
         self.body.is_repeatable()
     }
 }
 
-/// Heads carry the router's credential, and bodies prompts: neither is shown.
-impl fmt::Debug for Ask {
+/// Heads contain the router's credential and bodies contain prompts: neither is shown.
+impl fmt::Debug for EngineRequest {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Ask").field("body", &self.body).finish_non_exhaustive()
+        f.debug_struct("EngineRequest").field("body", &self.body).finish_non_exhaustive()
     }
 }
 
-/// A connection.
-pub(super) struct Wire {
+/// A connection to an engine.
+pub(super) struct Connection {
     socket: TcpStream,
     pub(super) peer: Option<Peer>,
-    /// Whether it has carried an answer before.
+    /// Whether the connection has carried an answer before.
     is_kept: bool,
-    /// What was read and not taken.
+    /// Bytes that were read and not yet used.
     read: BytesMut,
 }
 
-/// What was read of an answer is not shown.
-impl fmt::Debug for Wire {
+/// The bytes of answers are not shown.
+impl fmt::Debug for Connection {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let mut wire = f.debug_struct("Wire");
+        let mut wire = f.debug_struct("Connection");
         wire.field("peer", &self.peer).field("is_kept", &self.is_kept);
         wire.field("read_bytes", &self.read.len()).finish_non_exhaustive()
     }
@@ -166,13 +166,13 @@ impl fmt::Debug for Wire {
 enum Arrived {
     Nothing,
     Bytes,
-    /// The end of the connection, or an error of it.
+    /// The connection has ended or failed.
     End,
 }
 
 /// A request that is being written.
 struct Sending<'a> {
-    ask: &'a Ask,
+    request: &'a EngineRequest,
     written: usize,
     length: usize,
 }
@@ -183,7 +183,7 @@ impl Sending<'_> {
     }
 
     fn slices<'a>(&'a self, into: &mut [IoSlice<'a>]) -> usize {
-        let (head, body) = (&self.ask.head, self.ask.body.parts());
+        let (head, body) = (&self.request.head, self.request.body.parts());
         match head.get(self.written..).filter(|left| !left.is_empty()) {
             Some(left) => {
                 into[0] = IoSlice::new(left);
@@ -194,14 +194,14 @@ impl Sending<'_> {
     }
 }
 
-impl Wire {
+impl Connection {
     pub(super) fn new(socket: TcpStream) -> Self {
         let peer = socket.peer_addr().ok().map(|address| Peer(address.ip()));
         Self { socket, peer, is_kept: false, read: BytesMut::new() }
     }
 
-    /// What has arrived since the last answer. The socket itself is asked: the state that the runtime
-    /// knows may be older.
+    /// What has arrived since the last answer. Asks the socket, because the runtime's readiness
+    /// state may be outdated.
     fn arrived(&self) -> Arrived {
         match recv(&self.socket, &mut [0; 1][..], RecvFlags::PEEK | RecvFlags::DONTWAIT) {
             _ if !self.read.is_empty() => Arrived::Bytes,
@@ -214,21 +214,21 @@ impl Wire {
     /// Sends a request, and reads until its answer begins.
     ///
     /// # Errors
-    /// If no answer begins.
-    pub(super) async fn exchange(&mut self, ask: &Ask) -> Result<Head, Unanswered> {
+    /// No answer began.
+    pub(super) async fn exchange(&mut self, request: &EngineRequest) -> Result<Head, Unanswered> {
         let kept = std::mem::replace(&mut self.is_kept, true);
         match self.arrived() {
             Arrived::Bytes if kept => return Err(Unanswered::Unsolicited),
             Arrived::End if kept => return Err(Unanswered::Stale { sent: false }),
             _ => {}
         }
-        let body = ask.body.send().ok_or(Unanswered::Withdrawn)?;
-        let length = ask.head.len() + body.remaining();
-        let mut sending = Sending { ask, written: 0, length };
+        let body = request.body.send().ok_or(Unanswered::Withdrawn)?;
+        let length = request.head.len() + body.remaining();
+        let mut sending = Sending { request, written: 0, length };
         let mut interim = Interim::default();
         poll_fn(|context| {
-            // An engine may answer before it has read all, and hang up: what it says counts. A
-            // socket that cannot be written to is at its end for reading, too.
+            // An engine may answer and close the connection before it has read the whole request:
+            // its answer counts. If writing fails, reading reports the end of the connection, too.
             let sent = matches!(self.poll_send(&mut sending, context), Poll::Ready(Ok(())));
             let head = ready!(self.poll_begun(&mut interim, context));
             Poll::Ready(self.judge(head, kept, sent, interim))
@@ -236,7 +236,7 @@ impl Wire {
         .await
     }
 
-    /// What has come in answer to a request that was `sent` as a whole, or was not.
+    /// The result of an exchange; `sent` if the whole request was written.
     fn judge(
         &self,
         head: Result<Head, Broken>,
@@ -246,17 +246,17 @@ impl Wire {
     ) -> Result<Head, Unanswered> {
         const STALE: Unanswered = Unanswered::Stale { sent: true };
         match head {
-            // Nothing of an answer has come.
+            // No byte of an answer has arrived.
             Err(Broken::Closed) if kept && self.read.is_empty() && interim.is_empty() => Err(STALE),
             Err(Broken::Closed) => Err(Unanswered::Closed),
             Err(Broken::Malformed(malformed)) => Err(Unanswered::Malformed(malformed)),
-            // A server that gave up waiting says so before it closes the connection.
+            // A server that stops waiting sends 408 before it closes the connection.
             Ok(head) if kept && head.status == StatusCode::REQUEST_TIMEOUT => Err(STALE),
             Ok(head) if sent => Ok(head),
             Ok(head) if head.status.is_client_error() || head.status.is_server_error() => {
                 Ok(Head { keeps: false, ..head })
             }
-            // It cannot be this request's.
+            // An answer before the whole request was sent cannot be for this request.
             Ok(_) if kept => Err(STALE),
             Ok(_) => Err(Unanswered::Early),
         }
@@ -296,22 +296,23 @@ impl Wire {
         }
     }
 
-    /// Reads more, about so much at once; 0 at the end.
+    /// Reads about this number of bytes; 0 at the end of the connection.
     fn poll_read(&mut self, bytes: usize, context: &mut Context<'_>) -> Poll<io::Result<usize>> {
         let room = self.read.capacity() - self.read.len();
         if room < ROOM_MIN_BYTES || room < bytes && bytes > READ_BYTES {
-            // What is not taken yet counts, so that the same memory can be used again.
+            // Counting the unused bytes lets the buffer's memory be used again.
             self.read.reserve(bytes - self.read.len().min(bytes / 2));
         }
         let read = pin!(self.socket.read_buf(&mut self.read)).poll(context);
         if read.is_pending() && self.read.is_empty() {
-            // Thousands of streams wait for their next word: none of them holds memory for it.
+            // Thousands of streams wait for their next token; none of them holds a buffer
+            // meanwhile.
             self.read = BytesMut::new();
         }
         read
     }
 
-    /// The next piece of an answer's body; `None` at its end.
+    /// The next piece of a body; `None` at its end.
     pub(super) fn poll_piece(
         &mut self,
         framing: &mut Framing,

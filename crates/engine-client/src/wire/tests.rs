@@ -4,25 +4,25 @@ use tokio::net::TcpListener;
 
 use crate::wire::*;
 
-async fn pair() -> (Wire, TcpStream) {
+async fn pair() -> (Connection, TcpStream) {
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let near = TcpStream::connect(listener.local_addr().unwrap()).await.unwrap();
-    (Wire::new(near), listener.accept().await.unwrap().0)
+    (Connection::new(near), listener.accept().await.unwrap().0)
 }
 
 /// A connection that has carried an answer before.
-async fn kept_pair() -> (Wire, TcpStream) {
+async fn kept_pair() -> (Connection, TcpStream) {
     let (wire, engine) = pair().await;
-    (Wire { is_kept: true, ..wire }, engine)
+    (Connection { is_kept: true, ..wire }, engine)
 }
 
-fn ask(body: Bytes) -> Ask {
-    let mut ask = Ask::new("POST", &"engine:8000".parse().unwrap(), "/v1/x", body.into());
+fn ask(body: Bytes) -> EngineRequest {
+    let mut ask = EngineRequest::new("POST", &"engine:8000".parse().unwrap(), "/v1/x", body.into());
     ask.id("x-request-id", &HeaderValue::from_static("id"));
     ask.ended()
 }
 
-async fn all(wire: &mut Wire, mut begun: Head) -> Result<Vec<u8>, Broken> {
+async fn all(wire: &mut Connection, mut begun: Head) -> Result<Vec<u8>, Broken> {
     let mut all = Vec::new();
     while let Some(piece) = poll_fn(|context| wire.poll_piece(&mut begun.framing, context)).await {
         all.extend_from_slice(&piece?);
@@ -59,7 +59,7 @@ async fn a_request_is_written_as_it_is_and_its_answer_read_to_its_end() {
 }
 
 #[tokio::test]
-async fn a_request_with_another_id_is_the_same_in_all_else() {
+async fn a_new_id_changes_nothing_else_in_a_request() {
     let (mut wire, mut engine) = pair().await;
     let mut request = ask("body".into());
     request.set_id(&HeaderValue::from_static("di"));
@@ -89,7 +89,7 @@ async fn an_error_before_the_end_of_a_request_counts_and_the_connection_is_spent
 }
 
 #[tokio::test]
-async fn an_answer_before_the_end_of_a_request_that_is_no_error_is_not_its_answer() {
+async fn a_success_before_the_end_of_a_request_is_not_its_answer() {
     let answer = "HTTP/1.1 200 OK\r\ncontent-length: 0\r\n\r\n";
     let request = || ask(vec![0; 64 << 20].into());
     let (mut wire, mut engine) = pair().await;
@@ -112,7 +112,7 @@ async fn an_answer_before_the_end_of_a_request_that_is_no_error_is_not_its_answe
 }
 
 #[tokio::test]
-async fn an_engine_that_breaks_off_is_found_out() {
+async fn a_truncated_answer_is_detected() {
     for answer in [
         "",
         "HTTP/1.1 200 OK\r\ncontent-le",
@@ -130,7 +130,7 @@ async fn an_engine_that_breaks_off_is_found_out() {
 }
 
 #[tokio::test]
-async fn nothing_is_written_to_a_kept_connection_that_ended_or_says_something() {
+async fn nothing_is_written_to_a_kept_connection_that_ended_or_has_bytes() {
     for (late, hangs_up) in [("HTTP/1.1 408 Late\r\n\r\n", false), ("x", false), ("", true)] {
         let (mut wire, mut engine) = kept_pair().await;
         assert_eq!(wire.arrived(), Arrived::Nothing);
@@ -138,7 +138,7 @@ async fn nothing_is_written_to_a_kept_connection_that_ended_or_says_something() 
         if hangs_up {
             engine.shutdown().await.unwrap();
         }
-        // Not one `await` since: the runtime cannot know of it yet.
+        // There has been no `await` since, so the runtime cannot know of it yet.
         let request = ask("body".into());
         let unanswered = wire.exchange(&request).await.err();
         let expected = match hangs_up {
@@ -149,7 +149,7 @@ async fn nothing_is_written_to_a_kept_connection_that_ended_or_says_something() 
         assert!(request.body.send().is_some(), "it was not sent");
         drop(wire);
         let mut rest = Vec::new();
-        // A connection with bytes that were not read is reset.
+        // The kernel resets a connection whose bytes were not read.
         let _reset = engine.read_to_end(&mut rest).await;
         assert!(rest.is_empty());
     }
@@ -172,7 +172,7 @@ async fn a_kept_connection_that_ends_or_gives_up_waiting_has_not_answered() {
 }
 
 #[tokio::test]
-async fn what_cannot_be_read_says_why() {
+async fn an_unreadable_answer_names_its_problem() {
     for (answer, why) in [
         ("SSH-2.0-OpenSSH_9.9\r\n", Malformed::Head),
         ("HTTP/1.1 101 Switching\r\n\r\n", Malformed::Switched),
@@ -198,10 +198,14 @@ async fn an_answer_that_ends_with_its_connection_is_read_to_that_end() {
 async fn neither_requests_nor_connections_show_what_they_carry() {
     let (mut wire, _engine) = pair().await;
     wire.read.extend_from_slice(b"secret");
-    let mut request =
-        Ask::new("POST", &"e:1".parse().unwrap(), "/x", Bytes::from_static(b"secret").into());
+    let mut request = EngineRequest::new(
+        "POST",
+        &"e:1".parse().unwrap(),
+        "/x",
+        Bytes::from_static(b"secret").into(),
+    );
     request.field("authorization", &HeaderValue::from_static("Bearer secret"));
-    // As text, and as numbers.
+    // In the compact and in the indented form.
     for shown in [format!("{wire:?} {request:?}"), format!("{wire:#?} {request:#?}")] {
         assert!(!shown.contains("secret") && !shown.contains("115"), "{shown}");
     }
