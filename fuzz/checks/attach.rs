@@ -46,7 +46,7 @@ async fn play(mut data: &[u8]) {
                 }
             }
             Some(Message::Events(events)) => {
-                let was_whole = blocks.is_whole();
+                let was_whole = blocks.is_complete();
                 match blocks.events(&events, &mut sum).await {
                     Ok(sequence) => {
                         assert!(was_whole && sequence == events.sequence);
@@ -59,7 +59,7 @@ async fn play(mut data: &[u8]) {
         };
         if fault.is_some() {
             blocks.distrust();
-            assert!(!blocks.is_whole());
+            assert!(!blocks.is_complete());
         }
         let index = pool.index();
         assert!(index.held(number) <= LIMIT, "{} blocks", index.held(number));

@@ -73,7 +73,7 @@ async fn stored(mut bytes: &[u8]) {
         assert!(part.encoded_len() <= taken, "more than was stored");
         if told.blocks.snapshot(part, &mut sum).await.is_err() {
             told.blocks.distrust();
-            assert!(!told.blocks.is_whole());
+            assert!(!told.blocks.is_complete());
         }
         told.is_sound();
     }

@@ -21,7 +21,7 @@ use crate::ingress::{grpc, http, listener};
 use crate::reload::Reload;
 use splitrail_config::{Events, Listen};
 use splitrail_fleet::Fleet;
-use splitrail_fleet::attach::FleetDoor;
+use splitrail_fleet::attach::FleetListener;
 use splitrail_ledger::summary::Summary;
 
 /// A router that is bound and serves.
@@ -39,7 +39,7 @@ pub struct Running {
     /// The fleet, whose tasks end with the router.
     fleet: Arc<Fleet>,
     /// Where shims attach; it outlives the doors.
-    fleet_door: Option<FleetDoor>,
+    fleet_door: Option<FleetListener>,
     /// Writes the totals into the log.
     _summary: JoinSet<()>,
     /// Writes the ledger file, until everything that has ended is in it.
@@ -97,7 +97,7 @@ impl Running {
         };
         let fleet = Fleet::start(Arc::clone(&core.cluster)).map_err(io::Error::other)?;
         let is_open = fleet_socket.is_some() || matches!(core.cluster.events, Events::Nats(_));
-        let open = || FleetDoor::open(Arc::clone(&core.cluster), Arc::clone(&fleet), fleet_socket);
+        let open = || FleetListener::open(Arc::clone(&core.cluster), Arc::clone(&fleet), fleet_socket);
         let fleet_door = is_open.then(open).transpose()?;
         let stop = CancellationToken::new();
         let mut doors = JoinSet::new();

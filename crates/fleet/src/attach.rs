@@ -1,21 +1,21 @@
 //! The listener to which shims attach: `FleetService`.
 //!
-//! A stream is identified and authorised (`greet`), reserves its worker (`registry`: one shim for each
-//! worker), and is served by the session of this worker: a task which lives as long as the
+//! A stream is identified and authorised (`hello`), reserves its worker (`registry`: one shim for
+//! each worker), and is served by the session of this worker: a task that lives as long as the
 //! worker is attached, over all streams of its shim.
 
 mod blocks;
 mod connection;
 mod context;
 mod credentials;
-mod greet;
+mod hello;
 mod inbound;
-mod line;
 #[cfg(feature = "nats")]
 mod plane;
 mod receive;
 mod registry;
 mod session;
+mod stream;
 mod tls;
 mod tokens;
 mod wire;
@@ -26,7 +26,6 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use futures_util::Stream;
-use futures_util::stream;
 use splitrail_proto::v1;
 use splitrail_proto::v1::fleet_service_server::{FleetService, FleetServiceServer};
 use tokio::net::TcpListener;
@@ -51,36 +50,36 @@ use splitrail_api::text::random_id;
 use splitrail_config::model::{ClientWorkers, Events, NatsEvents};
 use tls::Certificates;
 
-/// Longest message of a shim, in bytes: theirs tell of some thousands of blocks each.
+/// Maximum size of a shim's message in bytes; a message carries some thousands of blocks.
 const MESSAGE_MAX_BYTES: usize = 1 << 20;
-/// Streams of one connection: a shim needs one, and one more to take its place.
+/// Maximum number of streams of one connection: a shim needs one, and a second one to replace it.
 const STREAMS_MAX: u32 = 4;
-/// Connections beside those of attached shims, which are being opened or closed.
+/// Connections beside those of attached shims: connections that are being opened or closed.
 const CONNECTIONS_BESIDE: usize = 64;
 /// Answers that wait for a shim to read them.
 const ANSWERS_MAX: usize = 8;
-/// Header bytes of a call.
+/// Maximum size of a call's headers in bytes.
 const HEADERS_MAX_BYTES: u32 = 16 << 10;
-/// Between two questions to a peer whether it is still there, and how long it may take to say.
+/// Interval of HTTP/2 keep-alive pings, and the maximum time for the answer to one.
 const KEEP_ALIVE: Duration = Duration::from_secs(10);
-/// How long streams may take to end when the router stops.
-const LAST_WORDS: Duration = Duration::from_secs(1);
+/// Maximum time for streams to end when the router stops.
+const CLOSE_TIMEOUT: Duration = Duration::from_secs(1);
 
 /// The tasks that belong to streams.
 type Tasks = Arc<Mutex<JoinSet<()>>>;
 
-/// The open door for shims. Dropped, it closes, and whoever is attached leaves.
-pub struct FleetDoor {
+/// Accepts shims. Dropping it closes the listener and detaches all workers.
+pub struct FleetListener {
     stop: CancellationToken,
     tasks: Tasks,
     server: JoinSet<()>,
 }
 
-impl FleetDoor {
-    /// Opens it on a bound listener, and over the event plane; as far as they are configured.
+impl FleetListener {
+    /// Starts on a bound listener and on the event plane, as far as they are configured.
     ///
     /// # Errors
-    /// Tokens or certificates that cannot be had.
+    /// Tokens or certificates cannot be read.
     pub fn open(
         cluster: Arc<Cluster>,
         fleet: Arc<Fleet>,
@@ -107,7 +106,7 @@ impl FleetDoor {
         Ok(Self { stop, tasks, server: serving })
     }
 
-    /// Tells everybody that the router stops, and waits a moment for them to hear it.
+    /// Tells all shims that the router stops, and waits up to `CLOSE_TIMEOUT` for them to receive it.
     pub async fn close(mut self) {
         self.stop.cancel();
         let tasks = std::mem::take(&mut *lock(&self.tasks));
@@ -115,18 +114,18 @@ impl FleetDoor {
             tasks.join_all().await;
             while self.server.join_next().await.is_some() {}
         };
-        let _in_time = tokio::time::timeout(LAST_WORDS, ended).await;
+        let _in_time = tokio::time::timeout(CLOSE_TIMEOUT, ended).await;
     }
 }
 
-/// Begins to follow what shims report over the event plane.
+/// Starts to follow the shims' reports on the event plane.
 #[cfg(feature = "nats")]
 fn follow_plane(context: &Arc<AttachContext>, tasks: &Tasks, events: NatsEvents) -> io::Result<()> {
     lock(tasks).spawn(plane::run(Arc::clone(context), events));
     Ok(())
 }
 
-/// The configuration's check refuses an event plane that this build lacks.
+/// The configuration check refuses an event plane that this build lacks.
 #[cfg(not(feature = "nats"))]
 fn follow_plane(
     _context: &Arc<AttachContext>,
@@ -136,7 +135,7 @@ fn follow_plane(
     Err(io::Error::other("the event plane is not part of this build"))
 }
 
-/// Serves shims that connect.
+/// Prepares the server for shims that connect.
 fn serve(
     context: Arc<AttachContext>,
     tasks: Tasks,
@@ -153,8 +152,8 @@ fn serve(
     let incoming =
         connection::incoming(listener, config.attach_max + CONNECTIONS_BESIDE, tls.transpose()?);
     let until = context.stop.clone().cancelled_owned();
-    let door = Door { context, tokens, tasks };
-    let service = FleetServiceServer::new(door).max_decoding_message_size(MESSAGE_MAX_BYTES);
+    let service = Service { context, tokens, tasks };
+    let service = FleetServiceServer::new(service).max_decoding_message_size(MESSAGE_MAX_BYTES);
     Ok(async move {
         let served = server.add_service(service);
         if let Err(error) = served.serve_with_incoming_shutdown(incoming, until).await {
@@ -163,27 +162,27 @@ fn serve(
     })
 }
 
-impl Drop for FleetDoor {
+impl Drop for FleetListener {
     fn drop(&mut self) {
         self.stop.cancel();
         lock(&self.tasks).abort_all();
     }
 }
 
-/// A poisoned lock still guards a whole set.
+/// A panic while the lock was held cannot leave the set half-changed.
 fn lock(tasks: &Tasks) -> std::sync::MutexGuard<'_, JoinSet<()>> {
     tasks.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// The service.
-struct Door {
+/// The implementation of the gRPC service.
+struct Service {
     context: Arc<AttachContext>,
     tokens: Option<Tokens>,
     tasks: Tasks,
 }
 
 #[tonic::async_trait]
-impl FleetService for Door {
+impl FleetService for Service {
     type AttachStream = Pin<Box<dyn Stream<Item = Result<v1::AttachResponse, Status>> + Send>>;
 
     async fn attach(
@@ -206,7 +205,7 @@ impl FleetService for Door {
             allowed.bind_to_certificate(peer.and_then(Peer::certificate));
         }
         if let Some(peer) = peer {
-            peer.prove();
+            peer.mark_authenticated();
         }
         let (outbound, answers) = mpsc::channel(ANSWERS_MAX);
         let mut tasks = lock(&self.tasks);
@@ -222,7 +221,7 @@ impl FleetService for Door {
             allowed,
         ));
         drop(tasks);
-        let answers = stream::unfold(answers, async |mut answers| {
+        let answers = futures_util::stream::unfold(answers, async |mut answers| {
             let answer = answers.recv().await?;
             Some((answer, answers))
         });

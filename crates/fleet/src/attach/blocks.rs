@@ -1,5 +1,6 @@
-//! Applies a shim's reports of its engine's blocks to the index: a snapshot, then events in the order of their
-//! numbers. Anything else is a fault, after which events are ignored until the next snapshot.
+//! Applies a shim's reports of its engine's blocks to the index: a snapshot, then events in the
+//! order of their numbers. A message out of order or an invalid one is a fault; after a fault,
+//! events are ignored until the next snapshot.
 
 use std::sync::Arc;
 
@@ -7,49 +8,50 @@ use splitrail_kv::{Applied, EngineHash, HashedBlock, Restore, Tier, WorkerKey};
 use splitrail_proto::v1;
 use splitrail_proto::v1::change::Change;
 
-use super::wire::{self, Nonsense};
+use super::wire::{self, Invalid};
 use crate::{Pool, Worker};
 
-/// Blocks between two times that the index is let go: others write to it as well.
-const PIECE_BLOCKS: usize = 4096;
+/// Number of blocks applied before the index lock is released, so that other writers get their
+/// turn.
+const BLOCKS_PER_LOCK: usize = 4096;
 
-/// Data-parallel ranks of one worker.
+/// Maximum number of data-parallel ranks of one worker.
 pub const RANKS_MAX: u32 = 256;
 
 /// What is wrong with a message.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Fault {
-    /// So many changes are missing before it.
+    /// This number of changes is missing before the message.
     Gap(u64),
-    /// It makes no sense.
-    Nonsense(&'static str),
+    /// The message is invalid.
+    Invalid(&'static str),
 }
 
-impl From<Nonsense> for Fault {
-    fn from(why: Nonsense) -> Self {
-        Self::Nonsense(why)
+impl From<Invalid> for Fault {
+    fn from(why: Invalid) -> Self {
+        Self::Invalid(why)
     }
 }
 
-/// One worker's blocks, as far as its shim has told.
+/// The blocks of one worker, as its shim reported them.
 pub struct Blocks {
     pool: Arc<Pool>,
     worker: Arc<Worker>,
-    /// The shim's mirror that they are of.
+    /// The shim's mirror to which the blocks belong.
     mirror_id: String,
     state: State,
 }
 
 enum State {
-    /// What is in the index is not to be trusted.
+    /// The worker's entries in the index may be wrong or incomplete.
     Unknown,
-    /// A snapshot is coming in.
+    /// A snapshot is being received.
     Restoring(Restoring),
-    /// Everything up to this change is in the index.
-    Whole(u64),
+    /// All changes up to this number are in the index.
+    Complete(u64),
 }
 
-/// A part of a snapshot that is in the index.
+/// A snapshot of which a part is in the index.
 struct Restoring {
     pool: Arc<Pool>,
     sequence: u64,
@@ -72,60 +74,61 @@ impl Restoring {
 }
 
 impl Blocks {
-    /// Nothing is known of the worker yet.
+    /// Begins in the state `Unknown`.
     pub fn new(pool: Arc<Pool>, worker: Arc<Worker>) -> Self {
         Self { pool, worker, mirror_id: String::new(), state: State::Unknown }
     }
 
-    /// Up to which change all of this mirror is in the index.
+    /// The number of the last change in the index, if the index has everything up to it and the
+    /// blocks are those of this mirror.
     pub fn known(&self, mirror_id: &str) -> Option<u64> {
         match self.state {
-            State::Whole(sequence) if self.mirror_id == mirror_id => Some(sequence),
+            State::Complete(sequence) if self.mirror_id == mirror_id => Some(sequence),
             _ => None,
         }
     }
 
-    /// Whether all up to some change is in the index.
-    pub fn is_whole(&self) -> bool {
-        matches!(self.state, State::Whole(_))
+    /// Whether everything up to some change is in the index.
+    pub fn is_complete(&self) -> bool {
+        matches!(self.state, State::Complete(_))
     }
 
-    /// Whether a snapshot is coming in.
+    /// Whether a snapshot is being received.
     pub fn is_restoring(&self) -> bool {
         matches!(self.state, State::Restoring(_))
     }
 
-    /// What is in the index is not to be trusted any more.
+    /// Marks the worker's entries in the index as unreliable until the next snapshot.
     pub fn distrust(&mut self) {
         self.state = State::Unknown;
     }
 
-    /// Takes a part of a snapshot; the number of its last change, once it is whole. What became
-    /// of its blocks is added to `sum`.
+    /// Applies a part of a snapshot, and adds what happened to its blocks to `sum`. Returns the
+    /// number of the snapshot's last change once the snapshot is complete.
     ///
     /// # Errors
-    /// It makes no sense.
+    /// The part is invalid or out of order.
     pub async fn snapshot(
         &mut self,
         part: v1::SnapshotPart,
         sum: &mut Applied,
     ) -> Result<Option<u64>, Fault> {
         let rank = rank(part.rank)?;
-        let goes_on = match &self.state {
+        let continues = match &self.state {
             State::Restoring(restoring) => {
                 restoring.sequence == part.sequence && self.mirror_id == part.mirror_id
             }
             _ => false,
         };
-        if !goes_on {
+        if !continues {
             self.begin(part.mirror_id, part.sequence).await;
         }
         let State::Restoring(mut restoring) = std::mem::replace(&mut self.state, State::Unknown)
         else {
-            return Err(Fault::Nonsense("a snapshot has no beginning"));
+            return Err(Fault::Invalid("the snapshot has not begun"));
         };
         if rank < restoring.rank {
-            return Err(Fault::Nonsense("ranks of a snapshot are out of order"));
+            return Err(Fault::Invalid("ranks of a snapshot are out of order"));
         }
         if rank > restoring.rank || restoring.restore.is_none() {
             restoring.end_rank();
@@ -138,7 +141,7 @@ impl Blocks {
         if part.last {
             let sequence = restoring.sequence;
             drop(restoring);
-            self.state = State::Whole(sequence);
+            self.state = State::Complete(sequence);
             return Ok(Some(sequence));
         }
         self.state = State::Restoring(restoring);
@@ -149,7 +152,7 @@ impl Blocks {
         self.state = State::Unknown;
         self.mirror_id = mirror_id;
         self.pool.index().remove_worker(self.worker.index as u32);
-        // It may have taken a while.
+        // Removing a worker's blocks may have taken long.
         tokio::task::yield_now().await;
         let pool = Arc::clone(&self.pool);
         self.state = State::Restoring(Restoring { pool, sequence, rank: 0, restore: None });
@@ -165,12 +168,13 @@ impl Blocks {
         while runs.peek().is_some() {
             {
                 let mut index = self.pool.index();
-                let Some(restore) = restoring.restore.as_mut().filter(|_| self.is_here()) else {
+                let Some(restore) = restoring.restore.as_mut().filter(|_| self.is_in_fleet())
+                else {
                     return Ok(());
                 };
                 let limit = index.room(self.key(restoring.rank)).1;
                 let mut blocks = 0;
-                while blocks < PIECE_BLOCKS
+                while blocks < BLOCKS_PER_LOCK
                     && let Some(run) = runs.next()
                 {
                     let run = run?;
@@ -187,27 +191,27 @@ impl Blocks {
         Ok(())
     }
 
-    /// Takes changes that follow what is known; the number of the last. What became of their
-    /// blocks is added to `sum`.
+    /// Applies changes that follow the last known one, adds what happened to their blocks to `sum`,
+    /// and returns the number of the last change.
     ///
     /// # Errors
-    /// They do not follow, or make no sense.
+    /// Changes are missing before these, or the message is invalid.
     pub async fn events(&mut self, events: &v1::Events, sum: &mut Applied) -> Result<u64, Fault> {
-        let State::Whole(known) = self.state else {
-            return Err(Fault::Nonsense("events come before a whole snapshot"));
+        let State::Complete(known) = self.state else {
+            return Err(Fault::Invalid("events before a complete snapshot"));
         };
         match known.checked_add(1) {
             Some(next) if next == events.sequence => {}
             Some(next) if next < events.sequence => {
                 return Err(Fault::Gap(events.sequence - next));
             }
-            _ => return Err(Fault::Nonsense("changes are told twice")),
+            _ => return Err(Fault::Invalid("changes were sent twice")),
         }
         let key = self.key(rank(events.rank)?);
-        // A message that breaks off in its middle leaves nothing that could be trusted.
+        // If the message turns out to be invalid half-way, the index holds a part of it.
         self.state = State::Unknown;
         for change in &events.changes {
-            match change.change.as_ref().ok_or("a change says nothing")? {
+            match change.change.as_ref().ok_or("a change is empty")? {
                 Change::Stored(stored) => {
                     let blocks = wire::stored(stored)?;
                     let tier = wire::tier(stored.tier)?;
@@ -219,14 +223,14 @@ impl Blocks {
                     self.remove(key, &removed.names, tier, sum).await;
                 }
                 Change::Cleared(_) => {
-                    if self.is_here() {
+                    if self.is_in_fleet() {
                         sum.removed += self.pool.index().clear_worker(key);
                     }
                     self.pool.assumed.forget(self.worker.index);
                 }
             }
         }
-        self.state = State::Whole(events.sequence);
+        self.state = State::Complete(events.sequence);
         Ok(events.sequence)
     }
 
@@ -239,14 +243,14 @@ impl Blocks {
         sum: &mut Applied,
     ) {
         let mut left = blocks.len();
-        for piece in blocks.chunks(PIECE_BLOCKS) {
+        for piece in blocks.chunks(BLOCKS_PER_LOCK) {
             left -= piece.len();
             {
                 let mut index = self.pool.index();
-                if !self.is_here() {
+                if !self.is_in_fleet() {
                     return;
                 }
-                // The index bounds each rank; this bounds all of them together.
+                // The index bounds each rank; this bounds all ranks of the worker together.
                 let (room, limit) = index.room(key);
                 let held = index.held(key.worker);
                 let (fits, beyond) = match held + room == limit {
@@ -256,38 +260,38 @@ impl Blocks {
                 let applied = index.store(key, parent, fits, tier);
                 *sum += applied;
                 if applied.over_limit + beyond.len() > 0 {
-                    // What follows has no parent any more.
+                    // The blocks after these have no parent in the index.
                     sum.over_limit += beyond.len() + left;
                     return;
                 }
             }
             parent = piece.last().map(|block| block.engine);
-            if blocks.len() > PIECE_BLOCKS {
+            if blocks.len() > BLOCKS_PER_LOCK {
                 tokio::task::yield_now().await;
             }
         }
     }
 
     async fn remove(&self, key: WorkerKey, names: &[u64], tier: Tier, sum: &mut Applied) {
-        let mut piece_names = Vec::with_capacity(names.len().min(PIECE_BLOCKS));
-        for piece in names.chunks(PIECE_BLOCKS) {
+        let mut piece_names = Vec::with_capacity(names.len().min(BLOCKS_PER_LOCK));
+        for piece in names.chunks(BLOCKS_PER_LOCK) {
             piece_names.clear();
             piece_names.extend(piece.iter().copied().map(EngineHash));
             {
                 let mut index = self.pool.index();
-                if !self.is_here() {
+                if !self.is_in_fleet() {
                     return;
                 }
                 *sum += index.remove(key, &piece_names, tier);
             }
-            if names.len() > PIECE_BLOCKS {
+            if names.len() > BLOCKS_PER_LOCK {
                 tokio::task::yield_now().await;
             }
         }
     }
 
-    /// Whether the worker is still in the fleet; asked with the index in hand.
-    fn is_here(&self) -> bool {
+    /// Whether the worker is still in the fleet. Must be called while the index is locked.
+    fn is_in_fleet(&self) -> bool {
         !self.worker.gone.is_cancelled()
     }
 
@@ -296,6 +300,6 @@ impl Blocks {
     }
 }
 
-fn rank(rank: u32) -> Result<u16, Nonsense> {
-    u16::try_from(rank).ok().filter(|_| rank < RANKS_MAX).ok_or("there is no such rank")
+fn rank(rank: u32) -> Result<u16, Invalid> {
+    u16::try_from(rank).ok().filter(|_| rank < RANKS_MAX).ok_or("the rank is out of range")
 }

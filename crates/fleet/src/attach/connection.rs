@@ -19,49 +19,50 @@ use tonic::transport::server::Connected;
 
 use super::tls::Certificates;
 
-/// How long a connection may last before somebody has proven who they are.
-const PROOF: Duration = Duration::from_secs(10);
-/// After a failure to accept, for lack of files say.
+/// Maximum time between the opening of a connection and its first authenticated call.
+const AUTHENTICATION_TIMEOUT: Duration = Duration::from_secs(10);
+/// Pause after a failure to accept, for example because no file descriptor is free.
 const PAUSE: Duration = Duration::from_millis(100);
 
-/// What a call learns of its connection.
+/// What is known of the client of a connection; each call on the connection gets a clone.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Peer {
-    proven: Arc<AtomicBool>,
-    /// Its certificate, once it has shown one that an authority vouches for.
+    authenticated: Arc<AtomicBool>,
+    /// The client's certificate, once the client has shown one that the configured authority
+    /// signed.
     certificate: Arc<OnceLock<CertificateDer<'static>>>,
 }
 
 impl Peer {
-    /// Somebody at the other end has proven who they are.
-    pub(super) fn prove(&self) {
-        self.proven.store(true, Relaxed);
+    /// Marks the connection as authenticated, so that it is not closed after `AUTHENTICATION_TIMEOUT`.
+    pub(super) fn mark_authenticated(&self) {
+        self.authenticated.store(true, Relaxed);
     }
 
-    /// The certificate that the other end has shown; none without TLS, or if none was asked for.
+    /// The certificate that the client has shown; `None` without TLS, or if the client showed none.
     pub(super) fn certificate(&self) -> Option<CertificateDer<'static>> {
         self.certificate.get().cloned()
     }
 }
 
-/// A connection, which ends unless somebody proves who they are.
+/// A connection that is closed after `AUTHENTICATION_TIMEOUT` unless a call on it authenticates.
 pub(super) struct Connection {
     io: Io,
     peer: Peer,
-    proof: Pin<Box<Sleep>>,
+    deadline: Pin<Box<Sleep>>,
     _room: OwnedSemaphorePermit,
 }
 
-/// What bytes pass through.
+/// A byte stream in both directions: TCP or TLS.
 trait Duplex: AsyncRead + AsyncWrite + Send + Unpin {}
 
 impl<T: AsyncRead + AsyncWrite + Send + Unpin> Duplex for T {}
 
 enum Io {
-    /// The two ends agree on keys; whoever reads or writes first moves that on.
-    Greeting(Box<Accept<TcpStream>>),
+    /// The TLS handshake is in progress; each read or write drives it.
+    Handshake(Box<Accept<TcpStream>>),
     Open(Box<dyn Duplex>),
-    /// They did not agree.
+    /// The handshake failed.
     Failed,
 }
 
@@ -71,21 +72,21 @@ impl Io {
             None => Self::Open(Box::new(stream)),
             Some(tls) => {
                 let acceptor = TlsAcceptor::from(tls.current(Instant::now()));
-                Self::Greeting(Box::new(acceptor.accept(stream)))
+                Self::Handshake(Box::new(acceptor.accept(stream)))
             }
         }
     }
 
-    /// The open connection, once it is.
+    /// Returns the open byte stream once the handshake is complete.
     fn poll_open(
         &mut self,
         peer: &Peer,
         context: &mut Context<'_>,
     ) -> Poll<io::Result<Pin<&mut (dyn Duplex + 'static)>>> {
-        if let Self::Greeting(greeting) = self {
-            let greeted = ready!(Pin::new(&mut **greeting).poll(context));
+        if let Self::Handshake(handshake) = self {
+            let done = ready!(Pin::new(&mut **handshake).poll(context));
             *self = Self::Failed;
-            let open = greeted?;
+            let open = done?;
             let shown = open.get_ref().1.peer_certificates();
             if let Some(certificate) = shown.and_then(<[_]>::first) {
                 peer.certificate.get_or_init(|| certificate.clone().into_owned());
@@ -126,10 +127,10 @@ impl AsyncRead for Connection {
             Poll::Ready(open) => open?.poll_read(context, buffer),
             Poll::Pending => Poll::Pending,
         };
-        if read.is_pending() && !self.proof.is_elapsed() {
-            ready!(self.proof.as_mut().poll(context));
+        if read.is_pending() && !self.deadline.is_elapsed() {
+            ready!(self.deadline.as_mut().poll(context));
         }
-        if self.proof.is_elapsed() && !self.peer.proven.load(Relaxed) {
+        if self.deadline.is_elapsed() && !self.peer.authenticated.load(Relaxed) {
             return Poll::Ready(Err(io::ErrorKind::TimedOut.into()));
         }
         read
@@ -166,8 +167,8 @@ impl AsyncWrite for Connection {
     }
 }
 
-/// The connections that a listener accepts, no more than so many at once. No failure ends it,
-/// and nobody waits for another's greeting.
+/// The accepted connections, of which at most `connections_max` are open at the same time. A
+/// failure to accept does not end the stream, and no connection waits for the handshake of another.
 pub(super) fn incoming(
     listener: TcpListener,
     connections_max: usize,
@@ -175,15 +176,16 @@ pub(super) fn incoming(
 ) -> impl Stream<Item = io::Result<Connection>> {
     let room = Arc::new(Semaphore::new(connections_max));
     stream::unfold((listener, room, tls), async |(listener, room, tls)| {
-        // Nobody closes it.
+        // The semaphore is never closed.
         let permit = Arc::clone(&room).acquire_owned().await.ok()?;
         let accepted = listener.accept().await;
         let connection = match accepted {
             Ok((io, _)) => {
-                // A socket that is already gone is found out by the next read.
+                // If the socket is already closed, the next read reports it.
                 let _gone = io.set_nodelay(true);
-                let (io, proof) = (Io::new(io, tls.as_ref()), Box::pin(sleep(PROOF)));
-                Ok(Connection { io, peer: Peer::default(), proof, _room: permit })
+                let (io, deadline) =
+                    (Io::new(io, tls.as_ref()), Box::pin(sleep(AUTHENTICATION_TIMEOUT)));
+                Ok(Connection { io, peer: Peer::default(), deadline, _room: permit })
             }
             Err(error) => {
                 sleep(PAUSE).await;

@@ -10,7 +10,7 @@ use crate::Cluster;
 use crate::Fleet;
 use splitrail_config::model::FleetConfig;
 
-/// What all sessions share.
+/// The state that all sessions share.
 pub(super) struct AttachContext {
     pub(super) cluster: Arc<Cluster>,
     pub(super) fleet: Arc<Fleet>,
@@ -21,7 +21,7 @@ pub(super) struct AttachContext {
 }
 
 impl AttachContext {
-    /// Counts a stream that is turned away.
+    /// Counts a refused stream by its status.
     pub(super) fn count(&self, code: Code) {
         let result = match code {
             Code::Unauthenticated => "unauthenticated",
@@ -37,7 +37,7 @@ impl AttachContext {
         self.cluster.metrics.attach.with_label_values(&[result]).inc();
     }
 
-    /// Counts a stream that has attached its worker, again or for the first time.
+    /// Counts a stream that attached its worker; `resumed` if no snapshot is needed.
     pub(super) fn count_attached(&self, resumed: bool) {
         let result = if resumed { "resumed" } else { "attached" };
         self.cluster.metrics.attach.with_label_values(&[result]).inc();

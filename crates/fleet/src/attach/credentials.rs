@@ -9,9 +9,10 @@ use rustls::server::ParsedCertificate;
 /// The workers that a token is for.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum Workers {
-    /// All.
+    /// All workers.
     Any,
-    /// Those whose names are listed, or begin as an entry that ends in `*`.
+    /// The workers whose ids are in the list, or begin with the text before the `*` of an entry
+    /// that ends in `*`.
     Listed(Arc<[String]>),
 }
 
@@ -25,26 +26,28 @@ impl Workers {
     }
 }
 
-/// The workers that a caller may speak for: all that are left by each of its credentials.
+/// The workers that a client may attach: those that all of its credentials allow.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Allowed {
-    /// By its tokens, any of which is enough; empty where none was asked for.
+    /// The workers of each configured entry with the client's token; empty if no token is required.
     by_token: Vec<Workers>,
     by_certificate: Option<Option<CertificateDer<'static>>>,
 }
 
 impl Allowed {
-    /// Those that its token is for. The same token may be listed several times.
+    /// Limits the workers to those of the client's token. Each item is one configured entry with
+    /// this token; one that includes the worker is enough.
     pub(super) fn bind_to_token(&mut self, workers: Vec<Workers>) {
         self.by_token = workers;
     }
 
-    /// Those that its certificate names; no worker if it has shown none.
+    /// Limits the workers to those that the certificate names; `None` (no certificate) allows no
+    /// worker.
     pub(super) fn bind_to_certificate(&mut self, certificate: Option<CertificateDer<'static>>) {
         self.by_certificate = Some(certificate);
     }
 
-    /// Whether the worker of this name is one of them.
+    /// Whether the client may attach the worker with this id.
     pub(super) fn permits(&self, id: &str) -> bool {
         let token = self.by_token.is_empty() || self.by_token.iter().any(|w| w.include(id));
         let named = |certificate: &Option<_>| certificate.as_ref().is_some_and(|c| names(c, id));
@@ -52,7 +55,7 @@ impl Allowed {
     }
 }
 
-/// Whether the worker's name is among the DNS names of a certificate.
+/// Whether the worker's id is among the DNS names of a certificate.
 fn names(certificate: &CertificateDer<'static>, id: &str) -> bool {
     let Ok(ServerName::DnsName(name)) = ServerName::try_from(id) else { return false };
     let parsed = ParsedCertificate::try_from(certificate);
@@ -64,7 +67,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn names_and_beginnings_of_names_are_listed() {
+    fn an_entry_is_a_worker_id_or_a_prefix_with_a_star() {
         let listed = |entries: &[&str]| {
             let entries = entries.iter().map(|entry| (*entry).to_owned());
             let mut allowed = Allowed::default();
@@ -87,7 +90,7 @@ mod tests {
     }
 
     #[test]
-    fn a_caller_without_a_certificate_speaks_for_no_worker_where_certificates_name_them() {
+    fn without_a_certificate_no_worker_is_permitted_if_certificates_name_workers() {
         let mut allowed = Allowed::default();
         allowed.bind_to_certificate(None);
         assert!(!allowed.permits("p0"));

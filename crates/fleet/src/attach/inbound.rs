@@ -5,51 +5,52 @@ use splitrail_proto::v1::attach_request::Message;
 use tokio::sync::{mpsc, watch};
 use tonic::{Status, Streaming};
 
-/// Where they come from.
+/// The source of a shim's messages.
 #[cfg_attr(not(feature = "nats"), expect(dead_code, reason = "only the event plane makes these"))]
 pub(super) enum Inbound {
-    /// Its own stream.
+    /// The shim's own stream.
     Stream(Box<Streaming<v1::AttachRequest>>),
     /// The event plane.
     Plane(Relayed),
 }
 
-/// Words that were taken off the event plane.
+/// Messages that a relay took from the event plane.
 pub(super) struct Relayed {
-    pub(super) said: mpsc::Receiver<Said>,
-    /// Whether the broker is there.
+    pub(super) received: mpsc::Receiver<Received>,
+    /// Whether the broker is connected.
     pub(super) connected: watch::Receiver<bool>,
 }
 
-/// What is said.
+/// One item of a shim's input.
 #[cfg_attr(not(feature = "nats"), expect(dead_code, reason = "only the event plane makes these"))]
-pub(super) enum Said {
-    /// As on a stream; none if only a later version knows.
+pub(super) enum Received {
+    /// A message, as on a stream; `None` if this version does not know the message's type.
     Message(Option<Box<Message>>),
-    /// All that was said of blocks is still true.
+    /// The index agrees with the shim's mirror.
     InStep,
-    /// Nobody can tell whether it is.
+    /// It is not known whether the index agrees with the shim's mirror.
     OutOfStep,
 }
 
 impl Inbound {
-    /// What it says next; `None` once it says nothing more. Nothing is lost if this is dropped.
-    pub(super) async fn said(&mut self) -> Result<Option<Said>, Status> {
+    /// The next item; `None` at the end of the input. Cancel-safe.
+    pub(super) async fn next(&mut self) -> Result<Option<Received>, Status> {
         match self {
             Self::Stream(stream) => {
                 let request = stream.message().await?;
-                Ok(request.map(|request| Said::Message(request.message.map(Box::new))))
+                Ok(request.map(|request| Received::Message(request.message.map(Box::new))))
             }
-            Self::Plane(relayed) => Ok(relayed.said.recv().await),
+            Self::Plane(relayed) => Ok(relayed.received.recv().await),
         }
     }
 
-    /// Whether what it says later is true later: load after all changes before it.
+    /// Whether the messages arrive in the order in which the shim sent them, so that a load report
+    /// comes after all earlier changes.
     pub(super) fn keeps_order(&self) -> bool {
         matches!(self, Self::Stream(_))
     }
 
-    /// Whether the broker is there, if there is one between.
+    /// Whether the broker is connected; `None` if the shim has a stream of its own.
     pub(super) fn plane(&self) -> Option<watch::Receiver<bool>> {
         match self {
             Self::Stream(_) => None,

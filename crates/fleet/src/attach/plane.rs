@@ -28,11 +28,11 @@ use model::Model;
 use slots::Slots;
 use splitrail_config::model::NatsEvents;
 
-/// Between two looks at which models are served.
-const LOOK: Duration = Duration::from_secs(1);
-/// Between two attempts to use a configuration that cannot be used.
+/// Interval at which the tasks are matched to the served models.
+const MODEL_CHECK: Duration = Duration::from_secs(1);
+/// Time between two attempts to connect with a configuration that the client library rejects.
 const UNUSABLE_RETRY: Duration = Duration::from_secs(30);
-/// Snapshots that are fetched at once, of all models.
+/// Maximum number of snapshots that are fetched at the same time, over all models.
 const FETCHES_MAX: usize = 8;
 
 /// Listens to the broker until the router stops.
@@ -45,18 +45,18 @@ pub(super) async fn run(context: Arc<AttachContext>, config: NatsEvents) {
 }
 
 async fn listen(context: Arc<AttachContext>, config: NatsEvents) {
-    let router = config.durable.clone().unwrap_or_else(|| place(&context));
+    let router = config.durable.clone().unwrap_or_else(|| router_name(&context));
     let durable = names::durable(&router);
     let broker = connect(&config, &router).await;
     tokio::join!(
         terms::run(&context, &broker),
-        show(&context, &broker),
+        report_connection(&context, &broker),
         serve_models(&context, &broker, Arc::new(config), &durable),
     );
 }
 
-/// What tells this router from others: where it is.
-fn place(context: &AttachContext) -> String {
+/// The name of this router on the broker: host and port, which stay the same over a restart.
+fn router_name(context: &AttachContext) -> String {
     let host = std::fs::read_to_string("/proc/sys/kernel/hostname");
     let host = host.or_else(|_| std::env::var("HOSTNAME")).unwrap_or_default();
     match (host.trim(), context.cluster.http_port) {
@@ -69,14 +69,16 @@ async fn connect(config: &NatsEvents, router: &str) -> Broker {
     loop {
         match Broker::connect(&config.broker(), &format!("splitrail {router}")).await {
             Ok(broker) => return broker,
-            Err(error) => tracing::error!(%error, "no event plane"),
+            Err(error) => {
+                tracing::error!(%error, "the event plane cannot be used; trying again in 30 s")
+            }
         }
         sleep(UNUSABLE_RETRY).await;
     }
 }
 
-/// Shows whether the broker is there.
-async fn show(context: &AttachContext, broker: &Broker) {
+/// Keeps the metric `broker_connected` current.
+async fn report_connection(context: &AttachContext, broker: &Broker) {
     let gauge = context.cluster.metrics.broker_connected.with_label_values::<&str>(&[]);
     let mut connected = broker.connected.clone();
     loop {
@@ -87,7 +89,7 @@ async fn show(context: &AttachContext, broker: &Broker) {
     }
 }
 
-/// Keeps a task for each model that is served.
+/// Runs one task for each served model.
 async fn serve_models(
     context: &Arc<AttachContext>,
     broker: &Broker,
@@ -123,7 +125,7 @@ async fn serve_models(
             models.insert(served.name().to_owned(), tasks.spawn(follow_model(model)));
         }
         drop(serving);
-        sleep(LOOK).await;
+        sleep(MODEL_CHECK).await;
     }
 }
 

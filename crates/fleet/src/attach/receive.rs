@@ -6,31 +6,30 @@ use tonic::Status;
 
 use super::context::AttachContext;
 use super::credentials::Allowed;
-use super::greet;
+use super::hello;
 use super::inbound::Inbound;
 use super::registry::{Outbound, PendingStream, Registration};
 use super::session::Session;
 
-/// Takes a stream from its first message to its end.
+/// Serves a stream from its hello to its end.
 pub(super) async fn receive(
     context: Arc<AttachContext>,
     mut inbound: Inbound,
     outbound: Outbound,
     allowed: Allowed,
 ) {
-    let greeting = greet::greet(&context.cluster, &context.fleet, &mut inbound, &allowed);
-    let greeted = tokio::select! {
+    let reading = hello::read_hello(&context.cluster, &context.fleet, &mut inbound, &allowed);
+    let checked = tokio::select! {
         () = context.stop.cancelled() => Err(Status::unavailable("the router stops")),
         () = outbound.closed() => return,
-        greeted = greeting => greeted,
+        checked = reading => checked,
     };
-    let refused = match greeted {
-        Ok(request) => {
-            match context.registry.register(Box::new(PendingStream { request, inbound, outbound }))
-            {
+    let refused = match checked {
+        Ok(hello) => {
+            match context.registry.register(Box::new(PendingStream { hello, inbound, outbound })) {
                 Registration::Passed => return,
-                Registration::Own(lease, stream) => {
-                    return Session::new(context, lease).run(stream).await;
+                Registration::Own(guard, stream) => {
+                    return Session::new(context, guard).run(stream).await;
                 }
                 Registration::Refused(status, outbound) => (status, outbound),
             }
@@ -39,6 +38,6 @@ pub(super) async fn receive(
     };
     let (status, outbound) = refused;
     context.count(status.code());
-    tracing::warn!(%status, "a shim is turned away");
+    tracing::warn!(%status, "a shim is refused");
     let _gone = outbound.try_send(Err(status));
 }

@@ -8,7 +8,7 @@ use tokio::sync::mpsc;
 use tokio_util::sync::CancellationToken;
 use tonic::Status;
 
-use super::greet::AttachRequest;
+use super::hello::CheckedHello;
 use super::inbound::Inbound;
 use super::tokens::same;
 use crate::{Fleet, Source};
@@ -20,12 +20,12 @@ pub(super) type Outbound = mpsc::Sender<Result<v1::AttachResponse, Status>>;
 
 /// A stream whose hello was accepted, before it is given to a session.
 pub(super) struct PendingStream {
-    pub(super) request: AttachRequest,
+    pub(super) hello: CheckedHello,
     pub(super) inbound: Inbound,
     pub(super) outbound: Outbound,
 }
 
-/// The workers that are attached, and those whose shims may come back.
+/// The attached workers, and those whose shims may reconnect within the rejoin grace.
 pub(super) struct SessionRegistry {
     fleet: Arc<Fleet>,
     max: usize,
@@ -35,7 +35,7 @@ pub(super) struct SessionRegistry {
 #[derive(Default)]
 struct Sessions {
     next_number: u64,
-    /// By model and worker.
+    /// Key: model and worker id.
     by_name: BTreeMap<(String, String), Reservation>,
 }
 
@@ -52,8 +52,8 @@ struct Reservation {
     evicted: CancellationToken,
 }
 
-/// Holds a reservation. Dropping the lease ends the reservation and revokes the worker.
-pub(super) struct SessionLease {
+/// Holds a reservation. Dropping the guard ends the reservation and revokes the worker.
+pub(super) struct SessionGuard {
     registry: Arc<SessionRegistry>,
     key: (String, String),
     number: u64,
@@ -64,7 +64,7 @@ pub(super) struct SessionLease {
 /// The result of registering a stream.
 pub(super) enum Registration {
     /// The stream has a new reservation, and gets a session.
-    Own(SessionLease, Box<PendingStream>),
+    Own(SessionGuard, Box<PendingStream>),
     /// The stream was passed to the session that the worker has.
     Passed,
     /// The stream was refused.
@@ -78,36 +78,37 @@ impl SessionRegistry {
 
     /// Registers a stream for its worker.
     pub(super) fn register(self: &Arc<Self>, stream: Box<PendingStream>) -> Registration {
-        let request = &stream.request;
-        let model = request.served.name();
-        let key = (model.to_owned(), request.config.id.clone());
+        let hello = &stream.hello;
+        let model = hello.served.name();
+        let key = (model.to_owned(), hello.config.id.clone());
         let mut sessions = self.sessions();
         let is_concerned = |(other, reservation): &(&(String, String), &Reservation)| {
-            other.0 == model && (other.1 == key.1 || reservation.authority == request.authority)
+            other.0 == model && (other.1 == key.1 || reservation.authority == hello.authority)
         };
         let concerned: Vec<_> = sessions.by_name.iter().filter(is_concerned).collect();
         if concerned.iter().any(|(other, reservation)| {
-            reservation.is_live && !(**other == key && reservation.is_of(request))
+            reservation.is_live && !(**other == key && reservation.is_of(hello))
         }) {
             let status = Status::already_exists("another process speaks for this worker");
             return Registration::Refused(status, stream.outbound);
         }
         let others = concerned.into_iter().map(|(other, _)| other.clone());
         let others: Vec<_> = others.filter(|other| *other != key).collect();
-        // Their streams have ended. They may come back, but this one is here.
+        // Their streams have ended, and their shims might reconnect, but this stream is open now.
         others.iter().for_each(|other| self.evict(&mut sessions, other));
         if let Some(reservation) = sessions.by_name.get_mut(&key)
-            && (reservation.is_of(request) || reservation.authority == request.authority)
+            && (reservation.is_of(hello) || reservation.authority == hello.authority)
         {
-            reservation.secret.clone_from(&request.secret);
-            reservation.authority.clone_from(&request.authority);
+            reservation.secret.clone_from(&hello.secret);
+            reservation.authority.clone_from(&hello.authority);
             return match reservation.streams.try_send(stream) {
                 Ok(()) => {
                     reservation.is_live = true;
                     Registration::Passed
                 }
                 Err(full) => {
-                    let status = Status::unavailable("another stream of it is just beginning");
+                    let status =
+                        Status::unavailable("another stream of this shim is just starting");
                     Registration::Refused(status, full.into_inner().outbound)
                 }
             };
@@ -122,18 +123,18 @@ impl SessionRegistry {
         sessions.next_number += 1;
         let reservation = Reservation {
             number,
-            secret: request.secret.clone(),
-            authority: request.authority.clone(),
+            secret: hello.secret.clone(),
+            authority: hello.authority.clone(),
             is_live: true,
             streams: sender,
             evicted: evicted.clone(),
         };
         sessions.by_name.insert(key.clone(), reservation);
         let registry = Arc::clone(self);
-        Registration::Own(SessionLease { registry, key, number, streams, evicted }, stream)
+        Registration::Own(SessionGuard { registry, key, number, streams, evicted }, stream)
     }
 
-    /// Removes a reservation if it still exists.
+    /// Removes a reservation, if there is one, and revokes its worker.
     fn evict(&self, sessions: &mut Sessions, key: &(String, String)) {
         if let Some(reservation) = sessions.by_name.remove(key) {
             reservation.evicted.cancel();
@@ -148,12 +149,12 @@ impl SessionRegistry {
 
 impl Reservation {
     /// Whether the caller proved that it is the process with the newest stream.
-    fn is_of(&self, request: &AttachRequest) -> bool {
-        !self.secret.is_empty() && same(&request.secret, &self.secret)
+    fn is_of(&self, hello: &CheckedHello) -> bool {
+        !self.secret.is_empty() && same(&hello.secret, &self.secret)
     }
 }
 
-impl SessionLease {
+impl SessionGuard {
     /// Marks the stream as open until the result is dropped.
     pub(super) fn live(&self, metrics: &Metrics) -> Live {
         self.set_live(true);
@@ -183,7 +184,7 @@ impl SessionRegistry {
     }
 }
 
-impl Drop for SessionLease {
+impl Drop for SessionGuard {
     fn drop(&mut self) {
         let mut sessions = self.registry.sessions();
         if sessions
@@ -197,7 +198,7 @@ impl Drop for SessionLease {
     }
 }
 
-/// An open stream.
+/// Marks a worker's stream as open; dropping it marks the stream as closed.
 pub(super) struct Live {
     gauge: prometheus::IntGauge,
     registry: Arc<SessionRegistry>,

@@ -13,56 +13,57 @@ use tonic::Status;
 
 use super::blocks::{Blocks, Fault};
 use super::context::AttachContext;
-use super::greet::{self, AttachRequest};
-use super::inbound::Said;
-use super::line::Line;
-use super::registry::{PendingStream, SessionLease};
+use super::hello::{self, CheckedHello};
+use super::inbound::Received;
+use super::registry::{PendingStream, SessionGuard};
+use super::stream::ShimStream;
 use crate::indexing::{Indexing, OVER_LIMIT};
 use crate::resync::ResyncWishes;
 use crate::shim_report::Others;
 
-/// An attached worker.
+/// The session of one worker.
 pub(super) struct Session {
     context: Arc<AttachContext>,
-    lease: SessionLease,
-    known: Option<Known>,
-    /// Whether there is a way for the shim to come back, where that can be away by itself.
+    guard: SessionGuard,
+    attached: Option<AttachedWorker>,
+    /// The state of the broker's connection, if the shim uses the event plane. Without the broker
+    /// the shim cannot come back.
     plane: Option<watch::Receiver<bool>>,
 }
 
-/// The worker, and what is known of its blocks.
-struct Known {
+/// The worker, and the state of its blocks.
+struct AttachedWorker {
     blocks: Blocks,
     indexing: Indexing,
-    /// Its shim has said good-bye.
+    /// Whether its shim has sent `Bye`.
     is_leaving: bool,
-    /// Hears that all should be told anew.
-    wishes: ResyncWishes,
+    /// Requests to build the worker's part of the index again.
+    resync_requests: ResyncWishes,
 }
 
-/// What comes after a stream.
+/// What follows a stream.
 enum After {
-    /// Another one of the same shim, which takes its place.
+    /// A newer stream of the same shim.
     NewStream(Box<PendingStream>),
-    /// It broke off: another one may come.
+    /// The stream broke off; the shim may reconnect.
     Silence,
-    /// Nothing: the worker leaves.
+    /// The worker leaves.
     Nothing,
 }
 
-/// What a stream has brought, or what else has happened.
+/// The next event for a session.
 enum Step {
-    Said(Box<Result<Option<Said>, Status>>),
+    Received(Box<Result<Option<Received>, Status>>),
     After(After),
-    /// The fleet has another worker in place of this one.
+    /// The fleet has replaced the worker by a new one with the same id.
     Replaced,
-    /// Somebody wants all of it told anew.
-    Wished(&'static str),
-    /// Something may be said.
+    /// A new snapshot was requested, for this reason.
+    ResyncRequested(&'static str),
+    /// An acknowledgement or a snapshot request may be due.
     Due,
 }
 
-/// Waits for so long, not counting the time in which there is no way to come back.
+/// Returns after the rejoin grace. Time in which the broker is disconnected does not count.
 async fn grace(grace: Duration, plane: Option<watch::Receiver<bool>>) {
     let Some(mut connected) = plane else { return tokio::time::sleep(grace).await };
     while connected.wait_for(|connected| *connected).await.is_ok() {
@@ -74,16 +75,16 @@ async fn grace(grace: Duration, plane: Option<watch::Receiver<bool>>) {
 }
 
 impl Session {
-    pub(super) fn new(context: Arc<AttachContext>, lease: SessionLease) -> Self {
-        Self { context, lease, known: None, plane: None }
+    pub(super) fn new(context: Arc<AttachContext>, guard: SessionGuard) -> Self {
+        Self { context, guard, attached: None, plane: None }
     }
 
-    /// Serves its streams until it is gone for good.
+    /// Serves the shim's streams until the worker leaves.
     pub(super) async fn run(mut self, first: Box<PendingStream>) {
         let mut next = Some(first);
-        while let Some(stream) = next.take() {
-            let live = self.lease.live(&self.context.cluster.metrics);
-            let mut after = self.serve(*stream).await;
+        while let Some(pending) = next.take() {
+            let live = self.guard.live(&self.context.cluster.metrics);
+            let mut after = self.serve(*pending).await;
             while let After::NewStream(newer) = after {
                 after = self.serve(*newer).await;
             }
@@ -94,170 +95,184 @@ impl Session {
         }
     }
 
-    /// Waits whether the shim comes back. What is known of its worker stays, but is not
-    /// believed.
+    /// Waits for the shim to reconnect. The worker's blocks stay in the index, but are not used.
     async fn wait(&mut self) -> Option<Box<PendingStream>> {
-        if let Some(Known { blocks, indexing, .. }) = &mut self.known {
+        if let Some(AttachedWorker { blocks, indexing, .. }) = &mut self.attached {
             indexing.worker.set_events_current(false);
-            if !blocks.is_whole() {
+            if !blocks.is_complete() {
                 blocks.distrust();
             }
             let (worker, grace) = (indexing.worker.id(), self.context.config.rejoin_grace);
-            tracing::warn!(worker, ?grace, "its shim is gone without a word");
+            tracing::warn!(
+                worker,
+                ?grace,
+                "a shim's stream ended without notice; waiting for it to attach again"
+            );
         }
         tokio::select! {
             biased;
             () = self.context.stop.cancelled() => None,
-            () = self.lease.evicted.cancelled() => None,
-            stream = self.lease.streams.recv() => stream,
+            () = self.guard.evicted.cancelled() => None,
+            pending = self.guard.streams.recv() => pending,
             () = grace(self.context.config.rejoin_grace, self.plane.clone()) => None,
         }
     }
 
-    async fn serve(&mut self, stream: PendingStream) -> After {
-        let (request, mut line) = Line::new(stream, Instant::now());
-        self.plane = line.inbound.plane();
-        if let Err(status) = self.enter(&request).and_then(|()| self.welcome(&request, &mut line)) {
+    async fn serve(&mut self, pending: PendingStream) -> After {
+        let (hello, mut stream) = ShimStream::new(pending, Instant::now());
+        self.plane = stream.inbound.plane();
+        if let Err(status) =
+            self.claim_worker(&hello).and_then(|()| self.send_welcome(&hello, &mut stream))
+        {
             self.context.count(status.code());
-            line.end(status);
+            stream.end(status);
             return After::Nothing;
         }
-        self.context.count_attached(!line.resync.is_open());
+        self.context.count_attached(!stream.resync.is_open());
         loop {
-            if let Some((reason, known)) = line.say(Instant::now()).zip(self.known.as_ref()) {
-                known.indexing.count_resync(reason);
+            if let Some((reason, attached)) =
+                stream.send_due(Instant::now()).zip(self.attached.as_ref())
+            {
+                attached.indexing.count_resync(reason);
             }
-            let said = match self.step(&mut line).await {
-                Step::Said(said) => *said,
+            let received = match self.step(&mut stream).await {
+                Step::Received(received) => *received,
                 Step::After(after) => return after,
                 Step::Due => continue,
-                Step::Wished(reason) => {
-                    if let Some(known) = &mut self.known {
-                        known.blocks.distrust();
-                        known.indexing.worker.set_events_current(false);
+                Step::ResyncRequested(reason) => {
+                    if let Some(attached) = &mut self.attached {
+                        attached.blocks.distrust();
+                        attached.indexing.worker.set_events_current(false);
                     }
-                    line.resync.need(reason);
+                    stream.resync.need(reason);
                     continue;
                 }
-                Step::Replaced => match self.enter(&request) {
+                Step::Replaced => match self.claim_worker(&hello) {
                     Ok(()) => {
-                        line.resync.need("worker_replaced");
+                        stream.resync.need("worker_replaced");
                         continue;
                     }
                     Err(status) => Err(status),
                 },
             };
-            let result = match said {
-                Ok(Some(said)) => self.hear(said, &mut line).await,
-                Ok(None) if line.is_leaving => return After::Nothing,
+            let result = match received {
+                Ok(Some(received)) => self.handle(received, &mut stream).await,
+                Ok(None) if stream.is_leaving => return After::Nothing,
                 Ok(None) => return After::Silence,
                 Err(status) => {
-                    line.end(status);
-                    return if line.is_leaving { After::Nothing } else { After::Silence };
+                    stream.end(status);
+                    return if stream.is_leaving { After::Nothing } else { After::Silence };
                 }
             };
             if let Err(status) = result {
-                tracing::warn!(worker = request.config.id, %status, "a shim is sent away");
-                line.end(status);
+                tracing::warn!(worker = hello.config.id, %status, "a shim's stream is closed because of an error");
+                stream.end(status);
                 return After::Nothing;
             }
         }
     }
 
-    async fn step(&mut self, line: &mut Line) -> Step {
-        let gone = self.known.as_ref().map(|known| known.indexing.worker.gone.clone());
+    async fn step(&mut self, stream: &mut ShimStream) -> Step {
+        let gone = self.attached.as_ref().map(|attached| attached.indexing.worker.gone.clone());
         let gone = gone.unwrap_or_default();
-        let due = line.resync.due().map(tokio::time::Instant::from_std);
-        let asked = async {
+        let due = stream.resync.due().map(tokio::time::Instant::from_std);
+        let resync_due = async {
             match due {
                 Some(due) => tokio::time::sleep_until(due).await,
                 None => std::future::pending().await,
             }
         };
-        let outbound = line.outbound.clone();
-        let ack_due = tokio::time::Instant::from_std(line.ack_due());
-        let acking = async {
+        let outbound = stream.outbound.clone();
+        let ack_due = tokio::time::Instant::from_std(stream.ack_due());
+        let ack_room = async {
             tokio::time::sleep_until(ack_due).await;
             outbound.reserve().await
         };
-        let wished = async {
-            match &mut self.known {
-                Some(known) => known.wishes.next().await,
+        let resync_requested = async {
+            match &mut self.attached {
+                Some(attached) => attached.resync_requests.next().await,
                 None => std::future::pending().await,
             }
         };
         tokio::select! {
             biased;
             () = self.context.stop.cancelled() => {
-                line.end(Status::unavailable("the router stops"));
+                stream.end(Status::unavailable("the router stops"));
                 Step::After(After::Nothing)
             }
-            () = self.lease.evicted.cancelled() => {
-                line.end(Status::aborted("another shim speaks for this worker"));
+            () = self.guard.evicted.cancelled() => {
+                stream.end(Status::aborted("another shim speaks for this worker"));
                 Step::After(After::Nothing)
             }
-            stream = self.lease.streams.recv() => {
-                line.end(Status::aborted("a newer stream takes the place of this one"));
-                Step::After(stream.map_or(After::Nothing, After::NewStream))
+            pending = self.guard.streams.recv() => {
+                stream.end(Status::aborted("a newer stream takes the place of this one"));
+                Step::After(pending.map_or(After::Nothing, After::NewStream))
             }
             () = gone.cancelled() => Step::Replaced,
-            said = line.inbound.said() => Step::Said(Box::new(said)),
-            room = acking, if line.unacked.is_some() => {
-                let sequence = line.unacked.unwrap_or_default();
+            received = stream.inbound.next() => Step::Received(Box::new(received)),
+            room = ack_room, if stream.unacked.is_some() => {
+                let sequence = stream.unacked.unwrap_or_default();
                 let message = Some(Answer::Ack(v1::Ack { sequence }));
                 if let Ok(room) = room {
                     room.send(Ok(v1::AttachResponse { message }));
                 }
-                line.acked();
+                stream.mark_acked();
                 Step::Due
             }
-            reason = wished => Step::Wished(reason),
-            () = asked => Step::Due,
+            reason = resync_requested => Step::ResyncRequested(reason),
+            () = resync_due => Step::Due,
             () = outbound.closed() => Step::After(After::Silence),
         }
     }
 
-    /// Lets the worker into the fleet, or finds that it is there.
-    fn enter(&mut self, request: &AttachRequest) -> Result<(), Status> {
-        let worker = greet::claim(&self.context.fleet, request)?;
+    /// Adds the worker to the fleet, or confirms that it is there.
+    fn claim_worker(&mut self, hello: &CheckedHello) -> Result<(), Status> {
+        let worker = hello::claim(&self.context.fleet, hello)?;
         let serving = self.context.cluster.serving();
-        let name = request.served.name();
-        let served = serving.model(name).ok_or_else(|| Status::not_found("it left"))?;
-        let is_same = |known: &Known| Arc::ptr_eq(&known.indexing.worker, &worker);
-        if !self.known.as_ref().is_some_and(is_same) {
+        let name = hello.served.name();
+        let served = serving
+            .model(name)
+            .ok_or_else(|| Status::not_found("this model is no longer served"))?;
+        let is_same = |attached: &AttachedWorker| Arc::ptr_eq(&attached.indexing.worker, &worker);
+        if !self.attached.as_ref().is_some_and(is_same) {
             worker.set_unsynced();
             let blocks = Blocks::new(Arc::clone(&served.pool), Arc::clone(&worker));
             let cluster = Arc::clone(&self.context.cluster);
-            let wishes = worker.resync.wishes();
+            let resync_requests = worker.resync.wishes();
             let indexing =
                 Indexing::new(cluster, name.into(), Arc::clone(&served.pool), worker, None);
-            self.known = Some(Known { blocks, indexing, is_leaving: false, wishes });
+            self.attached =
+                Some(AttachedWorker { blocks, indexing, is_leaving: false, resync_requests });
         }
-        self.learn(request.capabilities.clone())
+        self.set_capabilities(hello.capabilities.clone())
     }
 
-    /// Says what the shim needs to know, and what of its worker is known already.
-    fn welcome(&mut self, request: &AttachRequest, line: &mut Line) -> Result<(), Status> {
-        let Some(Known { blocks, indexing, is_leaving, .. }) = &mut self.known else {
-            return Err(Status::internal("a worker that has just entered is not there"));
+    /// Sends the welcome, with the number of the last change that the index has.
+    fn send_welcome(
+        &mut self,
+        hello: &CheckedHello,
+        stream: &mut ShimStream,
+    ) -> Result<(), Status> {
+        let Some(AttachedWorker { blocks, indexing, is_leaving, .. }) = &mut self.attached else {
+            return Err(Status::internal("the worker is not attached"));
         };
         if std::mem::take(is_leaving) {
-            indexing.worker.set_draining(false, "its shim is here again");
+            indexing.worker.set_draining(false, "its shim has attached again");
         }
         let block_size = indexing.pool.block_size();
         if block_size == 0 {
             return Err(Status::unavailable("the model's block size is not known yet"));
         }
-        let known_sequence = blocks.known(&request.mirror_id);
+        let known_sequence = blocks.known(&hello.mirror_id);
         if known_sequence.is_none() {
-            // Another mirror may be another engine's.
+            // Another mirror may belong to another engine process.
             indexing.worker.becomes_another();
             blocks.distrust();
-            line.resync.asked(Instant::now());
+            stream.resync.asked(Instant::now());
         }
         let interval = self.context.config.load_interval.as_millis();
         let welcome = v1::Welcome {
-            protocol: greet::PROTOCOL,
+            protocol: hello::PROTOCOL,
             router_id: self.context.router_id.clone(),
             hash_seed: self.context.cluster.hash_seed.0,
             hash_layout: HASH_LAYOUT,
@@ -267,67 +282,78 @@ impl Session {
             load_interval_ms: u32::try_from(interval).unwrap_or(u32::MAX),
             known_sequence,
         };
-        line.tell(Answer::Welcome(welcome));
+        stream.try_send(Answer::Welcome(welcome));
         tracing::info!(
             model = indexing.model(),
             worker = indexing.worker.id(),
-            url = request.config.url,
+            url = hello.config.url,
             known_sequence,
             "a shim attaches"
         );
         Ok(())
     }
 
-    async fn hear(&mut self, said: Said, line: &mut Line) -> Result<(), Status> {
-        match (said, &self.known) {
-            (Said::Message(message), _) => {
-                return self.take(message.map(|message| *message), line).await;
+    async fn handle(&mut self, received: Received, stream: &mut ShimStream) -> Result<(), Status> {
+        match (received, &self.attached) {
+            (Received::Message(message), _) => {
+                return self.handle_message(message.map(|message| *message), stream).await;
             }
-            (Said::InStep, Some(known)) if !line.resync.is_open() && known.blocks.is_whole() => {
-                known.believe();
+            (Received::InStep, Some(attached))
+                if !stream.resync.is_open() && attached.blocks.is_complete() =>
+            {
+                attached.mark_current();
             }
-            (Said::OutOfStep, Some(known)) => known.indexing.worker.set_events_current(false),
+            (Received::OutOfStep, Some(attached)) => {
+                attached.indexing.worker.set_events_current(false)
+            }
             _ => {}
         }
         Ok(())
     }
 
-    async fn take(&mut self, message: Option<Message>, line: &mut Line) -> Result<(), Status> {
-        let Some(known) = &mut self.known else { return Ok(()) };
+    async fn handle_message(
+        &mut self,
+        message: Option<Message>,
+        stream: &mut ShimStream,
+    ) -> Result<(), Status> {
+        let Some(attached) = &mut self.attached else { return Ok(()) };
         match message {
             Some(Message::Load(load)) => {
-                known.load(&load, self.context.config.load_stale);
-                // Changes of the time without a stream come before the second.
-                line.loads += 1;
-                if line.loads > 1 && !line.resync.is_open() && known.blocks.is_whole() {
-                    known.believe_unless_told(line);
+                attached.load(&load, self.context.config.load_stale);
+                // Changes from the time without a stream arrive before the second load report.
+                stream.load_reports += 1;
+                if stream.load_reports > 1
+                    && !stream.resync.is_open()
+                    && attached.blocks.is_complete()
+                {
+                    attached.mark_current_if_ordered(stream);
                 }
                 Ok(())
             }
-            Some(Message::Snapshot(part)) => known.snapshot(part, line).await,
-            Some(Message::Events(events)) => known.events(&events, line).await,
+            Some(Message::Snapshot(part)) => attached.snapshot(part, stream).await,
+            Some(Message::Events(events)) => attached.events(&events, stream).await,
             Some(Message::Capabilities(capabilities)) => {
-                greet::check(&capabilities)?;
-                self.learn(capabilities)
+                hello::check(&capabilities)?;
+                self.set_capabilities(capabilities)
             }
             Some(Message::Bye(bye)) => {
-                (line.is_leaving, known.is_leaving) = (true, true);
+                (stream.is_leaving, attached.is_leaving) = (true, true);
                 let reason: String =
                     bye.reason.chars().take(64).flat_map(char::escape_debug).collect();
-                let why = format!("its shim says good-bye: {reason}");
-                known.indexing.worker.set_draining(true, why);
+                let why = format!("its shim leaves: {reason}");
+                attached.indexing.worker.set_draining(true, why);
                 Ok(())
             }
             Some(Message::Hello(_)) => Err(Status::invalid_argument("`hello` comes once")),
-            // What a later version says.
+            // A message of a later protocol version.
             None => Ok(()),
         }
     }
 
-    /// Takes what the shim knows of its engine.
-    fn learn(&mut self, capabilities: v1::Capabilities) -> Result<(), Status> {
-        let Some(known) = &self.known else { return Ok(()) };
-        let Indexing { pool, worker, .. } = &known.indexing;
+    /// Applies the engine's capabilities as the shim reports them.
+    fn set_capabilities(&mut self, capabilities: v1::Capabilities) -> Result<(), Status> {
+        let Some(attached) = &self.attached else { return Ok(()) };
+        let Indexing { pool, worker, .. } = &attached.indexing;
         if let Some(tokens) = capabilities.block_size
             && !pool.learn_block_size(tokens)
         {
@@ -349,16 +375,17 @@ impl Session {
     }
 }
 
-impl Known {
-    /// The order of words says what is known to be true; where it does not, that is said.
-    fn believe_unless_told(&self, line: &Line) {
-        if line.inbound.keeps_order() {
-            self.believe();
+impl AttachedWorker {
+    /// Marks the blocks as current if the order of the messages proves it; otherwise the relay says
+    /// when they are.
+    fn mark_current_if_ordered(&self, stream: &ShimStream) {
+        if stream.inbound.keeps_order() {
+            self.mark_current();
         }
     }
 
-    /// What is in the index is what the worker holds.
-    fn believe(&self) {
+    /// Marks the worker's blocks in the index as current.
+    fn mark_current(&self) {
         let worker = &self.indexing.worker;
         if !worker.shim_report.publishes() {
             worker.set_synced();
@@ -367,8 +394,12 @@ impl Known {
         }
     }
 
-    async fn snapshot(&mut self, part: v1::SnapshotPart, line: &mut Line) -> Result<(), Status> {
-        line.resync.answered();
+    async fn snapshot(
+        &mut self,
+        part: v1::SnapshotPart,
+        stream: &mut ShimStream,
+    ) -> Result<(), Status> {
+        stream.resync.answered();
         if !self.blocks.is_restoring() {
             self.indexing.worker.set_events_current(false);
             self.indexing.begin_whole();
@@ -380,20 +411,20 @@ impl Known {
         match taken {
             Ok(None) => Ok(()),
             Ok(Some(sequence)) => {
-                line.applied(sequence);
-                self.believe_unless_told(line);
+                stream.note_applied(sequence);
+                self.mark_current_if_ordered(stream);
                 if self.indexing.may_log("synced") {
                     let (worker, blocks) = (self.indexing.worker.id(), self.indexing.blocks());
                     tracing::info!(worker, blocks, "index is in step");
                 }
                 Ok(())
             }
-            Err(fault) => self.at_fault(fault, line),
+            Err(fault) => self.handle_fault(fault, stream),
         }
     }
 
-    async fn events(&mut self, events: &v1::Events, line: &mut Line) -> Result<(), Status> {
-        if line.resync.is_open() {
+    async fn events(&mut self, events: &v1::Events, stream: &mut ShimStream) -> Result<(), Status> {
+        if stream.resync.is_open() {
             return Ok(());
         }
         self.indexing.observe(events.changes.len(), events.engine_time_s);
@@ -402,30 +433,30 @@ impl Known {
         self.indexing.note(events.changes.len(), sum);
         match taken {
             Ok(sequence) => {
-                line.applied(sequence);
-                self.believe_unless_told(line);
+                stream.note_applied(sequence);
+                self.mark_current_if_ordered(stream);
                 if self.indexing.has_room_again(Instant::now()) {
-                    line.resync.need(OVER_LIMIT);
+                    stream.resync.need(OVER_LIMIT);
                     self.indexing.wait_longer();
                 }
                 Ok(())
             }
-            Err(fault) => self.at_fault(fault, line),
+            Err(fault) => self.handle_fault(fault, stream),
         }
     }
 
-    fn at_fault(&mut self, fault: Fault, line: &mut Line) -> Result<(), Status> {
+    fn handle_fault(&mut self, fault: Fault, stream: &mut ShimStream) -> Result<(), Status> {
         self.blocks.distrust();
         self.indexing.worker.set_events_current(false);
         match fault {
             Fault::Gap(missed) => {
                 self.indexing.gap(missed);
-                line.resync.need("gap");
+                stream.resync.need("gap");
             }
-            Fault::Nonsense(why) => {
+            Fault::Invalid(why) => {
                 self.indexing.garbage(&why);
-                line.resync.need("nonsense");
-                if line.is_hopeless() {
+                stream.resync.need("nonsense");
+                if stream.count_invalid() {
                     return Err(Status::invalid_argument(why));
                 }
             }
@@ -449,17 +480,17 @@ impl Known {
         };
         worker.set_load(now.checked_sub(age).unwrap_or(now), figures);
         if !load.up {
-            // Nothing is known of its cache.
+            // While the engine is down, its cache contents are unknown.
             pool.assumed.forget(worker.index);
-        } else if let Some(known) = worker.shim_report.capabilities() {
-            // Forgotten while it was down.
+        } else if let Some(capabilities) = worker.shim_report.capabilities() {
+            // These were reset while the engine was down.
             if worker.honours_threshold().is_none() {
-                worker.set_honours_threshold(known.honours_threshold);
+                worker.set_honours_threshold(capabilities.honours_threshold);
             }
             if worker.ranks.pins().is_none() {
-                worker.ranks.set_pins(known.takes_rank_header);
+                worker.ranks.set_pins(capabilities.takes_rank_header);
             }
         }
-        worker.set_probed(load.up, "its shim says so");
+        worker.set_probed(load.up, "its shim reported it");
     }
 }

@@ -9,13 +9,13 @@ use rustls::ServerConfig;
 use splitrail_config::model::FleetTls;
 use splitrail_config::tls::{TlsFileError, TlsFiles};
 
-/// The files are read no more often than this, however many connect.
-const FRESH: Duration = Duration::from_secs(1);
+/// Minimum time between two reads of the files.
+const READ_INTERVAL_MIN: Duration = Duration::from_secs(1);
 
-/// What connections are secured with: what is in the configured files now.
+/// The TLS configuration of the fleet listener, kept up to date with the configured files.
 ///
-/// Certificates are issued for weeks and exchanged while programs run: whoever connects is shown the one that
-/// is there, not the one that was there when the router started.
+/// Certificates are renewed while the router runs: a new connection gets the certificate that is in
+/// the file now, not the one from when the router started.
 pub(super) struct Certificates {
     files: FleetTls,
     known: Mutex<Known>,
@@ -28,10 +28,10 @@ struct Known {
 }
 
 impl Certificates {
-    /// Reads them for the first time.
+    /// Reads the files for the first time.
     ///
     /// # Errors
-    /// A file cannot be read or used: with its key in the configuration.
+    /// A file cannot be read or used. The message names its key in the configuration.
     pub(super) fn open(files: FleetTls, now: Instant) -> io::Result<Self> {
         let opened = TlsFiles::read(&files).and_then(|read| Ok((read.server_config()?, read)));
         let (config, read) =
@@ -39,14 +39,14 @@ impl Certificates {
         Ok(Self { files, known: Mutex::new(Known { read_at: now, files: read, config }) })
     }
 
-    /// What a connection that begins now is secured with.
+    /// The TLS configuration for a connection that begins now.
     pub(super) fn current(&self, now: Instant) -> Arc<ServerConfig> {
         let mut known = self.known.lock().unwrap_or_else(PoisonError::into_inner);
-        if now.saturating_duration_since(known.read_at) >= FRESH {
+        if now.saturating_duration_since(known.read_at) >= READ_INTERVAL_MIN {
             known.read_at = now;
-            if let Err(error) = known.look_again(&self.files) {
-                // One file may be there before the other.
-                tracing::error!("fleet.tls.{error}: the earlier ones still hold");
+            if let Err(error) = known.read_again(&self.files) {
+                // A certificate and its key may be replaced one after the other.
+                tracing::error!("fleet.tls.{error}: the previous certificate stays in use");
             }
         }
         Arc::clone(&known.config)
@@ -54,11 +54,11 @@ impl Certificates {
 }
 
 impl Known {
-    fn look_again(&mut self, files: &FleetTls) -> Result<(), TlsFileError> {
+    fn read_again(&mut self, files: &FleetTls) -> Result<(), TlsFileError> {
         let files = TlsFiles::read(files)?;
         if files != self.files {
             (self.config, self.files) = (files.server_config()?, files);
-            tracing::info!("fleet.tls: the files have changed, and are used from now on");
+            tracing::info!("fleet.tls: the files have changed and are in use from now on");
         }
         Ok(())
     }

@@ -7,10 +7,10 @@ use std::time::{Duration, Instant};
 use super::credentials::Workers;
 use splitrail_config::model::{FleetConfig, Secret};
 
-/// The file is read no more often than this, however many call.
-const FRESH: Duration = Duration::from_secs(1);
+/// Minimum time between two reads of the files.
+const READ_INTERVAL_MIN: Duration = Duration::from_secs(1);
 
-/// The tokens that are accepted now: those in the configured files, each on a line of its own.
+/// The accepted tokens: those in the configured files, one on each line.
 pub(super) struct Tokens {
     sources: Vec<Source>,
     read_at: Mutex<Instant>,
@@ -26,10 +26,11 @@ struct Source {
 }
 
 impl Tokens {
-    /// Reads them for the first time; `None` if no tokens are configured.
+    /// Reads the tokens for the first time; `None` if no tokens are configured.
     ///
     /// # Errors
-    /// They cannot be had, or are none: with the key of the configuration.
+    /// The tokens cannot be read, or a source has none. The message names the key in the
+    /// configuration.
     pub(super) fn open(config: &FleetConfig, now: Instant) -> Result<Option<Self>, String> {
         let shared =
             config.token.iter().map(|secret| ("fleet.token".to_owned(), secret, Workers::Any));
@@ -48,15 +49,15 @@ impl Tokens {
         Ok((!sources.is_empty()).then(|| Self { sources, read_at: Mutex::new(now) }))
     }
 
-    /// The workers that the value of an `authorization` header is for; `None` if it names no
-    /// token that is accepted. How long that takes says nothing of any token but its length.
+    /// The workers that the token in an `authorization` header is for; `None` if the token is not
+    /// accepted. The duration depends on the length of a token, not on its content.
     pub(super) fn accept(
         &self,
         authorization: Option<&[u8]>,
         now: Instant,
     ) -> Option<Vec<Workers>> {
         const SCHEME: &[u8] = b"bearer ";
-        self.look_again(now);
+        self.read_again(now);
         let (scheme, given) = authorization.and_then(|value| value.split_at_checked(7))?;
         let mut accepted = Vec::new();
         for source in &self.sources {
@@ -71,10 +72,10 @@ impl Tokens {
         (!accepted.is_empty() && scheme.eq_ignore_ascii_case(SCHEME)).then_some(accepted)
     }
 
-    /// Reads the files again, if that was not done just now.
-    fn look_again(&self, now: Instant) {
+    /// Reads the files again, at most once per `READ_INTERVAL_MIN`.
+    fn read_again(&self, now: Instant) {
         let mut read_at = self.read_at.lock().unwrap_or_else(PoisonError::into_inner);
-        if now.saturating_duration_since(*read_at) < FRESH {
+        if now.saturating_duration_since(*read_at) < READ_INTERVAL_MIN {
             return;
         }
         *read_at = now;
@@ -83,16 +84,16 @@ impl Tokens {
                 Ok(tokens) => {
                     *source.known.lock().unwrap_or_else(PoisonError::into_inner) = tokens;
                 }
-                // It may be in the middle of being exchanged.
+                // The file may be in the middle of being replaced.
                 Err(error) => {
-                    tracing::error!(%error, "{}: the earlier ones still hold", source.key);
+                    tracing::error!(%error, "{}: the previous tokens stay in use", source.key);
                 }
             }
         }
     }
 }
 
-/// Whether two texts are the same, looking at every byte wherever they differ.
+/// Whether two texts are equal, in a time that does not depend on where they differ.
 pub(super) fn same(given: &[u8], known: &[u8]) -> bool {
     let mut differs = u8::from(given.len() != known.len());
     for (given, known) in given.iter().zip(known) {
@@ -108,7 +109,7 @@ mod tests {
     use splitrail_config::model::FleetToken;
 
     #[test]
-    fn every_line_is_accepted_and_a_new_file_replaces_them() {
+    fn each_line_of_the_token_file_is_accepted_and_a_new_file_replaces_all() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("tokens");
         std::fs::write(&path, "one-token\n\n  two-token \n").unwrap();
@@ -128,13 +129,16 @@ mod tests {
         assert!(tokens.accept(Some(b"Basic  one-token"), start).is_none());
 
         std::fs::write(&path, "two-token\nthree-token").unwrap();
-        assert!(accepts("one-token", start), "not looked at again so soon");
-        let later = start + FRESH;
+        assert!(accepts("one-token", start), "the file is not read again so soon");
+        let later = start + READ_INTERVAL_MIN;
         assert!(!accepts("one-token", later));
         assert!(accepts("two-token", later) && accepts("three-token", later));
 
         std::fs::remove_file(&path).unwrap();
-        assert!(accepts("three-token", later + FRESH), "until there are others");
+        assert!(
+            accepts("three-token", later + READ_INTERVAL_MIN),
+            "the previous tokens stay until there are others"
+        );
     }
 
     #[test]

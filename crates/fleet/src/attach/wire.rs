@@ -1,19 +1,20 @@
-//! Converts reports of blocks from their wire form to that of the index. The input is untrusted.
+//! Converts reports of blocks from the protocol's types to those of the index. The input is
+//! untrusted.
 
 use splitrail_kv::{BlockHash, EngineHash, HashedBlock, Named, RunNames, SnapshotRun, Tier};
 use splitrail_proto::v1;
 
-/// Blocks of one run of a snapshot: a shim's own index cuts longer ones.
+/// Maximum number of blocks in one run of a snapshot. A shim's index splits longer runs.
 const RUN_BLOCKS_MAX: usize = 1024;
 
-/// Why a message makes no sense. A word for logs.
-pub(super) type Nonsense = &'static str;
+/// Why a message is invalid, for logs.
+pub(super) type Invalid = &'static str;
 
-/// A run of a snapshot.
+/// Converts a run of a snapshot.
 ///
 /// # Errors
-/// It is empty or too long, or its names are not its blocks'.
-pub(super) fn run(run: v1::Run) -> Result<SnapshotRun, Nonsense> {
+/// The run is empty or too long, or the number of names does not fit the number of blocks.
+pub(super) fn run(run: v1::Run) -> Result<SnapshotRun, Invalid> {
     if run.hashes.is_empty() || run.hashes.len() > RUN_BLOCKS_MAX {
         return Err("a run is empty or too long");
     }
@@ -24,13 +25,13 @@ pub(super) fn run(run: v1::Run) -> Result<SnapshotRun, Nonsense> {
         (true, false) if run.named.len() <= 2 * RUN_BLOCKS_MAX => {
             RunNames::Each(run.named.into_iter().map(named).collect::<Result<_, _>>()?)
         }
-        _ => return Err("a run's names are not its blocks'"),
+        _ => return Err("a run's names do not fit its blocks"),
     };
     let hashes = run.hashes.into_iter().map(BlockHash).collect();
     Ok(SnapshotRun { parent: run.parent.map(BlockHash), hashes, names })
 }
 
-fn named(named: v1::Named) -> Result<Named, Nonsense> {
+fn named(named: v1::Named) -> Result<Named, Invalid> {
     if named.copies.len() > Tier::COUNT {
         return Err("a block has copies in more tiers than there are");
     }
@@ -39,11 +40,11 @@ fn named(named: v1::Named) -> Result<Named, Nonsense> {
     Ok(Named { at: named.at, engine: EngineHash(named.name), copies })
 }
 
-/// Blocks that became resident.
+/// Converts blocks that an engine stored.
 ///
 /// # Errors
-/// Names and hashes are not of the same blocks.
-pub(super) fn stored(stored: &v1::Stored) -> Result<Vec<HashedBlock>, Nonsense> {
+/// There are more names than hashes, or fewer.
+pub(super) fn stored(stored: &v1::Stored) -> Result<Vec<HashedBlock>, Invalid> {
     if stored.names.len() != stored.hashes.len() {
         return Err("stored blocks have more names than hashes, or fewer");
     }
@@ -54,16 +55,16 @@ pub(super) fn stored(stored: &v1::Stored) -> Result<Vec<HashedBlock>, Nonsense> 
     Ok(stored.names.iter().zip(&stored.hashes).map(block).collect())
 }
 
-/// A tier by its number.
+/// Converts a tier.
 ///
 /// # Errors
-/// There is none of that number.
-pub(super) fn tier(tier: i32) -> Result<Tier, Nonsense> {
+/// The number stands for no tier.
+pub(super) fn tier(tier: i32) -> Result<Tier, Invalid> {
     match v1::BlockTier::try_from(tier) {
         Ok(v1::BlockTier::Device) => Ok(Tier::Device),
         Ok(v1::BlockTier::Host) => Ok(Tier::Host),
         Ok(v1::BlockTier::Disk) => Ok(Tier::Disk),
         Ok(v1::BlockTier::Remote) => Ok(Tier::Remote),
-        Err(_) => Err("there is no such tier"),
+        Err(_) => Err("unknown tier"),
     }
 }

@@ -21,38 +21,43 @@ use tokio::time::sleep;
 use super::model::Model;
 use splitrail_config::model::Storage;
 
-/// Messages that are asked for at once.
+/// Number of messages requested from the broker together.
 const BATCH: usize = 128;
-/// Messages that are on their way and not acknowledged.
+/// Maximum number of delivered messages without an acknowledgement.
 const UNACKNOWLEDGED_MAX: i64 = 1024;
-/// Messages after which their receipt is acknowledged, if more are waiting.
+/// Number of messages after which an acknowledgement is sent although more are waiting.
 const ACKNOWLEDGE_EVERY: usize = 64;
-/// A silent broker says so as often as this.
+/// Interval of the broker's heartbeats while it has no messages.
 const HEARTBEAT: Duration = Duration::from_secs(1);
-/// How long a question for messages stands.
+/// How long a request for messages stays open.
 const EXPIRES: Duration = Duration::from_secs(10);
-/// How long the broker keeps the place of a router that is gone.
-const PLACE_KEPT: Duration = Duration::from_secs(24 * 3600);
-/// How long it keeps snapshots that are not renewed.
+/// How long the broker keeps the position of a router that is gone.
+const POSITION_KEPT: Duration = Duration::from_secs(24 * 3600);
+/// How long the broker keeps a snapshot that is not renewed.
 const SNAPSHOTS_KEPT: Duration = Duration::from_secs(6 * 3600);
-/// Messages that a router that starts reads again, at most; who needs more needs a snapshot.
+/// Maximum number of messages that a starting router reads again. A worker with more changes since
+/// its snapshot needs a new snapshot.
 const TAIL_MAX: u64 = 20_000;
 /// Pause before trying again.
 const PAUSE: Duration = Duration::from_millis(200);
 
-/// Why following began anew.
+/// Why the consumer must be opened again.
 type Failure = Box<dyn std::error::Error + Send + Sync>;
 
-/// Follows it. Never ends.
+/// Follows the stream of a model, and starts again after each failure. Never ends.
 pub(super) async fn run(model: &Model) {
     let mut follower = Follower { model, seen: None, unacknowledged: 0 };
     loop {
         model.broker.until_connected().await;
         if let Err(error) = follower.follow().await {
-            // Broken connections are told where they break.
+            // A lost connection is logged by the connection itself.
             match model.broker.is_connected() {
-                true => tracing::warn!(model = model.name, %error, "the event stream"),
-                false => tracing::debug!(model = model.name, %error, "the event stream"),
+                true => {
+                    tracing::warn!(model = model.name, %error, "the event stream is interrupted")
+                }
+                false => {
+                    tracing::debug!(model = model.name, %error, "the event stream is interrupted")
+                }
             }
         }
         sleep(PAUSE).await;
@@ -61,15 +66,16 @@ pub(super) async fn run(model: &Model) {
 
 struct Follower<'m> {
     model: &'m Model,
-    /// The last message that came, by the stream's number; none before the first look.
+    /// The stream's number of the last message received; `None` before the consumer is first
+    /// opened.
     seen: Option<u64>,
     unacknowledged: usize,
 }
 
 impl Follower<'_> {
-    /// Follows until something breaks.
+    /// Follows the stream until a failure.
     async fn follow(&mut self) -> Result<(), Failure> {
-        let state = self.provide().await?;
+        let state = self.ensure_stream().await?;
         let consumer = self.consumer(&state).await?;
         let mut messages = consumer
             .stream()
@@ -91,8 +97,9 @@ impl Follower<'_> {
         }
     }
 
-    /// Makes the stream and the store, if they are not there; how the stream stands.
-    async fn provide(&self) -> Result<State, Failure> {
+    /// Creates the stream and the snapshot store if they do not exist. Returns the state of the
+    /// stream.
+    async fn ensure_stream(&self) -> Result<State, Failure> {
         let (context, config) = (&self.model.broker.context, &self.model.config);
         let storage = match config.storage {
             Storage::File => StorageType::File,
@@ -142,7 +149,8 @@ impl Follower<'_> {
         let stream = context.get_stream(names::stream(&self.model.name)).await?;
         let kept = stream.get_consumer::<pull::Config>(durable).await;
         let start = match self.seen {
-            // A stream that has less than was seen of it is another, or has lost some.
+            // A stream that ends before the last message seen was created again, or has lost
+            // messages.
             Some(seen) if seen <= state.last_sequence => {
                 if let Ok(consumer) = kept {
                     return Ok(consumer);
@@ -168,7 +176,7 @@ impl Follower<'_> {
                 ack_policy: AckPolicy::All,
                 max_ack_pending: UNACKNOWLEDGED_MAX,
                 filter_subject: names::kv_of_all(&self.model.name),
-                inactive_threshold: PLACE_KEPT,
+                inactive_threshold: POSITION_KEPT,
                 ..pull::Config::default()
             })
             .await?;
@@ -183,7 +191,7 @@ impl Follower<'_> {
         let metrics = &self.model.context.cluster.metrics;
         let gauge = metrics.plane_pending.with_label_values(&[self.model.name.as_str()]);
         gauge.set(i64::try_from(pending).unwrap_or(i64::MAX));
-        self.give(&message);
+        self.dispatch(&message);
         self.seen = Some(number.max(self.seen.unwrap_or_default()));
         self.unacknowledged += 1;
         if pending == 0 || self.unacknowledged >= ACKNOWLEDGE_EVERY {
@@ -194,8 +202,8 @@ impl Follower<'_> {
         Ok(())
     }
 
-    /// Gives a message to its worker's slot, if it is of that worker.
-    fn give(&self, message: &jetstream::Message) {
+    /// Puts a message into the slot of its worker, if subject and content name the same worker.
+    fn dispatch(&self, message: &jetstream::Message) {
         let token = names::last(&message.subject);
         let Ok(events) = v1::PlaneEvents::decode(message.payload.clone()) else {
             self.model.count_refused("nonsense");

@@ -12,12 +12,12 @@ use super::slots::Slots;
 use super::terms;
 use splitrail_config::model::NatsEvents;
 
-/// One model on the plane.
+/// One model on the event plane.
 pub(super) struct Model {
     pub(super) context: Arc<AttachContext>,
     pub(super) broker: Broker,
     pub(super) config: Arc<NatsEvents>,
-    /// As the configuration calls it.
+    /// The name of the model in the configuration.
     pub(super) name: String,
     pub(super) durable: String,
     pub(super) slots: Slots,
@@ -25,18 +25,18 @@ pub(super) struct Model {
 }
 
 impl Model {
-    /// Asks shims for something.
+    /// Publishes a request to shims.
     pub(super) async fn ask(&self, subject: String, reason: &str) {
         let who = self.context.router_id.clone();
         let ask = v1::PlaneAsk { who, reason: reason.to_owned(), model: self.name.clone() };
         let payload = ask.encode_to_vec().into();
         if let Err(error) = self.broker.client.publish(subject, payload).await {
-            tracing::debug!(%error, "the broker");
+            tracing::debug!(%error, "cannot publish to the broker");
         }
     }
 
-    /// How this router hashes the model's blocks; the block size is 0 while no engine has
-    /// said it.
+    /// How this router hashes the model's blocks. The block size is 0 until an engine has reported
+    /// it.
     pub(super) fn terms(&self) -> Option<v1::Welcome> {
         let serving = self.context.cluster.serving();
         Some(terms::of(&self.context, serving.model(&self.name)?))

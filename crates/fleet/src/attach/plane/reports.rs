@@ -1,4 +1,5 @@
-//! Heartbeats of workers: which workers are there, and their load. A worker with heartbeats gets a relay.
+//! Receives the heartbeats of workers, which carry their load, and starts a relay for each worker
+//! that sends them.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
@@ -16,41 +17,42 @@ use super::model::Model;
 use super::relay;
 use super::slots::{Latest, Slot, lock};
 
-/// Between two looks at who needs a relay.
-const LOOK: Duration = Duration::from_millis(100);
-/// For how long after its last sign a process keeps another from speaking for its worker: at
-/// least this ...
+/// Interval of the check which workers need a relay.
+const RELAY_CHECK: Duration = Duration::from_millis(100);
+/// Minimum time after its last heartbeat for which a process keeps others from reporting for its
+/// worker.
 const OCCUPIED: Duration = Duration::from_secs(3);
-/// ... and at least as many of `fleet.load_interval`.
+/// The same time in multiples of `fleet.load_interval`; the longer one applies.
 const OCCUPIED_INTERVALS: u32 = 3;
 /// Pause before subscribing again.
 const PAUSE: Duration = Duration::from_secs(1);
 
-/// Listens. Never ends.
+/// Receives heartbeats. Never ends.
 pub(super) async fn run(model: &Arc<Model>) {
     let mut relays = JoinSet::new();
     loop {
         match model.broker.client.subscribe(names::load_of_all(&model.name)).await {
             Ok(reports) => listen(model, reports, &mut relays).await,
-            Err(error) => tracing::warn!(%error, "shims cannot be listened to"),
+            Err(error) => tracing::warn!(%error, "cannot subscribe to the reports of shims"),
         }
         sleep(PAUSE).await;
     }
 }
 
-/// Until the subscription ends.
+/// Receives heartbeats until the subscription ends.
 async fn listen(model: &Arc<Model>, mut reports: Subscriber, relays: &mut JoinSet<()>) {
-    let mut look = interval(LOOK);
+    let mut look = interval(RELAY_CHECK);
     look.set_missed_tick_behavior(MissedTickBehavior::Delay);
     let mut connected = model.broker.connected.clone();
     connected.mark_changed();
     loop {
         tokio::select! {
             report = reports.next() => match report {
-                Some(report) => hear(model, &report),
+                Some(report) => take_report(model, &report),
                 None => return,
             },
-            // Whoever is there says so at once, and not only in time.
+            // After a connection is made, all shims are asked to report immediately instead of at
+            // their next interval.
             Ok(()) = connected.changed() => {
                 let is_connected = *connected.borrow_and_update();
                 if is_connected {
@@ -80,17 +82,17 @@ fn wants_relay(model: &Model, slot: &Slot) -> bool {
         && Instant::now() >= *lock(&slot.not_before)
 }
 
-fn hear(model: &Model, message: &Message) {
+fn take_report(model: &Model, message: &Message) {
     let token = names::last(&message.subject);
     let Ok(report) = v1::PlaneReport::decode(message.payload.clone()) else {
         model.count_refused("nonsense");
         return;
     };
-    let speaks_for = |hello: &v1::Hello| {
+    let is_from_sender = |hello: &v1::Hello| {
         hello.worker_id == report.worker_id && hello.instance_id == report.instance_id
     };
-    let is_of_it = names::token(&report.worker_id) == token;
-    if !is_of_it || !report.hello.as_ref().is_none_or(speaks_for) {
+    let is_for_subject = names::token(&report.worker_id) == token;
+    if !is_for_subject || !report.hello.as_ref().is_none_or(is_from_sender) {
         model.count_refused("spoofed");
         return;
     }
@@ -102,7 +104,7 @@ fn hear(model: &Model, message: &Message) {
     let occupied = OCCUPIED.max(OCCUPIED_INTERVALS * model.context.config.load_interval);
     let mut is_taken = false;
     slot.latest.send_if_modified(|latest| {
-        is_taken = note(latest, report, Instant::now(), occupied);
+        is_taken = accept_report(latest, report, Instant::now(), occupied);
         is_taken
     });
     if !is_taken {
@@ -110,9 +112,15 @@ fn hear(model: &Model, message: &Message) {
     }
 }
 
-/// Takes a report, unless another process speaks for the worker, or says that it is elsewhere.
-/// A process that has been silent for `occupied` gives way to another that says who it is.
-fn note(latest: &mut Latest, report: v1::PlaneReport, now: Instant, occupied: Duration) -> bool {
+/// Stores a report, and returns whether it was accepted. A report of another process, or with
+/// another address, is refused until the known process has been silent for `occupied`; then the new
+/// process must introduce itself with a hello.
+fn accept_report(
+    latest: &mut Latest,
+    report: v1::PlaneReport,
+    now: Instant,
+    occupied: Duration,
+) -> bool {
     let is_other = latest.instance_id != report.instance_id;
     if let Some(known) = &latest.hello {
         let is_silent = now.saturating_duration_since(latest.at) >= occupied;
@@ -151,13 +159,14 @@ mod tests {
     }
 
     #[test]
-    fn one_process_speaks_for_a_worker_until_it_is_silent() {
+    fn one_process_reports_for_a_worker_until_it_is_silent() {
         let slot = Slots::new(1).slot("w").unwrap();
         let mut latest = slot.latest.borrow().clone();
         let now = Instant::now();
-        let note = |latest: &mut Latest, report, now| note(latest, report, now, OCCUPIED);
+        let note = |latest: &mut Latest, report, now| accept_report(latest, report, now, OCCUPIED);
         assert!(note(&mut latest, report("first", Some("http://a:1")), now));
-        // No other process takes its place, wherever it is, nor moves it elsewhere.
+        // No other process replaces it, whatever its address, and it cannot move to another
+        // address.
         for (instance_id, url) in [
             ("second", None),
             ("second", Some("http://a:1")),
@@ -172,7 +181,7 @@ mod tests {
         assert!(note(&mut latest, report("first", None), now));
         assert_eq!(latest.load.map(|(number, _)| number), Some(2));
         assert_eq!(latest.hello.as_ref().map(|hello| hello.url.as_str()), Some("http://a:1"));
-        // Once it is silent, one that says who it is comes in its place.
+        // Once the process is silent, one that sends a hello replaces it.
         let later = now + OCCUPIED;
         assert!(!note(&mut latest, report("other", None), later));
         assert!(note(&mut latest, report("other", Some("http://b:1")), later));

@@ -1,4 +1,5 @@
-//! What was received of each worker and not relayed yet. Bounded for each worker and for all together.
+//! The reports of each worker that were received and are not yet relayed. Bounded for each worker
+//! and for all workers together.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering::Relaxed};
@@ -8,46 +9,48 @@ use std::time::{Duration, Instant};
 use splitrail_proto::v1;
 use tokio::sync::{Notify, watch};
 
-/// Bytes of one worker's changes that may wait: some more than lie between two snapshots.
+/// Maximum size of one worker's waiting changes in bytes: somewhat more than a shim publishes
+/// between two snapshots.
 const SLOT_MAX_BYTES: usize = 16 << 20;
-/// Bytes of all workers' together.
+/// Maximum size of all workers' waiting changes in bytes.
 const ALL_MAX_BYTES: usize = 256 << 20;
-/// From here on the broker is to keep what it has.
+/// From this size on, the consumer waits, so that further messages stay with the broker.
 const FULL_BYTES: usize = ALL_MAX_BYTES / 2;
-/// How long one waits for room before things go on without.
+/// Maximum time for which the consumer waits for room.
 const ROOM_PATIENCE: Duration = Duration::from_secs(1);
-/// How long a slot stays of which nothing is heard.
+/// How long a slot is kept after the last heartbeat.
 const FORGET: Duration = Duration::from_secs(60);
-/// Slots beside those of shims that may attach: of those that are gone.
+/// Slots beside those of the shims that may attach: of workers that are gone.
 const BESIDE: usize = 64;
 
-/// All workers' of one model.
+/// The slots of one model's workers.
 pub(super) struct Slots {
     max: usize,
     by_token: Mutex<BTreeMap<String, Arc<Slot>>>,
     held: Arc<Held>,
 }
 
-/// What is held of all.
+/// The size of what waits in all slots.
 #[derive(Default)]
 struct Held {
     bytes: AtomicUsize,
     freed: Notify,
 }
 
-/// One worker's.
+/// The slot of one worker.
 pub(super) struct Slot {
-    /// Its name, as in subjects.
+    /// The worker's name in the form used in subjects.
     pub(super) token: String,
-    /// By which one relay of it takes the place of another. Only this router knows it.
+    /// Proves to the registry that a new relay of this worker may replace an earlier one. Only this
+    /// router knows it.
     pub(super) secret: [u8; 32],
     queue: Mutex<Queue>,
-    /// There is something in the queue.
+    /// Notified when the queue gets a message.
     pub(super) news: Notify,
     pub(super) latest: watch::Sender<Latest>,
-    /// Whether a relay is at work.
+    /// Whether a relay runs for this worker.
     pub(super) is_relayed: AtomicBool,
-    /// When the next one may begin.
+    /// Earliest time at which the next relay may start.
     pub(super) not_before: Mutex<Instant>,
     held: Arc<Held>,
 }
@@ -58,15 +61,15 @@ struct Queue {
     bytes: usize,
 }
 
-/// What was last heard.
+/// The last reports of a worker.
 #[derive(Clone, Debug)]
 pub(super) struct Latest {
     pub(super) at: Instant,
     pub(super) instance_id: String,
     pub(super) mirror_id: String,
-    /// All changes up to here are in the stream.
+    /// All changes up to this number are in the stream.
     pub(super) sequence: Option<u64>,
-    /// With its number.
+    /// The last load report, with its number.
     pub(super) load: Option<(u64, v1::Load)>,
     pub(super) hello: Option<v1::Hello>,
     pub(super) terms: Option<v1::Welcome>,
@@ -94,7 +97,7 @@ impl Slots {
         Self { max: workers_max + BESIDE, by_token, held: Arc::default() }
     }
 
-    /// A worker's slot; none if there are too many.
+    /// The slot of a worker, which is created if needed; `None` if there are too many.
     pub(super) fn slot(&self, token: &str) -> Option<Arc<Slot>> {
         let mut slots = lock(&self.by_token);
         if let Some(slot) = slots.get(token) {
@@ -117,12 +120,11 @@ impl Slots {
         Some(slot)
     }
 
-    /// All slots.
     pub(super) fn all(&self) -> Vec<Arc<Slot>> {
         lock(&self.by_token).values().cloned().collect()
     }
 
-    /// Drops those of which nothing was heard for long.
+    /// Drops the slots of workers that have sent no heartbeat for `FORGET`.
     pub(super) fn forget(&self, now: Instant) {
         let is_old = |slot: &Slot| {
             now.saturating_duration_since(slot.latest.borrow().at) >= FORGET
@@ -131,7 +133,7 @@ impl Slots {
         lock(&self.by_token).retain(|_, slot| !is_old(slot));
     }
 
-    /// Waits until there is room for more, or for long enough.
+    /// Waits until less than `FULL_BYTES` wait, but at most `ROOM_PATIENCE`.
     pub(super) async fn room(&self) {
         let free = async {
             loop {
@@ -148,8 +150,8 @@ impl Slots {
 }
 
 impl Slot {
-    /// Adds a message of so many bytes. Where there is no room, all that waits is lost; says
-    /// whether it was.
+    /// Adds a message of the given size in bytes. If there is no room, all waiting messages are
+    /// dropped first; returns whether that happened.
     pub(super) fn push(&self, message: v1::PlaneEvents, bytes: usize) -> bool {
         let mut queue = lock(&self.queue);
         let all = self.held.bytes.load(Relaxed);
@@ -166,7 +168,7 @@ impl Slot {
         is_full
     }
 
-    /// Takes the oldest message, with its bytes.
+    /// Takes the oldest message, with its size in bytes.
     pub(super) fn pop(&self) -> Option<(usize, v1::PlaneEvents)> {
         let mut queue = lock(&self.queue);
         let (bytes, message) = queue.messages.pop_front()?;
@@ -175,7 +177,7 @@ impl Slot {
         Some((bytes, message))
     }
 
-    /// Puts back what was taken last.
+    /// Puts the message that was taken last back to the front.
     pub(super) fn put_back(&self, bytes: usize, message: v1::PlaneEvents) {
         let mut queue = lock(&self.queue);
         self.held.bytes.fetch_add(bytes, Relaxed);
@@ -183,7 +185,7 @@ impl Slot {
         queue.messages.push_front((bytes, message));
     }
 
-    /// Keeps only what is of one mirror.
+    /// Drops the messages of all other mirrors.
     pub(super) fn keep(&self, mirror_id: &str) {
         let mut queue = lock(&self.queue);
         let before = queue.bytes;
@@ -192,14 +194,13 @@ impl Slot {
         self.free(before - queue.bytes);
     }
 
-    /// The first change of a mirror that waits.
+    /// The number of the first waiting change of a mirror.
     pub(super) fn first(&self, mirror_id: &str) -> Option<u64> {
         let queue = lock(&self.queue);
         let mut of_it = queue.messages.iter().filter(|(_, message)| message.mirror_id == mirror_id);
         of_it.find_map(|(_, message)| message.events.first()).map(|events| events.sequence)
     }
 
-    /// Whether nothing waits.
     pub(super) fn is_empty(&self) -> bool {
         lock(&self.queue).messages.is_empty()
     }
@@ -217,7 +218,7 @@ impl Drop for Slot {
     }
 }
 
-/// A poisoned lock still guards a whole value.
+/// A panic while the lock was held cannot leave the value half-changed.
 pub(super) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
@@ -233,7 +234,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_held_is_bounded_and_counted() {
+    fn waiting_bytes_are_bounded_and_counted() {
         let slots = Slots::new(1);
         let slot = slots.slot("w").unwrap();
         assert!(!slot.push(message("m", 1), SLOT_MAX_BYTES / 2));
@@ -250,7 +251,7 @@ mod tests {
         assert_eq!(slots.held.bytes.load(Relaxed), 2);
         drop(slot);
         slots.forget(Instant::now() + FORGET);
-        assert_eq!(slots.held.bytes.load(Relaxed), 0, "what is forgotten is free");
+        assert_eq!(slots.held.bytes.load(Relaxed), 0, "a forgotten slot frees its bytes");
     }
 
     #[test]

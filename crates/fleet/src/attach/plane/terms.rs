@@ -10,13 +10,13 @@ use splitrail_proto::v1;
 use tokio::time::sleep;
 
 use super::super::context::AttachContext;
-use super::super::greet::PROTOCOL;
+use super::super::hello::PROTOCOL;
 use crate::Served;
 
 /// Pause before subscribing again.
 const PAUSE: Duration = Duration::from_secs(1);
 
-/// Answers all who ask. Never ends.
+/// Answers all questions. Never ends.
 pub(super) async fn run(context: &AttachContext, broker: &Broker) {
     loop {
         match broker.client.subscribe(names::terms_of_all()).await {
@@ -25,7 +25,7 @@ pub(super) async fn run(context: &AttachContext, broker: &Broker) {
                     let Some(reply) = question.reply else { continue };
                     let Ok(ask) = v1::PlaneAsk::decode(question.payload) else { continue };
                     let serving = context.cluster.serving();
-                    // An adapter's name is not a model's.
+                    // A shim must name a model, not an adapter.
                     let named = serving.names.get(&ask.model);
                     let Some(named) = named.filter(|named| named.adapter.is_none()) else {
                         continue;
@@ -34,11 +34,11 @@ pub(super) async fn run(context: &AttachContext, broker: &Broker) {
                     drop(serving);
                     let sent = broker.client.publish(reply, terms.encode_to_vec().into()).await;
                     if let Err(error) = sent {
-                        tracing::debug!(%error, "the broker");
+                        tracing::debug!(%error, "cannot publish to the broker");
                     }
                 }
             }
-            Err(error) => tracing::warn!(%error, "shims cannot ask how blocks are hashed"),
+            Err(error) => tracing::warn!(%error, "cannot subscribe to the questions of shims"),
         }
         sleep(PAUSE).await;
     }
@@ -60,7 +60,7 @@ pub(super) fn of(context: &AttachContext, served: &Served) -> v1::Welcome {
     }
 }
 
-/// Whether a shim's blocks are hashed as this router hashes.
+/// Whether a shim hashes blocks in the same way as this router.
 pub(super) fn agree(ours: &v1::Welcome, theirs: &v1::Welcome) -> bool {
     let is_size = ours.block_size == 0 || ours.block_size == theirs.block_size;
     is_size

@@ -10,7 +10,7 @@ use splitrail_proto::v1::attach_request::Message;
 use tonic::Status;
 
 use super::credentials::Allowed;
-use super::inbound::{Inbound, Said};
+use super::inbound::{Inbound, Received};
 use crate::Cluster;
 use crate::Served;
 use crate::{Fleet, Source};
@@ -21,9 +21,9 @@ use splitrail_engine_client::networks::literal;
 /// The version of the protocol between shims and routers.
 pub(super) const PROTOCOL: u32 = 1;
 /// Maximum time between the start of a stream and its hello.
-const PATIENCE: Duration = Duration::from_secs(10);
+const HELLO_TIMEOUT: Duration = Duration::from_secs(10);
 /// Maximum time to resolve a host name.
-const LOOK_UP: Duration = Duration::from_secs(5);
+const LOOKUP_TIMEOUT: Duration = Duration::from_secs(5);
 /// Maximum length of a worker's id in characters, as in the configuration.
 const ID_MAX: usize = 128;
 /// Maximum length of any other text in characters.
@@ -32,7 +32,7 @@ const TEXT_MAX: usize = 256;
 const SECRET_BYTES: std::ops::RangeInclusive<usize> = 16..=64;
 
 /// What a hello asks for: the worker, and the proofs that its shim gave.
-pub(super) struct AttachRequest {
+pub(super) struct CheckedHello {
     pub(super) served: Arc<Served>,
     /// The worker in the form of the configuration.
     pub(super) config: WorkerConfig,
@@ -43,66 +43,69 @@ pub(super) struct AttachRequest {
     pub(super) capabilities: v1::Capabilities,
 }
 
-/// Reads who it is, and checks everything that can be checked without the others.
-pub(super) async fn greet(
+/// Reads the hello of a new stream, and checks everything that does not depend on other sessions.
+pub(super) async fn read_hello(
     cluster: &Cluster,
     fleet: &Fleet,
     inbound: &mut Inbound,
     allowed: &Allowed,
-) -> Result<AttachRequest, Status> {
-    let first = tokio::time::timeout(PATIENCE, inbound.said()).await;
-    let first = first.map_err(|_| Status::unavailable("no hello came in time"))??;
-    let Some(Said::Message(Some(first))) = first else {
+) -> Result<CheckedHello, Status> {
+    let first = tokio::time::timeout(HELLO_TIMEOUT, inbound.next()).await;
+    let first = first.map_err(|_| Status::unavailable("the shim sent no `hello` in time"))??;
+    let Some(Received::Message(Some(first))) = first else {
         return Err(Status::invalid_argument("the first message must be `hello`"));
     };
     let Message::Hello(hello) = *first else {
         return Err(Status::invalid_argument("the first message must be `hello`"));
     };
     let serving = cluster.serving();
-    // An adapter's name is not a model's.
+    // A shim must name a model, not an adapter.
     let named = serving.names.get(&hello.model).filter(|named| named.adapter.is_none());
     let served = named.map(|named| Arc::clone(&serving.models[named.model]));
-    let request = request(hello, served)?;
-    may_speak_for(fleet, &request, allowed)?;
-    let is_open = request.served.config.discovery.contains(&Discovery::Shim {});
-    let is_written_down = fleet.is_written_down(request.served.name(), &request.authority);
-    if !(is_open || is_written_down) {
+    let hello = check_hello(hello, served)?;
+    may_speak_for(fleet, &hello, allowed)?;
+    let is_open = hello.served.config.discovery.contains(&Discovery::Shim {});
+    let is_listed = fleet.is_written_down(hello.served.name(), &hello.authority);
+    if !(is_open || is_listed) {
         return Err(Status::not_found("this model has no `discovery` of kind `shim`"));
     }
-    if !is_written_down {
-        admit(cluster, request.authority.host()).await?;
+    if !is_listed {
+        admit(cluster, hello.authority.host()).await?;
     }
-    if let Some(bootstrap) = &request.config.bootstrap
+    if let Some(bootstrap) = &hello.config.bootstrap
         && let Some(Ok(authority)) = bootstrap.strip_prefix("http://").map(str::parse::<Authority>)
-        && authority.host() != request.authority.host()
+        && authority.host() != hello.authority.host()
     {
         admit(cluster, authority.host()).await?;
     }
-    Ok(request)
+    Ok(hello)
 }
 
-/// Whether a caller with these credentials may speak for the worker that it names, and for the
-/// one that is known at the address that it gives.
-fn may_speak_for(fleet: &Fleet, request: &AttachRequest, allowed: &Allowed) -> Result<(), Status> {
-    let (model, id) = (request.served.name(), request.config.id.as_str());
-    let there = fleet.name_at(model, &request.authority);
+/// Checks that the client's credentials allow the worker that it names and the worker that is
+/// already known at the address that it gives.
+fn may_speak_for(fleet: &Fleet, hello: &CheckedHello, allowed: &Allowed) -> Result<(), Status> {
+    let (model, id) = (hello.served.name(), hello.config.id.as_str());
+    let known_there = fleet.name_at(model, &hello.authority);
     if let Some(id) =
-        [Some(id), there.as_deref()].into_iter().flatten().find(|id| !allowed.permits(id))
+        [Some(id), known_there.as_deref()].into_iter().flatten().find(|id| !allowed.permits(id))
     {
         let message = format!("this credential is not for worker {id}");
         return Err(Status::permission_denied(message));
     }
-    if fleet.is_written_elsewhere(model, id, &request.authority) {
+    if fleet.is_written_elsewhere(model, id, &hello.authority) {
         let message =
-            format!("worker {id} is written down at another address than {}", request.config.url);
+            format!("worker {id} is listed with another address than {}", hello.config.url);
         return Err(Status::permission_denied(message));
     }
     Ok(())
 }
 
-fn request(hello: v1::Hello, served: Option<Arc<Served>>) -> Result<AttachRequest, Status> {
+fn check_hello(hello: v1::Hello, served: Option<Arc<Served>>) -> Result<CheckedHello, Status> {
     if hello.protocol != PROTOCOL {
-        let message = format!("protocol {} is not spoken here, but {PROTOCOL}", hello.protocol);
+        let message = format!(
+            "protocol {} is not supported; this router supports {PROTOCOL}",
+            hello.protocol
+        );
         return Err(Status::failed_precondition(message));
     }
     let role = match hello.role() {
@@ -122,7 +125,7 @@ fn request(hello: v1::Hello, served: Option<Arc<Served>>) -> Result<AttachReques
     }
     let short = |text: &str| text.len() <= TEXT_MAX && !text.chars().any(char::is_control);
     if instance_id.is_empty() || !short(&instance_id) {
-        return Err(invalid("instance_id", "a short text, made anew with each process"));
+        return Err(invalid("instance_id", "a short text, new for each process"));
     }
     if !short(&mirror_id) {
         return Err(invalid("mirror_id", "a short text"));
@@ -152,10 +155,10 @@ fn request(hello: v1::Hello, served: Option<Arc<Served>>) -> Result<AttachReques
         data_parallel_ranks: None,
         takes_rank_header: None,
     };
-    Ok(AttachRequest { served, config, authority, secret, mirror_id, capabilities })
+    Ok(CheckedHello { served, config, authority, secret, mirror_id, capabilities })
 }
 
-/// Whether what is told of an engine is of a sane size.
+/// Checks that the texts and numbers of reported capabilities are within bounds.
 pub(super) fn check(capabilities: &v1::Capabilities) -> Result<(), Status> {
     let v1::Capabilities { engine, engine_version, connector, connector_engine_id, .. } =
         capabilities;
@@ -181,14 +184,15 @@ fn invalid(what: &str, why: &str) -> Status {
     Status::invalid_argument(format!("hello.{what}: {why}"))
 }
 
-/// Whether a worker may be at a host: each of its addresses lies in the allowed networks.
+/// Checks that all addresses of a worker's host lie within the allowed networks.
 async fn admit(cluster: &Cluster, host: &str) -> Result<(), Status> {
     let outside =
         || Status::permission_denied("its address lies outside `fleet.networks` of this router");
     let addresses: Vec<IpAddr> = match literal(host) {
         Some(address) => vec![address],
         None => {
-            let found = tokio::time::timeout(LOOK_UP, tokio::net::lookup_host((host, 0))).await;
+            let found =
+                tokio::time::timeout(LOOKUP_TIMEOUT, tokio::net::lookup_host((host, 0))).await;
             let unknown = || Status::unavailable("the host of its address cannot be looked up");
             let found = found.map_err(|_| unknown())?.map_err(|_| unknown())?;
             found.map(|address| address.ip()).collect()
@@ -202,10 +206,10 @@ async fn admit(cluster: &Cluster, host: &str) -> Result<(), Status> {
 }
 
 /// Adds the worker of a request to the fleet, unless its id belongs to a worker at another address.
-pub(super) fn claim(fleet: &Fleet, request: &AttachRequest) -> Result<Arc<crate::Worker>, Status> {
-    let (model, id) = (request.served.name(), request.config.id.as_str());
-    match fleet.claim(model, Source::Shim, request.config.clone()) {
-        Ok(worker) if worker.authority == request.authority => Ok(worker),
+pub(super) fn claim(fleet: &Fleet, hello: &CheckedHello) -> Result<Arc<crate::Worker>, Status> {
+    let (model, id) = (hello.served.name(), hello.config.id.as_str());
+    match fleet.claim(model, Source::Shim, hello.config.clone()) {
+        Ok(worker) if worker.authority == hello.authority => Ok(worker),
         Ok(_) => {
             fleet.revoke(model, Source::Shim, id);
             Err(Status::already_exists("another shim speaks for this worker"))
