@@ -1,4 +1,5 @@
-//! The connection to the broker: reconnected after each loss, with its state known at all times.
+//! The connection to the broker. It is made again after each loss, and its state can be read at any
+//! time.
 
 use std::time::Duration;
 
@@ -8,43 +9,44 @@ use tokio::sync::watch;
 
 use crate::config::{BrokerConfig, Login};
 
-/// For a connection to be made, and for an answer of the broker.
+/// Maximum time to make a connection, and for an answer of the broker.
 const TIMEOUT: Duration = Duration::from_secs(5);
-/// Between two signs of life; two in vain end a connection.
+/// Interval of pings; two without an answer end a connection.
 const PING_INTERVAL: Duration = Duration::from_secs(5);
-/// Pause before another attempt to connect; it doubles with each ...
+/// Pause before another attempt to connect; it doubles with each attempt ...
 const RETRY_MIN: Duration = Duration::from_millis(50);
-/// ... up to this.
+/// ... up to this value.
 const RETRY_MAX: Duration = Duration::from_secs(2);
-/// Messages on their way to the broker; who has more waits.
+/// Maximum number of messages on their way to the broker; further publishers wait.
 const OUTGOING_MAX: usize = 256;
-/// Messages of one subscription that wait to be read; further ones are lost, and counted.
+/// Maximum number of messages of one subscription that wait to be read; further ones are dropped
+/// and counted.
 const INCOMING_MAX: usize = 8192;
 
-/// A connection to the broker, which comes back whenever it ends.
+/// A connection to the broker, which is made again whenever it ends.
 #[derive(Clone)]
 pub struct Broker {
-    /// Subjects.
+    /// Publishes and subscribes to subjects.
     pub client: Client,
-    /// Streams and stores.
+    /// Gives access to streams and stores.
     pub context: Context,
-    /// Whether it is there now.
+    /// Whether the broker is connected.
     pub connected: watch::Receiver<bool>,
 }
 
-/// Why there can be no connection, however often it is tried.
+/// Why no connection can ever be made.
 #[derive(Debug, thiserror::Error)]
 pub enum BrokerError {
-    /// What the configuration says cannot be used.
+    /// The configuration cannot be used.
     #[error("the broker cannot be connected to: {0}")]
     Unusable(String),
 }
 
 impl Broker {
-    /// Begins to connect, in the name of `name`. Does not wait until the broker is there.
+    /// Starts to connect under the client name `name`. Does not wait for the connection.
     ///
     /// # Errors
-    /// If what the configuration says cannot be used.
+    /// The configuration cannot be used.
     pub async fn connect(config: &BrokerConfig, name: &str) -> Result<Self, BrokerError> {
         let unusable = |error: &dyn std::fmt::Display| BrokerError::Unusable(error.to_string());
         let servers: Result<Vec<ServerAddr>, _> =
@@ -59,8 +61,10 @@ impl Broker {
             }
             match event {
                 Event::Connected => tracing::info!("connected to the broker"),
-                Event::Disconnected => tracing::warn!("the broker is gone: connecting again"),
-                event => tracing::warn!(%event, "the broker's connection"),
+                Event::Disconnected => {
+                    tracing::warn!("the connection to the broker was lost; connecting again")
+                }
+                event => tracing::warn!(%event, "event of the broker's connection"),
             }
             std::future::ready(())
         };
@@ -90,29 +94,29 @@ impl Broker {
         Ok(Self { client, context, connected })
     }
 
-    /// Whether it is there now.
+    /// Whether the broker is connected.
     #[must_use]
     pub fn is_connected(&self) -> bool {
         *self.connected.borrow()
     }
 
-    /// Waits until it is.
+    /// Waits until the broker is connected.
     pub async fn until_connected(&self) {
         let mut connected = self.connected.clone();
         if connected.wait_for(|connected| *connected).await.is_err() {
-            // The library has given up, which it is told never to do.
+            // The library has given up, although it is configured never to do so.
             std::future::pending().await
         }
     }
 }
 
-/// Secrets are read for each connection: they may be exchanged at any time.
+/// Secrets are read for each connection, because they may be replaced at any time.
 fn with_login(login: Login) -> ConnectOptions {
     ConnectOptions::with_auth_callback(move |_| {
         let login = login.clone();
         async move {
             let secret = login.secret().resolve().map_err(|error| {
-                tracing::error!(%error, "the broker's login");
+                tracing::error!(%error, "the broker's login cannot be read");
                 AuthError::new(error)
             })?;
             let mut auth = Auth::new();
@@ -128,7 +132,7 @@ fn with_login(login: Login) -> ConnectOptions {
     })
 }
 
-/// Pause before an attempt, of which so many have failed.
+/// Pause before an attempt, after this number of failed attempts.
 fn pause(attempts: usize) -> Duration {
     let doublings = u32::try_from(attempts.saturating_sub(1)).unwrap_or(u32::MAX).min(10);
     RETRY_MIN.saturating_mul(1 << doublings).min(RETRY_MAX)
@@ -139,7 +143,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn pauses_grow_to_a_bound() {
+    fn reconnect_delays_grow_to_a_limit() {
         assert_eq!(pause(0), RETRY_MIN);
         assert_eq!(pause(1), RETRY_MIN);
         assert_eq!(pause(2), 2 * RETRY_MIN);

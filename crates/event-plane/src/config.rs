@@ -8,23 +8,23 @@ use splitrail_settings::Secret;
 use splitrail_settings::problem::Report;
 use splitrail_settings::tree::{Node, Value};
 
-/// Where the broker is, and who asks.
+/// The servers of the broker, and the login.
 #[derive(Clone, Debug, Deserialize, Serialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct BrokerConfig {
-    /// Servers of one NATS cluster, `nats://HOST:PORT` or `tls://HOST:PORT`; the others are
-    /// learned from them. JetStream must be on.
+    /// Servers of one NATS cluster, `nats://HOST:PORT` or `tls://HOST:PORT`; further servers of the
+    /// cluster are learned from these. JetStream must be enabled.
     #[schemars(length(min = 1, max = 32))]
     pub servers: Vec<String>,
-    /// What the program proves itself with; left out, nothing. Read again for each connection.
+    /// The login of the program; none if it is missing. Read again for each connection.
     #[serde(default)]
     pub login: Option<Login>,
-    /// Certificates (PEM) that a `tls://` server's own must come from; left out, the system's.
+    /// Certificate authorities (PEM) for `tls://` servers; the system's if it is missing.
     #[serde(default)]
     pub tls_ca: Option<PathBuf>,
 }
 
-/// What a program proves itself to the broker with.
+/// The login of a program at the broker.
 #[derive(Clone, Debug, Deserialize, Serialize, JsonSchema)]
 #[serde(tag = "kind", rename_all = "snake_case", deny_unknown_fields)]
 pub enum Login {
@@ -43,7 +43,7 @@ pub enum Login {
 }
 
 impl Login {
-    /// Its secret.
+    /// The secret of the login.
     #[must_use]
     pub fn secret(&self) -> &Secret {
         match self {
@@ -61,7 +61,7 @@ impl Login {
 }
 
 impl BrokerConfig {
-    /// Makes the paths independent of where the process runs.
+    /// Resolves relative paths against the folder of the configuration file.
     pub fn anchor(&mut self, base_dir: &Path) {
         if let Some(Secret::File { path }) = self.login.as_mut().map(Login::secret_mut) {
             *path = base_dir.join(&*path);
@@ -72,7 +72,7 @@ impl BrokerConfig {
     }
 }
 
-/// Reports every broken rule about the broker, which is described in `section` (`name` in
+/// Reports every violated rule for the broker, which is configured in `section` (`name` in
 /// messages).
 pub fn check(section: &Node, name: &str, base_dir: &Path, report: &mut Report) {
     let servers = section.get("servers").map(Node::items).unwrap_or_default();
@@ -104,8 +104,7 @@ pub fn check(section: &Node, name: &str, base_dir: &Path, report: &mut Report) {
     }
 }
 
-/// Warns of a broker on another host that everybody can use, and of a login that can be read on
-/// its way there.
+/// Warns of a broker on another host without a login, and of a login that is sent in clear text.
 fn exposed(section: &Node, name: &str, report: &mut Report) {
     let login = section.get("login").filter(|login| login.value != Value::Null);
     let servers = section.get("servers").map(Node::items).unwrap_or_default();
@@ -128,7 +127,7 @@ fn exposed(section: &Node, name: &str, report: &mut Report) {
     }
 }
 
-/// Whether a server is on this host. What is no address is reported elsewhere.
+/// Whether a server is on this host. Texts that are not addresses are reported elsewhere.
 fn is_here(text: &str) -> bool {
     let address = text.split_once("://").map_or(text, |(_, address)| address);
     let host = address.rsplit_once(':').map_or(address, |(host, _)| host);
@@ -136,7 +135,7 @@ fn is_here(text: &str) -> bool {
     host == "localhost" || bare.parse().is_ok_and(|ip: std::net::IpAddr| ip.is_loopback())
 }
 
-/// Whether a text names a server; what is wrong with it, without the text.
+/// Checks that a text names a server; the error does not repeat the text.
 fn server(text: &str) -> Result<(), String> {
     let scheme = if text.starts_with("tls://") { "tls" } else { "nats" };
     splitrail_settings::endpoint::parse(text, scheme).map(|_| ()).map_err(|(why, _)| why)
@@ -147,7 +146,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn servers_of_this_host_are_told_from_others() {
+    fn servers_on_this_host_are_recognized() {
         for (text, here) in [
             ("nats://127.0.0.1:4222", true),
             ("tls://[::1]:4222", true),

@@ -1,6 +1,6 @@
-//! The event plane over NATS, shared by routers and shims: names of
-//! subjects and stores, the connection to the broker, and the form of a stored snapshot.
-//! The messages are defined in `splitrail/v1/plane.proto`; when each is sent is decided in the programs.
+//! The event plane over NATS, shared by routers and shims: the names of subjects and stores, the
+//! connection to the broker, and the format of a stored snapshot. The messages are defined in
+//! `splitrail/v1/plane.proto`; the programs decide when to send each of them.
 
 #[cfg(feature = "nats")]
 pub mod broker;

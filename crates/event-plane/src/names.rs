@@ -1,14 +1,14 @@
-//! Names of subjects and stores. The names of models and workers may contain characters
-//! that a subject may not: so they are encoded as tokens, different ones for different names.
+//! Names of subjects and stores. The names of models and workers may contain characters that a
+//! subject may not, so they are encoded as tokens; different names have different tokens.
 
 use xxhash_rust::xxh3::xxh3_128;
 
-/// What all subjects begin with.
+/// The prefix of all subjects.
 const ROOT: &str = "splitrail.v1";
-/// Longest token; a longer one keeps its beginning only, with a hash behind it.
+/// Maximum length of a token; a longer one is cut, and a hash is appended.
 const TOKEN_MAX: usize = 120;
 
-/// A name as one token: letters, digits and `-` as they are, any other byte as `_` and its
+/// A name as one token: letters, digits and `-` are kept, any other byte becomes `_` and its two
 /// hexadecimal digits.
 #[must_use]
 pub fn token(name: &str) -> String {
@@ -20,80 +20,81 @@ pub fn token(name: &str) -> String {
         }
     }
     if token.is_empty() || token.len() > TOKEN_MAX {
-        // Two in a row stand in no other token.
+        // No other token contains two underscores in a row.
         token.truncate(TOKEN_MAX - 34);
         token.push_str(&format!("__{:032x}", xxh3_128(name.as_bytes())));
     }
     token
 }
 
-/// Where a worker's changes are published.
+/// The subject of a worker's changes.
 #[must_use]
 pub fn kv(model: &str, worker: &str) -> String {
     format!("{ROOT}.kv.{}.{}", token(model), token(worker))
 }
 
-/// Where those of all workers of a model are.
+/// The subjects of all workers' changes of a model.
 #[must_use]
 pub fn kv_of_all(model: &str) -> String {
     format!("{ROOT}.kv.{}.*", token(model))
 }
 
-/// Where a worker's shim says how it is.
+/// The subject of a shim's heartbeats.
 #[must_use]
 pub fn load(model: &str, worker: &str) -> String {
     format!("{ROOT}.load.{}.{}", token(model), token(worker))
 }
 
-/// Where those of all workers of a model do.
+/// The subjects of the heartbeats of all workers of a model.
 #[must_use]
 pub fn load_of_all(model: &str) -> String {
     format!("{ROOT}.load.{}.*", token(model))
 }
 
-/// Where all shims of a model are asked.
+/// The subject of requests to all shims of a model.
 #[must_use]
 pub fn ask_all(model: &str) -> String {
     format!("{ROOT}.ask.{}", token(model))
 }
 
-/// Where one is.
+/// The subject of requests to one shim.
 #[must_use]
 pub fn ask(model: &str, worker: &str) -> String {
     format!("{ROOT}.ask.{}.{}", token(model), token(worker))
 }
 
-/// Where routers are asked how they hash blocks of a model, by the engine's name for it.
+/// The subject at which shims ask routers how they hash the blocks of a model, by the engine's name
+/// of the model.
 #[must_use]
 pub fn terms(engine_model: &str) -> String {
     format!("{ROOT}.terms.{}", token(engine_model))
 }
 
-/// Where they are asked for any.
+/// The subjects of these questions for all models.
 #[must_use]
 pub fn terms_of_all() -> String {
     format!("{ROOT}.terms.*")
 }
 
-/// The stream that keeps a model's changes.
+/// The stream with a model's changes.
 #[must_use]
 pub fn stream(model: &str) -> String {
     format!("splitrail_kv_{}", token(model))
 }
 
-/// The bucket that keeps snapshots of a model's workers.
+/// The bucket with the snapshots of a model's workers.
 #[must_use]
 pub fn bucket(model: &str) -> String {
     format!("splitrail_snapshots_{}", token(model))
 }
 
-/// The durable consumer of a router.
+/// The name of a router's durable consumer.
 #[must_use]
 pub fn durable(router: &str) -> String {
     format!("splitrail_{}", token(router))
 }
 
-/// The last token of a subject: the worker's, where there is one.
+/// The last token of a subject: the worker's, if the subject has one.
 #[must_use]
 pub fn last(subject: &str) -> &str {
     subject.rsplit('.').next().unwrap_or_default()

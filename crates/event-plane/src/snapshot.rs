@@ -1,4 +1,4 @@
-//! A stored snapshot: its parts, each behind its length; and beside it, what it is of.
+//! A stored snapshot: its parts, each after its length, and a label in the metadata of the object.
 
 use std::collections::HashMap;
 use std::io;
@@ -10,22 +10,23 @@ use prost::Message as _;
 use splitrail_proto::v1::SnapshotPart;
 use tokio::io::{AsyncRead, AsyncReadExt as _, ReadBuf};
 
-/// Longest part, in bytes: they tell of some thousands of blocks each.
+/// Maximum size of a part in bytes; a part carries some thousands of blocks.
 const PART_MAX_BYTES: usize = 1 << 20;
 
-/// What a snapshot is of.
+/// What a snapshot contains.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Label {
-    /// The mirror.
+    /// The mirror's id.
     pub mirror_id: String,
-    /// The last of its changes that is in it.
+    /// The last change that the snapshot contains.
     pub sequence: u64,
-    /// The stream's number of a message from which on those that follow it are in the stream.
+    /// The stream's number of a message after which the stream has all changes that follow the
+    /// snapshot.
     pub stream_sequence: u64,
 }
 
 impl Label {
-    /// As it stands beside the object.
+    /// The label as metadata of the object.
     #[must_use]
     pub fn to_metadata(&self) -> HashMap<String, String> {
         HashMap::from([
@@ -35,7 +36,7 @@ impl Label {
         ])
     }
 
-    /// Reads what stands beside an object; `None` if that makes no sense.
+    /// Reads a label from the metadata of an object; `None` if it is missing or invalid.
     #[must_use]
     pub fn from_metadata(metadata: &HashMap<String, String>) -> Option<Self> {
         let number = |key: &str| metadata.get(key)?.parse().ok();
@@ -47,7 +48,7 @@ impl Label {
     }
 }
 
-/// Parts as they are stored: each is made when it is read.
+/// Parts in the stored format; each is encoded when it is read.
 #[derive(Debug)]
 pub struct Stored<P> {
     parts: P,
@@ -55,7 +56,7 @@ pub struct Stored<P> {
 }
 
 impl<P> Stored<P> {
-    /// Of these parts.
+    /// Encodes these parts.
     pub fn new(parts: P) -> Self {
         Self { parts, made: BytesMut::new() }
     }
@@ -67,7 +68,7 @@ impl<P: Iterator<Item = SnapshotPart> + Unpin> AsyncRead for Stored<P> {
         _: &mut Context<'_>,
         buffer: &mut ReadBuf<'_>,
     ) -> Poll<io::Result<()>> {
-        // Whole pieces: what is read at once becomes one message of the store.
+        // Fills the buffer, because each read becomes one message of the store.
         while self.made.len() < buffer.remaining()
             && let Some(part) = self.parts.next()
         {
@@ -84,7 +85,7 @@ impl<P: Iterator<Item = SnapshotPart> + Unpin> AsyncRead for Stored<P> {
 /// Reads the next part; `None` at the end.
 ///
 /// # Errors
-/// The reader's, or what is there is no part.
+/// The reader failed, or the bytes are not a part.
 pub async fn read(from: &mut (impl AsyncRead + Unpin)) -> io::Result<Option<SnapshotPart>> {
     let mut length = [0; 4];
     if from.read(&mut length[..1]).await? == 0 {
@@ -111,7 +112,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn what_is_written_is_read_and_nonsense_is_not() {
+    async fn an_encoded_snapshot_is_decoded_and_a_malformed_one_is_refused() {
         let mut stored = Vec::new();
         let mut parts = Stored::new([part(0, false), part(1, true)].into_iter());
         parts.read_to_end(&mut stored).await.unwrap();
@@ -131,7 +132,7 @@ mod tests {
     }
 
     #[test]
-    fn labels_come_back() {
+    fn labels_round_trip_through_metadata() {
         let label = Label { mirror_id: "m".to_owned(), sequence: 7, stream_sequence: 9 };
         assert_eq!(Label::from_metadata(&label.to_metadata()), Some(label));
         assert_eq!(Label::from_metadata(&HashMap::new()), None);

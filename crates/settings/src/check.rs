@@ -1,4 +1,4 @@
-//! Compares a tree with the schema and reports every difference at its place.
+//! Compares a tree with the schema and reports every difference with its place.
 
 use serde_json::{Map, Value as Json};
 
@@ -90,7 +90,7 @@ impl<'c> Checker<'c> {
         }
         let known: Vec<&str> = properties.keys().map(String::as_str).collect();
         if self.dialect.is_secret(path) {
-            // What was written as a key may be the secret itself.
+            // The secret itself may have been written as a key.
             let message = format!("{} has an unknown key", place_name(path));
             self.report.error(at, message, suggest("", &known, "known here"));
         } else if key == "<<" {
@@ -159,7 +159,7 @@ impl<'c> Checker<'c> {
         }
     }
 
-    /// `part` is `kind` where the value is the tag of the mapping at `path`.
+    /// `part` is `kind` if the value is the tag of the mapping at `path`.
     fn unknown_value(&mut self, node: &Node, text: &str, allowed: &[&str], path: &str, part: &str) {
         let name = if part.is_empty() { path.to_owned() } else { join(path, part) };
         if self.dialect.is_later_value(path, text) {
@@ -174,7 +174,7 @@ impl<'c> Checker<'c> {
         }
     }
 
-    /// Alternatives of different types, such as a number or a word.
+    /// Alternatives of different types, such as a number or a text.
     fn mixed(&mut self, node: &Node, options: &[&'c Json], path: &str) {
         let fitting = options.iter().find(|option| {
             matches!(

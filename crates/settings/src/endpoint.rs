@@ -1,12 +1,12 @@
-//! Addresses of engines: `SCHEME://HOST:PORT` and nothing more.
+//! Addresses of engines: exactly `SCHEME://HOST:PORT`.
 
 use std::net::{Ipv4Addr, Ipv6Addr};
 
-/// Why a text is not such an address: the message's end, and a hint. Neither repeats
-/// the text, which may hold a password.
+/// Why a text is not an address: the end of the message, and a hint. Neither repeats the text,
+/// which may contain a password.
 pub type BadEndpoint = (String, String);
 
-/// Checks `text` and returns it in a form in which equal addresses are equal texts.
+/// Checks `text` and returns it in a normal form, so that equal addresses are equal texts.
 pub fn parse(text: &str, scheme: &str) -> Result<String, BadEndpoint> {
     let form = format!("write `{scheme}://HOST:PORT`");
     let bad = |why: &str| Err((why.to_owned(), form.clone()));
@@ -51,7 +51,7 @@ pub fn parse(text: &str, scheme: &str) -> Result<String, BadEndpoint> {
     }
 }
 
-/// A host name (RFC 1123, and underscores, which cluster names have) or an IPv4 address.
+/// A host name (RFC 1123, plus underscores, which names in clusters have) or an IPv4 address.
 fn is_host(host: &str) -> bool {
     let label = |label: &str| {
         (1..=63).contains(&label.len())
@@ -59,7 +59,7 @@ fn is_host(host: &str) -> bool {
             && !label.starts_with('-')
             && !label.ends_with('-')
     };
-    // A last label of digits makes it an IPv4 address, or a mistyped one.
+    // A host whose last label has only digits must be an IPv4 address.
     let numeric = host
         .rsplit('.')
         .next()
@@ -111,7 +111,7 @@ mod tests {
     }
 
     #[test]
-    fn one_address_has_one_form() {
+    fn equal_addresses_have_one_spelling() {
         assert_eq!(parse("http://Host:08000", "http"), parse("http://host:8000", "http"));
         assert_eq!(parse("tcp://[0:0::1]:5557", "tcp"), parse("tcp://[::1]:5557", "tcp"));
     }

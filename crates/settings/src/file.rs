@@ -12,13 +12,13 @@ use crate::problem::{Place, Problem, Problems, Report};
 use crate::tree::{self, Node};
 use crate::words::{Dialect, join, place_name, shown};
 
-/// A configuration file is no longer than this; a fleet of 10,000 workers is about 2 MB.
+/// Maximum size of a configuration file in bytes; a fleet of 10,000 workers needs about 2 MB.
 const FILE_MAX_BYTES: usize = 4 << 20;
 
-/// The text of a configuration file, which is called `name` in problems.
+/// Reads the text of a configuration file, which is called `name` in problems.
 ///
 /// # Errors
-/// It cannot be read, is too large or is not UTF-8.
+/// The file cannot be read, is too large or is not UTF-8.
 pub fn read(path: &Path, name: &str, dialect: &Dialect) -> Result<String, Problems> {
     let mut report = Report::new(name);
     let mut bytes = Vec::new();
@@ -42,29 +42,29 @@ pub fn read(path: &Path, name: &str, dialect: &Dialect) -> Result<String, Proble
     })
 }
 
-/// The folder of a configuration file, at which relative paths in it start. Of a name without a
-/// folder, that is the one in which the process runs.
+/// The folder of a configuration file, against which relative paths in the file are resolved. For a
+/// file name without a folder, it is the current folder.
 #[must_use]
 pub fn folder(path: &Path) -> &Path {
     path.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."))
 }
 
-/// A file without a mistake.
+/// A file without mistakes.
 #[derive(Clone, Debug)]
 pub struct Checked<T> {
-    /// What it describes.
+    /// The typed configuration.
     pub value: T,
-    /// Allowed, but perhaps not meant; sorted by place.
+    /// Settings that are allowed but perhaps not intended; sorted by place.
     pub warnings: Vec<Problem>,
-    /// The file itself, in which every value knows its place.
+    /// The tree of the file, in which every value has its place.
     pub root: Node,
 }
 
-/// Checks the text of a file called `name` against `schema` and then `rules`, and makes
-/// the value that it describes.
+/// Checks the text of a file called `name` against `schema` and then `rules`, and converts it to a
+/// value.
 ///
 /// # Errors
-/// Every mistake of the text, each with its place.
+/// Every mistake of the text, with its place.
 pub fn parse<T: DeserializeOwned>(
     name: &str,
     text: &str,
@@ -96,7 +96,7 @@ pub fn parse<T: DeserializeOwned>(
     }
 }
 
-/// Warns of texts that look as if environment variables were put in their place.
+/// Warns of texts that look as if environment variables were to be inserted.
 fn variables(node: &Node, path: &str, dialect: &Dialect, report: &mut Report) {
     match &node.value {
         tree::Value::Str(text) if !dialect.is_secret(path) => {

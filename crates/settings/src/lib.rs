@@ -1,10 +1,10 @@
-//! What the router and the shim do alike before they serve: read a configuration file
-//! and check it whole, fetch secrets, start logging.
+//! What the router and the shim both do before they serve: read and check a configuration file,
+//! resolve secrets, and start logging.
 //!
-//! A file becomes a tree in which every value knows its place ([`tree`]). The tree is held
-//! against the JSON Schema of a program's typed configuration and against the
-//! program's own rules; both report everything they find. Only a tree without a mistake
-//! becomes a value ([`file::parse`]). What differs between programs is their [`Dialect`].
+//! A file becomes a tree in which every value has its place ([`tree`]). The tree is compared with
+//! the JSON Schema of a program's typed configuration and with the program's own rules; both report
+//! everything they find. Only a tree without mistakes becomes a value ([`file::parse`]). The
+//! differences between the programs are in their [`Dialect`].
 
 mod check;
 pub mod endpoint;

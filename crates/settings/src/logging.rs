@@ -10,32 +10,33 @@ use tracing_subscriber::EnvFilter;
 
 use crate::Problem;
 
-/// How log lines look.
+/// The format of log lines.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
 pub enum LogFormat {
     /// For people.
     #[default]
     Text,
-    /// One JSON object a line.
+    /// One JSON object per line.
     Json,
 }
 
-/// Logs what may not be meant in a configuration, a record each.
+/// Logs the warnings about a configuration, one record each.
 pub fn warn_of(problems: &[Problem]) {
     for Problem { file, line, column, message, hint } in problems {
         tracing::warn!(place = %format_args!("{file}:{line}:{column}"), hint, "configuration: {message}");
     }
 }
 
-/// Logs the mistakes of a configuration, a record each.
+/// Logs the mistakes of a configuration, one record each.
 pub fn report(problems: &[Problem]) {
     for Problem { file, line, column, message, hint } in problems {
         tracing::error!(place = %format_args!("{file}:{line}:{column}"), hint, "configuration: {message}");
     }
 }
 
-/// Starts logging, of panics as well. `RUST_LOG` filters; the default is `info`. `directives` are added to
-/// what it says: for libraries whose lower levels would spell content out.
+/// Starts logging, including panics. `RUST_LOG` sets the filter; the default is `info`.
+/// `directives` are added to the filter: they silence libraries whose lower levels would log
+/// content.
 pub fn init(format: LogFormat, directives: &[&str]) {
     let asked = std::env::var("RUST_LOG").ok().filter(|asked| !asked.is_empty());
     let parsed = asked.as_ref().map(EnvFilter::try_new).transpose();
@@ -48,7 +49,7 @@ pub fn init(format: LogFormat, directives: &[&str]) {
     let builder = tracing_subscriber::fmt()
         .with_env_filter(filter)
         .with_writer(std::io::stderr)
-        // A full disk or a reader that is gone costs log lines, never the service.
+        // A full disk or a closed pipe loses log lines and must not affect the service.
         .log_internal_errors(false)
         .with_ansi(std::io::stderr().is_terminal());
     // A second initialisation (tests in one process) keeps the first.
@@ -58,12 +59,13 @@ pub fn init(format: LogFormat, directives: &[&str]) {
     };
     std::panic::set_hook(Box::new(log_panic));
     if let Some(problem) = ignored {
-        tracing::warn!(problem, "RUST_LOG is not understood; logging at info");
+        tracing::warn!(problem, "RUST_LOG is invalid; logging at info");
     }
 }
 
-/// Logs where a panic happened, and with `RUST_BACKTRACE` how it came there. Not its message: that
-/// of a failed `unwrap` or of a text cut within a character quotes what it was about.
+/// Logs where a panic happened, and the backtrace if `RUST_BACKTRACE` is set. The panic's message
+/// is not logged: that of a failed `unwrap`, or of a text that was cut within a character, quotes
+/// content.
 fn log_panic(panic: &PanicHookInfo<'_>) {
     let place = panic.location().map(ToString::to_string).unwrap_or_default();
     let thread = std::thread::current();

@@ -2,15 +2,15 @@
 
 use std::fmt;
 
-/// More mistakes than this are counted, not listed.
+/// Maximum number of mistakes that are listed; further ones are only counted.
 const LISTED_MAX: usize = 100;
 
 /// A place in a file; both numbers start at 1.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Place {
-    /// The line.
+    /// The line number.
     pub line: usize,
-    /// In characters.
+    /// The column, in characters.
     pub column: usize,
 }
 
@@ -28,7 +28,7 @@ impl Place {
     }
 }
 
-/// One mistake, or one warning, at its place.
+/// A mistake or a warning, with its place.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Problem {
     /// The file's name, as it was given.
@@ -37,7 +37,7 @@ pub struct Problem {
     pub line: usize,
     /// The character within the line, from 1.
     pub column: usize,
-    /// What is wrong. Never holds a secret.
+    /// What is wrong. Never contains a secret.
     pub message: String,
     /// What to do about it.
     pub hint: String,
@@ -59,13 +59,13 @@ pub struct Problems {
 }
 
 impl Problems {
-    /// The mistakes, sorted by place; the first hundred where there are more.
+    /// The mistakes, sorted by place; if there are more than a hundred, the first hundred.
     #[must_use]
     pub fn as_slice(&self) -> &[Problem] {
         &self.listed
     }
 
-    /// Whether there is no text to check: the file is missing or cannot be read.
+    /// Whether the file is missing or cannot be read, so that there is no text to check.
     #[must_use]
     pub fn is_unreadable(&self) -> bool {
         self.unreadable
@@ -75,7 +75,7 @@ impl Problems {
         Self { unreadable: true, ..self }
     }
 
-    /// How many mistakes there are, listed or not.
+    /// Number of all mistakes, listed or not.
     #[must_use]
     pub fn count(&self) -> usize {
         self.listed.len() + self.omitted
@@ -107,12 +107,12 @@ pub struct Report {
 }
 
 impl Report {
-    /// Nothing is known to be wrong yet with the file of that name.
+    /// An empty report for the file of that name.
     pub fn new(file: &str) -> Self {
         Self { file: file.to_owned(), errors: Vec::new(), errors_omitted: 0, warnings: Vec::new() }
     }
 
-    /// Notes a mistake.
+    /// Adds a mistake.
     pub fn error(&mut self, at: Place, message: String, hint: impl Into<String>) {
         if self.errors.len() < LISTED_MAX {
             self.errors.push(self.problem(at, message, hint.into()));
@@ -121,7 +121,7 @@ impl Report {
         }
     }
 
-    /// Notes something that is allowed, but perhaps not meant.
+    /// Adds a warning of something that is allowed but perhaps not intended.
     pub fn warn(&mut self, at: Place, message: String, hint: impl Into<String>) {
         if self.warnings.len() < LISTED_MAX {
             self.warnings.push(self.problem(at, message, hint.into()));

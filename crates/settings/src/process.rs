@@ -1,4 +1,4 @@
-//! Queries of a process to its operating system.
+//! Operating system functions that both programs need.
 
 use std::fs::OpenOptions;
 use std::hash::{BuildHasher as _, RandomState};
@@ -6,16 +6,17 @@ use std::io::{self, Write as _};
 use std::os::unix::fs::OpenOptionsExt as _;
 use std::path::{Path, PathBuf};
 
-/// Permissions of the files that a process writes: they name workers, models and clients' requests.
+/// Permissions of the files that a process writes: they contain the names of workers, models and
+/// clients' requests.
 pub const PRIVATE_MODE: u32 = 0o600;
 
-/// Writes a file beside its place and moves it there, so that no reader sees half of it. The file
-/// can be read by the process's user alone.
+/// Writes a file under a temporary name and renames it, so that no reader sees a part of it. Only
+/// the process's user can read the file.
 ///
-/// The name beside it is new: no file of that name is overwritten, and no link followed.
+/// The temporary name is new: no existing file is overwritten, and no link is followed.
 ///
 /// # Errors
-/// If it cannot be written, with its name.
+/// The file cannot be written; the message names it.
 pub fn write_whole(path: &Path, text: &str) -> io::Result<()> {
     let mut beside = path.as_os_str().to_owned();
     let unpredictable = RandomState::new().hash_one(std::process::id());
@@ -29,15 +30,15 @@ pub fn write_whole(path: &Path, text: &str) -> io::Result<()> {
         new.write(true).create_new(true).mode(PRIVATE_MODE).open(&beside).map_err(named)?;
     let written = file.write_all(text.as_bytes()).and_then(|()| std::fs::rename(&beside, path));
     written.map_err(|error| {
-        // What could not be finished is not left behind; it may not even be there.
+        // Removes the incomplete file, which may not exist.
         let _absent = std::fs::remove_file(&beside);
         named(error)
     })
 }
 
-/// Raises the soft limit on open files to the hard one: a stream takes two, one for
-/// its client and one for its engine. Warns where that is low for `streams_max` of them,
-/// which the configuration's `key` allows.
+/// Raises the soft limit on open files to the hard limit: a stream needs two, one for its client
+/// and one for its engine. Warns if the limit is low for `streams_max` streams, which the
+/// configuration's `key` allows.
 pub fn raise_descriptor_limit(streams_max: usize, key: &str) {
     use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
     let Rlimit { maximum, .. } = getrlimit(Resource::Nofile);

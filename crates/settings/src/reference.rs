@@ -1,4 +1,4 @@
-//! The reference table of all keys, made from the schema.
+//! Generates the reference table of all keys from the schema.
 
 use std::fmt::Write;
 
@@ -7,8 +7,8 @@ use serde_json::Value as Json;
 use crate::scalar::{ADDRESS_FORMAT, DURATION_FORMAT};
 use crate::schema::{alternatives, constant, follow, kind, type_name};
 
-/// All keys of a configuration in a Markdown table: path, type, default, meaning.
-/// `[]` stands for each item of a list.
+/// All keys of a configuration as a Markdown table: path, type, default, meaning. `[]` stands for
+/// each item of a list.
 #[must_use]
 pub fn reference_markdown(schema: &Json) -> String {
     let mut table = Table { schema, text: String::new() };
@@ -23,7 +23,7 @@ struct Table<'s> {
 }
 
 impl<'s> Table<'s> {
-    /// The rows of an object's keys. `only` names the kind that they belong to.
+    /// The rows of an object's keys. `only` names the kind to which they belong.
     fn object(&mut self, object: &'s Json, path: &str, only: Option<&str>) {
         let required = object.get("required").and_then(Json::as_array);
         let required: Vec<&Json> = required.into_iter().flatten().collect();
@@ -44,7 +44,7 @@ impl<'s> Table<'s> {
         let nested = matches!(options.as_slice(), [only] if only.get("properties").is_some());
         let default = match property.get("default") {
             _ if required => "required".to_owned(),
-            // A section's keys have rows, and defaults, of their own.
+            // The keys of a section have rows, and defaults, of their own.
             _ if nested => String::new(),
             Some(Json::Null) | None => "none".to_owned(),
             Some(default) => cell(&format!("`{}`", compact(default))),
@@ -81,7 +81,7 @@ impl<'s> Table<'s> {
         }
     }
 
-    /// The alternatives of a list's items, where `kind` selects one.
+    /// The alternatives of a list's items, if `kind` selects one.
     fn tagged_items(&self, list: &'s Json) -> Vec<&'s Json> {
         let Some(items) = list.get("items") else { return Vec::new() };
         let (options, _) = alternatives(self.schema, follow(self.schema, items));
@@ -141,12 +141,12 @@ fn description(schema: &Json) -> String {
     text.split_whitespace().collect::<Vec<_>>().join(" ")
 }
 
-/// With one full stop.
+/// The text with exactly one full stop at the end.
 fn sentence(text: &str) -> String {
     format!("{}.", text.trim_end_matches('.'))
 }
 
-/// As YAML that can be pasted: `{ kind: least_loaded }`, `[]`, `2s`.
+/// A value as YAML that can be pasted: `{ kind: least_loaded }`, `[]`, `2s`.
 fn compact(value: &Json) -> String {
     match value {
         Json::String(text) => text.clone(),

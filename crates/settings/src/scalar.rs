@@ -1,4 +1,4 @@
-//! Scalars with rules of their own: durations, addresses.
+//! Scalars with special formats: durations and addresses.
 
 use std::borrow::Cow;
 use std::time::Duration;
@@ -7,18 +7,18 @@ use schemars::{JsonSchema, Schema, SchemaGenerator, json_schema};
 use serde::de;
 use serde::{Deserialize, Deserializer, Serializer};
 
-/// Schema `format` of [`DurationText`]. Not JSON Schema's `duration`, which is ISO 8601.
+/// The schema `format` of [`DurationText`]. It is not JSON Schema's `duration`, which is ISO 8601.
 pub const DURATION_FORMAT: &str = "duration-with-units";
-/// Schema `format` of [`Address`].
+/// The schema `format` of [`Address`].
 pub const ADDRESS_FORMAT: &str = "ip-port";
 
-/// No duration is longer: a deadline that far away never overflows a clock.
+/// Maximum duration; deadlines within it never overflow a clock.
 const DURATION_MAX: Duration = Duration::from_secs(7 * 24 * 3600);
 
-/// The units, largest first: a duration names each at most once, in this order.
+/// The units in milliseconds, largest first: a duration has each at most once, in this order.
 const UNITS: [(&str, u64); 4] = [("h", 3_600_000), ("m", 60_000), ("s", 1000), ("ms", 1)];
 
-/// Stands for an `IP:PORT` in the schema.
+/// The schema type of an `IP:PORT`.
 #[derive(Debug)]
 pub struct Address;
 
@@ -36,7 +36,7 @@ impl JsonSchema for Address {
     }
 }
 
-/// Stands for a duration with units in the schema.
+/// The schema type of a duration with units.
 #[derive(Debug)]
 pub struct DurationText;
 
@@ -59,24 +59,24 @@ impl JsonSchema for DurationText {
     }
 }
 
-/// Why a text is no duration.
+/// Why a text is not a duration.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum BadDuration {
-    /// Something else than numbers with units.
+    /// The text does not consist of numbers with units.
     #[error("is not a duration")]
     Form,
-    /// A number without its unit.
+    /// A number has no unit.
     #[error("has a number without a unit")]
     Unit,
-    /// A unit twice, or a larger after a smaller one.
+    /// A unit occurs twice, or a larger unit follows a smaller one.
     #[error("has its units in the wrong order")]
     Order,
-    /// Over [`DURATION_MAX`].
+    /// The duration exceeds [`DURATION_MAX`].
     #[error("is longer than 168h")]
     TooLong,
 }
 
-/// Reads numbers with units, largest first: `250ms`, `30s`, `1m30s`, `2h`.
+/// Parses numbers with units, largest first: `250ms`, `30s`, `1m30s`, `2h`.
 pub fn parse_duration(text: &str) -> Result<Duration, BadDuration> {
     let mut rest = text;
     let mut units = UNITS.iter();
@@ -111,7 +111,7 @@ pub fn parse_duration(text: &str) -> Result<Duration, BadDuration> {
     if total > DURATION_MAX { Err(BadDuration::TooLong) } else { Ok(total) }
 }
 
-/// The inverse of [`parse_duration`]: `1m30s`; parts of a millisecond are dropped.
+/// The inverse of [`parse_duration`]: `1m30s`; fractions of a millisecond are dropped.
 pub fn format_duration(duration: Duration) -> String {
     let mut rest_ms = u64::try_from(duration.as_millis()).unwrap_or(u64::MAX);
     let mut text = String::new();
@@ -124,13 +124,13 @@ pub fn format_duration(duration: Duration) -> String {
     if text.is_empty() { "0s".to_owned() } else { text }
 }
 
-/// Deserializes what [`parse_duration`] reads.
+/// Deserializes a duration by [`parse_duration`].
 pub fn duration<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Duration, D::Error> {
     let text = String::deserialize(deserializer)?;
     parse_duration(&text).map_err(|why| de::Error::custom(format!("`{text}` {why}")))
 }
 
-/// Serializes what [`duration`] deserializes.
+/// Serializes a duration by [`format_duration`].
 pub fn duration_text<S: Serializer>(duration: &Duration, serializer: S) -> Result<S::Ok, S::Error> {
     serializer.serialize_str(&format_duration(*duration))
 }
@@ -164,7 +164,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn formatting_a_duration_can_be_undone(ms in 0_u64..=604_800_000) {
+        fn a_formatted_duration_parses_to_the_same_duration(ms in 0_u64..=604_800_000) {
             let duration = Duration::from_millis(ms);
             prop_assert_eq!(parse_duration(&format_duration(duration)), Ok(duration));
         }

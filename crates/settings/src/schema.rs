@@ -1,9 +1,9 @@
-//! Reading JSON Schemas as `schemars` makes them.
+//! Reads JSON Schemas in the form in which `schemars` generates them.
 
 use serde_json::Value;
 
-/// Follows `$ref` within the `root` schema. What stands beside a reference (such as a
-/// key's own description) is not part of the result.
+/// Follows `$ref` within the `root` schema. Members beside a reference (such as a key's own
+/// description) are not part of the result.
 pub(crate) fn follow<'s>(root: &'s Value, mut schema: &'s Value) -> &'s Value {
     while let Some(target) = schema.get("$ref").and_then(Value::as_str) {
         match target.strip_prefix('#').and_then(|pointer| root.pointer(pointer)) {
@@ -14,8 +14,8 @@ pub(crate) fn follow<'s>(root: &'s Value, mut schema: &'s Value) -> &'s Value {
     schema
 }
 
-/// The alternatives of a `oneOf` or `anyOf` that are not null, and whether null is one.
-/// A schema without alternatives is its own only one.
+/// The alternatives of a `oneOf` or `anyOf` that are not null, and whether null is one. For a
+/// schema without alternatives, the schema itself.
 pub(crate) fn alternatives<'s>(root: &'s Value, schema: &'s Value) -> (Vec<&'s Value>, bool) {
     let listed = schema.get("oneOf").or_else(|| schema.get("anyOf")).and_then(Value::as_array);
     let Some(listed) = listed else {
@@ -40,7 +40,7 @@ pub(crate) fn alternatives<'s>(root: &'s Value, schema: &'s Value) -> (Vec<&'s V
     (alternatives, nullable)
 }
 
-/// The type that is not null.
+/// The type other than null.
 pub(crate) fn type_name(schema: &Value) -> &str {
     match schema.get("type") {
         Some(Value::String(name)) => name,
@@ -51,7 +51,7 @@ pub(crate) fn type_name(schema: &Value) -> &str {
     }
 }
 
-/// The one allowed text, where there is one.
+/// The only allowed text, if there is one.
 pub(crate) fn constant(schema: &Value) -> Option<&str> {
     schema.get("const").and_then(Value::as_str)
 }

@@ -1,4 +1,4 @@
-//! Secrets: where they come from, and a type that does not print them.
+//! Secrets: where they are stored, and a type that does not print them.
 
 use std::fmt;
 use std::fs::File;
@@ -9,10 +9,10 @@ use http::HeaderValue;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-/// A credential is no longer than this; a larger file is not one.
+/// Maximum size of a secret in bytes; larger files are refused.
 const SECRET_MAX_BYTES: u64 = 64 << 10;
 
-/// A secret, by reference: never inline.
+/// A reference to a secret, which is never written inline.
 #[derive(Clone, Debug, Deserialize, Serialize, JsonSchema)]
 #[serde(tag = "kind", rename_all = "snake_case", deny_unknown_fields)]
 pub enum Secret {
@@ -28,7 +28,7 @@ pub enum Secret {
     },
 }
 
-/// Why a secret cannot be had. Never holds any part of it.
+/// Why a secret cannot be resolved. Never contains any part of it.
 #[derive(Debug, thiserror::Error)]
 pub enum SecretError {
     /// Its file cannot be read.
@@ -40,10 +40,10 @@ pub enum SecretError {
     /// Its file is larger than any credential.
     #[error("the secret's file is larger than {SECRET_MAX_BYTES} bytes")]
     TooLarge,
-    /// There is nothing but white space in it.
+    /// It consists of white space only.
     #[error("the secret is empty")]
     Empty,
-    /// It holds a space, a line break or another character that no bearer token has.
+    /// It contains a space, a line break or another character that a bearer token cannot have.
     #[error("the secret holds a character that no header can carry")]
     Characters,
 }
@@ -70,7 +70,7 @@ impl ResolvedSecret {
         Ok(Self { text: text.to_owned(), bearer })
     }
 
-    /// The secret itself: visible ASCII, at least one character. Never log it.
+    /// The secret itself: visible ASCII, at least one character. Must never be logged.
     #[must_use]
     pub fn expose(&self) -> &str {
         &self.text
@@ -90,20 +90,20 @@ impl fmt::Debug for ResolvedSecret {
 }
 
 impl Secret {
-    /// Fetches the secret's value, without the white space around it.
+    /// Reads the secret, without the white space around it.
     ///
     /// # Errors
-    /// It is not there, not readable, empty, or no header could carry it.
+    /// The secret is missing, not readable, empty, or cannot be part of a header.
     pub fn resolve(&self) -> Result<ResolvedSecret, SecretError> {
         ResolvedSecret::new(&self.text()?)
     }
 
-    /// Fetches the values of a file or variable that holds one secret per line, without empty
-    /// lines and the white space around each: at least one.
+    /// Reads the secrets of a file or variable with one secret per line, without empty lines and
+    /// without the white space around each. The result has at least one secret.
     ///
     /// # Errors
-    /// The file or variable is not there, not readable or holds no value, or no header could
-    /// carry one of the values.
+    /// The file or variable is missing, not readable or has no secret, or one of the secrets cannot
+    /// be part of a header.
     pub fn resolve_lines(&self) -> Result<Vec<String>, SecretError> {
         let text = self.text()?;
         let lines = text.lines().map(str::trim).filter(|line| !line.is_empty());
@@ -119,7 +119,7 @@ impl Secret {
 
     fn text(&self) -> Result<String, SecretError> {
         match self {
-            // Asking the system for such a name is an error of its own kind.
+            // No environment variable can have such a name.
             Self::Env { name } if name.is_empty() || name.contains(['=', '\0']) => {
                 Err(SecretError::Env)
             }

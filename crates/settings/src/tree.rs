@@ -1,4 +1,4 @@
-//! A YAML file as a tree in which every value knows its place.
+//! A YAML file as a tree in which every value has its place.
 
 use serde_json::Value as Json;
 
@@ -13,24 +13,24 @@ use crate::problem::Place;
 /// A value and its place.
 #[derive(Clone, Debug)]
 pub struct Node {
-    /// Where it begins.
+    /// Where the value begins.
     pub at: Place,
-    /// What it is.
+    /// The value.
     pub value: Value,
-    /// How many values the subtree holds, itself included.
+    /// Number of values in the subtree, including this one.
     size: usize,
-    /// How many levels lie below it.
+    /// Number of levels below this value.
     height: usize,
 }
 
-/// A value, typed as YAML 1.2's core schema says.
+/// A value with its type by YAML 1.2's core schema.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Value {
-    /// Nothing, `~` or `null`.
+    /// An empty value, `~` or `null`.
     Null,
     /// `true` or `false`.
     Bool(bool),
-    /// Integers beyond 128 bits are held at the ends of the range.
+    /// An integer; integers beyond 128 bits become the minimum or maximum.
     Int(i128),
     /// Any other number.
     Float(f64),
@@ -38,7 +38,7 @@ pub enum Value {
     Str(String),
     /// A list.
     Seq(Vec<Node>),
-    /// A mapping, in the order of the file; no key is there twice.
+    /// A mapping, in the order of the file; no key occurs twice.
     Map(Vec<Entry>),
 }
 
@@ -53,7 +53,7 @@ pub struct Entry {
     pub value: Node,
 }
 
-/// Places do not count: two equal values are equal wherever they were written.
+/// Places are ignored: equal values are equal wherever they are in the file.
 impl PartialEq for Node {
     fn eq(&self, other: &Self) -> bool {
         self.value == other.value
@@ -70,7 +70,7 @@ impl Node {
         Self { at, value, size, height }
     }
 
-    /// The value under `key`, where this is a mapping that has it.
+    /// The value under `key`, if this is a mapping that has the key.
     pub fn get(&self, key: &str) -> Option<&Node> {
         match &self.value {
             Value::Map(entries) => {
@@ -80,7 +80,7 @@ impl Node {
         }
     }
 
-    /// The items, where this is a list; else none.
+    /// The items of a list; empty for other values.
     pub fn items(&self) -> &[Node] {
         match &self.value {
             Value::Seq(items) => items,
@@ -88,7 +88,7 @@ impl Node {
         }
     }
 
-    /// The entries, where this is a mapping; else none.
+    /// The entries of a mapping; empty for other values.
     pub fn entries(&self) -> &[Entry] {
         match &self.value {
             Value::Map(entries) => entries,
@@ -96,7 +96,7 @@ impl Node {
         }
     }
 
-    /// The text, where this is one.
+    /// The text, if this is a text.
     pub fn text(&self) -> Option<&str> {
         match &self.value {
             Value::Str(text) => Some(text),
@@ -104,7 +104,7 @@ impl Node {
         }
     }
 
-    /// The value without its places. Numbers that JSON cannot hold become null.
+    /// The value as JSON, without places. Numbers that JSON cannot represent become null.
     pub fn to_json(&self) -> Json {
         match &self.value {
             Value::Null => Json::Null,

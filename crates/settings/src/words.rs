@@ -1,30 +1,30 @@
-//! The texts of problems, and how they differ between the programs.
+//! The texts of problems, and their differences between the programs.
 
 use crate::tree::{Node, Value};
 
-/// Characters of a user's text that a message repeats.
+/// Maximum number of characters of a user's text in a message.
 const SHOWN_MAX: usize = 60;
 
-/// What the checks of one program's file say and know that another's do not.
+/// Properties of one program's file that differ from those of the other program.
 #[derive(Clone, Copy, Debug)]
 pub struct Dialect {
-    /// Keys that the program's design names, but its version cannot act on.
+    /// Keys that are planned, but not supported by this version.
     pub later_keys: &'static [&'static str],
-    /// The same for values: the key that they belong to, and the value.
+    /// Planned values: the key to which they belong, and the value.
     pub later_values: &'static [(&'static str, &'static str)],
-    /// Keys that had another name in an earlier version: their old path, and their new name.
+    /// Keys that had another name in an earlier version: the old path, and the new name.
     pub renamed_keys: &'static [(&'static str, &'static str)],
-    /// Keys below which a secret may have been written by mistake: no message repeats
-    /// what is there.
+    /// Keys below which a secret may have been written by mistake: no message repeats the text
+    /// there.
     pub secret_keys: &'static [&'static str],
-    /// What to do about an empty file.
+    /// The hint for an empty file.
     pub empty: &'static str,
-    /// What to do about a file that is too large.
+    /// The hint for a file that is too large.
     pub too_large: &'static str,
 }
 
 impl Dialect {
-    /// Whether `key` is for a later version.
+    /// Whether `key` is planned for a later version.
     pub(crate) fn is_later_key(&self, key: &str) -> bool {
         self.later_keys.contains(&key)
     }
@@ -35,7 +35,7 @@ impl Dialect {
         renamed.map(|(_, new)| *new)
     }
 
-    /// Whether `value` of the key that ends `path` is for a later version.
+    /// Whether `value` of the last key of `path` is planned for a later version.
     pub(crate) fn is_later_value(&self, path: &str, value: &str) -> bool {
         let key = path.rsplit('.').next().unwrap_or(path);
         self.later_values.contains(&(key, value))
@@ -46,7 +46,7 @@ impl Dialect {
         self.secret_keys.iter().any(|key| path.contains(key))
     }
 
-    /// What was found at `path`, as a noun phrase.
+    /// The value found at `path`, as a noun phrase.
     pub(crate) fn found(&self, node: &Node, path: &str) -> String {
         match &node.value {
             Value::Null => "empty".to_owned(),
@@ -68,17 +68,17 @@ pub fn shown(text: &str) -> String {
     if chars.next().is_some() { start + "..." } else { start }
 }
 
-/// The name of a place in messages: the file itself has no path.
+/// The name of a path in messages; the empty path is the file itself.
 pub(crate) fn place_name(path: &str) -> String {
     if path.is_empty() { "the configuration".to_owned() } else { format!("`{path}`") }
 }
 
-/// `path` and a key below it.
+/// The path of a key below `path`.
 pub(crate) fn join(path: &str, key: &str) -> String {
     if path.is_empty() { key.to_owned() } else { format!("{path}.{key}") }
 }
 
-/// `did you mean X? ` where one of the known words is close, then the known words.
+/// `did you mean X? ` if one of the known words is similar, followed by all known words.
 pub(crate) fn suggest(word: &str, known: &[&str], what: &str) -> String {
     let all = known.join(", ");
     match closest(word, known) {
@@ -88,7 +88,7 @@ pub(crate) fn suggest(word: &str, known: &[&str], what: &str) -> String {
 }
 
 fn closest<'k>(word: &str, known: &[&'k str]) -> Option<&'k str> {
-    // Long words are never close, and would take long to compare.
+    // Long words are never similar, and comparing them would take long.
     if word.len() > 64 {
         return None;
     }
@@ -101,7 +101,7 @@ fn closest<'k>(word: &str, known: &[&'k str]) -> Option<&'k str> {
         .map(|(_, candidate)| candidate)
 }
 
-/// The number of characters to insert, delete, replace or swap with their neighbour.
+/// The number of insertions, deletions, replacements and swaps of neighbours.
 fn distance(left: &str, right: &str) -> usize {
     let left: Vec<char> = left.chars().collect();
     let right: Vec<char> = right.chars().collect();

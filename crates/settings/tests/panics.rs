@@ -1,11 +1,11 @@
-//! What a program that logs through `logging::init` says of a panic.
+//! What a program that logs through `logging::init` reports of a panic.
 #![allow(missing_docs, clippy::unwrap_used)]
 
 use std::process::Command;
 
 use splitrail_settings::logging::{self, LogFormat};
 
-/// Present in the process that is to panic.
+/// Set in the process that panics.
 const CHILD: &str = "SPLITRAIL_TEST_PANICS";
 
 #[test]

@@ -1,4 +1,4 @@
-//! The wall clock, for times that people and other programs read.
+//! The wall clock, for times that people or other programs read.
 
 use std::time::{SystemTime, UNIX_EPOCH};
 

@@ -5,6 +5,6 @@ pub use splitrail_settings::logging::LogFormat;
 
 /// Starts logging. `RUST_LOG` filters; the default is `info`.
 pub fn init(format: LogFormat) {
-    // This library spells the texts that it normalises out in its traces.
+    // At lower levels, this library logs the texts that it normalises.
     splitrail_settings::logging::init(format, &["tokenizers=info"]);
 }

@@ -1,12 +1,12 @@
-//! The series of one model that every request updates, looked up once: looking a series
-//! up by its labels takes a lock that all requests share.
+//! The metric series of one model that every request updates, looked up only once: looking up a
+//! series by its labels takes a lock that all requests share.
 
 use prometheus::{Histogram, IntCounter, IntGauge};
 
 use crate::metrics::Metrics;
 use crate::series::Series;
 
-/// Series of one model, each by the labels that differ.
+/// Series of one model, by the labels that differ.
 #[derive(Debug, Default)]
 pub struct ModelSeries {
     /// `stage_seconds` by stage.
@@ -25,19 +25,19 @@ pub struct ModelSeries {
 }
 
 impl ModelSeries {
-    /// A request has come, or gone.
+    /// Adds `more` to the requests in flight; negative when a request ends.
     pub fn in_flight(&self, all: &Metrics, model: &str, more: i64) {
         let find = || all.requests_in_flight.with_label_values(&[model]);
         self.in_flight.with([], find, |series| series.add(more));
     }
 
-    /// A request has begun to be answered, after so many seconds.
+    /// Records the time to first token of a request, in seconds.
     pub fn begun(&self, all: &Metrics, (model, flow): (&str, &'static str), seconds: f64) {
         let find = || all.ttft.with_label_values(&[model, flow]);
         self.ttft.with([flow], find, |series| series.observe(seconds));
     }
 
-    /// A request of this endpoint, flow and outcome has ended after so many seconds.
+    /// Counts a request with its endpoint, flow and outcome, and records its duration in seconds.
     pub fn ended(&self, all: &Metrics, model: &str, labels: [&'static str; 3], seconds: f64) {
         let [endpoint, flow, outcome] = labels;
         let find = || all.requests.with_label_values(&[model, endpoint, flow, outcome]);
@@ -46,31 +46,31 @@ impl ModelSeries {
         self.request.with([flow], find, |series| series.observe(seconds));
     }
 
-    /// So many tokens were generated.
+    /// Counts generated tokens.
     pub fn generated(&self, all: &Metrics, model: &str, tokens: u64) {
         let find = || all.generation_tokens.with_label_values(&[model]);
         self.generation_tokens.with([], find, |series| series.inc_by(tokens));
     }
 
-    /// A prompt of so many tokens was served.
+    /// Counts the tokens of a served prompt.
     pub fn prompted(&self, all: &Metrics, model: &str, tokens: u64) {
         let find = || all.usage_prompt_tokens.with_label_values(&[model]);
         self.usage_prompt_tokens.with([], find, |series| series.inc_by(tokens));
     }
 
-    /// So many of its tokens were cached, by this word.
+    /// Counts cached tokens of a prompt by the source of the figure.
     pub fn cached(&self, all: &Metrics, model: &str, source: &'static str, tokens: u64) {
         let find = || all.cached_tokens.with_label_values(&[model, source]);
         self.cached_tokens.with([source], find, |series| series.inc_by(tokens));
     }
 
-    /// A request was a hit or a miss.
+    /// Counts a request as hit or miss.
     pub fn hit_or_miss(&self, all: &Metrics, model: &str, result: &'static str) {
         let find = || all.prefix_cache_requests.with_label_values(&[model, result]);
         self.prefix_cache_requests.with([result], find, IntCounter::inc);
     }
 
-    /// The tokens of a prompt are not known, for this reason, which is `label` in metrics.
+    /// Counts a prompt whose tokens are not known; the reason becomes `label`.
     pub fn unknown(
         &self,
         all: &Metrics,

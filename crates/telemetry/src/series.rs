@@ -1,11 +1,11 @@
-//! Series of one model that every request touches: looked up by their labels once.
+//! Series of one model that every request updates, looked up by their labels once.
 
 use std::sync::OnceLock;
 
-/// Series that are kept; others are looked up each time.
+/// Maximum number of series that are kept; others are looked up each time.
 const KEPT: usize = 12;
 
-/// Some series of one metric, by the labels that differ among them.
+/// Series of one metric, by the labels in which they differ.
 #[derive(Debug)]
 pub struct Series<M, const N: usize> {
     kept: [OnceLock<([&'static str; N], M)>; KEPT],
@@ -18,7 +18,7 @@ impl<M, const N: usize> Default for Series<M, N> {
 }
 
 impl<M, const N: usize> Series<M, N> {
-    /// Does something with the series of these labels.
+    /// Calls a function with the series of these labels.
     pub fn with<T>(
         &self,
         labels: [&'static str; N],
@@ -40,7 +40,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn labels_lead_to_their_own_series_however_many_there_are() {
+    fn each_label_value_has_its_own_series() {
         const NAMES: [&str; 15] =
             ["a", "b", "c", "d", "e", "f", "g", "h", "i", "j", "k", "l", "m", "n", "o"];
         let series = Series::<usize, 1>::default();

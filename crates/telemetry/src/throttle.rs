@@ -1,15 +1,15 @@
-//! A throttle for log lines that would repeat.
+//! Limits how often a log line is repeated.
 
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
 use crate::clock::unix_ms;
 
-/// Lets one kind of log line through at most every 30 seconds.
+/// Allows one kind of log line at most every 30 seconds.
 #[derive(Debug, Default)]
 pub struct LogThrottle(AtomicU64);
 
 impl LogThrottle {
-    /// Whether the line may be logged now. If so, the next 30 seconds it may not.
+    /// Whether the line may be logged now. If so, it may not be logged for the next 30 seconds.
     pub fn may_log(&self) -> bool {
         const QUIET_MS: u64 = 30_000;
         let now = unix_ms();

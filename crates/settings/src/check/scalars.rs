@@ -1,4 +1,4 @@
-//! Single values: types, ranges, lengths and forms.
+//! Checks single values: types, ranges, lengths and formats.
 
 use std::net::SocketAddr;
 
@@ -39,7 +39,7 @@ impl<'c> Checker<'c> {
 
     pub(super) fn integer(&mut self, node: &Node, number: i128, schema: &Json, path: &str) {
         let written = |key| schema.get(key).and_then(Json::as_u64).map(i128::from);
-        // Where the schema states no maximum, the type has one.
+        // If the schema states no maximum, the type's maximum applies.
         let widest = match schema.get("format").and_then(Json::as_str) {
             Some("uint32") => i128::from(u32::MAX),
             _ => i128::from(u64::MAX),
@@ -113,7 +113,7 @@ impl<'c> Checker<'c> {
         self.report.error(node.at, message, fix(self.dialect, node, options, path));
     }
 
-    /// What a value of this schema looks like.
+    /// A description of the values that this schema allows.
     pub(super) fn expected(&self, schema: &'c Json) -> String {
         let schema = follow(self.schema, schema);
         let (options, _) = alternatives(self.schema, schema);
@@ -140,7 +140,7 @@ impl<'c> Checker<'c> {
     }
 }
 
-/// What to do about a value of the wrong type.
+/// A hint for a value of the wrong type.
 fn fix(dialect: &Dialect, node: &Node, options: &[&Json], path: &str) -> String {
     let wants = |name| options.iter().any(|option| type_name(option) == name);
     let format = options.iter().find_map(|option| option.get("format").and_then(Json::as_str));
@@ -173,8 +173,8 @@ fn fix(dialect: &Dialect, node: &Node, options: &[&Json], path: &str) -> String 
     }
 }
 
-/// Whether `c` is in the class of a pattern of the form `^[CLASS]+$`, the only one
-/// that the schema uses for texts without a format.
+/// Whether `c` is in the class of a pattern of the form `^[CLASS]+$`, the only form that the schema
+/// uses for texts without a format.
 fn class_allows(pattern: &str, c: char) -> bool {
     let class: Vec<char> = class(pattern).chars().collect();
     let mut rest = class.as_slice();
@@ -206,7 +206,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_pattern_of_worker_ids_allows_what_it_says() {
+    fn the_pattern_of_worker_ids_allows_its_character_class() {
         let pattern = "^[A-Za-z0-9._:-]+$";
         assert!("aZ09._:-".chars().all(|c| class_allows(pattern, c)));
         assert!(!" /\u{e9}{;,\n".chars().any(|c| class_allows(pattern, c)));

@@ -1,4 +1,4 @@
-//! What a scalar without quotes means: the core schema of YAML 1.2.2, section 10.3.2.
+//! The types of scalars without quotes: the core schema of YAML 1.2.2, section 10.3.2.
 
 use super::Value;
 
@@ -37,7 +37,7 @@ fn float(text: &str) -> Option<f64> {
     if matches!(unsigned, ".inf" | ".Inf" | ".INF") {
         return Some(if text.starts_with('-') { f64::NEG_INFINITY } else { f64::INFINITY });
     }
-    // Rust's parser also knows words such as `infinity`, which YAML does not.
+    // Rust's parser also accepts words such as `infinity`, which YAML does not.
     let numeric = |c: char| c.is_ascii_digit() || matches!(c, '.' | 'e' | 'E' | '+' | '-');
     let starts = unsigned.starts_with(|c: char| c.is_ascii_digit() || c == '.');
     if starts && unsigned.chars().all(numeric) { text.parse().ok() } else { None }

@@ -1,4 +1,4 @@
-//! Reads YAML text into a tree, within bounds.
+//! Parses YAML text into a tree, within bounds.
 
 use std::borrow::Cow;
 use std::collections::HashMap;
@@ -10,17 +10,17 @@ use super::{Entry, Node, Value};
 use crate::problem::{Place, Report};
 use crate::words::{Dialect, shown};
 
-/// Values in a file after aliases were expanded. A worker is about six.
+/// Maximum number of values in a file after aliases were expanded. A worker has about six.
 const NODES_MAX: usize = 250_000;
-/// Levels of nesting; a configuration needs six.
+/// Maximum levels of nesting; a configuration needs six.
 const DEPTH_MAX: usize = 32;
 
-/// The tree of `text`. `None` means that the reading could not go on; a tree may come
-/// with mistakes all the same (such as a key that is there twice).
+/// The tree of `text`. `None` means that the text could not be parsed to its end; a tree may be
+/// returned although there are mistakes (such as a key that occurs twice).
 pub(crate) fn read(text: &str, dialect: &Dialect, report: &mut Report) -> Option<Node> {
     let text = text.strip_prefix('\u{feff}').unwrap_or(text);
     if let Some((offset, found)) = text.char_indices().find(|(_, c)| !allowed(*c)) {
-        // The parser would take a NUL for the end of the file.
+        // The parser would treat a NUL as the end of the file.
         let message = format!("the character U+{:04X} is not allowed in YAML", u32::from(found));
         report.error(Place::after(&text[..offset]), message, "delete it");
         return None;
@@ -36,7 +36,7 @@ pub(crate) fn read(text: &str, dialect: &Dialect, report: &mut Report) -> Option
     }
 }
 
-/// What ends the reading: place, message and hint.
+/// A mistake that ends the parsing: place, message and hint.
 type Fatal = (Place, String, Cow<'static, str>);
 
 /// A list or mapping that is still open.
@@ -54,7 +54,7 @@ enum Content {
 /// A key that waits for its value.
 struct Key {
     at: Place,
-    /// `None` for a key that was refused: its value is read and dropped.
+    /// `None` for a key that was refused: its value is parsed and dropped.
     name: Option<String>,
 }
 
@@ -82,7 +82,7 @@ impl Reader<'_> {
         root.ok_or((Place::START, "the file is empty".to_owned(), self.dialect.empty.into()))
     }
 
-    /// Takes one event; the whole tree with the last one of a document.
+    /// Handles one event; returns the whole tree at the last event of a document.
     fn event(&mut self, event: Event<'_>, span: Span, done: bool) -> Result<Option<Node>, Fatal> {
         let at = place(&span.start);
         match event {
@@ -96,7 +96,7 @@ impl Reader<'_> {
                     ScalarStyle::Plain => resolve(&text),
                     _ => Value::Str(text.into_owned()),
                 };
-                // An absent value has no place of its own; its key has.
+                // An empty value has no place of its own; the place of its key is used.
                 let absent = style == ScalarStyle::Plain && span.is_empty();
                 let at = if absent { self.key_place().unwrap_or(at) } else { at };
                 self.count(at, 1)?;
@@ -136,7 +136,7 @@ impl Reader<'_> {
         Ok(None)
     }
 
-    /// The anchored value, at the place of the alias; what is inside it keeps its own places.
+    /// The anchored value, at the place of the alias; the values inside it keep their own places.
     fn alias(&mut self, at: Place, anchor: usize) -> Result<Node, Fatal> {
         let Some(target) = self.anchors.get(&anchor) else {
             let message = "this alias is inside the value that it stands for".to_owned();
@@ -149,7 +149,7 @@ impl Reader<'_> {
         Ok(target.map_or_else(|| Node::new(at, Value::Null), |node| Node { at, ..node }))
     }
 
-    /// Puts a finished value where it belongs; the outermost one is returned.
+    /// Adds a complete value to its parent; returns the outermost one.
     fn finish(&mut self, node: Node, anchor: usize) -> Result<Option<Node>, Fatal> {
         if anchor > 0 {
             self.count(node.at, node.size)?;
@@ -224,7 +224,8 @@ fn accept_key(node: Node, seen: &mut HashMap<String, Place>, report: &mut Report
     Key { at, name: Some(name) }
 }
 
-/// YAML 1.2.2, production 1 (`c-printable`); a byte order mark only starts a file.
+/// YAML 1.2.2, production 1 (`c-printable`); a byte order mark is allowed only at the start of a
+/// file.
 fn allowed(c: char) -> bool {
     matches!(c, '\t' | '\n' | '\r' | '\u{85}' | '\u{20}'..='\u{7e}' | '\u{a0}'..='\u{fffd}' | '\u{10000}'..)
         && c != '\u{feff}'
